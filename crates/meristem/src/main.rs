@@ -1,0 +1,2 @@
+//! The `meristem` command.
+fn main() {}
