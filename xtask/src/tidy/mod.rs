@@ -1,0 +1,50 @@
+//! Rules of the house that no compiler checks, as one command.
+
+mod arrows;
+mod lints;
+mod sizes;
+mod tree;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+/// One broken rule: where, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Finding {
+    place: String,
+    message: String,
+}
+
+impl Finding {
+    fn new(place: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { place: place.into(), message: message.into() }
+    }
+}
+
+/// Runs every rule over the repository at `root` and prints what is broken.
+pub(crate) fn run(root: &Path) -> ExitCode {
+    let checked = tree::read(root).and_then(|tree| {
+        let mut findings = arrows::check(&tree)?;
+        findings.extend(lints::check(&tree)?);
+        findings.extend(sizes::check(&tree)?);
+        findings.sort();
+        Ok((tree, findings))
+    });
+    match checked {
+        Ok((tree, findings)) if findings.is_empty() => {
+            println!("tidy: {} files, nothing to mend", tree.files.len());
+            ExitCode::SUCCESS
+        }
+        Ok((_, findings)) => {
+            for Finding { place, message } in &findings {
+                eprintln!("{place}: {message}");
+            }
+            eprintln!("tidy: {} findings", findings.len());
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("tidy could not run: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! What tidy looks at: the tracked manifests and Rust sources.
+
+use std::error::Error;
+use std::fs;
+use std::path::Path;
+
+use walkdir::{DirEntry, WalkDir};
+
+/// A text file of the repository.
+pub(crate) struct File {
+    /// Path from the repository's root, with `/`.
+    pub(crate) path: String,
+    /// Contents.
+    pub(crate) text: String,
+}
+
+/// The manifests and sources of the repository.
+pub(crate) struct Tree {
+    /// In path order.
+    pub(crate) files: Vec<File>,
+}
+
+impl Tree {
+    /// Files whose path ends in `suffix`.
+    pub(crate) fn ending<'a>(&'a self, suffix: &'a str) -> impl Iterator<Item = &'a File> {
+        self.files.iter().filter(move |file| file.path.ends_with(suffix))
+    }
+
+    /// The file at `path`.
+    pub(crate) fn get(&self, path: &str) -> Option<&File> {
+        self.files.iter().find(|file| file.path == path)
+    }
+}
+
+/// Reads every `.rs` and `Cargo.toml` under `crates` and `xtask`, and the root manifest.
+pub(crate) fn read(root: &Path) -> Result<Tree, Box<dyn Error>> {
+    let mut files = vec![];
+    let skip = |entry: &DirEntry| !matches!(entry.file_name().to_str(), Some("target" | ".git"));
+    for top in ["Cargo.toml", "crates", "xtask"] {
+        for entry in WalkDir::new(root.join(top)).sort_by_file_name().into_iter().filter_entry(skip)
+        {
+            let entry = entry?;
+            let wanted = entry.path().extension().is_some_and(|e| e == "rs")
+                || entry.file_name() == "Cargo.toml";
+            if entry.file_type().is_file() && wanted {
+                let path = entry.path().strip_prefix(root)?.to_string_lossy().replace('\\', "/");
+                files.push(File { path, text: fs::read_to_string(entry.path())? });
+            }
+        }
+    }
+    Ok(Tree { files })
+}
