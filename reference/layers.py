@@ -1,0 +1,283 @@
+"""Writes golden/layers.safetensors: every layer forward and backward, at odd shapes."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from common import GoldenFile, Tensors, generator
+from torch import Tensor
+
+golden = GoldenFile("layers", "reference/layers.py: each layer forward and backward")
+
+
+def randn(case: str, **shapes: tuple[int, ...]) -> Tensors:
+    """Standard normal tensors, drawn in the order in which they are named."""
+    source = generator(case)
+    return {name: torch.randn(shape, generator=source) for name, shape in shapes.items()}
+
+
+def dims(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
+
+
+def conv2d() -> None:
+    # (input shape, output channels, kernel, stride, padding, groups, bias)
+    table: list[tuple[tuple[int, int, int, int], int, int, int, int, int, bool]] = [
+        ((1, 1, 5, 7), 1, 1, 1, 0, 1, False),
+        ((3, 3, 6, 5), 8, 1, 1, 0, 1, True),
+        ((5, 17, 3, 4), 7, 1, 1, 0, 1, False),
+        ((3, 7, 5, 6), 3, 1, 2, 0, 1, True),
+        ((1, 3, 4, 3), 7, 1, 1, 1, 1, True),
+        ((5, 8, 4, 6), 8, 1, 2, 1, 2, False),
+        ((3, 3, 7, 5), 8, 3, 1, 1, 1, False),
+        ((1, 1, 9, 6), 3, 3, 1, 1, 1, True),
+        ((5, 8, 5, 4), 17, 3, 1, 1, 1, False),
+        ((1, 17, 6, 5), 17, 3, 1, 1, 1, True),
+        ((3, 7, 5, 6), 8, 3, 2, 1, 1, False),
+        ((5, 3, 6, 9), 7, 3, 2, 0, 1, True),
+        ((1, 8, 7, 4), 3, 3, 1, 0, 1, False),
+        ((3, 1, 4, 5), 8, 3, 1, 2, 1, True),
+        ((1, 7, 5, 3), 1, 3, 2, 2, 1, False),
+        ((3, 8, 1, 1), 17, 3, 1, 1, 1, False),
+        ((1, 8, 5, 35), 8, 3, 1, 1, 1, False),
+        ((5, 8, 5, 6), 8, 3, 1, 1, 2, False),
+        ((3, 8, 6, 5), 8, 3, 2, 1, 4, True),
+        ((3, 7, 5, 4), 7, 3, 1, 1, 7, False),
+        ((5, 17, 4, 5), 17, 3, 1, 1, 17, True),
+        ((1, 8, 9, 6), 8, 3, 2, 1, 8, False),
+        ((3, 3, 5, 7), 6, 3, 1, 1, 3, False),
+        ((3, 3, 7, 6), 8, 5, 1, 2, 1, False),
+        ((1, 7, 8, 5), 3, 5, 2, 2, 1, True),
+        ((5, 1, 6, 7), 7, 5, 1, 0, 1, True),
+        ((1, 8, 7, 9), 8, 5, 2, 1, 1, False),
+        ((3, 8, 5, 6), 8, 5, 1, 2, 8, False),
+        ((1, 8, 6, 7), 8, 5, 2, 2, 2, True),
+    ]
+    for shape, outputs, kernel, stride, padding, groups, bias in table:
+        case = f"conv2d_{dims(shape)}_o{outputs}k{kernel}s{stride}p{padding}g{groups}"
+        inputs = randn(case, x=shape, weight=(outputs, shape[1] // groups, kernel, kernel))
+        if bias:
+            case += "_bias"
+            inputs |= randn(case, bias=(outputs,))
+
+        def forward(t: Tensors) -> Tensors:
+            return {"y": F.conv2d(t["x"], t["weight"], t.get("bias"), stride, padding, 1, groups)}
+
+        golden.add(
+            case,
+            "conv2d",
+            inputs,
+            forward,
+            grads=tuple(inputs),
+            kernel=kernel,
+            stride=stride,
+            padding=padding,
+            groups=groups,
+            bias=bias,
+        )
+
+
+def norms() -> None:
+    # (input shape, mean, deviation): a one-pass variance loses digits where the mean is far off.
+    for shape, mean, deviation in [
+        ((1, 1, 5, 7), 2.0, 1.5), ((3, 7, 4, 5), 2.0, 1.5), ((5, 8, 6, 3), -1.0, 1.5),
+        ((5, 17, 3, 2), 2.0, 1.5), ((3, 8, 1, 1), 0.0, 1.0), ((3, 3, 7, 5), 8.0, 0.5),
+    ]:  # fmt: skip
+        for training in (True, False):
+            case = f"batch_norm_{'train' if training else 'eval'}_{dims(shape)}"
+            channel = (shape[1],)
+            inputs = randn(case, x=shape, weight=channel, bias=channel, running_mean=channel)
+            inputs["x"] = inputs["x"] * deviation + mean
+            inputs |= {"running_var": randn(case + "/var", v=channel)["v"].abs() + 0.5}
+
+            def batch_norm(t: Tensors) -> Tensors:
+                mean, var = t["running_mean"].clone(), t["running_var"].clone()
+                y = F.batch_norm(t["x"], mean, var, t["weight"], t["bias"], training, 0.1, 1e-5)
+                return {"y": y} | ({"running_mean": mean, "running_var": var} if training else {})
+
+            golden.add(
+                case,
+                "batch_norm",
+                inputs,
+                batch_norm,
+                grads=("x", "weight", "bias"),
+                training=training,
+                momentum=0.1,
+                eps=1e-5,
+            )
+    for shape, groups in [
+        ((1, 1, 5, 4), 1), ((3, 3, 4, 5), 3), ((5, 7, 3, 5), 1), ((1, 7, 6, 3), 7),
+        ((3, 8, 5, 4), 8), ((5, 8, 3, 4), 2), ((3, 17, 2, 5), 1), ((1, 32, 3, 2), 2),
+        ((3, 16, 1, 1), 1),
+    ]:  # fmt: skip
+        case = f"group_norm_{dims(shape)}_g{groups}"
+        inputs = randn(case, x=shape, weight=(shape[1],), bias=(shape[1],))
+        inputs["x"] = inputs["x"] * 1.5 + 2.0
+
+        def group_norm(t: Tensors) -> Tensors:
+            return {"y": F.group_norm(t["x"], groups, t["weight"], t["bias"], 1e-5)}
+
+        golden.add(
+            case, "group_norm", inputs, group_norm, grads=tuple(inputs), groups=groups, eps=1e-5
+        )
+
+
+def pointwise() -> None:
+    for op, function in [("relu", torch.relu), ("sigmoid", torch.sigmoid), ("tanh", torch.tanh)]:
+        for shape in [(1, 3, 5, 7), (5, 17, 3, 1), (3, 7)]:
+            case = f"{op}_{dims(shape)}"
+            inputs = randn(case, x=shape)
+            inputs["x"] *= 3.0
+            # Exact zeros, both signs, the kink of ReLU; and the saturated ends of the others.
+            inputs["x"].view(-1)[:6] = torch.tensor([0.0, -0.0, 20.0, -20.0, 95.0, -95.0])
+            golden.add(case, op, inputs, lambda t: {"y": function(t["x"])}, grads=("x",))
+    for shape in [(3, 7, 5, 4), (1, 1, 3, 2)]:
+        case = f"add_{dims(shape)}"
+        inputs = randn(case, a=shape, b=shape)
+        golden.add(case, "add", inputs, lambda t: {"y": t["a"] + t["b"]}, grads=("a", "b"))
+    for shape in [(3, 8, 5, 4), (5, 17, 2, 3), (1, 1, 3, 2)]:
+        case = f"channel_scale_{dims(shape)}"
+        inputs = randn(case, x=shape, s=shape[:2])
+        golden.add(
+            case, "channel_scale", inputs,
+            lambda t: {"y": t["x"] * t["s"][:, :, None, None]}, grads=("x", "s"),
+        )  # fmt: skip
+    for shape in [(3, 8, 5, 4), (1, 17, 2, 3)]:
+        case = f"norm_mix_{dims(shape)}"
+        inputs = randn(case, x=shape, y=shape, s=(1,))
+        golden.add(
+            case, "norm_mix", inputs,
+            lambda t: {"y": t["x"] + torch.tanh(t["s"]) * (t["y"] - t["x"])}, grads=("x", "y", "s"),
+        )  # fmt: skip
+
+
+def pools() -> None:
+    for shape in [(1, 1, 4, 6), (3, 7, 5, 8), (5, 3, 7, 5), (1, 17, 2, 3), (3, 8, 6, 4)]:
+        case = f"max_pool2d_{dims(shape)}"
+        golden.add(
+            case, "max_pool2d", randn(case, x=shape),
+            lambda t: {"y": F.max_pool2d(t["x"], 2, 2)}, grads=("x",), kernel=2, stride=2,
+        )  # fmt: skip
+    # Equal values in a window, as after a ReLU: the gradient goes to the first in row order.
+    case = "max_pool2d_ties_3x8x5x6"
+    inputs = {"x": randn(case, x=(3, 8, 5, 6))["x"].round().clamp(min=0.0)}
+    golden.add(
+        case, "max_pool2d", inputs,
+        lambda t: {"y": F.max_pool2d(t["x"], 2, 2)}, grads=("x",), kernel=2, stride=2,
+    )  # fmt: skip
+    for shape in [(1, 1, 5, 7), (3, 7, 4, 5), (5, 17, 3, 2), (3, 8, 1, 1)]:
+        case = f"global_avg_pool_{dims(shape)}"
+        golden.add(
+            case, "global_avg_pool", randn(case, x=shape),
+            lambda t: {"y": t["x"].mean((2, 3))}, grads=("x",),
+        )  # fmt: skip
+
+
+def linear() -> None:
+    for batch, inputs_n, outputs_n, bias in [
+        (1, 1, 3, True), (3, 17, 10, True), (5, 8, 7, False), (3, 7, 1, True), (5, 128, 10, True),
+        (1, 3, 17, False),
+    ]:  # fmt: skip
+        case = f"linear_{batch}x{inputs_n}_o{outputs_n}{'_bias' if bias else ''}"
+        inputs = randn(case, x=(batch, inputs_n), weight=(outputs_n, inputs_n))
+        if bias:
+            inputs |= randn(case + "/b", bias=(outputs_n,))
+        golden.add(
+            case, "linear", inputs,
+            lambda t: {"y": F.linear(t["x"], t["weight"], t.get("bias"))},
+            grads=tuple(inputs), bias=bias,
+        )  # fmt: skip
+
+
+def blends() -> None:
+    """h: host, m: module output, x: the module's input, g: gate, one number a sample."""
+
+    def add(t: Tensors, alpha: float) -> Tensor:
+        return t["h"] + alpha * (t["m"] - t["h"])
+
+    def multiply(t: Tensors, alpha: float) -> Tensor:
+        return t["h"] * (1.0 + alpha * torch.tanh(t["m"] - t["x"]))
+
+    def gate(t: Tensors, alpha: float) -> Tensor:
+        return t["h"] + alpha * t["g"][:, None, None, None] * (t["m"] - t["h"])
+
+    for name, function, names in [
+        ("add", add, "hm"), ("multiply", multiply, "hmx"), ("gate", gate, "hmg"),
+    ]:  # fmt: skip
+        for shape, alpha in [
+            ((3, 8, 5, 4), 0.3), ((1, 17, 2, 3), 0.7), ((5, 7, 3, 1), 0.0), ((1, 3, 4, 3), 1.0),
+        ]:  # fmt: skip
+            case = f"blend_{name}_{dims(shape)}_a{alpha}"
+            inputs = {k: randn(f"{case}/{k}", t=shape)["t"] for k in "hmx"}
+            if name == "gate":
+                inputs["g"] = torch.rand(shape[0], generator=generator(case + "/g"))
+            golden.add(
+                case,
+                f"blend_{name}",
+                inputs,
+                lambda t: {"y": function(t, alpha)},
+                grads=tuple(names),
+                alpha=alpha,
+            )
+    # The value is the host's; the module's gradient is the one it would get if it were fully on.
+    case = "straight_through_3x8x5x4"
+    golden.add(
+        case, "straight_through", randn(case, h=(3, 8, 5, 4), m=(3, 8, 5, 4)),
+        lambda t: {"y": t["h"] + (t["m"] - t["m"].detach())}, grads=("h", "m"),
+    )  # fmt: skip
+
+
+def losses() -> None:
+    for batch, classes, scale in [(1, 10, 1.0), (3, 7, 1.0), (5, 10, 4.0), (5, 3, 60.0)]:
+        case = f"softmax_cross_entropy_{batch}x{classes}_scale{scale:.0f}"
+        inputs = randn(case, logits=(batch, classes))
+        inputs["logits"] *= scale
+        labels = torch.randint(classes, (batch,), generator=generator(case + "/labels"))
+        inputs["labels"] = labels.float()
+
+        def forward(t: Tensors) -> Tensors:
+            labels = t["labels"].long()
+            correct = (t["logits"].argmax(1) == labels).sum().to(t["logits"].dtype)
+            return {"loss": F.cross_entropy(t["logits"], labels)[None], "correct": correct[None]}
+
+        golden.add(
+            case, "softmax_cross_entropy", inputs, forward,
+            grads=("logits",), through="loss", reduction="mean",
+        )  # fmt: skip
+
+
+def optimiser() -> None:
+    """Three steps of SGD from given gradients; and clipping of a group by its joint norm."""
+    for momentum, decay in [(0.9, 5e-4), (0.9, 0.0), (0.0, 0.0)]:
+        case = f"sgd_m{momentum}_d{decay}"
+        inputs = randn(case, param=(17,), grad0=(17,), grad1=(17,), grad2=(17,))
+
+        def sgd(t: Tensors) -> Tensors:
+            param = t["param"].clone().requires_grad_()
+            steps = torch.optim.SGD([param], lr=0.01, momentum=momentum, weight_decay=decay)
+            for i in range(3):
+                param.grad = t[f"grad{i}"].clone()
+                steps.step()
+            return {"y": param.detach()}
+
+        golden.add(case, "sgd", inputs, sgd, lr=0.01, momentum=momentum, weight_decay=decay)
+    for scale in (0.01, 3.0):
+        case = f"clip_grad_norm_scale{scale}"
+        inputs = {k: v * scale for k, v in randn(case, a=(7, 3), b=(17,)).items()}
+
+        def clip(t: Tensors) -> Tensors:
+            group = {k: v.clone().requires_grad_() for k, v in t.items()}
+            for k, v in group.items():
+                v.grad = t[k].clone()
+            norm = torch.nn.utils.clip_grad_norm_(group.values(), 1.0)
+            clipped = {k: v.grad for k, v in group.items() if v.grad is not None}
+            return clipped | {"norm": norm[None]}
+
+        golden.add(case, "clip_grad_norm", inputs, clip, through="norm", max_norm=1.0)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for section in (conv2d, norms, pointwise, pools, linear, blends, losses, optimiser):
+        section()
+    golden.write()
