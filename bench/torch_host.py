@@ -1,0 +1,255 @@
+"""PyTorch's side of `meristem bench host`: images/s of training N independent hosts.
+
+Eager PyTorch, channels_last, a resident data set of 50,000 images of 3x32x32 in 10 classes, gather
+included: index by a random permutation, forward, backward, clip to norm 1, SGD (momentum .9, weight
+decay 5e-4). The envs take turns within a process. Nothing is read back in the loop.
+
+PyTorch gets its best: whether f32 images or u8 images normalised after indexing are faster, and
+which implementation of SGD and of clipping, is measured while it warms up.
+
+An arrangement PxT is P processes with T threads each; the envs are divided over the processes,
+which start together at a barrier, and their rates over the same window are added.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing as mp
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "reference"))
+from common import make_host  # noqa: E402
+
+IMAGES, CLASSES, SIDE = 50_000, 10, 32
+ARRANGEMENTS = ("1x1", "1x2", "2x1")
+# Arguments of torch.optim.SGD that select an implementation.
+SGD_KINDS: dict[str, dict[str, bool]] = {
+    "fused": {"fused": True},
+    "foreach": {"foreach": True},
+    "single": {"foreach": False},
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one process does."""
+
+    host: str
+    envs: int
+    batch: int
+    threads: int
+    seconds: float
+    channels_last: bool
+    seed: int
+
+
+class Data:
+    """The resident images, u8 NHWC, and on demand their normalised f32 form."""
+
+    def __init__(self, seed: int) -> None:
+        source = torch.Generator().manual_seed(seed)
+        shape = (IMAGES, SIDE, SIDE, 3)
+        self.bytes = torch.randint(0, 256, shape, dtype=torch.uint8, generator=source)
+        self.labels = torch.randint(CLASSES, (IMAGES,), generator=source)
+        self.scale = torch.full((3,), 1.0 / 64.0)
+        self.shift = torch.full((3,), -2.0)
+        self.floats: Tensor | None = None
+
+    def make_floats(self) -> None:
+        self.floats = torch.empty(self.bytes.shape)
+        for start in range(0, IMAGES, 1000):
+            part = self.bytes[start : start + 1000].float()
+            self.floats[start : start + 1000] = part.mul_(self.scale).add_(self.shift)
+
+    def from_bytes(self, picks: Tensor) -> Tensor:
+        images = self.bytes.index_select(0, picks).float()
+        return images.mul_(self.scale).add_(self.shift).permute(0, 3, 1, 2)
+
+    def from_floats(self, picks: Tensor) -> Tensor:
+        assert self.floats is not None
+        return self.floats.index_select(0, picks).permute(0, 3, 1, 2)
+
+
+Gather = Callable[[Tensor], Tensor]
+
+
+class Env:
+    """One host and its optimiser."""
+
+    def __init__(self, job: Job) -> None:
+        self.host: nn.Module = make_host(job.host)
+        self.channels_last = job.channels_last
+        if job.channels_last:
+            self.host = self.host.to(memory_format=torch.channels_last)
+        self.parameters = list(self.host.parameters())
+        self.use("fused", True)
+
+    def use(self, kind: str, clip_foreach: bool) -> None:
+        """Chooses the implementations; the momentum starts anew."""
+        self.clip_foreach = clip_foreach
+        self.sgd = torch.optim.SGD(
+            self.parameters, lr=0.01, momentum=0.9, weight_decay=5e-4, **SGD_KINDS[kind]
+        )
+
+    def step(self, images: Tensor, labels: Tensor) -> None:
+        if not self.channels_last:
+            images = images.contiguous()
+        loss = F.cross_entropy(self.host(images), labels)
+        self.sgd.zero_grad()
+        torch.autograd.backward(loss)
+        nn.utils.clip_grad_norm_(self.parameters, 1.0, foreach=self.clip_foreach)
+        self.sgd.step()
+
+
+def fastest(candidates: dict[str, Callable[[], None]], repeats: int) -> str:
+    """The candidate with the least best-of-`repeats` time, taken in turns."""
+    best = dict.fromkeys(candidates, float("inf"))
+    for _ in range(repeats):
+        for name, call in candidates.items():
+            start = time.perf_counter()
+            call()
+            best[name] = min(best[name], time.perf_counter() - start)
+    return min(best, key=lambda name: best[name])
+
+
+def choose_gather(data: Data, batch: int) -> tuple[str, Gather]:
+    data.make_floats()
+    picks = torch.split(torch.randperm(IMAGES)[: batch * 64], batch)
+    kinds: dict[str, Gather] = {"u8": data.from_bytes, "f32": data.from_floats}
+
+    def run(gather: Gather) -> None:
+        for part in picks:
+            gather(part)
+
+    name = fastest({k: partial(run, g) for k, g in kinds.items()}, 5)
+    if name != "f32":
+        data.floats = None
+    return name, kinds[name]
+
+
+def choose_update(env: Env, images: Tensor, labels: Tensor) -> tuple[str, bool]:
+    """The SGD and the clipping that take the least time after a real backward pass."""
+    times: dict[tuple[str, bool], float] = {}
+    for kind in SGD_KINDS:
+        for clip_foreach in (True, False):
+            env.use(kind, clip_foreach)
+            env.step(images, labels)
+
+            def update() -> None:
+                nn.utils.clip_grad_norm_(env.parameters, 1.0, foreach=env.clip_foreach)
+                env.sgd.step()
+
+            best = float("inf")
+            for _ in range(30):
+                start = time.perf_counter()
+                update()
+                best = min(best, time.perf_counter() - start)
+            times[kind, clip_foreach] = best
+    return min(times, key=lambda key: times[key])
+
+
+def work(job: Job, barrier: Barrier | None, results: Any) -> None:
+    """Warms up, waits for the others, trains for `seconds` and reports its rate."""
+    torch.set_num_threads(job.threads)
+    torch.manual_seed(job.seed)
+    data = Data(job.seed)
+    gather_kind, gather = choose_gather(data, job.batch)
+    envs = [Env(job) for _ in range(job.envs)]
+    picks = torch.randperm(IMAGES)[: job.batch]
+    sgd_kind, clip_foreach = choose_update(envs[0], gather(picks), data.labels[picks])
+    for env in envs:
+        env.use(sgd_kind, clip_foreach)
+        for _ in range(5):
+            env.step(gather(picks), data.labels[picks])
+
+    batches: list[Tensor] = []
+    if barrier is not None:
+        barrier.wait()
+    start = time.perf_counter()
+    steps = 0
+    while (elapsed := time.perf_counter() - start) < job.seconds:
+        if len(batches) < len(envs):
+            batches = list(torch.split(torch.randperm(IMAGES), job.batch))[: IMAGES // job.batch]
+        for env in envs:
+            part = batches.pop()
+            env.step(gather(part), data.labels[part])
+        steps += 1
+    results.put(
+        {
+            "images_per_s": steps * job.envs * job.batch / elapsed,
+            "steps": steps,
+            "seconds": elapsed,
+            "gather": gather_kind,
+            "sgd": sgd_kind,
+            "clip_foreach": clip_foreach,
+        }
+    )
+
+
+def run(job: Job, processes: int) -> list[dict[str, Any]]:
+    """One report a process. Processes are spawned, so that none inherits a used thread pool."""
+    context = mp.get_context("spawn")
+    barrier = context.Barrier(processes)
+    results = context.Queue()
+    shares = [job.envs // processes + (i < job.envs % processes) for i in range(processes)]
+    workers = []
+    for i, share in enumerate(shares):
+        part = Job(**{**vars(job), "envs": share, "seed": job.seed + i})
+        workers.append(context.Process(target=work, args=(part, barrier, results), daemon=True))
+        workers[-1].start()
+    reports = [results.get(timeout=120 + 4 * job.seconds) for _ in workers]
+    for worker in workers:
+        worker.join()
+    return reports
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--host", choices=("baseline", "large", "deep", "minimal"), required=True)
+    parser.add_argument("--envs", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--arrangement", choices=ARRANGEMENTS, default="1x1")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--format", choices=("channels_last", "nchw"), default="channels_last")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+
+    processes, threads = map(int, args.arrangement.split("x"))
+    job = Job(
+        args.host, args.envs, args.batch, threads, args.seconds,
+        args.format == "channels_last", args.seed,
+    )  # fmt: skip
+    if args.envs < processes:
+        parser.error("--envs must be at least the number of processes")
+    reports = run(job, processes)
+    report = {
+        "images_per_s": round(sum(r["images_per_s"] for r in reports), 1),
+        "host": args.host,
+        "envs": args.envs,
+        "batch": args.batch,
+        "arrangement": args.arrangement,
+        "format": args.format,
+        "processes": reports,
+        "torch": torch.__version__,
+    }
+    if args.json:
+        print(json.dumps(report))
+    else:
+        print(f"{report['images_per_s']:,.0f} images/s ({args.host}, {args.arrangement})")
+
+
+if __name__ == "__main__":
+    main()
