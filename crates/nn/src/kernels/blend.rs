@@ -1,0 +1,243 @@
+//! Mixing a module into its host (`grow.md`, Alpha), and the `norm` blueprint's own mix.
+//!
+//! Letters: `h` host, `m` module, `x` the module's input, `g` gate (one value per sample),
+//! `a` alpha.
+
+use super::elementwise::{emit, emit2};
+use super::macros::isa_kernels;
+use super::{GradOut, Isa, check_len, math};
+use crate::graph::BlendMode;
+
+/// What a blend reads. All but the gate have the same length.
+#[derive(Clone, Copy, Debug)]
+pub struct BlendInputs<'a> {
+    /// Host value.
+    pub h: &'a [f32],
+    /// Module value.
+    pub m: &'a [f32],
+    /// Module input; read by [`BlendMode::Multiply`] only.
+    pub x: &'a [f32],
+    /// One value per sample, whose count it gives; read by [`BlendMode::Gate`] only, else empty.
+    pub gate: &'a [f32],
+    /// Alpha.
+    pub alpha: f32,
+}
+
+/// Where the gradients of a blend go; `None` where none is wanted.
+#[derive(Debug, Default)]
+pub struct BlendGrads<'a> {
+    /// With respect to the host.
+    pub h: Option<GradOut<'a>>,
+    /// With respect to the module.
+    pub m: Option<GradOut<'a>>,
+    /// With respect to the module's input; written by [`BlendMode::Multiply`] only
+    /// (elsewhere it is zero, and an overwritten destination is filled with zeros).
+    pub x: Option<GradOut<'a>>,
+    /// With respect to the gate, one value per sample; [`BlendMode::Gate`] only.
+    pub gate: Option<GradOut<'a>>,
+}
+
+#[inline(always)]
+fn check_blend(of: &BlendInputs<'_>, mode: BlendMode, out: &[f32]) {
+    check_len("blend: m", of.m, of.h.len());
+    check_len("blend: out", out, of.h.len());
+    match mode {
+        BlendMode::Add => {}
+        BlendMode::Multiply => check_len("blend: x", of.x, of.h.len()),
+        BlendMode::Gate => assert!(
+            !of.gate.is_empty() && of.h.len().is_multiple_of(of.gate.len()),
+            "blend: {} gates do not divide {} elements",
+            of.gate.len(),
+            of.h.len()
+        ),
+    }
+}
+
+#[inline(always)]
+fn map3(out: &mut [f32], a: &[f32], b: &[f32], c: &[f32], f: impl Fn(f32, f32, f32) -> f32) {
+    for (((d, &a), &b), &c) in out.iter_mut().zip(a).zip(b).zip(c) {
+        *d = f(a, b, c);
+    }
+}
+
+#[inline(always)]
+fn emit3(out: GradOut<'_>, [a, b, c]: [&[f32]; 3], f: impl Fn(f32, f32, f32) -> f32) {
+    let it = out.values.iter_mut().zip(a).zip(b).zip(c);
+    if out.accumulate {
+        it.for_each(|(((d, &a), &b), &c)| *d += f(a, b, c));
+    } else {
+        it.for_each(|(((d, &a), &b), &c)| *d = f(a, b, c));
+    }
+}
+
+/// `Σ f(a, b, c)`: 16 f32 partial sums over blocks of 1024 elements, blocks added in f64.
+#[inline(always)]
+fn sum3([a, b, c]: [&[f32]; 3], f: impl Fn(f32, f32, f32) -> f32) -> f64 {
+    const LANES: usize = 16;
+    const BLOCK: usize = 1024;
+    let mut total = 0f64;
+    for ((a, b), c) in a.chunks(BLOCK).zip(b.chunks(BLOCK)).zip(c.chunks(BLOCK)) {
+        let mut part = [0f32; LANES];
+        let whole = a.len() - a.len() % LANES;
+        for i in (0..whole).step_by(LANES) {
+            let (a, b, c) = (&a[i..i + LANES], &b[i..i + LANES], &c[i..i + LANES]);
+            for l in 0..LANES {
+                part[l] += f(a[l], b[l], c[l]);
+            }
+        }
+        for i in whole..a.len() {
+            part[i - whole] += f(a[i], b[i], c[i]);
+        }
+        total += part.iter().map(|&p| f64::from(p)).sum::<f64>();
+    }
+    total
+}
+
+isa_kernels! {
+    /// Blends host and module into `out`, by `mode`:
+    /// `h + a(m − h)`, `h·(1 + a·tanh(m − x))` or `h + a·g·(m − h)`.
+    pub fn forward(isa: Isa, mode: BlendMode, of: &BlendInputs<'_>, out: &mut [f32]) {
+        check_blend(of, mode, out);
+        let BlendInputs { h, m, x, gate, alpha: a } = *of;
+        match mode {
+            BlendMode::Add => emit2(GradOut::overwrite(out), h, m, |h, m| h + a * (m - h)),
+            BlendMode::Multiply => {
+                map3(out, h, m, x, |h, m, x| h * (1.0 + a * math::tanh(m - x)));
+            }
+            BlendMode::Gate if h.is_empty() => {}
+            BlendMode::Gate => {
+                let each = h.len() / gate.len();
+                let samples = out.chunks_exact_mut(each).zip(gate);
+                let inputs = h.chunks_exact(each).zip(m.chunks_exact(each));
+                for ((out, &g), (h, m)) in samples.zip(inputs) {
+                    let ag = a * g;
+                    emit2(GradOut::overwrite(out), h, m, |h, m| h + ag * (m - h));
+                }
+            }
+        }
+    }
+
+    /// Gradients of [`forward`] from `dout`.
+    pub fn backward(isa: Isa, mode: BlendMode, of: &BlendInputs<'_>, dout: &[f32],
+                    to: BlendGrads<'_>) {
+        check_blend(of, mode, dout);
+        for (name, grad) in [("h", &to.h), ("m", &to.m), ("x", &to.x)] {
+            if let Some(grad) = grad {
+                assert!(grad.values.len() == dout.len(),
+                        "blend::backward: d{name}: expected {} elements, got {}",
+                        dout.len(), grad.values.len());
+            }
+        }
+        match mode {
+            BlendMode::Add => add_backward(of, dout, to),
+            BlendMode::Multiply => multiply_backward(of, dout, to),
+            BlendMode::Gate if dout.is_empty() => {}
+            BlendMode::Gate => gate_backward(of, dout, to),
+        }
+    }
+}
+
+#[inline(always)]
+fn add_backward(of: &BlendInputs<'_>, dout: &[f32], to: BlendGrads<'_>) {
+    let a = of.alpha;
+    if let Some(dh) = to.h {
+        emit(dh, dout, |d| (1.0 - a) * d);
+    }
+    if let Some(dm) = to.m {
+        emit(dm, dout, |d| a * d);
+    }
+    zero(to.x);
+}
+
+#[inline(always)]
+fn multiply_backward(of: &BlendInputs<'_>, dout: &[f32], to: BlendGrads<'_>) {
+    let BlendInputs { h, m, x, alpha: a, .. } = *of;
+    if let Some(dh) = to.h {
+        emit3(dh, [dout, m, x], |d, m, x| d * (1.0 + a * math::tanh(m - x)));
+    }
+    // d tanh(m − x) = 1 − tanh², with opposite signs for m and x.
+    let slope = |d: f32, h: f32, t: f32| d * h * a * (1.0 - t * t);
+    for (grad, sign) in [(to.m, 1.0f32), (to.x, -1.0)] {
+        let Some(grad) = grad else { continue };
+        let it = grad.values.iter_mut().zip(dout).zip(h).zip(m).zip(x);
+        if grad.accumulate {
+            it.for_each(|((((g, &d), &h), &m), &x)| *g += sign * slope(d, h, math::tanh(m - x)));
+        } else {
+            it.for_each(|((((g, &d), &h), &m), &x)| *g = sign * slope(d, h, math::tanh(m - x)));
+        }
+    }
+}
+
+#[inline(always)]
+fn gate_backward(of: &BlendInputs<'_>, dout: &[f32], to: BlendGrads<'_>) {
+    let BlendInputs { h, m, gate, alpha: a, .. } = *of;
+    let each = h.len() / gate.len();
+    for (grad, module) in [(to.h, false), (to.m, true)] {
+        let Some(GradOut { values, accumulate }) = grad else { continue };
+        let samples = values.chunks_exact_mut(each).zip(dout.chunks_exact(each));
+        for ((values, dout), &g) in samples.zip(gate) {
+            let factor = if module { a * g } else { 1.0 - a * g };
+            emit(GradOut { values, accumulate }, dout, |d| factor * d);
+        }
+    }
+    if let Some(dg) = to.gate {
+        check_len("blend::backward: dgate", dg.values, gate.len());
+        for (n, value) in dg.values.iter_mut().enumerate() {
+            let at = n * each..(n + 1) * each;
+            let operands = [&dout[at.clone()], &m[at.clone()], &h[at]];
+            let sum = (f64::from(a) * sum3(operands, |d, m, h| d * (m - h))) as f32;
+            *value = if dg.accumulate { *value + sum } else { sum };
+        }
+    }
+    zero(to.x);
+}
+
+#[inline(always)]
+fn zero(grad: Option<GradOut<'_>>) {
+    if let Some(GradOut { values, accumulate: false }) = grad {
+        values.fill(0.0);
+    }
+}
+
+isa_kernels! {
+    /// `out = x + tanh(s)·(y − x)`, the mix of the `norm` blueprint.
+    pub fn tanh_mix(isa: Isa, x: &[f32], y: &[f32], s: f32, out: &mut [f32]) {
+        check_len("tanh_mix: y", y, x.len());
+        check_len("tanh_mix: out", out, x.len());
+        let t = s.tanh();
+        emit2(GradOut::overwrite(out), x, y, |x, y| x + t * (y - x));
+    }
+}
+
+/// Where the gradients of [`tanh_mix`] go.
+#[derive(Debug)]
+pub struct TanhMixGrads<'a> {
+    /// With respect to the identity branch.
+    pub x: Option<GradOut<'a>>,
+    /// With respect to the other branch.
+    pub y: Option<GradOut<'a>>,
+    /// With respect to the scalar parameter; added to.
+    pub s: Option<&'a mut f32>,
+}
+
+isa_kernels! {
+    /// Gradients of [`tanh_mix`] from `dout`.
+    pub fn tanh_mix_backward(isa: Isa, x: &[f32], y: &[f32], s: f32, dout: &[f32],
+                             to: TanhMixGrads<'_>) {
+        check_len("tanh_mix_backward: y", y, x.len());
+        check_len("tanh_mix_backward: dout", dout, x.len());
+        let t = s.tanh();
+        if let Some(ds) = to.s {
+            let sum = sum3([dout, y, x], |d, y, x| d * (y - x));
+            *ds += (f64::from(1.0 - t * t) * sum) as f32;
+        }
+        if let Some(dx) = to.x {
+            check_len("tanh_mix_backward: dx", dx.values, x.len());
+            emit(dx, dout, |d| (1.0 - t) * d);
+        }
+        if let Some(dy) = to.y {
+            check_len("tanh_mix_backward: dy", dy.values, x.len());
+            emit(dy, dout, |d| t * d);
+        }
+    }
+}

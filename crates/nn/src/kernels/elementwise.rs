@@ -1,0 +1,173 @@
+//! Elementwise kernels: activations, sums, channel scaling.
+//!
+//! Memory-bound: plain Rust, vectorised by the compiler for each instruction set.
+
+use super::macros::isa_kernels;
+use super::{GradOut, ImageShape, Isa, check_len, math};
+
+/// Writes or adds `f(a, b)` elementwise.
+#[inline(always)]
+pub(crate) fn emit2(out: GradOut<'_>, a: &[f32], b: &[f32], f: impl Fn(f32, f32) -> f32) {
+    let it = out.values.iter_mut().zip(a).zip(b);
+    if out.accumulate {
+        it.for_each(|((d, &a), &b)| *d += f(a, b));
+    } else {
+        it.for_each(|((d, &a), &b)| *d = f(a, b));
+    }
+}
+
+/// Writes or adds `f(a)` elementwise.
+#[inline(always)]
+pub(crate) fn emit(out: GradOut<'_>, a: &[f32], f: impl Fn(f32) -> f32) {
+    let it = out.values.iter_mut().zip(a);
+    if out.accumulate {
+        it.for_each(|(d, &a)| *d += f(a));
+    } else {
+        it.for_each(|(d, &a)| *d = f(a));
+    }
+}
+
+isa_kernels! {
+    /// `y = max(x, 0)`; NaN stays NaN, as in PyTorch.
+    pub fn relu(isa: Isa, x: &[f32], y: &mut [f32]) {
+        check_len("relu: y", y, x.len());
+        emit(GradOut::overwrite(y), x, |x| if x <= 0.0 { 0.0 } else { x });
+    }
+
+    /// Gradient of [`relu`] from its output `y`: `dy` where `y > 0` or NaN, else 0.
+    pub fn relu_backward(isa: Isa, y: &[f32], dy: &[f32], dx: GradOut<'_>) {
+        check_len("relu_backward: dy", dy, y.len());
+        check_len("relu_backward: dx", dx.values, y.len());
+        emit2(dx, y, dy, |y, dy| if y <= 0.0 { 0.0 } else { dy });
+    }
+
+    /// `y = 1/(1 + e⁻ˣ)`.
+    pub fn sigmoid(isa: Isa, x: &[f32], y: &mut [f32]) {
+        check_len("sigmoid: y", y, x.len());
+        emit(GradOut::overwrite(y), x, |x| math::sigmoid(x));
+    }
+
+    /// Gradient of [`sigmoid`] from its output `y`: `dy·y·(1 − y)`.
+    pub fn sigmoid_backward(isa: Isa, y: &[f32], dy: &[f32], dx: GradOut<'_>) {
+        check_len("sigmoid_backward: dy", dy, y.len());
+        check_len("sigmoid_backward: dx", dx.values, y.len());
+        emit2(dx, y, dy, |y, dy| dy * ((1.0 - y) * y));
+    }
+
+    /// `y = tanh x`.
+    pub fn tanh(isa: Isa, x: &[f32], y: &mut [f32]) {
+        check_len("tanh: y", y, x.len());
+        emit(GradOut::overwrite(y), x, |x| math::tanh(x));
+    }
+
+    /// Gradient of [`tanh`] from its output `y`: `dy·(1 − y²)`.
+    pub fn tanh_backward(isa: Isa, y: &[f32], dy: &[f32], dx: GradOut<'_>) {
+        check_len("tanh_backward: dy", dy, y.len());
+        check_len("tanh_backward: dx", dx.values, y.len());
+        emit2(dx, y, dy, |y, dy| dy * (1.0 - y * y));
+    }
+
+    /// `y = a + b`.
+    pub fn add(isa: Isa, a: &[f32], b: &[f32], y: &mut [f32]) {
+        check_len("add: b", b, a.len());
+        check_len("add: y", y, a.len());
+        emit2(GradOut::overwrite(y), a, b, |a, b| a + b);
+    }
+
+    /// Copies `src` to `dst`, or adds it: how a gradient passes an identity.
+    pub fn pass(isa: Isa, src: &[f32], dst: GradOut<'_>) {
+        check_len("pass: dst", dst.values, src.len());
+        emit(dst, src, |x| x);
+    }
+
+    /// `y = factor · x · scale`, `x` and `y` `[N][H][W][C]`, `scale` `[N][C]`.
+    pub fn scale_channels(isa: Isa, shape: &ImageShape, x: &[f32], scale: &[f32], factor: f32,
+                          y: &mut [f32]) {
+        check_len("scale_channels: x", x, shape.len());
+        check_len("scale_channels: scale", scale, shape.batch * shape.c);
+        check_len("scale_channels: y", y, shape.len());
+        if shape.is_empty() {
+            return;
+        }
+        let image = shape.pixels() * shape.c;
+        let images = x.chunks_exact(image).zip(y.chunks_exact_mut(image));
+        for ((x, y), scale) in images.zip(scale.chunks_exact(shape.c)) {
+            for (x, y) in x.chunks_exact(shape.c).zip(y.chunks_exact_mut(shape.c)) {
+                emit2(GradOut::overwrite(y), x, scale, |x, s| factor * x * s);
+            }
+        }
+    }
+}
+
+/// What [`scale_channels_backward`] reads.
+#[derive(Clone, Copy, Debug)]
+pub struct ScaleChannels<'a> {
+    /// Image `[N][H][W][C]`.
+    pub x: &'a [f32],
+    /// One value per sample and channel `[N][C]`.
+    pub scale: &'a [f32],
+    /// Constant factor.
+    pub factor: f32,
+}
+
+isa_kernels! {
+    /// Gradients of [`scale_channels`]: `dx = factor·dy·scale` and
+    /// `dscale[n][c] = factor·Σ_hw dy·x` (f32 sums of at most 64 terms, then pairwise by rows).
+    pub fn scale_channels_backward(isa: Isa, shape: &ImageShape, of: &ScaleChannels<'_>, dy: &[f32],
+                                   dx: Option<GradOut<'_>>, dscale: Option<GradOut<'_>>) {
+        let ScaleChannels { x, scale, factor } = *of;
+        check_len("scale_channels_backward: x", x, shape.len());
+        check_len("scale_channels_backward: scale", scale, shape.batch * shape.c);
+        check_len("scale_channels_backward: dy", dy, shape.len());
+        if shape.is_empty() {
+            return;
+        }
+        let (c, image) = (shape.c, shape.pixels() * shape.c);
+        if let Some(dx) = dx {
+            check_len("scale_channels_backward: dx", dx.values, shape.len());
+            let pixels = dx.values.chunks_exact_mut(c).zip(dy.chunks_exact(c));
+            for (i, (values, dy)) in pixels.enumerate() {
+                let sample = i / shape.pixels();
+                let scale = &scale[sample * c..(sample + 1) * c];
+                let to = GradOut { values, accumulate: dx.accumulate };
+                emit2(to, dy, scale, |dy, s| factor * dy * s);
+            }
+        }
+        if let Some(dscale) = dscale {
+            check_len("scale_channels_backward: dscale", dscale.values, shape.batch * c);
+            let images = x.chunks_exact(image).zip(dy.chunks_exact(image));
+            for ((x, dy), to) in images.zip(dscale.values.chunks_exact_mut(c)) {
+                channel_dots(x, dy, to, factor, dscale.accumulate);
+            }
+        }
+    }
+}
+
+/// Channels whose sums are kept in registers at a time.
+const LANES: usize = 16;
+
+/// `to[c] (+)= factor·Σ_pixels a·b` for one image, in f64 partial sums of rows of 32 pixels.
+#[inline(always)]
+fn channel_dots(a: &[f32], b: &[f32], to: &mut [f32], factor: f32, accumulate: bool) {
+    let c = to.len();
+    for c0 in (0..c).step_by(LANES) {
+        let n = LANES.min(c - c0);
+        let mut total = [0f64; LANES];
+        for (a, b) in a.chunks(32 * c).zip(b.chunks(32 * c)) {
+            let mut part = [0f32; LANES];
+            for (a, b) in a.chunks_exact(c).zip(b.chunks_exact(c)) {
+                let (a, b) = (&a[c0..c0 + n], &b[c0..c0 + n]);
+                for l in 0..n {
+                    part[l] += a[l] * b[l];
+                }
+            }
+            for l in 0..n {
+                total[l] += f64::from(part[l]);
+            }
+        }
+        for l in 0..n {
+            let value = (f64::from(factor) * total[l]) as f32;
+            to[c0 + l] = if accumulate { to[c0 + l] + value } else { value };
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Linear layer: a 1 × 1 convolution whose pixels are the samples.
+
+use super::conv::{self, ConvInputs, ConvShape, ParamGrads};
+use super::{GradOut, Isa};
+
+/// Shape of a linear layer over a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LinearShape {
+    /// Samples.
+    pub batch: usize,
+    /// Input features.
+    pub in_f: usize,
+    /// Output features.
+    pub out_f: usize,
+}
+
+impl LinearShape {
+    const fn as_conv(&self) -> ConvShape {
+        ConvShape {
+            batch: 1,
+            in_c: self.in_f,
+            in_h: self.batch,
+            in_w: 1,
+            out_c: self.out_f,
+            kernel: [1, 1],
+            stride: [1, 1],
+            padding: [0, 0],
+            groups: 1,
+        }
+    }
+
+    /// Elements of the packed weights `[in_f][pad16(out_f)]`.
+    pub const fn weight_len(&self) -> usize {
+        self.as_conv().weight_len()
+    }
+
+    /// Scratch that any of this module's functions needs for this shape, in f32.
+    pub const fn scratch_len(&self) -> usize {
+        self.as_conv().scratch_len()
+    }
+}
+
+/// `y = W x + b`: `x` `[N][in_f]`, packed weights, `y` `[N][out_f]` overwritten.
+pub fn forward(
+    isa: Isa,
+    shape: &LinearShape,
+    of: &ConvInputs<'_>,
+    y: &mut [f32],
+    scratch: &mut [f32],
+) {
+    conv::forward(isa, &shape.as_conv(), of, y, scratch);
+}
+
+/// Gradient with respect to the input: `Wᵀ dy`.
+pub fn backward_data(
+    isa: Isa,
+    shape: &LinearShape,
+    dy: &[f32],
+    w: &[f32],
+    dx: GradOut<'_>,
+    scratch: &mut [f32],
+) {
+    conv::backward_data(isa, &shape.as_conv(), dy, w, dx, scratch);
+}
+
+/// Gradients with respect to weights (`x dyᵀ`) and bias (`Σ dy`), added to `to`.
+pub fn backward_weight(
+    isa: Isa,
+    shape: &LinearShape,
+    x: &[f32],
+    dy: &[f32],
+    to: ParamGrads<'_>,
+    scratch: &mut [f32],
+) {
+    conv::backward_weight(isa, &shape.as_conv(), x, dy, to, scratch);
+}

@@ -1,0 +1,42 @@
+//! One macro that compiles a plain Rust body once per instruction set.
+
+/// Defines functions whose first argument is an [`Isa`](super::Isa) and whose body, written once
+/// in plain Rust over slices, is compiled for each instruction set, so that the compiler
+/// vectorises it with the registers of that set. The body must not call into functions that are
+/// not `#[inline(always)]` on its hot path: they would be compiled for the baseline.
+macro_rules! isa_kernels {
+    ($(
+        $(#[$meta:meta])*
+        $vis:vis fn $name:ident$(<$($gen:ident: $genty:ty),*>)?($isa:ident: $isaty:ident $(, $arg:ident: $ty:ty)* $(,)?) $(-> $ret:ty)? $body:block
+    )*) => {$(
+        $(#[$meta])*
+        $vis fn $name$(<$(const $gen: $genty),*>)?($isa: $isaty $(, $arg: $ty)*) $(-> $ret)? {
+            #[inline(always)]
+            fn body$(<$(const $gen: $genty),*>)?($($arg: $ty),*) $(-> $ret)? $body
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma")]
+            fn avx2$(<$(const $gen: $genty),*>)?($($arg: $ty),*) $(-> $ret)? {
+                body$(::<$($gen),*>)?($($arg),*)
+            }
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
+            fn avx512$(<$(const $gen: $genty),*>)?($($arg: $ty),*) $(-> $ret)? {
+                body$(::<$($gen),*>)?($($arg),*)
+            }
+
+            match $isa.level() {
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: an `Isa` of this level exists only on machines that have it.
+                $crate::kernels::isa::Level::Avx2 => unsafe { avx2$(::<$($gen),*>)?($($arg),*) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as above.
+                $crate::kernels::isa::Level::Avx512 => unsafe { avx512$(::<$($gen),*>)?($($arg),*) },
+                _ => body$(::<$($gen),*>)?($($arg),*),
+            }
+        }
+    )*};
+}
+
+pub(crate) use isa_kernels;

@@ -1,0 +1,109 @@
+//! CPU kernels: pure functions over slices, one thread each, for every instruction set.
+//!
+//! # Layouts
+//! Letters: `N` batch, `H` `W` image, `C` channels; sizes in elements of f32.
+//! - images: `[N][H][W][C]` (channels last, F1); vectors `[N][C]`
+//! - convolution weights (F3): `[groups][kh][kw][in per group][pad16(out per group)]`,
+//!   depthwise (`groups == in == out`): `[kh][kw][pad16(C)]`
+//! - linear weights: `[in][pad16(out)]`
+//!
+//! Padding lanes of weights must be zero; kernels that write gradients of weights write zeros
+//! there, so weights stay zero under SGD with momentum and decay.
+//!
+//! # Conventions
+//! - Every kernel takes an [`Isa`] first and behaves the same for each, up to rounding. A result
+//!   depends on nothing but the arguments and the instruction set.
+//! - A gradient with respect to an activation goes to a [`GradOut`]: overwritten or added to.
+//!   A gradient with respect to a parameter is always added to.
+//! - Lengths are checked once per call and a wrong one panics: they are invariants of the plan
+//!   compiler, which is the only caller, not input of a user.
+//! - `scratch` is memory whose contents mean nothing before and after; its length comes from
+//!   `scratch_len`. Kernels allocate nothing.
+//! - Slices that start on 64-byte boundaries are faster; none must.
+
+mod macros;
+
+pub mod blend;
+pub mod conv;
+pub mod elementwise;
+pub mod isa;
+pub mod linear;
+pub mod loss;
+mod math;
+pub mod norm;
+pub mod optim;
+pub mod pool;
+
+pub use isa::{Isa, IsaError};
+
+/// Channels of packed weights are padded to a multiple of this: the f32 lanes of the widest
+/// instruction set, so that packed weights do not depend on the machine.
+pub const PAD: usize = 16;
+
+/// `channels` rounded up to a multiple of [`PAD`].
+pub const fn pad16(channels: usize) -> usize {
+    channels.next_multiple_of(PAD)
+}
+
+/// Where a gradient goes, and whether it is added to what is there.
+#[derive(Debug)]
+pub struct GradOut<'a> {
+    /// Destination.
+    pub values: &'a mut [f32],
+    /// `true`: add to the destination; `false`: overwrite it.
+    pub accumulate: bool,
+}
+
+impl<'a> GradOut<'a> {
+    /// Destination whose contents are overwritten.
+    pub fn overwrite(values: &'a mut [f32]) -> Self {
+        Self { values, accumulate: false }
+    }
+
+    /// Destination that is added to.
+    pub fn add(values: &'a mut [f32]) -> Self {
+        Self { values, accumulate: true }
+    }
+}
+
+/// Shape of an image batch `[N][H][W][C]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ImageShape {
+    /// Images.
+    pub batch: usize,
+    /// Rows.
+    pub h: usize,
+    /// Columns.
+    pub w: usize,
+    /// Channels.
+    pub c: usize,
+}
+
+impl ImageShape {
+    /// Elements of the batch.
+    pub const fn len(&self) -> usize {
+        self.batch * self.h * self.w * self.c
+    }
+
+    /// Whether there is no element.
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Pixels of one image.
+    pub const fn pixels(&self) -> usize {
+        self.h * self.w
+    }
+}
+
+/// Panics unless `slice` has `expected` elements; `what` says which argument of which kernel.
+#[track_caller]
+pub(crate) fn check_len<T>(what: &str, slice: &[T], expected: usize) {
+    assert!(slice.len() == expected, "{what}: expected {expected} elements, got {}", slice.len());
+}
+
+/// Panics unless `slice` has at least `needed` elements.
+#[track_caller]
+pub(crate) fn check_scratch(what: &str, slice: &[f32], needed: usize) {
+    assert!(slice.len() >= needed, "{what}: scratch needs {needed} elements, got {}", slice.len());
+}

@@ -1,0 +1,13 @@
+//! Batch norm (fused with ReLU and 2 × 2 max pooling) and group norm.
+
+pub mod batch;
+pub mod group;
+
+pub use batch::{
+    Activation, BatchNormBackward, BatchNormForward, BatchNormGrads, BatchStats, Running,
+    batch_norm_act_backward, batch_norm_act_forward, batch_stats, update_running,
+};
+pub use group::{
+    GroupNormBackward, GroupNormForward, GroupNormGrads, GroupNormSaved, group_norm_backward,
+    group_norm_forward,
+};
