@@ -1,0 +1,246 @@
+//! The configuration of a run: what can be set, and how presets, a file and flags combine (U3).
+//!
+//! The keys of a configuration file are the flags' names with `_` for `-`. A [`Layer`] is what one
+//! source says (a preset, a file, the flags); [`TrainConfig::resolve`] lays them over each other.
+//! Files are read by `config_file`; values are turned into working objects by `setup`.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::preset;
+use crate::settings::{Augmentations, ByteSize, ControllerKind, Limit, Preset, Switch};
+
+/// Declares every setting once: [`TrainConfig`] with its value, [`Layer`] with it or nothing.
+macro_rules! settings {
+    ($( $(#[doc = $doc:literal])+ $key:ident : $type:ty ),* $(,)?) => {
+        /// Every setting of a run, resolved.
+        #[derive(Clone, Debug, PartialEq, Serialize)]
+        pub struct TrainConfig {
+            $( $(#[doc = $doc])+ pub $key: $type, )*
+        }
+
+        /// The settings that one source gives; what it leaves out is decided below it.
+        #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+        #[serde(default)]
+        pub struct Layer {
+            $( $(#[doc = $doc])+ pub $key: Option<$type>, )*
+        }
+
+        impl Layer {
+            /// Every known key, in the order of the documentation.
+            pub const KEYS: &'static [&'static str] = &[$( stringify!($key) ),*];
+        }
+
+        impl TrainConfig {
+            /// Lets `layer` override what it names.
+            pub fn apply(&mut self, layer: Layer) {
+                $( if let Some(value) = layer.$key { self.$key = value; } )*
+            }
+        }
+    };
+}
+
+settings! {
+    /// The starting point of the other settings.
+    preset: Preset,
+    /// Last part of the default run folder's name; host and dataset when absent.
+    name: Option<String>,
+    /// The run folder; `runs/<time>-<name>` when absent. It must not exist.
+    run_dir: Option<PathBuf>,
+    /// Every random number of the run follows from it.
+    seed: u64,
+    /// Dataset: embedded, fashion-mnist, cifar10, cifar100, folder, arrays.
+    dataset: String,
+    /// Folder (or file) of the dataset.
+    data_root: Option<PathBuf>,
+    /// Count and leave out images that do not decode, instead of stopping.
+    skip_bad: bool,
+    /// Bytes that the dataset may take on a device; a larger one is streamed (D7).
+    data_budget: Option<ByteSize>,
+    /// Share of the training set that only the controller sees. When absent: 0.1 with a controller, and
+    /// 0 without one, because then nobody would read it.
+    control_split: Option<f64>,
+    /// Shuffle the training set every epoch; off: file order.
+    shuffle: Switch,
+    /// Augmentations: none, or any of crop,flip,cutout.
+    augment: Augmentations,
+    /// A host preset, or a description such as cnn:channels=12,blocks=4,kernel=5,pools=3.
+    host: String,
+    /// Weights (safetensors, PyTorch names) that every env starts from.
+    init: Option<PathBuf>,
+    /// Where the best env's weights are written besides the run folder.
+    export: Option<PathBuf>,
+    /// Hosts trained side by side.
+    envs: usize,
+    /// Device of each env, or one for all.
+    devices: Vec<String>,
+    /// Worker threads; 0: as many as there are cores. Results do not depend on it.
+    threads: usize,
+    /// Episodes, each with fresh hosts.
+    rounds: usize,
+    /// Epochs of host training in an episode, each followed by one action per env.
+    steps: usize,
+    /// Samples per env and batch.
+    batch: usize,
+    /// Batches per env and step, or all.
+    max_batches: Limit,
+    /// Host's learning rate.
+    lr: f32,
+    /// Host's momentum.
+    momentum: f32,
+    /// Host's weight decay.
+    weight_decay: f32,
+    /// Who decides where and when hosts grow.
+    controller: ControllerKind,
+    /// Slots that may grow: names such as r0c1, or regions r0 and r1, or all.
+    slots: Vec<String>,
+    /// Modules that an env may hold at once, fossilized ones included.
+    max_modules: usize,
+    /// Steps in Training before a module may blend.
+    min_training_steps: u32,
+    /// Contribution in percentage points that fossilizing takes.
+    min_contribution: f64,
+    /// Report every batch's loss.
+    log_batches: bool,
+}
+
+impl TrainConfig {
+    /// Combines, from the lowest: the preset that `flags` or else `file` names, `file`, `flags`.
+    ///
+    /// # Errors
+    /// A value outside its range, named with what was expected.
+    pub fn resolve(file: Layer, flags: Layer) -> Result<Self> {
+        let preset = flags.preset.or(file.preset).unwrap_or_default();
+        let mut config = preset::base(preset);
+        config.apply(file);
+        config.apply(flags);
+        config.preset = preset;
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// The control split in force: the one set, else what the controller needs.
+    pub fn control_share(&self) -> f64 {
+        self.control_split.unwrap_or(match self.controller {
+            ControllerKind::None => 0.0,
+            ControllerKind::Heuristic => 0.1,
+        })
+    }
+
+    /// The run's name: the one set, else host and dataset.
+    pub fn run_name(&self) -> String {
+        let name = self.name.clone().unwrap_or_else(|| format!("{}-{}", self.host, self.dataset));
+        let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
+        name.chars().map(plain).take(60).collect()
+    }
+
+    /// The text that is written into the run folder: what is left open is filled in, and the folder
+    /// itself is left out, so that the file starts a new run as it is.
+    pub fn resolved_toml(&self) -> String {
+        let mut written = self.clone();
+        written.run_dir = None;
+        written.name = Some(self.run_name());
+        written.control_split = Some(self.control_share());
+        toml::to_string(&written).unwrap_or_default()
+    }
+
+    /// Checks every number against its range.
+    fn validate(&self) -> Result<()> {
+        let whole = [
+            ("envs", self.envs, 1, 4096),
+            ("threads", self.threads, 0, 4096),
+            ("rounds", self.rounds, 1, 1_000_000),
+            ("steps", self.steps, 1, 1_000_000),
+            ("batch", self.batch, 1, 65_536),
+            ("max-batches", self.max_batches.count().unwrap_or(1), 1, 1_000_000_000),
+            ("max-modules", self.max_modules, 0, 64),
+            ("min-training-steps", self.min_training_steps as usize, 1, 1_000_000),
+            ("data-budget", self.data_budget.map_or(1, |b| b.0), 1, usize::MAX),
+        ];
+        for (key, got, low, high) in whole {
+            if !(low..=high).contains(&got) {
+                let expected = match high {
+                    usize::MAX => format!("at least {low}"),
+                    _ => format!("{low} to {high}"),
+                };
+                return Err(Error::value(key, got, expected));
+            }
+        }
+        let real = [
+            ("lr", f64::from(self.lr), 0.0, 1e6),
+            ("momentum", f64::from(self.momentum), 0.0, 0.999_999),
+            ("weight-decay", f64::from(self.weight_decay), 0.0, 1e6),
+            ("control-split", self.control_share(), 0.0, 0.9),
+            ("min-contribution", self.min_contribution, -100.0, 100.0),
+        ];
+        for (key, got, low, high) in real {
+            if !(low..=high).contains(&got) {
+                return Err(Error::value(key, got, format!("{low} to {high}")));
+            }
+        }
+        if self.controller != ControllerKind::None && self.control_share() == 0.0 {
+            let expected = "above 0: the controller judges modules on the control split";
+            return Err(Error::value("control-split", 0, expected));
+        }
+        if self.devices.len() != 1 && self.devices.len() != self.envs {
+            let expected = format!("one device, or one for each of the {} envs", self.envs);
+            return Err(Error::value("devices", self.devices.join(","), expected));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolve(file: Layer, flags: Layer) -> Result<TrainConfig> {
+        TrainConfig::resolve(file, flags)
+    }
+
+    #[test]
+    fn flags_lie_over_the_file_and_the_file_over_the_preset() {
+        let file = Layer { batch: Some(64), envs: Some(2), ..Layer::default() };
+        let flags =
+            Layer { batch: Some(32), preset: Some(Preset::Quick), ..Layer::default() };
+        let config = resolve(file, flags).unwrap();
+        assert_eq!((config.batch, config.envs, config.preset), (32, 2, Preset::Quick));
+        assert_eq!(config.steps, preset::base(Preset::Quick).steps);
+    }
+
+    #[test]
+    fn absurd_values_are_named_with_their_range() {
+        let bad = [
+            (Layer { batch: Some(0), ..Layer::default() }, "batch"),
+            (Layer { envs: Some(0), ..Layer::default() }, "envs"),
+            (Layer { steps: Some(0), ..Layer::default() }, "steps"),
+            (Layer { max_batches: Some(Limit::Count(0)), ..Layer::default() }, "max-batches"),
+            (Layer { lr: Some(f32::NAN), ..Layer::default() }, "lr"),
+            (Layer { lr: Some(-1.0), ..Layer::default() }, "lr"),
+            (Layer { momentum: Some(1.0), ..Layer::default() }, "momentum"),
+            (Layer { control_split: Some(Some(1.0)), ..Layer::default() }, "control-split"),
+            (Layer { control_split: Some(Some(0.0)), ..Layer::default() }, "control-split"),
+            (Layer { devices: Some(vec![]), ..Layer::default() }, "devices"),
+        ];
+        for (layer, key) in bad {
+            let message = resolve(Layer::default(), layer).unwrap_err().to_string();
+            assert!(message.contains(key), "{message}");
+        }
+    }
+
+    #[test]
+    fn without_a_controller_the_whole_training_set_is_used() {
+        let none = Layer { controller: Some(ControllerKind::None), ..Layer::default() };
+        assert_eq!(resolve(Layer::default(), none).unwrap().control_share(), 0.0);
+        assert_eq!(resolve(Layer::default(), Layer::default()).unwrap().control_share(), 0.1);
+    }
+
+    #[test]
+    fn the_name_of_a_run_is_a_plain_file_name() {
+        let host = Some("cnn:channels=12,blocks=4".to_string());
+        let config = resolve(Layer::default(), Layer { host, ..Layer::default() }).unwrap();
+        assert_eq!(config.run_name(), "cnn-channels-12-blocks-4-embedded");
+    }
+}

@@ -1,0 +1,94 @@
+//! Reading a configuration file: TOML or JSON, strict about its keys (U3).
+
+use std::path::Path;
+
+use meristem_grow::nearest;
+
+use crate::config::Layer;
+use crate::error::{Error, Result};
+
+/// Reads the file at `path`; the ending decides: `.toml` or `.json`.
+///
+/// # Errors
+/// The file cannot be read, is not TOML or JSON, has an unknown key (the nearest known one is named), or a
+/// value of the wrong type.
+pub fn read(path: &Path) -> Result<Layer> {
+    let fail = |message: String| Error::ConfigFile { path: path.to_owned(), message };
+    let text = std::fs::read_to_string(path).map_err(|e| fail(format!("cannot be read: {e}")))?;
+    match path.extension().and_then(|e| e.to_str()) {
+        Some("toml") => {
+            let table: toml::Table = toml::from_str(&text).map_err(|e| fail(e.to_string()))?;
+            check_keys(table.keys().map(String::as_str)).map_err(&fail)?;
+            // Parsed a second time from the text: only so do the messages show the line.
+            toml::from_str(&text).map_err(|e| fail(e.to_string()))
+        }
+        Some("json") => {
+            let table: serde_json::Map<String, serde_json::Value> =
+                serde_json::from_str(&text).map_err(|e| fail(e.to_string()))?;
+            check_keys(table.keys().map(String::as_str)).map_err(&fail)?;
+            serde_json::from_str(&text).map_err(|e| fail(e.to_string()))
+        }
+        _ => Err(fail("its name must end in .toml or .json".into())),
+    }
+}
+
+/// Refuses the first key that no setting has.
+fn check_keys<'a>(mut keys: impl Iterator<Item = &'a str>) -> Result<(), String> {
+    let Some(unknown) = keys.find(|key| !Layer::KEYS.contains(key)) else { return Ok(()) };
+    let same_with_underscores = unknown.replace('-', "_");
+    Err(match nearest(&same_with_underscores, Layer::KEYS.iter().copied()) {
+        Some(known) => format!("unknown key `{unknown}`; did you mean `{known}`?"),
+        None => format!("unknown key `{unknown}`; known keys: {}", Layer::KEYS.join(", ")),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::TrainConfig;
+    use crate::settings::Limit;
+
+    fn read_text(name: &str, text: &str) -> Result<Layer> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        read(&path)
+    }
+
+    #[test]
+    fn toml_and_json_say_the_same() {
+        let toml = read_text("c.toml", "batch = 64\nshuffle = \"off\"\nmax_batches = 7\n").unwrap();
+        let json =
+            read_text("c.json", r#"{"batch": 64, "shuffle": false, "max_batches": 7}"#).unwrap();
+        assert_eq!(toml, json);
+        assert_eq!(toml.max_batches, Some(Limit::Count(7)));
+    }
+
+    #[test]
+    fn an_unknown_key_names_the_nearest() {
+        for (text, known) in [("bacth = 3", "batch"), ("max-batches = 3", "max_batches")] {
+            let message = read_text("c.toml", text).unwrap_err().to_string();
+            assert!(message.contains(&format!("did you mean `{known}`?")), "{message}");
+        }
+        let message = read_text("c.json", r#"{"zzz": 1}"#).unwrap_err().to_string();
+        assert!(message.contains("unknown key `zzz`; known keys: preset"), "{message}");
+    }
+
+    #[test]
+    fn a_wrong_type_shows_where_it_is() {
+        let message = read_text("c.toml", "envs = 2\nbatch = \"many\"\n").unwrap_err().to_string();
+        assert!(message.contains("line 2"), "{message}");
+        assert!(read_text("c.toml", "augment = \"flop\"").unwrap_err().to_string().contains("flip"));
+        assert!(read_text("c.toml", "batch = -1").is_err());
+        assert!(read_text("c.yaml", "batch: 1").unwrap_err().to_string().contains(".toml"));
+    }
+
+    #[test]
+    fn what_a_run_writes_configures_the_same_run() {
+        let first = TrainConfig::resolve(Layer::default(), Layer::default()).unwrap();
+        let layer = read_text("config.toml", &first.resolved_toml()).unwrap();
+        let second = TrainConfig::resolve(layer, Layer::default()).unwrap();
+        assert_eq!(first.resolved_toml(), second.resolved_toml());
+        assert_eq!((first.seed, first.slots.clone()), (second.seed, second.slots.clone()));
+    }
+}

@@ -1,0 +1,121 @@
+//! What can go wrong in a run, what to do about it, and the exit code it means (U6).
+
+use std::io;
+use std::path::PathBuf;
+
+/// Result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Errors of configuring and running.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A setting's value cannot be used.
+    #[error("`{key}`: got {got}, expected {expected}")]
+    Value {
+        /// Setting, as its flag is called.
+        key: String,
+        /// Value found.
+        got: String,
+        /// What is accepted.
+        expected: String,
+    },
+    /// A configuration file cannot be used.
+    #[error("configuration file {}: {message}", path.display())]
+    ConfigFile {
+        /// File.
+        path: PathBuf,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// A new run was pointed at something that is there already.
+    #[error("the run folder {} exists", path.display())]
+    RunFolderExists {
+        /// Folder.
+        path: PathBuf,
+    },
+    /// The run folder cannot be written.
+    #[error("cannot {action} {}: {source}", path.display())]
+    RunFolder {
+        /// What was tried.
+        action: &'static str,
+        /// File or folder.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// A weights file does not fit.
+    #[error("weights {}: {message}", path.display())]
+    Weights {
+        /// File.
+        path: PathBuf,
+        /// Everything that is wrong with it.
+        message: String,
+    },
+    /// The loss of an env is no number any more.
+    #[error("env {env} diverged in step {step}: its training loss is {loss}")]
+    Diverged {
+        /// Env.
+        env: usize,
+        /// Step, from 0.
+        step: usize,
+        /// Loss.
+        loss: f64,
+    },
+    /// The device refused or failed.
+    #[error(transparent)]
+    Device(#[from] meristem_device::Error),
+    /// The dataset cannot be used.
+    #[error(transparent)]
+    Data(#[from] meristem_data::Error),
+    /// The network or its weights cannot be used.
+    #[error(transparent)]
+    Nn(#[from] meristem_nn::Error),
+    /// A host description or a lifecycle transition is not possible.
+    #[error(transparent)]
+    Grow(#[from] meristem_grow::Error),
+}
+
+impl Error {
+    /// A value outside of what its setting accepts.
+    pub fn value(key: &str, got: impl ToString, expected: impl ToString) -> Self {
+        Self::Value { key: key.into(), got: got.to_string(), expected: expected.to_string() }
+    }
+
+    /// 2 when the request itself is wrong, 1 when a run of it failed (U6).
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Value { .. } | Self::ConfigFile { .. } | Self::RunFolderExists { .. } => 2,
+            Self::Grow(_) => 2,
+            _ => 1,
+        }
+    }
+
+    /// What to do about it, where the message does not say so itself.
+    pub fn remedy(&self) -> Option<String> {
+        let text = match self {
+            Self::Value { key, .. } => format!("change `{key}`; `meristem train --help` describes it"),
+            Self::ConfigFile { .. } => {
+                "keys are the flags' names with `_` for `-`; every run folder holds a config.toml".into()
+            }
+            Self::RunFolderExists { .. } => {
+                "give another --run-dir, or leave it out: a run never writes over another".into()
+            }
+            Self::RunFolder { source, .. } => match source.kind() {
+                io::ErrorKind::StorageFull => {
+                    "free some space and start again; what was written so far is readable".into()
+                }
+                io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                    "give a --run-dir below a folder that you may write to".into()
+                }
+                _ => "check the path and the space left on its disk".into(),
+            },
+            Self::Weights { .. } => "--host and --dataset must be those the weights were made with; \
+                 a grown network needs the `topology` in the file's metadata"
+                .into(),
+            Self::Diverged { .. } => "lower --lr, or start from other weights".into(),
+            _ => return None,
+        };
+        Some(text)
+    }
+}

@@ -1,0 +1,241 @@
+//! The sink of events: a bounded queue, and a thread that writes `events.jsonl`.
+//!
+//! The loop never waits for the disk. When the writer falls behind, events are dropped and counted, and the
+//! gap shows in their numbers. When the disk refuses, the file is cut back to its last whole line, and the
+//! loop learns of it at the next step boundary.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use crate::error::{Error, Result};
+use crate::events::{Event, Record, SCHEMA_VERSION};
+
+/// Events that may wait for the disk before further ones are dropped.
+pub const QUEUE_EVENTS: usize = 4096;
+/// Bytes gathered before a write, when the queue does not run empty sooner.
+const WRITE_BYTES: usize = 64 * 1024;
+
+/// Writes the events of one run.
+#[derive(Debug)]
+pub struct EventWriter {
+    path: PathBuf,
+    queue: Option<SyncSender<String>>,
+    thread: Option<JoinHandle<()>>,
+    failure: Arc<Mutex<Option<io::Error>>>,
+    started: Instant,
+    next_seq: u64,
+    dropped: u64,
+}
+
+impl EventWriter {
+    /// Creates the file at `path` and starts the writing thread.
+    ///
+    /// # Errors
+    /// The file or the thread cannot be made.
+    pub fn create(path: &Path) -> Result<Self> {
+        let fail = |source| Error::RunFolder { action: "write", path: path.to_owned(), source };
+        let file = File::create(path).map_err(fail)?;
+        Self::start(path, file, QUEUE_EVENTS).map_err(fail)
+    }
+
+    fn start(path: &Path, file: File, capacity: usize) -> io::Result<Self> {
+        let (queue, lines) = sync_channel(capacity);
+        let failure = Arc::new(Mutex::new(None));
+        let shared = Arc::clone(&failure);
+        let thread = std::thread::Builder::new().name("events".into()).spawn(move || {
+            if let Err(error) = write_lines(&lines, file) {
+                *shared.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            }
+        })?;
+        Ok(Self {
+            path: path.to_owned(),
+            queue: Some(queue),
+            thread: Some(thread),
+            failure,
+            started: Instant::now(),
+            next_seq: 0,
+            dropped: 0,
+        })
+    }
+
+    /// Hands an event to the writer, without waiting: dropped and counted when the queue is full.
+    pub fn emit(&mut self, event: &Event) {
+        let line = self.line(event);
+        let Some(queue) = &self.queue else { return };
+        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = queue.try_send(line) {
+            self.dropped += 1;
+        }
+    }
+
+    /// Hands over an event that must not be lost, and waits for a place in the queue if need be.
+    /// Not for the hot loop.
+    pub fn emit_waiting(&mut self, event: &Event) {
+        let line = self.line(event);
+        let Some(queue) = &self.queue else { return };
+        if queue.send(line).is_err() {
+            self.dropped += 1;
+        }
+    }
+
+    fn line(&mut self, event: &Event) -> String {
+        let seq = self.next_seq;
+        self.next_seq += 1;
+        let seconds = self.started.elapsed().as_secs_f64();
+        let record = Record { v: SCHEMA_VERSION, seq, seconds, event };
+        // Serialising plain structs into a string cannot fail; an empty line is skipped by the writer.
+        serde_json::to_string(&record).unwrap_or_default()
+    }
+
+    /// Events lost so far.
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// Whether the writer still works.
+    ///
+    /// # Errors
+    /// The disk refused a write; every event since is lost. Reported once.
+    pub fn check(&self) -> Result<()> {
+        match self.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            None => Ok(()),
+            Some(source) => {
+                Err(Error::RunFolder { action: "write", path: self.path.clone(), source })
+            }
+        }
+    }
+
+    /// Writes what is queued, and returns how many events were lost.
+    ///
+    /// # Errors
+    /// The disk refused a write.
+    pub fn close(mut self) -> Result<u64> {
+        self.finish();
+        self.check()?;
+        Ok(self.dropped)
+    }
+
+    fn finish(&mut self) {
+        self.queue = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic there would be a bug of ours and was printed; the run's own result matters more.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for EventWriter {
+    /// Lets the thread write what is queued; a failure is seen by `close` only.
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+/// Writes until the queue is closed; flushes whenever it runs empty.
+fn write_lines(lines: &Receiver<String>, mut file: File) -> io::Result<()> {
+    let mut buffer = Vec::with_capacity(WRITE_BYTES);
+    let mut written: u64 = 0;
+    loop {
+        let line = match lines.try_recv() {
+            Ok(line) => Some(line),
+            Err(TryRecvError::Disconnected) => None,
+            Err(TryRecvError::Empty) => {
+                flush(&mut file, &mut buffer, &mut written)?;
+                lines.recv().ok()
+            }
+        };
+        let Some(line) = line else { return flush(&mut file, &mut buffer, &mut written) };
+        if !line.is_empty() {
+            buffer.extend_from_slice(line.as_bytes());
+            buffer.push(b'\n');
+        }
+        if buffer.len() >= WRITE_BYTES {
+            flush(&mut file, &mut buffer, &mut written)?;
+        }
+    }
+}
+
+/// Writes the buffer; when only a part of it fits, the file is cut after its last whole line.
+fn flush(file: &mut File, buffer: &mut Vec<u8>, written: &mut u64) -> io::Result<()> {
+    match file.write_all(buffer) {
+        Ok(()) => {
+            *written += buffer.len() as u64;
+            buffer.clear();
+            Ok(())
+        }
+        Err(error) => {
+            let arrived = file.metadata().map_or(*written, |m| m.len()).saturating_sub(*written);
+            let part = &buffer[..buffer.len().min(usize::try_from(arrived).unwrap_or(0))];
+            let whole = part.iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1);
+            // The disk's refusal is what to report, also where the file cannot be cut (a device).
+            let _ = file.set_len(*written + whole as u64);
+            Err(error)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn anomaly(i: usize) -> Event {
+        Event::Anomaly { env: i, round: 0, step: i, what: "x".repeat(100) }
+    }
+
+    #[test]
+    fn every_line_is_one_numbered_json_object() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("events.jsonl");
+        let mut writer = EventWriter::create(&path).unwrap();
+        for i in 0..1000 {
+            writer.emit_waiting(&anomaly(i));
+        }
+        assert_eq!(writer.close().unwrap(), 0);
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(text.lines().count(), 1000);
+        for (i, line) in text.lines().enumerate() {
+            let value: serde_json::Value = serde_json::from_str(line).unwrap();
+            assert_eq!(value["v"], SCHEMA_VERSION);
+            assert_eq!(value["seq"], i);
+            assert_eq!(value["event"], "anomaly");
+            assert_eq!(value["env"], i);
+        }
+    }
+
+    #[test]
+    fn a_writer_that_falls_behind_drops_and_counts() {
+        // A queue whose reader never reads.
+        let (queue, _never_read) = sync_channel(2);
+        let mut writer = EventWriter {
+            path: PathBuf::new(),
+            queue: Some(queue),
+            thread: None,
+            failure: Arc::default(),
+            started: Instant::now(),
+            next_seq: 0,
+            dropped: 0,
+        };
+        for i in 0..5 {
+            writer.emit(&anomaly(i));
+        }
+        assert_eq!(writer.dropped(), 3);
+    }
+
+    #[test]
+    fn a_full_disk_is_reported() {
+        let path = Path::new("/dev/full");
+        if !path.exists() {
+            return;
+        }
+        let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+        let mut writer = EventWriter::start(path, file, 8).unwrap();
+        writer.emit_waiting(&anomaly(0));
+        let error = writer.close().unwrap_err();
+        assert_eq!(error.exit_code(), 1);
+        assert!(error.remedy().unwrap().contains("free some space"), "{error}");
+    }
+}

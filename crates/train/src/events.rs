@@ -1,0 +1,317 @@
+//! The events of a run (`grow.md`, Events): what `events.jsonl` holds, one JSON object a line.
+//!
+//! Every line has `v` ([`SCHEMA_VERSION`]), `seq` (numbered from 0; a gap means dropped events), `seconds`
+//! since the run started, and `event`, the name in snake case of a variant of [`Event`], whose fields follow
+//! beside it. Envs, rounds, steps and batches count from 0. Accuracies are shares 0..1, losses mean
+//! cross-entropy in nats, contributions percentage points of control accuracy. A number that is not finite, or
+//! was not measured, is `null`. A reader must skip events and fields that it does not know; a change of
+//! meaning raises the version.
+
+use serde::Serialize;
+
+/// Version of the lines' form.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// One line of `events.jsonl`.
+#[derive(Debug, Serialize)]
+pub struct Record<'a> {
+    /// [`SCHEMA_VERSION`].
+    pub v: u32,
+    /// Number of the event in its run.
+    pub seq: u64,
+    /// Seconds since the run started.
+    pub seconds: f64,
+    /// What happened.
+    #[serde(flatten)]
+    pub event: &'a Event,
+}
+
+/// What can happen in a run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Event {
+    /// The run begins: first event of a file.
+    RunStarted(RunStarted),
+    /// Fresh hosts begin an episode.
+    RoundStarted {
+        /// Round.
+        round: usize,
+    },
+    /// One batch of one env was trained (with `log_batches`).
+    BatchCompleted {
+        /// Env.
+        env: usize,
+        /// Round.
+        round: usize,
+        /// Step.
+        step: usize,
+        /// Batch of the step.
+        batch: usize,
+        /// Mean loss before the update.
+        loss: f64,
+    },
+    /// One env has trained and been evaluated for one step.
+    StepCompleted(StepCompleted),
+    /// A module was placed in an empty slot.
+    ModuleGerminated {
+        /// Env.
+        env: usize,
+        /// Round.
+        round: usize,
+        /// Step after which it was placed.
+        step: usize,
+        /// Slot, such as `r0c1`.
+        slot: String,
+        /// Blueprint.
+        blueprint: String,
+        /// How it is blended in.
+        style: String,
+        /// Trained parameters it adds.
+        parameters: usize,
+    },
+    /// A slot went from one stage to another.
+    StageChanged {
+        /// Env.
+        env: usize,
+        /// Round.
+        round: usize,
+        /// Step.
+        step: usize,
+        /// Slot.
+        slot: String,
+        /// Stage left.
+        from: String,
+        /// Stage entered.
+        to: String,
+    },
+    /// A gate was asked.
+    GateEvaluated {
+        /// Env.
+        env: usize,
+        /// Round.
+        round: usize,
+        /// Step.
+        step: usize,
+        /// Slot.
+        slot: String,
+        /// Stage that the gate guards.
+        target: String,
+        /// Whether it let the module pass.
+        passed: bool,
+        /// What held it back, in words; empty when it passed.
+        reasons: Vec<String>,
+    },
+    /// A module was taken out.
+    ModulePruned {
+        /// Env.
+        env: usize,
+        /// Round.
+        round: usize,
+        /// Step.
+        step: usize,
+        /// Slot.
+        slot: String,
+        /// Blueprint.
+        blueprint: String,
+        /// Its last contribution.
+        contribution: Option<f64>,
+    },
+    /// A module became a part of its host for good.
+    ModuleFossilized {
+        /// Env.
+        env: usize,
+        /// Round.
+        round: usize,
+        /// Step.
+        step: usize,
+        /// Slot.
+        slot: String,
+        /// Blueprint.
+        blueprint: String,
+        /// Its last contribution.
+        contribution: Option<f64>,
+    },
+    /// What the live modules of an env are worth: control accuracy with all of them, and without each.
+    Counterfactuals {
+        /// Env.
+        env: usize,
+        /// Round.
+        round: usize,
+        /// Step.
+        step: usize,
+        /// Accuracy with every module as it is.
+        accuracy: f64,
+        /// Each module that was switched off for a pass.
+        modules: Vec<ModuleOff>,
+    },
+    /// Something that should not be: a loss that is no number.
+    Anomaly {
+        /// Env.
+        env: usize,
+        /// Round.
+        round: usize,
+        /// Step.
+        step: usize,
+        /// What.
+        what: String,
+    },
+    /// An env has finished its episode and was read against the test set.
+    EpisodeEnded {
+        /// Env.
+        env: usize,
+        /// Round.
+        round: usize,
+        /// Control accuracy.
+        control_accuracy: Option<f64>,
+        /// Test accuracy.
+        test_accuracy: f64,
+        /// Test loss.
+        test_loss: f64,
+        /// Trained parameters of the bare host.
+        host_parameters: usize,
+        /// Trained parameters of its modules.
+        grown_parameters: usize,
+    },
+    /// The run ends: last event of a file, unless the process was killed.
+    RunEnded {
+        /// `completed`, `interrupted` or `failed`.
+        status: String,
+        /// Why, when it failed.
+        error: Option<String>,
+        /// Steps of all rounds.
+        steps: u64,
+        /// Images trained by all envs.
+        images: u64,
+        /// Seconds spent in training and evaluation.
+        wall_seconds: f64,
+    },
+}
+
+/// The run begins.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RunStarted {
+    /// Version of the program.
+    pub version: String,
+    /// Dataset.
+    pub dataset: String,
+    /// Training samples that hosts learn from.
+    pub train_samples: usize,
+    /// Training samples that only the controller sees.
+    pub control_samples: usize,
+    /// Test samples.
+    pub test_samples: usize,
+    /// Host description.
+    pub host: String,
+    /// Trained parameters of the bare host.
+    pub host_parameters: usize,
+    /// Envs.
+    pub envs: usize,
+    /// Rounds.
+    pub rounds: usize,
+    /// Steps of an episode.
+    pub steps: usize,
+    /// Batches of a step, per env.
+    pub batches: usize,
+    /// Controller.
+    pub controller: String,
+    /// Instruction set of the kernels.
+    pub instruction_set: String,
+    /// Worker threads.
+    pub threads: usize,
+    /// Seed.
+    pub seed: u64,
+}
+
+/// One env after one step.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StepCompleted {
+    /// Env.
+    pub env: usize,
+    /// Round.
+    pub round: usize,
+    /// Step.
+    pub step: usize,
+    /// Mean training loss over the step, before each update.
+    pub train_loss: f64,
+    /// Training accuracy over the step, before each update.
+    pub train_accuracy: f64,
+    /// Control loss; null without a control split.
+    pub control_loss: Option<f64>,
+    /// Control accuracy.
+    pub control_accuracy: Option<f64>,
+    /// Mean L2 norm of the host's gradient before clipping.
+    pub host_gradient_norm: Option<f64>,
+    /// Trained parameters of the bare host.
+    pub host_parameters: usize,
+    /// Trained parameters of its modules.
+    pub grown_parameters: usize,
+    /// Slots that are not dormant.
+    pub slots: Vec<SlotState>,
+    /// What the controller did, in words; it takes effect with the next step.
+    pub action: String,
+    /// Seconds that the step took, for all envs together.
+    pub step_seconds: f64,
+    /// Images per second of training, all envs together.
+    pub images_per_second: f64,
+}
+
+/// A slot that is not dormant.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SlotState {
+    /// Slot.
+    pub slot: String,
+    /// Stage.
+    pub stage: String,
+    /// Blueprint, while it has a module.
+    pub blueprint: Option<String>,
+    /// Alpha.
+    pub alpha: f64,
+    /// Last contribution.
+    pub contribution: Option<f64>,
+    /// Health of the module's gradient in this step, 0..1.
+    pub gradient_health: Option<f64>,
+}
+
+/// A module switched off for a pass over the control split.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ModuleOff {
+    /// Slot.
+    pub slot: String,
+    /// Control accuracy without it.
+    pub accuracy_without: f64,
+    /// Accuracy with it minus accuracy without it, in percentage points.
+    pub contribution: f64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_the_documented_form() {
+        let event = Event::StageChanged {
+            env: 1,
+            round: 0,
+            step: 7,
+            slot: "r0c1".into(),
+            from: "training".into(),
+            to: "blending".into(),
+        };
+        let record = Record { v: SCHEMA_VERSION, seq: 3, seconds: 1.5, event: &event };
+        assert_eq!(
+            serde_json::to_string(&record).unwrap(),
+            r#"{"v":1,"seq":3,"seconds":1.5,"event":"stage_changed","env":1,"round":0,"step":7,"slot":"r0c1","from":"training","to":"blending"}"#
+        );
+    }
+
+    #[test]
+    fn a_loss_keeps_every_bit_and_a_missing_one_is_null() {
+        let loss = 2.302_585_092_994_045_9_f64;
+        let event = Event::BatchCompleted { env: 0, round: 0, step: 0, batch: 0, loss };
+        let value = serde_json::to_value(&event).unwrap();
+        assert_eq!(value["loss"].as_f64().unwrap().to_bits(), loss.to_bits());
+        let event = Event::BatchCompleted { env: 0, round: 0, step: 0, batch: 0, loss: f64::NAN };
+        assert!(serde_json::to_value(&event).unwrap()["loss"].is_null());
+    }
+}

@@ -1,0 +1,63 @@
+//! The presets: named starting points of a configuration.
+
+use crate::config::TrainConfig;
+use crate::settings::{Augmentations, ControllerKind, Limit, Preset, Switch};
+
+/// The settings of a preset, before file and flags.
+pub fn base(preset: Preset) -> TrainConfig {
+    match preset {
+        Preset::Default => default(),
+        Preset::Quick => TrainConfig {
+            preset,
+            steps: 8,
+            max_batches: Limit::Count(8),
+            min_training_steps: 3,
+            min_contribution: 0.0,
+            ..default()
+        },
+        Preset::Full => TrainConfig {
+            preset,
+            steps: 60,
+            max_batches: Limit::All,
+            min_training_steps: 10,
+            min_contribution: 1.0,
+            ..default()
+        },
+    }
+}
+
+/// Four small hosts on the embedded data: about a minute on two cores (U1).
+fn default() -> TrainConfig {
+    TrainConfig {
+        preset: Preset::Default,
+        name: None,
+        run_dir: None,
+        seed: 42,
+        dataset: "embedded".into(),
+        data_root: None,
+        skip_bad: false,
+        data_budget: None,
+        control_split: None,
+        shuffle: Switch(true),
+        augment: Augmentations::default(),
+        host: "baseline".into(),
+        init: None,
+        export: None,
+        envs: 4,
+        devices: vec!["cpu".into()],
+        threads: 0,
+        rounds: 1,
+        steps: 24,
+        batch: 128,
+        max_batches: Limit::Count(24),
+        lr: 0.01,
+        momentum: 0.9,
+        weight_decay: 5e-4,
+        controller: ControllerKind::Heuristic,
+        slots: vec!["r0".into()],
+        max_modules: 3,
+        min_training_steps: 3,
+        min_contribution: 0.5,
+        log_batches: false,
+    }
+}

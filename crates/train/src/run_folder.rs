@@ -1,0 +1,203 @@
+//! The folder of a run (U4): `config.toml`, `events.jsonl`, `summary.json`, `weights/`.
+//!
+//! Files that are written at once appear at once: into a temporary name, then renamed. So a killed run, or a
+//! full disk, leaves no half file behind.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+
+use crate::error::{Error, Result};
+
+/// A run's own folder.
+#[derive(Debug)]
+pub struct RunFolder {
+    path: PathBuf,
+}
+
+impl RunFolder {
+    /// Creates the folder `wanted`, or `runs/<time>-<name>` (UTC) when nothing is asked for.
+    ///
+    /// # Errors
+    /// `wanted` exists, whatever it is; it cannot be created.
+    pub fn create(wanted: Option<&Path>, name: &str) -> Result<Self> {
+        let path = match wanted {
+            Some(path) => make_new(path)?,
+            None => {
+                let stem = format!("{}-{name}", utc_stamp(SystemTime::now()));
+                first_free(Path::new("runs"), &stem)?
+            }
+        };
+        let folder = Self { path };
+        let weights = folder.weights();
+        fs::create_dir(&weights)
+            .map_err(|source| Error::RunFolder { action: "create", path: weights, source })?;
+        Ok(folder)
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the weights go.
+    pub fn weights(&self) -> PathBuf {
+        self.path.join("weights")
+    }
+
+    /// Where the events go.
+    pub fn events(&self) -> PathBuf {
+        self.path.join("events.jsonl")
+    }
+
+    /// Writes `config.toml`.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write_config(&self, text: &str) -> Result<()> {
+        write_whole(&self.path.join("config.toml"), text.as_bytes())
+    }
+
+    /// Writes `summary.json`.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write_summary(&self, summary: &impl Serialize) -> Result<()> {
+        let path = self.path.join("summary.json");
+        let mut text = serde_json::to_vec_pretty(summary).map_err(|e| Error::RunFolder {
+            action: "write",
+            path: path.clone(),
+            source: io::Error::other(e),
+        })?;
+        text.push(b'\n');
+        write_whole(&path, &text)
+    }
+
+    /// Removes the folder of a run that could not start, so that the same command can be given again. What
+    /// cannot be removed stays: the error that brought us here is the one to report.
+    pub fn discard(self) {
+        let removed = fs::remove_file(self.path.join("config.toml"))
+            .or(Ok(()))
+            .and_then(|()| fs::remove_dir(self.weights()))
+            .and_then(|()| fs::remove_dir(&self.path));
+        if let Err(error) = removed {
+            tracing::debug!(path = %self.path.display(), %error, "run folder not removed");
+        }
+    }
+}
+
+/// Creates `path` and what is above it; it must be new.
+fn make_new(path: &Path) -> Result<PathBuf> {
+    let fail = |source| Error::RunFolder { action: "create the run folder", path: path.into(), source };
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent).map_err(fail)?;
+    }
+    match fs::create_dir(path) {
+        Ok(()) => Ok(path.to_owned()),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+            Err(Error::RunFolderExists { path: path.to_owned() })
+        }
+        Err(e) => Err(fail(e)),
+    }
+}
+
+/// `base/stem`, or `base/stem-2` and so on when two runs start in one second.
+fn first_free(base: &Path, stem: &str) -> Result<PathBuf> {
+    let mut path = base.join(stem);
+    for number in 2..1000 {
+        match make_new(&path) {
+            Err(Error::RunFolderExists { .. }) => path = base.join(format!("{stem}-{number}")),
+            made => return made,
+        }
+    }
+    Err(Error::RunFolderExists { path })
+}
+
+/// Writes a file that appears only when it is complete.
+///
+/// # Errors
+/// The folder cannot be written, or the disk is full; nothing is left behind then.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    let temporary = path.with_extension("part");
+    let written = fs::File::create(&temporary)
+        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
+        .and_then(|()| fs::rename(&temporary, path));
+    written.map_err(|source| {
+        // The write failed: what matters is its error, not whether the rest could be cleaned up.
+        let _ = fs::remove_file(&temporary);
+        Error::RunFolder { action: "write", path: path.to_owned(), source }
+    })
+}
+
+/// `20260131T235959` in UTC: sorts by time, and is a file name everywhere.
+fn utc_stamp(time: SystemTime) -> String {
+    let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    let (year, month, day) = civil_date(days);
+    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
+    format!("{year:04}{month:02}{day:02}T{hour:02}{minute:02}{second:02}")
+}
+
+/// Days since 1970-01-01 as year, month, day (Howard Hinnant, `civil_from_days`).
+fn civil_date(days: u64) -> (u64, u64, u64) {
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    (year_of_era + era * 400 + u64::from(month <= 2), month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn dates_are_right_around_leap_days() {
+        let stamp = |seconds| utc_stamp(UNIX_EPOCH + Duration::from_secs(seconds));
+        assert_eq!(stamp(0), "19700101T000000");
+        assert_eq!(stamp(951_782_399), "20000228T235959");
+        assert_eq!(stamp(951_782_400), "20000229T000000");
+        assert_eq!(stamp(1_709_251_200), "20240301T000000");
+        assert_eq!(stamp(4_107_542_399), "21000228T235959");
+        assert_eq!(stamp(4_107_542_400), "21000301T000000");
+    }
+
+    #[test]
+    fn a_folder_that_exists_is_refused_and_left_alone() {
+        let base = tempfile::tempdir().unwrap();
+        let path = base.path().join("a/run");
+        let folder = RunFolder::create(Some(&path), "x").unwrap();
+        folder.write_config("seed = 1\n").unwrap();
+        let error = RunFolder::create(Some(&path), "x").unwrap_err();
+        assert!(matches!(error, Error::RunFolderExists { .. }));
+        assert_eq!(error.exit_code(), 2);
+        assert_eq!(fs::read_to_string(path.join("config.toml")).unwrap(), "seed = 1\n");
+        folder.discard();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn two_runs_of_one_second_get_two_folders() {
+        let base = tempfile::tempdir().unwrap();
+        let first = first_free(base.path(), "t-x").unwrap();
+        let second = first_free(base.path(), "t-x").unwrap();
+        assert!(first.ends_with("t-x") && second.ends_with("t-x-2"));
+    }
+
+    #[test]
+    fn a_failed_write_leaves_nothing() {
+        let base = tempfile::tempdir().unwrap();
+        let target = base.path().join("summary.json");
+        fs::create_dir(&target).unwrap();
+        assert!(write_whole(&target, b"x").is_err());
+        assert_eq!(fs::read_dir(base.path()).unwrap().count(), 1);
+    }
+}

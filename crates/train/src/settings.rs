@@ -1,0 +1,356 @@
+//! The types of single settings: choices by name, limits, sizes, lists.
+//!
+//! Each has one text form, used alike by the flags, the configuration file and the messages.
+
+use std::fmt;
+use std::str::FromStr;
+
+use meristem_grow::nearest;
+use serde::{Deserialize, Serialize};
+
+/// Text that no setting type accepts, with what would have been right.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct BadValue {
+    message: String,
+}
+
+impl BadValue {
+    /// `expected` says what is accepted.
+    pub fn new(got: &str, expected: impl fmt::Display) -> Self {
+        Self { message: format!("got `{got}`, expected {expected}") }
+    }
+}
+
+/// A choice among `known` names; the error lists them and names the nearest.
+fn choose<T: Copy>(got: &str, known: &[(&'static str, T)]) -> Result<T, BadValue> {
+    if let Some(&(_, value)) = known.iter().find(|(name, _)| *name == got) {
+        return Ok(value);
+    }
+    let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+    let mut expected = names.join(" | ");
+    if let Some(name) = nearest(got, names.iter().copied()) {
+        expected.push_str(&format!("; did you mean `{name}`?"));
+    }
+    Err(BadValue::new(got, format!("one of {expected}")))
+}
+
+/// Implements serde through the text form.
+macro_rules! serde_as_text {
+    ($type:ty) => {
+        impl TryFrom<String> for $type {
+            type Error = BadValue;
+            fn try_from(text: String) -> Result<Self, BadValue> {
+                text.parse()
+            }
+        }
+        impl From<$type> for String {
+            fn from(value: $type) -> String {
+                value.to_string()
+            }
+        }
+    };
+}
+
+/// Who decides where and when a host grows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum ControllerKind {
+    /// The rules of `grow.md`, Heuristic controller.
+    #[default]
+    Heuristic,
+    /// Nobody: bare hosts are trained.
+    None,
+}
+
+impl ControllerKind {
+    const NAMES: [(&'static str, Self); 2] = [("heuristic", Self::Heuristic), ("none", Self::None)];
+}
+
+impl FromStr for ControllerKind {
+    type Err = BadValue;
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        choose(text, &Self::NAMES)
+    }
+}
+
+impl fmt::Display for ControllerKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Heuristic => "heuristic",
+            Self::None => "none",
+        })
+    }
+}
+serde_as_text!(ControllerKind);
+
+/// The named starting points of a configuration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Preset {
+    /// A minute on two cores; shows growth.
+    #[default]
+    Default,
+    /// Ten seconds; shows that everything works.
+    Quick,
+    /// Whole episodes over the whole training set, with the gates of `grow.md`.
+    Full,
+}
+
+impl Preset {
+    /// Every preset with its name.
+    pub const NAMES: [(&'static str, Self); 3] =
+        [("default", Self::Default), ("quick", Self::Quick), ("full", Self::Full)];
+}
+
+impl FromStr for Preset {
+    type Err = BadValue;
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        choose(text, &Self::NAMES)
+    }
+}
+
+impl fmt::Display for Preset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Default => "default",
+            Self::Quick => "quick",
+            Self::Full => "full",
+        })
+    }
+}
+serde_as_text!(Preset);
+
+/// A count with an upper end, or all there is. Text form: a number, or `all`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "NumberOrText", into = "String")]
+pub enum Limit {
+    /// No limit.
+    #[default]
+    All,
+    /// At most this many.
+    Count(usize),
+}
+
+impl Limit {
+    /// The limit as a number, `None` for all.
+    pub fn count(self) -> Option<usize> {
+        match self {
+            Self::All => None,
+            Self::Count(n) => Some(n),
+        }
+    }
+}
+
+impl FromStr for Limit {
+    type Err = BadValue;
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        match (text, text.parse::<usize>()) {
+            ("all", _) => Ok(Self::All),
+            (_, Ok(n)) => Ok(Self::Count(n)),
+            _ => Err(BadValue::new(text, "a number of batches, or `all`")),
+        }
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("all"),
+            Self::Count(n) => n.fmt(f),
+        }
+    }
+}
+
+/// What a file may hold where a setting takes a number or a word.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a number or a text")]
+enum NumberOrText {
+    Number(u64),
+    Text(String),
+}
+
+impl NumberOrText {
+    fn parse<T: FromStr<Err = BadValue>>(self) -> Result<T, BadValue> {
+        match self {
+            Self::Number(n) => n.to_string().parse(),
+            Self::Text(text) => text.parse(),
+        }
+    }
+}
+
+impl TryFrom<NumberOrText> for Limit {
+    type Error = BadValue;
+    fn try_from(value: NumberOrText) -> Result<Self, BadValue> {
+        value.parse()
+    }
+}
+
+impl From<Limit> for String {
+    fn from(value: Limit) -> String {
+        value.to_string()
+    }
+}
+
+/// A number of bytes. Text form: a number, or a number with `kB`, `MB`, `GB`, `KiB`, `MiB`, `GiB`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "NumberOrText", into = "String")]
+pub struct ByteSize(pub usize);
+
+impl FromStr for ByteSize {
+    type Err = BadValue;
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == ' ');
+        let unit = match text[digits.len()..].trim() {
+            "" | "B" => Some(1),
+            "kB" | "KB" | "k" | "K" => Some(1_000),
+            "MB" | "M" => Some(1_000_000),
+            "GB" | "G" => Some(1_000_000_000),
+            "KiB" => Some(1 << 10),
+            "MiB" => Some(1 << 20),
+            "GiB" => Some(1 << 30),
+            _ => None,
+        };
+        let bytes = digits.parse::<usize>().ok().zip(unit).and_then(|(n, u)| n.checked_mul(u));
+        bytes.map(Self).ok_or_else(|| BadValue::new(text, "a size such as 64MiB or 200MB"))
+    }
+}
+
+impl fmt::Display for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl TryFrom<NumberOrText> for ByteSize {
+    type Error = BadValue;
+    fn try_from(value: NumberOrText) -> Result<Self, BadValue> {
+        value.parse()
+    }
+}
+
+impl From<ByteSize> for String {
+    fn from(value: ByteSize) -> String {
+        value.to_string()
+    }
+}
+
+/// Which augmentations the gather applies (D8). Text form: `none`, or any of `crop,flip,cutout`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Augmentations {
+    /// Random crop from the image padded by four pixels.
+    pub crop: bool,
+    /// Horizontal flip, half of the time.
+    pub flip: bool,
+    /// One square hole.
+    pub cutout: bool,
+}
+
+impl FromStr for Augmentations {
+    type Err = BadValue;
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let mut chosen = Self::default();
+        if text == "none" {
+            return Ok(chosen);
+        }
+        for name in text.split(',') {
+            match choose(name.trim(), &[("crop", 0), ("flip", 1), ("cutout", 2), ("none", 3)])? {
+                0 => chosen.crop = true,
+                1 => chosen.flip = true,
+                2 => chosen.cutout = true,
+                _ => return Err(BadValue::new(text, "`none` alone, or any of crop,flip,cutout")),
+            }
+        }
+        Ok(chosen)
+    }
+}
+
+impl fmt::Display for Augmentations {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = [(self.crop, "crop"), (self.flip, "flip"), (self.cutout, "cutout")];
+        let chosen: Vec<&str> = names.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
+        match chosen.is_empty() {
+            true => f.write_str("none"),
+            false => f.write_str(&chosen.join(",")),
+        }
+    }
+}
+serde_as_text!(Augmentations);
+
+/// `on` or `off`. In a file a plain boolean does as well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "BoolOrText", into = "String")]
+pub struct Switch(pub bool);
+
+/// What a file may hold for a [`Switch`].
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected `on` or `off`")]
+enum BoolOrText {
+    Bool(bool),
+    Text(String),
+}
+
+impl TryFrom<BoolOrText> for Switch {
+    type Error = BadValue;
+    fn try_from(value: BoolOrText) -> Result<Self, BadValue> {
+        match value {
+            BoolOrText::Bool(on) => Ok(Self(on)),
+            BoolOrText::Text(text) => text.parse(),
+        }
+    }
+}
+
+impl FromStr for Switch {
+    type Err = BadValue;
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        choose(text, &[("on", Self(true)), ("off", Self(false))])
+    }
+}
+
+impl fmt::Display for Switch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0 { "on" } else { "off" })
+    }
+}
+
+impl From<Switch> for String {
+    fn from(value: Switch) -> String {
+        value.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_forms_round_trip() {
+        for text in ["none", "crop", "crop,flip", "crop,flip,cutout"] {
+            assert_eq!(text.parse::<Augmentations>().unwrap().to_string(), text);
+        }
+        for text in ["all", "12"] {
+            assert_eq!(text.parse::<Limit>().unwrap().to_string(), text);
+        }
+        for (name, preset) in Preset::NAMES {
+            assert_eq!(preset.to_string(), name);
+        }
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        assert_eq!("3MiB".parse::<ByteSize>().unwrap().0, 3 << 20);
+        assert_eq!("200 MB".parse::<ByteSize>().unwrap().0, 200_000_000);
+        assert!("3 parsecs".parse::<ByteSize>().is_err());
+        assert!("99999999999999GB".parse::<ByteSize>().is_err());
+    }
+
+    #[test]
+    fn a_wrong_name_is_answered_with_the_nearest() {
+        let message = "heuristics".parse::<ControllerKind>().unwrap_err().to_string();
+        assert!(message.contains("did you mean `heuristic`?"), "{message}");
+        let message = "flop".parse::<Augmentations>().unwrap_err().to_string();
+        assert!(message.contains("did you mean `flip`?"), "{message}");
+        assert!("none,flip".parse::<Augmentations>().is_err());
+    }
+}
