@@ -1,1 +1,68 @@
-//! Meristem device.
+//! Devices, streams, stream-ordered memory and tensors.
+//!
+//! A [`Device`] runs kernels on ordered asynchronous queues, its [`Stream`]s. A [`Tensor`] is memory
+//! that belongs to a stream; a kernel gets at it only by a [`Launch`] on that stream. Which launches
+//! must wait for which is worked out from what they read and write, so a race or a use after free
+//! cannot be written with this API (S1, S2): there is no host pointer to device memory.
+//!
+//! ```
+//! use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Tensor};
+//!
+//! # fn main() -> meristem_device::Result<()> {
+//! let device = Device::open(DeviceId::Cpu, &DeviceOptions::default())?;
+//! let (load, compute) = (device.stream("load"), device.stream("compute"));
+//! let x = Tensor::from_slice(&load, &[1.0f32, 2.0, 3.0], [3], Owner::Batches)?;
+//! let y = Tensor::empty(&compute, [3], DType::F32, Owner::Activations)?;
+//! let x = x.on(&compute)?; // `compute` waits for `load`, the host does not
+//! compute.launch("double").read(&x).write(&y).run(|args| {
+//!     for (y, x) in args.write::<f32>(1).iter_mut().zip(args.read::<f32>(0)) {
+//!         *y = 2.0 * x;
+//!     }
+//! })?;
+//! assert_eq!(y.to_vec::<f32>()?, [2.0, 4.0, 6.0]); // the one wait
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # The inside, from top to bottom
+//! `tensor`, `transfer`, `launch`, `stream`, `device`: what the user holds. `submit`: the one door
+//! onto a stream; `hazard`: who must wait for whom. `queue`, `executor`: streams run by workers.
+//! `storage`, `pool`, `size_class`, `block`: memory. Unsafe code is in `block` (taking memory) and
+//! `args` (giving kernels slices of it), one call each in `storage` and `host`.
+
+mod args;
+mod block;
+mod counters;
+mod device;
+mod dtype;
+mod error;
+mod executor;
+mod hazard;
+pub mod host;
+mod id;
+mod launch;
+mod memory;
+mod pool;
+mod queue;
+pub mod random;
+mod shape;
+mod size_class;
+mod storage;
+mod stream;
+mod submit;
+mod sync;
+mod tensor;
+mod transfer;
+
+pub use args::Args;
+pub use counters::Counts;
+pub use device::{Device, DeviceOptions};
+pub use dtype::{DType, Element};
+pub use error::{Error, Result};
+pub use id::DeviceId;
+pub use launch::Launch;
+pub use memory::{MemoryReport, Owner, OwnerUse};
+pub use shape::{MAX_DIMS, MemoryFormat, Shape};
+pub use stream::{Event, Stream};
+pub use tensor::Tensor;
+pub use transfer::{read_back, read_back_as, read_back_f64};

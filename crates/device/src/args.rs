@@ -1,0 +1,142 @@
+//! What a kernel gets: its arguments' elements as slices.
+//!
+//! Why the slices are sound: a launch is refused if a written argument overlaps another argument of
+//! it, and submission orders it after every earlier conflicting access of any stream and before
+//! every later one (`hazard`). So while a kernel runs, nobody else writes what it reads, and nobody
+//! else touches what it writes.
+
+use crate::block::Block;
+use crate::dtype::{DType, Element};
+use crate::hazard::Use;
+use crate::sync::Arc;
+use smallvec::SmallVec;
+use std::panic::Location;
+
+/// Arguments kept without an allocation of their own.
+pub(crate) const INLINE_ARGS: usize = 8;
+
+/// An argument of a launch in flight. Holds its block, so the memory lives until the kernel ended.
+pub(crate) struct Arg {
+    /// `None` for no elements.
+    pub(crate) block: Option<Arc<Block>>,
+    /// First byte within the block; inside of it, and aligned for the element type.
+    pub(crate) offset: usize,
+    /// Bytes, inside of the block.
+    pub(crate) bytes: usize,
+    pub(crate) dtype: DType,
+    pub(crate) usage: Use,
+    /// Whether its mutable slice was given out.
+    pub(crate) taken: bool,
+}
+
+/// A launch in flight: what it is, where it was asked for, what it touches.
+pub(crate) struct Record {
+    pub(crate) operation: &'static str,
+    /// Where the launch was asked for; the race sanitizer names it.
+    pub(crate) site: &'static Location<'static>,
+    pub(crate) args: SmallVec<[Arg; INLINE_ARGS]>,
+}
+
+/// The arguments of a running kernel, by their position in the launch's chain of `read` and
+/// `write`.
+///
+/// A wrong position, element type or kind of access is a mistake in the kernel's own code: it
+/// panics, which fails the kernel's stream with [`crate::Error::KernelPanicked`], and says what was
+/// wrong.
+pub struct Args<'a> {
+    record: &'a mut Record,
+}
+
+impl<'a> Args<'a> {
+    pub(crate) fn new(record: &'a mut Record) -> Self {
+        Args { record }
+    }
+
+    /// Number of arguments.
+    pub fn len(&self) -> usize {
+        self.record.args.len()
+    }
+
+    /// Whether there are no arguments.
+    pub fn is_empty(&self) -> bool {
+        self.record.args.is_empty()
+    }
+
+    /// The launch's operation.
+    pub fn operation(&self) -> &'static str {
+        self.record.operation
+    }
+
+    /// Elements of argument `i`, which was declared with `read`, in memory order.
+    ///
+    /// # Panics
+    /// See [`Args`].
+    #[track_caller]
+    pub fn read<T: Element>(&self, i: usize) -> &'a [T] {
+        let arg = self.arg::<T>(i, Use::Read);
+        let Some(block) = &arg.block else { return &[] };
+        let len = arg.bytes / size_of::<T>();
+        // SAFETY: `offset` and `bytes` are inside of the block, which `Record` keeps alive for 'a;
+        // its bytes are initialised, and any bytes are a `T` (Pod). The address is aligned: blocks
+        // are aligned to 64, and offsets are multiples of the element type that was just checked.
+        // Nobody writes these bytes during 'a: see the module's head.
+        unsafe { std::slice::from_raw_parts(block.data().add(arg.offset).cast().as_ptr(), len) }
+    }
+
+    /// Elements of argument `i`, which was declared with `write`, in memory order. They hold what
+    /// was there before. Each argument can be taken once, and several side by side.
+    ///
+    /// # Panics
+    /// See [`Args`].
+    #[track_caller]
+    pub fn write<T: Element>(&mut self, i: usize) -> &'a mut [T] {
+        let arg = self.arg::<T>(i, Use::Write);
+        assert!(!arg.taken, "{}: argument {i} was taken before", self.operation());
+        self.record.args[i].taken = true;
+        let arg = &self.record.args[i];
+        let Some(block) = &arg.block else { return &mut [] };
+        let len = arg.bytes / size_of::<T>();
+        // SAFETY: inside, alive, initialised and aligned as in `read`. Exclusive during 'a: `taken`
+        // gives out each argument once, arguments do not overlap a written one, and no other work
+        // touches these bytes: see the module's head.
+        unsafe { std::slice::from_raw_parts_mut(block.data().add(arg.offset).cast().as_ptr(), len) }
+    }
+
+    /// Bytes of argument `i`, which was declared with `read`.
+    pub(crate) fn bytes(&self, i: usize) -> &'a [u8] {
+        match self.record.args[i].dtype {
+            DType::F32 => bytemuck::cast_slice(self.read::<f32>(i)),
+            DType::F64 => bytemuck::cast_slice(self.read::<f64>(i)),
+            DType::U8 => self.read(i),
+            DType::U32 => bytemuck::cast_slice(self.read::<u32>(i)),
+            DType::I64 => bytemuck::cast_slice(self.read::<i64>(i)),
+        }
+    }
+
+    /// Bytes of argument `i`, which was declared with `write`; as [`write`](Args::write).
+    pub(crate) fn bytes_mut(&mut self, i: usize) -> &'a mut [u8] {
+        match self.record.args[i].dtype {
+            DType::F32 => bytemuck::cast_slice_mut(self.write::<f32>(i)),
+            DType::F64 => bytemuck::cast_slice_mut(self.write::<f64>(i)),
+            DType::U8 => self.write(i),
+            DType::U32 => bytemuck::cast_slice_mut(self.write::<u32>(i)),
+            DType::I64 => bytemuck::cast_slice_mut(self.write::<i64>(i)),
+        }
+    }
+
+    #[track_caller]
+    fn arg<T: Element>(&self, i: usize, usage: Use) -> &Arg {
+        let operation = self.operation();
+        let Some(arg) = self.record.args.get(i) else {
+            panic!("{operation}: argument {i} of {}", self.len());
+        };
+        assert!(arg.usage == usage, "{operation}: argument {i} is declared as {:?}", arg.usage);
+        assert!(
+            arg.dtype == T::DTYPE,
+            "{operation}: argument {i} must be {}, got {}",
+            T::DTYPE,
+            arg.dtype
+        );
+        arg
+    }
+}

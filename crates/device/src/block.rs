@@ -1,0 +1,95 @@
+//! Raw device memory: the one place where it is taken from the system, and given back.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::NonNull;
+
+/// Alignment of every block, in bytes: a cache line, and the widest vector register.
+pub(crate) const ALIGNMENT: usize = 64;
+
+/// A run of bytes that lives at one address until it is dropped. Always initialised: it starts as
+/// zeros, and later holds what kernels wrote. Who may touch the bytes, and when, is not decided
+/// here but by the order of submission (`submit`).
+#[derive(Debug)]
+pub(crate) struct Block {
+    /// What the system gave.
+    base: NonNull<u8>,
+    layout: Layout,
+    /// First aligned byte.
+    data: NonNull<u8>,
+    size: usize,
+}
+
+// SAFETY: a block is memory and its address; it has no thread affinity. Its methods hand out
+// addresses only; whoever dereferences them proves exclusiveness there.
+unsafe impl Send for Block {}
+// SAFETY: as above: shared use only reads the address and the size, which never change.
+unsafe impl Sync for Block {}
+
+impl Block {
+    /// A block of `size` zeroed bytes, `None` where the system has none.
+    pub(crate) fn new(size: usize) -> Option<Block> {
+        // A large alignment would make the allocator touch every page to zero it; with its natural
+        // one the pages stay untouched until a kernel writes them. So align by hand.
+        let layout = Layout::from_size_align(size.checked_add(ALIGNMENT)?, 16).ok()?;
+        // SAFETY: the layout's size is at least ALIGNMENT, so not zero.
+        let base = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        let skip = base.as_ptr().align_offset(ALIGNMENT);
+        debug_assert!(skip < ALIGNMENT);
+        // SAFETY: `skip` < ALIGNMENT and the allocation is `size + ALIGNMENT` bytes, so the result
+        // and `size` bytes after it are inside.
+        let data = unsafe { base.add(skip) };
+        Some(Block { base, layout, data, size })
+    }
+
+    /// Usable bytes.
+    pub(crate) fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Address of the first byte, aligned to [`ALIGNMENT`].
+    pub(crate) fn data(&self) -> NonNull<u8> {
+        self.data
+    }
+
+    /// Copies `bytes` to the block's start.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes the block meanwhile, no queued work included.
+    pub(crate) unsafe fn fill(&self, bytes: &[u8]) {
+        assert!(bytes.len() <= self.size);
+        // SAFETY: the length was checked, `bytes` cannot overlap memory to which only the caller
+        // has access, and both are valid for that length.
+        unsafe { self.data.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: `base` came from the allocator with this layout, and is given back once.
+        unsafe { dealloc(self.base.as_ptr(), self.layout) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn aligned_zeroed_and_writable_to_the_end() {
+        for size in [64, 128, 4096, 1 << 20] {
+            let block = Block::new(size).unwrap();
+            assert_eq!(block.data().as_ptr() as usize % ALIGNMENT, 0);
+            // SAFETY: nobody else knows this block.
+            let bytes = unsafe { std::slice::from_raw_parts(block.data().as_ptr(), size) };
+            assert!(bytes.iter().all(|&b| b == 0));
+            // SAFETY: nobody else knows this block, and `bytes` is not used after this.
+            unsafe { block.fill(&vec![7; size]) };
+        }
+    }
+
+    #[test]
+    fn absurd_sizes_are_refused() {
+        assert!(Block::new(usize::MAX).is_none());
+        assert!(Block::new(isize::MAX as usize).is_none());
+    }
+}

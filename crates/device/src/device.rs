@@ -1,0 +1,225 @@
+//! Devices: opening one, its streams, counts and memory.
+
+use crate::counters::{Act, Counters, Counts};
+use crate::error::{Error, Result};
+use crate::executor::{Executor, on_worker};
+use crate::id::DeviceId;
+use crate::memory::MemoryReport;
+use crate::pool::Pool;
+use crate::queue::{StreamState, check_may_wait};
+use crate::stream::Stream;
+use crate::submit::Submission;
+use crate::sync::{Arc, AtomicU64, Mutex, Ordering, Weak, lock};
+use std::fmt;
+use std::panic::Location;
+use std::thread::JoinHandle;
+
+/// The most workers of a device.
+const MAX_THREADS: usize = 1024;
+
+/// How to open a device.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DeviceOptions {
+    /// Workers of a CPU device; 0: one for each core that the process may use. No result depends on
+    /// it.
+    pub threads: usize,
+    /// The most bytes that the device takes from the system, `None` for no limit.
+    pub memory_limit: Option<usize>,
+}
+
+/// What the environment decides.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Environment {
+    /// `MERISTEM_LAUNCH_BLOCKING`: every launch waits for its kernel (S4).
+    pub(crate) launch_blocking: bool,
+}
+
+impl Environment {
+    fn read() -> Result<Self> {
+        Ok(Environment { launch_blocking: switch("MERISTEM_LAUNCH_BLOCKING")? })
+    }
+}
+
+/// An environment variable that is on or off.
+fn switch(variable: &'static str) -> Result<bool> {
+    let value = std::env::var_os(variable);
+    match value.as_ref().map(|value| value.to_str()) {
+        None | Some(Some("" | "0")) => Ok(false),
+        Some(Some("1")) => Ok(true),
+        Some(_) => {
+            let got = value.unwrap_or_default().to_string_lossy().into_owned();
+            Err(Error::BadEnvironment { variable, expected: "0 or 1", got })
+        }
+    }
+}
+
+/// What the workers and all handles of a device share.
+pub(crate) struct Shared {
+    pub(crate) id: DeviceId,
+    pub(crate) executor: Executor,
+    pub(crate) pool: Pool,
+    pub(crate) counters: Counters,
+    pub(crate) submission: Mutex<Submission>,
+    pub(crate) launch_blocking: bool,
+    threads: usize,
+    /// Streams that are not gone, to wait for all of them.
+    streams: Mutex<Vec<Weak<StreamState>>>,
+    next_stream: AtomicU64,
+}
+
+/// A device: workers, memory and counts. A handle; clones are the same device, and streams and
+/// tensors hold one. Dropping the last waits until everything that was enqueued is done, and ends
+/// the workers.
+#[derive(Clone)]
+pub struct Device(Arc<DeviceHandle>);
+
+struct DeviceHandle {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+impl Drop for DeviceHandle {
+    fn drop(&mut self) {
+        self.shared.executor.close();
+        // The last handle may go inside of a kernel's closure: a worker cannot wait for itself.
+        // The workers end by themselves then.
+        if on_worker() {
+            return;
+        }
+        for worker in self.workers.drain(..) {
+            // A worker catches the panics of kernels; there is nobody to report its own to.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl Device {
+    /// Opens a device. Two openings are two devices, with memory and workers of their own.
+    ///
+    /// `MERISTEM_LAUNCH_BLOCKING=1` makes every launch wait for its kernel (S4), to find out which
+    /// one fails or hangs; the results are the same.
+    ///
+    /// # Errors
+    /// [`Error::NotCompiled`] for a CUDA device; [`Error::BadOption`] for more workers than can be;
+    /// [`Error::WorkerSpawn`] if the system refuses them; [`Error::BadEnvironment`].
+    pub fn open(id: DeviceId, options: &DeviceOptions) -> Result<Device> {
+        Device::open_in(id, options, Environment::read()?)
+    }
+
+    pub(crate) fn open_in(
+        id: DeviceId,
+        options: &DeviceOptions,
+        environment: Environment,
+    ) -> Result<Device> {
+        if let DeviceId::Cuda(_) = id {
+            return Err(Error::NotCompiled { device: id, feature: "cuda" });
+        }
+        let threads = match options.threads {
+            0 => std::thread::available_parallelism().map_or(1, |n| n.get()).min(MAX_THREADS),
+            n if n <= MAX_THREADS => n,
+            n => {
+                let expected = format!("0 (one for each core) to {MAX_THREADS}");
+                return Err(Error::BadOption { option: "threads", expected, got: n.to_string() });
+            }
+        };
+        let shared = Arc::new(Shared {
+            id,
+            executor: Executor::default(),
+            pool: Pool::new(options.memory_limit),
+            counters: Counters::default(),
+            submission: Mutex::default(),
+            launch_blocking: environment.launch_blocking,
+            threads,
+            streams: Mutex::default(),
+            next_stream: AtomicU64::new(0),
+        });
+        let mut handle = DeviceHandle { shared, workers: Vec::with_capacity(threads) };
+        for worker in 0..threads {
+            let shared = handle.shared.clone();
+            let thread = std::thread::Builder::new()
+                .name(format!("{id}-{worker}"))
+                .spawn(move || shared.executor.work())
+                // Dropping the handle ends the workers that started.
+                .map_err(|source| Error::WorkerSpawn { worker, threads, source })?;
+            handle.workers.push(thread);
+        }
+        tracing::debug!(device = %id, threads, limit = ?options.memory_limit, "device opened");
+        Ok(Device(Arc::new(handle)))
+    }
+
+    /// Which device it is.
+    pub fn id(&self) -> DeviceId {
+        self.shared().id
+    }
+
+    /// Number of workers.
+    pub fn threads(&self) -> usize {
+        self.shared().threads
+    }
+
+    /// A new stream. The name is for errors and reports, and need not be unique.
+    pub fn stream(&self, name: &str) -> Stream {
+        let shared = self.shared();
+        let id = shared.next_stream.fetch_add(1, Ordering::Relaxed);
+        let state = Arc::new(StreamState::new(shared.clone(), id, name));
+        let mut streams = lock(&shared.streams);
+        streams.retain(|stream| stream.strong_count() > 0);
+        streams.push(Arc::downgrade(&state));
+        Stream::new(self, state)
+    }
+
+    /// What the device did so far.
+    pub fn counts(&self) -> Counts {
+        self.shared().counters.read()
+    }
+
+    /// Memory in use, its peak, and by whom (V3). Does not wait.
+    pub fn memory(&self) -> MemoryReport {
+        self.shared().pool.report()
+    }
+
+    /// Gives memory that is kept for reuse, and that no kernel still uses, back to the system;
+    /// returns the bytes. Does not wait.
+    pub fn trim(&self) -> usize {
+        self.shared().pool.trim()
+    }
+
+    /// Blocks the calling thread until everything enqueued so far on every stream is done. Counted
+    /// as one synchronisation.
+    ///
+    /// # Errors
+    /// [`Error::KernelPanicked`] if a kernel of any stream panicked (all streams are waited for
+    /// anyway); [`Error::InsideKernel`] if called inside of a kernel.
+    #[track_caller]
+    pub fn synchronize(&self) -> Result<()> {
+        check_may_wait("Device::synchronize")?;
+        self.shared().counters.note(Act::Synchronize, Location::caller())?;
+        let streams = lock(&self.shared().streams).clone();
+        let mut result = Ok(());
+        for stream in streams.iter().filter_map(Weak::upgrade) {
+            let seq = stream.lock().submitted();
+            stream.wait_host(seq);
+            result = result.and(stream.check_result(seq));
+        }
+        result
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.0.shared
+    }
+}
+
+impl PartialEq for Device {
+    /// Whether both are the same opening of the same device.
+    fn eq(&self, other: &Device) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Device {}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Device({}, {} threads)", self.id(), self.threads())
+    }
+}

@@ -1,0 +1,80 @@
+//! Element types.
+
+use std::fmt;
+
+/// Element type of a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// 32-bit float.
+    F32,
+    /// 64-bit float.
+    F64,
+    /// Byte.
+    U8,
+    /// 32-bit unsigned integer.
+    U32,
+    /// 64-bit signed integer.
+    I64,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub fn size(self) -> usize {
+        match self {
+            DType::U8 => 1,
+            DType::F32 | DType::U32 => 4,
+            DType::F64 | DType::I64 => 8,
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            DType::F32 => "f32",
+            DType::F64 => "f64",
+            DType::U8 => "u8",
+            DType::U32 => "u32",
+            DType::I64 => "i64",
+        })
+    }
+}
+
+mod sealed {
+    /// Keeps [`super::Element`] to the types whose `DTYPE` is known to match their layout.
+    pub trait Sealed {}
+}
+
+/// A Rust type that is the element of some [`DType`]. Sealed: the kernels' slices rely on it.
+pub trait Element: bytemuck::Pod + Send + Sync + sealed::Sealed {
+    /// The element type that it is.
+    const DTYPE: DType;
+}
+
+macro_rules! element {
+    ($($rust:ty => $dtype:ident),*) => {$(
+        impl sealed::Sealed for $rust {}
+        impl Element for $rust {
+            const DTYPE: DType = DType::$dtype;
+        }
+    )*};
+}
+element!(f32 => F32, f64 => F64, u8 => U8, u32 => U32, i64 => I64);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn size_matches<T: Element>() {
+        assert_eq!(T::DTYPE.size(), std::mem::size_of::<T>());
+    }
+
+    #[test]
+    fn sizes_match_the_rust_types() {
+        size_matches::<f32>();
+        size_matches::<f64>();
+        size_matches::<u8>();
+        size_matches::<u32>();
+        size_matches::<i64>();
+    }
+}

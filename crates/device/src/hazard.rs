@@ -1,0 +1,158 @@
+//! Who used a storage last, and whom the next user has to wait for.
+//!
+//! Invariant: every access to a storage's bytes is ordered after every earlier conflicting one
+//! (one of the two writes), either because both are on one stream, or by a stream-side wait that
+//! was submitted before the later one. Accesses are noted in the order of submission, which is
+//! total on a device, so waits point backwards only and no cycle of waits can arise.
+
+use crate::error::Result;
+use crate::queue::StreamState;
+use crate::sync::Arc;
+use smallvec::SmallVec;
+
+/// A place in a stream: done when the stream has completed that many commands.
+#[derive(Clone)]
+pub(crate) struct Access {
+    pub(crate) stream: Arc<StreamState>,
+    pub(crate) seq: u64,
+}
+
+impl Access {
+    pub(crate) fn is_done(&self) -> bool {
+        self.stream.is_done(self.seq)
+    }
+
+    fn is_on(&self, stream: &Arc<StreamState>) -> bool {
+        Arc::ptr_eq(&self.stream, stream)
+    }
+
+    /// Whether work on `stream` needs no wait for this.
+    pub(crate) fn is_ordered_before(&self, stream: &Arc<StreamState>) -> bool {
+        self.is_on(stream) || self.is_done()
+    }
+}
+
+/// A few accesses.
+pub(crate) type Accesses = SmallVec<[Access; 2]>;
+
+/// A wait that a stream has to make.
+pub(crate) struct Edge {
+    pub(crate) access: Access,
+    /// Whether a kernel that panicked there spoils what comes here (its result is used), or not
+    /// (only its end matters).
+    pub(crate) propagates: bool,
+}
+
+/// A few waits.
+pub(crate) type Edges = SmallVec<[Edge; 4]>;
+
+/// How a launch uses a storage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Use {
+    Read,
+    Write,
+}
+
+/// The accesses to a storage that later ones may have to wait for.
+#[derive(Default)]
+pub(crate) struct Hazards {
+    /// The last write.
+    write: Option<Access>,
+    /// Reads since the last write, the last of each stream.
+    reads: Accesses,
+    /// Uses of the block by the storages that had it before. Nothing of this storage may touch
+    /// the bytes before they are done (S2).
+    inherited: Accesses,
+}
+
+impl Hazards {
+    /// Of a storage whose block is still in use by `inherited`.
+    pub(crate) fn new(inherited: Accesses) -> Self {
+        Hazards { inherited, ..Hazards::default() }
+    }
+
+    /// Adds the waits that work on `stream` needs before it may use the storage like this.
+    ///
+    /// # Errors
+    /// [`crate::Error::KernelPanicked`] if what it would see is a panicked kernel's leftover.
+    pub(crate) fn waits(
+        &self,
+        stream: &Arc<StreamState>,
+        usage: Use,
+        edges: &mut Edges,
+    ) -> Result<()> {
+        for access in &self.inherited {
+            add_edge(edges, stream, access, false);
+        }
+        if let Some(write) = &self.write {
+            if !write.is_on(stream) {
+                write.stream.check_result(write.seq)?;
+            }
+            add_edge(edges, stream, write, true);
+        }
+        if usage == Use::Write {
+            for access in &self.reads {
+                add_edge(edges, stream, access, false);
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes an access that was submitted with its waits.
+    pub(crate) fn note(&mut self, stream: &Arc<StreamState>, seq: u64, usage: Use) {
+        match usage {
+            Use::Write => {
+                // Everything before is ordered before this write: it alone stands for all.
+                self.reads.clear();
+                self.inherited.clear();
+                replace(&mut self.write, stream, seq);
+            }
+            Use::Read => {
+                if let Some(read) = self.reads.iter_mut().find(|read| read.is_on(stream)) {
+                    read.seq = seq;
+                    return;
+                }
+                if self.reads.len() >= 2 {
+                    self.reads.retain(|read| !read.is_done());
+                }
+                self.reads.push(Access { stream: stream.clone(), seq });
+            }
+        }
+    }
+
+    /// What the block's next storage inherits: every access that is not done.
+    pub(crate) fn into_inherited(mut self) -> Accesses {
+        self.inherited.extend(self.reads);
+        self.inherited.extend(self.write);
+        self.inherited.retain(|access| !access.is_done());
+        self.inherited
+    }
+
+    /// Whether all accesses are done.
+    pub(crate) fn is_idle(&self) -> bool {
+        let all = self.inherited.iter().chain(&self.reads).chain(&self.write);
+        all.into_iter().all(Access::is_done)
+    }
+}
+
+/// Sets `slot` to this access, without touching the stream's reference count if it is the same.
+fn replace(slot: &mut Option<Access>, stream: &Arc<StreamState>, seq: u64) {
+    match slot {
+        Some(access) if access.is_on(stream) => access.seq = seq,
+        _ => *slot = Some(Access { stream: stream.clone(), seq }),
+    }
+}
+
+/// Adds a wait for `access`, unless it is ordered before anyway; one wait per stream, the latest.
+fn add_edge(edges: &mut Edges, stream: &Arc<StreamState>, access: &Access, propagates: bool) {
+    if access.is_ordered_before(stream) {
+        return;
+    }
+    match edges.iter_mut().find(|edge| edge.access.is_on(&access.stream)) {
+        Some(edge) if edge.propagates == propagates || edge.access.seq == access.seq => {
+            edge.access.seq = edge.access.seq.max(access.seq);
+            edge.propagates |= propagates;
+        }
+        _ => edges.push(Edge { access: access.clone(), propagates }),
+    }
+}

@@ -1,0 +1,75 @@
+//! Host memory that is backed by a file.
+
+use crate::error::{Error, Result};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+/// A file mapped read-only into memory: its pages come and go as they are used, so a dataset larger
+/// than memory can be read (D7).
+#[derive(Debug)]
+pub struct MappedFile {
+    path: PathBuf,
+    /// `None` for an empty file: there is nothing to map.
+    map: Option<memmap2::Mmap>,
+}
+
+impl MappedFile {
+    /// Maps a file. It must not be changed or truncated while it is mapped: what is read then is
+    /// unspecified, and reading past a new end ends the process.
+    ///
+    /// # Errors
+    /// [`Error::MapFile`] if it cannot be opened, is no regular file, or cannot be mapped.
+    pub fn open(path: impl AsRef<Path>) -> Result<MappedFile> {
+        let path = path.as_ref();
+        let failed = |source| Error::MapFile { path: path.to_owned(), source };
+        let file = File::open(path).map_err(failed)?;
+        let about = file.metadata().map_err(failed)?;
+        if !about.is_file() {
+            let source = std::io::Error::new(std::io::ErrorKind::InvalidInput, "no regular file");
+            return Err(failed(source));
+        }
+        let map = if about.len() == 0 {
+            None
+        } else {
+            // SAFETY: the map is read-only. That nobody changes the file meanwhile cannot be
+            // checked, and is the documented condition of this call.
+            Some(unsafe { memmap2::Mmap::map(&file) }.map_err(failed)?)
+        };
+        Ok(MappedFile { path: path.to_owned(), map })
+    }
+
+    /// The file's bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        self.map.as_deref().unwrap_or(&[])
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl AsRef<[u8]> for MappedFile {
+    fn as_ref(&self) -> &[u8] {
+        self.as_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn maps_what_is_there_and_names_what_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("f");
+        std::fs::write(&path, b"abc").unwrap();
+        assert_eq!(MappedFile::open(&path).unwrap().as_bytes(), b"abc");
+        std::fs::write(&path, b"").unwrap();
+        assert_eq!(MappedFile::open(&path).unwrap().as_bytes(), b"");
+        for bad in [folder.path().join("missing"), folder.path().to_owned()] {
+            let error = MappedFile::open(&bad).unwrap_err().to_string();
+            assert!(error.contains(bad.to_str().unwrap()), "{error}");
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Launches: a kernel with its tensors, checked and put onto a stream.
+
+use crate::args::{Arg, Args, INLINE_ARGS, Record};
+use crate::counters::Act;
+use crate::error::{Error, Result};
+use crate::hazard::Use;
+use crate::queue::Work;
+use crate::stream::Stream;
+use crate::submit;
+use crate::sync::Arc;
+use crate::tensor::Tensor;
+use smallvec::SmallVec;
+use std::panic::Location;
+
+/// A launch being put together; made by [`Stream::launch`]. Nothing happens before
+/// [`run`](Launch::run).
+#[must_use = "a launch does nothing until `run`"]
+pub struct Launch<'a> {
+    stream: &'a Stream,
+    operation: &'static str,
+    act: Option<Act>,
+    site: &'static Location<'static>,
+    tensors: SmallVec<[(&'a Tensor, Use); INLINE_ARGS]>,
+}
+
+impl<'a> Launch<'a> {
+    pub(crate) fn new(
+        stream: &'a Stream,
+        operation: &'static str,
+        act: Option<Act>,
+        site: &'static Location<'static>,
+    ) -> Self {
+        Launch { stream, operation, act, site, tensors: SmallVec::new() }
+    }
+
+    /// Adds an argument that the kernel only reads. Its index is the number of arguments before it.
+    pub fn read(mut self, tensor: &'a Tensor) -> Self {
+        self.tensors.push((tensor, Use::Read));
+        self
+    }
+
+    /// Adds an argument that the kernel writes, and may read. Its index is the number of arguments
+    /// before it.
+    pub fn write(mut self, tensor: &'a Tensor) -> Self {
+        self.tensors.push((tensor, Use::Write));
+        self
+    }
+
+    /// Enqueues the kernel. It runs on a worker of the device, after everything that was put onto
+    /// the stream before and after every earlier launch of other streams that wrote what it
+    /// touches or touched what it writes; those waits are made on the device. Does not wait for the
+    /// device, but for room if the stream's queue is full.
+    ///
+    /// A kernel must not wait for the device, and should not block on other host threads. If it
+    /// panics, its stream fails: what was enqueued after it is dropped, and later calls return
+    /// [`Error::KernelPanicked`].
+    ///
+    /// # Errors
+    /// Nothing was enqueued if this returns an error, except with `MERISTEM_LAUNCH_BLOCKING=1`,
+    /// where the kernel's own panic is returned.
+    /// - [`Error::WrongDevice`], [`Error::WrongStream`]: an argument is not of this stream.
+    /// - [`Error::Overlap`]: a written argument shares bytes with another.
+    /// - [`Error::KernelPanicked`]: an earlier kernel of this stream, or of one whose result is an
+    ///   argument, panicked.
+    pub fn run<F>(self, kernel: F) -> Result<()>
+    where
+        F: FnOnce(&mut Args<'_>) + Send + 'static,
+    {
+        self.check_streams()?;
+        self.check_overlap()?;
+        let args = self.tensors.iter().map(|&(tensor, usage)| Arg {
+            block: if tensor.bytes() == 0 { None } else { tensor.storage().block().cloned() },
+            offset: tensor.offset(),
+            bytes: tensor.bytes(),
+            dtype: tensor.dtype(),
+            usage,
+            taken: false,
+        });
+        let record = Record { operation: self.operation, site: self.site, args: args.collect() };
+        let accesses = self.tensors.iter().filter(|(tensor, _)| tensor.bytes() > 0);
+        let accesses = accesses.map(|&(tensor, usage)| (tensor.storage(), usage));
+        let state = self.stream.state();
+        if let Some(act) = self.act {
+            state.shared.counters.note(act, self.site)?;
+        }
+        submit::work(state, accesses, Box::new(KernelLaunch { record, kernel }))
+    }
+
+    fn check_streams(&self) -> Result<()> {
+        for (i, (tensor, _)) in self.tensors.iter().enumerate() {
+            let (ours, theirs) = (self.stream.state(), tensor.stream().state());
+            if Arc::ptr_eq(ours, theirs) {
+                continue;
+            }
+            let (operation, argument) = (self.operation, format!("argument {i}"));
+            if !Arc::ptr_eq(&ours.shared, &theirs.shared) {
+                let (expected, got) = (ours.shared.id, theirs.shared.id);
+                return Err(Error::WrongDevice { operation, argument, expected, got });
+            }
+            let (expected, got) = (ours.name.to_string(), theirs.name.to_string());
+            return Err(Error::WrongStream { operation, argument, expected, got });
+        }
+        Ok(())
+    }
+
+    fn check_overlap(&self) -> Result<()> {
+        for (i, (written, _)) in
+            self.tensors.iter().enumerate().filter(|(_, (_, usage))| *usage == Use::Write)
+        {
+            for (j, (other, _)) in self.tensors.iter().enumerate() {
+                if i != j && written.overlaps(other) {
+                    return Err(Error::Overlap {
+                        operation: self.operation,
+                        argument: format!("argument {i}"),
+                        other: format!("argument {j}"),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A kernel and its arguments in a stream's queue: one allocation for all of it.
+struct KernelLaunch<F> {
+    record: Record,
+    kernel: F,
+}
+
+impl<F> Work for KernelLaunch<F>
+where
+    F: FnOnce(&mut Args<'_>) + Send,
+{
+    fn operation(&self) -> &'static str {
+        self.record.operation
+    }
+
+    fn site(&self) -> &'static Location<'static> {
+        self.record.site
+    }
+
+    fn run(self: Box<Self>) {
+        let KernelLaunch { mut record, kernel } = *self;
+        kernel(&mut Args::new(&mut record));
+    }
+}

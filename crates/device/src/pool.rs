@@ -1,0 +1,308 @@
+//! Stream-ordered memory: blocks go back to the stream that made the storage, with the accesses
+//! that are still to come, and from there to the next storage.
+//!
+//! Invariants
+//! - A block is in at most one place: in one storage, or in one free list.
+//! - A free block carries every access to it that may not be done. Its next storage inherits them,
+//!   and submission makes any stream wait for them before it touches the block (`hazard`). So
+//!   handing out a block is right at any time, on any stream (S2); which block is handed out is a
+//!   question of speed and memory only. No result depends on it.
+//! - `reserved` is the sum of the sizes of all blocks, and never above the limit.
+//! - A block goes back to the system only when its accesses are done.
+
+use crate::block::Block;
+use crate::counters::Act;
+use crate::device::Shared;
+use crate::error::{Error, Result};
+use crate::executor;
+use crate::hazard::{Access, Accesses};
+use crate::memory::{MemoryReport, Owner, Usage};
+use crate::queue::StreamState;
+use crate::size_class::{class_of, class_size};
+use crate::sync::{Arc, Mutex, MutexGuard, lock};
+use std::panic::Location;
+
+/// Entries of a list that a request looks at, the latest first.
+const LOOK: usize = 8;
+/// Under pressure a request takes a block up to this many octaves too large.
+const OVERSIZE: usize = 4;
+
+/// A block that no storage has, and what may still use it.
+struct FreeBlock {
+    block: Arc<Block>,
+    after: Accesses,
+}
+
+impl FreeBlock {
+    fn is_ready_for(&self, stream: &Arc<StreamState>) -> bool {
+        self.after.iter().all(|access| access.is_ordered_before(stream))
+    }
+
+    fn is_idle(&self) -> bool {
+        self.after.iter().all(Access::is_done)
+    }
+}
+
+/// Free blocks by size class, latest last.
+#[derive(Default)]
+struct FreeLists(Vec<Vec<FreeBlock>>);
+
+impl FreeLists {
+    fn put(&mut self, free: FreeBlock) {
+        let class = class_of(free.block.size());
+        if self.0.len() <= class {
+            self.0.resize_with(class + 1, Vec::new);
+        }
+        self.0[class].push(free);
+    }
+
+    /// Takes a block of this class that `stream` may use without a wait.
+    fn take_ready(&mut self, class: usize, stream: &Arc<StreamState>) -> Option<FreeBlock> {
+        let list = self.0.get_mut(class)?;
+        let from = list.len().saturating_sub(LOOK);
+        let found = (from..list.len()).rev().find(|&i| list[i].is_ready_for(stream))?;
+        Some(list.swap_remove(found))
+    }
+
+    /// Takes the block of this class that was freed first.
+    fn take_oldest(&mut self, class: usize) -> Option<FreeBlock> {
+        let list = self.0.get_mut(class)?;
+        if list.is_empty() { None } else { Some(list.remove(0)) }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    /// Free blocks by the slot of their stream; the first list is that of ended streams.
+    lists: Vec<FreeLists>,
+    /// Slots without a stream.
+    vacant: Vec<usize>,
+    reserved: usize,
+    reserved_peak: usize,
+    usage: Usage,
+}
+
+/// Slot of the blocks whose stream ended.
+const ORPHANS: usize = 0;
+
+/// A device's memory.
+pub(crate) struct Pool {
+    limit: Option<usize>,
+    state: Mutex<State>,
+}
+
+/// Who wants memory, and how much.
+pub(crate) struct Request<'a> {
+    pub(crate) stream: &'a Arc<StreamState>,
+    pub(crate) slot: usize,
+    /// At least 1.
+    pub(crate) bytes: usize,
+    pub(crate) owner: Owner,
+    pub(crate) operation: &'static str,
+    pub(crate) site: &'static Location<'static>,
+}
+
+/// Memory handed out.
+pub(crate) struct Allocation {
+    pub(crate) block: Arc<Block>,
+    pub(crate) inherited: Accesses,
+    /// Whether the bytes are zeros, as they came from the system.
+    pub(crate) zeroed: bool,
+}
+
+/// What a storage gives back.
+pub(crate) struct Returned {
+    pub(crate) block: Arc<Block>,
+    /// Accesses that may not be done.
+    pub(crate) after: Accesses,
+    pub(crate) owner: Owner,
+    /// As requested.
+    pub(crate) bytes: usize,
+}
+
+impl State {
+    fn take_anywhere(
+        &mut self,
+        slot: usize,
+        take: impl Fn(&mut FreeLists) -> Option<FreeBlock>,
+    ) -> Option<FreeBlock> {
+        take(&mut self.lists[slot]).or_else(|| self.lists.iter_mut().find_map(take))
+    }
+
+    /// Gives idle blocks back to the system, the largest first, until `enough`; returns the bytes.
+    fn trim(&mut self, enough: impl Fn(usize) -> bool) -> usize {
+        let before = self.reserved;
+        let classes = self.lists.iter().map(|l| l.0.len()).max().unwrap_or(0);
+        for class in (0..classes).rev() {
+            for lists in &mut self.lists {
+                let Some(list) = lists.0.get_mut(class) else { continue };
+                let mut i = 0;
+                while i < list.len() && !enough(self.reserved) {
+                    if list[i].is_idle() {
+                        self.reserved -= list.swap_remove(i).block.size();
+                    } else {
+                        i += 1;
+                    }
+                }
+            }
+        }
+        before - self.reserved
+    }
+}
+
+impl Pool {
+    pub(crate) fn new(limit: Option<usize>) -> Self {
+        let lists = vec![FreeLists::default()];
+        Pool { limit, state: Mutex::new(State { lists, ..State::default() }) }
+    }
+
+    /// A slot for a new stream.
+    pub(crate) fn open_slot(&self) -> usize {
+        let mut state = lock(&self.state);
+        state.vacant.pop().unwrap_or_else(|| {
+            state.lists.push(FreeLists::default());
+            state.lists.len() - 1
+        })
+    }
+
+    /// Ends a stream's slot; its blocks are there for every stream.
+    pub(crate) fn close_slot(&self, slot: usize) {
+        let mut state = lock(&self.state);
+        let lists = std::mem::take(&mut state.lists[slot]);
+        for free in lists.0.into_iter().flatten() {
+            state.lists[ORPHANS].put(free);
+        }
+        state.vacant.push(slot);
+    }
+
+    /// Memory for a storage. Does not wait, unless the limit is reached and all that is left is
+    /// waiting for free blocks of other sizes to fall idle (counted as a synchronisation).
+    pub(crate) fn allocate(&self, shared: &Shared, request: &Request<'_>) -> Result<Allocation> {
+        shared.counters.note(Act::Allocate, request.site)?;
+        let class = class_of(request.bytes);
+        let size = class_size(class);
+        let mut state = lock(&self.state);
+        if let Some(free) = state.lists[request.slot].take_ready(class, request.stream) {
+            state.usage.take(request.owner, request.bytes);
+            return Ok(hand_out(free));
+        }
+        if let Some(free) = state.lists[ORPHANS].take_ready(class, request.stream) {
+            state.usage.take(request.owner, request.bytes);
+            return Ok(hand_out(free));
+        }
+        if self.fits(&state, size)
+            && let Some(allocation) = self.grow(&mut state, size)
+        {
+            state.usage.take(request.owner, request.bytes);
+            return Ok(allocation);
+        }
+        let (mut state, allocation) = self.allocate_under_pressure(shared, state, request)?;
+        state.usage.take(request.owner, request.bytes);
+        Ok(allocation)
+    }
+
+    fn fits(&self, state: &State, size: usize) -> bool {
+        self.limit.is_none_or(|limit| state.reserved.saturating_add(size) <= limit)
+    }
+
+    /// A new block from the system, `None` if it has none.
+    fn grow(&self, state: &mut State, size: usize) -> Option<Allocation> {
+        let block = Arc::new(Block::new(size)?);
+        state.reserved += size;
+        state.reserved_peak = state.reserved_peak.max(state.reserved);
+        Some(Allocation { block, inherited: Accesses::new(), zeroed: true })
+    }
+
+    /// The limit, or the system's memory, is reached: reuse what costs a stream-side wait, then
+    /// give back what is of no use, then take what is too large, then wait.
+    fn allocate_under_pressure<'a>(
+        &'a self,
+        shared: &Shared,
+        mut state: MutexGuard<'a, State>,
+        request: &Request<'_>,
+    ) -> Result<(MutexGuard<'a, State>, Allocation)> {
+        let (slot, stream) = (request.slot, request.stream);
+        let class = class_of(request.bytes);
+        let size = class_size(class);
+        let reused = state
+            .take_anywhere(slot, |lists| lists.take_ready(class, stream))
+            .or_else(|| state.take_anywhere(slot, |lists| lists.take_oldest(class)));
+        if let Some(free) = reused {
+            return Ok((state, hand_out(free)));
+        }
+        if let Some(allocation) = self.trim_and_grow(&mut state, size) {
+            return Ok((state, allocation));
+        }
+        let larger = class + 1..=class_of(size.saturating_mul(OVERSIZE));
+        let oversize = larger
+            .into_iter()
+            .find_map(|class| state.take_anywhere(slot, |lists| lists.take_oldest(class)));
+        if let Some(free) = oversize {
+            return Ok((state, hand_out(free)));
+        }
+        if !executor::on_worker() {
+            let busy: Vec<Access> = state
+                .lists
+                .iter()
+                .flat_map(|lists| lists.0.iter().flatten())
+                .flat_map(|free| free.after.iter().cloned())
+                .collect();
+            drop(state);
+            if !busy.is_empty() {
+                shared.counters.note(Act::Synchronize, request.site)?;
+            }
+            for access in busy {
+                access.stream.wait_host(access.seq);
+            }
+            state = lock(&self.state);
+            if let Some(allocation) = self.trim_and_grow(&mut state, size) {
+                return Ok((state, allocation));
+            }
+        }
+        Err(Error::OutOfMemory {
+            operation: request.operation,
+            device: shared.id,
+            owner: request.owner,
+            requested: size,
+            current: state.usage.current(),
+            reserved: state.reserved,
+            limit: self.limit,
+        })
+    }
+
+    fn trim_and_grow(&self, state: &mut State, size: usize) -> Option<Allocation> {
+        match self.limit {
+            Some(limit) => {
+                let room = limit.checked_sub(size)?;
+                state.trim(|reserved| reserved <= room);
+            }
+            // The system refused: give it all that can be given.
+            None => drop(state.trim(|_| false)),
+        }
+        if self.fits(state, size) { self.grow(state, size) } else { None }
+    }
+
+    /// Takes back what a storage that is gone had; see [`Returned`].
+    pub(crate) fn free(&self, slot: usize, returned: Returned) {
+        let Returned { block, after, owner, bytes } = returned;
+        let mut state = lock(&self.state);
+        state.usage.give(owner, bytes);
+        state.lists[slot].put(FreeBlock { block, after });
+    }
+
+    /// Gives every idle block back to the system; returns the bytes.
+    pub(crate) fn trim(&self) -> usize {
+        lock(&self.state).trim(|_| false)
+    }
+
+    pub(crate) fn report(&self) -> MemoryReport {
+        let state = lock(&self.state);
+        state.usage.report(state.reserved, state.reserved_peak)
+    }
+}
+
+fn hand_out(free: FreeBlock) -> Allocation {
+    let mut inherited = free.after;
+    inherited.retain(|access| !access.is_done());
+    Allocation { block: free.block, inherited, zeroed: false }
+}

@@ -1,0 +1,350 @@
+//! A stream's queue: what was submitted, what is done, who waits.
+//!
+//! Invariants
+//! - A stream is in one place: `Idle` (queue empty, in no list), `Ready` (in the executor's list
+//!   or in the hands of one worker), or `Parked` (its first command waits for another stream, which
+//!   holds it as a waiter). So at most one worker runs a stream, and its commands run in order.
+//! - The n-th command submitted has sequence number n, from 1; `completed` is the number of the
+//!   last one done. It is stored with release order after the command's effects and after its
+//!   memory was let go; whoever reads it with acquire order sees both.
+//! - No two queue locks are held at once.
+
+use crate::device::Shared;
+use crate::error::{Error, Result};
+use crate::executor;
+use crate::hazard::Edge;
+use crate::sync::{
+    Arc, AtomicU64, Condvar, Mutex, MutexGuard, OnceLock, Ordering, lock, spin_until, wait_on,
+};
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, Location, catch_unwind};
+use std::time::{Duration, Instant};
+
+/// Commands at which a host thread has to wait before it may enqueue more.
+pub(crate) const CAPACITY: usize = 256;
+/// Commands at which it may go on: far enough below that it does not wake for every command.
+const RESUME_AT: usize = CAPACITY / 2;
+/// How long a worker stays with one stream while others are ready.
+const TURN: Duration = Duration::from_micros(500);
+
+/// Something to run on a worker. Running it lets go of all memory that it refers to.
+pub(crate) trait Work: Send {
+    /// Name of the operation.
+    fn operation(&self) -> &'static str;
+    /// Where it was asked for.
+    fn site(&self) -> &'static Location<'static>;
+    /// Runs it. May panic: kernels are user code.
+    fn run(self: Box<Self>);
+}
+
+/// An entry of a queue.
+pub(crate) enum Command {
+    Work(Box<dyn Work>),
+    Wait(Edge),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Idle,
+    Ready,
+    Parked,
+}
+
+/// Why a worker left a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Left {
+    /// The queue is empty.
+    Idle,
+    /// The stream waits for another; the waker brings it back.
+    Parked,
+    /// Its turn is over; it has more to do.
+    TurnOver,
+}
+
+/// A kernel's panic.
+#[derive(Debug, Clone)]
+struct Panic {
+    operation: &'static str,
+    stream: Arc<str>,
+    site: &'static Location<'static>,
+    message: Arc<str>,
+}
+
+/// The end of a stream's usefulness.
+#[derive(Debug)]
+struct Failure {
+    /// First command whose result does not exist.
+    seq: u64,
+    panic: Panic,
+}
+
+/// The queue proper, under its lock.
+pub(crate) struct Queue {
+    commands: VecDeque<Command>,
+    submitted: u64,
+    place: Place,
+    /// Streams parked until this one has completed a sequence number.
+    waiters: Vec<(u64, Arc<StreamState>)>,
+    /// The lowest sequence number for which a host thread sleeps.
+    host_wake_at: u64,
+    /// Host threads that wait for space.
+    blocked: usize,
+}
+
+/// A stream as the device knows it. The user's handles are in `stream`.
+pub(crate) struct StreamState {
+    pub(crate) id: u64,
+    pub(crate) name: Arc<str>,
+    pub(crate) shared: Arc<Shared>,
+    completed: AtomicU64,
+    failure: OnceLock<Failure>,
+    queue: Mutex<Queue>,
+    space: Condvar,
+    done: Condvar,
+}
+
+impl Queue {
+    /// Whether a host thread must wait before it adds to the queue.
+    pub(crate) fn is_full(&self) -> bool {
+        self.commands.len() >= CAPACITY
+    }
+
+    /// Number of the last command submitted.
+    pub(crate) fn submitted(&self) -> u64 {
+        self.submitted
+    }
+
+    fn push(&mut self, command: Command) {
+        self.submitted += 1;
+        self.commands.push_back(command);
+    }
+}
+
+impl StreamState {
+    pub(crate) fn new(shared: Arc<Shared>, id: u64, name: &str) -> Self {
+        StreamState {
+            id,
+            name: name.into(),
+            shared,
+            completed: AtomicU64::new(0),
+            failure: OnceLock::new(),
+            queue: Mutex::new(Queue {
+                commands: VecDeque::with_capacity(CAPACITY + 32),
+                submitted: 0,
+                place: Place::Idle,
+                waiters: Vec::new(),
+                host_wake_at: u64::MAX,
+                blocked: 0,
+            }),
+            space: Condvar::new(),
+            done: Condvar::new(),
+        }
+    }
+
+    /// Whether the command with this number, and all before it, are done.
+    pub(crate) fn is_done(&self, seq: u64) -> bool {
+        self.completed.load(Ordering::Acquire) >= seq
+    }
+
+    /// The queue's lock.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Queue> {
+        lock(&self.queue)
+    }
+
+    /// Sleeps until the queue has room; `queue` is its lock.
+    pub(crate) fn wait_for_space(&self, mut queue: MutexGuard<'_, Queue>) {
+        while queue.is_full() {
+            queue.blocked += 1;
+            queue = wait_on(&self.space, queue);
+            queue.blocked -= 1;
+        }
+    }
+
+    /// Adds waits and then maybe work; returns the number of the last command. `queue` is this
+    /// stream's lock.
+    pub(crate) fn enqueue(
+        self: &Arc<Self>,
+        mut queue: MutexGuard<'_, Queue>,
+        edges: impl IntoIterator<Item = Edge>,
+        work: Option<Box<dyn Work>>,
+    ) -> u64 {
+        for edge in edges {
+            queue.push(Command::Wait(edge));
+        }
+        if let Some(work) = work {
+            queue.push(Command::Work(work));
+        }
+        let seq = queue.submitted;
+        let starts = queue.place == Place::Idle && !queue.commands.is_empty();
+        if starts {
+            queue.place = Place::Ready;
+        }
+        drop(queue);
+        if starts {
+            self.shared.executor.start(self.clone());
+        }
+        seq
+    }
+
+    /// Blocks the calling host thread until the command with this number is done.
+    pub(crate) fn wait_host(&self, seq: u64) {
+        if spin_until(|| self.is_done(seq)) {
+            return;
+        }
+        let mut queue = self.lock();
+        while !self.is_done(seq) {
+            queue.host_wake_at = queue.host_wake_at.min(seq);
+            queue = wait_on(&self.done, queue);
+        }
+    }
+
+    /// Error if the result of the command with this number was lost to a panic. Right for commands
+    /// that are done; for others it may come later.
+    pub(crate) fn check_result(&self, seq: u64) -> Result<()> {
+        match self.failure.get() {
+            Some(failure) if failure.seq <= seq => {
+                let Panic { operation, stream, site, message } = failure.panic.clone();
+                Err(Error::KernelPanicked { operation, stream, site, message })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Error if a kernel of this stream panicked.
+    pub(crate) fn check_alive(&self) -> Result<()> {
+        self.check_result(u64::MAX)
+    }
+
+    /// Runs commands until there are none, one has to wait, or others wait for their turn.
+    /// Called by the one worker that took the stream from the executor.
+    pub(crate) fn run(self: &Arc<Self>) -> Left {
+        let mut turn_start = None;
+        let mut queue = self.lock();
+        loop {
+            let Some(command) = queue.commands.pop_front() else {
+                queue.place = Place::Idle;
+                return Left::Idle;
+            };
+            if queue.blocked > 0 && queue.commands.len() <= RESUME_AT {
+                self.space.notify_all();
+            }
+            drop(queue);
+            match command {
+                Command::Work(work) => self.run_work(work),
+                Command::Wait(edge) => {
+                    if self.park_for(&edge) {
+                        return Left::Parked;
+                    }
+                }
+            }
+            self.completed.store(self.completed.load(Ordering::Relaxed) + 1, Ordering::Release);
+            queue = self.wake_waiters(self.lock());
+            if self.shared.executor.has_ready() && !queue.commands.is_empty() {
+                let start = *turn_start.get_or_insert_with(Instant::now);
+                if start.elapsed() >= TURN {
+                    return Left::TurnOver;
+                }
+            }
+        }
+    }
+
+    /// Runs work, unless an earlier kernel of the stream panicked: then it is dropped.
+    fn run_work(&self, work: Box<dyn Work>) {
+        let (operation, site) = (work.operation(), work.site());
+        let alive = self.failure.get().is_none();
+        let run = AssertUnwindSafe(|| if alive { work.run() } else { drop(work) });
+        if let Err(payload) = catch_unwind(run) {
+            let message = match payload.downcast::<String>() {
+                Ok(message) => message.as_str().into(),
+                Err(payload) => match payload.downcast::<&'static str>() {
+                    Ok(message) => Arc::from(*message),
+                    Err(payload) => {
+                        // Its destructor is user code too, and may panic in turn.
+                        let _ = catch_unwind(AssertUnwindSafe(|| drop(payload)));
+                        Arc::from("(no message)")
+                    }
+                },
+            };
+            self.fail(Panic { operation, stream: self.name.clone(), site, message });
+        }
+    }
+
+    /// Marks the current command and everything after it as failed.
+    fn fail(&self, panic: Panic) {
+        let seq = self.completed.load(Ordering::Relaxed) + 1;
+        // Only the first failure counts; later work is not run.
+        let _ = self.failure.set(Failure { seq, panic });
+    }
+
+    /// Parks this stream if the wait is not over; whether it did. If so another worker may already
+    /// have it: the caller must let go.
+    fn park_for(self: &Arc<Self>, edge: &Edge) -> bool {
+        let producer = &edge.access.stream;
+        if !edge.access.is_done() {
+            // Parked first: from the moment that the producer knows of us it may wake us. The wait
+            // goes back so that it is looked at again then.
+            {
+                let mut queue = self.lock();
+                let access = edge.access.clone();
+                let again = Edge { access, propagates: edge.propagates };
+                queue.commands.push_front(Command::Wait(again));
+                queue.place = Place::Parked;
+            }
+            if producer.add_waiter(edge.access.seq, self) {
+                return true;
+            }
+            let mut queue = self.lock();
+            queue.place = Place::Ready;
+            queue.commands.pop_front();
+        }
+        if edge.propagates
+            && let Some(failure) = producer.failure.get()
+            && failure.seq <= edge.access.seq
+        {
+            self.fail(failure.panic.clone());
+        }
+        false
+    }
+
+    /// Registers a parked stream; false if what it waits for is done by now.
+    fn add_waiter(&self, seq: u64, waiter: &Arc<StreamState>) -> bool {
+        let mut queue = self.lock();
+        // The worker stores `completed` before it takes this lock to look for waiters.
+        let waits = !self.is_done(seq);
+        if waits {
+            queue.waiters.push((seq, waiter.clone()));
+        }
+        waits
+    }
+
+    /// Wakes the host threads and streams whose wait is over.
+    fn wake_waiters<'a>(&'a self, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+        if queue.host_wake_at != u64::MAX && self.is_done(queue.host_wake_at) {
+            queue.host_wake_at = u64::MAX;
+            self.done.notify_all();
+        }
+        if queue.waiters.is_empty() {
+            return queue;
+        }
+        let mut woken: SmallVec<[Arc<StreamState>; 4]> = SmallVec::new();
+        queue.waiters.retain(|(seq, waiter)| {
+            let done = self.is_done(*seq);
+            if done {
+                woken.push(waiter.clone());
+            }
+            !done
+        });
+        drop(queue); // no two queue locks at once
+        for waiter in woken {
+            waiter.lock().place = Place::Ready;
+            waiter.shared.clone().executor.resume(waiter);
+        }
+        self.lock()
+    }
+}
+
+/// Error if the calling thread is a worker: a worker never waits for the device.
+pub(crate) fn check_may_wait(operation: &'static str) -> Result<()> {
+    if executor::on_worker() { Err(Error::InsideKernel { operation }) } else { Ok(()) }
+}

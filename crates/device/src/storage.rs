@@ -1,0 +1,105 @@
+//! The memory of tensors: a block, who owns it, and who used it last.
+
+use crate::block::Block;
+use crate::error::Result;
+use crate::hazard::Hazards;
+use crate::memory::Owner;
+use crate::pool::{Request, Returned};
+use crate::stream::Stream;
+use crate::sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock};
+use std::panic::Location;
+
+/// Storages made so far in this process: a storage's id is never used again, unlike its address.
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+/// Memory that tensors share. When the last of them goes, the block goes back in stream order.
+pub(crate) struct Storage {
+    /// `None` for no bytes.
+    block: Option<Arc<Block>>,
+    bytes: usize,
+    owner: Owner,
+    id: u64,
+    /// The stream that made it, to which the block returns.
+    home: Stream,
+    /// Changed under the device's submission lock only, or by the sole owner.
+    hazards: Mutex<Hazards>,
+    /// Where it was made; the race sanitizer names it as the buffer's origin.
+    #[allow(dead_code, reason = "recorded for the race sanitizer (S3)")]
+    origin: &'static Location<'static>,
+}
+
+/// What a new storage is for.
+pub(crate) struct Purpose {
+    pub(crate) bytes: usize,
+    pub(crate) owner: Owner,
+    pub(crate) operation: &'static str,
+    pub(crate) origin: &'static Location<'static>,
+}
+
+impl Storage {
+    /// Memory from the stream's pool; also whether it is known to be zeros.
+    pub(crate) fn new(home: &Stream, purpose: &Purpose) -> Result<(Storage, bool)> {
+        let &Purpose { bytes, owner, operation, origin } = purpose;
+        let (mut block, mut hazards, mut zeroed) = (None, Hazards::default(), true);
+        if bytes > 0 {
+            let state = home.state();
+            let request =
+                Request { stream: state, slot: home.slot(), bytes, owner, operation, site: origin };
+            let allocation = state.shared.pool.allocate(&state.shared, &request)?;
+            block = Some(allocation.block);
+            hazards = Hazards::new(allocation.inherited);
+            zeroed = allocation.zeroed;
+        }
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        let hazards = Mutex::new(hazards);
+        let storage = Storage { block, bytes, owner, id, home: home.clone(), hazards, origin };
+        Ok((storage, zeroed))
+    }
+
+    /// Writes a new storage from the host, if nothing still uses its block; whether it did.
+    pub(crate) fn fill_if_idle(&mut self, bytes: &[u8]) -> bool {
+        let idle = self.hazards.get_mut().is_ok_and(|hazards| hazards.is_idle());
+        match &self.block {
+            Some(block) if idle => {
+                assert!(bytes.len() <= self.bytes);
+                // SAFETY: `&mut self` before the first handle was made: no work of this storage is
+                // queued. Work of the block's earlier storages is done, as `is_idle` says.
+                unsafe { block.fill(bytes) };
+                true
+            }
+            Some(_) => false,
+            None => true,
+        }
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Address of the first byte, 0 for no bytes.
+    pub(crate) fn address(&self) -> u64 {
+        self.block.as_ref().map_or(0, |block| block.data().as_ptr().addr() as u64)
+    }
+
+    pub(crate) fn block(&self) -> Option<&Arc<Block>> {
+        self.block.as_ref()
+    }
+
+    /// The accesses; only under the device's submission lock.
+    pub(crate) fn hazards(&self) -> MutexGuard<'_, Hazards> {
+        lock(&self.hazards)
+    }
+}
+
+impl Drop for Storage {
+    fn drop(&mut self) {
+        let Some(block) = self.block.take() else { return };
+        let hazards = match self.hazards.get_mut() {
+            Ok(hazards) => std::mem::take(hazards),
+            Err(poisoned) => std::mem::take(poisoned.into_inner()),
+        };
+        let after = hazards.into_inherited();
+        let returned = Returned { block, after, owner: self.owner, bytes: self.bytes };
+        self.home.state().shared.pool.free(self.home.slot(), returned);
+    }
+}

@@ -1,0 +1,144 @@
+//! Streams and events, as the user holds them.
+
+use crate::counters::Act;
+use crate::device::Device;
+use crate::error::Result;
+use crate::hazard::Access;
+use crate::launch::Launch;
+use crate::queue::{StreamState, check_may_wait};
+use crate::submit;
+use crate::sync::Arc;
+use std::fmt;
+use std::panic::Location;
+
+/// An ordered queue of work on a device (S1). What is put onto one stream happens in order; what is
+/// on different streams happens side by side, unless one uses what another makes. A handle; clones
+/// are the same stream. When the last handle and the last tensor go, what was enqueued still runs.
+#[derive(Clone)]
+pub struct Stream(Arc<StreamHandle>);
+
+struct StreamHandle {
+    state: Arc<StreamState>,
+    device: Device,
+    /// Its free list in the pool.
+    slot: usize,
+}
+
+impl Drop for StreamHandle {
+    fn drop(&mut self) {
+        self.state.shared.pool.close_slot(self.slot);
+    }
+}
+
+impl Stream {
+    pub(crate) fn new(device: &Device, state: Arc<StreamState>) -> Self {
+        let slot = state.shared.pool.open_slot();
+        Stream(Arc::new(StreamHandle { state, device: device.clone(), slot }))
+    }
+
+    /// Number of this stream, unique in its device.
+    pub fn id(&self) -> u64 {
+        self.0.state.id
+    }
+
+    /// The name given to it.
+    pub fn name(&self) -> &str {
+        &self.0.state.name
+    }
+
+    /// Its device.
+    pub fn device(&self) -> &Device {
+        &self.0.device
+    }
+
+    /// Starts a launch; see [`Launch`]. `operation` names it in errors and reports.
+    #[track_caller]
+    pub fn launch<'a>(&'a self, operation: &'static str) -> Launch<'a> {
+        Launch::new(self, operation, Some(Act::Launch), Location::caller())
+    }
+
+    /// Marks the present end of the stream. Costs nothing on the device; does not wait.
+    pub fn record(&self) -> Event {
+        let seq = self.state().lock().submitted();
+        Event(Access { stream: self.state().clone(), seq })
+    }
+
+    /// Makes what is put onto this stream from now on wait for the event, which may be of another
+    /// device. The waiting happens on the device; the host goes on.
+    ///
+    /// # Errors
+    /// [`crate::Error::KernelPanicked`] if this stream failed, or the event's did before the event.
+    /// If that turns out later, this stream fails then.
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        submit::wait_for(self.state(), &event.0)
+    }
+
+    /// Blocks the calling thread until everything on this stream is done. Counted as one
+    /// synchronisation.
+    ///
+    /// # Errors
+    /// [`crate::Error::KernelPanicked`] if a kernel of this stream, or one whose result it used,
+    /// panicked; [`crate::Error::InsideKernel`] if called inside of a kernel.
+    #[track_caller]
+    pub fn synchronize(&self) -> Result<()> {
+        check_may_wait("Stream::synchronize")?;
+        self.state().shared.counters.note(Act::Synchronize, Location::caller())?;
+        let seq = self.state().lock().submitted();
+        self.state().wait_host(seq);
+        self.state().check_result(seq)
+    }
+
+    pub(crate) fn state(&self) -> &Arc<StreamState> {
+        &self.0.state
+    }
+
+    pub(crate) fn slot(&self) -> usize {
+        self.0.slot
+    }
+}
+
+impl PartialEq for Stream {
+    /// Whether both are the same stream.
+    fn eq(&self, other: &Stream) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Stream {}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream({} `{}` on {})", self.id(), self.name(), self.device().id())
+    }
+}
+
+/// A place in a stream's order: it has happened when everything before it is done.
+#[derive(Clone)]
+pub struct Event(pub(crate) Access);
+
+impl Event {
+    /// Whether it has happened. Does not wait.
+    pub fn is_done(&self) -> bool {
+        self.0.is_done()
+    }
+
+    /// Blocks the calling thread until it has happened. Counted as one synchronisation.
+    ///
+    /// # Errors
+    /// [`crate::Error::KernelPanicked`] if a kernel before it panicked;
+    /// [`crate::Error::InsideKernel`] if called inside of a kernel.
+    #[track_caller]
+    pub fn synchronize(&self) -> Result<()> {
+        check_may_wait("Event::synchronize")?;
+        let Access { stream, seq } = &self.0;
+        stream.shared.counters.note(Act::Synchronize, Location::caller())?;
+        stream.wait_host(*seq);
+        stream.check_result(*seq)
+    }
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Event({} of stream `{}`)", self.0.seq, self.0.stream.name)
+    }
+}

@@ -1,0 +1,360 @@
+//! Tensors: storage, shape, element type, memory format, and the stream that they belong to.
+
+use crate::device::Device;
+use crate::dtype::{DType, Element};
+use crate::error::{Error, Result};
+use crate::memory::Owner;
+use crate::shape::{MemoryFormat, Shape};
+use crate::storage::{Purpose, Storage};
+use crate::stream::Stream;
+use crate::submit;
+use crate::sync::Arc;
+use crate::transfer;
+use std::fmt;
+use std::panic::Location;
+
+/// A tensor on a device. Belongs to one stream: only launches of that stream take it, and
+/// [`on`](Tensor::on) is the way to another (S1). A handle; clones share the memory. When the last
+/// handle goes, the memory is reused in stream order (S2): dropping a tensor whose kernels are
+/// still in flight is right, and waits for nothing.
+#[derive(Clone)]
+pub struct Tensor {
+    storage: Arc<Storage>,
+    /// First byte in the storage.
+    offset: usize,
+    shape: Shape,
+    dtype: DType,
+    format: MemoryFormat,
+    stream: Stream,
+}
+
+impl Tensor {
+    /// A contiguous tensor whose elements are unspecified (but initialised: zeros, or what an
+    /// earlier tensor held). Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::BadShape`]; [`Error::OutOfMemory`] after what can be reclaimed was.
+    #[track_caller]
+    pub fn empty(
+        stream: &Stream,
+        shape: impl Into<Shape>,
+        dtype: DType,
+        owner: Owner,
+    ) -> Result<Tensor> {
+        Tensor::empty_with_format(stream, shape, dtype, MemoryFormat::Contiguous, owner)
+    }
+
+    /// As [`empty`](Tensor::empty), in a memory format. For channels last, `shape` is (N, C, H, W)
+    /// all the same (F1).
+    ///
+    /// # Errors
+    /// As [`empty`](Tensor::empty).
+    #[track_caller]
+    pub fn empty_with_format(
+        stream: &Stream,
+        shape: impl Into<Shape>,
+        dtype: DType,
+        format: MemoryFormat,
+        owner: Owner,
+    ) -> Result<Tensor> {
+        let what = New { shape: shape.into(), dtype, format, owner };
+        let (storage, _) = what.storage(stream, "Tensor::empty", Location::caller())?;
+        Ok(what.tensor(stream, storage))
+    }
+
+    /// A contiguous tensor of zeros. Does not wait.
+    ///
+    /// # Errors
+    /// As [`empty`](Tensor::empty), and [`Error::KernelPanicked`].
+    #[track_caller]
+    pub fn zeros(
+        stream: &Stream,
+        shape: impl Into<Shape>,
+        dtype: DType,
+        owner: Owner,
+    ) -> Result<Tensor> {
+        Tensor::zeros_with_format(stream, shape, dtype, MemoryFormat::Contiguous, owner)
+    }
+
+    /// As [`zeros`](Tensor::zeros), in a memory format.
+    ///
+    /// # Errors
+    /// As [`zeros`](Tensor::zeros).
+    #[track_caller]
+    pub fn zeros_with_format(
+        stream: &Stream,
+        shape: impl Into<Shape>,
+        dtype: DType,
+        format: MemoryFormat,
+        owner: Owner,
+    ) -> Result<Tensor> {
+        let what = New { shape: shape.into(), dtype, format, owner };
+        let site = Location::caller();
+        let (storage, zeroed) = what.storage(stream, "Tensor::zeros", site)?;
+        let tensor = what.tensor(stream, storage);
+        if !zeroed {
+            transfer::zero(&tensor, site)?;
+        }
+        Ok(tensor)
+    }
+
+    /// A contiguous tensor with these elements: one counted copy to the device. The elements are
+    /// taken before this returns; does not wait.
+    ///
+    /// # Errors
+    /// [`Error::WrongLength`] if `elements` does not match `shape`, and as
+    /// [`zeros`](Tensor::zeros).
+    #[track_caller]
+    pub fn from_slice<T: Element>(
+        stream: &Stream,
+        elements: &[T],
+        shape: impl Into<Shape>,
+        owner: Owner,
+    ) -> Result<Tensor> {
+        let format = MemoryFormat::Contiguous;
+        let what = New { shape: shape.into(), dtype: T::DTYPE, format, owner };
+        let (operation, site) = ("Tensor::from_slice", Location::caller());
+        stream.state().check_alive()?;
+        check_length(operation, what.shape.numel(), elements.len())?;
+        let (mut storage, _) = what.storage(stream, operation, site)?;
+        let bytes = bytemuck::cast_slice(elements);
+        let filled = transfer::fill_new(stream, &mut storage, bytes, site)?;
+        let tensor = what.tensor(stream, storage);
+        if !filled {
+            transfer::copy_in(&tensor, bytes, operation, site)?;
+        }
+        Ok(tensor)
+    }
+
+    /// Overwrites the elements, given in memory order: one counted copy to the device, in stream
+    /// order. The elements are taken (into a staging buffer) before this returns; does not wait.
+    ///
+    /// # Errors
+    /// [`Error::WrongDType`], [`Error::WrongLength`], [`Error::KernelPanicked`].
+    #[track_caller]
+    pub fn copy_from_slice<T: Element>(&self, elements: &[T]) -> Result<()> {
+        let operation = "Tensor::copy_from_slice";
+        self.check_dtype(operation, "elements", T::DTYPE)?;
+        check_length(operation, self.numel(), elements.len())?;
+        transfer::copy_in(self, bytemuck::cast_slice(elements), operation, Location::caller())
+    }
+
+    /// Overwrites the bytes with `source[start..]`, in stream order and without staging: one
+    /// counted copy to the device that reads `source` on a worker, and holds it until then. For
+    /// host memory that is shared anyway, such as a [`MappedFile`](crate::host::MappedFile) (D7).
+    /// Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] if the source is too short, [`Error::KernelPanicked`].
+    #[track_caller]
+    pub fn copy_from_shared<S>(&self, source: Arc<S>, start: usize) -> Result<()>
+    where
+        S: AsRef<[u8]> + Send + Sync + ?Sized + 'static,
+    {
+        transfer::copy_in_shared(self, source, start, Location::caller())
+    }
+
+    /// The elements in memory order: one counted copy to the host, and one counted wait for what
+    /// they depend on. For several tensors see [`read_back`](crate::read_back).
+    ///
+    /// # Errors
+    /// [`Error::WrongDType`]; [`Error::KernelPanicked`]; [`Error::InsideKernel`].
+    #[track_caller]
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        self.check_dtype("Tensor::to_vec", "elements", T::DTYPE)?;
+        let mut all = transfer::read_back_as::<T>(&[self])?;
+        Ok(all.pop().unwrap_or_default())
+    }
+
+    /// The same memory as a tensor of another stream, which waits (on the device) for the work that
+    /// produced it (S1). The memory is not reused before the other stream's work with it is done
+    /// (S2). Does not wait on the host.
+    ///
+    /// # Errors
+    /// [`Error::WrongDevice`] for a stream of another device, [`Error::KernelPanicked`].
+    pub fn on(&self, stream: &Stream) -> Result<Tensor> {
+        if !Arc::ptr_eq(&stream.state().shared, &self.stream.state().shared) {
+            return Err(Error::WrongDevice {
+                operation: "Tensor::on",
+                argument: "stream".to_owned(),
+                expected: self.device().id(),
+                got: stream.device().id(),
+            });
+        }
+        if *stream != self.stream {
+            submit::wait_for_producer(stream.state(), &self.storage)?;
+        }
+        Ok(Tensor { stream: stream.clone(), ..self.clone() })
+    }
+
+    /// A contiguous window: `shape` elements from element `offset` on, in memory order. Shares the
+    /// memory.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`], [`Error::BadShape`].
+    pub fn view(&self, offset: usize, shape: impl Into<Shape>) -> Result<Tensor> {
+        self.view_with_format(offset, shape, MemoryFormat::Contiguous)
+    }
+
+    /// As [`view`](Tensor::view), in a memory format: the first images of a channels-last batch are
+    /// `view_with_format(0, [n, c, h, w], ChannelsLast)`.
+    ///
+    /// # Errors
+    /// As [`view`](Tensor::view).
+    pub fn view_with_format(
+        &self,
+        offset: usize,
+        shape: impl Into<Shape>,
+        format: MemoryFormat,
+    ) -> Result<Tensor> {
+        let operation = "Tensor::view";
+        let shape = shape.into();
+        format.check(operation, &shape)?;
+        shape.bytes(operation, self.dtype.size())?;
+        let end = offset.saturating_add(shape.numel());
+        if end > self.numel() {
+            let (argument, start, len) = ("the tensor", offset, self.numel());
+            return Err(Error::OutOfBounds { operation, argument, start, end, len });
+        }
+        let offset = self.offset + offset * self.dtype.size();
+        Ok(Tensor { offset, shape, format, ..self.clone() })
+    }
+
+    /// Shape as the user sees it: (N, C, H, W) for images in either format.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Extents of the shape.
+    pub fn dims(&self) -> &[usize] {
+        self.shape.dims()
+    }
+
+    /// Steps in elements between neighbours along each dimension of [`dims`](Tensor::dims) (F2).
+    pub fn strides(&self) -> Vec<usize> {
+        self.format.strides(&self.shape)
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Memory format.
+    pub fn format(&self) -> MemoryFormat {
+        self.format
+    }
+
+    /// The stream that it belongs to.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Its device.
+    pub fn device(&self) -> &Device {
+        self.stream.device()
+    }
+
+    /// Number of elements.
+    pub fn numel(&self) -> usize {
+        self.shape.numel()
+    }
+
+    /// Number of its memory, never used again in this process: equal for handles and views of one
+    /// memory, different for others even if one got the other's address.
+    pub fn storage_id(&self) -> u64 {
+        self.storage.id()
+    }
+
+    /// Where its first element lies, to compare with other addresses of the device (D3); not to be
+    /// dereferenced. 0 for a tensor without elements.
+    pub fn address(&self) -> u64 {
+        if self.bytes() == 0 { 0 } else { self.storage.address() + self.offset as u64 }
+    }
+
+    /// Whether another handle to its memory is alive. Handles, not kernels in flight.
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.storage) > 1
+    }
+
+    /// Bytes of its elements.
+    pub(crate) fn bytes(&self) -> usize {
+        self.numel() * self.dtype.size()
+    }
+
+    pub(crate) fn offset(&self) -> usize {
+        self.offset
+    }
+
+    pub(crate) fn storage(&self) -> &Storage {
+        &self.storage
+    }
+
+    /// Whether a byte belongs to both.
+    pub(crate) fn overlaps(&self, other: &Tensor) -> bool {
+        Arc::ptr_eq(&self.storage, &other.storage)
+            && self.bytes() > 0
+            && other.bytes() > 0
+            && self.offset < other.offset + other.bytes()
+            && other.offset < self.offset + self.bytes()
+    }
+
+    pub(crate) fn check_dtype(
+        &self,
+        operation: &'static str,
+        argument: &'static str,
+        got: DType,
+    ) -> Result<()> {
+        let expected = self.dtype;
+        if expected == got {
+            return Ok(());
+        }
+        Err(Error::WrongDType { operation, argument, expected, got })
+    }
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Tensor { shape, dtype, format, stream, .. } = self;
+        write!(f, "Tensor({shape} {dtype} {format:?} of {stream:?})")
+    }
+}
+
+/// A tensor to be made.
+struct New {
+    shape: Shape,
+    dtype: DType,
+    format: MemoryFormat,
+    owner: Owner,
+}
+
+impl New {
+    fn storage(
+        &self,
+        stream: &Stream,
+        operation: &'static str,
+        origin: &'static Location<'static>,
+    ) -> Result<(Storage, bool)> {
+        self.format.check(operation, &self.shape)?;
+        let bytes = self.shape.bytes(operation, self.dtype.size())?;
+        Storage::new(stream, &Purpose { bytes, owner: self.owner, operation, origin })
+    }
+
+    fn tensor(&self, stream: &Stream, storage: Storage) -> Tensor {
+        Tensor {
+            storage: Arc::new(storage),
+            offset: 0,
+            shape: self.shape,
+            dtype: self.dtype,
+            format: self.format,
+            stream: stream.clone(),
+        }
+    }
+}
+
+fn check_length(operation: &'static str, expected: usize, got: usize) -> Result<()> {
+    if expected == got {
+        return Ok(());
+    }
+    Err(Error::WrongLength { operation, argument: "elements", expected, got })
+}
