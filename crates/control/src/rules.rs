@@ -1,0 +1,86 @@
+//! Which actions are legal, and what doing them means.
+
+use meristem_grow::{
+    Advance, GateInputs, GateReport, Germination, Host, LifecycleError, Retarget, StageChange,
+};
+
+use crate::action::{Action, Op};
+
+/// What became of an action.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// Whether it did what it is for; an ADVANCE or FOSSILIZE whose gate does not pass did not.
+    pub succeeded: bool,
+    /// The change of stage, if there was one.
+    pub change: Option<StageChange>,
+    /// The gate, for ADVANCE and FOSSILIZE.
+    pub gate: Option<GateReport>,
+}
+
+/// Whether an action may be done now. An ADVANCE or FOSSILIZE is legal when its gate may be asked, whether
+/// or not the gate then passes.
+///
+/// # Errors
+/// The reason why it may not.
+pub fn legal(action: &Action, host: &Host) -> Result<(), LifecycleError> {
+    match *action {
+        Action::Wait => Ok(()),
+        Action::Germinate { slot, blueprint, .. } => host.check_germinate(slot, blueprint),
+        Action::SetAlphaTarget { slot, .. } => host.check_set_alpha_target(slot),
+        Action::Prune { slot, .. } => host.check_prune(slot),
+        Action::Fossilize { slot } => host.check_fossilize(slot),
+        Action::Advance { slot } => host.check_advance(slot),
+    }
+}
+
+/// The slot mask of an op: in which slots it is legal. The other heads are free wherever this is true,
+/// since legality depends on op and slot alone. For WAIT, which has no slot, all false.
+pub fn legal_slots(op: Op, host: &Host) -> Vec<bool> {
+    let legal = |slot: usize| match op {
+        Op::Wait => false,
+        Op::Germinate => host.check_germinate(slot, 0).is_ok(),
+        Op::SetAlphaTarget => host.check_set_alpha_target(slot).is_ok(),
+        Op::Prune => host.check_prune(slot).is_ok(),
+        Op::Fossilize => host.check_fossilize(slot).is_ok(),
+        Op::Advance => host.check_advance(slot).is_ok(),
+    };
+    (0..host.slots().len()).map(legal).collect()
+}
+
+/// The op mask: an op is legal if it is in some slot; WAIT always.
+pub fn legal_ops(host: &Host) -> [bool; 6] {
+    Op::ALL.map(|op| op == Op::Wait || legal_slots(op, host).contains(&true))
+}
+
+/// Does an action. `measured` is what was measured of each slot (shorter lists count as not measured),
+/// `accuracy_pp` the control accuracy now, in percentage points, which a new module remembers.
+///
+/// # Errors
+/// As [`legal`]; nothing has changed then. [`meristem_grow::Error::Blueprint`] if a user's blueprint does
+/// not fit the slot's channels.
+pub fn apply(
+    action: &Action,
+    host: &mut Host,
+    measured: &[GateInputs],
+    accuracy_pp: Option<f32>,
+) -> Result<Outcome, meristem_grow::Error> {
+    let inputs = action.slot().and_then(|slot| measured.get(slot)).copied().unwrap_or_default();
+    let done = |change| Outcome { succeeded: true, change, gate: None };
+    let asked = |advance: Advance| {
+        let Advance { report, change } = advance;
+        Outcome { succeeded: report.passed, change, gate: Some(report) }
+    };
+    Ok(match *action {
+        Action::Wait => done(None),
+        Action::Germinate { slot, blueprint, style, tempo, alpha_target } => {
+            let what = Germination { blueprint, style, tempo, alpha_target, accuracy_pp };
+            done(Some(host.germinate(slot, what)?))
+        }
+        Action::SetAlphaTarget { slot, style, alpha_target: target, speed, curve } => {
+            done(host.set_alpha_target(slot, Retarget { style, target, speed, curve })?)
+        }
+        Action::Prune { slot, speed, curve } => done(host.prune(slot, speed, curve)?),
+        Action::Fossilize { slot } => asked(host.fossilize(slot, &inputs)?),
+        Action::Advance { slot } => asked(host.advance(slot, &inputs)?),
+    })
+}

@@ -1,0 +1,312 @@
+//! Alpha: how far a module is mixed into its host, and how that changes from step to step.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::AlphaError;
+use meristem_nn::graph::BlendMode;
+
+/// Writes an enum whose variants are the choices of an action head: a table in index order.
+macro_rules! choices {
+    ($(#[$meta:meta])* $name:ident { $($(#[$vmeta:meta])* $variant:ident = $text:literal,)* }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        pub enum $name {
+            $($(#[$vmeta])* #[serde(rename = $text)] $variant,)*
+        }
+
+        impl $name {
+            /// The choices in index order.
+            pub const ALL: &'static [$name] = &[$($name::$variant),*];
+
+            /// Index in its action head.
+            pub fn index(self) -> usize {
+                self as usize
+            }
+
+            /// The name used in files and events.
+            pub fn name(self) -> &'static str {
+                match self { $($name::$variant => $text),* }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(self.name())
+            }
+        }
+    };
+}
+
+choices! {
+    /// The way alpha takes from 0 to 1 while t goes from 0 to 1.
+    Curve {
+        /// `t`.
+        Linear = "linear",
+        /// `½(1 − cos πt)`.
+        Cosine = "cosine",
+        /// Logistic of steepness 6, rescaled to hit 0 and 1.
+        SigmoidGentle = "sigmoid_gentle",
+        /// Logistic of steepness 12, rescaled.
+        Sigmoid = "sigmoid",
+        /// Logistic of steepness 24, rescaled.
+        SigmoidSharp = "sigmoid_sharp",
+    }
+}
+
+impl Curve {
+    /// The curve at `t`, which is clamped to `[0, 1]`. Monotonic; 0 at 0 and 1 at 1, exactly.
+    pub fn at(self, t: f64) -> f64 {
+        // Rounding must not show at the ends: a controller that is done is exactly at its target.
+        if t <= 0.0 {
+            return 0.0;
+        }
+        if t >= 1.0 {
+            return 1.0;
+        }
+        let sigmoid = |k: f64| {
+            let logistic = |t: f64| 1.0 / (1.0 + (-k * (t - 0.5)).exp());
+            (logistic(t) - logistic(0.0)) / (logistic(1.0) - logistic(0.0))
+        };
+        match self {
+            Curve::Linear => t,
+            Curve::Cosine => 0.5 * (1.0 - (std::f64::consts::PI * t).cos()),
+            Curve::SigmoidGentle => sigmoid(6.0),
+            Curve::Sigmoid => sigmoid(12.0),
+            Curve::SigmoidSharp => sigmoid(24.0),
+        }
+    }
+}
+
+choices! {
+    /// How a module is blended in: a curve and a formula.
+    Style {
+        /// [`Curve::Linear`], `h + a(m − h)`.
+        LinearAdd = "linear_add",
+        /// [`Curve::Linear`], `h·(1 + a·tanh(m − x))`.
+        LinearMultiply = "linear_multiply",
+        /// [`Curve::Sigmoid`], `h + a(m − h)`.
+        SigmoidAdd = "sigmoid_add",
+        /// [`Curve::Linear`], `h + a·g(x)·(m − h)` with a trained gate.
+        LinearGate = "linear_gate",
+    }
+}
+
+impl Style {
+    /// The curve of the first blending.
+    pub fn curve(self) -> Curve {
+        match self {
+            Style::SigmoidAdd => Curve::Sigmoid,
+            Style::LinearAdd | Style::LinearMultiply | Style::LinearGate => Curve::Linear,
+        }
+    }
+
+    /// The formula.
+    pub fn blend_mode(self) -> BlendMode {
+        match self {
+            Style::LinearAdd | Style::SigmoidAdd => BlendMode::Add,
+            Style::LinearMultiply => BlendMode::Multiply,
+            Style::LinearGate => BlendMode::Gate,
+        }
+    }
+}
+
+choices! {
+    /// How long the first blending takes.
+    Tempo {
+        /// 3 steps.
+        Fast = "fast",
+        /// 5 steps.
+        Standard = "standard",
+        /// 8 steps.
+        Slow = "slow",
+    }
+}
+
+impl Tempo {
+    /// Steps from alpha 0 to the target.
+    pub fn steps(self) -> u32 {
+        [3, 5, 8][self.index()]
+    }
+}
+
+choices! {
+    /// Where alpha is to go.
+    AlphaTarget {
+        /// .5.
+        Half = "0.5",
+        /// .7.
+        Most = "0.7",
+        /// 1.
+        Full = "1.0",
+    }
+}
+
+impl AlphaTarget {
+    /// The value.
+    pub fn value(self) -> f32 {
+        [0.5, 0.7, 1.0][self.index()]
+    }
+}
+
+choices! {
+    /// How long a change of target, or a removal, takes.
+    Speed {
+        /// At once.
+        Instant = "instant",
+        /// 3 steps.
+        Fast = "fast",
+        /// 5 steps.
+        Medium = "medium",
+        /// 8 steps.
+        Slow = "slow",
+    }
+}
+
+impl Speed {
+    /// Steps that it takes.
+    pub fn steps(self) -> u32 {
+        [0, 3, 5, 8][self.index()]
+    }
+}
+
+/// Whether alpha is moving, and which way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AlphaMode {
+    /// At its target.
+    Rest,
+    /// Rising.
+    Up,
+    /// Falling.
+    Down,
+}
+
+/// Moves alpha from where it is to a target along a curve, one step at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AlphaController {
+    alpha: f32,
+    start: f32,
+    target: f32,
+    mode: AlphaMode,
+    curve: Curve,
+    steps_total: u32,
+    steps_done: u32,
+}
+
+impl AlphaController {
+    /// At rest at `alpha` (clamped to `[0, 1]`; NaN becomes 0).
+    pub fn at_rest(alpha: f32) -> Self {
+        let alpha = if alpha.is_nan() { 0.0 } else { alpha.clamp(0.0, 1.0) };
+        Self {
+            alpha,
+            start: alpha,
+            target: alpha,
+            mode: AlphaMode::Rest,
+            curve: Curve::Linear,
+            steps_total: 0,
+            steps_done: 0,
+        }
+    }
+
+    /// Sets out for `target`; with 0 steps, or if it is there already, alpha is at the target at once.
+    ///
+    /// # Errors
+    /// [`AlphaError::NotAtRest`] while it moves, [`AlphaError::BadTarget`] outside `[0, 1]`.
+    pub fn retarget(&mut self, target: f32, steps: u32, curve: Curve) -> Result<(), AlphaError> {
+        if !self.is_at_rest() {
+            return Err(AlphaError::NotAtRest {
+                target: self.target,
+                steps_to_go: self.steps_to_go(),
+            });
+        }
+        if !(0.0..=1.0).contains(&target) {
+            return Err(AlphaError::BadTarget(target));
+        }
+        if steps == 0 || target == self.alpha {
+            *self = Self { curve, ..Self::at_rest(target) };
+            return Ok(());
+        }
+        let mode = if target > self.alpha { AlphaMode::Up } else { AlphaMode::Down };
+        let (alpha, start) = (self.alpha, self.alpha);
+        *self = Self { alpha, start, target, mode, curve, steps_total: steps, steps_done: 0 };
+        Ok(())
+    }
+
+    /// One step on its way; nothing when at rest. After `steps_total` of them alpha is exactly the target.
+    pub fn step(&mut self) {
+        if self.is_at_rest() {
+            return;
+        }
+        self.steps_done += 1;
+        if self.steps_done >= self.steps_total {
+            self.alpha = self.target;
+            self.mode = AlphaMode::Rest;
+            return;
+        }
+        let t = self.curve.at(f64::from(self.steps_done) / f64::from(self.steps_total));
+        let (start, target) = (f64::from(self.start), f64::from(self.target));
+        self.alpha = (start + (target - start) * t) as f32;
+    }
+
+    /// Alpha now.
+    pub fn alpha(&self) -> f32 {
+        self.alpha
+    }
+
+    /// Alpha when it set out last.
+    pub fn start(&self) -> f32 {
+        self.start
+    }
+
+    /// Where it is going, or is.
+    pub fn target(&self) -> f32 {
+        self.target
+    }
+
+    /// Moving up, down, or at rest.
+    pub fn mode(&self) -> AlphaMode {
+        self.mode
+    }
+
+    /// Curve of the last move.
+    pub fn curve(&self) -> Curve {
+        self.curve
+    }
+
+    /// Steps of the last move.
+    pub fn steps_total(&self) -> u32 {
+        self.steps_total
+    }
+
+    /// Steps of it that are done.
+    pub fn steps_done(&self) -> u32 {
+        self.steps_done
+    }
+
+    /// Steps of it that are left.
+    pub fn steps_to_go(&self) -> u32 {
+        self.steps_total - self.steps_done
+    }
+
+    /// Whether it is at its target.
+    pub fn is_at_rest(&self) -> bool {
+        self.mode == AlphaMode::Rest
+    }
+
+    /// What is wrong with a controller that was read from a file, if anything.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let within = |a: f32| (0.0..=1.0).contains(&a);
+        if !(within(self.alpha) && within(self.start) && within(self.target)) {
+            return Err(format!("alpha, start and target must be within 0 and 1: {self:?}"));
+        }
+        let moving = match self.mode {
+            AlphaMode::Rest => self.alpha != self.target || self.steps_done != self.steps_total,
+            AlphaMode::Up => self.target <= self.start || self.steps_done >= self.steps_total,
+            AlphaMode::Down => self.target >= self.start || self.steps_done >= self.steps_total,
+        };
+        match moving {
+            true => Err(format!("alpha's mode, target and steps contradict each other: {self:?}")),
+            false => Ok(()),
+        }
+    }
+}

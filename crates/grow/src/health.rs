@@ -1,0 +1,77 @@
+//! Whether the gradients of a module are fit to go on with.
+
+use serde::{Deserialize, Serialize};
+
+/// Below this L2 norm a tensor's gradient has vanished.
+const VANISHING_NORM: f64 = 1e-7;
+/// Above this L2 norm (or when not finite) a tensor's gradient has exploded.
+const EXPLODING_NORM: f64 = 10.0;
+
+/// Health of a module's gradients, from the L2 norm of each of its tensors before clipping.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GradientHealth {
+    /// `1 − .5·vanishing − .8·exploding`, clamped to `[0, 1]`.
+    pub health: f64,
+    /// Share of tensors whose norm is below 1e-7.
+    pub vanishing: f64,
+    /// Share of tensors whose norm is above 10 or not finite.
+    pub exploding: f64,
+    /// L2 norm over all tensors.
+    pub norm: f64,
+}
+
+impl GradientHealth {
+    /// From the norms of all tensors of a module; `None` when there are none, which is "never measured".
+    pub fn from_norms(norms: &[f64]) -> Option<Self> {
+        if norms.is_empty() {
+            return None;
+        }
+        let share = |of: &dyn Fn(f64) -> bool| {
+            norms.iter().filter(|norm| of(**norm)).count() as f64 / norms.len() as f64
+        };
+        let vanishing = share(&|norm| norm < VANISHING_NORM);
+        let exploding = share(&|norm| norm > EXPLODING_NORM || !norm.is_finite());
+        let health = (1.0 - 0.5 * vanishing - 0.8 * exploding).clamp(0.0, 1.0);
+        let norm = norms.iter().map(|norm| norm * norm).sum::<f64>().sqrt();
+        Some(Self { health, vanishing, exploding, norm })
+    }
+
+    /// Whether any tensor's gradient has exploded.
+    pub fn is_exploding(&self) -> bool {
+        self.exploding > 0.0
+    }
+
+    /// Whether any tensor's gradient has vanished.
+    pub fn is_vanishing(&self) -> bool {
+        self.vanishing > 0.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::GradientHealth;
+
+    fn health(norms: &[f64]) -> GradientHealth {
+        GradientHealth::from_norms(norms).unwrap()
+    }
+
+    #[test]
+    fn follows_the_formula() {
+        assert_eq!(GradientHealth::from_norms(&[]), None);
+        assert_eq!(health(&[3.0, 4.0]).health, 1.0);
+        assert_eq!(health(&[3.0, 4.0]).norm, 5.0);
+        assert_eq!(health(&[1e-8, 1.0]).health, 0.75);
+        assert_eq!(health(&[11.0, 1.0]).health, 0.6);
+        assert_eq!(health(&[11.0, 0.0]).health, 1.0 - 0.25 - 0.4);
+        assert!((health(&[11.0, 11.0]).health - 0.2).abs() < 1e-12);
+    }
+
+    #[test]
+    fn the_borders_are_healthy_and_what_is_not_finite_has_exploded() {
+        assert_eq!(health(&[1e-7, 10.0]).health, 1.0);
+        for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            assert!(health(&[bad, 1.0]).is_exploding(), "{bad}");
+            assert_eq!(health(&[bad, 1.0]).exploding, 0.5, "{bad}");
+        }
+    }
+}

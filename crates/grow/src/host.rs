@@ -1,0 +1,507 @@
+//! The growing thing: a host and its slots, and everything that may happen to them.
+
+use std::sync::Arc;
+
+use meristem_nn::graph::Graph;
+use serde::{Deserialize, Serialize};
+
+use crate::alpha::{AlphaController, AlphaTarget, Curve, Speed, Style, Tempo};
+use crate::blueprint::BlueprintSet;
+use crate::build::{HOST_SGD, MODULE_SGD, SlotClass, TopologyKey, grown_graph};
+use crate::error::{LifecycleError, Result};
+use crate::gates::{Gate, GateInputs, GateReport, Gates};
+use crate::slot::{Module, Slot, StageChange};
+use crate::slot_name::SlotName;
+use crate::spec::{HostSpec, ImageShape};
+use crate::stage::Stage;
+
+/// The rules of growth that are configuration. In files every key is optional and unknown ones are errors.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Rules {
+    /// Most modules of a host at a time, fossilized ones included: 3.
+    pub max_modules: usize,
+    /// Least age at which a module may be pruned: 5 steps.
+    pub min_prune_age_steps: u32,
+    /// Steps that a slot is embargoed after a module was pruned: 5 (at least 1).
+    pub embargo_steps: u32,
+    /// Steps of Resetting: 1 (at least 1).
+    pub resetting_steps: u32,
+    /// The gates.
+    pub gates: Gates,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self {
+            max_modules: 3,
+            min_prune_age_steps: 5,
+            embargo_steps: 5,
+            resetting_steps: 1,
+            gates: Gates::default(),
+        }
+    }
+}
+
+/// What to grow, how, and how far.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Germination {
+    /// Index of the blueprint in the host's set.
+    pub blueprint: usize,
+    /// Curve and formula of the blending.
+    pub style: Style,
+    /// How long it takes.
+    pub tempo: Tempo,
+    /// Where it ends.
+    pub alpha_target: AlphaTarget,
+    /// The host's control accuracy now, in percentage points, for later comparison.
+    pub accuracy_pp: Option<f32>,
+}
+
+/// A new way and place for alpha to go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retarget {
+    /// Formula from now on (its curve is not used: `curve` is).
+    pub style: Style,
+    /// Where.
+    pub target: AlphaTarget,
+    /// How fast.
+    pub speed: Speed,
+    /// Along which curve.
+    pub curve: Curve,
+}
+
+/// What became of asking a gate.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Advance {
+    /// The gate's conditions.
+    pub report: GateReport,
+    /// The change of stage, if the gate passed.
+    pub change: Option<StageChange>,
+}
+
+/// Trained parameters of a host and of what grows in it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParameterCounts {
+    /// The bare host.
+    pub host: usize,
+    /// Module and gate per enabled slot, 0 where none takes part in the network.
+    pub modules: Vec<usize>,
+}
+
+impl ParameterCounts {
+    /// All modules together.
+    pub fn grown(&self) -> usize {
+        self.modules.iter().sum()
+    }
+
+    /// Host and modules.
+    pub fn total(&self) -> usize {
+        self.host + self.grown()
+    }
+}
+
+/// One host of an env, with its enabled slots in action-index order. Slots are addressed by their index
+/// among the enabled ones, which is also their index in [`Host::alphas`].
+///
+/// # Time
+/// A step is one epoch of training and then one action. [`Host::step`] opens it: it moves every alpha,
+/// counts ages, and passes pruned slots on through embargo and reset. A module that is told to blend over
+/// n steps thus trains its first epoch at the curve's value at 1/n, its n-th exactly at the target; at the
+/// action that follows, `stage_steps` and `age_steps` are the epochs trained so far.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Host {
+    spec: HostSpec,
+    image: ImageShape,
+    blueprints: Arc<BlueprintSet>,
+    rules: Rules,
+    slots: Vec<Slot>,
+}
+
+impl Host {
+    /// A bare host. `enabled` are the slots that may grow, in any order.
+    ///
+    /// # Errors
+    /// [`crate::HostError`] if the host does not fit the image or a slot is unknown or listed twice.
+    pub fn new(
+        spec: HostSpec,
+        image: ImageShape,
+        enabled: &[SlotName],
+        blueprints: Arc<BlueprintSet>,
+        rules: Rules,
+    ) -> Result<Self> {
+        spec.validate(&image)?;
+        let ordered = spec.order_slots(enabled)?;
+        let slot = |name: SlotName| Slot::new(name, spec.block_channels(name.block));
+        let slots = ordered.into_iter().map(slot).collect();
+        Ok(Self { spec, image, blueprints, rules, slots })
+    }
+
+    /// The host's description.
+    pub fn spec(&self) -> &HostSpec {
+        &self.spec
+    }
+
+    /// What it is made for.
+    pub fn image(&self) -> &ImageShape {
+        &self.image
+    }
+
+    /// What may grow in it.
+    pub fn blueprints(&self) -> &Arc<BlueprintSet> {
+        &self.blueprints
+    }
+
+    /// Its rules.
+    pub fn rules(&self) -> &Rules {
+        &self.rules
+    }
+
+    /// Its enabled slots in action-index order.
+    pub fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    pub(crate) fn slots_mut(&mut self) -> &mut [Slot] {
+        &mut self.slots
+    }
+
+    /// Index of an enabled slot.
+    pub fn index_of(&self, name: SlotName) -> Option<usize> {
+        self.slots.iter().position(|slot| slot.name == name)
+    }
+
+    /// Indices of the slots with a live module (Germinated to Holding).
+    pub fn live(&self) -> impl Iterator<Item = usize> {
+        let live = |(_, slot): &(usize, &Slot)| slot.stage.is_live();
+        self.slots.iter().enumerate().filter(live).map(|(index, _)| index)
+    }
+
+    /// Modules in the host, fossilized ones included.
+    pub fn modules(&self) -> usize {
+        self.slots.iter().filter(|slot| slot.stage.is_occupied()).count()
+    }
+
+    /// Alpha per enabled slot, as the network reads it: 0 where no module is blended in.
+    pub fn alphas(&self) -> Vec<f32> {
+        self.slots.iter().map(Slot::alpha).collect()
+    }
+
+    /// What the graph depends on; equal keys, equal graphs.
+    pub fn topology_key(&self) -> TopologyKey {
+        TopologyKey { host: self.spec, slots: self.slots.iter().map(SlotClass::of).collect() }
+    }
+
+    /// The network, for training and for evaluation, with the optimisers of `grow.md`. Group 0 is the
+    /// host, then one group, named by its slot, per module that takes part, in forward order.
+    ///
+    /// # Errors
+    /// None for a host that was built by [`Host::new`]: its sizes and blueprints were checked before.
+    pub fn graph(&self) -> Result<Graph> {
+        grown_graph(self, HOST_SGD, MODULE_SGD)
+    }
+
+    /// Trained parameters of host and modules, counted on the graph.
+    ///
+    /// # Errors
+    /// As [`Host::graph`].
+    pub fn parameters(&self) -> Result<ParameterCounts> {
+        let graph = self.graph()?;
+        let mut counts = ParameterCounts { host: 0, modules: vec![0; self.slots.len()] };
+        for param in &graph.params {
+            let elements: usize = param.shape.iter().product();
+            let group = &graph.groups[param.group.index()].name;
+            match self.slots.iter().position(|slot| slot.name.to_string() == *group) {
+                Some(index) => counts.modules[index] += elements,
+                None => counts.host += elements,
+            }
+        }
+        Ok(counts)
+    }
+
+    fn slot(&self, index: usize) -> Result<&Slot, LifecycleError> {
+        let slots = self.slots.len();
+        self.slots.get(index).ok_or(LifecycleError::NoSuchSlot { index, slots })
+    }
+
+    /// The slot and its module, if its stage is one of `stages` and it is not being pruned.
+    fn module_in(
+        &self,
+        index: usize,
+        action: &'static str,
+        (stages, needs): (&[Stage], &'static str),
+    ) -> Result<(&Slot, &Module), LifecycleError> {
+        let slot = self.slot(index)?;
+        match &slot.module {
+            Some(module) if stages.contains(&slot.stage) => match module.pruning {
+                true => Err(LifecycleError::BeingPruned { slot: slot.name }),
+                false => Ok((slot, module)),
+            },
+            _ => {
+                let (name, stage) = (slot.name, slot.stage);
+                Err(LifecycleError::WrongStage { slot: name, action, needs, stage })
+            }
+        }
+    }
+
+    /// Whether a blueprint may germinate in a slot: an empty slot, fewer than `max_modules` modules, and
+    /// no module that is still before Blending.
+    ///
+    /// # Errors
+    /// The reason why not.
+    pub fn check_germinate(&self, index: usize, blueprint: usize) -> Result<(), LifecycleError> {
+        let slot = self.slot(index)?;
+        if slot.stage != Stage::Dormant {
+            let (action, needs) = ("GERMINATE", "an empty slot (dormant)");
+            return Err(LifecycleError::WrongStage {
+                slot: slot.name,
+                action,
+                needs,
+                stage: slot.stage,
+            });
+        }
+        let blueprints = self.blueprints.len();
+        if blueprint >= blueprints {
+            return Err(LifecycleError::NoSuchBlueprint { index: blueprint, blueprints });
+        }
+        let (modules, limit) = (self.modules(), self.rules.max_modules);
+        if modules >= limit {
+            return Err(LifecycleError::Full { modules, limit });
+        }
+        let early = |slot: &&Slot| matches!(slot.stage, Stage::Germinated | Stage::Training);
+        match self.slots.iter().find(early) {
+            Some(slot) => Err(LifecycleError::NotYet { slot: slot.name, stage: slot.stage }),
+            None => Ok(()),
+        }
+    }
+
+    /// Puts a module into an empty slot. It takes no part in the network before Training.
+    ///
+    /// # Errors
+    /// As [`Host::check_germinate`]; [`crate::BlueprintError`] if the blueprint's layers do not fit the slot.
+    pub fn germinate(&mut self, index: usize, what: Germination) -> Result<StageChange> {
+        self.check_germinate(index, what.blueprint)?;
+        let (index_of_blueprint, blueprints) = (what.blueprint, self.blueprints.len());
+        let missing = LifecycleError::NoSuchBlueprint { index: index_of_blueprint, blueprints };
+        let blueprint = Arc::clone(self.blueprints.get(index_of_blueprint).ok_or(missing)?);
+        blueprint.parameters(self.slots[index].channels)?;
+        let slot = &mut self.slots[index];
+        let change = slot.enter(index, Stage::Germinated)?;
+        slot.module = Some(Module {
+            blueprint,
+            blueprint_index: what.blueprint,
+            style: what.style,
+            tempo: what.tempo,
+            alpha_target: what.alpha_target.value(),
+            alpha: AlphaController::at_rest(0.0),
+            age_steps: 0,
+            pruning: false,
+            accuracy_at_germination_pp: what.accuracy_pp,
+        });
+        Ok(change)
+    }
+
+    /// Whether a slot's gate may be asked: Germinated, Training or Blending, and not being pruned.
+    /// Whether the gate then passes is another question ([`Host::gate`]).
+    ///
+    /// # Errors
+    /// The reason why not.
+    pub fn check_advance(&self, index: usize) -> Result<(), LifecycleError> {
+        let stages = [Stage::Germinated, Stage::Training, Stage::Blending];
+        let needs = (&stages[..], "germinated, training or blending");
+        self.module_in(index, "ADVANCE", needs).map(|_| ())
+    }
+
+    /// The report of the gate that leads on from a slot's stage; `None` if none does.
+    pub fn gate(&self, index: usize, inputs: &GateInputs) -> Option<GateReport> {
+        let slot = self.slots.get(index)?;
+        Some(self.rules.gates.evaluate(Gate::from_stage(slot.stage)?, slot, inputs))
+    }
+
+    /// Asks the gate that leads on from Germinated, Training or Blending, and goes on if it passes.
+    ///
+    /// # Errors
+    /// As [`Host::check_advance`]. A gate that does not pass is no error: nothing changes.
+    pub fn advance(
+        &mut self,
+        index: usize,
+        inputs: &GateInputs,
+    ) -> Result<Advance, LifecycleError> {
+        self.check_advance(index)?;
+        self.ask(index, inputs, "ADVANCE")
+    }
+
+    /// Whether a slot's module may be asked to fossilize: Holding, and not being pruned.
+    ///
+    /// # Errors
+    /// The reason why not.
+    pub fn check_fossilize(&self, index: usize) -> Result<(), LifecycleError> {
+        self.module_in(index, "FOSSILIZE", (&[Stage::Holding], "holding")).map(|_| ())
+    }
+
+    /// Makes a module permanent if its gate passes. Its alpha is 1 from then on, whatever its target was.
+    ///
+    /// # Errors
+    /// As [`Host::check_fossilize`]. A gate that does not pass is no error: nothing changes.
+    pub fn fossilize(
+        &mut self,
+        index: usize,
+        inputs: &GateInputs,
+    ) -> Result<Advance, LifecycleError> {
+        self.check_fossilize(index)?;
+        self.ask(index, inputs, "FOSSILIZE")
+    }
+
+    fn ask(
+        &mut self,
+        index: usize,
+        inputs: &GateInputs,
+        action: &'static str,
+    ) -> Result<Advance, LifecycleError> {
+        let Some(report) = self.gate(index, inputs) else {
+            let slot = self.slot(index)?;
+            let (name, stage, needs) = (slot.name, slot.stage, "a stage with a gate");
+            return Err(LifecycleError::WrongStage { slot: name, action, needs, stage });
+        };
+        if !report.passed {
+            return Ok(Advance { report, change: None });
+        }
+        let slot = &mut self.slots[index];
+        let change = slot.enter(index, report.gate.target())?;
+        if let Some(module) = &mut slot.module {
+            match report.gate {
+                Gate::Blending => {
+                    let (target, curve) = (module.alpha_target, module.style.curve());
+                    module
+                        .alpha
+                        .retarget(target, module.tempo.steps(), curve)
+                        .map_err(|source| LifecycleError::Alpha { slot: slot.name, source })?;
+                }
+                Gate::Fossilized => module.alpha = AlphaController::at_rest(1.0),
+                Gate::Training | Gate::Holding => {}
+            }
+        }
+        Ok(Advance { report, change: Some(change) })
+    }
+
+    /// Whether a slot's alpha may get a new target: Blending or Holding, at rest.
+    ///
+    /// # Errors
+    /// The reason why not.
+    pub fn check_set_alpha_target(&self, index: usize) -> Result<(), LifecycleError> {
+        let needs = (&[Stage::Blending, Stage::Holding][..], "blending or holding");
+        let (slot, module) = self.module_in(index, "SET_ALPHA_TARGET", needs)?;
+        at_rest(slot, module)
+    }
+
+    /// Gives alpha a new target; Holding becomes Blending. A change of style may change the network.
+    ///
+    /// # Errors
+    /// As [`Host::check_set_alpha_target`].
+    pub fn set_alpha_target(
+        &mut self,
+        index: usize,
+        to: Retarget,
+    ) -> Result<Option<StageChange>, LifecycleError> {
+        self.check_set_alpha_target(index)?;
+        let slot = &mut self.slots[index];
+        if let Some(module) = &mut slot.module {
+            module.style = to.style;
+            module
+                .alpha
+                .retarget(to.target.value(), to.speed.steps(), to.curve)
+                .map_err(|source| LifecycleError::Alpha { slot: slot.name, source })?;
+        }
+        match slot.stage {
+            Stage::Holding => slot.enter(index, Stage::Blending).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// Whether a module may be pruned: live, old enough, alpha at rest, not being pruned already.
+    ///
+    /// # Errors
+    /// The reason why not.
+    pub fn check_prune(&self, index: usize) -> Result<(), LifecycleError> {
+        let stages = [Stage::Germinated, Stage::Training, Stage::Blending, Stage::Holding];
+        let (slot, module) = self.module_in(index, "PRUNE", (&stages, "a live module"))?;
+        let (age_steps, min_steps) = (module.age_steps, self.rules.min_prune_age_steps);
+        if age_steps < min_steps {
+            return Err(LifecycleError::TooYoung { slot: slot.name, age_steps, min_steps });
+        }
+        at_rest(slot, module)
+    }
+
+    /// Removes a module: at once, or, if it is blended in and `speed` is not instant, after alpha went
+    /// down to 0. On the way it is Blending, and no action may touch it.
+    ///
+    /// # Errors
+    /// As [`Host::check_prune`].
+    pub fn prune(
+        &mut self,
+        index: usize,
+        speed: Speed,
+        curve: Curve,
+    ) -> Result<Option<StageChange>, LifecycleError> {
+        self.check_prune(index)?;
+        let slot = &mut self.slots[index];
+        match &mut slot.module {
+            Some(module) if speed != Speed::Instant && module.alpha.alpha() > 0.0 => {
+                module
+                    .alpha
+                    .retarget(0.0, speed.steps(), curve)
+                    .map_err(|source| LifecycleError::Alpha { slot: slot.name, source })?;
+                module.pruning = true;
+            }
+            _ => return slot.enter(index, Stage::Pruned).map(Some),
+        }
+        match slot.stage {
+            Stage::Holding => slot.enter(index, Stage::Blending).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// Removes every live module at once, whatever its age: for the governor's rollback, not for actions.
+    pub fn prune_live(&mut self) -> Vec<StageChange> {
+        let slots = self.slots.iter_mut().enumerate().filter(|(_, slot)| slot.stage.is_live());
+        slots.filter_map(|(index, slot)| slot.enter(index, Stage::Pruned).ok()).collect()
+    }
+
+    /// Opens a step (see [`Host`], Time): call it once, before the epoch's training. Returns the changes
+    /// of stage that time alone brings.
+    pub fn step(&mut self) -> Vec<StageChange> {
+        let rules = self.rules;
+        let slots = self.slots.iter_mut().enumerate();
+        slots.filter_map(|(index, slot)| step_slot(index, slot, &rules)).collect()
+    }
+}
+
+fn at_rest(slot: &Slot, module: &Module) -> Result<(), LifecycleError> {
+    let alpha = &module.alpha;
+    if alpha.is_at_rest() {
+        return Ok(());
+    }
+    let (target, steps_to_go) = (alpha.target(), alpha.steps_to_go());
+    let source = crate::error::AlphaError::NotAtRest { target, steps_to_go };
+    Err(LifecycleError::Alpha { slot: slot.name, source })
+}
+
+fn step_slot(index: usize, slot: &mut Slot, rules: &Rules) -> Option<StageChange> {
+    let mut removed = false;
+    if let Some(module) = &mut slot.module {
+        module.age_steps = module.age_steps.saturating_add(1);
+        module.alpha.step();
+        removed = module.pruning && module.alpha.is_at_rest();
+    }
+    let next = match slot.stage {
+        _ if removed => Some(Stage::Pruned),
+        Stage::Pruned => Some(Stage::Embargoed),
+        Stage::Embargoed if slot.stage_steps >= rules.embargo_steps => Some(Stage::Resetting),
+        Stage::Resetting if slot.stage_steps >= rules.resetting_steps => Some(Stage::Dormant),
+        _ => None,
+    };
+    // The transitions above are all in the lifecycle, so `enter` cannot refuse.
+    let change = next.and_then(|stage| slot.enter(index, stage).ok());
+    slot.stage_steps = slot.stage_steps.saturating_add(1);
+    change
+}

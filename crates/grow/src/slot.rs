@@ -1,0 +1,94 @@
+//! A slot, the module in it, and their bookkeeping.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::alpha::{AlphaController, Style, Tempo};
+use crate::blueprint::Blueprint;
+use crate::error::LifecycleError;
+use crate::slot_name::SlotName;
+use crate::stage::Stage;
+
+/// A module: what grows in a slot, and how it is blended in.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Module {
+    /// What it is.
+    pub blueprint: Arc<Blueprint>,
+    /// Its index in the host's blueprint set.
+    pub blueprint_index: usize,
+    /// How it is blended in.
+    pub style: Style,
+    /// How long the first blending takes.
+    pub tempo: Tempo,
+    /// Where the first blending ends.
+    pub alpha_target: f32,
+    /// Alpha: 0 until Blending, 1 once fossilized.
+    pub alpha: AlphaController,
+    /// Steps since it germinated.
+    pub age_steps: u32,
+    /// Whether alpha is on its way to 0, where the module is removed.
+    pub pruning: bool,
+    /// The host's control accuracy when it germinated, in percentage points, if it was known.
+    pub accuracy_at_germination_pp: Option<f32>,
+}
+
+/// A slot that is enabled in a host.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Slot {
+    /// Its name.
+    pub name: SlotName,
+    /// Channels of the tensor that it sits on.
+    pub channels: usize,
+    /// Its stage.
+    pub stage: Stage,
+    /// Steps (epochs of training) begun in this stage; 0 right after an action put it there.
+    pub stage_steps: u32,
+    /// The module, in the stages Germinated to Fossilized.
+    pub module: Option<Module>,
+}
+
+/// A change of stage that took place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StageChange {
+    /// Index of the slot in its host.
+    pub index: usize,
+    /// Its name.
+    pub slot: SlotName,
+    /// Stage before.
+    pub from: Stage,
+    /// Stage after.
+    pub to: Stage,
+}
+
+impl Slot {
+    pub(crate) fn new(name: SlotName, channels: usize) -> Self {
+        Self { name, channels, stage: Stage::Dormant, stage_steps: 0, module: None }
+    }
+
+    /// Alpha of the module; 0 without one.
+    pub fn alpha(&self) -> f32 {
+        self.module.as_ref().map_or(0.0, |module| module.alpha.alpha())
+    }
+
+    /// Whether its module is on its way out.
+    pub fn is_pruning(&self) -> bool {
+        self.module.as_ref().is_some_and(|module| module.pruning)
+    }
+
+    /// Enters a stage. The only place where a stage changes.
+    pub(crate) fn enter(&mut self, index: usize, to: Stage) -> Result<StageChange, LifecycleError> {
+        let (slot, from) = (self.name, self.stage);
+        if !from.can_become(to) {
+            return Err(LifecycleError::Transition { slot, from, to });
+        }
+        self.stage = to;
+        self.stage_steps = 0;
+        if !to.is_occupied() {
+            self.module = None;
+        }
+        Ok(StageChange { index, slot, from, to })
+    }
+}

@@ -1,0 +1,33 @@
+//! "Did you mean …": the nearest known name to a mistyped one.
+
+/// The known name nearest to `given` by edit distance, if it is near enough to be what was meant
+/// (at most a third of the longer name, and at least two edits, away). Ties go to the earlier name.
+pub fn nearest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let given = given.to_ascii_lowercase();
+    known
+        .into_iter()
+        .map(|name| (strsim::damerau_levenshtein(&given, &name.to_ascii_lowercase()), name))
+        .filter(|(distance, name)| *distance <= (given.len().max(name.len()) / 3).max(2))
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, name)| name)
+}
+
+/// `; did you mean `x`?` or nothing, for the end of an error's first sentence.
+pub(crate) fn hint(nearest: &Option<String>) -> String {
+    nearest.as_ref().map_or(String::new(), |name| format!("; did you mean `{name}`?"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::nearest;
+
+    #[test]
+    fn names_the_nearest_and_stays_silent_when_nothing_is_near() {
+        let known = ["baseline", "wide", "deep", "large", "impaired", "minimal"];
+        assert_eq!(nearest("basline", known), Some("baseline"));
+        assert_eq!(nearest("Deep", known), Some("deep"));
+        assert_eq!(nearest("minmial", known), Some("minimal"));
+        assert_eq!(nearest("transformer", known), None);
+        assert_eq!(nearest("x", []), None);
+    }
+}

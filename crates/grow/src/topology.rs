@@ -1,0 +1,223 @@
+//! A host as JSON: the `topology` entry of a weights file's metadata.
+//!
+//! It describes itself: the blueprints in use are part of it, so that a network with a user's own
+//! blueprint can be evaluated by a program that does not know that blueprint.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize, Serializer};
+
+use crate::alpha::{AlphaController, Style, Tempo};
+use crate::blueprint::{Blueprint, BlueprintSet};
+use crate::error::{BlueprintError, Result, TopologyError};
+use crate::host::{Host, Rules};
+use crate::slot::{Module, Slot};
+use crate::slot_name::SlotName;
+use crate::spec::{HostSpec, ImageShape};
+use crate::stage::Stage;
+
+/// Version of the format, raised when a reader of the old one would misread the new one.
+pub const TOPOLOGY_VERSION: u32 = 1;
+
+/// A host in a file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Topology {
+    /// [`TOPOLOGY_VERSION`].
+    pub version: u32,
+    /// The host, written in full (`cnn:…`), read in any form.
+    #[serde(serialize_with = "in_full")]
+    pub host: HostSpec,
+    /// What it is made for.
+    pub image: ImageShape,
+    /// The blueprints of the modules below, each once.
+    pub blueprints: Vec<Blueprint>,
+    /// The enabled slots in index order.
+    pub slots: Vec<TopologySlot>,
+}
+
+/// A slot in a file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TopologySlot {
+    /// Its name.
+    pub slot: SlotName,
+    /// Its stage.
+    pub stage: Stage,
+    /// Steps in this stage.
+    pub stage_steps: u32,
+    /// The module in it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub module: Option<TopologyModule>,
+}
+
+/// A module in a file; the fields are those of [`Module`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TopologyModule {
+    /// Name of its blueprint.
+    pub blueprint: String,
+    /// How it is blended in.
+    pub style: Style,
+    /// How long the first blending takes.
+    pub tempo: Tempo,
+    /// Where the first blending ends.
+    pub alpha_target: f32,
+    /// Alpha and where it is going.
+    pub alpha: AlphaController,
+    /// Steps since it germinated.
+    pub age_steps: u32,
+    /// Whether it is on its way out.
+    pub pruning: bool,
+    /// Control accuracy at germination, percentage points.
+    pub accuracy_at_germination_pp: Option<f32>,
+}
+
+fn in_full<S: Serializer>(spec: &HostSpec, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&spec.description())
+}
+
+impl Host {
+    /// This host as it goes into a weights file.
+    pub fn topology(&self) -> Topology {
+        let mut blueprints: Vec<Blueprint> = vec![];
+        for module in self.slots().iter().filter_map(|slot| slot.module.as_ref()) {
+            if !blueprints.contains(&module.blueprint) {
+                blueprints.push((*module.blueprint).clone());
+            }
+        }
+        let slots = self.slots().iter().map(TopologySlot::of).collect();
+        let (version, host, image) = (TOPOLOGY_VERSION, *self.spec(), *self.image());
+        Topology { version, host, image, blueprints, slots }
+    }
+}
+
+impl TopologySlot {
+    fn of(slot: &Slot) -> Self {
+        let module = slot.module.as_ref().map(|module| TopologyModule {
+            blueprint: module.blueprint.name.clone(),
+            style: module.style,
+            tempo: module.tempo,
+            alpha_target: module.alpha_target,
+            alpha: module.alpha,
+            age_steps: module.age_steps,
+            pruning: module.pruning,
+            accuracy_at_germination_pp: module.accuracy_at_germination_pp,
+        });
+        Self { slot: slot.name, stage: slot.stage, stage_steps: slot.stage_steps, module }
+    }
+
+    /// The module that belongs to this description, or what is wrong with it.
+    fn restore(&self, set: &BlueprintSet) -> Result<Option<Module>, String> {
+        let Some(module) = &self.module else {
+            let stage = self.stage;
+            return match stage.is_occupied() {
+                true => Err(format!("it is {stage}, but has no module")),
+                false => Ok(None),
+            };
+        };
+        let (stage, alpha) = (self.stage, &module.alpha);
+        if !stage.is_occupied() {
+            return Err(format!("it is {stage}, but has a module"));
+        }
+        alpha.check()?;
+        if !(0.0..=1.0).contains(&module.alpha_target) {
+            return Err(format!(
+                "alpha_target must be within 0 and 1, got {}",
+                module.alpha_target
+            ));
+        }
+        let fits = match stage {
+            Stage::Germinated | Stage::Training => alpha.is_at_rest() && alpha.alpha() == 0.0,
+            Stage::Holding => alpha.is_at_rest(),
+            Stage::Fossilized => alpha.is_at_rest() && alpha.alpha() == 1.0,
+            _ => true,
+        };
+        let leaves = stage == Stage::Blending && !alpha.is_at_rest() && alpha.target() == 0.0;
+        if !fits || (module.pruning && !leaves) {
+            return Err(format!(
+                "alpha {} ({:?}) does not go with {stage}",
+                alpha.alpha(),
+                alpha.mode()
+            ));
+        }
+        let index = set.find(&module.blueprint).map_err(|error| error.to_string())?;
+        let blueprint = set.get(index).ok_or("its blueprint is missing")?;
+        Ok(Some(Module {
+            blueprint: Arc::clone(blueprint),
+            blueprint_index: index,
+            style: module.style,
+            tempo: module.tempo,
+            alpha_target: module.alpha_target,
+            alpha: *alpha,
+            age_steps: module.age_steps,
+            pruning: module.pruning,
+            accuracy_at_germination_pp: module.accuracy_at_germination_pp,
+        }))
+    }
+}
+
+impl Topology {
+    /// As JSON, on one line.
+    ///
+    /// # Errors
+    /// [`TopologyError::Parse`] if JSON cannot hold it; no topology of a [`Host`] is such.
+    pub fn to_json(&self) -> Result<String> {
+        Ok(serde_json::to_string(self).map_err(TopologyError::Parse)?)
+    }
+
+    /// From JSON. The values are checked by [`Topology::rebuild`].
+    ///
+    /// # Errors
+    /// [`TopologyError::Parse`], [`TopologyError::Version`].
+    pub fn from_json(json: &str) -> Result<Self> {
+        #[derive(Deserialize)]
+        struct Version {
+            version: u32,
+        }
+        // The version first: a newer file should be called newer, not misspelt.
+        let Version { version } = serde_json::from_str(json).map_err(TopologyError::Parse)?;
+        if version != TOPOLOGY_VERSION {
+            let supported = TOPOLOGY_VERSION;
+            return Err(TopologyError::Version { found: version, supported }.into());
+        }
+        Ok(serde_json::from_str(json).map_err(TopologyError::Parse)?)
+    }
+
+    /// The host, every value checked. Its blueprints are `set` and those of the file that are not in it.
+    ///
+    /// # Errors
+    /// [`crate::HostError`], [`crate::BlueprintError`] (among them a blueprint of the file that differs
+    /// from the one of that name in `set`), [`TopologyError::Slot`].
+    pub fn rebuild(&self, set: &BlueprintSet, rules: Rules) -> Result<Host> {
+        let mut blueprints = set.clone();
+        for blueprint in &self.blueprints {
+            match blueprints.index_of(&blueprint.name).and_then(|index| blueprints.get(index)) {
+                Some(known) if **known == *blueprint => {}
+                Some(_) => {
+                    return Err(BlueprintError::Duplicate { name: blueprint.name.clone() }.into());
+                }
+                None => blueprints = blueprints.with(blueprint.clone())?,
+            }
+        }
+        let names: Vec<SlotName> = self.slots.iter().map(|slot| slot.slot).collect();
+        let mut host =
+            Host::new(self.host, self.image, &names, Arc::new(blueprints.clone()), rules)?;
+        for slot in &self.slots {
+            let name = slot.slot;
+            let module = slot
+                .restore(&blueprints)
+                .map_err(|problem| TopologyError::Slot { slot: name, problem })?;
+            let place = host.slots_mut().iter_mut().find(|place| place.name == name);
+            if let Some(place) = place {
+                if let Some(module) = &module {
+                    module.blueprint.parameters(place.channels)?;
+                }
+                place.stage = slot.stage;
+                place.stage_steps = slot.stage_steps;
+                place.module = module;
+            }
+        }
+        Ok(host)
+    }
+}
