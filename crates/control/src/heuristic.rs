@@ -59,6 +59,14 @@ impl Default for HeuristicConfig {
     }
 }
 
+impl HeuristicConfig {
+    /// For runs of a dozen steps: one step that gains less than 3 points is a plateau, and modules blend in
+    /// over 3 steps. An accuracy that still climbs would leave the defaults no time to grow anything.
+    pub fn quick() -> Self {
+        Self { plateau_steps: 1, plateau_gain_pp: 3.0, tempo: Tempo::Fast, ..Self::default() }
+    }
+}
+
 /// What it remembers of an env. Rotation and penalties outlast an episode, so that the next one tries on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Memory {
@@ -155,7 +163,10 @@ impl Memory {
         for (seen, slot) in self.seen.iter_mut().zip(host.slots()) {
             let now = slot.module.as_ref().map(|module| module.blueprint_index);
             if let (Some(blueprint), None) = (*seen, now) {
-                self.penalties[blueprint] += config.prune_penalty;
+                // Nothing to remember of a blueprint that this host's set does not have.
+                if let Some(penalty) = self.penalties.get_mut(blueprint) {
+                    *penalty += config.prune_penalty;
+                }
                 self.steps_since_prune = Some(1);
             }
             *seen = now;
@@ -190,7 +201,7 @@ impl Memory {
 fn is_plateau(accuracies_pp: &[f32], config: &HeuristicConfig) -> bool {
     let steps = config.plateau_steps;
     let little = |pair: &[f32]| pair[1] - pair[0] < config.plateau_gain_pp;
-    match accuracies_pp.len().checked_sub(steps + 1) {
+    match accuracies_pp.len().checked_sub(steps.saturating_add(1)) {
         Some(from) => accuracies_pp[from..].windows(2).all(little),
         None => false,
     }

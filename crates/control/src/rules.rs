@@ -56,14 +56,13 @@ pub fn legal_ops(host: &Host) -> [bool; 6] {
 /// `accuracy_pp` the control accuracy now, in percentage points, which a new module remembers.
 ///
 /// # Errors
-/// As [`legal`]; nothing has changed then. [`meristem_grow::Error::Blueprint`] if a user's blueprint does
-/// not fit the slot's channels.
+/// As [`legal`]; nothing has changed then.
 pub fn apply(
     action: &Action,
     host: &mut Host,
     measured: &[GateInputs],
     accuracy_pp: Option<f32>,
-) -> Result<Outcome, meristem_grow::Error> {
+) -> Result<Outcome, LifecycleError> {
     let inputs = action.slot().and_then(|slot| measured.get(slot)).copied().unwrap_or_default();
     let done = |change| Outcome { succeeded: true, change, gate: None };
     let asked = |advance: Advance| {

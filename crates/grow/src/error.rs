@@ -84,6 +84,18 @@ pub enum HostError {
         /// The value.
         got: usize,
     },
+    /// A rule of growth that is out of its range.
+    #[error("rule `{what}` must be within {least} and {most}, got {got}")]
+    Rule {
+        /// Which rule.
+        what: &'static str,
+        /// Least value.
+        least: f64,
+        /// Largest value.
+        most: f64,
+        /// The value.
+        got: f64,
+    },
     /// A network that would not fit a machine.
     #[error(
         "host `{host}` would have {parameters} parameters, more than the {limit} that are supported; use fewer channels or blocks, or a smaller kernel"

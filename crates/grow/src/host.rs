@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::alpha::{AlphaController, AlphaTarget, Curve, Speed, Style, Tempo};
 use crate::blueprint::BlueprintSet;
 use crate::build::{HOST_SGD, MODULE_SGD, SlotClass, TopologyKey, grown_graph};
-use crate::error::{LifecycleError, Result};
+use crate::error::{AlphaError, HostError, LifecycleError, Result};
 use crate::gates::{Gate, GateInputs, GateReport, Gates};
 use crate::slot::{Module, Slot, StageChange};
 use crate::slot_name::SlotName;
@@ -40,6 +40,28 @@ impl Default for Rules {
             resetting_steps: 1,
             gates: Gates::default(),
         }
+    }
+}
+
+impl Rules {
+    /// Checks that every rule is in its range.
+    ///
+    /// # Errors
+    /// [`HostError::Rule`] naming the rule, its range and the value.
+    pub fn check(&self) -> Result<(), HostError> {
+        let gates = &self.gates;
+        rule("embargo_steps", f64::from(self.embargo_steps), (1.0, f64::INFINITY))?;
+        rule("resetting_steps", f64::from(self.resetting_steps), (1.0, f64::INFINITY))?;
+        rule("gates.min_gradient_health", gates.min_gradient_health, (0.0, 1.0))?;
+        rule("gates.alpha_tolerance", gates.alpha_tolerance, (0.0, 1.0))?;
+        rule("gates.min_contribution_pp", gates.min_contribution_pp, (-100.0, 100.0))
+    }
+}
+
+fn rule(what: &'static str, got: f64, (least, most): (f64, f64)) -> Result<(), HostError> {
+    match (least..=most).contains(&got) {
+        true => Ok(()),
+        false => Err(HostError::Rule { what, least, most, got }),
     }
 }
 
@@ -122,7 +144,8 @@ impl Host {
     /// A bare host. `enabled` are the slots that may grow, in any order.
     ///
     /// # Errors
-    /// [`crate::HostError`] if the host does not fit the image or a slot is unknown or listed twice.
+    /// [`crate::HostError`] if the host does not fit the image, a slot is unknown or listed twice, or a rule
+    /// is out of range; [`crate::BlueprintError`] if a blueprint does not fit the channels of a slot.
     pub fn new(
         spec: HostSpec,
         image: ImageShape,
@@ -131,7 +154,14 @@ impl Host {
         rules: Rules,
     ) -> Result<Self> {
         spec.validate(&image)?;
+        rules.check()?;
         let ordered = spec.order_slots(enabled)?;
+        // Asked here once, so that germination, which a policy may choose freely, cannot fail by it.
+        for channels in ordered.iter().map(|name| spec.block_channels(name.block)) {
+            blueprints
+                .iter()
+                .try_for_each(|blueprint| blueprint.parameters(channels).map(|_| ()))?;
+        }
         let slot = |name: SlotName| Slot::new(name, spec.block_channels(name.block));
         let slots = ordered.into_iter().map(slot).collect();
         Ok(Self { spec, image, blueprints, rules, slots })
@@ -278,13 +308,16 @@ impl Host {
     /// Puts a module into an empty slot. It takes no part in the network before Training.
     ///
     /// # Errors
-    /// As [`Host::check_germinate`]; [`crate::BlueprintError`] if the blueprint's layers do not fit the slot.
-    pub fn germinate(&mut self, index: usize, what: Germination) -> Result<StageChange> {
+    /// As [`Host::check_germinate`].
+    pub fn germinate(
+        &mut self,
+        index: usize,
+        what: Germination,
+    ) -> Result<StageChange, LifecycleError> {
         self.check_germinate(index, what.blueprint)?;
         let (index_of_blueprint, blueprints) = (what.blueprint, self.blueprints.len());
         let missing = LifecycleError::NoSuchBlueprint { index: index_of_blueprint, blueprints };
         let blueprint = Arc::clone(self.blueprints.get(index_of_blueprint).ok_or(missing)?);
-        blueprint.parameters(self.slots[index].channels)?;
         let slot = &mut self.slots[index];
         let change = slot.enter(index, Stage::Germinated)?;
         slot.module = Some(Module {
@@ -482,7 +515,7 @@ fn at_rest(slot: &Slot, module: &Module) -> Result<(), LifecycleError> {
         return Ok(());
     }
     let (target, steps_to_go) = (alpha.target(), alpha.steps_to_go());
-    let source = crate::error::AlphaError::NotAtRest { target, steps_to_go };
+    let source = AlphaError::NotAtRest { target, steps_to_go };
     Err(LifecycleError::Alpha { slot: slot.name, source })
 }
 

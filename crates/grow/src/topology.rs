@@ -210,9 +210,6 @@ impl Topology {
                 .map_err(|problem| TopologyError::Slot { slot: name, problem })?;
             let place = host.slots_mut().iter_mut().find(|place| place.name == name);
             if let Some(place) = place {
-                if let Some(module) = &module {
-                    module.blueprint.parameters(place.channels)?;
-                }
                 place.stage = slot.stage;
                 place.stage_steps = slot.stage_steps;
                 place.module = module;
