@@ -1,1 +1,47 @@
-//! Meristem data.
+//! Where batches come from: datasets on disk, one resident copy on a device, gathered batches.
+//!
+//! The way of a batch: [`DatasetFiles`] finds and checks files; [`cache::load`] decodes a split once
+//! and keeps it on a device as bytes, NHWC; [`GatherBatches`] picks the samples that [`order`] names,
+//! augments and normalises them in one pass on each env's own stream.
+//!
+//! ```
+//! use meristem_data::{DatasetSpec, GatherBatches, GatherConfig, Residency, Split, cache};
+//! use meristem_device::{Device, DeviceId, DeviceOptions};
+//!
+//! # fn main() -> meristem_data::Result<()> {
+//! let device = Device::open(DeviceId::Cpu, &DeviceOptions::default())?;
+//! let data = cache::load(&device, &DatasetSpec::embedded(), Split::Train, Residency::Resident)?;
+//! let streams = [device.stream("env 0"), device.stream("env 1")];
+//! let config = GatherConfig { drop_last: true, seed: 42, ..GatherConfig::new(128, vec![DeviceId::Cpu; 2]) };
+//! let mut batches = GatherBatches::new(&config, &[data], &streams)?;
+//! batches.start_epoch(0)?;
+//! while let Some(batch_of_each_env) = batches.next()? {
+//!     assert_eq!(batch_of_each_env[1].inputs.dims(), [128, 1, 28, 28]);
+//! }
+//! # cache::clear(|_| true);
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod cache;
+pub mod order;
+
+mod augment;
+mod dataset;
+mod error;
+mod gather;
+mod import;
+mod normalization;
+mod source;
+mod spool;
+mod verify;
+
+pub use augment::Augment;
+pub use dataset::{Dataset, ImageShape, Residency};
+pub use error::{Error, Result};
+pub use gather::{Batch, GatherBatches, GatherConfig};
+pub use import::{ImportReport, import_cifar10};
+pub use normalization::Normalization;
+pub use source::{CHUNK_BYTES, DatasetFiles, DatasetInfo, DatasetSpec, Source, Split};
+pub use verify::{Damage, SplitReport, VerifyReport, verify};

@@ -1,0 +1,163 @@
+//! One copy of a dataset for each (device, source, canonical root, split, variant), shared by the
+//! whole process (D1).
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use meristem_device::{Device, DeviceId};
+
+use crate::dataset::{self, Dataset, Residency};
+use crate::error::Result;
+use crate::source::{self, DatasetFiles, DatasetSpec, Source, Split};
+
+/// What tells one cached dataset from another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheKey {
+    /// The device's name. Two openings of one device are two devices all the same.
+    pub device: DeviceId,
+    /// The kind of dataset.
+    pub source: Source,
+    /// Canonical; `None` for the embedded dataset.
+    pub root: Option<PathBuf>,
+    /// Whether undecodable files were left out.
+    pub skip_bad: bool,
+    /// Which split.
+    pub split: Split,
+    /// How the images are kept; never `Auto`.
+    pub residency: Residency,
+}
+
+/// A dataset, or one that is being loaded by whoever holds the lock.
+type Loading = Arc<Mutex<Option<Arc<Dataset>>>>;
+
+struct Entry {
+    device: Device,
+    key: CacheKey,
+    loading: Loading,
+}
+
+/// What is known of files, so that the splits and devices of a dataset share it.
+struct KnownFiles {
+    spec: DatasetSpec,
+    files: Arc<DatasetFiles>,
+}
+
+struct Cache {
+    entries: Vec<Entry>,
+    files: Vec<KnownFiles>,
+}
+
+static CACHE: Mutex<Cache> = Mutex::new(Cache { entries: vec![], files: vec![] });
+
+/// A panic elsewhere does not leave a half-made entry: entries are pushed whole.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The split on the device: loaded at the first request, the same one at every other, until
+/// [`clear`]. Requests made while it is being loaded wait for that one load. Waits for the device.
+///
+/// The cache keeps datasets, and with them their devices, until they are cleared.
+///
+/// # Errors
+/// What [`DatasetFiles::open`] and reading the images find, and device errors. A load that fails
+/// leaves nothing in the cache (D9): the next request starts anew.
+pub fn load(
+    device: &Device,
+    spec: &DatasetSpec,
+    split: Split,
+    residency: Residency,
+) -> Result<Arc<Dataset>> {
+    let files = files(spec)?;
+    let residency = match residency {
+        Residency::Auto { budget } => {
+            let fits = dataset::resident_bytes(files.layout(), split) <= budget;
+            if fits { Residency::Resident } else { Residency::Streamed }
+        }
+        given => given,
+    };
+    let &DatasetSpec { source, ref root, skip_bad } = files.spec();
+    let root = root.clone();
+    let key = CacheKey { device: device.id(), source, root, skip_bad, split, residency };
+    let loading = entry(device, &key);
+    let mut slot = lock(&loading);
+    if let Some(dataset) = &*slot {
+        return Ok(dataset.clone());
+    }
+    match Dataset::load(device, &files, split, residency) {
+        Ok(dataset) => {
+            let bytes = dataset::resident_bytes(files.layout(), split);
+            tracing::info!(?key, samples = dataset.len(), bytes, "dataset loaded");
+            Ok(slot.insert(Arc::new(dataset)).clone())
+        }
+        Err(error) => {
+            let mut cache = lock(&CACHE);
+            cache.entries.retain(|entry| !Arc::ptr_eq(&entry.loading, &loading));
+            // What was known of the files may be wrong by now: the next request looks again.
+            cache.files.retain(|known| !Arc::ptr_eq(&known.files, &files));
+            Err(error)
+        }
+    }
+}
+
+/// Files that were opened before, or newly opened ones.
+///
+/// # Errors
+/// As [`DatasetFiles::open`].
+pub fn files(spec: &DatasetSpec) -> Result<Arc<DatasetFiles>> {
+    let root = source::canonical_root(spec)?;
+    let spec = DatasetSpec { root, ..spec.clone() };
+    let find = |cache: &Cache| {
+        cache.files.iter().find(|known| known.spec == spec).map(|known| known.files.clone())
+    };
+    if let Some(files) = find(&lock(&CACHE)) {
+        return Ok(files);
+    }
+    // Not under the lock: other datasets need not wait for these files.
+    let opened = DatasetFiles::open(&spec)?;
+    let mut cache = lock(&CACHE);
+    if let Some(files) = find(&cache) {
+        return Ok(files);
+    }
+    cache.files.push(KnownFiles { spec, files: opened.clone() });
+    Ok(opened)
+}
+
+fn entry(device: &Device, key: &CacheKey) -> Loading {
+    let mut cache = lock(&CACHE);
+    let same = |entry: &&Entry| entry.device == *device && entry.key == *key;
+    if let Some(entry) = cache.entries.iter().find(same) {
+        return entry.loading.clone();
+    }
+    let loading = Loading::default();
+    cache.entries.push(Entry {
+        device: device.clone(),
+        key: key.clone(),
+        loading: loading.clone(),
+    });
+    loading
+}
+
+/// Lets go of every cached dataset that `filter` accepts, and of what is known of their files;
+/// returns how many datasets went. Their memory is freed when the last user drops them. A dataset
+/// that is being loaded goes too, but is not counted. `filter` must not call this module.
+pub fn clear(mut filter: impl FnMut(&CacheKey) -> bool) -> usize {
+    let mut gone = vec![];
+    {
+        let mut cache = lock(&CACHE);
+        let entries = std::mem::take(&mut cache.entries);
+        for entry in entries {
+            if filter(&entry.key) { gone.push(entry) } else { cache.entries.push(entry) }
+        }
+        let left: Vec<DatasetSpec> = cache.entries.iter().map(|e| spec_of(&e.key)).collect();
+        let cleared: Vec<DatasetSpec> = gone.iter().map(|e| spec_of(&e.key)).collect();
+        cache.files.retain(|known| left.contains(&known.spec) || !cleared.contains(&known.spec));
+    }
+    // Dropped outside of the lock: a device's last handle waits for its workers.
+    gone.iter().filter(|entry| entry.loading.try_lock().is_ok_and(|slot| slot.is_some())).count()
+}
+
+fn spec_of(key: &CacheKey) -> DatasetSpec {
+    let &CacheKey { source, ref root, skip_bad, .. } = key;
+    DatasetSpec { source, root: root.clone(), skip_bad }
+}

@@ -1,0 +1,317 @@
+//! One split of a dataset on one device.
+
+use std::fmt;
+use std::sync::Arc;
+
+use meristem_device::host::MappedFile;
+use meristem_device::{DType, Device, MemoryFormat, Owner, Stream, Tensor};
+
+use crate::error::{Error, Result};
+use crate::normalization::{Histogram, Normalization};
+use crate::source::{DatasetFiles, DatasetInfo, Layout, Split};
+use crate::spool;
+
+/// Where the images of a dataset are kept (D1, D7).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Residency {
+    /// As [`Residency::Resident`] if images and labels fit into `budget` bytes, else as
+    /// [`Residency::Streamed`].
+    Auto {
+        /// In bytes, for this split alone.
+        budget: usize,
+    },
+    /// On the device, as bytes.
+    #[default]
+    Resident,
+    /// On the device, as normalised f32: four times the memory, and the normalisation constants are
+    /// fixed to the dataset's own.
+    ResidentF32,
+    /// In a temporary file of the host, mapped; batches are copied to the device ahead of their use.
+    /// The file is deleted when the dataset goes.
+    Streamed,
+}
+
+/// What a dataset's images look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ImageShape {
+    /// From 1 to 4.
+    pub channels: usize,
+    /// Rows.
+    pub height: usize,
+    /// Columns.
+    pub width: usize,
+}
+
+impl ImageShape {
+    /// Values in one image.
+    pub fn numel(&self) -> usize {
+        self.channels * self.height * self.width
+    }
+
+    /// The shape of n images as a user sees it (F1).
+    pub(crate) fn batch(&self, n: usize) -> [usize; 4] {
+        [n, self.channels, self.height, self.width]
+    }
+}
+
+/// The images of a dataset.
+pub(crate) enum Images {
+    /// u8 or f32, (N, C, H, W), channels last.
+    Resident(Tensor),
+    /// u8, NHWC.
+    Spooled(Arc<MappedFile>),
+}
+
+/// One split of a dataset, ready to be gathered from. Shared: [`crate::cache::load`] hands out the
+/// same one to all who ask.
+pub struct Dataset {
+    device: Device,
+    info: DatasetInfo,
+    split: Option<Split>,
+    len: usize,
+    images: Images,
+    /// u32 [N].
+    labels: Tensor,
+}
+
+impl Dataset {
+    /// A dataset from arrays in memory, resident on `device` as bytes. `images` are N images of
+    /// `shape`, NHWC; `labels` has N entries, each below the number of `classes`. Normalisation
+    /// constants are those of `images`. Copies to the device; waits for the copies.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for lengths that do not match, labels out of range, more than 4 channels;
+    /// device errors, out of memory among them.
+    pub fn from_slices(
+        device: &Device,
+        shape: ImageShape,
+        images: &[u8],
+        labels: &[u32],
+        classes: Vec<String>,
+    ) -> Result<Arc<Self>> {
+        check_slices(shape, images, labels, &classes)?;
+        let mut histogram = Histogram::new(shape.channels);
+        histogram.add(images);
+        let Normalization { mean, std } = histogram.normalization();
+        let stream = device.stream("dataset");
+        let resident = empty_images(&stream, shape, labels.len(), DType::U8)?;
+        resident.copy_from_slice(images)?;
+        let labels_tensor = Tensor::from_slice(&stream, labels, [labels.len()], Owner::Dataset)?;
+        stream.synchronize()?;
+        let ImageShape { channels, height, width } = shape;
+        let info = DatasetInfo {
+            name: "slices".into(),
+            channels,
+            height,
+            width,
+            classes,
+            train_len: labels.len(),
+            test_len: 0,
+            mean,
+            std,
+            skipped: 0,
+        };
+        Ok(Arc::new(Self {
+            device: device.clone(),
+            info,
+            split: None,
+            len: labels.len(),
+            images: Images::Resident(resident),
+            labels: labels_tensor,
+        }))
+    }
+
+    /// Decodes `split` onto `device`. Peak extra memory is one chunk as it is decoded and staged;
+    /// on an error nothing stays (D1, D9).
+    pub(crate) fn load(
+        device: &Device,
+        files: &DatasetFiles,
+        split: Split,
+        residency: Residency,
+    ) -> Result<Self> {
+        let layout = files.layout();
+        let stream = device.stream("dataset");
+        let mut labels = Vec::with_capacity(layout.len[split as usize]);
+        let images = match residency {
+            Residency::Streamed => {
+                Images::Spooled(Arc::new(spool::write(files, split, &mut labels)?))
+            }
+            Residency::ResidentF32 => {
+                Images::Resident(load_f32(&stream, files, split, &mut labels)?)
+            }
+            Residency::Resident | Residency::Auto { .. } => {
+                Images::Resident(load_u8(&stream, files, split, &mut labels)?)
+            }
+        };
+        let labels_tensor = Tensor::from_slice(&stream, &labels, [labels.len()], Owner::Dataset)?;
+        stream.synchronize()?;
+        Ok(Self {
+            device: device.clone(),
+            info: files.info()?,
+            split: Some(split),
+            len: labels.len(),
+            images,
+            labels: labels_tensor,
+        })
+    }
+
+    /// Its device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Classes, sizes, constants.
+    pub fn info(&self) -> &DatasetInfo {
+        &self.info
+    }
+
+    /// Which split; `None` for one made by [`Dataset::from_slices`].
+    pub fn split(&self) -> Option<Split> {
+        self.split
+    }
+
+    /// Number of samples.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no samples.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// What an image looks like.
+    pub fn image_shape(&self) -> ImageShape {
+        let DatasetInfo { channels, height, width, .. } = self.info;
+        ImageShape { channels, height, width }
+    }
+
+    /// The constants of the training split, which serve both splits.
+    pub fn normalization(&self) -> Normalization {
+        Normalization { mean: self.info.mean.clone(), std: self.info.std.clone() }
+    }
+
+    /// The resident images, (N, C, H, W) u8 (or f32, normalised), channels last (F1); `None` if the
+    /// dataset is streamed. They belong to a stream of their own: use `.on(&stream)`.
+    pub fn resident_images(&self) -> Option<&Tensor> {
+        match &self.images {
+            Images::Resident(images) => Some(images),
+            Images::Spooled(_) => None,
+        }
+    }
+
+    /// The labels, u32 [N].
+    pub fn labels(&self) -> &Tensor {
+        &self.labels
+    }
+
+    pub(crate) fn images(&self) -> &Images {
+        &self.images
+    }
+}
+
+impl fmt::Debug for Dataset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { info, split, len, .. } = self;
+        write!(f, "Dataset({} {split:?}, {len} samples on {})", info.name, self.device.id())
+    }
+}
+
+/// Bytes that a split takes when it is resident as u8: images and labels.
+pub(crate) fn resident_bytes(layout: &Layout, split: Split) -> usize {
+    let label = size_of::<u32>();
+    layout.len[split as usize].saturating_mul(layout.image_bytes().saturating_add(label))
+}
+
+fn shape_of(layout: &Layout) -> ImageShape {
+    let Layout { channels, height, width, .. } = *layout;
+    ImageShape { channels, height, width }
+}
+
+fn empty_images(stream: &Stream, shape: ImageShape, n: usize, dtype: DType) -> Result<Tensor> {
+    let format = MemoryFormat::ChannelsLast;
+    Ok(Tensor::empty_with_format(stream, shape.batch(n), dtype, format, Owner::Dataset)?)
+}
+
+/// The first `n` images of `images`: bad files leave the end of the memory unused.
+fn first_images(images: &Tensor, shape: ImageShape, n: usize) -> Result<Tensor> {
+    Ok(images.view_with_format(0, shape.batch(n), MemoryFormat::ChannelsLast)?)
+}
+
+fn load_u8(
+    stream: &Stream,
+    files: &DatasetFiles,
+    split: Split,
+    labels: &mut Vec<u32>,
+) -> Result<Tensor> {
+    let shape = shape_of(files.layout());
+    let images = empty_images(stream, shape, files.layout().len[split as usize], DType::U8)?;
+    files.read(split, &mut |pixels, chunk_labels| {
+        let window = images.view(labels.len() * shape.numel(), [pixels.len()])?;
+        window.copy_from_slice(pixels)?;
+        // One chunk in flight, or the staging buffers would become a second copy (D1).
+        stream.synchronize()?;
+        labels.extend_from_slice(chunk_labels);
+        Ok(())
+    })?;
+    first_images(&images, shape, labels.len())
+}
+
+/// Bytes converted to f32 at a time: their f32 are no more than a chunk.
+const CONVERTED_BYTES: usize = 256 << 10;
+
+fn load_f32(
+    stream: &Stream,
+    files: &DatasetFiles,
+    split: Split,
+    labels: &mut Vec<u32>,
+) -> Result<Tensor> {
+    let shape = shape_of(files.layout());
+    let constants = files.facts(Split::Train)?.histogram.normalization().multiply_add();
+    let images = empty_images(stream, shape, files.layout().len[split as usize], DType::F32)?;
+    let mut converted = vec![];
+    // Whole pixels, so that every piece begins with channel 0.
+    let piece = CONVERTED_BYTES / shape.channels * shape.channels;
+    files.read(split, &mut |pixels, chunk_labels| {
+        let start = labels.len() * shape.numel();
+        for (i, bytes) in pixels.chunks(piece).enumerate() {
+            converted.clear();
+            let channels = constants.iter().cycle();
+            let values = bytes.iter().zip(channels).map(|(v, (a, b))| f32::from(*v) * a + b);
+            converted.extend(values);
+            let window = images.view(start + i * piece, [bytes.len()])?;
+            window.copy_from_slice(&converted)?;
+            stream.synchronize()?;
+        }
+        labels.extend_from_slice(chunk_labels);
+        Ok(())
+    })?;
+    first_images(&images, shape, labels.len())
+}
+
+fn check_slices(
+    shape: ImageShape,
+    images: &[u8],
+    labels: &[u32],
+    classes: &[String],
+) -> Result<()> {
+    let wrong = |argument, expected: String, got: String, remedy: &str| {
+        let operation = "Dataset::from_slices";
+        Err(Error::Argument { operation, argument, expected, got, remedy: remedy.into() })
+    };
+    let ImageShape { channels, height, width } = shape;
+    if !(1..=4).contains(&channels) || height == 0 || width == 0 {
+        let expected = "1 to 4 channels, and at least one row and column".into();
+        return wrong("shape", expected, format!("{shape:?}"), "images are u8, NHWC");
+    }
+    if labels.len().checked_mul(shape.numel()) != Some(images.len()) {
+        let expected = format!("{} images of {channels}×{height}×{width} bytes", labels.len());
+        let remedy = "give one label for each image";
+        return wrong("images", expected, format!("{} bytes", images.len()), remedy);
+    }
+    if let Some(i) = labels.iter().position(|label| *label as usize >= classes.len()) {
+        let expected = format!("below {}, the number of classes", classes.len());
+        return wrong("labels", expected, format!("{} at {i}", labels[i]), "name every class");
+    }
+    Ok(())
+}

@@ -1,0 +1,191 @@
+//! What a gather launch does on a worker: pick, augment, normalise, in one pass (D2, D8).
+
+use std::ops::Range;
+
+use meristem_device::{Args, Element};
+
+use crate::augment::{Augment, Draw};
+use crate::dataset::ImageShape;
+use crate::normalization::Normalization;
+
+/// Values that are normalised as one block: a multiple of every number of channels from 1 to 4 and
+/// of the widest vectors, so that the constants of a block are the same for each.
+const BLOCK: usize = 48;
+/// What is left after whole blocks is done in these, then one by one.
+const PART: usize = 16;
+
+/// v · scale + shift with the constants of a value's channel, laid out for [`BLOCK`] values that
+/// begin with channel 0.
+struct MultiplyAdd {
+    scale: [f32; BLOCK],
+    shift: [f32; BLOCK],
+}
+
+impl MultiplyAdd {
+    fn new(normalization: &Normalization) -> Self {
+        let constants = normalization.multiply_add();
+        let constant = |i: usize| constants[i % constants.len()];
+        Self {
+            scale: std::array::from_fn(|i| constant(i).0),
+            shift: std::array::from_fn(|i| constant(i).1),
+        }
+    }
+
+    /// Normalises whole pixels.
+    #[inline]
+    fn apply(&self, bytes: &[u8], values: &mut [f32]) {
+        let (byte_blocks, bytes) = bytes.as_chunks::<BLOCK>();
+        let (value_blocks, values) = values.as_chunks_mut::<BLOCK>();
+        for (bytes, values) in byte_blocks.iter().zip(value_blocks) {
+            for i in 0..BLOCK {
+                values[i] = f32::from(bytes[i]) * self.scale[i] + self.shift[i];
+            }
+        }
+        let (scales, shifts) = (self.scale.chunks_exact(PART), self.shift.chunks_exact(PART));
+        let parts = bytes.chunks(PART).zip(values.chunks_mut(PART)).zip(scales.zip(shifts));
+        for ((bytes, values), (scales, shifts)) in parts {
+            for (((value, byte), scale), shift) in
+                values.iter_mut().zip(bytes).zip(scales).zip(shifts)
+            {
+                *value = f32::from(*byte) * scale + shift;
+            }
+        }
+    }
+}
+
+/// How a stored value becomes an input.
+trait Stored: Element {
+    fn normalize(constants: &MultiplyAdd, stored: &[Self], values: &mut [f32]);
+}
+
+impl Stored for u8 {
+    #[inline]
+    fn normalize(constants: &MultiplyAdd, stored: &[Self], values: &mut [f32]) {
+        constants.apply(stored, values);
+    }
+}
+
+/// Stored normalised already.
+impl Stored for f32 {
+    #[inline]
+    fn normalize(_: &MultiplyAdd, stored: &[Self], values: &mut [f32]) {
+        values.copy_from_slice(stored);
+    }
+}
+
+/// How the images come to the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// The whole dataset, u8.
+    Bytes,
+    /// The whole dataset, f32.
+    Normalized,
+    /// u8, only the images of this batch and in its order.
+    Staged,
+}
+
+/// What all gathers of a [`super::GatherBatches`] have in common.
+pub(super) struct Kernel {
+    shape: ImageShape,
+    constants: MultiplyAdd,
+    augment: Augment,
+    seed: u64,
+}
+
+impl Kernel {
+    pub(super) fn new(
+        shape: ImageShape,
+        normalization: &Normalization,
+        augment: Augment,
+        seed: u64,
+    ) -> Self {
+        Self { shape, constants: MultiplyAdd::new(normalization), augment, seed }
+    }
+
+    /// Arguments: images, labels u32 [N], permutation u32 [len]; written: inputs f32 [n, H, W, C],
+    /// targets u32 [n]. `part` are the n places of the permutation.
+    pub(super) fn run(&self, args: &mut Args<'_>, form: Form, epoch: u64, part: Range<usize>) {
+        let labels = args.read::<u32>(1);
+        let samples = &args.read::<u32>(2)[part];
+        let inputs = args.write::<f32>(3);
+        for (target, sample) in args.write::<u32>(4).iter_mut().zip(samples) {
+            *target = labels[*sample as usize];
+        }
+        let pick = Pick { kernel: self, samples, epoch, staged: form == Form::Staged };
+        match form {
+            Form::Bytes | Form::Staged => pick.images(args.read::<u8>(0), inputs),
+            Form::Normalized => pick.images(args.read::<f32>(0), inputs),
+        }
+    }
+
+    /// One augmented image, row by row.
+    fn augmented<T: Stored>(&self, draw: &Draw, image: &[T], values: &mut [f32]) {
+        let ImageShape { channels, height, width } = self.shape;
+        let row = width * channels;
+        let padding = &self.constants.shift[..channels]; // a black pixel, normalised
+        let columns = shared(draw.left, width);
+        for (y, values) in values.chunks_exact_mut(row).enumerate() {
+            let source = y as isize + draw.top;
+            let inside = (0..height as isize).contains(&source) && !columns.is_empty();
+            let filled = if inside { columns.clone() } else { 0..0 };
+            let (before, rest) = values.split_at_mut(filled.start * channels);
+            let (middle, after) = rest.split_at_mut(filled.len() * channels);
+            if inside {
+                let first =
+                    source as usize * row + (filled.start as isize + draw.left) as usize * channels;
+                T::normalize(&self.constants, &image[first..first + middle.len()], middle);
+            }
+            for pixel in before.chunks_exact_mut(channels).chain(after.chunks_exact_mut(channels)) {
+                pixel.copy_from_slice(padding);
+            }
+            if draw.flip {
+                reverse_pixels(values, channels);
+            }
+            if draw.cut_rows.contains(&y) {
+                let cut = &draw.cut_columns;
+                values[cut.start * channels..cut.end * channels].fill(0.0);
+            }
+        }
+    }
+}
+
+/// The columns x of 0..width for which x + left is in 0..width too.
+fn shared(left: isize, width: usize) -> Range<usize> {
+    let start = (-left).max(0) as usize;
+    let end = (width as isize - left).clamp(0, width as isize) as usize;
+    start.min(end)..end
+}
+
+fn reverse_pixels(row: &mut [f32], channels: usize) {
+    row.reverse();
+    if channels > 1 {
+        row.chunks_exact_mut(channels).for_each(<[f32]>::reverse);
+    }
+}
+
+/// The images of one batch of one env.
+struct Pick<'a> {
+    kernel: &'a Kernel,
+    samples: &'a [u32],
+    epoch: u64,
+    staged: bool,
+}
+
+impl Pick<'_> {
+    fn images<T: Stored>(&self, images: &[T], inputs: &mut [f32]) {
+        let Kernel { shape, constants, augment, seed } = self.kernel;
+        let size = shape.numel();
+        for (i, (sample, values)) in
+            self.samples.iter().zip(inputs.chunks_exact_mut(size)).enumerate()
+        {
+            let place = if self.staged { i } else { *sample as usize };
+            let image = &images[place * size..(place + 1) * size];
+            if *augment == Augment::NONE {
+                T::normalize(constants, image, values);
+            } else {
+                let draw = augment.draw(*shape, *seed, self.epoch, *sample);
+                self.kernel.augmented(&draw, image, values);
+            }
+        }
+    }
+}

@@ -1,0 +1,400 @@
+//! Batches gathered from the resident copy, one for each env on its own stream (D2–D6, F2).
+
+mod kernel;
+mod permutation;
+mod ring;
+mod stage;
+
+use std::fmt;
+use std::sync::Arc;
+
+use meristem_device::{DType, Device, DeviceId, DeviceOptions, Stream, Tensor};
+
+use self::kernel::{Form, Kernel};
+use self::permutation::Permutation;
+use self::ring::Ring;
+use self::stage::Stage;
+use crate::augment::Augment;
+use crate::dataset::{Dataset, Images};
+use crate::error::{Error, Result};
+use crate::normalization::Normalization;
+use crate::order::{EpochOrder, OrderConfig};
+
+/// How to gather.
+#[derive(Clone, Debug)]
+pub struct GatherConfig {
+    /// Samples of each env in a full batch, at least 1.
+    pub batch_per_env: usize,
+    /// The device of each env, in env order; at least one.
+    pub devices: Vec<DeviceId>,
+    /// Whether each epoch is permuted; false serves the samples in order.
+    pub shuffle: bool,
+    /// Whether to leave out a last batch that is not full.
+    pub drop_last: bool,
+    /// Seed of permutations and augmentation.
+    pub seed: u64,
+    /// The samples to serve, as indices of the dataset, in this order if not shuffled; `None` for
+    /// all.
+    pub subset: Option<Arc<[u32]>>,
+    /// What is done to the images at random.
+    pub augment: Augment,
+    /// Batch buffers of each env, at least 2. More are added when a consumer holds them all.
+    pub ring_depth: usize,
+    /// Upper limit of batches in an epoch, at least 1; `None` for all.
+    pub max_batches: Option<usize>,
+    /// `None` for the constants of the dataset's training split.
+    pub normalization: Option<Normalization>,
+}
+
+impl GatherConfig {
+    /// Shuffled with seed 0, partial last batches kept, nothing augmented, two buffers.
+    pub fn new(batch_per_env: usize, devices: Vec<DeviceId>) -> Self {
+        Self {
+            batch_per_env,
+            devices,
+            shuffle: true,
+            drop_last: false,
+            seed: 0,
+            subset: None,
+            augment: Augment::NONE,
+            ring_depth: 2,
+            max_batches: None,
+            normalization: None,
+        }
+    }
+}
+
+/// What one env gets of one batch. The memory is the env's own (D3) and is used for another batch
+/// once this is dropped, in stream order: kernels in flight are safe.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    /// Which env.
+    pub env: usize,
+    /// f32 (N, C, H, W), channels last, of the env's stream.
+    pub inputs: Tensor,
+    /// u32 [N].
+    pub targets: Tensor,
+}
+
+/// Where an env's images come from.
+enum EnvImages {
+    /// Of the env's stream.
+    Resident(Tensor),
+    Staged(Stage),
+}
+
+struct Env {
+    stream: Stream,
+    /// Which of the order's devices.
+    device: usize,
+    images: EnvImages,
+    form: Form,
+    labels: Tensor,
+    permutations: [Tensor; 2],
+    ring: Ring,
+}
+
+/// Serves every env from one copy of the dataset for each device. The order is that of
+/// [`crate::order`]. No call waits for a device.
+pub struct GatherBatches {
+    order: EpochOrder,
+    subset: Option<Arc<[u32]>>,
+    kernel: Arc<Kernel>,
+    permutations: Vec<Permutation>,
+    envs: Vec<Env>,
+    /// `None` before the first `start_epoch`.
+    epoch: Option<u64>,
+    batch: usize,
+}
+
+impl GatherBatches {
+    /// Prepares to gather: allocates the ring of each env. `datasets` holds one for each device that
+    /// the `streams` are on, `streams` one for each env.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] names what does not fit (D4); [`Error::Hole`]; device errors, `NotCompiled`
+    /// for a CUDA device in a build without it.
+    pub fn new(
+        config: &GatherConfig,
+        datasets: &[Arc<Dataset>],
+        streams: &[Stream],
+    ) -> Result<Self> {
+        let datasets = check_datasets(datasets)?;
+        let len = config.subset.as_ref().map_or(datasets[0].len(), |subset| subset.len());
+        let order = EpochOrder::new(&OrderConfig {
+            len,
+            batch_per_env: config.batch_per_env,
+            devices: config.devices.clone(),
+            seed: config.seed,
+            shuffle: config.shuffle,
+            drop_last: config.drop_last,
+            max_batches: config.max_batches,
+        })?;
+        check_config(config, datasets, streams)?;
+        let shape = datasets[0].image_shape();
+        let normalization = match &config.normalization {
+            Some(given) => given.clone(),
+            None => datasets[0].normalization(),
+        };
+        let devices = devices_of(&order, streams)?;
+        let permutations = devices
+            .iter()
+            .map(|device| Permutation::new(device, len))
+            .collect::<Result<Vec<_>>>()?;
+        let envs = streams.iter().enumerate().map(|(env, stream)| {
+            let dataset = dataset_on(datasets, stream.device())?;
+            let device = order.device_of(env);
+            let capacity = order.part_max();
+            let (images, form) = env_images(dataset, stream, capacity)?;
+            Ok(Env {
+                stream: stream.clone(),
+                device,
+                images,
+                form,
+                labels: dataset.labels().on(stream)?,
+                permutations: permutations[device].on(stream)?,
+                ring: Ring::new(stream, shape, capacity, config.ring_depth)?,
+            })
+        });
+        let envs = envs.collect::<Result<Vec<_>>>()?;
+        let kernel = Arc::new(Kernel::new(shape, &normalization, config.augment, config.seed));
+        let subset = config.subset.clone();
+        Ok(Self { order, subset, kernel, permutations, envs, epoch: None, batch: 0 })
+    }
+
+    /// Batches in an epoch.
+    pub fn len(&self) -> usize {
+        self.order.batches()
+    }
+
+    /// Whether an epoch has no batch.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The order that is served; places are those of the subset, if there is one.
+    pub fn order(&self) -> &EpochOrder {
+        &self.order
+    }
+
+    /// How many batch buffers were added because a consumer held all of an env's.
+    pub fn ring_growth(&self) -> usize {
+        self.envs.iter().map(|env| env.ring.grown()).sum()
+    }
+
+    /// Begins an epoch; any epoch, at any time. One counted copy to each device: its permutation.
+    /// Does not wait.
+    ///
+    /// # Errors
+    /// Device errors.
+    pub fn start_epoch(&mut self, epoch: u64) -> Result<()> {
+        self.epoch = None;
+        for (device, permutation) in self.permutations.iter_mut().enumerate() {
+            permutation.start(&self.order, device, epoch, self.subset.as_deref())?;
+        }
+        for env in 0..self.envs.len() {
+            self.stage(env, 0)?;
+        }
+        self.epoch = Some(epoch);
+        self.batch = 0;
+        Ok(())
+    }
+
+    /// The next batch of each env, in env order; envs without samples in a partial last batch are
+    /// left out, and they are the last ones. `None` at the end of the epoch. Enqueues the gathers
+    /// and waits for nothing.
+    ///
+    /// # Errors
+    /// [`Error::EpochNotStarted`] before the first [`Self::start_epoch`]; device errors.
+    #[expect(clippy::should_implement_trait, reason = "fallible: an Iterator would hide that")]
+    pub fn next(&mut self) -> Result<Option<Vec<Batch>>> {
+        let epoch = self.epoch.ok_or(Error::EpochNotStarted)?;
+        if self.batch == self.order.batches() {
+            return Ok(None);
+        }
+        let mut batches = Vec::with_capacity(self.envs.len());
+        for env in 0..self.envs.len() {
+            if self.order.part(self.batch, env).is_empty() {
+                break;
+            }
+            batches.push(self.gather(env, epoch)?);
+            self.stage(env, self.batch + 1)?;
+        }
+        self.batch += 1;
+        Ok(Some(batches))
+    }
+
+    fn gather(&mut self, env_index: usize, epoch: u64) -> Result<Batch> {
+        let part = self.order.part(self.batch, env_index);
+        let env = &mut self.envs[env_index];
+        let (inputs, targets) = env.ring.take(part.len())?;
+        let images = match &env.images {
+            EnvImages::Resident(images) => images,
+            EnvImages::Staged(stage) => stage.filled(),
+        };
+        let permutation = &env.permutations[self.permutations[env.device].turn()];
+        let (kernel, form) = (self.kernel.clone(), env.form);
+        env.stream
+            .launch("gather")
+            .read(images)
+            .read(&env.labels)
+            .read(permutation)
+            .write(&inputs)
+            .write(&targets)
+            .run(move |args| kernel.run(args, form, epoch, part))?;
+        Ok(Batch { env: env_index, inputs, targets })
+    }
+
+    /// Begins to stage `batch` of an env, if it streams and there is that batch.
+    fn stage(&mut self, env: usize, batch: usize) -> Result<()> {
+        if batch >= self.order.batches() {
+            return Ok(());
+        }
+        let part = self.order.part(batch, env);
+        let Env { images, device, .. } = &mut self.envs[env];
+        match images {
+            EnvImages::Staged(stage) if !part.is_empty() => {
+                stage.fill(self.permutations[*device].indices(), part)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for GatherBatches {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { order, epoch, batch, .. } = self;
+        f.debug_struct("GatherBatches")
+            .field("order", order)
+            .field("epoch", epoch)
+            .field("batch", batch)
+            .finish_non_exhaustive()
+    }
+}
+
+fn wrong<T>(argument: &'static str, expected: String, got: String, remedy: &str) -> Result<T> {
+    Err(Error::Argument { operation: "gather", argument, expected, got, remedy: remedy.into() })
+}
+
+/// There is a dataset, and all are copies of one thing as far as can be seen.
+fn check_datasets(datasets: &[Arc<Dataset>]) -> Result<&[Arc<Dataset>]> {
+    let Some(first) = datasets.first() else {
+        return wrong("datasets", "one for each device".into(), "none".into(), "load one first");
+    };
+    for other in datasets {
+        let about = |d: &Dataset| format!("{} samples of {:?}", d.len(), d.image_shape());
+        if other.len() != first.len() || other.image_shape() != first.image_shape() {
+            let expected = format!("{} as on {}", about(first), first.device().id());
+            let got = format!("{} on {}", about(other), other.device().id());
+            return wrong("datasets", expected, got, "load the same dataset on every device");
+        }
+    }
+    Ok(datasets)
+}
+
+fn check_config(
+    config: &GatherConfig,
+    datasets: &[Arc<Dataset>],
+    streams: &[Stream],
+) -> Result<()> {
+    let GatherConfig { devices, ring_depth, subset, normalization, augment, .. } = config;
+    if devices.len() != streams.len() {
+        let expected = format!("one for each of the {} envs", streams.len());
+        let got = format!("{} devices", devices.len());
+        return wrong("devices", expected, got, "give as many devices as env streams");
+    }
+    for (env, (id, stream)) in devices.iter().zip(streams).enumerate() {
+        if stream.device().id() != *id {
+            if let DeviceId::Cuda(_) = id {
+                // Says so if the device cannot be had at all.
+                Device::open(*id, &DeviceOptions::default())?;
+            }
+            let expected = format!("{}, where the stream of env {env} is", stream.device().id());
+            return wrong(
+                "devices",
+                expected,
+                id.to_string(),
+                "open the env's stream on its device",
+            );
+        }
+    }
+    if *ring_depth < 2 {
+        let remedy = "one buffer is filled while the other is used";
+        return wrong("ring_depth", "at least 2".into(), ring_depth.to_string(), remedy);
+    }
+    let len = datasets[0].len();
+    let outside = |index: &&u32| **index as usize >= len;
+    if let Some(index) = subset.as_deref().and_then(|subset| subset.iter().find(outside)) {
+        let expected = format!("indices below {len}, the number of samples");
+        return wrong("subset", expected, index.to_string(), "split the dataset that is served");
+    }
+    let shape = datasets[0].image_shape();
+    augment.check(shape)?;
+    normalization.as_ref().map_or(Ok(()), |given| check_normalization(given, datasets))
+}
+
+fn check_normalization(given: &Normalization, datasets: &[Arc<Dataset>]) -> Result<()> {
+    let channels = datasets[0].image_shape().channels;
+    let Normalization { mean, std } = given;
+    let finite = mean.iter().chain(std).all(|v| v.is_finite());
+    if mean.len() != channels || std.len() != channels || !finite || std.iter().any(|s| *s <= 0.0) {
+        let expected = format!("finite means and positive deviations of {channels} channels");
+        let remedy = "leave it out for the dataset's own";
+        return wrong("normalization", expected, format!("{mean:?} and {std:?}"), remedy);
+    }
+    let normalized = |dataset: &Arc<Dataset>| {
+        dataset.resident_images().is_some_and(|images| images.dtype() == DType::F32)
+    };
+    if datasets.iter().any(normalized) && *given != datasets[0].normalization() {
+        let expected = "the dataset's own, with which its f32 copy was made".into();
+        return wrong("normalization", expected, format!("{given:?}"), "keep the dataset as u8");
+    }
+    Ok(())
+}
+
+/// The opened device of each of the order's devices.
+fn devices_of(order: &EpochOrder, streams: &[Stream]) -> Result<Vec<Device>> {
+    let mut devices: Vec<Device> = vec![];
+    for (env, stream) in streams.iter().enumerate() {
+        match devices.get(order.device_of(env)) {
+            None => devices.push(stream.device().clone()),
+            Some(device) if device == stream.device() => {}
+            Some(device) => {
+                let expected = format!("on one opening of {}", device.id());
+                let got = format!("env {env} on another");
+                return wrong("streams", expected, got, "open each device once");
+            }
+        }
+    }
+    Ok(devices)
+}
+
+fn dataset_on<'a>(datasets: &'a [Arc<Dataset>], device: &Device) -> Result<&'a Arc<Dataset>> {
+    match datasets.iter().find(|dataset| dataset.device() == device) {
+        Some(dataset) => Ok(dataset),
+        None => {
+            let ids: Vec<String> =
+                datasets.iter().map(|dataset| dataset.device().id().to_string()).collect();
+            let expected = format!("one on {} (the same opening of it)", device.id());
+            wrong(
+                "datasets",
+                expected,
+                ids.join(", "),
+                "load the dataset on every device of an env",
+            )
+        }
+    }
+}
+
+fn env_images(dataset: &Dataset, stream: &Stream, capacity: usize) -> Result<(EnvImages, Form)> {
+    match dataset.images() {
+        Images::Resident(images) => {
+            let form = if images.dtype() == DType::F32 { Form::Normalized } else { Form::Bytes };
+            Ok((EnvImages::Resident(images.on(stream)?), form))
+        }
+        Images::Spooled(file) => {
+            let stage = Stage::new(stream, file, dataset.image_shape().numel(), capacity)?;
+            Ok((EnvImages::Staged(stage), Form::Staged))
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! The permutation of an epoch on a device: copied there once an epoch, not once a batch.
+
+use std::sync::Arc;
+
+use meristem_device::{DType, Device, Owner, Stream, Tensor};
+
+use crate::error::Result;
+use crate::order::EpochOrder;
+
+/// Sample indices that a copy to the device reads without staging.
+#[derive(Default)]
+pub(super) struct Indices(Vec<u32>);
+
+impl Indices {
+    pub(super) fn as_slice(&self) -> &[u32] {
+        &self.0
+    }
+}
+
+impl AsRef<[u8]> for Indices {
+    fn as_ref(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.0)
+    }
+}
+
+/// Permutations of one device. There are two, in turn, so that an env that begins an epoch does not
+/// wait for one that still ends the last.
+pub(super) struct Permutation {
+    stream: Stream,
+    /// u32 [len] each.
+    tensors: [Tensor; 2],
+    indices: [Arc<Indices>; 2],
+    turn: usize,
+}
+
+impl Permutation {
+    pub(super) fn new(device: &Device, len: usize) -> Result<Self> {
+        let stream = device.stream("order");
+        let tensor = || Tensor::empty(&stream, [len], DType::U32, Owner::Batches);
+        let tensors = [tensor()?, tensor()?];
+        Ok(Self { stream, tensors, indices: Default::default(), turn: 0 })
+    }
+
+    /// Both tensors, for another stream.
+    pub(super) fn on(&self, stream: &Stream) -> Result<[Tensor; 2]> {
+        Ok([self.tensors[0].on(stream)?, self.tensors[1].on(stream)?])
+    }
+
+    /// Draws an epoch's permutation of device number `device`, maps it through `subset`, and begins
+    /// to copy it to the device.
+    pub(super) fn start(
+        &mut self,
+        order: &EpochOrder,
+        device: usize,
+        epoch: u64,
+        subset: Option<&[u32]>,
+    ) -> Result<()> {
+        self.turn ^= 1;
+        let indices = &mut self.indices[self.turn];
+        if Arc::get_mut(indices).is_none() {
+            // Still being read: an epoch was started twice without being used.
+            *indices = Arc::default();
+        }
+        if let Some(Indices(permutation)) = Arc::get_mut(indices) {
+            order.permutation_into(device, epoch, permutation);
+            if let Some(subset) = subset {
+                permutation.iter_mut().for_each(|i| *i = subset[*i as usize]);
+            }
+        }
+        self.tensors[self.turn].copy_from_shared(indices.clone(), 0)?;
+        tracing::trace!(stream = self.stream.name(), epoch, "permutation drawn");
+        Ok(())
+    }
+
+    /// Which of the two is the present one.
+    pub(super) fn turn(&self) -> usize {
+        self.turn
+    }
+
+    /// The present one, on the host.
+    pub(super) fn indices(&self) -> &Arc<Indices> {
+        &self.indices[self.turn]
+    }
+}

@@ -1,0 +1,77 @@
+//! Batch buffers of one env, handed out again when nobody holds them any more (D3, D5).
+
+use meristem_device::{DType, MemoryFormat, Owner, Stream, Tensor};
+
+use crate::dataset::ImageShape;
+use crate::error::Result;
+
+struct Slot {
+    /// f32 (N, C, H, W), channels last; N is the ring's capacity.
+    inputs: Tensor,
+    /// u32 [N].
+    targets: Tensor,
+}
+
+/// The buffers of one env.
+pub(super) struct Ring {
+    stream: Stream,
+    shape: ImageShape,
+    capacity: usize,
+    slots: Vec<Slot>,
+    next: usize,
+    grown: usize,
+}
+
+impl Ring {
+    /// Allocates `depth` slots of `capacity` samples.
+    pub(super) fn new(
+        stream: &Stream,
+        shape: ImageShape,
+        capacity: usize,
+        depth: usize,
+    ) -> Result<Self> {
+        let (stream, slots) = (stream.clone(), Vec::with_capacity(depth));
+        let mut ring = Self { stream, shape, capacity, slots, next: 0, grown: 0 };
+        for _ in 0..depth {
+            ring.add()?;
+        }
+        Ok(ring)
+    }
+
+    fn add(&mut self) -> Result<()> {
+        let (shape, format) = (self.shape.batch(self.capacity), MemoryFormat::ChannelsLast);
+        let (stream, owner) = (&self.stream, Owner::Batches);
+        let inputs = Tensor::empty_with_format(stream, shape, DType::F32, format, owner)?;
+        let targets = Tensor::empty(stream, [self.capacity], DType::U32, owner)?;
+        self.slots.push(Slot { inputs, targets });
+        Ok(())
+    }
+
+    /// Buffers for `n` samples, n at most the capacity: the next slot that no handle outside of the
+    /// ring refers to. Kernels may still read it; the device orders this writing after them. If
+    /// every slot is held, the ring grows by one.
+    pub(super) fn take(&mut self, n: usize) -> Result<(Tensor, Tensor)> {
+        let slots = self.slots.len();
+        let free = |i: &usize| {
+            let Slot { inputs, targets } = &self.slots[i % slots];
+            !inputs.is_shared() && !targets.is_shared()
+        };
+        let chosen = match (self.next..self.next + slots).find(free) {
+            Some(i) => i % slots,
+            None => {
+                self.add()?;
+                self.grown += 1;
+                slots
+            }
+        };
+        self.next = chosen + 1;
+        let Slot { inputs, targets } = &self.slots[chosen];
+        let format = MemoryFormat::ChannelsLast;
+        Ok((inputs.view_with_format(0, self.shape.batch(n), format)?, targets.view(0, [n])?))
+    }
+
+    /// How many slots were added because every slot was held.
+    pub(super) fn grown(&self) -> usize {
+        self.grown
+    }
+}

@@ -1,0 +1,160 @@
+//! A folder of class folders to the binary layout of CIFAR-10: what `meristem data import` runs.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::error::{Error, Result};
+use crate::source::cifar::{
+    CIFAR_10_FILES, CIFAR_10_FOLDER, CIFAR_10_NAMES, IMAGE, SIDE, planes_of,
+};
+use crate::source::folder::Folder;
+use crate::source::{DatasetSpec, Layout, Reader, Source, Split, canonical_root};
+
+/// What an import wrote.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ImportReport {
+    /// The folder with the binary files: a `data_root` of [`Source::Cifar10`].
+    pub folder: PathBuf,
+    /// Training images written.
+    pub train_len: usize,
+    /// Test images written.
+    pub test_len: usize,
+    /// Damaged files left out under `skip_bad`.
+    pub skipped: usize,
+}
+
+/// Converts the class folders in `from` (`train/CLASS/*`, `test/CLASS/*`; 32×32, RGB or grey, ten
+/// classes) to `to/cifar-10-batches-bin`: `data_batch_1.bin` to `_5`, `test_batch.bin` and
+/// `batches.meta.txt`. Labels are the classes sorted by name.
+///
+/// Images are dealt round-robin over the classes — the first of each class, the second of each,
+/// … — so that every file holds every class; the training images are cut into five files as equal
+/// as possible, the first ones longer. With `skip_bad` undecodable files are left out.
+///
+/// The files are written under another name and moved at the end: what is there is whole.
+///
+/// # Errors
+/// [`Error::Layout`] if the images are not 32×32 RGB, the classes not ten, or the target exists;
+/// [`Error::Damaged`] without `skip_bad`; [`Error::Missing`]; [`Error::Io`] if it cannot be written.
+pub fn import_cifar10(from: &Path, to: &Path, skip_bad: bool) -> Result<ImportReport> {
+    let root = Some(from.to_path_buf());
+    let spec = DatasetSpec { source: Source::Folder, root, skip_bad };
+    let root = canonical_root(&spec)?.unwrap_or_default();
+    let folder = Folder::open(&root)?;
+    check(&root, folder.layout())?;
+    let target = to.join(CIFAR_10_FOLDER);
+    if target.exists() {
+        return Err(Error::Layout {
+            path: target,
+            what: "the target".into(),
+            expected: "a folder that does not exist yet".into(),
+            got: "an existing one".into(),
+            remedy: "remove it or choose another".into(),
+        });
+    }
+    let partial = to.join(format!("{CIFAR_10_FOLDER}.partial"));
+    fs::create_dir_all(&partial).map_err(Error::io("create", &partial))?;
+    let written = write_all(&folder, &partial, skip_bad).and_then(|(lens, skipped)| {
+        fs::rename(&partial, &target).map_err(Error::io("create", &target))?;
+        let [train_len, test_len] = lens;
+        Ok(ImportReport { folder: target, train_len, test_len, skipped })
+    });
+    if written.is_err() {
+        // The error that is returned says more than one about tidying up.
+        let _ = fs::remove_dir_all(&partial);
+    }
+    written
+}
+
+fn check(root: &Path, layout: &Layout) -> Result<()> {
+    let wrong = |what: &str, expected: &str, got: String, remedy: &str| {
+        Err(Error::Layout {
+            path: root.to_path_buf(),
+            what: what.into(),
+            expected: expected.into(),
+            got,
+            remedy: remedy.into(),
+        })
+    };
+    let Layout { channels, height, width, ref classes, .. } = *layout;
+    if (channels, height, width) != (3, SIDE, SIDE) {
+        let got = format!("{width}×{height} with {channels} channels");
+        let remedy = "the layout has no place for others; read them with `--dataset folder`";
+        return wrong("the images", "32×32 RGB", got, remedy);
+    }
+    if classes.len() != 10 {
+        let got = format!("{}: {}", classes.len(), classes.join(", "));
+        let remedy = "the layout has labels 0 to 9; read others with `--dataset folder`";
+        return wrong("the number of class folders in train", "10", got, remedy);
+    }
+    Ok(())
+}
+
+/// Writes both splits and the names; images of each split, and files left out.
+fn write_all(folder: &Folder, target: &Path, skip_bad: bool) -> Result<([usize; 2], usize)> {
+    let mut lens = [0; 2];
+    let mut skipped = 0;
+    for split in Split::ALL {
+        let files = round_robin(folder.files(split), folder.layout().classes.len());
+        let names = CIFAR_10_FILES[split as usize];
+        let (each, longer) = (files.len() / names.len(), files.len() % names.len());
+        let mut files = files.into_iter();
+        for (i, name) in names.iter().enumerate() {
+            let batch = files.by_ref().take(each + usize::from(i < longer));
+            let bad =
+                |error: Error| if skip_bad && error.is_bad_file() { Ok(()) } else { Err(error) };
+            let (written, bad) = write_batch(folder, &target.join(name), batch, bad)?;
+            lens[split as usize] += written;
+            skipped += bad;
+        }
+    }
+    let names = target.join(CIFAR_10_NAMES);
+    let text = folder.layout().classes.join("\n") + "\n";
+    fs::write(&names, text).map_err(Error::io("write", &names))?;
+    Ok((lens, skipped))
+}
+
+/// Writes one file of records; how many, and how many were left out.
+fn write_batch(
+    folder: &Folder,
+    path: &Path,
+    files: impl Iterator<Item = (PathBuf, u32)>,
+    on_bad: impl Fn(Error) -> Result<()>,
+) -> Result<(usize, usize)> {
+    let failed = || Error::io("write", path);
+    let mut out = BufWriter::new(File::create(path).map_err(failed())?);
+    let (mut written, mut bad) = (0, 0);
+    let mut image = vec![0; IMAGE];
+    let mut planes = vec![0; IMAGE];
+    for (file, label) in files {
+        if let Err(error) = folder.decode(&file, &mut image) {
+            on_bad(error)?;
+            bad += 1;
+            continue;
+        }
+        planes_of(&image, &mut planes);
+        out.write_all(&[label as u8]).map_err(failed())?;
+        out.write_all(&planes).map_err(failed())?;
+        written += 1;
+    }
+    out.flush().map_err(failed())?;
+    out.get_ref().sync_all().map_err(failed())?;
+    Ok((written, bad))
+}
+
+/// The first of each class, then the second of each, ….
+fn round_robin(files: impl Iterator<Item = (PathBuf, u32)>, classes: usize) -> Vec<(PathBuf, u32)> {
+    let mut seen = vec![0_usize; classes];
+    let mut ranked: Vec<(usize, u32, PathBuf)> = files
+        .map(|(path, label)| {
+            let rank = &mut seen[label as usize];
+            *rank += 1;
+            (*rank, label, path)
+        })
+        .collect();
+    ranked.sort_by_key(|(rank, label, _)| (*rank, *label));
+    ranked.into_iter().map(|(_, label, path)| (path, label)).collect()
+}

@@ -1,0 +1,111 @@
+//! Normalisation constants, exact from a histogram of the bytes.
+
+/// How often each byte value occurs in each channel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Histogram {
+    channels: Vec<[u64; 256]>,
+}
+
+impl Histogram {
+    /// An empty histogram.
+    pub(crate) fn new(channels: usize) -> Self {
+        Self { channels: vec![[0; 256]; channels] }
+    }
+
+    /// Counts whole NHWC images.
+    pub(crate) fn add(&mut self, images: &[u8]) {
+        if let [grey] = &mut self.channels[..] {
+            return images.iter().for_each(|value| grey[*value as usize] += 1);
+        }
+        for pixel in images.chunks_exact(self.channels.len()) {
+            for (counts, value) in self.channels.iter_mut().zip(pixel) {
+                counts[*value as usize] += 1;
+            }
+        }
+    }
+
+    /// Mean and standard deviation (of the population, not of a sample) per channel, in [0, 1]
+    /// units. Sums are integers, so the result does not depend on the order of the images; it is
+    /// rounded once, at the end. Without any image: mean 0, std 1.
+    pub(crate) fn normalization(&self) -> Normalization {
+        let (mean, std) = self.channels.iter().map(mean_std).unzip();
+        Normalization { mean, std }
+    }
+}
+
+fn mean_std(counts: &[u64; 256]) -> (f32, f32) {
+    let (mut count, mut sum, mut squares) = (0_u128, 0_u128, 0_u128);
+    for (value, occurrences) in counts.iter().enumerate() {
+        let (value, occurrences) = (value as u128, u128::from(*occurrences));
+        count += occurrences;
+        sum += occurrences * value;
+        squares += occurrences * value * value;
+    }
+    if count == 0 {
+        return (0.0, 1.0);
+    }
+    let mean = sum as f64 / (count as f64 * 255.0);
+    // n·Σv² − (Σv)² is exact in integers; in floating point it would cancel.
+    let variance = (count * squares - sum * sum) as f64 / (count as f64 * count as f64);
+    // A constant channel normalises to zero, not to infinity.
+    let std = if variance > 0.0 { variance.sqrt() / 255.0 } else { 1.0 };
+    (mean as f32, std as f32)
+}
+
+/// Per channel: f(v) = (v / 255 − mean) / std for a byte v.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Normalization {
+    /// In [0, 1] units, one for each channel.
+    pub mean: Vec<f32>,
+    /// Likewise; positive.
+    pub std: Vec<f32>,
+}
+
+impl Normalization {
+    /// Leaves v / 255.
+    pub fn identity(channels: usize) -> Self {
+        Self { mean: vec![0.0; channels], std: vec![1.0; channels] }
+    }
+
+    /// The form that is computed: f(v) = v · scale + shift, each operation rounded to f32, with
+    /// scale = 1 / (255 · std) and shift = −mean / std rounded once from f64. Per channel
+    /// `(scale, shift)`.
+    pub(crate) fn multiply_add(&self) -> Vec<(f32, f32)> {
+        let form = |(mean, std): (&f32, &f32)| {
+            let (mean, std) = (f64::from(*mean), f64::from(*std));
+            ((1.0 / (255.0 * std)) as f32, (-mean / std) as f32)
+        };
+        self.mean.iter().zip(&self.std).map(form).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn constants_match_a_plain_computation() {
+        let images: Vec<u8> = (0..6000_u32).map(|i| (i * i % 251) as u8).collect();
+        let mut histogram = Histogram::new(3);
+        histogram.add(&images[..2997]);
+        histogram.add(&images[2997..]);
+        let Normalization { mean, std } = histogram.normalization();
+        for channel in 0..3 {
+            let values: Vec<f64> =
+                images.iter().skip(channel).step_by(3).map(|v| f64::from(*v) / 255.0).collect();
+            let expected = values.iter().sum::<f64>() / values.len() as f64;
+            let variance = values.iter().map(|v| (v - expected).powi(2)).sum::<f64>() / 2000.0;
+            assert!((f64::from(mean[channel]) - expected).abs() < 1e-7);
+            assert!((f64::from(std[channel]) - variance.sqrt()).abs() < 1e-7);
+        }
+    }
+
+    #[test]
+    fn constant_and_empty_channels_do_not_divide_by_zero() {
+        let mut histogram = Histogram::new(1);
+        assert_eq!(histogram.normalization(), Normalization::identity(1));
+        histogram.add(&[51; 10]);
+        let constants = histogram.normalization();
+        assert_eq!(constants, Normalization { mean: vec![0.2], std: vec![1.0] });
+    }
+}

@@ -1,0 +1,333 @@
+//! Which samples each env gets, as a pure function of numbers (D2, D4, D6).
+//!
+//! This order is part of the contract: the gather serves it, `meristem data plan` prints it, and
+//! anyone can recompute it.
+//!
+//! 1. Envs are grouped by device; a device's group keeps the envs' order.
+//! 2. Each device has its own permutation of `0..len` for each epoch. Without `shuffle` it is the
+//!    identity. With it, the generator is ChaCha with 8 rounds (`rand_chacha::ChaCha8Rng`),
+//!    `seed_from_u64(seed + 1009 * device_index)` (wrapping) and then `set_stream(epoch)`, so that
+//!    any epoch is reached without drawing those before it. `device_index` is 0 for `cpu`, `cuda`
+//!    and `cuda:0`, and k for `cuda:k`. Starting from `0, 1, …, len−1`, Fisher–Yates from the end:
+//!    `for i in (1..len).rev() { swap(i, below(i + 1)) }`.
+//! 3. `below(n)` is Lemire's unbiased draw: with x the generator's next u32 and m = x·n as 64 bits,
+//!    the result is the high word of m, unless the low word of m is less than `2^32 mod n`, in
+//!    which case x is drawn anew.
+//! 4. Batch b of a device takes places `b·step .. min((b+1)·step, len)` of its permutation, `step` =
+//!    `batch_per_env` × envs on that device, and deals them out in order, as evenly as possible, the
+//!    first envs one more (10 over 3 is 4, 3, 3).
+//! 5. An epoch has the least number of batches over all devices, counting `len / step` rounded down
+//!    with `drop_last` and up without, and at most `max_batches`.
+//! 6. In a partial last batch the envs without samples are left out. They must be the last ones:
+//!    anything else is [`Error::Hole`].
+
+use std::ops::Range;
+
+use meristem_device::DeviceId;
+use rand_chacha::ChaCha8Rng;
+use rand_core::{Rng, SeedableRng};
+use serde::Serialize;
+
+use crate::error::{Error, Result};
+
+/// How far apart the seeds of two neighbouring devices are.
+const SEED_STRIDE: u64 = 1009;
+
+/// The longest listing that [`plan`] makes, in indices; more than this is a mistyped length.
+pub const PLAN_INDICES_MAX: usize = 100_000_000;
+
+/// What an order is a function of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OrderConfig {
+    /// Samples in the dataset (or in the subset that is served).
+    pub len: usize,
+    /// Samples an env gets in a full batch, at least 1.
+    pub batch_per_env: usize,
+    /// The device of each env, in env order.
+    pub devices: Vec<DeviceId>,
+    /// Seed of the permutations.
+    pub seed: u64,
+    /// Whether to permute; false serves `0..len` in order on each device.
+    pub shuffle: bool,
+    /// Whether to leave out a last batch that is not full.
+    pub drop_last: bool,
+    /// Upper limit of batches in an epoch, at least 1.
+    pub max_batches: Option<usize>,
+}
+
+/// The envs of one device.
+#[derive(Clone, Debug)]
+struct Group {
+    device: DeviceId,
+    /// `batch_per_env` × envs; saturating, which is more than any dataset holds.
+    step: usize,
+    envs: usize,
+}
+
+/// An [`OrderConfig`] found to be servable: answers which places of which permutation each env gets.
+#[derive(Clone, Debug)]
+pub struct EpochOrder {
+    len: usize,
+    seed: u64,
+    shuffle: bool,
+    batches: usize,
+    groups: Vec<Group>,
+    /// Per env: its group and its rank in that group.
+    envs: Vec<(usize, usize)>,
+}
+
+impl EpochOrder {
+    /// Checks `config`. Waits for nothing.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a zero batch, no envs, a zero `max_batches`, more than 2^32 − 1
+    /// samples; [`Error::Hole`] if the epoch's last batch would leave a hole.
+    pub fn new(config: &OrderConfig) -> Result<Self> {
+        check(config)?;
+        let mut groups: Vec<Group> = vec![];
+        let mut envs = vec![];
+        for &device in &config.devices {
+            let group = groups.iter().position(|g| g.device == device).unwrap_or_else(|| {
+                groups.push(Group { device, step: 0, envs: 0 });
+                groups.len() - 1
+            });
+            envs.push((group, groups[group].envs));
+            groups[group].envs += 1;
+        }
+        for group in &mut groups {
+            group.step = config.batch_per_env.saturating_mul(group.envs);
+        }
+        let batches_of = |group: &Group| {
+            let full = config.len / group.step;
+            let partial = !config.drop_last && !config.len.is_multiple_of(group.step);
+            full + usize::from(partial)
+        };
+        let batches = groups.iter().map(batches_of).min().unwrap_or(0);
+        let batches = batches.min(config.max_batches.unwrap_or(usize::MAX));
+        let OrderConfig { len, seed, shuffle, .. } = *config;
+        let order = Self { len, seed, shuffle, batches, groups, envs };
+        order.refuse_hole()?;
+        Ok(order)
+    }
+
+    /// Batches in an epoch.
+    pub fn batches(&self) -> usize {
+        self.batches
+    }
+
+    /// Number of envs.
+    pub fn envs(&self) -> usize {
+        self.envs.len()
+    }
+
+    /// The distinct devices, in the order of their first env.
+    pub fn devices(&self) -> impl Iterator<Item = DeviceId> + '_ {
+        self.groups.iter().map(|group| group.device)
+    }
+
+    /// Which of [`Self::devices`] `env` is on. `env` < [`Self::envs`].
+    pub fn device_of(&self, env: usize) -> usize {
+        self.envs[env].0
+    }
+
+    /// The places of its device's permutation that `env` gets in `batch`; empty if none.
+    /// `batch` < [`Self::batches`], `env` < [`Self::envs`].
+    pub fn part(&self, batch: usize, env: usize) -> Range<usize> {
+        let (group, rank) = self.envs[env];
+        let Group { step, envs, .. } = self.groups[group];
+        let start = batch * step;
+        let count = step.min(self.len - start);
+        let (each, longer) = (count / envs, count % envs);
+        let first = start + rank * each + rank.min(longer);
+        first..first + each + usize::from(rank < longer)
+    }
+
+    /// The most samples that any env gets in any batch.
+    pub fn part_max(&self) -> usize {
+        if self.batches == 0 {
+            return 0;
+        }
+        (0..self.envs()).map(|env| self.part(0, env).len()).max().unwrap_or(0)
+    }
+
+    /// Writes the permutation of device number `device` (of [`Self::devices`]) in `epoch`; `len`
+    /// entries. Reuses the vector's memory.
+    pub fn permutation_into(&self, device: usize, epoch: u64, permutation: &mut Vec<u32>) {
+        permutation.clear();
+        permutation.extend(0..self.len as u32);
+        if self.shuffle {
+            let index = self.groups[device].device.index() as u64;
+            let seed = self.seed.wrapping_add(SEED_STRIDE.wrapping_mul(index));
+            let mut random = ChaCha8Rng::seed_from_u64(seed);
+            random.set_stream(epoch);
+            shuffle(&mut random, permutation);
+        }
+    }
+
+    /// Only the last batch can be partial, so only there can an env go without.
+    fn refuse_hole(&self) -> Result<()> {
+        let Some(batch) = self.batches.checked_sub(1) else { return Ok(()) };
+        let empty = |env: &usize| self.part(batch, *env).is_empty();
+        let Some(empty_env) = (0..self.envs()).find(empty) else { return Ok(()) };
+        let Some(later_env) = (empty_env + 1..self.envs()).find(|env| !empty(env)) else {
+            return Ok(());
+        };
+        let device = |env: usize| self.groups[self.device_of(env)].device;
+        Err(Error::Hole {
+            batch,
+            empty_env,
+            empty_device: device(empty_env),
+            later_env,
+            later_device: device(later_env),
+        })
+    }
+}
+
+fn check(config: &OrderConfig) -> Result<()> {
+    let wrong = |argument, expected: &str, got: String, remedy: &str| {
+        Err(Error::Argument {
+            operation: "gather",
+            argument,
+            expected: expected.into(),
+            got,
+            remedy: remedy.into(),
+        })
+    };
+    if config.batch_per_env == 0 {
+        return wrong("batch_per_env", "at least 1", "0".into(), "128 is a usual size");
+    }
+    if config.devices.is_empty() {
+        let remedy = "name one device for each env, such as `cpu,cpu`";
+        return wrong("devices", "one device for each env, at least one", "none".into(), remedy);
+    }
+    if config.max_batches == Some(0) {
+        return wrong("max_batches", "at least 1", "0".into(), "leave it out for a whole epoch");
+    }
+    if u32::try_from(config.len).is_err() {
+        let remedy = "indices are 32-bit; serve the dataset in parts";
+        return wrong("len", "at most 4294967295 samples", config.len.to_string(), remedy);
+    }
+    Ok(())
+}
+
+/// Fisher–Yates from the end, as the module's documentation says.
+pub(crate) fn shuffle(random: &mut ChaCha8Rng, items: &mut [u32]) {
+    for i in (1..items.len()).rev() {
+        let j = below(random, i as u32 + 1);
+        items.swap(i, j as usize);
+    }
+}
+
+/// An unbiased draw from `0..n`, n >= 1: D. Lemire, "Fast random integer generation in an
+/// interval", 2019 (arXiv 1805.10941).
+fn below(random: &mut ChaCha8Rng, n: u32) -> u32 {
+    let mut product = u64::from(random.next_u32()) * u64::from(n);
+    if (product as u32) < n {
+        let threshold = n.wrapping_neg() % n; // 2^32 mod n
+        while (product as u32) < threshold {
+            product = u64::from(random.next_u32()) * u64::from(n);
+        }
+    }
+    (product >> 32) as u32
+}
+
+/// A whole order written out: what `meristem data plan --json` prints.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Plan {
+    /// Samples in the dataset.
+    pub len: usize,
+    /// Samples an env gets in a full batch.
+    pub batch_per_env: usize,
+    /// The device of each env.
+    pub devices: Vec<String>,
+    /// Seed of the permutations.
+    pub seed: u64,
+    /// Whether the order is permuted.
+    pub shuffle: bool,
+    /// Whether a last batch that is not full is left out.
+    pub drop_last: bool,
+    /// Epochs 0, 1, ….
+    pub epochs: Vec<EpochPlan>,
+}
+
+/// One epoch of a [`Plan`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct EpochPlan {
+    /// Number of the epoch, from 0.
+    pub epoch: u64,
+    /// `batches[b][e]`: the sample indices of env e in batch b. A partial last batch lists only
+    /// the envs that have samples.
+    pub batches: Vec<Vec<Vec<u32>>>,
+}
+
+/// Writes out the first `epochs` epochs of an order.
+///
+/// # Errors
+/// As [`EpochOrder::new`]; [`Error::Argument`] if more than [`PLAN_INDICES_MAX`] indices would be
+/// listed.
+pub fn plan(config: &OrderConfig, epochs: u64) -> Result<Plan> {
+    let order = EpochOrder::new(config)?;
+    let devices = order.groups.len();
+    let indices = config.len.max(1).saturating_mul(devices).saturating_mul(epochs as usize);
+    if indices > PLAN_INDICES_MAX {
+        return Err(Error::Argument {
+            operation: "plan",
+            argument: "len",
+            expected: format!("such that len × devices × epochs is at most {PLAN_INDICES_MAX}"),
+            got: format!("{} × {devices} × {epochs}", config.len),
+            remedy: "list fewer epochs or a shorter dataset".into(),
+        });
+    }
+    let mut permutations = vec![vec![]; devices];
+    let mut listed = vec![];
+    for epoch in 0..epochs {
+        for (device, permutation) in permutations.iter_mut().enumerate() {
+            order.permutation_into(device, epoch, permutation);
+        }
+        let part = |batch, env| {
+            let part: Range<usize> = order.part(batch, env);
+            (!part.is_empty()).then(|| permutations[order.device_of(env)][part].to_vec())
+        };
+        let batches = (0..order.batches())
+            .map(|batch| (0..order.envs()).map_while(|env| part(batch, env)).collect())
+            .collect();
+        listed.push(EpochPlan { epoch, batches });
+    }
+    let OrderConfig { len, batch_per_env, seed, shuffle, drop_last, .. } = *config;
+    let devices = config.devices.iter().map(DeviceId::to_string).collect();
+    Ok(Plan { len, batch_per_env, devices, seed, shuffle, drop_last, epochs: listed })
+}
+
+/// Splits `0..len` into a training part and a part held out, by seed alone (grow.md: the control
+/// validation split). Waits for nothing.
+///
+/// `held_out` is the held-out share, such as 0.1; `round(len · held_out)` samples are held out: the
+/// first ones of `0..len` shuffled as the module's documentation says, with the generator
+/// `ChaCha8Rng::seed_from_u64(seed)` and `set_stream(u64::MAX)`, a stream that no epoch reaches.
+/// Both parts come back ascending.
+///
+/// # Errors
+/// [`Error::Argument`] if `held_out` is not in 0..=1 or `len` is above 2^32 − 1.
+pub fn split_by_seed(len: usize, held_out: f64, seed: u64) -> Result<(Vec<u32>, Vec<u32>)> {
+    let wrong = |argument, expected: &str, got: String| Error::Argument {
+        operation: "split_by_seed",
+        argument,
+        expected: expected.into(),
+        got,
+        remedy: "0.1 holds out every tenth sample".into(),
+    };
+    if !(0.0..=1.0).contains(&held_out) {
+        return Err(wrong("held_out", "a share from 0 to 1", held_out.to_string()));
+    }
+    let count = u32::try_from(len)
+        .map_err(|_| wrong("len", "at most 4294967295 samples", len.to_string()))?;
+    let mut indices: Vec<u32> = (0..count).collect();
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    random.set_stream(u64::MAX);
+    shuffle(&mut random, &mut indices);
+    let mut train = indices.split_off((len as f64 * held_out).round() as usize);
+    let mut control = indices;
+    train.sort_unstable();
+    control.sort_unstable();
+    Ok((train, control))
+}

@@ -1,0 +1,304 @@
+//! Arrays by name: numpy's `.npz` and `.safetensors`.
+//!
+//! `train_images` and `test_images` are unsigned bytes, [N, H, W] (grey) or [N, H, W, C] with C from
+//! 1 to 4; `train_labels` and `test_labels` are integers of any width, [N]. The classes are 0 to the
+//! largest training label, named by their number.
+
+use std::fs::{self, File};
+use std::io::{BufReader, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use safetensors::Dtype;
+use safetensors::tensor::Metadata;
+use zip::ZipArchive;
+use zip::result::ZipError;
+
+use super::input::Input;
+use super::npy::{self, Header, IntType};
+use super::{Layout, OnBad, Reader, SIDE_MAX, Sink, Source, Split, missing, missing_files};
+use crate::error::{Error, Result, damaged};
+
+/// A label above this is damage, not a class.
+const CLASSES_MAX: u32 = 65_536;
+/// The safetensors library has the same limit.
+const SAFETENSORS_HEADER_MAX: u64 = 100_000_000;
+/// Deflate cannot shrink below this.
+const DEFLATE_RATIO_MAX: u64 = 1032;
+
+const IMAGES: [&str; 2] = ["train_images", "test_images"];
+const LABELS: [&str; 2] = ["train_labels", "test_labels"];
+
+/// What to do with an array: its header, and its bytes from the first element on.
+type Visit<'v> = &'v mut dyn FnMut(&Header, &mut Input<'_>) -> Result<()>;
+
+/// A file of named arrays.
+trait ArrayFile: Send + Sync {
+    /// Opens the array called `name`; the header agrees with the number of bytes that follow.
+    fn visit(&self, name: &str, visit: Visit<'_>) -> Result<()>;
+}
+
+/// The file at `root`, or the only one of its kind in the folder `root`.
+pub(crate) fn open(root: &Path) -> Result<Box<dyn Reader>> {
+    let path = find(root)?;
+    let mut start = [0; 4];
+    let mut file = File::open(&path).map_err(Error::io("open", &path))?;
+    let zip = file.read_exact(&mut start).is_ok() && start.starts_with(b"PK");
+    let file: Box<dyn ArrayFile> =
+        if zip { Box::new(Npz { path }) } else { Box::new(SafeTensors::open(path)?) };
+    Ok(Box::new(Arrays::open(file)?))
+}
+
+fn find(root: &Path) -> Result<PathBuf> {
+    if root.is_file() {
+        return Ok(root.to_path_buf());
+    }
+    let mut found = vec![];
+    for entry in fs::read_dir(root).map_err(Error::io("list", root))? {
+        let path = entry.map_err(Error::io("list", root))?.path();
+        if path.extension().is_some_and(|e| e == "npz" || e == "safetensors") {
+            found.push(path);
+        }
+    }
+    found.sort();
+    match &found[..] {
+        [] => Err(missing(Source::Arrays, root)),
+        [one] => Ok(one.clone()),
+        [first, second, ..] => Err(Error::Layout {
+            path: root.to_path_buf(),
+            what: "the folder".into(),
+            expected: "one .npz or .safetensors file".into(),
+            got: format!("{} and {}", first.display(), second.display()),
+            remedy: "name the file itself as the data root".into(),
+        }),
+    }
+}
+
+/// A dataset in one file of arrays.
+struct Arrays {
+    file: Box<dyn ArrayFile>,
+    layout: Layout,
+    labels: [Vec<u32>; 2],
+}
+
+/// Number of images and (height, width, channels).
+type ImagesShape = (usize, [usize; 3]);
+
+impl Arrays {
+    fn open(file: Box<dyn ArrayFile>) -> Result<Self> {
+        let mut labels = [vec![], vec![]];
+        let mut shapes = [(0, [0; 3]); 2];
+        for split in [0, 1] {
+            let shape = &mut shapes[split];
+            file.visit(IMAGES[split], &mut |header, input| {
+                *shape = images_shape(header, input)?;
+                Ok(())
+            })?;
+            let (images, labels) = (shape.0, &mut labels[split]);
+            file.visit(LABELS[split], &mut |header, input| {
+                *labels = read_labels(header, input, images)?;
+                Ok(())
+            })?;
+        }
+        let [(train_len, size), (test_len, test_size)] = shapes;
+        let classes = labels[0].iter().max().map_or(0, |max| max + 1);
+        // Both belong to the test arrays; they are opened again only to name their place.
+        if test_size != size {
+            file.visit(IMAGES[1], &mut |_, input| {
+                let (expected, got) =
+                    (format!("{size:?} as in training"), format!("{test_size:?}"));
+                Err(damaged(input.path(), 0, "height, width, channels", expected, got))
+            })?;
+        }
+        if let Some(place) = labels[1].iter().position(|label| *label >= classes) {
+            let got = labels[1][place];
+            file.visit(LABELS[1], &mut |header, input| {
+                let offset = input.offset() + (place * header.dtype.bytes) as u64;
+                let expected = format!("a label below {classes}, as in training");
+                Err(damaged(input.path(), offset, "a label", expected, got.to_string()))
+            })?;
+        }
+        let [height, width, channels] = size;
+        let classes = (0..classes).map(|class| class.to_string()).collect();
+        let layout = Layout { channels, height, width, classes, len: [train_len, test_len] };
+        Ok(Self { file, layout, labels })
+    }
+}
+
+impl Reader for Arrays {
+    fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn read(&self, split: Split, _on_bad: OnBad<'_>, sink: Sink<'_>) -> Result<()> {
+        let Layout { height, width, channels, .. } = self.layout;
+        let labels = &self.labels[split as usize];
+        let size = self.layout.image_bytes();
+        self.file.visit(IMAGES[split as usize], &mut |header, input| {
+            let shape = images_shape(header, input)?;
+            if shape != (labels.len(), [height, width, channels]) {
+                let got = format!("{shape:?}");
+                return Err(damaged(input.path(), 0, "the shape", "the same as before", got));
+            }
+            let mut chunk = vec![0; size * self.layout.chunk_images().min(labels.len())];
+            for labels in labels.chunks(self.layout.chunk_images()) {
+                let images = &mut chunk[..size * labels.len()];
+                input.read_exact(images, "pixels")?;
+                sink(images, labels)?;
+            }
+            input.expect_end()
+        })
+    }
+}
+
+fn images_shape(header: &Header, input: &Input<'_>) -> Result<ImagesShape> {
+    let expected = "unsigned bytes, [N, H, W] or [N, H, W, C] with C from 1 to 4";
+    let wrong = || {
+        let got = format!("{:?} of {}", header.shape, header.dtype);
+        damaged(input.path(), 0, "the images", expected, got)
+    };
+    let (len, size) = match header.shape[..] {
+        [n, h, w] => (n, [h, w, 1]),
+        [n, h, w, c] => (n, [h, w, c]),
+        _ => return Err(wrong()),
+    };
+    let sides = 1..=SIDE_MAX as usize;
+    let fits = sides.contains(&size[0]) && sides.contains(&size[1]) && (1..=4).contains(&size[2]);
+    if header.dtype != IntType::U8 || !fits { Err(wrong()) } else { Ok((len, size)) }
+}
+
+fn read_labels(header: &Header, input: &mut Input<'_>, images: usize) -> Result<Vec<u32>> {
+    if header.shape != [images] {
+        let (expected, got) =
+            (format!("[{images}], one for each image"), format!("{:?}", header.shape));
+        return Err(damaged(input.path(), 0, "the shape of the labels", expected, got));
+    }
+    let start = input.offset();
+    let mut bytes = vec![0; images * header.dtype.bytes];
+    input.read_exact(&mut bytes, "labels")?;
+    input.expect_end()?;
+    let check = |(i, element): (usize, &[u8])| {
+        let label = header.dtype.label(element).filter(|label| *label < CLASSES_MAX);
+        label.ok_or_else(|| {
+            let offset = start + (i * header.dtype.bytes) as u64;
+            let expected = format!("a label from 0 to {}", CLASSES_MAX - 1);
+            let got = format!("{} {element:?}", header.dtype);
+            damaged(input.path(), offset, "a label", expected, got)
+        })
+    };
+    bytes.chunks_exact(header.dtype.bytes).enumerate().map(check).collect()
+}
+
+/// Bytes that an array of this header takes.
+fn data_bytes(header: &Header) -> Option<u64> {
+    let elements = header.shape.iter().try_fold(1_u64, |n, dim| n.checked_mul(*dim as u64))?;
+    elements.checked_mul(header.dtype.bytes as u64)
+}
+
+/// numpy's archive of `.npy` members.
+struct Npz {
+    path: PathBuf,
+}
+
+impl Npz {
+    fn refused(&self, name: &str, error: ZipError) -> Error {
+        match error {
+            ZipError::Io(source) if source.kind() != std::io::ErrorKind::UnexpectedEof => {
+                Error::Io { operation: "read", path: self.path.clone(), source }
+            }
+            ZipError::FileNotFound => {
+                missing_files(Source::Arrays, &self.path, vec![format!("an array `{name}`")])
+            }
+            other => damaged(&self.path, 0, "the archive", "a sound zip file", other.to_string()),
+        }
+    }
+}
+
+impl ArrayFile for Npz {
+    fn visit(&self, name: &str, visit: Visit<'_>) -> Result<()> {
+        let file = File::open(&self.path).map_err(Error::io("open", &self.path))?;
+        let file_len = file.metadata().map_err(Error::io("read", &self.path))?.len();
+        let mut archive =
+            ZipArchive::new(BufReader::new(file)).map_err(|error| self.refused(name, error))?;
+        let member_name = format!("{name}.npy");
+        let member = archive.by_name(&member_name).map_err(|error| self.refused(name, error))?;
+        // What the archive says of the member's length counts only as far as it is possible.
+        let possible = member.compressed_size().min(file_len).saturating_mul(DEFLATE_RATIO_MAX);
+        let len_max = member.size().min(possible);
+        let mut input = Input::member(self.path.join(&member_name), member, len_max);
+        let header = npy::read_header(&mut input)?;
+        let total = data_bytes(&header).and_then(|n| n.checked_add(input.offset()));
+        input.check_claim(0, total)?;
+        visit(&header, &mut input)
+    }
+}
+
+/// A safetensors file.
+struct SafeTensors {
+    path: PathBuf,
+    metadata: Metadata,
+    data_start: u64,
+}
+
+impl SafeTensors {
+    fn open(path: PathBuf) -> Result<Self> {
+        let mut file = File::open(&path).map_err(Error::io("open", &path))?;
+        let file_len = file.metadata().map_err(Error::io("read", &path))?.len();
+        let mut length = [0; 8];
+        if file_len < 8 {
+            let got = format!("{file_len} bytes");
+            return Err(damaged(&path, file_len, "the file", "a zip or safetensors file", got));
+        }
+        file.read_exact(&mut length).map_err(Error::io("read", &path))?;
+        let length = u64::from_le_bytes(length);
+        let possible = (file_len - 8).min(SAFETENSORS_HEADER_MAX);
+        if length > possible {
+            let expected = format!("at most {possible} bytes, for a file of {file_len}");
+            let got = format!("{length} bytes");
+            return Err(damaged(&path, 0, "the length of the safetensors header", expected, got));
+        }
+        let mut header = vec![0; length as usize];
+        file.read_exact(&mut header).map_err(Error::io("read", &path))?;
+        let metadata: Metadata = serde_json::from_slice(&header).map_err(|error| {
+            let offset = 8 + error.column().saturating_sub(1) as u64;
+            damaged(&path, offset, "the safetensors header", "a sound header", error.to_string())
+        })?;
+        let data_start = 8 + length;
+        let expected = data_start + metadata.data_len() as u64;
+        if expected != file_len {
+            let (expected, got) = (format!("{expected} bytes"), format!("{file_len} bytes"));
+            return Err(damaged(&path, file_len, "the length of the file", expected, got));
+        }
+        Ok(Self { path, metadata, data_start })
+    }
+}
+
+impl ArrayFile for SafeTensors {
+    fn visit(&self, name: &str, visit: Visit<'_>) -> Result<()> {
+        let info = self.metadata.info(name).ok_or_else(|| {
+            missing_files(Source::Arrays, &self.path, vec![format!("an array `{name}`")])
+        })?;
+        let int = |bytes, signed| Ok(IntType { bytes, signed, big_endian: false });
+        let dtype = match info.dtype {
+            Dtype::U8 => int(1, false),
+            Dtype::I8 => int(1, true),
+            Dtype::U16 => int(2, false),
+            Dtype::I16 => int(2, true),
+            Dtype::U32 => int(4, false),
+            Dtype::I32 => int(4, true),
+            Dtype::U64 => int(8, false),
+            Dtype::I64 => int(8, true),
+            other => {
+                let what = format!("the type of `{name}`");
+                Err(damaged(&self.path, 8, what, "an integer type", format!("{other:?}")))
+            }
+        }?;
+        let (start, end) = info.data_offsets;
+        let mut file = File::open(&self.path).map_err(Error::io("open", &self.path))?;
+        let offset = self.data_start + start as u64;
+        file.seek(SeekFrom::Start(offset)).map_err(Error::io("read", &self.path))?;
+        // The library has compared shape and offsets, and `open` the offsets with the file.
+        let bytes = BufReader::new(file).take((end - start) as u64);
+        let mut input = Input::part(self.path.clone(), bytes, offset);
+        visit(&Header { dtype, shape: info.shape.clone() }, &mut input)
+    }
+}

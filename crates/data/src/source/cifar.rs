@@ -1,0 +1,230 @@
+//! The binary version of CIFAR (A. Krizhevsky): records of label bytes, then 32×32 pixels as a red,
+//! a green and a blue plane. CIFAR-10 has one label byte; CIFAR-100 a coarse, then a fine one.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::input::Input;
+use super::{Layout, OnBad, Reader, Sink, Source, Split, missing_files};
+use crate::error::{Error, FETCH_AGAIN, Result, damaged};
+
+/// Rows and columns.
+pub(crate) const SIDE: usize = 32;
+const PLANE: usize = SIDE * SIDE;
+/// Bytes of one image.
+pub(crate) const IMAGE: usize = 3 * PLANE;
+
+/// What distinguishes the two datasets.
+struct Variant {
+    source: Source,
+    /// The folder that the official archive unpacks to.
+    folder: &'static str,
+    files: [&'static [&'static str]; 2],
+    names_file: &'static str,
+    /// Names to use when `names_file` is not there, one a word.
+    names: &'static str,
+    /// Number of values of each label byte; the last one is the label.
+    label_values: &'static [u8],
+}
+
+/// Names of the files of CIFAR-10, train then test.
+pub(crate) const CIFAR_10_FILES: [&[&str]; 2] = [
+    &[
+        "data_batch_1.bin",
+        "data_batch_2.bin",
+        "data_batch_3.bin",
+        "data_batch_4.bin",
+        "data_batch_5.bin",
+    ],
+    &["test_batch.bin"],
+];
+/// The folder that CIFAR-10's archive unpacks to.
+pub(crate) const CIFAR_10_FOLDER: &str = "cifar-10-batches-bin";
+/// The file with one class name a line.
+pub(crate) const CIFAR_10_NAMES: &str = "batches.meta.txt";
+
+const CIFAR_10: Variant = Variant {
+    source: Source::Cifar10,
+    folder: CIFAR_10_FOLDER,
+    files: CIFAR_10_FILES,
+    names_file: CIFAR_10_NAMES,
+    names: "airplane automobile bird cat deer dog frog horse ship truck",
+    label_values: &[10],
+};
+
+const CIFAR_100: Variant = Variant {
+    source: Source::Cifar100,
+    folder: "cifar-100-binary",
+    files: [&["train.bin"], &["test.bin"]],
+    names_file: "fine_label_names.txt",
+    names: "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus \
+            butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach \
+            couch crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster \
+            house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree \
+            motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear \
+            pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road \
+            rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel \
+            streetcar sunflower sweet_pepper table tank telephone television tiger tractor train \
+            trout tulip turtle wardrobe whale willow_tree wolf woman worm",
+    label_values: &[20, 100],
+};
+
+/// CIFAR-10 or CIFAR-100.
+pub(crate) struct Cifar {
+    variant: &'static Variant,
+    layout: Layout,
+    files: [Vec<PathBuf>; 2],
+}
+
+impl Cifar {
+    /// CIFAR-10 in `root`, or in the folder of the official archive below it.
+    pub(crate) fn open_10(root: &Path) -> Result<Self> {
+        Self::open(root, &CIFAR_10)
+    }
+
+    /// CIFAR-100, likewise.
+    pub(crate) fn open_100(root: &Path) -> Result<Self> {
+        Self::open(root, &CIFAR_100)
+    }
+
+    fn open(root: &Path, variant: &'static Variant) -> Result<Self> {
+        let nested = root.join(variant.folder);
+        let folder = if nested.is_dir() { nested.as_path() } else { root };
+        let files = variant.files.map(|names| names.iter().map(|name| folder.join(name)).collect());
+        let files: [Vec<PathBuf>; 2] = files;
+        let absent: Vec<String> = files
+            .iter()
+            .flatten()
+            .filter(|path| !path.is_file())
+            .filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned()))
+            .collect();
+        if !absent.is_empty() {
+            return Err(missing_files(variant.source, folder, absent));
+        }
+        let names = folder.join(variant.names_file);
+        let classes = if names.is_file() {
+            read_names(&names, variant)?
+        } else {
+            variant.names.split_whitespace().map(String::from).collect()
+        };
+        let mut len = [0; 2];
+        for (len, files) in len.iter_mut().zip(&files) {
+            for path in files {
+                *len += count_records(path, variant)?;
+            }
+        }
+        let layout = Layout { channels: 3, height: SIDE, width: SIDE, classes, len };
+        Ok(Self { variant, layout, files })
+    }
+
+    fn read_file(&self, path: &Path, sink: Sink<'_>) -> Result<()> {
+        let record = self.variant.record();
+        let label_bytes = self.variant.label_values.len();
+        let mut input = Input::open_plain(path)?;
+        let mut left = count_records(path, self.variant)?;
+        let chunk = self.layout.chunk_images().min(left);
+        let mut records = vec![0; chunk * record];
+        let mut images = vec![0; chunk * IMAGE];
+        let mut labels = Vec::with_capacity(chunk);
+        while left > 0 {
+            let count = chunk.min(left);
+            left -= count;
+            let start = input.offset();
+            let records = &mut records[..count * record];
+            input.read_exact(records, "records")?;
+            labels.clear();
+            for (i, (record_bytes, image)) in
+                records.chunks_exact(record).zip(images.chunks_exact_mut(IMAGE)).enumerate()
+            {
+                let (label, planes) = record_bytes.split_at(label_bytes);
+                labels.push(self.label(path, start + (i * record) as u64, label)?);
+                interleave(planes, image);
+            }
+            sink(&images[..count * IMAGE], &labels)?;
+        }
+        input.expect_end()
+    }
+
+    fn label(&self, path: &Path, offset: u64, bytes: &[u8]) -> Result<u32> {
+        for (i, (byte, values)) in bytes.iter().zip(self.variant.label_values).enumerate() {
+            if byte >= values {
+                let (offset, expected) = (offset + i as u64, format!("a label below {values}"));
+                return Err(damaged(path, offset, "a label", expected, byte.to_string()));
+            }
+        }
+        Ok(bytes.last().map_or(0, |label| u32::from(*label)))
+    }
+}
+
+impl Variant {
+    /// Bytes of one record.
+    fn record(&self) -> usize {
+        self.label_values.len() + IMAGE
+    }
+
+    fn classes(&self) -> usize {
+        self.label_values.last().map_or(0, |values| usize::from(*values))
+    }
+}
+
+impl Reader for Cifar {
+    fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn read(&self, split: Split, _on_bad: OnBad<'_>, sink: Sink<'_>) -> Result<()> {
+        self.files[split as usize].iter().try_for_each(|path| self.read_file(path, sink))
+    }
+}
+
+/// The number of records of a file, which must be whole.
+fn count_records(path: &Path, variant: &Variant) -> Result<usize> {
+    let len = fs::metadata(path).map_err(Error::io("read", path))?.len();
+    let record = variant.record() as u64;
+    if len.is_multiple_of(record) {
+        return Ok((len / record) as usize);
+    }
+    let whole = len / record;
+    Err(Error::Damaged {
+        path: path.to_path_buf(),
+        offset: len,
+        what: "the length of the file".into(),
+        expected: format!("a multiple of {record} bytes, the size of a record"),
+        got: format!("{len} bytes: {whole} records and {} bytes", len % record),
+        remedy: format!("the file is truncated or of another format; {FETCH_AGAIN}"),
+    })
+}
+
+/// One class name a line; the official files end in empty lines.
+fn read_names(path: &Path, variant: &Variant) -> Result<Vec<String>> {
+    let bytes = fs::read(path).map_err(Error::io("read", path))?;
+    let text = std::str::from_utf8(&bytes).map_err(|error| {
+        let offset = error.valid_up_to() as u64;
+        damaged(path, offset, "the class names", "UTF-8 text", "other bytes")
+    })?;
+    let names: Vec<String> =
+        text.lines().map(str::trim).filter(|line| !line.is_empty()).map(String::from).collect();
+    if names.len() == variant.classes() {
+        return Ok(names);
+    }
+    let (expected, got) = (format!("{} names", variant.classes()), format!("{}", names.len()));
+    Err(damaged(path, bytes.len() as u64, "the class names", expected, got))
+}
+
+/// Three planes to NHWC.
+fn interleave(planes: &[u8], image: &mut [u8]) {
+    let (red, rest) = planes.split_at(PLANE);
+    let (green, blue) = rest.split_at(PLANE);
+    for (((pixel, r), g), b) in image.chunks_exact_mut(3).zip(red).zip(green).zip(blue) {
+        pixel.copy_from_slice(&[*r, *g, *b]);
+    }
+}
+
+/// NHWC to three planes: what [`interleave`] undoes.
+pub(crate) fn planes_of(image: &[u8], planes: &mut [u8]) {
+    let (red, rest) = planes.split_at_mut(PLANE);
+    let (green, blue) = rest.split_at_mut(PLANE);
+    for (((pixel, r), g), b) in image.chunks_exact(3).zip(red).zip(green).zip(blue) {
+        (*r, *g, *b) = (pixel[0], pixel[1], pixel[2]);
+    }
+}

@@ -1,0 +1,177 @@
+//! Reading a file front to back, plain or gzip, with the offset always at hand for error messages.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read, Seek};
+use std::path::{Path, PathBuf};
+
+use flate2::bufread::MultiGzDecoder;
+
+use crate::error::{Error, Result, damaged};
+
+/// Deflate cannot shrink below 1 : 1032; a header that claims more than that lies.
+const DEFLATE_RATIO_MAX: u64 = 1032;
+
+/// Where bytes come from.
+#[derive(Clone, Debug)]
+pub(crate) enum Bytes {
+    /// A file on disk.
+    File(PathBuf),
+    /// Bytes in the binary, with the name to use in errors.
+    Embedded(&'static str, &'static [u8]),
+}
+
+/// A forward reader that knows its offset (in the decompressed bytes) and an upper bound of its
+/// length that does not rest on any header.
+pub(crate) struct Input<'a> {
+    path: PathBuf,
+    reader: Box<dyn Read + 'a>,
+    offset: u64,
+    /// Exact for plain bytes, a bound for compressed ones.
+    len_max: u64,
+    compressed: bool,
+}
+
+impl<'a> Input<'a> {
+    /// Opens `bytes`; gzip is recognised by its first two bytes, whatever the name says.
+    pub(crate) fn open(bytes: &Bytes) -> Result<Self> {
+        match bytes {
+            Bytes::File(path) => {
+                let mut file = File::open(path).map_err(Error::io("open", path))?;
+                let len = file.metadata().map_err(Error::io("read", path))?.len();
+                let mut magic = [0; 2];
+                let got = read_up_to(&mut file, &mut magic).map_err(Error::io("read", path))?;
+                file.rewind().map_err(Error::io("read", path))?;
+                let gzip = got == 2 && magic == [0x1f, 0x8b];
+                Ok(Self::new(path.clone(), BufReader::with_capacity(1 << 16, file), len, gzip))
+            }
+            Bytes::Embedded(name, bytes) => {
+                let gzip = bytes.starts_with(&[0x1f, 0x8b]);
+                Ok(Self::new(PathBuf::from(name), *bytes, bytes.len() as u64, gzip))
+            }
+        }
+    }
+
+    /// Opens a file of a format that is never compressed.
+    pub(crate) fn open_plain(path: &Path) -> Result<Self> {
+        let file = File::open(path).map_err(Error::io("open", path))?;
+        let len = file.metadata().map_err(Error::io("read", path))?.len();
+        Ok(Self::new(path.to_path_buf(), BufReader::with_capacity(1 << 16, file), len, false))
+    }
+
+    /// Wraps a reader whose length is known to be at most `len_max` (a member of an archive).
+    pub(crate) fn member(path: PathBuf, reader: impl Read + 'a, len_max: u64) -> Self {
+        Self { path, reader: Box::new(reader), offset: 0, len_max, compressed: true }
+    }
+
+    /// Wraps a part of a plain file that begins at `offset` and whose length is known to be right.
+    pub(crate) fn part(path: PathBuf, reader: impl Read + 'a, offset: u64) -> Self {
+        Self { path, reader: Box::new(reader), offset, len_max: u64::MAX, compressed: false }
+    }
+
+    fn new(path: PathBuf, raw: impl io::BufRead + 'a, len: u64, gzip: bool) -> Self {
+        let reader: Box<dyn Read + 'a> =
+            if gzip { Box::new(MultiGzDecoder::new(raw)) } else { Box::new(raw) };
+        let len_max = if gzip { len.saturating_mul(DEFLATE_RATIO_MAX) } else { len };
+        Self { path, reader, offset: 0, len_max, compressed: gzip }
+    }
+
+    /// The name to use in errors.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Offset of the next byte.
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Fills `buffer`; the end of the file before that is an error at the offset of the end.
+    pub(crate) fn read_exact(&mut self, buffer: &mut [u8], what: &str) -> Result<()> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            match self.reader.read(&mut buffer[filled..]) {
+                Ok(0) => {
+                    let offset = self.offset + filled as u64;
+                    let missing = format!("{} more bytes", buffer.len() - filled);
+                    return Err(damaged(&self.path, offset, what, missing, "the end of the file"));
+                }
+                Ok(count) => filled += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.failed(filled, what, error)),
+            }
+        }
+        self.offset += filled as u64;
+        Ok(())
+    }
+
+    /// Reads a big-endian u32.
+    pub(crate) fn read_u32(&mut self, what: &str) -> Result<u32> {
+        let mut bytes = [0; 4];
+        self.read_exact(&mut bytes, what)?;
+        Ok(u32::from_be_bytes(bytes))
+    }
+
+    /// Refuses a claim, made by a header at `header_offset`, that the file is `total` bytes long,
+    /// before anything is allocated by it: exactly for a plain file, by the best possible
+    /// compression otherwise.
+    pub(crate) fn check_claim(&self, header_offset: u64, total: Option<u64>) -> Result<()> {
+        let wrong = |expected: String, got: String| {
+            Err(damaged(&self.path, header_offset, "the length given by the header", expected, got))
+        };
+        match total {
+            Some(total) if self.compressed && total <= self.len_max => Ok(()),
+            Some(total) if !self.compressed && total == self.len_max => Ok(()),
+            Some(total) if self.compressed => {
+                let most = format!("at most {} bytes (the file is compressed)", self.len_max);
+                wrong(most, format!("{total} bytes"))
+            }
+            Some(total) => wrong(
+                format!("the {} bytes that the file has", self.len_max),
+                format!("{total} bytes"),
+            ),
+            None => wrong("a length that fits 64 bits".into(), "more".into()),
+        }
+    }
+
+    /// The end of the file must be here. Reading it also makes gzip compare its checksum.
+    pub(crate) fn expect_end(&mut self) -> Result<()> {
+        let mut byte = [0];
+        match read_up_to(&mut self.reader, &mut byte) {
+            Ok(0) => Ok(()),
+            Ok(_) => {
+                let (what, expected) = ("the end of the data", "the end of the file");
+                Err(damaged(&self.path, self.offset, what, expected, "more bytes"))
+            }
+            Err(error) => Err(self.failed(0, "the end of the data", error)),
+        }
+    }
+
+    fn failed(&self, filled: usize, what: &str, error: io::Error) -> Error {
+        // Decoders report damage as one of these; everything else is the operating system's.
+        let kinds = [
+            io::ErrorKind::InvalidData,
+            io::ErrorKind::InvalidInput,
+            io::ErrorKind::UnexpectedEof,
+            io::ErrorKind::Other,
+        ];
+        if self.compressed && kinds.contains(&error.kind()) {
+            let offset = self.offset + filled as u64;
+            return damaged(&self.path, offset, what, "sound compressed data", error.to_string());
+        }
+        Error::Io { operation: "read", path: self.path.clone(), source: error }
+    }
+}
+
+/// Reads until `buffer` is full or the input ends.
+fn read_up_to(reader: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match reader.read(&mut buffer[filled..]) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
+}

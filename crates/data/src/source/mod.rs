@@ -1,0 +1,419 @@
+//! Datasets as they lie on disk (D9): one [`Reader`] for each format, and what is common to them.
+//!
+//! A reader's `open` looks at names, headers, sizes and labels; its `read` decodes a split in
+//! chunks of at most [`CHUNK_BYTES`] (or one image, if that is larger), always in the same order.
+//! No reader allocates by a length that a header claims before it is compared with the file.
+
+pub(crate) mod arrays;
+pub(crate) mod cifar;
+pub(crate) mod folder;
+pub(crate) mod idx;
+pub(crate) mod image_file;
+pub(crate) mod input;
+pub(crate) mod npy;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::{Arc, OnceLock};
+
+use serde::Serialize;
+
+use crate::error::{Error, Result};
+use crate::normalization::{Histogram, Normalization};
+
+/// Images are decoded, copied to a device or spooled in pieces of at most this many bytes (or one
+/// image, if that is larger). At most four such pieces live at once: as read, as decoded, as
+/// converted to f32 or staged (D1).
+pub const CHUNK_BYTES: usize = 1 << 20;
+
+/// The longest side of an image, in pixels: bounds what one image may allocate.
+pub(crate) const SIDE_MAX: u32 = 16_384;
+
+/// The kinds of dataset that can be read (D9).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Source {
+    /// The class-balanced subset of Fashion-MNIST inside the binary: 10,000 and 2,500 images.
+    Embedded,
+    /// The four IDX files of Fashion-MNIST, plain or gzip.
+    FashionMnist,
+    /// CIFAR-10, binary version.
+    Cifar10,
+    /// CIFAR-100, binary version; the fine labels.
+    Cifar100,
+    /// `train/CLASS/*` and `test/CLASS/*` with PNG and JPEG files.
+    Folder,
+    /// `.npz` or `.safetensors` with `train_images`, `train_labels`, `test_images`, `test_labels`.
+    Arrays,
+}
+
+impl Source {
+    /// Every source, in the order of the documentation.
+    pub const ALL: [Self; 6] = [
+        Self::Embedded,
+        Self::FashionMnist,
+        Self::Cifar10,
+        Self::Cifar100,
+        Self::Folder,
+        Self::Arrays,
+    ];
+
+    /// Its name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Embedded => "embedded",
+            Self::FashionMnist => "fashion-mnist",
+            Self::Cifar10 => "cifar10",
+            Self::Cifar100 => "cifar100",
+            Self::Folder => "folder",
+            Self::Arrays => "arrays",
+        }
+    }
+
+    /// What its `data_root` has to hold, for messages; empty for the embedded one.
+    pub fn expected_files(self) -> Vec<String> {
+        let names: &[&str] = match self {
+            Self::Embedded => &[],
+            Self::FashionMnist => &[
+                "train-images-idx3-ubyte[.gz]",
+                "train-labels-idx1-ubyte[.gz]",
+                "t10k-images-idx3-ubyte[.gz]",
+                "t10k-labels-idx1-ubyte[.gz]",
+            ],
+            Self::Cifar10 => &["data_batch_1.bin .. data_batch_5.bin", "test_batch.bin"],
+            Self::Cifar100 => &["train.bin", "test.bin"],
+            Self::Folder => &["train/CLASS/*.{png,jpg,jpeg}", "test/CLASS/*.{png,jpg,jpeg}"],
+            Self::Arrays => {
+                &["one .npz or .safetensors file with train_images (u8, N×H×W or N×H×W×C), \
+                 train_labels (integers), test_images, test_labels"]
+            }
+        };
+        names.iter().map(|name| name.to_string()).collect()
+    }
+
+    /// Where to get its files, for messages.
+    pub const fn where_to_get(self) -> &'static str {
+        match self {
+            Self::Embedded => "it is part of the program",
+            Self::FashionMnist => {
+                "get them from https://github.com/zalandoresearch/fashion-mnist, or from Debian's \
+                 package dataset-fashion-mnist (in /usr/share/datasets/fashion-mnist)"
+            }
+            Self::Cifar10 => {
+                "get the binary version from https://www.cs.toronto.edu/~kriz/cifar.html and \
+                 unpack it, or convert class folders with `meristem data import`"
+            }
+            Self::Cifar100 => {
+                "get the binary version from https://www.cs.toronto.edu/~kriz/cifar.html and \
+                 unpack it"
+            }
+            Self::Folder => "put each image into the folder of its class",
+            Self::Arrays => {
+                "write them with numpy.savez(\"data.npz\", train_images=…) or \
+                 safetensors.numpy.save_file"
+            }
+        }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Source {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::ALL.into_iter().find(|source| source.name() == name).ok_or_else(|| Error::Argument {
+            operation: "dataset",
+            argument: "dataset",
+            expected: format!("one of {}", Self::ALL.map(Self::name).join(", ")),
+            got: format!("`{name}`"),
+            remedy: "`embedded` needs no files".into(),
+        })
+    }
+}
+
+/// Which of the two parts of a dataset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Split {
+    /// What networks learn from.
+    Train,
+    /// What only the last report reads.
+    Test,
+}
+
+impl Split {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Train, Self::Test];
+
+    /// `train` or `test`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Train => "train",
+            Self::Test => "test",
+        }
+    }
+}
+
+impl fmt::Display for Split {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Which dataset, and how to take damaged files.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct DatasetSpec {
+    /// The kind of dataset.
+    pub source: Source,
+    /// Where its files are; a folder, or the file of [`Source::Arrays`]. Not read for
+    /// [`Source::Embedded`].
+    pub root: Option<PathBuf>,
+    /// Count image files that do not decode and go on, instead of stopping at the first. Only
+    /// [`Source::Folder`] has files that can be left out.
+    pub skip_bad: bool,
+}
+
+impl DatasetSpec {
+    /// The dataset inside the binary.
+    pub fn embedded() -> Self {
+        Self { source: Source::Embedded, root: None, skip_bad: false }
+    }
+}
+
+/// What a dataset is, without its images.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DatasetInfo {
+    /// Name of its source.
+    pub name: String,
+    /// 1 (grey) or 3 (RGB); up to 4 for arrays.
+    pub channels: usize,
+    /// Rows of an image.
+    pub height: usize,
+    /// Columns of an image.
+    pub width: usize,
+    /// Names of the classes; label l is `classes[l]`.
+    pub classes: Vec<String>,
+    /// Training images.
+    pub train_len: usize,
+    /// Test images.
+    pub test_len: usize,
+    /// Per channel of the training images, in [0, 1] units, exact.
+    pub mean: Vec<f32>,
+    /// Standard deviation (of the population), likewise.
+    pub std: Vec<f32>,
+    /// Files left out under `skip_bad`, both splits together.
+    pub skipped: usize,
+}
+
+/// What a reader knows before it decodes.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    pub(crate) channels: usize,
+    pub(crate) height: usize,
+    pub(crate) width: usize,
+    pub(crate) classes: Vec<String>,
+    /// Train and test images, damaged ones included.
+    pub(crate) len: [usize; 2],
+}
+
+impl Layout {
+    /// Bytes of one image.
+    pub(crate) fn image_bytes(&self) -> usize {
+        self.channels * self.height * self.width
+    }
+
+    /// Images in a chunk, at least one.
+    pub(crate) fn chunk_images(&self) -> usize {
+        (CHUNK_BYTES / self.image_bytes()).max(1)
+    }
+}
+
+/// Takes decoded images (u8, NHWC, whole images) and their labels.
+pub(crate) type Sink<'a> = &'a mut dyn FnMut(&[u8], &[u32]) -> Result<()>;
+
+/// Decides about one bad file of many: an error stops the reading.
+pub(crate) type OnBad<'a> = &'a mut dyn FnMut(Error) -> Result<()>;
+
+/// One format.
+pub(crate) trait Reader: Send + Sync {
+    /// What is known without decoding.
+    fn layout(&self) -> &Layout;
+
+    /// Decodes a split in order. Labels are below the number of classes.
+    fn read(&self, split: Split, on_bad: OnBad<'_>, sink: Sink<'_>) -> Result<()>;
+}
+
+/// What is known of a split once it has been decoded.
+#[derive(Clone, Debug)]
+pub(crate) struct SplitFacts {
+    pub(crate) len: usize,
+    pub(crate) skipped: usize,
+    pub(crate) per_class: Vec<usize>,
+    pub(crate) histogram: Histogram,
+}
+
+/// A dataset on disk: its files found, its headers and labels checked, its images not decoded.
+pub struct DatasetFiles {
+    spec: DatasetSpec,
+    reader: Box<dyn Reader>,
+    facts: [OnceLock<SplitFacts>; 2],
+}
+
+impl DatasetFiles {
+    /// Finds and checks the files that `spec` names. Does not decode images.
+    ///
+    /// # Errors
+    /// [`Error::RootNotGiven`] and [`Error::Missing`] say what was expected and where to get it;
+    /// [`Error::Damaged`], [`Error::Layout`] and [`Error::Io`] name the file.
+    pub fn open(spec: &DatasetSpec) -> Result<Arc<Self>> {
+        let root = canonical_root(spec)?;
+        let reader: Box<dyn Reader> = match (spec.source, &root) {
+            (Source::FashionMnist, Some(root)) => Box::new(idx::Idx::fashion_mnist(root)?),
+            (Source::Cifar10, Some(root)) => Box::new(cifar::Cifar::open_10(root)?),
+            (Source::Cifar100, Some(root)) => Box::new(cifar::Cifar::open_100(root)?),
+            (Source::Folder, Some(root)) => Box::new(folder::Folder::open(root)?),
+            (Source::Arrays, Some(root)) => arrays::open(root)?,
+            (Source::Embedded, _) | (_, None) => Box::new(idx::Idx::embedded()?),
+        };
+        let spec = DatasetSpec { root, ..spec.clone() };
+        Ok(Arc::new(Self { spec, reader, facts: [const { OnceLock::new() }; 2] }))
+    }
+
+    /// What was opened, its root canonical.
+    pub fn spec(&self) -> &DatasetSpec {
+        &self.spec
+    }
+
+    /// Classes, sizes and normalisation constants. Decodes the training images unless they have
+    /// been decoded before, and with `skip_bad` the test images too.
+    ///
+    /// # Errors
+    /// What reading the images may find: [`Error::Damaged`], [`Error::Layout`], [`Error::Io`].
+    pub fn info(&self) -> Result<DatasetInfo> {
+        let Layout { channels, height, width, ref classes, len } = *self.layout();
+        let train = self.facts(Split::Train)?;
+        let (test_len, test_skipped) = match self.facts[Split::Test as usize].get() {
+            Some(test) => (test.len, test.skipped),
+            None if self.spec.skip_bad => {
+                let test = self.facts(Split::Test)?;
+                (test.len, test.skipped)
+            }
+            None => (len[Split::Test as usize], 0),
+        };
+        let Normalization { mean, std } = train.histogram.normalization();
+        Ok(DatasetInfo {
+            name: self.spec.source.name().to_string(),
+            channels,
+            height,
+            width,
+            classes: classes.clone(),
+            train_len: train.len,
+            test_len,
+            mean,
+            std,
+            skipped: train.skipped + test_skipped,
+        })
+    }
+
+    /// What is known without decoding.
+    pub(crate) fn layout(&self) -> &Layout {
+        self.reader.layout()
+    }
+
+    /// Number, classes and histogram of a split; decodes it if that was not done yet.
+    pub(crate) fn facts(&self, split: Split) -> Result<&SplitFacts> {
+        if let Some(facts) = self.facts[split as usize].get() {
+            return Ok(facts);
+        }
+        self.read(split, &mut |_, _| Ok(()))
+    }
+
+    /// Decodes a split into `sink`, in order, damaged files left out if the spec says so.
+    pub(crate) fn read(&self, split: Split, sink: Sink<'_>) -> Result<&SplitFacts> {
+        let skip_bad = self.spec.skip_bad;
+        let mut skipped = 0;
+        let mut on_bad = |error: Error| {
+            if !(skip_bad && error.is_bad_file()) {
+                return Err(error);
+            }
+            tracing::warn!(%error, "left out");
+            skipped += 1;
+            Ok(())
+        };
+        let mut facts = self.read_with(split, &mut on_bad, sink)?;
+        facts.skipped = skipped;
+        Ok(self.facts[split as usize].get_or_init(|| facts))
+    }
+
+    /// Decodes a split into `sink`; what happens with damaged files is up to `on_bad`.
+    pub(crate) fn read_with(
+        &self,
+        split: Split,
+        on_bad: OnBad<'_>,
+        sink: Sink<'_>,
+    ) -> Result<SplitFacts> {
+        let layout = self.layout();
+        let mut facts = SplitFacts {
+            len: 0,
+            skipped: 0,
+            per_class: vec![0; layout.classes.len()],
+            histogram: Histogram::new(layout.channels),
+        };
+        self.reader.read(split, on_bad, &mut |images, labels| {
+            facts.len += labels.len();
+            for label in labels {
+                facts.per_class[*label as usize] += 1;
+            }
+            facts.histogram.add(images);
+            sink(images, labels)
+        })?;
+        Ok(facts)
+    }
+}
+
+impl fmt::Debug for DatasetFiles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DatasetFiles").field("spec", &self.spec).finish_non_exhaustive()
+    }
+}
+
+/// The root as the cache names it (D1); `None` for the embedded dataset alone.
+pub(crate) fn canonical_root(spec: &DatasetSpec) -> Result<Option<PathBuf>> {
+    let source = spec.source;
+    if source == Source::Embedded {
+        return Ok(None);
+    }
+    let Some(root) = &spec.root else {
+        return Err(Error::RootNotGiven {
+            dataset: source.name(),
+            expected: source.expected_files(),
+            remedy: source.where_to_get().into(),
+        });
+    };
+    match root.canonicalize() {
+        Ok(root) => Ok(Some(root)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(missing(source, root)),
+        Err(error) => Err(Error::io("open", root)(error)),
+    }
+}
+
+/// The error for a root that does not hold what `source` needs.
+pub(crate) fn missing(source: Source, looked_in: &Path) -> Error {
+    missing_files(source, looked_in, source.expected_files())
+}
+
+/// As [`missing`], naming exactly the files that are not there.
+pub(crate) fn missing_files(source: Source, looked_in: &Path, expected: Vec<String>) -> Error {
+    Error::Missing {
+        dataset: source.name(),
+        looked_in: looked_in.to_path_buf(),
+        expected,
+        remedy: source.where_to_get().into(),
+    }
+}

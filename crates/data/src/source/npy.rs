@@ -1,0 +1,168 @@
+//! The header of an array: numpy's `.npy` format (NEP 1), versions 1 to 3.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use super::input::Input;
+use crate::error::{Error, Result, damaged};
+
+const MAGIC: &[u8; 6] = b"\x93NUMPY";
+/// numpy itself refuses longer headers.
+const HEADER_BYTES_MAX: u32 = 10_000;
+
+/// The element types that are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct IntType {
+    pub(crate) bytes: usize,
+    pub(crate) signed: bool,
+    pub(crate) big_endian: bool,
+}
+
+impl IntType {
+    /// An unsigned byte.
+    pub(crate) const U8: Self = Self { bytes: 1, signed: false, big_endian: false };
+
+    /// The value of one element of `self.bytes` bytes, if it is from 0 to 2^32 − 1.
+    pub(crate) fn label(self, element: &[u8]) -> Option<u32> {
+        let mut wide = [0; 8];
+        for (i, byte) in element.iter().enumerate() {
+            wide[if self.big_endian { self.bytes - 1 - i } else { i }] = *byte;
+        }
+        let negative = self.signed && wide[self.bytes - 1] & 0x80 != 0;
+        if negative { None } else { u32::try_from(u64::from_le_bytes(wide)).ok() }
+    }
+}
+
+impl fmt::Display for IntType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sign = if self.signed { "int" } else { "uint" };
+        write!(f, "{sign}{}", 8 * self.bytes)
+    }
+}
+
+/// Element type and shape of an array; its data begins at the input's offset.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) dtype: IntType,
+    pub(crate) shape: Vec<usize>,
+}
+
+/// Reads the header and leaves `input` at the first element.
+pub(crate) fn read_header(input: &mut Input<'_>) -> Result<Header> {
+    let mut start = [0; 8];
+    input.read_exact(&mut start, "the start of the array")?;
+    if !start.starts_with(MAGIC) {
+        let got = format!("{:02x?}", &start[..6]);
+        return Err(damaged(input.path(), 0, "the start of the array", "\\x93NUMPY", got));
+    }
+    let length = match start[6] {
+        1 => {
+            let mut bytes = [0; 2];
+            input.read_exact(&mut bytes, "the length of the header")?;
+            u32::from(u16::from_le_bytes(bytes))
+        }
+        2 | 3 => input.read_u32("the length of the header")?.swap_bytes(),
+        other => {
+            return Err(damaged(
+                input.path(),
+                6,
+                "the format version",
+                "1, 2 or 3",
+                format!("{other}"),
+            ));
+        }
+    };
+    let offset = input.offset();
+    if length > HEADER_BYTES_MAX {
+        let expected = format!("at most {HEADER_BYTES_MAX}");
+        return Err(damaged(
+            input.path(),
+            8,
+            "the length of the header",
+            expected,
+            format!("{length}"),
+        ));
+    }
+    let mut text = vec![0; length as usize];
+    input.read_exact(&mut text, "the header")?;
+    let text = String::from_utf8_lossy(&text).into_owned();
+    parse(&text).map_err(|(expected, got)| Error::Damaged {
+        path: PathBuf::from(input.path()),
+        offset,
+        what: "the header".into(),
+        expected,
+        got,
+        remedy: "save the array with numpy in C order, images as uint8 and labels as integers"
+            .into(),
+    })
+}
+
+/// Parses `{'descr': '|u1', 'fortran_order': False, 'shape': (3, 4), }`; else what was expected and
+/// what came.
+fn parse(text: &str) -> Result<Header, (String, String)> {
+    let value = |key: &str| {
+        let after = text.split_once(&format!("'{key}':")).map(|(_, after)| after.trim_start());
+        after.ok_or_else(|| (format!("a `{key}`"), format!("{:?}", text.trim_end())))
+    };
+    let until = |text: &str, end: &[char]| text.split(end).next().unwrap_or("").trim().to_string();
+    let order = until(value("fortran_order")?, &[',', '}']);
+    if order != "False" {
+        return Err(("C order (fortran_order False)".into(), order));
+    }
+    let descr = until(value("descr")?, &[',', '}']);
+    let descr = descr.trim_matches(['\'', '"']).to_string();
+    let dtype = parse_dtype(&descr);
+    let dtype = dtype.ok_or_else(|| ("an integer type such as |u1 or <i8".into(), descr))?;
+    let shape_text = value("shape")?;
+    let inner = shape_text.strip_prefix('(').and_then(|rest| rest.split_once(')'));
+    let wrong = || ("a shape such as (3, 4)".to_string(), until(shape_text, &[')', '}']));
+    let (inner, _) = inner.ok_or_else(wrong)?;
+    let dims = inner.split(',').map(str::trim).filter(|dim| !dim.is_empty());
+    let shape = dims.map(|dim| dim.parse().map_err(|_| wrong())).collect::<Result<_, _>>()?;
+    Ok(Header { dtype, shape })
+}
+
+fn parse_dtype(descr: &str) -> Option<IntType> {
+    let mut letters = descr.chars();
+    let big_endian = match letters.next()? {
+        '<' | '|' | '=' => false,
+        '>' => true,
+        _ => return None,
+    };
+    let signed = match letters.next()? {
+        'i' => true,
+        'u' => false,
+        _ => return None,
+    };
+    let bytes = letters.as_str().parse().ok().filter(|bytes| matches!(bytes, 1 | 2 | 4 | 8))?;
+    Some(IntType { bytes, signed, big_endian: big_endian && bytes > 1 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_of_numpy_parse() {
+        let text = "{'descr': '|u1', 'fortran_order': False, 'shape': (100, 28, 28), }  \n";
+        assert_eq!(parse(text), Ok(Header { dtype: IntType::U8, shape: vec![100, 28, 28] }));
+        let text = "{'descr': '>i8', 'fortran_order': False, 'shape': (7,), }";
+        let dtype = IntType { bytes: 8, signed: true, big_endian: true };
+        assert_eq!(parse(text), Ok(Header { dtype, shape: vec![7] }));
+        for wrong in ["", "{'descr': '<f4', 'fortran_order': False, 'shape': (7,), }", "'shape': ("]
+        {
+            assert!(parse(wrong).is_err());
+        }
+    }
+
+    #[test]
+    fn labels_of_every_type() {
+        let i64_be = IntType { bytes: 8, signed: true, big_endian: true };
+        assert_eq!(i64_be.label(&[0, 0, 0, 0, 0, 0, 1, 2]), Some(258));
+        assert_eq!(i64_be.label(&[255; 8]), None);
+        let u64_le = IntType { bytes: 8, signed: false, big_endian: false };
+        assert_eq!(u64_le.label(&[0, 0, 0, 0, 1, 0, 0, 0]), None);
+        assert_eq!(IntType::U8.label(&[200]), Some(200));
+        assert_eq!(IntType { signed: true, ..IntType::U8 }.label(&[200]), None);
+    }
+}
