@@ -138,7 +138,7 @@ pub enum Error {
         got: usize,
     },
     /// A window that leaves what it looks into.
-    #[error("`{operation}`: elements {start}..{end} are outside of {argument} with {len} elements")]
+    #[error("`{operation}`: elements {start}..{end} are outside of {argument} with {len}")]
     OutOfBounds {
         /// Operation.
         operation: &'static str,

@@ -55,7 +55,13 @@ where
     let len = (*source).as_ref().len();
     let end = start.saturating_add(tensor.bytes());
     if end > len {
-        return Err(Error::OutOfBounds { operation, argument: "source", start, end, len });
+        return Err(Error::OutOfBounds {
+            operation,
+            argument: "the source (bytes)",
+            start,
+            end,
+            len,
+        });
     }
     Launch::new(tensor.stream(), operation, Some(Act::CopyToDevice), site)
         .write(tensor)

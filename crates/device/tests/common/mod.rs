@@ -1,0 +1,49 @@
+//! What the tests of this crate share.
+#![allow(dead_code, unreachable_pub, reason = "every test binary uses a part of it")]
+
+use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Result, Stream, Tensor};
+use std::sync::mpsc;
+
+/// Numbers of workers for which results must be the same.
+pub const THREADS: [usize; 3] = [1, 2, 4];
+
+pub fn cpu(threads: usize) -> Device {
+    limited(threads, None)
+}
+
+pub fn limited(threads: usize, memory_limit: Option<usize>) -> Device {
+    Device::open(DeviceId::Cpu, &DeviceOptions { threads, memory_limit }).unwrap()
+}
+
+/// A tensor of `len` elements that a kernel sets to `value`.
+pub fn filled(stream: &Stream, len: usize, value: u32) -> Tensor {
+    let tensor = Tensor::empty(stream, [len], DType::U32, Owner::Other).unwrap();
+    set(stream, &tensor, value).unwrap();
+    tensor
+}
+
+/// Sets all elements.
+pub fn set(stream: &Stream, tensor: &Tensor, value: u32) -> Result<()> {
+    stream.launch("set").write(tensor).run(move |args| args.write::<u32>(0).fill(value))
+}
+
+/// Keeps a stream busy from the moment this returns until the gate is opened (or dropped).
+pub struct Gate(mpsc::SyncSender<()>);
+
+impl Gate {
+    pub fn close(stream: &Stream) -> Gate {
+        let (opener, opened) = mpsc::sync_channel::<()>(1);
+        let (entered, inside) = mpsc::sync_channel::<()>(1);
+        let kernel = move |_: &mut meristem_device::Args<'_>| {
+            entered.send(()).unwrap();
+            let _ = opened.recv();
+        };
+        stream.launch("gate").run(kernel).unwrap();
+        inside.recv().unwrap();
+        Gate(opener)
+    }
+
+    pub fn open(self) {
+        drop(self.0);
+    }
+}

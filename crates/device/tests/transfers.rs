@@ -1,0 +1,134 @@
+//! Copies, views and memory formats (H1, F1, F2).
+
+mod common;
+
+use common::{Gate, cpu, filled, set};
+use meristem_device::host::MappedFile;
+use meristem_device::{
+    Counts, DType, MemoryFormat, Owner, Shape, Tensor, read_back, read_back_as, read_back_f64,
+};
+use std::sync::Arc;
+
+#[test]
+fn many_tensors_of_many_streams_come_back_in_one_copy() {
+    let device = cpu(2);
+    let streams: Vec<_> = (0..8).map(|i| device.stream(&format!("s{i}"))).collect();
+    let mut tensors: Vec<_> = (0..24).map(|i| filled(&streams[i % 8], 10 + i, i as u32)).collect();
+    tensors.push(Tensor::zeros(&streams[0], [0], DType::U32, Owner::Other).unwrap());
+    let before = device.counts();
+    let back = read_back_as::<u32>(&tensors.iter().collect::<Vec<_>>()).unwrap();
+    for (i, values) in back.iter().take(24).enumerate() {
+        assert_eq!(*values, vec![i as u32; 10 + i]);
+    }
+    assert!(back[24].is_empty());
+    let one = Counts { copies_to_host: 1, synchronizations: 1, ..Counts::default() };
+    assert_eq!(device.counts() - before, one);
+    assert_eq!(read_back(&[&tensors[3], &tensors[3]]).unwrap()[1][..4], 3u32.to_ne_bytes());
+    assert!(read_back(&[]).unwrap().is_empty());
+    assert!(read_back_f64(&[&tensors[0]]).is_err());
+}
+
+#[test]
+fn copies_are_ordered_and_counted_and_do_not_wait() {
+    let device = cpu(1);
+    let a = device.stream("a");
+    let gate = Gate::close(&a);
+    let before = device.counts();
+    let mut host = vec![1.0f64, 2.0, 3.0];
+    let x = Tensor::from_slice(&a, &host, [3], Owner::Other).unwrap();
+    host.fill(0.0); // the elements were taken
+    let y = Tensor::empty(&a, [3], DType::F64, Owner::Other).unwrap();
+    let copy = a.launch("copy").read(&x).write(&y);
+    copy.run(|args| args.write::<f64>(1).copy_from_slice(args.read(0))).unwrap();
+    x.copy_from_slice(&[4.0f64, 5.0, 6.0]).unwrap();
+    // Memory that was used, so that it cannot be written at once.
+    drop(x.clone());
+    let expected = Counts { copies_to_device: 2, allocations: 2, launches: 1, ..Counts::default() };
+    assert_eq!(device.counts() - before, expected);
+    gate.open();
+    assert_eq!(y.to_vec::<f64>().unwrap(), [1.0, 2.0, 3.0]);
+    assert_eq!(x.to_vec::<f64>().unwrap(), [4.0, 5.0, 6.0]);
+}
+
+#[test]
+fn a_copy_into_memory_in_flight_is_staged() {
+    let device = cpu(1);
+    let a = device.stream("a");
+    let gate = Gate::close(&a);
+    let old = filled(&a, 100, 1);
+    let address = old.address();
+    drop(old);
+    let mut host = vec![2u32; 100];
+    let new = Tensor::from_slice(&a, &host, [100], Owner::Other).unwrap();
+    host.fill(3);
+    assert_eq!(new.address(), address);
+    gate.open();
+    assert_eq!(new.to_vec::<u32>().unwrap(), [2; 100]);
+}
+
+#[test]
+fn shared_host_memory_is_copied_without_staging() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("data");
+    std::fs::write(&path, (0..200).collect::<Vec<u8>>()).unwrap();
+    let file = Arc::new(MappedFile::open(&path).unwrap());
+    let device = cpu(1);
+    let a = device.stream("a");
+    let x = Tensor::empty(&a, [10], DType::U8, Owner::Batches).unwrap();
+    let gate = Gate::close(&a);
+    x.copy_from_shared(file.clone(), 50).unwrap();
+    assert_eq!(Arc::strong_count(&file), 2);
+    gate.open();
+    assert_eq!(x.to_vec::<u8>().unwrap(), (50..60).collect::<Vec<u8>>());
+    assert_eq!(Arc::strong_count(&file), 1);
+    assert_eq!(device.counts().copies_to_device, 1);
+    x.copy_from_shared(file, 190).unwrap();
+    assert_eq!(x.to_vec::<u8>().unwrap()[9], 199);
+}
+
+#[test]
+fn views_are_windows_of_the_same_memory() {
+    let device = cpu(1);
+    let a = device.stream("a");
+    let x = Tensor::from_slice(&a, &(0..24).collect::<Vec<u32>>(), [4, 6], Owner::Other).unwrap();
+    let rows = x.view(6, [2, 6]).unwrap();
+    let cell = rows.view(7, []).unwrap();
+    assert_eq!(rows.to_vec::<u32>().unwrap(), (6..18).collect::<Vec<u32>>());
+    assert_eq!(cell.to_vec::<u32>().unwrap(), [13]);
+    assert_eq!(cell.address(), x.address() + 13 * 4);
+    assert_eq!(cell.storage_id(), x.storage_id());
+    set(&a, &cell, 99).unwrap();
+    let expected: Vec<u32> = (0..24).map(|i| if i == 13 { 99 } else { i }).collect();
+    assert_eq!(x.to_vec::<u32>().unwrap(), expected);
+    assert!(rows.view(7, [6]).is_err());
+}
+
+#[test]
+fn channels_last_keeps_the_shape_that_the_user_sees() {
+    let device = cpu(1);
+    let a = device.stream("a");
+    let format = MemoryFormat::ChannelsLast;
+    let x = Tensor::empty_with_format(&a, [2, 3, 4, 5], DType::F32, format, Owner::Batches);
+    let x = x.unwrap();
+    assert_eq!((x.dims(), x.format()), (&[2, 3, 4, 5][..], format));
+    assert_eq!(x.strides(), [60, 1, 15, 3]);
+    assert_eq!(x.shape(), Shape::from([2, 3, 4, 5]));
+    // Memory order is N, H, W, C.
+    let write = a.launch("write").write(&x);
+    write
+        .run(|args| (0u16..).zip(args.write::<f32>(0)).for_each(|(i, x)| *x = f32::from(i)))
+        .unwrap();
+    let values = x.to_vec::<f32>().unwrap();
+    let strides = x.strides();
+    let at = |n: usize, c: usize, h: usize, w: usize| {
+        values[n * strides[0] + c * strides[1] + h * strides[2] + w * strides[3]]
+    };
+    assert_eq!(at(1, 2, 3, 4), 119.0);
+    assert_eq!(at(0, 1, 0, 0), 1.0);
+    assert_eq!(at(0, 0, 0, 1), 3.0);
+    // The first image alone.
+    let first = x.view_with_format(0, [1, 3, 4, 5], format).unwrap();
+    assert_eq!(first.strides(), [60, 1, 15, 3]);
+    assert_eq!(first.to_vec::<f32>().unwrap(), values[..60]);
+    assert!(Tensor::zeros_with_format(&a, [2, 3], DType::F32, format, Owner::Other).is_err());
+}
