@@ -1,1 +1,52 @@
-//! Meristem nn.
+//! Networks as data, compiled into plans and trained on a stream.
+//!
+//! - [`graph`]: a network as a list of operations with shapes, and the parameters they name.
+//! - [`layout`]: where and how parameters are packed (F3); `init`: their first values.
+//! - [`plan`]: graph -> flat list of kernel calls over one arena; backward derived when built.
+//! - [`kernels`]: pure functions over slices, one body per instruction set.
+//! - [`network`]: a graph with its parameters, momentum and buffers on a stream: training and
+//!   evaluation steps, growth, metrics, weights in and out.
+//! - [`state`], [`safetensors`]: weights under PyTorch's names and shapes (U5), and their files.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use meristem_device::{Device, DeviceId, DeviceOptions, Owner, Tensor};
+//! use meristem_nn::graph::{Dims, GraphBuilder, SgdConfig};
+//! use meristem_nn::{Isa, Metrics, Network, NetworkOptions};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let sgd = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 0.0, clip_norm: 1.0 };
+//! let mut graph = GraphBuilder::new(Dims { c: 2, h: 1, w: 1 }, sgd);
+//! let logits = graph.linear(graph.input(), "fc", 2, true, None)?;
+//! let graph = Arc::new(graph.finish(logits)?);
+//!
+//! let stream = Device::open(DeviceId::Cpu, &DeviceOptions::default())?.stream("env 0");
+//! let options = NetworkOptions::new(42, 0, Isa::detect(), 4);
+//! let mut network = Network::new(&stream, graph, options)?;
+//! let x = Tensor::from_slice(&stream, &[1.0f32, 0.0, 0.0, 1.0], [2, 2], Owner::Batches)?;
+//! let y = Tensor::from_slice(&stream, &[0u32, 1], [2], Owner::Batches)?;
+//! for _ in 0..50 {
+//!     network.train_step(&x, &y)?; // waits for nothing
+//! }
+//! let metrics = Metrics::parse(&network.metrics().to_vec()?); // the one wait
+//! assert!(metrics.batch_losses[49] < 0.1 * metrics.batch_losses[0]);
+//! # Ok(())
+//! # }
+//! ```
+
+mod error;
+pub mod graph;
+mod init;
+pub mod kernels;
+pub mod layout;
+pub mod network;
+pub mod plan;
+pub mod safetensors;
+pub mod state;
+
+pub use error::{Error, Result};
+pub use graph::Graph;
+pub use kernels::Isa;
+pub use network::{EvalMetrics, GroupMetrics, Metrics, Network, NetworkOptions};
+pub use plan::{Mode, Plan, PlanOptions};
+pub use state::{HostData, HostTensor, StateDict, StateError};

@@ -1,0 +1,124 @@
+//! What can be wrong with a network, its weights or the tensors it is given.
+
+use crate::graph::Dims;
+
+/// Result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Errors of graphs, plans and networks.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The device refused or failed.
+    #[error(transparent)]
+    Device(#[from] meristem_device::Error),
+    /// Two parameters or buffers of one graph have one name.
+    #[error("the name `{name}` is used twice in one network; give each parameter its own")]
+    DuplicateName {
+        /// The name.
+        name: String,
+    },
+    /// A window does not fit into the image that is left.
+    #[error(
+        "`{layer}`: a {}x{} window does not fit a {}x{} image; use fewer pools or blocks, a smaller kernel, or a larger image",
+        window[0], window[1], dims.h, dims.w
+    )]
+    TooSmall {
+        /// Layer.
+        layer: String,
+        /// Its input.
+        dims: Dims,
+        /// Its window.
+        window: [usize; 2],
+    },
+    /// Channels are not divisible by the groups, or there are none.
+    #[error("`{layer}`: {groups} groups do not divide {} input and {} output channels", channels[0], channels[1])]
+    Groups {
+        /// Layer.
+        layer: String,
+        /// Groups asked for.
+        groups: usize,
+        /// Input and output channels.
+        channels: [usize; 2],
+    },
+    /// A linear layer was given an image, or no outputs.
+    #[error(
+        "`{layer}`: expected a vector and at least one output, got {dims:?}; pool the image first"
+    )]
+    NotAVector {
+        /// Layer.
+        layer: String,
+        /// Its input.
+        dims: Dims,
+    },
+    /// Two values that must agree in shape do not.
+    #[error("{op}: expected {expected:?}, got {got:?}")]
+    Dims {
+        /// Operation.
+        op: &'static str,
+        /// Expected shape per sample.
+        expected: Dims,
+        /// Shape found.
+        got: Dims,
+    },
+    /// A plan was asked for of no samples, or of values without elements.
+    #[error("a plan needs at least one sample and no empty layer; got batch {batch}")]
+    EmptyBatch {
+        /// Samples asked for.
+        batch: usize,
+    },
+    /// Batch norm in training with one value per channel, whose variance is not defined.
+    #[error(
+        "batch norm `{parameter}` cannot train on one value per channel; use a larger batch or image"
+    )]
+    OneValuePerChannel {
+        /// Its scale.
+        parameter: String,
+    },
+    /// The kernels do not do this.
+    #[error("`{layer}`: expected {expected}, got {got}")]
+    Unsupported {
+        /// Layer.
+        layer: String,
+        /// What is possible.
+        expected: &'static str,
+        /// What was asked for.
+        got: String,
+    },
+    /// The memory given to a plan is not what it was compiled for.
+    #[error("plan: {what}: expected {expected}, got {got}")]
+    PlanMemory {
+        /// Which memory.
+        what: &'static str,
+        /// Lengths needed.
+        expected: String,
+        /// Lengths given.
+        got: String,
+    },
+    /// A tensor or value given to a network is not what it takes.
+    #[error("`{operation}`: `{argument}` must be {expected}, got {got}")]
+    Argument {
+        /// Operation.
+        operation: &'static str,
+        /// Argument.
+        argument: &'static str,
+        /// What it takes.
+        expected: String,
+        /// What came.
+        got: String,
+    },
+    /// The environment names an instruction set that this machine cannot use.
+    #[error(transparent)]
+    Isa(#[from] crate::kernels::IsaError),
+    /// Weights that do not fit a network.
+    #[error(transparent)]
+    State(#[from] crate::state::StateError),
+    /// A weights file cannot be read or written.
+    #[error("{}: {problem}", path.display())]
+    File {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
+}

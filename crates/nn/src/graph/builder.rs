@@ -1,0 +1,332 @@
+//! Building a [`Graph`] layer by layer: shapes are checked and derived here, and only here.
+
+use std::collections::HashSet;
+
+use super::{
+    BlendMode, BufferId, BufferSpec, ConvGeometry, Dims, Graph, GroupId, GroupSpec, Init, Node,
+    NodeId, Op, ParamId, ParamKind, ParamSpec, SgdConfig,
+};
+use crate::error::{Error, Result};
+
+/// Largest window of max pooling: backward keeps the winner's position in a byte.
+const POOL_KERNEL_MAX: usize = 16;
+
+/// Builds a [`Graph`] node by node. Parameters declared after [`GraphBuilder::group`] belong to that group.
+pub struct GraphBuilder {
+    graph: Graph,
+    names: HashSet<String>,
+    group: GroupId,
+}
+
+impl GraphBuilder {
+    /// A graph whose input has `dims` per sample; `host` is the optimiser of group 0.
+    pub fn new(dims: Dims, host: SgdConfig) -> Self {
+        let graph = Graph {
+            nodes: vec![Node { op: Op::Input(0), dims }],
+            params: vec![],
+            buffers: vec![],
+            groups: vec![GroupSpec { name: "host".into(), sgd: host }],
+            output: NodeId(0),
+            alphas: 0,
+        };
+        Self { graph, names: HashSet::new(), group: GroupId(0) }
+    }
+
+    /// The input node.
+    pub fn input(&self) -> NodeId {
+        NodeId(0)
+    }
+
+    /// One more input, given beside the batch (a [`Network`](crate::Network) has only the batch).
+    pub fn another_input(&mut self, dims: Dims) -> NodeId {
+        let index = self.graph.inputs();
+        self.push(Op::Input(index), dims)
+    }
+
+    /// The shape of a node's value per sample.
+    pub fn dims(&self, x: NodeId) -> Dims {
+        self.graph.nodes[x.0].dims
+    }
+
+    /// Opens a new parameter group and makes it current.
+    pub fn group(&mut self, name: &str, sgd: SgdConfig) -> GroupId {
+        self.graph.groups.push(GroupSpec { name: name.into(), sgd });
+        self.group = GroupId(self.graph.groups.len() - 1);
+        self.group
+    }
+
+    /// Makes an earlier group current.
+    pub fn resume_group(&mut self, group: GroupId) {
+        self.group = group;
+    }
+
+    fn push(&mut self, op: Op, dims: Dims) -> NodeId {
+        self.graph.nodes.push(Node { op, dims });
+        NodeId(self.graph.nodes.len() - 1)
+    }
+
+    fn claim(&mut self, name: String) -> Result<String> {
+        if !self.names.insert(name.clone()) {
+            return Err(Error::DuplicateName { name });
+        }
+        Ok(name)
+    }
+
+    /// Declares a parameter under PyTorch's name and shape.
+    pub fn param(
+        &mut self,
+        name: impl Into<String>,
+        shape: &[usize],
+        kind: ParamKind,
+        init: Init,
+    ) -> Result<ParamId> {
+        let name = self.claim(name.into())?;
+        let group = self.group;
+        self.graph.params.push(ParamSpec { name, shape: shape.to_vec(), kind, init, group });
+        Ok(ParamId(self.graph.params.len() - 1))
+    }
+
+    fn buffer(&mut self, name: String, len: usize, init: f32, counter: bool) -> Result<BufferId> {
+        let name = self.claim(name)?;
+        let group = self.group;
+        self.graph.buffers.push(BufferSpec { name, len, init, counter, group });
+        Ok(BufferId(self.graph.buffers.len() - 1))
+    }
+
+    /// Convolution with weights `{name}.weight` (and `{name}.bias`), initialised as PyTorch does.
+    pub fn conv2d(
+        &mut self,
+        x: NodeId,
+        name: &str,
+        out: usize,
+        geometry: ConvGeometry,
+        with_bias: bool,
+    ) -> Result<NodeId> {
+        let d = self.dims(x);
+        let ConvGeometry { kernel, stride, padding, groups } = geometry;
+        let extent = |size: usize, axis: usize| {
+            let padded = size + 2 * padding[axis];
+            (kernel[axis] > 0 && stride[axis] > 0 && padded >= kernel[axis])
+                .then(|| (padded - kernel[axis]) / stride[axis] + 1)
+        };
+        let (Some(h), Some(w)) = (extent(d.h, 0), extent(d.w, 1)) else {
+            return Err(Error::TooSmall { layer: name.into(), dims: d, window: kernel });
+        };
+        if groups == 0 || out == 0 || d.c % groups != 0 || out % groups != 0 {
+            return Err(Error::Groups { layer: name.into(), groups, channels: [d.c, out] });
+        }
+        let shape = [out, d.c / groups, kernel[0], kernel[1]];
+        let init = Init::torch_default(shape[1] * kernel[0] * kernel[1]);
+        let kind = ParamKind::ConvWeight { groups };
+        let weight = self.param(format!("{name}.weight"), &shape, kind, init)?;
+        let bias = match with_bias {
+            true => Some(self.param(format!("{name}.bias"), &[out], ParamKind::Vector, init)?),
+            false => None,
+        };
+        Ok(self.push(Op::Conv2d { x, weight, bias, geometry }, Dims { c: out, h, w }))
+    }
+
+    /// Batch norm with PyTorch's names, defaults (eps 1e-5, momentum 0.1) and initial values.
+    pub fn batch_norm(&mut self, x: NodeId, name: &str) -> Result<NodeId> {
+        let d = self.dims(x);
+        let (weight, bias) = self.affine(name, d.c, 1.0)?;
+        let op = Op::BatchNorm {
+            x,
+            weight,
+            bias,
+            running_mean: self.buffer(format!("{name}.running_mean"), d.c, 0.0, false)?,
+            running_var: self.buffer(format!("{name}.running_var"), d.c, 1.0, false)?,
+            num_batches_tracked: self.buffer(
+                format!("{name}.num_batches_tracked"),
+                1,
+                0.0,
+                true,
+            )?,
+            eps: 1e-5,
+            momentum: 0.1,
+        };
+        Ok(self.push(op, d))
+    }
+
+    /// Group norm (eps 1e-5) whose scale starts at `scale`.
+    pub fn group_norm(
+        &mut self,
+        x: NodeId,
+        name: &str,
+        groups: usize,
+        scale: f32,
+    ) -> Result<NodeId> {
+        let d = self.dims(x);
+        if groups == 0 || d.c % groups != 0 {
+            return Err(Error::Groups { layer: name.into(), groups, channels: [d.c, d.c] });
+        }
+        let (weight, bias) = self.affine(name, d.c, scale)?;
+        Ok(self.push(Op::GroupNorm { x, weight, bias, groups, eps: 1e-5 }, d))
+    }
+
+    fn affine(&mut self, name: &str, c: usize, scale: f32) -> Result<(ParamId, ParamId)> {
+        let init = Init::Constant(scale);
+        let weight = self.param(format!("{name}.weight"), &[c], ParamKind::Vector, init)?;
+        let init = Init::Constant(0.0);
+        let bias = self.param(format!("{name}.bias"), &[c], ParamKind::Vector, init)?;
+        Ok((weight, bias))
+    }
+
+    /// Linear layer over a vector, initialised by `init` (both weight and bias).
+    pub fn linear(
+        &mut self,
+        x: NodeId,
+        name: &str,
+        out: usize,
+        with_bias: bool,
+        init: Option<Init>,
+    ) -> Result<NodeId> {
+        let d = self.dims(x);
+        if d.h != 1 || d.w != 1 || out == 0 {
+            return Err(Error::NotAVector { layer: name.into(), dims: d });
+        }
+        let init = init.unwrap_or_else(|| Init::torch_default(d.c));
+        let kind = ParamKind::LinearWeight;
+        let weight = self.param(format!("{name}.weight"), &[out, d.c], kind, init)?;
+        let bias = match with_bias {
+            true => Some(self.param(format!("{name}.bias"), &[out], ParamKind::Vector, init)?),
+            false => None,
+        };
+        Ok(self.push(Op::Linear { x, weight, bias }, Dims { c: out, h: 1, w: 1 }))
+    }
+
+    /// ReLU.
+    pub fn relu(&mut self, x: NodeId) -> NodeId {
+        let d = self.dims(x);
+        self.push(Op::Relu(x), d)
+    }
+
+    /// Sigmoid.
+    pub fn sigmoid(&mut self, x: NodeId) -> NodeId {
+        let d = self.dims(x);
+        self.push(Op::Sigmoid(x), d)
+    }
+
+    /// Hyperbolic tangent.
+    pub fn tanh(&mut self, x: NodeId) -> NodeId {
+        let d = self.dims(x);
+        self.push(Op::Tanh(x), d)
+    }
+
+    /// Max pooling with a square window, no padding; `layer` is named in errors.
+    pub fn max_pool2d(
+        &mut self,
+        x: NodeId,
+        layer: &str,
+        kernel: usize,
+        stride: usize,
+    ) -> Result<NodeId> {
+        let d = self.dims(x);
+        if kernel == 0 || stride == 0 || d.h < kernel || d.w < kernel {
+            return Err(Error::TooSmall { layer: layer.into(), dims: d, window: [kernel; 2] });
+        }
+        if kernel > POOL_KERNEL_MAX {
+            let got = kernel.to_string();
+            return Err(Error::Unsupported {
+                layer: layer.into(),
+                expected: "a window of at most 16",
+                got,
+            });
+        }
+        let (h, w) = ((d.h - kernel) / stride + 1, (d.w - kernel) / stride + 1);
+        Ok(self.push(Op::MaxPool2d { x, kernel, stride }, Dims { c: d.c, h, w }))
+    }
+
+    /// Mean over the image: `C × H × W` to `C × 1 × 1`.
+    pub fn global_avg_pool(&mut self, x: NodeId) -> NodeId {
+        let c = self.dims(x).c;
+        self.push(Op::GlobalAvgPool(x), Dims { c, h: 1, w: 1 })
+    }
+
+    fn same_dims(&self, op: &'static str, a: NodeId, b: NodeId) -> Result<Dims> {
+        let (expected, got) = (self.dims(a), self.dims(b));
+        match expected == got {
+            true => Ok(expected),
+            false => Err(Error::Dims { op, expected, got }),
+        }
+    }
+
+    /// Residual sum.
+    pub fn add(&mut self, a: NodeId, b: NodeId) -> Result<NodeId> {
+        let d = self.same_dims("add", a, b)?;
+        Ok(self.push(Op::Add(a, b), d))
+    }
+
+    /// `factor · x · scale`, scale one value per sample and channel.
+    pub fn scale_channels(&mut self, x: NodeId, scale: NodeId, factor: f32) -> Result<NodeId> {
+        let (d, got) = (self.dims(x), self.dims(scale));
+        let expected = Dims { c: d.c, h: 1, w: 1 };
+        if got != expected {
+            return Err(Error::Dims { op: "scale_channels", expected, got });
+        }
+        Ok(self.push(Op::ScaleChannels { x, scale, factor }, d))
+    }
+
+    /// `x + tanh(s)·(y − x)` with the scalar parameter `name`, zero when new.
+    pub fn tanh_mix(&mut self, x: NodeId, y: NodeId, name: &str) -> Result<NodeId> {
+        let d = self.same_dims("tanh_mix", x, y)?;
+        let mix = self.param(name, &[], ParamKind::Vector, Init::Constant(0.0))?;
+        Ok(self.push(Op::TanhMix { x, y, mix }, d))
+    }
+
+    /// Stops the gradient.
+    pub fn detach(&mut self, x: NodeId) -> NodeId {
+        let d = self.dims(x);
+        self.push(Op::Detach(x), d)
+    }
+
+    /// The host's value, with the gradient for both.
+    pub fn straight_through(&mut self, host: NodeId, module: NodeId) -> Result<NodeId> {
+        let d = self.same_dims("straight_through", host, module)?;
+        Ok(self.push(Op::StraightThrough { host, module }, d))
+    }
+
+    /// Mixes a module into its host; `alpha` is its index in the alpha vector. `gate` belongs to
+    /// [`BlendMode::Gate`] and only to it: one value per sample.
+    pub fn blend(
+        &mut self,
+        mode: BlendMode,
+        alpha: usize,
+        [host, module, input]: [NodeId; 3],
+        gate: Option<NodeId>,
+    ) -> Result<NodeId> {
+        let d = self.same_dims("blend", host, module)?;
+        self.same_dims("blend", host, input)?;
+        let expected = Dims { c: 1, h: 1, w: 1 };
+        match (mode == BlendMode::Gate, gate.map(|g| self.dims(g))) {
+            (true, Some(got)) if got == expected => {}
+            (false, None) => {}
+            (_, got) => {
+                let got = got.unwrap_or(Dims { c: 0, h: 0, w: 0 });
+                return Err(Error::Dims { op: "blend gate", expected, got });
+            }
+        }
+        self.graph.alphas = self.graph.alphas.max(alpha + 1);
+        Ok(self.push(Op::Blend { host, module, input, gate, mode, alpha }, d))
+    }
+
+    /// Makes the alpha vector at least this long (slots that are empty now have one too).
+    pub fn reserve_alphas(&mut self, slots: usize) {
+        self.graph.alphas = self.graph.alphas.max(slots);
+    }
+
+    /// The graph, with `logits` (a vector, one value per class) as its output.
+    pub fn finish(self, logits: NodeId) -> Result<Graph> {
+        let dims = self.dims(logits);
+        if dims.h != 1 || dims.w != 1 {
+            return Err(Error::NotAVector { layer: "output".into(), dims });
+        }
+        Ok(self.finish_at(logits))
+    }
+
+    /// The graph with any value as its output: a piece of a network, to be run without a loss.
+    pub fn finish_at(mut self, output: NodeId) -> Graph {
+        self.graph.output = output;
+        self.graph
+    }
+}

@@ -1,0 +1,395 @@
+//! A network as data: nodes in execution order, and the parameters they name.
+//!
+//! A [`Graph`] says nothing of batches, memory or kernels; `plan` compiles it. Values are described per
+//! sample as [`Dims`] (channels, height, width); a feature vector of `C` values is `C × 1 × 1`.
+//! Nodes can only refer to nodes that were added before them, so a graph is acyclic by construction.
+
+mod builder;
+
+pub use builder::GraphBuilder;
+
+/// Index of a node (and of the value it produces) in its graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(pub(crate) usize);
+
+/// Index of a parameter in its graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ParamId(pub(crate) usize);
+
+/// Index of a buffer (state that is not trained) in its graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BufferId(pub(crate) usize);
+
+/// Index of a parameter group in its graph; the host is group 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct GroupId(pub(crate) usize);
+
+macro_rules! index {
+    ($($id:ident),*) => {$(
+        impl $id {
+            /// Position in the graph's list.
+            pub fn index(self) -> usize {
+                self.0
+            }
+        }
+    )*};
+}
+index!(NodeId, ParamId, BufferId, GroupId);
+
+impl GroupId {
+    /// The group of the host: open when a builder is new.
+    pub const HOST: GroupId = GroupId(0);
+}
+
+/// Shape of a value per sample: channels, height, width.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Dims {
+    /// Channels (or features).
+    pub c: usize,
+    /// Rows.
+    pub h: usize,
+    /// Columns.
+    pub w: usize,
+}
+
+impl Dims {
+    /// Elements per sample.
+    pub fn numel(self) -> usize {
+        self.c * self.h * self.w
+    }
+}
+
+/// Kernel, stride, padding and groups of a 2-d convolution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ConvGeometry {
+    /// Kernel height and width.
+    pub kernel: [usize; 2],
+    /// Vertical and horizontal stride.
+    pub stride: [usize; 2],
+    /// Zero rows above and below, zero columns left and right.
+    pub padding: [usize; 2],
+    /// Channel groups; equal to the channels for a depthwise convolution.
+    pub groups: usize,
+}
+
+impl ConvGeometry {
+    /// Stride 1 and the padding that keeps the image's size (odd kernels), one group.
+    pub fn same(kernel: usize) -> Self {
+        Self { kernel: [kernel; 2], stride: [1; 2], padding: [kernel / 2; 2], groups: 1 }
+    }
+}
+
+/// How a fresh parameter is drawn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// Every element has this value.
+    Constant(f32),
+    /// Uniform in `[-bound, bound)`.
+    Uniform {
+        /// Half the width of the interval.
+        bound: f32,
+    },
+}
+
+impl Init {
+    /// PyTorch's default of convolutions and linear layers, weights and biases alike:
+    /// Kaiming-uniform with a = √5, which is `U(±1/√fan_in)`.
+    pub fn torch_default(fan_in: usize) -> Self {
+        Self::Uniform { bound: 1.0 / (fan_in.max(1) as f32).sqrt() }
+    }
+}
+
+/// What a parameter is, which decides its packed layout (F3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ParamKind {
+    /// `[out, in/groups, kh, kw]` in PyTorch's shape.
+    ConvWeight {
+        /// Channel groups of the convolution.
+        groups: usize,
+    },
+    /// `[out, in]` in PyTorch's shape.
+    LinearWeight,
+    /// A vector or a scalar; stored as it is.
+    Vector,
+}
+
+/// A trained parameter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParamSpec {
+    /// PyTorch's `state_dict` name (U5).
+    pub name: String,
+    /// PyTorch's shape.
+    pub shape: Vec<usize>,
+    /// Layout class.
+    pub kind: ParamKind,
+    /// How it is drawn when new.
+    pub init: Init,
+    /// The group that clips and updates it.
+    pub group: GroupId,
+}
+
+/// State that is written by the network but not trained (running statistics).
+#[derive(Clone, Debug, PartialEq)]
+pub struct BufferSpec {
+    /// PyTorch's `state_dict` name (U5).
+    pub name: String,
+    /// Elements; 0-dimensional in PyTorch when `scalar`.
+    pub len: usize,
+    /// Value when new.
+    pub init: f32,
+    /// Exported as a 0-dimensional i64 (`num_batches_tracked`), else as f32 `[len]`.
+    pub counter: bool,
+    /// The group it comes and goes with.
+    pub group: GroupId,
+}
+
+/// SGD with momentum and weight decay, as PyTorch's `torch.optim.SGD` (dampening 0, no Nesterov).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SgdConfig {
+    /// Learning rate.
+    pub lr: f32,
+    /// Momentum.
+    pub momentum: f32,
+    /// Weight decay, added to the gradient.
+    pub weight_decay: f32,
+    /// Largest L2 norm of the group's gradient; more is scaled down (`clip_grad_norm_`).
+    pub clip_norm: f32,
+}
+
+/// Parameters that are clipped and updated together: the host, or one module.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GroupSpec {
+    /// `host`, or the slot's name.
+    pub name: String,
+    /// Its optimiser.
+    pub sgd: SgdConfig,
+}
+
+/// How a module's output is mixed into its host (`grow.md`, Alpha): h host, m module, a alpha,
+/// x the module's input, g the gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BlendMode {
+    /// `h + a(m − h)`.
+    Add,
+    /// `h·(1 + a·tanh(m − x))`.
+    Multiply,
+    /// `h + a·g·(m − h)`, g one scalar per sample.
+    Gate,
+}
+
+/// One operation. The comments give the output in terms of the inputs.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    /// What the caller gives: the batch is input 0.
+    Input(usize),
+    /// Cross-correlation, as PyTorch's `Conv2d`.
+    Conv2d {
+        /// Input node.
+        x: NodeId,
+        /// Weight parameter.
+        weight: ParamId,
+        /// Bias parameter.
+        bias: Option<ParamId>,
+        /// Kernel, stride, padding, groups.
+        geometry: ConvGeometry,
+    },
+    /// PyTorch's `BatchNorm2d`: batch statistics in training, running ones in evaluation.
+    BatchNorm {
+        /// Input node.
+        x: NodeId,
+        /// Scale γ.
+        weight: ParamId,
+        /// Shift β.
+        bias: ParamId,
+        /// Running mean.
+        running_mean: BufferId,
+        /// Running (unbiased) variance.
+        running_var: BufferId,
+        /// Batches seen.
+        num_batches_tracked: BufferId,
+        /// Added to the variance.
+        eps: f32,
+        /// Weight of the new batch in the running statistics.
+        momentum: f32,
+    },
+    /// PyTorch's `GroupNorm`.
+    GroupNorm {
+        /// Input node.
+        x: NodeId,
+        /// Scale γ.
+        weight: ParamId,
+        /// Shift β.
+        bias: ParamId,
+        /// Channel groups.
+        groups: usize,
+        /// Added to the variance.
+        eps: f32,
+    },
+    /// `max(x, 0)`.
+    Relu(NodeId),
+    /// `1/(1 + e^−x)`.
+    Sigmoid(NodeId),
+    /// `tanh x`.
+    Tanh(NodeId),
+    /// Square max pooling, no padding, floor.
+    MaxPool2d {
+        /// Input node.
+        x: NodeId,
+        /// Window and stride.
+        kernel: usize,
+        /// Stride.
+        stride: usize,
+    },
+    /// Mean over height and width.
+    GlobalAvgPool(NodeId),
+    /// `W x + b`.
+    Linear {
+        /// Input node (a vector).
+        x: NodeId,
+        /// Weight parameter.
+        weight: ParamId,
+        /// Bias parameter.
+        bias: Option<ParamId>,
+    },
+    /// `a + b`.
+    Add(NodeId, NodeId),
+    /// `factor · x · s`, s one value per sample and channel.
+    ScaleChannels {
+        /// Image.
+        x: NodeId,
+        /// Vector of as many channels.
+        scale: NodeId,
+        /// Constant factor.
+        factor: f32,
+    },
+    /// `x + tanh(s)·(y − x)`, s a scalar parameter.
+    TanhMix {
+        /// Identity branch.
+        x: NodeId,
+        /// Other branch.
+        y: NodeId,
+        /// Scalar parameter.
+        mix: ParamId,
+    },
+    /// The value of `x`; no gradient passes.
+    Detach(NodeId),
+    /// The value of `host`, bit for bit; the gradient goes unchanged to both.
+    StraightThrough {
+        /// Whose value is passed on.
+        host: NodeId,
+        /// Who gets the gradient as if it were fully on.
+        module: NodeId,
+    },
+    /// Mix of host and module, see [`BlendMode`]. Alpha is read from device memory, by slot.
+    Blend {
+        /// Host value h.
+        host: NodeId,
+        /// Module value m.
+        module: NodeId,
+        /// Module input x (equal in value to h; behind a `Detach` while blending).
+        input: NodeId,
+        /// Gate g (one value per sample) for [`BlendMode::Gate`].
+        gate: Option<NodeId>,
+        /// Formula.
+        mode: BlendMode,
+        /// Index into the alpha vector.
+        alpha: usize,
+    },
+}
+
+impl Op {
+    /// Whether the operation has parameters of its own.
+    pub fn has_params(&self) -> bool {
+        match self {
+            Op::Conv2d { .. }
+            | Op::BatchNorm { .. }
+            | Op::GroupNorm { .. }
+            | Op::Linear { .. }
+            | Op::TanhMix { .. } => true,
+            Op::Input(_)
+            | Op::Relu(_)
+            | Op::Sigmoid(_)
+            | Op::Tanh(_)
+            | Op::MaxPool2d { .. }
+            | Op::GlobalAvgPool(_)
+            | Op::Add(..)
+            | Op::ScaleChannels { .. }
+            | Op::Detach(_)
+            | Op::StraightThrough { .. }
+            | Op::Blend { .. } => false,
+        }
+    }
+
+    /// The nodes read, in argument order.
+    pub fn inputs(&self) -> Vec<NodeId> {
+        match *self {
+            Op::Input(_) => vec![],
+            Op::Conv2d { x, .. }
+            | Op::BatchNorm { x, .. }
+            | Op::GroupNorm { x, .. }
+            | Op::MaxPool2d { x, .. }
+            | Op::Linear { x, .. }
+            | Op::Relu(x)
+            | Op::Sigmoid(x)
+            | Op::Tanh(x)
+            | Op::GlobalAvgPool(x)
+            | Op::Detach(x) => vec![x],
+            Op::Add(a, b) => vec![a, b],
+            Op::ScaleChannels { x, scale, .. } => vec![x, scale],
+            Op::TanhMix { x, y, .. } => vec![x, y],
+            Op::StraightThrough { host, module } => vec![host, module],
+            Op::Blend { host, module, input, gate, .. } => {
+                [Some(host), Some(module), Some(input), gate].into_iter().flatten().collect()
+            }
+        }
+    }
+}
+
+/// An operation and the shape of what it produces.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// Operation.
+    pub op: Op,
+    /// Output shape per sample.
+    pub dims: Dims,
+}
+
+/// A finished network: nodes in execution order, the last one gives the logits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Graph {
+    /// Nodes in execution order.
+    pub nodes: Vec<Node>,
+    /// Parameters in the order they were declared.
+    pub params: Vec<ParamSpec>,
+    /// Buffers in the order they were declared.
+    pub buffers: Vec<BufferSpec>,
+    /// Parameter groups; the host is the first.
+    pub groups: Vec<GroupSpec>,
+    /// Logits `[classes]`.
+    pub output: NodeId,
+    /// Length of the alpha vector.
+    pub alphas: usize,
+}
+
+impl Graph {
+    /// The shape of the input per sample.
+    pub fn input_dims(&self) -> Dims {
+        self.nodes[0].dims
+    }
+
+    /// Number of inputs; the batch is the first.
+    pub fn inputs(&self) -> usize {
+        self.nodes.iter().filter(|n| matches!(n.op, Op::Input(_))).count()
+    }
+
+    /// Number of classes.
+    pub fn classes(&self) -> usize {
+        self.nodes[self.output.0].dims.c
+    }
+
+    /// Trained elements, in PyTorch's shapes (padding lanes not counted), of one group or of all.
+    pub fn parameters(&self, group: Option<GroupId>) -> usize {
+        let of_group = |p: &&ParamSpec| group.is_none_or(|g| p.group == g);
+        self.params.iter().filter(of_group).map(|p| p.shape.iter().product::<usize>()).sum()
+    }
+}

@@ -1,0 +1,225 @@
+//! The tensors of parameter groups, and how they are carried over when a network grows.
+
+use meristem_device::{Args, DType, Launch, Owner, Stream, Tensor};
+
+use super::NetworkOptions;
+use crate::error::Result;
+use crate::graph::{BufferSpec, Graph, GroupId, ParamSpec};
+use crate::layout::{GroupSize, Layout, Place, packing};
+use crate::plan::{GroupMemory, Memory};
+
+/// Tensors per group, in the order of the launch's arguments.
+const TENSORS: usize = 4;
+
+/// The tensors of one parameter group. Handles: a clone shares the memory.
+#[derive(Clone, Debug)]
+pub(super) struct Group {
+    /// Packed parameters, f32.
+    pub(super) values: Tensor,
+    /// Their momentum, f32 in the same layout.
+    pub(super) momentum: Tensor,
+    /// Running statistics, f32.
+    pub(super) state: Tensor,
+    /// `num_batches_tracked`, i64.
+    pub(super) counters: Tensor,
+}
+
+impl Group {
+    fn zeros(stream: &Stream, size: GroupSize) -> Result<Self> {
+        let zeros = |len, dtype| Tensor::zeros(stream, [len], dtype, Owner::Parameters);
+        Ok(Self {
+            values: zeros(size.values, DType::F32)?,
+            momentum: zeros(size.values, DType::F32)?,
+            state: zeros(size.state, DType::F32)?,
+            counters: zeros(size.counters, DType::I64)?,
+        })
+    }
+
+    /// Adds the group's tensors to a launch, all written.
+    pub(super) fn write<'a>(&'a self, launch: Launch<'a>) -> Launch<'a> {
+        launch.write(&self.values).write(&self.momentum).write(&self.state).write(&self.counters)
+    }
+
+    fn read<'a>(&'a self, launch: Launch<'a>) -> Launch<'a> {
+        launch.read(&self.values).read(&self.momentum).read(&self.state).read(&self.counters)
+    }
+}
+
+/// Gives a plan the groups of a launch, whose arguments start at `first`.
+pub(super) fn push_all<'a>(args: &mut Args<'a>, first: usize, memory: &mut Memory<'a>) {
+    for at in (first..args.len()).step_by(TENSORS) {
+        memory.push_group(GroupMemory {
+            values: args.write(at),
+            momentum: args.write(at + 1),
+            state: args.write(at + 2),
+            counters: args.write(at + 3),
+        });
+    }
+}
+
+/// What a name stood for in the graph before.
+#[derive(Clone, Copy)]
+struct Old<'a> {
+    graph: &'a Graph,
+    groups: &'a [Group],
+}
+
+/// A piece to be carried over.
+#[derive(Clone, Copy, Debug)]
+struct Carry {
+    from: usize,
+    to: usize,
+    len: usize,
+    what: Piece,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Piece {
+    /// Values and momentum of a parameter.
+    Parameter,
+    /// Running statistics.
+    State,
+    /// A counter.
+    Counter,
+}
+
+/// The groups of a graph. With an earlier graph and its groups, those that are unchanged are kept
+/// (the same memory), and what has the same name, shape and kind is carried over, on the device.
+pub(super) fn build(
+    stream: &Stream,
+    graph: &Graph,
+    old: Option<(&Graph, &[Group])>,
+    options: &NetworkOptions,
+) -> Result<Vec<Group>> {
+    let old = old.map(|(graph, groups)| Old { graph, groups });
+    let layout = Layout::new(graph);
+    let old_layout = old.map(|o| Layout::new(o.graph));
+    let mut groups = vec![];
+    for (g, spec) in graph.groups.iter().enumerate() {
+        let same_name = |o: &Old<'_>| o.graph.groups.iter().position(|s| s.name == spec.name);
+        if let Some(old) = old
+            && let Some(before) = same_name(&old)
+            && members(old.graph, before) == members(graph, g)
+        {
+            groups.push(old.groups[before].clone());
+            continue;
+        }
+        let group = fresh(stream, graph, &layout, g, options)?;
+        if let (Some(old), Some(old_layout)) = (old, &old_layout) {
+            carry_over(stream, (graph, &layout, g, &group), (old, old_layout))?;
+        }
+        groups.push(group);
+    }
+    Ok(groups)
+}
+
+/// What decides a group's layout: names, shapes and kinds, in order. Not how they are initialised.
+#[derive(PartialEq)]
+struct Members<'a> {
+    params: Vec<(&'a str, &'a [usize], crate::graph::ParamKind)>,
+    buffers: Vec<(&'a str, usize, bool)>,
+}
+
+fn members(graph: &Graph, g: usize) -> Members<'_> {
+    let params = graph.params.iter().filter(|p| p.group.index() == g);
+    let buffers = graph.buffers.iter().filter(|b| b.group.index() == g);
+    Members {
+        params: params.map(|p| (&*p.name, &*p.shape, p.kind)).collect(),
+        buffers: buffers.map(|b| (&*b.name, b.len, b.counter)).collect(),
+    }
+}
+
+/// A group with initial values.
+fn fresh(
+    stream: &Stream,
+    graph: &Graph,
+    layout: &Layout,
+    g: usize,
+    options: &NetworkOptions,
+) -> Result<Group> {
+    let size = layout.groups[g];
+    let group = Group::zeros(stream, size)?;
+    let mut values = vec![0.0; size.values];
+    for (param, place) in graph.params.iter().zip(&layout.params) {
+        if param.group.index() == g {
+            let initial = crate::init::values(param, options.seed, options.env);
+            packing(param).pack(&initial, &mut values[place.range()]);
+        }
+    }
+    let mut state = vec![0.0; size.state];
+    let mut counters = vec![0i64; size.counters];
+    for (buffer, place) in graph.buffers.iter().zip(&layout.buffers) {
+        match (buffer.group.index() == g, buffer.counter) {
+            (true, false) => state[place.range()].fill(buffer.init),
+            (true, true) => counters[place.range()].fill(buffer.init as i64),
+            (false, _) => {}
+        }
+    }
+    if !values.is_empty() {
+        group.values.copy_from_slice(&values)?;
+    }
+    if !state.is_empty() {
+        group.state.copy_from_slice(&state)?;
+        group.counters.copy_from_slice(&counters)?;
+    }
+    Ok(group)
+}
+
+/// Copies on the device what the group `g` has in common with any group of the earlier graph.
+fn carry_over(
+    stream: &Stream,
+    (graph, layout, g, group): (&Graph, &Layout, usize, &Group),
+    (old, old_layout): (Old<'_>, &Layout),
+) -> Result<()> {
+    for (source, before) in old.groups.iter().enumerate() {
+        let (source, target) = (GroupId(source), GroupId(g));
+        let pair = |from: Place, to: Place, what| {
+            (from.group == source && to.group == target).then_some(Carry {
+                from: from.start,
+                to: to.start,
+                len: to.len,
+                what,
+            })
+        };
+        let params = graph.params.iter().zip(&layout.params).filter_map(|(p, to)| {
+            let from = old.graph.params.iter().position(|o| same_param(o, p))?;
+            pair(old_layout.params[from], *to, Piece::Parameter)
+        });
+        let buffers = graph.buffers.iter().zip(&layout.buffers).filter_map(|(b, to)| {
+            let from = old.graph.buffers.iter().position(|o| same_buffer(o, b))?;
+            let what = if b.counter { Piece::Counter } else { Piece::State };
+            pair(old_layout.buffers[from], *to, what)
+        });
+        let pieces: Vec<Carry> = params.chain(buffers).collect();
+        if pieces.is_empty() {
+            continue;
+        }
+        let launch = group.write(before.read(stream.launch("carry_over")));
+        launch.run(move |args| {
+            for (at, parts) in
+                [(0, &[Piece::Parameter][..]), (1, &[Piece::Parameter]), (2, &[Piece::State])]
+            {
+                let (from, to) = (args.read::<f32>(at), args.write::<f32>(TENSORS + at));
+                copy(&pieces, parts, from, to);
+            }
+            let (from, to) = (args.read::<i64>(3), args.write::<i64>(TENSORS + 3));
+            copy(&pieces, &[Piece::Counter], from, to);
+        })?;
+    }
+    Ok(())
+}
+
+fn copy<T: Copy>(pieces: &[Carry], parts: &[Piece], from: &[T], to: &mut [T]) {
+    for piece in pieces.iter().filter(|p| parts.contains(&p.what)) {
+        let source = &from[piece.from..piece.from + piece.len];
+        to[piece.to..piece.to + piece.len].copy_from_slice(source);
+    }
+}
+
+fn same_param(a: &ParamSpec, b: &ParamSpec) -> bool {
+    (&a.name, &a.shape, a.kind) == (&b.name, &b.shape, b.kind)
+}
+
+fn same_buffer(a: &BufferSpec, b: &BufferSpec) -> bool {
+    (&a.name, a.len, a.counter) == (&b.name, b.len, b.counter)
+}

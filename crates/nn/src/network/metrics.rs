@@ -1,0 +1,303 @@
+//! Metrics that accumulate in device memory, in f64, and are read when the caller decides (H1).
+//!
+//! One tensor of f64 per network, which describes itself:
+//!
+//! | elements | what |
+//! |---|---|
+//! | `[0..3]` | groups, configurations, capacity of the batch log |
+//! | `[3..7]` | training: loss sum over samples, correct, samples, steps |
+//! | `groups × 6` | last norm, sum of norms, vanishing, exploding, measured tensors, steps |
+//! | `configurations × 3` | evaluation: loss sum over samples, correct, samples |
+//! | `capacity` | ring of the mean losses of the last batches |
+
+use serde::{Deserialize, Serialize};
+
+const HEADER: usize = 7;
+const GROUP: usize = 6;
+const EVAL: usize = 3;
+/// Below this L2 norm a tensor's gradient vanishes (`grow.md`, Gates).
+const VANISHING: f64 = 1e-7;
+/// Above this L2 norm, or when not finite, it explodes.
+const EXPLODING: f64 = 10.0;
+
+/// What a run of training and evaluation measured, on the host.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Metrics {
+    /// Sum over the training samples of their cross-entropy, before each update.
+    pub loss_sum: f64,
+    /// Training samples classified right, before each update.
+    pub correct: u64,
+    /// Training samples.
+    pub samples: u64,
+    /// Training steps.
+    pub steps: u64,
+    /// Mean loss of the last batches, oldest first; as many as the log holds.
+    pub batch_losses: Vec<f64>,
+    /// Per parameter group, in the graph's order.
+    pub groups: Vec<GroupMetrics>,
+    /// Per configuration of alphas.
+    pub eval: Vec<EvalMetrics>,
+}
+
+/// Gradients of one parameter group, before clipping.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct GroupMetrics {
+    /// L2 norm in the last step.
+    pub last_norm: f64,
+    /// Sum over the steps of the L2 norm.
+    pub norm_sum: f64,
+    /// Tensors, over all steps, with a norm below 1e-7.
+    pub vanishing: u64,
+    /// Tensors, over all steps, with a norm above 10 or not finite.
+    pub exploding: u64,
+    /// Tensors measured, over all steps.
+    pub tensors: u64,
+    /// Steps in which the group had a gradient.
+    pub steps: u64,
+}
+
+impl GroupMetrics {
+    /// Gradient health (`grow.md`, Gates): `1 − .5·vanishing − .8·exploding` as fractions, clamped
+    /// to 0..1; `None` when nothing was measured.
+    pub fn health(&self) -> Option<f64> {
+        let fraction = |n: u64| n as f64 / self.tensors as f64;
+        (self.tensors > 0).then(|| {
+            (1.0 - 0.5 * fraction(self.vanishing) - 0.8 * fraction(self.exploding)).clamp(0.0, 1.0)
+        })
+    }
+
+    /// Mean over the steps of the L2 norm; `None` without a step.
+    pub fn mean_norm(&self) -> Option<f64> {
+        (self.steps > 0).then(|| self.norm_sum / self.steps as f64)
+    }
+}
+
+/// Evaluation of one configuration of alphas.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct EvalMetrics {
+    /// Sum over the samples of their cross-entropy.
+    pub loss_sum: f64,
+    /// Samples classified right.
+    pub correct: u64,
+    /// Samples.
+    pub samples: u64,
+}
+
+impl EvalMetrics {
+    /// Share of samples classified right, 0..1; `None` without samples.
+    pub fn accuracy(&self) -> Option<f64> {
+        (self.samples > 0).then(|| self.correct as f64 / self.samples as f64)
+    }
+
+    /// Mean cross-entropy; `None` without samples.
+    pub fn loss(&self) -> Option<f64> {
+        (self.samples > 0).then(|| self.loss_sum / self.samples as f64)
+    }
+}
+
+impl Metrics {
+    /// Reads what [`Network::metrics`](crate::Network::metrics) holds. A slice that is not of that
+    /// form gives metrics without groups, configurations and log.
+    pub fn parse(raw: &[f64]) -> Self {
+        let Some(layout) = MetricsLayout::parse(raw) else { return Self::default() };
+        let count = |x: f64| x as u64;
+        let group = |g: usize| {
+            let row = &raw[layout.group(g)];
+            GroupMetrics {
+                last_norm: row[0],
+                norm_sum: row[1],
+                vanishing: count(row[2]),
+                exploding: count(row[3]),
+                tensors: count(row[4]),
+                steps: count(row[5]),
+            }
+        };
+        let eval = |k: usize| {
+            let row = &raw[layout.eval(k)];
+            EvalMetrics { loss_sum: row[0], correct: count(row[1]), samples: count(row[2]) }
+        };
+        let steps = count(raw[6]);
+        let log = &raw[layout.log_start()..][..layout.log];
+        let batch_losses = if steps as usize <= log.len() {
+            log[..steps as usize].to_vec()
+        } else {
+            let oldest = steps as usize % log.len().max(1);
+            [&log[oldest..], &log[..oldest]].concat()
+        };
+        Self {
+            loss_sum: raw[3],
+            correct: count(raw[4]),
+            samples: count(raw[5]),
+            steps,
+            batch_losses,
+            groups: (0..layout.groups).map(group).collect(),
+            eval: (0..layout.configs).map(eval).collect(),
+        }
+    }
+}
+
+/// The form of a metrics tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MetricsLayout {
+    /// Parameter groups.
+    pub(crate) groups: usize,
+    /// Configurations of alphas.
+    pub(crate) configs: usize,
+    /// Capacity of the batch log.
+    pub(crate) log: usize,
+}
+
+impl MetricsLayout {
+    fn parse(raw: &[f64]) -> Option<Self> {
+        let &[groups, configs, log] = raw.first_chunk()?;
+        let layout = Self { groups: groups as usize, configs: configs as usize, log: log as usize };
+        (raw.len() == layout.len()).then_some(layout)
+    }
+
+    /// Elements of the tensor.
+    pub(crate) fn len(self) -> usize {
+        self.log_start() + self.log
+    }
+
+    fn group(self, g: usize) -> std::ops::Range<usize> {
+        let start = HEADER + g * GROUP;
+        start..start + GROUP
+    }
+
+    fn eval(self, k: usize) -> std::ops::Range<usize> {
+        let start = HEADER + self.groups * GROUP + k * EVAL;
+        start..start + EVAL
+    }
+
+    fn log_start(self) -> usize {
+        HEADER + self.groups * GROUP + self.configs * EVAL
+    }
+
+    /// Empty metrics.
+    pub(crate) fn reset(self, raw: &mut [f64]) {
+        raw.fill(0.0);
+        raw[..3].copy_from_slice(&[self.groups, self.configs, self.log].map(|n| n as f64));
+    }
+}
+
+/// Loss and hits of one batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct BatchResult {
+    /// Sum over the samples.
+    pub(crate) loss_sum: f64,
+    /// Hits.
+    pub(crate) correct: u64,
+    /// Samples.
+    pub(crate) samples: usize,
+}
+
+/// Where the steps of a plan add to.
+#[derive(Debug)]
+pub(crate) struct MetricsView<'a> {
+    raw: &'a mut [f64],
+    layout: MetricsLayout,
+}
+
+impl<'a> MetricsView<'a> {
+    /// Over a tensor of this form.
+    pub(crate) fn new(raw: &'a mut [f64], layout: MetricsLayout) -> Self {
+        Self { raw, layout }
+    }
+
+    /// For plans without a loss, which add nothing.
+    pub(crate) fn none() -> Self {
+        Self { raw: &mut [], layout: MetricsLayout { groups: 0, configs: 0, log: 0 } }
+    }
+
+    /// Adds a training batch.
+    pub(crate) fn add_train(&mut self, batch: BatchResult) {
+        let step = self.raw[6] as usize;
+        self.raw[3] += batch.loss_sum;
+        self.raw[4] += batch.correct as f64;
+        self.raw[5] += batch.samples as f64;
+        self.raw[6] += 1.0;
+        if self.layout.log > 0 {
+            let at = self.layout.log_start() + step % self.layout.log;
+            self.raw[at] = batch.loss_sum / batch.samples as f64;
+        }
+    }
+
+    /// Adds an evaluation batch to a configuration's row.
+    pub(crate) fn add_eval(&mut self, config: usize, batch: BatchResult) {
+        let row = &mut self.raw[self.layout.eval(config)];
+        row[0] += batch.loss_sum;
+        row[1] += batch.correct as f64;
+        row[2] += batch.samples as f64;
+    }
+
+    /// Adds one step's gradients of a group, from the squared L2 norm of each tensor; returns the
+    /// group's norm.
+    pub(crate) fn add_group(&mut self, g: usize, squares: impl Iterator<Item = f64>) -> f64 {
+        let row = &mut self.raw[self.layout.group(g)];
+        let mut sum = 0.0;
+        for square in squares {
+            let norm = square.sqrt();
+            sum += square;
+            row[2] += f64::from(u8::from(norm < VANISHING));
+            row[3] += f64::from(u8::from(norm > EXPLODING || !norm.is_finite()));
+            row[4] += 1.0;
+        }
+        row[0] = sum.sqrt();
+        row[1] += row[0];
+        row[5] += 1.0;
+        row[0]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LAYOUT: MetricsLayout = MetricsLayout { groups: 2, configs: 3, log: 4 };
+
+    fn filled(batches: usize) -> Vec<f64> {
+        let mut raw = vec![f64::NAN; LAYOUT.len()];
+        LAYOUT.reset(&mut raw);
+        let mut view = MetricsView::new(&mut raw, LAYOUT);
+        for i in 0..batches {
+            view.add_train(BatchResult { loss_sum: 10.0 * i as f64, correct: 3, samples: 10 });
+        }
+        raw
+    }
+
+    #[test]
+    fn the_log_keeps_the_last_batches_in_order() {
+        assert_eq!(Metrics::parse(&filled(0)).batch_losses, [0.0; 0]);
+        assert_eq!(Metrics::parse(&filled(3)).batch_losses, [0.0, 1.0, 2.0]);
+        assert_eq!(Metrics::parse(&filled(6)).batch_losses, [2.0, 3.0, 4.0, 5.0]);
+        let metrics = Metrics::parse(&filled(6));
+        assert_eq!((metrics.correct, metrics.samples, metrics.steps), (18, 60, 6));
+        assert_eq!(metrics.loss_sum, 150.0);
+    }
+
+    #[test]
+    fn rows_do_not_touch_each_other() {
+        let mut raw = filled(1);
+        let mut view = MetricsView::new(&mut raw, LAYOUT);
+        view.add_eval(2, BatchResult { loss_sum: 2.5, correct: 4, samples: 5 });
+        let norm = view.add_group(1, [9.0, 16.0, 1e-16, f64::NAN].into_iter().take(3));
+        assert_eq!(norm, 5.0);
+        view.add_group(1, [f64::INFINITY, 121.0].into_iter());
+        let metrics = Metrics::parse(&raw);
+        assert_eq!(metrics.eval[2], EvalMetrics { loss_sum: 2.5, correct: 4, samples: 5 });
+        assert_eq!(metrics.eval[2].accuracy(), Some(0.8));
+        assert_eq!(metrics.eval[..2], [EvalMetrics::default(); 2]);
+        assert_eq!(metrics.groups[0], GroupMetrics::default());
+        let group = metrics.groups[1];
+        assert_eq!((group.vanishing, group.exploding, group.tensors, group.steps), (1, 2, 5, 2));
+        let health = 1.0 - 0.5 * 0.2 - 0.8 * 0.4;
+        assert!((group.health().unwrap() - health).abs() < 1e-12);
+        assert_eq!(metrics.groups[0].health(), None);
+    }
+
+    #[test]
+    fn another_form_is_not_read() {
+        assert_eq!(Metrics::parse(&[]), Metrics::default());
+        assert_eq!(Metrics::parse(&[1.0, 1.0, 1e9, 0.0]), Metrics::default());
+    }
+}

@@ -1,0 +1,357 @@
+//! A network on a stream: parameters, momentum, buffers, arena, plans and metrics of one host with
+//! its modules.
+//!
+//! A training or evaluation step is one launch, which waits for nothing; the batch's plan runs from
+//! start to end in it. Parameters live in one set of tensors per group, so that growing and pruning
+//! a module touches no other group (`grow.md`).
+
+mod groups;
+pub(crate) mod metrics;
+mod plans;
+mod state;
+
+use std::sync::Arc;
+
+use meristem_device::{DType, MemoryFormat, Owner, Stream, Tensor};
+
+use self::groups::Group;
+use self::metrics::MetricsLayout;
+pub use self::metrics::{EvalMetrics, GroupMetrics, Metrics};
+use self::plans::Plans;
+use crate::error::{Error, Result};
+use crate::graph::Graph;
+use crate::kernels::Isa;
+use crate::network::metrics::MetricsView;
+use crate::plan::{Memory, Mode, Plan};
+
+/// What is known of a network besides its graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NetworkOptions {
+    /// Seed of the initial weights.
+    pub seed: u64,
+    /// Number of the env, part of the key of the initial weights.
+    pub env: u64,
+    /// Instruction set of the kernels.
+    pub isa: Isa,
+    /// The most samples of a batch.
+    pub batch_max: usize,
+    /// Rows of alphas and of evaluation metrics.
+    pub configs: usize,
+    /// Mean losses of how many last batches are kept.
+    pub batch_log: usize,
+}
+
+impl NetworkOptions {
+    /// With 32 configurations and a log of 1024 batches.
+    pub fn new(seed: u64, env: u64, isa: Isa, batch_max: usize) -> Self {
+        Self { seed, env, isa, batch_max, configs: 32, batch_log: 1024 }
+    }
+}
+
+/// One host with its modules, on one stream.
+#[derive(Debug)]
+pub struct Network {
+    stream: Stream,
+    options: NetworkOptions,
+    graph: Arc<Graph>,
+    groups: Vec<Group>,
+    plans: Plans,
+    /// Shared by all plans: nothing in it outlives a step.
+    arena: Tensor,
+    /// `[configs][slots]`.
+    alphas: Tensor,
+    metrics: Tensor,
+    metrics_layout: MetricsLayout,
+}
+
+impl Network {
+    /// A network with fresh parameters. Does not wait for the device.
+    ///
+    /// # Errors
+    /// An option of zero, a graph with several inputs or two groups of one name, an image too small,
+    /// memory.
+    pub fn new(stream: &Stream, graph: Arc<Graph>, options: NetworkOptions) -> Result<Self> {
+        check_options(&options)?;
+        check_graph(&graph)?;
+        let mut plans = Plans::new(Arc::clone(&graph));
+        let arena_len = plans.prepare(options.batch_max)?;
+        let groups = groups::build(stream, &graph, None, &options)?;
+        let metrics_layout = layout_of(&graph, &options);
+        let metrics = Tensor::zeros(stream, [metrics_layout.len()], DType::F64, Owner::Metrics)?;
+        let alphas = new_alphas(stream, &graph, &options)?;
+        let arena = new_arena(stream, arena_len)?;
+        let stream = stream.clone();
+        let network =
+            Self { stream, options, graph, groups, plans, arena, alphas, metrics, metrics_layout };
+        network.reset_metrics()?;
+        Ok(network)
+    }
+
+    /// Growth: the network computes another graph from now on. Parameters, momentum and buffers are
+    /// carried over by name (where shape and kind agree), new ones are initialised, those that the
+    /// graph does not name are dropped; groups that stay as they are keep their tensors. A topology
+    /// seen before is not compiled again. Metrics start anew; alphas are kept if there are as many
+    /// slots, else zero. Does not wait for the device.
+    ///
+    /// # Errors
+    /// As [`Network::new`]; the network is then as it was.
+    pub fn set_graph(&mut self, graph: Arc<Graph>) -> Result<()> {
+        if *graph == *self.graph {
+            return Ok(());
+        }
+        check_graph(&graph)?;
+        let before = self.plans.select(Arc::clone(&graph));
+        let grown = self.prepare(&graph);
+        let (groups, arena, alphas, metrics) = match grown {
+            Ok(grown) => grown,
+            Err(error) => {
+                self.plans.select(before);
+                return Err(error);
+            }
+        };
+        self.metrics_layout = layout_of(&graph, &self.options);
+        (self.groups, self.graph) = (groups, graph);
+        self.arena = arena.unwrap_or_else(|| self.arena.clone());
+        self.alphas = alphas.unwrap_or_else(|| self.alphas.clone());
+        self.metrics = metrics.unwrap_or_else(|| self.metrics.clone());
+        self.reset_metrics()
+    }
+
+    /// What another graph needs: all of it is made before any of it is taken.
+    #[expect(clippy::type_complexity, reason = "taken apart by its one caller")]
+    fn prepare(
+        &mut self,
+        graph: &Graph,
+    ) -> Result<(Vec<Group>, Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let arena_len = self.plans.prepare(self.options.batch_max)?;
+        let old = Some((&*self.graph, &self.groups[..]));
+        let groups = groups::build(&self.stream, graph, old, &self.options)?;
+        let arena = (arena_len > self.arena.numel())
+            .then(|| new_arena(&self.stream, arena_len))
+            .transpose()?;
+        let alphas = (graph.alphas != self.graph.alphas)
+            .then(|| new_alphas(&self.stream, graph, &self.options))
+            .transpose()?;
+        let len = layout_of(graph, &self.options).len();
+        let metrics = (len != self.metrics.numel())
+            .then(|| Tensor::zeros(&self.stream, [len], DType::F64, Owner::Metrics))
+            .transpose()?;
+        Ok((groups, arena, alphas, metrics))
+    }
+
+    /// One step of training: forward with row 0 of the alphas, mean cross-entropy, backward,
+    /// clipping and SGD per group, metrics. `inputs` is f32 (N, C, H, W), channels last; `targets`
+    /// u32 `[N]`; both on this network's stream. Any N up to `batch_max`: the first batch of a new
+    /// size compiles a plan, all others only launch. Waits for nothing.
+    ///
+    /// # Errors
+    /// [`Error::Argument`], [`Error::OneValuePerChannel`], a failed stream.
+    pub fn train_step(&mut self, inputs: &Tensor, targets: &Tensor) -> Result<()> {
+        self.step("train_step", Mode::Train, inputs, targets, 0)
+    }
+
+    /// Evaluates a batch with row `config` of the alphas: loss and hits are added to that row of the
+    /// metrics; parameters and buffers stay as they are. Tensors as for [`Network::train_step`].
+    /// Waits for nothing.
+    ///
+    /// # Errors
+    /// [`Error::Argument`], a failed stream.
+    pub fn eval_step(&mut self, inputs: &Tensor, targets: &Tensor, config: usize) -> Result<()> {
+        self.step("eval_step", Mode::Evaluate, inputs, targets, config)
+    }
+
+    /// Logits `[N, classes]` of a batch in evaluation mode, with row `config` of the alphas. A new
+    /// tensor; waits for nothing.
+    ///
+    /// # Errors
+    /// [`Error::Argument`], memory, a failed stream.
+    pub fn infer(&mut self, inputs: &Tensor, config: usize) -> Result<Tensor> {
+        let batch = self.check_inputs("infer", inputs)?;
+        self.check_config("infer", config)?;
+        let plan = self.plan(batch, Mode::Infer)?;
+        let shape = [batch, self.graph.classes()];
+        let logits = Tensor::empty(&self.stream, shape, DType::F32, Owner::Other)?;
+        let launch = self.stream.launch("infer").read(inputs).read(&self.alphas);
+        let launch = launch.write(&self.arena).write(&logits);
+        let launch = self.groups.iter().fold(launch, |l, group| group.write(l));
+        let (isa, slots) = (self.options.isa, self.graph.alphas);
+        launch.run(move |args| {
+            let input = args.read::<f32>(0);
+            let alphas = &args.read::<f32>(1)[config * slots..][..slots];
+            let mut memory = Memory::new(args.write(2), &[input], alphas);
+            groups::push_all(args, 4, &mut memory);
+            plan.execute(isa, &mut memory, &[], config, &mut MetricsView::none());
+            args.write::<f32>(3).copy_from_slice(memory.read(plan.output()));
+        })?;
+        Ok(logits)
+    }
+
+    fn step(
+        &mut self,
+        operation: &'static str,
+        mode: Mode,
+        inputs: &Tensor,
+        targets: &Tensor,
+        config: usize,
+    ) -> Result<()> {
+        let batch = self.check_inputs(operation, inputs)?;
+        self.check_config(operation, config)?;
+        if targets.dtype() != DType::U32 || targets.dims() != [batch] {
+            let expected = format!("u32 [{batch}]");
+            return Err(argument(operation, "targets", expected, form(targets)));
+        }
+        let plan = self.plan(batch, mode)?;
+        let launch = self.stream.launch(operation).read(inputs).read(targets).read(&self.alphas);
+        let launch = launch.write(&self.arena).write(&self.metrics);
+        let launch = self.groups.iter().fold(launch, |l, group| group.write(l));
+        let (isa, slots, layout) = (self.options.isa, self.graph.alphas, self.metrics_layout);
+        launch.run(move |args| {
+            let (input, targets) = (args.read::<f32>(0), args.read::<u32>(1));
+            let alphas = &args.read::<f32>(2)[config * slots..][..slots];
+            let mut memory = Memory::new(args.write(3), &[input], alphas);
+            let mut metrics = MetricsView::new(args.write(4), layout);
+            groups::push_all(args, 5, &mut memory);
+            plan.execute(isa, &mut memory, targets, config, &mut metrics);
+        })?;
+        Ok(())
+    }
+
+    fn plan(&mut self, batch: usize, mode: Mode) -> Result<Arc<Plan>> {
+        let plan = self.plans.get(batch, mode)?;
+        if plan.arena_len() > self.arena.numel() {
+            self.arena = new_arena(&self.stream, plan.arena_len())?;
+        }
+        Ok(plan)
+    }
+
+    /// Sets the alphas, one row per configuration and one value per slot; rows that are not given
+    /// become zero. Training uses row 0. One small copy to the device, which waits for nothing.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for too many rows or a row of another length.
+    pub fn set_alphas(&mut self, rows: &[Vec<f32>]) -> Result<()> {
+        let (slots, configs) = (self.graph.alphas, self.options.configs);
+        if rows.len() > configs || rows.iter().any(|row| row.len() != slots) {
+            let expected = format!("at most {configs} rows of {slots} alphas");
+            let lengths: Vec<_> = rows.iter().map(Vec::len).collect();
+            let got = format!("rows of {lengths:?}");
+            return Err(argument("set_alphas", "rows", expected, got));
+        }
+        let mut values = vec![0.0; self.alphas.numel()];
+        for (to, row) in values.chunks_mut(slots.max(1)).zip(rows) {
+            to[..row.len()].copy_from_slice(row);
+        }
+        Ok(self.alphas.copy_from_slice(&values)?)
+    }
+
+    /// Empties the metrics. Does not wait.
+    ///
+    /// # Errors
+    /// A failed stream.
+    pub fn reset_metrics(&self) -> Result<()> {
+        let layout = self.metrics_layout;
+        let launch = self.stream.launch("reset_metrics").write(&self.metrics);
+        Ok(launch.run(move |args| layout.reset(args.write(0)))?)
+    }
+
+    /// The metrics that have accumulated, as f64 on the device; [`Metrics::parse`] reads them after
+    /// a read-back, which may serve many networks at once (H1).
+    pub fn metrics(&self) -> &Tensor {
+        &self.metrics
+    }
+
+    /// The graph that it computes.
+    pub fn graph(&self) -> &Arc<Graph> {
+        &self.graph
+    }
+
+    /// The stream that it belongs to.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// What it was made with.
+    pub fn options(&self) -> &NetworkOptions {
+        &self.options
+    }
+
+    fn check_inputs(&self, operation: &'static str, inputs: &Tensor) -> Result<usize> {
+        let d = self.graph.input_dims();
+        let batch_max = self.options.batch_max;
+        let (batch, fits) = match *inputs.dims() {
+            [n, c, h, w] => (n, [c, h, w] == [d.c, d.h, d.w]),
+            [n, c] => (n, [c, 1, 1] == [d.c, d.h, d.w]),
+            _ => (0, false),
+        };
+        // With one channel or one pixel both formats are the same bytes.
+        let ordered = inputs.format() == MemoryFormat::ChannelsLast || d.c == 1 || d.h * d.w == 1;
+        if !fits || !ordered || inputs.dtype() != DType::F32 || !(1..=batch_max).contains(&batch) {
+            let expected = format!(
+                "f32 [N, {}, {}, {}] channels last with N from 1 to {batch_max}",
+                d.c, d.h, d.w
+            );
+            return Err(argument(operation, "inputs", expected, form(inputs)));
+        }
+        Ok(batch)
+    }
+
+    fn check_config(&self, operation: &'static str, config: usize) -> Result<()> {
+        let configs = self.options.configs;
+        if config >= configs {
+            let expected = format!("below {configs}");
+            return Err(argument(operation, "config", expected, config.to_string()));
+        }
+        Ok(())
+    }
+}
+
+fn layout_of(graph: &Graph, options: &NetworkOptions) -> MetricsLayout {
+    let groups = graph.groups.len();
+    MetricsLayout { groups, configs: options.configs, log: options.batch_log }
+}
+
+fn new_arena(stream: &Stream, len: usize) -> Result<Tensor> {
+    Ok(Tensor::empty(stream, [len], DType::F32, Owner::Activations)?)
+}
+
+fn new_alphas(stream: &Stream, graph: &Graph, options: &NetworkOptions) -> Result<Tensor> {
+    let shape = [options.configs, graph.alphas];
+    Ok(Tensor::zeros(stream, shape, DType::F32, Owner::Parameters)?)
+}
+
+fn check_options(options: &NetworkOptions) -> Result<()> {
+    for (name, value) in [("batch_max", options.batch_max), ("configs", options.configs)] {
+        if value == 0 {
+            return Err(argument("Network::new", name, "at least 1".into(), "0".into()));
+        }
+    }
+    Ok(())
+}
+
+fn check_graph(graph: &Graph) -> Result<()> {
+    let inputs = graph.inputs();
+    if inputs != 1 {
+        let got = format!("{inputs} inputs");
+        return Err(argument("Network", "graph", "a graph with one input".into(), got));
+    }
+    for (i, group) in graph.groups.iter().enumerate() {
+        if graph.groups[..i].iter().any(|g| g.name == group.name) {
+            return Err(Error::DuplicateName { name: group.name.clone() });
+        }
+    }
+    Ok(())
+}
+
+fn argument(
+    operation: &'static str,
+    argument: &'static str,
+    expected: String,
+    got: String,
+) -> Error {
+    Error::Argument { operation, argument, expected, got }
+}
+
+/// A tensor in words, for errors.
+fn form(tensor: &Tensor) -> String {
+    format!("{} {:?} {:?}", tensor.dtype(), tensor.dims(), tensor.format())
+}

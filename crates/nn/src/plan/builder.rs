@@ -1,0 +1,329 @@
+//! Collects steps while a graph is lowered, forward and then backward.
+//!
+//! Backward needs no tape: lowering a node emits its forward steps and returns a closure that, when
+//! the plan is built, emits its backward steps. The first gradient that reaches a value overwrites
+//! its destination, every later one is added (`accumulate`).
+
+use super::lower::elementwise::Pass;
+use super::step::{Call, Draft, ValueList};
+use super::value::{Space, Span, ValueId};
+use super::{Mode, PlanOptions};
+use crate::graph::{Graph, NodeId, Op, ParamId};
+use crate::kernels::ImageShape;
+use crate::layout::Layout;
+
+/// Where a value lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Home {
+    /// In memory that the caller brings.
+    Fixed(Span),
+    /// In the arena; the offset comes from the lifetimes.
+    Arena,
+    /// A piece of another value.
+    Part {
+        /// The whole.
+        of: ValueId,
+        /// First element of the piece.
+        start: usize,
+    },
+}
+
+/// A value while the plan is built.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Value {
+    pub(crate) home: Home,
+    pub(crate) len: usize,
+    /// Written by the caller before the run: lives from the first step on.
+    pub(crate) from_start: bool,
+    /// Read by the caller after the run: lives to the last step.
+    pub(crate) to_end: bool,
+}
+
+/// Emits the backward steps of a lowered node, given the gradient of its output.
+pub(crate) type Backward = Box<dyn FnOnce(&mut Builder<'_>, ValueId)>;
+
+/// Destination of a gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    /// Destination, [`ValueId::NONE`] where no gradient is wanted.
+    pub(crate) value: ValueId,
+    /// Add to what is there.
+    pub(crate) accumulate: bool,
+}
+
+impl Target {
+    const NONE: Self = Self { value: ValueId::NONE, accumulate: false };
+}
+
+/// A plan being built.
+pub(crate) struct Builder<'g> {
+    pub(crate) graph: &'g Graph,
+    pub(crate) layout: &'g Layout,
+    pub(crate) options: PlanOptions,
+    pub(crate) values: Vec<Value>,
+    pub(crate) steps: Vec<Draft>,
+    /// Value of each lowered node.
+    nodes: Vec<Option<ValueId>>,
+    /// Whether a parameter (or a wanted input) can be reached from a node, against the arrows.
+    leads: Vec<bool>,
+    /// Gradient of each node's value. Several nodes may hold one gradient.
+    grads: Vec<Option<ValueId>>,
+    /// Gradient of each group's parameters, in the layout of its values.
+    group_grads: Vec<Option<ValueId>>,
+    /// Parameters that got a gradient.
+    pub(crate) trained: Vec<bool>,
+}
+
+impl<'g> Builder<'g> {
+    pub(crate) fn new(graph: &'g Graph, layout: &'g Layout, options: PlanOptions) -> Self {
+        let mut builder = Self {
+            graph,
+            layout,
+            options,
+            values: vec![],
+            steps: vec![],
+            nodes: vec![None; graph.nodes.len()],
+            leads: vec![],
+            grads: vec![None; graph.nodes.len()],
+            group_grads: vec![None; graph.groups.len()],
+            trained: vec![false; graph.params.len()],
+        };
+        builder.leads = builder.leading();
+        builder
+    }
+
+    fn leading(&self) -> Vec<bool> {
+        let mut leads: Vec<bool> = vec![];
+        for node in &self.graph.nodes {
+            let lead = match node.op {
+                Op::Input(_) => self.options.mode == Mode::Gradient,
+                Op::Detach(_) => false,
+                ref op => op.has_params() || op.inputs().iter().any(|x| leads[x.index()]),
+            };
+            leads.push(lead);
+        }
+        leads
+    }
+
+    /// Batch size.
+    pub(crate) fn batch(&self) -> usize {
+        self.options.batch
+    }
+
+    /// Whether a backward pass will follow.
+    pub(crate) fn backward(&self) -> bool {
+        matches!(self.options.mode, Mode::Train | Mode::Gradient)
+    }
+
+    /// Shape of a node's value over the batch.
+    pub(crate) fn shape(&self, node: NodeId) -> ImageShape {
+        let d = self.graph.nodes[node.index()].dims;
+        ImageShape { batch: self.options.batch, h: d.h, w: d.w, c: d.c }
+    }
+
+    fn value(&mut self, home: Home, len: usize) -> ValueId {
+        self.values.push(Value { home, len, from_start: false, to_end: false });
+        ValueId(self.values.len() as u32 - 1)
+    }
+
+    /// A new arena value of `len` elements.
+    pub(crate) fn arena(&mut self, len: usize) -> ValueId {
+        self.value(Home::Arena, len)
+    }
+
+    /// Arena memory for one step; [`ValueId::NONE`] when none is needed.
+    pub(crate) fn scratch(&mut self, len: usize) -> ValueId {
+        if len == 0 { ValueId::NONE } else { self.arena(len) }
+    }
+
+    /// A value in memory that the caller brings.
+    pub(crate) fn fixed(&mut self, span: Span) -> ValueId {
+        self.value(Home::Fixed(span), span.len)
+    }
+
+    /// Lets a value live to the end of the plan, for the caller to read.
+    pub(crate) fn keep(&mut self, value: ValueId) {
+        self.values[value.index()].to_end = true;
+    }
+
+    /// A new arena value that the caller writes before a run.
+    pub(crate) fn given(&mut self, len: usize) -> ValueId {
+        let value = self.arena(len);
+        self.values[value.index()].from_start = true;
+        value
+    }
+
+    /// The packed values of a parameter.
+    pub(crate) fn param(&mut self, id: ParamId) -> ValueId {
+        self.fixed(Span::of(self.layout.param(id), Space::Values))
+    }
+
+    /// The packed values of a parameter that may be absent.
+    pub(crate) fn optional_param(&mut self, id: Option<ParamId>) -> ValueId {
+        id.map_or(ValueId::NONE, |id| self.param(id))
+    }
+
+    /// The value of a node that was lowered before.
+    pub(crate) fn node(&self, node: NodeId) -> ValueId {
+        self.nodes[node.index()].unwrap_or(ValueId::NONE)
+    }
+
+    /// Says that a node's value is this one.
+    pub(crate) fn bind(&mut self, node: NodeId, value: ValueId) {
+        self.nodes[node.index()] = Some(value);
+    }
+
+    /// A new arena value for a node's output.
+    pub(crate) fn output(&mut self, node: NodeId) -> ValueId {
+        let value = self.arena(self.shape(node).len());
+        self.bind(node, value);
+        value
+    }
+
+    /// Adds a step.
+    pub(crate) fn emit(
+        &mut self,
+        call: impl Call + 'static,
+        reads: &[ValueId],
+        writes: &[ValueId],
+    ) {
+        let draft = Draft {
+            call: Box::new(call),
+            reads: ValueList::from_slice(reads),
+            writes: ValueList::from_slice(writes),
+            effect: false,
+        };
+        self.steps.push(draft);
+    }
+
+    /// Adds a step that does something besides its writes: it is never dropped.
+    pub(crate) fn emit_effect(
+        &mut self,
+        call: impl Call + 'static,
+        reads: &[ValueId],
+        writes: &[ValueId],
+    ) {
+        self.emit(call, reads, writes);
+        if let Some(step) = self.steps.last_mut() {
+            step.effect = true;
+        }
+    }
+
+    /// Whether the gradient of this node's value is wanted.
+    pub(crate) fn wants(&self, node: NodeId) -> bool {
+        self.leads[node.index()]
+    }
+
+    /// The gradient of a node's value, if one has reached it.
+    pub(crate) fn gradient(&self, node: NodeId) -> Option<ValueId> {
+        self.grads[node.index()]
+    }
+
+    /// Starts the backward pass: the gradient of a node's value is this one.
+    pub(crate) fn seed(&mut self, node: NodeId, gradient: ValueId) {
+        self.grads[node.index()] = Some(gradient);
+    }
+
+    /// The gradient of a parameter, to be added to. The group's gradient is zeroed before its first use.
+    pub(crate) fn param_gradient(&mut self, id: ParamId) -> ValueId {
+        self.trained[id.index()] = true;
+        let place = self.layout.param(id);
+        let whole = match self.group_grads[place.group.index()] {
+            Some(whole) => whole,
+            None => {
+                let whole = self.arena(self.layout.groups[place.group.index()].values);
+                self.group_grads[place.group.index()] = Some(whole);
+                self.keep(whole);
+                self.emit(Zero, &[], &[whole]);
+                whole
+            }
+        };
+        self.value(Home::Part { of: whole, start: place.start }, place.len)
+    }
+
+    /// As [`Builder::param_gradient`], for a parameter that may be absent.
+    pub(crate) fn optional_param_gradient(&mut self, id: Option<ParamId>) -> ValueId {
+        id.map_or(ValueId::NONE, |id| self.param_gradient(id))
+    }
+
+    /// The gradient of a group's parameters, if any of them got one.
+    pub(crate) fn group_gradient(&self, group: usize) -> Option<ValueId> {
+        self.group_grads[group]
+    }
+
+    /// Emits backward steps of the node `of` whose gradients go to `inputs`. `emit` gets one target
+    /// per input, in memory that no other operand of the step shares.
+    pub(crate) fn send_gradients<const N: usize>(
+        &mut self,
+        of: NodeId,
+        inputs: [NodeId; N],
+        emit: impl FnOnce(&mut Self, [Target; N]),
+    ) {
+        let mut later: Vec<(NodeId, ValueId)> = vec![];
+        let targets = std::array::from_fn(|i| {
+            let node = inputs[i];
+            if !self.wants(node) {
+                return Target::NONE;
+            }
+            if inputs[..i].contains(&node) {
+                // The same value is read twice: one step may not write one gradient twice.
+                let value = self.arena(self.shape(node).len());
+                later.push((node, value));
+                return Target { value, accumulate: false };
+            }
+            self.target(of, node)
+        });
+        emit(self, targets);
+        for (node, value) in later {
+            self.pass_gradient(of, node, value);
+        }
+    }
+
+    /// The destination of a gradient that the node `of` sends to its input `node`.
+    fn target(&mut self, of: NodeId, node: NodeId) -> Target {
+        let Some(value) = self.grads[node.index()] else {
+            let value = self.arena(self.shape(node).len());
+            self.grads[node.index()] = Some(value);
+            return Target { value, accumulate: false };
+        };
+        // Nodes after `of` are done with their gradients (but an input's is the caller's); an
+        // earlier node that holds this one too will still read it.
+        let waits = |other: usize| {
+            other <= of.index() || matches!(self.graph.nodes[other].op, Op::Input(_))
+        };
+        let shared = (0..self.grads.len())
+            .any(|i| i != node.index() && self.grads[i] == Some(value) && waits(i));
+        if !shared {
+            return Target { value, accumulate: true };
+        }
+        let own = self.arena(self.values[value.index()].len);
+        self.emit(Pass { accumulate: false }, &[value], &[own]);
+        self.grads[node.index()] = Some(own);
+        Target { value: own, accumulate: true }
+    }
+
+    /// Sends `gradient` from the node `of` unchanged to its input `node`: without a copy when it is
+    /// the first to arrive.
+    pub(crate) fn pass_gradient(&mut self, of: NodeId, node: NodeId, gradient: ValueId) {
+        if !self.wants(node) {
+            return;
+        }
+        if self.grads[node.index()].is_none() {
+            self.grads[node.index()] = Some(gradient);
+            return;
+        }
+        let Target { value, accumulate } = self.target(of, node);
+        self.emit(Pass { accumulate }, &[gradient], &[value]);
+    }
+}
+
+/// Sets its output to zero.
+#[derive(Debug)]
+struct Zero;
+
+impl Call for Zero {
+    fn run(&self, cx: &mut super::step::Context<'_, '_>) {
+        let ([], [y]) = cx.operands.split();
+        y.fill(0.0);
+    }
+}

@@ -1,0 +1,97 @@
+//! Does a plan use its memory well? Follows every element of the arena through the steps.
+
+use super::builder::{Home, Value};
+use super::root;
+use super::step::Draft;
+use super::value::{Space, Span, ValueId};
+
+/// The first misuse: a step that reads what another value has overwritten or nobody has written,
+/// writes what it also reads, or writes what is read only. `None` for a plan as it should be.
+pub(super) fn misuse(values: &[Value], steps: &[Draft], spans: &[Span]) -> Option<String> {
+    let span = |id: ValueId| spans[id.index()];
+    // Which value's data each vector of the arena holds.
+    let mut holds: Vec<Option<ValueId>> = vec![];
+    let cells =
+        |s: Span| s.start / crate::layout::LANES..(s.start + s.len).div_ceil(crate::layout::LANES);
+    for (i, value) in values.iter().enumerate().filter(|(_, v)| v.from_start) {
+        let id = ValueId(i as u32);
+        if value.len > 0 {
+            set(&mut holds, cells(span(id)), id);
+        }
+    }
+    for (at, step) in steps.iter().enumerate() {
+        let named = |ids: &[ValueId]| -> Vec<ValueId> {
+            let ids = ids.iter().copied().filter(|id| *id != ValueId::NONE);
+            ids.filter(|id| span(*id).len > 0).collect()
+        };
+        let (reads, writes) = (named(&step.reads), named(&step.writes));
+        for (i, &write) in writes.iter().enumerate() {
+            let others = reads.iter().chain(&writes[..i]);
+            if others.copied().any(|other| span(write).overlaps(span(other))) {
+                return Some(format!("step {at} {step:?} writes {:?} and uses it", span(write)));
+            }
+            if span(write).space.is_read_only() {
+                return Some(format!("step {at} {step:?} writes {:?}", span(write)));
+            }
+        }
+        for &read in reads.iter().filter(|id| span(**id).space == Space::Arena) {
+            let owner = root(values, read);
+            if cells(span(read)).any(|c| holds.get(c).copied().flatten() != Some(owner)) {
+                return Some(format!("step {at} {step:?} reads {:?}, overwritten", span(read)));
+            }
+        }
+        for &write in writes.iter().filter(|id| span(**id).space == Space::Arena) {
+            set(&mut holds, cells(span(write)), root(values, write));
+        }
+    }
+    let kept = values.iter().enumerate().filter(|(_, v)| v.to_end && v.home == Home::Arena);
+    for (i, value) in kept {
+        let id = ValueId(i as u32);
+        let lost = |c: usize| holds.get(c).copied().flatten() != Some(id);
+        if value.len > 0 && cells(span(id)).any(lost) {
+            return Some(format!("{:?} does not survive to the end", span(id)));
+        }
+    }
+    None
+}
+
+fn set(holds: &mut Vec<Option<ValueId>>, cells: std::ops::Range<usize>, id: ValueId) {
+    if holds.len() < cells.end {
+        holds.resize(cells.end, None);
+    }
+    holds[cells].fill(Some(id));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::lower::elementwise::Pass;
+    use crate::plan::step::ValueList;
+
+    fn draft(read: u32, write: u32) -> Draft {
+        let list = |id| ValueList::from_slice(&[ValueId(id)]);
+        let call = Box::new(Pass { accumulate: false });
+        Draft { call, reads: list(read), writes: list(write), effect: false }
+    }
+
+    fn span(start: usize) -> Span {
+        Span { space: Space::Arena, start, len: 16 }
+    }
+
+    #[test]
+    fn each_misuse_is_found() {
+        let arena = Value { home: Home::Arena, len: 16, from_start: false, to_end: false };
+        let values = [Value { from_start: true, ..arena }, arena, Value { to_end: true, ..arena }];
+        let steps = || vec![draft(0, 1), draft(1, 2)];
+        let of = |spans: &[Span]| misuse(&values, &steps(), spans);
+        assert_eq!(of(&[span(0), span(16), span(0)]), None);
+        assert!(of(&[span(0), span(0), span(16)]).unwrap().contains("and uses it"));
+        assert!(of(&[span(0), span(16), span(24)]).unwrap().contains("and uses it"));
+        let reads = misuse(&values, &[draft(1, 2)], &[span(0), span(16), span(32)]);
+        assert!(reads.unwrap().contains("overwritten"));
+        let lost = misuse(&values, &[draft(0, 2), draft(0, 1)], &[span(0), span(16), span(16)]);
+        assert!(lost.unwrap().contains("does not survive"));
+        let input = Span { space: Space::Input(0), start: 0, len: 16 };
+        assert!(misuse(&values, &[draft(0, 1)], &[span(0), input, span(32)]).is_some());
+    }
+}

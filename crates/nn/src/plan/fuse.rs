@@ -1,0 +1,190 @@
+//! Which nodes become one pass: convolution, batch norm, ReLU and 2×2 max pooling in a row, each
+//! read by the next one only.
+
+use super::{Mode, PlanOptions};
+use crate::graph::{Graph, NodeId, Op};
+
+/// Nodes that are lowered together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unit {
+    /// One node.
+    Node(NodeId),
+    /// Batch norm and what it swallows. The convolution's raw output and the batch's statistics are
+    /// what backward keeps.
+    Norm(NormUnit),
+}
+
+/// A batch norm with its neighbours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NormUnit {
+    /// Convolution before it, whose sweep gathers the statistics.
+    pub(crate) conv: Option<NodeId>,
+    /// The batch norm.
+    pub(crate) norm: NodeId,
+    /// ReLU after it.
+    pub(crate) relu: bool,
+    /// 2×2 max pooling after that.
+    pub(crate) pool: bool,
+    /// The last of these nodes.
+    pub(crate) output: NodeId,
+}
+
+impl Unit {
+    /// The node whose value the unit produces.
+    pub(crate) fn output(&self) -> NodeId {
+        match self {
+            Unit::Node(node) => *node,
+            Unit::Norm(unit) => unit.output,
+        }
+    }
+}
+
+/// The units of all nodes that the output needs, in execution order.
+pub(crate) fn units(graph: &Graph, options: PlanOptions) -> Vec<Unit> {
+    let readers = readers(graph, options.mode);
+    let needed = |i: usize| i == graph.output.index() || !readers[i].is_empty();
+    let mut taken = vec![false; graph.nodes.len()];
+    let mut units: Vec<Unit> = vec![];
+    // A chain is placed at its last node, so the norm nodes are looked at first.
+    let mut at: Vec<Option<NormUnit>> = vec![None; graph.nodes.len()];
+    for (i, node) in graph.nodes.iter().enumerate().filter(|(i, _)| needed(*i)) {
+        if let Op::BatchNorm { x, .. } = node.op {
+            let unit = norm_unit(graph, &readers, options, NodeId(i), x);
+            let inner = [unit.conv, Some(unit.norm)].into_iter().flatten();
+            inner.for_each(|n| taken[n.index()] = true);
+            if unit.pool
+                && let Op::MaxPool2d { x, .. } = graph.nodes[unit.output.index()].op
+            {
+                taken[x.index()] = true;
+            }
+            at[unit.output.index()] = Some(unit);
+        }
+    }
+    for i in (0..graph.nodes.len()).filter(|&i| needed(i)) {
+        match at[i] {
+            Some(unit) => units.push(Unit::Norm(unit)),
+            None if taken[i] => {}
+            None => units.push(Unit::Node(NodeId(i))),
+        }
+    }
+    units
+}
+
+/// Who reads each node's value, among the nodes that the output needs.
+fn readers(graph: &Graph, mode: Mode) -> Vec<Vec<NodeId>> {
+    let mut readers: Vec<Vec<NodeId>> = vec![vec![]; graph.nodes.len()];
+    for i in (0..=graph.output.index()).rev() {
+        if i != graph.output.index() && readers[i].is_empty() {
+            continue;
+        }
+        let op = &graph.nodes[i].op;
+        let inputs = match op {
+            // Without a backward pass the module is of no use: the value is the host's.
+            Op::StraightThrough { host, .. } if !mode.is_training() => vec![*host],
+            op => op.inputs(),
+        };
+        for input in inputs {
+            readers[input.index()].push(NodeId(i));
+        }
+    }
+    // The caller, or the loss, reads the output.
+    readers[graph.output.index()].push(graph.output);
+    readers
+}
+
+fn norm_unit(
+    graph: &Graph,
+    readers: &[Vec<NodeId>],
+    options: PlanOptions,
+    norm: NodeId,
+    x: NodeId,
+) -> NormUnit {
+    let mut unit = NormUnit { conv: None, norm, relu: false, pool: false, output: norm };
+    if !options.fuse {
+        return unit;
+    }
+    let op = |node: NodeId| &graph.nodes[node.index()].op;
+    let only_reader = |node: NodeId| match readers[node.index()][..] {
+        [reader] if reader != node => Some(reader),
+        _ => None,
+    };
+    if matches!(op(x), Op::Conv2d { .. }) && only_reader(x) == Some(norm) {
+        unit.conv = Some(x);
+    }
+    let Some(relu) = only_reader(norm).filter(|r| matches!(op(*r), Op::Relu(_))) else {
+        return unit;
+    };
+    unit = NormUnit { relu: true, output: relu, ..unit };
+    let pools = |n: &NodeId| matches!(op(*n), Op::MaxPool2d { kernel: 2, stride: 2, .. });
+    if let Some(pool) = only_reader(relu).filter(pools) {
+        unit = NormUnit { pool: true, output: pool, ..unit };
+    }
+    unit
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{ConvGeometry, Dims, GraphBuilder, SgdConfig};
+
+    const SGD: SgdConfig = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 0.0, clip_norm: 1.0 };
+
+    fn host(branch: bool, straight: bool) -> Graph {
+        let mut b = GraphBuilder::new(Dims { c: 3, h: 8, w: 8 }, SGD);
+        let x = b.conv2d(b.input(), "conv", 4, ConvGeometry::same(3), false).unwrap();
+        let x = b.batch_norm(x, "bn").unwrap();
+        let mut x = b.relu(x);
+        if straight {
+            let d = b.detach(x);
+            let m = b.tanh(d);
+            x = b.straight_through(x, m).unwrap();
+        }
+        let pooled = b.max_pool2d(x, "pool", 2, 2).unwrap();
+        let mut y = b.global_avg_pool(pooled);
+        if branch {
+            let z = b.global_avg_pool(x);
+            y = b.add(y, z).unwrap();
+        }
+        let y = b.linear(y, "fc", 2, true, None).unwrap();
+        b.finish(y).unwrap()
+    }
+
+    fn norm_of(graph: &Graph, mode: Mode, fuse: bool) -> NormUnit {
+        let options = PlanOptions { batch: 2, mode, fuse };
+        let find = |u: &Unit| if let Unit::Norm(n) = u { Some(*n) } else { None };
+        units(graph, options).iter().find_map(find).unwrap()
+    }
+
+    #[test]
+    fn a_whole_block_is_one_unit() {
+        let unit = norm_of(&host(false, false), Mode::Train, true);
+        let output = NodeId(4);
+        let norm = NodeId(2);
+        let conv = Some(NodeId(1));
+        assert_eq!(unit, NormUnit { conv, norm, relu: true, pool: true, output });
+        let options = PlanOptions::new(2, Mode::Train);
+        assert_eq!(units(&host(false, false), options).len(), 4); // input, block, pool, linear
+    }
+
+    #[test]
+    fn a_second_reader_ends_the_chain() {
+        let unit = norm_of(&host(true, false), Mode::Train, true);
+        assert!(unit.relu && !unit.pool && unit.conv.is_some());
+    }
+
+    #[test]
+    fn nothing_is_fused_when_switched_off() {
+        let unit = norm_of(&host(false, false), Mode::Train, false);
+        assert_eq!(
+            unit,
+            NormUnit { conv: None, norm: NodeId(2), relu: false, pool: false, output: NodeId(2) }
+        );
+    }
+
+    #[test]
+    fn evaluation_skips_a_straight_through_module() {
+        let graph = host(false, true);
+        let count = |mode| units(&graph, PlanOptions::new(2, mode)).len();
+        assert_eq!(count(Mode::Train), count(Mode::Evaluate) + 2); // detach and tanh
+    }
+}

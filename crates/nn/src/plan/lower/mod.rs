@@ -1,0 +1,68 @@
+//! From operations to kernel calls, forward and backward: one file per family.
+//!
+//! To add an operation: its shape in `graph`, its kernel in `kernels`, and here one function that
+//! emits its forward steps and returns the closure that emits its backward steps.
+
+mod blend;
+mod conv;
+pub(super) mod elementwise;
+mod linear;
+mod norm;
+mod pool;
+pub(super) mod train;
+
+use super::builder::{Backward, Builder};
+use super::fuse::Unit;
+use super::value::{Space, Span};
+use crate::error::Result;
+use crate::graph::{NodeId, Op};
+use crate::kernels::GradOut;
+
+/// A gradient destination, `None` when the operand is absent.
+fn wanted(values: &mut [f32], accumulate: bool) -> Option<GradOut<'_>> {
+    (!values.is_empty()).then_some(GradOut { values, accumulate })
+}
+
+/// Emits the forward steps of a unit; what comes back emits its backward steps.
+pub(super) fn forward(b: &mut Builder<'_>, unit: &Unit) -> Result<Option<Backward>> {
+    match unit {
+        Unit::Node(node) => Ok(self::node(b, *node)),
+        Unit::Norm(unit) => norm::batch_norm(b, unit).map(Some),
+    }
+}
+
+fn node(b: &mut Builder<'_>, node: NodeId) -> Option<Backward> {
+    let graph = b.graph;
+    match graph.nodes[node.index()].op {
+        Op::Input(n) => {
+            let span = Span { space: Space::Input(n), start: 0, len: b.shape(node).len() };
+            let value = b.fixed(span);
+            b.bind(node, value);
+            None
+        }
+        Op::Conv2d { .. } => conv::conv2d(b, node),
+        // A unit of its own, see `fuse`.
+        Op::BatchNorm { .. } => None,
+        Op::GroupNorm { .. } => norm::group_norm(b, node),
+        Op::Relu(_) | Op::Sigmoid(_) | Op::Tanh(_) => elementwise::activation(b, node),
+        Op::MaxPool2d { x, kernel, stride } => Some(pool::max(b, node, x, kernel, stride)),
+        Op::GlobalAvgPool(x) => Some(pool::global_average(b, node, x)),
+        Op::Linear { x, weight, bias } => Some(linear::linear(b, node, x, weight, bias)),
+        Op::Add(x, y) => Some(elementwise::add(b, node, [x, y])),
+        Op::ScaleChannels { x, scale, factor } => {
+            Some(elementwise::scale_channels(b, node, [x, scale], factor))
+        }
+        Op::TanhMix { x, y, mix } => Some(blend::tanh_mix(b, node, [x, y], mix)),
+        Op::Detach(x) => {
+            blend::detach(b, node, x);
+            None
+        }
+        Op::StraightThrough { host, module } => {
+            Some(blend::straight_through(b, node, [host, module]))
+        }
+        Op::Blend { host, module, input, gate, mode, alpha } => {
+            let inputs = blend::Inputs { hmx: [host, module, input], gate };
+            Some(blend::blend(b, node, mode, alpha, inputs))
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! Graph to plan: a flat list of kernel calls over one arena whose offsets were assigned ahead.
+//!
+//! Running a plan allocates nothing, branches on no data and asks the device nothing. There is no
+//! tape: backward is derived here, op by op (see [`lower`], one file per family of operations), and
+//! only for what leads to a parameter.
+//!
+//! The way of a graph: [`fuse`] groups nodes into units, [`lower`] emits each unit's steps into a
+//! [`builder`], dead steps are dropped, [`arena`] assigns memory from the values' lifetimes, and the
+//! result is checked before it is handed out.
+
+pub mod arena;
+mod builder;
+mod check;
+mod fuse;
+mod lower;
+mod memory;
+mod step;
+mod value;
+
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
+use self::arena::Lifetime;
+use self::builder::{Builder, Home, Value};
+pub use self::memory::{GroupMemory, Memory};
+use self::step::{Context, Draft, Operands, Step};
+use self::value::ValueId;
+pub use self::value::{Space, Span};
+use crate::error::{Error, Result};
+use crate::graph::{Graph, Op, ParamId};
+use crate::kernels::Isa;
+use crate::layout::Layout;
+use crate::network::metrics::MetricsView;
+
+/// What a plan computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// Forward with batch statistics, mean cross-entropy, backward, clipping, SGD, metrics.
+    Train,
+    /// Forward with running statistics, cross-entropy, metrics.
+    Evaluate,
+    /// Forward with running statistics; the output stays in the arena.
+    Infer,
+    /// Forward with batch statistics, then backward from a gradient of the output that the caller
+    /// writes into the arena. Gradients of parameters and inputs stay in the arena.
+    Gradient,
+}
+
+impl Mode {
+    /// Whether batch norm uses (and updates) the batch's statistics.
+    pub fn is_training(self) -> bool {
+        matches!(self, Mode::Train | Mode::Gradient)
+    }
+}
+
+/// What is known of a plan besides its graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PlanOptions {
+    /// Samples.
+    pub batch: usize,
+    /// What to compute.
+    pub mode: Mode,
+    /// Whether convolution, batch norm, ReLU and max pooling may become one pass. Off in tests that
+    /// compare both.
+    pub fuse: bool,
+}
+
+impl PlanOptions {
+    /// With fusion.
+    pub fn new(batch: usize, mode: Mode) -> Self {
+        Self { batch, mode, fuse: true }
+    }
+}
+
+/// A compiled graph for one batch size and mode.
+#[derive(Debug)]
+pub struct Plan {
+    options: PlanOptions,
+    arena_len: usize,
+    steps: Vec<Step>,
+    output: Span,
+    output_gradient: Option<Span>,
+    inputs: Vec<PlanInput>,
+    group_gradients: Vec<Option<Span>>,
+    layout: Layout,
+    trained: Vec<bool>,
+    alphas: usize,
+}
+
+/// An input of a plan.
+#[derive(Debug)]
+struct PlanInput {
+    len: usize,
+    gradient: Option<Span>,
+}
+
+impl Plan {
+    /// Compiles a graph.
+    ///
+    /// # Errors
+    /// [`Error::EmptyBatch`] for a batch of no samples or a graph with an empty value;
+    /// [`Error::OneValuePerChannel`] where batch norm would have to train on one value per channel.
+    pub fn compile(graph: &Graph, options: PlanOptions) -> Result<Self> {
+        if options.batch == 0 || graph.nodes.iter().any(|n| n.dims.numel() == 0) {
+            return Err(Error::EmptyBatch { batch: options.batch });
+        }
+        let layout = Layout::new(graph);
+        let mut b = Builder::new(graph, &layout, options);
+        let units = fuse::units(graph, options);
+        let mut backward = vec![];
+        for unit in &units {
+            if let Some(emit) = lower::forward(&mut b, unit)? {
+                backward.push((unit.output(), emit));
+            }
+        }
+        let output_gradient = match options.mode {
+            Mode::Train | Mode::Evaluate => {
+                lower::train::cross_entropy(&mut b);
+                None
+            }
+            Mode::Infer => None,
+            Mode::Gradient => {
+                let given = b.given(b.shape(graph.output).len());
+                b.seed(graph.output, given);
+                Some(given)
+            }
+        };
+        let output = b.node(graph.output);
+        if matches!(options.mode, Mode::Infer | Mode::Gradient) {
+            b.keep(output);
+        }
+        if b.backward() {
+            for (node, emit) in backward.into_iter().rev() {
+                if let Some(gradient) = b.gradient(node).filter(|_| b.wants(node)) {
+                    emit(&mut b, gradient);
+                }
+            }
+        }
+        if options.mode == Mode::Train {
+            lower::train::updates(&mut b);
+        }
+        let inputs = inputs_of(&mut b);
+        Ok(finish(b, output, output_gradient, inputs))
+    }
+
+    /// What it was compiled for.
+    pub fn options(&self) -> PlanOptions {
+        self.options
+    }
+
+    /// f32 elements of the arena.
+    pub fn arena_len(&self) -> usize {
+        self.arena_len
+    }
+
+    /// Number of kernel calls.
+    pub fn len(&self) -> usize {
+        self.steps.len()
+    }
+
+    /// Whether there is nothing to compute.
+    pub fn is_empty(&self) -> bool {
+        self.steps.is_empty()
+    }
+
+    /// One line a step: what it computes, reads and writes. For people.
+    pub fn describe(&self) -> String {
+        let line = |s: &Step| format!("{:?} {:?} -> {:?}\n", s.call, s.reads, s.writes);
+        self.steps.iter().map(line).collect()
+    }
+
+    /// Where the output lies after a run in [`Mode::Infer`] or [`Mode::Gradient`].
+    pub fn output(&self) -> Span {
+        self.output
+    }
+
+    /// Where the caller of [`Mode::Gradient`] writes the gradient of the output before a run.
+    pub fn output_gradient(&self) -> Option<Range<usize>> {
+        self.output_gradient.map(Span::range)
+    }
+
+    /// Where the gradient of an input lies in the arena after a run in [`Mode::Gradient`]; `None`
+    /// when no gradient reaches it.
+    pub fn input_gradient(&self, input: usize) -> Option<Range<usize>> {
+        self.inputs.get(input)?.gradient.map(Span::range)
+    }
+
+    /// Where the packed gradient of a parameter lies in the arena after a run in
+    /// [`Mode::Gradient`]; `None` when no gradient reaches it.
+    pub fn parameter_gradient(&self, id: ParamId) -> Option<Range<usize>> {
+        let place = self.layout.param(id);
+        let group = self.group_gradients[place.group.index()]?;
+        self.trained[id.index()].then(|| {
+            let start = group.start + place.start;
+            start..start + place.len
+        })
+    }
+
+    /// The layout of parameters and buffers that the plan expects.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Runs a plan without a loss ([`Mode::Infer`], [`Mode::Gradient`]) on the calling thread.
+    ///
+    /// # Errors
+    /// [`Error::PlanMemory`] when a memory is missing or has another length than the plan needs, or
+    /// the plan has a loss.
+    pub fn run(&self, isa: Isa, memory: &mut Memory<'_>) -> Result<()> {
+        if !matches!(self.options.mode, Mode::Infer | Mode::Gradient) {
+            let got = format!("a plan compiled for {:?}", self.options.mode);
+            return Err(Error::PlanMemory { what: "mode", expected: "no loss".into(), got });
+        }
+        self.check_memory(memory)?;
+        self.execute(isa, memory, &[], 0, &mut MetricsView::none());
+        Ok(())
+    }
+
+    fn check_memory(&self, memory: &Memory<'_>) -> Result<()> {
+        let inputs: Vec<_> = self.inputs.iter().map(|i| i.len).collect();
+        let expected = (self.arena_len, self.alphas, inputs, self.layout.groups.clone());
+        let got = memory.lengths();
+        let fits = got.0 >= expected.0 && got.1 >= expected.1;
+        if !fits || got.2 != expected.2 || got.3 != expected.3 {
+            let (expected, got) = (format!("{expected:?}"), format!("{got:?}"));
+            return Err(Error::PlanMemory { what: "arena, alphas, inputs, groups", expected, got });
+        }
+        Ok(())
+    }
+
+    /// Runs all steps. The memories have the plan's lengths.
+    pub(crate) fn execute<'m>(
+        &self,
+        isa: Isa,
+        memory: &mut Memory<'m>,
+        targets: &[u32],
+        config: usize,
+        metrics: &mut MetricsView<'m>,
+    ) {
+        for step in &self.steps {
+            let operands =
+                Operands { memory: &mut *memory, reads: &step.reads, writes: &step.writes };
+            step.call.run(&mut Context { isa, operands, targets, config, metrics: &mut *metrics });
+        }
+    }
+}
+
+/// The inputs with their gradients, which the caller of [`Mode::Gradient`] reads after a run.
+fn inputs_of(b: &mut Builder<'_>) -> Vec<(usize, Option<ValueId>)> {
+    let graph = b.graph;
+    let mut inputs = vec![];
+    for (i, node) in graph.nodes.iter().enumerate() {
+        if let Op::Input(_) = node.op {
+            let id = crate::graph::NodeId(i);
+            let gradient = b.gradient(id);
+            if let Some(gradient) = gradient {
+                b.keep(gradient);
+            }
+            inputs.push((b.shape(id).len(), gradient));
+        }
+    }
+    inputs
+}
+
+/// Drops dead steps, assigns memory, resolves operands.
+fn finish(
+    b: Builder<'_>,
+    output: ValueId,
+    output_gradient: Option<ValueId>,
+    inputs: Vec<(usize, Option<ValueId>)>,
+) -> Plan {
+    let groups = (0..b.graph.groups.len()).map(|g| b.group_gradient(g)).collect::<Vec<_>>();
+    let Builder { graph, layout, options, values, steps, trained, .. } = b;
+    let steps = without_dead(&values, steps);
+    let (spans, arena_len) = assign_memory(&values, &steps);
+    let span = |id: ValueId| if id == ValueId::NONE { Span::EMPTY } else { spans[id.index()] };
+    let all = |ids: &[ValueId]| ids.iter().map(|id| span(*id)).collect::<SmallVec<_>>();
+    if cfg!(debug_assertions) {
+        let problem = check::misuse(&values, &steps, &spans);
+        assert_eq!(problem, None, "memory of a plan");
+    }
+    let steps = steps
+        .into_iter()
+        .map(|d| Step { call: d.call, reads: all(&d.reads), writes: all(&d.writes) })
+        .collect();
+    let inputs = inputs
+        .into_iter()
+        .map(|(len, gradient)| PlanInput { len, gradient: gradient.map(span) })
+        .collect();
+    Plan {
+        options,
+        arena_len,
+        steps,
+        output: span(output),
+        output_gradient: output_gradient.map(span),
+        inputs,
+        group_gradients: groups.into_iter().map(|g| g.map(span)).collect(),
+        layout: layout.clone(),
+        trained,
+        alphas: graph.alphas,
+    }
+}
+
+/// The value whose memory this one lies in.
+fn root(values: &[Value], mut id: ValueId) -> ValueId {
+    while let Home::Part { of, .. } = values[id.index()].home {
+        id = of;
+    }
+    id
+}
+
+/// The steps whose results are used: by a later such step, by the caller, or outside of the arena.
+/// (A module under `StraightThrough` has a value that nobody reads, for instance.)
+fn without_dead(values: &[Value], steps: Vec<Draft>) -> Vec<Draft> {
+    let mut used: Vec<bool> = values.iter().map(|v| v.to_end).collect();
+    let mut live = vec![];
+    for step in steps.into_iter().rev() {
+        let roots = |ids: &[ValueId]| -> Vec<ValueId> {
+            ids.iter().filter(|v| **v != ValueId::NONE).map(|v| root(values, *v)).collect()
+        };
+        let writes = roots(&step.writes);
+        let outside = |v: &ValueId| matches!(values[v.index()].home, Home::Fixed(_));
+        if step.effect || writes.iter().any(|v| used[v.index()] || outside(v)) {
+            roots(&step.reads).into_iter().for_each(|v| used[v.index()] = true);
+            live.push(step);
+        }
+    }
+    live.reverse();
+    live
+}
+
+/// A span for every value, and the arena's length.
+fn assign_memory(values: &[Value], steps: &[Draft]) -> (Vec<Span>, usize) {
+    let mut lives: Vec<Option<Lifetime>> = vec![None; values.len()];
+    let end = steps.len().saturating_sub(1);
+    for (at, step) in steps.iter().enumerate() {
+        for &id in step.reads.iter().chain(&step.writes).filter(|id| **id != ValueId::NONE) {
+            let id = root(values, id);
+            let value = &values[id.index()];
+            let first = if value.from_start { 0 } else { at };
+            let fresh = Lifetime { first, last: at, len: value.len };
+            let life = lives[id.index()].get_or_insert(fresh);
+            life.last = if value.to_end { end } else { at };
+        }
+    }
+    // What only the caller touches (a gradient that no step reads) needs memory all the same.
+    for (life, value) in lives.iter_mut().zip(values) {
+        if life.is_none() && (value.from_start || value.to_end) {
+            *life = Some(Lifetime { first: 0, last: end, len: value.len });
+        }
+    }
+    let arena: Vec<usize> = (0..values.len())
+        .filter(|&i| matches!(values[i].home, Home::Arena) && lives[i].is_some())
+        .collect();
+    let lifetimes: Vec<Lifetime> = arena.iter().filter_map(|&i| lives[i]).collect();
+    let assignment = arena::assign(&lifetimes);
+    let mut starts = vec![0; values.len()];
+    for (&i, &offset) in arena.iter().zip(&assignment.offsets) {
+        starts[i] = offset;
+    }
+    let spans = values.iter().enumerate().map(|(i, value)| match value.home {
+        Home::Fixed(span) => span,
+        Home::Arena => Span { space: Space::Arena, start: starts[i], len: value.len },
+        Home::Part { of, start } => {
+            let of = root(values, of);
+            Span { space: Space::Arena, start: starts[of.index()] + start, len: value.len }
+        }
+    });
+    (spans.collect(), assignment.len)
+}

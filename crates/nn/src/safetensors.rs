@@ -1,0 +1,198 @@
+//! Weights files: `.safetensors`, readable by PyTorch and written by it (U5).
+//!
+//! The header is written here, sorted, because the crate keeps metadata in a hash map: the same
+//! weights would give another file each time. Reading is the crate's, which checks every offset.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+
+use safetensors::{Dtype, SafeTensors};
+use serde::Serialize;
+
+use crate::error::{Error, Result};
+use crate::state::{HostData, HostTensor, StateDict, elements};
+
+/// Text entries of a file.
+pub type Metadata = BTreeMap<String, String>;
+
+/// One tensor in the header.
+#[derive(Serialize)]
+struct Entry<'a> {
+    dtype: &'static str,
+    shape: &'a [usize],
+    data_offsets: [usize; 2],
+}
+
+/// Writes weights with metadata, atomically: a temporary file beside it, synced, then renamed. The
+/// same content gives the same bytes. Whatever happens, `path` holds the old file or the new one.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn save(path: &Path, state: &StateDict, metadata: &Metadata) -> Result<()> {
+    let bytes = encode(state, metadata).map_err(|e| file_error(path, e))?;
+    write_atomically(path, &bytes).map_err(|e| file_error(path, format!("cannot write: {e}")))
+}
+
+/// The bytes of a file.
+fn encode(state: &StateDict, metadata: &Metadata) -> Result<Vec<u8>, String> {
+    let bytes = |tensor: &HostTensor| -> Vec<u8> {
+        match &tensor.data {
+            HostData::F32(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            HostData::I64(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        }
+    };
+    // Integers first: every tensor starts at a multiple of its element's size.
+    let (floats, integers): (Vec<_>, Vec<_>) =
+        state.iter().partition(|(_, tensor)| tensor.as_f32().is_some());
+    let mut header = serde_json::Map::new();
+    let mut insert = |name: &str, entry: serde_json::Result<serde_json::Value>| {
+        entry.map(|entry| header.insert(name.into(), entry)).map_err(|e| e.to_string())
+    };
+    if !metadata.is_empty() {
+        insert("__metadata__", serde_json::to_value(metadata))?;
+    }
+    let mut data = vec![];
+    for (name, tensor) in integers.into_iter().chain(floats) {
+        if !tensor.is_whole() || name == "__metadata__" {
+            return Err(format!("`{name}` {} has {} elements", tensor.form(), tensor.data.len()));
+        }
+        let start = data.len();
+        data.extend(bytes(tensor));
+        let dtype = if tensor.as_f32().is_some() { "F32" } else { "I64" };
+        let entry = Entry { dtype, shape: &tensor.shape, data_offsets: [start, data.len()] };
+        insert(name, serde_json::to_value(entry))?;
+    }
+    let mut header = serde_json::to_vec(&header).map_err(|e| e.to_string())?;
+    header.resize(header.len().next_multiple_of(8), b' ');
+    Ok([&(header.len() as u64).to_le_bytes()[..], &header, &data].concat())
+}
+
+/// Writes a file beside `path` and renames it when its bytes are on the disk.
+fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let name = path.file_name().ok_or_else(|| io::Error::other("no file name"))?;
+    let mut temporary_name = std::ffi::OsString::from(".");
+    temporary_name.push(name);
+    temporary_name.push(format!(".tmp-{}", std::process::id()));
+    let temporary = path.with_file_name(temporary_name);
+    let written = (|| {
+        let mut file = File::create(&temporary)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)
+    })();
+    if let Err(error) = written {
+        // The first error is the one to report; what is left of the temporary file is best effort.
+        let _ = fs::remove_file(&temporary);
+        return Err(error);
+    }
+    // The rename itself is on the disk once the folder is; not every system can sync a folder.
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let _ = File::open(folder).and_then(|folder| folder.sync_all());
+    Ok(())
+}
+
+/// Reads weights and metadata. Tensors are f32 or i64.
+///
+/// # Errors
+/// [`Error::File`] for a file that cannot be read, is no safetensors file, is truncated, or holds
+/// other element types.
+pub fn load(path: &Path) -> Result<(StateDict, Metadata)> {
+    let bytes = fs::read(path).map_err(|e| file_error(path, format!("cannot read: {e}")))?;
+    decode(&bytes).map_err(|e| file_error(path, e))
+}
+
+fn decode(bytes: &[u8]) -> Result<(StateDict, Metadata), String> {
+    let broken = |e| format!("not a whole safetensors file ({e}); export it again");
+    let (_, header) = SafeTensors::read_metadata(bytes).map_err(broken)?;
+    let metadata = header.metadata().iter().flatten();
+    let metadata = metadata.map(|(key, value)| (key.clone(), value.clone())).collect();
+    let mut state = StateDict::default();
+    for (name, view) in SafeTensors::deserialize(bytes).map_err(broken)?.iter() {
+        let data = match view.dtype() {
+            Dtype::F32 => HostData::F32(elements(view.data())),
+            Dtype::I64 => HostData::I64(elements(view.data())),
+            other => {
+                return Err(format!("`{name}` is {other:?}, expected F32 or I64; convert it"));
+            }
+        };
+        state.insert(name, HostTensor { shape: view.shape().to_vec(), data });
+    }
+    Ok((state, metadata))
+}
+
+fn file_error(path: &Path, problem: String) -> Error {
+    Error::File { path: path.into(), problem }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn example() -> (StateDict, Metadata) {
+        let mut state = StateDict::default();
+        state.insert("z.weight", HostTensor::f32(&[2, 1], vec![1.5, -0.0]));
+        state.insert("a.count", HostTensor::scalar_i64(-7));
+        state.insert("empty", HostTensor::f32(&[0], vec![]));
+        let text = |k: &str| (k.to_owned(), format!("{k} \"quoted\" ünïcode\n"));
+        (state, ["topology", "b", "c", "d"].map(text).into())
+    }
+
+    #[test]
+    fn what_is_saved_is_loaded_and_bytes_repeat() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("w.safetensors");
+        let (state, metadata) = example();
+        save(&path, &state, &metadata).unwrap();
+        let first = fs::read(&path).unwrap();
+        assert_eq!(load(&path).unwrap(), (state.clone(), metadata.clone()));
+        save(&path, &state, &metadata).unwrap();
+        assert_eq!(first, fs::read(&path).unwrap());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file is left");
+        // And the other way: what the crate writes.
+        let view = safetensors::tensor::TensorView::new(Dtype::F32, vec![1], &[0, 0, 128, 63]);
+        let theirs = safetensors::serialize([("x", view.unwrap())], None).unwrap();
+        let (state, metadata) = decode(&theirs).unwrap();
+        assert_eq!(state.get("x"), Some(&HostTensor::f32(&[1], vec![1.0])));
+        assert!(metadata.is_empty());
+    }
+
+    #[test]
+    fn a_failed_save_leaves_the_old_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let (state, metadata) = example();
+        let target = folder.path().join("taken");
+        fs::create_dir(&target).unwrap();
+        fs::write(target.join("kept"), "x").unwrap();
+        let error = save(&target, &state, &metadata).unwrap_err();
+        assert!(error.to_string().contains("taken"), "{error}");
+        assert!(target.join("kept").exists());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        assert!(load(&folder.path().join("none")).unwrap_err().to_string().contains("none"));
+        let mut torn = StateDict::default();
+        torn.insert("w", HostTensor::f32(&[2], vec![1.0]));
+        assert!(save(&folder.path().join("w"), &torn, &metadata).is_err());
+    }
+
+    #[test]
+    fn other_element_types_are_named() {
+        let view = safetensors::tensor::TensorView::new(Dtype::F16, vec![1], &[0, 0]).unwrap();
+        let bytes = safetensors::serialize([("half", view)], None).unwrap();
+        let error = decode(&bytes).unwrap_err();
+        assert!(error.contains("`half` is F16"), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn a_truncated_or_damaged_file_is_an_error_or_whole(cut in 0usize..400, at in 0usize..400) {
+            let (state, metadata) = example();
+            let bytes = encode(&state, &metadata).unwrap();
+            prop_assert!(decode(&bytes[..cut.min(bytes.len() - 1)]).is_err());
+            let mut damaged = bytes.clone();
+            damaged[at % bytes.len()] ^= 0x41;
+            let _ = decode(&damaged); // no panic
+        }
+    }
+}

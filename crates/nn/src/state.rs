@@ -1,0 +1,215 @@
+//! Weights on the host under PyTorch's names and shapes (U5).
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Elements of a [`HostTensor`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum HostData {
+    /// 32-bit floats.
+    F32(Vec<f32>),
+    /// 64-bit integers (`num_batches_tracked`).
+    I64(Vec<i64>),
+}
+
+impl HostData {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        match self {
+            HostData::F32(v) => v.len(),
+            HostData::I64(v) => v.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A tensor on the host, row-major.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HostTensor {
+    /// PyTorch's shape; empty for a scalar.
+    pub shape: Vec<usize>,
+    /// Its elements, as many as the shape says.
+    pub data: HostData,
+}
+
+impl HostTensor {
+    /// A tensor of floats.
+    pub fn f32(shape: &[usize], values: Vec<f32>) -> Self {
+        Self { shape: shape.to_vec(), data: HostData::F32(values) }
+    }
+
+    /// A 0-dimensional integer.
+    pub fn scalar_i64(value: i64) -> Self {
+        Self { shape: vec![], data: HostData::I64(vec![value]) }
+    }
+
+    /// The floats, `None` for integers.
+    pub fn as_f32(&self) -> Option<&[f32]> {
+        match &self.data {
+            HostData::F32(v) => Some(v),
+            HostData::I64(_) => None,
+        }
+    }
+
+    /// Element type and shape, for messages: `f32 [8, 3, 3, 3]`.
+    pub fn form(&self) -> String {
+        let dtype = if self.as_f32().is_some() { "f32" } else { "i64" };
+        format!("{dtype} {:?}", self.shape)
+    }
+
+    /// Whether there are as many elements as the shape says.
+    pub fn is_whole(&self) -> bool {
+        let numel = self.shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+        numel == Some(self.data.len())
+    }
+}
+
+/// Named tensors, as PyTorch's `state_dict`; sorted by name.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StateDict(pub BTreeMap<String, HostTensor>);
+
+impl StateDict {
+    /// The tensor of this name.
+    pub fn get(&self, name: &str) -> Option<&HostTensor> {
+        self.0.get(name)
+    }
+
+    /// Adds or replaces a tensor.
+    pub fn insert(&mut self, name: impl Into<String>, tensor: HostTensor) {
+        self.0.insert(name.into(), tensor);
+    }
+
+    /// Names and tensors, sorted by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &HostTensor)> {
+        self.0.iter().map(|(name, tensor)| (name.as_str(), tensor))
+    }
+
+    /// Number of tensors.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Compares with what a network has, name -> form (PyTorch shape, whether integers).
+    ///
+    /// # Errors
+    /// Everything that does not fit: with `strict` also what is missing or left over.
+    pub(crate) fn check(
+        &self,
+        expected: &BTreeMap<&str, (Vec<usize>, bool)>,
+        strict: bool,
+    ) -> Result<(), StateError> {
+        let mut error = StateError::default();
+        for (&name, (shape, integers)) in expected {
+            let Some(tensor) = self.get(name) else {
+                error.missing.push(name.into());
+                continue;
+            };
+            let form = format!("{} {shape:?}", if *integers { "i64" } else { "f32" });
+            if tensor.form() != form || !tensor.is_whole() {
+                let got = match tensor.is_whole() {
+                    true => tensor.form(),
+                    false => format!("{} with {} elements", tensor.form(), tensor.data.len()),
+                };
+                error.misshapen.push(format!("{name} (expected {form}, got {got})"));
+            } else if tensor.as_f32().is_some_and(|v| v.iter().any(|v| !v.is_finite())) {
+                error.non_finite.push(name.into());
+            }
+        }
+        let extra = self.iter().filter(|(name, _)| !expected.contains_key(name));
+        error.extra = extra.map(|(name, _)| name.into()).collect();
+        if !strict {
+            error.missing.clear();
+            error.extra.clear();
+        }
+        if error == StateError::default() { Ok(()) } else { Err(error) }
+    }
+}
+
+/// Every tensor of a [`StateDict`] that does not fit a network.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StateError {
+    /// The network has them, the weights do not.
+    pub missing: Vec<String>,
+    /// The weights have them, the network does not.
+    pub extra: Vec<String>,
+    /// Another shape or element type; with what was expected and got.
+    pub misshapen: Vec<String>,
+    /// NaN or infinity among the elements.
+    pub non_finite: Vec<String>,
+}
+
+impl fmt::Display for StateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the weights do not fit the network; use those of the same host and topology")?;
+        let lists = [
+            ("missing", &self.missing),
+            ("not in the network", &self.extra),
+            ("of another form", &self.misshapen),
+            ("with NaN or infinity", &self.non_finite),
+        ];
+        for (what, names) in lists.into_iter().filter(|(_, names)| !names.is_empty()) {
+            write!(f, "\n  {what} ({}): {}", names.len(), names.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for StateError {}
+
+/// Bytes as elements, wherever they start in memory.
+pub(crate) fn elements<T: bytemuck::AnyBitPattern>(bytes: &[u8]) -> Vec<T> {
+    bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_wrong_is_listed_at_once() {
+        let mut state = StateDict::default();
+        state.insert("ok", HostTensor::f32(&[2], vec![1.0, 2.0]));
+        state.insert("nan", HostTensor::f32(&[], vec![f32::NAN]));
+        state.insert("shape", HostTensor::f32(&[3, 1], vec![0.0; 3]));
+        state.insert("type", HostTensor::f32(&[], vec![0.0]));
+        state.insert("short", HostTensor::f32(&[4], vec![0.0]));
+        state.insert("left", HostTensor::scalar_i64(1));
+        let expected = BTreeMap::from([
+            ("ok", (vec![2], false)),
+            ("nan", (vec![], false)),
+            ("shape", (vec![3], false)),
+            ("type", (vec![], true)),
+            ("short", (vec![4], false)),
+            ("gone", (vec![1], false)),
+        ]);
+        let error = state.check(&expected, true).unwrap_err();
+        assert_eq!(
+            (&error.missing[..], &error.extra[..]),
+            (&["gone".into()][..], &["left".into()][..])
+        );
+        assert_eq!(error.non_finite, ["nan"]);
+        assert_eq!(
+            error.misshapen,
+            [
+                "shape (expected f32 [3], got f32 [3, 1])",
+                "short (expected f32 [4], got f32 [4] with 1 elements)",
+                "type (expected i64 [], got f32 [])",
+            ]
+        );
+        let text = error.to_string();
+        assert!(
+            text.contains("missing (1): gone") && text.contains("with NaN or infinity (1): nan")
+        );
+        let loose = state.check(&expected, false).unwrap_err();
+        assert!(loose.missing.is_empty() && loose.extra.is_empty() && loose.misshapen.len() == 3);
+    }
+}
