@@ -203,8 +203,7 @@ mod tests {
     #[test]
     fn flags_lie_over_the_file_and_the_file_over_the_preset() {
         let file = Layer { batch: Some(64), envs: Some(2), ..Layer::default() };
-        let flags =
-            Layer { batch: Some(32), preset: Some(Preset::Quick), ..Layer::default() };
+        let flags = Layer { batch: Some(32), preset: Some(Preset::Quick), ..Layer::default() };
         let config = resolve(file, flags).unwrap();
         assert_eq!((config.batch, config.envs, config.preset), (32, 2, Preset::Quick));
         assert_eq!(config.steps, preset::base(Preset::Quick).steps);

@@ -78,7 +78,9 @@ mod tests {
     fn a_wrong_type_shows_where_it_is() {
         let message = read_text("c.toml", "envs = 2\nbatch = \"many\"\n").unwrap_err().to_string();
         assert!(message.contains("line 2"), "{message}");
-        assert!(read_text("c.toml", "augment = \"flop\"").unwrap_err().to_string().contains("flip"));
+        assert!(
+            read_text("c.toml", "augment = \"flop\"").unwrap_err().to_string().contains("flip")
+        );
         assert!(read_text("c.toml", "batch = -1").is_err());
         assert!(read_text("c.yaml", "batch: 1").unwrap_err().to_string().contains(".toml"));
     }

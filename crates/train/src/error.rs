@@ -94,9 +94,12 @@ impl Error {
     /// What to do about it, where the message does not say so itself.
     pub fn remedy(&self) -> Option<String> {
         let text = match self {
-            Self::Value { key, .. } => format!("change `{key}`; `meristem train --help` describes it"),
+            Self::Value { key, .. } => {
+                format!("change `{key}`; `meristem train --help` describes it")
+            }
             Self::ConfigFile { .. } => {
-                "keys are the flags' names with `_` for `-`; every run folder holds a config.toml".into()
+                "keys are the flags' names with `_` for `-`; every run folder holds a config.toml"
+                    .into()
             }
             Self::RunFolderExists { .. } => {
                 "give another --run-dir, or leave it out: a run never writes over another".into()
@@ -110,9 +113,11 @@ impl Error {
                 }
                 _ => "check the path and the space left on its disk".into(),
             },
-            Self::Weights { .. } => "--host and --dataset must be those the weights were made with; \
+            Self::Weights { .. } => {
+                "--host and --dataset must be those the weights were made with; \
                  a grown network needs the `topology` in the file's metadata"
-                .into(),
+                    .into()
+            }
             Self::Diverged { .. } => "lower --lr, or start from other weights".into(),
             _ => return None,
         };

@@ -1,10 +1,52 @@
-//! Meristem train.
+//! Training: from a configuration to a run folder with events, weights and a summary.
+//!
+//! The rooms, in the order in which a run passes through them:
+//! - [`config`], `preset`, [`config_file`], [`settings`]: what can be set, and how preset, file and flags combine (U3);
+//! - `setup`: names become objects; what can be refused without training is refused;
+//! - [`run_folder`], [`event_writer`], [`events`], `observer`: where it is told what happens (U4);
+//! - `fleet`: devices, streams, resident data, gathers; `env`: one host with its network;
+//! - `episode`: steps of training, measuring and acting; `growth`: what happens to slots; `evaluate`: control and
+//!   test split;
+//! - `run`: all rounds; [`summary`]: what is left of them; `weights`, [`eval`]: networks from and to files (U5).
+//!
+//! ```no_run
+//! use meristem_train::config::{Layer, TrainConfig};
+//! use meristem_train::settings::Preset;
+//!
+//! # fn main() -> meristem_train::Result<()> {
+//! let quick = Layer { preset: Some(Preset::Quick), ..Layer::default() };
+//! let config = TrainConfig::resolve(Layer::default(), quick)?;
+//! let summary = meristem_train::run(&config, &mut meristem_train::Silent)?;
+//! println!("{:.1} % of the test images", 100.0 * summary.envs[0].test_accuracy);
+//! # Ok(())
+//! # }
+//! ```
 #![forbid(unsafe_code)]
+
 pub mod config;
 pub mod config_file;
-pub mod error;
+mod env;
+mod episode;
+mod error;
+pub mod eval;
+mod evaluate;
 pub mod event_writer;
 pub mod events;
-pub mod preset;
+mod fleet;
+mod growth;
+mod observer;
+mod preset;
+mod run;
 pub mod run_folder;
 pub mod settings;
+mod setup;
+pub mod summary;
+mod weights;
+
+pub use config::TrainConfig;
+pub use error::{Error, Result};
+pub use events::Event;
+pub use observer::{Observer, Silent};
+pub use run::{run, run_with};
+pub use setup::dataset_spec;
+pub use summary::Summary;

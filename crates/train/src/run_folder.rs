@@ -33,8 +33,11 @@ impl RunFolder {
         };
         let folder = Self { path };
         let weights = folder.weights();
-        fs::create_dir(&weights)
-            .map_err(|source| Error::RunFolder { action: "create", path: weights, source })?;
+        fs::create_dir(&weights).map_err(|source| Error::RunFolder {
+            action: "create",
+            path: weights,
+            source,
+        })?;
         Ok(folder)
     }
 
@@ -91,7 +94,8 @@ impl RunFolder {
 
 /// Creates `path` and what is above it; it must be new.
 fn make_new(path: &Path) -> Result<PathBuf> {
-    let fail = |source| Error::RunFolder { action: "create the run folder", path: path.into(), source };
+    let fail =
+        |source| Error::RunFolder { action: "create the run folder", path: path.into(), source };
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent).map_err(fail)?;
     }

@@ -1,0 +1,207 @@
+//! One env: a host, its network on its own stream, and what has been measured of it.
+
+use meristem_control::{EnvView, Op};
+use meristem_device::Stream;
+use meristem_grow::{
+    Configuration, Counterfactual, GateInputs, GradientHealth, Host, ParameterCounts, Scope,
+    StageChange, TopologyKey,
+};
+use meristem_nn::{EvalMetrics, GroupMetrics, Metrics, Network, NetworkOptions};
+
+use crate::error::Result;
+use crate::setup::Setup;
+use crate::summary::ModuleCounts;
+
+/// A host and everything that belongs to it alone.
+pub(crate) struct Env {
+    /// Number of the env.
+    pub(crate) index: usize,
+    /// What grows.
+    pub(crate) host: Host,
+    /// What computes.
+    pub(crate) network: Network,
+    /// The topology that `network` computes.
+    key: TopologyKey,
+    /// Per enabled slot: gradient health and contribution, as last measured while a module was there.
+    pub(crate) measured: Vec<GateInputs>,
+    /// Control accuracy after each step, in percentage points.
+    accuracies_pp: Vec<f32>,
+    /// Control loss after each step.
+    losses: Vec<f32>,
+    /// Last op, and whether it succeeded.
+    last: Option<(Op, bool)>,
+    /// The last step's training: metrics of the whole network.
+    pub(crate) train: Metrics,
+    /// The last step's evaluation on the control split.
+    pub(crate) control: Option<EvalMetrics>,
+    /// What came and went.
+    pub(crate) history: ModuleCounts,
+    /// Configurations of the step in progress.
+    counterfactual: Counterfactual,
+    parameters: ParameterCounts,
+}
+
+impl Env {
+    /// A fresh host for an episode of `round`.
+    ///
+    /// # Errors
+    /// Weights that do not fit, memory.
+    pub(crate) fn new(
+        setup: &Setup,
+        index: usize,
+        stream: &Stream,
+        (seed, batch_log): (u64, usize),
+    ) -> Result<Self> {
+        let host = setup.fresh_host()?;
+        let slots = host.slots().len();
+        let options = NetworkOptions {
+            // Main, one per module, and one for the test split.
+            configs: slots + 2,
+            batch_log,
+            ..NetworkOptions::new(seed, index as u64, setup.isa, setup.config.batch)
+        };
+        let mut network = Network::new(stream, setup.graph(&host)?, options)?;
+        setup.initialise(&mut network)?;
+        let counterfactual = Counterfactual::solo_off(&host, Scope::Live);
+        Ok(Self {
+            index,
+            key: host.topology_key(),
+            parameters: host.parameters()?,
+            host,
+            network,
+            measured: vec![GateInputs::default(); slots],
+            accuracies_pp: vec![],
+            losses: vec![],
+            last: None,
+            train: Metrics::default(),
+            control: None,
+            history: ModuleCounts::default(),
+            counterfactual,
+        })
+    }
+
+    /// Lets time pass for the host (alpha, ages, embargo), and brings the network up to date.
+    ///
+    /// # Errors
+    /// Memory, a failed stream.
+    pub(crate) fn open_step(&mut self, setup: &Setup) -> Result<Vec<StageChange>> {
+        let changes = self.host.step();
+        self.sync_network(setup)?;
+        self.counterfactual = Counterfactual::solo_off(&self.host, Scope::Live);
+        self.network.set_alphas(self.counterfactual.rows())?;
+        self.network.reset_metrics()?;
+        Ok(changes)
+    }
+
+    /// Makes the network compute the host's present topology.
+    ///
+    /// # Errors
+    /// Memory, a failed stream.
+    pub(crate) fn sync_network(&mut self, setup: &Setup) -> Result<()> {
+        let key = self.host.topology_key();
+        if key != self.key {
+            self.network.set_graph(setup.graph(&self.host)?)?;
+            self.key = key;
+            self.parameters = self.host.parameters()?;
+        }
+        Ok(())
+    }
+
+    /// Rows of alphas that this step evaluates.
+    pub(crate) fn configurations(&self) -> usize {
+        self.counterfactual.rows().len()
+    }
+
+    /// Takes in what the step measured.
+    pub(crate) fn note(&mut self, metrics: Metrics, has_control: bool) {
+        self.control = metrics.eval.first().copied().filter(|_| has_control);
+        if let Some(control) = self.control {
+            let percent = |m: &EvalMetrics| 100.0 * m.accuracy().unwrap_or(f64::NAN);
+            self.accuracies_pp.push(percent(&control) as f32);
+            self.losses.push(control.loss().unwrap_or(f64::NAN) as f32);
+            let rows = &metrics.eval[..self.configurations().min(metrics.eval.len())];
+            let accuracies: Vec<f64> = rows.iter().map(percent).collect();
+            let contributions = self.counterfactual.contributions_pp(&accuracies);
+            for (measured, contribution) in self.measured.iter_mut().zip(contributions) {
+                measured.contribution_pp = contribution;
+            }
+        }
+        for (slot, measured) in self.host.slots().iter().zip(&mut self.measured) {
+            let name = slot.name.to_string();
+            let group = self.network.graph().groups.iter().position(|group| group.name == name);
+            let group = group.and_then(|index| metrics.groups.get(index));
+            measured.gradient_health = group.and_then(health);
+        }
+        self.train = metrics;
+    }
+
+    /// Prepares the report: every module has its row, and one more row, as the host is, is for the test
+    /// split. Returns that row's index.
+    ///
+    /// # Errors
+    /// Memory, a failed stream.
+    pub(crate) fn open_report(&mut self, setup: &Setup) -> Result<usize> {
+        self.sync_network(setup)?;
+        self.counterfactual = Counterfactual::solo_off(&self.host, Scope::All);
+        let mut rows = self.counterfactual.rows().to_vec();
+        rows.push(self.host.alphas());
+        self.network.set_alphas(&rows)?;
+        self.network.reset_metrics()?;
+        Ok(rows.len() - 1)
+    }
+
+    /// Accuracy without each module that was switched off, and its contribution in percentage points.
+    pub(crate) fn solo_off(&self) -> Vec<(usize, f64, f64)> {
+        let Some(main) = self.control.and_then(|control| control.accuracy()) else { return vec![] };
+        let rows = self.counterfactual.configurations().iter().zip(&self.train.eval);
+        rows.filter_map(|(configuration, metrics)| match configuration {
+            Configuration::SoloOff(slot) => {
+                let without = metrics.accuracy()?;
+                Some((*slot, without, 100.0 * (main - without)))
+            }
+            _ => None,
+        })
+        .collect()
+    }
+
+    /// What a controller sees.
+    pub(crate) fn view(&self, step: usize, episode_steps: usize) -> EnvView<'_> {
+        EnvView {
+            env: self.index,
+            host: &self.host,
+            step: step as u32,
+            episode_steps: episode_steps as u32,
+            accuracies_pp: &self.accuracies_pp,
+            losses: &self.losses,
+            measured: &self.measured,
+            last: self.last,
+        }
+    }
+
+    /// Control accuracy after the last step, in percentage points.
+    pub(crate) fn accuracy_pp(&self) -> Option<f32> {
+        self.accuracies_pp.last().copied()
+    }
+
+    /// Remembers the op of this step.
+    pub(crate) fn acted(&mut self, op: Op, succeeded: bool) {
+        self.last = Some((op, succeeded));
+    }
+
+    /// Trained parameters of the host and of each slot's module that takes part in the network.
+    pub(crate) fn parameters(&self) -> &ParameterCounts {
+        &self.parameters
+    }
+}
+
+/// Shares over all tensors and steps of the epoch; the norm is the mean over the steps.
+fn health(group: &GroupMetrics) -> Option<GradientHealth> {
+    let health = group.health()?;
+    let share = |count: u64| count as f64 / group.tensors as f64;
+    Some(GradientHealth {
+        health,
+        vanishing: share(group.vanishing),
+        exploding: share(group.exploding),
+        norm: group.mean_norm()?,
+    })
+}

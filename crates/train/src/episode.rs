@@ -1,0 +1,207 @@
+//! One episode of all envs: steps of training, measuring and acting, then the report.
+//!
+//! The way of a step: time passes for the hosts and their networks follow (`growth::open_step`); the epoch's
+//! batches are gathered and trained on, all envs side by side, nothing is waited for (`train_epoch`, H4); the
+//! control split is evaluated in every configuration (`evaluate`); one read-back brings all metrics of all
+//! envs (H1); the controller decides and `growth::act` does it.
+
+use std::time::Instant;
+
+use meristem_control::{Controller, EnvView};
+use meristem_device::random::{Purpose, Rng};
+
+use crate::env::Env;
+use crate::error::{Error, Result};
+use crate::evaluate;
+use crate::events::{Event, StepCompleted};
+use crate::fleet::{Fleet, for_each_batch};
+use crate::growth::{self, When};
+use crate::observer::Journal;
+use crate::setup::Setup;
+use crate::summary::HotTotals;
+
+/// What a run adds up over its episodes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Totals {
+    /// Steps of all rounds.
+    pub(crate) steps: u64,
+    /// Batches of all envs.
+    pub(crate) training_steps: u64,
+    /// Images trained.
+    pub(crate) images: u64,
+    /// Seconds in steps.
+    pub(crate) step_seconds: f64,
+    /// Inner loops of the epochs after the first.
+    pub(crate) hot: HotTotals,
+}
+
+/// Everything an episode works with.
+pub(crate) struct Episode<'a, 'j> {
+    pub(crate) setup: &'a Setup,
+    pub(crate) fleet: &'a mut Fleet,
+    pub(crate) controller: &'a mut dyn Controller,
+    pub(crate) journal: &'a mut Journal<'j>,
+    pub(crate) totals: &'a mut Totals,
+    pub(crate) round: usize,
+}
+
+/// An episode that has run.
+pub(crate) struct Trained {
+    /// The envs, not yet read against the test set.
+    pub(crate) envs: Vec<Env>,
+    /// Steps done.
+    pub(crate) steps: usize,
+    /// Whether it was asked to stop.
+    pub(crate) interrupted: bool,
+}
+
+impl Episode<'_, '_> {
+    /// Runs the steps on fresh hosts. One wait per step.
+    ///
+    /// # Errors
+    /// A diverged env, a full disk, a failed device.
+    pub(crate) fn train(&mut self) -> Result<Trained> {
+        let round = self.round;
+        self.journal.emit(Event::RoundStarted { round });
+        let mut envs = self.fresh_envs()?;
+        let mut steps = 0;
+        let mut interrupted = false;
+        for step in 0..self.setup.config.steps {
+            self.step(&mut envs, When { round, step })?;
+            steps += 1;
+            interrupted = self.journal.stop_requested()?;
+            if interrupted {
+                break;
+            }
+        }
+        Ok(Trained { envs, steps, interrupted })
+    }
+
+    fn fresh_envs(&mut self) -> Result<Vec<Env>> {
+        let config = &self.setup.config;
+        // Round 0 uses the seed itself, so that one round is what its seed says.
+        let seed = match self.round {
+            0 => config.seed,
+            round => Rng::new(config.seed, Purpose::Init, u64::MAX, round as u64).next_u64(),
+        };
+        let batch_log = if config.log_batches { self.fleet.train.len().max(1) } else { 1 };
+        let streams = self.fleet.machine.streams().iter().enumerate();
+        streams
+            .map(|(index, stream)| {
+                self.controller.begin_episode(index);
+                Env::new(self.setup, index, stream, (seed, batch_log))
+            })
+            .collect()
+    }
+
+    /// One step of all envs.
+    fn step(&mut self, envs: &mut [Env], when: When) -> Result<()> {
+        let started = Instant::now();
+        for env in envs.iter_mut() {
+            growth::open_step(env, self.setup, when, self.journal)?;
+        }
+        let epoch = when.round * self.setup.config.steps + when.step;
+        train_epoch(self.fleet, envs, epoch as u64, self.totals)?;
+        evaluate::control(self.fleet, envs)?;
+        evaluate::read(self.fleet, envs)?;
+        let seconds = started.elapsed().as_secs_f64();
+        let images: u64 = envs.iter().map(|env| env.train.samples).sum();
+        self.totals.steps += 1;
+        self.totals.images += images;
+        self.totals.step_seconds += seconds;
+        self.tell_batches(envs, when);
+        let actions = self.decide(envs, when)?;
+        for (env, action) in envs.iter().zip(actions) {
+            if let Some(event) = growth::counterfactuals(env, when) {
+                self.journal.emit(event);
+            }
+            let event = step_event(env, when, action, (seconds, images as f64 / seconds));
+            self.journal.emit(Event::StepCompleted(event));
+        }
+        self.check_losses(envs, when)
+    }
+
+    /// One line per batch and env, in the order in which they were trained.
+    fn tell_batches(&mut self, envs: &[Env], When { round, step }: When) {
+        if !self.setup.config.log_batches {
+            return;
+        }
+        let batches = envs.iter().map(|env| env.train.batch_losses.len()).max().unwrap_or(0);
+        for batch in 0..batches {
+            for env in envs {
+                if let Some(&loss) = env.train.batch_losses.get(batch) {
+                    let env = env.index;
+                    self.journal.emit_waiting(Event::BatchCompleted {
+                        env,
+                        round,
+                        step,
+                        batch,
+                        loss,
+                    });
+                }
+            }
+        }
+    }
+
+    /// Asks the controller about all envs at once, and does what it says; the actions in words.
+    fn decide(&mut self, envs: &mut [Env], when: When) -> Result<Vec<String>> {
+        let steps = self.setup.config.steps;
+        let views: Vec<EnvView<'_>> = envs.iter().map(|env| env.view(when.step, steps)).collect();
+        let actions = self.controller.decide_all(&views);
+        let both = envs.iter_mut().zip(&actions);
+        both.map(|(env, action)| growth::act(env, action, when, self.journal)).collect()
+    }
+
+    /// An env whose loss is no number cannot be trained on.
+    fn check_losses(&mut self, envs: &[Env], When { round, step }: When) -> Result<()> {
+        let bad = envs.iter().find(|env| !env.train.loss_sum.is_finite());
+        let Some(env) = bad else { return Ok(()) };
+        let (env, loss) = (env.index, env.train.loss_sum);
+        let what = format!("training loss is {loss}");
+        self.journal.emit_waiting(Event::Anomaly { env, round, step, what });
+        Err(Error::Diverged { env, step, loss })
+    }
+}
+
+/// The inner loop: every batch of the epoch, to every env. Waits for nothing; what it costs is counted, for
+/// every epoch but the run's first, which allocates what the others reuse (D5, H4).
+fn train_epoch(fleet: &mut Fleet, envs: &mut [Env], epoch: u64, totals: &mut Totals) -> Result<()> {
+    fleet.train.start_epoch(epoch)?;
+    let before = fleet.machine.counts();
+    let mut training_steps = 0;
+    for_each_batch(&mut fleet.train, |batch| {
+        training_steps += 1;
+        Ok(envs[batch.env].network.train_step(&batch.inputs, &batch.targets)?)
+    })?;
+    if totals.training_steps > 0 {
+        totals.hot.add(training_steps, fleet.machine.counts() - before);
+    }
+    totals.training_steps += training_steps;
+    Ok(())
+}
+
+fn step_event(
+    env: &Env,
+    When { round, step }: When,
+    action: String,
+    (step_seconds, images_per_second): (f64, f64),
+) -> StepCompleted {
+    let train = &env.train;
+    let samples = train.samples.max(1) as f64;
+    StepCompleted {
+        env: env.index,
+        round,
+        step,
+        train_loss: train.loss_sum / samples,
+        train_accuracy: train.correct as f64 / samples,
+        control_loss: env.control.and_then(|control| control.loss()),
+        control_accuracy: env.control.and_then(|control| control.accuracy()),
+        host_gradient_norm: train.groups.first().and_then(|group| group.mean_norm()),
+        host_parameters: env.parameters().host,
+        grown_parameters: env.parameters().grown(),
+        slots: growth::slot_states(env),
+        action,
+        step_seconds,
+        images_per_second,
+    }
+}

@@ -1,0 +1,90 @@
+//! Evaluating a weights file on a split, without a run.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use meristem_data::{DatasetSpec, Residency, Split, cache};
+use meristem_device::DeviceId;
+use meristem_grow::{BlueprintSet, HostSpec, Rules};
+use meristem_nn::{Isa, Network, NetworkOptions};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::fleet::{Machine, Serving, for_each_batch};
+use crate::setup::{Wanted, image_shape};
+use crate::weights::Weights;
+
+/// What to evaluate, and on what.
+#[derive(Clone, Debug)]
+pub struct EvalConfig {
+    /// Weights file.
+    pub weights: PathBuf,
+    /// Host description; may be absent when the file holds a topology.
+    pub host: Option<String>,
+    /// Dataset.
+    pub dataset: DatasetSpec,
+    /// Which part of it.
+    pub split: Split,
+    /// Samples in a batch; the result's loss depends on it in the last bits only.
+    pub batch: usize,
+    /// Device.
+    pub device: DeviceId,
+    /// Worker threads; 0: as many as there are cores.
+    pub threads: usize,
+}
+
+/// The outcome of an evaluation.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EvalReport {
+    /// Mean cross-entropy in nats.
+    pub loss: f64,
+    /// Share of samples classified right, 0..1.
+    pub accuracy: f64,
+    /// Samples.
+    pub samples: u64,
+}
+
+/// Evaluates weights on every sample of a split, in evaluation mode. A grown network is rebuilt from the
+/// topology in the file; pixels are normalised with the file's constants, or else with the dataset's. Waits.
+///
+/// # Errors
+/// Weights that do not fit the host or the dataset, a dataset that cannot be read, a failed device.
+pub fn evaluate(config: &EvalConfig) -> Result<EvalReport> {
+    let weights = Weights::load(&config.weights)?;
+    let spec = match &config.host {
+        Some(text) => Some(text.parse::<HostSpec>().map_err(meristem_grow::Error::from)?),
+        None => weights.host_spec()?,
+    };
+    if config.batch == 0 {
+        return Err(Error::value("batch", 0, "at least 1"));
+    }
+    let isa = Isa::from_env().map_err(meristem_nn::Error::from)?;
+    let machine = Machine::open(&[config.device], config.threads)?;
+    let datasets = machine.load(&config.dataset, config.split, Residency::Resident)?;
+    let info = cache::files(&config.dataset)?.info()?;
+    let image = image_shape(&info);
+    let wanted = Wanted { host: spec.as_ref(), image: &image };
+    let blueprints = Arc::new(BlueprintSet::standard());
+    let host = weights.host(&wanted, &[], &blueprints, Rules::default())?;
+    let normalization = weights.normalization(image.channels)?;
+
+    let options = NetworkOptions { configs: 1, ..NetworkOptions::new(0, 0, isa, config.batch) };
+    let stream = &machine.streams()[0];
+    let mut network = Network::new(stream, Arc::new(host.graph()?), options)?;
+    weights.fill(&mut network)?;
+    network.set_alphas(&[host.alphas()])?;
+    let serving = Serving { batch: config.batch, subset: None, normalization };
+    for gather in &mut serving.gathers(&machine, &datasets)? {
+        gather.start_epoch(0)?;
+        for_each_batch(gather, |batch| Ok(network.eval_step(&batch.inputs, &batch.targets, 0)?))?;
+    }
+    let metrics = machine.read_metrics(&[network.metrics()])?;
+    cache::clear(|key| key.source == config.dataset.source);
+    let eval =
+        metrics.first().and_then(|metrics| metrics.eval.first()).copied().unwrap_or_default();
+    Ok(EvalReport {
+        loss: eval.loss().unwrap_or(f64::NAN),
+        accuracy: eval.accuracy().unwrap_or(f64::NAN),
+        samples: eval.samples,
+    })
+}

@@ -1,0 +1,130 @@
+//! Reading envs against a split: enqueued for all of them, then one read-back.
+
+use std::path::PathBuf;
+
+use meristem_data::GatherBatches;
+use meristem_grow::ParameterCounts;
+use meristem_nn::{EvalMetrics, Metrics};
+
+use crate::env::Env;
+use crate::error::Result;
+use crate::fleet::{Fleet, for_each_batch};
+use crate::setup::Setup;
+use crate::summary::{EnvSummary, ModuleSummary};
+
+/// Evaluates every env on the control split, in every configuration of its step. Waits for nothing.
+///
+/// # Errors
+/// A failed device.
+pub(crate) fn control(fleet: &mut Fleet, envs: &mut [Env]) -> Result<()> {
+    for (env, gather) in envs.iter_mut().zip(&mut fleet.control) {
+        let configurations = env.configurations();
+        serve(env, gather, 0..configurations)?;
+    }
+    Ok(())
+}
+
+/// One pass over a split; each batch is gathered once for all configurations.
+fn serve(
+    env: &mut Env,
+    gather: &mut GatherBatches,
+    configurations: std::ops::Range<usize>,
+) -> Result<()> {
+    gather.start_epoch(0)?;
+    for_each_batch(gather, |batch| {
+        for configuration in configurations.clone() {
+            env.network.eval_step(&batch.inputs, &batch.targets, configuration)?;
+        }
+        Ok(())
+    })
+}
+
+/// The one read-back of a step: all metrics of all envs (H1). Waits for the devices.
+///
+/// # Errors
+/// A failed device.
+pub(crate) fn read(fleet: &Fleet, envs: &mut [Env]) -> Result<()> {
+    let has_control = !fleet.control.is_empty();
+    let all = read_all(fleet, envs)?;
+    for (env, metrics) in envs.iter_mut().zip(all) {
+        env.note(metrics, has_control);
+    }
+    Ok(())
+}
+
+fn read_all(fleet: &Fleet, envs: &[Env]) -> Result<Vec<Metrics>> {
+    let tensors: Vec<_> = envs.iter().map(|env| env.network.metrics()).collect();
+    fleet.machine.read_metrics(&tensors)
+}
+
+/// The end of an episode: leave-one-out of every module on the control split, and the one look at the test
+/// split. One wait.
+///
+/// # Errors
+/// A failed device.
+pub(crate) fn report(
+    fleet: &mut Fleet,
+    setup: &Setup,
+    envs: &mut [Env],
+) -> Result<Vec<EnvSummary>> {
+    let mut test_rows = vec![];
+    for env in envs.iter_mut() {
+        test_rows.push(env.open_report(setup)?);
+    }
+    control(fleet, envs)?;
+    for ((env, gather), &row) in envs.iter_mut().zip(&mut fleet.test).zip(&test_rows) {
+        serve(env, gather, row..row + 1)?;
+    }
+    let has_control = !fleet.control.is_empty();
+    let all = read_all(fleet, envs)?;
+    let mut summaries = vec![];
+    for ((env, metrics), row) in envs.iter_mut().zip(all).zip(test_rows) {
+        let test = metrics.eval.get(row).copied().unwrap_or_default();
+        summaries.push(summarise(env, metrics, test, has_control));
+    }
+    Ok(summaries)
+}
+
+fn summarise(env: &mut Env, metrics: Metrics, test: EvalMetrics, has_control: bool) -> EnvSummary {
+    let samples = env.train.samples.max(1) as f64;
+    let (train_loss, train_correct) = (env.train.loss_sum, env.train.correct as f64);
+    env.note(metrics, has_control);
+    let ParameterCounts { host, .. } = *env.parameters();
+    EnvSummary {
+        env: env.index,
+        train_loss: train_loss / samples,
+        train_accuracy: train_correct / samples,
+        control_loss: env.control.and_then(|control| control.loss()),
+        control_accuracy: env.control.and_then(|control| control.accuracy()),
+        test_loss: test.loss().unwrap_or(f64::NAN),
+        test_accuracy: test.accuracy().unwrap_or(f64::NAN),
+        parameters: env.parameters().total(),
+        host_parameters: host,
+        grown_parameters: env.parameters().grown(),
+        modules: modules(env),
+        history: env.history,
+        weights: PathBuf::from("weights").join(weights_name(env.index)),
+    }
+}
+
+/// File name of an env's weights.
+pub(crate) fn weights_name(env: usize) -> String {
+    format!("env-{env}.safetensors")
+}
+
+fn modules(env: &Env) -> Vec<ModuleSummary> {
+    let slots = env.host.slots().iter().zip(&env.measured).zip(&env.parameters().modules);
+    slots
+        .filter_map(|((slot, measured), &parameters)| {
+            let module = slot.module.as_ref()?;
+            Some(ModuleSummary {
+                slot: slot.name.to_string(),
+                blueprint: module.blueprint.name.clone(),
+                stage: slot.stage.to_string(),
+                alpha: f64::from(slot.alpha()),
+                parameters,
+                contribution: measured.contribution_pp.map(f64::from),
+            })
+        })
+        .collect()
+}

@@ -1,0 +1,214 @@
+//! What the envs of a run share: devices, streams, the resident data, and the gather that serves them.
+
+use std::sync::Arc;
+
+use meristem_data::{
+    Batch, Dataset, DatasetSpec, GatherBatches, GatherConfig, Residency, Split, cache, order,
+};
+use meristem_device::{Counts, Device, DeviceId, DeviceOptions, Stream, Tensor, read_back_f64};
+use meristem_nn::Metrics;
+
+use crate::config::TrainConfig;
+use crate::error::{Error, Result};
+use crate::setup::Setup;
+
+/// Devices, each opened once, and one stream per env (S1).
+pub(crate) struct Machine {
+    /// The distinct devices, in the order of their first env.
+    devices: Vec<Device>,
+    /// Env -> index into `devices`.
+    device_of: Vec<usize>,
+    streams: Vec<Stream>,
+}
+
+impl Machine {
+    /// Opens the device of each env.
+    ///
+    /// # Errors
+    /// A device that is not there, or not part of this build.
+    pub(crate) fn open(ids: &[DeviceId], threads: usize) -> Result<Self> {
+        let mut devices: Vec<Device> = vec![];
+        let mut device_of = vec![];
+        for &id in ids {
+            let known = devices.iter().position(|device| device.id() == id);
+            device_of.push(match known {
+                Some(index) => index,
+                None => {
+                    devices.push(Device::open(id, &DeviceOptions { threads, memory_limit: None })?);
+                    devices.len() - 1
+                }
+            });
+        }
+        let stream = |(env, &at): (usize, &usize)| devices[at].stream(&format!("env {env}"));
+        let streams = device_of.iter().enumerate().map(stream).collect();
+        Ok(Self { devices, device_of, streams })
+    }
+
+    /// The distinct devices.
+    pub(crate) fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+
+    /// The streams, one per env.
+    pub(crate) fn streams(&self) -> &[Stream] {
+        &self.streams
+    }
+
+    /// A split, resident on each device.
+    pub(crate) fn load(
+        &self,
+        spec: &DatasetSpec,
+        split: Split,
+        residency: Residency,
+    ) -> Result<Vec<Arc<Dataset>>> {
+        let load = |device| Ok(cache::load(device, spec, split, residency)?);
+        self.devices.iter().map(load).collect()
+    }
+
+    /// What the devices did so far, summed.
+    pub(crate) fn counts(&self) -> Counts {
+        let sum = |a: Counts, b: Counts| Counts {
+            copies_to_host: a.copies_to_host + b.copies_to_host,
+            copies_to_device: a.copies_to_device + b.copies_to_device,
+            synchronizations: a.synchronizations + b.synchronizations,
+            allocations: a.allocations + b.allocations,
+            launches: a.launches + b.launches,
+        };
+        self.devices.iter().map(Device::counts).fold(Counts::default(), sum)
+    }
+
+    /// The metrics of all envs (`tensors` in env order): one copy and one wait per device (H1).
+    pub(crate) fn read_metrics(&self, tensors: &[&Tensor]) -> Result<Vec<Metrics>> {
+        let mut metrics = vec![Metrics::default(); tensors.len()];
+        for device in 0..self.devices.len() {
+            let envs: Vec<usize> =
+                (0..tensors.len()).filter(|&env| self.device_of[env] == device).collect();
+            let of_device: Vec<&Tensor> = envs.iter().map(|&env| tensors[env]).collect();
+            for (&env, raw) in envs.iter().zip(read_back_f64(&of_device)?) {
+                metrics[env] = Metrics::parse(&raw);
+            }
+        }
+        Ok(metrics)
+    }
+}
+
+/// How a split is served for evaluation: to each env all of it, in order.
+pub(crate) struct Serving {
+    /// Samples in a batch.
+    pub(crate) batch: usize,
+    /// Which samples; all when absent.
+    pub(crate) subset: Option<Arc<[u32]>>,
+    /// Constants; the dataset's own when absent.
+    pub(crate) normalization: Option<meristem_data::Normalization>,
+}
+
+impl Serving {
+    /// A gather for each env, on its own stream and into its own memory (D3): unlike the training
+    /// gather, which deals the samples out, each of these serves every sample.
+    pub(crate) fn gathers(
+        &self,
+        machine: &Machine,
+        datasets: &[Arc<Dataset>],
+    ) -> Result<Vec<GatherBatches>> {
+        let gather = |(env, stream): (usize, &Stream)| {
+            let config = GatherConfig {
+                shuffle: false,
+                subset: self.subset.clone(),
+                normalization: self.normalization.clone(),
+                ..GatherConfig::new(self.batch, vec![stream.device().id()])
+            };
+            let dataset = datasets[machine.device_of[env]].clone();
+            Ok(GatherBatches::new(&config, &[dataset], std::slice::from_ref(stream))?)
+        };
+        machine.streams.iter().enumerate().map(gather).collect()
+    }
+}
+
+/// The data of a run, ready to be served.
+pub(crate) struct Fleet {
+    /// Devices and streams.
+    pub(crate) machine: Machine,
+    /// Deals each epoch's training samples out to the envs.
+    pub(crate) train: GatherBatches,
+    /// Per env: all of the control split; nobody has one when it is empty.
+    pub(crate) control: Vec<GatherBatches>,
+    /// Per env: all of the test split.
+    pub(crate) test: Vec<GatherBatches>,
+    /// Samples trained on.
+    pub(crate) train_samples: usize,
+    /// Samples held out for the controller.
+    pub(crate) control_samples: usize,
+    /// Samples of the test split.
+    pub(crate) test_samples: usize,
+}
+
+impl Fleet {
+    /// Splits the training set, and prepares the gathers of all three parts.
+    ///
+    /// # Errors
+    /// Too few samples for one batch of every env, or for a control split; device errors.
+    pub(crate) fn new(
+        machine: Machine,
+        setup: &Setup,
+        [train, test]: [Vec<Arc<Dataset>>; 2],
+    ) -> Result<Self> {
+        let config = &setup.config;
+        let len = train.first().map_or(0, |dataset| dataset.len());
+        let (kept, held_out) = order::split_by_seed(len, config.control_share(), config.seed)?;
+        check_sizes(config, kept.len(), held_out.len())?;
+        let (train_samples, control_samples) = (kept.len(), held_out.len());
+        let devices = machine.device_of.iter().map(|&at| machine.devices[at].id()).collect();
+        let gather = GatherConfig {
+            shuffle: config.shuffle.0,
+            seed: config.seed,
+            subset: (control_samples > 0).then(|| kept.into()),
+            augment: setup.augment(),
+            max_batches: config.max_batches.count(),
+            ..GatherConfig::new(config.batch, devices)
+        };
+        let gather = GatherBatches::new(&gather, &train, &machine.streams)?;
+        let serving = |subset| Serving { batch: config.batch, subset, normalization: None };
+        let control = match control_samples {
+            0 => vec![],
+            _ => serving(Some(held_out.into())).gathers(&machine, &train)?,
+        };
+        let test_samples = test.first().map_or(0, |dataset| dataset.len());
+        let test = serving(None).gathers(&machine, &test)?;
+        Ok(Self {
+            machine,
+            train: gather,
+            control,
+            test,
+            train_samples,
+            control_samples,
+            test_samples,
+        })
+    }
+}
+
+/// Every env must have something to learn from in every step.
+fn check_sizes(config: &TrainConfig, train: usize, control: usize) -> Result<()> {
+    if train < config.envs {
+        let expected = format!("at most {train}, the number of training samples");
+        return Err(Error::value("envs", config.envs, expected));
+    }
+    if config.control_share() > 0.0 && control == 0 {
+        let expected = format!("a share that is at least one of the {train} training samples");
+        return Err(Error::value("control-split", config.control_share(), expected));
+    }
+    Ok(())
+}
+
+/// Serves one epoch of one gather.
+///
+/// # Errors
+/// Those of the gather and of `each`.
+pub(crate) fn for_each_batch(
+    gather: &mut GatherBatches,
+    mut each: impl FnMut(&Batch) -> Result<()>,
+) -> Result<()> {
+    while let Some(batches) = gather.next()? {
+        batches.iter().try_for_each(&mut each)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,191 @@
+//! What happens to an env's slots: doing actions, and telling of them.
+
+use meristem_control::{Action, Op, Outcome, apply};
+use meristem_grow::{Comparison, GateReport, Host, Stage, StageChange};
+
+use crate::env::Env;
+use crate::error::Result;
+use crate::events::{Event, ModuleOff, SlotState};
+use crate::observer::Journal;
+use crate::setup::Setup;
+
+/// Where in a run something happens.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct When {
+    pub(crate) round: usize,
+    pub(crate) step: usize,
+}
+
+/// Opens a step for an env and tells which stages time alone has changed.
+///
+/// # Errors
+/// Memory, a failed stream.
+pub(crate) fn open_step(
+    env: &mut Env,
+    setup: &Setup,
+    when: When,
+    journal: &mut Journal<'_>,
+) -> Result<()> {
+    let before = Before::of(env);
+    let changes = env.open_step(setup)?;
+    changes.iter().for_each(|change| before.tell(env, change, when, journal));
+    Ok(())
+}
+
+/// Does a controller's action, and returns it in words.
+///
+/// # Errors
+/// An action that is not legal, which would be a fault of the controller.
+pub(crate) fn act(
+    env: &mut Env,
+    action: &Action,
+    when: When,
+    journal: &mut Journal<'_>,
+) -> Result<String> {
+    let before = Before::of(env);
+    let accuracy = env.accuracy_pp();
+    let words = describe(action, &env.host);
+    let Outcome { succeeded, change, gate } = apply(action, &mut env.host, &env.measured, accuracy)
+        .map_err(meristem_grow::Error::from)?;
+    env.acted(action.op(), succeeded);
+    if let (Some(report), Some(slot)) = (&gate, action.slot()) {
+        journal.emit(gate_event(env, slot, report, when));
+    }
+    if let Some(change) = &change {
+        if action.op() == Op::Germinate {
+            journal.emit(germinated(env, change.index, when));
+        }
+        before.tell(env, change, when, journal);
+    }
+    Ok(words)
+}
+
+/// An action in words: `GERMINATE r0c1 conv_light`.
+fn describe(action: &Action, host: &Host) -> String {
+    let slot = action.slot().and_then(|slot| host.slots().get(slot));
+    let name = slot.map(|slot| slot.name.to_string());
+    let blueprint = match *action {
+        Action::Germinate { blueprint, .. } => {
+            host.blueprints().get(blueprint).map(|blueprint| blueprint.name.clone())
+        }
+        _ => None,
+    };
+    let parts = [Some(action.op().to_string()), name, blueprint];
+    parts.into_iter().flatten().collect::<Vec<String>>().join(" ")
+}
+
+/// What was in each slot before a change that may have emptied it.
+struct Before {
+    blueprints: Vec<Option<String>>,
+    contributions: Vec<Option<f64>>,
+}
+
+impl Before {
+    fn of(env: &Env) -> Self {
+        let blueprint = |slot: &meristem_grow::Slot| {
+            slot.module.as_ref().map(|module| module.blueprint.name.clone())
+        };
+        Self {
+            blueprints: env.host.slots().iter().map(blueprint).collect(),
+            contributions: contributions(env),
+        }
+    }
+
+    /// Tells of a change of stage, and counts what came and went.
+    fn tell(&self, grown: &mut Env, change: &StageChange, when: When, journal: &mut Journal<'_>) {
+        let When { round, step } = when;
+        let env = grown.index;
+        let slot = change.slot.to_string();
+        let (from, to) = (change.from.to_string(), change.to.to_string());
+        journal.emit(Event::StageChanged { env, round, step, slot: slot.clone(), from, to });
+        let blueprint = self.blueprints.get(change.index).cloned().flatten().unwrap_or_default();
+        let contribution = self.contributions.get(change.index).copied().flatten();
+        match change.to {
+            Stage::Germinated => grown.history.germinated += 1,
+            Stage::Pruned => {
+                grown.history.pruned += 1;
+                journal.emit(Event::ModulePruned {
+                    env,
+                    round,
+                    step,
+                    slot,
+                    blueprint,
+                    contribution,
+                });
+            }
+            Stage::Fossilized => {
+                grown.history.fossilized += 1;
+                let fossilized =
+                    Event::ModuleFossilized { env, round, step, slot, blueprint, contribution };
+                journal.emit(fossilized);
+            }
+            _ => {}
+        }
+    }
+}
+
+fn contributions(env: &Env) -> Vec<Option<f64>> {
+    env.measured.iter().map(|measured| measured.contribution_pp.map(f64::from)).collect()
+}
+
+fn germinated(env: &Env, index: usize, When { round, step }: When) -> Event {
+    let slot = &env.host.slots()[index];
+    let (blueprint, style, parameters) = match &slot.module {
+        Some(module) => (
+            module.blueprint.name.clone(),
+            module.style.to_string(),
+            module.blueprint.parameters(slot.channels).unwrap_or(0),
+        ),
+        None => Default::default(),
+    };
+    let slot = slot.name.to_string();
+    Event::ModuleGerminated { env: env.index, round, step, slot, blueprint, style, parameters }
+}
+
+fn gate_event(env: &Env, slot: usize, report: &GateReport, When { round, step }: When) -> Event {
+    let reason = |condition: &meristem_grow::Condition| {
+        let value = condition.value.map_or("not measured".into(), |value| format!("{value:.4}"));
+        let needs = match condition.comparison {
+            Comparison::AtLeast => "at least",
+            Comparison::AtMost => "at most",
+        };
+        format!("{}: {value}, needs {needs} {}", condition.name, condition.threshold)
+    };
+    Event::GateEvaluated {
+        env: env.index,
+        round,
+        step,
+        slot: env.host.slots()[slot].name.to_string(),
+        target: report.gate.target().to_string(),
+        passed: report.passed,
+        reasons: report.failed().map(reason).collect(),
+    }
+}
+
+/// What the modules of an env that were switched off are worth; `None` when none was.
+pub(crate) fn counterfactuals(env: &Env, When { round, step }: When) -> Option<Event> {
+    let module = |(slot, accuracy_without, contribution): (usize, f64, f64)| ModuleOff {
+        slot: env.host.slots()[slot].name.to_string(),
+        accuracy_without,
+        contribution,
+    };
+    let modules: Vec<ModuleOff> = env.solo_off().into_iter().map(module).collect();
+    let accuracy = env.control.and_then(|control| control.accuracy())?;
+    let event = Event::Counterfactuals { env: env.index, round, step, accuracy, modules };
+    (!matches!(&event, Event::Counterfactuals { modules, .. } if modules.is_empty()))
+        .then_some(event)
+}
+
+/// The slots of an env that are not dormant.
+pub(crate) fn slot_states(env: &Env) -> Vec<SlotState> {
+    let state = |(slot, measured): (&meristem_grow::Slot, &meristem_grow::GateInputs)| SlotState {
+        slot: slot.name.to_string(),
+        stage: slot.stage.to_string(),
+        blueprint: slot.module.as_ref().map(|module| module.blueprint.name.clone()),
+        alpha: f64::from(slot.alpha()),
+        contribution: measured.contribution_pp.map(f64::from),
+        gradient_health: measured.gradient_health.map(|health| health.health),
+    };
+    let slots = env.host.slots().iter().zip(&env.measured);
+    slots.filter(|(slot, _)| slot.stage != Stage::Dormant).map(state).collect()
+}

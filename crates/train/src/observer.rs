@@ -1,0 +1,64 @@
+//! Who watches a run, and the journal that tells observer and file the same.
+
+use crate::error::Result;
+use crate::event_writer::EventWriter;
+use crate::events::Event;
+
+/// Watches a run, and may ask it to stop. Called on the thread that runs it, between steps: what takes long
+/// here delays the run.
+pub trait Observer {
+    /// Something happened. The same events are written to `events.jsonl`.
+    fn event(&mut self, _event: &Event) {}
+
+    /// Whether to end the run at the next step boundary, with weights and summary.
+    fn stop_requested(&self) -> bool {
+        false
+    }
+}
+
+/// Watches nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Silent;
+
+impl Observer for Silent {}
+
+/// Hands every event to the observer and to the file.
+pub(crate) struct Journal<'a> {
+    writer: EventWriter,
+    observer: &'a mut dyn Observer,
+}
+
+impl<'a> Journal<'a> {
+    pub(crate) fn new(writer: EventWriter, observer: &'a mut dyn Observer) -> Self {
+        Self { writer, observer }
+    }
+
+    /// Tells both. Does not wait; the file's queue may drop the event, which is counted.
+    pub(crate) fn emit(&mut self, event: Event) {
+        self.observer.event(&event);
+        self.writer.emit(&event);
+    }
+
+    /// Tells both, and waits for a place in the file's queue.
+    pub(crate) fn emit_waiting(&mut self, event: Event) {
+        self.observer.event(&event);
+        self.writer.emit_waiting(&event);
+    }
+
+    /// At a step boundary: whether to stop.
+    ///
+    /// # Errors
+    /// The file cannot be written any more.
+    pub(crate) fn stop_requested(&self) -> Result<bool> {
+        self.writer.check()?;
+        Ok(self.observer.stop_requested())
+    }
+
+    /// Writes what is queued; the number of events that were dropped.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(crate) fn close(self) -> Result<u64> {
+        self.writer.close()
+    }
+}

@@ -1,0 +1,241 @@
+//! From a configuration to what a run works with: names become objects, and everything that can be refused
+//! without training is refused here.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use meristem_data::{Augment, DatasetInfo, DatasetSpec, Residency, Source};
+use meristem_device::DeviceId;
+use meristem_grow::{BlueprintSet, Gates, Host, HostSpec, ImageShape, Rules, SlotName, nearest};
+use meristem_nn::graph::{Graph, SgdConfig};
+use meristem_nn::{Isa, Network};
+
+use crate::config::TrainConfig;
+use crate::error::{Error, Result};
+use crate::settings::Augmentations;
+use crate::weights::Weights;
+
+/// Padding of the random crop, in pixels, as is usual for images of 32 pixels.
+const CROP_PADDING: usize = 4;
+
+/// What a configuration names, before any data is read.
+#[derive(Clone, Debug)]
+pub(crate) struct Names {
+    /// Device of each env.
+    pub(crate) devices: Vec<DeviceId>,
+    /// Which dataset.
+    pub(crate) spec: DatasetSpec,
+    /// Instruction set of the kernels.
+    pub(crate) isa: Isa,
+    host: HostSpec,
+    slots: Vec<SlotName>,
+    init: Option<Arc<Weights>>,
+}
+
+impl Names {
+    /// Looks everything up. Reads the initial weights, and no dataset.
+    ///
+    /// # Errors
+    /// A name that is not known, sizes that cannot be, weights that cannot be read.
+    pub(crate) fn resolve(config: &TrainConfig) -> Result<Self> {
+        let devices = parse_devices(&config.devices, config.envs)?;
+        let host: HostSpec = config.host.parse().map_err(meristem_grow::Error::from)?;
+        host.check().map_err(meristem_grow::Error::from)?;
+        let slots = parse_slots(&host, &config.slots)?;
+        let isa = Isa::from_env().map_err(meristem_nn::Error::from)?;
+        let spec = dataset_spec(&config.dataset, config.data_root.as_deref(), config.skip_bad)?;
+        let init = config.init.as_deref().map(Weights::load).transpose()?.map(Arc::new);
+        Ok(Self { devices, spec, isa, host, slots, init })
+    }
+}
+
+/// A configuration found to be runnable on a dataset.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    /// What was asked for.
+    pub(crate) config: TrainConfig,
+    /// The host description.
+    pub(crate) host: HostSpec,
+    /// What the hosts are made for.
+    pub(crate) image: ImageShape,
+    /// What the dataset holds.
+    pub(crate) info: DatasetInfo,
+    /// Instruction set of the kernels.
+    pub(crate) isa: Isa,
+    slots: Vec<SlotName>,
+    rules: Rules,
+    blueprints: Arc<BlueprintSet>,
+    init: Option<Arc<Weights>>,
+}
+
+impl Setup {
+    /// Checks the host, and the weights it starts from, against the dataset.
+    ///
+    /// # Errors
+    /// A host that does not fit the images, weights that do not fit the host.
+    pub(crate) fn new(
+        config: &TrainConfig,
+        names: Names,
+        info: DatasetInfo,
+        blueprints: Arc<BlueprintSet>,
+    ) -> Result<Self> {
+        let Names { host, slots, isa, init, .. } = names;
+        let image = image_shape(&info);
+        host.validate(&image).map_err(meristem_grow::Error::from)?;
+        let gates = Gates {
+            min_training_steps: config.min_training_steps,
+            min_contribution_pp: config.min_contribution,
+            ..Gates::default()
+        };
+        let rules = Rules { max_modules: config.max_modules, gates, ..Rules::default() };
+        let config = config.clone();
+        let setup = Self { config, host, image, info, isa, slots, rules, blueprints, init };
+        setup.fresh_host()?;
+        Ok(setup)
+    }
+
+    /// The host that every env starts an episode with: bare, or what the initial weights hold.
+    pub(crate) fn fresh_host(&self) -> Result<Host> {
+        match &self.init {
+            None => {
+                let blueprints = Arc::clone(&self.blueprints);
+                Ok(Host::new(self.host, self.image, &self.slots, blueprints, self.rules)?)
+            }
+            Some(weights) => {
+                let wanted = Wanted { host: Some(&self.host), image: &self.image };
+                weights.host(&wanted, &self.slots, &self.blueprints, self.rules)
+            }
+        }
+    }
+
+    /// The network of a host, with this run's optimiser on the host's own parameters.
+    pub(crate) fn graph(&self, host: &Host) -> Result<Arc<Graph>> {
+        let mut graph = host.graph()?;
+        if let Some(group) = graph.groups.first_mut() {
+            let TrainConfig { lr, momentum, weight_decay, .. } = self.config;
+            group.sgd = SgdConfig { lr, momentum, weight_decay, ..group.sgd };
+        }
+        Ok(Arc::new(graph))
+    }
+
+    /// Fills a fresh network with the initial weights, where some were given.
+    pub(crate) fn initialise(&self, network: &mut Network) -> Result<()> {
+        self.init.as_ref().map_or(Ok(()), |weights| weights.fill(network))
+    }
+
+    /// What the gather does to training images.
+    pub(crate) fn augment(&self) -> Augment {
+        let Augmentations { crop, flip, cutout } = self.config.augment;
+        // A quarter of the image, the usual size for small images (8 of 32 pixels).
+        let hole = (self.image.height.min(self.image.width) / 4).max(1);
+        Augment {
+            crop_padding: if crop { CROP_PADDING.min(2 * hole) } else { 0 },
+            flip,
+            cutout: if cutout { hole } else { 0 },
+        }
+    }
+}
+
+/// Where the images are kept: on the device, or streamed when they exceed the budget (D7).
+pub(crate) fn residency(config: &TrainConfig) -> Residency {
+    match config.data_budget {
+        Some(budget) => Residency::Auto { budget: budget.0 },
+        None => Residency::Resident,
+    }
+}
+
+/// What a host from a file has to be.
+pub(crate) struct Wanted<'a> {
+    /// Its description, when one was asked for.
+    pub(crate) host: Option<&'a HostSpec>,
+    /// The images of the dataset at hand.
+    pub(crate) image: &'a ImageShape,
+}
+
+/// The images of a dataset, as growth sees them.
+pub(crate) fn image_shape(info: &DatasetInfo) -> ImageShape {
+    let &DatasetInfo { channels, height, width, ref classes, .. } = info;
+    ImageShape { channels, height, width, classes: classes.len() }
+}
+
+/// A dataset by its name; the nearest name is part of the error.
+///
+/// # Errors
+/// [`Error::Value`] for a name that is not known.
+pub fn dataset_spec(name: &str, root: Option<&Path>, skip_bad: bool) -> Result<DatasetSpec> {
+    let source: Source = name.parse().map_err(|_| {
+        let known = Source::ALL.map(Source::name);
+        let hint = nearest(name, known).map(|near| format!("; did you mean `{near}`?"));
+        let expected = format!("one of {}{}", known.join(", "), hint.unwrap_or_default());
+        Error::value("dataset", format!("`{name}`"), expected)
+    })?;
+    Ok(DatasetSpec { source, root: root.map(Path::to_path_buf), skip_bad })
+}
+
+fn parse_devices(names: &[String], envs: usize) -> Result<Vec<DeviceId>> {
+    let parsed: Vec<DeviceId> =
+        names.iter().map(|name| name.trim().parse()).collect::<Result<_, _>>()?;
+    match parsed[..] {
+        [all] => Ok(vec![all; envs]),
+        _ => Ok(parsed),
+    }
+}
+
+/// Slots by name, by region (`r0`, `r1`), or `all`.
+fn parse_slots(host: &HostSpec, wanted: &[String]) -> Result<Vec<SlotName>> {
+    if wanted.iter().all(|name| name.trim().is_empty()) {
+        return Err(Error::value("slots", "none", "slot names, `r0`, `r1` or `all`"));
+    }
+    let mut names: Vec<String> = vec![];
+    for name in wanted.iter().map(|name| name.trim()) {
+        let of_region: Vec<String> = host
+            .slots()
+            .iter()
+            .map(SlotName::to_string)
+            .filter(|slot| {
+                name == "all" || slot.strip_prefix(name).is_some_and(|r| r.starts_with('c'))
+            })
+            .collect();
+        match of_region.is_empty() {
+            true => names.push(name.into()),
+            false => names.extend(of_region),
+        }
+    }
+    Ok(host.parse_slots(&names.join(",")).map_err(meristem_grow::Error::from)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slots(wanted: &[&str]) -> Result<String> {
+        let wanted: Vec<String> = wanted.iter().map(|name| name.to_string()).collect();
+        let host = HostSpec::preset("baseline").unwrap();
+        let names: Vec<String> =
+            parse_slots(&host, &wanted)?.iter().map(SlotName::to_string).collect();
+        Ok(names.join(","))
+    }
+
+    #[test]
+    fn slots_by_name_and_by_region() {
+        assert_eq!(slots(&["r0"]).unwrap(), "r0c0,r0c1,r0c2");
+        assert_eq!(slots(&["r1c2", "r0"]).unwrap(), "r0c0,r0c1,r0c2,r1c2");
+        assert_eq!(slots(&["all"]).unwrap(), "r0c0,r0c1,r0c2,r1c0,r1c1,r1c2");
+        for bad in [&["r0c7"][..], &["r2"], &["r0", "r0c1"], &[""]] {
+            let error = slots(bad).unwrap_err();
+            assert_eq!(error.exit_code(), 2, "{error}");
+        }
+    }
+
+    #[test]
+    fn one_device_stands_for_all_envs() {
+        assert_eq!(parse_devices(&["cpu".into()], 3).unwrap(), [DeviceId::Cpu; 3]);
+        assert!(parse_devices(&["gpu".into()], 1).is_err());
+    }
+
+    #[test]
+    fn a_wrong_dataset_names_the_nearest() {
+        let message = dataset_spec("cifar-10", None, false).unwrap_err().to_string();
+        assert!(message.contains("did you mean `cifar10`?"), "{message}");
+    }
+}

@@ -1,0 +1,265 @@
+//! What is left of a run: `summary.json`.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use meristem_device::{Counts, Device};
+use serde::{Deserialize, Serialize};
+
+/// Version of the form of `summary.json`.
+pub const SUMMARY_VERSION: u32 = 1;
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// All rounds.
+    Completed,
+    /// Asked to stop; ended at a step boundary.
+    Interrupted,
+    /// By an error.
+    Failed,
+}
+
+impl Status {
+    /// As in the file.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::Interrupted => "interrupted",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// The whole of `summary.json`. Accuracies are shares 0..1, losses mean cross-entropy in nats,
+/// contributions percentage points, sizes bytes, times seconds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// [`SUMMARY_VERSION`].
+    pub version: u32,
+    /// Version of the program.
+    pub program_version: String,
+    /// How it ended.
+    pub status: Status,
+    /// Why, when it failed.
+    pub error: Option<String>,
+    /// The run's folder.
+    pub run_dir: PathBuf,
+    /// Host description.
+    pub host: String,
+    /// Controller.
+    pub controller: String,
+    /// Seed.
+    pub seed: u64,
+    /// What it learned from.
+    pub dataset: DatasetSummary,
+    /// Instruction set of the kernels.
+    pub instruction_set: String,
+    /// Worker threads of each device.
+    pub threads: usize,
+    /// Rounds that ended.
+    pub rounds: usize,
+    /// Steps (epochs of host training) over all rounds.
+    pub steps: u64,
+    /// Training steps (one batch of one env) over all envs and rounds.
+    pub training_steps: u64,
+    /// Images trained, over all envs and rounds.
+    pub images: u64,
+    /// Images trained per second of [`Summary::step_seconds`].
+    pub images_per_s: f64,
+    /// The whole run, loading included.
+    pub wall_seconds: f64,
+    /// The steps alone: training and evaluation on the control split.
+    pub step_seconds: f64,
+    /// Peak memory.
+    pub memory: MemorySummary,
+    /// What the inner loop cost, per training step.
+    pub hot_path: HotPath,
+    /// Events that did not reach `events.jsonl`.
+    pub events_dropped: u64,
+    /// The envs of the last round.
+    pub envs: Vec<EnvSummary>,
+    /// Every round.
+    pub round_results: Vec<RoundSummary>,
+}
+
+/// The dataset of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DatasetSummary {
+    /// Name.
+    pub name: String,
+    /// Samples trained on.
+    pub train_samples: usize,
+    /// Samples that only the controller saw.
+    pub control_samples: usize,
+    /// Test samples.
+    pub test_samples: usize,
+    /// Files left out because they do not decode.
+    pub skipped: usize,
+    /// Image channels, rows, columns.
+    pub image: [usize; 3],
+    /// Class names.
+    pub classes: Vec<String>,
+    /// Per channel of the training images, pixels in 0..1: subtracted.
+    pub mean: Vec<f32>,
+    /// Likewise: divided by.
+    pub std: Vec<f32>,
+}
+
+/// Peak memory in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MemorySummary {
+    /// In tensors, over all devices.
+    pub peak: usize,
+    /// Taken from the system for tensors, rounding and free blocks included.
+    pub reserved_peak: usize,
+    /// The process, where the system tells (Linux).
+    pub process_peak: Option<usize>,
+    /// Each owner's own peak; they need not fall together.
+    pub owners: BTreeMap<String, usize>,
+}
+
+impl MemorySummary {
+    /// What the devices and the process took so far.
+    pub(crate) fn of(devices: &[Device]) -> Self {
+        let mut memory = Self { process_peak: process_peak(), ..Self::default() };
+        for report in devices.iter().map(Device::memory) {
+            memory.peak += report.peak;
+            memory.reserved_peak += report.reserved_peak;
+            for owner in report.owners {
+                *memory.owners.entry(owner.owner.name().into()).or_default() += owner.peak;
+            }
+        }
+        memory
+    }
+}
+
+/// The largest resident size of this process so far: `VmHWM` of `/proc/self/status`.
+fn process_peak() -> Option<usize> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: usize = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
+/// What happened in the inner loop (gather and train, one batch of one env after another) of every epoch
+/// after the run's first, per training step (H4, D5). All zero, or something is wrong.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HotPath {
+    /// Training steps measured.
+    pub training_steps: u64,
+    /// Copies from a device.
+    pub copies_to_host: f64,
+    /// Copies to a device.
+    pub copies_to_device: f64,
+    /// Waits of the host for a device.
+    pub synchronizations: f64,
+    /// Requests for device memory.
+    pub allocations: f64,
+}
+
+/// Running totals behind a [`HotPath`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct HotTotals {
+    training_steps: u64,
+    counts: Counts,
+}
+
+impl HotTotals {
+    /// Adds an epoch.
+    pub(crate) fn add(&mut self, training_steps: u64, spent: Counts) {
+        self.training_steps += training_steps;
+        self.counts.copies_to_host += spent.copies_to_host;
+        self.counts.copies_to_device += spent.copies_to_device;
+        self.counts.synchronizations += spent.synchronizations;
+        self.counts.allocations += spent.allocations;
+    }
+
+    /// Per training step.
+    pub(crate) fn per_step(&self) -> HotPath {
+        let per_step = |count: u64| count as f64 / self.training_steps.max(1) as f64;
+        HotPath {
+            training_steps: self.training_steps,
+            copies_to_host: per_step(self.counts.copies_to_host),
+            copies_to_device: per_step(self.counts.copies_to_device),
+            synchronizations: per_step(self.counts.synchronizations),
+            allocations: per_step(self.counts.allocations),
+        }
+    }
+}
+
+/// One env at the end of an episode.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EnvSummary {
+    /// Env.
+    pub env: usize,
+    /// Mean training loss over the last step.
+    pub train_loss: f64,
+    /// Training accuracy over the last step.
+    pub train_accuracy: f64,
+    /// Control loss; null without a control split.
+    pub control_loss: Option<f64>,
+    /// Control accuracy.
+    pub control_accuracy: Option<f64>,
+    /// Test loss.
+    pub test_loss: f64,
+    /// Test accuracy.
+    pub test_accuracy: f64,
+    /// Trained parameters, host and modules.
+    pub parameters: usize,
+    /// Trained parameters of the bare host.
+    pub host_parameters: usize,
+    /// Trained parameters of the modules that take part in the network.
+    pub grown_parameters: usize,
+    /// What grew, fossilized or still live.
+    pub modules: Vec<ModuleSummary>,
+    /// Modules germinated, pruned and fossilized in the episode.
+    pub history: ModuleCounts,
+    /// The weights file, relative to the run's folder.
+    pub weights: PathBuf,
+}
+
+/// A module at the end of an episode.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModuleSummary {
+    /// Slot.
+    pub slot: String,
+    /// Blueprint.
+    pub blueprint: String,
+    /// Stage.
+    pub stage: String,
+    /// Alpha.
+    pub alpha: f64,
+    /// Trained parameters.
+    pub parameters: usize,
+    /// Leave-one-out: control accuracy with it minus without it, percentage points; null for a module that
+    /// has no part in the output yet.
+    pub contribution: Option<f64>,
+}
+
+/// How many modules came and went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModuleCounts {
+    /// Germinated.
+    pub germinated: usize,
+    /// Pruned.
+    pub pruned: usize,
+    /// Fossilized.
+    pub fossilized: usize,
+}
+
+/// One round in short.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RoundSummary {
+    /// Round.
+    pub round: usize,
+    /// Steps that its episode had.
+    pub steps: usize,
+    /// Control accuracy of each env.
+    pub control_accuracy: Vec<Option<f64>>,
+    /// Test accuracy of each env.
+    pub test_accuracy: Vec<f64>,
+    /// Parameters of each env, host and modules.
+    pub parameters: Vec<usize>,
+}

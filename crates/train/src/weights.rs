@@ -1,0 +1,136 @@
+//! Weights files: what is written beside the tensors, and how a network comes back from one (U5).
+//!
+//! A file is safetensors under PyTorch's names. Its metadata has `topology` (the host and what grew in it),
+//! `normalization` (`{"mean": […], "std": […]}` per channel, of pixels in 0..1) and `classes` (their names). A
+//! file without metadata, as PyTorch writes it, is a bare host.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use meristem_data::{DatasetInfo, Normalization};
+use meristem_grow::{BlueprintSet, Host, HostSpec, ImageShape, Rules, SlotName, Topology};
+use meristem_nn::safetensors::{self, Metadata};
+use meristem_nn::{Network, StateDict};
+
+use crate::error::{Error, Result};
+use crate::setup::Wanted;
+
+/// A weights file in memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Weights {
+    path: PathBuf,
+    /// The tensors.
+    state: StateDict,
+    metadata: Metadata,
+}
+
+impl Weights {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// It cannot be read, or is not safetensors.
+    pub(crate) fn load(path: &Path) -> Result<Self> {
+        let (state, metadata) = safetensors::load(path)?;
+        Ok(Self { path: path.into(), state, metadata })
+    }
+
+    fn fail(&self, message: impl ToString) -> Error {
+        Error::Weights { path: self.path.clone(), message: message.to_string() }
+    }
+
+    /// The host that these weights belong to, checked against what is `wanted`. Without a topology in the
+    /// file it is a bare host with `slots`.
+    ///
+    /// # Errors
+    /// No topology and no host asked for; another host or image than the one wanted; a damaged topology.
+    pub(crate) fn host(
+        &self,
+        wanted: &Wanted<'_>,
+        slots: &[SlotName],
+        blueprints: &Arc<BlueprintSet>,
+        rules: Rules,
+    ) -> Result<Host> {
+        let Some(json) = self.metadata.get("topology") else {
+            let Some(spec) = wanted.host else {
+                return Err(self.fail("no `topology` in its metadata, so --host must be given"));
+            };
+            return Ok(Host::new(*spec, *wanted.image, slots, Arc::clone(blueprints), rules)?);
+        };
+        let topology = Topology::from_json(json).map_err(|e| self.fail(e))?;
+        if let Some(spec) = wanted.host.filter(|spec| **spec != topology.host) {
+            let (made, asked) = (topology.host, spec);
+            return Err(self.fail(format!("made with host `{made}`, asked for `{asked}`")));
+        }
+        if topology.image != *wanted.image {
+            return Err(self.fail(format!(
+                "made for {} and the dataset has {}",
+                describe(&topology.image),
+                describe(wanted.image)
+            )));
+        }
+        topology.rebuild(blueprints, rules).map_err(|e| self.fail(e))
+    }
+
+    /// The host description in the file, if there is one.
+    ///
+    /// # Errors
+    /// A damaged topology.
+    pub(crate) fn host_spec(&self) -> Result<Option<HostSpec>> {
+        let Some(json) = self.metadata.get("topology") else { return Ok(None) };
+        Ok(Some(Topology::from_json(json).map_err(|e| self.fail(e))?.host))
+    }
+
+    /// The constants that the network was trained with, if the file says so.
+    ///
+    /// # Errors
+    /// They are damaged, or not one per channel.
+    pub(crate) fn normalization(&self, channels: usize) -> Result<Option<Normalization>> {
+        #[derive(serde::Deserialize)]
+        struct Constants {
+            mean: Vec<f32>,
+            std: Vec<f32>,
+        }
+        let Some(json) = self.metadata.get("normalization") else { return Ok(None) };
+        let Constants { mean, std } =
+            serde_json::from_str(json).map_err(|e| self.fail(format!("`normalization`: {e}")))?;
+        let usable = mean.len() == channels
+            && std.len() == channels
+            && mean.iter().all(|m| m.is_finite())
+            && std.iter().all(|s| s.is_finite() && *s > 0.0);
+        match usable {
+            true => Ok(Some(Normalization { mean, std })),
+            false => Err(self.fail(format!(
+                "`normalization` must hold {channels} finite means and positive deviations"
+            ))),
+        }
+    }
+
+    /// Puts the tensors into a network.
+    ///
+    /// # Errors
+    /// Tensors that are missing, too many, of another shape, or not finite: each is listed.
+    pub(crate) fn fill(&self, network: &mut Network) -> Result<()> {
+        network.load_state_dict(&self.state, true).map_err(|e| self.fail(e))
+    }
+}
+
+fn describe(image: &ImageShape) -> String {
+    format!("{image} images of {} classes", image.classes)
+}
+
+/// Writes a network with its metadata; the file appears only when it is complete. Waits for the device.
+///
+/// # Errors
+/// The file cannot be written; the device failed.
+pub(crate) fn save(path: &Path, network: &Network, host: &Host, info: &DatasetInfo) -> Result<()> {
+    let json = |value: &serde_json::Value| value.to_string();
+    let constants = serde_json::json!({ "mean": info.mean, "std": info.std });
+    let metadata = [
+        ("format", "pt".to_string()),
+        ("topology", host.topology().to_json()?),
+        ("normalization", json(&constants)),
+        ("classes", json(&serde_json::json!(info.classes))),
+    ];
+    let metadata = metadata.into_iter().map(|(key, text)| (key.to_string(), text)).collect();
+    Ok(safetensors::save(path, &network.state_dict()?, &metadata)?)
+}
