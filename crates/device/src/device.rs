@@ -32,11 +32,15 @@ pub struct DeviceOptions {
 pub(crate) struct Environment {
     /// `MERISTEM_LAUNCH_BLOCKING`: every launch waits for its kernel (S4).
     pub(crate) launch_blocking: bool,
+    /// Makes the pool forget who still uses a freed block: the bug of S2, planted by its test and
+    /// by nothing else.
+    pub(crate) forgets: bool,
 }
 
 impl Environment {
     fn read() -> Result<Self> {
-        Ok(Environment { launch_blocking: switch("MERISTEM_LAUNCH_BLOCKING")? })
+        let launch_blocking = switch("MERISTEM_LAUNCH_BLOCKING")?;
+        Ok(Environment { launch_blocking, forgets: false })
     }
 }
 
@@ -125,7 +129,7 @@ impl Device {
         let shared = Arc::new(Shared {
             id,
             executor: Executor::default(),
-            pool: Pool::new(options.memory_limit),
+            pool: Pool::new(options.memory_limit, environment.forgets),
             counters: Counters::default(),
             submission: Mutex::default(),
             launch_blocking: environment.launch_blocking,

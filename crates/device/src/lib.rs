@@ -32,6 +32,8 @@
 
 mod args;
 mod block;
+#[cfg(test)]
+mod blocking;
 mod counters;
 mod device;
 mod dtype;
@@ -42,6 +44,8 @@ pub mod host;
 mod id;
 mod launch;
 mod memory;
+#[cfg(test)]
+mod naive;
 mod pool;
 mod queue;
 pub mod random;

@@ -24,8 +24,6 @@ use std::panic::Location;
 
 /// Entries of a list that a request looks at, the latest first.
 const LOOK: usize = 8;
-/// Under pressure a request takes a block up to this many octaves too large.
-const OVERSIZE: usize = 4;
 
 /// A block that no storage has, and what may still use it.
 struct FreeBlock {
@@ -88,6 +86,8 @@ const ORPHANS: usize = 0;
 /// A device's memory.
 pub(crate) struct Pool {
     limit: Option<usize>,
+    /// See [`crate::device::Environment`].
+    forgets: bool,
     state: Mutex<State>,
 }
 
@@ -129,6 +129,12 @@ impl State {
         take(&mut self.lists[slot]).or_else(|| self.lists.iter_mut().find_map(take))
     }
 
+    /// An access that keeps a free block busy.
+    fn find_busy(&self) -> Option<Access> {
+        let free = self.lists.iter().flat_map(|lists| lists.0.iter().flatten());
+        free.flat_map(|free| &free.after).find(|access| !access.is_done()).cloned()
+    }
+
     /// Gives idle blocks back to the system, the largest first, until `enough`; returns the bytes.
     fn trim(&mut self, enough: impl Fn(usize) -> bool) -> usize {
         let before = self.reserved;
@@ -151,9 +157,9 @@ impl State {
 }
 
 impl Pool {
-    pub(crate) fn new(limit: Option<usize>) -> Self {
+    pub(crate) fn new(limit: Option<usize>, forgets: bool) -> Self {
         let lists = vec![FreeLists::default()];
-        Pool { limit, state: Mutex::new(State { lists, ..State::default() }) }
+        Pool { limit, forgets, state: Mutex::new(State { lists, ..State::default() }) }
     }
 
     /// A slot for a new stream.
@@ -214,60 +220,51 @@ impl Pool {
     }
 
     /// The limit, or the system's memory, is reached: reuse what costs a stream-side wait, then
-    /// give back what is of no use, then take what is too large, then wait.
+    /// give back what is idle, then wait for more to fall idle. A block that is too large is never
+    /// handed out, so a request fails only if the live storages leave no room for it, whatever the
+    /// timing.
     fn allocate_under_pressure<'a>(
         &'a self,
         shared: &Shared,
         mut state: MutexGuard<'a, State>,
         request: &Request<'_>,
     ) -> Result<(MutexGuard<'a, State>, Allocation)> {
-        let (slot, stream) = (request.slot, request.stream);
         let class = class_of(request.bytes);
         let size = class_size(class);
-        let reused = state
-            .take_anywhere(slot, |lists| lists.take_ready(class, stream))
-            .or_else(|| state.take_anywhere(slot, |lists| lists.take_oldest(class)));
-        if let Some(free) = reused {
-            return Ok((state, hand_out(free)));
-        }
-        if let Some(allocation) = self.trim_and_grow(&mut state, size) {
-            return Ok((state, allocation));
-        }
-        let larger = class + 1..=class_of(size.saturating_mul(OVERSIZE));
-        let oversize = larger
-            .into_iter()
-            .find_map(|class| state.take_anywhere(slot, |lists| lists.take_oldest(class)));
-        if let Some(free) = oversize {
-            return Ok((state, hand_out(free)));
-        }
-        if !executor::on_worker() {
-            let busy: Vec<Access> = state
-                .lists
-                .iter()
-                .flat_map(|lists| lists.0.iter().flatten())
-                .flat_map(|free| free.after.iter().cloned())
-                .collect();
-            drop(state);
-            if !busy.is_empty() {
-                shared.counters.note(Act::Synchronize, request.site)?;
+        let mut waited = false;
+        loop {
+            let reused = state
+                .take_anywhere(request.slot, |lists| lists.take_ready(class, request.stream))
+                .or_else(|| state.take_anywhere(request.slot, |lists| lists.take_oldest(class)));
+            if let Some(free) = reused {
+                return Ok((state, hand_out(free)));
             }
-            for access in busy {
-                access.stream.wait_host(access.seq);
-            }
-            state = lock(&self.state);
             if let Some(allocation) = self.trim_and_grow(&mut state, size) {
                 return Ok((state, allocation));
             }
+            let busy = if executor::on_worker() { None } else { state.find_busy() };
+            let Some(access) = busy else {
+                return Err(self.exhausted(shared, &state, request));
+            };
+            drop(state);
+            if !std::mem::replace(&mut waited, true) {
+                shared.counters.note(Act::Synchronize, request.site)?;
+            }
+            access.stream.wait_host(access.seq);
+            state = lock(&self.state);
         }
-        Err(Error::OutOfMemory {
+    }
+
+    fn exhausted(&self, shared: &Shared, state: &State, request: &Request<'_>) -> Error {
+        Error::OutOfMemory {
             operation: request.operation,
             device: shared.id,
             owner: request.owner,
-            requested: size,
+            requested: class_size(class_of(request.bytes)),
             current: state.usage.current(),
             reserved: state.reserved,
             limit: self.limit,
-        })
+        }
     }
 
     fn trim_and_grow(&self, state: &mut State, size: usize) -> Option<Allocation> {
@@ -284,7 +281,10 @@ impl Pool {
 
     /// Takes back what a storage that is gone had; see [`Returned`].
     pub(crate) fn free(&self, slot: usize, returned: Returned) {
-        let Returned { block, after, owner, bytes } = returned;
+        let Returned { block, mut after, owner, bytes } = returned;
+        if self.forgets {
+            after.clear();
+        }
         let mut state = lock(&self.state);
         state.usage.give(owner, bytes);
         state.lists[slot].put(FreeBlock { block, after });

@@ -1,4 +1,5 @@
 //! What is refused leaves nothing behind; what panics fails its stream and no other.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 mod common;
 

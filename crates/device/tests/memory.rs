@@ -1,4 +1,5 @@
 //! Memory: reuse in stream order, limits, accounting, zero sizes (S2, V3).
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Streams: order within one, waits between them, full queues, several host threads (S1).
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 mod common;
 
@@ -198,7 +199,7 @@ fn a_kernel_may_launch_but_not_wait() {
         let stream = device.stream("s");
         let count = Arc::new(AtomicUsize::new(0));
         let (inner, counter) = (stream.clone(), count.clone());
-        let (report, reported) = mpsc::channel();
+        let (report, reported) = mpsc::sync_channel(4);
         let kernel = move |_: &mut meristem_device::Args<'_>| {
             // More than fits: a worker is never held back.
             for _ in 0..2000 {
@@ -310,11 +311,14 @@ fn no_threads_are_left_behind() {
         let names = tasks.filter_map(|t| std::fs::read_to_string(t.ok()?.path().join("comm")).ok());
         names.filter(|name| name.trim() == "cpu-999").count()
     };
+    let pause = std::time::Duration::from_millis(1);
     for _ in 0..3 {
         let device = cpu(1000);
         device.stream("s").launch("nothing").run(|_| {}).unwrap();
-        assert_eq!(ours(), 1);
+        // The system shows a thread's name, and its end, with some delay.
+        let settles_at = |n| (0..5000).any(|_| ours() == n || std::thread::sleep(pause) != ());
+        assert!(settles_at(1));
         drop(device);
-        assert_eq!(ours(), 0);
+        assert!(settles_at(0));
     }
 }

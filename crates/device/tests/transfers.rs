@@ -1,4 +1,5 @@
 //! Copies, views and memory formats (H1, F1, F2).
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 mod common;
 

@@ -1,5 +1,6 @@
 //! What the tests of this crate share.
 #![allow(dead_code, unreachable_pub, reason = "every test binary uses a part of it")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests may unwrap")]
 
 use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Result, Stream, Tensor};
 use std::sync::mpsc;

@@ -1,0 +1,78 @@
+//! The classic bug (S2), on a device whose pool forgets who still uses a block, as allocators do
+//! that know of one stream only: a copy made inside a function is read by another stream, dropped
+//! on return, and its memory handed out again too early. The same program on the real pool is
+//! right.
+
+use crate::device::{Device, DeviceOptions, Environment};
+use crate::sync::Arc;
+use crate::{Args, DType, DeviceId, Owner, Result, Stream, Tensor};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const LEN: usize = 1024;
+
+/// Makes a copy of `value` on `main`, has it read by `side`, and returns without it. The reading
+/// kernel gives a too early reuse the time to happen: it starts to read when `overwritten` is set,
+/// or after a while.
+fn read_a_temporary(
+    main: &Stream,
+    side: &Stream,
+    overwritten: &Arc<AtomicBool>,
+    patience: Duration,
+) -> Result<Tensor> {
+    let copy = Tensor::from_slice(main, &[1u32; LEN], [LEN], Owner::Batches)?.on(side)?;
+    let result = Tensor::empty(side, [LEN], DType::U32, Owner::Other)?;
+    let overwritten = overwritten.clone();
+    let read = move |args: &mut Args<'_>| {
+        let start = Instant::now();
+        while !overwritten.load(Ordering::Acquire) && start.elapsed() < patience {
+            std::thread::yield_now();
+        }
+        args.write::<u32>(1).copy_from_slice(args.read(0));
+    };
+    side.launch("repeat").read(&copy).write(&result).run(read)?;
+    Ok(result)
+}
+
+/// Runs the scenario; whether the reader saw what it should, and whether it was overtaken.
+fn scenario(forgets: bool, memory_limit: Option<usize>, patience: Duration) -> (bool, bool) {
+    let options = DeviceOptions { threads: 2, memory_limit };
+    let environment = Environment { forgets, ..Environment::default() };
+    let device = Device::open_in(DeviceId::Cpu, &options, environment).unwrap();
+    let (main, side) = (device.stream("main"), device.stream("side"));
+    let overwritten = Arc::new(AtomicBool::new(false));
+    let result = read_a_temporary(&main, &side, &overwritten, patience).unwrap();
+    // The next allocation of that size on the main stream.
+    let next = Tensor::empty(&main, [LEN], DType::U32, Owner::Batches).unwrap();
+    let flag = overwritten.clone();
+    let overwrite = move |args: &mut Args<'_>| {
+        args.write::<u32>(0).fill(2);
+        flag.store(true, Ordering::Release);
+    };
+    main.launch("overwrite").write(&next).run(overwrite).unwrap();
+    let seen = result.to_vec::<u32>().unwrap();
+    assert_eq!(next.to_vec::<u32>().unwrap(), [2; LEN]);
+    (seen == [1; LEN], overwritten.load(Ordering::Acquire))
+}
+
+/// Memory for the temporary and the result only.
+const TIGHT: Option<usize> = Some(2 * 4 * LEN);
+
+#[test]
+fn a_pool_that_forgets_readers_corrupts() {
+    // With this patience it shows at the first try, or the machine is very busy.
+    let corrupted = (0..20).any(|_| !scenario(true, TIGHT, Duration::from_secs(2)).0);
+    assert!(corrupted, "the scenario does not provoke the bug any more");
+}
+
+#[test]
+fn ours_does_not() {
+    for _ in 0..10 {
+        // The writer has to wait for the reader, whose patience is spent in vain.
+        let (right, _) = scenario(false, TIGHT, Duration::from_millis(5));
+        assert!(right);
+        // With room to spare it need not wait: it gets another block.
+        let (right, _) = scenario(false, None, Duration::from_millis(5));
+        assert!(right);
+    }
+}
