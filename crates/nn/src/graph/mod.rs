@@ -377,6 +377,11 @@ impl Graph {
         self.nodes[0].dims
     }
 
+    /// The id of the parameter at a position of [`Graph::params`].
+    pub fn param_id(&self, index: usize) -> ParamId {
+        ParamId(index)
+    }
+
     /// Number of inputs; the batch is the first.
     pub fn inputs(&self) -> usize {
         self.nodes.iter().filter(|n| matches!(n.op, Op::Input(_))).count()

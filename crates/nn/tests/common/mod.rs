@@ -1,0 +1,255 @@
+//! What the tests of plans share: running a plan over plain memory, and tensors in PyTorch's order.
+#![expect(dead_code, reason = "each test binary uses a part")]
+
+pub(crate) mod reference;
+
+use std::collections::BTreeMap;
+
+use meristem_nn::graph::{Dims, Graph, Op};
+use meristem_nn::layout::{Layout, packing};
+use meristem_nn::plan::{GroupMemory, Memory, Mode, Plan, PlanOptions};
+use meristem_nn::{Isa, Result};
+
+/// Small random numbers for tests: splitmix64, keyed by a seed.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    pub(crate) fn below(&mut self, n: usize) -> usize {
+        (self.bits() % n as u64) as usize
+    }
+
+    /// Roughly normal: the sum of four uniforms, variance 1.
+    pub(crate) fn normal(&mut self) -> f32 {
+        let uniform = |bits: u64| (bits >> 40) as f32 / (1u64 << 24) as f32 - 0.5;
+        (0..4).map(|_| uniform(self.bits())).sum::<f32>() * 3f32.sqrt()
+    }
+
+    pub(crate) fn normals(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.normal()).collect()
+    }
+}
+
+/// `[N][C][H][W]` to `[N][H][W][C]`.
+pub(crate) fn to_nhwc(x: &[f32], d: Dims) -> Vec<f32> {
+    let mut out = vec![0.0; x.len()];
+    for (x, out) in x.chunks(d.numel()).zip(out.chunks_mut(d.numel())) {
+        for c in 0..d.c {
+            for p in 0..d.h * d.w {
+                out[p * d.c + c] = x[c * d.h * d.w + p];
+            }
+        }
+    }
+    out
+}
+
+/// `[N][H][W][C]` to `[N][C][H][W]`.
+pub(crate) fn to_nchw(x: &[f32], d: Dims) -> Vec<f32> {
+    to_nhwc(x, Dims { c: d.h * d.w, h: d.c, w: 1 })
+}
+
+/// A graph with everything it reads; all tensors in PyTorch's order.
+#[derive(Clone)]
+pub(crate) struct Case {
+    pub(crate) graph: Graph,
+    pub(crate) batch: usize,
+    pub(crate) inputs: Vec<Vec<f32>>,
+    /// Parameters and buffers (but counters) by name.
+    pub(crate) tensors: BTreeMap<String, Vec<f32>>,
+    pub(crate) alphas: Vec<f32>,
+}
+
+/// What a plan computed; all tensors in PyTorch's order.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Outcome {
+    pub(crate) output: Vec<f32>,
+    /// Gradients of parameters that got one.
+    pub(crate) params: BTreeMap<String, Vec<f32>>,
+    /// Gradients of the inputs.
+    pub(crate) inputs: Vec<Option<Vec<f32>>>,
+    /// Buffers afterwards.
+    pub(crate) buffers: BTreeMap<String, Vec<f32>>,
+    pub(crate) counters: Vec<i64>,
+}
+
+impl Case {
+    /// Random parameters, inputs and alphas.
+    pub(crate) fn random(graph: Graph, batch: usize, seed: u64) -> Self {
+        let mut random = Random(seed);
+        let mut tensors = BTreeMap::new();
+        for param in &graph.params {
+            let numel: usize = param.shape.iter().product();
+            let fan_in = numel / param.shape.first().copied().unwrap_or(1);
+            let (mean, scale) = match param.name.ends_with("weight") && param.shape.len() == 1 {
+                true => (1.0, 0.3),
+                false => (0.0, 1.0 / (fan_in as f32).sqrt()),
+            };
+            let values = random.normals(numel).into_iter().map(|v| mean + scale * v);
+            tensors.insert(param.name.clone(), values.collect());
+        }
+        for buffer in graph.buffers.iter().filter(|b| !b.counter) {
+            let values = random.normals(buffer.len).into_iter();
+            let positive = buffer.init > 0.0;
+            let values = values.map(|v| if positive { 0.5 + v.abs() } else { v });
+            tensors.insert(buffer.name.clone(), values.collect());
+        }
+        let inputs = input_nodes(&graph)
+            .map(|node| random.normals(batch * graph.nodes[node].dims.numel()))
+            .collect();
+        let alphas = (0..graph.alphas).map(|i| [0.3, 0.7, 1.0][i % 3]).collect();
+        Self { graph, batch, inputs, tensors, alphas }
+    }
+
+    pub(crate) fn output_dims(&self) -> Dims {
+        self.graph.nodes[self.graph.output.index()].dims
+    }
+
+    /// A random gradient of the output.
+    pub(crate) fn output_gradient(&self, seed: u64) -> Vec<f32> {
+        Random(seed).normals(self.batch * self.output_dims().numel())
+    }
+
+    /// Compiles and runs. `gradient` is that of the output, for [`Mode::Gradient`].
+    pub(crate) fn run(
+        &self,
+        isa: Isa,
+        mode: Mode,
+        fuse: bool,
+        gradient: &[f32],
+    ) -> Result<Outcome> {
+        let options = PlanOptions { batch: self.batch, mode, fuse };
+        let plan = Plan::compile(&self.graph, options)?;
+        let layout = Layout::new(&self.graph);
+        let mut memory = Groups::new(self, &layout);
+        // NaN everywhere: what is read before it is written shows.
+        let mut arena = vec![f32::NAN; plan.arena_len()];
+        if let Some(range) = plan.output_gradient() {
+            arena[range].copy_from_slice(&to_nhwc(gradient, self.output_dims()));
+        }
+        let inputs: Vec<Vec<f32>> = self
+            .inputs
+            .iter()
+            .zip(input_nodes(&self.graph))
+            .map(|(x, node)| to_nhwc(x, self.graph.nodes[node].dims))
+            .collect();
+        let slices: Vec<&[f32]> = inputs.iter().map(Vec::as_slice).collect();
+        let mut run = Memory::new(&mut arena, &slices, &self.alphas);
+        memory.push_to(&mut run);
+        plan.run(isa, &mut run)?;
+        drop(run);
+        Ok(self.outcome(&plan, &arena, &inputs, &memory))
+    }
+
+    fn outcome(&self, plan: &Plan, arena: &[f32], inputs: &[Vec<f32>], memory: &Groups) -> Outcome {
+        let graph = &self.graph;
+        let mut params = BTreeMap::new();
+        for (i, param) in graph.params.iter().enumerate() {
+            if let Some(range) = plan.parameter_gradient(graph.param_id(i)) {
+                let packed = &arena[range];
+                let mut values = vec![0.0; param.shape.iter().product()];
+                packing(param).unpack(packed, &mut values);
+                let mut again = vec![0.0; packed.len()];
+                packing(param).pack(&values, &mut again);
+                assert_eq!(&again, packed, "{}: padding lanes of a gradient are zero", param.name);
+                params.insert(param.name.clone(), values);
+            }
+        }
+        let mut buffers = BTreeMap::new();
+        let layout = plan.layout();
+        for (buffer, place) in graph.buffers.iter().zip(&layout.buffers).filter(|(b, _)| !b.counter)
+        {
+            let state = &memory.state[place.group.index()];
+            buffers.insert(buffer.name.clone(), state[place.range()].to_vec());
+        }
+        let output = plan.output();
+        let output = match output.space {
+            meristem_nn::plan::Space::Arena => arena[output.range()].to_vec(),
+            meristem_nn::plan::Space::Input(n) => inputs[n].clone(),
+            other => panic!("output in {other:?}"),
+        };
+        Outcome {
+            output: to_nchw(&output, self.output_dims()),
+            params,
+            inputs: input_nodes(graph)
+                .enumerate()
+                .map(|(i, node)| {
+                    let range = plan.input_gradient(i)?;
+                    Some(to_nchw(&arena[range], graph.nodes[node].dims))
+                })
+                .collect(),
+            buffers,
+            counters: memory.counters.iter().flatten().copied().filter(|c| *c != 0).collect(),
+        }
+    }
+}
+
+fn input_nodes(graph: &Graph) -> impl Iterator<Item = usize> + '_ {
+    (0..graph.nodes.len()).filter(|&i| matches!(graph.nodes[i].op, Op::Input(_)))
+}
+
+/// The packed groups of a case.
+struct Groups {
+    values: Vec<Vec<f32>>,
+    momentum: Vec<Vec<f32>>,
+    state: Vec<Vec<f32>>,
+    counters: Vec<Vec<i64>>,
+}
+
+impl Groups {
+    fn new(case: &Case, layout: &Layout) -> Self {
+        let sized = |f: fn(&meristem_nn::layout::GroupSize) -> usize| -> Vec<Vec<f32>> {
+            layout.groups.iter().map(|g| vec![0.0; f(g)]).collect()
+        };
+        let (mut values, mut state) = (sized(|g| g.values), sized(|g| g.state));
+        for (param, place) in case.graph.params.iter().zip(&layout.params) {
+            let to = &mut values[place.group.index()][place.range()];
+            packing(param).pack(&case.tensors[&param.name], to);
+        }
+        for (buffer, place) in case.graph.buffers.iter().zip(&layout.buffers) {
+            if !buffer.counter {
+                let to = &mut state[place.group.index()][place.range()];
+                to.copy_from_slice(&case.tensors[&buffer.name]);
+            }
+        }
+        let momentum = sized(|g| g.values);
+        let counters = layout.groups.iter().map(|g| vec![0; g.counters]).collect();
+        Self { values, momentum, state, counters }
+    }
+
+    fn push_to<'a>(&'a mut self, memory: &mut Memory<'a>) {
+        let Self { values, momentum, state, counters } = self;
+        for (((values, momentum), state), counters) in
+            values.iter_mut().zip(momentum).zip(state).zip(counters)
+        {
+            memory.push_group(GroupMemory { values, momentum, state, counters });
+        }
+    }
+}
+
+/// Panics unless every element is within `relative` of the largest expected one, plus `absolute`.
+#[track_caller]
+pub(crate) fn assert_close(
+    what: &str,
+    got: &[f32],
+    expected: &[f64],
+    relative: f64,
+    absolute: f64,
+) {
+    assert_eq!(got.len(), expected.len(), "{what}: elements");
+    let largest = expected.iter().fold(0f64, |m, v| m.max(v.abs()));
+    let limit = relative * largest + absolute;
+    for (i, (g, e)) in got.iter().zip(expected).enumerate() {
+        let distance = (f64::from(*g) - e).abs();
+        assert!(
+            distance <= limit,
+            "{what}[{i}]: got {g}, expected {e}: {distance:.3e} apart, limit {limit:.3e}"
+        );
+    }
+}

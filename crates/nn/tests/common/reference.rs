@@ -1,0 +1,286 @@
+//! The slow obvious version: a graph interpreted node by node in f64 over `[N][C][H][W]`, and
+//! gradients by central differences.
+
+use meristem_nn::graph::{BlendMode, Dims, NodeId, Op, ParamId};
+
+use super::Case;
+
+/// A value per node.
+pub(crate) type Values = Vec<Vec<f64>>;
+
+struct Interpreter<'a> {
+    case: &'a Case,
+    params: &'a [Vec<f64>],
+    inputs: &'a [Vec<f64>],
+    training: bool,
+    /// Values of the unperturbed network: what `Detach` and `StraightThrough` hold fixed.
+    base: Option<&'a Values>,
+    values: Values,
+}
+
+/// Parameters of a case in f64, in the graph's order.
+pub(crate) fn params(case: &Case) -> Vec<Vec<f64>> {
+    let get = |name: &str| case.tensors[name].iter().map(|v| f64::from(*v)).collect();
+    case.graph.params.iter().map(|p| get(&p.name)).collect()
+}
+
+/// Inputs of a case in f64.
+pub(crate) fn inputs(case: &Case) -> Vec<Vec<f64>> {
+    case.inputs.iter().map(|x| x.iter().map(|v| f64::from(*v)).collect()).collect()
+}
+
+/// All values of the graph.
+pub(crate) fn forward(
+    case: &Case,
+    params: &[Vec<f64>],
+    inputs: &[Vec<f64>],
+    training: bool,
+    base: Option<&Values>,
+) -> Values {
+    let mut interpreter = Interpreter { case, params, inputs, training, base, values: vec![] };
+    for i in 0..case.graph.nodes.len() {
+        let value = interpreter.node(i);
+        interpreter.values.push(value);
+    }
+    interpreter.values
+}
+
+impl Interpreter<'_> {
+    fn x(&self, node: NodeId) -> &[f64] {
+        &self.values[node.index()]
+    }
+
+    fn dims(&self, node: NodeId) -> Dims {
+        self.case.graph.nodes[node.index()].dims
+    }
+
+    fn param(&self, id: ParamId) -> &[f64] {
+        &self.params[id.index()]
+    }
+
+    fn node(&self, i: usize) -> Vec<f64> {
+        let out = self.case.graph.nodes[i].dims;
+        match &self.case.graph.nodes[i].op {
+            Op::Input(n) => self.inputs[*n].clone(),
+            Op::Conv2d { .. } => self.conv(i),
+            Op::BatchNorm { .. } => self.batch_norm(i),
+            Op::GroupNorm { .. } => self.group_norm(i),
+            Op::Relu(x) => self.map(*x, |v| v.max(0.0)),
+            Op::Sigmoid(x) => self.map(*x, |v| 1.0 / (1.0 + (-v).exp())),
+            Op::Tanh(x) => self.map(*x, f64::tanh),
+            Op::MaxPool2d { x, kernel, stride } => self.max_pool(*x, out, *kernel, *stride),
+            Op::GlobalAvgPool(x) => {
+                let pixels = self.dims(*x).h * self.dims(*x).w;
+                self.x(*x).chunks(pixels).map(|c| c.iter().sum::<f64>() / pixels as f64).collect()
+            }
+            Op::Linear { x, weight, bias } => self.linear(*x, self.param(*weight), *bias, out.c),
+            Op::Add(a, b) => self.zip(*a, *b, |a, b| a + b),
+            Op::ScaleChannels { x, scale, factor } => {
+                let pixels = out.h * out.w;
+                let scale = self.x(*scale);
+                let of = |(i, v): (usize, &f64)| f64::from(*factor) * v * scale[i / pixels];
+                self.x(*x).iter().enumerate().map(of).collect()
+            }
+            Op::TanhMix { x, y, mix } => {
+                let t = self.param(*mix)[0].tanh();
+                self.zip(*x, *y, |x, y| x + t * (y - x))
+            }
+            Op::Detach(x) => {
+                self.base.map_or_else(|| self.x(*x).to_vec(), |b| b[x.index()].clone())
+            }
+            Op::StraightThrough { host, module } => match self.base {
+                None => self.x(*host).to_vec(),
+                Some(base) => {
+                    let moved = self.x(*module).iter().zip(&base[module.index()]);
+                    self.x(*host).iter().zip(moved).map(|(h, (m, m0))| h + (m - m0)).collect()
+                }
+            },
+            Op::Blend { .. } => self.blend(i),
+        }
+    }
+
+    fn map(&self, x: NodeId, f: impl Fn(f64) -> f64) -> Vec<f64> {
+        self.x(x).iter().map(|v| f(*v)).collect()
+    }
+
+    fn zip(&self, a: NodeId, b: NodeId, f: impl Fn(f64, f64) -> f64) -> Vec<f64> {
+        self.x(a).iter().zip(self.x(b)).map(|(a, b)| f(*a, *b)).collect()
+    }
+
+    fn conv(&self, i: usize) -> Vec<f64> {
+        let Op::Conv2d { x, weight, bias, geometry: g } = &self.case.graph.nodes[i].op else {
+            unreachable!()
+        };
+        let (d, out) = (self.dims(*x), self.case.graph.nodes[i].dims);
+        let (w, x) = (self.param(*weight), self.x(*x));
+        let (in_g, out_g) = (d.c / g.groups, out.c / g.groups);
+        let mut y = vec![];
+        for n in 0..self.case.batch {
+            for oc in 0..out.c {
+                for oy in 0..out.h {
+                    for ox in 0..out.w {
+                        let mut sum = bias.map_or(0.0, |b| self.param(b)[oc]);
+                        for ic in 0..in_g {
+                            for ky in 0..g.kernel[0] {
+                                for kx in 0..g.kernel[1] {
+                                    let iy = (oy * g.stride[0] + ky).wrapping_sub(g.padding[0]);
+                                    let ix = (ox * g.stride[1] + kx).wrapping_sub(g.padding[1]);
+                                    if iy < d.h && ix < d.w {
+                                        let c = oc / out_g * in_g + ic;
+                                        let tap = (oc * in_g + ic) * g.kernel[0] + ky;
+                                        sum += x[((n * d.c + c) * d.h + iy) * d.w + ix]
+                                            * w[tap * g.kernel[1] + kx];
+                                    }
+                                }
+                            }
+                        }
+                        y.push(sum);
+                    }
+                }
+            }
+        }
+        y
+    }
+
+    fn batch_norm(&self, i: usize) -> Vec<f64> {
+        let Op::BatchNorm { x, weight, bias, running_mean, running_var, eps, .. } =
+            &self.case.graph.nodes[i].op
+        else {
+            unreachable!()
+        };
+        let (d, x) = (self.dims(*x), self.x(*x));
+        let pixels = d.h * d.w;
+        let channel = |i: usize| i / pixels % d.c;
+        let buffer = |id: usize, c: usize| {
+            f64::from(self.case.tensors[&self.case.graph.buffers[id].name][c])
+        };
+        let stats: Vec<(f64, f64)> = (0..d.c)
+            .map(|c| match self.training {
+                true => moments(x.iter().enumerate().filter(|(i, _)| channel(*i) == c)),
+                false => (buffer(running_mean.index(), c), buffer(running_var.index(), c)),
+            })
+            .collect();
+        let normal = |(i, v): (usize, &f64)| {
+            let (mean, var) = stats[channel(i)];
+            (v - mean) / (var + f64::from(*eps)).sqrt() * self.param(*weight)[channel(i)]
+                + self.param(*bias)[channel(i)]
+        };
+        x.iter().enumerate().map(normal).collect()
+    }
+
+    fn group_norm(&self, i: usize) -> Vec<f64> {
+        let Op::GroupNorm { x, weight, bias, groups, eps } = &self.case.graph.nodes[i].op else {
+            unreachable!()
+        };
+        let d = self.dims(*x);
+        let each = d.numel() / groups;
+        let mut y = vec![];
+        for group in self.x(*x).chunks(each) {
+            let (mean, var) = moments(group.iter().enumerate());
+            for v in group {
+                let c = y.len() / (d.h * d.w) % d.c;
+                let hat = (v - mean) / (var + f64::from(*eps)).sqrt();
+                y.push(hat * self.param(*weight)[c] + self.param(*bias)[c]);
+            }
+        }
+        y
+    }
+
+    fn max_pool(&self, x: NodeId, out: Dims, kernel: usize, stride: usize) -> Vec<f64> {
+        let (d, x) = (self.dims(x), self.x(x));
+        let mut y = vec![];
+        for image in x.chunks(d.h * d.w) {
+            for oy in 0..out.h {
+                for ox in 0..out.w {
+                    let window = (0..kernel * kernel).map(|k| {
+                        image[(oy * stride + k / kernel) * d.w + ox * stride + k % kernel]
+                    });
+                    y.push(window.fold(f64::NEG_INFINITY, f64::max));
+                }
+            }
+        }
+        y
+    }
+
+    fn linear(&self, x: NodeId, w: &[f64], bias: Option<ParamId>, out: usize) -> Vec<f64> {
+        let features = self.dims(x).c;
+        let mut y = vec![];
+        for sample in self.x(x).chunks(features) {
+            for o in 0..out {
+                let dot: f64 = sample.iter().zip(&w[o * features..]).map(|(a, b)| a * b).sum();
+                y.push(dot + bias.map_or(0.0, |b| self.param(b)[o]));
+            }
+        }
+        y
+    }
+
+    fn blend(&self, i: usize) -> Vec<f64> {
+        let Op::Blend { host, module, input, gate, mode, alpha } = &self.case.graph.nodes[i].op
+        else {
+            unreachable!()
+        };
+        let a = f64::from(self.case.alphas[*alpha]);
+        let (h, m, x) = (self.x(*host), self.x(*module), self.x(*input));
+        let each = self.dims(*host).numel();
+        (0..h.len())
+            .map(|i| match mode {
+                BlendMode::Add => h[i] + a * (m[i] - h[i]),
+                BlendMode::Multiply => h[i] * (1.0 + a * (m[i] - x[i]).tanh()),
+                BlendMode::Gate => {
+                    let g = gate.map_or(1.0, |g| self.x(g)[i / each]);
+                    h[i] + a * g * (m[i] - h[i])
+                }
+            })
+            .collect()
+    }
+}
+
+fn moments<'a>(values: impl Iterator<Item = (usize, &'a f64)> + Clone) -> (f64, f64) {
+    let n = values.clone().count() as f64;
+    let mean = values.clone().map(|(_, v)| v).sum::<f64>() / n;
+    (mean, values.map(|(_, v)| (v - mean) * (v - mean)).sum::<f64>() / n)
+}
+
+/// The output, and gradients of Σ gradient·output by central differences in f64.
+pub(crate) struct Expected {
+    pub(crate) output: Vec<f64>,
+    pub(crate) params: Vec<Vec<f64>>,
+    pub(crate) inputs: Vec<Vec<f64>>,
+}
+
+/// Distance of the two points of a difference. In f64 the rounding error of a difference is about
+/// 1e-16/1e-6 = 1e-10, and what it cuts off about 1e-12: both far below f32.
+const STEP: f64 = 1e-6;
+
+/// Runs the slow version in training mode.
+pub(crate) fn expected(case: &Case, gradient: &[f32]) -> Expected {
+    let (params, inputs) = (params(case), inputs(case));
+    let base = forward(case, &params, &inputs, true, None);
+    let loss = |params: &[Vec<f64>], inputs: &[Vec<f64>]| -> f64 {
+        let values = forward(case, params, inputs, true, Some(&base));
+        let output = &values[case.graph.output.index()];
+        output.iter().zip(gradient).map(|(y, g)| y * f64::from(*g)).sum()
+    };
+    let differences = |tensors: &[Vec<f64>], loss: &dyn Fn(&[Vec<f64>]) -> f64| {
+        let mut moved = tensors.to_vec();
+        let mut gradients = vec![];
+        for t in 0..tensors.len() {
+            let mut gradient = vec![];
+            for i in 0..tensors[t].len() {
+                let at = tensors[t][i];
+                moved[t][i] = at + STEP;
+                let up = loss(&moved);
+                moved[t][i] = at - STEP;
+                gradient.push((up - loss(&moved)) / (2.0 * STEP));
+                moved[t][i] = at;
+            }
+            gradients.push(gradient);
+        }
+        gradients
+    };
+    Expected {
+        output: base[case.graph.output.index()].clone(),
+        params: differences(&params, &|p| loss(p, &inputs)),
+        inputs: differences(&inputs, &|x| loss(&params, x)),
+    }
+}

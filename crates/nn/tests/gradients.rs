@@ -1,0 +1,246 @@
+//! Whole graphs, every operation, against the slow f64 version: values, and gradients by central
+//! differences.
+
+mod common;
+
+use common::reference::{Expected, expected};
+use common::{Case, Random, assert_close};
+use meristem_nn::graph::{BlendMode, ConvGeometry, Dims, Graph, GraphBuilder, NodeId, SgdConfig};
+use meristem_nn::plan::Mode;
+use meristem_nn::{Isa, Result};
+
+const SGD: SgdConfig = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 0.0, clip_norm: 1.0 };
+
+/// f32 has 6e-8; a value passes some ten layers, each a sum of up to a thousand terms whose errors
+/// add up like √1000 ≈ 30: 2e-5 of the largest value. Batch norm of few values amplifies what comes
+/// in by up to 1/σ; five times the sum above covers the graphs of this file.
+const RELATIVE: f64 = 1e-4;
+/// For gradients that cancel to zero.
+const ABSOLUTE: f64 = 2e-6;
+
+fn check(name: &str, case: &Case) {
+    let gradient = case.output_gradient(7);
+    let Expected { output, params, inputs } = expected(case, &gradient);
+    for isa in Isa::available() {
+        for fuse in [true, false] {
+            let got = case.run(isa, Mode::Gradient, fuse, &gradient).unwrap();
+            let what = |t: &str| format!("{name} ({isa}, fuse {fuse}): {t}");
+            assert_close(&what("output"), &got.output, &output, RELATIVE, ABSOLUTE);
+            let scale = params.iter().chain(&inputs).flatten().fold(0f64, |m, v| m.max(v.abs()));
+            for (spec, expected) in case.graph.params.iter().zip(&params) {
+                let zeros = vec![0.0; expected.len()];
+                let got = got.params.get(&spec.name).unwrap_or(&zeros);
+                // A gradient that is zero by construction (a bias in front of a batch norm) is the
+                // difference of terms as large as the other gradients.
+                let absolute = ABSOLUTE + 1e-5 * scale;
+                assert_close(&what(&spec.name), got, expected, RELATIVE, absolute);
+            }
+            for (i, expected) in inputs.iter().enumerate() {
+                let zeros = vec![0.0; expected.len()];
+                let got = got.inputs[i].as_ref().unwrap_or(&zeros);
+                let absolute = ABSOLUTE + 1e-5 * scale;
+                assert_close(&what(&format!("input {i}")), got, expected, RELATIVE, absolute);
+            }
+        }
+    }
+}
+
+fn builder(c: usize, h: usize, w: usize) -> GraphBuilder {
+    GraphBuilder::new(Dims { c, h, w }, SGD)
+}
+
+fn check_op(
+    name: &str,
+    dims: [usize; 3],
+    batch: usize,
+    f: impl Fn(&mut GraphBuilder) -> Result<NodeId>,
+) {
+    let mut b = builder(dims[0], dims[1], dims[2]);
+    let output = f(&mut b).unwrap();
+    check(name, &Case::random(b.finish_at(output), batch, 11));
+}
+
+#[test]
+fn convolutions() {
+    let geometry =
+        |kernel, stride, padding, groups| ConvGeometry { kernel, stride, padding, groups };
+    let forms = [
+        ([3, 5, 4], 7, geometry([3, 3], [1, 1], [1, 1], 1)),
+        ([4, 5, 6], 6, geometry([1, 3], [2, 1], [0, 2], 2)),
+        ([17, 3, 4], 17, geometry([3, 3], [1, 1], [1, 1], 17)),
+        ([1, 6, 5], 1, geometry([2, 2], [2, 2], [0, 0], 1)),
+        ([8, 4, 4], 18, geometry([5, 5], [1, 1], [2, 2], 1)),
+    ];
+    for (i, (dims, out, geometry)) in forms.into_iter().enumerate() {
+        for bias in [true, false] {
+            check_op(&format!("conv {i}"), dims, 3, |b| {
+                b.conv2d(b.input(), "c", out, geometry, bias)
+            });
+        }
+    }
+}
+
+#[test]
+fn norms() {
+    check_op("batch_norm", [7, 3, 4], 5, |b| b.batch_norm(b.input(), "n"));
+    check_op("batch_norm of vectors", [7, 1, 1], 5, |b| b.batch_norm(b.input(), "n"));
+    for groups in [1, 2, 4, 8] {
+        check_op("group_norm", [8, 3, 5], 3, |b| b.group_norm(b.input(), "n", groups, 0.5));
+    }
+}
+
+#[test]
+fn pointwise_pools_and_linear() {
+    check_op("relu", [3, 4, 5], 3, |b| Ok(b.relu(b.input())));
+    check_op("sigmoid", [3, 4, 5], 3, |b| Ok(b.sigmoid(b.input())));
+    check_op("tanh", [3, 4, 5], 3, |b| Ok(b.tanh(b.input())));
+    check_op("max pool 2", [3, 5, 7], 3, |b| b.max_pool2d(b.input(), "p", 2, 2));
+    check_op("max pool 3, stride 2", [9, 7, 6], 2, |b| b.max_pool2d(b.input(), "p", 3, 2));
+    check_op("global average", [17, 5, 3], 3, |b| Ok(b.global_avg_pool(b.input())));
+    check_op("linear", [9, 1, 1], 5, |b| b.linear(b.input(), "l", 4, true, None));
+    check_op("linear without bias", [9, 1, 1], 1, |b| b.linear(b.input(), "l", 17, false, None));
+    check_op("twice the same", [3, 2, 2], 2, |b| b.add(b.input(), b.input()));
+}
+
+fn images(b: &mut GraphBuilder, n: usize) -> Vec<NodeId> {
+    let dims = b.dims(b.input());
+    std::iter::once(b.input()).chain((1..n).map(|_| b.another_input(dims))).collect()
+}
+
+#[test]
+fn several_inputs() {
+    check_op("add", [3, 2, 5], 3, |b| {
+        let x = images(b, 2);
+        b.add(x[0], x[1])
+    });
+    check_op("scale_channels", [5, 3, 4], 3, |b| {
+        let s = b.another_input(Dims { c: 5, h: 1, w: 1 });
+        b.scale_channels(b.input(), s, 2.0)
+    });
+    check_op("tanh_mix", [5, 3, 4], 3, |b| {
+        let x = images(b, 2);
+        b.tanh_mix(x[0], x[1], "s")
+    });
+}
+
+#[test]
+fn blends() {
+    for mode in [BlendMode::Add, BlendMode::Multiply, BlendMode::Gate] {
+        for alpha in 0..3 {
+            check_op(&format!("{mode:?} {alpha}"), [5, 3, 4], 3, |b| {
+                let x = images(b, 3);
+                let gate = b.another_input(Dims { c: 1, h: 1, w: 1 });
+                let gate = (mode == BlendMode::Gate).then_some(gate);
+                b.blend(mode, alpha, [x[0], x[1], x[2]], gate)
+            });
+            // As in a fossilized module: its input is the host's own value, and gets a gradient.
+            check_op(&format!("{mode:?} {alpha} shared"), [5, 3, 4], 3, |b| {
+                let x = b.input();
+                let m = b.conv2d(x, "m", 5, ConvGeometry::same(3), true)?;
+                let pooled = b.global_avg_pool(x);
+                let gate = b.linear(pooled, "gate", 1, true, None)?;
+                let gate = b.sigmoid(gate);
+                b.blend(mode, alpha, [x, m, x], (mode == BlendMode::Gate).then_some(gate))
+            });
+        }
+    }
+}
+
+#[test]
+fn straight_through_and_detach() {
+    check_op("straight-through", [4, 3, 4], 3, |b| {
+        let x = b.conv2d(b.input(), "host", 6, ConvGeometry::same(3), true)?;
+        let d = b.detach(x);
+        let m = b.conv2d(d, "module", 6, ConvGeometry::same(1), true)?;
+        let m = b.add(d, m)?;
+        let y = b.straight_through(x, m)?;
+        let y = b.tanh(y);
+        b.conv2d(y, "after", 2, ConvGeometry::same(1), false)
+    });
+    check_op("detach cuts", [4, 3, 4], 3, |b| {
+        let x = b.conv2d(b.input(), "cut", 4, ConvGeometry::same(3), true)?;
+        let d = b.detach(x);
+        let y = b.conv2d(b.input(), "kept", 4, ConvGeometry::same(1), true)?;
+        let y = b.add(d, y)?;
+        Ok(b.relu(y))
+    });
+}
+
+/// A random graph: layers in a row, branches that meet again, values read several times.
+fn random_graph(seed: u64) -> Graph {
+    let mut r = Random(seed);
+    let mut b = builder(1 + r.below(5), 4 + r.below(3), 4 + r.below(3));
+    let mut nodes = vec![b.input()];
+    for i in 0..4 + r.below(7) {
+        let name = format!("l{i}");
+        let x = nodes[nodes.len() - 1 - r.below(nodes.len().min(3))];
+        let d = b.dims(x);
+        let same: Vec<NodeId> = nodes.iter().copied().filter(|n| b.dims(*n) == d).collect();
+        let any = |r: &mut Random| same[r.below(same.len())];
+        let (y, z) = (any(&mut r), any(&mut r));
+        let node = match r.below(14) {
+            0 | 1 => b.conv2d(x, &name, 1 + r.below(9), ConvGeometry::same(3), r.below(2) == 0),
+            2 => {
+                let geometry = ConvGeometry { groups: d.c, ..ConvGeometry::same(3) };
+                b.conv2d(x, &name, d.c, geometry, false)
+            }
+            3 | 4 => {
+                let y = b.conv2d(x, &name, 1 + r.below(9), ConvGeometry::same(1), false).unwrap();
+                b.batch_norm(y, &format!("{name}n")).map(|y| b.relu(y))
+            }
+            5 => b.group_norm(x, &name, if d.c % 2 == 0 { 2 } else { 1 }, 1.0),
+            6 => Ok(b.relu(x)),
+            7 => Ok(b.tanh(x)),
+            8 => b.add(x, y),
+            9 => b.tanh_mix(x, y, &name),
+            10 if d.h >= 4 && d.w >= 4 => b.max_pool2d(x, &name, 2, 2),
+            10 | 11 => {
+                let s = b.global_avg_pool(y);
+                let s = b.linear(s, &name, d.c, true, None).unwrap();
+                let s = b.sigmoid(s);
+                b.scale_channels(x, s, 2.0)
+            }
+            12 => {
+                let y = if r.below(2) == 0 { b.detach(y) } else { y };
+                b.straight_through(x, y)
+            }
+            _ => {
+                let mode = [BlendMode::Add, BlendMode::Multiply, BlendMode::Gate][r.below(3)];
+                let gate = (mode == BlendMode::Gate).then(|| {
+                    let g = b.global_avg_pool(z);
+                    let g = b.linear(g, &name, 1, true, None).unwrap();
+                    b.sigmoid(g)
+                });
+                b.blend(mode, r.below(3), [x, y, z], gate)
+            }
+        };
+        nodes.push(node.unwrap());
+    }
+    let pooled = b.global_avg_pool(nodes[nodes.len() - 1]);
+    let logits = b.linear(pooled, "head", 3, true, None).unwrap();
+    b.finish(logits).unwrap()
+}
+
+#[test]
+fn random_graphs() {
+    for seed in 0..24 {
+        check(&format!("random {seed}"), &Case::random(random_graph(seed), 3, seed));
+    }
+}
+
+/// The other way round: values in evaluation mode, with running statistics.
+#[test]
+fn evaluation_of_random_graphs() {
+    for seed in 0..60 {
+        let case = Case::random(random_graph(seed), 3, seed);
+        let (params, inputs) = (common::reference::params(&case), common::reference::inputs(&case));
+        let values = common::reference::forward(&case, &params, &inputs, false, None);
+        for isa in Isa::available() {
+            for fuse in [true, false] {
+                let got = case.run(isa, Mode::Infer, fuse, &[]).unwrap();
+                let expected = &values[case.graph.output.index()];
+                assert_close(&format!("random {seed}"), &got.output, expected, RELATIVE, ABSOLUTE);
+            }
+        }
+    }
+}
