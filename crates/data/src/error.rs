@@ -80,37 +80,25 @@ pub enum Error {
     },
 
     /// A file holds something else than it should: damaged, truncated or mislabelled (D9).
-    #[error("{}: damaged at byte {offset}: {what} must be {expected}, got {got}; {remedy}", path.display())]
+    #[error("{}: damaged at byte {offset}: {mismatch}", path.display())]
     Damaged {
         /// The file. A member of an archive is `archive.npz/member`.
         path: PathBuf,
         /// Offset of the first byte that is wrong or missing; in a compressed file or an archive's
         /// member, the offset in the decompressed bytes.
         offset: u64,
-        /// What stands there.
-        what: String,
-        /// What it has to be.
-        expected: String,
-        /// What it was.
-        got: String,
-        /// What to do about it.
-        remedy: String,
+        /// What is wrong there.
+        mismatch: Box<Mismatch>,
     },
 
     /// Files are each readable but do not fit together: a class folder too many, an image of
     /// another size, class names that contradict each other.
-    #[error("{}: {what} must be {expected}, got {got}; {remedy}", path.display())]
+    #[error("{}: {mismatch}", path.display())]
     Layout {
         /// The file or folder that does not fit.
         path: PathBuf,
-        /// What about it.
-        what: String,
-        /// What it has to be.
-        expected: String,
-        /// What it was.
-        got: String,
-        /// What to do about it.
-        remedy: String,
+        /// What does not fit.
+        mismatch: Box<Mismatch>,
     },
 
     /// The operating system refused to read or write.
@@ -126,9 +114,9 @@ pub enum Error {
 }
 
 impl Error {
-    /// True for an error that condemns one file of many, which `skip_bad` may count and pass over.
-    pub fn is_bad_file(&self) -> bool {
-        matches!(self, Self::Damaged { .. } | Self::Layout { .. })
+    /// True for a damaged file, which `skip_bad` may count and pass over if it is one of many.
+    pub fn is_damage(&self) -> bool {
+        matches!(self, Self::Damaged { .. })
     }
 
     pub(crate) fn io(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
@@ -137,10 +125,48 @@ impl Error {
     }
 }
 
-/// The remedy for files that should be bit-equal to a published original.
-pub(crate) const FETCH_AGAIN: &str = "get the file again from where it came";
+/// What was expected in a file, and what came.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} must be {expected}, got {got}; {remedy}")]
+pub struct Mismatch {
+    /// What stands there.
+    pub what: String,
+    /// What it has to be.
+    pub expected: String,
+    /// What it was.
+    pub got: String,
+    /// What to do about it.
+    pub remedy: String,
+}
 
-/// Shorthand for the many places that build [`Error::Damaged`].
+impl Mismatch {
+    /// With the remedy for files that should be equal to a published original.
+    pub(crate) fn new(
+        what: impl Into<String>,
+        expected: impl Into<String>,
+        got: impl Into<String>,
+    ) -> Self {
+        let remedy = "get the file again from where it came".into();
+        Self { what: what.into(), expected: expected.into(), got: got.into(), remedy }
+    }
+
+    /// With another remedy.
+    pub(crate) fn remedy(self, remedy: impl Into<String>) -> Self {
+        Self { remedy: remedy.into(), ..self }
+    }
+
+    /// As damage of a file.
+    pub(crate) fn at(self, path: &Path, offset: u64) -> Error {
+        Error::Damaged { path: path.to_path_buf(), offset, mismatch: Box::new(self) }
+    }
+
+    /// As something that does not fit.
+    pub(crate) fn of(self, path: &Path) -> Error {
+        Error::Layout { path: path.to_path_buf(), mismatch: Box::new(self) }
+    }
+}
+
+/// Shorthand for the many places that find damage.
 pub(crate) fn damaged(
     path: &Path,
     offset: u64,
@@ -148,12 +174,5 @@ pub(crate) fn damaged(
     expected: impl Into<String>,
     got: impl Into<String>,
 ) -> Error {
-    Error::Damaged {
-        path: path.to_path_buf(),
-        offset,
-        what: what.into(),
-        expected: expected.into(),
-        got: got.into(),
-        remedy: FETCH_AGAIN.into(),
-    }
+    Mismatch::new(what, expected, got).at(path, offset)
 }

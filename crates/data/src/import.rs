@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Mismatch, Result};
 use crate::source::cifar::{
     CIFAR_10_FILES, CIFAR_10_FOLDER, CIFAR_10_NAMES, IMAGE, SIDE, planes_of,
 };
@@ -47,13 +47,10 @@ pub fn import_cifar10(from: &Path, to: &Path, skip_bad: bool) -> Result<ImportRe
     check(&root, folder.layout())?;
     let target = to.join(CIFAR_10_FOLDER);
     if target.exists() {
-        return Err(Error::Layout {
-            path: target,
-            what: "the target".into(),
-            expected: "a folder that does not exist yet".into(),
-            got: "an existing one".into(),
-            remedy: "remove it or choose another".into(),
-        });
+        let expected = "a folder that does not exist yet";
+        return Err(Mismatch::new("the target", expected, "an existing one")
+            .remedy("remove it or choose another")
+            .of(&target));
     }
     let partial = to.join(format!("{CIFAR_10_FOLDER}.partial"));
     fs::create_dir_all(&partial).map_err(Error::io("create", &partial))?;
@@ -71,13 +68,7 @@ pub fn import_cifar10(from: &Path, to: &Path, skip_bad: bool) -> Result<ImportRe
 
 fn check(root: &Path, layout: &Layout) -> Result<()> {
     let wrong = |what: &str, expected: &str, got: String, remedy: &str| {
-        Err(Error::Layout {
-            path: root.to_path_buf(),
-            what: what.into(),
-            expected: expected.into(),
-            got,
-            remedy: remedy.into(),
-        })
+        Err(Mismatch::new(what, expected, got).remedy(remedy).of(root))
     };
     let Layout { channels, height, width, ref classes, .. } = *layout;
     if (channels, height, width) != (3, SIDE, SIDE) {
@@ -105,7 +96,7 @@ fn write_all(folder: &Folder, target: &Path, skip_bad: bool) -> Result<([usize; 
         for (i, name) in names.iter().enumerate() {
             let batch = files.by_ref().take(each + usize::from(i < longer));
             let bad =
-                |error: Error| if skip_bad && error.is_bad_file() { Ok(()) } else { Err(error) };
+                |error: Error| if skip_bad && error.is_damage() { Ok(()) } else { Err(error) };
             let (written, bad) = write_batch(folder, &target.join(name), batch, bad)?;
             lens[split as usize] += written;
             skipped += bad;

@@ -39,7 +39,7 @@ mod verify;
 
 pub use augment::Augment;
 pub use dataset::{Dataset, ImageShape, Residency};
-pub use error::{Error, Result};
+pub use error::{Error, Mismatch, Result};
 pub use gather::{Batch, GatherBatches, GatherConfig};
 pub use import::{ImportReport, import_cifar10};
 pub use normalization::Normalization;

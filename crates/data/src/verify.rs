@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::source::{DatasetFiles, DatasetSpec, Split};
 
 /// What a complete check found.
@@ -49,7 +49,7 @@ pub struct Damage {
 ///
 /// # Errors
 /// As [`DatasetFiles::open`]: damage to images is in the report, but missing files and damaged
-/// headers leave nothing to report on. [`crate::Error::Io`] where the system refuses to read.
+/// headers leave nothing to report on. [`Error::Io`] where the system refuses to read.
 pub fn verify(spec: &DatasetSpec) -> Result<VerifyReport> {
     let files = DatasetFiles::open(spec)?;
     let layout = files.layout().clone();
@@ -57,8 +57,8 @@ pub fn verify(spec: &DatasetSpec) -> Result<VerifyReport> {
     for split in Split::ALL {
         let mut damaged = vec![];
         let mut per_class = vec![0; layout.classes.len()];
-        let mut note = |error: crate::Error| {
-            if !error.is_bad_file() {
+        let mut note = |error: Error| {
+            if !matches!(error, Error::Damaged { .. } | Error::Layout { .. }) {
                 return Err(error);
             }
             damaged.push(Damage { error: error.to_string() });

@@ -80,7 +80,7 @@ pub struct Batch {
 enum EnvImages {
     /// Of the env's stream.
     Resident(Tensor),
-    Staged(Stage),
+    Staged(Box<Stage>),
 }
 
 struct Env {
@@ -394,7 +394,7 @@ fn env_images(dataset: &Dataset, stream: &Stream, capacity: usize) -> Result<(En
         }
         Images::Spooled(file) => {
             let stage = Stage::new(stream, file, dataset.image_shape().numel(), capacity)?;
-            Ok((EnvImages::Staged(stage), Form::Staged))
+            Ok((EnvImages::Staged(Box::new(stage)), Form::Staged))
         }
     }
 }

@@ -16,7 +16,7 @@ use zip::result::ZipError;
 use super::input::Input;
 use super::npy::{self, Header, IntType};
 use super::{Layout, OnBad, Reader, SIDE_MAX, Sink, Source, Split, missing, missing_files};
-use crate::error::{Error, Result, damaged};
+use crate::error::{Error, Mismatch, Result, damaged};
 
 /// A label above this is damage, not a class.
 const CLASSES_MAX: u32 = 65_536;
@@ -63,13 +63,12 @@ fn find(root: &Path) -> Result<PathBuf> {
     match &found[..] {
         [] => Err(missing(Source::Arrays, root)),
         [one] => Ok(one.clone()),
-        [first, second, ..] => Err(Error::Layout {
-            path: root.to_path_buf(),
-            what: "the folder".into(),
-            expected: "one .npz or .safetensors file".into(),
-            got: format!("{} and {}", first.display(), second.display()),
-            remedy: "name the file itself as the data root".into(),
-        }),
+        [first, second, ..] => {
+            let got = format!("{} and {}", first.display(), second.display());
+            Err(Mismatch::new("the folder", "one .npz or .safetensors file", got)
+                .remedy("name the file itself as the data root")
+                .of(root))
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::input::Input;
 use super::{Layout, OnBad, Reader, Sink, Source, Split, missing_files};
-use crate::error::{Error, FETCH_AGAIN, Result, damaged};
+use crate::error::{Error, Mismatch, Result, damaged};
 
 /// Rows and columns.
 pub(crate) const SIDE: usize = 32;
@@ -185,14 +185,11 @@ fn count_records(path: &Path, variant: &Variant) -> Result<usize> {
         return Ok((len / record) as usize);
     }
     let whole = len / record;
-    Err(Error::Damaged {
-        path: path.to_path_buf(),
-        offset: len,
-        what: "the length of the file".into(),
-        expected: format!("a multiple of {record} bytes, the size of a record"),
-        got: format!("{len} bytes: {whole} records and {} bytes", len % record),
-        remedy: format!("the file is truncated or of another format; {FETCH_AGAIN}"),
-    })
+    let expected = format!("a multiple of {record} bytes, the size of a record");
+    let got = format!("{len} bytes: {whole} records and {} bytes", len % record);
+    Err(Mismatch::new("the length of the file", expected, got)
+        .remedy("it is truncated or of another format; get it again from where it came")
+        .at(path, len))
 }
 
 /// One class name a line; the official files end in empty lines.

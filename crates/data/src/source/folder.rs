@@ -12,7 +12,7 @@ use std::thread;
 
 use super::image_file::{self, Size};
 use super::{Layout, OnBad, Reader, Sink, Source, Split, missing};
-use crate::error::{Error, Result};
+use crate::error::{Error, Mismatch, Result};
 
 /// More threads than this only wait for the disk.
 const DECODE_THREADS_MAX: usize = 16;
@@ -134,12 +134,8 @@ fn list_split(split: &Path, classes: &[OsString]) -> Result<Vec<ClassFolder>> {
     let known = |name: &OsStr| classes.iter().position(|class| class == name);
     let listed = list(split)?.into_iter().map(|name| {
         let path = split.join(&name);
-        let layout = |what: &str, expected: String, got: &str, remedy: &str| Error::Layout {
-            path: path.clone(),
-            what: what.into(),
-            expected,
-            got: got.into(),
-            remedy: remedy.into(),
+        let layout = |what: &str, expected: String, got: &str, remedy: &str| {
+            Mismatch::new(what, expected, got).remedy(remedy).of(&path)
         };
         if !path.is_dir() {
             let (expected, remedy) =

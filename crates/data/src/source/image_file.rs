@@ -7,7 +7,7 @@ use std::path::Path;
 use image::{ColorType, DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits};
 
 use super::SIDE_MAX;
-use crate::error::{Error, Result};
+use crate::error::{Error, Mismatch, Result};
 
 /// The largest image file that is read, in bytes.
 const FILE_BYTES_MAX: u64 = 256 << 20;
@@ -94,26 +94,14 @@ fn decoder<'a>(path: &Path, bytes: &'a [u8]) -> Result<impl ImageDecoder + 'a> {
 }
 
 fn undecodable(path: &Path, offset: usize, expected: impl Into<String>, got: String) -> Error {
-    Error::Damaged {
-        path: path.to_path_buf(),
-        offset: offset as u64,
-        what: "the image".into(),
-        expected: expected.into(),
-        got,
-        remedy: REMEDY.into(),
-    }
+    Mismatch::new("the image", expected, got).remedy(REMEDY).at(path, offset as u64)
 }
 
 fn other_size(path: &Path, expected: Size, like: &Path, got: String) -> Error {
     let Size { channels, height, width } = expected;
     let colour = if channels == 1 { "grey" } else { "RGB" };
-    Error::Layout {
-        path: path.to_path_buf(),
-        what: "the image".into(),
-        expected: format!("{width}×{height} {colour}, as {}", like.display()),
-        got,
-        remedy: format!("bring all images to one size; {REMEDY}"),
-    }
+    let expected = format!("{width}×{height} {colour}, as {}", like.display());
+    Mismatch::new("the image", expected, got).remedy("bring all images to one size").of(path)
 }
 
 const JPEG_MAGIC: [u8; 2] = [0xff, 0xd8];

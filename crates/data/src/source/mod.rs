@@ -339,7 +339,7 @@ impl DatasetFiles {
         let skip_bad = self.spec.skip_bad;
         let mut skipped = 0;
         let mut on_bad = |error: Error| {
-            if !(skip_bad && error.is_bad_file()) {
+            if !(skip_bad && error.is_damage()) {
                 return Err(error);
             }
             tracing::warn!(%error, "left out");

@@ -1,10 +1,9 @@
 //! The header of an array: numpy's `.npy` format (NEP 1), versions 1 to 3.
 
 use std::fmt;
-use std::path::PathBuf;
 
 use super::input::Input;
-use crate::error::{Error, Result, damaged};
+use crate::error::{Mismatch, Result, damaged};
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
 /// numpy itself refuses longer headers.
@@ -86,14 +85,10 @@ pub(crate) fn read_header(input: &mut Input<'_>) -> Result<Header> {
     let mut text = vec![0; length as usize];
     input.read_exact(&mut text, "the header")?;
     let text = String::from_utf8_lossy(&text).into_owned();
-    parse(&text).map_err(|(expected, got)| Error::Damaged {
-        path: PathBuf::from(input.path()),
-        offset,
-        what: "the header".into(),
-        expected,
-        got,
-        remedy: "save the array with numpy in C order, images as uint8 and labels as integers"
-            .into(),
+    parse(&text).map_err(|(expected, got)| {
+        Mismatch::new("the header", expected, got)
+            .remedy("save with numpy in C order, images as uint8 and labels as integers")
+            .at(input.path(), offset)
     })
 }
 

@@ -1,0 +1,139 @@
+//! Small datasets, and the slow version of what a gather does.
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+pub(crate) mod files;
+
+use std::sync::Arc;
+
+use meristem_data::{Batch, Dataset, GatherBatches, GatherConfig, ImageShape, Normalization};
+use meristem_device::random::{Purpose, Rng};
+use meristem_device::{Device, DeviceId, DeviceOptions, Stream, read_back};
+
+/// A device with this many workers.
+pub(crate) fn cpu(threads: usize) -> Device {
+    let options = DeviceOptions { threads, ..DeviceOptions::default() };
+    Device::open(DeviceId::Cpu, &options).unwrap()
+}
+
+/// A dataset of pixels that are a function of their place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Toy {
+    pub(crate) len: usize,
+    pub(crate) channels: usize,
+    pub(crate) height: usize,
+    pub(crate) width: usize,
+    pub(crate) threads: usize,
+}
+
+impl Toy {
+    pub(crate) fn shape(&self) -> ImageShape {
+        let Self { channels, height, width, .. } = *self;
+        ImageShape { channels, height, width }
+    }
+
+    /// NHWC.
+    pub(crate) fn image(&self, sample: u32) -> Vec<u8> {
+        let size = self.shape().numel() as u64;
+        let value =
+            |i: u64| (u64::from(sample) * size + i).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 53;
+        (0..size).map(|i| value(i) as u8).collect()
+    }
+
+    pub(crate) fn label(&self, sample: u32) -> u32 {
+        sample * 7 % 5
+    }
+
+    pub(crate) fn dataset(&self) -> (Device, Arc<Dataset>) {
+        let device = cpu(self.threads);
+        let images: Vec<u8> = (0..self.len as u32).flat_map(|i| self.image(i)).collect();
+        let labels: Vec<u32> = (0..self.len as u32).map(|i| self.label(i)).collect();
+        let classes = (0..5).map(|i| i.to_string()).collect();
+        let dataset =
+            Dataset::from_slices(&device, self.shape(), &images, &labels, classes).unwrap();
+        (device, dataset)
+    }
+}
+
+/// Inputs (memory order) and targets of a batch.
+pub(crate) fn batch_of(batch: &Batch) -> (Vec<f32>, Vec<u32>) {
+    let bytes = read_back(&[&batch.inputs, &batch.targets]).unwrap();
+    let words = |bytes: &[u8]| -> Vec<u32> {
+        bytes.chunks(4).map(|b| u32::from_ne_bytes(b.try_into().unwrap())).collect()
+    };
+    (words(&bytes[0]).into_iter().map(f32::from_bits).collect(), words(&bytes[1]))
+}
+
+/// One image of a batch.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Image {
+    pub(crate) inputs: Vec<f32>,
+    pub(crate) target: u32,
+}
+
+/// A whole epoch, each env's images of each batch, on new streams.
+pub(crate) fn epoch_of(
+    device: &Device,
+    dataset: &Arc<Dataset>,
+    config: &GatherConfig,
+    epoch: u64,
+) -> Vec<Vec<Image>> {
+    let streams: Vec<Stream> = config.devices.iter().map(|_| device.stream("env")).collect();
+    let mut gather = GatherBatches::new(config, std::slice::from_ref(dataset), &streams).unwrap();
+    gather.start_epoch(epoch).unwrap();
+    let size = dataset.image_shape().numel();
+    let mut all = vec![];
+    while let Some(step) = gather.next().unwrap() {
+        for batch in &step {
+            let (inputs, targets) = batch_of(batch);
+            let images = inputs.chunks(size).zip(targets);
+            all.push(
+                images.map(|(image, target)| Image { inputs: image.to_vec(), target }).collect(),
+            );
+        }
+    }
+    all
+}
+
+/// The documentation of `augment` and `Normalization`, pixel by pixel. NHWC.
+pub(crate) fn slow_image(
+    toy: &Toy,
+    normalization: &Normalization,
+    config: &GatherConfig,
+    epoch: u64,
+    sample: u32,
+) -> Vec<f32> {
+    let Toy { channels, height, width, .. } = *toy;
+    let augment = config.augment;
+    let image = toy.image(sample);
+    let mut random = Rng::new(config.seed, Purpose::Augment, epoch, u64::from(sample));
+    let w: Vec<u64> = (0..5).map(|_| u64::from(random.next_u32())).collect();
+    let padding = augment.crop_padding as i64;
+    let top = (w[0] * (2 * padding as u64 + 1) >> 32) as i64 - padding;
+    let left = (w[1] * (2 * padding as u64 + 1) >> 32) as i64 - padding;
+    let flip = augment.flip && w[2] >= 1 << 31;
+    let half = (augment.cutout / 2) as i64;
+    let cut_top = (w[3] * height as u64 >> 32) as i64 - half;
+    let cut_left = (w[4] * width as u64 >> 32) as i64 - half;
+    let mut result = vec![];
+    for y in 0..height as i64 {
+        for x in 0..width as i64 {
+            for c in 0..channels {
+                let column = if flip { width as i64 - 1 - x } else { x };
+                let (row, column) = (y + top, column + left);
+                let inside =
+                    (0..height as i64).contains(&row) && (0..width as i64).contains(&column);
+                let place = (row * width as i64 + column) * channels as i64 + c as i64;
+                let byte = if inside { image[place as usize] } else { 0 };
+                let (mean, std) =
+                    (f64::from(normalization.mean[c]), f64::from(normalization.std[c]));
+                let (scale, shift) = ((1.0 / (255.0 * std)) as f32, (-mean / std) as f32);
+                let value = f32::from(byte) * scale + shift;
+                let side = augment.cutout as i64;
+                let cut = (cut_top..cut_top + side).contains(&y)
+                    && (cut_left..cut_left + side).contains(&x);
+                result.push(if cut { 0.0 } else { value });
+            }
+        }
+    }
+    result
+}

@@ -1,0 +1,354 @@
+//! Gathered batches against slow, obvious versions (D1–D8, F1, F2).
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{Image, Toy, batch_of, epoch_of, slow_image};
+use meristem_data::order::{OrderConfig, plan};
+use meristem_data::{Augment, Dataset, Error, GatherBatches, GatherConfig, Normalization};
+use meristem_device::{DType, DeviceId, MemoryFormat, Stream};
+use proptest::prelude::*;
+
+fn cpus(envs: usize) -> Vec<DeviceId> {
+    vec![DeviceId::Cpu; envs]
+}
+
+#[derive(Clone, Debug)]
+struct Case {
+    toy: Toy,
+    config: GatherConfig,
+    epoch: u64,
+}
+
+fn any_case() -> impl Strategy<Value = Case> {
+    let toy = (0..60_usize, 1..=4_usize, 1..9_usize, 1..9_usize, 1..4_usize);
+    let numbers = (1..20_usize, 1..5_usize, any::<u64>(), 0..4_u64);
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), prop::option::of(1..4_usize));
+    let augment = (any::<bool>(), 0..9_usize, any::<bool>(), 0..9_usize);
+    (toy, numbers, flags, augment).prop_map(
+        |((len, channels, height, width, threads), numbers, flags, augment)| {
+            let (batch, envs, seed, epoch) = numbers;
+            let (shuffle, drop_last, halve, max_batches) = flags;
+            let shorter = height.min(width);
+            let augment = match augment {
+                (false, ..) => Augment::NONE,
+                (true, padding, flip, cutout) => Augment {
+                    crop_padding: padding.min(shorter),
+                    flip,
+                    cutout: cutout.min(shorter),
+                },
+            };
+            let config = GatherConfig {
+                shuffle,
+                drop_last,
+                seed,
+                augment,
+                max_batches,
+                subset: halve.then(|| (0..len as u32).filter(|i| i % 2 == 0).collect()),
+                ..GatherConfig::new(batch, cpus(envs))
+            };
+            Case { toy: Toy { len, channels, height, width, threads }, config, epoch }
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Every value of every batch is what the documentation says, bit for bit.
+    #[test]
+    fn batches_are_the_slow_ones(case in any_case()) {
+        let Case { toy, config, epoch } = case;
+        let (device, dataset) = toy.dataset();
+        let streams: Vec<Stream> =
+            (0..config.devices.len()).map(|e| device.stream(&format!("env {e}"))).collect();
+        let mut gather = GatherBatches::new(&config, std::slice::from_ref(&dataset), &streams).unwrap();
+        let subset = config.subset.clone();
+        let order = OrderConfig {
+            len: subset.as_ref().map_or(toy.len, |s| s.len()),
+            batch_per_env: config.batch_per_env,
+            devices: config.devices.clone(),
+            seed: config.seed,
+            shuffle: config.shuffle,
+            drop_last: config.drop_last,
+            max_batches: config.max_batches,
+        };
+        let expected = plan(&order, epoch + 1).unwrap().epochs.pop().unwrap().batches;
+        prop_assert_eq!(gather.len(), expected.len());
+        gather.start_epoch(epoch).unwrap();
+        for parts in &expected {
+            let batches = gather.next().unwrap().unwrap();
+            prop_assert_eq!(batches.len(), parts.len());
+            for (batch, part) in batches.iter().zip(parts) {
+                let (inputs, targets) = batch_of(batch);
+                let samples = part.iter().map(|i| subset.as_ref().map_or(*i, |s| s[*i as usize]));
+                let samples: Vec<u32> = samples.collect();
+                let expected: Vec<u32> = samples.iter().map(|i| toy.label(*i)).collect();
+                prop_assert_eq!(targets, expected);
+                for (sample, image) in samples.iter().zip(inputs.chunks(toy.shape().numel())) {
+                    let image: Vec<u32> = image.iter().map(|v| v.to_bits()).collect();
+                    let slow = slow_image(&toy, &dataset.normalization(), &config, epoch, *sample);
+                    let slow: Vec<u32> = slow.iter().map(|v| v.to_bits()).collect();
+                    prop_assert_eq!(image, slow, "sample {} {:?}", sample, config.augment);
+                }
+            }
+        }
+        prop_assert!(gather.next().unwrap().is_none());
+        prop_assert!(gather.next().unwrap().is_none());
+    }
+}
+
+/// F1, F2: what a user sees is (N, C, H, W); what lies in memory is NHWC. Also of partial batches.
+#[test]
+fn strides_are_channels_last() {
+    let toy = Toy { len: 10, channels: 3, height: 4, width: 5, threads: 2 };
+    let (device, dataset) = toy.dataset();
+    let images = dataset.resident_images().unwrap();
+    assert_eq!((images.dims(), images.strides()), (&[10, 3, 4, 5][..], vec![60, 1, 15, 3]));
+    assert_eq!((images.dtype(), images.format()), (DType::U8, MemoryFormat::ChannelsLast));
+    let config = GatherConfig::new(8, cpus(1));
+    let mut gather = GatherBatches::new(&config, &[dataset], &[device.stream("env")]).unwrap();
+    gather.start_epoch(0).unwrap();
+    for n in [8, 2] {
+        let batch = gather.next().unwrap().unwrap().remove(0);
+        assert_eq!(batch.inputs.dims(), [n, 3, 4, 5]);
+        assert_eq!(batch.inputs.strides(), [60, 1, 15, 3]);
+        assert_eq!((batch.inputs.dtype(), batch.targets.dtype()), (DType::F32, DType::U32));
+        assert_eq!(batch.inputs.format(), MemoryFormat::ChannelsLast);
+        assert_eq!(batch.targets.dims(), [n]);
+    }
+}
+
+/// D3: no two batches that are alive at once share a byte, within a step and over a lagging one.
+#[test]
+fn every_batch_has_memory_of_its_own() {
+    let toy = Toy { len: 100, channels: 1, height: 3, width: 3, threads: 2 };
+    let (device, dataset) = toy.dataset();
+    let streams: Vec<Stream> = (0..4).map(|_| device.stream("env")).collect();
+    let config = GatherConfig::new(5, cpus(4));
+    let mut gather = GatherBatches::new(&config, &[dataset], &streams).unwrap();
+    gather.start_epoch(0).unwrap();
+    let mut held = vec![];
+    for _ in 0..2 {
+        held.extend(gather.next().unwrap().unwrap());
+    }
+    let mut ranges: Vec<(u64, u64)> = vec![];
+    for batch in &held {
+        assert_eq!(*batch.inputs.stream(), streams[batch.env]);
+        for tensor in [&batch.inputs, &batch.targets] {
+            ranges.push((tensor.address(), tensor.address() + 4 * tensor.numel() as u64));
+        }
+    }
+    let mut ids: Vec<u64> = held.iter().map(|batch| batch.inputs.storage_id()).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), 8);
+    ranges.sort_unstable();
+    assert!(ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{ranges:?}");
+}
+
+/// D5: after the first epoch nothing is allocated, memory is flat over 1,000 epochs, and the only
+/// copy is the permutation's; nothing waits.
+#[test]
+fn an_epoch_after_the_first_allocates_nothing() {
+    let toy = Toy { len: 23, channels: 3, height: 4, width: 4, threads: 2 };
+    let (device, dataset) = toy.dataset();
+    let streams = [device.stream("a"), device.stream("b")];
+    let config = GatherConfig { augment: Augment::STANDARD, ..GatherConfig::new(4, cpus(2)) };
+    let mut gather = GatherBatches::new(&config, &[dataset], &streams).unwrap();
+    let mut epoch = |number: u64| {
+        gather.start_epoch(number).unwrap();
+        let mut batches = 0;
+        while let Some(step) = gather.next().unwrap() {
+            batches += step.len() as u64;
+        }
+        batches
+    };
+    epoch(0);
+    device.synchronize().unwrap();
+    let (counts, memory) = (device.counts(), device.memory());
+    for number in 1..=1000 {
+        assert_eq!(epoch(number), 6);
+    }
+    let used = device.counts() - counts;
+    assert_eq!((used.allocations, used.synchronizations, used.copies_to_host), (0, 0, 0));
+    assert_eq!((used.copies_to_device, used.launches), (1000, 6000));
+    device.synchronize().unwrap();
+    assert_eq!((device.memory().current, device.memory().peak), (memory.current, memory.peak));
+    assert_eq!(gather.ring_growth(), 0);
+}
+
+/// D5: a consumer that lags, on another stream, reads what it was given; one that holds every
+/// buffer makes the ring grow, once.
+#[test]
+fn a_lagging_consumer_is_safe() {
+    let toy = Toy { len: 64, channels: 1, height: 8, width: 8, threads: 3 };
+    for (depth, lag) in [(2, 1), (2, 4), (3, 2), (2, 16)] {
+        let (device, dataset) = toy.dataset();
+        let (env, slow) = (device.stream("env"), device.stream("slow"));
+        let normalization = Some(Normalization { mean: vec![0.0], std: vec![1.0 / 255.0] });
+        let config =
+            GatherConfig { ring_depth: depth, normalization, ..GatherConfig::new(4, cpus(1)) };
+        let mut gather = GatherBatches::new(&config, &[dataset], &[env]).unwrap();
+        let order = OrderConfig {
+            len: 64,
+            batch_per_env: 4,
+            devices: cpus(1),
+            seed: 0,
+            shuffle: true,
+            drop_last: false,
+            max_batches: None,
+        };
+        let (sums, received) = std::sync::mpsc::channel();
+        let mut held = std::collections::VecDeque::new();
+        for epoch in 0..3 {
+            gather.start_epoch(epoch).unwrap();
+            while let Some(mut step) = gather.next().unwrap() {
+                let on_slow = step.remove(0).inputs.on(&slow).unwrap();
+                let sums = sums.clone();
+                let read = slow.launch("slow reader").read(&on_slow);
+                read.run(move |args| {
+                    std::thread::sleep(std::time::Duration::from_micros(300));
+                    let sum: f64 = args.read::<f32>(0).iter().map(|v| f64::from(v.round())).sum();
+                    let _ = sums.send(sum);
+                })
+                .unwrap();
+                held.push_back(on_slow);
+                if held.len() > lag {
+                    held.pop_front();
+                }
+            }
+        }
+        slow.synchronize().unwrap();
+        let received: Vec<f64> = received.try_iter().collect();
+        let mut expected: Vec<f64> = vec![];
+        for epoch in plan(&order, 3).unwrap().epochs {
+            for batch in epoch.batches {
+                let pixels = batch[0].iter().flat_map(|i| toy.image(*i));
+                expected.push(pixels.map(f64::from).sum());
+            }
+        }
+        assert_eq!(received, expected, "depth {depth}, lag {lag}");
+        assert_eq!(
+            gather.ring_growth(),
+            (lag + 1).saturating_sub(depth),
+            "depth {depth}, lag {lag}"
+        );
+    }
+}
+
+/// D6: the same bits twice in a process and for every number of threads.
+#[test]
+fn batches_do_not_depend_on_threads() {
+    let epoch = |threads| {
+        let toy = Toy { len: 37, channels: 3, height: 5, width: 6, threads };
+        let (device, dataset) = toy.dataset();
+        let augment = Augment { crop_padding: 2, flip: true, cutout: 2 };
+        let config = GatherConfig { augment, seed: 9, ..GatherConfig::new(4, cpus(3)) };
+        epoch_of(&device, &dataset, &config, 2)
+    };
+    let one = epoch(1);
+    for threads in [1, 2, 5] {
+        assert_eq!(epoch(threads), one);
+    }
+}
+
+/// D8: augmentation is keyed by the sample, so neither batch size nor number of envs change it.
+#[test]
+fn augmentation_does_not_depend_on_batching() {
+    let toy = Toy { len: 30, channels: 2, height: 6, width: 5, threads: 2 };
+    let by_sample = |batch, envs, epoch| {
+        let (device, dataset) = toy.dataset();
+        let augment = Augment { crop_padding: 1, flip: true, cutout: 2 };
+        let config =
+            GatherConfig { augment, shuffle: false, ..GatherConfig::new(batch, cpus(envs)) };
+        let images = epoch_of(&device, &dataset, &config, epoch);
+        images.into_iter().flatten().collect::<Vec<Image>>()
+    };
+    let one = by_sample(1, 1, 3);
+    assert_eq!(by_sample(7, 1, 3), one);
+    assert_eq!(by_sample(4, 3, 3), one);
+    assert_ne!(by_sample(1, 1, 4), one);
+}
+
+/// An epoch can be begun at any time, again, and in any order; the last one begun counts.
+#[test]
+fn epochs_can_be_begun_anywhere() {
+    let toy = Toy { len: 20, channels: 1, height: 2, width: 2, threads: 2 };
+    let (device, dataset) = toy.dataset();
+    let config = GatherConfig::new(6, cpus(1));
+    let mut gather =
+        GatherBatches::new(&config, &[dataset.clone()], &[device.stream("e")]).unwrap();
+    for number in [7, 3, 7] {
+        gather.start_epoch(number).unwrap();
+        gather.next().unwrap();
+    }
+    for number in 0..50 {
+        gather.start_epoch(number).unwrap();
+    }
+    gather.start_epoch(3).unwrap();
+    let mut seen = vec![];
+    while let Some(step) = gather.next().unwrap() {
+        seen.push(step.iter().map(batch_of).map(|(inputs, _)| inputs).collect::<Vec<_>>());
+    }
+    let fresh = epoch_of(&device, &dataset, &config, 3);
+    assert_eq!(
+        seen.concat(),
+        fresh
+            .into_iter()
+            .map(|b| b.into_iter().flat_map(|i| i.inputs).collect())
+            .collect::<Vec<Vec<f32>>>()
+    );
+}
+
+#[test]
+fn errors_of_d4_name_what_is_wrong() {
+    let toy = Toy { len: 10, channels: 1, height: 2, width: 2, threads: 1 };
+    let (device, dataset) = toy.dataset();
+    let (other_device, longer) = Toy { len: 11, ..toy }.dataset();
+    let streams = [device.stream("a"), device.stream("b")];
+    let error = |config: &GatherConfig, datasets: &[Arc<Dataset>], streams: &[Stream]| {
+        GatherBatches::new(config, datasets, streams).unwrap_err().to_string()
+    };
+    let good = GatherConfig::new(2, cpus(2));
+    let data = std::slice::from_ref(&dataset);
+
+    let mut gather = GatherBatches::new(&good, data, &streams).unwrap();
+    assert!(matches!(gather.next(), Err(Error::EpochNotStarted)));
+
+    let expect = |text: String, parts: &[&str]| {
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    };
+    let text = error(&GatherConfig::new(0, cpus(2)), data, &streams);
+    expect(text, &["`batch_per_env`", "at least 1", "got 0"]);
+    expect(error(&GatherConfig::new(2, vec![]), data, &[]), &["`devices`", "got none"]);
+    let text = error(&GatherConfig::new(2, cpus(3)), data, &streams);
+    expect(text, &["`devices`", "2 envs", "got 3 devices"]);
+    expect(error(&good, &[], &streams), &["`datasets`", "got none"]);
+    let text = error(&good, &[dataset.clone(), longer.clone()], &streams);
+    expect(text, &["`datasets`", "10 samples", "11 samples"]);
+    expect(error(&good, &[longer], &streams), &["`datasets`", "opening"]);
+    let mixed = [streams[0].clone(), other_device.stream("c")];
+    expect(error(&good, data, &mixed), &["`streams`", "env 1"]);
+    let cuda = GatherConfig::new(2, vec![DeviceId::Cpu, DeviceId::Cuda(1)]);
+    expect(error(&cuda, data, &streams), &["cuda:1", "feature"]);
+    let shallow = GatherConfig { ring_depth: 1, ..good.clone() };
+    expect(error(&shallow, data, &streams), &["`ring_depth`", "at least 2", "got 1"]);
+    let outside = GatherConfig { subset: Some(Arc::from([0, 10])), ..good.clone() };
+    expect(error(&outside, data, &streams), &["`subset`", "below 10", "got 10"]);
+    let augment = Augment { crop_padding: 3, ..Augment::NONE };
+    let padded = GatherConfig { augment, ..good.clone() };
+    expect(error(&padded, data, &streams), &["crop_padding", "at most 2", "got 3"]);
+    for std in [vec![0.0], vec![f32::NAN], vec![1.0, 1.0]] {
+        let normalization = Some(Normalization { mean: vec![0.0], std });
+        let odd = GatherConfig { normalization, ..good.clone() };
+        expect(error(&odd, data, &streams), &["`normalization`", "1 channels"]);
+    }
+    let slices = |images: &[u8], labels: &[u32]| {
+        let classes = vec!["a".to_string(), "b".to_string()];
+        Dataset::from_slices(&device, toy.shape(), images, labels, classes).unwrap_err().to_string()
+    };
+    expect(slices(&[0; 8], &[0, 1, 1]), &["`images`", "3 images", "8 bytes"]);
+    expect(slices(&[0; 8], &[0, 2]), &["`labels`", "below 2", "2 at 1"]);
+}

@@ -1,0 +1,225 @@
+//! The order of samples against a slow, obvious version (D2, D4, D6).
+
+use meristem_data::Error;
+use meristem_data::order::{EpochOrder, OrderConfig, Plan, plan, split_by_seed};
+use meristem_device::DeviceId;
+use proptest::prelude::*;
+use rand_chacha::ChaCha8Rng;
+use rand_core::{Rng, SeedableRng};
+
+fn config(len: usize, batch_per_env: usize, devices: &str) -> OrderConfig {
+    OrderConfig {
+        len,
+        batch_per_env,
+        devices: devices.split(',').map(|name| name.parse().unwrap()).collect(),
+        seed: 42,
+        shuffle: true,
+        drop_last: false,
+        max_batches: None,
+    }
+}
+
+/// The documentation of `order`, word by word.
+fn slow_permutation(config: &OrderConfig, device: DeviceId, epoch: u64) -> Vec<u32> {
+    let mut items: Vec<u32> = (0..config.len as u32).collect();
+    if config.shuffle {
+        let index = match device {
+            DeviceId::Cpu => 0,
+            DeviceId::Cuda(k) => u64::from(k),
+        };
+        let mut random = ChaCha8Rng::seed_from_u64(config.seed.wrapping_add(1009 * index));
+        random.set_stream(epoch);
+        for i in (1..items.len()).rev() {
+            let n = i as u64 + 1;
+            let j = loop {
+                let product = u64::from(random.next_u32()) * n;
+                if product % (1 << 32) >= (1 << 32) % n {
+                    break product / (1 << 32);
+                }
+            };
+            items.swap(i, j as usize);
+        }
+    }
+    items
+}
+
+/// Batches of an epoch by dealing out one sample at a time; `None` if there is a hole.
+fn slow_epoch(config: &OrderConfig, epoch: u64) -> Option<Vec<Vec<Vec<u32>>>> {
+    let envs_on = |device| config.devices.iter().filter(|d| **d == device).count();
+    let count = |device: &DeviceId| {
+        let step = config.batch_per_env * envs_on(*device);
+        let exact = config.len as f64 / step as f64;
+        (if config.drop_last { exact.floor() } else { exact.ceil() }) as usize
+    };
+    let batches = config.devices.iter().map(count).min().unwrap();
+    let batches = batches.min(config.max_batches.unwrap_or(usize::MAX));
+    let mut listed = vec![vec![vec![]; config.devices.len()]; batches];
+    for device in config.devices.iter().copied() {
+        let envs: Vec<usize> =
+            (0..config.devices.len()).filter(|e| config.devices[*e] == device).collect();
+        let permutation = slow_permutation(config, device, epoch);
+        let steps = permutation.chunks(config.batch_per_env * envs.len());
+        for (batch, samples) in listed.iter_mut().zip(steps) {
+            let mut sizes = vec![0; envs.len()];
+            (0..samples.len()).for_each(|i| sizes[i % envs.len()] += 1);
+            let mut samples = samples.iter().copied();
+            for (env, size) in envs.iter().zip(sizes) {
+                batch[*env] = samples.by_ref().take(size).collect();
+            }
+        }
+    }
+    for batch in &mut listed {
+        while batch.last().is_some_and(Vec::is_empty) {
+            batch.pop();
+        }
+        if batch.iter().any(Vec::is_empty) {
+            return None;
+        }
+    }
+    Some(listed)
+}
+
+fn any_config() -> impl Strategy<Value = OrderConfig> {
+    let device = prop_oneof![
+        3 => Just(DeviceId::Cpu),
+        1 => Just(DeviceId::Cuda(0)),
+        1 => Just(DeviceId::Cuda(1)),
+        1 => Just(DeviceId::Cuda(7)),
+    ];
+    let numbers = (0..200_usize, 1..40_usize, any::<u64>());
+    let devices = prop::collection::vec(device, 1..7);
+    let flags = (any::<bool>(), any::<bool>(), prop::option::of(1..8_usize));
+    (numbers, devices, flags).prop_map(
+        |((len, batch_per_env, seed), devices, (shuffle, drop_last, max_batches))| OrderConfig {
+            len,
+            batch_per_env,
+            devices,
+            seed,
+            shuffle,
+            drop_last,
+            max_batches,
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    #[test]
+    fn the_plan_is_the_slow_one(config in any_config(), epoch in 0..3_u64) {
+        match (slow_epoch(&config, epoch), plan(&config, epoch + 1)) {
+            (Some(slow), Ok(Plan { epochs, .. })) => prop_assert_eq!(&epochs[epoch as usize].batches, &slow),
+            (None, Err(Error::Hole { .. })) => {}
+            (slow, plan) => prop_assert!(false, "{slow:?} but {plan:?}"),
+        }
+    }
+
+    /// D6: another device does not change the order of those that were there.
+    #[test]
+    fn a_further_device_changes_no_order(config in any_config()) {
+        let more = OrderConfig {
+            devices: [config.devices.clone(), vec![DeviceId::Cuda(3)]].concat(),
+            ..config.clone()
+        };
+        if let (Ok(before), Ok(after)) = (EpochOrder::new(&config), EpochOrder::new(&more)) {
+            let (mut a, mut b) = (vec![], vec![]);
+            for device in 0..before.devices().count() {
+                before.permutation_into(device, 5, &mut a);
+                after.permutation_into(device, 5, &mut b);
+                prop_assert_eq!(&a, &b);
+            }
+            for batch in 0..after.batches() {
+                for env in 0..before.envs() {
+                    prop_assert_eq!(before.part(batch, env), after.part(batch, env));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_split_is_a_partition(len in 0..2000_usize, held_out in 0.0..=1.0_f64, seed in any::<u64>()) {
+        let (train, control) = split_by_seed(len, held_out, seed).unwrap();
+        prop_assert_eq!(control.len(), (len as f64 * held_out).round() as usize);
+        prop_assert!(train.is_sorted() && control.is_sorted());
+        let mut all = [train, control].concat();
+        all.sort_unstable();
+        prop_assert_eq!(all, (0..len as u32).collect::<Vec<_>>());
+    }
+}
+
+/// The order is a contract: these numbers never change. They were computed by an implementation in
+/// another language (ChaCha8, seeding and shuffle written from the documentation), not by this code.
+#[test]
+fn pinned_orders() {
+    let order = EpochOrder::new(&config(10, 2, "cpu,cuda:1")).unwrap();
+    let permutation = |device, epoch| {
+        let mut permutation = vec![];
+        order.permutation_into(device, epoch, &mut permutation);
+        permutation
+    };
+    assert_eq!(permutation(0, 0), [0, 5, 3, 7, 9, 4, 8, 1, 6, 2]);
+    assert_eq!(permutation(0, 1), [3, 7, 4, 8, 2, 0, 1, 9, 6, 5]);
+    assert_eq!(permutation(1, 0), [9, 5, 7, 0, 6, 3, 8, 2, 4, 1]);
+    let (train, control) = split_by_seed(20, 0.2, 42).unwrap();
+    assert_eq!(control, [5, 11, 14, 15]);
+    assert_eq!(train.len(), 16);
+}
+
+#[test]
+fn ten_over_three_is_four_three_three() {
+    let order = EpochOrder::new(&config(10, 4, "cpu,cpu,cpu")).unwrap();
+    let sizes: Vec<usize> = (0..3).map(|env| order.part(0, env).len()).collect();
+    assert_eq!((order.batches(), sizes), (1, vec![4, 3, 3]));
+}
+
+#[test]
+fn cpu_and_the_first_cuda_device_have_one_order() {
+    let listed = plan(&config(40, 20, "cpu,cuda,cuda:0,cuda:1"), 1).unwrap();
+    let batches = &listed.epochs[0].batches;
+    assert_eq!(batches[0][0], batches[0][1]);
+    assert_ne!(batches[0][0], batches[0][3]);
+    assert_eq!(listed.devices, ["cpu", "cuda:0", "cuda:0", "cuda:1"]);
+}
+
+#[test]
+fn edges_of_d4() {
+    let batches = |config: &OrderConfig| EpochOrder::new(config).unwrap().batches();
+    let dropping = |config: OrderConfig| OrderConfig { drop_last: true, ..config };
+    assert_eq!(batches(&config(0, 5, "cpu")), 0);
+    assert_eq!(batches(&dropping(config(0, 5, "cpu"))), 0);
+    assert_eq!(batches(&config(3, 5, "cpu,cpu")), 1);
+    assert_eq!(batches(&dropping(config(3, 5, "cpu,cpu"))), 0);
+    assert_eq!(batches(&dropping(config(3, usize::MAX, "cpu,cpu"))), 0);
+    assert_eq!(batches(&config(3, usize::MAX, "cpu,cpu")), 1);
+    // One sample over two envs: the first env has it, the second goes without.
+    let listed = plan(&config(1, 5, "cpu,cpu"), 1).unwrap();
+    assert_eq!(listed.epochs[0].batches, [[[0]]]);
+    // Uneven envs: both devices see the fewer batches.
+    assert_eq!(batches(&config(50, 5, "cpu,cpu,cuda:1")), 5);
+    assert_eq!(EpochOrder::new(&config(0, 5, "cpu")).unwrap().part_max(), 0);
+}
+
+#[test]
+fn errors_of_d4_name_what_is_wrong() {
+    let error = |config: &OrderConfig| EpochOrder::new(config).unwrap_err().to_string();
+    let text = error(&config(50, 0, "cpu"));
+    assert!(text.contains("`batch_per_env` must be at least 1, got 0"), "{text}");
+    let text = error(&OrderConfig { devices: vec![], ..config(50, 5, "cpu") });
+    assert!(text.contains("`devices` must be one device for each env"), "{text}");
+    let text = error(&OrderConfig { max_batches: Some(0), ..config(50, 5, "cpu") });
+    assert!(text.contains("`max_batches` must be at least 1, got 0"), "{text}");
+    let text = error(&config(1 << 33, 5, "cpu"));
+    assert!(text.contains("`len` must be at most 4294967295"), "{text}");
+    // 51 samples: cpu has 1 left for two envs in its last batch, cuda:1 still has a full one.
+    let hole = EpochOrder::new(&config(51, 5, "cpu,cpu,cuda:1")).unwrap_err();
+    assert!(matches!(hole, Error::Hole { batch: 5, empty_env: 1, later_env: 2, .. }), "{hole}");
+    assert!(hole.to_string().contains("drop_last"), "{hole}");
+    // In an order in which nobody is shifted it is served, and so it is when the batch is dropped.
+    assert!(EpochOrder::new(&config(51, 5, "cuda:1,cpu,cpu")).is_ok());
+    let dropped = OrderConfig { max_batches: Some(5), ..config(51, 5, "cpu,cpu,cuda:1") };
+    assert!(EpochOrder::new(&dropped).is_ok());
+    for epochs in [u64::MAX, 1 << 40] {
+        assert!(plan(&config(0, 5, "cpu"), epochs).is_err());
+    }
+    assert!(split_by_seed(10, f64::NAN, 0).is_err() && split_by_seed(10, 1.5, 0).is_err());
+}

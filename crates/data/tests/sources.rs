@@ -1,0 +1,535 @@
+//! Datasets on disk (D9): every format read back, every kind of damage named with file and offset.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use common::files::*;
+use common::{cpu, epoch_of};
+use meristem_data::{
+    DatasetFiles, DatasetSpec, Error, GatherConfig, Normalization, Residency, Source, Split, cache,
+    import_cifar10, verify,
+};
+use meristem_device::DeviceId;
+
+/// Images (NHWC bytes) and labels of a split, by way of the device.
+fn read(spec: &DatasetSpec, split: Split) -> (Vec<u8>, Vec<u32>) {
+    let device = cpu(2);
+    let dataset = cache::load(&device, spec, split, Residency::Resident).unwrap();
+    let images = dataset.resident_images().unwrap().to_vec::<u8>().unwrap();
+    let labels = dataset.labels().to_vec::<u32>().unwrap();
+    assert_eq!(labels.len(), dataset.len());
+    cache::clear(|key| key.root == spec.root.as_ref().and_then(|r| r.canonicalize().ok()));
+    (images, labels)
+}
+
+fn open_error(spec: &DatasetSpec) -> Error {
+    DatasetFiles::open(spec).unwrap_err()
+}
+
+/// Opening, or reading everything, fails; the error.
+fn any_error(spec: &DatasetSpec) -> Error {
+    DatasetFiles::open(spec)
+        .and_then(|_| {
+            let device = cpu(1);
+            cache::load(&device, spec, Split::Train, Residency::Resident)?;
+            cache::load(&device, spec, Split::Test, Residency::Resident)
+        })
+        .unwrap_err()
+}
+
+fn assert_damaged(error: &Error, file: &str, at: u64, parts: &[&str]) {
+    let text = error.to_string();
+    match error {
+        Error::Damaged { path, offset, .. } => {
+            assert!(path.ends_with(file), "{text}");
+            assert_eq!(*offset, at, "{text}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+}
+
+#[test]
+fn the_embedded_subset_is_balanced_and_pinned() {
+    let report = verify(&DatasetSpec::embedded()).unwrap();
+    assert!(report.is_sound());
+    assert_eq!(report.image, [1, 28, 28]);
+    assert!(report.splits[0].per_class.iter().all(|(_, count)| *count == 1000));
+    assert!(report.splits[1].per_class.iter().all(|(_, count)| *count == 250));
+    let info = DatasetFiles::open(&DatasetSpec::embedded()).unwrap().info().unwrap();
+    assert_eq!((info.train_len, info.test_len, info.skipped), (10_000, 2_500, 0));
+    assert_eq!(info.classes[9], "Ankle boot");
+    assert!((info.mean[0] - 0.286).abs() < 0.005 && (info.std[0] - 0.353).abs() < 0.005);
+    let (images, labels) = read(&DatasetSpec::embedded(), Split::Train);
+    assert_eq!(&labels[..5], [9, 0, 0, 3, 0]); // as the original begins
+    assert_eq!(images.len(), 10_000 * 784);
+}
+
+#[test]
+fn idx_files_plain_gzip_and_nested() {
+    for (nested, gzip) in [(false, false), (false, true), (true, true)] {
+        let folder = tempfile::tempdir().unwrap();
+        let root =
+            if nested { folder.path().join("FashionMNIST/raw") } else { folder.path().into() };
+        fs::create_dir_all(&root).unwrap();
+        let train = write_idx(&root, "train", 7, gzip);
+        let test = write_idx(&root, "t10k", 3, gzip);
+        let spec = spec_of(Source::FashionMnist, folder.path());
+        assert_eq!(read(&spec, Split::Train), train);
+        assert_eq!(read(&spec, Split::Test), test);
+    }
+}
+
+#[test]
+fn damaged_idx_files_are_named() {
+    let damage = |name: &str, gzip: bool, change: &dyn Fn(&mut Vec<u8>)| {
+        let folder = tempfile::tempdir().unwrap();
+        write_idx(folder.path(), "train", 7, gzip);
+        write_idx(folder.path(), "t10k", 3, gzip);
+        let path = folder.path().join(name);
+        let mut bytes = fs::read(&path).unwrap();
+        change(&mut bytes);
+        fs::write(&path, bytes).unwrap();
+        any_error(&spec_of(Source::FashionMnist, folder.path()))
+    };
+    let images = "train-images-idx3-ubyte";
+    let labels = "train-labels-idx1-ubyte";
+    let error = damage(images, false, &|b| b.truncate(50));
+    assert_damaged(&error, images, 4, &["50 bytes that the file has", "226 bytes"]);
+    let error = damage(images, false, &|b| b.truncate(10));
+    assert_damaged(&error, images, 10, &["the end of the file"]);
+    let error = damage(images, false, &|b| b.push(0));
+    assert_damaged(&error, images, 4, &["227 bytes"]);
+    let error = damage(images, false, &|b| b[3] = 1);
+    assert_damaged(&error, images, 0, &["0x00000803", "0x00000801 (labels)"]);
+    let error = damage(images, false, &|b| b[4..16].fill(255));
+    assert_damaged(&error, images, 8, &["rows", "4294967295"]);
+    let error = damage(images, false, &|b| b[4] = 255);
+    assert_damaged(&error, images, 4, &["226 bytes that the file has"]);
+    let error = damage(labels, false, &|b| b[8 + 4] = 10);
+    assert_damaged(&error, labels, 12, &["a label below 10", "got 10"]);
+    let error = damage(labels, false, &|b| (b[7], _) = (6, b.pop()));
+    assert_damaged(&error, labels, 4, &["7, the number of images", "got 6"]);
+    let gz = format!("{images}.gz");
+    let error = damage(&gz, true, &|b| b.truncate(b.len() / 2));
+    assert!(error.to_string().contains(&gz) && error.is_damage(), "{error}");
+    let error = damage(&gz, true, &|b| *b = gzipped(&idx_images(1 << 30, &[0; 100])));
+    assert_damaged(&error, &gz, 4, &["at most", "compressed"]);
+    let error = damage(&gz, true, &|b| {
+        let end = b.len() - 8; // the checksum
+        b[end] ^= 1;
+    });
+    assert!(error.to_string().contains(&gz) && error.is_damage(), "{error}");
+    // A test file of another size than the training file.
+    let error = damage("t10k-images-idx3-ubyte", false, &|b| (b[11], b[15]) = (6, 5));
+    assert_damaged(&error, "t10k-images-idx3-ubyte", 8, &["5×6", "6×5"]);
+}
+
+#[test]
+fn missing_datasets_say_where_to_get_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path();
+    for source in Source::ALL.into_iter().filter(|s| *s != Source::Embedded) {
+        let text = open_error(&DatasetSpec { source, root: None, skip_bad: false }).to_string();
+        assert!(text.contains("--data-root") && text.contains(source.name()), "{text}");
+        for root in [here.to_path_buf(), here.join("no/such/folder")] {
+            let error = open_error(&spec_of(source, &root));
+            assert!(matches!(error, Error::Missing { .. }), "{error}");
+            let text = error.to_string();
+            assert!(text.contains(source.where_to_get()), "{text}");
+        }
+    }
+    write_cifar10(here, 3);
+    fs::remove_file(here.join("data_batch_4.bin")).unwrap();
+    let error = open_error(&spec_of(Source::Cifar10, here));
+    let Error::Missing { expected, .. } = error else { panic!("{error}") };
+    assert_eq!(expected, ["data_batch_4.bin"]);
+    let error = "imagenet".parse::<Source>().unwrap_err().to_string();
+    assert!(error.contains("`imagenet`") && error.contains("fashion-mnist"), "{error}");
+}
+
+#[test]
+fn cifar_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let (train, test) = write_cifar10(&folder.path().join("cifar-10-batches-bin"), 3);
+    let spec = spec_of(Source::Cifar10, folder.path());
+    assert_eq!(read(&spec, Split::Train), train);
+    assert_eq!(read(&spec, Split::Test), test);
+    let info = DatasetFiles::open(&spec).unwrap().info().unwrap();
+    assert_eq!((info.train_len, info.test_len, info.channels, info.height), (15, 3, 3, 32));
+    assert_eq!(info.classes[9], "truck");
+
+    let folder = tempfile::tempdir().unwrap();
+    let mut bytes = vec![];
+    for i in 0..4_u8 {
+        bytes.extend([i, 99 - i]);
+        bytes.extend([i; 3072]);
+    }
+    fs::write(folder.path().join("train.bin"), &bytes).unwrap();
+    fs::write(folder.path().join("test.bin"), &bytes[..3074]).unwrap();
+    let spec = spec_of(Source::Cifar100, folder.path());
+    assert_eq!(read(&spec, Split::Train).1, [99, 98, 97, 96]);
+    let info = DatasetFiles::open(&spec).unwrap().info().unwrap();
+    assert_eq!((info.classes.len(), info.classes[99].as_str()), (100, "worm"));
+    bytes[3074] = 20;
+    fs::write(folder.path().join("train.bin"), &bytes).unwrap();
+    assert_damaged(&any_error(&spec), "train.bin", 3074, &["a label below 20", "got 20"]);
+}
+
+#[test]
+fn damaged_cifar_files_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let spec = spec_of(Source::Cifar10, folder.path());
+    let damage = |name: &str, change: &dyn Fn(&mut Vec<u8>)| {
+        write_cifar10(folder.path(), 3);
+        let path = folder.path().join(name);
+        let mut bytes = fs::read(&path).unwrap();
+        change(&mut bytes);
+        fs::write(&path, bytes).unwrap();
+        any_error(&spec)
+    };
+    let error = damage("data_batch_2.bin", &|b| b.truncate(5000));
+    assert_damaged(&error, "data_batch_2.bin", 5000, &["multiple of 3073", "1 records and 1927"]);
+    let error = damage("test_batch.bin", &|b| b[2 * 3073] = 11);
+    assert_damaged(&error, "test_batch.bin", 2 * 3073, &["a label below 10", "got 11"]);
+    fs::write(folder.path().join("batches.meta.txt"), "only\ntwo\n").unwrap();
+    let error = any_error(&spec);
+    assert_damaged(&error, "batches.meta.txt", 9, &["10 names", "got 2"]);
+    fs::write(folder.path().join("batches.meta.txt"), b"ok\n\xff\xfe").unwrap();
+    assert_damaged(&any_error(&spec), "batches.meta.txt", 3, &["UTF-8"]);
+}
+
+#[test]
+fn class_folders_are_read_in_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let (train, test) = write_folder(folder.path(), 4, 3);
+    fs::write(folder.path().join("train/.DS_Store"), "x").unwrap();
+    let spec = spec_of(Source::Folder, folder.path());
+    assert_eq!(read(&spec, Split::Train), train);
+    assert_eq!(read(&spec, Split::Test), test);
+    let info = DatasetFiles::open(&spec).unwrap().info().unwrap();
+    assert_eq!(info.classes, ["ant", "bee", "cat"]);
+    assert_eq!((info.width, info.height, info.channels), (6, 5, 3));
+}
+
+#[test]
+fn grey_images_stay_grey_and_become_rgb_among_rgb() {
+    let folder = tempfile::tempdir().unwrap();
+    for split in ["train", "test"] {
+        save_grey(&folder.path().join(split).join("a/1.png"), 9);
+    }
+    let spec = spec_of(Source::Folder, folder.path());
+    assert_eq!(read(&spec, Split::Train), (vec![9; 30], vec![0]));
+    save_rgb(&folder.path().join("train/a/0.png"), 6, 5, 7);
+    let (images, _) = read(&spec, Split::Train);
+    assert_eq!((images.len(), &images[90..93]), (180, &[9, 9, 9][..]));
+    save_rgb(&folder.path().join("train/a/2.png"), 6, 5, 7);
+    fs::remove_file(folder.path().join("train/a/0.png")).unwrap();
+    let error = any_error(&spec).to_string();
+    assert!(
+        error.contains("2.png") && error.contains("grey") && error.contains("1.png"),
+        "{error}"
+    );
+}
+
+#[test]
+fn damaged_images_are_named_and_can_be_left_out() {
+    let whole = |image: &[u8]| image.to_vec();
+    type Change = fn(&[u8]) -> Vec<u8>;
+    let cut: Change = |image| image[..image.len() * 2 / 3].to_vec();
+    let text: Change = |_| b"this is no image".to_vec();
+    let empty: Change = |_| vec![];
+    let flipped: Change = |image| {
+        let mut image = image.to_vec();
+        let middle = image.len() / 2;
+        image[middle] ^= 0x40;
+        image
+    };
+    let cases: [(&str, Change); 7] = [
+        ("b.png", cut),
+        ("b.png", text),
+        ("b.png", empty),
+        ("b.png", flipped),
+        ("b.jpg", cut),
+        ("b.jpg", empty),
+        ("b.jpg", text),
+    ];
+    for (name, change) in cases {
+        let folder = tempfile::tempdir().unwrap();
+        for split in ["train", "test"] {
+            for file in ["a.png", name, "c.png"] {
+                save_rgb(&folder.path().join(split).join("x").join(file), 16, 16, 50);
+            }
+        }
+        let path = folder.path().join("train/x").join(name);
+        fs::write(&path, change(&whole(&fs::read(&path).unwrap()))).unwrap();
+        let strict = spec_of(Source::Folder, folder.path());
+        let error = any_error(&strict);
+        assert!(error.is_damage() && error.to_string().contains(name), "{error}");
+        assert!(error.to_string().contains("--skip-bad"), "{error}");
+        let lenient = DatasetSpec { skip_bad: true, ..strict.clone() };
+        assert_eq!(read(&lenient, Split::Train).1, [0, 0]);
+        let info = DatasetFiles::open(&lenient).unwrap().info().unwrap();
+        assert_eq!((info.train_len, info.test_len, info.skipped), (2, 3, 1));
+        let report = verify(&strict).unwrap();
+        assert_eq!((report.splits[0].images, report.splits[0].damaged.len()), (2, 1));
+        assert!(report.splits[0].damaged[0].error.contains(name));
+    }
+}
+
+#[test]
+fn class_folders_that_do_not_fit_are_named() {
+    let fresh = || {
+        let folder = tempfile::tempdir().unwrap();
+        write_folder(folder.path(), 2, 2);
+        let spec = DatasetSpec { skip_bad: true, ..spec_of(Source::Folder, folder.path()) };
+        (folder, spec)
+    };
+    let (folder, spec) = fresh();
+    save_rgb(&folder.path().join("train/bee/zz.png"), 7, 5, 1);
+    let error = any_error(&spec);
+    assert!(matches!(error, Error::Layout { .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("zz.png") && text.contains("6×5") && text.contains("7×5"), "{text}");
+    let (folder, spec) = fresh();
+    save_rgb(&folder.path().join("test/dog/1.png"), 6, 5, 1);
+    let text = open_error(&spec).to_string();
+    assert!(text.contains("test/dog") && text.contains("ant, bee, cat"), "{text}");
+    let (folder, spec) = fresh();
+    fs::write(folder.path().join("train/readme.txt"), "x").unwrap();
+    assert!(open_error(&spec).to_string().contains("readme.txt"));
+    let (folder, spec) = fresh();
+    fs::create_dir(folder.path().join("train/zebra")).unwrap();
+    assert!(open_error(&spec).to_string().contains("zebra"));
+}
+
+#[test]
+fn arrays_of_both_kinds() {
+    for kind in ["npz", "npz-deflated", "safetensors"] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = write_arrays(folder.path(), kind, &Arrays::small());
+        let arrays = Arrays::small();
+        for root in [folder.path(), path.as_path()] {
+            let spec = spec_of(Source::Arrays, root);
+            let labels = arrays.train_labels.iter().map(|l| *l as u32).collect();
+            assert_eq!(read(&spec, Split::Train), (arrays.train_images.clone(), labels), "{kind}");
+            let info = DatasetFiles::open(&spec).unwrap().info().unwrap();
+            assert_eq!((info.train_len, info.test_len, info.channels), (3, 2, 2), "{kind}");
+            assert_eq!(info.classes, ["0", "1", "2"], "{kind}");
+        }
+    }
+}
+
+#[test]
+fn damaged_arrays_are_named() {
+    let damage = |kind: &str, change: &dyn Fn(&mut Arrays)| {
+        let folder = tempfile::tempdir().unwrap();
+        let mut arrays = Arrays::small();
+        change(&mut arrays);
+        write_arrays(folder.path(), kind, &arrays);
+        any_error(&spec_of(Source::Arrays, folder.path()))
+    };
+    for kind in ["npz", "safetensors"] {
+        let text = damage(kind, &|a| a.train_labels[1] = -1).to_string();
+        assert!(text.contains("a label from 0") && text.contains("int64"), "{kind}: {text}");
+        let text = damage(kind, &|a| a.test_labels[0] = 3).to_string();
+        assert!(text.contains("a label below 3") && text.contains("test"), "{kind}: {text}");
+        let text = damage(kind, &|a| drop(a.train_labels.pop())).to_string();
+        assert!(text.contains("[3], one for each image") && text.contains("[2]"), "{kind}: {text}");
+        let text = damage(kind, &|a| a.channels = 0).to_string();
+        assert!(text.contains("C from 1 to 4"), "{kind}: {text}");
+        let text = damage(kind, &|a| a.leave_out = Some("test_images")).to_string();
+        assert!(text.contains("`test_images`"), "{kind}: {text}");
+        let folder = tempfile::tempdir().unwrap();
+        let path = write_arrays(folder.path(), kind, &Arrays::small());
+        let bytes = fs::read(&path).unwrap();
+        fs::write(&path, &bytes[..bytes.len() - 10]).unwrap();
+        let error = any_error(&spec_of(Source::Arrays, folder.path()));
+        assert!(error.is_damage(), "{kind}: {error}");
+        let name = path.file_name().unwrap().to_str().unwrap();
+        assert!(error.to_string().contains(name), "{kind}: {error}");
+        fs::copy(&path, folder.path().join("second.npz")).unwrap();
+        let text = any_error(&spec_of(Source::Arrays, folder.path())).to_string();
+        assert!(text.contains("second.npz"), "{text}");
+    }
+}
+
+#[test]
+fn an_import_reads_back_as_the_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("images");
+    let classes: Vec<String> = (0..10).map(|i| format!("class {i}")).collect();
+    for (split, count) in [("train", 3), ("test", 1)] {
+        for (label, class) in classes.iter().enumerate() {
+            for i in 0..count {
+                let path = source.join(split).join(class).join(format!("{i}.png"));
+                save_rgb(&path, 32, 32, (label * 10 + i) as u8);
+            }
+        }
+    }
+    let target = folder.path().join("out");
+    fs::create_dir(&target).unwrap();
+    let report = import_cifar10(&source, &target, false).unwrap();
+    assert_eq!((report.train_len, report.test_len, report.skipped), (30, 10, 0));
+    let spec = spec_of(Source::Cifar10, &target);
+    let (images, labels) = read(&spec, Split::Train);
+    let (from_images, from_labels) = read(&spec_of(Source::Folder, &source), Split::Train);
+    for (i, (image, label)) in images.chunks(3072).zip(&labels).enumerate() {
+        assert_eq!(*label as usize, i % 10, "round-robin over the classes");
+        let place = *label as usize * 3 + i / 10;
+        assert_eq!(from_labels[place], *label);
+        assert_eq!(image, &from_images[place * 3072..(place + 1) * 3072]);
+    }
+    assert_eq!(DatasetFiles::open(&spec).unwrap().info().unwrap().classes, classes);
+
+    let again = import_cifar10(&source, &target, false).unwrap_err().to_string();
+    assert!(again.contains("an existing one"), "{again}");
+    let other = folder.path().join("other");
+    fs::write(source.join("train/class 3/1.png"), "no image").unwrap();
+    let error = import_cifar10(&source, &other, false).unwrap_err();
+    assert!(error.to_string().contains("1.png"), "{error}");
+    assert_eq!(fs::read_dir(&other).unwrap().count(), 0, "nothing half-written stays");
+    let report = import_cifar10(&source, &other, true).unwrap();
+    assert_eq!((report.train_len, report.test_len, report.skipped), (29, 10, 1));
+    fs::remove_dir_all(source.join("train/class 9")).unwrap();
+    fs::remove_dir_all(source.join("test/class 9")).unwrap();
+    let error = import_cifar10(&source, &folder.path().join("nine"), false).unwrap_err();
+    assert!(error.to_string().contains("must be 10, got 9"), "{error}");
+    write_folder(&folder.path().join("small"), 1, 1);
+    let error = import_cifar10(&folder.path().join("small"), &other, false).unwrap_err();
+    assert!(error.to_string().contains("32×32 RGB"), "{error}");
+}
+
+/// D1: one copy, shared; freed and counted by `clear`; a failed load leaves nothing.
+#[test]
+fn the_cache_holds_one_copy() {
+    let folder = tempfile::tempdir().unwrap();
+    write_cifar10(folder.path(), 40);
+    let root = folder.path().canonicalize().unwrap();
+    let spec = spec_of(Source::Cifar10, folder.path());
+    let (device, other) = (cpu(2), cpu(2));
+    let dotted = spec_of(Source::Cifar10, &folder.path().join("."));
+    let ids: Vec<u64> = std::thread::scope(|scope| {
+        let load = |spec: DatasetSpec| {
+            let device = device.clone();
+            move || {
+                let data = cache::load(&device, &spec, Split::Train, Residency::Resident).unwrap();
+                data.resident_images().unwrap().storage_id()
+            }
+        };
+        let specs = (0..8).map(|i| if i % 2 == 0 { spec.clone() } else { dotted.clone() });
+        let threads: Vec<_> = specs.map(|spec| scope.spawn(load(spec))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
+    let bytes = 200 * (3072 + 4);
+    assert_eq!(device.memory().current, bytes, "one copy of images and labels");
+    let f32s = cache::load(&device, &spec, Split::Train, Residency::ResidentF32).unwrap();
+    assert_ne!(f32s.resident_images().unwrap().storage_id(), ids[0]);
+    let budget = Residency::Auto { budget: bytes };
+    let auto = cache::load(&device, &spec, Split::Train, budget).unwrap();
+    assert_eq!(auto.resident_images().unwrap().storage_id(), ids[0]);
+    let budget = Residency::Auto { budget: bytes - 1 };
+    let streamed = cache::load(&device, &spec, Split::Train, budget).unwrap();
+    assert!(streamed.resident_images().is_none());
+    cache::load(&other, &spec, Split::Train, Residency::Resident).unwrap();
+    drop((f32s, auto, streamed));
+    let ours = |key: &cache::CacheKey| key.root.as_deref() == Some(root.as_path());
+    assert_eq!(cache::clear(|key| ours(key) && key.residency == Residency::Streamed), 1);
+    assert_eq!(cache::clear(ours), 3);
+    assert_eq!(cache::clear(ours), 0);
+    assert_eq!((device.memory().current, other.memory().current), (0, 0));
+}
+
+/// D9: a load that fails leaves no memory and no entry, and the next one sees the mended file.
+#[test]
+fn a_failed_load_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (train, _) = write_cifar10(folder.path(), 3);
+    let path = folder.path().join("data_batch_5.bin");
+    let sound = fs::read(&path).unwrap();
+    let spec = spec_of(Source::Cifar10, folder.path());
+    let device = cpu(2);
+    for residency in [Residency::Resident, Residency::ResidentF32, Residency::Streamed] {
+        let mut broken = sound.clone();
+        broken[3073] = 77;
+        fs::write(&path, &broken).unwrap();
+        assert!(cache::load(&device, &spec, Split::Train, residency).unwrap_err().is_damage());
+        assert_eq!(device.memory().current, 0);
+        let root = spec.root.as_ref().unwrap().canonicalize().unwrap();
+        assert_eq!(cache::clear(|key| key.root.as_deref() == Some(root.as_path())), 0);
+        fs::write(&path, &sound).unwrap();
+        cache::load(&device, &spec, Split::Train, residency).unwrap();
+        assert_eq!(read(&spec, Split::Train), train);
+    }
+}
+
+/// D1: the load's extra device memory is one chunk: nothing but the copy itself is ever there.
+#[test]
+fn a_load_is_one_shot() {
+    let folder = tempfile::tempdir().unwrap();
+    write_cifar10(folder.path(), 400); // 6 MB, several chunks
+    let spec = spec_of(Source::Cifar10, folder.path());
+    let device = cpu(1);
+    let dataset = cache::load(&device, &spec, Split::Train, Residency::Resident).unwrap();
+    assert_eq!(device.memory().peak, 2000 * (3072 + 4));
+    assert_eq!(dataset.info().mean.len(), 3);
+    cache::clear(|key| key.root == spec.root.as_ref().and_then(|r| r.canonicalize().ok()));
+}
+
+/// D7 and the f32 variant: same interface, same order, same bits as the resident copy.
+#[test]
+fn every_residency_serves_the_same_bits() {
+    let folder = tempfile::tempdir().unwrap();
+    write_folder(folder.path(), 30, 7);
+    let spec = spec_of(Source::Folder, folder.path());
+    for augment in ["none", "crop=2,flip,cutout=2"] {
+        for (batch, envs, shuffle) in [(7, 1, true), (4, 3, true), (16, 2, false)] {
+            let config = GatherConfig {
+                augment: augment.parse().unwrap(),
+                shuffle,
+                seed: 5,
+                ..GatherConfig::new(batch, vec![DeviceId::Cpu; envs])
+            };
+            let epochs = |residency, split| {
+                let device = cpu(2);
+                let dataset = cache::load(&device, &spec, split, residency).unwrap();
+                [0, 1].map(|epoch| epoch_of(&device, &dataset, &config, epoch))
+            };
+            for split in Split::ALL {
+                let resident = epochs(Residency::Resident, split);
+                assert!(!resident[0].is_empty());
+                assert!(epochs(Residency::Streamed, split) == resident, "{config:?}");
+                assert!(epochs(Residency::ResidentF32, split) == resident, "{config:?}");
+            }
+        }
+    }
+    cache::clear(|key| key.source == Source::Folder && key.root == canonical(&folder));
+}
+
+/// The constants of the training split serve the test split.
+#[test]
+fn the_test_split_is_normalised_like_training() {
+    let folder = tempfile::tempdir().unwrap();
+    let ((train, _), _) = write_folder(folder.path(), 5, 5);
+    let device = cpu(1);
+    let spec = spec_of(Source::Folder, folder.path());
+    let test = cache::load(&device, &spec, Split::Test, Residency::Resident).unwrap();
+    let Normalization { mean, std } = test.normalization();
+    for c in 0..3 {
+        let values: Vec<f64> =
+            train.iter().skip(c).step_by(3).map(|v| f64::from(*v) / 255.0).collect();
+        let expected = values.iter().sum::<f64>() / values.len() as f64;
+        let variance =
+            values.iter().map(|v| (v - expected).powi(2)).sum::<f64>() / values.len() as f64;
+        assert!((f64::from(mean[c]) - expected).abs() < 1e-6);
+        assert!((f64::from(std[c]) - variance.sqrt()).abs() < 1e-6);
+    }
+    cache::clear(|key| key.root == canonical(&folder));
+}
+
+fn canonical(folder: &tempfile::TempDir) -> Option<PathBuf> {
+    Some(Path::canonicalize(folder.path()).unwrap())
+}
