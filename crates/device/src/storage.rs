@@ -23,8 +23,7 @@ pub(crate) struct Storage {
     home: Stream,
     /// Changed under the device's submission lock only, or by the sole owner.
     hazards: Mutex<Hazards>,
-    /// Where it was made; the race sanitizer names it as the buffer's origin.
-    #[allow(dead_code, reason = "recorded for the race sanitizer (S3)")]
+    /// Where it was made.
     origin: &'static Location<'static>,
 }
 
@@ -70,6 +69,14 @@ impl Storage {
             Some(_) => false,
             None => true,
         }
+    }
+
+    pub(crate) fn home(&self) -> &Stream {
+        &self.home
+    }
+
+    pub(crate) fn origin(&self) -> &'static Location<'static> {
+        self.origin
     }
 
     pub(crate) fn id(&self) -> u64 {

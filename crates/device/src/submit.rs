@@ -11,12 +11,10 @@ use crate::queue::{Queue, StreamState, Work};
 use crate::storage::Storage;
 use crate::sync::{Arc, MutexGuard, lock};
 
-/// The state under a device's submission lock.
+/// What a device's submission lock protects: the order of submissions, and with it the hazards of
+/// all storages.
 #[derive(Default)]
-pub(crate) struct Submission {
-    /// Submissions so far: the position of each in the device's order.
-    order: u64,
-}
+pub(crate) struct Submission;
 
 /// Submits work after the waits that its accesses need. Blocks while the stream's queue is full,
 /// unless called by a worker.
@@ -26,7 +24,7 @@ pub(crate) fn work<'a>(
     work: Box<dyn Work>,
 ) -> Result<()> {
     stream.check_alive()?;
-    let (mut submission, queue) = enter(stream);
+    let (submission, queue) = enter(stream);
     let mut edges = Edges::new();
     for (storage, usage) in accesses.clone() {
         storage.hazards().waits(stream, usage, &mut edges)?;
@@ -35,7 +33,6 @@ pub(crate) fn work<'a>(
     for (storage, usage) in accesses {
         storage.hazards().note(stream, seq, usage);
     }
-    submission.order += 1;
     let enqueued = stream.enqueue(queue, edges, Some(work));
     debug_assert_eq!(seq, enqueued);
     drop(submission);
@@ -49,11 +46,11 @@ pub(crate) fn work<'a>(
 /// Makes `stream` wait until it may read `storage` (the producer is done).
 pub(crate) fn wait_for_producer(stream: &Arc<StreamState>, storage: &Storage) -> Result<()> {
     stream.check_alive()?;
-    let (mut submission, queue) = enter(stream);
+    let (submission, queue) = enter(stream);
     let mut edges = Edges::new();
     storage.hazards().waits(stream, Use::Read, &mut edges)?;
-    submission.order += 1;
     stream.enqueue(queue, edges, None);
+    drop(submission);
     Ok(())
 }
 
@@ -66,9 +63,9 @@ pub(crate) fn wait_for(stream: &Arc<StreamState>, access: &Access) -> Result<()>
     if access.is_ordered_before(stream) {
         return Ok(());
     }
-    let (mut submission, queue) = enter(stream);
-    submission.order += 1;
+    let (submission, queue) = enter(stream);
     stream.enqueue(queue, [Edge { access: access.clone(), propagates: true }], None);
+    drop(submission);
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! Tensors: storage, shape, element type, memory format, and the stream that they belong to.
 
+use crate::counters::Act;
 use crate::device::Device;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
@@ -25,7 +26,8 @@ pub struct Tensor {
     shape: Shape,
     dtype: DType,
     format: MemoryFormat,
-    stream: Stream,
+    /// The stream that it belongs to, if it is not the one that made the storage.
+    moved_to: Option<Stream>,
 }
 
 impl Tensor {
@@ -59,7 +61,7 @@ impl Tensor {
     ) -> Result<Tensor> {
         let what = New { shape: shape.into(), dtype, format, owner };
         let (storage, _) = what.storage(stream, "Tensor::empty", Location::caller())?;
-        Ok(what.tensor(stream, storage))
+        Ok(what.tensor(storage))
     }
 
     /// A contiguous tensor of zeros. Does not wait.
@@ -91,7 +93,7 @@ impl Tensor {
         let what = New { shape: shape.into(), dtype, format, owner };
         let site = Location::caller();
         let (storage, zeroed) = what.storage(stream, "Tensor::zeros", site)?;
-        let tensor = what.tensor(stream, storage);
+        let tensor = what.tensor(storage);
         if !zeroed {
             transfer::zero(&tensor, site)?;
         }
@@ -118,10 +120,11 @@ impl Tensor {
         check_length(operation, what.shape.numel(), elements.len())?;
         let (mut storage, _) = what.storage(stream, operation, site)?;
         let bytes = bytemuck::cast_slice(elements);
-        let filled = transfer::fill_new(stream, &mut storage, bytes, site)?;
-        let tensor = what.tensor(stream, storage);
+        stream.state().shared.counters.note(Act::CopyToDevice, site)?;
+        let filled = storage.fill_if_idle(bytes);
+        let tensor = what.tensor(storage);
         if !filled {
-            transfer::copy_in(&tensor, bytes, operation, site)?;
+            transfer::copy_in(&tensor, bytes, operation, None, site)?;
         }
         Ok(tensor)
     }
@@ -136,7 +139,8 @@ impl Tensor {
         let operation = "Tensor::copy_from_slice";
         self.check_dtype(operation, "elements", T::DTYPE)?;
         check_length(operation, self.numel(), elements.len())?;
-        transfer::copy_in(self, bytemuck::cast_slice(elements), operation, Location::caller())
+        let (bytes, act) = (bytemuck::cast_slice(elements), Some(Act::CopyToDevice));
+        transfer::copy_in(self, bytes, operation, act, Location::caller())
     }
 
     /// Overwrites the bytes with `source[start..]`, in stream order and without staging: one
@@ -173,7 +177,7 @@ impl Tensor {
     /// # Errors
     /// [`Error::WrongDevice`] for a stream of another device, [`Error::KernelPanicked`].
     pub fn on(&self, stream: &Stream) -> Result<Tensor> {
-        if !Arc::ptr_eq(&stream.state().shared, &self.stream.state().shared) {
+        if !Arc::ptr_eq(&stream.state().shared, &self.stream().state().shared) {
             return Err(Error::WrongDevice {
                 operation: "Tensor::on",
                 argument: "stream".to_owned(),
@@ -181,10 +185,11 @@ impl Tensor {
                 got: stream.device().id(),
             });
         }
-        if *stream != self.stream {
+        if stream != self.stream() {
             submit::wait_for_producer(stream.state(), &self.storage)?;
         }
-        Ok(Tensor { stream: stream.clone(), ..self.clone() })
+        let moved_to = (stream != self.storage.home()).then(|| stream.clone());
+        Ok(Tensor { moved_to, ..self.clone() })
     }
 
     /// A contiguous window: `shape` elements from element `offset` on, in memory order. Shares the
@@ -247,12 +252,12 @@ impl Tensor {
 
     /// The stream that it belongs to.
     pub fn stream(&self) -> &Stream {
-        &self.stream
+        self.moved_to.as_ref().unwrap_or(self.storage.home())
     }
 
     /// Its device.
     pub fn device(&self) -> &Device {
-        self.stream.device()
+        self.stream().device()
     }
 
     /// Number of elements.
@@ -315,8 +320,9 @@ impl Tensor {
 
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Tensor { shape, dtype, format, stream, .. } = self;
-        write!(f, "Tensor({shape} {dtype} {format:?} of {stream:?})")
+        let Tensor { shape, dtype, format, .. } = self;
+        let (stream, origin) = (self.stream(), self.storage.origin());
+        write!(f, "Tensor({shape} {dtype} {format:?} of {stream:?}, made at {origin})")
     }
 }
 
@@ -340,14 +346,14 @@ impl New {
         Storage::new(stream, &Purpose { bytes, owner: self.owner, operation, origin })
     }
 
-    fn tensor(&self, stream: &Stream, storage: Storage) -> Tensor {
+    fn tensor(&self, storage: Storage) -> Tensor {
         Tensor {
             storage: Arc::new(storage),
             offset: 0,
             shape: self.shape,
             dtype: self.dtype,
             format: self.format,
-            stream: stream.clone(),
+            moved_to: None,
         }
     }
 }

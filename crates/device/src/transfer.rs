@@ -6,7 +6,6 @@ use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::launch::Launch;
 use crate::queue::check_may_wait;
-use crate::storage::Storage;
 use crate::stream::Stream;
 use crate::sync::{Arc, Mutex, lock};
 use crate::tensor::Tensor;
@@ -14,29 +13,16 @@ use std::panic::Location;
 
 type Site = &'static Location<'static>;
 
-/// Writes a new storage at once if nothing uses its block any more; whether it did. Counted then.
-pub(crate) fn fill_new(
-    stream: &Stream,
-    storage: &mut Storage,
-    bytes: &[u8],
-    site: Site,
-) -> Result<bool> {
-    let filled = storage.fill_if_idle(bytes);
-    if filled {
-        stream.device().shared().counters.note(Act::CopyToDevice, site)?;
-    }
-    Ok(filled)
-}
-
-/// Copies host bytes into a tensor through a staging buffer of their size.
+/// Copies host bytes into a tensor through a staging buffer of their size; counted as `act`.
 pub(crate) fn copy_in(
     tensor: &Tensor,
     bytes: &[u8],
     operation: &'static str,
+    act: Option<Act>,
     site: Site,
 ) -> Result<()> {
     let staged: Box<[u8]> = bytes.into();
-    Launch::new(tensor.stream(), operation, Some(Act::CopyToDevice), site)
+    Launch::new(tensor.stream(), operation, act, site)
         .write(tensor)
         .run(move |args| args.bytes_mut(0).copy_from_slice(&staged))
 }

@@ -316,7 +316,12 @@ fn no_threads_are_left_behind() {
         let device = cpu(1000);
         device.stream("s").launch("nothing").run(|_| {}).unwrap();
         // The system shows a thread's name, and its end, with some delay.
-        let settles_at = |n| (0..5000).any(|_| ours() == n || std::thread::sleep(pause) != ());
+        let settles_at = |n| {
+            (0..5000).any(|_| {
+                std::thread::sleep(pause);
+                ours() == n
+            })
+        };
         assert!(settles_at(1));
         drop(device);
         assert!(settles_at(0));
