@@ -4,13 +4,13 @@ use crate::config::TrainConfig;
 use crate::settings::{Augmentations, ControllerKind, Limit, Preset, Switch};
 
 /// The settings of a preset, before file and flags.
-pub fn base(preset: Preset) -> TrainConfig {
+pub(crate) fn base(preset: Preset) -> TrainConfig {
     match preset {
         Preset::Default => default(),
         Preset::Quick => TrainConfig {
             preset,
             steps: 8,
-            max_batches: Limit::Count(8),
+            max_batches: Limit::Count(6),
             min_training_steps: 3,
             min_contribution: 0.0,
             ..default()
@@ -18,7 +18,6 @@ pub fn base(preset: Preset) -> TrainConfig {
         Preset::Full => TrainConfig {
             preset,
             steps: 60,
-            max_batches: Limit::All,
             min_training_steps: 10,
             min_contribution: 1.0,
             ..default()
@@ -49,7 +48,7 @@ fn default() -> TrainConfig {
         rounds: 1,
         steps: 24,
         batch: 128,
-        max_batches: Limit::Count(24),
+        max_batches: Limit::All,
         lr: 0.01,
         momentum: 0.9,
         weight_decay: 5e-4,

@@ -1,0 +1,112 @@
+//! `meristem bench gather`: microseconds per batch of a resident dataset.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use meristem::data::{GatherBatches, GatherConfig};
+use meristem::device::{Device, DeviceId, DeviceOptions};
+use serde::Serialize;
+
+use super::{Outcome, print_json, synthetic};
+use crate::cli::BenchGatherArguments;
+use crate::failure::Failure;
+use crate::plain::{self, spread};
+
+/// Length of one measurement; the result is the median over as many as fit.
+const BLOCK: Duration = Duration::from_millis(250);
+
+#[derive(Serialize)]
+struct Report {
+    /// Time per batch, gathered, normalised and ready: median over the blocks.
+    us_per_batch: f64,
+    us_per_batch_min: f64,
+    us_per_batch_max: f64,
+    /// Time of the calling thread per batch, while the device works beside it (D10).
+    us_per_batch_host: f64,
+    blocks: usize,
+    config: Config,
+}
+
+#[derive(Serialize)]
+struct Config {
+    batch: usize,
+    image: [usize; 3],
+    images: usize,
+    threads: usize,
+    seconds: f64,
+}
+
+pub(crate) fn run(arguments: &BenchGatherArguments) -> Outcome {
+    let sane = arguments.seconds > 0.0 && arguments.seconds <= 3600.0;
+    if !(1..=synthetic::IMAGES).contains(&arguments.batch) || !sane {
+        let message = format!("--batch {} --seconds {}", arguments.batch, arguments.seconds);
+        let remedy = format!("give a batch of 1 to {} and at most 3600 s", synthetic::IMAGES);
+        return Err(Failure::usage(message, remedy));
+    }
+    // One stream is one worker's work: more threads would idle.
+    let device = Device::open(DeviceId::Cpu, &DeviceOptions { threads: 1, memory_limit: None })?;
+    let stream = device.stream("gather");
+    let config =
+        GatherConfig { drop_last: true, ..GatherConfig::new(arguments.batch, vec![device.id()]) };
+    let data = synthetic::dataset(&device)?;
+    let mut gather = GatherBatches::new(&config, &[data], std::slice::from_ref(&stream))?;
+    let mut epoch = 0;
+    measure(&mut gather, &device, &mut epoch)?;
+    let (mut times, mut host_times) = (vec![], vec![]);
+    let started = Instant::now();
+    while started.elapsed().as_secs_f64() < arguments.seconds {
+        let (time, host_time) = measure(&mut gather, &device, &mut epoch)?;
+        times.push(time);
+        host_times.push(host_time);
+    }
+    let (us_per_batch, us_per_batch_min, us_per_batch_max) = spread(&times);
+    let (us_per_batch_host, _, _) = spread(&host_times);
+    let image = synthetic::SHAPE;
+    let report = Report {
+        us_per_batch,
+        us_per_batch_min,
+        us_per_batch_max,
+        us_per_batch_host,
+        blocks: times.len(),
+        config: Config {
+            batch: arguments.batch,
+            image: [image.channels, image.height, image.width],
+            images: synthetic::IMAGES,
+            threads: device.threads(),
+            seconds: arguments.seconds,
+        },
+    };
+    match arguments.json {
+        true => print_json(&report)?,
+        false => plain::out(&format!(
+            "{us_per_batch:.1} µs per batch of {} images ({us_per_batch_min:.1} to \
+             {us_per_batch_max:.1} over {} blocks), {us_per_batch_host:.1} µs of them on the host",
+            arguments.batch, report.blocks
+        )),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Gathers whole epochs for about a block: microseconds per batch until ready, and until enqueued. The order
+/// is drawn anew every epoch, which is part of the cost.
+fn measure(
+    gather: &mut GatherBatches,
+    device: &Device,
+    epoch: &mut u64,
+) -> Result<(f64, f64), Failure> {
+    let started = Instant::now();
+    let mut batches = 0;
+    let mut enqueueing = Duration::ZERO;
+    while started.elapsed() < BLOCK {
+        let enqueue_started = Instant::now();
+        gather.start_epoch(*epoch)?;
+        *epoch += 1;
+        while gather.next()?.is_some() {
+            batches += 1;
+        }
+        enqueueing += enqueue_started.elapsed();
+        device.synchronize()?;
+    }
+    let per_batch = |time: Duration| time.as_secs_f64() * 1e6 / f64::from(batches.max(1));
+    Ok((per_batch(started.elapsed()), per_batch(enqueueing)))
+}

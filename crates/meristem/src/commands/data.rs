@@ -1,0 +1,178 @@
+//! `meristem data info | verify | import | plan`.
+
+use std::process::ExitCode;
+
+use comfy_table::Table;
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use meristem::data::order::{self, OrderConfig};
+use meristem::data::{
+    DatasetFiles, DatasetInfo, DatasetSpec, Source, VerifyReport, import_cifar10, verify,
+};
+use meristem::train::dataset_spec;
+use serde::Serialize;
+
+use super::{Outcome, print_json};
+use crate::cli::{DataCommand, ImportArguments, InfoArguments, PlanArguments, VerifyArguments};
+use crate::failure::Failure;
+use crate::plain::{self, thousands};
+
+pub(crate) fn run(command: &DataCommand) -> Outcome {
+    match command {
+        DataCommand::Info(arguments) => match &arguments.dataset {
+            Some(name) => info(name, arguments),
+            None => overview(arguments),
+        },
+        DataCommand::Verify(arguments) => verify_dataset(arguments),
+        DataCommand::Import(arguments) => import(arguments),
+        DataCommand::Plan(arguments) => plan(arguments),
+    }
+}
+
+fn info(name: &str, arguments: &InfoArguments) -> Outcome {
+    let spec = dataset_spec(name, arguments.data_root.as_deref(), arguments.skip_bad)?;
+    let info = DatasetFiles::open(&spec)?.info()?;
+    if arguments.json {
+        print_json(&info)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let DatasetInfo { channels, height, width, train_len, test_len, skipped, .. } = info;
+    plain::out(&format!("dataset   {}", info.name));
+    plain::out(&format!("images    {channels}×{height}×{width} (channels × rows × columns)"));
+    let counts = [train_len, test_len].map(|n| thousands(n as u64));
+    plain::out(&format!("samples   {} train, {} test", counts[0], counts[1]));
+    if skipped > 0 {
+        plain::out(&format!("skipped   {skipped} files that do not decode"));
+    }
+    plain::out(&format!("classes   {}: {}", info.classes.len(), info.classes.join(", ")));
+    let constants = |values: &[f32]| {
+        values.iter().map(|value| format!("{value:.4}")).collect::<Vec<String>>().join(", ")
+    };
+    plain::out(&format!("mean      {}", constants(&info.mean)));
+    plain::out(&format!("std       {}", constants(&info.std)));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What is known of one kind of dataset.
+#[derive(Serialize)]
+struct Known {
+    dataset: &'static str,
+    /// Found in the given folder (the embedded one is always there).
+    found: bool,
+    expected: Vec<String>,
+    where_to_get: &'static str,
+}
+
+fn overview(arguments: &InfoArguments) -> Outcome {
+    let known: Vec<Known> = Source::ALL.map(|source| known(source, arguments)).into();
+    if arguments.json {
+        print_json(&known)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED);
+    table.set_header(["dataset", "there", "what --data-root has to hold"]);
+    for Known { dataset, found, expected, where_to_get } in known {
+        let mut files = expected;
+        files.push(where_to_get.into());
+        let there = if found { "yes" } else { "no" };
+        table.add_row([dataset.to_string(), there.into(), files.join("\n")]);
+    }
+    plain::out(&table.to_string());
+    match &arguments.data_root {
+        Some(root) => plain::out(&format!("looked in {}", root.display())),
+        None => plain::out("add --data-root DIR to look for files, --dataset NAME for details"),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn known(source: Source, arguments: &InfoArguments) -> Known {
+    let root = arguments.data_root.clone();
+    let spec = DatasetSpec { source, root, skip_bad: arguments.skip_bad };
+    let asked = source == Source::Embedded || spec.root.is_some();
+    Known {
+        dataset: source.name(),
+        found: asked && DatasetFiles::open(&spec).is_ok(),
+        expected: source.expected_files(),
+        where_to_get: source.where_to_get(),
+    }
+}
+
+fn verify_dataset(arguments: &VerifyArguments) -> Outcome {
+    let dataset = &arguments.dataset;
+    let spec = dataset_spec(&dataset.dataset, dataset.data_root.as_deref(), dataset.skip_bad)?;
+    let report = verify(&spec)?;
+    match arguments.json {
+        true => print_json(&report)?,
+        false => print_verification(&report),
+    }
+    let tolerated = dataset.skip_bad || report.is_sound();
+    Ok(if tolerated { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn print_verification(report: &VerifyReport) {
+    for split in &report.splits {
+        let damaged = split.damaged.len();
+        let counts: Vec<u64> = split.per_class.iter().map(|(_, count)| *count as u64).collect();
+        let least = counts.iter().min().copied().unwrap_or(0);
+        let most = counts.iter().max().copied().unwrap_or(0);
+        plain::out(&format!(
+            "{} {}: {} sound images in {} classes ({} to {} each), {damaged} damaged",
+            report.name,
+            split.split,
+            thousands(split.images as u64),
+            counts.len(),
+            thousands(least),
+            thousands(most),
+        ));
+        split.damaged.iter().for_each(|damage| plain::out(&format!("  {}", damage.error)));
+    }
+    plain::out(if report.is_sound() { "sound" } else { "damaged" });
+}
+
+fn import(arguments: &ImportArguments) -> Outcome {
+    let report = import_cifar10(&arguments.from, &arguments.to, arguments.skip_bad)?;
+    if arguments.json {
+        print_json(&report)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let counts = [report.train_len, report.test_len].map(|n| thousands(n as u64));
+    plain::out(&format!(
+        "wrote {} training and {} test images to {} ({} skipped)",
+        counts[0],
+        counts[1],
+        report.folder.display(),
+        report.skipped
+    ));
+    let root = arguments.to.display();
+    plain::out(&format!("try: meristem train --dataset cifar10 --data-root {root}"));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn plan(arguments: &PlanArguments) -> Outcome {
+    let devices = arguments.devices.iter().map(|name| name.trim().parse());
+    let config = OrderConfig {
+        len: arguments.len,
+        batch_per_env: arguments.batch,
+        devices: devices.collect::<Result<_, meristem::device::Error>>()?,
+        seed: arguments.seed,
+        shuffle: arguments.shuffle.0,
+        drop_last: arguments.drop_last,
+        max_batches: arguments.max_batches.count(),
+    };
+    let plan = order::plan(&config, arguments.epochs).map_err(|error| {
+        Failure::usage(error.to_string(), "`meristem data plan --help` describes the flags")
+    })?;
+    if arguments.json {
+        print_json(&plan)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    for epoch in &plan.epochs {
+        plain::out(&format!("epoch {}: {} batches", epoch.epoch, epoch.batches.len()));
+        for (batch, envs) in epoch.batches.iter().enumerate() {
+            for (env, indices) in envs.iter().enumerate() {
+                plain::out(&format!("  batch {batch} env {env}: {indices:?}"));
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

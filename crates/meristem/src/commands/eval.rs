@@ -1,0 +1,46 @@
+//! `meristem eval`.
+
+use std::process::ExitCode;
+
+use meristem::data::Split;
+use meristem::train::dataset_spec;
+use meristem::train::eval::{EvalConfig, evaluate};
+
+use super::{Outcome, print_json};
+use crate::cli::EvalArguments;
+use crate::failure::Failure;
+use crate::plain;
+
+pub(crate) fn run(arguments: &EvalArguments) -> Outcome {
+    let dataset = &arguments.dataset;
+    let spec = dataset_spec(&dataset.dataset, dataset.data_root.as_deref(), dataset.skip_bad)?;
+    let config = EvalConfig {
+        weights: arguments.weights.clone(),
+        host: arguments.host.clone(),
+        dataset: spec,
+        split: split(&arguments.split)?,
+        batch: arguments.batch,
+        device: arguments.device.parse()?,
+        threads: arguments.threads,
+    };
+    let report = evaluate(&config)?;
+    match arguments.json {
+        true => print_json(&report)?,
+        false => plain::out(&format!(
+            "{}: {} of {} {} images right, loss {:.4}",
+            arguments.weights.display(),
+            plain::percent(Some(report.accuracy)),
+            plain::thousands(report.samples),
+            config.split,
+            report.loss
+        )),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn split(name: &str) -> Result<Split, Failure> {
+    Split::ALL
+        .into_iter()
+        .find(|split| split.name() == name)
+        .ok_or_else(|| Failure::usage(format!("--split: got `{name}`"), "give train or test"))
+}

@@ -1,0 +1,57 @@
+//! `meristem train`.
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+
+use meristem::train::config::{Layer, TrainConfig};
+use meristem::train::{self, config_file};
+
+use super::{Outcome, print_json};
+use crate::cli::TrainArguments;
+use crate::failure::Failure;
+use crate::plain;
+use crate::progress::{Mode, Progress, STOP};
+use crate::table;
+
+pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
+    let file = match &arguments.config {
+        Some(path) => config_file::read(path)?,
+        None => Layer::default(),
+    };
+    let config = TrainConfig::resolve(file, arguments.layer())?;
+    stop_on_ctrl_c()?;
+    let mode = mode(arguments);
+    let summary = train::run(&config, &mut Progress::new(mode))?;
+    if arguments.json {
+        print_json(&summary)?;
+    }
+    match mode {
+        Mode::Quiet => {}
+        Mode::LinesOnStderr => plain::err(&table::report(&summary)),
+        Mode::Lines | Mode::Bars => plain::out(&table::report(&summary)),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn mode(arguments: &TrainArguments) -> Mode {
+    match arguments {
+        TrainArguments { quiet: true, .. } => Mode::Quiet,
+        TrainArguments { json: true, .. } => Mode::LinesOnStderr,
+        _ if std::io::stdout().is_terminal() && std::io::stderr().is_terminal() => Mode::Bars,
+        _ => Mode::Lines,
+    }
+}
+
+/// The first Ctrl-C ends the run at the next step boundary, the second at once.
+fn stop_on_ctrl_c() -> Result<(), Failure> {
+    let stop = || {
+        if STOP.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+        plain::err("stopping after this step, with weights and summary; again to stop at once");
+    };
+    ctrlc::set_handler(stop).map_err(|error| {
+        Failure::failed(format!("cannot listen for Ctrl-C: {error}"), "run from another shell")
+    })
+}

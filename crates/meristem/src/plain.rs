@@ -1,0 +1,84 @@
+//! Text for people: numbers, durations, and lines that survive a closed pipe.
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+/// Writes a line to stdout. A reader that went away (`meristem … | head`) is no failure.
+pub(crate) fn out(line: &str) {
+    let _ = writeln!(io::stdout().lock(), "{line}");
+}
+
+/// Writes a line to stderr, under the same rule.
+pub(crate) fn err(line: &str) {
+    let _ = writeln!(io::stderr().lock(), "{line}");
+}
+
+/// `12,345`.
+pub(crate) fn thousands(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// `47 s`, `3 min 05 s`, `2 h 07 min`.
+pub(crate) fn duration(time: Duration) -> String {
+    let seconds = time.as_secs_f64().round() as u64;
+    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
+        (0, 0, s) => format!("{s} s"),
+        (0, m, s) => format!("{m} min {s:02} s"),
+        (h, m, _) => format!("{h} h {m:02} min"),
+    }
+}
+
+/// `81.2 %`, or `–` for what was not measured.
+pub(crate) fn percent(share: Option<f64>) -> String {
+    share.map_or("–".into(), |share| format!("{:.1} %", 100.0 * share))
+}
+
+/// `12.3 MB`.
+pub(crate) fn megabytes(bytes: usize) -> String {
+    format!("{:.1} MB", bytes as f64 / 1e6)
+}
+
+/// Median, least and greatest of some figures; zeros for none.
+pub(crate) fn spread(values: &[f64]) -> (f64, f64, f64) {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let Some((&least, &greatest)) = sorted.first().zip(sorted.last()) else {
+        return (0.0, 0.0, 0.0);
+    };
+    let middle = sorted.len() / 2;
+    let median = match sorted.len() % 2 {
+        0 => (sorted[middle - 1] + sorted[middle]) / 2.0,
+        _ => sorted[middle],
+    };
+    (median, least, greatest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_read_well() {
+        assert_eq!(thousands(7), "7");
+        assert_eq!(thousands(1_234_567), "1,234,567");
+        assert_eq!(duration(Duration::from_secs(185)), "3 min 05 s");
+        assert_eq!(duration(Duration::from_secs(7620)), "2 h 07 min");
+        assert_eq!(percent(Some(0.8123)), "81.2 %");
+        assert_eq!(percent(None), "–");
+    }
+
+    #[test]
+    fn the_median_lies_in_the_middle() {
+        assert_eq!(spread(&[3.0, 1.0, 2.0]), (2.0, 1.0, 3.0));
+        assert_eq!(spread(&[4.0, 1.0, 2.0, 3.0]), (2.5, 1.0, 4.0));
+        assert_eq!(spread(&[]), (0.0, 0.0, 0.0));
+    }
+}

@@ -1,0 +1,303 @@
+//! Live progress of a run: bars on a terminal, lines elsewhere.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use meristem::train::Observer;
+use meristem::train::events::{Event, RunStarted, SlotState, StepCompleted};
+
+use crate::plain::{self, duration, percent, thousands};
+
+/// Set by Ctrl-C.
+pub(crate) static STOP: AtomicBool = AtomicBool::new(false);
+
+/// Where progress goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Nowhere.
+    Quiet,
+    /// Lines on stdout.
+    Lines,
+    /// Lines on stderr, because stdout is for JSON.
+    LinesOnStderr,
+    /// Bars on stderr, when both are terminals.
+    Bars,
+}
+
+/// Shows what a run does.
+pub(crate) struct Progress {
+    mode: Mode,
+    run: Option<RunStarted>,
+    /// The last step of each env.
+    envs: Vec<Option<StepCompleted>>,
+    steps_done: usize,
+    stepping: Stepping,
+    bars: Option<Bars>,
+}
+
+impl Progress {
+    pub(crate) fn new(mode: Mode) -> Self {
+        let stepping = Stepping { started: Instant::now(), steps: 0 };
+        Self { mode, run: None, envs: vec![], steps_done: 0, stepping, bars: None }
+    }
+
+    /// A line that stays, between the bars or among the lines.
+    fn line(&self, text: &str) {
+        match (self.mode, &self.bars) {
+            (Mode::Quiet, _) => {}
+            (Mode::Lines, _) => plain::out(text),
+            (Mode::LinesOnStderr, _) => plain::err(text),
+            // A terminal that cannot be written to shows nothing; the run goes on.
+            (Mode::Bars, Some(bars)) => drop(bars.all.println(text)),
+            (Mode::Bars, None) => plain::err(text),
+        }
+    }
+
+    fn begin(&mut self, run: &RunStarted) {
+        self.line(&format!(
+            "{} envs of `{}` ({} parameters) on {}: {} training, {} control, {} test images",
+            run.envs,
+            run.host,
+            thousands(run.host_parameters as u64),
+            run.dataset,
+            thousands(run.train_samples as u64),
+            thousands(run.control_samples as u64),
+            thousands(run.test_samples as u64),
+        ));
+        self.line(&format!(
+            "{} rounds of {} steps of {} batches, controller {}, {} threads, {}, seed {}",
+            run.rounds,
+            run.steps,
+            run.batches,
+            run.controller,
+            run.threads,
+            run.instruction_set,
+            run.seed,
+        ));
+        self.envs = vec![None; run.envs];
+        self.stepping = Stepping { started: Instant::now(), steps: 0 };
+        if self.mode == Mode::Bars {
+            self.bars = Some(Bars::new(run));
+        }
+        self.run = Some(run.clone());
+    }
+
+    fn step(&mut self, step: &StepCompleted) {
+        if let Some(bars) = &self.bars {
+            bars.env(step);
+        }
+        if let Some(place) = self.envs.get_mut(step.env) {
+            *place = Some(step.clone());
+        }
+        // The envs of a step are told one after another; the last one completes it.
+        if step.env + 1 == self.envs.len() {
+            self.complete_step(step);
+        }
+    }
+
+    fn complete_step(&mut self, step: &StepCompleted) {
+        let Some(run) = &self.run else { return };
+        self.steps_done += 1;
+        self.stepping.steps += 1;
+        let left = self.stepping.left(run.steps * run.rounds - self.steps_done);
+        let rate = format!(
+            "{} images/s, {} left",
+            thousands(step.images_per_second as u64),
+            duration(left)
+        );
+        if let Some(bars) = &self.bars {
+            bars.total.set_position(self.steps_done as u64);
+            bars.total.set_message(rate);
+            return;
+        }
+        let round = match run.rounds {
+            1 => String::new(),
+            rounds => format!("round {}/{rounds} ", step.round + 1),
+        };
+        let accuracies = accuracies(&self.envs);
+        let (number, steps) = (step.step + 1, run.steps);
+        self.line(&format!("{round}step {number:>3}/{steps}  {accuracies}  {rate}"));
+    }
+
+    fn batch(&self, event: &Event) {
+        let Event::BatchCompleted { env, round, step, batch, loss } = event else { return };
+        let line = format!("round {round} step {step} batch {batch} env {env} loss {loss:?}");
+        self.line(&line);
+    }
+}
+
+impl Observer for Progress {
+    fn event(&mut self, event: &Event) {
+        match event {
+            Event::RunStarted(run) => self.begin(run),
+            Event::StepCompleted(step) => self.step(step),
+            Event::BatchCompleted { .. } => self.batch(event),
+            Event::RunEnded { .. } => {
+                if let Some(bars) = self.bars.take() {
+                    bars.clear();
+                }
+            }
+            other => {
+                if let Some(text) = story(other) {
+                    self.line(&text);
+                }
+            }
+        }
+    }
+
+    fn stop_requested(&self) -> bool {
+        STOP.load(Ordering::Relaxed)
+    }
+}
+
+/// What is worth a line of its own.
+fn story(event: &Event) -> Option<String> {
+    Some(match event {
+        Event::ModuleGerminated { env, slot, blueprint, parameters, .. } => format!(
+            "  env {env}: {blueprint} germinates in {slot} ({} parameters)",
+            thousands(*parameters as u64)
+        ),
+        Event::StageChanged { env, slot, to, .. }
+            if ["training", "blending", "holding"].contains(&to.as_str()) =>
+        {
+            format!("  env {env}: {slot} is {to}")
+        }
+        Event::ModulePruned { env, slot, blueprint, contribution, .. } => {
+            format!("  env {env}: {blueprint} in {slot} is pruned{}", worth(*contribution))
+        }
+        Event::ModuleFossilized { env, slot, blueprint, contribution, .. } => {
+            format!("  env {env}: {blueprint} in {slot} stays for good{}", worth(*contribution))
+        }
+        Event::Anomaly { env, what, .. } => format!("  env {env}: {what}"),
+        _ => return None,
+    })
+}
+
+fn worth(contribution: Option<f64>) -> String {
+    contribution.map_or(String::new(), |pp| format!(" (contribution {pp:+.1} points)"))
+}
+
+/// `control 81.2 80.4 79.9 82.0 %`, or least to greatest where there are many.
+fn accuracies(envs: &[Option<StepCompleted>]) -> String {
+    let shares: Vec<f64> = envs
+        .iter()
+        .flatten()
+        .map(|step| step.control_accuracy.unwrap_or(step.train_accuracy))
+        .collect();
+    let what = match envs.iter().flatten().any(|step| step.control_accuracy.is_some()) {
+        true => "control",
+        false => "training",
+    };
+    let (median, least, greatest) = plain::spread(&shares);
+    let figures = match shares.len() {
+        0..=8 => shares.iter().map(|s| format!("{:4.1}", 100.0 * s)).collect::<Vec<_>>().join(" "),
+        _ => {
+            format!("{:.1} to {:.1}, median {:.1}", 100.0 * least, 100.0 * greatest, 100.0 * median)
+        }
+    };
+    format!("{what} accuracy {figures} %")
+}
+
+/// How fast steps go.
+struct Stepping {
+    started: Instant,
+    steps: u32,
+}
+
+impl Stepping {
+    fn left(&self, steps: usize) -> Duration {
+        self.started.elapsed() / self.steps.max(1) * u32::try_from(steps).unwrap_or(u32::MAX)
+    }
+}
+
+/// A line per env, and one for the whole.
+struct Bars {
+    all: MultiProgress,
+    envs: Vec<ProgressBar>,
+    total: ProgressBar,
+}
+
+impl Bars {
+    fn new(run: &RunStarted) -> Self {
+        let all = MultiProgress::new();
+        let line = ProgressStyle::with_template("{prefix:>8} {wide_msg}")
+            .unwrap_or_else(|_| ProgressStyle::default_bar());
+        let whole = ProgressStyle::with_template("{bar:24} step {pos}/{len}  {msg}")
+            .unwrap_or_else(|_| ProgressStyle::default_bar());
+        let env = |env: usize| {
+            let bar = all.add(ProgressBar::new_spinner().with_style(line.clone()));
+            bar.set_prefix(format!("env {env}"));
+            bar.set_message("first step");
+            bar
+        };
+        let envs = (0..run.envs).map(env).collect();
+        let total = all.add(ProgressBar::new((run.steps * run.rounds) as u64).with_style(whole));
+        total.enable_steady_tick(Duration::from_millis(500));
+        Self { all, envs, total }
+    }
+
+    fn env(&self, step: &StepCompleted) {
+        let Some(bar) = self.envs.get(step.env) else { return };
+        let accuracy = match step.control_accuracy {
+            Some(share) => format!("control {}", percent(Some(share))),
+            None => format!("training {}", percent(Some(step.train_accuracy))),
+        };
+        let grown = match step.grown_parameters {
+            0 => String::new(),
+            grown => format!(" + {}", thousands(grown as u64)),
+        };
+        let host = thousands(step.host_parameters as u64);
+        let slots: Vec<String> = step.slots.iter().map(slot).collect();
+        bar.set_message(format!("{accuracy}  {host}{grown} parameters  {}", slots.join("  ")));
+        bar.tick();
+    }
+
+    fn clear(self) {
+        self.envs.iter().for_each(ProgressBar::finish_and_clear);
+        self.total.finish_and_clear();
+    }
+}
+
+fn slot(state: &SlotState) -> String {
+    let blueprint = state.blueprint.as_deref().unwrap_or("");
+    let alpha = match state.stage.as_str() {
+        "blending" => format!(" α {:.2}", state.alpha),
+        _ => String::new(),
+    };
+    format!("{} {blueprint} {}{alpha}", state.slot, state.stage).replace("  ", " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(env: usize, control_accuracy: Option<f64>) -> Option<StepCompleted> {
+        Some(StepCompleted {
+            env,
+            round: 0,
+            step: 0,
+            train_loss: 1.0,
+            train_accuracy: 0.5,
+            control_loss: None,
+            control_accuracy,
+            host_gradient_norm: None,
+            host_parameters: 6418,
+            grown_parameters: 0,
+            slots: vec![],
+            action: "WAIT".into(),
+            step_seconds: 1.0,
+            images_per_second: 1.0,
+        })
+    }
+
+    #[test]
+    fn a_step_is_told_in_one_line() {
+        let few = [step(0, Some(0.812)), step(1, Some(0.5))];
+        assert_eq!(accuracies(&few), "control accuracy 81.2 50.0 %");
+        let bare = [step(0, None)];
+        assert_eq!(accuracies(&bare), "training accuracy 50.0 %");
+        let many: Vec<_> = (0..9).map(|env| step(env, Some(env as f64 / 10.0))).collect();
+        assert_eq!(accuracies(&many), "control accuracy 0.0 to 80.0, median 40.0 %");
+    }
+}

@@ -1,0 +1,99 @@
+//! The report at the end of a run.
+
+use std::time::Duration;
+
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{CellAlignment, Table};
+use meristem::train::summary::{EnvSummary, ModuleSummary, Status, Summary};
+
+use crate::plain::{duration, megabytes, percent, thousands};
+
+/// Everything a user is told at the end.
+pub(crate) fn report(summary: &Summary) -> String {
+    let mut text = vec![envs(summary).to_string()];
+    if summary.status == Status::Interrupted {
+        text.push(format!("stopped at a step boundary, after {} steps", summary.steps));
+    }
+    text.push(format!(
+        "{} images in {} ({} images/s); peak memory {} in tensors{}",
+        thousands(summary.images),
+        duration(Duration::from_secs_f64(summary.wall_seconds)),
+        thousands(summary.images_per_s as u64),
+        megabytes(summary.memory.peak),
+        summary
+            .memory
+            .process_peak
+            .map_or(String::new(), |bytes| format!(", {} in all", megabytes(bytes))),
+    ));
+    if summary.events_dropped > 0 {
+        text.push(format!("{} events did not reach the file", summary.events_dropped));
+    }
+    text.push(format!("run folder: {}", summary.run_dir.display()));
+    text.push(next(summary));
+    text.join("\n")
+}
+
+fn envs(summary: &Summary) -> Table {
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED);
+    table.set_header([
+        "env",
+        "control",
+        "test",
+        "parameters host + grown",
+        "what grew, where, and its contribution in points of control accuracy",
+    ]);
+    for env in &summary.envs {
+        table.add_row([
+            env.env.to_string(),
+            percent(env.control_accuracy),
+            percent(Some(env.test_accuracy)),
+            parameters(env),
+            modules(env),
+        ]);
+    }
+    for column in table.column_iter_mut().take(4) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+fn parameters(env: &EnvSummary) -> String {
+    let (host, grown) = (env.host_parameters as u64, env.grown_parameters as u64);
+    format!("{} + {}", thousands(host), thousands(grown))
+}
+
+fn modules(env: &EnvSummary) -> String {
+    let mut lines: Vec<String> = env.modules.iter().map(module).collect();
+    if env.history.pruned > 0 {
+        lines.push(format!("({} pruned)", env.history.pruned));
+    }
+    match lines.is_empty() {
+        true => "nothing".into(),
+        false => lines.join("\n"),
+    }
+}
+
+fn module(module: &ModuleSummary) -> String {
+    let ModuleSummary { slot, blueprint, stage, contribution, .. } = module;
+    let worth = contribution.map_or(", not in the output yet".into(), |pp| format!(" {pp:+.1}"));
+    format!("{slot} {blueprint} ({stage}){worth}")
+}
+
+/// What a user may want to do now.
+fn next(summary: &Summary) -> String {
+    let best = summary.envs.iter().max_by(|a, b| {
+        let accuracy = |env: &EnvSummary| env.control_accuracy.unwrap_or(env.train_accuracy);
+        accuracy(a).total_cmp(&accuracy(b))
+    });
+    let mut lines = vec!["next:".to_string()];
+    if let Some(env) = best.filter(|_| summary.dataset.name == "embedded") {
+        let weights = summary.run_dir.join(&env.weights);
+        lines.push(format!("  meristem eval --weights {} --split test", weights.display()));
+    }
+    lines.push(
+        "  meristem train --preset full                 longer episodes, stricter gates".into(),
+    );
+    lines.push("  meristem train --dataset cifar10 --data-root DIR    real images; see `meristem data info`".into());
+    lines.join("\n")
+}
