@@ -1,4 +1,5 @@
 //! Actions and heads: the static table, both ways between them, and legality against what really happens.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
 //! The heuristic on scripted histories.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 use std::sync::Arc;
 

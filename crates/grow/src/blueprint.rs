@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use meristem_nn::graph::{Dims, Graph};
 use serde::{Deserialize, Serialize};
 
 use crate::error::BlueprintError;
@@ -178,7 +179,17 @@ impl Blueprint {
     /// # Errors
     /// [`BlueprintError::Shape`] if the layers do not fit together.
     pub fn parameters(&self, channels: usize) -> Result<usize, BlueprintError> {
-        crate::build::module_parameters(self, channels)
+        // Counted on the graph, so that there is no second table to keep in step.
+        Ok(self.graph(Dims { c: channels, h: 4, w: 4 })?.parameters(None))
+    }
+
+    /// The module on its own, from its input of `dims` to its output of the same, its weights named
+    /// `layers.{i}.…` and `mix`: for tests and benchmarks of a blueprint.
+    ///
+    /// # Errors
+    /// [`BlueprintError::Shape`] if the layers do not fit together.
+    pub fn graph(&self, dims: Dims) -> Result<Graph, BlueprintError> {
+        crate::build::module_graph(self, dims)
     }
 }
 

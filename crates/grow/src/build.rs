@@ -139,7 +139,7 @@ fn grow(
     let (Some(state), false) = (&slot.module, class == SlotClass::Empty) else {
         return Ok(host);
     };
-    let prefix = format!("slots.{}", slot.name);
+    let prefix = format!("slots.{}.", slot.name);
     b.group(&slot.name.to_string(), sgd);
     let input = match class {
         SlotClass::Fossilized { .. } => host,
@@ -165,28 +165,33 @@ fn grow(
 fn gate(b: &mut GraphBuilder, prefix: &str, x: NodeId) -> Result<NodeId> {
     let hidden = (b.dims(x).c / 4).max(8);
     let pooled = b.global_avg_pool(x);
-    let first = b.linear(pooled, &format!("{prefix}.gate.0"), hidden, true, None)?;
+    let first = b.linear(pooled, &format!("{prefix}gate.0"), hidden, true, None)?;
     let first = b.relu(first);
-    let second = b.linear(first, &format!("{prefix}.gate.2"), 1, true, None)?;
+    let second = b.linear(first, &format!("{prefix}gate.2"), 1, true, None)?;
     Ok(b.sigmoid(second))
 }
 
 /// The layers of a blueprint and its join; parameters go to the current group.
-fn module(b: &mut GraphBuilder, blueprint: &Blueprint, prefix: &str, x: NodeId) -> Result<NodeId> {
+fn module(
+    b: &mut GraphBuilder,
+    blueprint: &Blueprint,
+    prefix: &str,
+    x: NodeId,
+) -> Result<NodeId, BlueprintError> {
     let channels = b.dims(x).c;
     let shape =
         |problem: String| BlueprintError::Shape { name: blueprint.name.clone(), channels, problem };
     let mut y = x;
     for (i, layer) in blueprint.layers.iter().enumerate() {
-        y = self::layer(b, layer, (&format!("{prefix}.layers.{i}"), channels), y)
+        y = self::layer(b, layer, (&format!("{prefix}layers.{i}"), channels), y)
             .map_err(|problem| shape(format!("layer {i}: {problem}")))?;
     }
     let joined = match blueprint.join {
         Join::Residual => b.add(x, y),
-        Join::TanhMix => b.tanh_mix(x, y, &format!("{prefix}.mix")),
+        Join::TanhMix => b.tanh_mix(x, y, &format!("{prefix}mix")),
         Join::ChannelScale { factor } => b.scale_channels(x, y, factor),
     };
-    Ok(joined.map_err(|error| shape(format!("join: {error}")))?)
+    joined.map_err(|error| shape(format!("join: {error}")))
 }
 
 fn layer(
@@ -224,24 +229,10 @@ fn layer(
     .map_err(|error| error.to_string())
 }
 
-/// Parameters of a module, counted on its graph, so that there is no second table to keep in step.
-pub(crate) fn module_parameters(
-    blueprint: &Blueprint,
-    channels: usize,
-) -> Result<usize, BlueprintError> {
-    let build = || -> Result<usize> {
-        let mut b = GraphBuilder::new(Dims { c: channels, h: 4, w: 4 }, HOST_SGD);
-        let group = b.group("module", MODULE_SGD);
-        let (input, prefix) = (b.input(), "slots.module");
-        let output = module(&mut b, blueprint, prefix, input)?;
-        let pooled = b.global_avg_pool(output);
-        Ok(b.finish(pooled)?.parameters(Some(group)))
-    };
-    build().map_err(|error| match error {
-        crate::Error::Blueprint(error) => error,
-        other => {
-            let (name, problem) = (blueprint.name.clone(), other.to_string());
-            BlueprintError::Shape { name, channels, problem }
-        }
-    })
+/// A module on its own: its input is the graph's, its output the graph's output.
+pub(crate) fn module_graph(blueprint: &Blueprint, dims: Dims) -> Result<Graph, BlueprintError> {
+    let mut b = GraphBuilder::new(dims, MODULE_SGD);
+    let input = b.input();
+    let output = module(&mut b, blueprint, "", input)?;
+    Ok(b.finish_at(output))
 }

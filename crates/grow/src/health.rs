@@ -16,23 +16,30 @@ pub struct GradientHealth {
     pub vanishing: f64,
     /// Share of tensors whose norm is above 10 or not finite.
     pub exploding: f64,
-    /// L2 norm over all tensors.
+    /// L2 norm over all tensors (their mean over the steps, when there were several).
     pub norm: f64,
 }
 
 impl GradientHealth {
     /// From the norms of all tensors of a module; `None` when there are none, which is "never measured".
     pub fn from_norms(norms: &[f64]) -> Option<Self> {
-        if norms.is_empty() {
+        let count =
+            |of: &dyn Fn(f64) -> bool| norms.iter().filter(|norm| of(**norm)).count() as u64;
+        let vanishing = count(&|norm| norm < VANISHING_NORM);
+        let exploding = count(&|norm| norm > EXPLODING_NORM || !norm.is_finite());
+        let norm = norms.iter().map(|norm| norm * norm).sum::<f64>().sqrt();
+        Self::from_counts(vanishing, exploding, norms.len() as u64, norm)
+    }
+
+    /// From counts over the tensors of many steps, as the network's metrics keep them; `norm` is the mean
+    /// over these steps. `None` when no tensor was measured.
+    pub fn from_counts(vanishing: u64, exploding: u64, tensors: u64, norm: f64) -> Option<Self> {
+        if tensors == 0 {
             return None;
         }
-        let share = |of: &dyn Fn(f64) -> bool| {
-            norms.iter().filter(|norm| of(**norm)).count() as f64 / norms.len() as f64
-        };
-        let vanishing = share(&|norm| norm < VANISHING_NORM);
-        let exploding = share(&|norm| norm > EXPLODING_NORM || !norm.is_finite());
+        let (vanishing, exploding) =
+            (vanishing as f64 / tensors as f64, exploding as f64 / tensors as f64);
         let health = (1.0 - 0.5 * vanishing - 0.8 * exploding).clamp(0.0, 1.0);
-        let norm = norms.iter().map(|norm| norm * norm).sum::<f64>().sqrt();
         Some(Self { health, vanishing, exploding, norm })
     }
 

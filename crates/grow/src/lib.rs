@@ -27,6 +27,7 @@ mod error;
 mod gates;
 mod health;
 mod host;
+mod rules;
 mod slot;
 mod slot_name;
 mod spec;
@@ -43,7 +44,8 @@ pub use error::{
 };
 pub use gates::{Comparison, Condition, Gate, GateInputs, GateReport, Gates};
 pub use health::GradientHealth;
-pub use host::{Advance, Germination, Host, ParameterCounts, Retarget, Rules};
+pub use host::{Advance, Germination, Host, ParameterCounts, Retarget};
+pub use rules::Rules;
 pub use slot::{Module, Slot, StageChange};
 pub use slot_name::{Region, SlotName};
 pub use spec::{HostSpec, ImageShape, PRESETS};

@@ -1,4 +1,5 @@
 //! Alpha: curves, tables, and the controller.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 use meristem_grow::{
     AlphaController, AlphaError, AlphaMode, AlphaTarget, Curve, Speed, Style, Tempo,

@@ -1,4 +1,5 @@
 //! Blueprints: the table of `grow.md` counted on graphs, names of weights, and a user's own.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 mod common;
 
@@ -93,11 +94,11 @@ fn group_norm_groups_follow_the_rule() {
     let slow = |c: usize| {
         let list = [32, 16, 8, 4, 2, 1];
         for g in list {
-            if c % g == 0 && c / g >= 16 {
+            if c.is_multiple_of(g) && c / g >= 16 {
                 return g;
             }
         }
-        *list.iter().find(|g| c % **g == 0).unwrap()
+        *list.iter().find(|g| c.is_multiple_of(**g)).unwrap()
     };
     for c in 1..=1024 {
         assert_eq!(group_norm_groups(c), slow(c), "{c}");

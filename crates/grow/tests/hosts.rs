@@ -1,4 +1,5 @@
 //! Hosts: the tables of `grow.md`, names and shapes of weights, and what is refused.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 mod common;
 

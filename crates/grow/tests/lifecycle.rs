@@ -1,4 +1,5 @@
 //! The lifecycle: every action in every stage, the time that stages take, gates, and random walks.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 mod common;
 

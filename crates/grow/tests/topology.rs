@@ -1,4 +1,5 @@
 //! Topologies: what is written is read back, and what contradicts itself is refused.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 mod common;
 

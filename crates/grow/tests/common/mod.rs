@@ -1,4 +1,5 @@
 //! Shared by the tests of this crate.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 #![allow(dead_code, unreachable_pub)] // each test binary uses its own part of it
 
 use std::sync::Arc;

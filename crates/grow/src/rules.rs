@@ -1,0 +1,56 @@
+//! The rules of growth that are configuration.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::HostError;
+use crate::gates::Gates;
+
+/// The rules of growth that are configuration. In files every key is optional and unknown ones are errors.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Rules {
+    /// Most modules of a host at a time, fossilized ones included: 3.
+    pub max_modules: usize,
+    /// Least age at which a module may be pruned: 5 steps.
+    pub min_prune_age_steps: u32,
+    /// Steps that a slot is embargoed after a module was pruned: 5 (at least 1).
+    pub embargo_steps: u32,
+    /// Steps of Resetting: 1 (at least 1).
+    pub resetting_steps: u32,
+    /// The gates.
+    pub gates: Gates,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self {
+            max_modules: 3,
+            min_prune_age_steps: 5,
+            embargo_steps: 5,
+            resetting_steps: 1,
+            gates: Gates::default(),
+        }
+    }
+}
+
+impl Rules {
+    /// Checks that every rule is in its range.
+    ///
+    /// # Errors
+    /// [`HostError::Rule`] naming the rule, its range and the value.
+    pub fn check(&self) -> Result<(), HostError> {
+        let gates = &self.gates;
+        rule("embargo_steps", f64::from(self.embargo_steps), (1.0, f64::INFINITY))?;
+        rule("resetting_steps", f64::from(self.resetting_steps), (1.0, f64::INFINITY))?;
+        rule("gates.min_gradient_health", gates.min_gradient_health, (0.0, 1.0))?;
+        rule("gates.alpha_tolerance", gates.alpha_tolerance, (0.0, 1.0))?;
+        rule("gates.min_contribution_pp", gates.min_contribution_pp, (-100.0, 100.0))
+    }
+}
+
+fn rule(what: &'static str, got: f64, (least, most): (f64, f64)) -> Result<(), HostError> {
+    match (least..=most).contains(&got) {
+        true => Ok(()),
+        false => Err(HostError::Rule { what, least, most, got }),
+    }
+}
