@@ -1,6 +1,8 @@
 //! What the tests of plans share: running a plan over plain memory, and tensors in PyTorch's order.
 #![expect(dead_code, reason = "each test binary uses a part")]
 
+pub(crate) mod golden;
+pub(crate) mod host;
 pub(crate) mod reference;
 
 use std::collections::BTreeMap;

@@ -1,0 +1,251 @@
+//! Every layer, forward and backward through a plan, against PyTorch.
+//!
+//! Tolerance of a tensor: PyTorch's own distance from f64 (`torch_error`), plus ours. Ours is a
+//! number of ulps (2^-23) of the tensor's largest value, by operation:
+//! - exact operations (ReLU, max pooling, straight-through): none, the same bits;
+//! - pointwise ones: each of up to four roundings is half an ulp, and `tanh` and `exp` are good
+//!   to 2 ulps: 8;
+//! - sums of K products (convolution, linear, pools, channel scales, mixes): a rounding per term,
+//!   half an ulp of the partial sum, which add up like √K; K ≤ 425 here, and a partial sum is at
+//!   most about twice the largest result: 32;
+//! - norms: as sums, and what cancels in x − mean, |mean|/σ ≤ 16 ulps, enters every factor of the
+//!   gradients: 64.
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use common::golden::{self, Golden};
+use common::{Case, Outcome, to_nchw, to_nhwc};
+use meristem_nn::graph::{BlendMode, ConvGeometry, Dims, GraphBuilder, NodeId, SgdConfig};
+use meristem_nn::kernels::{loss, optim};
+use meristem_nn::plan::Mode;
+use meristem_nn::{Isa, Result};
+use serde_json::Value;
+
+const SGD: SgdConfig = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 0.0, clip_norm: 1.0 };
+
+fn ulps(op: &str) -> f64 {
+    match op {
+        "relu" | "max_pool2d" | "straight_through" => 0.0,
+        "sigmoid" | "tanh" | "add" | "blend_add" | "blend_multiply" | "sgd" => 8.0,
+        "batch_norm" | "group_norm" => 64.0,
+        _ => 32.0,
+    }
+}
+
+struct Check<'a> {
+    case: &'a Value,
+    isa: Isa,
+}
+
+impl Check<'_> {
+    fn name(&self) -> &str {
+        self.case["case"].as_str().unwrap()
+    }
+
+    #[track_caller]
+    fn close(&self, key: &str, got: &[f32], expected: &Golden) {
+        let torch = self.case["torch_error"][key].as_f64().unwrap();
+        let largest = expected.values.iter().fold(0f64, |m, v| m.max(f64::from(*v).abs()));
+        let op = self.case["op"].as_str().unwrap();
+        let limit = torch + ulps(op) * f64::from(f32::EPSILON) * largest;
+        assert_eq!(got.len(), expected.values.len(), "{} {key}", self.name());
+        for (i, (g, e)) in got.iter().zip(&expected.values).enumerate() {
+            let apart = (f64::from(*g) - f64::from(*e)).abs();
+            let what = format!("{} ({}) {key}[{i}]", self.name(), self.isa);
+            assert!(apart <= limit, "{what}: {g}, PyTorch {e}, {apart:.2e} over {limit:.2e}");
+        }
+    }
+}
+
+fn dims(t: &Golden) -> Dims {
+    match *t.shape {
+        [_, c, h, w] => Dims { c, h, w },
+        [_, c] => Dims { c, h: 1, w: 1 },
+        [_] => Dims { c: 1, h: 1, w: 1 },
+        _ => panic!("{:?}", t.shape),
+    }
+}
+
+/// The graph of one layer over these inputs. Its parameters are named `l.…`, or `s` for the mix.
+fn layer(b: &mut GraphBuilder, case: &Value, x: &[NodeId], out: usize) -> Result<NodeId> {
+    let number = |key: &str| case[key].as_u64().unwrap() as usize;
+    let bias = case["bias"].as_bool().unwrap_or(false);
+    match case["op"].as_str().unwrap() {
+        "conv2d" => {
+            let geometry = ConvGeometry {
+                kernel: [number("kernel"); 2],
+                stride: [number("stride"); 2],
+                padding: [number("padding"); 2],
+                groups: number("groups"),
+            };
+            b.conv2d(x[0], "l", out, geometry, bias)
+        }
+        "batch_norm" => b.batch_norm(x[0], "l"),
+        "group_norm" => b.group_norm(x[0], "l", number("groups"), 1.0),
+        "relu" => Ok(b.relu(x[0])),
+        "sigmoid" => Ok(b.sigmoid(x[0])),
+        "tanh" => Ok(b.tanh(x[0])),
+        "max_pool2d" => b.max_pool2d(x[0], "l", number("kernel"), number("stride")),
+        "global_avg_pool" => Ok(b.global_avg_pool(x[0])),
+        "linear" => b.linear(x[0], "l", out, bias, None),
+        "add" => b.add(x[0], x[1]),
+        "channel_scale" => b.scale_channels(x[0], x[1], 1.0),
+        "norm_mix" => b.tanh_mix(x[0], x[1], "s"),
+        "blend_add" => b.blend(BlendMode::Add, 0, [x[0], x[1], x[2]], None),
+        "blend_multiply" => b.blend(BlendMode::Multiply, 0, [x[0], x[1], x[2]], None),
+        "blend_gate" => b.blend(BlendMode::Gate, 0, [x[0], x[1], x[2]], Some(x[3])),
+        "straight_through" => b.straight_through(x[0], x[1]),
+        op => panic!("no graph for {op}"),
+    }
+}
+
+/// The golden inputs that are inputs of the graph, in order, and those that are parameters.
+fn input_names(op: &str) -> &'static [&'static str] {
+    match op {
+        "add" => &["a", "b"],
+        "channel_scale" => &["x", "s"],
+        "norm_mix" => &["x", "y"],
+        "blend_add" | "blend_multiply" => &["h", "m", "x"],
+        "blend_gate" => &["h", "m", "x", "g"],
+        "straight_through" => &["h", "m"],
+        _ => &["x"],
+    }
+}
+
+fn run_layer(file: &golden::File, case: &Value, isa: Isa) {
+    let (name, op) = (case["case"].as_str().unwrap(), case["op"].as_str().unwrap());
+    let [inputs, outputs] = ["in", "out"].map(|kind| file.of(name, kind));
+    let names = input_names(op);
+    let mut b = GraphBuilder::new(dims(&inputs[names[0]]), SGD);
+    let first = b.input();
+    let rest: Vec<_> = names[1..].iter().map(|n| b.another_input(dims(&inputs[*n]))).collect();
+    let nodes = [vec![first], rest].concat();
+    let out = outputs["y"].shape[1];
+    let output = layer(&mut b, case, &nodes, out).unwrap();
+    let parameter = |name: &str| if name == "s" { "s".into() } else { format!("l.{name}") };
+    let tensors: BTreeMap<String, Vec<f32>> = inputs
+        .iter()
+        .filter(|(name, _)| !names.contains(&name.as_str()))
+        .map(|(name, t)| (parameter(name), t.values.clone()))
+        .collect();
+    let of = Case {
+        graph: b.finish_at(output),
+        batch: inputs[names[0]].shape[0],
+        inputs: names.iter().map(|n| inputs[*n].values.clone()).collect(),
+        tensors,
+        alphas: case["alpha"].as_f64().map(|a| a as f32).into_iter().collect(),
+    };
+    // Batch norm in evaluation has no backward pass here: nothing trains in evaluation mode.
+    let training = case["training"].as_bool().unwrap_or(true);
+    let mode = if training { Mode::Gradient } else { Mode::Infer };
+    let gradient = file.of(name, "grad_out");
+    let got = of.run(isa, mode, true, &gradient["y"].values).unwrap();
+    let check = Check { case, isa };
+    check.close("out.y", &got.output, &outputs["y"]);
+    if training {
+        check_gradients(&check, &got, &file.of(name, "grad"), names);
+    }
+    for (key, buffer) in [("running_mean", "l.running_mean"), ("running_var", "l.running_var")] {
+        if let Some(expected) = outputs.get(key) {
+            check.close(&format!("out.{key}"), &got.buffers[buffer], expected);
+            assert_eq!(got.counters, [1]);
+        }
+    }
+}
+
+fn check_gradients(
+    check: &Check<'_>,
+    got: &Outcome,
+    expected: &BTreeMap<String, Golden>,
+    names: &[&str],
+) {
+    for (key, expected) in expected {
+        let values = match names.iter().position(|n| n == key) {
+            Some(input) => got.inputs[input].as_ref(),
+            None if key == "s" => got.params.get("s"),
+            None => got.params.get(&format!("l.{key}")),
+        };
+        let values = values.unwrap_or_else(|| panic!("{}: no gradient of {key}", check.name()));
+        check.close(&format!("grad.{key}"), values, expected);
+    }
+}
+
+fn run_loss(file: &golden::File, case: &Value, isa: Isa) {
+    let name = case["case"].as_str().unwrap();
+    let [inputs, outputs, grads] = ["in", "out", "grad"].map(|kind| file.of(name, kind));
+    let logits = &inputs["logits"];
+    let labels: Vec<u32> = inputs["labels"].values.iter().map(|v| *v as u32).collect();
+    let mut gradient = vec![f32::NAN; logits.values.len()];
+    let sums = loss::softmax_cross_entropy(
+        isa,
+        logits.shape[1],
+        &logits.values,
+        &labels,
+        Some(&mut gradient),
+    );
+    let check = Check { case, isa };
+    check.close("out.loss", &[(sums.loss / labels.len() as f64) as f32], &outputs["loss"]);
+    check.close("out.correct", &[sums.correct as f32], &outputs["correct"]);
+    check.close("grad.logits", &gradient, &grads["logits"]);
+}
+
+fn run_sgd(file: &golden::File, case: &Value, isa: Isa) {
+    let name = case["case"].as_str().unwrap();
+    let inputs = file.of(name, "in");
+    let number = |key: &str| case[key].as_f64().unwrap() as f32;
+    let step = optim::SgdStep {
+        lr: number("lr"),
+        momentum: number("momentum"),
+        weight_decay: number("weight_decay"),
+        clip: 1.0,
+        first: false,
+    };
+    let mut param = inputs["param"].values.clone();
+    let mut momentum = vec![0.0; param.len()];
+    for i in 0..3 {
+        let gradient = &inputs[&format!("grad{i}")].values;
+        optim::sgd_step(isa, &step, &mut param, gradient, &mut momentum);
+    }
+    Check { case, isa }.close("out.y", &param, &file.of(name, "out")["y"]);
+}
+
+fn run_clip(file: &golden::File, case: &Value, isa: Isa) {
+    let name = case["case"].as_str().unwrap();
+    let [inputs, outputs] = ["in", "out"].map(|kind| file.of(name, kind));
+    let square: f64 = inputs.values().map(|t| optim::grad_norm_sq(isa, &t.values)).sum();
+    let norm = square.sqrt();
+    let clip = optim::clip_coefficient(norm, case["max_norm"].as_f64().unwrap() as f32);
+    let check = Check { case, isa };
+    check.close("out.norm", &[norm as f32], &outputs["norm"]);
+    for key in ["a", "b"] {
+        let clipped: Vec<f32> = inputs[key].values.iter().map(|v| v * clip).collect();
+        check.close(&format!("out.{key}"), &clipped, &outputs[key]);
+    }
+}
+
+#[test]
+fn every_case() {
+    let file = golden::read("layers");
+    let cases = file.cases();
+    assert!(cases.len() > 90, "{} cases", cases.len());
+    for case in &cases {
+        for isa in Isa::available() {
+            match case["op"].as_str().unwrap() {
+                "softmax_cross_entropy" => run_loss(&file, case, isa),
+                "sgd" => run_sgd(&file, case, isa),
+                "clip_grad_norm" => run_clip(&file, case, isa),
+                _ => run_layer(&file, case, isa),
+            }
+        }
+    }
+}
+
+#[test]
+fn image_order_goes_back_and_forth() {
+    let d = Dims { c: 3, h: 2, w: 5 };
+    let x: Vec<f32> = (0..60).map(|v| v as f32).collect();
+    assert_eq!(to_nhwc(&x, d)[..4], [0.0, 10.0, 20.0, 1.0]);
+    assert_eq!(to_nchw(&to_nhwc(&x, d), d), x);
+}
