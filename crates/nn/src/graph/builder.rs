@@ -55,6 +55,16 @@ impl GraphBuilder {
         self.group
     }
 
+    /// The group of the host.
+    pub fn host_group(&self) -> GroupId {
+        GroupId(0)
+    }
+
+    /// The group that parameters declared now belong to.
+    pub fn current_group(&self) -> GroupId {
+        self.group
+    }
+
     /// Makes an earlier group current.
     pub fn resume_group(&mut self, group: GroupId) {
         self.group = group;

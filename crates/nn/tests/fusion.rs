@@ -1,0 +1,60 @@
+//! Fused passes against the same graph node by node.
+
+mod common;
+
+use common::host::{self, BASELINE, DEEP, MINIMAL, Shape};
+use common::{Case, assert_close};
+use meristem_nn::Isa;
+use meristem_nn::graph::Dims;
+use meristem_nn::plan::{Mode, Plan, PlanOptions};
+
+/// Both compute the same sums in f32 or f64, perhaps in another order: statistics of up to 3·33·35
+/// values gathered per image or at once, a few ulps (1e-7) each, which five layers of batch norm and
+/// the sums of their gradients amplify. Twenty times that.
+const RELATIVE: f64 = 1e-5;
+
+fn check(shape: Shape, dims: Dims, batch: usize) {
+    let case = Case::random((*host::bare(shape, dims)).clone(), batch, 3);
+    let gradient = case.output_gradient(4);
+    for isa in Isa::available() {
+        for mode in [Mode::Gradient, Mode::Infer] {
+            let [fused, plain] =
+                [true, false].map(|fuse| case.run(isa, mode, fuse, &gradient).unwrap());
+            let wide = |v: &[f32]| v.iter().map(|v| f64::from(*v)).collect::<Vec<_>>();
+            let close = |what: &str, a: &[f32], b: &[f32]| {
+                let what = format!("{what} ({isa}, {mode:?}, batch {batch})");
+                assert_close(&what, a, &wide(b), RELATIVE, 1e-7);
+            };
+            close("output", &fused.output, &plain.output);
+            assert_eq!(fused.params.len(), plain.params.len());
+            for (name, values) in &fused.params {
+                close(name, values, &plain.params[name]);
+            }
+            for (name, values) in &fused.buffers {
+                close(name, values, &plain.buffers[name]);
+            }
+            assert_eq!(fused.counters, plain.counters);
+        }
+    }
+}
+
+#[test]
+fn fused_is_unfused() {
+    for batch in [1, 3, 5] {
+        check(BASELINE, Dims { c: 3, h: 17, w: 14 }, batch);
+        check(MINIMAL, Dims { c: 1, h: 6, w: 5 }, batch);
+    }
+    check(DEEP, Dims { c: 3, h: 33, w: 35 }, 3);
+}
+
+#[test]
+fn fusion_shortens_the_plan_and_the_arena() {
+    let graph = host::bare(BASELINE, Dims { c: 3, h: 32, w: 32 });
+    let plan = |fuse| {
+        let options = PlanOptions { batch: 8, mode: Mode::Train, fuse };
+        Plan::compile(&graph, options).unwrap()
+    };
+    let (fused, plain) = (plan(true), plan(false));
+    assert!(fused.len() < plain.len() && fused.arena_len() < plain.arena_len());
+    assert!(fused.describe().contains("ForwardWithStats"));
+}
