@@ -50,10 +50,13 @@ fn retarget(speed: Speed) -> Retarget {
 /// Does an action; the outcome as the stage that follows, or that it was refused.
 type Try = fn(&mut Host) -> Result<(), LifecycleError>;
 
+/// Stages in which an action is allowed, and the stage that follows.
+type Allowed = &'static [(Stage, Stage)];
+
 #[test]
 fn each_action_is_allowed_in_its_stages_and_refused_in_all_others() {
     use Stage::*;
-    let table: [(&str, Try, &[(Stage, Stage)]); 5] = [
+    let table: [(&str, Try, Allowed); 5] = [
         (
             "germinate",
             |h| h.germinate(0, germination(1, Style::LinearAdd)).map(drop),
