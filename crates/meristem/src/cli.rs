@@ -4,8 +4,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use meristem::grow::Tempo;
 use meristem::train::config::Layer;
-use meristem::train::settings::{Augmentations, ByteSize, ControllerKind, Limit, Preset, Switch};
+use meristem::train::settings::{
+    Augmentations, ByteSize, ControllerKind, Limit, Preset, Switch, tempo,
+};
 
 /// Train fleets of small neural networks that grow while they train.
 #[derive(Debug, Parser)]
@@ -134,6 +137,15 @@ pub(crate) struct TrainArguments {
     /// Percentage points that a module must contribute to become permanent
     #[arg(long, value_name = "PP", help_heading = "Growth", allow_negative_numbers = true)]
     min_contribution: Option<f64>,
+    /// Steps in a row that must gain little before the heuristic grows something
+    #[arg(long, value_name = "N", help_heading = "Growth")]
+    plateau_steps: Option<usize>,
+    /// Less than this many percentage points a step is little
+    #[arg(long, value_name = "PP", help_heading = "Growth", allow_negative_numbers = true)]
+    plateau_gain: Option<f64>,
+    /// How long a module is blended in: fast, standard or slow
+    #[arg(long, value_parser = tempo, help_heading = "Growth")]
+    tempo: Option<Tempo>,
 }
 
 impl TrainArguments {
@@ -169,6 +181,9 @@ impl TrainArguments {
             max_modules: self.max_modules,
             min_training_steps: self.min_training_steps,
             min_contribution: self.min_contribution,
+            plateau_steps: self.plateau_steps,
+            plateau_gain: self.plateau_gain,
+            tempo: self.tempo,
             log_batches: self.log_batches.then_some(true),
         }
     }

@@ -5,6 +5,9 @@ use std::fmt;
 
 use meristem::{data, device, grow, train};
 
+/// Width of a block.
+const COLUMNS: usize = 100;
+
 /// A command that failed.
 #[derive(Debug)]
 pub(crate) struct Failure {
@@ -49,16 +52,38 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let indented = |text: &str| text.trim_end().replace('\n', "\n  ");
-        writeln!(f, "error: {}", indented(&self.message))?;
+        f.write_str(&wrapped("error: ", &self.message))?;
         for cause in &self.causes {
-            writeln!(f, "  cause: {}", indented(cause))?;
+            f.write_str(&wrapped("  cause: ", cause))?;
         }
-        match &self.remedy {
-            Some(remedy) => writeln!(f, "  help: {}", indented(remedy)),
-            None => Ok(()),
-        }
+        self.remedy.iter().try_for_each(|remedy| f.write_str(&wrapped("  help: ", remedy)))
     }
+}
+
+/// Lines of at most [`COLUMNS`], broken between words, all but the first indented. A word is never broken:
+/// it may be a path or a command.
+fn wrapped(label: &str, text: &str) -> String {
+    let mut out = String::new();
+    for (number, line) in text.trim_end().lines().enumerate() {
+        let mut column = 0;
+        let start = if number == 0 { label } else { "    " };
+        out.push_str(start);
+        column += start.chars().count();
+        for (place, word) in line.split_whitespace().enumerate() {
+            let width = word.chars().count();
+            if place > 0 && column + 1 + width > COLUMNS {
+                out.push_str("\n    ");
+                column = 4;
+            } else if place > 0 {
+                out.push(' ');
+                column += 1;
+            }
+            out.push_str(word);
+            column += width;
+        }
+        out.push('\n');
+    }
+    out
 }
 
 impl From<train::Error> for Failure {
@@ -94,6 +119,14 @@ mod tests {
     #[test]
     fn lines_of_a_message_stay_together() {
         let text = Failure::usage("a\nb", "c").to_string();
-        assert_eq!(text, "error: a\n  b\n  help: c\n");
+        assert_eq!(text, "error: a\n    b\n  help: c\n");
+    }
+
+    #[test]
+    fn long_lines_are_broken_between_words() {
+        let path = "/a".repeat(60);
+        let text = Failure::usage(format!("{} {path}", "word ".repeat(30)), "c").to_string();
+        assert!(text.contains(&format!("\n    {path}\n")), "{text}");
+        assert!(text.lines().all(|line| line.contains(&path) || line.chars().count() <= COLUMNS));
     }
 }

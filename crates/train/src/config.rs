@@ -6,6 +6,7 @@
 
 use std::path::PathBuf;
 
+use meristem_grow::Tempo;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -102,6 +103,12 @@ settings! {
     min_training_steps: u32,
     /// Contribution in percentage points that fossilizing takes.
     min_contribution: f64,
+    /// Steps in a row that must gain little before the heuristic grows something.
+    plateau_steps: usize,
+    /// Less than this many percentage points a step is little.
+    plateau_gain: f64,
+    /// How long a module is blended in: fast (3 steps), standard (5) or slow (8).
+    tempo: Tempo,
     /// Report every batch's loss.
     log_batches: bool,
 }
@@ -157,6 +164,7 @@ impl TrainConfig {
             ("max-batches", self.max_batches.count().unwrap_or(1), 1, 1_000_000_000),
             ("max-modules", self.max_modules, 0, 64),
             ("min-training-steps", self.min_training_steps as usize, 1, 1_000_000),
+            ("plateau-steps", self.plateau_steps, 1, 1_000_000),
             ("data-budget", self.data_budget.map_or(1, |b| b.0), 1, usize::MAX),
         ];
         for (key, got, low, high) in whole {
@@ -174,6 +182,7 @@ impl TrainConfig {
             ("weight-decay", f64::from(self.weight_decay), 0.0, 1e6),
             ("control-split", self.control_share(), 0.0, 0.9),
             ("min-contribution", self.min_contribution, -100.0, 100.0),
+            ("plateau-gain", self.plateau_gain, -100.0, 100.0),
         ];
         for (key, got, low, high) in real {
             if !(low..=high).contains(&got) {

@@ -1,5 +1,7 @@
 //! The presets: named starting points of a configuration.
 
+use meristem_grow::Tempo;
+
 use crate::config::TrainConfig;
 use crate::settings::{Augmentations, ControllerKind, Limit, Preset, Switch};
 
@@ -9,10 +11,13 @@ pub(crate) fn base(preset: Preset) -> TrainConfig {
         Preset::Default => default(),
         Preset::Quick => TrainConfig {
             preset,
-            steps: 8,
+            steps: 14,
             max_batches: Limit::Count(6),
-            min_training_steps: 3,
+            // Growth is what there is to see, and ten seconds are too short to wait for a plateau.
             min_contribution: 0.0,
+            plateau_steps: 1,
+            plateau_gain: 100.0,
+            tempo: Tempo::Fast,
             ..default()
         },
         Preset::Full => TrainConfig {
@@ -57,6 +62,9 @@ fn default() -> TrainConfig {
         max_modules: 3,
         min_training_steps: 3,
         min_contribution: 0.5,
+        plateau_steps: 3,
+        plateau_gain: 0.5,
+        tempo: Tempo::Standard,
         log_batches: false,
     }
 }

@@ -94,13 +94,7 @@ impl Run {
         let fleet = Fleet::new(machine, &setup, [train, test])?;
         let controller: Box<dyn Controller> = match config.controller {
             ControllerKind::None => Box::new(NoController),
-            ControllerKind::Heuristic => {
-                // What the gate would refuse is not worth asking for.
-                let least = config.min_contribution.min(0.5) as f32;
-                let heuristic =
-                    HeuristicConfig { min_contribution_pp: least, ..Default::default() };
-                Box::new(Heuristic::new(heuristic))
-            }
+            ControllerKind::Heuristic => Box::new(Heuristic::new(heuristic(config))),
         };
         let totals = Totals::default();
         Ok(Self { setup, fleet, controller, totals, rounds: vec![], envs: vec![] })
@@ -247,6 +241,19 @@ impl Run {
             envs: self.envs,
             round_results: self.rounds,
         }
+    }
+}
+
+/// The rules of the heuristic that are settings.
+fn heuristic(config: &TrainConfig) -> HeuristicConfig {
+    let usual = HeuristicConfig::default();
+    HeuristicConfig {
+        plateau_steps: config.plateau_steps,
+        plateau_gain_pp: config.plateau_gain as f32,
+        tempo: config.tempo,
+        // Where the gate asks for less, so does the heuristic.
+        min_contribution_pp: usual.min_contribution_pp.min(config.min_contribution as f32),
+        ..usual
     }
 }
 

@@ -5,7 +5,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use meristem_grow::nearest;
+use meristem_grow::{Tempo, nearest};
 use serde::{Deserialize, Serialize};
 
 /// Text that no setting type accepts, with what would have been right.
@@ -50,6 +50,15 @@ macro_rules! serde_as_text {
             }
         }
     };
+}
+
+/// A tempo of blending by its name: fast, standard or slow.
+///
+/// # Errors
+/// Another name.
+pub fn tempo(text: &str) -> Result<Tempo, BadValue> {
+    let known: Vec<(&'static str, Tempo)> = Tempo::ALL.iter().map(|t| (t.name(), *t)).collect();
+    choose(text, &known)
 }
 
 /// Who decides where and when a host grows.

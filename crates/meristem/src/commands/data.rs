@@ -2,8 +2,8 @@
 
 use std::process::ExitCode;
 
-use comfy_table::Table;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{ContentArrangement, Table};
 use meristem::data::order::{self, OrderConfig};
 use meristem::data::{
     DatasetFiles, DatasetInfo, DatasetSpec, Source, VerifyReport, import_cifar10, verify,
@@ -13,7 +13,6 @@ use serde::Serialize;
 
 use super::{Outcome, print_json};
 use crate::cli::{DataCommand, ImportArguments, InfoArguments, PlanArguments, VerifyArguments};
-use crate::failure::Failure;
 use crate::plain::{self, thousands};
 
 pub(crate) fn run(command: &DataCommand) -> Outcome {
@@ -70,6 +69,7 @@ fn overview(arguments: &InfoArguments) -> Outcome {
     }
     let mut table = Table::new();
     table.load_style(UTF8_FULL_CONDENSED);
+    table.set_content_arrangement(ContentArrangement::Dynamic).set_width(100);
     table.set_header(["dataset", "there", "what --data-root has to hold"]);
     for Known { dataset, found, expected, where_to_get } in known {
         let mut files = expected;
@@ -159,9 +159,7 @@ fn plan(arguments: &PlanArguments) -> Outcome {
         drop_last: arguments.drop_last,
         max_batches: arguments.max_batches.count(),
     };
-    let plan = order::plan(&config, arguments.epochs).map_err(|error| {
-        Failure::usage(error.to_string(), "`meristem data plan --help` describes the flags")
-    })?;
+    let plan = order::plan(&config, arguments.epochs)?;
     if arguments.json {
         print_json(&plan)?;
         return Ok(ExitCode::SUCCESS);

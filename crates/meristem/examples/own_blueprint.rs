@@ -1,0 +1,56 @@
+//! Grows a module of your own: a blueprint is one value.
+//!
+//!     cargo run --release -p meristem --example own_blueprint
+
+use meristem::grow::{Blueprint, BlueprintSet, Channels, Join, Layer};
+use meristem::train::config::{Layer as Settings, TrainConfig};
+use meristem::train::settings::Preset;
+use meristem::train::{Event, Observer, run_with};
+
+/// Tells of what grows.
+struct Tell;
+
+impl Observer for Tell {
+    fn event(&mut self, event: &Event) {
+        match event {
+            Event::ModuleGerminated { env, slot, blueprint, parameters, .. } => {
+                println!("env {env}: {blueprint} in {slot}, {parameters} parameters");
+            }
+            Event::StageChanged { env, slot, from, to, .. } => {
+                println!("env {env}: {slot} goes from {from} to {to}");
+            }
+            _ => {}
+        }
+    }
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // x + GroupNorm(conv5x5 depthwise -> conv1x1). Like every residual blueprint it ends in a norm that
+    // starts at zero: so it is the identity at birth, and still has a gradient.
+    let wide_depthwise = Blueprint::new(
+        "wide_depthwise",
+        vec![
+            Layer::Conv { out: Channels::Same, kernel: 5, depthwise: true },
+            Layer::Conv { out: Channels::Same, kernel: 1, depthwise: false },
+            Layer::GroupNorm { zero: true },
+        ],
+        Join::Residual,
+    );
+    wide_depthwise.check()?;
+    println!("{} parameters at 8 channels", wide_depthwise.parameters(8)?);
+
+    let settings = Settings { preset: Some(Preset::Quick), envs: Some(2), ..Settings::default() };
+    let config = TrainConfig::resolve(Settings::default(), settings)?;
+    let only_mine = BlueprintSet::empty().with(wide_depthwise)?;
+    let summary = run_with(&config, only_mine, &mut Tell)?;
+
+    for env in &summary.envs {
+        println!("env {}: test accuracy {:.1} %", env.env, 100.0 * env.test_accuracy);
+        for module in &env.modules {
+            let contribution = module.contribution.map_or("unknown".into(), |c| format!("{c:+.1}"));
+            println!("  {} in {}: contribution {contribution}", module.blueprint, module.slot);
+        }
+    }
+    println!("run folder: {}", summary.run_dir.display());
+    Ok(())
+}
