@@ -44,7 +44,7 @@ isa_kernels! {
     /// `y = 1/(1 + e⁻ˣ)`.
     pub fn sigmoid(isa: Isa, x: &[f32], y: &mut [f32]) {
         check_len("sigmoid: y", y, x.len());
-        emit(GradOut::overwrite(y), x, |x| math::sigmoid(x));
+        emit(GradOut::overwrite(y), x, math::sigmoid);
     }
 
     /// Gradient of [`sigmoid`] from its output `y`: `dy·y·(1 − y)`.
@@ -57,7 +57,7 @@ isa_kernels! {
     /// `y = tanh x`.
     pub fn tanh(isa: Isa, x: &[f32], y: &mut [f32]) {
         check_len("tanh: y", y, x.len());
-        emit(GradOut::overwrite(y), x, |x| math::tanh(x));
+        emit(GradOut::overwrite(y), x, math::tanh);
     }
 
     /// Gradient of [`tanh`] from its output `y`: `dy·(1 − y²)`.

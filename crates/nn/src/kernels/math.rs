@@ -13,8 +13,8 @@ pub(crate) fn exp(x: f32) -> f32 {
     let clamped = if clamped > 88.722_83 { 88.722_83 } else { clamped };
     let shifted = clamped * std::f32::consts::LOG2_E + ROUND;
     let n = shifted - ROUND;
-    // ln 2 in two parts (Cody and Waite), so that r keeps its low bits.
-    let r = (clamped - n * 0.693_359_375) - n * -2.121_944_4e-4;
+    // ln 2 in two parts (Cody and Waite; the first is 355/512), so that r keeps its low bits.
+    let r = (clamped - n * 0.693_359_4) - n * -2.121_944_4e-4;
     let p = 1.987_569_1e-4f32;
     let p = p * r + 1.398_199_9e-3;
     let p = p * r + 8.333_452e-3;
@@ -38,10 +38,10 @@ pub(crate) fn tanh(x: f32) -> f32 {
     // Small arguments: odd polynomial, which keeps the relative precision near 0.
     let z = x * x;
     let p = -5.704_988_5e-3f32;
-    let p = p * z + 2.063_908_9e-2;
+    let p = p * z + 2.063_909e-2;
     let p = p * z + -5.373_971_6e-2;
     let p = p * z + 1.333_144_2e-1;
-    let p = p * z + -3.333_328_2e-1;
+    let p = p * z + -3.333_328e-1;
     let small = p * z * x + x;
     let large = 1.0 - 2.0 / (exp(2.0 * a) + 1.0);
     let large = if x < 0.0 { -large } else { large };

@@ -21,18 +21,24 @@
 //!   `scratch_len`. Kernels allocate nothing.
 //! - Slices that start on 64-byte boundaries are faster; none must.
 
+// Loops over lanes index several arrays at once, which reads better than zipped iterators.
+#![allow(clippy::needless_range_loop)]
+
 mod macros;
 
 pub mod blend;
 pub mod conv;
 pub mod elementwise;
 pub mod isa;
+mod lanes;
 pub mod linear;
 pub mod loss;
 mod math;
 pub mod norm;
 pub mod optim;
 pub mod pool;
+mod simd;
+mod tile;
 
 pub use isa::{Isa, IsaError};
 
@@ -106,4 +112,11 @@ pub(crate) fn check_len<T>(what: &str, slice: &[T], expected: usize) {
 #[track_caller]
 pub(crate) fn check_scratch(what: &str, slice: &[f32], needed: usize) {
     assert!(slice.len() >= needed, "{what}: scratch needs {needed} elements, got {}", slice.len());
+}
+
+/// The first `n` f64 that fit into `scratch`, and what is behind them; takes `2·n + 1` f32.
+pub(crate) fn split_f64(scratch: &mut [f32], n: usize) -> (&mut [f64], &mut [f32]) {
+    let (head, tail) = scratch.split_at_mut(2 * n + 1);
+    let (_, values, _) = bytemuck::pod_align_to_mut::<f32, f64>(head);
+    (&mut values[..n], tail)
 }

@@ -4,8 +4,13 @@
 //! The forward pass is one sweep over the raw input (normalise, ReLU, pool); the backward pass two
 //! (sums, then gradient), which read the raw input again instead of a stored normalised one.
 
-use crate::kernels::macros::isa_kernels;
-use crate::kernels::{GradOut, ImageShape, Isa, check_len, check_scratch};
+use super::channels;
+pub use super::image::BLOCKED;
+use super::image::{
+    Affine, Backward, BackwardPooled, Forward, ForwardPooled, Gradient, Reduce, ReducePooled,
+};
+use crate::kernels::lanes::for_channels;
+use crate::kernels::{GradOut, ImageShape, Isa, check_len, check_scratch, split_f64};
 
 /// What follows the normalisation in the fused kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -79,9 +84,6 @@ pub struct Running<'a> {
     pub batches: &'a mut f32,
 }
 
-/// Code of a pooled output whose ReLU blocks the gradient; 0 to 3 name the window's maximum.
-pub const BLOCKED: u8 = 4;
-
 /// Scratch of [`batch_stats`] in f32, for `c` channels.
 pub const fn stats_scratch_len(c: usize) -> usize {
     8 * c + 64
@@ -123,117 +125,238 @@ pub fn update_running(
     *running.batches += 1.0;
 }
 
-isa_kernels! {
-    /// Mean and biased variance of each channel over N, H and W. Sums are taken of the distance
-    /// from the first image's mean, so that a mean far from 0 cancels harmlessly, and in f64
-    /// across images.
-    pub fn batch_stats(isa: Isa, shape: &ImageShape, x: &[f32], to: BatchStats<'_>,
-                       scratch: &mut [f32]) {
-        check_len("batch_stats: x", x, shape.len());
-        check_len("batch_stats: mean", to.mean, shape.c);
-        check_len("batch_stats: var", to.var, shape.c);
-        check_scratch("batch_stats", scratch, stats_scratch_len(shape.c));
-        let count = (shape.batch * shape.pixels()) as f64;
-        for c in 0..shape.c {
-            let values = || x[c..].iter().step_by(shape.c).map(|&v| f64::from(v));
-            let mean = values().sum::<f64>() / count;
-            to.mean[c] = mean as f32;
-            to.var[c] = (values().map(|v| (v - mean) * (v - mean)).sum::<f64>() / count) as f32;
-        }
+/// Mean and biased variance of each channel over N, H and W. Sums are taken of the distance from
+/// the first image's mean, so that a mean far from 0 cancels harmlessly, and in f64 across blocks
+/// of 64 pixels.
+pub fn batch_stats(
+    isa: Isa,
+    shape: &ImageShape,
+    x: &[f32],
+    to: BatchStats<'_>,
+    scratch: &mut [f32],
+) {
+    check_len("batch_stats: x", x, shape.len());
+    check_scratch("batch_stats", scratch, stats_scratch_len(shape.c));
+    let mut sums = StatsSums::new(scratch, *shape);
+    // Image by image, so that the first one's mean is all that is read twice.
+    x.chunks(shape.pixels() * shape.c).for_each(|image| sums.add(isa, image));
+    sums.finish(to);
+}
+
+/// Sums for [`batch_stats`], fed block by block.
+pub(crate) struct StatsSums<'a> {
+    shape: ImageShape,
+    pixels: usize,
+    shift: &'a mut [f32],
+    sums: &'a mut [f64],
+    squares: &'a mut [f64],
+}
+
+impl<'a> StatsSums<'a> {
+    /// Takes [`stats_scratch_len`] f32 of scratch; `shape` is that of the whole batch.
+    pub(crate) fn new(scratch: &'a mut [f32], shape: ImageShape) -> Self {
+        let (values, rest) = split_f64(scratch, 2 * shape.c);
+        values.fill(0.0);
+        let (sums, squares) = values.split_at_mut(shape.c);
+        Self { shape, pixels: 0, shift: &mut rest[..shape.c], sums, squares }
     }
 
-    /// `out = pool(act((x − mean)·γ/√(var + eps) + β))` in one pass. `codes`, needed for the
-    /// backward pass of a pooled output and otherwise `None`, gets one byte per output: which of
-    /// the window's four inputs (row-major, first of equals, last NaN) was the maximum, or
-    /// [`BLOCKED`].
-    pub fn batch_norm_act_forward(isa: Isa, shape: &ImageShape, of: &BatchNormForward<'_>,
-                                  out: &mut [f32], codes: Option<&mut [u8]>,
-                                  scratch: &mut [f32]) {
-        of.check(shape);
-        let mut codes = codes;
-        let o = output(shape, of.pool);
-        check_len("batch_norm_act_forward: out", out, o.len());
-        if let Some(codes) = &codes {
-            check_len("batch_norm_act_forward: codes", codes, o.len());
+    /// Adds the next whole images.
+    pub(crate) fn add(&mut self, isa: Isa, images: &[f32]) {
+        if self.pixels == 0 {
+            self.shift.fill(0.0);
+            let first = &images[..self.shape.pixels() * self.shape.c];
+            channels::add_shifted(isa, first, self.shift, self.sums, self.squares);
+            let scale = 1.0 / self.shape.pixels() as f64;
+            for (shift, sum) in self.shift.iter_mut().zip(&mut *self.sums) {
+                *shift = (*sum * scale) as f32;
+            }
+            self.sums.fill(0.0);
+            self.squares.fill(0.0);
         }
-        check_scratch("batch_norm_act_forward", scratch, scratch_len(shape.c));
-        let relu = of.act == Activation::Relu;
-        for (i, out) in out.iter_mut().enumerate() {
-            let c = i % o.c;
-            let scale = of.gamma[c] / (of.var[c] + of.eps).sqrt();
-            let z = |i: usize| (of.x[i] - of.mean[c]) * scale + of.beta[c];
-            let (mut best, mut code) = (z(of.window(shape, i, 0)), 0);
-            if of.pool {
-                for k in 1..4 {
-                    let v = z(of.window(shape, i, k));
-                    if v > best || v.is_nan() {
-                        (best, code) = (v, k as u8);
-                    }
-                }
-            }
-            if relu && best <= 0.0 {
-                (best, code) = (0.0, BLOCKED);
-            }
-            *out = best;
-            if let Some(codes) = &mut codes {
-                codes[i] = code;
-            }
-        }
+        channels::add_shifted(isa, images, self.shift, self.sums, self.squares);
+        self.pixels += images.len() / self.shape.c;
     }
 
-    /// Gradients of [`batch_norm_act_forward`] in training: with `dz` the gradient routed back
-    /// through pool and activation, `x̂ = (x − mean)/√(var + eps)` and M = N·H·W,
-    /// `dβ = Σ dz`, `dγ = Σ dz·x̂`, `dx = γ/√(var + eps)·(dz − dβ/M − x̂·dγ/M)`.
-    pub fn batch_norm_act_backward(isa: Isa, shape: &ImageShape, of: &BatchNormBackward<'_>,
-                                   to: BatchNormGrads<'_>, scratch: &mut [f32]) {
-        let f = &of.forward;
-        f.check(shape);
-        let o = output(shape, f.pool);
-        check_len("batch_norm_act_backward: dout", of.dout, o.len());
-        check_len("batch_norm_act_backward: dx", to.dx.values, shape.len());
-        check_len("batch_norm_act_backward: dgamma", to.dgamma, shape.c);
-        check_len("batch_norm_act_backward: dbeta", to.dbeta, shape.c);
-        check_scratch("batch_norm_act_backward", scratch, scratch_len(shape.c));
-        if f.pool {
-            check_len("batch_norm_act_backward: codes", of.codes, o.len());
+    /// Writes mean and biased variance.
+    pub(crate) fn finish(self, to: BatchStats<'_>) {
+        check_len("batch_stats: mean", to.mean, self.shape.c);
+        check_len("batch_stats: var", to.var, self.shape.c);
+        let scale = 1.0 / self.pixels as f64;
+        for c in 0..self.shape.c {
+            let (mean, square) = (self.sums[c] * scale, self.squares[c] * scale);
+            to.mean[c] = (f64::from(self.shift[c]) + mean) as f32;
+            let var = square - mean * mean;
+            // Rounding may leave a constant channel slightly below 0; NaN stays.
+            to.var[c] = if var < 0.0 { 0.0 } else { var as f32 };
         }
-        let relu = f.act == Activation::Relu;
-        let count = (shape.batch * shape.pixels()) as f64;
-        for c in 0..shape.c {
-            let invstd = 1.0 / (f.var[c] + f.eps).sqrt();
-            let hat = |i: usize| (f.x[i] - f.mean[c]) * invstd;
-            // Output index i to the input it routes to, with its gradient.
-            let routed = |i: usize| {
-                let code = match f.pool {
-                    true => of.codes[i],
-                    false => {
-                        let z = (f.x[i] - f.mean[c]) * (f.gamma[c] * invstd) + f.beta[c];
-                        if relu && z <= 0.0 { BLOCKED } else { 0 }
-                    }
-                };
-                (code != BLOCKED).then(|| (f.window(shape, i, usize::from(code)), of.dout[i]))
-            };
-            let (mut db, mut dg) = (0f64, 0f64);
-            for (i, d) in (c..o.len()).step_by(o.c).filter_map(routed) {
-                db += f64::from(d);
-                dg += f64::from(d) * f64::from(hat(i));
+    }
+}
+
+/// `out = pool(act((x − mean)·γ/√(var + eps) + β))` in one pass. `codes`, needed for the backward
+/// pass of a pooled output and otherwise `None`, gets one byte per output: which of the window's
+/// four inputs (row-major, first of equals, last NaN) was the maximum, or [`BLOCKED`].
+pub fn batch_norm_act_forward(
+    isa: Isa,
+    shape: &ImageShape,
+    of: &BatchNormForward<'_>,
+    out: &mut [f32],
+    codes: Option<&mut [u8]>,
+    scratch: &mut [f32],
+) {
+    of.check(shape);
+    let out_shape = output(shape, of.pool);
+    check_len("batch_norm_act_forward: out", out, out_shape.len());
+    check_scratch("batch_norm_act_forward", scratch, scratch_len(shape.c));
+    if out_shape.is_empty() {
+        return;
+    }
+    let scale = &mut scratch[..shape.c];
+    of.scales(scale);
+    let affine = of.affine(scale);
+    let images = of.x.chunks_exact(shape.pixels() * shape.c);
+    let outs = out.chunks_exact_mut(out_shape.pixels() * shape.c);
+    let (c, shape) = (shape.c, *shape);
+    match codes {
+        Some(codes) => {
+            check_len("batch_norm_act_forward: codes", codes, out_shape.len());
+            let codes = codes.chunks_exact_mut(out_shape.pixels() * c);
+            for ((x, out), codes) in images.zip(outs).zip(codes) {
+                let mut kernel = ForwardPooled::<true> { affine, shape, x, out, codes };
+                for_channels(isa, c, &mut kernel);
             }
-            to.dbeta[c] += db as f32;
-            to.dgamma[c] += dg as f32;
-            let scale = f.gamma[c] * invstd;
-            let (mb, mg) = ((db / count) as f32, (dg / count) as f32);
-            for i in (c..shape.len()).step_by(shape.c) {
-                let d = -scale * (mb + hat(i) * mg);
-                to.dx.values[i] = if to.dx.accumulate { to.dx.values[i] + d } else { d };
+        }
+        None if of.pool => {
+            for (x, out) in images.zip(outs) {
+                let mut kernel = ForwardPooled::<false> { affine, shape, x, out, codes: &mut [] };
+                for_channels(isa, c, &mut kernel);
             }
-            for (i, d) in (c..o.len()).step_by(o.c).filter_map(routed) {
-                to.dx.values[i] += scale * d;
+        }
+        None => {
+            for (x, out) in images.zip(outs) {
+                for_channels(isa, c, &mut Forward { affine, x, out });
             }
         }
     }
 }
 
-impl BatchNormForward<'_> {
+/// Gradients of [`batch_norm_act_forward`] in training: with `dz` the gradient routed back through
+/// pool and activation, `x̂ = (x − mean)/√(var + eps)` and M = N·H·W, `dβ = Σ dz`, `dγ = Σ dz·x̂`,
+/// `dx = γ/√(var + eps)·(dz − dβ/M − x̂·dγ/M)`.
+pub fn batch_norm_act_backward(
+    isa: Isa,
+    shape: &ImageShape,
+    of: &BatchNormBackward<'_>,
+    to: BatchNormGrads<'_>,
+    scratch: &mut [f32],
+) {
+    of.check(shape, &to);
+    check_scratch("batch_norm_act_backward", scratch, scratch_len(shape.c));
+    if shape.is_empty() {
+        return;
+    }
+    let mut coefficients = Coefficients::new(scratch, shape.c);
+    of.forward.scales(coefficients.scale);
+    reduce(isa, shape, of, &mut coefficients);
+    coefficients.finish(of, (shape.batch * shape.pixels()) as f64, to.dgamma, to.dbeta);
+    input_gradient(isa, shape, of, &coefficients, to.dx);
+}
+
+/// What the two passes of the backward kernel share, `[C]` each.
+struct Coefficients<'a> {
+    sums: &'a mut [f64],
+    dots: &'a mut [f64],
+    scale: &'a mut [f32],
+    offset: &'a mut [f32],
+    slope: &'a mut [f32],
+}
+
+impl<'a> Coefficients<'a> {
+    fn new(scratch: &'a mut [f32], c: usize) -> Self {
+        let (values, rest) = split_f64(scratch, 2 * c);
+        values.fill(0.0);
+        let (sums, dots) = values.split_at_mut(c);
+        let (scale, rest) = rest.split_at_mut(c);
+        let (offset, rest) = rest.split_at_mut(c);
+        Self { sums, dots, scale, offset, slope: &mut rest[..c] }
+    }
+
+    /// From the sums of `dz` and `dz·(x − mean)` to the parameters' gradients, which are added to,
+    /// and the coefficients of the input's.
+    fn finish(
+        &mut self,
+        of: &BatchNormBackward<'_>,
+        count: f64,
+        dgamma: &mut [f32],
+        dbeta: &mut [f32],
+    ) {
+        for c in 0..self.scale.len() {
+            let var = f64::from(of.forward.var[c]) + f64::from(of.forward.eps);
+            let (dot, scale) = (self.dots[c] / var.sqrt(), f64::from(self.scale[c]));
+            dbeta[c] += self.sums[c] as f32;
+            dgamma[c] += dot as f32;
+            self.offset[c] = (scale * self.sums[c] / count) as f32;
+            self.slope[c] = (scale * dot / var.sqrt() / count) as f32;
+        }
+    }
+}
+
+/// First pass: sums over the batch.
+fn reduce(isa: Isa, shape: &ImageShape, of: &BatchNormBackward<'_>, to: &mut Coefficients<'_>) {
+    let affine = of.forward.affine(to.scale);
+    for image in of.images(shape) {
+        let Image { x, dout, codes } = image;
+        let (sums, dots) = (&mut *to.sums, &mut *to.dots);
+        if of.forward.pool {
+            let (mean, shape) = (affine.mean, *shape);
+            let mut kernel = ReducePooled { mean, shape, x, dout, codes, sums, dots };
+            for_channels(isa, shape.c, &mut kernel);
+        } else {
+            for_channels(isa, shape.c, &mut Reduce { affine, x, dout, sums, dots });
+        }
+    }
+}
+
+/// Second pass: gradient of the raw input.
+fn input_gradient(
+    isa: Isa,
+    shape: &ImageShape,
+    of: &BatchNormBackward<'_>,
+    with: &Coefficients<'_>,
+    to: GradOut<'_>,
+) {
+    let affine = of.forward.affine(with.scale);
+    let gradient = Gradient { affine, offset: with.offset, slope: with.slope };
+    let (c, shape) = (shape.c, *shape);
+    let images = to.values.chunks_exact_mut(shape.pixels() * c).zip(of.images(&shape));
+    for (dx, Image { x, dout, codes }) in images {
+        match (of.forward.pool, to.accumulate) {
+            (false, false) => {
+                for_channels(isa, c, &mut Backward::<false> { gradient, x, dout, dx });
+            }
+            (false, true) => {
+                for_channels(isa, c, &mut Backward::<true> { gradient, x, dout, dx });
+            }
+            (true, false) => {
+                let mut k = BackwardPooled::<false> { gradient, shape, x, dout, codes, dx };
+                for_channels(isa, c, &mut k);
+            }
+            (true, true) => {
+                let mut k = BackwardPooled::<true> { gradient, shape, x, dout, codes, dx };
+                for_channels(isa, c, &mut k);
+            }
+        }
+    }
+}
+
+/// One image of the backward pass.
+struct Image<'a> {
+    x: &'a [f32],
+    dout: &'a [f32],
+    codes: &'a [u8],
+}
+
+impl<'a> BatchNormForward<'a> {
     #[track_caller]
     fn check(&self, shape: &ImageShape) {
         check_len("batch norm: x", self.x, shape.len());
@@ -243,14 +366,41 @@ impl BatchNormForward<'_> {
         check_len("batch norm: beta", self.beta, shape.c);
     }
 
-    /// Input index of window position `k` (0 to 3) of output index `i`.
-    fn window(&self, shape: &ImageShape, i: usize, k: usize) -> usize {
-        if !self.pool {
-            return i;
+    /// `γ/√(var + eps)`.
+    fn scales(&self, scale: &mut [f32]) {
+        for ((scale, &gamma), &var) in scale.iter_mut().zip(self.gamma).zip(self.var) {
+            *scale = (f64::from(gamma) / (f64::from(var) + f64::from(self.eps)).sqrt()) as f32;
         }
-        let o = output(shape, true);
-        let (pixel, c) = (i / o.c, i % o.c);
-        let (x, y, n) = (pixel % o.w, pixel / o.w % o.h, pixel / o.pixels());
-        ((n * shape.h + 2 * y + k / 2) * shape.w + 2 * x + k % 2) * shape.c + c
+    }
+
+    fn affine(&self, scale: &'a [f32]) -> Affine<'a> {
+        let floor = if self.act == Activation::Relu { 0.0 } else { f32::NEG_INFINITY };
+        Affine { mean: self.mean, scale, beta: self.beta, floor }
+    }
+}
+
+impl<'a> BatchNormBackward<'a> {
+    #[track_caller]
+    fn check(&self, shape: &ImageShape, to: &BatchNormGrads<'_>) {
+        self.forward.check(shape);
+        let out_shape = output(shape, self.forward.pool);
+        check_len("batch_norm_act_backward: dout", self.dout, out_shape.len());
+        check_len("batch_norm_act_backward: dx", to.dx.values, shape.len());
+        check_len("batch_norm_act_backward: dgamma", to.dgamma, shape.c);
+        check_len("batch_norm_act_backward: dbeta", to.dbeta, shape.c);
+        if self.forward.pool {
+            check_len("batch_norm_act_backward: codes", self.codes, out_shape.len());
+        }
+    }
+
+    fn images(&self, shape: &ImageShape) -> impl Iterator<Item = Image<'a>> + use<'a> {
+        let of = *self;
+        let image = shape.pixels() * shape.c;
+        let out_image = output(shape, of.forward.pool).pixels() * shape.c;
+        of.forward.x.chunks_exact(image).enumerate().map(move |(n, x)| {
+            let here = n * out_image..(n + 1) * out_image;
+            let codes = if of.forward.pool { &of.codes[here.clone()] } else { &[] };
+            Image { x, dout: &of.dout[here], codes }
+        })
     }
 }

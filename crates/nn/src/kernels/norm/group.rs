@@ -1,7 +1,9 @@
 //! Group norm over `[N][H][W][C]`, as PyTorch's `group_norm`.
 
-use crate::kernels::macros::isa_kernels;
-use crate::kernels::{GradOut, ImageShape, Isa, check_len, check_scratch};
+use super::channels;
+use super::image::{Affine, Backward, Forward, Gradient, Reduce};
+use crate::kernels::lanes::for_channels;
+use crate::kernels::{GradOut, ImageShape, Isa, check_len, check_scratch, split_f64};
 
 /// What [`group_norm_forward`] reads.
 #[derive(Clone, Copy, Debug)]
@@ -60,82 +62,164 @@ pub const fn scratch_len(c: usize) -> usize {
     16 * c + 64
 }
 
-isa_kernels! {
-    /// `out = (x − mean)·γ/√(var + eps) + β`, mean and biased variance per sample and group.
-    pub fn group_norm_forward(isa: Isa, shape: &ImageShape, of: &GroupNormForward<'_>,
-                              out: &mut [f32], saved: GroupNormSaved<'_>, scratch: &mut [f32]) {
-        let groups = of.groups;
-        assert!(groups > 0 && shape.c % groups == 0, "group_norm: {groups} groups, {shape:?}");
-        check_len("group_norm_forward: x", of.x, shape.len());
-        check_len("group_norm_forward: gamma", of.gamma, shape.c);
-        check_len("group_norm_forward: beta", of.beta, shape.c);
-        check_len("group_norm_forward: out", out, shape.len());
-        check_len("group_norm_forward: mean", saved.mean, shape.batch * groups);
-        check_len("group_norm_forward: invstd", saved.invstd, shape.batch * groups);
-        check_scratch("group_norm_forward", scratch, scratch_len(shape.c));
-        let (c, each) = (shape.c, shape.c / groups);
-        let count = (shape.pixels() * each) as f64;
-        for n in 0..shape.batch {
-            let at = n * shape.pixels() * c;
-            let x = &of.x[at..at + shape.pixels() * c];
-            let out = &mut out[at..at + shape.pixels() * c];
-            for g in 0..groups {
-                let values = || x.chunks_exact(c).flat_map(|p| &p[g * each..(g + 1) * each])
-                    .map(|&v| f64::from(v));
-                let mean = values().sum::<f64>() / count;
-                let var = values().map(|v| (v - mean) * (v - mean)).sum::<f64>() / count;
-                saved.mean[n * groups + g] = mean as f32;
-                saved.invstd[n * groups + g] = (1.0 / (var + f64::from(of.eps)).sqrt()) as f32;
-            }
-            for (i, (out, &x)) in out.iter_mut().zip(x).enumerate() {
-                let s = n * groups + i % c / each;
-                *out = (x - saved.mean[s]) * (of.gamma[i % c] * saved.invstd[s]) + of.beta[i % c];
+/// `out = (x − mean)·γ/√(var + eps) + β`, mean and biased variance per sample and group, the
+/// variance in a second sweep about the mean.
+pub fn group_norm_forward(
+    isa: Isa,
+    shape: &ImageShape,
+    of: &GroupNormForward<'_>,
+    out: &mut [f32],
+    saved: GroupNormSaved<'_>,
+    scratch: &mut [f32],
+) {
+    check_groups(shape, of.groups);
+    check_len("group_norm_forward: x", of.x, shape.len());
+    check_len("group_norm_forward: gamma", of.gamma, shape.c);
+    check_len("group_norm_forward: beta", of.beta, shape.c);
+    check_len("group_norm_forward: out", out, shape.len());
+    check_len("group_norm_forward: mean", saved.mean, shape.batch * of.groups);
+    check_len("group_norm_forward: invstd", saved.invstd, shape.batch * of.groups);
+    check_scratch("group_norm_forward", scratch, scratch_len(shape.c));
+    if shape.is_empty() {
+        return;
+    }
+    let (c, each) = (shape.c, shape.c / of.groups);
+    let (values, rest) = split_f64(scratch, 2 * c);
+    let (sums, squares) = values.split_at_mut(c);
+    let (mean, rest) = rest.split_at_mut(c);
+    let scale = &mut rest[..c];
+    let share = 1.0 / (shape.pixels() * each) as f64;
+    let images =
+        of.x.chunks_exact(shape.pixels() * c).zip(out.chunks_exact_mut(shape.pixels() * c));
+    let saved =
+        saved.mean.chunks_exact_mut(of.groups).zip(saved.invstd.chunks_exact_mut(of.groups));
+    for ((x, out), (saved_mean, saved_invstd)) in images.zip(saved) {
+        mean.fill(0.0);
+        zero_sums(sums, squares);
+        channels::add_shifted(isa, x, mean, sums, squares);
+        for (g, saved) in saved_mean.iter_mut().enumerate() {
+            let sum: f64 = sums[g * each..(g + 1) * each].iter().sum();
+            *saved = (sum * share) as f32;
+            mean[g * each..(g + 1) * each].fill(*saved);
+        }
+        zero_sums(sums, squares);
+        channels::add_shifted(isa, x, mean, sums, squares);
+        for (g, saved) in saved_invstd.iter_mut().enumerate() {
+            let here = g * each..(g + 1) * each;
+            // The mean was rounded to f32: what is left of it is taken off the variance.
+            let rest: f64 = sums[here.clone()].iter().sum::<f64>() * share;
+            let var = squares[here.clone()].iter().sum::<f64>() * share - rest * rest;
+            *saved = (1.0 / (var + f64::from(of.eps)).sqrt()) as f32;
+            for (scale, gamma) in scale[here.clone()].iter_mut().zip(&of.gamma[here]) {
+                *scale = gamma * *saved;
             }
         }
+        let affine = Affine { mean, scale, beta: of.beta, floor: f32::NEG_INFINITY };
+        for_channels(isa, c, &mut Forward { affine, x, out });
     }
+}
 
-    /// Gradients of [`group_norm_forward`].
-    pub fn group_norm_backward(isa: Isa, shape: &ImageShape, of: &GroupNormBackward<'_>,
-                               to: GroupNormGrads<'_>, scratch: &mut [f32]) {
-        let groups = of.groups;
-        assert!(groups > 0 && shape.c % groups == 0, "group_norm: {groups} groups, {shape:?}");
-        check_len("group_norm_backward: x", of.x, shape.len());
-        check_len("group_norm_backward: gamma", of.gamma, shape.c);
-        check_len("group_norm_backward: mean", of.mean, shape.batch * groups);
-        check_len("group_norm_backward: invstd", of.invstd, shape.batch * groups);
-        check_len("group_norm_backward: dout", of.dout, shape.len());
-        check_len("group_norm_backward: dgamma", to.dgamma, shape.c);
-        check_len("group_norm_backward: dbeta", to.dbeta, shape.c);
-        check_scratch("group_norm_backward", scratch, scratch_len(shape.c));
-        let (c, each) = (shape.c, shape.c / groups);
-        let count = (shape.pixels() * each) as f32;
-        let mut dx = to.dx;
-        for n in 0..shape.batch {
-            for g in 0..groups {
-                let s = n * groups + g;
-                let hat = |i: usize| (of.x[i] - of.mean[s]) * of.invstd[s];
-                let at = n * shape.pixels() * c;
-                let (mut sum, mut dot) = (0f64, 0f64);
-                for ch in g * each..(g + 1) * each {
-                    let (mut db, mut dg) = (0f64, 0f64);
-                    for i in (at + ch..at + shape.pixels() * c).step_by(c) {
-                        db += f64::from(of.dout[i]);
-                        dg += f64::from(of.dout[i]) * f64::from(hat(i));
-                    }
-                    to.dbeta[ch] += db as f32;
-                    to.dgamma[ch] += dg as f32;
-                    sum += db * f64::from(of.gamma[ch]);
-                    dot += dg * f64::from(of.gamma[ch]);
-                }
-                let Some(dx) = &mut dx else { continue };
-                for ch in g * each..(g + 1) * each {
-                    for i in (at + ch..at + shape.pixels() * c).step_by(c) {
-                        let d = of.invstd[s] * (of.dout[i] * of.gamma[ch]
-                            - sum as f32 / count - hat(i) * (dot as f32 / count));
-                        dx.values[i] = if dx.accumulate { dx.values[i] + d } else { d };
-                    }
-                }
-            }
+/// Gradients of [`group_norm_forward`]: with `x̂ = (x − mean)·invstd` and m elements in a group,
+/// `dβ = Σ dout`, `dγ = Σ dout·x̂` (sums over N, H, W), and per sample and group
+/// `dx = invstd·(γ·dout − (Σ γ·dout + x̂·Σ γ·dout·x̂)/m)`.
+pub fn group_norm_backward(
+    isa: Isa,
+    shape: &ImageShape,
+    of: &GroupNormBackward<'_>,
+    to: GroupNormGrads<'_>,
+    scratch: &mut [f32],
+) {
+    check_groups(shape, of.groups);
+    check_len("group_norm_backward: x", of.x, shape.len());
+    check_len("group_norm_backward: gamma", of.gamma, shape.c);
+    check_len("group_norm_backward: mean", of.mean, shape.batch * of.groups);
+    check_len("group_norm_backward: invstd", of.invstd, shape.batch * of.groups);
+    check_len("group_norm_backward: dout", of.dout, shape.len());
+    check_len("group_norm_backward: dgamma", to.dgamma, shape.c);
+    check_len("group_norm_backward: dbeta", to.dbeta, shape.c);
+    check_scratch("group_norm_backward", scratch, scratch_len(shape.c));
+    if shape.is_empty() {
+        return;
+    }
+    let image = shape.pixels() * shape.c;
+    let mut dx = to.dx;
+    if let Some(dx) = &dx {
+        check_len("group_norm_backward: dx", dx.values, shape.len());
+    }
+    let (values, rest) = split_f64(scratch, 4 * shape.c);
+    values.fill(0.0);
+    let (sums, values) = values.split_at_mut(shape.c);
+    let (dots, totals) = values.split_at_mut(shape.c);
+    for (n, (x, dout)) in of.x.chunks_exact(image).zip(of.dout.chunks_exact(image)).enumerate() {
+        let gradient = sample_gradient(isa, shape, (of, n), (&mut *sums, &mut *dots), rest);
+        for c in 0..shape.c {
+            let invstd = of.invstd[n * of.groups + c / (shape.c / of.groups)];
+            totals[c] += sums[c];
+            totals[shape.c + c] += dots[c] * f64::from(invstd);
+        }
+        let Some(GradOut { values, accumulate }) = &mut dx else { continue };
+        let dx = &mut values[n * image..(n + 1) * image];
+        if *accumulate {
+            for_channels(isa, shape.c, &mut Backward::<true> { gradient, x, dout, dx });
+        } else {
+            for_channels(isa, shape.c, &mut Backward::<false> { gradient, x, dout, dx });
         }
     }
+    let (total_sums, total_dots) = totals.split_at(shape.c);
+    to.dbeta.iter_mut().zip(total_sums).for_each(|(to, &v)| *to += v as f32);
+    to.dgamma.iter_mut().zip(total_dots).for_each(|(to, &v)| *to += v as f32);
+}
+
+/// Sums of sample `n` (per channel, of `dout` and `dout·(x − mean)`), and from them the
+/// coefficients of its input gradient, in `room`.
+fn sample_gradient<'a>(
+    isa: Isa,
+    shape: &ImageShape,
+    (of, n): (&GroupNormBackward<'_>, usize),
+    (sums, dots): (&mut [f64], &mut [f64]),
+    room: &'a mut [f32],
+) -> Gradient<'a> {
+    let (c, each, image) = (shape.c, shape.c / of.groups, shape.pixels() * shape.c);
+    let (mean, room) = room.split_at_mut(c);
+    let (scale, room) = room.split_at_mut(c);
+    let (offset, room) = room.split_at_mut(c);
+    let (slope, room) = room.split_at_mut(c);
+    let beta = &mut room[..c];
+    // Without an activation the value of beta does not matter to the gradient.
+    beta.fill(0.0);
+    for (g, mean) in mean.chunks_exact_mut(each).enumerate() {
+        mean.fill(of.mean[n * of.groups + g]);
+    }
+    let affine = Affine { mean, scale: of.gamma, beta, floor: f32::NEG_INFINITY };
+    let (x, dout) = (&of.x[n * image..(n + 1) * image], &of.dout[n * image..(n + 1) * image]);
+    zero_sums(sums, dots);
+    for_channels(isa, c, &mut Reduce { affine, x, dout, sums, dots });
+    let share = 1.0 / (shape.pixels() * each) as f64;
+    for g in 0..of.groups {
+        let here = g * each..(g + 1) * each;
+        let invstd = f64::from(of.invstd[n * of.groups + g]);
+        let weighted = |v: &[f64]| -> f64 {
+            let gamma = of.gamma[here.clone()].iter().map(|&g| f64::from(g));
+            v[here.clone()].iter().zip(gamma).map(|(v, g)| v * g).sum()
+        };
+        offset[here.clone()].fill((invstd * weighted(sums) * share) as f32);
+        slope[here.clone()].fill((invstd.powi(3) * weighted(dots) * share) as f32);
+        for (scale, &gamma) in scale[here.clone()].iter_mut().zip(&of.gamma[here.clone()]) {
+            *scale = (f64::from(gamma) * invstd) as f32;
+        }
+    }
+    Gradient { affine: Affine { mean, scale, beta, floor: f32::NEG_INFINITY }, offset, slope }
+}
+
+fn zero_sums(a: &mut [f64], b: &mut [f64]) {
+    a.fill(0.0);
+    b.fill(0.0);
+}
+
+#[track_caller]
+fn check_groups(shape: &ImageShape, groups: usize) {
+    assert!(
+        groups > 0 && shape.c.is_multiple_of(groups),
+        "group_norm: {groups} groups do not divide the channels of {shape:?}"
+    );
 }

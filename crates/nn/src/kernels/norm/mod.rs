@@ -1,7 +1,9 @@
 //! Batch norm (fused with ReLU and 2 × 2 max pooling) and group norm.
 
 pub mod batch;
+pub(crate) mod channels;
 pub mod group;
+mod image;
 
 pub use batch::{
     Activation, BatchNormBackward, BatchNormForward, BatchNormGrads, BatchStats, Running,

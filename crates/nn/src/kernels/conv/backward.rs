@@ -1,0 +1,200 @@
+//! Gradients of a convolution.
+
+use super::forward::{mode, pixels, window};
+use super::{ConvShape, ParamGrads, aligned};
+use crate::kernels::norm::channels::add_channel_sums;
+use crate::kernels::tile::{self, Job, Nest, readable_cols};
+use crate::kernels::{GradOut, Isa, check_len, check_scratch, pad16};
+
+/// Gradient with respect to the input, from `dy` `[N][out_h][out_w][out_c]` and packed weights.
+pub fn backward_data(
+    isa: Isa,
+    shape: &ConvShape,
+    dy: &[f32],
+    w: &[f32],
+    dx: GradOut<'_>,
+    scratch: &mut [f32],
+) {
+    shape.check();
+    check_len("conv::backward_data: dy", dy, shape.output().len());
+    check_len("conv::backward_data: w", w, shape.weight_len());
+    check_len("conv::backward_data: dx", dx.values, shape.input().len());
+    check_scratch("conv::backward_data", scratch, shape.scratch_len());
+    let scratch = aligned(scratch);
+    let GradOut { values, accumulate } = dx;
+    for g in 0..shape.jobs() {
+        let w = &w[g * shape.job_weight_len()..(g + 1) * shape.job_weight_len()];
+        data_group(isa, shape, dy, w, GradOut { values, accumulate }, (g, scratch));
+    }
+}
+
+fn data_group(
+    isa: Isa,
+    shape: &ConvShape,
+    dy: &[f32],
+    w: &[f32],
+    dx: GradOut<'_>,
+    (g, scratch): (usize, &mut [f32]),
+) {
+    let (image, in_image) =
+        (shape.output().pixels() * shape.out_c, shape.input().pixels() * shape.in_c);
+    let [kh, kw] = shape.kernel;
+    let depthwise = shape.is_depthwise();
+    let taps_depth = if depthwise { 1 } else { shape.job_out() };
+    let (flipped, scratch) =
+        scratch.split_at_mut(shape.taps() * taps_depth * pad16(shape.job_in()));
+    flip(shape, w, flipped);
+    let placement = shape.gradient_placement(g);
+    let in_place = shape.gradient_in_place();
+    let strides = in_place.unwrap_or(placement.strides());
+    if in_place.is_none() {
+        scratch[..shape.block() * strides.image].fill(0.0);
+    }
+    let depth = match depthwise {
+        true => Nest { counts: [1, kh, kw], strides: [0, strides.row, strides.pixel] },
+        false => Nest { counts: [1, kh, kw * shape.job_out()], strides: [0, strides.row, 1] },
+    };
+    let blocks =
+        dy.chunks(shape.block() * image).zip(dx.values.chunks_mut(shape.block() * in_image));
+    for (dy, dx_block) in blocks {
+        let images = dy.len() / image;
+        let a = match in_place {
+            Some(_) => dy,
+            None => {
+                placement.copy(dy, scratch);
+                &scratch[..images * strides.image]
+            }
+        };
+        let rows = Nest {
+            counts: [images, shape.in_h, shape.in_w],
+            strides: [strides.image, strides.row, strides.pixel],
+        };
+        tile::run(
+            isa,
+            Job {
+                mode: mode(shape),
+                a,
+                rows,
+                depth,
+                b: flipped,
+                b_step: pad16(shape.job_in()),
+                c: &mut dx_block[g * shape.job_in()..],
+                c_step: shape.in_c,
+                cols: shape.job_in(),
+                bias: None,
+                accumulate: dx.accumulate,
+            },
+        );
+    }
+}
+
+/// Packs a job's weights for the data gradient: taps in reverse order, input and output channels
+/// swapped: `[kh][kw][out][pad16(in)]`, depthwise `[kh][kw][pad16(C)]`.
+fn flip(shape: &ConvShape, w: &[f32], to: &mut [f32]) {
+    let (ci, co, taps) = (shape.job_in(), shape.job_out(), shape.taps());
+    if shape.is_depthwise() {
+        let c = pad16(co);
+        for (from, to) in w.chunks_exact(c).rev().zip(to.chunks_exact_mut(c)) {
+            to.copy_from_slice(from);
+        }
+        return;
+    }
+    let (from_step, to_step) = (pad16(co), pad16(ci));
+    for tap in 0..taps {
+        let from = &w[(taps - 1 - tap) * ci * from_step..(taps - tap) * ci * from_step];
+        let to = &mut to[tap * co * to_step..(tap + 1) * co * to_step];
+        for (o, to) in to.chunks_exact_mut(to_step).enumerate() {
+            for (to, from) in to.iter_mut().zip(from.chunks_exact(from_step)) {
+                *to = from[o];
+            }
+            to[ci..].fill(0.0);
+        }
+    }
+}
+
+/// Gradients with respect to the weights and the bias, added to `to`.
+pub fn backward_weight(
+    isa: Isa,
+    shape: &ConvShape,
+    x: &[f32],
+    dy: &[f32],
+    to: ParamGrads<'_>,
+    scratch: &mut [f32],
+) {
+    shape.check();
+    check_len("conv::backward_weight: x", x, shape.input().len());
+    check_len("conv::backward_weight: dy", dy, shape.output().len());
+    check_len("conv::backward_weight: dw", to.dw, shape.weight_len());
+    check_scratch("conv::backward_weight", scratch, shape.scratch_len());
+    let scratch = aligned(scratch);
+    for (g, dw) in to.dw.chunks_exact_mut(shape.job_weight_len()).enumerate() {
+        weight_group(isa, shape, x, dy, dw, (g, scratch));
+    }
+    if let Some(db) = to.db {
+        check_len("conv::backward_weight: db", db, shape.out_c);
+        add_channel_sums(isa, dy, db);
+    }
+}
+
+fn weight_group(
+    isa: Isa,
+    shape: &ConvShape,
+    x: &[f32],
+    dy: &[f32],
+    dw: &mut [f32],
+    (g, scratch): (usize, &mut [f32]),
+) {
+    let (image, out_pixels) = (shape.input().pixels() * shape.in_c, shape.output().pixels());
+    let placement = shape.input_placement(g);
+    let in_place = shape.input_in_place();
+    let strides = in_place.unwrap_or(placement.strides());
+    let cols = shape.job_out();
+    let packed_step = readable_cols(cols);
+    let (packed, scratch) = scratch.split_at_mut(pad16(shape.block() * out_pixels * packed_step));
+    if in_place.is_none() {
+        scratch[..shape.block() * strides.image].fill(0.0);
+    }
+    if packed_step != cols {
+        packed.fill(0.0);
+    }
+    let blocks =
+        x.chunks(shape.block() * image).zip(dy.chunks(shape.block() * out_pixels * shape.out_c));
+    for (x, dy) in blocks {
+        let images = x.len() / image;
+        let a = match in_place {
+            Some(_) => x,
+            None => {
+                placement.copy(x, scratch);
+                &scratch[..images * strides.image]
+            }
+        };
+        // Whole vectors of channels are read in place, others from a padded copy.
+        let (b, b_step) = match packed_step == cols {
+            true => (&dy[g * cols..], shape.out_c),
+            false => {
+                for (to, dy) in
+                    packed.chunks_exact_mut(packed_step).zip(dy.chunks_exact(shape.out_c))
+                {
+                    to[..cols].copy_from_slice(&dy[g * cols..(g + 1) * cols]);
+                }
+                (&packed[..], packed_step)
+            }
+        };
+        tile::run(
+            isa,
+            Job {
+                mode: mode(shape),
+                a,
+                rows: window(shape, strides),
+                depth: pixels(shape, strides, images),
+                b,
+                b_step,
+                c: &mut *dw,
+                c_step: pad16(cols),
+                cols,
+                bias: None,
+                accumulate: true,
+            },
+        );
+    }
+}

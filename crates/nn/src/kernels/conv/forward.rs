@@ -1,0 +1,128 @@
+//! Forward convolution.
+
+use super::place::Strides;
+use super::{ConvInputs, ConvShape, aligned};
+use crate::kernels::norm::batch::StatsSums;
+use crate::kernels::norm::{self, BatchStats};
+use crate::kernels::tile::{self, Job, Mode, Nest};
+use crate::kernels::{Isa, check_len, check_scratch, pad16};
+
+/// Convolution: `y` `[N][out_h][out_w][out_c]` is overwritten.
+pub fn forward(
+    isa: Isa,
+    shape: &ConvShape,
+    of: &ConvInputs<'_>,
+    y: &mut [f32],
+    scratch: &mut [f32],
+) {
+    check(shape, of, y, scratch);
+    let scratch = aligned(scratch);
+    for g in 0..shape.jobs() {
+        group(isa, shape, of, y, (g, scratch), |_| {});
+    }
+}
+
+/// [`forward`], and the batch statistics of its output, gathered while each image is in cache.
+pub fn forward_with_stats(
+    isa: Isa,
+    shape: &ConvShape,
+    of: &ConvInputs<'_>,
+    y: &mut [f32],
+    stats: BatchStats<'_>,
+    scratch: &mut [f32],
+) {
+    check(shape, of, y, scratch);
+    if shape.jobs() > 1 {
+        // An image is complete only after the last group.
+        forward(isa, shape, of, y, scratch);
+        norm::batch_stats(isa, &shape.output(), y, stats, scratch);
+        return;
+    }
+    let (sums, scratch) = scratch.split_at_mut(norm::batch::stats_scratch_len(shape.out_c));
+    let mut sums = StatsSums::new(sums, shape.output());
+    group(isa, shape, of, y, (0, aligned(scratch)), |images| sums.add(isa, images));
+    sums.finish(stats);
+}
+
+#[track_caller]
+fn check(shape: &ConvShape, of: &ConvInputs<'_>, y: &[f32], scratch: &[f32]) {
+    shape.check();
+    check_len("conv::forward: x", of.x, shape.input().len());
+    check_len("conv::forward: w", of.w, shape.weight_len());
+    check_len("conv::forward: y", y, shape.output().len());
+    if let Some(bias) = of.bias {
+        check_len("conv::forward: bias", bias, shape.out_c);
+    }
+    check_scratch("conv::forward", scratch, shape.scratch_len());
+}
+
+/// Computes the output channels of job `g`, and shows each block of finished images to `done`.
+fn group(
+    isa: Isa,
+    shape: &ConvShape,
+    of: &ConvInputs<'_>,
+    y: &mut [f32],
+    (g, scratch): (usize, &mut [f32]),
+    mut done: impl FnMut(&[f32]),
+) {
+    let (image, out_image) =
+        (shape.input().pixels() * shape.in_c, shape.output().pixels() * shape.out_c);
+    let placement = shape.input_placement(g);
+    let in_place = shape.input_in_place();
+    let strides = in_place.unwrap_or(placement.strides());
+    if in_place.is_none() {
+        scratch[..shape.block() * strides.image].fill(0.0);
+    }
+    let channels = g * shape.job_out()..(g + 1) * shape.job_out();
+    let blocks = of.x.chunks(shape.block() * image).zip(y.chunks_mut(shape.block() * out_image));
+    for (x, y) in blocks {
+        let images = x.len() / image;
+        let a = match in_place {
+            Some(_) => x,
+            None => {
+                placement.copy(x, scratch);
+                &scratch[..images * strides.image]
+            }
+        };
+        tile::run(
+            isa,
+            Job {
+                mode: mode(shape),
+                a,
+                rows: pixels(shape, strides, images),
+                depth: window(shape, strides),
+                b: &of.w[g * shape.job_weight_len()..(g + 1) * shape.job_weight_len()],
+                b_step: pad16(shape.job_out()),
+                c: &mut y[channels.start..],
+                c_step: shape.out_c,
+                cols: channels.len(),
+                bias: of.bias.map(|bias| &bias[channels.clone()]),
+                accumulate: false,
+            },
+        );
+        done(y);
+    }
+}
+
+/// How the tile kernel reads the images of this convolution.
+pub(super) fn mode(shape: &ConvShape) -> Mode {
+    if shape.is_depthwise() { Mode::Lanes } else { Mode::Broadcast }
+}
+
+/// The output pixels of a block, as offsets of their windows in the (padded) input.
+pub(super) fn pixels(shape: &ConvShape, strides: Strides, images: usize) -> Nest {
+    Nest {
+        counts: [images, shape.out_h(), shape.out_w()],
+        strides: [strides.image, shape.stride[0] * strides.row, shape.stride[1] * strides.pixel],
+    }
+}
+
+/// The elements of a window, in the order of the packed weights.
+pub(super) fn window(shape: &ConvShape, strides: Strides) -> Nest {
+    let [kh, kw] = shape.kernel;
+    if shape.is_depthwise() {
+        return Nest { counts: [1, kh, kw], strides: [0, strides.row, strides.pixel] };
+    }
+    // A row of the window is contiguous: a pixel holds the job's channels and nothing else.
+    Nest { counts: [1, kh, kw * shape.job_in()], strides: [0, strides.row, 1] }
+}

@@ -1,0 +1,188 @@
+//! Shapes of convolutions, and the sizes that follow from them.
+
+use super::ALIGNMENT;
+use super::place::{Placement, Strides};
+use crate::kernels::tile::readable_cols;
+use crate::kernels::{ImageShape, norm, pad16};
+
+/// Shape of a convolution over a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ConvShape {
+    /// Images.
+    pub batch: usize,
+    /// Input channels.
+    pub in_c: usize,
+    /// Input rows.
+    pub in_h: usize,
+    /// Input columns.
+    pub in_w: usize,
+    /// Output channels.
+    pub out_c: usize,
+    /// Kernel height and width.
+    pub kernel: [usize; 2],
+    /// Vertical and horizontal stride.
+    pub stride: [usize; 2],
+    /// Zero rows above and below, zero columns left and right.
+    pub padding: [usize; 2],
+    /// Channel groups; divides both channel counts.
+    pub groups: usize,
+}
+
+/// Output pixels that a block of images has at least, if the batch does: enough rows for full
+/// tiles in the forward pass, and depth to amortise the store in the weight gradient.
+const BLOCK_PIXELS: usize = 128;
+
+impl ConvShape {
+    /// Output rows.
+    pub const fn out_h(&self) -> usize {
+        (self.in_h + 2 * self.padding[0] - self.kernel[0]) / self.stride[0] + 1
+    }
+
+    /// Output columns.
+    pub const fn out_w(&self) -> usize {
+        (self.in_w + 2 * self.padding[1] - self.kernel[1]) / self.stride[1] + 1
+    }
+
+    /// Whether each channel has its own filter, which has its own weight layout.
+    pub const fn is_depthwise(&self) -> bool {
+        self.groups == self.in_c && self.groups == self.out_c && self.groups > 1
+    }
+
+    /// Shape of the input.
+    pub const fn input(&self) -> ImageShape {
+        ImageShape { batch: self.batch, h: self.in_h, w: self.in_w, c: self.in_c }
+    }
+
+    /// Shape of the output.
+    pub const fn output(&self) -> ImageShape {
+        ImageShape { batch: self.batch, h: self.out_h(), w: self.out_w(), c: self.out_c }
+    }
+
+    /// Elements of the packed weights (F3), padding included.
+    pub const fn weight_len(&self) -> usize {
+        self.jobs() * self.job_weight_len()
+    }
+
+    /// Scratch that any of this module's functions needs for this shape, in f32.
+    pub const fn scratch_len(&self) -> usize {
+        let input = self.block() * self.input_placement(0).strides().image;
+        let gradient = self.block() * self.gradient_placement(0).strides().image;
+        let depth = if self.is_depthwise() { 1 } else { self.job_out() };
+        let weights = self.taps() * depth * pad16(self.job_in());
+        let packed = self.block() * self.out_h() * self.out_w() * readable_cols(self.job_out());
+        let pieces = [input + pad16(packed), gradient + weights];
+        let most = if pieces[0] > pieces[1] { pieces[0] } else { pieces[1] };
+        most + 4 * ALIGNMENT + norm::batch::stats_scratch_len(self.out_c)
+    }
+
+    #[track_caller]
+    pub(super) fn check(&self) {
+        let Self { in_c, in_h, in_w, out_c, kernel, stride, padding, groups, .. } = *self;
+        assert!(
+            groups > 0
+                && in_c > 0
+                && out_c > 0
+                && in_c % groups == 0
+                && out_c % groups == 0
+                && kernel.iter().chain(&stride).all(|&v| v > 0)
+                && in_h + 2 * padding[0] >= kernel[0]
+                && in_w + 2 * padding[1] >= kernel[1],
+            "conv: bad shape {self:?}"
+        );
+    }
+
+    pub(super) const fn taps(&self) -> usize {
+        self.kernel[0] * self.kernel[1]
+    }
+
+    /// Tile jobs per image block: one per group, but one for all of a depthwise convolution.
+    pub(super) const fn jobs(&self) -> usize {
+        if self.is_depthwise() { 1 } else { self.groups }
+    }
+
+    /// Input channels of a job.
+    pub(super) const fn job_in(&self) -> usize {
+        self.in_c / self.jobs()
+    }
+
+    /// Output channels of a job.
+    pub(super) const fn job_out(&self) -> usize {
+        self.out_c / self.jobs()
+    }
+
+    /// Elements of a job's packed weights.
+    pub(super) const fn job_weight_len(&self) -> usize {
+        let depth = if self.is_depthwise() { 1 } else { self.job_in() };
+        self.taps() * depth * pad16(self.job_out())
+    }
+
+    /// Images that are computed together.
+    pub(super) const fn block(&self) -> usize {
+        let pixels = self.out_h() * self.out_w();
+        let images = BLOCK_PIXELS.div_ceil(if pixels == 0 { 1 } else { pixels });
+        if images < self.batch {
+            images
+        } else if self.batch == 0 {
+            1
+        } else {
+            self.batch
+        }
+    }
+
+    /// Channels of a pixel in scratch: whole vectors where A is read by vectors.
+    const fn scratch_channels(&self, channels: usize) -> usize {
+        if self.is_depthwise() { readable_cols(channels) } else { channels }
+    }
+
+    /// Input with its padding, channels of job `g`.
+    pub(super) const fn input_placement(&self, g: usize) -> Placement {
+        let c = self.job_in();
+        let [ph, pw] = self.padding;
+        Placement {
+            image: self.input(),
+            channels: [g * c, c],
+            size: [self.in_h + 2 * ph, self.in_w + 2 * pw, self.scratch_channels(c)],
+            origin: [ph as isize, pw as isize],
+            dilation: [1, 1],
+        }
+    }
+
+    /// Output gradient as the input of the data gradient's convolution: row `y` of the input sees
+    /// rows `y..y + kernel` of it.
+    pub(super) const fn gradient_placement(&self, g: usize) -> Placement {
+        let c = self.job_out();
+        let [kh, kw] = self.kernel;
+        Placement {
+            image: self.output(),
+            channels: [g * c, c],
+            size: [self.in_h + kh - 1, self.in_w + kw - 1, self.scratch_channels(c)],
+            origin: [
+                kh as isize - 1 - self.padding[0] as isize,
+                kw as isize - 1 - self.padding[1] as isize,
+            ],
+            dilation: self.stride,
+        }
+    }
+
+    /// Strides of the input read in place, if the jobs can: nothing to pad, one job, and whole
+    /// vectors of channels where A is read by vectors.
+    pub(super) const fn input_in_place(&self) -> Option<Strides> {
+        let whole = self.scratch_channels(self.in_c) == self.in_c;
+        if self.padding[0] == 0 && self.padding[1] == 0 && self.jobs() == 1 && whole {
+            Some(self.input_placement(0).strides())
+        } else {
+            None
+        }
+    }
+
+    /// Strides of the output gradient read in place by the data gradient: 1 × 1 kernel, stride 1.
+    pub(super) const fn gradient_in_place(&self) -> Option<Strides> {
+        let plain = self.taps() == 1 && self.stride[0] == 1 && self.stride[1] == 1;
+        let whole = self.scratch_channels(self.out_c) == self.out_c;
+        if plain && self.padding[0] == 0 && self.padding[1] == 0 && self.jobs() == 1 && whole {
+            Some(self.gradient_placement(0).strides())
+        } else {
+            None
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Kernels that are independent per channel, run over blocks of channels as wide as a register.
+
+use super::Isa;
+use super::isa::Level;
+use super::simd::Simd;
+use super::simd::portable::Lanes8;
+#[cfg(target_arch = "x86_64")]
+use super::simd::{avx2::Ymm, avx512::Zmm};
+
+/// A kernel over all pixels of an image for one block of channels.
+pub(crate) trait ChannelKernel {
+    /// Computes the channels that `at` names.
+    ///
+    /// # Safety
+    /// The machine has the instructions of `S`, and the code is compiled for them: implementations
+    /// are `#[inline(always)]`.
+    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels);
+}
+
+/// Channels `first..first + count`; `count` is [`Simd::LANES`] if `WHOLE`, else at most that.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Channels {
+    pub(crate) first: usize,
+    pub(crate) count: usize,
+}
+
+impl Channels {
+    /// The channels' elements of the pixel that starts at `pixel`.
+    ///
+    /// # Safety
+    /// That of [`ChannelKernel::run`].
+    #[inline(always)]
+    pub(crate) unsafe fn load<S: Simd, const WHOLE: bool>(self, x: &[f32], pixel: usize) -> S {
+        let at = pixel + self.first;
+        // SAFETY: the slices are checked to have as many elements as are read.
+        unsafe {
+            if WHOLE {
+                S::load(x[at..at + S::LANES].as_ptr())
+            } else {
+                S::load_n(x[at..at + self.count].as_ptr(), self.count)
+            }
+        }
+    }
+
+    /// Writes the channels' elements of the pixel that starts at `pixel`.
+    ///
+    /// # Safety
+    /// That of [`ChannelKernel::run`].
+    #[inline(always)]
+    pub(crate) unsafe fn store<S: Simd, const WHOLE: bool>(
+        self,
+        value: S,
+        x: &mut [f32],
+        pixel: usize,
+    ) {
+        let at = pixel + self.first;
+        // SAFETY: the slices are checked to have as many elements as are written.
+        unsafe {
+            if WHOLE {
+                value.store(x[at..at + S::LANES].as_mut_ptr());
+            } else {
+                value.store_n(x[at..at + self.count].as_mut_ptr(), self.count);
+            }
+        }
+    }
+
+    /// [`Channels::load`] of bytes, as numbers.
+    ///
+    /// # Safety
+    /// That of [`ChannelKernel::run`].
+    #[inline(always)]
+    pub(crate) unsafe fn load_bytes<S: Simd, const WHOLE: bool>(self, x: &[u8], pixel: usize) -> S {
+        let (at, n) = (pixel + self.first, if WHOLE { S::LANES } else { self.count });
+        // SAFETY: the slice is checked to have as many elements as are read.
+        unsafe { S::load_bytes(x[at..at + n].as_ptr(), n) }
+    }
+
+    /// [`Channels::store`] of whole numbers as bytes.
+    ///
+    /// # Safety
+    /// That of [`ChannelKernel::run`].
+    #[inline(always)]
+    pub(crate) unsafe fn store_bytes<S: Simd, const WHOLE: bool>(
+        self,
+        value: S,
+        x: &mut [u8],
+        pixel: usize,
+    ) {
+        let (at, n) = (pixel + self.first, if WHOLE { S::LANES } else { self.count });
+        // SAFETY: the slice is checked to have as many elements as are written.
+        unsafe { value.store_bytes(x[at..at + n].as_mut_ptr(), n) }
+    }
+}
+
+/// Runs `kernel` for all of `channels`.
+pub(crate) fn for_channels(isa: Isa, channels: usize, kernel: &mut impl ChannelKernel) {
+    let mut first = 0;
+    while first < channels {
+        let left = channels - first;
+        let width = match isa.level() {
+            Level::Avx512 if left > 8 => 16,
+            _ => 8,
+        };
+        let at = Channels { first, count: left.min(width) };
+        let whole = at.count == width;
+        // SAFETY: an `Isa` of a level exists only on machines that have it, and the functions below
+        // are compiled for it.
+        unsafe {
+            match (isa.level(), width, whole) {
+                #[cfg(target_arch = "x86_64")]
+                (Level::Avx512, 16, true) => x86::avx512::<_, Zmm, true>(kernel, at),
+                #[cfg(target_arch = "x86_64")]
+                (Level::Avx512, 16, false) => x86::avx512::<_, Zmm, false>(kernel, at),
+                #[cfg(target_arch = "x86_64")]
+                (Level::Avx512, _, true) => x86::avx512::<_, Ymm, true>(kernel, at),
+                #[cfg(target_arch = "x86_64")]
+                (Level::Avx512, _, false) => x86::avx512::<_, Ymm, false>(kernel, at),
+                #[cfg(target_arch = "x86_64")]
+                (Level::Avx2, _, true) => x86::avx2::<_, Ymm, true>(kernel, at),
+                #[cfg(target_arch = "x86_64")]
+                (Level::Avx2, _, false) => x86::avx2::<_, Ymm, false>(kernel, at),
+                (_, _, true) => kernel.run::<Lanes8, true>(at),
+                (_, _, false) => kernel.run::<Lanes8, false>(at),
+            }
+        }
+        first += width;
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{ChannelKernel, Channels, Simd};
+
+    /// # Safety
+    /// As [`ChannelKernel::run`].
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) unsafe fn avx2<K: ChannelKernel, S: Simd, const WHOLE: bool>(
+        kernel: &mut K,
+        at: Channels,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { kernel.run::<S, WHOLE>(at) }
+    }
+
+    /// # Safety
+    /// As [`ChannelKernel::run`].
+    #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
+    pub(super) unsafe fn avx512<K: ChannelKernel, S: Simd, const WHOLE: bool>(
+        kernel: &mut K,
+        at: Channels,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { kernel.run::<S, WHOLE>(at) }
+    }
+}

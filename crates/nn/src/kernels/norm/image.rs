@@ -1,0 +1,368 @@
+//! Normalisation kernels over one image `[H][W][C]` with per-channel coefficients: the inner loops
+//! of batch norm and group norm.
+
+use crate::kernels::ImageShape;
+use crate::kernels::lanes::{ChannelKernel, Channels};
+use crate::kernels::simd::Simd;
+
+/// Code of a pooled output whose ReLU blocks the gradient; 0 to 3 name the window's maximum.
+pub const BLOCKED: u8 = 4;
+
+/// Pixels that are summed in f32 before the sum moves to f64.
+const RUN: usize = 256;
+
+/// `z = (x − mean)·scale + beta`, then `max(z, floor)`, which lets NaN pass; all slices `[C]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Affine<'a> {
+    pub(crate) mean: &'a [f32],
+    pub(crate) scale: &'a [f32],
+    pub(crate) beta: &'a [f32],
+    /// 0 for a ReLU, −∞ for none.
+    pub(crate) floor: f32,
+}
+
+/// [`Affine`] for a block of channels.
+#[derive(Clone, Copy)]
+struct Block<S> {
+    mean: S,
+    scale: S,
+    beta: S,
+    floor: S,
+}
+
+impl<S: Simd> Block<S> {
+    /// # Safety
+    /// That of [`ChannelKernel::run`].
+    #[inline(always)]
+    unsafe fn new<const WHOLE: bool>(of: &Affine<'_>, at: Channels) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            Self {
+                mean: at.load::<S, WHOLE>(of.mean, 0),
+                scale: at.load::<S, WHOLE>(of.scale, 0),
+                beta: at.load::<S, WHOLE>(of.beta, 0),
+                floor: S::splat(of.floor),
+            }
+        }
+    }
+
+    /// `z`, before the floor.
+    ///
+    /// # Safety
+    /// That of [`ChannelKernel::run`].
+    #[inline(always)]
+    unsafe fn apply(&self, x: S) -> S {
+        // SAFETY: the caller's promise.
+        unsafe { x.sub(self.mean).mul_add(self.scale, self.beta) }
+    }
+}
+
+/// Normalises the pixels of `x` into `out`.
+pub(crate) struct Forward<'a> {
+    pub(crate) affine: Affine<'a>,
+    pub(crate) x: &'a [f32],
+    pub(crate) out: &'a mut [f32],
+}
+
+impl ChannelKernel for Forward<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
+        // SAFETY: the caller's promise; loads and stores check their bounds.
+        unsafe {
+            let block = Block::<S>::new::<WHOLE>(&self.affine, at);
+            for pixel in (0..self.x.len()).step_by(self.affine.mean.len()) {
+                let z = block.apply(at.load::<S, WHOLE>(self.x, pixel));
+                let z = z.select_le(block.floor, block.floor, z);
+                at.store::<S, WHOLE>(z, self.out, pixel);
+            }
+        }
+    }
+}
+
+/// Normalises the image `x` and pools it 2 × 2 into `out`; writes [codes](BLOCKED) if `CODES`.
+pub(crate) struct ForwardPooled<'a, const CODES: bool> {
+    pub(crate) affine: Affine<'a>,
+    pub(crate) shape: ImageShape,
+    pub(crate) x: &'a [f32],
+    pub(crate) out: &'a mut [f32],
+    pub(crate) codes: &'a mut [u8],
+}
+
+impl<const CODES: bool> ChannelKernel for ForwardPooled<'_, CODES> {
+    #[inline(always)]
+    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
+        // SAFETY: the caller's promise; loads and stores check their bounds.
+        unsafe {
+            let block = Block::<S>::new::<WHOLE>(&self.affine, at);
+            let (c, row) = (self.shape.c, self.shape.w * self.shape.c);
+            let numbers: [S; 4] = std::array::from_fn(|k| S::splat(k as f32));
+            let blocked = S::splat(f32::from(BLOCKED));
+            let mut to = 0;
+            for y in 0..self.shape.h / 2 {
+                let pair = &self.x[2 * y * row..(2 * y + 2) * row];
+                for left in (0..self.shape.w / 2).map(|x| 2 * x * c) {
+                    let mut best = block.apply(at.load::<S, WHOLE>(pair, left));
+                    let mut code = numbers[0];
+                    for (k, pixel) in [(1, left + c), (2, left + row), (3, left + row + c)] {
+                        let z = block.apply(at.load::<S, WHOLE>(pair, pixel));
+                        code = z.select_greater(best, numbers[k], code);
+                        best = z.select_greater(best, z, best);
+                    }
+                    if CODES {
+                        let code = best.select_le(block.floor, blocked, code);
+                        at.store_bytes::<S, WHOLE>(code, self.codes, to);
+                    }
+                    let z = best.select_le(block.floor, block.floor, best);
+                    at.store::<S, WHOLE>(z, self.out, to);
+                    to += c;
+                }
+            }
+        }
+    }
+}
+
+/// Adds to `sums` and `dots` `[C]` the sums over the image's pixels of `dz` and of
+/// `dz·(x − mean)`, where `dz` is `dout` where the activation lets it pass.
+pub(crate) struct Reduce<'a> {
+    pub(crate) affine: Affine<'a>,
+    pub(crate) x: &'a [f32],
+    pub(crate) dout: &'a [f32],
+    pub(crate) sums: &'a mut [f64],
+    pub(crate) dots: &'a mut [f64],
+}
+
+impl ChannelKernel for Reduce<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
+        // SAFETY: the caller's promise; loads and stores check their bounds.
+        unsafe {
+            let block = Block::<S>::new::<WHOLE>(&self.affine, at);
+            let c = self.affine.mean.len();
+            let zero = S::splat(0.0);
+            for (x, dout) in self.x.chunks(RUN * c).zip(self.dout.chunks(RUN * c)) {
+                let mut sums = Sums::new();
+                for pixel in (0..x.len()).step_by(c) {
+                    let x = at.load::<S, WHOLE>(x, pixel);
+                    let dout = at.load::<S, WHOLE>(dout, pixel);
+                    let dz = block.apply(x).select_le(block.floor, zero, dout);
+                    sums.add(dz, x.sub(block.mean));
+                }
+                sums.flush(at, self.sums, self.dots);
+            }
+        }
+    }
+}
+
+/// [`Reduce`] through a 2 × 2 pool, whose `codes` say where `dout` goes.
+pub(crate) struct ReducePooled<'a> {
+    pub(crate) mean: &'a [f32],
+    pub(crate) shape: ImageShape,
+    pub(crate) x: &'a [f32],
+    pub(crate) dout: &'a [f32],
+    pub(crate) codes: &'a [u8],
+    pub(crate) sums: &'a mut [f64],
+    pub(crate) dots: &'a mut [f64],
+}
+
+impl ChannelKernel for ReducePooled<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
+        // SAFETY: the caller's promise; loads and stores check their bounds.
+        unsafe {
+            let mean = at.load::<S, WHOLE>(self.mean, 0);
+            let (c, row) = (self.shape.c, self.shape.w * self.shape.c);
+            let numbers: [S; 4] = std::array::from_fn(|k| S::splat(k as f32));
+            let (zero, one) = (S::splat(0.0), numbers[1]);
+            let blocked = S::splat(f32::from(BLOCKED));
+            let (mut sums, mut pixels, mut from) = (Sums::new(), 0, 0);
+            for y in 0..self.shape.h / 2 {
+                let pair = &self.x[2 * y * row..(2 * y + 2) * row];
+                for left in (0..self.shape.w / 2).map(|x| 2 * x * c) {
+                    let code = at.load_bytes::<S, WHOLE>(self.codes, from);
+                    let dout = at.load::<S, WHOLE>(self.dout, from);
+                    let dz = code.select_eq(blocked, zero, dout);
+                    let [a, b, c_, d] = [left, left + c, left + row, left + row + c]
+                        .map(|pixel| at.load::<S, WHOLE>(pair, pixel));
+                    let upper = code.select_eq(zero, a, b);
+                    let lower = code.select_eq(numbers[2], c_, d);
+                    let x = code.select_le(one, upper, lower);
+                    sums.add(dz, x.sub(mean));
+                    from += c;
+                }
+                pixels += self.shape.w / 2;
+                if pixels >= RUN {
+                    sums.flush(at, self.sums, self.dots);
+                    (sums, pixels) = (Sums::new(), 0);
+                }
+            }
+            sums.flush(at, self.sums, self.dots);
+        }
+    }
+}
+
+/// Running sums of a block of channels.
+struct Sums<S> {
+    sum: S,
+    dot: S,
+}
+
+impl<S: Simd> Sums<S> {
+    /// # Safety
+    /// That of [`ChannelKernel::run`], as of the other methods.
+    #[inline(always)]
+    unsafe fn new() -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { Self { sum: S::splat(0.0), dot: S::splat(0.0) } }
+    }
+
+    #[inline(always)]
+    unsafe fn add(&mut self, dz: S, centred: S) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.sum = self.sum.add(dz);
+            self.dot = dz.mul_add(centred, self.dot);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn flush(&self, at: Channels, sums: &mut [f64], dots: &mut [f64]) {
+        let (mut sum, mut dot) = ([0f32; 16], [0f32; 16]);
+        // SAFETY: the caller's promise; no register is wider than 16.
+        unsafe {
+            self.sum.store(sum.as_mut_ptr());
+            self.dot.store(dot.as_mut_ptr());
+        }
+        let here = at.first..at.first + at.count;
+        sums[here.clone()].iter_mut().zip(sum).for_each(|(to, v)| *to += f64::from(v));
+        dots[here].iter_mut().zip(dot).for_each(|(to, v)| *to += f64::from(v));
+    }
+}
+
+/// `dx = dz·scale − (offset + (x − mean)·slope)`, slices `[C]`: the gradient of a normalisation.
+#[derive(Clone, Copy)]
+pub(crate) struct Gradient<'a> {
+    /// Mean, scale, beta and floor of the forward pass.
+    pub(crate) affine: Affine<'a>,
+    /// What the mean takes away.
+    pub(crate) offset: &'a [f32],
+    /// What the variance takes away.
+    pub(crate) slope: &'a [f32],
+}
+
+struct GradientBlock<S> {
+    affine: Block<S>,
+    offset: S,
+    slope: S,
+    at: Channels,
+}
+
+impl<S: Simd> GradientBlock<S> {
+    /// # Safety
+    /// That of [`ChannelKernel::run`], as of the other method.
+    #[inline(always)]
+    unsafe fn new<const WHOLE: bool>(of: &Gradient<'_>, at: Channels) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            Self {
+                affine: Block::new::<WHOLE>(&of.affine, at),
+                offset: at.load::<S, WHOLE>(of.offset, 0),
+                slope: at.load::<S, WHOLE>(of.slope, 0),
+                at,
+            }
+        }
+    }
+
+    /// Writes `dx` of the pixel at `pixel`, whose input is `x`, or adds it if `ADD`.
+    #[inline(always)]
+    unsafe fn put<const WHOLE: bool, const ADD: bool>(
+        &self,
+        x: S,
+        dz: S,
+        dx: &mut [f32],
+        pixel: usize,
+    ) {
+        // SAFETY: the caller's promise; loads and stores check their bounds.
+        unsafe {
+            let centred = x.sub(self.affine.mean);
+            let taken = centred.mul_add(self.slope, self.offset);
+            let mut value = dz.mul(self.affine.scale).sub(taken);
+            if ADD {
+                value = self.at.load::<S, WHOLE>(dx, pixel).add(value);
+            }
+            self.at.store::<S, WHOLE>(value, dx, pixel);
+        }
+    }
+}
+
+/// Gradient of the input of [`Forward`], added if `ADD`.
+pub(crate) struct Backward<'a, const ADD: bool> {
+    pub(crate) gradient: Gradient<'a>,
+    pub(crate) x: &'a [f32],
+    pub(crate) dout: &'a [f32],
+    pub(crate) dx: &'a mut [f32],
+}
+
+impl<const ADD: bool> ChannelKernel for Backward<'_, ADD> {
+    #[inline(always)]
+    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
+        // SAFETY: the caller's promise; loads and stores check their bounds.
+        unsafe {
+            let block = GradientBlock::<S>::new::<WHOLE>(&self.gradient, at);
+            let zero = S::splat(0.0);
+            for pixel in (0..self.x.len()).step_by(self.gradient.offset.len()) {
+                let x = at.load::<S, WHOLE>(self.x, pixel);
+                let dout = at.load::<S, WHOLE>(self.dout, pixel);
+                let dz = block.affine.apply(x).select_le(block.affine.floor, zero, dout);
+                block.put::<WHOLE, ADD>(x, dz, self.dx, pixel);
+            }
+        }
+    }
+}
+
+/// Gradient of the input of [`ForwardPooled`] from its codes, added if `ADD`.
+pub(crate) struct BackwardPooled<'a, const ADD: bool> {
+    pub(crate) gradient: Gradient<'a>,
+    pub(crate) shape: ImageShape,
+    pub(crate) x: &'a [f32],
+    pub(crate) dout: &'a [f32],
+    pub(crate) codes: &'a [u8],
+    pub(crate) dx: &'a mut [f32],
+}
+
+impl<const ADD: bool> ChannelKernel for BackwardPooled<'_, ADD> {
+    #[inline(always)]
+    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
+        // SAFETY: the caller's promise; loads and stores check their bounds.
+        unsafe {
+            let block = GradientBlock::<S>::new::<WHOLE>(&self.gradient, at);
+            let ImageShape { h, w, c, .. } = self.shape;
+            let row = w * c;
+            let numbers: [S; 4] = std::array::from_fn(|k| S::splat(k as f32));
+            let zero = numbers[0];
+            let mut from = 0;
+            for y in 0..h / 2 {
+                let here = 2 * y * row..(2 * y + 2) * row;
+                let (x, dx) = (&self.x[here.clone()], &mut self.dx[here]);
+                for left in (0..w / 2).map(|x| 2 * x * c) {
+                    let code = at.load_bytes::<S, WHOLE>(self.codes, from);
+                    let dout = at.load::<S, WHOLE>(self.dout, from);
+                    for (k, pixel) in
+                        [left, left + c, left + row, left + row + c].into_iter().enumerate()
+                    {
+                        let dz = code.select_eq(numbers[k], dout, zero);
+                        block.put::<WHOLE, ADD>(at.load::<S, WHOLE>(x, pixel), dz, dx, pixel);
+                    }
+                    from += c;
+                }
+                // An odd last column is in no window, and below, an odd last row.
+                for pixel in (w / 2 * 2..w).flat_map(|x| [x * c, x * c + row]) {
+                    block.put::<WHOLE, ADD>(at.load::<S, WHOLE>(x, pixel), zero, dx, pixel);
+                }
+            }
+            for pixel in (h / 2 * 2 * row..h * row).step_by(c) {
+                let x = at.load::<S, WHOLE>(self.x, pixel);
+                block.put::<WHOLE, ADD>(x, zero, self.dx, pixel);
+            }
+        }
+    }
+}

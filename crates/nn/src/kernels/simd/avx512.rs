@@ -1,0 +1,123 @@
+//! AVX-512 vectors.
+
+use std::arch::x86_64::*;
+
+use super::Simd;
+
+/// Sixteen f32 in a `zmm` register.
+#[derive(Clone, Copy)]
+pub(crate) struct Zmm(__m512);
+
+#[inline(always)]
+fn mask(n: usize) -> __mmask16 {
+    ((1u32 << n.min(16)) - 1) as __mmask16
+}
+
+// SAFETY: only instructions of AVX-512 F, VL and BW, which callers promise the machine has.
+unsafe impl Simd for Zmm {
+    const LANES: usize = 16;
+
+    #[inline(always)]
+    unsafe fn splat(v: f32) -> Self {
+        // SAFETY: the caller's promise.
+        Self(unsafe { _mm512_set1_ps(v) })
+    }
+
+    #[inline(always)]
+    unsafe fn broadcast(p: *const f32) -> Self {
+        // SAFETY: the caller's promise.
+        Self(unsafe { _mm512_set1_ps(*p) })
+    }
+
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        // SAFETY: the caller's promise.
+        Self(unsafe { _mm512_loadu_ps(p) })
+    }
+
+    #[inline(always)]
+    unsafe fn load_n(p: *const f32, n: usize) -> Self {
+        // SAFETY: masked lanes are not read; the rest is the caller's promise.
+        Self(unsafe { _mm512_maskz_loadu_ps(mask(n), p) })
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_storeu_ps(p, self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_n(self, p: *mut f32, n: usize) {
+        // SAFETY: masked lanes are not written; the rest is the caller's promise.
+        unsafe { _mm512_mask_storeu_ps(p, mask(n), self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
+        // SAFETY: the caller's promise.
+        Self(unsafe { _mm512_fmadd_ps(self.0, b.0, c.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, b: Self) -> Self {
+        // SAFETY: the caller's promise.
+        Self(unsafe { _mm512_add_ps(self.0, b.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn sub(self, b: Self) -> Self {
+        // SAFETY: the caller's promise.
+        Self(unsafe { _mm512_sub_ps(self.0, b.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn mul(self, b: Self) -> Self {
+        // SAFETY: the caller's promise.
+        Self(unsafe { _mm512_mul_ps(self.0, b.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn select_le(self, b: Self, a: Self, c: Self) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            Self(_mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LE_OQ>(self.0, b.0), c.0, a.0))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn select_greater(self, b: Self, a: Self, c: Self) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let greater = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.0, b.0);
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, self.0);
+            Self(_mm512_mask_blend_ps(greater | nan, c.0, a.0))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn select_eq(self, b: Self, a: Self, c: Self) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            Self(_mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_EQ_OQ>(self.0, b.0), c.0, a.0))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bytes(p: *const u8, n: usize) -> Self {
+        // SAFETY: masked lanes are not read; the rest is the caller's promise.
+        unsafe {
+            let bytes = _mm_maskz_loadu_epi8(mask(n), p.cast());
+            Self(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bytes(self, p: *mut u8, n: usize) {
+        // SAFETY: masked lanes are not written; the rest is the caller's promise.
+        unsafe {
+            let bytes = _mm512_cvtepi32_epi8(_mm512_cvttps_epi32(self.0));
+            _mm_mask_storeu_epi8(p.cast(), mask(n), bytes);
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Vectors of f32: what the register-tile and normalisation kernels need of an instruction set, and
+//! nothing more.
+//!
+//! The files of this folder are thin: an intrinsic or two a method. The algorithms are elsewhere,
+//! written once.
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
+pub(crate) mod portable;
+
+/// A register of [`Simd::LANES`] f32.
+///
+/// # Safety
+/// Methods of an implementation may use the instructions of its instruction set. They must be
+/// called only on machines that have it, from code that is compiled for it.
+pub(crate) unsafe trait Simd: Copy {
+    /// Elements of a register; divides [`PAD`](super::PAD).
+    const LANES: usize;
+
+    /// All elements `v`.
+    unsafe fn splat(v: f32) -> Self;
+
+    /// All elements `*p`.
+    ///
+    /// # Safety
+    /// `p` is readable.
+    unsafe fn broadcast(p: *const f32) -> Self;
+
+    /// Elements `p[0..LANES]`.
+    ///
+    /// # Safety
+    /// They are readable.
+    unsafe fn load(p: *const f32) -> Self;
+
+    /// Elements `p[0..n]`, the rest 0; `n <= LANES`.
+    ///
+    /// # Safety
+    /// These `n` are readable.
+    unsafe fn load_n(p: *const f32, n: usize) -> Self;
+
+    /// Writes all elements to `p[0..LANES]`.
+    ///
+    /// # Safety
+    /// They are writable.
+    unsafe fn store(self, p: *mut f32);
+
+    /// Writes the first `n` elements to `p[0..n]`; `n <= LANES`.
+    ///
+    /// # Safety
+    /// These `n` are writable.
+    unsafe fn store_n(self, p: *mut f32, n: usize);
+
+    /// `self·b + c`, rounded once where the instruction set can.
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self;
+
+    /// `self + b`.
+    unsafe fn add(self, b: Self) -> Self;
+
+    /// `self − b`.
+    unsafe fn sub(self, b: Self) -> Self;
+
+    /// `self·b`.
+    unsafe fn mul(self, b: Self) -> Self;
+
+    /// `a` where `self <= b`, else `c`; a NaN compares false.
+    unsafe fn select_le(self, b: Self, a: Self, c: Self) -> Self;
+
+    /// `a` where `self > b` or `self` is NaN, else `c`: what PyTorch's max pooling takes.
+    unsafe fn select_greater(self, b: Self, a: Self, c: Self) -> Self;
+
+    /// `a` where `self == b`, else `c`.
+    unsafe fn select_eq(self, b: Self, a: Self, c: Self) -> Self;
+
+    /// Elements `p[0..n]` as numbers, the rest 0; `n <= LANES`.
+    ///
+    /// # Safety
+    /// These `n` are readable.
+    unsafe fn load_bytes(p: *const u8, n: usize) -> Self;
+
+    /// Writes the first `n` elements, whole numbers from 0 to 255, to `p[0..n]`; `n <= LANES`.
+    ///
+    /// # Safety
+    /// These `n` are writable.
+    unsafe fn store_bytes(self, p: *mut u8, n: usize);
+}

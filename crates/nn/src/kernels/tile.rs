@@ -1,0 +1,394 @@
+//! The one register-tile kernel: every convolution and linear layer, forward and backward, is a
+//! [`Job`] of it.
+//!
+//! A job computes, for rows `r` and columns `c`,
+//! ```text
+//! C[r·c_step + c] (+)= bias[c] + Σ_k A[rows(r) + depth(k)] · B[k·b_step + c]
+//! ```
+//! where `rows` and `depth` are three nested loops each ([`Nest`]), so that windows of an image are
+//! read in place. In [`Mode::Lanes`] (depthwise) A has a value per column, too: `A[… + c]`.
+//!
+//! A tile of P rows × V vectors of columns stays in registers over the whole depth.
+
+use super::isa::Level;
+use super::simd::Simd;
+use super::simd::portable::Lanes8;
+#[cfg(target_arch = "x86_64")]
+use super::simd::{avx2::Ymm, avx512::Zmm};
+use super::{Isa, PAD};
+
+/// Three nested loops, outermost first, as an index map: index `i` of `counts[0]·counts[1]·counts[2]`
+/// lies at `Σ iₗ·strides[l]`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Nest {
+    pub(crate) counts: [usize; 3],
+    pub(crate) strides: [usize; 3],
+}
+
+impl Nest {
+    fn len(&self) -> usize {
+        self.counts.iter().product()
+    }
+
+    /// Offset of the last index; the nest is not empty.
+    fn last(&self) -> usize {
+        self.counts.iter().zip(self.strides).map(|(n, stride)| (n - 1) * stride).sum()
+    }
+}
+
+/// What A is read as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// One value for all columns.
+    Broadcast,
+    /// One value per column.
+    Lanes,
+}
+
+/// One product; see the module. `B` (and `A` in [`Mode::Lanes`]) must be readable up to a multiple
+/// of 8 columns, and up to a multiple of [`PAD`] if more than 8 columns remain at the end.
+pub(crate) struct Job<'a> {
+    pub(crate) mode: Mode,
+    pub(crate) a: &'a [f32],
+    pub(crate) rows: Nest,
+    pub(crate) depth: Nest,
+    pub(crate) b: &'a [f32],
+    pub(crate) b_step: usize,
+    pub(crate) c: &'a mut [f32],
+    pub(crate) c_step: usize,
+    pub(crate) cols: usize,
+    pub(crate) bias: Option<&'a [f32]>,
+    pub(crate) accumulate: bool,
+}
+
+/// Columns that are read of B for `cols` columns: whole vectors.
+pub(crate) const fn readable_cols(cols: usize) -> usize {
+    match cols % PAD {
+        0 => cols,
+        1..=8 => cols / PAD * PAD + 8,
+        _ => cols.next_multiple_of(PAD),
+    }
+}
+
+/// Most rows of a tile, over all instruction sets.
+const ROWS_MAX: usize = 28;
+
+/// A tile with its pointers resolved.
+struct Tile {
+    a: [*const f32; ROWS_MAX],
+    depth: Nest,
+    b: *const f32,
+    b_step: usize,
+    c: *mut f32,
+    c_step: usize,
+    /// Columns of the last vector that exist; the others are neither read from nor written to C.
+    last: usize,
+    /// Null where there is none.
+    bias: *const f32,
+    accumulate: bool,
+}
+
+type Kernel = unsafe fn(&Tile);
+
+/// How a block of columns is computed.
+struct Block {
+    /// Columns of the block, whole vectors.
+    width: usize,
+    lanes: usize,
+    /// Most rows of a tile.
+    rows_max: usize,
+    /// The kernel for a number of rows.
+    kernel: fn(usize) -> Kernel,
+}
+
+/// Runs a job.
+pub(crate) fn run(isa: Isa, mut job: Job<'_>) {
+    let (rows, depth) = (job.rows.len(), job.depth.len());
+    if rows == 0 || job.cols == 0 || depth == 0 {
+        return;
+    }
+    let cols = readable_cols(job.cols);
+    let a_cols = if job.mode == Mode::Lanes { cols } else { 1 };
+    assert!(job.rows.last() + job.depth.last() + a_cols <= job.a.len(), "tile: A is too short");
+    assert!((depth - 1) * job.b_step + cols <= job.b.len(), "tile: B is too short");
+    assert!((rows - 1) * job.c_step + job.cols <= job.c.len(), "tile: C is too short");
+    assert!(job.bias.is_none_or(|bias| bias.len() >= job.cols), "tile: bias is too short");
+    let mut col = 0;
+    while col < job.cols {
+        let block = block(isa, job.mode, job.cols - col);
+        // SAFETY: the block's kernels are those of `isa`, which this machine has. All of A, B, C
+        // and bias that rows × depth × `job.cols` address was checked to exist just above, and a
+        // block reads B (and A) at most up to `readable_cols`.
+        unsafe { run_block(&mut job, &block, col) };
+        col += block.width;
+    }
+}
+
+/// # Safety
+/// The machine has the instructions of `block`, and the slices of `job` cover what it addresses.
+unsafe fn run_block(job: &mut Job<'_>, block: &Block, col: usize) {
+    let rows = job.rows.len();
+    let tiles = rows.div_ceil(block.rows_max);
+    // Tiles of equal size, the first `longer` one row taller: no tile computes a row in vain.
+    let (size, longer) = (rows / tiles, rows % tiles);
+    let kernels = [(block.kernel)(size), (block.kernel)((size + 1).min(block.rows_max))];
+    let a_col = if job.mode == Mode::Lanes { col } else { 0 };
+    let width = block.width.min(job.cols - col);
+    let mut tile = Tile {
+        a: [std::ptr::null(); ROWS_MAX],
+        depth: job.depth,
+        // SAFETY: `col` is a column of B and C.
+        b: unsafe { job.b.as_ptr().add(col) },
+        b_step: job.b_step,
+        c: std::ptr::null_mut(),
+        c_step: job.c_step,
+        last: width - (width - 1) / block.lanes * block.lanes,
+        // SAFETY: as above, for the bias.
+        bias: job.bias.map_or(std::ptr::null(), |bias| unsafe { bias.as_ptr().add(col) }),
+        accumulate: job.accumulate,
+    };
+    let Nest { counts, strides } = job.rows;
+    let mut at = [0usize; 3];
+    let mut first = 0;
+    for t in 0..tiles {
+        let n = size + usize::from(t < longer);
+        for pointer in &mut tile.a[..n] {
+            let offset = at[0] * strides[0] + at[1] * strides[1] + at[2] * strides[2];
+            // SAFETY: the offset of a row, at most `job.rows.last()`.
+            *pointer = unsafe { job.a.as_ptr().add(offset + a_col) };
+            at[2] += 1;
+            if at[2] == counts[2] {
+                at[2] = 0;
+                at[1] += 1;
+                if at[1] == counts[1] {
+                    at[1] = 0;
+                    at[0] += 1;
+                }
+            }
+        }
+        // SAFETY: row `first` and column `col` of C.
+        tile.c = unsafe { job.c.as_mut_ptr().add(first * job.c_step + col) };
+        // SAFETY: the caller's promise; the tile has `n` row pointers.
+        unsafe { kernels[usize::from(t < longer)](&tile) };
+        first += n;
+    }
+}
+
+/// The kernel: P rows × V vectors, U depth steps at a time (each row's address is formed once for
+/// all of them).
+///
+/// # Safety
+/// The machine has the instructions of `S`, the code is compiled for them, and the tile's pointers
+/// cover what it addresses.
+#[inline(always)]
+unsafe fn tile<S: Simd, const LANES_MODE: bool, const P: usize, const V: usize, const U: usize>(
+    t: &Tile,
+) {
+    let Nest { counts, strides } = t.depth;
+    let mut b = t.b;
+    let rows: &[*const f32; P] = t.a.first_chunk().expect("P <= ROWS_MAX");
+    // SAFETY: the caller's promise covers every pointer below; `last` lanes of the last vector and
+    // all lanes of the others exist in C and bias.
+    unsafe {
+        let mut acc = [[S::splat(0.0); V]; P];
+        let step = strides[2];
+        for i in 0..counts[0] {
+            for j in 0..counts[1] {
+                let mut offset = i * strides[0] + j * strides[1];
+                for _ in 0..counts[2] / U {
+                    let bv: [[S; V]; U] = std::array::from_fn(|u| {
+                        std::array::from_fn(|v| S::load(b.add(u * t.b_step + v * S::LANES)))
+                    });
+                    for p in 0..P {
+                        for u in 0..U {
+                            let at = rows[p].add(offset + u * step);
+                            for v in 0..V {
+                                let a = read::<S, LANES_MODE>(at, v);
+                                acc[p][v] = a.mul_add(bv[u][v], acc[p][v]);
+                            }
+                        }
+                    }
+                    offset += U * step;
+                    b = b.add(U * t.b_step);
+                }
+                for _ in 0..counts[2] % U {
+                    let bv: [S; V] = std::array::from_fn(|v| S::load(b.add(v * S::LANES)));
+                    for p in 0..P {
+                        for v in 0..V {
+                            let a = read::<S, LANES_MODE>(rows[p].add(offset), v);
+                            acc[p][v] = a.mul_add(bv[v], acc[p][v]);
+                        }
+                    }
+                    offset += step;
+                    b = b.add(t.b_step);
+                }
+            }
+        }
+        finish(t, &mut acc);
+    }
+}
+
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+unsafe fn read<S: Simd, const LANES_MODE: bool>(at: *const f32, v: usize) -> S {
+    // SAFETY: the caller's promise.
+    unsafe { if LANES_MODE { S::load(at.add(v * S::LANES)) } else { S::broadcast(at) } }
+}
+
+/// Adds bias and old values as asked, and stores.
+///
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+unsafe fn finish<S: Simd, const P: usize, const V: usize>(t: &Tile, acc: &mut [[S; V]; P]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let partial = t.last < S::LANES;
+        if !t.bias.is_null() {
+            for v in 0..V {
+                let at = t.bias.add(v * S::LANES);
+                let bias = if partial && v + 1 == V { S::load_n(at, t.last) } else { S::load(at) };
+                for row in acc.iter_mut() {
+                    row[v] = row[v].add(bias);
+                }
+            }
+        }
+        for (p, row) in acc.iter().enumerate() {
+            for (v, &value) in row.iter().enumerate() {
+                let at = t.c.add(p * t.c_step + v * S::LANES);
+                match (partial && v + 1 == V, t.accumulate) {
+                    (false, false) => value.store(at),
+                    (false, true) => value.add(S::load(at)).store(at),
+                    (true, false) => value.store_n(at, t.last),
+                    (true, true) => value.add(S::load_n(at, t.last)).store_n(at, t.last),
+                }
+            }
+        }
+    }
+}
+
+/// Monomorphic kernels by rows: `kernels!(name, wrapper, vector, mode, V; row counts)` is a function
+/// from the number of rows to the kernel.
+macro_rules! kernels {
+    ($name:ident, $wrapper:ident, $vector:ty, $lanes:literal, $v:literal, $u:literal; $($p:literal)*) => {
+        fn $name(rows: usize) -> Kernel {
+            match rows {
+                $($p => $wrapper::<$vector, $lanes, $p, $v, $u>,)*
+                _ => unreachable!("tile: no kernel of {rows} rows"),
+            }
+        }
+    };
+}
+
+/// # Safety
+/// As [`tile`].
+unsafe fn portable<S: Simd, const L: bool, const P: usize, const V: usize, const U: usize>(
+    t: &Tile,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { tile::<S, L, P, V, U>(t) }
+}
+
+kernels!(portable_x1, portable, Lanes8, false, 1, 4; 1 2 3 4);
+kernels!(portable_x2, portable, Lanes8, false, 2, 2; 1 2);
+kernels!(portable_lanes, portable, Lanes8, true, 1, 4; 1 2 3 4);
+
+fn portable_block(mode: Mode, cols: usize) -> Block {
+    match mode {
+        Mode::Lanes => Block { width: 8, lanes: 8, rows_max: 4, kernel: portable_lanes },
+        Mode::Broadcast if cols <= 8 => {
+            Block { width: 8, lanes: 8, rows_max: 4, kernel: portable_x1 }
+        }
+        Mode::Broadcast => Block { width: 16, lanes: 8, rows_max: 2, kernel: portable_x2 },
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn block(_isa: Isa, mode: Mode, cols: usize) -> Block {
+    portable_block(mode, cols)
+}
+
+/// The block of columns to compute next, if `cols` remain.
+#[cfg(target_arch = "x86_64")]
+fn block(isa: Isa, mode: Mode, cols: usize) -> Block {
+    match isa.level() {
+        Level::Portable => portable_block(mode, cols),
+        Level::Avx2 => match (mode, cols) {
+            (Mode::Lanes, _) => Block { width: 8, lanes: 8, rows_max: 12, kernel: x86::ymm_lanes },
+            (_, ..=8) => Block { width: 8, lanes: 8, rows_max: 12, kernel: x86::ymm_x1 },
+            _ => Block { width: 16, lanes: 8, rows_max: 6, kernel: x86::ymm_x2 },
+        },
+        Level::Avx512 => match (mode, cols) {
+            (Mode::Lanes, ..=8) => {
+                Block { width: 8, lanes: 8, rows_max: 24, kernel: x86::evex_lanes }
+            }
+            (Mode::Lanes, _) => {
+                Block { width: 16, lanes: 16, rows_max: 24, kernel: x86::zmm_lanes }
+            }
+            (_, ..=8) => Block { width: 8, lanes: 8, rows_max: 28, kernel: x86::evex_x1 },
+            (_, 9..=16) | (_, 17..=24) => {
+                Block { width: 16, lanes: 16, rows_max: 28, kernel: x86::zmm_x1 }
+            }
+            _ => Block { width: 32, lanes: 16, rows_max: 12, kernel: x86::zmm_x2 },
+        },
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{Kernel, Simd, Tile, Ymm, Zmm, tile};
+
+    /// # Safety
+    /// As [`tile`].
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn avx2<S: Simd, const L: bool, const P: usize, const V: usize, const U: usize>(
+        t: &Tile,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { tile::<S, L, P, V, U>(t) }
+    }
+
+    /// `Ymm` compiled here has 32 registers: for 8 columns that is better than half a `zmm`.
+    ///
+    /// # Safety
+    /// As [`tile`].
+    #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
+    unsafe fn avx512<S: Simd, const L: bool, const P: usize, const V: usize, const U: usize>(
+        t: &Tile,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { tile::<S, L, P, V, U>(t) }
+    }
+
+    macro_rules! public {
+        ($($name:ident = $inner:ident),*) => {$(
+            pub(super) fn $name(rows: usize) -> Kernel {
+                $inner(rows)
+            }
+        )*};
+    }
+    public!(
+        ymm_x1 = ymm1,
+        ymm_x2 = ymm2,
+        ymm_lanes = ymml,
+        evex_x1 = evex1,
+        evex_lanes = evexl,
+        zmm_x1 = zmm1,
+        zmm_x2 = zmm2,
+        zmm_lanes = zmml
+    );
+
+    kernels!(ymm1, avx2, Ymm, false, 1, 4; 1 2 3 4 5 6 7 8 9 10 11 12);
+    kernels!(ymm2, avx2, Ymm, false, 2, 2; 1 2 3 4 5 6);
+    kernels!(ymml, avx2, Ymm, true, 1, 4; 1 2 3 4 5 6 7 8 9 10 11 12);
+    kernels!(evex1, avx512, Ymm, false, 1, 4;
+             1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28);
+    kernels!(evexl, avx512, Ymm, true, 1, 4;
+             1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24);
+    kernels!(zmm1, avx512, Zmm, false, 1, 4;
+             1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28);
+    kernels!(zmm2, avx512, Zmm, false, 2, 2; 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
+    kernels!(zmml, avx512, Zmm, true, 1, 4;
+             1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24);
+}

@@ -1,0 +1,300 @@
+//! Convolutions and linear layers.
+
+use meristem_nn::kernels::conv::{self, ConvInputs, ConvShape, ParamGrads};
+use meristem_nn::kernels::linear::{self, LinearShape};
+use meristem_nn::kernels::norm::BatchStats;
+use meristem_nn::kernels::{GradOut, Isa, pad16};
+
+use crate::support::{Exact, Guarded, Values, compare, scratch};
+
+/// Calls `f` with the indices of output, input and packed weight of every product.
+fn products(s: &ConvShape, mut f: impl FnMut(usize, usize, usize)) {
+    let ConvShape { in_c, in_h, in_w, out_c, kernel, stride, padding, groups, .. } = *s;
+    let (gi, go) = (in_c / groups, out_c / groups);
+    for n in 0..s.batch {
+        for (oy, ox) in (0..s.out_h()).flat_map(|y| (0..s.out_w()).map(move |x| (y, x))) {
+            for (ky, kx) in (0..kernel[0]).flat_map(|y| (0..kernel[1]).map(move |x| (y, x))) {
+                let (y, x) = (oy * stride[0] + ky, ox * stride[1] + kx);
+                if y < padding[0] || x < padding[1] {
+                    continue;
+                }
+                let (y, x) = (y - padding[0], x - padding[1]);
+                if y >= in_h || x >= in_w {
+                    continue;
+                }
+                let tap = ky * kernel[1] + kx;
+                for (oc, ic) in (0..out_c).flat_map(|o| (0..gi).map(move |i| (o, i))) {
+                    let group = oc / go;
+                    let weight = match s.is_depthwise() {
+                        true => tap * pad16(out_c) + oc,
+                        false => {
+                            let row = (group * kernel[0] * kernel[1] + tap) * gi + ic;
+                            row * pad16(go) + oc % go
+                        }
+                    };
+                    let output = ((n * s.out_h() + oy) * s.out_w() + ox) * out_c + oc;
+                    let input = ((n * in_h + y) * in_w + x) * in_c + group * gi + ic;
+                    f(output, input, weight);
+                }
+            }
+        }
+    }
+}
+
+/// Packed weights: random, padding lanes zero.
+fn weights(s: &ConvShape, values: &mut Values) -> Vec<f32> {
+    let mut w = values.vec(s.weight_len());
+    let out = if s.is_depthwise() { s.out_c } else { s.out_c / s.groups };
+    for row in w.chunks_exact_mut(pad16(out)) {
+        row[out..].fill(0.0);
+    }
+    w
+}
+
+fn shapes() -> Vec<ConvShape> {
+    let base = ConvShape {
+        batch: 3,
+        in_c: 3,
+        in_h: 9,
+        in_w: 7,
+        out_c: 8,
+        kernel: [3, 3],
+        stride: [1, 1],
+        padding: [1, 1],
+        groups: 1,
+    };
+    let channels = [1, 2, 3, 7, 8, 12, 16, 17, 20, 24, 31, 32, 33];
+    let mut shapes: Vec<ConvShape> =
+        channels.iter().map(|&out_c| ConvShape { out_c, ..base }).collect();
+    shapes.extend(channels.iter().map(|&c| ConvShape { in_c: c, out_c: c, groups: c, ..base }));
+    // Blocks of several images with a partial last block; a padding larger than the kernel needs.
+    shapes.push(ConvShape { batch: 70, in_h: 2, in_w: 2, in_c: 17, out_c: 40, ..base });
+    shapes.push(ConvShape { batch: 5, padding: [3, 4], ..base });
+    shapes.push(ConvShape { kernel: [5, 1], padding: [2, 0], in_c: 8, ..base });
+    shapes.push(ConvShape { in_c: 32, out_c: 64, in_h: 16, in_w: 16, batch: 1, ..base });
+    let mut values = Values::new(7);
+    while shapes.len() < 120 {
+        let groups = values.pick(&[1, 1, 2, 3]);
+        let s = ConvShape {
+            batch: values.pick(&[1, 3, 5]),
+            in_c: groups * values.pick(&[1, 3, 7, 8, 17]),
+            in_h: values.pick(&[1, 4, 5, 8, 11]),
+            in_w: values.pick(&[1, 3, 6, 8, 13]),
+            out_c: groups * values.pick(&[1, 3, 7, 8, 17, 32]),
+            kernel: [values.pick(&[1, 3, 5]), values.pick(&[1, 3, 5])],
+            stride: [values.pick(&[1, 2]), values.pick(&[1, 2])],
+            padding: [values.pick(&[0, 1, 2]), values.pick(&[0, 1, 2])],
+            groups,
+        };
+        if s.in_h + 2 * s.padding[0] >= s.kernel[0] && s.in_w + 2 * s.padding[1] >= s.kernel[1] {
+            shapes.push(s);
+        }
+    }
+    shapes
+}
+
+struct Case {
+    s: ConvShape,
+    x: Vec<f32>,
+    w: Vec<f32>,
+    bias: Vec<f32>,
+    dy: Vec<f32>,
+}
+
+impl Case {
+    fn new(s: ConvShape, seed: u64) -> Self {
+        let mut values = Values::new(seed);
+        Self {
+            s,
+            x: values.vec(s.input().len()),
+            w: weights(&s, &mut values),
+            bias: values.vec(s.out_c),
+            dy: values.vec(s.output().len()),
+        }
+    }
+
+    fn exact_forward(&self, bias: bool) -> Vec<Exact> {
+        let mut y = vec![Exact::default(); self.dy.len()];
+        products(&self.s, |o, i, w| y[o].add(f64::from(self.x[i]) * f64::from(self.w[w])));
+        if bias {
+            y.iter_mut().enumerate().for_each(|(o, y)| y.add(self.bias[o % self.s.out_c].into()));
+        }
+        y
+    }
+
+    fn forward(&self, isa: Isa) {
+        let name = format!("forward {:?}", self.s);
+        for with_bias in [false, true] {
+            let bias = with_bias.then_some(&self.bias[..]);
+            let of = ConvInputs { x: &self.x, w: &self.w, bias };
+            let mut y = Guarded::poisoned(self.dy.len());
+            conv::forward(isa, &self.s, &of, y.get(), &mut scratch(self.s.scratch_len()));
+            compare(&name, isa, y.check(&name), &self.exact_forward(with_bias));
+        }
+    }
+
+    fn stats(&self, isa: Isa) {
+        let name = format!("forward_with_stats {:?}", self.s);
+        let of = ConvInputs { x: &self.x, w: &self.w, bias: None };
+        let (mut y, mut plain) = (vec![f32::NAN; self.dy.len()], vec![0.0; self.dy.len()]);
+        let (mut mean, mut var) = (vec![f32::NAN; self.s.out_c], vec![f32::NAN; self.s.out_c]);
+        let stats = BatchStats { mean: &mut mean, var: &mut var };
+        let mut room = scratch(self.s.scratch_len());
+        conv::forward_with_stats(isa, &self.s, &of, &mut y, stats, &mut room);
+        conv::forward(isa, &self.s, &of, &mut plain, &mut room);
+        assert_eq!(y, plain, "{name}: the statistics must not change the values");
+        crate::norm::check_stats(&name, isa, (&y, self.s.out_c), (&mean, &var));
+    }
+
+    fn data(&self, isa: Isa) {
+        let name = format!("backward_data {:?}", self.s);
+        let mut exact = vec![Exact::default(); self.x.len()];
+        products(&self.s, |o, i, w| exact[i].add(f64::from(self.dy[o]) * f64::from(self.w[w])));
+        let mut room = scratch(self.s.scratch_len());
+        let mut dx = Guarded::poisoned(self.x.len());
+        conv::backward_data(
+            isa,
+            &self.s,
+            &self.dy,
+            &self.w,
+            GradOut::overwrite(dx.get()),
+            &mut room,
+        );
+        compare(&name, isa, dx.check(&name), &exact);
+        let mut dx = Guarded::new(&self.x);
+        conv::backward_data(isa, &self.s, &self.dy, &self.w, GradOut::add(dx.get()), &mut room);
+        exact.iter_mut().zip(&self.x).for_each(|(e, &x)| e.add(x.into()));
+        compare(&name, isa, dx.check(&name), &exact);
+    }
+
+    fn weight(&self, isa: Isa) {
+        let name = format!("backward_weight {:?}", self.s);
+        let mut exact: Vec<Exact> = self
+            .w
+            .iter()
+            .map(|&w| Exact { value: w.into(), magnitude: w.abs().into(), roundings: 1 })
+            .collect();
+        products(&self.s, |o, i, w| exact[w].add(f64::from(self.x[i]) * f64::from(self.dy[o])));
+        let mut bias: Vec<Exact> = vec![Exact::default(); self.s.out_c];
+        for (o, &dy) in self.dy.iter().enumerate() {
+            bias[o % self.s.out_c].add(dy.into());
+        }
+        bias.iter_mut().zip(&self.bias).for_each(|(b, &v)| b.add(v.into()));
+        let (mut dw, mut db) = (Guarded::new(&self.w), Guarded::new(&self.bias));
+        let to = ParamGrads { dw: dw.get(), db: Some(db.get()) };
+        let mut room = scratch(self.s.scratch_len());
+        conv::backward_weight(isa, &self.s, &self.x, &self.dy, to, &mut room);
+        compare(&name, isa, dw.check(&name), &exact);
+        compare(&name, isa, db.check(&name), &bias);
+        let out = if self.s.is_depthwise() { self.s.out_c } else { self.s.out_c / self.s.groups };
+        for row in dw.check(&name).chunks_exact(pad16(out)) {
+            assert!(row[out..].iter().all(|&v| v == 0.0), "{name}: padding lanes are zero");
+        }
+    }
+}
+
+#[test]
+fn convolutions_agree_with_f64() {
+    for (seed, s) in shapes().into_iter().enumerate() {
+        let case = Case::new(s, seed as u64 + 1);
+        for isa in Isa::available() {
+            case.forward(isa);
+            case.stats(isa);
+            case.data(isa);
+            case.weight(isa);
+        }
+    }
+}
+
+#[test]
+fn an_empty_batch_is_no_work() {
+    for isa in Isa::available() {
+        for groups in [1, 8] {
+            let s = ConvShape { batch: 0, ..square(8, 8, groups) };
+            let case = Case::new(s, 1);
+            let mut room = scratch(s.scratch_len());
+            let of = ConvInputs { x: &[], w: &case.w, bias: None };
+            conv::forward(isa, &s, &of, &mut [], &mut room);
+            conv::backward_data(isa, &s, &[], &case.w, GradOut::add(&mut []), &mut room);
+            let mut dw = case.w.clone();
+            let to = ParamGrads { dw: &mut dw, db: None };
+            conv::backward_weight(isa, &s, &[], &[], to, &mut room);
+            assert_eq!(dw, case.w);
+        }
+    }
+}
+
+fn square(in_c: usize, out_c: usize, groups: usize) -> ConvShape {
+    ConvShape {
+        batch: 1,
+        in_c,
+        in_h: 4,
+        in_w: 4,
+        out_c,
+        kernel: [3, 3],
+        stride: [1, 1],
+        padding: [1, 1],
+        groups,
+    }
+}
+
+#[test]
+fn nan_and_infinity_reach_their_windows_and_no_other() {
+    for isa in Isa::available() {
+        for (groups, poison) in [(1, f32::NAN), (8, f32::INFINITY)] {
+            let s = square(8, 8, groups);
+            let mut case = Case::new(s, 3);
+            case.w.iter_mut().for_each(|w| *w = w.abs());
+            // Pixel (0, 0), channel 0.
+            case.x[0] = poison;
+            let mut y = vec![0.0; case.dy.len()];
+            let of = ConvInputs { x: &case.x, w: &case.w, bias: None };
+            conv::forward(isa, &s, &of, &mut y, &mut scratch(s.scratch_len()));
+            for (i, y) in y.iter().enumerate() {
+                let (row, column, c) = (i / 32, i / 8 % 4, i % 8);
+                let hit = row < 2 && column < 2 && (groups == 1 || c == 0);
+                assert_eq!(!y.is_finite(), hit, "{isa} row {row} column {column} channel {c}: {y}");
+            }
+        }
+    }
+}
+
+#[test]
+fn linear_agrees_with_f64() {
+    for (batch, in_f, out_f) in [(1, 1, 1), (3, 17, 10), (5, 32, 100), (128, 32, 10), (7, 3, 33)] {
+        let s = LinearShape { batch, in_f, out_f };
+        let as_conv = ConvShape {
+            batch,
+            in_h: 1,
+            in_w: 1,
+            kernel: [1, 1],
+            padding: [0, 0],
+            ..square(in_f, out_f, 1)
+        };
+        let case = Case::new(as_conv, 9);
+        assert_eq!(s.weight_len(), case.w.len());
+        for isa in Isa::available() {
+            let mut room = scratch(s.scratch_len());
+            let mut y = Guarded::poisoned(batch * out_f);
+            let of = ConvInputs { x: &case.x, w: &case.w, bias: Some(&case.bias) };
+            linear::forward(isa, &s, &of, y.get(), &mut room);
+            compare("linear", isa, y.check("linear"), &case.exact_forward(true));
+            let mut dx = Guarded::poisoned(batch * in_f);
+            let to = GradOut::overwrite(dx.get());
+            linear::backward_data(isa, &s, &case.dy, &case.w, to, &mut room);
+            let mut exact = vec![Exact::default(); batch * in_f];
+            products(&as_conv, |o, i, w| {
+                exact[i].add(f64::from(case.dy[o]) * f64::from(case.w[w]));
+            });
+            compare("linear data", isa, dx.check("linear data"), &exact);
+            let mut dw = Guarded::new(&vec![0.0; s.weight_len()]);
+            let to = ParamGrads { dw: dw.get(), db: None };
+            linear::backward_weight(isa, &s, &case.x, &case.dy, to, &mut room);
+            let mut exact = vec![Exact::default(); s.weight_len()];
+            products(&as_conv, |o, i, w| {
+                exact[w].add(f64::from(case.x[i]) * f64::from(case.dy[o]));
+            });
+            compare("linear weight", isa, dw.check("linear weight"), &exact);
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Loss and optimiser.
+
+use meristem_nn::kernels::Isa;
+use meristem_nn::kernels::loss::softmax_cross_entropy;
+use meristem_nn::kernels::optim::{SgdStep, clip_coefficient, grad_norm_sq, sgd_step};
+
+use crate::support::{Guarded, ROUNDING, Values, compare_within};
+
+#[test]
+fn cross_entropy_agrees_with_f64() {
+    for (n, classes) in [(1, 1), (1, 2), (3, 10), (128, 10), (5, 100), (7, 17)] {
+        // Large logits too: the shift must keep them from overflowing.
+        for size in [1.0f32, 90.0, 1000.0] {
+            let mut values = Values::new((n * classes) as u64);
+            let logits: Vec<f32> = values.vec(n * classes).iter().map(|v| v * size).collect();
+            let targets: Vec<u32> = (0..n).map(|i| (i * 7 % classes) as u32).collect();
+            let (mut loss, mut correct, mut gradient) = (0f64, 0u64, Vec::new());
+            for (z, &target) in logits.chunks_exact(classes).zip(&targets) {
+                let z: Vec<f64> = z.iter().map(|&z| z.into()).collect();
+                let max = z.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let sum: f64 = z.iter().map(|z| (z - max).exp()).sum();
+                loss += sum.ln() + max - z[target as usize];
+                correct += u64::from(z.iter().position(|&z| z == max) == Some(target as usize));
+                for (c, z) in z.iter().enumerate() {
+                    let onehot = f64::from(c == target as usize);
+                    gradient.push(((z - max).exp() / sum - onehot) / n as f64);
+                }
+            }
+            for isa in Isa::available() {
+                let mut d = Guarded::poisoned(logits.len());
+                let sums = softmax_cross_entropy(isa, classes, &logits, &targets, Some(d.get()));
+                assert_eq!(sums, softmax_cross_entropy(isa, classes, &logits, &targets, None));
+                assert_eq!(sums.correct, correct);
+                // Each exponential is good to 3 ulp, and so are their sum and quotient; its argument
+                // is rounded once, which matters in proportion to its size (up to 88, then it is 0).
+                let bound = 8.0 * ROUNDING * 100.0;
+                assert!(
+                    (sums.loss - loss).abs() <= bound * n as f64 + 4.0 * ROUNDING * loss,
+                    "{isa}"
+                );
+                compare_within("dlogits", isa, (d.check("dlogits"), &gradient), bound / n as f64);
+            }
+        }
+    }
+}
+
+#[test]
+fn cross_entropy_counts_first_of_equals_and_passes_nan() {
+    for isa in Isa::available() {
+        let logits = [1.0, 1.0, 0.0, 2.0, 2.0, 2.0];
+        assert_eq!(softmax_cross_entropy(isa, 3, &logits, &[0, 1], None).correct, 1);
+        let logits = [1.0, f32::NAN, 0.0];
+        let mut d = [0.0; 3];
+        let sums = softmax_cross_entropy(isa, 3, &logits, &[1], Some(&mut d));
+        assert!(sums.loss.is_nan() && sums.correct == 1 && d.iter().all(|d| d.is_nan()));
+        let logits = [f32::NEG_INFINITY, 0.0];
+        let sums = softmax_cross_entropy(isa, 2, &logits, &[0], None);
+        assert_eq!((sums.loss, sums.correct), (f64::INFINITY, 0));
+        assert_eq!(softmax_cross_entropy(isa, 4, &[], &[], None), Default::default());
+    }
+}
+
+#[test]
+fn norms_are_f64() {
+    for n in [0, 1, 15, 16, 17, 5000] {
+        let g = Values::new(n as u64).vec(n);
+        let want: f64 = g.iter().map(|&g| f64::from(g) * f64::from(g)).sum();
+        for isa in Isa::available() {
+            let got = grad_norm_sq(isa, &g);
+            assert!((got - want).abs() <= 1e-12 * want, "{isa} {n}: {got} {want}");
+            // Squares that overflow f32.
+            assert!((grad_norm_sq(isa, &[1e30, -1e30]) / 2e60 - 1.0).abs() < 1e-6);
+            assert!(grad_norm_sq(isa, &[1.0, f32::NAN]).is_nan());
+        }
+    }
+}
+
+#[test]
+fn sgd_follows_pytorch() {
+    for n in [0, 1, 17, 1000] {
+        let mut values = Values::new(n as u64 + 9);
+        let (p0, g, m0) = (values.vec(n), values.vec(n), values.vec(n));
+        for first in [true, false] {
+            let step = SgdStep { lr: 0.1, momentum: 0.9, weight_decay: 0.01, clip: 0.5, first };
+            let [lr, mu, decay] = [step.lr, step.momentum, step.weight_decay].map(f64::from);
+            let buffer: Vec<f64> = (0..n)
+                .map(|i| {
+                    let g = 0.5 * f64::from(g[i]) + decay * f64::from(p0[i]);
+                    if first { g } else { mu * f64::from(m0[i]) + g }
+                })
+                .collect();
+            let want: Vec<f64> = (0..n).map(|i| f64::from(p0[i]) - lr * buffer[i]).collect();
+            for isa in Isa::available() {
+                let (mut p, mut m) = (Guarded::new(&p0), Guarded::new(&m0));
+                if first {
+                    m.get().fill(f32::NAN);
+                }
+                sgd_step(isa, &step, p.get(), &g, m.get());
+                compare_within("momentum", isa, (m.check("momentum"), &buffer), 8.0 * ROUNDING);
+                compare_within("parameter", isa, (p.check("parameter"), &want), 8.0 * ROUNDING);
+            }
+        }
+    }
+}
+
+#[test]
+fn clipping_is_that_of_pytorch() {
+    assert_eq!(clip_coefficient(0.0, 1.0), 1.0);
+    assert_eq!(clip_coefficient(0.5, 1.0), 1.0);
+    assert!((clip_coefficient(4.0, 1.0) - 0.25).abs() < 1e-6);
+    assert_eq!(clip_coefficient(f64::INFINITY, 1.0), 0.0);
+    assert!(clip_coefficient(f64::NAN, 1.0).is_nan());
+}
