@@ -87,13 +87,14 @@ impl Drop for DeviceHandle {
         self.shared.executor.close();
         // The last handle may go inside of a kernel's closure: a worker cannot wait for itself.
         // The workers end by themselves then.
-        if on_worker() {
-            return;
+        if !on_worker() {
+            for worker in self.workers.drain(..) {
+                // A worker catches the panics of kernels; there is nobody to report its own to.
+                let _ = worker.join();
+            }
         }
-        for worker in self.workers.drain(..) {
-            // A worker catches the panics of kernels; there is nobody to report its own to.
-            let _ = worker.join();
-        }
+        // Free blocks refer to streams, and those to `shared`. No storage is left to free more.
+        self.shared.pool.clear();
     }
 }
 
@@ -225,5 +226,28 @@ impl Eq for Device {}
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Device({}, {} threads)", self.id(), self.threads())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, Owner, Tensor};
+
+    /// Everything goes with the last handle, though free blocks, streams and the device refer to
+    /// each other.
+    #[test]
+    fn nothing_outlives_its_handles() {
+        let device = Device::open(DeviceId::Cpu, &DeviceOptions::default()).unwrap();
+        let watch = Arc::downgrade(device.shared());
+        let (a, b) = (device.stream("a"), device.stream("b"));
+        for _ in 0..300 {
+            let x = Tensor::zeros(&a, [100], DType::U8, Owner::Other).unwrap().on(&b).unwrap();
+            b.launch("write").write(&x).run(|args| args.write::<u8>(0).fill(1)).unwrap();
+        }
+        let streams = [a, b].map(|stream| Arc::downgrade(stream.state()));
+        drop(device);
+        assert!(watch.upgrade().is_none());
+        assert!(streams.iter().all(|stream| stream.upgrade().is_none()));
     }
 }

@@ -295,6 +295,12 @@ impl Pool {
         lock(&self.state).trim(|_| false)
     }
 
+    /// Lets go of all free blocks, once nobody can ask for one any more.
+    pub(crate) fn clear(&self) {
+        let mut state = lock(&self.state);
+        state.lists.iter_mut().for_each(|lists| lists.0.clear());
+    }
+
     pub(crate) fn report(&self) -> MemoryReport {
         let state = lock(&self.state);
         state.usage.report(state.reserved, state.reserved_peak)

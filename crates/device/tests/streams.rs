@@ -6,7 +6,7 @@ mod common;
 use common::{Gate, THREADS, cpu, filled, set};
 use meristem_device::{DType, Error, Owner, Tensor};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Barrier, Mutex, mpsc};
 
 #[test]
 fn work_of_a_stream_runs_in_order() {
@@ -158,6 +158,59 @@ fn an_event_is_after_the_waits_before_it() {
     assert!(device.stream("c").record().is_done());
     b.wait(&b.record()).unwrap();
     b.synchronize().unwrap();
+}
+
+/// Kernels of different streams that meet: they run side by side, one on each worker.
+#[test]
+fn streams_run_side_by_side() {
+    for threads in [2, 4] {
+        let device = cpu(threads);
+        let streams: Vec<_> = (0..threads).map(|i| device.stream(&format!("s{i}"))).collect();
+        for _ in 0..300 {
+            let barrier = Arc::new(Barrier::new(threads));
+            for stream in &streams {
+                let barrier = barrier.clone();
+                let meet = move |_: &mut meristem_device::Args<'_>| {
+                    barrier.wait();
+                };
+                stream.launch("meet").run(meet).unwrap();
+            }
+        }
+        device.synchronize().unwrap();
+    }
+}
+
+#[test]
+fn host_threads_wait_for_different_events_of_one_stream() {
+    let device = cpu(1);
+    let stream = device.stream("s");
+    let count = Arc::new(AtomicUsize::new(0));
+    for _ in 0..20 {
+        let gate = Gate::close(&stream);
+        let before = count.load(Ordering::Relaxed);
+        let events: Vec<_> = (1..=8)
+            .map(|n| {
+                let count = count.clone();
+                let add = move |_: &mut meristem_device::Args<'_>| {
+                    // Long enough that the waiters sleep.
+                    std::thread::sleep(std::time::Duration::from_micros(100));
+                    count.fetch_add(1, Ordering::Relaxed);
+                };
+                stream.launch("add").run(add).unwrap();
+                (before + n, stream.record())
+            })
+            .collect();
+        std::thread::scope(|scope| {
+            for (expected, event) in events.iter().rev() {
+                let count = &count;
+                scope.spawn(move || {
+                    event.synchronize().unwrap();
+                    assert!(count.load(Ordering::Relaxed) >= *expected);
+                });
+            }
+            gate.open();
+        });
+    }
 }
 
 #[test]
