@@ -175,7 +175,9 @@ impl Pool {
     pub(crate) fn close_slot(&self, slot: usize) {
         let mut state = lock(&self.state);
         let lists = std::mem::take(&mut state.lists[slot]);
-        for free in lists.0.into_iter().flatten() {
+        for mut free in lists.0.into_iter().flatten() {
+            // What is done would keep its stream's queue for nothing.
+            free.after.retain(|access| !access.is_done());
             state.lists[ORPHANS].put(free);
         }
         state.vacant.push(slot);

@@ -188,9 +188,28 @@ fn owners_are_accounted_for() {
     assert_eq!((report.current, report.peak), (0, 456));
     assert_eq!(report.owners.iter().map(|o| o.current).sum::<usize>(), 0);
     assert!(report.reserved >= 456);
+    let small = Tensor::zeros(&a, [1], DType::F64, Owner::Metrics).unwrap();
+    assert_eq!(use_of(Owner::Metrics), (8, 56));
+    drop(small);
+    assert_eq!(device.memory().peak, 456);
+}
+
+#[test]
+fn what_is_unused_goes_back_to_the_system() {
+    let device = cpu(1);
+    let (a, b) = (device.stream("a"), device.stream("b"));
+    let kept = filled(&a, 1024, 1);
+    let gate = Gate::close(&a);
+    drop(filled(&a, 2048, 2));
+    drop(Tensor::empty(&b, [512], DType::U8, Owner::Other).unwrap());
+    // One free block is in use by a kernel still.
+    assert_eq!(device.trim(), 512);
+    assert_eq!(device.memory().reserved, 3 * 4096);
+    gate.open();
     a.synchronize().unwrap();
-    assert_eq!(device.trim(), report.reserved);
-    assert_eq!(device.memory().reserved, 0);
+    assert_eq!(device.trim(), 8192);
+    assert_eq!((device.memory().reserved, device.memory().reserved_peak), (4096, 3 * 4096 + 512));
+    assert_eq!(kept.to_vec::<u32>().unwrap(), [1; 1024]);
 }
 
 #[test]

@@ -337,6 +337,29 @@ fn dropping_everything_runs_what_was_enqueued() {
     }
 }
 
+/// A closed device's workers stay for a stream that waits for another device.
+#[test]
+fn dropping_waits_for_other_devices_too() {
+    let (first, second) = (cpu(1), cpu(2));
+    let stream = first.stream("first");
+    let gate = Gate::close(&stream);
+    let ran = Arc::new(AtomicUsize::new(0));
+    let waiting = second.stream("second");
+    waiting.wait(&stream.record()).unwrap();
+    let count = ran.clone();
+    let add = move |_: &mut meristem_device::Args<'_>| {
+        count.fetch_add(1, Ordering::Relaxed);
+    };
+    waiting.launch("add").run(add).unwrap();
+    std::thread::scope(|scope| {
+        let dropper = scope.spawn(move || drop((second, waiting)));
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert!(!dropper.is_finished());
+        gate.open();
+    });
+    assert_eq!(ran.load(Ordering::Relaxed), 1);
+}
+
 /// The last handle of a device goes inside of a kernel: the workers end by themselves.
 #[test]
 fn a_device_may_be_dropped_by_its_own_worker() {
