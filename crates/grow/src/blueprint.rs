@@ -3,26 +3,6 @@
 //! To add one, write one [`Blueprint`] value and hand it to [`BlueprintSet::with`]; nothing else changes:
 //! the graph, the names of its weights, its parameter count and its description in a weights file all
 //! follow from the value.
-//!
-//! ```
-//! use meristem_grow::{Blueprint, BlueprintSet, Channels, Join, Layer};
-//!
-//! # fn main() -> Result<(), meristem_grow::BlueprintError> {
-//! let wide = Blueprint::new(
-//!     "wide_light",
-//!     vec![
-//!         Layer::Conv { out: Channels::Times { by: 2 }, kernel: 1, depthwise: false },
-//!         Layer::Relu,
-//!         Layer::Conv { out: Channels::Same, kernel: 1, depthwise: false },
-//!         Layer::GroupNorm { zero: true }, // the identity at birth
-//!     ],
-//!     Join::Residual,
-//! );
-//! let set = BlueprintSet::standard().with(wide)?;
-//! assert_eq!(set.get(7).map(|own| own.parameters(8)), Some(Ok(8 * 16 + 16 * 8 + 16)));
-//! # Ok(())
-//! # }
-//! ```
 
 use std::sync::Arc;
 
@@ -117,6 +97,26 @@ pub enum Join {
 
 /// A module that can grow: layers, and how they join the host. It keeps the shape, and at birth it is
 /// the identity with a gradient that is not zero (checked by [`Blueprint::check`]).
+///
+/// ```
+/// use meristem_grow::{Blueprint, BlueprintSet, Channels, Join, Layer};
+///
+/// # fn main() -> Result<(), meristem_grow::BlueprintError> {
+/// let wide = Blueprint::new(
+///     "wide_light",
+///     vec![
+///         Layer::Conv { out: Channels::Times { by: 2 }, kernel: 1, depthwise: false },
+///         Layer::Relu,
+///         Layer::Conv { out: Channels::Same, kernel: 1, depthwise: false },
+///         Layer::GroupNorm { zero: true }, // the identity at birth
+///     ],
+///     Join::Residual,
+/// );
+/// let set = BlueprintSet::standard().with(wide)?;
+/// assert_eq!(set.get(7).map(|own| own.parameters(8)), Some(Ok(8 * 16 + 16 * 8 + 16)));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Blueprint {
