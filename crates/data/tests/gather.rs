@@ -1,4 +1,5 @@
 //! Gathered batches against slow, obvious versions (D1–D8, F1, F2).
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 
@@ -200,7 +201,7 @@ fn a_lagging_consumer_is_safe() {
             drop_last: false,
             max_batches: None,
         };
-        let (sums, received) = std::sync::mpsc::channel();
+        let (sums, received) = std::sync::mpsc::sync_channel(1000);
         let mut held = std::collections::VecDeque::new();
         for epoch in 0..3 {
             gather.start_epoch(epoch).unwrap();
@@ -279,7 +280,7 @@ fn epochs_can_be_begun_anywhere() {
     let (device, dataset) = toy.dataset();
     let config = GatherConfig::new(6, cpus(1));
     let mut gather =
-        GatherBatches::new(&config, &[dataset.clone()], &[device.stream("e")]).unwrap();
+        GatherBatches::new(&config, std::slice::from_ref(&dataset), &[device.stream("e")]).unwrap();
     for number in [7, 3, 7] {
         gather.start_epoch(number).unwrap();
         gather.next().unwrap();

@@ -32,7 +32,7 @@ impl MultiplyAdd {
     }
 
     /// Normalises whole pixels.
-    #[inline]
+    #[inline(always)]
     fn apply(&self, bytes: &[u8], values: &mut [f32]) {
         let (byte_blocks, bytes) = bytes.as_chunks::<BLOCK>();
         let (value_blocks, values) = values.as_chunks_mut::<BLOCK>();
@@ -55,11 +55,20 @@ impl MultiplyAdd {
 
 /// How a stored value becomes an input.
 trait Stored: Element {
+    /// Writes black pixels, the first one beginning with channel 0.
+    fn blacken(constants: &MultiplyAdd, stored: &mut [Self]);
+
+    /// Normalises whole pixels.
     fn normalize(constants: &MultiplyAdd, stored: &[Self], values: &mut [f32]);
 }
 
 impl Stored for u8 {
-    #[inline]
+    #[inline(always)]
+    fn blacken(_: &MultiplyAdd, stored: &mut [Self]) {
+        stored.fill(0);
+    }
+
+    #[inline(always)]
     fn normalize(constants: &MultiplyAdd, stored: &[Self], values: &mut [f32]) {
         constants.apply(stored, values);
     }
@@ -67,7 +76,14 @@ impl Stored for u8 {
 
 /// Stored normalised already.
 impl Stored for f32 {
-    #[inline]
+    #[inline(always)]
+    fn blacken(constants: &MultiplyAdd, stored: &mut [Self]) {
+        for block in stored.chunks_mut(BLOCK) {
+            block.copy_from_slice(&constants.shift[..block.len()]);
+        }
+    }
+
+    #[inline(always)]
     fn normalize(_: &MultiplyAdd, stored: &[Self], values: &mut [f32]) {
         values.copy_from_slice(stored);
     }
@@ -118,29 +134,28 @@ impl Kernel {
         }
     }
 
-    /// One augmented image, row by row.
-    fn augmented<T: Stored>(&self, draw: &Draw, image: &[T], values: &mut [f32]) {
+    /// One augmented image, row by row; `line` is one row of scratch.
+    #[inline(always)]
+    fn augmented<T: Stored>(&self, draw: &Draw, image: &[T], values: &mut [f32], line: &mut [T]) {
         let ImageShape { channels, height, width } = self.shape;
         let row = width * channels;
-        let padding = &self.constants.shift[..channels]; // a black pixel, normalised
         let columns = shared(draw.left, width);
+        let first = (columns.start as isize + draw.left) as usize * channels;
+        let (start, end) = (columns.start * channels, columns.end * channels);
         for (y, values) in values.chunks_exact_mut(row).enumerate() {
             let source = y as isize + draw.top;
-            let inside = (0..height as isize).contains(&source) && !columns.is_empty();
-            let filled = if inside { columns.clone() } else { 0..0 };
-            let (before, rest) = values.split_at_mut(filled.start * channels);
-            let (middle, after) = rest.split_at_mut(filled.len() * channels);
-            if inside {
-                let first =
-                    source as usize * row + (filled.start as isize + draw.left) as usize * channels;
-                T::normalize(&self.constants, &image[first..first + middle.len()], middle);
+            if (0..height as isize).contains(&source) {
+                let place = source as usize * row + first;
+                T::blacken(&self.constants, &mut line[..start]);
+                line[start..end].copy_from_slice(&image[place..place + end - start]);
+                T::blacken(&self.constants, &mut line[end..]);
+                if draw.flip {
+                    reverse_pixels(line, channels);
+                }
+            } else {
+                T::blacken(&self.constants, line);
             }
-            for pixel in before.chunks_exact_mut(channels).chain(after.chunks_exact_mut(channels)) {
-                pixel.copy_from_slice(padding);
-            }
-            if draw.flip {
-                reverse_pixels(values, channels);
-            }
+            T::normalize(&self.constants, line, values);
             if draw.cut_rows.contains(&y) {
                 let cut = &draw.cut_columns;
                 values[cut.start * channels..cut.end * channels].fill(0.0);
@@ -149,17 +164,20 @@ impl Kernel {
     }
 }
 
-/// The columns x of 0..width for which x + left is in 0..width too.
+/// The columns x of 0..width for which x + left is in 0..width too; |left| is at most width.
 fn shared(left: isize, width: usize) -> Range<usize> {
     let start = (-left).max(0) as usize;
-    let end = (width as isize - left).clamp(0, width as isize) as usize;
-    start.min(end)..end
+    let end = (width as isize - left.max(0)) as usize;
+    start..end
 }
 
-fn reverse_pixels(row: &mut [f32], channels: usize) {
-    row.reverse();
-    if channels > 1 {
-        row.chunks_exact_mut(channels).for_each(<[f32]>::reverse);
+#[inline(always)]
+fn reverse_pixels<T>(row: &mut [T], channels: usize) {
+    match channels {
+        1 => row.reverse(),
+        2 => row.as_chunks_mut::<2>().0.reverse(),
+        3 => row.as_chunks_mut::<3>().0.reverse(),
+        _ => row.as_chunks_mut::<4>().0.reverse(),
     }
 }
 
@@ -172,9 +190,11 @@ struct Pick<'a> {
 }
 
 impl Pick<'_> {
+    #[inline(always)]
     fn images<T: Stored>(&self, images: &[T], inputs: &mut [f32]) {
         let Kernel { shape, constants, augment, seed } = self.kernel;
         let size = shape.numel();
+        let mut line = vec![T::zeroed(); shape.width * shape.channels];
         for (i, (sample, values)) in
             self.samples.iter().zip(inputs.chunks_exact_mut(size)).enumerate()
         {
@@ -184,7 +204,7 @@ impl Pick<'_> {
                 T::normalize(constants, image, values);
             } else {
                 let draw = augment.draw(*shape, *seed, self.epoch, *sample);
-                self.kernel.augmented(&draw, image, values);
+                self.kernel.augmented(&draw, image, values, &mut line);
             }
         }
     }

@@ -89,12 +89,12 @@ impl Arrays {
         for split in [0, 1] {
             let shape = &mut shapes[split];
             file.visit(IMAGES[split], &mut |header, input| {
-                *shape = images_shape(header, input)?;
+                *shape = images_shape(IMAGES[split], header, input)?;
                 Ok(())
             })?;
             let (images, labels) = (shape.0, &mut labels[split]);
             file.visit(LABELS[split], &mut |header, input| {
-                *labels = read_labels(header, input, images)?;
+                *labels = read_labels(LABELS[split], header, input, images)?;
                 Ok(())
             })?;
         }
@@ -105,15 +105,27 @@ impl Arrays {
             file.visit(IMAGES[1], &mut |_, input| {
                 let (expected, got) =
                     (format!("{size:?} as in training"), format!("{test_size:?}"));
-                Err(damaged(input.path(), 0, "height, width, channels", expected, got))
+                Err(damaged(
+                    input.path(),
+                    0,
+                    format!("[H, W, C] of `{}`", IMAGES[1]),
+                    expected,
+                    got,
+                ))
             })?;
         }
         if let Some(place) = labels[1].iter().position(|label| *label >= classes) {
             let got = labels[1][place];
             file.visit(LABELS[1], &mut |header, input| {
                 let offset = input.offset() + (place * header.dtype.bytes) as u64;
-                let expected = format!("a label below {classes}, as in training");
-                Err(damaged(input.path(), offset, "a label", expected, got.to_string()))
+                let expected = format!("below {classes}, as in training");
+                Err(damaged(
+                    input.path(),
+                    offset,
+                    format!("a label in `{}`", LABELS[1]),
+                    expected,
+                    got.to_string(),
+                ))
             })?;
         }
         let [height, width, channels] = size;
@@ -133,7 +145,7 @@ impl Reader for Arrays {
         let labels = &self.labels[split as usize];
         let size = self.layout.image_bytes();
         self.file.visit(IMAGES[split as usize], &mut |header, input| {
-            let shape = images_shape(header, input)?;
+            let shape = images_shape(IMAGES[split as usize], header, input)?;
             if shape != (labels.len(), [height, width, channels]) {
                 let got = format!("{shape:?}");
                 return Err(damaged(input.path(), 0, "the shape", "the same as before", got));
@@ -149,11 +161,11 @@ impl Reader for Arrays {
     }
 }
 
-fn images_shape(header: &Header, input: &Input<'_>) -> Result<ImagesShape> {
+fn images_shape(name: &str, header: &Header, input: &Input<'_>) -> Result<ImagesShape> {
     let expected = "unsigned bytes, [N, H, W] or [N, H, W, C] with C from 1 to 4";
     let wrong = || {
         let got = format!("{:?} of {}", header.shape, header.dtype);
-        damaged(input.path(), 0, "the images", expected, got)
+        damaged(input.path(), 0, format!("`{name}`"), expected, got)
     };
     let (len, size) = match header.shape[..] {
         [n, h, w] => (n, [h, w, 1]),
@@ -165,11 +177,16 @@ fn images_shape(header: &Header, input: &Input<'_>) -> Result<ImagesShape> {
     if header.dtype != IntType::U8 || !fits { Err(wrong()) } else { Ok((len, size)) }
 }
 
-fn read_labels(header: &Header, input: &mut Input<'_>, images: usize) -> Result<Vec<u32>> {
+fn read_labels(
+    name: &str,
+    header: &Header,
+    input: &mut Input<'_>,
+    images: usize,
+) -> Result<Vec<u32>> {
     if header.shape != [images] {
         let (expected, got) =
             (format!("[{images}], one for each image"), format!("{:?}", header.shape));
-        return Err(damaged(input.path(), 0, "the shape of the labels", expected, got));
+        return Err(damaged(input.path(), 0, format!("the shape of `{name}`"), expected, got));
     }
     let start = input.offset();
     let mut bytes = vec![0; images * header.dtype.bytes];
@@ -179,9 +196,9 @@ fn read_labels(header: &Header, input: &mut Input<'_>, images: usize) -> Result<
         let label = header.dtype.label(element).filter(|label| *label < CLASSES_MAX);
         label.ok_or_else(|| {
             let offset = start + (i * header.dtype.bytes) as u64;
-            let expected = format!("a label from 0 to {}", CLASSES_MAX - 1);
+            let expected = format!("from 0 to {}", CLASSES_MAX - 1);
             let got = format!("{} {element:?}", header.dtype);
-            damaged(input.path(), offset, "a label", expected, got)
+            damaged(input.path(), offset, format!("a label in `{name}`"), expected, got)
         })
     };
     bytes.chunks_exact(header.dtype.bytes).enumerate().map(check).collect()

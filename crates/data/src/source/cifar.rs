@@ -148,7 +148,7 @@ impl Cifar {
     fn label(&self, path: &Path, offset: u64, bytes: &[u8]) -> Result<u32> {
         for (i, (byte, values)) in bytes.iter().zip(self.variant.label_values).enumerate() {
             if byte >= values {
-                let (offset, expected) = (offset + i as u64, format!("a label below {values}"));
+                let (offset, expected) = (offset + i as u64, format!("below {values}"));
                 return Err(damaged(path, offset, "a label", expected, byte.to_string()));
             }
         }

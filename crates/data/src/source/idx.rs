@@ -174,7 +174,7 @@ fn read_labels(input: &mut Input<'_>, images: usize, classes: usize) -> Result<V
         if usize::from(label) < classes {
             return Ok(u32::from(label));
         }
-        let expected = format!("a label below {classes}");
+        let expected = format!("below {classes}");
         let offset = LABELS_HEADER + i as u64;
         Err::<u32, Error>(damaged(input.path(), offset, "a label", expected, label.to_string()))
     };

@@ -108,12 +108,12 @@ pub(crate) fn slow_image(
     let mut random = Rng::new(config.seed, Purpose::Augment, epoch, u64::from(sample));
     let w: Vec<u64> = (0..5).map(|_| u64::from(random.next_u32())).collect();
     let padding = augment.crop_padding as i64;
-    let top = (w[0] * (2 * padding as u64 + 1) >> 32) as i64 - padding;
-    let left = (w[1] * (2 * padding as u64 + 1) >> 32) as i64 - padding;
+    let top = ((w[0] * (2 * padding as u64 + 1)) >> 32) as i64 - padding;
+    let left = ((w[1] * (2 * padding as u64 + 1)) >> 32) as i64 - padding;
     let flip = augment.flip && w[2] >= 1 << 31;
     let half = (augment.cutout / 2) as i64;
-    let cut_top = (w[3] * height as u64 >> 32) as i64 - half;
-    let cut_left = (w[4] * width as u64 >> 32) as i64 - half;
+    let cut_top = ((w[3] * height as u64) >> 32) as i64 - half;
+    let cut_left = ((w[4] * width as u64) >> 32) as i64 - half;
     let mut result = vec![];
     for y in 0..height as i64 {
         for x in 0..width as i64 {
