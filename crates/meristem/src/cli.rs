@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use meristem::grow::Tempo;
 use meristem::train::config::Layer;
 use meristem::train::settings::{
-    Augmentations, ByteSize, ControllerKind, Limit, Preset, Switch, tempo,
+    Augmentations, ByteSize, ClipNorm, ControllerKind, Limit, Preset, Switch, tempo,
 };
 
 /// Train fleets of small neural networks that grow while they train.
@@ -121,6 +121,9 @@ pub(crate) struct TrainArguments {
     /// Weight decay of the host
     #[arg(long, value_name = "W", help_heading = "Hosts")]
     weight_decay: Option<f32>,
+    /// Largest gradient norm of the host and of each module, or off
+    #[arg(long, value_name = "NORM", help_heading = "Hosts")]
+    clip_norm: Option<ClipNorm>,
 
     /// Who decides what grows: heuristic or none
     #[arg(long, help_heading = "Growth")]
@@ -176,6 +179,7 @@ impl TrainArguments {
             lr: self.lr,
             momentum: self.momentum,
             weight_decay: self.weight_decay,
+            clip_norm: self.clip_norm,
             controller: self.controller,
             slots: self.slots.clone(),
             max_modules: self.max_modules,

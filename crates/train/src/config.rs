@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::preset;
-use crate::settings::{Augmentations, ByteSize, ControllerKind, Limit, Preset, Switch};
+use crate::settings::{Augmentations, ByteSize, ClipNorm, ControllerKind, Limit, Preset, Switch};
 
 /// Declares every setting once: [`TrainConfig`] with its value, [`Layer`] with it or nothing.
 macro_rules! settings {
@@ -93,6 +93,8 @@ settings! {
     momentum: f32,
     /// Host's weight decay.
     weight_decay: f32,
+    /// Largest gradient norm of the host and of each module, or off.
+    clip_norm: ClipNorm,
     /// Who decides where and when hosts grow.
     controller: ControllerKind,
     /// Slots that may grow: names such as r0c1, or regions r0 and r1, or all.

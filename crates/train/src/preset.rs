@@ -3,7 +3,7 @@
 use meristem_grow::Tempo;
 
 use crate::config::TrainConfig;
-use crate::settings::{Augmentations, ControllerKind, Limit, Preset, Switch};
+use crate::settings::{Augmentations, ClipNorm, ControllerKind, Limit, Preset, Switch};
 
 /// The settings of a preset, before file and flags.
 pub(crate) fn base(preset: Preset) -> TrainConfig {
@@ -57,6 +57,7 @@ fn default() -> TrainConfig {
         lr: 0.01,
         momentum: 0.9,
         weight_decay: 5e-4,
+        clip_norm: ClipNorm::at(1.0),
         controller: ControllerKind::Heuristic,
         slots: vec!["r0".into()],
         max_modules: 3,

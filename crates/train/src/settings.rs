@@ -201,6 +201,67 @@ impl From<Limit> for String {
     }
 }
 
+/// Largest L2 norm of a gradient; a longer one is scaled down. Text form: a number, or `off`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "RealOrText", into = "String")]
+pub struct ClipNorm(Option<f32>);
+
+impl ClipNorm {
+    /// Clips to this norm.
+    pub fn at(norm: f32) -> Self {
+        Self(Some(norm))
+    }
+
+    /// The norm in force: infinite when off.
+    pub fn norm(self) -> f32 {
+        self.0.unwrap_or(f32::INFINITY)
+    }
+}
+
+/// What a file may hold for a [`ClipNorm`].
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a number or `off`")]
+enum RealOrText {
+    Real(f64),
+    Text(String),
+}
+
+impl TryFrom<RealOrText> for ClipNorm {
+    type Error = BadValue;
+    fn try_from(value: RealOrText) -> Result<Self, BadValue> {
+        match value {
+            RealOrText::Real(norm) => norm.to_string().parse(),
+            RealOrText::Text(text) => text.parse(),
+        }
+    }
+}
+
+impl FromStr for ClipNorm {
+    type Err = BadValue;
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        match (text, text.parse::<f32>()) {
+            ("off", _) => Ok(Self(None)),
+            (_, Ok(norm)) if norm > 0.0 && norm.is_finite() => Ok(Self(Some(norm))),
+            _ => Err(BadValue::new(text, "a number above 0, or `off`")),
+        }
+    }
+}
+
+impl fmt::Display for ClipNorm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            None => f.write_str("off"),
+            Some(norm) => norm.fmt(f),
+        }
+    }
+}
+
+impl From<ClipNorm> for String {
+    fn from(value: ClipNorm) -> String {
+        value.to_string()
+    }
+}
+
 /// A number of bytes. Text form: a number, or a number with `kB`, `MB`, `GB`, `KiB`, `MiB`, `GiB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "NumberOrText", into = "String")]

@@ -108,12 +108,15 @@ impl Setup {
         }
     }
 
-    /// The network of a host, with this run's optimiser on the host's own parameters.
+    /// The network of a host, with this run's optimiser on the host's own parameters, and its clipping on all.
     pub(crate) fn graph(&self, host: &Host) -> Result<Arc<Graph>> {
         let mut graph = host.graph()?;
-        if let Some(group) = graph.groups.first_mut() {
-            let TrainConfig { lr, momentum, weight_decay, .. } = self.config;
-            group.sgd = SgdConfig { lr, momentum, weight_decay, ..group.sgd };
+        let TrainConfig { lr, momentum, weight_decay, .. } = self.config;
+        for group in &mut graph.groups {
+            group.sgd.clip_norm = self.config.clip_norm.norm();
+        }
+        if let Some(host) = graph.groups.first_mut() {
+            host.sgd = SgdConfig { lr, momentum, weight_decay, ..host.sgd };
         }
         Ok(Arc::new(graph))
     }

@@ -1,0 +1,148 @@
+//! Bad input: what it is called, what to do, and the exit code (U6). No case leaves a run folder.
+
+mod common;
+
+use common::{Meristem, TINY};
+
+#[test]
+fn wrong_flags_name_the_nearest() {
+    let m = Meristem::new();
+    m.fails("train --bacth 3", 2, &["--bacth", "--batch"]);
+    m.fails("trian", 2, &["trian", "train"]);
+    m.fails("data paln", 2, &["paln", "plan"]);
+    m.fails("train --preset quik", 2, &["quik", "did you mean `quick`"]);
+    m.fails("train --controller heuristics", 2, &["did you mean `heuristic`"]);
+    m.fails("train --augment flop", 2, &["did you mean `flip`"]);
+    m.fails("train --dataset cifar-10", 2, &["did you mean `cifar10`"]);
+    m.fails("train --host basline", 2, &["did you mean `baseline`"]);
+    m.fails("train --host cnn:chanels=4", 2, &["chanels", "channels"]);
+    m.fails("train --slots r0c9", 2, &["r0c9", "r0c2"]);
+    m.fails("train --devices gpu", 2, &["gpu", "cpu"]);
+    m.fails("eval --weights x --split tset", 2, &["tset", "train or test"]);
+    assert_eq!(std::fs::read_dir(m.folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn zero_and_absurd_sizes_are_named_with_their_range() {
+    let m = Meristem::new();
+    for flag in ["batch", "envs", "steps", "rounds", "max-batches", "plateau-steps"] {
+        m.fails(&format!("train --{flag} 0"), 2, &[&format!("`{flag}`: got 0, expected 1")]);
+    }
+    m.fails("train --batch 99999999", 2, &["`batch`", "65536"]);
+    m.fails("train --envs -1", 2, &["--envs"]);
+    m.fails("train --lr nan", 2, &["`lr`: got NaN"]);
+    m.fails("train --lr -0.1", 2, &["-0.1"]);
+    m.fails("train --momentum 1", 2, &["`momentum`"]);
+    m.fails("train --control-split 1.5", 2, &["`control-split`", "0.9"]);
+    m.fails("train --control-split 0", 2, &["`control-split`", "controller"]);
+    m.fails("train --control-split 0.00001", 2, &["`control-split`"]);
+    m.fails("train --envs 3 --devices cpu,cpu", 2, &["`devices`", "3 envs"]);
+    m.fails("train --threads 1000000", 2, &["`threads`"]);
+    m.fails("train --data-budget lots", 2, &["lots", "64MiB"]);
+    m.fails("train --host cnn:channels=0", 2, &["channels"]);
+    m.fails("train --host cnn:channels=4000,blocks=12", 2, &["channels"]);
+    m.fails("train --export gone/w.safetensors", 2, &["`export`", "folder that exists"]);
+    m.fails("data plan --len 50 --batch 0 --devices cpu", 2, &["batch", "got 0"]);
+    m.fails("data plan --len 50 --batch 5 --devices cuda:x", 2, &["cuda:x"]);
+    m.fails("bench host --envs 0", 2, &["--envs 0"]);
+    m.fails("bench gather --batch 0", 2, &["--batch 0"]);
+    assert_eq!(std::fs::read_dir(m.folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_host_too_deep_for_the_image_says_what_would_fit() {
+    let m = Meristem::new();
+    let what = ["too deep", "1×28×28", "try `--host cnn:channels=8,blocks=5,kernel=3,pools=4`"];
+    m.fails("train --host deep --run-dir run", 2, &what);
+    assert!(!m.path("run").exists());
+}
+
+#[test]
+fn configuration_files_are_strict() {
+    let m = Meristem::new();
+    let file = |name: &str, text: &str| std::fs::write(m.path(name), text).unwrap();
+    file("key.toml", "bacth = 3\n");
+    m.fails("train --config key.toml", 2, &["key.toml", "`bacth`", "did you mean `batch`"]);
+    file("key.json", r#"{"learning_rate": 0.1}"#);
+    m.fails("train --config key.json", 2, &["key.json", "`learning_rate`", "known keys"]);
+    file("type.toml", "batch = \"big\"\n");
+    m.fails("train --config type.toml", 2, &["type.toml", "line 1", "batch"]);
+    file("value.toml", "batch = 0\n");
+    m.fails("train --config value.toml", 2, &["`batch`: got 0"]);
+    file("broken.json", "{\"batch\": 3");
+    m.fails("train --config broken.json", 2, &["broken.json"]);
+    m.fails("train --config gone.toml", 2, &["gone.toml", "cannot be read"]);
+    // A flag overrides what the file says.
+    file("good.json", r#"{"batch": 0, "host": "minimal", "controller": "none"}"#);
+    m.ok("train --config good.json --batch 16 --max-batches 1 --steps 1 --run-dir run --quiet");
+}
+
+#[test]
+fn run_folders_are_never_written_over() {
+    let m = Meristem::new();
+    m.ok(&format!("train {TINY} --run-dir run --quiet"));
+    let before = m.bytes("run/summary.json");
+    m.fails(&format!("train {TINY} --run-dir run"), 2, &["run", "exists", "--run-dir"]);
+    assert_eq!(before, m.bytes("run/summary.json"));
+    std::fs::write(m.path("file"), "x").unwrap();
+    m.fails(&format!("train {TINY} --run-dir file"), 2, &["exists"]);
+    m.fails(&format!("train {TINY} --run-dir file/run"), 1, &["file/run", "cannot create"]);
+    if std::path::Path::new("/proc/self").exists() {
+        // Not writable for anybody, root included.
+        m.fails(&format!("train {TINY} --run-dir /proc/run"), 1, &["/proc/run", "cannot create"]);
+    }
+}
+
+#[test]
+fn missing_and_damaged_datasets_say_what_was_expected() {
+    let m = Meristem::new();
+    m.fails("train --dataset cifar10", 2, &["--data-root", "data_batch_1.bin", "cs.toronto.edu"]);
+    let train = |flags: &str| format!("train {TINY} --run-dir run --data-root data {flags}");
+    m.fails(&train("--dataset cifar10"), 1, &["data", "cannot"]);
+    let folder = m.path("data");
+    std::fs::create_dir(&folder).unwrap();
+    m.fails(&train("--dataset cifar10"), 1, &["data_batch_1.bin", "cs.toronto.edu"]);
+    m.fails(&train("--dataset folder"), 1, &["train/CLASS"]);
+
+    let record = |label: u8| [vec![label], vec![100; 3072]].concat();
+    let batch: Vec<u8> = (0..10).flat_map(record).collect();
+    let write = |name: &str, bytes: &[u8]| std::fs::write(folder.join(name), bytes).unwrap();
+    for name in 1..=5 {
+        write(&format!("data_batch_{name}.bin"), &batch);
+    }
+    write("test_batch.bin", &batch);
+    m.ok(&format!("{} --quiet --batch 8", train("--dataset cifar10")));
+    std::fs::remove_dir_all(m.path("run")).unwrap();
+    write("data_batch_3.bin", &batch[..batch.len() - 5]);
+    m.fails(&train("--dataset cifar10"), 1, &["data_batch_3.bin", "byte 27657"]);
+    let mut wrong = batch.clone();
+    wrong[3073 * 4] = 10;
+    write("data_batch_3.bin", &wrong);
+    m.fails(&train("--dataset cifar10"), 1, &["data_batch_3.bin", "byte 12292", "got 10"]);
+    let said = m.run("data verify --dataset cifar10 --data-root data");
+    assert_eq!(said.code, Some(1), "{}{}", said.stdout, said.stderr);
+    assert!(!m.path("run").exists());
+}
+
+#[test]
+fn an_env_that_diverges_ends_the_run_with_a_readable_folder() {
+    let m = Meristem::new();
+    m.fails(
+        &format!("train {TINY} --lr 1000000 --momentum 0.99 --weight-decay 1000 --run-dir run"),
+        1,
+        &["diverged", "lower --lr"],
+    );
+    let summary = m.json("run/summary.json");
+    assert_eq!(summary["status"], "failed");
+    assert!(summary["error"].as_str().unwrap().contains("diverged"));
+    let events = m.events("run");
+    assert_eq!(events[events.len() - 1]["status"], "failed");
+    assert!(!common::of_kind(&events, "anomaly").is_empty());
+}
+
+#[test]
+fn what_is_not_compiled_in_is_called_so() {
+    let m = Meristem::new();
+    m.fails("train --devices cuda --run-dir run", 1, &["cuda:0", "feature"]);
+    assert!(!m.path("run").exists());
+}

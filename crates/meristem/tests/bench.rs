@@ -1,0 +1,19 @@
+//! `meristem bench`: that it runs and says what was measured. The figures themselves are not tested.
+
+mod common;
+
+use common::Meristem;
+use serde_json::Value;
+
+#[test]
+fn benchmarks_print_json() {
+    let m = Meristem::new();
+    let said = m.ok("bench host --host minimal --envs 2 --batch 32 --seconds 0.2 --json");
+    let report: Value = serde_json::from_str(&said.stdout).unwrap();
+    assert!(report["images_per_s"].as_f64().unwrap() > 0.0);
+    assert_eq!(report["config"]["envs"], 2);
+    let said = m.ok("bench gather --seconds 0.2 --json");
+    let report: Value = serde_json::from_str(&said.stdout).unwrap();
+    assert!(report["us_per_batch"].as_f64().unwrap() > 0.0);
+    assert_eq!(report["config"]["batch"], 128);
+}

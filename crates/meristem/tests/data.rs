@@ -1,0 +1,112 @@
+//! `meristem data`.
+
+mod common;
+
+use common::Meristem;
+use serde_json::Value;
+
+fn json(m: &Meristem, arguments: &str) -> Value {
+    serde_json::from_str(&m.ok(arguments).stdout).unwrap()
+}
+
+#[test]
+fn the_plan_deals_out_every_sample_once() {
+    let m = Meristem::new();
+    let base = "data plan --len 50 --batch 5 --devices cpu,cpu,cpu --seed 42 --epochs 2 --json";
+    let plan = json(&m, base);
+    let epochs = plan["epochs"].as_array().unwrap();
+    assert_eq!(epochs.len(), 2);
+    assert_ne!(epochs[0]["batches"], epochs[1]["batches"]);
+    for epoch in epochs {
+        let batches = epoch["batches"].as_array().unwrap();
+        let sizes: Vec<Vec<usize>> = batches
+            .iter()
+            .map(|batch| {
+                batch.as_array().unwrap().iter().map(|e| e.as_array().unwrap().len()).collect()
+            })
+            .collect();
+        assert_eq!(sizes, [vec![5, 5, 5], vec![5, 5, 5], vec![5, 5, 5], vec![2, 2, 1]]);
+        let mut all: Vec<u64> = batches
+            .iter()
+            .flat_map(|b| b.as_array().unwrap())
+            .flat_map(|env| env.as_array().unwrap().iter().map(|i| i.as_u64().unwrap()))
+            .collect();
+        all.sort_unstable();
+        assert_eq!(all, (0..50).collect::<Vec<_>>());
+    }
+    assert_eq!(plan, json(&m, base), "two processes, one order");
+    let dropped = json(&m, &format!("{base} --drop-last"));
+    assert_eq!(dropped["epochs"][0]["batches"].as_array().unwrap().len(), 3);
+    assert_eq!(dropped["epochs"][1]["batches"][2], plan["epochs"][1]["batches"][2]);
+    let ordered = json(&m, &format!("{base} --shuffle off --max-batches 1"));
+    assert_eq!(ordered["epochs"][0]["batches"][0][1], serde_json::json!([5, 6, 7, 8, 9]));
+    let text = m.ok("data plan --len 4 --batch 2 --devices cpu --shuffle off").stdout;
+    assert!(text.contains("batch 1 env 0: [2, 3]"), "{text}");
+}
+
+#[test]
+fn info_and_verify_describe_the_embedded_images() {
+    let m = Meristem::new();
+    let info = json(&m, "data info --dataset embedded --json");
+    assert_eq!((&info["train_len"], &info["test_len"]), (&10_000.into(), &2500.into()));
+    assert_eq!(info["classes"].as_array().unwrap().len(), 10);
+    assert!(m.ok("data info").stdout.contains("cs.toronto.edu"));
+    assert_eq!(json(&m, "data info --json")[0]["found"], true);
+    assert!(m.ok("data verify").stdout.contains("10,000 sound images"));
+}
+
+/// Ten classes with two training images and one test image each; returns the folder's name.
+fn class_folders(m: &Meristem) -> &'static str {
+    for class in 0..10u8 {
+        for (split, count) in [("train", 2u8), ("test", 1)] {
+            let folder = m.path(&format!("images/{split}/class{class}"));
+            std::fs::create_dir_all(&folder).unwrap();
+            for i in 0..count {
+                let pixel = |x: u32, y: u32| image::Rgb([class * 20, (x * 8) as u8, (y as u8) ^ i]);
+                let image = image::RgbImage::from_fn(32, 32, pixel);
+                image.save(folder.join(format!("{i}.png"))).unwrap();
+            }
+        }
+    }
+    "images"
+}
+
+#[test]
+fn imported_folders_train_as_the_folders_do() {
+    let m = Meristem::new();
+    let folder = class_folders(&m);
+    let said = m.ok(&format!("data import --from {folder} --to cifar"));
+    assert!(said.stdout.contains("20 training and 10 test images"), "{}", said.stdout);
+    let folder_info = json(&m, &format!("data info --dataset folder --data-root {folder} --json"));
+    let cifar_info = json(&m, "data info --dataset cifar10 --data-root cifar --json");
+    for key in ["classes", "mean", "std", "train_len", "test_len"] {
+        assert_eq!(folder_info[key], cifar_info[key], "{key}");
+    }
+    for (dataset, root) in [("folder", folder), ("cifar10", "cifar")] {
+        m.ok(&format!("data verify --dataset {dataset} --data-root {root}"));
+        m.ok(&format!(
+            "train --dataset {dataset} --data-root {root} --host minimal --controller none --envs 2 \
+             --batch 4 --steps 2 --run-dir run-{dataset} --quiet"
+        ));
+    }
+    m.fails(&format!("data import --from {folder} --to cifar"), 1, &["cifar", "exist"]);
+}
+
+#[test]
+fn a_damaged_image_is_named_or_skipped() {
+    let m = Meristem::new();
+    let folder = class_folders(&m);
+    std::fs::write(m.path("images/train/class3/1.png"), b"no image").unwrap();
+    let train = format!(
+        "train --dataset folder --data-root {folder} --host minimal --controller none --envs 1 \
+         --batch 4 --steps 1 --run-dir run --quiet"
+    );
+    m.fails(&train, 1, &["class3/1.png", "--skip-bad"]);
+    assert!(!m.path("run").exists());
+    m.ok(&format!("{train} --skip-bad"));
+    let summary = m.json("run/summary.json");
+    assert_eq!((&summary["dataset"]["skipped"], &summary["images"]), (&1.into(), &19.into()));
+    let said = m.run(&format!("data verify --dataset folder --data-root {folder}"));
+    assert_eq!(said.code, Some(1));
+    assert!(said.stdout.contains("class3/1.png"), "{}", said.stdout);
+}

@@ -1,0 +1,120 @@
+//! Ctrl-C, kill and a full disk: what is left of the run.
+
+#![cfg(unix)]
+
+mod common;
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Meristem, events_in, of_kind, said};
+
+/// A run that would go on for hours, once it has completed a step.
+fn long_run(m: &Meristem) -> Child {
+    let flags =
+        "train --host minimal --envs 2 --steps 100000 --max-batches 2 --batch 32 --run-dir run";
+    let child = m
+        .command()
+        .args(flags.split_whitespace())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let events = m.path("run/events.jsonl");
+    let started = Instant::now();
+    let stepped = || std::fs::read_to_string(&events).is_ok_and(|t| t.contains("step_completed"));
+    while !stepped() {
+        assert!(started.elapsed() < Duration::from_secs(60), "no step within a minute");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    child
+}
+
+fn signal(child: &Child, name: &str) {
+    let status = Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
+    assert!(status.success());
+}
+
+#[test]
+fn ctrl_c_ends_at_a_step_boundary_with_weights_and_summary() {
+    let m = Meristem::new();
+    let child = long_run(&m);
+    signal(&child, "-INT");
+    let said = said(child.wait_with_output().unwrap());
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    assert!(said.stderr.contains("stopping after this step"), "{}", said.stderr);
+    assert!(said.stdout.contains("stopped at a step boundary"), "{}", said.stdout);
+    let summary = m.json("run/summary.json");
+    assert_eq!(summary["status"], "interrupted");
+    let steps = summary["steps"].as_u64().unwrap();
+    assert!((1..100_000).contains(&steps));
+    let events = m.events("run");
+    assert_eq!(of_kind(&events, "step_completed").len() as u64, 2 * steps);
+    assert_eq!(events[events.len() - 1]["status"], "interrupted");
+    m.ok("eval --weights run/weights/env-1.safetensors");
+}
+
+#[test]
+fn a_killed_run_leaves_whole_lines() {
+    let m = Meristem::new();
+    let mut child = long_run(&m);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let text = std::fs::read_to_string(m.path("run/events.jsonl")).unwrap();
+    // Only the very last line may be cut, and a reader sees that it has no end.
+    let whole = &text[..=text.rfind('\n').unwrap()];
+    for line in whole.lines() {
+        serde_json::from_str::<serde_json::Value>(line).unwrap();
+    }
+    assert!(m.path("run/config.toml").is_file() && !m.path("run/summary.json").exists());
+}
+
+fn full_disk(m: &Meristem, script: &str, run: &Path) {
+    let output = Command::new("sh")
+        .args(["-c", script])
+        .current_dir(m.folder.path())
+        .env("MERISTEM", env!("CARGO_BIN_EXE_meristem"))
+        .output()
+        .unwrap();
+    let said = said(output);
+    assert_eq!(said.code, Some(1), "{}{}", said.stdout, said.stderr);
+    assert!(said.stderr.starts_with("error: cannot write"), "{}", said.stderr);
+    assert!(!said.stderr.contains("panicked"), "{}", said.stderr);
+    let events = events_in(&run.join("events.jsonl"));
+    assert_eq!(events[0]["event"], "run_started");
+    assert!(!of_kind(&events, "batch_completed").is_empty());
+    let left: Vec<_> = std::fs::read_dir(run).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert!(left.iter().all(|name| !name.to_string_lossy().ends_with(".part")), "{left:?}");
+}
+
+const TALKATIVE: &str = "train --host minimal --envs 2 --steps 100000 --max-batches 50 --batch 8 \
+                         --log-batches --quiet";
+
+/// The kernel refuses to let any file grow beyond 64 kB: writes fail in the middle, as on a full disk.
+#[test]
+fn a_disk_that_refuses_a_write_ends_the_run_and_leaves_whole_lines() {
+    let m = Meristem::new();
+    let script =
+        format!("trap '' XFSZ; ulimit -f 128; exec \"$MERISTEM\" {TALKATIVE} --run-dir run");
+    full_disk(&m, &script, &m.path("run"));
+}
+
+/// The same on a file system of 200 kB, where one may be mounted.
+#[test]
+fn a_full_disk_ends_the_run_and_leaves_whole_lines() {
+    let m = Meristem::new();
+    let mount = "mkdir disk && mount -t tmpfs -o size=200k tmpfs disk";
+    let probe = ["-Urm", "sh", "-c", "mount -t tmpfs tmpfs /mnt"];
+    let probed = Command::new("unshare").args(probe).output();
+    if !probed.is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: no mount namespaces here; the test above stands for it");
+        return;
+    }
+    // What is on the small disk is gone with its namespace: it is copied out before.
+    let inner = format!(
+        "{mount} && {{ \"$MERISTEM\" {TALKATIVE} --run-dir disk/run; code=$?; \
+         cp -r disk/run copy; exit $code; }}"
+    );
+    full_disk(&m, &format!("exec unshare -Urm sh -c '{inner}'"), &m.path("copy"));
+}

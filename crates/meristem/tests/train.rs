@@ -1,0 +1,201 @@
+//! `meristem train`: what it writes, says and repeats.
+
+mod common;
+
+use common::{Meristem, TINY, of_kind};
+
+#[test]
+fn a_run_is_a_folder_that_says_what_happened() {
+    let m = Meristem::new();
+    let said = m.ok("train --preset quick --steps 13 --batch 32 --max-batches 4 --run-dir run");
+    assert!(said.stdout.contains("control accuracy"), "{}", said.stdout);
+    assert!(said.stdout.contains("run folder: run"), "{}", said.stdout);
+
+    let summary = m.json("run/summary.json");
+    assert_eq!(summary["status"], "completed");
+    assert_eq!(summary["steps"], 13);
+    assert_eq!(summary["training_steps"], 13 * 4 * 4);
+    assert_eq!(summary["images"], 13 * 4 * 4 * 32);
+    assert_eq!(summary["dataset"]["train_samples"], 9000);
+    assert_eq!(summary["dataset"]["control_samples"], 1000);
+    assert_eq!(summary["events_dropped"], 0);
+    assert!(summary["images_per_s"].as_f64().unwrap() > 0.0);
+    assert!(summary["memory"]["owners"]["dataset"].as_u64().unwrap() > 9_000_000);
+    // H4, D5: the inner loop copies nothing, waits for nothing, allocates nothing.
+    let hot = &summary["hot_path"];
+    assert_eq!(hot["training_steps"], 12 * 4 * 4);
+    for count in ["copies_to_host", "copies_to_device", "synchronizations", "allocations"] {
+        assert_eq!(hot[count], 0.0, "{count}");
+    }
+    for env in summary["envs"].as_array().unwrap() {
+        assert_eq!(env["host_parameters"], 6274);
+        assert!(env["test_accuracy"].as_f64().unwrap() > 0.1);
+        assert!(m.path("run").join(env["weights"].as_str().unwrap()).is_file());
+    }
+
+    let events = m.events("run");
+    for (i, event) in events.iter().enumerate() {
+        assert_eq!((&event["v"], &event["seq"]), (&1.into(), &i.into()));
+    }
+    assert_eq!(events[0]["event"], "run_started");
+    assert_eq!(events[events.len() - 1]["event"], "run_ended");
+    assert_eq!(of_kind(&events, "step_completed").len(), 13 * 4);
+    assert_eq!(of_kind(&events, "episode_ended").len(), 4);
+    // The quick preset is there to show growth.
+    assert!(!of_kind(&events, "module_germinated").is_empty());
+    assert!(!of_kind(&events, "gate_evaluated").is_empty());
+    assert!(!of_kind(&events, "counterfactuals").is_empty());
+    let stages: Vec<_> =
+        of_kind(&events, "stage_changed").iter().map(|e| e["to"].clone()).collect();
+    assert!(["training", "blending", "holding"].iter().all(|s| stages.contains(&(*s).into())));
+
+    // The written configuration starts the same run.
+    m.ok("train --config run/config.toml --run-dir again --quiet");
+    assert_eq!(
+        m.bytes("run/weights/env-2.safetensors"),
+        m.bytes("again/weights/env-2.safetensors")
+    );
+    assert_eq!(m.bytes("run/config.toml"), m.bytes("again/config.toml"));
+}
+
+#[test]
+fn results_do_not_depend_on_threads_or_process() {
+    let m = Meristem::new();
+    let run = |name: &str, flags: &str| {
+        m.ok(&format!(
+            "train --preset quick --steps 9 --batch 32 --max-batches 3 --augment crop,flip,cutout \
+             --run-dir {name} --quiet {flags}"
+        ));
+    };
+    run("one", "--threads 1");
+    run("four", "--threads 4");
+    run("again", "--threads 1");
+    run("other", "--threads 1 --seed 43");
+    for env in 0..4 {
+        let weights = |run: &str| m.bytes(&format!("{run}/weights/env-{env}.safetensors"));
+        assert_eq!(weights("one"), weights("four"));
+        assert_eq!(weights("one"), weights("again"));
+        assert_ne!(weights("one"), weights("other"));
+    }
+    // What is told is the same too, times and the number of threads aside.
+    let told = |run: &str| {
+        let mut events = m.events(run);
+        for event in &mut events {
+            let fields = event.as_object_mut().unwrap();
+            for timing in
+                ["seconds", "step_seconds", "images_per_second", "wall_seconds", "threads"]
+            {
+                fields.remove(timing);
+            }
+        }
+        events
+    };
+    assert_eq!(told("one"), told("four"));
+}
+
+#[test]
+fn twice_in_one_process_is_the_same() {
+    use meristem::train::config::{Layer, TrainConfig};
+    let folder = tempfile::tempdir().unwrap();
+    let run = |name: &str| {
+        let flags = Layer {
+            host: Some("minimal".into()),
+            envs: Some(2),
+            steps: Some(2),
+            max_batches: Some("2".parse().unwrap()),
+            run_dir: Some(Some(folder.path().join(name))),
+            ..Layer::default()
+        };
+        let config = TrainConfig::resolve(Layer::default(), flags).unwrap();
+        meristem::train::run(&config, &mut meristem::train::Silent).unwrap();
+        std::fs::read(folder.path().join(name).join("weights/env-1.safetensors")).unwrap()
+    };
+    assert_eq!(run("first"), run("second"));
+}
+
+#[test]
+fn without_a_controller_the_whole_training_set_is_trained_on() {
+    let m = Meristem::new();
+    m.ok("train --host minimal --envs 1 --steps 1 --controller none --run-dir run --quiet");
+    let summary = m.json("run/summary.json");
+    assert_eq!(summary["images"], 10_000);
+    assert_eq!(summary["dataset"]["control_samples"], 0);
+    assert!(summary["envs"][0]["control_accuracy"].is_null());
+    assert_eq!(summary["envs"][0]["modules"].as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn rounds_begin_with_fresh_hosts() {
+    let m = Meristem::new();
+    m.ok(&format!("train {TINY} --rounds 2 --run-dir run --quiet"));
+    let summary = m.json("run/summary.json");
+    assert_eq!((&summary["rounds"], &summary["steps"]), (&2.into(), &6.into()));
+    let rounds = summary["round_results"].as_array().unwrap();
+    assert_eq!(rounds.len(), 2);
+    assert_ne!(rounds[0]["test_accuracy"], rounds[1]["test_accuracy"]);
+    let events = m.events("run");
+    let first_losses: Vec<f64> = of_kind(&events, "step_completed")
+        .iter()
+        .filter(|e| e["step"] == 0 && e["env"] == 0)
+        .map(|e| e["train_loss"].as_f64().unwrap())
+        .collect();
+    assert!(first_losses.iter().all(|loss| (2.0..2.8).contains(loss)), "{first_losses:?}");
+}
+
+#[test]
+fn every_batch_can_be_logged_with_all_its_bits() {
+    let m = Meristem::new();
+    let said = m.ok(&format!("train {TINY} --log-batches --run-dir run"));
+    let events = m.events("run");
+    let batches = of_kind(&events, "batch_completed");
+    assert_eq!(batches.len(), 3 * 3 * 2);
+    for event in batches {
+        let line = format!(
+            "round 0 step {} batch {} env {} loss {:?}",
+            event["step"],
+            event["batch"],
+            event["env"],
+            event["loss"].as_f64().unwrap()
+        );
+        assert!(said.stdout.lines().any(|l| l == line), "{line}\n{}", said.stdout);
+    }
+}
+
+#[test]
+fn json_is_all_there_is_on_stdout_and_quiet_is_silent() {
+    let m = Meristem::new();
+    let said = m.ok(&format!("train {TINY} --json --run-dir run"));
+    let summary: serde_json::Value = serde_json::from_str(&said.stdout).unwrap();
+    assert_eq!(summary, m.json("run/summary.json"));
+    assert!(said.stderr.contains("step   1/3"), "{}", said.stderr);
+    let said = m.ok(&format!("train {TINY} --quiet --run-dir silent"));
+    assert_eq!((said.stdout.as_str(), said.stderr.as_str()), ("", ""));
+    let said = m.ok(&format!("train {TINY} --quiet --json --run-dir both"));
+    assert!(said.stdout.starts_with('{') && said.stderr.is_empty());
+}
+
+#[test]
+fn the_default_folder_is_named_by_time_and_run() {
+    let m = Meristem::new();
+    m.ok(&format!("train {TINY} --name trial --quiet"));
+    m.ok(&format!("train {TINY} --quiet"));
+    let mut names: Vec<String> = std::fs::read_dir(m.path("runs"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert!(names[0].ends_with("-trial") && names[1].ends_with("-minimal-embedded"), "{names:?}");
+}
+
+#[test]
+fn a_dataset_beyond_the_budget_is_streamed_with_the_same_result() {
+    let m = Meristem::new();
+    m.ok(&format!("train {TINY} --run-dir resident --quiet"));
+    m.ok(&format!("train {TINY} --data-budget 1MB --run-dir streamed --quiet"));
+    let weights = "weights/env-1.safetensors";
+    assert_eq!(m.bytes(&format!("resident/{weights}")), m.bytes(&format!("streamed/{weights}")));
+    let dataset = |run: &str| {
+        m.json(&format!("{run}/summary.json"))["memory"]["owners"]["dataset"].as_u64().unwrap()
+    };
+    assert!(dataset("streamed") < dataset("resident") / 10);
+}

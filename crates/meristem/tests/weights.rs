@@ -1,0 +1,126 @@
+//! Weights out and in, and `meristem eval`.
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use common::{Meristem, TINY};
+use meristem::nn::safetensors::{load, save};
+use meristem::nn::{HostData, HostTensor};
+use serde_json::Value;
+
+#[test]
+fn eval_repeats_the_accuracy_of_the_report() {
+    let m = Meristem::new();
+    m.ok("train --preset quick --steps 13 --batch 32 --max-batches 4 --run-dir run --quiet");
+    let summary = m.json("run/summary.json");
+    let mut grown = 0;
+    for env in summary["envs"].as_array().unwrap() {
+        let weights = format!("run/{}", env["weights"].as_str().unwrap());
+        for flags in ["", "--host baseline", "--batch 77"] {
+            let said = m.ok(&format!("eval --weights {weights} --split test --json {flags}"));
+            let report: Value = serde_json::from_str(&said.stdout).unwrap();
+            assert_eq!(report["samples"], 2500);
+            assert_eq!(report["accuracy"], env["test_accuracy"]);
+            let [loss, expected] =
+                [&report["loss"], &env["test_loss"]].map(|l| l.as_f64().unwrap());
+            assert!((loss - expected).abs() < 1e-6 * expected, "{loss} {expected}");
+        }
+        grown += env["modules"].as_array().unwrap().len();
+    }
+    assert!(grown > 0, "no env grew: the test shows less than it should");
+    let said = m.ok("eval --weights run/weights/env-0.safetensors --split train");
+    assert!(said.stdout.contains("10,000 train images"), "{}", said.stdout);
+}
+
+#[test]
+fn files_carry_pytorch_names_and_what_a_reader_needs() {
+    let m = Meristem::new();
+    m.ok(&format!("train {TINY} --run-dir run --export best.safetensors --quiet"));
+    let (state, metadata) = load(&m.path("best.safetensors")).unwrap();
+    let shapes: BTreeMap<&str, &[usize]> =
+        state.iter().map(|(name, tensor)| (name, &tensor.shape[..])).collect();
+    assert_eq!(shapes["blocks.0.conv.weight"], [2, 1, 1, 1]);
+    assert_eq!(shapes["blocks.2.bn.running_var"], [8]);
+    assert_eq!(shapes["blocks.2.bn.num_batches_tracked"], [0; 0]);
+    assert_eq!(shapes["classifier.weight"], [10, 8]);
+    assert_eq!(state.get("blocks.1.bn.num_batches_tracked").unwrap().data, HostData::I64(vec![9]));
+    let topology: Value = serde_json::from_str(&metadata["topology"]).unwrap();
+    assert_eq!(topology["host"], "cnn:channels=2,blocks=3,kernel=1,pools=0");
+    let classes: Vec<String> = serde_json::from_str(&metadata["classes"]).unwrap();
+    assert_eq!(classes[9], "Ankle boot");
+    let normalization: Value = serde_json::from_str(&metadata["normalization"]).unwrap();
+    assert!((normalization["mean"][0].as_f64().unwrap() - 0.2867).abs() < 1e-3);
+    // Without a control split the first env is exported.
+    assert_eq!(m.bytes("best.safetensors"), m.bytes("run/weights/env-0.safetensors"));
+}
+
+#[test]
+fn a_run_starts_from_given_weights_in_file_order() {
+    let m = Meristem::new();
+    m.ok(&format!("train {TINY} --run-dir first --quiet"));
+    let base = "train --host minimal --controller none --envs 1 --init first/weights/env-0.safetensors \
+                --shuffle off --augment none --batch 128 --max-batches 5 --steps 1 --log-batches --quiet";
+    m.ok(&format!("{base} --export a.safetensors --run-dir a"));
+    m.ok(&format!("{base} --export b.safetensors --run-dir b --seed 7"));
+    // Neither order nor weights are drawn: the seed says nothing.
+    assert_eq!(m.bytes("a.safetensors"), m.bytes("b.safetensors"));
+    assert_ne!(m.bytes("a.safetensors"), m.bytes("first/weights/env-0.safetensors"));
+
+    // A learning rate of 0 moves the statistics only.
+    m.ok(&format!("{base} --lr 0 --export c.safetensors --run-dir c"));
+    let (before, _) = load(&m.path("first/weights/env-0.safetensors")).unwrap();
+    let (after, _) = load(&m.path("c.safetensors")).unwrap();
+    for (name, tensor) in before.iter() {
+        let same = after.get(name) == Some(tensor);
+        let statistic = name.contains("running_") || name.contains("num_batches");
+        assert_eq!(same, !statistic, "{name}");
+    }
+}
+
+#[test]
+fn a_file_as_pytorch_writes_it_is_a_bare_host() {
+    let m = Meristem::new();
+    m.ok(&format!("train {TINY} --run-dir run --quiet"));
+    let (state, _) = load(&m.path("run/weights/env-0.safetensors")).unwrap();
+    save(&m.path("plain.safetensors"), &state, &BTreeMap::new()).unwrap();
+    let eval = |flags: &str| m.ok(&format!("eval --json --weights {flags}")).stdout;
+    let expected = eval("run/weights/env-0.safetensors");
+    assert_eq!(eval("plain.safetensors --host minimal"), expected);
+    m.fails("eval --weights plain.safetensors", 1, &["topology", "--host"]);
+}
+
+#[test]
+fn weights_that_do_not_fit_are_refused_with_every_reason() {
+    let m = Meristem::new();
+    m.ok(&format!("train {TINY} --run-dir run --quiet"));
+    let (mut state, metadata) = load(&m.path("run/weights/env-0.safetensors")).unwrap();
+    state.0.remove("blocks.0.conv.weight");
+    state.0.remove("classifier.bias");
+    state.insert("blocks.9.conv.weight", HostTensor::f32(&[1], vec![0.0]));
+    state.insert("classifier.weight", HostTensor::f32(&[8, 10], vec![0.0; 80]));
+    state.insert("blocks.1.bn.bias", HostTensor::f32(&[4], vec![0.0, f32::NAN, 0.0, 0.0]));
+    save(&m.path("bad.safetensors"), &state, &metadata).unwrap();
+    let reasons = [
+        "bad.safetensors",
+        "missing (2): blocks.0.conv.weight, classifier.bias",
+        "blocks.9.conv.weight",
+        "classifier.weight (expected f32 [10, 8], got f32 [8, 10])",
+        "with NaN or infinity (1): blocks.1.bn.bias",
+    ];
+    m.fails("eval --weights bad.safetensors --host minimal", 1, &reasons);
+    m.fails(&format!("train {TINY} --init bad.safetensors --run-dir x"), 1, &reasons);
+    assert!(!m.path("x").exists(), "a run that cannot start leaves no folder");
+
+    let good = "run/weights/env-0.safetensors";
+    m.fails(
+        &format!("eval --weights {good} --host wide"),
+        1,
+        &["made with host", "minimal", "wide"],
+    );
+    m.fails("eval --weights run/config.toml --host wide", 1, &["safetensors", "config.toml"]);
+    m.fails("eval --weights gone.safetensors --host wide", 1, &["gone.safetensors"]);
+    let bytes = m.bytes(good);
+    std::fs::write(m.path("short.safetensors"), &bytes[..bytes.len() - 40]).unwrap();
+    m.fails("eval --weights short.safetensors", 1, &["short.safetensors", "export it again"]);
+}
