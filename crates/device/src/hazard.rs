@@ -32,8 +32,8 @@ impl Access {
     }
 }
 
-/// A few accesses.
-pub(crate) type Accesses = SmallVec<[Access; 2]>;
+/// Accesses, most often at most one. Small: they are moved with every allocation.
+pub(crate) type Accesses = SmallVec<[Access; 1]>;
 
 /// A wait that a stream has to make.
 pub(crate) struct Edge {
@@ -59,7 +59,7 @@ pub(crate) struct Hazards {
     /// The last write.
     write: Option<Access>,
     /// Reads since the last write, the last of each stream.
-    reads: Accesses,
+    reads: SmallVec<[Access; 2]>,
     /// Uses of the block by the storages that had it before. Nothing of this storage may touch
     /// the bytes before they are done (S2).
     inherited: Accesses,
@@ -121,11 +121,12 @@ impl Hazards {
     }
 
     /// What the block's next storage inherits: every access that is not done.
-    pub(crate) fn into_inherited(mut self) -> Accesses {
-        self.inherited.extend(self.reads);
-        self.inherited.extend(self.write);
-        self.inherited.retain(|access| !access.is_done());
-        self.inherited
+    pub(crate) fn take_inherited(&mut self) -> Accesses {
+        let mut inherited = std::mem::take(&mut self.inherited);
+        inherited.extend(self.reads.drain(..));
+        inherited.extend(self.write.take());
+        inherited.retain(|access| !access.is_done());
+        inherited
     }
 
     /// Whether all accesses are done.

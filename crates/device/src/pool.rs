@@ -102,12 +102,18 @@ pub(crate) struct Request<'a> {
     pub(crate) site: &'static Location<'static>,
 }
 
-/// Memory handed out.
+/// Memory handed out; by default of no bytes.
 pub(crate) struct Allocation {
-    pub(crate) block: Arc<Block>,
+    pub(crate) block: Option<Arc<Block>>,
     pub(crate) inherited: Accesses,
     /// Whether the bytes are zeros, as they came from the system.
     pub(crate) zeroed: bool,
+}
+
+impl Default for Allocation {
+    fn default() -> Self {
+        Allocation { block: None, inherited: Accesses::new(), zeroed: true }
+    }
 }
 
 /// What a storage gives back.
@@ -215,7 +221,7 @@ impl Pool {
 
     /// A new block from the system, `None` if it has none.
     fn grow(&self, state: &mut State, size: usize) -> Option<Allocation> {
-        let block = Arc::new(Block::new(size)?);
+        let block = Some(Arc::new(Block::new(size)?));
         state.reserved += size;
         state.reserved_peak = state.reserved_peak.max(state.reserved);
         Some(Allocation { block, inherited: Accesses::new(), zeroed: true })
@@ -312,5 +318,5 @@ impl Pool {
 fn hand_out(free: FreeBlock) -> Allocation {
     let mut inherited = free.after;
     inherited.retain(|access| !access.is_done());
-    Allocation { block: free.block, inherited, zeroed: false }
+    Allocation { block: Some(free.block), inherited, zeroed: false }
 }

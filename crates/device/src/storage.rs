@@ -4,7 +4,7 @@ use crate::block::Block;
 use crate::error::Result;
 use crate::hazard::Hazards;
 use crate::memory::Owner;
-use crate::pool::{Request, Returned};
+use crate::pool::{Allocation, Request, Returned};
 use crate::stream::Stream;
 use crate::sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock};
 use std::panic::Location;
@@ -37,32 +37,39 @@ pub(crate) struct Purpose {
 
 impl Storage {
     /// Memory from the stream's pool; also whether it is known to be zeros.
-    pub(crate) fn new(home: &Stream, purpose: &Purpose) -> Result<(Storage, bool)> {
+    pub(crate) fn new(home: &Stream, purpose: &Purpose) -> Result<(Arc<Storage>, bool)> {
         let &Purpose { bytes, owner, operation, origin } = purpose;
-        let (mut block, mut hazards, mut zeroed) = (None, Hazards::default(), true);
+        let mut allocation = Allocation::default();
         if bytes > 0 {
             let state = home.state();
             let request =
                 Request { stream: state, slot: home.slot(), bytes, owner, operation, site: origin };
-            let allocation = state.shared.pool.allocate(&state.shared, &request)?;
-            block = Some(allocation.block);
-            hazards = Hazards::new(allocation.inherited);
-            zeroed = allocation.zeroed;
+            allocation = state.shared.pool.allocate(&state.shared, &request)?;
         }
-        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        let hazards = Mutex::new(hazards);
-        let storage = Storage { block, bytes, owner, id, home: home.clone(), hazards, origin };
+        let Allocation { block, inherited, zeroed } = allocation;
+        // Built in its place: moving it would cost more than making it.
+        let storage = Arc::new(Storage {
+            block,
+            bytes,
+            owner,
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            home: home.clone(),
+            hazards: Mutex::new(Hazards::new(inherited)),
+            origin,
+        });
         Ok((storage, zeroed))
     }
 
-    /// Writes a new storage from the host, if nothing still uses its block; whether it did.
-    pub(crate) fn fill_if_idle(&mut self, bytes: &[u8]) -> bool {
-        let idle = self.hazards.get_mut().is_ok_and(|hazards| hazards.is_idle());
-        match &self.block {
+    /// Writes a new storage from the host, if nothing else uses it or its block; whether it did.
+    pub(crate) fn fill_if_idle(storage: &mut Arc<Storage>, bytes: &[u8]) -> bool {
+        let Some(storage) = Arc::get_mut(storage) else { return false };
+        let idle = storage.hazards.get_mut().is_ok_and(|hazards| hazards.is_idle());
+        match &storage.block {
             Some(block) if idle => {
-                assert!(bytes.len() <= self.bytes);
-                // SAFETY: `&mut self` before the first handle was made: no work of this storage is
-                // queued. Work of the block's earlier storages is done, as `is_idle` says.
+                assert!(bytes.len() <= storage.bytes);
+                // SAFETY: this is the only handle, so no work of this storage can be submitted
+                // meanwhile. What was submitted, for it or for earlier storages of the block, is
+                // done, as `is_idle` says.
                 unsafe { block.fill(bytes) };
                 true
             }
@@ -101,11 +108,10 @@ impl Storage {
 impl Drop for Storage {
     fn drop(&mut self) {
         let Some(block) = self.block.take() else { return };
-        let hazards = match self.hazards.get_mut() {
-            Ok(hazards) => std::mem::take(hazards),
-            Err(poisoned) => std::mem::take(poisoned.into_inner()),
+        let after = match self.hazards.get_mut() {
+            Ok(hazards) => hazards.take_inherited(),
+            Err(poisoned) => poisoned.into_inner().take_inherited(),
         };
-        let after = hazards.into_inherited();
         let returned = Returned { block, after, owner: self.owner, bytes: self.bytes };
         self.home.state().shared.pool.free(self.home.slot(), returned);
     }

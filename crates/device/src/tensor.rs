@@ -121,7 +121,7 @@ impl Tensor {
         let (mut storage, _) = what.storage(stream, operation, site)?;
         let bytes = bytemuck::cast_slice(elements);
         stream.state().shared.counters.note(Act::CopyToDevice, site)?;
-        let filled = storage.fill_if_idle(bytes);
+        let filled = Storage::fill_if_idle(&mut storage, bytes);
         let tensor = what.tensor(storage);
         if !filled {
             transfer::copy_in(&tensor, bytes, operation, None, site)?;
@@ -340,15 +340,15 @@ impl New {
         stream: &Stream,
         operation: &'static str,
         origin: &'static Location<'static>,
-    ) -> Result<(Storage, bool)> {
+    ) -> Result<(Arc<Storage>, bool)> {
         self.format.check(operation, &self.shape)?;
         let bytes = self.shape.bytes(operation, self.dtype.size())?;
         Storage::new(stream, &Purpose { bytes, owner: self.owner, operation, origin })
     }
 
-    fn tensor(&self, storage: Storage) -> Tensor {
+    fn tensor(&self, storage: Arc<Storage>) -> Tensor {
         Tensor {
-            storage: Arc::new(storage),
+            storage,
             offset: 0,
             shape: self.shape,
             dtype: self.dtype,
