@@ -1,4 +1,5 @@
 //! Fused passes against the same graph node by node.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 mod common;
 
@@ -20,10 +21,14 @@ fn check(shape: Shape, dims: Dims, batch: usize) {
         for mode in [Mode::Gradient, Mode::Infer] {
             let [fused, plain] =
                 [true, false].map(|fuse| case.run(isa, mode, fuse, &gradient).unwrap());
+            // A gradient that is zero by construction (a 1×1 convolution of one channel before a
+            // batch norm, which undoes any scale) is the difference of terms as large as others.
+            let scale = plain.params.values().flatten().fold(0f32, |m, v| m.max(v.abs()));
+            let absolute = 1e-7 + RELATIVE * f64::from(scale);
             let wide = |v: &[f32]| v.iter().map(|v| f64::from(*v)).collect::<Vec<_>>();
             let close = |what: &str, a: &[f32], b: &[f32]| {
                 let what = format!("{what} ({isa}, {mode:?}, batch {batch})");
-                assert_close(&what, a, &wide(b), RELATIVE, 1e-7);
+                assert_close(&what, a, &wide(b), RELATIVE, absolute);
             };
             close("output", &fused.output, &plain.output);
             assert_eq!(fused.params.len(), plain.params.len());

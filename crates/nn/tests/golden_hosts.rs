@@ -1,4 +1,5 @@
 //! Whole hosts against PyTorch: twenty SGD steps on fixed data and weights.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 mod common;
 

@@ -10,6 +10,7 @@
 //!   most about twice the largest result: 32;
 //! - norms: as sums, and what cancels in x − mean, |mean|/σ ≤ 16 ulps, enters every factor of the
 //!   gradients: 64.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Networks on a device: training, evaluation, growth, metrics, weights, what a step costs.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 mod common;
 
@@ -7,8 +8,10 @@ use std::sync::Arc;
 use common::Random;
 use common::host::{self, BASELINE, MINIMAL, Shape};
 use meristem_device::{DType, Owner, Stream, Tensor};
-use meristem_nn::graph::{BlendMode, ConvGeometry, Dims, Graph, GraphBuilder, NodeId, SgdConfig};
-use meristem_nn::{Error, HostTensor, Isa, Metrics, Network, NetworkOptions, StateDict};
+use meristem_nn::graph::{
+    BlendMode, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, NodeId, SgdConfig,
+};
+use meristem_nn::{Error, HostData, HostTensor, Isa, Metrics, Network, NetworkOptions, StateDict};
 
 const DIMS: Dims = Dims { c: 3, h: 16, w: 16 };
 const MODULE: SgdConfig = SgdConfig { lr: 0.01, momentum: 0.9, weight_decay: 0.0, clip_norm: 1.0 };
@@ -23,7 +26,7 @@ enum Stage {
 
 /// x + GN(3×3(x)), in its own group; slot 0 of the alphas.
 fn module(b: &mut GraphBuilder, slot: &str, x: NodeId, stage: Stage) -> NodeId {
-    let host = b.group(&format!("slots.{slot}"), MODULE);
+    let group = b.group(&format!("slots.{slot}"), MODULE);
     let c = b.dims(x).c;
     let input = if stage == Stage::Fossilized { x } else { b.detach(x) };
     let y = b
@@ -43,8 +46,8 @@ fn module(b: &mut GraphBuilder, slot: &str, x: NodeId, stage: Stage) -> NodeId {
         }
         Stage::Fossilized => m,
     };
-    assert_eq!(host.index(), b.current_group().index());
-    b.resume_group(b.host_group());
+    assert_eq!(group, b.current_group());
+    b.resume_group(GroupId::HOST);
     out
 }
 
@@ -90,12 +93,27 @@ fn metrics(network: &Network) -> Metrics {
     Metrics::parse(&network.metrics().to_vec().unwrap())
 }
 
-fn bits(state: &StateDict) -> Vec<(String, Vec<u64>)> {
-    let tensor = |t: &HostTensor| match &t.data {
-        meristem_nn::HostData::F32(v) => v.iter().map(|x| u64::from(x.to_bits())).collect(),
-        meristem_nn::HostData::I64(v) => v.iter().map(|x| *x as u64).collect(),
-    };
-    state.iter().map(|(name, t)| (name.to_owned(), tensor(t))).collect()
+fn bits(tensor: &HostTensor) -> Vec<u64> {
+    match &tensor.data {
+        HostData::F32(v) => v.iter().map(|x| u64::from(x.to_bits())).collect(),
+        HostData::I64(v) => v.iter().map(|x| *x as u64).collect(),
+    }
+}
+
+fn all_bits(state: &StateDict) -> Vec<u64> {
+    state.iter().flat_map(|(_, tensor)| bits(tensor)).collect()
+}
+
+/// The same names, and the same bits.
+#[track_caller]
+fn assert_same(what: &str, got: &StateDict, expected: &StateDict) {
+    let names = |s: &StateDict| s.iter().map(|(name, _)| name.to_owned()).collect::<Vec<_>>();
+    assert_eq!(names(got), names(expected), "{what}");
+    for ((name, got), (_, expected)) in got.iter().zip(expected.iter()) {
+        let (got, expected) = (bits(got), bits(expected));
+        let apart = got.iter().zip(&expected).filter(|(a, b)| a != b).count();
+        assert_eq!(apart, 0, "{what}: {name} differs in {apart} of {} elements", got.len());
+    }
 }
 
 fn only(state: &StateDict, prefix: &str) -> StateDict {
@@ -122,7 +140,8 @@ fn a_training_module_does_not_touch_its_host() {
             train(&mut bare, step..step + 1, 8);
             train(&mut with, step..step + 1, 8);
             let host = without(&with.state_dict().unwrap(), "slots");
-            assert_eq!(bits(&host), bits(&bare.state_dict().unwrap()), "{slots:?} step {step}");
+            let what = format!("{slots:?} step {step}");
+            assert_same(&what, &host, &bare.state_dict().unwrap());
             let (x, _) = batch(&stream, 8, DIMS, 99);
             let logits =
                 [&mut bare, &mut with].map(|n| n.infer(&x, 0).unwrap().to_vec::<f32>().unwrap());
@@ -155,7 +174,7 @@ fn results_do_not_depend_on_the_workers() {
             networks.iter_mut().for_each(|n| train(n, step..step + 1, 5));
         }
         let of = |n: &Network| {
-            (bits(&n.state_dict().unwrap()), bits(&n.momentum_dict().unwrap()), metrics(n))
+            (all_bits(&n.state_dict().unwrap()), all_bits(&n.momentum_dict().unwrap()), metrics(n))
         };
         networks.iter().map(of).collect::<Vec<_>>()
     };
@@ -163,7 +182,7 @@ fn results_do_not_depend_on_the_workers() {
     for threads in [1, 2, 4] {
         assert!(first == run(threads), "{threads} threads");
     }
-    assert_ne!(first[0].0, first[1].0, "envs start from weights of their own");
+    assert!(first[0].0 != first[1].0, "envs start from weights of their own");
 }
 
 #[test]
@@ -204,8 +223,8 @@ fn growth_carries_everything_over_by_name() {
     // It goes: the host is the one that never had it.
     grows.set_graph(bare).unwrap();
     train(&mut grows, 4..6, 8);
-    assert_eq!(bits(&grows.state_dict().unwrap()), bits(&plain.state_dict().unwrap()));
-    assert_eq!(bits(&grows.momentum_dict().unwrap()), bits(&plain.momentum_dict().unwrap()));
+    assert_same("state_dict", &grows.state_dict().unwrap(), &plain.state_dict().unwrap());
+    assert_same("momentum_dict", &grows.momentum_dict().unwrap(), &plain.momentum_dict().unwrap());
     // And comes again, new.
     grows.set_graph(training).unwrap();
     assert_eq!(only(&grows.state_dict().unwrap(), "slots"), fresh);
@@ -221,7 +240,7 @@ fn batches_of_any_size() {
         for (step, n) in [5usize, 1, 3, 5, 2, 3].into_iter().enumerate() {
             train(&mut network, step as u64..step as u64 + 1, n);
         }
-        (bits(&network.state_dict().unwrap()), metrics(&network))
+        (all_bits(&network.state_dict().unwrap()), metrics(&network))
     };
     let (state, metrics) = run(5);
     assert_eq!((metrics.samples, metrics.steps), (19, 6));
@@ -323,7 +342,7 @@ fn gradient_metrics_are_the_gradients() {
     for (g, prefix) in [(0, ""), (1, "slots")] {
         let norms: Vec<f64> = gradients
             .iter()
-            .filter(|(name, _)| name.starts_with("slots") == !prefix.is_empty())
+            .filter(|(name, _)| name.starts_with("slots") != prefix.is_empty())
             .map(|(_, t)| t.as_f32().unwrap().iter().map(|v| f64::from(*v).powi(2)).sum::<f64>())
             .collect();
         let norm = norms.iter().sum::<f64>().sqrt();
@@ -395,8 +414,12 @@ fn state_and_momentum_are_all_there_is() {
     resumed.load_state_dict(&state, true).unwrap();
     resumed.load_momentum_dict(&momentum).unwrap();
     train(&mut resumed, 3..6, 6);
-    assert_eq!(bits(&resumed.state_dict().unwrap()), bits(&whole.state_dict().unwrap()));
-    assert_eq!(bits(&resumed.momentum_dict().unwrap()), bits(&whole.momentum_dict().unwrap()));
+    assert_same("state_dict", &resumed.state_dict().unwrap(), &whole.state_dict().unwrap());
+    assert_same(
+        "momentum_dict",
+        &resumed.momentum_dict().unwrap(),
+        &whole.momentum_dict().unwrap(),
+    );
 }
 
 #[test]

@@ -55,11 +55,6 @@ impl GraphBuilder {
         self.group
     }
 
-    /// The group of the host.
-    pub fn host_group(&self) -> GroupId {
-        GroupId(0)
-    }
-
     /// The group that parameters declared now belong to.
     pub fn current_group(&self) -> GroupId {
         self.group
@@ -122,7 +117,7 @@ impl GraphBuilder {
         let (Some(h), Some(w)) = (extent(d.h, 0), extent(d.w, 1)) else {
             return Err(Error::TooSmall { layer: name.into(), dims: d, window: kernel });
         };
-        if groups == 0 || out == 0 || d.c % groups != 0 || out % groups != 0 {
+        if groups == 0 || out == 0 || !d.c.is_multiple_of(groups) || !out.is_multiple_of(groups) {
             return Err(Error::Groups { layer: name.into(), groups, channels: [d.c, out] });
         }
         let shape = [out, d.c / groups, kernel[0], kernel[1]];
@@ -167,7 +162,7 @@ impl GraphBuilder {
         scale: f32,
     ) -> Result<NodeId> {
         let d = self.dims(x);
-        if groups == 0 || d.c % groups != 0 {
+        if groups == 0 || !d.c.is_multiple_of(groups) {
             return Err(Error::Groups { layer: name.into(), groups, channels: [d.c, d.c] });
         }
         let (weight, bias) = self.affine(name, d.c, scale)?;

@@ -160,6 +160,8 @@ fn fresh(
     }
     if !state.is_empty() {
         group.state.copy_from_slice(&state)?;
+    }
+    if !counters.is_empty() {
         group.counters.copy_from_slice(&counters)?;
     }
     Ok(group)

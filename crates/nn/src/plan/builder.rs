@@ -55,6 +55,15 @@ impl Target {
     const NONE: Self = Self { value: ValueId::NONE, accumulate: false };
 }
 
+/// A gradient that was not yet routed back through 2×2 max pooling and ReLU.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PooledGradient {
+    /// Gradient of the pooled output.
+    pub(crate) dout: ValueId,
+    /// Which of its window's inputs each output came from, in bytes.
+    pub(crate) codes: ValueId,
+}
+
 /// A plan being built.
 pub(crate) struct Builder<'g> {
     pub(crate) graph: &'g Graph,
@@ -68,6 +77,8 @@ pub(crate) struct Builder<'g> {
     leads: Vec<bool>,
     /// Gradient of each node's value. Several nodes may hold one gradient.
     grads: Vec<Option<ValueId>>,
+    /// Gradients that a norm unit takes instead of the one of its output, see `fuse`.
+    pooled: Vec<(NodeId, PooledGradient)>,
     /// Gradient of each group's parameters, in the layout of its values.
     group_grads: Vec<Option<ValueId>>,
     /// Parameters that got a gradient.
@@ -85,6 +96,7 @@ impl<'g> Builder<'g> {
             nodes: vec![None; graph.nodes.len()],
             leads: vec![],
             grads: vec![None; graph.nodes.len()],
+            pooled: vec![],
             group_grads: vec![None; graph.groups.len()],
             trained: vec![false; graph.params.len()],
         };
@@ -219,6 +231,16 @@ impl<'g> Builder<'g> {
         self.grads[node.index()]
     }
 
+    /// Hands the norm unit with output `norm` a gradient from before the pooling.
+    pub(crate) fn give_pooled(&mut self, norm: NodeId, gradient: PooledGradient) {
+        self.pooled.push((norm, gradient));
+    }
+
+    /// What [`Builder::give_pooled`] handed to this unit.
+    pub(crate) fn pooled(&self, norm: NodeId) -> Option<PooledGradient> {
+        self.pooled.iter().find(|(node, _)| *node == norm).map(|(_, gradient)| *gradient)
+    }
+
     /// Starts the backward pass: the gradient of a node's value is this one.
     pub(crate) fn seed(&mut self, node: NodeId, gradient: ValueId) {
         self.grads[node.index()] = Some(gradient);
@@ -292,7 +314,8 @@ impl<'g> Builder<'g> {
             other <= of.index() || matches!(self.graph.nodes[other].op, Op::Input(_))
         };
         let shared = (0..self.grads.len())
-            .any(|i| i != node.index() && self.grads[i] == Some(value) && waits(i));
+            .any(|i| i != node.index() && self.grads[i] == Some(value) && waits(i))
+            || self.pooled.iter().any(|(_, gradient)| gradient.dout == value);
         if !shared {
             return Target { value, accumulate: true };
         }

@@ -12,6 +12,15 @@ pub(crate) enum Unit {
     /// Batch norm and what it swallows. The convolution's raw output and the batch's statistics are
     /// what backward keeps.
     Norm(NormUnit),
+    /// 2×2 max pooling behind a `StraightThrough`, which keeps it out of its norm's unit.
+    StraightPool {
+        /// The pooling.
+        pool: NodeId,
+        /// Output of the norm's unit. Its gradient comes from the pooling alone, so backward can
+        /// take the way of the whole unit: the host trains as it would without the module, bit for
+        /// bit, though sums in another order differ in the last one.
+        norm: NodeId,
+    },
 }
 
 /// A batch norm with its neighbours.
@@ -35,6 +44,7 @@ impl Unit {
         match self {
             Unit::Node(node) => *node,
             Unit::Norm(unit) => unit.output,
+            Unit::StraightPool { pool, .. } => *pool,
         }
     }
 }
@@ -64,10 +74,32 @@ pub(crate) fn units(graph: &Graph, options: PlanOptions) -> Vec<Unit> {
         match at[i] {
             Some(unit) => units.push(Unit::Norm(unit)),
             None if taken[i] => {}
-            None => units.push(Unit::Node(NodeId(i))),
+            None => {
+                let pool = NodeId(i);
+                let norm = straight_pool(graph, &readers, &at, pool).filter(|_| options.fuse);
+                units.push(norm.map_or(Unit::Node(pool), |norm| Unit::StraightPool { pool, norm }));
+            }
         }
     }
     units
+}
+
+/// The norm unit's output that `pool` reads through a `StraightThrough`, if no gradient reaches it
+/// by another way.
+fn straight_pool(
+    graph: &Graph,
+    readers: &[Vec<NodeId>],
+    units: &[Option<NormUnit>],
+    pool: NodeId,
+) -> Option<NodeId> {
+    let op = |node: NodeId| &graph.nodes[node.index()].op;
+    let &Op::MaxPool2d { x: straight, kernel: 2, stride: 2 } = op(pool) else { return None };
+    let &Op::StraightThrough { host, module } = op(straight) else { return None };
+    let unit = units[host.index()].filter(|unit| unit.relu && !unit.pool)?;
+    let only_pool = readers[straight.index()] == [pool];
+    let detached = |r: &NodeId| *r == straight || matches!(op(*r), Op::Detach(_));
+    let alone = host != module && readers[host.index()].iter().all(detached);
+    (only_pool && alone).then_some(unit.output)
 }
 
 /// Who reads each node's value, among the nodes that the output needs.
@@ -179,6 +211,17 @@ mod tests {
             unit,
             NormUnit { conv: None, norm: NodeId(2), relu: false, pool: false, output: NodeId(2) }
         );
+    }
+
+    #[test]
+    fn pooling_behind_a_training_module_knows_its_norm() {
+        let graph = host(false, true);
+        let found = |graph: &Graph, mode| {
+            let units = units(graph, PlanOptions::new(2, mode));
+            units.iter().any(|u| matches!(u, Unit::StraightPool { norm: NodeId(3), .. }))
+        };
+        assert!(found(&graph, Mode::Train));
+        assert!(!found(&host(true, true), Mode::Train), "another reader of the value");
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! Graph to plan: a flat list of kernel calls over one arena whose offsets were assigned ahead.
 //!
 //! Running a plan allocates nothing, branches on no data and asks the device nothing. There is no
-//! tape: backward is derived here, op by op (see [`lower`], one file per family of operations), and
+//! tape: backward is derived here, op by op (see `lower`, one file per family of operations), and
 //! only for what leads to a parameter.
 //!
-//! The way of a graph: [`fuse`] groups nodes into units, [`lower`] emits each unit's steps into a
-//! [`builder`], dead steps are dropped, [`arena`] assigns memory from the values' lifetimes, and the
+//! The way of a graph: `fuse` groups nodes into units, `lower` emits each unit's steps into a
+//! `builder`, dead steps are dropped, `arena` assigns memory from the values' lifetimes, and the
 //! result is checked before it is handed out.
 
 pub mod arena;

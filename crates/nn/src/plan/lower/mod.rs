@@ -28,6 +28,7 @@ pub(super) fn forward(b: &mut Builder<'_>, unit: &Unit) -> Result<Option<Backwar
     match unit {
         Unit::Node(node) => Ok(self::node(b, *node)),
         Unit::Norm(unit) => norm::batch_norm(b, unit).map(Some),
+        Unit::StraightPool { pool, norm } => Ok(pool::straight_max(b, *pool, *norm)),
     }
 }
 
@@ -45,7 +46,7 @@ fn node(b: &mut Builder<'_>, node: NodeId) -> Option<Backward> {
         Op::BatchNorm { .. } => None,
         Op::GroupNorm { .. } => norm::group_norm(b, node),
         Op::Relu(_) | Op::Sigmoid(_) | Op::Tanh(_) => elementwise::activation(b, node),
-        Op::MaxPool2d { x, kernel, stride } => Some(pool::max(b, node, x, kernel, stride)),
+        Op::MaxPool2d { .. } => pool::max(b, node),
         Op::GlobalAvgPool(x) => Some(pool::global_average(b, node, x)),
         Op::Linear { x, weight, bias } => Some(linear::linear(b, node, x, weight, bias)),
         Op::Add(x, y) => Some(elementwise::add(b, node, [x, y])),

@@ -109,6 +109,10 @@ pub(super) fn batch_norm(b: &mut Builder<'_>, unit: &NormUnit) -> Result<Backwar
     Ok(Box::new(move |b, dy| {
         let [dgamma, dbeta] = [node.weight, node.bias].map(|id| b.param_gradient(id));
         let scratch = b.scratch(bn.scratch_len());
+        let (bn, dy, codes) = match b.pooled(unit.output) {
+            Some(pooled) => (BatchNorm { pool: true, ..bn }, pooled.dout, pooled.codes),
+            None => (bn, dy, codes),
+        };
         let [x, mean, var, gamma, beta] = reads;
         let reads = [x, mean, var, gamma, beta, dy, codes];
         let emit = |b: &mut Builder<'_>, dx: ValueId, accumulate: bool| {
@@ -175,6 +179,7 @@ struct UpdateRunning {
 impl Call for UpdateRunning {
     fn run(&self, cx: &mut Context<'_, '_>) {
         let ([mean, var], [running_mean, running_var]) = cx.operands.split();
+        // Counted as an i64 below: an f32 stops counting at 2^24.
         let running = Running { mean: running_mean, var: running_var, batches: &mut 0.0 };
         norm::update_running(self.momentum, self.count, mean, var, running);
         cx.operands.count(self.group, self.counter);

@@ -1,9 +1,10 @@
 //! Max pooling and global average pooling.
 
-use crate::graph::NodeId;
+use crate::graph::{NodeId, Op};
+use crate::kernels::norm::batch::BLOCKED;
 use crate::kernels::pool::{self, PoolShape};
 use crate::kernels::{GradOut, ImageShape};
-use crate::plan::builder::{Backward, Builder};
+use crate::plan::builder::{Backward, Builder, PooledGradient};
 use crate::plan::step::{Call, Context};
 use crate::plan::value::ValueId;
 
@@ -39,26 +40,72 @@ impl Call for MaxGradient {
     }
 }
 
-/// `MaxPool2d`; backward needs the winners' positions, one byte each, and no values.
-pub(super) fn max(
-    b: &mut Builder<'_>,
+/// A max pooling node after its forward step.
+#[derive(Clone, Copy)]
+struct Pooled {
     node: NodeId,
     x: NodeId,
-    kernel: usize,
-    stride: usize,
-) -> Backward {
-    let shape = PoolShape { input: b.shape(x), kernel, stride };
-    let input = b.node(x);
-    let y = b.output(node);
-    let saved = b.backward() && b.wants(node);
-    let argmax = if saved { b.arena(words(shape.output().len())) } else { ValueId::NONE };
-    b.emit(Max(shape), &[input], &[y, argmax]);
-    Box::new(move |b, dy| {
+    shape: PoolShape,
+    y: ValueId,
+    argmax: ValueId,
+}
+
+impl Pooled {
+    /// Emits the forward step. Backward needs the winners' positions, one byte each, and no values.
+    fn forward(b: &mut Builder<'_>, node: NodeId) -> Option<Self> {
+        let Op::MaxPool2d { x, kernel, stride } = b.graph.nodes[node.index()].op else {
+            return None;
+        };
+        let shape = PoolShape { input: b.shape(x), kernel, stride };
+        let input = b.node(x);
+        let y = b.output(node);
+        let saved = b.backward() && b.wants(node);
+        let argmax = if saved { b.arena(words(shape.output().len())) } else { ValueId::NONE };
+        b.emit(Max(shape), &[input], &[y, argmax]);
+        Some(Self { node, x, shape, y, argmax })
+    }
+
+    fn backward(self, b: &mut Builder<'_>, dy: ValueId) {
+        let Self { node, x, shape, argmax, .. } = self;
         b.send_gradients(node, [x], |b, [dx]| {
             let call = MaxGradient { shape, accumulate: dx.accumulate };
             b.emit(call, &[dy, argmax], &[dx.value]);
         });
-    })
+    }
+}
+
+/// `MaxPool2d`.
+pub(super) fn max(b: &mut Builder<'_>, node: NodeId) -> Option<Backward> {
+    let pooled = Pooled::forward(b, node)?;
+    Some(Box::new(move |b, dy| pooled.backward(b, dy)))
+}
+
+/// `MaxPool2d` behind a `StraightThrough`: the module gets its gradient as ever, and the norm unit
+/// with output `norm` gets the one from before the pooling, as if pooling were part of it.
+pub(super) fn straight_max(b: &mut Builder<'_>, node: NodeId, norm: NodeId) -> Option<Backward> {
+    let pooled = Pooled::forward(b, node)?;
+    Some(Box::new(move |b, dy| {
+        let codes = b.arena(words(pooled.shape.output().len()));
+        b.emit(NormCodes, &[pooled.y, pooled.argmax], &[codes]);
+        b.give_pooled(norm, PooledGradient { dout: dy, codes });
+        pooled.backward(b, dy);
+    }))
+}
+
+/// The codes of the pooled batch norm from those of plain pooling: a window whose maximum ReLU has
+/// cut passes no gradient.
+#[derive(Debug)]
+struct NormCodes;
+
+impl Call for NormCodes {
+    fn run(&self, cx: &mut Context<'_, '_>) {
+        let ([y, argmax], [codes]) = cx.operands.split();
+        let argmax: &[u8] = bytemuck::cast_slice(argmax);
+        let codes: &mut [u8] = bytemuck::cast_slice_mut(codes);
+        for ((code, &k), &y) in codes.iter_mut().zip(argmax).zip(y) {
+            *code = if y <= 0.0 { BLOCKED } else { k };
+        }
+    }
 }
 
 #[derive(Debug)]
