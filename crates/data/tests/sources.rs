@@ -4,26 +4,12 @@
 mod common;
 
 use std::fs;
-use std::path::{Path, PathBuf};
 
 use common::files::*;
-use common::{cpu, epoch_of};
+use common::{cpu, read_split};
 use meristem_data::{
-    DatasetFiles, DatasetSpec, Error, GatherConfig, Normalization, Residency, Source, Split, cache,
-    import_cifar10, verify,
+    DatasetFiles, DatasetSpec, Error, Residency, Source, Split, cache, import_cifar10, verify,
 };
-use meristem_device::DeviceId;
-
-/// Images (NHWC bytes) and labels of a split, by way of the device.
-fn read(spec: &DatasetSpec, split: Split) -> (Vec<u8>, Vec<u32>) {
-    let device = cpu(2);
-    let dataset = cache::load(&device, spec, split, Residency::Resident).unwrap();
-    let images = dataset.resident_images().unwrap().to_vec::<u8>().unwrap();
-    let labels = dataset.labels().to_vec::<u32>().unwrap();
-    assert_eq!(labels.len(), dataset.len());
-    cache::clear(|key| key.root == spec.root.as_ref().and_then(|r| r.canonicalize().ok()));
-    (images, labels)
-}
 
 fn open_error(spec: &DatasetSpec) -> Error {
     DatasetFiles::open(spec).unwrap_err()
@@ -63,7 +49,7 @@ fn the_embedded_subset_is_balanced_and_pinned() {
     assert_eq!((info.train_len, info.test_len, info.skipped), (10_000, 2_500, 0));
     assert_eq!(info.classes[9], "Ankle boot");
     assert!((info.mean[0] - 0.286).abs() < 0.005 && (info.std[0] - 0.353).abs() < 0.005);
-    let (images, labels) = read(&DatasetSpec::embedded(), Split::Train);
+    let (images, labels) = read_split(&DatasetSpec::embedded(), Split::Train);
     assert_eq!(&labels[..5], [9, 0, 0, 3, 0]); // as the original begins
     assert_eq!(images.len(), 10_000 * 784);
 }
@@ -78,8 +64,8 @@ fn idx_files_plain_gzip_and_nested() {
         let train = write_idx(&root, "train", 7, gzip);
         let test = write_idx(&root, "t10k", 3, gzip);
         let spec = spec_of(Source::FashionMnist, folder.path());
-        assert_eq!(read(&spec, Split::Train), train);
-        assert_eq!(read(&spec, Split::Test), test);
+        assert_eq!(read_split(&spec, Split::Train), train);
+        assert_eq!(read_split(&spec, Split::Test), test);
     }
 }
 
@@ -156,8 +142,8 @@ fn cifar_files() {
     let folder = tempfile::tempdir().unwrap();
     let (train, test) = write_cifar10(&folder.path().join("cifar-10-batches-bin"), 3);
     let spec = spec_of(Source::Cifar10, folder.path());
-    assert_eq!(read(&spec, Split::Train), train);
-    assert_eq!(read(&spec, Split::Test), test);
+    assert_eq!(read_split(&spec, Split::Train), train);
+    assert_eq!(read_split(&spec, Split::Test), test);
     let info = DatasetFiles::open(&spec).unwrap().info().unwrap();
     assert_eq!((info.train_len, info.test_len, info.channels, info.height), (15, 3, 3, 32));
     assert_eq!(info.classes[9], "truck");
@@ -171,7 +157,7 @@ fn cifar_files() {
     fs::write(folder.path().join("train.bin"), &bytes).unwrap();
     fs::write(folder.path().join("test.bin"), &bytes[..3074]).unwrap();
     let spec = spec_of(Source::Cifar100, folder.path());
-    assert_eq!(read(&spec, Split::Train).1, [99, 98, 97, 96]);
+    assert_eq!(read_split(&spec, Split::Train).1, [99, 98, 97, 96]);
     let info = DatasetFiles::open(&spec).unwrap().info().unwrap();
     assert_eq!((info.classes.len(), info.classes[99].as_str()), (100, "worm"));
     bytes[3074] = 20;
@@ -208,8 +194,8 @@ fn class_folders_are_read_in_order() {
     let (train, test) = write_folder(folder.path(), 4, 3);
     fs::write(folder.path().join("train/.DS_Store"), "x").unwrap();
     let spec = spec_of(Source::Folder, folder.path());
-    assert_eq!(read(&spec, Split::Train), train);
-    assert_eq!(read(&spec, Split::Test), test);
+    assert_eq!(read_split(&spec, Split::Train), train);
+    assert_eq!(read_split(&spec, Split::Test), test);
     let info = DatasetFiles::open(&spec).unwrap().info().unwrap();
     assert_eq!(info.classes, ["ant", "bee", "cat"]);
     assert_eq!((info.width, info.height, info.channels), (6, 5, 3));
@@ -222,9 +208,9 @@ fn grey_images_stay_grey_and_become_rgb_among_rgb() {
         save_grey(&folder.path().join(split).join("a/1.png"), 9);
     }
     let spec = spec_of(Source::Folder, folder.path());
-    assert_eq!(read(&spec, Split::Train), (vec![9; 30], vec![0]));
+    assert_eq!(read_split(&spec, Split::Train), (vec![9; 30], vec![0]));
     save_rgb(&folder.path().join("train/a/0.png"), 6, 5, 7);
-    let (images, _) = read(&spec, Split::Train);
+    let (images, _) = read_split(&spec, Split::Train);
     assert_eq!((images.len(), &images[90..93]), (180, &[9, 9, 9][..]));
     save_rgb(&folder.path().join("train/a/2.png"), 6, 5, 7);
     fs::remove_file(folder.path().join("train/a/0.png")).unwrap();
@@ -271,7 +257,7 @@ fn damaged_images_are_named_and_can_be_left_out() {
         assert!(error.is_damage() && error.to_string().contains(name), "{error}");
         assert!(error.to_string().contains("--skip-bad"), "{error}");
         let lenient = DatasetSpec { skip_bad: true, ..strict.clone() };
-        assert_eq!(read(&lenient, Split::Train).1, [0, 0]);
+        assert_eq!(read_split(&lenient, Split::Train).1, [0, 0]);
         let info = DatasetFiles::open(&lenient).unwrap().info().unwrap();
         assert_eq!((info.train_len, info.test_len, info.skipped), (2, 3, 1));
         let report = verify(&strict).unwrap();
@@ -315,7 +301,11 @@ fn arrays_of_both_kinds() {
         for root in [folder.path(), path.as_path()] {
             let spec = spec_of(Source::Arrays, root);
             let labels = arrays.train_labels.iter().map(|l| *l as u32).collect();
-            assert_eq!(read(&spec, Split::Train), (arrays.train_images.clone(), labels), "{kind}");
+            assert_eq!(
+                read_split(&spec, Split::Train),
+                (arrays.train_images.clone(), labels),
+                "{kind}"
+            );
             let info = DatasetFiles::open(&spec).unwrap().info().unwrap();
             assert_eq!((info.train_len, info.test_len, info.channels), (3, 2, 2), "{kind}");
             assert_eq!(info.classes, ["0", "1", "2"], "{kind}");
@@ -375,8 +365,8 @@ fn an_import_reads_back_as_the_folder() {
     let report = import_cifar10(&source, &target, false).unwrap();
     assert_eq!((report.train_len, report.test_len, report.skipped), (30, 10, 0));
     let spec = spec_of(Source::Cifar10, &target);
-    let (images, labels) = read(&spec, Split::Train);
-    let (from_images, from_labels) = read(&spec_of(Source::Folder, &source), Split::Train);
+    let (images, labels) = read_split(&spec, Split::Train);
+    let (from_images, from_labels) = read_split(&spec_of(Source::Folder, &source), Split::Train);
     for (i, (image, label)) in images.chunks(3072).zip(&labels).enumerate() {
         assert_eq!(*label as usize, i % 10, "round-robin over the classes");
         let place = *label as usize * 3 + i / 10;
@@ -401,136 +391,4 @@ fn an_import_reads_back_as_the_folder() {
     write_folder(&folder.path().join("small"), 1, 1);
     let error = import_cifar10(&folder.path().join("small"), &other, false).unwrap_err();
     assert!(error.to_string().contains("32×32 RGB"), "{error}");
-}
-
-/// D1: one copy, shared; freed and counted by `clear`; a failed load leaves nothing.
-#[test]
-fn the_cache_holds_one_copy() {
-    let folder = tempfile::tempdir().unwrap();
-    write_cifar10(folder.path(), 40);
-    let root = folder.path().canonicalize().unwrap();
-    let spec = spec_of(Source::Cifar10, folder.path());
-    let (device, other) = (cpu(2), cpu(2));
-    let dotted = spec_of(Source::Cifar10, &folder.path().join("."));
-    let ids: Vec<u64> = std::thread::scope(|scope| {
-        let load = |spec: DatasetSpec| {
-            let device = device.clone();
-            move || {
-                let data = cache::load(&device, &spec, Split::Train, Residency::Resident).unwrap();
-                data.resident_images().unwrap().storage_id()
-            }
-        };
-        let specs = (0..8).map(|i| if i % 2 == 0 { spec.clone() } else { dotted.clone() });
-        let threads: Vec<_> = specs.map(|spec| scope.spawn(load(spec))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    });
-    assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
-    let bytes = 200 * (3072 + 4);
-    assert_eq!(device.memory().current, bytes, "one copy of images and labels");
-    let f32s = cache::load(&device, &spec, Split::Train, Residency::ResidentF32).unwrap();
-    assert_ne!(f32s.resident_images().unwrap().storage_id(), ids[0]);
-    let budget = Residency::Auto { budget: bytes };
-    let auto = cache::load(&device, &spec, Split::Train, budget).unwrap();
-    assert_eq!(auto.resident_images().unwrap().storage_id(), ids[0]);
-    let budget = Residency::Auto { budget: bytes - 1 };
-    let streamed = cache::load(&device, &spec, Split::Train, budget).unwrap();
-    assert!(streamed.resident_images().is_none());
-    cache::load(&other, &spec, Split::Train, Residency::Resident).unwrap();
-    drop((f32s, auto, streamed));
-    let ours = |key: &cache::CacheKey| key.root.as_deref() == Some(root.as_path());
-    assert_eq!(cache::clear(|key| ours(key) && key.residency == Residency::Streamed), 1);
-    assert_eq!(cache::clear(ours), 3);
-    assert_eq!(cache::clear(ours), 0);
-    assert_eq!((device.memory().current, other.memory().current), (0, 0));
-}
-
-/// D9: a load that fails leaves no memory and no entry, and the next one sees the mended file.
-#[test]
-fn a_failed_load_leaves_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    let (train, _) = write_cifar10(folder.path(), 3);
-    let path = folder.path().join("data_batch_5.bin");
-    let sound = fs::read(&path).unwrap();
-    let spec = spec_of(Source::Cifar10, folder.path());
-    let device = cpu(2);
-    for residency in [Residency::Resident, Residency::ResidentF32, Residency::Streamed] {
-        let mut broken = sound.clone();
-        broken[3073] = 77;
-        fs::write(&path, &broken).unwrap();
-        assert!(cache::load(&device, &spec, Split::Train, residency).unwrap_err().is_damage());
-        assert_eq!(device.memory().current, 0);
-        let root = spec.root.as_ref().unwrap().canonicalize().unwrap();
-        assert_eq!(cache::clear(|key| key.root.as_deref() == Some(root.as_path())), 0);
-        fs::write(&path, &sound).unwrap();
-        cache::load(&device, &spec, Split::Train, residency).unwrap();
-        assert_eq!(read(&spec, Split::Train), train);
-    }
-}
-
-/// D1: the load's extra device memory is one chunk: nothing but the copy itself is ever there.
-#[test]
-fn a_load_is_one_shot() {
-    let folder = tempfile::tempdir().unwrap();
-    write_cifar10(folder.path(), 400); // 6 MB, several chunks
-    let spec = spec_of(Source::Cifar10, folder.path());
-    let device = cpu(1);
-    let dataset = cache::load(&device, &spec, Split::Train, Residency::Resident).unwrap();
-    assert_eq!(device.memory().peak, 2000 * (3072 + 4));
-    assert_eq!(dataset.info().mean.len(), 3);
-    cache::clear(|key| key.root == spec.root.as_ref().and_then(|r| r.canonicalize().ok()));
-}
-
-/// D7 and the f32 variant: same interface, same order, same bits as the resident copy.
-#[test]
-fn every_residency_serves_the_same_bits() {
-    let folder = tempfile::tempdir().unwrap();
-    write_folder(folder.path(), 30, 7);
-    let spec = spec_of(Source::Folder, folder.path());
-    for augment in ["none", "crop=2,flip,cutout=2"] {
-        for (batch, envs, shuffle) in [(7, 1, true), (4, 3, true), (16, 2, false)] {
-            let config = GatherConfig {
-                augment: augment.parse().unwrap(),
-                shuffle,
-                seed: 5,
-                ..GatherConfig::new(batch, vec![DeviceId::Cpu; envs])
-            };
-            let epochs = |residency, split| {
-                let device = cpu(2);
-                let dataset = cache::load(&device, &spec, split, residency).unwrap();
-                [0, 1].map(|epoch| epoch_of(&device, &dataset, &config, epoch))
-            };
-            for split in Split::ALL {
-                let resident = epochs(Residency::Resident, split);
-                assert!(!resident[0].is_empty());
-                assert!(epochs(Residency::Streamed, split) == resident, "{config:?}");
-                assert!(epochs(Residency::ResidentF32, split) == resident, "{config:?}");
-            }
-        }
-    }
-    cache::clear(|key| key.source == Source::Folder && key.root == canonical(&folder));
-}
-
-/// The constants of the training split serve the test split.
-#[test]
-fn the_test_split_is_normalised_like_training() {
-    let folder = tempfile::tempdir().unwrap();
-    let ((train, _), _) = write_folder(folder.path(), 5, 5);
-    let device = cpu(1);
-    let spec = spec_of(Source::Folder, folder.path());
-    let test = cache::load(&device, &spec, Split::Test, Residency::Resident).unwrap();
-    let Normalization { mean, std } = test.normalization();
-    for c in 0..3 {
-        let values: Vec<f64> =
-            train.iter().skip(c).step_by(3).map(|v| f64::from(*v) / 255.0).collect();
-        let expected = values.iter().sum::<f64>() / values.len() as f64;
-        let variance =
-            values.iter().map(|v| (v - expected).powi(2)).sum::<f64>() / values.len() as f64;
-        assert!((f64::from(mean[c]) - expected).abs() < 1e-6);
-        assert!((f64::from(std[c]) - variance.sqrt()).abs() < 1e-6);
-    }
-    cache::clear(|key| key.root == canonical(&folder));
-}
-
-fn canonical(folder: &tempfile::TempDir) -> Option<PathBuf> {
-    Some(Path::canonicalize(folder.path()).unwrap())
 }

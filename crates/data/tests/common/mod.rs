@@ -5,7 +5,10 @@ pub(crate) mod files;
 
 use std::sync::Arc;
 
-use meristem_data::{Batch, Dataset, GatherBatches, GatherConfig, ImageShape, Normalization};
+use meristem_data::{
+    Batch, Dataset, DatasetSpec, GatherBatches, GatherConfig, ImageShape, Normalization, Residency,
+    Split, cache,
+};
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{Device, DeviceId, DeviceOptions, Stream, read_back};
 
@@ -92,6 +95,17 @@ pub(crate) fn epoch_of(
         }
     }
     all
+}
+
+/// Images (NHWC bytes) and labels of a split, by way of a device; its cache entry goes again.
+pub(crate) fn read_split(spec: &DatasetSpec, split: Split) -> (Vec<u8>, Vec<u32>) {
+    let dataset = cache::load(&cpu(2), spec, split, Residency::Resident).unwrap();
+    let images = dataset.resident_images().unwrap().to_vec::<u8>().unwrap();
+    let labels = dataset.labels().to_vec::<u32>().unwrap();
+    assert_eq!(labels.len(), dataset.len());
+    let root = spec.root.as_ref().map(|root| root.canonicalize().unwrap());
+    cache::clear(|key| key.root == root);
+    (images, labels)
 }
 
 /// The documentation of `augment` and `Normalization`, pixel by pixel. NHWC.

@@ -1,0 +1,145 @@
+//! The resident copy, its variants and the cache that shares it (D1, D7, D9).
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use common::files::*;
+use common::{cpu, epoch_of, read_split};
+use meristem_data::{DatasetSpec, GatherConfig, Normalization, Residency, Source, Split, cache};
+use meristem_device::DeviceId;
+
+/// D1: one copy, shared; freed and counted by `clear`; a failed load leaves nothing.
+#[test]
+fn the_cache_holds_one_copy() {
+    let folder = tempfile::tempdir().unwrap();
+    write_cifar10(folder.path(), 40);
+    let root = folder.path().canonicalize().unwrap();
+    let spec = spec_of(Source::Cifar10, folder.path());
+    let (device, other) = (cpu(2), cpu(2));
+    let dotted = spec_of(Source::Cifar10, &folder.path().join("."));
+    let ids: Vec<u64> = std::thread::scope(|scope| {
+        let load = |spec: DatasetSpec| {
+            let device = device.clone();
+            move || {
+                let data = cache::load(&device, &spec, Split::Train, Residency::Resident).unwrap();
+                data.resident_images().unwrap().storage_id()
+            }
+        };
+        let specs = (0..8).map(|i| if i % 2 == 0 { spec.clone() } else { dotted.clone() });
+        let threads: Vec<_> = specs.map(|spec| scope.spawn(load(spec))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
+    let bytes = 200 * (3072 + 4);
+    assert_eq!(device.memory().current, bytes, "one copy of images and labels");
+    let f32s = cache::load(&device, &spec, Split::Train, Residency::ResidentF32).unwrap();
+    assert_ne!(f32s.resident_images().unwrap().storage_id(), ids[0]);
+    let budget = Residency::Auto { budget: bytes };
+    let auto = cache::load(&device, &spec, Split::Train, budget).unwrap();
+    assert_eq!(auto.resident_images().unwrap().storage_id(), ids[0]);
+    let budget = Residency::Auto { budget: bytes - 1 };
+    let streamed = cache::load(&device, &spec, Split::Train, budget).unwrap();
+    assert!(streamed.resident_images().is_none());
+    cache::load(&other, &spec, Split::Train, Residency::Resident).unwrap();
+    drop((f32s, auto, streamed));
+    let ours = |key: &cache::CacheKey| key.root.as_deref() == Some(root.as_path());
+    assert_eq!(cache::clear(|key| ours(key) && key.residency == Residency::Streamed), 1);
+    assert_eq!(cache::clear(ours), 3);
+    assert_eq!(cache::clear(ours), 0);
+    assert_eq!((device.memory().current, other.memory().current), (0, 0));
+}
+
+/// D9: a load that fails leaves no memory and no entry, and the next one sees the mended file.
+#[test]
+fn a_failed_load_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (train, _) = write_cifar10(folder.path(), 3);
+    let path = folder.path().join("data_batch_5.bin");
+    let sound = fs::read(&path).unwrap();
+    let spec = spec_of(Source::Cifar10, folder.path());
+    let device = cpu(2);
+    for residency in [Residency::Resident, Residency::ResidentF32, Residency::Streamed] {
+        let mut broken = sound.clone();
+        broken[3073] = 77;
+        fs::write(&path, &broken).unwrap();
+        assert!(cache::load(&device, &spec, Split::Train, residency).unwrap_err().is_damage());
+        assert_eq!(device.memory().current, 0);
+        let root = spec.root.as_ref().unwrap().canonicalize().unwrap();
+        assert_eq!(cache::clear(|key| key.root.as_deref() == Some(root.as_path())), 0);
+        fs::write(&path, &sound).unwrap();
+        cache::load(&device, &spec, Split::Train, residency).unwrap();
+        assert_eq!(read_split(&spec, Split::Train), train);
+    }
+}
+
+/// D1: the load's extra device memory is one chunk: nothing but the copy itself is ever there.
+#[test]
+fn a_load_is_one_shot() {
+    let folder = tempfile::tempdir().unwrap();
+    write_cifar10(folder.path(), 400); // 6 MB, several chunks
+    let spec = spec_of(Source::Cifar10, folder.path());
+    let device = cpu(1);
+    let dataset = cache::load(&device, &spec, Split::Train, Residency::Resident).unwrap();
+    assert_eq!(device.memory().peak, 2000 * (3072 + 4));
+    assert_eq!(dataset.info().mean.len(), 3);
+    cache::clear(|key| key.root == spec.root.as_ref().and_then(|r| r.canonicalize().ok()));
+}
+
+/// D7 and the f32 variant: same interface, same order, same bits as the resident copy.
+#[test]
+fn every_residency_serves_the_same_bits() {
+    let folder = tempfile::tempdir().unwrap();
+    write_folder(folder.path(), 30, 7);
+    let spec = spec_of(Source::Folder, folder.path());
+    for augment in ["none", "crop=2,flip,cutout=2"] {
+        for (batch, envs, shuffle) in [(7, 1, true), (4, 3, true), (16, 2, false)] {
+            let config = GatherConfig {
+                augment: augment.parse().unwrap(),
+                shuffle,
+                seed: 5,
+                ..GatherConfig::new(batch, vec![DeviceId::Cpu; envs])
+            };
+            let epochs = |residency, split| {
+                let device = cpu(2);
+                let dataset = cache::load(&device, &spec, split, residency).unwrap();
+                [0, 1].map(|epoch| epoch_of(&device, &dataset, &config, epoch))
+            };
+            for split in Split::ALL {
+                let resident = epochs(Residency::Resident, split);
+                assert!(!resident[0].is_empty());
+                assert!(epochs(Residency::Streamed, split) == resident, "{config:?}");
+                assert!(epochs(Residency::ResidentF32, split) == resident, "{config:?}");
+            }
+        }
+    }
+    cache::clear(|key| key.source == Source::Folder && key.root == canonical(&folder));
+}
+
+/// The constants of the training split serve the test split.
+#[test]
+fn the_test_split_is_normalised_like_training() {
+    let folder = tempfile::tempdir().unwrap();
+    let ((train, _), _) = write_folder(folder.path(), 5, 5);
+    let device = cpu(1);
+    let spec = spec_of(Source::Folder, folder.path());
+    let test = cache::load(&device, &spec, Split::Test, Residency::Resident).unwrap();
+    let Normalization { mean, std } = test.normalization();
+    for c in 0..3 {
+        let values: Vec<f64> =
+            train.iter().skip(c).step_by(3).map(|v| f64::from(*v) / 255.0).collect();
+        let expected = values.iter().sum::<f64>() / values.len() as f64;
+        let variance =
+            values.iter().map(|v| (v - expected).powi(2)).sum::<f64>() / values.len() as f64;
+        assert!((f64::from(mean[c]) - expected).abs() < 1e-6);
+        assert!((f64::from(std[c]) - variance.sqrt()).abs() < 1e-6);
+    }
+    cache::clear(|key| key.root == canonical(&folder));
+}
+
+fn canonical(folder: &tempfile::TempDir) -> Option<PathBuf> {
+    Some(Path::canonicalize(folder.path()).unwrap())
+}
