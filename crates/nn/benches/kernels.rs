@@ -12,19 +12,23 @@ use meristem_nn::kernels::norm::{
 };
 use meristem_nn::kernels::{GradOut, ImageShape, Isa, optim, pool};
 
-/// Batch of every stage.
+/// Images in a batch of the `baseline` host and the blueprints, as in training.
 const BATCH: usize = 128;
+
+/// Images in a batch of the `large` host: runs of a few milliseconds, which now and then a shared
+/// machine leaves undisturbed.
+const LARGE_BATCH: usize = 16;
 
 fn main() {
     let filter = std::env::args().skip(1).find(|a| !a.starts_with('-')).unwrap_or_default();
     let isa = Isa::from_env().unwrap_or_else(|e| panic!("{e}"));
-    println!("instruction set {isa}, one thread, batch {BATCH}");
+    println!("instruction set {isa}, one thread, batch {BATCH} (large: {LARGE_BATCH})");
     let mut bench = Bench { isa, filter };
-    for (host, base) in [("baseline", 8), ("large", 32)] {
+    for (host, base, batch) in [("baseline", 8, BATCH), ("large", 32, LARGE_BATCH)] {
         for (i, (size, ci, co)) in
             [(32, 3, base), (16, base, 2 * base), (8, 2 * base, 4 * base)].into_iter().enumerate()
         {
-            bench.stage(&format!("{host} {i}"), size, ci, co);
+            bench.stage(&format!("{host} {i}"), [batch, size], [ci, co]);
         }
     }
     bench.blueprints();
@@ -123,9 +127,9 @@ impl Bench {
         });
     }
 
-    fn stage(&mut self, name: &str, size: usize, in_c: usize, out_c: usize) {
+    fn stage(&mut self, name: &str, [batch, size]: [usize; 2], [in_c, out_c]: [usize; 2]) {
         let s = ConvShape {
-            batch: BATCH,
+            batch,
             in_c,
             in_h: size,
             in_w: size,

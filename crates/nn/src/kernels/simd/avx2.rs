@@ -22,6 +22,11 @@ unsafe impl Simd for Ymm {
     const LANES: usize = 8;
 
     #[inline(always)]
+    fn opaque(i: usize) -> usize {
+        super::opaque(i)
+    }
+
+    #[inline(always)]
     unsafe fn splat(v: f32) -> Self {
         // SAFETY: the caller's promise.
         Self(unsafe { _mm256_set1_ps(v) })

@@ -18,6 +18,11 @@ unsafe impl Simd for Zmm {
     const LANES: usize = 16;
 
     #[inline(always)]
+    fn opaque(i: usize) -> usize {
+        super::opaque(i)
+    }
+
+    #[inline(always)]
     unsafe fn splat(v: f32) -> Self {
         // SAFETY: the caller's promise.
         Self(unsafe { _mm512_set1_ps(v) })

@@ -19,6 +19,13 @@ pub(crate) unsafe trait Simd: Copy {
     /// Elements of a register; divides [`PAD`](super::PAD).
     const LANES: usize;
 
+    /// `i` itself, in a way that the compiler cannot see through: keeps it from turning addresses
+    /// that share one index into as many pointers, which it would spill and move one by one.
+    #[inline(always)]
+    fn opaque(i: usize) -> usize {
+        i
+    }
+
     /// All elements `v`.
     unsafe fn splat(v: f32) -> Self;
 
@@ -84,4 +91,15 @@ pub(crate) unsafe trait Simd: Copy {
     /// # Safety
     /// These `n` are writable.
     unsafe fn store_bytes(self, p: *mut u8, n: usize);
+}
+
+/// [`Simd::opaque`] on x86-64.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn opaque(mut i: usize) -> usize {
+    // SAFETY: no instruction at all; the register holds `i` before and after.
+    unsafe {
+        std::arch::asm!("/* {0} */", inout(reg) i, options(pure, nomem, nostack, preserves_flags));
+    }
+    i
 }
