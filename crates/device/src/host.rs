@@ -21,8 +21,19 @@ impl MappedFile {
     /// [`Error::MapFile`] if it cannot be opened, is no regular file, or cannot be mapped.
     pub fn open(path: impl AsRef<Path>) -> Result<MappedFile> {
         let path = path.as_ref();
+        let file =
+            File::open(path).map_err(|source| Error::MapFile { path: path.to_owned(), source })?;
+        MappedFile::from_file(&file, path)
+    }
+
+    /// As [`open`](MappedFile::open) for a file that is open for reading; `path` names it in errors.
+    /// The file may have been removed from its folder: it lives as long as the map.
+    ///
+    /// # Errors
+    /// As [`open`](MappedFile::open).
+    pub fn from_file(file: &File, path: impl AsRef<Path>) -> Result<MappedFile> {
+        let path = path.as_ref();
         let failed = |source| Error::MapFile { path: path.to_owned(), source };
-        let file = File::open(path).map_err(failed)?;
         let about = file.metadata().map_err(failed)?;
         if !about.is_file() {
             let source = std::io::Error::new(std::io::ErrorKind::InvalidInput, "no regular file");
@@ -33,7 +44,7 @@ impl MappedFile {
         } else {
             // SAFETY: the map is read-only. That nobody changes the file meanwhile cannot be
             // checked, and is the documented condition of this call.
-            Some(unsafe { memmap2::Mmap::map(&file) }.map_err(failed)?)
+            Some(unsafe { memmap2::Mmap::map(file) }.map_err(failed)?)
         };
         Ok(MappedFile { path: path.to_owned(), map })
     }
@@ -65,6 +76,11 @@ mod tests {
         let path = folder.path().join("f");
         std::fs::write(&path, b"abc").unwrap();
         assert_eq!(MappedFile::open(&path).unwrap().as_bytes(), b"abc");
+        let file = File::open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let mapped = MappedFile::from_file(&file, &path).unwrap();
+        drop(file);
+        assert_eq!((mapped.as_bytes(), mapped.path()), (&b"abc"[..], path.as_path()));
         std::fs::write(&path, b"").unwrap();
         assert_eq!(MappedFile::open(&path).unwrap().as_bytes(), b"");
         for bad in [folder.path().join("missing"), folder.path().to_owned()] {

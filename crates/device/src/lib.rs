@@ -28,7 +28,7 @@
 //! `tensor`, `transfer`, `launch`, `stream`, `device`: what the user holds. `submit`: the one door
 //! onto a stream; `hazard`: who must wait for whom. `queue`, `executor`: streams run by workers.
 //! `storage`, `pool`, `size_class`, `block`: memory. Unsafe code is in `block` (taking memory) and
-//! `args` (giving kernels slices of it), one call each in `storage` and `host`.
+//! `args` (giving kernels slices of it); `storage`, `host` and `simd` have a call or two each.
 
 mod args;
 mod block;
@@ -50,6 +50,7 @@ mod pool;
 mod queue;
 pub mod random;
 mod shape;
+pub mod simd;
 mod size_class;
 mod storage;
 mod stream;
