@@ -32,8 +32,10 @@ pub(crate) enum Command {
     Bench(BenchCommand),
 }
 
-/// What `train` takes. A flag left out is decided by the configuration file, then by the preset.
+/// What `train` takes. A flag left out is decided by the configuration file, then by the preset; of a flag
+/// that is given twice the last counts, so that a script can be varied at its end.
 #[derive(Debug, Args)]
+#[command(allow_negative_numbers = true, args_override_self = true)]
 pub(crate) struct TrainArguments {
     /// Where the run is written; must not exist [default: runs/<time>-<name>]
     #[arg(long, value_name = "DIR", help_heading = "Run")]
@@ -138,13 +140,13 @@ pub(crate) struct TrainArguments {
     #[arg(long, value_name = "N", help_heading = "Growth")]
     min_training_steps: Option<u32>,
     /// Percentage points that a module must contribute to become permanent
-    #[arg(long, value_name = "PP", help_heading = "Growth", allow_negative_numbers = true)]
+    #[arg(long, value_name = "PP", help_heading = "Growth")]
     min_contribution: Option<f64>,
     /// Steps in a row that must gain little before the heuristic grows something
     #[arg(long, value_name = "N", help_heading = "Growth")]
     plateau_steps: Option<usize>,
     /// Less than this many percentage points a step is little
-    #[arg(long, value_name = "PP", help_heading = "Growth", allow_negative_numbers = true)]
+    #[arg(long, value_name = "PP", help_heading = "Growth")]
     plateau_gain: Option<f64>,
     /// How long a module is blended in: fast, standard or slow
     #[arg(long, value_parser = tempo, help_heading = "Growth")]
@@ -195,6 +197,7 @@ impl TrainArguments {
 
 /// Which dataset.
 #[derive(Debug, Args)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct DatasetArguments {
     /// embedded, fashion-mnist, cifar10, cifar100, folder or arrays
     #[arg(long, default_value = "embedded")]
@@ -208,6 +211,7 @@ pub(crate) struct DatasetArguments {
 }
 
 #[derive(Debug, Args)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct EvalArguments {
     /// Weights file (safetensors)
     #[arg(long, value_name = "FILE")]
@@ -247,6 +251,7 @@ pub(crate) enum DataCommand {
 }
 
 #[derive(Debug, Args)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct InfoArguments {
     /// embedded, fashion-mnist, cifar10, cifar100, folder or arrays
     #[arg(long)]
@@ -263,6 +268,7 @@ pub(crate) struct InfoArguments {
 }
 
 #[derive(Debug, Args)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct VerifyArguments {
     #[command(flatten)]
     pub(crate) dataset: DatasetArguments,
@@ -272,6 +278,7 @@ pub(crate) struct VerifyArguments {
 }
 
 #[derive(Debug, Args)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct ImportArguments {
     /// Folder with train/CLASS/* and test/CLASS/*
     #[arg(long, value_name = "DIR", alias = "data-root")]
@@ -288,6 +295,7 @@ pub(crate) struct ImportArguments {
 }
 
 #[derive(Debug, Args)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct PlanArguments {
     /// Samples in the dataset
     #[arg(long, value_name = "N")]
@@ -327,6 +335,7 @@ pub(crate) enum BenchCommand {
 }
 
 #[derive(Debug, Args)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct BenchHostArguments {
     /// Host description
     #[arg(long, default_value = "baseline")]
@@ -349,6 +358,7 @@ pub(crate) struct BenchHostArguments {
 }
 
 #[derive(Debug, Args)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct BenchGatherArguments {
     /// Samples in a batch
     #[arg(long, value_name = "N", default_value_t = 128)]

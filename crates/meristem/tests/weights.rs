@@ -12,25 +12,35 @@ use serde_json::Value;
 #[test]
 fn eval_repeats_the_accuracy_of_the_report() {
     let m = Meristem::new();
-    m.ok("train --preset quick --steps 13 --batch 32 --max-batches 4 --run-dir run --quiet");
-    let summary = m.json("run/summary.json");
-    let mut grown = 0;
-    for env in summary["envs"].as_array().unwrap() {
-        let weights = format!("run/{}", env["weights"].as_str().unwrap());
-        for flags in ["", "--host baseline", "--batch 77"] {
-            let said = m.ok(&format!("eval --weights {weights} --split test --json {flags}"));
-            let report: Value = serde_json::from_str(&said.stdout).unwrap();
-            assert_eq!(report["samples"], 2500);
-            assert_eq!(report["accuracy"], env["test_accuracy"]);
-            let [loss, expected] =
-                [&report["loss"], &env["test_loss"]].map(|l| l.as_f64().unwrap());
-            assert!((loss - expected).abs() < 1e-6 * expected, "{loss} {expected}");
+    // Once with modules on their way, once with modules that stayed.
+    for (run, flags) in [("live", "--steps 9"), ("fossil", "--steps 14 --min-contribution -100")] {
+        m.ok(&format!(
+            "train --preset quick {flags} --batch 32 --max-batches 4 --run-dir {run} --quiet"
+        ));
+        let summary = m.json(&format!("{run}/summary.json"));
+        let mut grown = vec![];
+        for env in summary["envs"].as_array().unwrap() {
+            check_eval(&m, &format!("{run}/{}", env["weights"].as_str().unwrap()), env);
+            let modules = env["modules"].as_array().unwrap();
+            grown.extend(modules.iter().map(|module| module["stage"].as_str().unwrap().to_owned()));
         }
-        grown += env["modules"].as_array().unwrap().len();
+        let stages = if run == "live" { ["blending", "holding"] } else { ["fossilized"; 2] };
+        assert!(grown.iter().any(|stage| stages.contains(&stage.as_str())), "{run}: {grown:?}");
     }
-    assert!(grown > 0, "no env grew: the test shows less than it should");
-    let said = m.ok("eval --weights run/weights/env-0.safetensors --split train");
+    let said = m.ok("eval --weights live/weights/env-0.safetensors --split train");
     assert!(said.stdout.contains("10,000 train images"), "{}", said.stdout);
+}
+
+/// Evaluates a file on the test split in several ways, and compares with the run's own report.
+fn check_eval(m: &Meristem, weights: &str, env: &Value) {
+    for flags in ["", "--host baseline", "--batch 77"] {
+        let said = m.ok(&format!("eval --weights {weights} --split test --json {flags}"));
+        let report: Value = serde_json::from_str(&said.stdout).unwrap();
+        assert_eq!(report["samples"], 2500);
+        assert_eq!(report["accuracy"], env["test_accuracy"]);
+        let [loss, expected] = [&report["loss"], &env["test_loss"]].map(|l| l.as_f64().unwrap());
+        assert!((loss - expected).abs() < 1e-6 * expected, "{loss} {expected}");
+    }
 }
 
 #[test]

@@ -91,6 +91,7 @@ impl Run {
         let test = machine.load(&names.spec, Split::Test, residency)?;
         let info = cache::files(&names.spec)?.info()?;
         let setup = Setup::new(config, names, info, Arc::new(blueprints))?;
+        setup.try_weights(&machine.streams()[0])?;
         let fleet = Fleet::new(machine, &setup, [train, test])?;
         let controller: Box<dyn Controller> = match config.controller {
             ControllerKind::None => Box::new(NoController),

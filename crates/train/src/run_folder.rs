@@ -16,6 +16,8 @@ use crate::error::{Error, Result};
 #[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,
+    /// Folders above it that were made for it, the nearest first.
+    above: Vec<PathBuf>,
 }
 
 impl RunFolder {
@@ -24,14 +26,17 @@ impl RunFolder {
     /// # Errors
     /// `wanted` exists, whatever it is; it cannot be created.
     pub fn create(wanted: Option<&Path>, name: &str) -> Result<Self> {
+        let base = match wanted {
+            Some(path) => path.parent().unwrap_or(Path::new("")),
+            None => Path::new("runs"),
+        };
+        let is_new = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
+        let above = base.ancestors().take_while(is_new).map(Path::to_path_buf).collect();
         let path = match wanted {
             Some(path) => make_new(path)?,
-            None => {
-                let stem = format!("{}-{name}", utc_stamp(SystemTime::now()));
-                first_free(Path::new("runs"), &stem)?
-            }
+            None => first_free(base, &format!("{}-{name}", utc_stamp(SystemTime::now())))?,
         };
-        let folder = Self { path };
+        let folder = Self { path, above };
         let weights = folder.weights();
         fs::create_dir(&weights).map_err(|source| Error::RunFolder {
             action: "create",
@@ -85,7 +90,8 @@ impl RunFolder {
         let removed = fs::remove_file(self.path.join("config.toml"))
             .or(Ok(()))
             .and_then(|()| fs::remove_dir(self.weights()))
-            .and_then(|()| fs::remove_dir(&self.path));
+            .and_then(|()| fs::remove_dir(&self.path))
+            .and_then(|()| self.above.iter().try_for_each(fs::remove_dir));
         if let Err(error) = removed {
             tracing::debug!(path = %self.path.display(), %error, "run folder not removed");
         }
@@ -185,7 +191,7 @@ mod tests {
         assert_eq!(error.exit_code(), 2);
         assert_eq!(fs::read_to_string(path.join("config.toml")).unwrap(), "seed = 1\n");
         folder.discard();
-        assert!(!path.exists());
+        assert!(base.path().exists() && !base.path().join("a").exists());
     }
 
     #[test]

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use meristem_data::{Augment, DatasetInfo, DatasetSpec, Residency, Source};
-use meristem_device::DeviceId;
+use meristem_device::{DeviceId, Stream};
 use meristem_grow::{BlueprintSet, Gates, Host, HostSpec, ImageShape, Rules, SlotName, nearest};
 use meristem_nn::graph::{Graph, SgdConfig};
-use meristem_nn::{Isa, Network};
+use meristem_nn::{Isa, Network, NetworkOptions};
 
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
@@ -119,6 +119,19 @@ impl Setup {
             host.sgd = SgdConfig { lr, momentum, weight_decay, ..host.sgd };
         }
         Ok(Arc::new(graph))
+    }
+
+    /// Finds out whether the initial weights fit, before a run begins. Does not wait.
+    ///
+    /// # Errors
+    /// Everything about them that does not fit; memory.
+    pub(crate) fn try_weights(&self, stream: &Stream) -> Result<()> {
+        if self.init.is_none() {
+            return Ok(());
+        }
+        let graph = self.graph(&self.fresh_host()?)?;
+        let options = NetworkOptions::new(self.config.seed, 0, self.isa, 1);
+        self.initialise(&mut Network::new(stream, graph, options)?)
     }
 
     /// Fills a fresh network with the initial weights, where some were given.
