@@ -1,11 +1,11 @@
 //! Kernels that are independent per channel, run over blocks of channels as wide as a register.
 
-use super::Isa;
 use super::isa::Level;
 use super::simd::Simd;
 use super::simd::portable::Lanes8;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{avx2::Ymm, avx512::Zmm};
+use super::{Isa, PAD};
 
 /// A kernel over all pixels of an image for one block of channels.
 pub(crate) trait ChannelKernel {
@@ -89,6 +89,19 @@ impl Channels {
         let (at, n) = (pixel + self.first, if WHOLE { S::LANES } else { self.count });
         // SAFETY: the slice is checked to have as many elements as are written.
         unsafe { value.store_bytes(x[at..at + n].as_mut_ptr(), n) }
+    }
+
+    /// Adds the block's f32 sums to the channels' f64 sums.
+    ///
+    /// # Safety
+    /// That of [`ChannelKernel::run`].
+    #[inline(always)]
+    pub(crate) unsafe fn flush<S: Simd>(self, value: S, sums: &mut [f64]) {
+        let mut values = [0f32; PAD];
+        // SAFETY: the caller's promise; no register has more than PAD elements.
+        unsafe { value.store(values.as_mut_ptr()) };
+        let sums = &mut sums[self.first..self.first + self.count];
+        sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += f64::from(value));
     }
 }
 

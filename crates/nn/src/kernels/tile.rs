@@ -115,7 +115,7 @@ pub(crate) fn run(isa: Isa, mut job: Job<'_>) {
     assert!(job.bias.is_none_or(|bias| bias.len() >= job.cols), "tile: bias is too short");
     let mut col = 0;
     while col < job.cols {
-        let block = block(isa, job.mode, job.cols - col);
+        let block = block(isa, &job, job.cols - col);
         // SAFETY: the block's kernels are those of `isa`, which this machine has. All of A, B, C
         // and bias that rows × depth × `job.cols` address was checked to exist just above, and a
         // block reads B (and A) at most up to `readable_cols`.
@@ -147,30 +147,48 @@ unsafe fn run_block(job: &mut Job<'_>, block: &Block, col: usize) {
         bias: job.bias.map_or(std::ptr::null(), |bias| unsafe { bias.as_ptr().add(col) }),
         accumulate: job.accumulate,
     };
-    let Nest { counts, strides } = job.rows;
-    let mut at = [0usize; 3];
+    let mut rows = Rows { nest: job.rows, at: [0; 3] };
     let mut first = 0;
     for t in 0..tiles {
         let n = size + usize::from(t < longer);
-        for pointer in &mut tile.a[..n] {
-            let offset = at[0] * strides[0] + at[1] * strides[1] + at[2] * strides[2];
-            // SAFETY: the offset of a row, at most `job.rows.last()`.
-            *pointer = unsafe { job.a.as_ptr().add(offset + a_col) };
-            at[2] += 1;
-            if at[2] == counts[2] {
-                at[2] = 0;
-                at[1] += 1;
-                if at[1] == counts[1] {
-                    at[1] = 0;
-                    at[0] += 1;
-                }
-            }
-        }
+        // SAFETY: rows of A, of which there are no more than the tiles have together.
+        unsafe { rows.next(job.a.as_ptr().add(a_col), &mut tile.a[..n]) };
         // SAFETY: row `first` and column `col` of C.
         tile.c = unsafe { job.c.as_mut_ptr().add(first * job.c_step + col) };
         // SAFETY: the caller's promise; the tile has `n` row pointers.
         unsafe { kernels[usize::from(t < longer)](&tile) };
         first += n;
+    }
+}
+
+/// Walks over the rows of a job.
+struct Rows {
+    nest: Nest,
+    at: [usize; 3],
+}
+
+impl Rows {
+    /// The addresses of the next rows.
+    ///
+    /// # Safety
+    /// There are as many, in the memory of which `a` is the start.
+    unsafe fn next(&mut self, a: *const f32, mut to: &mut [*const f32]) {
+        let Nest { counts, strides } = self.nest;
+        while !to.is_empty() {
+            let [i, j, k] = self.at;
+            let run = to.len().min(counts[2] - k);
+            let (here, rest) = to.split_at_mut(run);
+            let start = i * strides[0] + j * strides[1] + k * strides[2];
+            for (r, pointer) in here.iter_mut().enumerate() {
+                // SAFETY: the offset of a row, at most `nest.last()`.
+                *pointer = unsafe { a.add(start + r * strides[2]) };
+            }
+            to = rest;
+            self.at[2] += run;
+            if self.at[2] == counts[2] {
+                self.at = if j + 1 == counts[1] { [i + 1, 0, 0] } else { [i, j + 1, 0] };
+            }
+        }
     }
 }
 
@@ -322,13 +340,14 @@ fn portable_block(mode: Mode, cols: usize) -> Block {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn block(_isa: Isa, mode: Mode, cols: usize) -> Block {
-    portable_block(mode, cols)
+fn block(_isa: Isa, job: &Job<'_>, cols: usize) -> Block {
+    portable_block(job.mode, cols)
 }
 
 /// The block of columns to compute next, if `cols` remain.
 #[cfg(target_arch = "x86_64")]
-fn block(isa: Isa, mode: Mode, cols: usize) -> Block {
+fn block(isa: Isa, job: &Job<'_>, cols: usize) -> Block {
+    let (mode, run) = (job.mode, job.depth.counts[2]);
     match isa.level() {
         Level::Portable => portable_block(mode, cols),
         Level::Avx2 => match (mode, cols) {
@@ -342,6 +361,10 @@ fn block(isa: Isa, mode: Mode, cols: usize) -> Block {
             }
             (Mode::Lanes, _) => {
                 Block { width: 16, lanes: 16, rows_max: 24, kernel: x86::zmm_lanes }
+            }
+            // Three input channels times three columns leave a rest of four, but not of three.
+            (_, ..=8) if run % 4 != 0 && run % 3 == 0 => {
+                Block { width: 8, lanes: 8, rows_max: 28, kernel: x86::evex_x1_thirds }
             }
             (_, ..=8) => Block { width: 8, lanes: 8, rows_max: 28, kernel: x86::evex_x1 },
             (_, 9..=16) | (_, 17..=24) => {
@@ -390,6 +413,7 @@ mod x86 {
         ymm_x2 = ymm2,
         ymm_lanes = ymml,
         evex_x1 = evex1,
+        evex_x1_thirds = evex3,
         evex_lanes = evexl,
         zmm_x1 = zmm1,
         zmm_x2 = zmm2,
@@ -400,6 +424,8 @@ mod x86 {
     kernels!(ymm2, avx2, Ymm, false, 2, 2; 1 2 3 4 5 6);
     kernels!(ymml, avx2, Ymm, true, 1, 4; 1 2 3 4 5 6 7 8 9 10 11 12);
     kernels!(evex1, avx512, Ymm, false, 1, 4;
+             1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28);
+    kernels!(evex3, avx512, Ymm, false, 1, 3;
              1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28);
     kernels!(evexl, avx512, Ymm, true, 1, 4;
              1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24);

@@ -226,15 +226,11 @@ impl<S: Simd> Sums<S> {
 
     #[inline(always)]
     unsafe fn flush(&self, at: Channels, sums: &mut [f64], dots: &mut [f64]) {
-        let (mut sum, mut dot) = ([0f32; 16], [0f32; 16]);
-        // SAFETY: the caller's promise; no register is wider than 16.
+        // SAFETY: the caller's promise.
         unsafe {
-            self.sum.store(sum.as_mut_ptr());
-            self.dot.store(dot.as_mut_ptr());
+            at.flush(self.sum, sums);
+            at.flush(self.dot, dots);
         }
-        let here = at.first..at.first + at.count;
-        sums[here.clone()].iter_mut().zip(sum).for_each(|(to, v)| *to += f64::from(v));
-        dots[here].iter_mut().zip(dot).for_each(|(to, v)| *to += f64::from(v));
     }
 }
 
