@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use meristem_device::simd::{Vectorized, vectorize};
 use meristem_device::{Args, Element};
 
 use crate::augment::{Augment, Draw};
@@ -129,8 +130,10 @@ impl Kernel {
         }
         let pick = Pick { kernel: self, samples, epoch, staged: form == Form::Staged };
         match form {
-            Form::Bytes | Form::Staged => pick.images(args.read::<u8>(0), inputs),
-            Form::Normalized => pick.images(args.read::<f32>(0), inputs),
+            Form::Bytes | Form::Staged => {
+                vectorize(Work { pick, images: args.read::<u8>(0), inputs })
+            }
+            Form::Normalized => vectorize(Work { pick, images: args.read::<f32>(0), inputs }),
         }
     }
 
@@ -207,5 +210,21 @@ impl Pick<'_> {
                 self.kernel.augmented(&draw, image, values, &mut line);
             }
         }
+    }
+}
+
+/// [`Pick::images`], to be compiled for the processor that it runs on.
+struct Work<'a, T> {
+    pick: Pick<'a>,
+    images: &'a [T],
+    inputs: &'a mut [f32],
+}
+
+impl<T: Stored> Vectorized for Work<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        self.pick.images(self.images, self.inputs);
     }
 }
