@@ -89,6 +89,18 @@ fn modules_and_gates_have_the_names_of_the_contract() {
 }
 
 #[test]
+fn a_gate_is_as_wide_as_the_rule_says() {
+    // max(8, C/4) hidden features, both layers with a bias.
+    for (block, channels, hidden) in [(0, 8, 8), (2, 32, 8), (3, 64, 16)] {
+        let mut host = host("cnn:channels=8,blocks=4", CIFAR, Rules::default());
+        let slot = SlotName::before_pool(block);
+        grow_to(&mut host, slot, 0, Style::LinearGate, Stage::Blending);
+        let gate = channels * hidden + hidden + hidden + 1;
+        assert_eq!(host.parameters().unwrap().grown(), 2 * channels + 1 + gate, "{channels}");
+    }
+}
+
+#[test]
 fn group_norm_groups_follow_the_rule() {
     // The rule again, the slow way: every group count of the list, largest first.
     let slow = |c: usize| {
