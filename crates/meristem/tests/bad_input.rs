@@ -1,5 +1,7 @@
 //! Bad input: what it is called, what to do, and the exit code (U6). No case leaves a run folder.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
+
 mod common;
 
 use common::{Meristem, TINY};

@@ -1,5 +1,7 @@
 //! `meristem bench`: that it runs and says what was measured. The figures themselves are not tested.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
+
 mod common;
 
 use common::Meristem;

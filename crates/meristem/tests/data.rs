@@ -1,5 +1,7 @@
 //! `meristem data`.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
+
 mod common;
 
 use common::Meristem;

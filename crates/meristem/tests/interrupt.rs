@@ -1,5 +1,6 @@
 //! Ctrl-C, kill and a full disk: what is left of the run.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
 #![cfg(unix)]
 
 mod common;

@@ -1,5 +1,7 @@
 //! `meristem train`: what it writes, says and repeats.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
+
 mod common;
 
 use common::{Meristem, TINY, of_kind};

@@ -1,5 +1,7 @@
 //! Weights out and in, and `meristem eval`.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
+
 mod common;
 
 use std::collections::BTreeMap;

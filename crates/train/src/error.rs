@@ -87,13 +87,12 @@ impl Error {
         match self {
             Self::Value { .. } | Self::ConfigFile { .. } | Self::RunFolderExists { .. } => 2,
             Self::Grow(_) | Self::Device(meristem_device::Error::BadDeviceName { .. }) => 2,
-            Self::Data(data) => match data {
-                // A flag with the wrong value, or one that is missing; the files are not to blame.
+            // A flag with the wrong value, or one that is missing; the files are not to blame.
+            Self::Data(
                 meristem_data::Error::Argument { .. }
                 | meristem_data::Error::Hole { .. }
-                | meristem_data::Error::RootNotGiven { .. } => 2,
-                _ => 1,
-            },
+                | meristem_data::Error::RootNotGiven { .. },
+            ) => 2,
             _ => 1,
         }
     }

@@ -1,5 +1,6 @@
 //! Running the real binary.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use std::path::{Path, PathBuf};
