@@ -163,27 +163,10 @@ fn training_beside_a_host_does_not_touch_it() {
         let mut bare = Net::new(&host(), isa);
         let before = bare.logits();
         let bare = trained(&mut bare);
-        // A slot between a ReLU and its pool keeps the two from being one pass. Forward that is the same
-        // bits; backward the reductions of batch norm run over the same terms in another order. There,
-        // the host is compared with the host beside another module, and with the bare host within 1e-6:
-        // 2^-24 a rounding, some ten of them in a row, four steps.
-        let mut split = None;
         each(Stage::Training, |what, host| {
             let mut net = Net::new(&host, isa);
             assert_eq!(net.logits(), before, "{what} ({isa})");
-            let got = trained(&mut net);
-            match what.contains("r0c0") {
-                true => {
-                    for (loss, bare) in got.0.iter().zip(&bare.0) {
-                        assert!(
-                            (loss - bare).abs() <= 1e-6 * bare,
-                            "{what} ({isa}): {loss} {bare}"
-                        );
-                    }
-                    assert_eq!(&got, split.get_or_insert(got.clone()), "{what} ({isa})");
-                }
-                false => assert_eq!(got, bare, "{what} ({isa})"),
-            }
+            assert_eq!(trained(&mut net), bare, "{what} ({isa})");
         });
     }
 }
