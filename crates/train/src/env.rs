@@ -103,6 +103,8 @@ impl Env {
             self.network.set_graph(setup.graph(&self.host)?)?;
             self.key = key;
             self.parameters = self.host.parameters()?;
+            // What the smaller network used fits no larger one: kept for reuse, it would add up over a run.
+            self.network.stream().device().trim();
         }
         Ok(())
     }
