@@ -14,6 +14,8 @@ use crate::plain::{self, spread};
 
 /// Length of one measurement; the result is the median over as many as fit.
 const BLOCK: Duration = Duration::from_millis(250);
+/// Batches between two waits: as many as a stream's queue takes without making the caller wait for a place.
+const BURST: usize = 100;
 
 #[derive(Serialize)]
 struct Report {
@@ -87,8 +89,8 @@ pub(crate) fn run(arguments: &BenchGatherArguments) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Gathers whole epochs for about a block: microseconds per batch until ready, and until enqueued. The order
-/// is drawn anew every epoch, which is part of the cost.
+/// Gathers for about a block: microseconds per batch until ready, and of the calling thread. The order is drawn
+/// anew every epoch, which is part of both.
 fn measure(
     gather: &mut GatherBatches,
     device: &Device,
@@ -99,9 +101,12 @@ fn measure(
     let mut enqueueing = Duration::ZERO;
     while started.elapsed() < BLOCK {
         let enqueue_started = Instant::now();
-        gather.start_epoch(*epoch)?;
-        *epoch += 1;
-        while gather.next()?.is_some() {
+        for _ in 0..BURST {
+            if *epoch == 0 || gather.next()?.is_none() {
+                *epoch += 1;
+                gather.start_epoch(*epoch)?;
+                gather.next()?;
+            }
             batches += 1;
         }
         enqueueing += enqueue_started.elapsed();

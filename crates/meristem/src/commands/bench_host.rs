@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use meristem::data::{GatherBatches, GatherConfig};
+use meristem::data::{Batch, GatherBatches, GatherConfig};
 use meristem::device::{Device, DeviceId, DeviceOptions};
 use meristem::grow::{self, HOST_SGD, HostSpec, host_graph};
 use meristem::nn::{self, Isa, Network, NetworkOptions};
@@ -17,8 +17,8 @@ use crate::plain::{self, spread, thousands};
 
 /// Time to compile plans, fill the pool and let the clock settle.
 const WARM_UP: Duration = Duration::from_millis(1500);
-/// Length of one measurement; the result is the median over as many as fit.
-const BLOCK: Duration = Duration::from_millis(500);
+/// About the length of one measurement; the result is the median over as many as fit.
+const BLOCK: Duration = Duration::from_millis(700);
 
 #[derive(Serialize)]
 struct Report {
@@ -27,7 +27,6 @@ struct Report {
     images_per_s_min: f64,
     images_per_s_max: f64,
     blocks: usize,
-    /// Floating-point operations of the convolutions and linear layers are not counted: only images are.
     config: Config,
 }
 
@@ -51,11 +50,11 @@ pub(crate) fn run(arguments: &BenchHostArguments) -> Outcome {
     let options = DeviceOptions { threads: arguments.threads, memory_limit: None };
     let device = Device::open(DeviceId::Cpu, &options)?;
     let mut bench = Bench::new(arguments, &device, &spec)?;
-    bench.train_for(WARM_UP)?;
+    let batches = bench.warm_up()?;
     let mut rates = vec![];
     let started = Instant::now();
     while started.elapsed().as_secs_f64() < arguments.seconds {
-        rates.push(bench.train_for(BLOCK)?);
+        rates.push(bench.train(batches)?);
     }
     let (images_per_s, images_per_s_min, images_per_s_max) = spread(&rates);
     let report = Report {
@@ -144,35 +143,41 @@ impl Bench {
         Ok(Self { device: device.clone(), gather, networks, isa, epoch: 0 })
     }
 
-    /// Trains for about this long, and returns images per second. One wait, at the end.
-    fn train_for(&mut self, time: Duration) -> Result<f64, Failure> {
+    /// Trains until the time is up, and returns how many batches of every env take about a [`BLOCK`].
+    fn warm_up(&mut self) -> Result<usize, Failure> {
         let started = Instant::now();
-        let mut images = 0;
-        while started.elapsed() < time {
-            images += self.some_batches()?;
-            self.device.synchronize()?;
+        let mut batches = 0;
+        while started.elapsed() < WARM_UP {
+            self.train(4)?;
+            batches += 4;
         }
-        Ok(images as f64 / started.elapsed().as_secs_f64())
+        let per_batch = started.elapsed() / batches;
+        Ok((BLOCK.as_secs_f64() / per_batch.as_secs_f64()).ceil() as usize)
     }
 
-    /// Enqueues a few batches of every env: enough that one wait more or less does not show.
-    fn some_batches(&mut self) -> Result<usize, Failure> {
+    /// Trains on as many batches of every env, and returns images per second. One wait, at the end.
+    fn train(&mut self, batches: usize) -> Result<f64, Failure> {
+        let started = Instant::now();
         let mut images = 0;
-        for _ in 0..16 {
-            let batches = match self.epoch {
-                0 => None,
-                _ => self.gather.next()?,
-            };
-            let Some(batches) = batches else {
-                self.epoch += 1;
-                self.gather.start_epoch(self.epoch)?;
-                continue;
-            };
-            for batch in &batches {
+        for _ in 0..batches {
+            for batch in &self.next()? {
                 self.networks[batch.env].train_step(&batch.inputs, &batch.targets)?;
                 images += batch.targets.numel();
             }
         }
-        Ok(images)
+        self.device.synchronize()?;
+        Ok(images as f64 / started.elapsed().as_secs_f64())
+    }
+
+    /// The next batch of each env, from one epoch into the next.
+    fn next(&mut self) -> Result<Vec<Batch>, Failure> {
+        if self.epoch > 0
+            && let Some(batches) = self.gather.next()?
+        {
+            return Ok(batches);
+        }
+        self.epoch += 1;
+        self.gather.start_epoch(self.epoch)?;
+        Ok(self.gather.next()?.unwrap_or_default())
     }
 }
