@@ -1,6 +1,7 @@
 //! Max pooling and global average pooling over `[N][H][W][C]`.
 
 use super::macros::isa_kernels;
+use super::norm::channels::add_channel_sums;
 use super::{GradOut, ImageShape, Isa, check_len};
 
 /// Square max pooling without padding; rows and columns that fill no window are dropped.
@@ -37,6 +38,21 @@ impl PoolShape {
                 && self.input.w >= self.kernel,
             "max_pool: bad shape {self:?}"
         );
+    }
+}
+
+/// Mean over height and width: `x` `[N][H][W][C]` to `y` `[N][C]`, overwritten.
+pub fn global_avg_forward(isa: Isa, shape: &ImageShape, x: &[f32], y: &mut [f32]) {
+    check_len("global_avg_forward: x", x, shape.len());
+    check_len("global_avg_forward: y", y, shape.batch * shape.c);
+    if shape.is_empty() {
+        return;
+    }
+    let scale = 1.0 / shape.pixels() as f32;
+    y.fill(0.0);
+    for (x, y) in x.chunks_exact(shape.pixels() * shape.c).zip(y.chunks_exact_mut(shape.c)) {
+        add_channel_sums(isa, x, y);
+        y.iter_mut().for_each(|y| *y *= scale);
     }
 }
 
@@ -103,37 +119,6 @@ isa_kernels! {
                 let dx = &mut dx.values[at + row * out.c..at + row * out.c + out.c];
                 for ((dx, &dy), &code) in dx.iter_mut().zip(dy).zip(argmax) {
                     *dx += if usize::from(code) == k { dy } else { 0.0 };
-                }
-            }
-        }
-    }
-
-    /// Mean over height and width: `x` `[N][H][W][C]` to `y` `[N][C]`; rows of 32 pixels are
-    /// summed in f32, and these sums in f64.
-    pub fn global_avg_forward(isa: Isa, shape: &ImageShape, x: &[f32], y: &mut [f32]) {
-        check_len("global_avg_forward: x", x, shape.len());
-        check_len("global_avg_forward: y", y, shape.batch * shape.c);
-        if shape.is_empty() {
-            return;
-        }
-        const LANES: usize = 16;
-        let (c, scale) = (shape.c, 1.0 / shape.pixels() as f64);
-        for (x, y) in x.chunks_exact(shape.pixels() * c).zip(y.chunks_exact_mut(c)) {
-            for (c0, y) in (0..c).step_by(LANES).zip(y.chunks_mut(LANES)) {
-                let mut total = [0f64; LANES];
-                for rows in x.chunks(32 * c) {
-                    let mut part = [0f32; LANES];
-                    for pixel in rows.chunks_exact(c) {
-                        for (p, &v) in part.iter_mut().zip(&pixel[c0..c0 + y.len()]) {
-                            *p += v;
-                        }
-                    }
-                    for (t, p) in total.iter_mut().zip(part) {
-                        *t += f64::from(p);
-                    }
-                }
-                for (y, t) in y.iter_mut().zip(total) {
-                    *y = (t * scale) as f32;
                 }
             }
         }

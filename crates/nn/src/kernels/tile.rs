@@ -326,7 +326,7 @@ unsafe fn portable<S: Simd, const L: bool, const P: usize, const V: usize, const
 }
 
 kernels!(portable_x1, portable, Lanes8, false, 1, 4; 1 2 3 4);
-kernels!(portable_x2, portable, Lanes8, false, 2, 2; 1 2);
+kernels!(portable_x2, portable, Lanes8, false, 2, 1; 1 2);
 kernels!(portable_lanes, portable, Lanes8, true, 1, 4; 1 2 3 4);
 
 fn portable_block(mode: Mode, cols: usize) -> Block {
@@ -352,7 +352,7 @@ fn block(isa: Isa, job: &Job<'_>, cols: usize) -> Block {
         Level::Portable => portable_block(mode, cols),
         Level::Avx2 => match (mode, cols) {
             (Mode::Lanes, _) => Block { width: 8, lanes: 8, rows_max: 12, kernel: x86::ymm_lanes },
-            (_, ..=8) => Block { width: 8, lanes: 8, rows_max: 12, kernel: x86::ymm_x1 },
+            (_, ..=8) => Block { width: 8, lanes: 8, rows_max: 10, kernel: x86::ymm_x1 },
             _ => Block { width: 16, lanes: 8, rows_max: 6, kernel: x86::ymm_x2 },
         },
         Level::Avx512 => match (mode, cols) {
@@ -420,9 +420,9 @@ mod x86 {
         zmm_lanes = zmml
     );
 
-    kernels!(ymm1, avx2, Ymm, false, 1, 4; 1 2 3 4 5 6 7 8 9 10 11 12);
-    kernels!(ymm2, avx2, Ymm, false, 2, 2; 1 2 3 4 5 6);
-    kernels!(ymml, avx2, Ymm, true, 1, 4; 1 2 3 4 5 6 7 8 9 10 11 12);
+    kernels!(ymm1, avx2, Ymm, false, 1, 4; 1 2 3 4 5 6 7 8 9 10);
+    kernels!(ymm2, avx2, Ymm, false, 2, 1; 1 2 3 4 5 6);
+    kernels!(ymml, avx2, Ymm, true, 1, 2; 1 2 3 4 5 6 7 8 9 10 11 12);
     kernels!(evex1, avx512, Ymm, false, 1, 4;
              1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28);
     kernels!(evex3, avx512, Ymm, false, 1, 3;
