@@ -224,6 +224,30 @@ fn a_penalty_overrules_the_turn() {
 }
 
 #[test]
+fn a_penalty_halves_every_step() {
+    let mut heuristic = Heuristic::default();
+    let mut env = Env::new(0, "r0c0", quick());
+    tried(&mut heuristic, &mut env, 1);
+    for penalty in [2.0, 1.0, 0.5] {
+        env.step(&mut heuristic, 50.0);
+        let state = serde_json::to_value(&heuristic).unwrap();
+        assert_eq!(state["memories"][0]["penalties"][0], penalty);
+    }
+}
+
+#[test]
+fn what_was_live_when_an_episode_ended_was_not_pruned() {
+    let mut heuristic = Heuristic::default();
+    let mut env = Env::new(0, "r0c0", quick());
+    let (_, first) = env.until_action(&mut heuristic, 50.0);
+    env.step(&mut heuristic, 50.0);
+    heuristic.begin_episode(0);
+    let mut env = Env::new(0, "r0c0", quick());
+    let (waited, second) = env.until_action(&mut heuristic, 50.0);
+    assert_eq!((waited, blueprint_of(first), blueprint_of(second)), (3, 0, 1), "no pause");
+}
+
+#[test]
 fn it_waits_five_steps_after_a_prune_even_with_other_slots_free() {
     let mut heuristic = Heuristic::default();
     let mut env = Env::new(0, "r0c0,r0c1", quick());
