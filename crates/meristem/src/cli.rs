@@ -21,6 +21,9 @@ pub(crate) struct Arguments {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Train hosts side by side and let them grow.
+    ///
+    /// Flags override the configuration file, which overrides the preset. The config.toml in a run's folder shows
+    /// every setting that was in force.
     Train(Box<TrainArguments>),
     /// Evaluate a weights file on a split of a dataset.
     Eval(EvalArguments),

@@ -26,6 +26,11 @@ pub(crate) fn thousands(number: u64) -> String {
     text
 }
 
+/// `1 round`, `1,200 steps`.
+pub(crate) fn counted(number: usize, [one, many]: [&str; 2]) -> String {
+    format!("{} {}", thousands(number as u64), if number == 1 { one } else { many })
+}
+
 /// `47 s`, `3 min 05 s`, `2 h 07 min`.
 pub(crate) fn duration(time: Duration) -> String {
     let seconds = time.as_secs_f64().round() as u64;
@@ -71,6 +76,8 @@ mod tests {
         assert_eq!(thousands(1_234_567), "1,234,567");
         assert_eq!(duration(Duration::from_secs(185)), "3 min 05 s");
         assert_eq!(duration(Duration::from_secs(7620)), "2 h 07 min");
+        let steps = ["step", "steps"];
+        assert_eq!([counted(1, steps), counted(1200, steps)], ["1 step", "1,200 steps"]);
         assert_eq!(percent(Some(0.8123)), "81.2 %");
         assert_eq!(percent(None), "–");
     }

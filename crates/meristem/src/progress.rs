@@ -7,7 +7,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use meristem::train::Observer;
 use meristem::train::events::{Event, RunStarted, SlotState, StepCompleted};
 
-use crate::plain::{self, duration, percent, thousands};
+use crate::plain::{self, counted, duration, percent, thousands};
 
 /// Set by Ctrl-C.
 pub(crate) static STOP: AtomicBool = AtomicBool::new(false);
@@ -56,8 +56,8 @@ impl Progress {
 
     fn begin(&mut self, run: &RunStarted) {
         self.line(&format!(
-            "{} envs of `{}` ({} parameters) on {}: {} training, {} control, {} test images",
-            run.envs,
+            "{} of `{}` ({} parameters) on {}: {} training, {} control, {} test images",
+            counted(run.envs, ["env", "envs"]),
             run.host,
             thousands(run.host_parameters as u64),
             run.dataset,
@@ -66,12 +66,12 @@ impl Progress {
             thousands(run.test_samples as u64),
         ));
         self.line(&format!(
-            "{} rounds of {} steps of {} batches, controller {}, {} threads, {}, seed {}",
-            run.rounds,
-            run.steps,
-            run.batches,
+            "{} of {} of {}, controller {}, {}, {}, seed {}",
+            counted(run.rounds, ["round", "rounds"]),
+            counted(run.steps, ["step", "steps"]),
+            counted(run.batches, ["batch", "batches"]),
             run.controller,
-            run.threads,
+            counted(run.threads, ["thread", "threads"]),
             run.instruction_set,
             run.seed,
         ));

@@ -9,7 +9,7 @@ use common::{Meristem, TINY, of_kind};
 #[test]
 fn a_run_is_a_folder_that_says_what_happened() {
     let m = Meristem::new();
-    let said = m.ok("train --preset quick --steps 13 --batch 32 --max-batches 4 --run-dir run");
+    let said = m.ok("train --preset quick --plateau-gain 100 --steps 13 --batch 32 --max-batches 4 --run-dir run");
     assert!(said.stdout.contains("control accuracy"), "{}", said.stdout);
     assert!(said.stdout.contains("run folder: run"), "{}", said.stdout);
 
@@ -65,7 +65,7 @@ fn results_do_not_depend_on_threads_or_process() {
     let m = Meristem::new();
     let run = |name: &str, flags: &str| {
         m.ok(&format!(
-            "train --preset quick --steps 9 --batch 32 --max-batches 3 --augment crop,flip,cutout \
+            "train --preset quick --plateau-gain 100 --steps 9 --batch 32 --max-batches 3 --augment crop,flip,cutout \
              --run-dir {name} --quiet {flags}"
         ));
     };
@@ -181,12 +181,13 @@ fn the_default_folder_is_named_by_time_and_run() {
     let m = Meristem::new();
     m.ok(&format!("train {TINY} --name trial --quiet"));
     m.ok(&format!("train {TINY} --quiet"));
-    let mut names: Vec<String> = std::fs::read_dir(m.path("runs"))
+    let names: Vec<String> = std::fs::read_dir(m.path("runs"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
-    names.sort();
-    assert!(names[0].ends_with("-trial") && names[1].ends_with("-minimal-embedded"), "{names:?}");
+    for end in ["-trial", "-minimal-embedded"] {
+        assert!(names.iter().any(|name| name.ends_with(end)), "{names:?}");
+    }
 }
 
 #[test]

@@ -11,12 +11,11 @@ pub(crate) fn base(preset: Preset) -> TrainConfig {
         Preset::Default => default(),
         Preset::Quick => TrainConfig {
             preset,
-            steps: 14,
-            max_batches: Limit::Count(6),
-            // Growth is what there is to see, and ten seconds are too short to wait for a plateau.
+            steps: 18,
+            // Growth is what there is to see, and ten seconds are too short to wait for a real plateau.
             min_contribution: 0.0,
             plateau_steps: 1,
-            plateau_gain: 100.0,
+            plateau_gain: 2.0,
             tempo: Tempo::Fast,
             ..default()
         },
@@ -51,7 +50,7 @@ fn default() -> TrainConfig {
         devices: vec!["cpu".into()],
         threads: 0,
         rounds: 1,
-        steps: 24,
+        steps: 120,
         batch: 128,
         max_batches: Limit::All,
         lr: 0.01,

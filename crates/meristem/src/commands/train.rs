@@ -44,6 +44,10 @@ fn mode(arguments: &TrainArguments) -> Mode {
 }
 
 /// The first Ctrl-C ends the run at the next step boundary, the second at once.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "asked a second time, not to wait for anything is the point"
+)]
 fn stop_on_ctrl_c() -> Result<(), Failure> {
     let stop = || {
         if STOP.swap(true, Ordering::Relaxed) {

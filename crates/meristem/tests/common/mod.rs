@@ -9,46 +9,46 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 /// The binary, in a folder of its own.
-pub struct Meristem {
-    pub folder: tempfile::TempDir,
+pub(crate) struct Meristem {
+    pub(crate) folder: tempfile::TempDir,
 }
 
 /// What a command said.
-pub struct Said {
-    pub code: Option<i32>,
-    pub stdout: String,
-    pub stderr: String,
+pub(crate) struct Said {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
 }
 
 impl Meristem {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { folder: tempfile::tempdir().unwrap() }
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    pub fn command(&self) -> Command {
+    pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_meristem"));
         command.current_dir(self.folder.path());
         command
     }
 
     /// Runs with these arguments, split at spaces.
-    pub fn run(&self, arguments: &str) -> Said {
+    pub(crate) fn run(&self, arguments: &str) -> Said {
         said(self.command().args(arguments.split_whitespace()).output().unwrap())
     }
 
     /// Runs and insists on success.
-    pub fn ok(&self, arguments: &str) -> Said {
+    pub(crate) fn ok(&self, arguments: &str) -> Said {
         let said = self.run(arguments);
         assert_eq!(said.code, Some(0), "{arguments}\n{}{}", said.stdout, said.stderr);
         said
     }
 
     /// Runs and insists on failure with this code, and a block on stderr that holds all of `words`.
-    pub fn fails(&self, arguments: &str, code: i32, words: &[&str]) -> Said {
+    pub(crate) fn fails(&self, arguments: &str, code: i32, words: &[&str]) -> Said {
         let said = self.run(arguments);
         let context = format!("{arguments}\n{}{}", said.stdout, said.stderr);
         assert_eq!(said.code, Some(code), "{context}");
@@ -62,21 +62,21 @@ impl Meristem {
         said
     }
 
-    pub fn json(&self, name: &str) -> Value {
+    pub(crate) fn json(&self, name: &str) -> Value {
         serde_json::from_str(&std::fs::read_to_string(self.path(name)).unwrap()).unwrap()
     }
 
-    pub fn bytes(&self, name: &str) -> Vec<u8> {
+    pub(crate) fn bytes(&self, name: &str) -> Vec<u8> {
         std::fs::read(self.path(name)).unwrap()
     }
 
     /// The events of a run, each line a whole JSON object with a number of its own.
-    pub fn events(&self, run: &str) -> Vec<Value> {
+    pub(crate) fn events(&self, run: &str) -> Vec<Value> {
         events_in(&self.path(run).join("events.jsonl"))
     }
 }
 
-pub fn said(output: Output) -> Said {
+pub(crate) fn said(output: Output) -> Said {
     Said {
         code: output.status.code(),
         stdout: String::from_utf8(output.stdout).unwrap(),
@@ -84,17 +84,17 @@ pub fn said(output: Output) -> Said {
     }
 }
 
-pub fn events_in(path: &Path) -> Vec<Value> {
+pub(crate) fn events_in(path: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(path).unwrap();
     assert!(text.is_empty() || text.ends_with('\n'), "the last line is not whole");
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 /// The events of one kind.
-pub fn of_kind<'a>(events: &'a [Value], kind: &str) -> Vec<&'a Value> {
+pub(crate) fn of_kind<'a>(events: &'a [Value], kind: &str) -> Vec<&'a Value> {
     events.iter().filter(|event| event["event"] == kind).collect()
 }
 
 /// A small run: two tiny hosts, three batches a step.
-pub const TINY: &str =
+pub(crate) const TINY: &str =
     "--host minimal --envs 2 --steps 3 --max-batches 3 --batch 32 --controller none";
