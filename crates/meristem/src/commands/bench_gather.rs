@@ -14,12 +14,14 @@ use crate::plain::{self, spread};
 
 /// Length of one measurement; the result is the median over as many as fit.
 const BLOCK: Duration = Duration::from_millis(250);
-/// Batches between two waits: as many as a stream's queue takes without making the caller wait for a place.
+/// Envs served side by side.
+const ENVS: usize = 4;
+/// Steps between two waits: as many as a stream's queue takes without making the caller wait for a place.
 const BURST: usize = 100;
 
 #[derive(Serialize)]
 struct Report {
-    /// Time per batch, gathered, normalised and ready: median over the blocks.
+    /// Time per batch of one env, gathered, normalised and ready: median over the blocks.
     us_per_batch: f64,
     us_per_batch_min: f64,
     us_per_batch_max: f64,
@@ -31,6 +33,7 @@ struct Report {
 
 #[derive(Serialize)]
 struct Config {
+    envs: usize,
     batch: usize,
     image: [usize; 3],
     images: usize,
@@ -40,18 +43,19 @@ struct Config {
 
 pub(crate) fn run(arguments: &BenchGatherArguments) -> Outcome {
     let sane = arguments.seconds > 0.0 && arguments.seconds <= 3600.0;
-    if !(1..=synthetic::IMAGES).contains(&arguments.batch) || !sane {
+    if !(1..=synthetic::IMAGES / ENVS).contains(&arguments.batch) || !sane {
         let message = format!("--batch {} --seconds {}", arguments.batch, arguments.seconds);
-        let remedy = format!("give a batch of 1 to {} and at most 3600 s", synthetic::IMAGES);
+        let remedy =
+            format!("give a batch of 1 to {} and at most 3600 s", synthetic::IMAGES / ENVS);
         return Err(Failure::usage(message, remedy));
     }
-    // One stream is one worker's work: more threads would idle.
-    let device = Device::open(DeviceId::Cpu, &DeviceOptions { threads: 1, memory_limit: None })?;
-    let stream = device.stream("gather");
-    let config =
-        GatherConfig { drop_last: true, ..GatherConfig::new(arguments.batch, vec![device.id()]) };
+    // As a fleet gathers: every env's batch on its own stream, the streams over all workers.
+    let device = Device::open(DeviceId::Cpu, &DeviceOptions { threads: 0, memory_limit: None })?;
+    let streams: Vec<_> = (0..ENVS).map(|env| device.stream(&format!("env {env}"))).collect();
+    let devices = vec![device.id(); ENVS];
+    let config = GatherConfig { drop_last: true, ..GatherConfig::new(arguments.batch, devices) };
     let data = synthetic::dataset(&device)?;
-    let mut gather = GatherBatches::new(&config, &[data], std::slice::from_ref(&stream))?;
+    let mut gather = GatherBatches::new(&config, &[data], &streams)?;
     let mut epoch = 0;
     measure(&mut gather, &device, &mut epoch)?;
     let (mut times, mut host_times) = (vec![], vec![]);
@@ -71,6 +75,7 @@ pub(crate) fn run(arguments: &BenchGatherArguments) -> Outcome {
         us_per_batch_host,
         blocks: times.len(),
         config: Config {
+            envs: ENVS,
             batch: arguments.batch,
             image: [image.channels, image.height, image.width],
             images: synthetic::IMAGES,
@@ -97,7 +102,7 @@ fn measure(
     epoch: &mut u64,
 ) -> Result<(f64, f64), Failure> {
     let started = Instant::now();
-    let mut batches = 0;
+    let mut batches = 0u32;
     let mut enqueueing = Duration::ZERO;
     while started.elapsed() < BLOCK {
         let enqueue_started = Instant::now();
@@ -107,7 +112,7 @@ fn measure(
                 gather.start_epoch(*epoch)?;
                 gather.next()?;
             }
-            batches += 1;
+            batches += ENVS as u32;
         }
         enqueueing += enqueue_started.elapsed();
         device.synchronize()?;
