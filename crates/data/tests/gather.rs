@@ -333,7 +333,7 @@ fn errors_of_d4_name_what_is_wrong() {
     let mixed = [streams[0].clone(), other_device.stream("c")];
     expect(error(&good, data, &mixed), &["`streams`", "env 1"]);
     let cuda = GatherConfig::new(2, vec![DeviceId::Cpu, DeviceId::Cuda(1)]);
-    expect(error(&cuda, data, &streams), &["cuda:1", "feature"]);
+    expect(error(&cuda, data, &streams), &["cuda:1", "not part of this build"]);
     let shallow = GatherConfig { ring_depth: 1, ..good.clone() };
     expect(error(&shallow, data, &streams), &["`ring_depth`", "at least 2", "got 1"]);
     let outside = GatherConfig { subset: Some(Arc::from([0, 10])), ..good.clone() };

@@ -117,7 +117,7 @@ impl Device {
         environment: Environment,
     ) -> Result<Device> {
         if let DeviceId::Cuda(_) = id {
-            return Err(Error::NotCompiled { device: id, feature: "cuda" });
+            return Err(Error::NotCompiled { device: id });
         }
         let threads = match options.threads {
             0 => std::thread::available_parallelism().map_or(1, |n| n.get()).min(MAX_THREADS),

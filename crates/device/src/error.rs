@@ -20,14 +20,10 @@ pub enum Error {
         name: String,
     },
     /// The device's backend is not part of this build.
-    #[error(
-        "{device} needs a build with the feature `{feature}`; use cpu, or build with `--features {feature}`"
-    )]
+    #[error("{device} is not part of this build, which has the CPU only; use cpu")]
     NotCompiled {
         /// Device asked for.
         device: DeviceId,
-        /// Cargo feature that brings it.
-        feature: &'static str,
     },
     /// An environment variable has a value that means nothing.
     #[error(

@@ -108,7 +108,7 @@ pub(crate) struct TrainArguments {
     /// Hosts trained side by side
     #[arg(long, value_name = "N", help_heading = "Hosts")]
     envs: Option<usize>,
-    /// One device for all envs, or one for each: cpu, cuda, cuda:1
+    /// One device for all envs, or one for each, such as cpu,cpu (this version has the CPU only)
     #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = "Hosts")]
     devices: Option<Vec<String>>,
     /// Weights that every env starts from (safetensors, PyTorch names)
