@@ -200,7 +200,7 @@ impl Dataset {
         }
     }
 
-    /// The labels, u32 [N].
+    /// The labels, `u32 [N]`.
     pub fn labels(&self) -> &Tensor {
         &self.labels
     }

@@ -72,7 +72,7 @@ pub struct Batch {
     pub env: usize,
     /// f32 (N, C, H, W), channels last, of the env's stream.
     pub inputs: Tensor,
-    /// u32 [N].
+    /// `u32 [N]`.
     pub targets: Tensor,
 }
 

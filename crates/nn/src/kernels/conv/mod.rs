@@ -1,6 +1,6 @@
 //! 2-d convolution (cross-correlation, as PyTorch's `conv2d`): forward and both gradients.
 //!
-//! All three are [`tile`](super::tile) jobs over a block of images at a time, whose copy in scratch
+//! All three are `tile` jobs over a block of images at a time, whose copy in scratch
 //! has a zero halo; a convolution without padding reads its input in place.
 //! - forward: rows are output pixels, the depth is the window, B the packed weights;
 //! - data gradient: a forward convolution over `dy` (zeros between its pixels where the stride is
