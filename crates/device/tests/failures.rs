@@ -236,7 +236,10 @@ fn bad_arguments_are_named() {
 fn devices_that_cannot_be_opened() {
     let options = DeviceOptions::default();
     let error = Device::open(DeviceId::Cuda(1), &options).unwrap_err();
-    assert!(error.to_string().contains("not part of this build") && error.to_string().contains("cuda:1"));
+    assert!(
+        error.to_string().contains("not part of this build")
+            && error.to_string().contains("cuda:1")
+    );
     let options = DeviceOptions { threads: usize::MAX, ..options };
     let error = Device::open(DeviceId::Cpu, &options).unwrap_err();
     assert!(matches!(error, Error::BadOption { option: "threads", .. }), "{error}");
