@@ -80,8 +80,6 @@ pub struct Running<'a> {
     pub mean: &'a mut [f32],
     /// Running unbiased variance `[C]`.
     pub var: &'a mut [f32],
-    /// `num_batches_tracked`.
-    pub batches: &'a mut f32,
 }
 
 /// Scratch of [`batch_stats`] in f32, for `c` channels.
@@ -122,7 +120,6 @@ pub fn update_running(
     for (r, &v) in running.var.iter_mut().zip(var) {
         *r = (1.0 - momentum) * *r + momentum * (v * unbiased);
     }
-    *running.batches += 1.0;
 }
 
 /// Mean and biased variance of each channel over N, H and W. Sums are taken of the distance from

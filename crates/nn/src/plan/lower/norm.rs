@@ -180,7 +180,7 @@ impl Call for UpdateRunning {
     fn run(&self, cx: &mut Context<'_, '_>) {
         let ([mean, var], [running_mean, running_var]) = cx.operands.split();
         // Counted as an i64 below: an f32 stops counting at 2^24.
-        let running = Running { mean: running_mean, var: running_var, batches: &mut 0.0 };
+        let running = Running { mean: running_mean, var: running_var };
         norm::update_running(self.momentum, self.count, mean, var, running);
         cx.operands.count(self.group, self.counter);
     }
