@@ -30,6 +30,11 @@ pub(crate) enum Command {
     /// Look at datasets: what is there, is it sound, convert it, in which order is it served.
     #[command(subcommand)]
     Data(DataCommand),
+    /// Check this machine and this build: one line a check, ok or FAIL with what to do.
+    ///
+    /// Residency, memory format, aliasing, determinism, streams under stress, leaks, hot scopes. The exit code is 0
+    /// only if all hold.
+    Check(CheckArguments),
     /// Measure speed on this machine.
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -325,6 +330,13 @@ pub(crate) struct PlanArguments {
     #[arg(long, value_name = "N", default_value = "all")]
     pub(crate) max_batches: Limit,
     /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckArguments {
+    /// Print [{"name":…,"ok":…,"figure":…,"remedy":…,"seconds":…}, …]
     #[arg(long)]
     pub(crate) json: bool,
 }

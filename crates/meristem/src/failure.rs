@@ -34,6 +34,16 @@ impl Failure {
         self.exit_code
     }
 
+    /// What went wrong, without its causes.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// What to do.
+    pub(crate) fn remedy(&self) -> Option<&str> {
+        self.remedy.as_deref()
+    }
+
     fn of(error: &dyn Error, remedy: Option<String>, exit_code: u8) -> Self {
         let message = error.to_string();
         let mut causes = vec![];

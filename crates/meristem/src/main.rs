@@ -1,6 +1,7 @@
 //! The `meristem` command.
 #![forbid(unsafe_code)]
 
+mod check;
 mod cli;
 mod commands;
 mod failure;

@@ -54,7 +54,7 @@ pub(crate) fn run(arguments: &BenchGatherArguments) -> Outcome {
     let streams: Vec<_> = (0..ENVS).map(|env| device.stream(&format!("env {env}"))).collect();
     let devices = vec![device.id(); ENVS];
     let config = GatherConfig { drop_last: true, ..GatherConfig::new(arguments.batch, devices) };
-    let data = synthetic::dataset(&device)?;
+    let data = synthetic::dataset(&device, synthetic::IMAGES)?;
     let mut gather = GatherBatches::new(&config, &[data], &streams)?;
     let mut epoch = 0;
     measure(&mut gather, &device, &mut epoch)?;

@@ -139,7 +139,11 @@ impl Bench {
             drop_last: true,
             ..GatherConfig::new(arguments.batch, vec![device.id(); arguments.envs])
         };
-        let gather = GatherBatches::new(&config, &[synthetic::dataset(device)?], &streams)?;
+        let gather = GatherBatches::new(
+            &config,
+            &[synthetic::dataset(device, synthetic::IMAGES)?],
+            &streams,
+        )?;
         Ok(Self { device: device.clone(), gather, networks, isa, epoch: 0 })
     }
 

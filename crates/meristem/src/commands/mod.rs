@@ -2,9 +2,10 @@
 
 mod bench_gather;
 mod bench_host;
+mod check;
 mod data;
 mod eval;
-mod synthetic;
+pub(crate) mod synthetic;
 mod train;
 
 use std::process::ExitCode;
@@ -24,6 +25,7 @@ pub(crate) fn run(command: Command) -> Outcome {
         Command::Train(arguments) => train::run(&arguments),
         Command::Eval(arguments) => eval::run(&arguments),
         Command::Data(command) => data::run(&command),
+        Command::Check(arguments) => check::run(&arguments),
         Command::Bench(BenchCommand::Host(arguments)) => bench_host::run(&arguments),
         Command::Bench(BenchCommand::Gather(arguments)) => bench_gather::run(&arguments),
     }

@@ -1,0 +1,85 @@
+//! What there is to run on: devices, libraries, instruction sets.
+
+use std::sync::Arc;
+
+use meristem::device::random::{Purpose, Rng};
+use meristem::device::{
+    DType, Device, DeviceId, DeviceOptions, MemoryFormat, Owner, Stream, Tensor,
+};
+use meristem::grow::{self, HOST_SGD, host_graph};
+use meristem::nn::{Isa, Metrics, Network, NetworkOptions};
+
+use super::{Fault, REPORT, Verdict, ensure};
+
+/// The CPU device with all its workers does work that was asked for.
+pub(super) fn devices() -> Verdict {
+    let device = Device::open(DeviceId::Cpu, &DeviceOptions::default())?;
+    let streams: Vec<Stream> =
+        (0..device.threads()).map(|worker| device.stream(&worker.to_string())).collect();
+    let written = streams.iter().enumerate().map(|(i, stream)| write_number(stream, i as u32));
+    let written = written.collect::<Result<Vec<Tensor>, _>>()?;
+    for (i, tensor) in written.iter().enumerate() {
+        let got = tensor.to_vec::<u32>()?;
+        ensure(got == [i as u32], || Fault::new(format!("stream {i} wrote {got:?}"), REPORT))?;
+    }
+    let workers = crate::plain::counted(device.threads(), ["worker", "workers"]);
+    Ok(format!("cpu with {workers}; no CUDA in this version"))
+}
+
+fn write_number(stream: &Stream, number: u32) -> meristem::device::Result<Tensor> {
+    let tensor = Tensor::zeros(stream, [1], DType::U32, Owner::Other)?;
+    let launch = stream.launch("write_number").write(&tensor);
+    launch.run(move |args| args.write::<u32>(0)[0] = number)?;
+    Ok(tensor)
+}
+
+/// Nothing is loaded at run time but the system's own libraries.
+pub(super) fn libraries() -> Verdict {
+    Ok("all compiled in; none is loaded at run time".into())
+}
+
+/// How far the losses of two instruction sets may lie apart after [`STEPS`] training steps. Sums are taken
+/// in another order, an error of some 1e-6 a step at this size; a wrong kernel is off by far more than 1e-3.
+const TOLERANCE: f64 = 1e-3;
+const STEPS: usize = 8;
+const BATCH: usize = 32;
+
+/// Every instruction set of this machine trains the same host to the same losses.
+pub(super) fn instruction_sets() -> Verdict {
+    let device = Device::open(DeviceId::Cpu, &DeviceOptions::default())?;
+    let stream = device.stream("check");
+    let sets = Isa::available();
+    let losses = sets.iter().map(|&isa| train(&stream, isa)).collect::<Result<Vec<f64>, _>>()?;
+    let (portable, mut widest) = (losses[0], 0.0f64);
+    for (isa, loss) in sets.iter().zip(&losses) {
+        let apart = (loss - portable).abs() / portable;
+        ensure(apart <= TOLERANCE, || {
+            let figure = format!("{isa}: loss {loss}, portable kernels {portable}");
+            Fault::new(figure, "run with MERISTEM_ISA=portable, and report it")
+        })?;
+        widest = widest.max(apart);
+    }
+    let names: Vec<&str> = sets.iter().map(|isa| isa.name()).collect();
+    let used = Isa::from_env().map_err(meristem::nn::Error::from)?;
+    Ok(format!("{}; losses within {widest:.0e}; in use: {used}", names.join(", ")))
+}
+
+/// Mean loss of a small host over its training steps on random images.
+fn train(stream: &Stream, isa: Isa) -> Result<f64, Fault> {
+    let spec: grow::HostSpec = "baseline".parse().map_err(grow::Error::from)?;
+    let image = grow::ImageShape { channels: 3, height: 16, width: 16, classes: 10 };
+    let graph = Arc::new(host_graph(&spec, &image, HOST_SGD)?);
+    let mut network = Network::new(stream, graph, NetworkOptions::new(1, 0, isa, BATCH))?;
+    let mut random = Rng::new(1, Purpose::Test, 0, 0);
+    let (shape, format) = ([BATCH, 3, 16, 16], MemoryFormat::ChannelsLast);
+    let inputs = Tensor::empty_with_format(stream, shape, DType::F32, format, Owner::Batches)?;
+    let pixels: Vec<f32> = (0..inputs.numel()).map(|_| 2.0 * random.uniform() - 1.0).collect();
+    inputs.copy_from_slice(&pixels)?;
+    let labels: Vec<u32> = (0..BATCH).map(|_| random.below(10)).collect();
+    let targets = Tensor::from_slice(stream, &labels, [BATCH], Owner::Batches)?;
+    for _ in 0..STEPS {
+        network.train_step(&inputs, &targets)?;
+    }
+    let metrics = Metrics::parse(&network.metrics().to_vec::<f64>()?);
+    Ok(metrics.loss_sum / metrics.samples as f64)
+}

@@ -1,0 +1,138 @@
+//! The resident copy, and what is gathered from it: no second copy, no lost format, no shared batch.
+
+use std::sync::Arc;
+
+use meristem::data::{
+    Batch, Dataset, DatasetSpec, GatherBatches, GatherConfig, Residency, Source, Split, cache,
+};
+use meristem::device::{DType, Device, DeviceId, DeviceOptions, Stream};
+
+use super::{Fault, REPORT, Verdict, ensure};
+use crate::plain::megabytes;
+
+const ENVS: usize = 4;
+const BATCH: usize = 32;
+
+/// The embedded dataset on a device of its own, out of the cache again at the end.
+struct Resident {
+    device: Device,
+    streams: Vec<Stream>,
+    data: Arc<Dataset>,
+}
+
+impl Resident {
+    fn load() -> Result<Self, Fault> {
+        let device = Device::open(DeviceId::Cpu, &DeviceOptions::default())?;
+        let streams = (0..ENVS).map(|env| device.stream(&format!("env {env}"))).collect();
+        let data = load(&device)?;
+        Ok(Self { device, streams, data })
+    }
+
+    /// Serves every env from the resident copy.
+    fn gather(&self, shuffle: bool) -> Result<GatherBatches, Fault> {
+        let devices = vec![self.device.id(); ENVS];
+        let config =
+            GatherConfig { shuffle, max_batches: Some(20), ..GatherConfig::new(BATCH, devices) };
+        Ok(GatherBatches::new(&config, &[Arc::clone(&self.data)], &self.streams)?)
+    }
+}
+
+impl Drop for Resident {
+    fn drop(&mut self) {
+        // The cache would keep the data, and with it the device.
+        cache::clear(|key| key.source == Source::Embedded);
+    }
+}
+
+fn load(device: &Device) -> Result<Arc<Dataset>, Fault> {
+    let spec = DatasetSpec { source: Source::Embedded, root: None, skip_bad: false };
+    Ok(cache::load(device, &spec, Split::Train, Residency::Resident)?)
+}
+
+/// One copy, as bytes; a second request gets the same; an epoch copies its order and nothing else (D1, H4).
+pub(super) fn residency() -> Verdict {
+    let resident = Resident::load()?;
+    let images = resident.data.resident_images();
+    let images = images.ok_or_else(|| Fault::new("the data is not resident", REPORT))?;
+    let again = load(&resident.device)?;
+    let shared = again.resident_images().map(|tensor| tensor.storage_id());
+    ensure(shared == Some(images.storage_id()), || Fault::new("there are two copies", REPORT))?;
+    let dtype = images.dtype();
+    ensure(dtype == DType::U8, || Fault::new(format!("images are kept as {dtype}"), REPORT))?;
+    let mut gather = resident.gather(true)?;
+    serve(&mut gather, 1)?;
+    let before = resident.device.counts();
+    serve(&mut gather, 2)?;
+    let spent = resident.device.counts() - before;
+    let hidden = spent.copies_to_host + spent.synchronizations + spent.allocations;
+    ensure(hidden == 0 && spent.copies_to_device <= 1, || {
+        Fault::new(format!("an epoch of batches cost {spent:?}"), REPORT)
+    })?;
+    Ok(format!(
+        "one copy of {} as u8; an epoch uploads its order and copies nothing else",
+        megabytes(images.numel())
+    ))
+}
+
+fn serve(gather: &mut GatherBatches, epoch: u64) -> Result<(), Fault> {
+    gather.start_epoch(epoch)?;
+    while gather.next()?.is_some() {}
+    Ok(())
+}
+
+/// Rounding of (v/255 − mean)/std in f32, at values of a few units: 1e-6; a lost format is off by more than .1.
+const TOLERANCE: f32 = 1e-5;
+
+/// Batches are channels last by their strides, and hold the right pixels there (F1, F2).
+pub(super) fn format() -> Verdict {
+    let resident = Resident::load()?;
+    let batch = first_batch(&mut resident.gather(false)?)?.swap_remove(1);
+    let image = resident.data.image_shape();
+    let (c, h, w) = (image.channels, image.height, image.width);
+    let (strides, expected) = (batch.inputs.strides(), vec![h * w * c, 1, w * c, c]);
+    ensure(strides == expected, || {
+        Fault::new(format!("strides are {strides:?}, expected {expected:?}"), REPORT)
+    })?;
+    // In file order, env 1 has the second run of samples.
+    let bytes = resident.data.resident_images().map(|images| images.to_vec::<u8>()).transpose()?;
+    let bytes = bytes.unwrap_or_default();
+    let constants = resident.data.normalization();
+    let pixels = batch.inputs.to_vec::<f32>()?;
+    let mut worst = 0.0f32;
+    for (i, pixel) in pixels.iter().enumerate() {
+        let byte = bytes.get(BATCH * image.numel() + i).copied().unwrap_or_default();
+        let channel = i % c;
+        let value = (f32::from(byte) / 255.0 - constants.mean[channel]) / constants.std[channel];
+        worst = worst.max((pixel - value).abs());
+    }
+    ensure(worst <= TOLERANCE, || {
+        Fault::new(format!("a pixel is off by {worst}, allowed are {TOLERANCE}"), REPORT)
+    })?;
+    Ok(format!("NHWC, strides {strides:?}; {} pixels within {worst:.0e}", pixels.len()))
+}
+
+/// No two batches in flight share a byte (D3).
+pub(super) fn aliasing() -> Verdict {
+    let resident = Resident::load()?;
+    let mut gather = resident.gather(true)?;
+    let mut held = first_batch(&mut gather)?;
+    held.extend(gather.next()?.unwrap_or_default());
+    let tensors = held.iter().flat_map(|batch| [&batch.inputs, &batch.targets]);
+    let mut ranges: Vec<(u64, u64)> = tensors
+        .map(|tensor| {
+            let bytes = tensor.numel() * tensor.dtype().size();
+            (tensor.address(), tensor.address() + bytes as u64)
+        })
+        .collect();
+    ranges.sort_unstable();
+    let shared = ranges.windows(2).filter(|pair| pair[0].1 > pair[1].0).count();
+    ensure(shared == 0 && !ranges.is_empty(), || {
+        Fault::new(format!("{shared} of {} buffers share bytes", ranges.len()), REPORT)
+    })?;
+    Ok(format!("{} batch buffers of {ENVS} envs in flight, none shares a byte", ranges.len()))
+}
+
+fn first_batch(gather: &mut GatherBatches) -> Result<Vec<Batch>, Fault> {
+    gather.start_epoch(0)?;
+    gather.next()?.ok_or_else(|| Fault::new("an epoch without batches", REPORT))
+}

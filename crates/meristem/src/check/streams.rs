@@ -1,0 +1,76 @@
+//! Streams under load: many of them, short of memory, against one that has plenty.
+
+use meristem::device::{
+    DType, Device, DeviceId, DeviceOptions, Owner, Stream, Tensor, read_back_as,
+};
+
+use super::{Fault, REPORT, Verdict, ensure};
+
+const STREAMS: usize = 32;
+const STEPS: usize = 300;
+const LEN: usize = 256;
+/// What the states and sums take, and four temporaries for all streams.
+const LIMIT: usize = STREAMS * (4 * LEN + 64) + 4 * (4 * LEN);
+
+/// 32 streams with room for four temporaries end in the same bits as one stream with ample memory (S2, S5).
+pub(super) fn stress() -> Verdict {
+    let ample = DeviceOptions { threads: 1, ..DeviceOptions::default() };
+    let expected = run(&Device::open(DeviceId::Cpu, &ample)?, 1)?;
+    let tight = DeviceOptions { memory_limit: Some(LIMIT), ..DeviceOptions::default() };
+    let device = Device::open(DeviceId::Cpu, &tight)?;
+    let got = run(&device, STREAMS)?;
+    let wrong = got.iter().zip(&expected).filter(|(a, b)| a != b).count();
+    ensure(wrong == 0, || {
+        Fault::new(format!("{wrong} of {STREAMS} streams ended in other bits"), REPORT)
+    })?;
+    let peak = device.memory().reserved_peak;
+    Ok(format!(
+        "{STREAMS} streams, {STEPS} steps each, {} KiB for all: the bits of one stream with ample memory",
+        peak / 1024
+    ))
+}
+
+/// Every env's state goes through a temporary that another stream reads after its owner let go of it.
+fn run(device: &Device, streams: usize) -> Result<Vec<Vec<u8>>, Fault> {
+    let streams: Vec<Stream> = (0..streams).map(|i| device.stream(&format!("env {i}"))).collect();
+    let side = device.stream("sums");
+    let (mut states, mut sums) = (vec![], vec![]);
+    for env in 0..STREAMS {
+        let start: Vec<f32> = (0..LEN).map(|i| (i + env + 1) as f32 / 400.0).collect();
+        let stream = &streams[env % streams.len()];
+        states.push(Tensor::from_slice(stream, &start, [LEN], Owner::Parameters)?);
+        sums.push(Tensor::zeros(&side, [1], DType::F64, Owner::Metrics)?);
+    }
+    for _ in 0..STEPS {
+        for (state, sum) in states.iter().zip(&sums) {
+            step(state, &side, sum)?;
+        }
+    }
+    let sums: Vec<Vec<f64>> = read_back_as(&sums.iter().collect::<Vec<_>>())?;
+    let states: Vec<Vec<f32>> = read_back_as(&states.iter().collect::<Vec<_>>())?;
+    let bits = |(state, sum): (&Vec<f32>, &Vec<f64>)| {
+        let state = state.iter().flat_map(|value| value.to_le_bytes());
+        state.chain(sum.iter().flat_map(|value| value.to_le_bytes())).collect()
+    };
+    Ok(states.iter().zip(&sums).map(bits).collect())
+}
+
+/// One step of the logistic map in its chaotic range: a wrong bit anywhere is everywhere soon.
+fn step(state: &Tensor, side: &Stream, sum: &Tensor) -> meristem::device::Result<()> {
+    let stream = state.stream();
+    let curve = Tensor::empty(stream, [LEN], DType::F32, Owner::Activations)?;
+    stream.launch("curve").read(state).write(&curve).run(|args| {
+        let x = args.read::<f32>(0);
+        args.write::<f32>(1).iter_mut().zip(x).for_each(|(y, x)| *y = x * (1.0 - x));
+    })?;
+    let aside = curve.on(side)?;
+    side.launch("sum").read(&aside).write(sum).run(|args| {
+        let total: f32 = args.read::<f32>(0).iter().sum();
+        args.write::<f64>(1)[0] += f64::from(total);
+    })?;
+    drop(aside);
+    stream.launch("update").read(&curve).write(state).run(|args| {
+        let y = args.read::<f32>(0);
+        args.write::<f32>(1).iter_mut().zip(y).for_each(|(x, y)| *x = 3.7 * y + 0.01);
+    })
+}

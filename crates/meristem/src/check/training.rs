@@ -1,0 +1,122 @@
+//! Real runs: equal for any number of threads, flat in memory, and without a hidden wait.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use meristem::data::{GatherBatches, GatherConfig};
+use meristem::device::{Device, DeviceId, DeviceOptions};
+use meristem::grow::{self, HOST_SGD, host_graph};
+use meristem::nn::{Isa, Network, NetworkOptions};
+use meristem::train::config::{Layer, TrainConfig};
+use meristem::train::settings::{Limit, Preset};
+use meristem::train::{self, Silent, Summary};
+
+use super::{Fault, REPORT, Verdict, ensure};
+use crate::commands::synthetic;
+use crate::plain::megabytes;
+
+/// A run in which modules grow, small enough to be done again: two hosts, a few batches a step.
+fn grow_two_hosts(folder: &Path, threads: usize) -> Result<Summary, Fault> {
+    let flags = Layer {
+        preset: Some(Preset::Quick),
+        run_dir: Some(Some(folder.to_path_buf())),
+        threads: Some(threads),
+        envs: Some(2),
+        batch: Some(64),
+        max_batches: Some(Limit::Count(6)),
+        steps: Some(14),
+        ..Layer::default()
+    };
+    let config = TrainConfig::resolve(Layer::default(), flags)?;
+    Ok(train::run(&config, &mut Silent)?)
+}
+
+/// Runs with 1, 2 and 4 threads end in the same weights, bit for bit (D6).
+pub(super) fn determinism() -> Verdict {
+    let folder = temporary_folder()?;
+    let (mut expected, mut grown) = (None, 0);
+    for threads in [1, 2, 4] {
+        let run = folder.path().join(threads.to_string());
+        let summary = grow_two_hosts(&run, threads)?;
+        grown = summary.envs.iter().map(|env| env.history.germinated).sum();
+        let read = |env: &train::summary::EnvSummary| std::fs::read(run.join(&env.weights));
+        let weights = summary.envs.iter().map(read).collect::<Result<Vec<_>, _>>();
+        let weights = weights.map_err(|error| {
+            Fault::new(format!("the weights cannot be read: {error}"), "look at the disk")
+        })?;
+        ensure(*expected.get_or_insert_with(|| weights.clone()) == weights, || {
+            Fault::new(format!("{threads} threads end in other weights than 1"), REPORT)
+        })?;
+    }
+    ensure(grown > 0, || Fault::new("no module grew, growth was not looked at", REPORT))?;
+    Ok(format!("threads 1, 2 and 4: two hosts and {grown} grown modules, the same bits"))
+}
+
+/// The training step and the control step of a run do what the table of permitted waits says (V2, H1, H4).
+pub(super) fn hot_scopes() -> Verdict {
+    let folder = temporary_folder()?;
+    let summary = grow_two_hosts(&folder.path().join("run"), 0)?;
+    let hot = summary.hot_path;
+    let hidden = hot.copies_to_host + hot.copies_to_device + hot.synchronizations + hot.allocations;
+    ensure(hidden == 0.0 && hot.training_steps > 0, || {
+        Fault::new(format!("a training step cost {hot:?}"), REPORT)
+    })?;
+    Ok(format!("{} training steps: no copy, no wait, no allocation", hot.training_steps))
+}
+
+fn temporary_folder() -> Result<tempfile::TempDir, Fault> {
+    tempfile::tempdir().map_err(|error| {
+        let figure = format!("no temporary folder: {error}");
+        Fault::new(figure, "set TMPDIR to a folder that can be written")
+    })
+}
+
+const EPOCHS: u64 = 500;
+const ENVS: usize = 2;
+const BATCH: usize = 16;
+
+/// 500 epochs of gathering and training take not a byte more than the second did (D5).
+pub(super) fn leak() -> Verdict {
+    let device = Device::open(DeviceId::Cpu, &DeviceOptions::default())?;
+    let streams: Vec<_> = (0..ENVS).map(|env| device.stream(&format!("env {env}"))).collect();
+    let config =
+        GatherConfig { max_batches: Some(3), ..GatherConfig::new(BATCH, vec![device.id(); ENVS]) };
+    let data = synthetic::dataset(&device, 200)?;
+    let mut gather = GatherBatches::new(&config, &[data], &streams)?;
+    let mut networks = streams.iter().map(network).collect::<Result<Vec<_>, Fault>>()?;
+    let mut epoch = |number: u64| -> Result<(), Fault> {
+        gather.start_epoch(number)?;
+        while let Some(batches) = gather.next()? {
+            for batch in &batches {
+                networks[batch.env].train_step(&batch.inputs, &batch.targets)?;
+            }
+        }
+        Ok(device.synchronize()?)
+    };
+    epoch(0)?;
+    epoch(1)?;
+    let (memory, counts) = (device.memory(), device.counts());
+    (2..EPOCHS).try_for_each(&mut epoch)?;
+    let (after, spent) = (device.memory(), device.counts() - counts);
+    let flat = after.current == memory.current && after.reserved == memory.reserved;
+    ensure(flat && spent.allocations == 0, || {
+        let (before, after) = (megabytes(memory.reserved), megabytes(after.reserved));
+        let figure = format!("{before} became {after} by {} allocations", spent.allocations);
+        Fault::new(figure, REPORT)
+    })?;
+    Ok(format!("{EPOCHS} epochs: {} throughout, no allocation", megabytes(after.reserved)))
+}
+
+fn network(stream: &meristem::device::Stream) -> Result<Network, Fault> {
+    let spec: grow::HostSpec = "minimal".parse().map_err(grow::Error::from)?;
+    let shape = synthetic::SHAPE;
+    let image = grow::ImageShape {
+        channels: shape.channels,
+        height: shape.height,
+        width: shape.width,
+        classes: synthetic::CLASSES,
+    };
+    let graph = Arc::new(host_graph(&spec, &image, HOST_SGD)?);
+    let isa = Isa::from_env().map_err(meristem::nn::Error::from)?;
+    Ok(Network::new(stream, graph, NetworkOptions::new(0, stream.id(), isa, BATCH))?)
+}

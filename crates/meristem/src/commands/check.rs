@@ -1,0 +1,50 @@
+//! `meristem check` (V5).
+
+use std::process::ExitCode;
+
+use super::{Outcome, print_json};
+use crate::check::{self, Line};
+use crate::cli::CheckArguments;
+use crate::plain;
+
+pub(crate) fn run(arguments: &CheckArguments) -> Outcome {
+    let lines = match arguments.json {
+        true => check::run(|_| {}),
+        false => check::run(|line| plain::out(&shown(line))),
+    };
+    if arguments.json {
+        print_json(&lines)?;
+    }
+    let holds = lines.iter().all(|line| line.ok);
+    Ok(if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// `ok    leak              500 epochs: …`, and the remedy below where there is one.
+fn shown(line: &Line) -> String {
+    let mark = if line.ok { "ok  " } else { "FAIL" };
+    let text = format!("{mark}  {:<16}  {}", line.name, line.figure);
+    match &line.remedy {
+        Some(remedy) => format!("{text}\n      help: {remedy}"),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_says_what_to_do() {
+        let mut line = Line {
+            name: "leak",
+            ok: false,
+            figure: "1.0 MB became 2.0 MB".into(),
+            remedy: Some("close something".into()),
+            seconds: 1.0,
+        };
+        let text = "FAIL  leak              1.0 MB became 2.0 MB\n      help: close something";
+        assert_eq!(shown(&line), text);
+        (line.ok, line.remedy) = (true, None);
+        assert_eq!(shown(&line), "ok    leak              1.0 MB became 2.0 MB");
+    }
+}

@@ -1,0 +1,46 @@
+//! `meristem check` (V5): all hold on this machine, and what does not hold is said.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
+
+mod common;
+
+use common::{Meristem, said};
+use serde_json::Value;
+
+#[test]
+fn all_hold_here() {
+    let m = Meristem::new();
+    let lines: Vec<Value> = serde_json::from_str(&m.ok("check --json").stdout).unwrap();
+    let names: Vec<&str> = lines.iter().map(|line| line["name"].as_str().unwrap()).collect();
+    let expected = [
+        "devices",
+        "libraries",
+        "instruction sets",
+        "residency",
+        "format",
+        "aliasing",
+        "stream stress",
+        "leak",
+        "determinism",
+        "hot scopes",
+    ];
+    assert_eq!(names, expected);
+    for line in &lines {
+        assert_eq!(line["ok"], true, "{line}");
+        assert!(!line["figure"].as_str().unwrap().is_empty(), "{line}");
+        assert!(line["remedy"].is_null() && line["seconds"].as_f64().unwrap() >= 0.0, "{line}");
+    }
+}
+
+#[test]
+fn what_does_not_hold_is_said_with_a_remedy() {
+    let m = Meristem::new();
+    let mut command = m.command();
+    // Nothing that opens a device can hold in this environment.
+    command.env("MERISTEM_LAUNCH_BLOCKING", "perhaps").arg("check");
+    let said = said(command.output().unwrap());
+    assert_eq!(said.code, Some(1), "{}{}", said.stdout, said.stderr);
+    let faults: Vec<&str> = said.stdout.lines().filter(|line| line.starts_with("FAIL")).collect();
+    assert!(faults.len() > 5 && faults[0].contains("perhaps"), "{}", said.stdout);
+    assert_eq!(said.stdout.matches("      help: ").count(), faults.len(), "{}", said.stdout);
+}
