@@ -27,7 +27,7 @@
 //! # The inside, from top to bottom
 //! `tensor`, `transfer`, `launch`, `stream`, `device`: what the user holds. `submit`: the one door
 //! onto a stream; `hazard`: who must wait for whom. `queue`, `executor`: streams run by workers.
-//! `storage`, `pool`, `size_class`, `block`: memory. Unsafe code is in `block` (taking memory) and
+//! `storage`, `pool`, `size_class`, `block`: memory; `memory`, `watermark`: who uses how much. Unsafe code is in `block` (taking memory) and
 //! `args` (giving kernels slices of it); `storage`, `host` and `simd` have a call or two each.
 
 mod args;
@@ -58,6 +58,7 @@ mod submit;
 mod sync;
 mod tensor;
 mod transfer;
+mod watermark;
 
 pub use args::Args;
 pub use counters::Counts;
@@ -71,3 +72,4 @@ pub use shape::{MAX_DIMS, MemoryFormat, Shape};
 pub use stream::{Event, Stream};
 pub use tensor::Tensor;
 pub use transfer::{read_back, read_back_as, read_back_f64};
+pub use watermark::MemoryAround;

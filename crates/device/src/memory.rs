@@ -1,5 +1,6 @@
 //! Who uses how much memory (V3).
 
+use crate::watermark::{Watermark, WatermarkId};
 use std::fmt;
 
 /// What a tensor's memory is for.
@@ -13,6 +14,10 @@ pub enum Owner {
     Activations,
     /// Batches and their buffers.
     Batches,
+    /// The learned controller: its parameters, optimiser state and rollouts.
+    Policy,
+    /// Buffers of gradient exchange.
+    Collectives,
     /// Metrics on the device.
     Metrics,
     /// Everything else.
@@ -21,11 +26,13 @@ pub enum Owner {
 
 impl Owner {
     /// All owners, in the order of reports.
-    pub const ALL: [Owner; 6] = [
+    pub const ALL: [Owner; 8] = [
         Owner::Dataset,
         Owner::Parameters,
         Owner::Activations,
         Owner::Batches,
+        Owner::Policy,
+        Owner::Collectives,
         Owner::Metrics,
         Owner::Other,
     ];
@@ -37,6 +44,8 @@ impl Owner {
             Owner::Parameters => "parameters",
             Owner::Activations => "activations",
             Owner::Batches => "batches",
+            Owner::Policy => "policy",
+            Owner::Collectives => "collectives",
             Owner::Metrics => "metrics",
             Owner::Other => "other",
         }
@@ -82,6 +91,9 @@ pub(crate) struct Usage {
     current: usize,
     peak: usize,
     owners: [(usize, usize); Owner::ALL.len()],
+    /// Of the calls that are being measured now: usually none.
+    watermarks: Vec<Watermark>,
+    watermarks_opened: u64,
 }
 
 impl Usage {
@@ -91,6 +103,8 @@ impl Usage {
         let (current, peak) = &mut self.owners[owner as usize];
         *current += bytes;
         *peak = (*peak).max(*current);
+        let (total, of_owner) = (self.current, *current);
+        self.watermarks.iter_mut().for_each(|mark| mark.raise(total, owner, of_owner));
     }
 
     pub(crate) fn give(&mut self, owner: Owner, bytes: usize) {
@@ -100,6 +114,21 @@ impl Usage {
 
     pub(crate) fn current(&self) -> usize {
         self.current
+    }
+
+    /// Watches for the most that is in use from now on.
+    pub(crate) fn open_watermark(&mut self) -> WatermarkId {
+        self.watermarks_opened += 1;
+        let id = WatermarkId(self.watermarks_opened);
+        let owners = self.owners.map(|(current, _)| current);
+        self.watermarks.push(Watermark { id, peak: self.current, owners });
+        id
+    }
+
+    /// Ends a watch; `None` if it ended before.
+    pub(crate) fn close_watermark(&mut self, id: WatermarkId) -> Option<Watermark> {
+        let at = self.watermarks.iter().position(|mark| mark.id == id)?;
+        Some(self.watermarks.swap_remove(at))
     }
 
     pub(crate) fn report(&self, reserved: usize, reserved_peak: usize) -> MemoryReport {

@@ -310,8 +310,14 @@ impl Pool {
     }
 
     pub(crate) fn report(&self) -> MemoryReport {
-        let state = lock(&self.state);
-        state.usage.report(state.reserved, state.reserved_peak)
+        self.report_with(|_| ()).0
+    }
+
+    /// A report, and what `look` finds at the same moment.
+    pub(crate) fn report_with<T>(&self, look: impl FnOnce(&mut Usage) -> T) -> (MemoryReport, T) {
+        let mut state = lock(&self.state);
+        let report = state.usage.report(state.reserved, state.reserved_peak);
+        (report, look(&mut state.usage))
     }
 }
 

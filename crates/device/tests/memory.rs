@@ -4,7 +4,8 @@
 mod common;
 
 use common::{Gate, THREADS, cpu, filled, limited, set};
-use meristem_device::{DType, Error, MemoryFormat, Owner, Stream, Tensor};
+use meristem_device::random::{Purpose, Rng};
+use meristem_device::{DType, Device, Error, MemoryFormat, MemoryReport, Owner, Stream, Tensor};
 
 fn empty(stream: &Stream, len: usize) -> Tensor {
     Tensor::empty(stream, [len], DType::U8, Owner::Other).unwrap()
@@ -281,5 +282,95 @@ fn zeros_are_zeros_even_where_something_was() {
         let zeros = zeros.on(&b).unwrap();
         assert_eq!(zeros.to_vec::<u32>().unwrap(), [0; 512]);
         set(&b, &zeros, 1).unwrap();
+    }
+}
+
+#[test]
+fn the_peak_within_a_call_is_its_true_peak() {
+    let device = cpu(1);
+    let a = device.stream("a");
+    let bytes = |len, owner| Tensor::empty(&a, [len], DType::U8, owner).unwrap();
+    // A peak from before the call must not show in it.
+    drop(bytes(10_000, Owner::Other));
+    let kept = bytes(100, Owner::Parameters);
+    let ((inner, result), outer) = MemoryReport::around(&device, || {
+        drop(bytes(1000, Owner::Policy));
+        let (result, inner) = MemoryReport::around(&device, || {
+            drop(bytes(50, Owner::Policy));
+            bytes(7, Owner::Collectives)
+        });
+        drop(bytes(300, Owner::Batches));
+        (inner, result)
+    });
+    assert_eq!((outer.before.current, outer.peak, outer.after.current), (100, 1100, 107));
+    assert_eq!((inner.before.current, inner.peak, inner.after.current), (100, 150, 107));
+    let of = |owner| (inner.owner_peak(owner), outer.owner_peak(owner));
+    assert_eq!(of(Owner::Policy), (50, 1000));
+    assert_eq!(of(Owner::Collectives), (7, 7));
+    assert_eq!(of(Owner::Batches), (0, 300));
+    assert_eq!(of(Owner::Parameters), (100, 100));
+    drop((kept, result));
+    // A call that allocates nothing has the level of before as its peak.
+    let ((), idle) = MemoryReport::around(&device, || ());
+    assert_eq!((idle.peak, device.memory().peak), (0, 10_000));
+}
+
+#[test]
+fn calls_side_by_side_see_each_other() {
+    let device = cpu(1);
+    let barrier = std::sync::Barrier::new(2);
+    let both = std::thread::scope(|scope| {
+        let measured = |len: usize| {
+            let (device, barrier) = (&device, &barrier);
+            scope.spawn(move || {
+                let stream = device.stream("s");
+                let call = || {
+                    barrier.wait();
+                    let x = empty(&stream, len);
+                    barrier.wait();
+                    drop(x);
+                    barrier.wait();
+                };
+                MemoryReport::around(device, call).1
+            })
+        };
+        [measured(30), measured(12)].map(|thread| thread.join().unwrap())
+    });
+    assert_eq!(both.map(|around| (around.before.current, around.peak, around.after.current)), {
+        [(0, 42, 0); 2]
+    });
+}
+
+/// A random program of allocations and frees, measured by calls inside of each other, against the
+/// running sum written down.
+#[test]
+fn nested_peaks_match_the_running_sum() {
+    fn run(device: &Device, rng: &mut Rng, depth: u32, log: &mut (Vec<Tensor>, Vec<usize>)) {
+        let stream = device.stream("s");
+        for _ in 0..rng.below(12) {
+            match rng.below(4) {
+                0 if depth < 4 => {
+                    let from = log.1.len() - 1;
+                    let ((), around) =
+                        MemoryReport::around(device, || run(device, rng, depth + 1, log));
+                    assert_eq!(around.before.current, log.1[from]);
+                    assert_eq!(around.after.current, *log.1.last().unwrap());
+                    assert_eq!(around.peak, *log.1[from..].iter().max().unwrap());
+                }
+                1 if !log.0.is_empty() => {
+                    let gone = log.0.swap_remove(rng.below(log.0.len() as u32) as usize);
+                    log.1.push(log.1.last().unwrap() - gone.numel());
+                }
+                _ => {
+                    log.0.push(empty(&stream, 1 + rng.below(5000) as usize));
+                    log.1.push(log.1.last().unwrap() + log.0.last().unwrap().numel());
+                }
+            }
+        }
+    }
+    for case in 0..200 {
+        let device = cpu(1);
+        let mut rng = Rng::new(3, Purpose::Test, case, 0);
+        run(&device, &mut rng, 0, &mut (vec![], vec![0]));
     }
 }
