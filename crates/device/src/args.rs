@@ -107,6 +107,7 @@ impl<'a> Args<'a> {
         match self.record.args[i].dtype {
             DType::F32 => bytemuck::cast_slice(self.read::<f32>(i)),
             DType::F64 => bytemuck::cast_slice(self.read::<f64>(i)),
+            DType::BF16 => bytemuck::cast_slice(self.read::<half::bf16>(i)),
             DType::U8 => self.read(i),
             DType::U32 => bytemuck::cast_slice(self.read::<u32>(i)),
             DType::I64 => bytemuck::cast_slice(self.read::<i64>(i)),
@@ -118,6 +119,7 @@ impl<'a> Args<'a> {
         match self.record.args[i].dtype {
             DType::F32 => bytemuck::cast_slice_mut(self.write::<f32>(i)),
             DType::F64 => bytemuck::cast_slice_mut(self.write::<f64>(i)),
+            DType::BF16 => bytemuck::cast_slice_mut(self.write::<half::bf16>(i)),
             DType::U8 => self.write(i),
             DType::U32 => bytemuck::cast_slice_mut(self.write::<u32>(i)),
             DType::I64 => bytemuck::cast_slice_mut(self.write::<i64>(i)),

@@ -9,6 +9,8 @@ pub enum DType {
     F32,
     /// 64-bit float.
     F64,
+    /// 16-bit float with the exponent of an f32.
+    BF16,
     /// Byte.
     U8,
     /// 32-bit unsigned integer.
@@ -22,6 +24,7 @@ impl DType {
     pub fn size(self) -> usize {
         match self {
             DType::U8 => 1,
+            DType::BF16 => 2,
             DType::F32 | DType::U32 => 4,
             DType::F64 | DType::I64 => 8,
         }
@@ -33,6 +36,7 @@ impl fmt::Display for DType {
         f.write_str(match self {
             DType::F32 => "f32",
             DType::F64 => "f64",
+            DType::BF16 => "bf16",
             DType::U8 => "u8",
             DType::U32 => "u32",
             DType::I64 => "i64",
@@ -59,7 +63,7 @@ macro_rules! element {
         }
     )*};
 }
-element!(f32 => F32, f64 => F64, u8 => U8, u32 => U32, i64 => I64);
+element!(f32 => F32, f64 => F64, half::bf16 => BF16, u8 => U8, u32 => U32, i64 => I64);
 
 #[cfg(test)]
 mod tests {
@@ -73,6 +77,7 @@ mod tests {
     fn sizes_match_the_rust_types() {
         size_matches::<f32>();
         size_matches::<f64>();
+        size_matches::<half::bf16>();
         size_matches::<u8>();
         size_matches::<u32>();
         size_matches::<i64>();

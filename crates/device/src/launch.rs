@@ -3,6 +3,7 @@
 use crate::args::{Arg, Args, INLINE_ARGS, Record};
 use crate::counters::Act;
 use crate::error::{Error, Result};
+use crate::group::Group;
 use crate::hazard::Use;
 use crate::queue::Work;
 use crate::stream::Stream;
@@ -12,6 +13,9 @@ use crate::tensor::Tensor;
 use smallvec::SmallVec;
 use std::panic::Location;
 
+/// Arguments of a launch.
+pub(crate) type Arguments<'a> = SmallVec<[(&'a Tensor, Use); INLINE_ARGS]>;
+
 /// A launch being put together; made by [`Stream::launch`]. Nothing happens before
 /// [`run`](Launch::run).
 #[must_use = "a launch does nothing until `run`"]
@@ -20,7 +24,7 @@ pub struct Launch<'a> {
     operation: &'static str,
     act: Option<Act>,
     site: &'static Location<'static>,
-    tensors: SmallVec<[(&'a Tensor, Use); INLINE_ARGS]>,
+    tensors: Arguments<'a>,
 }
 
 impl<'a> Launch<'a> {
@@ -67,7 +71,38 @@ impl<'a> Launch<'a> {
         F: FnOnce(&mut Args<'_>) + Send + 'static,
     {
         self.check_streams()?;
-        self.check_overlap()?;
+        check_overlap(self.operation, &self.tensors)?;
+        let record = self.record();
+        let accesses = self.tensors.iter().filter(|(tensor, _)| tensor.bytes() > 0);
+        let accesses = accesses.map(|&(tensor, usage)| (tensor.storage(), usage));
+        let state = self.stream.state();
+        if let Some(act) = self.act {
+            state.shared.counters.note(act, self.site)?;
+        }
+        submit::work(state, accesses, Box::new(KernelLaunch { record, kernel }))
+    }
+
+    /// Makes this launch a part of a group, which enqueues it. Its arguments may be tensors of any
+    /// stream of the group.
+    ///
+    /// # Errors
+    /// If launches are refused here; what is wrong with the arguments comes from
+    /// [`Group::run`].
+    pub fn join<F>(self, group: &mut Group<'a>, kernel: F) -> Result<()>
+    where
+        F: FnOnce(&mut Args<'_>) + Send + 'static,
+    {
+        let record = self.record();
+        let state = self.stream.state();
+        if let Some(act) = self.act {
+            state.shared.counters.note(act, self.site)?;
+        }
+        let work = Box::new(KernelLaunch { record, kernel });
+        group.push(self.operation, state, self.tensors, work);
+        Ok(())
+    }
+
+    fn record(&self) -> Record {
         let args = self.tensors.iter().map(|&(tensor, usage)| Arg {
             block: if tensor.bytes() == 0 { None } else { tensor.storage().block().cloned() },
             offset: tensor.offset(),
@@ -76,14 +111,7 @@ impl<'a> Launch<'a> {
             usage,
             taken: false,
         });
-        let record = Record { operation: self.operation, site: self.site, args: args.collect() };
-        let accesses = self.tensors.iter().filter(|(tensor, _)| tensor.bytes() > 0);
-        let accesses = accesses.map(|&(tensor, usage)| (tensor.storage(), usage));
-        let state = self.stream.state();
-        if let Some(act) = self.act {
-            state.shared.counters.note(act, self.site)?;
-        }
-        submit::work(state, accesses, Box::new(KernelLaunch { record, kernel }))
+        Record { operation: self.operation, site: self.site, args: args.collect() }
     }
 
     fn check_streams(&self) -> Result<()> {
@@ -102,23 +130,24 @@ impl<'a> Launch<'a> {
         }
         Ok(())
     }
+}
 
-    fn check_overlap(&self) -> Result<()> {
-        for (i, (written, _)) in
-            self.tensors.iter().enumerate().filter(|(_, (_, usage))| *usage == Use::Write)
-        {
-            for (j, (other, _)) in self.tensors.iter().enumerate() {
-                if i != j && written.overlaps(other) {
-                    return Err(Error::Overlap {
-                        operation: self.operation,
-                        argument: format!("argument {i}"),
-                        other: format!("argument {j}"),
-                    });
-                }
+/// Error if a written argument shares bytes with another.
+pub(crate) fn check_overlap(operation: &'static str, tensors: &[(&Tensor, Use)]) -> Result<()> {
+    for (i, (written, _)) in
+        tensors.iter().enumerate().filter(|(_, (_, usage))| *usage == Use::Write)
+    {
+        for (j, (other, _)) in tensors.iter().enumerate() {
+            if i != j && written.overlaps(other) {
+                return Err(Error::Overlap {
+                    operation,
+                    argument: format!("argument {i}"),
+                    other: format!("argument {j}"),
+                });
             }
         }
-        Ok(())
     }
+    Ok(())
 }
 
 /// A kernel and its arguments in a stream's queue: one allocation for all of it.

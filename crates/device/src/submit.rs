@@ -43,6 +43,57 @@ pub(crate) fn work<'a>(
     Ok(())
 }
 
+/// One stream's share of a group: what it touches, each with the stream that it belongs to.
+pub(crate) struct Part<'a> {
+    pub(crate) stream: &'a Arc<StreamState>,
+    pub(crate) accesses: Vec<(&'a Storage, &'a Arc<StreamState>, Use)>,
+    pub(crate) work: Box<dyn Work>,
+}
+
+/// Submits works of several streams as one: each waits for what was there before the group, none
+/// for another of it, and every stream then waits for all. So a storage's access is noted once the
+/// whole group is done with it, on the stream that its tensor belongs to: one of the group's.
+pub(crate) fn group(parts: Vec<Part<'_>>) -> Result<()> {
+    let submission = enter_all(&parts);
+    let mut before = Vec::with_capacity(parts.len());
+    for part in &parts {
+        part.stream.check_alive()?;
+        let mut edges = Edges::new();
+        for &(storage, _, usage) in &part.accesses {
+            storage.hazards().waits(part.stream, usage, &mut edges)?;
+        }
+        before.push(edges);
+    }
+    let mut accesses = Vec::with_capacity(parts.len());
+    let mut works = Vec::with_capacity(parts.len());
+    for (Part { stream, accesses: touched, work }, edges) in parts.into_iter().zip(before) {
+        let seq = stream.enqueue(stream.lock(), edges, Some(work));
+        works.push(Access { stream: stream.clone(), seq });
+        accesses.extend(touched);
+    }
+    let ends: Vec<Access> = works
+        .iter()
+        .map(|Access { stream, .. }| {
+            let others = works.iter().filter(|other| !Arc::ptr_eq(&other.stream, stream));
+            let edges = others.map(|other| Edge { access: other.clone(), propagates: true });
+            let seq = stream.enqueue(stream.lock(), edges, None);
+            Access { stream: stream.clone(), seq }
+        })
+        .collect();
+    for (storage, owner, usage) in accesses {
+        let end = ends.iter().rev().find(|end| Arc::ptr_eq(&end.stream, owner));
+        storage.hazards().note(owner, end.map_or(0, |end| end.seq), usage);
+    }
+    drop(submission);
+    for Access { stream, seq } in &ends {
+        if stream.shared.launch_blocking && !executor::on_worker() {
+            stream.wait_host(*seq); // S4
+            stream.check_result(*seq)?;
+        }
+    }
+    Ok(())
+}
+
 /// Makes `stream` wait until it may read `storage` (the producer is done).
 pub(crate) fn wait_for_producer(stream: &Arc<StreamState>, storage: &Storage) -> Result<()> {
     stream.check_alive()?;
@@ -80,5 +131,22 @@ fn enter(stream: &StreamState) -> (MutexGuard<'_, Submission>, MutexGuard<'_, Qu
         }
         drop(submission);
         stream.wait_for_space(queue);
+    }
+}
+
+/// Takes the submission lock with room in the queues of all parts; as [`enter`]. Whoever adds to a
+/// queue holds that lock, so the room stays.
+fn enter_all<'a>(parts: &[Part<'a>]) -> Option<MutexGuard<'a, Submission>> {
+    let shared = &parts.first()?.stream.shared;
+    loop {
+        let submission = lock(&shared.submission);
+        let full = parts.iter().find(|part| part.stream.lock().is_full());
+        match full {
+            Some(part) if !executor::on_worker() => {
+                drop(submission);
+                part.stream.wait_for_space(part.stream.lock());
+            }
+            _ => return Some(submission),
+        }
     }
 }

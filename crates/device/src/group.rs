@@ -1,0 +1,107 @@
+//! Launches of several streams that start from one state and may touch each other's tensors.
+
+use crate::error::{Error, Result};
+use crate::hazard::Use;
+use crate::launch::{Arguments, check_overlap};
+use crate::queue::{StreamState, Work};
+use crate::submit::{self, Part};
+use crate::sync::Arc;
+use crate::tensor::Tensor;
+
+/// Launches of several streams of one device, put onto them together: none sees what another
+/// writes, each may use tensors of any of the group's streams, and different parts may write
+/// different windows of one tensor, side by side. What is put onto any of the streams afterwards
+/// comes after all of them.
+///
+/// This is what an exchange between streams needs: a reduction where every stream makes a share of
+/// all results. Launches join with [`Launch::join`](crate::Launch::join).
+///
+/// ```
+/// # use meristem_device::*;
+/// # fn main() -> Result<()> {
+/// let device = Device::open(DeviceId::Cpu, &DeviceOptions::default())?;
+/// let (a, b) = (device.stream("a"), device.stream("b"));
+/// let x = Tensor::zeros(&a, [2], DType::F32, Owner::Other)?;
+/// let (first, second) = (x.view(0, [1])?, x.view(1, [1])?);
+/// let mut group = Group::default();
+/// a.launch("fill").write(&first).join(&mut group, |args| args.write::<f32>(0).fill(1.0))?;
+/// b.launch("fill").write(&second).join(&mut group, |args| args.write::<f32>(0).fill(2.0))?;
+/// group.run()?;
+/// assert_eq!(x.to_vec::<f32>()?, [1.0, 2.0]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Default)]
+#[must_use = "a group does nothing until `run`"]
+pub struct Group<'a> {
+    parts: Vec<Member<'a>>,
+}
+
+/// A launch that joined.
+struct Member<'a> {
+    operation: &'static str,
+    stream: &'a Arc<StreamState>,
+    tensors: Arguments<'a>,
+    work: Box<dyn Work>,
+}
+
+impl<'a> Group<'a> {
+    pub(crate) fn push(
+        &mut self,
+        operation: &'static str,
+        stream: &'a Arc<StreamState>,
+        tensors: Arguments<'a>,
+        work: Box<dyn Work>,
+    ) {
+        self.parts.push(Member { operation, stream, tensors, work });
+    }
+
+    /// Enqueues all launches, each on its stream. Does not wait for the device, but for room if a
+    /// stream's queue is full. If one of the kernels panics, the streams of all of them fail.
+    ///
+    /// # Errors
+    /// Nothing was enqueued if this returns an error, except with `MERISTEM_LAUNCH_BLOCKING=1`,
+    /// where a kernel's own panic is returned.
+    /// - [`Error::WrongStream`], [`Error::WrongDevice`]: an argument is of no stream of the group.
+    /// - [`Error::Overlap`]: a written argument shares bytes with another, of any launch.
+    /// - [`Error::KernelPanicked`], as for [`Launch::run`](crate::Launch::run).
+    pub fn run(self) -> Result<()> {
+        self.check_streams()?;
+        let all: Vec<(&Tensor, Use)> =
+            self.parts.iter().flat_map(|part| part.tensors.iter().copied()).collect();
+        if let Some(first) = self.parts.first() {
+            check_overlap(first.operation, &all)?;
+        }
+        let parts = self.parts.into_iter().map(|Member { stream, tensors, work, .. }| {
+            let accesses = tensors
+                .iter()
+                .filter(|(tensor, _)| tensor.bytes() > 0)
+                .map(|&(tensor, usage)| (tensor.storage(), tensor.stream().state(), usage))
+                .collect();
+            Part { stream, accesses, work }
+        });
+        submit::group(parts.collect())
+    }
+
+    fn check_streams(&self) -> Result<()> {
+        let Some(first) = self.parts.first() else { return Ok(()) };
+        for part in &self.parts {
+            let tensors = part.tensors.iter().map(|(tensor, _)| tensor.stream().state());
+            for (i, state) in [part.stream].into_iter().chain(tensors).enumerate() {
+                let argument =
+                    if i == 0 { "its stream".to_owned() } else { format!("argument {}", i - 1) };
+                let operation = part.operation;
+                if !Arc::ptr_eq(&state.shared, &first.stream.shared) {
+                    let (expected, got) = (first.stream.shared.id, state.shared.id);
+                    return Err(Error::WrongDevice { operation, argument, expected, got });
+                }
+                if !self.parts.iter().any(|other| Arc::ptr_eq(other.stream, state)) {
+                    let names: Vec<&str> = self.parts.iter().map(|p| &*p.stream.name).collect();
+                    let (expected, got) = (names.join("` or `"), state.name.to_string());
+                    return Err(Error::WrongStream { operation, argument, expected, got });
+                }
+            }
+        }
+        Ok(())
+    }
+}
