@@ -5,6 +5,7 @@
 //! Nodes can only refer to nodes that were added before them, so a graph is acyclic by construction.
 
 mod builder;
+mod cost;
 
 pub use builder::GraphBuilder;
 

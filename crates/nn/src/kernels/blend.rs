@@ -95,11 +95,14 @@ fn sum3([a, b, c]: [&[f32]; 3], f: impl Fn(f32, f32, f32) -> f32) -> f64 {
 
 isa_kernels! {
     /// Blends host and module into `out`, by `mode`:
-    /// `h + a(m − h)`, `h·(1 + a·tanh(m − x))` or `h + a·g·(m − h)`.
+    /// `h + a(m − h)`, `h·(1 + a·tanh(m − x))` or `h + a·g·(m − h)`. With an alpha of zero it is `h`,
+    /// bit for bit, whatever the module and the gate hold: the formulas alone would turn −0 into 0,
+    /// and pass on a NaN or an infinity.
     pub fn forward(isa: Isa, mode: BlendMode, of: &BlendInputs<'_>, out: &mut [f32]) {
         check_blend(of, mode, out);
         let BlendInputs { h, m, x, gate, alpha: a } = *of;
         match mode {
+            _ if a == 0.0 => out.copy_from_slice(h),
             BlendMode::Add => emit2(GradOut::overwrite(out), h, m, |h, m| h + a * (m - h)),
             BlendMode::Multiply => {
                 map3(out, h, m, x, |h, m, x| h * (1.0 + a * math::tanh(m - x)));

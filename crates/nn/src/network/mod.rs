@@ -10,6 +10,7 @@ pub(crate) mod metrics;
 mod plans;
 mod state;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use meristem_device::{DType, MemoryFormat, Owner, Stream, Tensor};
@@ -22,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::kernels::Isa;
 use crate::network::metrics::MetricsView;
-use crate::plan::{Memory, Mode, Plan};
+use crate::plan::{self, AlphaPattern, Memory, Mode, Plan};
 
 /// What is known of a network besides its graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +61,8 @@ pub struct Network {
     arena: Tensor,
     /// `[configs][slots]`.
     alphas: Tensor,
+    /// What `alphas` holds, for its pattern.
+    alpha_values: Vec<f32>,
     metrics: Tensor,
     metrics_layout: MetricsLayout,
 }
@@ -79,10 +82,21 @@ impl Network {
         let metrics_layout = layout_of(&graph, &options);
         let metrics = Tensor::zeros(stream, [metrics_layout.len()], DType::F64, Owner::Metrics)?;
         let alphas = new_alphas(stream, &graph, &options)?;
+        let alpha_values = vec![0.0; alphas.numel()];
         let arena = new_arena(stream, arena_len)?;
         let stream = stream.clone();
-        let network =
-            Self { stream, options, graph, groups, plans, arena, alphas, metrics, metrics_layout };
+        let network = Self {
+            stream,
+            options,
+            graph,
+            groups,
+            plans,
+            arena,
+            alphas,
+            alpha_values,
+            metrics,
+            metrics_layout,
+        };
         network.reset_metrics()?;
         Ok(network)
     }
@@ -112,7 +126,10 @@ impl Network {
         self.metrics_layout = layout_of(&graph, &self.options);
         (self.groups, self.graph) = (groups, graph);
         self.arena = arena.unwrap_or_else(|| self.arena.clone());
-        self.alphas = alphas.unwrap_or_else(|| self.alphas.clone());
+        if let Some(alphas) = alphas {
+            self.alpha_values = vec![0.0; alphas.numel()];
+            self.alphas = alphas;
+        }
         self.metrics = metrics.unwrap_or_else(|| self.metrics.clone());
         self.reset_metrics()
     }
@@ -147,7 +164,9 @@ impl Network {
     /// # Errors
     /// [`Error::Argument`], [`Error::OneValuePerChannel`], a failed stream.
     pub fn train_step(&mut self, inputs: &Tensor, targets: &Tensor) -> Result<()> {
-        self.step("train_step", Mode::Train, inputs, targets, 0)
+        let batch = self.check_batch("train_step", inputs, targets)?;
+        let plan = self.plan(batch, Mode::Train)?;
+        self.launch("train_step", &plan, (inputs, targets), 0..1)
     }
 
     /// Evaluates a batch with row `config` of the alphas: loss and hits are added to that row of the
@@ -157,7 +176,54 @@ impl Network {
     /// # Errors
     /// [`Error::Argument`], a failed stream.
     pub fn eval_step(&mut self, inputs: &Tensor, targets: &Tensor, config: usize) -> Result<()> {
-        self.step("eval_step", Mode::Evaluate, inputs, targets, config)
+        let batch = self.check_batch("eval_step", inputs, targets)?;
+        self.check_config("eval_step", config)?;
+        let plan = self.plan(batch, Mode::Evaluate)?;
+        self.launch("eval_step", &plan, (inputs, targets), config..config + 1)
+    }
+
+    /// Evaluates a batch with all of these rows of the alphas in one launch: loss and hits of each are
+    /// added to its row of the metrics, equal bit for bit to one [`Network::eval_step`] a row. Layers
+    /// before the first slot in which rows differ are computed once, and a module only for rows in
+    /// which its alpha is not 0 (C1 to C3). The first batch of a new size, or after the alphas got
+    /// another pattern of zeros and equal values, compiles a plan. Tensors as for
+    /// [`Network::train_step`]. Waits for nothing.
+    ///
+    /// # Errors
+    /// [`Error::Argument`], memory, a failed stream.
+    pub fn eval_rows(
+        &mut self,
+        inputs: &Tensor,
+        targets: &Tensor,
+        configs: Range<usize>,
+    ) -> Result<()> {
+        let batch = self.check_batch("eval_rows", inputs, targets)?;
+        let pattern = self.pattern("eval_rows", &configs)?;
+        let plan = self.plans.rows(batch, &pattern)?;
+        self.make_room(&plan)?;
+        self.launch("eval_rows", &plan, (inputs, targets), configs)
+    }
+
+    /// Floating-point operations per sample ([`Graph::flops`]) of one [`Network::eval_rows`] of these
+    /// rows, and of one [`Network::eval_step`]. Asks the device nothing.
+    ///
+    /// # Errors
+    /// [`Error::Argument`].
+    pub fn eval_flops(&self, configs: Range<usize>) -> Result<(u64, u64)> {
+        let pattern = self.pattern("eval_flops", &configs)?;
+        let one = AlphaPattern::all_on(self.graph.alphas);
+        Ok((plan::flops(&self.graph, &pattern), plan::flops(&self.graph, &one)))
+    }
+
+    /// The pattern of these rows of the alphas.
+    fn pattern(&self, operation: &'static str, configs: &Range<usize>) -> Result<AlphaPattern> {
+        let (slots, most) = (self.graph.alphas, self.options.configs);
+        if configs.is_empty() || configs.end > most {
+            let expected = format!("a range that is not empty and ends at most at {most}");
+            return Err(argument(operation, "configs", expected, format!("{configs:?}")));
+        }
+        let table = &self.alpha_values[configs.start * slots..configs.end * slots];
+        Ok(AlphaPattern::of(table, configs.len()))
     }
 
     /// Logits `[N, classes]` of a batch in evaluation mode, with row `config` of the alphas. A new
@@ -186,42 +252,42 @@ impl Network {
         Ok(logits)
     }
 
-    fn step(
-        &mut self,
+    /// Runs a plan with a loss over these rows of the alphas and of the evaluation metrics.
+    fn launch(
+        &self,
         operation: &'static str,
-        mode: Mode,
-        inputs: &Tensor,
-        targets: &Tensor,
-        config: usize,
+        plan: &Arc<Plan>,
+        (inputs, targets): (&Tensor, &Tensor),
+        configs: Range<usize>,
     ) -> Result<()> {
-        let batch = self.check_inputs(operation, inputs)?;
-        self.check_config(operation, config)?;
-        if targets.dtype() != DType::U32 || targets.dims() != [batch] {
-            let expected = format!("u32 [{batch}]");
-            return Err(argument(operation, "targets", expected, form(targets)));
-        }
-        let plan = self.plan(batch, mode)?;
+        let plan = Arc::clone(plan);
         let launch = self.stream.launch(operation).read(inputs).read(targets).read(&self.alphas);
         let launch = launch.write(&self.arena).write(&self.metrics);
         let launch = self.groups.iter().fold(launch, |l, group| group.write(l));
         let (isa, slots, layout) = (self.options.isa, self.graph.alphas, self.metrics_layout);
         launch.run(move |args| {
             let (input, targets) = (args.read::<f32>(0), args.read::<u32>(1));
-            let alphas = &args.read::<f32>(2)[config * slots..][..slots];
+            let alphas = &args.read::<f32>(2)[configs.start * slots..configs.end * slots];
             let mut memory = Memory::new(args.write(3), &[input], alphas);
             let mut metrics = MetricsView::new(args.write(4), layout);
             groups::push_all(args, 5, &mut memory);
-            plan.execute(isa, &mut memory, targets, config, &mut metrics);
+            plan.execute(isa, &mut memory, targets, configs.start, &mut metrics);
         })?;
         Ok(())
     }
 
     fn plan(&mut self, batch: usize, mode: Mode) -> Result<Arc<Plan>> {
         let plan = self.plans.get(batch, mode)?;
+        self.make_room(&plan)?;
+        Ok(plan)
+    }
+
+    /// Makes the arena large enough for a plan.
+    fn make_room(&mut self, plan: &Plan) -> Result<()> {
         if plan.arena_len() > self.arena.numel() {
             self.arena = new_arena(&self.stream, plan.arena_len())?;
         }
-        Ok(plan)
+        Ok(())
     }
 
     /// Sets the alphas, one row per configuration and one value per slot; rows that are not given
@@ -241,7 +307,9 @@ impl Network {
         for (to, row) in values.chunks_mut(slots.max(1)).zip(rows) {
             to[..row.len()].copy_from_slice(row);
         }
-        Ok(self.alphas.copy_from_slice(&values)?)
+        self.alphas.copy_from_slice(&values)?;
+        self.alpha_values = values;
+        Ok(())
     }
 
     /// Empties the metrics. Does not wait.
@@ -291,6 +359,21 @@ impl Network {
                 d.c, d.h, d.w
             );
             return Err(argument(operation, "inputs", expected, form(inputs)));
+        }
+        Ok(batch)
+    }
+
+    /// Checks a labelled batch; returns its size.
+    fn check_batch(
+        &self,
+        operation: &'static str,
+        inputs: &Tensor,
+        targets: &Tensor,
+    ) -> Result<usize> {
+        let batch = self.check_inputs(operation, inputs)?;
+        if targets.dtype() != DType::U32 || targets.dims() != [batch] {
+            let expected = format!("u32 [{batch}]");
+            return Err(argument(operation, "targets", expected, form(targets)));
         }
         Ok(batch)
     }

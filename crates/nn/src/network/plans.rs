@@ -1,21 +1,31 @@
-//! Compiled plans, by topology, batch size and mode.
+//! Compiled plans, by topology, batch size, and mode or pattern of alphas.
 
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::graph::Graph;
-use crate::plan::{Mode, Plan, PlanOptions};
+use crate::plan::{AlphaPattern, Mode, Plan, PlanOptions};
 
 /// Topologies kept; the one used longest ago goes first.
 const TOPOLOGIES_MAX: usize = 32;
 /// Plans kept per topology: batch sizes are few (the full one and a remainder per split).
 const PLANS_MAX: usize = 24;
+/// Plans of many rows of alphas kept per topology: two batch sizes and the few patterns of an episode.
+const ROW_PLANS_MAX: usize = 8;
 
 /// A graph with its plans.
 #[derive(Debug)]
 struct Topology {
     graph: Arc<Graph>,
     plans: Vec<Arc<Plan>>,
+    /// Plans of many rows of alphas; the one compiled first goes first.
+    row_plans: Vec<(AlphaPattern, Arc<Plan>)>,
+}
+
+impl Topology {
+    fn new(graph: Arc<Graph>) -> Self {
+        Self { graph, plans: vec![], row_plans: vec![] }
+    }
 }
 
 /// Plans of the current graph and of earlier ones.
@@ -28,14 +38,14 @@ pub(super) struct Plans {
 impl Plans {
     /// No plans yet.
     pub(super) fn new(graph: Arc<Graph>) -> Self {
-        Self { topologies: vec![Topology { graph, plans: vec![] }] }
+        Self { topologies: vec![Topology::new(graph)] }
     }
 
     /// Makes a graph current; returns the one that was.
     pub(super) fn select(&mut self, graph: Arc<Graph>) -> Arc<Graph> {
         let before = self.topologies.last().map(|t| Arc::clone(&t.graph));
         let known = self.topologies.iter().position(|t| t.graph == graph);
-        let fresh = || Topology { graph: Arc::clone(&graph), plans: vec![] };
+        let fresh = || Topology::new(Arc::clone(&graph));
         let topology = known.map_or_else(fresh, |i| self.topologies.remove(i));
         if self.topologies.len() >= TOPOLOGIES_MAX {
             self.topologies.remove(0);
@@ -61,7 +71,7 @@ impl Plans {
     /// The plan of the current graph, compiled if it is not known.
     pub(super) fn get(&mut self, batch: usize, mode: Mode) -> Result<Arc<Plan>> {
         let options = PlanOptions::new(batch, mode);
-        let Some(Topology { graph, plans }) = self.topologies.last_mut() else {
+        let Some(Topology { graph, plans, .. }) = self.topologies.last_mut() else {
             return Err(Error::EmptyBatch { batch }); // never: a graph is always current
         };
         if let Some(plan) = plans.iter().find(|p| p.options() == options) {
@@ -72,6 +82,25 @@ impl Plans {
             plans.remove(0);
         }
         plans.push(Arc::clone(&plan));
+        Ok(plan)
+    }
+
+    /// The current graph's plan of all rows of such a table, compiled if it is not known.
+    pub(super) fn rows(&mut self, batch: usize, pattern: &AlphaPattern) -> Result<Arc<Plan>> {
+        let Some(Topology { graph, row_plans, .. }) = self.topologies.last_mut() else {
+            return Err(Error::EmptyBatch { batch }); // never: a graph is always current
+        };
+        let same = |(of, plan): &&(AlphaPattern, Arc<Plan>)| {
+            of == pattern && plan.options().batch == batch
+        };
+        if let Some((_, plan)) = row_plans.iter().find(same) {
+            return Ok(Arc::clone(plan));
+        }
+        let plan = Arc::new(Plan::compile_rows(graph, pattern, batch)?);
+        if row_plans.len() >= ROW_PLANS_MAX {
+            row_plans.remove(0);
+        }
+        row_plans.push((pattern.clone(), Arc::clone(&plan)));
         Ok(plan)
     }
 }

@@ -83,6 +83,8 @@ pub(crate) struct Builder<'g> {
     group_grads: Vec<Option<ValueId>>,
     /// Parameters that got a gradient.
     pub(crate) trained: Vec<bool>,
+    /// Row of the alphas that blends read.
+    alpha_row: usize,
 }
 
 impl<'g> Builder<'g> {
@@ -99,6 +101,7 @@ impl<'g> Builder<'g> {
             pooled: vec![],
             group_grads: vec![None; graph.groups.len()],
             trained: vec![false; graph.params.len()],
+            alpha_row: 0,
         };
         builder.leads = builder.leading();
         builder
@@ -163,6 +166,17 @@ impl<'g> Builder<'g> {
         let value = self.arena(len);
         self.values[value.index()].from_start = true;
         value
+    }
+
+    /// Blends lowered from now on read this row of the alphas; 0 at first.
+    pub(crate) fn read_alphas_of(&mut self, row: usize) {
+        self.alpha_row = row;
+    }
+
+    /// The alpha of a slot, in device memory: moving it needs no new plan.
+    pub(crate) fn alpha(&mut self, slot: usize) -> ValueId {
+        let start = self.alpha_row * self.graph.alphas + slot;
+        self.fixed(Span { space: Space::Alphas, start, len: 1 })
     }
 
     /// The packed values of a parameter.

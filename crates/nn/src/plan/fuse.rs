@@ -47,6 +47,30 @@ impl Unit {
             Unit::StraightPool { pool, .. } => *pool,
         }
     }
+
+    /// The nodes from outside of the unit whose values it reads.
+    pub(crate) fn inputs(&self, graph: &Graph) -> Vec<NodeId> {
+        let first = match self {
+            Unit::Node(node) => *node,
+            Unit::Norm(unit) => unit.conv.unwrap_or(unit.norm),
+            Unit::StraightPool { pool, .. } => *pool,
+        };
+        graph.nodes[first.index()].op.inputs()
+    }
+
+    /// The nodes that the unit computes, the last one first.
+    pub(crate) fn nodes(&self, graph: &Graph) -> Vec<NodeId> {
+        let mut nodes = vec![self.output()];
+        if let Unit::Norm(unit) = self {
+            let first = unit.conv.unwrap_or(unit.norm);
+            let mut node = unit.output;
+            while node != first {
+                node = graph.nodes[node.index()].op.inputs()[0];
+                nodes.push(node);
+            }
+        }
+        nodes
+    }
 }
 
 /// The units of all nodes that the output needs, in execution order.

@@ -15,6 +15,7 @@ mod fuse;
 mod lower;
 mod memory;
 mod step;
+mod tree;
 mod value;
 
 use std::ops::Range;
@@ -25,6 +26,7 @@ use self::arena::Lifetime;
 use self::builder::{Builder, Home, Value};
 pub use self::memory::{GroupMemory, Memory};
 use self::step::{Context, Draft, Operands, Step};
+pub use self::tree::{AlphaPattern, flops};
 use self::value::ValueId;
 pub use self::value::{Space, Span};
 use crate::error::{Error, Result};
@@ -116,7 +118,7 @@ impl Plan {
         }
         let output_gradient = match options.mode {
             Mode::Train | Mode::Evaluate => {
-                lower::train::cross_entropy(&mut b);
+                lower::train::cross_entropy(&mut b, &[0]);
                 None
             }
             Mode::Infer => None,

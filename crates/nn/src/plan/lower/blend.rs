@@ -4,7 +4,7 @@ use crate::graph::{BlendMode, NodeId, ParamId};
 use crate::kernels::blend::{self, BlendGrads, BlendInputs, TanhMixGrads};
 use crate::plan::builder::{Backward, Builder};
 use crate::plan::step::{Call, Context};
-use crate::plan::value::{Space, Span, ValueId};
+use crate::plan::value::ValueId;
 
 use super::wanted;
 
@@ -64,7 +64,7 @@ pub(super) struct Inputs {
     pub(super) gate: Option<NodeId>,
 }
 
-/// `Blend`: alpha is read from device memory, so that moving it needs no new plan.
+/// `Blend`.
 pub(super) fn blend(
     b: &mut Builder<'_>,
     node: NodeId,
@@ -73,7 +73,7 @@ pub(super) fn blend(
     inputs: Inputs,
 ) -> Backward {
     let Inputs { hmx: [host, module, input], gate } = inputs;
-    let alpha = b.fixed(Span { space: Space::Alphas, start: alpha, len: 1 });
+    let alpha = b.alpha(alpha);
     let gate_value = gate.map_or(ValueId::NONE, |g| b.node(g));
     // Only MULTIPLY reads the module's input.
     let reads_input = mode == BlendMode::Multiply;

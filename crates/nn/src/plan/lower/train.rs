@@ -15,6 +15,8 @@ use crate::plan::value::{Space, Span, ValueId};
 #[derive(Debug)]
 struct CrossEntropy {
     classes: usize,
+    /// In evaluation: the rows of metrics to add to, counted from the run's.
+    rows: Vec<usize>,
 }
 
 impl Call for CrossEntropy {
@@ -28,19 +30,21 @@ impl Call for CrossEntropy {
             BatchResult { loss_sum: sums.loss, correct: sums.correct, samples: targets.len() };
         match training {
             true => cx.metrics.add_train(batch),
-            false => cx.metrics.add_eval(cx.config, batch),
+            false => self.rows.iter().for_each(|row| cx.metrics.add_eval(cx.config + row, batch)),
         }
     }
 }
 
-/// Emits the loss of the graph's output; in training its gradient becomes the output's.
-pub(in crate::plan) fn cross_entropy(b: &mut Builder<'_>) {
+/// Emits the loss of the graph's output. In training its gradient becomes the output's; in evaluation
+/// it goes to these rows of the metrics, counted from the one that the plan is run with.
+pub(in crate::plan) fn cross_entropy(b: &mut Builder<'_>, rows: &[usize]) {
     let output = b.graph.output;
     let logits = b.node(output);
     let training = b.backward();
     let dlogits = if training { b.arena(b.shape(output).len()) } else { ValueId::NONE };
     let classes = b.graph.classes();
-    b.emit_effect(CrossEntropy { classes }, &[logits], &[dlogits]);
+    let rows = rows.to_vec();
+    b.emit_effect(CrossEntropy { classes, rows }, &[logits], &[dlogits]);
     if training {
         b.seed(output, dlogits);
     }

@@ -1,0 +1,35 @@
+//! What a node costs, counted on its shapes.
+
+use super::{BlendMode, Graph, NodeId, Op};
+
+impl Graph {
+    /// Floating-point operations of a node per sample in evaluation. A multiplication and an addition
+    /// are one each, as are a comparison, an exponential and a root: a measure to compare networks by,
+    /// not a time.
+    pub fn flops(&self, node: NodeId) -> u64 {
+        let of = |node: NodeId| self.nodes[node.index()].dims;
+        let each = of(node).numel();
+        let flops = match self.nodes[node.index()].op {
+            Op::Input(_) | Op::Detach(_) | Op::StraightThrough { .. } => 0,
+            Op::Conv2d { x, bias, geometry, .. } => {
+                let window = geometry.kernel[0] * geometry.kernel[1] * of(x).c / geometry.groups;
+                each * (2 * window + usize::from(bias.is_some()))
+            }
+            Op::Linear { x, bias, .. } => each * (2 * of(x).c + usize::from(bias.is_some())),
+            Op::BatchNorm { .. } => 2 * each,
+            // Mean, variance (square and sum), scale and shift.
+            Op::GroupNorm { .. } => 5 * each,
+            Op::Relu(_) | Op::Add(..) => each,
+            // 1/(1 + e^−x) and (e^2x − 1)/(e^2x + 1).
+            Op::Sigmoid(_) => 3 * each,
+            Op::Tanh(_) => 4 * each,
+            Op::MaxPool2d { kernel, .. } => kernel * kernel * each,
+            Op::GlobalAvgPool(x) => of(x).numel(),
+            Op::ScaleChannels { .. } => 2 * each,
+            Op::TanhMix { .. } => 3 * each,
+            Op::Blend { mode: BlendMode::Add | BlendMode::Gate, .. } => 3 * each,
+            Op::Blend { mode: BlendMode::Multiply, .. } => 8 * each,
+        };
+        flops as u64
+    }
+}
