@@ -1,6 +1,8 @@
 //! Who decides.
 
 use crate::action::Action;
+use crate::error::Result;
+use crate::state::ControllerState;
 use crate::view::EnvView;
 
 /// Decides what happens in each env, once per step. Deterministic: the same views in the same order give
@@ -17,8 +19,27 @@ pub trait Controller: Send {
 
     /// The actions of all envs of a step, in order. The training loop calls this one, so that a policy can
     /// answer with one forward pass and one read-back (H1); by default each env is decided on its own.
-    fn decide_all(&mut self, views: &[EnvView<'_>]) -> Vec<Action> {
-        views.iter().map(|view| self.decide(view.env, view)).collect()
+    ///
+    /// # Errors
+    /// A failed device.
+    fn decide_all(&mut self, views: &[EnvView<'_>]) -> Result<Vec<Action>> {
+        Ok(views.iter().map(|view| self.decide(view.env, view)).collect())
+    }
+
+    /// Everything that its next decision depends on. May wait for a device.
+    ///
+    /// # Errors
+    /// A failed device.
+    fn save(&self) -> Result<ControllerState> {
+        Ok(ControllerState::default())
+    }
+
+    /// Goes on from what [`Controller::save`] gave: the decisions that follow are the same, bit for bit.
+    ///
+    /// # Errors
+    /// [`Error::BadState`](crate::Error::BadState) if it is another controller's; it is then as it was.
+    fn restore(&mut self, _state: &ControllerState) -> Result<()> {
+        Ok(())
     }
 }
 

@@ -5,7 +5,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::action::Action;
 use crate::controller::Controller;
+use crate::error::Result;
 use crate::rules::legal;
+use crate::state::ControllerState;
 use crate::view::EnvView;
 
 /// Constants of the heuristic. In files every key is optional and unknown ones are errors.
@@ -127,6 +129,15 @@ impl Default for Heuristic {
 impl Controller for Heuristic {
     fn name(&self) -> &str {
         "heuristic"
+    }
+
+    fn save(&self) -> Result<ControllerState> {
+        ControllerState::of(self.name(), &self.memories)
+    }
+
+    fn restore(&mut self, state: &ControllerState) -> Result<()> {
+        self.memories = state.memory(self.name())?;
+        Ok(())
     }
 
     fn begin_episode(&mut self, env: usize) {

@@ -12,15 +12,19 @@
 
 mod action;
 mod controller;
+mod error;
 mod heads;
 mod heuristic;
 mod rules;
+mod state;
 mod view;
 
 pub use action::{Action, Op};
 pub use controller::{Controller, NoController};
+pub use error::{Error, Result};
 pub use heads::{Choices, HEADS, Head, HeadKind, HeadSize};
 pub use heuristic::{Heuristic, HeuristicConfig};
 pub use meristem_grow::LifecycleError as Illegal;
 pub use rules::{Outcome, apply, legal, legal_ops, legal_slots};
+pub use state::ControllerState;
 pub use view::EnvView;

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use meristem_control::{
-    Action, Controller, EnvView, Heuristic, HeuristicConfig, NoController, Op, Outcome, apply,
-    legal,
+    Action, Controller, ControllerState, EnvView, Heuristic, HeuristicConfig, NoController, Op,
+    Outcome, apply, legal,
 };
 use meristem_grow::{
     BlueprintSet, GateInputs, Gates, GradientHealth, Host, HostSpec, ImageShape, Rules, Stage,
@@ -340,4 +340,21 @@ proptest! {
         prop_assert_eq!(&first, &run(true, false));
         prop_assert_eq!(&first, &run(false, true));
     }
+}
+
+/// A heuristic that is saved and restored decides as the one that went on.
+#[test]
+fn a_restored_heuristic_goes_on() {
+    let mut original = Heuristic::new(HeuristicConfig::quick());
+    let mut env = Env::new(1, "r0c0,r0c1", Rules::default());
+    for _ in 0..12 {
+        env.op(&mut original, 50.0);
+    }
+    let mut restored = Heuristic::new(HeuristicConfig::quick());
+    restored.restore(&original.save().unwrap()).unwrap();
+    assert_eq!(restored, original);
+    let foreign = ControllerState { memory: vec![1, 2, 3], ..ControllerState::default() };
+    let error = restored.restore(&foreign).unwrap_err();
+    assert!(error.to_string().contains("`heuristic`"), "{error}");
+    assert_eq!(restored, original, "a state that does not fit changes nothing");
 }

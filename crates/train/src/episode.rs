@@ -147,7 +147,7 @@ impl Episode<'_, '_> {
     fn decide(&mut self, envs: &mut [Env], when: When) -> Result<Vec<String>> {
         let steps = self.setup.config.steps;
         let views: Vec<EnvView<'_>> = envs.iter().map(|env| env.view(when.step, steps)).collect();
-        let actions = self.controller.decide_all(&views);
+        let actions = self.controller.decide_all(&views)?;
         let both = envs.iter_mut().zip(&actions);
         both.map(|(env, action)| growth::act(env, action, when, self.journal)).collect()
     }

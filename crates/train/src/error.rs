@@ -71,6 +71,9 @@ pub enum Error {
     /// The network or its weights cannot be used.
     #[error(transparent)]
     Nn(#[from] meristem_nn::Error),
+    /// The controller failed.
+    #[error(transparent)]
+    Control(#[from] meristem_control::Error),
     /// A host description or a lifecycle transition is not possible.
     #[error(transparent)]
     Grow(#[from] meristem_grow::Error),

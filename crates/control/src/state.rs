@@ -1,0 +1,40 @@
+//! What is kept of a controller in a checkpoint.
+
+use meristem_nn::StateDict;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::error::{Error, Result};
+
+/// Everything that a controller's next decision depends on.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ControllerState {
+    /// Its memory, in CBOR: exact for every float, NaN included.
+    pub memory: Vec<u8>,
+    /// Its tensors by name: weights, optimiser state, rollout.
+    pub tensors: StateDict,
+}
+
+impl ControllerState {
+    /// Of a controller with this memory, and no tensors.
+    ///
+    /// # Errors
+    /// [`Error::BadState`] for what serde cannot serialise.
+    pub fn of(controller: &str, memory: &impl Serialize) -> Result<Self> {
+        let mut bytes = vec![];
+        ciborium::into_writer(memory, &mut bytes).map_err(|error| bad(controller, &error))?;
+        Ok(Self { memory: bytes, tensors: StateDict::default() })
+    }
+
+    /// The memory.
+    ///
+    /// # Errors
+    /// [`Error::BadState`] if it is not what `controller` remembers.
+    pub fn memory<T: DeserializeOwned>(&self, controller: &str) -> Result<T> {
+        ciborium::from_reader(&self.memory[..]).map_err(|error| bad(controller, &error))
+    }
+}
+
+fn bad(controller: &str, problem: &impl ToString) -> Error {
+    Error::BadState { controller: controller.into(), problem: problem.to_string() }
+}
