@@ -9,6 +9,7 @@ use crate::block::Block;
 use crate::dtype::{DType, Element};
 use crate::hazard::Use;
 use crate::sync::Arc;
+use crate::trace::Detail;
 use smallvec::SmallVec;
 use std::panic::Location;
 
@@ -35,6 +36,8 @@ pub(crate) struct Record {
     /// Where the launch was asked for; the race sanitizer names it.
     pub(crate) site: &'static Location<'static>,
     pub(crate) args: SmallVec<[Arg; INLINE_ARGS]>,
+    /// What a trace shows of it.
+    pub(crate) detail: Option<Box<Detail>>,
 }
 
 /// The arguments of a running kernel, by their position in the launch's chain of `read` and

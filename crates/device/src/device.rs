@@ -10,6 +10,7 @@ use crate::queue::{StreamState, check_may_wait};
 use crate::stream::Stream;
 use crate::submit::Submission;
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering, Weak, lock};
+use crate::trace::{Category, Process, Span, Trace};
 use std::fmt;
 use std::panic::Location;
 use std::thread::JoinHandle;
@@ -25,6 +26,8 @@ pub struct DeviceOptions {
     pub threads: usize,
     /// The most bytes that the device takes from the system, `None` for no limit.
     pub memory_limit: Option<usize>,
+    /// Where to record what happens when; `None` for nowhere.
+    pub trace: Option<Trace>,
 }
 
 /// What the environment decides.
@@ -65,10 +68,33 @@ pub(crate) struct Shared {
     pub(crate) counters: Counters,
     pub(crate) submission: Mutex<Submission>,
     pub(crate) launch_blocking: bool,
+    /// Its part of a trace, if there is one.
+    pub(crate) trace: Option<Process>,
     threads: usize,
     /// Streams that are not gone, to wait for all of them.
     streams: Mutex<Vec<Weak<StreamState>>>,
     next_stream: AtomicU64,
+}
+
+impl Shared {
+    /// Shows in the trace that the host waits until this is dropped.
+    pub(crate) fn trace_wait(
+        &self,
+        operation: &'static str,
+        site: Option<&'static Location<'static>>,
+    ) -> Option<Span> {
+        self.trace.as_ref().map(|process| process.wait(operation, site))
+    }
+
+    /// Shows in the trace that the host copies, or waits for a copy, until this is dropped.
+    pub(crate) fn trace_copy(
+        &self,
+        operation: &'static str,
+        category: Category,
+        site: &'static Location<'static>,
+    ) -> Option<Span> {
+        self.trace.as_ref().map(|process| process.copy(operation, category, site))
+    }
 }
 
 /// A device: workers, memory and counts. A handle; clones are the same device, and streams and
@@ -127,13 +153,16 @@ impl Device {
                 return Err(Error::BadOption { option: "threads", expected, got: n.to_string() });
             }
         };
+        let trace = options.trace.as_ref().map(|trace| trace.process(&id.to_string()));
+        let timeline = trace.as_ref().map(|process| process.memory.clone());
         let shared = Arc::new(Shared {
             id,
             executor: Executor::default(),
-            pool: Pool::new(options.memory_limit, environment.forgets),
+            pool: Pool::new(options.memory_limit, environment.forgets, timeline),
             counters: Counters::default(),
             submission: Mutex::default(),
             launch_blocking: environment.launch_blocking,
+            trace,
             threads,
             streams: Mutex::default(),
             next_stream: AtomicU64::new(0),
@@ -173,6 +202,11 @@ impl Device {
         Stream::new(self, state)
     }
 
+    /// The trace that it is recorded in, to add [spans](Trace::span).
+    pub fn trace(&self) -> Option<&Trace> {
+        self.shared().trace.as_ref().map(Process::trace)
+    }
+
     /// What the device did so far.
     pub fn counts(&self) -> Counts {
         self.shared().counters.read()
@@ -199,6 +233,7 @@ impl Device {
     pub fn synchronize(&self) -> Result<()> {
         check_may_wait("Device::synchronize")?;
         self.shared().counters.note(Act::Synchronize, Location::caller())?;
+        let _wait = self.shared().trace_wait("Device::synchronize", Some(Location::caller()));
         let streams = lock(&self.shared().streams).clone();
         let mut result = Ok(());
         for stream in streams.iter().filter_map(Weak::upgrade) {

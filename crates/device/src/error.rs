@@ -191,6 +191,14 @@ pub enum Error {
         /// Operation.
         operation: &'static str,
     },
+    /// A trace cannot be written.
+    #[error("cannot write the trace {}: {source}", path.display())]
+    Trace {
+        /// The file.
+        path: PathBuf,
+        /// Cause.
+        source: std::io::Error,
+    },
     /// A host file could not be opened or mapped.
     #[error("cannot map {}: {source}", path.display())]
     MapFile {

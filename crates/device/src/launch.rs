@@ -10,6 +10,7 @@ use crate::stream::Stream;
 use crate::submit;
 use crate::sync::Arc;
 use crate::tensor::Tensor;
+use crate::trace::Detail;
 use smallvec::SmallVec;
 use std::panic::Location;
 
@@ -111,7 +112,10 @@ impl<'a> Launch<'a> {
             usage,
             taken: false,
         });
-        Record { operation: self.operation, site: self.site, args: args.collect() }
+        let (operation, site) = (self.operation, self.site);
+        let detail = self.stream.state().lane.as_ref();
+        let detail = detail.map(|lane| Detail::new(lane, (operation, self.act), &self.tensors));
+        Record { operation, site, args: args.collect(), detail }
     }
 
     fn check_streams(&self) -> Result<()> {
@@ -166,6 +170,10 @@ where
 
     fn site(&self) -> &'static Location<'static> {
         self.record.site
+    }
+
+    fn take_detail(&mut self) -> Option<Box<Detail>> {
+        self.record.detail.take()
     }
 
     fn run(self: Box<Self>) {

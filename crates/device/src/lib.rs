@@ -27,7 +27,8 @@
 //! # The inside, from top to bottom
 //! `tensor`, `transfer`, `launch`, `stream`, `device`: what the user holds. `submit`: the one door
 //! onto a stream; `hazard`: who must wait for whom. `queue`, `executor`: streams run by workers.
-//! `storage`, `pool`, `size_class`, `block`: memory; `memory`, `watermark`: who uses how much. Unsafe code is in `block` (taking memory) and
+//! `storage`, `pool`, `size_class`, `block`: memory; `memory`, `watermark`: who uses how much. `trace`: what happened
+//! when. Unsafe code is in `block` (taking memory) and
 //! `args` (giving kernels slices of it); `storage`, `host` and `simd` have a call or two each.
 
 mod args;
@@ -58,6 +59,7 @@ mod stream;
 mod submit;
 mod sync;
 mod tensor;
+mod trace;
 mod transfer;
 mod watermark;
 
@@ -73,5 +75,6 @@ pub use memory::{MemoryReport, Owner, OwnerUse};
 pub use shape::{MAX_DIMS, MemoryFormat, Shape};
 pub use stream::{Event, Stream};
 pub use tensor::Tensor;
+pub use trace::{Span, Trace, TraceReport};
 pub use transfer::{read_back, read_back_as, read_back_f64};
 pub use watermark::MemoryAround;

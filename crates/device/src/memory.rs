@@ -1,5 +1,7 @@
 //! Who uses how much memory (V3).
 
+use crate::sync::Arc;
+use crate::trace::Lane;
 use crate::watermark::{Watermark, WatermarkId};
 use std::fmt;
 
@@ -86,7 +88,7 @@ pub struct MemoryReport {
 }
 
 /// Running totals behind a [`MemoryReport`].
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Usage {
     current: usize,
     peak: usize,
@@ -94,9 +96,15 @@ pub(crate) struct Usage {
     /// Of the calls that are being measured now: usually none.
     watermarks: Vec<Watermark>,
     watermarks_opened: u64,
+    /// Where every change is recorded, when there is a trace.
+    timeline: Option<Arc<Lane>>,
 }
 
 impl Usage {
+    pub(crate) fn new(timeline: Option<Arc<Lane>>) -> Self {
+        Usage { timeline, ..Usage::default() }
+    }
+
     pub(crate) fn take(&mut self, owner: Owner, bytes: usize) {
         self.current += bytes;
         self.peak = self.peak.max(self.current);
@@ -105,11 +113,17 @@ impl Usage {
         *peak = (*peak).max(*current);
         let (total, of_owner) = (self.current, *current);
         self.watermarks.iter_mut().for_each(|mark| mark.raise(total, owner, of_owner));
+        if let Some(timeline) = &self.timeline {
+            timeline.memory(owner, of_owner);
+        }
     }
 
     pub(crate) fn give(&mut self, owner: Owner, bytes: usize) {
         self.current -= bytes;
         self.owners[owner as usize].0 -= bytes;
+        if let Some(timeline) = &self.timeline {
+            timeline.memory(owner, self.owners[owner as usize].0);
+        }
     }
 
     pub(crate) fn current(&self) -> usize {

@@ -36,7 +36,7 @@ fn read_a_temporary(
 
 /// Runs the scenario; whether the reader saw what it should, and whether it was overtaken.
 fn scenario(forgets: bool, memory_limit: Option<usize>, patience: Duration) -> (bool, bool) {
-    let options = DeviceOptions { threads: 2, memory_limit };
+    let options = DeviceOptions { threads: 2, memory_limit, ..DeviceOptions::default() };
     let environment = Environment { forgets, ..Environment::default() };
     let device = Device::open_in(DeviceId::Cpu, &options, environment).unwrap();
     let (main, side) = (device.stream("main"), device.stream("side"));

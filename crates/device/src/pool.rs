@@ -20,6 +20,7 @@ use crate::memory::{MemoryReport, Owner, Usage};
 use crate::queue::StreamState;
 use crate::size_class::{class_of, class_size};
 use crate::sync::{Arc, Mutex, MutexGuard, lock};
+use crate::trace::Lane;
 use std::panic::Location;
 
 /// Entries of a list that a request looks at, the latest first.
@@ -163,9 +164,10 @@ impl State {
 }
 
 impl Pool {
-    pub(crate) fn new(limit: Option<usize>, forgets: bool) -> Self {
-        let lists = vec![FreeLists::default()];
-        Pool { limit, forgets, state: Mutex::new(State { lists, ..State::default() }) }
+    /// `timeline`: where a trace records the memory in use.
+    pub(crate) fn new(limit: Option<usize>, forgets: bool, timeline: Option<Arc<Lane>>) -> Self {
+        let (lists, usage) = (vec![FreeLists::default()], Usage::new(timeline));
+        Pool { limit, forgets, state: Mutex::new(State { lists, usage, ..State::default() }) }
     }
 
     /// A slot for a new stream.
@@ -258,7 +260,9 @@ impl Pool {
             if !std::mem::replace(&mut waited, true) {
                 shared.counters.note(Act::Synchronize, request.site)?;
             }
+            let wait = shared.trace_wait("wait for memory", Some(request.site));
             access.stream.wait_host(access.seq);
+            drop(wait);
             state = lock(&self.state);
         }
     }

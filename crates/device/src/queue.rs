@@ -16,6 +16,7 @@ use crate::hazard::Edge;
 use crate::sync::{
     Arc, AtomicU64, Condvar, Mutex, MutexGuard, OnceLock, Ordering, lock, spin_until, wait_on,
 };
+use crate::trace::{Detail, Lane, Running};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
@@ -34,6 +35,8 @@ pub(crate) trait Work: Send {
     fn operation(&self) -> &'static str;
     /// Where it was asked for.
     fn site(&self) -> &'static Location<'static>;
+    /// What a trace shows of it; `None` without a trace.
+    fn take_detail(&mut self) -> Option<Box<Detail>>;
     /// Runs it. May panic: kernels are user code.
     fn run(self: Box<Self>);
 }
@@ -97,6 +100,8 @@ pub(crate) struct StreamState {
     pub(crate) id: u64,
     pub(crate) name: Arc<str>,
     pub(crate) shared: Arc<Shared>,
+    /// Its lane in the device's trace, if there is one.
+    pub(crate) lane: Option<Arc<Lane>>,
     completed: AtomicU64,
     failure: OnceLock<Failure>,
     queue: Mutex<Queue>,
@@ -126,6 +131,7 @@ impl StreamState {
         StreamState {
             id,
             name: name.into(),
+            lane: shared.trace.as_ref().map(|process| process.stream(name)),
             shared,
             completed: AtomicU64::new(0),
             failure: OnceLock::new(),
@@ -231,14 +237,23 @@ impl StreamState {
             }
             drop(queue);
             match command {
-                Command::Work(work) => self.run_work(work),
+                Command::Work(work) => match &self.lane {
+                    None => self.run_work(work),
+                    Some(lane) => self.run_traced(lane, work),
+                },
                 Command::Wait(edge) => {
+                    if let Some(lane) = &self.lane {
+                        lane.wait_begins();
+                    }
                     if self.park_for(&edge) {
                         return Left::Parked;
                     }
+                    if let Some(lane) = &self.lane {
+                        lane.wait_ends(&edge.access, self.next_seq());
+                    }
                 }
             }
-            self.completed.store(self.completed.load(Ordering::Relaxed) + 1, Ordering::Release);
+            self.completed.store(self.next_seq(), Ordering::Release);
             queue = self.wake_waiters(self.lock());
             if self.shared.executor.has_ready() && !queue.commands.is_empty() {
                 let start = *turn_start.get_or_insert_with(Instant::now);
@@ -247,6 +262,18 @@ impl StreamState {
                 }
             }
         }
+    }
+
+    /// Number of the command that is being run; for its worker.
+    fn next_seq(&self) -> u64 {
+        self.completed.load(Ordering::Relaxed) + 1
+    }
+
+    fn run_traced(&self, lane: &Lane, mut work: Box<dyn Work>) {
+        let dropped = self.failure.get().is_some();
+        let running = Running::start(lane, &mut *work, self.next_seq(), dropped);
+        self.run_work(work);
+        running.end();
     }
 
     /// Runs work, unless an earlier kernel of the stream panicked: then it is dropped.
@@ -272,7 +299,7 @@ impl StreamState {
 
     /// Marks the current command and everything after it as failed.
     fn fail(&self, panic: Panic) {
-        let seq = self.completed.load(Ordering::Relaxed) + 1;
+        let seq = self.next_seq();
         // Only the first failure counts; later work is not run.
         let _ = self.failure.set(Failure { seq, panic });
     }

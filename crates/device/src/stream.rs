@@ -83,6 +83,7 @@ impl Stream {
     pub fn synchronize(&self) -> Result<()> {
         check_may_wait("Stream::synchronize")?;
         self.state().shared.counters.note(Act::Synchronize, Location::caller())?;
+        let _wait = self.state().shared.trace_wait("Stream::synchronize", Some(Location::caller()));
         let seq = self.state().lock().submitted();
         self.state().wait_host(seq);
         self.state().check_result(seq)
@@ -132,6 +133,7 @@ impl Event {
         check_may_wait("Event::synchronize")?;
         let Access { stream, seq } = &self.0;
         stream.shared.counters.note(Act::Synchronize, Location::caller())?;
+        let _wait = stream.shared.trace_wait("Event::synchronize", Some(Location::caller()));
         stream.wait_host(*seq);
         stream.check_result(*seq)
     }

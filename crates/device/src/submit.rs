@@ -130,6 +130,7 @@ fn enter(stream: &StreamState) -> (MutexGuard<'_, Submission>, MutexGuard<'_, Qu
             return (submission, queue);
         }
         drop(submission);
+        let _wait = stream.shared.trace_wait("wait for a place in the queue", None);
         stream.wait_for_space(queue);
     }
 }

@@ -10,6 +10,7 @@ use crate::storage::{Purpose, Storage};
 use crate::stream::Stream;
 use crate::submit;
 use crate::sync::Arc;
+use crate::trace::Category;
 use crate::transfer;
 use std::fmt;
 use std::panic::Location;
@@ -121,7 +122,10 @@ impl Tensor {
         let (mut storage, _) = what.storage(stream, operation, site)?;
         let bytes = bytemuck::cast_slice(elements);
         stream.state().shared.counters.note(Act::CopyToDevice, site)?;
+        let shared = &stream.state().shared;
+        let copy = shared.trace_copy(operation, Category::HostCopy, site);
         let filled = Storage::fill_if_idle(&mut storage, bytes);
+        drop(copy);
         let tensor = what.tensor(storage);
         if !filled {
             transfer::copy_in(&tensor, bytes, operation, None, site)?;

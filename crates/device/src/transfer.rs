@@ -9,6 +9,7 @@ use crate::queue::check_may_wait;
 use crate::stream::Stream;
 use crate::sync::{Arc, Mutex, lock};
 use crate::tensor::Tensor;
+use crate::trace::Category;
 use std::panic::Location;
 
 type Site = &'static Location<'static>;
@@ -113,6 +114,7 @@ fn copy_out<T: bytemuck::Pod + Send>(tensors: &[&Tensor], site: Site) -> Result<
     }
     shared.counters.note(Act::CopyToHost, site)?;
     shared.counters.note(Act::Synchronize, site)?;
+    let _copy = shared.trace_copy(operation, Category::CopyToHost, site);
     let slots: Slots<T> = tensors.iter().map(|_| Mutex::new(Vec::new())).collect();
     // All copies are under way before the first wait.
     let ends = by_stream(tensors)

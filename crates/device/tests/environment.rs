@@ -25,7 +25,7 @@ fn launch_blocking_is_read() {
 }
 
 fn open() -> Result<Device, Error> {
-    Device::open(DeviceId::Cpu, &DeviceOptions { threads: 1, memory_limit: None })
+    Device::open(DeviceId::Cpu, &DeviceOptions { threads: 1, ..DeviceOptions::default() })
 }
 
 #[test]

@@ -34,7 +34,10 @@ impl Machine {
             device_of.push(match known {
                 Some(index) => index,
                 None => {
-                    devices.push(Device::open(id, &DeviceOptions { threads, memory_limit: None })?);
+                    devices.push(Device::open(
+                        id,
+                        &DeviceOptions { threads, ..DeviceOptions::default() },
+                    )?);
                     devices.len() - 1
                 }
             });

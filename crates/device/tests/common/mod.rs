@@ -13,7 +13,11 @@ pub fn cpu(threads: usize) -> Device {
 }
 
 pub fn limited(threads: usize, memory_limit: Option<usize>) -> Device {
-    Device::open(DeviceId::Cpu, &DeviceOptions { threads, memory_limit }).unwrap()
+    Device::open(
+        DeviceId::Cpu,
+        &DeviceOptions { threads, memory_limit, ..DeviceOptions::default() },
+    )
+    .unwrap()
 }
 
 /// A tensor of `len` elements that a kernel sets to `value`.

@@ -47,7 +47,7 @@ pub(crate) fn run(arguments: &BenchHostArguments) -> Outcome {
     check(arguments)?;
     let spec: HostSpec = arguments.host.parse().map_err(grow::Error::from)?;
     let (image, _) = (image_shape(), spec.check().map_err(grow::Error::from)?);
-    let options = DeviceOptions { threads: arguments.threads, memory_limit: None };
+    let options = DeviceOptions { threads: arguments.threads, ..DeviceOptions::default() };
     let device = Device::open(DeviceId::Cpu, &options)?;
     let mut bench = Bench::new(arguments, &device, &spec)?;
     let batches = bench.warm_up()?;

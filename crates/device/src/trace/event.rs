@@ -1,0 +1,191 @@
+//! The JSON trace event format: one object per event, times in microseconds. It is described in
+//! "Trace Event Format" of the Chromium project.
+
+use super::lane::{Argument, Waited, Worked};
+use super::span::Category;
+use crate::Owner;
+use crate::hazard::Use;
+use crate::shape::MemoryFormat;
+use serde::Serialize;
+use std::panic::Location;
+
+/// Where an event belongs: the process and the thread of the format.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub(super) process: u64,
+    pub(super) lane: u64,
+}
+
+#[derive(Serialize)]
+struct Event<'a, A> {
+    ph: &'static str,
+    name: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cat: Option<&'static str>,
+    ts: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dur: Option<f64>,
+    pid: u64,
+    tid: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<u64>,
+    /// Which slice a flow ends at, or how wide an instant is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bp: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    s: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    args: Option<A>,
+}
+
+/// An event that has no arguments.
+type Plain<'a> = Event<'a, ()>;
+
+impl<'a, A> Event<'a, A> {
+    fn new(ph: &'static str, name: &'a str, at: u64, place: Place) -> Self {
+        let (pid, tid) = (place.process, place.lane);
+        let (cat, dur, id, bp, s, args) = (None, None, None, None, None, None);
+        Event { ph, name, cat, ts: microseconds(at), dur, pid, tid, id, bp, s, args }
+    }
+}
+
+fn microseconds(ns: u64) -> f64 {
+    ns as f64 / 1000.0
+}
+
+/// Text of events, each after a comma.
+#[derive(Default)]
+pub(super) struct Lines(pub(super) Vec<u8>);
+
+impl Lines {
+    fn add(&mut self, event: &Event<'_, impl Serialize>) {
+        self.0.extend_from_slice(b",\n");
+        // Numbers and texts under fixed keys: there is nothing that JSON cannot hold.
+        let _ = serde_json::to_writer(&mut self.0, event);
+    }
+
+    /// Names a process or a thread (`what`: `process_name`, `thread_name`).
+    pub(super) fn name(&mut self, what: &'static str, name: &str, place: Place) {
+        #[derive(Serialize)]
+        struct Name<'a> {
+            name: &'a str,
+        }
+        self.add(&Event { args: Some(Name { name }), ..Event::new("M", what, 0, place) });
+    }
+
+    pub(super) fn work(&mut self, worked: &Worked, place: Place) {
+        #[derive(Serialize)]
+        struct Args {
+            site: String,
+            command: u64,
+            /// From the host's call to the start, in microseconds.
+            queued_us: f64,
+            #[serde(skip_serializing_if = "Vec::is_empty")]
+            arguments: Vec<String>,
+            #[serde(skip_serializing_if = "std::ops::Not::not")]
+            dropped: bool,
+        }
+        let Worked { start, end, operation, site, detail, seq, dropped } = worked;
+        let args = Args {
+            site: site.to_string(),
+            command: *seq,
+            queued_us: microseconds(start.saturating_sub(detail.asked)),
+            arguments: detail.arguments.iter().map(argument).collect(),
+            dropped: *dropped,
+        };
+        self.add(&Event {
+            cat: Some(detail.category.name()),
+            dur: Some(microseconds(end - start)),
+            args: Some(args),
+            ..Event::new("X", operation, *start, place)
+        });
+    }
+
+    /// A stream's wait; `operation` is what it waited for.
+    pub(super) fn wait(&mut self, waited: &Waited, operation: Option<&str>, place: Place) {
+        #[derive(Serialize)]
+        struct Args<'a> {
+            stream: &'a str,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            operation: Option<&'a str>,
+            producer_command: u64,
+            command: u64,
+        }
+        let Waited { start, end, seq, producer_name, producer_seq, .. } = waited;
+        let args = Args {
+            stream: producer_name,
+            operation,
+            producer_command: *producer_seq,
+            command: *seq,
+        };
+        self.add(&Event {
+            cat: Some(Category::Wait.name()),
+            dur: Some(microseconds(end.saturating_sub(*start))),
+            args: Some(args),
+            ..Event::new("X", "wait", *start, place)
+        });
+    }
+
+    /// An arrow from what was waited for, at a moment inside of its slice, to the end of the wait.
+    pub(super) fn arrow(&mut self, id: u64, from: (u64, Place), to: (u64, Place)) {
+        let cat = Some(Category::Wait.name());
+        let end =
+            |ph, (at, place)| Plain { cat, id: Some(id), ..Event::new(ph, "wait", at, place) };
+        self.add(&end("s", from));
+        self.add(&Event { bp: Some("e"), ..end("f", to) });
+    }
+
+    pub(super) fn begin(
+        &mut self,
+        at: u64,
+        (name, category): (&str, Category),
+        site: Option<&'static Location<'static>>,
+        place: Place,
+    ) {
+        #[derive(Serialize)]
+        struct Args {
+            site: String,
+        }
+        let args = site.map(|site| Args { site: site.to_string() });
+        self.add(&Event { cat: Some(category.name()), args, ..Event::new("B", name, at, place) });
+    }
+
+    pub(super) fn end(&mut self, at: u64, place: Place) {
+        self.add(&Plain::new("E", "", at, place));
+    }
+
+    /// The bytes of every owner, in the order of [`Owner::ALL`].
+    pub(super) fn memory(&mut self, at: u64, bytes: &[usize; Owner::ALL.len()], place: Place) {
+        let args: serde_json::Map<_, _> =
+            Owner::ALL.iter().zip(bytes).map(|(o, &b)| (o.name().to_owned(), b.into())).collect();
+        self.add(&Event { args: Some(args), ..Event::new("C", "memory (bytes)", at, place) });
+    }
+}
+
+/// The document's end: what is missing, if anything is, and the totals.
+pub(super) fn tail(at: u64, report: super::TraceReport, place: Place) -> String {
+    let super::TraceReport { events, dropped } = report;
+    let mut lines = Lines::default();
+    if dropped > 0 {
+        let name = format!("{dropped} events found no room and are missing");
+        lines.add(&Plain { s: Some("g"), ..Event::new("i", &name, at, place) });
+    }
+    let events_missing = String::from_utf8(lines.0).unwrap_or_default();
+    let version = env!("CARGO_PKG_VERSION");
+    format!(
+        "{events_missing}\n],\"otherData\":{{\"meristem\":\"{version}\",\"events\":{events},\"dropped\":{dropped}}}}}\n"
+    )
+}
+
+/// As `write f32 [128, 3, 32, 32] channels last`.
+fn argument(argument: &Argument) -> String {
+    let usage = match argument.usage {
+        Use::Read => "read",
+        Use::Write => "write",
+    };
+    let format = match argument.format {
+        MemoryFormat::Contiguous => "",
+        MemoryFormat::ChannelsLast => " channels last",
+    };
+    format!("{usage} {} {}{format}", argument.dtype, argument.shape)
+}

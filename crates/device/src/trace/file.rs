@@ -1,0 +1,30 @@
+//! A JSON file that is whole after every write: each one overwrites the end of the document with
+//! more events and a new end, in one call to the system. So an interrupted process, too, leaves a
+//! file that opens.
+
+use std::fs::File;
+use std::io::{Result, Seek, SeekFrom, Write};
+use std::path::Path;
+
+pub(super) struct TraceFile {
+    file: File,
+    /// Where the end of the document begins.
+    end: u64,
+}
+
+impl TraceFile {
+    /// Creates or overwrites a file.
+    pub(super) fn create(path: &Path) -> Result<Self> {
+        Ok(TraceFile { file: File::create(path)?, end: 0 })
+    }
+
+    /// Adds `more`, and after it `tail`, which the next call overwrites: it never gets shorter.
+    pub(super) fn append(&mut self, mut more: Vec<u8>, tail: &str) -> Result<()> {
+        let len = more.len() as u64;
+        more.extend_from_slice(tail.as_bytes());
+        self.file.seek(SeekFrom::Start(self.end))?;
+        self.file.write_all(&more)?;
+        self.end += len;
+        Ok(())
+    }
+}

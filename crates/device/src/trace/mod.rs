@@ -1,0 +1,247 @@
+//! Traces (H8): what happened when, in the JSON trace event format that Perfetto and
+//! `chrome://tracing` open.
+//!
+//! Each stream and each host thread has a lane (`lane`), a bounded buffer of its own, so that
+//! recording takes no lock that others want. A writer thread empties the lanes a few times a second
+//! into a file that is whole JSON after every write (`writer`, `file`, `event`). Host spans are in
+//! `span`. Nothing here waits for the device; what finds no room is dropped and counted.
+
+mod event;
+mod file;
+mod lane;
+mod span;
+mod writer;
+
+pub(crate) use lane::{Detail, Lane, Running};
+pub(crate) use span::Category;
+pub use span::Span;
+
+use crate::error::{Error, Result};
+use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
+use lane::Entry;
+use std::borrow::Cow;
+use std::fmt;
+use std::io;
+use std::panic::Location;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Instant;
+use writer::{Signal, Writer};
+
+/// Events that a file holds unless told otherwise: about 250 MB, as much as a viewer takes.
+const EVENTS_MAX: u64 = 1_000_000;
+/// Number of the host's process in the file; those of devices follow.
+const HOST_PROCESS: u64 = 1;
+/// Number of the first lane: beyond those of processes, as a viewer takes a thread with its
+/// process's number for the main thread.
+const FIRST_LANE: u64 = 1001;
+
+/// A trace being written; give it to [`DeviceOptions::trace`](crate::DeviceOptions::trace). A
+/// handle; clones are the same trace, and any number of devices may share one. It ends with
+/// [`finish`](Trace::finish), or when the last handle goes.
+///
+/// A lane per stream shows launches (with operation, call site, arguments, and how long each was
+/// queued), copies, and waits for other streams, with an arrow from what was waited for. A lane per
+/// host thread shows waits for the device, and [spans](Trace::span). Counters show the bytes of each
+/// owner. All times are of one monotonic clock.
+#[derive(Clone)]
+pub struct Trace(Arc<Handle>);
+
+/// What became of a trace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TraceReport {
+    /// Events in the file: slices, spans and samples of the memory in use.
+    pub events: u64,
+    /// Events that found no room: the file's limit was reached, or they came faster than they
+    /// could be written.
+    pub dropped: u64,
+}
+
+struct Handle {
+    path: PathBuf,
+    recorder: Arc<Recorder>,
+    writer: Mutex<State>,
+}
+
+enum State {
+    Running(JoinHandle<(TraceReport, Result<()>)>),
+    Ended(TraceReport),
+}
+
+/// What lanes and writer share.
+pub(crate) struct Recorder {
+    /// Unique in this process.
+    id: u64,
+    start: Instant,
+    on: AtomicBool,
+    lanes: Mutex<Vec<Arc<Lane>>>,
+    next_lane: AtomicU64,
+    next_process: AtomicU64,
+    signal: SyncSender<Signal>,
+}
+
+impl Recorder {
+    /// Nanoseconds since the trace began.
+    fn now(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+
+    fn is_on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+
+    /// A new lane of a process. Its name is the first thing in it.
+    fn lane(self: &Arc<Self>, process: u64, name: &str) -> Arc<Lane> {
+        let id = self.next_lane.fetch_add(1, Ordering::Relaxed);
+        let lane = Arc::new(Lane::new(self.clone(), process, id));
+        lane.push(Entry::Name(name.into()));
+        lock(&self.lanes).push(lane.clone());
+        lane
+    }
+}
+
+impl Trace {
+    /// Begins a trace in this file, which is overwritten, and is whole JSON from now on. It gets at
+    /// most a million events.
+    ///
+    /// # Errors
+    /// [`Error::Trace`] if the file cannot be written, or no thread can be started.
+    pub fn create(path: impl AsRef<Path>) -> Result<Trace> {
+        Trace::create_bounded(path, EVENTS_MAX)
+    }
+
+    /// As [`create`](Trace::create), with at most `events_max` events, names of lanes aside.
+    ///
+    /// # Errors
+    /// As [`create`](Trace::create).
+    pub fn create_bounded(path: impl AsRef<Path>, events_max: u64) -> Result<Trace> {
+        static NEXT_ID: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+        let path = path.as_ref();
+        let failed = |source| Error::Trace { path: path.to_owned(), source };
+        let (signal, signals) = sync_channel(1);
+        let recorder = Arc::new(Recorder {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            start: Instant::now(),
+            on: AtomicBool::new(true),
+            lanes: Mutex::default(),
+            next_lane: AtomicU64::new(FIRST_LANE),
+            next_process: AtomicU64::new(HOST_PROCESS + 1),
+            signal,
+        });
+        let writer = Writer::new(recorder.clone(), path, events_max).map_err(failed)?;
+        let thread = std::thread::Builder::new().name("trace".into());
+        let thread = thread.spawn(move || writer.work(&signals)).map_err(failed)?;
+        let writer = Mutex::new(State::Running(thread));
+        Ok(Trace(Arc::new(Handle { path: path.to_owned(), recorder, writer })))
+    }
+
+    /// Begins a span on the calling thread's lane, which ends when it is dropped. The spans of a
+    /// thread are dropped in the reverse order of their beginning, so that they nest.
+    pub fn span(&self, name: impl Into<Cow<'static, str>>) -> Span {
+        Span::begin(&self.0.recorder, name.into(), Category::Scope, None)
+    }
+
+    /// Ends the trace: what was recorded so far is written, and what comes later is ignored. Waits
+    /// for the writer, not for a device. A second call returns the same report.
+    ///
+    /// # Errors
+    /// [`Error::Trace`] if the file could not be written, at the first call only; it then holds
+    /// what was written before.
+    pub fn finish(&self) -> Result<TraceReport> {
+        self.0.finish()
+    }
+
+    /// A new process of the trace: a device.
+    pub(crate) fn process(&self, name: &str) -> Process {
+        let recorder = self.0.recorder.clone();
+        let id = recorder.next_process.fetch_add(1, Ordering::Relaxed);
+        let memory = recorder.lane(id, "memory");
+        memory.push(Entry::Process(name.into()));
+        Process { trace: self.clone(), id, memory }
+    }
+}
+
+impl Handle {
+    fn finish(&self) -> Result<TraceReport> {
+        let mut state = lock(&self.writer);
+        let (report, result) =
+            match std::mem::replace(&mut *state, State::Ended(TraceReport::default())) {
+                State::Ended(report) => (report, Ok(())),
+                State::Running(thread) => {
+                    // The writer listens until this comes.
+                    let _ = self.recorder.signal.send(Signal::End);
+                    thread.join().unwrap_or_else(|_| {
+                        let (path, source) =
+                            (self.path.clone(), io::Error::other("its writer panicked"));
+                        (TraceReport::default(), Err(Error::Trace { path, source }))
+                    })
+                }
+            };
+        *state = State::Ended(report);
+        result.map(|()| report)
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if let Err(error) = self.finish() {
+            tracing::warn!(%error, "the trace is incomplete");
+        }
+    }
+}
+
+impl PartialEq for Trace {
+    /// Whether both are the same trace.
+    fn eq(&self, other: &Trace) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Trace {}
+
+impl fmt::Debug for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Trace({})", self.0.recorder.id)
+    }
+}
+
+/// A device's part of a trace.
+pub(crate) struct Process {
+    trace: Trace,
+    id: u64,
+    /// Samples of the memory in use.
+    pub(crate) memory: Arc<Lane>,
+}
+
+impl Process {
+    /// A lane for a stream.
+    pub(crate) fn stream(&self, name: &str) -> Arc<Lane> {
+        self.trace.0.recorder.lane(self.id, name)
+    }
+
+    /// The trace.
+    pub(crate) fn trace(&self) -> &Trace {
+        &self.trace
+    }
+
+    /// Begins a host's wait for the device, or for a place in a queue.
+    pub(crate) fn wait(
+        &self,
+        operation: &'static str,
+        site: Option<&'static Location<'static>>,
+    ) -> Span {
+        Span::begin(&self.trace.0.recorder, operation.into(), Category::Wait, site)
+    }
+
+    /// Begins a copy that the host makes itself, or waits for.
+    pub(crate) fn copy(
+        &self,
+        operation: &'static str,
+        category: Category,
+        site: &'static Location<'static>,
+    ) -> Span {
+        Span::begin(&self.trace.0.recorder, operation.into(), category, Some(site))
+    }
+}

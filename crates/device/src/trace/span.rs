@@ -1,0 +1,92 @@
+//! What a host thread does: spans that begin and end on its lane.
+
+use super::lane::{Entry, Lane};
+use super::{HOST_PROCESS, Recorder};
+use crate::sync::Arc;
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::marker::PhantomData;
+use std::panic::Location;
+
+thread_local! {
+    /// The thread's lane in each trace, by the recorder's number.
+    static LANES: RefCell<Vec<(u64, Arc<Lane>)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// What kind of thing an event is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Category {
+    Launch,
+    CopyToDevice,
+    CopyToHost,
+    /// Made by the host thread itself.
+    HostCopy,
+    Fill,
+    /// A wait, of the host for the device or of a stream for another.
+    Wait,
+    /// A span that the program named.
+    Scope,
+}
+
+impl Category {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Category::Launch => "launch",
+            Category::CopyToDevice => "copy_to_device",
+            Category::CopyToHost => "copy_to_host",
+            Category::HostCopy => "host_copy",
+            Category::Fill => "fill",
+            Category::Wait => "wait",
+            Category::Scope => "scope",
+        }
+    }
+}
+
+/// A span of a host thread, from [`Trace::span`](crate::Trace::span) until it is dropped.
+#[must_use = "a span ends when it is dropped"]
+pub struct Span {
+    /// `None` if its beginning was not recorded.
+    lane: Option<Arc<Lane>>,
+    /// It ends on the thread on which it began.
+    of_thread: PhantomData<*const ()>,
+}
+
+impl Span {
+    pub(super) fn begin(
+        recorder: &Arc<Recorder>,
+        name: Cow<'static, str>,
+        category: Category,
+        site: Option<&'static Location<'static>>,
+    ) -> Span {
+        let lane = if recorder.is_on() { lane(recorder) } else { None };
+        let at = recorder.now();
+        let begun = |lane: &Arc<Lane>| lane.push(Entry::Begin { at, name, category, site });
+        Span { lane: lane.filter(begun), of_thread: PhantomData }
+    }
+}
+
+impl Drop for Span {
+    fn drop(&mut self) {
+        if let Some(lane) = &self.lane {
+            lane.push(Entry::End { at: lane.recorder.now() });
+        }
+    }
+}
+
+/// The calling thread's lane; `None` while the thread ends.
+fn lane(recorder: &Arc<Recorder>) -> Option<Arc<Lane>> {
+    LANES
+        .try_with(|lanes| {
+            let mut lanes = lanes.borrow_mut();
+            if let Some((_, lane)) = lanes.iter().find(|(id, _)| *id == recorder.id) {
+                return lane.clone();
+            }
+            lanes.retain(|(_, lane)| lane.recorder.is_on());
+            let thread = std::thread::current();
+            let name = thread.name().map_or_else(|| format!("{:?}", thread.id()), str::to_owned);
+            let lane = recorder.lane(HOST_PROCESS, &name);
+            lanes.push((recorder.id, lane.clone()));
+            lane
+        })
+        .ok()
+}

@@ -1,0 +1,207 @@
+//! The thread that empties the lanes into the file.
+
+use super::event::{Lines, Place, tail};
+use super::file::TraceFile;
+use super::lane::{Entry, Lane, Waited, Worked};
+use super::{HOST_PROCESS, Recorder, TraceReport};
+use crate::Owner;
+use crate::error::{Error, Result};
+use crate::sync::{Arc, Ordering, lock};
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
+
+/// How often the lanes are emptied. What is lost when the process is killed happened since.
+const PERIOD: Duration = Duration::from_millis(100);
+/// Commands of a stream to which a later wait may still point.
+const REMEMBERED: usize = 8192;
+/// The host's own line: it has no thread.
+const HOST: Place = Place { process: HOST_PROCESS, lane: 0 };
+
+pub(super) enum Signal {
+    /// A lane is filling up.
+    Flush,
+    /// The trace ends.
+    End,
+}
+
+pub(super) struct Writer {
+    recorder: Arc<Recorder>,
+    path: PathBuf,
+    file: TraceFile,
+    events_max: u64,
+    report: TraceReport,
+    lanes: HashMap<u64, Known>,
+    /// Waits of the last visit: what they waited for has been read by the next one.
+    waits: Vec<(Place, Waited)>,
+    arrows: u64,
+    spare: Vec<Entry>,
+}
+
+/// What the writer remembers of a lane.
+#[derive(Default)]
+struct Known {
+    /// Host spans left out, whose ends are left out too.
+    skipped: u64,
+    /// Commands that ran, by number: a moment inside of each, the last, and what it was.
+    ran: VecDeque<(u64, u64, &'static str)>,
+    memory: [usize; Owner::ALL.len()],
+    /// Nobody writes to it any more.
+    gone: bool,
+}
+
+impl Writer {
+    pub(super) fn new(recorder: Arc<Recorder>, path: &Path, events_max: u64) -> io::Result<Self> {
+        let mut file = TraceFile::create(path)?;
+        let report = TraceReport::default();
+        let mut lines = Lines::default();
+        lines.name("process_name", "host", HOST);
+        // Without the comma before the first event.
+        let first = lines.0.split_off(1);
+        let head = [b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[", &first[..]].concat();
+        file.append(head, &tail(0, report, HOST))?;
+        Ok(Writer {
+            recorder,
+            path: path.to_owned(),
+            file,
+            events_max,
+            report,
+            lanes: HashMap::new(),
+            waits: Vec::new(),
+            arrows: 0,
+            spare: Vec::new(),
+        })
+    }
+
+    /// The thread's life. It ends when it is told to, or when the file cannot be written.
+    pub(super) fn work(mut self, signals: &Receiver<Signal>) -> (TraceReport, Result<()>) {
+        let mut result = Ok(());
+        while result.is_ok() && !matches!(signals.recv_timeout(PERIOD), Ok(Signal::End)) {
+            result = self.visit();
+        }
+        self.recorder.on.store(false, Ordering::Relaxed);
+        // Twice: the second visit has what the waits of the first point to.
+        let result = result.and_then(|()| self.visit()).and_then(|()| self.visit());
+        lock(&self.recorder.lanes).clear();
+        let path = self.path;
+        (self.report, result.map_err(|source| Error::Trace { path, source }))
+    }
+
+    /// Writes what the lanes hold.
+    fn visit(&mut self) -> io::Result<()> {
+        let before = self.report;
+        let waits = std::mem::take(&mut self.waits);
+        let mut lines = Lines::default();
+        self.lanes.retain(|_, known| !known.gone || !waits.is_empty());
+        let lanes = self.open_lanes();
+        for lane in lanes {
+            self.empty(&lane, &mut lines);
+        }
+        for (place, waited) in waits {
+            self.write_wait(&waited, place, &mut lines);
+        }
+        if lines.0.is_empty() && self.report == before {
+            return Ok(());
+        }
+        self.file.append(lines.0, &tail(self.recorder.now(), self.report, HOST))
+    }
+
+    /// All lanes; those that nobody has any more leave the list, and are read for the last time.
+    fn open_lanes(&mut self) -> Vec<Arc<Lane>> {
+        let mut lanes = lock(&self.recorder.lanes);
+        let all = lanes.clone();
+        // Of a lane in use there is a third handle: the stream's, or the thread's.
+        lanes.retain(|lane| {
+            let gone = Arc::strong_count(lane) == 2;
+            self.lanes.entry(lane.id).or_default().gone = gone;
+            !gone
+        });
+        all
+    }
+
+    fn empty(&mut self, lane: &Lane, lines: &mut Lines) {
+        let place = lane.place();
+        let mut buffer = lane.take(std::mem::take(&mut self.spare));
+        self.report.dropped += buffer.dropped;
+        for entry in buffer.entries.drain(..) {
+            self.write(entry, place, lines);
+        }
+        self.spare = buffer.entries;
+    }
+
+    /// Whether there is room for one more event, which is counted.
+    fn has_room(&mut self) -> bool {
+        let fits = self.report.events < self.events_max;
+        match fits {
+            true => self.report.events += 1,
+            false => self.report.dropped += 1,
+        }
+        fits
+    }
+
+    fn write(&mut self, entry: Entry, place: Place, lines: &mut Lines) {
+        match entry {
+            Entry::Name(name) => lines.name("thread_name", &name, place),
+            Entry::Process(name) => lines.name("process_name", &name, place),
+            Entry::Work(worked) => self.write_work(&worked, place, lines),
+            Entry::Wait(waited) => self.waits.push((place, waited)),
+            Entry::Begin { at, name, category, site } => match self.has_room() {
+                true => lines.begin(at, (&name, category), site, place),
+                false => self.known(place).skipped += 1,
+            },
+            Entry::End { at } => match self.known(place).skipped.checked_sub(1) {
+                Some(rest) => self.known(place).skipped = rest,
+                None => lines.end(at, place),
+            },
+            Entry::Memory { at, owner, bytes } => {
+                let known = self.known(place);
+                known.memory[owner as usize] = bytes;
+                let memory = known.memory;
+                if self.has_room() {
+                    lines.memory(at, &memory, place);
+                }
+            }
+        }
+    }
+
+    fn known(&mut self, place: Place) -> &mut Known {
+        self.lanes.entry(place.lane).or_default()
+    }
+
+    fn write_work(&mut self, worked: &Worked, place: Place, lines: &mut Lines) {
+        if !self.has_room() {
+            return;
+        }
+        lines.work(worked, place);
+        let ran = &mut self.known(place).ran;
+        if ran.len() == REMEMBERED {
+            ran.pop_front();
+        }
+        ran.push_back((worked.seq, last_moment(worked.start, worked.end), worked.operation));
+    }
+
+    /// A wait, with an arrow from the last command of the producer that had to be done.
+    fn write_wait(&mut self, waited: &Waited, place: Place, lines: &mut Lines) {
+        if !self.has_room() {
+            return;
+        }
+        let producer = waited.producer.and_then(|from| {
+            let ran = &self.lanes.get(&from.lane)?.ran;
+            let after = ran.partition_point(|&(seq, ..)| seq <= waited.producer_seq);
+            let &(_, at, operation) = ran.get(after.checked_sub(1)?)?;
+            Some((from, at, operation))
+        });
+        lines.wait(waited, producer.map(|(.., operation)| operation), place);
+        if let Some((from, at, _)) = producer {
+            self.arrows += 1;
+            lines.arrow(self.arrows, (at, from), (last_moment(waited.start, waited.end), place));
+        }
+    }
+}
+
+/// The last nanosecond of a slice: an arrow ends at the slice that encloses its time.
+fn last_moment(start: u64, end: u64) -> u64 {
+    end.saturating_sub(1).max(start)
+}
