@@ -145,6 +145,7 @@ fn enter_all<'a>(parts: &[Part<'a>]) -> Option<MutexGuard<'a, Submission>> {
         match full {
             Some(part) if !executor::on_worker() => {
                 drop(submission);
+                let _wait = shared.trace_wait("wait for a place in the queue", None);
                 part.stream.wait_for_space(part.stream.lock());
             }
             _ => return Some(submission),
