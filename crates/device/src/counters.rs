@@ -1,8 +1,10 @@
 //! Counts of what a hot path must not do (V2). Every counted act goes through
-//! [`Counters::note`] with its call site.
+//! [`Counters::note`] with its operation and call site, before it happens.
 
 use crate::error::Result;
+use crate::scope;
 use crate::sync::{AtomicU64, Ordering};
+use std::fmt;
 use std::ops::Sub;
 use std::panic::Location;
 
@@ -21,6 +23,30 @@ pub struct Counts {
     pub launches: u64,
 }
 
+impl Counts {
+    /// The count of one kind of act.
+    pub fn of(&self, act: Act) -> u64 {
+        match act {
+            Act::CopyToHost => self.copies_to_host,
+            Act::CopyToDevice => self.copies_to_device,
+            Act::Synchronize => self.synchronizations,
+            Act::Allocate => self.allocations,
+            Act::Launch => self.launches,
+        }
+    }
+
+    pub(crate) fn add(&mut self, act: Act) {
+        let count = match act {
+            Act::CopyToHost => &mut self.copies_to_host,
+            Act::CopyToDevice => &mut self.copies_to_device,
+            Act::Synchronize => &mut self.synchronizations,
+            Act::Allocate => &mut self.allocations,
+            Act::Launch => &mut self.launches,
+        };
+        *count += 1;
+    }
+}
+
 impl Sub for Counts {
     type Output = Counts;
 
@@ -37,24 +63,55 @@ impl Sub for Counts {
     }
 }
 
-/// A counted act.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Act {
+/// A counted act. All but launches are what a hot path must not do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Act {
+    /// A copy from the device to the host.
     CopyToHost,
+    /// A copy from the host to the device.
     CopyToDevice,
+    /// A host thread waits for the device.
     Synchronize,
+    /// A request to the memory pool.
     Allocate,
+    /// A launch of a kernel: counted, and never forbidden.
     Launch,
+}
+
+impl Act {
+    /// All acts.
+    pub const ALL: [Act; 5] =
+        [Act::CopyToHost, Act::CopyToDevice, Act::Synchronize, Act::Allocate, Act::Launch];
+}
+
+impl fmt::Display for Act {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Act::CopyToHost => "copy to the host",
+            Act::CopyToDevice => "copy to the device",
+            Act::Synchronize => "wait for the device",
+            Act::Allocate => "allocation",
+            Act::Launch => "launch",
+        })
+    }
 }
 
 /// The counters of a device.
 #[derive(Debug, Default)]
-pub(crate) struct Counters([AtomicU64; 5]);
+pub(crate) struct Counters([AtomicU64; Act::ALL.len()]);
 
 impl Counters {
-    /// Counts an act that is about to happen; an error forbids it. `_site` is where the user's code
-    /// asked for it: hot scopes report it.
-    pub(crate) fn note(&self, act: Act, _site: &'static Location<'static>) -> Result<()> {
+    /// Counts an act that is about to happen. `site` is where the user's code asked for it.
+    ///
+    /// # Errors
+    /// [`crate::Error::HotScope`]: an open scope forbids it. It must not happen, and is not counted.
+    pub(crate) fn note(
+        &self,
+        act: Act,
+        operation: &'static str,
+        site: &'static Location<'static>,
+    ) -> Result<()> {
+        scope::admit(self, act, operation, site)?;
         // Relaxed: a count orders nothing.
         self.0[act as usize].fetch_add(1, Ordering::Relaxed);
         Ok(())

@@ -231,9 +231,10 @@ impl Device {
     /// anyway); [`Error::InsideKernel`] if called inside of a kernel.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
-        check_may_wait("Device::synchronize")?;
-        self.shared().counters.note(Act::Synchronize, Location::caller())?;
-        let _wait = self.shared().trace_wait("Device::synchronize", Some(Location::caller()));
+        let (operation, site) = ("Device::synchronize", Location::caller());
+        check_may_wait(operation)?;
+        self.shared().counters.note(Act::Synchronize, operation, site)?;
+        let _wait = self.shared().trace_wait(operation, Some(site));
         let streams = lock(&self.shared().streams).clone();
         let mut result = Ok(());
         for stream in streams.iter().filter_map(Weak::upgrade) {

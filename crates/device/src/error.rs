@@ -57,37 +57,43 @@ pub enum Error {
         /// Cause.
         source: std::io::Error,
     },
-    /// A tensor, stream or event of another device.
-    #[error(
-        "`{operation}`: {argument} must be on {expected}, got {got} (another device, or another opening of it)"
-    )]
-    WrongDevice {
+    /// A tensor, or what stands for one, is not what the operation takes (V1). Made by
+    /// [`crate::Expect`].
+    #[error("`{operation}`: `{argument}` must be {expected}, got {got}")]
+    Mismatch {
         /// Operation.
         operation: &'static str,
         /// Argument.
         argument: String,
-        /// Device of the operation.
-        expected: DeviceId,
-        /// Device of the argument.
-        got: DeviceId,
-    },
-    /// A tensor that belongs to another stream.
-    #[error(
-        "`{operation}`: {argument} must belong to stream `{expected}`, got one of stream `{got}`; use `.on(&stream)`"
-    )]
-    WrongStream {
-        /// Operation.
-        operation: &'static str,
-        /// Argument.
-        argument: String,
-        /// Stream of the operation.
+        /// Which property is wrong.
+        property: crate::Property,
+        /// What it must be.
         expected: String,
-        /// Stream of the tensor.
+        /// What it is.
         got: String,
+    },
+    /// An open hot scope forbids what was about to happen (V2).
+    #[error(
+        "hot scope `{scope}` (opened at {opened}) forbids {}: `{operation}` at {site}; move it out of the scope",
+        forbidden(*act, *permitted)
+    )]
+    HotScope {
+        /// Name of the scope.
+        scope: &'static str,
+        /// What was asked for.
+        act: crate::Act,
+        /// By which operation.
+        operation: &'static str,
+        /// Where in the program.
+        site: &'static std::panic::Location<'static>,
+        /// Where the scope was opened.
+        opened: &'static std::panic::Location<'static>,
+        /// How many of the kind the scope permits; that many have happened.
+        permitted: u64,
     },
     /// A written argument shares bytes with another argument.
     #[error(
-        "`{operation}`: {argument} is written and overlaps {other}; give the operation memory of its own"
+        "`{operation}`: `{argument}` is written and overlaps `{other}`; give the operation memory of its own"
     )]
     Overlap {
         /// Operation.
@@ -97,20 +103,8 @@ pub enum Error {
         /// The one that it overlaps.
         other: String,
     },
-    /// A tensor of another element type.
-    #[error("`{operation}`: {argument} must be {expected}, got {got}")]
-    WrongDType {
-        /// Operation.
-        operation: &'static str,
-        /// Argument.
-        argument: &'static str,
-        /// Element type needed.
-        expected: crate::DType,
-        /// Element type of the argument.
-        got: crate::DType,
-    },
     /// A shape that cannot be, or does not fit.
-    #[error("`{operation}`: {argument} must be {expected}, got {got}")]
+    #[error("`{operation}`: `{argument}` must be {expected}, got {got}")]
     BadShape {
         /// Operation.
         operation: &'static str,
@@ -122,7 +116,7 @@ pub enum Error {
         got: String,
     },
     /// A number of elements that does not match.
-    #[error("`{operation}`: {argument} must have {expected} elements, got {got}")]
+    #[error("`{operation}`: `{argument}` must have {expected} elements, got {got}")]
     WrongLength {
         /// Operation.
         operation: &'static str,
@@ -207,4 +201,11 @@ pub enum Error {
         /// Cause.
         source: std::io::Error,
     },
+}
+
+fn forbidden(act: crate::Act, permitted: u64) -> String {
+    match permitted {
+        0 => format!("any {act}"),
+        n => format!("more than {n} x {act}"),
+    }
 }

@@ -1,6 +1,7 @@
 //! Launches of several streams that start from one state and may touch each other's tensors.
 
 use crate::error::{Error, Result};
+use crate::expect::{Property, device_words};
 use crate::hazard::Use;
 use crate::launch::{Arguments, check_overlap};
 use crate::queue::{StreamState, Work};
@@ -62,7 +63,7 @@ impl<'a> Group<'a> {
     /// # Errors
     /// Nothing was enqueued if this returns an error, except with `MERISTEM_LAUNCH_BLOCKING=1`,
     /// where a kernel's own panic is returned.
-    /// - [`Error::WrongStream`], [`Error::WrongDevice`]: an argument is of no stream of the group.
+    /// - [`Error::Mismatch`]: an argument is of no stream of the group.
     /// - [`Error::Overlap`]: a written argument shares bytes with another, of any launch.
     /// - [`Error::KernelPanicked`], as for [`Launch::run`](crate::Launch::run).
     pub fn run(self) -> Result<()> {
@@ -89,16 +90,20 @@ impl<'a> Group<'a> {
             let tensors = part.tensors.iter().map(|(tensor, _)| tensor.stream().state());
             for (i, state) in [part.stream].into_iter().chain(tensors).enumerate() {
                 let argument =
-                    if i == 0 { "its stream".to_owned() } else { format!("argument {}", i - 1) };
+                    if i == 0 { "stream".to_owned() } else { format!("argument {}", i - 1) };
                 let operation = part.operation;
+                let mismatch = |property, (expected, got)| {
+                    Err(Error::Mismatch { operation, argument, property, expected, got })
+                };
                 if !Arc::ptr_eq(&state.shared, &first.stream.shared) {
-                    let (expected, got) = (first.stream.shared.id, state.shared.id);
-                    return Err(Error::WrongDevice { operation, argument, expected, got });
+                    let words = device_words(first.stream.shared.id, state.shared.id);
+                    return mismatch(Property::Device, words);
                 }
                 if !self.parts.iter().any(|other| Arc::ptr_eq(other.stream, state)) {
                     let names: Vec<&str> = self.parts.iter().map(|p| &*p.stream.name).collect();
-                    let (expected, got) = (names.join("` or `"), state.name.to_string());
-                    return Err(Error::WrongStream { operation, argument, expected, got });
+                    let expected = format!("of stream `{}`", names.join("` or `"));
+                    let got = format!("one of stream `{}`", state.name);
+                    return mismatch(Property::Stream, (expected, got));
                 }
             }
         }

@@ -3,12 +3,12 @@
 use crate::args::{Arg, Args, INLINE_ARGS, Record};
 use crate::counters::Act;
 use crate::error::{Error, Result};
+use crate::expect::Expect;
 use crate::group::Group;
 use crate::hazard::Use;
 use crate::queue::Work;
 use crate::stream::Stream;
 use crate::submit;
-use crate::sync::Arc;
 use crate::tensor::Tensor;
 use crate::trace::Detail;
 use smallvec::SmallVec;
@@ -63,7 +63,7 @@ impl<'a> Launch<'a> {
     /// # Errors
     /// Nothing was enqueued if this returns an error, except with `MERISTEM_LAUNCH_BLOCKING=1`,
     /// where the kernel's own panic is returned.
-    /// - [`Error::WrongDevice`], [`Error::WrongStream`]: an argument is not of this stream.
+    /// - [`Error::Mismatch`]: an argument is not of this stream.
     /// - [`Error::Overlap`]: a written argument shares bytes with another.
     /// - [`Error::KernelPanicked`]: an earlier kernel of this stream, or of one whose result is an
     ///   argument, panicked.
@@ -78,7 +78,7 @@ impl<'a> Launch<'a> {
         let accesses = accesses.map(|&(tensor, usage)| (tensor.storage(), usage));
         let state = self.stream.state();
         if let Some(act) = self.act {
-            state.shared.counters.note(act, self.site)?;
+            state.shared.counters.note(act, self.operation, self.site)?;
         }
         submit::work(state, accesses, Box::new(KernelLaunch { record, kernel }))
     }
@@ -96,7 +96,7 @@ impl<'a> Launch<'a> {
         let record = self.record();
         let state = self.stream.state();
         if let Some(act) = self.act {
-            state.shared.counters.note(act, self.site)?;
+            state.shared.counters.note(act, self.operation, self.site)?;
         }
         let work = Box::new(KernelLaunch { record, kernel });
         group.push(self.operation, state, self.tensors, work);
@@ -119,18 +119,9 @@ impl<'a> Launch<'a> {
     }
 
     fn check_streams(&self) -> Result<()> {
+        let expect = Expect::stream(self.stream);
         for (i, (tensor, _)) in self.tensors.iter().enumerate() {
-            let (ours, theirs) = (self.stream.state(), tensor.stream().state());
-            if Arc::ptr_eq(ours, theirs) {
-                continue;
-            }
-            let (operation, argument) = (self.operation, format!("argument {i}"));
-            if !Arc::ptr_eq(&ours.shared, &theirs.shared) {
-                let (expected, got) = (ours.shared.id, theirs.shared.id);
-                return Err(Error::WrongDevice { operation, argument, expected, got });
-            }
-            let (expected, got) = (ours.name.to_string(), theirs.name.to_string());
-            return Err(Error::WrongStream { operation, argument, expected, got });
+            expect.check(self.operation, format_args!("argument {i}"), tensor)?;
         }
         Ok(())
     }

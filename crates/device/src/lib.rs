@@ -26,9 +26,10 @@
 //!
 //! # The inside, from top to bottom
 //! `tensor`, `transfer`, `launch`, `stream`, `device`: what the user holds. `submit`: the one door
-//! onto a stream; `hazard`: who must wait for whom. `queue`, `executor`: streams run by workers.
-//! `storage`, `pool`, `size_class`, `block`: memory; `memory`, `watermark`: who uses how much. `trace`: what happened
-//! when. Unsafe code is in `block` (taking memory) and
+//! onto a stream; `hazard`: who must wait for whom. `expect`, `scope`: what is refused before
+//! that. `queue`, `executor`: streams run by workers. `storage`, `pool`, `size_class`, `block`:
+//! memory; `memory`, `watermark`: who uses how much. `trace`: what happened when. Unsafe code is in
+//! `block` (taking memory) and
 //! `args` (giving kernels slices of it); `storage`, `host` and `simd` have a call or two each.
 
 mod args;
@@ -40,6 +41,7 @@ mod device;
 mod dtype;
 mod error;
 mod executor;
+mod expect;
 mod group;
 mod hazard;
 pub mod host;
@@ -51,6 +53,7 @@ mod naive;
 mod pool;
 mod queue;
 pub mod random;
+mod scope;
 mod shape;
 pub mod simd;
 mod size_class;
@@ -64,14 +67,16 @@ mod transfer;
 mod watermark;
 
 pub use args::Args;
-pub use counters::Counts;
+pub use counters::{Act, Counts};
 pub use device::{Device, DeviceOptions};
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
+pub use expect::{Expect, Extent, Property};
 pub use group::Group;
 pub use id::DeviceId;
 pub use launch::Launch;
 pub use memory::{MemoryReport, Owner, OwnerUse};
+pub use scope::{ActSite, HotScope, Policy, ScopeReport};
 pub use shape::{MAX_DIMS, MemoryFormat, Shape};
 pub use stream::{Event, Stream};
 pub use tensor::Tensor;

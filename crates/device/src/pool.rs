@@ -194,7 +194,7 @@ impl Pool {
     /// Memory for a storage. Does not wait, unless the limit is reached and all that is left is
     /// waiting for free blocks of other sizes to fall idle (counted as a synchronisation).
     pub(crate) fn allocate(&self, shared: &Shared, request: &Request<'_>) -> Result<Allocation> {
-        shared.counters.note(Act::Allocate, request.site)?;
+        shared.counters.note(Act::Allocate, request.operation, request.site)?;
         let class = class_of(request.bytes);
         let size = class_size(class);
         let mut state = lock(&self.state);
@@ -258,7 +258,7 @@ impl Pool {
             };
             drop(state);
             if !std::mem::replace(&mut waited, true) {
-                shared.counters.note(Act::Synchronize, request.site)?;
+                shared.counters.note(Act::Synchronize, request.operation, request.site)?;
             }
             let wait = shared.trace_wait("wait for memory", Some(request.site));
             access.stream.wait_host(access.seq);

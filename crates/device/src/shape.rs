@@ -96,6 +96,15 @@ pub enum MemoryFormat {
     ChannelsLast,
 }
 
+impl fmt::Display for MemoryFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            MemoryFormat::Contiguous => "contiguous",
+            MemoryFormat::ChannelsLast => "channels last",
+        })
+    }
+}
+
 impl MemoryFormat {
     /// Steps in elements between neighbours along each dimension of `shape`, in the order in which
     /// the user sees the dimensions (F2).

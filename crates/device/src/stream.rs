@@ -81,9 +81,10 @@ impl Stream {
     /// panicked; [`crate::Error::InsideKernel`] if called inside of a kernel.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
-        check_may_wait("Stream::synchronize")?;
-        self.state().shared.counters.note(Act::Synchronize, Location::caller())?;
-        let _wait = self.state().shared.trace_wait("Stream::synchronize", Some(Location::caller()));
+        let (operation, site) = ("Stream::synchronize", Location::caller());
+        check_may_wait(operation)?;
+        self.state().shared.counters.note(Act::Synchronize, operation, site)?;
+        let _wait = self.state().shared.trace_wait(operation, Some(site));
         let seq = self.state().lock().submitted();
         self.state().wait_host(seq);
         self.state().check_result(seq)
@@ -130,10 +131,11 @@ impl Event {
     /// [`crate::Error::InsideKernel`] if called inside of a kernel.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
-        check_may_wait("Event::synchronize")?;
+        let (operation, site) = ("Event::synchronize", Location::caller());
+        check_may_wait(operation)?;
         let Access { stream, seq } = &self.0;
-        stream.shared.counters.note(Act::Synchronize, Location::caller())?;
-        let _wait = stream.shared.trace_wait("Event::synchronize", Some(Location::caller()));
+        stream.shared.counters.note(Act::Synchronize, operation, site)?;
+        let _wait = stream.shared.trace_wait(operation, Some(site));
         stream.wait_host(*seq);
         stream.check_result(*seq)
     }

@@ -4,6 +4,7 @@ use crate::counters::Act;
 use crate::device::Device;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
+use crate::expect::{Expect, Property, device_words};
 use crate::memory::Owner;
 use crate::shape::{MemoryFormat, Shape};
 use crate::storage::{Purpose, Storage};
@@ -121,7 +122,7 @@ impl Tensor {
         check_length(operation, what.shape.numel(), elements.len())?;
         let (mut storage, _) = what.storage(stream, operation, site)?;
         let bytes = bytemuck::cast_slice(elements);
-        stream.state().shared.counters.note(Act::CopyToDevice, site)?;
+        stream.state().shared.counters.note(Act::CopyToDevice, operation, site)?;
         let shared = &stream.state().shared;
         let copy = shared.trace_copy(operation, Category::HostCopy, site);
         let filled = Storage::fill_if_idle(&mut storage, bytes);
@@ -137,11 +138,12 @@ impl Tensor {
     /// order. The elements are taken (into a staging buffer) before this returns; does not wait.
     ///
     /// # Errors
-    /// [`Error::WrongDType`], [`Error::WrongLength`], [`Error::KernelPanicked`].
+    /// [`Error::Mismatch`] for another element type, [`Error::WrongLength`],
+    /// [`Error::KernelPanicked`].
     #[track_caller]
     pub fn copy_from_slice<T: Element>(&self, elements: &[T]) -> Result<()> {
         let operation = "Tensor::copy_from_slice";
-        self.check_dtype(operation, "elements", T::DTYPE)?;
+        check_elements::<T>(operation, self.dtype)?;
         check_length(operation, self.numel(), elements.len())?;
         let (bytes, act) = (bytemuck::cast_slice(elements), Some(Act::CopyToDevice));
         transfer::copy_in(self, bytes, operation, act, Location::caller())
@@ -166,10 +168,11 @@ impl Tensor {
     /// they depend on. For several tensors see [`read_back`](crate::read_back).
     ///
     /// # Errors
-    /// [`Error::WrongDType`]; [`Error::KernelPanicked`]; [`Error::InsideKernel`].
+    /// [`Error::Mismatch`] for another element type; [`Error::KernelPanicked`];
+    /// [`Error::InsideKernel`]; [`Error::HotScope`].
     #[track_caller]
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
-        self.check_dtype("Tensor::to_vec", "elements", T::DTYPE)?;
+        Expect::any().dtype(T::DTYPE).check("Tensor::to_vec", "self", self)?;
         let mut all = transfer::read_back_as::<T>(&[self])?;
         Ok(all.pop().unwrap_or_default())
     }
@@ -179,14 +182,16 @@ impl Tensor {
     /// (S2). Does not wait on the host.
     ///
     /// # Errors
-    /// [`Error::WrongDevice`] for a stream of another device, [`Error::KernelPanicked`].
+    /// [`Error::Mismatch`] for a stream of another device, [`Error::KernelPanicked`].
     pub fn on(&self, stream: &Stream) -> Result<Tensor> {
         if !Arc::ptr_eq(&stream.state().shared, &self.stream().state().shared) {
-            return Err(Error::WrongDevice {
+            let (expected, got) = device_words(self.device().id(), stream.device().id());
+            return Err(Error::Mismatch {
                 operation: "Tensor::on",
                 argument: "stream".to_owned(),
-                expected: self.device().id(),
-                got: stream.device().id(),
+                property: Property::Device,
+                expected,
+                got,
             });
         }
         if stream != self.stream() {
@@ -307,19 +312,6 @@ impl Tensor {
             && self.offset < other.offset + other.bytes()
             && other.offset < self.offset + self.bytes()
     }
-
-    pub(crate) fn check_dtype(
-        &self,
-        operation: &'static str,
-        argument: &'static str,
-        got: DType,
-    ) -> Result<()> {
-        let expected = self.dtype;
-        if expected == got {
-            return Ok(());
-        }
-        Err(Error::WrongDType { operation, argument, expected, got })
-    }
 }
 
 impl fmt::Debug for Tensor {
@@ -367,4 +359,17 @@ fn check_length(operation: &'static str, expected: usize, got: usize) -> Result<
         return Ok(());
     }
     Err(Error::WrongLength { operation, argument: "elements", expected, got })
+}
+
+fn check_elements<T: Element>(operation: &'static str, dtype: DType) -> Result<()> {
+    if dtype == T::DTYPE {
+        return Ok(());
+    }
+    Err(Error::Mismatch {
+        operation,
+        argument: "elements".to_owned(),
+        property: Property::DType,
+        expected: dtype.to_string(),
+        got: T::DTYPE.to_string(),
+    })
 }

@@ -4,6 +4,7 @@
 use crate::counters::Act;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
+use crate::expect::Expect;
 use crate::launch::Launch;
 use crate::queue::check_may_wait;
 use crate::stream::Stream;
@@ -66,7 +67,7 @@ pub(crate) fn zero(tensor: &Tensor, site: Site) -> Result<()> {
 /// host and ONE counted wait for all of them (H1). Nothing is counted for no tensors.
 ///
 /// # Errors
-/// [`Error::WrongDevice`] if they are not on one device; [`Error::KernelPanicked`];
+/// [`Error::Mismatch`] if they are not on one device; [`Error::KernelPanicked`];
 /// [`Error::InsideKernel`].
 #[track_caller]
 pub fn read_back(tensors: &[&Tensor]) -> Result<Vec<Vec<u8>>> {
@@ -76,11 +77,12 @@ pub fn read_back(tensors: &[&Tensor]) -> Result<Vec<Vec<u8>>> {
 /// As [`read_back`], for tensors whose elements are all `T`.
 ///
 /// # Errors
-/// As [`read_back`], and [`Error::WrongDType`].
+/// As [`read_back`], and [`Error::Mismatch`] for another element type.
 #[track_caller]
 pub fn read_back_as<T: Element>(tensors: &[&Tensor]) -> Result<Vec<Vec<T>>> {
-    for tensor in tensors {
-        tensor.check_dtype("read_back", "elements", T::DTYPE)?;
+    let expect = Expect::any().dtype(T::DTYPE);
+    for (i, tensor) in tensors.iter().enumerate() {
+        expect.check("read_back", format_args!("tensors[{i}]"), tensor)?;
     }
     copy_out(tensors, Location::caller())
 }
@@ -102,18 +104,12 @@ fn copy_out<T: bytemuck::Pod + Send>(tensors: &[&Tensor], site: Site) -> Result<
     check_may_wait(operation)?;
     let Some(first) = tensors.first() else { return Ok(Vec::new()) };
     let shared = first.device().shared();
-    if let Some((i, other)) =
-        tensors.iter().enumerate().find(|(_, t)| !Arc::ptr_eq(t.device().shared(), shared))
-    {
-        return Err(Error::WrongDevice {
-            operation,
-            argument: format!("tensor {i}"),
-            expected: shared.id,
-            got: other.device().id(),
-        });
+    let expect = Expect::device(first.device());
+    for (i, tensor) in tensors.iter().enumerate() {
+        expect.check(operation, format_args!("tensors[{i}]"), tensor)?;
     }
-    shared.counters.note(Act::CopyToHost, site)?;
-    shared.counters.note(Act::Synchronize, site)?;
+    shared.counters.note(Act::CopyToHost, operation, site)?;
+    shared.counters.note(Act::Synchronize, operation, site)?;
     let _copy = shared.trace_copy(operation, Category::CopyToHost, site);
     let slots: Slots<T> = tensors.iter().map(|_| Mutex::new(Vec::new())).collect();
     // All copies are under way before the first wait.

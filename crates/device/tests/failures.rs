@@ -5,7 +5,7 @@ mod common;
 
 use common::{Gate, cpu, filled, set};
 use meristem_device::{
-    DType, Device, DeviceId, DeviceOptions, Error, MemoryFormat, Owner, Tensor, read_back,
+    DType, Device, DeviceId, DeviceOptions, Error, MemoryFormat, Owner, Property, Tensor, read_back,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -184,11 +184,14 @@ fn refused_launches_leave_nothing_enqueued() {
     let error = a.launch("t").read(&x).read(&on_b).run(kernel()).unwrap_err();
     let text = error.to_string();
     assert!(text.contains("argument 1") && text.contains("`a`") && text.contains("`b`"), "{text}");
-    assert!(matches!(error, Error::WrongStream { .. }));
+    assert!(matches!(error, Error::Mismatch { property: Property::Stream, .. }));
     let error = a.launch("t").read(&foreign).run(kernel()).unwrap_err();
-    assert!(matches!(error, Error::WrongDevice { .. }), "{error}");
-    assert!(matches!(foreign.on(&a), Err(Error::WrongDevice { .. })));
-    assert!(matches!(read_back(&[&x, &foreign]), Err(Error::WrongDevice { .. })));
+    assert!(matches!(error, Error::Mismatch { property: Property::Device, .. }), "{error}");
+    assert!(matches!(foreign.on(&a), Err(Error::Mismatch { property: Property::Device, .. })));
+    assert!(matches!(
+        read_back(&[&x, &foreign]),
+        Err(Error::Mismatch { property: Property::Device, .. })
+    ));
     assert_eq!(device.counts(), before);
     assert_eq!(format!("{:?}", a.record()), format!("{end:?}"));
     device.synchronize().unwrap();

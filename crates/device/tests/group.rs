@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
-use meristem_device::{Device, DeviceId, DeviceOptions, Error, Group, Owner, Stream, Tensor};
+use meristem_device::{
+    Device, DeviceId, DeviceOptions, Error, Group, Owner, Property, Stream, Tensor,
+};
 
 fn open(threads: usize) -> Device {
     Device::open(DeviceId::Cpu, &DeviceOptions { threads, ..DeviceOptions::default() }).unwrap()
@@ -101,12 +103,12 @@ fn what_would_race_is_refused() {
     let mut group = Group::default();
     a.launch("a").read(&foreign).join(&mut group, |_| {}).unwrap();
     let error = group.run().unwrap_err();
-    assert!(matches!(error, Error::WrongStream { .. }), "{error}");
+    assert!(matches!(error, Error::Mismatch { property: Property::Stream, .. }), "{error}");
     let other = open(1).stream("a");
     let mut group = Group::default();
     a.launch("a").join(&mut group, |_| {}).unwrap();
     other.launch("a").join(&mut group, |_| {}).unwrap();
-    assert!(matches!(group.run(), Err(Error::WrongDevice { .. })));
+    assert!(matches!(group.run(), Err(Error::Mismatch { property: Property::Device, .. })));
     Group::default().run().unwrap();
     // One stream twice: in order.
     let (low, high) = (x.view(0, [2]).unwrap(), x.view(2, [2]).unwrap());

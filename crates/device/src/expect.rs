@@ -1,0 +1,203 @@
+//! What an operation asks of its tensors, checked before it does anything (V1).
+
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::id::DeviceId;
+use crate::shape::{MAX_DIMS, MemoryFormat};
+use crate::stream::Stream;
+use crate::tensor::Tensor;
+use smallvec::SmallVec;
+use std::fmt;
+
+/// A property of a tensor that an operation may ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Property {
+    /// The device, in one opening.
+    Device,
+    /// The stream that it belongs to.
+    Stream,
+    /// The element type.
+    DType,
+    /// The extents.
+    Shape,
+    /// The order of its elements in memory.
+    Format,
+}
+
+/// What one extent of a shape may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// This many.
+    Exactly(usize),
+    /// From the first to the second, both included.
+    Between(usize, usize),
+    /// Any number, zero included.
+    Any,
+}
+
+impl Extent {
+    fn admits(self, extent: usize) -> bool {
+        match self {
+            Extent::Exactly(n) => extent == n,
+            Extent::Between(min, max) => (min..=max).contains(&extent),
+            Extent::Any => true,
+        }
+    }
+}
+
+impl From<usize> for Extent {
+    fn from(extent: usize) -> Self {
+        Extent::Exactly(extent)
+    }
+}
+
+impl fmt::Display for Extent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Extent::Exactly(n) => write!(f, "{n}"),
+            Extent::Between(min, max) => write!(f, "{min}..={max}"),
+            Extent::Any => f.write_str("*"),
+        }
+    }
+}
+
+/// What an operation asks of a tensor: any of device, stream, element type, shape and memory
+/// format. Checking reads the handle only: it launches and waits for nothing, and allocates only
+/// for an error.
+///
+/// ```
+/// use meristem_device::{DType, Device, DeviceId, DeviceOptions, Expect, Owner, Tensor};
+/// # let options = DeviceOptions::default();
+/// let device = Device::open(DeviceId::Cpu, &options)?;
+/// let targets = Tensor::zeros(&device.stream("s"), [8], DType::F32, Owner::Batches)?;
+/// let expect = Expect::device(&device).dtype(DType::U32).shape([8]).contiguous();
+/// let error = expect.check("train_step", "targets", &targets).unwrap_err();
+/// assert_eq!(error.to_string(), "`train_step`: `targets` must be u32, got f32");
+/// # Ok::<(), meristem_device::Error>(())
+/// ```
+#[derive(Debug, Clone, Default)]
+#[must_use = "nothing is checked until `check`"]
+pub struct Expect<'a> {
+    device: Option<&'a Device>,
+    stream: Option<&'a Stream>,
+    dtype: Option<DType>,
+    shape: Option<SmallVec<[Extent; MAX_DIMS]>>,
+    format: Option<MemoryFormat>,
+}
+
+impl<'a> Expect<'a> {
+    /// Nothing yet.
+    pub fn any() -> Self {
+        Expect::default()
+    }
+
+    /// A tensor on this opening of this device.
+    pub fn device(device: &'a Device) -> Self {
+        Expect { device: Some(device), ..Expect::default() }
+    }
+
+    /// A tensor that belongs to this stream, and so is on its device.
+    pub fn stream(stream: &'a Stream) -> Self {
+        Expect { device: Some(stream.device()), stream: Some(stream), ..Expect::default() }
+    }
+
+    /// And of this element type.
+    pub fn dtype(self, dtype: DType) -> Self {
+        Expect { dtype: Some(dtype), ..self }
+    }
+
+    /// And of this shape, outermost extent first, as the user sees it: (N, C, H, W) for images.
+    pub fn shape<E: Into<Extent>>(self, extents: impl IntoIterator<Item = E>) -> Self {
+        Expect { shape: Some(extents.into_iter().map(Into::into).collect()), ..self }
+    }
+
+    /// And with the last dimension varying fastest in memory.
+    pub fn contiguous(self) -> Self {
+        self.format(MemoryFormat::Contiguous)
+    }
+
+    /// And with (N, C, H, W) stored as (N, H, W, C) (F1).
+    pub fn channels_last(self) -> Self {
+        self.format(MemoryFormat::ChannelsLast)
+    }
+
+    /// And in this memory format. A tensor whose elements lie in the same order in both, having one
+    /// channel or one pixel, is in both.
+    pub fn format(self, format: MemoryFormat) -> Self {
+        Expect { format: Some(format), ..self }
+    }
+
+    /// Checks a tensor, in the order device, stream, element type, shape, format.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] names the operation, the argument, and the first property that is not
+    /// as expected.
+    pub fn check(
+        &self,
+        operation: &'static str,
+        argument: impl fmt::Display,
+        tensor: &Tensor,
+    ) -> Result<()> {
+        match self.mismatch(tensor) {
+            None => Ok(()),
+            Some((property, expected, got)) => {
+                let argument = argument.to_string();
+                Err(Error::Mismatch { operation, argument, property, expected, got })
+            }
+        }
+    }
+
+    /// The first property that is not as expected, with what was expected and what came.
+    fn mismatch(&self, tensor: &Tensor) -> Option<(Property, String, String)> {
+        if let Some(device) = self.device
+            && device != tensor.device()
+        {
+            let (expected, got) = device_words(device.id(), tensor.device().id());
+            return Some((Property::Device, expected, got));
+        }
+        if let Some(stream) = self.stream
+            && stream != tensor.stream()
+        {
+            let expected = format!("of stream `{}`", stream.name());
+            let got = format!("one of stream `{}` (use `.on(&stream)`)", tensor.stream().name());
+            return Some((Property::Stream, expected, got));
+        }
+        if let Some(dtype) = self.dtype
+            && dtype != tensor.dtype()
+        {
+            return Some((Property::DType, dtype.to_string(), tensor.dtype().to_string()));
+        }
+        if let Some(shape) = &self.shape
+            && !fits(shape, tensor.dims())
+        {
+            let extents: Vec<String> = shape.iter().map(Extent::to_string).collect();
+            let expected = format!("of shape [{}]", extents.join(", "));
+            return Some((Property::Shape, expected, tensor.shape().to_string()));
+        }
+        if let Some(format) = self.format
+            && !lies_in(format, tensor)
+        {
+            return Some((Property::Format, format.to_string(), tensor.format().to_string()));
+        }
+        None
+    }
+}
+
+/// Expected and got, of two devices that are not the same.
+pub(crate) fn device_words(expected: DeviceId, got: DeviceId) -> (String, String) {
+    let got = match expected == got {
+        true => format!("another opening of {got}"),
+        false => got.to_string(),
+    };
+    (format!("on {expected}"), got)
+}
+
+fn fits(shape: &[Extent], dims: &[usize]) -> bool {
+    shape.len() == dims.len() && shape.iter().zip(dims).all(|(extent, &n)| extent.admits(n))
+}
+
+fn lies_in(format: MemoryFormat, tensor: &Tensor) -> bool {
+    format == tensor.format()
+        || matches!(*tensor.dims(), [_, c, h, w] if c == 1 || h.saturating_mul(w) == 1)
+}
