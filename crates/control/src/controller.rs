@@ -2,11 +2,16 @@
 
 use crate::action::Action;
 use crate::error::Result;
+use crate::report::RoundReport;
 use crate::state::ControllerState;
 use crate::view::EnvView;
 
-/// Decides what happens in each env, once per step. Deterministic: the same views in the same order give
-/// the same actions. Holds no device state of its own making; what it remembers, it remembers per env.
+/// Decides what happens in each env, once per step. Deterministic: the same calls in the same order give
+/// the same actions. What it remembers, it remembers per env.
+///
+/// A round is, for each env, [`Controller::begin_episode`]; then for each step [`Controller::decide_all`],
+/// the deeds, and [`Controller::reward_all`]; and at the end [`Controller::end_round`]. A controller that
+/// does not learn implements `decide_all` alone.
 pub trait Controller: Send {
     /// Name, as in configuration.
     fn name(&self) -> &str;
@@ -14,16 +19,29 @@ pub trait Controller: Send {
     /// A new episode begins in this env, with a fresh host.
     fn begin_episode(&mut self, _env: usize) {}
 
-    /// The action of one env; always a legal one ([`crate::legal`]).
-    fn decide(&mut self, env: usize, view: &EnvView<'_>) -> Action;
-
-    /// The actions of all envs of a step, in order. The training loop calls this one, so that a policy can
-    /// answer with one forward pass and one read-back (H1); by default each env is decided on its own.
+    /// The actions of all envs of a step, in order of the views; each a legal one ([`crate::legal`]). A
+    /// policy answers with one forward pass and one read-back, for which this waits (H1).
     ///
     /// # Errors
-    /// A failed device.
-    fn decide_all(&mut self, views: &[EnvView<'_>]) -> Result<Vec<Action>> {
-        Ok(views.iter().map(|view| self.decide(view.env, view)).collect())
+    /// [`crate::Error`]: a script that wants what is not legal, a failed device.
+    fn decide_all(&mut self, views: &[EnvView<'_>]) -> Result<Vec<Action>>;
+
+    /// The rewards of the actions just decided, in the same order.
+    ///
+    /// # Errors
+    /// [`crate::Error`]: not one reward per action, a failed device.
+    fn reward_all(&mut self, _rewards: &[f32]) -> Result<()> {
+        Ok(())
+    }
+
+    /// The governor rolled an env back: its trajectory ends, as a termination, with the last transition,
+    /// and what is remembered of the env begins anew. `penalty` is added to the reward of the transition of
+    /// step `cause` of this episode, whichever that was.
+    ///
+    /// # Errors
+    /// [`crate::Error`]: a cause that is not among the transitions so far, a failed device.
+    fn roll_back(&mut self, _env: usize, _cause: usize, _penalty: f32) -> Result<()> {
+        Ok(())
     }
 
     /// Everything that its next decision depends on. May wait for a device.
@@ -41,6 +59,15 @@ pub trait Controller: Send {
     fn restore(&mut self, _state: &ControllerState) -> Result<()> {
         Ok(())
     }
+
+    /// All envs have ended their episode, by its length: a truncation. The views are what came after the
+    /// last transition. A policy learns now; the report is what there is to tell of it.
+    ///
+    /// # Errors
+    /// [`crate::Error`]: a policy that diverged, a failed device.
+    fn end_round(&mut self, _last: &[EnvView<'_>]) -> Result<Option<RoundReport>> {
+        Ok(None)
+    }
 }
 
 /// Never grows anything.
@@ -52,7 +79,7 @@ impl Controller for NoController {
         "none"
     }
 
-    fn decide(&mut self, _env: usize, _view: &EnvView<'_>) -> Action {
-        Action::Wait
+    fn decide_all(&mut self, views: &[EnvView<'_>]) -> Result<Vec<Action>> {
+        Ok(vec![Action::Wait; views.len()])
     }
 }

@@ -147,9 +147,15 @@ impl Controller for Heuristic {
         }
     }
 
-    fn decide(&mut self, env: usize, view: &EnvView<'_>) -> Action {
+    fn decide_all(&mut self, views: &[EnvView<'_>]) -> Result<Vec<Action>> {
+        Ok(views.iter().map(|view| self.decide(view)).collect())
+    }
+}
+
+impl Heuristic {
+    fn decide(&mut self, view: &EnvView<'_>) -> Action {
         let config = self.config;
-        let memory = self.memory(env, view.host);
+        let memory = self.memory(view.env, view.host);
         memory.notice(view.host, &config);
         let mut live = view.host.live().peekable();
         let action = match live.peek() {

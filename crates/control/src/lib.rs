@@ -3,8 +3,12 @@
 //! [`Action`] is what a controller answers once per step and env; [`legal`] says whether it may be done and
 //! [`apply`] does it. [`HEADS`] is the static table that turns an action into one choice per head and back
 //! (H2). [`Controller`] is the interface: [`NoController`] never grows anything, [`Heuristic`] follows
-//! written rules. A controller sees an [`EnvView`] and nothing else, holds no device state, and answers the
-//! same to the same history.
+//! written rules, [`RandomController`] draws among what is legal, [`Script`] does what a file says. A
+//! controller sees an [`EnvView`] and nothing else, and answers the same to the same history.
+//!
+//! For a policy: [`write_observation`] and [`Normalizer`] turn a view into numbers, [`draw`] turns logits
+//! into a legal action, [`RewardState`] and [`advantages`] say what it was worth. [`Vitals`] says when an
+//! env is beyond repair.
 //!
 //! The rules and tables come from the project's growth specification, `grow.md`.
 
@@ -13,18 +17,44 @@
 mod action;
 mod controller;
 mod error;
+mod gae;
+mod governor;
 mod heads;
 mod heuristic;
+mod history;
+mod masks;
+mod normalizer;
+mod observation;
+mod random;
+mod report;
+mod reward;
 mod rules;
+mod sampling;
+mod script;
 mod state;
 mod view;
 
 pub use action::{Action, Op};
 pub use controller::{Controller, NoController};
 pub use error::{Error, Result};
+pub use gae::{Discounts, Trajectories, advantages};
+pub use governor::{Failure, GovernorConfig, Vitals};
 pub use heads::{Choices, HEADS, Head, HeadKind, HeadSize};
 pub use heuristic::{Heuristic, HeuristicConfig};
+pub use history::{History, SlotHistory, Tracked};
+pub use masks::{HEAD_COUNT, HeadLayout, Legality};
 pub use meristem_grow::LifecycleError as Illegal;
+pub use normalizer::{CLIP, Moments, Normalizer};
+pub use observation::{
+    BaseObservation, RECENT_STEPS, SlotObservation, observation_len, write_observation,
+};
+pub use random::RandomController;
+pub use report::RoundReport;
+pub use reward::{Deed, RewardConfig, RewardMode, RewardState, RewardTerms};
 pub use rules::{Outcome, apply, legal, legal_ops, legal_slots};
+pub use sampling::{
+    Draw, MASKED_LOGIT, Pick, draw, effective_floor, normalized_entropy, probabilities,
+};
+pub use script::Script;
 pub use state::ControllerState;
 pub use view::EnvView;

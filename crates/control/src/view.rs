@@ -3,6 +3,7 @@
 use meristem_grow::{GateInputs, Host, Module};
 
 use crate::action::Op;
+use crate::history::SlotHistory;
 
 /// An env at the moment of its action: after the epoch of training and the measurements of this step.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +23,8 @@ pub struct EnvView<'a> {
     /// What was measured of each enabled slot: gradient health and contribution. The same numbers that the
     /// gates are asked with.
     pub measured: &'a [GateInputs],
+    /// What is remembered of each enabled slot ([`crate::History`]), this step included.
+    pub history: &'a [SlotHistory],
     /// The last op of this env and whether it succeeded; `None` at the first step.
     pub last: Option<(Op, bool)>,
 }

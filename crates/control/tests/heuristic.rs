@@ -43,9 +43,10 @@ impl Env {
             accuracies_pp: &self.accuracies_pp,
             losses: &[],
             measured: &self.measured,
+            history: &[],
             last: None,
         };
-        let action = controller.decide(self.index, &view);
+        let action = controller.decide_all(&[view]).unwrap()[0];
         legal(&action, &self.host).unwrap();
         self.step += 1;
         (action, apply(&action, &mut self.host, &self.measured, Some(accuracy_pp)).unwrap())

@@ -1,6 +1,6 @@
 //! One env: a host, its network on its own stream, and what has been measured of it.
 
-use meristem_control::{EnvView, Op};
+use meristem_control::{EnvView, History, Op};
 use meristem_device::Stream;
 use meristem_grow::{
     Configuration, Counterfactual, GateInputs, GradientHealth, Host, ParameterCounts, Scope,
@@ -28,6 +28,8 @@ pub(crate) struct Env {
     accuracies_pp: Vec<f32>,
     /// Control loss after each step.
     losses: Vec<f32>,
+    /// What the slots were like at the last steps.
+    slot_history: History,
     /// Last op, and whether it succeeded.
     last: Option<(Op, bool)>,
     /// The last step's training: metrics of the whole network.
@@ -72,6 +74,7 @@ impl Env {
             measured: vec![GateInputs::default(); slots],
             accuracies_pp: vec![],
             losses: vec![],
+            slot_history: History::default(),
             last: None,
             train: Metrics::default(),
             control: None,
@@ -166,6 +169,11 @@ impl Env {
         .collect()
     }
 
+    /// Closes the measurements of a step: what a controller compares with is brought up to date.
+    pub(crate) fn remember(&mut self) {
+        self.slot_history.note(&self.host, &self.measured, &[]);
+    }
+
     /// What a controller sees.
     pub(crate) fn view(&self, step: usize, episode_steps: usize) -> EnvView<'_> {
         EnvView {
@@ -176,6 +184,7 @@ impl Env {
             accuracies_pp: &self.accuracies_pp,
             losses: &self.losses,
             measured: &self.measured,
+            history: self.slot_history.slots(),
             last: self.last,
         }
     }

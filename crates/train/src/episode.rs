@@ -146,6 +146,7 @@ impl Episode<'_, '_> {
     /// Asks the controller about all envs at once, and does what it says; the actions in words.
     fn decide(&mut self, envs: &mut [Env], when: When) -> Result<Vec<String>> {
         let steps = self.setup.config.steps;
+        envs.iter_mut().for_each(Env::remember);
         let views: Vec<EnvView<'_>> = envs.iter().map(|env| env.view(when.step, steps)).collect();
         let actions = self.controller.decide_all(&views)?;
         let both = envs.iter_mut().zip(&actions);

@@ -1,0 +1,54 @@
+//! Generalised advantage estimation (Schulman et al., ICLR 2016), with two ways to end a trajectory.
+
+/// What advantages are computed from; every slice is `[steps, envs]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Trajectories<'a> {
+    /// Number of envs: the length of a row.
+    pub envs: usize,
+    /// Reward of each transition.
+    pub rewards: &'a [f32],
+    /// V of the observation before each transition, in units of reward.
+    pub values: &'a [f32],
+    /// Where `truncated`: V of the observation after the transition. Not looked at elsewhere.
+    pub bootstraps: &'a [f32],
+    /// 1 where the episode went on but was not watched further: its value goes on.
+    pub truncated: &'a [u8],
+    /// 1 where it really ended: nothing comes after. Goes before `truncated`.
+    pub terminated: &'a [u8],
+}
+
+/// Discounts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Discounts {
+    /// γ of rewards.
+    pub gamma: f64,
+    /// λ of the estimator.
+    pub lambda: f64,
+}
+
+/// Writes the advantages `[steps, envs]`: A_t = δ_t + γλ·A_{t+1}, δ_t = r_t + γ·V_{t+1} − V_t, where a
+/// termination has V_{t+1} = 0 and a truncation V_{t+1} = its bootstrap, and after either A_{t+1} = 0. The
+/// last step counts as terminated if it is neither. Computed in f64.
+///
+/// Returns are advantages plus values.
+pub fn advantages(of: &Trajectories<'_>, discounts: Discounts, advantages: &mut [f32]) {
+    let Discounts { gamma, lambda } = discounts;
+    let envs = of.envs.max(1);
+    let steps = advantages.len() / envs;
+    for env in 0..envs {
+        let mut next = 0.0; // A_{t+1}
+        for step in (0..steps).rev() {
+            let at = step * envs + env;
+            let (terminated, truncated) = (of.terminated[at] != 0, of.truncated[at] != 0);
+            let ends = terminated || truncated || step + 1 == steps;
+            let next_value = match (terminated, truncated) {
+                (true, _) => 0.0,
+                (false, true) => f64::from(of.bootstraps[at]),
+                (false, false) => of.values.get(at + envs).copied().map_or(0.0, f64::from),
+            };
+            let delta = f64::from(of.rewards[at]) + gamma * next_value - f64::from(of.values[at]);
+            next = delta + if ends { 0.0 } else { gamma * lambda * next };
+            advantages[at] = next as f32;
+        }
+    }
+}

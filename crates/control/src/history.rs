@@ -1,0 +1,90 @@
+//! What an env remembers of each slot between steps, because an observation compares with it.
+
+use meristem_grow::{GateInputs, Host};
+use serde::{Deserialize, Serialize};
+
+/// One value now and one step ago. `None`: never measured for this module.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Tracked {
+    /// The last one measured.
+    pub now: Option<f32>,
+    /// The one measured before that.
+    pub before: Option<f32>,
+}
+
+impl Tracked {
+    fn note(&mut self, measured: Option<f32>) {
+        if measured.is_some() {
+            *self = Self { now: measured, before: self.now };
+        }
+    }
+
+    /// The last change; 0 while fewer than two values are known.
+    pub fn change(&self) -> f32 {
+        self.now.zip(self.before).map_or(0.0, |(now, before)| now - before)
+    }
+}
+
+/// What is remembered of the module in one slot. Begins anew when the slot is empty.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SlotHistory {
+    /// Alpha.
+    pub alpha: Tracked,
+    /// Leave-one-out contribution in percentage points, as last measured.
+    pub contribution_pp: Tracked,
+    /// Gradient health.
+    pub health: Tracked,
+    /// Sum of the interactions with all other live modules in percentage points, as last measured.
+    pub interaction_sum_pp: Option<f32>,
+    /// Steps since the contribution was measured: 0 if in this step, `None` if never.
+    pub steps_since_counterfactual: Option<u32>,
+}
+
+impl SlotHistory {
+    /// Takes in a step of one slot.
+    fn note(&mut self, alpha: f32, measured: &GateInputs, interaction_sum_pp: Option<f32>) {
+        self.alpha.note(Some(alpha));
+        self.contribution_pp.note(measured.contribution_pp);
+        self.health.before = self.health.now;
+        self.health.now = measured.gradient_health.map(|health| health.health as f32);
+        self.interaction_sum_pp = interaction_sum_pp.or(self.interaction_sum_pp);
+        self.steps_since_counterfactual = match measured.contribution_pp {
+            Some(_) => Some(0),
+            None => self.steps_since_counterfactual.map(|steps| steps.saturating_add(1)),
+        };
+    }
+}
+
+/// What is remembered of all slots of an env.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct History {
+    slots: Vec<SlotHistory>,
+}
+
+impl History {
+    /// Takes in a step: call it once per step, after the measurements and before the decision. Lists that
+    /// are too short count as not measured.
+    pub fn note(
+        &mut self,
+        host: &Host,
+        measured: &[GateInputs],
+        interaction_sums_pp: &[Option<f32>],
+    ) {
+        self.slots.resize(host.slots().len(), SlotHistory::default());
+        for (index, slot) in host.slots().iter().enumerate() {
+            let history = &mut self.slots[index];
+            if slot.module.is_none() {
+                *history = SlotHistory::default();
+                continue;
+            }
+            let inputs = measured.get(index).copied().unwrap_or_default();
+            let interaction = interaction_sums_pp.get(index).copied().flatten();
+            history.note(slot.alpha(), &inputs, interaction);
+        }
+    }
+
+    /// Per enabled slot; empty before the first step.
+    pub fn slots(&self) -> &[SlotHistory] {
+        &self.slots
+    }
+}

@@ -1,0 +1,95 @@
+//! What is legal, as masks over the choices of every head, and where those choices lie in a row.
+
+use meristem_grow::Host;
+
+use crate::action::Op;
+use crate::heads::{HEADS, HeadKind};
+use crate::rules::legal_slots;
+
+/// Number of heads.
+pub const HEAD_COUNT: usize = HEADS.len();
+
+/// Where the choices of each head lie in a row of logits, probabilities or mask: head after head in the
+/// order of [`HEADS`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadLayout {
+    sizes: [usize; HEAD_COUNT],
+    offsets: [usize; HEAD_COUNT],
+    total: usize,
+}
+
+impl HeadLayout {
+    /// For hosts with so many enabled slots and so many blueprints.
+    pub fn new(slots: usize, blueprints: usize) -> Self {
+        let sizes = HEADS.map(|head| head.size.of(slots, blueprints));
+        let mut offsets = [0; HEAD_COUNT];
+        let mut total = 0;
+        for (offset, size) in offsets.iter_mut().zip(sizes) {
+            *offset = total;
+            total += size;
+        }
+        Self { sizes, offsets, total }
+    }
+
+    /// Choices per head.
+    pub fn sizes(&self) -> [usize; HEAD_COUNT] {
+        self.sizes
+    }
+
+    /// Choices of all heads: the length of a row.
+    pub fn total(&self) -> usize {
+        self.total
+    }
+
+    /// The part of a row that belongs to a head.
+    pub fn range(&self, head: usize) -> std::ops::Range<usize> {
+        self.offsets[head]..self.offsets[head] + self.sizes[head]
+    }
+}
+
+/// What is legal in one env: slots per op, and with them the ops.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Legality {
+    slots: [Vec<bool>; Op::ALL.len()], // [op][slot]
+}
+
+impl Legality {
+    /// Of a host now.
+    pub fn of(host: &Host) -> Self {
+        Self { slots: Op::ALL.map(|op| legal_slots(op, host)) }
+    }
+
+    /// Whether an op is legal: WAIT always, the others if they are in some slot.
+    pub fn op(&self, op: Op) -> bool {
+        op == Op::Wait || self.slots[op.index()].contains(&true)
+    }
+
+    /// In which slots an op is legal; nowhere for WAIT.
+    pub fn slots(&self, op: Op) -> &[bool] {
+        &self.slots[op.index()]
+    }
+
+    /// Writes the mask of the ops, 1 legal and 0 not, over the op head's part of a row.
+    pub fn write_ops(&self, layout: &HeadLayout, mask: &mut [u8]) {
+        let ops = &mut mask[layout.range(HeadKind::Op as usize)];
+        ops.iter_mut().zip(Op::ALL).for_each(|(legal, op)| *legal = u8::from(self.op(op)));
+    }
+
+    /// Writes the masks of all heads after the op, given the op that was chosen: the slot head gets the
+    /// slots of that op, a head that the op does not use is pinned to choice 0, the others are free. With
+    /// one choice left a head's log-probability and entropy are 0.
+    pub fn write_rest(&self, op: Op, layout: &HeadLayout, mask: &mut [u8]) {
+        for (index, head) in HEADS.iter().enumerate().skip(1) {
+            let part = &mut mask[layout.range(index)];
+            if !head.is_used_by(op) {
+                part.fill(0);
+                part.iter_mut().take(1).for_each(|choice| *choice = 1);
+            } else if head.kind == HeadKind::Slot {
+                let slots = part.iter_mut().zip(self.slots(op));
+                slots.for_each(|(choice, legal)| *choice = u8::from(*legal));
+            } else {
+                part.fill(1);
+            }
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Running mean and variance of observations.
+
+use serde::{Deserialize, Serialize};
+
+/// Normalised values are clipped to ± this.
+pub const CLIP: f32 = 10.0;
+
+/// Added to a variance: a feature that hardly ever moves is divided by .01 at least.
+const EPSILON: f64 = 1e-4;
+
+/// Count, mean and sum of squared deviations per feature, in f64 (Welford 1962); two are merged by the
+/// formula of Chan, Golub and LeVeque (1979).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Moments {
+    count: f64,
+    mean: Vec<f64>,
+    m2: Vec<f64>,
+}
+
+impl Moments {
+    /// Of nothing, for rows of `len` features.
+    pub fn new(len: usize) -> Self {
+        Self { count: 0.0, mean: vec![0.0; len], m2: vec![0.0; len] }
+    }
+
+    /// Features of a row.
+    pub fn len(&self) -> usize {
+        self.mean.len()
+    }
+
+    /// Whether rows have no features.
+    pub fn is_empty(&self) -> bool {
+        self.mean.is_empty()
+    }
+
+    /// Rows taken in.
+    pub fn count(&self) -> f64 {
+        self.count
+    }
+
+    /// Mean per feature.
+    pub fn mean(&self) -> &[f64] {
+        &self.mean
+    }
+
+    /// Variance (of the population) of a feature; 1 before two rows were taken in.
+    pub fn variance(&self, feature: usize) -> f64 {
+        if self.count < 2.0 { 1.0 } else { self.m2[feature] / self.count }
+    }
+
+    /// Takes in a row.
+    pub fn push(&mut self, row: &[f32]) {
+        self.count += 1.0;
+        for ((mean, m2), x) in self.mean.iter_mut().zip(&mut self.m2).zip(row) {
+            let delta = f64::from(*x) - *mean;
+            *mean += delta / self.count;
+            *m2 += delta * (f64::from(*x) - *mean);
+        }
+    }
+
+    /// Takes in everything that `other` took in.
+    pub fn merge(&mut self, other: &Self) {
+        let count = self.count + other.count;
+        if count == 0.0 {
+            return;
+        }
+        let both = self.mean.iter_mut().zip(&mut self.m2).zip(other.mean.iter().zip(&other.m2));
+        for ((mean, m2), (other_mean, other_m2)) in both {
+            let delta = other_mean - *mean;
+            *m2 += other_m2 + delta * delta * (self.count * other.count / count);
+            *mean += delta * (other.count / count);
+        }
+        self.count = count;
+    }
+}
+
+/// Normalises observations by moments that are frozen during a rollout. What a rollout saw is gathered
+/// aside and taken over by [`Normalizer::commit`], between rounds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Normalizer {
+    frozen: Moments,
+    gathered: Moments,
+}
+
+impl Normalizer {
+    /// For rows of `len` features. Until the first commit rows pass as they are, clipped.
+    pub fn new(len: usize) -> Self {
+        Self { frozen: Moments::new(len), gathered: Moments::new(len) }
+    }
+
+    /// Features of a row.
+    pub fn len(&self) -> usize {
+        self.frozen.len()
+    }
+
+    /// Whether rows have no features.
+    pub fn is_empty(&self) -> bool {
+        self.frozen.is_empty()
+    }
+
+    /// Notes a row for the next commit and normalises it in place: (x − mean)/std, clipped to ±10.
+    pub fn gather(&mut self, row: &mut [f32]) {
+        self.gathered.push(row);
+        self.normalize(row);
+    }
+
+    /// Normalises a row in place, and notes nothing.
+    pub fn normalize(&self, row: &mut [f32]) {
+        for (feature, (x, mean)) in row.iter_mut().zip(self.frozen.mean()).enumerate() {
+            let std = match self.frozen.count() {
+                0.0 => 1.0,
+                _ => (self.frozen.variance(feature) + EPSILON).sqrt(),
+            };
+            *x = ((f64::from(*x) - mean) / std).clamp(-f64::from(CLIP), f64::from(CLIP)) as f32;
+        }
+    }
+
+    /// Takes over what was gathered since the last commit.
+    pub fn commit(&mut self) {
+        let nothing = Moments::new(self.len());
+        let gathered = std::mem::replace(&mut self.gathered, nothing);
+        self.frozen.merge(&gathered);
+    }
+
+    /// The moments in force.
+    pub fn moments(&self) -> &Moments {
+        &self.frozen
+    }
+}

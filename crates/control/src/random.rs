@@ -1,0 +1,60 @@
+//! A controller that draws evenly among what is legal.
+
+use meristem_device::random::{Purpose, Rng};
+use serde::{Deserialize, Serialize};
+
+use crate::action::Action;
+use crate::controller::Controller;
+use crate::error::Result;
+use crate::masks::{HeadLayout, Legality};
+use crate::sampling::{Pick, draw};
+use crate::state::ControllerState;
+use crate::view::EnvView;
+
+/// Draws the op evenly among the legal ones, the slot evenly among those where this op is legal, and every
+/// other choice evenly: what a policy does that has learned nothing.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RandomController {
+    seed: u64,
+    /// Decisions so far, per env: part of the key of the next.
+    decisions: Vec<u64>,
+}
+
+impl RandomController {
+    /// With this seed.
+    pub fn new(seed: u64) -> Self {
+        Self { seed, decisions: vec![] }
+    }
+
+    fn decide(&mut self, view: &EnvView<'_>) -> Action {
+        if self.decisions.len() <= view.env {
+            self.decisions.resize(view.env + 1, 0);
+        }
+        let decision = &mut self.decisions[view.env];
+        let mut rng = Rng::new(self.seed, Purpose::Controller, view.env as u64, *decision);
+        *decision += 1;
+        let layout = HeadLayout::new(view.host.slots().len(), view.host.blueprints().len());
+        let (mut logits, mut mask) = (vec![0.0; layout.total()], vec![0; layout.total()]);
+        let legality = Legality::of(view.host);
+        draw(&layout, &legality, &mut logits, &mut mask, Pick::Sample(&mut rng)).action()
+    }
+}
+
+impl Controller for RandomController {
+    fn name(&self) -> &str {
+        "random"
+    }
+
+    fn save(&self) -> Result<ControllerState> {
+        ControllerState::of(self.name(), &self.decisions)
+    }
+
+    fn restore(&mut self, state: &ControllerState) -> Result<()> {
+        self.decisions = state.memory(self.name())?;
+        Ok(())
+    }
+
+    fn decide_all(&mut self, views: &[EnvView<'_>]) -> Result<Vec<Action>> {
+        Ok(views.iter().map(|view| self.decide(view)).collect())
+    }
+}

@@ -1,0 +1,40 @@
+//! What there is to tell of a round in which a policy learned.
+
+use serde::{Deserialize, Serialize};
+
+use crate::masks::HEAD_COUNT;
+
+/// Diagnostics of a round and of the policy update at its end.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RoundReport {
+    /// Transitions of all envs.
+    pub transitions: usize,
+    /// Mean over the envs of the undiscounted sum of rewards, penalties included.
+    pub mean_return: f64,
+    /// Actions taken per op, in index order.
+    pub ops: [u64; 6],
+    /// Mean normalised entropy per head, over the transitions where it had a choice; in [0, 1], 0 where it
+    /// never had one.
+    pub entropies: [f64; HEAD_COUNT],
+    /// Epochs whose step was taken.
+    pub epochs: usize,
+    /// Whether the KL limit stopped the update before its last epoch.
+    pub stopped_by_kl: bool,
+    /// Updates skipped because loss or gradient was not finite.
+    pub skipped: usize,
+    /// KL of the last epoch looked at, from the policy that acted (mean of e^x − 1 − x).
+    pub kl: f64,
+    /// Share of used heads whose ratio was clipped, in the last epoch looked at.
+    pub clip_fraction: f64,
+    /// Objective of the policy (to be made large), in the last epoch looked at.
+    pub policy_objective: f64,
+    /// Value loss, in the last epoch looked at.
+    pub value_loss: f64,
+    /// L2 norm of the gradient before clipping, in the last epoch looked at.
+    pub gradient_norm: f64,
+    /// 1 − Var(returns − values)/Var(returns) of the rollout; 0 where the returns do not vary.
+    pub explained_variance: f64,
+    /// Running standard deviation by which returns are divided.
+    pub return_scale: f64,
+}

@@ -1,0 +1,253 @@
+//! Rewards of single transitions, term by term (`grow.md`, Reward).
+//!
+//! acc is the control accuracy in percentage points, c the leave-one-out contribution of a module, E the
+//! parameters of modules that take part in the network, weighted by alpha.
+
+use meristem_grow::{Host, ParameterCounts, Stage};
+use serde::{Deserialize, Serialize};
+
+use crate::action::{Action, Op};
+use crate::rules::Outcome;
+use crate::view::EnvView;
+
+/// Hosts smaller than this count as this large where growth is compared with the host.
+const MIN_HOST_PARAMETERS: f64 = 200.0;
+
+/// Which reward.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RewardMode {
+    /// Gain of accuracy, minus rent for what has grown.
+    Basic,
+    /// `Basic`, with a potential of the stages, and a price on what is fossilized, pruned and done.
+    #[default]
+    Contribution,
+    /// Nothing until the end of the episode, then the final accuracy, minus the price of what has grown.
+    Sparse,
+}
+
+impl RewardMode {
+    /// All, with their names in configuration.
+    pub const NAMES: [(&'static str, Self); 3] =
+        [("basic", Self::Basic), ("contribution", Self::Contribution), ("sparse", Self::Sparse)];
+
+    /// The name in configuration.
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self as usize].0
+    }
+}
+
+/// Weights of the rewards; the defaults are those of `grow.md`. In files every key is optional and unknown
+/// ones are errors.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RewardConfig {
+    /// Which reward.
+    pub mode: RewardMode,
+    /// Per percentage point of accuracy gained: .2.
+    pub gain: f64,
+    /// Weight of the rent's logarithm: .05.
+    pub rent: f64,
+    /// Most rent of a step: .5.
+    pub rent_max: f64,
+    /// Weight of the stage potential: .1.
+    pub potential: f64,
+    /// Discount in the stage potential; the policy's γ, so that the potential changes no optimum (Ng, Harada
+    /// and Russell, ICML 1999): .995.
+    pub gamma: f64,
+    /// Weight of the harmonic mean on a good FOSSILIZE: .1.
+    pub fossilize: f64,
+    /// Price of any other FOSSILIZE: .5.
+    pub fossilize_price: f64,
+    /// For pruning a module that does harm: .1.
+    pub prune: f64,
+    /// Price of any op but WAIT: .01.
+    pub op_price: f64,
+    /// Weight of the size in the sparse reward: .1.
+    pub sparse_size: f64,
+}
+
+impl Default for RewardConfig {
+    fn default() -> Self {
+        Self {
+            mode: RewardMode::default(),
+            gain: 0.2,
+            rent: 0.05,
+            rent_max: 0.5,
+            potential: 0.1,
+            gamma: 0.995,
+            fossilize: 0.1,
+            fossilize_price: 0.5,
+            prune: 0.1,
+            op_price: 0.01,
+            sparse_size: 0.1,
+        }
+    }
+}
+
+/// The terms of one transition's reward. Ranges are those of the default weights, for accuracies within 0
+/// and 100 percentage points; a term that its mode does not have is 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RewardTerms {
+    /// `gain · (acc_t − acc_{t−1})`, 0 at the first step. In [−20, 20]. Basic, contribution.
+    pub gain: f64,
+    /// `−min(rent · ln(1 + E/max(host, 200)), rent_max)`. In [−.5, 0]. Basic, contribution.
+    pub rent: f64,
+    /// `potential · (γΦ' − Φ)`, Φ the sum over modules of Germinated 1, Training 2, Blending 3.5, Holding 5.5,
+    /// Fossilized 6, before the transition (Φ) and after it (Φ'). In [−.6, .6] per slot. Contribution.
+    pub potential: f64,
+    /// On FOSSILIZE, with p the env's gain since the module germinated: `fossilize · 2pc/(p + c)` if
+    /// c >= `min_contribution` and p, c > 0, else `−fossilize_price`, also where the gate refused. In
+    /// [−.5, 10]. Contribution.
+    pub fossilize: f64,
+    /// `prune` on PRUNE of a module with c < 0. 0 or .1. Contribution.
+    pub prune: f64,
+    /// `−op_price` for any op but WAIT. −.01 or 0. Contribution.
+    pub op: f64,
+    /// At the last step `acc/100 − sparse_size · ln(1 + E/max(host, 200))`, on the control split; before it
+    /// 0. At most 1. Sparse.
+    pub result: f64,
+}
+
+impl RewardTerms {
+    /// The terms by name, in the order of their declaration.
+    pub fn named(&self) -> [(&'static str, f64); 7] {
+        let Self { gain, rent, potential, fossilize, prune, op, result } = *self;
+        [
+            ("gain", gain),
+            ("rent", rent),
+            ("potential", potential),
+            ("fossilize", fossilize),
+            ("prune", prune),
+            ("op", op),
+            ("result", result),
+        ]
+    }
+
+    /// The reward: their sum. A sum that is not finite (a loss that is no number) counts as 0, because the
+    /// governor's penalty is what speaks then.
+    pub fn total(&self) -> f64 {
+        let total: f64 = self.named().iter().map(|(_, term)| term).sum();
+        if total.is_finite() { total } else { 0.0 }
+    }
+
+    /// Adds another transition's terms, for totals.
+    pub fn add(&mut self, other: &Self) {
+        self.gain += other.gain;
+        self.rent += other.rent;
+        self.potential += other.potential;
+        self.fossilize += other.fossilize;
+        self.prune += other.prune;
+        self.op += other.op;
+        self.result += other.result;
+    }
+}
+
+/// What must be known of an action before it is done, because doing it may remove the module.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Deed {
+    op: Op,
+    contribution_pp: Option<f32>,
+    gain_since_germination_pp: Option<f32>,
+    accuracy_pp: Option<f32>,
+    last_step: bool,
+}
+
+impl Deed {
+    /// Of an action that is about to be done.
+    pub fn before(action: &Action, view: &EnvView<'_>) -> Self {
+        let slot = action.slot();
+        let module = slot.and_then(|index| view.host.slots().get(index)?.module.as_ref());
+        Self {
+            op: action.op(),
+            contribution_pp: slot.and_then(|index| view.measured(index).contribution_pp),
+            gain_since_germination_pp: module.and_then(|m| view.gain_since_germination_pp(m)),
+            accuracy_pp: view.accuracy_pp(),
+            last_step: view.step + 1 >= view.episode_steps,
+        }
+    }
+}
+
+/// What the reward of an env's next transition is compared with. Begins anew with every episode, and after
+/// a rollback.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RewardState {
+    accuracy_pp: Option<f32>,
+    potential: f64,
+}
+
+impl RewardState {
+    /// The terms of a transition: `deed` as it was before the action, `host`, `parameters` and `outcome` as
+    /// they are after it.
+    pub fn transition(
+        &mut self,
+        config: &RewardConfig,
+        deed: &Deed,
+        host: &Host,
+        parameters: &ParameterCounts,
+        outcome: &Outcome,
+    ) -> RewardTerms {
+        let growth = growth_log(host, parameters);
+        let before = std::mem::replace(
+            self,
+            Self { accuracy_pp: deed.accuracy_pp, potential: potential(host) },
+        );
+        if config.mode == RewardMode::Sparse {
+            let accuracy = deed.accuracy_pp.map_or(0.0, |pp| f64::from(pp) / 100.0);
+            let result = if deed.last_step { accuracy - config.sparse_size * growth } else { 0.0 };
+            return RewardTerms { result, ..RewardTerms::default() };
+        }
+        let both = deed.accuracy_pp.zip(before.accuracy_pp);
+        let basic = RewardTerms {
+            gain: config.gain * both.map_or(0.0, |(now, before)| f64::from(now - before)),
+            rent: -(config.rent * growth).min(config.rent_max),
+            ..RewardTerms::default()
+        };
+        if config.mode == RewardMode::Basic {
+            return basic;
+        }
+        let change = config.gamma * self.potential - before.potential;
+        let harmful = deed.contribution_pp.is_some_and(|c| c < 0.0);
+        RewardTerms {
+            potential: config.potential * change,
+            fossilize: match deed.op {
+                Op::Fossilize => fossilize(config, deed, outcome),
+                _ => 0.0,
+            },
+            prune: if deed.op == Op::Prune && harmful { config.prune } else { 0.0 },
+            op: if deed.op == Op::Wait { 0.0 } else { -config.op_price },
+            ..basic
+        }
+    }
+}
+
+/// The gate has compared the contribution with `min_contribution`: what it refused is not good.
+fn fossilize(config: &RewardConfig, deed: &Deed, outcome: &Outcome) -> f64 {
+    let gain = deed.gain_since_germination_pp.map_or(0.0, f64::from);
+    let contribution = deed.contribution_pp.map_or(0.0, f64::from);
+    // In permissive mode the gate lets a contribution of 0 pass: the harmonic mean is 0 then.
+    if !outcome.succeeded || gain <= 0.0 || contribution < 0.0 {
+        return -config.fossilize_price;
+    }
+    config.fossilize * 2.0 * gain * contribution / (gain + contribution)
+}
+
+/// `ln(1 + E/max(host, 200))`.
+fn growth_log(host: &Host, parameters: &ParameterCounts) -> f64 {
+    let weighted = host.slots().iter().zip(&parameters.modules);
+    let active: f64 = weighted.map(|(slot, n)| f64::from(slot.alpha()) * *n as f64).sum();
+    (active / (parameters.host as f64).max(MIN_HOST_PARAMETERS)).ln_1p()
+}
+
+/// Φ: the sum over the modules of an env.
+fn potential(host: &Host) -> f64 {
+    let of = |stage: Stage| match stage {
+        Stage::Germinated => 1.0,
+        Stage::Training => 2.0,
+        Stage::Blending => 3.5,
+        Stage::Holding => 5.5,
+        Stage::Fossilized => 6.0,
+        Stage::Dormant | Stage::Pruned | Stage::Embargoed | Stage::Resetting => 0.0,
+    };
+    host.slots().iter().map(|slot| of(slot.stage)).sum()
+}

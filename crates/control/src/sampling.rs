@@ -1,0 +1,128 @@
+//! From logits to choices: masked distributions with probability floors, drawn head by head.
+//!
+//! With n legal choices and f = min(floor, .99/n), a legal choice has the probability
+//! p = f + (1 − n·f)·softmax(logits over the legal choices); the others have none. All arithmetic is f32.
+
+use meristem_device::random::Rng;
+
+use crate::action::{Action, Op};
+use crate::heads::{Choices, HEADS, HeadKind};
+use crate::masks::{HEAD_COUNT, HeadLayout, Legality};
+
+/// Stands for minus infinity among logits: large enough that its exponential is 0, finite so that no
+/// difference is NaN.
+pub const MASKED_LOGIT: f32 = -1e9;
+
+/// How a choice is made.
+#[derive(Debug)]
+pub enum Pick<'a> {
+    /// By its probability.
+    Sample(&'a mut Rng),
+    /// The most probable one; among equals the first.
+    Greedy,
+}
+
+/// What was drawn for one env.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Draw {
+    /// One choice per head.
+    pub choices: Choices,
+    /// Its log-probability per head; 0 where there was one choice.
+    pub log_probs: [f32; HEAD_COUNT],
+    /// Entropy per head over its largest possible value ln(n), in [0, 1]; 0 where there was one choice.
+    pub entropies: [f32; HEAD_COUNT],
+}
+
+impl Draw {
+    /// The action that the choices mean.
+    pub fn action(&self) -> Action {
+        // Every head has a choice within its size, so this is always an action.
+        Action::from_choices(&self.choices).unwrap_or(Action::Wait)
+    }
+}
+
+/// The number of legal choices, and the floor that each of them has.
+pub fn effective_floor(floor: f32, mask: &[u8]) -> (usize, f32) {
+    let legal = mask.iter().filter(|choice| **choice != 0).count();
+    (legal, floor.min(0.99 / legal.max(1) as f32))
+}
+
+/// Turns one head's logits into probabilities, in place. With one legal choice it has exactly 1. A logit
+/// that is not finite counts as 0.
+pub fn probabilities(logits: &mut [f32], mask: &[u8], floor: f32) {
+    let (legal, floor) = effective_floor(floor, mask);
+    let finite = |x: f32| if x.is_finite() { x } else { 0.0 };
+    for (x, legal) in logits.iter_mut().zip(mask) {
+        *x = if *legal != 0 { finite(*x) } else { MASKED_LOGIT };
+    }
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    logits.iter_mut().for_each(|x| *x = (*x - largest).exp());
+    let sum: f32 = logits.iter().sum();
+    let free = if legal == 1 { 1.0 } else { 1.0 - legal as f32 * floor };
+    let floor = if legal == 1 { 0.0 } else { floor };
+    for (x, legal) in logits.iter_mut().zip(mask) {
+        *x = if *legal != 0 { floor + free * (*x / sum) } else { 0.0 };
+    }
+}
+
+/// Entropy of a head's probabilities over ln(n), n the number of legal choices; 0 for one choice.
+pub fn normalized_entropy(probabilities: &[f32], mask: &[u8]) -> f32 {
+    let legal = mask.iter().filter(|choice| **choice != 0).count();
+    if legal < 2 {
+        return 0.0;
+    }
+    let terms = probabilities.iter().map(|&p| if p > 0.0 { p * p.ln() } else { 0.0 });
+    -terms.sum::<f32>() / (legal as f32).ln()
+}
+
+/// Draws an action: the op first, then the slot under that op's slot mask, then the rest. `logits` is one
+/// row in `layout`; it is turned into the probabilities that were drawn from. `mask` receives the masks of
+/// this draw, as they belong into a stored transition.
+pub fn draw(
+    layout: &HeadLayout,
+    legality: &Legality,
+    logits: &mut [f32],
+    mask: &mut [u8],
+    mut pick: Pick<'_>,
+) -> Draw {
+    let mut draw = Draw {
+        choices: [0; HEAD_COUNT],
+        log_probs: [0.0; HEAD_COUNT],
+        entropies: [0.0; HEAD_COUNT],
+    };
+    legality.write_ops(layout, mask);
+    for (index, head) in HEADS.iter().enumerate() {
+        let range = layout.range(index);
+        let row = &mut logits[range.clone()];
+        probabilities(row, &mask[range.clone()], head.floor);
+        let choice = choose(row, &mask[range.clone()], &mut pick);
+        draw.choices[index] = choice;
+        draw.log_probs[index] = row.get(choice).map_or(0.0, |p| p.ln());
+        draw.entropies[index] = normalized_entropy(row, &mask[range]);
+        if head.kind == HeadKind::Op {
+            legality.write_rest(Op::ALL[choice], layout, mask);
+        }
+    }
+    draw
+}
+
+/// A legal choice: probabilities of the others are not looked at, whatever rounding does to the sum.
+fn choose(probabilities: &[f32], mask: &[u8], pick: &mut Pick<'_>) -> usize {
+    let legal = || (0..mask.len()).filter(|choice| mask[*choice] != 0);
+    match pick {
+        Pick::Sample(rng) => {
+            let mut left = rng.uniform();
+            let drawn = legal().find(|choice| {
+                left -= probabilities[*choice];
+                left < 0.0
+            });
+            drawn.or(legal().next_back()).unwrap_or(0)
+        }
+        Pick::Greedy => {
+            let better = |a: &usize, b: &usize| {
+                probabilities[*a].total_cmp(&probabilities[*b]).then(b.cmp(a))
+            };
+            legal().max_by(better).unwrap_or(0)
+        }
+    }
+}

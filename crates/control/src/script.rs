@@ -1,0 +1,191 @@
+//! A controller that does what a file says.
+//!
+//! The file has one JSON object a line; empty lines and lines that begin with `#` are skipped:
+//!
+//! ```text
+//! {"step": 0, "op": "GERMINATE", "slot": "r0c1", "blueprint": "conv_light", "tempo": "fast"}
+//! {"step": 1, "op": "ADVANCE", "slot": "r0c1"}
+//! {"step": 9, "env": 2, "op": "PRUNE", "slot": "r0c1", "alpha_speed": "instant"}
+//! ```
+//!
+//! | key | meaning | for |
+//! |---|---|---|
+//! | `step` | step of every episode, from 0 | all |
+//! | `env` | only this env; without it every env that has no line of its own for the step | all, optional |
+//! | `op` | what to do | all |
+//! | `slot` | name of the slot | all but WAIT |
+//! | `blueprint` | name of the blueprint | GERMINATE |
+//! | `tempo` | `fast`, `standard` (default), `slow` | GERMINATE |
+//! | `style` | `linear_add` (default), `linear_multiply`, `sigmoid_add`, `linear_gate` | GERMINATE, SET_ALPHA_TARGET |
+//! | `alpha_target` | `0.5`, `0.7`, `1.0` (default), as text | GERMINATE, SET_ALPHA_TARGET |
+//! | `alpha_speed` | `instant` (default), `fast`, `medium`, `slow` | SET_ALPHA_TARGET, PRUNE |
+//! | `alpha_curve` | `linear` (default), `cosine`, `sigmoid_gentle`, `sigmoid`, `sigmoid_sharp` | SET_ALPHA_TARGET, PRUNE |
+//!
+//! Steps without a line are WAIT. A key that is unknown, or that the op does not use, is an error; so are
+//! two lines for the same step and env, and an action that is not legal when its step comes. A gate that
+//! refuses is no error: the script may ask again.
+
+use std::collections::BTreeMap;
+
+use meristem_grow::{AlphaTarget, Curve, Host, SlotName, Speed, Style, Tempo, nearest};
+use serde::Deserialize;
+
+use crate::action::{Action, Op};
+use crate::controller::Controller;
+use crate::error::{Error, Result};
+use crate::heads::HEADS;
+use crate::rules::legal;
+use crate::view::EnvView;
+
+/// A line of the file.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line {
+    step: u32,
+    env: Option<usize>,
+    op: Op,
+    slot: Option<String>,
+    blueprint: Option<String>,
+    style: Option<Style>,
+    tempo: Option<Tempo>,
+    alpha_target: Option<AlphaTarget>,
+    alpha_speed: Option<Speed>,
+    alpha_curve: Option<Curve>,
+}
+
+/// An action and the line that asks for it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Entry {
+    line: usize,
+    action: Action,
+}
+
+/// Does what a file says, in every episode the same. See the head of this file for its format:
+/// `{"step": 0, "op": "GERMINATE", "slot": "r0c1", "blueprint": "conv_light"}`, one object a line.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Script {
+    name: String,
+    entries: BTreeMap<(u32, Option<usize>), Entry>,
+}
+
+impl Script {
+    /// Reads a script for hosts like `host`; `name` is what it is called in configuration.
+    ///
+    /// # Errors
+    /// [`Error::Script`] naming the line and what was expected.
+    pub fn parse(name: &str, text: &str, host: &Host) -> Result<Self> {
+        let mut entries = BTreeMap::new();
+        for (index, text) in text.lines().enumerate() {
+            let (line, text) = (index + 1, text.trim());
+            if text.is_empty() || text.starts_with('#') {
+                continue;
+            }
+            let fault = |problem| Error::Script { line, problem };
+            let parsed: Line = serde_json::from_str(text).map_err(|e| fault(e.to_string()))?;
+            let action = parsed.action(host).map_err(fault)?;
+            let key = (parsed.step, parsed.env);
+            if let Some(Entry { line: first, .. }) = entries.insert(key, Entry { line, action }) {
+                let problem = format!(
+                    "step {} has an action already, in line {first}: one per step and env",
+                    parsed.step
+                );
+                return Err(fault(problem));
+            }
+        }
+        Ok(Self { name: name.into(), entries })
+    }
+
+    fn decide(&self, view: &EnvView<'_>) -> Result<Action> {
+        let own = self.entries.get(&(view.step, Some(view.env)));
+        let Some(entry) = own.or_else(|| self.entries.get(&(view.step, None))) else {
+            return Ok(Action::Wait);
+        };
+        let Entry { line, action } = *entry;
+        let (env, step) = (view.env, view.step);
+        legal(&action, view.host).map_err(|reason| Error::ScriptIllegal {
+            line,
+            env,
+            step,
+            reason,
+        })?;
+        Ok(action)
+    }
+}
+
+impl Controller for Script {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn decide_all(&mut self, views: &[EnvView<'_>]) -> Result<Vec<Action>> {
+        views.iter().map(|view| self.decide(view)).collect()
+    }
+}
+
+impl Line {
+    fn action(&self, host: &Host) -> Result<Action, String> {
+        self.check_keys()?;
+        let style = self.style.unwrap_or(Style::LinearAdd);
+        let alpha_target = self.alpha_target.unwrap_or(AlphaTarget::Full);
+        let speed = self.alpha_speed.unwrap_or(Speed::Instant);
+        let curve = self.alpha_curve.unwrap_or(Curve::Linear);
+        let tempo = self.tempo.unwrap_or(Tempo::Standard);
+        Ok(match self.op {
+            Op::Wait => Action::Wait,
+            Op::Germinate => Action::Germinate {
+                slot: self.slot(host)?,
+                blueprint: self.blueprint(host)?,
+                style,
+                tempo,
+                alpha_target,
+            },
+            Op::SetAlphaTarget => {
+                Action::SetAlphaTarget { slot: self.slot(host)?, style, alpha_target, speed, curve }
+            }
+            Op::Prune => Action::Prune { slot: self.slot(host)?, speed, curve },
+            Op::Fossilize => Action::Fossilize { slot: self.slot(host)? },
+            Op::Advance => Action::Advance { slot: self.slot(host)? },
+        })
+    }
+
+    /// No key may be there that the op does not use.
+    fn check_keys(&self) -> Result<(), String> {
+        let given = [
+            true,
+            self.slot.is_some(),
+            self.blueprint.is_some(),
+            self.style.is_some(),
+            self.tempo.is_some(),
+            self.alpha_target.is_some(),
+            self.alpha_speed.is_some(),
+            self.alpha_curve.is_some(),
+        ];
+        let superfluous =
+            HEADS.iter().zip(given).find(|(h, given)| *given && !h.is_used_by(self.op));
+        match superfluous {
+            Some((head, _)) => Err(format!("{} has no `{}`", self.op, head.name)),
+            None => Ok(()),
+        }
+    }
+
+    fn slot(&self, host: &Host) -> Result<usize, String> {
+        let names: Vec<String> = host.slots().iter().map(|slot| slot.name.to_string()).collect();
+        let known = names.join(", ");
+        let Some(wanted) = &self.slot else {
+            return Err(format!("{} needs a `slot`: one of {known}", self.op));
+        };
+        let found = wanted.parse::<SlotName>().ok().and_then(|name| host.index_of(name));
+        found.ok_or_else(|| {
+            let near = nearest(wanted, names.iter().map(String::as_str));
+            let hint = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
+            format!("slot `{wanted}` is not enabled here, expected one of {known}{hint}")
+        })
+    }
+
+    fn blueprint(&self, host: &Host) -> Result<usize, String> {
+        let Some(wanted) = &self.blueprint else {
+            return Err(format!("{} needs a `blueprint`", self.op));
+        };
+        host.blueprints().find(wanted).map_err(|error| error.to_string())
+    }
+}

@@ -1,0 +1,72 @@
+//! When an env has failed, on synthetic losses.
+
+use meristem_control::{Failure, GovernorConfig, Vitals};
+
+/// The first step at which something is wrong, of ten classes.
+fn first(losses: impl IntoIterator<Item = f64>) -> Option<(usize, Failure)> {
+    let (config, mut vitals) = (GovernorConfig::default(), Vitals::new(10));
+    losses.into_iter().enumerate().find_map(|(i, loss)| Some((i, vitals.check(&config, loss)?)))
+}
+
+/// From guessing down to `floor`, with noise that depends on the step.
+fn curve(steps: u32, floor: f64) -> impl Iterator<Item = f64> {
+    (0..steps).map(move |step| {
+        let noise = 1.0 + 0.1 * (f64::from(step) * 12.9898).sin();
+        noise * (floor + (10f64.ln() - floor) * (-f64::from(step) / 6.0).exp())
+    })
+}
+
+#[test]
+fn ordinary_curves_raise_no_alarm() {
+    for floor in [0.01, 0.3, 0.8, 1.2, 2.2] {
+        assert_eq!(first(curve(200, floor)), None, "{floor}");
+    }
+    // Bad luck at first, a slow rise by overfitting, a jump to large losses and back.
+    assert_eq!(first([40.0, 20.0, 9.0, 4.0, 2.3, 2.0, 1.0]), None);
+    assert_eq!(first((0..100).map(|step| 0.3 + 0.01 * f64::from(step))), None);
+    assert_eq!(first(curve(30, 0.3).chain([15.0, 14.0, 0.5, 15.0, 15.0, 0.4])), None);
+    // Never learned: guessing is no collapse.
+    assert_eq!(first(std::iter::repeat_n(10f64.ln(), 100)), None);
+}
+
+#[test]
+fn a_loss_that_is_no_number_fails_at_once() {
+    for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+        assert_eq!(first([bad]), Some((0, Failure::NotFinite)));
+        assert_eq!(first(curve(20, 0.3).chain([bad])), Some((20, Failure::NotFinite)));
+    }
+}
+
+#[test]
+fn falling_back_to_guessing_fails_at_once_after_something_was_learned() {
+    let guessing = 10f64.ln();
+    for share in [0.94, 1.0, 1.06] {
+        let losses = curve(30, 0.3).chain([share * guessing]);
+        assert_eq!(first(losses), Some((30, Failure::Collapse)), "{share}");
+    }
+    for share in [0.93, 1.07] {
+        assert_eq!(first(curve(30, 0.3).chain([share * guessing])), None, "{share}");
+    }
+}
+
+#[test]
+fn the_third_spike_running_fails() {
+    let after = |spikes: &[f64]| first(curve(30, 0.3).chain(spikes.iter().copied()));
+    assert_eq!(after(&[13.0, 50.0, 13.0]), Some((32, Failure::Spike)));
+    assert_eq!(after(&[13.0, 50.0, 11.9, 13.0, 13.0]), None, "not running");
+    // Six standard deviations and three times the mean are asked for as well.
+    assert_eq!(first([10.0, 6.0, 14.0, 10.0, 13.0, 13.0, 13.0, 13.0]), None);
+    let (config, mut vitals) = (GovernorConfig::default(), Vitals::new(10));
+    assert!(curve(30, 0.3).chain([13.0, 13.0]).all(|loss| vitals.check(&config, loss).is_none()));
+    vitals.rolled_back();
+    assert!([13.0, 13.0].iter().all(|loss| vitals.check(&config, *loss).is_none()));
+    assert_eq!(vitals.check(&config, 13.0), Some(Failure::Spike));
+}
+
+#[test]
+fn snapshots_are_due_every_fifth_step_and_after_a_fossilize() {
+    let config = GovernorConfig::default();
+    let due: Vec<u32> = (0..12).filter(|step| config.snapshot_due(*step, false)).collect();
+    assert_eq!(due, [0, 5, 10]);
+    assert!(config.snapshot_due(3, true));
+}
