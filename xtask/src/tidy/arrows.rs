@@ -6,7 +6,7 @@ use super::Finding;
 use super::tree::Tree;
 
 /// From the bottom to the top: a crate may use only crates that stand before it.
-const LAYERS: [&str; 7] = ["device", "data", "nn", "grow", "control", "train", "meristem"];
+const LAYERS: [&str; 8] = ["device", "comm", "data", "nn", "grow", "control", "train", "meristem"];
 
 /// `unsafe` may appear in these crates only.
 pub(crate) const UNSAFE_ALLOWED: [&str; 2] = ["device", "nn"];

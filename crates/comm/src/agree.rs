@@ -1,0 +1,61 @@
+//! Whether all ranks ask for the same, and who does not.
+
+use crate::error::{Error, Result};
+use crate::transport::Call;
+use meristem_device::DType;
+
+/// Error if a rank's call differs from that of most; names the lowest such rank. `calls` are by
+/// rank.
+pub(crate) fn check(calls: &[Call]) -> Result<()> {
+    let votes = |call: &Call| calls.iter().filter(|other| *other == call).count();
+    // The first of those with the most votes.
+    let Some(usual) = calls.iter().rev().max_by_key(|call| votes(call)) else { return Ok(()) };
+    let Some((rank, call)) = calls.iter().enumerate().find(|(_, call)| *call != usual) else {
+        return Ok(());
+    };
+    let dtype = |call: &Call| call.dtype.map_or("none".to_owned(), |dtype| dtype.to_string());
+    let (what, expected, got) = if call.operation != usual.operation {
+        ("operation", format!("`{}`", usual.operation), format!("`{}`", call.operation))
+    } else if call.dtype != usual.dtype {
+        ("element type", dtype(usual), dtype(call))
+    } else if call.count != usual.count {
+        ("element count", usual.count.to_string(), call.count.to_string())
+    } else {
+        ("parameter", usual.parameter.to_string(), call.parameter.to_string())
+    };
+    Err(Error::Disagreement { operation: usual.operation, rank, what, expected, got })
+}
+
+/// Error for elements that cannot be summed.
+pub(crate) fn not_a_number(operation: &'static str, dtype: Option<DType>) -> Error {
+    let got = dtype.map_or("none".to_owned(), |dtype| dtype.to_string());
+    let expected = "f32, f64 or bf16".to_owned();
+    Error::BadArgument { operation, argument: "the element type", expected, got }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(operation: &'static str, count: usize) -> Call {
+        Call { operation, dtype: Some(DType::F32), count, parameter: 0 }
+    }
+
+    #[test]
+    fn the_odd_one_out_is_named() {
+        let (a, b) = (call("sum", 3), call("sum", 4));
+        assert!(check(&[]).is_ok() && check(&[a]).is_ok() && check(&[a, a, a]).is_ok());
+        for (calls, expected) in [
+            (vec![a, b, a], 1),
+            (vec![b, a, a], 0),
+            (vec![a, b], 1),
+            (vec![a, a, b, b], 2),
+            (vec![a, call("gather", 3), a], 1),
+            (vec![a, a, Call { dtype: None, ..a }], 2),
+            (vec![a, a, Call { parameter: 1, ..a }], 2),
+        ] {
+            let Err(Error::Disagreement { rank, .. }) = check(&calls) else { panic!("{calls:?}") };
+            assert_eq!(rank, expected, "{calls:?}");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! What can go wrong between ranks. An error that another rank caused names it.
+
+use std::sync::Arc;
+
+/// Result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Errors of collectives. All ranks of a communicator get the same one when a rank is gone, late or
+/// disagrees; the communicator is of no use afterwards, and says the same again.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The device refused an operation.
+    #[error(transparent)]
+    Device(Arc<meristem_device::Error>),
+    /// The device refused an operation of one rank.
+    #[error("`{operation}`: rank {rank}: {source}")]
+    OfRank {
+        /// Operation.
+        operation: &'static str,
+        /// Whose.
+        rank: usize,
+        /// What the device said.
+        source: Arc<meristem_device::Error>,
+    },
+    /// A rank that cannot answer any more.
+    #[error("`{operation}`: rank {rank} is gone: {reason}; the other ranks cannot go on")]
+    RankGone {
+        /// Operation that needed it.
+        operation: &'static str,
+        /// The rank.
+        rank: usize,
+        /// What became of it.
+        reason: &'static str,
+    },
+    /// A rank that did not come to an operation within the deadline.
+    #[error(
+        "`{operation}`: rank {rank} did not come within {seconds} s; it hangs, or calls another operation (the deadline is an option)"
+    )]
+    RankLate {
+        /// Operation that waited.
+        operation: &'static str,
+        /// The rank, the lowest if several are missing.
+        rank: usize,
+        /// Deadline in seconds.
+        seconds: f64,
+    },
+    /// A rank that asked for something else than the others.
+    #[error(
+        "`{operation}`: rank {rank} has {what} {got}, the others {expected}; all ranks must make the same calls in the same order"
+    )]
+    Disagreement {
+        /// Operation of the others.
+        operation: &'static str,
+        /// Who disagrees.
+        rank: usize,
+        /// About what.
+        what: &'static str,
+        /// What the others have.
+        expected: String,
+        /// What it has.
+        got: String,
+    },
+    /// An argument that no rank could be served with.
+    #[error("`{operation}`: {argument} must be {expected}, got {got}")]
+    BadArgument {
+        /// Operation.
+        operation: &'static str,
+        /// Argument.
+        argument: &'static str,
+        /// What is possible.
+        expected: String,
+        /// What came.
+        got: String,
+    },
+}
+
+impl From<meristem_device::Error> for Error {
+    fn from(error: meristem_device::Error) -> Self {
+        Error::Device(Arc::new(error))
+    }
+}

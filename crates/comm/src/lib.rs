@@ -1,0 +1,44 @@
+//! Gradient exchange between ranks.
+//!
+//! A [`Communicator`] is one rank's membership in a group. Collectives take tensors of a
+//! [`meristem_device`] stream and put their work onto that stream; nothing here waits for the
+//! device. Sums are made in rank order unless asked otherwise: the same bits on every rank, run and
+//! transport.
+//!
+//! ```
+//! use meristem_comm::{CommOptions, Communicator, Reduction};
+//! use meristem_device::{Device, DeviceId, DeviceOptions, Owner, Tensor};
+//!
+//! let device = Device::open(DeviceId::Cpu, &DeviceOptions::default()).unwrap();
+//! std::thread::scope(|scope| {
+//!     for mut comm in Communicator::threads(2, &CommOptions::default()).unwrap() {
+//!         let stream = device.stream("rank");
+//!         scope.spawn(move || {
+//!             let values = [1.0f32 + comm.rank() as f32; 4];
+//!             let x = Tensor::from_slice(&stream, &values, [4], Owner::Other).unwrap();
+//!             comm.all_reduce(&x, Reduction::Mean).unwrap();
+//!             assert_eq!(x.to_vec::<f32>().unwrap(), [1.5; 4]);
+//!         });
+//!     }
+//! });
+//! ```
+//!
+//! # The inside, from top to bottom
+//! `communicator`: what a rank holds. `dense`: algorithms over any transport. `transport`: the one
+//! interface. `threads`: ranks of one process.
+
+#![forbid(unsafe_code)]
+
+mod agree;
+mod communicator;
+mod dense;
+mod error;
+mod number;
+mod sync;
+mod threads;
+mod transport;
+
+pub use communicator::{CommOptions, Communicator, Traffic};
+pub use error::{Error, Result};
+pub use number::{Magnitude, Number};
+pub use transport::{Call, Order, Parcel, Reduction, Sum, Transport};

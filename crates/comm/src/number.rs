@@ -1,0 +1,147 @@
+//! The element types that can be summed.
+
+use half::bf16;
+use meristem_device::{DType, Element};
+use std::fmt::Debug;
+
+/// A float that ranks exchange: f32, f64 or bf16. Every operation rounds to the type itself, so a
+/// sum of bf16 is a chain of bf16 additions.
+pub trait Number: Element + PartialEq + PartialOrd + Debug {
+    /// The bits without the sign: larger means further from zero, infinities above all finite
+    /// numbers, NaN above infinity.
+    type Magnitude: Magnitude;
+
+    /// Zero.
+    const ZERO: Self;
+    /// Minus zero: what can be added to any number without changing a bit of it.
+    const NEUTRAL: Self;
+
+    /// The sum of two.
+    #[must_use]
+    fn plus(self, other: Self) -> Self;
+    /// The product of two.
+    #[must_use]
+    fn times(self, other: Self) -> Self;
+    /// This number divided by a count.
+    #[must_use]
+    fn divided_by(self, count: usize) -> Self;
+    /// The nearest number.
+    fn from_f64(value: f64) -> Self;
+    /// Bits without the sign.
+    fn magnitude(self) -> Self::Magnitude;
+}
+
+/// Bits of a number without its sign, as an integer.
+pub trait Magnitude: Copy + Ord + Send + Sync + Debug + 'static {
+    /// Bits that can be set.
+    const BITS: u32;
+    /// The largest.
+    const MAX: Self;
+    /// As u64.
+    fn wide(self) -> u64;
+    /// From u64, whose upper bits are zero.
+    fn narrow(bits: u64) -> Self;
+}
+
+macro_rules! magnitude {
+    ($($int:ty, $bits:literal);*) => {$(
+        impl Magnitude for $int {
+            const BITS: u32 = $bits;
+            const MAX: Self = <$int>::MAX;
+            #[inline(always)]
+            fn wide(self) -> u64 {
+                u64::from(self)
+            }
+            #[inline(always)]
+            fn narrow(bits: u64) -> Self {
+                bits as $int
+            }
+        }
+    )*};
+}
+magnitude!(u16, 15; u32, 31; u64, 63);
+
+macro_rules! number {
+    ($($float:ty, $int:ty);*) => {$(
+        impl Number for $float {
+            type Magnitude = $int;
+            const ZERO: Self = 0.0;
+            const NEUTRAL: Self = -0.0;
+            #[inline(always)]
+            fn plus(self, other: Self) -> Self {
+                self + other
+            }
+            #[inline(always)]
+            fn times(self, other: Self) -> Self {
+                self * other
+            }
+            #[inline(always)]
+            fn divided_by(self, count: usize) -> Self {
+                self / count as $float
+            }
+            #[inline(always)]
+            fn from_f64(value: f64) -> Self {
+                value as $float
+            }
+            #[inline(always)]
+            fn magnitude(self) -> $int {
+                self.to_bits() & (<$int>::MAX >> 1)
+            }
+        }
+    )*};
+}
+number!(f32, u32; f64, u64);
+
+impl Number for bf16 {
+    type Magnitude = u16;
+    const ZERO: Self = bf16::ZERO;
+    const NEUTRAL: Self = bf16::NEG_ZERO;
+    #[inline(always)]
+    fn plus(self, other: Self) -> Self {
+        bf16::from_f32(self.to_f32() + other.to_f32())
+    }
+    #[inline(always)]
+    fn times(self, other: Self) -> Self {
+        bf16::from_f32(self.to_f32() * other.to_f32())
+    }
+    #[inline(always)]
+    fn divided_by(self, count: usize) -> Self {
+        bf16::from_f32(self.to_f32() / count as f32)
+    }
+    #[inline(always)]
+    fn from_f64(value: f64) -> Self {
+        bf16::from_f64(value)
+    }
+    #[inline(always)]
+    fn magnitude(self) -> u16 {
+        self.to_bits() & 0x7fff
+    }
+}
+
+/// Whether numbers of this type can be exchanged.
+pub(crate) fn is_number(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F64 | DType::BF16)
+}
+
+/// Evaluates an expression with `$number` as the Rust type of an element type that was checked by
+/// [`is_number`]; `$other` for any other.
+macro_rules! with_number {
+    ($dtype:expr, $number:ident => $body:expr, $other:expr) => {
+        match $dtype {
+            meristem_device::DType::F32 => {
+                type $number = f32;
+                $body
+            }
+            meristem_device::DType::F64 => {
+                type $number = f64;
+                $body
+            }
+            meristem_device::DType::BF16 => {
+                type $number = half::bf16;
+                $body
+            }
+            _ => $other,
+        }
+    };
+}
+pub(crate) use with_number;

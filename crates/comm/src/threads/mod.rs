@@ -1,0 +1,280 @@
+//! Ranks that are threads of one process, on one device.
+//!
+//! Ranks meet on a [`Board`](board::Board): each brings handles of its tensors, and the last to
+//! come submits one group of launches that moves or sums everything, a share on each rank's stream.
+//! The ranks' threads wait for each other's *calls*; whatever touches elements is ordered on the
+//! device, and no kernel blocks, so any number of workers will do. Nothing is staged: a rank reads
+//! what the others hold where it lies.
+
+mod board;
+mod sum;
+
+use crate::error::{Error, Result};
+use crate::number::with_number;
+use crate::sync::Arc;
+use crate::transport::{Call, Parcel, Reduction, Sum, Transport, share};
+use board::Board;
+use meristem_device::{Args, DType, Device, Group, Stream, Tensor};
+use smallvec::SmallVec;
+use std::time::Duration;
+
+/// What a rank brings to a meeting.
+struct Arrival {
+    call: Call,
+    /// Where its share of the work runs; not needed for a barrier or a split.
+    stream: Option<Stream>,
+    wish: Wish,
+}
+
+/// What a rank asks for.
+enum Wish {
+    Exchange { sends: Vec<Parcel>, receives: Vec<Parcel> },
+    Sum { input: Tensor, output: Tensor, reduction: Reduction },
+    Split { color: u64, key: u64 },
+    Barrier,
+}
+
+/// What a rank gets.
+enum Answer {
+    Done,
+    Split(Threads),
+}
+
+type Meeting = Board<Arrival, Answer>;
+
+/// The link of a rank that is a thread.
+pub(crate) struct Threads {
+    board: Arc<Meeting>,
+    rank: usize,
+}
+
+impl Threads {
+    /// The links of a new group of ranks.
+    pub(crate) fn all(size: usize, deadline: Duration) -> Vec<Threads> {
+        let board = Arc::new(Board::new(size, deadline));
+        (0..size).map(|rank| Threads { board: board.clone(), rank }).collect()
+    }
+
+    fn meet(&self, call: &Call, stream: Option<&Stream>, wish: Wish) -> Result<Answer> {
+        let arrival = Arrival { call: *call, stream: stream.cloned(), wish };
+        let deadline = self.board.deadline();
+        self.board.meet(call.operation, self.rank, arrival, |arrivals, answers| {
+            let arrivals: Vec<&Arrival> = arrivals.iter().flatten().collect();
+            check_calls(&arrivals)?;
+            match arrivals[0].wish {
+                Wish::Exchange { .. } => exchange(&arrivals)?,
+                Wish::Sum { .. } => sum(&arrivals)?,
+                Wish::Split { .. } => return split(&arrivals, deadline, answers),
+                Wish::Barrier => {}
+            }
+            answers.iter_mut().for_each(|answer| *answer = Some(Answer::Done));
+            Ok(())
+        })
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        let reason =
+            if std::thread::panicking() { "its thread panicked" } else { "it left the group" };
+        self.board.leave(self.rank, reason);
+    }
+}
+
+impl Transport for Threads {
+    fn name(&self) -> &'static str {
+        "threads"
+    }
+
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.board.size()
+    }
+
+    fn exchange(
+        &mut self,
+        call: &Call,
+        stream: &Stream,
+        sends: &[Parcel],
+        receives: &[Parcel],
+    ) -> Result<()> {
+        let wish = Wish::Exchange { sends: sends.to_vec(), receives: receives.to_vec() };
+        self.meet(call, Some(stream), wish).map(drop)
+    }
+
+    fn all_reduce(&mut self, call: &Call, stream: &Stream, sum: &Sum<'_>) -> Result<bool> {
+        // Both orders: what each rank sums is in rank order anyway.
+        let (input, output) = (sum.input.clone(), sum.output.clone());
+        let wish = Wish::Sum { input, output, reduction: sum.reduction };
+        self.meet(call, Some(stream), wish).map(|_| true)
+    }
+
+    fn barrier(&mut self, call: &Call) -> Result<()> {
+        self.meet(call, None, Wish::Barrier).map(drop)
+    }
+
+    fn split(&mut self, call: &Call, color: u64, key: u64) -> Result<Box<dyn Transport>> {
+        match self.meet(call, None, Wish::Split { color, key })? {
+            Answer::Split(threads) => Ok(Box::new(threads)),
+            Answer::Done => unreachable!("calls are checked to be splits on all ranks"),
+        }
+    }
+}
+
+/// Error if a rank's call differs from that of most.
+fn check_calls(arrivals: &[&Arrival]) -> Result<()> {
+    let calls: SmallVec<[Call; 8]> = arrivals.iter().map(|arrival| arrival.call).collect();
+    crate::agree::check(&calls)?;
+    let devices = arrivals.iter().map(|arrival| arrival.stream.as_ref().map(Stream::device));
+    let first = devices.clone().next().flatten();
+    for (rank, device) in devices.enumerate().skip(1) {
+        if device != first {
+            let name = |d: Option<&Device>| d.map_or("none".into(), |d| format!("{d:?}"));
+            return Err(Error::Disagreement {
+                operation: calls[0].operation,
+                rank,
+                what: "a device of another opening,",
+                expected: name(first),
+                got: name(device),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Moves the parcels: each rank copies what is meant for it.
+fn exchange(arrivals: &[&Arrival]) -> Result<()> {
+    let operation = arrivals[0].call.operation;
+    let mut pairs: Vec<Vec<(&Tensor, &Tensor)>> = arrivals.iter().map(|_| Vec::new()).collect();
+    for (to, arrival) in arrivals.iter().enumerate() {
+        for (from, other) in arrivals.iter().enumerate() {
+            let (sends, receives) = (parcels(other).0, parcels(arrival).1);
+            let mut sent = sends.iter().filter(|parcel| parcel.peer == to);
+            let mut received = receives.iter().filter(|parcel| parcel.peer == from);
+            loop {
+                let (source, target) = (sent.next(), received.next());
+                let describe = |parcel: Option<&Parcel>| {
+                    parcel.map_or("nothing".to_owned(), |Parcel { tensor, .. }| {
+                        format!("{} x {}", tensor.numel(), tensor.dtype())
+                    })
+                };
+                match (source, target) {
+                    (None, None) => break,
+                    (Some(source), Some(target))
+                        if source.tensor.dtype() == target.tensor.dtype()
+                            && source.tensor.numel() == target.tensor.numel() =>
+                    {
+                        pairs[to].push((&source.tensor, &target.tensor));
+                    }
+                    _ => {
+                        let (expected, got) = (describe(target), describe(source));
+                        let (rank, what) = (from, "a message of");
+                        return Err(Error::Disagreement { operation, rank, what, expected, got });
+                    }
+                }
+            }
+        }
+    }
+    let mut group = Group::default();
+    for (arrival, pairs) in arrivals.iter().zip(&pairs) {
+        let Some(stream) = &arrival.stream else { continue };
+        let launch = pairs.iter().fold(stream.launch(operation), |launch, (source, target)| {
+            launch.read(source).write(target)
+        });
+        let dtypes: SmallVec<[DType; 16]> = pairs.iter().map(|(t, _)| t.dtype()).collect();
+        launch.join(&mut group, move |args| copy(args, &dtypes))?;
+    }
+    group.run()?;
+    Ok(())
+}
+
+fn parcels(arrival: &Arrival) -> (&[Parcel], &[Parcel]) {
+    match &arrival.wish {
+        Wish::Exchange { sends, receives } => (sends, receives),
+        _ => (&[], &[]),
+    }
+}
+
+/// Copies argument 0 to 1, 2 to 3 and so on.
+fn copy(args: &mut Args<'_>, dtypes: &[DType]) {
+    for (i, dtype) in dtypes.iter().enumerate() {
+        let (from, to) = (2 * i, 2 * i + 1);
+        match dtype {
+            DType::U8 => args.write::<u8>(to).copy_from_slice(args.read(from)),
+            DType::U32 => args.write::<u32>(to).copy_from_slice(args.read(from)),
+            DType::I64 => args.write::<i64>(to).copy_from_slice(args.read(from)),
+            DType::F32 => args.write::<f32>(to).copy_from_slice(args.read(from)),
+            DType::F64 => args.write::<f64>(to).copy_from_slice(args.read(from)),
+            DType::BF16 => args.write::<half::bf16>(to).copy_from_slice(args.read(from)),
+        }
+    }
+}
+
+/// Sums: each rank makes its share of the result, in rank order, and writes it to all ranks.
+fn sum(arrivals: &[&Arrival]) -> Result<()> {
+    let (n, call) = (arrivals.len(), arrivals[0].call);
+    let mut shares = Vec::with_capacity(n);
+    for rank in 0..n {
+        let range = share(call.count, n, rank);
+        let mut inputs = Vec::with_capacity(n);
+        let mut outputs = Vec::with_capacity(n);
+        for arrival in arrivals {
+            let Wish::Sum { input, output, .. } = &arrival.wish else { continue };
+            // In place, the output is what is read, too.
+            let in_place =
+                input.address() == output.address() && input.storage_id() == output.storage_id();
+            inputs.push(if in_place {
+                None
+            } else {
+                Some(input.view(range.start, [range.len()])?)
+            });
+            outputs.push(output.view(range.start, [range.len()])?);
+        }
+        shares.push((inputs, outputs));
+    }
+    let mean = matches!(arrivals[0].wish, Wish::Sum { reduction: Reduction::Mean, .. });
+    let mut group = Group::default();
+    for (arrival, (inputs, outputs)) in arrivals.iter().zip(&shares) {
+        let Some(stream) = &arrival.stream else { continue };
+        let mut launch = stream.launch(call.operation);
+        // For every rank: where its input is among the arguments, or that it is the output.
+        let mut sources = SmallVec::<[Option<usize>; 8]>::new();
+        for output in outputs {
+            launch = launch.write(output);
+        }
+        for input in inputs {
+            sources.push(input.as_ref().map(|_| n + sources.iter().flatten().count()));
+            if let Some(input) = input {
+                launch = launch.read(input);
+            }
+        }
+        let divisor = mean.then_some(n);
+        with_number!(
+            call.dtype.unwrap_or(DType::F32),
+            T => launch.join(&mut group, move |args| sum::run::<T>(args, &sources, divisor))?,
+            return Err(crate::agree::not_a_number(call.operation, call.dtype))
+        );
+    }
+    group.run()?;
+    Ok(())
+}
+
+/// Makes a board for each color.
+fn split(arrivals: &[&Arrival], deadline: Duration, answers: &mut [Option<Answer>]) -> Result<()> {
+    let mut members: Vec<(u64, u64, usize)> = Vec::with_capacity(arrivals.len());
+    for (rank, arrival) in arrivals.iter().enumerate() {
+        if let Wish::Split { color, key } = arrival.wish {
+            members.push((color, key, rank));
+        }
+    }
+    members.sort_unstable();
+    for group in members.chunk_by(|a, b| a.0 == b.0) {
+        for (threads, (_, _, rank)) in Threads::all(group.len(), deadline).into_iter().zip(group) {
+            answers[*rank] = Some(Answer::Split(threads));
+        }
+    }
+    Ok(())
+}

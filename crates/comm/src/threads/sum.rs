@@ -1,0 +1,59 @@
+//! The sum itself: blocks that stay in the nearest cache while all ranks' values are added.
+
+use crate::number::Number;
+use meristem_device::Args;
+use meristem_device::simd::{Vectorized, vectorize};
+use smallvec::SmallVec;
+
+/// Elements summed at a time: a few KiB, so that what was read is still in the nearest cache when
+/// the result is written over it.
+const BLOCK: usize = 1024;
+
+/// Sums the inputs from the first to the last, and writes the result to every output. Arguments
+/// 0..n are the outputs; `sources[i]` is the argument of input i, or `None` if that is output i.
+pub(crate) fn run<T: Number>(
+    args: &mut Args<'_>,
+    sources: &[Option<usize>],
+    divisor: Option<usize>,
+) {
+    let inputs = sources.iter().map(|source| source.map(|i| args.read::<T>(i))).collect();
+    let outputs = (0..sources.len()).map(|i| args.write::<T>(i)).collect();
+    vectorize(SumAll { inputs, outputs, divisor });
+}
+
+struct SumAll<'a, T> {
+    inputs: SmallVec<[Option<&'a [T]>; 8]>,
+    outputs: SmallVec<[&'a mut [T]; 8]>,
+    divisor: Option<usize>,
+}
+
+impl<T: Number> Vectorized for SumAll<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(mut self) {
+        let len = self.outputs.first().map_or(0, |output| output.len());
+        let mut buffer = [T::ZERO; BLOCK];
+        for start in (0..len).step_by(BLOCK) {
+            let range = start..len.min(start + BLOCK);
+            let sum = &mut buffer[..range.len()];
+            for (i, input) in self.inputs.iter().enumerate() {
+                let values = match input {
+                    Some(input) => &input[range.clone()],
+                    None => &self.outputs[i][range.clone()],
+                };
+                if i == 0 {
+                    sum.copy_from_slice(values);
+                } else {
+                    sum.iter_mut().zip(values).for_each(|(sum, x)| *sum = sum.plus(*x));
+                }
+            }
+            if let Some(divisor) = self.divisor {
+                sum.iter_mut().for_each(|sum| *sum = sum.divided_by(divisor));
+            }
+            for output in &mut self.outputs {
+                output[range.clone()].copy_from_slice(sum);
+            }
+        }
+    }
+}
