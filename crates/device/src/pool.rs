@@ -249,10 +249,11 @@ impl Pool {
             if let Some(free) = reused {
                 return Ok((state, hand_out(free)));
             }
+            // Before trimming: what falls idle meanwhile is there for the next turn.
+            let busy = if executor::on_worker() { None } else { state.find_busy() };
             if let Some(allocation) = self.trim_and_grow(&mut state, size) {
                 return Ok((state, allocation));
             }
-            let busy = if executor::on_worker() { None } else { state.find_busy() };
             let Some(access) = busy else {
                 return Err(self.exhausted(shared, &state, request));
             };
