@@ -78,6 +78,12 @@ pub(crate) struct TrainArguments {
     /// One line per batch and env with its loss
     #[arg(long, help_heading = "Run")]
     log_batches: bool,
+    /// Write what happened when, for ui.perfetto.dev or chrome://tracing
+    #[arg(long, value_name = "FILE", help_heading = "Run")]
+    trace: Option<PathBuf>,
+    /// Print who used how much device memory
+    #[arg(long, help_heading = "Run")]
+    pub(crate) memory: bool,
 
     /// embedded, fashion-mnist, cifar10, cifar100, folder or arrays
     #[arg(long, help_heading = "Data")]
@@ -179,6 +185,7 @@ impl TrainArguments {
             host: self.host.clone(),
             init: self.init.clone().map(Some),
             export: self.export.clone().map(Some),
+            trace: self.trace.clone().map(Some),
             envs: self.envs,
             devices: self.devices.clone(),
             threads: self.threads,
@@ -201,6 +208,17 @@ impl TrainArguments {
             log_batches: self.log_batches.then_some(true),
         }
     }
+}
+
+/// A look inside.
+#[derive(Debug, Args)]
+pub(crate) struct InsightArguments {
+    /// Write what happened when, for ui.perfetto.dev or chrome://tracing
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Print who used how much device memory
+    #[arg(long)]
+    pub(crate) memory: bool,
 }
 
 /// Which dataset.
@@ -241,6 +259,8 @@ pub(crate) struct EvalArguments {
     /// Worker threads, 0 for one per core
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) threads: usize,
+    #[command(flatten)]
+    pub(crate) insight: InsightArguments,
     /// Print {"loss":…,"accuracy":…,"samples":…}
     #[arg(long)]
     pub(crate) json: bool,
@@ -367,6 +387,8 @@ pub(crate) struct BenchHostArguments {
     /// Seconds to measure, after a warm-up
     #[arg(long, value_name = "S", default_value_t = 5.0)]
     pub(crate) seconds: f64,
+    #[command(flatten)]
+    pub(crate) insight: InsightArguments,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

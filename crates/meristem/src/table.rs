@@ -4,7 +4,11 @@ use std::time::Duration;
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
-use meristem::train::summary::{EnvSummary, ModuleSummary, Status, Summary};
+use meristem::device::Owner;
+use meristem::train::summary::{
+    EnvSummary, MemorySummary, ModuleSummary, OwnerMemory, Status, Summary,
+};
+use meristem::train::trace::TraceSummary;
 
 use crate::plain::{duration, megabytes, percent, thousands};
 
@@ -29,8 +33,37 @@ pub(crate) fn report(summary: &Summary) -> String {
         text.push(format!("{} events did not reach the file", summary.events_dropped));
     }
     text.push(format!("run folder: {}", summary.run_dir.display()));
+    text.extend(summary.trace.as_ref().map(trace));
     text.push(next(summary));
     text.join("\n")
+}
+
+/// What a trace holds.
+pub(crate) fn trace(trace: &TraceSummary) -> String {
+    let (path, events) = (trace.path.display(), thousands(trace.events));
+    format!("trace: {path} ({events} events; open it at ui.perfetto.dev or chrome://tracing)")
+}
+
+/// Who used how much device memory (V3).
+pub(crate) fn memory(memory: &MemorySummary) -> Table {
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED);
+    table.set_header(["memory", "now", "peak"]);
+    let row = |name: &str, now: Option<usize>, peak: Option<usize>| {
+        [name.to_string(), now.map_or("–".into(), megabytes), peak.map_or("–".into(), megabytes)]
+    };
+    for owner in Owner::ALL {
+        let OwnerMemory { current, peak } =
+            memory.owners.get(owner.name()).copied().unwrap_or_default();
+        table.add_row(row(owner.name(), Some(current), Some(peak)));
+    }
+    table.add_row(row("all tensors", Some(memory.current), Some(memory.peak)));
+    table.add_row(row("taken from the system", None, Some(memory.reserved_peak)));
+    table.add_row(row("the process", None, memory.process_peak));
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
 }
 
 fn envs(summary: &Summary) -> Table {

@@ -13,8 +13,7 @@ use common::{Meristem, events_in, of_kind, said};
 
 /// A run that would go on for hours, once it has completed a step.
 fn long_run(m: &Meristem) -> Child {
-    let flags =
-        "train --host minimal --envs 2 --steps 100000 --max-batches 2 --batch 32 --run-dir run";
+    let flags = "train --host minimal --envs 2 --steps 100000 --max-batches 2 --batch 32 --run-dir run --trace run.json";
     let child = m
         .command()
         .args(flags.split_whitespace())
@@ -54,6 +53,14 @@ fn ctrl_c_ends_at_a_step_boundary_with_weights_and_summary() {
     assert_eq!(of_kind(&events, "step_completed").len() as u64, 2 * steps);
     assert_eq!(events[events.len() - 1]["status"], "interrupted");
     m.ok("eval --weights run/weights/env-1.safetensors");
+    // The trace is whole too, its outermost span over.
+    let trace = m.json("run.json");
+    let total = &summary["trace"];
+    assert_eq!((&trace["otherData"]["events"], &total["dropped"]), (&total["events"], &0.into()));
+    let of = |ph: &str| {
+        trace["traceEvents"].as_array().unwrap().iter().filter(|e| e["ph"] == ph).count()
+    };
+    assert!(of("B") > 10 && of("B") == of("E"));
 }
 
 #[test]

@@ -73,6 +73,8 @@ settings! {
     init: Option<PathBuf>,
     /// Where the best env's weights are written besides the run folder.
     export: Option<PathBuf>,
+    /// Where a trace of the run is written, for Perfetto (H8).
+    trace: Option<PathBuf>,
     /// Hosts trained side by side.
     envs: usize,
     /// Device of each env, or one for all.
@@ -146,10 +148,11 @@ impl TrainConfig {
     }
 
     /// The text that is written into the run folder: what is left open is filled in, and the folder
-    /// itself is left out, so that the file starts a new run as it is.
+    /// itself and the trace are left out, so that the file starts a new run as it is.
     pub fn resolved_toml(&self) -> String {
         let mut written = self.clone();
         written.run_dir = None;
+        written.trace = None;
         written.name = Some(self.run_name());
         written.control_split = Some(self.control_share());
         toml::to_string(&written).unwrap_or_default()

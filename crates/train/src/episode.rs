@@ -62,6 +62,7 @@ impl Episode<'_, '_> {
     /// A diverged env, a full disk, a failed device.
     pub(crate) fn train(&mut self) -> Result<Trained> {
         let round = self.round;
+        let _round = self.fleet.machine.span(|| format!("round {round}"));
         self.journal.emit(Event::RoundStarted { round });
         let mut envs = self.fresh_envs()?;
         let mut steps = 0;
@@ -97,6 +98,7 @@ impl Episode<'_, '_> {
     /// One step of all envs.
     fn step(&mut self, envs: &mut [Env], when: When) -> Result<()> {
         let started = Instant::now();
+        let _step = self.fleet.machine.span(|| format!("step {}", when.step));
         for env in envs.iter_mut() {
             growth::open_step(env, self.setup, when, self.journal)?;
         }
@@ -145,6 +147,7 @@ impl Episode<'_, '_> {
 
     /// Asks the controller about all envs at once, and does what it says; the actions in words.
     fn decide(&mut self, envs: &mut [Env], when: When) -> Result<Vec<String>> {
+        let _span = self.fleet.machine.span(|| "decide");
         let steps = self.setup.config.steps;
         envs.iter_mut().for_each(Env::remember);
         let views: Vec<EnvView<'_>> = envs.iter().map(|env| env.view(when.step, steps)).collect();
@@ -167,6 +170,7 @@ impl Episode<'_, '_> {
 /// The inner loop: every batch of the epoch, to every env. Waits for nothing; what it costs is counted, for
 /// every epoch but the run's first, which allocates what the others reuse (D5, H4).
 fn train_epoch(fleet: &mut Fleet, envs: &mut [Env], epoch: u64, totals: &mut Totals) -> Result<()> {
+    let _span = fleet.machine.span(|| "train_epoch");
     fleet.train.start_epoch(epoch)?;
     let before = fleet.machine.counts();
     let mut training_steps = 0;

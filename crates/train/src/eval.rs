@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 use crate::fleet::{Machine, Serving, for_each_batch};
 use crate::setup::{Wanted, image_shape};
+use crate::summary::MemorySummary;
+use crate::trace::{RunTrace, TraceSummary};
 use crate::weights::Weights;
 
 /// What to evaluate, and on what.
@@ -31,10 +33,12 @@ pub struct EvalConfig {
     pub device: DeviceId,
     /// Worker threads; 0: as many as there are cores.
     pub threads: usize,
+    /// Where a trace is written, for Perfetto (H8).
+    pub trace: Option<PathBuf>,
 }
 
 /// The outcome of an evaluation.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EvalReport {
     /// Mean cross-entropy in nats.
     pub loss: f64,
@@ -42,6 +46,12 @@ pub struct EvalReport {
     pub accuracy: f64,
     /// Samples.
     pub samples: u64,
+    /// Memory that it took.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemorySummary>,
+    /// The trace, if one was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<TraceSummary>,
 }
 
 /// Evaluates weights on every sample of a split, in evaluation mode. A grown network is rebuilt from the
@@ -59,7 +69,10 @@ pub fn evaluate(config: &EvalConfig) -> Result<EvalReport> {
         return Err(Error::value("batch", 0, "at least 1"));
     }
     let isa = Isa::from_env().map_err(meristem_nn::Error::from)?;
-    let machine = Machine::open(&[config.device], config.threads)?;
+    let trace = RunTrace::open(config.trace.as_deref())?;
+    let handle = trace.as_ref().map(RunTrace::trace);
+    let machine = Machine::open(&[config.device], config.threads, handle)?;
+    let span = machine.span(|| "eval");
     let datasets = machine.load(&config.dataset, config.split, Residency::Resident)?;
     let info = cache::files(&config.dataset)?.info()?;
     let image = image_shape(&info);
@@ -79,6 +92,7 @@ pub fn evaluate(config: &EvalConfig) -> Result<EvalReport> {
         for_each_batch(gather, |batch| Ok(network.eval_step(&batch.inputs, &batch.targets, 0)?))?;
     }
     let metrics = machine.read_metrics(&[network.metrics()])?;
+    drop(span);
     cache::clear(|key| key.source == config.dataset.source);
     let eval =
         metrics.first().and_then(|metrics| metrics.eval.first()).copied().unwrap_or_default();
@@ -86,5 +100,7 @@ pub fn evaluate(config: &EvalConfig) -> Result<EvalReport> {
         loss: eval.loss().unwrap_or(f64::NAN),
         accuracy: eval.accuracy().unwrap_or(f64::NAN),
         samples: eval.samples,
+        memory: Some(MemorySummary::of(machine.devices())),
+        trace: trace.map(RunTrace::finish).transpose()?,
     })
 }

@@ -17,6 +17,7 @@ use crate::summary::{EnvSummary, ModuleSummary};
 /// # Errors
 /// A failed device.
 pub(crate) fn control(fleet: &mut Fleet, envs: &mut [Env]) -> Result<()> {
+    let _span = fleet.machine.span(|| "evaluate");
     for (env, gather) in envs.iter_mut().zip(&mut fleet.control) {
         let configurations = env.configurations();
         serve(env, gather, 0..configurations)?;
@@ -53,6 +54,7 @@ pub(crate) fn read(fleet: &Fleet, envs: &mut [Env]) -> Result<()> {
 }
 
 fn read_all(fleet: &Fleet, envs: &[Env]) -> Result<Vec<Metrics>> {
+    let _span = fleet.machine.span(|| "read");
     let tensors: Vec<_> = envs.iter().map(|env| env.network.metrics()).collect();
     fleet.machine.read_metrics(&tensors)
 }

@@ -1,11 +1,14 @@
 //! What the envs of a run share: devices, streams, the resident data, and the gather that serves them.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use meristem_data::{
     Batch, Dataset, DatasetSpec, GatherBatches, GatherConfig, Residency, Split, cache, order,
 };
-use meristem_device::{Counts, Device, DeviceId, DeviceOptions, Stream, Tensor, read_back_f64};
+use meristem_device::{
+    Counts, Device, DeviceId, DeviceOptions, Span, Stream, Tensor, Trace, read_back_f64,
+};
 use meristem_nn::Metrics;
 
 use crate::config::TrainConfig;
@@ -19,6 +22,7 @@ pub(crate) struct Machine {
     /// Env -> index into `devices`.
     device_of: Vec<usize>,
     streams: Vec<Stream>,
+    trace: Option<Trace>,
 }
 
 impl Machine {
@@ -26,7 +30,8 @@ impl Machine {
     ///
     /// # Errors
     /// A device that is not there, or not part of this build.
-    pub(crate) fn open(ids: &[DeviceId], threads: usize) -> Result<Self> {
+    pub(crate) fn open(ids: &[DeviceId], threads: usize, trace: Option<Trace>) -> Result<Self> {
+        let options = DeviceOptions { threads, trace, ..DeviceOptions::default() };
         let mut devices: Vec<Device> = vec![];
         let mut device_of = vec![];
         for &id in ids {
@@ -34,22 +39,27 @@ impl Machine {
             device_of.push(match known {
                 Some(index) => index,
                 None => {
-                    devices.push(Device::open(
-                        id,
-                        &DeviceOptions { threads, ..DeviceOptions::default() },
-                    )?);
+                    devices.push(Device::open(id, &options)?);
                     devices.len() - 1
                 }
             });
         }
         let stream = |(env, &at): (usize, &usize)| devices[at].stream(&format!("env {env}"));
         let streams = device_of.iter().enumerate().map(stream).collect();
-        Ok(Self { devices, device_of, streams })
+        Ok(Self { devices, device_of, streams, trace: options.trace })
     }
 
     /// The distinct devices.
     pub(crate) fn devices(&self) -> &[Device] {
         &self.devices
+    }
+
+    /// Begins a span of the calling thread in the trace, if there is one; it ends when it is dropped.
+    pub(crate) fn span<N: Into<Cow<'static, str>>>(
+        &self,
+        name: impl FnOnce() -> N,
+    ) -> Option<Span> {
+        self.trace.as_ref().map(|trace| trace.span(name()))
     }
 
     /// The streams, one per env.

@@ -7,6 +7,7 @@
 //! - `fleet`: devices, streams, resident data, gathers; `env`: one host with its network;
 //! - `episode`: steps of training, measuring and acting; `growth`: what happens to slots; `evaluate`: control and
 //!   test split;
+//! - [`trace`]: what happened when, in a file for a viewer (H8);
 //! - `run`: all rounds; [`summary`]: what is left of them; `weights`, [`eval`]: networks from and to files (U5).
 //!
 //! ```no_run
@@ -41,6 +42,7 @@ pub mod run_folder;
 pub mod settings;
 mod setup;
 pub mod summary;
+pub mod trace;
 mod weights;
 
 pub use config::TrainConfig;

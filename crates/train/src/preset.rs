@@ -46,6 +46,7 @@ fn default() -> TrainConfig {
         host: "baseline".into(),
         init: None,
         export: None,
+        trace: None,
         envs: 4,
         devices: vec!["cpu".into()],
         threads: 0,

@@ -22,6 +22,7 @@ use crate::setup::{Names, Setup, residency};
 use crate::summary::{
     DatasetSummary, EnvSummary, MemorySummary, RoundSummary, SUMMARY_VERSION, Status, Summary,
 };
+use crate::trace::RunTrace;
 use crate::weights;
 
 /// Trains a fleet as `config` says, growing from the standard blueprints. Blocks until it is done.
@@ -45,13 +46,14 @@ pub fn run_with(
     let started = Instant::now();
     let names = Names::resolve(config)?;
     check_export(config.export.as_deref())?;
+    let trace = RunTrace::open(config.trace.as_deref())?;
     let folder = RunFolder::create(config.run_dir.as_deref(), &config.run_name())?;
     let source = names.spec.source;
     let prepared = folder
         .write_config(&config.resolved_toml())
-        .and_then(|()| Run::prepare(config, names, blueprints));
+        .and_then(|()| Run::prepare(config, names, blueprints, trace.as_ref()));
     let result = match prepared {
-        Ok(run) => run.finish(&folder, started, observer),
+        Ok(run) => run.finish(&folder, started, (observer, trace)),
         Err(error) => {
             folder.discard();
             Err(error)
@@ -84,8 +86,14 @@ struct Run {
 }
 
 impl Run {
-    fn prepare(config: &TrainConfig, names: Names, blueprints: BlueprintSet) -> Result<Self> {
-        let machine = Machine::open(&names.devices, config.threads)?;
+    fn prepare(
+        config: &TrainConfig,
+        names: Names,
+        blueprints: BlueprintSet,
+        trace: Option<&RunTrace>,
+    ) -> Result<Self> {
+        let machine = Machine::open(&names.devices, config.threads, trace.map(RunTrace::trace))?;
+        let _span = machine.span(|| "prepare");
         let residency = residency(config);
         let train = machine.load(&names.spec, Split::Train, residency)?;
         let test = machine.load(&names.spec, Split::Test, residency)?;
@@ -106,8 +114,9 @@ impl Run {
         mut self,
         folder: &RunFolder,
         started: Instant,
-        observer: &mut dyn Observer,
+        (observer, trace): (&mut dyn Observer, Option<RunTrace>),
     ) -> Result<Summary> {
+        let span = self.fleet.machine.span(|| "run");
         let mut journal = Journal::new(EventWriter::create(&folder.events())?, observer);
         journal.emit(self.run_started());
         let result = self.rounds(folder, &mut journal);
@@ -124,12 +133,16 @@ impl Run {
             wall_seconds: started.elapsed().as_secs_f64(),
         });
         let closed = journal.close();
+        drop(span);
+        let traced = trace.map(RunTrace::finish).transpose();
         let dropped = closed.as_ref().map_or(0, |dropped| *dropped);
-        let summary = self.summary(folder.path(), (status, error), started, dropped);
+        let mut summary = self.summary(folder.path(), (status, error), started, dropped);
+        summary.trace = traced.as_ref().ok().cloned().flatten();
         let written = folder.write_summary(&summary);
         // The first thing that went wrong is what to report.
         result?;
         closed?;
+        traced?;
         written?;
         Ok(summary)
     }
@@ -146,6 +159,7 @@ impl Run {
                 round,
             };
             let mut trained = episode.train()?;
+            let _report = self.fleet.machine.span(|| "report and save");
             self.envs = evaluate::report(&mut self.fleet, &self.setup, &mut trained.envs)?;
             self.envs.iter().for_each(|env| journal.emit(episode_ended(env, round)));
             for env in &trained.envs {
@@ -239,6 +253,7 @@ impl Run {
             memory: MemorySummary::of(fleet.machine.devices()),
             hot_path: hot.per_step(),
             events_dropped,
+            trace: None,
             envs: self.envs,
             round_results: self.rounds,
         }

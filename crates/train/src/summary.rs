@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use meristem_device::{Counts, Device};
 use serde::{Deserialize, Serialize};
 
+use crate::trace::TraceSummary;
+
 /// Version of the form of `summary.json`.
 pub const SUMMARY_VERSION: u32 = 1;
 
@@ -72,12 +74,14 @@ pub struct Summary {
     pub wall_seconds: f64,
     /// The steps alone: training and evaluation on the control split.
     pub step_seconds: f64,
-    /// Peak memory.
+    /// Memory on devices, and of the process.
     pub memory: MemorySummary,
     /// What the inner loop cost, per training step.
     pub hot_path: HotPath,
     /// Events that did not reach `events.jsonl`.
     pub events_dropped: u64,
+    /// The trace, if one was asked for.
+    pub trace: Option<TraceSummary>,
     /// The envs of the last round.
     pub envs: Vec<EnvSummary>,
     /// Every round.
@@ -107,28 +111,42 @@ pub struct DatasetSummary {
     pub std: Vec<f32>,
 }
 
-/// Peak memory in bytes.
+/// Memory in bytes (V3).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MemorySummary {
-    /// In tensors, over all devices.
+    /// In tensors at the end, over all devices.
+    pub current: usize,
+    /// The most in tensors: of each device its own peak, summed.
     pub peak: usize,
-    /// Taken from the system for tensors, rounding and free blocks included.
+    /// The most taken from the system for tensors, rounding and free blocks included.
     pub reserved_peak: usize,
     /// The process, where the system tells (Linux).
     pub process_peak: Option<usize>,
-    /// Each owner's own peak; they need not fall together.
-    pub owners: BTreeMap<String, usize>,
+    /// By owner, every owner of [`meristem_device::Owner::ALL`] by its name.
+    pub owners: BTreeMap<String, OwnerMemory>,
+}
+
+/// Memory of one owner, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwnerMemory {
+    /// In tensors at the end.
+    pub current: usize,
+    /// The most in its tensors; the peaks of owners need not fall together.
+    pub peak: usize,
 }
 
 impl MemorySummary {
     /// What the devices and the process took so far.
-    pub(crate) fn of(devices: &[Device]) -> Self {
+    pub fn of(devices: &[Device]) -> Self {
         let mut memory = Self { process_peak: process_peak(), ..Self::default() };
         for report in devices.iter().map(Device::memory) {
+            memory.current += report.current;
             memory.peak += report.peak;
             memory.reserved_peak += report.reserved_peak;
             for owner in report.owners {
-                *memory.owners.entry(owner.owner.name().into()).or_default() += owner.peak;
+                let total = memory.owners.entry(owner.owner.name().into()).or_default();
+                total.current += owner.current;
+                total.peak += owner.peak;
             }
         }
         memory

@@ -8,9 +8,11 @@ use meristem::data::{Batch, GatherBatches, GatherConfig};
 use meristem::device::{Device, DeviceId, DeviceOptions};
 use meristem::grow::{self, HOST_SGD, HostSpec, host_graph};
 use meristem::nn::{self, Isa, Network, NetworkOptions};
+use meristem::train::summary::MemorySummary;
+use meristem::train::trace::{RunTrace, TraceSummary};
 use serde::Serialize;
 
-use super::{Outcome, print_json, synthetic};
+use super::{Outcome, insight, print_json, synthetic, tell_dropped};
 use crate::cli::BenchHostArguments;
 use crate::failure::Failure;
 use crate::plain::{self, spread, thousands};
@@ -28,6 +30,10 @@ struct Report {
     images_per_s_max: f64,
     blocks: usize,
     config: Config,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory: Option<MemorySummary>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trace: Option<TraceSummary>,
 }
 
 #[derive(Serialize)]
@@ -47,7 +53,10 @@ pub(crate) fn run(arguments: &BenchHostArguments) -> Outcome {
     check(arguments)?;
     let spec: HostSpec = arguments.host.parse().map_err(grow::Error::from)?;
     let (image, _) = (image_shape(), spec.check().map_err(grow::Error::from)?);
-    let options = DeviceOptions { threads: arguments.threads, ..DeviceOptions::default() };
+    let trace = RunTrace::open(arguments.insight.trace.as_deref())?;
+    let handle = trace.as_ref().map(RunTrace::trace);
+    let options =
+        DeviceOptions { threads: arguments.threads, trace: handle, ..DeviceOptions::default() };
     let device = Device::open(DeviceId::Cpu, &options)?;
     let mut bench = Bench::new(arguments, &device, &spec)?;
     let batches = bench.warm_up()?;
@@ -56,12 +65,16 @@ pub(crate) fn run(arguments: &BenchHostArguments) -> Outcome {
     while started.elapsed().as_secs_f64() < arguments.seconds {
         rates.push(bench.train(batches)?);
     }
+    let memory = arguments.insight.memory.then(|| MemorySummary::of(std::slice::from_ref(&device)));
+    let trace = trace.map(RunTrace::finish).transpose()?;
     let (images_per_s, images_per_s_min, images_per_s_max) = spread(&rates);
     let report = Report {
         images_per_s,
         images_per_s_min,
         images_per_s_max,
         blocks: rates.len(),
+        memory,
+        trace,
         config: Config {
             host: spec.to_string(),
             parameters: spec.parameters(&image),
@@ -89,6 +102,10 @@ pub(crate) fn run(arguments: &BenchHostArguments) -> Outcome {
             report.config.instruction_set,
         )),
     }
+    if !arguments.json {
+        insight(report.memory.as_ref(), report.trace.as_ref());
+    }
+    report.trace.as_ref().inspect(|trace| tell_dropped(trace));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -161,6 +178,7 @@ impl Bench {
 
     /// Trains on as many batches of every env, and returns images per second. One wait, at the end.
     fn train(&mut self, batches: usize) -> Result<f64, Failure> {
+        let _block = self.device.trace().map(|trace| trace.span("block"));
         let started = Instant::now();
         let mut images = 0;
         for _ in 0..batches {

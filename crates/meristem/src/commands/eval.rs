@@ -6,7 +6,7 @@ use meristem::data::Split;
 use meristem::train::dataset_spec;
 use meristem::train::eval::{EvalConfig, evaluate};
 
-use super::{Outcome, print_json};
+use super::{Outcome, insight, print_json, tell_dropped};
 use crate::cli::EvalArguments;
 use crate::failure::Failure;
 use crate::plain;
@@ -22,8 +22,10 @@ pub(crate) fn run(arguments: &EvalArguments) -> Outcome {
         batch: arguments.batch,
         device: arguments.device.parse()?,
         threads: arguments.threads,
+        trace: arguments.insight.trace.clone(),
     };
-    let report = evaluate(&config)?;
+    let mut report = evaluate(&config)?;
+    report.memory = report.memory.filter(|_| arguments.insight.memory);
     match arguments.json {
         true => print_json(&report)?,
         false => plain::out(&format!(
@@ -35,6 +37,10 @@ pub(crate) fn run(arguments: &EvalArguments) -> Outcome {
             report.loss
         )),
     }
+    if !arguments.json {
+        insight(report.memory.as_ref(), report.trace.as_ref());
+    }
+    report.trace.as_ref().inspect(|trace| tell_dropped(trace));
     Ok(ExitCode::SUCCESS)
 }
 

@@ -10,11 +10,14 @@ mod train;
 
 use std::process::ExitCode;
 
+use meristem::train::summary::MemorySummary;
+use meristem::train::trace::TraceSummary;
 use serde::Serialize;
 
 use crate::cli::{BenchCommand, Command};
 use crate::failure::Failure;
 use crate::plain;
+use crate::table;
 
 /// Result of a command: its exit code.
 pub(crate) type Outcome = Result<ExitCode, Failure>;
@@ -28,6 +31,24 @@ pub(crate) fn run(command: Command) -> Outcome {
         Command::Check(arguments) => check::run(&arguments),
         Command::Bench(BenchCommand::Host(arguments)) => bench_host::run(&arguments),
         Command::Bench(BenchCommand::Gather(arguments)) => bench_gather::run(&arguments),
+    }
+}
+
+/// Says on stderr what a trace has no room for; even when nothing else is said.
+fn tell_dropped(trace: &TraceSummary) {
+    if trace.dropped > 0 {
+        let (path, dropped) = (trace.path.display(), plain::thousands(trace.dropped));
+        plain::err(&format!("warning: {dropped} events found no room in the trace {path}"));
+    }
+}
+
+/// Prints what `--memory` and `--trace` asked for.
+fn insight(memory: Option<&MemorySummary>, trace: Option<&TraceSummary>) {
+    if let Some(memory) = memory {
+        plain::out(&table::memory(memory).to_string());
+    }
+    if let Some(trace) = trace {
+        plain::out(&table::trace(trace));
     }
 }
 

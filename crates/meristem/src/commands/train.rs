@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use meristem::train::config::{Layer, TrainConfig};
 use meristem::train::{self, config_file};
 
-use super::{Outcome, print_json};
+use super::{Outcome, print_json, tell_dropped};
 use crate::cli::TrainArguments;
 use crate::failure::Failure;
 use crate::plain;
@@ -26,11 +26,16 @@ pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
     if arguments.json {
         print_json(&summary)?;
     }
+    let mut report = table::report(&summary);
+    if arguments.memory {
+        report = format!("{}\n{report}", table::memory(&summary.memory));
+    }
     match mode {
         Mode::Quiet => {}
-        Mode::LinesOnStderr => plain::err(&table::report(&summary)),
-        Mode::Lines | Mode::Bars => plain::out(&table::report(&summary)),
+        Mode::LinesOnStderr => plain::err(&report),
+        Mode::Lines | Mode::Bars => plain::out(&report),
     }
+    summary.trace.as_ref().inspect(|trace| tell_dropped(trace));
     Ok(ExitCode::SUCCESS)
 }
 

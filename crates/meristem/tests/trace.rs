@@ -1,0 +1,95 @@
+//! `--trace` and `--memory`: what a run did and what it took (H8, V3).
+
+#![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
+
+mod common;
+#[path = "../../device/tests/common/trace.rs"]
+mod read;
+
+use std::path::Path;
+
+use common::{Meristem, TINY};
+use meristem::device::Owner;
+use read::{Read, Slice};
+use serde_json::Value;
+
+/// Names of the spans right below the one called `name`, in order.
+fn below<'a>(lane: &'a [Slice], name: &str) -> Vec<&'a str> {
+    let outer = lane.iter().find(|s| s.name == name).unwrap();
+    let inside =
+        |s: &&Slice| s.depth == outer.depth + 1 && outer.start <= s.start && s.end <= outer.end;
+    lane.iter().filter(inside).map(|s| s.name.as_str()).collect()
+}
+
+#[test]
+fn a_trace_shows_the_run_and_changes_nothing() {
+    let m = Meristem::new();
+    m.ok(&format!("train {TINY} --control-split 0.02 --run-dir plain --quiet"));
+    for threads in [1, 2] {
+        let run = format!("run{threads}");
+        let said = m.ok(&format!(
+            "train {TINY} --control-split 0.02 --threads {threads} --run-dir {run} --trace {run}.json"
+        ));
+        assert!(said.stdout.contains(&format!("trace: {run}.json (")), "{}", said.stdout);
+        let weights = |run: &str| m.bytes(&format!("{run}/weights/env-1.safetensors"));
+        assert_eq!(weights(&run), weights("plain"));
+
+        let read = Read::file(&m.path(&format!("{run}.json")));
+        let summary = m.json(&format!("{run}/summary.json"));
+        assert_eq!(summary["trace"]["dropped"], 0);
+        let host = &read.lanes["main"];
+        assert_eq!(below(host, "run"), ["round 0", "report and save"]);
+        assert_eq!(below(host, "round 0"), ["step 0", "step 1", "step 2"]);
+        assert_eq!(below(host, "step 1"), ["train_epoch", "evaluate", "read", "decide"]);
+        assert_eq!(below(host, "train_epoch"), Vec::<&str>::new());
+        assert!(read.lanes.contains_key("env 0") && read.lanes.contains_key("env 1"));
+        let steps = read.of("launch").into_iter().filter(|s| s.name == "train_step");
+        assert_eq!(steps.count() as u64, summary["training_steps"].as_u64().unwrap());
+        let read_backs = host.iter().filter(|s| s.category == "copy_to_host" && s.depth > 2);
+        assert!(read_backs.count() >= 3);
+        let peak = |owner: &str| read.memory.iter().map(|m| m[owner]).max().unwrap();
+        for owner in ["dataset", "parameters", "activations", "batches"] {
+            assert_eq!(summary["memory"]["owners"][owner]["peak"], peak(owner), "{owner}");
+        }
+    }
+    // The file of settings starts the run again, without writing over the trace.
+    m.ok("train --config run1/config.toml --run-dir again --quiet");
+    assert_eq!(m.json("again/summary.json")["trace"], Value::Null);
+}
+
+#[test]
+fn memory_is_printed_by_owner() {
+    let m = Meristem::new();
+    let said = m.ok(&format!("train {TINY} --run-dir run --memory --export w.safetensors"));
+    let evaluated = m.ok("eval --weights w.safetensors --memory --trace e.json");
+    let bench = m.ok("bench host --host minimal --envs 2 --batch 32 --seconds 0.1 --memory");
+    for stdout in [said.stdout, evaluated.stdout, bench.stdout] {
+        let named = |owner: &Owner| stdout.lines().any(|line| line.contains(owner.name()));
+        assert!(Owner::ALL.iter().all(named), "{stdout}");
+        assert!(stdout.contains("taken from the system"), "{stdout}");
+    }
+    assert!(!Read::file(&m.path("e.json")).of("launch").is_empty());
+    let said = m.ok("eval --weights w.safetensors --memory --json");
+    let report: Value = serde_json::from_str(&said.stdout).unwrap();
+    assert!(report["memory"]["owners"]["dataset"]["current"].as_u64().unwrap() > 1_000_000);
+    let said = m.ok("eval --weights w.safetensors --json");
+    let report: Value = serde_json::from_str(&said.stdout).unwrap();
+    assert_eq!(report.as_object().unwrap().len(), 3, "{report}");
+}
+
+#[test]
+fn a_trace_that_cannot_be_written_is_found_before_the_training() {
+    let m = Meristem::new();
+    let words = ["`trace`", "gone/run.json", "can be written"];
+    m.fails(&format!("train {TINY} --run-dir run --trace gone/run.json"), 2, &words);
+    assert!(!Path::new(&m.path("run")).exists());
+    m.fails("bench host --trace gone/run.json", 2, &words);
+}
+
+#[test]
+fn a_run_that_fails_leaves_a_whole_trace() {
+    let m = Meristem::new();
+    let said = m.run(&format!("train {TINY} --lr 1e6 --steps 50 --run-dir run --trace run.json"));
+    assert_eq!(said.code, Some(1), "{}", said.stderr);
+    assert!(!Read::file(&m.path("run.json")).of("launch").is_empty());
+}
