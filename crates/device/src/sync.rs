@@ -1,6 +1,6 @@
 //! The synchronisation primitives of this crate, in one place: a model checker replaces them here.
 
-pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
 
 use std::time::{Duration, Instant};
