@@ -24,8 +24,8 @@
 //! ```
 //!
 //! # The inside, from top to bottom
-//! `sparse`: sums of the largest elements. `communicator`: what a rank holds. `dense`: the dense sum
-//! over any transport. `transport`: the one interface. `threads`: ranks of one process.
+//! `communicator`: what a rank holds. `dense`: algorithms over any transport. `transport`: the one
+//! interface. `threads`: ranks of one process.
 
 #![forbid(unsafe_code)]
 
@@ -34,7 +34,6 @@ mod communicator;
 mod dense;
 mod error;
 mod number;
-mod sparse;
 mod sync;
 mod threads;
 mod transport;
@@ -42,5 +41,4 @@ mod transport;
 pub use communicator::{CommOptions, Communicator, Traffic};
 pub use error::{Error, Result};
 pub use number::{Magnitude, Number};
-pub use sparse::sum::{Keep, Sparse, SparseSum};
 pub use transport::{Call, Order, Parcel, Reduction, Sum, Transport};

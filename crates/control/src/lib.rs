@@ -25,7 +25,6 @@ mod history;
 mod masks;
 mod normalizer;
 mod observation;
-pub mod policy;
 mod random;
 mod report;
 mod reward;

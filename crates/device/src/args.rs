@@ -78,6 +78,7 @@ impl<'a> Args<'a> {
     pub fn read<T: Element>(&self, i: usize) -> &'a [T] {
         let arg = self.arg::<T>(i, Use::Read);
         let Some(block) = &arg.block else { return &[] };
+        block.race.read();
         let len = arg.bytes / size_of::<T>();
         // SAFETY: `offset` and `bytes` are inside of the block, which `Record` keeps alive for 'a;
         // its bytes are initialised, and any bytes are a `T` (Pod). The address is aligned: blocks
@@ -98,6 +99,7 @@ impl<'a> Args<'a> {
         self.record.args[i].taken = true;
         let arg = &self.record.args[i];
         let Some(block) = &arg.block else { return &mut [] };
+        block.race.write();
         let len = arg.bytes / size_of::<T>();
         // SAFETY: inside, alive, initialised and aligned as in `read`. Exclusive during 'a: `taken`
         // gives out each argument once, arguments do not overlap a written one, and no other work

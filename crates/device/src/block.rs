@@ -1,7 +1,6 @@
 //! Raw device memory: the one place where it is taken from the system, and given back.
 
-use crate::sanitize::Shadow;
-use crate::sync::{Mutex, OnceLock};
+use crate::sync::RaceCell;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
@@ -19,8 +18,8 @@ pub(crate) struct Block {
     /// First aligned byte.
     data: NonNull<u8>,
     size: usize,
-    /// Who used which bytes, if the race sanitizer is on and somebody did.
-    shadow: OnceLock<Box<Mutex<Shadow>>>,
+    /// Told of every access to the bytes; see [`RaceCell`].
+    pub(crate) race: RaceCell,
 }
 
 // SAFETY: a block is memory and its address; it has no thread affinity. Its methods hand out
@@ -42,7 +41,7 @@ impl Block {
         // SAFETY: `skip` < ALIGNMENT and the allocation is `size + ALIGNMENT` bytes, so the result
         // and `size` bytes after it are inside.
         let data = unsafe { base.add(skip) };
-        Some(Block { base, layout, data, size, shadow: OnceLock::new() })
+        Some(Block { base, layout, data, size, race: RaceCell::new() })
     }
 
     /// Usable bytes.
@@ -55,30 +54,13 @@ impl Block {
         self.data
     }
 
-    /// Who used which bytes, for the race sanitizer.
-    pub(crate) fn shadow(&self) -> &Mutex<Shadow> {
-        self.shadow.get_or_init(Box::default)
-    }
-
-    /// Fills the block with a pattern.
-    ///
-    /// # Safety
-    /// As [`fill`](Block::fill).
-    pub(crate) unsafe fn fill_with(&self, pattern: u32) {
-        // SAFETY: the block is initialised, aligned for u32, its size a multiple of 64, and only
-        // the caller has access to it.
-        unsafe {
-            std::slice::from_raw_parts_mut(self.data.as_ptr().cast::<u32>(), self.size / 4)
-                .fill(pattern);
-        }
-    }
-
     /// Copies `bytes` to the block's start.
     ///
     /// # Safety
     /// Nobody else reads or writes the block meanwhile, no queued work included.
     pub(crate) unsafe fn fill(&self, bytes: &[u8]) {
         assert!(bytes.len() <= self.size);
+        self.race.write();
         // SAFETY: the length was checked, `bytes` cannot overlap memory to which only the caller
         // has access, and both are valid for that length.
         unsafe { self.data.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) }

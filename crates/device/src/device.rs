@@ -3,19 +3,17 @@
 use crate::counters::{Act, Counters, Counts};
 use crate::error::{Error, Result};
 use crate::executor::{Executor, on_worker};
-use crate::faults::Faults;
 use crate::id::DeviceId;
 use crate::memory::MemoryReport;
 use crate::pool::Pool;
 use crate::queue::{StreamState, check_may_wait};
-use crate::sanitize::{Race, Sanitizer};
 use crate::stream::Stream;
 use crate::submit::Submission;
+use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering, Weak, lock};
 use crate::trace::{Category, Process, Span, Trace};
 use std::fmt;
 use std::panic::Location;
-use std::thread::JoinHandle;
 
 /// The most workers of a device.
 const MAX_THREADS: usize = 1024;
@@ -37,17 +35,15 @@ pub struct DeviceOptions {
 pub(crate) struct Environment {
     /// `MERISTEM_LAUNCH_BLOCKING`: every launch waits for its kernel (S4).
     pub(crate) launch_blocking: bool,
-    /// `MERISTEM_SANITIZE`: every launch is checked for races (S3).
-    pub(crate) sanitize: bool,
-    /// Planted by tests, and by nothing else.
-    pub(crate) faults: Faults,
+    /// Makes the pool forget who still uses a freed block: the bug of S2, planted by its test and
+    /// by nothing else.
+    pub(crate) forgets: bool,
 }
 
 impl Environment {
     fn read() -> Result<Self> {
         let launch_blocking = switch("MERISTEM_LAUNCH_BLOCKING")?;
-        let sanitize = switch("MERISTEM_SANITIZE")?;
-        Ok(Environment { launch_blocking, sanitize, faults: Faults::default() })
+        Ok(Environment { launch_blocking, forgets: false })
     }
 }
 
@@ -74,8 +70,6 @@ pub(crate) struct Shared {
     pub(crate) launch_blocking: bool,
     /// Its part of a trace, if there is one.
     pub(crate) trace: Option<Process>,
-    pub(crate) sanitizer: Option<Box<Sanitizer>>,
-    pub(crate) faults: Faults,
     threads: usize,
     /// Streams that are not gone, to wait for all of them.
     streams: Mutex<Vec<Weak<StreamState>>>,
@@ -134,9 +128,7 @@ impl Device {
     /// Opens a device. Two openings are two devices, with memory and workers of their own.
     ///
     /// `MERISTEM_LAUNCH_BLOCKING=1` makes every launch wait for its kernel (S4), to find out which
-    /// one fails or hangs; the results are the same. `MERISTEM_SANITIZE=1` checks every launch for
-    /// races, and fills new memory with [`POISON`](crate::POISON) (S3): a launch that is not ordered
-    /// after what it conflicts with returns [`Error::Race`].
+    /// one fails or hangs; the results are the same.
     ///
     /// # Errors
     /// [`Error::NotCompiled`] for a CUDA device; [`Error::BadOption`] for more workers than can be;
@@ -166,13 +158,11 @@ impl Device {
         let shared = Arc::new(Shared {
             id,
             executor: Executor::default(),
-            pool: Pool::new(options.memory_limit, &environment, timeline),
+            pool: Pool::new(options.memory_limit, environment.forgets, timeline),
             counters: Counters::default(),
             submission: Mutex::default(),
             launch_blocking: environment.launch_blocking,
             trace,
-            sanitizer: environment.sanitize.then(Box::default),
-            faults: environment.faults,
             threads,
             streams: Mutex::default(),
             next_stream: AtomicU64::new(0),
@@ -180,7 +170,7 @@ impl Device {
         let mut handle = DeviceHandle { shared, workers: Vec::with_capacity(threads) };
         for worker in 0..threads {
             let shared = handle.shared.clone();
-            let thread = std::thread::Builder::new()
+            let thread = thread::Builder::new()
                 .name(format!("{id}-{worker}"))
                 .spawn(move || shared.executor.work())
                 // Dropping the handle ends the workers that started.
@@ -225,16 +215,6 @@ impl Device {
     /// Memory in use, its peak, and by whom (V3). Does not wait.
     pub fn memory(&self) -> MemoryReport {
         self.shared().pool.report()
-    }
-
-    /// Whether the race sanitizer is on (`MERISTEM_SANITIZE=1`).
-    pub fn is_sanitized(&self) -> bool {
-        self.shared().sanitizer.is_some()
-    }
-
-    /// The races found so far, at most the first 64; none without the sanitizer. Does not wait.
-    pub fn races(&self) -> Vec<Race> {
-        self.shared().sanitizer.as_ref().map_or_else(Vec::new, |sanitizer| sanitizer.races())
     }
 
     /// Gives memory that is kept for reuse, and that no kernel still uses, back to the system;

@@ -6,19 +6,19 @@
 //!   closed, so everything that was submitted runs.
 //! - At most one worker spins. Whoever adds a stream wakes a sleeper only if nobody spins; whoever
 //!   takes one, and sees more, wakes the next. All of it under one lock, so no wake-up is lost.
+//!
+//! Held by the models in `model`.
 
 use crate::queue::{Left, StreamState};
-use crate::sync::{Arc, AtomicUsize, Condvar, Mutex, Ordering, lock, spin_until, wait_on};
+use crate::sync::{
+    Arc, AtomicUsize, Condvar, Mutex, ON_WORKER, Ordering, lock, spin_until, wait_on,
+};
 use std::cell::Cell;
 use std::collections::VecDeque;
 
-thread_local! {
-    static ON_WORKER: Cell<bool> = const { Cell::new(false) };
-}
-
 /// Whether the calling thread is a worker of some device.
 pub(crate) fn on_worker() -> bool {
-    ON_WORKER.get()
+    ON_WORKER.with(Cell::get)
 }
 
 /// Streams that are ready to run, and the state of the workers.
@@ -37,7 +37,7 @@ pub(crate) struct Executor {
     ready: Mutex<Ready>,
     /// Length of the ready list, for a look without the lock.
     length: AtomicUsize,
-    /// Set with `closed`, for spinning workers.
+    /// Notified for a stream that nobody is about to take, and at the end.
     wake: Condvar,
 }
 
@@ -77,7 +77,7 @@ impl Executor {
 
     /// A worker's life: runs streams until the device is closed and has nothing left to do.
     pub(crate) fn work(&self) {
-        ON_WORKER.set(true);
+        ON_WORKER.with(|on_worker| on_worker.set(true));
         while let Some(stream) = self.next() {
             match stream.run() {
                 Left::Parked => {}

@@ -3,17 +3,13 @@
 //! Invariant: every access to a storage's bytes is ordered after every earlier conflicting one
 //! (one of the two writes), either because both are on one stream, or by a stream-side wait that
 //! was submitted before the later one. Accesses are noted in the order of submission, which is
-//! total on a device, so waits point backwards only and no cycle of waits can arise.
-//!
-//! A wait for what is done already is left out, and what is done is forgotten; but not with the race
-//! sanitizer on, so that the order it sees is that of the program and not of the moment.
+//! total on a device, so waits point backwards only and no cycle of waits can arise. Held by the
+//! models in `model`.
 
 use crate::error::Result;
-use crate::faults::Fault;
 use crate::queue::StreamState;
 use crate::sync::Arc;
 use smallvec::SmallVec;
-use std::cmp::Reverse;
 
 /// A place in a stream: done when the stream has completed that many commands.
 #[derive(Clone)]
@@ -27,7 +23,7 @@ impl Access {
         self.stream.is_done(self.seq)
     }
 
-    pub(crate) fn is_on(&self, stream: &Arc<StreamState>) -> bool {
+    fn is_on(&self, stream: &Arc<StreamState>) -> bool {
         Arc::ptr_eq(&self.stream, stream)
     }
 
@@ -89,22 +85,13 @@ impl Hazards {
         for access in &self.inherited {
             add_edge(edges, stream, access, false);
         }
-        let faults = stream.shared.faults;
-        let (to_write, to_read) = match usage {
-            Use::Read => (!faults.has(Fault::NoWaitForProducer), false),
-            Use::Write => {
-                (!faults.has(Fault::NoWaitForWriter), !faults.has(Fault::NoWaitForReaders))
-            }
-        };
-        if let Some(write) = self.write.as_ref().filter(|_| to_write) {
-            add_edge(edges, stream, write, true);
-            // After the look at whether it is done: a kernel that panics in between has a wait
-            // already, which brings the failure. The other way round it would be missed.
+        if let Some(write) = &self.write {
             if !write.is_on(stream) {
                 write.stream.check_result(write.seq)?;
             }
+            add_edge(edges, stream, write, true);
         }
-        if to_read {
+        if usage == Use::Write {
             for access in &self.reads {
                 add_edge(edges, stream, access, false);
             }
@@ -126,7 +113,7 @@ impl Hazards {
                     read.seq = seq;
                     return;
                 }
-                if self.reads.len() >= 2 && stream.shared.sanitizer.is_none() {
+                if self.reads.len() >= 2 {
                     self.reads.retain(|read| !read.is_done());
                 }
                 self.reads.push(Access { stream: stream.clone(), seq });
@@ -134,18 +121,12 @@ impl Hazards {
         }
     }
 
-    /// What the block's next storage inherits: every access that is not done, or the last of every
-    /// stream.
-    pub(crate) fn take_inherited(&mut self, keep_done: bool) -> Accesses {
+    /// What the block's next storage inherits: every access that is not done.
+    pub(crate) fn take_inherited(&mut self) -> Accesses {
         let mut inherited = std::mem::take(&mut self.inherited);
         inherited.extend(self.reads.drain(..));
         inherited.extend(self.write.take());
-        if keep_done {
-            inherited.sort_unstable_by_key(|access| (access.stream.id, Reverse(access.seq)));
-            inherited.dedup_by_key(|access| access.stream.id);
-        } else {
-            inherited.retain(|access| !access.is_done());
-        }
+        inherited.retain(|access| !access.is_done());
         inherited
     }
 
@@ -166,7 +147,7 @@ fn replace(slot: &mut Option<Access>, stream: &Arc<StreamState>, seq: u64) {
 
 /// Adds a wait for `access`, unless it is ordered before anyway; one wait per stream, the latest.
 fn add_edge(edges: &mut Edges, stream: &Arc<StreamState>, access: &Access, propagates: bool) {
-    if access.is_on(stream) || (access.is_done() && stream.shared.sanitizer.is_none()) {
+    if access.is_ordered_before(stream) {
         return;
     }
     match edges.iter_mut().find(|edge| edge.access.is_on(&access.stream)) {

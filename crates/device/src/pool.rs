@@ -9,13 +9,16 @@
 //!   question of speed and memory only. No result depends on it.
 //! - `reserved` is the sum of the sizes of all blocks, and never above the limit.
 //! - A block goes back to the system only when its accesses are done.
+//! - A request fails only if the live storages leave no room for it, whatever the timing. (A worker
+//!   cannot wait, so its request also fails if the room is in busy blocks of other sizes.)
+//!
+//! Held by the models in `model`.
 
 use crate::block::Block;
 use crate::counters::Act;
-use crate::device::{Environment, Shared};
+use crate::device::Shared;
 use crate::error::{Error, Result};
 use crate::executor;
-use crate::faults::Fault;
 use crate::hazard::{Access, Accesses};
 use crate::memory::{MemoryReport, Owner, Usage};
 use crate::queue::StreamState;
@@ -88,10 +91,8 @@ const ORPHANS: usize = 0;
 /// A device's memory.
 pub(crate) struct Pool {
     limit: Option<usize>,
-    /// A planted fault; see [`crate::faults::Fault`].
+    /// See [`crate::device::Environment`].
     forgets: bool,
-    /// Keeps accesses that are done, for the race sanitizer.
-    keeps_done: bool,
     state: Mutex<State>,
 }
 
@@ -168,15 +169,9 @@ impl State {
 
 impl Pool {
     /// `timeline`: where a trace records the memory in use.
-    pub(crate) fn new(
-        limit: Option<usize>,
-        environment: &Environment,
-        timeline: Option<Arc<Lane>>,
-    ) -> Self {
+    pub(crate) fn new(limit: Option<usize>, forgets: bool, timeline: Option<Arc<Lane>>) -> Self {
         let (lists, usage) = (vec![FreeLists::default()], Usage::new(timeline));
-        let state = Mutex::new(State { lists, usage, ..State::default() });
-        let forgets = environment.faults.has(Fault::PoolForgets);
-        Pool { limit, forgets, keeps_done: environment.sanitize, state }
+        Pool { limit, forgets, state: Mutex::new(State { lists, usage, ..State::default() }) }
     }
 
     /// A slot for a new stream.
@@ -194,7 +189,7 @@ impl Pool {
         let lists = std::mem::take(&mut state.lists[slot]);
         for mut free in lists.0.into_iter().flatten() {
             // What is done would keep its stream's queue for nothing.
-            free.after.retain(|access| self.keeps_done || !access.is_done());
+            free.after.retain(|access| !access.is_done());
             state.lists[ORPHANS].put(free);
         }
         state.vacant.push(slot);
@@ -209,11 +204,11 @@ impl Pool {
         let mut state = lock(&self.state);
         if let Some(free) = state.lists[request.slot].take_ready(class, request.stream) {
             state.usage.take(request.owner, request.bytes);
-            return Ok(self.hand_out(free));
+            return Ok(hand_out(free));
         }
         if let Some(free) = state.lists[ORPHANS].take_ready(class, request.stream) {
             state.usage.take(request.owner, request.bytes);
-            return Ok(self.hand_out(free));
+            return Ok(hand_out(free));
         }
         if self.fits(&state, size)
             && let Some(allocation) = self.grow(&mut state, size)
@@ -224,14 +219,6 @@ impl Pool {
         let (mut state, allocation) = self.allocate_under_pressure(shared, state, request)?;
         state.usage.take(request.owner, request.bytes);
         Ok(allocation)
-    }
-
-    fn hand_out(&self, free: FreeBlock) -> Allocation {
-        let mut inherited = free.after;
-        if !self.keeps_done {
-            inherited.retain(|access| !access.is_done());
-        }
-        Allocation { block: Some(free.block), inherited, zeroed: false }
     }
 
     fn fits(&self, state: &State, size: usize) -> bool {
@@ -248,8 +235,7 @@ impl Pool {
 
     /// The limit, or the system's memory, is reached: reuse what costs a stream-side wait, then
     /// give back what is idle, then wait for more to fall idle. A block that is too large is never
-    /// handed out, so a request fails only if the live storages leave no room for it, whatever the
-    /// timing.
+    /// handed out.
     fn allocate_under_pressure<'a>(
         &'a self,
         shared: &Shared,
@@ -264,8 +250,7 @@ impl Pool {
                 .take_anywhere(request.slot, |lists| lists.take_ready(class, request.stream))
                 .or_else(|| state.take_anywhere(request.slot, |lists| lists.take_oldest(class)));
             if let Some(free) = reused {
-                let allocation = self.hand_out(free);
-                return Ok((state, allocation));
+                return Ok((state, hand_out(free)));
             }
             // Before trimming: what falls idle meanwhile is there for the next turn.
             let busy = if executor::on_worker() { None } else { state.find_busy() };
@@ -342,4 +327,10 @@ impl Pool {
         let report = state.usage.report(state.reserved, state.reserved_peak);
         (report, look(&mut state.usage))
     }
+}
+
+fn hand_out(free: FreeBlock) -> Allocation {
+    let mut inherited = free.after;
+    inherited.retain(|access| !access.is_done());
+    Allocation { block: Some(free.block), inherited, zeroed: false }
 }

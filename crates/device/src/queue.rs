@@ -7,28 +7,31 @@
 //! - The n-th command submitted has sequence number n, from 1; `completed` is the number of the
 //!   last one done. It is stored with release order after the command's effects and after its
 //!   memory was let go; whoever reads it with acquire order sees both.
+//! - Whoever sleeps has said so under the lock that the worker takes after it stored `completed`: a
+//!   host thread in `host_wake_at` (the lowest number that any sleeps for), a stream in `waiters`.
+//!   Each looks at `completed` again under that lock, so no wake-up is lost.
+//! - A host thread that found the queue full is woken when it is half empty.
 //! - No two queue locks are held at once.
+//!
+//! The models in `model` hold these; each names the module whose invariant it is about.
 
 use crate::device::Shared;
 use crate::error::{Error, Result};
 use crate::executor;
 use crate::hazard::Edge;
-use crate::sanitize::{self, StreamClock};
 use crate::sync::{
-    Arc, AtomicU64, Condvar, Mutex, MutexGuard, OnceLock, Ordering, lock, spin_until, wait_on,
+    Arc, AtomicSeq, Condvar, Mutex, MutexGuard, OnceLock, Ordering, TURN, lock, spin_until, wait_on,
 };
 use crate::trace::{Detail, Lane, Running};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Commands at which a host thread has to wait before it may enqueue more.
 pub(crate) const CAPACITY: usize = 256;
 /// Commands at which it may go on: far enough below that it does not wake for every command.
 const RESUME_AT: usize = CAPACITY / 2;
-/// How long a worker stays with one stream while others are ready.
-const TURN: Duration = Duration::from_micros(500);
 
 /// Something to run on a worker. Running it lets go of all memory that it refers to.
 pub(crate) trait Work: Send {
@@ -103,9 +106,7 @@ pub(crate) struct StreamState {
     pub(crate) shared: Arc<Shared>,
     /// Its lane in the device's trace, if there is one.
     pub(crate) lane: Option<Arc<Lane>>,
-    /// For the race sanitizer, if it is on.
-    pub(crate) clock: Option<Box<StreamClock>>,
-    completed: AtomicU64,
+    completed: AtomicSeq,
     failure: OnceLock<Failure>,
     queue: Mutex<Queue>,
     space: Condvar,
@@ -131,15 +132,12 @@ impl Queue {
 
 impl StreamState {
     pub(crate) fn new(shared: Arc<Shared>, id: u64, name: &str) -> Self {
-        let name = name.into();
-        let clock = shared.sanitizer.as_ref().map(|_| Box::new(StreamClock::new(&name)));
         StreamState {
             id,
-            lane: shared.trace.as_ref().map(|process| process.stream(&name)),
-            name,
+            name: name.into(),
+            lane: shared.trace.as_ref().map(|process| process.stream(name)),
             shared,
-            clock,
-            completed: AtomicU64::new(0),
+            completed: AtomicSeq::new(0),
             failure: OnceLock::new(),
             queue: Mutex::new(Queue {
                 commands: VecDeque::with_capacity(CAPACITY + 32),
@@ -201,14 +199,14 @@ impl StreamState {
 
     /// Blocks the calling host thread until the command with this number is done.
     pub(crate) fn wait_host(&self, seq: u64) {
-        if !spin_until(|| self.is_done(seq)) {
-            let mut queue = self.lock();
-            while !self.is_done(seq) {
-                queue.host_wake_at = queue.host_wake_at.min(seq);
-                queue = wait_on(&self.done, queue);
-            }
+        if spin_until(|| self.is_done(seq)) {
+            return;
         }
-        sanitize::host_saw(self, seq);
+        let mut queue = self.lock();
+        while !self.is_done(seq) {
+            queue.host_wake_at = queue.host_wake_at.min(seq);
+            queue = wait_on(&self.done, queue);
+        }
     }
 
     /// Error if the result of the command with this number was lost to a panic. Right for commands

@@ -1,9 +1,16 @@
-//! The synchronisation primitives of this crate, in one place: a model checker replaces them here.
+//! The synchronisation primitives of this crate, in one place. Its own unit tests can be built with
+//! those of a model checker in their place (`model`); no other build is touched by that.
+//!
+//! [`AtomicSeq`] and [`AtomicUsize`] order memory, and are checked. [`AtomicU64`] is for counts and
+//! ids, which order nothing: always the real one.
 
-pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
+#[cfg(not(all(test, any(feature = "loom", feature = "shuttle"))))]
+pub(crate) use self::real::*;
+#[cfg(all(test, any(feature = "loom", feature = "shuttle")))]
+pub(crate) use crate::model::primitives::*;
 
-use std::time::{Duration, Instant};
+pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
+pub(crate) use std::sync::{Arc, OnceLock, Weak};
 
 /// Locks, ignoring the poison flag of the standard library: no invariant here spans user code, and
 /// panics of kernels are caught and reported by the stream.
@@ -16,23 +23,57 @@ pub(crate) fn wait_on<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> M
     condition.wait(guard).unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// How long a thread looks for work before it sleeps: about what a wake-up costs, so that a short
-/// gap costs no wake-up and a long one costs no more than twice the best.
-const SPIN: Duration = if cfg!(miri) { Duration::ZERO } else { Duration::from_micros(20) };
+#[cfg(not(all(test, any(feature = "loom", feature = "shuttle"))))]
+mod real {
+    pub(crate) use std::sync::atomic::{AtomicU64 as AtomicSeq, AtomicUsize};
+    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
+    pub(crate) use std::thread;
 
-/// Spins briefly until `ready` holds; whether it does.
-pub(crate) fn spin_until(ready: impl Fn() -> bool) -> bool {
-    if ready() {
-        return true;
+    use std::cell::Cell;
+    use std::time::{Duration, Instant};
+
+    thread_local! {
+        /// Whether this thread is a worker of some device.
+        pub(crate) static ON_WORKER: Cell<bool> = const { Cell::new(false) };
     }
-    let start = Instant::now();
-    while start.elapsed() < SPIN {
-        for _ in 0..16 {
-            std::hint::spin_loop();
-            if ready() {
-                return true;
+
+    /// How long a worker stays with one stream while others are ready.
+    pub(crate) const TURN: Duration = Duration::from_micros(500);
+
+    /// How long a thread looks for work before it sleeps: about what a wake-up costs, so that a
+    /// short gap costs no wake-up and a long one costs no more than twice the best.
+    const SPIN: Duration = if cfg!(miri) { Duration::ZERO } else { Duration::from_micros(20) };
+
+    /// Spins briefly until `ready` holds; whether it does.
+    pub(crate) fn spin_until(ready: impl Fn() -> bool) -> bool {
+        if ready() {
+            return true;
+        }
+        let start = Instant::now();
+        while start.elapsed() < SPIN {
+            for _ in 0..16 {
+                std::hint::spin_loop();
+                if ready() {
+                    return true;
+                }
             }
         }
+        false
     }
-    false
+
+    /// Tells a model checker of accesses to memory that it cannot see; nothing here.
+    #[derive(Debug)]
+    pub(crate) struct RaceCell;
+
+    impl RaceCell {
+        pub(crate) fn new() -> Self {
+            RaceCell
+        }
+
+        #[inline(always)]
+        pub(crate) fn read(&self) {}
+
+        #[inline(always)]
+        pub(crate) fn write(&self) {}
+    }
 }

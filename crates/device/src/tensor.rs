@@ -6,7 +6,6 @@ use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 use crate::expect::{Expect, Property, device_words};
 use crate::memory::Owner;
-use crate::sanitize;
 use crate::shape::{MemoryFormat, Shape};
 use crate::storage::{Purpose, Storage};
 use crate::stream::Stream;
@@ -35,8 +34,7 @@ pub struct Tensor {
 
 impl Tensor {
     /// A contiguous tensor whose elements are unspecified (but initialised: zeros, or what an
-    /// earlier tensor held; with `MERISTEM_SANITIZE=1` it is [`POISON`](crate::POISON)). Does not
-    /// wait.
+    /// earlier tensor held). Does not wait.
     ///
     /// # Errors
     /// [`Error::BadShape`]; [`Error::OutOfMemory`] after what can be reclaimed was.
@@ -64,13 +62,8 @@ impl Tensor {
         owner: Owner,
     ) -> Result<Tensor> {
         let what = New { shape: shape.into(), dtype, format, owner };
-        let (operation, site) = ("Tensor::empty", Location::caller());
-        let (storage, fresh) = what.storage(stream, operation, site)?;
-        let mut tensor = what.tensor(storage);
-        if stream.state().shared.sanitizer.is_some() {
-            sanitize::poison(&mut tensor, fresh, operation, site)?;
-        }
-        Ok(tensor)
+        let (storage, _) = what.storage(stream, "Tensor::empty", Location::caller())?;
+        Ok(what.tensor(storage))
     }
 
     /// A contiguous tensor of zeros. Does not wait.
@@ -131,11 +124,9 @@ impl Tensor {
         let bytes = bytemuck::cast_slice(elements);
         stream.state().shared.counters.note(Act::CopyToDevice, operation, site)?;
         let shared = &stream.state().shared;
-        // The race sanitizer looks at launches, so there it is one.
-        let filled = shared.sanitizer.is_none() && {
-            let _copy = shared.trace_copy(operation, Category::HostCopy, site);
-            Storage::fill_if_idle(&mut storage, bytes)
-        };
+        let copy = shared.trace_copy(operation, Category::HostCopy, site);
+        let filled = Storage::fill_if_idle(&mut storage, bytes);
+        drop(copy);
         let tensor = what.tensor(storage);
         if !filled {
             transfer::copy_in(&tensor, bytes, operation, None, site)?;
@@ -307,11 +298,6 @@ impl Tensor {
 
     pub(crate) fn offset(&self) -> usize {
         self.offset
-    }
-
-    /// Fills it with the sanitizer's pattern, if it was just made of memory from the system.
-    pub(crate) fn poison_fresh(&mut self) -> bool {
-        Storage::fill_fresh(&mut self.storage, sanitize::POISON)
     }
 
     pub(crate) fn storage(&self) -> &Storage {

@@ -18,9 +18,8 @@ impl Call for Forward {
     }
 }
 
-/// Gradients of weight and bias from input and output gradient, added.
 #[derive(Debug)]
-pub(super) struct WeightGradient(pub(super) LinearShape);
+struct WeightGradient(LinearShape);
 
 impl Call for WeightGradient {
     fn run(&self, cx: &mut Context<'_, '_>) {
@@ -30,11 +29,10 @@ impl Call for WeightGradient {
     }
 }
 
-/// Gradient of the input from output gradient and weight.
 #[derive(Debug)]
-pub(super) struct DataGradient {
-    pub(super) shape: LinearShape,
-    pub(super) accumulate: bool,
+struct DataGradient {
+    shape: LinearShape,
+    accumulate: bool,
 }
 
 impl Call for DataGradient {

@@ -1,0 +1,41 @@
+//! Loom's primitives under the names of [`crate::sync`].
+
+pub(crate) use loom::sync::atomic::{AtomicU64 as AtomicSeq, AtomicUsize};
+pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
+pub(crate) use loom::thread;
+
+use std::cell::Cell;
+use std::time::Duration;
+
+loom::thread_local! {
+    pub(crate) static ON_WORKER: Cell<bool> = Cell::new(false);
+}
+
+/// Turns are over at once: a clock would make a schedule unrepeatable.
+pub(crate) const TURN: Duration = Duration::ZERO;
+
+/// One look: that it may come too early is what matters; more looks only cost schedules.
+pub(crate) fn spin_until(ready: impl Fn() -> bool) -> bool {
+    ready()
+}
+
+/// Stands for the bytes of a block: loom fails on two accesses to it that nothing orders.
+#[derive(Debug)]
+pub(crate) struct RaceCell(loom::cell::UnsafeCell<()>);
+
+// SAFETY: there is nothing in it, and loom checks the accesses to nothing.
+unsafe impl Sync for RaceCell {}
+
+impl RaceCell {
+    pub(crate) fn new() -> Self {
+        RaceCell(loom::cell::UnsafeCell::new(()))
+    }
+
+    pub(crate) fn read(&self) {
+        self.0.with(|_| ());
+    }
+
+    pub(crate) fn write(&self) {
+        self.0.with_mut(|_| ());
+    }
+}

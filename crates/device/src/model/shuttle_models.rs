@@ -1,0 +1,264 @@
+//! Larger programs on thousands of random schedules.
+
+use super::{device, primitives::thread, tensor};
+use crate::queue::CAPACITY;
+use crate::sync::Arc;
+use crate::{Args, DType, Device, Error, Event, Owner, Stream, Tensor, read_back_as};
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::sync::Barrier;
+use shuttle::{Config, Runner};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Runs `program` on `schedules` schedules with threads picked at random, and on as many with
+/// random priorities and three changes of them (which find what needs a rare order). Always the
+/// same schedules.
+fn check(schedules: usize, program: impl Fn() + Send + Sync + Clone + 'static) {
+    let mut config = Config::new();
+    config.stack_size = 1 << 17;
+    let random = RandomScheduler::new_from_seed(1, schedules);
+    Runner::new(random, config.clone()).run(program.clone());
+    Runner::new(PctScheduler::new_from_seed(2, 4, schedules), config).run(program);
+}
+
+/// Sets all elements, and may be overtaken between the first and the others.
+fn set(stream: &Stream, tensor: &Tensor, value: u32) {
+    let kernel = move |args: &mut Args<'_>| {
+        let elements = args.write::<u32>(0);
+        elements[0] = value;
+        thread::yield_now();
+        elements[1..].fill(value);
+    };
+    stream.launch("set").write(tensor).run(kernel).unwrap();
+}
+
+/// `to = from`, where `from` must not change meanwhile.
+fn copy(stream: &Stream, from: &Tensor, to: &Tensor) {
+    let kernel = |args: &mut Args<'_>| {
+        let seen = args.read::<u32>(0).to_vec();
+        thread::yield_now();
+        assert_eq!(seen, args.read::<u32>(0));
+        args.write::<u32>(1).copy_from_slice(&seen);
+    };
+    stream.launch("copy").read(from).write(to).run(kernel).unwrap();
+}
+
+/// Write, read on another stream, and memory that goes round, on two streams.
+fn hand_over(threads: usize, limit: Option<usize>) {
+    let device = device(threads, limit);
+    let (a, b) = (device.stream("a"), device.stream("b"));
+    let out: Vec<_> = (0..3).map(|_| tensor(&b)).collect();
+    for n in 0..3 {
+        let x = tensor(&a);
+        set(&a, &x, n + 7);
+        copy(&b, &x.on(&b).unwrap(), &out[n as usize]);
+    }
+    // From idle again.
+    b.synchronize().unwrap();
+    let x = tensor(&a);
+    set(&a, &x, 1);
+    copy(&b, &x.on(&b).unwrap(), &out[0]);
+    set(&a, &x, 2);
+    let all: Vec<_> = out.iter().chain([&x]).collect();
+    assert_eq!(read_back_as::<u32>(&all).unwrap(), [[1; 4], [8; 4], [9; 4], [2; 4]]);
+}
+
+/// `hazard`: conflicting accesses of streams keep the order of submission.
+#[test]
+fn accesses_keep_their_order() {
+    for threads in [1, 2, 3] {
+        check(3000, move || hand_over(threads, None));
+    }
+}
+
+/// `pool`: so do those of storages that had the block one after the other.
+#[test]
+fn accesses_to_reused_memory_keep_their_order() {
+    check(4000, || hand_over(2, Some(4 * 64)));
+}
+
+/// `pool`: a request fails only if the live storages leave no room for it, whatever the timing. The
+/// free block is of another class, so it has to fall idle and go back to the system.
+#[test]
+fn memory_that_falls_idle_meanwhile_is_found() {
+    check(5000, || {
+        let device = device(1, Some(128));
+        let stream = device.stream("s");
+        set(&stream, &tensor(&stream), 1);
+        let large = Tensor::empty(&stream, [32], DType::U32, Owner::Other).unwrap();
+        drop(large);
+        set(&stream, &tensor(&stream), 2);
+        stream.synchronize().unwrap();
+    });
+}
+
+/// `pool`: the same for two host threads that ask at once.
+#[test]
+fn two_host_threads_share_a_limit() {
+    check(3000, || {
+        let device = device(2, Some(256));
+        let threads = [16, 32].map(|len| {
+            let stream = device.stream("s");
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    let x = Tensor::empty(&stream, [len], DType::U32, Owner::Other).unwrap();
+                    let kernel = |args: &mut Args<'_>| args.write::<u32>(0).fill(1);
+                    stream.launch("fill").write(&x).run(kernel).unwrap();
+                }
+            })
+        });
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert!(device.memory().reserved_peak <= 256);
+    });
+}
+
+/// Host threads that launch on each other's streams and wait for them, while handles are dropped.
+fn everything_runs(threads: usize) {
+    let runs = Arc::new(AtomicUsize::new(0));
+    {
+        let device = device(threads, None);
+        let streams: Vec<_> = (0..2).map(|_| device.stream("s")).collect();
+        let hosts = [0, 1].map(|host| {
+            let (streams, runs) = (streams.clone(), runs.clone());
+            thread::spawn(move || host_thread(host, &streams, &runs))
+        });
+        drop(streams);
+        drop(device);
+        hosts.into_iter().for_each(|host| host.join().unwrap());
+    }
+    assert_eq!(runs.load(Ordering::SeqCst), 8);
+}
+
+fn host_thread(host: usize, streams: &[Stream], runs: &Arc<AtomicUsize>) {
+    for n in 0..4 {
+        streams[host].wait(&streams[1 - host].record()).unwrap();
+        let runs = runs.clone();
+        let kernel = move |_: &mut Args<'_>| {
+            runs.fetch_add(1, Ordering::SeqCst);
+        };
+        streams[(host + n) % 2].launch("count").run(kernel).unwrap();
+    }
+    if host == 0 {
+        streams[0].synchronize().unwrap();
+    }
+}
+
+/// `submit`, `executor`: waits point backwards, so no two streams wait for each other; what was
+/// enqueued runs, though the last handle is gone.
+#[test]
+fn everything_submitted_runs() {
+    check(4000, || everything_runs(1));
+    check(4000, || everything_runs(2));
+}
+
+/// `executor`: as many streams run side by side as there are workers; a sleeping one is woken.
+#[test]
+fn ready_streams_use_all_workers() {
+    for workers in [2, 3] {
+        check(4000, move || {
+            let device = device(workers, None);
+            let streams: Vec<_> = (0..workers).map(|_| device.stream("s")).collect();
+            for _ in 0..2 {
+                let meet = Arc::new(Barrier::new(workers));
+                for stream in &streams {
+                    let meet = meet.clone();
+                    let kernel = move |_: &mut Args<'_>| {
+                        meet.wait();
+                    };
+                    stream.launch("meet").run(kernel).unwrap();
+                }
+            }
+            join(streams.iter().map(Stream::record).collect());
+        });
+    }
+}
+
+/// Waits for events, each on a host thread of its own.
+fn join(events: Vec<Event>) {
+    let wait = |event: Event| {
+        thread::spawn(move || {
+            event.synchronize().unwrap();
+            assert!(event.is_done());
+        })
+    };
+    let hosts: Vec<_> = events.into_iter().map(wait).collect();
+    hosts.into_iter().for_each(|host| host.join().unwrap());
+}
+
+/// `queue`: every host thread that waits is woken, whatever it waits for.
+#[test]
+fn host_threads_wait_for_different_commands() {
+    check(5000, || {
+        let device = device(1, None);
+        let stream = device.stream("s");
+        let event = |_| {
+            stream.launch("yield").run(|_| thread::yield_now()).unwrap();
+            stream.record()
+        };
+        join((0..3).map(event).rev().collect());
+    });
+}
+
+/// `queue`: of host threads that wait for two commands, the one that waits for the first is woken
+/// after the first.
+#[test]
+fn a_wait_ends_with_its_own_command() {
+    check(5000, || {
+        let device = device(1, None);
+        let stream = device.stream("s");
+        stream.launch("first").run(|_| thread::yield_now()).unwrap();
+        let first = stream.record();
+        let meet = Arc::new(Barrier::new(2));
+        let kernel_meets = meet.clone();
+        let second = move |_: &mut Args<'_>| {
+            kernel_meets.wait();
+        };
+        stream.launch("second").run(second).unwrap();
+        let waiter = thread::spawn(move || {
+            first.synchronize().unwrap();
+            assert!(first.is_done());
+            meet.wait();
+        });
+        let last = stream.record();
+        last.synchronize().unwrap();
+        assert!(last.is_done());
+        waiter.join().unwrap();
+    });
+}
+
+/// `queue`: a host thread that found the queue full goes on.
+#[test]
+fn a_full_queue_makes_room() {
+    check(40, || {
+        let device = device(1, None);
+        let stream = device.stream("s");
+        let fill = |stream: Stream| {
+            move || (0..CAPACITY * 2 / 3).for_each(|_| stream.launch("n").run(|_| {}).unwrap())
+        };
+        let other = thread::spawn(fill(stream.clone()));
+        fill(stream.clone())();
+        other.join().unwrap();
+        stream.synchronize().unwrap();
+    });
+}
+
+/// `queue`: a panic reaches the streams that use the result, and no others, and nobody hangs.
+#[test]
+fn a_panic_reaches_those_who_use_the_result() {
+    check(2000, || {
+        let device: Device = device(2, None);
+        let [a, b, c] = ["a", "b", "c"].map(|name| device.stream(name));
+        let (x, y, z) = (tensor(&a), tensor(&b), tensor(&c));
+        // A panic, without its message on the screen for every schedule.
+        let bad = |_: &mut Args<'_>| std::panic::resume_unwind(Box::new("planned"));
+        a.launch("bad").write(&x).run(bad).unwrap();
+        set(&c, &z, 3);
+        // Refused at once, or failing later: as it happens.
+        let failed = x.on(&b).and_then(|x| {
+            let kernel = |args: &mut Args<'_>| args.write::<u32>(1).fill(args.read(0)[0]);
+            b.launch("use").read(&x).write(&y).run(kernel)?;
+            b.synchronize()
+        });
+        assert!(matches!(failed, Err(Error::KernelPanicked { operation: "bad", .. })));
+        assert_eq!(z.to_vec::<u32>().unwrap(), [3; 4]);
+    });
+}
