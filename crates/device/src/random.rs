@@ -43,6 +43,8 @@ pub enum Purpose {
     Actions,
     /// Tests and benchmarks.
     Test,
+    /// Orders of modules, of which Shapley values are estimated.
+    Counterfactuals,
     /// Something else, by a number of its own.
     Custom(u32),
 }
@@ -57,6 +59,7 @@ impl Purpose {
             Purpose::Controller => [0, 5],
             Purpose::Actions => [0, 6],
             Purpose::Test => [0, 7],
+            Purpose::Counterfactuals => [0, 8],
             Purpose::Custom(number) => [1, number],
         }
     }

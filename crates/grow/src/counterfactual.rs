@@ -1,9 +1,23 @@
-//! Alpha configurations whose accuracies tell what each module is worth.
+//! Alpha configurations whose accuracies tell what each module is worth (`grow.md`, Counterfactual
+//! configurations).
+//!
+//! Every configuration is a set of modules that are on, among those that are asked about; what is not asked
+//! about stays as it is. Configurations that come to the same set share a row: with two modules, the first one
+//! off is the second one alone.
 
+use meristem_device::random::Rng;
 use serde::{Deserialize, Serialize};
 
 use crate::host::Host;
 use crate::stage::Stage;
+
+/// Up to this many modules all subsets of them are evaluated, at every step: main, solo-offs, solo-ons, pairs
+/// and all-off are then all there are.
+const SUBSETS_MAX_MODULES: usize = 4;
+
+/// Orders in which more modules than that are switched on at the last step of an episode: pairs of an order
+/// and its reverse.
+pub const PERMUTATIONS: usize = 8;
 
 /// Whose contribution is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -14,70 +28,292 @@ pub enum Scope {
     All,
 }
 
-/// What a configuration is.
+/// What a configuration is. Slots are given by their index; pairs have the lower one first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Configuration {
     /// Every module as it is.
     Main,
-    /// All but the module in the slot of this index.
+    /// All but one.
     SoloOff(usize),
+    /// Only this one.
+    SoloOn(usize),
+    /// Only these two.
+    Pair(usize, usize),
+    /// None.
+    AllOff,
+    /// Fossilized modules only: the host as it would be if it were to stay so.
+    Committed,
+    /// The first `modules` modules of an order.
+    Prefix {
+        /// Number of the order.
+        permutation: usize,
+        /// How many of them.
+        modules: usize,
+    },
 }
 
-/// Configurations to evaluate in one pass, each a row of alphas; row 0 is [`Configuration::Main`].
+/// Which of the asked modules are on: bit i for the i-th of them.
+type Coalition = u64;
+
+/// The share of two modules' accuracy that neither has alone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Interaction {
+    /// The two slots, by index.
+    pub slots: [usize; 2],
+    /// `acc(ij) − acc(i) − acc(j) + acc(none)` in percentage points: above 0 where they help each other.
+    pub pp: f64,
+}
+
+/// Configurations to evaluate in one pass, and the rows of alphas that they come to; row 0 is
+/// [`Configuration::Main`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Counterfactual {
-    slots: usize,
-    configurations: Vec<Configuration>,
-    rows: Vec<Vec<f32>>, // [configurations][slots]
+    /// The host's own alphas.
+    main: Vec<f32>,
+    /// Slots of the modules that are asked about.
+    modules: Vec<usize>,
+    /// Configuration and row.
+    configurations: Vec<(Configuration, usize)>,
+    /// What is on in each row.
+    coalitions: Vec<Coalition>,
+    /// `[rows][slots]`.
+    rows: Vec<Vec<f32>>,
+    /// Orders of positions in `modules`.
+    permutations: Vec<Vec<usize>>,
 }
 
 impl Counterfactual {
-    /// Main, and one configuration per module in `scope` with that module's alpha at 0.
-    pub fn solo_off(host: &Host, scope: Scope) -> Self {
+    /// Main, and each module in `scope` off.
+    pub fn leave_one_out(host: &Host, scope: Scope) -> Self {
+        let mut all = Self::main(host, scope);
+        for i in 0..all.modules.len() {
+            all.ask(Configuration::SoloOff(all.modules[i]), all.full() & !(1 << i));
+        }
+        all
+    }
+
+    /// A step's configurations of the n live modules: main, each off, each alone, all off (n ≥ 2), pairs
+    /// (3 ≤ n ≤ 4), committed.
+    pub fn of_step(host: &Host) -> Self {
+        let mut all = Self::leave_one_out(host, Scope::Live);
+        let n = all.modules.len();
+        for i in 0..n {
+            all.ask(Configuration::SoloOn(all.modules[i]), 1 << i);
+        }
+        if n >= 2 {
+            all.ask(Configuration::AllOff, 0);
+        }
+        if (3..=SUBSETS_MAX_MODULES).contains(&n) {
+            for (i, j) in pairs(n) {
+                let pair = Configuration::Pair(all.modules[i], all.modules[j]);
+                all.ask(pair, 1 << i | 1 << j);
+            }
+        }
+        if n >= 1 {
+            all.ask(Configuration::Committed, 0);
+        }
+        all
+    }
+
+    /// Those of [`Counterfactual::of_step`], and what Shapley values need besides: nothing up to four modules,
+    /// all of whose subsets are there already; else [`PERMUTATIONS`] orders, every second the reverse of the
+    /// one before (antithetic: what one order overrates, its reverse underrates), drawn from `random`.
+    pub fn of_last_step(host: &Host, random: &mut Rng) -> Self {
+        let mut all = Self::of_step(host);
+        let n = all.modules.len();
+        if n <= SUBSETS_MAX_MODULES {
+            return all;
+        }
+        for permutation in 0..PERMUTATIONS {
+            let mut order: Vec<usize> = (0..n).collect();
+            match all.permutations.last() {
+                Some(last) if permutation % 2 == 1 => order = last.iter().rev().copied().collect(),
+                _ => random.shuffle(&mut order),
+            }
+            let mut on = 0;
+            for (i, module) in order[..n - 1].iter().enumerate() {
+                on |= 1 << module;
+                all.ask(Configuration::Prefix { permutation, modules: i + 1 }, on);
+            }
+            all.permutations.push(order);
+        }
+        all
+    }
+
+    /// The most rows that a host with this many slots can ask for: all subsets of up to four modules; beyond
+    /// that 2n + 2 for a step, and n − 3 for each order at the last one (its first module alone, and all but
+    /// its last, are among the step's).
+    pub fn rows_max(slots: usize) -> usize {
+        match slots {
+            0..=SUBSETS_MAX_MODULES => 1 << slots,
+            n => 2 * n + 2 + PERMUTATIONS * (n - 3),
+        }
+    }
+
+    fn main(host: &Host, scope: Scope) -> Self {
         let main = host.alphas();
-        let mut configurations = vec![Configuration::Main];
-        let mut rows = vec![main.clone()];
-        for (index, slot) in host.slots().iter().enumerate() {
-            let counts = match slot.stage {
+        let asked = |(index, slot): (usize, &crate::slot::Slot)| {
+            let asked = match slot.stage {
                 Stage::Blending | Stage::Holding => main[index] > 0.0,
                 Stage::Fossilized => scope == Scope::All,
                 _ => false,
             };
-            if counts {
-                let mut row = main.clone();
-                row[index] = 0.0;
-                configurations.push(Configuration::SoloOff(index));
-                rows.push(row);
-            }
-        }
-        Self { slots: main.len(), configurations, rows }
+            asked.then_some(index)
+        };
+        let modules = host.slots().iter().enumerate().filter_map(asked).collect();
+        let (configurations, coalitions, rows, permutations) = (vec![], vec![], vec![], vec![]);
+        let mut all = Self { main, modules, configurations, coalitions, rows, permutations };
+        all.ask(Configuration::Main, all.full());
+        all
     }
 
-    /// The configurations, in row order.
-    pub fn configurations(&self) -> &[Configuration] {
+    /// All asked modules.
+    fn full(&self) -> Coalition {
+        (1 << self.modules.len()) - 1
+    }
+
+    /// Adds a configuration, and a row unless there is one with the same modules on.
+    fn ask(&mut self, configuration: Configuration, on: Coalition) {
+        let row = self.row_with(on).unwrap_or_else(|| {
+            let mut row = self.main.clone();
+            for (i, &slot) in self.modules.iter().enumerate() {
+                if on >> i & 1 == 0 {
+                    row[slot] = 0.0;
+                }
+            }
+            self.coalitions.push(on);
+            self.rows.push(row);
+            self.rows.len() - 1
+        });
+        self.configurations.push((configuration, row));
+    }
+
+    fn row_with(&self, on: Coalition) -> Option<usize> {
+        self.coalitions.iter().position(|coalition| *coalition == on)
+    }
+
+    /// The configurations as they were asked for, each with its row; several may share one.
+    pub fn configurations(&self) -> &[(Configuration, usize)] {
         &self.configurations
     }
 
-    /// Alphas `[configurations][slots]`.
+    /// Alphas `[rows][slots]`, no row twice.
     pub fn rows(&self) -> &[Vec<f32>] {
         &self.rows
+    }
+
+    /// Slots of the modules that are asked about, by index.
+    pub fn modules(&self) -> &[usize] {
+        &self.modules
+    }
+
+    /// Slots of the asked modules that are on in a row.
+    pub fn on(&self, row: usize) -> impl Iterator<Item = usize> {
+        let on = self.coalitions.get(row).copied().unwrap_or(0);
+        let is_on = move |(i, slot): (usize, &usize)| (on >> i & 1 == 1).then_some(*slot);
+        self.modules.iter().enumerate().filter_map(is_on)
+    }
+
+    /// The accuracy of the row with these modules on; `None` if there is no such row, or no finite number.
+    fn accuracy(&self, accuracies_pp: &[f64], on: Coalition) -> Option<f64> {
+        accuracies_pp.get(self.row_with(on)?).copied().filter(|accuracy| accuracy.is_finite())
     }
 
     /// Contribution per slot in percentage points, accuracy with the module minus accuracy without it,
     /// from the accuracy (in percentage points) of each row; `None` where none was asked. Accuracies that
     /// are missing or not finite give `None` too.
     pub fn contributions_pp(&self, accuracies_pp: &[f64]) -> Vec<Option<f32>> {
-        let mut contributions = vec![None; self.slots];
-        let main = accuracies_pp.first().copied();
-        for (row, configuration) in self.configurations.iter().enumerate() {
-            if let (Configuration::SoloOff(slot), Some(main)) = (configuration, main) {
-                let without = accuracies_pp.get(row).copied();
-                let worth = without.map(|without| (main - without) as f32);
-                contributions[*slot] = worth.filter(|worth| worth.is_finite());
-            }
+        let mut contributions = vec![None; self.main.len()];
+        let main = self.accuracy(accuracies_pp, self.full());
+        for (i, &slot) in self.modules.iter().enumerate() {
+            let without = self.accuracy(accuracies_pp, self.full() & !(1 << i));
+            contributions[slot] = main.zip(without).map(|(main, without)| (main - without) as f32);
         }
         contributions
     }
+
+    /// The interaction of every two modules for which all four accuracies were measured, in order of the
+    /// slots: of all pairs with two to four modules.
+    pub fn interactions_pp(&self, accuracies_pp: &[f64]) -> Vec<Interaction> {
+        let accuracy = |on| self.accuracy(accuracies_pp, on);
+        let interaction = |(i, j): (usize, usize)| {
+            let (both, none) = (accuracy(1 << i | 1 << j)?, accuracy(0)?);
+            let pp = both - accuracy(1 << i)? - accuracy(1 << j)? + none;
+            Some(Interaction { slots: [self.modules[i], self.modules[j]], pp })
+        };
+        pairs(self.modules.len()).filter_map(interaction).collect()
+    }
+
+    /// Per slot, the sum of its module's interactions with all others, in percentage points; `None` where
+    /// none was measured.
+    pub fn interaction_sums_pp(&self, accuracies_pp: &[f64]) -> Vec<Option<f32>> {
+        let mut sums: Vec<Option<f64>> = vec![None; self.main.len()];
+        for Interaction { slots, pp } in self.interactions_pp(accuracies_pp) {
+            slots.into_iter().for_each(|slot| *sums[slot].get_or_insert(0.0) += pp);
+        }
+        sums.into_iter().map(|sum| sum.map(|sum| sum as f32)).collect()
+    }
+
+    /// Shapley value per slot in percentage points: what a module adds when it is switched on, over all
+    /// orders of switching modules on (Shapley, "A value for n-person games", 1953). Their sum is accuracy
+    /// with all minus accuracy with none. Exact up to four modules; beyond that the mean over the orders
+    /// of [`Counterfactual::of_last_step`]. `None` where none was asked, and everywhere if an accuracy
+    /// is missing or not finite.
+    pub fn shapley_pp(&self, accuracies_pp: &[f64]) -> Vec<Option<f64>> {
+        let n = self.modules.len();
+        let values = match n {
+            0..=SUBSETS_MAX_MODULES => self.shapley_of_subsets(accuracies_pp),
+            _ => self.shapley_of_orders(accuracies_pp),
+        };
+        let mut per_slot = vec![None; self.main.len()];
+        for (&slot, value) in self.modules.iter().zip(values.unwrap_or_default()) {
+            per_slot[slot] = Some(value);
+        }
+        per_slot
+    }
+
+    /// `Σ_S |S|!·(n − |S| − 1)!/n!·(v(S ∪ i) − v(S))` over all S without i.
+    fn shapley_of_subsets(&self, accuracies_pp: &[f64]) -> Option<Vec<f64>> {
+        let n = self.modules.len();
+        let factorial = |k: usize| (1..=k).product::<usize>() as f64;
+        let weight = |others: u32| {
+            let others = others as usize;
+            factorial(others) * factorial(n - others - 1) / factorial(n)
+        };
+        let mut values = vec![0.0; n];
+        for (i, value) in values.iter_mut().enumerate() {
+            for others in (0..1 << n).filter(|others| others >> i & 1 == 0) {
+                let with = self.accuracy(accuracies_pp, others | 1 << i)?;
+                let without = self.accuracy(accuracies_pp, others)?;
+                *value += weight(others.count_ones()) * (with - without);
+            }
+        }
+        Some(values)
+    }
+
+    /// The mean over the sampled orders of what each module adds to those before it.
+    fn shapley_of_orders(&self, accuracies_pp: &[f64]) -> Option<Vec<f64>> {
+        let mut values = vec![0.0; self.modules.len()];
+        if self.permutations.is_empty() {
+            return None;
+        }
+        for order in &self.permutations {
+            let mut on = 0;
+            let mut before = self.accuracy(accuracies_pp, on)?;
+            for &i in order {
+                on |= 1 << i;
+                let with = self.accuracy(accuracies_pp, on)?;
+                values[i] += (with - before) / self.permutations.len() as f64;
+                before = with;
+            }
+        }
+        Some(values)
+    }
+}
+
+/// All pairs i < j < n.
+fn pairs(n: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..n).flat_map(move |i| (i + 1..n).map(move |j| (i, j)))
 }

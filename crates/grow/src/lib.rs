@@ -38,7 +38,7 @@ mod topology;
 pub use alpha::{AlphaController, AlphaMode, AlphaTarget, Curve, Speed, Style, Tempo};
 pub use blueprint::{Blueprint, BlueprintSet, Channels, Join, Layer, group_norm_groups};
 pub use build::{HOST_SGD, MODULE_SGD, SlotClass, TopologyKey, host_graph};
-pub use counterfactual::{Configuration, Counterfactual, Scope};
+pub use counterfactual::{Configuration, Counterfactual, Interaction, PERMUTATIONS, Scope};
 pub use error::{
     AlphaError, BlueprintError, Error, HostError, LifecycleError, Result, TopologyError,
 };

@@ -5,9 +5,8 @@ mod common;
 
 use common::{CIFAR, fine, germination, grow_to, host};
 use meristem_grow::{
-    AlphaMode, AlphaTarget, Comparison, Configuration, Counterfactual, Curve, Gate, GateInputs,
-    Gates, GradientHealth, Host, LifecycleError, Retarget, Rules, Scope, SlotName, Speed, Stage,
-    StageChange, Style,
+    AlphaMode, AlphaTarget, Comparison, Curve, Gate, GateInputs, Gates, GradientHealth, Host,
+    LifecycleError, Retarget, Rules, SlotName, Speed, Stage, StageChange, Style,
 };
 use proptest::prelude::*;
 
@@ -342,34 +341,6 @@ fn a_report_says_each_condition_and_a_gate_passes_from_its_own_stage_only() {
         ("contribution_pp", Some(3.0), 1.0)
     );
     assert_eq!(last.comparison, Comparison::AtLeast);
-}
-
-#[test]
-fn counterfactuals_switch_one_module_off_at_a_time() {
-    let mut host = host("baseline", CIFAR, Rules { max_modules: 4, ..ageless() });
-    grow_to(&mut host, SLOT, 0, Style::LinearAdd, Stage::Fossilized);
-    grow_to(&mut host, "r0c1".parse().unwrap(), 1, Style::LinearAdd, Stage::Holding);
-    grow_to(&mut host, "r1c0".parse().unwrap(), 1, Style::LinearAdd, Stage::Blending);
-    let blending = host.index_of("r1c0".parse().unwrap()).unwrap();
-    // Its alpha is still 0: there is nothing to switch off.
-    assert_eq!(Counterfactual::solo_off(&host, Scope::Live).rows().len(), 2);
-    host.step();
-    host.germinate(2, germination(0, Style::LinearAdd)).unwrap();
-    let live = Counterfactual::solo_off(&host, Scope::Live);
-    let expected =
-        [Configuration::Main, Configuration::SoloOff(1), Configuration::SoloOff(blending)];
-    assert_eq!(live.configurations(), expected);
-    let third = 1.0 / 3.0;
-    assert_eq!(live.rows()[0], [1.0, 1.0, 0.0, third, 0.0, 0.0]);
-    assert_eq!(live.rows()[1], [1.0, 0.0, 0.0, third, 0.0, 0.0]);
-    assert_eq!(live.rows()[2], [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]);
-    let worth = live.contributions_pp(&[60.0, 58.5, 61.0]);
-    assert_eq!(worth, [None, Some(1.5), None, Some(-1.0), None, None]);
-    assert_eq!(live.contributions_pp(&[60.0, f64::NAN])[1], None);
-    assert_eq!(live.contributions_pp(&[]), [None; 6]);
-    let all = Counterfactual::solo_off(&host, Scope::All);
-    assert_eq!(all.configurations()[1], Configuration::SoloOff(0));
-    assert_eq!(all.rows()[1][0], 0.0);
 }
 
 /// What must hold of a host at any time.

@@ -369,7 +369,9 @@ mod tests {
         let add = Slot::Blended { mode: BlendMode::Add, detached: true };
         let mut graph = host(&[add, Slot::Empty, add, Slot::Empty, add, Slot::Empty]);
         graph.alphas = 6;
-        let on = |row: usize, slot: usize| f32::from(slot % 2 == 0 && row >> (slot / 2) & 1 == 1);
+        let on = |row: usize, slot: usize| {
+            f32::from(slot.is_multiple_of(2) && row >> (slot / 2) & 1 == 1)
+        };
         let table: Vec<f32> = (0..8).flat_map(|row| (0..6).map(move |s| on(row, s))).collect();
         (graph, AlphaPattern::of(&table, 8))
     }
