@@ -199,6 +199,11 @@ impl Counterfactual {
         &self.configurations
     }
 
+    /// The row of a configuration, if it was asked for.
+    pub fn row_of(&self, configuration: Configuration) -> Option<usize> {
+        self.configurations.iter().find(|(asked, _)| *asked == configuration).map(|(_, row)| *row)
+    }
+
     /// Alphas `[rows][slots]`, no row twice.
     pub fn rows(&self) -> &[Vec<f32>] {
         &self.rows

@@ -18,4 +18,14 @@ fn benchmarks_print_json() {
     let report: Value = serde_json::from_str(&said.stdout).unwrap();
     assert!(report["us_per_batch"].as_f64().unwrap() > 0.0);
     assert_eq!(report["config"]["batch"], 128);
+    let said = m.ok("bench counterfactual --batch 8 --seconds 0.1 --json");
+    let report: Value = serde_json::from_str(&said.stdout).unwrap();
+    assert!(report["share"]["median"].as_f64().unwrap() > 0.0);
+    assert_eq!(
+        (&report["config"]["configurations"], &report["config"]["distinct"]),
+        (&12.into(), &8.into())
+    );
+    // Counted, not timed: the target of issue 4.
+    assert!(report["flops_share"].as_f64().unwrap() < 0.5);
+    m.fails("bench counterfactual --blueprint conv_larch", 2, &["conv_larch", "conv_light"]);
 }

@@ -46,7 +46,32 @@ fn a_run_is_a_folder_that_says_what_happened() {
     // The quick preset is there to show growth.
     assert!(!of_kind(&events, "module_germinated").is_empty());
     assert!(!of_kind(&events, "gate_evaluated").is_empty());
-    assert!(!of_kind(&events, "counterfactuals").is_empty());
+    let worth = of_kind(&events, "counterfactuals");
+    assert!(!worth.is_empty());
+    let mut flops = [0, 0];
+    for event in &worth {
+        let cost = |key: &str| event["cost"][key].as_u64().unwrap();
+        assert_eq!(cost("images"), 1000);
+        assert_eq!(event["configurations"].as_array().unwrap().len() as u64, cost("evaluated"));
+        assert!(cost("flops") < cost("flops_separate"), "{event}");
+        flops[0] += cost("images") * cost("flops");
+        flops[1] += cost("images") * cost("flops_separate");
+        // With all on, minus with none: the sum of the Shapley values.
+        let modules = event["modules"].as_array().unwrap();
+        let shapley: f64 = modules.iter().map(|m| m["shapley"].as_f64().unwrap()).sum();
+        let off = &event["configurations"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|c| c["on"] == serde_json::json!([]));
+        let gain = event["accuracy"].as_f64().unwrap() - off.unwrap()["accuracy"].as_f64().unwrap();
+        assert!((shapley - 100.0 * gain).abs() < 1e-9, "{event}");
+    }
+    let validation = &summary["validation"];
+    assert_eq!(
+        (&validation["flops"], &validation["flops_separate"]),
+        (&flops[0].into(), &flops[1].into())
+    );
     let stages: Vec<_> =
         of_kind(&events, "stage_changed").iter().map(|e| e["to"].clone()).collect();
     assert!(["training", "blending", "holding"].iter().all(|s| stages.contains(&(*s).into())));

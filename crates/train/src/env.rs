@@ -2,13 +2,15 @@
 
 use meristem_control::{EnvView, History, Op};
 use meristem_device::Stream;
+use meristem_device::random::{Purpose, Rng};
 use meristem_grow::{
-    Configuration, Counterfactual, GateInputs, GradientHealth, Host, ParameterCounts, Scope,
-    StageChange, TopologyKey,
+    Counterfactual, GateInputs, GradientHealth, Host, ParameterCounts, Scope, StageChange,
+    TopologyKey,
 };
 use meristem_nn::{EvalMetrics, GroupMetrics, Metrics, Network, NetworkOptions};
 
 use crate::error::Result;
+use crate::growth::When;
 use crate::setup::Setup;
 use crate::summary::ModuleCounts;
 
@@ -24,6 +26,9 @@ pub(crate) struct Env {
     key: TopologyKey,
     /// Per enabled slot: gradient health and contribution, as last measured while a module was there.
     pub(crate) measured: Vec<GateInputs>,
+    /// Per enabled slot: the sum of its module's interactions with the others in the last step, in
+    /// percentage points.
+    interactions_pp: Vec<Option<f32>>,
     /// Control accuracy after each step, in percentage points.
     accuracies_pp: Vec<f32>,
     /// Control loss after each step.
@@ -39,7 +44,7 @@ pub(crate) struct Env {
     /// What came and went.
     pub(crate) history: ModuleCounts,
     /// Configurations of the step in progress.
-    counterfactual: Counterfactual,
+    pub(crate) counterfactual: Counterfactual,
     parameters: ParameterCounts,
 }
 
@@ -57,14 +62,14 @@ impl Env {
         let host = setup.fresh_host()?;
         let slots = host.slots().len();
         let options = NetworkOptions {
-            // Main, one per module, and one for the test split.
-            configs: slots + 2,
+            // One more is for the test split.
+            configs: Counterfactual::rows_max(slots) + 1,
             batch_log,
             ..NetworkOptions::new(seed, index as u64, setup.isa, setup.config.batch)
         };
         let mut network = Network::new(stream, setup.graph(&host)?, options)?;
         setup.initialise(&mut network)?;
-        let counterfactual = Counterfactual::solo_off(&host, Scope::Live);
+        let counterfactual = Counterfactual::leave_one_out(&host, Scope::Live);
         Ok(Self {
             index,
             key: host.topology_key(),
@@ -72,6 +77,7 @@ impl Env {
             host,
             network,
             measured: vec![GateInputs::default(); slots],
+            interactions_pp: vec![None; slots],
             accuracies_pp: vec![],
             losses: vec![],
             slot_history: History::default(),
@@ -87,10 +93,20 @@ impl Env {
     ///
     /// # Errors
     /// Memory, a failed stream.
-    pub(crate) fn open_step(&mut self, setup: &Setup) -> Result<Vec<StageChange>> {
+    pub(crate) fn open_step(&mut self, setup: &Setup, when: When) -> Result<Vec<StageChange>> {
         let changes = self.host.step();
         self.sync_network(setup)?;
-        self.counterfactual = Counterfactual::solo_off(&self.host, Scope::Live);
+        let config = &setup.config;
+        self.counterfactual = if when.step + 1 == config.steps {
+            let round = when.round as u64;
+            let (purpose, env) = (Purpose::Counterfactuals, self.index as u64);
+            Counterfactual::of_last_step(
+                &self.host,
+                &mut Rng::new(config.seed, purpose, env, round),
+            )
+        } else {
+            Counterfactual::of_step(&self.host)
+        };
         self.network.set_alphas(self.counterfactual.rows())?;
         self.network.reset_metrics()?;
         Ok(changes)
@@ -121,11 +137,10 @@ impl Env {
     pub(crate) fn note(&mut self, metrics: Metrics, has_control: bool) {
         self.control = metrics.eval.first().copied().filter(|_| has_control);
         if let Some(control) = self.control {
-            let percent = |m: &EvalMetrics| 100.0 * m.accuracy().unwrap_or(f64::NAN);
             self.accuracies_pp.push(percent(&control) as f32);
             self.losses.push(control.loss().unwrap_or(f64::NAN) as f32);
-            let rows = &metrics.eval[..self.configurations().min(metrics.eval.len())];
-            let accuracies: Vec<f64> = rows.iter().map(percent).collect();
+            let accuracies: Vec<f64> = metrics.eval.iter().map(percent).collect();
+            self.interactions_pp = self.counterfactual.interaction_sums_pp(&accuracies);
             let contributions = self.counterfactual.contributions_pp(&accuracies);
             for (measured, contribution) in self.measured.iter_mut().zip(contributions) {
                 measured.contribution_pp = contribution;
@@ -147,7 +162,7 @@ impl Env {
     /// Memory, a failed stream.
     pub(crate) fn open_report(&mut self, setup: &Setup) -> Result<usize> {
         self.sync_network(setup)?;
-        self.counterfactual = Counterfactual::solo_off(&self.host, Scope::All);
+        self.counterfactual = Counterfactual::leave_one_out(&self.host, Scope::All);
         let mut rows = self.counterfactual.rows().to_vec();
         rows.push(self.host.alphas());
         self.network.set_alphas(&rows)?;
@@ -155,23 +170,15 @@ impl Env {
         Ok(rows.len() - 1)
     }
 
-    /// Accuracy without each module that was switched off, and its contribution in percentage points.
-    pub(crate) fn solo_off(&self) -> Vec<(usize, f64, f64)> {
-        let Some(main) = self.control.and_then(|control| control.accuracy()) else { return vec![] };
-        let rows = self.counterfactual.configurations().iter().zip(&self.train.eval);
-        rows.filter_map(|(configuration, metrics)| match configuration {
-            Configuration::SoloOff(slot) => {
-                let without = metrics.accuracy()?;
-                Some((*slot, without, 100.0 * (main - without)))
-            }
-            _ => None,
-        })
-        .collect()
+    /// Metrics of each row of this step's configurations on the control split; empty without one.
+    pub(crate) fn control_rows(&self) -> &[EvalMetrics] {
+        let rows = self.control.map_or(0, |_| self.configurations());
+        self.train.eval.get(..rows).unwrap_or_default()
     }
 
     /// Closes the measurements of a step: what a controller compares with is brought up to date.
     pub(crate) fn remember(&mut self) {
-        self.slot_history.note(&self.host, &self.measured, &[]);
+        self.slot_history.note(&self.host, &self.measured, &self.interactions_pp);
     }
 
     /// What a controller sees.
@@ -203,6 +210,11 @@ impl Env {
     pub(crate) fn parameters(&self) -> &ParameterCounts {
         &self.parameters
     }
+}
+
+/// Accuracy in percentage points; NaN without samples.
+pub(crate) fn percent(metrics: &EvalMetrics) -> f64 {
+    100.0 * metrics.accuracy().unwrap_or(f64::NAN)
 }
 
 /// Shares over all tensors and steps of the epoch; the norm is the mean over the steps.

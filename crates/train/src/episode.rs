@@ -10,6 +10,7 @@ use std::time::Instant;
 use meristem_control::{Controller, EnvView};
 use meristem_device::random::{Purpose, Rng};
 
+use crate::counterfactuals;
 use crate::env::Env;
 use crate::error::{Error, Result};
 use crate::evaluate;
@@ -18,7 +19,7 @@ use crate::fleet::{Fleet, for_each_batch};
 use crate::growth::{self, When};
 use crate::observer::Journal;
 use crate::setup::Setup;
-use crate::summary::HotTotals;
+use crate::summary::{HotTotals, Validation};
 
 /// What a run adds up over its episodes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -33,6 +34,8 @@ pub(crate) struct Totals {
     pub(crate) step_seconds: f64,
     /// Inner loops of the epochs after the first.
     pub(crate) hot: HotTotals,
+    /// Counterfactual validation.
+    pub(crate) validation: Validation,
 }
 
 /// Everything an episode works with.
@@ -114,8 +117,9 @@ impl Episode<'_, '_> {
         self.tell_batches(envs, when);
         let actions = self.decide(envs, when)?;
         for (env, action) in envs.iter().zip(actions) {
-            if let Some(event) = growth::counterfactuals(env, when) {
-                self.journal.emit(event);
+            if let Some(found) = counterfactuals::of(env, when)? {
+                self.totals.validation.add(&found.cost);
+                self.journal.emit(Event::Counterfactuals(found));
             }
             let event = step_event(env, when, action, (seconds, images as f64 / seconds));
             self.journal.emit(Event::StepCompleted(event));

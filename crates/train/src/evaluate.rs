@@ -25,7 +25,8 @@ pub(crate) fn control(fleet: &mut Fleet, envs: &mut [Env]) -> Result<()> {
     Ok(())
 }
 
-/// One pass over a split; each batch is gathered once for all configurations.
+/// One pass over a split: each batch is gathered once, and validated in one launch, for all configurations
+/// (C1).
 fn serve(
     env: &mut Env,
     gather: &mut GatherBatches,
@@ -33,10 +34,8 @@ fn serve(
 ) -> Result<()> {
     gather.start_epoch(0)?;
     for_each_batch(gather, |batch| {
-        for configuration in configurations.clone() {
-            env.network.eval_step(&batch.inputs, &batch.targets, configuration)?;
-        }
-        Ok(())
+        let configurations = configurations.clone();
+        Ok(env.network.eval_rows(&batch.inputs, &batch.targets, configurations)?)
     })
 }
 

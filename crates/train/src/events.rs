@@ -132,19 +132,8 @@ pub enum Event {
         /// Its last contribution.
         contribution: Option<f64>,
     },
-    /// What the live modules of an env are worth: control accuracy with all of them, and without each.
-    Counterfactuals {
-        /// Env.
-        env: usize,
-        /// Round.
-        round: usize,
-        /// Step.
-        step: usize,
-        /// Accuracy with every module as it is.
-        accuracy: f64,
-        /// Each module that was switched off for a pass.
-        modules: Vec<ModuleOff>,
-    },
+    /// What the live modules of an env are worth.
+    Counterfactuals(Counterfactuals),
     /// Something that should not be: a loss that is no number.
     Anomaly {
         /// Env.
@@ -273,7 +262,29 @@ pub struct SlotState {
     pub gradient_health: Option<f64>,
 }
 
-/// A module switched off for a pass over the control split.
+/// What the live modules of an env are worth: control accuracies in this step's configurations (`grow.md`,
+/// Counterfactual configurations), and what follows from them.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Counterfactuals {
+    /// Env.
+    pub env: usize,
+    /// Round.
+    pub round: usize,
+    /// Step.
+    pub step: usize,
+    /// Accuracy with every module as it is.
+    pub accuracy: f64,
+    /// Each live module whose alpha is above 0.
+    pub modules: Vec<ModuleOff>,
+    /// What two modules are worth together beyond what each is worth alone.
+    pub interactions: Vec<ModulePair>,
+    /// Everything that was evaluated, each set of modules once; the first has all of them on.
+    pub configurations: Vec<ModulesOn>,
+    /// What it cost.
+    pub cost: ValidationCost,
+}
+
+/// What a module is worth.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ModuleOff {
     /// Slot.
@@ -282,6 +293,45 @@ pub struct ModuleOff {
     pub accuracy_without: f64,
     /// Accuracy with it minus accuracy without it, in percentage points.
     pub contribution: f64,
+    /// Shapley value, in percentage points: what it adds over all orders of switching modules on; they sum to
+    /// accuracy with all minus accuracy with none. Exact up to four modules; beyond that an estimate, at the
+    /// last step of an episode only.
+    pub shapley: Option<f64>,
+}
+
+/// Two modules.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ModulePair {
+    /// Their slots.
+    pub slots: [String; 2],
+    /// Accuracy with both, minus that with each alone, plus that with neither, in percentage points.
+    pub interaction: f64,
+}
+
+/// A configuration: which of the live modules are on.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ModulesOn {
+    /// Their slots.
+    pub on: Vec<String>,
+    /// Control accuracy.
+    pub accuracy: f64,
+    /// Control loss.
+    pub loss: f64,
+}
+
+/// What validating an env in many configurations cost, and what it would have cost one by one (C3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ValidationCost {
+    /// Configurations asked for.
+    pub configurations: usize,
+    /// Different ones among them, which were evaluated.
+    pub evaluated: usize,
+    /// Images.
+    pub images: u64,
+    /// Floating-point operations per image of the one pass.
+    pub flops: u64,
+    /// The same, of one full pass for each configuration asked for.
+    pub flops_separate: u64,
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use meristem_grow::{Comparison, GateReport, Host, Stage, StageChange};
 
 use crate::env::Env;
 use crate::error::Result;
-use crate::events::{Event, ModuleOff, SlotState};
+use crate::events::{Event, SlotState};
 use crate::observer::Journal;
 use crate::setup::Setup;
 
@@ -27,7 +27,7 @@ pub(crate) fn open_step(
     journal: &mut Journal<'_>,
 ) -> Result<()> {
     let before = Before::of(env);
-    let changes = env.open_step(setup)?;
+    let changes = env.open_step(setup, when)?;
     changes.iter().for_each(|change| before.tell(env, change, when, journal));
     Ok(())
 }
@@ -160,20 +160,6 @@ fn gate_event(env: &Env, slot: usize, report: &GateReport, When { round, step }:
         passed: report.passed,
         reasons: report.failed().map(reason).collect(),
     }
-}
-
-/// What the modules of an env that were switched off are worth; `None` when none was.
-pub(crate) fn counterfactuals(env: &Env, When { round, step }: When) -> Option<Event> {
-    let module = |(slot, accuracy_without, contribution): (usize, f64, f64)| ModuleOff {
-        slot: env.host.slots()[slot].name.to_string(),
-        accuracy_without,
-        contribution,
-    };
-    let modules: Vec<ModuleOff> = env.solo_off().into_iter().map(module).collect();
-    let accuracy = env.control.and_then(|control| control.accuracy())?;
-    let event = Event::Counterfactuals { env: env.index, round, step, accuracy, modules };
-    (!matches!(&event, Event::Counterfactuals { modules, .. } if modules.is_empty()))
-        .then_some(event)
 }
 
 /// The slots of an env that are not dormant.

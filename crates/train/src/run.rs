@@ -227,7 +227,7 @@ impl Run {
         started: Instant,
         events_dropped: u64,
     ) -> Summary {
-        let Totals { steps, training_steps, images, step_seconds, hot } = self.totals;
+        let Totals { steps, training_steps, images, step_seconds, hot, validation } = self.totals;
         let threads = self.threads();
         let Self { setup, fleet, .. } = &self;
         let rate = images as f64 / step_seconds;
@@ -252,6 +252,7 @@ impl Run {
             step_seconds,
             memory: MemorySummary::of(fleet.machine.devices()),
             hot_path: hot.per_step(),
+            validation,
             events_dropped,
             trace: None,
             envs: self.envs,

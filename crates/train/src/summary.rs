@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use meristem_device::{Counts, Device};
 use serde::{Deserialize, Serialize};
 
+use crate::events::ValidationCost;
 use crate::trace::TraceSummary;
 
 /// Version of the form of `summary.json`.
@@ -78,6 +79,9 @@ pub struct Summary {
     pub memory: MemorySummary,
     /// What the inner loop cost, per training step.
     pub hot_path: HotPath,
+    /// Counterfactual validation.
+    #[serde(default)]
+    pub validation: Validation,
     /// Events that did not reach `events.jsonl`.
     pub events_dropped: u64,
     /// The trace, if one was asked for.
@@ -175,6 +179,35 @@ pub struct HotPath {
     pub synchronizations: f64,
     /// Requests for device memory.
     pub allocations: f64,
+}
+
+/// Validation of envs with live modules in many configurations, over all steps: what the one pass cost, and
+/// what one full pass for each configuration would have cost (C3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Validation {
+    /// Configurations asked for.
+    pub configurations: u64,
+    /// Different ones, which were evaluated.
+    pub evaluated: u64,
+    /// Floating-point operations.
+    pub flops: u64,
+    /// The same, of one full pass for each configuration asked for.
+    pub flops_separate: u64,
+}
+
+impl Validation {
+    /// Adds one env's step.
+    pub(crate) fn add(&mut self, cost: &ValidationCost) {
+        self.configurations += cost.configurations as u64;
+        self.evaluated += cost.evaluated as u64;
+        self.flops += cost.images * cost.flops;
+        self.flops_separate += cost.images * cost.flops_separate;
+    }
+
+    /// Share of the separate passes' cost that was spent; `None` if no env had a live module.
+    pub fn share(&self) -> Option<f64> {
+        (self.flops_separate > 0).then(|| self.flops as f64 / self.flops_separate as f64)
+    }
 }
 
 /// Running totals behind a [`HotPath`].

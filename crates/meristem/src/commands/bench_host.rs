@@ -123,7 +123,8 @@ fn check(arguments: &BenchHostArguments) -> Result<(), Failure> {
     Ok(())
 }
 
-fn image_shape() -> grow::ImageShape {
+/// The synthetic images, as growth sees them.
+pub(crate) fn image_shape() -> grow::ImageShape {
     let meristem::data::ImageShape { channels, height, width } = synthetic::SHAPE;
     grow::ImageShape { channels, height, width, classes: synthetic::CLASSES }
 }

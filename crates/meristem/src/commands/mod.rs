@@ -1,5 +1,6 @@
 //! One file per command: from parsed flags to work and output.
 
+mod bench_counterfactual;
 mod bench_gather;
 mod bench_host;
 mod check;
@@ -30,6 +31,9 @@ pub(crate) fn run(command: Command) -> Outcome {
         Command::Data(command) => data::run(&command),
         Command::Check(arguments) => check::run(&arguments),
         Command::Bench(BenchCommand::Host(arguments)) => bench_host::run(&arguments),
+        Command::Bench(BenchCommand::Counterfactual(arguments)) => {
+            bench_counterfactual::run(&arguments)
+        }
         Command::Bench(BenchCommand::Gather(arguments)) => bench_gather::run(&arguments),
     }
 }

@@ -1,0 +1,263 @@
+//! `meristem bench counterfactual`: validating a host in all configurations of its modules in one pass, and in
+//! a pass each.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use meristem::device::random::{Purpose, Rng};
+use meristem::device::{DType, Device, DeviceId, DeviceOptions, MemoryFormat, Owner, Tensor};
+use meristem::grow::{
+    self, AlphaTarget, BlueprintSet, Counterfactual, GateInputs, Gates, Germination,
+    GradientHealth, Host, HostSpec, Rules, Stage, Style, Tempo,
+};
+use meristem::nn::{self, Isa, Network, NetworkOptions};
+use serde::Serialize;
+
+use super::bench_host::image_shape;
+use super::{Outcome, print_json};
+use crate::cli::BenchCounterfactualArguments;
+use crate::failure::Failure;
+use crate::plain::{self, spread};
+
+/// About the length of one block. The ways take turns, so that what else the machine does hits all alike.
+const BLOCK: Duration = Duration::from_millis(200);
+/// Time to compile plans, fill the pool and let the clock settle.
+const WARM_UP: Duration = Duration::from_millis(1000);
+
+#[derive(Serialize)]
+struct Report {
+    /// One pass of all configurations, per batch: median over the blocks.
+    fused_ms: Spread,
+    /// A full pass for each configuration asked for.
+    separate_ms: Spread,
+    /// A full pass for each that differs from the others.
+    distinct_ms: Spread,
+    /// Time of one pass as a share of that of separate passes in the same turn.
+    share: Spread,
+    /// As a share of that of passes for distinct configurations only.
+    share_of_distinct: Spread,
+    /// The share by counted floating-point operations.
+    flops_share: f64,
+    turns: usize,
+    config: Config,
+}
+
+/// Over the turns.
+#[derive(Serialize)]
+struct Spread {
+    median: f64,
+    min: f64,
+    max: f64,
+}
+
+impl Spread {
+    fn of(values: &[f64]) -> Self {
+        let (median, min, max) = spread(values);
+        Self { median, min, max }
+    }
+}
+
+#[derive(Serialize)]
+struct Config {
+    host: String,
+    slots: Vec<String>,
+    blueprint: String,
+    configurations: usize,
+    distinct: usize,
+    batch: usize,
+    image: [usize; 3],
+    instruction_set: String,
+    seconds: f64,
+}
+
+pub(crate) fn run(arguments: &BenchCounterfactualArguments) -> Outcome {
+    check(arguments)?;
+    let (host, slots) = grown(arguments)?;
+    let asked = Counterfactual::of_step(&host);
+    let mut bench = Bench::new(&host, &asked, arguments.batch)?;
+    let batches = bench.warm_up()?;
+    let mut times: [Vec<f64>; 3] = Default::default();
+    let started = Instant::now();
+    while times[0].is_empty() || started.elapsed().as_secs_f64() < arguments.seconds {
+        for (way, times) in WAYS.into_iter().zip(&mut times) {
+            times.push(bench.time(way, batches)?);
+        }
+    }
+    let ratio = |of: &[f64]| -> Vec<f64> {
+        times[0].iter().zip(of).map(|(fused, separate)| fused / separate).collect()
+    };
+    let (flops, one) = bench.network.eval_flops(0..asked.rows().len())?;
+    let image = image_shape();
+    let report = Report {
+        fused_ms: Spread::of(&times[0]),
+        separate_ms: Spread::of(&times[1]),
+        distinct_ms: Spread::of(&times[2]),
+        share: Spread::of(&ratio(&times[1])),
+        share_of_distinct: Spread::of(&ratio(&times[2])),
+        flops_share: flops as f64 / (one * asked.configurations().len() as u64) as f64,
+        turns: times[0].len(),
+        config: Config {
+            host: host.spec().to_string(),
+            slots,
+            blueprint: arguments.blueprint.clone(),
+            configurations: asked.configurations().len(),
+            distinct: asked.rows().len(),
+            batch: arguments.batch,
+            image: [image.channels, image.height, image.width],
+            instruction_set: bench.network.options().isa.to_string(),
+            seconds: arguments.seconds,
+        },
+    };
+    match arguments.json {
+        true => print_json(&report)?,
+        false => print(&report),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print(report: &Report) {
+    let Report { fused_ms, separate_ms, distinct_ms, share, share_of_distinct, config, .. } =
+        report;
+    let way = |name: &str, ms: &Spread, rest: String| {
+        let Spread { median, min, max } = ms;
+        plain::out(&format!("{name:<24}{median:>9.2} ms a batch ({min:.2} to {max:.2}){rest}"));
+    };
+    plain::out(&format!(
+        "{} with {} in {}: {} configurations, {} of them different; batch {}, {}, {} turns",
+        config.host,
+        config.blueprint,
+        config.slots.join(", "),
+        config.configurations,
+        config.distinct,
+        config.batch,
+        config.instruction_set,
+        report.turns
+    ));
+    way("one pass", fused_ms, String::new());
+    let rest = |share: &Spread| {
+        let Spread { median, min, max } = share;
+        format!("; one pass takes {median:.3} of it ({min:.3} to {max:.3})")
+    };
+    way(&format!("{} separate passes", config.configurations), separate_ms, rest(share));
+    way(&format!("{} separate passes", config.distinct), distinct_ms, rest(share_of_distinct));
+    plain::out(&format!("by floating-point operations: {:.3}", report.flops_share));
+}
+
+fn check(arguments: &BenchCounterfactualArguments) -> Result<(), Failure> {
+    if !(1..=4096).contains(&arguments.batch) {
+        let message = format!("--batch {}", arguments.batch);
+        return Err(Failure::usage(message, "give at least 1 and at most 4096"));
+    }
+    if !(arguments.seconds > 0.0 && arguments.seconds <= 3600.0) {
+        let message = format!("--seconds {}", arguments.seconds);
+        return Err(Failure::usage(message, "give more than 0 and at most 3600"));
+    }
+    Ok(())
+}
+
+/// A host with a module in Holding in each of the slots, and the slots' names.
+fn grown(arguments: &BenchCounterfactualArguments) -> Result<(Host, Vec<String>), Failure> {
+    let spec: HostSpec = arguments.host.parse().map_err(grow::Error::from)?;
+    let slots = spec.parse_slots(&arguments.slots).map_err(grow::Error::from)?;
+    let set = Arc::new(BlueprintSet::standard());
+    let known = set.iter().position(|blueprint| blueprint.name == arguments.blueprint);
+    let names: Vec<&str> = set.iter().map(|blueprint| &*blueprint.name).collect();
+    let blueprint = known.ok_or_else(|| {
+        let message = format!("--blueprint {} is not known", arguments.blueprint);
+        Failure::usage(message, format!("give one of {}", names.join(", ")))
+    })?;
+    let rules =
+        Rules { max_modules: slots.len(), gates: Gates::default().quick(), ..Rules::default() };
+    let mut host = Host::new(spec, image_shape(), &slots, Arc::clone(&set), rules)?;
+    let passes = GateInputs {
+        gradient_health: GradientHealth::from_norms(&[1.0]),
+        contribution_pp: Some(100.0),
+    };
+    let (tempo, alpha_target, style) = (Tempo::Fast, AlphaTarget::Most, Style::LinearAdd);
+    let what = Germination { blueprint, style, tempo, alpha_target, accuracy_pp: None };
+    for slot in 0..host.slots().len() {
+        host.germinate(slot, what).map_err(grow::Error::from)?;
+        while host.slots()[slot].stage != Stage::Holding {
+            host.step();
+            host.advance(slot, &passes).map_err(grow::Error::from)?;
+        }
+    }
+    let names = host.slots().iter().map(|slot| slot.name.to_string()).collect();
+    Ok((host, names))
+}
+
+/// How configurations are evaluated.
+#[derive(Clone, Copy)]
+enum Way {
+    Fused,
+    /// Each that was asked for.
+    Separate,
+    /// Each row.
+    Distinct,
+}
+
+const WAYS: [Way; 3] = [Way::Fused, Way::Separate, Way::Distinct];
+
+/// A network and a batch.
+struct Bench {
+    device: Device,
+    network: Network,
+    inputs: Tensor,
+    targets: Tensor,
+    rows: usize,
+    /// Row of each configuration.
+    asked: Vec<usize>,
+}
+
+impl Bench {
+    fn new(host: &Host, asked: &Counterfactual, batch: usize) -> Result<Self, Failure> {
+        let device = Device::open(DeviceId::Cpu, &DeviceOptions::default())?;
+        let stream = device.stream("env 0");
+        let isa = Isa::from_env().map_err(nn::Error::from)?;
+        let rows = asked.rows().len();
+        let options = NetworkOptions { configs: rows, ..NetworkOptions::new(0, 0, isa, batch) };
+        let mut network = Network::new(&stream, Arc::new(host.graph()?), options)?;
+        network.set_alphas(asked.rows())?;
+        let image = *host.image();
+        let shape = [batch, image.channels, image.height, image.width];
+        let mut random = Rng::new(0, Purpose::Test, 0, 0);
+        let pixels: Vec<f32> =
+            (0..shape.iter().product()).map(|_| 2.0 * random.uniform() - 1.0).collect();
+        let labels: Vec<u32> = (0..batch).map(|_| random.below(image.classes as u32)).collect();
+        let format = MemoryFormat::ChannelsLast;
+        let inputs = Tensor::empty_with_format(&stream, shape, DType::F32, format, Owner::Batches)?;
+        inputs.copy_from_slice(&pixels)?;
+        let targets = Tensor::from_slice(&stream, &labels, [batch], Owner::Batches)?;
+        let asked = asked.configurations().iter().map(|(_, row)| *row).collect();
+        Ok(Self { device, network, inputs, targets, rows, asked })
+    }
+
+    /// Runs all ways until the time is up, and returns how many batches take about a [`BLOCK`] in one pass.
+    fn warm_up(&mut self) -> Result<usize, Failure> {
+        let started = Instant::now();
+        let mut fused_ms = f64::INFINITY;
+        while started.elapsed() < WARM_UP {
+            fused_ms = fused_ms.min(self.time(Way::Fused, 1)?);
+            self.time(Way::Separate, 1)?;
+        }
+        Ok((1e3 * BLOCK.as_secs_f64() / fused_ms).ceil() as usize)
+    }
+
+    /// Milliseconds per batch over this many. One wait, at the end.
+    fn time(&mut self, way: Way, batches: usize) -> Result<f64, Failure> {
+        let started = Instant::now();
+        for _ in 0..batches {
+            match way {
+                Way::Fused => self.network.eval_rows(&self.inputs, &self.targets, 0..self.rows)?,
+                Way::Separate => self.asked.iter().try_for_each(|&row| {
+                    self.network.eval_step(&self.inputs, &self.targets, row)
+                })?,
+                Way::Distinct => (0..self.rows)
+                    .try_for_each(|row| self.network.eval_step(&self.inputs, &self.targets, row))?,
+            }
+        }
+        self.device.synchronize()?;
+        Ok(1e3 * started.elapsed().as_secs_f64() / batches as f64)
+    }
+}

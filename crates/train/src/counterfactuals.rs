@@ -1,0 +1,51 @@
+//! What validation in many configurations found out about an env's modules, and what it cost.
+
+use meristem_grow::{Configuration, Interaction};
+use meristem_nn::EvalMetrics;
+
+use crate::env::{Env, percent};
+use crate::error::Result;
+use crate::events::{Counterfactuals, ModuleOff, ModulePair, ModulesOn, ValidationCost};
+use crate::growth::When;
+
+/// What the live modules of an env are worth; `None` when there is none, or no control split.
+///
+/// # Errors
+/// None for an env whose network has a row for each configuration.
+pub(crate) fn of(env: &Env, When { round, step }: When) -> Result<Option<Counterfactuals>> {
+    let (asked, rows) = (&env.counterfactual, env.control_rows());
+    let Some(main) = rows.first().filter(|_| !asked.modules().is_empty()) else { return Ok(None) };
+    let accuracies: Vec<f64> = rows.iter().map(percent).collect();
+    let name = |slot: usize| env.host.slots()[slot].name.to_string();
+    let shapley = asked.shapley_pp(&accuracies);
+    let module = |&slot: &usize| {
+        let without = rows.get(asked.row_of(Configuration::SoloOff(slot))?)?.accuracy()?;
+        let contribution = 100.0 * (main.accuracy()? - without);
+        let (name, shapley) = (name(slot), shapley[slot]);
+        Some(ModuleOff { slot: name, accuracy_without: without, contribution, shapley })
+    };
+    let pair = |pair: Interaction| ModulePair { slots: pair.slots.map(name), interaction: pair.pp };
+    let on = |(row, metrics): (usize, &EvalMetrics)| ModulesOn {
+        on: asked.on(row).map(name).collect(),
+        accuracy: metrics.accuracy().unwrap_or(f64::NAN),
+        loss: metrics.loss().unwrap_or(f64::NAN),
+    };
+    let (flops, one) = env.network.eval_flops(0..rows.len())?;
+    let configurations = asked.configurations().len();
+    Ok(Some(Counterfactuals {
+        env: env.index,
+        round,
+        step,
+        accuracy: main.accuracy().unwrap_or(f64::NAN),
+        modules: asked.modules().iter().filter_map(module).collect(),
+        interactions: asked.interactions_pp(&accuracies).into_iter().map(pair).collect(),
+        configurations: rows.iter().enumerate().map(on).collect(),
+        cost: ValidationCost {
+            configurations,
+            evaluated: rows.len(),
+            images: main.samples,
+            flops,
+            flops_separate: configurations as u64 * one,
+        },
+    }))
+}
