@@ -25,6 +25,7 @@ mod history;
 mod masks;
 mod normalizer;
 mod observation;
+pub mod policy;
 mod random;
 mod report;
 mod reward;

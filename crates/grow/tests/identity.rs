@@ -228,7 +228,7 @@ fn growth_keeps_weights_by_name_and_alpha_alone_keeps_the_graph() {
     assert!(host.advance(0, &common::fine()).unwrap().change.is_some());
     net.network.set_graph(Arc::new(host.graph().unwrap())).unwrap();
     assert_eq!(host_bits(&net.state()), host_bits(&bare));
-    assert_eq!(net.network.graph().groups[1].sgd, MODULE_SGD);
+    assert_eq!(net.network.graph().groups[1].optimiser, MODULE_SGD.into());
     net.train();
     let trained = net.state();
     (0..10).for_each(|_| drop(host.step()));

@@ -67,6 +67,14 @@ pub enum Error {
         /// Samples asked for.
         batch: usize,
     },
+    /// A plan was asked for of sequences that do not have as many steps each.
+    #[error("{batch} rows are not a whole number of sequences of {steps} steps")]
+    Steps {
+        /// Rows asked for.
+        batch: usize,
+        /// Steps asked for.
+        steps: usize,
+    },
     /// Batch norm in training with one value per channel, whose variance is not defined.
     #[error(
         "batch norm `{parameter}` cannot train on one value per channel; use a larger batch or image"

@@ -12,7 +12,7 @@
 //!
 //! Padding lanes are zero, and stay zero: their gradients are zero.
 
-use crate::graph::{BufferId, Graph, GroupId, ParamId, ParamKind, ParamSpec};
+use crate::graph::{BufferId, Graph, GroupId, Optimiser, ParamId, ParamKind, ParamSpec};
 
 /// Output channels are padded to a multiple of this many lanes: one AVX-512 vector of f32.
 pub const LANES: usize = 16;
@@ -122,11 +122,14 @@ impl Place {
 /// Elements of the tensors of one group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GroupSize {
-    /// f32 elements of values, momentum and gradient each.
+    /// f32 elements of values and gradient each.
     pub values: usize,
+    /// f32 elements of what the optimiser remembers: the momentum, or Adam's two averages one after
+    /// the other, each in the layout of the values.
+    pub moments: usize,
     /// f32 elements of buffers (running statistics).
     pub state: usize,
-    /// i64 counters (`num_batches_tracked`).
+    /// i64 counters (`num_batches_tracked`, and Adam's steps).
     pub counters: usize,
 }
 
@@ -140,6 +143,8 @@ pub struct Layout {
     pub params: Vec<Place>,
     /// Per buffer, in the state, or in the counters for a counter.
     pub buffers: Vec<Place>,
+    /// Per group that Adam updates, the counter of its steps.
+    pub steps: Vec<Option<usize>>,
 }
 
 impl Layout {
@@ -160,7 +165,14 @@ impl Layout {
             false => take(b.group, b.len, |g| &mut g.state),
         });
         let buffers = buffers.collect();
-        Self { groups, params, buffers }
+        let mut steps = vec![];
+        for (group, spec) in groups.iter_mut().zip(&graph.groups) {
+            group.moments = spec.optimiser.moments() * group.values;
+            let step = matches!(spec.optimiser, Optimiser::Adam(_)).then_some(group.counters);
+            group.counters += if step.is_some() { LANES } else { 0 };
+            steps.push(step);
+        }
+        Self { groups, params, buffers, steps }
     }
 
     /// The place of a parameter.

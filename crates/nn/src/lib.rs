@@ -47,6 +47,9 @@ pub mod state;
 pub use error::{Error, Result};
 pub use graph::Graph;
 pub use kernels::Isa;
-pub use network::{EvalMetrics, GroupMetrics, Metrics, Network, NetworkOptions};
+pub use network::{
+    EvalMetrics, GroupMetrics, Metrics, Network, NetworkOptions, SequenceNetwork, SequenceOptions,
+    SequenceRun,
+};
 pub use plan::{Mode, Plan, PlanOptions};
 pub use state::{HostData, HostTensor, StateDict, StateError};

@@ -56,7 +56,7 @@ fn fused_is_unfused() {
 fn fusion_shortens_the_plan_and_the_arena() {
     let graph = host::bare(BASELINE, Dims { c: 3, h: 32, w: 32 });
     let plan = |fuse| {
-        let options = PlanOptions { batch: 8, mode: Mode::Train, fuse };
+        let options = PlanOptions { fuse, ..PlanOptions::new(8, Mode::Train) };
         Plan::compile(&graph, options).unwrap()
     };
     let (fused, plain) = (plan(true), plan(false));

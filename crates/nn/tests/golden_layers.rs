@@ -134,6 +134,7 @@ fn run_layer(file: &golden::File, case: &Value, isa: Isa) {
     let of = Case {
         graph: b.finish_at(output),
         batch: inputs[names[0]].shape[0],
+        steps: 1,
         inputs: names.iter().map(|n| inputs[*n].values.clone()).collect(),
         tensors,
         alphas: case["alpha"].as_f64().map(|a| a as f32).into_iter().collect(),

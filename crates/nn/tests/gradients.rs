@@ -198,6 +198,49 @@ fn straight_through_before_pooling() {
     }
 }
 
+/// Rows of sequences, with resets in the middle; the state's gradient too.
+#[test]
+fn recurrent_layers() {
+    let check = |name: &str, entries: usize, f: &dyn Fn(&mut GraphBuilder) -> Result<NodeId>| {
+        let mut b = builder(5, 1, 1);
+        let output = f(&mut b).unwrap();
+        let graph = b.finish_at(output);
+        for form in [[1, 1], [1, 3], [4, 1], [5, 3]] {
+            let case = Case::sequences(graph.clone(), form, entries);
+            check(&format!("{name} {form:?}"), &case);
+        }
+    };
+    fn lstm(b: &mut GraphBuilder, x: NodeId, hidden: usize, name: &str) -> Result<NodeId> {
+        let keep = b.another_input(Dims { c: 1, h: 1, w: 1 });
+        let (keep, state) = (b.detach(keep), b.lstm_state(hidden));
+        b.lstm([x, keep, state], name)
+    }
+    check("embedding", 3, &|b| {
+        let indices = b.indices(4);
+        b.embedding(indices, "e", 3, 2)
+    });
+    check("concat", 1, &|b| {
+        let y = b.tanh(b.input());
+        b.concat(&[y, b.input(), y])
+    });
+    check("layer_norm", 1, &|b| b.layer_norm(b.input(), "norm"));
+    for hidden in [1, 3, 8] {
+        check("lstm", 1, &|b| lstm(b, b.input(), hidden, "l"));
+    }
+    check("two residual lstms behind an embedding", 4, &|b| {
+        let indices = b.indices(2);
+        let e = b.embedding(indices, "e", 4, 3)?;
+        let mut x = b.concat(&[b.input(), e])?;
+        for name in ["l0", "l1"] {
+            let y = lstm(b, x, 11, name)?;
+            let y = b.layer_norm(y, &format!("{name}.norm"))?;
+            x = b.add(x, y)?;
+        }
+        let heads = [b.linear(x, "a", 3, true, None)?, b.linear(x, "b", 1, true, None)?];
+        b.concat(&heads)
+    });
+}
+
 /// A random graph: layers in a row, branches that meet again, values read several times.
 fn random_graph(seed: u64) -> Graph {
     let mut r = Random(seed);

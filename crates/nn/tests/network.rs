@@ -333,7 +333,8 @@ fn gradient_metrics_are_the_gradients() {
     let mut graph = (*grown(BASELINE, DIMS, &["r1c0"], Stage::Training)).clone();
     for group in &mut graph.groups {
         // With a zero momentum, no decay and no clipping the momentum is the gradient.
-        group.sgd = SgdConfig { lr: 0.0, momentum: 0.0, weight_decay: 0.0, clip_norm: f32::MAX };
+        let still = SgdConfig { lr: 0.0, momentum: 0.0, weight_decay: 0.0, clip_norm: f32::MAX };
+        group.optimiser = still.into();
     }
     let mut network = network(&stream, &Arc::new(graph), 8);
     train(&mut network, 0..1, 8);

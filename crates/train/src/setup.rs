@@ -7,7 +7,7 @@ use std::sync::Arc;
 use meristem_data::{Augment, DatasetInfo, DatasetSpec, Residency, Source};
 use meristem_device::{DeviceId, Stream};
 use meristem_grow::{BlueprintSet, Gates, Host, HostSpec, ImageShape, Rules, SlotName, nearest};
-use meristem_nn::graph::{Graph, SgdConfig};
+use meristem_nn::graph::{Graph, Optimiser, SgdConfig};
 use meristem_nn::{Isa, Network, NetworkOptions};
 
 use crate::config::TrainConfig;
@@ -112,11 +112,12 @@ impl Setup {
     pub(crate) fn graph(&self, host: &Host) -> Result<Arc<Graph>> {
         let mut graph = host.graph()?;
         let TrainConfig { lr, momentum, weight_decay, .. } = self.config;
-        for group in &mut graph.groups {
-            group.sgd.clip_norm = self.config.clip_norm.norm();
-        }
-        if let Some(host) = graph.groups.first_mut() {
-            host.sgd = SgdConfig { lr, momentum, weight_decay, ..host.sgd };
+        for (i, group) in graph.groups.iter_mut().enumerate() {
+            let Optimiser::Sgd(sgd) = &mut group.optimiser else { continue };
+            sgd.clip_norm = self.config.clip_norm.norm();
+            if i == 0 {
+                *sgd = SgdConfig { lr, momentum, weight_decay, ..*sgd };
+            }
         }
         Ok(Arc::new(graph))
     }

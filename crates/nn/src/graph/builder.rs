@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::{
     BlendMode, BufferId, BufferSpec, ConvGeometry, Dims, Graph, GroupId, GroupSpec, Init, Node,
-    NodeId, Op, ParamId, ParamKind, ParamSpec, SgdConfig,
+    NodeId, Op, Optimiser, ParamId, ParamKind, ParamSpec,
 };
 use crate::error::{Error, Result};
 
@@ -20,12 +20,12 @@ pub struct GraphBuilder {
 
 impl GraphBuilder {
     /// A graph whose input has `dims` per sample; `host` is the optimiser of group 0.
-    pub fn new(dims: Dims, host: SgdConfig) -> Self {
+    pub fn new(dims: Dims, host: impl Into<Optimiser>) -> Self {
         let graph = Graph {
             nodes: vec![Node { op: Op::Input(0), dims }],
             params: vec![],
             buffers: vec![],
-            groups: vec![GroupSpec { name: "host".into(), sgd: host }],
+            groups: vec![GroupSpec { name: "host".into(), optimiser: host.into() }],
             output: NodeId(0),
             alphas: 0,
         };
@@ -39,7 +39,7 @@ impl GraphBuilder {
 
     /// One more input, given beside the batch (a [`Network`](crate::Network) has only the batch).
     pub fn another_input(&mut self, dims: Dims) -> NodeId {
-        let index = self.graph.inputs();
+        let index = self.inputs();
         self.push(Op::Input(index), dims)
     }
 
@@ -49,8 +49,9 @@ impl GraphBuilder {
     }
 
     /// Opens a new parameter group and makes it current.
-    pub fn group(&mut self, name: &str, sgd: SgdConfig) -> GroupId {
-        self.graph.groups.push(GroupSpec { name: name.into(), sgd });
+    pub fn group(&mut self, name: &str, optimiser: impl Into<Optimiser>) -> GroupId {
+        let optimiser = optimiser.into();
+        self.graph.groups.push(GroupSpec { name: name.into(), optimiser });
         self.group = GroupId(self.graph.groups.len() - 1);
         self.group
     }
@@ -65,7 +66,15 @@ impl GraphBuilder {
         self.group = group;
     }
 
-    fn push(&mut self, op: Op, dims: Dims) -> NodeId {
+    pub(super) fn inputs(&self) -> usize {
+        self.graph.inputs()
+    }
+
+    pub(super) fn op(&self, x: NodeId) -> &Op {
+        &self.graph.nodes[x.0].op
+    }
+
+    pub(super) fn push(&mut self, op: Op, dims: Dims) -> NodeId {
         self.graph.nodes.push(Node { op, dims });
         NodeId(self.graph.nodes.len() - 1)
     }
@@ -177,7 +186,8 @@ impl GraphBuilder {
         Ok((weight, bias))
     }
 
-    /// Linear layer over a vector, initialised by `init` (both weight and bias).
+    /// Linear layer over a vector, initialised by `init` (both weight and bias; the bias of an
+    /// orthogonal weight is 0).
     pub fn linear(
         &mut self,
         x: NodeId,
@@ -193,6 +203,10 @@ impl GraphBuilder {
         let init = init.unwrap_or_else(|| Init::torch_default(d.c));
         let kind = ParamKind::LinearWeight;
         let weight = self.param(format!("{name}.weight"), &[out, d.c], kind, init)?;
+        let init = match init {
+            Init::Orthogonal { .. } => Init::Constant(0.0),
+            init => init,
+        };
         let bias = match with_bias {
             true => Some(self.param(format!("{name}.bias"), &[out], ParamKind::Vector, init)?),
             false => None,

@@ -10,7 +10,11 @@ impl Graph {
         let of = |node: NodeId| self.nodes[node.index()].dims;
         let each = of(node).numel();
         let flops = match self.nodes[node.index()].op {
-            Op::Input(_) | Op::Detach(_) | Op::StraightThrough { .. } => 0,
+            Op::Input(_) | Op::Indices(_) | Op::State(_) => 0,
+            Op::Detach(_) | Op::StraightThrough { .. } => 0,
+            Op::Embedding { .. } | Op::Concat(_) => 0,
+            // Four gates of two products and biases, three sigmoids, two tanhs, five others.
+            Op::Lstm { x, .. } => each * (4 * (2 * (of(x).c + each) + 2) + 3 * 3 + 2 * 4 + 5),
             Op::Conv2d { x, bias, geometry, .. } => {
                 let window = geometry.kernel[0] * geometry.kernel[1] * of(x).c / geometry.groups;
                 each * (2 * window + usize::from(bias.is_some()))

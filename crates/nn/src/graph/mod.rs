@@ -6,8 +6,12 @@
 
 mod builder;
 mod cost;
+mod optimiser;
+mod recurrent;
 
 pub use builder::GraphBuilder;
+pub use optimiser::{AdamConfig, Optimiser, SgdConfig};
+pub use recurrent::LstmParams;
 
 /// Index of a node (and of the value it produces) in its graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -90,6 +94,16 @@ pub enum Init {
         /// Half the width of the interval.
         bound: f32,
     },
+    /// Standard normal.
+    Normal,
+    /// A matrix with orthonormal rows or columns, whichever are fewer, times `gain`.
+    Orthogonal {
+        /// Length of those rows or columns.
+        gain: f32,
+    },
+    /// The bias of an LSTM's gates: 1 for the forget gate (the second quarter), 0 for the others, so
+    /// that a new network remembers.
+    ForgetBias,
 }
 
 impl Init {
@@ -144,26 +158,13 @@ pub struct BufferSpec {
     pub group: GroupId,
 }
 
-/// SGD with momentum and weight decay, as PyTorch's `torch.optim.SGD` (dampening 0, no Nesterov).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SgdConfig {
-    /// Learning rate.
-    pub lr: f32,
-    /// Momentum.
-    pub momentum: f32,
-    /// Weight decay, added to the gradient.
-    pub weight_decay: f32,
-    /// Largest L2 norm of the group's gradient; more is scaled down (`clip_grad_norm_`).
-    pub clip_norm: f32,
-}
-
 /// Parameters that are clipped and updated together: the host, or one module.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GroupSpec {
     /// `host`, or the slot's name.
     pub name: String,
-    /// Its optimiser.
-    pub sgd: SgdConfig,
+    /// How it is updated.
+    pub optimiser: Optimiser,
 }
 
 /// How a module's output is mixed into its host (`grow.md`, Alpha): h host, m module, a alpha,
@@ -181,8 +182,13 @@ pub enum BlendMode {
 /// One operation. The comments give the output in terms of the inputs.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
-    /// What the caller gives: the batch is input 0.
+    /// What the caller gives, f32: the batch is input 0.
     Input(usize),
+    /// Indices that the caller gives, u32, counted with the other inputs.
+    Indices(usize),
+    /// The state before the first step that the caller gives, f32, one row per sequence, counted with
+    /// the other inputs.
+    State(usize),
     /// Cross-correlation, as PyTorch's `Conv2d`.
     Conv2d {
         /// Input node.
@@ -252,6 +258,26 @@ pub enum Op {
         /// Bias parameter.
         bias: Option<ParamId>,
     },
+    /// PyTorch's `Embedding`, one row of the table per index, rows side by side.
+    Embedding {
+        /// Indices.
+        x: NodeId,
+        /// Table `[entries, size]`.
+        table: ParamId,
+    },
+    /// Vectors side by side.
+    Concat(Vec<NodeId>),
+    /// PyTorch's one-layer `LSTM` over sequences; see [`GraphBuilder::lstm`].
+    Lstm {
+        /// Input vectors.
+        x: NodeId,
+        /// 1, or 0 where the state is reset before the step.
+        keep: NodeId,
+        /// State before the first step: h, then c.
+        state: NodeId,
+        /// Weights and biases.
+        params: LstmParams,
+    },
     /// `a + b`.
     Add(NodeId, NodeId),
     /// `factor · x · s`, s one value per sample and channel.
@@ -306,8 +332,13 @@ impl Op {
             | Op::BatchNorm { .. }
             | Op::GroupNorm { .. }
             | Op::Linear { .. }
+            | Op::Embedding { .. }
+            | Op::Lstm { .. }
             | Op::TanhMix { .. } => true,
             Op::Input(_)
+            | Op::Indices(_)
+            | Op::State(_)
+            | Op::Concat(_)
             | Op::Relu(_)
             | Op::Sigmoid(_)
             | Op::Tanh(_)
@@ -321,11 +352,22 @@ impl Op {
         }
     }
 
+    /// Its number among the inputs, if it is one.
+    pub fn input(&self) -> Option<usize> {
+        match *self {
+            Op::Input(n) | Op::Indices(n) | Op::State(n) => Some(n),
+            _ => None,
+        }
+    }
+
     /// The nodes read, in argument order.
     pub fn inputs(&self) -> Vec<NodeId> {
         match *self {
-            Op::Input(_) => vec![],
-            Op::Conv2d { x, .. }
+            Op::Input(_) | Op::Indices(_) | Op::State(_) => vec![],
+            Op::Concat(ref parts) => parts.clone(),
+            Op::Lstm { x, keep, state, .. } => vec![x, keep, state],
+            Op::Embedding { x, .. }
+            | Op::Conv2d { x, .. }
             | Op::BatchNorm { x, .. }
             | Op::GroupNorm { x, .. }
             | Op::MaxPool2d { x, .. }
@@ -385,7 +427,7 @@ impl Graph {
 
     /// Number of inputs; the batch is the first.
     pub fn inputs(&self) -> usize {
-        self.nodes.iter().filter(|n| matches!(n.op, Op::Input(_))).count()
+        self.nodes.iter().filter(|n| n.op.input().is_some()).count()
     }
 
     /// Number of classes.

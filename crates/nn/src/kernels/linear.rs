@@ -1,7 +1,7 @@
 //! Linear layer: a 1 × 1 convolution whose pixels are the samples.
 
 use super::conv::{self, ConvInputs, ConvShape, ParamGrads};
-use super::{GradOut, Isa};
+use super::{GradOut, Isa, check_len, pad16};
 
 /// Shape of a linear layer over a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -49,6 +49,27 @@ pub fn forward(
     scratch: &mut [f32],
 ) {
     conv::forward(isa, &shape.as_conv(), of, y, scratch);
+}
+
+/// The packed weights `[in_f][pad16(out_f)]` as those of the layer with inputs and outputs swapped,
+/// `[out_f][pad16(in_f)]`, padding lanes zero. In squares, so that both sides stay in cache.
+pub(crate) fn transpose(in_f: usize, out_f: usize, w: &[f32], to: &mut [f32]) {
+    const SIDE: usize = 16;
+    let (from_step, to_step) = (pad16(out_f), pad16(in_f));
+    check_len("linear::transpose: w", w, in_f * from_step);
+    check_len("linear::transpose: to", to, out_f * to_step);
+    for o in (0..out_f).step_by(SIDE) {
+        for i in (0..in_f).step_by(SIDE) {
+            for o in o..out_f.min(o + SIDE) {
+                let to = &mut to[o * to_step + i..][..SIDE];
+                let rows = (in_f - i).min(SIDE);
+                for (r, to) in to[..rows].iter_mut().enumerate() {
+                    *to = w[(i + r) * from_step + o];
+                }
+                to[rows..].fill(0.0);
+            }
+        }
+    }
 }
 
 /// Gradient with respect to the input: `Wᵀ dy`.

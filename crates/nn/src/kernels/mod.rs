@@ -33,10 +33,13 @@ pub mod isa;
 mod lanes;
 pub mod linear;
 pub mod loss;
+pub mod lstm;
 mod math;
 pub mod norm;
 pub mod optim;
 pub mod pool;
+pub mod ppo;
+pub mod rows;
 mod simd;
 mod tile;
 

@@ -1,7 +1,10 @@
-//! Gradient clipping and stochastic gradient descent, as PyTorch defines them.
+//! Gradient clipping, stochastic gradient descent and Adam, as PyTorch defines them.
+
+use std::ops::Range;
 
 use super::macros::isa_kernels;
 use super::{Isa, check_len};
+use crate::graph::{AdamConfig, Optimiser};
 
 /// One step of `torch.optim.SGD` (dampening 0, no Nesterov).
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,7 +29,99 @@ pub fn clip_coefficient(norm: f64, max_norm: f32) -> f32 {
     if coefficient > 1.0 { 1.0 } else { coefficient }
 }
 
+/// One step of `torch.optim.Adam` (no weight decay, no AMSGrad).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamStep {
+    /// Decay β₂ of the average of the gradient's square.
+    pub decay: f32,
+    /// What a gradient adds to the two averages, `1 − β`.
+    pub shares: [f32; 2],
+    /// Added to the root of the averaged square.
+    pub eps: f32,
+    /// Factor of the gradient, from [`clip_coefficient`].
+    pub clip: f32,
+    /// Learning rate over the first average's bias correction, `lr/(1 − β₁ᵗ)`.
+    pub rate: f32,
+    /// Root of the second average's bias correction, `√(1 − β₂ᵗ)`.
+    pub root: f32,
+}
+
+impl AdamStep {
+    /// The step after which `steps` steps have been done. The corrections are found in f64, as PyTorch
+    /// finds them.
+    pub fn new(adam: &AdamConfig, clip: f32, steps: i64) -> Self {
+        let [first, second] = adam.betas.map(|beta| 1.0 - beta.powf(steps as f64));
+        Self {
+            decay: adam.betas[1] as f32,
+            shares: adam.betas.map(|beta| (1.0 - beta) as f32),
+            eps: adam.eps,
+            clip,
+            rate: (f64::from(adam.lr) / first) as f32,
+            root: second.sqrt() as f32,
+        }
+    }
+}
+
+/// What the update of a group needs to know.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupStep<'a> {
+    /// How it is updated.
+    pub optimiser: &'a Optimiser,
+    /// Factor of the gradient, from [`clip_coefficient`].
+    pub clip: f32,
+    /// Steps done, this one included (Adam only).
+    pub steps: i64,
+}
+
+/// The optimiser's step on the elements `at` of a group: `values` and `gradient` of the same length,
+/// `moments` as many times as long as the optimiser remembers numbers.
+pub fn group_step(
+    isa: Isa,
+    step: &GroupStep<'_>,
+    at: Range<usize>,
+    values: &mut [f32],
+    gradient: &[f32],
+    moments: &mut [f32],
+) {
+    let (first, second) = moments.split_at_mut(values.len());
+    let (values, gradient) = (&mut values[at.clone()], &gradient[at.clone()]);
+    let first = &mut first[at.clone()];
+    match step.optimiser {
+        Optimiser::Sgd(sgd) => {
+            let step = SgdStep {
+                lr: sgd.lr,
+                momentum: sgd.momentum,
+                weight_decay: sgd.weight_decay,
+                clip: step.clip,
+                // With a momentum of zeros PyTorch's first step is no special case.
+                first: false,
+            };
+            sgd_step(isa, &step, values, gradient, first);
+        }
+        Optimiser::Adam(adam) => {
+            let step = AdamStep::new(adam, step.clip, step.steps);
+            adam_step(isa, &step, values, gradient, first, &mut second[at]);
+        }
+    }
+}
+
 isa_kernels! {
+    /// `g = clip·grad; m = β₁m + (1 − β₁)g; v = β₂v + (1 − β₂)g²; p −= rate·m/(√v/root + eps)`
+    /// (Kingma and Ba, "Adam", 2015; ε added as PyTorch does).
+    pub fn adam_step(isa: Isa, step: &AdamStep, param: &mut [f32], grad: &[f32],
+                     average: &mut [f32], square: &mut [f32]) {
+        check_len("adam_step: grad", grad, param.len());
+        check_len("adam_step: average", average, param.len());
+        check_len("adam_step: square", square, param.len());
+        let AdamStep { decay, shares: [share1, share2], eps, clip, rate, root } = *step;
+        for (((p, &g), m), v) in param.iter_mut().zip(grad).zip(average).zip(square) {
+            let g = clip * g;
+            *m += share1 * (g - *m);
+            *v = decay * *v + share2 * g * g;
+            *p -= rate * (*m / (v.sqrt() / root + eps));
+        }
+    }
+
     /// Sum of squares, in f64 throughout; 16 partial sums, so the order is the same everywhere.
     pub fn grad_norm_sq(isa: Isa, grad: &[f32]) -> f64 {
         const LANES: usize = 16;

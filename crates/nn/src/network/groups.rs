@@ -2,34 +2,44 @@
 
 use meristem_device::{Args, DType, Launch, Owner, Stream, Tensor};
 
-use super::NetworkOptions;
-use crate::error::Result;
-use crate::graph::{BufferSpec, Graph, GroupId, ParamSpec};
+use crate::error::{Error, Result};
+use crate::graph::{BufferSpec, Graph, GroupId, GroupSpec, Optimiser, ParamSpec};
 use crate::layout::{GroupSize, Layout, Place, packing};
 use crate::plan::{GroupMemory, Memory};
 
 /// Tensors per group, in the order of the launch's arguments.
-const TENSORS: usize = 4;
+pub(super) const TENSORS: usize = 4;
 
 /// The tensors of one parameter group. Handles: a clone shares the memory.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
     /// Packed parameters, f32.
     pub(super) values: Tensor,
-    /// Their momentum, f32 in the same layout.
+    /// What the optimiser remembers, f32: momentum in the same layout, or Adam's two averages.
     pub(super) momentum: Tensor,
     /// Running statistics, f32.
     pub(super) state: Tensor,
-    /// `num_batches_tracked`, i64.
+    /// `num_batches_tracked` and Adam's steps, i64.
     pub(super) counters: Tensor,
 }
 
+/// How new groups are made.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fresh {
+    /// Seed of the initial weights.
+    pub(super) seed: u64,
+    /// Number of the env.
+    pub(super) env: u64,
+    /// Whom the memory belongs to.
+    pub(super) owner: Owner,
+}
+
 impl Group {
-    fn zeros(stream: &Stream, size: GroupSize) -> Result<Self> {
-        let zeros = |len, dtype| Tensor::zeros(stream, [len], dtype, Owner::Parameters);
+    fn zeros(stream: &Stream, size: GroupSize, owner: Owner) -> Result<Self> {
+        let zeros = |len, dtype| Tensor::zeros(stream, [len], dtype, owner);
         Ok(Self {
             values: zeros(size.values, DType::F32)?,
-            momentum: zeros(size.values, DType::F32)?,
+            momentum: zeros(size.moments, DType::F32)?,
             state: zeros(size.state, DType::F32)?,
             counters: zeros(size.counters, DType::I64)?,
         })
@@ -89,7 +99,7 @@ pub(super) fn build(
     stream: &Stream,
     graph: &Graph,
     old: Option<(&Graph, &[Group])>,
-    options: &NetworkOptions,
+    new: Fresh,
 ) -> Result<Vec<Group>> {
     let old = old.map(|(graph, groups)| Old { graph, groups });
     let layout = Layout::new(graph);
@@ -104,7 +114,8 @@ pub(super) fn build(
             groups.push(old.groups[before].clone());
             continue;
         }
-        let group = fresh(stream, graph, &layout, g, options)?;
+        check_carries(graph, g, old)?;
+        let group = fresh(stream, graph, &layout, g, new)?;
         if let (Some(old), Some(old_layout)) = (old, &old_layout) {
             carry_over(stream, (graph, &layout, g, &group), (old, old_layout))?;
         }
@@ -113,9 +124,27 @@ pub(super) fn build(
     Ok(groups)
 }
 
-/// What decides a group's layout: names, shapes and kinds, in order. Not how they are initialised.
+/// Adam counts its steps per group, so a group that it updates cannot take a parameter in, nor one
+/// of its own go elsewhere.
+fn check_carries(graph: &Graph, g: usize, old: Option<Old<'_>>) -> Result<()> {
+    let adam = |group: &GroupSpec| matches!(group.optimiser, Optimiser::Adam(_));
+    let Some(old) = old else { return Ok(()) };
+    if !adam(&graph.groups[g]) && !old.graph.groups.iter().any(adam) {
+        return Ok(());
+    }
+    Err(Error::Argument {
+        operation: "set_graph",
+        argument: "graph",
+        expected: "groups with SGD, or the same parameters as before".into(),
+        got: format!("group `{}` with others, and Adam", graph.groups[g].name),
+    })
+}
+
+/// What decides a group's layout: names, shapes and kinds, in order, and what the optimiser
+/// remembers. Not how they are initialised.
 #[derive(PartialEq)]
 struct Members<'a> {
+    moments: usize,
     params: Vec<(&'a str, &'a [usize], crate::graph::ParamKind)>,
     buffers: Vec<(&'a str, usize, bool)>,
 }
@@ -124,25 +153,20 @@ fn members(graph: &Graph, g: usize) -> Members<'_> {
     let params = graph.params.iter().filter(|p| p.group.index() == g);
     let buffers = graph.buffers.iter().filter(|b| b.group.index() == g);
     Members {
+        moments: graph.groups[g].optimiser.moments(),
         params: params.map(|p| (&*p.name, &*p.shape, p.kind)).collect(),
         buffers: buffers.map(|b| (&*b.name, b.len, b.counter)).collect(),
     }
 }
 
 /// A group with initial values.
-fn fresh(
-    stream: &Stream,
-    graph: &Graph,
-    layout: &Layout,
-    g: usize,
-    options: &NetworkOptions,
-) -> Result<Group> {
+fn fresh(stream: &Stream, graph: &Graph, layout: &Layout, g: usize, new: Fresh) -> Result<Group> {
     let size = layout.groups[g];
-    let group = Group::zeros(stream, size)?;
+    let group = Group::zeros(stream, size, new.owner)?;
     let mut values = vec![0.0; size.values];
     for (param, place) in graph.params.iter().zip(&layout.params) {
         if param.group.index() == g {
-            let initial = crate::init::values(param, options.seed, options.env);
+            let initial = crate::init::values(param, new.seed, new.env);
             packing(param).pack(&initial, &mut values[place.range()]);
         }
     }

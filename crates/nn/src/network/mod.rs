@@ -8,6 +8,7 @@
 mod groups;
 pub(crate) mod metrics;
 mod plans;
+mod sequence;
 mod state;
 
 use std::ops::Range;
@@ -15,10 +16,11 @@ use std::sync::Arc;
 
 use meristem_device::{DType, MemoryFormat, Owner, Stream, Tensor};
 
-use self::groups::Group;
+use self::groups::{Fresh, Group};
 use self::metrics::MetricsLayout;
 pub use self::metrics::{EvalMetrics, GroupMetrics, Metrics};
 use self::plans::Plans;
+pub use self::sequence::{SequenceNetwork, SequenceOptions, SequenceRun};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::kernels::Isa;
@@ -46,6 +48,10 @@ impl NetworkOptions {
     /// With 32 configurations and a log of 1024 batches.
     pub fn new(seed: u64, env: u64, isa: Isa, batch_max: usize) -> Self {
         Self { seed, env, isa, batch_max, configs: 32, batch_log: 1024 }
+    }
+
+    fn fresh(&self) -> Fresh {
+        Fresh { seed: self.seed, env: self.env, owner: Owner::Parameters }
     }
 }
 
@@ -78,7 +84,7 @@ impl Network {
         check_graph(&graph)?;
         let mut plans = Plans::new(Arc::clone(&graph));
         let arena_len = plans.prepare(options.batch_max)?;
-        let groups = groups::build(stream, &graph, None, &options)?;
+        let groups = groups::build(stream, &graph, None, options.fresh())?;
         let metrics_layout = layout_of(&graph, &options);
         let metrics = Tensor::zeros(stream, [metrics_layout.len()], DType::F64, Owner::Metrics)?;
         let alphas = new_alphas(stream, &graph, &options)?;
@@ -142,7 +148,7 @@ impl Network {
     ) -> Result<(Vec<Group>, Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let arena_len = self.plans.prepare(self.options.batch_max)?;
         let old = Some((&*self.graph, &self.groups[..]));
-        let groups = groups::build(&self.stream, graph, old, &self.options)?;
+        let groups = groups::build(&self.stream, graph, old, self.options.fresh())?;
         let arena = (arena_len > self.arena.numel())
             .then(|| new_arena(&self.stream, arena_len))
             .transpose()?;

@@ -85,6 +85,8 @@ pub(crate) struct Builder<'g> {
     pub(crate) trained: Vec<bool>,
     /// Row of the alphas that blends read.
     alpha_row: usize,
+    /// State of each LSTM after the last step.
+    pub(crate) last_states: Vec<ValueId>,
 }
 
 impl<'g> Builder<'g> {
@@ -102,6 +104,7 @@ impl<'g> Builder<'g> {
             group_grads: vec![None; graph.groups.len()],
             trained: vec![false; graph.params.len()],
             alpha_row: 0,
+            last_states: vec![],
         };
         builder.leads = builder.leading();
         builder
@@ -111,8 +114,8 @@ impl<'g> Builder<'g> {
         let mut leads: Vec<bool> = vec![];
         for node in &self.graph.nodes {
             let lead = match node.op {
-                Op::Input(_) => self.options.mode == Mode::Gradient,
-                Op::Detach(_) => false,
+                Op::Input(_) | Op::State(_) => self.options.mode == Mode::Gradient,
+                Op::Indices(_) | Op::Detach(_) => false,
                 ref op => op.has_params() || op.inputs().iter().any(|x| leads[x.index()]),
             };
             leads.push(lead);
@@ -127,13 +130,25 @@ impl<'g> Builder<'g> {
 
     /// Whether a backward pass will follow.
     pub(crate) fn backward(&self) -> bool {
-        matches!(self.options.mode, Mode::Train | Mode::Gradient)
+        self.options.mode.is_training()
     }
 
     /// Shape of a node's value over the batch.
     pub(crate) fn shape(&self, node: NodeId) -> ImageShape {
-        let d = self.graph.nodes[node.index()].dims;
-        ImageShape { batch: self.options.batch, h: d.h, w: d.w, c: d.c }
+        let node = &self.graph.nodes[node.index()];
+        let batch = match node.op {
+            Op::State(_) => self.options.sequences(),
+            _ => self.options.batch,
+        };
+        let d = node.dims;
+        ImageShape { batch, h: d.h, w: d.w, c: d.c }
+    }
+
+    /// Lets the state of every LSTM after the last step live to the end.
+    pub(crate) fn keep_last_states(&mut self) {
+        for i in 0..self.last_states.len() {
+            self.keep(self.last_states[i]);
+        }
     }
 
     fn value(&mut self, home: Home, len: usize) -> ValueId {
@@ -324,9 +339,8 @@ impl<'g> Builder<'g> {
         };
         // Nodes after `of` are done with their gradients (but an input's is the caller's); an
         // earlier node that holds this one too will still read it.
-        let waits = |other: usize| {
-            other <= of.index() || matches!(self.graph.nodes[other].op, Op::Input(_))
-        };
+        let waits =
+            |other: usize| other <= of.index() || self.graph.nodes[other].op.input().is_some();
         let shared = (0..self.grads.len())
             .any(|i| i != node.index() && self.grads[i] == Some(value) && waits(i))
             || self.pooled.iter().any(|(_, gradient)| gradient.dout == value);

@@ -206,7 +206,7 @@ mod tests {
     }
 
     fn norm_of(graph: &Graph, mode: Mode, fuse: bool) -> NormUnit {
-        let options = PlanOptions { batch: 2, mode, fuse };
+        let options = PlanOptions { fuse, ..PlanOptions::new(2, mode) };
         let find = |u: &Unit| if let Unit::Norm(n) = u { Some(*n) } else { None };
         units(graph, options).iter().find_map(find).unwrap()
     }

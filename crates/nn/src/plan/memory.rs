@@ -12,7 +12,7 @@ use crate::layout::GroupSize;
 pub struct GroupMemory<'a> {
     /// Packed parameters.
     pub values: &'a mut [f32],
-    /// Momentum, in the same layout.
+    /// What the optimiser remembers: momentum in the same layout, or Adam's two averages.
     pub momentum: &'a mut [f32],
     /// Running statistics.
     pub state: &'a mut [f32],
@@ -77,8 +77,11 @@ impl<'a> Memory<'a> {
 
     /// Lengths of the arena, the alphas, the inputs and the groups.
     pub(crate) fn lengths(&self) -> (usize, usize, Vec<usize>, Vec<GroupSize>) {
-        let sizes = self.groups.iter().zip(&self.counters).map(|([values, _, state], counters)| {
-            GroupSize { values: values.len, state: state.len, counters: counters.len() }
+        let sizes = self.groups.iter().zip(&self.counters).map(|([v, m, s], counters)| GroupSize {
+            values: v.len,
+            moments: m.len,
+            state: s.len,
+            counters: counters.len(),
         });
         let inputs = self.inputs.iter().map(|input| input.len).collect();
         (self.arena.len, self.alphas.len, inputs, sizes.collect())

@@ -12,7 +12,7 @@ pub mod arena;
 mod builder;
 mod check;
 mod fuse;
-mod lower;
+pub(crate) mod lower;
 mod memory;
 mod step;
 mod tree;
@@ -30,7 +30,7 @@ pub use self::tree::{AlphaPattern, flops};
 use self::value::ValueId;
 pub use self::value::{Space, Span};
 use crate::error::{Error, Result};
-use crate::graph::{Graph, Op, ParamId};
+use crate::graph::{Graph, ParamId};
 use crate::kernels::Isa;
 use crate::layout::Layout;
 use crate::network::metrics::MetricsView;
@@ -44,23 +44,28 @@ pub enum Mode {
     Evaluate,
     /// Forward with running statistics; the output stays in the arena.
     Infer,
+    /// Forward with batch statistics, then the caller's own function from the output to its gradient,
+    /// then backward. Gradients of parameters stay in the arena.
+    Objective,
     /// Forward with batch statistics, then backward from a gradient of the output that the caller
     /// writes into the arena. Gradients of parameters and inputs stay in the arena.
     Gradient,
 }
 
 impl Mode {
-    /// Whether batch norm uses (and updates) the batch's statistics.
+    /// Whether there is a backward pass; batch norm then uses (and updates) the batch's statistics.
     pub fn is_training(self) -> bool {
-        matches!(self, Mode::Train | Mode::Gradient)
+        matches!(self, Mode::Train | Mode::Gradient | Mode::Objective)
     }
 }
 
 /// What is known of a plan besides its graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PlanOptions {
-    /// Samples.
+    /// Samples; for sequences the rows of all steps, `[steps][sequences]`.
     pub batch: usize,
+    /// Steps of the sequences that the samples are; 1 where each is on its own.
+    pub steps: usize,
     /// What to compute.
     pub mode: Mode,
     /// Whether convolution, batch norm, ReLU and max pooling may become one pass. Off in tests that
@@ -69,11 +74,20 @@ pub struct PlanOptions {
 }
 
 impl PlanOptions {
-    /// With fusion.
+    /// With fusion, samples on their own.
     pub fn new(batch: usize, mode: Mode) -> Self {
-        Self { batch, mode, fuse: true }
+        Self { batch, steps: 1, mode, fuse: true }
+    }
+
+    /// Sequences that the samples belong to.
+    pub fn sequences(&self) -> usize {
+        self.batch / self.steps.max(1)
     }
 }
+
+/// The caller's part of [`Mode::Objective`]: from the output, row by row, to the gradient of what is
+/// to become small, which it overwrites.
+pub type Objective<'f> = dyn FnMut(&[f32], &mut [f32]) + 'f;
 
 /// A compiled graph for one batch size and mode.
 #[derive(Debug)]
@@ -83,6 +97,7 @@ pub struct Plan {
     steps: Vec<Step>,
     output: Span,
     output_gradient: Option<Span>,
+    last_states: Vec<Span>,
     inputs: Vec<PlanInput>,
     group_gradients: Vec<Option<Span>>,
     layout: Layout,
@@ -102,10 +117,14 @@ impl Plan {
     ///
     /// # Errors
     /// [`Error::EmptyBatch`] for a batch of no samples or a graph with an empty value;
+    /// [`Error::Steps`] for samples that are not whole sequences;
     /// [`Error::OneValuePerChannel`] where batch norm would have to train on one value per channel.
     pub fn compile(graph: &Graph, options: PlanOptions) -> Result<Self> {
         if options.batch == 0 || graph.nodes.iter().any(|n| n.dims.numel() == 0) {
             return Err(Error::EmptyBatch { batch: options.batch });
+        }
+        if options.steps == 0 || !options.batch.is_multiple_of(options.steps) {
+            return Err(Error::Steps { batch: options.batch, steps: options.steps });
         }
         let layout = Layout::new(graph);
         let mut b = Builder::new(graph, &layout, options);
@@ -122,6 +141,10 @@ impl Plan {
                 None
             }
             Mode::Infer => None,
+            Mode::Objective => {
+                lower::train::objective(&mut b);
+                None
+            }
             Mode::Gradient => {
                 let given = b.given(b.shape(graph.output).len());
                 b.seed(graph.output, given);
@@ -131,6 +154,7 @@ impl Plan {
         let output = b.node(graph.output);
         if matches!(options.mode, Mode::Infer | Mode::Gradient) {
             b.keep(output);
+            b.keep_last_states();
         }
         if b.backward() {
             for (node, emit) in backward.into_iter().rev() {
@@ -177,6 +201,12 @@ impl Plan {
         self.output
     }
 
+    /// Where each LSTM's state after the last step lies, `[sequences, 2·hidden]`, after a run in
+    /// [`Mode::Infer`] or [`Mode::Gradient`].
+    pub fn last_states(&self) -> &[Span] {
+        &self.last_states
+    }
+
     /// Where the caller of [`Mode::Gradient`] writes the gradient of the output before a run.
     pub fn output_gradient(&self) -> Option<Range<usize>> {
         self.output_gradient.map(Span::range)
@@ -199,6 +229,19 @@ impl Plan {
         })
     }
 
+    /// Where the gradient of all parameters of a group lies in the arena, in the layout of its values;
+    /// `None` when no gradient reaches any of them.
+    pub fn group_gradient(&self, group: usize) -> Option<Range<usize>> {
+        self.group_gradients[group].map(Span::range)
+    }
+
+    /// The elements of each parameter of a group that a gradient reaches, in the group's layout.
+    pub(crate) fn trained(&self, group: usize) -> Vec<Range<usize>> {
+        let params = self.layout.params.iter().zip(&self.trained);
+        let trained = params.filter(|(place, trained)| place.group.index() == group && **trained);
+        trained.map(|(place, _)| place.range()).collect()
+    }
+
     /// The layout of parameters and buffers that the plan expects.
     pub fn layout(&self) -> &Layout {
         &self.layout
@@ -217,6 +260,27 @@ impl Plan {
         self.check_memory(memory)?;
         self.execute(isa, memory, &[], 0, &mut MetricsView::none());
         Ok(())
+    }
+
+    /// Runs a plan compiled for [`Mode::Objective`]. The memories have the plan's lengths.
+    pub(crate) fn execute_objective(
+        &self,
+        isa: Isa,
+        memory: &mut Memory<'_>,
+        objective: &mut Objective<'_>,
+    ) {
+        for step in &self.steps {
+            let operands =
+                Operands { memory: &mut *memory, reads: &step.reads, writes: &step.writes };
+            step.call.run(&mut Context {
+                isa,
+                operands,
+                targets: &[],
+                config: 0,
+                metrics: &mut MetricsView::none(),
+                objective: Some(&mut *objective),
+            });
+        }
     }
 
     fn check_memory(&self, memory: &Memory<'_>) -> Result<()> {
@@ -243,7 +307,9 @@ impl Plan {
         for step in &self.steps {
             let operands =
                 Operands { memory: &mut *memory, reads: &step.reads, writes: &step.writes };
-            step.call.run(&mut Context { isa, operands, targets, config, metrics: &mut *metrics });
+            let metrics = &mut *metrics;
+            let objective = None;
+            step.call.run(&mut Context { isa, operands, targets, config, metrics, objective });
         }
     }
 }
@@ -253,7 +319,7 @@ fn inputs_of(b: &mut Builder<'_>) -> Vec<(usize, Option<ValueId>)> {
     let graph = b.graph;
     let mut inputs = vec![];
     for (i, node) in graph.nodes.iter().enumerate() {
-        if let Op::Input(_) = node.op {
+        if node.op.input().is_some() {
             let id = crate::graph::NodeId(i);
             let gradient = b.gradient(id);
             if let Some(gradient) = gradient {
@@ -273,7 +339,7 @@ fn finish(
     inputs: Vec<(usize, Option<ValueId>)>,
 ) -> Plan {
     let groups = (0..b.graph.groups.len()).map(|g| b.group_gradient(g)).collect::<Vec<_>>();
-    let Builder { graph, layout, options, values, steps, trained, .. } = b;
+    let Builder { graph, layout, options, values, steps, trained, last_states, .. } = b;
     let steps = without_dead(&values, steps);
     let (spans, arena_len) = assign_memory(&values, &steps);
     let span = |id: ValueId| if id == ValueId::NONE { Span::EMPTY } else { spans[id.index()] };
@@ -296,6 +362,10 @@ fn finish(
         steps,
         output: span(output),
         output_gradient: output_gradient.map(span),
+        last_states: match options.mode {
+            Mode::Infer | Mode::Gradient => last_states.into_iter().map(span).collect(),
+            _ => vec![],
+        },
         inputs,
         group_gradients: groups.into_iter().map(|g| g.map(span)).collect(),
         layout: layout.clone(),

@@ -4,6 +4,7 @@ use std::fmt::Debug;
 
 use smallvec::SmallVec;
 
+use super::Objective;
 use super::memory::Memory;
 use super::value::{Span, ValueId};
 use crate::kernels::Isa;
@@ -28,6 +29,8 @@ pub(crate) struct Context<'r, 'm> {
     pub(crate) config: usize,
     /// Where losses, hits and norms go.
     pub(crate) metrics: &'r mut MetricsView<'m>,
+    /// The caller's function of [`Mode::Objective`](super::Mode::Objective).
+    pub(crate) objective: Option<&'r mut Objective<'r>>,
 }
 
 /// The operands of one step.
@@ -49,9 +52,11 @@ impl Operands<'_, '_> {
         self.memory.split(reads, writes)
     }
 
-    /// Adds one to a counter of a group.
-    pub(crate) fn count(&mut self, group: usize, counter: usize) {
-        self.memory.counters(group)[counter] += 1;
+    /// Adds one to a counter of a group; what it then is.
+    pub(crate) fn count(&mut self, group: usize, counter: usize) -> i64 {
+        let counter = &mut self.memory.counters(group)[counter];
+        *counter += 1;
+        *counter
     }
 }
 

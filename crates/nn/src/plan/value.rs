@@ -28,7 +28,7 @@ pub enum Space {
     Alphas,
     /// Packed parameters of a group.
     Values(GroupId),
-    /// Their momentum, in the same layout.
+    /// What their optimiser remembers ([`GroupSize::moments`](crate::layout::GroupSize)).
     Momentum(GroupId),
     /// Running statistics of a group.
     State(GroupId),
@@ -55,6 +55,11 @@ pub struct Span {
 impl Span {
     /// No elements.
     pub const EMPTY: Self = Self { space: Space::Arena, start: 0, len: 0 };
+
+    /// A piece of the arena.
+    pub(crate) fn arena(start: usize, len: usize) -> Self {
+        Self { space: Space::Arena, start, len }
+    }
 
     /// A place of a layout, in one of its group's memories.
     pub(crate) fn of(place: Place, space: fn(GroupId) -> Space) -> Self {

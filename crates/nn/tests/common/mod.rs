@@ -62,6 +62,9 @@ pub(crate) fn to_nchw(x: &[f32], d: Dims) -> Vec<f32> {
 pub(crate) struct Case {
     pub(crate) graph: Graph,
     pub(crate) batch: usize,
+    /// Steps of the sequences that the batch is; 1 but for recurrent layers.
+    pub(crate) steps: usize,
+    /// Indices are whole numbers here.
     pub(crate) inputs: Vec<Vec<f32>>,
     /// Parameters and buffers (but counters) by name.
     pub(crate) tensors: BTreeMap<String, Vec<f32>>,
@@ -76,6 +79,8 @@ pub(crate) struct Outcome {
     pub(crate) params: BTreeMap<String, Vec<f32>>,
     /// Gradients of the inputs.
     pub(crate) inputs: Vec<Option<Vec<f32>>>,
+    /// State of each LSTM after the last step.
+    pub(crate) states: Vec<Vec<f32>>,
     /// Buffers afterwards.
     pub(crate) buffers: BTreeMap<String, Vec<f32>>,
     pub(crate) counters: Vec<i64>,
@@ -105,8 +110,29 @@ impl Case {
         let inputs = input_nodes(&graph)
             .map(|node| random.normals(batch * graph.nodes[node].dims.numel()))
             .collect();
+        let steps = 1;
         let alphas = (0..graph.alphas).map(|i| [0.3, 0.7, 1.0][i % 3]).collect();
-        Self { graph, batch, inputs, tensors, alphas }
+        Self { graph, batch, steps, inputs, tensors, alphas }
+    }
+
+    /// Sequences of `steps` steps: states have one row per sequence, indices are below `entries`, and
+    /// what has one value a row (a mask) is 0 or 1.
+    pub(crate) fn sequences(graph: Graph, [steps, sequences]: [usize; 2], entries: usize) -> Self {
+        let mut case = Self::random(graph, steps * sequences, 5);
+        let mut random = Random(6);
+        let nodes: Vec<_> = input_nodes(&case.graph).collect();
+        for (input, node) in case.inputs.iter_mut().zip(nodes) {
+            let node = &case.graph.nodes[node];
+            match node.op {
+                Op::State(_) => input.truncate(sequences * node.dims.c),
+                Op::Indices(_) => input.fill_with(|| random.below(entries) as f32),
+                _ if node.dims.c == 1 => {
+                    input.fill_with(|| f32::from(u8::from(random.below(3) > 0)));
+                }
+                _ => {}
+            }
+        }
+        Self { steps, ..case }
     }
 
     pub(crate) fn output_dims(&self) -> Dims {
@@ -126,7 +152,7 @@ impl Case {
         fuse: bool,
         gradient: &[f32],
     ) -> Result<Outcome> {
-        let options = PlanOptions { batch: self.batch, mode, fuse };
+        let options = PlanOptions { batch: self.batch, steps: self.steps, mode, fuse };
         let plan = Plan::compile(&self.graph, options)?;
         let layout = Layout::new(&self.graph);
         let mut memory = Groups::new(self, &layout);
@@ -139,7 +165,10 @@ impl Case {
             .inputs
             .iter()
             .zip(input_nodes(&self.graph))
-            .map(|(x, node)| to_nhwc(x, self.graph.nodes[node].dims))
+            .map(|(x, node)| match self.graph.nodes[node].op {
+                Op::Indices(_) => x.iter().map(|v| f32::from_bits(*v as u32)).collect(),
+                _ => to_nhwc(x, self.graph.nodes[node].dims),
+            })
             .collect();
         let slices: Vec<&[f32]> = inputs.iter().map(Vec::as_slice).collect();
         let mut run = Memory::new(&mut arena, &slices, &self.alphas);
@@ -186,6 +215,7 @@ impl Case {
                     Some(to_nchw(&arena[range], graph.nodes[node].dims))
                 })
                 .collect(),
+            states: plan.last_states().iter().map(|s| arena[s.range()].to_vec()).collect(),
             buffers,
             counters: memory.counters.iter().flatten().copied().filter(|c| *c != 0).collect(),
         }
@@ -193,7 +223,7 @@ impl Case {
 }
 
 fn input_nodes(graph: &Graph) -> impl Iterator<Item = usize> + '_ {
-    (0..graph.nodes.len()).filter(|&i| matches!(graph.nodes[i].op, Op::Input(_)))
+    (0..graph.nodes.len()).filter(|&i| graph.nodes[i].op.input().is_some())
 }
 
 /// The packed groups of a case.
@@ -220,7 +250,7 @@ impl Groups {
                 to.copy_from_slice(&case.tensors[&buffer.name]);
             }
         }
-        let momentum = sized(|g| g.values);
+        let momentum = sized(|g| g.moments);
         let counters = layout.groups.iter().map(|g| vec![0; g.counters]).collect();
         Self { values, momentum, state, counters }
     }

@@ -1,7 +1,7 @@
 //! The slow obvious version: a graph interpreted node by node in f64 over `[N][C][H][W]`, and
 //! gradients by central differences.
 
-use meristem_nn::graph::{BlendMode, Dims, NodeId, Op, ParamId};
+use meristem_nn::graph::{BlendMode, Dims, LstmParams, NodeId, Op, ParamId};
 
 use super::Case;
 
@@ -61,7 +61,17 @@ impl Interpreter<'_> {
     fn node(&self, i: usize) -> Vec<f64> {
         let out = self.case.graph.nodes[i].dims;
         match &self.case.graph.nodes[i].op {
-            Op::Input(n) => self.inputs[*n].clone(),
+            Op::Input(n) | Op::Indices(n) | Op::State(n) => self.inputs[*n].clone(),
+            Op::Embedding { x, table } => {
+                let size = out.c / self.dims(*x).c;
+                let row = |i: &f64| &self.param(*table)[i.round() as usize * size..][..size];
+                self.x(*x).iter().flat_map(row).copied().collect()
+            }
+            Op::Concat(parts) => {
+                let row = |r: usize| parts.iter().flat_map(move |p| self.row(*p, r)).copied();
+                (0..self.case.batch).flat_map(row).collect()
+            }
+            Op::Lstm { x, keep, state, params } => self.lstm([*x, *keep, *state], params, out.c),
             Op::Conv2d { .. } => self.conv(i),
             Op::BatchNorm { .. } => self.batch_norm(i),
             Op::GroupNorm { .. } => self.group_norm(i),
@@ -97,6 +107,39 @@ impl Interpreter<'_> {
             },
             Op::Blend { .. } => self.blend(i),
         }
+    }
+
+    fn row(&self, x: NodeId, row: usize) -> &[f64] {
+        let c = self.dims(x).numel();
+        &self.x(x)[row * c..][..c]
+    }
+
+    /// Step by step, sequence by sequence, gate by gate.
+    fn lstm(&self, [x, keep, state]: [NodeId; 3], params: &LstmParams, n: usize) -> Vec<f64> {
+        let sequences = self.case.batch / self.case.steps;
+        let [w_ih, w_hh] = [params.weight_ih, params.weight_hh].map(|p| self.param(p));
+        let [b_ih, b_hh] = [params.bias_ih, params.bias_hh].map(|p| self.param(p));
+        let dot = |w: &[f64], gate: usize, v: &[f64]| -> f64 {
+            w[gate * v.len()..].iter().zip(v).map(|(w, v)| w * v).sum()
+        };
+        let sigmoid = |v: f64| 1.0 / (1.0 + (-v).exp());
+        let mut states: Vec<Vec<f64>> =
+            (0..sequences).map(|i| self.row(state, i).to_vec()).collect();
+        let mut y = vec![];
+        for row in 0..self.case.batch {
+            let state = &mut states[row % sequences];
+            state.iter_mut().for_each(|v| *v *= self.row(keep, row)[0]);
+            let (h, c) = state.split_at_mut(n);
+            let gate =
+                |j: usize| dot(w_ih, j, self.row(x, row)) + b_ih[j] + dot(w_hh, j, h) + b_hh[j];
+            let gates: Vec<f64> = (0..4 * n).map(gate).collect();
+            for k in 0..n {
+                c[k] = sigmoid(gates[n + k]) * c[k] + sigmoid(gates[k]) * gates[2 * n + k].tanh();
+                h[k] = sigmoid(gates[3 * n + k]) * c[k].tanh();
+            }
+            y.extend_from_slice(h);
+        }
+        y
     }
 
     fn map(&self, x: NodeId, f: impl Fn(f64) -> f64) -> Vec<f64> {

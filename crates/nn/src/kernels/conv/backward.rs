@@ -2,6 +2,7 @@
 
 use super::forward::{mode, pixels, window};
 use super::{ConvShape, ParamGrads, aligned};
+use crate::kernels::linear;
 use crate::kernels::norm::channels::add_channel_sums;
 use crate::kernels::tile::{self, Job, Nest, readable_cols};
 use crate::kernels::{GradOut, Isa, check_len, check_scratch, pad16};
@@ -102,13 +103,7 @@ fn flip(shape: &ConvShape, w: &[f32], to: &mut [f32]) {
     let (from_step, to_step) = (pad16(co), pad16(ci));
     for tap in 0..taps {
         let from = &w[(taps - 1 - tap) * ci * from_step..(taps - tap) * ci * from_step];
-        let to = &mut to[tap * co * to_step..(tap + 1) * co * to_step];
-        for (o, to) in to.chunks_exact_mut(to_step).enumerate() {
-            for (to, from) in to.iter_mut().zip(from.chunks_exact(from_step)) {
-                *to = from[o];
-            }
-            to[ci..].fill(0.0);
-        }
+        linear::transpose(ci, co, from, &mut to[tap * co * to_step..(tap + 1) * co * to_step]);
     }
 }
 

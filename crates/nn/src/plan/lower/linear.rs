@@ -18,8 +18,9 @@ impl Call for Forward {
     }
 }
 
+/// Gradients of weight and bias from input and output gradient, added.
 #[derive(Debug)]
-struct WeightGradient(LinearShape);
+pub(super) struct WeightGradient(pub(super) LinearShape);
 
 impl Call for WeightGradient {
     fn run(&self, cx: &mut Context<'_, '_>) {
@@ -29,10 +30,11 @@ impl Call for WeightGradient {
     }
 }
 
+/// Gradient of the input from output gradient and weight.
 #[derive(Debug)]
-struct DataGradient {
-    shape: LinearShape,
-    accumulate: bool,
+pub(super) struct DataGradient {
+    pub(super) shape: LinearShape,
+    pub(super) accumulate: bool,
 }
 
 impl Call for DataGradient {

@@ -7,9 +7,11 @@ mod blend;
 mod conv;
 pub(super) mod elementwise;
 mod linear;
+mod lstm;
 mod norm;
 mod pool;
-pub(super) mod train;
+mod rows;
+pub(crate) mod train;
 
 use super::builder::{Backward, Builder};
 use super::fuse::Unit;
@@ -35,7 +37,7 @@ pub(super) fn forward(b: &mut Builder<'_>, unit: &Unit) -> Result<Option<Backwar
 fn node(b: &mut Builder<'_>, node: NodeId) -> Option<Backward> {
     let graph = b.graph;
     match graph.nodes[node.index()].op {
-        Op::Input(n) => {
+        Op::Input(n) | Op::Indices(n) | Op::State(n) => {
             let span = Span { space: Space::Input(n), start: 0, len: b.shape(node).len() };
             let value = b.fixed(span);
             b.bind(node, value);
@@ -49,6 +51,9 @@ fn node(b: &mut Builder<'_>, node: NodeId) -> Option<Backward> {
         Op::MaxPool2d { .. } => pool::max(b, node),
         Op::GlobalAvgPool(x) => Some(pool::global_average(b, node, x)),
         Op::Linear { x, weight, bias } => Some(linear::linear(b, node, x, weight, bias)),
+        Op::Embedding { x, table } => Some(rows::embedding(b, node, x, table)),
+        Op::Concat(ref parts) => Some(rows::concat(b, node, parts)),
+        Op::Lstm { x, keep, state, params } => Some(lstm::lstm(b, node, [x, keep, state], params)),
         Op::Add(x, y) => Some(elementwise::add(b, node, [x, y])),
         Op::ScaleChannels { x, scale, factor } => {
             Some(elementwise::scale_channels(b, node, [x, scale], factor))

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use crate::graph::SgdConfig;
+use crate::graph::Optimiser;
 use crate::kernels::loss;
-use crate::kernels::optim::{self, SgdStep};
+use crate::kernels::optim;
 use crate::network::metrics::BatchResult;
 use crate::plan::builder::Builder;
 use crate::plan::step::{Call, Context};
@@ -50,11 +50,36 @@ pub(in crate::plan) fn cross_entropy(b: &mut Builder<'_>, rows: &[usize]) {
     }
 }
 
-/// One group's update: L2 norm over its tensors in f64, clipping, SGD.
+/// Calls the caller's function.
+#[derive(Debug)]
+struct CallObjective;
+
+impl Call for CallObjective {
+    fn run(&self, cx: &mut Context<'_, '_>) {
+        let ([output], [gradient]) = cx.operands.split();
+        match &mut cx.objective {
+            Some(objective) => objective(output, gradient),
+            // Never: such plans are run by `execute_objective` only.
+            None => gradient.fill(0.0),
+        }
+    }
+}
+
+/// Emits the caller's function of the graph's output, whose result becomes the output's gradient.
+pub(in crate::plan) fn objective(b: &mut Builder<'_>) {
+    let output = b.graph.output;
+    let (value, gradient) = (b.node(output), b.arena(b.shape(output).len()));
+    b.emit_effect(CallObjective, &[value], &[gradient]);
+    b.seed(output, gradient);
+}
+
+/// One group's update: L2 norm over its tensors in f64, clipping, the optimiser's step.
 #[derive(Debug)]
 struct Update {
     group: usize,
-    sgd: SgdConfig,
+    optimiser: Optimiser,
+    /// Adam's counter of steps.
+    step: Option<usize>,
     /// One range per tensor.
     tensors: Vec<Range<usize>>,
     /// The same elements in as few ranges as possible; lanes between two tensors are zero and stay so.
@@ -63,21 +88,15 @@ struct Update {
 
 impl Call for Update {
     fn run(&self, cx: &mut Context<'_, '_>) {
-        let ([gradient], [values, momentum]) = cx.operands.split();
+        let steps = self.step.map_or(0, |step| cx.operands.count(self.group, step));
+        let ([gradient], [values, moments]) = cx.operands.split();
         let squares =
             self.tensors.iter().map(|t| optim::grad_norm_sq(cx.isa, &gradient[t.clone()]));
         let norm = cx.metrics.add_group(self.group, squares);
-        let step = SgdStep {
-            lr: self.sgd.lr,
-            momentum: self.sgd.momentum,
-            weight_decay: self.sgd.weight_decay,
-            clip: optim::clip_coefficient(norm, self.sgd.clip_norm),
-            // With a momentum of zeros PyTorch's first step is no special case.
-            first: false,
-        };
+        let clip = optim::clip_coefficient(norm, self.optimiser.clip_norm());
+        let step = optim::GroupStep { optimiser: &self.optimiser, clip, steps };
         for run in &self.runs {
-            let [values, momentum] = [&mut *values, &mut *momentum].map(|s| &mut s[run.clone()]);
-            optim::sgd_step(cx.isa, &step, values, &gradient[run.clone()], momentum);
+            optim::group_step(cx.isa, &step, run.clone(), values, gradient, moments);
         }
     }
 }
@@ -93,17 +112,17 @@ pub(in crate::plan) fn updates(b: &mut Builder<'_>) {
             .map(|((_, place), _)| place.range())
             .collect();
         let id = crate::graph::GroupId(group);
-        let whole = |space| Span { space, start: 0, len: b.layout.groups[group].values };
-        let [values, momentum] = [Space::Values(id), Space::Momentum(id)].map(whole);
-        let [values, momentum] = [values, momentum].map(|span| b.fixed(span));
-        let sgd = b.graph.groups[group].sgd;
-        let call = Update { group, sgd, runs: joined(&tensors), tensors };
-        b.emit_effect(call, &[gradient], &[values, momentum]);
+        let size = b.layout.groups[group];
+        let memories = [(Space::Values(id), size.values), (Space::Momentum(id), size.moments)];
+        let [values, moments] = memories.map(|(space, len)| b.fixed(Span { space, start: 0, len }));
+        let (optimiser, step) = (b.graph.groups[group].optimiser, b.layout.steps[group]);
+        let call = Update { group, optimiser, step, runs: joined(&tensors), tensors };
+        b.emit_effect(call, &[gradient], &[values, moments]);
     }
 }
 
 /// Joins ranges that follow each other up to a whole vector.
-fn joined(ranges: &[Range<usize>]) -> Vec<Range<usize>> {
+pub(crate) fn joined(ranges: &[Range<usize>]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = vec![];
     for range in ranges {
         match runs.last_mut() {

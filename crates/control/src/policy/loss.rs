@@ -1,0 +1,69 @@
+//! What the policy learns from: `grow.md`, PPO, as numbers for [`PpoLoss`].
+
+use meristem_nn::Result;
+use meristem_nn::kernels::ppo::{PpoHead, PpoLoss};
+
+use super::{PolicyShape, argument};
+use crate::action::Op;
+use crate::heads::HEADS;
+
+/// Configuration of the loss; see [`meristem_nn::kernels::ppo`] for the formula.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LossConfig {
+    /// ε: how far a ratio may leave 1.
+    pub clip: f32,
+    /// Weight of the mean squared error of V.
+    pub value: f32,
+    /// Weight of the entropy bonus, times each head's multiplier.
+    pub entropy: f32,
+    /// Mean entropy (over its largest possible value) below which a head is pushed up.
+    pub entropy_floor: f32,
+    /// Weight of that push: it adds this times the square of what is missing.
+    pub entropy_floor_penalty: f32,
+}
+
+impl Default for LossConfig {
+    fn default() -> Self {
+        Self {
+            clip: 0.2,
+            value: 0.5,
+            entropy: 0.05,
+            entropy_floor: 0.3,
+            entropy_floor_penalty: 1.0,
+        }
+    }
+}
+
+impl LossConfig {
+    /// The loss of a policy of this shape.
+    ///
+    /// # Errors
+    /// [`meristem_nn::Error::Argument`] for a number that is negative or not finite.
+    pub(super) fn build(&self, shape: &PolicyShape) -> Result<PpoLoss> {
+        for (name, value) in [
+            ("clip", self.clip),
+            ("value", self.value),
+            ("entropy", self.entropy),
+            ("entropy_floor", self.entropy_floor),
+            ("entropy_floor_penalty", self.entropy_floor_penalty),
+        ] {
+            if !(value.is_finite() && value >= 0.0) {
+                return Err(argument(name, "a number from 0 on".into(), value.to_string()));
+            }
+        }
+        let ops = |used_by: &[Op]| used_by.iter().fold(0, |bits, op| bits | 1 << op.index());
+        let heads = HEADS.iter().zip(shape.heads()).map(|(head, choices)| PpoHead {
+            choices,
+            used_by: ops(head.used_by),
+            floor: head.floor,
+            entropy_coefficient: self.entropy * head.entropy_multiplier,
+            entropy_floor: self.entropy_floor,
+        });
+        Ok(PpoLoss {
+            heads: heads.collect(),
+            clip: self.clip,
+            value_coefficient: self.value,
+            entropy_floor_coefficient: self.entropy_floor_penalty,
+        })
+    }
+}

@@ -1,0 +1,273 @@
+//! The policy: a recurrent network on the device that turns observations into logits and a value.
+//!
+//! `network` describes it, `loss` says what it learns from; both are data. [`Policy`] holds the
+//! parameters. One set of them, two kinds of runs: [`Policy::step`] takes all envs one step on, carrying
+//! their state; [`Policy::differentiate`] unrolls whole episodes and finds the gradient of the loss.
+
+mod loss;
+mod network;
+
+use std::sync::Arc;
+
+use meristem_device::{DType, Owner, Stream, Tensor, read_back};
+use meristem_nn::kernels::ppo::{PpoBatch, PpoLoss, PpoReport, Reference, report_len};
+use meristem_nn::{Error, Isa, Result, SequenceNetwork, SequenceOptions, SequenceRun, StateDict};
+
+pub use self::loss::LossConfig;
+pub use self::network::{PolicyConfig, PolicyShape};
+
+/// The inputs of a run, on the policy's stream. Rows are `[steps][sequences]`, a sequence per env.
+#[derive(Clone, Copy, Debug)]
+pub struct PolicyInputs<'a> {
+    /// f32 `[rows, features]`.
+    pub observations: &'a Tensor,
+    /// Blueprint of each slot's module, u32 `[rows, slots]`; [`PolicyShape::empty`] for none.
+    pub blueprints: &'a Tensor,
+    /// f32 `[rows]`: 0 where a new trajectory begins, whose state is then zero; else 1.
+    pub keep: &'a Tensor,
+    /// State before the first step, f32 `[sequences, 2·hidden]`.
+    pub state: &'a Tensor,
+}
+
+impl<'a> PolicyInputs<'a> {
+    fn all(&self) -> [&'a Tensor; 4] {
+        [self.observations, self.blueprints, self.keep, self.state]
+    }
+}
+
+/// What an update learns from, on the policy's stream: a round of all envs.
+#[derive(Clone, Copy, Debug)]
+pub struct PolicyBatch<'a> {
+    /// Steps of every sequence.
+    pub steps: usize,
+    /// What was seen.
+    pub inputs: PolicyInputs<'a>,
+    /// Choice of each head, u32 `[rows, heads]`.
+    pub choices: &'a Tensor,
+    /// 1 where a choice was legal, u8 `[rows, logits]`; a row without a legal op counts for nothing.
+    pub legal: &'a Tensor,
+    /// f32 `[rows]`, normalised.
+    pub advantages: &'a Tensor,
+    /// What V is to become, f32 `[rows]`.
+    pub returns: &'a Tensor,
+}
+
+/// Which pass over a batch it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pass {
+    /// The first: its log-probabilities become the reference, so that every ratio is exactly 1.
+    First,
+    /// A later one, compared with the reference of the first.
+    Later,
+}
+
+/// The policy on a stream.
+#[derive(Debug)]
+pub struct Policy {
+    network: SequenceNetwork,
+    shape: PolicyShape,
+    loss: Arc<PpoLoss>,
+    /// Of the last pass, f64 `[report_len]`.
+    report: Tensor,
+    /// Log-probabilities of the first pass, f32 `[rows, heads]`.
+    reference: Option<Tensor>,
+}
+
+impl Policy {
+    /// A new policy. Does not wait for the device.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a loss that makes no sense or a width of 0; memory.
+    pub fn new(
+        stream: &Stream,
+        shape: PolicyShape,
+        config: &PolicyConfig,
+        loss: &LossConfig,
+        isa: Isa,
+    ) -> Result<Self> {
+        let loss = Arc::new(loss.build(&shape)?);
+        let graph = Arc::new(shape.graph(config)?);
+        let options = SequenceOptions { seed: config.seed, isa, owner: Owner::Policy };
+        let network = SequenceNetwork::new(stream, graph, options)?;
+        let len = report_len(loss.heads.len());
+        let report = Tensor::zeros(stream, [len], DType::F64, Owner::Policy)?;
+        Ok(Self { network, shape, loss, report, reference: None })
+    }
+
+    /// The state of so many envs before their first step: zeros, f32 `[sequences, 2·hidden]`.
+    ///
+    /// # Errors
+    /// Memory.
+    pub fn initial_state(&self, sequences: usize) -> Result<Tensor> {
+        let shape = [sequences, 2 * self.shape.hidden];
+        Ok(Tensor::zeros(self.stream(), shape, DType::F32, Owner::Policy)?)
+    }
+
+    /// Takes all envs one step on: `output` `[envs, logits + 1]` becomes the logits of all heads side by
+    /// side, then V; `next` `[envs, 2·hidden]` the state after the step. It may not be the state before:
+    /// keep two and change their places. One launch, which waits for nothing.
+    ///
+    /// # Errors
+    /// [`Error::Argument`], memory, a failed stream.
+    pub fn step(&mut self, of: &PolicyInputs<'_>, output: &Tensor, next: &Tensor) -> Result<()> {
+        self.forward(1, of, output, next)
+    }
+
+    /// As [`Policy::step`], of whole sequences: rows are `[steps][envs]`, `next` is the state after the
+    /// last.
+    ///
+    /// # Errors
+    /// As [`Policy::step`].
+    pub fn forward(
+        &mut self,
+        steps: usize,
+        of: &PolicyInputs<'_>,
+        output: &Tensor,
+        next: &Tensor,
+    ) -> Result<()> {
+        self.network.forward(&SequenceRun { steps, inputs: &of.all() }, output, &[next])
+    }
+
+    /// One pass of an update: forward, loss, backward, in one launch that waits for nothing. The
+    /// parameters stay as they are. Read [`Policy::report`], then decide on [`Policy::apply`].
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a tensor of another form, or a later pass without a first of as many rows;
+    /// memory, a failed stream.
+    pub fn differentiate(&mut self, batch: &PolicyBatch<'_>, pass: Pass) -> Result<()> {
+        let rows = self.check_batch(batch)?;
+        let heads = self.loss.heads.len();
+        let known = self.reference.take().filter(|reference| reference.dims() == [rows, heads]);
+        let reference = match (known, pass) {
+            (Some(reference), _) => reference,
+            (None, Pass::First) => {
+                Tensor::empty(self.stream(), [rows, heads], DType::F32, Owner::Policy)?
+            }
+            (None, Pass::Later) => {
+                let expected = format!("a first pass of {rows} rows before it");
+                return Err(argument("pass", expected, "none".into()));
+            }
+        };
+        let data = [batch.choices, batch.legal, batch.advantages, batch.returns];
+        let results = [&reference, &self.report];
+        let loss = Arc::clone(&self.loss);
+        let run = SequenceRun { steps: batch.steps, inputs: &batch.inputs.all() };
+        self.network.differentiate(&run, &data, &results, move |args, outputs, gradient| {
+            let of = PpoBatch {
+                choices: args.read(0),
+                legal: args.read(1),
+                advantages: args.read(2),
+                returns: args.read(3),
+            };
+            let reference = match pass {
+                Pass::First => Reference::Record(args.write(4)),
+                Pass::Later => Reference::Given(args.write(4)),
+            };
+            loss.gradient(&of, reference, outputs, gradient, args.write(5));
+        })?;
+        self.reference = Some(reference);
+        Ok(())
+    }
+
+    /// What the last pass says, and its gradient's L2 norm before clipping. One read-back, which waits for
+    /// the device.
+    ///
+    /// # Errors
+    /// A failed stream.
+    pub fn report(&self) -> Result<(PpoReport, f64)> {
+        let raw = read_back(&[&self.report, self.network.gradient_norms()])?;
+        let [report, norm] = [0, 1].map(|i| raw.get(i).map_or(vec![], |bytes| floats(bytes)));
+        Ok((PpoReport::parse(&report), norm.first().copied().unwrap_or(0.0)))
+    }
+
+    /// Clips the last pass's gradient and takes Adam's step with it. Waits for nothing. Do not call it
+    /// when the report or the norm is not finite.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] without a pass before it, a failed stream.
+    pub fn apply(&mut self) -> Result<()> {
+        self.network.apply()
+    }
+
+    /// Parameters under PyTorch's names. One read-back, which waits.
+    ///
+    /// # Errors
+    /// A failed stream.
+    pub fn state_dict(&self) -> Result<StateDict> {
+        self.network.state_dict()
+    }
+
+    /// Sets the parameters, all or nothing. Does not wait.
+    ///
+    /// # Errors
+    /// [`meristem_nn::StateError`] lists every tensor that does not fit.
+    pub fn load_state_dict(&mut self, state: &StateDict) -> Result<()> {
+        self.network.load_state_dict(state)
+    }
+
+    /// Adam's averages (`{parameter}.exp_avg`, `.exp_avg_sq`) and steps (`host.step`). One read-back.
+    ///
+    /// # Errors
+    /// A failed stream.
+    pub fn optimiser_dict(&self) -> Result<StateDict> {
+        self.network.momentum_dict()
+    }
+
+    /// Sets Adam's averages and steps, as [`Policy::optimiser_dict`] gave them. Does not wait.
+    ///
+    /// # Errors
+    /// As [`Policy::load_state_dict`].
+    pub fn load_optimiser_dict(&mut self, state: &StateDict) -> Result<()> {
+        self.network.load_momentum_dict(state)
+    }
+
+    /// The last pass's gradient of every parameter, before clipping. One read-back.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] without a pass.
+    pub fn gradient_dict(&self) -> Result<StateDict> {
+        self.network.gradient_dict()
+    }
+
+    /// Trained numbers.
+    pub fn parameters(&self) -> usize {
+        self.network.graph().parameters(None)
+    }
+
+    /// What it was made for.
+    pub fn shape(&self) -> &PolicyShape {
+        &self.shape
+    }
+
+    /// The stream that it belongs to.
+    pub fn stream(&self) -> &Stream {
+        self.network.stream()
+    }
+
+    /// The rows of a batch whose own tensors are as they should be; the inputs are the network's matter.
+    fn check_batch(&self, batch: &PolicyBatch<'_>) -> Result<usize> {
+        let rows = batch.inputs.observations.dims().first().copied().unwrap_or(0);
+        let wide = |n: usize| vec![rows, n];
+        for (name, tensor, dtype, shape) in [
+            ("choices", batch.choices, DType::U32, wide(self.loss.heads.len())),
+            ("legal", batch.legal, DType::U8, wide(self.loss.logits())),
+            ("advantages", batch.advantages, DType::F32, vec![rows]),
+            ("returns", batch.returns, DType::F32, vec![rows]),
+        ] {
+            if tensor.dtype() != dtype || tensor.dims() != shape {
+                let got = format!("{} {:?}", tensor.dtype(), tensor.dims());
+                return Err(argument(name, format!("{dtype} {shape:?}"), got));
+            }
+        }
+        Ok(rows)
+    }
+}
+
+fn floats(bytes: &[u8]) -> Vec<f64> {
+    let number = |b: &[u8]| f64::from_le_bytes(b.try_into().unwrap_or_default());
+    bytes.chunks_exact(8).map(number).collect()
+}
+
+fn argument(argument: &'static str, expected: String, got: String) -> Error {
+    Error::Argument { operation: "policy", argument, expected, got }
+}

@@ -1,0 +1,126 @@
+//! Layers over sequences and indices.
+
+use super::{Dims, GraphBuilder, Init, NodeId, Op, ParamId, ParamKind};
+use crate::error::{Error, Result};
+
+/// Parameters of an LSTM, under PyTorch's names. Gates are in the order i, f, g, o.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LstmParams {
+    /// `weight_ih_l0` `[4·hidden, in]`.
+    pub weight_ih: ParamId,
+    /// `weight_hh_l0` `[4·hidden, hidden]`.
+    pub weight_hh: ParamId,
+    /// `bias_ih_l0` `[4·hidden]`.
+    pub bias_ih: ParamId,
+    /// `bias_hh_l0` `[4·hidden]`.
+    pub bias_hh: ParamId,
+}
+
+impl GraphBuilder {
+    /// One more input: `count` indices (u32) a row.
+    pub fn indices(&mut self, count: usize) -> NodeId {
+        let index = self.inputs();
+        self.push(Op::Indices(index), Dims { c: count, h: 1, w: 1 })
+    }
+
+    /// One more input: the state of an [`GraphBuilder::lstm`] of this width before the first step,
+    /// `[sequences, 2·hidden]`, h then c.
+    pub fn lstm_state(&mut self, hidden: usize) -> NodeId {
+        let index = self.inputs();
+        self.push(Op::State(index), Dims { c: 2 * hidden, h: 1, w: 1 })
+    }
+
+    fn vector(&self, x: NodeId, layer: &str) -> Result<usize> {
+        match self.dims(x) {
+            Dims { c, h: 1, w: 1 } => Ok(c),
+            dims => Err(Error::NotAVector { layer: layer.into(), dims }),
+        }
+    }
+
+    /// `{name}.weight` `[entries, size]`, standard normal as in PyTorch; the rows of a row's indices
+    /// side by side: `size` features an index.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if `x` is not [`GraphBuilder::indices`].
+    pub fn embedding(
+        &mut self,
+        x: NodeId,
+        name: &str,
+        entries: usize,
+        size: usize,
+    ) -> Result<NodeId> {
+        if !matches!(self.op(x), Op::Indices(_)) {
+            let (layer, expected) = (name.into(), "an input of indices");
+            return Err(Error::Unsupported { layer, expected, got: format!("{:?}", self.op(x)) });
+        }
+        let c = self.dims(x).c * size;
+        let (kind, shape) = (ParamKind::Vector, [entries, size]);
+        let table = self.param(format!("{name}.weight"), &shape, kind, Init::Normal)?;
+        Ok(self.push(Op::Embedding { x, table }, Dims { c, h: 1, w: 1 }))
+    }
+
+    /// Vectors side by side.
+    ///
+    /// # Errors
+    /// [`Error::NotAVector`] for an image, or for no part at all.
+    pub fn concat(&mut self, parts: &[NodeId]) -> Result<NodeId> {
+        let mut c = 0;
+        for part in parts {
+            c += self.vector(*part, "concat")?;
+        }
+        let dims = Dims { c, h: 1, w: 1 };
+        if parts.is_empty() {
+            return Err(Error::NotAVector { layer: "concat".into(), dims });
+        }
+        Ok(self.push(Op::Concat(parts.to_vec()), dims))
+    }
+
+    /// PyTorch's `LayerNorm` over the features of a row (eps 1e-5): group norm of one group.
+    ///
+    /// # Errors
+    /// [`Error::NotAVector`], [`Error::DuplicateName`].
+    pub fn layer_norm(&mut self, x: NodeId, name: &str) -> Result<NodeId> {
+        self.vector(x, name)?;
+        self.group_norm(x, name, 1, 1.0)
+    }
+
+    /// PyTorch's one-layer `LSTM` with parameters `{name}.weight_ih_l0` and so on; the value is h of
+    /// every step. Rows of a batch are `[steps][sequences]`; how many steps they are is the plan's
+    /// ([`PlanOptions::steps`](crate::PlanOptions)). `keep` has one value a row: the state before a
+    /// step is multiplied by it, so that 0 starts a new sequence there. `state` comes from
+    /// [`GraphBuilder::lstm_state`]. Weights are orthogonal; of the biases, the forget gate's in
+    /// `bias_ih` is 1 and all others 0.
+    ///
+    /// ```text
+    /// (i, f, g, o) = W_ih x_t + b_ih + W_hh (k_t h_{t−1}) + b_hh
+    /// c_t = σ(f) k_t c_{t−1} + σ(i) tanh(g);  h_t = σ(o) tanh(c_t)
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NotAVector`], [`Error::Dims`] for a `keep` or `state` of another form,
+    /// [`Error::DuplicateName`].
+    pub fn lstm(&mut self, [x, keep, state]: [NodeId; 3], name: &str) -> Result<NodeId> {
+        let features = self.vector(x, name)?;
+        let hidden = self.dims(state).c / 2;
+        let is_state = matches!(self.op(state), Op::State(_));
+        for (node, c, fits) in [(keep, 1, true), (state, 2 * hidden, is_state && hidden > 0)] {
+            let (expected, got) = (Dims { c, h: 1, w: 1 }, self.dims(node));
+            if expected != got || !fits {
+                return Err(Error::Dims { op: "lstm", expected, got });
+            }
+        }
+        let gates = 4 * hidden;
+        let orthogonal = Init::Orthogonal { gain: 1.0 };
+        let mut weight = |part: &str, inputs: usize| {
+            let name = format!("{name}.weight_{part}_l0");
+            self.param(name, &[gates, inputs], ParamKind::LinearWeight, orthogonal)
+        };
+        let (weight_ih, weight_hh) = (weight("ih", features)?, weight("hh", hidden)?);
+        let mut bias = |part: &str, init: Init| {
+            self.param(format!("{name}.bias_{part}_l0"), &[gates], ParamKind::Vector, init)
+        };
+        let (bias_ih, bias_hh) = (bias("ih", Init::ForgetBias)?, bias("hh", Init::Constant(0.0))?);
+        let params = LstmParams { weight_ih, weight_hh, bias_ih, bias_hh };
+        Ok(self.push(Op::Lstm { x, keep, state, params }, Dims { c: hidden, h: 1, w: 1 }))
+    }
+}

@@ -1,0 +1,316 @@
+//! LSTM over sequences, forward and back through time.
+//!
+//! Letters: `T` steps, `B` sequences, `H` hidden; rows of a batch are `[T][B]`. Gates lie side by side
+//! in the order i, f, g, o: a row has `4H` of them. A state is `[B][2H]`: h, then c. `keep` `[T][B]` is
+//! 1, or 0 where the state is reset before the step.
+//!
+//! The products with all inputs are one matrix product over `T·B` rows; only those with the state go
+//! step by step, over `B` rows.
+
+use super::conv::ConvInputs;
+use super::linear::{self, LinearShape};
+use super::macros::isa_kernels;
+use super::tile::{self, Job, Mode, Nest};
+use super::{GradOut, Isa, check_len, math, pad16};
+
+/// Shape of an LSTM over a batch of sequences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LstmShape {
+    /// T.
+    pub steps: usize,
+    /// B.
+    pub sequences: usize,
+    /// Features of an input row.
+    pub inputs: usize,
+    /// H.
+    pub hidden: usize,
+}
+
+/// What the forward pass reads.
+#[derive(Clone, Copy, Debug)]
+pub struct LstmInputs<'a> {
+    /// `[T·B][inputs]`.
+    pub x: &'a [f32],
+    /// `[T][B]`.
+    pub keep: &'a [f32],
+    /// Before the first step.
+    pub state: &'a [f32],
+    /// Packed `[inputs][pad16(4H)]`.
+    pub weight_ih: &'a [f32],
+    /// Packed `[H][pad16(4H)]`.
+    pub weight_hh: &'a [f32],
+    /// `[4H]`.
+    pub bias_ih: &'a [f32],
+    /// `[4H]`.
+    pub bias_hh: &'a [f32],
+}
+
+/// What the forward pass overwrites.
+#[derive(Debug)]
+pub struct LstmOutputs<'a> {
+    /// h of every step, `[T·B][H]`.
+    pub h: &'a mut [f32],
+    /// c of every step, `[T·B][H]`.
+    pub c: &'a mut [f32],
+    /// Gates behind their activations, `[T·B][4H]`.
+    pub gates: &'a mut [f32],
+    /// State after the last step.
+    pub last: &'a mut [f32],
+}
+
+/// What the way back through time reads.
+#[derive(Clone, Copy, Debug)]
+pub struct LstmSaved<'a> {
+    /// `[T][B]`.
+    pub keep: &'a [f32],
+    /// Before the first step.
+    pub state: &'a [f32],
+    /// Packed `[H][pad16(4H)]`.
+    pub weight_hh: &'a [f32],
+    /// c of every step.
+    pub c: &'a [f32],
+    /// Gates behind their activations.
+    pub gates: &'a [f32],
+}
+
+impl LstmShape {
+    /// Rows, `T·B`.
+    pub const fn rows(&self) -> usize {
+        self.steps * self.sequences
+    }
+
+    /// The product with all inputs.
+    pub const fn input_product(&self) -> LinearShape {
+        LinearShape { batch: self.rows(), in_f: self.inputs, out_f: 4 * self.hidden }
+    }
+
+    /// The product with all states before a step, of which the weight gradient is taken.
+    pub const fn state_product(&self) -> LinearShape {
+        LinearShape { batch: self.rows(), in_f: self.hidden, out_f: 4 * self.hidden }
+    }
+
+    /// Scratch of both passes, in f32.
+    pub const fn scratch_len(&self) -> usize {
+        let product = self.input_product().scratch_len() + pad16(4 * self.hidden);
+        let back = 4 * self.hidden * pad16(self.hidden) + 2 * self.sequences * self.hidden;
+        if product > back { product } else { back }
+    }
+
+    fn check(&self, x: [(&str, &[f32], usize); 4]) {
+        x.into_iter().for_each(|(what, x, per_row)| check_len(what, x, self.rows() * per_row));
+    }
+}
+
+/// Runs the sequences forward. `to.h` of a step is read by the next.
+pub fn forward(
+    isa: Isa,
+    shape: &LstmShape,
+    of: &LstmInputs<'_>,
+    to: LstmOutputs<'_>,
+    scratch: &mut [f32],
+) {
+    let LstmShape { sequences: b, hidden: n, .. } = *shape;
+    shape.check([("lstm: h", to.h, n), ("c", to.c, n), ("g", to.gates, 4 * n), ("k", of.keep, 1)]);
+    check_len("lstm: state", of.state, 2 * b * n);
+    let (bias, scratch) = scratch.split_at_mut(pad16(4 * n));
+    let bias = &mut bias[..4 * n];
+    for ((bias, ih), hh) in bias.iter_mut().zip(of.bias_ih).zip(of.bias_hh) {
+        *bias = ih + hh;
+    }
+    let product = ConvInputs { x: of.x, w: of.weight_ih, bias: Some(bias) };
+    linear::forward(isa, &shape.input_product(), &product, to.gates, scratch);
+    let before = &mut scratch[..b * n];
+    for t in 0..shape.steps {
+        let (done, h) = to.h.split_at_mut(t * b * n);
+        let (c_done, c) = to.c.split_at_mut(t * b * n);
+        let keep = &of.keep[t * b..][..b];
+        let gates = &mut to.gates[t * b * 4 * n..][..b * 4 * n];
+        for (i, (before, keep)) in before.chunks_exact_mut(n).zip(keep).enumerate() {
+            masked(isa, *keep, earlier(of.state, done, (t, b, n), i, 0), before);
+        }
+        add_product(isa, [b, n, 4 * n], before, of.weight_hh, gates);
+        for (i, keep) in keep.iter().enumerate() {
+            let c_before = earlier(of.state, c_done, (t, b, n), i, n);
+            let row = i * n..(i + 1) * n;
+            let gates = &mut gates[i * 4 * n..][..4 * n];
+            cell(isa, *keep, c_before, gates, &mut c[row.clone()], &mut h[row]);
+        }
+    }
+    let last = (shape.steps - 1) * b * n;
+    for (i, state) in to.last.chunks_exact_mut(2 * n).enumerate() {
+        state[..n].copy_from_slice(&to.h[last + i * n..][..n]);
+        state[n..].copy_from_slice(&to.c[last + i * n..][..n]);
+    }
+}
+
+/// What sequence `i` had after the step before `t`: in `done`, or the half `part..` of `state`.
+fn earlier<'a>(
+    state: &'a [f32],
+    done: &'a [f32],
+    (t, b, n): (usize, usize, usize),
+    i: usize,
+    part: usize,
+) -> &'a [f32] {
+    match t {
+        0 => &state[i * 2 * n + part..][..n],
+        _ => &done[((t - 1) * b + i) * n..][..n],
+    }
+}
+
+/// `c` `[rows][outputs]` plus `a` `[rows][inputs]` times packed weights.
+fn add_product(
+    isa: Isa,
+    [rows, inputs, outputs]: [usize; 3],
+    a: &[f32],
+    weight: &[f32],
+    c: &mut [f32],
+) {
+    tile::run(
+        isa,
+        Job {
+            mode: Mode::Broadcast,
+            a,
+            rows: Nest { counts: [1, 1, rows], strides: [0, 0, inputs] },
+            depth: Nest { counts: [1, 1, inputs], strides: [0, 0, 1] },
+            b: weight,
+            b_step: pad16(outputs),
+            c,
+            c_step: outputs,
+            cols: outputs,
+            bias: None,
+            accumulate: true,
+        },
+    );
+}
+
+/// The states h before every step, masked: `to` `[T·B][H]`.
+pub fn states_before(isa: Isa, shape: &LstmShape, [h, keep, state]: [&[f32]; 3], to: &mut [f32]) {
+    let LstmShape { sequences: b, hidden: n, .. } = *shape;
+    shape.check([("lstm: h", h, n), ("lstm: keep", keep, 1), ("lstm: to", to, n), ("h", h, n)]);
+    for (row, (to, keep)) in to.chunks_exact_mut(n).zip(keep).enumerate() {
+        masked(isa, *keep, earlier(state, h, (row / b, b, n), row % b, 0), to);
+    }
+}
+
+/// Back through time: from `dh` `[T·B][H]`, the gradient of every step's h, to that of the gates
+/// before their activations `[T·B][4H]`, overwritten, and of the state before the first step.
+pub fn backward(
+    isa: Isa,
+    shape: &LstmShape,
+    of: &LstmSaved<'_>,
+    dh: &[f32],
+    (dgates, dstate): (&mut [f32], Option<GradOut<'_>>),
+    scratch: &mut [f32],
+) {
+    let LstmShape { sequences: b, hidden: n, .. } = *shape;
+    shape.check([
+        ("lstm: dh", dh, n),
+        ("c", of.c, n),
+        ("g", of.gates, 4 * n),
+        ("dg", dgates, 4 * n),
+    ]);
+    let (transposed, rest) = scratch.split_at_mut(4 * n * pad16(n));
+    let (dh_next, rest) = rest.split_at_mut(b * n);
+    let dc_next = &mut rest[..b * n];
+    linear::transpose(n, 4 * n, of.weight_hh, transposed);
+    dh_next.fill(0.0);
+    dc_next.fill(0.0);
+    for t in (0..shape.steps).rev() {
+        let (c_done, c) = of.c.split_at(t * b * n);
+        let dgates = &mut dgates[t * b * 4 * n..][..b * 4 * n];
+        for i in 0..b {
+            let (row, at) = (i * n..(i + 1) * n, (t * b + i) * n);
+            let step = CellGradient {
+                keep: of.keep[t * b + i],
+                gates: &of.gates[4 * at..][..4 * n],
+                c: &c[row.clone()],
+                c_before: earlier(of.state, c_done, (t, b, n), i, n),
+                dh: &dh[at..at + n],
+                dh_next: &dh_next[row.clone()],
+            };
+            cell_backward(isa, &step, &mut dc_next[row], &mut dgates[i * 4 * n..][..4 * n]);
+        }
+        dh_next.fill(0.0);
+        add_product(isa, [b, 4 * n, n], dgates, transposed, dh_next);
+        for (dh, keep) in dh_next.chunks_exact_mut(n).zip(&of.keep[t * b..]) {
+            dh.iter_mut().for_each(|dh| *dh *= keep);
+        }
+    }
+    let Some(GradOut { values, accumulate }) = dstate else { return };
+    for (i, to) in values.chunks_exact_mut(2 * n).enumerate() {
+        let parts = dh_next[i * n..][..n].iter().chain(&dc_next[i * n..][..n]);
+        to.iter_mut().zip(parts).for_each(|(to, d)| *to = if accumulate { *to + d } else { *d });
+    }
+}
+
+/// What [`cell_backward`] reads of one sequence's step.
+struct CellGradient<'a> {
+    keep: f32,
+    gates: &'a [f32],
+    c: &'a [f32],
+    c_before: &'a [f32],
+    dh: &'a [f32],
+    dh_next: &'a [f32],
+}
+
+isa_kernels! {
+    /// `y = keep·x`; exactly 0 for a keep of 0, whatever x is.
+    fn masked(isa: Isa, keep: f32, x: &[f32], y: &mut [f32]) {
+        masked_body(keep, x, y);
+    }
+
+    /// One sequence's step: activates the gates in place, then c and h.
+    fn cell(isa: Isa, keep: f32, c_before: &[f32], gates: &mut [f32], c: &mut [f32],
+            h: &mut [f32]) {
+        let n = c.len();
+        let (i, rest) = gates.split_at_mut(n);
+        let (f, rest) = rest.split_at_mut(n);
+        let (g, o) = rest.split_at_mut(n);
+        i.iter_mut().for_each(|v| *v = math::sigmoid(*v));
+        f.iter_mut().for_each(|v| *v = math::sigmoid(*v));
+        g.iter_mut().for_each(|v| *v = math::tanh(*v));
+        o.iter_mut().for_each(|v| *v = math::sigmoid(*v));
+        masked_body(keep, c_before, c);
+        let (i, f, g, o) = (&i[..n], &f[..n], &g[..n], &o[..n]);
+        for k in 0..n {
+            c[k] = f[k] * c[k] + i[k] * g[k];
+            h[k] = o[k] * math::tanh(c[k]);
+        }
+    }
+
+    /// One sequence's step back: `dgates` is overwritten; `dc` is what comes from the step after, and
+    /// becomes what goes to the one before.
+    fn cell_backward(isa: Isa, of: &CellGradient<'_>, dc: &mut [f32], dgates: &mut [f32]) {
+        let n = dc.len();
+        let (i, rest) = of.gates.split_at(n);
+        let (f, rest) = rest.split_at(n);
+        let (g, o) = rest.split_at(n);
+        let (di, rest) = dgates.split_at_mut(n);
+        let (df, rest) = rest.split_at_mut(n);
+        let (dg, d_o) = rest.split_at_mut(n);
+        let (c, before, dh, next) =
+            (&of.c[..n], &of.c_before[..n], &of.dh[..n], &of.dh_next[..n]);
+        // A state that was reset counts for nothing, even if it is not finite.
+        let kept = |k: usize| if of.keep == 0.0 { 0.0 } else { of.keep * before[k] };
+        for k in 0..n {
+            let dh = dh[k] + next[k];
+            let t = math::tanh(c[k]);
+            let d = dc[k] + dh * o[k] * (1.0 - t * t);
+            d_o[k] = dh * t * o[k] * (1.0 - o[k]);
+            di[k] = d * g[k] * i[k] * (1.0 - i[k]);
+            df[k] = d * kept(k) * f[k] * (1.0 - f[k]);
+            dg[k] = d * i[k] * (1.0 - g[k] * g[k]);
+            dc[k] = d * f[k] * of.keep;
+        }
+    }
+}
+
+/// The body of [`masked`], for use within a kernel.
+#[inline(always)]
+fn masked_body(keep: f32, x: &[f32], y: &mut [f32]) {
+    if keep == 0.0 {
+        y.fill(0.0);
+    } else {
+        y.iter_mut().zip(x).for_each(|(y, x)| *y = keep * x);
+    }
+}
