@@ -1,7 +1,5 @@
 //! What can go wrong while deciding and learning.
 
-use std::path::PathBuf;
-
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -45,11 +43,9 @@ pub enum Error {
         /// Why not.
         reason: meristem_grow::LifecycleError,
     },
-    /// A policy file cannot be used here.
-    #[error("policy {}: {problem}", path.display())]
-    PolicyFile {
-        /// The file.
-        path: PathBuf,
+    /// A policy from a file cannot be used here.
+    #[error("the policy does not fit: {problem}")]
+    Policy {
         /// What was expected, what came, what to do.
         problem: String,
     },

@@ -26,6 +26,7 @@ mod masks;
 mod normalizer;
 mod observation;
 pub mod policy;
+mod ppo;
 mod random;
 mod report;
 mod reward;
@@ -49,6 +50,7 @@ pub use normalizer::{CLIP, Moments, Normalizer};
 pub use observation::{
     BaseObservation, RECENT_STEPS, SlotObservation, observation_len, write_observation,
 };
+pub use ppo::{Learning, PolicyDomain, Ppo, PpoConfig, PpoSizes, policy_width};
 pub use random::RandomController;
 pub use report::RoundReport;
 pub use reward::{Deed, RewardConfig, RewardMode, RewardState, RewardTerms};

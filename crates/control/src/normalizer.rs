@@ -128,4 +128,17 @@ impl Normalizer {
     pub fn moments(&self) -> &Moments {
         &self.frozen
     }
+
+    /// Whether a normaliser that was read from somewhere is one for rows of `len` features.
+    pub(crate) fn fits(&self, len: usize) -> bool {
+        let fine = |moments: &Moments| {
+            moments.mean.len() == len
+                && moments.m2.len() == len
+                && moments.count.is_finite()
+                && moments.count >= 0.0
+                && moments.mean.iter().all(|x| x.is_finite())
+                && moments.m2.iter().all(|x| x.is_finite() && *x >= 0.0)
+        };
+        fine(&self.frozen) && fine(&self.gathered)
+    }
 }

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 #![allow(dead_code, reason = "every test file uses some of it")]
 
+pub(crate) mod toy;
+
 use std::sync::Arc;
 
 use meristem_control::{Action, EnvView, History, Op, Outcome, apply};
@@ -28,6 +30,7 @@ pub(crate) fn worth(contribution_pp: Option<f32>) -> GateInputs {
 }
 
 /// An env whose measurements are set by hand.
+#[derive(Clone)]
 pub(crate) struct FakeEnv {
     pub(crate) index: usize,
     pub(crate) host: Host,

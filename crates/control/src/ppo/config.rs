@@ -1,0 +1,94 @@
+//! Settings of the learning policy.
+
+use meristem_nn::graph::AdamConfig;
+use serde::{Deserialize, Serialize};
+
+use super::targets::Targets;
+use crate::gae::Discounts;
+use crate::policy::{LossConfig, PolicyConfig};
+
+/// Settings of PPO; the defaults are those of `grow.md`. In files every key is optional and unknown ones
+/// are errors.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PpoConfig {
+    /// Width of the policy: 128, and 512 in the full preset.
+    pub hidden: usize,
+    /// Passes over a round's transitions: 4.
+    pub epochs: usize,
+    /// Adam's learning rate: 3e-4.
+    pub lr: f32,
+    /// Adam's ε: 1e-5.
+    pub adam_eps: f32,
+    /// Largest norm of the gradient over the whole policy: 5.
+    pub clip_norm: f32,
+    /// γ: .995.
+    pub gamma: f64,
+    /// λ of the advantages: .98.
+    pub lambda: f64,
+    /// How far a ratio may leave 1: .2.
+    pub clip: f32,
+    /// Weight of the value loss: .5.
+    pub value_weight: f32,
+    /// Weight of the entropy bonus: .05, times the multiplier of each head.
+    pub entropy_weight: f32,
+    /// An update stops before its step when the KL exceeds 1.5 times this: .015.
+    pub target_kl: f64,
+    /// Least standard deviation that advantages are divided by: .1.
+    pub advantage_std_floor: f64,
+    /// So many updates skipped in a row end the run: 3.
+    pub skips_max: usize,
+}
+
+impl Default for PpoConfig {
+    fn default() -> Self {
+        Self {
+            hidden: 128,
+            epochs: 4,
+            lr: 3e-4,
+            adam_eps: 1e-5,
+            clip_norm: 5.0,
+            gamma: 0.995,
+            lambda: 0.98,
+            clip: 0.2,
+            value_weight: 0.5,
+            entropy_weight: 0.05,
+            target_kl: 0.015,
+            advantage_std_floor: 0.1,
+            skips_max: 3,
+        }
+    }
+}
+
+impl PpoConfig {
+    /// KL above which an update stops.
+    pub(super) fn kl_limit(&self) -> f64 {
+        1.5 * self.target_kl
+    }
+
+    pub(super) fn targets(&self) -> Targets {
+        Targets {
+            discounts: Discounts { gamma: self.gamma, lambda: self.lambda },
+            advantage_std_floor: self.advantage_std_floor,
+        }
+    }
+
+    pub(super) fn policy(&self, seed: u64) -> PolicyConfig {
+        let adam = AdamConfig {
+            lr: self.lr,
+            betas: [0.9, 0.999],
+            eps: self.adam_eps,
+            clip_norm: self.clip_norm,
+        };
+        PolicyConfig { seed, adam }
+    }
+
+    pub(super) fn loss(&self) -> LossConfig {
+        LossConfig {
+            clip: self.clip,
+            value: self.value_weight,
+            entropy: self.entropy_weight,
+            ..LossConfig::default()
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! A policy as a file: weights under PyTorch's names, and in the metadata what they are for. Reading and
+//! writing the file itself is the caller's ([`meristem_nn::safetensors`]).
+
+use meristem_nn::StateDict;
+use meristem_nn::safetensors::Metadata;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::{Ppo, ReturnScale};
+use crate::error::{Error, Result};
+use crate::normalizer::Normalizer;
+
+/// Version of the metadata.
+const VERSION: &str = "1";
+
+/// The width of the policy in a file: what [`Ppo`] has to be made with to take it.
+///
+/// # Errors
+/// [`Error::Policy`] for a file that is no policy, or of another version.
+pub fn policy_width(metadata: &Metadata) -> Result<usize> {
+    let version = entry(metadata, "meristem_policy")?;
+    if version != VERSION {
+        return Err(mismatch(format!(
+            "it has version {version}, this program reads version {VERSION}: use the program that wrote it"
+        )));
+    }
+    parse(metadata, "hidden")
+}
+
+impl Ppo {
+    /// Weights and metadata of a policy file: slots, blueprints, width, normaliser, scale of the returns. One
+    /// read-back.
+    ///
+    /// # Errors
+    /// A failed device.
+    pub fn export(&self) -> Result<(StateDict, Metadata)> {
+        let metadata = [
+            ("format", "pt".to_string()),
+            ("meristem_policy", VERSION.to_string()),
+            ("hidden", self.config.hidden.to_string()),
+            ("slots", json(&self.domain.slots)?),
+            ("blueprints", json(&self.domain.blueprints)?),
+            ("normalizer", json(&self.normalizer)?),
+            ("return_scale", json(&self.scale)?),
+        ];
+        let metadata = metadata.into_iter().map(|(key, text)| (key.to_string(), text));
+        Ok((self.policy.state_dict()?, metadata.collect()))
+    }
+
+    /// Takes over a policy from a file; the optimiser begins anew. All or nothing. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Policy`] for a policy of another number of slots, other blueprints or another width, and for
+    /// weights that do not fit; each says what was expected and what came.
+    pub fn import(&mut self, weights: &StateDict, metadata: &Metadata) -> Result<()> {
+        let width = policy_width(metadata)?;
+        let slots: Vec<String> = parse(metadata, "slots")?;
+        let blueprints: Vec<String> = parse(metadata, "blueprints")?;
+        let normalizer: Normalizer = parse(metadata, "normalizer")?;
+        let scale: ReturnScale = parse(metadata, "return_scale")?;
+        let own = &self.domain;
+        if slots.len() != own.slots.len() {
+            return Err(mismatch(format!(
+                "it is for {} slots ({}), this run has {} ({}): enable as many slots, or train a new one",
+                slots.len(),
+                slots.join(", "),
+                own.slots.len(),
+                own.slots.join(", ")
+            )));
+        }
+        if blueprints != own.blueprints {
+            return Err(mismatch(format!(
+                "it knows the blueprints {}, this run has {}: use the same set, or train a new one",
+                blueprints.join(", "),
+                own.blueprints.join(", ")
+            )));
+        }
+        if width != self.config.hidden {
+            return Err(mismatch(format!(
+                "its width is {width}, this run's is {}: set the policy's width to {width}",
+                self.config.hidden
+            )));
+        }
+        if !normalizer.fits(self.normalizer.len()) || !scale.is_usable() {
+            return Err(mismatch("its normaliser is damaged: use another copy".into()));
+        }
+        self.policy.load_state_dict(weights).map_err(|error| mismatch(error.to_string()))?;
+        (self.normalizer, self.scale) = (normalizer, scale);
+        Ok(())
+    }
+}
+
+fn mismatch(problem: String) -> Error {
+    Error::Policy { problem }
+}
+
+fn json(value: &impl Serialize) -> Result<String> {
+    serde_json::to_string(value).map_err(|error| mismatch(error.to_string()))
+}
+
+fn entry<'a>(metadata: &'a Metadata, key: &str) -> Result<&'a str> {
+    let missing = || mismatch(format!("no `{key}` in its metadata: it is not a policy file"));
+    metadata.get(key).map(String::as_str).ok_or_else(missing)
+}
+
+fn parse<T: DeserializeOwned>(metadata: &Metadata, key: &str) -> Result<T> {
+    let text = entry(metadata, key)?;
+    serde_json::from_str(text).map_err(|error| mismatch(format!("its `{key}` is damaged: {error}")))
+}

@@ -1,0 +1,216 @@
+//! The transitions of a round, on the policy's device (H6). Every tensor is laid out `[step, env, …]` and
+//! allocated once per run.
+
+use meristem_device::{DType, Owner, Result, Stream, Tensor};
+
+use super::targets::{ReturnScale, Targets};
+use crate::gae::Trajectories;
+use crate::masks::HEAD_COUNT;
+
+/// Sizes of a rollout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RolloutShape {
+    /// Most steps of a round.
+    pub(super) steps: usize,
+    /// Envs.
+    pub(super) envs: usize,
+    /// Floats of an observation.
+    pub(super) features: usize,
+    /// Slots.
+    pub(super) slots: usize,
+    /// Choices of all heads.
+    pub(super) logits: usize,
+}
+
+/// What a step decided, on its way to the device; each `[env, …]`.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Decided {
+    pub(super) choices: Vec<u32>,
+    pub(super) legal: Vec<u8>,
+    pub(super) log_probs: Vec<f32>,
+    pub(super) values: Vec<f32>,
+}
+
+/// The buffers. Rows of steps that were not written in this round hold those of an earlier one: whoever
+/// reads them asks for the steps that there are.
+#[derive(Debug)]
+pub(super) struct Rollout {
+    shape: RolloutShape,
+    /// f32 `[steps + 1, envs, features]`, normalised as the policy saw them; the last row is for what came
+    /// after the last transition.
+    pub(super) observations: Tensor,
+    /// u32 `[steps + 1, envs, slots]`.
+    pub(super) blueprints: Tensor,
+    /// f32 `[steps + 1, envs]`: 0 where a trajectory begins.
+    pub(super) keep: Tensor,
+    /// u32 `[steps, envs, heads]`.
+    pub(super) choices: Tensor,
+    /// u8 `[steps, envs, logits]`.
+    pub(super) legal: Tensor,
+    /// f32 `[steps, envs, heads]`.
+    pub(super) log_probs: Tensor,
+    /// f32 `[steps, envs]`, in units of reward.
+    pub(super) values: Tensor,
+    /// f32 `[steps, envs]`.
+    pub(super) rewards: Tensor,
+    /// f32 `[steps, envs]`, in units of reward.
+    pub(super) bootstraps: Tensor,
+    /// u8 `[steps, envs]`.
+    pub(super) truncated: Tensor,
+    /// u8 `[steps, envs]`.
+    pub(super) terminated: Tensor,
+    /// f32 `[steps, envs]`, normalised over the round.
+    pub(super) advantages: Tensor,
+    /// f32 `[steps, envs]`, divided by their running standard deviation.
+    pub(super) returns: Tensor,
+    /// f64 `[4]`: the moments of the returns and the mean sum of rewards.
+    stats: Tensor,
+}
+
+impl Rollout {
+    /// Allocates everything.
+    pub(super) fn new(stream: &Stream, shape: RolloutShape) -> Result<Self> {
+        let RolloutShape { steps, envs, features, slots, logits } = shape;
+        let zeros = |dims: &[usize], dtype| Tensor::zeros(stream, dims, dtype, Owner::Policy);
+        let scalar = || zeros(&[steps, envs], DType::F32);
+        let flag = || zeros(&[steps, envs], DType::U8);
+        Ok(Self {
+            shape,
+            observations: zeros(&[steps + 1, envs, features], DType::F32)?,
+            blueprints: zeros(&[steps + 1, envs, slots], DType::U32)?,
+            keep: zeros(&[steps + 1, envs], DType::F32)?,
+            choices: zeros(&[steps, envs, HEAD_COUNT], DType::U32)?,
+            legal: zeros(&[steps, envs, logits], DType::U8)?,
+            log_probs: zeros(&[steps, envs, HEAD_COUNT], DType::F32)?,
+            values: scalar()?,
+            rewards: scalar()?,
+            bootstraps: scalar()?,
+            truncated: flag()?,
+            terminated: flag()?,
+            advantages: scalar()?,
+            returns: scalar()?,
+            stats: zeros(&[4], DType::F64)?,
+        })
+    }
+
+    /// Sizes.
+    pub(super) fn shape(&self) -> &RolloutShape {
+        &self.shape
+    }
+
+    /// A new round: nothing has ended yet, and nothing was paid.
+    pub(super) fn begin(&self) -> Result<()> {
+        let cells = self.shape.steps * self.shape.envs;
+        self.truncated.copy_from_slice(&vec![0u8; cells])?;
+        self.terminated.copy_from_slice(&vec![0u8; cells])?;
+        self.rewards.copy_from_slice(&vec![0f32; cells])
+    }
+
+    /// One step of a tensor: `[envs, width]`, or `[envs]` for width 0.
+    pub(super) fn row(&self, of: &Tensor, step: usize) -> Result<Tensor> {
+        let envs = self.shape.envs;
+        match of.dims() {
+            [_, _, width] => of.view(step * envs * width, [envs, *width]),
+            _ => of.view(step * envs, [envs]),
+        }
+    }
+
+    /// The first steps of a tensor, `[steps · envs, width]` or `[steps · envs]`.
+    pub(super) fn rows(&self, of: &Tensor, steps: usize) -> Result<Tensor> {
+        let rows = steps * self.shape.envs;
+        match of.dims() {
+            [_, _, width] => of.view(0, [rows, *width]),
+            _ => of.view(0, [rows]),
+        }
+    }
+
+    /// What the envs look like before a step. Three small copies to the device; waits for nothing.
+    pub(super) fn observe(
+        &self,
+        step: usize,
+        observations: &[f32],
+        blueprints: &[u32],
+        keep: &[f32],
+    ) -> Result<()> {
+        self.row(&self.observations, step)?.copy_from_slice(observations)?;
+        self.row(&self.blueprints, step)?.copy_from_slice(blueprints)?;
+        self.row(&self.keep, step)?.copy_from_slice(keep)
+    }
+
+    /// What was decided. Four small copies to the device; waits for nothing.
+    pub(super) fn decide(&self, step: usize, decided: &Decided) -> Result<()> {
+        self.row(&self.choices, step)?.copy_from_slice(&decided.choices)?;
+        self.row(&self.legal, step)?.copy_from_slice(&decided.legal)?;
+        self.row(&self.log_probs, step)?.copy_from_slice(&decided.log_probs)?;
+        self.row(&self.values, step)?.copy_from_slice(&decided.values)
+    }
+
+    /// Adds to the rewards of a step.
+    pub(super) fn reward(&self, step: usize, rewards: &[f32]) -> Result<()> {
+        let (row, rewards) = (self.row(&self.rewards, step)?, rewards.to_vec());
+        self.rewards.stream().launch("reward").write(&row).run(move |args| {
+            args.write::<f32>(0).iter_mut().zip(rewards).for_each(|(sum, reward)| *sum += reward);
+        })
+    }
+
+    /// A trajectory ended with the transition of `last`, because of that of `cause`.
+    pub(super) fn terminate(
+        &self,
+        env: usize,
+        (cause, last): (usize, usize),
+        penalty: f32,
+    ) -> Result<()> {
+        let cell = |of: &Tensor, step: usize| of.view(step * self.shape.envs + env, [1]);
+        cell(&self.terminated, last)?.copy_from_slice(&[1u8])?;
+        let paid = cell(&self.rewards, cause)?;
+        self.rewards.stream().launch("penalty").write(&paid).run(move |args| {
+            args.write::<f32>(0).iter_mut().for_each(|reward| *reward += penalty);
+        })
+    }
+
+    /// The episode was cut off after the transition of `last`; `values` is V of what came after it, per env.
+    pub(super) fn truncate(&self, last: usize, values: &[f32]) -> Result<()> {
+        self.row(&self.truncated, last)?.copy_from_slice(&vec![1u8; self.shape.envs])?;
+        self.row(&self.bootstraps, last)?.copy_from_slice(values)
+    }
+
+    /// Turns the rewards of the first steps into advantages and returns, on the device, and `scale` into
+    /// that of all returns so far. One read-back of four numbers; the mean sum of rewards of an env.
+    pub(super) fn finish(
+        &self,
+        steps: usize,
+        targets: Targets,
+        scale: &mut ReturnScale,
+    ) -> Result<f64> {
+        let rows = |of| self.rows(of, steps);
+        let reads = [
+            rows(&self.rewards)?,
+            rows(&self.values)?,
+            rows(&self.bootstraps)?,
+            rows(&self.truncated)?,
+            rows(&self.terminated)?,
+        ];
+        let writes = [rows(&self.advantages)?, rows(&self.returns)?];
+        let launch = self.rewards.stream().launch("advantages");
+        let launch = reads.iter().fold(launch, |launch, tensor| launch.read(tensor));
+        let launch = writes.iter().fold(launch, |launch, tensor| launch.write(tensor));
+        let (envs, before) = (self.shape.envs, *scale);
+        launch.write(&self.stats).run(move |args| {
+            let of = Trajectories {
+                envs,
+                rewards: args.read(0),
+                values: args.read(1),
+                bootstraps: args.read(2),
+                truncated: args.read(3),
+                terminated: args.read(4),
+            };
+            let (a, returns, stats) = (args.write(5), args.write(6), args.write(7));
+            let after = targets.write(&of, before, a, returns);
+            let paid: f64 = of.rewards.iter().copied().map(f64::from).sum();
+            stats.copy_from_slice(&[after.count, after.mean, after.m2, paid / envs as f64]);
+        })?;
+        let stats = self.stats.to_vec::<f64>()?;
+        *scale = ReturnScale { count: stats[0], mean: stats[1], m2: stats[2] };
+        Ok(stats[3])
+    }
+}

@@ -1,0 +1,139 @@
+//! Everything that the next decision depends on, for a checkpoint (U4).
+
+use meristem_device::{DType, Tensor, read_back};
+use meristem_nn::{HostTensor, StateDict};
+use serde::{Deserialize, Serialize};
+
+use super::{NAME, Ppo, ReturnScale};
+use crate::error::{Error, Result};
+use crate::normalizer::Normalizer;
+use crate::state::ControllerState;
+
+/// What is not a tensor.
+#[derive(Debug, Serialize, Deserialize)]
+struct Memory {
+    seed: u64,
+    normalizer: Normalizer,
+    scale: ReturnScale,
+    step: usize,
+    owed: bool,
+    fresh: Vec<bool>,
+    decisions: u64,
+    ops: [u64; 6],
+    skipped: usize,
+}
+
+impl Ppo {
+    /// Tensors that are not the policy's own, with their names. What is computed from others at the end of a
+    /// round is not among them.
+    fn buffers(&self) -> [(&'static str, &Tensor); 12] {
+        let rollout = &self.rollout;
+        [
+            ("state", &self.state),
+            ("rollout.observations", &rollout.observations),
+            ("rollout.blueprints", &rollout.blueprints),
+            ("rollout.keep", &rollout.keep),
+            ("rollout.choices", &rollout.choices),
+            ("rollout.legal", &rollout.legal),
+            ("rollout.log_probs", &rollout.log_probs),
+            ("rollout.values", &rollout.values),
+            ("rollout.rewards", &rollout.rewards),
+            ("rollout.bootstraps", &rollout.bootstraps),
+            ("rollout.truncated", &rollout.truncated),
+            ("rollout.terminated", &rollout.terminated),
+        ]
+    }
+
+    pub(super) fn save_state(&self) -> Result<ControllerState> {
+        let memory = Memory {
+            seed: self.seed,
+            normalizer: self.normalizer.clone(),
+            scale: self.scale,
+            step: self.step,
+            owed: self.owed,
+            fresh: self.fresh.clone(),
+            decisions: self.decisions,
+            ops: self.ops,
+            skipped: self.skipped,
+        };
+        let mut state = ControllerState::of(NAME, &memory)?;
+        let weights = self.policy.state_dict()?;
+        let optimiser = self.policy.optimiser_dict()?;
+        for (part, dict) in [("policy.", weights), ("optimiser.", optimiser)] {
+            for (name, tensor) in dict.0 {
+                state.tensors.insert(format!("{part}{name}"), tensor);
+            }
+        }
+        let buffers = self.buffers();
+        let raw = read_back(&buffers.map(|(_, tensor)| tensor))?;
+        for ((name, tensor), bytes) in buffers.iter().zip(raw) {
+            let values = as_f32(tensor.dtype(), &bytes);
+            state.tensors.insert(*name, HostTensor::f32(tensor.dims(), values));
+        }
+        Ok(state)
+    }
+
+    pub(super) fn restore_state(&mut self, state: &ControllerState) -> Result<()> {
+        let memory: Memory = state.memory(NAME)?;
+        let bad = |problem: String| Error::BadState { controller: NAME.into(), problem };
+        let envs = self.rollout.shape().envs;
+        let fits = memory.normalizer.fits(self.normalizer.len())
+            && memory.scale.is_usable()
+            && memory.fresh.len() == envs
+            && memory.step <= self.rollout.shape().steps;
+        if !fits {
+            return Err(bad(format!("it is not of a run with {envs} envs and these slots")));
+        }
+        if memory.seed != self.seed {
+            let (got, own) = (memory.seed, self.seed);
+            return Err(bad(format!("it is of a run with seed {got}, this one has seed {own}")));
+        }
+        // Everything is looked at before anything is taken.
+        let mut buffers = vec![];
+        for (name, tensor) in self.buffers() {
+            let values =
+                state.tensors.get(name).filter(|t| t.is_whole() && t.shape == tensor.dims());
+            let Some(values) = values.and_then(HostTensor::as_f32) else {
+                return Err(bad(format!("no `{name}` of the form {:?} in it", tensor.dims())));
+            };
+            buffers.push((tensor.clone(), values));
+        }
+        let part = |part: &str| {
+            let of = state.tensors.iter();
+            let own = of.filter_map(|(name, t)| Some((name.strip_prefix(part)?, t)));
+            StateDict(own.map(|(name, t)| (name.to_string(), t.clone())).collect())
+        };
+        let before = self.policy.state_dict()?;
+        self.policy.load_state_dict(&part("policy.")).map_err(|error| bad(error.to_string()))?;
+        if let Err(error) = self.policy.load_optimiser_dict(&part("optimiser.")) {
+            self.policy.load_state_dict(&before)?;
+            return Err(bad(error.to_string()));
+        }
+        for (tensor, values) in buffers {
+            match tensor.dtype() {
+                DType::U8 => tensor.copy_from_slice(&whole(values, |x| x as u8))?,
+                DType::U32 => tensor.copy_from_slice(&whole(values, |x| x as u32))?,
+                _ => tensor.copy_from_slice(values)?,
+            }
+        }
+        let Memory { normalizer, scale, step, owed, fresh, decisions, ops, skipped, .. } = memory;
+        (self.normalizer, self.scale, self.step) = (normalizer, scale, step);
+        (self.owed, self.fresh, self.decisions) = (owed, fresh, decisions);
+        (self.ops, self.skipped) = (ops, skipped);
+        Ok(())
+    }
+}
+
+/// Elements as floats: flags and indices are small whole numbers, which f32 holds exactly.
+fn as_f32(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+    let words = || bytes.chunks_exact(4).map(|b| b.try_into().unwrap_or_default());
+    match dtype {
+        DType::U8 => bytes.iter().copied().map(f32::from).collect(),
+        DType::U32 => words().map(|b| u32::from_le_bytes(b) as f32).collect(),
+        _ => words().map(f32::from_le_bytes).collect(),
+    }
+}
+
+fn whole<T>(values: &[f32], convert: impl Fn(f32) -> T) -> Vec<T> {
+    values.iter().copied().map(convert).collect()
+}

@@ -1,0 +1,106 @@
+//! What the policy and its value are to learn from a round.
+
+use serde::{Deserialize, Serialize};
+
+use crate::gae::{Discounts, Trajectories, advantages};
+
+/// Returns are divided by this at least.
+const LEAST_SCALE: f64 = 1e-3;
+
+/// Running moments of all returns so far: V is learned in units of their standard deviation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ReturnScale {
+    pub(super) count: f64,
+    pub(super) mean: f64,
+    pub(super) m2: f64,
+}
+
+impl ReturnScale {
+    /// The standard deviation; 1 before there are two returns.
+    pub(super) fn std(&self) -> f64 {
+        if self.count < 2.0 { 1.0 } else { (self.m2 / self.count).sqrt().max(LEAST_SCALE) }
+    }
+
+    /// Whether a scale that was read from somewhere is one.
+    pub(super) fn is_usable(&self) -> bool {
+        let finite = [self.count, self.mean, self.m2].iter().all(|x| x.is_finite());
+        finite && self.count >= 0.0 && self.m2 >= 0.0
+    }
+
+    fn push(&mut self, x: f64) {
+        self.count += 1.0;
+        let delta = x - self.mean;
+        self.mean += delta / self.count;
+        self.m2 += delta * (x - self.mean);
+    }
+}
+
+/// How rewards become targets.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Targets {
+    pub(super) discounts: Discounts,
+    /// Advantages are divided by their standard deviation, and by this at least.
+    pub(super) advantage_std_floor: f64,
+}
+
+impl Targets {
+    /// Writes the advantages, normalised over all of them, and the returns, divided by the standard
+    /// deviation of all returns so far, these included: the scale after.
+    pub(super) fn write(
+        &self,
+        of: &Trajectories<'_>,
+        mut scale: ReturnScale,
+        a: &mut [f32],
+        returns: &mut [f32],
+    ) -> ReturnScale {
+        advantages(of, self.discounts, a);
+        for ((to, a), value) in returns.iter_mut().zip(&*a).zip(of.values) {
+            *to = a + value;
+            scale.push(f64::from(*to));
+        }
+        let std = scale.std();
+        returns.iter_mut().for_each(|x| *x = (f64::from(*x) / std) as f32);
+        let n = a.len().max(1) as f64;
+        let mean = a.iter().copied().map(f64::from).sum::<f64>() / n;
+        let variance = a.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum::<f64>() / n;
+        let std = variance.sqrt().max(self.advantage_std_floor);
+        a.iter_mut().for_each(|x| *x = ((f64::from(*x) - mean) / std) as f32);
+        scale
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advantages_are_normalised_and_returns_only_scaled() {
+        let discounts = Discounts { gamma: 1.0, lambda: 1.0 };
+        let targets = Targets { discounts, advantage_std_floor: 0.1 };
+        let of = Trajectories {
+            envs: 1,
+            rewards: &[2.0, 0.0, 4.0],
+            values: &[0.0, 3.0, 1.0],
+            bootstraps: &[0.0; 3],
+            truncated: &[0; 3],
+            terminated: &[1; 3],
+        };
+        let (mut a, mut returns) = ([0.0; 3], [0.0; 3]);
+        let scale = targets.write(&of, ReturnScale::default(), &mut a, &mut returns);
+        // Returns 2, 0, 4: mean 2, variance 8/3. Advantages 2, −3, 3: mean 2/3, variance 62/9.
+        let std = (8.0f64 / 3.0).sqrt();
+        for (got, expected) in returns.iter().zip([2.0, 0.0, 4.0]) {
+            assert!((f64::from(*got) - expected / std).abs() < 1e-6);
+        }
+        for (got, x) in a.iter().zip([2.0, -3.0, 3.0]) {
+            let expected = (x - 2.0 / 3.0) / (62.0f64 / 9.0).sqrt();
+            assert!((f64::from(*got) - expected).abs() < 1e-6);
+        }
+        assert!((scale.std() - std).abs() < 1e-12);
+        // Equal advantages are not blown up.
+        let of = Trajectories { rewards: &[0.001, 3.0, 1.0], ..of };
+        targets.write(&of, scale, &mut a, &mut returns);
+        assert!(a.iter().all(|a| a.abs() < 0.01), "{a:?}");
+    }
+}
