@@ -214,6 +214,11 @@ impl Communicator {
         Ok(Communicator::new(self.transport.split(&call, color, key)?))
     }
 
+    /// Makes sure that all ranks make this call, where there is nothing to move.
+    pub(crate) fn agree(&mut self, call: &Call, stream: &Stream) -> Result<()> {
+        self.exchange(call, stream, &[], &[])
+    }
+
     /// An exchange whose bytes are counted.
     pub(crate) fn exchange(
         &mut self,

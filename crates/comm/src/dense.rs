@@ -6,7 +6,7 @@
 
 use crate::communicator::{Scratch, others};
 use crate::error::Result;
-use crate::number::{Number, with_number};
+use crate::number::{Number, divide, with_number};
 use crate::transport::{Call, Parcel, Reduction, Sum, Transport, share};
 use meristem_device::simd::{Vectorized, vectorize};
 use meristem_device::{Args, Stream};
@@ -100,9 +100,7 @@ impl<T: Number> Vectorized for Add<'_, T> {
                     sum.iter_mut().zip(values).for_each(|(sum, x)| *sum = sum.plus(*x));
                 }
             }
-            if let Some(divisor) = self.divisor {
-                sum.iter_mut().for_each(|sum| *sum = sum.divided_by(divisor));
-            }
+            divide(sum, self.divisor);
             self.own[start..end].copy_from_slice(sum);
         }
     }

@@ -13,16 +13,6 @@ pub enum Error {
     /// The device refused an operation.
     #[error(transparent)]
     Device(Arc<meristem_device::Error>),
-    /// The device refused an operation of one rank.
-    #[error("`{operation}`: rank {rank}: {source}")]
-    OfRank {
-        /// Operation.
-        operation: &'static str,
-        /// Whose.
-        rank: usize,
-        /// What the device said.
-        source: Arc<meristem_device::Error>,
-    },
     /// A rank that cannot answer any more.
     #[error("`{operation}`: rank {rank} is gone: {reason}; the other ranks cannot go on")]
     RankGone {

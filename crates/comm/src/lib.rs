@@ -24,21 +24,27 @@
 //! ```
 //!
 //! # The inside, from top to bottom
-//! `communicator`: what a rank holds. `dense`: algorithms over any transport. `transport`: the one
-//! interface. `threads`: ranks of one process.
+//! `exchange`: the gradients of a model. `auto`: which sum is fastest. `sparse`: sums of the largest elements. `communicator`: what a rank holds. `dense`: the dense sum
+//! over any transport. `transport`: the one interface. `threads`: ranks of one process.
 
 #![forbid(unsafe_code)]
 
 mod agree;
+mod auto;
 mod communicator;
 mod dense;
 mod error;
+mod exchange;
 mod number;
+mod sparse;
 mod sync;
 mod threads;
 mod transport;
 
+pub use auto::{Method, Table, Timing};
 pub use communicator::{CommOptions, Communicator, Traffic};
 pub use error::{Error, Result};
+pub use exchange::{Exchange, ExchangeOptions, ExchangeState, Kept};
 pub use number::{Magnitude, Number};
+pub use sparse::sum::{Keep, Sparse, SparseSum};
 pub use transport::{Call, Order, Parcel, Reduction, Sum, Transport};

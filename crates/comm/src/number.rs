@@ -118,6 +118,20 @@ impl Number for bf16 {
     }
 }
 
+/// Divides by the number of ranks, if there is one to divide by. The reciprocal of a power of two
+/// is exact, and so gives the same bits.
+#[inline(always)]
+pub(crate) fn divide<T: Number>(values: &mut [T], divisor: Option<usize>) {
+    match divisor {
+        Some(n) if n.is_power_of_two() => {
+            let reciprocal = T::from_f64(1.0 / n as f64);
+            values.iter_mut().for_each(|value| *value = value.times(reciprocal));
+        }
+        Some(n) => values.iter_mut().for_each(|value| *value = value.divided_by(n)),
+        None => {}
+    }
+}
+
 /// Whether numbers of this type can be exchanged.
 pub(crate) fn is_number(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F64 | DType::BF16)

@@ -1,6 +1,6 @@
 //! The sum itself: blocks that stay in the nearest cache while all ranks' values are added.
 
-use crate::number::Number;
+use crate::number::{Number, divide};
 use meristem_device::Args;
 use meristem_device::simd::{Vectorized, vectorize};
 use smallvec::SmallVec;
@@ -48,9 +48,7 @@ impl<T: Number> Vectorized for SumAll<'_, T> {
                     sum.iter_mut().zip(values).for_each(|(sum, x)| *sum = sum.plus(*x));
                 }
             }
-            if let Some(divisor) = self.divisor {
-                sum.iter_mut().for_each(|sum| *sum = sum.divided_by(divisor));
-            }
+            divide(sum, self.divisor);
             for output in &mut self.outputs {
                 output[range.clone()].copy_from_slice(sum);
             }

@@ -1,0 +1,210 @@
+//! X6: which way is fastest, by a measured table; never one that sends more than a dense sum.
+
+use crate::communicator::Communicator;
+use crate::error::Result;
+use crate::sparse::sum::{Keep, Sparse, SparseSum};
+use crate::transport::{Order, Reduction, Sum};
+use meristem_device::{DType, Owner, Stream, Tensor};
+use std::time::Instant;
+
+/// A way to sum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Method {
+    /// All elements, in rank order.
+    Dense,
+    /// The largest elements.
+    Sparse(Sparse),
+    /// Dense, gathered top-k or Ok-Topk, by a table of measurements.
+    Auto,
+}
+
+/// Times of one size of sum, in milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Timing {
+    /// Number of ranks.
+    pub ranks: usize,
+    /// Number of elements.
+    pub elements: usize,
+    /// Share of the elements that each rank picks.
+    pub density: f64,
+    /// Dense sum.
+    pub dense_ms: f64,
+    /// Top-k, gathered.
+    pub gather_ms: f64,
+    /// Ok-Topk.
+    pub split_ms: f64,
+}
+
+/// A table of measurements: see [`Table::measure`].
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Table(
+    /// In any order.
+    pub Vec<Timing>,
+);
+
+/// Exchanges for which Ok-Topk keeps its thresholds where [`Method::Auto`] chose it.
+pub(crate) const REFRESH: u64 = 32;
+
+impl Table {
+    /// Measures sums of f32 on this group. The same table on all ranks: the mean of their times.
+    /// Waits for the device, many times.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn measure(
+        comm: &mut Communicator,
+        stream: &Stream,
+        elements: &[usize],
+        densities: &[f64],
+    ) -> Result<Table> {
+        let mut rows = Vec::new();
+        for &len in elements {
+            for &density in densities {
+                let values: Vec<f32> = (0..len).map(|i| (i * 7919 % 1009) as f32).collect();
+                let x = Tensor::from_slice(stream, &values, [len], Owner::Collectives)?;
+                let k = picks(density, len);
+                let ways = [None, Some(Sparse::TopK), Some(Sparse::OkTopK { refresh: REFRESH })];
+                let mut times = [0.0f64; 3];
+                for (time, way) in times.iter_mut().zip(ways) {
+                    *time = measure(comm, stream, &x, way, k)?;
+                }
+                let [dense_ms, gather_ms, split_ms] = mean(comm, stream, times)?;
+                let ranks = comm.size();
+                rows.push(Timing { ranks, elements: len, density, dense_ms, gather_ms, split_ms });
+            }
+        }
+        Ok(Table(rows))
+    }
+
+    /// The fastest way that sends less than a dense sum, going by the nearest measurement: in
+    /// ranks, then density, then elements, each by ratio. Without any: whatever sends least.
+    pub(crate) fn choose(&self, n: usize, len: usize, k: usize, dtype: DType) -> Option<Sparse> {
+        let far = |row: &Timing| {
+            let ratio = |a: f64, b: f64| (a.max(1e-12) / b.max(1e-12)).ln().abs();
+            let density = k as f64 / len.max(1) as f64;
+            100.0 * ratio(row.ranks as f64, n as f64)
+                + 10.0 * ratio(row.density, density)
+                + ratio(row.elements as f64, len as f64)
+        };
+        let row = self.0.iter().min_by(|a, b| far(a).total_cmp(&far(b)));
+        let dense = dense_bytes(n, len, dtype);
+        let ways = [Sparse::TopK, Sparse::OkTopK { refresh: REFRESH }];
+        let cost = |way: &Sparse| match (row, way) {
+            (Some(row), Sparse::TopK) => row.gather_ms,
+            (Some(row), _) => row.split_ms,
+            (None, way) => sparse_bytes(*way, n, k, dtype) as f64,
+        };
+        let none = row.map_or(dense as f64, |row| row.dense_ms);
+        ways.into_iter()
+            .filter(|way| sparse_bytes(*way, n, k, dtype) < dense)
+            .min_by(|a, b| cost(a).total_cmp(&cost(b)))
+            .filter(|way| cost(way) < none)
+    }
+}
+
+/// The number of elements picked at a density: at least one, if there are any.
+pub(crate) fn picks(density: f64, len: usize) -> usize {
+    ((density * len as f64).round() as usize).clamp(usize::from(len > 0), len)
+}
+
+/// Bytes that all ranks send for a dense sum.
+fn dense_bytes(n: usize, len: usize, dtype: DType) -> u64 {
+    2 * (n as u64 - 1) * len as u64 * dtype.size() as u64
+}
+
+/// Bytes that all ranks send for a sparse sum: half of the words are values.
+fn sparse_bytes(way: Sparse, n: usize, k: usize, dtype: DType) -> u64 {
+    way.words(n, k) / 2 * (4 + dtype.size() as u64)
+}
+
+/// Median of some rounds, in milliseconds, from a barrier to the end on this rank.
+fn measure(
+    comm: &mut Communicator,
+    stream: &Stream,
+    x: &Tensor,
+    way: Option<Sparse>,
+    k: usize,
+) -> Result<f64> {
+    const ROUNDS: usize = 7;
+    let y = Tensor::zeros(stream, [x.numel()], DType::F32, Owner::Collectives)?;
+    let mut sparse = match way {
+        Some(way) => Some(SparseSum::new(x, way, Keep::Residual)?),
+        None => None,
+    };
+    let mut times = Vec::with_capacity(ROUNDS);
+    for _ in 0..=ROUNDS {
+        stream.synchronize()?;
+        comm.barrier()?;
+        let start = Instant::now();
+        let reduction = Reduction::Sum;
+        match &mut sparse {
+            Some(sparse) => sparse.run(comm, (x, &y), k, reduction)?,
+            None => {
+                let order = Order::Rank;
+                comm.all_reduce_with(&Sum { input: x, output: &y, reduction, order })?;
+            }
+        }
+        stream.synchronize()?;
+        times.push(start.elapsed().as_secs_f64() * 1e3);
+    }
+    times.remove(0); // it allocated
+    times.sort_by(f64::total_cmp);
+    Ok(times[ROUNDS / 2])
+}
+
+fn mean(comm: &mut Communicator, stream: &Stream, times: [f64; 3]) -> Result<[f64; 3]> {
+    let x = Tensor::from_slice(stream, &times, [3], Owner::Collectives)?;
+    comm.all_reduce(&x, Reduction::Mean)?;
+    let mean = x.to_vec::<f64>()?;
+    Ok([mean[0], mean[1], mean[2]])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Gather sends less than a dense sum iff d < 2 s_v / (n (s_v + s_i)).
+    #[test]
+    fn what_would_send_more_is_dense() {
+        let len = 10_000;
+        for n in [2, 3, 8, 64] {
+            for (dtype, value) in [(DType::F32, 4.0), (DType::F64, 8.0), (DType::BF16, 2.0)] {
+                let limit = 2.0 * value / (n as f64 * (value + 4.0));
+                for k in (0..=len).step_by(100) {
+                    let less = (k as f64 / len as f64) < limit;
+                    let sends = sparse_bytes(Sparse::TopK, n, k, dtype);
+                    assert_eq!(sends < dense_bytes(n, len, dtype), less, "{n} {dtype} {k}");
+                }
+                assert_eq!(Table::default().choose(n, len, len, dtype), None);
+            }
+        }
+        // One rank sends nothing in any case.
+        assert_eq!(Table::default().choose(1, len, 100, DType::F32), None);
+        assert_eq!(Table::default().choose(2, len, 100, DType::F32), Some(Sparse::TopK));
+        let split = Some(Sparse::OkTopK { refresh: REFRESH });
+        assert_eq!(Table::default().choose(8, len, 100, DType::F32), split);
+    }
+
+    #[test]
+    fn the_nearest_measurement_decides() {
+        let row = |ranks, elements, density, [dense_ms, gather_ms, split_ms]: [f64; 3]| Timing {
+            ranks,
+            elements,
+            density,
+            dense_ms,
+            gather_ms,
+            split_ms,
+        };
+        let table = Table(vec![
+            row(2, 1000, 0.01, [1.0, 2.0, 3.0]),
+            row(2, 1_000_000, 0.01, [9.0, 2.0, 3.0]),
+            row(8, 1_000_000, 0.01, [9.0, 3.0, 2.0]),
+        ]);
+        let choose = |n, len: usize| table.choose(n, len, len / 100, DType::F32);
+        assert_eq!(choose(2, 2000), None);
+        assert_eq!(choose(2, 500_000), Some(Sparse::TopK));
+        assert_eq!(choose(7, 500_000), Some(Sparse::OkTopK { refresh: REFRESH }));
+        // Fast, but it would send more.
+        assert_eq!(table.choose(8, 1_000_000, 900_000, DType::F32), None);
+    }
+}

@@ -1,0 +1,381 @@
+//! The exchange of all gradients of a model, step by step (X7): small tensors dense, the others by
+//! the chosen method in buckets, with what is kept between steps known by parameter.
+
+use crate::auto::{Method, Table, picks};
+use crate::communicator::Communicator;
+use crate::error::{Error, Result};
+use crate::number::{is_number, with_number};
+use crate::sparse::sum::{Keep, Sparse, SparseSum};
+use crate::transport::Reduction;
+use meristem_device::{DType, Owner, Stream, Tensor};
+use std::collections::BTreeMap;
+
+/// How gradients are exchanged. The same on all ranks.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ExchangeOptions {
+    /// Which sum.
+    pub method: Method,
+    /// Share of a bucket's elements that each rank picks.
+    pub density: f64,
+    /// Number of elements that each rank picks of a bucket, instead of `density`.
+    pub k: Option<usize>,
+    /// Densities of the first steps, one after the other, each for `warm_up_steps`.
+    pub warm_up: Vec<f64>,
+    /// Steps that each density of the warm-up lasts.
+    pub warm_up_steps: u64,
+    /// What is kept of elements that were not sent.
+    pub keep: Keep,
+    /// Sum or mean.
+    pub reduction: Reduction,
+    /// Tensors with fewer elements are summed densely, all together.
+    pub small: usize,
+    /// Elements at which a bucket is full; one tensor is never cut. 0: each tensor on its own.
+    pub bucket: usize,
+    /// Measurements for [`Method::Auto`].
+    pub table: Table,
+}
+
+impl Default for ExchangeOptions {
+    fn default() -> Self {
+        ExchangeOptions {
+            method: Method::Dense,
+            density: 0.01,
+            k: None,
+            warm_up: Vec::new(),
+            warm_up_steps: 1,
+            keep: Keep::Residual,
+            reduction: Reduction::Mean,
+            small: 1024,
+            bucket: 1 << 20,
+            table: Table::default(),
+        }
+    }
+}
+
+/// What an exchange keeps between steps: part of a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ExchangeState {
+    /// Steps made: the position in the warm-up.
+    pub step: u64,
+    /// By parameter.
+    pub kept: BTreeMap<String, Kept>,
+}
+
+/// What is kept of one parameter: its elements' bytes, in memory order and the machine's own byte
+/// order; empty where there are none.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Kept {
+    /// What was not sent.
+    pub residual: Vec<u8>,
+    /// Velocity of momentum correction.
+    pub velocity: Vec<u8>,
+    /// Threshold and regions of Ok-Topk, with the first parameter of a bucket.
+    pub split: Vec<u8>,
+}
+
+/// The exchange of a model's gradients. Made anew when the model grows: what was kept is taken over
+/// by [`export`](Exchange::export) and [`import`](Exchange::import), parameter by parameter.
+pub struct Exchange {
+    options: ExchangeOptions,
+    stream: Stream,
+    parameters: Vec<Parameter>,
+    buckets: Vec<Bucket>,
+    step: u64,
+}
+
+struct Parameter {
+    name: String,
+    dtype: DType,
+    len: usize,
+}
+
+/// Tensors that are exchanged as one.
+struct Bucket {
+    /// Positions among the parameters, each with its first element in the bucket.
+    members: Vec<(usize, usize)>,
+    len: usize,
+    dtype: DType,
+    /// The members one after the other; none for a single one, which is exchanged where it lies.
+    flat: Option<Tensor>,
+    /// `None`: dense.
+    sparse: Option<SparseSum>,
+}
+
+impl Exchange {
+    /// For gradients like these, with their parameters' names; all on one stream.
+    ///
+    /// # Errors
+    /// [`Error::BadArgument`] for options or tensors that cannot be; [`Error::Device`].
+    pub fn new(options: &ExchangeOptions, gradients: &[(&str, &Tensor)]) -> Result<Exchange> {
+        let operation = "Exchange::new";
+        let densities = options.warm_up.iter().chain([&options.density]);
+        for density in densities {
+            if !(*density > 0.0 && *density <= 1.0) {
+                let expected = "above 0, at most 1".to_owned();
+                let (argument, got) = ("density", density.to_string());
+                return Err(Error::BadArgument { operation, argument, expected, got });
+            }
+        }
+        let Some((_, first)) = gradients.first() else {
+            let (argument, got) = ("gradients", "none".to_owned());
+            let expected = "at least one".to_owned();
+            return Err(Error::BadArgument { operation, argument, expected, got });
+        };
+        let stream = first.stream().clone();
+        let parameters = gradients.iter().map(|(name, tensor)| Parameter {
+            name: (*name).to_owned(),
+            dtype: tensor.dtype(),
+            len: tensor.numel(),
+        });
+        let options = options.clone();
+        let mut exchange = Exchange {
+            options,
+            stream,
+            parameters: parameters.collect(),
+            buckets: vec![],
+            step: 0,
+        };
+        let tensors: Vec<&Tensor> = gradients.iter().map(|(_, tensor)| *tensor).collect();
+        exchange.check(operation, &tensors)?;
+        exchange.buckets = exchange.fill_buckets()?;
+        Ok(exchange)
+    }
+
+    /// Steps made.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// The density of the next step.
+    pub fn density(&self) -> f64 {
+        let stage = self.step / self.options.warm_up_steps.max(1);
+        let warming = usize::try_from(stage).ok().and_then(|stage| self.options.warm_up.get(stage));
+        warming.copied().unwrap_or(self.options.density)
+    }
+
+    /// Exchanges the gradients, in place, in the order in which they were given to
+    /// [`new`](Exchange::new). Does not wait for the device.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`]; [`Error::BadArgument`] for tensors unlike those before.
+    pub fn run(&mut self, comm: &mut Communicator, gradients: &[&Tensor]) -> Result<()> {
+        self.check("Exchange::run", gradients)?;
+        let density = self.density();
+        let Exchange { options, buckets, .. } = self;
+        for bucket in buckets {
+            let whole = match &bucket.flat {
+                Some(flat) => flat.clone(),
+                None => gradients[bucket.members[0].0].view(0, [bucket.len])?,
+            };
+            bucket.copy(gradients, true)?;
+            match &mut bucket.sparse {
+                Some(sparse) => {
+                    let k = options.k.map_or(picks(density, bucket.len), |k| k.min(bucket.len));
+                    let k = match options.method {
+                        Method::Auto => {
+                            let table = &options.table;
+                            match table.choose(comm.size(), bucket.len, k, bucket.dtype) {
+                                Some(way) => {
+                                    sparse.switch(way);
+                                    k
+                                }
+                                None => bucket.len,
+                            }
+                        }
+                        _ => k,
+                    };
+                    sparse.run(comm, (&whole, &whole), k, options.reduction)?;
+                }
+                None => comm.all_reduce(&whole, options.reduction)?,
+            }
+            bucket.copy(gradients, false)?;
+        }
+        self.step += 1;
+        Ok(())
+    }
+
+    /// What is kept now. Waits for the device, once.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub fn export(&self) -> Result<ExchangeState> {
+        let mut places = Vec::new();
+        let mut tensors = Vec::new();
+        for bucket in &self.buckets {
+            let Some(sparse) = &bucket.sparse else { continue };
+            for &(parameter, start) in &bucket.members {
+                let Parameter { name, len, .. } = &self.parameters[parameter];
+                for (part, tensor) in [sparse.residual(), sparse.velocity()].iter().enumerate() {
+                    if let Some(tensor) = tensor {
+                        places.push((name, part));
+                        tensors.push(tensor.view(start, [*len])?);
+                    }
+                }
+            }
+        }
+        let refs: Vec<&Tensor> = tensors.iter().collect();
+        let mut kept: BTreeMap<String, Kept> = BTreeMap::new();
+        for ((name, part), bytes) in places.into_iter().zip(meristem_device::read_back(&refs)?) {
+            let entry = kept.entry(name.clone()).or_default();
+            if part == 0 { entry.residual = bytes } else { entry.velocity = bytes }
+        }
+        for bucket in &self.buckets {
+            let name = &self.parameters[bucket.members[0].0].name;
+            let split = bucket.sparse.as_ref().map_or(Ok(None), SparseSum::export_split)?;
+            if let Some(split) = split {
+                kept.entry(name.clone()).or_default().split = split;
+            }
+        }
+        Ok(ExchangeState { step: self.step, kept })
+    }
+
+    /// Takes over what another exchange kept. Parameters that it did not have start with nothing
+    /// kept; those that are gone, or are not kept here, are left out.
+    ///
+    /// # Errors
+    /// [`Error::BadArgument`] if a parameter has another number of bytes now; [`Error::Device`].
+    pub fn import(&mut self, comm: &Communicator, state: &ExchangeState) -> Result<()> {
+        for bucket in &mut self.buckets {
+            let Some(sparse) = &mut bucket.sparse else { continue };
+            for &(parameter, start) in &bucket.members {
+                let Parameter { name, len, .. } = &self.parameters[parameter];
+                let Some(kept) = state.kept.get(name) else { continue };
+                let parts =
+                    [(sparse.residual(), &kept.residual), (sparse.velocity(), &kept.velocity)];
+                for (tensor, bytes) in parts {
+                    if let (Some(tensor), false) = (tensor, bytes.is_empty()) {
+                        upload(&tensor.view(start, [*len])?, bytes, name)?;
+                    }
+                }
+            }
+            let first = &self.parameters[bucket.members[0].0].name;
+            if let Some(kept) = state.kept.get(first).filter(|kept| !kept.split.is_empty()) {
+                sparse.import_split(comm, &kept.split)?;
+            }
+        }
+        self.step = state.step;
+        Ok(())
+    }
+
+    /// Consecutive tensors of one type and fate, up to the size of a bucket.
+    fn fill_buckets(&self) -> Result<Vec<Bucket>> {
+        let options = &self.options;
+        let mut buckets: Vec<Bucket> = Vec::new();
+        // Small ones first: one dense bucket for each type; then the others.
+        let mut groups: BTreeMap<(bool, &'static str), Vec<usize>> = BTreeMap::new();
+        for (i, parameter) in self.parameters.iter().enumerate() {
+            let large = parameter.len >= options.small && options.method != Method::Dense;
+            let dtype = match parameter.dtype {
+                DType::F32 => "f32",
+                DType::F64 => "f64",
+                _ => "bf16",
+            };
+            groups.entry((large, dtype)).or_default().push(i);
+        }
+        for ((large, _), members) in groups {
+            let mut filled: Vec<Bucket> = Vec::new();
+            for i in members {
+                let Parameter { dtype, len, .. } = self.parameters[i];
+                if filled.last().is_none_or(|bucket| bucket.len + len > options.bucket) {
+                    let (members, flat, sparse) = (Vec::new(), None, None);
+                    filled.push(Bucket { members, len: 0, dtype, flat, sparse });
+                }
+                if let Some(bucket) = filled.last_mut() {
+                    bucket.members.push((i, bucket.len));
+                    bucket.len += len;
+                }
+            }
+            for mut bucket in filled {
+                self.equip(&mut bucket, large)?;
+                buckets.push(bucket);
+            }
+        }
+        Ok(buckets)
+    }
+
+    /// Gives a bucket its memory.
+    fn equip(&self, bucket: &mut Bucket, large: bool) -> Result<()> {
+        let (stream, owner) = (&self.stream, Owner::Collectives);
+        let like = Tensor::empty(stream, [bucket.len], bucket.dtype, owner)?;
+        let sparse = match self.options.method {
+            Method::Sparse(sparse) => sparse,
+            _ => Sparse::TopK,
+        };
+        if large {
+            bucket.sparse = Some(SparseSum::new(&like, sparse, self.options.keep)?);
+        }
+        bucket.flat = (bucket.members.len() > 1).then_some(like);
+        Ok(())
+    }
+
+    fn check(&self, operation: &'static str, gradients: &[&Tensor]) -> Result<()> {
+        let refuse = |argument, expected: String, got: String| {
+            Err(Error::BadArgument { operation, argument, expected, got })
+        };
+        if gradients.len() != self.parameters.len() {
+            let (expected, got) = (self.parameters.len(), gradients.len());
+            return refuse("the number of gradients", expected.to_string(), got.to_string());
+        }
+        for (Parameter { name, dtype, len }, tensor) in self.parameters.iter().zip(gradients) {
+            if !is_number(*dtype) {
+                return refuse(
+                    "gradients",
+                    "f32, f64 or bf16".to_owned(),
+                    format!("{name}: {dtype}"),
+                );
+            }
+            let same_stream = *tensor.stream() == self.stream;
+            if tensor.dtype() != *dtype || tensor.numel() != *len || !same_stream {
+                return refuse(
+                    "a gradient",
+                    format!("{name}: {len} x {dtype} on stream `{}`", self.stream.name()),
+                    format!(
+                        "{} x {} on stream `{}`",
+                        tensor.numel(),
+                        tensor.dtype(),
+                        tensor.stream().name()
+                    ),
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Bucket {
+    /// Copies the members together, or apart.
+    fn copy(&self, gradients: &[&Tensor], together: bool) -> Result<()> {
+        let Some(flat) = &self.flat else { return Ok(()) };
+        let operation = if together { "exchange, together" } else { "exchange, apart" };
+        for &(member, start) in &self.members {
+            let part = flat.view(start, [gradients[member].numel()])?;
+            let (from, to) =
+                if together { (gradients[member], &part) } else { (&part, gradients[member]) };
+            let launch = flat.stream().launch(operation).read(from).write(to);
+            with_number!(
+                self.dtype,
+                T => launch.run(|args| args.write::<T>(1).copy_from_slice(args.read(0)))?,
+                unreachable!("checked when the exchange was made")
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Bytes to a tensor.
+fn upload(tensor: &Tensor, bytes: &[u8], name: &str) -> Result<()> {
+    let size = tensor.dtype().size();
+    if bytes.len() != tensor.numel() * size {
+        return Err(Error::BadArgument {
+            operation: "Exchange::import",
+            argument: "what is kept of a parameter",
+            expected: format!("{name}: {} bytes", tensor.numel() * size),
+            got: bytes.len().to_string(),
+        });
+    }
+    with_number!(tensor.dtype(), T => {
+        let elements: Vec<T> = bytes.chunks_exact(size).map(bytemuck::pod_read_unaligned).collect();
+        tensor.copy_from_slice(&elements)?;
+    }, unreachable!("checked when the exchange was made"));
+    Ok(())
+}

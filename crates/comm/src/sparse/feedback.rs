@@ -1,0 +1,241 @@
+//! X3: what was not sent is added to the next gradient. And momentum correction (X7): the velocity
+//! is accumulated instead of the gradient.
+//!
+//! acc = residual + gradient; what is sent is acc at the picks; residual' = acc elsewhere, and
+//! minus zero at the picks, which leaves every bit of what is added to it alone. So
+//! sent + residual' = residual + gradient, bit for bit. With momentum m, the velocity
+//! u = m u + gradient takes the gradient's place and is cleared at the picks (Lin et al., "Deep
+//! Gradient Compression", ICLR 2018).
+
+use super::lists::{Lists, NONE};
+use super::select::{Source, top_k};
+use crate::error::Result;
+use crate::number::{Magnitude, Number, with_number};
+use meristem_device::simd::{Vectorized, vectorize};
+use meristem_device::{Args, DType, Owner, Stream, Tensor};
+
+/// What a rank keeps between exchanges of one tensor.
+pub(crate) struct Feedback {
+    pub(crate) residual: Tensor,
+    pub(crate) momentum: Option<Momentum>,
+}
+
+/// Momentum correction.
+pub(crate) struct Momentum {
+    pub(crate) factor: f64,
+    pub(crate) velocity: Tensor,
+}
+
+impl Feedback {
+    pub(crate) fn new(
+        stream: &Stream,
+        dtype: DType,
+        len: usize,
+        momentum: Option<f64>,
+    ) -> Result<Feedback> {
+        let make = || -> Result<Tensor> {
+            let tensor = Tensor::empty(stream, [len], dtype, Owner::Collectives)?;
+            neutral(&tensor)?;
+            Ok(tensor)
+        };
+        let momentum = match momentum {
+            Some(factor) => Some(Momentum { factor, velocity: make()? }),
+            None => None,
+        };
+        Ok(Feedback { residual: make()?, momentum })
+    }
+
+    /// Adds the gradient to what is kept, writes all of it to `output`, and keeps nothing: for an
+    /// exchange of everything.
+    pub(crate) fn drain(&self, gradient: &Tensor, output: &Tensor) -> Result<()> {
+        let in_place = gradient.address() == output.address();
+        let mut launch =
+            output.stream().launch("feedback, drain").write(&self.residual).write(output);
+        if !in_place {
+            launch = launch.read(gradient);
+        }
+        let mut at = 2 + usize::from(!in_place);
+        if let Some(momentum) = &self.momentum {
+            launch = launch.write(&momentum.velocity);
+        } else {
+            at = usize::MAX;
+        }
+        let factor = self.momentum.as_ref().map_or(0.0, |momentum| momentum.factor);
+        with_number!(gradient.dtype(), T => launch.run(move |args| {
+            let (residual, output) = (args.write::<T>(0), args.write::<T>(1));
+            if !in_place {
+                output.copy_from_slice(args.read(2));
+            }
+            if at < args.len() {
+                let factor = T::from_f64(factor);
+                for (output, velocity) in output.iter_mut().zip(args.write::<T>(at)) {
+                    *output = velocity.times(factor).plus(*output);
+                    *velocity = T::NEUTRAL;
+                }
+            }
+            for (output, residual) in output.iter_mut().zip(residual) {
+                *output = residual.plus(*output);
+                *residual = T::NEUTRAL;
+            }
+        })?, unreachable!("checked when the exchange was made"));
+        Ok(())
+    }
+
+    /// Keeps nothing at these indices: they were sent.
+    pub(crate) fn clear(&self, indices: &Tensor) -> Result<()> {
+        let mut launch =
+            indices.stream().launch("feedback, clear").read(indices).write(&self.residual);
+        if let Some(momentum) = &self.momentum {
+            launch = launch.write(&momentum.velocity);
+        }
+        with_number!(self.residual.dtype(), T => launch.run(|args| {
+            for argument in 1..args.len() {
+                let kept = args.write::<T>(argument);
+                for index in args.read::<u32>(0).iter().take_while(|index| **index != NONE) {
+                    kept[*index as usize] = T::NEUTRAL;
+                }
+            }
+        })?, unreachable!("checked when the exchange was made"));
+        Ok(())
+    }
+}
+
+/// Fills with minus zero.
+pub(crate) fn neutral(tensor: &Tensor) -> Result<()> {
+    let launch = tensor.stream().launch("feedback, nothing kept").write(tensor);
+    with_number!(
+        tensor.dtype(),
+        T => launch.run(|args| args.write::<T>(0).fill(T::NEUTRAL))?,
+        unreachable!("checked when the exchange was made")
+    );
+    Ok(())
+}
+
+/// Selects the largest of a gradient, or of what was kept plus the gradient, which is kept then.
+/// Where `threshold` (one i64) is given, it is used instead of an exact one unless `refresh`,
+/// and set when it is exact. `picks` is padded.
+pub(crate) fn select(
+    gradient: &Tensor,
+    feedback: Option<&Feedback>,
+    picks: &Lists,
+    candidates: &Tensor,
+    threshold: Option<(&Tensor, bool)>,
+) -> Result<()> {
+    let mut launch = picks
+        .indices
+        .stream()
+        .launch("topk, select")
+        .read(gradient)
+        .write(&picks.indices)
+        .write(&picks.values)
+        .write(candidates);
+    let mut refresh = None;
+    if let Some((threshold, now)) = threshold {
+        launch = launch.write(threshold);
+        refresh = Some(now);
+    }
+    let mut factor = None;
+    if let Some(feedback) = feedback {
+        launch = launch.write(&feedback.residual);
+        if let Some(momentum) = &feedback.momentum {
+            launch = launch.write(&momentum.velocity);
+            factor = Some(momentum.factor);
+        }
+    }
+    let kind = Kind { refresh, kept: feedback.is_some(), factor };
+    with_number!(
+        gradient.dtype(),
+        T => launch.run(move |args| run::<T>(args, &kind))?,
+        unreachable!("checked when the exchange was made")
+    );
+    Ok(())
+}
+
+/// What the selecting kernel has for arguments, after the first four.
+struct Kind {
+    refresh: Option<bool>,
+    kept: bool,
+    factor: Option<f64>,
+}
+
+fn run<T: Number>(args: &mut Args<'_>, kind: &Kind) {
+    let gradient = args.read::<T>(0);
+    let (indices, values, candidates) =
+        (args.write::<u32>(1), args.write::<T>(2), args.write::<u32>(3));
+    let mut next = 4;
+    let mut threshold = None;
+    if kind.refresh.is_some() {
+        threshold = args.write::<i64>(next).first_mut();
+        next += 1;
+    }
+    let known = match (&threshold, kind.refresh) {
+        (Some(threshold), Some(false)) => Some(T::Magnitude::narrow(**threshold as u64)),
+        _ => None,
+    };
+    let picked = match (kind.kept, kind.factor) {
+        (false, _) => top_k(&mut &*gradient, known, candidates, indices, values),
+        (true, None) => {
+            let mut source = Kept { residual: args.write(next), gradient };
+            top_k(&mut source, known, candidates, indices, values)
+        }
+        (true, Some(factor)) => {
+            let (residual, velocity) = (args.write(next), args.write::<T>(next + 1));
+            vectorize(Advance { velocity, gradient, factor: T::from_f64(factor) });
+            top_k(&mut Kept { residual, gradient: velocity }, known, candidates, indices, values)
+        }
+    };
+    indices[picked..].fill(NONE);
+    values[picked..].fill(T::ZERO);
+    if let (Some(threshold), None) = (threshold, known) {
+        let least = values[..picked].iter().map(|value| value.magnitude()).min();
+        *threshold = least.map_or(0, |least| least.wide() as i64);
+    }
+}
+
+/// u = m u + gradient.
+struct Advance<'a, T> {
+    velocity: &'a mut [T],
+    gradient: &'a [T],
+    factor: T,
+}
+
+impl<T: Number> Vectorized for Advance<'_, T> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        for (velocity, gradient) in self.velocity.iter_mut().zip(self.gradient) {
+            *velocity = velocity.times(self.factor).plus(*gradient);
+        }
+    }
+}
+
+/// What was kept, and a gradient that is added to it when it is visited.
+struct Kept<'a, T> {
+    residual: &'a mut [T],
+    gradient: &'a [T],
+}
+
+impl<T: Number> Source for Kept<'_, T> {
+    type Item = T;
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.residual.len()
+    }
+    #[inline(always)]
+    fn peek(&self, index: usize) -> T {
+        self.residual[index].plus(self.gradient[index])
+    }
+    #[inline(always)]
+    fn visit(&mut self, start: usize, out: &mut [T]) {
+        let residual = &mut self.residual[start..start + out.len()];
+        let gradient = &self.gradient[start..start + out.len()];
+        for ((out, residual), gradient) in out.iter_mut().zip(residual).zip(gradient) {
+            *residual = residual.plus(*gradient);
+            *out = *residual;
+        }
+    }
+    #[inline(always)]
+    fn visited(&self, index: usize) -> T {
+        self.residual[index]
+    }
+}

@@ -1,0 +1,197 @@
+//! X4: the k largest of the global sum, by a tree of merges (Shi et al., "A Distributed Synchronous
+//! SGD Algorithm with Global Top-k Sparsification", ICDCS 2019), for any number of ranks.
+//!
+//! At level l a rank whose number is an odd multiple of 2^l hands its list to the rank 2^l below,
+//! which merges both and keeps the k largest. The final list goes back down the tree. With it goes,
+//! for each list that was handed over, a bit for every entry: whether it is part of the result, and
+//! not only its index, which may have come through by another way. What is not, returns to the
+//! residual of the rank that sent it. On the wire: (n - 1)(4 k + k / 32) words in all.
+
+use super::lists::{Entries, Lists, NONE, intersect, keep_largest, merge};
+use super::topk;
+use crate::communicator::Communicator;
+use crate::error::Result;
+use crate::number::{Number, with_number};
+use crate::transport::{Call, Parcel};
+use meristem_device::{Args, DType, Owner, Stream, Tensor};
+
+/// Memory for one size of exchange.
+pub(crate) struct Buffers {
+    /// [levels + 1, k]: this rank's list after that many merges.
+    own: Lists,
+    /// [levels, k]: what came at each level.
+    incoming: Lists,
+    /// [1, k]: the final list.
+    last: Lists,
+    /// [1, 2 k]: a merge.
+    union: Lists,
+    /// 4 k x u32
+    scratch: Tensor,
+    /// k / 32 x u32
+    mask: Tensor,
+    /// k x u32: the entries of the present list that are part of the result.
+    alive: Tensor,
+    levels: usize,
+}
+
+impl Buffers {
+    pub(crate) fn new(
+        comm: &Communicator,
+        stream: &Stream,
+        dtype: DType,
+        k: usize,
+    ) -> Result<Self> {
+        let levels = comm.size().next_power_of_two().trailing_zeros() as usize;
+        let words = |len| Tensor::empty(stream, [len], DType::U32, Owner::Collectives);
+        Ok(Buffers {
+            own: Lists::new(stream, dtype, levels + 1, k)?,
+            incoming: Lists::new(stream, dtype, levels, k)?,
+            last: Lists::new(stream, dtype, 1, k)?,
+            union: Lists::new(stream, dtype, 1, 2 * k)?,
+            scratch: words(4 * k)?,
+            mask: words(k.div_ceil(32))?,
+            alive: words(k)?,
+            levels,
+        })
+    }
+
+    pub(crate) fn picks(&self) -> Result<Lists> {
+        self.own.row(0)
+    }
+
+    /// Exchanges the picks and writes the result; returns the indices of those that are part of it.
+    pub(crate) fn sum(
+        &self,
+        comm: &mut Communicator,
+        call: &Call,
+        divisor: Option<usize>,
+        output: &Tensor,
+    ) -> Result<Tensor> {
+        let (n, me, stream) = (comm.size(), comm.rank(), output.stream());
+        let mut merges = 0;
+        for level in 0..self.levels {
+            let (sends, receives) = match role(me, n, level) {
+                Role::Child(parent) => (self.own.row(merges)?.parcels(parent).to_vec(), vec![]),
+                Role::Parent(child) => (vec![], self.incoming.row(level)?.parcels(child).to_vec()),
+                Role::Idle => (vec![], vec![]),
+            };
+            comm.exchange(call, stream, &sends, &receives)?;
+            if let Role::Parent(_) = role(me, n, level) {
+                self.merge(merges, level)?;
+                merges += 1;
+            }
+        }
+        let last = if me == 0 { self.own.row(merges)? } else { self.last.row(0)? };
+        if me == 0 {
+            let launch = stream.launch("gtopk, all of it").read(&last.indices).write(&self.alive);
+            launch.run(|args| args.write::<u32>(1).copy_from_slice(args.read(0)))?;
+        }
+        for level in (0..self.levels).rev() {
+            let mask = |peer| Parcel { peer, tensor: self.mask.clone() };
+            let with_mask = |peer| last.parcels(peer).into_iter().chain([mask(peer)]).collect();
+            let (sends, receives) = match role(me, n, level) {
+                Role::Parent(child) => {
+                    merges -= 1;
+                    self.mark(merges, level)?;
+                    (with_mask(child), vec![])
+                }
+                Role::Child(parent) => (vec![], with_mask(parent)),
+                Role::Idle => (vec![], vec![]),
+            };
+            comm.exchange(call, stream, &sends, &receives)?;
+            if let Role::Child(_) = role(me, n, level) {
+                self.unmark(merges)?;
+            }
+        }
+        topk::add(&last, divisor, output)?;
+        Ok(self.alive.clone())
+    }
+
+    /// Own list and what came, to the next own list.
+    fn merge(&self, merges: usize, level: usize) -> Result<()> {
+        let (own, came) = (self.own.row(merges)?, self.incoming.row(level)?);
+        let next = self.own.row(merges + 1)?;
+        let stream = self.scratch.stream();
+        let launch = stream.launch("gtopk, merge").read(&own.indices).read(&own.values);
+        let launch = launch.read(&came.indices).read(&came.values);
+        let launch = launch.write(&next.indices).write(&next.values);
+        let launch = launch.write(&self.union.indices).write(&self.union.values);
+        let launch = launch.write(&self.scratch);
+        with_number!(
+            own.values.dtype(),
+            T => launch.run(merge_and_keep::<T>)?,
+            unreachable!("checked when the exchange was made")
+        );
+        Ok(())
+    }
+
+    /// The child's bits, and what is left of the own list before the merge.
+    fn mark(&self, merges: usize, level: usize) -> Result<()> {
+        let (own, came) = (self.own.row(merges)?, self.incoming.row(level)?);
+        let stream = self.scratch.stream();
+        let launch = stream.launch("gtopk, mark").read(&own.indices).read(&came.indices);
+        let launch = launch.write(&self.alive).write(&self.mask);
+        launch.run(|args| {
+            let (own, came) = (args.read::<u32>(0), args.read::<u32>(1));
+            let (alive, mask) = (args.write::<u32>(2), args.write::<u32>(3));
+            mask.fill(0);
+            let mut at = 0;
+            for (i, index) in came.iter().enumerate().take_while(|(_, index)| **index != NONE) {
+                while alive.get(at).is_some_and(|other| other < index) {
+                    at += 1;
+                }
+                mask[i / 32] |= u32::from(alive.get(at) == Some(index)) << (i % 32);
+            }
+            intersect(alive, own);
+        })?;
+        Ok(())
+    }
+
+    /// The list that was handed over, without the entries whose bits are not set.
+    fn unmark(&self, merges: usize) -> Result<()> {
+        let own = self.own.row(merges)?;
+        let stream = self.scratch.stream();
+        let launch = stream.launch("gtopk, unmark").read(&own.indices).read(&self.mask);
+        launch.write(&self.alive).run(|args| {
+            let (own, mask) = (args.read::<u32>(0), args.read::<u32>(1));
+            let alive = args.write::<u32>(2);
+            let mut n = 0;
+            for (i, index) in own.iter().enumerate().filter(|(_, index)| **index != NONE) {
+                if mask[i / 32] >> (i % 32) & 1 == 1 {
+                    alive[n] = *index;
+                    n += 1;
+                }
+            }
+            alive[n..].fill(NONE);
+        })?;
+        Ok(())
+    }
+}
+
+/// What a rank does at a level of the tree.
+enum Role {
+    /// Takes a list from this rank.
+    Parent(usize),
+    /// Gives its list to this rank.
+    Child(usize),
+    Idle,
+}
+
+fn role(me: usize, n: usize, level: usize) -> Role {
+    let step = 1 << level;
+    match me % (2 * step) {
+        0 if me + step < n => Role::Parent(me + step),
+        rest if rest == step => Role::Child(me - step),
+        _ => Role::Idle,
+    }
+}
+
+fn merge_and_keep<T: Number>(args: &mut Args<'_>) {
+    let own = Entries::used(args.read(0), args.read::<T>(1));
+    let came = Entries::used(args.read(2), args.read::<T>(3));
+    let (indices, values) = (args.write::<u32>(4), args.write::<T>(5));
+    let (union, sums) = (args.write::<u32>(6), args.write::<T>(7));
+    let n = merge(own, came, union, sums);
+    let all = Entries { indices: &union[..n], values: &sums[..n] };
+    keep_largest(all, args.write(8), indices, values);
+}

@@ -1,0 +1,238 @@
+//! Lists of (index, value): ascending indices, padded at the end with [`NONE`].
+
+use super::select::{candidates_len, top_k};
+use crate::error::{Error, Result};
+use crate::number::{Number, divide};
+use crate::transport::Parcel;
+use meristem_device::simd::{Vectorized, vectorize};
+use meristem_device::{DType, Owner, Stream, Tensor};
+use smallvec::SmallVec;
+
+/// No element: an index that no tensor has.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// Lists on the device, one after the other, all of one length.
+pub(crate) struct Lists {
+    /// [rows, len] x u32
+    pub(crate) indices: Tensor,
+    /// [rows, len] x the type of the elements
+    pub(crate) values: Tensor,
+    pub(crate) len: usize,
+}
+
+impl Lists {
+    pub(crate) fn new(stream: &Stream, dtype: DType, rows: usize, len: usize) -> Result<Lists> {
+        let make = |dtype| Tensor::empty(stream, [rows * len], dtype, Owner::Collectives);
+        Ok(Lists { indices: make(DType::U32)?, values: make(dtype)?, len })
+    }
+
+    /// Row `row` alone.
+    pub(crate) fn row(&self, row: usize) -> Result<Lists> {
+        let (at, len) = (row * self.len, self.len);
+        let (indices, values) = (self.indices.view(at, [len])?, self.values.view(at, [len])?);
+        Ok(Lists { indices, values, len })
+    }
+
+    /// Both parts, for a peer or from it.
+    pub(crate) fn parcels(&self, peer: usize) -> [Parcel; 2] {
+        [&self.indices, &self.values].map(|tensor| Parcel { peer, tensor: tensor.clone() })
+    }
+}
+
+/// Error unless k elements can be picked, and their indices fit.
+pub(crate) fn check_k(operation: &'static str, len: usize, k: usize) -> Result<()> {
+    let refuse = |argument, expected: String, got: usize| {
+        Err(Error::BadArgument { operation, argument, expected, got: got.to_string() })
+    };
+    if len > NONE as usize {
+        return refuse("the number of elements", format!("at most {NONE}"), len);
+    }
+    if k > len {
+        return refuse("k", format!("at most {len}, the number of elements"), k);
+    }
+    Ok(())
+}
+
+/// A list in a kernel.
+#[derive(Clone, Copy)]
+pub(crate) struct Entries<'a, T> {
+    pub(crate) indices: &'a [u32],
+    pub(crate) values: &'a [T],
+}
+
+impl<'a, T: Number> Entries<'a, T> {
+    /// Cuts rows into lists of `len` without their padding.
+    pub(crate) fn rows(
+        indices: &'a [u32],
+        values: &'a [T],
+        len: usize,
+    ) -> impl Iterator<Item = Entries<'a, T>> + Clone {
+        // No chunks of nothing; a list without room has no entries anyway.
+        let len = len.max(1);
+        indices
+            .chunks(len)
+            .zip(values.chunks(len))
+            .map(|(indices, values)| Entries::used(indices, values))
+    }
+
+    /// The first entries, and the others.
+    pub(crate) fn split_at(self, at: usize) -> (Entries<'a, T>, Entries<'a, T>) {
+        let (indices, more_indices) = self.indices.split_at(at);
+        let (values, more_values) = self.values.split_at(at);
+        (Entries { indices, values }, Entries { indices: more_indices, values: more_values })
+    }
+
+    /// A list without its padding.
+    pub(crate) fn used(indices: &'a [u32], values: &'a [T]) -> Entries<'a, T> {
+        let used = indices.partition_point(|index| *index != NONE);
+        Entries { indices: &indices[..used], values: &values[..used] }
+    }
+}
+
+/// Merges two lists; where both have an index the values are added, `a`'s first. Returns the
+/// number of entries, which have room.
+pub(crate) fn merge<T: Number>(
+    a: Entries<'_, T>,
+    b: Entries<'_, T>,
+    indices: &mut [u32],
+    values: &mut [T],
+) -> usize {
+    let (mut i, mut j, mut n) = (0, 0, 0);
+    while i < a.indices.len() || j < b.indices.len() {
+        let left = a.indices.get(i).copied().unwrap_or(NONE);
+        let right = b.indices.get(j).copied().unwrap_or(NONE);
+        indices[n] = left.min(right);
+        values[n] = match left.cmp(&right) {
+            std::cmp::Ordering::Less => a.values[i],
+            std::cmp::Ordering::Equal => a.values[i].plus(b.values[j]),
+            std::cmp::Ordering::Greater => b.values[j],
+        };
+        i += usize::from(left <= right);
+        j += usize::from(right <= left);
+        n += 1;
+    }
+    n
+}
+
+/// Writes the entries of largest magnitude, as many as there is room for, and pads the rest.
+/// `scratch` has room for twice the entries.
+pub(crate) fn keep_largest<T: Number>(
+    list: Entries<'_, T>,
+    scratch: &mut [u32],
+    indices: &mut [u32],
+    values: &mut [T],
+) {
+    let k = indices.len().min(list.indices.len());
+    let (places, candidates) = scratch.split_at_mut(k);
+    let room = candidates_len(list.indices.len(), k).min(candidates.len());
+    top_k(&mut &list.values[..], None, &mut candidates[..room], places, &mut values[..k]);
+    for (index, place) in indices.iter_mut().zip(&*places) {
+        *index = list.indices[*place as usize];
+    }
+    indices[k..].fill(NONE);
+    values[k..].fill(T::ZERO);
+}
+
+/// Keeps of `indices` those that are in `kept`, too, and pads the rest. Both ascend.
+pub(crate) fn intersect(indices: &mut [u32], kept: &[u32]) {
+    let (mut n, mut j) = (0, 0);
+    for i in 0..indices.len() {
+        let index = indices[i];
+        while kept.get(j).is_some_and(|other| *other < index) {
+            j += 1;
+        }
+        if index != NONE && kept.get(j) == Some(&index) {
+            indices[n] = index;
+            n += 1;
+        }
+    }
+    indices[n..].fill(NONE);
+}
+
+/// Elements of the result made at a time, so that they are in a near cache while lists are added.
+const BLOCK: usize = 8192;
+
+/// Writes a dense result: zero, the first list's values, and the others' added in order; divided if
+/// there is a divisor.
+pub(crate) fn scatter<'a, T: Number>(
+    lists: impl Iterator<Item = Entries<'a, T>>,
+    divisor: Option<usize>,
+    output: &mut [T],
+) {
+    vectorize(Scatter { lists: lists.collect(), divisor, output });
+}
+
+struct Scatter<'a, 'b, T> {
+    lists: SmallVec<[Entries<'a, T>; 8]>,
+    divisor: Option<usize>,
+    output: &'b mut [T],
+}
+
+impl<T: Number> Vectorized for Scatter<'_, '_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(mut self) {
+        let mut start = 0;
+        for block in self.output.chunks_mut(BLOCK) {
+            block.fill(T::ZERO);
+            for (rank, list) in self.lists.iter_mut().enumerate() {
+                let here = list.indices.partition_point(|i| (*i as usize) < start + block.len());
+                let (now, later) = list.split_at(here);
+                for (index, value) in now.indices.iter().zip(now.values) {
+                    let slot = &mut block[*index as usize - start];
+                    // Stored, not added to zero: the first of a sum keeps the sign of its zero.
+                    *slot = if rank == 0 { *value } else { slot.plus(*value) };
+                }
+                *list = later;
+            }
+            divide(block, self.divisor);
+            start += block.len();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list<'a>(indices: &'a [u32], values: &'a [f32]) -> Entries<'a, f32> {
+        Entries { indices, values }
+    }
+
+    #[test]
+    fn merging_keeping_and_intersecting() {
+        let a = list(&[1, 4, 9], &[1.0, -4.0, 9.0]);
+        let b = list(&[0, 4, 12, 13], &[0.5, 1.0, -12.0, 0.1]);
+        let (mut indices, mut values) = ([0; 7], [0.0; 7]);
+        let n = merge(a, b, &mut indices, &mut values);
+        assert_eq!(&indices[..n], [0, 1, 4, 9, 12, 13]);
+        assert_eq!(&values[..n], [0.5, 1.0, -3.0, 9.0, -12.0, 0.1]);
+        let (mut kept, mut of) = ([7; 3], [7.0; 3]);
+        keep_largest(list(&indices[..n], &values[..n]), &mut [0; 12], &mut kept, &mut of);
+        assert_eq!((kept, of), ([4, 9, 12], [-3.0, 9.0, -12.0]));
+        let (mut kept, mut of) = ([7; 4], [7.0; 4]);
+        keep_largest(a, &mut [0; 6], &mut kept, &mut of);
+        assert_eq!((kept, of), ([1, 4, 9, NONE], [1.0, -4.0, 9.0, 0.0]));
+        intersect(&mut kept, &[0, 4, 9, 20]);
+        assert_eq!(kept, [4, 9, NONE, NONE]);
+        intersect(&mut kept, &[]);
+        assert_eq!(kept, [NONE; 4]);
+        assert_eq!(merge(list(&[], &[]), list(&[], &[]), &mut [], &mut []), 0);
+    }
+
+    #[test]
+    fn results_are_sums_in_order() {
+        let indices = [0, 2, 2, NONE, 1, 2];
+        let values = [-0.0f32, 1e8, 1.0, 0.0, -0.0, -1e8];
+        let lists = Entries::rows(&indices, &values, 2);
+        let mut output = [7.0f32; 4];
+        scatter(lists, None, &mut output);
+        // (1e8 + 1) - 1e8 is 0 in f32: in another order it would be 1.
+        assert_eq!(output.map(f32::to_bits), [-0.0f32, 0.0, 0.0, 0.0].map(f32::to_bits));
+        scatter(Entries::rows(&[3], &[3.0f32], 1), Some(2), &mut output);
+        assert_eq!(output, [0.0, 0.0, 0.0, 1.5]);
+        scatter(Entries::rows(&[], &[], 0), Some(2), &mut output);
+        assert_eq!(output, [0.0; 4]);
+    }
+}

@@ -1,0 +1,270 @@
+//! X5: split and reduce (after Li and Hoefler, "Near-Optimal Sparse Allreduce for Distributed Deep
+//! Learning", PPoPP 2022).
+//!
+//! The elements are cut into m = min(n, k) regions, each with an owner. A rank sends every owner
+//! the picks in its region, at most k / m of them, the largest; the owner adds in rank order and
+//! sends the 2 k / m largest sums to all; of what arrives, everybody keeps the k largest. Messages
+//! have a fixed size, so nobody needs to know how much there is to send: the ranks together send
+//! 6 k (n - 1) words at most, 6 k (n - 1) / n a rank. What found no room, or is not in the
+//! result, stays in the residual.
+//!
+//! Every T exchanges the local threshold is made exact, and the regions are cut anew, so that each
+//! holds as many elements of the last result. All ranks know that, so they agree without a word.
+
+use super::lists::{Entries, Lists, NONE, intersect, keep_largest, merge, scatter};
+use crate::communicator::{Communicator, others};
+use crate::error::Result;
+use crate::number::{Number, with_number};
+use crate::transport::Call;
+use meristem_device::{Args, DType, Owner, Stream, Tensor};
+
+/// Memory for one size of exchange.
+pub(crate) struct Buffers {
+    /// [1, k]
+    picks: Lists,
+    /// [m, k / m]: row o goes to owner o.
+    sends: Lists,
+    /// [n, k / m]: row r is of rank r; of owners only.
+    received: Lists,
+    /// [m, 2 k / m]: row o is what owner o sends to all.
+    reduced: Lists,
+    /// Two unions of all that an owner received, one after the other.
+    unions: [Lists; 2],
+    /// [1, k]: the result.
+    last: Lists,
+    scratch: Tensor,
+    /// m - 1 inner bounds of the regions.
+    bounds: Tensor,
+    /// [1] x i64: the local threshold.
+    threshold: Tensor,
+    /// Exchanges so far.
+    step: u64,
+    refresh: u64,
+    me: usize,
+}
+
+impl Buffers {
+    pub(crate) fn new(
+        comm: &Communicator,
+        stream: &Stream,
+        dtype: DType,
+        (len, k): (usize, usize),
+        refresh: u64,
+    ) -> Result<Self> {
+        let (n, m) = (comm.size(), comm.size().min(k));
+        let (room, back) = (k / m, 2 * k / m);
+        let lists = |rows, len| Lists::new(stream, dtype, rows, len);
+        let words = |len| Tensor::empty(stream, [len], DType::U32, Owner::Collectives);
+        // Even regions to begin with.
+        let even: Vec<u32> = (1..m).map(|i| (i * len / m) as u32).collect();
+        let bounds = Tensor::from_slice(stream, &even, [m - 1], Owner::Collectives)?;
+        Ok(Buffers {
+            picks: lists(1, k)?,
+            sends: lists(m, room)?,
+            received: lists(if comm.rank() < m { n } else { 0 }, room)?,
+            reduced: lists(m, back)?,
+            unions: [lists(1, (n * room).max(m * back))?, lists(1, (n * room).max(m * back))?],
+            last: lists(1, k)?,
+            scratch: words(2 * (n * room).max(m * back).max(k))?,
+            bounds,
+            threshold: Tensor::zeros(stream, [1], DType::I64, Owner::Collectives)?,
+            step: 0,
+            refresh: refresh.max(1),
+            me: comm.rank(),
+        })
+    }
+
+    pub(crate) fn picks(&self) -> Result<Lists> {
+        self.picks.row(0)
+    }
+
+    /// The local threshold, and whether it is to be made exact.
+    pub(crate) fn threshold(&self) -> (&Tensor, bool) {
+        (&self.threshold, self.step.is_multiple_of(self.refresh))
+    }
+
+    /// Step, threshold and bounds. Waits for the device.
+    pub(crate) fn export(&self) -> Result<Vec<u8>> {
+        let parts = meristem_device::read_back(&[&self.threshold, &self.bounds])?;
+        Ok([self.step.to_ne_bytes().to_vec(), parts.concat()].concat())
+    }
+
+    /// Takes over what [`export`](Buffers::export) gave, if it is of as many ranks.
+    pub(crate) fn import(&mut self, bytes: &[u8]) -> Result<()> {
+        let Some((step, rest)) = bytes.split_first_chunk::<8>() else { return Ok(()) };
+        let Some((threshold, rest)) = rest.split_first_chunk::<8>() else { return Ok(()) };
+        if rest.len() != self.bounds.numel() * 4 {
+            return Ok(());
+        }
+        let bounds: Vec<u32> = rest.as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
+        self.threshold.copy_from_slice(&[i64::from_ne_bytes(*threshold)])?;
+        self.bounds.copy_from_slice(&bounds)?;
+        self.step = u64::from_ne_bytes(*step);
+        Ok(())
+    }
+
+    /// Exchanges the picks and writes the result; returns the indices of those that are part of it.
+    pub(crate) fn sum(
+        &mut self,
+        comm: &mut Communicator,
+        call: &Call,
+        divisor: Option<usize>,
+        output: &Tensor,
+    ) -> Result<Tensor> {
+        let (n, me, stream) = (comm.size(), self.me, output.stream());
+        let owners = n.min(self.picks.len);
+        self.split()?;
+        let (mut sends, mut receives) = (Vec::new(), Vec::new());
+        for owner in others(me, n).filter(|owner| *owner < owners) {
+            sends.extend(self.sends.row(owner)?.parcels(owner));
+        }
+        for peer in others(me, n).filter(|_| me < owners) {
+            receives.extend(self.received.row(peer)?.parcels(peer));
+        }
+        comm.exchange(call, stream, &sends, &receives)?;
+        sends.clear();
+        receives.clear();
+        if me < owners {
+            self.reduce()?;
+            let own = self.reduced.row(me)?;
+            others(me, n).for_each(|peer| sends.extend(own.parcels(peer)));
+        }
+        for owner in others(me, n).filter(|owner| *owner < owners) {
+            receives.extend(self.reduced.row(owner)?.parcels(owner));
+        }
+        comm.exchange(call, stream, &sends, &receives)?;
+        self.finish(divisor, output)?;
+        self.step += 1;
+        Ok(self.picks.indices.clone())
+    }
+
+    /// Cuts the picks into regions.
+    fn split(&self) -> Result<()> {
+        let (picks, sends) = (&self.picks, &self.sends);
+        let room = sends.len;
+        let launch = self.scratch.stream().launch("ok-topk, split");
+        let launch = launch.read(&picks.indices).read(&picks.values).read(&self.bounds);
+        let launch = launch.write(&sends.indices).write(&sends.values).write(&self.scratch);
+        with_number!(
+            picks.values.dtype(),
+            T => launch.run(move |args| split::<T>(args, room))?,
+            unreachable!("checked when the exchange was made")
+        );
+        Ok(())
+    }
+
+    /// Adds up the own region.
+    fn reduce(&self) -> Result<()> {
+        let (me, room) = (self.me, self.sends.len);
+        let (own, to) = (self.sends.row(me)?, self.reduced.row(me)?);
+        let launch = self.scratch.stream().launch("ok-topk, reduce");
+        let launch = launch.read(&own.indices).read(&own.values);
+        let launch = launch.read(&self.received.indices).read(&self.received.values);
+        let launch = launch.write(&to.indices).write(&to.values).write(&self.scratch);
+        let launch = self
+            .unions
+            .iter()
+            .fold(launch, |launch, union| launch.write(&union.indices).write(&union.values));
+        with_number!(
+            own.values.dtype(),
+            T => launch.run(move |args| reduce::<T>(args, me, room))?,
+            unreachable!("checked when the exchange was made")
+        );
+        Ok(())
+    }
+
+    /// Keeps the largest of what came, writes the dense result, and keeps of the picks what was
+    /// sent and is part of it; cuts the regions anew if it is time.
+    fn finish(&self, divisor: Option<usize>, output: &Tensor) -> Result<()> {
+        let back = self.reduced.len;
+        let anew = self.step.is_multiple_of(self.refresh);
+        let union = &self.unions[0];
+        let launch = self.scratch.stream().launch("ok-topk, finish");
+        let launch = launch.read(&self.reduced.indices).read(&self.reduced.values);
+        let launch = launch.read(&self.sends.indices);
+        let launch = launch.write(&union.indices).write(&union.values).write(&self.scratch);
+        let launch = launch.write(&self.last.indices).write(&self.last.values);
+        let launch = launch.write(&self.picks.indices).write(&self.bounds).write(output);
+        let room = self.sends.len;
+        with_number!(
+            output.dtype(),
+            T => launch.run(move |args| finish::<T>(args, (room, back), divisor, anew))?,
+            unreachable!("checked when the exchange was made")
+        );
+        Ok(())
+    }
+}
+
+fn split<T: Number>(args: &mut Args<'_>, room: usize) {
+    let mut picks = Entries::used(args.read(0), args.read::<T>(1));
+    let bounds = args.read::<u32>(2);
+    let (indices, values) = (args.write::<u32>(3), args.write::<T>(4));
+    let scratch = args.write::<u32>(5);
+    let rows = indices.chunks_mut(room).zip(values.chunks_mut(room));
+    for (owner, (indices, values)) in rows.enumerate() {
+        let end = bounds.get(owner).copied().unwrap_or(NONE);
+        let (here, later) = picks.split_at(picks.indices.partition_point(|index| *index < end));
+        picks = later;
+        keep_largest(here, scratch, indices, values);
+    }
+}
+
+fn reduce<T: Number>(args: &mut Args<'_>, me: usize, room: usize) {
+    let own = Entries::used(args.read(0), args.read::<T>(1));
+    let rows = Entries::rows(args.read(2), args.read::<T>(3), room);
+    let (indices, values) = (args.write::<u32>(4), args.write::<T>(5));
+    let scratch = args.write::<u32>(6);
+    let (mut sum, mut sum_values) = (args.write::<u32>(7), args.write::<T>(8));
+    let (mut next, mut next_values) = (args.write::<u32>(9), args.write::<T>(10));
+    let mut len = 0;
+    // In rank order: that of this rank lies elsewhere.
+    for (rank, row) in rows.enumerate() {
+        let row = if rank == me { own } else { row };
+        let so_far = Entries { indices: &sum[..len], values: &sum_values[..len] };
+        len = merge(so_far, row, next, next_values);
+        std::mem::swap(&mut sum, &mut next);
+        std::mem::swap(&mut sum_values, &mut next_values);
+    }
+    let all = Entries { indices: &sum[..len], values: &sum_values[..len] };
+    keep_largest(all, scratch, indices, values);
+}
+
+fn finish<T: Number>(
+    args: &mut Args<'_>,
+    (room, back): (usize, usize),
+    divisor: Option<usize>,
+    anew: bool,
+) {
+    let rows = Entries::rows(args.read(0), args.read::<T>(1), back);
+    let sent = args.read::<u32>(2);
+    let (indices, values) = (args.write::<u32>(3), args.write::<T>(4));
+    let scratch = args.write::<u32>(5);
+    let (last, last_values) = (args.write::<u32>(6), args.write::<T>(7));
+    let (picks, bounds) = (args.write::<u32>(8), args.write::<u32>(9));
+    // Regions ascend, and so do the rows.
+    let mut len = 0;
+    for row in rows {
+        let to = len..len + row.indices.len();
+        indices[to.clone()].copy_from_slice(row.indices);
+        values[to.clone()].copy_from_slice(row.values);
+        len = to.end;
+    }
+    let all = Entries { indices: &indices[..len], values: &values[..len] };
+    keep_largest(all, scratch, last, last_values);
+    let result = Entries::used(last, last_values);
+    scatter([result].into_iter(), divisor, args.write(10));
+
+    picks.fill(NONE);
+    let sent = sent.chunks(room).flat_map(|row| row.iter().take_while(|index| **index != NONE));
+    picks.iter_mut().zip(sent).for_each(|(pick, index)| *pick = *index);
+    intersect(picks, result.indices);
+
+    if anew {
+        let m = bounds.len() + 1;
+        for (i, bound) in bounds.iter_mut().enumerate() {
+            // The first index of the next region; as before where there is nothing to go by.
+            let place = (i + 1) * result.indices.len() / m;
+            *bound = result.indices.get(place).copied().unwrap_or(*bound);
+        }
+    }
+}

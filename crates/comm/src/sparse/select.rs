@@ -1,0 +1,336 @@
+//! The k largest by magnitude, exactly, ties by lower index.
+//!
+//! A sample gives a threshold that slightly more than k elements reach; one pass collects those;
+//! the exact threshold is then found among them. Where the sample misled (fewer than k, or far too
+//! many), histograms of all elements find the exact threshold, a digit a pass.
+
+use crate::number::{Magnitude, Number};
+use meristem_device::simd::{Vectorized, vectorize};
+
+/// Elements looked at together.
+pub(crate) const BLOCK: usize = 64;
+
+/// Where elements come from. Collecting visits each once, in order, in blocks; a source may make
+/// its elements when they are visited.
+pub(crate) trait Source {
+    /// Type of the elements.
+    type Item: Number;
+    /// Number of elements.
+    fn len(&self) -> usize;
+    /// An element that was not visited yet.
+    fn peek(&self, index: usize) -> Self::Item;
+    /// Visits the elements from `start` on, `out.len()` of them, at most [`BLOCK`].
+    fn visit(&mut self, start: usize, out: &mut [Self::Item]);
+    /// An element that was visited.
+    fn visited(&self, index: usize) -> Self::Item;
+}
+
+impl<T: Number> Source for &[T] {
+    type Item = T;
+    #[inline(always)]
+    fn len(&self) -> usize {
+        <[T]>::len(self)
+    }
+    #[inline(always)]
+    fn peek(&self, index: usize) -> T {
+        self[index]
+    }
+    #[inline(always)]
+    fn visit(&mut self, start: usize, out: &mut [T]) {
+        out.copy_from_slice(&self[start..start + out.len()]);
+    }
+    #[inline(always)]
+    fn visited(&self, index: usize) -> T {
+        self[index]
+    }
+}
+
+/// Elements of the candidates' buffer for selecting k of `len`.
+pub(crate) fn candidates_len(len: usize, k: usize) -> usize {
+    len.min(k + k / 2 + 1024)
+}
+
+/// Bits of a source's elements.
+pub(crate) type Bits<S> = <<S as Source>::Item as Number>::Magnitude;
+
+/// Writes the indices, ascending, of the `indices.len()` elements of largest magnitude, and their
+/// values; there are at least as many elements. `candidates` has [`candidates_len`] elements: fewer
+/// are slower, not wrong.
+///
+/// With a threshold known from before, elements below it are left out, if at least half as many as
+/// wanted reach it. Returns how many were picked.
+pub(crate) fn top_k<S: Source>(
+    source: &mut S,
+    known: Option<Bits<S>>,
+    candidates: &mut [u32],
+    indices: &mut [u32],
+    values: &mut [S::Item],
+) -> usize {
+    let (len, k) = (source.len(), indices.len());
+    let low = known.unwrap_or_else(|| sampled_threshold(source, k));
+    let found = vectorize(Collect { source: &mut *source, low, found: &mut *candidates });
+    let mut picked = k;
+    if k == len {
+        indices.iter_mut().enumerate().for_each(|(i, index)| *index = i as u32);
+    } else if k > 0 {
+        let of = |i: u32| source.visited(i as usize).magnitude();
+        let all = (0..len).map(|i| (i as u32, source.visited(i).magnitude()));
+        match candidates.get(..found) {
+            Some(found) if found.len() >= k => {
+                let magnitudes = found.iter().map(|&i| of(i));
+                Cut::at(magnitudes, k).keep(found.iter().map(|&i| (i, of(i))), indices);
+            }
+            Some(found) if known.is_some() && found.len() >= k.div_ceil(2) => {
+                picked = found.len();
+                indices[..picked].copy_from_slice(found);
+            }
+            // All that are not zero, and they are too few.
+            Some(found) if low <= Bits::<S>::narrow(1) => {
+                let cut = Cut { threshold: Bits::<S>::narrow(0), equal: k - found.len() };
+                cut.keep(all, indices);
+            }
+            _ => Cut::at(all.clone().map(|(_, magnitude)| magnitude), k).keep(all, indices),
+        }
+    }
+    for (value, index) in values.iter_mut().zip(&indices[..picked]) {
+        *value = source.visited(*index as usize);
+    }
+    picked
+}
+
+/// Elements in a row that are sampled: about a cache line.
+const RUN: usize = 16;
+/// Most elements sampled.
+const SAMPLE: usize = 1 << 15;
+
+/// A magnitude that, as a sample says, somewhat more than k elements reach; at least 1.
+fn sampled_threshold<S: Source>(source: &S, k: usize) -> Bits<S> {
+    let len = source.len();
+    let one = Bits::<S>::narrow(1);
+    if k == 0 || k == len {
+        return Bits::<S>::MAX;
+    }
+    let mut sample = [one; SAMPLE];
+    let runs = (len / RUN).clamp(1, SAMPLE / RUN);
+    let step = len / runs;
+    let mut size = 0;
+    for run in 0..runs {
+        let start = run * step;
+        for i in start..len.min(start + RUN) {
+            sample[size] = source.peek(i).magnitude();
+            size += 1;
+        }
+    }
+    // The expected rank, and four standard deviations of a binomial count more.
+    let expected = k as f64 / len as f64 * size as f64;
+    let rank = (expected + 4.0 * expected.sqrt() + 4.0) as usize;
+    if rank >= size {
+        return one;
+    }
+    let (_, nth, _) = sample[..size].select_nth_unstable_by(rank, |a, b| b.cmp(a));
+    (*nth).max(one)
+}
+
+/// Collects the indices of the elements of at least a magnitude; returns their number, or
+/// `usize::MAX` if there is not enough room. Visits everything in any case.
+struct Collect<'a, S: Source> {
+    source: &'a mut S,
+    low: Bits<S>,
+    found: &'a mut [u32],
+}
+
+impl<S: Source> Vectorized for Collect<'_, S> {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run(self) -> usize {
+        let Collect { source, low, found } = self;
+        let len = source.len();
+        let mut count = 0;
+        let mut block = [S::Item::ZERO; BLOCK];
+        let mut flags = [0u8; BLOCK];
+        let whole = len - len % BLOCK;
+        for start in (0..whole).step_by(BLOCK) {
+            source.visit(start, &mut block);
+            for (flag, value) in flags.iter_mut().zip(&block) {
+                *flag = u8::from(value.magnitude() >= low);
+            }
+            count = note(&flags, start, found, count);
+        }
+        let rest = &mut block[..len - whole];
+        source.visit(whole, rest);
+        flags.fill(0);
+        for (flag, value) in flags.iter_mut().zip(rest) {
+            *flag = u8::from(value.magnitude() >= low);
+        }
+        count = note(&flags, whole, found, count);
+        if count > found.len() { usize::MAX } else { count }
+    }
+}
+
+/// Appends the indices of the flags that are set; what has no room is counted only.
+#[inline(always)]
+fn note(flags: &[u8; BLOCK], start: usize, found: &mut [u32], mut count: usize) -> usize {
+    for (word, bytes) in flags.as_chunks::<8>().0.iter().enumerate() {
+        let mut bits = u64::from_le_bytes(*bytes);
+        while bits != 0 {
+            let index = start + word * 8 + bits.trailing_zeros() as usize / 8;
+            if let Some(slot) = found.get_mut(count) {
+                *slot = index as u32;
+            }
+            count += 1;
+            bits &= bits - 1;
+        }
+    }
+    count
+}
+
+/// Which elements are in: those above a magnitude, and the first few that equal it.
+#[derive(Debug, PartialEq, Eq)]
+struct Cut<M> {
+    threshold: M,
+    equal: usize,
+}
+
+/// Bits of a magnitude looked at in one pass.
+const DIGIT: u32 = 11;
+
+impl<M: Magnitude> Cut<M> {
+    /// The cut that keeps exactly k, of at least k.
+    fn at(magnitudes: impl Iterator<Item = M> + Clone, k: usize) -> Self {
+        let mut prefix = 0u64;
+        let mut left = k;
+        let mut shift = M::BITS;
+        while shift > 0 {
+            let above = shift;
+            shift = shift.saturating_sub(DIGIT);
+            let mask = (1u64 << (above - shift)) - 1;
+            let mut counts = [0usize; 1 << DIGIT];
+            for magnitude in magnitudes.clone() {
+                let bits = magnitude.wide();
+                if bits >> above == prefix {
+                    counts[(bits >> shift & mask) as usize] += 1;
+                }
+            }
+            let mut digit = mask as usize;
+            while digit > 0 && counts[digit] < left {
+                left -= counts[digit];
+                digit -= 1;
+            }
+            prefix = prefix << (above - shift) | digit as u64;
+        }
+        Cut { threshold: M::narrow(prefix), equal: left }
+    }
+
+    /// Writes the indices of the elements that are in; they come in order of index.
+    fn keep(self, elements: impl Iterator<Item = (u32, M)>, indices: &mut [u32]) {
+        let Cut { threshold, mut equal } = self;
+        let mut slots = indices.iter_mut();
+        for (index, magnitude) in elements {
+            let ties = magnitude == threshold && equal > 0;
+            if magnitude > threshold || ties {
+                equal -= usize::from(ties);
+                match slots.next() {
+                    Some(slot) => *slot = index,
+                    None => return,
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::bf16;
+    use proptest::prelude::{Just, Strategy, any, prop_assert_eq, prop_oneof, proptest};
+    use proptest::test_runner::TestCaseResult;
+
+    /// By sorting.
+    fn slow<T: Number>(values: &[T], k: usize) -> Vec<u32> {
+        let mut order: Vec<u32> = (0..values.len() as u32).collect();
+        order.sort_by_key(|&i| std::cmp::Reverse(values[i as usize].magnitude()));
+        order.truncate(k);
+        order.sort_unstable();
+        order
+    }
+
+    fn check<T: Number>(values: &[T], k: usize, room: usize) -> TestCaseResult {
+        let mut candidates = vec![0; room];
+        let (mut indices, mut picked) = (vec![u32::MAX; k], vec![T::ZERO; k]);
+        let n = top_k(&mut &values[..], None, &mut candidates, &mut indices, &mut picked);
+        prop_assert_eq!(n, k);
+        prop_assert_eq!(&indices, &slow(values, k));
+        for (i, value) in indices.iter().zip(&picked) {
+            prop_assert_eq!(value.magnitude(), values[*i as usize].magnitude());
+        }
+        Ok(())
+    }
+
+    fn number() -> impl Strategy<Value = f64> {
+        prop_oneof![
+            8 => -2.0..2.0f64,
+            2 => Just(0.0),
+            1 => Just(-0.0),
+            2 => Just(1.0),
+            1 => Just(f64::NAN),
+            1 => Just(f64::NEG_INFINITY),
+            1 => any::<f64>(),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn as_by_sorting(
+            values in proptest::collection::vec(number(), 0..400),
+            share in 0.0..=1.0f64,
+            room in 0usize..500,
+        ) {
+            let k = (share * values.len() as f64) as usize;
+            check(&values, k, room)?;
+            check(&values.iter().map(|&x| x as f32).collect::<Vec<_>>(), k, room)?;
+            check(&values.iter().map(|&x| bf16::from_f64(x)).collect::<Vec<_>>(), k, room)?;
+        }
+    }
+
+    #[test]
+    fn large_ones_by_every_way() {
+        let mut rng =
+            meristem_device::random::Rng::new(5, meristem_device::random::Purpose::Test, 0, 0);
+        let even: Vec<f32> = (0..300_001).map(|_| rng.uniform() - 0.5).collect();
+        let mut sparse = vec![0.0f32; 300_001];
+        (0..1000).for_each(|i| sparse[i * 299] = even[i]);
+        // The sample sees none of the large ones.
+        let mut hidden = even.clone();
+        (0..9000).for_each(|i| hidden[RUN + i / 16 * (300_001 / 2048) + i % 16] *= 100.0);
+        for values in [even, sparse, hidden, vec![1.5; 300_001], vec![0.0; 300_001]] {
+            for k in [0, 1, 300, 3000, 150_000, 300_000, 300_001] {
+                check(&values, k, candidates_len(values.len(), k)).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn a_known_threshold_may_pick_fewer() {
+        let values = [5.0f32, -1.0, 4.0, 0.5, -3.0];
+        let pick = |threshold: f32, k: usize| {
+            let (mut indices, mut picked) = (vec![0; k], vec![0.0; k]);
+            let known = Some(threshold.to_bits());
+            let n = top_k(&mut &values[..], known, &mut [0; 5], &mut indices, &mut picked);
+            indices.truncate(n);
+            indices
+        };
+        assert_eq!(pick(3.5, 4), [0, 2]);
+        assert_eq!(pick(4.5, 4), [0, 1, 2, 4]); // too few: exactly
+        assert_eq!(pick(0.9, 3), [0, 2, 4]); // more than wanted
+    }
+
+    #[test]
+    fn cuts() {
+        assert_eq!(Cut::at([5u32, 7, 7, 7, 2].into_iter(), 3), Cut { threshold: 7, equal: 3 });
+        assert_eq!(Cut::at([5u32, 7, 7, 7, 2].into_iter(), 4), Cut { threshold: 5, equal: 1 });
+        assert_eq!(Cut::at([0u16; 4].into_iter(), 2), Cut { threshold: 0, equal: 2 });
+        let top = u64::MAX >> 1;
+        assert_eq!(Cut::at([top, top - 1].into_iter(), 2), Cut { threshold: top - 1, equal: 1 });
+    }
+}

@@ -1,0 +1,284 @@
+//! A sparse sum of one tensor, over and over: what it sends, what it keeps, and its memory.
+
+use super::feedback::{Feedback, select};
+use super::lists::check_k;
+use super::select::candidates_len;
+use super::{gtopk, ok_topk, topk};
+use crate::communicator::{Communicator, check_number, check_same};
+use crate::error::Result;
+use crate::transport::{Call, Order, Reduction, Sum};
+use meristem_device::{DType, Owner, Stream, Tensor};
+
+/// How the largest elements are summed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Sparse {
+    /// Each rank's k largest, gathered by all (X2): up to n k elements of the result are not zero.
+    TopK,
+    /// The k largest of the sum, by a tree of merges (X4).
+    GTopK,
+    /// The k largest of the sum, by split and reduce (X5); thresholds and regions are made anew
+    /// every `refresh` exchanges.
+    OkTopK {
+        /// Exchanges for which a threshold is used.
+        refresh: u64,
+    },
+}
+
+impl Sparse {
+    fn operation(self) -> &'static str {
+        match self {
+            Sparse::TopK => "topk_all_reduce",
+            Sparse::GTopK => "gtopk",
+            Sparse::OkTopK { .. } => "ok_topk",
+        }
+    }
+
+    /// Words (of 4 bytes; values of the elements' own size count as one) that the n ranks
+    /// together send for one exchange of k elements.
+    pub fn words(self, n: usize, k: usize) -> u64 {
+        let (n, k) = (n as u64, k as u64);
+        match self {
+            _ if n < 2 || k == 0 => 0,
+            Sparse::TopK => 2 * k * n * (n - 1),
+            Sparse::GTopK => (n - 1) * (4 * k + k.div_ceil(32)),
+            Sparse::OkTopK { .. } => {
+                let m = n.min(k);
+                // To each owner from all others, and from each owner to all others.
+                m * (n - 1) * 2 * (k / m) + m * (n - 1) * 2 * (2 * k / m)
+            }
+        }
+    }
+}
+
+/// What a rank keeps of its own between exchanges (X3, X7).
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub enum Keep {
+    /// Nothing: what is not sent is lost.
+    #[default]
+    Nothing,
+    /// What was not sent, to be added to the next gradient: error feedback.
+    Residual,
+    /// The same, with momentum correction by this factor.
+    Momentum(f64),
+}
+
+/// A sparse sum of tensors of one length and type. All ranks make the same.
+///
+/// Its memory is made once and used for every exchange. With k equal to the number of elements it
+/// is a dense all-reduce in rank order.
+pub struct SparseSum {
+    sparse: Sparse,
+    stream: Stream,
+    dtype: DType,
+    len: usize,
+    keep: Keep,
+    feedback: Option<Feedback>,
+    work: Option<Work>,
+}
+
+/// Memory for one k.
+struct Work {
+    k: usize,
+    candidates: Tensor,
+    buffers: Buffers,
+}
+
+enum Buffers {
+    TopK(topk::Buffers),
+    GTopK(Box<gtopk::Buffers>),
+    OkTopK(Box<ok_topk::Buffers>),
+}
+
+impl SparseSum {
+    /// For tensors like this one: its stream, type and number of elements.
+    ///
+    /// # Errors
+    /// [`Error::BadArgument`](crate::Error::BadArgument) for elements that cannot be summed or are
+    /// more than 2^32 - 1; [`Error::Device`](crate::Error::Device).
+    pub fn new(like: &Tensor, sparse: Sparse, keep: Keep) -> Result<SparseSum> {
+        let operation = sparse.operation();
+        check_number(operation, like)?;
+        check_k(operation, like.numel(), 0)?;
+        let (stream, dtype, len) = (like.stream().clone(), like.dtype(), like.numel());
+        let momentum = match keep {
+            Keep::Momentum(factor) => Some(factor),
+            _ => None,
+        };
+        let feedback = match keep {
+            Keep::Nothing => None,
+            _ => Some(Feedback::new(&stream, dtype, len, momentum)?),
+        };
+        Ok(SparseSum { sparse, stream, dtype, len, keep, feedback, work: None })
+    }
+
+    /// What is kept between exchanges.
+    pub fn keep(&self) -> Keep {
+        self.keep
+    }
+
+    /// What was not sent so far, if it is kept: as many elements as the tensors have. To be read
+    /// and written by launches and copies of its stream.
+    pub fn residual(&self) -> Option<&Tensor> {
+        self.feedback.as_ref().map(|feedback| &feedback.residual)
+    }
+
+    /// The velocity of momentum correction, if there is one.
+    pub fn velocity(&self) -> Option<&Tensor> {
+        self.feedback.as_ref().and_then(|f| f.momentum.as_ref()).map(|m| &m.velocity)
+    }
+
+    /// Uses another algorithm from now on; what is kept stays.
+    pub(crate) fn switch(&mut self, sparse: Sparse) {
+        if self.sparse != sparse {
+            (self.sparse, self.work) = (sparse, None);
+        }
+    }
+
+    /// Threshold, regions and step of Ok-Topk, if it was used. Waits for the device.
+    pub(crate) fn export_split(&self) -> Result<Option<Vec<u8>>> {
+        match &self.work {
+            Some(Work { k, buffers: Buffers::OkTopK(buffers), .. }) => {
+                let mut bytes = (*k as u64).to_ne_bytes().to_vec();
+                bytes.extend(buffers.export()?);
+                Ok(Some(bytes))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Takes over what [`export_split`](SparseSum::export_split) gave, if it fits this group and
+    /// algorithm; otherwise thresholds and regions are made anew.
+    pub(crate) fn import_split(&mut self, comm: &Communicator, bytes: &[u8]) -> Result<()> {
+        let Some((k, rest)) = bytes.split_first_chunk::<8>() else { return Ok(()) };
+        let k = u64::from_ne_bytes(*k) as usize;
+        if !matches!(self.sparse, Sparse::OkTopK { .. }) || k == 0 || k >= self.len {
+            return Ok(());
+        }
+        self.prepare(comm, k)?;
+        match &mut self.work {
+            Some(Work { buffers: Buffers::OkTopK(buffers), .. }) => buffers.import(rest),
+            _ => Ok(()),
+        }
+    }
+
+    /// Sums or averages the k largest elements of all ranks' `input`, plus what was kept, into
+    /// `output`, which may be the same tensor. The same bits on all ranks.
+    ///
+    /// The first call with a k, and the first with a larger one, allocate; others do not.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce_with`], and for more picks than elements.
+    pub fn run(
+        &mut self,
+        comm: &mut Communicator,
+        (input, output): (&Tensor, &Tensor),
+        k: usize,
+        reduction: Reduction,
+    ) -> Result<()> {
+        let operation = self.sparse.operation();
+        check_number(operation, input)?;
+        check_k(operation, self.len, k)?;
+        check_same(operation, "the output", input, output)?;
+        self.check_input(operation, input)?;
+        if k == self.len {
+            return self.dense(comm, (input, output), reduction);
+        }
+        let parameter = k as u64 * 2 + u64::from(reduction == Reduction::Mean);
+        let call = Call { operation, dtype: Some(self.dtype), count: self.len, parameter };
+        if k == 0 {
+            comm.agree(&call, &self.stream)?;
+            return self.nothing(input, output);
+        }
+        self.prepare(comm, k)?;
+        let Some(work) = &mut self.work else { unreachable!("just made") };
+        let feedback = self.feedback.as_ref();
+        let (picks, threshold) = match &work.buffers {
+            Buffers::TopK(buffers) => (buffers.picks()?, None),
+            Buffers::GTopK(buffers) => (buffers.picks()?, None),
+            Buffers::OkTopK(buffers) => (buffers.picks()?, Some(buffers.threshold())),
+        };
+        select(input, feedback, &picks, &work.candidates, threshold)?;
+        let divisor = (reduction == Reduction::Mean).then_some(comm.size());
+        let sent = match &mut work.buffers {
+            Buffers::TopK(buffers) => buffers.sum(comm, &call, divisor, output)?,
+            Buffers::GTopK(buffers) => buffers.sum(comm, &call, divisor, output)?,
+            Buffers::OkTopK(buffers) => buffers.sum(comm, &call, divisor, output)?,
+        };
+        feedback.map_or(Ok(()), |feedback| feedback.clear(&sent))
+    }
+
+    /// Makes the memory for a k. A smaller one than before gets memory of its own, too: lists have
+    /// exactly k entries.
+    fn prepare(&mut self, comm: &Communicator, k: usize) -> Result<()> {
+        if self.work.as_ref().is_some_and(|work| work.k == k) {
+            return Ok(());
+        }
+        self.work = None;
+        let (stream, dtype) = (&self.stream, self.dtype);
+        let buffers = match self.sparse {
+            Sparse::TopK => Buffers::TopK(topk::Buffers::new(comm, stream, dtype, k)?),
+            Sparse::GTopK => Buffers::GTopK(Box::new(gtopk::Buffers::new(comm, stream, dtype, k)?)),
+            Sparse::OkTopK { refresh } => {
+                let sizes = (self.len, k);
+                let made = ok_topk::Buffers::new(comm, stream, dtype, sizes, refresh)?;
+                Buffers::OkTopK(Box::new(made))
+            }
+        };
+        let room = candidates_len(self.len, k);
+        let candidates = Tensor::empty(stream, [room], DType::U32, Owner::Collectives)?;
+        self.work = Some(Work { k, candidates, buffers });
+        Ok(())
+    }
+
+    /// Everything is sent.
+    fn dense(
+        &self,
+        comm: &mut Communicator,
+        (input, output): (&Tensor, &Tensor),
+        reduction: Reduction,
+    ) -> Result<()> {
+        let input = match &self.feedback {
+            Some(feedback) => {
+                feedback.drain(input, output)?;
+                output
+            }
+            None => input,
+        };
+        comm.all_reduce_with(&Sum { input, output, reduction, order: Order::Rank })
+    }
+
+    /// Nothing is sent: everything is kept.
+    fn nothing(&self, input: &Tensor, output: &Tensor) -> Result<()> {
+        let empty = super::lists::Lists::new(&self.stream, self.dtype, 1, 0)?;
+        if self.feedback.is_some() {
+            let none = Tensor::empty(&self.stream, [0], DType::U32, Owner::Collectives)?;
+            select(input, self.feedback.as_ref(), &empty, &none, None)?;
+        }
+        topk::add(&empty, None, output)
+    }
+
+    fn check_input(&self, operation: &'static str, input: &Tensor) -> Result<()> {
+        let fits = input.numel() == self.len
+            && input.dtype() == self.dtype
+            && *input.stream() == self.stream;
+        if fits {
+            return Ok(());
+        }
+        Err(crate::Error::BadArgument {
+            operation,
+            argument: "the input",
+            expected: format!(
+                "{} x {} on stream `{}`, as when the sum was made",
+                self.len,
+                self.dtype,
+                self.stream.name()
+            ),
+            got: format!(
+                "{} x {} on stream `{}`",
+                input.numel(),
+                input.dtype(),
+                input.stream().name()
+            ),
+        })
+    }
+}

@@ -1,0 +1,193 @@
+//! X6, X7: the gradients of a model, in buckets, with what is kept known by parameter.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
+
+mod common;
+
+use common::{noise, ranks, upload};
+use meristem_comm::{
+    Communicator, Exchange, ExchangeOptions, ExchangeState, Keep, Method, Reduction, Sparse, Table,
+};
+use meristem_device::{Stream, Tensor};
+
+/// Names and sizes of some parameters.
+const MODEL: [(&str, usize); 6] =
+    [("a.weight", 300), ("a.bias", 7), ("b.weight", 900), ("b.bias", 1), ("c", 300), ("d", 40)];
+
+fn gradients(stream: &Stream, rank: usize, step: usize, model: &[(&str, usize)]) -> Vec<Tensor> {
+    let each = model.iter().enumerate();
+    each.map(|(i, (_, len))| upload(stream, &noise(*len, rank, step * 100 + i))).collect()
+}
+
+fn made(
+    options: &ExchangeOptions,
+    stream: &Stream,
+    model: &[(&str, usize)],
+) -> Result<Exchange, meristem_comm::Error> {
+    let tensors = gradients(stream, 0, 0, model);
+    let named: Vec<_> = model.iter().map(|(name, _)| *name).zip(&tensors).collect();
+    Exchange::new(options, &named)
+}
+
+/// One step; what every gradient is afterwards.
+fn step(
+    exchange: &mut Exchange,
+    comm: &mut Communicator,
+    stream: &Stream,
+    step: usize,
+) -> Vec<Vec<f32>> {
+    let tensors = gradients(stream, comm.rank(), step, &MODEL);
+    exchange.run(comm, &tensors.iter().collect::<Vec<_>>()).unwrap();
+    tensors.iter().map(|tensor| tensor.to_vec().unwrap()).collect()
+}
+
+fn options(method: Method) -> ExchangeOptions {
+    ExchangeOptions { method, density: 0.1, small: 50, bucket: 1000, ..ExchangeOptions::default() }
+}
+
+#[test]
+fn dense_in_any_buckets() {
+    for bucket in [0, 1, 350, 1000, 10_000] {
+        let options = ExchangeOptions { bucket, ..options(Method::Dense) };
+        let results = ranks(3, |mut comm, stream| {
+            let mut exchange = made(&options, stream, &MODEL).unwrap();
+            let got = step(&mut exchange, &mut comm, stream, 5);
+            let single: Vec<Vec<f32>> = gradients(stream, comm.rank(), 5, &MODEL)
+                .iter()
+                .map(|tensor| {
+                    comm.all_reduce(tensor, Reduction::Mean).unwrap();
+                    tensor.to_vec().unwrap()
+                })
+                .collect();
+            assert!(exchange.export().unwrap().kept.is_empty());
+            (got, single)
+        });
+        assert!(results.iter().all(|(got, single)| got == single), "buckets of {bucket}");
+    }
+}
+
+#[test]
+fn small_ones_are_dense_and_large_ones_sparse() {
+    let results = ranks(2, |mut comm, stream| {
+        let mut exchange = made(&options(Method::Sparse(Sparse::TopK)), stream, &MODEL).unwrap();
+        let got = step(&mut exchange, &mut comm, stream, 0);
+        let state = exchange.export().unwrap();
+        let kept: Vec<&str> = state.kept.keys().map(String::as_str).collect();
+        assert_eq!(kept, ["a.weight", "b.weight", "c"]);
+        got.iter().map(|x| x.iter().filter(|x| **x != 0.0).count()).collect::<Vec<_>>()
+    });
+    for nonzero in results {
+        assert_eq!([nonzero[1], nonzero[3], nonzero[5]], [7, 1, 40]);
+        // Two buckets, a | b and c: a tenth of each from each of two ranks.
+        assert!(nonzero[0] <= 60 && nonzero[2] + nonzero[4] <= 240, "{nonzero:?}");
+        assert!(nonzero[0] >= 30 && nonzero[2] + nonzero[4] >= 120, "{nonzero:?}");
+    }
+}
+
+/// Six steps are three, what is kept taken out and into another exchange, and three more.
+#[test]
+fn what_is_kept_goes_through_a_checkpoint() {
+    let sparse = [Sparse::TopK, Sparse::GTopK, Sparse::OkTopK { refresh: 4 }];
+    for (method, keep) in
+        sparse.into_iter().map(|sparse| (Method::Sparse(sparse), Keep::Residual)).chain([
+            (Method::Sparse(Sparse::TopK), Keep::Momentum(0.5)),
+            (Method::Auto, Keep::Residual),
+        ])
+    {
+        // The warm-up ends after the third step.
+        let warm_up = vec![0.5, 0.5, 0.3];
+        let options = ExchangeOptions { keep, warm_up, ..options(method) };
+        ranks(3, |mut comm, stream| {
+            let mut whole = made(&options, stream, &MODEL).unwrap();
+            let expected: Vec<_> =
+                (0..7).map(|at| step(&mut whole, &mut comm, stream, at)).collect();
+            let mut first = made(&options, stream, &MODEL).unwrap();
+            for (at, expected) in expected[..4].iter().enumerate() {
+                assert_eq!(step(&mut first, &mut comm, stream, at), *expected);
+            }
+            let state = first.export().unwrap();
+            assert_eq!(state.step, 4);
+            let mut second = made(&options, stream, &MODEL).unwrap();
+            second.import(&comm, &state).unwrap();
+            assert_eq!(second.export().unwrap(), state);
+            for (at, expected) in expected.iter().enumerate().skip(4) {
+                assert_eq!(step(&mut second, &mut comm, stream, at), *expected, "{method:?} {at}");
+            }
+        });
+    }
+}
+
+#[test]
+fn a_model_that_grew_keeps_what_it_had() {
+    ranks(2, |mut comm, stream| {
+        let options = options(Method::Sparse(Sparse::TopK));
+        let mut exchange = made(&options, stream, &MODEL).unwrap();
+        step(&mut exchange, &mut comm, stream, 0);
+        let before = exchange.export().unwrap();
+        let grown = [("a.weight", 300), ("seed", 200), ("c", 300)];
+        let mut exchange = made(&options, stream, &grown).unwrap();
+        exchange.import(&comm, &before).unwrap();
+        let after = exchange.export().unwrap();
+        assert_eq!(after.step, 1);
+        for name in ["a.weight", "c"] {
+            assert_eq!(after.kept[name], before.kept[name]);
+        }
+        let nothing: Vec<u8> = [(-0.0f32).to_ne_bytes(); 200].concat();
+        assert_eq!(after.kept["seed"].residual, nothing);
+        let mut other = made(&options, stream, &[("c", 200)]).unwrap();
+        let error = other.import(&comm, &before).unwrap_err().to_string();
+        assert!(error.contains("c: 800 bytes") && error.contains("1200"), "{error}");
+    });
+}
+
+#[test]
+fn density_warms_up() {
+    ranks(1, |mut comm, stream| {
+        let (warm_up, warm_up_steps) = (vec![0.5, 0.25], 2);
+        let options =
+            ExchangeOptions { warm_up, warm_up_steps, ..options(Method::Sparse(Sparse::TopK)) };
+        let mut exchange = made(&options, stream, &MODEL).unwrap();
+        let densities: Vec<f64> = (0..6)
+            .map(|at| {
+                let density = exchange.density();
+                step(&mut exchange, &mut comm, stream, at);
+                density
+            })
+            .collect();
+        assert_eq!(densities, [0.5, 0.5, 0.25, 0.25, 0.1, 0.1]);
+    });
+}
+
+#[test]
+fn auto_goes_by_what_it_measured() {
+    let tables = ranks(2, |mut comm, stream| {
+        let table = Table::measure(&mut comm, stream, &[1000, 5000], &[0.01, 0.2]).unwrap();
+        let options = ExchangeOptions { table: table.clone(), ..options(Method::Auto) };
+        let mut exchange = made(&options, stream, &MODEL).unwrap();
+        let results: Vec<_> = (0..3).map(|at| step(&mut exchange, &mut comm, stream, at)).collect();
+        (table, results)
+    });
+    assert_eq!(tables[0].0.0.len(), 4);
+    assert!(tables[0].0.0.iter().all(|row| row.dense_ms > 0.0 && row.ranks == 2));
+    assert_eq!(tables[0], tables[1], "the same table and the same bits on all ranks");
+}
+
+#[test]
+fn bad_options_and_gradients_are_refused_by_name() {
+    ranks(1, |mut comm, stream| {
+        for density in [0.0, -1.0, 1.5, f64::NAN] {
+            let options = ExchangeOptions { density, ..options(Method::Auto) };
+            let error = made(&options, stream, &MODEL).err().unwrap().to_string();
+            assert!(error.contains("density"), "{error}");
+        }
+        assert!(made(&options(Method::Auto), stream, &[]).is_err());
+        let mut exchange = made(&options(Method::Auto), stream, &MODEL).unwrap();
+        let tensors = gradients(stream, 0, 0, &MODEL);
+        let mut wrong: Vec<&Tensor> = tensors.iter().collect();
+        wrong.swap(0, 1);
+        let error = exchange.run(&mut comm, &wrong).unwrap_err().to_string();
+        assert!(error.contains("a.weight: 300 x f32") && error.contains("got 7"), "{error}");
+        assert!(exchange.run(&mut comm, &wrong[..3]).is_err());
+        let empty = ExchangeState::default();
+        exchange.import(&comm, &empty).unwrap();
+    });
+}
