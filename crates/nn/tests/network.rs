@@ -9,7 +9,7 @@ use common::Random;
 use common::host::{self, BASELINE, MINIMAL, Shape};
 use meristem_device::{DType, Owner, Stream, Tensor};
 use meristem_nn::graph::{
-    BlendMode, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, NodeId, SgdConfig,
+    AdamConfig, BlendMode, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, NodeId, SgdConfig,
 };
 use meristem_nn::{Error, HostData, HostTensor, Isa, Metrics, Network, NetworkOptions, StateDict};
 
@@ -482,4 +482,37 @@ fn a_graph_that_cannot_be_leaves_the_network_as_it_was() {
     assert_eq!((network.state_dict().unwrap(), metrics(&network)), before);
     train(&mut network, 1..2, 4);
     assert_eq!(metrics(&network).steps, 2);
+}
+
+/// The same with Adam: two averages a parameter, and one count of steps a group.
+#[test]
+fn adam_trains_is_resumed_and_does_not_grow() {
+    let stream = host::stream(1);
+    let under_adam = |slots: &[&str]| {
+        let mut graph = (*grown(BASELINE, DIMS, slots, Stage::Fossilized)).clone();
+        let adam = AdamConfig { lr: 1e-3, betas: [0.9, 0.999], eps: 1e-5, clip_norm: 1.0 };
+        graph.groups[0].optimiser = adam.into();
+        Arc::new(graph)
+    };
+    let graph = under_adam(&["r0c0"]);
+    let mut whole = network(&stream, &graph, 6);
+    train(&mut whole, 0..3, 6);
+    let (state, moments) = (whole.state_dict().unwrap(), whole.momentum_dict().unwrap());
+    assert_eq!(moments.get("host.step"), Some(&HostTensor::scalar_i64(3)));
+    let square = moments.get("classifier.weight.exp_avg_sq").unwrap().as_f32().unwrap();
+    assert!(square.iter().all(|v| *v >= 0.0) && square.iter().any(|v| *v > 0.0));
+    assert!(moments.get("slots.r0c0.layers.0.weight").is_some(), "a module with SGD has momentum");
+    train(&mut whole, 3..6, 6);
+    let mut resumed = network(&stream, &graph, 6);
+    resumed.load_state_dict(&state, true).unwrap();
+    resumed.load_momentum_dict(&moments).unwrap();
+    train(&mut resumed, 3..6, 6);
+    assert_same("state", &resumed.state_dict().unwrap(), &whole.state_dict().unwrap());
+    assert_same("moments", &resumed.momentum_dict().unwrap(), &whole.momentum_dict().unwrap());
+    whole.clear_momentum().unwrap();
+    let cleared = whole.momentum_dict().unwrap();
+    assert_eq!(cleared.get("host.step"), Some(&HostTensor::scalar_i64(0)));
+    let error = whole.set_graph(under_adam(&["r0c0", "r1c0"])).unwrap_err().to_string();
+    assert!(error.contains("groups with SGD, or the same parameters as before"), "{error}");
+    assert_eq!(*whole.graph(), graph);
 }

@@ -10,4 +10,5 @@ mod conv;
 mod loss_optim;
 mod norm;
 mod pool;
+mod ppo;
 mod support;
