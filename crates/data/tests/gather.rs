@@ -310,7 +310,12 @@ fn errors_of_d4_name_what_is_wrong() {
     let (other_device, longer) = Toy { len: 11, ..toy }.dataset();
     let streams = [device.stream("a"), device.stream("b")];
     let error = |config: &GatherConfig, datasets: &[Arc<Dataset>], streams: &[Stream]| {
-        GatherBatches::new(config, datasets, streams).unwrap_err().to_string()
+        // What is refused has run nothing and taken nothing (V1).
+        let state = || [&device, &other_device].map(|d| (d.counts(), d.memory()));
+        let before = state();
+        let text = GatherBatches::new(config, datasets, streams).unwrap_err().to_string();
+        assert_eq!(state(), before, "{text}");
+        text
     };
     let good = GatherConfig::new(2, cpus(2));
     let data = std::slice::from_ref(&dataset);
@@ -332,6 +337,10 @@ fn errors_of_d4_name_what_is_wrong() {
     expect(error(&good, &[longer], &streams), &["`datasets`", "opening"]);
     let mixed = [streams[0].clone(), other_device.stream("c")];
     expect(error(&good, data, &mixed), &["`streams`", "env 1"]);
+    // Another opening of the same device.
+    let all_foreign = [other_device.stream("a"), other_device.stream("b")];
+    let text = error(&good, data, &all_foreign);
+    expect(text, &["`datasets`", "one on cpu (the same opening of it)", "got cpu"]);
     let cuda = GatherConfig::new(2, vec![DeviceId::Cpu, DeviceId::Cuda(1)]);
     expect(error(&cuda, data, &streams), &["cuda:1", "not part of this build"]);
     let shallow = GatherConfig { ring_depth: 1, ..good.clone() };

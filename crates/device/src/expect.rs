@@ -132,7 +132,7 @@ impl<'a> Expect<'a> {
     ///
     /// # Errors
     /// [`Error::Mismatch`] names the operation, the argument, and the first property that is not
-    /// as expected.
+    /// as expected; [`Error::KernelPanicked`] if a kernel of the expected stream panicked.
     pub fn check(
         &self,
         operation: &'static str,
@@ -140,7 +140,7 @@ impl<'a> Expect<'a> {
         tensor: &Tensor,
     ) -> Result<()> {
         match self.mismatch(tensor) {
-            None => Ok(()),
+            None => self.stream.map_or(Ok(()), |stream| stream.state().check_alive()),
             Some((property, expected, got)) => {
                 let argument = argument.to_string();
                 Err(Error::Mismatch { operation, argument, property, expected, got })

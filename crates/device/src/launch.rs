@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::expect::Expect;
 use crate::group::Group;
 use crate::hazard::Use;
+use crate::placement::log_launch;
 use crate::queue::Work;
 use crate::stream::Stream;
 use crate::submit;
@@ -73,6 +74,7 @@ impl<'a> Launch<'a> {
     {
         self.check_streams()?;
         check_overlap(self.operation, &self.tensors)?;
+        log_launch(self.operation, &self.tensors);
         let record = self.record();
         let accesses = self.tensors.iter().filter(|(tensor, _)| tensor.bytes() > 0);
         let accesses = accesses.map(|&(tensor, usage)| (tensor.storage(), usage));
@@ -93,6 +95,7 @@ impl<'a> Launch<'a> {
     where
         F: FnOnce(&mut Args<'_>) + Send + 'static,
     {
+        log_launch(self.operation, &self.tensors);
         let record = self.record();
         let state = self.stream.state();
         if let Some(act) = self.act {
@@ -119,6 +122,8 @@ impl<'a> Launch<'a> {
     }
 
     fn check_streams(&self) -> Result<()> {
+        // Before anything is counted.
+        self.stream.state().check_alive()?;
         let expect = Expect::stream(self.stream);
         for (i, (tensor, _)) in self.tensors.iter().enumerate() {
             expect.check(self.operation, format_args!("argument {i}"), tensor)?;

@@ -28,9 +28,9 @@
 //! `tensor`, `transfer`, `launch`, `stream`, `device`: what the user holds. `submit`: the one door
 //! onto a stream; `hazard`: who must wait for whom. `expect`, `scope`: what is refused before
 //! that. `queue`, `executor`: streams run by workers. `storage`, `pool`, `size_class`, `block`:
-//! memory; `memory`, `watermark`: who uses how much. `trace`: what happened when. Unsafe code is in
-//! `block` (taking memory) and `args` (giving kernels slices of it); `storage`, `host` and `simd`
-//! have a call or two each. All locks and atomics come from `sync`, where `model` puts a model
+//! memory; `memory`, `watermark`: who uses how much. `trace`, `placement`: what happened when, and
+//! where. Unsafe code is in `block` (taking memory) and `args` (giving kernels slices of it);
+//! `storage`, `host` and `simd` have a call or two each. All locks and atomics come from `sync`, where `model` puts a model
 //! checker's into their place.
 
 mod args;
@@ -53,6 +53,7 @@ mod memory;
 mod model;
 #[cfg(test)]
 mod naive;
+mod placement;
 mod pool;
 mod queue;
 pub mod random;

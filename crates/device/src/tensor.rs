@@ -6,6 +6,7 @@ use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 use crate::expect::{Expect, Property, device_words};
 use crate::memory::Owner;
+use crate::placement::log_made;
 use crate::shape::{MemoryFormat, Shape};
 use crate::storage::{Purpose, Storage};
 use crate::stream::Stream;
@@ -62,8 +63,11 @@ impl Tensor {
         owner: Owner,
     ) -> Result<Tensor> {
         let what = New { shape: shape.into(), dtype, format, owner };
-        let (storage, _) = what.storage(stream, "Tensor::empty", Location::caller())?;
-        Ok(what.tensor(storage))
+        let operation = "Tensor::empty";
+        let (storage, _) = what.storage(stream, operation, Location::caller())?;
+        let tensor = what.tensor(storage);
+        log_made(operation, None, &tensor);
+        Ok(tensor)
     }
 
     /// A contiguous tensor of zeros. Does not wait.
@@ -93,9 +97,10 @@ impl Tensor {
         owner: Owner,
     ) -> Result<Tensor> {
         let what = New { shape: shape.into(), dtype, format, owner };
-        let site = Location::caller();
-        let (storage, zeroed) = what.storage(stream, "Tensor::zeros", site)?;
+        let (operation, site) = ("Tensor::zeros", Location::caller());
+        let (storage, zeroed) = what.storage(stream, operation, site)?;
         let tensor = what.tensor(storage);
+        log_made(operation, None, &tensor);
         if !zeroed {
             transfer::zero(&tensor, site)?;
         }
@@ -128,6 +133,7 @@ impl Tensor {
         let filled = Storage::fill_if_idle(&mut storage, bytes);
         drop(copy);
         let tensor = what.tensor(storage);
+        log_made(operation, None, &tensor);
         if !filled {
             transfer::copy_in(&tensor, bytes, operation, None, site)?;
         }
@@ -198,7 +204,9 @@ impl Tensor {
             submit::wait_for_producer(stream.state(), &self.storage)?;
         }
         let moved_to = (stream != self.storage.home()).then(|| stream.clone());
-        Ok(Tensor { moved_to, ..self.clone() })
+        let tensor = Tensor { moved_to, ..self.clone() };
+        log_made("Tensor::on", Some(self), &tensor);
+        Ok(tensor)
     }
 
     /// A contiguous window: `shape` elements from element `offset` on, in memory order. Shares the
@@ -231,7 +239,9 @@ impl Tensor {
             return Err(Error::OutOfBounds { operation, argument, start, end, len });
         }
         let offset = self.offset + offset * self.dtype.size();
-        Ok(Tensor { offset, shape, format, ..self.clone() })
+        let tensor = Tensor { offset, shape, format, ..self.clone() };
+        log_made(operation, Some(self), &tensor);
+        Ok(tensor)
     }
 
     /// Shape as the user sees it: (N, C, H, W) for images in either format.

@@ -7,12 +7,14 @@ use clap::{Args, Parser, Subcommand};
 use meristem::grow::Tempo;
 use meristem::train::config::Layer;
 use meristem::train::settings::{
-    Augmentations, ByteSize, ClipNorm, ControllerKind, Limit, Preset, Switch, tempo,
+    Augmentations, ByteSize, ClipNorm, ControllerKind, HotScopePolicy, Limit, Preset, Switch, tempo,
 };
+
+use crate::environment::HELP;
 
 /// Train fleets of small neural networks that grow while they train.
 #[derive(Debug, Parser)]
-#[command(version, max_term_width = 100, disable_help_subcommand = true)]
+#[command(version, max_term_width = 100, disable_help_subcommand = true, after_help = HELP)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -84,6 +86,9 @@ pub(crate) struct TrainArguments {
     /// Print who used how much device memory
     #[arg(long, help_heading = "Run")]
     pub(crate) memory: bool,
+    /// Copies, waits and allocations on the hot path: off (count them), warn, or deny (end the run) [default: deny]
+    #[arg(long, value_name = "POLICY", help_heading = "Run")]
+    hot_scope: Option<HotScopePolicy>,
 
     /// embedded, fashion-mnist, cifar10, cifar100, folder or arrays
     #[arg(long, help_heading = "Data")]
@@ -206,6 +211,7 @@ impl TrainArguments {
             plateau_gain: self.plateau_gain,
             tempo: self.tempo,
             log_batches: self.log_batches.then_some(true),
+            hot_scope: self.hot_scope,
         }
     }
 }

@@ -148,3 +148,80 @@ fn what_is_not_compiled_in_is_called_so() {
     m.fails("train --devices cuda --run-dir run", 1, &["cuda:0", "not part of this build"]);
     assert!(!m.path("run").exists());
 }
+
+/// Runs with an environment variable set.
+fn with_variable(m: &Meristem, name: &str, value: &str, arguments: &str) -> common::Said {
+    let arguments: Vec<&str> = arguments.split_whitespace().collect();
+    common::said(m.command().env(name, value).args(arguments).output().unwrap())
+}
+
+#[test]
+fn environment_variables_are_strict() {
+    let m = Meristem::new();
+    let run = format!("train {TINY} --run-dir run --quiet");
+    for (name, value, words) in [
+        ("MERISTEM_LOG", "loud=", "got `loud=`"),
+        ("MERISTEM_ISA", "avx3", "avx3"),
+        ("MERISTEM_LAUNCH_BLOCKING", "yes", "expected 0 or 1, got `yes`"),
+        ("MERISTEM_LGO", "debug", "did you mean MERISTEM_LOG?"),
+        ("MERISTEM_ZZZZZZZZZZZZZZZZZZZ", "1", "there are MERISTEM_ISA"),
+    ] {
+        let said = with_variable(&m, name, value, &run);
+        let flat = said.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(said.code != Some(0) && flat.starts_with("error: "), "{name}: {}", said.stderr);
+        assert!(flat.contains(words), "{name}: {}", said.stderr);
+        assert!(!m.path("run").exists(), "{name}");
+    }
+}
+
+/// Whatever the program reads is said in its help, and is not refused as unknown.
+#[test]
+fn every_variable_that_is_read_is_documented() {
+    let m = Meristem::new();
+    let help = m.ok("--help").stdout;
+    let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut found = std::collections::BTreeSet::new();
+    let mut folders: Vec<_> =
+        std::fs::read_dir(crates).unwrap().map(|e| e.unwrap().path().join("src")).collect();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).into_iter().flatten() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => folders.push(path),
+                false => found.extend(variables(&std::fs::read_to_string(path).unwrap())),
+            }
+        }
+    }
+    assert!(found.len() >= 3, "{found:?}");
+    for name in found {
+        assert!(help.contains(&name), "{name} is not in --help");
+        let said = with_variable(&m, &name, "", "data info");
+        assert_eq!(said.code, Some(0), "{name}: {}", said.stderr);
+    }
+}
+
+/// The names of variables in a source, as string literals.
+fn variables(source: &str) -> Vec<String> {
+    let names = source.split('"').filter(|text| text.strip_prefix("MERISTEM_").is_some());
+    let plain = |c: char| c.is_ascii_uppercase() || c == '_';
+    names
+        .filter(|n| n.len() > "MERISTEM_".len() && n.chars().all(plain))
+        .map(String::from)
+        .collect()
+}
+
+#[test]
+fn the_placement_log_shows_where_tensors_are() {
+    let m = Meristem::new();
+    let run = format!("train {TINY} --steps 1 --run-dir run --quiet");
+    let said = with_variable(&m, "MERISTEM_LOG", "meristem::placement=debug", &run);
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    let line = said.stderr.lines().find(|line| line.contains("train_step")).unwrap();
+    for words in
+        ["DEBUG", "meristem::placement", "f32 [32, 1, 28, 28] channels last on cpu, stream `env 0`"]
+    {
+        assert!(line.contains(words), "`{words}` is not in:\n{line}");
+    }
+    assert!(said.stderr.lines().all(|line| line.contains("meristem::placement")));
+    assert!(said.stderr.contains("operation=\"read_back\""));
+}

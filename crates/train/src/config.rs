@@ -11,7 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::preset;
-use crate::settings::{Augmentations, ByteSize, ClipNorm, ControllerKind, Limit, Preset, Switch};
+use crate::settings::{
+    Augmentations, ByteSize, ClipNorm, ControllerKind, HotScopePolicy, Limit, Preset, Switch,
+};
 
 /// Declares every setting once: [`TrainConfig`] with its value, [`Layer`] with it or nothing.
 macro_rules! settings {
@@ -115,6 +117,8 @@ settings! {
     tempo: Tempo,
     /// Report every batch's loss.
     log_batches: bool,
+    /// Copies, waits and allocations on the hot path: off (count them), warn, or deny (end the run).
+    hot_scope: HotScopePolicy,
 }
 
 impl TrainConfig {

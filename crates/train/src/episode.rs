@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use meristem_control::{Controller, EnvView};
 use meristem_device::random::{Purpose, Rng};
+use meristem_device::{Counts, HotScope, Policy};
 
 use crate::counterfactuals;
 use crate::env::Env;
@@ -18,6 +19,7 @@ use crate::events::{Event, StepCompleted};
 use crate::fleet::{Fleet, for_each_batch};
 use crate::growth::{self, When};
 use crate::observer::Journal;
+use crate::permitted;
 use crate::setup::Setup;
 use crate::summary::{HotTotals, Validation};
 
@@ -56,6 +58,8 @@ pub(crate) struct Trained {
     pub(crate) steps: usize,
     /// Whether it was asked to stop.
     pub(crate) interrupted: bool,
+    /// What a hot scope refused (V2). The envs are then as the last training step left them.
+    pub(crate) refused: Option<Error>,
 }
 
 impl Episode<'_, '_> {
@@ -69,16 +73,22 @@ impl Episode<'_, '_> {
         self.journal.emit(Event::RoundStarted { round });
         let mut envs = self.fresh_envs()?;
         let mut steps = 0;
-        let mut interrupted = false;
+        let (mut interrupted, mut refused) = (false, None);
         for step in 0..self.setup.config.steps {
-            self.step(&mut envs, When { round, step })?;
+            match self.step(&mut envs, When { round, step }) {
+                Err(error) if error.is_hot_scope() => refused = Some(error),
+                result => result?,
+            }
+            if refused.is_some() {
+                break;
+            }
             steps += 1;
             interrupted = self.journal.stop_requested()?;
             if interrupted {
                 break;
             }
         }
-        Ok(Trained { envs, steps, interrupted })
+        Ok(Trained { envs, steps, interrupted, refused })
     }
 
     fn fresh_envs(&mut self) -> Result<Vec<Env>> {
@@ -104,9 +114,14 @@ impl Episode<'_, '_> {
         let _step = self.fleet.machine.span(|| format!("step {}", when.step));
         for env in envs.iter_mut() {
             growth::open_step(env, self.setup, when, self.journal)?;
+            // What growth makes new is made here, not in the inner loop.
+            for &size in &self.fleet.batch_sizes[env.index] {
+                env.network.prepare_training(size)?;
+            }
         }
         let epoch = when.round * self.setup.config.steps + when.step;
-        train_epoch(self.fleet, envs, epoch as u64, self.totals)?;
+        self.train_epoch(envs, epoch as u64)?;
+        let control = self.hot_scopes(permitted::CONTROL_STEP, permitted::control_step);
         evaluate::control(self.fleet, envs)?;
         evaluate::read(self.fleet, envs)?;
         let seconds = started.elapsed().as_secs_f64();
@@ -116,6 +131,7 @@ impl Episode<'_, '_> {
         self.totals.step_seconds += seconds;
         self.tell_batches(envs, when);
         let actions = self.decide(envs, when)?;
+        drop(control);
         for (env, action) in envs.iter().zip(actions) {
             if let Some(found) = counterfactuals::of(env, when)? {
                 self.totals.validation.add(&found.cost);
@@ -125,6 +141,37 @@ impl Episode<'_, '_> {
             self.journal.emit(Event::StepCompleted(event));
         }
         self.check_losses(envs, when)
+    }
+
+    /// The inner loop: every batch of the epoch, to every env. Waits for nothing (D5, H4): a hot scope counts
+    /// what it does, and refuses what it must not do.
+    fn train_epoch(&mut self, envs: &mut [Env], epoch: u64) -> Result<()> {
+        let _span = self.fleet.machine.span(|| "train_epoch");
+        self.fleet.train.start_epoch(epoch)?;
+        let scopes = self.hot_scopes(permitted::TRAIN_STEP, permitted::train_step);
+        let mut training_steps = 0;
+        for_each_batch(&mut self.fleet.train, |batch| {
+            training_steps += 1;
+            let network = &mut envs[batch.env].network;
+            network.train_step(&batch.inputs, &batch.targets)?;
+            self.journal.batch_enqueued(batch.env, network)
+        })?;
+        let reports = scopes.into_iter().map(HotScope::finish);
+        if self.totals.training_steps > 0 {
+            self.totals.hot.add(training_steps, reports.map(|report| report.counts));
+        }
+        self.totals.training_steps += training_steps;
+        Ok(())
+    }
+
+    /// A scope on each device. The run's first step may make what the others reuse (D5): it is only counted.
+    #[track_caller]
+    fn hot_scopes(&self, name: &'static str, permitted: fn(u64) -> Counts) -> Vec<HotScope> {
+        let policy = match self.totals.steps {
+            0 => Policy::Off,
+            _ => self.setup.config.hot_scope.0,
+        };
+        self.fleet.machine.hot_scopes(name, policy, permitted)
     }
 
     /// One line per batch and env, in the order in which they were trained.
@@ -169,24 +216,6 @@ impl Episode<'_, '_> {
         self.journal.emit_waiting(Event::Anomaly { env, round, step, what });
         Err(Error::Diverged { env, step, loss })
     }
-}
-
-/// The inner loop: every batch of the epoch, to every env. Waits for nothing; what it costs is counted, for
-/// every epoch but the run's first, which allocates what the others reuse (D5, H4).
-fn train_epoch(fleet: &mut Fleet, envs: &mut [Env], epoch: u64, totals: &mut Totals) -> Result<()> {
-    let _span = fleet.machine.span(|| "train_epoch");
-    fleet.train.start_epoch(epoch)?;
-    let before = fleet.machine.counts();
-    let mut training_steps = 0;
-    for_each_batch(&mut fleet.train, |batch| {
-        training_steps += 1;
-        Ok(envs[batch.env].network.train_step(&batch.inputs, &batch.targets)?)
-    })?;
-    if totals.training_steps > 0 {
-        totals.hot.add(training_steps, fleet.machine.counts() - before);
-    }
-    totals.training_steps += training_steps;
-    Ok(())
 }
 
 fn step_event(

@@ -85,6 +85,17 @@ impl Error {
         Self::Value { key: key.into(), got: got.to_string(), expected: expected.to_string() }
     }
 
+    /// Whether a hot scope refused something (V2).
+    pub fn is_hot_scope(&self) -> bool {
+        use meristem_device::Error::HotScope;
+        match self {
+            Self::Device(error)
+            | Self::Data(meristem_data::Error::Device(error))
+            | Self::Nn(meristem_nn::Error::Device(error)) => matches!(error, HotScope { .. }),
+            _ => false,
+        }
+    }
+
     /// 2 when the request itself is wrong, 1 when a run of it failed (U6).
     pub fn exit_code(&self) -> u8 {
         match self {
@@ -125,6 +136,11 @@ impl Error {
             Self::Weights { .. } => {
                 "--host and --dataset must be those the weights were made with; \
                  a grown network needs the `topology` in the file's metadata"
+                    .into()
+            }
+            error if error.is_hot_scope() => {
+                "do it between steps, or let it pass with --hot-scope warn; what was trained is in the run's \
+                 weights; without an extension of yours in the run, report it"
                     .into()
             }
             Self::Diverged { .. } => "lower --lr, or start from other weights".into(),

@@ -7,7 +7,8 @@ use meristem_data::{
     Batch, Dataset, DatasetSpec, GatherBatches, GatherConfig, Residency, Split, cache, order,
 };
 use meristem_device::{
-    Counts, Device, DeviceId, DeviceOptions, Span, Stream, Tensor, Trace, read_back_f64,
+    Counts, Device, DeviceId, DeviceOptions, HotScope, Policy, Span, Stream, Tensor, Trace,
+    read_back_f64,
 };
 use meristem_nn::Metrics;
 
@@ -78,16 +79,20 @@ impl Machine {
         self.devices.iter().map(load).collect()
     }
 
-    /// What the devices did so far, summed.
-    pub(crate) fn counts(&self) -> Counts {
-        let sum = |a: Counts, b: Counts| Counts {
-            copies_to_host: a.copies_to_host + b.copies_to_host,
-            copies_to_device: a.copies_to_device + b.copies_to_device,
-            synchronizations: a.synchronizations + b.synchronizations,
-            allocations: a.allocations + b.allocations,
-            launches: a.launches + b.launches,
-        };
-        self.devices.iter().map(Device::counts).fold(Counts::default(), sum)
+    /// Opens a scope on each device for this thread, with what `permitted` says of so many envs.
+    #[track_caller]
+    pub(crate) fn hot_scopes(
+        &self,
+        name: &'static str,
+        policy: Policy,
+        permitted: fn(u64) -> Counts,
+    ) -> Vec<HotScope> {
+        let mut scopes = vec![];
+        for (index, device) in self.devices.iter().enumerate() {
+            let envs = self.device_of.iter().filter(|&&at| at == index).count();
+            scopes.push(device.hot_scope(name, policy).permit(permitted(envs as u64)));
+        }
+        scopes
     }
 
     /// The metrics of all envs (`tensors` in env order): one copy and one wait per device (H1).
@@ -147,6 +152,8 @@ pub(crate) struct Fleet {
     pub(crate) control: Vec<GatherBatches>,
     /// Per env: all of the test split.
     pub(crate) test: Vec<GatherBatches>,
+    /// Per env: the sizes that its training batches have.
+    pub(crate) batch_sizes: Vec<Vec<usize>>,
     /// Samples trained on.
     pub(crate) train_samples: usize,
     /// Samples held out for the controller.
@@ -187,16 +194,29 @@ impl Fleet {
         };
         let test_samples = test.first().map_or(0, |dataset| dataset.len());
         let test = serving(None).gathers(&machine, &test)?;
+        let batch_sizes = (0..config.envs).map(|env| batch_sizes(&gather, env)).collect();
         Ok(Self {
             machine,
             train: gather,
             control,
             test,
+            batch_sizes,
             train_samples,
             control_samples,
             test_samples,
         })
     }
+}
+
+/// The distinct sizes of an env's batches.
+fn batch_sizes(gather: &GatherBatches, env: usize) -> Vec<usize> {
+    let order = gather.order();
+    let mut sizes: Vec<usize> =
+        (0..order.batches()).map(|batch| order.part(batch, env).len()).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    sizes.retain(|&size| size > 0);
+    sizes
 }
 
 /// Every env must have something to learn from in every step.

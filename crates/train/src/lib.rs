@@ -6,7 +6,7 @@
 //! - [`run_folder`], [`event_writer`], [`events`], `observer`: where it is told what happens (U4);
 //! - `fleet`: devices, streams, resident data, gathers; `env`: one host with its network;
 //! - `episode`: steps of training, measuring and acting; `growth`: what happens to slots; `evaluate`: control and
-//!   test split; `counterfactuals`: what modules are worth;
+//!   test split; `counterfactuals`: what modules are worth; `permitted`: what the hot path may do;
 //! - [`trace`]: what happened when, in a file for a viewer (H8);
 //! - `run`: all rounds; [`summary`]: what is left of them; `weights`, [`eval`]: networks from and to files (U5).
 //!
@@ -37,6 +37,7 @@ pub mod events;
 mod fleet;
 mod growth;
 mod observer;
+mod permitted;
 mod preset;
 mod run;
 pub mod run_folder;

@@ -1,14 +1,26 @@
 //! Who watches a run, and the journal that tells observer and file the same.
 
+use meristem_nn::Network;
+
 use crate::error::Result;
 use crate::event_writer::EventWriter;
 use crate::events::Event;
 
-/// Watches a run, and may ask it to stop. Called on the thread that runs it, between steps: what takes long
-/// here delays the run.
+/// Watches a run, and may ask it to stop. Called on the thread that runs it: what takes long here delays the
+/// run.
 pub trait Observer {
     /// Something happened. The same events are written to `events.jsonl`.
     fn event(&mut self, _event: &Event) {}
+
+    /// An env's training step was enqueued; called in the inner loop, for every batch. What is done to `network`
+    /// here is on the hot path: a copy, a wait or an allocation is refused by the hot scope `train_step`
+    /// (V2), and an error ends the run.
+    ///
+    /// # Errors
+    /// What the observer could not do.
+    fn batch_enqueued(&mut self, _env: usize, _network: &Network) -> Result<()> {
+        Ok(())
+    }
 
     /// Whether to end the run at the next step boundary, with weights and summary.
     fn stop_requested(&self) -> bool {
@@ -43,6 +55,14 @@ impl<'a> Journal<'a> {
     pub(crate) fn emit_waiting(&mut self, event: Event) {
         self.observer.event(&event);
         self.writer.emit_waiting(&event);
+    }
+
+    /// Tells the observer of a batch in the inner loop.
+    ///
+    /// # Errors
+    /// The observer's.
+    pub(crate) fn batch_enqueued(&mut self, env: usize, network: &Network) -> Result<()> {
+        self.observer.batch_enqueued(env, network)
     }
 
     /// At a step boundary: whether to stop.

@@ -3,7 +3,9 @@
 use meristem_grow::Tempo;
 
 use crate::config::TrainConfig;
-use crate::settings::{Augmentations, ClipNorm, ControllerKind, Limit, Preset, Switch};
+use crate::settings::{
+    Augmentations, ClipNorm, ControllerKind, HotScopePolicy, Limit, Preset, Switch,
+};
 
 /// The settings of a preset, before file and flags.
 pub(crate) fn base(preset: Preset) -> TrainConfig {
@@ -67,5 +69,6 @@ fn default() -> TrainConfig {
         plateau_gain: 0.5,
         tempo: Tempo::Standard,
         log_batches: false,
+        hot_scope: HotScopePolicy::default(),
     }
 }

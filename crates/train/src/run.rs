@@ -9,6 +9,7 @@ use meristem_data::{Split, cache};
 use meristem_grow::BlueprintSet;
 
 use crate::config::TrainConfig;
+use crate::env::Env;
 use crate::episode::{Episode, Totals};
 use crate::error::{Error, Result};
 use crate::evaluate;
@@ -75,7 +76,7 @@ fn check_export(path: Option<&Path>) -> Result<()> {
 }
 
 /// A run that can start.
-struct Run {
+pub(crate) struct Run {
     setup: Setup,
     fleet: Fleet,
     controller: Box<dyn Controller>,
@@ -86,7 +87,7 @@ struct Run {
 }
 
 impl Run {
-    fn prepare(
+    pub(crate) fn prepare(
         config: &TrainConfig,
         names: Names,
         blueprints: BlueprintSet,
@@ -109,8 +110,14 @@ impl Run {
         Ok(Self { setup, fleet, controller, totals, rounds: vec![], envs: vec![] })
     }
 
+    /// Its devices.
+    #[cfg(test)]
+    pub(crate) fn devices(&self) -> &[meristem_device::Device] {
+        self.fleet.machine.devices()
+    }
+
     /// Runs all rounds and writes what is left of them, whatever happens.
-    fn finish(
+    pub(crate) fn finish(
         mut self,
         folder: &RunFolder,
         started: Instant,
@@ -159,13 +166,14 @@ impl Run {
                 round,
             };
             let mut trained = episode.train()?;
+            if let Some(error) = trained.refused {
+                self.save(folder, &trained.envs)?;
+                return Err(error);
+            }
             let _report = self.fleet.machine.span(|| "report and save");
             self.envs = evaluate::report(&mut self.fleet, &self.setup, &mut trained.envs)?;
             self.envs.iter().for_each(|env| journal.emit(episode_ended(env, round)));
-            for env in &trained.envs {
-                let path = folder.weights().join(evaluate::weights_name(env.index));
-                weights::save(&path, &env.network, &env.host, &self.setup.info)?;
-            }
+            self.save(folder, &trained.envs)?;
             self.rounds.push(round_summary(&self.envs, round, trained.steps));
             if trained.interrupted {
                 status = Status::Interrupted;
@@ -174,6 +182,15 @@ impl Run {
         }
         self.export(folder)?;
         Ok(status)
+    }
+
+    /// Writes the envs' weights as they are. Waits for the devices.
+    fn save(&self, folder: &RunFolder, envs: &[Env]) -> Result<()> {
+        for env in envs {
+            let path = folder.weights().join(evaluate::weights_name(env.index));
+            weights::save(&path, &env.network, &env.host, &self.setup.info)?;
+        }
+        Ok(())
     }
 
     /// Copies the best env's weights to where they were asked for: best by control accuracy, the first one

@@ -5,6 +5,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use meristem_device::Policy;
 use meristem_grow::{Tempo, nearest};
 use serde::{Deserialize, Serialize};
 
@@ -92,6 +93,25 @@ impl fmt::Display for ControllerKind {
     }
 }
 serde_as_text!(ControllerKind);
+
+/// What becomes of a copy, a wait or an allocation on the hot path (V2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct HotScopePolicy(pub Policy);
+
+impl FromStr for HotScopePolicy {
+    type Err = BadValue;
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        choose(text, &Policy::ALL.map(|policy| (policy.name(), Self(policy))))
+    }
+}
+
+impl fmt::Display for HotScopePolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+serde_as_text!(HotScopePolicy);
 
 /// The named starting points of a configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -422,5 +442,7 @@ mod tests {
         let message = "flop".parse::<Augmentations>().unwrap_err().to_string();
         assert!(message.contains("did you mean `flip`?"), "{message}");
         assert!("none,flip".parse::<Augmentations>().is_err());
+        let message = "dney".parse::<HotScopePolicy>().unwrap_err().to_string();
+        assert!(message.contains("off | warn | deny; did you mean `deny`?"), "{message}");
     }
 }

@@ -218,13 +218,15 @@ pub(crate) struct HotTotals {
 }
 
 impl HotTotals {
-    /// Adds an epoch.
-    pub(crate) fn add(&mut self, training_steps: u64, spent: Counts) {
+    /// Adds an epoch, with what it cost on each device.
+    pub(crate) fn add(&mut self, training_steps: u64, spent: impl Iterator<Item = Counts>) {
         self.training_steps += training_steps;
-        self.counts.copies_to_host += spent.copies_to_host;
-        self.counts.copies_to_device += spent.copies_to_device;
-        self.counts.synchronizations += spent.synchronizations;
-        self.counts.allocations += spent.allocations;
+        for spent in spent {
+            self.counts.copies_to_host += spent.copies_to_host;
+            self.counts.copies_to_device += spent.copies_to_device;
+            self.counts.synchronizations += spent.synchronizations;
+            self.counts.allocations += spent.allocations;
+        }
     }
 
     /// Per training step.

@@ -4,6 +4,7 @@ mod arrows;
 mod lints;
 mod sizes;
 mod tree;
+mod waits;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -27,6 +28,7 @@ pub(crate) fn run(root: &Path) -> ExitCode {
         let mut findings = arrows::check(&tree)?;
         findings.extend(lints::check(&tree)?);
         findings.extend(sizes::check(&tree)?);
+        findings.extend(waits::check(&tree)?);
         findings.sort();
         Ok((tree, findings))
     });

@@ -1,10 +1,12 @@
-//! What tidy looks at: the tracked manifests and Rust sources.
+//! What tidy looks at: the tracked manifests and Rust sources, and the table of waits.
 
 use std::error::Error;
 use std::fs;
 use std::path::Path;
 
 use walkdir::{DirEntry, WalkDir};
+
+use super::waits;
 
 /// A text file of the repository.
 pub(crate) struct File {
@@ -32,7 +34,7 @@ impl Tree {
     }
 }
 
-/// Reads every `.rs` and `Cargo.toml` under `crates` and `xtask`, and the root manifest.
+/// Reads every `.rs` and `Cargo.toml` under `crates` and `xtask`, the table of waits, and the root manifest.
 pub(crate) fn read(root: &Path) -> Result<Tree, Box<dyn Error>> {
     let mut files = vec![];
     let skip = |entry: &DirEntry| !matches!(entry.file_name().to_str(), Some("target" | ".git"));
@@ -41,7 +43,8 @@ pub(crate) fn read(root: &Path) -> Result<Tree, Box<dyn Error>> {
         {
             let entry = entry?;
             let wanted = entry.path().extension().is_some_and(|e| e == "rs")
-                || entry.file_name() == "Cargo.toml";
+                || entry.file_name() == "Cargo.toml"
+                || entry.path().ends_with(waits::TABLE);
             if entry.file_type().is_file() && wanted {
                 let path = entry.path().strip_prefix(root)?.to_string_lossy().replace('\\', "/");
                 files.push(File { path, text: fs::read_to_string(entry.path())? });

@@ -8,7 +8,7 @@ mod stage;
 use std::fmt;
 use std::sync::Arc;
 
-use meristem_device::{DType, Device, DeviceId, DeviceOptions, Stream, Tensor};
+use meristem_device::{DType, Device, DeviceId, DeviceOptions, Expect, Stream, Tensor};
 
 use self::kernel::{Form, Kernel};
 use self::permutation::Permutation;
@@ -137,6 +137,8 @@ impl GatherBatches {
             None => datasets[0].normalization(),
         };
         let devices = devices_of(&order, streams)?;
+        // Everything is checked before anything is allocated (V1).
+        streams.iter().try_for_each(|s| dataset_on(datasets, s.device()).map(drop))?;
         let permutations = devices
             .iter()
             .map(|device| Permutation::new(device, len))
@@ -242,7 +244,25 @@ impl GatherBatches {
             .write(&inputs)
             .write(&targets)
             .run(move |args| kernel.run(args, form, epoch, part))?;
+        debug_assert!(
+            self.is_a_batch(env_index, &inputs, &targets),
+            "gather: {inputs:?}, {targets:?}"
+        );
         Ok(Batch { env: env_index, inputs, targets })
+    }
+
+    /// Whether these are what [`Batch`] promises (V1).
+    fn is_a_batch(&self, env: usize, inputs: &Tensor, targets: &Tensor) -> bool {
+        let expect = || Expect::stream(&self.envs[env].stream);
+        let part = self.order.part(self.batch, env).len();
+        let dims = self.envs[env].ring.shape().batch(part);
+        let inputs = expect()
+            .dtype(DType::F32)
+            .shape(dims)
+            .channels_last()
+            .check("gather", "inputs", inputs);
+        let targets = expect().dtype(DType::U32).shape([part]).check("gather", "targets", targets);
+        inputs.and(targets).is_ok()
     }
 
     /// Begins to stage `batch` of an env, if it streams and there is that batch.

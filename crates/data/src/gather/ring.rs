@@ -70,6 +70,11 @@ impl Ring {
         Ok((inputs.view_with_format(0, self.shape.batch(n), format)?, targets.view(0, [n])?))
     }
 
+    /// Shape of the images.
+    pub(super) fn shape(&self) -> ImageShape {
+        self.shape
+    }
+
     /// How many slots were added because every slot was held.
     pub(super) fn grown(&self) -> usize {
         self.grown

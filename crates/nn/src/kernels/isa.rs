@@ -86,8 +86,8 @@ impl Isa {
     /// # Errors
     /// The name is unknown, or this machine lacks the instructions.
     pub fn from_env() -> Result<Self, IsaError> {
-        match std::env::var(ISA_VARIABLE) {
-            Ok(name) if !name.is_empty() => name.parse(),
+        match std::env::var_os(ISA_VARIABLE) {
+            Some(name) if !name.is_empty() => name.to_string_lossy().parse(),
             _ => Ok(Self::detect()),
         }
     }

@@ -14,7 +14,7 @@ mod state;
 use std::ops::Range;
 use std::sync::Arc;
 
-use meristem_device::{DType, MemoryFormat, Owner, Stream, Tensor};
+use meristem_device::{DType, Expect, Extent, Owner, Stream, Tensor};
 
 use self::groups::{Fresh, Group};
 use self::metrics::MetricsLayout;
@@ -162,13 +162,24 @@ impl Network {
         Ok((groups, arena, alphas, metrics))
     }
 
+    /// Compiles the training plan of this batch size ahead, and makes the arena large enough for it: a
+    /// training step of that size then only launches. Does not wait for the device.
+    ///
+    /// # Errors
+    /// [`Error::EmptyBatch`], [`Error::OneValuePerChannel`], memory.
+    pub fn prepare_training(&mut self, batch: usize) -> Result<()> {
+        self.plan(batch, Mode::Train).map(drop)
+    }
+
     /// One step of training: forward with row 0 of the alphas, mean cross-entropy, backward,
     /// clipping and SGD per group, metrics. `inputs` is f32 (N, C, H, W), channels last; `targets`
     /// u32 `[N]`; both on this network's stream. Any N up to `batch_max`: the first batch of a new
     /// size compiles a plan, all others only launch. Waits for nothing.
     ///
     /// # Errors
-    /// [`Error::Argument`], [`Error::OneValuePerChannel`], a failed stream.
+    /// [`meristem_device::Error::Mismatch`] for a tensor of another form or stream;
+    /// [`Error::OneValuePerChannel`], a failed stream.
+    #[track_caller]
     pub fn train_step(&mut self, inputs: &Tensor, targets: &Tensor) -> Result<()> {
         let batch = self.check_batch("train_step", inputs, targets)?;
         let plan = self.plan(batch, Mode::Train)?;
@@ -180,7 +191,8 @@ impl Network {
     /// Waits for nothing.
     ///
     /// # Errors
-    /// [`Error::Argument`], a failed stream.
+    /// As [`Network::train_step`], and [`Error::Argument`] for `config`.
+    #[track_caller]
     pub fn eval_step(&mut self, inputs: &Tensor, targets: &Tensor, config: usize) -> Result<()> {
         let batch = self.check_batch("eval_step", inputs, targets)?;
         self.check_config("eval_step", config)?;
@@ -196,7 +208,8 @@ impl Network {
     /// [`Network::train_step`]. Waits for nothing.
     ///
     /// # Errors
-    /// [`Error::Argument`], memory, a failed stream.
+    /// As [`Network::eval_step`], and memory.
+    #[track_caller]
     pub fn eval_rows(
         &mut self,
         inputs: &Tensor,
@@ -236,7 +249,8 @@ impl Network {
     /// tensor; waits for nothing.
     ///
     /// # Errors
-    /// [`Error::Argument`], memory, a failed stream.
+    /// As [`Network::eval_step`], and memory.
+    #[track_caller]
     pub fn infer(&mut self, inputs: &Tensor, config: usize) -> Result<Tensor> {
         let batch = self.check_inputs("infer", inputs)?;
         self.check_config("infer", config)?;
@@ -259,6 +273,7 @@ impl Network {
     }
 
     /// Runs a plan with a loss over these rows of the alphas and of the evaluation metrics.
+    #[track_caller]
     fn launch(
         &self,
         operation: &'static str,
@@ -301,6 +316,7 @@ impl Network {
     ///
     /// # Errors
     /// [`Error::Argument`] for too many rows or a row of another length.
+    #[track_caller]
     pub fn set_alphas(&mut self, rows: &[Vec<f32>]) -> Result<()> {
         let (slots, configs) = (self.graph.alphas, self.options.configs);
         if rows.len() > configs || rows.iter().any(|row| row.len() != slots) {
@@ -322,6 +338,7 @@ impl Network {
     ///
     /// # Errors
     /// A failed stream.
+    #[track_caller]
     pub fn reset_metrics(&self) -> Result<()> {
         let layout = self.metrics_layout;
         let launch = self.stream.launch("reset_metrics").write(&self.metrics);
@@ -349,27 +366,20 @@ impl Network {
         &self.options
     }
 
+    /// Checks a batch of images, or of vectors where the graph takes those; returns its size (V1).
     fn check_inputs(&self, operation: &'static str, inputs: &Tensor) -> Result<usize> {
         let d = self.graph.input_dims();
-        let batch_max = self.options.batch_max;
-        let (batch, fits) = match *inputs.dims() {
-            [n, c, h, w] => (n, [c, h, w] == [d.c, d.h, d.w]),
-            [n, c] => (n, [c, 1, 1] == [d.c, d.h, d.w]),
-            _ => (0, false),
+        let batch = Extent::Between(1, self.options.batch_max);
+        let expect = Expect::stream(&self.stream).dtype(DType::F32);
+        let expect = match inputs.dims().len() == 2 && d.h * d.w == 1 {
+            true => expect.shape([batch, d.c.into()]).contiguous(),
+            false => expect.shape([batch, d.c.into(), d.h.into(), d.w.into()]).channels_last(),
         };
-        // With one channel or one pixel both formats are the same bytes.
-        let ordered = inputs.format() == MemoryFormat::ChannelsLast || d.c == 1 || d.h * d.w == 1;
-        if !fits || !ordered || inputs.dtype() != DType::F32 || !(1..=batch_max).contains(&batch) {
-            let expected = format!(
-                "f32 [N, {}, {}, {}] channels last with N from 1 to {batch_max}",
-                d.c, d.h, d.w
-            );
-            return Err(argument(operation, "inputs", expected, form(inputs)));
-        }
-        Ok(batch)
+        expect.check(operation, "inputs", inputs)?;
+        Ok(inputs.dims().first().copied().unwrap_or(0))
     }
 
-    /// Checks a labelled batch; returns its size.
+    /// Checks a labelled batch; returns its size (V1).
     fn check_batch(
         &self,
         operation: &'static str,
@@ -377,10 +387,8 @@ impl Network {
         targets: &Tensor,
     ) -> Result<usize> {
         let batch = self.check_inputs(operation, inputs)?;
-        if targets.dtype() != DType::U32 || targets.dims() != [batch] {
-            let expected = format!("u32 [{batch}]");
-            return Err(argument(operation, "targets", expected, form(targets)));
-        }
+        let expect = Expect::stream(&self.stream).dtype(DType::U32).shape([batch]).contiguous();
+        expect.check(operation, "targets", targets)?;
         Ok(batch)
     }
 
@@ -438,9 +446,4 @@ fn argument(
     got: String,
 ) -> Error {
     Error::Argument { operation, argument, expected, got }
-}
-
-/// A tensor in words, for errors.
-fn form(tensor: &Tensor) -> String {
-    format!("{} {:?} {:?}", tensor.dtype(), tensor.dims(), tensor.format())
 }

@@ -15,6 +15,7 @@ impl Network {
     ///
     /// # Errors
     /// A failed stream.
+    #[track_caller]
     pub fn state_dict(&self) -> Result<StateDict> {
         self.weights().state_dict()
     }
@@ -25,6 +26,7 @@ impl Network {
     ///
     /// # Errors
     /// A failed stream.
+    #[track_caller]
     pub fn momentum_dict(&self) -> Result<StateDict> {
         self.weights().moments_dict()
     }
@@ -73,6 +75,7 @@ const MOMENTUM: [(&str, usize); 1] = [("", 0)];
 
 impl Weights<'_> {
     /// Parameters and buffers.
+    #[track_caller]
     pub(super) fn state_dict(&self) -> Result<StateDict> {
         let layout = Layout::new(self.graph);
         let mut tensors = vec![];
@@ -119,6 +122,7 @@ impl Weights<'_> {
     }
 
     /// What the optimiser remembers.
+    #[track_caller]
     pub(super) fn moments_dict(&self) -> Result<StateDict> {
         let layout = Layout::new(self.graph);
         let tensors: Vec<_> = self.groups.iter().flat_map(|g| [&g.momentum, &g.counters]).collect();

@@ -1,0 +1,54 @@
+//! The environment variables of the program: what there is, and what is wrong with the ones that are set.
+
+use meristem::grow::nearest;
+use tracing_subscriber::EnvFilter;
+
+use crate::failure::Failure;
+
+/// Ours begin with this.
+const PREFIX: &str = "MERISTEM_";
+
+const LOG: &str = "MERISTEM_LOG";
+
+/// Every variable that something in the program reads.
+const KNOWN: [&str; 4] = ["MERISTEM_ISA", "MERISTEM_LAUNCH_BLOCKING", LOG, "MERISTEM_SANITIZE"];
+
+/// What `--help` says of them.
+pub(crate) const HELP: &str = "\
+Environment:
+  MERISTEM_LOG              Log to stderr: a level (debug) or target=level; meristem::placement=debug shows the
+                            device, stream, shape and type of every tensor of every operation
+  MERISTEM_ISA              Instruction set of the kernels: portable, avx2 or avx512
+  MERISTEM_LAUNCH_BLOCKING  1: every launch waits for its kernel, to find the one that fails
+  MERISTEM_SANITIZE         1: every launch is checked for races and use after free";
+
+/// Refuses a variable that begins like ours and that nothing reads: it would be set in vain.
+pub(crate) fn check_names() -> Result<(), Failure> {
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let unknown = names.filter(|n| n.starts_with(PREFIX)).find(|n| !KNOWN.contains(&n.as_str()));
+    let Some(name) = unknown else { return Ok(()) };
+    let known = match nearest(&name, KNOWN) {
+        Some(near) => format!("did you mean {near}?"),
+        None => format!("there are {}", KNOWN.join(", ")),
+    };
+    let message = format!("environment variable {name} means nothing here; {known}");
+    Err(Failure::usage(message, "correct it or unset it"))
+}
+
+/// What to log: nothing, or what `MERISTEM_LOG` says.
+pub(crate) fn log_filter() -> Result<EnvFilter, Failure> {
+    let text = std::env::var_os(LOG).unwrap_or_default();
+    let bad = |problem: String| {
+        let got = text.to_string_lossy();
+        let message = format!("environment variable {LOG}: got `{got}`: {problem}");
+        Failure::usage(
+            message,
+            "set a level such as debug, or target=level such as meristem::placement=debug",
+        )
+    };
+    match text.to_str() {
+        Some("") => Ok(EnvFilter::new("off")),
+        Some(directives) => EnvFilter::try_new(directives).map_err(|error| bad(error.to_string())),
+        None => Err(bad("it is no text".into())),
+    }
+}

@@ -1,0 +1,113 @@
+//! The training step under a hot scope: what an extension must not do there, and how the run ends (V2).
+#![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
+
+use std::path::Path;
+
+use meristem_data::{DatasetSpec, Split};
+use meristem_device::{DeviceId, Policy};
+use meristem_nn::Network;
+use meristem_train::config::{Layer, TrainConfig};
+use meristem_train::eval::{self, EvalConfig};
+use meristem_train::settings::{HotScopePolicy, Limit};
+use meristem_train::{Error, Observer, Result, Summary, run};
+
+/// Reads a loss back in the inner loop, from the `from`-th batch on: the planted fault.
+struct Peeks {
+    from: usize,
+    batches: usize,
+}
+
+impl Observer for Peeks {
+    fn batch_enqueued(&mut self, _env: usize, network: &Network) -> Result<()> {
+        self.batches += 1;
+        if self.batches > self.from {
+            network.metrics().to_vec::<f64>()?;
+        }
+        Ok(())
+    }
+}
+
+const PEEKS_AT: u32 = line!() - 6;
+
+/// Three steps of four batches of two envs.
+fn train(folder: &Path, policy: Policy, from: usize) -> Result<Summary> {
+    let flags = Layer {
+        host: Some("minimal".into()),
+        envs: Some(2),
+        steps: Some(3),
+        batch: Some(16),
+        max_batches: Some(Limit::Count(4)),
+        run_dir: Some(Some(folder.join("run"))),
+        export: Some(Some(folder.join("best.safetensors"))),
+        hot_scope: Some(HotScopePolicy(policy)),
+        ..Layer::default()
+    };
+    let config = TrainConfig::resolve(Layer::default(), flags).unwrap();
+    run(&config, &mut Peeks { from, batches: 0 })
+}
+
+fn json(path: &Path) -> serde_json::Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+fn evaluate(weights: &Path) -> f64 {
+    let config = EvalConfig {
+        weights: weights.to_path_buf(),
+        host: None,
+        dataset: DatasetSpec::embedded(),
+        split: Split::Test,
+        batch: 256,
+        device: DeviceId::Cpu,
+        threads: 1,
+        trace: None,
+    };
+    eval::evaluate(&config).unwrap().loss
+}
+
+#[test]
+fn a_refused_read_back_ends_the_run_cleanly() {
+    let folder = tempfile::tempdir().unwrap();
+    // The third batch of env 0 in the second step.
+    let error = train(folder.path(), Policy::Deny, 8 + 4).unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, Error::Device(_)) && error.is_hot_scope(), "{text}");
+    assert!(text.contains("`train_step`") && text.contains("copy to the host"), "{text}");
+    assert!(text.contains(&format!("hot_scope.rs:{PEEKS_AT}:")), "{text}");
+    assert_eq!(error.exit_code(), 1);
+    assert!(error.remedy().unwrap().contains("--hot-scope warn"));
+
+    let run = folder.path().join("run");
+    let summary = json(&run.join("summary.json"));
+    assert_eq!((&summary["status"], &summary["steps"]), (&"failed".into(), &1.into()));
+    assert_eq!(summary["error"], text);
+    let events = std::fs::read_to_string(run.join("events.jsonl")).unwrap();
+    let last: serde_json::Value = serde_json::from_str(events.lines().last().unwrap()).unwrap();
+    assert_eq!((&last["event"], &last["status"]), (&"run_ended".into(), &"failed".into()));
+    // What was trained is there, and is no fresh host's.
+    for env in 0..2 {
+        let loss = evaluate(&run.join(format!("weights/env-{env}.safetensors")));
+        assert!(loss.is_finite(), "{loss}");
+    }
+    assert!(!folder.path().join("best.safetensors").exists());
+}
+
+#[test]
+fn warn_and_off_let_it_pass_and_count_it() {
+    for policy in [Policy::Off, Policy::Warn] {
+        let folder = tempfile::tempdir().unwrap();
+        let hot = train(folder.path(), policy, 0).unwrap().hot_path;
+        // The first step is not measured, the two after it are.
+        assert_eq!(hot.training_steps, 2 * 4 * 2);
+        assert_eq!((hot.copies_to_host, hot.synchronizations), (1.0, 1.0));
+        assert_eq!((hot.copies_to_device, hot.allocations), (0.0, 0.0));
+    }
+}
+
+/// The first step may allocate what the others reuse, so it is not judged.
+#[test]
+fn the_first_step_is_only_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let error = train(folder.path(), Policy::Deny, 0).unwrap_err();
+    assert!(error.is_hot_scope(), "{error}");
+    assert_eq!(json(&folder.path().join("run/summary.json"))["steps"], 1);
+}
