@@ -7,11 +7,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use meristem_device::{Args, DType, Launch, Owner, Stream, Tensor, read_back_as};
+use meristem_device::{Args, DType, Expect, Launch, Owner, Stream, Tensor, read_back_as};
 
+use super::argument;
 use super::groups::{self, Fresh, Group};
 use super::state::Weights;
-use super::{argument, form};
 use crate::error::Result;
 use crate::graph::{Graph, Node, Op};
 use crate::kernels::Isa;
@@ -100,7 +100,7 @@ impl SequenceNetwork {
     ) -> Result<()> {
         let rows = self.check_inputs("forward", run)?;
         let features = self.graph.classes();
-        check("forward", "output", output, (DType::F32, rows, features))?;
+        check(&self.stream, ("forward", "output"), output, (DType::F32, rows, features))?;
         let (plan, arena) = self.plan(rows, run.steps, Mode::Infer)?;
         let spans: Vec<Span> = plan.last_states().to_vec();
         if spans.len() != states.len() {
@@ -110,7 +110,7 @@ impl SequenceNetwork {
         for (span, state) in spans.iter().zip(states) {
             let sequences = rows / run.steps;
             let expected = (DType::F32, sequences, span.len / sequences);
-            check("forward", "states", state, expected)?;
+            check(&self.stream, ("forward", "states"), state, expected)?;
         }
         let launch = states.iter().fold(self.stream.launch("forward"), |l, s| l.write(s));
         let launch = reading(launch.write(output).write(&arena), run.inputs);
@@ -322,7 +322,7 @@ impl SequenceNetwork {
                 Op::Indices(_) => (DType::U32, rows, node.dims.numel()),
                 _ => (DType::F32, rows, node.dims.numel()),
             };
-            check(operation, "inputs", input, expected)?;
+            check(&self.stream, (operation, "inputs"), input, expected)?;
         }
         Ok(rows)
     }
@@ -368,17 +368,17 @@ fn memory<'a>(
     memory
 }
 
-/// Checks element type and shape; one column may be left out of the shape.
+/// Checks stream, element type and shape; one column may be left out of the shape (V1).
 fn check(
-    operation: &'static str,
-    name: &'static str,
+    stream: &Stream,
+    (operation, name): (&'static str, &'static str),
     tensor: &Tensor,
     (dtype, rows, columns): (DType, usize, usize),
 ) -> Result<()> {
-    let fits = tensor.dims() == [rows, columns] || (columns == 1 && tensor.dims() == [rows]);
-    if tensor.dtype() != dtype || !fits {
-        let expected = format!("{dtype} [{rows}, {columns}]");
-        return Err(argument(operation, name, expected, form(tensor)));
-    }
-    Ok(())
+    let expect = Expect::stream(stream).dtype(dtype).contiguous();
+    let expect = match columns == 1 && tensor.dims().len() == 1 {
+        true => expect.shape([rows]),
+        false => expect.shape([rows, columns]),
+    };
+    Ok(expect.check(operation, name, tensor)?)
 }
