@@ -1,6 +1,7 @@
 //! Raw device memory: the one place where it is taken from the system, and given back.
 
-use crate::sync::RaceCell;
+use crate::sanitize::Shadow;
+use crate::sync::{Mutex, OnceLock, RaceCell};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
@@ -20,6 +21,8 @@ pub(crate) struct Block {
     size: usize,
     /// Told of every access to the bytes; see [`RaceCell`].
     pub(crate) race: RaceCell,
+    /// Who used which bytes, if the race sanitizer is on and somebody did.
+    shadow: OnceLock<Box<Mutex<Shadow>>>,
 }
 
 // SAFETY: a block is memory and its address; it has no thread affinity. Its methods hand out
@@ -41,7 +44,7 @@ impl Block {
         // SAFETY: `skip` < ALIGNMENT and the allocation is `size + ALIGNMENT` bytes, so the result
         // and `size` bytes after it are inside.
         let data = unsafe { base.add(skip) };
-        Some(Block { base, layout, data, size, race: RaceCell::new() })
+        Some(Block { base, layout, data, size, race: RaceCell::new(), shadow: OnceLock::new() })
     }
 
     /// Usable bytes.
@@ -52,6 +55,24 @@ impl Block {
     /// Address of the first byte, aligned to [`ALIGNMENT`].
     pub(crate) fn data(&self) -> NonNull<u8> {
         self.data
+    }
+
+    /// Who used which bytes, for the race sanitizer.
+    pub(crate) fn shadow(&self) -> &Mutex<Shadow> {
+        self.shadow.get_or_init(Box::default)
+    }
+
+    /// Fills the block with a pattern.
+    ///
+    /// # Safety
+    /// As [`fill`](Block::fill).
+    pub(crate) unsafe fn fill_with(&self, pattern: u32) {
+        // SAFETY: the block is initialised, aligned for u32, its size a multiple of 64, and only
+        // the caller has access to it.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.data.as_ptr().cast::<u32>(), self.size / 4)
+                .fill(pattern);
+        }
     }
 
     /// Copies `bytes` to the block's start.

@@ -3,10 +3,12 @@
 use crate::counters::{Act, Counters, Counts};
 use crate::error::{Error, Result};
 use crate::executor::{Executor, on_worker};
+use crate::faults::Faults;
 use crate::id::DeviceId;
 use crate::memory::MemoryReport;
 use crate::pool::Pool;
 use crate::queue::{StreamState, check_may_wait};
+use crate::sanitize::{Race, Sanitizer};
 use crate::stream::Stream;
 use crate::submit::Submission;
 use crate::sync::thread::{self, JoinHandle};
@@ -35,15 +37,17 @@ pub struct DeviceOptions {
 pub(crate) struct Environment {
     /// `MERISTEM_LAUNCH_BLOCKING`: every launch waits for its kernel (S4).
     pub(crate) launch_blocking: bool,
-    /// Makes the pool forget who still uses a freed block: the bug of S2, planted by its test and
-    /// by nothing else.
-    pub(crate) forgets: bool,
+    /// `MERISTEM_SANITIZE`: every launch is checked for races (S3).
+    pub(crate) sanitize: bool,
+    /// Planted by tests, and by nothing else.
+    pub(crate) faults: Faults,
 }
 
 impl Environment {
     fn read() -> Result<Self> {
         let launch_blocking = switch("MERISTEM_LAUNCH_BLOCKING")?;
-        Ok(Environment { launch_blocking, forgets: false })
+        let sanitize = switch("MERISTEM_SANITIZE")?;
+        Ok(Environment { launch_blocking, sanitize, faults: Faults::default() })
     }
 }
 
@@ -70,6 +74,8 @@ pub(crate) struct Shared {
     pub(crate) launch_blocking: bool,
     /// Its part of a trace, if there is one.
     pub(crate) trace: Option<Process>,
+    pub(crate) sanitizer: Option<Box<Sanitizer>>,
+    pub(crate) faults: Faults,
     threads: usize,
     /// Streams that are not gone, to wait for all of them.
     streams: Mutex<Vec<Weak<StreamState>>>,
@@ -128,7 +134,9 @@ impl Device {
     /// Opens a device. Two openings are two devices, with memory and workers of their own.
     ///
     /// `MERISTEM_LAUNCH_BLOCKING=1` makes every launch wait for its kernel (S4), to find out which
-    /// one fails or hangs; the results are the same.
+    /// one fails or hangs; the results are the same. `MERISTEM_SANITIZE=1` checks every launch for
+    /// races, and fills new memory with [`POISON`](crate::POISON) (S3): a launch that is not ordered
+    /// after what it conflicts with returns [`Error::Race`].
     ///
     /// # Errors
     /// [`Error::NotCompiled`] for a CUDA device; [`Error::BadOption`] for more workers than can be;
@@ -158,11 +166,13 @@ impl Device {
         let shared = Arc::new(Shared {
             id,
             executor: Executor::default(),
-            pool: Pool::new(options.memory_limit, environment.forgets, timeline),
+            pool: Pool::new(options.memory_limit, &environment, timeline),
             counters: Counters::default(),
             submission: Mutex::default(),
             launch_blocking: environment.launch_blocking,
             trace,
+            sanitizer: environment.sanitize.then(Box::default),
+            faults: environment.faults,
             threads,
             streams: Mutex::default(),
             next_stream: AtomicU64::new(0),
@@ -215,6 +225,16 @@ impl Device {
     /// Memory in use, its peak, and by whom (V3). Does not wait.
     pub fn memory(&self) -> MemoryReport {
         self.shared().pool.report()
+    }
+
+    /// Whether the race sanitizer is on (`MERISTEM_SANITIZE=1`).
+    pub fn is_sanitized(&self) -> bool {
+        self.shared().sanitizer.is_some()
+    }
+
+    /// The races found so far, at most the first 64; none without the sanitizer. Does not wait.
+    pub fn races(&self) -> Vec<Race> {
+        self.shared().sanitizer.as_ref().map_or_else(Vec::new, |sanitizer| sanitizer.races())
     }
 
     /// Gives memory that is kept for reuse, and that no kernel still uses, back to the system;

@@ -193,6 +193,9 @@ pub enum Error {
         /// Cause.
         source: std::io::Error,
     },
+    /// Two accesses to the same memory that nothing orders, found by the race sanitizer.
+    #[error("{0}")]
+    Race(Box<crate::Race>),
     /// A host file could not be opened or mapped.
     #[error("cannot map {}: {source}", path.display())]
     MapFile {

@@ -5,7 +5,7 @@ use crate::expect::{Property, device_words};
 use crate::hazard::Use;
 use crate::launch::{Arguments, check_overlap};
 use crate::queue::{StreamState, Work};
-use crate::submit::{self, Part};
+use crate::submit::{self, Part, Touch};
 use crate::sync::Arc;
 use crate::tensor::Tensor;
 
@@ -65,7 +65,7 @@ impl<'a> Group<'a> {
     /// where a kernel's own panic is returned.
     /// - [`Error::Mismatch`]: an argument is of no stream of the group.
     /// - [`Error::Overlap`]: a written argument shares bytes with another, of any launch.
-    /// - [`Error::KernelPanicked`], as for [`Launch::run`](crate::Launch::run).
+    /// - [`Error::KernelPanicked`], [`Error::Race`], as for [`Launch::run`](crate::Launch::run).
     pub fn run(self) -> Result<()> {
         self.check_streams()?;
         let all: Vec<(&Tensor, Use)> =
@@ -74,12 +74,12 @@ impl<'a> Group<'a> {
             check_overlap(first.operation, &all)?;
         }
         let parts = self.parts.into_iter().map(|Member { stream, tensors, work, .. }| {
-            let accesses = tensors
+            let touches = tensors
                 .iter()
                 .filter(|(tensor, _)| tensor.bytes() > 0)
-                .map(|&(tensor, usage)| (tensor.storage(), tensor.stream().state(), usage))
+                .map(|&(tensor, usage)| (Touch::new(tensor, usage), tensor.stream().state()))
                 .collect();
-            Part { stream, accesses, work }
+            Part { stream, touches, work }
         });
         submit::group(parts.collect())
     }

@@ -5,11 +5,16 @@
 //! was submitted before the later one. Accesses are noted in the order of submission, which is
 //! total on a device, so waits point backwards only and no cycle of waits can arise. Held by the
 //! models in `model`.
+//!
+//! A wait for what is done already is left out, and what is done is forgotten; but not with the race
+//! sanitizer on, so that the order it sees is that of the program and not of the moment.
 
 use crate::error::Result;
+use crate::faults::Fault;
 use crate::queue::StreamState;
 use crate::sync::Arc;
 use smallvec::SmallVec;
+use std::cmp::Reverse;
 
 /// A place in a stream: done when the stream has completed that many commands.
 #[derive(Clone)]
@@ -23,7 +28,7 @@ impl Access {
         self.stream.is_done(self.seq)
     }
 
-    fn is_on(&self, stream: &Arc<StreamState>) -> bool {
+    pub(crate) fn is_on(&self, stream: &Arc<StreamState>) -> bool {
         Arc::ptr_eq(&self.stream, stream)
     }
 
@@ -85,13 +90,20 @@ impl Hazards {
         for access in &self.inherited {
             add_edge(edges, stream, access, false);
         }
-        if let Some(write) = &self.write {
+        let faults = stream.shared.faults;
+        let (to_write, to_read) = match usage {
+            Use::Read => (!faults.has(Fault::NoWaitForProducer), false),
+            Use::Write => {
+                (!faults.has(Fault::NoWaitForWriter), !faults.has(Fault::NoWaitForReaders))
+            }
+        };
+        if let Some(write) = self.write.as_ref().filter(|_| to_write) {
             if !write.is_on(stream) {
                 write.stream.check_result(write.seq)?;
             }
             add_edge(edges, stream, write, true);
         }
-        if usage == Use::Write {
+        if to_read {
             for access in &self.reads {
                 add_edge(edges, stream, access, false);
             }
@@ -113,7 +125,7 @@ impl Hazards {
                     read.seq = seq;
                     return;
                 }
-                if self.reads.len() >= 2 {
+                if self.reads.len() >= 2 && stream.shared.sanitizer.is_none() {
                     self.reads.retain(|read| !read.is_done());
                 }
                 self.reads.push(Access { stream: stream.clone(), seq });
@@ -121,12 +133,18 @@ impl Hazards {
         }
     }
 
-    /// What the block's next storage inherits: every access that is not done.
-    pub(crate) fn take_inherited(&mut self) -> Accesses {
+    /// What the block's next storage inherits: every access that is not done, or the last of every
+    /// stream.
+    pub(crate) fn take_inherited(&mut self, keep_done: bool) -> Accesses {
         let mut inherited = std::mem::take(&mut self.inherited);
         inherited.extend(self.reads.drain(..));
         inherited.extend(self.write.take());
-        inherited.retain(|access| !access.is_done());
+        if keep_done {
+            inherited.sort_unstable_by_key(|access| (access.stream.id, Reverse(access.seq)));
+            inherited.dedup_by_key(|access| access.stream.id);
+        } else {
+            inherited.retain(|access| !access.is_done());
+        }
         inherited
     }
 
@@ -147,7 +165,7 @@ fn replace(slot: &mut Option<Access>, stream: &Arc<StreamState>, seq: u64) {
 
 /// Adds a wait for `access`, unless it is ordered before anyway; one wait per stream, the latest.
 fn add_edge(edges: &mut Edges, stream: &Arc<StreamState>, access: &Access, propagates: bool) {
-    if access.is_ordered_before(stream) {
+    if access.is_on(stream) || (access.is_done() && stream.shared.sanitizer.is_none()) {
         return;
     }
     match edges.iter_mut().find(|edge| edge.access.is_on(&access.stream)) {

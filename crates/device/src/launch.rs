@@ -9,7 +9,7 @@ use crate::hazard::Use;
 use crate::placement::log_launch;
 use crate::queue::Work;
 use crate::stream::Stream;
-use crate::submit;
+use crate::submit::{self, Touch};
 use crate::tensor::Tensor;
 use crate::trace::Detail;
 use smallvec::SmallVec;
@@ -68,6 +68,7 @@ impl<'a> Launch<'a> {
     /// - [`Error::Overlap`]: a written argument shares bytes with another.
     /// - [`Error::KernelPanicked`]: an earlier kernel of this stream, or of one whose result is an
     ///   argument, panicked.
+    /// - [`Error::Race`], only with `MERISTEM_SANITIZE=1`.
     pub fn run<F>(self, kernel: F) -> Result<()>
     where
         F: FnOnce(&mut Args<'_>) + Send + 'static,
@@ -76,13 +77,13 @@ impl<'a> Launch<'a> {
         check_overlap(self.operation, &self.tensors)?;
         log_launch(self.operation, &self.tensors);
         let record = self.record();
-        let accesses = self.tensors.iter().filter(|(tensor, _)| tensor.bytes() > 0);
-        let accesses = accesses.map(|&(tensor, usage)| (tensor.storage(), usage));
+        let touching = self.tensors.iter().filter(|(tensor, _)| tensor.bytes() > 0);
+        let touches = touching.map(|&(tensor, usage)| Touch::new(tensor, usage));
         let state = self.stream.state();
         if let Some(act) = self.act {
             state.shared.counters.note(act, self.operation, self.site)?;
         }
-        submit::work(state, accesses, Box::new(KernelLaunch { record, kernel }))
+        submit::work(state, touches, Box::new(KernelLaunch { record, kernel }))
     }
 
     /// Makes this launch a part of a group, which enqueues it. Its arguments may be tensors of any

@@ -3,7 +3,8 @@
 //! A [`Device`] runs kernels on ordered asynchronous queues, its [`Stream`]s. A [`Tensor`] is memory
 //! that belongs to a stream; a kernel gets at it only by a [`Launch`] on that stream. Which launches
 //! must wait for which is worked out from what they read and write, so a race or a use after free
-//! cannot be written with this API (S1, S2): there is no host pointer to device memory.
+//! cannot be written with this API (S1, S2): there is no host pointer to device memory. That this
+//! holds is checked by a race sanitizer with `MERISTEM_SANITIZE=1` (S3).
 //!
 //! ```
 //! use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Tensor};
@@ -29,9 +30,10 @@
 //! onto a stream; `hazard`: who must wait for whom. `expect`, `scope`: what is refused before
 //! that. `queue`, `executor`: streams run by workers. `storage`, `pool`, `size_class`, `block`:
 //! memory; `memory`, `watermark`: who uses how much. `trace`, `placement`: what happened when, and
-//! where. Unsafe code is in `block` (taking memory) and `args` (giving kernels slices of it);
-//! `storage`, `host` and `simd` have a call or two each. All locks and atomics come from `sync`, where `model` puts a model
-//! checker's into their place.
+//! where. `sanitize`: checks that the rest orders what it must. Unsafe code is in `block` (taking
+//! memory) and `args` (giving kernels slices of it); `storage`, `host` and `simd` have a call or two
+//! each. All locks and atomics come from `sync`, where `model` puts a model checker's into their
+//! place.
 
 mod args;
 mod block;
@@ -43,6 +45,7 @@ mod dtype;
 mod error;
 mod executor;
 mod expect;
+mod faults;
 mod group;
 mod hazard;
 pub mod host;
@@ -57,6 +60,7 @@ mod placement;
 mod pool;
 mod queue;
 pub mod random;
+mod sanitize;
 mod scope;
 mod shape;
 pub mod simd;
@@ -80,6 +84,7 @@ pub use group::Group;
 pub use id::DeviceId;
 pub use launch::Launch;
 pub use memory::{MemoryReport, Owner, OwnerUse};
+pub use sanitize::{POISON, Race, RaceAccess, RaceKind};
 pub use scope::{ActSite, HotScope, Policy, ScopeReport};
 pub use shape::{MAX_DIMS, MemoryFormat, Shape};
 pub use stream::{Event, Stream};

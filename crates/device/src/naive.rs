@@ -4,6 +4,7 @@
 //! right.
 
 use crate::device::{Device, DeviceOptions, Environment};
+use crate::faults::{Fault, Faults};
 use crate::sync::Arc;
 use crate::{Args, DType, DeviceId, Owner, Result, Stream, Tensor};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,7 +38,8 @@ fn read_a_temporary(
 /// Runs the scenario; whether the reader saw what it should, and whether it was overtaken.
 fn scenario(forgets: bool, memory_limit: Option<usize>, patience: Duration) -> (bool, bool) {
     let options = DeviceOptions { threads: 2, memory_limit, ..DeviceOptions::default() };
-    let environment = Environment { forgets, ..Environment::default() };
+    let planted: &[Fault] = if forgets { &[Fault::PoolForgets] } else { &[] };
+    let environment = Environment { faults: Faults::planted(planted), ..Environment::default() };
     let device = Device::open_in(DeviceId::Cpu, &options, environment).unwrap();
     let (main, side) = (device.stream("main"), device.stream("side"));
     let overwritten = Arc::new(AtomicBool::new(false));

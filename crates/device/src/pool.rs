@@ -16,9 +16,10 @@
 
 use crate::block::Block;
 use crate::counters::Act;
-use crate::device::Shared;
+use crate::device::{Environment, Shared};
 use crate::error::{Error, Result};
 use crate::executor;
+use crate::faults::Fault;
 use crate::hazard::{Access, Accesses};
 use crate::memory::{MemoryReport, Owner, Usage};
 use crate::queue::StreamState;
@@ -91,8 +92,10 @@ const ORPHANS: usize = 0;
 /// A device's memory.
 pub(crate) struct Pool {
     limit: Option<usize>,
-    /// See [`crate::device::Environment`].
+    /// A planted fault; see [`crate::faults::Fault`].
     forgets: bool,
+    /// Keeps accesses that are done, for the race sanitizer.
+    keeps_done: bool,
     state: Mutex<State>,
 }
 
@@ -169,9 +172,15 @@ impl State {
 
 impl Pool {
     /// `timeline`: where a trace records the memory in use.
-    pub(crate) fn new(limit: Option<usize>, forgets: bool, timeline: Option<Arc<Lane>>) -> Self {
+    pub(crate) fn new(
+        limit: Option<usize>,
+        environment: &Environment,
+        timeline: Option<Arc<Lane>>,
+    ) -> Self {
         let (lists, usage) = (vec![FreeLists::default()], Usage::new(timeline));
-        Pool { limit, forgets, state: Mutex::new(State { lists, usage, ..State::default() }) }
+        let state = Mutex::new(State { lists, usage, ..State::default() });
+        let forgets = environment.faults.has(Fault::PoolForgets);
+        Pool { limit, forgets, keeps_done: environment.sanitize, state }
     }
 
     /// A slot for a new stream.
@@ -189,7 +198,7 @@ impl Pool {
         let lists = std::mem::take(&mut state.lists[slot]);
         for mut free in lists.0.into_iter().flatten() {
             // What is done would keep its stream's queue for nothing.
-            free.after.retain(|access| !access.is_done());
+            free.after.retain(|access| self.keeps_done || !access.is_done());
             state.lists[ORPHANS].put(free);
         }
         state.vacant.push(slot);
@@ -204,11 +213,11 @@ impl Pool {
         let mut state = lock(&self.state);
         if let Some(free) = state.lists[request.slot].take_ready(class, request.stream) {
             state.usage.take(request.owner, request.bytes);
-            return Ok(hand_out(free));
+            return Ok(self.hand_out(free));
         }
         if let Some(free) = state.lists[ORPHANS].take_ready(class, request.stream) {
             state.usage.take(request.owner, request.bytes);
-            return Ok(hand_out(free));
+            return Ok(self.hand_out(free));
         }
         if self.fits(&state, size)
             && let Some(allocation) = self.grow(&mut state, size)
@@ -219,6 +228,14 @@ impl Pool {
         let (mut state, allocation) = self.allocate_under_pressure(shared, state, request)?;
         state.usage.take(request.owner, request.bytes);
         Ok(allocation)
+    }
+
+    fn hand_out(&self, free: FreeBlock) -> Allocation {
+        let mut inherited = free.after;
+        if !self.keeps_done {
+            inherited.retain(|access| !access.is_done());
+        }
+        Allocation { block: Some(free.block), inherited, zeroed: false }
     }
 
     fn fits(&self, state: &State, size: usize) -> bool {
@@ -250,7 +267,8 @@ impl Pool {
                 .take_anywhere(request.slot, |lists| lists.take_ready(class, request.stream))
                 .or_else(|| state.take_anywhere(request.slot, |lists| lists.take_oldest(class)));
             if let Some(free) = reused {
-                return Ok((state, hand_out(free)));
+                let allocation = self.hand_out(free);
+                return Ok((state, allocation));
             }
             // Before trimming: what falls idle meanwhile is there for the next turn.
             let busy = if executor::on_worker() { None } else { state.find_busy() };
@@ -327,10 +345,4 @@ impl Pool {
         let report = state.usage.report(state.reserved, state.reserved_peak);
         (report, look(&mut state.usage))
     }
-}
-
-fn hand_out(free: FreeBlock) -> Allocation {
-    let mut inherited = free.after;
-    inherited.retain(|access| !access.is_done());
-    Allocation { block: Some(free.block), inherited, zeroed: false }
 }

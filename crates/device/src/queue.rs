@@ -19,6 +19,7 @@ use crate::device::Shared;
 use crate::error::{Error, Result};
 use crate::executor;
 use crate::hazard::Edge;
+use crate::sanitize::{self, StreamClock};
 use crate::sync::{
     Arc, AtomicSeq, Condvar, Mutex, MutexGuard, OnceLock, Ordering, TURN, lock, spin_until, wait_on,
 };
@@ -106,6 +107,8 @@ pub(crate) struct StreamState {
     pub(crate) shared: Arc<Shared>,
     /// Its lane in the device's trace, if there is one.
     pub(crate) lane: Option<Arc<Lane>>,
+    /// For the race sanitizer, if it is on.
+    pub(crate) clock: Option<Box<StreamClock>>,
     completed: AtomicSeq,
     failure: OnceLock<Failure>,
     queue: Mutex<Queue>,
@@ -132,11 +135,14 @@ impl Queue {
 
 impl StreamState {
     pub(crate) fn new(shared: Arc<Shared>, id: u64, name: &str) -> Self {
+        let name = name.into();
+        let clock = shared.sanitizer.as_ref().map(|_| Box::new(StreamClock::new(&name)));
         StreamState {
             id,
-            name: name.into(),
-            lane: shared.trace.as_ref().map(|process| process.stream(name)),
+            lane: shared.trace.as_ref().map(|process| process.stream(&name)),
+            name,
             shared,
+            clock,
             completed: AtomicSeq::new(0),
             failure: OnceLock::new(),
             queue: Mutex::new(Queue {
@@ -199,14 +205,14 @@ impl StreamState {
 
     /// Blocks the calling host thread until the command with this number is done.
     pub(crate) fn wait_host(&self, seq: u64) {
-        if spin_until(|| self.is_done(seq)) {
-            return;
+        if !spin_until(|| self.is_done(seq)) {
+            let mut queue = self.lock();
+            while !self.is_done(seq) {
+                queue.host_wake_at = queue.host_wake_at.min(seq);
+                queue = wait_on(&self.done, queue);
+            }
         }
-        let mut queue = self.lock();
-        while !self.is_done(seq) {
-            queue.host_wake_at = queue.host_wake_at.min(seq);
-            queue = wait_on(&self.done, queue);
-        }
+        sanitize::host_saw(self, seq);
     }
 
     /// Error if the result of the command with this number was lost to a panic. Right for commands

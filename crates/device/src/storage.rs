@@ -5,6 +5,7 @@ use crate::error::Result;
 use crate::hazard::Hazards;
 use crate::memory::Owner;
 use crate::pool::{Allocation, Request, Returned};
+use crate::sanitize::Shadow;
 use crate::stream::Stream;
 use crate::sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock};
 use std::panic::Location;
@@ -78,12 +79,36 @@ impl Storage {
         }
     }
 
+    /// Fills a new storage, whose block comes from the system, with a pattern from the host; whether
+    /// it did.
+    pub(crate) fn fill_fresh(storage: &mut Arc<Storage>, pattern: u32) -> bool {
+        let Some(storage) = Arc::get_mut(storage) else { return false };
+        if let Some(block) = &storage.block {
+            // SAFETY: this is the only handle, and nothing was ever submitted for this block.
+            unsafe { block.fill_with(pattern) };
+        }
+        true
+    }
+
     pub(crate) fn home(&self) -> &Stream {
         &self.home
     }
 
     pub(crate) fn origin(&self) -> &'static Location<'static> {
         self.origin
+    }
+
+    pub(crate) fn owner(&self) -> Owner {
+        self.owner
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Who used its block, for the race sanitizer; `None` for no bytes.
+    pub(crate) fn shadow(&self) -> Option<MutexGuard<'_, Shadow>> {
+        self.block.as_ref().map(|block| lock(block.shadow()))
     }
 
     pub(crate) fn id(&self) -> u64 {
@@ -107,10 +132,15 @@ impl Storage {
 
 impl Drop for Storage {
     fn drop(&mut self) {
+        let sanitizer = self.home.state().shared.sanitizer.as_deref();
+        if let Some(sanitizer) = sanitizer {
+            sanitizer.freed(self);
+        }
+        let keep_done = sanitizer.is_some();
         let Some(block) = self.block.take() else { return };
         let after = match self.hazards.get_mut() {
-            Ok(hazards) => hazards.take_inherited(),
-            Err(poisoned) => poisoned.into_inner().take_inherited(),
+            Ok(hazards) => hazards.take_inherited(keep_done),
+            Err(poisoned) => poisoned.into_inner().take_inherited(keep_done),
         };
         let returned = Returned { block, after, owner: self.owner, bytes: self.bytes };
         self.home.state().shared.pool.free(self.home.slot(), returned);

@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::hazard::Access;
 use crate::launch::Launch;
 use crate::queue::{StreamState, check_may_wait};
+use crate::sanitize;
 use crate::submit;
 use crate::sync::Arc;
 use std::fmt;
@@ -121,7 +122,11 @@ pub struct Event(pub(crate) Access);
 impl Event {
     /// Whether it has happened. Does not wait.
     pub fn is_done(&self) -> bool {
-        self.0.is_done()
+        let done = self.0.is_done();
+        if done {
+            sanitize::host_saw(&self.0.stream, self.0.seq);
+        }
+        done
     }
 
     /// Blocks the calling thread until it has happened. Counted as one synchronisation.

@@ -11,27 +11,48 @@ use crate::hazard::{Access, Edge, Edges, Use};
 use crate::queue::{Queue, StreamState, Work};
 use crate::storage::Storage;
 use crate::sync::{Arc, MutexGuard, lock};
+use crate::tensor::Tensor;
+use std::ops::Range;
 
 /// What a device's submission lock protects: the order of submissions, and with it the hazards of
 /// all storages.
 #[derive(Default)]
 pub(crate) struct Submission;
 
+/// What a launch does with a part of a storage.
+pub(crate) struct Touch<'a> {
+    pub(crate) storage: &'a Storage,
+    pub(crate) usage: Use,
+    /// Bytes of the storage.
+    pub(crate) bytes: Range<usize>,
+}
+
+impl<'a> Touch<'a> {
+    pub(crate) fn new(tensor: &'a Tensor, usage: Use) -> Self {
+        let bytes = tensor.offset()..tensor.offset() + tensor.bytes();
+        Touch { storage: tensor.storage(), usage, bytes }
+    }
+}
+
 /// Submits work after the waits that its accesses need. Blocks while the stream's queue is full,
 /// unless called by a worker.
 pub(crate) fn work<'a>(
     stream: &Arc<StreamState>,
-    accesses: impl Iterator<Item = (&'a Storage, Use)> + Clone,
+    touches: impl Iterator<Item = Touch<'a>> + Clone,
     work: Box<dyn Work>,
 ) -> Result<()> {
     stream.check_alive()?;
     let (submission, queue) = enter(stream);
     let mut edges = Edges::new();
-    for (storage, usage) in accesses.clone() {
+    for Touch { storage, usage, .. } in touches.clone() {
         storage.hazards().waits(stream, usage, &mut edges)?;
     }
     let seq = queue.submitted() + edges.len() as u64 + 1;
-    for (storage, usage) in accesses {
+    if let Some(sanitizer) = &stream.shared.sanitizer {
+        sanitizer.check((stream, seq), &edges, &*work, touches.clone())?;
+        sanitizer.note((stream, seq), &edges, &*work, touches.clone());
+    }
+    for Touch { storage, usage, .. } in touches {
         storage.hazards().note(stream, seq, usage);
     }
     let enqueued = stream.enqueue(queue, edges, Some(work));
@@ -47,7 +68,7 @@ pub(crate) fn work<'a>(
 /// One stream's share of a group: what it touches, each with the stream that it belongs to.
 pub(crate) struct Part<'a> {
     pub(crate) stream: &'a Arc<StreamState>,
-    pub(crate) accesses: Vec<(&'a Storage, &'a Arc<StreamState>, Use)>,
+    pub(crate) touches: Vec<(Touch<'a>, &'a Arc<StreamState>)>,
     pub(crate) work: Box<dyn Work>,
 }
 
@@ -60,28 +81,39 @@ pub(crate) fn group(parts: Vec<Part<'_>>) -> Result<()> {
     for part in &parts {
         part.stream.check_alive()?;
         let mut edges = Edges::new();
-        for &(storage, _, usage) in &part.accesses {
-            storage.hazards().waits(part.stream, usage, &mut edges)?;
+        for (Touch { storage, usage, .. }, _) in &part.touches {
+            storage.hazards().waits(part.stream, *usage, &mut edges)?;
+        }
+        if let Some(sanitizer) = &part.stream.shared.sanitizer {
+            let seq = part.stream.lock().submitted() + edges.len() as u64 + 1;
+            let touches = part.touches.iter().map(|(touch, _)| touch);
+            sanitizer.check((part.stream, seq), &edges, &*part.work, touches)?;
         }
         before.push(edges);
     }
-    let mut accesses = Vec::with_capacity(parts.len());
+    let mut all = Vec::with_capacity(parts.len());
     let mut works = Vec::with_capacity(parts.len());
-    for (Part { stream, accesses: touched, work }, edges) in parts.into_iter().zip(before) {
-        let seq = stream.enqueue(stream.lock(), edges, Some(work));
+    for (Part { stream, touches, work }, edges) in parts.into_iter().zip(before) {
+        let queue = stream.lock();
+        if let Some(sanitizer) = &stream.shared.sanitizer {
+            let seq = queue.submitted() + edges.len() as u64 + 1;
+            let touches = touches.iter().map(|(touch, _)| touch);
+            sanitizer.note((stream, seq), &edges, &*work, touches);
+        }
+        let seq = stream.enqueue(queue, edges, Some(work));
         works.push(Access { stream: stream.clone(), seq });
-        accesses.extend(touched);
+        all.extend(touches);
     }
     let ends: Vec<Access> = works
         .iter()
         .map(|Access { stream, .. }| {
             let others = works.iter().filter(|other| !Arc::ptr_eq(&other.stream, stream));
             let edges = others.map(|other| Edge { access: other.clone(), propagates: true });
-            let seq = stream.enqueue(stream.lock(), edges, None);
+            let seq = enqueue_waits(stream, stream.lock(), edges.collect());
             Access { stream: stream.clone(), seq }
         })
         .collect();
-    for (storage, owner, usage) in accesses {
+    for (Touch { storage, usage, .. }, owner) in all {
         let end = ends.iter().rev().find(|end| Arc::ptr_eq(&end.stream, owner));
         storage.hazards().note(owner, end.map_or(0, |end| end.seq), usage);
     }
@@ -101,7 +133,7 @@ pub(crate) fn wait_for_producer(stream: &Arc<StreamState>, storage: &Storage) ->
     let (submission, queue) = enter(stream);
     let mut edges = Edges::new();
     storage.hazards().waits(stream, Use::Read, &mut edges)?;
-    stream.enqueue(queue, edges, None);
+    enqueue_waits(stream, queue, edges);
     drop(submission);
     Ok(())
 }
@@ -112,13 +144,22 @@ pub(crate) fn wait_for(stream: &Arc<StreamState>, access: &Access) -> Result<()>
     if !Arc::ptr_eq(stream, &access.stream) {
         access.stream.check_result(access.seq)?;
     }
-    if access.is_ordered_before(stream) {
+    if access.is_on(stream) || (access.is_done() && stream.shared.sanitizer.is_none()) {
         return Ok(());
     }
     let (submission, queue) = enter(stream);
-    stream.enqueue(queue, [Edge { access: access.clone(), propagates: true }], None);
+    let edge = Edge { access: access.clone(), propagates: true };
+    enqueue_waits(stream, queue, Edges::from_iter([edge]));
     drop(submission);
     Ok(())
+}
+
+/// Enqueues waits; returns the number of the last command.
+fn enqueue_waits(stream: &Arc<StreamState>, queue: MutexGuard<'_, Queue>, edges: Edges) -> u64 {
+    if let Some(sanitizer) = &stream.shared.sanitizer {
+        sanitizer.wait((stream, queue.submitted() + edges.len() as u64), &edges);
+    }
+    stream.enqueue(queue, edges, None)
 }
 
 /// Takes the submission lock and the stream's, with room in its queue. Waits for room without

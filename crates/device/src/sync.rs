@@ -9,7 +9,7 @@ pub(crate) use self::real::*;
 #[cfg(all(test, any(feature = "loom", feature = "shuttle")))]
 pub(crate) use crate::model::primitives::*;
 
-pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub(crate) use std::sync::{Arc, OnceLock, Weak};
 
 /// Locks, ignoring the poison flag of the standard library: no invariant here spans user code, and

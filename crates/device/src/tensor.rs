@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::expect::{Expect, Property, device_words};
 use crate::memory::Owner;
 use crate::placement::log_made;
+use crate::sanitize;
 use crate::shape::{MemoryFormat, Shape};
 use crate::storage::{Purpose, Storage};
 use crate::stream::Stream;
@@ -35,7 +36,8 @@ pub struct Tensor {
 
 impl Tensor {
     /// A contiguous tensor whose elements are unspecified (but initialised: zeros, or what an
-    /// earlier tensor held). Does not wait.
+    /// earlier tensor held; with `MERISTEM_SANITIZE=1` it is [`POISON`](crate::POISON)). Does not
+    /// wait.
     ///
     /// # Errors
     /// [`Error::BadShape`]; [`Error::OutOfMemory`] after what can be reclaimed was.
@@ -63,9 +65,12 @@ impl Tensor {
         owner: Owner,
     ) -> Result<Tensor> {
         let what = New { shape: shape.into(), dtype, format, owner };
-        let operation = "Tensor::empty";
-        let (storage, _) = what.storage(stream, operation, Location::caller())?;
-        let tensor = what.tensor(storage);
+        let (operation, site) = ("Tensor::empty", Location::caller());
+        let (storage, fresh) = what.storage(stream, operation, site)?;
+        let mut tensor = what.tensor(storage);
+        if stream.state().shared.sanitizer.is_some() {
+            sanitize::poison(&mut tensor, fresh, operation, site)?;
+        }
         log_made(operation, None, &tensor);
         Ok(tensor)
     }
@@ -129,9 +134,11 @@ impl Tensor {
         let bytes = bytemuck::cast_slice(elements);
         stream.state().shared.counters.note(Act::CopyToDevice, operation, site)?;
         let shared = &stream.state().shared;
-        let copy = shared.trace_copy(operation, Category::HostCopy, site);
-        let filled = Storage::fill_if_idle(&mut storage, bytes);
-        drop(copy);
+        // The race sanitizer looks at launches, so there it is one.
+        let filled = shared.sanitizer.is_none() && {
+            let _copy = shared.trace_copy(operation, Category::HostCopy, site);
+            Storage::fill_if_idle(&mut storage, bytes)
+        };
         let tensor = what.tensor(storage);
         log_made(operation, None, &tensor);
         if !filled {
@@ -308,6 +315,11 @@ impl Tensor {
 
     pub(crate) fn offset(&self) -> usize {
         self.offset
+    }
+
+    /// Fills it with the sanitizer's pattern, if it was just made of memory from the system.
+    pub(crate) fn poison_fresh(&mut self) -> bool {
+        Storage::fill_fresh(&mut self.storage, sanitize::POISON)
     }
 
     pub(crate) fn storage(&self) -> &Storage {

@@ -5,6 +5,7 @@ use crate::counters::Act;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::expect::Expect;
+use crate::faults::Fault;
 use crate::launch::Launch;
 use crate::queue::check_may_wait;
 use crate::stream::Stream;
@@ -117,10 +118,13 @@ fn copy_out<T: bytemuck::Pod + Send>(tensors: &[&Tensor], site: Site) -> Result<
         .into_iter()
         .map(|(stream, members)| copy_out_of(stream, tensors, members, &slots, site))
         .collect::<Result<Vec<_>>>()?;
-    for end in &ends {
-        end.stream.wait_host(end.seq);
+    if !shared.faults.has(Fault::NoWaitForReadBack) {
+        ends.iter().for_each(|end| end.stream.wait_host(end.seq));
     }
     for end in &ends {
+        if let Some(sanitizer) = &shared.sanitizer {
+            sanitizer.host_takes(end, first.storage(), site)?;
+        }
         end.stream.check_result(end.seq)?;
     }
     Ok(slots.iter().map(|slot| std::mem::take(&mut *lock(slot))).collect())

@@ -1,13 +1,13 @@
-//! Environment variables: honoured, and refused when they mean nothing (S4).
+//! Environment variables: honoured, and refused when they mean nothing (S3, S4).
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
-use meristem_device::{Device, DeviceId, DeviceOptions, Error};
+use meristem_device::{DType, Device, DeviceId, DeviceOptions, Error, Owner, POISON, Tensor};
 use std::process::Command;
 
 /// Runs a test of this file in a process of its own, with the variable set.
-fn passes_with(test: &str, value: &str) {
+fn passes_with(test: &str, variable: &str, value: &str) {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", test, "--ignored"]).env("MERISTEM_LAUNCH_BLOCKING", value);
+    command.args(["--exact", test, "--ignored"]).env(variable, value);
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success() && text.contains("1 passed"), "{value}: {text}");
@@ -15,12 +15,23 @@ fn passes_with(test: &str, value: &str) {
 
 #[test]
 fn launch_blocking_is_read() {
-    passes_with("launches_block", "1");
+    passes_with("launches_block", "MERISTEM_LAUNCH_BLOCKING", "1");
     for value in ["0", ""] {
-        passes_with("launches_do_not_block", value);
+        passes_with("launches_do_not_block", "MERISTEM_LAUNCH_BLOCKING", value);
     }
     for value in ["2", "yes", "true", " 1"] {
-        passes_with("the_value_is_refused", value);
+        passes_with("the_value_is_refused", "MERISTEM_LAUNCH_BLOCKING", value);
+    }
+}
+
+#[test]
+fn sanitize_is_read() {
+    passes_with("new_memory_is_poison", "MERISTEM_SANITIZE", "1");
+    for value in ["0", ""] {
+        passes_with("new_memory_is_zeros", "MERISTEM_SANITIZE", value);
+    }
+    for value in ["2", "yes", "on"] {
+        passes_with("the_value_is_refused", "MERISTEM_SANITIZE", value);
     }
 }
 
@@ -46,11 +57,32 @@ fn launches_do_not_block() {
     drop(open);
 }
 
+fn new_memory() -> Vec<u32> {
+    let device = open().unwrap();
+    assert!(device.races().is_empty());
+    let x = Tensor::empty(&device.stream("s"), [3], DType::U32, Owner::Other).unwrap();
+    x.to_vec().unwrap()
+}
+
 #[test]
-#[ignore = "run by launch_blocking_is_read"]
+#[ignore = "run by sanitize_is_read"]
+fn new_memory_is_poison() {
+    assert!(open().unwrap().is_sanitized());
+    assert_eq!(new_memory(), [POISON; 3]);
+}
+
+#[test]
+#[ignore = "run by sanitize_is_read"]
+fn new_memory_is_zeros() {
+    assert!(!open().unwrap().is_sanitized());
+    assert_eq!(new_memory(), [0; 3]);
+}
+
+#[test]
+#[ignore = "run by launch_blocking_is_read and sanitize_is_read"]
 fn the_value_is_refused() {
     let error = open().unwrap_err();
     let text = error.to_string();
     assert!(matches!(error, Error::BadEnvironment { .. }), "{text}");
-    assert!(text.contains("MERISTEM_LAUNCH_BLOCKING") && text.contains("0 or 1"), "{text}");
+    assert!(text.contains("variable MERISTEM_") && text.contains("0 or 1"), "{text}");
 }

@@ -1,0 +1,34 @@
+//! Faults that tests plant in the engine, to see what they do and that the race sanitizer finds
+//! them: safe code cannot write a race with this API. Outside of this crate's own tests there are
+//! none, and the compiler removes the questions.
+
+/// An ordering that the engine forgets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// The pool forgets who still uses a freed block: the bug of S2.
+    PoolForgets = 1,
+    /// Readers do not wait for the producer.
+    NoWaitForProducer = 2,
+    /// Writers do not wait for readers.
+    NoWaitForReaders = 4,
+    /// Writers do not wait for the writer before.
+    NoWaitForWriter = 8,
+    /// A read-back takes the result without a wait.
+    NoWaitForReadBack = 16,
+}
+
+/// Faults of a device.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Faults(u8);
+
+impl Faults {
+    #[cfg(test)]
+    pub(crate) fn planted(faults: &[Fault]) -> Self {
+        Faults(faults.iter().fold(0, |all, &fault| all | fault as u8))
+    }
+
+    /// Whether this one is planted.
+    pub(crate) fn has(self, fault: Fault) -> bool {
+        cfg!(test) && self.0 & fault as u8 != 0
+    }
+}

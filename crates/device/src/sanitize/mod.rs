@@ -1,0 +1,283 @@
+//! The race sanitizer (S3): checks, when a launch is submitted, that everything it conflicts with is
+//! ordered before it.
+//!
+//! It looks at what was enqueued, not at how far the device happens to be: a race is found on every
+//! run, however the kernels fall. Two things make it so. With the sanitizer on, no wait is left out
+//! because what it waits for is done already (`hazard`), and so the order between two launches is
+//! that of the program. And it keeps its own record of who used which bytes of a block (`shadow`),
+//! apart from the hazards, which are what is checked.
+//!
+//! What orders a launch after another (`clock`)
+//! - both are on one stream, or a chain of stream-side waits leads from one to the other;
+//! - the host saw the other's end (a synchronisation, a read-back, an event that was done) before it
+//!   submitted the launch. Host threads tell each other things in ways that are invisible here (a
+//!   channel, a join), so there is one clock for all of them: what one saw counts for every later
+//!   submission. A race between two host threads may be missed when one of them waits for the device
+//!   at the right moment; no order is ever overlooked, so nothing is reported that is none;
+//! - the other's stream is gone: its last handle went after all of its work.
+//!
+//! A race is refused before anything is enqueued. All of this happens under the submission lock.
+
+mod clock;
+#[cfg(test)]
+mod faults;
+#[cfg(test)]
+mod programs;
+#[cfg(test)]
+mod reference;
+mod report;
+mod shadow;
+
+pub(crate) use clock::StreamClock;
+pub use report::{Race, RaceAccess, RaceKind};
+pub(crate) use shadow::Shadow;
+
+use crate::error::{Error, Result};
+use crate::hazard::{Access, Edge, Use};
+use crate::launch::Launch;
+use crate::queue::{StreamState, Work};
+use crate::storage::Storage;
+use crate::submit::Touch;
+use crate::sync::{Arc, AtomicU64, Mutex, MutexGuard, OnceLock, Ordering, lock};
+use crate::tensor::Tensor;
+use clock::Clock;
+use shadow::{Mark, Origin};
+use std::borrow::Borrow;
+use std::panic::Location;
+
+/// What memory of [`Tensor::empty`] holds with `MERISTEM_SANITIZE=1`, over and over: a NaN as `f32`
+/// and as `f64`, and easy to recognise as an integer.
+pub const POISON: u32 = 0x7FFD_EAD5;
+
+/// Races that a device remembers.
+const MOST_RACES: usize = 64;
+
+/// What host threads saw the end of. One for the process: an event may be of another device.
+fn host() -> MutexGuard<'static, Arc<Clock>> {
+    static HOST: OnceLock<Mutex<Arc<Clock>>> = OnceLock::new();
+    lock(HOST.get_or_init(Mutex::default))
+}
+
+/// The sanitizer of a device.
+#[derive(Default)]
+pub(crate) struct Sanitizer {
+    /// Submissions checked so far.
+    submissions: AtomicU64,
+    races: Mutex<Vec<Race>>,
+    /// What happened, for the slow obvious check.
+    #[cfg(test)]
+    log: Mutex<Vec<reference::Step>>,
+}
+
+impl Sanitizer {
+    /// Checks a launch that would be command `seq` of `stream`, after the waits `edges`. Under the
+    /// submission lock.
+    ///
+    /// # Errors
+    /// [`Error::Race`]: the launch must not be enqueued.
+    pub(crate) fn check<'a>(
+        &self,
+        (stream, seq): (&StreamState, u64),
+        edges: &[Edge],
+        work: &dyn Work,
+        mut touches: impl Iterator<Item = impl Borrow<Touch<'a>>> + Clone,
+    ) -> Result<()> {
+        let Some(clock) = &stream.clock else { return Ok(()) };
+        let before = ordered_before(clock, edges);
+        #[cfg(test)]
+        let all = touches.clone();
+        let race = touches.find_map(|touch| {
+            let Touch { storage, usage, bytes } = touch.borrow();
+            let shadow = storage.shadow()?;
+            let this = (*usage, storage.id());
+            let (first, bytes) = shadow.conflict(bytes, this, (clock.tag(), &before))?;
+            let order = self.submissions.load(Ordering::Relaxed) + 1;
+            let second = Mark {
+                stream: clock.tag().clone(),
+                seq,
+                order,
+                operation: work.operation(),
+                site: work.site(),
+                usage: *usage,
+                origin: Arc::new(origin_of(storage)),
+            };
+            Some(Race::new(&first, &second, bytes))
+        });
+        let Some(race) = race else { return Ok(()) };
+        #[cfg(test)]
+        self.log_submission((clock, seq), edges, all, true);
+        Err(self.report(race))
+    }
+
+    /// Notes a launch that was checked and is enqueued as command `seq` of `stream` now, after the
+    /// waits `edges`. Under the submission lock.
+    pub(crate) fn note<'a>(
+        &self,
+        (stream, seq): (&StreamState, u64),
+        edges: &[Edge],
+        work: &dyn Work,
+        touches: impl Iterator<Item = impl Borrow<Touch<'a>>> + Clone,
+    ) {
+        let Some(clock) = &stream.clock else { return };
+        #[cfg(test)]
+        self.log_submission((clock, seq), edges, touches.clone(), false);
+        let before = ordered_before(clock, edges);
+        let order = self.submissions.fetch_add(1, Ordering::Relaxed) + 1;
+        for touch in touches {
+            let Touch { storage, usage, bytes } = touch.borrow();
+            let Some(mut shadow) = storage.shadow() else { continue };
+            let mark = Mark {
+                stream: clock.tag().clone(),
+                seq,
+                order,
+                operation: work.operation(),
+                site: work.site(),
+                usage: *usage,
+                origin: shadow.origin(storage.id(), || origin_of(storage)),
+            };
+            shadow.note(bytes, &Arc::new(mark), &before);
+        }
+        clock.learn(seq, before);
+    }
+
+    /// Notes waits that were put onto `stream`, the last of which is command `seq`.
+    pub(crate) fn wait(&self, (stream, seq): (&StreamState, u64), edges: &[Edge]) {
+        let Some(clock) = &stream.clock else { return };
+        clock.learn(seq, ordered_before(clock, edges));
+        #[cfg(test)]
+        self.log_wait((clock, seq), edges);
+    }
+
+    /// Checks that the host has seen the end of the copy at `end`, whose result it takes now.
+    ///
+    /// # Errors
+    /// [`Error::Race`].
+    pub(crate) fn host_takes(
+        &self,
+        end: &Access,
+        from: &Storage,
+        site: &'static Location<'static>,
+    ) -> Result<()> {
+        let Some(clock) = &end.stream.clock else { return Ok(()) };
+        if host().covers(clock.tag(), end.seq) {
+            return Ok(());
+        }
+        let first = RaceAccess {
+            operation: "read_back",
+            site,
+            stream: end.stream.name.clone(),
+            seq: end.seq,
+            order: self.submissions.load(Ordering::Relaxed),
+            writes: false,
+            origin: from.origin(),
+            owner: from.owner(),
+        };
+        let second = RaceAccess { stream: "host".into(), seq: 0, ..first.clone() };
+        let bytes = 0..from.bytes();
+        Err(self.report(Race { kind: RaceKind::HostRead, first, second, bytes }))
+    }
+
+    /// Notes that a storage lets go of its block.
+    pub(crate) fn freed(&self, storage: &Storage) {
+        let Some(shadow) = storage.shadow() else { return };
+        if let Some(origin) = shadow.used_by(storage.id()) {
+            let last = self.submissions.load(Ordering::Relaxed);
+            origin.freed_after.store(last, Ordering::Relaxed);
+        }
+    }
+
+    /// The first races found.
+    pub(crate) fn races(&self) -> Vec<Race> {
+        lock(&self.races).clone()
+    }
+
+    fn report(&self, race: Race) -> Error {
+        tracing::error!("{race}");
+        let mut races = lock(&self.races);
+        if races.len() < MOST_RACES {
+            races.push(race.clone());
+        }
+        Error::Race(Box::new(race))
+    }
+}
+
+/// Notes that a host thread saw the end of a stream's command.
+pub(crate) fn host_saw(stream: &StreamState, seq: u64) {
+    let Some(clock) = &stream.clock else { return };
+    clock.join_into(Arc::make_mut(&mut host()), seq);
+    #[cfg(test)]
+    if let Some(sanitizer) = &stream.shared.sanitizer {
+        sanitizer.log_sight((clock, seq));
+    }
+}
+
+/// Fills a new tensor with [`POISON`]; `fresh` if its block comes from the system.
+///
+/// # Errors
+/// [`Error::Race`] if something may still use the memory.
+pub(crate) fn poison(
+    tensor: &mut Tensor,
+    fresh: bool,
+    operation: &'static str,
+    site: &'static Location<'static>,
+) -> Result<()> {
+    if fresh && tensor.poison_fresh() {
+        return Ok(());
+    }
+    let poison = Launch::new(tensor.stream(), operation, None, site).write(tensor).run(|args| {
+        let (bytes, poison) = (args.bytes_mut(0), POISON.to_ne_bytes());
+        bytes.chunks_mut(4).for_each(|chunk| chunk.copy_from_slice(&poison[..chunk.len()]));
+    });
+    match poison {
+        // New memory is there on a failed stream too; nothing on it will run.
+        Err(Error::KernelPanicked { .. }) => Ok(()),
+        other => other,
+    }
+}
+
+/// What is ordered before the next command of a stream that waits for `edges` first.
+fn ordered_before(clock: &StreamClock, edges: &[Edge]) -> Clock {
+    let mut before = (*clock.now()).clone();
+    before.join(&host());
+    for Edge { access, .. } in edges {
+        if let Some(clock) = &access.stream.clock {
+            clock.join_into(&mut before, access.seq);
+        }
+    }
+    before
+}
+
+fn origin_of(storage: &Storage) -> Origin {
+    Origin {
+        id: storage.id(),
+        site: storage.origin(),
+        owner: storage.owner(),
+        freed_after: AtomicU64::new(0),
+    }
+}
+
+impl Race {
+    fn new(first: &Mark, second: &Mark, bytes: std::ops::Range<usize>) -> Race {
+        let kind = if first.origin.id == second.origin.id {
+            RaceKind::Unordered
+        } else {
+            RaceKind::UseAfterFree { freed_after: first.origin.freed_after.load(Ordering::Relaxed) }
+        };
+        Race { kind, first: first.into(), second: second.into(), bytes }
+    }
+}
+
+impl From<&Mark> for RaceAccess {
+    fn from(mark: &Mark) -> RaceAccess {
+        RaceAccess {
+            operation: mark.operation,
+            site: mark.site,
+            stream: mark.stream.name.clone(),
+            seq: mark.seq,
+            order: mark.order,
+            writes: mark.usage == Use::Write,
+            origin: mark.origin.site,
+            owner: mark.origin.owner,
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! The slow obvious check: every command is a node of a graph, every access is kept, and order is
+//! reachability. From what the sanitizer was told, it must find the same launches racy.
+
+use super::Sanitizer;
+use super::clock::StreamClock;
+use crate::hazard::{Edge, Use};
+use crate::submit::Touch;
+use crate::sync::{Arc, lock};
+use std::borrow::Borrow;
+use std::ops::Range;
+
+/// A command: stream and number.
+type Place = (u64, u64);
+
+/// An access: block, bytes, how, storage.
+pub(super) type Access = (usize, Range<usize>, Use, u64);
+
+/// What the sanitizer was told.
+#[derive(Debug, Clone)]
+pub(super) enum Step {
+    Submit { at: Place, after: Vec<Place>, accesses: Vec<Access>, racy: bool },
+    Wait { at: Place, after: Vec<Place> },
+    HostSaw(Place),
+}
+
+fn place(clock: &StreamClock, seq: u64) -> Place {
+    (Arc::as_ptr(clock.tag()).addr() as u64, seq)
+}
+
+fn places(edges: &[Edge]) -> Vec<Place> {
+    let clocks = edges.iter().map(|Edge { access, .. }| (&access.stream.clock, access.seq));
+    clocks.filter_map(|(clock, seq)| Some(place(clock.as_ref()?, seq))).collect()
+}
+
+impl Sanitizer {
+    pub(super) fn log_submission<'a>(
+        &self,
+        (clock, seq): (&StreamClock, u64),
+        edges: &[Edge],
+        touches: impl Iterator<Item = impl Borrow<Touch<'a>>>,
+        racy: bool,
+    ) {
+        let accesses = touches.map(|touch| {
+            let Touch { storage, usage, bytes } = touch.borrow();
+            (storage.address() as usize, bytes.clone(), *usage, storage.id())
+        });
+        let (at, after, accesses) = (place(clock, seq), places(edges), accesses.collect());
+        lock(&self.log).push(Step::Submit { at, after, accesses, racy });
+    }
+
+    pub(super) fn log_wait(&self, (clock, seq): (&StreamClock, u64), edges: &[Edge]) {
+        let (at, after) = (place(clock, seq), places(edges));
+        lock(&self.log).push(Step::Wait { at, after });
+    }
+
+    pub(super) fn log_sight(&self, (clock, seq): (&StreamClock, u64)) {
+        lock(&self.log).push(Step::HostSaw(place(clock, seq)));
+    }
+
+    pub(super) fn log(&self) -> Vec<Step> {
+        lock(&self.log).clone()
+    }
+}
+
+/// A graph of commands that were enqueued, in the order of submission.
+#[derive(Default)]
+struct Graph {
+    /// Place, the nodes right before it, and its accesses.
+    nodes: Vec<(Place, Vec<usize>, Vec<Access>)>,
+    /// Ends that the host saw: places, not nodes, as there may be waits in between.
+    seen: Vec<Place>,
+}
+
+impl Graph {
+    /// The last node of the stream up to this place.
+    fn last_until(&self, (stream, seq): Place) -> Option<usize> {
+        self.nodes.iter().rposition(|(at, ..)| at.0 == stream && at.1 <= seq)
+    }
+
+    /// The nodes right before a command that waits for these.
+    fn parents(&self, at: Place, after: &[Place]) -> Vec<usize> {
+        let own = [(at.0, u64::MAX)];
+        own.iter().chain(after).chain(&self.seen).filter_map(|&p| self.last_until(p)).collect()
+    }
+
+    fn reachable(&self, from: &[usize]) -> Vec<bool> {
+        let mut reached = vec![false; self.nodes.len()];
+        let mut todo = from.to_vec();
+        while let Some(node) = todo.pop() {
+            if !std::mem::replace(&mut reached[node], true) {
+                todo.extend(&self.nodes[node].1);
+            }
+        }
+        reached
+    }
+
+    fn is_racy(&self, parents: &[usize], accesses: &[Access]) -> bool {
+        let before = self.reachable(parents);
+        let unordered = self.nodes.iter().zip(before).filter(|(_, before)| !before);
+        let mut earlier = unordered.flat_map(|((.., earlier), _)| earlier);
+        earlier.any(|(block, bytes, usage, id)| {
+            accesses.iter().any(|(other, theirs, how, storage)| {
+                let overlaps = bytes.start < theirs.end && theirs.start < bytes.end;
+                let conflicts = *usage == Use::Write || *how == Use::Write || id != storage;
+                block == other && overlaps && conflicts
+            })
+        })
+    }
+}
+
+/// For every launch, what the sanitizer said and what the graph says.
+pub(super) fn verdicts(log: &[Step]) -> Vec<(bool, bool)> {
+    let mut graph = Graph::default();
+    let mut verdicts = Vec::new();
+    for step in log {
+        match step {
+            Step::HostSaw(place) => graph.seen.push(*place),
+            Step::Wait { at, after } => {
+                let parents = graph.parents(*at, after);
+                graph.nodes.push((*at, parents, Vec::new()));
+            }
+            Step::Submit { at, after, accesses, racy } => {
+                let parents = graph.parents(*at, after);
+                let expected = graph.is_racy(&parents, accesses);
+                verdicts.push((*racy, expected));
+                if !racy {
+                    graph.nodes.push((*at, parents, accesses.clone()));
+                }
+            }
+        }
+    }
+    verdicts
+}
+
+/// The reference itself: a race, and the same with each kind of order.
+#[test]
+fn the_reference_knows_a_race() {
+    let bytes = 0..8;
+    let write = |at: Place, after: &[Place]| Step::Submit {
+        at,
+        after: after.to_vec(),
+        accesses: vec![(64, bytes.clone(), Use::Write, 1)],
+        racy: false,
+    };
+    let racy = |log: &[Step]| verdicts(log).last().unwrap().1;
+    let (a, b, c) = (1, 2, 3);
+    assert!(racy(&[write((a, 1), &[]), write((b, 1), &[])]));
+    assert!(!racy(&[write((a, 1), &[]), write((a, 2), &[])]));
+    assert!(!racy(&[write((a, 1), &[]), write((b, 2), &[(a, 1)])]));
+    assert!(!racy(&[write((a, 1), &[]), Step::HostSaw((a, 1)), write((b, 1), &[])]));
+    let chain = |last| {
+        [
+            write((a, 1), &[]),
+            Step::Wait { at: (c, 1), after: vec![(a, 1)] },
+            Step::Wait { at: (c, 2), after: vec![] },
+            write((b, 1), &[(c, last)]),
+        ]
+    };
+    assert!(!racy(&chain(1)));
+    assert!(racy(&chain(0)));
+}

@@ -1,0 +1,107 @@
+//! What a race looks like to its reader.
+
+use crate::memory::Owner;
+use crate::sync::Arc;
+use std::fmt;
+use std::ops::Range;
+use std::panic::Location;
+
+/// One of the two accesses of a [`Race`].
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct RaceAccess {
+    /// The operation.
+    pub operation: &'static str,
+    /// Where it was asked for.
+    pub site: &'static Location<'static>,
+    /// Its stream.
+    pub stream: Arc<str>,
+    /// Its number in its stream, from 1.
+    pub seq: u64,
+    /// Its number among all submissions of the device, from 1.
+    pub order: u64,
+    /// Whether it writes.
+    pub writes: bool,
+    /// Where the tensor's memory was asked for.
+    pub origin: &'static Location<'static>,
+    /// What the memory is for.
+    pub owner: Owner,
+}
+
+/// What kind of race.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RaceKind {
+    /// Two accesses to one tensor's memory, one of which writes.
+    Unordered,
+    /// The second is to memory that was handed out again while the first may still use it.
+    UseAfterFree {
+        /// The last submission before the first tensor's memory was freed.
+        freed_after: u64,
+    },
+    /// The host takes what the first may still write.
+    HostRead,
+}
+
+/// Two accesses to the same bytes that nothing orders (S3). The first was submitted; the second was
+/// refused, and did not run.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Race {
+    /// Of which kind.
+    pub kind: RaceKind,
+    /// The one that was submitted earlier.
+    pub first: RaceAccess,
+    /// The one that was refused.
+    pub second: RaceAccess,
+    /// Bytes of the memory block that both touch.
+    pub bytes: Range<usize>,
+}
+
+impl fmt::Display for RaceAccess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let RaceAccess { operation, site, stream, seq, order, writes, .. } = self;
+        let does = if *writes { "writes" } else { "reads" };
+        write!(
+            f,
+            "`{operation}` at {site} {does} on stream `{stream}` (its #{seq}, submission {order})"
+        )
+    }
+}
+
+impl fmt::Display for Race {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Race { kind, first, second, bytes } = self;
+        let (owner, origin) = (first.owner, first.origin);
+        let Range { start, end } = bytes;
+        match kind {
+            RaceKind::Unordered => write!(
+                f,
+                "race: {second}, while {first}; both touch bytes {start}..{end} of memory made at \
+                 {origin} ({owner})"
+            )?,
+            RaceKind::UseAfterFree { freed_after } => write!(
+                f,
+                "use after free: {second}, to bytes {start}..{end} of memory made at {} ({}), \
+                 while {first} still uses them as memory made at {origin} ({owner}), freed after \
+                 submission {freed_after}; it was handed out again too early",
+                second.origin, second.owner
+            )?,
+            RaceKind::HostRead => {
+                return write!(
+                    f,
+                    "race: the host takes the result of `{}` at {}, while {first}; the host does \
+                     not wait for `{}` up to #{}; use event.synchronize() or \
+                     stream.synchronize() before",
+                    second.operation, second.site, first.stream, first.seq
+                );
+            }
+        }
+        write!(
+            f,
+            "; stream `{}` does not wait for `{}` up to #{}; use tensor.on(&stream) or \
+             stream.wait(&event)",
+            second.stream, first.stream, first.seq
+        )
+    }
+}

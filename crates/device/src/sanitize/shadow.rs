@@ -1,0 +1,184 @@
+//! The shadow of a block: who used which of its bytes last.
+//!
+//! Invariants
+//! - Segments are sorted, apart, not empty, and no two neighbours that touch are equal.
+//! - What is dropped is ordered before what is kept: every earlier access is dropped by a write,
+//!   every earlier read by a read that it is ordered before. So whoever comes after all that is kept
+//!   comes after all that ever was, and a race is never hidden by a later, ordered access.
+
+use super::clock::{Clock, Tag};
+use crate::hazard::Use;
+use crate::memory::Owner;
+use crate::sync::{Arc, AtomicU64};
+use smallvec::SmallVec;
+use std::ops::Range;
+use std::panic::Location;
+
+/// Segments of a block; above it, the half that was used longest ago is forgotten.
+const MOST_SEGMENTS: usize = 4096;
+
+/// A storage, as reports name it.
+#[derive(Debug)]
+pub(super) struct Origin {
+    pub(super) id: u64,
+    pub(super) site: &'static Location<'static>,
+    pub(super) owner: Owner,
+    /// The last submission before it was freed; 0 while it lives.
+    pub(super) freed_after: AtomicU64,
+}
+
+/// An access that was submitted.
+#[derive(Debug)]
+pub(super) struct Mark {
+    pub(super) stream: Arc<Tag>,
+    pub(super) seq: u64,
+    /// Its number among all submissions of the device.
+    pub(super) order: u64,
+    pub(super) operation: &'static str,
+    pub(super) site: &'static Location<'static>,
+    pub(super) usage: Use,
+    pub(super) origin: Arc<Origin>,
+}
+
+type Reads = SmallVec<[Arc<Mark>; 2]>;
+
+/// Bytes with one history.
+#[derive(Debug, Clone)]
+struct Segment {
+    bytes: Range<usize>,
+    write: Option<Arc<Mark>>,
+    /// Reads since the write.
+    reads: Reads,
+}
+
+impl Segment {
+    fn marks(&self) -> impl Iterator<Item = &Arc<Mark>> {
+        self.write.iter().chain(&self.reads)
+    }
+
+    fn has_history_of(&self, other: &Segment) -> bool {
+        let same = |(a, b): (&Arc<Mark>, &Arc<Mark>)| Arc::ptr_eq(a, b);
+        self.write.is_some() == other.write.is_some()
+            && self.reads.len() == other.reads.len()
+            && self.marks().zip(other.marks()).all(same)
+    }
+}
+
+/// See the module's head.
+#[derive(Debug, Default)]
+pub(crate) struct Shadow {
+    segments: Vec<Segment>,
+    /// The storage that has the block.
+    origin: Option<Arc<Origin>>,
+}
+
+impl Shadow {
+    /// The storage that has the block, as reports name it.
+    pub(super) fn origin(&mut self, id: u64, make: impl FnOnce() -> Origin) -> Arc<Origin> {
+        match &self.origin {
+            Some(origin) if origin.id == id => origin.clone(),
+            _ => self.origin.insert(Arc::new(make())).clone(),
+        }
+    }
+
+    /// The storage that has the block, if it was ever used.
+    pub(super) fn used_by(&self, id: u64) -> Option<&Origin> {
+        self.origin.as_deref().filter(|origin| origin.id == id)
+    }
+
+    /// An earlier access that conflicts with this one and is not in `before`, and the bytes of both.
+    /// Two storages always conflict: between them the memory was freed, which is a write.
+    pub(super) fn conflict(
+        &self,
+        bytes: &Range<usize>,
+        (usage, id): (Use, u64),
+        (stream, before): (&Arc<Tag>, &Clock),
+    ) -> Option<(Arc<Mark>, Range<usize>)> {
+        let first = self.segments.partition_point(|segment| segment.bytes.end <= bytes.start);
+        let touched = self.segments[first..].iter().take_while(|s| s.bytes.start < bytes.end);
+        for segment in touched {
+            let found = segment.marks().find(|mark| {
+                let conflicts =
+                    usage == Use::Write || mark.usage == Use::Write || mark.origin.id != id;
+                conflicts
+                    && !Arc::ptr_eq(&mark.stream, stream)
+                    && !before.covers(&mark.stream, mark.seq)
+            });
+            if let Some(mark) = found {
+                let Range { start, end } = segment.bytes;
+                return Some((mark.clone(), start.max(bytes.start)..end.min(bytes.end)));
+            }
+        }
+        None
+    }
+
+    /// Notes an access that was found to be ordered after what conflicts with it.
+    pub(super) fn note(&mut self, bytes: &Range<usize>, mark: &Arc<Mark>, before: &Clock) {
+        let from = self.split(bytes.start);
+        let to = self.split(bytes.end);
+        let inside = self.segments.splice(from..to, []);
+        let mut new: Vec<Segment> = Vec::new();
+        if mark.usage == Use::Write {
+            drop(inside);
+            new.push(Segment {
+                bytes: bytes.clone(),
+                write: Some(mark.clone()),
+                reads: Reads::new(),
+            });
+        } else {
+            let mut at = bytes.start;
+            let unused =
+                |bytes| Segment { bytes, write: None, reads: Reads::from_elem(mark.clone(), 1) };
+            for mut segment in inside {
+                if at < segment.bytes.start {
+                    new.push(unused(at..segment.bytes.start));
+                }
+                at = segment.bytes.end;
+                segment.reads.retain(|read| {
+                    !Arc::ptr_eq(&read.stream, &mark.stream)
+                        && !before.covers(&read.stream, read.seq)
+                });
+                segment.reads.push(mark.clone());
+                new.push(segment);
+            }
+            if at < bytes.end {
+                new.push(unused(at..bytes.end));
+            }
+        }
+        self.segments.splice(from..from, new);
+        self.coalesce();
+    }
+
+    /// Makes `at` a border; returns the first segment behind it.
+    fn split(&mut self, at: usize) -> usize {
+        let i = self.segments.partition_point(|segment| segment.bytes.end <= at);
+        match self.segments.get_mut(i) {
+            Some(segment) if segment.bytes.start < at => {
+                let mut behind = segment.clone();
+                behind.bytes.start = at;
+                segment.bytes.end = at;
+                self.segments.insert(i + 1, behind);
+                i + 1
+            }
+            _ => i,
+        }
+    }
+
+    /// Joins equal neighbours, and forgets what is oldest where there is too much.
+    fn coalesce(&mut self) {
+        self.segments.dedup_by(|behind, before| {
+            let same = before.bytes.end == behind.bytes.start && before.has_history_of(behind);
+            if same {
+                before.bytes.end = behind.bytes.end;
+            }
+            same
+        });
+        if self.segments.len() > MOST_SEGMENTS {
+            let used = |segment: &Segment| segment.marks().map(|mark| mark.order).max();
+            let mut orders: Vec<_> = self.segments.iter().map(used).collect();
+            orders.sort_unstable();
+            let middle = orders[orders.len() / 2];
+            self.segments.retain(|segment| used(segment) > middle);
+        }
+    }
+}
