@@ -98,10 +98,12 @@ impl Hazards {
             }
         };
         if let Some(write) = self.write.as_ref().filter(|_| to_write) {
+            add_edge(edges, stream, write, true);
+            // After the look at whether it is done: a kernel that panics in between has a wait
+            // already, which brings the failure. The other way round it would be missed.
             if !write.is_on(stream) {
                 write.stream.check_result(write.seq)?;
             }
-            add_edge(edges, stream, write, true);
         }
         if to_read {
             for access in &self.reads {

@@ -94,6 +94,26 @@ fn a_failure_follows_its_result() {
     }
 }
 
+/// However a panic falls between the looks of whoever uses the result: somebody gets the error.
+#[test]
+fn a_failure_is_never_missed() {
+    let device = cpu(2);
+    let b = device.stream("witness");
+    for n in 0..if cfg!(miri) { 20 } else { 5000 } {
+        let (a, c) = (device.stream("a"), device.stream("c"));
+        let x = Tensor::zeros(&a, [4], DType::U32, Owner::Other).unwrap();
+        // Without the panic hook, which would print.
+        let bad = |_: &mut meristem_device::Args<'_>| std::panic::resume_unwind(Box::new("spoilt"));
+        a.launch("bad").write(&x).run(bad).unwrap();
+        for _ in 0..n % 97 {
+            std::hint::spin_loop();
+        }
+        let used = if n % 2 == 0 { x.on(&c).map(drop) } else { c.wait(&a.record()) };
+        assert!(used.and_then(|()| c.synchronize()).is_err(), "{n}");
+    }
+    b.synchronize().unwrap();
+}
+
 /// A write that only has to come after a read is not spoilt by the reader's panic.
 #[test]
 fn a_failed_reader_spoils_nothing() {

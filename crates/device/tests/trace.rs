@@ -170,8 +170,10 @@ fn the_limit_is_kept_and_what_is_missing_is_counted() {
     let read = Read::file(&path);
     assert_eq!(report.events, 10);
     // 60 spans, 60 changes of memory, 30 launches, and the wait; a thread of its own writes them.
-    assert_eq!((report.dropped, read.dropped), (151 - 10, 151 - 10));
-    assert_eq!(read.notes, ["141 events found no room and are missing"]);
+    // The race sanitizer poisons all memory but the first, which is new.
+    let missing = 151 - 10 + if device.is_sanitized() { 29 } else { 0 };
+    assert_eq!((report.dropped, read.dropped), (missing, missing));
+    assert_eq!(read.notes, [format!("{missing} events found no room and are missing")]);
 }
 
 #[test]
