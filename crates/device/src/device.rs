@@ -74,7 +74,7 @@ pub(crate) struct Shared {
     pub(crate) launch_blocking: bool,
     /// Its part of a trace, if there is one.
     pub(crate) trace: Option<Process>,
-    pub(crate) sanitizer: Option<Box<Sanitizer>>,
+    sanitizer: Option<Box<Sanitizer>>,
     pub(crate) faults: Faults,
     threads: usize,
     /// Streams that are not gone, to wait for all of them.
@@ -83,13 +83,22 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// The race sanitizer, if it is on.
+    pub(crate) fn sanitizer(&self) -> Option<&Sanitizer> {
+        if cfg!(meristem_bare) { None } else { self.sanitizer.as_deref() } // see bench/README.md
+    }
+
+    fn trace(&self) -> Option<&Process> {
+        if cfg!(meristem_bare) { None } else { self.trace.as_ref() } // see bench/README.md
+    }
+
     /// Shows in the trace that the host waits until this is dropped.
     pub(crate) fn trace_wait(
         &self,
         operation: &'static str,
         site: Option<&'static Location<'static>>,
     ) -> Option<Span> {
-        self.trace.as_ref().map(|process| process.wait(operation, site))
+        self.trace().map(|process| process.wait(operation, site))
     }
 
     /// Shows in the trace that the host copies, or waits for a copy, until this is dropped.
@@ -99,7 +108,7 @@ impl Shared {
         category: Category,
         site: &'static Location<'static>,
     ) -> Option<Span> {
-        self.trace.as_ref().map(|process| process.copy(operation, category, site))
+        self.trace().map(|process| process.copy(operation, category, site))
     }
 }
 
@@ -229,12 +238,12 @@ impl Device {
 
     /// Whether the race sanitizer is on (`MERISTEM_SANITIZE=1`).
     pub fn is_sanitized(&self) -> bool {
-        self.shared().sanitizer.is_some()
+        self.shared().sanitizer().is_some()
     }
 
     /// The races found so far, at most the first 64; none without the sanitizer. Does not wait.
     pub fn races(&self) -> Vec<Race> {
-        self.shared().sanitizer.as_ref().map_or_else(Vec::new, |sanitizer| sanitizer.races())
+        self.shared().sanitizer().map_or_else(Vec::new, |sanitizer| sanitizer.races())
     }
 
     /// Gives memory that is kept for reuse, and that no kernel still uses, back to the system;

@@ -127,7 +127,7 @@ impl Hazards {
                     read.seq = seq;
                     return;
                 }
-                if self.reads.len() >= 2 && stream.shared.sanitizer.is_none() {
+                if self.reads.len() >= 2 && stream.shared.sanitizer().is_none() {
                     self.reads.retain(|read| !read.is_done());
                 }
                 self.reads.push(Access { stream: stream.clone(), seq });
@@ -139,8 +139,16 @@ impl Hazards {
     /// stream.
     pub(crate) fn take_inherited(&mut self, keep_done: bool) -> Accesses {
         let mut inherited = std::mem::take(&mut self.inherited);
-        inherited.extend(self.reads.drain(..));
-        inherited.extend(self.write.take());
+        // Most often there is nothing, and an iterator over nothing costs more than a look.
+        if !self.reads.is_empty() {
+            inherited.extend(self.reads.drain(..));
+        }
+        if let Some(write) = self.write.take() {
+            inherited.push(write);
+        }
+        if inherited.is_empty() {
+            return inherited;
+        }
         if keep_done {
             inherited.sort_unstable_by_key(|access| (access.stream.id, Reverse(access.seq)));
             inherited.dedup_by_key(|access| access.stream.id);
@@ -167,7 +175,7 @@ fn replace(slot: &mut Option<Access>, stream: &Arc<StreamState>, seq: u64) {
 
 /// Adds a wait for `access`, unless it is ordered before anyway; one wait per stream, the latest.
 fn add_edge(edges: &mut Edges, stream: &Arc<StreamState>, access: &Access, propagates: bool) {
-    if access.is_on(stream) || (access.is_done() && stream.shared.sanitizer.is_none()) {
+    if access.is_on(stream) || (access.is_done() && stream.shared.sanitizer().is_none()) {
         return;
     }
     match edges.iter_mut().find(|edge| edge.access.is_on(&access.stream)) {

@@ -117,7 +117,7 @@ impl<'a> Launch<'a> {
             taken: false,
         });
         let (operation, site) = (self.operation, self.site);
-        let detail = self.stream.state().lane.as_ref();
+        let detail = self.stream.state().lane();
         let detail = detail.map(|lane| Detail::new(lane, (operation, self.act), &self.tensors));
         Record { operation, site, args: args.collect(), detail }
     }

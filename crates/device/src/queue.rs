@@ -106,7 +106,7 @@ pub(crate) struct StreamState {
     pub(crate) name: Arc<str>,
     pub(crate) shared: Arc<Shared>,
     /// Its lane in the device's trace, if there is one.
-    pub(crate) lane: Option<Arc<Lane>>,
+    lane: Option<Arc<Lane>>,
     /// For the race sanitizer, if it is on.
     pub(crate) clock: Option<Box<StreamClock>>,
     completed: AtomicSeq,
@@ -136,7 +136,7 @@ impl Queue {
 impl StreamState {
     pub(crate) fn new(shared: Arc<Shared>, id: u64, name: &str) -> Self {
         let name = name.into();
-        let clock = shared.sanitizer.as_ref().map(|_| Box::new(StreamClock::new(&name)));
+        let clock = shared.sanitizer().map(|_| Box::new(StreamClock::new(&name)));
         StreamState {
             id,
             lane: shared.trace.as_ref().map(|process| process.stream(&name)),
@@ -247,18 +247,18 @@ impl StreamState {
             }
             drop(queue);
             match command {
-                Command::Work(work) => match &self.lane {
+                Command::Work(work) => match self.lane() {
                     None => self.run_work(work),
                     Some(lane) => self.run_traced(lane, work),
                 },
                 Command::Wait(edge) => {
-                    if let Some(lane) = &self.lane {
+                    if let Some(lane) = self.lane() {
                         lane.wait_begins();
                     }
                     if self.park_for(&edge) {
                         return Left::Parked;
                     }
-                    if let Some(lane) = &self.lane {
+                    if let Some(lane) = self.lane() {
                         lane.wait_ends(&edge.access, self.next_seq());
                     }
                 }
@@ -272,6 +272,11 @@ impl StreamState {
                 }
             }
         }
+    }
+
+    /// Its lane in the trace, if there is one.
+    pub(crate) fn lane(&self) -> Option<&Arc<Lane>> {
+        if cfg!(meristem_bare) { None } else { self.lane.as_ref() } // see bench/README.md
     }
 
     /// Number of the command that is being run; for its worker.

@@ -8,10 +8,28 @@ use crate::pool::{Allocation, Request, Returned};
 use crate::sanitize::Shadow;
 use crate::stream::Stream;
 use crate::sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock};
+use std::cell::Cell;
 use std::panic::Location;
 
-/// Storages made so far in this process: a storage's id is never used again, unlike its address.
+/// Numbers given to threads so far in this process: a storage's id is never used again, unlike its
+/// address.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+/// Numbers that a thread takes at once: so that threads seldom meet here.
+const IDS: u64 = 1024;
+
+/// A number that no other storage of this process has or had.
+fn next_id() -> u64 {
+    thread_local! {
+        /// The thread's next number, and how many it has.
+        static MINE: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
+    }
+    let (next, left) = match MINE.get() {
+        (_, 0) => (NEXT_ID.fetch_add(IDS, Ordering::Relaxed), IDS),
+        mine => mine,
+    };
+    MINE.set((next + 1, left - 1));
+    next
+}
 
 /// Memory that tensors share. When the last of them goes, the block goes back in stream order.
 pub(crate) struct Storage {
@@ -53,7 +71,7 @@ impl Storage {
             block,
             bytes,
             owner,
-            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            id: next_id(),
             home: home.clone(),
             hazards: Mutex::new(Hazards::new(inherited)),
             origin,
@@ -132,7 +150,7 @@ impl Storage {
 
 impl Drop for Storage {
     fn drop(&mut self) {
-        let sanitizer = self.home.state().shared.sanitizer.as_deref();
+        let sanitizer = self.home.state().shared.sanitizer();
         if let Some(sanitizer) = sanitizer {
             sanitizer.freed(self);
         }

@@ -48,7 +48,7 @@ pub(crate) fn work<'a>(
         storage.hazards().waits(stream, usage, &mut edges)?;
     }
     let seq = queue.submitted() + edges.len() as u64 + 1;
-    if let Some(sanitizer) = &stream.shared.sanitizer {
+    if let Some(sanitizer) = stream.shared.sanitizer() {
         sanitizer.check((stream, seq), &edges, &*work, touches.clone())?;
         sanitizer.note((stream, seq), &edges, &*work, touches.clone());
     }
@@ -84,7 +84,7 @@ pub(crate) fn group(parts: Vec<Part<'_>>) -> Result<()> {
         for (Touch { storage, usage, .. }, _) in &part.touches {
             storage.hazards().waits(part.stream, *usage, &mut edges)?;
         }
-        if let Some(sanitizer) = &part.stream.shared.sanitizer {
+        if let Some(sanitizer) = part.stream.shared.sanitizer() {
             let seq = part.stream.lock().submitted() + edges.len() as u64 + 1;
             let touches = part.touches.iter().map(|(touch, _)| touch);
             sanitizer.check((part.stream, seq), &edges, &*part.work, touches)?;
@@ -95,7 +95,7 @@ pub(crate) fn group(parts: Vec<Part<'_>>) -> Result<()> {
     let mut works = Vec::with_capacity(parts.len());
     for (Part { stream, touches, work }, edges) in parts.into_iter().zip(before) {
         let queue = stream.lock();
-        if let Some(sanitizer) = &stream.shared.sanitizer {
+        if let Some(sanitizer) = stream.shared.sanitizer() {
             let seq = queue.submitted() + edges.len() as u64 + 1;
             let touches = touches.iter().map(|(touch, _)| touch);
             sanitizer.note((stream, seq), &edges, &*work, touches);
@@ -145,7 +145,7 @@ pub(crate) fn wait_for(stream: &Arc<StreamState>, access: &Access) -> Result<()>
         return Ok(());
     }
     // Asked before the result is: a failure in between is brought by the wait, and never missed.
-    let done = access.is_done() && stream.shared.sanitizer.is_none();
+    let done = access.is_done() && stream.shared.sanitizer().is_none();
     access.stream.check_result(access.seq)?;
     if done {
         return Ok(());
@@ -159,7 +159,7 @@ pub(crate) fn wait_for(stream: &Arc<StreamState>, access: &Access) -> Result<()>
 
 /// Enqueues waits; returns the number of the last command.
 fn enqueue_waits(stream: &Arc<StreamState>, queue: MutexGuard<'_, Queue>, edges: Edges) -> u64 {
-    if let Some(sanitizer) = &stream.shared.sanitizer {
+    if let Some(sanitizer) = stream.shared.sanitizer() {
         sanitizer.wait((stream, queue.submitted() + edges.len() as u64), &edges);
     }
     stream.enqueue(queue, edges, None)

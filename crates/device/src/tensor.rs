@@ -68,7 +68,7 @@ impl Tensor {
         let (operation, site) = ("Tensor::empty", Location::caller());
         let (storage, fresh) = what.storage(stream, operation, site)?;
         let mut tensor = what.tensor(storage);
-        if stream.state().shared.sanitizer.is_some() {
+        if stream.state().shared.sanitizer().is_some() {
             sanitize::poison(&mut tensor, fresh, operation, site)?;
         }
         log_made(operation, None, &tensor);
@@ -135,7 +135,7 @@ impl Tensor {
         stream.state().shared.counters.note(Act::CopyToDevice, operation, site)?;
         let shared = &stream.state().shared;
         // The race sanitizer looks at launches, so there it is one.
-        let filled = shared.sanitizer.is_none() && {
+        let filled = shared.sanitizer().is_none() && {
             let _copy = shared.trace_copy(operation, Category::HostCopy, site);
             Storage::fill_if_idle(&mut storage, bytes)
         };

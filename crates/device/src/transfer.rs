@@ -122,7 +122,7 @@ fn copy_out<T: bytemuck::Pod + Send>(tensors: &[&Tensor], site: Site) -> Result<
         ends.iter().for_each(|end| end.stream.wait_host(end.seq));
     }
     for end in &ends {
-        if let Some(sanitizer) = &shared.sanitizer {
+        if let Some(sanitizer) = shared.sanitizer() {
             sanitizer.host_takes(end, first.storage(), site)?;
         }
         end.stream.check_result(end.seq)?;

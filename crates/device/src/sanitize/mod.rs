@@ -206,7 +206,7 @@ pub(crate) fn host_saw(stream: &StreamState, seq: u64) {
     let Some(clock) = &stream.clock else { return };
     clock.join_into(Arc::make_mut(&mut host()), seq);
     #[cfg(test)]
-    if let Some(sanitizer) = &stream.shared.sanitizer {
+    if let Some(sanitizer) = stream.shared.sanitizer() {
         sanitizer.log_sight((clock, seq));
     }
 }

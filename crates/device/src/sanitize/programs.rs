@@ -223,7 +223,7 @@ impl Machine {
 
     /// What the sanitizer said of each launch, and what the reference says.
     fn verdicts(&self) -> Vec<(bool, bool)> {
-        verdicts(&self.device.shared().sanitizer.as_ref().unwrap().log())
+        verdicts(&self.device.shared().sanitizer().unwrap().log())
     }
 }
 

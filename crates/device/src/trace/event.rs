@@ -29,9 +29,7 @@ struct Event<'a, A> {
     tid: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<u64>,
-    /// Which slice a flow ends at, or how wide an instant is.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    bp: Option<&'static str>,
+    /// How wide an instant is.
     #[serde(skip_serializing_if = "Option::is_none")]
     s: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -44,8 +42,8 @@ type Plain<'a> = Event<'a, ()>;
 impl<'a, A> Event<'a, A> {
     fn new(ph: &'static str, name: &'a str, at: u64, place: Place) -> Self {
         let (pid, tid) = (place.process, place.lane);
-        let (cat, dur, id, bp, s, args) = (None, None, None, None, None, None);
-        Event { ph, name, cat, ts: microseconds(at), dur, pid, tid, id, bp, s, args }
+        let (cat, dur, id, s, args) = (None, None, None, None, None);
+        Event { ph, name, cat, ts: microseconds(at), dur, pid, tid, id, s, args }
     }
 }
 
@@ -126,13 +124,14 @@ impl Lines {
         });
     }
 
-    /// An arrow from what was waited for, at a moment inside of its slice, to the end of the wait.
+    /// An arrow from what was waited for, at a moment inside of its slice, to the last moment of the
+    /// wait: a viewer draws it to the slice after that, which is what had to wait.
     pub(super) fn arrow(&mut self, id: u64, from: (u64, Place), to: (u64, Place)) {
         let cat = Some(Category::Wait.name());
         let end =
             |ph, (at, place)| Plain { cat, id: Some(id), ..Event::new(ph, "wait", at, place) };
         self.add(&end("s", from));
-        self.add(&Event { bp: Some("e"), ..end("f", to) });
+        self.add(&end("f", to));
     }
 
     pub(super) fn begin(

@@ -169,7 +169,7 @@ impl Lane {
             start,
             end: self.recorder.now(),
             seq,
-            producer: stream.lane.as_ref().filter(same_trace).map(|lane| lane.place()),
+            producer: stream.lane().filter(same_trace).map(|lane| lane.place()),
             producer_name: stream.name.clone(),
             producer_seq: access.seq,
         }));
