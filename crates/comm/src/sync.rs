@@ -1,9 +1,15 @@
-//! The synchronisation primitives of this crate, in one place: a model checker replaces them here.
+//! The synchronisation primitives of this crate, in one place. Its own unit tests can be built with
+//! those of a model checker in their place (feature `shuttle`); no other build is touched by that.
 
-pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
-pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+pub(crate) use std::sync::Arc;
+pub(crate) use std::sync::atomic::Ordering;
 
-use std::time::{Duration, Instant};
+#[cfg(not(all(test, feature = "shuttle")))]
+pub(crate) use self::real::*;
+#[cfg(all(test, feature = "shuttle"))]
+pub(crate) use self::shuttled::*;
+
+use std::time::Instant;
 
 /// Locks, ignoring the poison flag: a rank that panicked inside of a call says so by leaving.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -17,20 +23,43 @@ pub(crate) fn wait_until<'a, T>(
     end: Instant,
 ) -> MutexGuard<'a, T> {
     let left = end.saturating_duration_since(Instant::now());
-    let (guard, _) =
-        condition.wait_timeout(guard, left).unwrap_or_else(std::sync::PoisonError::into_inner);
-    guard
+    let waited = condition.wait_timeout(guard, left);
+    waited.unwrap_or_else(std::sync::PoisonError::into_inner).0
 }
 
-/// How long a rank looks for the others before it sleeps: about what a wake-up costs.
-const SPIN: Duration = Duration::from_micros(20);
+#[cfg(not(all(test, feature = "shuttle")))]
+mod real {
+    pub(crate) use std::sync::atomic::AtomicU64;
+    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
 
-/// Spins briefly until `ready` holds.
-pub(crate) fn spin_until(ready: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !ready() && start.elapsed() < SPIN {
-        for _ in 0..16 {
-            std::hint::spin_loop();
+    use std::time::{Duration, Instant};
+
+    /// How long a rank looks for the others before it sleeps: about what a wake-up costs.
+    const SPIN: Duration = Duration::from_micros(20);
+
+    /// Spins briefly until `ready` holds.
+    pub(crate) fn spin_until(ready: impl Fn() -> bool) {
+        let start = Instant::now();
+        while !ready() && start.elapsed() < SPIN {
+            for _ in 0..16 {
+                std::hint::spin_loop();
+            }
+        }
+    }
+}
+
+#[cfg(all(test, feature = "shuttle"))]
+mod shuttled {
+    pub(crate) use shuttle::sync::atomic::AtomicU64;
+    pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
+
+    /// A few looks, between which others run.
+    pub(crate) fn spin_until(ready: impl Fn() -> bool) {
+        for _ in 0..2 {
+            if ready() {
+                return;
+            }
+            shuttle::thread::yield_now();
         }
     }
 }

@@ -169,3 +169,77 @@ impl<A, B> Board<A, B> {
         }
     }
 }
+
+/// The board on thousands of random schedules: `cargo test -p meristem-comm --features shuttle
+/// --lib model`. A lost wake-up shows as a deadlock: nobody comes to the end of the deadline.
+#[cfg(all(test, feature = "shuttle"))]
+mod model {
+    use super::*;
+    use crate::sync::Arc;
+    use shuttle::scheduler::{PctScheduler, RandomScheduler};
+    use shuttle::{Config, Runner, thread};
+
+    type Sums = Board<u32, u32>;
+
+    /// Runs `rank` on three threads.
+    fn check(rank: impl Fn(usize, &Sums) + Send + Sync + Copy + 'static) {
+        let program = move || {
+            let board = Arc::new(Sums::new(3, Duration::from_secs(1 << 20)));
+            let ranks: Vec<_> = (0..3)
+                .map(|number| {
+                    let board = board.clone();
+                    thread::spawn(move || rank(number, &board))
+                })
+                .collect();
+            ranks.into_iter().for_each(|rank| rank.join().unwrap());
+        };
+        Runner::new(RandomScheduler::new_from_seed(1, 3000), Config::new()).run(program);
+        Runner::new(PctScheduler::new_from_seed(2, 4, 3000), Config::new()).run(program);
+    }
+
+    /// The sum of what all bring, to each.
+    fn sum(board: &Sums, rank: usize, number: u32) -> Result<u32> {
+        board.meet("sum", rank, number, |brought, answers| {
+            let sum = brought.iter().flatten().sum();
+            answers.iter_mut().for_each(|answer| *answer = Some(sum));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn every_round_answers_everybody() {
+        check(|rank, board| {
+            for round in 0..4 {
+                let number = round * 10 + rank as u32;
+                assert_eq!(sum(board, rank, number).unwrap(), 30 * round + 3);
+            }
+            // A rank that is done may leave: the others have their answers.
+            board.leave(rank, "done");
+        });
+    }
+
+    #[test]
+    fn who_leaves_is_named_and_nobody_hangs() {
+        check(|rank, board| {
+            assert_eq!(sum(board, rank, 1).unwrap(), 3);
+            if rank == 1 {
+                return board.leave(1, "on purpose");
+            }
+            for _ in 0..2 {
+                let error = sum(board, rank, 1).unwrap_err();
+                assert!(matches!(error, Error::RankGone { rank: 1, .. }), "{error}");
+            }
+        });
+    }
+
+    #[test]
+    fn a_round_that_fails_fails_for_everybody() {
+        check(|rank, board| {
+            assert_eq!(sum(board, rank, 1).unwrap(), 3);
+            let fail = |operation| Error::RankGone { operation, rank: 7, reason: "refused" };
+            let result = board.meet("fail", rank, 0, |_, _| Err(fail("fail")));
+            assert!(matches!(result, Err(Error::RankGone { rank: 7, .. })));
+            assert!(sum(board, rank, 1).is_err());
+        });
+    }
+}
