@@ -118,7 +118,7 @@ pub(crate) fn select(
     gradient: &Tensor,
     feedback: Option<&Feedback>,
     picks: &Lists,
-    candidates: &Tensor,
+    candidates: &Lists,
     threshold: Option<(&Tensor, bool)>,
 ) -> Result<()> {
     let mut launch = picks
@@ -128,7 +128,8 @@ pub(crate) fn select(
         .read(gradient)
         .write(&picks.indices)
         .write(&picks.values)
-        .write(candidates);
+        .write(&candidates.indices)
+        .write(&candidates.values);
     let mut refresh = None;
     if let Some((threshold, now)) = threshold {
         launch = launch.write(threshold);
@@ -151,7 +152,7 @@ pub(crate) fn select(
     Ok(())
 }
 
-/// What the selecting kernel has for arguments, after the first four.
+/// What the selecting kernel has for arguments, after the first five.
 struct Kind {
     refresh: Option<bool>,
     kept: bool,
@@ -160,9 +161,9 @@ struct Kind {
 
 fn run<T: Number>(args: &mut Args<'_>, kind: &Kind) {
     let gradient = args.read::<T>(0);
-    let (indices, values, candidates) =
-        (args.write::<u32>(1), args.write::<T>(2), args.write::<u32>(3));
-    let mut next = 4;
+    let (indices, values) = (args.write::<u32>(1), args.write::<T>(2));
+    let candidates = (args.write::<u32>(3), args.write::<T>(4));
+    let mut next = 5;
     let mut threshold = None;
     if kind.refresh.is_some() {
         threshold = args.write::<i64>(next).first_mut();

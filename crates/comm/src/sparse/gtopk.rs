@@ -25,8 +25,6 @@ pub(crate) struct Buffers {
     last: Lists,
     /// [1, 2 k]: a merge.
     union: Lists,
-    /// 4 k x u32
-    scratch: Tensor,
     /// k / 32 x u32
     mask: Tensor,
     /// k x u32: the entries of the present list that are part of the result.
@@ -48,7 +46,6 @@ impl Buffers {
             incoming: Lists::new(stream, dtype, levels, k)?,
             last: Lists::new(stream, dtype, 1, k)?,
             union: Lists::new(stream, dtype, 1, 2 * k)?,
-            scratch: words(4 * k)?,
             mask: words(k.div_ceil(32))?,
             alive: words(k)?,
             levels,
@@ -111,12 +108,11 @@ impl Buffers {
     fn merge(&self, merges: usize, level: usize) -> Result<()> {
         let (own, came) = (self.own.row(merges)?, self.incoming.row(level)?);
         let next = self.own.row(merges + 1)?;
-        let stream = self.scratch.stream();
+        let stream = self.alive.stream();
         let launch = stream.launch("gtopk, merge").read(&own.indices).read(&own.values);
         let launch = launch.read(&came.indices).read(&came.values);
         let launch = launch.write(&next.indices).write(&next.values);
         let launch = launch.write(&self.union.indices).write(&self.union.values);
-        let launch = launch.write(&self.scratch);
         with_number!(
             own.values.dtype(),
             T => launch.run(merge_and_keep::<T>)?,
@@ -128,7 +124,7 @@ impl Buffers {
     /// The child's bits, and what is left of the own list before the merge.
     fn mark(&self, merges: usize, level: usize) -> Result<()> {
         let (own, came) = (self.own.row(merges)?, self.incoming.row(level)?);
-        let stream = self.scratch.stream();
+        let stream = self.alive.stream();
         let launch = stream.launch("gtopk, mark").read(&own.indices).read(&came.indices);
         let launch = launch.write(&self.alive).write(&self.mask);
         launch.run(|args| {
@@ -150,7 +146,7 @@ impl Buffers {
     /// The list that was handed over, without the entries whose bits are not set.
     fn unmark(&self, merges: usize) -> Result<()> {
         let own = self.own.row(merges)?;
-        let stream = self.scratch.stream();
+        let stream = self.alive.stream();
         let launch = stream.launch("gtopk, unmark").read(&own.indices).read(&self.mask);
         launch.write(&self.alive).run(|args| {
             let (own, mask) = (args.read::<u32>(0), args.read::<u32>(1));
@@ -193,5 +189,5 @@ fn merge_and_keep<T: Number>(args: &mut Args<'_>) {
     let (union, sums) = (args.write::<u32>(6), args.write::<T>(7));
     let n = merge(own, came, union, sums);
     let all = Entries { indices: &union[..n], values: &sums[..n] };
-    keep_largest(all, args.write(8), indices, values);
+    keep_largest(all, indices, values);
 }

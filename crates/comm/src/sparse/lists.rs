@@ -1,6 +1,6 @@
 //! Lists of (index, value): ascending indices, padded at the end with [`NONE`].
 
-use super::select::{candidates_len, top_k};
+use super::select::Cut;
 use crate::error::{Error, Result};
 use crate::number::{Number, divide};
 use crate::transport::Parcel;
@@ -115,19 +115,16 @@ pub(crate) fn merge<T: Number>(
 }
 
 /// Writes the entries of largest magnitude, as many as there is room for, and pads the rest.
-/// `scratch` has room for twice the entries.
-pub(crate) fn keep_largest<T: Number>(
-    list: Entries<'_, T>,
-    scratch: &mut [u32],
-    indices: &mut [u32],
-    values: &mut [T],
-) {
+pub(crate) fn keep_largest<T: Number>(list: Entries<'_, T>, indices: &mut [u32], values: &mut [T]) {
     let k = indices.len().min(list.indices.len());
-    let (places, candidates) = scratch.split_at_mut(k);
-    let room = candidates_len(list.indices.len(), k).min(candidates.len());
-    top_k(&mut &list.values[..], None, &mut candidates[..room], places, &mut values[..k]);
-    for (index, place) in indices.iter_mut().zip(&*places) {
-        *index = list.indices[*place as usize];
+    if k > 0 {
+        let magnitudes = list.values.iter().map(|value| value.magnitude());
+        let places = magnitudes.clone().enumerate().map(|(i, magnitude)| (i as u32, magnitude));
+        Cut::at(magnitudes, k).keep(places, &mut indices[..k]);
+    }
+    for (index, value) in indices[..k].iter_mut().zip(&mut *values) {
+        let place = *index as usize;
+        (*index, *value) = (list.indices[place], list.values[place]);
     }
     indices[k..].fill(NONE);
     values[k..].fill(T::ZERO);
@@ -209,10 +206,10 @@ mod tests {
         assert_eq!(&indices[..n], [0, 1, 4, 9, 12, 13]);
         assert_eq!(&values[..n], [0.5, 1.0, -3.0, 9.0, -12.0, 0.1]);
         let (mut kept, mut of) = ([7; 3], [7.0; 3]);
-        keep_largest(list(&indices[..n], &values[..n]), &mut [0; 12], &mut kept, &mut of);
+        keep_largest(list(&indices[..n], &values[..n]), &mut kept, &mut of);
         assert_eq!((kept, of), ([4, 9, 12], [-3.0, 9.0, -12.0]));
         let (mut kept, mut of) = ([7; 4], [7.0; 4]);
-        keep_largest(a, &mut [0; 6], &mut kept, &mut of);
+        keep_largest(a, &mut kept, &mut of);
         assert_eq!((kept, of), ([1, 4, 9, NONE], [1.0, -4.0, 9.0, 0.0]));
         intersect(&mut kept, &[0, 4, 9, 20]);
         assert_eq!(kept, [4, 9, NONE, NONE]);

@@ -32,7 +32,6 @@ pub(crate) struct Buffers {
     unions: [Lists; 2],
     /// [1, k]: the result.
     last: Lists,
-    scratch: Tensor,
     /// m - 1 inner bounds of the regions.
     bounds: Tensor,
     /// [1] x i64: the local threshold.
@@ -54,7 +53,6 @@ impl Buffers {
         let (n, m) = (comm.size(), comm.size().min(k));
         let (room, back) = (k / m, 2 * k / m);
         let lists = |rows, len| Lists::new(stream, dtype, rows, len);
-        let words = |len| Tensor::empty(stream, [len], DType::U32, Owner::Collectives);
         // Even regions to begin with.
         let even: Vec<u32> = (1..m).map(|i| (i * len / m) as u32).collect();
         let bounds = Tensor::from_slice(stream, &even, [m - 1], Owner::Collectives)?;
@@ -65,7 +63,6 @@ impl Buffers {
             reduced: lists(m, back)?,
             unions: [lists(1, (n * room).max(m * back))?, lists(1, (n * room).max(m * back))?],
             last: lists(1, k)?,
-            scratch: words(2 * (n * room).max(m * back).max(k))?,
             bounds,
             threshold: Tensor::zeros(stream, [1], DType::I64, Owner::Collectives)?,
             step: 0,
@@ -142,9 +139,9 @@ impl Buffers {
     fn split(&self) -> Result<()> {
         let (picks, sends) = (&self.picks, &self.sends);
         let room = sends.len;
-        let launch = self.scratch.stream().launch("ok-topk, split");
+        let launch = self.bounds.stream().launch("ok-topk, split");
         let launch = launch.read(&picks.indices).read(&picks.values).read(&self.bounds);
-        let launch = launch.write(&sends.indices).write(&sends.values).write(&self.scratch);
+        let launch = launch.write(&sends.indices).write(&sends.values);
         with_number!(
             picks.values.dtype(),
             T => launch.run(move |args| split::<T>(args, room))?,
@@ -157,10 +154,10 @@ impl Buffers {
     fn reduce(&self) -> Result<()> {
         let (me, room) = (self.me, self.sends.len);
         let (own, to) = (self.sends.row(me)?, self.reduced.row(me)?);
-        let launch = self.scratch.stream().launch("ok-topk, reduce");
+        let launch = self.bounds.stream().launch("ok-topk, reduce");
         let launch = launch.read(&own.indices).read(&own.values);
         let launch = launch.read(&self.received.indices).read(&self.received.values);
-        let launch = launch.write(&to.indices).write(&to.values).write(&self.scratch);
+        let launch = launch.write(&to.indices).write(&to.values);
         let launch = self
             .unions
             .iter()
@@ -179,10 +176,10 @@ impl Buffers {
         let back = self.reduced.len;
         let anew = self.step.is_multiple_of(self.refresh);
         let union = &self.unions[0];
-        let launch = self.scratch.stream().launch("ok-topk, finish");
+        let launch = self.bounds.stream().launch("ok-topk, finish");
         let launch = launch.read(&self.reduced.indices).read(&self.reduced.values);
         let launch = launch.read(&self.sends.indices);
-        let launch = launch.write(&union.indices).write(&union.values).write(&self.scratch);
+        let launch = launch.write(&union.indices).write(&union.values);
         let launch = launch.write(&self.last.indices).write(&self.last.values);
         let launch = launch.write(&self.picks.indices).write(&self.bounds).write(output);
         let room = self.sends.len;
@@ -199,13 +196,12 @@ fn split<T: Number>(args: &mut Args<'_>, room: usize) {
     let mut picks = Entries::used(args.read(0), args.read::<T>(1));
     let bounds = args.read::<u32>(2);
     let (indices, values) = (args.write::<u32>(3), args.write::<T>(4));
-    let scratch = args.write::<u32>(5);
     let rows = indices.chunks_mut(room).zip(values.chunks_mut(room));
     for (owner, (indices, values)) in rows.enumerate() {
         let end = bounds.get(owner).copied().unwrap_or(NONE);
         let (here, later) = picks.split_at(picks.indices.partition_point(|index| *index < end));
         picks = later;
-        keep_largest(here, scratch, indices, values);
+        keep_largest(here, indices, values);
     }
 }
 
@@ -213,9 +209,8 @@ fn reduce<T: Number>(args: &mut Args<'_>, me: usize, room: usize) {
     let own = Entries::used(args.read(0), args.read::<T>(1));
     let rows = Entries::rows(args.read(2), args.read::<T>(3), room);
     let (indices, values) = (args.write::<u32>(4), args.write::<T>(5));
-    let scratch = args.write::<u32>(6);
-    let (mut sum, mut sum_values) = (args.write::<u32>(7), args.write::<T>(8));
-    let (mut next, mut next_values) = (args.write::<u32>(9), args.write::<T>(10));
+    let (mut sum, mut sum_values) = (args.write::<u32>(6), args.write::<T>(7));
+    let (mut next, mut next_values) = (args.write::<u32>(8), args.write::<T>(9));
     let mut len = 0;
     // In rank order: that of this rank lies elsewhere.
     for (rank, row) in rows.enumerate() {
@@ -226,7 +221,7 @@ fn reduce<T: Number>(args: &mut Args<'_>, me: usize, room: usize) {
         std::mem::swap(&mut sum_values, &mut next_values);
     }
     let all = Entries { indices: &sum[..len], values: &sum_values[..len] };
-    keep_largest(all, scratch, indices, values);
+    keep_largest(all, indices, values);
 }
 
 fn finish<T: Number>(
@@ -238,9 +233,8 @@ fn finish<T: Number>(
     let rows = Entries::rows(args.read(0), args.read::<T>(1), back);
     let sent = args.read::<u32>(2);
     let (indices, values) = (args.write::<u32>(3), args.write::<T>(4));
-    let scratch = args.write::<u32>(5);
-    let (last, last_values) = (args.write::<u32>(6), args.write::<T>(7));
-    let (picks, bounds) = (args.write::<u32>(8), args.write::<u32>(9));
+    let (last, last_values) = (args.write::<u32>(5), args.write::<T>(6));
+    let (picks, bounds) = (args.write::<u32>(7), args.write::<u32>(8));
     // Regions ascend, and so do the rows.
     let mut len = 0;
     for row in rows {
@@ -250,9 +244,9 @@ fn finish<T: Number>(
         len = to.end;
     }
     let all = Entries { indices: &indices[..len], values: &values[..len] };
-    keep_largest(all, scratch, last, last_values);
+    keep_largest(all, last, last_values);
     let result = Entries::used(last, last_values);
-    scatter([result].into_iter(), divisor, args.write(10));
+    scatter([result].into_iter(), divisor, args.write(9));
 
     picks.fill(NONE);
     let sent = sent.chunks(room).flat_map(|row| row.iter().take_while(|index| **index != NONE));

@@ -54,31 +54,33 @@ pub(crate) fn candidates_len(len: usize, k: usize) -> usize {
 pub(crate) type Bits<S> = <<S as Source>::Item as Number>::Magnitude;
 
 /// Writes the indices, ascending, of the `indices.len()` elements of largest magnitude, and their
-/// values; there are at least as many elements. `candidates` has [`candidates_len`] elements: fewer
-/// are slower, not wrong.
+/// values; there are at least as many elements. `candidates` has room for [`candidates_len`] of
+/// them: less is slower, not wrong.
 ///
 /// With a threshold known from before, elements below it are left out, if at least half as many as
 /// wanted reach it. Returns how many were picked.
 pub(crate) fn top_k<S: Source>(
     source: &mut S,
     known: Option<Bits<S>>,
-    candidates: &mut [u32],
+    candidates: (&mut [u32], &mut [S::Item]),
     indices: &mut [u32],
     values: &mut [S::Item],
 ) -> usize {
     let (len, k) = (source.len(), indices.len());
     let low = known.unwrap_or_else(|| sampled_threshold(source, k));
-    let found = vectorize(Collect { source: &mut *source, low, found: &mut *candidates });
+    let (places, held) = candidates;
+    let found = Collect { source: &mut *source, low, found: &mut *places, values: &mut *held };
+    let found = vectorize(found);
     let mut picked = k;
     if k == len {
         indices.iter_mut().enumerate().for_each(|(i, index)| *index = i as u32);
     } else if k > 0 {
-        let of = |i: u32| source.visited(i as usize).magnitude();
         let all = (0..len).map(|i| (i as u32, source.visited(i).magnitude()));
-        match candidates.get(..found) {
+        match places.get(..found) {
             Some(found) if found.len() >= k => {
-                let magnitudes = found.iter().map(|&i| of(i));
-                Cut::at(magnitudes, k).keep(found.iter().map(|&i| (i, of(i))), indices);
+                let magnitudes = held[..found.len()].iter().map(|value| value.magnitude());
+                let found = found.iter().copied().zip(magnitudes.clone());
+                Cut::at(magnitudes, k).keep(found, indices);
             }
             Some(found) if known.is_some() && found.len() >= k.div_ceil(2) => {
                 picked = found.len();
@@ -139,6 +141,7 @@ struct Collect<'a, S: Source> {
     source: &'a mut S,
     low: Bits<S>,
     found: &'a mut [u32],
+    values: &'a mut [S::Item],
 }
 
 impl<S: Source> Vectorized for Collect<'_, S> {
@@ -146,7 +149,7 @@ impl<S: Source> Vectorized for Collect<'_, S> {
 
     #[inline(always)]
     fn run(self) -> usize {
-        let Collect { source, low, found } = self;
+        let Collect { source, low, found, values } = self;
         let len = source.len();
         let mut count = 0;
         let mut block = [S::Item::ZERO; BLOCK];
@@ -157,28 +160,33 @@ impl<S: Source> Vectorized for Collect<'_, S> {
             for (flag, value) in flags.iter_mut().zip(&block) {
                 *flag = u8::from(value.magnitude() >= low);
             }
-            count = note(&flags, start, found, count);
+            count = note((&flags, &block), start, (&mut *found, &mut *values), count);
         }
         let rest = &mut block[..len - whole];
         source.visit(whole, rest);
         flags.fill(0);
-        for (flag, value) in flags.iter_mut().zip(rest) {
+        for (flag, value) in flags.iter_mut().zip(&*rest) {
             *flag = u8::from(value.magnitude() >= low);
         }
-        count = note(&flags, whole, found, count);
+        count = note((&flags, &block), whole, (&mut *found, &mut *values), count);
         if count > found.len() { usize::MAX } else { count }
     }
 }
 
-/// Appends the indices of the flags that are set; what has no room is counted only.
+/// Appends the elements whose flags are set; what has no room is counted only.
 #[inline(always)]
-fn note(flags: &[u8; BLOCK], start: usize, found: &mut [u32], mut count: usize) -> usize {
+fn note<T: Number>(
+    (flags, block): (&[u8; BLOCK], &[T; BLOCK]),
+    start: usize,
+    (found, values): (&mut [u32], &mut [T]),
+    mut count: usize,
+) -> usize {
     for (word, bytes) in flags.as_chunks::<8>().0.iter().enumerate() {
         let mut bits = u64::from_le_bytes(*bytes);
         while bits != 0 {
-            let index = start + word * 8 + bits.trailing_zeros() as usize / 8;
-            if let Some(slot) = found.get_mut(count) {
-                *slot = index as u32;
+            let at = word * 8 + bits.trailing_zeros() as usize / 8;
+            if let (Some(slot), Some(value)) = (found.get_mut(count), values.get_mut(count)) {
+                (*slot, *value) = ((start + at) as u32, block[at]);
             }
             count += 1;
             bits &= bits - 1;
@@ -189,7 +197,7 @@ fn note(flags: &[u8; BLOCK], start: usize, found: &mut [u32], mut count: usize) 
 
 /// Which elements are in: those above a magnitude, and the first few that equal it.
 #[derive(Debug, PartialEq, Eq)]
-struct Cut<M> {
+pub(crate) struct Cut<M> {
     threshold: M,
     equal: usize,
 }
@@ -199,7 +207,7 @@ const DIGIT: u32 = 11;
 
 impl<M: Magnitude> Cut<M> {
     /// The cut that keeps exactly k, of at least k.
-    fn at(magnitudes: impl Iterator<Item = M> + Clone, k: usize) -> Self {
+    pub(crate) fn at(magnitudes: impl Iterator<Item = M> + Clone, k: usize) -> Self {
         let mut prefix = 0u64;
         let mut left = k;
         let mut shift = M::BITS;
@@ -225,7 +233,7 @@ impl<M: Magnitude> Cut<M> {
     }
 
     /// Writes the indices of the elements that are in; they come in order of index.
-    fn keep(self, elements: impl Iterator<Item = (u32, M)>, indices: &mut [u32]) {
+    pub(crate) fn keep(self, elements: impl Iterator<Item = (u32, M)>, indices: &mut [u32]) {
         let Cut { threshold, mut equal } = self;
         let mut slots = indices.iter_mut();
         for (index, magnitude) in elements {
@@ -258,9 +266,10 @@ mod tests {
     }
 
     fn check<T: Number>(values: &[T], k: usize, room: usize) -> TestCaseResult {
-        let mut candidates = vec![0; room];
+        let (mut places, mut held) = (vec![0; room], vec![T::ZERO; room]);
+        let candidates = (&mut places[..], &mut held[..]);
         let (mut indices, mut picked) = (vec![u32::MAX; k], vec![T::ZERO; k]);
-        let n = top_k(&mut &values[..], None, &mut candidates, &mut indices, &mut picked);
+        let n = top_k(&mut &values[..], None, candidates, &mut indices, &mut picked);
         prop_assert_eq!(n, k);
         prop_assert_eq!(&indices, &slow(values, k));
         for (i, value) in indices.iter().zip(&picked) {
@@ -322,7 +331,8 @@ mod tests {
         let pick = |threshold: f32, k: usize| {
             let (mut indices, mut picked) = (vec![0; k], vec![0.0; k]);
             let known = Some(threshold.to_bits());
-            let n = top_k(&mut &values[..], known, &mut [0; 5], &mut indices, &mut picked);
+            let room = (&mut [0; 5][..], &mut [0.0; 5][..]);
+            let n = top_k(&mut &values[..], known, room, &mut indices, &mut picked);
             indices.truncate(n);
             indices
         };

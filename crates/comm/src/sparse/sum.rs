@@ -1,13 +1,13 @@
 //! A sparse sum of one tensor, over and over: what it sends, what it keeps, and its memory.
 
 use super::feedback::{Feedback, select};
-use super::lists::check_k;
+use super::lists::{Lists, check_k};
 use super::select::candidates_len;
 use super::{gtopk, ok_topk, topk};
 use crate::communicator::{Communicator, check_number, check_same};
 use crate::error::Result;
 use crate::transport::{Call, Order, Reduction, Sum};
-use meristem_device::{DType, Owner, Stream, Tensor};
+use meristem_device::{DType, Stream, Tensor};
 
 /// How the largest elements are summed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -79,7 +79,7 @@ pub struct SparseSum {
 /// Memory for one k.
 struct Work {
     k: usize,
-    candidates: Tensor,
+    candidates: Lists,
     buffers: Buffers,
 }
 
@@ -225,7 +225,7 @@ impl SparseSum {
             }
         };
         let room = candidates_len(self.len, k);
-        let candidates = Tensor::empty(stream, [room], DType::U32, Owner::Collectives)?;
+        let candidates = Lists::new(stream, dtype, 1, room)?;
         self.work = Some(Work { k, candidates, buffers });
         Ok(())
     }
@@ -249,9 +249,9 @@ impl SparseSum {
 
     /// Nothing is sent: everything is kept.
     fn nothing(&self, input: &Tensor, output: &Tensor) -> Result<()> {
-        let empty = super::lists::Lists::new(&self.stream, self.dtype, 1, 0)?;
+        let empty = Lists::new(&self.stream, self.dtype, 1, 0)?;
         if self.feedback.is_some() {
-            let none = Tensor::empty(&self.stream, [0], DType::U32, Owner::Collectives)?;
+            let none = Lists::new(&self.stream, self.dtype, 1, 0)?;
             select(input, self.feedback.as_ref(), &empty, &none, None)?;
         }
         topk::add(&empty, None, output)
