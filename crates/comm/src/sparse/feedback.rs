@@ -112,8 +112,8 @@ pub(crate) fn neutral(tensor: &Tensor) -> Result<()> {
 }
 
 /// Selects the largest of a gradient, or of what was kept plus the gradient, which is kept then.
-/// Where `threshold` (one i64) is given, it is used instead of an exact one unless `refresh`,
-/// and set when it is exact. `picks` is padded.
+/// Where `threshold` (one i64) is given, it is used instead of an exact one unless the flag says to
+/// refresh it, and is set whenever exactly the largest were picked. `picks` is padded.
 pub(crate) fn select(
     gradient: &Tensor,
     feedback: Option<&Feedback>,
@@ -187,8 +187,9 @@ fn run<T: Number>(args: &mut Args<'_>, kind: &Kind) {
     };
     indices[picked..].fill(NONE);
     values[picked..].fill(T::ZERO);
-    if let (Some(threshold), None) = (threshold, known) {
-        let least = values[..picked].iter().map(|value| value.magnitude()).min();
+    // As many as wanted are exactly the largest, whatever was known before.
+    if let (Some(threshold), true) = (threshold, picked == indices.len()) {
+        let least = values.iter().map(|value| value.magnitude()).min();
         *threshold = least.map_or(0, |least| least.wide() as i64);
     }
 }
@@ -236,7 +237,7 @@ impl<T: Number> Source for Kept<'_, T> {
         }
     }
     #[inline(always)]
-    fn visited(&self, index: usize) -> T {
-        self.residual[index]
+    fn visited(&self) -> &[T] {
+        self.residual
     }
 }

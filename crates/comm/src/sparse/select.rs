@@ -21,8 +21,8 @@ pub(crate) trait Source {
     fn peek(&self, index: usize) -> Self::Item;
     /// Visits the elements from `start` on, `out.len()` of them, at most [`BLOCK`].
     fn visit(&mut self, start: usize, out: &mut [Self::Item]);
-    /// An element that was visited.
-    fn visited(&self, index: usize) -> Self::Item;
+    /// All elements, once all were visited.
+    fn visited(&self) -> &[Self::Item];
 }
 
 impl<T: Number> Source for &[T] {
@@ -40,8 +40,8 @@ impl<T: Number> Source for &[T] {
         out.copy_from_slice(&self[start..start + out.len()]);
     }
     #[inline(always)]
-    fn visited(&self, index: usize) -> T {
-        self[index]
+    fn visited(&self) -> &[T] {
+        self
     }
 }
 
@@ -75,7 +75,8 @@ pub(crate) fn top_k<S: Source>(
     if k == len {
         indices.iter_mut().enumerate().for_each(|(i, index)| *index = i as u32);
     } else if k > 0 {
-        let all = (0..len).map(|i| (i as u32, source.visited(i).magnitude()));
+        let magnitudes = source.visited().iter().map(|value| value.magnitude());
+        let all = magnitudes.clone().enumerate().map(|(i, magnitude)| (i as u32, magnitude));
         match places.get(..found) {
             Some(found) if found.len() >= k => {
                 let magnitudes = held[..found.len()].iter().map(|value| value.magnitude());
@@ -91,11 +92,15 @@ pub(crate) fn top_k<S: Source>(
                 let cut = Cut { threshold: Bits::<S>::narrow(0), equal: k - found.len() };
                 cut.keep(all, indices);
             }
-            _ => Cut::at(all.clone().map(|(_, magnitude)| magnitude), k).keep(all, indices),
+            // The known threshold is out of date: a sample knows better.
+            _ if known.is_some() => {
+                return top_k(&mut source.visited(), None, (places, held), indices, values);
+            }
+            _ => Cut::at(magnitudes, k).keep(all, indices),
         }
     }
     for (value, index) in values.iter_mut().zip(&indices[..picked]) {
-        *value = source.visited(*index as usize);
+        *value = source.visited()[*index as usize];
     }
     picked
 }
@@ -339,6 +344,14 @@ mod tests {
         assert_eq!(pick(3.5, 4), [0, 2]);
         assert_eq!(pick(4.5, 4), [0, 1, 2, 4]); // too few: exactly
         assert_eq!(pick(0.9, 3), [0, 2, 4]); // more than wanted
+        // More than there is room for: out of date, and made anew.
+        let values: Vec<f32> = (0..5000).map(|i| (i * 37 % 5000) as f32).collect();
+        let (mut places, mut held) = ([0; 1100], [0.0; 1100]);
+        let (mut indices, mut picked) = ([0; 50], [0.0; 50]);
+        let known = Some(1.0f32.to_bits());
+        let room = (&mut places[..], &mut held[..]);
+        assert_eq!(top_k(&mut &values[..], known, room, &mut indices, &mut picked), 50);
+        assert_eq!(indices[..], slow(&values, 50));
     }
 
     #[test]
