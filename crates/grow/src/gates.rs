@@ -87,7 +87,7 @@ impl Gates {
 }
 
 /// What was measured of a module. `None` is "never measured", and fails the gate that needs it.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GateInputs {
     /// Gradient health.
     pub gradient_health: Option<GradientHealth>,

@@ -71,6 +71,12 @@ pub(crate) struct TrainArguments {
     /// Epochs of host training in an episode
     #[arg(long, value_name = "N", help_heading = "Run")]
     steps: Option<usize>,
+    /// Steps between two checkpoints; 0: only between rounds, and where a run is stopped
+    #[arg(long, value_name = "N", help_heading = "Run")]
+    checkpoint_every: Option<usize>,
+    /// Go on with a run that was stopped or killed, from its last checkpoint to the same bits
+    #[arg(long, value_name = "RUN", help_heading = "Run")]
+    pub(crate) resume: Option<PathBuf>,
     /// Print nothing but errors
     #[arg(long, help_heading = "Run")]
     pub(crate) quiet: bool,
@@ -212,6 +218,7 @@ impl TrainArguments {
             tempo: self.tempo,
             log_batches: self.log_batches.then_some(true),
             hot_scope: self.hot_scope,
+            checkpoint_every: self.checkpoint_every,
         }
     }
 }

@@ -20,7 +20,7 @@ pub type Metadata = BTreeMap<String, String>;
 /// One tensor in the header.
 #[derive(Serialize)]
 struct Entry<'a> {
-    dtype: &'static str,
+    dtype: String,
     shape: &'a [usize],
     data_offsets: [usize; 2],
 }
@@ -37,15 +37,13 @@ pub fn save(path: &Path, state: &StateDict, metadata: &Metadata) -> Result<()> {
 
 /// The bytes of a file.
 fn encode(state: &StateDict, metadata: &Metadata) -> Result<Vec<u8>, String> {
-    let bytes = |tensor: &HostTensor| -> Vec<u8> {
-        match &tensor.data {
-            HostData::F32(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            HostData::I64(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        }
-    };
-    // Integers first: every tensor starts at a multiple of its element's size.
-    let (floats, integers): (Vec<_>, Vec<_>) =
-        state.iter().partition(|(_, tensor)| tensor.as_f32().is_some());
+    // Wide elements first: every tensor starts at a multiple of its element's size.
+    let mut tensors: Vec<_> = state.iter().collect();
+    tensors.sort_by_key(|(_, tensor)| match tensor.data {
+        HostData::I64(_) => 0,
+        HostData::F32(_) => 1,
+        HostData::U8(_) => 2,
+    });
     let mut header = serde_json::Map::new();
     let mut insert = |name: &str, entry: serde_json::Result<serde_json::Value>| {
         entry.map(|entry| header.insert(name.into(), entry)).map_err(|e| e.to_string())
@@ -54,13 +52,13 @@ fn encode(state: &StateDict, metadata: &Metadata) -> Result<Vec<u8>, String> {
         insert("__metadata__", serde_json::to_value(metadata))?;
     }
     let mut data = vec![];
-    for (name, tensor) in integers.into_iter().chain(floats) {
+    for (name, tensor) in tensors {
         if !tensor.is_whole() || name == "__metadata__" {
             return Err(format!("`{name}` {} has {} elements", tensor.form(), tensor.data.len()));
         }
         let start = data.len();
-        data.extend(bytes(tensor));
-        let dtype = if tensor.as_f32().is_some() { "F32" } else { "I64" };
+        tensor.data.le_bytes(|bytes| data.extend_from_slice(bytes));
+        let dtype = tensor.data.dtype_name().to_ascii_uppercase();
         let entry = Entry { dtype, shape: &tensor.shape, data_offsets: [start, data.len()] };
         insert(name, serde_json::to_value(entry))?;
     }
@@ -93,7 +91,7 @@ fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads weights and metadata. Tensors are f32 or i64.
+/// Reads weights and metadata. Tensors are f32, i64 or u8.
 ///
 /// # Errors
 /// [`Error::File`] for a file that cannot be read, is no safetensors file, is truncated, or holds
@@ -113,8 +111,9 @@ fn decode(bytes: &[u8]) -> Result<(StateDict, Metadata), String> {
         let data = match view.dtype() {
             Dtype::F32 => HostData::F32(elements(view.data())),
             Dtype::I64 => HostData::I64(elements(view.data())),
+            Dtype::U8 => HostData::U8(view.data().to_vec()),
             other => {
-                return Err(format!("`{name}` is {other:?}, expected F32 or I64; convert it"));
+                return Err(format!("`{name}` is {other:?}, expected F32, I64 or U8; convert it"));
             }
         };
         state.insert(name, HostTensor { shape: view.shape().to_vec(), data });

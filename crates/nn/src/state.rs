@@ -10,6 +10,8 @@ pub enum HostData {
     F32(Vec<f32>),
     /// 64-bit integers (`num_batches_tracked`).
     I64(Vec<i64>),
+    /// Bytes: no weights, but what a checkpoint holds beside them.
+    U8(Vec<u8>),
 }
 
 impl HostData {
@@ -18,6 +20,25 @@ impl HostData {
         match self {
             HostData::F32(v) => v.len(),
             HostData::I64(v) => v.len(),
+            HostData::U8(v) => v.len(),
+        }
+    }
+
+    /// Hands out the bytes of the elements in order, little-endian, in one piece or several.
+    pub fn le_bytes(&self, mut each: impl FnMut(&[u8])) {
+        match self {
+            HostData::F32(v) => v.iter().for_each(|x| each(&x.to_le_bytes())),
+            HostData::I64(v) => v.iter().for_each(|x| each(&x.to_le_bytes())),
+            HostData::U8(v) => each(v),
+        }
+    }
+
+    /// `f32`, `i64` or `u8`.
+    pub fn dtype_name(&self) -> &'static str {
+        match self {
+            HostData::F32(_) => "f32",
+            HostData::I64(_) => "i64",
+            HostData::U8(_) => "u8",
         }
     }
 
@@ -47,18 +68,22 @@ impl HostTensor {
         Self { shape: vec![], data: HostData::I64(vec![value]) }
     }
 
+    /// A vector of bytes.
+    pub fn bytes(bytes: Vec<u8>) -> Self {
+        Self { shape: vec![bytes.len()], data: HostData::U8(bytes) }
+    }
+
     /// The floats, `None` for integers.
     pub fn as_f32(&self) -> Option<&[f32]> {
         match &self.data {
             HostData::F32(v) => Some(v),
-            HostData::I64(_) => None,
+            HostData::I64(_) | HostData::U8(_) => None,
         }
     }
 
     /// Element type and shape, for messages: `f32 [8, 3, 3, 3]`.
     pub fn form(&self) -> String {
-        let dtype = if self.as_f32().is_some() { "f32" } else { "i64" };
-        format!("{dtype} {:?}", self.shape)
+        format!("{} {:?}", self.data.dtype_name(), self.shape)
     }
 
     /// Whether there are as many elements as the shape says.

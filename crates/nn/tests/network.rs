@@ -97,6 +97,7 @@ fn bits(tensor: &HostTensor) -> Vec<u64> {
     match &tensor.data {
         HostData::F32(v) => v.iter().map(|x| u64::from(x.to_bits())).collect(),
         HostData::I64(v) => v.iter().map(|x| *x as u64).collect(),
+        HostData::U8(v) => v.iter().map(|x| u64::from(*x)).collect(),
     }
 }
 

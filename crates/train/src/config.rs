@@ -119,6 +119,8 @@ settings! {
     log_batches: bool,
     /// Copies, waits and allocations on the hot path: off (count them), warn, or deny (end the run).
     hot_scope: HotScopePolicy,
+    /// Steps between two checkpoints; 0: only between rounds, and where a run is stopped.
+    checkpoint_every: usize,
 }
 
 impl TrainConfig {
@@ -162,6 +164,12 @@ impl TrainConfig {
         toml::to_string(&written).unwrap_or_default()
     }
 
+    /// What results depend on, as text: equal texts, equal runs on the same data and machine.
+    pub(crate) fn identity(&self) -> String {
+        let (threads, checkpoint_every, export) = (0, 0, None);
+        Self { threads, checkpoint_every, export, ..self.clone() }.resolved_toml()
+    }
+
     /// Checks every number against its range.
     fn validate(&self) -> Result<()> {
         let whole = [
@@ -174,6 +182,7 @@ impl TrainConfig {
             ("max-modules", self.max_modules, 0, 64),
             ("min-training-steps", self.min_training_steps as usize, 1, 1_000_000),
             ("plateau-steps", self.plateau_steps, 1, 1_000_000),
+            ("checkpoint-every", self.checkpoint_every, 0, 1_000_000),
             ("data-budget", self.data_budget.map_or(1, |b| b.0), 1, usize::MAX),
         ];
         for (key, got, low, high) in whole {

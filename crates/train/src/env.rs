@@ -9,6 +9,7 @@ use meristem_grow::{
 };
 use meristem_nn::{EvalMetrics, GroupMetrics, Metrics, Network, NetworkOptions};
 
+use crate::checkpoint::{EnvState, EnvTensors};
 use crate::error::Result;
 use crate::growth::When;
 use crate::setup::Setup;
@@ -57,9 +58,69 @@ impl Env {
         setup: &Setup,
         index: usize,
         stream: &Stream,
+        seed_and_log: (u64, usize),
+    ) -> Result<Self> {
+        let mut env = Self::of(setup, setup.fresh_host()?, (index, stream), seed_and_log)?;
+        setup.initialise(&mut env.network)?;
+        Ok(env)
+    }
+
+    /// An env as a checkpoint has it.
+    ///
+    /// # Errors
+    /// State that does not fit this run, memory.
+    pub(crate) fn restore(
+        setup: &Setup,
+        (index, stream): (usize, &Stream),
+        seed_and_log: (u64, usize),
+        (state, tensors): (EnvState, &EnvTensors),
+    ) -> Result<Self> {
+        let host = setup.rebuild(&state.topology)?;
+        let mut env = Self::of(setup, host, (index, stream), seed_and_log)?;
+        env.network.load_state_dict(&tensors.weights, true)?;
+        env.network.load_momentum_dict(&tensors.optimiser)?;
+        Ok(Self {
+            measured: state.measured,
+            interactions_pp: state.interactions_pp,
+            accuracies_pp: state.accuracies_pp,
+            losses: state.losses,
+            slot_history: state.slot_history,
+            last: state.last,
+            train: state.train,
+            control: state.control,
+            history: state.history,
+            ..env
+        })
+    }
+
+    /// What a checkpoint needs of it, its network brought up to date before. Waits for the device.
+    ///
+    /// # Errors
+    /// A failed stream.
+    pub(crate) fn save(&mut self, setup: &Setup) -> Result<(EnvState, EnvTensors)> {
+        self.sync_network(setup)?;
+        let state = EnvState {
+            topology: self.host.topology(),
+            measured: self.measured.clone(),
+            interactions_pp: self.interactions_pp.clone(),
+            accuracies_pp: self.accuracies_pp.clone(),
+            losses: self.losses.clone(),
+            slot_history: self.slot_history.clone(),
+            last: self.last,
+            train: self.train.clone(),
+            control: self.control,
+            history: self.history,
+        };
+        let (weights, optimiser) = (self.network.state_dict()?, self.network.momentum_dict()?);
+        Ok((state, EnvTensors { weights, optimiser }))
+    }
+
+    fn of(
+        setup: &Setup,
+        host: Host,
+        (index, stream): (usize, &Stream),
         (seed, batch_log): (u64, usize),
     ) -> Result<Self> {
-        let host = setup.fresh_host()?;
         let slots = host.slots().len();
         let options = NetworkOptions {
             // One more is for the test split.
@@ -67,8 +128,7 @@ impl Env {
             batch_log,
             ..NetworkOptions::new(seed, index as u64, setup.isa, setup.config.batch)
         };
-        let mut network = Network::new(stream, setup.graph(&host)?, options)?;
-        setup.initialise(&mut network)?;
+        let network = Network::new(stream, setup.graph(&host)?, options)?;
         let counterfactual = Counterfactual::leave_one_out(&host, Scope::Live);
         Ok(Self {
             index,

@@ -11,6 +11,9 @@ use meristem_control::{Controller, EnvView};
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{Counts, HotScope, Policy};
 
+use serde::{Deserialize, Serialize};
+
+use crate::checkpoint::{EnvState, EnvTensors, Position};
 use crate::counterfactuals;
 use crate::env::Env;
 use crate::error::{Error, Result};
@@ -18,13 +21,14 @@ use crate::evaluate;
 use crate::events::{Event, StepCompleted};
 use crate::fleet::{Fleet, for_each_batch};
 use crate::growth::{self, When};
+use crate::keeper::Keeper;
 use crate::observer::Journal;
 use crate::permitted;
 use crate::setup::Setup;
 use crate::summary::{HotTotals, Validation};
 
 /// What a run adds up over its episodes.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Totals {
     /// Steps of all rounds.
     pub(crate) steps: u64,
@@ -48,6 +52,14 @@ pub(crate) struct Episode<'a, 'j> {
     pub(crate) journal: &'a mut Journal<'j>,
     pub(crate) totals: &'a mut Totals,
     pub(crate) round: usize,
+    pub(crate) keeper: &'a Keeper,
+}
+
+/// Where an episode begins: with fresh hosts, or in the middle.
+pub(crate) enum Start {
+    Fresh,
+    /// At this step, with these envs.
+    At(usize, Vec<(EnvState, EnvTensors)>),
 }
 
 /// An episode that has run.
@@ -63,18 +75,23 @@ pub(crate) struct Trained {
 }
 
 impl Episode<'_, '_> {
-    /// Runs the steps on fresh hosts. One wait per step.
+    /// Runs the steps from `start` on. One wait per step, and those of the checkpoints.
     ///
     /// # Errors
     /// A diverged env, a full disk, a failed device.
-    pub(crate) fn train(&mut self) -> Result<Trained> {
+    pub(crate) fn train(&mut self, start: Start) -> Result<Trained> {
         let round = self.round;
         let _round = self.fleet.machine.span(|| format!("round {round}"));
-        self.journal.emit(Event::RoundStarted { round });
-        let mut envs = self.fresh_envs()?;
-        let mut steps = 0;
+        let (first, mut envs) = match start {
+            Start::Fresh => {
+                self.journal.emit(Event::RoundStarted { round });
+                (0, self.fresh_envs()?)
+            }
+            Start::At(step, saved) => (step, self.restore_envs(saved)?),
+        };
+        let mut steps = first;
         let (mut interrupted, mut refused) = (false, None);
-        for step in 0..self.setup.config.steps {
+        for step in first..self.setup.config.steps {
             match self.step(&mut envs, When { round, step }) {
                 Err(error) if error.is_hot_scope() => refused = Some(error),
                 result => result?,
@@ -84,6 +101,10 @@ impl Episode<'_, '_> {
             }
             steps += 1;
             interrupted = self.journal.stop_requested()?;
+            // Between two rounds the run itself writes one.
+            if steps < self.setup.config.steps {
+                self.checkpoint(&mut envs, steps, interrupted)?;
+            }
             if interrupted {
                 break;
             }
@@ -91,14 +112,51 @@ impl Episode<'_, '_> {
         Ok(Trained { envs, steps, interrupted, refused })
     }
 
-    fn fresh_envs(&mut self) -> Result<Vec<Env>> {
+    /// Writes a checkpoint where one is due, and where the run is stopped.
+    fn checkpoint(&mut self, envs: &mut [Env], step: usize, stopped: bool) -> Result<()> {
+        let every = self.setup.config.checkpoint_every;
+        let due = every > 0 && step.is_multiple_of(every);
+        if !due && !stopped {
+            return Ok(());
+        }
+        let next = Position { round: self.round, step };
+        // Where a run is stopped by hand must not show in its events.
+        if due {
+            self.journal.emit_waiting(Event::CheckpointWritten { round: next.round, step });
+        }
+        let saved = envs.iter_mut().map(|env| env.save(self.setup)).collect::<Result<_>>()?;
+        let totals = *self.totals;
+        self.keeper.write(next, saved, (totals, self.controller.save()?), self.journal)
+    }
+
+    fn restore_envs(&self, saved: Vec<(EnvState, EnvTensors)>) -> Result<Vec<Env>> {
+        let streams = self.fleet.machine.streams().iter().enumerate();
+        let (seed, batch_log) = (self.seed(), self.batch_log());
+        streams
+            .zip(saved)
+            .map(|(place, (state, tensors))| {
+                Env::restore(self.setup, place, (seed, batch_log), (state, &tensors))
+            })
+            .collect()
+    }
+
+    /// Seed of the round's hosts.
+    fn seed(&self) -> u64 {
         let config = &self.setup.config;
         // Round 0 uses the seed itself, so that one round is what its seed says.
-        let seed = match self.round {
+        match self.round {
             0 => config.seed,
             round => Rng::new(config.seed, Purpose::Init, u64::MAX, round as u64).next_u64(),
-        };
-        let batch_log = if config.log_batches { self.fleet.train.len().max(1) } else { 1 };
+        }
+    }
+
+    /// Batch losses that a network remembers.
+    fn batch_log(&self) -> usize {
+        if self.setup.config.log_batches { self.fleet.train.len().max(1) } else { 1 }
+    }
+
+    fn fresh_envs(&mut self) -> Result<Vec<Env>> {
+        let (seed, batch_log) = (self.seed(), self.batch_log());
         let streams = self.fleet.machine.streams().iter().enumerate();
         streams
             .map(|(index, stream)| {

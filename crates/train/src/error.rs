@@ -52,6 +52,22 @@ pub enum Error {
         /// Everything that is wrong with it.
         message: String,
     },
+    /// A checkpoint cannot be used.
+    #[error("checkpoint {}: {problem}", path.display())]
+    Checkpoint {
+        /// File.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A folder cannot be resumed.
+    #[error("cannot resume {}: {problem}", path.display())]
+    Resume {
+        /// Folder.
+        path: PathBuf,
+        /// Why not.
+        problem: String,
+    },
     /// The loss of an env is no number any more.
     #[error("env {env} diverged in step {step}: its training loss is {loss}")]
     Diverged {
@@ -100,6 +116,7 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Value { .. } | Self::ConfigFile { .. } | Self::RunFolderExists { .. } => 2,
+            Self::Resume { .. } => 2,
             Self::Grow(_) | Self::Device(meristem_device::Error::BadDeviceName { .. }) => 2,
             // A flag with the wrong value, or one that is missing; the files are not to blame.
             Self::Data(
@@ -142,6 +159,13 @@ impl Error {
                 "do it between steps, or let it pass with --hot-scope warn; what was trained is in the run's \
                  weights; without an extension of yours in the run, report it"
                     .into()
+            }
+            Self::Checkpoint { .. } => {
+                "remove this file to resume from the checkpoint before it; nothing was overwritten"
+                    .into()
+            }
+            Self::Resume { .. } => {
+                "a new run with the same settings: --config FOLDER/config.toml".into()
             }
             Self::Diverged { .. } => "lower --lr, or start from other weights".into(),
             _ => return None,

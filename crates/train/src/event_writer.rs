@@ -4,14 +4,15 @@
 //! gap shows in their numbers. When the disk refuses, the file is cut back to its last whole line, and the
 //! loop learns of it at the next step boundary.
 
-use std::fs::File;
-use std::io::{self, Write};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use crate::checkpoint::EventsPosition;
 use crate::error::{Error, Result};
 use crate::events::{Event, Record, SCHEMA_VERSION};
 
@@ -19,36 +20,68 @@ use crate::events::{Event, Record, SCHEMA_VERSION};
 pub const QUEUE_EVENTS: usize = 4096;
 /// Bytes gathered before a write, when the queue does not run empty sooner.
 const WRITE_BYTES: usize = 64 * 1024;
+/// How long the disk may take to write what is queued.
+const SYNC_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// What the writing thread is asked for.
+#[derive(Debug)]
+enum Order {
+    /// To write a line.
+    Line(String),
+    /// To tell how long the file is once everything before is on the disk.
+    Sync(SyncSender<u64>),
+}
 
 /// Writes the events of one run.
 #[derive(Debug)]
 pub struct EventWriter {
     path: PathBuf,
-    queue: Option<SyncSender<String>>,
+    queue: Option<SyncSender<Order>>,
     thread: Option<JoinHandle<()>>,
     failure: Arc<Mutex<Option<io::Error>>>,
     started: Instant,
+    /// Of this run before it was resumed.
+    seconds_before: f64,
     next_seq: u64,
     dropped: u64,
 }
 
 impl EventWriter {
-    /// Creates the file at `path` and starts the writing thread.
+    /// Creates the file at `path` for a run that began at `started`, and starts the writing thread.
     ///
     /// # Errors
     /// The file or the thread cannot be made.
-    pub fn create(path: &Path) -> Result<Self> {
+    pub fn create(path: &Path, started: Instant) -> Result<Self> {
         let fail = |source| Error::RunFolder { action: "write", path: path.to_owned(), source };
         let file = File::create(path).map_err(fail)?;
-        Self::start(path, file, QUEUE_EVENTS).map_err(fail)
+        let from =
+            EventsPosition { seconds: started.elapsed().as_secs_f64(), ..Default::default() };
+        Self::start(path, file, from, QUEUE_EVENTS).map_err(fail)
     }
 
-    fn start(path: &Path, file: File, capacity: usize) -> io::Result<Self> {
+    /// Goes on with the file at `path` from a checkpoint: what was written after it is cut off.
+    ///
+    /// # Errors
+    /// The file is shorter than it was, or cannot be written.
+    pub(crate) fn resume(path: &Path, from: EventsPosition) -> Result<Self> {
+        let fail = |source| Error::RunFolder { action: "write", path: path.to_owned(), source };
+        let mut file = OpenOptions::new().write(true).open(path).map_err(fail)?;
+        let length = file.metadata().map_err(fail)?.len();
+        if length < from.bytes {
+            let problem = format!("it has {length} bytes, the checkpoint knows of {}", from.bytes);
+            return Err(fail(io::Error::other(problem)));
+        }
+        let placed = file.set_len(from.bytes).and_then(|()| file.seek(SeekFrom::End(0)));
+        placed.map_err(fail)?;
+        Self::start(path, file, from, QUEUE_EVENTS).map_err(fail)
+    }
+
+    fn start(path: &Path, file: File, from: EventsPosition, capacity: usize) -> io::Result<Self> {
         let (queue, lines) = sync_channel(capacity);
         let failure = Arc::new(Mutex::new(None));
         let shared = Arc::clone(&failure);
         let thread = std::thread::Builder::new().name("events".into()).spawn(move || {
-            if let Err(error) = write_lines(&lines, file) {
+            if let Err(error) = write_lines(&lines, file, from.bytes) {
                 *shared.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
             }
         })?;
@@ -58,8 +91,9 @@ impl EventWriter {
             thread: Some(thread),
             failure,
             started: Instant::now(),
-            next_seq: 0,
-            dropped: 0,
+            seconds_before: from.seconds,
+            next_seq: from.seq,
+            dropped: from.dropped,
         })
     }
 
@@ -67,7 +101,9 @@ impl EventWriter {
     pub fn emit(&mut self, event: &Event) {
         let line = self.line(event);
         let Some(queue) = &self.queue else { return };
-        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = queue.try_send(line) {
+        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) =
+            queue.try_send(Order::Line(line))
+        {
             self.dropped += 1;
         }
     }
@@ -77,7 +113,7 @@ impl EventWriter {
     pub fn emit_waiting(&mut self, event: &Event) {
         let line = self.line(event);
         let Some(queue) = &self.queue else { return };
-        if queue.send(line).is_err() {
+        if queue.send(Order::Line(line)).is_err() {
             self.dropped += 1;
         }
     }
@@ -85,10 +121,34 @@ impl EventWriter {
     fn line(&mut self, event: &Event) -> String {
         let seq = self.next_seq;
         self.next_seq += 1;
-        let seconds = self.started.elapsed().as_secs_f64();
+        let seconds = self.seconds();
         let record = Record { v: SCHEMA_VERSION, seq, seconds, event };
         // Serialising plain structs into a string cannot fail; an empty line is skipped by the writer.
         serde_json::to_string(&record).unwrap_or_default()
+    }
+
+    /// Seconds since the run started, without those between a kill and a resume.
+    pub(crate) fn seconds(&self) -> f64 {
+        self.seconds_before + self.started.elapsed().as_secs_f64()
+    }
+
+    /// Waits until every event so far is on the disk; where the file then stands.
+    ///
+    /// # Errors
+    /// The disk refused a write.
+    pub(crate) fn sync(&mut self) -> Result<EventsPosition> {
+        let (sender, length) = sync_channel(1);
+        let asked = self.queue.as_ref().map(|queue| queue.send(Order::Sync(sender)));
+        let bytes = match (asked, length.recv_timeout(SYNC_TIMEOUT)) {
+            (Some(Ok(())), Ok(bytes)) => bytes,
+            _ => {
+                self.check()?;
+                let source = io::Error::other("the writing thread does not answer");
+                return Err(Error::RunFolder { action: "write", path: self.path.clone(), source });
+            }
+        };
+        let (seq, dropped) = (self.next_seq, self.dropped);
+        Ok(EventsPosition { bytes, seq, dropped, seconds: self.seconds() })
     }
 
     /// Events lost so far.
@@ -136,22 +196,30 @@ impl Drop for EventWriter {
 }
 
 /// Writes until the queue is closed; flushes whenever it runs empty.
-fn write_lines(lines: &Receiver<String>, mut file: File) -> io::Result<()> {
+fn write_lines(orders: &Receiver<Order>, mut file: File, mut written: u64) -> io::Result<()> {
     let mut buffer = Vec::with_capacity(WRITE_BYTES);
-    let mut written: u64 = 0;
     loop {
-        let line = match lines.try_recv() {
-            Ok(line) => Some(line),
+        let order = match orders.try_recv() {
+            Ok(order) => Some(order),
             Err(TryRecvError::Disconnected) => None,
             Err(TryRecvError::Empty) => {
                 flush(&mut file, &mut buffer, &mut written)?;
-                lines.recv().ok()
+                orders.recv().ok()
             }
         };
-        let Some(line) = line else { return flush(&mut file, &mut buffer, &mut written) };
-        if !line.is_empty() {
-            buffer.extend_from_slice(line.as_bytes());
-            buffer.push(b'\n');
+        match order {
+            None => return flush(&mut file, &mut buffer, &mut written),
+            Some(Order::Line(line)) if line.is_empty() => {}
+            Some(Order::Line(line)) => {
+                buffer.extend_from_slice(line.as_bytes());
+                buffer.push(b'\n');
+            }
+            Some(Order::Sync(answer)) => {
+                flush(&mut file, &mut buffer, &mut written)?;
+                file.sync_data()?;
+                // Who asked may have given up; the file is as it should be all the same.
+                let _ = answer.send(written);
+            }
         }
         if buffer.len() >= WRITE_BYTES {
             flush(&mut file, &mut buffer, &mut written)?;
@@ -190,7 +258,7 @@ mod tests {
     fn every_line_is_one_numbered_json_object() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("events.jsonl");
-        let mut writer = EventWriter::create(&path).unwrap();
+        let mut writer = EventWriter::create(&path, Instant::now()).unwrap();
         for i in 0..1000 {
             writer.emit_waiting(&anomaly(i));
         }
@@ -216,6 +284,7 @@ mod tests {
             thread: None,
             failure: Arc::default(),
             started: Instant::now(),
+            seconds_before: 0.0,
             next_seq: 0,
             dropped: 0,
         };
@@ -232,7 +301,7 @@ mod tests {
             return;
         }
         let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
-        let mut writer = EventWriter::start(path, file, 8).unwrap();
+        let mut writer = EventWriter::start(path, file, EventsPosition::default(), 8).unwrap();
         writer.emit_waiting(&anomaly(0));
         let error = writer.close().unwrap_err();
         assert_eq!(error.exit_code(), 1);

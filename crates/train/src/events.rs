@@ -134,6 +134,13 @@ pub enum Event {
     },
     /// What the live modules of an env are worth.
     Counterfactuals(Counterfactuals),
+    /// Everything up to this line can be resumed from (U4).
+    CheckpointWritten {
+        /// Round of the next step.
+        round: usize,
+        /// The next step.
+        step: usize,
+    },
     /// Something that should not be: a loss that is no number.
     Anomaly {
         /// Env.

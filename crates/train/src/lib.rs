@@ -24,6 +24,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod checkpoint;
 pub mod config;
 pub mod config_file;
 mod counterfactuals;
@@ -36,6 +37,7 @@ pub mod event_writer;
 pub mod events;
 mod fleet;
 mod growth;
+mod keeper;
 mod observer;
 mod permitted;
 mod preset;
@@ -51,6 +53,6 @@ pub use config::TrainConfig;
 pub use error::{Error, Result};
 pub use events::Event;
 pub use observer::{Observer, Silent};
-pub use run::{run, run_with};
+pub use run::{ResumeOptions, resume, resume_with, run, run_with};
 pub use setup::dataset_spec;
 pub use summary::Summary;

@@ -2,6 +2,7 @@
 
 use meristem_nn::Network;
 
+use crate::checkpoint::EventsPosition;
 use crate::error::Result;
 use crate::event_writer::EventWriter;
 use crate::events::Event;
@@ -72,6 +73,19 @@ impl<'a> Journal<'a> {
     pub(crate) fn stop_requested(&self) -> Result<bool> {
         self.writer.check()?;
         Ok(self.observer.stop_requested())
+    }
+
+    /// Waits until every event so far is on the disk; where the file then stands.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(crate) fn sync(&mut self) -> Result<EventsPosition> {
+        self.writer.sync()
+    }
+
+    /// Seconds since the run started, without those between a kill and a resume.
+    pub(crate) fn seconds(&self) -> f64 {
+        self.writer.seconds()
     }
 
     /// Writes what is queued; the number of events that were dropped.

@@ -43,7 +43,7 @@ mod tests {
 
     use crate::config::{Layer, TrainConfig};
     use crate::observer::Silent;
-    use crate::run::Run;
+    use crate::run::{Begin, Run};
     use crate::run_folder::RunFolder;
     use crate::settings::{Limit, Preset};
     use crate::setup::Names;
@@ -79,12 +79,13 @@ mod tests {
         };
         let config = TrainConfig::resolve(Layer::default(), flags).unwrap();
         let names = Names::resolve(&config).unwrap();
-        let run = Run::prepare(&config, names, BlueprintSet::standard(), None).unwrap();
         let folder = RunFolder::create(config.run_dir.as_deref(), "run").unwrap();
+        let prepared = Run::prepare(&config, names, BlueprintSet::standard(), (&folder, None));
+        let run = prepared.unwrap();
         let devices = run.devices().to_vec();
         let scopes: Vec<HotScope> =
             devices.iter().map(|device| device.hot_scope("run", Policy::Off)).collect();
-        let summary = run.finish(&folder, Instant::now(), (&mut Silent, None)).unwrap();
+        let summary = run.finish(&folder, Begin::New(Instant::now()), (&mut Silent, None)).unwrap();
         assert!(summary.envs.iter().any(|env| env.history.germinated > 0));
         let sites = scopes.into_iter().flat_map(|scope| scope.finish().sites);
         let place = |site: meristem_device::ActSite| {

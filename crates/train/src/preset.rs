@@ -70,5 +70,6 @@ fn default() -> TrainConfig {
         tempo: Tempo::Standard,
         log_batches: false,
         hot_scope: HotScopePolicy::default(),
+        checkpoint_every: 10,
     }
 }

@@ -8,14 +8,19 @@ use meristem_control::{Controller, Heuristic, HeuristicConfig, NoController};
 use meristem_data::{Split, cache};
 use meristem_grow::BlueprintSet;
 
-use crate::config::TrainConfig;
+use crate::checkpoint::{
+    Checkpoint, EnvState, EnvTensors, EventsPosition, Identity, Position, Store,
+};
+use crate::config::{Layer, TrainConfig};
+use crate::config_file;
 use crate::env::Env;
-use crate::episode::{Episode, Totals};
+use crate::episode::{Episode, Start, Totals, Trained};
 use crate::error::{Error, Result};
 use crate::evaluate;
 use crate::event_writer::EventWriter;
 use crate::events::{Event, RunStarted};
 use crate::fleet::{Fleet, Machine};
+use crate::keeper::Keeper;
 use crate::observer::{Journal, Observer};
 use crate::run_folder::{RunFolder, write_whole};
 use crate::settings::ControllerKind;
@@ -52,9 +57,9 @@ pub fn run_with(
     let source = names.spec.source;
     let prepared = folder
         .write_config(&config.resolved_toml())
-        .and_then(|()| Run::prepare(config, names, blueprints, trace.as_ref()));
+        .and_then(|()| Run::prepare(config, names, blueprints, (&folder, trace.as_ref())));
     let result = match prepared {
-        Ok(run) => run.finish(&folder, started, (observer, trace)),
+        Ok(run) => run.finish(&folder, Begin::New(started), (observer, trace)),
         Err(error) => {
             folder.discard();
             Err(error)
@@ -63,6 +68,81 @@ pub fn run_with(
     // The cache would keep the data, and with it the device, beyond this run.
     cache::clear(|key| key.source == source);
     result
+}
+
+/// Settings that a run may go on with instead of its own: no result depends on them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ResumeOptions {
+    /// Worker threads of each device.
+    pub threads: Option<usize>,
+    /// File for a trace of what is left.
+    pub trace: Option<PathBuf>,
+}
+
+/// Goes on with the run in `folder` from its newest checkpoint, or from its start if it has none: weights,
+/// events (their times aside) and summary end as if it had never stopped. A run that is complete is not touched: its summary is returned. Blocks until it is done.
+///
+/// # Errors
+/// [`Error::Resume`]: no run's folder, or another process writes there. [`Error::Checkpoint`]: the newest
+/// checkpoint is damaged, of another version, or of another run. As [`run`] otherwise. Nothing is overwritten
+/// before the checkpoint was found to fit.
+pub fn resume(
+    folder: &Path,
+    options: &ResumeOptions,
+    observer: &mut dyn Observer,
+) -> Result<Summary> {
+    resume_with(folder, options, BlueprintSet::standard(), observer)
+}
+
+/// As [`resume`], growing from `blueprints`, which must be those of the run.
+///
+/// # Errors
+/// As [`resume`].
+pub fn resume_with(
+    path: &Path,
+    options: &ResumeOptions,
+    blueprints: BlueprintSet,
+    observer: &mut dyn Observer,
+) -> Result<Summary> {
+    let started = Instant::now();
+    let folder = RunFolder::open(path)?;
+    if let Some(summary) = folder.read_summary()?.filter(|s| s.status == Status::Completed) {
+        return Ok(summary);
+    }
+    let settings = config_file::read(&folder.config())?;
+    let (threads, trace) = (options.threads, options.trace.clone().map(Some));
+    let flags = Layer { run_dir: Some(Some(path.into())), threads, trace, ..Layer::default() };
+    let config = TrainConfig::resolve(settings, flags)?;
+    let names = Names::resolve(&config)?;
+    check_export(config.export.as_deref())?;
+    let trace = RunTrace::open(config.trace.as_deref())?;
+    let source = names.spec.source;
+    let result = (|| {
+        let mut run = Run::prepare(&config, names, blueprints, (&folder, trace.as_ref()))?;
+        let begin = match run.keeper.store.newest()? {
+            Some((file, checkpoint)) => Begin::From(run.restore(&file, checkpoint)?),
+            None => Begin::New(started),
+        };
+        folder.remove_summary()?;
+        run.finish(&folder, begin, (observer, trace))
+    })();
+    cache::clear(|key| key.source == source);
+    result
+}
+
+/// How a run begins.
+pub(crate) enum Begin {
+    /// At its start.
+    New(Instant),
+    /// In the middle.
+    From(Middle),
+}
+
+/// Where a run goes on.
+pub(crate) struct Middle {
+    next: Position,
+    envs: Vec<(EnvState, EnvTensors)>,
+    events: EventsPosition,
 }
 
 /// Finds out before the training, not after it, that the weights could not be written.
@@ -81,9 +161,8 @@ pub(crate) struct Run {
     fleet: Fleet,
     controller: Box<dyn Controller>,
     totals: Totals,
-    rounds: Vec<RoundSummary>,
-    /// Of the last round.
-    envs: Vec<EnvSummary>,
+    /// Also of what ended so far.
+    keeper: Keeper,
 }
 
 impl Run {
@@ -91,7 +170,7 @@ impl Run {
         config: &TrainConfig,
         names: Names,
         blueprints: BlueprintSet,
-        trace: Option<&RunTrace>,
+        (folder, trace): (&RunFolder, Option<&RunTrace>),
     ) -> Result<Self> {
         let machine = Machine::open(&names.devices, config.threads, trace.map(RunTrace::trace))?;
         let _span = machine.span(|| "prepare");
@@ -106,8 +185,30 @@ impl Run {
             ControllerKind::None => Box::new(NoController),
             ControllerKind::Heuristic => Box::new(Heuristic::new(heuristic(config))),
         };
-        let totals = Totals::default();
-        Ok(Self { setup, fleet, controller, totals, rounds: vec![], envs: vec![] })
+        let identity = Identity {
+            config: config.identity(),
+            dataset: dataset_summary(&setup, &fleet),
+            instruction_set: setup.isa.to_string(),
+        };
+        let store = Store::new(folder.checkpoints());
+        let keeper = Keeper { store, identity, rounds: vec![], envs: vec![] };
+        Ok(Self { setup, fleet, controller, totals: Totals::default(), keeper })
+    }
+
+    /// Takes over what a checkpoint holds, if it is one of this run.
+    fn restore(&mut self, file: &Path, checkpoint: Checkpoint) -> Result<Middle> {
+        let Checkpoint { progress, envs, controller } = checkpoint;
+        let unfit = |problem| Error::Checkpoint { path: file.into(), problem };
+        self.keeper.identity.check(&progress.identity).map_err(unfit)?;
+        let in_a_round = progress.next.step > 0;
+        if in_a_round && envs.len() != self.setup.config.envs {
+            return Err(unfit(format!("it has {} envs", envs.len())));
+        }
+        self.controller.restore(&controller).map_err(|error| unfit(error.to_string()))?;
+        self.totals = progress.totals;
+        (self.keeper.rounds, self.keeper.envs) = (progress.rounds, progress.last_envs);
+        let envs = progress.envs.into_iter().zip(envs).collect();
+        Ok(Middle { next: progress.next, envs, events: progress.events })
     }
 
     /// Its devices.
@@ -116,34 +217,46 @@ impl Run {
         self.fleet.machine.devices()
     }
 
-    /// Runs all rounds and writes what is left of them, whatever happens.
+    /// Runs all rounds, or those that are left, and writes what is left of them, whatever happens.
     pub(crate) fn finish(
         mut self,
         folder: &RunFolder,
-        started: Instant,
+        begin: Begin,
         (observer, trace): (&mut dyn Observer, Option<RunTrace>),
     ) -> Result<Summary> {
         let span = self.fleet.machine.span(|| "run");
-        let mut journal = Journal::new(EventWriter::create(&folder.events())?, observer);
-        journal.emit(self.run_started());
-        let result = self.rounds(folder, &mut journal);
+        let (writer, next, envs) = match begin {
+            Begin::New(started) => {
+                let writer = EventWriter::create(&folder.events(), started)?;
+                (writer, Position { round: 0, step: 0 }, vec![])
+            }
+            Begin::From(Middle { next, envs, events }) => {
+                (EventWriter::resume(&folder.events(), events)?, next, envs)
+            }
+        };
+        let mut journal = Journal::new(writer, observer);
+        if next == (Position { round: 0, step: 0 }) {
+            journal.emit(self.run_started());
+        }
+        let result = self.rounds(folder, &mut journal, next, envs);
         let status = match &result {
             Ok(status) => *status,
             Err(_) => Status::Failed,
         };
         let error = result.as_ref().err().map(ToString::to_string);
+        let seconds = journal.seconds();
         journal.emit_waiting(Event::RunEnded {
             status: status.name().into(),
             error: error.clone(),
             steps: self.totals.steps,
             images: self.totals.images,
-            wall_seconds: started.elapsed().as_secs_f64(),
+            wall_seconds: seconds,
         });
         let closed = journal.close();
         drop(span);
         let traced = trace.map(RunTrace::finish).transpose();
         let dropped = closed.as_ref().map_or(0, |dropped| *dropped);
-        let mut summary = self.summary(folder.path(), (status, error), started, dropped);
+        let mut summary = self.summary(folder.path(), (status, error), seconds, dropped);
         summary.trace = traced.as_ref().ok().cloned().flatten();
         let written = folder.write_summary(&summary);
         // The first thing that went wrong is what to report.
@@ -154,34 +267,65 @@ impl Run {
         Ok(summary)
     }
 
-    fn rounds(&mut self, folder: &RunFolder, journal: &mut Journal<'_>) -> Result<Status> {
-        let mut status = Status::Completed;
-        for round in 0..self.setup.config.rounds {
-            let mut episode = Episode {
-                setup: &self.setup,
-                fleet: &mut self.fleet,
-                controller: &mut *self.controller,
-                journal,
-                totals: &mut self.totals,
-                round,
+    fn rounds(
+        &mut self,
+        folder: &RunFolder,
+        journal: &mut Journal<'_>,
+        next: Position,
+        mut envs: Vec<(EnvState, EnvTensors)>,
+    ) -> Result<Status> {
+        let rounds = self.setup.config.rounds;
+        for round in next.round..rounds {
+            let start = match std::mem::take(&mut envs) {
+                saved if saved.is_empty() => Start::Fresh,
+                saved => Start::At(next.step, saved),
             };
-            let mut trained = episode.train()?;
-            if let Some(error) = trained.refused {
-                self.save(folder, &trained.envs)?;
-                return Err(error);
-            }
-            let _report = self.fleet.machine.span(|| "report and save");
-            self.envs = evaluate::report(&mut self.fleet, &self.setup, &mut trained.envs)?;
-            self.envs.iter().for_each(|env| journal.emit(episode_ended(env, round)));
-            self.save(folder, &trained.envs)?;
-            self.rounds.push(round_summary(&self.envs, round, trained.steps));
-            if trained.interrupted {
-                status = Status::Interrupted;
-                break;
+            let trained = self.round(folder, journal, round, start)?;
+            let last = round + 1 == rounds && trained.steps == self.setup.config.steps;
+            if trained.interrupted && !last {
+                self.export(folder)?;
+                return Ok(Status::Interrupted);
             }
         }
         self.export(folder)?;
-        Ok(status)
+        Ok(Status::Completed)
+    }
+
+    /// One round: an episode, its report, its weights, and a checkpoint if another round follows.
+    fn round(
+        &mut self,
+        folder: &RunFolder,
+        journal: &mut Journal<'_>,
+        round: usize,
+        start: Start,
+    ) -> Result<Trained> {
+        let mut episode = Episode {
+            setup: &self.setup,
+            fleet: &mut self.fleet,
+            controller: &mut *self.controller,
+            journal,
+            totals: &mut self.totals,
+            round,
+            keeper: &self.keeper,
+        };
+        let mut trained = episode.train(start)?;
+        if let Some(error) = trained.refused {
+            self.save(folder, &trained.envs)?;
+            return Err(error);
+        }
+        let _report = self.fleet.machine.span(|| "report and save");
+        self.keeper.envs = evaluate::report(&mut self.fleet, &self.setup, &mut trained.envs)?;
+        self.keeper.envs.iter().for_each(|env| journal.emit(episode_ended(env, round)));
+        self.save(folder, &trained.envs)?;
+        self.keeper.rounds.push(round_summary(&self.keeper.envs, round, trained.steps));
+        let config = &self.setup.config;
+        if trained.steps == config.steps && round + 1 < config.rounds {
+            let next = Position { round: round + 1, step: 0 };
+            journal.emit_waiting(Event::CheckpointWritten { round: next.round, step: next.step });
+            let state = (self.totals, self.controller.save()?);
+            self.keeper.write(next, vec![], state, journal)?;
+        }
+        Ok(trained)
     }
 
     /// Writes the envs' weights as they are. Waits for the devices.
@@ -197,11 +341,12 @@ impl Run {
     /// without a control split (the test split is not there to choose by).
     fn export(&self, folder: &RunFolder) -> Result<()> {
         let Some(target) = &self.setup.config.export else { return Ok(()) };
+        let envs = &self.keeper.envs;
         let accuracy = |env: &EnvSummary| env.control_accuracy.unwrap_or(0.0);
         let better = |a: &usize, b: &usize| {
-            accuracy(&self.envs[*a]).total_cmp(&accuracy(&self.envs[*b])).then(b.cmp(a))
+            accuracy(&envs[*a]).total_cmp(&accuracy(&envs[*b])).then(b.cmp(a))
         };
-        let best = (0..self.envs.len()).max_by(better).unwrap_or(0);
+        let best = (0..envs.len()).max_by(better).unwrap_or(0);
         let path = folder.weights().join(evaluate::weights_name(best));
         let bytes = std::fs::read(&path).map_err(|source| Error::RunFolder {
             action: "read",
@@ -241,7 +386,7 @@ impl Run {
         self,
         run_dir: &Path,
         (status, error): (Status, Option<String>),
-        started: Instant,
+        wall_seconds: f64,
         events_dropped: u64,
     ) -> Summary {
         let Totals { steps, training_steps, images, step_seconds, hot, validation } = self.totals;
@@ -260,20 +405,20 @@ impl Run {
             dataset: dataset_summary(setup, fleet),
             instruction_set: setup.isa.to_string(),
             threads,
-            rounds: self.rounds.len(),
+            rounds: self.keeper.rounds.len(),
             steps,
             training_steps,
             images,
             images_per_s: if rate.is_finite() { rate } else { 0.0 },
-            wall_seconds: started.elapsed().as_secs_f64(),
+            wall_seconds,
             step_seconds,
             memory: MemorySummary::of(fleet.machine.devices()),
             hot_path: hot.per_step(),
             validation,
             events_dropped,
             trace: None,
-            envs: self.envs,
-            round_results: self.rounds,
+            envs: self.keeper.envs,
+            round_results: self.keeper.rounds,
         }
     }
 }

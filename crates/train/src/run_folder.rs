@@ -1,9 +1,9 @@
-//! The folder of a run (U4): `config.toml`, `events.jsonl`, `summary.json`, `weights/`.
+//! The folder of a run (U4): `config.toml`, `events.jsonl`, `checkpoints/`, `summary.json`, `weights/`.
 //!
 //! Files that are written at once appear at once: into a temporary name, then renamed. So a killed run, or a
 //! full disk, leaves no half file behind.
 
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -11,6 +11,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 
 use crate::error::{Error, Result};
+use crate::summary::Summary;
+
+/// The file that whoever writes into the folder has locked.
+const LOCK: &str = ".lock";
 
 /// A run's own folder.
 #[derive(Debug)]
@@ -18,6 +22,8 @@ pub struct RunFolder {
     path: PathBuf,
     /// Folders above it that were made for it, the nearest first.
     above: Vec<PathBuf>,
+    /// Held as long as a process writes here; the system lets go of it when the process ends, however it ends.
+    _lock: File,
 }
 
 impl RunFolder {
@@ -36,7 +42,7 @@ impl RunFolder {
             Some(path) => make_new(path)?,
             None => first_free(base, &format!("{}-{name}", utc_stamp(SystemTime::now())))?,
         };
-        let folder = Self { path, above };
+        let folder = Self { _lock: lock(&path)?, path, above };
         let weights = folder.weights();
         fs::create_dir(&weights).map_err(|source| Error::RunFolder {
             action: "create",
@@ -44,6 +50,24 @@ impl RunFolder {
             source,
         })?;
         Ok(folder)
+    }
+
+    /// Opens the folder of a run that was stopped, or killed.
+    ///
+    /// # Errors
+    /// [`Error::Resume`] if it is no run's folder, or a process writes there now.
+    pub fn open(path: &Path) -> Result<Self> {
+        let problem =
+            |problem: &str| Error::Resume { path: path.to_owned(), problem: problem.into() };
+        if !path.is_dir() {
+            return Err(problem("it is no folder"));
+        }
+        if !path.join("config.toml").is_file() || !path.join("weights").is_dir() {
+            return Err(problem(
+                "it is not the folder of a run: config.toml or weights/ is missing",
+            ));
+        }
+        Ok(Self { _lock: lock(path)?, path: path.to_owned(), above: vec![] })
     }
 
     /// The folder.
@@ -56,6 +80,21 @@ impl RunFolder {
         self.path.join("weights")
     }
 
+    /// Where the configuration is.
+    pub fn config(&self) -> PathBuf {
+        self.path.join("config.toml")
+    }
+
+    /// Where the checkpoints go.
+    pub fn checkpoints(&self) -> PathBuf {
+        self.path.join("checkpoints")
+    }
+
+    /// Where the summary goes.
+    pub fn summary(&self) -> PathBuf {
+        self.path.join("summary.json")
+    }
+
     /// Where the events go.
     pub fn events(&self) -> PathBuf {
         self.path.join("events.jsonl")
@@ -66,7 +105,7 @@ impl RunFolder {
     /// # Errors
     /// The file cannot be written.
     pub fn write_config(&self, text: &str) -> Result<()> {
-        write_whole(&self.path.join("config.toml"), text.as_bytes())
+        write_whole(&self.config(), text.as_bytes())
     }
 
     /// Writes `summary.json`.
@@ -74,7 +113,7 @@ impl RunFolder {
     /// # Errors
     /// The file cannot be written.
     pub fn write_summary(&self, summary: &impl Serialize) -> Result<()> {
-        let path = self.path.join("summary.json");
+        let path = self.summary();
         let mut text = serde_json::to_vec_pretty(summary).map_err(|e| Error::RunFolder {
             action: "write",
             path: path.clone(),
@@ -84,17 +123,63 @@ impl RunFolder {
         write_whole(&path, &text)
     }
 
+    /// The summary of a run that ended, `None` if there is none.
+    ///
+    /// # Errors
+    /// [`Error::Resume`] if it cannot be read, or is of another version.
+    pub fn read_summary(&self) -> Result<Option<Summary>> {
+        let problem = |e: &dyn std::fmt::Display| Error::Resume {
+            path: self.path.clone(),
+            problem: format!("its summary.json cannot be read: {e}"),
+        };
+        let text = match fs::read_to_string(self.summary()) {
+            Ok(text) => text,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(problem(&e)),
+        };
+        serde_json::from_str(&text).map(Some).map_err(|e| problem(&e))
+    }
+
+    /// Removes the summary of a run that goes on.
+    ///
+    /// # Errors
+    /// The file cannot be removed.
+    pub fn remove_summary(&self) -> Result<()> {
+        match fs::remove_file(self.summary()) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(Error::RunFolder { action: "remove", path: self.summary(), source })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Removes the folder of a run that could not start, so that the same command can be given again. What
     /// cannot be removed stays: the error that brought us here is the one to report.
     pub fn discard(self) {
-        let removed = fs::remove_file(self.path.join("config.toml"))
+        let removed = fs::remove_file(self.config())
             .or(Ok(()))
+            .and_then(|()| fs::remove_file(self.path.join(LOCK)))
             .and_then(|()| fs::remove_dir(self.weights()))
             .and_then(|()| fs::remove_dir(&self.path))
             .and_then(|()| self.above.iter().try_for_each(fs::remove_dir));
         if let Err(error) = removed {
             tracing::debug!(path = %self.path.display(), %error, "run folder not removed");
         }
+    }
+}
+
+/// Locks the folder for this process.
+fn lock(folder: &Path) -> Result<File> {
+    let path = folder.join(LOCK);
+    let fail = |source| Error::RunFolder { action: "lock", path: path.clone(), source };
+    let file = File::create(&path).map_err(fail)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => {
+            let problem = "another process is writing there; wait for it, or stop it".into();
+            Err(Error::Resume { path: folder.to_owned(), problem })
+        }
+        Err(TryLockError::Error(source)) => Err(fail(source)),
     }
 }
 
@@ -132,7 +217,7 @@ fn first_free(base: &Path, stem: &str) -> Result<PathBuf> {
 /// The folder cannot be written, or the disk is full; nothing is left behind then.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     let temporary = path.with_extension("part");
-    let written = fs::File::create(&temporary)
+    let written = File::create(&temporary)
         .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
         .and_then(|()| fs::rename(&temporary, path));
     written.map_err(|source| {

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use meristem_data::{Augment, DatasetInfo, DatasetSpec, Residency, Source};
 use meristem_device::{DeviceId, Stream};
-use meristem_grow::{BlueprintSet, Gates, Host, HostSpec, ImageShape, Rules, SlotName, nearest};
+use meristem_grow::{
+    BlueprintSet, Gates, Host, HostSpec, ImageShape, Rules, SlotName, Topology, nearest,
+};
 use meristem_nn::graph::{Graph, Optimiser, SgdConfig};
 use meristem_nn::{Isa, Network, NetworkOptions};
 
@@ -104,6 +106,26 @@ impl Setup {
             Some(weights) => {
                 let wanted = Wanted { host: Some(&self.host), image: &self.image };
                 weights.host(&wanted, &self.slots, &self.blueprints, self.rules)
+            }
+        }
+    }
+
+    /// The host that a checkpoint describes, if it could be one of this run.
+    ///
+    /// # Errors
+    /// A damaged description, another host, image or slots.
+    pub(crate) fn rebuild(&self, topology: &Topology) -> Result<Host> {
+        let host = topology.rebuild(&self.blueprints, self.rules)?;
+        let fresh = self.fresh_host()?;
+        let names = |host: &Host| host.slots().iter().map(|slot| slot.name).collect::<Vec<_>>();
+        let same = host.spec() == fresh.spec()
+            && host.image() == fresh.image()
+            && host.blueprints() == fresh.blueprints()
+            && names(&host) == names(&fresh);
+        match same {
+            true => Ok(host),
+            false => {
+                Err(Error::value("host", topology.host, format!("`{}` with its slots", self.host)))
             }
         }
     }

@@ -211,10 +211,13 @@ impl Validation {
 }
 
 /// Running totals behind a [`HotPath`].
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct HotTotals {
     training_steps: u64,
-    counts: Counts,
+    copies_to_host: u64,
+    copies_to_device: u64,
+    synchronizations: u64,
+    allocations: u64,
 }
 
 impl HotTotals {
@@ -222,10 +225,10 @@ impl HotTotals {
     pub(crate) fn add(&mut self, training_steps: u64, spent: impl Iterator<Item = Counts>) {
         self.training_steps += training_steps;
         for spent in spent {
-            self.counts.copies_to_host += spent.copies_to_host;
-            self.counts.copies_to_device += spent.copies_to_device;
-            self.counts.synchronizations += spent.synchronizations;
-            self.counts.allocations += spent.allocations;
+            self.copies_to_host += spent.copies_to_host;
+            self.copies_to_device += spent.copies_to_device;
+            self.synchronizations += spent.synchronizations;
+            self.allocations += spent.allocations;
         }
     }
 
@@ -234,10 +237,10 @@ impl HotTotals {
         let per_step = |count: u64| count as f64 / self.training_steps.max(1) as f64;
         HotPath {
             training_steps: self.training_steps,
-            copies_to_host: per_step(self.counts.copies_to_host),
-            copies_to_device: per_step(self.counts.copies_to_device),
-            synchronizations: per_step(self.counts.synchronizations),
-            allocations: per_step(self.counts.allocations),
+            copies_to_host: per_step(self.copies_to_host),
+            copies_to_device: per_step(self.copies_to_device),
+            synchronizations: per_step(self.synchronizations),
+            allocations: per_step(self.allocations),
         }
     }
 }

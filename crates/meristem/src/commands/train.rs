@@ -1,11 +1,12 @@
 //! `meristem train`.
 
 use std::io::IsTerminal;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 
 use meristem::train::config::{Layer, TrainConfig};
-use meristem::train::{self, config_file};
+use meristem::train::{self, ResumeOptions, Summary, config_file};
 
 use super::{Outcome, print_json, tell_dropped};
 use crate::cli::TrainArguments;
@@ -15,14 +16,11 @@ use crate::progress::{Mode, Progress, STOP};
 use crate::table;
 
 pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
-    let file = match &arguments.config {
-        Some(path) => config_file::read(path)?,
-        None => Layer::default(),
-    };
-    let config = TrainConfig::resolve(file, arguments.layer())?;
-    stop_on_ctrl_c()?;
     let mode = mode(arguments);
-    let summary = train::run(&config, &mut Progress::new(mode))?;
+    let summary = match &arguments.resume {
+        Some(folder) => resume(folder, arguments, mode)?,
+        None => start(arguments, mode)?,
+    };
     if arguments.json {
         print_json(&summary)?;
     }
@@ -37,6 +35,31 @@ pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
     }
     summary.trace.as_ref().inspect(|trace| tell_dropped(trace));
     Ok(ExitCode::SUCCESS)
+}
+
+fn start(arguments: &TrainArguments, mode: Mode) -> Result<Summary, Failure> {
+    let file = match &arguments.config {
+        Some(path) => config_file::read(path)?,
+        None => Layer::default(),
+    };
+    let config = TrainConfig::resolve(file, arguments.layer())?;
+    stop_on_ctrl_c()?;
+    Ok(train::run(&config, &mut Progress::new(mode))?)
+}
+
+fn resume(folder: &Path, arguments: &TrainArguments, mode: Mode) -> Result<Summary, Failure> {
+    let given = arguments.layer();
+    let (threads, trace) = (given.threads, given.trace.clone().flatten());
+    let other = Layer { threads: None, trace: None, ..given };
+    if arguments.config.is_some() || other != Layer::default() {
+        let message = "--resume goes on with the run's own settings";
+        let remedy = "leave the others out (--threads and --trace may be given), or start a new run with \
+                      --config RUN/config.toml";
+        return Err(Failure::usage(message, remedy));
+    }
+    stop_on_ctrl_c()?;
+    let options = ResumeOptions { threads, trace };
+    Ok(train::resume(folder, &options, &mut Progress::new(mode))?)
 }
 
 fn mode(arguments: &TrainArguments) -> Mode {

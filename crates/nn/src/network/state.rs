@@ -171,7 +171,7 @@ impl Weights<'_> {
             match state.get(&buffer.name).map(|t| &t.data) {
                 Some(HostData::F32(v)) => copy_into(&group.state, place.start, v)?,
                 Some(HostData::I64(v)) => copy_into(&group.counters, place.start, v)?,
-                None => {}
+                Some(HostData::U8(_)) | None => {}
             }
         }
         Ok(())

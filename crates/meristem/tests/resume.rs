@@ -1,0 +1,281 @@
+//! Killing a run at any moment and resuming it: the same bits and the same events as if it had never stopped (U4).
+
+#![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
+#![cfg(unix)]
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use common::Meristem;
+use meristem::device::random::{Purpose, Rng};
+use meristem::nn::safetensors::{self, Metadata};
+use meristem::nn::{HostData, HostTensor, StateDict};
+use serde_json::Value;
+
+/// Two rounds of growing hosts on a few small images, a checkpoint after every second step.
+const RUN: &str = "train --dataset arrays --data-root images.safetensors --preset quick --host minimal \
+                   --slots r0,r1 --envs 3 --rounds 2 --steps 24 --batch 16 --control-split 0.2 \
+                   --checkpoint-every 2 --quiet";
+
+/// A folder with 600 images of 8x8 bytes: the label is where the bright half is.
+fn with_images() -> Meristem {
+    let m = Meristem::new();
+    let mut random = Rng::new(1, Purpose::Test, 0, 0);
+    let mut arrays = StateDict::default();
+    for (split, images) in [("train", 500), ("test", 100)] {
+        let labels: Vec<i64> = (0..images).map(|_| i64::from(random.below(4))).collect();
+        let bright = |label: i64, i: usize| match label {
+            0 => i % 8 < 4,
+            1 => i % 8 >= 4,
+            2 => i < 32,
+            _ => i >= 32,
+        };
+        let mut pixel = |label, i| random.below(160) as u8 + if bright(label, i) { 90 } else { 0 };
+        let bytes = labels.iter().flat_map(|&label| (0..64).map(move |i| (label, i)));
+        let bytes = bytes.map(|(label, i)| pixel(label, i)).collect();
+        let tensor = HostTensor { shape: vec![images, 8, 8], data: HostData::U8(bytes) };
+        arrays.insert(format!("{split}_images"), tensor);
+        let tensor = HostTensor { shape: vec![images], data: HostData::I64(labels) };
+        arrays.insert(format!("{split}_labels"), tensor);
+    }
+    safetensors::save(&m.path("images.safetensors"), &arrays, &Metadata::new()).unwrap();
+    m
+}
+
+/// What must be equal: weights, and events without their times and the number of threads.
+#[derive(Debug, PartialEq)]
+struct Outcome {
+    weights: Vec<Vec<u8>>,
+    events: Vec<Value>,
+    envs: Value,
+    rounds: Value,
+}
+
+fn outcome(m: &Meristem, run: &str) -> Outcome {
+    let weights =
+        (0..3).map(|env| m.bytes(&format!("{run}/weights/env-{env}.safetensors"))).collect();
+    let mut events = m.events(run);
+    for event in &mut events {
+        let event = event.as_object_mut().unwrap();
+        for time in ["seconds", "step_seconds", "images_per_second", "wall_seconds", "threads"] {
+            event.remove(time);
+        }
+    }
+    let summary = m.json(&format!("{run}/summary.json"));
+    assert_eq!(summary["status"], "completed");
+    Outcome {
+        weights,
+        events,
+        envs: summary["envs"].clone(),
+        rounds: summary["round_results"].clone(),
+    }
+}
+
+/// Insists on the same, and names the first difference.
+fn assert_same(got: &Outcome, expected: &Outcome, context: &str) {
+    for (got, expected) in got.events.iter().zip(&expected.events) {
+        assert_eq!(got, expected, "{context}");
+    }
+    assert_eq!(got.events.len(), expected.events.len(), "{context}");
+    for (env, (got, expected)) in got.weights.iter().zip(&expected.weights).enumerate() {
+        assert!(got == expected, "{context}: other weights in env {env}");
+    }
+    assert_eq!(got.envs, expected.envs, "{context}");
+    assert_eq!(got.rounds, expected.rounds, "{context}");
+}
+
+/// Kills at a moment of a run: when so many events are written, or while a checkpoint is being written.
+#[derive(Clone, Copy, Debug)]
+enum Moment {
+    Events(usize),
+    TornCheckpoint,
+}
+
+impl Moment {
+    fn has_come(self, m: &Meristem, run: &str) -> bool {
+        match self {
+            Moment::Events(lines) => {
+                let text = fs::read(m.path(run).join("events.jsonl")).unwrap_or_default();
+                text.iter().filter(|&&byte| byte == b'\n').count() >= lines
+            }
+            Moment::TornCheckpoint => {
+                fs::read_dir(m.path(run).join("checkpoints")).is_ok_and(|mut files| {
+                    files.any(|f| file_name(&f.unwrap().path()).starts_with('.'))
+                })
+            }
+        }
+    }
+}
+
+/// Starts, and kills at that moment; whether it was killed before it was done.
+fn killed_at(m: &Meristem, arguments: &str, run: &str, moment: Moment) -> bool {
+    let mut command = m.command();
+    command.args(arguments.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = Killed(command.spawn().unwrap());
+    let started = Instant::now();
+    while !moment.has_come(m, run) && child.try_wait().unwrap().is_none() {
+        assert!(started.elapsed() < Duration::from_secs(120), "{moment:?} within two minutes");
+    }
+    // Where exactly it is by now is chance, which is the point.
+    child.kill().unwrap();
+    !child.wait().unwrap().success()
+}
+
+#[test]
+fn a_run_killed_at_any_moment_ends_as_if_it_had_not_been() {
+    let m = with_images();
+    m.ok(&format!("{RUN} --run-dir whole"));
+    let expected = outcome(&m, "whole");
+    let grown = expected.events.iter().filter(|e| e["event"] == "module_germinated").count();
+    assert!(grown > 0, "nothing grew, nothing was shown");
+    let lines = expected.events.len();
+    let mut kills = 0;
+    for attempt in 0..5 {
+        let run = format!("run-{attempt}");
+        let resume = format!("train --resume {run} --quiet --threads {}", attempt % 3);
+        // Spread over both rounds, each attempt a little later; every third one in the midst of a checkpoint.
+        for kill in 0..6 {
+            let moment = match (attempt + kill) % 3 {
+                2 => Moment::TornCheckpoint,
+                _ => Moment::Events(1 + (6 * attempt + 31 * kill) * lines / 200),
+            };
+            let start = format!("{RUN} --run-dir {run}");
+            let arguments = if kill == 0 { &start } else { &resume };
+            kills += u32::from(killed_at(&m, arguments, &run, moment));
+        }
+        m.ok(&resume);
+        assert_same(&outcome(&m, &run), &expected, &format!("attempt {attempt}"));
+        let left = fs::read_dir(m.path(&run).join("checkpoints")).unwrap();
+        let left: Vec<String> = left.map(|f| file_name(&f.unwrap().path())).collect();
+        assert!(left.len() <= 3 && left.iter().all(|f| !f.starts_with('.')), "{left:?}");
+    }
+    assert!(kills >= 20, "only {kills} kills came before the end");
+}
+
+/// Where checkpoints are written must not show in what is computed.
+#[test]
+fn how_often_checkpoints_are_written_changes_no_bit() {
+    let m = with_images();
+    m.ok(&format!("{RUN} --run-dir often --checkpoint-every 1"));
+    m.ok(&format!("{RUN} --run-dir never --checkpoint-every 0"));
+    let (often, never) = (outcome(&m, "often"), outcome(&m, "never"));
+    assert_eq!(often.weights, never.weights);
+    assert_eq!(often.envs, never.envs);
+}
+
+#[test]
+fn a_stopped_run_goes_on_and_a_complete_one_is_left_alone() {
+    let m = with_images();
+    m.ok(&format!("{RUN} --run-dir whole"));
+    let before = m.bytes("whole/events.jsonl");
+    let said = m.ok("train --resume whole");
+    assert!(said.stdout.contains("env"), "{}", said.stdout);
+    assert_eq!(m.bytes("whole/events.jsonl"), before);
+    let mut child = background(&m, "--run-dir stopped");
+    wait_for("a step", || {
+        fs::read_to_string(m.path("stopped/events.jsonl"))
+            .is_ok_and(|t| t.contains("step_completed"))
+    });
+    std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(child.wait().unwrap().success());
+    m.ok("train --resume stopped --quiet");
+    assert_same(&outcome(&m, "stopped"), &outcome(&m, "whole"), "stopped");
+}
+
+#[test]
+fn what_cannot_be_resumed_is_said_and_left_alone() {
+    let m = with_images();
+    m.fails("train --resume nowhere", 2, &["cannot resume nowhere", "no folder"]);
+    fs::create_dir(m.path("empty")).unwrap();
+    m.fails("train --resume empty", 2, &["config.toml"]);
+    m.fails("train --resume empty --seed 3", 2, &["own settings"]);
+    let mut child = background(&m, "--run-dir run --steps 100000");
+    wait_for("a checkpoint", || m.path("run/checkpoints").is_dir() && newest(&m).is_some());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let newest = newest(&m).unwrap();
+    let whole = fs::read(&newest).unwrap();
+    let events = m.bytes("run/events.jsonl");
+    let resume = "train --resume run --quiet";
+    fs::write(&newest, &whole[..whole.len() / 2]).unwrap();
+    let name = file_name(&newest);
+    m.fails(resume, 1, &[&name, "remove this file"]);
+    fs::write(&newest, &whole).unwrap();
+    // Another seed in the folder's configuration: the checkpoint is of another run now.
+    let config = fs::read_to_string(m.path("run/config.toml")).unwrap();
+    fs::write(m.path("run/config.toml"), config.replace("seed = 42", "seed = 43")).unwrap();
+    m.fails(resume, 1, &[&name, "another run", "seed = 42"]);
+    fs::write(m.path("run/config.toml"), config.replace("minimal", "baseline")).unwrap();
+    m.fails(resume, 1, &[&name, "another run", "minimal"]);
+    fs::write(m.path("run/config.toml"), config).unwrap();
+    let mut other = m.command();
+    other.args(resume.split_whitespace()).env("MERISTEM_ISA", "portable");
+    let said = common::said(other.output().unwrap());
+    if said.code != Some(0) {
+        assert!(said.stderr.contains("MERISTEM_ISA="), "{}", said.stderr);
+        assert_eq!(m.bytes("run/events.jsonl"), events, "nothing was overwritten");
+    }
+}
+
+#[test]
+fn two_processes_do_not_write_one_run() {
+    let m = with_images();
+    let mut first = background(&m, "--run-dir run --steps 100000");
+    wait_for("a run", || m.path("run/events.jsonl").is_file());
+    m.fails("train --resume run", 2, &["another process"]);
+    first.kill().unwrap();
+    first.wait().unwrap();
+}
+
+/// A run in the background, killed with its handle.
+fn background(m: &Meristem, flags: &str) -> Killed {
+    let mut command = m.command();
+    command.args(RUN.split_whitespace()).args(flags.split_whitespace());
+    Killed(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+}
+
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl std::ops::Deref for Killed {
+    type Target = Child;
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl std::ops::DerefMut for Killed {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+fn wait_for(what: &str, there: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !there() {
+        assert!(started.elapsed() < Duration::from_secs(120), "{what} within two minutes");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// The last checkpoint of `run`.
+fn newest(m: &Meristem) -> Option<PathBuf> {
+    let entries = fs::read_dir(m.path("run/checkpoints")).ok()?;
+    let paths = entries.map(|entry| entry.unwrap().path());
+    paths.filter(|path| !file_name(path).starts_with('.')).max()
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap().to_string_lossy().into_owned()
+}

@@ -1,0 +1,126 @@
+//! The form of a checkpoint file: safetensors, so that any tool can look into it.
+//!
+//! Tensors are named `env.N.weights.NAME`, `env.N.optimiser.NAME` and `controller.NAME`. Two tensors of bytes hold
+//! CBOR, which is exact for every float: `progress` and `controller_memory`. The metadata has `format`
+//! (`meristem checkpoint`), `version`, and `checksum`, the CRC-32 of all names and bytes: a file that was cut or
+//! changed is refused, never half used.
+
+use std::path::Path;
+
+use meristem_control::ControllerState;
+use meristem_nn::safetensors::{self, Metadata};
+use meristem_nn::{HostData, HostTensor, StateDict};
+
+use super::{Checkpoint, EnvTensors, Progress};
+use crate::error::{Error, Result};
+
+/// Version of the form of a checkpoint.
+const CHECKPOINT_VERSION: u32 = 1;
+const FORMAT: &str = "meristem checkpoint";
+const PROGRESS: &str = "progress";
+const MEMORY: &str = "controller_memory";
+
+/// Writes a checkpoint. The file appears only when it is whole and on the disk.
+///
+/// # Errors
+/// The disk refused.
+pub(super) fn write(path: &Path, checkpoint: &Checkpoint) -> Result<()> {
+    let Checkpoint { progress, envs, controller } = checkpoint;
+    let mut all = StateDict::default();
+    let mut put = |prefix: String, state: &StateDict| {
+        state.iter().for_each(|(name, tensor)| all.insert(prefix.clone() + name, tensor.clone()));
+    };
+    for (env, tensors) in envs.iter().enumerate() {
+        put(format!("env.{env}.weights."), &tensors.weights);
+        put(format!("env.{env}.optimiser."), &tensors.optimiser);
+    }
+    put("controller.".into(), &controller.tensors);
+    let mut bytes = vec![];
+    ciborium::into_writer(progress, &mut bytes).map_err(|e| unusable(path, e))?;
+    all.insert(PROGRESS, HostTensor::bytes(bytes));
+    all.insert(MEMORY, HostTensor::bytes(controller.memory.clone()));
+    let metadata = [
+        ("format", FORMAT.to_string()),
+        ("version", CHECKPOINT_VERSION.to_string()),
+        ("checksum", checksum(&all)),
+    ];
+    let metadata = metadata.map(|(key, text)| (key.to_string(), text)).into();
+    Ok(safetensors::save(path, &all, &metadata)?)
+}
+
+/// Reads a checkpoint.
+///
+/// # Errors
+/// [`Error::Checkpoint`]: it cannot be read, is no checkpoint, is of another version, or is damaged.
+pub(super) fn read(path: &Path) -> Result<Checkpoint> {
+    let (mut all, metadata) = safetensors::load(path).map_err(|error| match error {
+        meristem_nn::Error::File { problem, .. } => unusable(path, problem),
+        error => unusable(path, error),
+    })?;
+    check(&all, &metadata).map_err(|problem| unusable(path, problem))?;
+    let mut take_bytes = |name: &str| match all.0.remove(name).map(|tensor| tensor.data) {
+        Some(HostData::U8(bytes)) => Ok(bytes),
+        _ => Err(unusable(path, format!("it has no `{name}`"))),
+    };
+    let (progress, memory) = (take_bytes(PROGRESS)?, take_bytes(MEMORY)?);
+    let progress: Progress = ciborium::from_reader(&progress[..]).map_err(|e| unusable(path, e))?;
+    let mut envs = vec![EnvTensors::default(); progress.envs.len()];
+    let mut controller = ControllerState { memory, ..ControllerState::default() };
+    for (name, tensor) in all.0 {
+        let place = place(&name, &mut envs, &mut controller);
+        let Some((state, name)) = place else {
+            return Err(unusable(path, format!("nothing has a tensor `{name}`")));
+        };
+        state.insert(name, tensor);
+    }
+    Ok(Checkpoint { progress, envs, controller })
+}
+
+/// Where the tensor of this name belongs, and its name there.
+fn place<'a, 'n>(
+    name: &'n str,
+    envs: &'a mut [EnvTensors],
+    controller: &'a mut ControllerState,
+) -> Option<(&'a mut StateDict, &'n str)> {
+    if let Some(name) = name.strip_prefix("controller.") {
+        return Some((&mut controller.tensors, name));
+    }
+    let (number, name) = name.strip_prefix("env.")?.split_once('.')?;
+    let env = envs.get_mut(number.parse::<usize>().ok()?)?;
+    match name.split_once('.')? {
+        ("weights", name) => Some((&mut env.weights, name)),
+        ("optimiser", name) => Some((&mut env.optimiser, name)),
+        _ => None,
+    }
+}
+
+fn check(all: &StateDict, metadata: &Metadata) -> Result<(), String> {
+    if metadata.get("format").map(String::as_str) != Some(FORMAT) {
+        return Err("it is no checkpoint of this program".into());
+    }
+    let version = metadata.get("version").map_or("none", String::as_str);
+    if version != CHECKPOINT_VERSION.to_string() {
+        return Err(format!(
+            "it is of version {version}, this program reads version {CHECKPOINT_VERSION}"
+        ));
+    }
+    match metadata.get("checksum") == Some(&checksum(all)) {
+        true => Ok(()),
+        false => Err("its checksum is wrong: the file was damaged".into()),
+    }
+}
+
+/// CRC-32 of all names, forms and bytes, in the order of the names.
+fn checksum(all: &StateDict) -> String {
+    let mut crc = crc32fast::Hasher::new();
+    for (name, tensor) in all.iter() {
+        crc.update(name.as_bytes());
+        crc.update(tensor.form().as_bytes());
+        tensor.data.le_bytes(|bytes| crc.update(bytes));
+    }
+    format!("{:08x}", crc.finalize())
+}
+
+fn unusable(path: &Path, problem: impl ToString) -> Error {
+    Error::Checkpoint { path: path.into(), problem: problem.to_string() }
+}

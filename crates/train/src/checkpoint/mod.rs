@@ -1,0 +1,126 @@
+//! Checkpoints (U4): everything that the next step of a run depends on, in one file.
+//!
+//! - here: what a checkpoint holds;
+//! - `file`: the form of the file, and what is refused;
+//! - `store`: which files a run folder keeps, and which one to resume from.
+//!
+//! What is not here follows from the configuration and the position: random numbers are keyed by (seed,
+//! purpose, env, step), so that there is no generator whose state could be lost.
+
+mod file;
+mod store;
+
+use meristem_control::{ControllerState, History, Op};
+use meristem_grow::{GateInputs, Topology};
+use meristem_nn::{EvalMetrics, Metrics, StateDict};
+use serde::{Deserialize, Serialize};
+
+pub(crate) use self::store::Store;
+use crate::episode::Totals;
+use crate::summary::{DatasetSummary, EnvSummary, ModuleCounts, RoundSummary};
+
+/// A run between two steps.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Checkpoint {
+    /// Everything but tensors.
+    pub(crate) progress: Progress,
+    /// Of each env of the episode in progress; none between two rounds.
+    pub(crate) envs: Vec<EnvTensors>,
+    pub(crate) controller: ControllerState,
+}
+
+/// Everything but tensors.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Progress {
+    pub(crate) identity: Identity,
+    /// The next step.
+    pub(crate) next: Position,
+    pub(crate) totals: Totals,
+    /// Rounds that ended.
+    pub(crate) rounds: Vec<RoundSummary>,
+    /// Envs of the last round that ended.
+    pub(crate) last_envs: Vec<EnvSummary>,
+    /// Of the episode in progress.
+    pub(crate) envs: Vec<EnvState>,
+    pub(crate) events: EventsPosition,
+}
+
+/// What must be the same for a run to go on with the same bits.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Identity {
+    /// The resolved configuration, without what no result depends on.
+    pub(crate) config: String,
+    pub(crate) dataset: DatasetSummary,
+    /// Instruction set of the kernels: another one rounds differently.
+    pub(crate) instruction_set: String,
+}
+
+impl Identity {
+    /// Whether a run that is `self` may go on from a checkpoint of `other`; what is different.
+    pub(crate) fn check(&self, other: &Identity) -> Result<(), String> {
+        let lines = |text: &str| text.lines().map(String::from).collect::<Vec<_>>();
+        let (ours, theirs) = (lines(&self.config), lines(&other.config));
+        if let Some(line) = theirs.iter().find(|line| !ours.contains(line)) {
+            return Err(format!("it is of another run: there `{line}`, here not"));
+        }
+        if self.config != other.config {
+            return Err("it is of a run with other settings".into());
+        }
+        if self.instruction_set != other.instruction_set {
+            return Err(format!(
+                "it was written with {theirs} kernels, this machine uses {ours}, which round differently: set \
+                 MERISTEM_ISA={theirs}, or resume on such a machine",
+                theirs = other.instruction_set,
+                ours = self.instruction_set
+            ));
+        }
+        match self.dataset == other.dataset {
+            true => Ok(()),
+            false => Err(format!("the dataset `{}` is not what it was", other.dataset.name)),
+        }
+    }
+}
+
+/// A place in a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Position {
+    pub(crate) round: usize,
+    pub(crate) step: usize,
+}
+
+/// Where `events.jsonl` stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct EventsPosition {
+    /// Length of the file: what comes later is cut off by a resume, and happens again.
+    pub(crate) bytes: u64,
+    /// Number of the next event.
+    pub(crate) seq: u64,
+    /// Events lost so far.
+    pub(crate) dropped: u64,
+    /// Seconds since the run started, without the time between kill and resume.
+    pub(crate) seconds: f64,
+}
+
+/// An env, without its tensors.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct EnvState {
+    pub(crate) topology: Topology,
+    pub(crate) measured: Vec<GateInputs>,
+    pub(crate) interactions_pp: Vec<Option<f32>>,
+    pub(crate) accuracies_pp: Vec<f32>,
+    pub(crate) losses: Vec<f32>,
+    pub(crate) slot_history: History,
+    pub(crate) last: Option<(Op, bool)>,
+    pub(crate) train: Metrics,
+    pub(crate) control: Option<EvalMetrics>,
+    pub(crate) history: ModuleCounts,
+}
+
+/// The tensors of an env, under PyTorch's names.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct EnvTensors {
+    /// Parameters and running statistics.
+    pub(crate) weights: StateDict,
+    /// What the optimiser remembers.
+    pub(crate) optimiser: StateDict,
+}

@@ -1,0 +1,187 @@
+//! The checkpoints of a run folder: written whole, the last three kept, the newest resumed from.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::{Checkpoint, Position, file};
+use crate::error::{Error, Result};
+
+/// Checkpoints that are kept.
+const KEPT: usize = 3;
+const ENDING: &str = ".safetensors";
+
+/// The folder `checkpoints` of a run.
+#[derive(Clone, Debug)]
+pub(crate) struct Store {
+    folder: PathBuf,
+}
+
+impl Store {
+    /// Of this folder, which is made with the first checkpoint.
+    pub(crate) fn new(folder: PathBuf) -> Self {
+        Self { folder }
+    }
+
+    /// Writes a checkpoint, then removes what is older than the last three. A kill at any moment leaves the
+    /// ones before whole.
+    ///
+    /// # Errors
+    /// The disk refused.
+    pub(crate) fn write(&self, checkpoint: &Checkpoint) -> Result<()> {
+        let fail = |source| self.fail("create", source);
+        fs::create_dir_all(&self.folder).map_err(fail)?;
+        let Position { round, step } = checkpoint.progress.next;
+        let name = format!("round-{round:06}-step-{step:06}{ENDING}");
+        file::write(&self.folder.join(name), checkpoint)?;
+        let (names, torn) = self.names()?;
+        for name in names.iter().rev().skip(KEPT).chain(&torn) {
+            fs::remove_file(self.folder.join(name)).map_err(|source| self.fail("tidy", source))?;
+        }
+        Ok(())
+    }
+
+    /// The newest checkpoint, and its file; `None` if none was written yet.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] if that file cannot be used: resuming from an older one is for the user to say, by
+    /// removing it.
+    pub(crate) fn newest(&self) -> Result<Option<(PathBuf, Checkpoint)>> {
+        let Some(name) = self.names()?.0.pop() else { return Ok(None) };
+        let path = self.folder.join(name);
+        let checkpoint = file::read(&path)?;
+        Ok(Some((path, checkpoint)))
+    }
+
+    /// Names of the checkpoints, oldest first, and of what kills left of some that were being written.
+    fn names(&self) -> Result<(Vec<String>, Vec<String>)> {
+        let entries = match fs::read_dir(&self.folder) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok((vec![], vec![])),
+            Err(e) => return Err(self.fail("read", e)),
+        };
+        let (mut names, mut torn) = (vec![], vec![]);
+        for entry in entries {
+            let name = entry.map_err(|source| self.fail("read", source))?.file_name();
+            let name = name.to_string_lossy();
+            if name.starts_with("round-") && name.ends_with(ENDING) {
+                names.push(name.into_owned());
+            } else if name.starts_with(".round-") {
+                torn.push(name.into_owned());
+            }
+        }
+        names.sort_unstable();
+        Ok((names, torn))
+    }
+
+    fn fail(&self, action: &'static str, source: std::io::Error) -> Error {
+        Error::RunFolder { action, path: Path::new(&self.folder).into(), source }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use meristem_control::ControllerState;
+    use meristem_nn::HostTensor;
+
+    use super::super::{EnvTensors, EventsPosition, Identity, Progress};
+    use super::*;
+    use crate::episode::Totals;
+    use crate::summary::DatasetSummary;
+
+    fn identity(config: &str) -> Identity {
+        Identity {
+            config: config.into(),
+            dataset: DatasetSummary::default(),
+            instruction_set: "portable".into(),
+        }
+    }
+
+    fn checkpoint(step: usize) -> Checkpoint {
+        let mut controller = ControllerState { memory: vec![1, 2, 3], ..Default::default() };
+        controller.tensors.insert("w", HostTensor::f32(&[2], vec![f32::NAN, -0.0]));
+        Checkpoint {
+            progress: Progress {
+                identity: identity("seed = 1"),
+                next: Position { round: 0, step },
+                totals: Totals::default(),
+                rounds: vec![],
+                last_envs: vec![],
+                envs: vec![],
+                events: EventsPosition { bytes: 7, seq: 3, dropped: 0, seconds: f64::MIN_POSITIVE },
+            },
+            envs: Vec::<EnvTensors>::new(),
+            controller,
+        }
+    }
+
+    fn names(folder: &Path) -> Vec<String> {
+        let entries = fs::read_dir(folder).unwrap();
+        let mut names: Vec<String> =
+            entries.map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn the_last_three_are_kept_and_the_newest_comes_back_exactly() {
+        let base = tempfile::tempdir().unwrap();
+        let store = Store::new(base.path().join("checkpoints"));
+        assert!(store.newest().unwrap().is_none());
+        for step in [2, 4, 10, 100] {
+            store.write(&checkpoint(step)).unwrap();
+            // What a kill leaves of a file that was being written.
+            fs::write(store.folder.join(".round-000000-step-000005.safetensors.tmp-1"), "x")
+                .unwrap();
+        }
+        let kept = names(&store.folder);
+        assert_eq!(kept.len(), 4, "three, and the torn one written after them: {kept:?}");
+        assert!(kept[1].contains("step-000004") && kept[3].contains("step-000100"), "{kept:?}");
+        let (path, newest) = store.newest().unwrap().unwrap();
+        assert!(path.ends_with("round-000000-step-000100.safetensors"));
+        assert_eq!(newest.progress, checkpoint(100).progress);
+        assert_eq!(newest.controller.memory, [1, 2, 3]);
+        let tensor = newest.controller.tensors.get("w").unwrap().as_f32().unwrap();
+        assert!(tensor[0].is_nan() && tensor[1].to_bits() == (-0.0f32).to_bits());
+    }
+
+    #[test]
+    fn a_damaged_cut_or_foreign_file_is_named() {
+        let base = tempfile::tempdir().unwrap();
+        let store = Store::new(base.path().into());
+        store.write(&checkpoint(1)).unwrap();
+        let path = base.path().join(&names(base.path())[0]);
+        let whole = fs::read(&path).unwrap();
+        let says = |bytes: &[u8], words: &str| {
+            fs::write(&path, bytes).unwrap();
+            let error = store.newest().unwrap_err();
+            assert!(matches!(error, Error::Checkpoint { .. }), "{error}");
+            let text = error.to_string();
+            assert!(text.contains("step-000001") && text.contains(words), "{text}");
+            assert_eq!(fs::read(&path).unwrap(), bytes, "left as it was");
+        };
+        says(&whole[..whole.len() - 1], "safetensors");
+        says(&whole[..40], "safetensors");
+        says(b"", "safetensors");
+        let mut damaged = whole.clone();
+        *damaged.last_mut().unwrap() ^= 1;
+        says(&damaged, "checksum");
+        let text = |from: &str, to: &str| {
+            let at = whole.windows(from.len()).position(|w| w == from.as_bytes()).unwrap();
+            [&whole[..at], to.as_bytes(), &whole[at + from.len()..]].concat()
+        };
+        says(&text("\"version\":\"1\"", "\"version\":\"9\""), "version 9");
+        says(&text("meristem checkpoint", "meristem_checkpoint"), "no checkpoint");
+    }
+
+    #[test]
+    fn a_checkpoint_of_another_run_says_what_is_different() {
+        let ours = identity("host = \"baseline\"\nseed = 1");
+        ours.check(&ours).unwrap();
+        let problem = ours.check(&identity("host = \"baseline\"\nseed = 2")).unwrap_err();
+        assert!(problem.contains("`seed = 2`"), "{problem}");
+        let other = Identity { instruction_set: "avx2".into(), ..ours.clone() };
+        assert!(ours.check(&other).unwrap_err().contains("MERISTEM_ISA=avx2"));
+        let dataset = DatasetSummary { train_samples: 1, ..DatasetSummary::default() };
+        assert!(ours.check(&Identity { dataset, ..ours.clone() }).unwrap_err().contains("dataset"));
+    }
+}
