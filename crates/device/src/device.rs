@@ -30,6 +30,8 @@ pub struct DeviceOptions {
     pub memory_limit: Option<usize>,
     /// Where to record what happens when; `None` for nowhere.
     pub trace: Option<Trace>,
+    /// Checks every launch for races (S3), as `MERISTEM_SANITIZE=1` does for every device.
+    pub sanitize: bool,
 }
 
 /// What the environment decides.
@@ -143,8 +145,8 @@ impl Device {
     /// Opens a device. Two openings are two devices, with memory and workers of their own.
     ///
     /// `MERISTEM_LAUNCH_BLOCKING=1` makes every launch wait for its kernel (S4), to find out which
-    /// one fails or hangs; the results are the same. `MERISTEM_SANITIZE=1` checks every launch for
-    /// races, and fills new memory with [`POISON`](crate::POISON) (S3): a launch that is not ordered
+    /// one fails or hangs; the results are the same. `MERISTEM_SANITIZE=1`, or
+    /// [`DeviceOptions::sanitize`], checks every launch for races, and fills new memory with [`POISON`](crate::POISON) (S3): a launch that is not ordered
     /// after what it conflicts with returns [`Error::Race`].
     ///
     /// # Errors
@@ -159,6 +161,8 @@ impl Device {
         options: &DeviceOptions,
         environment: Environment,
     ) -> Result<Device> {
+        let sanitize = environment.sanitize || options.sanitize;
+        let environment = Environment { sanitize, ..environment };
         if let DeviceId::Cuda(_) = id {
             return Err(Error::NotCompiled { device: id });
         }
@@ -236,7 +240,7 @@ impl Device {
         self.shared().pool.report()
     }
 
-    /// Whether the race sanitizer is on (`MERISTEM_SANITIZE=1`).
+    /// Whether the race sanitizer is on ([`DeviceOptions::sanitize`] or `MERISTEM_SANITIZE=1`).
     pub fn is_sanitized(&self) -> bool {
         self.shared().sanitizer().is_some()
     }

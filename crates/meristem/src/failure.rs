@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fmt;
 
-use meristem::{data, device, grow, train};
+use meristem::{comm, data, device, grow, train};
 
 /// Width of a block.
 const COLUMNS: usize = 100;
@@ -114,6 +114,12 @@ macro_rules! through_train {
     )*};
 }
 through_train!(device::Error, data::Error, grow::Error, meristem::nn::Error);
+
+impl From<comm::Error> for Failure {
+    fn from(error: comm::Error) -> Self {
+        Self::of(&error, None, 1)
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -4,6 +4,7 @@
 //!
 //! - [`device`]: devices, streams, tensors;
 //! - [`data`]: datasets, the resident copy, gathered batches;
+//! - [`comm`]: sums over ranks, dense and sparse;
 //! - [`nn`]: networks as data, compiled into plans, trained on a stream;
 //! - [`grow`]: hosts, blueprints, the lifecycle of a module;
 //! - [`control`]: who decides what grows;
@@ -12,6 +13,7 @@
 //! The program `meristem` is the same things from the command line.
 #![forbid(unsafe_code)]
 
+pub use meristem_comm as comm;
 pub use meristem_control as control;
 pub use meristem_data as data;
 pub use meristem_device as device;

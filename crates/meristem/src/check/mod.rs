@@ -3,10 +3,12 @@
 //! - `machine`: what there is to run on;
 //! - `residency`: the resident copy and what is gathered from it;
 //! - `streams`: streams and their memory under load;
+//! - `collectives`: sums over ranks;
 //! - `training`: real runs, compared and counted.
 //!
 //! A check measures, and judges what it measured; it never passes without having looked.
 
+mod collectives;
 mod machine;
 mod residency;
 mod streams;
@@ -76,6 +78,9 @@ const CHECKS: &[Check] = &[
     ("format", residency::format),
     ("aliasing", residency::aliasing),
     ("stream stress", streams::stress),
+    ("races", streams::races),
+    ("dense sum", collectives::dense),
+    ("sparse sum", collectives::sparse),
     ("leak", training::leak),
     ("determinism", training::determinism),
     ("hot scopes", training::hot_scopes),

@@ -30,6 +30,21 @@ pub(super) fn stress() -> Verdict {
     ))
 }
 
+/// The same program with the race sanitizer on: every launch held against vector clocks (S3).
+pub(super) fn races() -> Verdict {
+    let options = DeviceOptions { sanitize: true, ..DeviceOptions::default() };
+    let device = Device::open(DeviceId::Cpu, &options)?;
+    let got = run(&device, STREAMS)?;
+    let races = device.races();
+    if let Some(race) = races.first() {
+        return Err(Fault::new(race.to_string(), REPORT));
+    }
+    let ample = Device::open(DeviceId::Cpu, &DeviceOptions::default())?;
+    let same = got == run(&ample, 1)?;
+    ensure(same, || Fault::new("poisoned memory shows in the results", REPORT))?;
+    Ok(format!("{} launches on {STREAMS} streams, none out of order", device.counts().launches))
+}
+
 /// Every env's state goes through a temporary that another stream reads after its owner let go of it.
 fn run(device: &Device, streams: usize) -> Result<Vec<Vec<u8>>, Fault> {
     let streams: Vec<Stream> = (0..streams).map(|i| device.stream(&format!("env {i}"))).collect();
