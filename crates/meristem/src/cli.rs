@@ -4,10 +4,12 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use meristem::control::RewardMode;
 use meristem::grow::Tempo;
 use meristem::train::config::Layer;
 use meristem::train::settings::{
-    Augmentations, ByteSize, ClipNorm, ControllerKind, HotScopePolicy, Limit, Preset, Switch, tempo,
+    Augmentations, ByteSize, ClipNorm, ControllerKind, HotScopePolicy, Limit, Preset, Switch,
+    reward, tempo,
 };
 
 use crate::environment::HELP;
@@ -152,9 +154,18 @@ pub(crate) struct TrainArguments {
     #[arg(long, value_name = "NORM", help_heading = "Hosts")]
     clip_norm: Option<ClipNorm>,
 
-    /// Who decides what grows: heuristic or none
+    /// Who decides what grows: heuristic, ppo, random, none, or fixed:FILE with an action script
     #[arg(long, help_heading = "Growth")]
     controller: Option<ControllerKind>,
+    /// What a policy is rewarded for: basic, contribution or sparse
+    #[arg(long, value_parser = reward, help_heading = "Growth")]
+    reward: Option<RewardMode>,
+    /// Policy that controller ppo starts from; a new one when absent
+    #[arg(long, value_name = "FILE", help_heading = "Growth")]
+    policy: Option<PathBuf>,
+    /// Width of a new policy
+    #[arg(long, value_name = "N", help_heading = "Growth")]
+    policy_hidden: Option<usize>,
     /// Slots that may grow: names (r0c1), regions (r0, r1) or all
     #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = "Growth")]
     slots: Option<Vec<String>>,
@@ -208,7 +219,10 @@ impl TrainArguments {
             momentum: self.momentum,
             weight_decay: self.weight_decay,
             clip_norm: self.clip_norm,
-            controller: self.controller,
+            controller: self.controller.clone(),
+            reward: self.reward,
+            policy: self.policy.clone().map(Some),
+            policy_hidden: self.policy_hidden,
             slots: self.slots.clone(),
             max_modules: self.max_modules,
             min_training_steps: self.min_training_steps,

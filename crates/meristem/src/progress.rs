@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use meristem::control::{HEADS, Op, RoundReport};
 use meristem::train::Observer;
 use meristem::train::events::{Event, RunStarted, SlotState, StepCompleted};
 
@@ -169,9 +170,29 @@ fn story(event: &Event) -> Option<String> {
         Event::ModuleFossilized { env, slot, blueprint, contribution, .. } => {
             format!("  env {env}: {blueprint} in {slot} stays for good{}", worth(*contribution))
         }
+        Event::PolicyUpdated { round, report } => learned(*round, report),
         Event::Anomaly { env, what, .. } => format!("  env {env}: {what}"),
         _ => return None,
     })
+}
+
+/// What a round taught a policy, in one line.
+fn learned(round: usize, report: &RoundReport) -> String {
+    let heads = HEADS.iter().zip(report.entropies);
+    let entropies: Vec<String> =
+        heads.map(|(head, entropy)| format!("{} {entropy:.2}", head.name)).collect();
+    let ops = Op::ALL.iter().zip(report.ops).filter(|(_, count)| *count > 0);
+    let ops: Vec<String> = ops.map(|(op, count)| format!("{op} {count}")).collect();
+    let skipped = if report.skipped > 0 { ", update skipped" } else { "" };
+    format!(
+        "  round {}: return {:.3}, KL {:.4}, explained variance {:.2}, entropy {}; did {}{skipped}",
+        round + 1,
+        report.mean_return,
+        report.kl,
+        report.explained_variance,
+        entropies.join(" "),
+        ops.join(" ")
+    )
 }
 
 fn worth(contribution: Option<f64>) -> String {
@@ -286,6 +307,7 @@ mod tests {
             grown_parameters: 0,
             slots: vec![],
             action: "WAIT".into(),
+            reward: Default::default(),
             step_seconds: 1.0,
             images_per_second: 1.0,
         })

@@ -227,3 +227,49 @@ fn a_dataset_beyond_the_budget_is_streamed_with_the_same_result() {
     };
     assert!(dataset("streamed") < dataset("resident") / 10);
 }
+
+/// A policy learns from round to round, is told of, is written, and can be gone on from.
+#[test]
+fn a_policy_learns_and_is_kept() {
+    let m = Meristem::new();
+    let tiny = "--host minimal --envs 2 --steps 6 --max-batches 2 --batch 32 --policy-hidden 16";
+    let said = m.ok(&format!(
+        "train {tiny} --controller ppo --rounds 2 --slots r0 --hot-scope deny --run-dir run"
+    ));
+    assert!(said.stdout.contains("round 2: return"), "{}", said.stdout);
+    let events = m.events("run");
+    let updates = of_kind(&events, "policy_updated");
+    assert_eq!(updates.len(), 2);
+    for (round, update) in updates.iter().enumerate() {
+        assert_eq!((&update["round"], &update["transitions"]), (&round.into(), &12.into()));
+        assert_eq!(update["entropies"].as_array().unwrap().len(), 8);
+        // What was paid step by step is what the policy was told.
+        let of_round = events.iter().filter(|e| e["event"] == "step_completed");
+        let paid: f64 = of_round
+            .filter(|e| e["round"] == round)
+            .flat_map(|e| e["reward"].as_object().unwrap().values())
+            .map(|term| term.as_f64().unwrap())
+            .sum();
+        assert!((update["mean_return"].as_f64().unwrap() - paid / 2.0).abs() < 1e-4, "{update}");
+    }
+    let go_on = "train --host minimal --envs 3 --steps 4 --max-batches 2 --batch 32";
+    m.ok(&format!(
+        "{go_on} --controller ppo --slots r0 --policy run/policy.safetensors --run-dir on"
+    ));
+    m.fails(
+        &format!(
+            "{go_on} --controller ppo --slots r0c0 --policy run/policy.safetensors --run-dir no"
+        ),
+        2,
+        &["for 3 slots", "this run has 1"],
+    );
+    assert!(!m.path("no").exists(), "nothing is left behind");
+    m.fails(&format!("{go_on} --policy run/policy.safetensors"), 2, &["controller ppo"]);
+    m.ok(&format!("{go_on} --controller random --run-dir random"));
+    std::fs::write(m.path("a.jsonl"), "{\"step\": 1, \"op\": \"JUMP\"}\n").unwrap();
+    m.fails(&format!("{go_on} --controller fixed:a.jsonl"), 2, &["line 1", "JUMP"]);
+    let text = "{\"step\":0,\"op\":\"GERMINATE\",\"slot\":\"r0c1\",\"blueprint\":\"conv_small\"}\n";
+    std::fs::write(m.path("a.jsonl"), text).unwrap();
+    m.ok(&format!("{go_on} --controller fixed:a.jsonl --run-dir fixed"));
+    assert_eq!(of_kind(&m.events("fixed"), "module_germinated").len(), 3);
+}

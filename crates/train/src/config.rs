@@ -6,6 +6,7 @@
 
 use std::path::PathBuf;
 
+use meristem_control::RewardMode;
 use meristem_grow::Tempo;
 use serde::{Deserialize, Serialize};
 
@@ -101,6 +102,12 @@ settings! {
     clip_norm: ClipNorm,
     /// Who decides where and when hosts grow.
     controller: ControllerKind,
+    /// What a policy is rewarded for: basic, contribution or sparse.
+    reward: RewardMode,
+    /// A policy (safetensors) that controller ppo starts from; a new one when absent.
+    policy: Option<PathBuf>,
+    /// Width of a new policy.
+    policy_hidden: usize,
     /// Slots that may grow: names such as r0c1, or regions r0 and r1, or all.
     slots: Vec<String>,
     /// Modules that an env may hold at once, fossilized ones included.
@@ -142,7 +149,7 @@ impl TrainConfig {
     pub fn control_share(&self) -> f64 {
         self.control_split.unwrap_or(match self.controller {
             ControllerKind::None => 0.0,
-            ControllerKind::Heuristic => 0.1,
+            _ => 0.1,
         })
     }
 
@@ -179,6 +186,7 @@ impl TrainConfig {
             ("steps", self.steps, 1, 1_000_000),
             ("batch", self.batch, 1, 65_536),
             ("max-batches", self.max_batches.count().unwrap_or(1), 1, 1_000_000_000),
+            ("policy-hidden", self.policy_hidden, 1, 65_536),
             ("max-modules", self.max_modules, 0, 64),
             ("min-training-steps", self.min_training_steps as usize, 1, 1_000_000),
             ("plateau-steps", self.plateau_steps, 1, 1_000_000),
@@ -210,6 +218,10 @@ impl TrainConfig {
         if self.controller != ControllerKind::None && self.control_share() == 0.0 {
             let expected = "above 0: the controller judges modules on the control split";
             return Err(Error::value("control-split", 0, expected));
+        }
+        if self.policy.is_some() && self.controller != ControllerKind::Ppo {
+            let expected = "controller ppo, the only one that has a policy";
+            return Err(Error::value("policy", &self.controller, expected));
         }
         if self.devices.len() != 1 && self.devices.len() != self.envs {
             let expected = format!("one device, or one for each of the {} envs", self.envs);

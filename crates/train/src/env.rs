@@ -1,6 +1,8 @@
 //! One env: a host, its network on its own stream, and what has been measured of it.
 
-use meristem_control::{EnvView, History, Op};
+use meristem_control::{
+    Deed, EnvView, History, Op, Outcome, RewardConfig, RewardState, RewardTerms,
+};
 use meristem_device::Stream;
 use meristem_device::random::{Purpose, Rng};
 use meristem_grow::{
@@ -38,6 +40,10 @@ pub(crate) struct Env {
     slot_history: History,
     /// Last op, and whether it succeeded.
     last: Option<(Op, bool)>,
+    /// What the next reward is compared with.
+    reward_state: RewardState,
+    /// Reward of the last action, term by term.
+    pub(crate) reward: RewardTerms,
     /// The last step's training: metrics of the whole network.
     pub(crate) train: Metrics,
     /// The last step's evaluation on the control split.
@@ -86,6 +92,7 @@ impl Env {
             losses: state.losses,
             slot_history: state.slot_history,
             last: state.last,
+            reward_state: state.reward_state,
             train: state.train,
             control: state.control,
             history: state.history,
@@ -107,6 +114,7 @@ impl Env {
             losses: self.losses.clone(),
             slot_history: self.slot_history.clone(),
             last: self.last,
+            reward_state: self.reward_state,
             train: self.train.clone(),
             control: self.control,
             history: self.history,
@@ -142,6 +150,8 @@ impl Env {
             losses: vec![],
             slot_history: History::default(),
             last: None,
+            reward_state: RewardState::default(),
+            reward: RewardTerms::default(),
             train: Metrics::default(),
             control: None,
             history: ModuleCounts::default(),
@@ -261,9 +271,11 @@ impl Env {
         self.accuracies_pp.last().copied()
     }
 
-    /// Remembers the op of this step.
-    pub(crate) fn acted(&mut self, op: Op, succeeded: bool) {
-        self.last = Some((op, succeeded));
+    /// Remembers the op of this step, and works out its reward.
+    pub(crate) fn acted(&mut self, op: Op, deed: &Deed, outcome: &Outcome, rules: &RewardConfig) {
+        self.last = Some((op, outcome.succeeded));
+        let Self { reward_state, host, parameters, .. } = self;
+        self.reward = reward_state.transition(rules, deed, host, parameters, outcome);
     }
 
     /// Trained parameters of the host and of each slot's module that takes part in the network.

@@ -109,6 +109,10 @@ impl Episode<'_, '_> {
                 break;
             }
         }
+        // An episode that was cut short is no whole one to learn from.
+        if steps == self.setup.config.steps && refused.is_none() {
+            self.end_round(&envs, steps)?;
+        }
         Ok(Trained { envs, steps, interrupted, refused })
     }
 
@@ -184,12 +188,14 @@ impl Episode<'_, '_> {
         evaluate::read(self.fleet, envs)?;
         let seconds = started.elapsed().as_secs_f64();
         let images: u64 = envs.iter().map(|env| env.train.samples).sum();
-        self.totals.steps += 1;
         self.totals.images += images;
         self.totals.step_seconds += seconds;
         self.tell_batches(envs, when);
-        let actions = self.decide(envs, when)?;
         drop(control);
+        let deciding = self.hot_scopes(permitted::DECIDE, permitted::decide);
+        let actions = self.decide(envs, when)?;
+        drop(deciding);
+        self.totals.steps += 1;
         for (env, action) in envs.iter().zip(actions) {
             if let Some(found) = counterfactuals::of(env, when)? {
                 self.totals.validation.add(&found.cost);
@@ -262,7 +268,23 @@ impl Episode<'_, '_> {
         let views: Vec<EnvView<'_>> = envs.iter().map(|env| env.view(when.step, steps)).collect();
         let actions = self.controller.decide_all(&views)?;
         let both = envs.iter_mut().zip(&actions);
-        both.map(|(env, action)| growth::act(env, action, when, self.journal)).collect()
+        let words: Vec<String> = both
+            .map(|(env, action)| growth::act(env, action, self.setup, when, self.journal))
+            .collect::<Result<_>>()?;
+        let rewards: Vec<f32> = envs.iter().map(|env| env.reward.total() as f32).collect();
+        self.controller.reward_all(&rewards)?;
+        Ok(words)
+    }
+
+    /// The episode is over: a controller that learns does so now, and it is told of.
+    fn end_round(&mut self, envs: &[Env], steps: usize) -> Result<()> {
+        let _span = self.fleet.machine.span(|| "policy update");
+        let views: Vec<EnvView<'_>> = envs.iter().map(|env| env.view(steps, steps)).collect();
+        if let Some(report) = self.controller.end_round(&views)? {
+            let round = self.round;
+            self.journal.emit_waiting(Event::PolicyUpdated { round, report });
+        }
+        Ok(())
     }
 
     /// An env whose loss is no number cannot be trained on.
@@ -297,6 +319,7 @@ fn step_event(
         grown_parameters: env.parameters().grown(),
         slots: growth::slot_states(env),
         action,
+        reward: env.reward,
         step_seconds,
         images_per_second,
     }

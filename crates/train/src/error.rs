@@ -118,6 +118,7 @@ impl Error {
             Self::Value { .. } | Self::ConfigFile { .. } | Self::RunFolderExists { .. } => 2,
             Self::Resume { .. } => 2,
             Self::Grow(_) | Self::Device(meristem_device::Error::BadDeviceName { .. }) => 2,
+            Self::Control(meristem_control::Error::Policy { .. }) => 2,
             // A flag with the wrong value, or one that is missing; the files are not to blame.
             Self::Data(
                 meristem_data::Error::Argument { .. }

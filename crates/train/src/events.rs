@@ -7,6 +7,7 @@
 //! was not measured, is `null`. A reader must skip events and fields that it does not know; a change of
 //! meaning raises the version.
 
+use meristem_control::{RewardTerms, RoundReport};
 use serde::Serialize;
 
 /// Version of the lines' form.
@@ -141,6 +142,14 @@ pub enum Event {
         /// The next step.
         step: usize,
     },
+    /// A policy has learned from a round.
+    PolicyUpdated {
+        /// Round.
+        round: usize,
+        /// Returns, entropy per head (in the order of the action heads), KL and the rest.
+        #[serde(flatten)]
+        report: RoundReport,
+    },
     /// Something that should not be: a loss that is no number.
     Anomaly {
         /// Env.
@@ -246,6 +255,8 @@ pub struct StepCompleted {
     pub slots: Vec<SlotState>,
     /// What the controller did, in words; it takes effect with the next step.
     pub action: String,
+    /// What a policy is paid for it, term by term; the reward is their sum.
+    pub reward: RewardTerms,
     /// Seconds that the step took, for all envs together.
     pub step_seconds: f64,
     /// Images per second of training, all envs together.

@@ -1,6 +1,6 @@
 //! What happens to an env's slots: doing actions, and telling of them.
 
-use meristem_control::{Action, Op, Outcome, apply};
+use meristem_control::{Action, Deed, Op, Outcome, apply};
 use meristem_grow::{Comparison, GateReport, Host, Stage, StageChange};
 
 use crate::env::Env;
@@ -32,22 +32,25 @@ pub(crate) fn open_step(
     Ok(())
 }
 
-/// Does a controller's action, and returns it in words.
+/// Does a controller's action, works out its reward, and returns it in words.
 ///
 /// # Errors
 /// An action that is not legal, which would be a fault of the controller.
 pub(crate) fn act(
     env: &mut Env,
     action: &Action,
+    setup: &Setup,
     when: When,
     journal: &mut Journal<'_>,
 ) -> Result<String> {
     let before = Before::of(env);
+    let deed = Deed::before(action, &env.view(when.step, setup.config.steps));
     let accuracy = env.accuracy_pp();
     let words = describe(action, &env.host);
-    let Outcome { succeeded, change, gate } = apply(action, &mut env.host, &env.measured, accuracy)
+    let outcome = apply(action, &mut env.host, &env.measured, accuracy)
         .map_err(meristem_grow::Error::from)?;
-    env.acted(action.op(), succeeded);
+    env.acted(action.op(), &deed, &outcome, &setup.reward());
+    let Outcome { change, gate, .. } = outcome;
     if let (Some(report), Some(slot)) = (&gate, action.slot()) {
         journal.emit(gate_event(env, slot, report, when));
     }

@@ -27,6 +27,7 @@
 mod checkpoint;
 pub mod config;
 pub mod config_file;
+mod controllers;
 mod counterfactuals;
 mod env;
 mod episode;

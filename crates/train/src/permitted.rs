@@ -9,8 +9,11 @@ use meristem_device::Counts;
 /// Name of the scope around the inner loop: gather and training step, batch after batch.
 pub(crate) const TRAIN_STEP: &str = "train_step";
 
-/// Name of the scope around evaluation on the control split, the step's read-back, and the decision.
+/// Name of the scope around evaluation on the control split and the step's read-back.
 pub(crate) const CONTROL_STEP: &str = "control_step";
+
+/// Name of the scope around the decision about all envs, the deeds and their rewards.
+pub(crate) const DECIDE: &str = "decide";
 
 /// What the inner loop may do on a device: nothing. The permutation was copied before it, plans and buffers
 /// were made before it.
@@ -29,6 +32,21 @@ pub(crate) fn control_step(envs: u64) -> Counts {
         copies_to_device: envs,
         // A pattern of alphas that an env has not evaluated before may need a larger arena.
         allocations: envs,
+        launches: 0,
+    }
+}
+
+/// What a decision may do on a device, however many envs there are: that of a policy, which is the most.
+pub(crate) fn decide(_envs: u64) -> Counts {
+    Counts {
+        // Logits and values of all envs, in one copy (H1).
+        copies_to_host: 1,
+        // For that copy.
+        synchronizations: 1,
+        // Into the rollout: observations, blueprints and where trajectories begin; choices, masks,
+        // log-probabilities and values.
+        copies_to_device: 7,
+        allocations: 0,
         launches: 0,
     }
 }

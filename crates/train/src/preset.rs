@@ -1,5 +1,6 @@
 //! The presets: named starting points of a configuration.
 
+use meristem_control::RewardMode;
 use meristem_grow::Tempo;
 
 use crate::config::TrainConfig;
@@ -24,6 +25,7 @@ pub(crate) fn base(preset: Preset) -> TrainConfig {
         Preset::Full => TrainConfig {
             preset,
             steps: 60,
+            policy_hidden: 512,
             min_training_steps: 10,
             min_contribution: 1.0,
             ..default()
@@ -61,6 +63,9 @@ fn default() -> TrainConfig {
         weight_decay: 5e-4,
         clip_norm: ClipNorm::at(1.0),
         controller: ControllerKind::Heuristic,
+        reward: RewardMode::default(),
+        policy: None,
+        policy_hidden: 128,
         slots: vec!["r0".into()],
         max_modules: 3,
         min_training_steps: 3,

@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use meristem_control::{Controller, Heuristic, HeuristicConfig, NoController};
 use meristem_data::{Split, cache};
 use meristem_grow::BlueprintSet;
 
@@ -13,6 +12,7 @@ use crate::checkpoint::{
 };
 use crate::config::{Layer, TrainConfig};
 use crate::config_file;
+use crate::controllers::AnyController;
 use crate::env::Env;
 use crate::episode::{Episode, Start, Totals, Trained};
 use crate::error::{Error, Result};
@@ -23,7 +23,6 @@ use crate::fleet::{Fleet, Machine};
 use crate::keeper::Keeper;
 use crate::observer::{Journal, Observer};
 use crate::run_folder::{RunFolder, write_whole};
-use crate::settings::ControllerKind;
 use crate::setup::{Names, Setup, residency};
 use crate::summary::{
     DatasetSummary, EnvSummary, MemorySummary, RoundSummary, SUMMARY_VERSION, Status, Summary,
@@ -159,7 +158,7 @@ fn check_export(path: Option<&Path>) -> Result<()> {
 pub(crate) struct Run {
     setup: Setup,
     fleet: Fleet,
-    controller: Box<dyn Controller>,
+    controller: AnyController,
     totals: Totals,
     /// Also of what ended so far.
     keeper: Keeper,
@@ -181,10 +180,7 @@ impl Run {
         let setup = Setup::new(config, names, info, Arc::new(blueprints))?;
         setup.try_weights(&machine.streams()[0])?;
         let fleet = Fleet::new(machine, &setup, [train, test])?;
-        let controller: Box<dyn Controller> = match config.controller {
-            ControllerKind::None => Box::new(NoController),
-            ControllerKind::Heuristic => Box::new(Heuristic::new(heuristic(config))),
-        };
+        let controller = AnyController::new(&setup, &fleet.machine.devices()[0].stream("policy"))?;
         let identity = Identity {
             config: config.identity(),
             dataset: dataset_summary(&setup, &fleet),
@@ -204,7 +200,7 @@ impl Run {
         if in_a_round && envs.len() != self.setup.config.envs {
             return Err(unfit(format!("it has {} envs", envs.len())));
         }
-        self.controller.restore(&controller).map_err(|error| unfit(error.to_string()))?;
+        self.controller.get().restore(&controller).map_err(|error| unfit(error.to_string()))?;
         self.totals = progress.totals;
         (self.keeper.rounds, self.keeper.envs) = (progress.rounds, progress.last_envs);
         let envs = progress.envs.into_iter().zip(envs).collect();
@@ -287,6 +283,7 @@ impl Run {
                 return Ok(Status::Interrupted);
             }
         }
+        self.controller.save_policy(&folder.policy())?;
         self.export(folder)?;
         Ok(Status::Completed)
     }
@@ -302,7 +299,7 @@ impl Run {
         let mut episode = Episode {
             setup: &self.setup,
             fleet: &mut self.fleet,
-            controller: &mut *self.controller,
+            controller: self.controller.get(),
             journal,
             totals: &mut self.totals,
             round,
@@ -322,7 +319,7 @@ impl Run {
         if trained.steps == config.steps && round + 1 < config.rounds {
             let next = Position { round: round + 1, step: 0 };
             journal.emit_waiting(Event::CheckpointWritten { round: next.round, step: next.step });
-            let state = (self.totals, self.controller.save()?);
+            let state = (self.totals, self.controller.get().save()?);
             self.keeper.write(next, vec![], state, journal)?;
         }
         Ok(trained)
@@ -420,19 +417,6 @@ impl Run {
             envs: self.keeper.envs,
             round_results: self.keeper.rounds,
         }
-    }
-}
-
-/// The rules of the heuristic that are settings.
-fn heuristic(config: &TrainConfig) -> HeuristicConfig {
-    let usual = HeuristicConfig::default();
-    HeuristicConfig {
-        plateau_steps: config.plateau_steps,
-        plateau_gain_pp: config.plateau_gain as f32,
-        tempo: config.tempo,
-        // Where the gate asks for less, so does the heuristic.
-        min_contribution_pp: usual.min_contribution_pp.min(config.min_contribution as f32),
-        ..usual
     }
 }
 

@@ -100,6 +100,11 @@ impl RunFolder {
         self.path.join("events.jsonl")
     }
 
+    /// Where the policy goes, if there is one.
+    pub fn policy(&self) -> PathBuf {
+        self.path.join("policy.safetensors")
+    }
+
     /// Writes `config.toml`.
     ///
     /// # Errors

@@ -3,8 +3,10 @@
 //! Each has one text form, used alike by the flags, the configuration file and the messages.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 
+use meristem_control::RewardMode;
 use meristem_device::Policy;
 use meristem_grow::{Tempo, nearest};
 use serde::{Deserialize, Serialize};
@@ -62,25 +64,50 @@ pub fn tempo(text: &str) -> Result<Tempo, BadValue> {
     choose(text, &known)
 }
 
+/// A reward by its name: basic, contribution or sparse.
+///
+/// # Errors
+/// Another name.
+pub fn reward(text: &str) -> Result<RewardMode, BadValue> {
+    choose(text, &RewardMode::NAMES)
+}
+
 /// Who decides where and when a host grows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum ControllerKind {
     /// The rules of `grow.md`, Heuristic controller.
     #[default]
     Heuristic,
+    /// A policy that learns by PPO from round to round.
+    Ppo,
+    /// Whatever is legal, drawn evenly.
+    Random,
+    /// What a file says, in every episode the same. Text form: `fixed:FILE`.
+    Fixed(PathBuf),
     /// Nobody: bare hosts are trained.
     None,
 }
 
-impl ControllerKind {
-    const NAMES: [(&'static str, Self); 2] = [("heuristic", Self::Heuristic), ("none", Self::None)];
-}
+/// What a controller that reads a file is called, before the file.
+const FIXED: &str = "fixed:";
 
 impl FromStr for ControllerKind {
     type Err = BadValue;
     fn from_str(text: &str) -> Result<Self, BadValue> {
-        choose(text, &Self::NAMES)
+        if let Some(path) = text.strip_prefix(FIXED).filter(|path| !path.is_empty()) {
+            return Ok(Self::Fixed(path.into()));
+        }
+        // The places stand for themselves, because a kind with a path cannot be copied.
+        let names = ["heuristic", "ppo", "random", "none", "fixed:FILE"];
+        let known: Vec<(&'static str, usize)> = names.into_iter().zip(0..).collect();
+        match choose(text, &known)? {
+            0 => Ok(Self::Heuristic),
+            1 => Ok(Self::Ppo),
+            2 => Ok(Self::Random),
+            3 => Ok(Self::None),
+            _ => Err(BadValue::new(text, "the path of an action script after `fixed:`")),
+        }
     }
 }
 
@@ -88,7 +115,10 @@ impl fmt::Display for ControllerKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Heuristic => "heuristic",
+            Self::Ppo => "ppo",
+            Self::Random => "random",
             Self::None => "none",
+            Self::Fixed(path) => return write!(f, "{FIXED}{}", path.display()),
         })
     }
 }

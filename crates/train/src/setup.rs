@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use meristem_control::RewardConfig;
 use meristem_data::{Augment, DatasetInfo, DatasetSpec, Residency, Source};
 use meristem_device::{DeviceId, Stream};
 use meristem_grow::{
@@ -160,6 +161,11 @@ impl Setup {
     /// Fills a fresh network with the initial weights, where some were given.
     pub(crate) fn initialise(&self, network: &mut Network) -> Result<()> {
         self.init.as_ref().map_or(Ok(()), |weights| weights.fill(network))
+    }
+
+    /// What a policy is rewarded for.
+    pub(crate) fn reward(&self) -> RewardConfig {
+        RewardConfig { mode: self.config.reward, ..RewardConfig::default() }
     }
 
     /// What the gather does to training images.

@@ -140,7 +140,7 @@ impl Ppo {
         let rollout = Rollout::new(stream, RolloutShape { steps, envs, features, slots, logits })?;
         rollout.begin()?;
         let output = Tensor::zeros(stream, [envs, logits + 1], DType::F32, Owner::Policy)?;
-        Ok(Self {
+        let mut it = Self {
             config,
             seed,
             domain,
@@ -160,7 +160,10 @@ impl Ppo {
             ops: [0; 6],
             skipped: 0,
             scratch: Scratch::default(),
-        })
+        };
+        // Compiles the plan of a step: no later step allocates. What it computes is not looked at.
+        it.run_policy()?;
+        Ok(it)
     }
 
     /// Its settings.
@@ -190,19 +193,23 @@ impl Ppo {
         }
         let keep: Vec<f32> =
             self.fresh.iter().map(|fresh| if *fresh { 0.0 } else { 1.0 }).collect();
-        let step = self.step;
-        self.rollout.observe(step, observations, blueprints, &keep)?;
-        let rollout = &self.rollout;
+        self.rollout.observe(self.step, observations, blueprints, &keep)?;
+        self.run_policy()?;
+        std::mem::swap(&mut self.state, &mut self.next_state);
+        self.fresh.fill(false);
+        Ok(self.output.to_vec()?)
+    }
+
+    /// Enqueues the forward pass over what lies in the rollout at this step.
+    fn run_policy(&mut self) -> Result<()> {
+        let (rollout, step) = (&self.rollout, self.step);
         let inputs = PolicyInputs {
             observations: &rollout.row(&rollout.observations, step)?,
             blueprints: &rollout.row(&rollout.blueprints, step)?,
             keep: &rollout.row(&rollout.keep, step)?,
             state: &self.state,
         };
-        self.policy.step(&inputs, &self.output, &self.next_state)?;
-        std::mem::swap(&mut self.state, &mut self.next_state);
-        self.fresh.fill(false);
-        Ok(self.output.to_vec()?)
+        Ok(self.policy.step(&inputs, &self.output, &self.next_state)?)
     }
 
     /// Draws an action per env from what the policy says, and writes down what the rollout needs.

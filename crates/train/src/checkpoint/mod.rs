@@ -10,7 +10,7 @@
 mod file;
 mod store;
 
-use meristem_control::{ControllerState, History, Op};
+use meristem_control::{ControllerState, History, Op, RewardState};
 use meristem_grow::{GateInputs, Topology};
 use meristem_nn::{EvalMetrics, Metrics, StateDict};
 use serde::{Deserialize, Serialize};
@@ -110,6 +110,7 @@ pub(crate) struct EnvState {
     pub(crate) accuracies_pp: Vec<f32>,
     pub(crate) losses: Vec<f32>,
     pub(crate) slot_history: History,
+    pub(crate) reward_state: RewardState,
     pub(crate) last: Option<(Op, bool)>,
     pub(crate) train: Metrics,
     pub(crate) control: Option<EvalMetrics>,
