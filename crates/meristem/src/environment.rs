@@ -35,6 +35,13 @@ pub(crate) fn check_names() -> Result<(), Failure> {
     Err(Failure::usage(message, "correct it or unset it"))
 }
 
+/// A word that the filter would take for the target of some other program's events: a mistyped level.
+fn is_nothing(directive: &str) -> bool {
+    let word = directive.trim();
+    let ours = word.contains(['=', '[']) || word.starts_with("meristem");
+    !ours && word.parse::<tracing_subscriber::filter::LevelFilter>().is_err()
+}
+
 /// What to log: nothing, or what `MERISTEM_LOG` says.
 pub(crate) fn log_filter() -> Result<EnvFilter, Failure> {
     let text = std::env::var_os(LOG).unwrap_or_default();
@@ -48,6 +55,10 @@ pub(crate) fn log_filter() -> Result<EnvFilter, Failure> {
     };
     match text.to_str() {
         Some("") => Ok(EnvFilter::new("off")),
+        Some(directives) if directives.split(',').any(is_nothing) => {
+            Err(bad("neither a level (off, error, warn, info, debug, trace) nor a target of ours"
+                .into()))
+        }
         Some(directives) => EnvFilter::try_new(directives).map_err(|error| bad(error.to_string())),
         None => Err(bad("it is no text".into())),
     }

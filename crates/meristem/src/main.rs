@@ -10,6 +10,7 @@ mod plain;
 mod progress;
 mod table;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -29,6 +30,8 @@ fn main() -> ExitCode {
 fn run(arguments: cli::Arguments) -> commands::Outcome {
     // Diagnostics go to stderr, and only when they are asked for: MERISTEM_LOG=debug.
     let filter = environment::log_filter()?;
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let colours = std::io::stderr().is_terminal();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours);
+    log.with_writer(std::io::stderr).init();
     commands::run(arguments.command)
 }

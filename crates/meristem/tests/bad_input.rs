@@ -160,7 +160,8 @@ fn environment_variables_are_strict() {
     let m = Meristem::new();
     let run = format!("train {TINY} --run-dir run --quiet");
     for (name, value, words) in [
-        ("MERISTEM_LOG", "loud=", "got `loud=`"),
+        ("MERISTEM_LOG", "meristem=loud", "got `meristem=loud`"),
+        ("MERISTEM_LOG", "dbug", "got `dbug`: neither a level"),
         ("MERISTEM_ISA", "avx3", "avx3"),
         ("MERISTEM_LAUNCH_BLOCKING", "yes", "expected 0 or 1, got `yes`"),
         ("MERISTEM_LGO", "debug", "did you mean MERISTEM_LOG?"),

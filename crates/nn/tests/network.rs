@@ -432,8 +432,11 @@ fn bad_input_is_a_typed_error() {
     let (x, y) = batch(&stream, 4, DIMS, 0);
     let text = |result: meristem_nn::Result<()>| result.unwrap_err().to_string();
     let (large, labels) = batch(&stream, 5, DIMS, 0);
-    assert!(text(network.train_step(&large, &labels)).contains("N from 1 to 4"));
-    assert!(text(network.train_step(&x, &labels)).contains("u32 [4], got u32 [5]"));
+    assert!(
+        text(network.train_step(&large, &labels))
+            .contains("of shape [1..=4, 3, 16, 16], got [5, 3, 16, 16]")
+    );
+    assert!(text(network.train_step(&x, &labels)).contains("of shape [4], got [5]"));
     assert!(text(network.eval_step(&x, &y, 99)).contains("`config` must be below 32, got 99"));
     let nchw = Tensor::zeros(&stream, [4, 3, 16, 16], DType::F32, Owner::Batches).unwrap();
     assert!(text(network.train_step(&nchw, &y)).contains("channels last"));
