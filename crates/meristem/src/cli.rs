@@ -396,6 +396,8 @@ pub(crate) enum BenchCommand {
     Counterfactual(BenchCounterfactualArguments),
     /// Microseconds per gathered batch of 128 images of 3x32x32 bytes.
     Gather(BenchGatherArguments),
+    /// The convolutions of a host in NHWC, which training uses, and in NCHW: that results agree, and both times.
+    Format(BenchFormatArguments),
 }
 
 #[derive(Debug, Args)]
@@ -454,6 +456,23 @@ pub(crate) struct BenchGatherArguments {
     pub(crate) batch: usize,
     /// Seconds to measure, after a warm-up
     #[arg(long, value_name = "S", default_value_t = 3.0)]
+    pub(crate) seconds: f64,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(allow_negative_numbers = true)]
+pub(crate) struct BenchFormatArguments {
+    /// Host description
+    #[arg(long, default_value = "baseline")]
+    pub(crate) host: String,
+    /// Samples in a batch
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    pub(crate) batch: usize,
+    /// Seconds to measure, after a warm-up
+    #[arg(long, value_name = "S", default_value_t = 5.0)]
     pub(crate) seconds: f64,
     /// Print JSON
     #[arg(long)]

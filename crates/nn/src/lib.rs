@@ -4,6 +4,7 @@
 //! - [`layout`]: where and how parameters are packed (F3); `init`: their first values.
 //! - [`plan`]: graph -> flat list of kernel calls over one arena; backward derived when built.
 //! - [`kernels`]: pure functions over slices, one body per instruction set.
+//! - [`formats`]: a convolution in NHWC and in NCHW, compared (F4).
 //! - [`network`]: a graph with its parameters, momentum and buffers on a stream: training and
 //!   evaluation steps, growth, metrics, weights in and out.
 //! - [`state`], [`safetensors`]: weights under PyTorch's names and shapes (U5), and their files.
@@ -35,6 +36,7 @@
 //! ```
 
 mod error;
+pub mod formats;
 pub mod graph;
 mod init;
 pub mod kernels;

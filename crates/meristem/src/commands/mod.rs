@@ -1,6 +1,7 @@
 //! One file per command: from parsed flags to work and output.
 
 mod bench_counterfactual;
+mod bench_format;
 mod bench_gather;
 mod bench_host;
 mod check;
@@ -34,6 +35,7 @@ pub(crate) fn run(command: Command) -> Outcome {
         Command::Bench(BenchCommand::Counterfactual(arguments)) => {
             bench_counterfactual::run(&arguments)
         }
+        Command::Bench(BenchCommand::Format(arguments)) => bench_format::run(&arguments),
         Command::Bench(BenchCommand::Gather(arguments)) => bench_gather::run(&arguments),
     }
 }

@@ -9,11 +9,13 @@
 
 mod backward;
 mod forward;
+mod nchw;
 mod place;
 mod shape;
 
 pub use backward::{backward_data, backward_weight};
 pub use forward::{forward, forward_with_stats};
+pub use nchw::NchwConv;
 pub use shape::ConvShape;
 
 /// What a forward convolution reads.

@@ -117,7 +117,7 @@ impl ConvShape {
     }
 
     /// Images that are computed together.
-    pub(super) const fn block(&self) -> usize {
+    pub(crate) const fn block(&self) -> usize {
         let pixels = self.out_h() * self.out_w();
         let images = BLOCK_PIXELS.div_ceil(if pixels == 0 { 1 } else { pixels });
         if images < self.batch {
