@@ -118,6 +118,11 @@ fn strides_are_channels_last() {
         assert_eq!((batch.inputs.dtype(), batch.targets.dtype()), (DType::F32, DType::U32));
         assert_eq!(batch.inputs.format(), MemoryFormat::ChannelsLast);
         assert_eq!(batch.targets.dims(), [n]);
+        // Another stream's handle, and a view of the last image.
+        let other = batch.inputs.on(&device.stream("other")).unwrap();
+        assert_eq!(other.strides(), [60, 1, 15, 3]);
+        let last = batch.inputs.view_with_format((n - 1) * 60, [1, 3, 4, 5], batch.inputs.format());
+        assert_eq!(last.unwrap().strides(), [60, 1, 15, 3]);
     }
 }
 

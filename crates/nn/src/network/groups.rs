@@ -249,3 +249,67 @@ fn same_param(a: &ParamSpec, b: &ParamSpec) -> bool {
 fn same_buffer(a: &BufferSpec, b: &BufferSpec) -> bool {
     (&a.name, a.len, a.counter) == (&b.name, b.len, b.counter)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use meristem_device::{DType, Device, DeviceId, DeviceOptions, MemoryFormat, Owner, Tensor};
+
+    use crate::graph::{ConvGeometry, Dims, Graph, GraphBuilder, GroupId, SgdConfig};
+    use crate::{Isa, Network, NetworkOptions};
+
+    const SGD: SgdConfig = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 0.0, clip_norm: 1.0 };
+
+    /// A host of a convolution and a classifier, with a module in between or without.
+    fn graph(grown: bool) -> Arc<Graph> {
+        let mut b = GraphBuilder::new(Dims { c: 3, h: 6, w: 6 }, SGD);
+        let input = b.input();
+        let mut x = b.conv2d(input, "conv", 8, ConvGeometry::same(3), false).unwrap();
+        x = b.relu(x);
+        if grown {
+            b.group("slots.r0c0", SGD);
+            let detached = b.detach(x);
+            let y = b.conv2d(detached, "module", 8, ConvGeometry::same(3), true).unwrap();
+            x = b.straight_through(x, y).unwrap();
+            b.resume_group(GroupId::HOST);
+        }
+        let pooled = b.global_avg_pool(x);
+        let logits = b.linear(pooled, "classifier", 5, true, None).unwrap();
+        Arc::new(b.finish(logits).unwrap())
+    }
+
+    /// F3: the host's weights are packed when they are made, and stay where they are: whatever is
+    /// computed with them, and in which plan, uses the same packed memory, and nothing is packed (on
+    /// the host) and copied to the device again.
+    #[test]
+    fn host_weights_are_packed_once() {
+        let device = Device::open(DeviceId::Cpu, &DeviceOptions::default()).unwrap();
+        let stream = device.stream("env");
+        let options = NetworkOptions::new(1, 0, Isa::detect(), 4);
+        let mut network = Network::new(&stream, graph(false), options).unwrap();
+        let host = |network: &Network| network.groups[GroupId::HOST.index()].values.storage_id();
+        let packed = host(&network);
+        let (shape, format) = ([4, 3, 6, 6], MemoryFormat::ChannelsLast);
+        let x = Tensor::empty_with_format(&stream, shape, DType::F32, format, Owner::Batches);
+        let x = x.unwrap();
+        x.copy_from_slice(&[0.5f32; 4 * 3 * 6 * 6]).unwrap();
+        let y = Tensor::from_slice(&stream, &[0u32, 1, 2, 3], [4], Owner::Batches).unwrap();
+        for grown in [false, true, false, true] {
+            network.set_graph(graph(grown)).unwrap();
+            assert_eq!(host(&network), packed);
+            let copies = device.counts().copies_to_device;
+            for _ in 0..3 {
+                network.train_step(&x, &y).unwrap();
+                network.eval_step(&x, &y, 0).unwrap();
+                network.infer(&x, 0).unwrap();
+            }
+            assert_eq!(host(&network), packed);
+            assert_eq!(device.counts().copies_to_device, copies);
+        }
+        // A bare host again: switching to it copies nothing either.
+        let copies = device.counts().copies_to_device;
+        network.set_graph(graph(false)).unwrap();
+        assert_eq!((host(&network), device.counts().copies_to_device), (packed, copies));
+    }
+}
