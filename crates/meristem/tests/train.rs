@@ -120,6 +120,26 @@ fn results_do_not_depend_on_threads_or_process() {
     assert_eq!(told("one"), told("four"));
 }
 
+/// S4: with every launch waiting for its kernel, a run that grows ends with the same bits.
+#[test]
+fn launches_that_wait_give_the_same_run() {
+    let m = Meristem::new();
+    let run = |name: &str, blocking: &str| {
+        let flags = "train --preset quick --plateau-gain 100 --steps 9 --batch 32 --max-batches 2 \
+                     --augment crop,flip,cutout --threads 2 --quiet --run-dir";
+        let mut command = m.command();
+        command.args(flags.split_whitespace()).arg(name).env("MERISTEM_LAUNCH_BLOCKING", blocking);
+        let said = common::said(command.output().unwrap());
+        assert_eq!(said.code, Some(0), "{}", said.stderr);
+        let germinated = of_kind(&m.events(name), "module_germinated").len();
+        assert!(germinated > 0, "the run does not grow");
+        (0..4)
+            .map(|env| m.bytes(&format!("{name}/weights/env-{env}.safetensors")))
+            .collect::<Vec<_>>()
+    };
+    assert!(run("blocking", "1") == run("asynchronous", "0"));
+}
+
 #[test]
 fn twice_in_one_process_is_the_same() {
     use meristem::train::config::{Layer, TrainConfig};
