@@ -38,8 +38,8 @@ impl Access {
     }
 }
 
-/// Accesses, most often at most one. Small: they are moved with every allocation.
-pub(crate) type Accesses = SmallVec<[Access; 1]>;
+/// Accesses, most often at most one.
+type Accesses = SmallVec<[Access; 1]>;
 
 /// A wait that a stream has to make.
 pub(crate) struct Edge {
@@ -72,11 +72,6 @@ pub(crate) struct Hazards {
 }
 
 impl Hazards {
-    /// Of a storage whose block is still in use by `inherited`.
-    pub(crate) fn new(inherited: Accesses) -> Self {
-        Hazards { inherited, ..Hazards::default() }
-    }
-
     /// Adds the waits that work on `stream` needs before it may use the storage like this.
     ///
     /// # Errors
@@ -135,27 +130,40 @@ impl Hazards {
         }
     }
 
-    /// What the block's next storage inherits: every access that is not done, or the last of every
-    /// stream.
-    pub(crate) fn take_inherited(&mut self, keep_done: bool) -> Accesses {
-        let mut inherited = std::mem::take(&mut self.inherited);
+    /// Turns all accesses into what the block's next tenant inherits: every access that is not
+    /// done, or the last of every stream.
+    pub(crate) fn bequeath(&mut self, keep_done: bool) {
         // Most often there is nothing, and an iterator over nothing costs more than a look.
         if !self.reads.is_empty() {
-            inherited.extend(self.reads.drain(..));
+            self.inherited.extend(self.reads.drain(..));
         }
         if let Some(write) = self.write.take() {
-            inherited.push(write);
-        }
-        if inherited.is_empty() {
-            return inherited;
+            self.inherited.push(write);
         }
         if keep_done {
+            let inherited = &mut self.inherited;
             inherited.sort_unstable_by_key(|access| (access.stream.id, Reverse(access.seq)));
             inherited.dedup_by_key(|access| access.stream.id);
         } else {
-            inherited.retain(|access| !access.is_done());
+            self.forget_done();
         }
-        inherited
+    }
+
+    /// Forgets inherited accesses that are done.
+    pub(crate) fn forget_done(&mut self) {
+        if !self.inherited.is_empty() {
+            self.inherited.retain(|access| !access.is_done());
+        }
+    }
+
+    /// The accesses of earlier tenants: all there are while the block is free.
+    pub(crate) fn inherited(&self) -> &[Access] {
+        &self.inherited
+    }
+
+    /// Forgets every access.
+    pub(crate) fn clear(&mut self) {
+        *self = Hazards::default();
     }
 
     /// Whether all accesses are done.

@@ -1,9 +1,10 @@
-//! Stream-ordered memory: blocks go back to the stream that made the storage, with the accesses
-//! that are still to come, and from there to the next storage.
+//! Stream-ordered memory: a storage whose last handle goes returns to the stream that asked for it,
+//! with the accesses that are still to come, and from there to the next tenant.
 //!
 //! Invariants
-//! - A block is in at most one place: in one storage, or in one free list.
-//! - A free block carries every access to it that may not be done. Its next storage inherits them,
+//! - A block is in one storage for life, and a storage in one place: with its tenant, or in one
+//!   free list, which then is its only owner ([`UniqueArc`]).
+//! - A free block carries every access to it that may not be done. Its next tenant inherits them,
 //!   and submission makes any stream wait for them before it touches the block (`hazard`). So
 //!   handing out a block is right at any time, on any stream (S2); which block is handed out is a
 //!   question of speed and memory only. No result depends on it.
@@ -20,40 +21,36 @@ use crate::device::{Environment, Shared};
 use crate::error::{Error, Result};
 use crate::executor;
 use crate::faults::Fault;
-use crate::hazard::{Access, Accesses};
+use crate::hazard::Access;
 use crate::memory::{MemoryReport, Owner, Usage};
 use crate::queue::StreamState;
 use crate::size_class::{class_of, class_size};
+use crate::storage::Storage;
+use crate::stream::Stream;
 use crate::sync::{Arc, Mutex, MutexGuard, lock};
 use crate::trace::Lane;
 use std::panic::Location;
+use triomphe::UniqueArc;
 
 /// Entries of a list that a request looks at, the latest first.
 const LOOK: usize = 8;
 
-/// A block that no storage has, and what may still use it.
-struct FreeBlock {
-    block: Arc<Block>,
-    after: Accesses,
+/// A storage without a tenant: a block, and what may still use it.
+type Free = UniqueArc<Storage>;
+
+/// Whether work on `stream` may use the block without a wait.
+fn is_ready_for(free: &mut Free, stream: &Arc<StreamState>) -> bool {
+    let after = free.hazards_mut().inherited();
+    after.is_empty() || after.iter().all(|access| access.is_ordered_before(stream))
 }
 
-impl FreeBlock {
-    fn is_ready_for(&self, stream: &Arc<StreamState>) -> bool {
-        self.after.iter().all(|access| access.is_ordered_before(stream))
-    }
-
-    fn is_idle(&self) -> bool {
-        self.after.iter().all(Access::is_done)
-    }
-}
-
-/// Free blocks by size class, latest last.
+/// Free storages by size class, latest last.
 #[derive(Default)]
-struct FreeLists(Vec<Vec<FreeBlock>>);
+struct FreeLists(Vec<Vec<Free>>);
 
 impl FreeLists {
-    fn put(&mut self, free: FreeBlock) {
-        let class = class_of(free.block.size());
+    fn put(&mut self, free: Free) {
+        let class = free.class();
         if self.0.len() <= class {
             self.0.resize_with(class + 1, Vec::new);
         }
@@ -61,15 +58,15 @@ impl FreeLists {
     }
 
     /// Takes a block of this class that `stream` may use without a wait.
-    fn take_ready(&mut self, class: usize, stream: &Arc<StreamState>) -> Option<FreeBlock> {
+    fn take_ready(&mut self, class: usize, stream: &Arc<StreamState>) -> Option<Free> {
         let list = self.0.get_mut(class)?;
         let from = list.len().saturating_sub(LOOK);
-        let found = (from..list.len()).rev().find(|&i| list[i].is_ready_for(stream))?;
+        let found = (from..list.len()).rev().find(|&i| is_ready_for(&mut list[i], stream))?;
         Some(list.swap_remove(found))
     }
 
     /// Takes the block of this class that was freed first.
-    fn take_oldest(&mut self, class: usize) -> Option<FreeBlock> {
+    fn take_oldest(&mut self, class: usize) -> Option<Free> {
         let list = self.0.get_mut(class)?;
         if list.is_empty() { None } else { Some(list.remove(0)) }
     }
@@ -101,52 +98,28 @@ pub(crate) struct Pool {
 
 /// Who wants memory, and how much.
 pub(crate) struct Request<'a> {
-    pub(crate) stream: &'a Arc<StreamState>,
-    pub(crate) slot: usize,
-    /// At least 1.
+    /// The stream that it will belong to.
+    pub(crate) home: &'a Stream,
     pub(crate) bytes: usize,
     pub(crate) owner: Owner,
     pub(crate) operation: &'static str,
     pub(crate) site: &'static Location<'static>,
 }
 
-/// Memory handed out; by default of no bytes.
-pub(crate) struct Allocation {
-    pub(crate) block: Option<Arc<Block>>,
-    pub(crate) inherited: Accesses,
-    /// Whether the bytes are zeros, as they came from the system.
-    pub(crate) zeroed: bool,
-}
-
-impl Default for Allocation {
-    fn default() -> Self {
-        Allocation { block: None, inherited: Accesses::new(), zeroed: true }
-    }
-}
-
-/// What a storage gives back.
-pub(crate) struct Returned {
-    pub(crate) block: Arc<Block>,
-    /// Accesses that may not be done.
-    pub(crate) after: Accesses,
-    pub(crate) owner: Owner,
-    /// As requested.
-    pub(crate) bytes: usize,
-}
-
 impl State {
     fn take_anywhere(
         &mut self,
         slot: usize,
-        take: impl Fn(&mut FreeLists) -> Option<FreeBlock>,
-    ) -> Option<FreeBlock> {
+        take: impl Fn(&mut FreeLists) -> Option<Free>,
+    ) -> Option<Free> {
         take(&mut self.lists[slot]).or_else(|| self.lists.iter_mut().find_map(take))
     }
 
     /// An access that keeps a free block busy.
-    fn find_busy(&self) -> Option<Access> {
-        let free = self.lists.iter().flat_map(|lists| lists.0.iter().flatten());
-        free.flat_map(|free| &free.after).find(|access| !access.is_done()).cloned()
+    fn find_busy(&mut self) -> Option<Access> {
+        let free = self.lists.iter_mut().flat_map(|lists| lists.0.iter_mut().flatten());
+        let mut accesses = free.flat_map(|free| free.hazards_mut().inherited());
+        accesses.find(|access| !access.is_done()).cloned()
     }
 
     /// Gives idle blocks back to the system, the largest first, until `enough`; returns the bytes.
@@ -158,8 +131,8 @@ impl State {
                 let Some(list) = lists.0.get_mut(class) else { continue };
                 let mut i = 0;
                 while i < list.len() && !enough(self.reserved) {
-                    if list[i].is_idle() {
-                        self.reserved -= list.swap_remove(i).block.size();
+                    if list[i].hazards_mut().is_idle() {
+                        self.reserved -= list.swap_remove(i).reserved();
                     } else {
                         i += 1;
                     }
@@ -198,56 +171,68 @@ impl Pool {
         let lists = std::mem::take(&mut state.lists[slot]);
         for mut free in lists.0.into_iter().flatten() {
             // What is done would keep its stream's queue for nothing.
-            free.after.retain(|access| self.keeps_done || !access.is_done());
+            if !self.keeps_done {
+                free.hazards_mut().forget_done();
+            }
             state.lists[ORPHANS].put(free);
         }
         state.vacant.push(slot);
     }
 
-    /// Memory for a storage. Does not wait, unless the limit is reached and all that is left is
-    /// waiting for free blocks of other sizes to fall idle (counted as a synchronisation).
-    pub(crate) fn allocate(&self, shared: &Shared, request: &Request<'_>) -> Result<Allocation> {
-        shared.counters.note(Act::Allocate, request.operation, request.site)?;
+    /// A storage for a request of at least 1 byte. Does not wait, unless the limit is reached and
+    /// all that is left is waiting for free blocks of other sizes to fall idle (counted as a
+    /// synchronisation).
+    pub(crate) fn allocate(&self, request: &Request<'_>) -> Result<Free> {
+        let &Request { home, bytes, owner, operation, site } = request;
+        let (stream, class) = (home.state(), class_of(bytes));
+        let counters = &stream.shared.counters;
+        let enter = || lock(&self.state);
+        let mut state = counters.note_under(Act::Allocate, operation, site, enter)?;
+        let mut ready = state.lists[home.slot()].take_ready(class, stream);
+        if ready.is_none() {
+            ready = state.lists[ORPHANS].take_ready(class, stream);
+        }
+        let Some(free) = ready else { return self.allocate_anew(state, request) };
+        state.usage.take(owner, bytes);
+        Ok(self.hand_out(free))
+    }
+
+    /// No block is ready: one from the system, or what can be had.
+    #[cold]
+    fn allocate_anew(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        request: &Request<'_>,
+    ) -> Result<Free> {
         let class = class_of(request.bytes);
-        let size = class_size(class);
-        let mut state = lock(&self.state);
-        if let Some(free) = state.lists[request.slot].take_ready(class, request.stream) {
-            state.usage.take(request.owner, request.bytes);
-            return Ok(self.hand_out(free));
-        }
-        if let Some(free) = state.lists[ORPHANS].take_ready(class, request.stream) {
-            state.usage.take(request.owner, request.bytes);
-            return Ok(self.hand_out(free));
-        }
-        if self.fits(&state, size)
-            && let Some(allocation) = self.grow(&mut state, size)
-        {
-            state.usage.take(request.owner, request.bytes);
-            return Ok(allocation);
-        }
-        let (mut state, allocation) = self.allocate_under_pressure(shared, state, request)?;
+        let grown = if self.fits(&state, class) { self.grow(&mut state, class) } else { None };
+        let (mut state, free) = match grown {
+            Some(free) => (state, free),
+            None => self.allocate_under_pressure(state, request)?,
+        };
         state.usage.take(request.owner, request.bytes);
-        Ok(allocation)
+        Ok(free)
     }
 
-    fn hand_out(&self, free: FreeBlock) -> Allocation {
-        let mut inherited = free.after;
+    fn hand_out(&self, mut free: Free) -> Free {
         if !self.keeps_done {
-            inherited.retain(|access| !access.is_done());
+            free.hazards_mut().forget_done();
         }
-        Allocation { block: Some(free.block), inherited, zeroed: false }
+        free
     }
 
-    fn fits(&self, state: &State, size: usize) -> bool {
+    fn fits(&self, state: &State, class: usize) -> bool {
+        let size = class_size(class);
         self.limit.is_none_or(|limit| state.reserved.saturating_add(size) <= limit)
     }
 
     /// A new block from the system, `None` if it has none.
-    fn grow(&self, state: &mut State, size: usize) -> Option<Allocation> {
-        let block = Some(Arc::new(Block::new(size)?));
+    fn grow(&self, state: &mut State, class: usize) -> Option<Free> {
+        let size = class_size(class);
+        let block = Arc::new(Block::new(size)?);
         state.reserved += size;
         state.reserved_peak = state.reserved_peak.max(state.reserved);
-        Some(Allocation { block, inherited: Accesses::new(), zeroed: true })
+        Some(UniqueArc::new(Storage::vacant(Some(block), class)))
     }
 
     /// The limit, or the system's memory, is reached: reuse what costs a stream-side wait, then
@@ -255,25 +240,25 @@ impl Pool {
     /// handed out.
     fn allocate_under_pressure<'a>(
         &'a self,
-        shared: &Shared,
         mut state: MutexGuard<'a, State>,
         request: &Request<'_>,
-    ) -> Result<(MutexGuard<'a, State>, Allocation)> {
-        let class = class_of(request.bytes);
-        let size = class_size(class);
+    ) -> Result<(MutexGuard<'a, State>, Free)> {
+        let (stream, class) = (request.home.state(), class_of(request.bytes));
+        let shared = &stream.shared;
         let mut waited = false;
         loop {
             let reused = state
-                .take_anywhere(request.slot, |lists| lists.take_ready(class, request.stream))
-                .or_else(|| state.take_anywhere(request.slot, |lists| lists.take_oldest(class)));
+                .take_anywhere(request.home.slot(), |lists| lists.take_ready(class, stream))
+                .or_else(|| {
+                    state.take_anywhere(request.home.slot(), |lists| lists.take_oldest(class))
+                });
             if let Some(free) = reused {
-                let allocation = self.hand_out(free);
-                return Ok((state, allocation));
+                return Ok((state, self.hand_out(free)));
             }
             // Before trimming: what falls idle meanwhile is there for the next turn.
             let busy = if executor::on_worker() { None } else { state.find_busy() };
-            if let Some(allocation) = self.trim_and_grow(&mut state, size) {
-                return Ok((state, allocation));
+            if let Some(free) = self.trim_and_grow(&mut state, class) {
+                return Ok((state, free));
             }
             let Some(access) = busy else {
                 return Err(self.exhausted(shared, &state, request));
@@ -301,27 +286,26 @@ impl Pool {
         }
     }
 
-    fn trim_and_grow(&self, state: &mut State, size: usize) -> Option<Allocation> {
+    fn trim_and_grow(&self, state: &mut State, class: usize) -> Option<Free> {
         match self.limit {
             Some(limit) => {
-                let room = limit.checked_sub(size)?;
+                let room = limit.checked_sub(class_size(class))?;
                 state.trim(|reserved| reserved <= room);
             }
             // The system refused: give it all that can be given.
             None => drop(state.trim(|_| false)),
         }
-        if self.fits(state, size) { self.grow(state, size) } else { None }
+        if self.fits(state, class) { self.grow(state, class) } else { None }
     }
 
-    /// Takes back what a storage that is gone had; see [`Returned`].
-    pub(crate) fn free(&self, slot: usize, returned: Returned) {
-        let Returned { block, mut after, owner, bytes } = returned;
+    /// Takes back a storage whose tenant is gone: `bytes` that were asked for `owner`.
+    pub(crate) fn free(&self, slot: usize, mut free: Free, owner: Owner, bytes: usize) {
         if self.forgets {
-            after.clear();
+            free.hazards_mut().clear();
         }
         let mut state = lock(&self.state);
         state.usage.give(owner, bytes);
-        state.lists[slot].put(FreeBlock { block, after });
+        state.lists[slot].put(free);
     }
 
     /// Gives every idle block back to the system; returns the bytes.

@@ -194,15 +194,23 @@ impl Drop for HotScope {
 ///
 /// # Errors
 /// [`Error::HotScope`] if one of them refuses it.
+#[inline]
 pub(crate) fn admit(
     counters: &Counters,
     act: Act,
     operation: &'static str,
     site: &'static Location<'static>,
 ) -> Result<()> {
-    if DEPTH.get() == 0 {
-        return Ok(());
-    }
+    if DEPTH.get() == 0 { Ok(()) } else { ask(counters, act, operation, site) }
+}
+
+#[cold]
+fn ask(
+    counters: &Counters,
+    act: Act,
+    operation: &'static str,
+    site: &'static Location<'static>,
+) -> Result<()> {
     let device = std::ptr::from_ref(counters).addr();
     let seen = ActSite { act, operation, site, count: 0, refused: 0 };
     match OPEN.with_borrow(|scopes| judge(scopes, device, seen)) {

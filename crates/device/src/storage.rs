@@ -4,12 +4,16 @@ use crate::block::Block;
 use crate::error::Result;
 use crate::hazard::Hazards;
 use crate::memory::Owner;
-use crate::pool::{Allocation, Request, Returned};
+use crate::pool::Request;
 use crate::sanitize::Shadow;
 use crate::stream::Stream;
 use crate::sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock};
 use std::cell::Cell;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
 use std::panic::Location;
+use std::sync::PoisonError;
+use triomphe::{Arc as Shared, UniqueArc};
 
 /// Numbers given to threads so far in this process: a storage's id is never used again, unlike its
 /// address.
@@ -31,63 +35,58 @@ fn next_id() -> u64 {
     next
 }
 
-/// Memory that tensors share. When the last of them goes, the block goes back in stream order.
+/// Memory that tensors share. It has a tenant while a [`Handle`] is there. When the last goes, it
+/// is free, and goes back to the pool in stream order as it is: making it, or moving it, would
+/// cost more than handing it out.
 pub(crate) struct Storage {
     /// `None` for no bytes.
     block: Option<Arc<Block>>,
+    /// Size class of the block.
+    class: usize,
+    /// Whether the bytes were zeros when the tenant came: they had just come from the system.
+    fresh: bool,
+    /// Changed under the device's submission lock only, or by the sole owner.
+    hazards: Mutex<Hazards>,
+    /// `None` while it is free.
+    tenant: Option<Tenant>,
+}
+
+/// Whom a storage is lent to.
+struct Tenant {
     bytes: usize,
     owner: Owner,
     id: u64,
-    /// The stream that made it, to which the block returns.
+    /// The stream that asked for it, to which the block returns.
     home: Stream,
-    /// Changed under the device's submission lock only, or by the sole owner.
-    hazards: Mutex<Hazards>,
-    /// Where it was made.
+    /// Where it was asked for.
     origin: &'static Location<'static>,
 }
 
-/// What a new storage is for.
-pub(crate) struct Purpose {
-    pub(crate) bytes: usize,
-    pub(crate) owner: Owner,
-    pub(crate) operation: &'static str,
-    pub(crate) origin: &'static Location<'static>,
-}
+/// A tensor's hold on a storage.
+#[derive(Clone)]
+pub(crate) struct Handle(ManuallyDrop<Shared<Storage>>);
 
-impl Storage {
-    /// Memory from the stream's pool; also whether it is known to be zeros.
-    pub(crate) fn new(home: &Stream, purpose: &Purpose) -> Result<(Arc<Storage>, bool)> {
-        let &Purpose { bytes, owner, operation, origin } = purpose;
-        let mut allocation = Allocation::default();
-        if bytes > 0 {
-            let state = home.state();
-            let request =
-                Request { stream: state, slot: home.slot(), bytes, owner, operation, site: origin };
-            allocation = state.shared.pool.allocate(&state.shared, &request)?;
-        }
-        let Allocation { block, inherited, zeroed } = allocation;
-        // Built in its place: moving it would cost more than making it.
-        let storage = Arc::new(Storage {
-            block,
-            bytes,
-            owner,
-            id: next_id(),
-            home: home.clone(),
-            hazards: Mutex::new(Hazards::new(inherited)),
-            origin,
-        });
-        Ok((storage, zeroed))
+impl Handle {
+    /// Memory from the stream's pool.
+    pub(crate) fn new(request: &Request<'_>) -> Result<Handle> {
+        let &Request { home, bytes, owner, site: origin, .. } = request;
+        let mut storage = match bytes {
+            0 => UniqueArc::new(Storage::vacant(None, 0)),
+            _ => home.state().shared.pool.allocate(request)?,
+        };
+        storage.tenant = Some(Tenant { bytes, owner, id: next_id(), home: home.clone(), origin });
+        Ok(Handle(ManuallyDrop::new(storage.shareable())))
     }
 
     /// Writes a new storage from the host, if nothing else uses it or its block; whether it did.
-    pub(crate) fn fill_if_idle(storage: &mut Arc<Storage>, bytes: &[u8]) -> bool {
-        let Some(storage) = Arc::get_mut(storage) else { return false };
-        let idle = storage.hazards.get_mut().is_ok_and(|hazards| hazards.is_idle());
+    pub(crate) fn fill_if_idle(&mut self, bytes: &[u8]) -> bool {
+        let Some(storage) = Shared::get_mut(&mut self.0) else { return false };
+        assert!(bytes.len() <= storage.bytes());
+        let idle = storage.hazards_mut().is_idle();
         match &storage.block {
             Some(block) if idle => {
-                assert!(bytes.len() <= storage.bytes);
                 // SAFETY: this is the only handle, so no work of this storage can be submitted
-                // meanwhile. What was submitted, for it or for earlier storages of the block, is
+                // meanwhile. What was submitted, for it or for earlier tenants of the block, is
                 // done, as `is_idle` says.
                 unsafe { block.fill(bytes) };
                 true
@@ -97,10 +96,13 @@ impl Storage {
         }
     }
 
-    /// Fills a new storage, whose block comes from the system, with a pattern from the host; whether
-    /// it did.
-    pub(crate) fn fill_fresh(storage: &mut Arc<Storage>, pattern: u32) -> bool {
-        let Some(storage) = Arc::get_mut(storage) else { return false };
+    /// Fills a new storage, if its block comes from the system, with a pattern from the host;
+    /// whether it did.
+    pub(crate) fn fill_fresh(&mut self, pattern: u32) -> bool {
+        let Some(storage) = Shared::get_mut(&mut self.0) else { return false };
+        if !storage.fresh {
+            return false;
+        }
         if let Some(block) = &storage.block {
             // SAFETY: this is the only handle, and nothing was ever submitted for this block.
             unsafe { block.fill_with(pattern) };
@@ -108,20 +110,98 @@ impl Storage {
         true
     }
 
+    /// Whether another handle is there.
+    pub(crate) fn is_shared(&self) -> bool {
+        !Shared::is_unique(&self.0)
+    }
+
+    /// Whether both are of one storage.
+    pub(crate) fn is_same(&self, other: &Handle) -> bool {
+        Shared::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Deref for Handle {
+    type Target = Storage;
+
+    fn deref(&self) -> &Storage {
+        &self.0
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: this is the end of the handle, and nothing looks at the field after this.
+        let storage = unsafe { ManuallyDrop::take(&mut self.0) };
+        // Of handles that go at once, exactly one finds itself the last.
+        if let Some(last) = Shared::into_unique(storage) {
+            Storage::give_back(last);
+        }
+    }
+}
+
+impl Storage {
+    /// A storage without a tenant, of a block that nobody ever used.
+    pub(crate) fn vacant(block: Option<Arc<Block>>, class: usize) -> Storage {
+        Storage { block, class, fresh: true, hazards: Mutex::default(), tenant: None }
+    }
+
+    /// Returns it to the pool, with the accesses to it that may not be done.
+    fn give_back(mut storage: UniqueArc<Storage>) {
+        let sanitizer = storage.home().state().shared.sanitizer();
+        let keep_done = sanitizer.is_some();
+        if let Some(sanitizer) = sanitizer {
+            sanitizer.freed(&storage);
+        }
+        let Some(Tenant { bytes, owner, home, .. }) = storage.tenant.take() else { return };
+        if storage.block.is_some() {
+            storage.fresh = false;
+            storage.hazards_mut().bequeath(keep_done);
+            home.state().shared.pool.free(home.slot(), storage, owner, bytes);
+        }
+    }
+
+    fn tenant(&self) -> &Tenant {
+        match &self.tenant {
+            Some(tenant) => tenant,
+            None => unreachable!("a storage that a tensor holds has a tenant"),
+        }
+    }
+
+    /// The accesses, for the sole owner.
+    pub(crate) fn hazards_mut(&mut self) -> &mut Hazards {
+        self.hazards.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Size class of its block.
+    pub(crate) fn class(&self) -> usize {
+        self.class
+    }
+
+    /// Bytes of its block.
+    pub(crate) fn reserved(&self) -> usize {
+        self.block.as_ref().map_or(0, |block| block.size())
+    }
+
+    /// Whether the bytes were zeros when it was made.
+    pub(crate) fn is_fresh(&self) -> bool {
+        self.fresh
+    }
+
     pub(crate) fn home(&self) -> &Stream {
-        &self.home
+        &self.tenant().home
     }
 
     pub(crate) fn origin(&self) -> &'static Location<'static> {
-        self.origin
+        self.tenant().origin
     }
 
     pub(crate) fn owner(&self) -> Owner {
-        self.owner
+        self.tenant().owner
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.bytes
+        self.tenant().bytes
     }
 
     /// Who used its block, for the race sanitizer; `None` for no bytes.
@@ -130,7 +210,7 @@ impl Storage {
     }
 
     pub(crate) fn id(&self) -> u64 {
-        self.id
+        self.tenant().id
     }
 
     /// Address of the first byte, 0 for no bytes.
@@ -145,22 +225,5 @@ impl Storage {
     /// The accesses; only under the device's submission lock.
     pub(crate) fn hazards(&self) -> MutexGuard<'_, Hazards> {
         lock(&self.hazards)
-    }
-}
-
-impl Drop for Storage {
-    fn drop(&mut self) {
-        let sanitizer = self.home.state().shared.sanitizer();
-        if let Some(sanitizer) = sanitizer {
-            sanitizer.freed(self);
-        }
-        let keep_done = sanitizer.is_some();
-        let Some(block) = self.block.take() else { return };
-        let after = match self.hazards.get_mut() {
-            Ok(hazards) => hazards.take_inherited(keep_done),
-            Err(poisoned) => poisoned.into_inner().take_inherited(keep_done),
-        };
-        let returned = Returned { block, after, owner: self.owner, bytes: self.bytes };
-        self.home.state().shared.pool.free(self.home.slot(), returned);
     }
 }

@@ -7,9 +7,10 @@ use crate::error::{Error, Result};
 use crate::expect::{Expect, Property, device_words};
 use crate::memory::Owner;
 use crate::placement::log_made;
+use crate::pool::Request;
 use crate::sanitize;
 use crate::shape::{MemoryFormat, Shape};
-use crate::storage::{Purpose, Storage};
+use crate::storage::{Handle, Storage};
 use crate::stream::Stream;
 use crate::submit;
 use crate::sync::Arc;
@@ -24,7 +25,7 @@ use std::panic::Location;
 /// still in flight is right, and waits for nothing.
 #[derive(Clone)]
 pub struct Tensor {
-    storage: Arc<Storage>,
+    storage: Handle,
     /// First byte in the storage.
     offset: usize,
     shape: Shape,
@@ -66,10 +67,9 @@ impl Tensor {
     ) -> Result<Tensor> {
         let what = New { shape: shape.into(), dtype, format, owner };
         let (operation, site) = ("Tensor::empty", Location::caller());
-        let (storage, fresh) = what.storage(stream, operation, site)?;
-        let mut tensor = what.tensor(storage);
+        let mut tensor = what.tensor(stream, operation, site)?;
         if stream.state().shared.sanitizer().is_some() {
-            sanitize::poison(&mut tensor, fresh, operation, site)?;
+            sanitize::poison(&mut tensor, operation, site)?;
         }
         log_made(operation, None, &tensor);
         Ok(tensor)
@@ -103,10 +103,9 @@ impl Tensor {
     ) -> Result<Tensor> {
         let what = New { shape: shape.into(), dtype, format, owner };
         let (operation, site) = ("Tensor::zeros", Location::caller());
-        let (storage, zeroed) = what.storage(stream, operation, site)?;
-        let tensor = what.tensor(storage);
+        let tensor = what.tensor(stream, operation, site)?;
         log_made(operation, None, &tensor);
-        if !zeroed {
+        if !tensor.storage.is_fresh() {
             transfer::zero(&tensor, site)?;
         }
         Ok(tensor)
@@ -130,16 +129,15 @@ impl Tensor {
         let (operation, site) = ("Tensor::from_slice", Location::caller());
         stream.state().check_alive()?;
         check_length(operation, what.shape.numel(), elements.len())?;
-        let (mut storage, _) = what.storage(stream, operation, site)?;
+        let mut tensor = what.tensor(stream, operation, site)?;
         let bytes = bytemuck::cast_slice(elements);
         stream.state().shared.counters.note(Act::CopyToDevice, operation, site)?;
         let shared = &stream.state().shared;
         // The race sanitizer looks at launches, so there it is one.
         let filled = shared.sanitizer().is_none() && {
             let _copy = shared.trace_copy(operation, Category::HostCopy, site);
-            Storage::fill_if_idle(&mut storage, bytes)
+            tensor.storage.fill_if_idle(bytes)
         };
-        let tensor = what.tensor(storage);
         log_made(operation, None, &tensor);
         if !filled {
             transfer::copy_in(&tensor, bytes, operation, None, site)?;
@@ -305,7 +303,7 @@ impl Tensor {
 
     /// Whether another handle to its memory is alive. Handles, not kernels in flight.
     pub fn is_shared(&self) -> bool {
-        Arc::strong_count(&self.storage) > 1
+        self.storage.is_shared()
     }
 
     /// Bytes of its elements.
@@ -319,7 +317,7 @@ impl Tensor {
 
     /// Fills it with the sanitizer's pattern, if it was just made of memory from the system.
     pub(crate) fn poison_fresh(&mut self) -> bool {
-        Storage::fill_fresh(&mut self.storage, sanitize::POISON)
+        self.storage.fill_fresh(sanitize::POISON)
     }
 
     pub(crate) fn storage(&self) -> &Storage {
@@ -328,7 +326,7 @@ impl Tensor {
 
     /// Whether a byte belongs to both.
     pub(crate) fn overlaps(&self, other: &Tensor) -> bool {
-        Arc::ptr_eq(&self.storage, &other.storage)
+        self.storage.is_same(&other.storage)
             && self.bytes() > 0
             && other.bytes() > 0
             && self.offset < other.offset + other.bytes()
@@ -353,26 +351,17 @@ struct New {
 }
 
 impl New {
-    fn storage(
+    fn tensor(
         &self,
         stream: &Stream,
         operation: &'static str,
-        origin: &'static Location<'static>,
-    ) -> Result<(Arc<Storage>, bool)> {
-        self.format.check(operation, &self.shape)?;
-        let bytes = self.shape.bytes(operation, self.dtype.size())?;
-        Storage::new(stream, &Purpose { bytes, owner: self.owner, operation, origin })
-    }
-
-    fn tensor(&self, storage: Arc<Storage>) -> Tensor {
-        Tensor {
-            storage,
-            offset: 0,
-            shape: self.shape,
-            dtype: self.dtype,
-            format: self.format,
-            moved_to: None,
-        }
+        site: &'static Location<'static>,
+    ) -> Result<Tensor> {
+        let &New { shape, dtype, format, owner } = self;
+        format.check(operation, &shape)?;
+        let bytes = shape.bytes(operation, dtype.size())?;
+        let storage = Handle::new(&Request { home: stream, bytes, owner, operation, site })?;
+        Ok(Tensor { storage, offset: 0, shape, dtype, format, moved_to: None })
     }
 }
 

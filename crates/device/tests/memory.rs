@@ -272,6 +272,34 @@ fn drops_while_work_is_in_flight() {
     }
 }
 
+/// Of handles that go at the same time, one is the last: the memory goes back once, and is
+/// whole.
+#[test]
+fn handles_that_go_at_once_give_back_once() {
+    let device = cpu(1);
+    let a = device.stream("a");
+    for round in 0..300 {
+        let x = filled(&a, 1000, round);
+        let start = std::sync::Barrier::new(3);
+        let (y, z) = (x.clone(), x.view(1, [10]).unwrap());
+        std::thread::scope(|scope| {
+            for handle in [x, y, z] {
+                let start = &start;
+                scope.spawn(move || {
+                    start.wait();
+                    drop(handle);
+                });
+            }
+        });
+        assert_eq!(device.memory().current, 0);
+        // Two at once: a block that was given back twice would be in both.
+        let (p, q) = (filled(&a, 1000, 1), filled(&a, 1000, 2));
+        assert_ne!(p.address(), q.address());
+        assert_eq!(p.to_vec::<u32>().unwrap(), [1; 1000]);
+    }
+    assert_eq!(device.memory().reserved, 2 * 4096);
+}
+
 #[test]
 fn zeros_are_zeros_even_where_something_was() {
     let device = cpu(2);

@@ -211,17 +211,16 @@ pub(crate) fn host_saw(stream: &StreamState, seq: u64) {
     }
 }
 
-/// Fills a new tensor with [`POISON`]; `fresh` if its block comes from the system.
+/// Fills a new tensor with [`POISON`].
 ///
 /// # Errors
 /// [`Error::Race`] if something may still use the memory.
 pub(crate) fn poison(
     tensor: &mut Tensor,
-    fresh: bool,
     operation: &'static str,
     site: &'static Location<'static>,
 ) -> Result<()> {
-    if fresh && tensor.poison_fresh() {
+    if tensor.poison_fresh() {
         return Ok(());
     }
     let poison = Launch::new(tensor.stream(), operation, None, site).write(tensor).run(|args| {
