@@ -8,6 +8,15 @@ pub(crate) fn out(line: &str) {
     let _ = writeln!(io::stdout().lock(), "{line}");
 }
 
+/// Writes a line to stdout that must arrive whole, unless its reader went away.
+pub(crate) fn whole(line: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    match writeln!(stdout, "{line}").and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// Writes a line to stderr, under the same rule.
 pub(crate) fn err(line: &str) {
     let _ = writeln!(io::stderr().lock(), "{line}");

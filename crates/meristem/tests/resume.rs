@@ -194,13 +194,16 @@ fn what_cannot_be_resumed_is_said_and_left_alone() {
     m.fails("train --resume empty", 2, &["config.toml"]);
     m.fails("train --resume empty --seed 3", 2, &["own settings"]);
     let mut child = background(&m, "--run-dir run --steps 100000");
-    wait_for("a checkpoint", || m.path("run/checkpoints").is_dir() && newest(&m).is_some());
+    wait_for("two checkpoints", || {
+        fs::read_dir(m.path("run/checkpoints")).is_ok_and(|files| files.count() >= 2)
+    });
     child.kill().unwrap();
     child.wait().unwrap();
     let newest = newest(&m).unwrap();
     let whole = fs::read(&newest).unwrap();
     let events = m.bytes("run/events.jsonl");
     let resume = "train --resume run --quiet";
+    let summary = stopped_summary(&m);
     fs::write(&newest, &whole[..whole.len() / 2]).unwrap();
     let name = file_name(&newest);
     m.fails(resume, 1, &[&name, "remove this file"]);
@@ -211,12 +214,29 @@ fn what_cannot_be_resumed_is_said_and_left_alone() {
     m.fails(resume, 1, &[&name, "another run", "seed = 42"]);
     fs::write(m.path("run/config.toml"), config.replace("minimal", "baseline")).unwrap();
     m.fails(resume, 1, &[&name, "another run", "minimal"]);
-    fs::write(m.path("run/config.toml"), config).unwrap();
+    fs::write(m.path("run/config.toml"), &config).unwrap();
+    // A damaged configuration is not the checkpoints' fault, and starts nothing.
+    let part: String = config.lines().take(5).map(|line| format!("{line}\n")).collect();
+    for damaged in ["", &part] {
+        fs::write(m.path("run/config.toml"), damaged).unwrap();
+        m.fails(resume, 2, &["config.toml was changed or damaged"]);
+    }
+    fs::write(m.path("run/config.toml"), &config).unwrap();
+    // Events that are shorter than the checkpoint knows; the summary of the stop before stays.
+    fs::write(m.path("run/events.jsonl"), &events[..100]).unwrap();
+    fs::write(m.path("run/summary.json"), &summary).unwrap();
+    m.fails(resume, 2, &["events.jsonl has 100 bytes"]);
+    assert_eq!(m.bytes("run/summary.json"), summary);
+    fs::write(m.path("run/events.jsonl"), &events).unwrap();
+    fs::rename(m.path("run/checkpoints"), m.path("run/elsewhere")).unwrap();
+    m.fails(resume, 2, &["checkpoints/ has none"]);
+    fs::rename(m.path("run/elsewhere"), m.path("run/checkpoints")).unwrap();
+    assert_eq!(m.bytes("run/events.jsonl"), events, "nothing was overwritten");
     let mut other = m.command();
     other.args(resume.split_whitespace()).env("MERISTEM_ISA", "portable");
     let said = common::said(other.output().unwrap());
     if said.code != Some(0) {
-        assert!(said.stderr.contains("MERISTEM_ISA="), "{}", said.stderr);
+        assert!(said.stderr.contains("MERISTEM_ISA"), "{}", said.stderr);
         assert_eq!(m.bytes("run/events.jsonl"), events, "nothing was overwritten");
     }
 }
@@ -229,6 +249,17 @@ fn two_processes_do_not_write_one_run() {
     m.fails("train --resume run", 2, &["another process"]);
     first.kill().unwrap();
     first.wait().unwrap();
+}
+
+/// The summary that a run leaves when it is stopped.
+fn stopped_summary(m: &Meristem) -> Vec<u8> {
+    let mut child = background(m, "--run-dir other --steps 100000");
+    wait_for("a step", || {
+        fs::read_to_string(m.path("other/events.jsonl")).is_ok_and(|t| t.contains("step_completed"))
+    });
+    std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(child.wait().unwrap().success());
+    m.bytes("other/summary.json")
 }
 
 /// A run in the background, killed with its handle.

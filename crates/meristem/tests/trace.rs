@@ -39,7 +39,7 @@ fn a_trace_shows_the_run_and_changes_nothing() {
         assert_eq!(summary["trace"]["dropped"], 0);
         let host = &read.lanes["main"];
         assert_eq!(below(host, "run"), ["round 0", "report and save"]);
-        assert_eq!(below(host, "round 0"), ["step 0", "step 1", "step 2"]);
+        assert_eq!(below(host, "round 0"), ["step 0", "step 1", "step 2", "policy update"]);
         assert_eq!(below(host, "step 1"), ["train_epoch", "evaluate", "read", "decide"]);
         assert_eq!(below(host, "train_epoch"), Vec::<&str>::new());
         assert!(read.lanes.contains_key("env 0") && read.lanes.contains_key("env 1"));
@@ -92,4 +92,21 @@ fn a_run_that_fails_leaves_a_whole_trace() {
     let said = m.run(&format!("train {TINY} --lr 1e6 --steps 50 --run-dir run --trace run.json"));
     assert_eq!(said.code, Some(1), "{}", said.stderr);
     assert!(!Read::file(&m.path("run.json")).of("launch").is_empty());
+}
+
+/// A file that is no trace would be lost: a configuration, weights, events.
+#[test]
+fn a_trace_replaces_nothing_but_a_trace() {
+    let m = Meristem::new();
+    std::fs::write(m.path("mine.toml"), "steps = 1\n").unwrap();
+    m.fails("train --config mine.toml --trace mine.toml", 2, &["trace", "something else"]);
+    assert_eq!(m.bytes("mine.toml"), b"steps = 1\n");
+    assert!(!m.path("runs").exists(), "nothing is left of a run that could not start");
+    for _ in 0..2 {
+        m.ok("bench host --host minimal --envs 1 --batch 8 --seconds 0.1 --trace t.json");
+    }
+    let before = m.bytes("t.json");
+    std::fs::create_dir(m.path("there")).unwrap();
+    m.fails("train --run-dir there --trace t.json", 2, &["exists"]);
+    assert_eq!(m.bytes("t.json"), before, "an older trace stays where the command is refused");
 }

@@ -181,7 +181,7 @@ impl TrainConfig {
     fn validate(&self) -> Result<()> {
         let whole = [
             ("envs", self.envs, 1, 4096),
-            ("threads", self.threads, 0, 4096),
+            ("threads", self.threads, 0, 1024),
             ("rounds", self.rounds, 1, 1_000_000),
             ("steps", self.steps, 1, 1_000_000),
             ("batch", self.batch, 1, 65_536),
@@ -201,6 +201,10 @@ impl TrainConfig {
                 };
                 return Err(Error::value(key, got, expected));
             }
+        }
+        // TOML, in which the run is written down, has signed integers.
+        if i64::try_from(self.seed).is_err() {
+            return Err(Error::value("seed", self.seed, format!("0 to {}", i64::MAX)));
         }
         let real = [
             ("lr", f64::from(self.lr), 0.0, 1e6),

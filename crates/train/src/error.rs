@@ -117,6 +117,8 @@ impl Error {
         match self {
             Self::Value { .. } | Self::ConfigFile { .. } | Self::RunFolderExists { .. } => 2,
             Self::Resume { .. } => 2,
+            Self::Device(meristem_device::Error::BadEnvironment { .. })
+            | Self::Nn(meristem_nn::Error::Isa(_)) => 2,
             Self::Grow(_) | Self::Device(meristem_device::Error::BadDeviceName { .. }) => 2,
             Self::Control(meristem_control::Error::Policy { .. }) => 2,
             // A flag with the wrong value, or one that is missing; the files are not to blame.
@@ -165,8 +167,10 @@ impl Error {
                 "remove this file to resume from the checkpoint before it; nothing was overwritten"
                     .into()
             }
-            Self::Resume { .. } => {
-                "a new run with the same settings: --config FOLDER/config.toml".into()
+            Self::Resume { .. } => "nothing was changed; put it in order, or start a new run".into(),
+            Self::Device(meristem_device::Error::BadEnvironment { .. })
+            | Self::Nn(meristem_nn::Error::Isa(_)) => {
+                "set the variable right, or unset it; `meristem --help` lists all of them".into()
             }
             Self::Diverged { .. } => "lower --lr, or start from other weights".into(),
             _ => return None,

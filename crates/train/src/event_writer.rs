@@ -64,12 +64,15 @@ impl EventWriter {
     /// # Errors
     /// The file is shorter than it was, or cannot be written.
     pub(crate) fn resume(path: &Path, from: EventsPosition) -> Result<Self> {
-        let fail = |source| Error::RunFolder { action: "write", path: path.to_owned(), source };
+        let fail =
+            |source| Error::RunFolder { action: "go on with", path: path.to_owned(), source };
         let mut file = OpenOptions::new().write(true).open(path).map_err(fail)?;
         let length = file.metadata().map_err(fail)?.len();
         if length < from.bytes {
-            let problem = format!("it has {length} bytes, the checkpoint knows of {}", from.bytes);
-            return Err(fail(io::Error::other(problem)));
+            let problem =
+                format!("events.jsonl has {length} bytes, the checkpoint knows of {}", from.bytes);
+            let folder = path.parent().unwrap_or(path).to_owned();
+            return Err(Error::Resume { path: folder, problem });
         }
         let placed = file.set_len(from.bytes).and_then(|()| file.seek(SeekFrom::End(0)));
         placed.map_err(fail)?;

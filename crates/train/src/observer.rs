@@ -52,6 +52,11 @@ impl<'a> Journal<'a> {
         self.writer.emit(&event);
     }
 
+    /// Tells the observer only.
+    pub(crate) fn tell(&mut self, event: &Event) {
+        self.observer.event(event);
+    }
+
     /// Tells both, and waits for a place in the file's queue.
     pub(crate) fn emit_waiting(&mut self, event: Event) {
         self.observer.event(&event);

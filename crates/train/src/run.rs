@@ -51,8 +51,14 @@ pub fn run_with(
     let started = Instant::now();
     let names = Names::resolve(config)?;
     check_export(config.export.as_deref())?;
-    let trace = RunTrace::open(config.trace.as_deref())?;
     let folder = RunFolder::create(config.run_dir.as_deref(), &config.run_name())?;
+    let trace = match RunTrace::open(config.trace.as_deref()) {
+        Ok(trace) => trace,
+        Err(error) => {
+            folder.discard();
+            return Err(error);
+        }
+    };
     let source = names.spec.source;
     let prepared = folder
         .write_config(&config.resolved_toml())
@@ -109,6 +115,7 @@ pub fn resume_with(
         return Ok(summary);
     }
     let settings = config_file::read(&folder.config())?;
+    folder.check_config(&TrainConfig::resolve(settings.clone(), Layer::default())?)?;
     let (threads, trace) = (options.threads, options.trace.clone().map(Some));
     let flags = Layer { run_dir: Some(Some(path.into())), threads, trace, ..Layer::default() };
     let config = TrainConfig::resolve(settings, flags)?;
@@ -120,9 +127,11 @@ pub fn resume_with(
         let mut run = Run::prepare(&config, names, blueprints, (&folder, trace.as_ref()))?;
         let begin = match run.keeper.store.newest()? {
             Some((file, checkpoint)) => Begin::From(run.restore(&file, checkpoint)?),
-            None => Begin::New(started),
+            None => {
+                folder.check_no_checkpoint_is_lost()?;
+                Begin::New(started)
+            }
         };
-        folder.remove_summary()?;
         run.finish(&folder, begin, (observer, trace))
     })();
     cache::clear(|key| key.source == source);
@@ -195,7 +204,7 @@ impl Run {
     fn restore(&mut self, file: &Path, checkpoint: Checkpoint) -> Result<Middle> {
         let Checkpoint { progress, envs, controller } = checkpoint;
         let unfit = |problem| Error::Checkpoint { path: file.into(), problem };
-        self.keeper.identity.check(&progress.identity).map_err(unfit)?;
+        self.keeper.identity.check(file, &progress.identity)?;
         let in_a_round = progress.next.step > 0;
         if in_a_round && envs.len() != self.setup.config.envs {
             return Err(unfit(format!("it has {} envs", envs.len())));
@@ -230,9 +239,12 @@ impl Run {
                 (EventWriter::resume(&folder.events(), events)?, next, envs)
             }
         };
+        folder.remove_summary()?;
         let mut journal = Journal::new(writer, observer);
-        if next == (Position { round: 0, step: 0 }) {
-            journal.emit(self.run_started());
+        match next {
+            Position { round: 0, step: 0 } => journal.emit(self.run_started()),
+            // The file has it already; who watches has not.
+            _ => journal.tell(&self.run_started()),
         }
         let result = self.rounds(folder, &mut journal, next, envs);
         let status = match &result {

@@ -10,6 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
+use crate::config::TrainConfig;
 use crate::error::{Error, Result};
 use crate::summary::Summary;
 
@@ -126,6 +127,42 @@ impl RunFolder {
         })?;
         text.push(b'\n');
         write_whole(&path, &text)
+    }
+
+    /// Whether `config.toml` is as this program wrote it; `config` is what it says.
+    ///
+    /// # Errors
+    /// [`Error::Resume`] with the first line that differs: with other settings it would be another run.
+    pub(crate) fn check_config(&self, config: &TrainConfig) -> Result<()> {
+        let path = self.config();
+        let text = fs::read_to_string(&path).map_err(|source| Error::RunFolder {
+            action: "read",
+            path,
+            source,
+        })?;
+        let expected = config.resolved_toml();
+        if text == expected {
+            return Ok(());
+        }
+        let lost = expected.lines().find(|line| !text.lines().any(|l| l == *line));
+        let what = lost.map_or_else(|| "has other lines".into(), |line| format!("lacks `{line}`"));
+        let problem = format!("its config.toml was changed or damaged: it {what}");
+        Err(Error::Resume { path: self.path.clone(), problem })
+    }
+
+    /// Whether no checkpoint was written, by what the events say, where none is there.
+    ///
+    /// # Errors
+    /// [`Error::Resume`]: starting anew would overwrite what the run did.
+    pub(crate) fn check_no_checkpoint_is_lost(&self) -> Result<()> {
+        let text = fs::read(self.events()).unwrap_or_default();
+        let mark = b"\"event\":\"checkpoint_written\"";
+        // The first is told of just before it is written: a kill may come between.
+        if text.windows(mark.len()).filter(|window| window == mark).count() <= 1 {
+            return Ok(());
+        }
+        let problem = "its events tell of checkpoints, but checkpoints/ has none".into();
+        Err(Error::Resume { path: self.path.clone(), problem })
     }
 
     /// The summary of a run that ended, `None` if there is none.

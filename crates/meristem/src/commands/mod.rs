@@ -63,6 +63,10 @@ fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     let line = serde_json::to_string(value).map_err(|error| {
         Failure::failed(format!("the result is not JSON: {error}"), "run without --json")
     })?;
-    plain::out(&line);
-    Ok(())
+    plain::whole(&line).map_err(|error| {
+        Failure::failed(
+            format!("cannot write the result: {error}"),
+            "free some space, or write elsewhere",
+        )
+    })
 }

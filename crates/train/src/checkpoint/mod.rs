@@ -10,6 +10,8 @@
 mod file;
 mod store;
 
+use std::path::Path;
+
 use meristem_control::{ControllerState, History, Op, RewardState};
 use meristem_grow::{GateInputs, Topology};
 use meristem_nn::{EvalMetrics, Metrics, StateDict};
@@ -17,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::store::Store;
 use crate::episode::Totals;
+use crate::error::{Error, Result};
 use crate::summary::{DatasetSummary, EnvSummary, ModuleCounts, RoundSummary};
 
 /// A run between two steps.
@@ -56,27 +59,27 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// Whether a run that is `self` may go on from a checkpoint of `other`; what is different.
-    pub(crate) fn check(&self, other: &Identity) -> Result<(), String> {
-        let lines = |text: &str| text.lines().map(String::from).collect::<Vec<_>>();
-        let (ours, theirs) = (lines(&self.config), lines(&other.config));
-        if let Some(line) = theirs.iter().find(|line| !ours.contains(line)) {
-            return Err(format!("it is of another run: there `{line}`, here not"));
-        }
-        if self.config != other.config {
-            return Err("it is of a run with other settings".into());
+    /// Whether a run that is `self` may go on from the checkpoint in `file`, which is of `other`.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] for one of another run; [`Error::Value`] where this machine's kernels or the data are
+    /// others.
+    pub(crate) fn check(&self, file: &Path, other: &Identity) -> Result<()> {
+        let theirs = other.config.lines().find(|line| !self.config.lines().any(|l| l == *line));
+        if let Some(line) = theirs {
+            let problem = format!("it is of another run: there `{line}`, here not");
+            return Err(Error::Checkpoint { path: file.into(), problem });
         }
         if self.instruction_set != other.instruction_set {
-            return Err(format!(
-                "it was written with {theirs} kernels, this machine uses {ours}, which round differently: set \
-                 MERISTEM_ISA={theirs}, or resume on such a machine",
-                theirs = other.instruction_set,
-                ours = self.instruction_set
-            ));
+            let expected = format!(
+                "{}, which the run began with: others round differently",
+                other.instruction_set
+            );
+            return Err(Error::value("MERISTEM_ISA", &self.instruction_set, expected));
         }
         match self.dataset == other.dataset {
             true => Ok(()),
-            false => Err(format!("the dataset `{}` is not what it was", other.dataset.name)),
+            false => Err(Error::value("dataset", "other data", "the data that the run began with")),
         }
     }
 }

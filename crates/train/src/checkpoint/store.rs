@@ -176,12 +176,15 @@ mod tests {
     #[test]
     fn a_checkpoint_of_another_run_says_what_is_different() {
         let ours = identity("host = \"baseline\"\nseed = 1");
-        ours.check(&ours).unwrap();
-        let problem = ours.check(&identity("host = \"baseline\"\nseed = 2")).unwrap_err();
-        assert!(problem.contains("`seed = 2`"), "{problem}");
-        let other = Identity { instruction_set: "avx2".into(), ..ours.clone() };
-        assert!(ours.check(&other).unwrap_err().contains("MERISTEM_ISA=avx2"));
+        let file = Path::new("round-1.safetensors");
+        ours.check(file, &ours).unwrap();
+        let says = |other: &Identity, words: &str| {
+            let text = ours.check(file, other).unwrap_err().to_string();
+            assert!(text.contains(words), "{text}");
+        };
+        says(&identity("host = \"baseline\"\nseed = 2"), "`seed = 2`");
+        says(&Identity { instruction_set: "avx2".into(), ..ours.clone() }, "avx2, which the run");
         let dataset = DatasetSummary { train_samples: 1, ..DatasetSummary::default() };
-        assert!(ours.check(&Identity { dataset, ..ours.clone() }).unwrap_err().contains("dataset"));
+        says(&Identity { dataset, ..ours.clone() }, "data");
     }
 }
