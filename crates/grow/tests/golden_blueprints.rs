@@ -56,8 +56,10 @@ fn run(
     let gradient = plan.output_gradient().unwrap();
     arena[gradient].copy_from_slice(&transposed(tensors["grad_out.y"], c, h * w));
     let mut memory = Memory::new(&mut arena, &[&x], &[]);
-    for values in &mut values {
-        let (momentum, state, counters) = (&mut [][..], &mut [][..], &mut [][..]);
+    // The optimiser's, which a gradient does not touch.
+    let mut moments: Vec<Vec<f32>> = layout.groups.iter().map(|g| vec![0.0; g.moments]).collect();
+    for (values, momentum) in values.iter_mut().zip(&mut moments) {
+        let (state, counters) = (&mut [][..], &mut [][..]);
         memory.push_group(GroupMemory { values, momentum, state, counters });
     }
     plan.run(isa, &mut memory).unwrap();
