@@ -51,13 +51,13 @@ fn run(
         let given = tensors[format!("in.{}", param.name).as_str()];
         packing(param).pack(given, &mut values[place.group.index()][place.range()]);
     }
+    // The optimiser's, which a gradient does not touch.
+    let mut moments: Vec<Vec<f32>> = layout.groups.iter().map(|g| vec![0.0; g.moments]).collect();
     // NaN everywhere: what is read before it is written shows.
     let mut arena = vec![f32::NAN; plan.arena_len()];
     let gradient = plan.output_gradient().unwrap();
     arena[gradient].copy_from_slice(&transposed(tensors["grad_out.y"], c, h * w));
     let mut memory = Memory::new(&mut arena, &[&x], &[]);
-    // The optimiser's, which a gradient does not touch.
-    let mut moments: Vec<Vec<f32>> = layout.groups.iter().map(|g| vec![0.0; g.moments]).collect();
     for (values, momentum) in values.iter_mut().zip(&mut moments) {
         let (state, counters) = (&mut [][..], &mut [][..]);
         memory.push_group(GroupMemory { values, momentum, state, counters });
