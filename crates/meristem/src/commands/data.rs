@@ -8,17 +8,18 @@ use meristem::data::order::{self, OrderConfig};
 use meristem::data::{
     DatasetFiles, DatasetInfo, DatasetSpec, Source, VerifyReport, import_cifar10, verify,
 };
-use meristem::train::dataset_spec;
 use serde::Serialize;
 
 use super::{Outcome, print_json};
-use crate::cli::{DataCommand, ImportArguments, InfoArguments, PlanArguments, VerifyArguments};
+use crate::cli::{
+    DataCommand, DatasetArguments, ImportArguments, InfoArguments, PlanArguments, VerifyArguments,
+};
 use crate::plain::{self, thousands};
 
 pub(crate) fn run(command: &DataCommand) -> Outcome {
     match command {
-        DataCommand::Info(arguments) => match &arguments.dataset {
-            Some(name) => info(name, arguments),
+        DataCommand::Info(arguments) => match &arguments.dataset.dataset {
+            Some(_) => info(arguments),
             None => overview(arguments),
         },
         DataCommand::Verify(arguments) => verify_dataset(arguments),
@@ -27,9 +28,8 @@ pub(crate) fn run(command: &DataCommand) -> Outcome {
     }
 }
 
-fn info(name: &str, arguments: &InfoArguments) -> Outcome {
-    let spec = dataset_spec(name, arguments.data_root.as_deref(), arguments.skip_bad)?;
-    let info = DatasetFiles::open(&spec)?.info()?;
+fn info(arguments: &InfoArguments) -> Outcome {
+    let info = DatasetFiles::open(&arguments.dataset.spec()?)?.info()?;
     if arguments.json {
         print_json(&info)?;
         return Ok(ExitCode::SUCCESS);
@@ -62,7 +62,7 @@ struct Known {
 }
 
 fn overview(arguments: &InfoArguments) -> Outcome {
-    let known: Vec<Known> = Source::ALL.map(|source| known(source, arguments)).into();
+    let known: Vec<Known> = Source::ALL.map(|source| known(source, &arguments.dataset)).into();
     if arguments.json {
         print_json(&known)?;
         return Ok(ExitCode::SUCCESS);
@@ -78,14 +78,14 @@ fn overview(arguments: &InfoArguments) -> Outcome {
         table.add_row([dataset.to_string(), there.into(), files.join("\n")]);
     }
     plain::out(&table.to_string());
-    match &arguments.data_root {
+    match &arguments.dataset.data_root {
         Some(root) => plain::out(&format!("looked in {}", root.display())),
         None => plain::out("add --data-root DIR to look for files, --dataset NAME for details"),
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn known(source: Source, arguments: &InfoArguments) -> Known {
+fn known(source: Source, arguments: &DatasetArguments) -> Known {
     let root = arguments.data_root.clone();
     let spec = DatasetSpec { source, root, skip_bad: arguments.skip_bad };
     let asked = source == Source::Embedded || spec.root.is_some();
@@ -99,8 +99,7 @@ fn known(source: Source, arguments: &InfoArguments) -> Known {
 
 fn verify_dataset(arguments: &VerifyArguments) -> Outcome {
     let dataset = &arguments.dataset;
-    let spec = dataset_spec(&dataset.dataset, dataset.data_root.as_deref(), dataset.skip_bad)?;
-    let report = verify(&spec)?;
+    let report = verify(&dataset.spec()?)?;
     match arguments.json {
         true => print_json(&report)?,
         false => print_verification(&report),

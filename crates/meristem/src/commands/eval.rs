@@ -3,7 +3,6 @@
 use std::process::ExitCode;
 
 use meristem::data::Split;
-use meristem::train::dataset_spec;
 use meristem::train::eval::{EvalConfig, evaluate};
 
 use super::{Outcome, insight, print_json, tell_dropped};
@@ -12,12 +11,10 @@ use crate::failure::Failure;
 use crate::plain;
 
 pub(crate) fn run(arguments: &EvalArguments) -> Outcome {
-    let dataset = &arguments.dataset;
-    let spec = dataset_spec(&dataset.dataset, dataset.data_root.as_deref(), dataset.skip_bad)?;
     let config = EvalConfig {
         weights: arguments.weights.clone(),
         host: arguments.host.clone(),
-        dataset: spec,
+        dataset: arguments.dataset.spec()?,
         split: split(&arguments.split)?,
         batch: arguments.batch,
         device: arguments.device.parse()?,

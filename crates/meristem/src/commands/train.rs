@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 
 use meristem::train::config::{Layer, TrainConfig};
-use meristem::train::{self, ResumeOptions, Summary, config_file};
+use meristem::train::{self, ResumeOptions, Summary};
 
 use super::{Outcome, print_json, tell_dropped};
 use crate::cli::TrainArguments;
@@ -38,11 +38,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
 }
 
 fn start(arguments: &TrainArguments, mode: Mode) -> Result<Summary, Failure> {
-    let file = match &arguments.config {
-        Some(path) => config_file::read(path)?,
-        None => Layer::default(),
-    };
-    let config = TrainConfig::resolve(file, arguments.layer())?;
+    let config = TrainConfig::resolve(arguments.settings.file()?, arguments.layer())?;
     stop_on_ctrl_c()?;
     Ok(train::run(&config, &mut Progress::new(mode))?)
 }
@@ -51,7 +47,7 @@ fn resume(folder: &Path, arguments: &TrainArguments, mode: Mode) -> Result<Summa
     let given = arguments.layer();
     let (threads, trace) = (given.threads, given.trace.clone().flatten());
     let other = Layer { threads: None, trace: None, ..given };
-    if arguments.config.is_some() || other != Layer::default() {
+    if arguments.settings.config.is_some() || other != Layer::default() {
         let message = "--resume goes on with the run's own settings";
         let remedy = "leave the others out (--threads and --trace may be given), or start a new run with \
                       --config RUN/config.toml";

@@ -1,0 +1,149 @@
+//! The command line: pure parsing. What the flags mean together is decided in `commands` and in the training
+//! crate's configuration.
+
+mod bench;
+mod data;
+mod settings;
+mod train;
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use meristem::data::{DatasetSpec, Source};
+use meristem::train::dataset_spec;
+
+pub(crate) use self::bench::{
+    BenchCommand, BenchCounterfactualArguments, BenchFormatArguments, BenchGatherArguments,
+    BenchHostArguments,
+};
+pub(crate) use self::data::{
+    DataCommand, ImportArguments, InfoArguments, PlanArguments, VerifyArguments,
+};
+pub(crate) use self::settings::SettingArguments;
+pub(crate) use self::train::TrainArguments;
+use crate::environment::HELP;
+
+/// Train fleets of small neural networks that grow while they train.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100, disable_help_subcommand = true, after_help = HELP)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Train hosts side by side and let them grow.
+    ///
+    /// Flags override the configuration file, which overrides the preset. The config.toml in a run's folder shows
+    /// every setting that was in force.
+    Train(Box<TrainArguments>),
+    /// Evaluate a weights file on a split of a dataset; without --dataset, of the embedded one.
+    Eval(EvalArguments),
+    /// Look at datasets: what is there, is it sound, convert it, in which order is it served.
+    #[command(subcommand)]
+    Data(DataCommand),
+    /// Check this machine and this build: one line a check, ok or FAIL with what to do.
+    ///
+    /// Residency, memory format, aliasing, determinism, streams under stress, leaks, hot scopes. The exit code is 0
+    /// only if all hold.
+    Check(CheckArguments),
+    /// Measure speed on this machine.
+    #[command(subcommand)]
+    Bench(BenchCommand),
+}
+
+/// A look inside.
+#[derive(Debug, Args)]
+pub(crate) struct InsightArguments {
+    /// Write what happened when, for ui.perfetto.dev or chrome://tracing
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Print who used how much device memory
+    #[arg(long)]
+    pub(crate) memory: bool,
+}
+
+/// Which dataset.
+#[derive(Debug, Args)]
+pub(crate) struct DatasetArguments {
+    /// embedded, fashion-mnist, cifar10, cifar100, folder or arrays
+    #[arg(long)]
+    pub(crate) dataset: Option<String>,
+    /// Folder (or file) of the dataset
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data_root: Option<PathBuf>,
+    /// Count and leave out images that do not decode
+    #[arg(long)]
+    pub(crate) skip_bad: bool,
+}
+
+impl DatasetArguments {
+    /// The dataset that is meant: the embedded one where nothing was said.
+    ///
+    /// # Errors
+    /// A name that is not known.
+    pub(crate) fn spec(&self) -> Result<DatasetSpec, meristem::train::Error> {
+        let name = self.dataset.as_deref().unwrap_or(Source::Embedded.name());
+        dataset_spec(name, self.data_root.as_deref(), self.skip_bad)
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(allow_negative_numbers = true)]
+pub(crate) struct EvalArguments {
+    /// Weights file (safetensors)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) weights: PathBuf,
+    /// Host; needed only for a file without topology [default: the file's]
+    #[arg(long)]
+    pub(crate) host: Option<String>,
+    #[command(flatten)]
+    pub(crate) dataset: DatasetArguments,
+    /// train or test
+    #[arg(long, default_value = "test")]
+    pub(crate) split: String,
+    /// Samples in a batch
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    pub(crate) batch: usize,
+    /// Device
+    #[arg(long, default_value = "cpu")]
+    pub(crate) device: String,
+    /// Worker threads, 0 for one per core
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) threads: usize,
+    #[command(flatten)]
+    pub(crate) insight: InsightArguments,
+    /// Print {"loss":…,"accuracy":…,"samples":…}
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckArguments {
+    /// Print [{"name":…,"ok":…,"figure":…,"remedy":…,"seconds":…}, …]
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+    use meristem::train::config::Layer;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn every_setting_of_a_file_is_a_flag() {
+        let command = Arguments::command();
+        let train = command.find_subcommand("train").unwrap();
+        for key in Layer::KEYS {
+            let flag = key.replace('_', "-");
+            assert!(train.get_arguments().any(|a| a.get_long() == Some(&flag)), "--{flag}");
+        }
+    }
+}

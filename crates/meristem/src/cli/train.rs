@@ -1,0 +1,71 @@
+//! What `meristem train` takes.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use meristem::train::config::Layer;
+use meristem::train::settings::ControllerKind;
+
+use super::SettingArguments;
+
+/// What `train` takes: the settings, and what is the run's own. Of a flag that is given twice the last counts,
+/// so that a script can be varied at its end.
+#[derive(Debug, Args)]
+#[command(allow_negative_numbers = true, args_override_self = true)]
+pub(crate) struct TrainArguments {
+    /// Where the run is written; must not exist [default: runs/<time>-<name>]
+    #[arg(long, value_name = "DIR", help_heading = "Run")]
+    run_dir: Option<PathBuf>,
+    /// Last part of the default run folder's name
+    #[arg(long, help_heading = "Run")]
+    name: Option<String>,
+    /// Steps between two checkpoints; 0: only between rounds, and where a run is stopped
+    #[arg(long, value_name = "N", help_heading = "Run")]
+    checkpoint_every: Option<usize>,
+    /// Go on with a run that was stopped or killed, from its last checkpoint to the same bits
+    #[arg(long, value_name = "RUN", help_heading = "Run")]
+    pub(crate) resume: Option<PathBuf>,
+    /// Print nothing but errors
+    #[arg(long, help_heading = "Run")]
+    pub(crate) quiet: bool,
+    /// Print the summary as JSON on stdout; progress goes to stderr
+    #[arg(long, help_heading = "Run")]
+    pub(crate) json: bool,
+    /// One line per batch and env with its loss
+    #[arg(long, help_heading = "Run")]
+    log_batches: bool,
+    /// Write what happened when, for ui.perfetto.dev or chrome://tracing
+    #[arg(long, value_name = "FILE", help_heading = "Run")]
+    trace: Option<PathBuf>,
+    /// Print who used how much device memory
+    #[arg(long, help_heading = "Run")]
+    pub(crate) memory: bool,
+    /// Who decides what grows: heuristic, ppo, random, none, or fixed:FILE with an action script
+    #[arg(long, help_heading = "Growth")]
+    controller: Option<ControllerKind>,
+    /// Policy that controller ppo starts from; a new one when absent
+    #[arg(long, value_name = "FILE", help_heading = "Growth")]
+    policy: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) settings: SettingArguments,
+    /// Write the best env's weights here too
+    #[arg(long, value_name = "FILE", help_heading = "Hosts")]
+    export: Option<PathBuf>,
+}
+
+impl TrainArguments {
+    /// The settings that were given as flags.
+    pub(crate) fn layer(&self) -> Layer {
+        Layer {
+            name: self.name.clone().map(Some),
+            run_dir: self.run_dir.clone().map(Some),
+            export: self.export.clone().map(Some),
+            trace: self.trace.clone().map(Some),
+            controller: self.controller.clone(),
+            policy: self.policy.clone().map(Some),
+            log_batches: self.log_batches.then_some(true),
+            checkpoint_every: self.checkpoint_every,
+            ..self.settings.layer()
+        }
+    }
+}
