@@ -34,13 +34,14 @@ pub trait Controller: Send {
         Ok(())
     }
 
-    /// The governor rolled an env back: its trajectory ends, as a termination, with the last transition,
-    /// and what is remembered of the env begins anew. `penalty` is added to the reward of the transition of
-    /// step `cause` of this episode, whichever that was.
+    /// The governor rolled an env back, between the rewards of one step and the decision of the next: its
+    /// trajectory ends, as a termination, with the last transition, and what is remembered of the env begins
+    /// anew. `penalty` is added to the reward of the transition of step `cause` of this episode, whichever
+    /// that was; `None` before the episode's first transition, where there is nothing to end or to punish.
     ///
     /// # Errors
     /// [`crate::Error`]: a cause that is not among the transitions so far, a failed device.
-    fn roll_back(&mut self, _env: usize, _cause: usize, _penalty: f32) -> Result<()> {
+    fn roll_back(&mut self, _env: usize, _cause: Option<usize>, _penalty: f32) -> Result<()> {
         Ok(())
     }
 

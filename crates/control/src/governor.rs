@@ -1,5 +1,5 @@
 //! When an env's training has gone wrong beyond repair (`grow.md`, Governor). The rules only: what a
-//! rollback does is the training loop's business.
+//! rollback does is the training loop's business (`train::governor`).
 
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +21,8 @@ pub struct GovernorConfig {
     pub spike_patience: u32,
     /// Steps between snapshots: 5.
     pub snapshot_steps: u32,
+    /// So many failures with no snapshot between them end the run: 3.
+    pub failures_max: u32,
     /// What a rollback adds to the reward of the transition that caused it: −10.
     pub penalty: f64,
 }
@@ -35,6 +37,7 @@ impl Default for GovernorConfig {
             spike_factor: 3.0,
             spike_patience: 3,
             snapshot_steps: 5,
+            failures_max: 3,
             penalty: -10.0,
         }
     }
@@ -52,7 +55,7 @@ impl GovernorConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Failure {
-    /// The loss is NaN or infinite.
+    /// A loss, or a weight, is NaN or infinite.
     NotFinite,
     /// The env has learned and now guesses.
     Collapse,
@@ -64,7 +67,7 @@ impl Failure {
     /// In words, for events.
     pub fn describe(self) -> &'static str {
         match self {
-            Failure::NotFinite => "the loss is not finite",
+            Failure::NotFinite => "a loss or weight is not finite",
             Failure::Collapse => "the loss fell back to that of guessing",
             Failure::Spike => "the loss was far above its history for several steps",
         }
@@ -75,7 +78,8 @@ impl Failure {
 const NEWEST: f64 = 0.2;
 
 /// Running statistics of one env's loss: exponentially weighted mean and variance (West 1979), which spikes
-/// do not enter. Part of a snapshot's env, but not rolled back with it.
+/// do not enter. After a rollback they begin anew: what the host can do without the modules that are gone is
+/// not known, and a host that leaned on them would else seem to have collapsed again.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Vitals {
     classes: usize,
@@ -110,9 +114,14 @@ impl Vitals {
         None
     }
 
-    /// The env was rolled back: what counts towards the next failure begins anew.
+    /// The env was rolled back: everything begins anew.
     pub fn rolled_back(&mut self) {
-        self.spikes = 0;
+        *self = Self::new(self.classes);
+    }
+
+    /// Whether the last loss was no spike. One that may be the first of several is not to be kept.
+    pub fn is_calm(&self) -> bool {
+        self.spikes == 0
     }
 
     fn is_spike(&self, config: &GovernorConfig, loss: f64) -> bool {

@@ -169,7 +169,7 @@ impl Deed {
 }
 
 /// What the reward of an env's next transition is compared with. Begins anew with every episode, and after
-/// a rollback.
+/// a rollback: no difference of accuracies reaches across one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RewardState {
     accuracy_pp: Option<f32>,
@@ -177,6 +177,12 @@ pub struct RewardState {
 }
 
 impl RewardState {
+    /// Of an env whose trajectory begins with this host: there is no accuracy to compare with, and what stands
+    /// already was paid for before.
+    pub fn begin(host: &Host) -> Self {
+        Self { accuracy_pp: None, potential: potential(host) }
+    }
+
     /// The terms of a transition: `deed` as it was before the action, `host`, `parameters` and `outcome` as
     /// they are after it.
     pub fn transition(

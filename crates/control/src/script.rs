@@ -23,9 +23,10 @@
 //!
 //! Steps without a line are WAIT. A key that is unknown, or that the op does not use, is an error; so are
 //! two lines for the same step and env, and an action that is not legal when its step comes. A gate that
-//! refuses is no error: the script may ask again.
+//! refuses is no error: the script may ask again. In an env that the governor has rolled back, modules may be
+//! gone that the script counts on: there, until the end of the episode, what is not legal is passed over.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use meristem_grow::{AlphaTarget, Curve, Host, SlotName, Speed, Style, Tempo, nearest};
 use serde::Deserialize;
@@ -35,6 +36,7 @@ use crate::controller::Controller;
 use crate::error::{Error, Result};
 use crate::heads::HEADS;
 use crate::rules::legal;
+use crate::state::ControllerState;
 use crate::view::EnvView;
 
 /// A line of the file.
@@ -66,6 +68,8 @@ struct Entry {
 pub struct Script {
     name: String,
     entries: BTreeMap<(u32, Option<usize>), Entry>,
+    /// Envs that were rolled back in this episode.
+    rolled_back: BTreeSet<usize>,
 }
 
 impl Script {
@@ -92,7 +96,7 @@ impl Script {
                 return Err(fault(problem));
             }
         }
-        Ok(Self { name: name.into(), entries })
+        Ok(Self { name: name.into(), entries, rolled_back: BTreeSet::new() })
     }
 
     fn decide(&self, view: &EnvView<'_>) -> Result<Action> {
@@ -102,13 +106,11 @@ impl Script {
         };
         let Entry { line, action } = *entry;
         let (env, step) = (view.env, view.step);
-        legal(&action, view.host).map_err(|reason| Error::ScriptIllegal {
-            line,
-            env,
-            step,
-            reason,
-        })?;
-        Ok(action)
+        match legal(&action, view.host) {
+            Ok(()) => Ok(action),
+            Err(_) if self.rolled_back.contains(&env) => Ok(Action::Wait),
+            Err(reason) => Err(Error::ScriptIllegal { line, env, step, reason }),
+        }
     }
 }
 
@@ -117,8 +119,26 @@ impl Controller for Script {
         &self.name
     }
 
+    fn begin_episode(&mut self, env: usize) {
+        self.rolled_back.remove(&env);
+    }
+
     fn decide_all(&mut self, views: &[EnvView<'_>]) -> Result<Vec<Action>> {
         views.iter().map(|view| self.decide(view)).collect()
+    }
+
+    fn roll_back(&mut self, env: usize, _cause: Option<usize>, _penalty: f32) -> Result<()> {
+        self.rolled_back.insert(env);
+        Ok(())
+    }
+
+    fn save(&self) -> Result<ControllerState> {
+        ControllerState::of(&self.name, &self.rolled_back)
+    }
+
+    fn restore(&mut self, state: &ControllerState) -> Result<()> {
+        self.rolled_back = state.memory(&self.name)?;
+        Ok(())
     }
 }
 

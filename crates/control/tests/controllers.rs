@@ -95,6 +95,39 @@ fn what_is_wrong_with_a_script_is_said_with_its_line() {
 }
 
 #[test]
+fn after_a_rollback_a_script_passes_over_what_is_gone() {
+    let text = r#"{"step": 0, "op": "GERMINATE", "slot": "r0c1", "blueprint": "conv_light"}
+{"step": 1, "op": "ADVANCE", "slot": "r0c1"}
+{"step": 2, "op": "GERMINATE", "slot": "r0c0", "blueprint": "norm"}"#;
+    let mut script = script(text).unwrap();
+    let mut env = FakeEnv::new(1, tiny(2, quick()), 9);
+    let step = |script: &mut Script, env: &mut FakeEnv| {
+        env.epoch(1.0, 50.0);
+        let action = script.decide_all(&[env.view()]).unwrap()[0];
+        env.act(&action);
+        action.op()
+    };
+    assert_eq!(step(&mut script, &mut env), Op::Germinate);
+    env.host.prune_live();
+    let mut other = script.clone();
+    script.roll_back(1, Some(0), -10.0).unwrap();
+    // Saved and restored it knows that still; another env, or one that was not rolled back, is told.
+    let saved = script.save().unwrap();
+    let mut resumed = self::script(text).unwrap();
+    resumed.restore(&saved).unwrap();
+    assert_eq!(resumed, script);
+    assert_eq!(step(&mut resumed, &mut env), Op::Wait);
+    assert_eq!(step(&mut resumed, &mut env), Op::Germinate, "what is legal is done");
+    env.step = 1;
+    env.host.prune_live();
+    for script in [&mut other, &mut resumed] {
+        script.begin_episode(1);
+        let error = script.decide_all(&[env.view()]).unwrap_err();
+        assert!(matches!(error, Error::ScriptIllegal { line: 2, .. }), "{error}");
+    }
+}
+
+#[test]
 fn a_script_that_wants_what_is_not_legal_ends_with_the_reason() {
     let mut script = script(r#"{"step": 2, "op": "ADVANCE", "slot": "r0c0"}"#).unwrap();
     let mut env = FakeEnv::new(0, tiny(2, quick()), 9);

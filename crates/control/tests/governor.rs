@@ -58,9 +58,14 @@ fn the_third_spike_running_fails() {
     assert_eq!(first([10.0, 6.0, 14.0, 10.0, 13.0, 13.0, 13.0, 13.0]), None);
     let (config, mut vitals) = (GovernorConfig::default(), Vitals::new(10));
     assert!(curve(30, 0.3).chain([13.0, 13.0]).all(|loss| vitals.check(&config, loss).is_none()));
+    assert!(!vitals.is_calm());
     vitals.rolled_back();
-    assert!([13.0, 13.0].iter().all(|loss| vitals.check(&config, *loss).is_none()));
-    assert_eq!(vitals.check(&config, 13.0), Some(Failure::Spike));
+    assert_eq!(vitals, Vitals::new(10), "what was learned is not known to be there still");
+    assert!(vitals.is_calm());
+    let guessing = 10f64.ln();
+    assert!([guessing; 3].iter().all(|loss| vitals.check(&config, *loss).is_none()));
+    assert!(curve(30, 0.3).all(|loss| vitals.check(&config, loss).is_none()));
+    assert_eq!(vitals.check(&config, guessing), Some(Failure::Collapse));
 }
 
 #[test]

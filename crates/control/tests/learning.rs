@@ -60,6 +60,20 @@ fn close(got: f64, expected: f64) {
     assert!((got - expected).abs() < 1e-9, "{got}, expected {expected}");
 }
 
+/// After a rollback nothing is compared with before it, and what is fossilized is not paid for again.
+#[test]
+fn a_trajectory_that_begins_is_compared_with_nothing() {
+    let mut it = Rewarded::grown(RewardMode::Contribution, Rules::default());
+    it.step(60.0, Action::Fossilize { slot: 0 });
+    assert_eq!(it.env.host.slots()[0].stage, Stage::Fossilized);
+    let mut fresh = Rewarded { env: it.env.clone(), state: RewardState::begin(&it.env.host), ..it };
+    let first = fresh.step(10.0, WAIT);
+    close(first.gain, 0.0);
+    close(first.potential, 0.1 * (0.995 * 6.0 - 6.0));
+    close(fresh.step(11.0, WAIT).gain, 0.2);
+    assert_eq!(RewardState::begin(&tiny(2, quick())), RewardState::default());
+}
+
 #[test]
 fn basic_is_gain_minus_rent() {
     let mut it = Rewarded::grown(RewardMode::Basic, quick());

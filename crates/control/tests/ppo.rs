@@ -61,7 +61,7 @@ fn a_restored_policy_goes_on_bit_for_bit() {
     for _ in 0..9 {
         step(&mut original, &mut envs);
     }
-    original.roll_back(1, 4, -10.0).unwrap();
+    original.roll_back(1, Some(4), -10.0).unwrap();
     let saved = original.save().unwrap();
     let mut restored = ppo(small(), 2, Learning::On);
     restored.restore(&saved).unwrap();
@@ -99,7 +99,7 @@ fn a_rollback_is_a_termination_and_its_penalty_lands_where_it_was_caused() {
     for _ in 0..6 {
         paid.extend(step(&mut it, &mut envs).1);
     }
-    it.roll_back(1, 2, -10.0).unwrap();
+    it.roll_back(1, Some(2), -10.0).unwrap();
     paid[2 * ENVS + 1] -= 10.0;
     paid.extend(step(&mut it, &mut envs).1);
     let state = it.save().unwrap();
@@ -111,10 +111,17 @@ fn a_rollback_is_a_termination_and_its_penalty_lands_where_it_was_caused() {
     assert_eq!(ones("rollout.terminated", 1.0), [5 * ENVS + 1], "the last before the rollback");
     assert_eq!(ones("rollout.keep", 0.0), [0, 1, 2, 6 * ENVS + 1], "where trajectories begin");
     assert_eq!(ones("rollout.truncated", 1.0), [0; 0]);
-    // The carried state of the env was cleared: its own decision would not know of the steps before.
-    let error = it.roll_back(1, 7, -10.0).unwrap_err();
-    assert!(error.to_string().contains("before 7"), "{error}");
-    assert!(it.roll_back(ENVS, 0, -10.0).is_err());
+    let error = it.roll_back(1, Some(7), -10.0).unwrap_err();
+    assert!(error.to_string().contains("the 7 steps"), "{error}");
+    assert!(it.roll_back(1, None, -10.0).is_err(), "there are transitions to end");
+    assert!(it.roll_back(ENVS, Some(0), -10.0).is_err());
+    // What is refused has changed nothing, and before the first transition there is nothing to end.
+    assert_eq!(it.save().unwrap(), state);
+    let mut early = ppo(small(), 2, Learning::On);
+    early.roll_back(1, None, -10.0).unwrap();
+    assert!(early.roll_back(1, Some(0), -10.0).is_err());
+    let rewards = buffer(&early.save().unwrap(), "rollout.rewards");
+    assert!(rewards.iter().all(|reward| *reward == 0.0));
 }
 
 #[test]

@@ -12,6 +12,8 @@ pub enum Owner {
     Dataset,
     /// Parameters, their gradients and optimiser state.
     Parameters,
+    /// Copies of parameters to come back to.
+    Snapshots,
     /// Arenas of plans.
     Activations,
     /// Batches and their buffers.
@@ -28,9 +30,10 @@ pub enum Owner {
 
 impl Owner {
     /// All owners, in the order of reports.
-    pub const ALL: [Owner; 8] = [
+    pub const ALL: [Owner; 9] = [
         Owner::Dataset,
         Owner::Parameters,
+        Owner::Snapshots,
         Owner::Activations,
         Owner::Batches,
         Owner::Policy,
@@ -44,6 +47,7 @@ impl Owner {
         match self {
             Owner::Dataset => "dataset",
             Owner::Parameters => "parameters",
+            Owner::Snapshots => "snapshots",
             Owner::Activations => "activations",
             Owner::Batches => "batches",
             Owner::Policy => "policy",

@@ -51,7 +51,7 @@ pub use graph::Graph;
 pub use kernels::Isa;
 pub use network::{
     EvalMetrics, GroupMetrics, Metrics, Network, NetworkOptions, SequenceNetwork, SequenceOptions,
-    SequenceRun,
+    SequenceRun, Snapshot,
 };
 pub use plan::{Mode, Plan, PlanOptions};
 pub use state::{HostData, HostTensor, StateDict, StateError};

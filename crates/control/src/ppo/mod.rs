@@ -322,20 +322,26 @@ impl Controller for Ppo {
         Ok(())
     }
 
-    fn roll_back(&mut self, env: usize, cause: usize, penalty: f32) -> Result<()> {
+    fn roll_back(&mut self, env: usize, cause: Option<usize>, penalty: f32) -> Result<()> {
+        self.check_owed(false)?;
         let envs = self.rollout.shape().envs;
         if env >= envs {
             return Err(protocol(format!("one of {envs} envs"), format!("env {env}")));
         }
+        if self.learning == Learning::On {
+            match cause {
+                Some(cause) if cause < self.step => {
+                    self.rollout.terminate(env, (cause, self.step - 1), penalty)?;
+                }
+                None if self.step == 0 => {}
+                _ => {
+                    let expected = format!("one of the {} steps of this round so far", self.step);
+                    return Err(protocol(expected, format!("{cause:?}")));
+                }
+            }
+        }
         self.fresh[env] = true;
-        if self.learning == Learning::Off || self.step == 0 {
-            return Ok(());
-        }
-        if cause >= self.step {
-            let expected = format!("a step before {}", self.step);
-            return Err(protocol(expected, format!("step {cause}")));
-        }
-        Ok(self.rollout.terminate(env, (cause, self.step - 1), penalty)?)
+        Ok(())
     }
 
     fn save(&self) -> Result<ControllerState> {

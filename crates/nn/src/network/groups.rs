@@ -45,6 +45,18 @@ impl Group {
         })
     }
 
+    /// Memory for a copy of a group, without what the optimiser remembers. Its content is unspecified.
+    pub(super) fn copy_of(group: &Group, owner: Owner) -> Result<Self> {
+        let stream = group.values.stream();
+        let like = |of: &Tensor| Tensor::empty(stream, [of.numel()], of.dtype(), owner);
+        Ok(Self {
+            values: like(&group.values)?,
+            momentum: Tensor::empty(stream, [0], DType::F32, owner)?,
+            state: like(&group.state)?,
+            counters: like(&group.counters)?,
+        })
+    }
+
     /// Adds the group's tensors to a launch, all written.
     pub(super) fn write<'a>(&'a self, launch: Launch<'a>) -> Launch<'a> {
         launch.write(&self.values).write(&self.momentum).write(&self.state).write(&self.counters)
@@ -105,11 +117,9 @@ pub(super) fn build(
     let layout = Layout::new(graph);
     let old_layout = old.map(|o| Layout::new(o.graph));
     let mut groups = vec![];
-    for (g, spec) in graph.groups.iter().enumerate() {
-        let same_name = |o: &Old<'_>| o.graph.groups.iter().position(|s| s.name == spec.name);
+    for g in 0..graph.groups.len() {
         if let Some(old) = old
-            && let Some(before) = same_name(&old)
-            && members(old.graph, before) == members(graph, g)
+            && let Some(before) = same_group(old.graph, graph, g)
         {
             groups.push(old.groups[before].clone());
             continue;
@@ -157,6 +167,12 @@ fn members(graph: &Graph, g: usize) -> Members<'_> {
         params: params.map(|p| (&*p.name, &*p.shape, p.kind)).collect(),
         buffers: buffers.map(|b| (&*b.name, b.len, b.counter)).collect(),
     }
+}
+
+/// The group of `graph` that has the name, parameters and buffers of group `g` of `of`.
+pub(super) fn same_group(graph: &Graph, of: &Graph, g: usize) -> Option<usize> {
+    let named = graph.groups.iter().position(|spec| spec.name == of.groups[g].name)?;
+    (members(graph, named) == members(of, g)).then_some(named)
 }
 
 /// A group with initial values.

@@ -6,13 +6,15 @@
 //! |---|---|
 //! | `[0..3]` | groups, configurations, capacity of the batch log |
 //! | `[3..7]` | training: loss sum over samples, correct, samples, steps |
+//! | `[7]` | weights that were not finite when they were last counted |
 //! | `groups × 6` | last norm, sum of norms, vanishing, exploding, measured tensors, steps |
 //! | `configurations × 3` | evaluation: loss sum over samples, correct, samples |
 //! | `capacity` | ring of the mean losses of the last batches |
 
 use serde::{Deserialize, Serialize};
 
-const HEADER: usize = 7;
+const HEADER: usize = 8;
+pub(super) const NON_FINITE: usize = 7;
 const GROUP: usize = 6;
 const EVAL: usize = 3;
 /// Below this L2 norm a tensor's gradient vanishes (`grow.md`, Gates).
@@ -31,6 +33,9 @@ pub struct Metrics {
     pub samples: u64,
     /// Training steps.
     pub steps: u64,
+    /// Parameters, running statistics and momenta that were NaN or infinite when
+    /// [`Network::count_non_finite`](crate::Network::count_non_finite) looked; 0 if it did not.
+    pub non_finite: u64,
     /// Mean loss of the last batches, oldest first; as many as the log holds.
     pub batch_losses: Vec<f64>,
     /// Per parameter group, in the graph's order.
@@ -129,6 +134,7 @@ impl Metrics {
             correct: count(raw[4]),
             samples: count(raw[5]),
             steps,
+            non_finite: count(raw[NON_FINITE]),
             batch_losses,
             groups: (0..layout.groups).map(group).collect(),
             eval: (0..layout.configs).map(eval).collect(),

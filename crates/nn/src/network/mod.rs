@@ -9,6 +9,7 @@ mod groups;
 pub(crate) mod metrics;
 mod plans;
 mod sequence;
+mod snapshot;
 mod state;
 
 use std::ops::Range;
@@ -21,6 +22,7 @@ use self::metrics::MetricsLayout;
 pub use self::metrics::{EvalMetrics, GroupMetrics, Metrics};
 use self::plans::Plans;
 pub use self::sequence::{SequenceNetwork, SequenceOptions, SequenceRun};
+pub use self::snapshot::Snapshot;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::kernels::Isa;

@@ -1,0 +1,190 @@
+//! A network's parameters and running statistics, kept on its device to come back to.
+
+use std::sync::Arc;
+
+use meristem_device::{Owner, Stream, Tensor};
+
+use super::Network;
+use super::groups::{Group, same_group};
+use super::metrics::NON_FINITE;
+use super::state::Weights;
+use crate::error::{Error, Result};
+use crate::graph::Graph;
+use crate::state::StateDict;
+
+/// Tensors of a group that are copied.
+const COPIED: usize = 3;
+
+/// A copy of parameters and buffers, on the device of the network that it was taken from. What the optimiser
+/// remembers is no part of it.
+#[derive(Debug)]
+pub struct Snapshot {
+    graph: Arc<Graph>,
+    groups: Vec<Group>,
+}
+
+impl Snapshot {
+    /// A snapshot of those groups of a network that `graph` has: of all, or of what shall remain. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if the network lacks one of them; memory.
+    pub fn new(network: &Network, graph: &Arc<Graph>) -> Result<Self> {
+        let mut it = Self { graph: Arc::clone(graph), groups: vec![] };
+        it.groups = it.memory(graph, &sources(network, graph)?)?;
+        it.take(network, graph)?;
+        Ok(it)
+    }
+
+    /// Takes another snapshot into the same memory: only groups that it did not have are allocated. One launch on
+    /// the network's stream; does not wait.
+    ///
+    /// # Errors
+    /// As [`Snapshot::new`]; the snapshot is then as it was.
+    pub fn take(&mut self, network: &Network, graph: &Arc<Graph>) -> Result<()> {
+        let sources = sources(network, graph)?;
+        if *graph != self.graph {
+            self.groups = self.memory(graph, &sources)?;
+            self.graph = Arc::clone(graph);
+        }
+        copy(&network.stream, "snapshot", &sources, &self.groups.iter().collect::<Vec<_>>())
+    }
+
+    /// Groups for another graph: those that stay as they are keep their memory.
+    fn memory(&self, graph: &Graph, sources: &[&Group]) -> Result<Vec<Group>> {
+        let group = |(g, source): (usize, &&Group)| match same_group(&self.graph, graph, g) {
+            Some(own) if own < self.groups.len() => Ok(self.groups[own].clone()),
+            _ => Group::copy_of(source, Owner::Snapshots),
+        };
+        sources.iter().enumerate().map(group).collect()
+    }
+
+    /// What it holds, under PyTorch's names. One read-back, which waits for the device.
+    ///
+    /// # Errors
+    /// A failed stream.
+    #[track_caller]
+    pub fn state_dict(&self) -> Result<StateDict> {
+        self.weights().state_dict()
+    }
+
+    /// Sets what it holds. All or nothing. Does not wait.
+    ///
+    /// # Errors
+    /// As [`Network::load_state_dict`], strict.
+    pub fn load_state_dict(&mut self, state: &StateDict) -> Result<()> {
+        self.weights().load_state_dict(state, true)
+    }
+
+    fn weights(&self) -> Weights<'_> {
+        Weights { graph: &self.graph, groups: &self.groups }
+    }
+}
+
+impl Network {
+    /// Goes back to a snapshot: its graph, its parameters and its buffers, bit for bit; groups that it does not have
+    /// are gone, and the optimiser starts anew. Metrics start anew as well. Does not wait.
+    ///
+    /// # Errors
+    /// As [`Network::set_graph`].
+    pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
+        self.set_graph(Arc::clone(&snapshot.graph))?;
+        let (from, to): (Vec<&Group>, Vec<&Group>) =
+            snapshot.groups.iter().zip(&self.groups).unzip();
+        copy(&self.stream, "restore", &from, &to)?;
+        self.clear_momentum()
+    }
+
+    /// Counts what is NaN or infinite among parameters, running statistics and momenta, into
+    /// [`Metrics::non_finite`](crate::Metrics::non_finite). One launch; does not wait.
+    ///
+    /// # Errors
+    /// A failed stream.
+    #[track_caller]
+    pub fn count_non_finite(&self) -> Result<()> {
+        let launch = self.stream.launch("count_non_finite").write(&self.metrics);
+        let launch = self.groups.iter().fold(launch, |launch, group| {
+            launch.read(&group.values).read(&group.momentum).read(&group.state)
+        });
+        let tensors = COPIED * self.groups.len();
+        Ok(launch.run(move |args| {
+            let bad = |at| args.read::<f32>(at).iter().filter(|x| !x.is_finite()).count();
+            let count: usize = (1..=tensors).map(bad).sum();
+            args.write::<f64>(0)[NON_FINITE] = count as f64;
+        })?)
+    }
+
+    /// The parameters of a group (by its place in the graph) as they lie on the device, f32, packed as
+    /// [`layout`](crate::layout) says. What a launch writes there is in force from the next step on.
+    pub fn packed_parameters(&self, group: usize) -> Option<&Tensor> {
+        Some(&self.groups.get(group)?.values)
+    }
+}
+
+/// The groups of a network that a graph has.
+fn sources<'a>(network: &'a Network, graph: &Graph) -> Result<Vec<&'a Group>> {
+    let find = |g: usize| match same_group(&network.graph, graph, g) {
+        Some(at) => Ok(&network.groups[at]),
+        None => Err(Error::Argument {
+            operation: "snapshot",
+            argument: "graph",
+            expected: "groups that the network has".into(),
+            got: format!("group `{}`, which it does not have", graph.groups[g].name),
+        }),
+    };
+    (0..graph.groups.len()).map(find).collect()
+}
+
+/// Copies parameters and buffers in one launch.
+fn copy(stream: &Stream, operation: &'static str, from: &[&Group], to: &[&Group]) -> Result<()> {
+    let launch = from.iter().fold(stream.launch(operation), |launch, group| {
+        launch.read(&group.values).read(&group.state).read(&group.counters)
+    });
+    let launch = to.iter().fold(launch, |launch, group| {
+        launch.write(&group.values).write(&group.state).write(&group.counters)
+    });
+    let tensors = COPIED * from.len();
+    Ok(launch.run(move |args| {
+        for at in 0..tensors {
+            match at % COPIED {
+                2 => args.write::<i64>(tensors + at).copy_from_slice(args.read::<i64>(at)),
+                _ => args.write::<f32>(tensors + at).copy_from_slice(args.read::<f32>(at)),
+            }
+        }
+    })?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use meristem_device::{Device, DeviceId, DeviceOptions};
+
+    use crate::graph::{Dims, GraphBuilder, SgdConfig};
+    use crate::{Isa, Metrics, Network, NetworkOptions};
+
+    #[test]
+    fn what_is_not_finite_is_counted_wherever_it_lies() {
+        let sgd = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 0.0, clip_norm: 1.0 };
+        let mut b = GraphBuilder::new(Dims { c: 3, h: 4, w: 4 }, sgd);
+        let x = b.batch_norm(b.input(), "bn").unwrap();
+        let pooled = b.global_avg_pool(x);
+        let logits = b.linear(pooled, "classifier", 5, true, None).unwrap();
+        let graph = Arc::new(b.finish(logits).unwrap());
+        let stream = Device::open(DeviceId::Cpu, &DeviceOptions::default()).unwrap().stream("env");
+        let network =
+            Network::new(&stream, graph, NetworkOptions::new(1, 0, Isa::detect(), 4)).unwrap();
+        let count = || {
+            network.count_non_finite().unwrap();
+            Metrics::parse(&network.metrics().to_vec().unwrap()).non_finite
+        };
+        let group = &network.groups[0];
+        assert_eq!(count(), 0);
+        let values = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+        for (before, (tensor, value)) in
+            [&group.values, &group.momentum, &group.state].into_iter().zip(values).enumerate()
+        {
+            tensor.view(1, [1]).unwrap().copy_from_slice(&[value]).unwrap();
+            assert_eq!(count(), before as u64 + 1);
+        }
+    }
+}
