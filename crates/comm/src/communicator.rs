@@ -36,7 +36,8 @@ pub struct Traffic {
 
 /// One rank's membership in a group of ranks. All calls are collective: every rank makes the same
 /// ones, in the same order. They enqueue onto the stream of their tensors and do not wait for the
-/// device, but may wait for the other ranks to make the same call.
+/// device (over [`mpi`](Communicator::mpi): for what they send), but may wait for the other ranks to
+/// make the same call.
 ///
 /// Dropping it tells the others, whose next call fails at once with an error that names this rank.
 pub struct Communicator {
@@ -63,6 +64,23 @@ impl Communicator {
         }
         let threads = Threads::all(ranks, options.deadline).into_iter();
         Ok(threads.map(|transport| Communicator::new(Box::new(transport))).collect())
+    }
+
+    /// This process's place among all that were started together by `mpirun`; alone without it. Once
+    /// in a process. Needs the feature `mpi`, and no cfg: without it this is an error that says how
+    /// to build.
+    ///
+    /// Calls of this transport wait for the stream of what they send: MPI takes host memory. A rank
+    /// that is killed ends the others with an error once the deadline is over, if `mpirun` does not
+    /// end them itself (`--enable-recovery` of Open MPI 4). Groups made by
+    /// [`split`](Communicator::split) share one thread: a process that is in several makes their
+    /// calls in an order that is the same on all ranks. Dropping the last one waits for the others
+    /// to do the same, until the deadline.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    pub fn mpi(options: &CommOptions) -> Result<Communicator> {
+        Ok(Communicator::new(crate::mpi::world(options.deadline)?))
     }
 
     /// Over a transport of your own.

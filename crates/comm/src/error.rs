@@ -25,7 +25,7 @@ pub enum Error {
     },
     /// A rank that did not come to an operation within the deadline.
     #[error(
-        "`{operation}`: rank {rank} did not come within {seconds} s; it hangs, or calls another operation (the deadline is an option)"
+        "`{operation}`: rank {rank} did not come within {seconds} s; it hangs, died, or makes other calls (the deadline is an option)"
     )]
     RankLate {
         /// Operation that waited.
@@ -51,6 +51,16 @@ pub enum Error {
         /// What it has.
         got: String,
     },
+    /// A transport that this build, machine or process cannot use.
+    #[error("transport `{transport}`: {reason}; {remedy}")]
+    Unavailable {
+        /// Name of the transport.
+        transport: &'static str,
+        /// Why not.
+        reason: &'static str,
+        /// What to do.
+        remedy: &'static str,
+    },
     /// An argument that no rank could be served with.
     #[error("`{operation}`: {argument} must be {expected}, got {got}")]
     BadArgument {
@@ -63,6 +73,21 @@ pub enum Error {
         /// What came.
         got: String,
     },
+}
+
+#[cfg(feature = "mpi")]
+impl Error {
+    /// The same, met again by another operation.
+    pub(crate) fn at(&self, operation: &'static str) -> Error {
+        let mut error = self.clone();
+        match &mut error {
+            Error::RankGone { operation: old, .. }
+            | Error::RankLate { operation: old, .. }
+            | Error::Disagreement { operation: old, .. } => *old = operation,
+            _ => {}
+        }
+        error
+    }
 }
 
 impl From<meristem_device::Error> for Error {

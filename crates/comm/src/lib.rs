@@ -1,9 +1,10 @@
 //! Gradient exchange between ranks.
 //!
 //! A [`Communicator`] is one rank's membership in a group. Collectives take tensors of a
-//! [`meristem_device`] stream and put their work onto that stream; nothing here waits for the
-//! device. Sums are made in rank order unless asked otherwise: the same bits on every rank, run and
-//! transport.
+//! [`meristem_device`] stream and put their work onto that stream; over threads nothing waits for
+//! the device. Sums are made in rank order unless asked otherwise: the same bits on every rank, run
+//! and transport. Transports: [`threads`](Communicator::threads), and [`mpi`](Communicator::mpi) in
+//! builds with that feature.
 //!
 //! ```
 //! use meristem_comm::{CommOptions, Communicator, Reduction};
@@ -24,8 +25,9 @@
 //! ```
 //!
 //! # The inside, from top to bottom
-//! `exchange`: the gradients of a model. `auto`: which sum is fastest. `sparse`: sums of the largest elements. `communicator`: what a rank holds. `dense`: the dense sum
-//! over any transport. `transport`: the one interface. `threads`: ranks of one process.
+//! `exchange`: the gradients of a model. `auto`: which sum is fastest. `sparse`: sums of the largest
+//! elements. `communicator`: what a rank holds. `dense`: the dense sum over any transport.
+//! `transport`: the one interface. `threads`: ranks of one process. `mpi`: ranks that are processes.
 
 #![forbid(unsafe_code)]
 
@@ -35,6 +37,8 @@ mod communicator;
 mod dense;
 mod error;
 mod exchange;
+#[cfg_attr(not(feature = "mpi"), path = "mpi/off.rs")]
+mod mpi;
 mod number;
 mod sparse;
 mod sync;

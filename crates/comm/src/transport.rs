@@ -63,12 +63,13 @@ pub struct Sum<'a> {
 /// The link of one rank to the others.
 ///
 /// Calls are collective: every rank makes the same in the same order. They put work onto `stream`
-/// and do not wait for the device; whether they wait for the other ranks' calls is the
-/// transport's matter. Tensors are device memory of `stream`, and nothing goes over the host in
-/// this interface, so it fits queues on an accelerator (`ncclSend` and `ncclRecv` in a group) as
-/// well as MPI and shared memory.
+/// and do not wait for the device, unless what they send must be in host memory (`mpi`); whether
+/// they wait for the other ranks' calls is the transport's matter. Tensors are device memory of
+/// `stream`, and nothing goes over the host in this interface, so it fits queues on an accelerator
+/// (`ncclSend` and `ncclRecv` in a group) as well as MPI and shared memory.
 ///
-/// Errors are the same on every rank: see [`Error`](crate::Error).
+/// Errors are the same on every rank, see [`Error`](crate::Error); where ranks are processes, one
+/// that was through when another failed gets the error from its next call.
 pub trait Transport: Send {
     /// Name, as on the command line.
     fn name(&self) -> &'static str;

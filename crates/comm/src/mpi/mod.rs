@@ -1,0 +1,275 @@
+//! Ranks that are processes, over an MPI library (feature `mpi`).
+//!
+//! The `mpi` crate's handles stay on one thread, which makes all calls of the library; ranks talk
+//! to it by channel. MPI takes host memory, so an exchange waits for the stream that makes what is
+//! sent, once; what is received is copied in by the stream, and not waited for.
+//!
+//! Invariants
+//! - Only calls that return at once: sends, receives and probes that are polled until a deadline. A
+//!   process that is gone is a message that never comes, and MPI's own collectives would wait for
+//!   it forever. (Finalizing is collective: it is done only once all ranks have left in order.)
+//! - Nothing is received before its size is known to fit, and no status code can be lost: the
+//!   `mpi` crate drops them, so MPI's error handler stays the one that ends the process.
+//! - A request that can never end keeps its memory: see [`thread`].
+
+mod thread;
+mod transfer;
+mod wire;
+
+use crate::communicator::others;
+use crate::error::{Error, Result};
+use crate::sync::lock;
+use crate::transport::{Call, Parcel, Sum, Transport};
+use meristem_device::{Stream, Tensor, read_back};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use thread::{Exchange, Incoming, Job, Outgoing};
+
+/// The most groups that a process can make: MPI promises tags up to 32767, of which a group takes
+/// three.
+const GROUPS_MAX: i32 = 10_000;
+
+/// The way to the thread that has MPI; the last one to be dropped ends MPI.
+struct Link {
+    jobs: Option<SyncSender<Job>>,
+    /// Closes when the thread has ended MPI, or will never.
+    over: Mutex<Receiver<()>>,
+    /// Number of the next group. Held during a split, so that no number is given twice.
+    next_context: Mutex<i32>,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.jobs = None;
+        let _ = lock(&self.over).recv();
+    }
+}
+
+/// The link of a rank that is a process.
+struct Mpi {
+    link: Arc<Link>,
+    context: i32,
+    /// By rank of this group: the rank among all processes.
+    members: Arc<[i32]>,
+    rank: usize,
+    deadline: Duration,
+    /// Memory for what is received: free again when a stream has copied it.
+    pool: Vec<Arc<Vec<u8>>>,
+}
+
+/// Starts MPI in this process: the link to all processes that were started together.
+///
+/// # Errors
+/// [`Error::Unavailable`] the second time, or if the library allows no threads.
+pub(crate) fn world(deadline: Duration) -> Result<Box<dyn Transport>> {
+    let (jobs, todo) = sync_channel(64);
+    let (finish, over) = sync_channel(0);
+    let (ready, started) = sync_channel(1);
+    std::thread::Builder::new()
+        .name("mpi".to_owned())
+        .spawn(move || thread::run(todo, &ready, deadline, finish))
+        .map_err(|_| unavailable("no thread could be started for it", "free some memory"))?;
+    let gone = |_| unavailable("it did not start", "see what it printed");
+    let (rank, size) = started.recv().map_err(gone)??;
+    let next_context = Mutex::new(1);
+    let link = Arc::new(Link { jobs: Some(jobs), over: Mutex::new(over), next_context });
+    let members = (0..size as i32).collect();
+    Ok(Box::new(Mpi { link, context: 0, members, rank, deadline, pool: Vec::new() }))
+}
+
+fn unavailable(reason: &'static str, remedy: &'static str) -> Error {
+    Error::Unavailable { transport: "mpi", reason, remedy }
+}
+
+impl Mpi {
+    fn tell(&self, job: Job) -> Result<()> {
+        let jobs = self.link.jobs.as_ref();
+        let told = jobs.is_some_and(|jobs| jobs.send(job).is_ok());
+        told.then_some(()).ok_or_else(|| unavailable("its thread is gone", "see what it printed"))
+    }
+
+    /// Sends and receives bytes; returns what was received, in the order of `receives`.
+    fn transfer(
+        &self,
+        call: &Call,
+        sends: Vec<Outgoing>,
+        receives: Vec<Incoming>,
+    ) -> Result<Vec<Vec<u8>>> {
+        let (reply, answer) = sync_channel(1);
+        let (context, call) = (self.context, *call);
+        self.tell(Job::Exchange(Box::new(Exchange { context, call, sends, receives, reply })))?;
+        let gone = |_| unavailable("its thread is gone", "see what it printed");
+        answer.recv().map_err(gone)?
+    }
+
+    /// The parcels' bytes, once for each tensor that goes to several ranks. Waits for the device.
+    fn fetch(&self, parcels: &[Parcel]) -> Result<Vec<Outgoing>> {
+        let mut tensors: Vec<&Tensor> = Vec::new();
+        let mut places = Vec::with_capacity(parcels.len());
+        for Parcel { tensor, .. } in parcels {
+            let key = |t: &Tensor| (t.storage_id(), t.address(), t.numel());
+            let place = tensors.iter().position(|known| key(known) == key(tensor));
+            places.push(place.unwrap_or(tensors.len()));
+            if place.is_none() {
+                tensors.push(tensor);
+            }
+        }
+        let bytes: Vec<_> = read_back(&tensors)?.into_iter().map(Arc::new).collect();
+        let outgoing = parcels.iter().zip(places).map(|(parcel, place)| Outgoing {
+            peer: parcel.peer,
+            content: (Some(parcel.tensor.dtype()), parcel.tensor.numel()),
+            bytes: bytes[place].clone(),
+        });
+        Ok(outgoing.collect())
+    }
+
+    /// `len` bytes, of memory that was used before if some is free.
+    fn buffer(&mut self, len: usize) -> Vec<u8> {
+        let free = |kept: &Arc<Vec<u8>>| Arc::strong_count(kept) == 1;
+        let largest = |kept: &Arc<Vec<u8>>| kept.capacity();
+        let at = (0..self.pool.len()).filter(|i| free(&self.pool[*i]));
+        let mut buffer = at
+            .max_by_key(|i| largest(&self.pool[*i]))
+            .and_then(|i| Arc::try_unwrap(self.pool.swap_remove(i)).ok())
+            .unwrap_or_default();
+        buffer.resize(len, 0);
+        buffer
+    }
+
+    /// The members of this rank's new group with their place in it, and its number.
+    fn group_of(&self, wishes: &[Wish]) -> (Vec<usize>, i32) {
+        let Wish { color, .. } = wishes[self.rank];
+        let mut colors: Vec<u64> = wishes.iter().map(|wish| wish.color).collect();
+        colors.sort_unstable();
+        colors.dedup();
+        let place = colors.iter().position(|other| *other == color).unwrap_or(0);
+        let first = wishes.iter().map(|wish| wish.next_context).max().unwrap_or(1);
+        let mut ranks: Vec<usize> =
+            (0..wishes.len()).filter(|rank| wishes[*rank].color == color).collect();
+        ranks.sort_by_key(|rank| (wishes[*rank].key, *rank));
+        (ranks, first.saturating_add(place as i32))
+    }
+}
+
+/// What a rank wants of a split, and the lowest number that it has not yet given to a group.
+#[derive(Clone, Copy)]
+struct Wish {
+    color: u64,
+    key: u64,
+    next_context: i32,
+}
+
+impl Wish {
+    const BYTES: usize = 20;
+
+    fn encode(self) -> Vec<u8> {
+        let (color, key) = (self.color.to_le_bytes(), self.key.to_le_bytes());
+        [&color[..], &key[..], &self.next_context.to_le_bytes()[..]].concat()
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Wish> {
+        let (color, rest) = bytes.split_first_chunk()?;
+        let (key, rest) = rest.split_first_chunk()?;
+        let (color, key) = (u64::from_le_bytes(*color), u64::from_le_bytes(*key));
+        Some(Wish { color, key, next_context: i32::from_le_bytes(rest.try_into().ok()?) })
+    }
+}
+
+impl Transport for Mpi {
+    fn name(&self) -> &'static str {
+        "mpi"
+    }
+
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.members.len()
+    }
+
+    fn exchange(
+        &mut self,
+        call: &Call,
+        _stream: &Stream,
+        sends: &[Parcel],
+        receives: &[Parcel],
+    ) -> Result<()> {
+        for peer in 0..self.size() {
+            let number = sends.iter().filter(|parcel| parcel.peer == peer).count();
+            if number > wire::PARCELS_MAX {
+                return Err(Error::BadArgument {
+                    operation: call.operation,
+                    argument: "the parcels to one rank",
+                    expected: format!("at most {}", wire::PARCELS_MAX),
+                    got: number.to_string(),
+                });
+            }
+        }
+        let outgoing = self.fetch(sends).inspect_err(|_| {
+            let (context, operation) = (self.context, call.operation);
+            let reason = "its device failed";
+            // The error at hand says more than that the thread is gone, too.
+            let _ = self.tell(Job::Fail { context, operation, reason });
+        })?;
+        let incoming = receives.iter().map(|Parcel { peer, tensor }| {
+            let content = (Some(tensor.dtype()), tensor.numel());
+            let buffer = self.buffer(tensor.numel() * tensor.dtype().size());
+            Incoming { peer: *peer, content, buffer }
+        });
+        let incoming = incoming.collect();
+        let received = self.transfer(call, outgoing, incoming)?;
+        for (Parcel { tensor, .. }, bytes) in receives.iter().zip(received) {
+            let bytes = Arc::new(bytes);
+            tensor.copy_from_shared(bytes.clone(), 0)?;
+            self.pool.push(bytes);
+        }
+        Ok(())
+    }
+
+    fn all_reduce(&mut self, _: &Call, _: &Stream, _: &Sum<'_>) -> Result<bool> {
+        // MPI's own sums wait for a rank that is gone, and add in an order of their choice.
+        Ok(false)
+    }
+
+    fn barrier(&mut self, call: &Call) -> Result<()> {
+        self.transfer(call, Vec::new(), Vec::new()).map(drop)
+    }
+
+    fn split(&mut self, call: &Call, color: u64, key: u64) -> Result<Box<dyn Transport>> {
+        let link = self.link.clone();
+        let mut next_context = lock(&link.next_context);
+        let (n, me, content) = (self.size(), self.rank, (None, Wish::BYTES));
+        let own = Wish { color, key, next_context: *next_context };
+        let bytes = Arc::new(own.encode());
+        let sends = others(me, n).map(|peer| Outgoing { peer, content, bytes: bytes.clone() });
+        let receives = others(me, n).map(|peer| {
+            let buffer = vec![0; Wish::BYTES];
+            Incoming { peer, content, buffer }
+        });
+        let received = self.transfer(call, sends.collect(), receives.collect())?;
+        let mut wishes: Vec<Wish> = received.iter().filter_map(|b| Wish::decode(b)).collect();
+        wishes.insert(me, own);
+        let (ranks, context) = self.group_of(&wishes);
+        let highest = wishes.iter().map(|wish| wish.next_context).max().unwrap_or(1);
+        *next_context = highest.saturating_add(n as i32);
+        if *next_context > GROUPS_MAX {
+            return Err(unavailable("too many groups were made", "use groups more than once"));
+        }
+        let members: Arc<[i32]> = ranks.iter().map(|rank| self.members[*rank]).collect();
+        let rank = ranks.iter().position(|rank| *rank == me).unwrap_or(0);
+        self.tell(Job::Join { context, members: members.clone(), rank })?;
+        drop(next_context);
+        let (deadline, pool) = (self.deadline, Vec::new());
+        Ok(Box::new(Mpi { link, context, members, rank, deadline, pool }))
+    }
+}
+
+impl Drop for Mpi {
+    fn drop(&mut self) {
+        let panicked = std::thread::panicking();
+        // Without its thread there is nobody to tell.
+        let _ = self.tell(Job::Leave { context: self.context, panicked });
+    }
+}

@@ -1,0 +1,267 @@
+//! The one thread that calls MPI.
+//!
+//! A request that was begun can be neither taken back nor let go: MPI may touch its memory until it
+//! ends, and one that waits for a process that is gone never does. So an exchange that fails is
+//! never left: the thread answers, and serves other groups from within it ([`Thread::strand`]),
+//! where the buffers stay alive. Groups fail once, so this goes no deeper than there are groups.
+
+use super::transfer::{self, Idle};
+use super::wire::{Content, Notice};
+use super::{GROUPS_MAX, unavailable};
+use crate::error::{Error, Result};
+use crate::transport::Call;
+use mpi::Threading;
+use mpi::request::StaticScope;
+use mpi::topology::SimpleCommunicator;
+use mpi::traits::{Communicator as _, Destination as _};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender};
+use std::time::{Duration, Instant};
+
+/// How long a rank tries to get a notice to the others, who may be gone.
+const NOTICE_TIME: Duration = Duration::from_secs(1);
+
+/// What the thread is asked for.
+pub(super) enum Job {
+    Exchange(Box<Exchange>),
+    /// A new group of these ranks among all processes, and the own place among them.
+    Join {
+        context: i32,
+        members: Arc<[i32]>,
+        rank: usize,
+    },
+    /// This rank cannot make an exchange, for which the others wait.
+    Fail {
+        context: i32,
+        operation: &'static str,
+        reason: &'static str,
+    },
+    Leave {
+        context: i32,
+        panicked: bool,
+    },
+}
+
+/// Everything that one rank sends and receives in one call.
+pub(super) struct Exchange {
+    pub(super) context: i32,
+    pub(super) call: Call,
+    pub(super) sends: Vec<Outgoing>,
+    pub(super) receives: Vec<Incoming>,
+    /// Gets the received buffers, in the order of `receives`.
+    pub(super) reply: SyncSender<Result<Vec<Vec<u8>>>>,
+}
+
+/// Bytes for another rank.
+pub(super) struct Outgoing {
+    pub(super) peer: usize,
+    pub(super) content: Content,
+    pub(super) bytes: Arc<Vec<u8>>,
+}
+
+/// Room for bytes of another rank.
+pub(super) struct Incoming {
+    pub(super) peer: usize,
+    pub(super) content: Content,
+    pub(super) buffer: Vec<u8>,
+}
+
+/// What the thread knows of a group.
+pub(super) struct Group {
+    pub(super) context: i32,
+    /// By rank of the group: the rank among all processes.
+    pub(super) members: Arc<[i32]>,
+    pub(super) rank: usize,
+    pub(super) deadline: Duration,
+    /// Exchanges begun.
+    pub(super) step: u64,
+    /// By rank: who left, as it said.
+    pub(super) left: Vec<Option<Left>>,
+    pub(super) failure: Option<Error>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Left {
+    /// Exchanges that it made.
+    pub(super) steps: u64,
+    pub(super) panicked: bool,
+    pub(super) in_order: bool,
+}
+
+impl Group {
+    fn new(context: i32, members: Arc<[i32]>, rank: usize, deadline: Duration) -> Group {
+        let left = vec![None; members.len()];
+        Group { context, members, rank, deadline, step: 0, left, failure: None }
+    }
+
+    /// The other ranks.
+    pub(super) fn peers(&self) -> impl Iterator<Item = usize> + use<> {
+        crate::communicator::others(self.rank, self.members.len())
+    }
+}
+
+/// The whole life of the thread: starts MPI, says so, serves, and ends MPI if all ranks do.
+/// `_finish` closes at the end.
+pub(super) fn run(
+    jobs: Receiver<Job>,
+    ready: &SyncSender<Result<(usize, usize)>>,
+    deadline: Duration,
+    finish: SyncSender<()>,
+) {
+    let Some((universe, level)) = mpi::initialize_with_threading(Threading::Funneled) else {
+        let _ = ready.send(Err(unavailable("it runs in this process already", "split the group")));
+        return;
+    };
+    if level < Threading::Funneled {
+        let remedy = "use a library built with thread support";
+        let _ = ready.send(Err(unavailable("the library allows no threads", remedy)));
+        return;
+    }
+    let world = Rc::new(universe.world());
+    let (rank, size) = (world.rank() as usize, world.size());
+    let all = Group::new(0, (0..size).collect(), rank, deadline);
+    let groups = BTreeMap::from([(0, all)]);
+    let mut thread = Thread { world, jobs, deadline, groups, finish: Some(finish), stuck: false };
+    let _ = ready.send(Ok((rank, size as usize)));
+    thread.serve();
+    if thread.all_have_left() {
+        drop(universe);
+    } else {
+        // Finalizing would wait for ranks that do not come. The process ends without it.
+        std::mem::forget(universe);
+    }
+}
+
+struct Thread {
+    world: Rc<SimpleCommunicator>,
+    jobs: Receiver<Job>,
+    deadline: Duration,
+    groups: BTreeMap<i32, Group>,
+    /// Dropped when nobody need wait for this thread any more.
+    finish: Option<SyncSender<()>>,
+    /// An exchange failed, and is never left.
+    stuck: bool,
+}
+
+impl Thread {
+    /// Does what is asked for until nobody can ask any more.
+    fn serve(&mut self) {
+        while let Ok(job) = self.jobs.recv() {
+            match job {
+                Job::Exchange(exchange) => self.exchange(*exchange),
+                Job::Join { context, members, rank } => {
+                    let group = Group::new(context, members, rank, self.deadline);
+                    self.groups.insert(context, group);
+                }
+                Job::Fail { context, operation, reason } => {
+                    let Some(group) = self.groups.get_mut(&context) else { continue };
+                    if group.failure.is_none() {
+                        let error = Error::RankGone { operation, rank: group.rank, reason };
+                        group.failure = Some(error.clone());
+                        self.notify(context, &Notice::Failed(error));
+                    }
+                }
+                Job::Leave { context, panicked } => self.leave(context, panicked),
+            }
+        }
+    }
+
+    fn leave(&mut self, context: i32, panicked: bool) {
+        let Some(group) = self.groups.get(&context) else { return };
+        let in_order = !self.stuck && self.groups.values().all(|group| group.failure.is_none());
+        let notice = Notice::Left { steps: group.step, panicked, in_order };
+        self.notify(context, &notice);
+        // That of all processes is looked at once more before the end.
+        if context != 0 {
+            self.groups.remove(&context);
+        }
+    }
+
+    /// Tells all other ranks of a group, as far as they take it within [`NOTICE_TIME`].
+    fn notify(&self, context: i32, notice: &Notice) {
+        let Some(group) = self.groups.get(&context) else { return };
+        // Leaked, for a rank that is gone never takes it: once or twice in a group's life.
+        let bytes: &'static [u8] = notice.encode().leak();
+        let tag = Tags::of(context).notice;
+        let send = |peer: usize| {
+            let process = self.world.process_at_rank(group.members[peer]);
+            process.immediate_send_with_tag(StaticScope, bytes, tag)
+        };
+        let mut requests: Vec<_> = group.peers().map(send).collect();
+        let (end, mut idle) = (Instant::now() + NOTICE_TIME, Idle::default());
+        while !requests.is_empty() && Instant::now() < end {
+            requests = requests.into_iter().filter_map(|request| request.test().err()).collect();
+            idle.rest();
+        }
+        requests.into_iter().for_each(std::mem::forget);
+    }
+
+    /// Makes an exchange and answers. Returns only if it went well.
+    fn exchange(&mut self, exchange: Exchange) {
+        let Exchange { context, call, sends, mut receives, reply } = exchange;
+        let Some(mut group) = self.groups.remove(&context) else { return };
+        if let Some(failure) = &group.failure {
+            let _ = reply.send(Err(failure.at(call.operation)));
+            self.groups.insert(context, group);
+            return;
+        }
+        group.step += 1;
+        let headers = transfer::headers(&group, &call, &sends);
+        mpi::request::scope(|scope| {
+            let world = self.world.clone();
+            let mut transfer = transfer::Transfer::new(&world, scope, &mut group, &call);
+            transfer.begin(&headers, &sends, &mut receives);
+            if let Err((error, found_here)) = transfer.finish() {
+                group.failure = Some(error.clone());
+                self.groups.insert(context, group);
+                if found_here {
+                    self.notify(context, &Notice::Failed(error.clone()));
+                }
+                let _ = reply.send(Err(error));
+                self.strand();
+            }
+            self.groups.insert(context, group);
+        });
+        let _ = reply.send(Ok(receives.into_iter().map(|incoming| incoming.buffer).collect()));
+    }
+
+    /// Serves from within an exchange that is never left.
+    fn strand(&mut self) -> ! {
+        self.stuck = true;
+        self.serve();
+        self.finish = None;
+        loop {
+            std::thread::park();
+        }
+    }
+
+    /// Whether every process left the group of all in order, waiting for it until the deadline.
+    fn all_have_left(&mut self) -> bool {
+        let Some(mut group) = self.groups.remove(&0) else { return false };
+        let (end, mut idle) = (Instant::now() + self.deadline, Idle::default());
+        while group.failure.is_none() && Instant::now() < end {
+            if group.peers().all(|peer| group.left[peer].is_some()) {
+                return group.left.iter().flatten().all(|left| left.in_order);
+            }
+            group.failure = transfer::read_notices(&self.world, &mut group);
+            idle.rest();
+        }
+        false
+    }
+}
+
+/// A group's message tags. Groups have numbers of their own, below [`GROUPS_MAX`].
+pub(super) struct Tags {
+    pub(super) header: i32,
+    pub(super) elements: i32,
+    pub(super) notice: i32,
+}
+
+impl Tags {
+    pub(super) fn of(context: i32) -> Tags {
+        let first = 3 * context.min(GROUPS_MAX);
+        Tags { header: first, elements: first + 1, notice: first + 2 }
+    }
+}

@@ -1,0 +1,306 @@
+//! One exchange of one rank: everything that it sends and receives, polled until it is through, or
+//! a rank says or shows that it never will be.
+
+use super::thread::{Group, Incoming, Left, Outgoing, Tags};
+use super::wire::{Content, Header, Notice};
+use crate::agree;
+use crate::error::{Error, Result};
+use crate::transport::Call;
+use mpi::point_to_point::{Message, Status};
+use mpi::request::{LocalScope, Request};
+use mpi::topology::SimpleCommunicator;
+use mpi::traits::{Communicator as _, Destination as _, Equivalence as _, Source as _};
+use std::time::{Duration, Instant};
+
+/// Bytes of the largest message; more are cut. Counts of MPI are i32, and each message that arrives
+/// is a sign of life.
+const CHUNK: usize = 16 << 20;
+
+/// What a rank that is alone in missing an exchange gets beyond the deadline, when others are
+/// missing, too: they may be waiting for it themselves, and then say so first.
+const GRACE: f64 = 0.1;
+
+/// The pieces in which `len` bytes travel; both sides cut the same.
+fn chunks(len: usize) -> impl Iterator<Item = usize> {
+    let whole = std::iter::repeat_n(CHUNK, len / CHUNK);
+    whole.chain((!len.is_multiple_of(CHUNK)).then_some(len % CHUNK))
+}
+
+/// What this rank says to each rank before it sends.
+pub(super) fn headers(group: &Group, call: &Call, sends: &[Outgoing]) -> Vec<Vec<u8>> {
+    let header = |peer: usize| {
+        let own = sends.iter().filter(|outgoing| outgoing.peer == peer);
+        let parcels = own.map(|outgoing| outgoing.content).collect();
+        Header { step: group.step, call: *call, parcels }.encode()
+    };
+    (0..group.members.len()).map(header).collect()
+}
+
+type Pending<'s, 'a> = Request<'a, [u8], &'s LocalScope<'a>>;
+
+/// Room for a parcel.
+struct Room<'a> {
+    content: Content,
+    buffer: &'a mut [u8],
+}
+
+pub(super) struct Transfer<'s, 'a> {
+    world: &'s SimpleCommunicator,
+    scope: &'s LocalScope<'a>,
+    group: &'s mut Group,
+    tags: Tags,
+    call: Call,
+    /// By rank: what it said.
+    headers: Vec<Option<Header>>,
+    /// By rank: what is to be received, until its header is there.
+    rooms: Vec<Vec<Room<'a>>>,
+    /// In flight, each with the other rank.
+    requests: Vec<(usize, Pending<'s, 'a>)>,
+    /// Something was sent that has no room here.
+    misfit: Option<Error>,
+    agreed: bool,
+}
+
+impl<'s, 'a> Transfer<'s, 'a> {
+    pub(super) fn new(
+        world: &'s SimpleCommunicator,
+        scope: &'s LocalScope<'a>,
+        group: &'s mut Group,
+        call: &Call,
+    ) -> Self {
+        let n = group.members.len();
+        let tags = Tags::of(group.context);
+        let (headers, rooms) = (vec![None; n], (0..n).map(|_| Vec::new()).collect());
+        let (call, requests, misfit, agreed) = (*call, Vec::new(), None, false);
+        Transfer { world, scope, group, tags, call, headers, rooms, requests, misfit, agreed }
+    }
+
+    /// Begins all sends, and takes note of what is to be received.
+    pub(super) fn begin(
+        &mut self,
+        headers: &'a [Vec<u8>],
+        sends: &'a [Outgoing],
+        receives: &'a mut [Incoming],
+    ) {
+        for peer in self.group.peers() {
+            self.send(peer, &headers[peer], self.tags.header);
+        }
+        for Outgoing { peer, bytes, .. } in sends {
+            let mut rest = &bytes[..];
+            for len in chunks(bytes.len()) {
+                let (chunk, more) = rest.split_at(len);
+                self.send(*peer, chunk, self.tags.elements);
+                rest = more;
+            }
+        }
+        for Incoming { peer, content, buffer } in receives {
+            self.rooms[*peer].push(Room { content: *content, buffer });
+        }
+    }
+
+    fn send(&mut self, peer: usize, bytes: &'a [u8], tag: i32) {
+        let process = self.world.process_at_rank(self.group.members[peer]);
+        let request = process.immediate_send_with_tag(self.scope, bytes, tag);
+        self.requests.push((peer, request));
+    }
+
+    /// Ends the exchange. After an error what is in flight stays so, and its memory must stay for
+    /// good. The error says, too, whether it was found here: otherwise the others know it already.
+    pub(super) fn finish(mut self) -> Result<(), (Error, bool)> {
+        let outcome = self.poll();
+        self.requests.into_iter().for_each(|(_, request)| std::mem::forget(request));
+        outcome
+    }
+
+    /// Polls until everything is sent and received.
+    fn poll(&mut self) -> Result<(), (Error, bool)> {
+        let mut heard = Instant::now();
+        let mut idle = Idle::default();
+        loop {
+            let before = self.missing_count();
+            self.read_headers().map_err(|error| (error, true))?;
+            if let Some(error) = read_notices(self.world, self.group) {
+                return Err((error.at(self.call.operation), false));
+            }
+            self.test();
+            if self.agreed && self.requests.is_empty() {
+                return Ok(());
+            }
+            if self.missing_count() == before {
+                self.check_patience(heard).map_err(|error| (error, true))?;
+                idle.rest();
+            } else {
+                (heard, idle) = (Instant::now(), Idle::default());
+            }
+        }
+    }
+
+    /// Messages that are still to come or to go.
+    fn missing_count(&self) -> usize {
+        self.requests.len() + self.headers.iter().filter(|header| header.is_none()).count()
+    }
+
+    /// Takes the headers that have come, and receives what they announce. When all are there:
+    /// error if ranks disagree.
+    fn read_headers(&mut self) -> Result<()> {
+        for peer in self.group.peers() {
+            if self.headers[peer].is_some() {
+                continue;
+            }
+            let process = self.world.process_at_rank(self.group.members[peer]);
+            if let Some(found) = process.immediate_matched_probe_with_tag(self.tags.header) {
+                let header = Header::decode(&take(found), &self.call);
+                let step = self.group.step;
+                let header = header.filter(|header| header.step == step);
+                let reason = "it sent what no rank of this version sends";
+                let header = header.ok_or_else(|| self.gone(peer, reason))?;
+                self.receive(peer, &header);
+                self.headers[peer] = Some(header);
+            } else if let Some(Left { panicked, .. }) =
+                self.group.left[peer].filter(|left| left.steps < self.group.step)
+            {
+                let reason = if panicked { "its thread panicked" } else { "it left the group" };
+                return Err(self.gone(peer, reason));
+            }
+        }
+        let all = self.group.peers().all(|peer| self.headers[peer].is_some());
+        if all && !self.agreed {
+            let call = |header: &Option<Header>| header.as_ref().map_or(self.call, |h| h.call);
+            let calls: Vec<Call> = self.headers.iter().map(call).collect();
+            agree::check(&calls)?;
+            self.misfit.take().map_or(Ok(()), Err)?;
+            self.agreed = true;
+        }
+        Ok(())
+    }
+
+    /// Begins to receive what a rank sends, if that is what there is room for.
+    fn receive(&mut self, peer: usize, header: &Header) {
+        let rooms = std::mem::take(&mut self.rooms[peer]);
+        let expected = rooms.iter().map(|room| room.content);
+        if !expected.clone().eq(header.parcels.iter().copied()) {
+            if self.misfit.is_none() {
+                let (mut sent, mut wanted) = (header.parcels.iter().copied(), expected);
+                let (expected, got) = loop {
+                    match (wanted.next(), sent.next()) {
+                        (None, None) => return,
+                        (wanted, sent) if wanted == sent => {}
+                        (wanted, sent) => break (describe(wanted), describe(sent)),
+                    }
+                };
+                let (operation, rank, what) = (self.call.operation, peer, "a message of");
+                self.misfit = Some(Error::Disagreement { operation, rank, what, expected, got });
+            }
+            return;
+        }
+        let process = self.world.process_at_rank(self.group.members[peer]);
+        for Room { buffer, .. } in rooms {
+            let mut rest = buffer;
+            for len in chunks(rest.len()) {
+                let (chunk, more) = rest.split_at_mut(len);
+                let (scope, tag) = (self.scope, self.tags.elements);
+                let request = process.immediate_receive_into_with_tag(scope, chunk, tag);
+                self.requests.push((peer, request));
+                rest = more;
+            }
+        }
+    }
+
+    /// Lets go of the requests that have ended.
+    fn test(&mut self) {
+        let requests = std::mem::take(&mut self.requests).into_iter();
+        let still = |(peer, request): (usize, Pending<'s, 'a>)| {
+            request.test().err().map(|request| (peer, request))
+        };
+        self.requests = requests.filter_map(still).collect();
+    }
+
+    /// Error if nothing came for so long that a rank must be taken for lost.
+    fn check_patience(&self, heard: Instant) -> Result<()> {
+        let (waited, deadline) = (heard.elapsed(), self.group.deadline);
+        if waited < deadline {
+            return Ok(());
+        }
+        let silent = |peer: &usize| self.headers[*peer].is_none();
+        let unfinished = |peer: &usize| self.requests.iter().any(|(other, _)| other == peer);
+        let mut missing = self.group.peers().filter(|peer| silent(peer) || unfinished(peer));
+        let Some(rank) = missing.next() else { return Ok(()) };
+        if missing.next().is_some() && waited < deadline.mul_f64(1.0 + GRACE) {
+            return Ok(());
+        }
+        let (operation, seconds) = (self.call.operation, deadline.as_secs_f64());
+        Err(Error::RankLate { operation, rank, seconds })
+    }
+
+    fn gone(&self, rank: usize, reason: &'static str) -> Error {
+        Error::RankGone { operation: self.call.operation, rank, reason }
+    }
+}
+
+fn describe(content: Option<Content>) -> String {
+    match content {
+        None => "nothing".to_owned(),
+        Some((None, len)) => format!("{len} bytes"),
+        Some((Some(dtype), len)) => format!("{len} x {dtype}"),
+    }
+}
+
+/// Takes the notices that have come: who left is noted, a failure is returned.
+pub(super) fn read_notices(world: &SimpleCommunicator, group: &mut Group) -> Option<Error> {
+    let tag = Tags::of(group.context).notice;
+    while let Some(found) = world.any_process().immediate_matched_probe_with_tag(tag) {
+        let source = found.1.source_rank();
+        let rank = group.members.iter().position(|member| *member == source)?;
+        match Notice::decode(&take(found)) {
+            Some(Notice::Left { steps, panicked, in_order }) => {
+                group.left[rank] = Some(Left { steps, panicked, in_order });
+            }
+            Some(Notice::Failed(error)) => return Some(error),
+            None => {
+                let reason = "it sent what no rank of this version sends";
+                return Some(Error::RankGone { operation: "exchange", rank, reason });
+            }
+        }
+    }
+    None
+}
+
+/// The bytes of a message that has come. Headers and notices are so small that they came whole.
+fn take((message, status): (Message, Status)) -> Vec<u8> {
+    let len = status.count(u8::equivalent_datatype());
+    let mut bytes = vec![0u8; usize::try_from(len).unwrap_or(0)];
+    message.matched_receive_into(&mut bytes[..]);
+    bytes
+}
+
+/// How to pass the time between two looks: at first not at all, then by letting others run, then
+/// asleep, for on a machine with fewer cores than ranks the others need this one's.
+#[derive(Default)]
+pub(super) struct Idle(u32);
+
+impl Idle {
+    pub(super) fn rest(&mut self) {
+        self.0 = self.0.saturating_add(1);
+        match self.0 {
+            0..50 => std::hint::spin_loop(),
+            50..2000 => std::thread::yield_now(),
+            _ => std::thread::sleep(Duration::from_micros(50)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_are_whole_and_few() {
+        for len in [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, (1 << 31) - 1, 1 << 31, (1 << 40) + 7] {
+            let pieces = || chunks(len);
+            assert_eq!(pieces().sum::<usize>(), len);
+            assert_eq!(pieces().count(), len.div_ceil(CHUNK));
+            assert!(pieces().all(|piece| (1..=CHUNK).contains(&piece)));
+        }
+        assert!(i32::try_from(CHUNK).is_ok());
+    }
+}

@@ -1,0 +1,227 @@
+//! What ranks tell each other besides elements: what they are about to do, and that they are done
+//! for. Small enough that every MPI library sends it without waiting for the receiver.
+
+use crate::error::Error;
+use crate::transport::Call;
+use meristem_device::DType;
+
+/// Most parcels from one rank to another in one exchange.
+pub(super) const PARCELS_MAX: usize = 32;
+/// Most bytes of a text; the rest is cut.
+const TEXT_MAX: usize = 120;
+
+const DTYPES: [DType; 6] = [DType::F32, DType::F64, DType::BF16, DType::U8, DType::U32, DType::I64];
+
+/// Elements of a parcel: their type, `None` for bytes of our own, and their number.
+pub(super) type Content = (Option<DType>, usize);
+
+/// What a rank tells each other rank at the start of an exchange.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Header {
+    /// Number of the exchange in its group, from 1.
+    pub(super) step: u64,
+    pub(super) call: Call,
+    /// What it sends to the one who reads this.
+    pub(super) parcels: Vec<Content>,
+}
+
+/// What a rank tells the others out of turn.
+#[derive(Debug, Clone)]
+pub(super) enum Notice {
+    /// It made this many exchanges, and makes no more.
+    Left {
+        steps: u64,
+        panicked: bool,
+        /// Whether it can end MPI in order: nothing of it is in flight.
+        in_order: bool,
+    },
+    /// The group is of no use any more.
+    Failed(Error),
+}
+
+impl Header {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let Call { operation, dtype, count, parameter } = self.call;
+        let mut out = Writer::default();
+        out.number(self.step).dtype(dtype).number(count as u64).number(parameter).text(operation);
+        for (dtype, len) in self.parcels.iter().take(PARCELS_MAX) {
+            out.dtype(*dtype).number(*len as u64);
+        }
+        out.0
+    }
+
+    /// `None` for bytes that no rank of this version writes. Names of operations are `'static`:
+    /// `own`'s is taken where it is the same, another is leaked, which a group survives once.
+    pub(super) fn decode(bytes: &[u8], own: &Call) -> Option<Header> {
+        let mut from = Reader(bytes);
+        let (step, dtype, count) = (from.number()?, from.dtype()?, from.number()? as usize);
+        let parameter = from.number()?;
+        let name = from.text()?;
+        let operation = if name == own.operation { own.operation } else { name.leak() };
+        let call = Call { operation, dtype, count, parameter };
+        let mut parcels = Vec::new();
+        while !from.0.is_empty() {
+            parcels.push((from.dtype()?, from.number()? as usize));
+        }
+        Some(Header { step, call, parcels })
+    }
+}
+
+impl Notice {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut out = Writer::default();
+        match self {
+            Notice::Left { steps, panicked, in_order } => {
+                out.number(0).number(*steps);
+                out.number(u64::from(*panicked)).number(u64::from(*in_order));
+            }
+            Notice::Failed(Error::RankGone { operation, rank, reason }) => {
+                out.number(1).text(operation).number(*rank as u64).text(reason);
+            }
+            Notice::Failed(Error::RankLate { operation, rank, seconds }) => {
+                out.number(2).text(operation).number(*rank as u64).number(seconds.to_bits());
+            }
+            Notice::Failed(Error::Disagreement { operation, rank, what, expected, got }) => {
+                out.number(3).text(operation).number(*rank as u64);
+                out.text(what).text(expected).text(got);
+            }
+            // Other errors are of one rank alone, which the others then know as gone.
+            Notice::Failed(_) => {
+                out.number(4);
+            }
+        }
+        out.0
+    }
+
+    /// `None` for bytes that no rank of this version writes. Texts are leaked: a group fails once.
+    pub(super) fn decode(bytes: &[u8]) -> Option<Notice> {
+        let mut from = Reader(bytes);
+        let kind = from.number()?;
+        if kind == 0 {
+            let (steps, panicked) = (from.number()?, from.number()? == 1);
+            return Some(Notice::Left { steps, panicked, in_order: from.number()? == 1 });
+        }
+        let operation: &'static str = from.text()?.leak();
+        let rank = from.number()? as usize;
+        Some(Notice::Failed(match kind {
+            1 => Error::RankGone { operation, rank, reason: from.text()?.leak() },
+            2 => Error::RankLate { operation, rank, seconds: f64::from_bits(from.number()?) },
+            3 => {
+                let what = from.text()?.leak();
+                let (expected, got) = (from.text()?, from.text()?);
+                Error::Disagreement { operation, rank, what, expected, got }
+            }
+            _ => return None,
+        }))
+    }
+}
+
+#[derive(Default)]
+struct Writer(Vec<u8>);
+
+impl Writer {
+    fn number(&mut self, number: u64) -> &mut Self {
+        self.0.extend(number.to_le_bytes());
+        self
+    }
+
+    fn dtype(&mut self, dtype: Option<DType>) -> &mut Self {
+        let place = DTYPES.iter().position(|known| Some(*known) == dtype);
+        self.0.push(place.map_or(u8::MAX, |place| place as u8));
+        self
+    }
+
+    fn text(&mut self, text: &str) -> &mut Self {
+        let end = (0..=text.len().min(TEXT_MAX)).rev().find(|end| text.is_char_boundary(*end));
+        let text = &text.as_bytes()[..end.unwrap_or(0)];
+        self.0.push(text.len() as u8);
+        self.0.extend(text);
+        self
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn take(&mut self, len: usize) -> Option<&[u8]> {
+        let (taken, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn number(&mut self) -> Option<u64> {
+        self.take(8)?.try_into().ok().map(u64::from_le_bytes)
+    }
+
+    fn dtype(&mut self) -> Option<Option<DType>> {
+        match self.take(1)?[0] {
+            u8::MAX => Some(None),
+            place => DTYPES.get(usize::from(place)).map(|dtype| Some(*dtype)),
+        }
+    }
+
+    fn text(&mut self) -> Option<String> {
+        let len = usize::from(self.take(1)?[0]);
+        String::from_utf8(self.take(len)?.to_vec()).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_come_back_as_they_were_and_stay_small() {
+        let call = Call {
+            operation: "all_reduce",
+            dtype: Some(DType::BF16),
+            count: (1 << 31) + 7,
+            parameter: u64::MAX,
+        };
+        let parcels = vec![(Some(DType::U32), 3), (None, 24), (Some(DType::F64), 1 << 40)];
+        let header = Header { step: 9, call, parcels };
+        let bytes = header.encode();
+        assert_eq!(Header::decode(&bytes, &call), Some(header.clone()));
+        let other = Call { operation: "barrier", ..call };
+        assert_eq!(Header::decode(&bytes, &other), Some(header.clone()));
+        for cut in 0..35 {
+            assert_eq!(Header::decode(&bytes[..cut], &call), None, "{cut}");
+        }
+        let parcels = vec![(Some(DType::F32), 1); PARCELS_MAX];
+        assert!(Header { parcels, ..header }.encode().len() < 1000);
+    }
+
+    #[test]
+    fn notices_come_back_as_they_were() {
+        let (operation, rank, long) = ("gtopk", 3, "ä".repeat(200));
+        let errors = [
+            Error::RankGone { operation, rank, reason: "left" },
+            Error::RankLate { operation, rank, seconds: 0.25 },
+            Error::Disagreement {
+                operation,
+                rank,
+                what: "a",
+                expected: "b".into(),
+                got: "c".into(),
+            },
+        ];
+        for error in errors {
+            let Some(Notice::Failed(got)) = Notice::decode(&Notice::Failed(error.clone()).encode())
+            else {
+                panic!("{error}")
+            };
+            assert_eq!(got.to_string(), error.to_string());
+        }
+        let (what, expected) = ("x", String::new());
+        let error = Error::Disagreement { operation, rank, what, expected, got: long };
+        let bytes = Notice::Failed(error).encode();
+        assert!(bytes.len() < 1000 && Notice::decode(&bytes).is_some());
+        let left = Notice::Left { steps: 5, panicked: true, in_order: false }.encode();
+        let Some(Notice::Left { steps: 5, panicked: true, in_order: false }) =
+            Notice::decode(&left)
+        else {
+            panic!("{left:?}")
+        };
+        assert!(Notice::decode(&[]).is_none());
+    }
+}

@@ -1,0 +1,350 @@
+//! Ranks that are processes: the same bits as threads, and no hang whatever becomes of a rank.
+//!
+//! A test starts `mpirun` (of Open MPI) with this binary, which runs [`rank`] alone: what that does
+//! is chosen by a variable, and what it says is read by the test.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
+
+mod common;
+
+use common::{noise, on, open, upload};
+use half::bf16;
+use meristem_comm::{
+    Call, CommOptions, Communicator, Error, Exchange, ExchangeOptions, Keep, Method, Number, Order,
+    Parcel, Reduction, Sparse, SparseSum, Sum,
+};
+use meristem_device::{DType, Device, Element, Owner, Stream, Tensor};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// What [`rank`] is to do.
+const CASE: &str = "COMM_TEST_CASE";
+/// Seconds after which a hang is a hang. Tests that pass take a second or two.
+const PATIENCE: &str = "60";
+
+/// Runs a case on `n` processes; what they said, and whether `mpirun` was content. With `survivors`
+/// it lets the others live when one dies.
+fn mpirun(n: usize, case: &str, survivors: bool) -> (String, bool) {
+    // One at a time: a machine has few cores, and deadlines are short.
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=5", PATIENCE, "mpirun", "--allow-run-as-root", "--oversubscribe"]);
+    command.args(survivors.then_some("--enable-recovery"));
+    command.args(["-n", &n.to_string()]).arg(std::env::current_exe().unwrap());
+    command.args(["--exact", "rank", "--ignored", "--nocapture"]).env(CASE, case);
+    let output = command.output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said).into_owned();
+    assert_ne!(output.status.code(), Some(124), "{case}, {n} processes: it hangs\n{said}");
+    (said, output.status.success())
+}
+
+/// What each rank said, if it said anything.
+fn words(said: &str, n: usize) -> Vec<Option<&str>> {
+    let of = |rank| said.lines().find_map(|line| line.strip_prefix(&format!("@{rank} ")));
+    (0..n).map(of).collect()
+}
+
+/// Says something that the test reads.
+fn say(rank: usize, what: impl std::fmt::Display) {
+    println!("\n@{rank} {what}");
+}
+
+/// What `mpirun` starts: one rank.
+#[test]
+#[ignore = "the other tests start it, under mpirun"]
+fn rank() {
+    let Ok(case) = std::env::var(CASE) else { return };
+    let (name, value) = case.split_once(':').unwrap_or((&case, ""));
+    let deadline = Duration::from_millis(if name == "same" { 30_000 } else { 1000 });
+    let comm = Communicator::mpi(&CommOptions { deadline }).unwrap();
+    let (device, me) = (open(), comm.rank());
+    let stream = device.stream("rank");
+    match name {
+        "same" => same(comm, &device, &stream),
+        "odd" => odd_one(comm, &stream, value),
+        "kill" => kill(comm, &stream),
+        "late" => late(comm, &stream),
+        "leave" => leave(comm, &stream),
+        "panic" => panicked(comm, &stream),
+        "misfit" => misfit(comm, &stream),
+        "device" => device_fails(comm, &stream),
+        "twice" => say(me, Communicator::mpi(&CommOptions { deadline }).unwrap_err()),
+        _ => panic!("{case}"),
+    }
+}
+
+fn bytes<T: Element>(tensor: &Tensor) -> Vec<u8> {
+    bytemuck::cast_slice(&tensor.to_vec::<T>().unwrap()).to_vec()
+}
+
+/// Uneven numbers of many magnitudes, whose sum depends on the order.
+fn uneven<T: Number>(len: usize, rank: usize, step: usize) -> Vec<T> {
+    let scale = |i: usize| 10.0f64.powi((i % 9) as i32 - 4);
+    let values = noise(len, rank, step).into_iter().enumerate();
+    values.map(|(i, x)| T::from_f64(f64::from(x) * scale(i))).collect()
+}
+
+/// Dense sums of one type, in and out of place.
+fn dense<T: Number>(comm: &mut Communicator, stream: &Stream, results: &mut Vec<Vec<u8>>) {
+    for len in [0, 1, 3, comm.size(), 1000, 70_001] {
+        for reduction in [Reduction::Sum, Reduction::Mean] {
+            let x = upload(stream, &uneven::<T>(len, comm.rank(), 0));
+            let y = upload(stream, &vec![T::from_f64(7.0); len]);
+            let (input, output, order) = (&x, &y, Order::Rank);
+            comm.all_reduce_with(&Sum { input, output, reduction, order }).unwrap();
+            comm.all_reduce(&x, reduction).unwrap();
+            results.extend([bytes::<T>(&x), bytes::<T>(&y)]);
+        }
+    }
+}
+
+/// Every collective, and what this rank got of it.
+fn everything(mut comm: Communicator, stream: &Stream) -> Vec<Vec<u8>> {
+    let (me, n, mut results) = (comm.rank(), comm.size(), Vec::new());
+    dense::<f32>(&mut comm, stream, &mut results);
+    dense::<f64>(&mut comm, stream, &mut results);
+    dense::<bf16>(&mut comm, stream, &mut results);
+    // More than one message.
+    let large = upload(stream, &vec![me as f32 + 0.5; 5 << 20]);
+    comm.broadcast(&large, n - 1).unwrap();
+    results.push(bytes::<f32>(&large));
+    let own = upload(stream, &[me as u32, 7, 9]);
+    let all = Tensor::zeros(stream, [3 * n], DType::U32, Owner::Other).unwrap();
+    comm.all_gather(&own, &all).unwrap();
+    results.push(bytes::<u32>(&all));
+    // Odd and even ranks, in reverse; a group of a group; the groups side by side.
+    let mut half = comm.split(me as u64 % 2, 100 - me as u64).unwrap();
+    let mut alone = half.split(half.rank() as u64, 0).unwrap();
+    for group in [&mut half, &mut alone, &mut comm] {
+        let x = upload(stream, &uneven::<f32>(999, me, 4));
+        group.all_reduce(&x, Reduction::Sum).unwrap();
+        results.push(bytes::<f32>(&x));
+        results.push(vec![group.rank() as u8, group.size() as u8]);
+    }
+    comm.barrier().unwrap();
+    for sparse in [Sparse::TopK, Sparse::GTopK, Sparse::OkTopK { refresh: 2 }] {
+        let x = upload(stream, &[0.0f32; 5003]);
+        let mut sum = SparseSum::new(&x, sparse, Keep::Residual).unwrap();
+        for step in 0..3 {
+            x.copy_from_slice(&uneven::<f32>(5003, me, step)).unwrap();
+            sum.run(&mut comm, (&x, &x), 50, Reduction::Mean).unwrap();
+            results.extend([bytes::<f32>(&x), bytes::<f32>(sum.residual().unwrap())]);
+        }
+        let (a, b) = (upload(stream, &uneven::<f32>(3000, me, 5)), upload(stream, &[0.1f32; 9]));
+        let options =
+            ExchangeOptions { method: Method::Sparse(sparse), ..ExchangeOptions::default() };
+        let mut exchange = Exchange::new(&options, &[("a", &a), ("b", &b)]).unwrap();
+        exchange.run(&mut comm, &[&a, &b]).unwrap();
+        results.extend([bytes::<f32>(&a), bytes::<f32>(&b)]);
+    }
+    let traffic = comm.traffic();
+    results.push(traffic.sent_bytes.to_le_bytes().to_vec());
+    results.push(traffic.received_bytes.to_le_bytes().to_vec());
+    results
+}
+
+/// The same over threads of this process: this rank's results must be the same bits.
+fn same(comm: Communicator, device: &Device, stream: &Stream) {
+    let (me, n) = (comm.rank(), comm.size());
+    assert_eq!(comm.transport(), "mpi");
+    let got = everything(comm, stream);
+    let group = Communicator::threads(n, &CommOptions::default()).unwrap();
+    let expected = on(device, group, everything).swap_remove(me);
+    assert_eq!(got.len(), expected.len());
+    for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
+        assert!(got == expected, "rank {me} of {n}: result {i} differs");
+    }
+    say(me, format_args!("{} results are the same bits, {n} ranks", got.len()));
+}
+
+#[test]
+fn the_same_bits_as_threads() {
+    for n in 1..=4 {
+        let (said, content) = mpirun(n, "same", false);
+        for heard in words(&said, n) {
+            assert!(heard.unwrap_or(&said).contains(&format!("same bits, {n} ranks")), "{said}");
+        }
+        // MPI was ended in order.
+        assert!(content, "{n} processes: {said}");
+    }
+}
+
+/// All ranks' first words are errors with this text; all but `dead`'s.
+fn all_say(said: &str, n: usize, dead: Option<usize>, texts: &[&str]) {
+    for (rank, heard) in words(said, n).into_iter().enumerate() {
+        if Some(rank) == dead {
+            assert_eq!(heard, None, "{said}");
+            continue;
+        }
+        let heard = heard.unwrap_or_else(|| panic!("rank {rank} said nothing:\n{said}"));
+        assert!(texts.iter().all(|text| heard.contains(text)), "rank {rank}: {heard}\n{said}");
+    }
+}
+
+/// Sums until it fails.
+fn sum_until_error(comm: &mut Communicator, stream: &Stream) -> Error {
+    let x = upload(stream, &vec![1.0f32; 1 << 20]);
+    loop {
+        if let Err(error) = comm.all_reduce(&x, Reduction::Mean) {
+            return error;
+        }
+    }
+}
+
+/// Rank 1 is killed while it sums, over and over.
+fn kill(mut comm: Communicator, stream: &Stream) {
+    if comm.rank() == 1 {
+        std::thread::spawn(|| {
+            std::thread::sleep(Duration::from_millis(300));
+            Command::new("kill").args(["-9", &std::process::id().to_string()]).status().unwrap();
+        });
+    }
+    let error = sum_until_error(&mut comm, stream);
+    let again = comm.barrier().unwrap_err();
+    say(comm.rank(), format_args!("{error}; {again}"));
+}
+
+#[test]
+fn a_killed_process_is_named_within_the_deadline() {
+    for n in 2..=4 {
+        let (said, _) = mpirun(n, "kill", true);
+        let late = "rank 1 did not come within 1 s";
+        all_say(
+            &said,
+            n,
+            Some(1),
+            &[&format!("`all_reduce`: {late}"), &format!("`barrier`: {late}")],
+        );
+    }
+    // As mpirun does by itself: it ends the others, and names the rank.
+    let (said, content) = mpirun(3, "kill", false);
+    assert!(!content && said.contains("rank 1"), "{said}");
+}
+
+/// Rank 1 asks for something else than the others.
+fn odd_one(mut comm: Communicator, stream: &Stream, what: &str) {
+    let odd = comm.rank() == 1;
+    let (len, reduction) = match what {
+        "count" if odd => (7, Reduction::Sum),
+        "reduction" if odd => (8, Reduction::Mean),
+        _ => (8, Reduction::Sum),
+    };
+    let x = upload(stream, &vec![1.0f32; len]);
+    comm.barrier().unwrap();
+    let result = match what {
+        "dtype" if odd => comm.all_reduce(&upload(stream, &[1.0f64; 8]), reduction),
+        "operation" if odd => comm.barrier(),
+        _ => comm.all_reduce(&x, reduction),
+    };
+    say(comm.rank(), result.unwrap_err());
+}
+
+#[test]
+fn who_disagrees_is_named_on_every_rank() {
+    let cases = [
+        ("count", "rank 1 has element count 7, the others 8"),
+        ("dtype", "rank 1 has element type f64, the others f32"),
+        ("operation", "rank 1 has operation `barrier`, the others `all_reduce`"),
+        ("reduction", "rank 1 has parameter 1, the others 0"),
+    ];
+    for (case, text) in cases {
+        all_say(&mpirun(3, &format!("odd:{case}"), true).0, 3, None, &["`all_reduce`", text]);
+    }
+}
+
+/// Rank 1 comes when the others have given up.
+fn late(mut comm: Communicator, stream: &Stream) {
+    comm.barrier().unwrap();
+    if comm.rank() == 1 {
+        std::thread::sleep(Duration::from_secs(2));
+    }
+    let error = comm.all_reduce(&upload(stream, &[1.0f32; 8]), Reduction::Sum).unwrap_err();
+    say(comm.rank(), error);
+}
+
+#[test]
+fn who_comes_late_is_named_and_hears_of_it() {
+    all_say(&mpirun(3, "late", true).0, 3, None, &["rank 1 did not come within 1 s"]);
+}
+
+/// Rank 1 makes one sum less than the others.
+fn leave(mut comm: Communicator, stream: &Stream) {
+    let x = upload(stream, &[1.0f32; 8]);
+    comm.all_reduce(&x, Reduction::Sum).unwrap();
+    let me = comm.rank();
+    say(me, if me == 1 { "leaves".to_owned() } else { comm.barrier().unwrap_err().to_string() });
+}
+
+fn panicked(mut comm: Communicator, stream: &Stream) {
+    let me = comm.rank();
+    let run = AssertUnwindSafe(move || {
+        assert!(me != 1, "on purpose");
+        comm.all_reduce(&upload(stream, &[1.0f32; 8]), Reduction::Sum)
+    });
+    let result = catch_unwind(run);
+    say(me, result.map_or("panicked".to_owned(), |result| result.unwrap_err().to_string()));
+}
+
+#[test]
+fn who_leaves_or_panics_is_named_at_once() {
+    for (case, one, others) in [
+        ("leave", "leaves", "rank 1 is gone: it left the group"),
+        ("panic", "panicked", "rank 1 is gone: its thread panicked"),
+    ] {
+        let (said, _) = mpirun(3, case, true);
+        for (rank, heard) in words(&said, 3).into_iter().enumerate() {
+            let expected = if rank == 1 { one } else { others };
+            assert!(heard.unwrap_or("nothing").contains(expected), "rank {rank}: {said}");
+        }
+    }
+}
+
+/// Rank 0 sends 4 elements, for which rank 1 has room for 5. Rank 2 looks on.
+fn misfit(comm: Communicator, stream: &Stream) {
+    let me = comm.rank();
+    let mut link = comm.into_transport();
+    let call = Call { operation: "test", dtype: None, count: 0, parameter: 0 };
+    let parcel = [Parcel { peer: 1 - me.min(1), tensor: upload(stream, &vec![1.0f32; 4 + me]) }];
+    let first = match me {
+        0 => link.exchange(&call, stream, &parcel, &[]),
+        1 => link.exchange(&call, stream, &[], &parcel),
+        _ => Ok(()),
+    };
+    // Who was through hears of it in the next call.
+    let error = first.and_then(|()| link.barrier(&call)).unwrap_err();
+    say(me, error);
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let said = mpirun(2, "misfit", true).0;
+    all_say(&said, 2, None, &["rank 0 has a message of 4 x f32, the others 5 x f32"]);
+}
+
+/// A kernel of rank 1 panicked before the sum.
+fn device_fails(mut comm: Communicator, stream: &Stream) {
+    let (me, x) = (comm.rank(), upload(stream, &[1.0f32; 8]));
+    if me == 1 {
+        stream.launch("bad").write(&x).run(|_| panic!("on purpose")).unwrap();
+    }
+    say(me, comm.all_reduce(&x, Reduction::Sum).unwrap_err());
+}
+
+#[test]
+fn a_device_that_fails_ends_the_others() {
+    let (said, _) = mpirun(3, "device", true);
+    for (rank, heard) in words(&said, 3).into_iter().enumerate() {
+        let expected = if rank == 1 { "on purpose" } else { "rank 1 is gone: its device failed" };
+        assert!(heard.unwrap_or("nothing").contains(expected), "rank {rank}: {said}");
+    }
+}
+
+#[test]
+fn a_process_has_mpi_once() {
+    let (said, content) = mpirun(2, "twice", false);
+    all_say(&said, 2, None, &["runs in this process already"]);
+    assert!(content, "{said}");
+}
