@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-WORKLOADS = ("host:baseline", "host:large", "gather")
+WORKLOADS = ("host:baseline", "host:large", "gather", "ppo")
 CPU_FLAGS = ("avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16")
 
 
@@ -73,6 +73,14 @@ def gather_workload(args: argparse.Namespace) -> Workload:
                 Contender("PyTorch direct indexing", script, "direct_us_per_batch"),
             ),
         },
+    )
+
+
+def ppo_workload(args: argparse.Namespace) -> Workload:
+    ours = ("cargo", "bench", "-q", "-p", "meristem-control", "--bench", "policy", "--", "--json")
+    peer = Contender("PyTorch", (args.python, "bench/torch_ppo.py", "--json"), "update_us")
+    return Workload(
+        "ppo", "µs/update", False, Contender("Meristem", ours, "update_us"), {"PyTorch": (peer,)}
     )
 
 
@@ -236,7 +244,8 @@ def main() -> None:
     }
     for name in chosen:
         kind, _, host = name.partition(":")
-        workload = host_workload(host, args) if kind == "host" else gather_workload(args)
+        makers = {"gather": gather_workload, "ppo": ppo_workload}
+        workload = host_workload(host, args) if kind == "host" else makers[kind](args)
         record["workloads"][name] = compare(workload, args.rounds)
     record["machine"]["load_after"] = round(os.getloadavg()[0], 2)
 

@@ -1,30 +1,61 @@
-//! Time of the policy: a step of 16 envs at width 128, and a pass of an update with Adam's step at width
-//! 512 over 4 envs × 40 steps; the peer of the latter is `bench/torch_ppo.py`.
+//! Time of the policy: the control step of 16 envs at width 128, the forward pass in it, and a pass of an
+//! update with Adam's step at width 512 over 4 envs × 40 steps; the peer of the latter is
+//! `bench/torch_ppo.py`.
 //!
-//! `cargo bench -p meristem-control --bench policy`; `MERISTEM_ISA` picks the instruction set. Each figure is
-//! the median of many runs, the wait for the device included.
+//! `cargo bench -p meristem-control --bench policy`, with `-- --json` for one line of JSON; `MERISTEM_ISA`
+//! picks the instruction set. Each figure is of many runs, the wait for the device included.
+
+#[path = "../tests/common/mod.rs"]
+mod common;
 
 use std::time::Instant;
 
+use common::{FakeEnv, quick, tiny, worth};
 use meristem_control::policy::{
     LossConfig, Pass, Policy, PolicyBatch, PolicyConfig, PolicyInputs, PolicyShape,
 };
+use meristem_control::{Controller, Learning, Ppo, PpoConfig, PpoSizes};
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Stream, Tensor};
 use meristem_nn::Isa;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
+const SLOTS: usize = 3;
+const STEP_ENVS: usize = 16;
+
 fn main() -> Outcome<()> {
+    let json = std::env::args().any(|word| word == "--json");
     let isa = Isa::from_env()?;
-    println!("instruction set {isa}, one stream");
     let stream = Device::open(DeviceId::Cpu, &DeviceOptions::default())?.stream("policy");
-    step(&stream, isa)?;
-    update(&stream, isa)
+    let results = [
+        ("control_step_us", "control step, 16 envs, width 128", control_step(&stream, isa)?),
+        ("forward_us", "of it the forward pass and its read-back", forward(&stream, isa)?),
+        ("update_us", "update, 4 envs x 40 steps, width 512", update(&stream, isa)?),
+    ];
+    if json {
+        let median = |times_us: &[f64]| quantile(times_us, 0.5);
+        let fields = results.iter().map(|(key, _, times)| format!("\"{key}\": {}", median(times)));
+        println!("{{{}}}", fields.collect::<Vec<_>>().join(", "));
+        return Ok(());
+    }
+    println!("instruction set {isa}, one stream; microseconds");
+    for (_, what, times) in &results {
+        let at = |share: f64| quantile(times, share);
+        let [least, low, median, high] = [0.0, 0.1, 0.5, 0.9].map(at);
+        println!("{what}: median {median:.0}, least {least:.0}, 10 % {low:.0}, 90 % {high:.0}");
+    }
+    Ok(())
+}
+
+fn quantile(times: &[f64], share: f64) -> f64 {
+    let mut times = times.to_vec();
+    times.sort_by(f64::total_cmp);
+    times[(share * (times.len() - 1) as f64) as usize]
 }
 
 fn shape(hidden: usize) -> PolicyShape {
-    PolicyShape { features: 23 + 31 * 3, slots: 3, blueprints: 7, hidden }
+    PolicyShape { features: 23 + 31 * SLOTS, slots: SLOTS, blueprints: 7, hidden }
 }
 
 fn new(stream: &Stream, hidden: usize, isa: Isa) -> Outcome<Policy> {
@@ -32,19 +63,46 @@ fn new(stream: &Stream, hidden: usize, isa: Isa) -> Outcome<Policy> {
     Ok(Policy::new(stream, shape(hidden), &config, &LossConfig::default(), isa)?)
 }
 
-fn report(what: &str, mut times_us: Vec<f64>) {
-    times_us.sort_by(f64::total_cmp);
-    let at = |share: f64| times_us[(share * (times_us.len() - 1) as f64) as usize];
-    println!("{what}: median {:.0} us, 10 % {:.0}, 90 % {:.0}", at(0.5), at(0.1), at(0.9));
+/// Whole steps of the learning controller, with hosts that live but do not train: observe, forward,
+/// read back, draw, write into the rollout, take the actions and the rewards.
+fn control_step(stream: &Stream, isa: Isa) -> Outcome<Vec<f64>> {
+    const STEPS: usize = 40;
+    let config = PpoConfig { hidden: 128, ..PpoConfig::default() };
+    let sizes = PpoSizes { envs: STEP_ENVS, steps: STEPS };
+    let host = tiny(SLOTS, quick());
+    let mut ppo = Ppo::new(stream, config, (&host, sizes), (1, isa), Learning::On)?;
+    let mut times = vec![];
+    for _round in 0..4 {
+        let env = |i| FakeEnv::new(i, host.clone(), STEPS as u32);
+        let mut fleet: Vec<_> = (0..STEP_ENVS).map(env).collect();
+        (0..STEP_ENVS).for_each(|env| ppo.begin_episode(env));
+        for step in 0..STEPS {
+            for env in &mut fleet {
+                env.epoch(2.0, (10 + step) as f32);
+                env.measured.fill(worth(Some(1.0)));
+                env.remember(&[]);
+            }
+            let start = Instant::now();
+            let views: Vec<_> = fleet.iter().map(FakeEnv::view).collect();
+            let actions = ppo.decide_all(&views)?;
+            for (env, action) in fleet.iter_mut().zip(&actions) {
+                env.act(action);
+            }
+            ppo.reward_all(&[0.1; STEP_ENVS])?;
+            stream.synchronize()?;
+            times.push(start.elapsed().as_secs_f64() * 1e6);
+        }
+        ppo.end_round(&fleet.iter().map(FakeEnv::view).collect::<Vec<_>>())?;
+    }
+    Ok(times.split_off(STEPS))
 }
 
-fn step(stream: &Stream, isa: Isa) -> Outcome<()> {
-    const ENVS: usize = 16;
+fn forward(stream: &Stream, isa: Isa) -> Outcome<Vec<f64>> {
     let mut policy = new(stream, 128, isa)?;
     let shape = *policy.shape();
-    let inputs = Inputs::new(stream, &shape, ENVS, ENVS)?;
-    let output = empty(stream, ENVS, shape.logits() + 1)?;
-    let next = policy.initial_state(ENVS)?;
+    let inputs = Inputs::new(stream, &shape, STEP_ENVS, STEP_ENVS)?;
+    let output = empty(stream, STEP_ENVS, shape.logits() + 1)?;
+    let next = policy.initial_state(STEP_ENVS)?;
     let mut times = vec![];
     for _ in 0..500 {
         let start = Instant::now();
@@ -52,11 +110,10 @@ fn step(stream: &Stream, isa: Isa) -> Outcome<()> {
         output.to_vec::<f32>()?;
         times.push(start.elapsed().as_secs_f64() * 1e6);
     }
-    report("step, 16 envs, width 128, read-back included", times);
-    Ok(())
+    Ok(times.split_off(5))
 }
 
-fn update(stream: &Stream, isa: Isa) -> Outcome<()> {
+fn update(stream: &Stream, isa: Isa) -> Outcome<Vec<f64>> {
     const STEPS: usize = 40;
     const ENVS: usize = 4;
     const ROWS: usize = STEPS * ENVS;
@@ -89,8 +146,7 @@ fn update(stream: &Stream, isa: Isa) -> Outcome<()> {
         policy.report()?; // waits for the update
         times.push(start.elapsed().as_secs_f64() * 1e6);
     }
-    report("update, 4 envs x 40 steps, width 512", times.split_off(5));
-    Ok(())
+    Ok(times.split_off(5))
 }
 
 struct Inputs {

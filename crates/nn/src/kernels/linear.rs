@@ -1,7 +1,8 @@
 //! Linear layer: a 1 × 1 convolution whose pixels are the samples.
 
 use super::conv::{self, ConvInputs, ConvShape, ParamGrads};
-use super::{GradOut, Isa, check_len, pad16};
+use super::macros::isa_kernels;
+use super::{GradOut, Isa, PAD, check_len, pad16};
 
 /// Shape of a linear layer over a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -51,22 +52,27 @@ pub fn forward(
     conv::forward(isa, &shape.as_conv(), of, y, scratch);
 }
 
-/// The packed weights `[in_f][pad16(out_f)]` as those of the layer with inputs and outputs swapped,
-/// `[out_f][pad16(in_f)]`, padding lanes zero. In squares, so that both sides stay in cache.
-pub(crate) fn transpose(in_f: usize, out_f: usize, w: &[f32], to: &mut [f32]) {
-    const SIDE: usize = 16;
-    let (from_step, to_step) = (pad16(out_f), pad16(in_f));
-    check_len("linear::transpose: w", w, in_f * from_step);
-    check_len("linear::transpose: to", to, out_f * to_step);
-    for o in (0..out_f).step_by(SIDE) {
-        for i in (0..in_f).step_by(SIDE) {
-            for o in o..out_f.min(o + SIDE) {
-                let to = &mut to[o * to_step + i..][..SIDE];
-                let rows = (in_f - i).min(SIDE);
-                for (r, to) in to[..rows].iter_mut().enumerate() {
-                    *to = w[(i + r) * from_step + o];
+isa_kernels! {
+    /// The packed weights `[in_f][pad16(out_f)]` as those of the layer with inputs and outputs swapped,
+    /// `[out_f][pad16(in_f)]`, padding lanes zero. In squares, each by way of one that lies together: rows
+    /// of weights are often a power of two apart, and a column of them would find no place in the cache.
+    pub(crate) fn transpose(isa: Isa, in_f: usize, out_f: usize, w: &[f32], to: &mut [f32]) {
+        let (from_step, to_step) = (pad16(out_f), pad16(in_f));
+        check_len("linear::transpose: w", w, in_f * from_step);
+        check_len("linear::transpose: to", to, out_f * to_step);
+        for i in (0..in_f).step_by(PAD) {
+            for o in (0..out_f).step_by(PAD) {
+                let mut square = [[0f32; PAD]; PAD];
+                let rows = w[i * from_step + o..].chunks(from_step).take(in_f - i);
+                for (to, row) in square.iter_mut().zip(rows) {
+                    to.copy_from_slice(&row[..PAD]);
                 }
-                to[rows..].fill(0.0);
+                for (o, to) in to[o * to_step..].chunks_mut(to_step).take(PAD).enumerate() {
+                    let to = &mut to[i..i + PAD];
+                    for (to, row) in to.iter_mut().zip(&square) {
+                        *to = row[o];
+                    }
+                }
             }
         }
     }

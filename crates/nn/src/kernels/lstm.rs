@@ -212,7 +212,7 @@ pub fn backward(
     let (transposed, rest) = scratch.split_at_mut(4 * n * pad16(n));
     let (dh_next, rest) = rest.split_at_mut(b * n);
     let dc_next = &mut rest[..b * n];
-    linear::transpose(n, 4 * n, of.weight_hh, transposed);
+    linear::transpose(isa, n, 4 * n, of.weight_hh, transposed);
     dh_next.fill(0.0);
     dc_next.fill(0.0);
     for t in (0..shape.steps).rev() {

@@ -44,7 +44,7 @@ fn data_group(
     let taps_depth = if depthwise { 1 } else { shape.job_out() };
     let (flipped, scratch) =
         scratch.split_at_mut(shape.taps() * taps_depth * pad16(shape.job_in()));
-    flip(shape, w, flipped);
+    flip(isa, shape, w, flipped);
     let placement = shape.gradient_placement(g);
     let in_place = shape.gradient_in_place();
     let strides = in_place.unwrap_or(placement.strides());
@@ -91,7 +91,7 @@ fn data_group(
 
 /// Packs a job's weights for the data gradient: taps in reverse order, input and output channels
 /// swapped: `[kh][kw][out][pad16(in)]`, depthwise `[kh][kw][pad16(C)]`.
-fn flip(shape: &ConvShape, w: &[f32], to: &mut [f32]) {
+fn flip(isa: Isa, shape: &ConvShape, w: &[f32], to: &mut [f32]) {
     let (ci, co, taps) = (shape.job_in(), shape.job_out(), shape.taps());
     if shape.is_depthwise() {
         let c = pad16(co);
@@ -103,7 +103,8 @@ fn flip(shape: &ConvShape, w: &[f32], to: &mut [f32]) {
     let (from_step, to_step) = (pad16(co), pad16(ci));
     for tap in 0..taps {
         let from = &w[(taps - 1 - tap) * ci * from_step..(taps - tap) * ci * from_step];
-        linear::transpose(ci, co, from, &mut to[tap * co * to_step..(tap + 1) * co * to_step]);
+        let to = &mut to[tap * co * to_step..(tap + 1) * co * to_step];
+        linear::transpose(isa, ci, co, from, to);
     }
 }
 
