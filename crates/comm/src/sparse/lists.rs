@@ -118,13 +118,9 @@ pub(crate) fn merge<T: Number>(
 pub(crate) fn keep_largest<T: Number>(list: Entries<'_, T>, indices: &mut [u32], values: &mut [T]) {
     let k = indices.len().min(list.indices.len());
     if k > 0 {
-        let magnitudes = list.values.iter().map(|value| value.magnitude());
-        let places = magnitudes.clone().enumerate().map(|(i, magnitude)| (i as u32, magnitude));
-        Cut::at(magnitudes, k).keep(places, &mut indices[..k]);
-    }
-    for (index, value) in indices[..k].iter_mut().zip(&mut *values) {
-        let place = *index as usize;
-        (*index, *value) = (list.indices[place], list.values[place]);
+        let cut = Cut::at(list.values.iter().map(|value| value.magnitude()), k);
+        let elements = list.indices.iter().copied().zip(list.values.iter().copied());
+        cut.keep(elements, &mut indices[..k], &mut values[..k]);
     }
     indices[k..].fill(NONE);
     values[k..].fill(T::ZERO);

@@ -72,35 +72,36 @@ pub(crate) fn top_k<S: Source>(
     let found = Collect { source: &mut *source, low, found: &mut *places, values: &mut *held };
     let found = vectorize(found);
     let mut picked = k;
+    let visited = source.visited();
+    let all = (0..).zip(visited.iter().copied());
     if k == len {
-        indices.iter_mut().enumerate().for_each(|(i, index)| *index = i as u32);
+        indices.iter_mut().zip(0..).for_each(|(index, i)| *index = i);
+        values.copy_from_slice(visited);
     } else if k > 0 {
-        let magnitudes = source.visited().iter().map(|value| value.magnitude());
-        let all = magnitudes.clone().enumerate().map(|(i, magnitude)| (i as u32, magnitude));
-        match places.get(..found) {
-            Some(found) if found.len() >= k => {
-                let magnitudes = held[..found.len()].iter().map(|value| value.magnitude());
-                let found = found.iter().copied().zip(magnitudes.clone());
-                Cut::at(magnitudes, k).keep(found, indices);
+        match places.get(..found).zip(held.get(..found)) {
+            Some((found, held)) if found.len() >= k => {
+                let cut = Cut::at(held.iter().map(|value| value.magnitude()), k);
+                cut.keep(found.iter().copied().zip(held.iter().copied()), indices, values);
             }
-            Some(found) if known.is_some() && found.len() >= k.div_ceil(2) => {
+            Some((found, held)) if known.is_some() && found.len() >= k.div_ceil(2) => {
                 picked = found.len();
                 indices[..picked].copy_from_slice(found);
+                values[..picked].copy_from_slice(held);
             }
             // All that are not zero, and they are too few.
-            Some(found) if low <= Bits::<S>::narrow(1) => {
+            Some((found, _)) if low <= Bits::<S>::narrow(1) => {
                 let cut = Cut { threshold: Bits::<S>::narrow(0), equal: k - found.len() };
-                cut.keep(all, indices);
+                cut.keep(all, indices, values);
             }
             // The known threshold is out of date: a sample knows better.
             _ if known.is_some() => {
-                return top_k(&mut source.visited(), None, (places, held), indices, values);
+                return top_k(&mut &*visited, None, (places, held), indices, values);
             }
-            _ => Cut::at(magnitudes, k).keep(all, indices),
+            _ => {
+                let cut = Cut::at(visited.iter().map(|value| value.magnitude()), k);
+                cut.keep(all, indices, values);
+            }
         }
-    }
-    for (value, index) in values.iter_mut().zip(&indices[..picked]) {
-        *value = source.visited()[*index as usize];
     }
     picked
 }
@@ -140,8 +141,8 @@ fn sampled_threshold<S: Source>(source: &S, k: usize) -> Bits<S> {
     (*nth).max(one)
 }
 
-/// Collects the indices of the elements of at least a magnitude; returns their number, or
-/// `usize::MAX` if there is not enough room. Visits everything in any case.
+/// Collects the elements of at least a magnitude; returns their number, or `usize::MAX` if there is
+/// not enough room. Visits everything in any case.
 struct Collect<'a, S: Source> {
     source: &'a mut S,
     low: Bits<S>,
@@ -158,44 +159,46 @@ impl<S: Source> Vectorized for Collect<'_, S> {
         let len = source.len();
         let mut count = 0;
         let mut block = [S::Item::ZERO; BLOCK];
-        let mut flags = [0u8; BLOCK];
         let whole = len - len % BLOCK;
         for start in (0..whole).step_by(BLOCK) {
             source.visit(start, &mut block);
-            for (flag, value) in flags.iter_mut().zip(&block) {
-                *flag = u8::from(value.magnitude() >= low);
-            }
-            count = note((&flags, &block), start, (&mut *found, &mut *values), count);
+            let reach = reaching(&block, low);
+            count = note((reach, &block), start, (&mut *found, &mut *values), count);
         }
-        let rest = &mut block[..len - whole];
-        source.visit(whole, rest);
-        flags.fill(0);
-        for (flag, value) in flags.iter_mut().zip(&*rest) {
-            *flag = u8::from(value.magnitude() >= low);
-        }
-        count = note((&flags, &block), whole, (&mut *found, &mut *values), count);
+        let rest = len - whole;
+        source.visit(whole, &mut block[..rest]);
+        let reach = reaching(&block, low) & ((1 << rest) - 1);
+        count = note((reach, &block), whole, (&mut *found, &mut *values), count);
         if count > found.len() { usize::MAX } else { count }
     }
 }
 
-/// Appends the elements whose flags are set; what has no room is counted only.
+/// A bit for each element of at least this magnitude.
+#[inline(always)]
+fn reaching<T: Number>(block: &[T; BLOCK], low: T::Magnitude) -> u64 {
+    let mut bits = 0;
+    // In this form it becomes comparisons of whole vectors whose masks are put together.
+    for (i, value) in block.iter().enumerate() {
+        bits |= u64::from(value.magnitude() >= low) << i;
+    }
+    bits
+}
+
+/// Appends the elements whose bits are set; what has no room is counted only.
 #[inline(always)]
 fn note<T: Number>(
-    (flags, block): (&[u8; BLOCK], &[T; BLOCK]),
+    (mut bits, block): (u64, &[T; BLOCK]),
     start: usize,
     (found, values): (&mut [u32], &mut [T]),
     mut count: usize,
 ) -> usize {
-    for (word, bytes) in flags.as_chunks::<8>().0.iter().enumerate() {
-        let mut bits = u64::from_le_bytes(*bytes);
-        while bits != 0 {
-            let at = word * 8 + bits.trailing_zeros() as usize / 8;
-            if let (Some(slot), Some(value)) = (found.get_mut(count), values.get_mut(count)) {
-                (*slot, *value) = ((start + at) as u32, block[at]);
-            }
-            count += 1;
-            bits &= bits - 1;
+    while bits != 0 {
+        let at = bits.trailing_zeros() as usize;
+        if let (Some(slot), Some(value)) = (found.get_mut(count), values.get_mut(count)) {
+            (*slot, *value) = ((start + at) as u32, block[at]);
         }
+        count += 1;
+        bits &= bits - 1;
     }
     count
 }
@@ -237,19 +240,27 @@ impl<M: Magnitude> Cut<M> {
         Cut { threshold: M::narrow(prefix), equal: left }
     }
 
-    /// Writes the indices of the elements that are in; they come in order of index.
-    pub(crate) fn keep(self, elements: impl Iterator<Item = (u32, M)>, indices: &mut [u32]) {
+    /// Writes the elements that are in, of which there are as many as `indices`; they come in order
+    /// of index.
+    pub(crate) fn keep<T: Number<Magnitude = M>>(
+        self,
+        elements: impl Iterator<Item = (u32, T)>,
+        indices: &mut [u32],
+        values: &mut [T],
+    ) {
         let Cut { threshold, mut equal } = self;
-        let mut slots = indices.iter_mut();
-        for (index, magnitude) in elements {
+        let mut n = 0;
+        for (index, value) in elements {
+            let magnitude = value.magnitude();
             let ties = magnitude == threshold && equal > 0;
-            if magnitude > threshold || ties {
-                equal -= usize::from(ties);
-                match slots.next() {
-                    Some(slot) => *slot = index,
-                    None => return,
-                }
+            // Written in any case, and overwritten by the next one if it is not in: no branch to
+            // guess.
+            match (indices.get_mut(n), values.get_mut(n)) {
+                (Some(to), Some(of)) => (*to, *of) = (index, value),
+                _ => return,
             }
+            n += usize::from(magnitude > threshold || ties);
+            equal -= usize::from(ties);
         }
     }
 }
