@@ -186,6 +186,22 @@ fn a_stopped_run_goes_on_and_a_complete_one_is_left_alone() {
     assert_same(&outcome(&m, "stopped"), &outcome(&m, "whole"), "stopped");
 }
 
+/// A policy resumes to the same bits too: its rollout, optimiser and memory are in the checkpoint, and the first
+/// step of a process may make what the later ones reuse, under `deny` as well.
+#[test]
+fn a_policy_resumes_to_the_same_bits() {
+    let m = with_images();
+    let run = format!("{RUN} --controller ppo --policy-hidden 16 --steps 12");
+    m.ok(&format!("{run} --run-dir whole"));
+    let start = format!("{run} --run-dir cut");
+    let lines = m.events("whole").len();
+    assert!(killed_at(&m, &start, "cut", Moment::Events(lines / 4)));
+    assert!(killed_at(&m, "train --resume cut --quiet", "cut", Moment::Events(2 * lines / 3)));
+    m.ok("train --resume cut --quiet");
+    assert_same(&outcome(&m, "cut"), &outcome(&m, "whole"), "ppo");
+    assert!(m.bytes("cut/policy.safetensors") == m.bytes("whole/policy.safetensors"));
+}
+
 #[test]
 fn what_cannot_be_resumed_is_said_and_left_alone() {
     let m = with_images();

@@ -126,7 +126,8 @@ settings! {
     log_batches: bool,
     /// Copies, waits and allocations on the hot path: off (count them), warn, or deny (end the run).
     hot_scope: HotScopePolicy,
-    /// Steps between two checkpoints; 0: only between rounds, and where a run is stopped.
+    /// Steps between two checkpoints, with one after the run's first step; 0: only between rounds, and where a run
+    /// is stopped.
     checkpoint_every: usize,
 }
 
@@ -174,7 +175,8 @@ impl TrainConfig {
     /// What results depend on, as text: equal texts, equal runs on the same data and machine.
     pub(crate) fn identity(&self) -> String {
         let (threads, checkpoint_every, export) = (0, 0, None);
-        Self { threads, checkpoint_every, export, ..self.clone() }.resolved_toml()
+        let hot_scope = HotScopePolicy::default();
+        Self { threads, checkpoint_every, export, hot_scope, ..self.clone() }.resolved_toml()
     }
 
     /// Checks every number against its range.

@@ -53,6 +53,8 @@ pub(crate) struct Episode<'a, 'j> {
     pub(crate) totals: &'a mut Totals,
     pub(crate) round: usize,
     pub(crate) keeper: &'a Keeper,
+    /// Whether this process has done a step: its first may make what the others reuse (D5).
+    pub(crate) warm: &'a mut bool,
 }
 
 /// Where an episode begins: with fresh hosts, or in the middle.
@@ -70,8 +72,6 @@ pub(crate) struct Trained {
     pub(crate) steps: usize,
     /// Whether it was asked to stop.
     pub(crate) interrupted: bool,
-    /// What a hot scope refused (V2). The envs are then as the last training step left them.
-    pub(crate) refused: Option<Error>,
 }
 
 impl Episode<'_, '_> {
@@ -90,15 +90,9 @@ impl Episode<'_, '_> {
             Start::At(step, saved) => (step, self.restore_envs(saved)?),
         };
         let mut steps = first;
-        let (mut interrupted, mut refused) = (false, None);
+        let mut interrupted = false;
         for step in first..self.setup.config.steps {
-            match self.step(&mut envs, When { round, step }) {
-                Err(error) if error.is_hot_scope() => refused = Some(error),
-                result => result?,
-            }
-            if refused.is_some() {
-                break;
-            }
+            self.step(&mut envs, When { round, step })?;
             steps += 1;
             interrupted = self.journal.stop_requested()?;
             // Between two rounds the run itself writes one.
@@ -110,16 +104,18 @@ impl Episode<'_, '_> {
             }
         }
         // An episode that was cut short is no whole one to learn from.
-        if steps == self.setup.config.steps && refused.is_none() {
+        if steps == self.setup.config.steps {
             self.end_round(&envs, steps)?;
         }
-        Ok(Trained { envs, steps, interrupted, refused })
+        Ok(Trained { envs, steps, interrupted })
     }
 
-    /// Writes a checkpoint where one is due, and where the run is stopped.
+    /// Writes a checkpoint where one is due, and where the run is stopped. The run's first step has one because
+    /// hot scopes judge from the second on: whatever they refuse, there is a checkpoint to go on from (V2).
     fn checkpoint(&mut self, envs: &mut [Env], step: usize, stopped: bool) -> Result<()> {
         let every = self.setup.config.checkpoint_every;
-        let due = every > 0 && step.is_multiple_of(every);
+        let first = self.round == 0 && step == 1;
+        let due = every > 0 && (first || step.is_multiple_of(every));
         if !due && !stopped {
             return Ok(());
         }
@@ -195,6 +191,7 @@ impl Episode<'_, '_> {
         let deciding = self.hot_scopes(permitted::DECIDE, permitted::decide);
         let actions = self.decide(envs, when)?;
         drop(deciding);
+        *self.warm = true;
         self.totals.steps += 1;
         for (env, action) in envs.iter().zip(actions) {
             if let Some(found) = counterfactuals::of(env, when)? {
@@ -221,20 +218,17 @@ impl Episode<'_, '_> {
             self.journal.batch_enqueued(batch.env, network)
         })?;
         let reports = scopes.into_iter().map(HotScope::finish);
-        if self.totals.training_steps > 0 {
+        if *self.warm {
             self.totals.hot.add(training_steps, reports.map(|report| report.counts));
         }
         self.totals.training_steps += training_steps;
         Ok(())
     }
 
-    /// A scope on each device. The run's first step may make what the others reuse (D5): it is only counted.
+    /// A scope on each device. This process's first step is only counted.
     #[track_caller]
     fn hot_scopes(&self, name: &'static str, permitted: fn(u64) -> Counts) -> Vec<HotScope> {
-        let policy = match self.totals.steps {
-            0 => Policy::Off,
-            _ => self.setup.config.hot_scope.0,
-        };
+        let policy = if *self.warm { self.setup.config.hot_scope.0 } else { Policy::Off };
         self.fleet.machine.hot_scopes(name, policy, permitted)
     }
 

@@ -103,12 +103,20 @@ impl Error {
 
     /// Whether a hot scope refused something (V2).
     pub fn is_hot_scope(&self) -> bool {
-        use meristem_device::Error::HotScope;
+        matches!(self.device_error(), Some(meristem_device::Error::HotScope { .. }))
+    }
+
+    /// The device's error below this one.
+    fn device_error(&self) -> Option<&meristem_device::Error> {
         match self {
             Self::Device(error)
             | Self::Data(meristem_data::Error::Device(error))
-            | Self::Nn(meristem_nn::Error::Device(error)) => matches!(error, HotScope { .. }),
-            _ => false,
+            | Self::Nn(meristem_nn::Error::Device(error))
+            | Self::Control(
+                meristem_control::Error::Device(error)
+                | meristem_control::Error::Network(meristem_nn::Error::Device(error)),
+            ) => Some(error),
+            _ => None,
         }
     }
 
@@ -159,8 +167,8 @@ impl Error {
                     .into()
             }
             error if error.is_hot_scope() => {
-                "do it between steps, or let it pass with --hot-scope warn; what was trained is in the run's \
-                 weights; without an extension of yours in the run, report it"
+                "do it between steps, or go on from the last checkpoint and let it pass: `meristem train --resume \
+                 RUN --hot-scope warn`; without an extension of yours in the run, report it"
                     .into()
             }
             Self::Checkpoint { .. } => {

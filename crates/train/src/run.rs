@@ -23,6 +23,7 @@ use crate::fleet::{Fleet, Machine};
 use crate::keeper::Keeper;
 use crate::observer::{Journal, Observer};
 use crate::run_folder::{RunFolder, write_whole};
+use crate::settings::HotScopePolicy;
 use crate::setup::{Names, Setup, residency};
 use crate::summary::{
     DatasetSummary, EnvSummary, MemorySummary, RoundSummary, SUMMARY_VERSION, Status, Summary,
@@ -82,6 +83,8 @@ pub struct ResumeOptions {
     pub threads: Option<usize>,
     /// File for a trace of what is left.
     pub trace: Option<PathBuf>,
+    /// What hot scopes do (V2).
+    pub hot_scope: Option<HotScopePolicy>,
 }
 
 /// Goes on with the run in `folder` from its newest checkpoint, or from its start if it has none: weights,
@@ -117,7 +120,8 @@ pub fn resume_with(
     let settings = config_file::read(&folder.config())?;
     folder.check_config(&TrainConfig::resolve(settings.clone(), Layer::default())?)?;
     let (threads, trace) = (options.threads, options.trace.clone().map(Some));
-    let flags = Layer { run_dir: Some(Some(path.into())), threads, trace, ..Layer::default() };
+    let (run_dir, hot_scope) = (Some(Some(path.into())), options.hot_scope);
+    let flags = Layer { run_dir, threads, trace, hot_scope, ..Layer::default() };
     let config = TrainConfig::resolve(settings, flags)?;
     let names = Names::resolve(&config)?;
     check_export(config.export.as_deref())?;
@@ -171,6 +175,8 @@ pub(crate) struct Run {
     totals: Totals,
     /// Also of what ended so far.
     keeper: Keeper,
+    /// Whether this process has done a step.
+    warm: bool,
 }
 
 impl Run {
@@ -197,7 +203,7 @@ impl Run {
         };
         let store = Store::new(folder.checkpoints());
         let keeper = Keeper { store, identity, rounds: vec![], envs: vec![] };
-        Ok(Self { setup, fleet, controller, totals: Totals::default(), keeper })
+        Ok(Self { setup, fleet, controller, totals: Totals::default(), keeper, warm: false })
     }
 
     /// Takes over what a checkpoint holds, if it is one of this run.
@@ -316,12 +322,9 @@ impl Run {
             totals: &mut self.totals,
             round,
             keeper: &self.keeper,
+            warm: &mut self.warm,
         };
         let mut trained = episode.train(start)?;
-        if let Some(error) = trained.refused {
-            self.save(folder, &trained.envs)?;
-            return Err(error);
-        }
         let _report = self.fleet.machine.span(|| "report and save");
         self.keeper.envs = evaluate::report(&mut self.fleet, &self.setup, &mut trained.envs)?;
         self.keeper.envs.iter().for_each(|env| journal.emit(episode_ended(env, round)));

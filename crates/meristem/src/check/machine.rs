@@ -1,4 +1,4 @@
-//! What there is to run on: devices, libraries, instruction sets.
+//! What there is to run on: devices, instruction sets.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub(super) fn devices() -> Verdict {
         ensure(got == [i as u32], || Fault::new(format!("stream {i} wrote {got:?}"), REPORT))?;
     }
     let workers = crate::plain::counted(device.threads(), ["worker", "workers"]);
-    Ok(format!("cpu with {workers}; no CUDA in this version"))
+    Ok(format!("cpu with {workers}; no CUDA in this version, no library is loaded"))
 }
 
 fn write_number(stream: &Stream, number: u32) -> meristem::device::Result<Tensor> {
@@ -31,11 +31,6 @@ fn write_number(stream: &Stream, number: u32) -> meristem::device::Result<Tensor
     let launch = stream.launch("write_number").write(&tensor);
     launch.run(move |args| args.write::<u32>(0)[0] = number)?;
     Ok(tensor)
-}
-
-/// Nothing is loaded at run time but the system's own libraries.
-pub(super) fn libraries() -> Verdict {
-    Ok("all compiled in; none is loaded at run time".into())
 }
 
 /// How far the losses of two instruction sets may lie apart after [`STEPS`] training steps. Sums are taken

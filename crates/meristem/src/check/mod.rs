@@ -72,7 +72,6 @@ type Check = (&'static str, fn() -> Verdict);
 /// Every check, in the order of the list.
 const CHECKS: &[Check] = &[
     ("devices", machine::devices),
-    ("libraries", machine::libraries),
     ("instruction sets", machine::instruction_sets),
     ("residency", residency::residency),
     ("format", residency::format),

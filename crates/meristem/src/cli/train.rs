@@ -19,7 +19,7 @@ pub(crate) struct TrainArguments {
     /// Last part of the default run folder's name
     #[arg(long, help_heading = "Run")]
     name: Option<String>,
-    /// Steps between two checkpoints; 0: only between rounds, and where a run is stopped
+    /// Steps between two checkpoints, after one that follows the first step; 0: only between rounds, and where a run is stopped
     #[arg(long, value_name = "N", help_heading = "Run")]
     checkpoint_every: Option<usize>,
     /// Go on with a run that was stopped or killed, from its last checkpoint to the same bits

@@ -45,16 +45,16 @@ fn start(arguments: &TrainArguments, mode: Mode) -> Result<Summary, Failure> {
 
 fn resume(folder: &Path, arguments: &TrainArguments, mode: Mode) -> Result<Summary, Failure> {
     let given = arguments.layer();
-    let (threads, trace) = (given.threads, given.trace.clone().flatten());
-    let other = Layer { threads: None, trace: None, ..given };
+    let trace = given.trace.clone().flatten();
+    let options = ResumeOptions { threads: given.threads, trace, hot_scope: given.hot_scope };
+    let other = Layer { threads: None, trace: None, hot_scope: None, ..given };
     if arguments.settings.config.is_some() || other != Layer::default() {
         let message = "--resume goes on with the run's own settings";
-        let remedy = "leave the others out (--threads and --trace may be given), or start a new run with \
-                      --config RUN/config.toml";
+        let remedy = "leave the others out (--threads, --trace and --hot-scope may be given), or start a new \
+                      run with --config RUN/config.toml";
         return Err(Failure::usage(message, remedy));
     }
     stop_on_ctrl_c()?;
-    let options = ResumeOptions { threads, trace };
     Ok(train::resume(folder, &options, &mut Progress::new(mode))?)
 }
 
