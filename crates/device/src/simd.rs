@@ -4,6 +4,9 @@
 //! for each instruction set, and picked at run time. No contraction to fused multiply-add takes
 //! place, so every version gives the same bits.
 
+mod past_caches;
+
+pub use past_caches::write_blocks;
 use std::sync::OnceLock;
 
 /// A loop to run. `run` must be `#[inline(always)]`, and so must what it calls in the hot part:
@@ -51,11 +54,16 @@ impl Level {
     }
 }
 
-/// Runs `kernel` compiled for the best instruction set of this processor.
-pub fn vectorize<K: Vectorized>(kernel: K) -> K::Output {
+/// The best level of this processor.
+fn best() -> Level {
     static BEST: OnceLock<Level> = OnceLock::new();
     let best = || Level::ALL.iter().copied().find(|l| l.is_there()).unwrap_or(Level::Portable);
-    run_at(*BEST.get_or_init(best), kernel)
+    *BEST.get_or_init(best)
+}
+
+/// Runs `kernel` compiled for the best instruction set of this processor.
+pub fn vectorize<K: Vectorized>(kernel: K) -> K::Output {
+    run_at(best(), kernel)
 }
 
 /// Runs `kernel` compiled for a level, or for the portable one if this processor lacks it.

@@ -11,7 +11,6 @@ use super::lists::{Lists, NONE};
 use super::select::{Source, top_k};
 use crate::error::Result;
 use crate::number::{Magnitude, Number, with_number};
-use meristem_device::simd::{Vectorized, vectorize};
 use meristem_device::{Args, DType, Owner, Stream, Tensor};
 
 /// What a rank keeps between exchanges of one tensor.
@@ -175,14 +174,11 @@ fn run<T: Number>(args: &mut Args<'_>, kind: &Kind) {
     };
     let picked = match (kind.kept, kind.factor) {
         (false, _) => top_k(&mut &*gradient, known, candidates, indices, values),
-        (true, None) => {
-            let mut source = Kept { residual: args.write(next), gradient };
+        (true, factor) => {
+            let residual = args.write(next);
+            let velocity = factor.map(|factor| (args.write(next + 1), T::from_f64(factor)));
+            let mut source = Kept { residual, velocity, gradient };
             top_k(&mut source, known, candidates, indices, values)
-        }
-        (true, Some(factor)) => {
-            let (residual, velocity) = (args.write(next), args.write::<T>(next + 1));
-            vectorize(Advance { velocity, gradient, factor: T::from_f64(factor) });
-            top_k(&mut Kept { residual, gradient: velocity }, known, candidates, indices, values)
         }
     };
     indices[picked..].fill(NONE);
@@ -194,26 +190,11 @@ fn run<T: Number>(args: &mut Args<'_>, kind: &Kind) {
     }
 }
 
-/// u = m u + gradient.
-struct Advance<'a, T> {
-    velocity: &'a mut [T],
-    gradient: &'a [T],
-    factor: T,
-}
-
-impl<T: Number> Vectorized for Advance<'_, T> {
-    type Output = ();
-    #[inline(always)]
-    fn run(self) {
-        for (velocity, gradient) in self.velocity.iter_mut().zip(self.gradient) {
-            *velocity = velocity.times(self.factor).plus(*gradient);
-        }
-    }
-}
-
-/// What was kept, and a gradient that is added to it when it is visited.
+/// What was kept, and a gradient that is added to it when it is visited, or its velocity with a
+/// factor: all in one pass over memory.
 struct Kept<'a, T> {
     residual: &'a mut [T],
+    velocity: Option<(&'a mut [T], T)>,
     gradient: &'a [T],
 }
 
@@ -225,14 +206,25 @@ impl<T: Number> Source for Kept<'_, T> {
     }
     #[inline(always)]
     fn peek(&self, index: usize) -> T {
-        self.residual[index].plus(self.gradient[index])
+        let gradient = self.gradient[index];
+        let added = match &self.velocity {
+            Some((velocity, factor)) => velocity[index].times(*factor).plus(gradient),
+            None => gradient,
+        };
+        self.residual[index].plus(added)
     }
     #[inline(always)]
     fn visit(&mut self, start: usize, out: &mut [T]) {
-        let residual = &mut self.residual[start..start + out.len()];
-        let gradient = &self.gradient[start..start + out.len()];
-        for ((out, residual), gradient) in out.iter_mut().zip(residual).zip(gradient) {
-            *residual = residual.plus(*gradient);
+        let at = start..start + out.len();
+        out.copy_from_slice(&self.gradient[at.clone()]);
+        if let Some((velocity, factor)) = &mut self.velocity {
+            for (out, velocity) in out.iter_mut().zip(&mut velocity[at.clone()]) {
+                *velocity = velocity.times(*factor).plus(*out);
+                *out = *velocity;
+            }
+        }
+        for (out, residual) in out.iter_mut().zip(&mut self.residual[at]) {
+            *residual = residual.plus(*out);
             *out = *residual;
         }
     }

@@ -4,7 +4,7 @@ use super::select::Cut;
 use crate::error::{Error, Result};
 use crate::number::{Number, divide};
 use crate::transport::Parcel;
-use meristem_device::simd::{Vectorized, vectorize};
+use meristem_device::simd::{Vectorized, vectorize, write_blocks};
 use meristem_device::{DType, Owner, Stream, Tensor};
 use smallvec::SmallVec;
 
@@ -142,9 +142,6 @@ pub(crate) fn intersect(indices: &mut [u32], kept: &[u32]) {
     indices[n..].fill(NONE);
 }
 
-/// Elements of the result made at a time, so that they are in a near cache while lists are added.
-const BLOCK: usize = 8192;
-
 /// Writes a dense result: zero, the first list's values, and the others' added in order; divided if
 /// there is a divisor.
 pub(crate) fn scatter<'a, T: Number>(
@@ -165,23 +162,22 @@ impl<T: Number> Vectorized for Scatter<'_, '_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn run(mut self) {
-        let mut start = 0;
-        for block in self.output.chunks_mut(BLOCK) {
+    fn run(self) {
+        let Scatter { mut lists, divisor, output } = self;
+        write_blocks(output, |start, block| {
             block.fill(T::ZERO);
-            for (rank, list) in self.lists.iter_mut().enumerate() {
-                let here = list.indices.partition_point(|i| (*i as usize) < start + block.len());
-                let (now, later) = list.split_at(here);
-                for (index, value) in now.indices.iter().zip(now.values) {
-                    let slot = &mut block[*index as usize - start];
+            for (rank, list) in lists.iter_mut().enumerate() {
+                let mut done = 0;
+                for (index, value) in list.indices.iter().zip(list.values) {
+                    let Some(slot) = block.get_mut(*index as usize - start) else { break };
                     // Stored, not added to zero: the first of a sum keeps the sign of its zero.
                     *slot = if rank == 0 { *value } else { slot.plus(*value) };
+                    done += 1;
                 }
-                *list = later;
+                *list = list.split_at(done).1;
             }
-            divide(block, self.divisor);
-            start += block.len();
-        }
+            divide(block, divisor);
+        });
     }
 }
 

@@ -1,0 +1,167 @@
+//! Results too large for the caches, written past them.
+//!
+//! A store to a line that is in no cache reads the line first, and a large result drives everything
+//! else out: written past the caches it costs half the memory traffic.
+
+use super::Level;
+use crate::dtype::Element;
+
+/// Elements made at a time: they and what they are made of stay in the nearest cache.
+const BLOCK: usize = 2048;
+/// Results from this size on are not looked for in a cache by whoever reads them next.
+const PAST_CACHES_BYTES: usize = 16 << 20;
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+#[repr(align(64))]
+struct Lines<T>([T; BLOCK]);
+
+/// Overwrites `to` block by block, from the first on: `make` gets the place of each block and the
+/// block, whose elements mean nothing before. A result of 16 MiB or more goes past the caches.
+///
+/// To be used within [`Vectorized::run`](super::Vectorized::run), as which `make` is compiled.
+#[inline(always)]
+pub fn write_blocks<T: Element>(to: &mut [T], mut make: impl FnMut(usize, &mut [T])) {
+    if size_of_val(to) < PAST_CACHES_BYTES {
+        for (i, block) in to.chunks_mut(BLOCK).enumerate() {
+            make(i * BLOCK, block);
+        }
+        return;
+    }
+    let Lines(buffer) = &mut Lines([T::zeroed(); BLOCK]);
+    let store = store();
+    let head = to.as_ptr().align_offset(LINE).min(to.len());
+    let (first, rest) = to.split_at_mut(head);
+    let mut at = 0;
+    for block in std::iter::once(first).chain(rest.chunks_mut(BLOCK)) {
+        let made = &mut buffer[..block.len()];
+        make(at, made);
+        at += block.len();
+        store(bytemuck::cast_slice(made), bytemuck::cast_slice_mut(block));
+    }
+    finish();
+}
+
+/// Copies a block to another that is as long.
+type Store = fn(&[u8], &mut [u8]);
+
+#[cfg(not(target_arch = "x86_64"))]
+fn store() -> Store {
+    |from, to| to.copy_from_slice(from)
+}
+
+/// Waits until all stores past the caches are as visible as any other.
+#[cfg(not(target_arch = "x86_64"))]
+fn finish() {}
+
+#[cfg(target_arch = "x86_64")]
+use x86::{finish, store};
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{LINE, Level, Store};
+    use std::arch::x86_64::{__m128i, __m512i, _mm_sfence, _mm_stream_si128, _mm512_stream_si512};
+
+    /// That of the best instruction set of this processor.
+    pub(super) fn store() -> Store {
+        match super::super::best() {
+            // SAFETY: this processor has the instructions, as `best` found.
+            Level::Avx512 => |from, to| unsafe { avx512(from, to) },
+            _ => sse2,
+        }
+    }
+
+    /// Waits until all stores past the caches are as visible as any other.
+    pub(super) fn finish() {
+        // SAFETY: every x86-64 has SSE.
+        unsafe { _mm_sfence() };
+    }
+
+    /// Whole lines of `to`, which must begin on one, and the lines of `from`; `false` if it does not.
+    fn lines<'a>(
+        from: &'a [u8],
+        to: &'a mut [u8],
+    ) -> Option<impl Iterator<Item = (&'a [u8; LINE], &'a mut [u8; LINE])>> {
+        assert_eq!(from.len(), to.len(), "a block and its copy");
+        if to.as_ptr().align_offset(LINE) != 0 || !to.len().is_multiple_of(LINE) {
+            to.copy_from_slice(from);
+            return None;
+        }
+        let (from, to) = (from.as_chunks::<LINE>().0, to.as_chunks_mut::<LINE>().0);
+        Some(from.iter().zip(to))
+    }
+
+    #[target_feature(enable = "avx512f")]
+    fn avx512(from: &[u8], to: &mut [u8]) {
+        for (from, to) in lines(from, to).into_iter().flatten() {
+            // SAFETY: a line of 64 bytes each, `to` on a boundary of 64.
+            unsafe {
+                let line = from.as_ptr().cast::<__m512i>().read_unaligned();
+                _mm512_stream_si512(to.as_mut_ptr().cast(), line);
+            }
+        }
+    }
+
+    fn sse2(from: &[u8], to: &mut [u8]) {
+        for (from, to) in lines(from, to).into_iter().flatten() {
+            let (from, to) = (from.as_chunks::<16>().0, to.as_chunks_mut::<16>().0);
+            for (from, to) in from.iter().zip(to) {
+                // SAFETY: 16 bytes each, `to` on a boundary of 16; every x86-64 has SSE2.
+                unsafe {
+                    let part = from.as_ptr().cast::<__m128i>().read_unaligned();
+                    _mm_stream_si128(to.as_mut_ptr().cast(), part);
+                }
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn all() -> Vec<Store> {
+        let mut all: Vec<Store> = vec![sse2];
+        if Level::Avx512.is_there() {
+            // SAFETY: this processor has the instructions.
+            all.push(|from, to| unsafe { avx512(from, to) });
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Small and large, on a line's boundary and beside it, whole blocks and others.
+    #[test]
+    fn every_element_is_written_once_and_in_order() {
+        let large = PAST_CACHES_BYTES / size_of::<u32>();
+        for len in [0, 1, BLOCK, 3 * BLOCK + 5, large - 1, large, large + BLOCK / 2 + 3] {
+            for skip in [0, 1, 15] {
+                let mut all = vec![u32::MAX; skip + len + 1];
+                let mut next = 0;
+                write_blocks(&mut all[skip..skip + len], |at, block| {
+                    assert_eq!(at, next);
+                    next += block.len();
+                    block.iter_mut().zip(at as u32..).for_each(|(to, i)| *to = i);
+                });
+                assert_eq!(next, len);
+                assert!(all[skip..skip + len].iter().zip(0..).all(|(got, i)| *got == i), "{len}");
+                assert!(all[..skip].iter().chain(&all[skip + len..]).all(|x| *x == u32::MAX));
+            }
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn every_way_to_store_copies() {
+        let from: Vec<u8> = (0..=255).cycle().take(4096).collect();
+        for store in x86::all() {
+            for (skip, len) in [(0, 4096), (0, 100), (1, 640), (16, 64)] {
+                let mut to = Lines([0u8; BLOCK]).0.repeat(4);
+                let start = to.as_ptr().align_offset(LINE) + skip;
+                store(&from[..len], &mut to[start..start + len]);
+                assert_eq!(to[start..start + len], from[..len]);
+                assert!(to[..start].iter().chain(&to[start + len..]).all(|byte| *byte == 0));
+            }
+        }
+    }
+}
