@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-WORKLOADS = ("host:baseline", "host:large", "gather", "ppo")
+WORKLOADS = ("host:baseline", "host:large", "gather", "ppo", "sum:dense", "sum:topk")
 CPU_FLAGS = ("avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16")
 
 
@@ -81,6 +81,23 @@ def ppo_workload(args: argparse.Namespace) -> Workload:
     peer = Contender("PyTorch", (args.python, "bench/torch_ppo.py", "--json"), "update_us")
     return Workload(
         "ppo", "µs/update", False, Contender("Meristem", ours, "update_us"), {"PyTorch": (peer,)}
+    )
+
+
+def sum_workload(which: str, args: argparse.Namespace) -> Workload:
+    """Summing 16 Mi f32 of two ranks; top-k against Gloo's dense sum, too."""
+    ours = ("cargo", "bench", "-q", "-p", "meristem-comm", "--bench", "exchange", "--", "--json")
+    script = (args.python, "bench/torch_gloo.py", "--json")
+    dense = Contender("Gloo, dense", script, "dense_ms")
+    peers = {
+        "dense": {"Gloo, dense": (dense,)},
+        "topk": {
+            "Gloo, dense": (dense,),
+            "PyTorch top-k over Gloo": (Contender("PyTorch top-k over Gloo", script, "topk_ms"),),
+        },
+    }
+    return Workload(
+        f"sum:{which}", "ms", False, Contender("Meristem", ours, f"{which}_ms"), peers[which]
     )
 
 
@@ -243,9 +260,16 @@ def main() -> None:
         "workloads": {},
     }
     for name in chosen:
-        kind, _, host = name.partition(":")
-        makers = {"gather": gather_workload, "ppo": ppo_workload}
-        workload = host_workload(host, args) if kind == "host" else makers[kind](args)
+        kind, _, which = name.partition(":")
+        match kind:
+            case "host":
+                workload = host_workload(which, args)
+            case "sum":
+                workload = sum_workload(which, args)
+            case "ppo":
+                workload = ppo_workload(args)
+            case _:
+                workload = gather_workload(args)
         record["workloads"][name] = compare(workload, args.rounds)
     record["machine"]["load_after"] = round(os.getloadavg()[0], 2)
 

@@ -60,7 +60,8 @@ def rank(me, args):
     if me == 0:
         about = {"elements": n, "ranks": args.ranks, "k": k, "torch": torch.__version__}
         if args.json:
-            print(json.dumps({**about, **report}))
+            medians = {f"{key}_ms": numbers["median_ms"] for key, numbers in report.items()}
+            print(json.dumps({**about, **medians, **report}))
         else:
             print(about)
             for name, numbers in report.items():

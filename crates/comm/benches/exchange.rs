@@ -1,16 +1,19 @@
 //! Times of the exchanges between ranks that are threads, in turns, each checked for its result:
-//! `cargo bench -p meristem-comm -- [elements] [ranks] [density]`. `bench/torch_gloo.py` is the
-//! peer. Also what selection costs beside a plain read of the same memory. On an idle machine.
+//! `cargo bench -p meristem-comm -- [elements] [ranks] [density]`, with `--json` for one line of
+//! medians. `bench/torch_gloo.py` is the peer, and `bench/compare.py` runs both in turns. Also what
+//! selection costs beside a plain read of the same memory, by the trace of the device: time within
+//! the kernels, while all ranks run them. On an idle machine.
 
 use meristem_comm::{CommOptions, Communicator, Keep, Order, Reduction, Sparse, SparseSum, Sum};
 use meristem_device::simd::{Vectorized, vectorize};
-use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Stream, Tensor};
+use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Stream, Tensor, Trace};
 use std::error::Error;
+use std::path::Path;
 use std::time::Instant;
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
-const ROUNDS: usize = 9;
+const ROUNDS: usize = 15;
 
 /// What is timed.
 #[derive(Clone, Copy, PartialEq)]
@@ -21,28 +24,54 @@ enum Case {
     Sparse(Sparse, Keep),
 }
 
-const CASES: [(&str, Case); 8] = [
-    ("plain read, one rank's", Case::Read),
-    ("dense, in place", Case::Dense),
-    ("dense, out of place", Case::DenseOutOfPlace),
-    ("top-k", Case::Sparse(Sparse::TopK, Keep::Nothing)),
-    ("top-k, error feedback", Case::Sparse(Sparse::TopK, Keep::Residual)),
-    ("top-k, momentum", Case::Sparse(Sparse::TopK, Keep::Momentum(0.9))),
-    ("gtop-k, error feedback", Case::Sparse(Sparse::GTopK, Keep::Residual)),
-    ("ok-topk, error feedback", Case::Sparse(Sparse::OkTopK { refresh: 32 }, Keep::Residual)),
+/// Key in the JSON, name, and what it is.
+const CASES: [(&str, &str, Case); 8] = [
+    ("read", "plain read", Case::Read),
+    ("dense", "dense, in place", Case::Dense),
+    ("dense_out_of_place", "dense, out of place", Case::DenseOutOfPlace),
+    ("topk", "top-k", Case::Sparse(Sparse::TopK, Keep::Nothing)),
+    ("topk_kept", "top-k, error feedback", Case::Sparse(Sparse::TopK, Keep::Residual)),
+    ("topk_momentum", "top-k, momentum", Case::Sparse(Sparse::TopK, Keep::Momentum(0.9))),
+    ("gtopk", "gtop-k, error feedback", Case::Sparse(Sparse::GTopK, Keep::Residual)),
+    (
+        "oktopk",
+        "ok-topk, error feedback",
+        Case::Sparse(Sparse::OkTopK { refresh: 32 }, Keep::Residual),
+    ),
 ];
 
+/// A line of the table: times of all rounds in milliseconds.
+struct Line {
+    key: &'static str,
+    name: &'static str,
+    times: Vec<f64>,
+    bytes: u64,
+    /// Elements; `None` where the result is not looked at here.
+    wrong: Option<usize>,
+}
+
+impl Line {
+    /// The least, the median and the greatest time.
+    fn spread(&self) -> [f64; 3] {
+        let mut times = self.times.clone();
+        times.sort_by(f64::total_cmp);
+        [times[0], times[times.len() / 2], times[times.len() - 1]]
+    }
+}
+
 fn main() -> Outcome<()> {
-    let mut words = std::env::args().skip(1).filter(|word| !word.starts_with('-'));
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let json = words.iter().any(|word| word == "--json");
+    let mut words = words.iter().filter(|word| !word.starts_with('-'));
     let len: usize = words.next().map_or(Ok(16 << 20), |word| word.parse())?;
     let ranks: usize = words.next().map_or(Ok(2), |word| word.parse())?;
     let density: f64 = words.next().map_or(Ok(0.01), |word| word.parse())?;
     let k = (len as f64 * density) as usize;
-    let device = Device::open(DeviceId::Cpu, &DeviceOptions::default())?;
-    let workers = device.threads();
-    println!("{len} x f32, {ranks} ranks, k = {k}, {workers} workers; milliseconds");
-    println!("{:<26}{:>9}{:>9}{:>9}{:>12}{:>8}", "", "min", "median", "max", "bytes", "wrong");
-    let results: Vec<Outcome<()>> = std::thread::scope(|scope| {
+    let path = std::env::temp_dir().join(format!("meristem-exchange-{}.json", std::process::id()));
+    let trace = Trace::create(&path)?;
+    let options = DeviceOptions { trace: Some(trace.clone()), ..DeviceOptions::default() };
+    let device = Device::open(DeviceId::Cpu, &options)?;
+    let results: Vec<Outcome<Vec<Line>>> = std::thread::scope(|scope| {
         let threads: Vec<_> = Communicator::threads(ranks, &CommOptions::default())?
             .into_iter()
             .map(|comm| {
@@ -50,12 +79,57 @@ fn main() -> Outcome<()> {
                 scope.spawn(move || rank(comm, &stream, len, k))
             })
             .collect();
-        let join = |thread: std::thread::ScopedJoinHandle<'_, Outcome<()>>| {
+        let join = |thread: std::thread::ScopedJoinHandle<'_, Outcome<Vec<Line>>>| {
             thread.join().unwrap_or_else(|_| Err("a rank panicked".into()))
         };
         Outcome::Ok(threads.into_iter().map(join).collect())
     })?;
-    results.into_iter().collect()
+    let mut results = results.into_iter().collect::<Outcome<Vec<_>>>()?;
+    trace.finish()?;
+    let mut lines = results.swap_remove(0);
+    lines.extend(within_kernels(&path)?);
+    std::fs::remove_file(&path)?;
+    if json {
+        let fields =
+            lines.iter().map(|line| format!("\"{}_ms\": {:.3}", line.key, line.spread()[1]));
+        println!("{{{}}}", fields.collect::<Vec<_>>().join(", "));
+        return Ok(());
+    }
+    println!("{len} x f32, {ranks} ranks, k = {k}, {} workers; milliseconds", device.threads());
+    println!("{:<26}{:>9}{:>9}{:>9}{:>12}{:>8}", "", "min", "median", "max", "bytes", "wrong");
+    for line in &lines {
+        let ([min, median, max], Line { name, bytes, .. }) = (line.spread(), line);
+        let wrong = line.wrong.map_or("-".into(), |wrong| wrong.to_string());
+        println!("{name:<26}{min:>9.2}{median:>9.2}{max:>9.2}{bytes:>12}{wrong:>8}");
+    }
+    Ok(())
+}
+
+/// What the trace knows of rank 0's plain read, and of the selection of its top-k.
+fn within_kernels(path: &Path) -> Outcome<Vec<Line>> {
+    let trace: serde_json::Value = serde_json::from_reader(std::fs::File::open(path)?)?;
+    let events = trace["traceEvents"].as_array().ok_or("a trace without events")?;
+    let lane = events.iter().find(|e| e["name"] == "thread_name" && e["args"]["name"] == "rank 0");
+    let lane = &lane.ok_or("no lane of rank 0")?["tid"];
+    let of = |operation: &str| {
+        let mut runs: Vec<(f64, f64)> = events
+            .iter()
+            .filter(|e| e["ph"] == "X" && &e["tid"] == lane && e["name"] == operation)
+            .filter_map(|e| Some((e["ts"].as_f64()?, e["dur"].as_f64()? / 1e3)))
+            .collect();
+        runs.sort_by(|a, b| a.0.total_cmp(&b.0));
+        runs
+    };
+    // A round selects once for each sparse case, top-k's first.
+    let sparse = CASES.iter().filter(|(.., case)| matches!(case, Case::Sparse(..))).count();
+    let line = |key, name, operation, step| {
+        let times = of(operation).into_iter().step_by(step).skip(1).map(|(_, ms)| ms).collect();
+        Line { key, name, times, bytes: 0, wrong: None }
+    };
+    Ok(vec![
+        line("read_kernel", "the kernel of the read", "read", 1),
+        line("select_kernel", "that of top-k's selection", "topk, select", sparse),
+    ])
 }
 
 /// Whole numbers, so that sums are exact in any order. All magnitudes near the largest k differ.
@@ -65,23 +139,22 @@ fn input(rank: usize, len: usize) -> Vec<f32> {
 }
 
 /// One rank's life: every case in turns.
-fn rank(mut comm: Communicator, stream: &Stream, len: usize, k: usize) -> Outcome<()> {
+fn rank(mut comm: Communicator, stream: &Stream, len: usize, k: usize) -> Outcome<Vec<Line>> {
     let values = input(comm.rank(), len);
     let source = Tensor::from_slice(stream, &values, [len], Owner::Other)?;
     let x = Tensor::zeros(stream, [len], DType::F32, Owner::Other)?;
     let y = Tensor::zeros(stream, [len], DType::F32, Owner::Other)?;
     let mut sums = Vec::new();
-    for (_, case) in CASES {
+    for (.., case) in CASES {
         sums.push(match case {
             Case::Sparse(sparse, keep) => Some(SparseSum::new(&x, sparse, keep)?),
             _ => None,
         });
     }
-    let mut times = vec![Vec::new(); CASES.len()];
-    let mut bytes = vec![0; CASES.len()];
-    let mut wrong = vec![None; CASES.len()];
+    let line = |(key, name, _)| Line { key, name, times: vec![], bytes: 0, wrong: None };
+    let mut lines = CASES.map(line);
     for round in 0..=ROUNDS {
-        for (i, (_, case)) in CASES.iter().enumerate() {
+        for (i, (.., case)) in CASES.iter().enumerate() {
             stream.launch("reset").read(&source).write(&x).write(&y).run(|args| {
                 args.write::<f32>(1).copy_from_slice(args.read(0));
                 args.write::<f32>(2).fill(f32::NAN); // poison
@@ -92,25 +165,14 @@ fn rank(mut comm: Communicator, stream: &Stream, len: usize, k: usize) -> Outcom
             let start = Instant::now();
             run(&mut comm, stream, (&x, &y), *case, (sums[i].as_mut(), k))?;
             stream.synchronize()?;
-            if round > 0 {
-                times[i].push(start.elapsed().as_secs_f64() * 1e3);
+            match round {
+                0 => lines[i].wrong = check(&comm, (&x, &y), *case, k)?,
+                _ => lines[i].times.push(start.elapsed().as_secs_f64() * 1e3),
             }
-            bytes[i] = comm.traffic().sent_bytes - before;
-            if round == 0 {
-                wrong[i] = check(&comm, (&x, &y), *case, k)?;
-            }
+            lines[i].bytes = comm.traffic().sent_bytes - before;
         }
     }
-    for (i, (name, _)) in CASES.iter().enumerate().filter(|_| comm.rank() == 0) {
-        let times = &mut times[i];
-        times.sort_by(f64::total_cmp);
-        let (min, median, max) = (times[0], times[times.len() / 2], times[times.len() - 1]);
-        let bytes = bytes[i];
-        // A dash: not looked at here.
-        let wrong = wrong[i].map_or("-".into(), |wrong: usize| wrong.to_string());
-        println!("{name:<26}{min:>9.2}{median:>9.2}{max:>9.2}{bytes:>12}{wrong:>8}");
-    }
-    Ok(())
+    Ok(lines.into())
 }
 
 fn run(
