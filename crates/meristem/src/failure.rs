@@ -117,7 +117,12 @@ through_train!(device::Error, data::Error, grow::Error, meristem::nn::Error);
 
 impl From<comm::Error> for Failure {
     fn from(error: comm::Error) -> Self {
-        Self::of(&error, None, 1)
+        match error {
+            comm::Error::Unavailable { transport, reason, remedy } => {
+                Self::failed(format!("transport `{transport}`: {reason}"), remedy)
+            }
+            error => Self::of(&error, None, 1),
+        }
     }
 }
 

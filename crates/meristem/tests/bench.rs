@@ -55,3 +55,44 @@ fn both_formats_are_checked_and_measured() {
     m.fails("bench format --batch 0", 2, &["--batch 0", "at least 1"]);
     m.fails("bench format --host twenty", 2, &["twenty"]);
 }
+
+#[test]
+fn sums_over_ranks_are_checked_and_measured() {
+    let m = Meristem::new();
+    for ranks in [1, 2, 3] {
+        let command = format!("bench comm --ranks {ranks} --max-size 128KiB --density 0.01,0.1");
+        let said = m.ok(&format!("{command} --rounds 2 --json"));
+        let report: Value = serde_json::from_str(&said.stdout).unwrap();
+        assert_eq!((&report["transport"], &report["ranks"]), (&"threads".into(), &ranks.into()));
+        let rows = report["rows"].as_array().unwrap();
+        // 1 KiB to 128 KiB; the dense sum, and three sparse ones at two densities.
+        assert_eq!(rows.len(), 8 * (1 + 3 * 2));
+        for row in rows {
+            assert_eq!(row["wrong"], 0, "{row}");
+            assert!(row["ms"].as_f64().unwrap() > 0.0, "{row}");
+            let (bytes, sent) =
+                (row["bytes"].as_u64().unwrap(), row["sent_bytes"].as_u64().unwrap());
+            let k = row["k"].as_u64().unwrap();
+            match row["algorithm"].as_str().unwrap() {
+                "dense" => assert_eq!(sent, 2 * (ranks - 1) * bytes, "{row}"),
+                // An index and a value of each pick, to all others.
+                "topk" => assert_eq!(sent, ranks * (ranks - 1) * 8 * k, "{row}"),
+                _ => assert_eq!(sent > 0, ranks > 1, "{row}"),
+            }
+        }
+    }
+    let said = m.ok("bench comm --min-size 1MiB --max-size 1MiB --density 0.01 --rounds 1");
+    assert!(said.stdout.contains("bus GB/s") && said.stdout.contains("   1 MiB  ok-topk"));
+    m.fails("bench comm --max-size 2", 2, &["--max-size 2", "the smaller one first"]);
+    m.fails("bench comm --density 0.1,2", 2, &["--density 2", "up to 1"]);
+    m.fails("bench comm --ranks 0", 2, &["--ranks", "1 to 64"]);
+    m.fails("bench comm --rounds 0", 2, &["at least 1"]);
+}
+
+/// A build without MPI says how to get one with it.
+#[cfg(not(feature = "mpi"))]
+#[test]
+fn what_is_not_built_in_says_so() {
+    let m = Meristem::new();
+    m.fails("bench comm --comm mpi", 1, &["this build has no MPI", "`--features mpi`"]);
+}

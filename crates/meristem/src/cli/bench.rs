@@ -1,6 +1,7 @@
 //! What `meristem bench` takes.
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
+use meristem::train::settings::ByteSize;
 
 use super::InsightArguments;
 
@@ -14,6 +15,55 @@ pub(crate) enum BenchCommand {
     Gather(BenchGatherArguments),
     /// The convolutions of a host in NHWC, which training uses, and in NCHW: that results agree, and both times.
     Format(BenchFormatArguments),
+    /// Sums over ranks, dense and sparse: time, bandwidth and bytes sent by size and density, every result checked.
+    ///
+    /// The exit code is not 0 if an element is wrong.
+    Comm(BenchCommArguments),
+}
+
+#[derive(Debug, Args)]
+#[command(allow_negative_numbers = true)]
+pub(crate) struct BenchCommArguments {
+    /// What ranks are; mpi is for builds with that feature: mpirun -n 4 meristem bench comm --comm mpi
+    #[arg(long, value_enum, default_value_t = Transport::Threads)]
+    pub(crate) comm: Transport,
+    /// Number of ranks [default: 2; with mpi as many as were started]
+    #[arg(long, value_name = "N")]
+    pub(crate) ranks: Option<usize>,
+    /// Smallest tensor, in bytes of f32; the next is twice as large
+    #[arg(long, value_name = "SIZE", default_value = "1KiB")]
+    pub(crate) min_size: ByteSize,
+    /// Largest tensor
+    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
+    pub(crate) max_size: ByteSize,
+    /// Shares of the elements that each rank sends, of sparse sums
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0.001,0.01,0.1")]
+    pub(crate) density: Vec<f64>,
+    /// Sums of each kind, after one to warm up [default: 5 to 50, by size]
+    #[arg(long, value_name = "N")]
+    pub(crate) rounds: Option<usize>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What ranks are.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+pub(crate) enum Transport {
+    /// Threads of this process
+    Threads,
+    /// Processes under mpirun
+    Mpi,
+}
+
+impl Transport {
+    /// As on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Transport::Threads => "threads",
+            Transport::Mpi => "mpi",
+        }
+    }
 }
 
 #[derive(Debug, Args)]

@@ -13,8 +13,8 @@ use meristem::data::{DatasetSpec, Source};
 use meristem::train::dataset_spec;
 
 pub(crate) use self::bench::{
-    BenchCommand, BenchCounterfactualArguments, BenchFormatArguments, BenchGatherArguments,
-    BenchHostArguments,
+    BenchCommArguments, BenchCommand, BenchCounterfactualArguments, BenchFormatArguments,
+    BenchGatherArguments, BenchHostArguments, Transport,
 };
 pub(crate) use self::data::{
     DataCommand, ImportArguments, InfoArguments, PlanArguments, VerifyArguments,

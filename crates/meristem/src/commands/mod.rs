@@ -1,5 +1,6 @@
 //! One file per command: from parsed flags to work and output.
 
+mod bench_comm;
 mod bench_counterfactual;
 mod bench_format;
 mod bench_gather;
@@ -32,6 +33,7 @@ pub(crate) fn run(command: Command) -> Outcome {
         Command::Data(command) => data::run(&command),
         Command::Check(arguments) => check::run(&arguments),
         Command::Bench(BenchCommand::Host(arguments)) => bench_host::run(&arguments),
+        Command::Bench(BenchCommand::Comm(arguments)) => bench_comm::run(&arguments),
         Command::Bench(BenchCommand::Counterfactual(arguments)) => {
             bench_counterfactual::run(&arguments)
         }

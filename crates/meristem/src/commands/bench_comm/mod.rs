@@ -1,0 +1,384 @@
+//! `meristem bench comm`: time and bandwidth of the sums over ranks, each result checked.
+
+mod pattern;
+
+use std::process::ExitCode;
+use std::thread;
+use std::time::Instant;
+
+use meristem::comm::{CommOptions, Communicator, Keep, Order, Reduction, Sparse, SparseSum, Sum};
+use meristem::device::{
+    DType, Device, DeviceId, DeviceOptions, Error as DeviceError, Owner, Stream, Tensor,
+};
+use serde::Serialize;
+
+use self::pattern::{Expected, Pattern};
+use super::{Outcome, print_json};
+use crate::cli::{BenchCommArguments, Transport};
+use crate::failure::Failure;
+use crate::plain::{self, spread};
+
+/// Bytes of one element: f32.
+const ELEMENT: usize = size_of::<f32>();
+/// Ok-Topk's thresholds and regions are made anew after so many sums.
+const REFRESH: u64 = 32;
+/// Largest tensor: indices are 32 bits, and every rank holds four of them.
+const BYTES_MAX: usize = 4 << 30;
+const RANKS_MAX: usize = 64;
+
+/// What is measured, the same on all ranks.
+struct Plan {
+    sizes: Vec<usize>,
+    densities: Vec<f64>,
+    rounds: Option<usize>,
+    /// Rank 0 prints rows as they come.
+    lines: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    transport: &'static str,
+    ranks: usize,
+    threads: usize,
+    dtype: &'static str,
+    rows: Vec<Row>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Row {
+    bytes: usize,
+    algorithm: &'static str,
+    density: f64,
+    /// Elements that each rank sends.
+    k: usize,
+    /// Of the slowest rank, from a barrier until its result is there: median over the rounds.
+    ms: f64,
+    ms_min: f64,
+    ms_max: f64,
+    /// Bytes of the tensor over time.
+    algorithm_gb_per_s: f64,
+    /// The same times 2 (n - 1) / n: what a link carries if the sum is dense.
+    bus_gb_per_s: f64,
+    /// Payload that all ranks together sent for one sum.
+    sent_bytes: u64,
+    /// Elements that differ from the known sum, over all ranks and rounds.
+    wrong: u64,
+    rounds: usize,
+}
+
+pub(crate) fn run(arguments: &BenchCommArguments) -> Outcome {
+    let plan = plan(arguments)?;
+    let device = Device::open(DeviceId::Cpu, &DeviceOptions::default())?;
+    let (rank, rows) = match arguments.comm {
+        Transport::Threads => (0, over_threads(&device, arguments.ranks.unwrap_or(2), &plan)?),
+        Transport::Mpi => over_mpi(&device, arguments.ranks, &plan)?,
+    };
+    let (ranks, rows) = rows;
+    let wrong: u64 = rows.iter().map(|row| row.wrong).sum();
+    if rank == 0 && arguments.json {
+        let transport = arguments.comm.name();
+        print_json(&Report { transport, ranks, threads: device.threads(), dtype: "f32", rows })?;
+    }
+    verdict(wrong)
+}
+
+/// Wrong elements are a failure.
+fn verdict(wrong: u64) -> Outcome {
+    match wrong {
+        0 => Ok(ExitCode::SUCCESS),
+        _ => Err(Failure::failed(
+            format!("{wrong} elements of sums over ranks are wrong"),
+            "this is a defect: please report it with this machine's `meristem check`",
+        )),
+    }
+}
+
+fn plan(arguments: &BenchCommArguments) -> Result<Plan, Failure> {
+    let (min, max) = (arguments.min_size.0, arguments.max_size.0);
+    if min < ELEMENT || min > max || max > BYTES_MAX {
+        let message = format!("--min-size {min} --max-size {max}");
+        return Err(Failure::usage(message, "give 4 bytes to 4GiB, the smaller one first"));
+    }
+    if let Some(density) = arguments.density.iter().find(|d| !(**d > 0.0 && **d <= 1.0)) {
+        return Err(Failure::usage(format!("--density {density}"), "give shares above 0, up to 1"));
+    }
+    if arguments.rounds == Some(0) {
+        return Err(Failure::usage("--rounds 0", "give at least 1"));
+    }
+    if arguments.ranks.is_some_and(|ranks| !(1..=RANKS_MAX).contains(&ranks)) {
+        let remedy = format!("give 1 to {RANKS_MAX}");
+        return Err(Failure::usage("--ranks", remedy));
+    }
+    let double = |bytes: &usize| Some(2 * bytes);
+    Ok(Plan {
+        sizes: std::iter::successors(Some(min), double).take_while(|bytes| *bytes <= max).collect(),
+        densities: arguments.density.clone(),
+        rounds: arguments.rounds,
+        lines: !arguments.json,
+    })
+}
+
+type Rows = (usize, Vec<Row>);
+
+fn over_threads(device: &Device, ranks: usize, plan: &Plan) -> Result<Rows, Failure> {
+    let group = Communicator::threads(ranks, &CommOptions::default())?;
+    let all: Vec<Result<Vec<Row>, Failure>> = thread::scope(|scope| {
+        let members = group.into_iter().map(|comm| {
+            let stream = device.stream(&format!("rank {}", comm.rank()));
+            scope.spawn(move || Rank::new(comm, stream).run(plan))
+        });
+        let members: Vec<_> = members.collect();
+        let panicked =
+            || Err(Failure::failed("a rank panicked", "this is a defect: please report it"));
+        members.into_iter().map(|rank| rank.join().unwrap_or_else(|_| panicked())).collect()
+    });
+    let mut all = all.into_iter().collect::<Result<Vec<_>, _>>()?;
+    Ok((ranks, all.swap_remove(0)))
+}
+
+/// This process's rank, and the rows.
+fn over_mpi(device: &Device, ranks: Option<usize>, plan: &Plan) -> Result<(usize, Rows), Failure> {
+    let comm = Communicator::mpi(&CommOptions::default())?;
+    let (rank, size) = (comm.rank(), comm.size());
+    if let Some(ranks) = ranks.filter(|ranks| *ranks != size) {
+        let message = format!("--ranks {ranks}, but {size} processes were started");
+        let remedy = format!("start it as `mpirun -n {ranks} meristem bench comm --comm mpi`");
+        return Err(Failure::usage(message, remedy));
+    }
+    let rows = Rank::new(comm, device.stream("rank")).run(plan)?;
+    Ok((rank, (size, rows)))
+}
+
+/// One rank of a measurement.
+struct Rank {
+    comm: Communicator,
+    stream: Stream,
+}
+
+/// What is summed, where to, and what must come out: each [elements].
+struct Tensors {
+    input: Tensor,
+    output: Tensor,
+    expected: Tensor,
+}
+
+impl Rank {
+    fn new(comm: Communicator, stream: Stream) -> Rank {
+        Rank { comm, stream }
+    }
+
+    fn run(mut self, plan: &Plan) -> Result<Vec<Row>, Failure> {
+        let loud = plan.lines && self.comm.rank() == 0;
+        if loud {
+            let (ranks, transport) = (self.comm.size(), self.comm.transport());
+            plain::out(&format!(
+                "f32 over {ranks} ranks ({transport}), medians of the slowest rank"
+            ));
+            plain::out(&heading());
+        }
+        let sparse = [Sparse::TopK, Sparse::GTopK, Sparse::OkTopK { refresh: REFRESH }];
+        let sparse =
+            || sparse.into_iter().flat_map(|way| plan.densities.iter().map(move |d| (way, *d)));
+        let mut rows = Vec::new();
+        for bytes in &plan.sizes {
+            let make = || Tensor::empty(&self.stream, [bytes / ELEMENT], DType::F32, Owner::Other);
+            let tensors = Tensors { input: make()?, output: make()?, expected: make()? };
+            let rounds = plan.rounds.unwrap_or(((32 << 20) / bytes).clamp(5, 50));
+            let cases = std::iter::once((None, 1.0)).chain(sparse().map(|(way, d)| (Some(way), d)));
+            for (way, density) in cases {
+                let row = self.row(&tensors, way, density, rounds)?;
+                if loud {
+                    plain::out(&row.line());
+                }
+                rows.push(row);
+            }
+        }
+        Ok(rows)
+    }
+
+    /// Measures one sum, `None` for the dense one.
+    fn row(
+        &mut self,
+        tensors: &Tensors,
+        way: Option<Sparse>,
+        density: f64,
+        rounds: usize,
+    ) -> Result<Row, Failure> {
+        let Tensors { input, output, expected } = tensors;
+        let (rank, ranks, len) = (self.comm.rank(), self.comm.size(), input.numel());
+        let pattern = Pattern::new(len, ranks, density);
+        let (algorithm, which) = match way {
+            None => ("dense", Expected::Dense),
+            Some(Sparse::TopK) => ("topk", Expected::Sent),
+            Some(Sparse::GTopK) => ("gtopk", Expected::Largest),
+            Some(Sparse::OkTopK { .. }) => ("ok-topk", Expected::Largest),
+        };
+        self.stream.launch("bench comm, values").write(input).write(expected).run(move |args| {
+            pattern.input(rank, args.write(0));
+            pattern.expected(which, args.write(1));
+        })?;
+        let mut sum = match way {
+            Some(way) => Some(SparseSum::new(input, way, Keep::Residual)?),
+            None => None,
+        };
+        // By round: time; then bytes sent and wrong elements.
+        let mut seen = Vec::with_capacity(rounds + 2);
+        let (mut sent, mut wrong) = (0, 0);
+        for round in 0..=rounds {
+            self.reset(output, sum.as_ref())?;
+            self.settle()?;
+            self.comm.barrier()?;
+            let before = self.comm.traffic().sent_bytes;
+            let start = Instant::now();
+            match &mut sum {
+                Some(sum) => {
+                    sum.run(&mut self.comm, (input, output), pattern.k(), Reduction::Sum)?;
+                }
+                None => self.comm.all_reduce_with(&Sum {
+                    input,
+                    output,
+                    reduction: Reduction::Sum,
+                    order: Order::Rank,
+                })?,
+            }
+            self.settle()?;
+            // The first makes the memory.
+            if round > 0 {
+                seen.push(start.elapsed().as_secs_f64() * 1e3);
+            }
+            sent = self.comm.traffic().sent_bytes - before;
+            wrong += self.wrong(output, expected)?;
+        }
+        seen.extend([sent as f64, wrong as f64]);
+        let all = self.of_all_ranks(&seen)?;
+        let bytes = len * ELEMENT;
+        Ok(Row::new(bytes, (algorithm, density, pattern.k()), &all, ranks))
+    }
+
+    /// Poisons what will be written, and forgets what was kept.
+    fn reset(&self, output: &Tensor, sum: Option<&SparseSum>) -> Result<(), Failure> {
+        let poison = self.stream.launch("bench comm, poison").write(output);
+        poison.run(|args| args.write::<f32>(0).fill(f32::NAN))?;
+        if let Some(kept) = sum.and_then(SparseSum::residual) {
+            let clear = self.stream.launch("bench comm, clear").write(kept);
+            clear.run(|args| args.write::<f32>(0).fill(-0.0))?;
+        }
+        Ok(())
+    }
+
+    fn settle(&self) -> Result<(), DeviceError> {
+        self.stream.synchronize()
+    }
+
+    /// Elements that are not as expected.
+    fn wrong(&self, output: &Tensor, expected: &Tensor) -> Result<i64, Failure> {
+        let count = Tensor::zeros(&self.stream, [1], DType::I64, Owner::Other)?;
+        let launch = self.stream.launch("bench comm, check").read(output).read(expected);
+        launch.write(&count).run(|args| {
+            args.write::<i64>(2)[0] = count_wrong(args.read(0), args.read(1)) as i64;
+        })?;
+        Ok(count.to_vec::<i64>()?[0])
+    }
+
+    /// What all ranks saw, by rank.
+    fn of_all_ranks(&mut self, seen: &[f64]) -> Result<Vec<Vec<f64>>, Failure> {
+        let own = Tensor::from_slice(&self.stream, seen, [seen.len()], Owner::Other)?;
+        let len = seen.len() * self.comm.size();
+        let all = Tensor::zeros(&self.stream, [len], DType::F64, Owner::Other)?;
+        self.comm.all_gather(&own, &all)?;
+        Ok(all.to_vec::<f64>()?.chunks(seen.len()).map(<[f64]>::to_vec).collect())
+    }
+}
+
+/// NaN, with which the output was poisoned, is as wrong as any other number.
+fn count_wrong(got: &[f32], expected: &[f32]) -> usize {
+    got.iter().zip(expected).filter(|(got, expected)| got != expected).count()
+}
+
+impl Row {
+    /// `all`: by rank, its times in milliseconds, its bytes sent and its wrong elements.
+    fn new(
+        bytes: usize,
+        (algorithm, density, k): (&'static str, f64, usize),
+        all: &[Vec<f64>],
+        ranks: usize,
+    ) -> Row {
+        let rounds = all[0].len() - 2;
+        let slowest = |round: usize| all.iter().map(|seen| seen[round]).fold(0.0, f64::max);
+        let total = |at: usize| all.iter().map(|seen| seen[at]).sum::<f64>() as u64;
+        let (ms, ms_min, ms_max) = spread(&(0..rounds).map(slowest).collect::<Vec<_>>());
+        let algorithm_gb_per_s = bytes as f64 / ms.max(1e-9) / 1e6;
+        let (sent_bytes, wrong) = (total(rounds), total(rounds + 1));
+        Row {
+            bytes,
+            algorithm,
+            density,
+            k,
+            ms,
+            ms_min,
+            ms_max,
+            algorithm_gb_per_s,
+            bus_gb_per_s: algorithm_gb_per_s * 2.0 * (ranks - 1) as f64 / ranks as f64,
+            sent_bytes,
+            wrong,
+            rounds,
+        }
+    }
+
+    fn line(&self) -> String {
+        let (algorithm, density, ms) = (self.algorithm, self.density, self.ms);
+        format!(
+            "{:>8}  {algorithm:<8}{density:>8}{ms:>11.3}{:>22}{:>9.3}{:>9.3}{:>15}{:>7}",
+            size(self.bytes),
+            format!("({:.3} to {:.3})", self.ms_min, self.ms_max),
+            self.algorithm_gb_per_s,
+            self.bus_gb_per_s,
+            plain::thousands(self.sent_bytes),
+            self.wrong
+        )
+    }
+}
+
+fn heading() -> String {
+    let [size, algorithm, density, ms] = ["size", "sum", "density", "ms"];
+    let [least, speed, bus, sent, wrong] =
+        ["least to most", "GB/s", "bus GB/s", "bytes sent", "wrong"];
+    format!(
+        "{size:>8}  {algorithm:<8}{density:>8}{ms:>11}{least:>22}{speed:>9}{bus:>9}{sent:>15}{wrong:>7}"
+    )
+}
+
+/// `64 KiB`.
+fn size(bytes: usize) -> String {
+    match bytes {
+        b if b.is_multiple_of(1 << 20) => format!("{} MiB", b >> 20),
+        b if b.is_multiple_of(1 << 10) => format!("{} KiB", b >> 10),
+        b => format!("{b} B"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrong_elements_are_counted_and_fail_the_command() {
+        assert_eq!(count_wrong(&[1.0, f32::NAN, 3.0, -0.0], &[1.0, 2.0, 3.5, 0.0]), 2);
+        assert!(verdict(0).is_ok());
+        let failure = verdict(2).unwrap_err();
+        assert_eq!(failure.exit_code(), 1);
+        assert!(failure.message().contains("2 elements"));
+    }
+
+    #[test]
+    fn a_row_is_of_the_slowest_rank() {
+        let all = [vec![1.0, 4.0, 2.0, 100.0, 0.0], vec![3.0, 2.0, 2.0, 50.0, 3.0]];
+        let row = Row::new(8_000_000, ("dense", 1.0, 0), &all, 2);
+        assert_eq!((row.ms, row.ms_min, row.ms_max), (3.0, 2.0, 4.0));
+        assert_eq!((row.sent_bytes, row.wrong, row.rounds), (150, 3, 3));
+        // 8 MB in 3 ms; two ranks: the same on the bus.
+        assert!((row.algorithm_gb_per_s - 8.0 / 3.0).abs() < 1e-9);
+        assert!((row.bus_gb_per_s - row.algorithm_gb_per_s).abs() < 1e-9);
+        assert_eq!([size(4), size(1536), size(256 << 20)], ["4 B", "1536 B", "256 MiB"]);
+    }
+}

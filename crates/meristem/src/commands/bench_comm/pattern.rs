@@ -1,0 +1,184 @@
+//! Inputs whose sums are known: whole numbers, exact in any order, with the largest elements of every rank, and of
+//! the sum, where we put them.
+//!
+//! An element is of one of four kinds, by its place: *common* ones are large on all ranks; *winners* and *losers*
+//! are large on one; the others are small on all. What a rank sends are the common ones and its own winners and
+//! losers, k in all. The largest k of the sum are the common ones and all ranks' winners. Kinds are mixed evenly
+//! over the tensor, so that regions of equal length (Ok-Topk) hold equally many of each.
+
+/// Which sum is expected.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Expected {
+    /// Of everything.
+    Dense,
+    /// Of what each rank sends.
+    Sent,
+    /// The largest of it.
+    Largest,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Pattern {
+    len: usize,
+    ranks: usize,
+    /// Parts of equal length and content.
+    regions: usize,
+    /// In each region: common ones.
+    common: usize,
+    /// In each region: winners of each rank.
+    winners: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Common,
+    Winner(usize),
+    Loser(usize),
+}
+
+impl Pattern {
+    /// For about `density * len` picks of each rank: see [`k`](Pattern::k).
+    pub(super) fn new(len: usize, ranks: usize, density: f64) -> Pattern {
+        let k = ((density * len as f64).round() as usize).clamp(usize::from(len > 0), len);
+        let regions = ranks.min(k).max(1);
+        let each = k / regions;
+        // A region's largest are as many as a rank sends of it, half of them winners.
+        let winners = each / (2 * ranks);
+        let common = each - ranks * winners;
+        let fits = common + ranks * ranks * winners <= len / regions;
+        let (common, winners) = if fits { (common, winners) } else { (each, 0) };
+        Pattern { len, ranks, regions, common, winners }
+    }
+
+    /// Elements that each rank sends: as many of each region.
+    pub(super) fn k(&self) -> usize {
+        self.regions * (self.common + self.ranks * self.winners)
+    }
+
+    /// Writes a rank's values.
+    pub(super) fn input(&self, rank: usize, out: &mut [f32]) {
+        out.iter_mut().enumerate().for_each(|(at, value)| *value = small(at, rank));
+        for (at, kind) in self.large() {
+            match kind {
+                Kind::Winner(owner) | Kind::Loser(owner) if owner != rank => {}
+                _ => out[at] = large(at, kind, rank),
+            }
+        }
+    }
+
+    /// Writes the sum of all ranks' values.
+    pub(super) fn expected(&self, expected: Expected, out: &mut [f32]) {
+        let sum = |value: &dyn Fn(usize) -> f32| (0..self.ranks).map(value).sum::<f32>();
+        match expected {
+            Expected::Dense => {
+                out.iter_mut()
+                    .enumerate()
+                    .for_each(|(at, out)| *out = sum(&|rank| small(at, rank)));
+            }
+            _ => out.fill(0.0),
+        }
+        for (at, kind) in self.large() {
+            out[at] = match (kind, expected) {
+                (Kind::Common, _) => sum(&|rank| large(at, kind, rank)),
+                (Kind::Loser(_), Expected::Largest) => 0.0,
+                (Kind::Winner(owner) | Kind::Loser(owner), Expected::Dense) => {
+                    out[at] - small(at, owner) + large(at, kind, owner)
+                }
+                (Kind::Winner(owner) | Kind::Loser(owner), _) => large(at, kind, owner),
+            };
+        }
+    }
+
+    /// The large elements with their places.
+    fn large(&self) -> impl Iterator<Item = (usize, Kind)> {
+        let Pattern { len, ranks, regions, common, winners } = *self;
+        let count = common + ranks * ranks * winners;
+        (0..regions).flat_map(move |region| {
+            let (start, end) = (region * len / regions, (region + 1) * len / regions);
+            (0..count).map(move |j| {
+                // Common ones evenly among the others, of which every rank has one in turn; in one turn of as
+                // many as there are ranks these are winners.
+                let before = j * common / count;
+                let kind = if before != (j + 1) * common / count {
+                    Kind::Common
+                } else {
+                    let (turn, owner) = ((j - before) / ranks, (j - before) % ranks);
+                    if turn % ranks == 0 { Kind::Winner(owner) } else { Kind::Loser(owner) }
+                };
+                (start + j * (end - start) / count, kind)
+            })
+        })
+    }
+}
+
+/// Bits that depend on all bits of both numbers.
+fn scramble(at: usize, rank: usize) -> u32 {
+    let mixed = (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (rank as u64) << 32;
+    (mixed.wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40) as u32
+}
+
+/// -63 to 63.
+fn small(at: usize, rank: usize) -> f32 {
+    (scramble(at, rank) % 127) as f32 - 63.0
+}
+
+/// Common ones are 1024 to 2047, with one sign on all ranks; winners 512 to 1023; losers 128 to 511.
+fn large(at: usize, kind: Kind, rank: usize) -> f32 {
+    let bits = scramble(at, rank);
+    let magnitude = match kind {
+        Kind::Common => 1024 + bits % 1024,
+        Kind::Winner(_) => 512 + bits % 512,
+        Kind::Loser(_) => 128 + bits % 384,
+    };
+    if at.is_multiple_of(3) { -(magnitude as f32) } else { magnitude as f32 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn largest(values: &[f32], k: usize) -> Vec<f32> {
+        let mut order: Vec<usize> = (0..values.len()).collect();
+        order.sort_by(|&a, &b| values[b].abs().total_cmp(&values[a].abs()).then(a.cmp(&b)));
+        let mut kept = vec![0.0; values.len()];
+        order[..k].iter().for_each(|&i| kept[i] = values[i]);
+        kept
+    }
+
+    fn added(all: impl Iterator<Item = Vec<f32>>) -> Vec<f32> {
+        all.reduce(|a, b| a.iter().zip(&b).map(|(a, b)| a + b).collect()).unwrap()
+    }
+
+    /// What is expected is what slow sums of the inputs give.
+    #[test]
+    fn expected_sums_are_those_of_the_inputs() {
+        for (len, ranks) in [(1, 1), (7, 3), (256, 2), (1000, 3), (5003, 4), (3001, 5), (0, 2)] {
+            for density in [1e-9, 0.01, 0.1, 0.3, 1.0] {
+                let pattern = Pattern::new(len, ranks, density);
+                let k = pattern.k();
+                let wanted = density * len as f64;
+                assert!(k <= len && k as f64 <= wanted.max(1.0) + 1.0, "{pattern:?}");
+                assert!(k as f64 + ranks as f64 + 1.0 >= wanted, "{pattern:?}");
+                let inputs: Vec<Vec<f32>> = (0..ranks)
+                    .map(|rank| {
+                        let mut input = vec![f32::NAN; len];
+                        pattern.input(rank, &mut input);
+                        input
+                    })
+                    .collect();
+                let expected = |which| {
+                    let mut out = vec![f32::NAN; len];
+                    pattern.expected(which, &mut out);
+                    out
+                };
+                let sent = added(inputs.iter().map(|input| largest(input, k)));
+                assert_eq!(expected(Expected::Dense), added(inputs.iter().cloned()), "{pattern:?}");
+                assert_eq!(expected(Expected::Largest), largest(&sent, k), "{pattern:?}");
+                assert_eq!(expected(Expected::Sent), sent, "{pattern:?}");
+            }
+        }
+        // Ranks that send the same elements would hide a mix-up.
+        let Pattern { common, winners, .. } = Pattern::new(100_000, 2, 0.01);
+        assert!(common > 0 && winners > 0);
+    }
+}
