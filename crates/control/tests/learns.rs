@@ -34,7 +34,7 @@ fn learn(seed: u64, goal: f64) -> (usize, f64) {
     let device = Device::open(DeviceId::Cpu, &DeviceOptions::default()).unwrap();
     let stream = device.stream("policy");
     let mut policy = new(&stream, ENVS, seed, Learning::On);
-    let mut judge = new(&stream, 1, seed, Learning::Off);
+    let mut judge = new(&stream, 1, seed, Learning::Greedy);
     let mut fleet: Vec<Toy> = (0..ENVS).map(Toy::new).collect();
     let mut one = [Toy::new(0)];
     let mut best = f64::NEG_INFINITY;

@@ -7,6 +7,7 @@ mod commands;
 mod environment;
 mod failure;
 mod plain;
+mod plot;
 mod progress;
 mod table;
 

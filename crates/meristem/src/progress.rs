@@ -44,7 +44,7 @@ impl Progress {
     }
 
     /// A line that stays, between the bars or among the lines.
-    fn line(&self, text: &str) {
+    pub(crate) fn line(&self, text: &str) {
         match (self.mode, &self.bars) {
             (Mode::Quiet, _) => {}
             (Mode::Lines, _) => plain::out(text),

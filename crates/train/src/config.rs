@@ -180,7 +180,7 @@ impl TrainConfig {
     }
 
     /// Checks every number against its range.
-    fn validate(&self) -> Result<()> {
+    pub(crate) fn validate(&self) -> Result<()> {
         let whole = [
             ("envs", self.envs, 1, 4096),
             ("threads", self.threads, 0, 1024),

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::settings::ControllerKind;
 use crate::setup::Setup;
 
-/// A controller, and whether it is a policy that can be written.
+/// A controller, and whether it is a policy that is to be written.
 pub(crate) enum AnyController {
     /// One that does not learn.
     Rules(Box<dyn Controller>),
@@ -35,7 +35,16 @@ impl AnyController {
             ControllerKind::Random => rules(Box::new(RandomController::new(config.seed))),
             ControllerKind::Heuristic => rules(Box::new(Heuristic::new(heuristic(config)))),
             ControllerKind::Fixed(path) => rules(Box::new(script(setup, path)?)),
-            ControllerKind::Ppo => Ok(Self::Policy(Box::new(policy(setup, stream)?))),
+            ControllerKind::Ppo => {
+                let learns = policy(setup, stream, config.policy.as_deref(), Learning::On)?;
+                Ok(Self::Policy(Box::new(learns)))
+            }
+            ControllerKind::Policy(path) => {
+                rules(Box::new(policy(setup, stream, Some(path), Learning::Off)?))
+            }
+            ControllerKind::Greedy(path) => {
+                rules(Box::new(policy(setup, stream, Some(path), Learning::Greedy)?))
+            }
         }
     }
 
@@ -44,14 +53,6 @@ impl AnyController {
         match self {
             Self::Rules(controller) => &mut **controller,
             Self::Policy(ppo) => &mut **ppo,
-        }
-    }
-
-    /// Name, as in configuration.
-    pub(crate) fn name(&self) -> &str {
-        match self {
-            Self::Rules(controller) => controller.name(),
-            Self::Policy(ppo) => ppo.name(),
         }
     }
 
@@ -89,10 +90,10 @@ fn script(setup: &Setup, path: &Path) -> Result<Script> {
     Script::parse(&name, &text, &setup.fresh_host()?).map_err(|error| unusable(&error))
 }
 
-/// A new policy, or the one from `--policy`, whose width it then has.
-fn policy(setup: &Setup, stream: &Stream) -> Result<Ppo> {
+/// A new policy, or the one from a file, whose width it then has.
+fn policy(setup: &Setup, stream: &Stream, file: Option<&Path>, learning: Learning) -> Result<Ppo> {
     let config = &setup.config;
-    let file = config.policy.as_deref().map(safetensors::load).transpose()?;
+    let file = file.map(safetensors::load).transpose()?;
     let hidden = match &file {
         Some((_, metadata)) => policy_width(metadata)?,
         None => config.policy_hidden,
@@ -101,7 +102,7 @@ fn policy(setup: &Setup, stream: &Stream) -> Result<Ppo> {
     let sizes = PpoSizes { envs: config.envs, steps: config.steps };
     let host = setup.fresh_host()?;
     let key = (config.seed, setup.isa);
-    let mut ppo = Ppo::new(stream, ppo, (&host, sizes), key, Learning::On)?;
+    let mut ppo = Ppo::new(stream, ppo, (&host, sizes), key, learning)?;
     if let Some((weights, metadata)) = &file {
         ppo.import(weights, metadata)?;
     }

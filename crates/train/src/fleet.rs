@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::setup::Setup;
 
 /// Devices, each opened once, and one stream per env (S1).
+#[derive(Clone)]
 pub(crate) struct Machine {
     /// The distinct devices, in the order of their first env.
     devices: Vec<Device>,

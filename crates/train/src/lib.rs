@@ -8,6 +8,7 @@
 //! - `episode`: steps of training, measuring and acting; `growth`: what happens to slots; `evaluate`: control and
 //!   test split; `counterfactuals`: what modules are worth; `permitted`: what the hot path may do;
 //! - [`trace`]: what happened when, in a file for a viewer (H8);
+//! - [`study`]: controllers compared on the same hosts, with [`statistics`] of what they reach;
 //! - `run`: all rounds; [`summary`]: what is left of them; `weights`, [`eval`]: networks from and to files (U5).
 //!
 //! ```no_run
@@ -27,6 +28,7 @@
 mod checkpoint;
 pub mod config;
 pub mod config_file;
+mod controller_kind;
 mod controllers;
 mod counterfactuals;
 mod env;
@@ -46,6 +48,8 @@ mod run;
 pub mod run_folder;
 pub mod settings;
 mod setup;
+pub mod statistics;
+pub mod study;
 pub mod summary;
 pub mod trace;
 mod weights;
@@ -56,4 +60,5 @@ pub use events::Event;
 pub use observer::{Observer, Silent};
 pub use run::{ResumeOptions, resume, resume_with, run, run_with};
 pub use setup::dataset_spec;
+pub use study::{StudyConfig, compare};
 pub use summary::Summary;

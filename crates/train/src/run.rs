@@ -61,19 +61,47 @@ pub fn run_with(
         }
     };
     let source = names.spec.source;
-    let prepared = folder
-        .write_config(&config.resolved_toml())
-        .and_then(|()| Run::prepare(config, names, blueprints, (&folder, trace.as_ref())));
-    let result = match prepared {
-        Ok(run) => run.finish(&folder, Begin::New(started), (observer, trace)),
+    let prepare =
+        |folder: &RunFolder| Run::prepare(config, names, blueprints, (folder, trace.as_ref()));
+    let prepared = prepare_in(folder, config, prepare);
+    let result = prepared
+        .and_then(|(run, folder)| run.finish(&folder, Begin::New(started), (observer, trace)));
+    // The cache would keep the data, and with it the device, beyond this run.
+    cache::clear(|key| key.source == source);
+    result
+}
+
+/// As [`run`] with the standard blueprints, on devices that are open and whose data is loaded; both stay so.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn run_on(
+    machine: &Machine,
+    config: &TrainConfig,
+    observer: &mut dyn Observer,
+) -> Result<Summary> {
+    let started = Instant::now();
+    let names = Names::resolve(config)?;
+    let folder = RunFolder::create(config.run_dir.as_deref(), &config.run_name())?;
+    let (machine, blueprints) = (machine.clone(), BlueprintSet::standard());
+    let prepare = |folder: &RunFolder| Run::on(machine, config, names, blueprints, folder);
+    let (run, folder) = prepare_in(folder, config, prepare)?;
+    run.finish(&folder, Begin::New(started), (observer, None))
+}
+
+/// Prepares a run in its new folder; the folder goes if that fails.
+fn prepare_in(
+    folder: RunFolder,
+    config: &TrainConfig,
+    prepare: impl FnOnce(&RunFolder) -> Result<Run>,
+) -> Result<(Run, RunFolder)> {
+    match folder.write_config(&config.resolved_toml()).and_then(|()| prepare(&folder)) {
+        Ok(run) => Ok((run, folder)),
         Err(error) => {
             folder.discard();
             Err(error)
         }
-    };
-    // The cache would keep the data, and with it the device, beyond this run.
-    cache::clear(|key| key.source == source);
-    result
+    }
 }
 
 /// Settings that a run may go on with instead of its own: no result depends on them.
@@ -187,6 +215,17 @@ impl Run {
         (folder, trace): (&RunFolder, Option<&RunTrace>),
     ) -> Result<Self> {
         let machine = Machine::open(&names.devices, config.threads, trace.map(RunTrace::trace))?;
+        Self::on(machine, config, names, blueprints, folder)
+    }
+
+    /// As [`Run::prepare`], on devices that are open.
+    pub(crate) fn on(
+        machine: Machine,
+        config: &TrainConfig,
+        names: Names,
+        blueprints: BlueprintSet,
+        folder: &RunFolder,
+    ) -> Result<Self> {
         let _span = machine.span(|| "prepare");
         let residency = residency(config);
         let train = machine.load(&names.spec, Split::Train, residency)?;
@@ -383,7 +422,7 @@ impl Run {
             rounds: config.rounds,
             steps: config.steps,
             batches: fleet.train.len(),
-            controller: self.controller.name().into(),
+            controller: config.controller.to_string(),
             instruction_set: setup.isa.to_string(),
             threads: self.threads(),
             seed: config.seed,
@@ -412,7 +451,7 @@ impl Run {
             error,
             run_dir: PathBuf::from(run_dir),
             host: setup.host.to_string(),
-            controller: self.controller.name().into(),
+            controller: setup.config.controller.to_string(),
             seed: setup.config.seed,
             dataset: dataset_summary(setup, fleet),
             instruction_set: setup.isa.to_string(),

@@ -17,6 +17,9 @@ use crate::summary::Summary;
 /// The file that whoever writes into the folder has locked.
 const LOCK: &str = ".lock";
 
+/// The file of the policy that a run ends with.
+pub(crate) const POLICY: &str = "policy.safetensors";
+
 /// A run's own folder.
 #[derive(Debug)]
 pub struct RunFolder {
@@ -103,7 +106,7 @@ impl RunFolder {
 
     /// Where the policy goes, if there is one.
     pub fn policy(&self) -> PathBuf {
-        self.path.join("policy.safetensors")
+        self.path.join(POLICY)
     }
 
     /// Writes `config.toml`.
@@ -119,14 +122,7 @@ impl RunFolder {
     /// # Errors
     /// The file cannot be written.
     pub fn write_summary(&self, summary: &impl Serialize) -> Result<()> {
-        let path = self.summary();
-        let mut text = serde_json::to_vec_pretty(summary).map_err(|e| Error::RunFolder {
-            action: "write",
-            path: path.clone(),
-            source: io::Error::other(e),
-        })?;
-        text.push(b'\n');
-        write_whole(&path, &text)
+        write_json(&self.summary(), summary)
     }
 
     /// Whether `config.toml` is as this program wrote it; `config` is what it says.
@@ -251,6 +247,17 @@ fn first_free(base: &Path, stem: &str) -> Result<PathBuf> {
         }
     }
     Err(Error::RunFolderExists { path })
+}
+
+/// Writes a value as JSON for people, as [`write_whole`] does.
+pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+    let mut text = serde_json::to_vec_pretty(value).map_err(|e| Error::RunFolder {
+        action: "write",
+        path: path.to_owned(),
+        source: io::Error::other(e),
+    })?;
+    text.push(b'\n');
+    write_whole(path, &text)
 }
 
 /// Writes a file that appears only when it is complete.

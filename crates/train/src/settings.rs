@@ -3,13 +3,14 @@
 //! Each has one text form, used alike by the flags, the configuration file and the messages.
 
 use std::fmt;
-use std::path::PathBuf;
 use std::str::FromStr;
 
 use meristem_control::RewardMode;
 use meristem_device::Policy;
 use meristem_grow::{Tempo, nearest};
 use serde::{Deserialize, Serialize};
+
+pub use crate::controller_kind::ControllerKind;
 
 /// Text that no setting type accepts, with what would have been right.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -25,17 +26,20 @@ impl BadValue {
     }
 }
 
-/// A choice among `known` names; the error lists them and names the nearest.
+/// A choice among `known` names.
 fn choose<T: Copy>(got: &str, known: &[(&'static str, T)]) -> Result<T, BadValue> {
-    if let Some(&(_, value)) = known.iter().find(|(name, _)| *name == got) {
-        return Ok(value);
-    }
     let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+    let found = known.iter().find(|(name, _)| *name == got);
+    found.map(|&(_, value)| value).ok_or_else(|| unknown(got, &names))
+}
+
+/// Something that is none of `names`: they are listed, and the nearest is asked for.
+pub(crate) fn unknown(got: &str, names: &[&str]) -> BadValue {
     let mut expected = names.join(" | ");
     if let Some(name) = nearest(got, names.iter().copied()) {
         expected.push_str(&format!("; did you mean `{name}`?"));
     }
-    Err(BadValue::new(got, format!("one of {expected}")))
+    BadValue::new(got, format!("one of {expected}"))
 }
 
 /// Implements serde through the text form.
@@ -55,6 +59,8 @@ macro_rules! serde_as_text {
     };
 }
 
+pub(crate) use serde_as_text;
+
 /// A tempo of blending by its name: fast, standard or slow.
 ///
 /// # Errors
@@ -71,58 +77,6 @@ pub fn tempo(text: &str) -> Result<Tempo, BadValue> {
 pub fn reward(text: &str) -> Result<RewardMode, BadValue> {
     choose(text, &RewardMode::NAMES)
 }
-
-/// Who decides where and when a host grows.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub enum ControllerKind {
-    /// The rules of `grow.md`, Heuristic controller.
-    #[default]
-    Heuristic,
-    /// A policy that learns by PPO from round to round.
-    Ppo,
-    /// Whatever is legal, drawn evenly.
-    Random,
-    /// What a file says, in every episode the same. Text form: `fixed:FILE`.
-    Fixed(PathBuf),
-    /// Nobody: bare hosts are trained.
-    None,
-}
-
-/// What a controller that reads a file is called, before the file.
-const FIXED: &str = "fixed:";
-
-impl FromStr for ControllerKind {
-    type Err = BadValue;
-    fn from_str(text: &str) -> Result<Self, BadValue> {
-        if let Some(path) = text.strip_prefix(FIXED).filter(|path| !path.is_empty()) {
-            return Ok(Self::Fixed(path.into()));
-        }
-        // The places stand for themselves, because a kind with a path cannot be copied.
-        let names = ["heuristic", "ppo", "random", "none", "fixed:FILE"];
-        let known: Vec<(&'static str, usize)> = names.into_iter().zip(0..).collect();
-        match choose(text, &known)? {
-            0 => Ok(Self::Heuristic),
-            1 => Ok(Self::Ppo),
-            2 => Ok(Self::Random),
-            3 => Ok(Self::None),
-            _ => Err(BadValue::new(text, "the path of an action script after `fixed:`")),
-        }
-    }
-}
-
-impl fmt::Display for ControllerKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Heuristic => "heuristic",
-            Self::Ppo => "ppo",
-            Self::Random => "random",
-            Self::None => "none",
-            Self::Fixed(path) => return write!(f, "{FIXED}{}", path.display()),
-        })
-    }
-}
-serde_as_text!(ControllerKind);
 
 /// What becomes of a copy, a wait or an allocation on the hot path (V2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -467,8 +421,6 @@ mod tests {
 
     #[test]
     fn a_wrong_name_is_answered_with_the_nearest() {
-        let message = "heuristics".parse::<ControllerKind>().unwrap_err().to_string();
-        assert!(message.contains("did you mean `heuristic`?"), "{message}");
         let message = "flop".parse::<Augmentations>().unwrap_err().to_string();
         assert!(message.contains("did you mean `flip`?"), "{message}");
         assert!("none,flip".parse::<Augmentations>().is_err());

@@ -60,8 +60,10 @@ impl PolicyDomain {
 pub enum Learning {
     /// It draws its actions, remembers them, and learns at the end of a round.
     On,
-    /// It takes the most probable action, and stays as it is.
+    /// It draws its actions, and stays as it is.
     Off,
+    /// It takes the most probable action, and stays as it is.
+    Greedy,
 }
 
 /// Sizes of a run.
@@ -226,8 +228,8 @@ impl Ppo {
         for (view, (row, mask)) in views.iter().zip(rows) {
             let mut rng = Rng::new(self.seed, Purpose::Actions, view.env as u64, self.decisions);
             let pick = match self.learning {
-                Learning::On => Pick::Sample(&mut rng),
-                Learning::Off => Pick::Greedy,
+                Learning::On | Learning::Off => Pick::Sample(&mut rng),
+                Learning::Greedy => Pick::Greedy,
             };
             let (logits, value) = row.split_at_mut(total);
             let drawn = draw(&self.layout, &Legality::of(view.host), logits, mask, pick);
@@ -265,7 +267,7 @@ impl Ppo {
 
     /// Whether rewards of the last step are to come must be as `owed` says.
     fn check_owed(&self, owed: bool) -> Result<()> {
-        if self.learning == Learning::Off || self.owed == owed {
+        if self.learning != Learning::On || self.owed == owed {
             return Ok(());
         }
         let [expected, got] = match owed {
@@ -354,7 +356,7 @@ impl Controller for Ppo {
 
     fn end_round(&mut self, last: &[EnvView<'_>]) -> Result<Option<RoundReport>> {
         self.check_owed(false)?;
-        if self.learning == Learning::Off || self.step == 0 {
+        if self.learning != Learning::On || self.step == 0 {
             return Ok(None);
         }
         let output = self.forward(last, false)?;

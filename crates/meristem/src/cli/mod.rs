@@ -2,6 +2,7 @@
 //! crate's configuration.
 
 mod bench;
+mod control;
 mod data;
 mod settings;
 mod train;
@@ -16,6 +17,7 @@ pub(crate) use self::bench::{
     BenchCommArguments, BenchCommand, BenchCounterfactualArguments, BenchFormatArguments,
     BenchGatherArguments, BenchHostArguments, Transport,
 };
+pub(crate) use self::control::{ControlCommand, ControlEvalArguments};
 pub(crate) use self::data::{
     DataCommand, ImportArguments, InfoArguments, PlanArguments, VerifyArguments,
 };
@@ -40,6 +42,9 @@ pub(crate) enum Command {
     Train(Box<TrainArguments>),
     /// Evaluate a weights file on a split of a dataset; without --dataset, of the embedded one.
     Eval(EvalArguments),
+    /// Compare the controllers that decide what grows.
+    #[command(subcommand)]
+    Control(ControlCommand),
     /// Look at datasets: what is there, is it sound, convert it, in which order is it served.
     #[command(subcommand)]
     Data(DataCommand),

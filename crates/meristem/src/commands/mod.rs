@@ -6,20 +6,23 @@ mod bench_format;
 mod bench_gather;
 mod bench_host;
 mod check;
+mod control_eval;
 mod data;
 mod eval;
 pub(crate) mod synthetic;
 mod train;
 
 use std::process::ExitCode;
+use std::sync::atomic::Ordering;
 
 use meristem::train::summary::MemorySummary;
 use meristem::train::trace::TraceSummary;
 use serde::Serialize;
 
-use crate::cli::{BenchCommand, Command};
+use crate::cli::{BenchCommand, Command, ControlCommand};
 use crate::failure::Failure;
 use crate::plain;
+use crate::progress::STOP;
 use crate::table;
 
 /// Result of a command: its exit code.
@@ -30,6 +33,7 @@ pub(crate) fn run(command: Command) -> Outcome {
     match command {
         Command::Train(arguments) => train::run(&arguments),
         Command::Eval(arguments) => eval::run(&arguments),
+        Command::Control(ControlCommand::Eval(arguments)) => control_eval::run(&arguments),
         Command::Data(command) => data::run(&command),
         Command::Check(arguments) => check::run(&arguments),
         Command::Bench(BenchCommand::Host(arguments)) => bench_host::run(&arguments),
@@ -40,6 +44,25 @@ pub(crate) fn run(command: Command) -> Outcome {
         Command::Bench(BenchCommand::Format(arguments)) => bench_format::run(&arguments),
         Command::Bench(BenchCommand::Gather(arguments)) => bench_gather::run(&arguments),
     }
+}
+
+/// The first Ctrl-C ends a run at the next step boundary, the second at once.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "asked a second time, not to wait for anything is the point"
+)]
+fn stop_on_ctrl_c(what_is_left: &'static str) -> Result<(), Failure> {
+    let stop = move || {
+        if STOP.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+        plain::err(&format!(
+            "stopping after this step, with {what_is_left}; again to stop at once"
+        ));
+    };
+    ctrlc::set_handler(stop).map_err(|error| {
+        Failure::failed(format!("cannot listen for Ctrl-C: {error}"), "run from another shell")
+    })
 }
 
 /// Says on stderr what a trace has no room for; even when nothing else is said.

@@ -3,17 +3,19 @@
 use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::atomic::Ordering;
 
 use meristem::train::config::{Layer, TrainConfig};
 use meristem::train::{self, ResumeOptions, Summary};
 
-use super::{Outcome, print_json, tell_dropped};
+use super::{Outcome, print_json, stop_on_ctrl_c, tell_dropped};
 use crate::cli::TrainArguments;
 use crate::failure::Failure;
 use crate::plain;
-use crate::progress::{Mode, Progress, STOP};
+use crate::progress::{Mode, Progress};
 use crate::table;
+
+/// What a run leaves when it is stopped.
+const LEFT: &str = "weights and summary";
 
 pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
     let mode = mode(arguments);
@@ -39,7 +41,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
 
 fn start(arguments: &TrainArguments, mode: Mode) -> Result<Summary, Failure> {
     let config = TrainConfig::resolve(arguments.settings.file()?, arguments.layer())?;
-    stop_on_ctrl_c()?;
+    stop_on_ctrl_c(LEFT)?;
     Ok(train::run(&config, &mut Progress::new(mode))?)
 }
 
@@ -54,7 +56,7 @@ fn resume(folder: &Path, arguments: &TrainArguments, mode: Mode) -> Result<Summa
                       run with --config RUN/config.toml";
         return Err(Failure::usage(message, remedy));
     }
-    stop_on_ctrl_c()?;
+    stop_on_ctrl_c(LEFT)?;
     Ok(train::resume(folder, &options, &mut Progress::new(mode))?)
 }
 
@@ -65,21 +67,4 @@ fn mode(arguments: &TrainArguments) -> Mode {
         _ if std::io::stdout().is_terminal() && std::io::stderr().is_terminal() => Mode::Bars,
         _ => Mode::Lines,
     }
-}
-
-/// The first Ctrl-C ends the run at the next step boundary, the second at once.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "asked a second time, not to wait for anything is the point"
-)]
-fn stop_on_ctrl_c() -> Result<(), Failure> {
-    let stop = || {
-        if STOP.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-        plain::err("stopping after this step, with weights and summary; again to stop at once");
-    };
-    ctrlc::set_handler(stop).map_err(|error| {
-        Failure::failed(format!("cannot listen for Ctrl-C: {error}"), "run from another shell")
-    })
 }

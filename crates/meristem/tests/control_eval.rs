@@ -1,0 +1,231 @@
+//! `meristem control eval`: what it compares, says and refuses.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
+
+mod common;
+
+use common::{Meristem, Said, said};
+use serde_json::Value;
+
+/// Two tiny hosts in which modules germinate, three batches a step.
+const TINY: &str = "--host minimal --envs 2 --steps 4 --max-batches 3 --batch 32 --policy-hidden 8 --rounds 2 \
+                    --min-training-steps 1";
+
+/// A command whose temporary files go to a folder that can be looked into.
+fn eval(m: &Meristem, arguments: &str) -> Said {
+    let temporary = m.path("temporary");
+    std::fs::create_dir_all(&temporary).unwrap();
+    let mut command = m.command();
+    command.args(["control", "eval"]).args(arguments.split_whitespace()).env("TMPDIR", &temporary);
+    let said = said(command.output().unwrap());
+    assert_eq!(std::fs::read_dir(&temporary).unwrap().count(), 0, "temporary files are left");
+    said
+}
+
+fn study(said: &Said) -> Value {
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    serde_json::from_str(&said.stdout).unwrap()
+}
+
+fn figure(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+/// Mean and deviation without a mean taken first: Σ over pairs of (xᵢ − xⱼ)² is 2n(n − 1) times the variance.
+fn assert_spread(of: &Value, values: &[f64]) {
+    let n = values.len() as f64;
+    let pairs = values.iter().flat_map(|a| values.iter().map(move |b| (a - b).powi(2)));
+    let std = (pairs.sum::<f64>() / (2.0 * n * (n - 1.0))).sqrt();
+    let mean = values.iter().sum::<f64>() / n;
+    // Some roundings of numbers up to 1000, of 1.1e-13 each.
+    assert!((figure(&of["mean"]) - mean).abs() < 1e-10, "{of} {values:?}");
+    assert!((figure(&of["std"]) - std).abs() < 1e-6, "{of} {values:?}");
+    assert_eq!(of["count"], values.len());
+}
+
+#[test]
+fn everybody_gets_the_same_hosts_and_is_told_with_mean_and_spread() {
+    let m = Meristem::new();
+    let three = format!("{TINY} --controllers none,random,heuristic --seeds 3");
+    let flags = format!("{three} --run-dir kept --plot plot.svg --json");
+    let told = eval(&m, &flags);
+    assert!(told.stderr.contains("run 9 of 9: heuristic with seed 1002"), "{}", told.stderr);
+    let found = study(&told);
+    assert_eq!(found, m.json("kept/study.json"));
+    assert_eq!(
+        (&found["status"], &found["seeds"]),
+        (&"completed".into(), &vec![1000, 1001, 1002].into())
+    );
+    let contenders = found["contenders"].as_array().unwrap();
+    let names: Vec<&str> = contenders.iter().map(|c| c["contender"].as_str().unwrap()).collect();
+    assert_eq!(names, ["none", "random", "heuristic"]);
+    let of_first: Vec<f64> = seeds(&contenders[0], "test_accuracy");
+    for (place, contender) in contenders.iter().enumerate() {
+        for key in ["test_accuracy", "parameters", "points_per_1000_parameters"] {
+            assert_spread(&contender[key], &seeds(contender, key));
+        }
+        let difference = &contender["difference_pp"];
+        if place == 0 {
+            assert!(difference.is_null());
+            continue;
+        }
+        let own = seeds(contender, "test_accuracy");
+        let pairs: Vec<f64> = own.iter().zip(&of_first).map(|(a, b)| 100.0 * (a - b)).collect();
+        assert_spread(difference, &pairs);
+        assert_eq!(difference["ahead"], pairs.iter().filter(|pp| **pp > 0.0).count());
+    }
+    // Envs become seeds by their mean; the unit is points per thousand.
+    let run = &contenders[1]["runs"][2];
+    let envs = run["envs"].as_array().unwrap();
+    let of = |key: &str| envs.iter().map(|env| figure(&env[key])).sum::<f64>() / 2.0;
+    assert!((figure(&run["test_accuracy"]) - of("test_accuracy")).abs() < 1e-12);
+    let env = &envs[0];
+    let points = 100.0 * figure(&env["test_accuracy"]) / (figure(&env["parameters"]) / 1000.0);
+    assert!((figure(&env["points_per_1000_parameters"]) - points).abs() < 1e-9);
+    let svg = String::from_utf8(m.bytes("plot.svg")).unwrap();
+    assert!(svg.starts_with("<svg") && svg.contains(">heuristic</text>"), "{svg}");
+    assert_eq!(svg.matches("r=\"3\"").count(), 9, "a dot for each run");
+    // Each of its runs is what `train` makes of the same settings.
+    m.ok(&format!(
+        "train {TINY} --controller random --rounds 1 --seed 1002 --run-dir alone --quiet"
+    ));
+    let weights = "weights/env-1.safetensors";
+    assert_eq!(
+        m.bytes(&format!("alone/{weights}")),
+        m.bytes(&format!("kept/seed-1002/2-random/{weights}"))
+    );
+    assert_eq!(m.json("alone/summary.json")["envs"][1]["test_accuracy"], envs[1]["test_accuracy"]);
+    assert!(
+        figure(&contenders[1]["parameters"]["mean"]) > figure(&contenders[0]["parameters"]["mean"])
+    );
+    // Without a controller there is a control split too: everybody trains on the same images.
+    assert_eq!(m.json("kept/seed-1002/1-none/summary.json")["dataset"]["train_samples"], 9000);
+    // Any number of threads, in a table or not, and whoever else takes part: the same.
+    assert_eq!(study(&eval(&m, &format!("{three} --threads 4 --json --quiet"))), found);
+    let alone =
+        study(&eval(&m, &format!("{TINY} --controllers random --seeds 1 --seed 1002 --json")));
+    assert_eq!(alone["contenders"][0]["runs"][0], contenders[1]["runs"][2]);
+}
+
+/// One figure of each seed.
+fn seeds(contender: &Value, key: &str) -> Vec<f64> {
+    contender["runs"].as_array().unwrap().iter().map(|run| figure(&run[key])).collect()
+}
+
+#[test]
+fn policies_are_compared_from_files_and_by_their_rewards() {
+    let m = Meristem::new();
+    let learners = "--controllers ppo@basic,ppo@sparse --seeds 2";
+    let learned = eval(&m, &format!("{TINY} {learners} --run-dir kept --plot plot.png"));
+    assert_eq!(learned.code, Some(0), "{}", learned.stderr);
+    assert!(
+        learned.stderr.contains("run 4 of 4: ppo@sparse learns for seed 1001"),
+        "{}",
+        learned.stderr
+    );
+    assert!(learned.stdout.contains("points over ppo@basic"), "{}", learned.stdout);
+    assert!(learned.stdout.contains("mean ± standard deviation over seeds"), "{}", learned.stdout);
+    let plot = image::load_from_memory(&m.bytes("plot.png")).unwrap();
+    assert_eq!((plot.width(), plot.height()), (900, 520));
+    let kept = m.json("kept/study.json");
+    let run = &kept["contenders"][1]["runs"][1];
+    assert_eq!(run["training"].as_array().unwrap().len(), 2, "two rounds");
+    let config = |name: &str| {
+        std::fs::read_to_string(m.path("kept/seed-1001").join(name).join("config.toml")).unwrap()
+    };
+    assert!(config("2-ppo-sparse-learning").contains("reward = \"sparse\""));
+    let seed =
+        |text: &str| text.lines().find(|line| line.starts_with("seed =")).unwrap().to_string();
+    assert_ne!(seed(&config("2-ppo-sparse-learning")), seed(&config("1-ppo-basic")), "other hosts");
+    // The policy that it ended with, from its file: the same run again. Greedy: another one.
+    let file = "kept/seed-1001/2-ppo-sparse-learning/policy.safetensors";
+    let before = m.bytes(file);
+    let flags = format!(
+        "{TINY} --seeds 1 --seed 1001 --json --controllers none,greedy:{file} --policy {file}"
+    );
+    let found = study(&eval(&m, &flags));
+    let [greedy, drawing] = [1, 2].map(|place| &found["contenders"][place]["runs"][0]);
+    assert_eq!(drawing["envs"], run["envs"]);
+    assert_ne!(greedy["envs"], run["envs"]);
+    assert_eq!(m.bytes(file), before, "it learns nothing");
+    // `train` knows these controllers too.
+    m.ok(&format!(
+        "train {TINY} --controller ppo:{file} --rounds 1 --seed 1001 --run-dir alone --quiet"
+    ));
+    assert_eq!(m.json("alone/summary.json")["controller"], format!("ppo:{file}"));
+    assert!(!m.path("alone/policy.safetensors").exists());
+    let trained = &m.json("alone/summary.json")["envs"][0]["parameters"];
+    assert_eq!(trained, &drawing["envs"][0]["parameters"]);
+}
+
+#[test]
+fn what_cannot_be_compared_is_refused_before_anything_runs() {
+    let m = Meristem::new();
+    m.ok(&format!("train {TINY} --controller ppo --slots r0 --run-dir learned --quiet"));
+    std::fs::write(m.path("bad.jsonl"), "{\"step\": 1, \"op\": \"JUMP\"}\n").unwrap();
+    let policy = "ppo:learned/policy.safetensors";
+    for (flags, code, words) in [
+        ("--seeds 0", 2, "`seeds`: got 0"),
+        ("--controllers none,random,none", 2, "none twice"),
+        ("--plot missing/plot.svg", 2, "cannot be a file"),
+        ("--run-dir learned", 2, "the run folder learned exists"),
+        (&format!("--controllers none,{policy} --slots r0c0"), 2, "for 3 slots"),
+        ("--controllers none,ppo:missing.safetensors", 1, "missing.safetensors"),
+        ("--controllers none,fixed:missing.jsonl", 2, "missing.jsonl"),
+        ("--controllers none,fixed:bad.jsonl", 2, "JUMP"),
+        ("--policy learned/weights/env-0.safetensors", 2, "not a policy file"),
+        ("--seed 9223372036854775806", 2, "`seed`"),
+        ("--dataset cifar10", 2, "cifar10"),
+    ] {
+        let context = format!("{flags} {words}");
+        let usual = [("--seeds", "--seeds 3"), ("--run-dir", "--run-dir no")];
+        let usual: Vec<&str> =
+            usual.iter().filter(|(flag, _)| !flags.contains(flag)).map(|(_, all)| *all).collect();
+        let told = eval(&m, &format!("{TINY} {flags} {}", usual.join(" ")));
+        assert_eq!(told.code, Some(code), "{context}\n{}", told.stderr);
+        let flat = told.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(flat.starts_with("error: ") && flat.contains(words), "{context}\n{flat}");
+        assert!(!flat.contains("run 1 of") && !flat.contains("panicked"), "{context}\n{flat}");
+        assert!(!m.path("no").exists(), "{context}");
+    }
+    // What clap refuses by itself.
+    for (flags, words) in [
+        ("--plot plot.pdf", ".svg or .png"),
+        ("--controllers heuristics", "did you mean `heuristic`?"),
+        ("--controllers ppo@spares", "did you mean `sparse`?"),
+        ("--controllers greedy:", "a file after the colon"),
+    ] {
+        let told = eval(&m, flags);
+        assert_eq!(told.code, Some(2), "{flags}\n{}", told.stderr);
+        assert!(told.stderr.contains(words), "{flags}\n{}", told.stderr);
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_leaves_what_is_complete() {
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
+    let m = Meristem::new();
+    let flags = "control eval --host minimal --envs 1 --steps 2 --max-batches 2 --batch 32 --seeds 10000 \
+                 --controllers none,random --plot plot.svg";
+    let mut command = m.command();
+    command.args(flags.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().starts_with("run 4 of 20000")));
+    let status = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(status.success());
+    let rest: Vec<String> = lines.map(Result::unwrap).collect();
+    let told = said(child.wait_with_output().unwrap());
+    assert_eq!(told.code, Some(0), "{rest:?}");
+    assert!(
+        rest.iter().any(|line| line.contains("stopping after this step, with what is complete"))
+    );
+    assert!(
+        told.stdout.contains("of 20000 runs are complete, the others are left out"),
+        "{}",
+        told.stdout
+    );
+    assert!(String::from_utf8(m.bytes("plot.svg")).unwrap().contains("stopped early"));
+}

@@ -1,0 +1,103 @@
+//! Which controller: the setting and its text forms.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::settings::{BadValue, serde_as_text, unknown};
+
+/// Who decides where and when a host grows.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum ControllerKind {
+    /// The rules of `grow.md`, Heuristic controller.
+    #[default]
+    Heuristic,
+    /// A policy that learns by PPO from round to round.
+    Ppo,
+    /// The policy in a file: it draws its actions, and does not learn. Text form: `ppo:FILE`.
+    Policy(PathBuf),
+    /// The policy in a file: it takes the most probable action, and does not learn. Text form: `greedy:FILE`.
+    Greedy(PathBuf),
+    /// Whatever is legal, drawn evenly.
+    Random,
+    /// What a file says, in every episode the same. Text form: `fixed:FILE`.
+    Fixed(PathBuf),
+    /// Nobody: bare hosts are trained.
+    None,
+}
+
+impl ControllerKind {
+    /// Text forms of all, as messages show them.
+    const FORMS: [&'static str; 7] =
+        ["heuristic", "ppo", "ppo:FILE", "greedy:FILE", "random", "fixed:FILE", "none"];
+
+    /// The word of the text form, and the file after it.
+    fn parts(&self) -> (&'static str, Option<&Path>) {
+        match self {
+            Self::Heuristic => ("heuristic", None),
+            Self::Ppo => ("ppo", None),
+            Self::Policy(path) => ("ppo", Some(path)),
+            Self::Greedy(path) => ("greedy", Some(path)),
+            Self::Random => ("random", None),
+            Self::Fixed(path) => ("fixed", Some(path)),
+            Self::None => ("none", None),
+        }
+    }
+}
+
+impl FromStr for ControllerKind {
+    type Err = BadValue;
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let file = |path: &str| match path {
+            "" => Err(BadValue::new(text, "the path of a file after the colon")),
+            path => Ok(PathBuf::from(path)),
+        };
+        Ok(match text.split_once(':').map_or((text, None), |(word, path)| (word, Some(path))) {
+            ("heuristic", None) => Self::Heuristic,
+            ("ppo", None) => Self::Ppo,
+            ("random", None) => Self::Random,
+            ("none", None) => Self::None,
+            ("ppo", Some(path)) => Self::Policy(file(path)?),
+            ("greedy", Some(path)) => Self::Greedy(file(path)?),
+            ("fixed", Some(path)) => Self::Fixed(file(path)?),
+            _ => return Err(unknown(text, &Self::FORMS)),
+        })
+    }
+}
+
+impl fmt::Display for ControllerKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.parts() {
+            (word, None) => f.write_str(word),
+            (word, Some(path)) => write!(f, "{word}:{}", path.display()),
+        }
+    }
+}
+serde_as_text!(ControllerKind);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_forms_round_trip() {
+        for text in ["heuristic", "ppo", "ppo:a,b:c.st", "greedy:p", "random", "fixed:x", "none"] {
+            assert_eq!(text.parse::<ControllerKind>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn what_no_controller_is_called_is_answered_with_what_there_is() {
+        let refused = |text: &str| text.parse::<ControllerKind>().unwrap_err().to_string();
+        let message = refused("heuristics");
+        assert!(message.contains("ppo:FILE") && message.contains("mean `heuristic`?"), "{message}");
+        for bare in ["fixed:", "ppo:", "greedy:"] {
+            assert!(refused(bare).contains("a file after the colon"));
+        }
+        assert!(refused("greedy").contains("greedy:FILE"));
+        assert!(refused("random:x").contains("one of"));
+    }
+}

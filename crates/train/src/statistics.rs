@@ -1,0 +1,98 @@
+//! Mean and spread of a few measurements, and of their paired differences.
+
+use serde::{Deserialize, Serialize};
+
+/// Measurements in short.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Spread {
+    /// How many.
+    pub count: usize,
+    /// Their mean.
+    pub mean: f64,
+    /// Their sample standard deviation, `sqrt(Σ(x − mean)²/(n − 1))`; null for a single one.
+    pub std: Option<f64>,
+}
+
+impl Spread {
+    /// Of some measurements; `None` of nothing.
+    pub fn of(values: &[f64]) -> Option<Self> {
+        let (count, n) = (values.len(), values.len() as f64);
+        if count == 0 {
+            return None;
+        }
+        let mean = values.iter().sum::<f64>() / n;
+        let squares: f64 = values.iter().map(|x| (x - mean) * (x - mean)).sum();
+        let std = (count > 1).then(|| (squares / (n - 1.0)).sqrt());
+        Some(Self { count, mean, std })
+    }
+}
+
+/// What one contender has over another under the same conditions, condition by condition.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PairedDifference {
+    /// The differences, this one's value minus the other's.
+    #[serde(flatten)]
+    pub spread: Spread,
+    /// In how many of the pairs this one's value is the larger.
+    pub ahead: usize,
+}
+
+impl PairedDifference {
+    /// Of pairs (this one's value, the other's); `None` of nothing.
+    pub fn of(pairs: &[(f64, f64)]) -> Option<Self> {
+        let differences: Vec<f64> = pairs.iter().map(|(own, other)| own - other).collect();
+        let ahead = differences.iter().filter(|difference| **difference > 0.0).count();
+        Spread::of(&differences).map(|spread| Self { spread, ahead })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use meristem_device::random::{Purpose, Rng};
+
+    /// Σ over all pairs of (xᵢ − xⱼ)² is 2n² times the variance with divisor n: no mean is taken.
+    fn slow_std(values: &[f64]) -> f64 {
+        let n = values.len() as f64;
+        let pairs = values.iter().flat_map(|a| values.iter().map(move |b| (a - b).powi(2)));
+        (pairs.sum::<f64>() / (2.0 * n * (n - 1.0))).sqrt()
+    }
+
+    #[test]
+    fn spreads_are_those_of_a_slow_direct_sum() {
+        for case in 0..200 {
+            let mut rng = Rng::new(case, Purpose::Test, 0, 0);
+            let count = 2 + case as usize % 9;
+            let mut draw = || 100.0 * f64::from(rng.uniform());
+            let values: Vec<f64> = (0..count).map(|_| draw()).collect();
+            let spread = Spread::of(&values).unwrap();
+            let mean = values.iter().fold(0.0, |sum, x| sum + x / count as f64);
+            // A few roundings of numbers up to 100, of 1.1e-16 each; their squares' sum is divided by at least 1.
+            assert!((spread.mean - mean).abs() < 1e-12, "{values:?}");
+            assert!((spread.std.unwrap() - slow_std(&values)).abs() < 1e-9, "{values:?}");
+            assert_eq!(spread.count, count);
+            // Pairs: the same numbers in another order.
+            let other: Vec<f64> = values.iter().rev().copied().collect();
+            let pairs: Vec<_> = values.iter().copied().zip(other.iter().copied()).collect();
+            let paired = PairedDifference::of(&pairs).unwrap();
+            assert!(paired.spread.mean.abs() < 1e-12);
+            assert_eq!(paired.ahead, count / 2, "each pair is there both ways round");
+        }
+    }
+
+    #[test]
+    fn one_measurement_has_no_spread_and_none_no_mean() {
+        assert_eq!(Spread::of(&[3.0]), Some(Spread { count: 1, mean: 3.0, std: None }));
+        assert_eq!(Spread::of(&[]), None);
+        assert_eq!(PairedDifference::of(&[]), None);
+    }
+
+    /// What pairing is for: hosts differ from seed to seed by far more than what is compared.
+    #[test]
+    fn a_constant_lead_has_no_spread() {
+        let pairs = [(51.0, 50.0), (81.0, 80.0), (21.0, 20.0)];
+        let paired = PairedDifference::of(&pairs).unwrap();
+        let lead = Spread { count: 3, mean: 1.0, std: Some(0.0) };
+        assert_eq!(paired, PairedDifference { spread: lead, ahead: 3 });
+    }
+}

@@ -1,0 +1,73 @@
+//! Who takes part in a study.
+
+use std::fmt;
+use std::str::FromStr;
+
+use meristem_control::RewardMode;
+use serde::{Deserialize, Serialize};
+
+use crate::settings::{BadValue, ControllerKind, reward, serde_as_text};
+
+/// What a contender that learns is called, before its reward.
+const LEARNER: &str = "ppo@";
+
+/// One of those who are compared.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Contender {
+    /// A controller that does not learn. Text form: the controller's.
+    Controller(ControllerKind),
+    /// A new policy for each seed: it learns by PPO for the rounds of the settings, on other hosts, and is then
+    /// compared as it is. Text forms: `ppo`, or with a reward other than that of the settings, `ppo@REWARD`.
+    Learner(Option<RewardMode>),
+}
+
+impl Contender {
+    /// What its folder is called: without the file.
+    pub(super) fn word(&self) -> String {
+        let text = self.to_string();
+        text.split(':').next().unwrap_or_default().replace('@', "-")
+    }
+}
+
+impl FromStr for Contender {
+    type Err = BadValue;
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        if let Some(name) = text.strip_prefix(LEARNER) {
+            return Ok(Self::Learner(Some(reward(name)?)));
+        }
+        Ok(match text.parse()? {
+            ControllerKind::Ppo => Self::Learner(None),
+            controller => Self::Controller(controller),
+        })
+    }
+}
+
+impl fmt::Display for Contender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Controller(controller) => controller.fmt(f),
+            Self::Learner(None) => ControllerKind::Ppo.fmt(f),
+            Self::Learner(Some(mode)) => write!(f, "{LEARNER}{}", mode.name()),
+        }
+    }
+}
+serde_as_text!(Contender);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_forms_round_trip() {
+        for text in
+            ["none", "random", "heuristic", "ppo:a", "greedy:a", "fixed:a", "ppo", "ppo@sparse"]
+        {
+            assert_eq!(text.parse::<Contender>().unwrap().to_string(), text);
+        }
+        assert!("ppo@spares".parse::<Contender>().unwrap_err().to_string().contains("`sparse`?"));
+        assert!("nobody".parse::<Contender>().is_err());
+        assert_eq!("ppo@sparse".parse::<Contender>().unwrap().word(), "ppo-sparse");
+        assert_eq!("fixed:a/b".parse::<Contender>().unwrap().word(), "fixed");
+    }
+}

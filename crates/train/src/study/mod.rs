@@ -1,0 +1,294 @@
+//! A study: controllers compared on the same fresh hosts.
+//!
+//! For each seed and each contender one run ([`crate::run`]) of one episode, in which nobody learns. A seed gives
+//! everybody the same initial hosts, the same split and the same order of samples, so that differences between
+//! contenders are paired. Results do not depend on the number of threads, nor on who else takes part.
+
+mod contender;
+mod report;
+
+use std::path::PathBuf;
+
+use meristem_data::{Split, cache};
+use meristem_device::random::{Purpose, Rng};
+use meristem_grow::BlueprintSet;
+
+pub use self::contender::Contender;
+pub use self::report::{ContenderReport, STUDY_VERSION, Study, StudyEnv, StudyRun};
+use crate::config::{Layer, TrainConfig};
+use crate::controllers::AnyController;
+use crate::error::{Error, Result};
+use crate::fleet::Machine;
+use crate::observer::Observer;
+use crate::run::run_on;
+use crate::run_folder::{POLICY, write_json};
+use crate::settings::ControllerKind;
+use crate::setup::{Names, Setup, residency};
+use crate::summary::{Status, Summary};
+
+/// The first seed where none is asked for: not the default of training, so that a policy meets other hosts
+/// than those it learned on.
+pub const FIRST_SEED: u64 = 1000;
+
+/// The most seeds of a study.
+const SEEDS_MAX: usize = 10_000;
+
+/// What to compare, and how.
+#[derive(Clone, Debug)]
+pub struct StudyConfig {
+    /// Who takes part, each once. The first is the one that the others are compared with.
+    pub contenders: Vec<Contender>,
+    /// Number of seeds; the first is that of the settings, each next one is 1 more.
+    pub seeds: usize,
+    /// The settings of every run, controller, rounds and seed aside.
+    pub settings: TrainConfig,
+    /// Where the runs and `study.json` are kept; must not exist. When absent the runs are thrown away.
+    pub folder: Option<PathBuf>,
+}
+
+impl StudyConfig {
+    /// Combines the settings as [`TrainConfig::resolve`] does. What concerns a single run (name, folder, export,
+    /// trace, log, checkpoints, controller and its policy) is left out of them; `run_dir` of the flags is where
+    /// the study is kept.
+    ///
+    /// # Errors
+    /// A value outside its range; contenders that are missing or there twice; no seeds, or too many.
+    pub fn resolve(
+        file: Layer,
+        flags: Layer,
+        contenders: Vec<Contender>,
+        seeds: usize,
+    ) -> Result<Self> {
+        let folder = flags.run_dir.clone().flatten();
+        let seed = flags.seed.or(file.seed).unwrap_or(FIRST_SEED);
+        let flags = Layer {
+            seed: Some(seed),
+            name: Some(None),
+            run_dir: Some(None),
+            export: Some(None),
+            trace: Some(None),
+            policy: Some(None),
+            controller: Some(ControllerKind::Ppo),
+            log_batches: Some(false),
+            checkpoint_every: Some(0),
+            ..flags
+        };
+        let config =
+            Self { contenders, seeds, settings: TrainConfig::resolve(file, flags)?, folder };
+        config.validate()?;
+        Ok(config)
+    }
+
+    fn validate(&self) -> Result<()> {
+        if !(1..=SEEDS_MAX).contains(&self.seeds) {
+            return Err(Error::value("seeds", self.seeds, format!("1 to {SEEDS_MAX}")));
+        }
+        if self.contenders.is_empty() {
+            return Err(Error::value("controllers", "none at all", "at least one"));
+        }
+        for (place, contender) in self.contenders.iter().enumerate() {
+            if self.contenders[..place].contains(contender) {
+                return Err(Error::value("controllers", format!("{contender} twice"), "each once"));
+            }
+        }
+        if let Some(path) = self.folder.as_ref().filter(|path| path.exists()) {
+            return Err(Error::RunFolderExists { path: path.clone() });
+        }
+        Ok(())
+    }
+
+    fn seeds(&self) -> Vec<u64> {
+        (0..self.seeds as u64).map(|n| self.settings.seed.saturating_add(n)).collect()
+    }
+
+    /// The run in which a contender is compared.
+    fn run(&self, controller: ControllerKind, seed: u64, folder: PathBuf) -> Result<TrainConfig> {
+        let settings = self.settings.clone();
+        let config = TrainConfig {
+            controller,
+            seed,
+            rounds: 1,
+            run_dir: Some(folder),
+            // Without a controller too: everybody trains on the same images.
+            control_split: Some(settings.control_share()),
+            ..settings
+        };
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// The run in which a contender learns before: of another seed, hence on other hosts.
+    fn training(&self, contender: &Contender, seed: u64, folder: PathBuf) -> Result<TrainConfig> {
+        let mut config = self.run(ControllerKind::Ppo, seed, folder)?;
+        // TOML, in which a run is written down, has signed integers: one bit less.
+        config.seed = Rng::new(seed, Purpose::Init, u64::MAX, u64::MAX).next_u64() >> 1;
+        config.rounds = self.settings.rounds;
+        if let Contender::Learner(Some(mode)) = contender {
+            config.reward = *mode;
+        }
+        Ok(config)
+    }
+}
+
+/// What is about to run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Planned<'a> {
+    /// Number of the pair of contender and seed, from 1.
+    pub number: usize,
+    /// How many there are.
+    pub of: usize,
+    /// Who.
+    pub contender: &'a Contender,
+    /// Seed that it is compared with.
+    pub seed: u64,
+    /// Whether it learns now, to be compared after that.
+    pub learns: bool,
+}
+
+/// Watches a study, and may ask it to stop.
+pub trait StudyObserver: Observer {
+    /// A run is about to begin; its events follow.
+    fn run_begins(&mut self, _planned: &Planned<'_>) {}
+}
+
+impl StudyObserver for crate::observer::Silent {}
+
+/// Compares. Blocks until it is done. Asked to stop, it ends at the next step boundary, with what is complete.
+///
+/// # Errors
+/// Anything that is wrong with the request, a policy or a script that does not fit among it, is found before the
+/// first run begins. A run that fails ends the study.
+pub fn compare(config: &StudyConfig, observer: &mut dyn StudyObserver) -> Result<Study> {
+    config.validate()?;
+    let last = config.seeds().last().copied().unwrap_or_default();
+    config.run(ControllerKind::None, last, PathBuf::new())?;
+    let names = Names::resolve(&config.settings)?;
+    let source = names.spec.source;
+    let result = Contest::open(config, names).and_then(|contest| contest.run(observer));
+    // The cache would keep the data, and with it the device, beyond this study.
+    cache::clear(|key| key.source == source);
+    result
+}
+
+/// A study that can start.
+struct Contest<'a> {
+    config: &'a StudyConfig,
+    machine: Machine,
+    /// Where its runs are.
+    folder: PathBuf,
+    /// Of runs that are not to be kept.
+    _thrown_away: Option<tempfile::TempDir>,
+}
+
+impl<'a> Contest<'a> {
+    /// Loads the data, and tries every contender.
+    fn open(config: &'a StudyConfig, names: Names) -> Result<Self> {
+        let settings = &config.settings;
+        let machine = Machine::open(&names.devices, settings.threads, None)?;
+        machine.load(&names.spec, Split::Train, residency(settings))?;
+        let info = cache::files(&names.spec)?.info()?;
+        for contender in &config.contenders {
+            let Contender::Controller(controller) = contender else { continue };
+            let run = config.run(controller.clone(), settings.seed, PathBuf::new())?;
+            let blueprints = BlueprintSet::standard().into();
+            let setup = Setup::new(&run, names.clone(), info.clone(), blueprints)?;
+            AnyController::new(&setup, &machine.streams()[0])?;
+        }
+        let (folder, thrown_away) = match &config.folder {
+            Some(folder) => (folder.clone(), None),
+            None => {
+                let folder = tempfile::tempdir().map_err(|source| Error::RunFolder {
+                    action: "create a folder in",
+                    path: std::env::temp_dir(),
+                    source,
+                })?;
+                (folder.path().to_owned(), Some(folder))
+            }
+        };
+        Ok(Self { config, machine, folder, _thrown_away: thrown_away })
+    }
+
+    /// Seed by seed, so that a study which is stopped has about the same seeds of everybody.
+    fn run(&self, observer: &mut dyn StudyObserver) -> Result<Study> {
+        let Self { config, .. } = self;
+        let contenders = config.contenders.len();
+        let mut runs: Vec<Vec<StudyRun>> = vec![vec![]; contenders];
+        let (mut status, mut dataset) = (Status::Completed, None);
+        let of = config.seeds * contenders;
+        let seeds = config.seeds();
+        let pairs = seeds.iter().flat_map(|seed| (0..contenders).map(move |place| (*seed, place)));
+        for (number, (seed, place)) in pairs.enumerate() {
+            let contender = &config.contenders[place];
+            let planned = Planned { number: number + 1, of, contender, seed, learns: false };
+            let Some((summary, run)) = self.one(&planned, place, observer)? else {
+                status = Status::Interrupted;
+                break;
+            };
+            runs[place].push(run);
+            dataset = Some(summary.dataset);
+        }
+        let settings = &config.settings;
+        let study = Study {
+            version: STUDY_VERSION,
+            program_version: env!("CARGO_PKG_VERSION").into(),
+            status,
+            dataset,
+            host: settings.host.clone(),
+            envs: settings.envs,
+            steps: settings.steps,
+            rounds: settings.rounds,
+            seeds,
+            contenders: report::reports(config.contenders.iter().cloned().zip(runs).collect()),
+        };
+        if config.folder.is_some() && self.folder.is_dir() {
+            write_json(&self.folder.join("study.json"), &study)?;
+        }
+        Ok(study)
+    }
+
+    /// One contender with one seed; `None` if it was stopped.
+    fn one(
+        &self,
+        planned: &Planned<'_>,
+        place: usize,
+        observer: &mut dyn StudyObserver,
+    ) -> Result<Option<(Summary, StudyRun)>> {
+        let &Planned { contender, seed, .. } = planned;
+        let name = format!("{}-{}", place + 1, contender.word());
+        let folder = self.folder.join(format!("seed-{seed}")).join(&name);
+        let mut training = vec![];
+        let controller = match contender {
+            Contender::Controller(controller) => controller.clone(),
+            Contender::Learner(_) => {
+                let learning = folder.with_file_name(format!("{name}-learning"));
+                let run = self.config.training(contender, seed, learning.clone())?;
+                let planned = Planned { learns: true, ..planned.clone() };
+                let Some(summary) = self.run_one(&planned, &run, observer)? else {
+                    return Ok(None);
+                };
+                training = summary.round_results;
+                ControllerKind::Policy(learning.join(POLICY))
+            }
+        };
+        let run = self.config.run(controller, seed, folder)?;
+        let summary = self.run_one(planned, &run, observer)?;
+        Ok(summary.map(|summary| {
+            let run = StudyRun::new(&summary, training);
+            (summary, run)
+        }))
+    }
+
+    fn run_one(
+        &self,
+        planned: &Planned<'_>,
+        run: &TrainConfig,
+        observer: &mut dyn StudyObserver,
+    ) -> Result<Option<Summary>> {
+        if observer.stop_requested() {
+            return Ok(None);
+        }
+        observer.run_begins(planned);
+        let summary = run_on(&self.machine, run, observer)?;
+        Ok(Some(summary).filter(|summary| summary.status == Status::Completed))
+    }
+}

@@ -1,0 +1,175 @@
+//! What a study found.
+
+use serde::{Deserialize, Serialize};
+
+use super::Contender;
+use crate::statistics::{PairedDifference, Spread};
+use crate::summary::{DatasetSummary, EnvSummary, ModuleCounts, RoundSummary, Status, Summary};
+
+/// Version of the form of a study's JSON.
+pub const STUDY_VERSION: u32 = 1;
+
+/// The whole of a study. Accuracies are shares 0..1, on the test set, at the end of an episode.
+///
+/// The unit of all statistics is the seed: what a seed gives is the mean over its envs, which share data and
+/// are not independent of each other.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Study {
+    /// [`STUDY_VERSION`].
+    pub version: u32,
+    /// Version of the program.
+    pub program_version: String,
+    /// Completed, or interrupted: then what is here is what was complete.
+    pub status: Status,
+    /// What was trained on; absent before the first run is complete.
+    pub dataset: Option<DatasetSummary>,
+    /// Host description.
+    pub host: String,
+    /// Envs of each run.
+    pub envs: usize,
+    /// Steps (epochs of host training) of each run.
+    pub steps: usize,
+    /// Episodes that a contender which learns had before it was compared.
+    pub rounds: usize,
+    /// The seeds, the same for everybody.
+    pub seeds: Vec<u64>,
+    /// In the order in which they were named; differences are to the first.
+    pub contenders: Vec<ContenderReport>,
+}
+
+/// What one contender reached. Its statistics are over the seeds whose run is complete; absent without any.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ContenderReport {
+    /// Who.
+    pub contender: Contender,
+    /// Test accuracy.
+    pub test_accuracy: Option<Spread>,
+    /// Trained parameters, host and modules.
+    pub parameters: Option<Spread>,
+    /// Percentage points of test accuracy per 1000 parameters.
+    pub points_per_1000_parameters: Option<Spread>,
+    /// Test accuracy minus that of the first contender with the same seed, in percentage points; absent for the
+    /// first one itself.
+    pub difference_pp: Option<PairedDifference>,
+    /// One per seed.
+    pub runs: Vec<StudyRun>,
+}
+
+/// One contender with one seed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StudyRun {
+    /// Seed.
+    pub seed: u64,
+    /// Mean over the envs.
+    pub test_accuracy: f64,
+    /// Mean over the envs.
+    pub parameters: f64,
+    /// Mean over the envs.
+    pub points_per_1000_parameters: f64,
+    /// Each env.
+    pub envs: Vec<StudyEnv>,
+    /// The rounds in which it learned.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub training: Vec<RoundSummary>,
+}
+
+/// One env at the end of its episode.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StudyEnv {
+    /// Test accuracy.
+    pub test_accuracy: f64,
+    /// Control accuracy.
+    pub control_accuracy: Option<f64>,
+    /// Trained parameters, host and modules.
+    pub parameters: usize,
+    /// Trained parameters of the modules.
+    pub grown_parameters: usize,
+    /// Percentage points of test accuracy per 1000 parameters.
+    pub points_per_1000_parameters: f64,
+    /// Modules that came and went.
+    pub modules: ModuleCounts,
+}
+
+impl From<&EnvSummary> for StudyEnv {
+    fn from(env: &EnvSummary) -> Self {
+        Self {
+            test_accuracy: env.test_accuracy,
+            control_accuracy: env.control_accuracy,
+            parameters: env.parameters,
+            grown_parameters: env.grown_parameters,
+            points_per_1000_parameters: 100_000.0 * env.test_accuracy / env.parameters as f64,
+            modules: env.history,
+        }
+    }
+}
+
+impl StudyRun {
+    /// Of a run that is complete, and of the rounds in which its policy learned.
+    pub(super) fn new(summary: &Summary, training: Vec<RoundSummary>) -> Self {
+        let envs: Vec<StudyEnv> = summary.envs.iter().map(StudyEnv::from).collect();
+        let mean = |of: &dyn Fn(&StudyEnv) -> f64| {
+            envs.iter().map(of).sum::<f64>() / envs.len().max(1) as f64
+        };
+        Self {
+            seed: summary.seed,
+            test_accuracy: mean(&|env| env.test_accuracy),
+            parameters: mean(&|env| env.parameters as f64),
+            points_per_1000_parameters: mean(&|env| env.points_per_1000_parameters),
+            envs,
+            training,
+        }
+    }
+}
+
+/// The contenders' figures, from their runs.
+pub(super) fn reports(runs: Vec<(Contender, Vec<StudyRun>)>) -> Vec<ContenderReport> {
+    let first: Vec<(u64, f64)> = runs
+        .first()
+        .map_or(vec![], |(_, runs)| runs.iter().map(|run| (run.seed, run.test_accuracy)).collect());
+    let report = |(place, (contender, runs)): (usize, (Contender, Vec<StudyRun>))| {
+        let spread =
+            |of: &dyn Fn(&StudyRun) -> f64| Spread::of(&runs.iter().map(of).collect::<Vec<f64>>());
+        let pair = |run: &StudyRun| {
+            let other = first.iter().find(|(seed, _)| *seed == run.seed)?.1;
+            Some((100.0 * run.test_accuracy, 100.0 * other))
+        };
+        let pairs: Vec<(f64, f64)> = runs.iter().filter_map(pair).collect();
+        ContenderReport {
+            contender,
+            test_accuracy: spread(&|run| run.test_accuracy),
+            parameters: spread(&|run| run.parameters),
+            points_per_1000_parameters: spread(&|run| run.points_per_1000_parameters),
+            difference_pp: PairedDifference::of(&pairs).filter(|_| place > 0),
+            runs,
+        }
+    };
+    runs.into_iter().enumerate().map(report).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(seed: u64, test_accuracy: f64) -> StudyRun {
+        let (envs, training) = (vec![], vec![]);
+        let (parameters, points_per_1000_parameters) = (2000.0, 50.0 * test_accuracy);
+        StudyRun { seed, test_accuracy, parameters, points_per_1000_parameters, envs, training }
+    }
+
+    /// A study that was stopped: the second contender lacks a seed, the third has none.
+    #[test]
+    fn only_seeds_that_both_have_are_compared() {
+        let contender = |text: &str| text.parse::<Contender>().unwrap();
+        let reports = reports(vec![
+            (contender("none"), vec![run(7, 0.25), run(8, 0.75)]),
+            (contender("random"), vec![run(8, 0.5)]),
+            (contender("heuristic"), vec![]),
+        ]);
+        assert_eq!(reports[0].test_accuracy.unwrap().mean, 0.5);
+        assert_eq!(reports[0].difference_pp, None);
+        let difference = reports[1].difference_pp.unwrap();
+        assert_eq!((difference.spread.count, difference.spread.mean), (1, -25.0));
+        assert_eq!((difference.spread.std, difference.ahead), (None, 0));
+        assert_eq!((reports[2].test_accuracy, reports[2].difference_pp), (None, None));
+    }
+}
