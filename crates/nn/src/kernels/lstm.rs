@@ -7,10 +7,9 @@
 //! The products with all inputs are one matrix product over `T·B` rows; only those with the state go
 //! step by step, over `B` rows.
 
-use super::conv::ConvInputs;
 use super::linear::{self, LinearShape};
 use super::macros::isa_kernels;
-use super::tile::{self, Job, Mode, Nest};
+use super::tile::{self, Job, Layout, Mode, Nest};
 use super::{GradOut, Isa, check_len, math, pad16};
 
 /// Shape of an LSTM over a batch of sequences.
@@ -89,11 +88,19 @@ impl LstmShape {
         LinearShape { batch: self.rows(), in_f: self.hidden, out_f: 4 * self.hidden }
     }
 
+    /// Whether weights are put into panels first: over few steps that is not worth it.
+    const fn uses_panels(&self) -> bool {
+        self.steps >= 4
+    }
+
     /// Scratch of both passes, in f32.
     pub const fn scratch_len(&self) -> usize {
-        let product = self.input_product().scratch_len() + pad16(4 * self.hidden);
-        let back = 4 * self.hidden * pad16(self.hidden) + 2 * self.sequences * self.hidden;
-        if product > back { product } else { back }
+        let (gates, states) = (4 * self.hidden, self.sequences * self.hidden);
+        let most = if self.inputs > self.hidden { self.inputs } else { self.hidden };
+        let panels = if self.uses_panels() { most * pad16(gates) } else { 0 };
+        let forward = pad16(gates) + states + panels;
+        let back = gates * pad16(self.hidden) + 2 * states;
+        if forward > back { forward } else { back }
     }
 
     fn check(&self, x: [(&str, &[f32], usize); 4]) {
@@ -117,9 +124,13 @@ pub fn forward(
     for ((bias, ih), hh) in bias.iter_mut().zip(of.bias_ih).zip(of.bias_hh) {
         *bias = ih + hh;
     }
-    let product = ConvInputs { x: of.x, w: of.weight_ih, bias: Some(bias) };
-    linear::forward(isa, &shape.input_product(), &product, to.gates, scratch);
-    let before = &mut scratch[..b * n];
+    let (before, panels) = scratch.split_at_mut(b * n);
+    let panels = if shape.uses_panels() { panels } else { &mut [] };
+    let all = Product { rows: shape.rows(), inputs: shape.inputs, outputs: 4 * n };
+    let weight = all.weight(of.weight_ih, panels);
+    all.run(isa, (of.x, Some(bias)), weight, to.gates);
+    let step = Product { rows: b, inputs: n, outputs: 4 * n };
+    let weight = step.weight(of.weight_hh, panels);
     for t in 0..shape.steps {
         let (done, h) = to.h.split_at_mut(t * b * n);
         let (c_done, c) = to.c.split_at_mut(t * b * n);
@@ -128,7 +139,7 @@ pub fn forward(
         for (i, (before, keep)) in before.chunks_exact_mut(n).zip(keep).enumerate() {
             masked(isa, *keep, earlier(of.state, done, (t, b, n), i, 0), before);
         }
-        add_product(isa, [b, n, 4 * n], before, of.weight_hh, gates);
+        step.run(isa, (before, None), weight, gates);
         for (i, keep) in keep.iter().enumerate() {
             let c_before = earlier(of.state, c_done, (t, b, n), i, n);
             let row = i * n..(i + 1) * n;
@@ -157,30 +168,51 @@ fn earlier<'a>(
     }
 }
 
-/// `c` `[rows][outputs]` plus `a` `[rows][inputs]` times packed weights.
-fn add_product(
-    isa: Isa,
-    [rows, inputs, outputs]: [usize; 3],
-    a: &[f32],
-    weight: &[f32],
-    c: &mut [f32],
-) {
-    tile::run(
-        isa,
-        Job {
+/// A matrix product with weights.
+#[derive(Clone, Copy)]
+struct Product {
+    rows: usize,
+    inputs: usize,
+    outputs: usize,
+}
+
+impl Product {
+    /// Packed weights as they are, or as panels if there is room for them.
+    fn weight<'a>(&self, packed: &'a [f32], panels: &'a mut [f32]) -> (&'a [f32], Layout) {
+        let width = pad16(self.outputs);
+        match panels.get_mut(..self.inputs * width) {
+            Some(panels) => {
+                tile::to_panels([self.inputs, self.outputs], packed, panels);
+                (panels, Layout::Panels)
+            }
+            None => (packed, Layout::Rows(width)),
+        }
+    }
+
+    /// `c` `[rows][outputs]` becomes `a` `[rows][inputs]` times the weights plus a bias; or, without
+    /// one, the product is added to it.
+    fn run(
+        &self,
+        isa: Isa,
+        (a, bias): (&[f32], Option<&[f32]>),
+        (b, b_layout): (&[f32], Layout),
+        c: &mut [f32],
+    ) {
+        let job = Job {
             mode: Mode::Broadcast,
             a,
-            rows: Nest { counts: [1, 1, rows], strides: [0, 0, inputs] },
-            depth: Nest { counts: [1, 1, inputs], strides: [0, 0, 1] },
-            b: weight,
-            b_step: pad16(outputs),
+            rows: Nest { counts: [1, 1, self.rows], strides: [0, 0, self.inputs] },
+            depth: Nest { counts: [1, 1, self.inputs], strides: [0, 0, 1] },
+            b,
+            b_layout,
             c,
-            c_step: outputs,
-            cols: outputs,
-            bias: None,
-            accumulate: true,
-        },
-    );
+            c_step: self.outputs,
+            cols: self.outputs,
+            bias,
+            accumulate: bias.is_none(),
+        };
+        tile::run(isa, job);
+    }
 }
 
 /// The states h before every step, masked: `to` `[T·B][H]`.
@@ -212,7 +244,8 @@ pub fn backward(
     let (transposed, rest) = scratch.split_at_mut(4 * n * pad16(n));
     let (dh_next, rest) = rest.split_at_mut(b * n);
     let dc_next = &mut rest[..b * n];
-    linear::transpose(isa, n, 4 * n, of.weight_hh, transposed);
+    linear::transpose(isa, [n, 4 * n], of.weight_hh, transposed, [4 * n, 0]);
+    let product = Product { rows: b, inputs: 4 * n, outputs: n };
     dh_next.fill(0.0);
     dc_next.fill(0.0);
     for t in (0..shape.steps).rev() {
@@ -231,7 +264,7 @@ pub fn backward(
             cell_backward(isa, &step, &mut dc_next[row], &mut dgates[i * 4 * n..][..4 * n]);
         }
         dh_next.fill(0.0);
-        add_product(isa, [b, 4 * n, n], dgates, transposed, dh_next);
+        product.run(isa, (dgates, None), (transposed, Layout::Panels), dh_next);
         for (dh, keep) in dh_next.chunks_exact_mut(n).zip(&of.keep[t * b..]) {
             dh.iter_mut().for_each(|dh| *dh *= keep);
         }

@@ -3,7 +3,7 @@
 //!
 //! A job computes, for rows `r` and columns `c`,
 //! ```text
-//! C[r·c_step + c] (+)= bias[c] + Σ_k A[rows(r) + depth(k)] · B[k·b_step + c]
+//! C[r·c_step + c] (+)= bias[c] + Σ_k A[rows(r) + depth(k)] · B[k][c]
 //! ```
 //! where `rows` and `depth` are three nested loops each ([`Nest`]), so that windows of an image are
 //! read in place. In [`Mode::Lanes`] (depthwise) A has a value per column, too: `A[… + c]`.
@@ -15,7 +15,7 @@ use super::simd::Simd;
 use super::simd::portable::Lanes8;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{avx2::Ymm, avx512::Zmm};
-use super::{Isa, PAD};
+use super::{Isa, PAD, check_len, pad16};
 
 /// Three nested loops, outermost first, as an index map: index `i` of `counts[0]·counts[1]·counts[2]`
 /// lies at `Σ iₗ·strides[l]`.
@@ -45,6 +45,46 @@ pub(crate) enum Mode {
     Lanes,
 }
 
+/// How B lies in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// Row after row, so far apart.
+    Rows(usize),
+    /// Panels of [`PANEL`] columns, each with all its rows together (the last has as many columns as
+    /// remain, padded to a multiple of [`PAD`]): what a tile reads is one run of memory, while columns
+    /// of wide rows have few places in a cache and a page of their own each.
+    Panels,
+}
+
+/// Columns of a panel: of the widest tile.
+const PANEL: usize = 32;
+
+/// Where the panel of column `col` starts, in memory of `depth` rows, and its columns.
+const fn panel(depth: usize, cols: usize, col: usize) -> (usize, usize) {
+    let first = col / PANEL * PANEL;
+    let left = pad16(cols) - first;
+    (depth * first, if left < PANEL { left } else { PANEL })
+}
+
+/// Where row `k` has its columns from `col` on, in panels of `depth` rows; they go on at least to the
+/// next multiple of [`PAD`].
+pub(crate) const fn in_panels([depth, cols]: [usize; 2], k: usize, col: usize) -> usize {
+    let (start, step) = panel(depth, cols, col);
+    start + k * step + col % PANEL
+}
+
+/// Packed weights `[depth][pad16(cols)]` as panels, which take as much memory.
+pub(crate) fn to_panels([depth, cols]: [usize; 2], b: &[f32], to: &mut [f32]) {
+    let width = pad16(cols);
+    check_len("tile::to_panels: b", b, depth * width);
+    check_len("tile::to_panels: to", to, depth * width);
+    for col in (0..cols).step_by(PANEL) {
+        let (start, step) = panel(depth, cols, col);
+        let rows = to[start..start + depth * step].chunks_exact_mut(step);
+        rows.zip(b.chunks_exact(width)).for_each(|(to, b)| to.copy_from_slice(&b[col..][..step]));
+    }
+}
+
 /// One product; see the module. `B` (and `A` in [`Mode::Lanes`]) must be readable up to a multiple
 /// of 8 columns, and up to a multiple of [`PAD`] if more than 8 columns remain at the end.
 pub(crate) struct Job<'a> {
@@ -53,7 +93,7 @@ pub(crate) struct Job<'a> {
     pub(crate) rows: Nest,
     pub(crate) depth: Nest,
     pub(crate) b: &'a [f32],
-    pub(crate) b_step: usize,
+    pub(crate) b_layout: Layout,
     pub(crate) c: &'a mut [f32],
     pub(crate) c_step: usize,
     pub(crate) cols: usize,
@@ -110,7 +150,11 @@ pub(crate) fn run(isa: Isa, mut job: Job<'_>) {
     let cols = readable_cols(job.cols);
     let a_cols = if job.mode == Mode::Lanes { cols } else { 1 };
     assert!(job.rows.last() + job.depth.last() + a_cols <= job.a.len(), "tile: A is too short");
-    assert!((depth - 1) * job.b_step + cols <= job.b.len(), "tile: B is too short");
+    let b_len = match job.b_layout {
+        Layout::Rows(step) => (depth - 1) * step + cols,
+        Layout::Panels => depth * pad16(job.cols),
+    };
+    assert!(b_len <= job.b.len(), "tile: B is too short");
     assert!((rows - 1) * job.c_step + job.cols <= job.c.len(), "tile: C is too short");
     assert!(job.bias.is_none_or(|bias| bias.len() >= job.cols), "tile: bias is too short");
     let mut col = 0;
@@ -134,12 +178,20 @@ unsafe fn run_block(job: &mut Job<'_>, block: &Block, col: usize) {
     let kernels = [(block.kernel)(size), (block.kernel)((size + 1).min(block.rows_max))];
     let a_col = if job.mode == Mode::Lanes { col } else { 0 };
     let width = block.width.min(job.cols - col);
+    let (b, b_step) = match job.b_layout {
+        Layout::Rows(step) => (col, step),
+        // A block lies within a panel: it begins at a multiple of its width, which divides a panel's.
+        Layout::Panels => {
+            let (start, step) = panel(job.depth.len(), job.cols, col);
+            (start + col % PANEL, step)
+        }
+    };
     let mut tile = Tile {
         a: [std::ptr::null(); ROWS_MAX],
         depth: job.depth,
-        // SAFETY: `col` is a column of B and C.
-        b: unsafe { job.b.as_ptr().add(col) },
-        b_step: job.b_step,
+        // SAFETY: the first row of column `col`, which B and C have.
+        b: unsafe { job.b.as_ptr().add(b) },
+        b_step,
         c: std::ptr::null_mut(),
         c_step: job.c_step,
         last: width - (width - 1) / block.lanes * block.lanes,

@@ -72,6 +72,12 @@ fn shapes() -> Vec<ConvShape> {
     shapes.push(ConvShape { batch: 5, padding: [3, 4], ..base });
     shapes.push(ConvShape { kernel: [5, 1], padding: [2, 0], in_c: 8, ..base });
     shapes.push(ConvShape { in_c: 32, out_c: 64, in_h: 16, in_w: 16, batch: 1, ..base });
+    // Weights of several panels, the last one narrow; rows that are a multiple of 4 KiB apart.
+    for [in_c, out_c] in [[33, 8], [52, 20], [70, 33], [1024, 40], [45, 1024]] {
+        let kernel = if in_c + out_c < 1000 { [3, 3] } else { [1, 1] };
+        let padding = [kernel[0] / 2; 2];
+        shapes.push(ConvShape { in_c, out_c, in_h: 3, in_w: 2, kernel, padding, ..base });
+    }
     let mut values = Values::new(7);
     while shapes.len() < 120 {
         let groups = values.pick(&[1, 1, 2, 3]);

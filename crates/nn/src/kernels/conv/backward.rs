@@ -4,7 +4,7 @@ use super::forward::{mode, pixels, window};
 use super::{ConvShape, ParamGrads, aligned};
 use crate::kernels::linear;
 use crate::kernels::norm::channels::add_channel_sums;
-use crate::kernels::tile::{self, Job, Nest, readable_cols};
+use crate::kernels::tile::{self, Job, Layout, Nest};
 use crate::kernels::{GradOut, Isa, check_len, check_scratch, pad16};
 
 /// Gradient with respect to the input, from `dy` `[N][out_h][out_w][out_c]` and packed weights.
@@ -78,7 +78,11 @@ fn data_group(
                 rows,
                 depth,
                 b: flipped,
-                b_step: pad16(shape.job_in()),
+                b_layout: if depthwise {
+                    Layout::Rows(pad16(shape.job_in()))
+                } else {
+                    Layout::Panels
+                },
                 c: &mut dx_block[g * shape.job_in()..],
                 c_step: shape.in_c,
                 cols: shape.job_in(),
@@ -90,7 +94,7 @@ fn data_group(
 }
 
 /// Packs a job's weights for the data gradient: taps in reverse order, input and output channels
-/// swapped: `[kh][kw][out][pad16(in)]`, depthwise `[kh][kw][pad16(C)]`.
+/// swapped: `[kh][kw][out][in]` in panels, depthwise `[kh][kw][pad16(C)]`.
 fn flip(isa: Isa, shape: &ConvShape, w: &[f32], to: &mut [f32]) {
     let (ci, co, taps) = (shape.job_in(), shape.job_out(), shape.taps());
     if shape.is_depthwise() {
@@ -100,11 +104,10 @@ fn flip(isa: Isa, shape: &ConvShape, w: &[f32], to: &mut [f32]) {
         }
         return;
     }
-    let (from_step, to_step) = (pad16(co), pad16(ci));
+    let tap_len = ci * pad16(co);
     for tap in 0..taps {
-        let from = &w[(taps - 1 - tap) * ci * from_step..(taps - tap) * ci * from_step];
-        let to = &mut to[tap * co * to_step..(tap + 1) * co * to_step];
-        linear::transpose(isa, ci, co, from, to);
+        let from = &w[(taps - 1 - tap) * tap_len..(taps - tap) * tap_len];
+        linear::transpose(isa, [ci, co], from, to, [taps * co, tap * co]);
     }
 }
 
@@ -145,7 +148,7 @@ fn weight_group(
     let in_place = shape.input_in_place();
     let strides = in_place.unwrap_or(placement.strides());
     let cols = shape.job_out();
-    let packed_step = readable_cols(cols);
+    let packed_step = shape.packed_step();
     let (packed, scratch) = scratch.split_at_mut(pad16(shape.block() * out_pixels * packed_step));
     if in_place.is_none() {
         scratch[..shape.block() * strides.image].fill(0.0);
@@ -164,7 +167,7 @@ fn weight_group(
                 &scratch[..images * strides.image]
             }
         };
-        // Whole vectors of channels are read in place, others from a padded copy.
+        // Whole vectors of channels are read in place if they are well apart, others from a copy.
         let (b, b_step) = match packed_step == cols {
             true => (&dy[g * cols..], shape.out_c),
             false => {
@@ -184,7 +187,7 @@ fn weight_group(
                 rows: window(shape, strides),
                 depth: pixels(shape, strides, images),
                 b,
-                b_step,
+                b_layout: Layout::Rows(b_step),
                 c: &mut *dw,
                 c_step: pad16(cols),
                 cols,

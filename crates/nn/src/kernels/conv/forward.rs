@@ -4,7 +4,7 @@ use super::place::Strides;
 use super::{ConvInputs, ConvShape, aligned};
 use crate::kernels::norm::batch::StatsSums;
 use crate::kernels::norm::{self, BatchStats};
-use crate::kernels::tile::{self, Job, Mode, Nest};
+use crate::kernels::tile::{self, Job, Layout, Mode, Nest};
 use crate::kernels::{Isa, check_len, check_scratch, pad16};
 
 /// Convolution: `y` `[N][out_h][out_w][out_c]` is overwritten.
@@ -92,7 +92,7 @@ fn group(
                 rows: pixels(shape, strides, images),
                 depth: window(shape, strides),
                 b: &of.w[g * shape.job_weight_len()..(g + 1) * shape.job_weight_len()],
-                b_step: pad16(shape.job_out()),
+                b_layout: Layout::Rows(pad16(shape.job_out())),
                 c: &mut y[channels.start..],
                 c_step: shape.out_c,
                 cols: channels.len(),

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::{ALIGNMENT, ConvShape, aligned};
-use crate::kernels::tile::{self, Job, Mode, Nest};
+use crate::kernels::tile::{self, Job, Layout, Mode, Nest};
 use crate::kernels::{Isa, PAD, check_len, pad16};
 
 /// A convolution over NCHW, with room for its matrices.
@@ -161,10 +161,10 @@ fn multiply(
     (c, c_step, cols): (&mut [f32], usize, usize),
     accumulate: bool,
 ) {
-    let mode = Mode::Broadcast;
+    let (mode, b_layout) = (Mode::Broadcast, Layout::Rows(b_step));
     tile::run(
         isa,
-        Job { mode, a, rows, depth, b, b_step, c, c_step, cols, bias: None, accumulate },
+        Job { mode, a, rows, depth, b, b_layout, c, c_step, cols, bias: None, accumulate },
     );
 }
 

@@ -3,7 +3,7 @@
 use super::ALIGNMENT;
 use super::place::{Placement, Strides};
 use crate::kernels::tile::readable_cols;
-use crate::kernels::{ImageShape, norm, pad16};
+use crate::kernels::{ImageShape, PAD, norm, pad16};
 
 /// Shape of a convolution over a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,6 +31,12 @@ pub struct ConvShape {
 /// Output pixels that a block of images has at least, if the batch does: enough rows for full
 /// tiles in the forward pass, and depth to amortise the store in the weight gradient.
 const BLOCK_PIXELS: usize = 128;
+
+/// A step for rows of `n` elements: multiples of 4 KiB would put all rows of a tile into the same few
+/// lines of the nearest cache.
+const fn apart(n: usize) -> usize {
+    if n.is_multiple_of(1024) { n + PAD } else { n }
+}
 
 impl ConvShape {
     /// Output rows.
@@ -69,7 +75,7 @@ impl ConvShape {
         let gradient = self.block() * self.gradient_placement(0).strides().image;
         let depth = if self.is_depthwise() { 1 } else { self.job_out() };
         let weights = self.taps() * depth * pad16(self.job_in());
-        let packed = self.block() * self.out_h() * self.out_w() * readable_cols(self.job_out());
+        let packed = self.block() * self.out_h() * self.out_w() * self.packed_step();
         let pieces = [input + pad16(packed), gradient + weights];
         let most = if pieces[0] > pieces[1] { pieces[0] } else { pieces[1] };
         most + 4 * ALIGNMENT + norm::batch::stats_scratch_len(self.out_c)
@@ -129,9 +135,18 @@ impl ConvShape {
         }
     }
 
+    /// From pixel to pixel of the output gradient that the weight gradient reads by vectors.
+    pub(super) const fn packed_step(&self) -> usize {
+        apart(readable_cols(self.job_out()))
+    }
+
     /// Channels of a pixel in scratch: whole vectors where A is read by vectors.
     const fn scratch_channels(&self, channels: usize) -> usize {
-        if self.is_depthwise() { readable_cols(channels) } else { channels }
+        match (self.is_depthwise(), self.taps()) {
+            (true, _) => readable_cols(channels),
+            (false, 1) => apart(channels),
+            (false, _) => channels,
+        }
     }
 
     /// Input with its padding, channels of job `g`.
