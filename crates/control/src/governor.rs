@@ -45,7 +45,7 @@ impl Default for GovernorConfig {
 
 impl GovernorConfig {
     /// Whether a snapshot is due after a step (from 0) in which a module was or was not fossilized. Vitals
-    /// are checked first: an env that has gone wrong is never kept.
+    /// are checked first: an env that has gone wrong is never kept ([`Vitals::is_calm`]).
     pub fn snapshot_due(&self, step: u32, fossilized: bool) -> bool {
         fossilized || step.is_multiple_of(self.snapshot_steps.max(1))
     }
@@ -119,9 +119,10 @@ impl Vitals {
         *self = Self::new(self.classes);
     }
 
-    /// Whether the last loss was no spike. One that may be the first of several is not to be kept.
+    /// Whether the env as it is may be kept: a loss was taken in since all began, and the last was no spike,
+    /// which may be the first of several.
     pub fn is_calm(&self) -> bool {
-        self.spikes == 0
+        self.mean.is_some() && self.spikes == 0
     }
 
     fn is_spike(&self, config: &GovernorConfig, loss: f64) -> bool {

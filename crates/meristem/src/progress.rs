@@ -171,6 +171,12 @@ fn story(event: &Event) -> Option<String> {
             format!("  env {env}: {blueprint} in {slot} stays for good{}", worth(*contribution))
         }
         Event::PolicyUpdated { round, report } => learned(*round, report),
+        Event::GovernorRollback { env, failure, restored_step, .. } => {
+            let to = restored_step.map_or("the start of its episode".into(), |step| {
+                format!("where it was after step {}", step + 1)
+            });
+            format!("  env {env}: {}; it goes back to {to}", failure.describe())
+        }
         Event::Anomaly { env, what, .. } => format!("  env {env}: {what}"),
         _ => return None,
     })

@@ -10,7 +10,7 @@ use meristem::train::summary::{
 };
 use meristem::train::trace::TraceSummary;
 
-use crate::plain::{duration, megabytes, percent, thousands};
+use crate::plain::{counted, duration, megabytes, percent, thousands};
 
 /// Everything a user is told at the end.
 pub(crate) fn report(summary: &Summary) -> String {
@@ -101,10 +101,13 @@ fn modules(env: &EnvSummary) -> String {
     if env.history.pruned > 0 {
         lines.push(format!("({} pruned)", env.history.pruned));
     }
-    match lines.is_empty() {
-        true => "nothing".into(),
-        false => lines.join("\n"),
+    if lines.is_empty() {
+        lines.push("nothing".into());
     }
+    if env.rollbacks > 0 {
+        lines.push(format!("(rolled back {})", counted(env.rollbacks, ["time", "times"])));
+    }
+    lines.join("\n")
 }
 
 fn module(module: &ModuleSummary) -> String {

@@ -1,5 +1,7 @@
 //! One env: a host, its network on its own stream, and what has been measured of it.
 
+use std::sync::Arc;
+
 use meristem_control::{
     Deed, EnvView, History, Op, Outcome, RewardConfig, RewardState, RewardTerms,
 };
@@ -9,10 +11,11 @@ use meristem_grow::{
     Counterfactual, GateInputs, GradientHealth, Host, ParameterCounts, Scope, StageChange,
     TopologyKey,
 };
-use meristem_nn::{EvalMetrics, GroupMetrics, Metrics, Network, NetworkOptions};
+use meristem_nn::{EvalMetrics, GroupMetrics, Metrics, Network, NetworkOptions, Snapshot};
 
 use crate::checkpoint::{EnvState, EnvTensors};
 use crate::error::Result;
+use crate::governor::Guard;
 use crate::growth::When;
 use crate::setup::Setup;
 use crate::summary::ModuleCounts;
@@ -52,6 +55,10 @@ pub(crate) struct Env {
     pub(crate) history: ModuleCounts,
     /// Configurations of the step in progress.
     pub(crate) counterfactual: Counterfactual,
+    /// What the governor remembers of it.
+    pub(crate) guard: Guard,
+    /// Its host and fossilized modules, as they last were in good order.
+    pub(crate) snapshot: Snapshot,
     parameters: ParameterCounts,
 }
 
@@ -68,6 +75,7 @@ impl Env {
     ) -> Result<Self> {
         let mut env = Self::of(setup, setup.fresh_host()?, (index, stream), seed_and_log)?;
         setup.initialise(&mut env.network)?;
+        env.take_snapshot(setup)?;
         Ok(env)
     }
 
@@ -85,7 +93,9 @@ impl Env {
         let mut env = Self::of(setup, host, (index, stream), seed_and_log)?;
         env.network.load_state_dict(&tensors.weights, true)?;
         env.network.load_momentum_dict(&tensors.optimiser)?;
+        env.snapshot.load_state_dict(&tensors.snapshot)?;
         Ok(Self {
+            guard: state.guard,
             measured: state.measured,
             interactions_pp: state.interactions_pp,
             accuracies_pp: state.accuracies_pp,
@@ -107,6 +117,7 @@ impl Env {
     pub(crate) fn save(&mut self, setup: &Setup) -> Result<(EnvState, EnvTensors)> {
         self.sync_network(setup)?;
         let state = EnvState {
+            guard: self.guard,
             topology: self.host.topology(),
             measured: self.measured.clone(),
             interactions_pp: self.interactions_pp.clone(),
@@ -120,7 +131,8 @@ impl Env {
             history: self.history,
         };
         let (weights, optimiser) = (self.network.state_dict()?, self.network.momentum_dict()?);
-        Ok((state, EnvTensors { weights, optimiser }))
+        let snapshot = self.snapshot.state_dict()?;
+        Ok((state, EnvTensors { weights, optimiser, snapshot }))
     }
 
     fn of(
@@ -138,10 +150,14 @@ impl Env {
         };
         let network = Network::new(stream, setup.graph(&host)?, options)?;
         let counterfactual = Counterfactual::leave_one_out(&host, Scope::Live);
+        let snapshot = Snapshot::new(&network, &setup.lasting_graph(&host)?)?;
         Ok(Self {
             index,
             key: host.topology_key(),
             parameters: host.parameters()?,
+            reward_state: RewardState::begin(&host),
+            guard: Guard::new(setup.image.classes),
+            snapshot,
             host,
             network,
             measured: vec![GateInputs::default(); slots],
@@ -150,7 +166,6 @@ impl Env {
             losses: vec![],
             slot_history: History::default(),
             last: None,
-            reward_state: RewardState::default(),
             reward: RewardTerms::default(),
             train: Metrics::default(),
             control: None,
@@ -205,6 +220,18 @@ impl Env {
 
     /// Takes in what the step measured.
     pub(crate) fn note(&mut self, metrics: Metrics, has_control: bool) {
+        self.note_control(&metrics, has_control);
+        for (slot, measured) in self.host.slots().iter().zip(&mut self.measured) {
+            let name = slot.name.to_string();
+            let group = self.network.graph().groups.iter().position(|group| group.name == name);
+            let group = group.and_then(|index| metrics.groups.get(index));
+            measured.gradient_health = group.and_then(health);
+        }
+        self.train = metrics;
+    }
+
+    /// Takes in what was read against the control split.
+    pub(crate) fn note_control(&mut self, metrics: &Metrics, has_control: bool) {
         self.control = metrics.eval.first().copied().filter(|_| has_control);
         if let Some(control) = self.control {
             self.accuracies_pp.push(percent(&control) as f32);
@@ -216,13 +243,53 @@ impl Env {
                 measured.contribution_pp = contribution;
             }
         }
-        for (slot, measured) in self.host.slots().iter().zip(&mut self.measured) {
-            let name = slot.name.to_string();
-            let group = self.network.graph().groups.iter().position(|group| group.name == name);
-            let group = group.and_then(|index| metrics.groups.get(index));
-            measured.gradient_health = group.and_then(health);
-        }
-        self.train = metrics;
+    }
+
+    /// Keeps host and fossilized modules as they are, in the memory of the snapshot before. After a fossilize the
+    /// network must be up to date. Does not wait.
+    ///
+    /// # Errors
+    /// Memory, a failed stream.
+    pub(crate) fn take_snapshot(&mut self, setup: &Setup) -> Result<()> {
+        let graph = match self.has_fossilized() {
+            true => setup.lasting_graph(&self.host)?,
+            false => Arc::clone(self.snapshot.graph()),
+        };
+        Ok(self.snapshot.take(&self.network, &graph)?)
+    }
+
+    /// Goes back to the snapshot: live modules are gone, the optimiser starts anew, and so does everything that was
+    /// measured but the training of this step. Does not wait.
+    ///
+    /// # Errors
+    /// Memory, a failed stream.
+    pub(crate) fn restore_snapshot(&mut self, setup: &Setup) -> Result<Vec<StageChange>> {
+        let changes = self.host.prune_live();
+        self.sync_network(setup)?;
+        self.network.restore(&self.snapshot)?;
+        let slots = self.host.slots().len();
+        self.measured = vec![GateInputs::default(); slots];
+        self.interactions_pp = vec![None; slots];
+        self.accuracies_pp.clear();
+        self.losses.clear();
+        self.slot_history = History::default();
+        self.last = None;
+        self.reward_state = RewardState::begin(&self.host);
+        self.control = None;
+        self.counterfactual = Counterfactual::leave_one_out(&self.host, Scope::Live);
+        self.network.set_alphas(self.counterfactual.rows())?;
+        self.network.reset_metrics()?;
+        Ok(changes)
+    }
+
+    /// The last op, if it made a module permanent.
+    pub(crate) fn has_fossilized(&self) -> bool {
+        self.last == Some((Op::Fossilize, true))
+    }
+
+    /// Whether the last op changed something.
+    pub(crate) fn has_changed(&self) -> bool {
+        self.last.is_some_and(|(op, succeeded)| op != Op::Wait && succeeded)
     }
 
     /// Prepares the report: every module has its row, and one more row, as the host is, is for the test

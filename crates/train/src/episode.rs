@@ -3,7 +3,8 @@
 //! The way of a step: time passes for the hosts and their networks follow (`growth::open_step`); the epoch's
 //! batches are gathered and trained on, all envs side by side, nothing is waited for (`train_epoch`, H4); the
 //! control split is evaluated in every configuration (`evaluate`); one read-back brings all metrics of all
-//! envs (H1); the controller decides and `growth::act` does it.
+//! envs (H1); what has failed is rolled back (`governor`); the controller decides and `growth::act` does it; what
+//! is in order is kept.
 
 use std::time::Instant;
 
@@ -16,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::checkpoint::{EnvState, EnvTensors, Position};
 use crate::counterfactuals;
 use crate::env::Env;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::evaluate;
 use crate::events::{Event, StepCompleted};
 use crate::fleet::{Fleet, for_each_batch};
@@ -42,6 +43,8 @@ pub(crate) struct Totals {
     pub(crate) hot: HotTotals,
     /// Counterfactual validation.
     pub(crate) validation: Validation,
+    /// Rollbacks of all envs.
+    pub(crate) rollbacks: u64,
 }
 
 /// Everything an episode works with.
@@ -188,6 +191,7 @@ impl Episode<'_, '_> {
         self.totals.step_seconds += seconds;
         self.tell_batches(envs, when);
         drop(control);
+        self.govern(envs, when)?;
         let deciding = self.hot_scopes(permitted::DECIDE, permitted::decide);
         let actions = self.decide(envs, when)?;
         drop(deciding);
@@ -201,7 +205,7 @@ impl Episode<'_, '_> {
             let event = step_event(env, when, action, (seconds, images as f64 / seconds));
             self.journal.emit(Event::StepCompleted(event));
         }
-        self.check_losses(envs, when)
+        self.keep(envs, when)
     }
 
     /// The inner loop: every batch of the epoch, to every env. Waits for nothing (D5, H4): a hot scope counts
@@ -227,7 +231,11 @@ impl Episode<'_, '_> {
 
     /// A scope on each device. This process's first step is only counted.
     #[track_caller]
-    fn hot_scopes(&self, name: &'static str, permitted: fn(u64) -> Counts) -> Vec<HotScope> {
+    pub(crate) fn hot_scopes(
+        &self,
+        name: &'static str,
+        permitted: fn(u64) -> Counts,
+    ) -> Vec<HotScope> {
         let policy = if *self.warm { self.setup.config.hot_scope.0 } else { Policy::Off };
         self.fleet.machine.hot_scopes(name, policy, permitted)
     }
@@ -279,16 +287,6 @@ impl Episode<'_, '_> {
             self.journal.emit_waiting(Event::PolicyUpdated { round, report });
         }
         Ok(())
-    }
-
-    /// An env whose loss is no number cannot be trained on.
-    fn check_losses(&mut self, envs: &[Env], When { round, step }: When) -> Result<()> {
-        let bad = envs.iter().find(|env| !env.train.loss_sum.is_finite());
-        let Some(env) = bad else { return Ok(()) };
-        let (env, loss) = (env.index, env.train.loss_sum);
-        let what = format!("training loss is {loss}");
-        self.journal.emit_waiting(Event::Anomaly { env, round, step, what });
-        Err(Error::Diverged { env, step, loss })
     }
 }
 

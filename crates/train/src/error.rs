@@ -68,15 +68,23 @@ pub enum Error {
         /// Why not.
         problem: String,
     },
-    /// The loss of an env is no number any more.
-    #[error("env {env} diverged in step {step}: its training loss is {loss}")]
+    /// An env fails whenever it goes back to the last weights that were in order.
+    #[error(
+        "env {env} diverged in round {round}, step {step}: {}, {failures} times in a row, each time from the \
+         last weights that were in order",
+        failure.describe()
+    )]
     Diverged {
         /// Env.
         env: usize,
+        /// Round, from 0.
+        round: usize,
         /// Step, from 0.
         step: usize,
-        /// Loss.
-        loss: f64,
+        /// What it failed by.
+        failure: meristem_control::Failure,
+        /// How often, with no snapshot between.
+        failures: u32,
     },
     /// The device refused or failed.
     #[error(transparent)]
@@ -180,7 +188,10 @@ impl Error {
             | Self::Nn(meristem_nn::Error::Isa(_)) => {
                 "set the variable right, or unset it; `meristem --help` lists all of them".into()
             }
-            Self::Diverged { .. } => "lower --lr, or start from other weights".into(),
+            Self::Diverged { .. } => {
+                "lower --lr, keep --clip-norm on, or start from other weights; what was done is in the run's events"
+                    .into()
+            }
             _ => return None,
         };
         Some(text)

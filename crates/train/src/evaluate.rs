@@ -45,9 +45,31 @@ fn serve(
 /// A failed device.
 pub(crate) fn read(fleet: &Fleet, envs: &mut [Env]) -> Result<()> {
     let has_control = !fleet.control.is_empty();
+    envs.iter().try_for_each(|env| env.network.count_non_finite())?;
     let all = read_all(fleet, envs)?;
     for (env, metrics) in envs.iter_mut().zip(all) {
         env.note(metrics, has_control);
+    }
+    Ok(())
+}
+
+/// Reads envs that were rolled back against the control split once more. Waits for the devices, if there are any.
+///
+/// # Errors
+/// A failed device.
+pub(crate) fn again(fleet: &mut Fleet, envs: &mut [Env], restored: &[usize]) -> Result<()> {
+    if restored.is_empty() || fleet.control.is_empty() {
+        return Ok(());
+    }
+    let _span = fleet.machine.span(|| "evaluate again");
+    for &index in restored {
+        serve(&mut envs[index], &mut fleet.control[index], 0..1)?;
+    }
+    let all = read_all(fleet, envs)?;
+    for (env, metrics) in envs.iter_mut().zip(all) {
+        if restored.contains(&env.index) {
+            env.note_control(&metrics, true);
+        }
     }
     Ok(())
 }
@@ -104,6 +126,7 @@ fn summarise(env: &mut Env, metrics: Metrics, test: EvalMetrics, has_control: bo
         grown_parameters: env.parameters().grown(),
         modules: modules(env),
         history: env.history,
+        rollbacks: env.guard.rollbacks,
         weights: PathBuf::from("weights").join(weights_name(env.index)),
     }
 }

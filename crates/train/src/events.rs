@@ -7,7 +7,7 @@
 //! was not measured, is `null`. A reader must skip events and fields that it does not know; a change of
 //! meaning raises the version.
 
-use meristem_control::{RewardTerms, RoundReport};
+use meristem_control::{Failure, RewardTerms, RoundReport};
 use serde::Serialize;
 
 /// Version of the lines' form.
@@ -150,7 +150,32 @@ pub enum Event {
         #[serde(flatten)]
         report: RoundReport,
     },
-    /// Something that should not be: a loss that is no number.
+    /// An env had failed, and was brought back to its snapshot before the action of this step. What was pruned is
+    /// told of by events of its own, which follow.
+    GovernorRollback {
+        /// Env.
+        env: usize,
+        /// Round.
+        round: usize,
+        /// Step that failed.
+        step: usize,
+        /// `not_finite`, `collapse` or `spike`.
+        failure: Failure,
+        /// Mean training loss of the step.
+        train_loss: f64,
+        /// Control loss after it.
+        control_loss: Option<f64>,
+        /// Step after which the snapshot was taken; null: as the episode began.
+        restored_step: Option<usize>,
+        /// Slots whose live modules are gone.
+        pruned: Vec<String>,
+        /// What was added to the reward of the action that the failure is put down to; 0 if there is none.
+        penalty: f64,
+        /// Step of that action: the last since the episode or the last rollback that changed something, else the
+        /// one before this step; null in an episode's first step.
+        cause_step: Option<usize>,
+    },
+    /// Something that should not be: an env that fails again and again.
     Anomaly {
         /// Env.
         env: usize,
@@ -243,7 +268,7 @@ pub struct StepCompleted {
     pub train_accuracy: f64,
     /// Control loss; null without a control split.
     pub control_loss: Option<f64>,
-    /// Control accuracy.
+    /// Control accuracy. Of an env that was rolled back in this step, both are those of the restored host.
     pub control_accuracy: Option<f64>,
     /// Mean L2 norm of the host's gradient before clipping.
     pub host_gradient_norm: Option<f64>,

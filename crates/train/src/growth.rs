@@ -78,13 +78,13 @@ fn describe(action: &Action, host: &Host) -> String {
 }
 
 /// What was in each slot before a change that may have emptied it.
-struct Before {
+pub(crate) struct Before {
     blueprints: Vec<Option<String>>,
     contributions: Vec<Option<f64>>,
 }
 
 impl Before {
-    fn of(env: &Env) -> Self {
+    pub(crate) fn of(env: &Env) -> Self {
         let blueprint = |slot: &meristem_grow::Slot| {
             slot.module.as_ref().map(|module| module.blueprint.name.clone())
         };
@@ -95,7 +95,13 @@ impl Before {
     }
 
     /// Tells of a change of stage, and counts what came and went.
-    fn tell(&self, grown: &mut Env, change: &StageChange, when: When, journal: &mut Journal<'_>) {
+    pub(crate) fn tell(
+        &self,
+        grown: &mut Env,
+        change: &StageChange,
+        when: When,
+        journal: &mut Journal<'_>,
+    ) {
         let When { round, step } = when;
         let env = grown.index;
         let slot = change.slot.to_string();

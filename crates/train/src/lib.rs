@@ -6,7 +6,8 @@
 //! - [`run_folder`], [`event_writer`], [`events`], `observer`: where it is told what happens (U4);
 //! - `fleet`: devices, streams, resident data, gathers; `env`: one host with its network;
 //! - `episode`: steps of training, measuring and acting; `growth`: what happens to slots; `evaluate`: control and
-//!   test split; `counterfactuals`: what modules are worth; `permitted`: what the hot path may do;
+//!   test split; `counterfactuals`: what modules are worth; `governor`: what becomes of an env that fails;
+//!   `permitted`: what the hot path may do;
 //! - [`trace`]: what happened when, in a file for a viewer (H8);
 //! - [`study`]: controllers compared on the same hosts, with [`statistics`] of what they reach;
 //! - `run`: all rounds; [`summary`]: what is left of them; `weights`, [`eval`]: networks from and to files (U5).
@@ -39,6 +40,7 @@ mod evaluate;
 pub mod event_writer;
 pub mod events;
 mod fleet;
+mod governor;
 mod growth;
 mod keeper;
 mod observer;

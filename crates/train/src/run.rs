@@ -261,6 +261,13 @@ impl Run {
         Ok(Middle { next: progress.next, envs, events: progress.events })
     }
 
+    /// Another policy, with these settings.
+    #[cfg(test)]
+    pub(crate) fn set_policy(&mut self, config: meristem_control::PpoConfig) {
+        let stream = self.fleet.machine.devices()[0].stream("policy");
+        self.controller = AnyController::of_policy(&self.setup, &stream, config).unwrap();
+    }
+
     /// Its devices.
     #[cfg(test)]
     pub(crate) fn devices(&self) -> &[meristem_device::Device] {
@@ -440,7 +447,8 @@ impl Run {
         wall_seconds: f64,
         events_dropped: u64,
     ) -> Summary {
-        let Totals { steps, training_steps, images, step_seconds, hot, validation } = self.totals;
+        let Totals { steps, training_steps, images, step_seconds, hot, validation, rollbacks } =
+            self.totals;
         let threads = self.threads();
         let Self { setup, fleet, .. } = &self;
         let rate = images as f64 / step_seconds;
@@ -466,6 +474,7 @@ impl Run {
             memory: MemorySummary::of(fleet.machine.devices()),
             hot_path: hot.per_step(),
             validation,
+            rollbacks,
             events_dropped,
             trace: None,
             envs: self.keeper.envs,

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use meristem_control::RewardConfig;
+use meristem_control::{GovernorConfig, RewardConfig};
 use meristem_data::{Augment, DatasetInfo, DatasetSpec, Residency, Source};
 use meristem_device::{DeviceId, Stream};
 use meristem_grow::{
@@ -143,6 +143,18 @@ impl Setup {
             }
         }
         Ok(Arc::new(graph))
+    }
+
+    /// The network that would be left without its live modules.
+    pub(crate) fn lasting_graph(&self, host: &Host) -> Result<Arc<Graph>> {
+        let mut lasting = host.clone();
+        lasting.prune_live();
+        self.graph(&lasting)
+    }
+
+    /// The governor's rules.
+    pub(crate) fn governor(&self) -> GovernorConfig {
+        GovernorConfig::default()
     }
 
     /// Finds out whether the initial weights fit, before a run begins. Does not wait.

@@ -82,6 +82,9 @@ pub struct Summary {
     /// Counterfactual validation.
     #[serde(default)]
     pub validation: Validation,
+    /// Rollbacks of all envs, over all rounds.
+    #[serde(default)]
+    pub rollbacks: u64,
     /// Events that did not reach `events.jsonl`.
     pub events_dropped: u64,
     /// The trace, if one was asked for.
@@ -250,7 +253,8 @@ impl HotTotals {
 pub struct EnvSummary {
     /// Env.
     pub env: usize,
-    /// Mean training loss over the last step.
+    /// Mean training loss over the last step; null if it was not finite, and the env was rolled back.
+    #[serde(deserialize_with = "null_as_nan")]
     pub train_loss: f64,
     /// Training accuracy over the last step.
     pub train_accuracy: f64,
@@ -258,7 +262,8 @@ pub struct EnvSummary {
     pub control_loss: Option<f64>,
     /// Control accuracy.
     pub control_accuracy: Option<f64>,
-    /// Test loss.
+    /// Test loss; null if it is not finite.
+    #[serde(deserialize_with = "null_as_nan")]
     pub test_loss: f64,
     /// Test accuracy.
     pub test_accuracy: f64,
@@ -272,8 +277,16 @@ pub struct EnvSummary {
     pub modules: Vec<ModuleSummary>,
     /// Modules germinated, pruned and fossilized in the episode.
     pub history: ModuleCounts,
+    /// How often the governor rolled it back in the episode.
+    #[serde(default)]
+    pub rollbacks: usize,
     /// The weights file, relative to the run's folder.
     pub weights: PathBuf,
+}
+
+/// JSON has no NaN.
+fn null_as_nan<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
 
 /// A module at the end of an episode.

@@ -42,7 +42,7 @@ impl Snapshot {
     /// As [`Snapshot::new`]; the snapshot is then as it was.
     pub fn take(&mut self, network: &Network, graph: &Arc<Graph>) -> Result<()> {
         let sources = sources(network, graph)?;
-        if *graph != self.graph {
+        if !Arc::ptr_eq(graph, &self.graph) && *graph != self.graph {
             self.groups = self.memory(graph, &sources)?;
             self.graph = Arc::clone(graph);
         }
@@ -56,6 +56,11 @@ impl Snapshot {
             _ => Group::copy_of(source, Owner::Snapshots),
         };
         sources.iter().enumerate().map(group).collect()
+    }
+
+    /// The graph whose groups it holds.
+    pub fn graph(&self) -> &Arc<Graph> {
+        &self.graph
     }
 
     /// What it holds, under PyTorch's names. One read-back, which waits for the device.

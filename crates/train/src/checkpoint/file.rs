@@ -1,6 +1,7 @@
 //! The form of a checkpoint file: safetensors, so that any tool can look into it.
 //!
-//! Tensors are named `env.N.weights.NAME`, `env.N.optimiser.NAME` and `controller.NAME`. Two tensors of bytes hold
+//! Tensors are named `env.N.weights.NAME`, `env.N.optimiser.NAME`, `env.N.snapshot.NAME` and
+//! `controller.NAME`. Two tensors of bytes hold
 //! CBOR, which is exact for every float: `progress` and `controller_memory`. The metadata has `format`
 //! (`meristem checkpoint`), `version`, and `checksum`, the CRC-32 of all names and bytes: a file that was cut or
 //! changed is refused, never half used.
@@ -15,7 +16,7 @@ use super::{Checkpoint, EnvTensors, Progress};
 use crate::error::{Error, Result};
 
 /// Version of the form of a checkpoint.
-const CHECKPOINT_VERSION: u32 = 1;
+const CHECKPOINT_VERSION: u32 = 2;
 const FORMAT: &str = "meristem checkpoint";
 const PROGRESS: &str = "progress";
 const MEMORY: &str = "controller_memory";
@@ -33,6 +34,7 @@ pub(super) fn write(path: &Path, checkpoint: &Checkpoint) -> Result<()> {
     for (env, tensors) in envs.iter().enumerate() {
         put(format!("env.{env}.weights."), &tensors.weights);
         put(format!("env.{env}.optimiser."), &tensors.optimiser);
+        put(format!("env.{env}.snapshot."), &tensors.snapshot);
     }
     put("controller.".into(), &controller.tensors);
     let mut bytes = vec![];
@@ -90,6 +92,7 @@ fn place<'a, 'n>(
     match name.split_once('.')? {
         ("weights", name) => Some((&mut env.weights, name)),
         ("optimiser", name) => Some((&mut env.optimiser, name)),
+        ("snapshot", name) => Some((&mut env.snapshot, name)),
         _ => None,
     }
 }

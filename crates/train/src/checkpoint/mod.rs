@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use self::store::Store;
 use crate::episode::Totals;
 use crate::error::{Error, Result};
+use crate::governor::Guard;
 use crate::summary::{DatasetSummary, EnvSummary, ModuleCounts, RoundSummary};
 
 /// A run between two steps.
@@ -118,6 +119,7 @@ pub(crate) struct EnvState {
     pub(crate) train: Metrics,
     pub(crate) control: Option<EvalMetrics>,
     pub(crate) history: ModuleCounts,
+    pub(crate) guard: Guard,
 }
 
 /// The tensors of an env, under PyTorch's names.
@@ -127,4 +129,6 @@ pub(crate) struct EnvTensors {
     pub(crate) weights: StateDict,
     /// What the optimiser remembers.
     pub(crate) optimiser: StateDict,
+    /// What the governor goes back to.
+    pub(crate) snapshot: StateDict,
 }

@@ -169,7 +169,7 @@ mod tests {
             let at = whole.windows(from.len()).position(|w| w == from.as_bytes()).unwrap();
             [&whole[..at], to.as_bytes(), &whole[at + from.len()..]].concat()
         };
-        says(&text("\"version\":\"1\"", "\"version\":\"9\""), "version 9");
+        says(&text("\"version\":\"2\"", "\"version\":\"9\""), "version 9");
         says(&text("meristem checkpoint", "meristem_checkpoint"), "no checkpoint");
     }
 

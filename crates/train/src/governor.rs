@@ -1,0 +1,166 @@
+//! The governor in the loop: what it remembers of an env, and how an env that has failed goes on (`grow.md`,
+//! Governor).
+//!
+//! After the read-back of a step and before anything is decided, every env is judged ([`Vitals`]): by its control
+//! loss, or by its training loss where there is no control split. Neither, and no weight, may be NaN or infinite.
+//!
+//! **A rollback** brings back the snapshot: the weights and statistics of the host and of its fossilized modules, bit
+//! for bit. Live modules are pruned, the optimiser starts anew. Nothing that was measured before counts any more: the
+//! restored host is read against the control split, and its history of losses and accuracies, its reward and its
+//! trajectory begin there, so that no difference reaches across. Then the step goes on as in every other env: the
+//! controller decides about the restored host, which trains again in the next step.
+//!
+//! **The cause** is the last transition of the trajectory that changed something (any op but WAIT that succeeded), or,
+//! if none did, its last transition. It bears the penalty, and the trajectory ends before this step as a termination.
+//! In an episode's first step there is no transition: nothing is ended or punished then.
+//!
+//! **Snapshots** lie on the env's device. One is taken as the episode begins, then every five steps and after each
+//! fossilize, so that it always has the fossilized modules of its env; in a step that failed, or whose loss was a
+//! spike, only a fossilize is a reason for one. Failures with no snapshot between them say that going back is no
+//! help: the third ends the run.
+
+use meristem_control::{Failure, GovernorConfig, Vitals};
+use meristem_grow::StageChange;
+use serde::{Deserialize, Serialize};
+
+use crate::env::Env;
+use crate::episode::Episode;
+use crate::error::{Error, Result};
+use crate::evaluate;
+use crate::events::Event;
+use crate::growth::{Before, When};
+use crate::permitted;
+
+/// What the governor remembers of an env in an episode, besides the snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Guard {
+    vitals: Vitals,
+    /// Step after which the snapshot was taken; `None`: before the first.
+    snapshot_step: Option<usize>,
+    /// Failures since the snapshot was taken.
+    failures: u32,
+    /// Step of the trajectory's last transition that changed something.
+    changed: Option<usize>,
+    /// Rollbacks.
+    pub(crate) rollbacks: usize,
+}
+
+impl Guard {
+    /// Of an env that begins an episode, with so many classes.
+    pub(crate) fn new(classes: usize) -> Self {
+        let vitals = Vitals::new(classes);
+        Self { vitals, snapshot_step: None, failures: 0, changed: None, rollbacks: 0 }
+    }
+
+    /// The transition that a failure in `step` is put down to.
+    fn cause(&self, step: usize) -> Option<usize> {
+        self.changed.or(step.checked_sub(1))
+    }
+
+    /// The env is back at its snapshot.
+    fn rolled_back(&mut self) {
+        self.vitals.rolled_back();
+        self.changed = None;
+        self.rollbacks += 1;
+    }
+}
+
+impl Env {
+    /// The loss that it is judged by: NaN if any of its numbers is not finite.
+    fn vital_loss(&self) -> f64 {
+        let train = self.train.loss_sum / self.train.samples.max(1) as f64;
+        match train.is_finite() && self.train.non_finite == 0 {
+            true => self.control.and_then(|control| control.loss()).unwrap_or(train),
+            false => f64::NAN,
+        }
+    }
+
+    /// Whether a snapshot is due now that a step is done.
+    fn is_snapshot_due(&self, rules: &GovernorConfig, step: usize) -> bool {
+        let calm = self.guard.vitals.is_calm();
+        self.has_fossilized() || (calm && rules.snapshot_due(step as u32, false))
+    }
+}
+
+impl Episode<'_, '_> {
+    /// Judges all envs by what the step measured; those that have failed go back to their snapshots. Waits for the
+    /// device where one has.
+    ///
+    /// # Errors
+    /// [`Error::Diverged`]: going back is no help. A failed device.
+    pub(crate) fn govern(&mut self, envs: &mut [Env], when: When) -> Result<()> {
+        let rules = self.setup.governor();
+        let mut restored = vec![];
+        for env in envs.iter_mut() {
+            let loss = env.vital_loss();
+            if let Some(failure) = env.guard.vitals.check(&rules, loss) {
+                self.roll_back(env, failure, (&rules, when))?;
+                restored.push(env.index);
+            }
+        }
+        evaluate::again(self.fleet, envs, &restored)
+    }
+
+    fn roll_back(
+        &mut self,
+        env: &mut Env,
+        failure: Failure,
+        (rules, when): (&GovernorConfig, When),
+    ) -> Result<()> {
+        let _span = self.fleet.machine.span(|| format!("rollback of env {}", env.index));
+        let (index, When { round, step }) = (env.index, when);
+        env.guard.failures += 1;
+        let Guard { snapshot_step: restored_step, failures, .. } = env.guard;
+        if failures >= rules.failures_max {
+            let error = Error::Diverged { env: index, round, step, failure, failures };
+            let what = format!("{}; going back is no help", failure.describe());
+            self.journal.emit_waiting(Event::Anomaly { env: index, round, step, what });
+            return Err(error);
+        }
+        let (cause, control_loss) = (env.guard.cause(step), env.control);
+        let before = Before::of(env);
+        let changes = env.restore_snapshot(self.setup)?;
+        env.guard.rolled_back();
+        self.controller.roll_back(index, cause, rules.penalty as f32)?;
+        self.totals.rollbacks += 1;
+        let pruned = changes.iter().map(|change: &StageChange| change.slot.to_string()).collect();
+        self.journal.emit_waiting(Event::GovernorRollback {
+            env: index,
+            round,
+            step,
+            failure,
+            train_loss: env.train.loss_sum / env.train.samples.max(1) as f64,
+            control_loss: control_loss.and_then(|control| control.loss()),
+            restored_step,
+            pruned,
+            penalty: cause.map_or(0.0, |_| rules.penalty),
+            cause_step: cause,
+        });
+        changes.iter().for_each(|change| before.tell(env, change, when, self.journal));
+        Ok(())
+    }
+
+    /// The step is done: what is due is kept. Waits for nothing.
+    ///
+    /// # Errors
+    /// Memory, a failed device.
+    pub(crate) fn keep(&mut self, envs: &mut [Env], When { step, .. }: When) -> Result<()> {
+        let rules = self.setup.governor();
+        let mut due: Vec<&mut Env> = vec![];
+        for env in envs {
+            if env.has_changed() {
+                env.guard.changed = Some(step);
+            }
+            if env.is_snapshot_due(&rules, step) {
+                env.sync_network(self.setup)?;
+                due.push(env);
+            }
+        }
+        let _scopes = self.hot_scopes(permitted::SNAPSHOT, permitted::snapshot);
+        for env in due {
+            env.take_snapshot(self.setup)?;
+            (env.guard.snapshot_step, env.guard.failures) = (Some(step), 0);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,335 @@
+//! Envs that break in the middle of a run: what the governor does about them, and that nobody else notices.
+#![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use meristem_nn::safetensors;
+use meristem_nn::{Network, StateDict};
+use meristem_train::config::{Layer, TrainConfig};
+use meristem_train::events::{Event, StepCompleted};
+use meristem_train::settings::{ControllerKind, Limit, Preset};
+use meristem_train::{Error, Observer, Result, ResumeOptions, Summary, resume, run};
+use serde_json::Value;
+
+const ENVS: usize = 3;
+const BATCHES: usize = 4;
+
+/// Puts NaN into the weights of hosts, right after a training step, and stops runs.
+#[derive(Debug, Default)]
+struct Breaks {
+    /// Round, step, env, batch.
+    at: Vec<(usize, usize, usize, usize)>,
+    /// Ends the run at this step of the first round.
+    stop_at: Option<usize>,
+    now: (usize, usize),
+    /// Of each env in this step.
+    batches: [usize; ENVS],
+}
+
+impl Breaks {
+    fn at(at: &[(usize, usize, usize, usize)]) -> Self {
+        Self { at: at.to_vec(), ..Self::default() }
+    }
+
+    /// Watches a run that goes on in the first round.
+    fn from(self, step: usize) -> Self {
+        Self { now: (0, step), ..self }
+    }
+
+    fn stop_at(self, step: usize) -> Self {
+        Self { stop_at: Some(step), ..self }
+    }
+}
+
+impl Observer for Breaks {
+    fn event(&mut self, event: &Event) {
+        match event {
+            Event::RoundStarted { round } => self.now = (*round, 0),
+            Event::StepCompleted(StepCompleted { round, step, .. }) => {
+                (self.now, self.batches) = ((*round, step + 1), [0; ENVS]);
+            }
+            _ => {}
+        }
+    }
+
+    fn batch_enqueued(&mut self, env: usize, network: &Network) -> Result<()> {
+        let (round, step) = self.now;
+        if self.at.contains(&(round, step, env, self.batches[env])) {
+            let values = network.packed_parameters(0).unwrap();
+            let launch = values.stream().launch("break").write(values);
+            launch.run(|args| args.write::<f32>(0)[0] = f32::NAN)?;
+        }
+        self.batches[env] += 1;
+        Ok(())
+    }
+
+    fn stop_requested(&self) -> bool {
+        self.stop_at.is_some_and(|step| self.now >= (0, step))
+    }
+}
+
+/// Settings of a run in `folder`: three small hosts that may grow anywhere.
+fn flags(folder: &Path, controller: ControllerKind) -> Layer {
+    Layer {
+        preset: Some(Preset::Quick),
+        host: Some("minimal".into()),
+        slots: Some(vec!["r0".into()]),
+        envs: Some(ENVS),
+        steps: Some(12),
+        rounds: Some(1),
+        batch: Some(16),
+        max_batches: Some(Limit::Count(BATCHES)),
+        control_split: Some((controller != ControllerKind::None).then_some(0.02)),
+        controller: Some(controller),
+        policy_hidden: Some(8),
+        checkpoint_every: Some(1),
+        run_dir: Some(Some(folder.into())),
+        ..Layer::default()
+    }
+}
+
+fn train(flags: Layer, mut observer: Breaks) -> Result<Summary> {
+    let config = TrainConfig::resolve(Layer::default(), flags).unwrap();
+    run(&config, &mut observer)
+}
+
+fn go_on(folder: &Path, mut observer: Breaks) -> Result<Summary> {
+    resume(folder, &ResumeOptions::default(), &mut observer)
+}
+
+/// The events of a run, without their times.
+fn events(folder: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(folder.join("events.jsonl")).unwrap();
+    let mut events: Vec<Value> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for event in &mut events {
+        for key in ["seconds", "step_seconds", "images_per_second", "wall_seconds"] {
+            event.as_object_mut().unwrap().remove(key);
+        }
+    }
+    events
+}
+
+fn of_kind<'a>(events: &'a [Value], kind: &str) -> Vec<&'a Value> {
+    events.iter().filter(|event| event["event"] == kind).collect()
+}
+
+/// Of one env, without the numbers, which count those of all envs.
+fn of_env(events: &[Value], env: usize) -> Vec<Value> {
+    let mut own: Vec<Value> = events.iter().filter(|event| event["env"] == env).cloned().collect();
+    own.iter_mut().for_each(|event| drop(event.as_object_mut().unwrap().remove("seq")));
+    own
+}
+
+fn weights(folder: &Path, env: usize) -> Vec<u8> {
+    std::fs::read(folder.join(format!("weights/env-{env}.safetensors"))).unwrap()
+}
+
+/// The checkpoint after so many steps of the first round.
+fn checkpoint(folder: &Path, step: usize) -> StateDict {
+    let file = folder.join(format!("checkpoints/round-000000-step-{step:06}.safetensors"));
+    safetensors::load(&file).unwrap().0
+}
+
+/// The tensors below a prefix, as bits.
+fn bits(of: &StateDict, prefix: &str) -> BTreeMap<String, Vec<u8>> {
+    let own = of.iter().filter_map(|(name, t)| Some((name.strip_prefix(prefix)?.to_string(), t)));
+    let bytes = |tensor: &meristem_nn::HostTensor| {
+        let mut bytes = vec![];
+        tensor.data.le_bytes(|piece| bytes.extend_from_slice(piece));
+        bytes
+    };
+    own.map(|(name, tensor)| (name, bytes(tensor))).collect()
+}
+
+/// Grows a module in r0c0 of every env, which is in Training from step 2 on.
+fn script(folder: &Path) -> ControllerKind {
+    let file = folder.join("script.jsonl");
+    let text = r#"{"step": 1, "op": "GERMINATE", "slot": "r0c0", "blueprint": "conv_light"}
+{"step": 2, "op": "ADVANCE", "slot": "r0c0"}
+{"step": 9, "op": "PRUNE", "slot": "r0c0"}"#;
+    std::fs::write(&file, text).unwrap();
+    ControllerKind::Fixed(file)
+}
+
+#[test]
+fn a_broken_env_goes_back_and_the_others_do_not_notice() {
+    let folder = tempfile::tempdir().unwrap();
+    let (whole, broken) = (folder.path().join("whole"), folder.path().join("broken"));
+    let controller = script(folder.path());
+    train(flags(&whole, controller.clone()), Breaks::default()).unwrap();
+    let summary = train(flags(&broken, controller), Breaks::at(&[(0, 7, 1, 1)])).unwrap();
+    let counts: Vec<usize> = summary.envs.iter().map(|env| env.rollbacks).collect();
+    assert_eq!((summary.rollbacks, counts), (1, vec![0, 1, 0]));
+
+    let (expected, got) = (events(&whole), events(&broken));
+    for env in [0, 2] {
+        assert_eq!(of_env(&got, env), of_env(&expected, env));
+        assert!(weights(&broken, env) == weights(&whole, env), "env {env}");
+    }
+    assert!(of_kind(&expected, "governor_rollback").is_empty());
+    let own = of_env(&got, 1);
+    let [rollback] = of_kind(&own, "governor_rollback")[..] else { panic!("{own:?}") };
+    let expected = serde_json::json!({
+        "v": 1, "event": "governor_rollback", "env": 1, "round": 0, "step": 7,
+        "failure": "not_finite", "train_loss": null, "control_loss": null, "restored_step": 5,
+        "pruned": ["r0c0"], "penalty": -10.0,
+        "cause_step": 2,
+    });
+    assert_eq!(*rollback, expected, "ADVANCE was the last to change anything");
+    let [pruned] = of_kind(&own, "module_pruned")[..] else { panic!("{own:?}") };
+    assert_eq!((&pruned["step"], &pruned["blueprint"]), (&7.into(), &"conv_light".into()));
+    // The step itself tells of the training that failed, and of the host that came back: in step 5 the module was
+    // in Training, where the value is the host's.
+    let steps = of_kind(&own, "step_completed");
+    assert_eq!(steps[7]["train_loss"], Value::Null);
+    assert_eq!(steps[7]["control_loss"], steps[5]["control_loss"]);
+    assert_eq!(steps[7]["slots"][0]["stage"], "pruned");
+    assert_eq!(steps[7]["reward"]["gain"], 0.0);
+    // It trains on; what the script wants of a module that is gone is passed over.
+    assert_eq!(steps.len(), 12);
+    assert!(steps[8..].iter().all(|step| step["train_loss"].as_f64().is_some()));
+    assert_eq!(steps[9]["action"], "WAIT");
+}
+
+/// A checkpoint after each step shows what a rollback did to weights, optimiser and rollout.
+#[test]
+fn a_rollback_restores_the_snapshot_and_ends_the_trajectory() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let observer = Breaks::at(&[(0, 7, 1, 2)]).stop_at(8);
+    train(flags(&run, ControllerKind::Ppo), observer).unwrap();
+    let [kept, before, after] = [6, 7, 8].map(|step| checkpoint(&run, step));
+    let snapshot = bits(&kept, "env.1.snapshot.");
+    assert!(!snapshot.is_empty());
+    assert_eq!(bits(&after, "env.1.snapshot."), snapshot, "none is taken of an env that failed");
+    assert_eq!(bits(&after, "env.1.weights."), snapshot, "running statistics are among them");
+    // Taken after step 5: what the checkpoint before step 6 has, without live modules.
+    let then = bits(&kept, "env.1.weights.");
+    assert!(snapshot.iter().all(|(name, bytes)| then[name] == *bytes));
+    let zero = |tensors: BTreeMap<String, Vec<u8>>| tensors.values().flatten().all(|b| *b == 0);
+    assert!(zero(bits(&after, "env.1.optimiser.")) && !zero(bits(&before, "env.1.optimiser.")));
+    assert!(!zero(bits(&after, "env.0.optimiser.")));
+
+    let events = events(&run);
+    let [rollback] = of_kind(&events, "governor_rollback")[..] else { panic!("{events:?}") };
+    let cause = rollback["cause_step"].as_u64().unwrap() as usize;
+    let column = |name: &str| -> Vec<f32> {
+        let rows = after.get(&format!("controller.rollout.{name}")).unwrap();
+        rows.as_f32().unwrap().iter().skip(1).step_by(ENVS).take(8).copied().collect()
+    };
+    assert_eq!(column("terminated"), [0., 0., 0., 0., 0., 0., 1., 0.]);
+    assert_eq!(column("keep"), [0., 1., 1., 1., 1., 1., 1., 0.]);
+    let own = of_env(&events, 1);
+    for (step, (event, paid)) in
+        of_kind(&own, "step_completed").iter().zip(column("rewards")).enumerate()
+    {
+        let terms = event["reward"].as_object().unwrap().values();
+        let reward = terms.map(|term| term.as_f64().unwrap()).sum::<f64>() as f32;
+        let penalty = if step == cause { -10.0 } else { 0.0 };
+        assert_eq!(paid, reward + penalty, "step {step}");
+    }
+    // Whatever the policy did last before the failure, if it did something.
+    let acted = |step: usize| {
+        let own = of_env(&events, 1);
+        let action = of_kind(&own, "step_completed")[step]["action"].clone();
+        action != "WAIT"
+    };
+    assert!((cause + 1..7).all(|step| !acted(step) || is_refused(&own, step)), "cause {cause}");
+}
+
+/// Whether the gate that the action of a step asked did not let it pass.
+fn is_refused(events: &[Value], step: usize) -> bool {
+    let gates = of_kind(events, "gate_evaluated");
+    gates.iter().any(|gate| gate["step"] == step && gate["passed"] == false)
+}
+
+#[test]
+fn a_run_resumed_before_or_after_a_rollback_ends_with_the_same_bits() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = folder.path().join("whole");
+    let two_rounds = |folder: &Path| Layer {
+        rounds: Some(2),
+        // Envs may grow, be rolled back to a snapshot of long ago, and learn from it.
+        ..flags(folder, ControllerKind::Ppo)
+    };
+    let at = [(0, 8, 1, 3), (0, 9, 2, 0), (1, 0, 0, 1)];
+    let expected = train(two_rounds(&whole), Breaks::at(&at)).unwrap();
+    assert_eq!(expected.rollbacks, 3);
+    for stop in [7, 9, 10] {
+        let run = folder.path().join(format!("stopped-{stop}"));
+        let stopped = train(two_rounds(&run), Breaks::at(&at).stop_at(stop)).unwrap();
+        assert_eq!(stopped.steps, stop as u64);
+        let summary = go_on(&run, Breaks::at(&at).from(stop)).unwrap();
+        assert_eq!(summary.rollbacks, 3, "stopped at {stop}");
+        for (got, expected) in events(&run).iter().zip(&events(&whole)) {
+            assert_eq!(got, expected, "stopped at {stop}");
+        }
+        for env in 0..ENVS {
+            assert!(weights(&run, env) == weights(&whole, env), "stopped at {stop}: env {env}");
+        }
+        let policy = |folder: &Path| std::fs::read(folder.join("policy.safetensors")).unwrap();
+        assert!(policy(&run) == policy(&whole), "stopped at {stop}: policy");
+    }
+}
+
+/// Without a control split nothing but the weights themselves shows that the last batch broke them.
+#[test]
+fn weights_that_break_unseen_are_neither_kept_nor_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let at = [(0, 5, 0, BATCHES - 1), (0, 11, 2, BATCHES - 1)];
+    let summary = train(flags(&run, ControllerKind::None), Breaks::at(&at)).unwrap();
+    let counts: Vec<usize> = summary.envs.iter().map(|env| env.rollbacks).collect();
+    assert_eq!(counts, [1, 0, 1]);
+    let events = events(&run);
+    let rollbacks = of_kind(&events, "governor_rollback");
+    let of = |key: &str| rollbacks.iter().map(|event| event[key].clone()).collect::<Vec<_>>();
+    assert_eq!(
+        (of("step"), of("restored_step")),
+        (vec![5.into(), 11.into()], vec![0.into(), 10.into()])
+    );
+    assert!(of("train_loss").iter().all(|loss| loss.as_f64().is_some()), "the loss saw nothing");
+    // Every checkpoint can be loaded, the last weights can be used.
+    for step in [9, 10, 11] {
+        let finite = |state: &StateDict| {
+            let values = state.iter().filter_map(|(_, tensor)| tensor.as_f32());
+            values.flatten().all(|x| x.is_finite())
+        };
+        assert!(finite(&checkpoint(&run, step)), "step {step}");
+    }
+    assert!(summary.envs.iter().all(|env| env.test_loss.is_finite()));
+    // A complete run's summary is read back by a resume.
+    assert_eq!(go_on(&run, Breaks::default()).unwrap().rollbacks, 2);
+}
+
+#[test]
+fn what_cannot_be_trained_ends_with_an_error_and_a_readable_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let absurd = Layer {
+        lr: Some(1e6),
+        max_batches: Some(Limit::Count(40)),
+        // A long way to the end.
+        steps: Some(10_000),
+        ..flags(&run, ControllerKind::Heuristic)
+    };
+    let error = train(absurd, Breaks::default()).unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, Error::Diverged { failures: 3, round: 0, .. }), "{text}");
+    assert!(text.contains("not finite") && text.contains("3 times in a row"), "{text}");
+    assert!(error.remedy().unwrap().contains("--lr"), "{text}");
+    assert_eq!(error.exit_code(), 1);
+    let summary: Value =
+        serde_json::from_slice(&std::fs::read(run.join("summary.json")).unwrap()).unwrap();
+    assert_eq!((&summary["status"], &summary["error"]), (&"failed".into(), &text.clone().into()));
+    let events = events(&run);
+    let last = &events[events.len() - 1];
+    assert_eq!((&last["event"], &last["error"]), (&"run_ended".into(), &text.clone().into()));
+    let rollbacks = of_kind(&events, "governor_rollback");
+    assert!(rollbacks.len() >= 2, "{rollbacks:?}");
+    // What was written can be gone on from, and comes to the same end.
+    let again = go_on(&run, Breaks::default()).unwrap_err().to_string();
+    assert_eq!(again, text);
+}
