@@ -216,16 +216,22 @@ impl<T: Number> Source for Kept<'_, T> {
     #[inline(always)]
     fn visit(&mut self, start: usize, out: &mut [T]) {
         let at = start..start + out.len();
-        out.copy_from_slice(&self.gradient[at.clone()]);
-        if let Some((velocity, factor)) = &mut self.velocity {
-            for (out, velocity) in out.iter_mut().zip(&mut velocity[at.clone()]) {
-                *velocity = velocity.times(*factor).plus(*out);
-                *out = *velocity;
+        let (residual, gradient) = (&mut self.residual[at.clone()], &self.gradient[at.clone()]);
+        let kept = out.iter_mut().zip(residual).zip(gradient);
+        match &mut self.velocity {
+            Some((velocity, factor)) => {
+                for (((out, residual), gradient), velocity) in kept.zip(&mut velocity[at]) {
+                    *velocity = velocity.times(*factor).plus(*gradient);
+                    *residual = residual.plus(*velocity);
+                    *out = *residual;
+                }
             }
-        }
-        for (out, residual) in out.iter_mut().zip(&mut self.residual[at]) {
-            *residual = residual.plus(*out);
-            *out = *residual;
+            None => {
+                for ((out, residual), gradient) in kept {
+                    *residual = residual.plus(*gradient);
+                    *out = *residual;
+                }
+            }
         }
     }
     #[inline(always)]

@@ -141,6 +141,10 @@ fn sampled_threshold<S: Source>(source: &S, k: usize) -> Bits<S> {
     (*nth).max(one)
 }
 
+/// On a boundary of cache lines: vectors that lie across two take twice as long.
+#[repr(align(64))]
+struct Line<T>(T);
+
 /// Collects the elements of at least a magnitude; returns their number, or `usize::MAX` if there is
 /// not enough room. Visits everything in any case.
 struct Collect<'a, S: Source> {
@@ -158,17 +162,17 @@ impl<S: Source> Vectorized for Collect<'_, S> {
         let Collect { source, low, found, values } = self;
         let len = source.len();
         let mut count = 0;
-        let mut block = [S::Item::ZERO; BLOCK];
+        let Line(block) = &mut Line([S::Item::ZERO; BLOCK]);
         let whole = len - len % BLOCK;
         for start in (0..whole).step_by(BLOCK) {
-            source.visit(start, &mut block);
-            let reach = reaching(&block, low);
-            count = note((reach, &block), start, (&mut *found, &mut *values), count);
+            source.visit(start, block);
+            let reach = reaching(block, low);
+            count = note((reach, block), start, (&mut *found, &mut *values), count);
         }
         let rest = len - whole;
         source.visit(whole, &mut block[..rest]);
-        let reach = reaching(&block, low) & ((1 << rest) - 1);
-        count = note((reach, &block), whole, (&mut *found, &mut *values), count);
+        let reach = reaching(block, low) & ((1 << rest) - 1);
+        count = note((reach, block), whole, (&mut *found, &mut *values), count);
         if count > found.len() { usize::MAX } else { count }
     }
 }
