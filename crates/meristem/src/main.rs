@@ -9,6 +9,7 @@ mod failure;
 mod plain;
 mod plot;
 mod progress;
+mod signals;
 mod table;
 
 use std::io::IsTerminal;

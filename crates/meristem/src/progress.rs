@@ -10,7 +10,7 @@ use meristem::train::events::{Event, RunStarted, SlotState, StepCompleted};
 
 use crate::plain::{self, counted, duration, percent, thousands};
 
-/// Set by Ctrl-C.
+/// Set by Ctrl-C and the other signals that ask for an end.
 pub(crate) static STOP: AtomicBool = AtomicBool::new(false);
 
 /// Where progress goes.

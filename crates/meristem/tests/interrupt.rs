@@ -1,4 +1,4 @@
-//! Ctrl-C, kill and a full disk: what is left of the run.
+//! Ctrl-C, other signals, kill and a full disk: what is left of the run.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
 #![cfg(unix)]
@@ -11,16 +11,16 @@ use std::time::{Duration, Instant};
 
 use common::{Meristem, events_in, of_kind, said};
 
-/// A run that would go on for hours, once it has completed a step.
+/// A run that would go on for hours.
+const LONG: &str = "train --host minimal --envs 2 --steps 100000 --max-batches 2 --batch 32 --run-dir run --trace run.json";
+
+/// Such a run, once it has completed a step.
 fn long_run(m: &Meristem) -> Child {
-    let flags = "train --host minimal --envs 2 --steps 100000 --max-batches 2 --batch 32 --run-dir run --trace run.json";
-    let child = m
-        .command()
-        .args(flags.split_whitespace())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    once_it_has_stepped(m, m.command().args(LONG.split_whitespace()))
+}
+
+fn once_it_has_stepped(m: &Meristem, command: &mut Command) -> Child {
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let events = m.path("run/events.jsonl");
     let started = Instant::now();
     let stepped = || std::fs::read_to_string(&events).is_ok_and(|t| t.contains("step_completed"));
@@ -61,6 +61,29 @@ fn ctrl_c_ends_at_a_step_boundary_with_weights_and_summary() {
         trace["traceEvents"].as_array().unwrap().iter().filter(|e| e["ph"] == ph).count()
     };
     assert!(of("B") > 10 && of("B") == of("E"));
+}
+
+/// What batch systems and closing terminals send ends a run like Ctrl-C does.
+#[test]
+fn other_signals_end_a_run_as_well_and_nohup_is_respected() {
+    for name in ["-TERM", "-HUP"] {
+        let m = Meristem::new();
+        let child = long_run(&m);
+        signal(&child, name);
+        let said = said(child.wait_with_output().unwrap());
+        assert_eq!(said.code, Some(0), "{name}: {}", said.stderr);
+        assert_eq!(m.json("run/summary.json")["status"], "interrupted", "{name}");
+    }
+    let m = Meristem::new();
+    let mut shell = Command::new("sh");
+    let program = env!("CARGO_BIN_EXE_meristem");
+    shell.args(["-c", &format!("trap '' HUP; exec {program} {LONG}")]);
+    let child = once_it_has_stepped(&m, shell.current_dir(m.folder.path()));
+    signal(&child, "-HUP");
+    signal(&child, "-TERM");
+    let said = said(child.wait_with_output().unwrap());
+    // The second signal would have ended it at once.
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
 }
 
 #[test]

@@ -11,10 +11,11 @@ use meristem::train::study::{Planned, Study, StudyConfig, StudyObserver, compare
 use meristem::train::summary::Status;
 use meristem::train::{Event, Observer};
 
-use super::{Outcome, print_json, stop_on_ctrl_c};
+use super::{Outcome, print_json};
 use crate::cli::ControlEvalArguments;
 use crate::plain::{self, counted};
 use crate::progress::{Mode, Progress};
+use crate::signals::stop_on_signals;
 
 pub(crate) fn run(arguments: &ControlEvalArguments) -> Outcome {
     let (file, flags) = (arguments.settings.file()?, arguments.layer());
@@ -22,7 +23,7 @@ pub(crate) fn run(arguments: &ControlEvalArguments) -> Outcome {
     if let Some(plot) = &arguments.plot {
         plot.check()?;
     }
-    stop_on_ctrl_c("what is complete so far")?;
+    stop_on_signals("what is complete so far")?;
     let study = compare(&config, &mut Watch::new(arguments.quiet))?;
     if let Some(plot) = &arguments.plot {
         plot.write(&study)?;

@@ -13,7 +13,6 @@ pub(crate) mod synthetic;
 mod train;
 
 use std::process::ExitCode;
-use std::sync::atomic::Ordering;
 
 use meristem::train::summary::MemorySummary;
 use meristem::train::trace::TraceSummary;
@@ -22,7 +21,6 @@ use serde::Serialize;
 use crate::cli::{BenchCommand, Command, ControlCommand};
 use crate::failure::Failure;
 use crate::plain;
-use crate::progress::STOP;
 use crate::table;
 
 /// Result of a command: its exit code.
@@ -44,25 +42,6 @@ pub(crate) fn run(command: Command) -> Outcome {
         Command::Bench(BenchCommand::Format(arguments)) => bench_format::run(&arguments),
         Command::Bench(BenchCommand::Gather(arguments)) => bench_gather::run(&arguments),
     }
-}
-
-/// The first Ctrl-C ends a run at the next step boundary, the second at once.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "asked a second time, not to wait for anything is the point"
-)]
-fn stop_on_ctrl_c(what_is_left: &'static str) -> Result<(), Failure> {
-    let stop = move || {
-        if STOP.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-        plain::err(&format!(
-            "stopping after this step, with {what_is_left}; again to stop at once"
-        ));
-    };
-    ctrlc::set_handler(stop).map_err(|error| {
-        Failure::failed(format!("cannot listen for Ctrl-C: {error}"), "run from another shell")
-    })
 }
 
 /// Says on stderr what a trace has no room for; even when nothing else is said.

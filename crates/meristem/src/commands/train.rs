@@ -7,11 +7,12 @@ use std::process::ExitCode;
 use meristem::train::config::{Layer, TrainConfig};
 use meristem::train::{self, ResumeOptions, Summary};
 
-use super::{Outcome, print_json, stop_on_ctrl_c, tell_dropped};
+use super::{Outcome, print_json, tell_dropped};
 use crate::cli::TrainArguments;
 use crate::failure::Failure;
 use crate::plain;
 use crate::progress::{Mode, Progress};
+use crate::signals::stop_on_signals;
 use crate::table;
 
 /// What a run leaves when it is stopped.
@@ -41,7 +42,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
 
 fn start(arguments: &TrainArguments, mode: Mode) -> Result<Summary, Failure> {
     let config = TrainConfig::resolve(arguments.settings.file()?, arguments.layer())?;
-    stop_on_ctrl_c(LEFT)?;
+    stop_on_signals(LEFT)?;
     Ok(train::run(&config, &mut Progress::new(mode))?)
 }
 
@@ -56,7 +57,7 @@ fn resume(folder: &Path, arguments: &TrainArguments, mode: Mode) -> Result<Summa
                       run with --config RUN/config.toml";
         return Err(Failure::usage(message, remedy));
     }
-    stop_on_ctrl_c(LEFT)?;
+    stop_on_signals(LEFT)?;
     Ok(train::resume(folder, &options, &mut Progress::new(mode))?)
 }
 
