@@ -43,6 +43,11 @@ impl Progress {
         Self { mode, run: None, envs: vec![], steps_done: 0, stepping, bars: None }
     }
 
+    /// Whether a run has begun, or gone on.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.run.is_some()
+    }
+
     /// A line that stays, between the bars or among the lines.
     pub(crate) fn line(&self, text: &str) {
         match (self.mode, &self.bars) {

@@ -24,10 +24,10 @@ pub(crate) fn report(summary: &Summary) -> String {
         duration(Duration::from_secs_f64(summary.wall_seconds)),
         thousands(summary.images_per_s as u64),
         megabytes(summary.memory.peak),
-        summary
-            .memory
-            .process_peak
-            .map_or(String::new(), |bytes| format!(", {} in all", megabytes(bytes))),
+        summary.memory.process_peak.map_or(String::new(), |bytes| format!(
+            "; the process held {} at most",
+            megabytes(bytes)
+        )),
     ));
     if summary.events_dropped > 0 {
         text.push(format!("{} events did not reach the file", summary.events_dropped));
@@ -59,7 +59,7 @@ pub(crate) fn memory(memory: &MemorySummary) -> Table {
     }
     table.add_row(row("all tensors", Some(memory.current), Some(memory.peak)));
     table.add_row(row("taken from the system", None, Some(memory.reserved_peak)));
-    table.add_row(row("the process", None, memory.process_peak));
+    table.add_row(row("the process, pages in use", None, memory.process_peak));
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }

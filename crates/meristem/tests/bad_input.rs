@@ -145,7 +145,11 @@ fn an_env_that_diverges_ends_the_run_with_a_readable_folder() {
 #[test]
 fn what_is_not_compiled_in_is_called_so() {
     let m = Meristem::new();
-    m.fails("train --devices cuda --run-dir run", 1, &["cuda:0", "not part of this build"]);
+    m.fails(
+        "train --devices cuda --run-dir run",
+        2,
+        &["cuda:0", "not part of this build", "use cpu"],
+    );
     assert!(!m.path("run").exists());
 }
 

@@ -174,6 +174,11 @@ fn a_stopped_run_goes_on_and_a_complete_one_is_left_alone() {
     let before = m.bytes("whole/events.jsonl");
     let said = m.ok("train --resume whole");
     assert!(said.stdout.contains("env"), "{}", said.stdout);
+    assert!(
+        said.stdout.contains("whole is complete: there is nothing to go on with"),
+        "{}",
+        said.stdout
+    );
     assert_eq!(m.bytes("whole/events.jsonl"), before);
     let mut child = background(&m, "--run-dir stopped");
     wait_for("a step", || {
@@ -243,6 +248,12 @@ fn what_cannot_be_resumed_is_said_and_left_alone() {
     fs::write(m.path("run/summary.json"), &summary).unwrap();
     m.fails(resume, 2, &["events.jsonl has 100 bytes"]);
     assert_eq!(m.bytes("run/summary.json"), summary);
+    // Zeros are what a crash of the system leaves; a cut that leaves the length is damage too.
+    let mut holed = events.clone();
+    holed[60] = 0;
+    fs::write(m.path("run/events.jsonl"), &holed).unwrap();
+    m.fails(resume, 2, &["events.jsonl was changed or damaged", "byte 60 is zero"]);
+    assert_eq!(m.bytes("run/summary.json"), summary);
     fs::write(m.path("run/events.jsonl"), &events).unwrap();
     fs::rename(m.path("run/checkpoints"), m.path("run/elsewhere")).unwrap();
     m.fails(resume, 2, &["checkpoints/ has none"]);
@@ -255,6 +266,24 @@ fn what_cannot_be_resumed_is_said_and_left_alone() {
         assert!(said.stderr.contains("MERISTEM_ISA"), "{}", said.stderr);
         assert_eq!(m.bytes("run/events.jsonl"), events, "nothing was overwritten");
     }
+}
+
+/// The run was started beside its data, with a relative path.
+#[test]
+fn a_run_is_resumed_from_any_working_directory() {
+    let m = with_images();
+    let mut child = background(&m, "--run-dir run");
+    wait_for("a checkpoint", || {
+        fs::read_dir(m.path("run/checkpoints")).is_ok_and(|files| files.count() >= 1)
+    });
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let mut command = m.command();
+    command.current_dir(elsewhere.path()).args(["train", "--quiet", "--resume"]);
+    let said = common::said(command.arg(m.path("run")).output().unwrap());
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    assert_eq!(m.json("run/summary.json")["status"], "completed");
 }
 
 #[test]

@@ -162,9 +162,16 @@ impl TrainConfig {
     }
 
     /// The text that is written into the run folder: what is left open is filled in, and the folder
-    /// itself and the trace are left out, so that the file starts a new run as it is.
+    /// itself and the trace are left out, and paths begin at the root, so that the file starts a new run as it
+    /// is, from any working directory.
     pub fn resolved_toml(&self) -> String {
         let mut written = self.clone();
+        let paths = [&mut written.data_root, &mut written.init, &mut written.export];
+        let paths = paths.into_iter().chain([&mut written.policy]).flatten();
+        for path in paths.chain(written.controller.path_mut()) {
+            // It fails for an empty path only, which is no file anywhere.
+            *path = std::path::absolute(&*path).unwrap_or_else(|_| path.clone());
+        }
         written.run_dir = None;
         written.trace = None;
         written.name = Some(self.run_name());
@@ -279,6 +286,26 @@ mod tests {
         let none = Layer { controller: Some(ControllerKind::None), ..Layer::default() };
         assert_eq!(resolve(Layer::default(), none).unwrap().control_share(), 0.0);
         assert_eq!(resolve(Layer::default(), Layer::default()).unwrap().control_share(), 0.1);
+    }
+
+    #[test]
+    fn a_written_configuration_means_the_same_files_everywhere() {
+        let flags = Layer {
+            data_root: Some(Some("data".into())),
+            init: Some(Some("w.safetensors".into())),
+            controller: Some(ControllerKind::Fixed("script.jsonl".into())),
+            ..Layer::default()
+        };
+        let text = resolve(Layer::default(), flags).unwrap().resolved_toml();
+        let here = std::env::current_dir().unwrap();
+        for (key, before, name) in [
+            ("data_root", "", "data"),
+            ("init", "", "w.safetensors"),
+            ("controller", "fixed:", "script.jsonl"),
+        ] {
+            let line = format!("{key} = \"{before}{}\"", here.join(name).display());
+            assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
+        }
     }
 
     #[test]

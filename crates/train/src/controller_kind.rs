@@ -34,6 +34,14 @@ impl ControllerKind {
     const FORMS: [&'static str; 7] =
         ["heuristic", "ppo", "ppo:FILE", "greedy:FILE", "random", "fixed:FILE", "none"];
 
+    /// The file it comes from.
+    pub(crate) fn path_mut(&mut self) -> Option<&mut PathBuf> {
+        match self {
+            Self::Policy(path) | Self::Greedy(path) | Self::Fixed(path) => Some(path),
+            Self::Heuristic | Self::Ppo | Self::Random | Self::None => None,
+        }
+    }
+
     /// The word of the text form, and the file after it.
     fn parts(&self) -> (&'static str, Option<&Path>) {
         match self {

@@ -39,7 +39,7 @@ pub(crate) struct Totals {
     pub(crate) images: u64,
     /// Seconds in steps.
     pub(crate) step_seconds: f64,
-    /// Inner loops of the epochs after the first.
+    /// Inner loops of the epochs after the first of each process.
     pub(crate) hot: HotTotals,
     /// Counterfactual validation.
     pub(crate) validation: Validation,

@@ -135,7 +135,11 @@ impl Error {
             Self::Resume { .. } => 2,
             Self::Device(meristem_device::Error::BadEnvironment { .. })
             | Self::Nn(meristem_nn::Error::Isa(_)) => 2,
-            Self::Grow(_) | Self::Device(meristem_device::Error::BadDeviceName { .. }) => 2,
+            Self::Grow(_) => 2,
+            Self::Device(
+                meristem_device::Error::BadDeviceName { .. }
+                | meristem_device::Error::NotCompiled { .. },
+            ) => 2,
             Self::Control(meristem_control::Error::Policy { .. }) => 2,
             // A flag with the wrong value, or one that is missing; the files are not to blame.
             Self::Data(

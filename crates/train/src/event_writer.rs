@@ -5,7 +5,7 @@
 //! loop learns of it at the next step boundary.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Seek, SeekFrom, Write};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -62,7 +62,7 @@ impl EventWriter {
     /// Goes on with the file at `path` from a checkpoint: what was written after it is cut off.
     ///
     /// # Errors
-    /// The file is shorter than it was, or cannot be written.
+    /// The file is shorter than it was, is damaged, or cannot be written.
     pub(crate) fn resume(path: &Path, from: EventsPosition) -> Result<Self> {
         let fail =
             |source| Error::RunFolder { action: "go on with", path: path.to_owned(), source };
@@ -74,6 +74,7 @@ impl EventWriter {
             let folder = path.parent().unwrap_or(path).to_owned();
             return Err(Error::Resume { path: folder, problem });
         }
+        check_lines(path, from.bytes)?;
         let placed = file.set_len(from.bytes).and_then(|()| file.seek(SeekFrom::End(0)));
         placed.map_err(fail)?;
         Self::start(path, file, from, QUEUE_EVENTS).map_err(fail)
@@ -196,6 +197,33 @@ impl Drop for EventWriter {
     fn drop(&mut self) {
         self.finish();
     }
+}
+
+/// Looks for what a crash of the system, unlike one of the program, leaves in a file that was being written: zero
+/// bytes where lines should be.
+fn check_lines(path: &Path, bytes: u64) -> Result<()> {
+    let fail = |source| Error::RunFolder { action: "read", path: path.to_owned(), source };
+    let mut file = BufReader::new(File::open(path).map_err(fail)?).take(bytes);
+    let (mut at, mut last) = (0, b'\n');
+    loop {
+        let read = file.fill_buf().map_err(fail)?;
+        if let Some(zero) = read.iter().position(|byte| *byte == 0) {
+            return Err(damaged(path, format!("byte {} is zero", at + zero)));
+        }
+        match read.last() {
+            Some(byte) => last = *byte,
+            None if last == b'\n' => return Ok(()),
+            None => return Err(damaged(path, format!("no line ends at byte {at}"))),
+        }
+        let len = read.len();
+        file.consume(len);
+        at += len;
+    }
+}
+
+fn damaged(path: &Path, problem: String) -> Error {
+    let problem = format!("events.jsonl was changed or damaged: {problem}");
+    Error::Resume { path: path.parent().unwrap_or(path).to_owned(), problem }
 }
 
 /// Writes until the queue is closed; flushes whenever it runs empty.

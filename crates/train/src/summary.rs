@@ -127,7 +127,8 @@ pub struct MemorySummary {
     pub peak: usize,
     /// The most taken from the system for tensors, rounding and free blocks included.
     pub reserved_peak: usize,
-    /// The process, where the system tells (Linux).
+    /// The most pages that the process held, where the system tells (Linux). Memory of tensors that was never
+    /// written takes none, so that this may be less than what is in tensors.
     pub process_peak: Option<usize>,
     /// By owner, every owner of [`meristem_device::Owner::ALL`] by its name.
     pub owners: BTreeMap<String, OwnerMemory>,
@@ -169,7 +170,8 @@ fn process_peak() -> Option<usize> {
 }
 
 /// What happened in the inner loop (gather and train, one batch of one env after another) of every epoch
-/// after the run's first, per training step (H4, D5). All zero, or something is wrong.
+/// but the first of each process, which makes what the others use again, per training step (H4, D5). A run of one
+/// step counts nothing. All zero, or something is wrong.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HotPath {
     /// Training steps measured.

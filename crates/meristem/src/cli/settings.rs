@@ -34,7 +34,7 @@ pub(crate) struct SettingArguments {
     /// Epochs of host training in an episode
     #[arg(long, value_name = "N", help_heading = "Run")]
     steps: Option<usize>,
-    /// Copies, waits and allocations on the hot path: off (count them), warn, or deny (end the run) [default: deny]
+    /// Copies, waits and allocations on the hot path, from the second step on: off (count them), warn, or deny (end the run) [default: deny]
     #[arg(long, value_name = "POLICY", help_heading = "Run")]
     hot_scope: Option<HotScopePolicy>,
 

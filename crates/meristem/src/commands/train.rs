@@ -58,7 +58,13 @@ fn resume(folder: &Path, arguments: &TrainArguments, mode: Mode) -> Result<Summa
         return Err(Failure::usage(message, remedy));
     }
     stop_on_signals(LEFT)?;
-    Ok(train::resume(folder, &options, &mut Progress::new(mode))?)
+    let mut progress = Progress::new(mode);
+    let summary = train::resume(folder, &options, &mut progress)?;
+    if !progress.has_begun() {
+        let run = folder.display();
+        progress.line(&format!("{run} is complete: there is nothing to go on with"));
+    }
+    Ok(summary)
 }
 
 fn mode(arguments: &TrainArguments) -> Mode {
