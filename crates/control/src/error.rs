@@ -13,6 +13,17 @@ pub enum Error {
     /// The device of a policy failed.
     #[error(transparent)]
     Device(#[from] meristem_device::Error),
+    /// Ranks that learn together could not exchange.
+    #[error(transparent)]
+    Ranks(#[from] meristem_comm::Error),
+    /// Ranks that learn together have different policies after an update.
+    #[error(
+        "the ranks' policies differ after an update (fingerprints {fingerprints}): this is a defect, please report it"
+    )]
+    RanksDiffer {
+        /// Of each rank's policy, by rank.
+        fingerprints: String,
+    },
     /// What was saved of a controller does not fit this one.
     #[error("the saved state of the controller `{controller}` cannot be used: {problem}")]
     BadState {

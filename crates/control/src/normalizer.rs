@@ -49,6 +49,18 @@ impl Moments {
         if self.count < 2.0 { 1.0 } else { self.m2[feature] / self.count }
     }
 
+    /// Count, means, sums of squared deviations: for other ranks.
+    pub(crate) fn to_vec(&self) -> Vec<f64> {
+        [&[self.count], &self.mean[..], &self.m2[..]].concat()
+    }
+
+    /// From [`Moments::to_vec`].
+    pub(crate) fn from_slice(numbers: &[f64]) -> Self {
+        let (count, rest) = numbers.split_first().map_or((0.0, numbers), |(c, rest)| (*c, rest));
+        let (mean, m2) = rest.split_at(rest.len() / 2);
+        Self { count, mean: mean.to_vec(), m2: m2.to_vec() }
+    }
+
     /// Takes in a row.
     pub fn push(&mut self, row: &[f32]) {
         self.count += 1.0;
@@ -122,6 +134,17 @@ impl Normalizer {
         let nothing = Moments::new(self.len());
         let gathered = std::mem::replace(&mut self.gathered, nothing);
         self.frozen.merge(&gathered);
+    }
+
+    /// As [`Normalizer::commit`], with what each rank of several gathered since its last commit, in their order.
+    pub(crate) fn commit_all<'a>(&mut self, all: impl Iterator<Item = &'a Moments>) {
+        self.gathered = Moments::new(self.len());
+        all.for_each(|moments| self.frozen.merge(moments));
+    }
+
+    /// What was gathered since the last commit.
+    pub(crate) fn gathered(&self) -> &Moments {
+        &self.gathered
     }
 
     /// The moments in force.

@@ -37,4 +37,8 @@ pub struct RoundReport {
     pub explained_variance: f64,
     /// Running standard deviation by which returns are divided.
     pub return_scale: f64,
+    /// Of the policy's weights and optimiser after the update, equal on all ranks that learn together; absent where
+    /// one learns alone. Entropies, KL, objective, losses and shares are then the means of the ranks'.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fingerprint: Option<String>,
 }

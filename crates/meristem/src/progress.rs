@@ -194,9 +194,11 @@ fn learned(round: usize, report: &RoundReport) -> String {
         heads.map(|(head, entropy)| format!("{} {entropy:.2}", head.name)).collect();
     let ops = Op::ALL.iter().zip(report.ops).filter(|(_, count)| *count > 0);
     let ops: Vec<String> = ops.map(|(op, count)| format!("{op} {count}")).collect();
+    let ranks = report.fingerprint.as_ref();
+    let ranks = ranks.map_or(String::new(), |hash| format!(", all ranks at {hash}"));
     let skipped = if report.skipped > 0 { ", update skipped" } else { "" };
     format!(
-        "  round {}: return {:.3}, KL {:.4}, explained variance {:.2}, entropy {}; did {}{skipped}",
+        "  round {}: return {:.3}, KL {:.4}, explained variance {:.2}, entropy {}; did {}{ranks}{skipped}",
         round + 1,
         report.mean_return,
         report.kl,

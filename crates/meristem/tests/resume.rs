@@ -195,8 +195,23 @@ fn a_stopped_run_goes_on_and_a_complete_one_is_left_alone() {
 /// step of a process may make what the later ones reuse, under `deny` as well.
 #[test]
 fn a_policy_resumes_to_the_same_bits() {
+    resumes_to_the_same_bits("");
+}
+
+/// So does one on three ranks, with what each has not sent yet.
+#[test]
+fn a_policy_on_ranks_resumes_to_the_same_bits() {
+    let events = resumes_to_the_same_bits("--ranks 3 --exchange topk:0.05");
+    let updates: Vec<&Value> = events.iter().filter(|e| e["event"] == "policy_updated").collect();
+    let fingerprints: Vec<&str> =
+        updates.iter().map(|update| update["fingerprint"].as_str().unwrap()).collect();
+    assert_eq!(fingerprints.len(), 2);
+    assert_ne!(fingerprints[0], fingerprints[1], "it learned");
+}
+
+fn resumes_to_the_same_bits(ranks: &str) -> Vec<Value> {
     let m = with_images();
-    let run = format!("{RUN} --controller ppo --policy-hidden 16 --steps 12");
+    let run = format!("{RUN} --controller ppo --policy-hidden 16 --steps 12 {ranks}");
     m.ok(&format!("{run} --run-dir whole"));
     let start = format!("{run} --run-dir cut");
     let lines = m.events("whole").len();
@@ -205,6 +220,7 @@ fn a_policy_resumes_to_the_same_bits() {
     m.ok("train --resume cut --quiet");
     assert_same(&outcome(&m, "cut"), &outcome(&m, "whole"), "ppo");
     assert!(m.bytes("cut/policy.safetensors") == m.bytes("whole/policy.safetensors"));
+    m.events("whole")
 }
 
 #[test]

@@ -295,3 +295,41 @@ fn a_policy_learns_and_is_kept() {
     m.ok(&format!("{go_on} --controller fixed:a.jsonl --run-dir fixed"));
     assert_eq!(of_kind(&m.events("fixed"), "module_germinated").len(), 3);
 }
+
+/// A policy that learns over ranks: one run folder, the same policy on all ranks, the same bits on any machine.
+#[test]
+fn a_policy_learns_over_ranks() {
+    let m = Meristem::new();
+    let tiny =
+        "train --host minimal --envs 4 --steps 6 --max-batches 2 --batch 32 --policy-hidden 16";
+    let ppo = format!("{tiny} --controller ppo --slots r0 --rounds 2 --hot-scope deny");
+    let fingerprints = |run: &str| -> Vec<String> {
+        let events = m.events(run);
+        let updates = of_kind(&events, "policy_updated");
+        // Transitions of all ranks.
+        updates.iter().for_each(|update| assert_eq!(update["transitions"], 24));
+        updates.iter().filter_map(|u| Some(u["fingerprint"].as_str()?.to_string())).collect()
+    };
+    for (run, exchange, threads) in
+        [("dense", "dense", 2), ("one", "topk:0.05", 1), ("two", "topk:0.05", 2)]
+    {
+        let ranks = format!("--comm threads --ranks 2 --exchange {exchange}");
+        let said = m.ok(&format!("{ppo} {ranks} --threads {threads} --run-dir {run}"));
+        assert!(said.stdout.contains("all ranks at "), "{}", said.stdout);
+        assert!((0..4).all(|env| m.path(&format!("{run}/weights/env-{env}.safetensors")).exists()));
+        let seen = fingerprints(run);
+        assert!(seen.len() == 2 && seen[0] != seen[1], "{seen:?}");
+    }
+    assert_eq!(fingerprints("one"), fingerprints("two"));
+    assert!(m.bytes("one/policy.safetensors") == m.bytes("two/policy.safetensors"));
+    assert_ne!(fingerprints("one"), fingerprints("dense"));
+    m.ok(&format!("{ppo} --run-dir alone"));
+    assert!(fingerprints("alone").is_empty(), "alone there is nobody to compare with");
+    m.ok("train --config one/config.toml --run-dir again");
+    assert_eq!(fingerprints("again"), fingerprints("one"));
+    m.fails(&format!("{ppo} --ranks 3"), 2, &["`ranks`: got 3", "divisor of the 4 envs"]);
+    m.fails(&format!("{tiny} --ranks 2"), 2, &["controller ppo"]);
+    m.fails(&format!("{ppo} --exchange topk:0.1"), 2, &["`exchange`", "a single rank"]);
+    m.fails(&format!("{ppo} --ranks 2 --exchange topk"), 2, &["topk:D"]);
+    m.fails(&format!("{ppo} --ranks 2 --comm mpi"), 2, &["threads"]);
+}

@@ -11,10 +11,11 @@ use meristem_grow::Tempo;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::preset;
 use crate::settings::{
-    Augmentations, ByteSize, ClipNorm, ControllerKind, HotScopePolicy, Limit, Preset, Switch,
+    Augmentations, ByteSize, ClipNorm, CommKind, ControllerKind, ExchangeKind, HotScopePolicy,
+    Limit, Preset, Switch,
 };
+use crate::{preset, ranks};
 
 /// Declares every setting once: [`TrainConfig`] with its value, [`Layer`] with it or nothing.
 macro_rules! settings {
@@ -108,6 +109,12 @@ settings! {
     policy: Option<PathBuf>,
     /// Width of a new policy.
     policy_hidden: usize,
+    /// What ranks are: threads.
+    comm: CommKind,
+    /// Ranks over which a policy learns, each with as many envs and a copy of the policy.
+    ranks: usize,
+    /// How they exchange its gradients: dense, topk:D, gtopk:D, ok-topk:D, auto:D, with the share D that each sends.
+    exchange: ExchangeKind,
     /// Slots that may grow: names such as r0c1, or regions r0 and r1, or all.
     slots: Vec<String>,
     /// Modules that an env may hold at once, fossilized ones included.
@@ -196,6 +203,7 @@ impl TrainConfig {
             ("batch", self.batch, 1, 65_536),
             ("max-batches", self.max_batches.count().unwrap_or(1), 1, 1_000_000_000),
             ("policy-hidden", self.policy_hidden, 1, 65_536),
+            ("ranks", self.ranks, 1, ranks::RANKS_MAX),
             ("max-modules", self.max_modules, 0, 64),
             ("min-training-steps", self.min_training_steps as usize, 1, 1_000_000),
             ("plateau-steps", self.plateau_steps, 1, 1_000_000),
@@ -236,6 +244,7 @@ impl TrainConfig {
             let expected = "controller ppo, the only one that has a policy";
             return Err(Error::value("policy", &self.controller, expected));
         }
+        ranks::check(self)?;
         if self.devices.len() != 1 && self.devices.len() != self.envs {
             let expected = format!("one device, or one for each of the {} envs", self.envs);
             return Err(Error::value("devices", self.devices.join(","), expected));

@@ -3,14 +3,15 @@
 use std::path::Path;
 
 use meristem_control::{
-    Controller, Heuristic, HeuristicConfig, Learning, NoController, Ppo, PpoConfig, PpoSizes,
-    RandomController, Script, policy_width,
+    Controller, Heuristic, HeuristicConfig, Learning, NoController, Ppo, PpoConfig, PpoGroup,
+    PpoSizes, RandomController, Script, policy_width,
 };
 use meristem_device::Stream;
 use meristem_nn::safetensors;
 
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
+use crate::ranks;
 use crate::settings::ControllerKind;
 use crate::setup::Setup;
 
@@ -20,6 +21,8 @@ pub(crate) enum AnyController {
     Rules(Box<dyn Controller>),
     /// One that does.
     Policy(Box<Ppo>),
+    /// One that learns over several ranks.
+    Ranks(Box<PpoGroup>),
 }
 
 impl AnyController {
@@ -35,6 +38,15 @@ impl AnyController {
             ControllerKind::Random => rules(Box::new(RandomController::new(config.seed))),
             ControllerKind::Heuristic => rules(Box::new(Heuristic::new(heuristic(config)))),
             ControllerKind::Fixed(path) => rules(Box::new(script(setup, path)?)),
+            ControllerKind::Ppo if config.ranks > 1 => {
+                let file = config.policy.as_deref();
+                let of_rank = |rank: usize| {
+                    let stream = stream.device().stream(&format!("policy {rank}"));
+                    policy(setup, &stream, file, Learning::On)
+                };
+                let policies = (0..config.ranks).map(of_rank).collect::<Result<_>>()?;
+                Ok(Self::Ranks(Box::new(ranks::group(config, policies)?)))
+            }
             ControllerKind::Ppo => {
                 let learns = policy(setup, stream, config.policy.as_deref(), Learning::On)?;
                 Ok(Self::Policy(Box::new(learns)))
@@ -53,6 +65,7 @@ impl AnyController {
         match self {
             Self::Rules(controller) => &mut **controller,
             Self::Policy(ppo) => &mut **ppo,
+            Self::Ranks(group) => &mut **group,
         }
     }
 
@@ -61,7 +74,11 @@ impl AnyController {
     /// # Errors
     /// The file cannot be written, the device failed.
     pub(crate) fn save_policy(&self, path: &Path) -> Result<()> {
-        let Self::Policy(ppo) = self else { return Ok(()) };
+        let ppo = match self {
+            Self::Rules(_) => return Ok(()),
+            Self::Policy(ppo) => ppo,
+            Self::Ranks(group) => group.first(),
+        };
         let (weights, metadata) = ppo.export()?;
         Ok(safetensors::save(path, &weights, &metadata)?)
     }
@@ -108,7 +125,7 @@ fn policy(setup: &Setup, stream: &Stream, file: Option<&Path>, learning: Learnin
 
 fn fresh(setup: &Setup, stream: &Stream, ppo: PpoConfig, learning: Learning) -> Result<Ppo> {
     let config = &setup.config;
-    let sizes = PpoSizes { envs: config.envs, steps: config.steps };
+    let sizes = PpoSizes { envs: config.envs / config.ranks, steps: config.steps };
     let host = setup.fresh_host()?;
     Ok(Ppo::new(stream, ppo, (&host, sizes), (config.seed, setup.isa), learning)?)
 }

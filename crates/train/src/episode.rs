@@ -192,7 +192,8 @@ impl Episode<'_, '_> {
         self.tell_batches(envs, when);
         drop(control);
         self.govern(envs, when)?;
-        let deciding = self.hot_scopes(permitted::DECIDE, permitted::decide);
+        let ranks = self.setup.config.ranks as u64;
+        let deciding = self.hot_scopes(permitted::DECIDE, |_| permitted::decide(ranks));
         let actions = self.decide(envs, when)?;
         drop(deciding);
         *self.warm = true;
@@ -234,7 +235,7 @@ impl Episode<'_, '_> {
     pub(crate) fn hot_scopes(
         &self,
         name: &'static str,
-        permitted: fn(u64) -> Counts,
+        permitted: impl Fn(u64) -> Counts,
     ) -> Vec<HotScope> {
         let policy = if *self.warm { self.setup.config.hot_scope.0 } else { Policy::Off };
         self.fleet.machine.hot_scopes(name, policy, permitted)

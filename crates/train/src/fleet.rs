@@ -86,7 +86,7 @@ impl Machine {
         &self,
         name: &'static str,
         policy: Policy,
-        permitted: fn(u64) -> Counts,
+        permitted: impl Fn(u64) -> Counts,
     ) -> Vec<HotScope> {
         let mut scopes = vec![];
         for (index, device) in self.devices.iter().enumerate() {

@@ -46,6 +46,7 @@ mod keeper;
 mod observer;
 mod permitted;
 mod preset;
+mod ranks;
 mod run;
 pub mod run_folder;
 pub mod settings;

@@ -39,16 +39,17 @@ pub(crate) fn control_step(envs: u64) -> Counts {
     }
 }
 
-/// What a decision may do on a device, however many envs there are: that of a policy, which is the most.
-pub(crate) fn decide(_envs: u64) -> Counts {
+/// What a decision may do on a device, however many envs there are: that of a policy on so many ranks, which is the
+/// most.
+pub(crate) fn decide(ranks: u64) -> Counts {
     Counts {
         // Logits and values of all envs, in one copy (H1).
         copies_to_host: 1,
         // For that copy.
         synchronizations: 1,
-        // Into the rollout: observations, blueprints and where trajectories begin; choices, masks,
+        // Into each rank's rollout: observations, blueprints and where trajectories begin; choices, masks,
         // log-probabilities and values.
-        copies_to_device: 7,
+        copies_to_device: 7 * ranks,
         allocations: 0,
         launches: 0,
     }

@@ -5,7 +5,8 @@ use meristem_grow::Tempo;
 
 use crate::config::TrainConfig;
 use crate::settings::{
-    Augmentations, ClipNorm, ControllerKind, HotScopePolicy, Limit, Preset, Switch,
+    Augmentations, ClipNorm, CommKind, ControllerKind, ExchangeKind, HotScopePolicy, Limit, Preset,
+    Switch,
 };
 
 /// The settings of a preset, before file and flags.
@@ -66,6 +67,9 @@ fn default() -> TrainConfig {
         reward: RewardMode::default(),
         policy: None,
         policy_hidden: 128,
+        comm: CommKind::default(),
+        ranks: 1,
+        exchange: ExchangeKind::default(),
         slots: vec!["r0".into()],
         max_modules: 3,
         min_training_steps: 3,

@@ -11,6 +11,7 @@ use meristem_grow::{Tempo, nearest};
 use serde::{Deserialize, Serialize};
 
 pub use crate::controller_kind::ControllerKind;
+pub use crate::ranks::{CommKind, ExchangeKind};
 
 /// Text that no setting type accepts, with what would have been right.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

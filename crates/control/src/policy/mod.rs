@@ -180,6 +180,22 @@ impl Policy {
         Ok((PpoReport::parse(&report), norm.first().copied().unwrap_or(0.0)))
     }
 
+    /// The last pass's gradient of every parameter, with its name; see [`SequenceNetwork::gradients`].
+    ///
+    /// # Errors
+    /// [`Error::Argument`] without a pass.
+    pub fn gradients(&self) -> Result<Vec<(&str, Tensor)>> {
+        self.network.gradients()
+    }
+
+    /// Finds the gradient's norm anew, after [`Policy::gradients`] were overwritten. Waits for nothing.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] without a pass.
+    pub fn measure(&mut self) -> Result<()> {
+        self.network.measure()
+    }
+
     /// Clips the last pass's gradient and takes Adam's step with it. Waits for nothing. Do not call it
     /// when the report or the norm is not finite.
     ///

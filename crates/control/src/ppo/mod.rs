@@ -8,6 +8,8 @@
 
 mod config;
 mod file;
+mod group;
+mod ranks;
 mod rollout;
 mod state;
 mod targets;
@@ -20,6 +22,8 @@ use meristem_nn::Isa;
 
 pub use self::config::PpoConfig;
 pub use self::file::policy_width;
+pub use self::group::PpoGroup;
+use self::ranks::Ranks;
 use self::rollout::{Decided, Rollout, RolloutShape};
 use self::targets::ReturnScale;
 use crate::action::Action;
@@ -105,6 +109,10 @@ pub struct Ppo {
     ops: [u64; 6],
     /// Updates skipped in a row.
     skipped: usize,
+    /// Index of its first env, among those of all ranks.
+    first_env: usize,
+    /// Those that it learns with, if it is not alone.
+    ranks: Option<Ranks>,
     scratch: Scratch,
 }
 
@@ -161,6 +169,8 @@ impl Ppo {
             decisions: 0,
             ops: [0; 6],
             skipped: 0,
+            first_env: 0,
+            ranks: None,
             scratch: Scratch::default(),
         };
         // Compiles the plan of a step: no later step allocates. What it computes is not looked at.
@@ -173,6 +183,11 @@ impl Ppo {
         &self.config
     }
 
+    /// Envs that it acts in.
+    fn envs(&self) -> usize {
+        self.rollout.shape().envs
+    }
+
     /// The network.
     pub fn policy(&self) -> &Policy {
         &self.policy
@@ -180,6 +195,17 @@ impl Ppo {
 
     /// Observes all envs and runs the policy: logits and V, `[env][logits + 1]`. One read-back (H1).
     fn forward(&mut self, views: &[EnvView<'_>], gather: bool) -> Result<Vec<f32>> {
+        self.observe(views, gather)?;
+        self.said()
+    }
+
+    /// What the policy said of all envs, in one read-back.
+    fn said(&self) -> Result<Vec<f32>> {
+        Ok(self.output.to_vec()?)
+    }
+
+    /// Observes all envs and enqueues the policy's step; [`Ppo::said`] is what it says. Waits for nothing.
+    fn observe(&mut self, views: &[EnvView<'_>], gather: bool) -> Result<()> {
         let RolloutShape { envs, features, slots, .. } = *self.rollout.shape();
         self.check_views(views)?;
         let Scratch { observations, blueprints, .. } = &mut self.scratch;
@@ -199,7 +225,30 @@ impl Ppo {
         self.run_policy()?;
         std::mem::swap(&mut self.state, &mut self.next_state);
         self.fresh.fill(false);
-        Ok(self.output.to_vec()?)
+        Ok(())
+    }
+
+    /// The first half of a decision: what the policy says is on its way.
+    fn begin_decision(&mut self, views: &[EnvView<'_>]) -> Result<()> {
+        self.check_owed(false)?;
+        let learns = self.learning == Learning::On;
+        if learns && self.step >= self.rollout.shape().steps {
+            let steps = self.rollout.shape().steps;
+            return Err(protocol(format!("at most {steps} steps a round"), "one more".into()));
+        }
+        self.observe(views, learns)
+    }
+
+    /// The second half: draws the actions from what it said.
+    fn end_decision(&mut self, views: &[EnvView<'_>], output: &mut [f32]) -> Result<Vec<Action>> {
+        let actions = self.draw_all(views, output);
+        self.decisions += 1;
+        if self.learning == Learning::On {
+            self.rollout.decide(self.step, &self.scratch.decided)?;
+            self.step += 1;
+            self.owed = true;
+        }
+        Ok(actions)
     }
 
     /// Enqueues the forward pass over what lies in the rollout at this step.
@@ -249,7 +298,7 @@ impl Ppo {
         let blueprints = self.domain.blueprints.len();
         let fits = |(index, view): (usize, &EnvView<'_>)| {
             let (has_slots, has) = (view.host.slots().len(), view.host.blueprints().len());
-            view.env == index && has_slots == slots && has == blueprints
+            view.env == self.first_env + index && has_slots == slots && has == blueprints
         };
         if views.len() != envs || !views.iter().enumerate().all(fits) {
             let expected = format!("{envs} envs in order, {slots} slots, {blueprints} blueprints");
@@ -288,27 +337,16 @@ impl Controller for Ppo {
     }
 
     fn begin_episode(&mut self, env: usize) {
-        if let Some(fresh) = self.fresh.get_mut(env) {
+        let own = env.checked_sub(self.first_env);
+        if let Some(fresh) = own.and_then(|env| self.fresh.get_mut(env)) {
             *fresh = true;
         }
     }
 
     fn decide_all(&mut self, views: &[EnvView<'_>]) -> Result<Vec<Action>> {
-        self.check_owed(false)?;
-        let learns = self.learning == Learning::On;
-        if learns && self.step >= self.rollout.shape().steps {
-            let steps = self.rollout.shape().steps;
-            return Err(protocol(format!("at most {steps} steps a round"), "one more".into()));
-        }
-        let mut output = self.forward(views, learns)?;
-        let actions = self.draw_all(views, &mut output);
-        self.decisions += 1;
-        if learns {
-            self.rollout.decide(self.step, &self.scratch.decided)?;
-            self.step += 1;
-            self.owed = true;
-        }
-        Ok(actions)
+        self.begin_decision(views)?;
+        let mut output = self.said()?;
+        self.end_decision(views, &mut output)
     }
 
     fn reward_all(&mut self, rewards: &[f32]) -> Result<()> {
@@ -326,10 +364,11 @@ impl Controller for Ppo {
 
     fn roll_back(&mut self, env: usize, cause: Option<usize>, penalty: f32) -> Result<()> {
         self.check_owed(false)?;
-        let envs = self.rollout.shape().envs;
-        if env >= envs {
+        let (envs, first) = (self.rollout.shape().envs, self.first_env);
+        if !(first..first + envs).contains(&env) {
             return Err(protocol(format!("one of {envs} envs"), format!("env {env}")));
         }
+        let env = env - first;
         if self.learning == Learning::On {
             match cause {
                 Some(cause) if cause < self.step => {

@@ -63,7 +63,8 @@ pub(super) struct Rollout {
     pub(super) advantages: Tensor,
     /// f32 `[steps, envs]`, divided by their running standard deviation.
     pub(super) returns: Tensor,
-    /// f64 `[4]`: the moments of the returns and the mean sum of rewards.
+    /// f64 `[7]`: the moments of the returns, the mean sum of rewards; over several ranks also the moments of the
+    /// advantages.
     stats: Tensor,
 }
 
@@ -89,7 +90,7 @@ impl Rollout {
             terminated: flag()?,
             advantages: scalar()?,
             returns: scalar()?,
-            stats: zeros(&[4], DType::F64)?,
+            stats: zeros(&[7], DType::F64)?,
         })
     }
 
@@ -182,6 +183,55 @@ impl Rollout {
         targets: Targets,
         scale: &mut ReturnScale,
     ) -> Result<f64> {
+        let before = *scale;
+        let stats = self.targets(steps, move |of, a, returns| {
+            let [count, mean, m2] = targets.write(of, before, a, returns).to_array();
+            [count, mean, m2, 0.0, 0.0, 0.0]
+        })?;
+        *scale = ReturnScale::from_array([stats[0], stats[1], stats[2]]);
+        Ok(stats[6])
+    }
+
+    /// As [`Rollout::finish`] for one rank of several: advantages and returns stay as they are, until
+    /// [`Rollout::normalise`]. The moments of these returns and advantages, and the mean sum of rewards.
+    pub(super) fn finish_part(
+        &self,
+        steps: usize,
+        targets: Targets,
+    ) -> Result<([ReturnScale; 2], f64)> {
+        let stats = self.targets(steps, move |of, a, returns| {
+            let [scale, advantages] = targets.write_part(of, a, returns).map(ReturnScale::to_array);
+            [scale[0], scale[1], scale[2], advantages[0], advantages[1], advantages[2]]
+        })?;
+        let moments =
+            |at: usize| ReturnScale::from_array([stats[at], stats[at + 1], stats[at + 2]]);
+        Ok(([moments(0), moments(3)], stats[6]))
+    }
+
+    /// Divides the returns by `returns_std`, and normalises the advantages by their mean and standard deviation
+    /// over all ranks. Waits for nothing.
+    pub(super) fn normalise(
+        &self,
+        steps: usize,
+        targets: Targets,
+        returns_std: f64,
+        advantages: (f64, f64),
+    ) -> Result<()> {
+        let (a, returns) = (self.rows(&self.advantages, steps)?, self.rows(&self.returns, steps)?);
+        let launch = a.stream().launch("normalise advantages").write(&a).write(&returns);
+        launch.run(move |args| {
+            let (a, returns) = (args.write(0), args.write(1));
+            targets.normalise(returns_std, advantages, a, returns);
+        })
+    }
+
+    /// Writes advantages and returns by `write`. What that returns, then the mean sum of rewards of an env; one
+    /// read-back.
+    fn targets(
+        &self,
+        steps: usize,
+        write: impl Fn(&Trajectories<'_>, &mut [f32], &mut [f32]) -> [f64; 6] + Send + 'static,
+    ) -> Result<Vec<f64>> {
         let rows = |of| self.rows(of, steps);
         let reads = [
             rows(&self.rewards)?,
@@ -194,7 +244,7 @@ impl Rollout {
         let launch = self.rewards.stream().launch("advantages");
         let launch = reads.iter().fold(launch, |launch, tensor| launch.read(tensor));
         let launch = writes.iter().fold(launch, |launch, tensor| launch.write(tensor));
-        let (envs, before) = (self.shape.envs, *scale);
+        let envs = self.shape.envs;
         launch.write(&self.stats).run(move |args| {
             let of = Trajectories {
                 envs,
@@ -205,12 +255,10 @@ impl Rollout {
                 terminated: args.read(4),
             };
             let (a, returns, stats) = (args.write(5), args.write(6), args.write(7));
-            let after = targets.write(&of, before, a, returns);
+            stats[..6].copy_from_slice(&write(&of, a, returns));
             let paid: f64 = of.rewards.iter().copied().map(f64::from).sum();
-            stats.copy_from_slice(&[after.count, after.mean, after.m2, paid / envs as f64]);
+            stats[6] = paid / envs as f64;
         })?;
-        let stats = self.stats.to_vec::<f64>()?;
-        *scale = ReturnScale { count: stats[0], mean: stats[1], m2: stats[2] };
-        Ok(stats[3])
+        self.stats.to_vec::<f64>()
     }
 }

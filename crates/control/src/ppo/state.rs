@@ -21,6 +21,9 @@ struct Memory {
     decisions: u64,
     ops: [u64; 6],
     skipped: usize,
+    /// Exchanges made, if it learns with others.
+    #[serde(default)]
+    exchanges: Option<u64>,
 }
 
 impl Ppo {
@@ -45,6 +48,9 @@ impl Ppo {
     }
 
     pub(super) fn save_state(&self) -> Result<ControllerState> {
+        let mut tensors = StateDict::default();
+        let ranks = self.ranks.as_ref();
+        let exchanges = ranks.map(|ranks| ranks.save(&mut tensors)).transpose()?;
         let memory = Memory {
             seed: self.seed,
             normalizer: self.normalizer.clone(),
@@ -55,8 +61,9 @@ impl Ppo {
             decisions: self.decisions,
             ops: self.ops,
             skipped: self.skipped,
+            exchanges,
         };
-        let mut state = ControllerState::of(NAME, &memory)?;
+        let mut state = ControllerState { tensors, ..ControllerState::of(NAME, &memory)? };
         let weights = self.policy.state_dict()?;
         let optimiser = self.policy.optimiser_dict()?;
         for (part, dict) in [("policy.", weights), ("optimiser.", optimiser)] {
@@ -88,6 +95,9 @@ impl Ppo {
             let (got, own) = (memory.seed, self.seed);
             return Err(bad(format!("it is of a run with seed {got}, this one has seed {own}")));
         }
+        if memory.exchanges.is_some() != self.ranks.is_some() {
+            return Err(bad("one of both learns with others, the other alone".into()));
+        }
         // Everything is looked at before anything is taken.
         let mut buffers = vec![];
         for (name, tensor) in self.buffers() {
@@ -115,6 +125,9 @@ impl Ppo {
                 DType::U32 => tensor.copy_from_slice(&whole(values, |x| x as u32))?,
                 _ => tensor.copy_from_slice(values)?,
             }
+        }
+        if let Some((ranks, exchanges)) = self.ranks.as_mut().zip(memory.exchanges) {
+            ranks.restore(exchanges, &state.tensors);
         }
         let Memory { normalizer, scale, step, owed, fresh, decisions, ops, skipped, .. } = memory;
         (self.normalizer, self.scale, self.step) = (normalizer, scale, step);

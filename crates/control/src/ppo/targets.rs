@@ -28,6 +28,27 @@ impl ReturnScale {
         finite && self.count >= 0.0 && self.m2 >= 0.0
     }
 
+    /// Takes in everything that `other` took in (Chan, Golub and LeVeque 1979).
+    pub(super) fn merge(&mut self, other: &Self) {
+        let count = self.count + other.count;
+        if count > 0.0 {
+            let delta = other.mean - self.mean;
+            self.m2 += other.m2 + delta * delta * (self.count * other.count / count);
+            self.mean += delta * (other.count / count);
+            self.count = count;
+        }
+    }
+
+    /// As numbers, for other ranks.
+    pub(super) fn to_array(self) -> [f64; 3] {
+        [self.count, self.mean, self.m2]
+    }
+
+    /// From [`ReturnScale::to_array`].
+    pub(super) fn from_array([count, mean, m2]: [f64; 3]) -> Self {
+        Self { count, mean, m2 }
+    }
+
     fn push(&mut self, x: f64) {
         self.count += 1.0;
         let delta = x - self.mean;
@@ -54,19 +75,54 @@ impl Targets {
         a: &mut [f32],
         returns: &mut [f32],
     ) -> ReturnScale {
+        self.write_raw(of, &mut scale, a, returns);
+        let n = a.len().max(1) as f64;
+        let mean = a.iter().copied().map(f64::from).sum::<f64>() / n;
+        let variance = a.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum::<f64>() / n;
+        self.normalise(scale.std(), (mean, variance.sqrt()), a, returns);
+        scale
+    }
+
+    /// The advantages and returns as they are; `scale` takes in the returns.
+    fn write_raw(
+        &self,
+        of: &Trajectories<'_>,
+        scale: &mut ReturnScale,
+        a: &mut [f32],
+        returns: &mut [f32],
+    ) {
         advantages(of, self.discounts, a);
         for ((to, a), value) in returns.iter_mut().zip(&*a).zip(of.values) {
             *to = a + value;
             scale.push(f64::from(*to));
         }
-        let std = scale.std();
-        returns.iter_mut().for_each(|x| *x = (f64::from(*x) / std) as f32);
-        let n = a.len().max(1) as f64;
-        let mean = a.iter().copied().map(f64::from).sum::<f64>() / n;
-        let variance = a.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum::<f64>() / n;
-        let std = variance.sqrt().max(self.advantage_std_floor);
+    }
+
+    /// As [`Targets::write_raw`]; the moments of these returns and of these advantages, to be merged with those of
+    /// other ranks.
+    pub(super) fn write_part(
+        &self,
+        of: &Trajectories<'_>,
+        a: &mut [f32],
+        returns: &mut [f32],
+    ) -> [ReturnScale; 2] {
+        let [mut scale, mut of_advantages] = [ReturnScale::default(); 2];
+        self.write_raw(of, &mut scale, a, returns);
+        a.iter().for_each(|x| of_advantages.push(f64::from(*x)));
+        [scale, of_advantages]
+    }
+
+    /// Divides returns, and normalises advantages whose mean and standard deviation these are.
+    pub(super) fn normalise(
+        &self,
+        returns_std: f64,
+        (mean, std): (f64, f64),
+        a: &mut [f32],
+        returns: &mut [f32],
+    ) {
+        returns.iter_mut().for_each(|x| *x = (f64::from(*x) / returns_std) as f32);
+        let std = std.max(self.advantage_std_floor);
         a.iter_mut().for_each(|x| *x = ((f64::from(*x) - mean) / std) as f32);
-        scale
     }
 }
 

@@ -16,7 +16,11 @@ impl Ppo {
     pub(super) fn learn(&mut self) -> Result<RoundReport> {
         let steps = self.step;
         let targets = self.config.targets();
-        let mean_return = self.rollout.finish(steps, targets, &mut self.scale)?;
+        let (rollout, scale) = (&self.rollout, &mut self.scale);
+        let mean_return = match &mut self.ranks {
+            None => rollout.finish(steps, targets, scale)?,
+            Some(ranks) => ranks.finish(rollout, steps, targets, scale)?,
+        };
         let mut report = RoundReport {
             transitions: steps * self.rollout.shape().envs,
             mean_return,
@@ -25,7 +29,14 @@ impl Ppo {
             ..RoundReport::default()
         };
         self.update(steps, &mut report)?;
-        self.normalizer.commit();
+        match &mut self.ranks {
+            None => self.normalizer.commit(),
+            Some(ranks) => {
+                ranks.commit(&mut self.normalizer)?;
+                ranks.total(&mut report)?;
+                report.fingerprint = Some(ranks.agree(&self.policy)?);
+            }
+        }
         self.step = 0;
         self.fresh.fill(true);
         self.rollout.begin()?;
@@ -63,14 +74,28 @@ impl Ppo {
             let pass = if epoch == 0 { Pass::First } else { Pass::Later };
             self.policy.differentiate(&batch, pass)?;
             let (of_pass, gradient_norm) = self.policy.report()?;
-            note(report, &of_pass, gradient_norm, epoch);
-            if !of_pass.is_finite() || !gradient_norm.is_finite() {
+            let mut seen = Seen::of(&of_pass, gradient_norm);
+            // What one rank stops for, all stop for.
+            if let Some(ranks) = &mut self.ranks {
+                seen = Seen::from_slice(&ranks.mean(&seen.to_vec())?);
+            }
+            seen.note(report, epoch);
+            if !seen.is_finite() {
                 report.skipped = 1;
                 break;
             }
-            if of_pass.kl > self.config.kl_limit() {
+            if seen.kl > self.config.kl_limit() {
                 report.stopped_by_kl = true;
                 break;
+            }
+            if let Some(ranks) = &mut self.ranks {
+                ranks.exchange(&mut self.policy)?;
+                let (_, gradient_norm) = self.policy.report()?;
+                report.gradient_norm = gradient_norm;
+                if !gradient_norm.is_finite() {
+                    report.skipped = 1;
+                    break;
+                }
             }
             self.policy.apply()?;
             report.epochs += 1;
@@ -79,20 +104,76 @@ impl Ppo {
     }
 }
 
-/// What a pass says. Entropy and explained variance are of the policy that acted: the first pass.
-fn note(report: &mut RoundReport, of: &PpoReport, gradient_norm: f64, epoch: usize) {
-    if epoch == 0 {
+/// What a pass says, as far as it is told of or decides what comes next.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Seen {
+    /// Loss and all its parts: not finite if one of them is not.
+    loss: f64,
+    kl: f64,
+    clip_fraction: f64,
+    policy_objective: f64,
+    value_loss: f64,
+    gradient_norm: f64,
+    explained_variance: f64,
+    entropies: [f64; HEAD_COUNT],
+}
+
+impl Seen {
+    fn of(pass: &PpoReport, gradient_norm: f64) -> Self {
         let mut entropies = [0.0; HEAD_COUNT];
-        entropies.iter_mut().zip(&of.heads).for_each(|(to, head)| *to = head.entropy);
-        report.entropies = entropies;
-        let explained = of.explained_variance;
-        report.explained_variance = if explained.is_finite() { explained } else { 0.0 };
+        entropies.iter_mut().zip(&pass.heads).for_each(|(to, head)| *to = head.entropy);
+        let used: u64 = pass.heads.iter().map(|head| head.count).sum();
+        let clipped: f64 = pass.heads.iter().map(|head| head.count as f64 * head.clipped).sum();
+        let explained = pass.explained_variance;
+        Self {
+            loss: if pass.is_finite() { pass.loss } else { f64::NAN },
+            kl: pass.kl,
+            clip_fraction: clipped / used.max(1) as f64,
+            policy_objective: -pass.policy_loss,
+            value_loss: pass.value_loss,
+            gradient_norm,
+            explained_variance: if explained.is_finite() { explained } else { 0.0 },
+            entropies,
+        }
     }
-    let used: u64 = of.heads.iter().map(|head| head.count).sum();
-    let clipped: f64 = of.heads.iter().map(|head| head.count as f64 * head.clipped).sum();
-    report.clip_fraction = clipped / used.max(1) as f64;
-    report.kl = of.kl;
-    report.policy_objective = -of.policy_loss;
-    report.value_loss = of.value_loss;
-    report.gradient_norm = gradient_norm;
+
+    fn to_vec(self) -> Vec<f64> {
+        let Self { loss, kl, clip_fraction, policy_objective, value_loss, .. } = self;
+        let front = [loss, kl, clip_fraction, policy_objective, value_loss];
+        let rest = [self.gradient_norm, self.explained_variance];
+        [&front[..], &rest, &self.entropies].concat()
+    }
+
+    /// Of what [`Seen::to_vec`] gave.
+    fn from_slice(numbers: &[f64]) -> Self {
+        let mut entropies = [0.0; HEAD_COUNT];
+        entropies.copy_from_slice(&numbers[7..]);
+        Self {
+            loss: numbers[0],
+            kl: numbers[1],
+            clip_fraction: numbers[2],
+            policy_objective: numbers[3],
+            value_loss: numbers[4],
+            gradient_norm: numbers[5],
+            explained_variance: numbers[6],
+            entropies,
+        }
+    }
+
+    fn is_finite(&self) -> bool {
+        self.loss.is_finite() && self.gradient_norm.is_finite()
+    }
+
+    /// Into the round's report. Entropy and explained variance are of the policy that acted: the first pass.
+    fn note(&self, report: &mut RoundReport, epoch: usize) {
+        if epoch == 0 {
+            report.entropies = self.entropies;
+            report.explained_variance = self.explained_variance;
+        }
+        report.clip_fraction = self.clip_fraction;
+        report.kl = self.kl;
+        report.policy_objective = self.policy_objective;
+        report.value_loss = self.value_loss;
+        report.gradient_norm = self.gradient_norm;
+    }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use meristem::train::config::Layer;
-use meristem::train::settings::ControllerKind;
+use meristem::train::settings::{CommKind, ControllerKind, ExchangeKind};
 
 use super::SettingArguments;
 
@@ -47,6 +47,15 @@ pub(crate) struct TrainArguments {
     /// Policy that controller ppo starts from; a new one when absent
     #[arg(long, value_name = "FILE", help_heading = "Growth")]
     policy: Option<PathBuf>,
+    /// What ranks are: threads, of this process
+    #[arg(long, help_heading = "Growth")]
+    comm: Option<CommKind>,
+    /// Ranks over which controller ppo learns: each acts in its part of the envs, and all exchange gradients
+    #[arg(long, value_name = "N", help_heading = "Growth")]
+    ranks: Option<usize>,
+    /// What they exchange: dense, or topk:D, gtopk:D, ok-topk:D, auto:D with the share that each rank sends
+    #[arg(long, help_heading = "Growth")]
+    exchange: Option<ExchangeKind>,
     #[command(flatten)]
     pub(crate) settings: SettingArguments,
     /// Write the best env's weights here too
@@ -64,6 +73,9 @@ impl TrainArguments {
             trace: self.trace.clone().map(Some),
             controller: self.controller.clone(),
             policy: self.policy.clone().map(Some),
+            comm: self.comm,
+            ranks: self.ranks,
+            exchange: self.exchange,
             log_batches: self.log_batches.then_some(true),
             checkpoint_every: self.checkpoint_every,
             ..self.settings.layer()

@@ -160,12 +160,9 @@ impl SequenceNetwork {
             let mut memory = memory(args, first, (inputs, &indices));
             let mut call = |output: &[f32], d: &mut [f32]| objective(args, output, d);
             backward.execute_objective(isa, &mut memory, &mut call);
-            let norms = args.write::<f64>(first - 1);
-            for (norm, tensors) in norms.iter_mut().zip(&tensors) {
-                let squares =
-                    tensors.iter().map(|span| optim::grad_norm_sq(isa, memory.read(*span)));
-                *norm = squares.sum::<f64>().sqrt();
-            }
+            norms_of(&tensors, args.write(first - 1), |span| {
+                optim::grad_norm_sq(isa, memory.read(span))
+            });
         })?;
         self.gradient = Some((plan, arena));
         Ok(())
@@ -184,6 +181,46 @@ impl SequenceNetwork {
     /// L2 norm of each group's last gradient before clipping, f64 `[groups]` on the device.
     pub fn gradient_norms(&self) -> &Tensor {
         &self.norms
+    }
+
+    /// The last gradient of every parameter that one reaches, with its name: f32, flat, before clipping, where it
+    /// lies. They may be overwritten by launches of this stream, with what other ranks found;
+    /// [`SequenceNetwork::measure`] comes after that, then [`SequenceNetwork::apply`].
+    ///
+    /// # Errors
+    /// [`Error::Argument`](crate::Error::Argument) without a gradient.
+    pub fn gradients(&self) -> Result<Vec<(&str, Tensor)>> {
+        let Some((plan, arena)) = &self.gradient else {
+            let expected = "a gradient, from `differentiate`".into();
+            return Err(argument("gradients", "gradient", expected, "none".into()));
+        };
+        let mut all = vec![];
+        for (param, place) in self.graph.params.iter().zip(plan.trained_params()) {
+            let Some((group, place)) = place else { continue };
+            let Some(whole) = plan.group_gradient(group) else { continue };
+            let gradient = arena.view(whole.start + place.start, [place.len()])?;
+            all.push((param.name.as_str(), gradient));
+        }
+        Ok(all)
+    }
+
+    /// Finds the norm of the last gradient anew, after it was overwritten. Waits for nothing.
+    ///
+    /// # Errors
+    /// As [`SequenceNetwork::gradients`].
+    pub fn measure(&mut self) -> Result<()> {
+        let Some((plan, arena)) = &self.gradient else {
+            let expected = "a gradient, from `differentiate`".into();
+            return Err(argument("measure", "gradient", expected, "none".into()));
+        };
+        let (tensors, isa) = (self.gradient_tensors(plan), self.options.isa);
+        let launch = self.stream.launch("gradient norms").write(&self.norms).read(arena);
+        Ok(launch.run(move |args| {
+            let arena = args.read::<f32>(1);
+            norms_of(&tensors, args.write(0), |span| {
+                optim::grad_norm_sq(isa, &arena[span.range()])
+            });
+        })?)
     }
 
     /// Clips the last gradient, group by group, and lets the optimisers take one step with it. Waits
@@ -344,6 +381,13 @@ impl SequenceNetwork {
         let both = (Arc::clone(&compiled.plan), compiled.arena.clone());
         self.plans.push(compiled);
         Ok(both)
+    }
+}
+
+/// L2 norm of each group's gradient.
+fn norms_of(tensors: &[Vec<Span>], norms: &mut [f64], mut norm_sq: impl FnMut(Span) -> f64) {
+    for (norm, tensors) in norms.iter_mut().zip(tensors) {
+        *norm = tensors.iter().map(|span| norm_sq(*span)).sum::<f64>().sqrt();
     }
 }
 

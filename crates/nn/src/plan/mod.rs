@@ -242,6 +242,12 @@ impl Plan {
         trained.map(|(place, _)| place.range()).collect()
     }
 
+    /// By parameter of the graph: its group and its elements there, `None` where no gradient reaches it.
+    pub(crate) fn trained_params(&self) -> impl Iterator<Item = Option<(usize, Range<usize>)>> {
+        let params = self.layout.params.iter().zip(&self.trained);
+        params.map(|(place, trained)| trained.then(|| (place.group.index(), place.range())))
+    }
+
     /// The layout of parameters and buffers that the plan expects.
     pub fn layout(&self) -> &Layout {
         &self.layout

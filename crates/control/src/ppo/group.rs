@@ -1,0 +1,180 @@
+//! Several policies that are one: each acts in its own envs, and all learn together at the end of a round, each in
+//! a thread of its own while it does.
+
+use std::thread;
+
+use meristem_comm::{Communicator, ExchangeOptions};
+use meristem_device::{Tensor, read_back_as};
+use meristem_nn::StateDict;
+
+use super::ranks::Ranks;
+use super::{NAME, Ppo, protocol};
+use crate::action::Action;
+use crate::controller::Controller;
+use crate::error::{Error, Result};
+use crate::report::RoundReport;
+use crate::state::ControllerState;
+use crate::view::EnvView;
+
+/// Ranks of a policy, which exchange gradients; their weights are the same, bit for bit, after every update. Rank
+/// `r` has the `r`-th part of the envs, by their index.
+#[derive(Debug)]
+pub struct PpoGroup {
+    ranks: Vec<Ppo>,
+    /// Envs of a rank.
+    envs: usize,
+}
+
+impl PpoGroup {
+    /// Of new policies on one device, alike in everything but their streams, and as many members of a group. Does
+    /// not wait for the device.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] for none, not as many members, or policies for different numbers of envs.
+    pub fn new(
+        mut ranks: Vec<Ppo>,
+        members: Vec<Communicator>,
+        options: &ExchangeOptions,
+    ) -> Result<Self> {
+        let envs = ranks.first().map_or(0, Ppo::envs);
+        if ranks.is_empty() || ranks.iter().any(|rank| rank.envs() != envs) {
+            let got: Vec<usize> = ranks.iter().map(Ppo::envs).collect();
+            return Err(protocol("ranks with as many envs each".into(), format!("{got:?}")));
+        }
+        if members.len() != ranks.len() {
+            let expected = format!("{} members, one for each rank", ranks.len());
+            return Err(protocol(expected, members.len().to_string()));
+        }
+        for (index, (rank, comm)) in ranks.iter_mut().zip(members).enumerate() {
+            rank.first_env = index * envs;
+            rank.ranks = Some(Ranks::new(comm, rank.policy.stream(), options));
+        }
+        Ok(Self { ranks, envs })
+    }
+
+    /// The first of them: its weights are those of all.
+    pub fn first(&self) -> &Ppo {
+        &self.ranks[0]
+    }
+
+    /// The rank of an env.
+    fn of(&mut self, env: usize) -> Result<&mut Ppo> {
+        let all = self.ranks.len() * self.envs;
+        let rank = self.ranks.get_mut(env / self.envs.max(1));
+        rank.ok_or_else(|| protocol(format!("one of {all} envs"), format!("env {env}")))
+    }
+
+    /// Each rank with its part of something that there is one of for each env.
+    fn parts<'a, T>(
+        &'a mut self,
+        all: &'a [T],
+    ) -> Result<impl Iterator<Item = (&'a mut Ppo, &'a [T])>> {
+        let expected = self.ranks.len() * self.envs;
+        if all.len() != expected {
+            return Err(protocol(format!("{expected} envs"), all.len().to_string()));
+        }
+        Ok(self.ranks.iter_mut().zip(all.chunks(self.envs.max(1))))
+    }
+}
+
+impl Controller for PpoGroup {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn begin_episode(&mut self, env: usize) {
+        if let Ok(rank) = self.of(env) {
+            rank.begin_episode(env);
+        }
+    }
+
+    /// One read-back for all ranks (H1).
+    fn decide_all(&mut self, views: &[EnvView<'_>]) -> Result<Vec<Action>> {
+        for (rank, views) in self.parts(views)? {
+            rank.begin_decision(views)?;
+        }
+        let outputs: Vec<&Tensor> = self.ranks.iter().map(|rank| &rank.output).collect();
+        let outputs = read_back_as::<f32>(&outputs)?;
+        let mut actions = Vec::with_capacity(views.len());
+        for ((rank, views), mut output) in self.parts(views)?.zip(outputs) {
+            actions.extend(rank.end_decision(views, &mut output)?);
+        }
+        Ok(actions)
+    }
+
+    fn reward_all(&mut self, rewards: &[f32]) -> Result<()> {
+        self.parts(rewards)?.try_for_each(|(rank, rewards)| rank.reward_all(rewards))
+    }
+
+    fn roll_back(&mut self, env: usize, cause: Option<usize>, penalty: f32) -> Result<()> {
+        self.of(env)?.roll_back(env, cause, penalty)
+    }
+
+    fn save(&self) -> Result<ControllerState> {
+        let mut tensors = StateDict::default();
+        let mut memories = vec![];
+        for (index, rank) in self.ranks.iter().enumerate() {
+            let state = rank.save()?;
+            memories.push(state.memory);
+            for (name, tensor) in state.tensors.0 {
+                tensors.insert(format!("rank.{index}.{name}"), tensor);
+            }
+        }
+        Ok(ControllerState { tensors, ..ControllerState::of(NAME, &memories)? })
+    }
+
+    fn restore(&mut self, state: &ControllerState) -> Result<()> {
+        let memories: Vec<Vec<u8>> = state.memory(NAME)?;
+        if memories.len() != self.ranks.len() {
+            let problem = format!("it is of {} ranks, not {}", memories.len(), self.ranks.len());
+            return Err(Error::BadState { controller: NAME.into(), problem });
+        }
+        let before = self.save()?;
+        let part = |state: &ControllerState, index: usize, memory: Vec<u8>| {
+            let prefix = format!("rank.{index}.");
+            let own = state.tensors.iter();
+            let own = own.filter_map(|(name, t)| Some((name.strip_prefix(&prefix)?, t)));
+            let own = own.map(|(name, tensor)| (name.to_string(), tensor.clone()));
+            ControllerState { memory, tensors: StateDict(own.collect()) }
+        };
+        let mut all = self.ranks.iter_mut().enumerate().zip(memories);
+        let failed = all.find_map(|((i, rank), m)| rank.restore(&part(state, i, m)).err());
+        let Some(error) = failed else { return Ok(()) };
+        // All or nothing: those that took theirs take back what they had.
+        let memories: Vec<Vec<u8>> = before.memory(NAME)?;
+        for ((i, rank), memory) in self.ranks.iter_mut().enumerate().zip(memories) {
+            rank.restore(&part(&before, i, memory))?;
+        }
+        Err(error)
+    }
+
+    fn end_round(&mut self, last: &[EnvView<'_>]) -> Result<Option<RoundReport>> {
+        let parts = self.parts(last)?;
+        let reports: Vec<Result<Option<RoundReport>>> = thread::scope(|scope| {
+            let ranks: Vec<_> = parts
+                .map(|(rank, views)| {
+                    scope.spawn(move || {
+                        let report = rank.end_round(views);
+                        if report.is_err() {
+                            // The others are told, instead of waiting for it.
+                            rank.ranks = None;
+                        }
+                        report
+                    })
+                })
+                .collect();
+            let panicked = || Err(protocol("a report of each rank".into(), "a panic".into()));
+            ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| panicked())).collect()
+        });
+        // The rank that failed says more than those that it left.
+        let (mut first, mut lonely) = (None, None);
+        for report in reports {
+            match report {
+                Ok(report) => first = first.or(Some(report)),
+                Err(error @ Error::Ranks(_)) => lonely = lonely.or(Some(error)),
+                Err(error) => return Err(error),
+            }
+        }
+        lonely.map_or(Ok(first.flatten()), Err)
+    }
+}

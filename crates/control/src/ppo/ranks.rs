@@ -1,0 +1,193 @@
+//! Learning together: each rank has its own envs and rollout, and everything that an update depends on is made the
+//! same on all ranks, so that their policies stay the same bit for bit. Numbers are merged in rank order.
+
+use meristem_comm::{Communicator, Exchange, ExchangeOptions, ExchangeState, Kept};
+use meristem_device::{DType, Owner, Stream, Tensor};
+use meristem_nn::{HostData, HostTensor, StateDict};
+
+use super::rollout::Rollout;
+use super::targets::{ReturnScale, Targets};
+use crate::error::{Error, Result};
+use crate::normalizer::{Moments, Normalizer};
+use crate::policy::Policy;
+use crate::report::RoundReport;
+
+/// Where a checkpoint has what the exchange keeps.
+const PREFIX: &str = "exchange.";
+
+/// A policy's link to those that learn with it.
+#[derive(Debug)]
+pub(super) struct Ranks {
+    comm: Communicator,
+    stream: Stream,
+    options: ExchangeOptions,
+    kept: Keeping,
+}
+
+/// The exchange is made with the first gradient; until then there is what it will go on from.
+enum Keeping {
+    Before(ExchangeState),
+    Now(Box<Exchange>),
+}
+
+impl std::fmt::Debug for Keeping {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Keeping::Before(_) => "Before",
+            Keeping::Now(_) => "Now",
+        })
+    }
+}
+
+impl Ranks {
+    pub(super) fn new(comm: Communicator, stream: &Stream, options: &ExchangeOptions) -> Self {
+        let (stream, options) = (stream.clone(), options.clone());
+        Self { comm, stream, options, kept: Keeping::Before(ExchangeState::default()) }
+    }
+
+    /// What every rank says, by rank.
+    fn gather(&mut self, own: &[f64]) -> Result<Vec<Vec<f64>>> {
+        let len = own.len();
+        let own = Tensor::from_slice(&self.stream, own, [len], Owner::Collectives)?;
+        let all = [len * self.comm.size()];
+        let all = Tensor::zeros(&self.stream, all, DType::F64, Owner::Collectives)?;
+        self.comm.all_gather(&own, &all)?;
+        Ok(all.to_vec::<f64>()?.chunks(len).map(<[f64]>::to_vec).collect())
+    }
+
+    /// The mean over the ranks, number by number.
+    pub(super) fn mean(&mut self, own: &[f64]) -> Result<Vec<f64>> {
+        let (all, n) = (self.gather(own)?, self.comm.size() as f64);
+        let mean = |i: usize| all.iter().map(|rank| rank[i]).sum::<f64>() / n;
+        Ok((0..own.len()).map(mean).collect())
+    }
+
+    /// As [`Rollout::finish`], over all ranks.
+    pub(super) fn finish(
+        &mut self,
+        rollout: &Rollout,
+        steps: usize,
+        targets: Targets,
+        scale: &mut ReturnScale,
+    ) -> Result<f64> {
+        let ([returns, advantages], paid) = rollout.finish_part(steps, targets)?;
+        let own = [&returns.to_array()[..], &advantages.to_array(), &[paid]].concat();
+        let all = self.gather(&own)?;
+        let mut advantages = ReturnScale::default();
+        for rank in &all {
+            scale.merge(&ReturnScale::from_array([rank[0], rank[1], rank[2]]));
+            advantages.merge(&ReturnScale::from_array([rank[3], rank[4], rank[5]]));
+        }
+        let [count, mean, m2] = advantages.to_array();
+        let std = (m2 / count.max(1.0)).sqrt();
+        rollout.normalise(steps, targets, scale.std(), (mean, std))?;
+        Ok(all.iter().map(|rank| rank[6]).sum::<f64>() / all.len() as f64)
+    }
+
+    /// Replaces the policy's gradient by the mean over all ranks, as far as the exchange sends it, and its norm by
+    /// that of the mean.
+    pub(super) fn exchange(&mut self, policy: &mut Policy) -> Result<()> {
+        let gradients = policy.gradients()?;
+        if let Keeping::Before(state) = &self.kept {
+            let named: Vec<(&str, &Tensor)> = gradients.iter().map(|(n, t)| (*n, t)).collect();
+            let mut exchange = Exchange::new(&self.options, &named)?;
+            exchange.import(&self.comm, state)?;
+            self.kept = Keeping::Now(Box::new(exchange));
+        }
+        if let Keeping::Now(exchange) = &mut self.kept {
+            let gradients: Vec<&Tensor> = gradients.iter().map(|(_, tensor)| tensor).collect();
+            exchange.run(&mut self.comm, &gradients)?;
+        }
+        Ok(policy.measure()?)
+    }
+
+    /// As [`Normalizer::commit`], with what all ranks gathered.
+    pub(super) fn commit(&mut self, normalizer: &mut Normalizer) -> Result<()> {
+        let all = self.gather(&normalizer.gathered().to_vec())?;
+        let all: Vec<Moments> = all.iter().map(|rank| Moments::from_slice(rank)).collect();
+        normalizer.commit_all(all.iter());
+        Ok(())
+    }
+
+    /// Adds up what ranks counted on their own.
+    pub(super) fn total(&mut self, report: &mut RoundReport) -> Result<()> {
+        let counts = [&[report.transitions as u64], &report.ops[..]].concat();
+        let n = self.comm.size() as f64;
+        let counts: Vec<f64> = counts.into_iter().map(|count| count as f64).collect();
+        // Sums of whole numbers far below 2^53, of which the mean is taken and given back: exact.
+        let total = |mean: f64| (mean * n).round() as u64;
+        let mean = self.mean(&counts)?;
+        report.transitions = total(mean[0]) as usize;
+        report.ops.iter_mut().zip(&mean[1..]).for_each(|(op, mean)| *op = total(*mean));
+        Ok(())
+    }
+
+    /// The policy's fingerprint.
+    ///
+    /// # Errors
+    /// [`Error::RanksDiffer`] if it is not the same on all ranks.
+    pub(super) fn agree(&mut self, policy: &Policy) -> Result<String> {
+        let own = fingerprint(&[policy.state_dict()?, policy.optimiser_dict()?]);
+        // Two halves, of which each is a number that f64 holds.
+        let halves = [own >> 32, own & u64::from(u32::MAX)].map(|half| half as f64);
+        let all = self.gather(&halves)?;
+        let text = |rank: &[f64]| format!("{:08x}{:08x}", rank[0] as u64, rank[1] as u64);
+        if all.iter().any(|rank| *rank != halves) {
+            let all: Vec<String> = all.iter().map(|rank| text(rank)).collect();
+            return Err(Error::RanksDiffer { fingerprints: all.join(", ") });
+        }
+        Ok(text(&halves))
+    }
+
+    /// What the exchange keeps, into a checkpoint; its step.
+    pub(super) fn save(&self, tensors: &mut StateDict) -> Result<u64> {
+        let state = match &self.kept {
+            Keeping::Before(state) => state.clone(),
+            Keeping::Now(exchange) => exchange.export()?,
+        };
+        for (name, Kept { residual, velocity, split }) in state.kept {
+            for (part, bytes) in [("residual", residual), ("velocity", velocity), ("split", split)]
+            {
+                if !bytes.is_empty() {
+                    tensors.insert(format!("{PREFIX}{part}.{name}"), HostTensor::bytes(bytes));
+                }
+            }
+        }
+        Ok(state.step)
+    }
+
+    /// What [`Ranks::save`] wrote.
+    pub(super) fn restore(&mut self, step: u64, tensors: &StateDict) {
+        let mut state = ExchangeState { step, ..ExchangeState::default() };
+        for (name, tensor) in tensors.iter() {
+            let place = name.strip_prefix(PREFIX).and_then(|rest| rest.split_once('.'));
+            let (Some((part, name)), HostData::U8(bytes)) = (place, &tensor.data) else { continue };
+            let kept = state.kept.entry(name.to_string()).or_default();
+            match part {
+                "residual" => kept.residual.clone_from(bytes),
+                "velocity" => kept.velocity.clone_from(bytes),
+                _ => kept.split.clone_from(bytes),
+            }
+        }
+        self.kept = Keeping::Before(state);
+    }
+}
+
+/// FNV-1a over names and bits.
+fn fingerprint(dicts: &[StateDict]) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325u64;
+    let mut take = |bytes: &[u8]| {
+        for byte in bytes {
+            hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+    };
+    for (name, tensor) in dicts.iter().flat_map(StateDict::iter) {
+        take(name.as_bytes());
+        match &tensor.data {
+            HostData::F32(values) => values.iter().for_each(|x| take(&x.to_bits().to_le_bytes())),
+            HostData::I64(values) => values.iter().for_each(|x| take(&x.to_le_bytes())),
+            HostData::U8(values) => take(values),
+        }
+    }
+    hash
+}

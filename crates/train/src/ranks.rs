@@ -1,0 +1,174 @@
+//! Ranks that a policy learns on: the settings and their text forms, and the group that they describe.
+
+use std::fmt;
+use std::str::FromStr;
+
+use meristem_comm::{CommOptions, Communicator, ExchangeOptions, Keep, Method, Reduction, Sparse};
+use meristem_control::{Ppo, PpoGroup};
+use serde::{Deserialize, Serialize};
+
+use crate::config::TrainConfig;
+use crate::error::{Error, Result};
+use crate::settings::{BadValue, ControllerKind, serde_as_text, unknown};
+
+/// Most ranks of a run.
+pub(crate) const RANKS_MAX: usize = 64;
+/// Updates for which Ok-Topk keeps its thresholds and regions.
+const REFRESH: u64 = 32;
+
+/// What ranks are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum CommKind {
+    /// Threads of this process.
+    #[default]
+    Threads,
+}
+
+impl FromStr for CommKind {
+    type Err = BadValue;
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        match text {
+            "threads" => Ok(Self::Threads),
+            _ => Err(BadValue::new(text, "threads, the only ranks that this version trains on")),
+        }
+    }
+}
+
+impl fmt::Display for CommKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("threads")
+    }
+}
+serde_as_text!(CommKind);
+
+/// How ranks exchange the gradients of a policy. Text form: `dense`, or one of the others with the share of the
+/// elements that each rank sends, such as `topk:0.01`; what is not sent is kept for the next update.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum ExchangeKind {
+    /// All elements, in rank order.
+    #[default]
+    Dense,
+    /// Each rank's largest, gathered by all.
+    TopK(f64),
+    /// The largest of the sum, by a tree of merges.
+    GTopK(f64),
+    /// The largest of the sum, by split and reduce.
+    OkTopK(f64),
+    /// Whatever sends least.
+    Auto(f64),
+}
+
+impl ExchangeKind {
+    const FORMS: [&'static str; 5] = ["dense", "topk:D", "gtopk:D", "ok-topk:D", "auto:D"];
+
+    fn parts(self) -> (&'static str, Option<f64>) {
+        match self {
+            Self::Dense => ("dense", None),
+            Self::TopK(density) => ("topk", Some(density)),
+            Self::GTopK(density) => ("gtopk", Some(density)),
+            Self::OkTopK(density) => ("ok-topk", Some(density)),
+            Self::Auto(density) => ("auto", Some(density)),
+        }
+    }
+
+    fn options(self) -> ExchangeOptions {
+        let method = match self {
+            Self::Dense => Method::Dense,
+            Self::TopK(_) => Method::Sparse(Sparse::TopK),
+            Self::GTopK(_) => Method::Sparse(Sparse::GTopK),
+            Self::OkTopK(_) => Method::Sparse(Sparse::OkTopK { refresh: REFRESH }),
+            Self::Auto(_) => Method::Auto,
+        };
+        let usual = ExchangeOptions::default();
+        ExchangeOptions {
+            method,
+            density: self.parts().1.unwrap_or(usual.density),
+            keep: Keep::Residual,
+            reduction: Reduction::Mean,
+            ..usual
+        }
+    }
+}
+
+impl FromStr for ExchangeKind {
+    type Err = BadValue;
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let (word, density) = text.split_once(':').map_or((text, None), |(w, d)| (w, Some(d)));
+        let kind = match (word, density) {
+            ("dense", None) => return Ok(Self::Dense),
+            ("topk", Some(_)) => Self::TopK,
+            ("gtopk", Some(_)) => Self::GTopK,
+            ("ok-topk", Some(_)) => Self::OkTopK,
+            ("auto", Some(_)) => Self::Auto,
+            _ => return Err(unknown(text, &Self::FORMS)),
+        };
+        let density = density.and_then(|density| density.parse::<f64>().ok());
+        let density = density.filter(|density| *density > 0.0 && *density <= 1.0);
+        let expected = "a share above 0, at most 1, after the colon";
+        density.map(kind).ok_or_else(|| BadValue::new(text, expected))
+    }
+}
+
+impl fmt::Display for ExchangeKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.parts() {
+            (word, None) => f.write_str(word),
+            (word, Some(density)) => write!(f, "{word}:{density}"),
+        }
+    }
+}
+serde_as_text!(ExchangeKind);
+
+/// Error unless the envs can be dealt out to the ranks of a policy.
+pub(crate) fn check(config: &TrainConfig) -> Result<()> {
+    let TrainConfig { ranks, envs, .. } = *config;
+    if ranks > 1 && config.controller != ControllerKind::Ppo {
+        let expected = "1, or controller ppo, which alone learns over ranks";
+        return Err(Error::value("ranks", ranks, expected));
+    }
+    if !envs.is_multiple_of(ranks) {
+        return Err(Error::value("ranks", ranks, format!("a divisor of the {envs} envs")));
+    }
+    if ranks == 1 && config.exchange != ExchangeKind::Dense {
+        let expected = "dense: a single rank has nobody to exchange with (ranks)";
+        return Err(Error::value("exchange", config.exchange, expected));
+    }
+    Ok(())
+}
+
+/// Policies, one for each rank, as one that learns over all of them.
+///
+/// # Errors
+/// Memory.
+pub(crate) fn group(config: &TrainConfig, policies: Vec<Ppo>) -> Result<PpoGroup> {
+    let CommKind::Threads = config.comm;
+    let members = Communicator::threads(policies.len(), &CommOptions::default());
+    let members = members.map_err(meristem_control::Error::from)?;
+    Ok(PpoGroup::new(policies, members, &config.exchange.options())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_forms_round_trip() {
+        for text in ["dense", "topk:0.01", "gtopk:1", "ok-topk:0.5", "auto:0.001"] {
+            assert_eq!(text.parse::<ExchangeKind>().unwrap().to_string(), text);
+        }
+        assert_eq!("threads".parse::<CommKind>().unwrap().to_string(), "threads");
+    }
+
+    #[test]
+    fn what_is_no_exchange_is_answered_with_what_there_is() {
+        let refused = |text: &str| text.parse::<ExchangeKind>().unwrap_err().to_string();
+        assert!(refused("tokp:0.1").contains("topk:D"));
+        assert!(refused("topk").contains("topk:D"));
+        for text in ["topk:", "topk:0", "auto:1.5", "gtopk:x", "topk:NaN"] {
+            assert!(refused(text).contains("above 0, at most 1"), "{text}");
+        }
+        assert!("mpi".parse::<CommKind>().unwrap_err().to_string().contains("threads"));
+    }
+}
