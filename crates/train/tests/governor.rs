@@ -15,9 +15,10 @@ use serde_json::Value;
 const ENVS: usize = 3;
 const BATCHES: usize = 4;
 
-/// Puts NaN into the weights of hosts, right after a training step, and stops runs.
+/// Puts NaN into the weights of hosts, or zeros in the place of all, right after a training step; stops runs.
 #[derive(Debug, Default)]
 struct Breaks {
+    forgets: bool,
     /// Round, step, env, batch.
     at: Vec<(usize, usize, usize, usize)>,
     /// Ends the run at this step of the first round.
@@ -58,7 +59,11 @@ impl Observer for Breaks {
         if self.at.contains(&(round, step, env, self.batches[env])) {
             let values = network.packed_parameters(0).unwrap();
             let launch = values.stream().launch("break").write(values);
-            launch.run(|args| args.write::<f32>(0)[0] = f32::NAN)?;
+            let forgets = self.forgets;
+            launch.run(move |args| match forgets {
+                true => args.write::<f32>(0).fill(0.0),
+                false => args.write::<f32>(0)[0] = f32::NAN,
+            })?;
         }
         self.batches[env] += 1;
         Ok(())
@@ -251,13 +256,14 @@ fn a_run_resumed_before_or_after_a_rollback_ends_with_the_same_bits() {
     let whole = folder.path().join("whole");
     let two_rounds = |folder: &Path| Layer {
         rounds: Some(2),
+        checkpoint_every: Some(0),
         // Envs may grow, be rolled back to a snapshot of long ago, and learn from it.
         ..flags(folder, ControllerKind::Ppo)
     };
     let at = [(0, 8, 1, 3), (0, 9, 2, 0), (1, 0, 0, 1)];
     let expected = train(two_rounds(&whole), Breaks::at(&at)).unwrap();
     assert_eq!(expected.rollbacks, 3);
-    for stop in [7, 9, 10] {
+    for stop in [7, 9] {
         let run = folder.path().join(format!("stopped-{stop}"));
         let stopped = train(two_rounds(&run), Breaks::at(&at).stop_at(stop)).unwrap();
         assert_eq!(stopped.steps, stop as u64);
@@ -302,6 +308,35 @@ fn weights_that_break_unseen_are_neither_kept_nor_written() {
     assert!(summary.envs.iter().all(|env| env.test_loss.is_finite()));
     // A complete run's summary is read back by a resume.
     assert_eq!(go_on(&run, Breaks::default()).unwrap().rollbacks, 2);
+}
+
+/// The training loss of the step has seen nothing of it: the control loss says so, before a snapshot is taken.
+#[test]
+fn a_host_that_forgets_what_it_has_learned_goes_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let learning = Layer {
+        host: Some("baseline".into()),
+        envs: Some(1),
+        steps: Some(7),
+        batch: Some(32),
+        max_batches: Some(Limit::Count(40)),
+        lr: Some(0.05),
+        control_split: Some(Some(0.02)),
+        ..flags(&run, ControllerKind::None)
+    };
+    let observer = Breaks { forgets: true, ..Breaks::at(&[(0, 5, 0, 39)]) };
+    assert_eq!(train(learning, observer).unwrap().rollbacks, 1);
+    let events = events(&run);
+    let [rollback] = of_kind(&events, "governor_rollback")[..] else { panic!("{events:?}") };
+    assert_eq!((&rollback["failure"], &rollback["step"]), (&"collapse".into(), &5.into()));
+    assert_eq!(rollback["restored_step"], 0);
+    let number = |event: &Value, key: &str| event[key].as_f64().unwrap();
+    let steps = of_kind(&events, "step_completed");
+    assert!(number(rollback, "train_loss") < 1.0 && number(rollback, "control_loss") > 2.2);
+    assert_eq!(steps[5]["control_loss"], steps[0]["control_loss"]);
+    let [fresh, restored] = [0, 6].map(|step| number(steps[step], "train_loss"));
+    assert!(restored < fresh, "what the snapshot had learned is there: {restored}, {fresh}");
 }
 
 #[test]
