@@ -230,3 +230,22 @@ fn ranks_that_do_not_fit_are_refused() {
     assert!(it.decide_all(&[]).is_err());
     assert!(it.roll_back(ENVS, Some(0), -1.0).is_err());
 }
+
+/// A rank that fails ends the round for all, at once and with its own error; nobody learns afterwards.
+#[test]
+fn a_rank_that_fails_ends_the_round_for_all() {
+    let mut it = group(3, Method::Dense);
+    let mut envs = fleet();
+    step(&mut it, &mut envs);
+    let before = it.save().unwrap();
+    let mut views: Vec<_> = envs.iter().map(|toy| toy.env.view()).collect();
+    // The last rank gets its envs in another order.
+    views.swap(4, 5);
+    let error = it.end_round(&views).unwrap_err();
+    assert!(error.to_string().contains("2 envs in order"), "{error}");
+    views.swap(4, 5);
+    let error = it.end_round(&views).unwrap_err();
+    assert!(error.to_string().contains("none failed before"), "{error}");
+    let after = it.save().unwrap();
+    (0..3).for_each(|rank| assert_eq!(shared(&after, rank), shared(&before, rank)));
+}

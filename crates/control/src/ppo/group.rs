@@ -156,8 +156,7 @@ impl Controller for PpoGroup {
                     scope.spawn(move || {
                         let report = rank.end_round(views);
                         if report.is_err() {
-                            // The others are told, instead of waiting for it.
-                            rank.ranks = None;
+                            rank.ranks.iter_mut().for_each(Ranks::leave);
                         }
                         report
                     })

@@ -5,6 +5,7 @@ use meristem_comm::{Communicator, Exchange, ExchangeOptions, ExchangeState, Kept
 use meristem_device::{DType, Owner, Stream, Tensor};
 use meristem_nn::{HostData, HostTensor, StateDict};
 
+use super::protocol;
 use super::rollout::Rollout;
 use super::targets::{ReturnScale, Targets};
 use crate::error::{Error, Result};
@@ -18,7 +19,8 @@ const PREFIX: &str = "exchange.";
 /// A policy's link to those that learn with it.
 #[derive(Debug)]
 pub(super) struct Ranks {
-    comm: Communicator,
+    /// None once this rank has left, for it failed.
+    comm: Option<Communicator>,
     stream: Stream,
     options: ExchangeOptions,
     kept: Keeping,
@@ -42,22 +44,30 @@ impl std::fmt::Debug for Keeping {
 impl Ranks {
     pub(super) fn new(comm: Communicator, stream: &Stream, options: &ExchangeOptions) -> Self {
         let (stream, options) = (stream.clone(), options.clone());
-        Self { comm, stream, options, kept: Keeping::Before(ExchangeState::default()) }
+        let kept = Keeping::Before(ExchangeState::default());
+        Self { comm: Some(comm), stream, options, kept }
+    }
+
+    /// Leaves the others, who learn of it at once instead of waiting. Nothing can be learned any more.
+    pub(super) fn leave(&mut self) {
+        self.comm = None;
     }
 
     /// What every rank says, by rank.
     fn gather(&mut self, own: &[f64]) -> Result<Vec<Vec<f64>>> {
         let len = own.len();
+        let comm = joined(&mut self.comm)?;
         let own = Tensor::from_slice(&self.stream, own, [len], Owner::Collectives)?;
-        let all = [len * self.comm.size()];
+        let all = [len * comm.size()];
         let all = Tensor::zeros(&self.stream, all, DType::F64, Owner::Collectives)?;
-        self.comm.all_gather(&own, &all)?;
+        comm.all_gather(&own, &all)?;
         Ok(all.to_vec::<f64>()?.chunks(len).map(<[f64]>::to_vec).collect())
     }
 
     /// The mean over the ranks, number by number.
     pub(super) fn mean(&mut self, own: &[f64]) -> Result<Vec<f64>> {
-        let (all, n) = (self.gather(own)?, self.comm.size() as f64);
+        let all = self.gather(own)?;
+        let n = all.len() as f64;
         let mean = |i: usize| all.iter().map(|rank| rank[i]).sum::<f64>() / n;
         Ok((0..own.len()).map(mean).collect())
     }
@@ -88,15 +98,16 @@ impl Ranks {
     /// that of the mean.
     pub(super) fn exchange(&mut self, policy: &mut Policy) -> Result<()> {
         let gradients = policy.gradients()?;
+        let comm = joined(&mut self.comm)?;
         if let Keeping::Before(state) = &self.kept {
             let named: Vec<(&str, &Tensor)> = gradients.iter().map(|(n, t)| (*n, t)).collect();
             let mut exchange = Exchange::new(&self.options, &named)?;
-            exchange.import(&self.comm, state)?;
+            exchange.import(comm, state)?;
             self.kept = Keeping::Now(Box::new(exchange));
         }
         if let Keeping::Now(exchange) = &mut self.kept {
             let gradients: Vec<&Tensor> = gradients.iter().map(|(_, tensor)| tensor).collect();
-            exchange.run(&mut self.comm, &gradients)?;
+            exchange.run(comm, &gradients)?;
         }
         Ok(policy.measure()?)
     }
@@ -112,13 +123,12 @@ impl Ranks {
     /// Adds up what ranks counted on their own.
     pub(super) fn total(&mut self, report: &mut RoundReport) -> Result<()> {
         let counts = [&[report.transitions as u64], &report.ops[..]].concat();
-        let n = self.comm.size() as f64;
+        // Whole numbers far below 2^53.
         let counts: Vec<f64> = counts.into_iter().map(|count| count as f64).collect();
-        // Sums of whole numbers far below 2^53, of which the mean is taken and given back: exact.
-        let total = |mean: f64| (mean * n).round() as u64;
-        let mean = self.mean(&counts)?;
-        report.transitions = total(mean[0]) as usize;
-        report.ops.iter_mut().zip(&mean[1..]).for_each(|(op, mean)| *op = total(*mean));
+        let all = self.gather(&counts)?;
+        let total = |i: usize| all.iter().map(|rank| rank[i]).sum::<f64>() as u64;
+        report.transitions = total(0) as usize;
+        report.ops.iter_mut().zip(1..).for_each(|(op, i)| *op = total(i));
         Ok(())
     }
 
@@ -171,6 +181,11 @@ impl Ranks {
         }
         self.kept = Keeping::Before(state);
     }
+}
+
+fn joined(comm: &mut Option<Communicator>) -> Result<&mut Communicator> {
+    let gone = || protocol("ranks of which none failed before".into(), "one that did".into());
+    comm.as_mut().ok_or_else(gone)
 }
 
 /// FNV-1a over names and bits.
