@@ -70,8 +70,8 @@ pub enum Error {
     },
     /// An env fails whenever it goes back to the last weights that were in order.
     #[error(
-        "env {env} diverged in round {round}, step {step}: {}, {failures} times in a row, each time from the \
-         last weights that were in order",
+        "env {env} diverged in round {round}, step {step}: {}; failures in a row, each from the last weights \
+         that were in order: {failures}",
         failure.describe()
     )]
     Diverged {

@@ -17,7 +17,7 @@
 //! **Snapshots** lie on the env's device. One is taken as the episode begins, then every five steps and after each
 //! fossilize, so that it always has the fossilized modules of its env; in a step that failed, or whose loss was a
 //! spike, only a fossilize is a reason for one. Failures with no snapshot between them say that going back is no
-//! help: the third ends the run.
+//! help: the third ends the run, and so does an episode of nothing but failures.
 
 use meristem_control::{Failure, GovernorConfig, Vitals};
 use meristem_grow::StageChange;
@@ -111,7 +111,8 @@ impl Episode<'_, '_> {
         let (index, When { round, step }) = (env.index, when);
         env.guard.failures += 1;
         let Guard { snapshot_step: restored_step, failures, .. } = env.guard;
-        if failures >= rules.failures_max {
+        // An episode too short for so many is not to pass either if it was nothing but failures.
+        if failures >= rules.failures_max || failures as usize == self.setup.config.steps {
             let error = Error::Diverged { env: index, round, step, failure, failures };
             let what = format!("{}; going back is no help", failure.describe());
             self.journal.emit_waiting(Event::Anomaly { env: index, round, step, what });
