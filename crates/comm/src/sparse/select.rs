@@ -45,9 +45,12 @@ impl<T: Number> Source for &[T] {
     }
 }
 
-/// Elements of the candidates' buffer for selecting k of `len`.
+/// Elements of the candidates' buffer for selecting k of `len`: those that reach a sampled threshold,
+/// and four standard deviations more, for few of a sample say little of all.
 pub(crate) fn candidates_len(len: usize, k: usize) -> usize {
-    len.min(k + k / 2 + 1024)
+    let rank = sampled_rank(len, k) + 1.0;
+    let share = (rank + 4.0 * rank.sqrt()) / sampled_len(len) as f64;
+    len.min((share * len as f64) as usize + 1024)
 }
 
 /// Bits of a source's elements.
@@ -111,6 +114,18 @@ const RUN: usize = 16;
 /// Most elements sampled.
 const SAMPLE: usize = 1 << 15;
 
+/// Elements that are sampled of so many.
+fn sampled_len(len: usize) -> usize {
+    (len / RUN).clamp(1, SAMPLE / RUN) * RUN.min(len.max(1))
+}
+
+/// Rank within a sample that k of `len` elements are expected to have, and four standard deviations
+/// of a binomial count more.
+fn sampled_rank(len: usize, k: usize) -> f64 {
+    let expected = k as f64 / len.max(1) as f64 * sampled_len(len) as f64;
+    expected + 4.0 * expected.sqrt() + 4.0
+}
+
 /// A magnitude that, as a sample says, somewhat more than k elements reach; at least 1.
 fn sampled_threshold<S: Source>(source: &S, k: usize) -> Bits<S> {
     let len = source.len();
@@ -131,9 +146,7 @@ fn sampled_threshold<S: Source>(source: &S, k: usize) -> Bits<S> {
             size += 1;
         }
     }
-    // The expected rank, and four standard deviations of a binomial count more.
-    let expected = k as f64 / len as f64 * size as f64;
-    let rank = (expected + 4.0 * expected.sqrt() + 4.0) as usize;
+    let rank = sampled_rank(len, k) as usize;
     if rank >= size {
         return one;
     }
@@ -342,6 +355,20 @@ mod tests {
             for k in [0, 1, 300, 3000, 150_000, 300_000, 300_001] {
                 check(&values, k, candidates_len(values.len(), k)).unwrap();
             }
+        }
+    }
+
+    /// The quick way is the one taken: enough candidates, and room for them.
+    #[test]
+    fn a_sample_finds_enough_candidates_and_not_too_many() {
+        let mut rng =
+            meristem_device::random::Rng::new(6, meristem_device::random::Purpose::Test, 0, 0);
+        let values: Vec<f32> = (0..8_000_003).map(|_| rng.uniform() - 0.5).collect();
+        for k in [1, 10, 100, 1000, 8000, 80_000] {
+            let low = sampled_threshold(&&values[..], k);
+            let found = values.iter().filter(|value| value.magnitude() >= low).count();
+            let room = candidates_len(values.len(), k);
+            assert!((k..=room).contains(&found), "k = {k}: {found} found, room for {room}");
         }
     }
 
