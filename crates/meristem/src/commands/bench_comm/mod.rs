@@ -24,6 +24,7 @@ const ELEMENT: usize = size_of::<f32>();
 const REFRESH: u64 = 32;
 /// Largest tensor: indices are 32 bits, and every rank holds four of them.
 const BYTES_MAX: usize = 4 << 30;
+/// Sums are exact up to this many ranks.
 const RANKS_MAX: usize = 64;
 
 /// What is measured, the same on all ranks.
@@ -144,6 +145,10 @@ fn over_mpi(device: &Device, ranks: Option<usize>, plan: &Plan) -> Result<(usize
         let message = format!("--ranks {ranks}, but {size} processes were started");
         let remedy = format!("start it as `mpirun -n {ranks} meristem bench comm --comm mpi`");
         return Err(Failure::usage(message, remedy));
+    }
+    if size > RANKS_MAX {
+        let message = format!("{size} processes were started");
+        return Err(Failure::usage(message, format!("start at most {RANKS_MAX}")));
     }
     let rows = Rank::new(comm, device.stream("rank")).run(plan)?;
     Ok((rank, (size, rows)))
@@ -328,7 +333,7 @@ impl Row {
     fn line(&self) -> String {
         let (algorithm, density, ms) = (self.algorithm, self.density, self.ms);
         format!(
-            "{:>8}  {algorithm:<8}{density:>8}{ms:>11.3}{:>22}{:>9.3}{:>9.3}{:>15}{:>7}",
+            "{:>8}  {algorithm:<8}{density:>8}{ms:>11.3}{:>25}{:>9.3}{:>9.3}{:>15}{:>7}",
             size(self.bytes),
             format!("({:.3} to {:.3})", self.ms_min, self.ms_max),
             self.algorithm_gb_per_s,
@@ -344,7 +349,7 @@ fn heading() -> String {
     let [least, speed, bus, sent, wrong] =
         ["least to most", "GB/s", "bus GB/s", "bytes sent", "wrong"];
     format!(
-        "{size:>8}  {algorithm:<8}{density:>8}{ms:>11}{least:>22}{speed:>9}{bus:>9}{sent:>15}{wrong:>7}"
+        "{size:>8}  {algorithm:<8}{density:>8}{ms:>11}{least:>25}{speed:>9}{bus:>9}{sent:>15}{wrong:>7}"
     )
 }
 

@@ -117,18 +117,19 @@ fn scramble(at: usize, rank: usize) -> u32 {
     (mixed.wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40) as u32
 }
 
-/// -63 to 63.
+/// Within 2^13 of zero: as many magnitudes as make ties rare, as in gradients.
 fn small(at: usize, rank: usize) -> f32 {
-    (scramble(at, rank) % 127) as f32 - 63.0
+    (scramble(at, rank) % 16_383) as f32 - 8191.0
 }
 
-/// Common ones are 1024 to 2047, with one sign on all ranks; winners 512 to 1023; losers 128 to 511.
+/// Losers are 2^14 to 2^15, winners up to 2^16, common ones up to 2^17, with one sign on all ranks. Sums over 64
+/// ranks stay below 2^24.
 fn large(at: usize, kind: Kind, rank: usize) -> f32 {
     let bits = scramble(at, rank);
     let magnitude = match kind {
-        Kind::Common => 1024 + bits % 1024,
-        Kind::Winner(_) => 512 + bits % 512,
-        Kind::Loser(_) => 128 + bits % 384,
+        Kind::Common => (1 << 16) + bits % (1 << 16),
+        Kind::Winner(_) => (1 << 15) + bits % (1 << 15),
+        Kind::Loser(_) => (1 << 14) + bits % (1 << 14),
     };
     if at.is_multiple_of(3) { -(magnitude as f32) } else { magnitude as f32 }
 }
