@@ -1,10 +1,11 @@
 //! What there is to tell of a round in which a policy learned.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::masks::HEAD_COUNT;
 
-/// Diagnostics of a round and of the policy update at its end.
+/// Diagnostics of a round and of the policy update at its end. Figures of an update that was skipped need not
+/// be finite; in JSON they are null then.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RoundReport {
@@ -16,6 +17,7 @@ pub struct RoundReport {
     pub ops: [u64; 6],
     /// Mean normalised entropy per head, over the transitions where it had a choice; in [0, 1], 0 where it
     /// never had one.
+    #[serde(deserialize_with = "nulls_as_nan")]
     pub entropies: [f64; HEAD_COUNT],
     /// Epochs whose step was taken.
     pub epochs: usize,
@@ -24,14 +26,19 @@ pub struct RoundReport {
     /// Updates skipped because loss or gradient was not finite.
     pub skipped: usize,
     /// KL of the last epoch looked at, from the policy that acted (mean of e^x − 1 − x).
+    #[serde(deserialize_with = "null_as_nan")]
     pub kl: f64,
     /// Share of used heads whose ratio was clipped, in the last epoch looked at.
+    #[serde(deserialize_with = "null_as_nan")]
     pub clip_fraction: f64,
     /// Objective of the policy (to be made large), in the last epoch looked at.
+    #[serde(deserialize_with = "null_as_nan")]
     pub policy_objective: f64,
     /// Value loss, in the last epoch looked at.
+    #[serde(deserialize_with = "null_as_nan")]
     pub value_loss: f64,
     /// L2 norm of the gradient before clipping, in the last epoch looked at.
+    #[serde(deserialize_with = "null_as_nan")]
     pub gradient_norm: f64,
     /// 1 − Var(returns − values)/Var(returns) of the rollout; 0 where the returns do not vary.
     pub explained_variance: f64,
@@ -41,4 +48,29 @@ pub struct RoundReport {
     /// one learns alone. Entropies, KL, objective, losses and shares are then the means of the ranks'.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<String>,
+}
+
+/// JSON has no NaN.
+fn null_as_nan<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or(f64::NAN))
+}
+
+fn nulls_as_nan<'de, D: Deserializer<'de>>(from: D) -> Result<[f64; HEAD_COUNT], D::Error> {
+    let figures = <[Option<f64>; HEAD_COUNT]>::deserialize(from)?;
+    Ok(figures.map(|figure| figure.unwrap_or(f64::NAN)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_skipped_update_survives_json() {
+        let mut report = RoundReport { kl: f64::NAN, skipped: 1, ..RoundReport::default() };
+        report.entropies[3] = f64::INFINITY;
+        let text = serde_json::to_string(&report).unwrap();
+        let back: RoundReport = serde_json::from_str(&text).unwrap();
+        assert!(back.kl.is_nan() && back.entropies[3].is_nan());
+        assert_eq!((back.skipped, back.value_loss), (1, 0.0));
+    }
 }

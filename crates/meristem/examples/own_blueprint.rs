@@ -4,7 +4,7 @@
 
 use meristem::grow::{Blueprint, BlueprintSet, Channels, Join, Layer};
 use meristem::train::config::{Layer as Settings, TrainConfig};
-use meristem::train::settings::Preset;
+use meristem::train::settings::{ControllerKind, Preset};
 use meristem::train::{Event, Observer, run_with};
 
 /// Tells of what grows.
@@ -39,7 +39,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     wide_depthwise.check()?;
     println!("{} parameters at 8 channels", wide_depthwise.parameters(8)?);
 
-    let settings = Settings { preset: Some(Preset::Quick), envs: Some(2), ..Settings::default() };
+    let settings = Settings {
+        preset: Some(Preset::Quick),
+        controller: Some(ControllerKind::Heuristic),
+        envs: Some(2),
+        ..Settings::default()
+    };
     let config = TrainConfig::resolve(Settings::default(), settings)?;
     let only_mine = BlueprintSet::empty().with(wide_depthwise)?;
     let summary = run_with(&config, only_mine, &mut Tell)?;

@@ -139,6 +139,9 @@ impl Observer for Progress {
             Event::RunStarted(run) => self.begin(run),
             Event::StepCompleted(step) => self.step(step),
             Event::BatchCompleted { .. } => self.batch(event),
+            Event::PolicyUpdated { round, report } => {
+                self.line(&learned(*round, mean_accuracy(&self.envs), report));
+            }
             Event::RunEnded { .. } => {
                 if let Some(bars) = self.bars.take() {
                     bars.clear();
@@ -175,7 +178,6 @@ fn story(event: &Event) -> Option<String> {
         Event::ModuleFossilized { env, slot, blueprint, contribution, .. } => {
             format!("  env {env}: {blueprint} in {slot} stays for good{}", worth(*contribution))
         }
-        Event::PolicyUpdated { round, report } => learned(*round, report),
         Event::GovernorRollback { env, failure, restored_step, .. } => {
             let to = restored_step.map_or("the start of its episode".into(), |step| {
                 format!("where it was after step {}", step + 1)
@@ -187,25 +189,33 @@ fn story(event: &Event) -> Option<String> {
     })
 }
 
-/// What a round taught a policy, in one line.
-fn learned(round: usize, report: &RoundReport) -> String {
-    let heads = HEADS.iter().zip(report.entropies);
+/// What a round taught a policy, in one line: of the heads, those that had a choice.
+fn learned(round: usize, accuracy: Option<f64>, report: &RoundReport) -> String {
+    let heads = HEADS.iter().zip(report.entropies).filter(|(_, entropy)| *entropy > 0.0);
     let entropies: Vec<String> =
         heads.map(|(head, entropy)| format!("{} {entropy:.2}", head.name)).collect();
     let ops = Op::ALL.iter().zip(report.ops).filter(|(_, count)| *count > 0);
     let ops: Vec<String> = ops.map(|(op, count)| format!("{op} {count}")).collect();
     let ranks = report.fingerprint.as_ref();
-    let ranks = ranks.map_or(String::new(), |hash| format!(", all ranks at {hash}"));
-    let skipped = if report.skipped > 0 { ", update skipped" } else { "" };
+    let ranks = ranks.map_or(String::new(), |hash| format!("; all ranks at {hash}"));
+    let skipped = if report.skipped > 0 { "; update skipped" } else { "" };
     format!(
-        "  round {}: return {:.3}, KL {:.4}, explained variance {:.2}, entropy {}; did {}{ranks}{skipped}",
+        "  round {}: mean accuracy {}, return {:.3}, KL {:.4}, explained variance {:.2}, entropy {}; did {}{ranks}{skipped}",
         round + 1,
+        percent(accuracy),
         report.mean_return,
         report.kl,
         report.explained_variance,
         entropies.join(" "),
         ops.join(" ")
     )
+}
+
+/// Control accuracy after the last step, over all envs.
+fn mean_accuracy(envs: &[Option<StepCompleted>]) -> Option<f64> {
+    let shares = envs.iter().flatten().filter_map(|step| step.control_accuracy);
+    let shares: Vec<f64> = shares.collect();
+    (!shares.is_empty()).then(|| shares.iter().sum::<f64>() / shares.len() as f64)
 }
 
 fn worth(contribution: Option<f64>) -> String {
@@ -332,7 +342,21 @@ mod tests {
         assert_eq!(accuracies(&few), "control accuracy 81.2 50.0 %");
         let bare = [step(0, None)];
         assert_eq!(accuracies(&bare), "training accuracy 50.0 %");
+        assert_eq!(mean_accuracy(&few), Some(0.656));
+        assert_eq!(mean_accuracy(&bare), None);
         let many: Vec<_> = (0..9).map(|env| step(env, Some(env as f64 / 10.0))).collect();
         assert_eq!(accuracies(&many), "control accuracy 0.0 to 80.0, median 40.0 %");
+    }
+    #[test]
+    fn a_round_of_a_policy_is_told_in_one_line() {
+        let mut report = RoundReport { mean_return: 1.25, kl: 0.0123, ..RoundReport::default() };
+        report.explained_variance = 0.5;
+        (report.entropies[0], report.entropies[2]) = (0.75, 1.0);
+        (report.ops[0], report.ops[1]) = (7, 1);
+        assert_eq!(
+            learned(1, Some(0.5), &report),
+            "  round 2: mean accuracy 50.0 %, return 1.250, KL 0.0123, explained variance 0.50, \
+             entropy op 0.75 blueprint 1.00; did WAIT 7 GERMINATE 1"
+        );
     }
 }

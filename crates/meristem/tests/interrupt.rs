@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use common::{Meristem, events_in, of_kind, said};
 
 /// A run that would go on for hours.
-const LONG: &str = "train --host minimal --envs 2 --steps 100000 --max-batches 2 --batch 32 --run-dir run --trace run.json";
+const LONG: &str = "train --controller heuristic --host minimal --envs 2 --steps 100000 --max-batches 2 --batch 32 \
+                    --run-dir run --trace run.json";
 
 /// Such a run, once it has completed a step.
 fn long_run(m: &Meristem) -> Child {
@@ -119,8 +120,8 @@ fn full_disk(m: &Meristem, script: &str, run: &Path) {
     assert!(left.iter().all(|name| !name.to_string_lossy().ends_with(".part")), "{left:?}");
 }
 
-const TALKATIVE: &str = "train --host minimal --envs 2 --steps 100000 --max-batches 50 --batch 8 \
-                         --log-batches --quiet";
+const TALKATIVE: &str = "train --controller heuristic --host minimal --envs 2 --steps 100000 \
+                         --max-batches 50 --batch 8 --log-batches --quiet";
 
 /// The kernel refuses to let any file grow beyond 64 kB: writes fail in the middle, as on a full disk.
 #[test]

@@ -17,7 +17,7 @@ use meristem::nn::{HostData, HostTensor, StateDict};
 use serde_json::Value;
 
 /// Two rounds of growing hosts on a few small images, a checkpoint after every second step.
-const RUN: &str = "train --dataset arrays --data-root images.safetensors --preset quick --host minimal \
+const RUN: &str = "train --dataset arrays --data-root images.safetensors --controller heuristic --preset quick --host minimal \
                    --slots r0,r1 --envs 3 --rounds 2 --steps 24 --batch 16 --control-split 0.2 \
                    --checkpoint-every 2 --quiet";
 

@@ -9,7 +9,7 @@ use common::{Meristem, TINY, of_kind};
 #[test]
 fn a_run_is_a_folder_that_says_what_happened() {
     let m = Meristem::new();
-    let said = m.ok("train --preset quick --plateau-gain 100 --steps 13 --batch 32 --max-batches 4 --run-dir run");
+    let said = m.ok("train --preset quick --controller heuristic --plateau-gain 100 --steps 13 --batch 32 --max-batches 4 --run-dir run");
     assert!(said.stdout.contains("control accuracy"), "{}", said.stdout);
     assert!(said.stdout.contains("run folder: run"), "{}", said.stdout);
 
@@ -90,7 +90,7 @@ fn results_do_not_depend_on_threads_or_process() {
     let m = Meristem::new();
     let run = |name: &str, flags: &str| {
         m.ok(&format!(
-            "train --preset quick --plateau-gain 100 --steps 9 --batch 32 --max-batches 3 --augment crop,flip,cutout \
+            "train --preset quick --controller heuristic --plateau-gain 100 --steps 9 --batch 32 --max-batches 3 --augment crop,flip,cutout \
              --run-dir {name} --quiet {flags}"
         ));
     };
@@ -125,7 +125,7 @@ fn results_do_not_depend_on_threads_or_process() {
 fn launches_that_wait_give_the_same_run() {
     let m = Meristem::new();
     let run = |name: &str, blocking: &str| {
-        let flags = "train --preset quick --plateau-gain 100 --steps 9 --batch 32 --max-batches 2 \
+        let flags = "train --preset quick --controller heuristic --plateau-gain 100 --steps 9 --batch 32 --max-batches 2 \
                      --augment crop,flip,cutout --threads 2 --quiet --run-dir";
         let mut command = m.command();
         command.args(flags.split_whitespace()).arg(name).env("MERISTEM_LAUNCH_BLOCKING", blocking);
@@ -148,6 +148,7 @@ fn twice_in_one_process_is_the_same() {
         let flags = Layer {
             host: Some("minimal".into()),
             envs: Some(2),
+            rounds: Some(2),
             steps: Some(2),
             max_batches: Some("2".parse().unwrap()),
             run_dir: Some(Some(folder.path().join(name))),
@@ -255,10 +256,9 @@ fn a_dataset_beyond_the_budget_is_streamed_with_the_same_result() {
 fn a_policy_learns_and_is_kept() {
     let m = Meristem::new();
     let tiny = "--host minimal --envs 2 --steps 6 --max-batches 2 --batch 32 --policy-hidden 16";
-    let said = m.ok(&format!(
-        "train {tiny} --controller ppo --rounds 2 --slots r0 --hot-scope deny --run-dir run"
-    ));
-    assert!(said.stdout.contains("round 2: return"), "{}", said.stdout);
+    let said = m.ok(&format!("train {tiny} --rounds 2 --slots r0 --hot-scope deny --run-dir run"));
+    assert!(said.stdout.contains("round 2: mean accuracy "), "{}", said.stdout);
+    let summary = m.json("run/summary.json");
     let events = m.events("run");
     let updates = of_kind(&events, "policy_updated");
     assert_eq!(updates.len(), 2);
@@ -272,21 +272,26 @@ fn a_policy_learns_and_is_kept() {
             .flat_map(|e| e["reward"].as_object().unwrap().values())
             .map(|term| term.as_f64().unwrap())
             .sum();
+        // The same figures are in the summary.
+        let told = &summary["round_results"][round]["policy"];
+        for key in ["mean_return", "kl", "entropies", "explained_variance", "ops"] {
+            assert_eq!(told[key], update[key], "{key}");
+        }
         assert!((update["mean_return"].as_f64().unwrap() - paid / 2.0).abs() < 1e-4, "{update}");
     }
     let go_on = "train --host minimal --envs 3 --steps 4 --max-batches 2 --batch 32";
-    m.ok(&format!(
-        "{go_on} --controller ppo --slots r0 --policy run/policy.safetensors --run-dir on"
-    ));
+    m.ok(&format!("{go_on} --slots r0 --policy run/policy.safetensors --run-dir on"));
     m.fails(
-        &format!(
-            "{go_on} --controller ppo --slots r0c0 --policy run/policy.safetensors --run-dir no"
-        ),
+        &format!("{go_on} --slots r0c0 --policy run/policy.safetensors --run-dir no"),
         2,
         &["for 3 slots", "this run has 1"],
     );
     assert!(!m.path("no").exists(), "nothing is left behind");
-    m.fails(&format!("{go_on} --policy run/policy.safetensors"), 2, &["controller ppo"]);
+    m.fails(
+        &format!("{go_on} --controller none --policy run/policy.safetensors"),
+        2,
+        &["controller ppo"],
+    );
     m.ok(&format!("{go_on} --controller random --run-dir random"));
     std::fs::write(m.path("a.jsonl"), "{\"step\": 1, \"op\": \"JUMP\"}\n").unwrap();
     m.fails(&format!("{go_on} --controller fixed:a.jsonl"), 2, &["line 1", "JUMP"]);
@@ -328,8 +333,30 @@ fn a_policy_learns_over_ranks() {
     m.ok("train --config one/config.toml --run-dir again");
     assert_eq!(fingerprints("again"), fingerprints("one"));
     m.fails(&format!("{ppo} --ranks 3"), 2, &["`ranks`: got 3", "divisor of the 4 envs"]);
-    m.fails(&format!("{tiny} --ranks 2"), 2, &["controller ppo"]);
+    m.fails(&format!("{tiny} --controller random --ranks 2"), 2, &["controller ppo"]);
     m.fails(&format!("{ppo} --exchange topk:0.1"), 2, &["`exchange`", "a single rank"]);
     m.fails(&format!("{ppo} --ranks 2 --exchange topk"), 2, &["topk:D"]);
     m.fails(&format!("{ppo} --ranks 2 --comm mpi"), 2, &["threads"]);
+}
+
+/// An absurd learning rate: updates are skipped, then the run ends with an error and a folder that can be read.
+#[test]
+fn a_policy_that_diverges_ends_the_run() {
+    let m = Meristem::new();
+    let tiny = "--host minimal --envs 2 --steps 6 --max-batches 2 --batch 32 --policy-hidden 16";
+    let words = ["the policy diverged", "smaller learning rate"];
+    m.fails(&format!("train {tiny} --rounds 20 --ppo-lr 1e30 --run-dir run"), 1, &words);
+    let summary = m.json("run/summary.json");
+    assert_eq!(summary["status"], "failed");
+    let skipped = |event: &&&serde_json::Value| event["skipped"] == 1;
+    assert!(of_kind(&m.events("run"), "policy_updated").iter().filter(skipped).count() >= 2);
+    assert!(m.path("run/weights/env-1.safetensors").is_file());
+    // The settings of a policy are part of what a run is.
+    let flags = "--ppo-lr 0.01 --ppo-epochs 2 --ppo-entropy-weight 0 --ppo-gamma 0.9 --rounds 2";
+    m.ok(&format!("train {tiny} {flags} --run-dir other --quiet"));
+    m.ok(&format!("train {tiny} --rounds 2 --run-dir usual --quiet"));
+    let policy = |run: &str| m.bytes(&format!("{run}/policy.safetensors"));
+    assert_ne!(policy("other"), policy("usual"));
+    m.ok("train --config other/config.toml --run-dir again --quiet");
+    assert_eq!(policy("other"), policy("again"));
 }

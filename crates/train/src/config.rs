@@ -6,7 +6,7 @@
 
 use std::path::PathBuf;
 
-use meristem_control::RewardMode;
+use meristem_control::{PpoConfig, RewardMode};
 use meristem_grow::Tempo;
 use serde::{Deserialize, Serialize};
 
@@ -115,6 +115,30 @@ settings! {
     ranks: usize,
     /// How they exchange its gradients: dense, topk:D, gtopk:D, ok-topk:D, auto:D, with the share D that each sends.
     exchange: ExchangeKind,
+    /// Passes of a policy update over a round.
+    ppo_epochs: usize,
+    /// Adam's learning rate for the policy.
+    ppo_lr: f32,
+    /// Adam's ε.
+    ppo_adam_eps: f32,
+    /// Largest norm of the policy's gradient.
+    ppo_clip_norm: f32,
+    /// Discount of rewards, γ; also that of the stage potential in the reward.
+    ppo_gamma: f64,
+    /// λ of the advantages.
+    ppo_lambda: f64,
+    /// How far a ratio of probabilities may leave 1.
+    ppo_clip: f32,
+    /// Weight of the value loss.
+    ppo_value_weight: f32,
+    /// Weight of the entropy bonus.
+    ppo_entropy_weight: f32,
+    /// An update stops before the step that follows a KL above 1.5 times this.
+    ppo_target_kl: f64,
+    /// Advantages are divided by their standard deviation, and by this at least.
+    ppo_advantage_std_floor: f64,
+    /// So many skipped updates in a row end the run.
+    ppo_skips_max: usize,
     /// Slots that may grow: names such as r0c1, or regions r0 and r1, or all.
     slots: Vec<String>,
     /// Modules that an env may hold at once, fossilized ones included.
@@ -145,7 +169,8 @@ impl TrainConfig {
     /// A value outside its range, named with what was expected.
     pub fn resolve(file: Layer, flags: Layer) -> Result<Self> {
         let preset = flags.preset.or(file.preset).unwrap_or_default();
-        let mut config = preset::base(preset);
+        let controller = flags.controller.clone().or(file.controller.clone()).unwrap_or_default();
+        let mut config = preset::base(preset, controller);
         config.apply(file);
         config.apply(flags);
         config.preset = preset;
@@ -193,6 +218,25 @@ impl TrainConfig {
         Self { threads, checkpoint_every, export, hot_scope, ..self.clone() }.resolved_toml()
     }
 
+    /// Settings of a policy of this width.
+    pub(crate) fn ppo(&self, hidden: usize) -> PpoConfig {
+        PpoConfig {
+            hidden,
+            epochs: self.ppo_epochs,
+            lr: self.ppo_lr,
+            adam_eps: self.ppo_adam_eps,
+            clip_norm: self.ppo_clip_norm,
+            gamma: self.ppo_gamma,
+            lambda: self.ppo_lambda,
+            clip: self.ppo_clip,
+            value_weight: self.ppo_value_weight,
+            entropy_weight: self.ppo_entropy_weight,
+            target_kl: self.ppo_target_kl,
+            advantage_std_floor: self.ppo_advantage_std_floor,
+            skips_max: self.ppo_skips_max,
+        }
+    }
+
     /// Checks every number against its range.
     pub(crate) fn validate(&self) -> Result<()> {
         let whole = [
@@ -204,6 +248,8 @@ impl TrainConfig {
             ("max-batches", self.max_batches.count().unwrap_or(1), 1, 1_000_000_000),
             ("policy-hidden", self.policy_hidden, 1, 65_536),
             ("ranks", self.ranks, 1, ranks::RANKS_MAX),
+            ("ppo-epochs", self.ppo_epochs, 1, 1000),
+            ("ppo-skips-max", self.ppo_skips_max, 1, 1_000_000),
             ("max-modules", self.max_modules, 0, 64),
             ("min-training-steps", self.min_training_steps as usize, 1, 1_000_000),
             ("plateau-steps", self.plateau_steps, 1, 1_000_000),
@@ -230,6 +276,16 @@ impl TrainConfig {
             ("control-split", self.control_share(), 0.0, 0.9),
             ("min-contribution", self.min_contribution, -100.0, 100.0),
             ("plateau-gain", self.plateau_gain, -100.0, 100.0),
+            ("ppo-lr", f64::from(self.ppo_lr), 0.0, f64::from(f32::MAX)),
+            ("ppo-adam-eps", f64::from(self.ppo_adam_eps), 1e-30, 1.0),
+            ("ppo-clip-norm", f64::from(self.ppo_clip_norm), 1e-6, 1e6),
+            ("ppo-gamma", self.ppo_gamma, 0.0, 1.0),
+            ("ppo-lambda", self.ppo_lambda, 0.0, 1.0),
+            ("ppo-clip", f64::from(self.ppo_clip), 1e-6, 1.0),
+            ("ppo-value-weight", f64::from(self.ppo_value_weight), 0.0, 1e6),
+            ("ppo-entropy-weight", f64::from(self.ppo_entropy_weight), 0.0, 1e6),
+            ("ppo-target-kl", self.ppo_target_kl, 1e-9, 1e6),
+            ("ppo-advantage-std-floor", self.ppo_advantage_std_floor, 1e-9, 1e6),
         ];
         for (key, got, low, high) in real {
             if !(low..=high).contains(&got) {
@@ -267,7 +323,19 @@ mod tests {
         let flags = Layer { batch: Some(32), preset: Some(Preset::Quick), ..Layer::default() };
         let config = resolve(file, flags).unwrap();
         assert_eq!((config.batch, config.envs, config.preset), (32, 2, Preset::Quick));
-        assert_eq!(config.steps, preset::base(Preset::Quick).steps);
+        assert_eq!(config.steps, preset::base(Preset::Quick, ControllerKind::Ppo).steps);
+    }
+
+    /// Rounds are for who learns from one to the next; the others have all their steps in one.
+    #[test]
+    fn a_preset_divides_its_steps_by_who_decides() {
+        for (name, preset) in Preset::NAMES {
+            let [learns, rules] = [ControllerKind::Ppo, ControllerKind::Heuristic]
+                .map(|controller| preset::base(preset, controller));
+            assert!(learns.rounds > 1 && rules.rounds == 1, "{name}");
+        }
+        let file = Layer { controller: Some(ControllerKind::Random), ..Layer::default() };
+        assert_eq!(resolve(file, Layer::default()).unwrap().rounds, 1);
     }
 
     #[test]
@@ -283,6 +351,10 @@ mod tests {
             (Layer { control_split: Some(Some(1.0)), ..Layer::default() }, "control-split"),
             (Layer { control_split: Some(Some(0.0)), ..Layer::default() }, "control-split"),
             (Layer { devices: Some(vec![]), ..Layer::default() }, "devices"),
+            (Layer { ppo_gamma: Some(1.5), ..Layer::default() }, "ppo-gamma"),
+            (Layer { ppo_clip: Some(0.0), ..Layer::default() }, "ppo-clip"),
+            (Layer { ppo_lr: Some(f32::INFINITY), ..Layer::default() }, "ppo-lr"),
+            (Layer { ppo_epochs: Some(0), ..Layer::default() }, "ppo-epochs"),
         ];
         for (layer, key) in bad {
             let message = resolve(Layer::default(), layer).unwrap_err().to_string();

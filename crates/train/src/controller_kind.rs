@@ -13,9 +13,9 @@ use crate::settings::{BadValue, serde_as_text, unknown};
 #[serde(try_from = "String", into = "String")]
 pub enum ControllerKind {
     /// The rules of `grow.md`, Heuristic controller.
-    #[default]
     Heuristic,
     /// A policy that learns by PPO from round to round.
+    #[default]
     Ppo,
     /// The policy in a file: it draws its actions, and does not learn. Text form: `ppo:FILE`.
     Policy(PathBuf),

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use meristem_control::{
-    Controller, Heuristic, HeuristicConfig, Learning, NoController, Ppo, PpoConfig, PpoGroup,
-    PpoSizes, RandomController, Script, policy_width,
+    Controller, Heuristic, HeuristicConfig, Learning, NoController, Ppo, PpoGroup, PpoSizes,
+    RandomController, Script, policy_width,
 };
 use meristem_device::Stream;
 use meristem_nn::safetensors;
@@ -115,41 +115,24 @@ fn policy(setup: &Setup, stream: &Stream, file: Option<&Path>, learning: Learnin
         Some((_, metadata)) => policy_width(metadata)?,
         None => config.policy_hidden,
     };
-    let ppo = PpoConfig { hidden, ..PpoConfig::default() };
-    let mut ppo = fresh(setup, stream, ppo, learning)?;
+    let sizes = PpoSizes { envs: config.envs / config.ranks, steps: config.steps };
+    let (host, key) = (setup.fresh_host()?, (config.seed, setup.isa));
+    let mut ppo = Ppo::new(stream, config.ppo(hidden), (&host, sizes), key, learning)?;
     if let Some((weights, metadata)) = &file {
         ppo.import(weights, metadata)?;
     }
     Ok(ppo)
 }
 
-fn fresh(setup: &Setup, stream: &Stream, ppo: PpoConfig, learning: Learning) -> Result<Ppo> {
-    let config = &setup.config;
-    let sizes = PpoSizes { envs: config.envs / config.ranks, steps: config.steps };
-    let host = setup.fresh_host()?;
-    Ok(Ppo::new(stream, ppo, (&host, sizes), (config.seed, setup.isa), learning)?)
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
-    use meristem_grow::BlueprintSet;
-
     use super::*;
     use crate::config::Layer;
     use crate::events::Event;
     use crate::observer::Observer;
-    use crate::run::{Begin, Run};
-    use crate::run_folder::RunFolder;
+    use crate::run::run;
     use crate::settings::{Limit, Preset};
-    use crate::setup::Names;
-
-    impl AnyController {
-        pub(crate) fn of_policy(setup: &Setup, stream: &Stream, ppo: PpoConfig) -> Result<Self> {
-            Ok(Self::Policy(Box::new(fresh(setup, stream, ppo, Learning::On)?)))
-        }
-    }
+    use crate::summary::Summary;
 
     /// Updates skipped, round by round.
     #[derive(Default)]
@@ -171,6 +154,7 @@ mod tests {
             host: Some("minimal".into()),
             controller: Some(ControllerKind::Ppo),
             policy_hidden: Some(8),
+            ppo_lr: Some(1e30),
             run_dir: Some(Some(base.path().join("run"))),
             envs: Some(2),
             batch: Some(16),
@@ -181,21 +165,16 @@ mod tests {
             ..Layer::default()
         };
         let config = TrainConfig::resolve(Layer::default(), flags).unwrap();
-        let names = Names::resolve(&config).unwrap();
-        let folder = RunFolder::create(config.run_dir.as_deref(), "run").unwrap();
-        let prepared = Run::prepare(&config, names, BlueprintSet::standard(), (&folder, None));
-        let mut run = prepared.unwrap();
-        run.set_policy(PpoConfig { hidden: 8, lr: 1e30, ..PpoConfig::default() });
         let mut skipped = Skipped::default();
-        let ended = run.finish(&folder, Begin::New(Instant::now()), (&mut skipped, None));
-        let error = ended.unwrap_err();
+        let error = run(&config, &mut skipped).unwrap_err();
         let diverged = meristem_control::Error::Diverged { skipped: 3 };
         assert_eq!(error.to_string(), diverged.to_string());
         assert_eq!(error.exit_code(), 1);
         let [.., one, other] = skipped.0[..] else { panic!("{:?}", skipped.0) };
         assert_eq!((one, other), (1, 1), "the third is the error");
         assert_eq!(skipped.0.iter().sum::<usize>(), 2);
-        let summary = folder.read_summary().unwrap().unwrap();
+        let text = std::fs::read(base.path().join("run/summary.json")).unwrap();
+        let summary: Summary = serde_json::from_slice(&text).unwrap();
         assert_eq!(summary.error, Some(error.to_string()));
         assert_eq!(summary.rounds, skipped.0.len());
     }

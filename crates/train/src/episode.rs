@@ -8,7 +8,7 @@
 
 use std::time::Instant;
 
-use meristem_control::{Controller, EnvView};
+use meristem_control::{Controller, EnvView, RoundReport};
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{Counts, HotScope, Policy};
 
@@ -75,6 +75,8 @@ pub(crate) struct Trained {
     pub(crate) steps: usize,
     /// Whether it was asked to stop.
     pub(crate) interrupted: bool,
+    /// What the policy learned, if there is one and the episode is whole.
+    pub(crate) policy: Option<RoundReport>,
 }
 
 impl Episode<'_, '_> {
@@ -107,10 +109,11 @@ impl Episode<'_, '_> {
             }
         }
         // An episode that was cut short is no whole one to learn from.
-        if steps == self.setup.config.steps {
-            self.end_round(&envs, steps)?;
-        }
-        Ok(Trained { envs, steps, interrupted })
+        let policy = match steps == self.setup.config.steps {
+            true => self.end_round(&envs, steps)?,
+            false => None,
+        };
+        Ok(Trained { envs, steps, interrupted, policy })
     }
 
     /// Writes a checkpoint where one is due, and where the run is stopped. The run's first step has one because
@@ -280,14 +283,15 @@ impl Episode<'_, '_> {
     }
 
     /// The episode is over: a controller that learns does so now, and it is told of.
-    fn end_round(&mut self, envs: &[Env], steps: usize) -> Result<()> {
+    fn end_round(&mut self, envs: &[Env], steps: usize) -> Result<Option<RoundReport>> {
         let _span = self.fleet.machine.span(|| "policy update");
         let views: Vec<EnvView<'_>> = envs.iter().map(|env| env.view(steps, steps)).collect();
-        if let Some(report) = self.controller.end_round(&views)? {
+        let report = self.controller.end_round(&views)?;
+        if let Some(report) = report.clone() {
             let round = self.round;
             self.journal.emit_waiting(Event::PolicyUpdated { round, report });
         }
-        Ok(())
+        Ok(report)
     }
 }
 

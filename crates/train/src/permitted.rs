@@ -73,7 +73,7 @@ mod tests {
     use crate::observer::Silent;
     use crate::run::{Begin, Run};
     use crate::run_folder::RunFolder;
-    use crate::settings::{Limit, Preset};
+    use crate::settings::{ControllerKind, Limit, Preset};
     use crate::setup::Names;
 
     /// An act, its operation, and the file of the call site.
@@ -101,6 +101,7 @@ mod tests {
             max_batches: Some(Limit::Count(2)),
             control_split: Some(Some(0.02)),
             plateau_gain: Some(100.0),
+            controller: Some(ControllerKind::Heuristic),
             steps: Some(12),
             rounds: Some(2),
             ..Layer::default()

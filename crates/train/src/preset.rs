@@ -1,6 +1,6 @@
 //! The presets: named starting points of a configuration.
 
-use meristem_control::RewardMode;
+use meristem_control::{PpoConfig, RewardMode};
 use meristem_grow::Tempo;
 
 use crate::config::TrainConfig;
@@ -9,33 +9,41 @@ use crate::settings::{
     Switch,
 };
 
-/// The settings of a preset, before file and flags.
-pub(crate) fn base(preset: Preset) -> TrainConfig {
+/// The settings of a preset under a controller, before file and flags. Who learns has rounds to learn in; for
+/// the others one long round is worth more.
+pub(crate) fn base(preset: Preset, controller: ControllerKind) -> TrainConfig {
+    let learns = controller == ControllerKind::Ppo;
+    let length = |rounds: usize, steps: usize, alone: usize| {
+        if learns { (rounds, steps) } else { (1, alone) }
+    };
+    let (rounds, steps) = match preset {
+        Preset::Default => length(6, 20, 120),
+        Preset::Quick => length(2, 10, 18),
+        Preset::Full => length(20, 60, 60),
+    };
+    let base = TrainConfig { preset, controller, rounds, steps, ..default() };
     match preset {
-        Preset::Default => default(),
+        Preset::Default => base,
         Preset::Quick => TrainConfig {
-            preset,
-            steps: 18,
             // Growth is what there is to see, and ten seconds are too short to wait for a real plateau.
             min_contribution: 0.0,
             plateau_steps: 1,
             plateau_gain: 2.0,
             tempo: Tempo::Fast,
-            ..default()
+            ..base
         },
         Preset::Full => TrainConfig {
-            preset,
-            steps: 60,
             policy_hidden: 512,
             min_training_steps: 10,
             min_contribution: 1.0,
-            ..default()
+            ..base
         },
     }
 }
 
 /// Four small hosts on the embedded data: about a minute on two cores (U1).
 fn default() -> TrainConfig {
+    let ppo = PpoConfig::default();
     TrainConfig {
         preset: Preset::Default,
         name: None,
@@ -63,13 +71,25 @@ fn default() -> TrainConfig {
         momentum: 0.9,
         weight_decay: 5e-4,
         clip_norm: ClipNorm::at(1.0),
-        controller: ControllerKind::Heuristic,
+        controller: ControllerKind::default(),
         reward: RewardMode::default(),
         policy: None,
-        policy_hidden: 128,
         comm: CommKind::default(),
         ranks: 1,
         exchange: ExchangeKind::default(),
+        policy_hidden: ppo.hidden,
+        ppo_epochs: ppo.epochs,
+        ppo_lr: ppo.lr,
+        ppo_adam_eps: ppo.adam_eps,
+        ppo_clip_norm: ppo.clip_norm,
+        ppo_gamma: ppo.gamma,
+        ppo_lambda: ppo.lambda,
+        ppo_clip: ppo.clip,
+        ppo_value_weight: ppo.value_weight,
+        ppo_entropy_weight: ppo.entropy_weight,
+        ppo_target_kl: ppo.target_kl,
+        ppo_advantage_std_floor: ppo.advantage_std_floor,
+        ppo_skips_max: ppo.skips_max,
         slots: vec!["r0".into()],
         max_modules: 3,
         min_training_steps: 3,

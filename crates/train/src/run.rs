@@ -261,13 +261,6 @@ impl Run {
         Ok(Middle { next: progress.next, envs, events: progress.events })
     }
 
-    /// Another policy, with these settings.
-    #[cfg(test)]
-    pub(crate) fn set_policy(&mut self, config: meristem_control::PpoConfig) {
-        let stream = self.fleet.machine.devices()[0].stream("policy");
-        self.controller = AnyController::of_policy(&self.setup, &stream, config).unwrap();
-    }
-
     /// Its devices.
     #[cfg(test)]
     pub(crate) fn devices(&self) -> &[meristem_device::Device] {
@@ -375,7 +368,7 @@ impl Run {
         self.keeper.envs = evaluate::report(&mut self.fleet, &self.setup, &mut trained.envs)?;
         self.keeper.envs.iter().for_each(|env| journal.emit(episode_ended(env, round)));
         self.save(folder, &trained.envs)?;
-        self.keeper.rounds.push(round_summary(&self.keeper.envs, round, trained.steps));
+        self.keeper.rounds.push(round_summary(&self.keeper.envs, round, &trained));
         let config = &self.setup.config;
         if trained.steps == config.steps && round + 1 < config.rounds {
             let next = Position { round: round + 1, step: 0 };
@@ -510,10 +503,11 @@ fn episode_ended(env: &EnvSummary, round: usize) -> Event {
     }
 }
 
-fn round_summary(envs: &[EnvSummary], round: usize, steps: usize) -> RoundSummary {
+fn round_summary(envs: &[EnvSummary], round: usize, trained: &Trained) -> RoundSummary {
     RoundSummary {
         round,
-        steps,
+        steps: trained.steps,
+        policy: trained.policy.clone(),
         control_accuracy: envs.iter().map(|env| env.control_accuracy).collect(),
         test_accuracy: envs.iter().map(|env| env.test_accuracy).collect(),
         parameters: envs.iter().map(|env| env.parameters).collect(),

@@ -177,7 +177,8 @@ impl Setup {
 
     /// What a policy is rewarded for.
     pub(crate) fn reward(&self) -> RewardConfig {
-        RewardConfig { mode: self.config.reward, ..RewardConfig::default() }
+        let TrainConfig { reward: mode, ppo_gamma: gamma, .. } = self.config;
+        RewardConfig { mode, gamma, ..RewardConfig::default() }
     }
 
     /// What the gather does to training images.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use meristem_control::RoundReport;
 use meristem_device::{Counts, Device};
 use serde::{Deserialize, Serialize};
 
@@ -333,4 +334,8 @@ pub struct RoundSummary {
     pub test_accuracy: Vec<f64>,
     /// Parameters of each env, host and modules.
     pub parameters: Vec<usize>,
+    /// What the policy did, and learned at the end; absent without one that learns, and of a round that was cut
+    /// short.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<RoundReport>,
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use meristem_device::Policy;
 use meristem_nn::Network;
 use meristem_train::config::{Layer, TrainConfig};
-use meristem_train::settings::{HotScopePolicy, Limit};
+use meristem_train::settings::{ControllerKind, HotScopePolicy, Limit};
 use meristem_train::{Error, Observer, Result, ResumeOptions, Summary, resume, run};
 
 /// Reads a loss back in the inner loop, from the `from`-th batch on: the planted fault.
@@ -32,6 +32,7 @@ fn train(folder: &Path, policy: Policy, from: usize) -> Result<Summary> {
     let flags = Layer {
         host: Some("minimal".into()),
         envs: Some(2),
+        controller: Some(ControllerKind::Heuristic),
         steps: Some(3),
         batch: Some(16),
         max_batches: Some(Limit::Count(4)),

@@ -8,7 +8,7 @@ use meristem::device::{Device, DeviceId, DeviceOptions, Policy};
 use meristem::grow::{self, HOST_SGD, host_graph};
 use meristem::nn::{Isa, Network, NetworkOptions};
 use meristem::train::config::{Layer, TrainConfig};
-use meristem::train::settings::{HotScopePolicy, Limit, Preset};
+use meristem::train::settings::{ControllerKind, HotScopePolicy, Limit, Preset};
 use meristem::train::{self, Silent, Summary};
 
 use super::{Fault, REPORT, Verdict, ensure};
@@ -21,6 +21,7 @@ fn grow_two_hosts(folder: &Path, threads: usize) -> Result<Summary, Fault> {
         preset: Some(Preset::Quick),
         run_dir: Some(Some(folder.to_path_buf())),
         threads: Some(threads),
+        controller: Some(ControllerKind::Heuristic),
         envs: Some(2),
         batch: Some(64),
         max_batches: Some(Limit::Count(6)),

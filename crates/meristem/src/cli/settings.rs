@@ -3,15 +3,14 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use meristem::control::RewardMode;
 use meristem::grow::Tempo;
 use meristem::train::config::Layer;
 use meristem::train::settings::{
-    Augmentations, ByteSize, ClipNorm, HotScopePolicy, Limit, Preset, Switch, reward, tempo,
+    Augmentations, ByteSize, ClipNorm, HotScopePolicy, Limit, Preset, Switch, tempo,
 };
 use meristem::train::{self, config_file};
 
-use super::DatasetArguments;
+use super::{DatasetArguments, PolicyArguments};
 
 /// How hosts are trained. A flag left out is decided by the configuration file, then by the preset.
 #[derive(Debug, Args)]
@@ -28,7 +27,7 @@ pub(crate) struct SettingArguments {
     /// Worker threads, 0 for one per core; results do not depend on it
     #[arg(long, value_name = "N", help_heading = "Run")]
     threads: Option<usize>,
-    /// Episodes, each with fresh hosts
+    /// Episodes, each with fresh hosts; a policy learns at the end of each
     #[arg(long, value_name = "N", help_heading = "Run")]
     rounds: Option<usize>,
     /// Epochs of host training in an episode
@@ -84,12 +83,6 @@ pub(crate) struct SettingArguments {
     #[arg(long, value_name = "NORM", help_heading = "Hosts")]
     clip_norm: Option<ClipNorm>,
 
-    /// What a policy is rewarded for: basic, contribution or sparse
-    #[arg(long, value_parser = reward, help_heading = "Growth")]
-    reward: Option<RewardMode>,
-    /// Width of a new policy
-    #[arg(long, value_name = "N", help_heading = "Growth")]
-    policy_hidden: Option<usize>,
     /// Slots that may grow: names (r0c1), regions (r0, r1) or all
     #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = "Growth")]
     slots: Option<Vec<String>>,
@@ -111,6 +104,8 @@ pub(crate) struct SettingArguments {
     /// How long a module is blended in: fast, standard or slow
     #[arg(long, value_parser = tempo, help_heading = "Growth")]
     tempo: Option<Tempo>,
+    #[command(flatten)]
+    policy: PolicyArguments,
 }
 
 impl SettingArguments {
@@ -147,8 +142,6 @@ impl SettingArguments {
             momentum: self.momentum,
             weight_decay: self.weight_decay,
             clip_norm: self.clip_norm,
-            reward: self.reward,
-            policy_hidden: self.policy_hidden,
             slots: self.slots.clone(),
             max_modules: self.max_modules,
             min_training_steps: self.min_training_steps,
@@ -157,7 +150,7 @@ impl SettingArguments {
             plateau_gain: self.plateau_gain,
             tempo: self.tempo,
             hot_scope: self.hot_scope,
-            ..Layer::default()
+            ..self.policy.layer()
         }
     }
 }

@@ -40,7 +40,7 @@ pub(crate) struct TrainArguments {
     /// Print who used how much device memory
     #[arg(long, help_heading = "Run")]
     pub(crate) memory: bool,
-    /// Who decides what grows: heuristic, ppo, random, none, ppo:FILE or greedy:FILE (a policy that does not learn: it
+    /// Who decides what grows: ppo (learns from round to round), heuristic, random, none, ppo:FILE or greedy:FILE (a policy that does not learn: it
     /// draws its actions, or takes the most probable), or fixed:FILE with an action script
     #[arg(long, help_heading = "Growth")]
     controller: Option<ControllerKind>,

@@ -22,7 +22,7 @@ use crate::fleet::Machine;
 use crate::observer::Observer;
 use crate::run::run_on;
 use crate::run_folder::{POLICY, write_json};
-use crate::settings::ControllerKind;
+use crate::settings::{ControllerKind, ExchangeKind};
 use crate::setup::{Names, Setup, residency};
 use crate::summary::{Status, Summary};
 
@@ -108,6 +108,9 @@ impl StudyConfig {
             controller,
             seed,
             rounds: 1,
+            // Ranks are for learning.
+            ranks: 1,
+            exchange: ExchangeKind::default(),
             run_dir: Some(folder),
             // Without a controller too: everybody trains on the same images.
             control_split: Some(settings.control_share()),
@@ -123,6 +126,8 @@ impl StudyConfig {
         // TOML, in which a run is written down, has signed integers: one bit less.
         config.seed = Rng::new(seed, Purpose::Init, u64::MAX, u64::MAX).next_u64() >> 1;
         config.rounds = self.settings.rounds;
+        config.ranks = self.settings.ranks;
+        config.exchange = self.settings.exchange;
         if let Contender::Learner(Some(mode)) = contender {
             config.reward = *mode;
         }

@@ -88,6 +88,8 @@ pub struct StudyEnv {
     pub points_per_1000_parameters: f64,
     /// Modules that came and went.
     pub modules: ModuleCounts,
+    /// How often the governor rolled it back.
+    pub rollbacks: usize,
 }
 
 impl From<&EnvSummary> for StudyEnv {
@@ -99,6 +101,7 @@ impl From<&EnvSummary> for StudyEnv {
             grown_parameters: env.grown_parameters,
             points_per_1000_parameters: 100_000.0 * env.test_accuracy / env.parameters as f64,
             modules: env.history,
+            rollbacks: env.rollbacks,
         }
     }
 }
