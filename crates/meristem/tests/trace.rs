@@ -24,11 +24,14 @@ fn below<'a>(lane: &'a [Slice], name: &str) -> Vec<&'a str> {
 #[test]
 fn a_trace_shows_the_run_and_changes_nothing() {
     let m = Meristem::new();
-    m.ok(&format!("train {TINY} --control-split 0.02 --run-dir plain --quiet"));
+    m.ok(&format!(
+        "train {TINY} --control-split 0.02 --checkpoint-every 0 --run-dir plain --quiet"
+    ));
     for threads in [1, 2] {
         let run = format!("run{threads}");
         let said = m.ok(&format!(
-            "train {TINY} --control-split 0.02 --threads {threads} --run-dir {run} --trace {run}.json"
+            "train {TINY} --control-split 0.02 --checkpoint-every 0 --threads {threads} --run-dir {run} \
+             --trace {run}.json"
         ));
         assert!(said.stdout.contains(&format!("trace: {run}.json (")), "{}", said.stdout);
         let weights = |run: &str| m.bytes(&format!("{run}/weights/env-1.safetensors"));
