@@ -63,7 +63,7 @@ pub enum Error {
     /// Updates of the policy were skipped because loss or gradient was not finite, too often in a row.
     #[error(
         "the policy diverged: {skipped} updates in a row had a loss or gradient that is not finite. \
-         Start again with another seed or reward, or, as a library's user, a smaller `PpoConfig::lr`"
+         Start again with a smaller learning rate (`PpoConfig::lr`, `--ppo-lr`)"
     )]
     Diverged {
         /// Updates skipped in a row.
