@@ -17,7 +17,7 @@ fn eval_repeats_the_accuracy_of_the_report() {
     // Once with modules on their way, once with modules that stayed.
     for (run, flags) in [("live", "--steps 9"), ("fossil", "--steps 14 --min-contribution -100")] {
         m.ok(&format!(
-            "train --preset quick --plateau-gain 100 {flags} --batch 32 --max-batches 4 --run-dir {run} --quiet"
+            "train --preset quick --controller heuristic --plateau-gain 100 {flags} --batch 32 --max-batches 4 --run-dir {run} --quiet"
         ));
         let summary = m.json(&format!("{run}/summary.json"));
         let mut grown = vec![];
