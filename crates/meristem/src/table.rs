@@ -123,6 +123,10 @@ fn next(summary: &Summary) -> String {
         accuracy(a).total_cmp(&accuracy(b))
     });
     let mut lines = vec!["next:".to_string()];
+    if summary.status == Status::Interrupted {
+        let run = summary.run_dir.display();
+        lines.push(format!("  meristem train --resume {run}    the rest, from a checkpoint"));
+    }
     if let Some(env) = best.filter(|_| summary.dataset.name == "embedded") {
         let weights = summary.run_dir.join(&env.weights);
         lines.push(format!("  meristem eval --weights {} --split test", weights.display()));

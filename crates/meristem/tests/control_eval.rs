@@ -170,7 +170,7 @@ fn what_cannot_be_compared_is_refused_before_anything_runs() {
         ("--plot missing/plot.svg", 2, "cannot be a file"),
         ("--run-dir learned", 2, "the run folder learned exists"),
         (&format!("--controllers none,{policy} --slots r0c0"), 2, "for 3 slots"),
-        ("--controllers none,ppo:missing.safetensors", 1, "missing.safetensors"),
+        ("--controllers none,ppo:missing.safetensors", 2, "missing.safetensors"),
         ("--controllers none,fixed:missing.jsonl", 2, "missing.jsonl"),
         ("--controllers none,fixed:bad.jsonl", 2, "JUMP"),
         ("--policy learned/weights/env-0.safetensors", 2, "not a policy file"),

@@ -46,6 +46,7 @@ fn ctrl_c_ends_at_a_step_boundary_with_weights_and_summary() {
     assert_eq!(said.code, Some(0), "{}", said.stderr);
     assert!(said.stderr.contains("stopping after this step"), "{}", said.stderr);
     assert!(said.stdout.contains("stopped at a step boundary"), "{}", said.stdout);
+    assert!(said.stdout.contains("train --resume run "), "{}", said.stdout);
     let summary = m.json("run/summary.json");
     assert_eq!(summary["status"], "interrupted");
     let steps = summary["steps"].as_u64().unwrap();

@@ -108,18 +108,27 @@ fn script(setup: &Setup, path: &Path) -> Result<Script> {
 }
 
 /// A new policy, or the one from a file, whose width it then has.
-fn policy(setup: &Setup, stream: &Stream, file: Option<&Path>, learning: Learning) -> Result<Ppo> {
+fn policy(setup: &Setup, stream: &Stream, path: Option<&Path>, learning: Learning) -> Result<Ppo> {
     let config = &setup.config;
-    let file = file.map(safetensors::load).transpose()?;
+    let expected = "a readable policy.safetensors of hosts with as many slots";
+    let unfit = |error: meristem_control::Error| match error {
+        error @ meristem_control::Error::Policy { .. } => {
+            let path = path.unwrap_or(Path::new("")).display();
+            Error::value("policy", format!("{path} ({error})"), expected)
+        }
+        error => error.into(),
+    };
+    let unreadable = |error| Error::value("policy", error, expected);
+    let file = path.map(safetensors::load).transpose().map_err(unreadable)?;
     let hidden = match &file {
-        Some((_, metadata)) => policy_width(metadata)?,
+        Some((_, metadata)) => policy_width(metadata).map_err(unfit)?,
         None => config.policy_hidden,
     };
     let sizes = PpoSizes { envs: config.envs / config.ranks, steps: config.steps };
     let (host, key) = (setup.fresh_host()?, (config.seed, setup.isa));
     let mut ppo = Ppo::new(stream, config.ppo(hidden), (&host, sizes), key, learning)?;
     if let Some((weights, metadata)) = &file {
-        ppo.import(weights, metadata)?;
+        ppo.import(weights, metadata).map_err(unfit)?;
     }
     Ok(ppo)
 }

@@ -265,7 +265,9 @@ pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
 /// # Errors
 /// The folder cannot be written, or the disk is full; nothing is left behind then.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
-    let temporary = path.with_extension("part");
+    // A name that is nobody else's: what a user keeps beside the file is not ours to write over.
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let temporary = path.with_file_name(format!(".{name}.{}.part", std::process::id()));
     let written = File::create(&temporary)
         .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
         .and_then(|()| fs::rename(&temporary, path));
@@ -343,5 +345,17 @@ mod tests {
         fs::create_dir(&target).unwrap();
         assert!(write_whole(&target, b"x").is_err());
         assert_eq!(fs::read_dir(base.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn writing_a_file_leaves_its_neighbours_alone() {
+        let base = tempfile::tempdir().unwrap();
+        let [file, neighbour] = ["best.st", "best.part"].map(|name| base.path().join(name));
+        fs::write(&neighbour, "mine").unwrap();
+        write_whole(&file, b"new").unwrap();
+        assert!(write_whole(&base.path().join("none/best.st"), b"new").is_err());
+        assert_eq!(fs::read(&file).unwrap(), b"new");
+        assert_eq!(fs::read(&neighbour).unwrap(), b"mine");
+        assert_eq!(fs::read_dir(base.path()).unwrap().count(), 2);
     }
 }
