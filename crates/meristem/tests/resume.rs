@@ -191,8 +191,7 @@ fn a_stopped_run_goes_on_and_a_complete_one_is_left_alone() {
     assert_same(&outcome(&m, "stopped"), &outcome(&m, "whole"), "stopped");
 }
 
-/// A policy resumes to the same bits too: its rollout, optimiser and memory are in the checkpoint, and the first
-/// step of a process may make what the later ones reuse, under `deny` as well.
+/// A policy resumes to the same bits too: its rollout, optimiser and memory are in the checkpoint.
 #[test]
 fn a_policy_resumes_to_the_same_bits() {
     resumes_to_the_same_bits("");
