@@ -1,7 +1,8 @@
 //! Ranks that are processes: the same bits as threads, and no hang whatever becomes of a rank.
 //!
 //! A test starts `mpirun` (of Open MPI) with this binary, which runs [`rank`] alone: what that does
-//! is chosen by a variable, and what it says is read by the test.
+//! is chosen by a variable. What it says it writes into a file of its own, for `mpirun` mixes what
+//! processes print, even within a line.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 mod common;
@@ -14,12 +15,15 @@ use meristem_comm::{
 };
 use meristem_device::{DType, Device, Element, Owner, Stream, Tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// What [`rank`] is to do.
 const CASE: &str = "COMM_TEST_CASE";
+/// The folder of what ranks say.
+const WORDS: &str = "COMM_TEST_WORDS";
 /// Seconds after which a hang is a hang. Cases that pass take a few.
 const PATIENCE: &str = "60";
 
@@ -28,33 +32,39 @@ const DEADLINE: Duration = Duration::from_secs(3);
 /// Deadline of the others.
 const PATIENT: Duration = Duration::from_secs(30);
 
-/// Runs a case on `n` processes; what they said, and whether `mpirun` was content. With `survivors`
-/// it lets the others live when one dies.
-fn mpirun(n: usize, case: &str, survivors: bool) -> (String, bool) {
+/// What became of a case.
+struct Heard {
+    /// By rank, what it said, if it said anything.
+    words: Vec<Option<String>>,
+    /// What `mpirun` and the processes printed.
+    printed: String,
+    /// Whether `mpirun` was content.
+    content: bool,
+}
+
+/// Runs a case on `n` processes. With `survivors` it lets the others live when one dies.
+fn mpirun(n: usize, case: &str, survivors: bool) -> Heard {
     // One at a time: a machine has few cores, and deadlines are short.
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = tempfile::tempdir().unwrap();
     let mut command = Command::new("timeout");
     command.args(["--kill-after=5", PATIENCE, "mpirun", "--allow-run-as-root", "--oversubscribe"]);
     command.args(survivors.then_some("--enable-recovery"));
     command.args(["-n", &n.to_string()]).arg(std::env::current_exe().unwrap());
-    command.args(["--exact", "rank", "--ignored", "--nocapture"]).env(CASE, case);
-    let output = command.output().unwrap();
-    let said = [output.stdout, output.stderr].concat();
-    let said = String::from_utf8_lossy(&said).into_owned();
-    assert_ne!(output.status.code(), Some(124), "{case}, {n} processes: it hangs\n{said}");
-    (said, output.status.success())
+    command.args(["--exact", "rank", "--ignored", "--nocapture"]);
+    let output = command.env(CASE, case).env(WORDS, folder.path()).output().unwrap();
+    let printed = [output.stdout, output.stderr].concat();
+    let printed = String::from_utf8_lossy(&printed).into_owned();
+    assert_ne!(output.status.code(), Some(124), "{case}, {n} processes: it hangs\n{printed}");
+    let said = |rank: usize| std::fs::read_to_string(folder.path().join(rank.to_string())).ok();
+    Heard { words: (0..n).map(said).collect(), printed, content: output.status.success() }
 }
 
-/// What each rank said, if it said anything.
-fn words(said: &str, n: usize) -> Vec<Option<&str>> {
-    let of = |rank| said.lines().find_map(|line| line.strip_prefix(&format!("@{rank} ")));
-    (0..n).map(of).collect()
-}
-
-/// Says something that the test reads.
+/// Says what the test reads, once.
 fn say(rank: usize, what: impl std::fmt::Display) {
-    println!("\n@{rank} {what}");
+    let file = Path::new(&std::env::var_os(WORDS).unwrap()).join(rank.to_string());
+    std::fs::write(file, what.to_string()).unwrap();
 }
 
 /// What `mpirun` starts: one rank.
@@ -168,24 +178,33 @@ fn same(comm: Communicator, device: &Device, stream: &Stream) {
 #[test]
 fn the_same_bits_as_threads() {
     for n in 1..=4 {
-        let (said, content) = mpirun(n, "same", false);
-        for heard in words(&said, n) {
-            assert!(heard.unwrap_or(&said).contains(&format!("same bits, {n} ranks")), "{said}");
-        }
+        let heard = mpirun(n, "same", false);
+        all_say(&heard, None, &[&format!("same bits, {n} ranks")]);
         // MPI was ended in order.
-        assert!(content, "{n} processes: {said}");
+        assert!(heard.content, "{n} processes: {}", heard.printed);
     }
 }
 
-/// All ranks' first words are errors with this text; all but `dead`'s.
-fn all_say(said: &str, n: usize, dead: Option<usize>, texts: &[&str]) {
-    for (rank, heard) in words(said, n).into_iter().enumerate() {
+/// All ranks but `dead` said this.
+fn all_say(heard: &Heard, dead: Option<usize>, texts: &[&str]) {
+    let Heard { words, printed, .. } = heard;
+    for (rank, words) in words.iter().enumerate() {
         if Some(rank) == dead {
-            assert_eq!(heard, None, "{said}");
+            assert_eq!(words, &None, "{printed}");
             continue;
         }
-        let heard = heard.unwrap_or_else(|| panic!("rank {rank} said nothing:\n{said}"));
-        assert!(texts.iter().all(|text| heard.contains(text)), "rank {rank}: {heard}\n{said}");
+        let words =
+            words.as_ref().unwrap_or_else(|| panic!("rank {rank} said nothing:\n{printed}"));
+        assert!(texts.iter().all(|text| words.contains(text)), "rank {rank}: {words}\n{printed}");
+    }
+}
+
+/// Rank 1 said `one`, all others `rest`.
+fn one_says(heard: &Heard, one: &str, rest: &str) {
+    for (rank, words) in heard.words.iter().enumerate() {
+        let expected = if rank == 1 { one } else { rest };
+        let words = words.as_deref().unwrap_or("nothing");
+        assert!(words.contains(expected), "rank {rank}: {words}\n{}", heard.printed);
     }
 }
 
@@ -215,18 +234,13 @@ fn kill(mut comm: Communicator, stream: &Stream) {
 #[test]
 fn a_killed_process_is_named_within_the_deadline() {
     for n in 2..=4 {
-        let (said, _) = mpirun(n, "kill", true);
         let late = "rank 1 did not come within 3 s";
-        all_say(
-            &said,
-            n,
-            Some(1),
-            &[&format!("`all_reduce`: {late}"), &format!("`barrier`: {late}")],
-        );
+        let (sum, barrier) = (format!("`all_reduce`: {late}"), format!("`barrier`: {late}"));
+        all_say(&mpirun(n, "kill", true), Some(1), &[&sum, &barrier]);
     }
     // As mpirun does by itself: it ends the others, and names the rank.
-    let (said, content) = mpirun(3, "kill", false);
-    assert!(!content && said.contains("rank 1"), "{said}");
+    let heard = mpirun(3, "kill", false);
+    assert!(!heard.content && heard.printed.contains("rank 1"), "{}", heard.printed);
 }
 
 /// Rank 1 asks for something else than the others.
@@ -256,7 +270,7 @@ fn who_disagrees_is_named_on_every_rank() {
         ("reduction", "rank 1 has parameter 1, the others 0"),
     ];
     for (case, text) in cases {
-        all_say(&mpirun(3, &format!("odd:{case}"), true).0, 3, None, &["`all_reduce`", text]);
+        all_say(&mpirun(3, &format!("odd:{case}"), true), None, &["`all_reduce`", text]);
     }
 }
 
@@ -272,7 +286,7 @@ fn late(mut comm: Communicator, stream: &Stream) {
 
 #[test]
 fn who_comes_late_is_named_and_hears_of_it() {
-    all_say(&mpirun(3, "late", true).0, 3, None, &["rank 1 did not come within 3 s"]);
+    all_say(&mpirun(3, "late", true), None, &["rank 1 did not come within 3 s"]);
 }
 
 /// Rank 1 makes one sum less than the others.
@@ -295,16 +309,8 @@ fn panicked(mut comm: Communicator, stream: &Stream) {
 
 #[test]
 fn who_leaves_or_panics_is_named_at_once() {
-    for (case, one, others) in [
-        ("leave", "leaves", "rank 1 is gone: it left the group"),
-        ("panic", "panicked", "rank 1 is gone: its thread panicked"),
-    ] {
-        let (said, _) = mpirun(3, case, true);
-        for (rank, heard) in words(&said, 3).into_iter().enumerate() {
-            let expected = if rank == 1 { one } else { others };
-            assert!(heard.unwrap_or("nothing").contains(expected), "rank {rank}: {said}");
-        }
-    }
+    one_says(&mpirun(3, "leave", true), "leaves", "rank 1 is gone: it left the group");
+    one_says(&mpirun(3, "panic", true), "panicked", "rank 1 is gone: its thread panicked");
 }
 
 /// Rank 0 sends 4 elements, for which rank 1 has room for 5. Rank 2 looks on.
@@ -325,8 +331,8 @@ fn misfit(comm: Communicator, stream: &Stream) {
 
 #[test]
 fn what_does_not_fit_is_refused() {
-    let said = mpirun(2, "misfit", true).0;
-    all_say(&said, 2, None, &["rank 0 has a message of 4 x f32, the others 5 x f32"]);
+    let heard = mpirun(2, "misfit", true);
+    all_say(&heard, None, &["rank 0 has a message of 4 x f32, the others 5 x f32"]);
 }
 
 /// A kernel of rank 1 panicked before the sum.
@@ -340,16 +346,12 @@ fn device_fails(mut comm: Communicator, stream: &Stream) {
 
 #[test]
 fn a_device_that_fails_ends_the_others() {
-    let (said, _) = mpirun(3, "device", true);
-    for (rank, heard) in words(&said, 3).into_iter().enumerate() {
-        let expected = if rank == 1 { "on purpose" } else { "rank 1 is gone: its device failed" };
-        assert!(heard.unwrap_or("nothing").contains(expected), "rank {rank}: {said}");
-    }
+    one_says(&mpirun(3, "device", true), "on purpose", "rank 1 is gone: its device failed");
 }
 
 #[test]
 fn a_process_has_mpi_once() {
-    let (said, content) = mpirun(2, "twice", false);
-    all_say(&said, 2, None, &["runs in this process already"]);
-    assert!(content, "{said}");
+    let heard = mpirun(2, "twice", false);
+    all_say(&heard, None, &["runs in this process already"]);
+    assert!(heard.content, "{}", heard.printed);
 }
