@@ -85,12 +85,18 @@ def ppo_workload(args: argparse.Namespace) -> Workload:
 
 
 def sum_workload(which: str, args: argparse.Namespace) -> Workload:
-    """Summing 16 Mi f32 of two ranks; top-k against Gloo's dense sum, too."""
+    """Summing 16 Mi f32 of two ranks; top-k against Gloo's dense sum, too. Needs Open MPI."""
     ours = ("cargo", "bench", "-q", "-p", "meristem-comm", "--bench", "exchange", "--", "--json")
     script = (args.python, "bench/torch_gloo.py", "--json")
     dense = Contender("Gloo, dense", script, "dense_ms")
+    # Root and one process a core are what a container or a small machine has.
+    launcher = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2")
+    library = (*launcher, args.python, "bench/mpi_allreduce.py", "--json")
     peers = {
-        "dense": {"Gloo, dense": (dense,)},
+        "dense": {
+            "Gloo, dense": (dense,),
+            "Open MPI, dense": (Contender("Open MPI, dense", library, "dense_ms"),),
+        },
         "topk": {
             "Gloo, dense": (dense,),
             "PyTorch top-k over Gloo": (Contender("PyTorch top-k over Gloo", script, "topk_ms"),),
