@@ -222,6 +222,26 @@ fn resumes_to_the_same_bits(ranks: &str) -> Vec<Value> {
     m.events("whole")
 }
 
+/// A checkpoint holds the policy: the file that the run started from may be gone, but not before the first one.
+#[test]
+fn a_run_from_a_policy_resumes_without_its_file() {
+    let m = with_images();
+    let ppo = format!("{RUN} --controller ppo --steps 8");
+    m.ok(&format!("{ppo} --policy-hidden 16 --rounds 1 --run-dir first"));
+    let from = format!("{ppo} --policy first/policy.safetensors");
+    m.ok(&format!("{from} --run-dir whole"));
+    let lines = m.events("whole").len();
+    assert!(killed_at(&m, &format!("{from} --run-dir cut"), "cut", Moment::Events(lines / 2)));
+    fs::rename(m.path("first"), m.path("elsewhere")).unwrap();
+    m.ok("train --resume cut --quiet");
+    assert_same(&outcome(&m, "cut"), &outcome(&m, "whole"), "from a policy");
+    assert!(m.bytes("cut/policy.safetensors") == m.bytes("whole/policy.safetensors"));
+    fs::create_dir_all(m.path("early/weights")).unwrap();
+    fs::copy(m.path("cut/config.toml"), m.path("early/config.toml")).unwrap();
+    let words = ["no checkpoint yet", "first/policy.safetensors"];
+    m.fails("train --resume early", 2, &words);
+}
+
 #[test]
 fn what_cannot_be_resumed_is_said_and_left_alone() {
     let m = with_images();

@@ -290,8 +290,11 @@ fn a_policy_learns_and_is_kept() {
     m.fails(
         &format!("{go_on} --controller none --policy run/policy.safetensors"),
         2,
-        &["controller ppo"],
+        &["`controller`: got none, expected ppo"],
     );
+    let narrow = format!("{go_on} --policy run/policy.safetensors --policy-hidden 8 --run-dir no");
+    m.fails(&narrow, 2, &["`policy-hidden`: got 8, expected 16, the width of the policy in run"]);
+    assert!(!m.path("no").exists(), "nothing is left behind");
     m.ok(&format!("{go_on} --controller random --run-dir random"));
     std::fs::write(m.path("a.jsonl"), "{\"step\": 1, \"op\": \"JUMP\"}\n").unwrap();
     m.fails(&format!("{go_on} --controller fixed:a.jsonl"), 2, &["line 1", "JUMP"]);

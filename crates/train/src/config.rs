@@ -4,7 +4,7 @@
 //! source says (a preset, a file, the flags); [`TrainConfig::resolve`] lays them over each other.
 //! Files are read by `config_file`; values are turned into working objects by `setup`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use meristem_control::{PpoConfig, RewardMode};
 use meristem_grow::Tempo;
@@ -107,8 +107,8 @@ settings! {
     reward: RewardMode,
     /// A policy (safetensors) that controller ppo starts from; a new one when absent.
     policy: Option<PathBuf>,
-    /// Width of a new policy.
-    policy_hidden: usize,
+    /// Width of the policy. When absent: that of the file it starts from; of a new one 128, with preset full 512.
+    policy_hidden: Option<usize>,
     /// What ranks are: threads.
     comm: CommKind,
     /// Ranks over which a policy learns, each with as many envs and a copy of the policy.
@@ -186,6 +186,20 @@ impl TrainConfig {
         })
     }
 
+    /// The width of the policy: the one set, else that of a new one.
+    pub(crate) fn policy_width(&self) -> usize {
+        self.policy_hidden.unwrap_or_else(|| preset::policy_width(self.preset))
+    }
+
+    /// The file of the policy that it starts from.
+    pub(crate) fn policy_file(&self) -> Option<&Path> {
+        match &self.controller {
+            ControllerKind::Policy(path) | ControllerKind::Greedy(path) => Some(path),
+            ControllerKind::Ppo => self.policy.as_deref(),
+            _ => None,
+        }
+    }
+
     /// The run's name: the one set, else host and dataset.
     pub fn run_name(&self) -> String {
         let name = self.name.clone().unwrap_or_else(|| format!("{}-{}", self.host, self.dataset));
@@ -208,6 +222,7 @@ impl TrainConfig {
         written.trace = None;
         written.name = Some(self.run_name());
         written.control_split = Some(self.control_share());
+        written.policy_hidden = Some(self.policy_width());
         toml::to_string(&written).unwrap_or_default()
     }
 
@@ -218,10 +233,10 @@ impl TrainConfig {
         Self { threads, checkpoint_every, export, hot_scope, ..self.clone() }.resolved_toml()
     }
 
-    /// Settings of a policy of this width.
-    pub(crate) fn ppo(&self, hidden: usize) -> PpoConfig {
+    /// Settings of the policy.
+    pub(crate) fn ppo(&self) -> PpoConfig {
         PpoConfig {
-            hidden,
+            hidden: self.policy_width(),
             epochs: self.ppo_epochs,
             lr: self.ppo_lr,
             adam_eps: self.ppo_adam_eps,
@@ -246,7 +261,7 @@ impl TrainConfig {
             ("steps", self.steps, 1, 1_000_000),
             ("batch", self.batch, 1, 65_536),
             ("max-batches", self.max_batches.count().unwrap_or(1), 1, 1_000_000_000),
-            ("policy-hidden", self.policy_hidden, 1, 65_536),
+            ("policy-hidden", self.policy_width(), 1, 65_536),
             ("ranks", self.ranks, 1, ranks::RANKS_MAX),
             ("ppo-epochs", self.ppo_epochs, 1, 1000),
             ("ppo-skips-max", self.ppo_skips_max, 1, 1_000_000),
@@ -297,8 +312,8 @@ impl TrainConfig {
             return Err(Error::value("control-split", 0, expected));
         }
         if self.policy.is_some() && self.controller != ControllerKind::Ppo {
-            let expected = "controller ppo, the only one that has a policy";
-            return Err(Error::value("policy", &self.controller, expected));
+            let expected = "ppo, the only one that starts from a `policy`";
+            return Err(Error::value("controller", &self.controller, expected));
         }
         ranks::check(self)?;
         if self.devices.len() != 1 && self.devices.len() != self.envs {

@@ -1,10 +1,10 @@
-//! Makes the controller that a configuration names, and writes and reads policies.
+//! Makes the controller that a configuration names, and writes policies.
 
 use std::path::Path;
 
 use meristem_control::{
     Controller, Heuristic, HeuristicConfig, Learning, NoController, Ppo, PpoGroup, PpoSizes,
-    RandomController, Script, policy_width,
+    RandomController, Script,
 };
 use meristem_device::Stream;
 use meristem_nn::safetensors;
@@ -29,7 +29,7 @@ impl AnyController {
     /// The controller of a run. A policy works on `stream`.
     ///
     /// # Errors
-    /// A script or a policy file that cannot be read or does not fit; memory.
+    /// A script that cannot be read or does not fit, a policy that does not fit; memory.
     pub(crate) fn new(setup: &Setup, stream: &Stream) -> Result<Self> {
         let config = &setup.config;
         let rules = |controller: Box<dyn Controller>| Ok(Self::Rules(controller));
@@ -39,24 +39,16 @@ impl AnyController {
             ControllerKind::Heuristic => rules(Box::new(Heuristic::new(heuristic(config)))),
             ControllerKind::Fixed(path) => rules(Box::new(script(setup, path)?)),
             ControllerKind::Ppo if config.ranks > 1 => {
-                let file = config.policy.as_deref();
                 let of_rank = |rank: usize| {
                     let stream = stream.device().stream(&format!("policy {rank}"));
-                    policy(setup, &stream, file, Learning::On)
+                    policy(setup, &stream, Learning::On)
                 };
                 let policies = (0..config.ranks).map(of_rank).collect::<Result<_>>()?;
                 Ok(Self::Ranks(Box::new(ranks::group(config, policies)?)))
             }
-            ControllerKind::Ppo => {
-                let learns = policy(setup, stream, config.policy.as_deref(), Learning::On)?;
-                Ok(Self::Policy(Box::new(learns)))
-            }
-            ControllerKind::Policy(path) => {
-                rules(Box::new(policy(setup, stream, Some(path), Learning::Off)?))
-            }
-            ControllerKind::Greedy(path) => {
-                rules(Box::new(policy(setup, stream, Some(path), Learning::Greedy)?))
-            }
+            ControllerKind::Ppo => Ok(Self::Policy(Box::new(policy(setup, stream, Learning::On)?))),
+            ControllerKind::Policy(_) => rules(Box::new(policy(setup, stream, Learning::Off)?)),
+            ControllerKind::Greedy(_) => rules(Box::new(policy(setup, stream, Learning::Greedy)?)),
         }
     }
 
@@ -107,29 +99,13 @@ fn script(setup: &Setup, path: &Path) -> Result<Script> {
     Script::parse(&name, &text, &setup.fresh_host()?).map_err(|error| unusable(&error))
 }
 
-/// A new policy, or the one from a file, whose width it then has.
-fn policy(setup: &Setup, stream: &Stream, path: Option<&Path>, learning: Learning) -> Result<Ppo> {
+/// A new policy, or the one that the run starts from.
+fn policy(setup: &Setup, stream: &Stream, learning: Learning) -> Result<Ppo> {
     let config = &setup.config;
-    let expected = "a readable policy.safetensors of hosts with as many slots";
-    let unfit = |error: meristem_control::Error| match error {
-        error @ meristem_control::Error::Policy { .. } => {
-            let path = path.unwrap_or(Path::new("")).display();
-            Error::value("policy", format!("{path} ({error})"), expected)
-        }
-        error => error.into(),
-    };
-    let unreadable = |error| Error::value("policy", error, expected);
-    let file = path.map(safetensors::load).transpose().map_err(unreadable)?;
-    let hidden = match &file {
-        Some((_, metadata)) => policy_width(metadata).map_err(unfit)?,
-        None => config.policy_hidden,
-    };
     let sizes = PpoSizes { envs: config.envs / config.ranks, steps: config.steps };
     let (host, key) = (setup.fresh_host()?, (config.seed, setup.isa));
-    let mut ppo = Ppo::new(stream, config.ppo(hidden), (&host, sizes), key, learning)?;
-    if let Some((weights, metadata)) = &file {
-        ppo.import(weights, metadata).map_err(unfit)?;
-    }
+    let mut ppo = Ppo::new(stream, config.ppo(), (&host, sizes), key, learning)?;
+    setup.policy.as_ref().map_or(Ok(()), |file| file.fill(&mut ppo))?;
     Ok(ppo)
 }
 
@@ -162,7 +138,7 @@ mod tests {
             preset: Some(Preset::Quick),
             host: Some("minimal".into()),
             controller: Some(ControllerKind::Ppo),
-            policy_hidden: Some(8),
+            policy_hidden: Some(Some(8)),
             ppo_lr: Some(1e30),
             run_dir: Some(Some(base.path().join("run"))),
             envs: Some(2),

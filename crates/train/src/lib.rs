@@ -45,6 +45,7 @@ mod growth;
 mod keeper;
 mod observer;
 mod permitted;
+mod policy_file;
 mod preset;
 mod ranks;
 mod run;

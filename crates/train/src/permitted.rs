@@ -107,7 +107,7 @@ mod tests {
             ..Layer::default()
         };
         let config = TrainConfig::resolve(Layer::default(), flags).unwrap();
-        let names = Names::resolve(&config).unwrap();
+        let (config, names) = Names::of_new(&config).unwrap();
         let folder = RunFolder::create(config.run_dir.as_deref(), "run").unwrap();
         let prepared = Run::prepare(&config, names, BlueprintSet::standard(), (&folder, None));
         let run = prepared.unwrap();

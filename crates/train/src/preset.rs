@@ -32,12 +32,15 @@ pub(crate) fn base(preset: Preset, controller: ControllerKind) -> TrainConfig {
             tempo: Tempo::Fast,
             ..base
         },
-        Preset::Full => TrainConfig {
-            policy_hidden: 512,
-            min_training_steps: 10,
-            min_contribution: 1.0,
-            ..base
-        },
+        Preset::Full => TrainConfig { min_training_steps: 10, min_contribution: 1.0, ..base },
+    }
+}
+
+/// Width of a new policy.
+pub(crate) fn policy_width(preset: Preset) -> usize {
+    match preset {
+        Preset::Default | Preset::Quick => PpoConfig::default().hidden,
+        Preset::Full => 512,
     }
 }
 
@@ -77,7 +80,7 @@ fn default() -> TrainConfig {
         comm: CommKind::default(),
         ranks: 1,
         exchange: ExchangeKind::default(),
-        policy_hidden: ppo.hidden,
+        policy_hidden: None,
         ppo_epochs: ppo.epochs,
         ppo_lr: ppo.lr,
         ppo_adam_eps: ppo.adam_eps,

@@ -50,7 +50,7 @@ pub fn run_with(
     observer: &mut dyn Observer,
 ) -> Result<Summary> {
     let started = Instant::now();
-    let names = Names::resolve(config)?;
+    let (config, names) = Names::of_new(config)?;
     check_export(config.export.as_deref())?;
     let folder = RunFolder::create(config.run_dir.as_deref(), &config.run_name())?;
     let trace = match RunTrace::open(config.trace.as_deref()) {
@@ -62,8 +62,8 @@ pub fn run_with(
     };
     let source = names.spec.source;
     let prepare =
-        |folder: &RunFolder| Run::prepare(config, names, blueprints, (folder, trace.as_ref()));
-    let prepared = prepare_in(folder, config, prepare);
+        |folder: &RunFolder| Run::prepare(&config, names, blueprints, (folder, trace.as_ref()));
+    let prepared = prepare_in(folder, &config, prepare);
     let result = prepared
         .and_then(|(run, folder)| run.finish(&folder, Begin::New(started), (observer, trace)));
     // The cache would keep the data, and with it the device, beyond this run.
@@ -81,11 +81,11 @@ pub(crate) fn run_on(
     observer: &mut dyn Observer,
 ) -> Result<Summary> {
     let started = Instant::now();
-    let names = Names::resolve(config)?;
+    let (config, names) = Names::of_new(config)?;
     let folder = RunFolder::create(config.run_dir.as_deref(), &config.run_name())?;
     let (machine, blueprints) = (machine.clone(), BlueprintSet::standard());
-    let prepare = |folder: &RunFolder| Run::on(machine, config, names, blueprints, folder);
-    let (run, folder) = prepare_in(folder, config, prepare)?;
+    let prepare = |folder: &RunFolder| Run::on(machine, &config, names, blueprints, folder);
+    let (run, folder) = prepare_in(folder, &config, prepare)?;
     run.finish(&folder, Begin::New(started), (observer, None))
 }
 
@@ -151,23 +151,34 @@ pub fn resume_with(
     let (run_dir, hot_scope) = (Some(Some(path.into())), options.hot_scope);
     let flags = Layer { run_dir, threads, trace, hot_scope, ..Layer::default() };
     let config = TrainConfig::resolve(settings, flags)?;
-    let names = Names::resolve(&config)?;
+    let saved = Store::new(folder.checkpoints()).newest()?;
+    let (config, names) = match &saved {
+        // Its policy is in there.
+        Some(_) => (config.clone(), Names::resolve(&config)?),
+        None => {
+            folder.check_no_checkpoint_is_lost()?;
+            Names::of_new(&config).map_err(|error| anew(path, &error))?
+        }
+    };
     check_export(config.export.as_deref())?;
     let trace = RunTrace::open(config.trace.as_deref())?;
     let source = names.spec.source;
     let result = (|| {
         let mut run = Run::prepare(&config, names, blueprints, (&folder, trace.as_ref()))?;
-        let begin = match run.keeper.store.newest()? {
+        let begin = match saved {
             Some((file, checkpoint)) => Begin::From(run.restore(&file, checkpoint)?),
-            None => {
-                folder.check_no_checkpoint_is_lost()?;
-                Begin::New(started)
-            }
+            None => Begin::New(started),
         };
         run.finish(&folder, begin, (observer, trace))
     })();
     cache::clear(|key| key.source == source);
     result
+}
+
+/// What is said of a run that cannot even be begun again.
+fn anew(path: &Path, error: &Error) -> Error {
+    let problem = format!("it has no checkpoint yet and would start anew, but {error}");
+    Error::Resume { path: path.into(), problem }
 }
 
 /// How a run begins.

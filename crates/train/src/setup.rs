@@ -15,6 +15,7 @@ use meristem_nn::{Isa, Network, NetworkOptions};
 
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
+use crate::policy_file::PolicyFile;
 use crate::settings::Augmentations;
 use crate::weights::Weights;
 
@@ -33,10 +34,25 @@ pub(crate) struct Names {
     host: HostSpec,
     slots: Vec<SlotName>,
     init: Option<Arc<Weights>>,
+    /// What a new run's policy starts from.
+    policy: Option<Arc<PolicyFile>>,
 }
 
 impl Names {
-    /// Looks everything up. Reads the initial weights, and no dataset.
+    /// Of a run that begins: its policy is read too, and what the settings leave to its file is filled in.
+    ///
+    /// # Errors
+    /// As [`Names::resolve`]; a policy that cannot be read.
+    pub(crate) fn of_new(config: &TrainConfig) -> Result<(TrainConfig, Self)> {
+        let names = Self::resolve(config)?;
+        let policy = PolicyFile::of(config)?;
+        let hidden = policy.as_ref().map(|policy| policy.hidden);
+        let config =
+            TrainConfig { policy_hidden: hidden.or(config.policy_hidden), ..config.clone() };
+        Ok((config, Self { policy, ..names }))
+    }
+
+    /// Looks everything up. Reads the initial weights, and neither policy nor dataset.
     ///
     /// # Errors
     /// A name that is not known, sizes that cannot be, weights that cannot be read.
@@ -48,7 +64,7 @@ impl Names {
         let isa = Isa::from_env().map_err(meristem_nn::Error::from)?;
         let spec = dataset_spec(&config.dataset, config.data_root.as_deref(), config.skip_bad)?;
         let init = config.init.as_deref().map(Weights::load).transpose()?.map(Arc::new);
-        Ok(Self { devices, spec, isa, host, slots, init })
+        Ok(Self { devices, spec, isa, host, slots, init, policy: None })
     }
 }
 
@@ -69,6 +85,8 @@ pub(crate) struct Setup {
     rules: Rules,
     blueprints: Arc<BlueprintSet>,
     init: Option<Arc<Weights>>,
+    /// What its policy starts from.
+    pub(crate) policy: Option<Arc<PolicyFile>>,
 }
 
 impl Setup {
@@ -82,7 +100,7 @@ impl Setup {
         info: DatasetInfo,
         blueprints: Arc<BlueprintSet>,
     ) -> Result<Self> {
-        let Names { host, slots, isa, init, .. } = names;
+        let Names { host, slots, isa, init, policy, .. } = names;
         let image = image_shape(&info);
         host.validate(&image).map_err(meristem_grow::Error::from)?;
         let gates = Gates {
@@ -92,7 +110,7 @@ impl Setup {
         };
         let rules = Rules { max_modules: config.max_modules, gates, ..Rules::default() };
         let config = config.clone();
-        let setup = Self { config, host, image, info, isa, slots, rules, blueprints, init };
+        let setup = Self { config, host, image, info, isa, slots, rules, blueprints, init, policy };
         setup.fresh_host()?;
         Ok(setup)
     }

@@ -87,7 +87,7 @@ fn flags(folder: &Path, controller: ControllerKind) -> Layer {
         max_batches: Some(Limit::Count(BATCHES)),
         control_split: Some((controller != ControllerKind::None).then_some(0.02)),
         controller: Some(controller),
-        policy_hidden: Some(8),
+        policy_hidden: Some(Some(8)),
         checkpoint_every: Some(1),
         run_dir: Some(Some(folder.into())),
         ..Layer::default()

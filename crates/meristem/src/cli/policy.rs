@@ -11,7 +11,7 @@ pub(crate) struct PolicyArguments {
     /// What it is rewarded for: basic, contribution or sparse
     #[arg(long, value_parser = reward, help_heading = "Policy")]
     reward: Option<RewardMode>,
-    /// Width of a new policy
+    /// Width of a new policy [default: 128, with preset full 512]; one from a file has its own
     #[arg(long, value_name = "N", help_heading = "Policy")]
     policy_hidden: Option<usize>,
     /// Passes of an update over the round
@@ -57,7 +57,7 @@ impl PolicyArguments {
     pub(crate) fn layer(&self) -> Layer {
         Layer {
             reward: self.reward,
-            policy_hidden: self.policy_hidden,
+            policy_hidden: self.policy_hidden.map(Some),
             ppo_epochs: self.ppo_epochs,
             ppo_lr: self.ppo_lr,
             ppo_adam_eps: self.ppo_adam_eps,

@@ -104,7 +104,10 @@ impl StudyConfig {
     /// The run in which a contender is compared.
     fn run(&self, controller: ControllerKind, seed: u64, folder: PathBuf) -> Result<TrainConfig> {
         let settings = self.settings.clone();
+        let from_file = matches!(controller, ControllerKind::Policy(_) | ControllerKind::Greedy(_));
         let config = TrainConfig {
+            // Policies from files have widths of their own.
+            policy_hidden: settings.policy_hidden.filter(|_| !from_file),
             controller,
             seed,
             rounds: 1,
@@ -196,7 +199,8 @@ impl<'a> Contest<'a> {
             let Contender::Controller(controller) = contender else { continue };
             let run = config.run(controller.clone(), settings.seed, PathBuf::new())?;
             let blueprints = BlueprintSet::standard().into();
-            let setup = Setup::new(&run, names.clone(), info.clone(), blueprints)?;
+            let (run, names) = Names::of_new(&run)?;
+            let setup = Setup::new(&run, names, info.clone(), blueprints)?;
             AnyController::new(&setup, &machine.streams()[0])?;
         }
         let (folder, thrown_away) = match &config.folder {

@@ -1,0 +1,66 @@
+//! The policy that a run starts from, as its file holds it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use meristem_control::{Ppo, policy_width};
+use meristem_nn::StateDict;
+use meristem_nn::safetensors::{self, Metadata};
+
+use crate::config::TrainConfig;
+use crate::error::{Error, Result};
+
+/// A policy that was read.
+#[derive(Debug)]
+pub(crate) struct PolicyFile {
+    path: PathBuf,
+    weights: StateDict,
+    metadata: Metadata,
+    /// Width of the policy.
+    pub(crate) hidden: usize,
+}
+
+impl PolicyFile {
+    /// Reads the one that the settings name; `None` where they name none.
+    ///
+    /// # Errors
+    /// [`Error::Value`]: a file that cannot be read or is no policy, or one of another width than was asked for.
+    pub(crate) fn of(config: &TrainConfig) -> Result<Option<Arc<Self>>> {
+        let Some(path) = config.policy_file() else { return Ok(None) };
+        let file = Self::read(path)?;
+        match config.policy_hidden {
+            Some(asked) if asked != file.hidden => {
+                let (hidden, path) = (file.hidden, path.display());
+                let expected = format!("{hidden}, the width of the policy in {path}, or nothing");
+                Err(Error::value("policy-hidden", asked, expected))
+            }
+            _ => Ok(Some(Arc::new(file))),
+        }
+    }
+
+    fn read(path: &Path) -> Result<Self> {
+        let (weights, metadata) = safetensors::load(path).map_err(|error| unfit(path, &error))?;
+        let hidden = policy_width(&metadata).map_err(|error| unfit(path, &error))?;
+        Ok(Self { path: path.to_owned(), weights, metadata, hidden })
+    }
+
+    /// Puts it in the place of a new policy of its width. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Value`]: it is for other slots or blueprints.
+    pub(crate) fn fill(&self, ppo: &mut Ppo) -> Result<()> {
+        ppo.import(&self.weights, &self.metadata).map_err(|error| match error {
+            error @ meristem_control::Error::Policy { .. } => unfit(&self.path, &error),
+            error => error.into(),
+        })
+    }
+}
+
+fn unfit(path: &Path, error: &dyn std::error::Error) -> Error {
+    let mut got = error.to_string();
+    let name = path.display().to_string();
+    if !got.contains(&name) {
+        got = format!("{name} ({got})");
+    }
+    Error::value("policy", got, "a readable policy.safetensors of hosts with as many slots")
+}
