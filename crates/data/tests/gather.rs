@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use common::{Image, Toy, batch_of, epoch_of, slow_image};
@@ -308,6 +309,43 @@ fn epochs_can_be_begun_anywhere() {
     );
 }
 
+/// What a rank gathers for its own envs is what a gather for all envs gives them, in the partial last batch too.
+#[test]
+fn the_envs_of_a_rank_are_served_alone() {
+    let toy = Toy { len: 23, channels: 2, height: 4, width: 4, threads: 2 };
+    let (device, dataset) = toy.dataset();
+    let whole = GatherConfig { augment: Augment::STANDARD, ..GatherConfig::new(2, cpus(4)) };
+    let epoch = |config: &GatherConfig, envs: usize| {
+        let streams: Vec<Stream> = (0..envs).map(|_| device.stream("env")).collect();
+        let data = std::slice::from_ref(&dataset);
+        let mut gather = GatherBatches::new(config, data, &streams).unwrap();
+        let mut all = vec![];
+        for number in 0..2 {
+            gather.start_epoch(number).unwrap();
+            while let Some(batches) = gather.next().unwrap() {
+                all.push(batches.iter().map(|b| (b.env, batch_of(b))).collect::<Vec<_>>());
+            }
+        }
+        all
+    };
+    let expected = epoch(&whole, 4);
+    // 23 = 8 + 8 + 7: the last env has one sample less in the end; served alone, the batch is there all the same.
+    assert_eq!(expected.len(), 6);
+    for serve in [0..1, 1..3, 3..4, 0..4, 2..2] {
+        let own =
+            epoch(&GatherConfig { served: Some(serve.clone()), ..whole.clone() }, serve.len());
+        for (own, all) in own.iter().zip(&expected) {
+            let all: Vec<_> = all.iter().filter(|(env, _)| serve.contains(env)).collect();
+            assert_eq!(own.iter().collect::<Vec<_>>(), all);
+        }
+        assert_eq!(own.len(), expected.len());
+    }
+    // 23 = 10 + 10 + 3: nothing is left for the last two of five.
+    let five = GatherConfig::new(2, cpus(5));
+    let last = epoch(&GatherConfig { served: Some(3..5), ..five }, 2);
+    assert_eq!(last.iter().map(Vec::len).collect::<Vec<_>>(), [2, 2, 0, 2, 2, 0]);
+}
+
 #[test]
 fn errors_of_d4_name_what_is_wrong() {
     let toy = Toy { len: 10, channels: 1, height: 2, width: 2, threads: 1 };
@@ -348,6 +386,10 @@ fn errors_of_d4_name_what_is_wrong() {
     expect(text, &["`datasets`", "one on cpu (the same opening of it)", "got cpu"]);
     let cuda = GatherConfig::new(2, vec![DeviceId::Cpu, DeviceId::Cuda(1)]);
     expect(error(&cuda, data, &streams), &["cuda:1", "not part of this build"]);
+    for serve in [1..3, Range { start: 2, end: 1 }] {
+        let text = error(&GatherConfig { served: Some(serve), ..good.clone() }, data, &streams);
+        expect(text, &["`served`", "some of the 2 envs"]);
+    }
     let shallow = GatherConfig { ring_depth: 1, ..good.clone() };
     expect(error(&shallow, data, &streams), &["`ring_depth`", "at least 2", "got 1"]);
     let outside = GatherConfig { subset: Some(Arc::from([0, 10])), ..good.clone() };

@@ -6,6 +6,7 @@ mod ring;
 mod stage;
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use meristem_device::{DType, Device, DeviceId, DeviceOptions, Expect, Stream, Tensor};
@@ -27,6 +28,9 @@ pub struct GatherConfig {
     pub batch_per_env: usize,
     /// The device of each env, in env order; at least one.
     pub devices: Vec<DeviceId>,
+    /// The envs that are served here, `None` for all: the others get their samples from gathers of
+    /// other ranks.
+    pub served: Option<Range<usize>>,
     /// Whether each epoch is permuted; false serves the samples in order.
     pub shuffle: bool,
     /// Whether to leave out a last batch that is not full.
@@ -52,6 +56,7 @@ impl GatherConfig {
         Self {
             batch_per_env,
             devices,
+            served: None,
             shuffle: true,
             drop_last: false,
             seed: 0,
@@ -85,8 +90,8 @@ enum EnvImages {
 
 struct Env {
     stream: Stream,
-    /// Which of the order's devices.
-    device: usize,
+    /// Which of the permutations.
+    permutation: usize,
     images: EnvImages,
     form: Form,
     labels: Tensor,
@@ -100,7 +105,9 @@ pub struct GatherBatches {
     order: EpochOrder,
     subset: Option<Arc<[u32]>>,
     kernel: Arc<Kernel>,
-    permutations: Vec<Permutation>,
+    /// Each with the order's number of its device.
+    permutations: Vec<(usize, Permutation)>,
+    first_env: usize,
     envs: Vec<Env>,
     /// `None` before the first `start_epoch`.
     epoch: Option<u64>,
@@ -109,7 +116,7 @@ pub struct GatherBatches {
 
 impl GatherBatches {
     /// Prepares to gather: allocates the ring of each env. `datasets` holds one for each device that
-    /// the `streams` are on, `streams` one for each env.
+    /// the `streams` are on, `streams` one for each env that is served.
     ///
     /// # Errors
     /// [`Error::Argument`] names what does not fit (D4); [`Error::Hole`]; device errors, `NotCompiled`
@@ -131,37 +138,40 @@ impl GatherBatches {
             max_batches: config.max_batches,
         })?;
         check_config(config, datasets, streams)?;
+        let first_env = config.served.as_ref().map_or(0, |served| served.start);
         let shape = datasets[0].image_shape();
         let normalization = match &config.normalization {
             Some(given) => given.clone(),
             None => datasets[0].normalization(),
         };
-        let devices = devices_of(&order, streams)?;
+        let devices = devices_of(&order, first_env, streams)?;
         // Everything is checked before anything is allocated (V1).
         streams.iter().try_for_each(|s| dataset_on(datasets, s.device()).map(drop))?;
         let permutations = devices
             .iter()
-            .map(|device| Permutation::new(device, len))
+            .map(|(number, device)| Ok((*number, Permutation::new(device, len)?)))
             .collect::<Result<Vec<_>>>()?;
         let envs = streams.iter().enumerate().map(|(env, stream)| {
             let dataset = dataset_on(datasets, stream.device())?;
-            let device = order.device_of(env);
+            let device = order.device_of(first_env + env);
+            let permutation = devices.iter().position(|(number, _)| *number == device);
+            let permutation = permutation.unwrap_or(0);
             let capacity = order.part_max();
             let (images, form) = env_images(dataset, stream, capacity)?;
             Ok(Env {
                 stream: stream.clone(),
-                device,
+                permutation,
                 images,
                 form,
                 labels: dataset.labels().on(stream)?,
-                permutations: permutations[device].on(stream)?,
+                permutations: permutations[permutation].1.on(stream)?,
                 ring: Ring::new(stream, shape, capacity, config.ring_depth)?,
             })
         });
         let envs = envs.collect::<Result<Vec<_>>>()?;
         let kernel = Arc::new(Kernel::new(shape, &normalization, config.augment, config.seed));
         let subset = config.subset.clone();
-        Ok(Self { order, subset, kernel, permutations, envs, epoch: None, batch: 0 })
+        Ok(Self { order, subset, kernel, permutations, first_env, envs, epoch: None, batch: 0 })
     }
 
     /// Batches in an epoch.
@@ -191,8 +201,8 @@ impl GatherBatches {
     /// Device errors.
     pub fn start_epoch(&mut self, epoch: u64) -> Result<()> {
         self.epoch = None;
-        for (device, permutation) in self.permutations.iter_mut().enumerate() {
-            permutation.start(&self.order, device, epoch, self.subset.as_deref())?;
+        for (device, permutation) in &mut self.permutations {
+            permutation.start(&self.order, *device, epoch, self.subset.as_deref())?;
         }
         for env in 0..self.envs.len() {
             self.stage(env, 0)?;
@@ -202,8 +212,8 @@ impl GatherBatches {
         Ok(())
     }
 
-    /// The next batch of each env, in env order; envs without samples in a partial last batch are
-    /// left out, and they are the last ones. `None` at the end of the epoch. Enqueues the gathers
+    /// The next batch of each env that is served, in env order; envs without samples in a partial last
+    /// batch are left out, and they are the last ones. `None` at the end of the epoch. Enqueues the gathers
     /// and waits for nothing.
     ///
     /// # Errors
@@ -216,7 +226,7 @@ impl GatherBatches {
         }
         let mut batches = Vec::with_capacity(self.envs.len());
         for env in 0..self.envs.len() {
-            if self.order.part(self.batch, env).is_empty() {
+            if self.order.part(self.batch, self.first_env + env).is_empty() {
                 break;
             }
             batches.push(self.gather(env, epoch)?);
@@ -227,14 +237,14 @@ impl GatherBatches {
     }
 
     fn gather(&mut self, env_index: usize, epoch: u64) -> Result<Batch> {
-        let part = self.order.part(self.batch, env_index);
+        let part = self.order.part(self.batch, self.first_env + env_index);
         let env = &mut self.envs[env_index];
         let (inputs, targets) = env.ring.take(part.len())?;
         let images = match &env.images {
             EnvImages::Resident(images) => images,
             EnvImages::Staged(stage) => stage.filled(),
         };
-        let permutation = &env.permutations[self.permutations[env.device].turn()];
+        let permutation = &env.permutations[self.permutations[env.permutation].1.turn()];
         let (kernel, form) = (self.kernel.clone(), env.form);
         env.stream
             .launch("gather")
@@ -248,13 +258,13 @@ impl GatherBatches {
             self.is_a_batch(env_index, &inputs, &targets),
             "gather: {inputs:?}, {targets:?}"
         );
-        Ok(Batch { env: env_index, inputs, targets })
+        Ok(Batch { env: self.first_env + env_index, inputs, targets })
     }
 
     /// Whether these are what [`Batch`] promises (V1).
     fn is_a_batch(&self, env: usize, inputs: &Tensor, targets: &Tensor) -> bool {
         let expect = || Expect::stream(&self.envs[env].stream);
-        let part = self.order.part(self.batch, env).len();
+        let part = self.order.part(self.batch, self.first_env + env).len();
         let dims = self.envs[env].ring.shape().batch(part);
         let inputs = expect()
             .dtype(DType::F32)
@@ -270,11 +280,11 @@ impl GatherBatches {
         if batch >= self.order.batches() {
             return Ok(());
         }
-        let part = self.order.part(batch, env);
-        let Env { images, device, .. } = &mut self.envs[env];
+        let part = self.order.part(batch, self.first_env + env);
+        let Env { images, permutation, .. } = &mut self.envs[env];
         match images {
             EnvImages::Staged(stage) if !part.is_empty() => {
-                stage.fill(self.permutations[*device].indices(), part)
+                stage.fill(self.permutations[*permutation].1.indices(), part)
             }
             _ => Ok(()),
         }
@@ -317,13 +327,19 @@ fn check_config(
     datasets: &[Arc<Dataset>],
     streams: &[Stream],
 ) -> Result<()> {
-    let GatherConfig { devices, ring_depth, subset, normalization, augment, .. } = config;
-    if devices.len() != streams.len() {
+    let GatherConfig { devices, served, ring_depth, subset, normalization, augment, .. } = config;
+    let all = 0..devices.len();
+    let served = served.clone().unwrap_or(all.clone());
+    if served.start > served.end || served.end > all.end {
+        let expected = format!("some of the {} envs", all.end);
+        return wrong("served", expected, format!("{served:?}"), "leave it out to serve all envs");
+    }
+    if served.len() != streams.len() {
         let expected = format!("one for each of the {} envs", streams.len());
-        let got = format!("{} devices", devices.len());
+        let got = format!("{} devices", served.len());
         return wrong("devices", expected, got, "give as many devices as env streams");
     }
-    for (env, (id, stream)) in devices.iter().zip(streams).enumerate() {
+    for ((env, id), stream) in served.clone().zip(&devices[served]).zip(streams) {
         if stream.device().id() != *id {
             if let DeviceId::Cuda(_) = id {
                 // Says so if the device cannot be had at all.
@@ -372,14 +388,19 @@ fn check_normalization(given: &Normalization, datasets: &[Arc<Dataset>]) -> Resu
     Ok(())
 }
 
-/// The opened device of each of the order's devices.
-fn devices_of(order: &EpochOrder, streams: &[Stream]) -> Result<Vec<Device>> {
-    let mut devices: Vec<Device> = vec![];
-    for (env, stream) in streams.iter().enumerate() {
-        match devices.get(order.device_of(env)) {
-            None => devices.push(stream.device().clone()),
-            Some(device) if device == stream.device() => {}
-            Some(device) => {
+/// The opened device of each of the order's devices that a stream is on.
+fn devices_of(
+    order: &EpochOrder,
+    first_env: usize,
+    streams: &[Stream],
+) -> Result<Vec<(usize, Device)>> {
+    let mut devices: Vec<(usize, Device)> = vec![];
+    for (env, stream) in (first_env..).zip(streams) {
+        let number = order.device_of(env);
+        match devices.iter().find(|(known, _)| *known == number) {
+            None => devices.push((number, stream.device().clone())),
+            Some((_, device)) if device == stream.device() => {}
+            Some((_, device)) => {
                 let expected = format!("on one opening of {}", device.id());
                 let got = format!("env {env} on another");
                 return wrong("streams", expected, got, "open each device once");
