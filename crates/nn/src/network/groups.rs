@@ -62,7 +62,7 @@ impl Group {
         launch.write(&self.values).write(&self.momentum).write(&self.state).write(&self.counters)
     }
 
-    fn read<'a>(&'a self, launch: Launch<'a>) -> Launch<'a> {
+    pub(super) fn read<'a>(&'a self, launch: Launch<'a>) -> Launch<'a> {
         launch.read(&self.values).read(&self.momentum).read(&self.state).read(&self.counters)
     }
 }

@@ -7,14 +7,16 @@
 //! | `[0..3]` | groups, configurations, capacity of the batch log |
 //! | `[3..7]` | training: loss sum over samples, correct, samples, steps |
 //! | `[7]` | weights that were not finite when they were last counted |
+//! | `[8..10]` | the upper and the lower half of the last fingerprint |
 //! | `groups × 6` | last norm, sum of norms, vanishing, exploding, measured tensors, steps |
 //! | `configurations × 3` | evaluation: loss sum over samples, correct, samples |
 //! | `capacity` | ring of the mean losses of the last batches |
 
 use serde::{Deserialize, Serialize};
 
-const HEADER: usize = 8;
+const HEADER: usize = 10;
 pub(super) const NON_FINITE: usize = 7;
+pub(super) const FINGERPRINT: usize = 8;
 const GROUP: usize = 6;
 const EVAL: usize = 3;
 /// Below this L2 norm a tensor's gradient vanishes (`grow.md`, Gates).
@@ -36,6 +38,9 @@ pub struct Metrics {
     /// Parameters, running statistics and momenta that were NaN or infinite when
     /// [`Network::count_non_finite`](crate::Network::count_non_finite) looked; 0 if it did not.
     pub non_finite: u64,
+    /// What [`Network::fingerprint`](crate::Network::fingerprint) found; 0 if it did not look.
+    #[serde(default)]
+    pub fingerprint: u64,
     /// Mean loss of the last batches, oldest first; as many as the log holds.
     pub batch_losses: Vec<f64>,
     /// Per parameter group, in the graph's order.
@@ -135,6 +140,7 @@ impl Metrics {
             samples: count(raw[5]),
             steps,
             non_finite: count(raw[NON_FINITE]),
+            fingerprint: count(raw[FINGERPRINT]) << 32 | count(raw[FINGERPRINT + 1]),
             batch_losses,
             groups: (0..layout.groups).map(group).collect(),
             eval: (0..layout.configs).map(eval).collect(),

@@ -5,6 +5,7 @@
 //! start to end in it. Parameters live in one set of tensors per group, so that growing and pruning
 //! a module touches no other group (`grow.md`).
 
+mod gradient;
 mod groups;
 pub(crate) mod metrics;
 mod plans;
@@ -73,6 +74,8 @@ pub struct Network {
     alpha_values: Vec<f32>,
     metrics: Tensor,
     metrics_layout: MetricsLayout,
+    /// The plan whose gradient lies in the arena: see `gradient`.
+    gradient: Option<Arc<Plan>>,
 }
 
 impl Network {
@@ -104,6 +107,7 @@ impl Network {
             alpha_values,
             metrics,
             metrics_layout,
+            gradient: None,
         };
         network.reset_metrics()?;
         Ok(network)
@@ -131,6 +135,7 @@ impl Network {
                 return Err(error);
             }
         };
+        self.gradient = None;
         self.metrics_layout = layout_of(&graph, &self.options);
         (self.groups, self.graph) = (groups, graph);
         self.arena = arena.unwrap_or_else(|| self.arena.clone());
@@ -305,8 +310,9 @@ impl Network {
         Ok(plan)
     }
 
-    /// Makes the arena large enough for a plan.
+    /// Makes the arena large enough for a plan, which will use it.
     fn make_room(&mut self, plan: &Plan) -> Result<()> {
+        self.gradient = None;
         if plan.arena_len() > self.arena.numel() {
             self.arena = new_arena(&self.stream, plan.arena_len())?;
         }

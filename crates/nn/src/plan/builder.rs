@@ -233,6 +233,7 @@ impl<'g> Builder<'g> {
             reads: ValueList::from_slice(reads),
             writes: ValueList::from_slice(writes),
             effect: false,
+            update: false,
         };
         self.steps.push(draft);
     }
@@ -247,6 +248,19 @@ impl<'g> Builder<'g> {
         self.emit(call, reads, writes);
         if let Some(step) = self.steps.last_mut() {
             step.effect = true;
+        }
+    }
+
+    /// Adds a step that updates parameters. No other step may follow but such ones.
+    pub(crate) fn emit_update(
+        &mut self,
+        call: impl Call + 'static,
+        reads: &[ValueId],
+        writes: &[ValueId],
+    ) {
+        self.emit_effect(call, reads, writes);
+        if let Some(step) = self.steps.last_mut() {
+            step.update = true;
         }
     }
 

@@ -71,7 +71,7 @@ mod tests {
     fn draft(read: u32, write: u32) -> Draft {
         let list = |id| ValueList::from_slice(&[ValueId(id)]);
         let call = Box::new(Pass { accumulate: false });
-        Draft { call, reads: list(read), writes: list(write), effect: false }
+        Draft { call, reads: list(read), writes: list(write), effect: false, update: false }
     }
 
     fn span(start: usize) -> Span {

@@ -95,6 +95,8 @@ pub struct Plan {
     options: PlanOptions,
     arena_len: usize,
     steps: Vec<Step>,
+    /// How many of the last steps are updates of the parameters.
+    updates: usize,
     output: Span,
     output_gradient: Option<Span>,
     last_states: Vec<Span>,
@@ -310,13 +312,45 @@ impl Plan {
         config: usize,
         metrics: &mut MetricsView<'m>,
     ) {
-        for step in &self.steps {
-            let operands =
-                Operands { memory: &mut *memory, reads: &step.reads, writes: &step.writes };
-            let metrics = &mut *metrics;
-            let objective = None;
-            step.call.run(&mut Context { isa, operands, targets, config, metrics, objective });
-        }
+        run(&self.steps, (isa, targets, config), memory, metrics);
+    }
+
+    /// Runs the steps of [`Mode::Train`] before the updates: gradients are where
+    /// [`Plan::group_gradient`] says, and [`Plan::execute_updates`] uses what it finds there.
+    pub(crate) fn execute_gradient<'m>(
+        &self,
+        isa: Isa,
+        memory: &mut Memory<'m>,
+        targets: &[u32],
+        metrics: &mut MetricsView<'m>,
+    ) {
+        let (steps, _) = self.steps.split_at(self.steps.len() - self.updates);
+        run(steps, (isa, targets, 0), memory, metrics);
+    }
+
+    /// Runs the rest of the steps of [`Mode::Train`].
+    pub(crate) fn execute_updates<'m>(
+        &self,
+        isa: Isa,
+        memory: &mut Memory<'m>,
+        metrics: &mut MetricsView<'m>,
+    ) {
+        let (_, updates) = self.steps.split_at(self.steps.len() - self.updates);
+        run(updates, (isa, &[], 0), memory, metrics);
+    }
+}
+
+fn run<'m>(
+    steps: &[Step],
+    (isa, targets, config): (Isa, &[u32], usize),
+    memory: &mut Memory<'m>,
+    metrics: &mut MetricsView<'m>,
+) {
+    for step in steps {
+        let operands = Operands { memory: &mut *memory, reads: &step.reads, writes: &step.writes };
+        let metrics = &mut *metrics;
+        let objective = None;
+        step.call.run(&mut Context { isa, operands, targets, config, metrics, objective });
     }
 }
 
@@ -346,6 +380,7 @@ fn finish(
 ) -> Plan {
     let groups = (0..b.graph.groups.len()).map(|g| b.group_gradient(g)).collect::<Vec<_>>();
     let Builder { graph, layout, options, values, steps, trained, last_states, .. } = b;
+    let updates = steps.iter().rev().take_while(|step| step.update).count();
     let steps = without_dead(&values, steps);
     let (spans, arena_len) = assign_memory(&values, &steps);
     let span = |id: ValueId| if id == ValueId::NONE { Span::EMPTY } else { spans[id.index()] };
@@ -366,6 +401,7 @@ fn finish(
         options,
         arena_len,
         steps,
+        updates,
         output: span(output),
         output_gradient: output_gradient.map(span),
         last_states: match options.mode {

@@ -71,6 +71,8 @@ pub(crate) struct Draft {
     pub(crate) writes: ValueList,
     /// Has an effect besides its writes (metrics): never dropped.
     pub(crate) effect: bool,
+    /// Updates parameters: one of a training plan's last steps, and has an effect.
+    pub(crate) update: bool,
 }
 
 /// A step of a finished plan.

@@ -117,7 +117,7 @@ pub(in crate::plan) fn updates(b: &mut Builder<'_>) {
         let [values, moments] = memories.map(|(space, len)| b.fixed(Span { space, start: 0, len }));
         let (optimiser, step) = (b.graph.groups[group].optimiser, b.layout.steps[group]);
         let call = Update { group, optimiser, step, runs: joined(&tensors), tensors };
-        b.emit_effect(call, &[gradient], &[values, moments]);
+        b.emit_update(call, &[gradient], &[values, moments]);
     }
 }
 

@@ -1,0 +1,228 @@
+//! A training step in halves, and networks that follow another: what replicas on several ranks are made of.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::Random;
+use common::host::{self, MINIMAL};
+use meristem_device::{Stream, Tensor};
+use meristem_nn::graph::{ConvGeometry, Dims, Graph, GraphBuilder, GroupId, SgdConfig};
+use meristem_nn::{Error, Isa, Metrics, Network, NetworkOptions};
+
+const DIMS: Dims = Dims { c: 3, h: 8, w: 8 };
+const SGD: SgdConfig = SgdConfig { lr: 0.05, momentum: 0.9, weight_decay: 1e-4, clip_norm: 0.5 };
+
+/// A host with a module of a 3x3 convolution in its first slot, or without.
+fn graph(grown: bool) -> Arc<Graph> {
+    host::graph(MINIMAL, DIMS, |b, name, x| {
+        if !grown || name != "r0c0" {
+            return x;
+        }
+        b.group("slots.r0c0", SGD);
+        let (c, geometry) = (b.dims(x).c, ConvGeometry::same(3));
+        let y = b.conv2d(x, "slots.r0c0.layers.0", c, geometry, false).unwrap();
+        let sum = b.add(x, y).unwrap();
+        b.resume_group(GroupId::HOST);
+        sum
+    })
+}
+
+/// Two convolutions and a classifier: no sample knows of another.
+fn without_batch_norm() -> Arc<Graph> {
+    let mut b = GraphBuilder::new(DIMS, SGD);
+    let x = b.conv2d(b.input(), "a", 5, ConvGeometry::same(3), true).unwrap();
+    let x = b.relu(x);
+    let x = b.max_pool2d(x, "pool", 2, 2).unwrap();
+    let x = b.conv2d(x, "b", 7, ConvGeometry::same(3), true).unwrap();
+    let x = b.relu(x);
+    let x = b.global_avg_pool(x);
+    let x = b.linear(x, "c", 10, true, None).unwrap();
+    Arc::new(b.finish(x).unwrap())
+}
+
+fn network(stream: &Stream, graph: Arc<Graph>) -> Network {
+    Network::new(stream, graph, NetworkOptions::new(5, 0, Isa::detect(), 8)).unwrap()
+}
+
+/// These samples of a batch of 8.
+fn batch(stream: &Stream, seed: u64, of: std::ops::Range<usize>) -> (Tensor, Tensor) {
+    let mut random = Random(seed + 1);
+    let x = random.normals(8 * DIMS.numel());
+    let y: Vec<u32> = (0..8).map(|_| random.below(10) as u32).collect();
+    let x = &x[of.start * DIMS.numel()..of.end * DIMS.numel()];
+    (host::images(stream, x, DIMS), host::labels(stream, &y[of]))
+}
+
+/// Everything of a network, with its metrics, to the bit.
+fn all(network: &Network) -> (u64, String) {
+    network.fingerprint().unwrap();
+    let metrics = Metrics::parse(&network.metrics().to_vec().unwrap());
+    let state = (network.state_dict().unwrap(), network.momentum_dict().unwrap());
+    (metrics.fingerprint, format!("{metrics:?} {state:?}"))
+}
+
+fn gradients(network: &Network) -> Vec<(String, Vec<f32>)> {
+    let gradients = network.gradients().unwrap();
+    gradients.iter().map(|(name, t)| (name.to_string(), t.to_vec().unwrap())).collect()
+}
+
+#[test]
+fn two_halves_are_the_whole_step_bit_for_bit() {
+    let stream = host::stream(2);
+    let [mut whole, mut halves] = [(); 2].map(|()| network(&stream, graph(false)));
+    for step in 0..6 {
+        // Growth, a batch of another size, and back.
+        let (grown, size) = ([false, true, true, false][step % 4], [8, 8, 5][step % 3]);
+        let (x, y) = batch(&stream, step as u64, 0..size);
+        for network in [&mut whole, &mut halves] {
+            network.set_graph(graph(grown)).unwrap();
+        }
+        whole.train_step(&x, &y).unwrap();
+        let before = stream.device().counts();
+        halves.differentiate(&x, &y, 1.0).unwrap();
+        halves.apply().unwrap();
+        let spent = stream.device().counts() - before;
+        assert_eq!((spent.launches, spent.synchronizations, spent.copies_to_device), (2, 0, 0));
+        assert_eq!(all(&halves), all(&whole), "step {step}");
+    }
+}
+
+/// The mean over ranks of their gradients, each weighted by its share of the batch, is the gradient of the batch.
+#[test]
+fn weighted_parts_average_to_the_gradient_of_the_batch() {
+    let stream = host::stream(1);
+    let mut network = network(&stream, without_batch_norm());
+    let mut gradient_of = |of: std::ops::Range<usize>, weight: f32| {
+        let (x, y) = batch(&stream, 3, of);
+        network.differentiate(&x, &y, weight).unwrap();
+        gradients(&network)
+    };
+    let whole = gradient_of(0..8, 1.0);
+    for ranks in [vec![0..4, 4..8], vec![0..5, 5..8], vec![0..3, 3..6, 6..8]] {
+        let n = ranks.len() as f32;
+        let weight = |of: &std::ops::Range<usize>| of.len() as f32 * n / 8.0;
+        let parts: Vec<_> = ranks.iter().map(|of| gradient_of(of.clone(), weight(of))).collect();
+        for (i, (name, expected)) in whole.iter().enumerate() {
+            let largest = expected.iter().fold(0.0f32, |m, g| m.max(g.abs()));
+            // An element is a sum of at most 8 x 64 terms, in another order: 512 roundings of 2^-24 of the sum of
+            // magnitudes, which is here a few times the largest element. A wrong weight is wrong by a tenth.
+            let tolerance = 1e-4 * largest;
+            for (e, expected) in expected.iter().enumerate() {
+                let mean = parts.iter().map(|part| part[i].1[e]).sum::<f32>() / n;
+                assert!((mean - expected).abs() <= tolerance, "{name} {ranks:?} {mean} {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn no_samples_give_a_gradient_of_zeros_in_the_same_places() {
+    let stream = host::stream(1);
+    let mut network = network(&stream, graph(true));
+    let (x, y) = batch(&stream, 0, 0..3);
+    network.differentiate(&x, &y, 1.0).unwrap();
+    let some = gradients(&network);
+    network.differentiate_nothing().unwrap();
+    let none = gradients(&network);
+    assert!(some.iter().any(|(_, g)| g.iter().any(|g| *g != 0.0)));
+    assert!(none.iter().all(|(_, g)| g.iter().all(|g| *g == 0.0)));
+    let form = |all: &[(String, Vec<f32>)]| -> Vec<_> {
+        all.iter().map(|(name, g)| (name.clone(), g.len())).collect()
+    };
+    assert_eq!(form(&none), form(&some));
+    // What is written there is what the update uses: with nothing, only momentum and decay are at work.
+    let before = network.state_dict().unwrap();
+    network.apply().unwrap();
+    let rate = |name: &str| -> f32 {
+        let [was, is] =
+            [&before, &network.state_dict().unwrap()].map(|s| s.get(name).unwrap().clone());
+        is.as_f32().unwrap()[0] / was.as_f32().unwrap()[0]
+    };
+    // One rounding of the product and one of the difference: 2^-23.
+    assert!((rate("slots.r0c0.layers.0.weight") - (1.0 - 0.05 * 1e-4)).abs() < 2.4e-7);
+}
+
+#[test]
+fn a_replica_follows_through_growth_to_the_bit() {
+    let device = host::stream(2).device().clone();
+    let (own, other) = (device.stream("leader"), device.stream("replica"));
+    let mut leader = network(&own, graph(false));
+    let mut replica = leader.replica(&other).unwrap();
+    for step in 0..6 {
+        leader.set_graph(graph(step % 3 > 0)).unwrap();
+        leader.set_alphas(&[vec![0.5; leader.graph().alphas]]).unwrap();
+        leader.reset_metrics().unwrap();
+        replica.follow(&leader).unwrap();
+        assert_eq!(all(&replica), all(&leader), "step {step}");
+        for (network, stream) in [(&mut leader, &own), (&mut replica, &other)] {
+            let (x, y) = batch(stream, step, 0..8);
+            network.train_step(&x, &y).unwrap();
+        }
+        assert_eq!(all(&replica), all(&leader), "step {step}");
+        let (x, y) = batch(&own, 100 + step, 0..8);
+        leader.train_step(&x, &y).unwrap();
+    }
+}
+
+#[test]
+fn a_fingerprint_shows_any_bit() {
+    let stream = host::stream(1);
+    let print = |spoil: &dyn Fn(&mut Network)| {
+        let mut network = network(&stream, graph(true));
+        let (x, y) = batch(&stream, 0, 0..8);
+        network.train_step(&x, &y).unwrap();
+        spoil(&mut network);
+        all(&network).0
+    };
+    let flip = |tensor: &Tensor, at: usize| {
+        let launch = stream.launch("flip").write(tensor);
+        launch
+            .run(move |args| {
+                let x = &mut args.write::<f32>(0)[at];
+                *x = f32::from_bits(x.to_bits() ^ 1);
+            })
+            .unwrap();
+    };
+    let prints = [
+        print(&|_| {}),
+        print(&|n| flip(n.packed_parameters(0).unwrap(), 0)),
+        print(&|n| flip(n.packed_parameters(1).unwrap(), 7)),
+        print(&|n| flip(n.statistics().next().unwrap().0, 1)),
+        print(&|n| n.clear_momentum().unwrap()),
+        print(&|n| {
+            let counters = n.statistics().next().unwrap().1;
+            counters.copy_from_slice(&vec![9i64; counters.numel()]).unwrap();
+        }),
+    ];
+    assert_eq!(print(&|_| {}), prints[0], "the same every time");
+    for (i, a) in prints.iter().enumerate() {
+        assert!(prints[..i].iter().all(|b| a != b), "{i}: {prints:x?}");
+    }
+}
+
+#[test]
+fn halves_in_the_wrong_order_are_refused() {
+    let stream = host::stream(1);
+    let mut network = network(&stream, graph(false));
+    let (x, y) = batch(&stream, 0, 0..8);
+    let refused = |result: Result<(), Error>| {
+        let text = result.unwrap_err().to_string();
+        assert!(text.contains("a gradient, from `differentiate`"), "{text}");
+    };
+    refused(network.apply());
+    network.differentiate(&x, &y, 1.0).unwrap();
+    network.eval_step(&x, &y, 0).unwrap();
+    refused(network.gradients().map(drop));
+    refused(network.apply());
+    network.differentiate(&x, &y, 1.0).unwrap();
+    network.set_graph(graph(true)).unwrap();
+    refused(network.apply());
+    network.differentiate(&x, &y, 1.0).unwrap();
+    network.apply().unwrap();
+    refused(network.apply());
+    let options = NetworkOptions::new(5, 0, Isa::detect(), 4);
+    let mut other = Network::new(&stream, graph(true), options).unwrap();
+    assert!(other.follow(&network).unwrap_err().to_string().contains("options"));
+}
