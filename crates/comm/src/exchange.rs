@@ -153,6 +153,22 @@ impl Exchange {
         warming.copied().unwrap_or(self.options.density)
     }
 
+    /// Makes the memory of the next exchange ahead: over threads, [`run`](Exchange::run) then only launches. Not
+    /// collective; does not wait for the device.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub fn prepare(&mut self, comm: &Communicator) -> Result<()> {
+        let density = self.density();
+        for bucket in &mut self.buckets {
+            let k = bucket.pick(&self.options, density, comm.size());
+            if let Some(sparse) = bucket.sparse.as_mut().filter(|_| 0 < k && k < bucket.len) {
+                sparse.prepare(comm, k)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Exchanges the gradients, in place, in the order in which they were given to
     /// [`new`](Exchange::new). Does not wait for the device.
     ///
@@ -168,24 +184,9 @@ impl Exchange {
                 None => gradients[bucket.members[0].0].view(0, [bucket.len])?,
             };
             bucket.copy(gradients, true)?;
+            let k = bucket.pick(options, density, comm.size());
             match &mut bucket.sparse {
-                Some(sparse) => {
-                    let k = options.k.map_or(picks(density, bucket.len), |k| k.min(bucket.len));
-                    let k = match options.method {
-                        Method::Auto => {
-                            let table = &options.table;
-                            match table.choose(comm.size(), bucket.len, k, bucket.dtype) {
-                                Some(way) => {
-                                    sparse.switch(way);
-                                    k
-                                }
-                                None => bucket.len,
-                            }
-                        }
-                        _ => k,
-                    };
-                    sparse.run(comm, (&whole, &whole), k, options.reduction)?;
-                }
+                Some(sparse) => sparse.run(comm, (&whole, &whole), k, options.reduction)?,
                 None => comm.all_reduce(&whole, options.reduction)?,
             }
             bucket.copy(gradients, false)?;
@@ -343,6 +344,21 @@ impl Exchange {
 }
 
 impl Bucket {
+    /// How many elements each rank sends, by the algorithm that is then in use; all where that sends less.
+    fn pick(&mut self, options: &ExchangeOptions, density: f64, ranks: usize) -> usize {
+        let k = options.k.map_or(picks(density, self.len), |k| k.min(self.len));
+        let Some(sparse) = self.sparse.as_mut().filter(|_| options.method == Method::Auto) else {
+            return k;
+        };
+        match options.table.choose(ranks, self.len, k, self.dtype) {
+            Some(way) => {
+                sparse.switch(way);
+                k
+            }
+            None => self.len,
+        }
+    }
+
     /// Copies the members together, or apart.
     fn copy(&self, gradients: &[&Tensor], together: bool) -> Result<()> {
         let Some(flat) = &self.flat else { return Ok(()) };

@@ -7,7 +7,7 @@ use common::{noise, ranks, upload};
 use meristem_comm::{
     Communicator, Exchange, ExchangeOptions, ExchangeState, Keep, Method, Reduction, Sparse, Table,
 };
-use meristem_device::{Stream, Tensor};
+use meristem_device::{Counts, Policy, Stream, Tensor};
 
 /// Names and sizes of some parameters.
 const MODEL: [(&str, usize); 6] =
@@ -113,6 +113,36 @@ fn what_is_kept_goes_through_a_checkpoint() {
                 assert_eq!(step(&mut second, &mut comm, stream, at), *expected, "{method:?} {at}");
             }
         });
+    }
+}
+
+/// What is prepared is neither seen in the result nor made again.
+#[test]
+fn a_prepared_exchange_only_launches() {
+    let sparse = [Sparse::TopK, Sparse::GTopK, Sparse::OkTopK { refresh: 4 }].map(Method::Sparse);
+    for method in sparse.into_iter().chain([Method::Dense, Method::Auto]) {
+        let spent = ranks(3, |mut comm, stream| {
+            let options = options(method);
+            let mut usual = made(&options, stream, &MODEL).unwrap();
+            let mut prepared = made(&options, stream, &MODEL).unwrap();
+            prepared.prepare(&comm).unwrap();
+            let mut counts = vec![];
+            for at in 0..6 {
+                let expected = step(&mut usual, &mut comm, stream, at);
+                let gradients = gradients(stream, comm.rank(), at, &MODEL);
+                let all: Vec<&Tensor> = gradients.iter().collect();
+                let scope = stream.device().hot_scope("exchange", Policy::Off);
+                prepared.run(&mut comm, &all).unwrap();
+                counts.push(scope.finish().counts);
+                let got: Vec<Vec<f32>> = all.iter().map(|t| t.to_vec().unwrap()).collect();
+                assert_eq!(got, expected, "{method:?} {at}");
+            }
+            counts
+        });
+        for counts in spent.into_iter().flatten() {
+            assert!(counts.launches > 0, "{counts:?}");
+            assert_eq!(Counts { launches: 0, ..counts }, Counts::default(), "{method:?}");
+        }
     }
 }
 

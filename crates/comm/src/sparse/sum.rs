@@ -209,7 +209,7 @@ impl SparseSum {
 
     /// Makes the memory for a k. A smaller one than before gets memory of its own, too: lists have
     /// exactly k entries.
-    fn prepare(&mut self, comm: &Communicator, k: usize) -> Result<()> {
+    pub(crate) fn prepare(&mut self, comm: &Communicator, k: usize) -> Result<()> {
         if self.work.as_ref().is_some_and(|work| work.k == k) {
             return Ok(());
         }
