@@ -180,15 +180,17 @@ fn a_stopped_run_goes_on_and_a_complete_one_is_left_alone() {
         said.stdout
     );
     assert_eq!(m.bytes("whole/events.jsonl"), before);
-    let mut child = background(&m, "--run-dir stopped");
+    let mut child = background(&m, "--run-dir stopped --export best.safetensors");
     wait_for("a step", || {
         fs::read_to_string(m.path("stopped/events.jsonl"))
             .is_ok_and(|t| t.contains("step_completed"))
     });
     std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     assert!(child.wait().unwrap().success());
+    let best = m.bytes("best.safetensors");
     m.ok("train --resume stopped --quiet");
     assert_same(&outcome(&m, "stopped"), &outcome(&m, "whole"), "stopped");
+    assert_ne!(m.bytes("best.safetensors"), best, "what it wrote when it stopped is its own");
 }
 
 /// A policy resumes to the same bits too: its rollout, optimiser and memory are in the checkpoint.
@@ -263,6 +265,14 @@ fn what_cannot_be_resumed_is_said_and_left_alone() {
     fs::write(&newest, &whole[..whole.len() / 2]).unwrap();
     let name = file_name(&newest);
     m.fails(resume, 1, &[&name, "remove this file"]);
+    fs::write(&newest, &whole).unwrap();
+    // Of another version: removing it would not help.
+    let (tensors, mut metadata) = safetensors::load(&newest).unwrap();
+    metadata.insert("version".into(), "1".into());
+    safetensors::save(&newest, &tensors, &metadata).unwrap();
+    let words = [&name, "version 1", "version 2", "the program that wrote it"];
+    let said = m.fails(resume, 1, &words);
+    assert!(!said.stderr.contains("remove"), "{}", said.stderr);
     fs::write(&newest, &whole).unwrap();
     // Another seed in the folder's configuration: the checkpoint is of another run now.
     let config = fs::read_to_string(m.path("run/config.toml")).unwrap();

@@ -60,6 +60,16 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+    /// A checkpoint is in order, but another version's.
+    #[error("checkpoint {}: it is of version {version}, this program reads version {own}", path.display())]
+    CheckpointVersion {
+        /// File.
+        path: PathBuf,
+        /// Its version.
+        version: String,
+        /// The one that can be read.
+        own: u32,
+    },
     /// A folder cannot be resumed.
     #[error("cannot resume {}: {problem}", path.display())]
     Resume {
@@ -155,7 +165,7 @@ impl Error {
     pub fn remedy(&self) -> Option<String> {
         let text = match self {
             Self::Value { key, .. } => {
-                format!("change `{key}`; `meristem train --help` describes it")
+                format!("change `{key}`; the command's --help describes it")
             }
             Self::ConfigFile { .. } => {
                 "keys are the flags' names with `_` for `-`; every run folder holds a config.toml"
@@ -185,6 +195,11 @@ impl Error {
             }
             Self::Checkpoint { .. } => {
                 "remove this file to resume from the checkpoint before it; nothing was overwritten"
+                    .into()
+            }
+            Self::CheckpointVersion { .. } => {
+                "resume the run with the program that wrote it (its version is in the first event of events.jsonl), \
+                 or start anew with --config RUN/config.toml; nothing was overwritten"
                     .into()
             }
             Self::Resume { .. } => "nothing was changed; put it in order, or start a new run".into(),

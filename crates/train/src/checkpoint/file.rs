@@ -53,13 +53,13 @@ pub(super) fn write(path: &Path, checkpoint: &Checkpoint) -> Result<()> {
 /// Reads a checkpoint.
 ///
 /// # Errors
-/// [`Error::Checkpoint`]: it cannot be read, is no checkpoint, is of another version, or is damaged.
+/// [`Error::Checkpoint`]: it cannot be read, is no checkpoint, or is damaged. [`Error::CheckpointVersion`].
 pub(super) fn read(path: &Path) -> Result<Checkpoint> {
     let (mut all, metadata) = safetensors::load(path).map_err(|error| match error {
         meristem_nn::Error::File { problem, .. } => unusable(path, problem),
         error => unusable(path, error),
     })?;
-    check(&all, &metadata).map_err(|problem| unusable(path, problem))?;
+    check(path, &all, &metadata)?;
     let mut take_bytes = |name: &str| match all.0.remove(name).map(|tensor| tensor.data) {
         Some(HostData::U8(bytes)) => Ok(bytes),
         _ => Err(unusable(path, format!("it has no `{name}`"))),
@@ -97,19 +97,18 @@ fn place<'a, 'n>(
     }
 }
 
-fn check(all: &StateDict, metadata: &Metadata) -> Result<(), String> {
+fn check(path: &Path, all: &StateDict, metadata: &Metadata) -> Result<()> {
     if metadata.get("format").map(String::as_str) != Some(FORMAT) {
-        return Err("it is no checkpoint of this program".into());
+        return Err(unusable(path, "it is no checkpoint of this program"));
     }
     let version = metadata.get("version").map_or("none", String::as_str);
     if version != CHECKPOINT_VERSION.to_string() {
-        return Err(format!(
-            "it is of version {version}, this program reads version {CHECKPOINT_VERSION}"
-        ));
+        let (path, version) = (path.to_owned(), version.to_string());
+        return Err(Error::CheckpointVersion { path, version, own: CHECKPOINT_VERSION });
     }
     match metadata.get("checksum") == Some(&checksum(all)) {
         true => Ok(()),
-        false => Err("its checksum is wrong: the file was damaged".into()),
+        false => Err(unusable(path, "its checksum is wrong: the file was damaged")),
     }
 }
 
