@@ -163,11 +163,17 @@ fn what_cannot_be_compared_is_refused_before_anything_runs() {
     let m = Meristem::new();
     m.ok(&format!("train {TINY} --controller ppo --slots r0 --run-dir learned --quiet"));
     std::fs::write(m.path("bad.jsonl"), "{\"step\": 1, \"op\": \"JUMP\"}\n").unwrap();
+    std::fs::write(m.path("there.svg"), "<svg/>").unwrap();
     let policy = "ppo:learned/policy.safetensors";
     for (flags, code, words) in [
         ("--seeds 0", 2, "`seeds`: got 0"),
         ("--controllers none,random,none", 2, "none twice"),
-        ("--plot missing/plot.svg", 2, "cannot be a file"),
+        (
+            "--plot missing/plot.svg",
+            2,
+            "`plot`: got missing/plot.svg, expected a file in a folder that",
+        ),
+        ("--plot there.svg", 2, "what is there would be lost"),
         ("--run-dir learned", 2, "the run folder learned exists"),
         (&format!("--controllers none,{policy} --slots r0c0"), 2, "for 3 slots"),
         ("--controllers none,ppo:missing.safetensors", 2, "missing.safetensors"),

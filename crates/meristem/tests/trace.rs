@@ -83,7 +83,7 @@ fn memory_is_printed_by_owner() {
 #[test]
 fn a_trace_that_cannot_be_written_is_found_before_the_training() {
     let m = Meristem::new();
-    let words = ["`trace`", "gone/run.json", "can be written"];
+    let words = ["`trace`", "gone/run.json", "a folder that exists"];
     m.fails(&format!("train {TINY} --run-dir run --trace gone/run.json"), 2, &words);
     assert!(!Path::new(&m.path("run")).exists());
     m.fails("bench host --trace gone/run.json", 2, &words);
@@ -97,19 +97,44 @@ fn a_run_that_fails_leaves_a_whole_trace() {
     assert!(!Read::file(&m.path("run.json")).of("launch").is_empty());
 }
 
-/// A file that is no trace would be lost: a configuration, weights, events.
+/// What a user names is never written over, an older trace no more than a configuration, weights or events.
 #[test]
-fn a_trace_replaces_nothing_but_a_trace() {
+fn results_replace_no_file() {
     let m = Meristem::new();
     std::fs::write(m.path("mine.toml"), "steps = 1\n").unwrap();
-    m.fails("train --config mine.toml --trace mine.toml", 2, &["trace", "something else"]);
-    assert_eq!(m.bytes("mine.toml"), b"steps = 1\n");
-    assert!(!m.path("runs").exists(), "nothing is left of a run that could not start");
-    for _ in 0..2 {
-        m.ok("bench host --host minimal --envs 1 --batch 8 --seconds 0.1 --trace t.json");
+    for flags in ["--trace mine.toml", "--export mine.toml", "--export a --trace a", "--export ."] {
+        let flag = flags.split_whitespace().rev().nth(1).unwrap().replace("--", "");
+        let words = [&format!("`{flag}`: got "), "expected "].map(|word| word.to_string());
+        m.fails(&format!("train --config mine.toml {flags}"), 2, &words.each_ref().map(|w| &**w));
     }
-    let before = m.bytes("t.json");
-    std::fs::create_dir(m.path("there")).unwrap();
-    m.fails("train --run-dir there --trace t.json", 2, &["exists"]);
-    assert_eq!(m.bytes("t.json"), before, "an older trace stays where the command is refused");
+    let bench = "bench host --host minimal --envs 1 --batch 8 --seconds 0.1 --trace t.json";
+    m.ok(bench);
+    let trace = m.bytes("t.json");
+    m.fails(bench, 2, &["`trace`: got t.json", "would be lost"]);
+    m.fails("train --run-dir there --trace t.json", 2, &["would be lost"]);
+    assert_eq!((m.bytes("t.json"), m.bytes("mine.toml")), (trace, b"steps = 1\n".into()));
+    assert_eq!(names(&m), ["mine.toml", "t.json"], "nothing is left of what could not start");
+}
+
+/// What is found to be wrong after the trace was opened takes it along.
+#[test]
+fn a_refused_command_leaves_no_trace() {
+    let m = Meristem::new();
+    std::fs::write(m.path("a.jsonl"), "{\"step\": 1, \"op\": \"JUMP\"}\n").unwrap();
+    let run = format!("train {TINY} --run-dir run --trace t.json");
+    m.fails(&format!("{run} --controller fixed:a.jsonl"), 2, &["JUMP"]);
+    m.fails(&format!("{run} --dataset arrays --data-root a.jsonl"), 1, &["a.jsonl"]);
+    m.ok(&format!("train {TINY} --run-dir run --quiet"));
+    let eval = "eval --weights run/weights/env-0.safetensors --trace t.json";
+    m.fails(&format!("{eval} --dataset arrays --data-root a.jsonl"), 1, &["a.jsonl"]);
+    assert_eq!(names(&m), ["a.jsonl", "run"]);
+}
+
+/// What is in the folder.
+fn names(m: &Meristem) -> Vec<String> {
+    let entries = std::fs::read_dir(m.folder.path()).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
 }

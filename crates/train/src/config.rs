@@ -315,6 +315,10 @@ impl TrainConfig {
             let expected = "ppo, the only one that starts from a `policy`";
             return Err(Error::value("controller", &self.controller, expected));
         }
+        if self.trace.is_some() && self.trace == self.export {
+            let got = self.trace.as_deref().unwrap_or(Path::new("")).display();
+            return Err(Error::value("trace", got, "another file than that of `export`"));
+        }
         ranks::check(self)?;
         if self.devices.len() != 1 && self.devices.len() != self.envs {
             let expected = format!("one device, or one for each of the {} envs", self.envs);

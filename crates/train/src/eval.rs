@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use meristem_data::{DatasetSpec, Residency, Split, cache};
+use meristem_data::{DatasetSpec, GatherBatches, Residency, Split, cache};
 use meristem_device::DeviceId;
 use meristem_grow::{BlueprintSet, HostSpec, Rules};
 use meristem_nn::{Isa, Network, NetworkOptions};
@@ -70,37 +70,64 @@ pub fn evaluate(config: &EvalConfig) -> Result<EvalReport> {
     }
     let isa = Isa::from_env().map_err(meristem_nn::Error::from)?;
     let trace = RunTrace::open(config.trace.as_deref())?;
-    let handle = trace.as_ref().map(RunTrace::trace);
-    let machine = Machine::open(&[config.device], config.threads, handle)?;
-    let span = machine.span(|| "eval");
-    let datasets = machine.load(&config.dataset, config.split, Residency::Resident)?;
-    let info = cache::files(&config.dataset)?.info()?;
-    let image = image_shape(&info);
-    let wanted = Wanted { host: spec.as_ref(), image: &image };
-    let blueprints = Arc::new(BlueprintSet::standard());
-    let host = weights.host(&wanted, &[], &blueprints, Rules::default())?;
-    let normalization = weights.normalization(image.channels)?;
-
-    let options = NetworkOptions { configs: 1, ..NetworkOptions::new(0, 0, isa, config.batch) };
-    let stream = &machine.streams()[0];
-    let mut network = Network::new(stream, Arc::new(host.graph()?), options)?;
-    weights.fill(&mut network)?;
-    network.set_alphas(&[host.alphas()])?;
-    let serving = Serving { batch: config.batch, subset: None, normalization };
-    for gather in &mut serving.gathers(&machine, &datasets)? {
-        gather.start_epoch(0)?;
-        for_each_batch(gather, |batch| Ok(network.eval_step(&batch.inputs, &batch.targets, 0)?))?;
-    }
-    let metrics = machine.read_metrics(&[network.metrics()])?;
-    drop(span);
+    let prepared = Evaluation::prepare(config, (&weights, spec.as_ref(), isa), trace.as_ref());
+    let result = RunTrace::unless_refused(trace, prepared)
+        .and_then(|(evaluation, trace)| evaluation.run(trace));
     cache::clear(|key| key.source == config.dataset.source);
-    let eval =
-        metrics.first().and_then(|metrics| metrics.eval.first()).copied().unwrap_or_default();
-    Ok(EvalReport {
-        loss: eval.loss().unwrap_or(f64::NAN),
-        accuracy: eval.accuracy().unwrap_or(f64::NAN),
-        samples: eval.samples,
-        memory: Some(MemorySummary::of(machine.devices())),
-        trace: trace.map(RunTrace::finish).transpose()?,
-    })
+    result
+}
+
+/// An evaluation that can start.
+struct Evaluation {
+    machine: Machine,
+    network: Network,
+    gathers: Vec<GatherBatches>,
+}
+
+impl Evaluation {
+    fn prepare(
+        config: &EvalConfig,
+        (weights, spec, isa): (&Weights, Option<&HostSpec>, Isa),
+        trace: Option<&RunTrace>,
+    ) -> Result<Self> {
+        let machine = Machine::open(&[config.device], config.threads, trace.map(RunTrace::trace))?;
+        let datasets = machine.load(&config.dataset, config.split, Residency::Resident)?;
+        let info = cache::files(&config.dataset)?.info()?;
+        let image = image_shape(&info);
+        let wanted = Wanted { host: spec, image: &image };
+        let blueprints = Arc::new(BlueprintSet::standard());
+        let host = weights.host(&wanted, &[], &blueprints, Rules::default())?;
+        let normalization = weights.normalization(image.channels)?;
+
+        let options = NetworkOptions { configs: 1, ..NetworkOptions::new(0, 0, isa, config.batch) };
+        let stream = &machine.streams()[0];
+        let mut network = Network::new(stream, Arc::new(host.graph()?), options)?;
+        weights.fill(&mut network)?;
+        network.set_alphas(&[host.alphas()])?;
+        let serving = Serving { batch: config.batch, subset: None, normalization };
+        let gathers = serving.gathers(&machine, &datasets)?;
+        Ok(Self { machine, network, gathers })
+    }
+
+    fn run(mut self, trace: Option<RunTrace>) -> Result<EvalReport> {
+        let Self { machine, network, gathers } = &mut self;
+        let span = machine.span(|| "eval");
+        for gather in gathers {
+            gather.start_epoch(0)?;
+            for_each_batch(gather, |batch| {
+                Ok(network.eval_step(&batch.inputs, &batch.targets, 0)?)
+            })?;
+        }
+        let metrics = machine.read_metrics(&[network.metrics()])?;
+        drop(span);
+        let eval =
+            metrics.first().and_then(|metrics| metrics.eval.first()).copied().unwrap_or_default();
+        Ok(EvalReport {
+            loss: eval.loss().unwrap_or(f64::NAN),
+            accuracy: eval.accuracy().unwrap_or(f64::NAN),
+            samples: eval.samples,
+            memory: Some(MemorySummary::of(machine.devices())),
+            trace: trace.map(RunTrace::finish).transpose()?,
+        })
+    }
 }

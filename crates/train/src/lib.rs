@@ -8,7 +8,7 @@
 //! - `episode`: steps of training, measuring and acting; `growth`: what happens to slots; `evaluate`: control and
 //!   test split; `counterfactuals`: what modules are worth; `governor`: what becomes of an env that fails;
 //!   `permitted`: what the hot path may do;
-//! - [`trace`]: what happened when, in a file for a viewer (H8);
+//! - `output`: the one rule for files that a user names; [`trace`]: what happened when, in a file for a viewer (H8);
 //! - [`study`]: controllers compared on the same hosts, with [`statistics`] of what they reach;
 //! - `run`: all rounds; [`summary`]: what is left of them; `weights`, [`eval`]: networks from and to files (U5).
 //!
@@ -44,6 +44,7 @@ mod governor;
 mod growth;
 mod keeper;
 mod observer;
+mod output;
 mod permitted;
 mod policy_file;
 mod preset;
@@ -62,6 +63,7 @@ pub use config::TrainConfig;
 pub use error::{Error, Result};
 pub use events::Event;
 pub use observer::{Observer, Silent};
+pub use output::check_output;
 pub use run::{ResumeOptions, resume, resume_with, run, run_with};
 pub use setup::dataset_spec;
 pub use study::{StudyConfig, compare};

@@ -22,6 +22,7 @@ use crate::events::{Event, RunStarted};
 use crate::fleet::{Fleet, Machine};
 use crate::keeper::Keeper;
 use crate::observer::{Journal, Observer};
+use crate::output::{check_folder, check_output};
 use crate::run_folder::{RunFolder, write_whole};
 use crate::settings::HotScopePolicy;
 use crate::setup::{Names, Setup, residency};
@@ -51,7 +52,7 @@ pub fn run_with(
 ) -> Result<Summary> {
     let started = Instant::now();
     let (config, names) = Names::of_new(config)?;
-    check_export(config.export.as_deref())?;
+    config.export.as_deref().map_or(Ok(()), |path| check_output("export", path))?;
     let folder = RunFolder::create(config.run_dir.as_deref(), &config.run_name())?;
     let trace = match RunTrace::open(config.trace.as_deref()) {
         Ok(trace) => trace,
@@ -64,8 +65,9 @@ pub fn run_with(
     let prepare =
         |folder: &RunFolder| Run::prepare(&config, names, blueprints, (folder, trace.as_ref()));
     let prepared = prepare_in(folder, &config, prepare);
-    let result = prepared
-        .and_then(|(run, folder)| run.finish(&folder, Begin::New(started), (observer, trace)));
+    let result = RunTrace::unless_refused(trace, prepared).and_then(|((run, folder), trace)| {
+        run.finish(&folder, Begin::New(started), (observer, trace))
+    });
     // The cache would keep the data, and with it the device, beyond this run.
     cache::clear(|key| key.source == source);
     result
@@ -120,7 +122,7 @@ pub struct ResumeOptions {
 ///
 /// # Errors
 /// [`Error::Resume`]: no run's folder, or another process writes there. [`Error::Checkpoint`]: the newest
-/// checkpoint is damaged, of another version, or of another run. As [`run`] otherwise. Nothing is overwritten
+/// checkpoint is damaged, or of another run. [`Error::CheckpointVersion`]. As [`run`] otherwise. Nothing is overwritten
 /// before the checkpoint was found to fit.
 pub fn resume(
     folder: &Path,
@@ -160,17 +162,21 @@ pub fn resume_with(
             Names::of_new(&config).map_err(|error| anew(path, &error))?
         }
     };
-    check_export(config.export.as_deref())?;
+    // A file that is there already is its own: it was stopped.
+    config.export.as_deref().map_or(Ok(()), |path| check_folder("export", path))?;
     let trace = RunTrace::open(config.trace.as_deref())?;
     let source = names.spec.source;
-    let result = (|| {
+    let prepare = || {
         let mut run = Run::prepare(&config, names, blueprints, (&folder, trace.as_ref()))?;
         let begin = match saved {
             Some((file, checkpoint)) => Begin::From(run.restore(&file, checkpoint)?),
             None => Begin::New(started),
         };
-        run.finish(&folder, begin, (observer, trace))
-    })();
+        Ok((run, begin))
+    };
+    let prepared = prepare();
+    let result = RunTrace::unless_refused(trace, prepared)
+        .and_then(|((run, begin), trace)| run.finish(&folder, begin, (observer, trace)));
     cache::clear(|key| key.source == source);
     result
 }
@@ -194,16 +200,6 @@ pub(crate) struct Middle {
     next: Position,
     envs: Vec<(EnvState, EnvTensors)>,
     events: EventsPosition,
-}
-
-/// Finds out before the training, not after it, that the weights could not be written.
-fn check_export(path: Option<&Path>) -> Result<()> {
-    let Some(path) = path else { return Ok(()) };
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    match parent.is_none_or(Path::is_dir) && !path.is_dir() {
-        true => Ok(()),
-        false => Err(Error::value("export", path.display(), "a file in a folder that exists")),
-    }
 }
 
 /// A run that can start.

@@ -1,16 +1,12 @@
 //! The trace of a command (H8): opened before anything else happens, ended with a report.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use meristem_device::{Error as DeviceError, Trace};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-
-/// How every trace begins.
-const TRACE_START: &[u8; 21] = b"{\"displayTimeUnit\":\"n";
+use crate::output::check_output;
 
 /// A trace that is being written to the file that a user named.
 #[derive(Debug)]
@@ -34,13 +30,10 @@ impl RunTrace {
     /// Begins the trace, if one was asked for. Whatever happens later, the file is whole.
     ///
     /// # Errors
-    /// A file that cannot be written, or that is there and is no trace: it would be lost.
+    /// As [`check_output`].
     pub fn open(path: Option<&Path>) -> Result<Option<Self>> {
         let Some(path) = path else { return Ok(None) };
-        if !is_free(path) {
-            let expected = "a new file, or a trace to replace: this one holds something else";
-            return Err(Error::value("trace", path.display(), expected));
-        }
+        check_output("trace", path)?;
         let trace = Trace::create(path).map_err(|error| {
             let why = match &error {
                 DeviceError::Trace { source, .. } => source.to_string(),
@@ -49,6 +42,29 @@ impl RunTrace {
             Error::value("trace", path.display(), format!("a file that can be written ({why})"))
         })?;
         Ok(Some(Self { trace, path: path.to_owned() }))
+    }
+
+    /// Goes on with what was prepared under a trace; if that was refused, the trace goes too.
+    ///
+    /// # Errors
+    /// Those of the preparation.
+    pub fn unless_refused<T, E>(
+        trace: Option<Self>,
+        prepared: Result<T, E>,
+    ) -> Result<(T, Option<Self>), E> {
+        match prepared {
+            Ok(prepared) => Ok((prepared, trace)),
+            Err(error) => {
+                trace.into_iter().for_each(Self::discard);
+                Err(error)
+            }
+        }
+    }
+
+    /// What cannot be removed stays: the error that brought us here is the one to report.
+    fn discard(self) {
+        let _ = self.trace.finish();
+        let _ = std::fs::remove_file(&self.path);
     }
 
     /// What devices are given.
@@ -63,17 +79,5 @@ impl RunTrace {
     pub fn finish(self) -> Result<TraceSummary> {
         let report = self.trace.finish()?;
         Ok(TraceSummary { path: self.path, events: report.events, dropped: report.dropped })
-    }
-}
-
-/// Whether nothing but a trace would be lost by writing to `path`.
-fn is_free(path: &Path) -> bool {
-    let mut start = [0; TRACE_START.len()];
-    let read = |mut file: File| file.read(&mut start);
-    match path.metadata() {
-        Ok(meta) if meta.is_file() && meta.len() > 0 => {
-            File::open(path).and_then(read).is_ok() && start == *TRACE_START
-        }
-        _ => true,
     }
 }

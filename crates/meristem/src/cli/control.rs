@@ -35,7 +35,7 @@ pub(crate) struct ControlEvalArguments {
     /// Number of seeds: --seed, and those that follow it
     #[arg(long, value_name = "N", default_value_t = 5, help_heading = "Comparison")]
     pub(crate) seeds: usize,
-    /// Draw accuracy against parameters into this file, .svg or .png
+    /// Draw accuracy against parameters into this file, .svg or .png; must not exist
     #[arg(long, value_name = "FILE", help_heading = "Comparison")]
     pub(crate) plot: Option<PlotFile>,
     /// Keep every run, and study.json, in this folder; must not exist [default: runs are thrown away]

@@ -63,7 +63,7 @@ pub(crate) enum Command {
 /// A look inside.
 #[derive(Debug, Args)]
 pub(crate) struct InsightArguments {
-    /// Write what happened when, for ui.perfetto.dev or chrome://tracing
+    /// Write what happened when, for ui.perfetto.dev or chrome://tracing; must not exist
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
     /// Print who used how much device memory

@@ -34,7 +34,7 @@ pub(crate) struct TrainArguments {
     /// One line per batch and env with its loss
     #[arg(long, help_heading = "Run")]
     log_batches: bool,
-    /// Write what happened when, for ui.perfetto.dev or chrome://tracing
+    /// Write what happened when, for ui.perfetto.dev or chrome://tracing; must not exist
     #[arg(long, value_name = "FILE", help_heading = "Run")]
     trace: Option<PathBuf>,
     /// Print who used how much device memory
@@ -58,7 +58,7 @@ pub(crate) struct TrainArguments {
     exchange: Option<ExchangeKind>,
     #[command(flatten)]
     pub(crate) settings: SettingArguments,
-    /// Write the best env's weights here too
+    /// Write the best env's weights here too; must not exist
     #[arg(long, value_name = "FILE", help_heading = "Hosts")]
     export: Option<PathBuf>,
 }

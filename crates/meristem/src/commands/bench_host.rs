@@ -54,11 +54,9 @@ pub(crate) fn run(arguments: &BenchHostArguments) -> Outcome {
     let spec: HostSpec = arguments.host.parse().map_err(grow::Error::from)?;
     let (image, _) = (image_shape(), spec.check().map_err(grow::Error::from)?);
     let trace = RunTrace::open(arguments.insight.trace.as_deref())?;
-    let handle = trace.as_ref().map(RunTrace::trace);
-    let options =
-        DeviceOptions { threads: arguments.threads, trace: handle, ..DeviceOptions::default() };
-    let device = Device::open(DeviceId::Cpu, &options)?;
-    let mut bench = Bench::new(arguments, &device, &spec)?;
+    let prepared = Bench::new(arguments, &spec, trace.as_ref());
+    let (mut bench, trace) = RunTrace::unless_refused(trace, prepared)?;
+    let device = bench.device.clone();
     let batches = bench.warm_up()?;
     let mut rates = vec![];
     let started = Instant::now();
@@ -141,9 +139,13 @@ struct Bench {
 impl Bench {
     fn new(
         arguments: &BenchHostArguments,
-        device: &Device,
         spec: &HostSpec,
+        trace: Option<&RunTrace>,
     ) -> Result<Self, Failure> {
+        let trace = trace.map(RunTrace::trace);
+        let options =
+            DeviceOptions { threads: arguments.threads, trace, ..DeviceOptions::default() };
+        let device = Device::open(DeviceId::Cpu, &options)?;
         let isa = Isa::from_env().map_err(nn::Error::from)?;
         let graph = Arc::new(host_graph(spec, &image_shape(), HOST_SGD)?);
         let streams: Vec<_> =
@@ -159,10 +161,10 @@ impl Bench {
         };
         let gather = GatherBatches::new(
             &config,
-            &[synthetic::dataset(device, synthetic::IMAGES)?],
+            &[synthetic::dataset(&device, synthetic::IMAGES)?],
             &streams,
         )?;
-        Ok(Self { device: device.clone(), gather, networks, isa, epoch: 0 })
+        Ok(Self { device, gather, networks, isa, epoch: 0 })
     }
 
     /// Trains until the time is up, and returns how many batches of every env take about a [`BLOCK`].

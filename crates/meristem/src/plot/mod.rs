@@ -4,9 +4,10 @@ mod draw;
 mod png;
 mod svg;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 
+use meristem::train::check_output;
 use meristem::train::run_folder::write_whole;
 use meristem::train::settings::BadValue;
 use meristem::train::study::Study;
@@ -79,12 +80,7 @@ impl FromStr for PlotFile {
 impl PlotFile {
     /// Finds out before the work whether the file could be written.
     pub(crate) fn check(&self) -> Result<(), Failure> {
-        let parent = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        if parent.is_none_or(Path::is_dir) && !self.path.is_dir() {
-            return Ok(());
-        }
-        let message = format!("--plot: {} cannot be a file", self.path.display());
-        Err(Failure::usage(message, "give a file in a folder that exists"))
+        Ok(check_output("plot", &self.path)?)
     }
 
     /// Draws the study, if there is anything in it.

@@ -1,0 +1,74 @@
+//! The one rule for every file that a user has a result written to: nothing that is there is lost, and a file that
+//! could not be written is found out before the work, not after it.
+
+use std::io;
+use std::path::Path;
+
+use crate::error::{Error, Result};
+
+/// Whether the result that the setting `key` asks for can be written to `path`. Leaves nothing there.
+///
+/// # Errors
+/// [`Error::Value`]: something is there already (an empty file may be), or no file can be made there.
+pub fn check_output(key: &str, path: &Path) -> Result<()> {
+    let refuse = |expected: &str| Err(Error::value(key, path.display(), expected));
+    match path.metadata() {
+        Ok(there) if there.is_dir() || there.is_file() && there.len() == 0 => {}
+        Ok(_) => return refuse("a new file: what is there would be lost"),
+        Err(_) => {}
+    }
+    if path.file_name().is_none() {
+        return refuse("the name of a file");
+    }
+    check_folder(key, path)
+}
+
+/// Whether files can be made where `path` is to be written.
+///
+/// # Errors
+/// [`Error::Value`]: they cannot.
+pub(crate) fn check_folder(key: &str, path: &Path) -> Result<()> {
+    if path.is_dir() {
+        return Err(Error::value(key, path.display(), "a file, which this is not"));
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    // It has no name, and is gone with its handle.
+    tempfile::tempfile_in(folder.unwrap_or(Path::new("."))).map(drop).map_err(|error| {
+        let expected = match error.kind() {
+            io::ErrorKind::NotFound => "a file in a folder that exists".into(),
+            _ => format!("a file that can be written ({error})"),
+        };
+        Error::value(key, path.display(), expected)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_new_file_where_files_can_be_is_right() {
+        let base = tempfile::tempdir().unwrap();
+        let path = |name: &str| base.path().join(name);
+        std::fs::write(path("empty"), "").unwrap();
+        std::fs::write(path("full"), "x").unwrap();
+        std::fs::create_dir(path("folder")).unwrap();
+        let check = |name: &str| check_output("plot", &path(name)).map_err(|e| e.to_string());
+        assert_eq!((check("new"), check("empty")), (Ok(()), Ok(())));
+        for (name, words) in [
+            ("full", "would be lost"),
+            ("folder", "which this is not"),
+            ("none/file", "folder that exists"),
+            ("full/file", "can be written"),
+            ("none/..", "name of a file"),
+        ] {
+            let error = check(name).unwrap_err();
+            assert!(error.contains("`plot`") && error.contains(words), "{name}: {error}");
+        }
+        assert!(
+            check_folder("export", &path("full")).is_ok(),
+            "a resumed run writes its own again"
+        );
+        assert_eq!(std::fs::read_dir(base.path()).unwrap().count(), 3);
+    }
+}
