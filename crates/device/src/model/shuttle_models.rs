@@ -70,6 +70,61 @@ fn accesses_keep_their_order() {
     }
 }
 
+/// `hazard`: of two accesses on one stream the later one is waited for.
+#[test]
+fn work_waits_for_the_last_of_its_inputs() {
+    check(3000, || {
+        let device = device(2, None);
+        let (a, b) = (device.stream("a"), device.stream("b"));
+        let (x, y, out) = (tensor(&a), tensor(&a), tensor(&b));
+        let (x_there, y_there) = (x.on(&b).unwrap(), y.on(&b).unwrap());
+        set(&a, &x, 7);
+        set(&a, &y, 8);
+        let add = |args: &mut Args<'_>| {
+            let sum = args.read::<u32>(0).iter().zip(args.read::<u32>(1)).map(|(x, y)| x + y);
+            let sum: Vec<u32> = sum.collect();
+            args.write::<u32>(2).copy_from_slice(&sum);
+        };
+        b.launch("add").read(&x_there).read(&y_there).write(&out).run(add).unwrap();
+        assert_eq!(out.to_vec::<u32>().unwrap(), [15; 4]);
+    });
+}
+
+/// `queue`: a stream that was parked is where its waker put it, and goes on.
+#[test]
+fn a_stream_that_was_parked_goes_on() {
+    check(20_000, || {
+        let device = device(2, None);
+        let (a, b) = (device.stream("a"), device.stream("b"));
+        a.launch("first").run(|_| {}).unwrap();
+        b.wait(&a.record()).unwrap();
+        b.synchronize().unwrap();
+        b.launch("second").run(|_| {}).unwrap();
+        b.synchronize().unwrap();
+    });
+}
+
+/// `submit`: what is noted of a launch is its own place in the queue, whoever else submits to the
+/// same stream meanwhile.
+#[test]
+fn two_host_threads_submit_to_one_stream() {
+    check(3000, || {
+        let device = device(2, None);
+        let shared = device.stream("shared");
+        let hosts = [0, 1].map(|host| {
+            let (shared, own) = (shared.clone(), device.stream("own"));
+            thread::spawn(move || {
+                let (x, out) = (tensor(&shared), tensor(&own));
+                let there = x.on(&own).unwrap();
+                set(&shared, &x, host + 7);
+                copy(&own, &there, &out);
+                assert_eq!(out.to_vec::<u32>().unwrap(), [host + 7; 4]);
+            })
+        });
+        hosts.into_iter().for_each(|host| host.join().unwrap());
+    });
+}
+
 /// `pool`: so do those of storages that had the block one after the other.
 #[test]
 fn accesses_to_reused_memory_keep_their_order() {
@@ -150,6 +205,28 @@ fn everything_submitted_runs() {
     check(4000, || everything_runs(2));
 }
 
+/// `executor`: the workers of a device stay for a stream that waits for another device, though all
+/// handles are gone.
+#[test]
+fn workers_stay_for_a_parked_stream() {
+    check(4000, || {
+        let runs = Arc::new(AtomicUsize::new(0));
+        {
+            let (near, far) = (device(1, None), device(1, None));
+            let (a, b) = (near.stream("a"), far.stream("b"));
+            a.launch("yield").run(|_| thread::yield_now()).unwrap();
+            b.wait(&a.record()).unwrap();
+            let counted = runs.clone();
+            let count = move |_: &mut Args<'_>| {
+                counted.fetch_add(1, Ordering::SeqCst);
+            };
+            b.launch("count").run(count).unwrap();
+            drop((far, b));
+            assert_eq!(runs.load(Ordering::SeqCst), 1);
+        }
+    });
+}
+
 /// `executor`: as many streams run side by side as there are workers; a sleeping one is woken.
 #[test]
 fn ready_streams_use_all_workers() {
@@ -225,12 +302,18 @@ fn a_wait_ends_with_its_own_command() {
     });
 }
 
-/// `queue`: a host thread that found the queue full goes on.
+/// `queue`, `submit`: a host thread that found the queue full goes on, and is in nobody's way: a
+/// kernel may submit meanwhile.
 #[test]
 fn a_full_queue_makes_room() {
     check(40, || {
         let device = device(1, None);
-        let stream = device.stream("s");
+        let (stream, side) = (device.stream("s"), device.stream("side"));
+        for _ in 0..2 {
+            let side = side.clone();
+            let submits = move |_: &mut Args<'_>| side.launch("n").run(|_| {}).unwrap();
+            stream.launch("submits").run(submits).unwrap();
+        }
         let fill = |stream: Stream| {
             move || (0..CAPACITY * 2 / 3).for_each(|_| stream.launch("n").run(|_| {}).unwrap())
         };
