@@ -8,7 +8,7 @@ use crate::number::{is_number, with_number};
 use crate::sparse::sum::{Keep, Sparse, SparseSum};
 use crate::transport::Reduction;
 use meristem_device::{DType, Owner, Stream, Tensor};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// How gradients are exchanged. The same on all ranks.
 #[derive(Debug, Clone, PartialEq)]
@@ -121,6 +121,12 @@ impl Exchange {
             let expected = "at least one".to_owned();
             return Err(Error::BadArgument { operation, argument, expected, got });
         };
+        let mut names = BTreeSet::new();
+        if let Some((name, _)) = gradients.iter().find(|(name, _)| !names.insert(*name)) {
+            let (argument, got) = ("gradients", format!("two named `{name}`"));
+            let expected = "names of their own, by which what is kept is known".to_owned();
+            return Err(Error::BadArgument { operation, argument, expected, got });
+        }
         let stream = first.stream().clone();
         let parameters = gradients.iter().map(|(name, tensor)| Parameter {
             name: (*name).to_owned(),
@@ -236,7 +242,11 @@ impl Exchange {
     /// # Errors
     /// [`Error::BadArgument`] if a parameter has another number of bytes now; [`Error::Device`].
     pub fn import(&mut self, comm: &Communicator, state: &ExchangeState) -> Result<()> {
+        self.step = state.step;
+        let density = self.density();
         for bucket in &mut self.buckets {
+            // The algorithm of the next step, whose thresholds and regions may be among what was kept.
+            bucket.pick(&self.options, density, comm.size());
             let Some(sparse) = &mut bucket.sparse else { continue };
             for &(parameter, start) in &bucket.members {
                 let Parameter { name, len, .. } = &self.parameters[parameter];
@@ -254,7 +264,6 @@ impl Exchange {
                 sparse.import_split(comm, &kept.split)?;
             }
         }
-        self.step = state.step;
         Ok(())
     }
 

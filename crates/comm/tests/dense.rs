@@ -110,6 +110,21 @@ fn against_an_f64_oracle() {
     }
 }
 
+/// A rank alone copies, to another window of the same memory as well.
+#[test]
+fn out_of_place_within_one_storage() {
+    for n in [1, 2] {
+        ranks(n, |mut comm, stream| {
+            let whole = upload(stream, &[1.0f32, 2.0, 3.0, 4.0, 0.0, 0.0, 0.0, 0.0]);
+            let (input, output) = (whole.view(0, [4]).unwrap(), whole.view(4, [4]).unwrap());
+            let (input, output, order) = (&input, &output, Order::Rank);
+            comm.all_reduce_with(&Sum { input, output, reduction: Reduction::Mean, order })
+                .unwrap();
+            assert_eq!(whole.to_vec::<f32>().unwrap(), [1.0, 2.0, 3.0, 4.0, 1.0, 2.0, 3.0, 4.0]);
+        });
+    }
+}
+
 /// Windows that start in the middle of a line, and that overlap nothing of the others.
 #[test]
 fn unaligned_views_and_bytes_on_the_wire() {

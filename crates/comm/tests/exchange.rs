@@ -116,6 +116,26 @@ fn what_is_kept_goes_through_a_checkpoint() {
     }
 }
 
+/// The same where the measured choice is Ok-Topk, whose thresholds and regions are kept, too.
+#[test]
+fn a_measured_choice_goes_through_a_checkpoint() {
+    let options = options(Method::Auto);
+    ranks(8, |mut comm, stream| {
+        let mut whole = made(&options, stream, &MODEL).unwrap();
+        let expected: Vec<_> = (0..6).map(|at| step(&mut whole, &mut comm, stream, at)).collect();
+        let mut first = made(&options, stream, &MODEL).unwrap();
+        (0..3).for_each(|at| drop(step(&mut first, &mut comm, stream, at)));
+        let state = first.export().unwrap();
+        assert!(state.kept.values().any(|kept| !kept.split.is_empty()), "it chose Ok-Topk");
+        let mut second = made(&options, stream, &MODEL).unwrap();
+        second.import(&comm, &state).unwrap();
+        assert_eq!(second.export().unwrap(), state);
+        for (at, expected) in expected.iter().enumerate().skip(3) {
+            assert_eq!(step(&mut second, &mut comm, stream, at), *expected, "{at}");
+        }
+    });
+}
+
 /// What is prepared is neither seen in the result nor made again.
 #[test]
 fn a_prepared_exchange_only_launches() {
@@ -210,6 +230,9 @@ fn bad_options_and_gradients_are_refused_by_name() {
             assert!(error.contains("density"), "{error}");
         }
         assert!(made(&options(Method::Auto), stream, &[]).is_err());
+        let twice = made(&options(Method::Auto), stream, &[("a", 7), ("b", 7), ("a", 7)]);
+        let error = twice.err().unwrap().to_string();
+        assert!(error.contains("two named `a`"), "{error}");
         let mut exchange = made(&options(Method::Auto), stream, &MODEL).unwrap();
         let tensors = gradients(stream, 0, 0, &MODEL);
         let mut wrong: Vec<&Tensor> = tensors.iter().collect();

@@ -401,3 +401,25 @@ fn a_k_that_grows_gets_new_memory() {
     let error = sum.run(&mut comm, (&x, &x), 5, Reduction::Sum).unwrap_err().to_string();
     assert!(error.contains("k must be at most 4"), "{error}");
 }
+
+/// Memory is of one place in one group: in another group, with the same k, it is made anew.
+#[test]
+fn a_sum_goes_on_in_another_group() {
+    for sparse in [Sparse::TopK, Sparse::GTopK, Sparse::OkTopK { refresh: 2 }] {
+        ranks(4, |mut comm, stream| {
+            let me = comm.rank();
+            let mut pair = comm.split(me as u64 % 2, me as u64).unwrap();
+            let x = upload(stream, &noise(400, me, 0));
+            let sums = |sum: &mut SparseSum, comm: &mut Communicator| {
+                let y = Tensor::zeros(stream, [400], DType::F32, Owner::Other).unwrap();
+                sum.run(comm, (&x, &y), 20, Reduction::Sum).unwrap();
+                bits(&y.to_vec::<f32>().unwrap())
+            };
+            let new = || SparseSum::new(&x, sparse, Keep::Nothing).unwrap();
+            let expected = [sums(&mut new(), &mut comm), sums(&mut new(), &mut pair)];
+            let mut sum = new();
+            let first = sums(&mut sum, &mut comm);
+            assert_eq!([first, sums(&mut sum, &mut pair)], expected, "{sparse:?}");
+        });
+    }
+}

@@ -76,9 +76,11 @@ pub struct SparseSum {
     work: Option<Work>,
 }
 
-/// Memory for one k.
+/// Memory for one k, and one place in a group.
 struct Work {
     k: usize,
+    rank: usize,
+    ranks: usize,
     candidates: Lists,
     buffers: Buffers,
 }
@@ -164,7 +166,7 @@ impl SparseSum {
     /// Sums or averages the k largest elements of all ranks' `input`, plus what was kept, into
     /// `output`, which may be the same tensor. The same bits on all ranks.
     ///
-    /// The first call with a k, and the first with a larger one, allocate; others do not.
+    /// A call allocates where k, or this rank's place in its group, is not that of the call before; others do not.
     ///
     /// # Errors
     /// As [`Communicator::all_reduce_with`], and for more picks than elements.
@@ -207,10 +209,12 @@ impl SparseSum {
         feedback.map_or(Ok(()), |feedback| feedback.clear(&sent))
     }
 
-    /// Makes the memory for a k. A smaller one than before gets memory of its own, too: lists have
-    /// exactly k entries.
+    /// Makes the memory for a k and a group. A smaller k than before gets memory of its own, too: lists
+    /// have exactly k entries.
     pub(crate) fn prepare(&mut self, comm: &Communicator, k: usize) -> Result<()> {
-        if self.work.as_ref().is_some_and(|work| work.k == k) {
+        let (rank, ranks) = (comm.rank(), comm.size());
+        let fits = |work: &Work| (work.k, work.rank, work.ranks) == (k, rank, ranks);
+        if self.work.as_ref().is_some_and(fits) {
             return Ok(());
         }
         self.work = None;
@@ -226,7 +230,7 @@ impl SparseSum {
         };
         let room = candidates_len(self.len, k);
         let candidates = Lists::new(stream, dtype, 1, room)?;
-        self.work = Some(Work { k, candidates, buffers });
+        self.work = Some(Work { k, rank, ranks, candidates, buffers });
         Ok(())
     }
 
