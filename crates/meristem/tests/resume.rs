@@ -88,6 +88,15 @@ fn assert_same(got: &Outcome, expected: &Outcome, context: &str) {
     assert_eq!(got.rounds, expected.rounds, "{context}");
 }
 
+/// A configuration as runs wrote it down before the governor's rules were settings.
+fn without_governor(config: &Path) {
+    let text = fs::read_to_string(config).unwrap();
+    let older = text.lines().filter(|line| !line.starts_with("governor_"));
+    let older: String = older.flat_map(|line| [line, "\n"]).collect();
+    assert!(older.len() < text.len());
+    fs::write(config, older).unwrap();
+}
+
 /// Kills at a moment of a run: when so many events are written, or while a checkpoint is being written.
 #[derive(Clone, Copy, Debug)]
 enum Moment {
@@ -235,6 +244,7 @@ fn a_run_from_a_policy_resumes_without_its_file() {
     let lines = m.events("whole").len();
     assert!(killed_at(&m, &format!("{from} --run-dir cut"), "cut", Moment::Events(lines / 2)));
     fs::rename(m.path("first"), m.path("elsewhere")).unwrap();
+    without_governor(&m.path("cut/config.toml"));
     m.ok("train --resume cut --quiet");
     assert_same(&outcome(&m, "cut"), &outcome(&m, "whole"), "from a policy");
     assert!(m.bytes("cut/policy.safetensors") == m.bytes("whole/policy.safetensors"));
@@ -251,7 +261,7 @@ fn what_cannot_be_resumed_is_said_and_left_alone() {
     fs::create_dir(m.path("empty")).unwrap();
     m.fails("train --resume empty", 2, &["config.toml"]);
     m.fails("train --resume empty --seed 3", 2, &["own settings"]);
-    let mut child = background(&m, "--run-dir run --steps 100000");
+    let mut child = background(&m, "--run-dir run --steps 100000 --governor-penalty -9");
     wait_for("two checkpoints", || {
         fs::read_dir(m.path("run/checkpoints")).is_ok_and(|files| files.count() >= 2)
     });
@@ -280,6 +290,10 @@ fn what_cannot_be_resumed_is_said_and_left_alone() {
     m.fails(resume, 1, &[&name, "another run", "seed = 42"]);
     fs::write(m.path("run/config.toml"), config.replace("minimal", "baseline")).unwrap();
     m.fails(resume, 1, &[&name, "another run", "minimal"]);
+    fs::write(m.path("run/config.toml"), &config).unwrap();
+    // Lost settings of the governor are the defaults, and so may be another run's; an old run has no others.
+    without_governor(&m.path("run/config.toml"));
+    m.fails(resume, 1, &[&name, "another run", "governor_penalty = -9.0"]);
     fs::write(m.path("run/config.toml"), &config).unwrap();
     // A damaged configuration is not the checkpoints' fault, and starts nothing.
     let part: String = config.lines().take(5).map(|line| format!("{line}\n")).collect();

@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use meristem_control::{PpoConfig, RewardMode};
+use meristem_control::{GovernorConfig, PpoConfig, RewardMode};
 use meristem_grow::Tempo;
 use serde::{Deserialize, Serialize};
 
@@ -153,6 +153,24 @@ settings! {
     plateau_gain: f64,
     /// How long a module is blended in: fast (3 steps), standard (5) or slow (8).
     tempo: Tempo,
+    /// A loss this close to ln(classes), as a share of it, is that of guessing.
+    governor_collapse_width: f64,
+    /// An env has learned once its mean loss is below this share of ln(classes); guessing is a failure from then on.
+    governor_learned_share: f64,
+    /// The loss of a spike is above this.
+    governor_spike_loss: f64,
+    /// The loss of a spike is also so many standard deviations above the running mean.
+    governor_spike_sigmas: f64,
+    /// The loss of a spike is also so many times the running mean.
+    governor_spike_factor: f64,
+    /// So many spikes in a row are a failure.
+    governor_spike_patience: u32,
+    /// Steps between the snapshots that an env which has failed goes back to.
+    governor_snapshot_steps: u32,
+    /// So many failures of an env with no snapshot between them end the run.
+    governor_failures_max: u32,
+    /// What a failure adds to the reward of the action that is to blame.
+    governor_penalty: f64,
     /// Report every batch's loss.
     log_batches: bool,
     /// Copies, waits and allocations on the hot path: off (count them), warn, or deny (end the run).
@@ -230,7 +248,8 @@ impl TrainConfig {
     pub(crate) fn identity(&self) -> String {
         let (threads, checkpoint_every, export) = (0, 0, None);
         let hot_scope = HotScopePolicy::default();
-        Self { threads, checkpoint_every, export, hot_scope, ..self.clone() }.resolved_toml()
+        let written = Self { threads, checkpoint_every, export, hot_scope, ..self.clone() };
+        as_older_runs_have_it(&written.resolved_toml())
     }
 
     /// Settings of the policy.
@@ -252,8 +271,29 @@ impl TrainConfig {
         }
     }
 
-    /// Checks every number against its range.
+    /// The governor's rules.
+    pub(crate) fn governor(&self) -> GovernorConfig {
+        GovernorConfig {
+            collapse_width: self.governor_collapse_width,
+            learned_share: self.governor_learned_share,
+            spike_loss: self.governor_spike_loss,
+            spike_sigmas: self.governor_spike_sigmas,
+            spike_factor: self.governor_spike_factor,
+            spike_patience: self.governor_spike_patience,
+            snapshot_steps: self.governor_snapshot_steps,
+            failures_max: self.governor_failures_max,
+            penalty: self.governor_penalty,
+        }
+    }
+
+    /// Checks every number against its range, and what settings say together.
     pub(crate) fn validate(&self) -> Result<()> {
+        self.validate_whole()?;
+        self.validate_real()?;
+        self.validate_together()
+    }
+
+    fn validate_whole(&self) -> Result<()> {
         let whole = [
             ("envs", self.envs, 1, 4096),
             ("threads", self.threads, 0, 1024),
@@ -268,6 +308,9 @@ impl TrainConfig {
             ("max-modules", self.max_modules, 0, 64),
             ("min-training-steps", self.min_training_steps as usize, 1, 1_000_000),
             ("plateau-steps", self.plateau_steps, 1, 1_000_000),
+            ("governor-spike-patience", self.governor_spike_patience as usize, 1, 1_000_000),
+            ("governor-snapshot-steps", self.governor_snapshot_steps as usize, 1, 1_000_000),
+            ("governor-failures-max", self.governor_failures_max as usize, 1, 1_000_000),
             ("checkpoint-every", self.checkpoint_every, 0, 1_000_000),
             ("data-budget", self.data_budget.map_or(1, |b| b.0), 1, usize::MAX),
         ];
@@ -281,9 +324,13 @@ impl TrainConfig {
             }
         }
         // TOML, in which the run is written down, has signed integers.
-        if i64::try_from(self.seed).is_err() {
-            return Err(Error::value("seed", self.seed, format!("0 to {}", i64::MAX)));
+        match i64::try_from(self.seed) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(Error::value("seed", self.seed, format!("0 to {}", i64::MAX))),
         }
+    }
+
+    fn validate_real(&self) -> Result<()> {
         let real = [
             ("lr", f64::from(self.lr), 0.0, 1e6),
             ("momentum", f64::from(self.momentum), 0.0, 0.999_999),
@@ -301,12 +348,22 @@ impl TrainConfig {
             ("ppo-entropy-weight", f64::from(self.ppo_entropy_weight), 0.0, 1e6),
             ("ppo-target-kl", self.ppo_target_kl, 1e-9, 1e6),
             ("ppo-advantage-std-floor", self.ppo_advantage_std_floor, 1e-9, 1e6),
+            ("governor-collapse-width", self.governor_collapse_width, 0.0, 1.0),
+            ("governor-learned-share", self.governor_learned_share, 0.0, 1.0),
+            ("governor-spike-loss", self.governor_spike_loss, 0.0, 1e9),
+            ("governor-spike-sigmas", self.governor_spike_sigmas, 0.0, 1e9),
+            ("governor-spike-factor", self.governor_spike_factor, 0.0, 1e9),
+            ("governor-penalty", self.governor_penalty, -1e6, 0.0),
         ];
         for (key, got, low, high) in real {
             if !(low..=high).contains(&got) {
                 return Err(Error::value(key, got, format!("{low} to {high}")));
             }
         }
+        Ok(())
+    }
+
+    fn validate_together(&self) -> Result<()> {
         if self.controller != ControllerKind::None && self.control_share() == 0.0 {
             let expected = "above 0: the controller judges modules on the control split";
             return Err(Error::value("control-split", 0, expected));
@@ -326,6 +383,17 @@ impl TrainConfig {
         }
         Ok(())
     }
+}
+
+/// What the names of settings begin with that the files of older runs lack. These ran with the defaults.
+const LATER: [&str; 1] = ["governor_"];
+
+/// A resolved configuration without the later settings that have their defaults.
+pub(crate) fn as_older_runs_have_it(toml: &str) -> String {
+    let defaults = preset::base(Preset::default(), ControllerKind::default()).resolved_toml();
+    let later = |line: &&str| LATER.iter().any(|name| line.starts_with(name));
+    let defaults: Vec<&str> = defaults.lines().filter(later).collect();
+    toml.lines().filter(|line| !defaults.contains(line)).flat_map(|line| [line, "\n"]).collect()
 }
 
 #[cfg(test)]
@@ -373,11 +441,28 @@ mod tests {
             (Layer { ppo_gamma: Some(1.5), ..Layer::default() }, "ppo-gamma"),
             (Layer { ppo_clip: Some(0.0), ..Layer::default() }, "ppo-clip"),
             (Layer { ppo_lr: Some(f32::INFINITY), ..Layer::default() }, "ppo-lr"),
+            (Layer { governor_penalty: Some(1.0), ..Layer::default() }, "governor-penalty"),
+            (Layer { governor_failures_max: Some(0), ..Layer::default() }, "governor-failures-max"),
             (Layer { ppo_epochs: Some(0), ..Layer::default() }, "ppo-epochs"),
         ];
         for (layer, key) in bad {
             let message = resolve(Layer::default(), layer).unwrap_err().to_string();
             assert!(message.contains(key), "{message}");
+        }
+    }
+
+    /// A run from before a setting came into being has its default, whatever its files lack.
+    #[test]
+    fn later_settings_are_told_where_they_are_not_the_default() {
+        for preset in [Preset::Default, Preset::Quick] {
+            let of = |flags| resolve(Layer::default(), Layer { preset: Some(preset), ..flags });
+            let before = of(Layer::default()).unwrap();
+            assert!(before.resolved_toml().contains("\ngovernor_penalty = -10.0\n"));
+            assert!(!before.identity().contains("governor"), "{}", before.identity());
+            let other = of(Layer { governor_penalty: Some(-5.0), ..Layer::default() }).unwrap();
+            let told = other.identity();
+            let lines: Vec<&str> = told.lines().filter(|l| l.contains("governor")).collect();
+            assert_eq!(lines, ["governor_penalty = -5.0"]);
         }
     }
 

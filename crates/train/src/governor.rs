@@ -14,10 +14,11 @@
 //! if none did, its last transition. It bears the penalty, and the trajectory ends before this step as a termination.
 //! In an episode's first step there is no transition: nothing is ended or punished then.
 //!
-//! **Snapshots** lie on the env's device. One is taken as the episode begins, then every five steps and after each
+//! **Snapshots** lie on the env's device. One is taken as the episode begins, then every so many steps and after each
 //! fossilize, so that it always has the fossilized modules of its env; in a step that failed, or whose loss was a
 //! spike, only a fossilize is a reason for one. Failures with no snapshot between them say that going back is no
-//! help: the third ends the run, and so does an episode of nothing but failures.
+//! help: the last that is allowed ends the run (the other envs with it: what cannot be trained is for the user to mend,
+//! and a policy learns from all envs or from none), and so does an episode of nothing but failures.
 
 use meristem_control::{Failure, GovernorConfig, Vitals};
 use meristem_grow::StageChange;
@@ -89,7 +90,7 @@ impl Episode<'_, '_> {
     /// # Errors
     /// [`Error::Diverged`]: going back is no help. A failed device.
     pub(crate) fn govern(&mut self, envs: &mut [Env], when: When) -> Result<()> {
-        let rules = self.setup.governor();
+        let rules = self.setup.config.governor();
         let mut restored = vec![];
         for env in envs.iter_mut() {
             let loss = env.vital_loss();
@@ -146,7 +147,7 @@ impl Episode<'_, '_> {
     /// # Errors
     /// Memory, a failed device.
     pub(crate) fn keep(&mut self, envs: &mut [Env], When { step, .. }: When) -> Result<()> {
-        let rules = self.setup.governor();
+        let rules = self.setup.config.governor();
         let mut due: Vec<&mut Env> = vec![];
         for env in envs {
             if env.has_changed() {

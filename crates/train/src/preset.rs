@@ -1,6 +1,6 @@
 //! The presets: named starting points of a configuration.
 
-use meristem_control::{PpoConfig, RewardMode};
+use meristem_control::{GovernorConfig, PpoConfig, RewardMode};
 use meristem_grow::Tempo;
 
 use crate::config::TrainConfig;
@@ -46,7 +46,7 @@ pub(crate) fn policy_width(preset: Preset) -> usize {
 
 /// Four small hosts on the embedded data: about a minute on two cores (U1).
 fn default() -> TrainConfig {
-    let ppo = PpoConfig::default();
+    let (ppo, governor) = (PpoConfig::default(), GovernorConfig::default());
     TrainConfig {
         preset: Preset::Default,
         name: None,
@@ -100,6 +100,15 @@ fn default() -> TrainConfig {
         plateau_steps: 3,
         plateau_gain: 0.5,
         tempo: Tempo::Standard,
+        governor_collapse_width: governor.collapse_width,
+        governor_learned_share: governor.learned_share,
+        governor_spike_loss: governor.spike_loss,
+        governor_spike_sigmas: governor.spike_sigmas,
+        governor_spike_factor: governor.spike_factor,
+        governor_spike_patience: governor.spike_patience,
+        governor_snapshot_steps: governor.snapshot_steps,
+        governor_failures_max: governor.failures_max,
+        governor_penalty: governor.penalty,
         log_batches: false,
         hot_scope: HotScopePolicy::default(),
         checkpoint_every: 10,

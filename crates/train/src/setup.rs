@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use meristem_control::{GovernorConfig, RewardConfig};
+use meristem_control::RewardConfig;
 use meristem_data::{Augment, DatasetInfo, DatasetSpec, Residency, Source};
 use meristem_device::{DeviceId, Stream};
 use meristem_grow::{
@@ -35,7 +35,7 @@ pub(crate) struct Names {
     slots: Vec<SlotName>,
     init: Option<Arc<Weights>>,
     /// What a new run's policy starts from.
-    policy: Option<Arc<PolicyFile>>,
+    pub(crate) policy: Option<Arc<PolicyFile>>,
 }
 
 impl Names {
@@ -168,11 +168,6 @@ impl Setup {
         let mut lasting = host.clone();
         lasting.prune_live();
         self.graph(&lasting)
-    }
-
-    /// The governor's rules.
-    pub(crate) fn governor(&self) -> GovernorConfig {
-        GovernorConfig::default()
     }
 
     /// Finds out whether the initial weights fit, before a run begins. Does not wait.

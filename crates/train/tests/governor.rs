@@ -15,10 +15,32 @@ use serde_json::Value;
 const ENVS: usize = 3;
 const BATCHES: usize = 4;
 
-/// Puts NaN into the weights of hosts, or zeros in the place of all, right after a training step; stops runs.
+/// What is done to the weights of a host right after a training step.
+#[derive(Clone, Copy, Debug, Default)]
+enum Harm {
+    /// One is not a number any more.
+    #[default]
+    NotFinite,
+    /// All are zero.
+    Forgets,
+    /// All are 30 times as large.
+    Grows,
+}
+
+impl Harm {
+    fn to(self, weights: &mut [f32]) {
+        match self {
+            Harm::NotFinite => weights[0] = f32::NAN,
+            Harm::Forgets => weights.fill(0.0),
+            Harm::Grows => weights.iter_mut().for_each(|w| *w *= 30.0),
+        }
+    }
+}
+
+/// Does harm to hosts; stops runs.
 #[derive(Debug, Default)]
 struct Breaks {
-    forgets: bool,
+    harm: Harm,
     /// Round, step, env, batch.
     at: Vec<(usize, usize, usize, usize)>,
     /// Ends the run at this step of the first round.
@@ -59,11 +81,8 @@ impl Observer for Breaks {
         if self.at.contains(&(round, step, env, self.batches[env])) {
             let values = network.packed_parameters(0).unwrap();
             let launch = values.stream().launch("break").write(values);
-            let forgets = self.forgets;
-            launch.run(move |args| match forgets {
-                true => args.write::<f32>(0).fill(0.0),
-                false => args.write::<f32>(0)[0] = f32::NAN,
-            })?;
+            let harm = self.harm;
+            launch.run(move |args| harm.to(args.write(0)))?;
         }
         self.batches[env] += 1;
         Ok(())
@@ -325,7 +344,7 @@ fn a_host_that_forgets_what_it_has_learned_goes_back() {
         control_split: Some(Some(0.02)),
         ..flags(&run, ControllerKind::None)
     };
-    let observer = Breaks { forgets: true, ..Breaks::at(&[(0, 5, 0, 39)]) };
+    let observer = Breaks { harm: Harm::Forgets, ..Breaks::at(&[(0, 5, 0, 39)]) };
     assert_eq!(train(learning, observer).unwrap().rollbacks, 1);
     let events = events(&run);
     let [rollback] = of_kind(&events, "governor_rollback")[..] else { panic!("{events:?}") };
@@ -337,6 +356,42 @@ fn a_host_that_forgets_what_it_has_learned_goes_back() {
     assert_eq!(steps[5]["control_loss"], steps[0]["control_loss"]);
     let [fresh, restored] = [0, 6].map(|step| number(steps[step], "train_loss"));
     assert!(restored < fresh, "what the snapshot had learned is there: {restored}, {fresh}");
+}
+
+/// Losses far above the history, so many steps running as the settings say; then the env goes back behind them, and
+/// the action that is to blame bears the penalty of the settings.
+#[test]
+fn a_loss_that_stays_far_too_high_goes_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let (whole, broken) = (folder.path().join("whole"), folder.path().join("broken"));
+    let layer = |run: &Path| Layer {
+        governor_spike_loss: Some(4.0),
+        governor_spike_patience: Some(2),
+        governor_snapshot_steps: Some(3),
+        governor_penalty: Some(-2.5),
+        ..flags(run, script(folder.path()))
+    };
+    train(layer(&whole), Breaks::default()).unwrap();
+    // Step 6, when a snapshot would be due, is the first spike: it may not be kept.
+    let observer = Breaks { harm: Harm::Grows, ..Breaks::at(&[(0, 6, 1, BATCHES - 1)]) };
+    assert_eq!(train(layer(&broken), observer).unwrap().rollbacks, 1);
+    let (expected, got) = (events(&whole), events(&broken));
+    for env in [0, 2] {
+        assert_eq!(of_env(&got, env), of_env(&expected, env));
+        assert!(weights(&broken, env) == weights(&whole, env), "env {env}");
+    }
+    assert!(of_kind(&expected, "governor_rollback").is_empty());
+    let own = of_env(&got, 1);
+    let [rollback] = of_kind(&own, "governor_rollback")[..] else { panic!("{own:?}") };
+    let of = |key: &str| &rollback[key];
+    assert_eq!((of("failure"), of("step")), (&"spike".into(), &7.into()), "{rollback}");
+    assert_eq!((of("restored_step"), of("pruned")), (&3.into(), &vec!["r0c0"].into()));
+    assert_eq!((of("cause_step"), of("penalty")), (&2.into(), &(-2.5).into()));
+    let steps = of_kind(&own, "step_completed");
+    let loss = |step: usize| steps[step]["control_loss"].as_f64().unwrap();
+    assert!(loss(6) > 4.0 && loss(6) > 3.0 * loss(5), "{} after {}", loss(6), loss(5));
+    assert!(rollback["control_loss"].as_f64().unwrap() > 4.0);
+    assert!(loss(7) < 4.0 && loss(11) < 4.0, "it is back and stays so");
 }
 
 #[test]

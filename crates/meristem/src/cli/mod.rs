@@ -4,6 +4,7 @@
 mod bench;
 mod control;
 mod data;
+mod governor;
 mod policy;
 mod settings;
 mod train;
@@ -22,6 +23,7 @@ pub(crate) use self::control::{ControlCommand, ControlEvalArguments};
 pub(crate) use self::data::{
     DataCommand, ImportArguments, InfoArguments, PlanArguments, VerifyArguments,
 };
+pub(crate) use self::governor::GovernorArguments;
 pub(crate) use self::policy::PolicyArguments;
 pub(crate) use self::settings::SettingArguments;
 pub(crate) use self::train::TrainArguments;

@@ -10,7 +10,7 @@ use meristem::train::settings::{
 };
 use meristem::train::{self, config_file};
 
-use super::{DatasetArguments, PolicyArguments};
+use super::{DatasetArguments, GovernorArguments, PolicyArguments};
 
 /// How hosts are trained. A flag left out is decided by the configuration file, then by the preset.
 #[derive(Debug, Args)]
@@ -106,6 +106,8 @@ pub(crate) struct SettingArguments {
     tempo: Option<Tempo>,
     #[command(flatten)]
     policy: PolicyArguments,
+    #[command(flatten)]
+    governor: GovernorArguments,
 }
 
 impl SettingArguments {
@@ -150,7 +152,7 @@ impl SettingArguments {
             plateau_gain: self.plateau_gain,
             tempo: self.tempo,
             hot_scope: self.hot_scope,
-            ..self.policy.layer()
+            ..self.governor.over(self.policy.layer())
         }
     }
 }
