@@ -50,7 +50,9 @@ pub use normalizer::{CLIP, Moments, Normalizer};
 pub use observation::{
     BaseObservation, RECENT_STEPS, SlotObservation, observation_len, write_observation,
 };
-pub use ppo::{Learning, PolicyDomain, Ppo, PpoConfig, PpoGroup, PpoSizes, policy_width};
+pub use ppo::{
+    Learning, PolicyDomain, Ppo, PpoConfig, PpoGroup, PpoSizes, policy_seeds, policy_width,
+};
 pub use random::RandomController;
 pub use report::RoundReport;
 pub use reward::{Deed, RewardConfig, RewardMode, RewardState, RewardTerms};

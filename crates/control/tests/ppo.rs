@@ -6,13 +6,15 @@ mod common;
 use common::toy::{STEPS, Toy, play};
 use common::{FakeEnv, quick, tiny};
 use meristem_control::{
-    Action, Controller, ControllerState, Error, Learning, Ppo, PpoConfig, PpoSizes, policy_width,
+    Action, Controller, ControllerState, Error, Learning, Ppo, PpoConfig, PpoSizes, policy_seeds,
+    policy_width,
 };
 use meristem_device::{Device, DeviceId, DeviceOptions, Stream};
 use meristem_nn::Isa;
 use meristem_nn::safetensors::Metadata;
 
 const ENVS: usize = 3;
+const SEED: u64 = 7;
 
 fn stream() -> Stream {
     Device::open(DeviceId::Cpu, &DeviceOptions::default()).unwrap().stream("policy")
@@ -25,7 +27,7 @@ fn small() -> PpoConfig {
 fn ppo(config: PpoConfig, slots: usize, learning: Learning) -> Ppo {
     let sizes = PpoSizes { envs: ENVS, steps: STEPS as usize };
     let host = tiny(slots, quick());
-    Ppo::new(&stream(), config, (&host, sizes), (7, Isa::detect()), learning).unwrap()
+    Ppo::new(&stream(), config, (&host, sizes), (SEED, Isa::detect()), learning).unwrap()
 }
 
 fn fleet() -> Vec<Toy> {
@@ -182,6 +184,7 @@ fn a_policy_file_brings_back_the_same_policy() {
     }
     let (weights, metadata) = learned.export().unwrap();
     assert_eq!(policy_width(&metadata).unwrap(), 8);
+    assert_eq!(policy_seeds(&metadata).unwrap(), [SEED]);
     let earned = |it: &mut Ppo| {
         let mut envs = fleet();
         play(it, &mut envs);
@@ -222,6 +225,7 @@ fn a_policy_file_brings_back_the_same_policy() {
         ("blueprints", r#"["norm"]"#, "knows the blueprints norm"),
         ("slots", "three", "`slots` is damaged"),
         ("normalizer", "{}", "`normalizer` is damaged"),
+        ("seeds", "7", "`seeds` is damaged"),
         ("return_scale", r#"{"count":-1,"mean":0,"m2":0}"#, "normaliser is damaged"),
     ];
     for (key, value, expected) in cases {
@@ -230,6 +234,19 @@ fn a_policy_file_brings_back_the_same_policy() {
     }
     let text = refused(&mut it, &Metadata::default());
     assert!(text.contains("not a policy file"), "{text}");
+    // Who goes on with it has learned where it had, each seed once.
+    for (before, after) in [("[3]", "[3,7]"), ("[7,3]", "[7,3]"), ("[]", "[7]")] {
+        let mut it = ppo(small(), 2, Learning::On);
+        it.import(&weights, &with("seeds", before)).unwrap();
+        assert_eq!(it.export().unwrap().1["seeds"], after);
+        let mut resumed = ppo(small(), 2, Learning::On);
+        resumed.restore(&it.save().unwrap()).unwrap();
+        assert_eq!(resumed.export().unwrap().1["seeds"], after);
+    }
+    let mut unknown = metadata.clone();
+    unknown.remove("seeds");
+    assert_eq!(policy_seeds(&unknown).unwrap(), [0; 0], "older files do not say");
+    it.import(&weights, &unknown).unwrap();
 }
 
 #[test]

@@ -9,16 +9,22 @@ use crate::failure::Failure;
 use crate::plain;
 use crate::progress::STOP;
 
-/// The first signal ends a run at the next step boundary, the second at once. `what_is_left` is for the message.
+/// The first signal ends a run at the next step boundary, the second at once, after `at_once`. `what_is_left` is for
+/// the message.
 ///
 /// # Errors
 /// The system refuses a handler or a thread.
-pub(crate) fn stop_on_signals(what_is_left: &'static str) -> Result<(), Failure> {
+pub(crate) fn stop_on_signals(
+    what_is_left: &'static str,
+    at_once: impl Fn() + Send + 'static,
+) -> Result<(), Failure> {
     // What was started with nohup is to survive its terminal.
     let hangup = (!is_ignored(SIGHUP)).then_some(SIGHUP);
     let listen = || {
         let mut signals = Signals::new([SIGINT, SIGTERM].into_iter().chain(hangup))?;
-        let each = move || signals.forever().for_each(|signal| stop(signal, what_is_left));
+        let each = move || {
+            signals.forever().for_each(|signal| stop(signal, what_is_left, &at_once));
+        };
         std::thread::Builder::new().name("signals".into()).spawn(each)
     };
     listen().map(drop).map_err(|error| {
@@ -30,8 +36,9 @@ pub(crate) fn stop_on_signals(what_is_left: &'static str) -> Result<(), Failure>
     clippy::disallowed_methods,
     reason = "asked a second time, not to wait for anything is the point"
 )]
-fn stop(signal: i32, what_is_left: &str) {
+fn stop(signal: i32, what_is_left: &str, at_once: &impl Fn()) {
     if STOP.swap(true, Ordering::Relaxed) {
+        at_once();
         std::process::exit(128 + signal);
     }
     plain::err(&format!("stopping after this step, with {what_is_left}; again to stop at once"));

@@ -4,6 +4,11 @@
 
 mod common;
 
+#[cfg(unix)]
+use std::io::{BufRead, BufReader, Lines};
+#[cfg(unix)]
+use std::process::{Child, ChildStderr, Command, Stdio};
+
 use common::{Meristem, Said, said};
 use serde_json::Value;
 
@@ -191,6 +196,7 @@ fn what_cannot_be_compared_is_refused_before_anything_runs() {
         assert_eq!(told.code, Some(code), "{context}\n{}", told.stderr);
         let flat = told.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(flat.starts_with("error: ") && flat.contains(words), "{context}\n{flat}");
+        assert!(!flat.contains("train --help"), "{context}\n{flat}");
         assert!(!flat.contains("run 1 of") && !flat.contains("panicked"), "{context}\n{flat}");
         assert!(!m.path("no").exists(), "{context}");
     }
@@ -198,6 +204,7 @@ fn what_cannot_be_compared_is_refused_before_anything_runs() {
     for (flags, words) in [
         ("--plot plot.pdf", ".svg or .png"),
         ("--controllers heuristics", "did you mean `heuristic`?"),
+        ("--controllers nobody", "ppo@REWARD"),
         ("--controllers ppo@spares", "did you mean `sparse`?"),
         ("--controllers greedy:", "a file after the colon"),
     ] {
@@ -207,21 +214,94 @@ fn what_cannot_be_compared_is_refused_before_anything_runs() {
     }
 }
 
+/// Its file says which hosts and images a policy knows.
+#[test]
+fn a_policy_compared_on_what_it_learned_on_is_warned_of() {
+    let m = Meristem::new();
+    m.ok(&format!("train {TINY} --seed 1001 --run-dir learned --quiet"));
+    let file = "learned/policy.safetensors";
+    m.ok(&format!("train {TINY} --policy {file} --seed 2001 --run-dir on --quiet"));
+    let compare = |policy: &str, flags: &str| {
+        let told = eval(
+            &m,
+            &format!("{TINY} --controllers none,{policy} --seeds 2 --json --quiet {flags}"),
+        );
+        (study(&told)["contenders"].clone(), told.stderr)
+    };
+    let (contenders, stderr) = compare(&format!("ppo:{file}"), "");
+    assert!(stderr.starts_with("warning: ppo:learned/policy.safetensors learned with seed 1001:"));
+    let known = [0, 1].map(|place| &contenders[place]["known_seeds"]);
+    assert_eq!(known, [&serde_json::json!([]), &serde_json::json!([1001])]);
+    // The settings of its run have its seed; one that was gone on from knows what it knew before.
+    for (policy, flags, seed) in [
+        ("greedy:learned/policy.safetensors", "--config learned/config.toml", 1001),
+        ("ppo:on/policy.safetensors", "--seed 1000", 1001),
+        ("ppo:on/policy.safetensors", "--config on/config.toml", 2001),
+    ] {
+        let (contenders, stderr) = compare(policy, flags);
+        assert!(stderr.contains(&format!("learned with seed {seed}:")), "{flags}: {stderr}");
+        assert_eq!(contenders[1]["known_seeds"], serde_json::json!([seed]), "{flags}");
+    }
+    assert_eq!(compare("ppo:on/policy.safetensors", "--seed 3000").1, "");
+}
+
+/// Starts a comparison, and reads what it says on stderr up to a line that begins so.
+#[cfg(unix)]
+fn started(m: &Meristem, flags: &str, until: &str) -> (Child, Lines<BufReader<ChildStderr>>) {
+    std::fs::create_dir_all(m.path("temporary")).unwrap();
+    let mut command = m.command();
+    command.args(["control", "eval"]).args(flags.split_whitespace());
+    command.env("TMPDIR", m.path("temporary")).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().starts_with(until)), "{until}");
+    (child, lines)
+}
+
+#[cfg(unix)]
+fn interrupt(child: &Child) {
+    let kill = ["-INT", &child.id().to_string()];
+    assert!(Command::new("kill").args(kill).status().unwrap().success());
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_before_anything_is_complete_says_so() {
+    let m = Meristem::new();
+    let flags = "--host minimal --envs 1 --steps 2000 --max-batches 2 --batch 32 --seeds 2";
+    let (child, lines) = started(&m, flags, "step ");
+    interrupt(&child);
+    assert!(lines.map(Result::unwrap).any(|line| line.contains("stopping after this step")));
+    let told = said(child.wait_with_output().unwrap());
+    let expected = "stopped in run 1 (none with seed 1000): 0 of 6 runs are complete: there is nothing to compare\n";
+    assert_eq!((told.code, &*told.stdout), (Some(0), expected));
+    assert_eq!(std::fs::read_dir(m.path("temporary")).unwrap().count(), 0);
+}
+
+/// The second one does not wait for a step that takes long, and leaves nothing behind either.
+#[cfg(unix)]
+#[test]
+fn ctrl_c_twice_ends_at_once_and_leaves_nothing() {
+    let m = Meristem::new();
+    let flags = "--host large --envs 4 --steps 2 --batch 128 --seeds 1 --controllers random";
+    let (child, mut lines) = started(&m, flags, "run 1 of 1");
+    interrupt(&child);
+    assert!(lines.any(|line| line.unwrap().contains("stopping after this step")));
+    assert_eq!(std::fs::read_dir(m.path("temporary")).unwrap().count(), 1);
+    interrupt(&child);
+    let told = said(child.wait_with_output().unwrap());
+    assert_eq!((told.code, &*told.stdout), (Some(130), ""));
+    assert_eq!(std::fs::read_dir(m.path("temporary")).unwrap().count(), 0);
+}
+
 #[cfg(unix)]
 #[test]
 fn ctrl_c_leaves_what_is_complete() {
-    use std::io::{BufRead, BufReader};
-    use std::process::{Command, Stdio};
     let m = Meristem::new();
-    let flags = "control eval --host minimal --envs 1 --steps 2 --max-batches 2 --batch 32 --seeds 10000 \
+    let flags = "--host minimal --envs 1 --steps 2 --max-batches 2 --batch 32 --seeds 10000 \
                  --controllers none,random --plot plot.svg";
-    let mut command = m.command();
-    command.args(flags.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    assert!(lines.any(|line| line.unwrap().starts_with("run 4 of 20000")));
-    let status = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    assert!(status.success());
+    let (child, lines) = started(&m, flags, "run 4 of 20000");
+    interrupt(&child);
     let rest: Vec<String> = lines.map(Result::unwrap).collect();
     let told = said(child.wait_with_output().unwrap());
     assert_eq!(told.code, Some(0), "{rest:?}");

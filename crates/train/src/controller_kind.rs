@@ -31,7 +31,7 @@ pub enum ControllerKind {
 
 impl ControllerKind {
     /// Text forms of all, as messages show them.
-    const FORMS: [&'static str; 7] =
+    pub(crate) const FORMS: [&'static str; 7] =
         ["heuristic", "ppo", "ppo:FILE", "greedy:FILE", "random", "fixed:FILE", "none"];
 
     /// The file it comes from.

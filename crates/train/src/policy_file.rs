@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use meristem_control::{Ppo, policy_width};
+use meristem_control::{Ppo, policy_seeds, policy_width};
 use meristem_nn::StateDict;
 use meristem_nn::safetensors::{self, Metadata};
 
@@ -18,6 +18,8 @@ pub(crate) struct PolicyFile {
     metadata: Metadata,
     /// Width of the policy.
     pub(crate) hidden: usize,
+    /// Seeds of the runs that it learned in.
+    pub(crate) seeds: Vec<u64>,
 }
 
 impl PolicyFile {
@@ -41,7 +43,8 @@ impl PolicyFile {
     fn read(path: &Path) -> Result<Self> {
         let (weights, metadata) = safetensors::load(path).map_err(|error| unfit(path, &error))?;
         let hidden = policy_width(&metadata).map_err(|error| unfit(path, &error))?;
-        Ok(Self { path: path.to_owned(), weights, metadata, hidden })
+        let seeds = policy_seeds(&metadata).map_err(|error| unfit(path, &error))?;
+        Ok(Self { path: path.to_owned(), weights, metadata, hidden, seeds })
     }
 
     /// Puts it in the place of a new policy of its width. Does not wait.

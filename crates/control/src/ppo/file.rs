@@ -13,6 +13,9 @@ use crate::normalizer::Normalizer;
 /// Version of the metadata.
 const VERSION: &str = "1";
 
+/// Key of the seeds.
+const SEEDS: &str = "seeds";
+
 /// The width of the policy in a file: what [`Ppo`] has to be made with to take it.
 ///
 /// # Errors
@@ -27,9 +30,18 @@ pub fn policy_width(metadata: &Metadata) -> Result<usize> {
     parse(metadata, "hidden")
 }
 
+/// Seeds of the runs that the policy in a file learned in, the first one first: it knows their hosts. Empty where
+/// the file does not say.
+///
+/// # Errors
+/// [`Error::Policy`] for a damaged list.
+pub fn policy_seeds(metadata: &Metadata) -> Result<Vec<u64>> {
+    metadata.get(SEEDS).map_or_else(|| Ok(vec![]), |_| parse(metadata, SEEDS))
+}
+
 impl Ppo {
-    /// Weights and metadata of a policy file: slots, blueprints, width, normaliser, scale of the returns. One
-    /// read-back.
+    /// Weights and metadata of a policy file: slots, blueprints, width, normaliser, scale of the returns, seeds that
+    /// it learned with. One read-back.
     ///
     /// # Errors
     /// A failed device.
@@ -42,6 +54,7 @@ impl Ppo {
             ("blueprints", json(&self.domain.blueprints)?),
             ("normalizer", json(&self.normalizer)?),
             ("return_scale", json(&self.scale)?),
+            (SEEDS, json(&self.seeds)?),
         ];
         let metadata = metadata.into_iter().map(|(key, text)| (key.to_string(), text));
         Ok((self.policy.state_dict()?, metadata.collect()))
@@ -58,6 +71,7 @@ impl Ppo {
         let blueprints: Vec<String> = parse(metadata, "blueprints")?;
         let normalizer: Normalizer = parse(metadata, "normalizer")?;
         let scale: ReturnScale = parse(metadata, "return_scale")?;
+        let learned_with = policy_seeds(metadata)?;
         let own = &self.domain;
         if slots.len() != own.slots.len() {
             return Err(mismatch(format!(
@@ -86,6 +100,12 @@ impl Ppo {
         }
         self.policy.load_state_dict(weights).map_err(|error| mismatch(error.to_string()))?;
         (self.normalizer, self.scale) = (normalizer, scale);
+        let own = std::mem::replace(&mut self.seeds, learned_with);
+        for seed in own {
+            if !self.seeds.contains(&seed) {
+                self.seeds.push(seed);
+            }
+        }
         Ok(())
     }
 }

@@ -21,7 +21,7 @@ use meristem_grow::Host;
 use meristem_nn::Isa;
 
 pub use self::config::PpoConfig;
-pub use self::file::policy_width;
+pub use self::file::{policy_seeds, policy_width};
 pub use self::group::PpoGroup;
 use self::ranks::Ranks;
 use self::rollout::{Decided, Rollout, RolloutShape};
@@ -84,6 +84,8 @@ pub struct PpoSizes {
 pub struct Ppo {
     config: PpoConfig,
     seed: u64,
+    /// Seeds of the runs that it learned in, this one among them if it learns.
+    seeds: Vec<u64>,
     domain: PolicyDomain,
     learning: Learning,
     policy: Policy,
@@ -153,6 +155,7 @@ impl Ppo {
         let mut it = Self {
             config,
             seed,
+            seeds: (learning == Learning::On).then_some(seed).into_iter().collect(),
             domain,
             learning,
             state: policy.initial_state(envs)?,

@@ -13,6 +13,9 @@ use crate::state::ControllerState;
 #[derive(Debug, Serialize, Deserialize)]
 struct Memory {
     seed: u64,
+    /// Older states do not say.
+    #[serde(default)]
+    seeds: Vec<u64>,
     normalizer: Normalizer,
     scale: ReturnScale,
     step: usize,
@@ -53,6 +56,7 @@ impl Ppo {
         let exchanges = ranks.map(|ranks| ranks.save(&mut tensors)).transpose()?;
         let memory = Memory {
             seed: self.seed,
+            seeds: self.seeds.clone(),
             normalizer: self.normalizer.clone(),
             scale: self.scale,
             step: self.step,
@@ -130,6 +134,9 @@ impl Ppo {
             ranks.restore(exchanges, &state.tensors);
         }
         let Memory { normalizer, scale, step, owed, fresh, decisions, ops, skipped, .. } = memory;
+        if !memory.seeds.is_empty() {
+            self.seeds = memory.seeds;
+        }
         (self.normalizer, self.scale, self.step) = (normalizer, scale, step);
         (self.owed, self.fresh, self.decisions) = (owed, fresh, decisions);
         (self.ops, self.skipped) = (ops, skipped);

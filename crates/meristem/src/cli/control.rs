@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use meristem::train::config::Layer;
 use meristem::train::settings::ControllerKind;
 use meristem::train::study::Contender;
 
@@ -18,7 +17,8 @@ pub(crate) enum ControlCommand {
     /// --steps. A policy from a file does not learn; it draws its actions (ppo:FILE) or takes the most probable one
     /// (greedy:FILE). `ppo` and `ppo@REWARD` learn first, for --rounds on other hosts, a new policy for each seed.
     /// Spreads are standard deviations over the seeds; what counts of a seed is the mean over its envs. Training
-    /// starts from --seed 42 where nothing else is said, and this from 1000: a policy meets hosts that it does not know.
+    /// starts from --seed 42 where nothing else is said, and this from 1000: a policy meets hosts that it does not know. (A
+    /// policy's file has the seeds that it learned with; comparing it with one of them is warned of.)
     Eval(Box<ControlEvalArguments>),
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct ControlEvalArguments {
     pub(crate) plot: Option<PlotFile>,
     /// Keep every run, and study.json, in this folder; must not exist [default: runs are thrown away]
     #[arg(long, value_name = "DIR", help_heading = "Run")]
-    run_dir: Option<PathBuf>,
+    pub(crate) run_dir: Option<PathBuf>,
     /// No progress on stderr
     #[arg(long, help_heading = "Run")]
     pub(crate) quiet: bool,
@@ -62,10 +62,5 @@ impl ControlEvalArguments {
         let policy = |path: &PathBuf| Contender::Controller(ControllerKind::Policy(path.clone()));
         contenders.extend(self.policy.iter().map(policy));
         contenders
-    }
-
-    /// The settings that were given as flags.
-    pub(crate) fn layer(&self) -> Layer {
-        Layer { run_dir: self.run_dir.clone().map(Some), ..self.settings.layer() }
     }
 }

@@ -1,29 +1,67 @@
 //! `meristem control eval`.
 
 use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
 use meristem::nn::Network;
 use meristem::train::statistics::{PairedDifference, Spread};
-use meristem::train::study::{Planned, Study, StudyConfig, StudyObserver, compare};
+use meristem::train::study::{Contender, Planned, Study, StudyConfig, StudyObserver, compare};
 use meristem::train::summary::Status;
 use meristem::train::{Event, Observer};
+use tempfile::TempDir;
 
 use super::{Outcome, print_json};
 use crate::cli::ControlEvalArguments;
+use crate::failure::Failure;
 use crate::plain::{self, counted};
 use crate::progress::{Mode, Progress};
 use crate::signals::stop_on_signals;
 
+/// Where the runs are written.
+struct Place {
+    folder: PathBuf,
+    /// Of runs that nobody wants to keep.
+    thrown_away: Option<TempDir>,
+}
+
+impl Place {
+    fn of(kept: Option<&Path>) -> Result<Self, Failure> {
+        if let Some(folder) = kept {
+            return Ok(Self { folder: folder.to_owned(), thrown_away: None });
+        }
+        let temporary = tempfile::tempdir().map_err(|error| {
+            let place = std::env::temp_dir();
+            let message = format!("cannot create a folder in {}: {error}", place.display());
+            Failure::failed(
+                message,
+                "set TMPDIR to a folder that can be written, or give --run-dir",
+            )
+        })?;
+        let folder = temporary.path().join("study");
+        Ok(Self { folder, thrown_away: Some(temporary) })
+    }
+
+    /// Removes what is not to be kept, while a run may still be writing there.
+    fn clear(thrown_away: &Path) {
+        // A file that appears in the meantime makes one attempt fail, not a hundred.
+        let _ = (0..100).find(|_| std::fs::remove_dir_all(thrown_away).is_ok());
+    }
+}
+
 pub(crate) fn run(arguments: &ControlEvalArguments) -> Outcome {
-    let (file, flags) = (arguments.settings.file()?, arguments.layer());
-    let config = StudyConfig::resolve(file, flags, arguments.contenders(), arguments.seeds)?;
+    let (file, flags) = (arguments.settings.file()?, arguments.settings.layer());
+    let place = Place::of(arguments.run_dir.as_deref())?;
+    let (contenders, seeds) = (arguments.contenders(), arguments.seeds);
+    let config = StudyConfig::resolve(file, flags, contenders, seeds, place.folder)?;
     if let Some(plot) = &arguments.plot {
         plot.check()?;
     }
-    stop_on_signals("what is complete so far")?;
+    let thrown_away = place.thrown_away.as_ref().map(|folder| folder.path().to_owned());
+    let at_once = move || thrown_away.iter().for_each(|folder| Place::clear(folder));
+    stop_on_signals("what is complete so far", at_once)?;
     let study = compare(&config, &mut Watch::new(arguments.quiet))?;
     if let Some(plot) = &arguments.plot {
         plot.write(&study)?;
@@ -67,6 +105,14 @@ impl Observer for Watch {
 }
 
 impl StudyObserver for Watch {
+    fn seeds_are_known(&mut self, contender: &Contender, seeds: &[u64]) {
+        let seeds = seeds.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+        plain::err(&format!(
+            "warning: {contender} learned with seed {seeds}: it meets hosts and images there that it knows; \
+             leave --seed out, or give one that is far from it"
+        ));
+    }
+
     fn run_begins(&mut self, planned: &Planned<'_>) {
         self.progress = Progress::new(self.mode);
         let &Planned { number, of, contender, seed, learns } = planned;
@@ -77,6 +123,10 @@ impl StudyObserver for Watch {
 
 /// What a user is told at the end.
 fn report(study: &Study) -> String {
+    let stopped = stopped(study);
+    if let Some(stopped) = stopped.as_ref().filter(|_| study.complete() == 0) {
+        return format!("{stopped}: there is nothing to compare");
+    }
     let mut table = Table::new();
     table.load_style(UTF8_FULL_CONDENSED);
     let first = study.contenders.first().map(|first| first.contender.to_string());
@@ -106,13 +156,7 @@ fn report(study: &Study) -> String {
         column.set_cell_alignment(CellAlignment::Right);
     }
     let mut lines = vec![table.to_string()];
-    if study.status == Status::Interrupted {
-        let complete = study.contenders.iter().map(|report| report.runs.len()).sum::<usize>();
-        let all = study.contenders.len() * study.seeds.len();
-        lines.push(format!(
-            "stopped: {complete} of {all} runs are complete, the others are left out"
-        ));
-    }
+    lines.extend(stopped.map(|stopped| format!("{stopped}, the others are left out")));
     lines.push(format!(
         "mean ± standard deviation over seeds, each the mean of {}; {} of `{}`",
         counted(study.envs, ["env", "envs"]),
@@ -120,6 +164,20 @@ fn report(study: &Study) -> String {
         study.host,
     ));
     lines.join("\n")
+}
+
+/// Where a study that was asked to was stopped.
+fn stopped(study: &Study) -> Option<String> {
+    let (complete, contenders) = (study.complete(), study.contenders.len());
+    let seed = study.seeds.get(complete / contenders.max(1))?;
+    let next = study.contenders.get(complete % contenders.max(1))?;
+    let all = contenders * study.seeds.len();
+    (study.status == Status::Interrupted).then(|| {
+        let (number, who) = (complete + 1, &next.contender);
+        format!(
+            "stopped in run {number} ({who} with seed {seed}): {complete} of {all} runs are complete"
+        )
+    })
 }
 
 /// `81.20 ± 0.31`; the spread is that of the same format without sign.

@@ -42,7 +42,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
 
 fn start(arguments: &TrainArguments, mode: Mode) -> Result<Summary, Failure> {
     let config = TrainConfig::resolve(arguments.settings.file()?, arguments.layer())?;
-    stop_on_signals(LEFT)?;
+    stop_on_signals(LEFT, || {})?;
     Ok(train::run(&config, &mut Progress::new(mode))?)
 }
 
@@ -57,7 +57,7 @@ fn resume(folder: &Path, arguments: &TrainArguments, mode: Mode) -> Result<Summa
                       run with --config RUN/config.toml";
         return Err(Failure::usage(message, remedy));
     }
-    stop_on_signals(LEFT)?;
+    stop_on_signals(LEFT, || {})?;
     let mut progress = Progress::new(mode);
     let summary = train::resume(folder, &options, &mut progress)?;
     if !progress.has_begun() {

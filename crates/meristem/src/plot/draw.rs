@@ -4,6 +4,7 @@ use meristem::train::statistics::Spread;
 use meristem::train::study::{ContenderReport, Study};
 
 use super::{Anchor, Colour, SIZE, Shape, title};
+use crate::plain;
 
 const INK: Colour = [60, 60, 60];
 const GRID: Colour = [225, 225, 225];
@@ -20,7 +21,7 @@ const COLOURS: [Colour; 7] = [
 ];
 
 /// Left, top, right, bottom of the field inside the axes; the legend is to its right.
-const FIELD: [f64; 4] = [70.0, 45.0, 650.0, 455.0];
+const FIELD: [f64; 4] = [70.0, 68.0, 650.0, 455.0];
 
 /// Longest name in the legend, in characters.
 const NAME: usize = 24;
@@ -113,13 +114,12 @@ fn axes(x: &Axis, y: &Axis) -> Vec<Shape> {
     for tick in x.ticks() {
         let at = x.at(tick);
         shapes.push(Shape::Line { from: [at, top], to: [at, bottom], colour: GRID });
-        let label = format!("{tick:.*}", x.decimals());
-        shapes.push(text([at, bottom + 16.0], Anchor::Middle, label));
+        shapes.push(text([at, bottom + 16.0], Anchor::Middle, number(tick, x.decimals())));
     }
     for tick in y.ticks() {
         let at = y.at(tick);
         shapes.push(Shape::Line { from: [left, at], to: [right, at], colour: GRID });
-        shapes.push(text([left - 8.0, at], Anchor::End, format!("{tick:.*}", y.decimals())));
+        shapes.push(text([left - 8.0, at], Anchor::End, number(tick, y.decimals())));
     }
     shapes.push(Shape::Line { from: [left, bottom], to: [right, bottom], colour: INK });
     shapes.push(Shape::Line { from: [left, top], to: [left, bottom], colour: INK });
@@ -129,8 +129,19 @@ fn axes(x: &Axis, y: &Axis) -> Vec<Shape> {
         Anchor::Middle,
         "parameters, host and modules".into(),
     ));
-    shapes.push(text([left + 8.0, top + 4.0], Anchor::Start, "test accuracy, %".into()));
+    // Above the field, where no line of the grid is.
+    shapes.push(text([left - 40.0, top - 16.0], Anchor::Start, "test accuracy, %".into()));
     shapes
+}
+
+/// `6,274`, `86.5`.
+fn number(value: f64, decimals: usize) -> String {
+    let sign = if value < 0.0 { "-" } else { "" };
+    let digits = format!("{:.decimals$}", value.abs());
+    let (whole, rest) = digits.split_once('.').map_or((&*digits, None), |(w, r)| (w, Some(r)));
+    let whole = whole.parse().map_or(whole.into(), plain::thousands);
+    let rest = rest.map_or(String::new(), |rest| format!(".{rest}"));
+    format!("{sign}{whole}{rest}")
 }
 
 fn text(at: [f64; 2], anchor: Anchor, text: String) -> Shape {
@@ -168,6 +179,32 @@ mod tests {
         ] {
             let axis = Axis { values, pixels: [0.0, 1.0] };
             assert_eq!(axis.ticks(), expected);
+        }
+    }
+
+    #[test]
+    fn numbers_at_the_axes_read_well() {
+        let all = [(6274.0, 0), (0.5, 1), (-1200.25, 2), (94_762.0, 0), (1e15, 0)];
+        let told = all.map(|(value, decimals)| number(value, decimals));
+        assert_eq!(told, ["6,274", "0.5", "-1,200.25", "94,762", "1,000,000,000,000,000"]);
+    }
+
+    #[test]
+    fn nothing_is_written_over_a_line_of_the_grid() {
+        let [left, top, right, bottom] = FIELD;
+        // A grid that begins at the very top.
+        let x = Axis { values: [6000.0, 7000.0], pixels: [left, right] };
+        let y = Axis { values: [80.0, 90.0], pixels: [bottom, top] };
+        let shapes = axes(&x, &y);
+        // What ends left of the axis has no line beside it; half of a line of text is 7 pixels high.
+        let within = |anchor: &Anchor| *anchor != Anchor::End;
+        for shape in &shapes {
+            let Shape::Text { at, anchor, .. } = shape else { continue };
+            let over = |line: &&Shape| {
+                matches!(line, Shape::Line { from, to, .. }
+                if from[1] == to[1] && (from[1] - at[1]).abs() < 7.0 && within(anchor))
+            };
+            assert_eq!(shapes.iter().find(over), None, "{shape:?}");
         }
     }
 

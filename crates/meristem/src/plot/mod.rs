@@ -85,7 +85,7 @@ impl PlotFile {
 
     /// Draws the study, if there is anything in it.
     pub(crate) fn write(&self, study: &Study) -> Result<(), Failure> {
-        if study.contenders.iter().all(|report| report.runs.is_empty()) {
+        if study.complete() == 0 {
             plain::err("no run is complete: there is no plot");
             return Ok(());
         }

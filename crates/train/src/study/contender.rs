@@ -6,10 +6,16 @@ use std::str::FromStr;
 use meristem_control::RewardMode;
 use serde::{Deserialize, Serialize};
 
-use crate::settings::{BadValue, ControllerKind, reward, serde_as_text};
+use crate::settings::{BadValue, ControllerKind, reward, serde_as_text, unknown};
 
 /// What a contender that learns is called, before its reward.
 const LEARNER: &str = "ppo@";
+
+/// Text forms of all, as messages show them.
+const FORMS: [&str; 8] = {
+    let [heuristic, ppo, policy, greedy, random, fixed, none] = ControllerKind::FORMS;
+    [none, random, heuristic, ppo, "ppo@REWARD", policy, greedy, fixed]
+};
 
 /// One of those who are compared.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,10 +42,13 @@ impl FromStr for Contender {
         if let Some(name) = text.strip_prefix(LEARNER) {
             return Ok(Self::Learner(Some(reward(name)?)));
         }
-        Ok(match text.parse()? {
-            ControllerKind::Ppo => Self::Learner(None),
-            controller => Self::Controller(controller),
-        })
+        match text.parse() {
+            Ok(ControllerKind::Ppo) => Ok(Self::Learner(None)),
+            Ok(controller) => Ok(Self::Controller(controller)),
+            // Where a file is missing the answer is about that.
+            Err(error) if text.ends_with(':') => Err(error),
+            Err(_) => Err(unknown(text, &FORMS)),
+        }
     }
 }
 
@@ -66,7 +75,10 @@ mod tests {
             assert_eq!(text.parse::<Contender>().unwrap().to_string(), text);
         }
         assert!("ppo@spares".parse::<Contender>().unwrap_err().to_string().contains("`sparse`?"));
-        assert!("nobody".parse::<Contender>().is_err());
+        let refused = |text: &str| text.parse::<Contender>().unwrap_err().to_string();
+        assert!(refused("nobody").contains("ppo@REWARD"));
+        assert!(refused("heuristics").contains("mean `heuristic`?"));
+        assert!(refused("greedy:").contains("a file after the colon"));
         assert_eq!("ppo@sparse".parse::<Contender>().unwrap().word(), "ppo-sparse");
         assert_eq!("fixed:a/b".parse::<Contender>().unwrap().word(), "fixed");
     }

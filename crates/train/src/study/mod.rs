@@ -42,14 +42,13 @@ pub struct StudyConfig {
     pub seeds: usize,
     /// The settings of every run, controller, rounds and seed aside.
     pub settings: TrainConfig,
-    /// Where the runs and `study.json` are kept; must not exist. When absent the runs are thrown away.
-    pub folder: Option<PathBuf>,
+    /// Where the runs and `study.json` are written; must not exist.
+    pub folder: PathBuf,
 }
 
 impl StudyConfig {
     /// Combines the settings as [`TrainConfig::resolve`] does. What concerns a single run (name, folder, export,
-    /// trace, log, checkpoints, controller and its policy) is left out of them; `run_dir` of the flags is where
-    /// the study is kept.
+    /// trace, log, checkpoints, controller and its policy) is left out of them.
     ///
     /// # Errors
     /// A value outside its range; contenders that are missing or there twice; no seeds, or too many.
@@ -58,8 +57,8 @@ impl StudyConfig {
         flags: Layer,
         contenders: Vec<Contender>,
         seeds: usize,
+        folder: PathBuf,
     ) -> Result<Self> {
-        let folder = flags.run_dir.clone().flatten();
         let seed = flags.seed.or(file.seed).unwrap_or(FIRST_SEED);
         let flags = Layer {
             seed: Some(seed),
@@ -91,10 +90,10 @@ impl StudyConfig {
                 return Err(Error::value("controllers", format!("{contender} twice"), "each once"));
             }
         }
-        if let Some(path) = self.folder.as_ref().filter(|path| path.exists()) {
-            return Err(Error::RunFolderExists { path: path.clone() });
+        match self.folder.exists() {
+            true => Err(Error::RunFolderExists { path: self.folder.clone() }),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     fn seeds(&self) -> Vec<u64> {
@@ -155,6 +154,9 @@ pub struct Planned<'a> {
 
 /// Watches a study, and may ask it to stop.
 pub trait StudyObserver: Observer {
+    /// Before the first run: the policy of a contender learned with some of the seeds, and knows their hosts and images.
+    fn seeds_are_known(&mut self, _contender: &Contender, _seeds: &[u64]) {}
+
     /// A run is about to begin; its events follow.
     fn run_begins(&mut self, _planned: &Planned<'_>) {}
 }
@@ -182,10 +184,8 @@ pub fn compare(config: &StudyConfig, observer: &mut dyn StudyObserver) -> Result
 struct Contest<'a> {
     config: &'a StudyConfig,
     machine: Machine,
-    /// Where its runs are.
-    folder: PathBuf,
-    /// Of runs that are not to be kept.
-    _thrown_away: Option<tempfile::TempDir>,
+    /// Of each contender: those of the seeds that its policy learned with.
+    known_seeds: Vec<Vec<u64>>,
 }
 
 impl<'a> Contest<'a> {
@@ -195,31 +195,31 @@ impl<'a> Contest<'a> {
         let machine = Machine::open(&names.devices, settings.threads, None)?;
         machine.load(&names.spec, Split::Train, residency(settings))?;
         let info = cache::files(&names.spec)?.info()?;
+        let (seeds, mut known_seeds) = (config.seeds(), vec![]);
         for contender in &config.contenders {
-            let Contender::Controller(controller) = contender else { continue };
+            let Contender::Controller(controller) = contender else {
+                known_seeds.push(vec![]);
+                continue;
+            };
             let run = config.run(controller.clone(), settings.seed, PathBuf::new())?;
             let blueprints = BlueprintSet::standard().into();
             let (run, names) = Names::of_new(&run)?;
+            let learned: &[u64] = names.policy.as_ref().map_or(&[], |policy| &policy.seeds);
+            known_seeds.push(seeds.iter().copied().filter(|s| learned.contains(s)).collect());
             let setup = Setup::new(&run, names, info.clone(), blueprints)?;
             AnyController::new(&setup, &machine.streams()[0])?;
         }
-        let (folder, thrown_away) = match &config.folder {
-            Some(folder) => (folder.clone(), None),
-            None => {
-                let folder = tempfile::tempdir().map_err(|source| Error::RunFolder {
-                    action: "create a folder in",
-                    path: std::env::temp_dir(),
-                    source,
-                })?;
-                (folder.path().to_owned(), Some(folder))
-            }
-        };
-        Ok(Self { config, machine, folder, _thrown_away: thrown_away })
+        Ok(Self { config, machine, known_seeds })
     }
 
     /// Seed by seed, so that a study which is stopped has about the same seeds of everybody.
     fn run(&self, observer: &mut dyn StudyObserver) -> Result<Study> {
         let Self { config, .. } = self;
+        for (contender, known) in config.contenders.iter().zip(&self.known_seeds) {
+            if !known.is_empty() {
+                observer.seeds_are_known(contender, known);
+            }
+        }
         let contenders = config.contenders.len();
         let mut runs: Vec<Vec<StudyRun>> = vec![vec![]; contenders];
         let (mut status, mut dataset) = (Status::Completed, None);
@@ -237,6 +237,8 @@ impl<'a> Contest<'a> {
             dataset = Some(summary.dataset);
         }
         let settings = &config.settings;
+        let known = config.contenders.iter().cloned().zip(self.known_seeds.clone());
+        let ran = known.zip(runs).map(|((who, known), runs)| (who, known, runs)).collect();
         let study = Study {
             version: STUDY_VERSION,
             program_version: env!("CARGO_PKG_VERSION").into(),
@@ -247,10 +249,10 @@ impl<'a> Contest<'a> {
             steps: settings.steps,
             rounds: settings.rounds,
             seeds,
-            contenders: report::reports(config.contenders.iter().cloned().zip(runs).collect()),
+            contenders: report::reports(ran),
         };
-        if config.folder.is_some() && self.folder.is_dir() {
-            write_json(&self.folder.join("study.json"), &study)?;
+        if config.folder.is_dir() {
+            write_json(&config.folder.join("study.json"), &study)?;
         }
         Ok(study)
     }
@@ -264,7 +266,7 @@ impl<'a> Contest<'a> {
     ) -> Result<Option<(Summary, StudyRun)>> {
         let &Planned { contender, seed, .. } = planned;
         let name = format!("{}-{}", place + 1, contender.word());
-        let folder = self.folder.join(format!("seed-{seed}")).join(&name);
+        let folder = self.config.folder.join(format!("seed-{seed}")).join(&name);
         let mut training = vec![];
         let controller = match contender {
             Contender::Controller(controller) => controller.clone(),

@@ -37,11 +37,22 @@ pub struct Study {
     pub contenders: Vec<ContenderReport>,
 }
 
+impl Study {
+    /// Runs that are complete, over all contenders.
+    pub fn complete(&self) -> usize {
+        self.contenders.iter().map(|report| report.runs.len()).sum()
+    }
+}
+
 /// What one contender reached. Its statistics are over the seeds whose run is complete; absent without any.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ContenderReport {
     /// Who.
     pub contender: Contender,
+    /// Those of the seeds that its policy, from a file that says so, learned with: there it meets hosts and images that
+    /// it knows.
+    #[serde(default)]
+    pub known_seeds: Vec<u64>,
     /// Test accuracy.
     pub test_accuracy: Option<Spread>,
     /// Trained parameters, host and modules.
@@ -124,12 +135,15 @@ impl StudyRun {
     }
 }
 
+/// A contender, those of the seeds that it knows, and its runs.
+pub(super) type Ran = (Contender, Vec<u64>, Vec<StudyRun>);
+
 /// The contenders' figures, from their runs.
-pub(super) fn reports(runs: Vec<(Contender, Vec<StudyRun>)>) -> Vec<ContenderReport> {
-    let first: Vec<(u64, f64)> = runs
-        .first()
-        .map_or(vec![], |(_, runs)| runs.iter().map(|run| (run.seed, run.test_accuracy)).collect());
-    let report = |(place, (contender, runs)): (usize, (Contender, Vec<StudyRun>))| {
+pub(super) fn reports(ran: Vec<Ran>) -> Vec<ContenderReport> {
+    let first: Vec<(u64, f64)> = ran.first().map_or(vec![], |(.., runs)| {
+        runs.iter().map(|run| (run.seed, run.test_accuracy)).collect()
+    });
+    let report = |(place, (contender, known_seeds, runs)): (usize, Ran)| {
         let spread =
             |of: &dyn Fn(&StudyRun) -> f64| Spread::of(&runs.iter().map(of).collect::<Vec<f64>>());
         let pair = |run: &StudyRun| {
@@ -139,6 +153,7 @@ pub(super) fn reports(runs: Vec<(Contender, Vec<StudyRun>)>) -> Vec<ContenderRep
         let pairs: Vec<(f64, f64)> = runs.iter().filter_map(pair).collect();
         ContenderReport {
             contender,
+            known_seeds,
             test_accuracy: spread(&|run| run.test_accuracy),
             parameters: spread(&|run| run.parameters),
             points_per_1000_parameters: spread(&|run| run.points_per_1000_parameters),
@@ -146,7 +161,7 @@ pub(super) fn reports(runs: Vec<(Contender, Vec<StudyRun>)>) -> Vec<ContenderRep
             runs,
         }
     };
-    runs.into_iter().enumerate().map(report).collect()
+    ran.into_iter().enumerate().map(report).collect()
 }
 
 #[cfg(test)]
@@ -164,9 +179,9 @@ mod tests {
     fn only_seeds_that_both_have_are_compared() {
         let contender = |text: &str| text.parse::<Contender>().unwrap();
         let reports = reports(vec![
-            (contender("none"), vec![run(7, 0.25), run(8, 0.75)]),
-            (contender("random"), vec![run(8, 0.5)]),
-            (contender("heuristic"), vec![]),
+            (contender("none"), vec![], vec![run(7, 0.25), run(8, 0.75)]),
+            (contender("random"), vec![], vec![run(8, 0.5)]),
+            (contender("heuristic"), vec![], vec![]),
         ]);
         assert_eq!(reports[0].test_accuracy.unwrap().mean, 0.5);
         assert_eq!(reports[0].difference_pp, None);
