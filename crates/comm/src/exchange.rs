@@ -5,8 +5,9 @@ use crate::auto::{Method, Table, picks};
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::number::{is_number, with_number};
+use crate::sparse::feedback::Momentum;
 use crate::sparse::sum::{Keep, Sparse, SparseSum};
-use crate::transport::Reduction;
+use crate::transport::{Order, Reduction, Sum};
 use meristem_device::{DType, Owner, Stream, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +24,8 @@ pub struct ExchangeOptions {
     pub warm_up: Vec<f64>,
     /// Steps that each density of the warm-up lasts.
     pub warm_up_steps: u64,
-    /// What is kept of elements that were not sent.
+    /// What is kept of elements that were not sent. [`Keep::Momentum`] is of all tensors: those that
+    /// are summed densely have a velocity, too.
     pub keep: Keep,
     /// Sum or mean.
     pub reduction: Reduction,
@@ -99,6 +101,8 @@ struct Bucket {
     flat: Option<Tensor>,
     /// `None`: dense.
     sparse: Option<SparseSum>,
+    /// Of a dense one, where the exchange has the momentum.
+    momentum: Option<Momentum>,
 }
 
 impl Exchange {
@@ -154,7 +158,11 @@ impl Exchange {
 
     /// The density of the next step.
     pub fn density(&self) -> f64 {
-        let stage = self.step / self.options.warm_up_steps.max(1);
+        self.density_at(self.step)
+    }
+
+    fn density_at(&self, step: u64) -> f64 {
+        let stage = step / self.options.warm_up_steps.max(1);
         let warming = usize::try_from(stage).ok().and_then(|stage| self.options.warm_up.get(stage));
         warming.copied().unwrap_or(self.options.density)
     }
@@ -190,10 +198,14 @@ impl Exchange {
                 None => gradients[bucket.members[0].0].view(0, [bucket.len])?,
             };
             bucket.copy(gradients, true)?;
-            let k = bucket.pick(options, density, comm.size());
-            match &mut bucket.sparse {
-                Some(sparse) => sparse.run(comm, (&whole, &whole), k, options.reduction)?,
-                None => comm.all_reduce(&whole, options.reduction)?,
+            let (k, reduction) = (bucket.pick(options, density, comm.size()), options.reduction);
+            match (&mut bucket.sparse, &bucket.momentum) {
+                (Some(sparse), _) => sparse.run(comm, (&whole, &whole), k, reduction)?,
+                (None, Some(momentum)) => {
+                    let (input, output) = (momentum.advance(&whole)?, &whole);
+                    comm.all_reduce_with(&Sum { input, output, reduction, order: Order::Rank })?;
+                }
+                (None, None) => comm.all_reduce(&whole, reduction)?,
             }
             bucket.copy(gradients, false)?;
         }
@@ -209,10 +221,9 @@ impl Exchange {
         let mut places = Vec::new();
         let mut tensors = Vec::new();
         for bucket in &self.buckets {
-            let Some(sparse) = &bucket.sparse else { continue };
             for &(parameter, start) in &bucket.members {
                 let Parameter { name, len, .. } = &self.parameters[parameter];
-                for (part, tensor) in [sparse.residual(), sparse.velocity()].iter().enumerate() {
+                for (part, tensor) in bucket.kept().iter().enumerate() {
                     if let Some(tensor) = tensor {
                         places.push((name, part));
                         tensors.push(tensor.view(start, [*len])?);
@@ -236,34 +247,35 @@ impl Exchange {
         Ok(ExchangeState { step: self.step, kept })
     }
 
-    /// Takes over what another exchange kept. Parameters that it did not have start with nothing
-    /// kept; those that are gone, or are not kept here, are left out.
+    /// Takes over what another exchange kept, and forgets what this one did: parameters that are not in the state have
+    /// nothing kept; those of the state that are gone, or are not kept here, are left out. All ranks do it between the
+    /// same two exchanges, each with a state of its own. The memory is made anew. After an error everything is as it
+    /// was.
     ///
     /// # Errors
     /// [`Error::BadArgument`] if a parameter has another number of bytes now; [`Error::Device`].
     pub fn import(&mut self, comm: &Communicator, state: &ExchangeState) -> Result<()> {
-        self.step = state.step;
-        let density = self.density();
-        for bucket in &mut self.buckets {
-            // The algorithm of the next step, whose thresholds and regions may be among what was kept.
-            bucket.pick(&self.options, density, comm.size());
-            let Some(sparse) = &mut bucket.sparse else { continue };
+        let density = self.density_at(state.step);
+        let mut buckets = self.fill_buckets()?;
+        for bucket in &mut buckets {
             for &(parameter, start) in &bucket.members {
                 let Parameter { name, len, .. } = &self.parameters[parameter];
                 let Some(kept) = state.kept.get(name) else { continue };
-                let parts =
-                    [(sparse.residual(), &kept.residual), (sparse.velocity(), &kept.velocity)];
-                for (tensor, bytes) in parts {
+                for (tensor, bytes) in bucket.kept().iter().zip([&kept.residual, &kept.velocity]) {
                     if let (Some(tensor), false) = (tensor, bytes.is_empty()) {
                         upload(&tensor.view(start, [*len])?, bytes, name)?;
                     }
                 }
             }
+            // The algorithm of the next step, whose thresholds and regions may be among what was kept.
+            bucket.pick(&self.options, density, comm.size());
             let first = &self.parameters[bucket.members[0].0].name;
-            if let Some(kept) = state.kept.get(first).filter(|kept| !kept.split.is_empty()) {
+            let kept = state.kept.get(first).filter(|kept| !kept.split.is_empty());
+            if let (Some(sparse), Some(kept)) = (&mut bucket.sparse, kept) {
                 sparse.import_split(comm, &kept.split)?;
             }
         }
+        (self.buckets, self.step) = (buckets, state.step);
         Ok(())
     }
 
@@ -287,8 +299,7 @@ impl Exchange {
             for i in members {
                 let Parameter { dtype, len, .. } = self.parameters[i];
                 if filled.last().is_none_or(|bucket| bucket.len + len > options.bucket) {
-                    let (members, flat, sparse) = (Vec::new(), None, None);
-                    filled.push(Bucket { members, len: 0, dtype, flat, sparse });
+                    filled.push(Bucket::new(dtype));
                 }
                 if let Some(bucket) = filled.last_mut() {
                     bucket.members.push((i, bucket.len));
@@ -313,6 +324,8 @@ impl Exchange {
         };
         if large {
             bucket.sparse = Some(SparseSum::new(&like, sparse, self.options.keep)?);
+        } else if let Keep::Momentum(factor) = self.options.keep {
+            bucket.momentum = Some(Momentum::new(stream, bucket.dtype, bucket.len, factor)?);
         }
         bucket.flat = (bucket.members.len() > 1).then_some(like);
         Ok(())
@@ -353,6 +366,19 @@ impl Exchange {
 }
 
 impl Bucket {
+    fn new(dtype: DType) -> Bucket {
+        let (members, flat, sparse, momentum) = (Vec::new(), None, None, None);
+        Bucket { members, len: 0, dtype, flat, sparse, momentum }
+    }
+
+    /// Residual and velocity.
+    fn kept(&self) -> [Option<&Tensor>; 2] {
+        match &self.sparse {
+            Some(sparse) => [sparse.residual(), sparse.velocity()],
+            None => [None, self.momentum.as_ref().map(|momentum| &momentum.velocity)],
+        }
+    }
+
     /// How many elements each rank sends, by the algorithm that is then in use; all where that sends less.
     fn pick(&mut self, options: &ExchangeOptions, density: f64, ranks: usize) -> usize {
         let k = options.k.map_or(picks(density, self.len), |k| k.min(self.len));

@@ -189,6 +189,84 @@ fn a_model_that_grew_keeps_what_it_had() {
     });
 }
 
+/// Momentum correction leaves nothing out: what is summed densely gets the sum of the ranks' velocities.
+#[test]
+fn momentum_is_of_all_tensors() {
+    let (n, factor) = (3, 0.9f32);
+    // Each with the tensors that are sent whole.
+    let cases: [(Method, f64, &[usize]); 4] = [
+        (Method::Dense, 0.1, &[0, 1, 2, 3, 4, 5]),
+        (Method::Sparse(Sparse::TopK), 0.1, &[1, 3, 5]),
+        (Method::Sparse(Sparse::TopK), 1.0, &[0, 1, 2, 3, 4, 5]),
+        (Method::Auto, 1.0, &[0, 1, 2, 3, 4, 5]),
+    ];
+    for (method, density, whole) in cases {
+        let keep = Keep::Momentum(f64::from(factor));
+        let options = ExchangeOptions { density, keep, ..options(method) };
+        let results = ranks(n, |mut comm, stream| {
+            let mut exchange = made(&options, stream, &MODEL).unwrap();
+            (0..4).map(|at| step(&mut exchange, &mut comm, stream, at)).collect::<Vec<_>>()
+        });
+        for &i in whole {
+            let mut velocities = vec![vec![-0.0f32; MODEL[i].1]; n];
+            for at in 0..4 {
+                for (rank, velocity) in velocities.iter_mut().enumerate() {
+                    let gradient = noise(velocity.len(), rank, at * 100 + i);
+                    velocity.iter_mut().zip(gradient).for_each(|(u, g)| *u = *u * factor + g);
+                }
+                let sum = |j: usize| velocities.iter().map(|u| u[j]).reduce(|a, b| a + b).unwrap();
+                let mean: Vec<f32> = (0..MODEL[i].1).map(|j| sum(j) / n as f32).collect();
+                for result in &results {
+                    assert_eq!(result[at][i], mean, "{method:?} {density} {} {at}", MODEL[i].0);
+                }
+            }
+        }
+    }
+}
+
+/// An import is the state and nothing else, or changes nothing.
+#[test]
+fn an_import_takes_the_place_of_what_was_kept() {
+    let all = [Sparse::TopK, Sparse::OkTopK { refresh: 4 }].map(Method::Sparse);
+    for (method, keep) in all
+        .into_iter()
+        .flat_map(|method| [Keep::Residual, Keep::Momentum(0.5)].map(|keep| (method, keep)))
+    {
+        let options = ExchangeOptions { keep, ..options(method) };
+        ranks(2, |mut comm, stream| {
+            let new = || made(&options, stream, &MODEL).unwrap();
+            let (mut used, mut other) = (new(), new());
+            let nothing = new().export().unwrap();
+            for at in 0..3 {
+                step(&mut used, &mut comm, stream, at);
+                step(&mut other, &mut comm, stream, 7 + at);
+            }
+            step(&mut other, &mut comm, stream, 11);
+            let (before, mut state) = (used.export().unwrap(), other.export().unwrap());
+            let mut broken = state.clone();
+            broken.kept.get_mut("c").unwrap().residual.push(0);
+            used.import(&comm, &broken).unwrap_err();
+            assert_eq!(used.export().unwrap(), before);
+
+            let missing = ["b.weight", "a.weight"];
+            missing.iter().for_each(|name| drop(state.kept.remove(*name)));
+            used.import(&comm, &state).unwrap();
+            let after = used.export().unwrap();
+            missing.iter().for_each(|name| {
+                drop(state.kept.insert((*name).into(), nothing.kept[*name].clone()))
+            });
+            assert_eq!(after, state);
+            used.import(&comm, &ExchangeState::default()).unwrap();
+            assert_eq!(used.export().unwrap(), nothing);
+            let mut fresh = new();
+            assert_eq!(
+                step(&mut used, &mut comm, stream, 3),
+                step(&mut fresh, &mut comm, stream, 3)
+            );
+        });
+    }
+}
+
 #[test]
 fn density_warms_up() {
     ranks(1, |mut comm, stream| {

@@ -4,8 +4,10 @@
 //! acc = residual + gradient; what is sent is acc at the picks; residual' = acc elsewhere, and
 //! minus zero at the picks, which leaves every bit of what is added to it alone. So
 //! sent + residual' = residual + gradient, bit for bit. With momentum m, the velocity
-//! u = m u + gradient takes the gradient's place and is cleared at the picks (Lin et al., "Deep
-//! Gradient Compression", ICLR 2018).
+//! u = m u + gradient takes the gradient's place and is cleared at the picks, where it would go on
+//! pushing in a direction that is old by now (Lin et al., "Deep Gradient Compression", ICLR 2018).
+//! Where everything is sent nothing is old: the velocity stays, and the sum of the velocities is
+//! that of ordinary momentum.
 
 use super::lists::{Lists, NONE};
 use super::select::{Source, top_k};
@@ -25,6 +27,26 @@ pub(crate) struct Momentum {
     pub(crate) velocity: Tensor,
 }
 
+impl Momentum {
+    pub(crate) fn new(stream: &Stream, dtype: DType, len: usize, factor: f64) -> Result<Momentum> {
+        Ok(Momentum { factor, velocity: nothing(stream, dtype, len)? })
+    }
+
+    /// The velocity after this gradient.
+    pub(crate) fn advance(&self, gradient: &Tensor) -> Result<&Tensor> {
+        let Momentum { factor, velocity } = self;
+        let launch = velocity.stream().launch("feedback, velocity").read(gradient).write(velocity);
+        let factor = *factor;
+        with_number!(gradient.dtype(), T => launch.run(move |args| {
+            let factor = T::from_f64(factor);
+            for (velocity, gradient) in args.write::<T>(1).iter_mut().zip(args.read::<T>(0)) {
+                *velocity = velocity.times(factor).plus(*gradient);
+            }
+        })?, unreachable!("checked when the exchange was made"));
+        Ok(velocity)
+    }
+}
+
 impl Feedback {
     pub(crate) fn new(
         stream: &Stream,
@@ -32,45 +54,30 @@ impl Feedback {
         len: usize,
         momentum: Option<f64>,
     ) -> Result<Feedback> {
-        let make = || -> Result<Tensor> {
-            let tensor = Tensor::empty(stream, [len], dtype, Owner::Collectives)?;
-            neutral(&tensor)?;
-            Ok(tensor)
-        };
         let momentum = match momentum {
-            Some(factor) => Some(Momentum { factor, velocity: make()? }),
+            Some(factor) => Some(Momentum::new(stream, dtype, len, factor)?),
             None => None,
         };
-        Ok(Feedback { residual: make()?, momentum })
+        Ok(Feedback { residual: nothing(stream, dtype, len)?, momentum })
     }
 
-    /// Adds the gradient to what is kept, writes all of it to `output`, and keeps nothing: for an
-    /// exchange of everything.
+    /// Adds the gradient, or the velocity after it, to what was not sent, writes all of it to `output`, and leaves
+    /// nothing unsent: for an exchange of everything.
     pub(crate) fn drain(&self, gradient: &Tensor, output: &Tensor) -> Result<()> {
-        let in_place = gradient.address() == output.address();
+        let added = match &self.momentum {
+            Some(momentum) => momentum.advance(gradient)?,
+            None => gradient,
+        };
+        let in_place = added.address() == output.address();
         let mut launch =
             output.stream().launch("feedback, drain").write(&self.residual).write(output);
         if !in_place {
-            launch = launch.read(gradient);
+            launch = launch.read(added);
         }
-        let mut at = 2 + usize::from(!in_place);
-        if let Some(momentum) = &self.momentum {
-            launch = launch.write(&momentum.velocity);
-        } else {
-            at = usize::MAX;
-        }
-        let factor = self.momentum.as_ref().map_or(0.0, |momentum| momentum.factor);
         with_number!(gradient.dtype(), T => launch.run(move |args| {
             let (residual, output) = (args.write::<T>(0), args.write::<T>(1));
             if !in_place {
                 output.copy_from_slice(args.read(2));
-            }
-            if at < args.len() {
-                let factor = T::from_f64(factor);
-                for (output, velocity) in output.iter_mut().zip(args.write::<T>(at)) {
-                    *output = velocity.times(factor).plus(*output);
-                    *velocity = T::NEUTRAL;
-                }
             }
             for (output, residual) in output.iter_mut().zip(residual) {
                 *output = residual.plus(*output);
@@ -99,15 +106,16 @@ impl Feedback {
     }
 }
 
-/// Fills with minus zero.
-pub(crate) fn neutral(tensor: &Tensor) -> Result<()> {
-    let launch = tensor.stream().launch("feedback, nothing kept").write(tensor);
+/// What is kept at first: minus zero.
+fn nothing(stream: &Stream, dtype: DType, len: usize) -> Result<Tensor> {
+    let tensor = Tensor::empty(stream, [len], dtype, Owner::Collectives)?;
+    let launch = stream.launch("feedback, nothing kept").write(&tensor);
     with_number!(
-        tensor.dtype(),
+        dtype,
         T => launch.run(|args| args.write::<T>(0).fill(T::NEUTRAL))?,
         unreachable!("checked when the exchange was made")
     );
-    Ok(())
+    Ok(tensor)
 }
 
 /// Selects the largest of a gradient, or of what was kept plus the gradient, which is kept then.

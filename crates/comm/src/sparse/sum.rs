@@ -58,7 +58,9 @@ pub enum Keep {
     Nothing,
     /// What was not sent, to be added to the next gradient: error feedback.
     Residual,
-    /// The same, with momentum correction by this factor.
+    /// The same, with momentum correction by this factor: ranks accumulate and exchange velocities
+    /// u = m u + gradient instead of gradients, also where everything is sent. It takes the place of
+    /// the optimiser's momentum, which must be 0.
     Momentum(f64),
 }
 
