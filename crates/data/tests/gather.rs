@@ -28,8 +28,9 @@ fn any_case() -> impl Strategy<Value = Case> {
     let numbers = (1..20_usize, 1..5_usize, any::<u64>(), 0..4_u64);
     let flags = (any::<bool>(), any::<bool>(), any::<bool>(), prop::option::of(1..4_usize));
     let augment = (any::<bool>(), 0..9_usize, any::<bool>(), 0..9_usize);
-    (toy, numbers, flags, augment).prop_map(
-        |((len, channels, height, width, threads), numbers, flags, augment)| {
+    let served = prop::option::of((0..4_usize, 1..4_usize));
+    (toy, numbers, flags, augment, served).prop_map(
+        |((len, channels, height, width, threads), numbers, flags, augment, served)| {
             let (batch, envs, seed, epoch) = numbers;
             let (shuffle, drop_last, halve, max_batches) = flags;
             let shorter = height.min(width);
@@ -48,6 +49,7 @@ fn any_case() -> impl Strategy<Value = Case> {
                 augment,
                 max_batches,
                 subset: halve.then(|| (0..len as u32).filter(|i| i % 2 == 0).collect()),
+                served: served.map(|(first, n)| first % envs..(first % envs + n).min(envs)),
                 ..GatherConfig::new(batch, cpus(envs))
             };
             Case { toy: Toy { len, channels, height, width, threads }, config, epoch }
@@ -63,8 +65,9 @@ proptest! {
     fn batches_are_the_slow_ones(case in any_case()) {
         let Case { toy, config, epoch } = case;
         let (device, dataset) = toy.dataset();
+        let served = config.served.clone().unwrap_or(0..config.devices.len());
         let streams: Vec<Stream> =
-            (0..config.devices.len()).map(|e| device.stream(&format!("env {e}"))).collect();
+            served.clone().map(|e| device.stream(&format!("env {e}"))).collect();
         let mut gather = GatherBatches::new(&config, std::slice::from_ref(&dataset), &streams).unwrap();
         let subset = config.subset.clone();
         let order = OrderConfig {
@@ -81,8 +84,11 @@ proptest! {
         gather.start_epoch(epoch).unwrap();
         for parts in &expected {
             let batches = gather.next().unwrap().unwrap();
+            let parts: Vec<_> =
+                parts.iter().enumerate().filter(|(env, _)| served.contains(env)).collect();
             prop_assert_eq!(batches.len(), parts.len());
-            for (batch, part) in batches.iter().zip(parts) {
+            for (batch, (env, part)) in batches.iter().zip(parts) {
+                prop_assert_eq!(batch.env, env);
                 let (inputs, targets) = batch_of(batch);
                 let samples = part.iter().map(|i| subset.as_ref().map_or(*i, |s| s[*i as usize]));
                 let samples: Vec<u32> = samples.collect();
@@ -374,6 +380,8 @@ fn errors_of_d4_name_what_is_wrong() {
     expect(error(&GatherConfig::new(2, vec![]), data, &[]), &["`devices`", "got none"]);
     let text = error(&GatherConfig::new(2, cpus(3)), data, &streams);
     expect(text, &["`devices`", "2 envs", "got 3 devices"]);
+    let beyond = GatherConfig { served: Some(1..3), ..good.clone() };
+    expect(error(&beyond, data, &streams), &["`served`", "of the 2 envs", "got 1..3"]);
     expect(error(&good, &[], &streams), &["`datasets`", "got none"]);
     let text = error(&good, &[dataset.clone(), longer.clone()], &streams);
     expect(text, &["`datasets`", "10 samples", "11 samples"]);

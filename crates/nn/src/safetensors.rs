@@ -31,8 +31,23 @@ struct Entry<'a> {
 /// # Errors
 /// [`Error::File`].
 pub fn save(path: &Path, state: &StateDict, metadata: &Metadata) -> Result<()> {
-    let bytes = encode(state, metadata).map_err(|e| file_error(path, e))?;
-    write_atomically(path, &bytes).map_err(|e| file_error(path, format!("cannot write: {e}")))
+    write(path, &to_bytes(path, state, metadata)?)
+}
+
+/// The bytes that [`save`] writes to `path`, for whoever writes them elsewhere or later.
+///
+/// # Errors
+/// [`Error::File`] for a tensor whose elements do not fit its shape.
+pub fn to_bytes(path: &Path, state: &StateDict, metadata: &Metadata) -> Result<Vec<u8>> {
+    encode(state, metadata).map_err(|e| file_error(path, e))
+}
+
+/// Writes such bytes as [`save`] does.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    write_atomically(path, bytes).map_err(|e| file_error(path, format!("cannot write: {e}")))
 }
 
 /// The bytes of a file.
@@ -97,8 +112,23 @@ fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// [`Error::File`] for a file that cannot be read, is no safetensors file, is truncated, or holds
 /// other element types.
 pub fn load(path: &Path) -> Result<(StateDict, Metadata)> {
-    let bytes = fs::read(path).map_err(|e| file_error(path, format!("cannot read: {e}")))?;
-    decode(&bytes).map_err(|e| file_error(path, e))
+    from_bytes(path, &read(path)?)
+}
+
+/// The bytes of a file.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn read(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).map_err(|e| file_error(path, format!("cannot read: {e}")))
+}
+
+/// As [`load`], of bytes that came from a file at `path`, here or elsewhere.
+///
+/// # Errors
+/// As [`load`].
+pub fn from_bytes(path: &Path, bytes: &[u8]) -> Result<(StateDict, Metadata)> {
+    decode(bytes).map_err(|e| file_error(path, e))
 }
 
 fn decode(bytes: &[u8]) -> Result<(StateDict, Metadata), String> {
