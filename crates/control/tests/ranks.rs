@@ -32,15 +32,18 @@ fn group(ranks: usize, method: Method) -> PpoGroup {
     let device = device();
     let members = Communicator::threads(ranks, &CommOptions::default()).unwrap();
     let all = (0..ranks).map(|_| ppo(&device, ENVS / ranks)).collect();
-    let options = ExchangeOptions {
+    PpoGroup::new(all, members, &options(method)).unwrap()
+}
+
+fn options(method: Method) -> ExchangeOptions {
+    ExchangeOptions {
         method,
         density: 0.05,
         keep: Keep::Residual,
         reduction: Reduction::Mean,
         small: 16,
         ..ExchangeOptions::default()
-    };
-    PpoGroup::new(all, members, &options).unwrap()
+    }
 }
 
 const METHODS: [Method; 4] = [
@@ -196,6 +199,48 @@ fn a_restored_group_goes_on_bit_for_bit() {
     }
 }
 
+/// As processes do: each has one rank of the group, acts in its envs, and saves its part.
+#[test]
+fn parts_of_a_group_are_the_group() {
+    let (device, method) = (device(), Method::Sparse(Sparse::TopK));
+    let parts = || -> Vec<PpoGroup> {
+        let members = Communicator::threads(3, &CommOptions::default()).unwrap().into_iter();
+        let one = |comm| PpoGroup::new(vec![ppo(&device, 2)], vec![comm], &options(method));
+        members.map(|comm| one(comm).unwrap()).collect()
+    };
+    let (mut whole, mut own) = (group(3, method), parts());
+    let mut envs = fleet();
+    let mut play = |whole: &mut PpoGroup, own: &mut [PpoGroup]| {
+        for _ in 0..STEPS {
+            let mut copies = envs.clone();
+            let of_parts: Vec<Action> =
+                own.iter_mut().zip(copies.chunks_mut(2)).flat_map(|(p, e)| step(p, e)).collect();
+            assert_eq!(step(whole, &mut envs), of_parts);
+        }
+        whole.roll_back(4, Some(4), -1.0).unwrap();
+        own[2].roll_back(4, Some(4), -1.0).unwrap();
+        assert!(own[1].roll_back(4, Some(4), -1.0).is_err(), "not its env");
+        let views: Vec<_> = envs.iter().map(|toy| toy.env.view()).collect();
+        let reports: Vec<RoundReport> = std::thread::scope(|scope| {
+            let ends = own
+                .iter_mut()
+                .zip(views.chunks(2))
+                .map(|(part, views)| scope.spawn(move || part.end_round(views).unwrap().unwrap()));
+            ends.collect::<Vec<_>>().into_iter().map(|report| report.join().unwrap()).collect()
+        });
+        let report = end(whole, &envs);
+        assert!(reports.iter().all(|of_part| *of_part == report));
+        let saved: Vec<_> = own.iter().map(|part| part.save().unwrap()).collect();
+        let saved = PpoGroup::join(saved).unwrap();
+        assert_eq!(saved, whole.save().unwrap());
+        saved
+    };
+    let saved = play(&mut whole, &mut own);
+    let mut restored = parts();
+    restored.iter_mut().for_each(|part| part.restore(&saved).unwrap());
+    play(&mut whole, &mut restored);
+}
+
 /// A number that is not finite on one rank: nobody learns from it.
 #[test]
 fn what_one_rank_skips_all_skip() {
@@ -226,6 +271,7 @@ fn ranks_that_do_not_fit_are_refused() {
     refused(&[2, 3], 2, "as many envs each");
     refused(&[], 1, "as many envs each");
     refused(&[2, 2], 3, "2 members");
+    refused(&[2, 2], 1, "2 members");
     let mut it = group(2, Method::Dense);
     assert!(it.decide_all(&[]).is_err());
     assert!(it.roll_back(ENVS, Some(0), -1.0).is_err());

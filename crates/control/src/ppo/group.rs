@@ -1,5 +1,5 @@
 //! Several policies that are one: each acts in its own envs, and all learn together at the end of a round, each in
-//! a thread of its own while it does.
+//! a thread of its own while it does. Other processes may have some of them.
 
 use std::thread;
 
@@ -16,18 +16,22 @@ use crate::report::RoundReport;
 use crate::state::ControllerState;
 use crate::view::EnvView;
 
-/// Ranks of a policy, which exchange gradients; their weights are the same, bit for bit, after every update. Rank
-/// `r` has the `r`-th part of the envs, by their index.
+/// Those ranks of a policy that are in this process. All exchange gradients; their weights are the same, bit for bit,
+/// after every update. Rank `r` has the `r`-th part of the envs, by their index.
 #[derive(Debug)]
 pub struct PpoGroup {
     ranks: Vec<Ppo>,
+    /// Rank of the first of them.
+    first: usize,
+    /// Ranks of all processes.
+    of: usize,
     /// Envs of a rank.
     envs: usize,
 }
 
 impl PpoGroup {
-    /// Of new policies on one device, alike in everything but their streams, and as many members of a group. Does
-    /// not wait for the device.
+    /// Of new policies on one device, alike in everything but their streams, and as many members of a group, by
+    /// rank: all of them, or neighbours. Does not wait for the device.
     ///
     /// # Errors
     /// [`Error::Protocol`] for none, not as many members, or policies for different numbers of envs.
@@ -41,15 +45,30 @@ impl PpoGroup {
             let got: Vec<usize> = ranks.iter().map(Ppo::envs).collect();
             return Err(protocol("ranks with as many envs each".into(), format!("{got:?}")));
         }
-        if members.len() != ranks.len() {
+        let (first, of) = members.first().map_or((0, 0), |comm| (comm.rank(), comm.size()));
+        let got: Vec<usize> = members.iter().map(Communicator::rank).collect();
+        if !(first..first + ranks.len()).eq(got.iter().copied()) {
             let expected = format!("{} members, one for each rank", ranks.len());
-            return Err(protocol(expected, members.len().to_string()));
+            return Err(protocol(expected, format!("{} with ranks {got:?}", got.len())));
         }
-        for (index, (rank, comm)) in ranks.iter_mut().zip(members).enumerate() {
-            rank.first_env = index * envs;
+        for (rank, comm) in ranks.iter_mut().zip(members) {
+            rank.first_env = comm.rank() * envs;
             rank.ranks = Some(Ranks::new(comm, rank.policy.stream(), options));
         }
-        Ok(Self { ranks, envs })
+        Ok(Self { ranks, first, of, envs })
+    }
+
+    /// What all ranks would have saved together, of what processes saved of theirs, by rank.
+    ///
+    /// # Errors
+    /// [`Error::BadState`] for another controller's state.
+    pub fn join(parts: Vec<ControllerState>) -> Result<ControllerState> {
+        let (mut tensors, mut memories) = (StateDict::default(), vec![]);
+        for part in parts {
+            memories.extend(part.memory::<Vec<Vec<u8>>>(NAME)?);
+            tensors.0.extend(part.tensors.0);
+        }
+        Ok(ControllerState { tensors, ..ControllerState::of(NAME, &memories)? })
     }
 
     /// The first of them: its weights are those of all.
@@ -59,9 +78,11 @@ impl PpoGroup {
 
     /// The rank of an env.
     fn of(&mut self, env: usize) -> Result<&mut Ppo> {
-        let all = self.ranks.len() * self.envs;
-        let rank = self.ranks.get_mut(env / self.envs.max(1));
-        rank.ok_or_else(|| protocol(format!("one of {all} envs"), format!("env {env}")))
+        let (all, first) = (self.ranks.len() * self.envs, self.first * self.envs);
+        let own = env.checked_sub(first).map(|env| env / self.envs.max(1));
+        let rank = own.and_then(|rank| self.ranks.get_mut(rank));
+        let expected = || format!("one of {all} envs from {first} on");
+        rank.ok_or_else(|| protocol(expected(), format!("env {env}")))
     }
 
     /// Each rank with its part of something that there is one of for each env.
@@ -113,7 +134,7 @@ impl Controller for PpoGroup {
     fn save(&self) -> Result<ControllerState> {
         let mut tensors = StateDict::default();
         let mut memories = vec![];
-        for (index, rank) in self.ranks.iter().enumerate() {
+        for (index, rank) in (self.first..).zip(&self.ranks) {
             let state = rank.save()?;
             memories.push(state.memory);
             for (name, tensor) in state.tensors.0 {
@@ -123,10 +144,11 @@ impl Controller for PpoGroup {
         Ok(ControllerState { tensors, ..ControllerState::of(NAME, &memories)? })
     }
 
+    /// From what all ranks saved together; each process takes its own.
     fn restore(&mut self, state: &ControllerState) -> Result<()> {
         let memories: Vec<Vec<u8>> = state.memory(NAME)?;
-        if memories.len() != self.ranks.len() {
-            let problem = format!("it is of {} ranks, not {}", memories.len(), self.ranks.len());
+        if memories.len() != self.of {
+            let problem = format!("it is of {} ranks, not {}", memories.len(), self.of);
             return Err(Error::BadState { controller: NAME.into(), problem });
         }
         let before = self.save()?;
@@ -137,12 +159,13 @@ impl Controller for PpoGroup {
             let own = own.map(|(name, tensor)| (name.to_string(), tensor.clone()));
             ControllerState { memory, tensors: StateDict(own.collect()) }
         };
-        let mut all = self.ranks.iter_mut().enumerate().zip(memories);
+        let first = self.first;
+        let mut all = (first..).zip(&mut self.ranks).zip(memories.into_iter().skip(first));
         let failed = all.find_map(|((i, rank), m)| rank.restore(&part(state, i, m)).err());
         let Some(error) = failed else { return Ok(()) };
         // All or nothing: those that took theirs take back what they had.
         let memories: Vec<Vec<u8>> = before.memory(NAME)?;
-        for ((i, rank), memory) in self.ranks.iter_mut().enumerate().zip(memories) {
+        for ((i, rank), memory) in (first..).zip(&mut self.ranks).zip(memories) {
             rank.restore(&part(&before, i, memory))?;
         }
         Err(error)
