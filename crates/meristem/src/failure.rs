@@ -119,7 +119,7 @@ impl From<comm::Error> for Failure {
     fn from(error: comm::Error) -> Self {
         match error {
             comm::Error::Unavailable { transport, reason, remedy } => {
-                Self::failed(format!("transport `{transport}`: {reason}"), remedy)
+                Self::usage(format!("transport `{transport}`: {reason}"), remedy)
             }
             error => Self::of(&error, None, 1),
         }

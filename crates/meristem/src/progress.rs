@@ -29,6 +29,7 @@ pub(crate) enum Mode {
 /// Shows what a run does.
 pub(crate) struct Progress {
     mode: Mode,
+    rank: usize,
     run: Option<RunStarted>,
     /// The last step of each env.
     envs: Vec<Option<StepCompleted>>,
@@ -40,12 +41,17 @@ pub(crate) struct Progress {
 impl Progress {
     pub(crate) fn new(mode: Mode) -> Self {
         let stepping = Stepping { started: Instant::now(), steps: 0 };
-        Self { mode, run: None, envs: vec![], steps_done: 0, stepping, bars: None }
+        Self { mode, rank: 0, run: None, envs: vec![], steps_done: 0, stepping, bars: None }
     }
 
     /// Whether a run has begun, or gone on.
     pub(crate) fn has_begun(&self) -> bool {
         self.run.is_some()
+    }
+
+    /// Whether this process is the one that tells of the run.
+    pub(crate) fn is_of_first_rank(&self) -> bool {
+        self.rank == 0
     }
 
     /// A line that stays, between the bars or among the lines.
@@ -134,6 +140,10 @@ impl Progress {
 }
 
 impl Observer for Progress {
+    fn joined(&mut self, rank: usize) {
+        self.rank = rank;
+    }
+
     fn event(&mut self, event: &Event) {
         match event {
             Event::RunStarted(run) => self.begin(run),

@@ -3,11 +3,22 @@
 use std::sync::atomic::Ordering;
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
+use signal_hook::iterator::{Handle, Signals};
 
 use crate::failure::Failure;
 use crate::plain;
 use crate::progress::STOP;
+
+/// While this lives, signals stop what is done. Afterwards they are ignored: the little that is left is to be done, and
+/// `mpirun` sends one to whoever is still telling of an error when another rank has ended with it.
+#[must_use]
+pub(crate) struct Listening(Handle);
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
 
 /// The first signal ends a run at the next step boundary, the second at once, after `at_once`. `what_is_left` is for
 /// the message.
@@ -17,17 +28,19 @@ use crate::progress::STOP;
 pub(crate) fn stop_on_signals(
     what_is_left: &'static str,
     at_once: impl Fn() + Send + 'static,
-) -> Result<(), Failure> {
+) -> Result<Listening, Failure> {
     // What was started with nohup is to survive its terminal.
     let hangup = (!is_ignored(SIGHUP)).then_some(SIGHUP);
     let listen = || {
         let mut signals = Signals::new([SIGINT, SIGTERM].into_iter().chain(hangup))?;
+        let listening = Listening(signals.handle());
         let each = move || {
             signals.forever().for_each(|signal| stop(signal, what_is_left, &at_once));
         };
-        std::thread::Builder::new().name("signals".into()).spawn(each)
+        std::thread::Builder::new().name("signals".into()).spawn(each)?;
+        Ok(listening)
     };
-    listen().map(drop).map_err(|error| {
+    listen().map_err(|error: std::io::Error| {
         Failure::failed(format!("cannot listen for signals: {error}"), "run from another shell")
     })
 }

@@ -94,5 +94,5 @@ fn sums_over_ranks_are_checked_and_measured() {
 #[test]
 fn what_is_not_built_in_says_so() {
     let m = Meristem::new();
-    m.fails("bench comm --comm mpi", 1, &["this build has no MPI", "`--features mpi`"]);
+    m.fails("bench comm --comm mpi", 2, &["this build has no MPI", "`--features mpi`"]);
 }

@@ -169,6 +169,7 @@ fn what_cannot_be_compared_is_refused_before_anything_runs() {
     m.ok(&format!("train {TINY} --controller ppo --slots r0 --run-dir learned --quiet"));
     std::fs::write(m.path("bad.jsonl"), "{\"step\": 1, \"op\": \"JUMP\"}\n").unwrap();
     std::fs::write(m.path("there.svg"), "<svg/>").unwrap();
+    std::fs::write(m.path("comm.toml"), "comm = \"mpi\"").unwrap();
     let policy = "ppo:learned/policy.safetensors";
     for (flags, code, words) in [
         ("--seeds 0", 2, "`seeds`: got 0"),
@@ -187,6 +188,7 @@ fn what_cannot_be_compared_is_refused_before_anything_runs() {
         ("--policy learned/weights/env-0.safetensors", 2, "not a policy file"),
         ("--seed 9223372036854775806", 2, "`seed`"),
         ("--dataset cifar10", 2, "cifar10"),
+        ("--config comm.toml", 2, "`comm`: got mpi, expected threads"),
     ] {
         let context = format!("{flags} {words}");
         let usual = [("--seeds", "--seeds 3"), ("--run-dir", "--run-dir no")];

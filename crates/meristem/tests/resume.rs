@@ -7,13 +7,12 @@ mod common;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use common::Meristem;
-use meristem::device::random::{Purpose, Rng};
-use meristem::nn::safetensors::{self, Metadata};
-use meristem::nn::{HostData, HostTensor, StateDict};
+use common::runs::{Killed, assert_same, outcome, wait_for, with_images};
+use meristem::nn::safetensors;
 use serde_json::Value;
 
 /// Two rounds of growing hosts on a few small images, a checkpoint after every second step.
@@ -21,78 +20,12 @@ const RUN: &str = "train --dataset arrays --data-root images.safetensors --contr
                    --slots r0,r1 --envs 3 --rounds 2 --steps 24 --batch 16 --control-split 0.2 \
                    --checkpoint-every 2 --quiet";
 
-/// A folder with 600 images of 8x8 bytes: the label is where the bright half is.
-fn with_images() -> Meristem {
-    let m = Meristem::new();
-    let mut random = Rng::new(1, Purpose::Test, 0, 0);
-    let mut arrays = StateDict::default();
-    for (split, images) in [("train", 500), ("test", 100)] {
-        let labels: Vec<i64> = (0..images).map(|_| i64::from(random.below(4))).collect();
-        let bright = |label: i64, i: usize| match label {
-            0 => i % 8 < 4,
-            1 => i % 8 >= 4,
-            2 => i < 32,
-            _ => i >= 32,
-        };
-        let mut pixel = |label, i| random.below(160) as u8 + if bright(label, i) { 90 } else { 0 };
-        let bytes = labels.iter().flat_map(|&label| (0..64).map(move |i| (label, i)));
-        let bytes = bytes.map(|(label, i)| pixel(label, i)).collect();
-        let tensor = HostTensor { shape: vec![images, 8, 8], data: HostData::U8(bytes) };
-        arrays.insert(format!("{split}_images"), tensor);
-        let tensor = HostTensor { shape: vec![images], data: HostData::I64(labels) };
-        arrays.insert(format!("{split}_labels"), tensor);
-    }
-    safetensors::save(&m.path("images.safetensors"), &arrays, &Metadata::new()).unwrap();
-    m
-}
-
-/// What must be equal: weights, and events without their times and the number of threads.
-#[derive(Debug, PartialEq)]
-struct Outcome {
-    weights: Vec<Vec<u8>>,
-    events: Vec<Value>,
-    envs: Value,
-    rounds: Value,
-}
-
-fn outcome(m: &Meristem, run: &str) -> Outcome {
-    let weights =
-        (0..3).map(|env| m.bytes(&format!("{run}/weights/env-{env}.safetensors"))).collect();
-    let mut events = m.events(run);
-    for event in &mut events {
-        let event = event.as_object_mut().unwrap();
-        for time in ["seconds", "step_seconds", "images_per_second", "wall_seconds", "threads"] {
-            event.remove(time);
-        }
-    }
-    let summary = m.json(&format!("{run}/summary.json"));
-    assert_eq!(summary["status"], "completed");
-    Outcome {
-        weights,
-        events,
-        envs: summary["envs"].clone(),
-        rounds: summary["round_results"].clone(),
-    }
-}
-
-/// Insists on the same, and names the first difference.
-fn assert_same(got: &Outcome, expected: &Outcome, context: &str) {
-    for (got, expected) in got.events.iter().zip(&expected.events) {
-        assert_eq!(got, expected, "{context}");
-    }
-    assert_eq!(got.events.len(), expected.events.len(), "{context}");
-    for (env, (got, expected)) in got.weights.iter().zip(&expected.weights).enumerate() {
-        assert!(got == expected, "{context}: other weights in env {env}");
-    }
-    assert_eq!(got.envs, expected.envs, "{context}");
-    assert_eq!(got.rounds, expected.rounds, "{context}");
-}
-
-/// A configuration as runs wrote it down before the governor's rules were settings.
-fn without_governor(config: &Path) {
+/// A configuration as runs wrote it down before the governor's rules and the ranks' deadline were settings.
+fn as_once_written(config: &Path) {
     let text = fs::read_to_string(config).unwrap();
-    let older = text.lines().filter(|line| !line.starts_with("governor_"));
-    let older: String = older.flat_map(|line| [line, "\n"]).collect();
+    let later = |line: &&str| line.starts_with("governor_") || line.starts_with("comm_deadline");
+    let older: String =
+        text.lines().filter(|line| !later(line)).flat_map(|line| [line, "\n"]).collect();
     assert!(older.len() < text.len());
     fs::write(config, older).unwrap();
 }
@@ -229,7 +162,6 @@ fn resumes_to_the_same_bits(ranks: &str) -> Vec<Value> {
     assert!(killed_at(&m, "train --resume cut --quiet", "cut", Moment::Events(2 * lines / 3)));
     m.ok("train --resume cut --quiet");
     assert_same(&outcome(&m, "cut"), &outcome(&m, "whole"), "ppo");
-    assert!(m.bytes("cut/policy.safetensors") == m.bytes("whole/policy.safetensors"));
     m.events("whole")
 }
 
@@ -244,7 +176,7 @@ fn a_run_from_a_policy_resumes_without_its_file() {
     let lines = m.events("whole").len();
     assert!(killed_at(&m, &format!("{from} --run-dir cut"), "cut", Moment::Events(lines / 2)));
     fs::rename(m.path("first"), m.path("elsewhere")).unwrap();
-    without_governor(&m.path("cut/config.toml"));
+    as_once_written(&m.path("cut/config.toml"));
     m.ok("train --resume cut --quiet");
     assert_same(&outcome(&m, "cut"), &outcome(&m, "whole"), "from a policy");
     assert!(m.bytes("cut/policy.safetensors") == m.bytes("whole/policy.safetensors"));
@@ -292,7 +224,7 @@ fn what_cannot_be_resumed_is_said_and_left_alone() {
     m.fails(resume, 1, &[&name, "another run", "minimal"]);
     fs::write(m.path("run/config.toml"), &config).unwrap();
     // Lost settings of the governor are the defaults, and so may be another run's; an old run has no others.
-    without_governor(&m.path("run/config.toml"));
+    as_once_written(&m.path("run/config.toml"));
     m.fails(resume, 1, &[&name, "another run", "governor_penalty = -9.0"]);
     fs::write(m.path("run/config.toml"), &config).unwrap();
     // A damaged configuration is not the checkpoints' fault, and starts nothing.
@@ -371,37 +303,6 @@ fn background(m: &Meristem, flags: &str) -> Killed {
     let mut command = m.command();
     command.args(RUN.split_whitespace()).args(flags.split_whitespace());
     Killed(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
-}
-
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl std::ops::Deref for Killed {
-    type Target = Child;
-    fn deref(&self) -> &Child {
-        &self.0
-    }
-}
-
-impl std::ops::DerefMut for Killed {
-    fn deref_mut(&mut self) -> &mut Child {
-        &mut self.0
-    }
-}
-
-fn wait_for(what: &str, there: impl Fn() -> bool) {
-    let started = Instant::now();
-    while !there() {
-        assert!(started.elapsed() < Duration::from_secs(120), "{what} within two minutes");
-        std::thread::sleep(Duration::from_millis(2));
-    }
 }
 
 /// The last checkpoint of `run`.

@@ -339,7 +339,10 @@ fn a_policy_learns_over_ranks() {
     m.fails(&format!("{tiny} --controller random --ranks 2"), 2, &["controller ppo"]);
     m.fails(&format!("{ppo} --exchange topk:0.1"), 2, &["`exchange`", "a single rank"]);
     m.fails(&format!("{ppo} --ranks 2 --exchange topk"), 2, &["topk:D"]);
-    m.fails(&format!("{ppo} --ranks 2 --comm mpi"), 2, &["threads"]);
+    m.fails(&format!("{ppo} --ranks 2 --comm mpl"), 2, &["did you mean `mpi`"]);
+    m.fails(&format!("{ppo} --comm-deadline 0"), 2, &["`comm-deadline`"]);
+    #[cfg(not(feature = "mpi"))]
+    m.fails(&format!("{ppo} --comm mpi"), 2, &["this build has no MPI", "`--features mpi`"]);
 }
 
 /// An absurd learning rate: updates are skipped, then the run ends with an error and a folder that can be read.

@@ -5,7 +5,9 @@
 //! Files are read by `config_file`; values are turned into working objects by `setup`.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use meristem_comm::CommOptions;
 use meristem_control::{GovernorConfig, PpoConfig, RewardMode};
 use meristem_grow::Tempo;
 use serde::{Deserialize, Serialize};
@@ -109,10 +111,13 @@ settings! {
     policy: Option<PathBuf>,
     /// Width of the policy. When absent: that of the file it starts from; of a new one 128, with preset full 512.
     policy_hidden: Option<usize>,
-    /// What ranks are: threads.
+    /// What ranks are: threads, of one process, or mpi, processes that mpirun started together.
     comm: CommKind,
-    /// Ranks over which a policy learns, each with as many envs and a copy of the policy.
-    ranks: usize,
+    /// Ranks over which a policy learns, each with as many envs and a copy of the policy. When absent: as many as there
+    /// are processes over mpi, otherwise 1.
+    ranks: Option<usize>,
+    /// Seconds that ranks wait for each other, to be longer than a step may take.
+    comm_deadline: usize,
     /// How they exchange its gradients: dense, topk:D, gtopk:D, ok-topk:D, auto:D, with the share D that each sends.
     exchange: ExchangeKind,
     /// Passes of a policy update over a round.
@@ -218,6 +223,16 @@ impl TrainConfig {
         }
     }
 
+    /// Ranks of the policy: the number set, else that of a process alone.
+    pub(crate) fn ranks(&self) -> usize {
+        self.ranks.unwrap_or(1)
+    }
+
+    /// How ranks deal with each other.
+    pub(crate) fn comm_options(&self) -> CommOptions {
+        CommOptions { deadline: Duration::from_secs(self.comm_deadline as u64) }
+    }
+
     /// The run's name: the one set, else host and dataset.
     pub fn run_name(&self) -> String {
         let name = self.name.clone().unwrap_or_else(|| format!("{}-{}", self.host, self.dataset));
@@ -241,14 +256,23 @@ impl TrainConfig {
         written.name = Some(self.run_name());
         written.control_split = Some(self.control_share());
         written.policy_hidden = Some(self.policy_width());
+        if self.comm == CommKind::Threads {
+            written.ranks = Some(self.ranks());
+        }
         toml::to_string(&written).unwrap_or_default()
     }
 
-    /// What results depend on, as text: equal texts, equal runs on the same data and machine.
+    /// What results depend on, as text: equal texts, equal runs on the same data and machine, whatever ranks are.
     pub(crate) fn identity(&self) -> String {
-        let (threads, checkpoint_every, export) = (0, 0, None);
+        let (comm, ranks) = (CommKind::default(), Some(self.ranks()));
+        Self { checkpoint_every: 0, comm, ranks, ..self.clone() }.in_common()
+    }
+
+    /// What is the same in all processes of a run, as text.
+    pub(crate) fn in_common(&self) -> String {
+        let (threads, export, comm_deadline) = (0, None, preset::COMM_DEADLINE);
         let hot_scope = HotScopePolicy::default();
-        let written = Self { threads, checkpoint_every, export, hot_scope, ..self.clone() };
+        let written = Self { threads, export, comm_deadline, hot_scope, ..self.clone() };
         as_older_runs_have_it(&written.resolved_toml())
     }
 
@@ -302,7 +326,8 @@ impl TrainConfig {
             ("batch", self.batch, 1, 65_536),
             ("max-batches", self.max_batches.count().unwrap_or(1), 1, 1_000_000_000),
             ("policy-hidden", self.policy_width(), 1, 65_536),
-            ("ranks", self.ranks, 1, ranks::RANKS_MAX),
+            ("ranks", self.ranks(), 1, ranks::RANKS_MAX),
+            ("comm-deadline", self.comm_deadline, 1, 10_000_000),
             ("ppo-epochs", self.ppo_epochs, 1, 1000),
             ("ppo-skips-max", self.ppo_skips_max, 1, 1_000_000),
             ("max-modules", self.max_modules, 0, 64),
@@ -386,7 +411,7 @@ impl TrainConfig {
 }
 
 /// What the names of settings begin with that the files of older runs lack. These ran with the defaults.
-const LATER: [&str; 1] = ["governor_"];
+const LATER: [&str; 2] = ["governor_", "comm_deadline"];
 
 /// A resolved configuration without the later settings that have their defaults.
 pub(crate) fn as_older_runs_have_it(toml: &str) -> String {

@@ -13,20 +13,31 @@ use crate::error::{Error, Result};
 /// The file cannot be read, is not TOML or JSON, has an unknown key (the nearest known one is named), or a
 /// value of the wrong type.
 pub fn read(path: &Path) -> Result<Layer> {
+    let text = std::fs::read_to_string(path).map_err(|error| Error::ConfigFile {
+        path: path.to_owned(),
+        message: format!("cannot be read: {error}"),
+    })?;
+    parse(path, &text)
+}
+
+/// As [`read`], of the text of the file at `path`, which may be elsewhere.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn parse(path: &Path, text: &str) -> Result<Layer> {
     let fail = |message: String| Error::ConfigFile { path: path.to_owned(), message };
-    let text = std::fs::read_to_string(path).map_err(|e| fail(format!("cannot be read: {e}")))?;
     match path.extension().and_then(|e| e.to_str()) {
         Some("toml") => {
-            let table: toml::Table = toml::from_str(&text).map_err(|e| fail(e.to_string()))?;
+            let table: toml::Table = toml::from_str(text).map_err(|e| fail(e.to_string()))?;
             check_keys(table.keys().map(String::as_str)).map_err(&fail)?;
             // Parsed a second time from the text: only so do the messages show the line.
-            toml::from_str(&text).map_err(|e| fail(e.to_string()))
+            toml::from_str(text).map_err(|e| fail(e.to_string()))
         }
         Some("json") => {
             let table: serde_json::Map<String, serde_json::Value> =
-                serde_json::from_str(&text).map_err(|e| fail(e.to_string()))?;
+                serde_json::from_str(text).map_err(|e| fail(e.to_string()))?;
             check_keys(table.keys().map(String::as_str)).map_err(&fail)?;
-            serde_json::from_str(&text).map_err(|e| fail(e.to_string()))
+            serde_json::from_str(text).map_err(|e| fail(e.to_string()))
         }
         _ => Err(fail("its name must end in .toml or .json".into())),
     }

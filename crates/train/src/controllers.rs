@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use meristem_comm::Communicator;
 use meristem_control::{
     Controller, Heuristic, HeuristicConfig, Learning, NoController, Ppo, PpoGroup, PpoSizes,
     RandomController, Script,
@@ -11,9 +12,9 @@ use meristem_nn::safetensors;
 
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
-use crate::ranks;
 use crate::settings::ControllerKind;
 use crate::setup::Setup;
+use crate::world::World;
 
 /// A controller, and whether it is a policy that is to be written.
 pub(crate) enum AnyController {
@@ -26,11 +27,11 @@ pub(crate) enum AnyController {
 }
 
 impl AnyController {
-    /// The controller of a run. A policy works on `stream`.
+    /// The controller of a run, as far as it decides for the envs of this process. A policy works on `stream`.
     ///
     /// # Errors
     /// A script that cannot be read or does not fit, a policy that does not fit; memory.
-    pub(crate) fn new(setup: &Setup, stream: &Stream) -> Result<Self> {
+    pub(crate) fn new(setup: &Setup, stream: &Stream, world: &mut World) -> Result<Self> {
         let config = &setup.config;
         let rules = |controller: Box<dyn Controller>| Ok(Self::Rules(controller));
         match &config.controller {
@@ -38,13 +39,15 @@ impl AnyController {
             ControllerKind::Random => rules(Box::new(RandomController::new(config.seed))),
             ControllerKind::Heuristic => rules(Box::new(Heuristic::new(heuristic(config)))),
             ControllerKind::Fixed(path) => rules(Box::new(script(setup, path)?)),
-            ControllerKind::Ppo if config.ranks > 1 => {
-                let of_rank = |rank: usize| {
-                    let stream = stream.device().stream(&format!("policy {rank}"));
+            ControllerKind::Ppo if config.ranks() > 1 => {
+                let members = world.members(config.ranks(), &config.comm_options())?;
+                let of_member = |member: &Communicator| {
+                    let stream = stream.device().stream(&format!("policy {}", member.rank()));
                     policy(setup, &stream, Learning::On)
                 };
-                let policies = (0..config.ranks).map(of_rank).collect::<Result<_>>()?;
-                Ok(Self::Ranks(Box::new(ranks::group(config, policies)?)))
+                let policies = members.iter().map(of_member).collect::<Result<_>>()?;
+                let group = PpoGroup::new(policies, members, &config.exchange.options())?;
+                Ok(Self::Ranks(Box::new(group)))
             }
             ControllerKind::Ppo => Ok(Self::Policy(Box::new(policy(setup, stream, Learning::On)?))),
             ControllerKind::Policy(_) => rules(Box::new(policy(setup, stream, Learning::Off)?)),
@@ -102,7 +105,7 @@ fn script(setup: &Setup, path: &Path) -> Result<Script> {
 /// A new policy, or the one that the run starts from.
 fn policy(setup: &Setup, stream: &Stream, learning: Learning) -> Result<Ppo> {
     let config = &setup.config;
-    let sizes = PpoSizes { envs: config.envs / config.ranks, steps: config.steps };
+    let sizes = PpoSizes { envs: config.envs / config.ranks(), steps: config.steps };
     let (host, key) = (setup.fresh_host()?, (config.seed, setup.isa));
     let mut ppo = Ppo::new(stream, config.ppo(), (&host, sizes), key, learning)?;
     setup.policy.as_ref().map_or(Ok(()), |file| file.fill(&mut ppo))?;

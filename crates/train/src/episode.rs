@@ -4,17 +4,18 @@
 //! batches are gathered and trained on, all envs side by side, nothing is waited for (`train_epoch`, H4); the
 //! control split is evaluated in every configuration (`evaluate`); one read-back brings all metrics of all
 //! envs (H1); what has failed is rolled back (`governor`); the controller decides and `growth::act` does it; what
-//! is in order is kept.
+//! is in order is kept. Then all processes meet: the first hears what happened to the envs of all.
 
 use std::time::Instant;
 
-use meristem_control::{Controller, EnvView, RoundReport};
+use meristem_control::{EnvView, RoundReport};
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{Counts, HotScope, Policy};
 
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::{EnvState, EnvTensors, Position};
+use crate::controllers::AnyController;
 use crate::counterfactuals;
 use crate::env::Env;
 use crate::error::Result;
@@ -23,10 +24,11 @@ use crate::events::{Event, StepCompleted};
 use crate::fleet::{Fleet, for_each_batch};
 use crate::growth::{self, When};
 use crate::keeper::Keeper;
-use crate::observer::Journal;
+use crate::observer::{Journal, Told};
 use crate::permitted;
 use crate::setup::Setup;
 use crate::summary::{HotTotals, Validation};
+use crate::world::World;
 
 /// What a run adds up over its episodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -47,13 +49,32 @@ pub(crate) struct Totals {
     pub(crate) rollbacks: u64,
 }
 
+impl Totals {
+    /// Adds a step that all ranks did, side by side.
+    fn add(&mut self, ranks: &[Totals]) {
+        self.steps += ranks.first().map_or(0, |first| first.steps);
+        self.step_seconds += ranks.iter().map(|rank| rank.step_seconds).fold(0.0, f64::max);
+        for rank in ranks {
+            self.training_steps += rank.training_steps;
+            self.images += rank.images;
+            self.hot.merge(&rank.hot);
+            self.validation.merge(&rank.validation);
+            self.rollbacks += rank.rollbacks;
+        }
+    }
+}
+
 /// Everything an episode works with.
 pub(crate) struct Episode<'a, 'j> {
     pub(crate) setup: &'a Setup,
+    pub(crate) world: &'a mut World,
     pub(crate) fleet: &'a mut Fleet,
-    pub(crate) controller: &'a mut dyn Controller,
+    pub(crate) controller: &'a mut AnyController,
     pub(crate) journal: &'a mut Journal<'j>,
+    /// Of all ranks; of interest to the first alone.
     pub(crate) totals: &'a mut Totals,
+    /// What the step in progress adds to them here.
+    pub(crate) spent: Totals,
     pub(crate) round: usize,
     pub(crate) keeper: &'a Keeper,
     /// Whether this process has done a step: its first may make what the others reuse (D5).
@@ -63,13 +84,13 @@ pub(crate) struct Episode<'a, 'j> {
 /// Where an episode begins: with fresh hosts, or in the middle.
 pub(crate) enum Start {
     Fresh,
-    /// At this step, with these envs.
+    /// At this step, with these envs of this process.
     At(usize, Vec<(EnvState, EnvTensors)>),
 }
 
 /// An episode that has run.
 pub(crate) struct Trained {
-    /// The envs, not yet read against the test set.
+    /// The envs of this process, not yet read against the test set.
     pub(crate) envs: Vec<Env>,
     /// Steps done.
     pub(crate) steps: usize,
@@ -89,7 +110,7 @@ impl Episode<'_, '_> {
         let _round = self.fleet.machine.span(|| format!("round {round}"));
         let (first, mut envs) = match start {
             Start::Fresh => {
-                self.journal.emit(Event::RoundStarted { round });
+                self.journal.announce(Event::RoundStarted { round });
                 (0, self.fresh_envs()?)
             }
             Start::At(step, saved) => (step, self.restore_envs(saved)?),
@@ -97,9 +118,8 @@ impl Episode<'_, '_> {
         let mut steps = first;
         let mut interrupted = false;
         for step in first..self.setup.config.steps {
-            self.step(&mut envs, When { round, step })?;
+            interrupted = self.step_of_all(&mut envs, When { round, step })?;
             steps += 1;
-            interrupted = self.journal.stop_requested()?;
             // Between two rounds the run itself writes one.
             if steps < self.setup.config.steps {
                 self.checkpoint(&mut envs, steps, interrupted)?;
@@ -128,17 +148,18 @@ impl Episode<'_, '_> {
         let next = Position { round: self.round, step };
         // Where a run is stopped by hand must not show in its events.
         if due {
-            self.journal.emit_waiting(Event::CheckpointWritten { round: next.round, step });
+            self.journal.announce(Event::CheckpointWritten { round: next.round, step });
         }
         let saved = envs.iter_mut().map(|env| env.save(self.setup)).collect::<Result<_>>()?;
-        let totals = *self.totals;
-        self.keeper.write(next, saved, (totals, self.controller.save()?), self.journal)
+        let controller = self.controller.get().save()?;
+        let others = (&mut *self.world, &mut *self.journal);
+        self.keeper.write(next, saved, (*self.totals, controller), others)
     }
 
     fn restore_envs(&self, saved: Vec<(EnvState, EnvTensors)>) -> Result<Vec<Env>> {
-        let streams = self.fleet.machine.streams().iter().enumerate();
         let (seed, batch_log) = (self.seed(), self.batch_log());
-        streams
+        let places = self.fleet.machine.places();
+        places
             .zip(saved)
             .map(|(place, (state, tensors))| {
                 Env::restore(self.setup, place, (seed, batch_log), (state, &tensors))
@@ -163,23 +184,37 @@ impl Episode<'_, '_> {
 
     fn fresh_envs(&mut self) -> Result<Vec<Env>> {
         let (seed, batch_log) = (self.seed(), self.batch_log());
-        let streams = self.fleet.machine.streams().iter().enumerate();
-        streams
+        let places = self.fleet.machine.places();
+        places
             .map(|(index, stream)| {
-                self.controller.begin_episode(index);
+                self.controller.get().begin_episode(index);
                 Env::new(self.setup, index, stream, (seed, batch_log))
             })
             .collect()
     }
 
-    /// One step of all envs.
+    /// One step on all ranks; whether one of them was asked to stop.
+    fn step_of_all(&mut self, envs: &mut [Env], when: When) -> Result<bool> {
+        self.spent = Totals::default();
+        let done = self.step(envs, when);
+        // Of a step that failed, too, what happened is told.
+        let (mut kept, spent): (Vec<Vec<Told>>, Vec<Totals>) =
+            self.world.collect((self.journal.take_kept(), self.spent))?.into_iter().unzip();
+        self.totals.add(&spent);
+        together(&mut kept, &spent);
+        self.journal.tell_kept(kept.into_iter());
+        let stops = done.and_then(|()| self.journal.stop_requested());
+        Ok(self.world.share(stops)?.contains(&true))
+    }
+
+    /// One step of this process' envs.
     fn step(&mut self, envs: &mut [Env], when: When) -> Result<()> {
         let started = Instant::now();
         let _step = self.fleet.machine.span(|| format!("step {}", when.step));
-        for env in envs.iter_mut() {
+        for (env, sizes) in envs.iter_mut().zip(&self.fleet.batch_sizes) {
             growth::open_step(env, self.setup, when, self.journal)?;
             // What growth makes new is made here, not in the inner loop.
-            for &size in &self.fleet.batch_sizes[env.index] {
+            for &size in sizes {
                 env.network.prepare_training(size)?;
             }
         }
@@ -190,20 +225,23 @@ impl Episode<'_, '_> {
         evaluate::read(self.fleet, envs)?;
         let seconds = started.elapsed().as_secs_f64();
         let images: u64 = envs.iter().map(|env| env.train.samples).sum();
-        self.totals.images += images;
-        self.totals.step_seconds += seconds;
+        self.spent.images = images;
+        self.spent.step_seconds = seconds;
         self.tell_batches(envs, when);
         drop(control);
+        self.journal.next_phase();
         self.govern(envs, when)?;
-        let ranks = self.setup.config.ranks as u64;
+        self.journal.next_phase();
+        let ranks = (self.setup.config.ranks() / self.world.size()) as u64;
         let deciding = self.hot_scopes(permitted::DECIDE, |_| permitted::decide(ranks));
         let actions = self.decide(envs, when)?;
         drop(deciding);
         *self.warm = true;
-        self.totals.steps += 1;
+        self.spent.steps = 1;
+        self.journal.next_phase();
         for (env, action) in envs.iter().zip(actions) {
             if let Some(found) = counterfactuals::of(env, when)? {
-                self.totals.validation.add(&found.cost);
+                self.spent.validation.add(&found.cost);
                 self.journal.emit(Event::Counterfactuals(found));
             }
             let event = step_event(env, when, action, (seconds, images as f64 / seconds));
@@ -218,18 +256,18 @@ impl Episode<'_, '_> {
         let _span = self.fleet.machine.span(|| "train_epoch");
         self.fleet.train.start_epoch(epoch)?;
         let scopes = self.hot_scopes(permitted::TRAIN_STEP, permitted::train_step);
-        let mut training_steps = 0;
+        let (mut training_steps, first) = (0, self.fleet.machine.envs().start);
         for_each_batch(&mut self.fleet.train, |batch| {
             training_steps += 1;
-            let network = &mut envs[batch.env].network;
+            let network = &mut envs[batch.env - first].network;
             network.train_step(&batch.inputs, &batch.targets)?;
             self.journal.batch_enqueued(batch.env, network)
         })?;
         let reports = scopes.into_iter().map(HotScope::finish);
         if *self.warm {
-            self.totals.hot.add(training_steps, reports.map(|report| report.counts));
+            self.spent.hot.add(training_steps, reports.map(|report| report.counts));
         }
-        self.totals.training_steps += training_steps;
+        self.spent.training_steps = training_steps;
         Ok(())
     }
 
@@ -249,8 +287,8 @@ impl Episode<'_, '_> {
         if !self.setup.config.log_batches {
             return;
         }
-        let batches = envs.iter().map(|env| env.train.batch_losses.len()).max().unwrap_or(0);
-        for batch in 0..batches {
+        for batch in 0..self.fleet.train.len() {
+            self.journal.next_phase();
             for env in envs {
                 if let Some(&loss) = env.train.batch_losses.get(batch) {
                     let env = env.index;
@@ -272,13 +310,13 @@ impl Episode<'_, '_> {
         let steps = self.setup.config.steps;
         envs.iter_mut().for_each(Env::remember);
         let views: Vec<EnvView<'_>> = envs.iter().map(|env| env.view(when.step, steps)).collect();
-        let actions = self.controller.decide_all(&views)?;
+        let actions = self.controller.get().decide_all(&views)?;
         let both = envs.iter_mut().zip(&actions);
         let words: Vec<String> = both
             .map(|(env, action)| growth::act(env, action, self.setup, when, self.journal))
             .collect::<Result<_>>()?;
         let rewards: Vec<f32> = envs.iter().map(|env| env.reward.total() as f32).collect();
-        self.controller.reward_all(&rewards)?;
+        self.controller.get().reward_all(&rewards)?;
         Ok(words)
     }
 
@@ -286,12 +324,23 @@ impl Episode<'_, '_> {
     fn end_round(&mut self, envs: &[Env], steps: usize) -> Result<Option<RoundReport>> {
         let _span = self.fleet.machine.span(|| "policy update");
         let views: Vec<EnvView<'_>> = envs.iter().map(|env| env.view(steps, steps)).collect();
-        let report = self.controller.end_round(&views)?;
+        let report = self.controller.get().end_round(&views)?;
         if let Some(report) = report.clone() {
             let round = self.round;
-            self.journal.emit_waiting(Event::PolicyUpdated { round, report });
+            self.journal.announce(Event::PolicyUpdated { round, report });
         }
         Ok(report)
+    }
+}
+
+/// Makes one step of what ranks did side by side: its speed is that of all of them together.
+fn together(kept: &mut [Vec<Told>], spent: &[Totals]) {
+    let images: u64 = spent.iter().map(|rank| rank.images).sum();
+    let seconds = spent.iter().map(|rank| rank.step_seconds).fold(0.0, f64::max);
+    for (_, _, event) in kept.iter_mut().flatten() {
+        if let Event::StepCompleted(step) = event {
+            (step.step_seconds, step.images_per_second) = (seconds, images as f64 / seconds);
+        }
     }
 }
 

@@ -96,6 +96,21 @@ pub enum Error {
         /// How often, with no snapshot between.
         failures: u32,
     },
+    /// Another rank failed, or this one, where it is not the first.
+    #[error("rank {rank}: {problem}")]
+    OfRank {
+        /// The rank.
+        rank: usize,
+        /// What went wrong there.
+        problem: String,
+        /// What to do about it.
+        remedy: Option<String>,
+        /// What it means, as [`Error::exit_code`].
+        exit_code: u8,
+    },
+    /// Ranks could not be made, or do not hear of each other any more.
+    #[error(transparent)]
+    Ranks(#[from] meristem_comm::Error),
     /// The device refused or failed.
     #[error(transparent)]
     Device(#[from] meristem_device::Error),
@@ -124,6 +139,11 @@ impl Error {
         matches!(self.device_error(), Some(meristem_device::Error::HotScope { .. }))
     }
 
+    /// Whether it is for what became of another rank.
+    pub(crate) fn is_of_another_rank(&self) -> bool {
+        matches!(self, Self::Ranks(_) | Self::Control(meristem_control::Error::Ranks(_)))
+    }
+
     /// The device's error below this one.
     fn device_error(&self) -> Option<&meristem_device::Error> {
         match self {
@@ -143,6 +163,9 @@ impl Error {
         match self {
             Self::Value { .. } | Self::ConfigFile { .. } | Self::RunFolderExists { .. } => 2,
             Self::Resume { .. } => 2,
+            Self::OfRank { exit_code, .. } => *exit_code,
+            // Of this build: another flag, or another build.
+            Self::Ranks(meristem_comm::Error::Unavailable { .. }) => 2,
             Self::Device(meristem_device::Error::BadEnvironment { .. })
             | Self::Nn(meristem_nn::Error::Isa(_)) => 2,
             Self::Grow(_) => 2,
@@ -207,6 +230,19 @@ impl Error {
             | Self::Nn(meristem_nn::Error::Isa(_)) => {
                 "set the variable right, or unset it; `meristem --help` lists all of them".into()
             }
+            Self::OfRank { remedy, .. } => return remedy.clone(),
+            Self::Ranks(error) | Self::Control(meristem_control::Error::Ranks(error)) => match error {
+                meristem_comm::Error::RankGone { .. } => {
+                    "see what that rank said last, then go on: `meristem train --resume RUN`, under mpirun as before"
+                        .into()
+                }
+                meristem_comm::Error::RankLate { .. } => {
+                    "if that rank lives, give ranks longer than a step may take (--comm-deadline SECONDS); go on with \
+                     `meristem train --resume RUN`, under mpirun as before"
+                        .into()
+                }
+                _ => return None,
+            },
             Self::Diverged { .. } => {
                 "lower --lr, keep --clip-norm on, or start from other weights; what was done is in the run's events"
                     .into()

@@ -90,7 +90,8 @@ impl Evaluation {
         (weights, spec, isa): (&Weights, Option<&HostSpec>, Isa),
         trace: Option<&RunTrace>,
     ) -> Result<Self> {
-        let machine = Machine::open(&[config.device], config.threads, trace.map(RunTrace::trace))?;
+        let machine =
+            Machine::open(&[config.device], 0..1, config.threads, trace.map(RunTrace::trace))?;
         let datasets = machine.load(&config.dataset, config.split, Residency::Resident)?;
         let info = cache::files(&config.dataset)?.info()?;
         let image = image_shape(&info);

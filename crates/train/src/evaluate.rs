@@ -53,7 +53,8 @@ pub(crate) fn read(fleet: &Fleet, envs: &mut [Env]) -> Result<()> {
     Ok(())
 }
 
-/// Reads envs that were rolled back against the control split once more. Waits for the devices, if there are any.
+/// Reads envs that were rolled back, by their places here, against the control split once more. Waits for the devices,
+/// if there are any.
 ///
 /// # Errors
 /// A failed device.
@@ -62,12 +63,12 @@ pub(crate) fn again(fleet: &mut Fleet, envs: &mut [Env], restored: &[usize]) -> 
         return Ok(());
     }
     let _span = fleet.machine.span(|| "evaluate again");
-    for &index in restored {
-        serve(&mut envs[index], &mut fleet.control[index], 0..1)?;
+    for &place in restored {
+        serve(&mut envs[place], &mut fleet.control[place], 0..1)?;
     }
     let all = read_all(fleet, envs)?;
-    for (env, metrics) in envs.iter_mut().zip(all) {
-        if restored.contains(&env.index) {
+    for (place, (env, metrics)) in envs.iter_mut().zip(all).enumerate() {
+        if restored.contains(&place) {
             env.note_control(&metrics, true);
         }
     }

@@ -8,7 +8,7 @@
 //! meaning raises the version.
 
 use meristem_control::{Failure, RewardTerms, RoundReport};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Version of the lines' form.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -28,7 +28,7 @@ pub struct Record<'a> {
 }
 
 /// What can happen in a run.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Event {
@@ -219,7 +219,7 @@ pub enum Event {
 }
 
 /// The run begins.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunStarted {
     /// Version of the program.
     pub version: String,
@@ -254,7 +254,7 @@ pub struct RunStarted {
 }
 
 /// One env after one step.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepCompleted {
     /// Env.
     pub env: usize,
@@ -289,7 +289,7 @@ pub struct StepCompleted {
 }
 
 /// A slot that is not dormant.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SlotState {
     /// Slot.
     pub slot: String,
@@ -307,7 +307,7 @@ pub struct SlotState {
 
 /// What the live modules of an env are worth: control accuracies in this step's configurations (`grow.md`,
 /// Counterfactual configurations), and what follows from them.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Counterfactuals {
     /// Env.
     pub env: usize,
@@ -328,7 +328,7 @@ pub struct Counterfactuals {
 }
 
 /// What a module is worth.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModuleOff {
     /// Slot.
     pub slot: String,
@@ -343,7 +343,7 @@ pub struct ModuleOff {
 }
 
 /// Two modules.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModulePair {
     /// Their slots.
     pub slots: [String; 2],
@@ -352,7 +352,7 @@ pub struct ModulePair {
 }
 
 /// A configuration: which of the live modules are on.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModulesOn {
     /// Their slots.
     pub on: Vec<String>,
@@ -363,7 +363,7 @@ pub struct ModulesOn {
 }
 
 /// What validating an env in many configurations cost, and what it would have cost one by one (C3).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ValidationCost {
     /// Configurations asked for.
     pub configurations: usize,

@@ -1,6 +1,7 @@
 //! What the envs of a run share: devices, streams, the resident data, and the gather that serves them.
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::Arc;
 
 use meristem_data::{
@@ -16,27 +17,37 @@ use crate::config::TrainConfig;
 use crate::error::{Error, Result};
 use crate::setup::Setup;
 
-/// Devices, each opened once, and one stream per env (S1).
+/// The envs of this process: their devices, each opened once, and one stream per env (S1).
 #[derive(Clone)]
 pub(crate) struct Machine {
-    /// The distinct devices, in the order of their first env.
+    /// The device of each env of the run.
+    ids: Vec<DeviceId>,
+    /// The envs of this process.
+    envs: Range<usize>,
+    /// Their distinct devices, in the order of their first env.
     devices: Vec<Device>,
-    /// Env -> index into `devices`.
+    /// Of each of them: index into `devices`.
     device_of: Vec<usize>,
+    /// Of each of them.
     streams: Vec<Stream>,
     trace: Option<Trace>,
 }
 
 impl Machine {
-    /// Opens the device of each env.
+    /// Opens the devices of this process' envs. `ids` has one for each env of the run.
     ///
     /// # Errors
     /// A device that is not there, or not part of this build.
-    pub(crate) fn open(ids: &[DeviceId], threads: usize, trace: Option<Trace>) -> Result<Self> {
+    pub(crate) fn open(
+        ids: &[DeviceId],
+        envs: Range<usize>,
+        threads: usize,
+        trace: Option<Trace>,
+    ) -> Result<Self> {
         let options = DeviceOptions { threads, trace, ..DeviceOptions::default() };
         let mut devices: Vec<Device> = vec![];
         let mut device_of = vec![];
-        for &id in ids {
+        for &id in &ids[envs.clone()] {
             let known = devices.iter().position(|device| device.id() == id);
             device_of.push(match known {
                 Some(index) => index,
@@ -47,8 +58,18 @@ impl Machine {
             });
         }
         let stream = |(env, &at): (usize, &usize)| devices[at].stream(&format!("env {env}"));
-        let streams = device_of.iter().enumerate().map(stream).collect();
-        Ok(Self { devices, device_of, streams, trace: options.trace })
+        let streams = envs.clone().zip(&device_of).map(stream).collect();
+        Ok(Self { ids: ids.to_vec(), envs, devices, device_of, streams, trace: options.trace })
+    }
+
+    /// The envs of this process.
+    pub(crate) fn envs(&self) -> Range<usize> {
+        self.envs.clone()
+    }
+
+    /// Each of them with its stream.
+    pub(crate) fn places(&self) -> impl Iterator<Item = (usize, &Stream)> {
+        self.envs().zip(&self.streams)
     }
 
     /// The distinct devices.
@@ -64,7 +85,7 @@ impl Machine {
         self.trace.as_ref().map(|trace| trace.span(name()))
     }
 
-    /// The streams, one per env.
+    /// The streams, one per env of this process.
     pub(crate) fn streams(&self) -> &[Stream] {
         &self.streams
     }
@@ -96,7 +117,7 @@ impl Machine {
         scopes
     }
 
-    /// The metrics of all envs (`tensors` in env order): one copy and one wait per device (H1).
+    /// The metrics of this process' envs (`tensors` in env order): one copy and one wait per device (H1).
     pub(crate) fn read_metrics(&self, tensors: &[&Tensor]) -> Result<Vec<Metrics>> {
         let mut metrics = vec![Metrics::default(); tensors.len()];
         for device in 0..self.devices.len() {
@@ -143,11 +164,11 @@ impl Serving {
     }
 }
 
-/// The data of a run, ready to be served.
+/// The data of a run, ready to be served to the envs of this process.
 pub(crate) struct Fleet {
     /// Devices and streams.
     pub(crate) machine: Machine,
-    /// Deals each epoch's training samples out to the envs.
+    /// Deals each epoch's training samples out to all envs of the run.
     pub(crate) train: GatherBatches,
     /// Per env: all of the control split; nobody has one when it is empty.
     pub(crate) control: Vec<GatherBatches>,
@@ -178,14 +199,14 @@ impl Fleet {
         let (kept, held_out) = order::split_by_seed(len, config.control_share(), config.seed)?;
         check_sizes(config, kept.len(), held_out.len())?;
         let (train_samples, control_samples) = (kept.len(), held_out.len());
-        let devices = machine.device_of.iter().map(|&at| machine.devices[at].id()).collect();
         let gather = GatherConfig {
             shuffle: config.shuffle.0,
             seed: config.seed,
             subset: (control_samples > 0).then(|| kept.into()),
             augment: setup.augment(),
             max_batches: config.max_batches.count(),
-            ..GatherConfig::new(config.batch, devices)
+            served: Some(machine.envs()),
+            ..GatherConfig::new(config.batch, machine.ids.clone())
         };
         let gather = GatherBatches::new(&gather, &train, &machine.streams)?;
         let serving = |subset| Serving { batch: config.batch, subset, normalization: None };
@@ -195,7 +216,7 @@ impl Fleet {
         };
         let test_samples = test.first().map_or(0, |dataset| dataset.len());
         let test = serving(None).gathers(&machine, &test)?;
-        let batch_sizes = (0..config.envs).map(|env| batch_sizes(&gather, env)).collect();
+        let batch_sizes = machine.envs().map(|env| batch_sizes(&gather, env)).collect();
         Ok(Self {
             machine,
             train: gather,

@@ -92,11 +92,11 @@ impl Episode<'_, '_> {
     pub(crate) fn govern(&mut self, envs: &mut [Env], when: When) -> Result<()> {
         let rules = self.setup.config.governor();
         let mut restored = vec![];
-        for env in envs.iter_mut() {
+        for (place, env) in envs.iter_mut().enumerate() {
             let loss = env.vital_loss();
             if let Some(failure) = env.guard.vitals.check(&rules, loss) {
                 self.roll_back(env, failure, (&rules, when))?;
-                restored.push(env.index);
+                restored.push(place);
             }
         }
         evaluate::again(self.fleet, envs, &restored)
@@ -123,8 +123,8 @@ impl Episode<'_, '_> {
         let before = Before::of(env);
         let changes = env.restore_snapshot(self.setup)?;
         env.guard.rolled_back();
-        self.controller.roll_back(index, cause, rules.penalty as f32)?;
-        self.totals.rollbacks += 1;
+        self.controller.get().roll_back(index, cause, rules.penalty as f32)?;
+        self.spent.rollbacks += 1;
         let pruned = changes.iter().map(|change: &StageChange| change.slot.to_string()).collect();
         self.journal.emit_waiting(Event::GovernorRollback {
             env: index,

@@ -1,4 +1,5 @@
-//! Keeps a run's checkpoints: puts one together with what does not change in an episode, and writes it.
+//! Keeps a run's checkpoints: puts one together with what does not change in an episode and what the other processes
+//! have, and writes it.
 
 use meristem_control::ControllerState;
 
@@ -7,10 +8,12 @@ use crate::episode::Totals;
 use crate::error::Result;
 use crate::observer::Journal;
 use crate::summary::{EnvSummary, RoundSummary};
+use crate::world::World;
 
 /// What every checkpoint of an episode has in common.
 pub(crate) struct Keeper {
-    pub(crate) store: Store,
+    /// Where they are, on the first rank.
+    pub(crate) store: Option<Store>,
     pub(crate) identity: Identity,
     /// Rounds that ended.
     pub(crate) rounds: Vec<RoundSummary>,
@@ -19,17 +22,17 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    /// Writes a checkpoint from which the run goes on with step `next`. Everything that was told before is on the
-    /// disk first.
+    /// Writes a checkpoint from which the run goes on with step `next`; every rank has a part of it. Everything that was
+    /// told before is on the disk first.
     ///
     /// # Errors
-    /// The disk refused.
+    /// The disk refused; a rank is gone.
     pub(crate) fn write(
         &self,
         next: Position,
         saved: Vec<(EnvState, EnvTensors)>,
         (totals, controller): (Totals, ControllerState),
-        journal: &mut Journal<'_>,
+        (world, journal): (&mut World, &mut Journal<'_>),
     ) -> Result<()> {
         let (states, tensors) = saved.into_iter().unzip();
         let progress = Progress {
@@ -41,6 +44,9 @@ impl Keeper {
             envs: states,
             events: journal.sync()?,
         };
-        self.store.write(&Checkpoint { progress, envs: tensors, controller })
+        let own = Checkpoint { progress, envs: tensors, controller };
+        let parts = world.collect_bytes(own.to_bytes()?)?;
+        let Some(store) = &self.store else { return Ok(()) };
+        store.write(next, &Checkpoint::join(parts)?)
     }
 }

@@ -10,7 +10,8 @@
 //!   `permitted`: what the hot path may do;
 //! - `output`: the one rule for files that a user names; [`trace`]: what happened when, in a file for a viewer (H8);
 //! - [`study`]: controllers compared on the same hosts, with [`statistics`] of what they reach;
-//! - `run`: all rounds; [`summary`]: what is left of them; `weights`, [`eval`]: networks from and to files (U5).
+//! - `world`: the processes of a run, and how they come together; `ranks`: over what a policy learns;
+//! - `run`: all rounds; `place`: where it is written; `resume`: how it goes on; [`summary`]: what is left of them; `weights`, [`eval`]: networks from and to files (U5).
 //!
 //! ```no_run
 //! use meristem_train::config::{Layer, TrainConfig};
@@ -46,9 +47,11 @@ mod keeper;
 mod observer;
 mod output;
 mod permitted;
+mod place;
 mod policy_file;
 mod preset;
 mod ranks;
+mod resume;
 mod run;
 pub mod run_folder;
 pub mod settings;
@@ -58,13 +61,15 @@ pub mod study;
 pub mod summary;
 pub mod trace;
 mod weights;
+mod world;
 
 pub use config::TrainConfig;
 pub use error::{Error, Result};
 pub use events::Event;
 pub use observer::{Observer, Silent};
 pub use output::check_output;
-pub use run::{ResumeOptions, resume, resume_with, run, run_with};
+pub use resume::{ResumeOptions, resume, resume_with};
+pub use run::{run, run_with};
 pub use setup::dataset_spec;
 pub use study::{StudyConfig, compare};
 pub use summary::Summary;

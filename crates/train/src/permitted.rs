@@ -39,8 +39,8 @@ pub(crate) fn control_step(envs: u64) -> Counts {
     }
 }
 
-/// What a decision may do on a device, however many envs there are: that of a policy on so many ranks, which is the
-/// most.
+/// What a decision may do on a device, however many envs there are: that of a policy on so many ranks here, which is
+/// the most.
 pub(crate) fn decide(ranks: u64) -> Counts {
     Counts {
         // Logits and values of all envs, in one copy (H1).
@@ -71,15 +71,16 @@ mod tests {
 
     use crate::config::{Layer, TrainConfig};
     use crate::observer::Silent;
-    use crate::run::{Begin, Run};
-    use crate::run_folder::RunFolder;
+    use crate::place::{Begin, Place};
+    use crate::run::Run;
     use crate::settings::{ControllerKind, Limit, Preset};
     use crate::setup::Names;
+    use crate::world::World;
 
     /// An act, its operation, and the file of the call site.
-    type Place = (String, String, String);
+    type Site = (String, String, String);
 
-    fn permitted() -> BTreeSet<Place> {
+    fn permitted() -> BTreeSet<Site> {
         let table: toml::Table = include_str!("../permitted.toml").parse().unwrap();
         let place = |entry: &toml::Value| {
             let text = |key: &str| entry[key].as_str().unwrap().to_string();
@@ -90,7 +91,7 @@ mod tests {
     }
 
     /// Two rounds in which modules grow, blend and are judged, seen by a scope that only counts.
-    fn seen() -> BTreeSet<Place> {
+    fn seen() -> BTreeSet<Site> {
         let folder = tempfile::tempdir().unwrap();
         let flags = Layer {
             preset: Some(Preset::Quick),
@@ -108,13 +109,15 @@ mod tests {
         };
         let config = TrainConfig::resolve(Layer::default(), flags).unwrap();
         let (config, names) = Names::of_new(&config).unwrap();
-        let folder = RunFolder::create(config.run_dir.as_deref(), "run").unwrap();
-        let prepared = Run::prepare(&config, names, BlueprintSet::standard(), (&folder, None));
-        let run = prepared.unwrap();
+        let (mut world, mut place) = (World::alone(), Place::default());
+        place.make(&config, &world).unwrap();
+        let blueprints = BlueprintSet::standard();
+        let run = Run::prepare(&config, names, blueprints, (&place, &mut world)).unwrap();
         let devices = run.devices().to_vec();
         let scopes: Vec<HotScope> =
             devices.iter().map(|device| device.hot_scope("run", Policy::Off)).collect();
-        let summary = run.finish(&folder, Begin::New(Instant::now()), (&mut Silent, None)).unwrap();
+        let begin = Begin::New(Instant::now());
+        let summary = run.finish(&mut world, begin, (&mut Silent, place)).unwrap();
         assert!(summary.envs.iter().any(|env| env.history.germinated > 0));
         let sites = scopes.into_iter().flat_map(|scope| scope.finish().sites);
         let place = |site: meristem_device::ActSite| {

@@ -9,6 +9,10 @@ use crate::settings::{
     Switch,
 };
 
+/// Seconds that ranks wait for each other: one whose envs are small waits at the end of each step for one whose envs
+/// have grown.
+pub(crate) const COMM_DEADLINE: usize = 600;
+
 /// The settings of a preset under a controller, before file and flags. Who learns has rounds to learn in; for
 /// the others one long round is worth more.
 pub(crate) fn base(preset: Preset, controller: ControllerKind) -> TrainConfig {
@@ -78,7 +82,8 @@ fn default() -> TrainConfig {
         reward: RewardMode::default(),
         policy: None,
         comm: CommKind::default(),
-        ranks: 1,
+        ranks: None,
+        comm_deadline: COMM_DEADLINE,
         exchange: ExchangeKind::default(),
         policy_hidden: None,
         ppo_epochs: ppo.epochs,

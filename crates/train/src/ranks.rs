@@ -3,13 +3,12 @@
 use std::fmt;
 use std::str::FromStr;
 
-use meristem_comm::{CommOptions, Communicator, ExchangeOptions, Keep, Method, Reduction, Sparse};
-use meristem_control::{Ppo, PpoGroup};
+use meristem_comm::{ExchangeOptions, Keep, Method, Reduction, Sparse};
 use serde::{Deserialize, Serialize};
 
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
-use crate::settings::{BadValue, ControllerKind, serde_as_text, unknown};
+use crate::settings::{BadValue, ControllerKind, choose, serde_as_text, unknown};
 
 /// Most ranks of a run.
 pub(crate) const RANKS_MAX: usize = 64;
@@ -23,21 +22,23 @@ pub enum CommKind {
     /// Threads of this process.
     #[default]
     Threads,
+    /// Processes that `mpirun` started together, in a build with the feature `mpi`.
+    Mpi,
 }
 
 impl FromStr for CommKind {
     type Err = BadValue;
     fn from_str(text: &str) -> Result<Self, BadValue> {
-        match text {
-            "threads" => Ok(Self::Threads),
-            _ => Err(BadValue::new(text, "threads, the only ranks that this version trains on")),
-        }
+        choose(text, &[("threads", Self::Threads), ("mpi", Self::Mpi)])
     }
 }
 
 impl fmt::Display for CommKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("threads")
+        f.write_str(match self {
+            Self::Threads => "threads",
+            Self::Mpi => "mpi",
+        })
     }
 }
 serde_as_text!(CommKind);
@@ -73,7 +74,8 @@ impl ExchangeKind {
         }
     }
 
-    fn options(self) -> ExchangeOptions {
+    /// What it is to the exchange.
+    pub(crate) fn options(self) -> ExchangeOptions {
         let method = match self {
             Self::Dense => Method::Dense,
             Self::TopK(_) => Method::Sparse(Sparse::TopK),
@@ -121,9 +123,13 @@ impl fmt::Display for ExchangeKind {
 }
 serde_as_text!(ExchangeKind);
 
-/// Error unless the envs can be dealt out to the ranks of a policy.
+/// Error unless the envs can be dealt out to the ranks of a policy. Looked at again when processes have met, if their
+/// number is what is left open.
 pub(crate) fn check(config: &TrainConfig) -> Result<()> {
-    let TrainConfig { ranks, envs, .. } = *config;
+    if config.comm == CommKind::Mpi && config.ranks.is_none() {
+        return Ok(());
+    }
+    let (ranks, envs) = (config.ranks(), config.envs);
     if ranks > 1 && config.controller != ControllerKind::Ppo {
         let expected = "1, or controller ppo, which alone learns over ranks";
         return Err(Error::value("ranks", ranks, expected));
@@ -138,17 +144,6 @@ pub(crate) fn check(config: &TrainConfig) -> Result<()> {
     Ok(())
 }
 
-/// Policies, one for each rank, as one that learns over all of them.
-///
-/// # Errors
-/// Memory.
-pub(crate) fn group(config: &TrainConfig, policies: Vec<Ppo>) -> Result<PpoGroup> {
-    let CommKind::Threads = config.comm;
-    let members = Communicator::threads(policies.len(), &CommOptions::default());
-    let members = members.map_err(meristem_control::Error::from)?;
-    Ok(PpoGroup::new(policies, members, &config.exchange.options())?)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -158,7 +153,9 @@ mod tests {
         for text in ["dense", "topk:0.01", "gtopk:1", "ok-topk:0.5", "auto:0.001"] {
             assert_eq!(text.parse::<ExchangeKind>().unwrap().to_string(), text);
         }
-        assert_eq!("threads".parse::<CommKind>().unwrap().to_string(), "threads");
+        for text in ["threads", "mpi"] {
+            assert_eq!(text.parse::<CommKind>().unwrap().to_string(), text);
+        }
     }
 
     #[test]
@@ -169,6 +166,6 @@ mod tests {
         for text in ["topk:", "topk:0", "auto:1.5", "gtopk:x", "topk:NaN"] {
             assert!(refused(text).contains("above 0, at most 1"), "{text}");
         }
-        assert!("mpi".parse::<CommKind>().unwrap_err().to_string().contains("threads"));
+        assert!("mpl".parse::<CommKind>().unwrap_err().to_string().contains("did you mean `mpi`"));
     }
 }

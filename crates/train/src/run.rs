@@ -6,31 +6,28 @@ use std::time::Instant;
 
 use meristem_data::{Split, cache};
 use meristem_grow::BlueprintSet;
+use meristem_nn::safetensors;
 
-use crate::checkpoint::{
-    Checkpoint, EnvState, EnvTensors, EventsPosition, Identity, Position, Store,
-};
-use crate::config::{Layer, TrainConfig};
-use crate::config_file;
+use crate::checkpoint::{EnvState, EnvTensors, Identity, Position, Store};
+use crate::config::TrainConfig;
 use crate::controllers::AnyController;
 use crate::env::Env;
 use crate::episode::{Episode, Start, Totals, Trained};
 use crate::error::{Error, Result};
 use crate::evaluate;
-use crate::event_writer::EventWriter;
 use crate::events::{Event, RunStarted};
 use crate::fleet::{Fleet, Machine};
 use crate::keeper::Keeper;
 use crate::observer::{Journal, Observer};
-use crate::output::{check_folder, check_output};
+use crate::place::{Begin, Begun, Place};
 use crate::run_folder::{RunFolder, write_whole};
-use crate::settings::HotScopePolicy;
 use crate::setup::{Names, Setup, residency};
 use crate::summary::{
     DatasetSummary, EnvSummary, MemorySummary, RoundSummary, SUMMARY_VERSION, Status, Summary,
 };
 use crate::trace::RunTrace;
 use crate::weights;
+use crate::world::World;
 
 /// Trains a fleet as `config` says, growing from the standard blueprints. Blocks until it is done.
 ///
@@ -51,29 +48,32 @@ pub fn run_with(
     observer: &mut dyn Observer,
 ) -> Result<Summary> {
     let started = Instant::now();
-    let (config, names) = Names::of_new(config)?;
-    config.export.as_deref().map_or(Ok(()), |path| check_output("export", path))?;
-    let folder = RunFolder::create(config.run_dir.as_deref(), &config.run_name())?;
-    let trace = match RunTrace::open(config.trace.as_deref()) {
-        Ok(trace) => trace,
-        Err(error) => {
-            folder.discard();
-            return Err(error);
-        }
-    };
-    let source = names.spec.source;
-    let prepare =
-        |folder: &RunFolder| Run::prepare(&config, names, blueprints, (folder, trace.as_ref()));
-    let prepared = prepare_in(folder, &config, prepare);
-    let result = RunTrace::unless_refused(trace, prepared).and_then(|((run, folder), trace)| {
-        run.finish(&folder, Begin::New(started), (observer, trace))
-    });
-    // The cache would keep the data, and with it the device, beyond this run.
-    cache::clear(|key| key.source == source);
-    result
+    let mut world = World::join(config.comm, config.comm_options().deadline)?;
+    observer.joined(world.rank());
+    let result = (|| {
+        let (config, names) = Names::of_new(&world.settle(config)?)?;
+        let source = names.spec.source;
+        let mut place = Place::default();
+        let prepared = place
+            .make(&config, &world)
+            .and_then(|()| Run::prepare(&config, names, blueprints, (&place, &mut world)));
+        let agreed = world.agree(prepared).and_then(|run| run.agree_on(&mut world).map(|()| run));
+        let result = match agreed {
+            Ok(run) => run.finish(&mut world, Begin::New(started), (observer, place)),
+            Err(error) => {
+                place.discard();
+                Err(error)
+            }
+        };
+        // The cache would keep the data, and with it the device, beyond this run.
+        cache::clear(|key| key.source == source);
+        result
+    })();
+    world.leave(result)
 }
 
-/// As [`run`] with the standard blueprints, on devices that are open and whose data is loaded; both stay so.
+/// As [`run`] with the standard blueprints, on devices that are open and whose data is loaded; both stay so. Over
+/// ranks of threads, if any.
 ///
 /// # Errors
 /// As [`run`].
@@ -84,132 +84,28 @@ pub(crate) fn run_on(
 ) -> Result<Summary> {
     let started = Instant::now();
     let (config, names) = Names::of_new(config)?;
-    let folder = RunFolder::create(config.run_dir.as_deref(), &config.run_name())?;
+    let (mut world, mut place) = (World::alone(), Place::default());
     let (machine, blueprints) = (machine.clone(), BlueprintSet::standard());
-    let prepare = |folder: &RunFolder| Run::on(machine, &config, names, blueprints, folder);
-    let (run, folder) = prepare_in(folder, &config, prepare)?;
-    run.finish(&folder, Begin::New(started), (observer, None))
-}
-
-/// Prepares a run in its new folder; the folder goes if that fails.
-fn prepare_in(
-    folder: RunFolder,
-    config: &TrainConfig,
-    prepare: impl FnOnce(&RunFolder) -> Result<Run>,
-) -> Result<(Run, RunFolder)> {
-    match folder.write_config(&config.resolved_toml()).and_then(|()| prepare(&folder)) {
-        Ok(run) => Ok((run, folder)),
+    let prepared = place
+        .make(&config, &world)
+        .and_then(|()| Run::on(machine, &config, names, blueprints, (&place, &mut world)));
+    match prepared {
+        Ok(run) => run.finish(&mut world, Begin::New(started), (observer, place)),
         Err(error) => {
-            folder.discard();
+            place.discard();
             Err(error)
         }
     }
 }
 
-/// Settings that a run may go on with instead of its own: no result depends on them.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct ResumeOptions {
-    /// Worker threads of each device.
-    pub threads: Option<usize>,
-    /// File for a trace of what is left.
-    pub trace: Option<PathBuf>,
-    /// What hot scopes do (V2).
-    pub hot_scope: Option<HotScopePolicy>,
-}
-
-/// Goes on with the run in `folder` from its newest checkpoint, or from its start if it has none: weights,
-/// events (their times aside) and summary end as if it had never stopped. A run that is complete is not touched: its summary is returned. Blocks until it is done.
-///
-/// # Errors
-/// [`Error::Resume`]: no run's folder, or another process writes there. [`Error::Checkpoint`]: the newest
-/// checkpoint is damaged, or of another run. [`Error::CheckpointVersion`]. As [`run`] otherwise. Nothing is overwritten
-/// before the checkpoint was found to fit.
-pub fn resume(
-    folder: &Path,
-    options: &ResumeOptions,
-    observer: &mut dyn Observer,
-) -> Result<Summary> {
-    resume_with(folder, options, BlueprintSet::standard(), observer)
-}
-
-/// As [`resume`], growing from `blueprints`, which must be those of the run.
-///
-/// # Errors
-/// As [`resume`].
-pub fn resume_with(
-    path: &Path,
-    options: &ResumeOptions,
-    blueprints: BlueprintSet,
-    observer: &mut dyn Observer,
-) -> Result<Summary> {
-    let started = Instant::now();
-    let folder = RunFolder::open(path)?;
-    if let Some(summary) = folder.read_summary()?.filter(|s| s.status == Status::Completed) {
-        return Ok(summary);
-    }
-    let settings = config_file::read(&folder.config())?;
-    folder.check_config(&TrainConfig::resolve(settings.clone(), Layer::default())?)?;
-    let (threads, trace) = (options.threads, options.trace.clone().map(Some));
-    let (run_dir, hot_scope) = (Some(Some(path.into())), options.hot_scope);
-    let flags = Layer { run_dir, threads, trace, hot_scope, ..Layer::default() };
-    let config = TrainConfig::resolve(settings, flags)?;
-    let saved = Store::new(folder.checkpoints()).newest()?;
-    let (config, names) = match &saved {
-        // Its policy is in there.
-        Some(_) => (config.clone(), Names::resolve(&config)?),
-        None => {
-            folder.check_no_checkpoint_is_lost()?;
-            Names::of_new(&config).map_err(|error| anew(path, &error))?
-        }
-    };
-    // A file that is there already is its own: it was stopped.
-    config.export.as_deref().map_or(Ok(()), |path| check_folder("export", path))?;
-    let trace = RunTrace::open(config.trace.as_deref())?;
-    let source = names.spec.source;
-    let prepare = || {
-        let mut run = Run::prepare(&config, names, blueprints, (&folder, trace.as_ref()))?;
-        let begin = match saved {
-            Some((file, checkpoint)) => Begin::From(run.restore(&file, checkpoint)?),
-            None => Begin::New(started),
-        };
-        Ok((run, begin))
-    };
-    let prepared = prepare();
-    let result = RunTrace::unless_refused(trace, prepared)
-        .and_then(|((run, begin), trace)| run.finish(&folder, begin, (observer, trace)));
-    cache::clear(|key| key.source == source);
-    result
-}
-
-/// What is said of a run that cannot even be begun again.
-fn anew(path: &Path, error: &Error) -> Error {
-    let problem = format!("it has no checkpoint yet and would start anew, but {error}");
-    Error::Resume { path: path.into(), problem }
-}
-
-/// How a run begins.
-pub(crate) enum Begin {
-    /// At its start.
-    New(Instant),
-    /// In the middle.
-    From(Middle),
-}
-
-/// Where a run goes on.
-pub(crate) struct Middle {
-    next: Position,
-    envs: Vec<(EnvState, EnvTensors)>,
-    events: EventsPosition,
-}
-
 /// A run that can start.
 pub(crate) struct Run {
-    setup: Setup,
-    fleet: Fleet,
-    controller: AnyController,
-    totals: Totals,
+    pub(crate) setup: Setup,
+    pub(crate) fleet: Fleet,
+    pub(crate) controller: AnyController,
+    pub(crate) totals: Totals,
     /// Also of what ended so far.
-    keeper: Keeper,
+    pub(crate) keeper: Keeper,
     /// Whether this process has done a step.
     warm: bool,
 }
@@ -219,10 +115,12 @@ impl Run {
         config: &TrainConfig,
         names: Names,
         blueprints: BlueprintSet,
-        (folder, trace): (&RunFolder, Option<&RunTrace>),
+        (place, world): (&Place, &mut World),
     ) -> Result<Self> {
-        let machine = Machine::open(&names.devices, config.threads, trace.map(RunTrace::trace))?;
-        Self::on(machine, config, names, blueprints, folder)
+        let trace = place.trace.as_ref().map(RunTrace::trace);
+        let envs = world.part(config.envs);
+        let machine = Machine::open(&names.devices, envs, config.threads, trace)?;
+        Self::on(machine, config, names, blueprints, (place, world))
     }
 
     /// As [`Run::prepare`], on devices that are open.
@@ -231,7 +129,7 @@ impl Run {
         config: &TrainConfig,
         names: Names,
         blueprints: BlueprintSet,
-        folder: &RunFolder,
+        (place, world): (&Place, &mut World),
     ) -> Result<Self> {
         let _span = machine.span(|| "prepare");
         let residency = residency(config);
@@ -241,31 +139,22 @@ impl Run {
         let setup = Setup::new(config, names, info, Arc::new(blueprints))?;
         setup.try_weights(&machine.streams()[0])?;
         let fleet = Fleet::new(machine, &setup, [train, test])?;
-        let controller = AnyController::new(&setup, &fleet.machine.devices()[0].stream("policy"))?;
+        let stream = fleet.machine.devices()[0].stream("policy");
+        let controller = AnyController::new(&setup, &stream, world)?;
         let identity = Identity {
             config: config.identity(),
             dataset: dataset_summary(&setup, &fleet),
             instruction_set: setup.isa.to_string(),
         };
-        let store = Store::new(folder.checkpoints());
+        let store = place.folder.as_ref().map(|folder| Store::new(folder.checkpoints()));
         let keeper = Keeper { store, identity, rounds: vec![], envs: vec![] };
         Ok(Self { setup, fleet, controller, totals: Totals::default(), keeper, warm: false })
     }
 
-    /// Takes over what a checkpoint holds, if it is one of this run.
-    fn restore(&mut self, file: &Path, checkpoint: Checkpoint) -> Result<Middle> {
-        let Checkpoint { progress, envs, controller } = checkpoint;
-        let unfit = |problem| Error::Checkpoint { path: file.into(), problem };
-        self.keeper.identity.check(file, &progress.identity)?;
-        let in_a_round = progress.next.step > 0;
-        if in_a_round && envs.len() != self.setup.config.envs {
-            return Err(unfit(format!("it has {} envs", envs.len())));
-        }
-        self.controller.get().restore(&controller).map_err(|error| unfit(error.to_string()))?;
-        self.totals = progress.totals;
-        (self.keeper.rounds, self.keeper.envs) = (progress.rounds, progress.last_envs);
-        let envs = progress.envs.into_iter().zip(envs).collect();
-        Ok(Middle { next: progress.next, envs, events: progress.events })
+    /// Whether all processes are about to do the same.
+    pub(crate) fn agree_on(&self, world: &mut World) -> Result<()> {
+        let config = self.setup.config.in_common();
+        world.agree_on(Identity { config, ..self.keeper.identity.clone() })
     }
 
     /// Its devices.
@@ -274,38 +163,47 @@ impl Run {
         self.fleet.machine.devices()
     }
 
-    /// Runs all rounds, or those that are left, and writes what is left of them, whatever happens.
+    /// Runs all rounds, or those that are left, and writes what is left of them, whatever happens. The summary is that
+    /// of the first rank, on all.
     pub(crate) fn finish(
         mut self,
-        folder: &RunFolder,
+        world: &mut World,
         begin: Begin,
-        (observer, trace): (&mut dyn Observer, Option<RunTrace>),
+        (observer, place): (&mut dyn Observer, Place),
     ) -> Result<Summary> {
         let span = self.fleet.machine.span(|| "run");
-        let (writer, next, envs) = match begin {
-            Begin::New(started) => {
-                let writer = EventWriter::create(&folder.events(), started)?;
-                (writer, Position { round: 0, step: 0 }, vec![])
-            }
-            Begin::From(Middle { next, envs, events }) => {
-                (EventWriter::resume(&folder.events(), events)?, next, envs)
-            }
-        };
-        folder.remove_summary()?;
-        let mut journal = Journal::new(writer, observer);
+        let Place { folder, trace } = place;
+        let folder = folder.as_ref();
+        let Begun { writer, next, envs } = world.agree(begin.open(folder))?;
+        let mut journal = Journal::new(writer, observer, world.size() > 1);
         match next {
-            Position { round: 0, step: 0 } => journal.emit(self.run_started()),
+            Position { round: 0, step: 0 } => journal.announce(self.run_started()),
             // The file has it already; who watches has not.
             _ => journal.tell(&self.run_started()),
         }
-        let result = self.rounds(folder, &mut journal, next, envs);
-        let status = match &result {
-            Ok(status) => *status,
-            Err(_) => Status::Failed,
+        let result = self.rounds(folder, (world, &mut journal), next, envs);
+        let result = world.agree(result);
+        drop(span);
+        let outcome = match &result {
+            Ok(status) => (*status, None),
+            Err(error) => (Status::Failed, Some(error.to_string())),
         };
-        let error = result.as_ref().err().map(ToString::to_string);
+        let closed = world.tell(|| self.close(folder, journal, outcome, trace));
+        // The first thing that went wrong is what to report.
+        result?;
+        closed
+    }
+
+    /// Writes what there is to say of a run that has ended: the last event, the trace, the summary.
+    fn close(
+        self,
+        folder: Option<&RunFolder>,
+        mut journal: Journal<'_>,
+        (status, error): (Status, Option<String>),
+        trace: Option<RunTrace>,
+    ) -> Result<Summary> {
         let seconds = journal.seconds();
-        journal.emit_waiting(Event::RunEnded {
+        journal.announce(Event::RunEnded {
             status: status.name().into(),
             error: error.clone(),
             steps: self.totals.steps,
@@ -313,14 +211,12 @@ impl Run {
             wall_seconds: seconds,
         });
         let closed = journal.close();
-        drop(span);
         let traced = trace.map(RunTrace::finish).transpose();
         let dropped = closed.as_ref().map_or(0, |dropped| *dropped);
-        let mut summary = self.summary(folder.path(), (status, error), seconds, dropped);
+        let path = folder.map_or(Path::new(""), RunFolder::path);
+        let mut summary = self.summary(path, (status, error), seconds, dropped);
         summary.trace = traced.as_ref().ok().cloned().flatten();
-        let written = folder.write_summary(&summary);
-        // The first thing that went wrong is what to report.
-        result?;
+        let written = folder.map_or(Ok(()), |folder| folder.write_summary(&summary));
         closed?;
         traced?;
         written?;
@@ -329,8 +225,8 @@ impl Run {
 
     fn rounds(
         &mut self,
-        folder: &RunFolder,
-        journal: &mut Journal<'_>,
+        folder: Option<&RunFolder>,
+        (world, journal): (&mut World, &mut Journal<'_>),
         next: Position,
         mut envs: Vec<(EnvState, EnvTensors)>,
     ) -> Result<Status> {
@@ -340,57 +236,68 @@ impl Run {
                 saved if saved.is_empty() => Start::Fresh,
                 saved => Start::At(next.step, saved),
             };
-            let trained = self.round(folder, journal, round, start)?;
+            let trained = self.round(folder, (world, journal), round, start)?;
             let last = round + 1 == rounds && trained.steps == self.setup.config.steps;
             if trained.interrupted && !last {
-                self.export(folder)?;
+                folder.map_or(Ok(()), |folder| self.export(folder))?;
                 return Ok(Status::Interrupted);
             }
         }
-        self.controller.save_policy(&folder.policy())?;
-        self.export(folder)?;
+        if let Some(folder) = folder {
+            self.controller.save_policy(&folder.policy())?;
+            self.export(folder)?;
+        }
         Ok(Status::Completed)
     }
 
     /// One round: an episode, its report, its weights, and a checkpoint if another round follows.
     fn round(
         &mut self,
-        folder: &RunFolder,
-        journal: &mut Journal<'_>,
+        folder: Option<&RunFolder>,
+        (world, journal): (&mut World, &mut Journal<'_>),
         round: usize,
         start: Start,
     ) -> Result<Trained> {
         let mut episode = Episode {
             setup: &self.setup,
+            world,
             fleet: &mut self.fleet,
-            controller: self.controller.get(),
+            controller: &mut self.controller,
             journal,
             totals: &mut self.totals,
+            spent: Totals::default(),
             round,
             keeper: &self.keeper,
             warm: &mut self.warm,
         };
         let mut trained = episode.train(start)?;
         let _report = self.fleet.machine.span(|| "report and save");
-        self.keeper.envs = evaluate::report(&mut self.fleet, &self.setup, &mut trained.envs)?;
-        self.keeper.envs.iter().for_each(|env| journal.emit(episode_ended(env, round)));
-        self.save(folder, &trained.envs)?;
+        let own = evaluate::report(&mut self.fleet, &self.setup, &mut trained.envs)?;
+        self.keeper.envs = world.collect(own)?.concat();
+        self.keeper.envs.iter().for_each(|env| journal.announce(episode_ended(env, round)));
+        self.save(folder, world, &trained.envs)?;
         self.keeper.rounds.push(round_summary(&self.keeper.envs, round, &trained));
         let config = &self.setup.config;
         if trained.steps == config.steps && round + 1 < config.rounds {
             let next = Position { round: round + 1, step: 0 };
-            journal.emit_waiting(Event::CheckpointWritten { round: next.round, step: next.step });
+            journal.announce(Event::CheckpointWritten { round: next.round, step: next.step });
             let state = (self.totals, self.controller.get().save()?);
-            self.keeper.write(next, vec![], state, journal)?;
+            self.keeper.write(next, vec![], state, (world, journal))?;
         }
         Ok(trained)
     }
 
-    /// Writes the envs' weights as they are. Waits for the devices.
-    fn save(&self, folder: &RunFolder, envs: &[Env]) -> Result<()> {
-        for env in envs {
-            let path = folder.weights().join(evaluate::weights_name(env.index));
-            weights::save(&path, &env.network, &env.host, &self.setup.info)?;
+    /// Writes the weights of all envs as they are. Waits for the devices.
+    fn save(&self, folder: Option<&RunFolder>, world: &mut World, envs: &[Env]) -> Result<()> {
+        for (place, Env { index, network, host, .. }) in envs.iter().enumerate() {
+            let name = PathBuf::from(evaluate::weights_name(*index));
+            let own = weights::to_bytes(&name, network, host, &self.setup.info)?;
+            let all = world.collect_bytes(own)?;
+            let Some(folder) = folder else { continue };
+            for (rank, bytes) in all.iter().enumerate() {
+                let name = evaluate::weights_name(rank * envs.len() + place);
+                safetensors::write(&folder.weights().join(name), bytes)?;
+            }
         }
         Ok(())
     }

@@ -125,25 +125,14 @@ impl RunFolder {
         write_json(&self.summary(), summary)
     }
 
-    /// Whether `config.toml` is as this program wrote it; `config` is what it says.
+    /// The text of `config.toml`.
     ///
     /// # Errors
-    /// [`Error::Resume`] with the first line that differs: with other settings it would be another run.
-    pub(crate) fn check_config(&self, config: &TrainConfig) -> Result<()> {
+    /// It cannot be read.
+    pub(crate) fn read_config(&self) -> Result<String> {
         let path = self.config();
-        let text = fs::read_to_string(&path).map_err(|source| Error::RunFolder {
-            action: "read",
-            path,
-            source,
-        })?;
-        let expected = config.resolved_toml();
-        if as_older_runs_have_it(&text) == as_older_runs_have_it(&expected) {
-            return Ok(());
-        }
-        let lost = expected.lines().find(|line| !text.lines().any(|l| l == *line));
-        let what = lost.map_or_else(|| "has other lines".into(), |line| format!("lacks `{line}`"));
-        let problem = format!("its config.toml was changed or damaged: it {what}");
-        Err(Error::Resume { path: self.path.clone(), problem })
+        let text = fs::read_to_string(&path);
+        text.map_err(|source| Error::RunFolder { action: "read", path, source })
     }
 
     /// Whether no checkpoint was written, by what the events say, where none is there.
@@ -204,6 +193,21 @@ impl RunFolder {
             tracing::debug!(path = %self.path.display(), %error, "run folder not removed");
         }
     }
+}
+
+/// Whether `text`, the `config.toml` of `folder`, is as this program wrote it; `config` is what it says.
+///
+/// # Errors
+/// [`Error::Resume`] with the first line that differs: with other settings it would be another run.
+pub(crate) fn check_config(folder: &Path, text: &str, config: &TrainConfig) -> Result<()> {
+    let expected = config.resolved_toml();
+    if as_older_runs_have_it(text) == as_older_runs_have_it(&expected) {
+        return Ok(());
+    }
+    let lost = expected.lines().find(|line| !text.lines().any(|l| l == *line));
+    let what = lost.map_or_else(|| "has other lines".into(), |line| format!("lacks `{line}`"));
+    let problem = format!("its config.toml was changed or damaged: it {what}");
+    Err(Error::Resume { path: folder.to_owned(), problem })
 }
 
 /// Locks the folder for this process.

@@ -28,7 +28,7 @@ impl BadValue {
 }
 
 /// A choice among `known` names.
-fn choose<T: Copy>(got: &str, known: &[(&'static str, T)]) -> Result<T, BadValue> {
+pub(crate) fn choose<T: Copy>(got: &str, known: &[(&'static str, T)]) -> Result<T, BadValue> {
     let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
     let found = known.iter().find(|(name, _)| *name == got);
     found.map(|&(_, value)| value).ok_or_else(|| unknown(got, &names))

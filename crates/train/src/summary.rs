@@ -210,6 +210,14 @@ impl Validation {
         self.flops_separate += cost.images * cost.flops_separate;
     }
 
+    /// Adds what other envs, or other steps, came to.
+    pub(crate) fn merge(&mut self, other: &Self) {
+        self.configurations += other.configurations;
+        self.evaluated += other.evaluated;
+        self.flops += other.flops;
+        self.flops_separate += other.flops_separate;
+    }
+
     /// Share of the separate passes' cost that was spent; `None` if no env had a live module.
     pub fn share(&self) -> Option<f64> {
         (self.flops_separate > 0).then(|| self.flops as f64 / self.flops_separate as f64)
@@ -236,6 +244,15 @@ impl HotTotals {
             self.synchronizations += spent.synchronizations;
             self.allocations += spent.allocations;
         }
+    }
+
+    /// Adds what other envs, or other steps, came to.
+    pub(crate) fn merge(&mut self, other: &Self) {
+        self.training_steps += other.training_steps;
+        self.copies_to_host += other.copies_to_host;
+        self.copies_to_device += other.copies_to_device;
+        self.synchronizations += other.synchronizations;
+        self.allocations += other.allocations;
     }
 
     /// Per training step.

@@ -62,7 +62,7 @@ impl RunTrace {
     }
 
     /// What cannot be removed stays: the error that brought us here is the one to report.
-    fn discard(self) {
+    pub(crate) fn discard(self) {
         let _ = self.trace.finish();
         let _ = std::fs::remove_file(&self.path);
     }

@@ -118,11 +118,16 @@ fn describe(image: &ImageShape) -> String {
     format!("{image} images of {} classes", image.classes)
 }
 
-/// Writes a network with its metadata; the file appears only when it is complete. Waits for the device.
+/// The bytes of the file that a network has at `path`. Waits for the device.
 ///
 /// # Errors
-/// The file cannot be written; the device failed.
-pub(crate) fn save(path: &Path, network: &Network, host: &Host, info: &DatasetInfo) -> Result<()> {
+/// The device failed.
+pub(crate) fn to_bytes(
+    path: &Path,
+    network: &Network,
+    host: &Host,
+    info: &DatasetInfo,
+) -> Result<Vec<u8>> {
     let json = |value: &serde_json::Value| value.to_string();
     let constants = serde_json::json!({ "mean": info.mean, "std": info.std });
     let metadata = [
@@ -132,5 +137,5 @@ pub(crate) fn save(path: &Path, network: &Network, host: &Host, info: &DatasetIn
         ("classes", json(&serde_json::json!(info.classes))),
     ];
     let metadata = metadata.into_iter().map(|(key, text)| (key.to_string(), text)).collect();
-    Ok(safetensors::save(path, &network.state_dict()?, &metadata)?)
+    Ok(safetensors::to_bytes(path, &network.state_dict()?, &metadata)?)
 }

@@ -47,15 +47,19 @@ pub(crate) struct TrainArguments {
     /// Policy that controller ppo starts from; a new one when absent
     #[arg(long, value_name = "FILE", help_heading = "Growth")]
     policy: Option<PathBuf>,
-    /// What ranks are: threads, of this process
+    /// What ranks are: threads, of this process, or mpi: the processes that mpirun started (in a build with --features mpi)
     #[arg(long, help_heading = "Growth")]
     comm: Option<CommKind>,
-    /// Ranks over which controller ppo learns: each acts in its part of the envs, and all exchange gradients
+    /// Ranks over which controller ppo learns: each acts in its part of the envs, and all exchange gradients; over mpi
+    /// there are as many as processes
     #[arg(long, value_name = "N", help_heading = "Growth")]
     ranks: Option<usize>,
     /// What they exchange: dense, or topk:D, gtopk:D, ok-topk:D, auto:D with the share that each rank sends
     #[arg(long, help_heading = "Growth")]
     exchange: Option<ExchangeKind>,
+    /// How long ranks wait for each other; give more than a step may take
+    #[arg(long, value_name = "SECONDS", help_heading = "Growth")]
+    comm_deadline: Option<usize>,
     #[command(flatten)]
     pub(crate) settings: SettingArguments,
     /// Write the best env's weights here too; must not exist
@@ -74,7 +78,8 @@ impl TrainArguments {
             controller: self.controller.clone(),
             policy: self.policy.clone().map(Some),
             comm: self.comm,
-            ranks: self.ranks,
+            ranks: self.ranks.map(Some),
+            comm_deadline: self.comm_deadline,
             exchange: self.exchange,
             log_batches: self.log_batches.then_some(true),
             checkpoint_every: self.checkpoint_every,

@@ -61,7 +61,7 @@ pub(crate) fn run(arguments: &ControlEvalArguments) -> Outcome {
     }
     let thrown_away = place.thrown_away.as_ref().map(|folder| folder.path().to_owned());
     let at_once = move || thrown_away.iter().for_each(|folder| Place::clear(folder));
-    stop_on_signals("what is complete so far", at_once)?;
+    let _listening = stop_on_signals("what is complete so far", at_once)?;
     let study = compare(&config, &mut Watch::new(arguments.quiet))?;
     if let Some(plot) = &arguments.plot {
         plot.write(&study)?;

@@ -20,10 +20,14 @@ const LEFT: &str = "weights and summary";
 
 pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
     let mode = mode(arguments);
+    let mut progress = Progress::new(mode);
     let summary = match &arguments.resume {
-        Some(folder) => resume(folder, arguments, mode)?,
-        None => start(arguments, mode)?,
+        Some(folder) => resume(folder, arguments, &mut progress)?,
+        None => start(arguments, &mut progress)?,
     };
+    if !progress.is_of_first_rank() {
+        return Ok(ExitCode::SUCCESS);
+    }
     if arguments.json {
         print_json(&summary)?;
     }
@@ -40,27 +44,32 @@ pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-fn start(arguments: &TrainArguments, mode: Mode) -> Result<Summary, Failure> {
+fn start(arguments: &TrainArguments, progress: &mut Progress) -> Result<Summary, Failure> {
     let config = TrainConfig::resolve(arguments.settings.file()?, arguments.layer())?;
-    stop_on_signals(LEFT, || {})?;
-    Ok(train::run(&config, &mut Progress::new(mode))?)
+    let _listening = stop_on_signals(LEFT, || {})?;
+    Ok(train::run(&config, progress)?)
 }
 
-fn resume(folder: &Path, arguments: &TrainArguments, mode: Mode) -> Result<Summary, Failure> {
+fn resume(
+    folder: &Path,
+    arguments: &TrainArguments,
+    progress: &mut Progress,
+) -> Result<Summary, Failure> {
     let given = arguments.layer();
     let trace = given.trace.clone().flatten();
-    let options = ResumeOptions { threads: given.threads, trace, hot_scope: given.hot_scope };
+    let Layer { threads, hot_scope, comm, comm_deadline, .. } = given;
+    let options = ResumeOptions { threads, trace, hot_scope, comm, comm_deadline };
     let other = Layer { threads: None, trace: None, hot_scope: None, ..given };
+    let other = Layer { comm: None, comm_deadline: None, ..other };
     if arguments.settings.config.is_some() || other != Layer::default() {
         let message = "--resume goes on with the run's own settings";
-        let remedy = "leave the others out (--threads, --trace and --hot-scope may be given), or start a new \
-                      run with --config RUN/config.toml";
+        let remedy = "leave the others out (--threads, --trace, --hot-scope, --comm and --comm-deadline may be \
+                      given), or start a new run with --config RUN/config.toml";
         return Err(Failure::usage(message, remedy));
     }
-    stop_on_signals(LEFT, || {})?;
-    let mut progress = Progress::new(mode);
-    let summary = train::resume(folder, &options, &mut progress)?;
-    if !progress.has_begun() {
+    let _listening = stop_on_signals(LEFT, || {})?;
+    let summary = train::resume(folder, &options, progress)?;
+    if !progress.has_begun() && progress.is_of_first_rank() {
         let run = folder.display();
         progress.line(&format!("{run} is complete: there is nothing to go on with"));
     }

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub(crate) mod runs;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 

@@ -21,11 +21,11 @@ const FORMAT: &str = "meristem checkpoint";
 const PROGRESS: &str = "progress";
 const MEMORY: &str = "controller_memory";
 
-/// Writes a checkpoint. The file appears only when it is whole and on the disk.
+/// The bytes of a checkpoint's file.
 ///
 /// # Errors
-/// The disk refused.
-pub(super) fn write(path: &Path, checkpoint: &Checkpoint) -> Result<()> {
+/// None of what a run makes.
+pub(super) fn to_bytes(path: &Path, checkpoint: &Checkpoint) -> Result<Vec<u8>> {
     let Checkpoint { progress, envs, controller } = checkpoint;
     let mut all = StateDict::default();
     let mut put = |prefix: String, state: &StateDict| {
@@ -47,18 +47,24 @@ pub(super) fn write(path: &Path, checkpoint: &Checkpoint) -> Result<()> {
         ("checksum", checksum(&all)),
     ];
     let metadata = metadata.map(|(key, text)| (key.to_string(), text)).into();
-    Ok(safetensors::save(path, &all, &metadata)?)
+    Ok(safetensors::to_bytes(path, &all, &metadata)?)
 }
 
-/// Reads a checkpoint.
+/// The bytes of the file at `path`.
 ///
 /// # Errors
-/// [`Error::Checkpoint`]: it cannot be read, is no checkpoint, or is damaged. [`Error::CheckpointVersion`].
-pub(super) fn read(path: &Path) -> Result<Checkpoint> {
-    let (mut all, metadata) = safetensors::load(path).map_err(|error| match error {
-        meristem_nn::Error::File { problem, .. } => unusable(path, problem),
-        error => unusable(path, error),
-    })?;
+/// [`Error::Checkpoint`]: it cannot be read.
+pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
+    safetensors::read(path).map_err(|error| of_file(path, error))
+}
+
+/// A checkpoint of such bytes, which came from `path`.
+///
+/// # Errors
+/// [`Error::Checkpoint`]: it is no checkpoint, or is damaged. [`Error::CheckpointVersion`].
+pub(super) fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Checkpoint> {
+    let (mut all, metadata) =
+        safetensors::from_bytes(path, bytes).map_err(|error| of_file(path, error))?;
     check(path, &all, &metadata)?;
     let mut take_bytes = |name: &str| match all.0.remove(name).map(|tensor| tensor.data) {
         Some(HostData::U8(bytes)) => Ok(bytes),
@@ -121,6 +127,13 @@ fn checksum(all: &StateDict) -> String {
         tensor.data.le_bytes(|bytes| crc.update(bytes));
     }
     format!("{:08x}", crc.finalize())
+}
+
+fn of_file(path: &Path, error: meristem_nn::Error) -> Error {
+    match error {
+        meristem_nn::Error::File { problem, .. } => unusable(path, problem),
+        error => unusable(path, error),
+    }
 }
 
 fn unusable(path: &Path, problem: impl ToString) -> Error {

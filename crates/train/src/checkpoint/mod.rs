@@ -12,7 +12,7 @@ mod store;
 
 use std::path::Path;
 
-use meristem_control::{ControllerState, History, Op, RewardState};
+use meristem_control::{ControllerState, History, Op, PpoGroup, RewardState};
 use meristem_grow::{GateInputs, Topology};
 use meristem_nn::{EvalMetrics, Metrics, StateDict};
 use serde::{Deserialize, Serialize};
@@ -31,6 +31,46 @@ pub(crate) struct Checkpoint {
     /// Of each env of the episode in progress; none between two rounds.
     pub(crate) envs: Vec<EnvTensors>,
     pub(crate) controller: ControllerState,
+}
+
+impl Checkpoint {
+    /// As its file has it; and so it goes from one process to another.
+    ///
+    /// # Errors
+    /// None of what a run makes.
+    pub(crate) fn to_bytes(&self) -> Result<Vec<u8>> {
+        file::to_bytes(Path::new(&store::file_name(self.progress.next)), self)
+    }
+
+    /// Of the bytes of the file at `path`.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`]: it is no checkpoint, or is damaged. [`Error::CheckpointVersion`].
+    pub(crate) fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Self> {
+        file::from_bytes(path, bytes)
+    }
+
+    /// The whole of parts that ranks made, by rank, as one process would have made it. All of it but envs and policy is
+    /// the first's.
+    ///
+    /// # Errors
+    /// A controller that does not learn over ranks.
+    pub(crate) fn join(mut parts: Vec<Vec<u8>>) -> Result<Vec<u8>> {
+        if parts.len() == 1 {
+            return Ok(parts.remove(0));
+        }
+        let parts = parts.iter().map(|bytes| Self::from_bytes(Path::new("of a rank"), bytes));
+        let mut parts: Vec<Self> = parts.collect::<Result<_>>()?;
+        let controllers = parts.iter_mut().map(|part| std::mem::take(&mut part.controller));
+        let controller = PpoGroup::join(controllers.collect())?;
+        let join = |mut whole: Self, part: Self| {
+            whole.progress.envs.extend(part.progress.envs);
+            whole.envs.extend(part.envs);
+            whole
+        };
+        let whole = parts.into_iter().reduce(join).map(|whole| Self { controller, ..whole });
+        whole.map_or(Ok(vec![]), |whole| whole.to_bytes())
+    }
 }
 
 /// Everything but tensors.

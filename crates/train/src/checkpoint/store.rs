@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::{Checkpoint, Position, file};
+use meristem_nn::safetensors;
+
+use super::{Position, file};
 use crate::error::{Error, Result};
 
 /// Checkpoints that are kept.
@@ -22,17 +24,15 @@ impl Store {
         Self { folder }
     }
 
-    /// Writes a checkpoint, then removes what is older than the last three. A kill at any moment leaves the
+    /// Writes a checkpoint whose next step is this, then removes what is older than the last three. A kill at any moment leaves the
     /// ones before whole.
     ///
     /// # Errors
     /// The disk refused.
-    pub(crate) fn write(&self, checkpoint: &Checkpoint) -> Result<()> {
+    pub(crate) fn write(&self, next: Position, bytes: &[u8]) -> Result<()> {
         let fail = |source| self.fail("create", source);
         fs::create_dir_all(&self.folder).map_err(fail)?;
-        let Position { round, step } = checkpoint.progress.next;
-        let name = format!("round-{round:06}-step-{step:06}{ENDING}");
-        file::write(&self.folder.join(name), checkpoint)?;
+        safetensors::write(&self.folder.join(file_name(next)), bytes)?;
         let (names, torn) = self.names()?;
         for name in names.iter().rev().skip(KEPT).chain(&torn) {
             fs::remove_file(self.folder.join(name)).map_err(|source| self.fail("tidy", source))?;
@@ -40,16 +40,16 @@ impl Store {
         Ok(())
     }
 
-    /// The newest checkpoint, and its file; `None` if none was written yet.
+    /// The file of the newest checkpoint, and its bytes; `None` if none was written yet.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] if that file cannot be used: resuming from an older one is for the user to say, by
+    /// [`Error::Checkpoint`] if that file cannot be read: resuming from an older one is for the user to say, by
     /// removing it.
-    pub(crate) fn newest(&self) -> Result<Option<(PathBuf, Checkpoint)>> {
+    pub(crate) fn newest(&self) -> Result<Option<(PathBuf, Vec<u8>)>> {
         let Some(name) = self.names()?.0.pop() else { return Ok(None) };
         let path = self.folder.join(name);
-        let checkpoint = file::read(&path)?;
-        Ok(Some((path, checkpoint)))
+        let bytes = file::read(&path)?;
+        Ok(Some((path, bytes)))
     }
 
     /// Names of the checkpoints, oldest first, and of what kills left of some that were being written.
@@ -78,12 +78,17 @@ impl Store {
     }
 }
 
+/// The name of the file of a checkpoint whose next step is this.
+pub(super) fn file_name(Position { round, step }: Position) -> String {
+    format!("round-{round:06}-step-{step:06}{ENDING}")
+}
+
 #[cfg(test)]
 mod tests {
     use meristem_control::ControllerState;
     use meristem_nn::HostTensor;
 
-    use super::super::{EnvTensors, EventsPosition, Identity, Progress};
+    use super::super::{Checkpoint, EnvTensors, EventsPosition, Identity, Progress};
     use super::*;
     use crate::episode::Totals;
     use crate::summary::DatasetSummary;
@@ -114,6 +119,17 @@ mod tests {
         }
     }
 
+    fn write(store: &Store, step: usize) {
+        let checkpoint = checkpoint(step);
+        store.write(checkpoint.progress.next, &checkpoint.to_bytes().unwrap()).unwrap();
+    }
+
+    fn newest(store: &Store) -> Result<(PathBuf, Checkpoint)> {
+        let (path, bytes) = store.newest()?.unwrap();
+        let checkpoint = Checkpoint::from_bytes(&path, &bytes)?;
+        Ok((path, checkpoint))
+    }
+
     fn names(folder: &Path) -> Vec<String> {
         let entries = fs::read_dir(folder).unwrap();
         let mut names: Vec<String> =
@@ -128,7 +144,7 @@ mod tests {
         let store = Store::new(base.path().join("checkpoints"));
         assert!(store.newest().unwrap().is_none());
         for step in [2, 4, 10, 100] {
-            store.write(&checkpoint(step)).unwrap();
+            write(&store, step);
             // What a kill leaves of a file that was being written.
             fs::write(store.folder.join(".round-000000-step-000005.safetensors.tmp-1"), "x")
                 .unwrap();
@@ -136,7 +152,7 @@ mod tests {
         let kept = names(&store.folder);
         assert_eq!(kept.len(), 4, "three, and the torn one written after them: {kept:?}");
         assert!(kept[1].contains("step-000004") && kept[3].contains("step-000100"), "{kept:?}");
-        let (path, newest) = store.newest().unwrap().unwrap();
+        let (path, newest) = newest(&store).unwrap();
         assert!(path.ends_with("round-000000-step-000100.safetensors"));
         assert_eq!(newest.progress, checkpoint(100).progress);
         assert_eq!(newest.controller.memory, [1, 2, 3]);
@@ -148,12 +164,12 @@ mod tests {
     fn a_damaged_cut_or_foreign_file_is_named() {
         let base = tempfile::tempdir().unwrap();
         let store = Store::new(base.path().into());
-        store.write(&checkpoint(1)).unwrap();
+        write(&store, 1);
         let path = base.path().join(&names(base.path())[0]);
         let whole = fs::read(&path).unwrap();
         let says = |bytes: &[u8], words: &str| {
             fs::write(&path, bytes).unwrap();
-            let error = store.newest().unwrap_err();
+            let error = newest(&store).unwrap_err();
             let version = matches!(error, Error::CheckpointVersion { .. });
             assert!(version == words.starts_with("version"), "{error}");
             let text = error.to_string();

@@ -22,9 +22,10 @@ use crate::fleet::Machine;
 use crate::observer::Observer;
 use crate::run::run_on;
 use crate::run_folder::{POLICY, write_json};
-use crate::settings::{ControllerKind, ExchangeKind};
+use crate::settings::{CommKind, ControllerKind, ExchangeKind};
 use crate::setup::{Names, Setup, residency};
 use crate::summary::{Status, Summary};
+use crate::world::World;
 
 /// The first seed where none is asked for: not the default of training, so that a policy meets other hosts
 /// than those it learned on.
@@ -82,6 +83,11 @@ impl StudyConfig {
         if !(1..=SEEDS_MAX).contains(&self.seeds) {
             return Err(Error::value("seeds", self.seeds, format!("1 to {SEEDS_MAX}")));
         }
+        if self.settings.comm == CommKind::Mpi {
+            let expected =
+                "threads: a study is one process, whose policies may learn over ranks of threads";
+            return Err(Error::value("comm", CommKind::Mpi, expected));
+        }
         if self.contenders.is_empty() {
             return Err(Error::value("controllers", "none at all", "at least one"));
         }
@@ -111,7 +117,7 @@ impl StudyConfig {
             seed,
             rounds: 1,
             // Ranks are for learning.
-            ranks: 1,
+            ranks: None,
             exchange: ExchangeKind::default(),
             run_dir: Some(folder),
             // Without a controller too: everybody trains on the same images.
@@ -192,7 +198,7 @@ impl<'a> Contest<'a> {
     /// Loads the data, and tries every contender.
     fn open(config: &'a StudyConfig, names: Names) -> Result<Self> {
         let settings = &config.settings;
-        let machine = Machine::open(&names.devices, settings.threads, None)?;
+        let machine = Machine::open(&names.devices, 0..settings.envs, settings.threads, None)?;
         machine.load(&names.spec, Split::Train, residency(settings))?;
         let info = cache::files(&names.spec)?.info()?;
         let (seeds, mut known_seeds) = (config.seeds(), vec![]);
@@ -207,7 +213,7 @@ impl<'a> Contest<'a> {
             let learned: &[u64] = names.policy.as_ref().map_or(&[], |policy| &policy.seeds);
             known_seeds.push(seeds.iter().copied().filter(|s| learned.contains(s)).collect());
             let setup = Setup::new(&run, names, info.clone(), blueprints)?;
-            AnyController::new(&setup, &machine.streams()[0])?;
+            AnyController::new(&setup, &machine.streams()[0], &mut World::alone())?;
         }
         Ok(Self { config, machine, known_seeds })
     }

@@ -1,0 +1,117 @@
+//! Runs that grow on a few small images, and what must be equal of two that are the same.
+
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use meristem::device::random::{Purpose, Rng};
+use meristem::nn::safetensors::{self, Metadata};
+use meristem::nn::{HostData, HostTensor, StateDict};
+use serde_json::Value;
+
+use super::Meristem;
+
+/// A folder with 600 images of 8x8 bytes: the label is where the bright half is.
+pub(crate) fn with_images() -> Meristem {
+    let m = Meristem::new();
+    let mut random = Rng::new(1, Purpose::Test, 0, 0);
+    let mut arrays = StateDict::default();
+    for (split, images) in [("train", 500), ("test", 100)] {
+        let labels: Vec<i64> = (0..images).map(|_| i64::from(random.below(4))).collect();
+        let bright = |label: i64, i: usize| match label {
+            0 => i % 8 < 4,
+            1 => i % 8 >= 4,
+            2 => i < 32,
+            _ => i >= 32,
+        };
+        let mut pixel = |label, i| random.below(160) as u8 + if bright(label, i) { 90 } else { 0 };
+        let bytes = labels.iter().flat_map(|&label| (0..64).map(move |i| (label, i)));
+        let bytes = bytes.map(|(label, i)| pixel(label, i)).collect();
+        let tensor = HostTensor { shape: vec![images, 8, 8], data: HostData::U8(bytes) };
+        arrays.insert(format!("{split}_images"), tensor);
+        let tensor = HostTensor { shape: vec![images], data: HostData::I64(labels) };
+        arrays.insert(format!("{split}_labels"), tensor);
+    }
+    safetensors::save(&m.path("images.safetensors"), &arrays, &Metadata::new()).unwrap();
+    m
+}
+
+/// What must be equal: weights, and events without their times and the number of threads.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Outcome {
+    pub(crate) weights: Vec<Vec<u8>>,
+    policy: Option<Vec<u8>>,
+    pub(crate) events: Vec<Value>,
+    pub(crate) envs: Value,
+    /// Without times, memory, and where it is.
+    summary: Value,
+}
+
+pub(crate) fn outcome(m: &Meristem, run: &str) -> Outcome {
+    let mut summary = m.json(&format!("{run}/summary.json"));
+    assert_eq!(summary["status"], "completed");
+    let envs = summary["envs"].take();
+    let files = envs.as_array().unwrap().iter().map(|env| env["weights"].as_str().unwrap());
+    let weights = files.map(|file| m.bytes(&format!("{run}/{file}"))).collect();
+    let policy = std::fs::read(m.path(run).join("policy.safetensors")).ok();
+    let mut events = m.events(run);
+    for event in &mut events {
+        let event = event.as_object_mut().unwrap();
+        for time in ["seconds", "step_seconds", "images_per_second", "wall_seconds", "threads"] {
+            event.remove(time);
+        }
+    }
+    let fields = summary.as_object_mut().unwrap();
+    // What a process counts begins anew with a resume: its first step is not among it.
+    for own in
+        ["run_dir", "wall_seconds", "step_seconds", "images_per_s", "memory", "threads", "hot_path"]
+    {
+        fields.remove(own);
+    }
+    Outcome { weights, policy, events, envs, summary }
+}
+
+/// Insists on the same, and names the first difference.
+pub(crate) fn assert_same(got: &Outcome, expected: &Outcome, context: &str) {
+    for (got, expected) in got.events.iter().zip(&expected.events) {
+        assert_eq!(got, expected, "{context}");
+    }
+    assert_eq!(got.events.len(), expected.events.len(), "{context}");
+    for (env, (got, expected)) in got.weights.iter().zip(&expected.weights).enumerate() {
+        assert!(got == expected, "{context}: other weights in env {env}");
+    }
+    assert_eq!(got.envs, expected.envs, "{context}");
+    assert_eq!(got.summary, expected.summary, "{context}");
+    assert!(got.policy == expected.policy, "{context}: another policy");
+}
+
+/// A process that ends with its handle.
+pub(crate) struct Killed(pub(crate) Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl std::ops::Deref for Killed {
+    type Target = Child;
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl std::ops::DerefMut for Killed {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+pub(crate) fn wait_for(what: &str, there: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !there() {
+        assert!(started.elapsed() < Duration::from_secs(120), "{what} within two minutes");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}

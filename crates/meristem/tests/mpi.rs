@@ -1,0 +1,254 @@
+//! Training over processes: the run of threads, bit for bit, whatever becomes of a process (V, X).
+//!
+//! A test starts `mpirun` with the real binary. What `mpirun` prints of several processes is mixed within lines, so each
+//! rank writes what it says into files of its own.
+#![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
+#![cfg(unix)]
+
+mod common;
+
+use std::fs;
+use std::process::{Command, ExitStatus, Stdio};
+
+use common::Meristem;
+use common::runs::{Killed, Outcome, assert_same, outcome, wait_for, with_images};
+use meristem::nn::safetensors;
+
+/// Two rounds of growing hosts on a few small images, decided by a policy that learns.
+const RUN: &str = "train --dataset arrays --data-root images.safetensors --preset quick --host minimal --slots r0,r1 \
+                   --envs 4 --rounds 2 --steps 8 --batch 16 --control-split 0.2 --policy-hidden 16 \
+                   --checkpoint-every 2 --threads 1 --log-batches";
+
+/// Seconds after which a hang is a hang.
+const PATIENCE: &str = "180";
+/// Runs the rest of its arguments; what they say goes into files named by the rank.
+const RANK: &str = "exec \"$0\" \"$@\" >said.$OMPI_COMM_WORLD_RANK 2>erred.$OMPI_COMM_WORLD_RANK";
+
+/// `mpirun` with these flags, and a rank for each of `ranks`, which has these arguments.
+fn mpirun(m: &Meristem, flags: &[&str], ranks: &[&str]) -> Command {
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=5", PATIENCE, "mpirun", "--allow-run-as-root", "--oversubscribe"]);
+    command.args(flags).current_dir(m.folder.path());
+    for (rank, arguments) in ranks.iter().enumerate() {
+        command.args((rank > 0).then_some(":")).args(["-n", "1", "sh", "-c", RANK]);
+        command.arg(env!("CARGO_BIN_EXE_meristem")).args(arguments.split_whitespace());
+    }
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    command
+}
+
+/// Runs to its end.
+fn ends(mut command: Command) -> ExitStatus {
+    let status = command.status().unwrap();
+    assert_ne!(status.code(), Some(124), "it hangs");
+    status
+}
+
+/// Runs on so many ranks and insists on success, and on the first rank alone speaking.
+fn ok(m: &Meristem, ranks: usize, arguments: &str) {
+    let status = ends(mpirun(m, &[], &vec![arguments; ranks]));
+    assert!(status.success(), "{arguments}: {}", erred(m, 0));
+    assert!(said(m, "said", 0).contains("env"), "the first tells of it");
+    for rank in 1..ranks {
+        assert_eq!((said(m, "said", rank), said(m, "erred", rank)), Default::default());
+    }
+}
+
+fn said(m: &Meristem, file: &str, rank: usize) -> String {
+    fs::read_to_string(m.path(&format!("{file}.{rank}"))).unwrap_or_default()
+}
+
+/// What a rank said on stderr, without line breaks.
+fn erred(m: &Meristem, rank: usize) -> String {
+    said(m, "erred", rank).split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// The tensors of all checkpoints that a run has kept.
+fn checkpoints(m: &Meristem, run: &str) -> Vec<(String, meristem::nn::StateDict)> {
+    let files = fs::read_dir(m.path(run).join("checkpoints")).unwrap();
+    let mut files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
+    files.sort();
+    let read = |path: std::path::PathBuf| {
+        let (mut state, _) = safetensors::load(&path).unwrap();
+        // Times are in there.
+        state.0.remove("progress").unwrap();
+        (path.file_name().unwrap().to_string_lossy().into_owned(), state)
+    };
+    files.into_iter().map(read).collect()
+}
+
+/// A run of threads in the folder `run`, and what came of it.
+fn threads(m: &Meristem, flags: &str, run: &str) -> Outcome {
+    m.ok(&format!("{RUN} {flags} --comm threads --run-dir {run}"));
+    outcome(m, run)
+}
+
+#[test]
+fn the_same_run_as_over_threads() {
+    let m = with_images();
+    for (ranks, exchange) in [(1, "dense"), (2, "dense"), (2, "topk:0.05"), (4, "ok-topk:0.05")] {
+        let flags = format!("--exchange {exchange}");
+        let [one, other] =
+            ["threads", "mpi"].map(|comm| format!("{comm}-{ranks}-{}", &exchange[..4]));
+        let expected = threads(&m, &format!("{flags} --ranks {ranks}"), &one);
+        ok(&m, ranks, &format!("{RUN} {flags} --comm mpi --run-dir {other}"));
+        assert_same(&outcome(&m, &other), &expected, &other);
+        assert!(checkpoints(&m, &other) == checkpoints(&m, &one), "{other}: other checkpoints");
+        assert_eq!(m.json(&format!("{other}/summary.json"))["hot_path"]["copies_to_host"], 0.0);
+        let kinds = |kind: &str| expected.events.iter().filter(|e| e["event"] == kind).count();
+        assert!(kinds("batch_completed") > 0 && kinds("module_germinated") > 0);
+        let fingerprints =
+            expected.events.iter().filter(|event| event.get("fingerprint").is_some()).count();
+        assert_eq!(fingerprints, if ranks == 1 { 0 } else { 2 });
+        let kept = checkpoints(&m, &other).pop().unwrap().1;
+        let residual = kept.iter().any(|(name, _)| name.contains("rank.1.exchange.residual"));
+        assert_eq!(residual, exchange != "dense", "residuals are in the checkpoint");
+    }
+}
+
+/// The processes of the ranks, by rank.
+fn ranks_of(mpirun: &Killed) -> Vec<String> {
+    let children = |of: &str| {
+        let found = Command::new("pgrep").args(["-P", of]).output().unwrap();
+        let found = String::from_utf8(found.stdout).unwrap();
+        found.lines().map(str::to_string).collect::<Vec<String>>()
+    };
+    let timeout = mpirun.id().to_string();
+    let mut ranks: Vec<(usize, String)> = vec![];
+    for process in children(&timeout).iter().flat_map(|mpirun| children(mpirun)) {
+        let environment = fs::read(format!("/proc/{process}/environ")).unwrap();
+        let mut entries = environment.split(|byte| *byte == 0);
+        let rank = entries.find_map(|entry| entry.strip_prefix(b"OMPI_COMM_WORLD_RANK="));
+        ranks.push((String::from_utf8_lossy(rank.unwrap()).parse().unwrap(), process));
+    }
+    ranks.sort();
+    ranks.into_iter().map(|(_, process)| process).collect()
+}
+
+/// Starts a run on two ranks, and sends a signal to some of them once `events` are written.
+fn signalled(
+    m: &Meristem,
+    (flags, arguments): (&[&str], &str),
+    events: (&str, usize),
+    (signal, to): (&str, &[usize]),
+) {
+    let mut child = Killed(mpirun(m, flags, &[arguments; 2]).spawn().unwrap());
+    wait_for("events", || {
+        let text = fs::read_to_string(m.path(events.0).join("events.jsonl")).unwrap_or_default();
+        text.lines().count() >= events.1
+    });
+    let ranks = ranks_of(&child);
+    let processes = to.iter().map(|rank| ranks[*rank].as_str());
+    assert!(Command::new("kill").arg(signal).args(processes).status().unwrap().success());
+    assert_ne!(child.wait().unwrap().code(), Some(124), "it hangs");
+}
+
+#[test]
+fn a_run_that_is_killed_goes_on_to_the_same_bits() {
+    let m = with_images();
+    let flags = "--exchange topk:0.05";
+    let expected = threads(&m, &format!("{flags} --ranks 2"), "whole");
+    let lines = expected.events.len();
+    let start = |run: &str| format!("{RUN} {flags} --comm mpi --run-dir {run}");
+    // All at once, in both rounds.
+    let resume = "train --resume cut --comm mpi";
+    signalled(&m, (&[], &start("cut")), ("cut", lines / 3), ("-KILL", &[0, 1]));
+    signalled(&m, (&[], resume), ("cut", 2 * lines / 3), ("-KILL", &[0, 1]));
+    ok(&m, 2, resume);
+    assert_same(&outcome(&m, "cut"), &expected, "killed");
+    ok(&m, 2, resume);
+    assert!(said(&m, "said", 0).contains("cut is complete"), "{}", said(&m, "said", 0));
+    // One of them, where mpirun lets the other live, which names it and writes it down.
+    let deadline = format!("{} --comm-deadline 10", start("one"));
+    signalled(&m, (&["--enable-recovery"], &deadline), ("one", lines / 3), ("-KILL", &[1]));
+    let summary = m.json("one/summary.json");
+    assert_eq!(summary["status"], "failed");
+    let error = summary["error"].as_str().unwrap();
+    assert!(error.contains("rank 1 did not come within 10 s"), "{error}");
+    assert!(erred(&m, 0).contains("rank 1 did not come") && erred(&m, 0).contains("--resume RUN"));
+    // What it was started with is in its folder.
+    ok(&m, 2, "train --resume one");
+    assert_same(&outcome(&m, "one"), &expected, "one killed");
+    // Where ranks are threads, what processes began goes on to the same bits, and the other way round.
+    signalled(&m, (&[], &start("over")), ("over", lines / 2), ("-KILL", &[1, 0]));
+    m.ok("train --resume over --comm threads --quiet");
+    assert_same(&outcome(&m, "over"), &expected, "from mpi to threads");
+    let mut command = m.command();
+    command.args(RUN.split_whitespace()).args(flags.split_whitespace());
+    command.args(["--ranks", "2", "--run-dir", "back"]).stdout(Stdio::null());
+    let mut child = Killed(command.spawn().unwrap());
+    wait_for("a checkpoint", || m.path("back/checkpoints").exists());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    ok(&m, 2, "train --resume back --comm mpi");
+    assert_same(&outcome(&m, "back"), &expected, "from threads to mpi");
+}
+
+/// Whichever rank is asked to stop, all stop at the same step.
+#[test]
+fn a_rank_that_is_asked_to_stop_stops_all() {
+    let m = with_images();
+    let expected = threads(&m, "--ranks 2", "whole");
+    let start = format!("{RUN} --comm mpi --run-dir stopped");
+    signalled(&m, (&[], &start), ("stopped", expected.events.len() / 3), ("-TERM", &[1]));
+    assert_eq!(m.json("stopped/summary.json")["status"], "interrupted");
+    ok(&m, 2, "train --resume stopped --comm mpi");
+    assert_same(&outcome(&m, "stopped"), &expected, "stopped");
+}
+
+#[test]
+fn what_ranks_cannot_do_together_is_refused_and_leaves_nothing() {
+    let m = with_images();
+    let run = format!("{RUN} --comm mpi --run-dir no");
+    let other = |flags: &str| format!("{run} {flags}");
+    fs::create_dir(m.path("there")).unwrap();
+    for (first, second, words) in [
+        ("", "--seed 2", "rank 1: it has `seed = 2`, rank 0 `seed = 42`"),
+        ("", "--data-root nowhere.safetensors", "rank 1: the arrays dataset is not in nowhere"),
+        (
+            "--checkpoint-every 3",
+            "",
+            "rank 1: it has `checkpoint_every = 2`, rank 0 `checkpoint_every = 3`",
+        ),
+        ("--ranks 4", "--ranks 4", "`ranks`: got 4, expected 2, the number of processes"),
+        ("--envs 3", "--envs 3", "a divisor of the 3 envs"),
+        ("--controller random", "--controller random", "controller ppo"),
+        ("--run-dir there", "--run-dir there", "the run folder there exists"),
+    ] {
+        let status = ends(mpirun(&m, &[], &[&other(first), &other(second)]));
+        assert!(!status.success(), "{words}");
+        let errors = [erred(&m, 0), erred(&m, 1)];
+        // A rank that hears from mpirun that the other has ended with the error may say so before its own.
+        let told = |rank: usize| errors[rank].split("error: ").nth(1).unwrap_or_default();
+        assert!(told(0).contains(words), "{words}: {errors:?}");
+        // Or mpirun ends it before it says anything.
+        assert!(told(1).is_empty() || told(1).starts_with("rank "), "{errors:?}");
+        assert!(!m.path("no").exists(), "{words}");
+    }
+}
+
+/// Envs that fail and go back do so on every rank, and one that fails for good ends the run of all.
+#[test]
+fn an_env_that_fails_on_one_rank_is_told_of_by_the_first() {
+    let m = with_images();
+    let wild = "--ranks 2 --lr 30 --clip-norm off";
+    let told = |run: &str| -> Vec<serde_json::Value> {
+        let events = m.events(run);
+        let of_rank_1 = events.into_iter().filter(|event| event["env"].as_u64() >= Some(2));
+        let failed =
+            of_rank_1.filter(|e| e["event"] == "governor_rollback" || e["event"] == "anomaly");
+        failed
+            .map(|mut event| {
+                event.as_object_mut().unwrap().retain(|key, _| key != "seq" && key != "seconds");
+                event
+            })
+            .collect()
+    };
+    m.run(&format!("{RUN} {wild} --run-dir one"));
+    ends(mpirun(&m, &[], &[format!("{RUN} {wild} --comm mpi --run-dir two").as_str(); 2]));
+    let rollbacks = told("one").len();
+    assert!(rollbacks > 0, "nothing failed, nothing was shown");
+    assert_eq!(told("two")[..rollbacks], told("one"));
+    let status = |run: &str| m.json(&format!("{run}/summary.json"))["status"].clone();
+    assert_eq!(status("two"), status("one"));
+}
