@@ -20,6 +20,9 @@ pub(crate) fn check(calls: &[Call]) -> Result<()> {
         ("element type", dtype(usual), dtype(call))
     } else if call.count != usual.count {
         ("element count", usual.count.to_string(), call.count.to_string())
+    } else if call.kept != usual.kept {
+        let shown = |call: &Call| format!("of digest {:016x}", call.kept);
+        ("a state between calls", shown(usual), shown(call))
     } else {
         ("parameter", usual.parameter.to_string(), call.parameter.to_string())
     };
@@ -38,7 +41,7 @@ mod tests {
     use super::*;
 
     fn call(operation: &'static str, count: usize) -> Call {
-        Call { operation, dtype: Some(DType::F32), count, parameter: 0 }
+        Call { operation, dtype: Some(DType::F32), count, parameter: 0, kept: 0 }
     }
 
     #[test]
@@ -53,6 +56,7 @@ mod tests {
             (vec![a, call("gather", 3), a], 1),
             (vec![a, a, Call { dtype: None, ..a }], 2),
             (vec![a, a, Call { parameter: 1, ..a }], 2),
+            (vec![a, Call { kept: 1, ..a }, a], 1),
         ] {
             let Err(Error::Disagreement { rank, .. }) = check(&calls) else { panic!("{calls:?}") };
             assert_eq!(rank, expected, "{calls:?}");

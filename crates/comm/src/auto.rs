@@ -57,6 +57,16 @@ impl Table {
         elements: &[usize],
         densities: &[f64],
     ) -> Result<Table> {
+        let result = Table::try_measure(comm, stream, elements, densities);
+        comm.told(result)
+    }
+
+    fn try_measure(
+        comm: &mut Communicator,
+        stream: &Stream,
+        elements: &[usize],
+        densities: &[f64],
+    ) -> Result<Table> {
         let mut rows = Vec::new();
         for &len in elements {
             for &density in densities {

@@ -17,6 +17,13 @@ pub struct CommOptions {
     pub deadline: Duration,
 }
 
+impl CommOptions {
+    /// The deadline; a century where it is longer, for moments so far away cannot be told.
+    fn deadline(&self) -> Duration {
+        self.deadline.min(Duration::from_secs(100 * 365 * 24 * 3600))
+    }
+}
+
 impl Default for CommOptions {
     fn default() -> Self {
         CommOptions { deadline: Duration::from_secs(60) }
@@ -39,7 +46,8 @@ pub struct Traffic {
 /// device (over [`mpi`](Communicator::mpi): for what they send), but may wait for the other ranks to
 /// make the same call.
 ///
-/// Dropping it tells the others, whose next call fails at once with an error that names this rank.
+/// Dropping it tells the others, whose next call fails at once with an error that names this rank. So does
+/// an error that only this rank meets (a tensor that does not fit, a failed launch) in a collective.
 pub struct Communicator {
     transport: Box<dyn Transport>,
     scratch: Scratch,
@@ -62,7 +70,7 @@ impl Communicator {
                 got: "0".to_owned(),
             });
         }
-        let threads = Threads::all(ranks, options.deadline).into_iter();
+        let threads = Threads::all(ranks, options.deadline()).into_iter();
         Ok(threads.map(|transport| Communicator::new(Box::new(transport))).collect())
     }
 
@@ -80,7 +88,7 @@ impl Communicator {
     /// # Errors
     /// [`Error::Unavailable`].
     pub fn mpi(options: &CommOptions) -> Result<Communicator> {
-        Ok(Communicator::new(crate::mpi::world(options.deadline)?))
+        Ok(Communicator::new(crate::mpi::world(options.deadline())?))
     }
 
     /// Over a transport of your own.
@@ -131,6 +139,11 @@ impl Communicator {
     /// [`Error::BadArgument`] for other elements, or an output that does not fit the input;
     /// [`Error::Disagreement`], [`Error::RankGone`], [`Error::RankLate`]; [`Error::Device`].
     pub fn all_reduce_with(&mut self, sum: &Sum<'_>) -> Result<()> {
+        let result = self.try_all_reduce(sum);
+        self.told(result)
+    }
+
+    fn try_all_reduce(&mut self, sum: &Sum<'_>) -> Result<()> {
         let &Sum { input, output, reduction, order } = sum;
         let operation = "all_reduce";
         check_number(operation, input)?;
@@ -138,7 +151,7 @@ impl Communicator {
         let (n, len) = (self.size(), input.numel());
         let parameter =
             u64::from(reduction == Reduction::Mean) + 2 * u64::from(order == Order::Fast);
-        let call = Call { operation, dtype: Some(input.dtype()), count: len, parameter };
+        let call = Call { operation, dtype: Some(input.dtype()), count: len, parameter, kept: 0 };
         let stream = input.stream().clone();
         if n == 1 && input.address() == output.address() {
             return Ok(());
@@ -158,6 +171,11 @@ impl Communicator {
     /// # Errors
     /// As [`all_reduce_with`](Communicator::all_reduce_with), for elements of any type.
     pub fn broadcast(&mut self, tensor: &Tensor, root: usize) -> Result<()> {
+        let result = self.try_broadcast(tensor, root);
+        self.told(result)
+    }
+
+    fn try_broadcast(&mut self, tensor: &Tensor, root: usize) -> Result<()> {
         let (operation, n, me) = ("broadcast", self.size(), self.rank());
         if root >= n {
             return Err(Error::BadArgument {
@@ -168,7 +186,7 @@ impl Communicator {
             });
         }
         let (dtype, count) = (Some(tensor.dtype()), tensor.numel());
-        let call = Call { operation, dtype, count, parameter: root as u64 };
+        let call = Call { operation, dtype, count, parameter: root as u64, kept: 0 };
         let parcel = |peer| Parcel { peer, tensor: tensor.clone() };
         if me == root {
             let sends: Vec<Parcel> = others(me, n).map(parcel).collect();
@@ -184,9 +202,14 @@ impl Communicator {
     /// # Errors
     /// As [`all_reduce_with`](Communicator::all_reduce_with), for elements of any type.
     pub fn all_gather(&mut self, input: &Tensor, output: &Tensor) -> Result<()> {
+        let result = self.try_all_gather(input, output);
+        self.told(result)
+    }
+
+    fn try_all_gather(&mut self, input: &Tensor, output: &Tensor) -> Result<()> {
         let (operation, n, me, len) = ("all_gather", self.size(), self.rank(), input.numel());
         let (dtype, count) = (Some(input.dtype()), len);
-        let call = Call { operation, dtype, count, parameter: 0 };
+        let call = Call { operation, dtype, count, parameter: 0, kept: 0 };
         if output.numel() != n * len || output.dtype() != input.dtype() {
             return Err(Error::BadArgument {
                 operation,
@@ -219,7 +242,13 @@ impl Communicator {
     /// # Errors
     /// [`Error::Disagreement`], [`Error::RankGone`], [`Error::RankLate`].
     pub fn barrier(&mut self) -> Result<()> {
-        self.transport.barrier(&Call { operation: "barrier", dtype: None, count: 0, parameter: 0 })
+        self.transport.barrier(&Call {
+            operation: "barrier",
+            dtype: None,
+            count: 0,
+            parameter: 0,
+            kept: 0,
+        })
     }
 
     /// New groups (X8): ranks with the same `color` form one, ranked by `key`, and by their rank
@@ -228,8 +257,17 @@ impl Communicator {
     /// # Errors
     /// As [`barrier`](Communicator::barrier).
     pub fn split(&mut self, color: u64, key: u64) -> Result<Communicator> {
-        let call = Call { operation: "split", dtype: None, count: 0, parameter: 0 };
+        let call = Call { operation: "split", dtype: None, count: 0, parameter: 0, kept: 0 };
         Ok(Communicator::new(self.transport.split(&call, color, key)?))
+    }
+
+    /// Tells the others of an error that they cannot know.
+    pub(crate) fn told<T>(&mut self, result: Result<T>) -> Result<T> {
+        result.inspect_err(|error| {
+            if error.is_own() {
+                self.transport.abort(&error.to_string());
+            }
+        })
     }
 
     /// Makes sure that all ranks make this call, where there is nothing to move.

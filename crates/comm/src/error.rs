@@ -6,7 +6,8 @@ use std::sync::Arc;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Errors of collectives. All ranks of a communicator get the same one when a rank is gone, late or
-/// disagrees; the communicator is of no use afterwards, and says the same again.
+/// disagrees; where a rank met an error of its own, the others get [`RankFailed`](Error::RankFailed). The
+/// communicator is of no use afterwards, and says the same again.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -22,6 +23,14 @@ pub enum Error {
         rank: usize,
         /// What became of it.
         reason: &'static str,
+    },
+    /// A rank that met an error of its own, in an operation in which the others need it.
+    #[error("rank {rank} failed: {reason}; the other ranks cannot go on")]
+    RankFailed {
+        /// The rank.
+        rank: usize,
+        /// Its error, in words.
+        reason: String,
     },
     /// A rank that did not come to an operation within the deadline.
     #[error(
@@ -73,6 +82,13 @@ pub enum Error {
         /// What came.
         got: String,
     },
+}
+
+impl Error {
+    /// Whether the other ranks cannot know it.
+    pub(crate) fn is_own(&self) -> bool {
+        matches!(self, Error::Device(_) | Error::BadArgument { .. })
+    }
 }
 
 #[cfg(feature = "mpi")]

@@ -189,6 +189,11 @@ impl Exchange {
     /// # Errors
     /// As [`Communicator::all_reduce`]; [`Error::BadArgument`] for tensors unlike those before.
     pub fn run(&mut self, comm: &mut Communicator, gradients: &[&Tensor]) -> Result<()> {
+        let result = self.try_run(comm, gradients);
+        comm.told(result)
+    }
+
+    fn try_run(&mut self, comm: &mut Communicator, gradients: &[&Tensor]) -> Result<()> {
         self.check("Exchange::run", gradients)?;
         let density = self.density();
         let Exchange { options, buckets, .. } = self;

@@ -16,6 +16,8 @@ pub struct Call {
     pub count: usize,
     /// Whatever else must be the same everywhere: a root, a reduction, a number of picks.
     pub parameter: u64,
+    /// Digest of what the operation keeps between calls, where that must be the same everywhere, or 0.
+    pub kept: u64,
 }
 
 /// A tensor for, or from, another rank.
@@ -106,6 +108,11 @@ pub trait Transport: Send {
     /// # Errors
     /// See the trait.
     fn barrier(&mut self, call: &Call) -> Result<()>;
+
+    /// Tells the other ranks that this one met an error of its own, and will not come any more: they get
+    /// [`RankFailed`](crate::Error::RankFailed), at once or from their next call. Not collective; after an error that
+    /// all know it does nothing.
+    fn abort(&mut self, reason: &str);
 
     /// New groups of ranks: those with equal `color` form one, ranked by `key` and then by rank.
     ///

@@ -267,6 +267,50 @@ fn an_import_takes_the_place_of_what_was_kept() {
     }
 }
 
+/// Ok-Topk's regions and step are known to all ranks without a word: what one of them has otherwise is found.
+#[test]
+fn states_that_do_not_belong_together_are_found() {
+    let options = options(Method::Sparse(Sparse::OkTopK { refresh: 4 }));
+    let refused = |change: &(dyn Fn(&mut Exchange, &Communicator, &[ExchangeState]) + Sync)| {
+        let results = ranks(3, |mut comm, stream| {
+            let mut exchange = made(&options, stream, &MODEL).unwrap();
+            let mut states = vec![];
+            for at in 0..6 {
+                step(&mut exchange, &mut comm, stream, at);
+                states.push(exchange.export().unwrap());
+            }
+            if comm.rank() == 1 {
+                change(&mut exchange, &comm, &states);
+            } else {
+                exchange.import(&comm, &states[5]).unwrap();
+            }
+            let gradients = gradients(stream, comm.rank(), 6, &MODEL);
+            exchange.run(&mut comm, &gradients.iter().collect::<Vec<_>>())
+        });
+        for result in &results {
+            let Err(error) = result else { return false };
+            assert!(error.to_string().contains("rank 1 has a state between calls"), "{error}");
+        }
+        true
+    };
+    assert!(!refused(&|exchange, comm, states| exchange.import(comm, &states[5]).unwrap()));
+    // Another step with the same regions, other regions at the same step, none.
+    assert!(refused(&|exchange, comm, states| exchange.import(comm, &states[4]).unwrap()));
+    assert!(refused(&|exchange, comm, states| {
+        let mut other = states[5].clone();
+        for kept in other.kept.values_mut().filter(|kept| !kept.split.is_empty()) {
+            let last = kept.split.len() - 4;
+            kept.split[last] ^= 1;
+        }
+        exchange.import(comm, &other).unwrap();
+    }));
+    assert!(refused(&|exchange, comm, states| {
+        let mut without = states[5].clone();
+        without.kept.values_mut().for_each(|kept| kept.split.clear());
+        exchange.import(comm, &without).unwrap();
+    }));
+}
+
 #[test]
 fn density_warms_up() {
     ranks(1, |mut comm, stream| {

@@ -5,8 +5,8 @@ mod common;
 
 use common::{on, open, options, upload};
 use meristem_comm::{
-    Call, CommOptions, Communicator, Error, Keep, Order, Parcel, Reduction, Result, Sparse,
-    SparseSum, Sum,
+    Call, CommOptions, Communicator, Error, Exchange, ExchangeOptions, Keep, Order, Parcel,
+    Reduction, Result, Sparse, SparseSum, Sum,
 };
 use meristem_device::Stream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -128,6 +128,94 @@ fn who_does_not_come_is_named_after_the_deadline_and_the_group_stays_dead() {
     }
 }
 
+/// What only one rank meets reaches the others at once, by its words: it is still there, and comes no more.
+#[test]
+fn an_error_of_one_rank_reaches_the_others() {
+    type Fails = fn(&mut Communicator, &Stream) -> Result<()>;
+    let fails: [(Fails, &str); 7] = [
+        (|comm, s| comm.all_reduce(&upload(s, &[1u32; 8]), Reduction::Sum), "got u32"),
+        (|comm, s| comm.broadcast(&upload(s, &[1.0f32; 8]), 9), "the root must be below 3"),
+        (
+            |comm, s| comm.all_gather(&upload(s, &[1.0f32; 8]), &upload(s, &[1.0f32; 8])),
+            "must be 24 x f32, got 8 x f32",
+        ),
+        (
+            |comm, s| {
+                let (input, output) = (&upload(s, &[1.0f32; 8]), &upload(s, &[1.0f32; 7]));
+                let (reduction, order) = (Reduction::Sum, Order::Rank);
+                comm.all_reduce_with(&Sum { input, output, reduction, order })
+            },
+            "got 7 x f32",
+        ),
+        (
+            |comm, s| {
+                let x = upload(s, &[1.0f32; 8]);
+                let mut sum = SparseSum::new(&x, Sparse::TopK, Keep::Nothing)?;
+                sum.run(comm, (&x, &x), 9, Reduction::Sum)
+            },
+            "got 9",
+        ),
+        (
+            |comm, s| {
+                let (x, y) = (upload(s, &[1.0f32; 8]), upload(s, &[1.0f32; 7]));
+                let mut exchange = Exchange::new(&ExchangeOptions::default(), &[("x", &x)])?;
+                exchange.run(comm, &[&y])
+            },
+            "x: 8 x f32 on stream",
+        ),
+        (
+            |comm, s| {
+                // A stream that failed takes no launch.
+                let x = upload(s, &[1.0f32; 8]);
+                let mut sum = SparseSum::new(&x, Sparse::TopK, Keep::Residual)?;
+                s.launch("bad").write(&x).run(|_| panic!("on purpose"))?;
+                assert!(s.synchronize().is_err());
+                sum.run(comm, (&x, &x), 2, Reduction::Sum)
+            },
+            "on purpose",
+        ),
+    ];
+    for (call, words) in fails {
+        let (hear, heard) = std::sync::mpsc::sync_channel(2);
+        let heard = std::sync::Mutex::new(heard);
+        let errors =
+            on(&open(), Communicator::threads(3, &options()).unwrap(), |mut comm, stream| {
+                let me = comm.rank();
+                let first = if me == 1 {
+                    call(&mut comm, stream).unwrap_err().to_string()
+                } else {
+                    comm.all_reduce(&upload(stream, &[1.0f32; 8]), Reduction::Sum)
+                        .unwrap_err()
+                        .to_string()
+                };
+                // It does not leave before the others have heard.
+                match me {
+                    1 => (0..2).for_each(|_| heard.lock().unwrap().recv().unwrap()),
+                    _ => hear.send(()).unwrap(),
+                }
+                (first, comm.barrier().unwrap_err().to_string())
+            });
+        for (rank, (first, again)) in errors.iter().enumerate() {
+            assert!(first.contains(words), "{words}: {first}");
+            assert_eq!(first.starts_with("rank 1 failed: "), rank != 1, "{first}");
+            assert!(again.starts_with("rank 1 failed: ") && again.contains(words), "{again}");
+        }
+    }
+}
+
+/// However long it is.
+#[test]
+fn a_deadline_may_be_for_ever() {
+    let options = CommOptions { deadline: Duration::MAX };
+    let group = Communicator::threads(2, &options).unwrap();
+    on(&open(), group, |mut comm, stream| {
+        if comm.rank() == 1 {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        comm.all_reduce(&upload(stream, &[1.0f32; 8]), Reduction::Sum).unwrap();
+    });
+}
+
 /// Parcels that do not fit each other, and ranks of different devices.
 #[test]
 fn what_does_not_fit_is_refused_on_every_rank() {
@@ -135,7 +223,7 @@ fn what_does_not_fit_is_refused_on_every_rank() {
     let errors = on(&open(), group, |comm, stream| {
         let me = comm.rank();
         let mut link = comm.into_transport();
-        let call = Call { operation: "test", dtype: None, count: 0, parameter: 0 };
+        let call = Call { operation: "test", dtype: None, count: 0, parameter: 0, kept: 0 };
         let tensor = upload(stream, &vec![1.0f32; 4 + me]);
         let parcel = [Parcel { peer: 1 - me, tensor }];
         match me {

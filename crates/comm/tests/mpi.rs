@@ -73,7 +73,11 @@ fn say(rank: usize, what: impl std::fmt::Display) {
 fn rank() {
     let Ok(case) = std::env::var(CASE) else { return };
     let (name, value) = case.split_once(':').unwrap_or((&case, ""));
-    let deadline = if ["kill", "late"].contains(&name) { DEADLINE } else { PATIENT };
+    let deadline = match name {
+        "kill" | "late" => DEADLINE,
+        "leave" => Duration::MAX,
+        _ => PATIENT,
+    };
     let comm = Communicator::mpi(&CommOptions { deadline }).unwrap();
     let (device, me) = (open(), comm.rank());
     let stream = device.stream("rank");
@@ -85,7 +89,7 @@ fn rank() {
         "leave" => leave(comm, &stream),
         "panic" => panicked(comm, &stream),
         "misfit" => misfit(comm, &stream),
-        "device" => device_fails(comm, &stream),
+        "fails" => one_fails(comm, &stream, value),
         "twice" => say(me, Communicator::mpi(&CommOptions { deadline }).unwrap_err()),
         _ => panic!("{case}"),
     }
@@ -309,7 +313,9 @@ fn panicked(mut comm: Communicator, stream: &Stream) {
 
 #[test]
 fn who_leaves_or_panics_is_named_at_once() {
-    one_says(&mpirun(3, "leave", true), "leaves", "rank 1 is gone: it left the group");
+    let heard = mpirun(3, "leave", true);
+    one_says(&heard, "leaves", "rank 1 is gone: it left the group");
+    assert!(!heard.printed.contains("panicked"), "{}", heard.printed);
     one_says(&mpirun(3, "panic", true), "panicked", "rank 1 is gone: its thread panicked");
 }
 
@@ -317,7 +323,7 @@ fn who_leaves_or_panics_is_named_at_once() {
 fn misfit(comm: Communicator, stream: &Stream) {
     let me = comm.rank();
     let mut link = comm.into_transport();
-    let call = Call { operation: "test", dtype: None, count: 0, parameter: 0 };
+    let call = Call { operation: "test", dtype: None, count: 0, parameter: 0, kept: 0 };
     let parcel = [Parcel { peer: 1 - me.min(1), tensor: upload(stream, &vec![1.0f32; 4 + me]) }];
     let first = match me {
         0 => link.exchange(&call, stream, &parcel, &[]),
@@ -335,18 +341,30 @@ fn what_does_not_fit_is_refused() {
     all_say(&heard, None, &["rank 0 has a message of 4 x f32, the others 5 x f32"]);
 }
 
-/// A kernel of rank 1 panicked before the sum.
-fn device_fails(mut comm: Communicator, stream: &Stream) {
+/// Rank 1 alone meets an error: a kernel that panicked before the sum, or elements that have no sum.
+fn one_fails(mut comm: Communicator, stream: &Stream, what: &str) {
     let (me, x) = (comm.rank(), upload(stream, &[1.0f32; 8]));
-    if me == 1 {
-        stream.launch("bad").write(&x).run(|_| panic!("on purpose")).unwrap();
-    }
-    say(me, comm.all_reduce(&x, Reduction::Sum).unwrap_err());
+    let result = match what {
+        "argument" if me == 1 => comm.all_reduce(&upload(stream, &[1u32; 8]), Reduction::Sum),
+        "device" if me == 1 => {
+            stream.launch("bad").write(&x).run(|_| panic!("on purpose")).unwrap();
+            comm.all_reduce(&x, Reduction::Sum)
+        }
+        _ => comm.all_reduce(&x, Reduction::Sum),
+    };
+    let again = comm.barrier().unwrap_err();
+    say(me, format_args!("{}; {again}", result.unwrap_err()));
 }
 
 #[test]
-fn a_device_that_fails_ends_the_others() {
-    one_says(&mpirun(3, "device", true), "on purpose", "rank 1 is gone: its device failed");
+fn an_error_of_one_rank_reaches_the_others() {
+    for (what, words) in [("device", "on purpose"), ("argument", "got u32")] {
+        let heard = mpirun(3, &format!("fails:{what}"), true);
+        all_say(&heard, None, &[words, "; rank 1 failed: "]);
+        for (rank, said) in heard.words.iter().flatten().enumerate() {
+            assert_eq!(said.starts_with("rank 1 failed: "), rank != 1, "{said}");
+        }
+    }
 }
 
 #[test]

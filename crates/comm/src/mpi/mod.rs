@@ -124,19 +124,6 @@ impl Mpi {
         Ok(outgoing.collect())
     }
 
-    /// `len` bytes, of memory that was used before if some is free.
-    fn buffer(&mut self, len: usize) -> Vec<u8> {
-        let free = |kept: &Arc<Vec<u8>>| Arc::strong_count(kept) == 1;
-        let largest = |kept: &Arc<Vec<u8>>| kept.capacity();
-        let at = (0..self.pool.len()).filter(|i| free(&self.pool[*i]));
-        let mut buffer = at
-            .max_by_key(|i| largest(&self.pool[*i]))
-            .and_then(|i| Arc::try_unwrap(self.pool.swap_remove(i)).ok())
-            .unwrap_or_default();
-        buffer.resize(len, 0);
-        buffer
-    }
-
     /// The members of this rank's new group with their place in it, and its number.
     fn group_of(&self, wishes: &[Wish]) -> (Vec<usize>, i32) {
         let Wish { color, .. } = wishes[self.rank];
@@ -150,6 +137,17 @@ impl Mpi {
         ranks.sort_by_key(|rank| (wishes[*rank].key, *rank));
         (ranks, first.saturating_add(place as i32))
     }
+}
+
+/// `len` bytes, of memory that was used before if some is free: the smallest that is large enough, and where
+/// none is, the smallest of all makes way.
+fn buffer(pool: &mut Vec<Arc<Vec<u8>>>, len: usize) -> Vec<u8> {
+    let free = (0..pool.len()).filter(|i| Arc::strong_count(&pool[*i]) == 1);
+    let best = free.min_by_key(|i| (pool[*i].capacity() < len, pool[*i].capacity()));
+    let kept = best.and_then(|i| Arc::try_unwrap(pool.swap_remove(i)).ok());
+    let mut buffer = kept.filter(|kept| kept.capacity() >= len).unwrap_or_default();
+    buffer.resize(len, 0);
+    buffer
 }
 
 /// What a rank wants of a split, and the lowest number that it has not yet given to a group.
@@ -207,15 +205,10 @@ impl Transport for Mpi {
                 });
             }
         }
-        let outgoing = self.fetch(sends).inspect_err(|_| {
-            let (context, operation) = (self.context, call.operation);
-            let reason = "its device failed";
-            // The error at hand says more than that the thread is gone, too.
-            let _ = self.tell(Job::Fail { context, operation, reason });
-        })?;
+        let outgoing = self.fetch(sends)?;
         let incoming = receives.iter().map(|Parcel { peer, tensor }| {
             let content = (Some(tensor.dtype()), tensor.numel());
-            let buffer = self.buffer(tensor.numel() * tensor.dtype().size());
+            let buffer = buffer(&mut self.pool, tensor.numel() * tensor.dtype().size());
             Incoming { peer: *peer, content, buffer }
         });
         let incoming = incoming.collect();
@@ -235,6 +228,11 @@ impl Transport for Mpi {
 
     fn barrier(&mut self, call: &Call) -> Result<()> {
         self.transfer(call, Vec::new(), Vec::new()).map(drop)
+    }
+
+    fn abort(&mut self, reason: &str) {
+        // The error at hand says more than that the thread is gone, too.
+        let _ = self.tell(Job::Abort { context: self.context, reason: reason.to_owned() });
     }
 
     fn split(&mut self, call: &Call, color: u64, key: u64) -> Result<Box<dyn Transport>> {
@@ -271,5 +269,31 @@ impl Drop for Mpi {
         let panicked = std::thread::panicking();
         // Without its thread there is nobody to tell.
         let _ = self.tell(Job::Leave { context: self.context, panicked });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An exchange of several sizes, over and over: there is memory of each size, and no more.
+    #[test]
+    fn every_size_has_memory_of_its_own() {
+        let sizes = [1 << 20, 100, 5000, 1 << 20];
+        let mut pool = Vec::new();
+        for turn in 0..5 {
+            let taken = sizes.map(|len| buffer(&mut pool, len));
+            assert!(taken.iter().zip(sizes).all(|(taken, len)| taken.len() == len));
+            assert!(pool.is_empty(), "turn {turn}");
+            pool.extend(taken.map(Arc::new));
+        }
+        let bytes: usize = pool.iter().map(|kept| kept.capacity()).sum();
+        assert_eq!(bytes, sizes.iter().sum::<usize>());
+        // What is still being read is left alone; what is too small makes way.
+        let busy = pool.clone();
+        assert_eq!((buffer(&mut pool, 7).len(), pool.len()), (7, 4));
+        drop(busy);
+        assert_eq!((buffer(&mut pool, 2 << 20).len(), pool.len()), (2 << 20, 3));
+        assert!(pool.iter().all(|kept| kept.capacity() > 100));
     }
 }

@@ -32,11 +32,10 @@ pub(super) enum Job {
         members: Arc<[i32]>,
         rank: usize,
     },
-    /// This rank cannot make an exchange, for which the others wait.
-    Fail {
+    /// This rank met an error of its own: it will not make the exchange for which the others wait.
+    Abort {
         context: i32,
-        operation: &'static str,
-        reason: &'static str,
+        reason: String,
     },
     Leave {
         context: i32,
@@ -155,10 +154,10 @@ impl Thread {
                     let group = Group::new(context, members, rank, self.deadline);
                     self.groups.insert(context, group);
                 }
-                Job::Fail { context, operation, reason } => {
+                Job::Abort { context, reason } => {
                     let Some(group) = self.groups.get_mut(&context) else { continue };
                     if group.failure.is_none() {
-                        let error = Error::RankGone { operation, rank: group.rank, reason };
+                        let error = Error::RankFailed { rank: group.rank, reason };
                         group.failure = Some(error.clone());
                         self.notify(context, &Notice::Failed(error));
                     }

@@ -59,6 +59,8 @@ pub(super) struct Transfer<'s, 'a> {
     /// Something was sent that has no room here.
     misfit: Option<Error>,
     agreed: bool,
+    /// The last sign of life: a header came, or a message was through.
+    heard: Instant,
 }
 
 impl<'s, 'a> Transfer<'s, 'a> {
@@ -71,8 +73,19 @@ impl<'s, 'a> Transfer<'s, 'a> {
         let n = group.members.len();
         let tags = Tags::of(group.context);
         let (headers, rooms) = (vec![None; n], (0..n).map(|_| Vec::new()).collect());
-        let (call, requests, misfit, agreed) = (*call, Vec::new(), None, false);
-        Transfer { world, scope, group, tags, call, headers, rooms, requests, misfit, agreed }
+        Transfer {
+            world,
+            scope,
+            group,
+            tags,
+            call: *call,
+            headers,
+            rooms,
+            requests: Vec::new(),
+            misfit: None,
+            agreed: false,
+            heard: Instant::now(),
+        }
     }
 
     /// Begins all sends, and takes note of what is to be received.
@@ -114,10 +127,9 @@ impl<'s, 'a> Transfer<'s, 'a> {
 
     /// Polls until everything is sent and received.
     fn poll(&mut self) -> Result<(), (Error, bool)> {
-        let mut heard = Instant::now();
         let mut idle = Idle::default();
         loop {
-            let before = self.missing_count();
+            let before = self.heard;
             self.read_headers().map_err(|error| (error, true))?;
             if let Some(error) = read_notices(self.world, self.group) {
                 return Err((error.at(self.call.operation), false));
@@ -126,18 +138,13 @@ impl<'s, 'a> Transfer<'s, 'a> {
             if self.agreed && self.requests.is_empty() {
                 return Ok(());
             }
-            if self.missing_count() == before {
-                self.check_patience(heard).map_err(|error| (error, true))?;
+            if self.heard == before {
+                self.check_patience().map_err(|error| (error, true))?;
                 idle.rest();
             } else {
-                (heard, idle) = (Instant::now(), Idle::default());
+                idle = Idle::default();
             }
         }
-    }
-
-    /// Messages that are still to come or to go.
-    fn missing_count(&self) -> usize {
-        self.requests.len() + self.headers.iter().filter(|header| header.is_none()).count()
     }
 
     /// Takes the headers that have come, and receives what they announce. When all are there:
@@ -156,6 +163,7 @@ impl<'s, 'a> Transfer<'s, 'a> {
                 let header = header.ok_or_else(|| self.gone(peer, reason))?;
                 self.receive(peer, &header);
                 self.headers[peer] = Some(header);
+                self.heard = Instant::now();
             } else if let Some(Left { panicked, .. }) =
                 self.group.left[peer].filter(|left| left.steps < self.group.step)
             {
@@ -208,16 +216,20 @@ impl<'s, 'a> Transfer<'s, 'a> {
 
     /// Lets go of the requests that have ended.
     fn test(&mut self) {
+        let before = self.requests.len();
         let requests = std::mem::take(&mut self.requests).into_iter();
         let still = |(peer, request): (usize, Pending<'s, 'a>)| {
             request.test().err().map(|request| (peer, request))
         };
         self.requests = requests.filter_map(still).collect();
+        if self.requests.len() < before {
+            self.heard = Instant::now();
+        }
     }
 
     /// Error if nothing came for so long that a rank must be taken for lost.
-    fn check_patience(&self, heard: Instant) -> Result<()> {
-        let (waited, deadline) = (heard.elapsed(), self.group.deadline);
+    fn check_patience(&self) -> Result<()> {
+        let (waited, deadline) = (self.heard.elapsed(), self.group.deadline);
         if waited < deadline {
             return Ok(());
         }

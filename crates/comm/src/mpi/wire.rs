@@ -8,7 +8,7 @@ use meristem_device::DType;
 /// Most parcels from one rank to another in one exchange.
 pub(super) const PARCELS_MAX: usize = 32;
 /// Most bytes of a text; the rest is cut.
-const TEXT_MAX: usize = 120;
+const TEXT_MAX: usize = 200;
 
 const DTYPES: [DType; 6] = [DType::F32, DType::F64, DType::BF16, DType::U8, DType::U32, DType::I64];
 
@@ -41,9 +41,10 @@ pub(super) enum Notice {
 
 impl Header {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let Call { operation, dtype, count, parameter } = self.call;
+        let Call { operation, dtype, count, parameter, kept } = self.call;
         let mut out = Writer::default();
-        out.number(self.step).dtype(dtype).number(count as u64).number(parameter).text(operation);
+        out.number(self.step).dtype(dtype).number(count as u64);
+        out.number(parameter).number(kept).text(operation);
         for (dtype, len) in self.parcels.iter().take(PARCELS_MAX) {
             out.dtype(*dtype).number(*len as u64);
         }
@@ -55,10 +56,10 @@ impl Header {
     pub(super) fn decode(bytes: &[u8], own: &Call) -> Option<Header> {
         let mut from = Reader(bytes);
         let (step, dtype, count) = (from.number()?, from.dtype()?, from.number()? as usize);
-        let parameter = from.number()?;
+        let (parameter, kept) = (from.number()?, from.number()?);
         let name = from.text()?;
         let operation = if name == own.operation { own.operation } else { name.leak() };
-        let call = Call { operation, dtype, count, parameter };
+        let call = Call { operation, dtype, count, parameter, kept };
         let mut parcels = Vec::new();
         while !from.0.is_empty() {
             parcels.push((from.dtype()?, from.number()? as usize));
@@ -85,9 +86,12 @@ impl Notice {
                 out.number(3).text(operation).number(*rank as u64);
                 out.text(what).text(expected).text(got);
             }
-            // Other errors are of one rank alone, which the others then know as gone.
+            Notice::Failed(Error::RankFailed { rank, reason }) => {
+                out.number(4).number(*rank as u64).text(reason);
+            }
+            // Other errors are of one rank alone, which tells them as [`Error::RankFailed`].
             Notice::Failed(_) => {
-                out.number(4);
+                out.number(u64::MAX);
             }
         }
         out.0
@@ -100,6 +104,10 @@ impl Notice {
         if kind == 0 {
             let (steps, panicked) = (from.number()?, from.number()? == 1);
             return Some(Notice::Left { steps, panicked, in_order: from.number()? == 1 });
+        }
+        if kind == 4 {
+            let (rank, reason) = (from.number()? as usize, from.text()?);
+            return Some(Notice::Failed(Error::RankFailed { rank, reason }));
         }
         let operation: &'static str = from.text()?.leak();
         let rank = from.number()? as usize;
@@ -177,6 +185,7 @@ mod tests {
             dtype: Some(DType::BF16),
             count: (1 << 31) + 7,
             parameter: u64::MAX,
+            kept: 5,
         };
         let parcels = vec![(Some(DType::U32), 3), (None, 24), (Some(DType::F64), 1 << 40)];
         let header = Header { step: 9, call, parcels };
@@ -184,7 +193,7 @@ mod tests {
         assert_eq!(Header::decode(&bytes, &call), Some(header.clone()));
         let other = Call { operation: "barrier", ..call };
         assert_eq!(Header::decode(&bytes, &other), Some(header.clone()));
-        for cut in 0..35 {
+        for cut in 0..43 {
             assert_eq!(Header::decode(&bytes[..cut], &call), None, "{cut}");
         }
         let parcels = vec![(Some(DType::F32), 1); PARCELS_MAX];
@@ -197,6 +206,7 @@ mod tests {
         let errors = [
             Error::RankGone { operation, rank, reason: "left" },
             Error::RankLate { operation, rank, seconds: 0.25 },
+            Error::RankFailed { rank, reason: "a kernel panicked".into() },
             Error::Disagreement {
                 operation,
                 rank,

@@ -17,6 +17,7 @@ use crate::error::Result;
 use crate::number::{Number, with_number};
 use crate::transport::Call;
 use meristem_device::{Args, DType, Owner, Stream, Tensor};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Memory for one size of exchange.
 pub(crate) struct Buffers {
@@ -38,6 +39,8 @@ pub(crate) struct Buffers {
     threshold: Tensor,
     /// Exchanges so far.
     step: u64,
+    /// Digest of the step and the regions that were taken over, or 0.
+    imported: u64,
     refresh: u64,
     me: usize,
 }
@@ -66,6 +69,7 @@ impl Buffers {
             bounds,
             threshold: Tensor::zeros(stream, [1], DType::I64, Owner::Collectives)?,
             step: 0,
+            imported: 0,
             refresh: refresh.max(1),
             me: comm.rank(),
         })
@@ -78,6 +82,12 @@ impl Buffers {
     /// The local threshold, and whether it is to be made exact.
     pub(crate) fn threshold(&self) -> (&Tensor, bool) {
         (&self.threshold, self.step.is_multiple_of(self.refresh))
+    }
+
+    /// Digest of what all ranks know without a word: when regions and thresholds are made anew, and how the regions
+    /// lie, which follows from how they lay at first and from the results since.
+    pub(crate) fn kept_by_all(&self) -> u64 {
+        digest(&(self.imported, self.step, self.refresh))
     }
 
     /// Step, threshold and bounds. Waits for the device.
@@ -97,6 +107,7 @@ impl Buffers {
         self.threshold.copy_from_slice(&[i64::from_ne_bytes(*threshold)])?;
         self.bounds.copy_from_slice(&bounds)?;
         self.step = u64::from_ne_bytes(*step);
+        self.imported = digest(&(self.step, bounds));
         Ok(())
     }
 
@@ -190,6 +201,13 @@ impl Buffers {
         );
         Ok(())
     }
+}
+
+/// The same in every process of one program.
+fn digest(of: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    of.hash(&mut hasher);
+    hasher.finish()
 }
 
 fn split<T: Number>(args: &mut Args<'_>, room: usize) {

@@ -175,6 +175,17 @@ impl SparseSum {
     pub fn run(
         &mut self,
         comm: &mut Communicator,
+        tensors: (&Tensor, &Tensor),
+        k: usize,
+        reduction: Reduction,
+    ) -> Result<()> {
+        let result = self.try_run(comm, tensors, k, reduction);
+        comm.told(result)
+    }
+
+    fn try_run(
+        &mut self,
+        comm: &mut Communicator,
         (input, output): (&Tensor, &Tensor),
         k: usize,
         reduction: Reduction,
@@ -188,7 +199,8 @@ impl SparseSum {
             return self.dense(comm, (input, output), reduction);
         }
         let parameter = k as u64 * 2 + u64::from(reduction == Reduction::Mean);
-        let call = Call { operation, dtype: Some(self.dtype), count: self.len, parameter };
+        let (dtype, count) = (Some(self.dtype), self.len);
+        let mut call = Call { operation, dtype, count, parameter, kept: 0 };
         if k == 0 {
             comm.agree(&call, &self.stream)?;
             return self.nothing(input, output);
@@ -199,7 +211,10 @@ impl SparseSum {
         let (picks, threshold) = match &work.buffers {
             Buffers::TopK(buffers) => (buffers.picks()?, None),
             Buffers::GTopK(buffers) => (buffers.picks()?, None),
-            Buffers::OkTopK(buffers) => (buffers.picks()?, Some(buffers.threshold())),
+            Buffers::OkTopK(buffers) => {
+                call.kept = buffers.kept_by_all();
+                (buffers.picks()?, Some(buffers.threshold()))
+            }
         };
         select(input, feedback, &picks, &work.candidates, threshold)?;
         let divisor = (reduction == Reduction::Mean).then_some(comm.size());

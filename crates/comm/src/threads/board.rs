@@ -147,9 +147,19 @@ impl<A, B> Board<A, B> {
 
     /// A rank will not come any more.
     pub(crate) fn leave(&self, rank: usize, reason: &'static str) {
+        self.fail(Failure::Gone { rank, reason });
+    }
+
+    /// A rank met an error of its own.
+    pub(crate) fn abort(&self, rank: usize, reason: &str) {
+        self.fail(Failure::Other(Error::RankFailed { rank, reason: reason.to_owned() }));
+    }
+
+    /// The first failure stays.
+    fn fail(&self, failure: Failure) {
         let mut state = lock(&self.state);
         if state.failure.is_none() {
-            state.failure = Some(Failure::Gone { rank, reason });
+            state.failure = Some(failure);
             self.turn();
         }
     }
@@ -228,6 +238,21 @@ mod model {
             for _ in 0..2 {
                 let error = sum(board, rank, 1).unwrap_err();
                 assert!(matches!(error, Error::RankGone { rank: 1, .. }), "{error}");
+            }
+        });
+    }
+
+    #[test]
+    fn who_aborts_is_named_and_nobody_hangs() {
+        check(|rank, board| {
+            assert_eq!(sum(board, rank, 1).unwrap(), 3);
+            if rank == 2 {
+                board.abort(2, "a reason");
+                return board.leave(2, "it left");
+            }
+            for _ in 0..2 {
+                let error = sum(board, rank, 1).unwrap_err();
+                assert!(matches!(error, Error::RankFailed { rank: 2, .. }), "{error}");
             }
         });
     }

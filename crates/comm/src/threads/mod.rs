@@ -116,6 +116,10 @@ impl Transport for Threads {
         self.meet(call, None, Wish::Barrier).map(drop)
     }
 
+    fn abort(&mut self, reason: &str) {
+        self.board.abort(self.rank, reason);
+    }
+
     fn split(&mut self, call: &Call, color: u64, key: u64) -> Result<Box<dyn Transport>> {
         match self.meet(call, None, Wish::Split { color, key })? {
             Answer::Split(threads) => Ok(Box::new(threads)),

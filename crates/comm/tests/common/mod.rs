@@ -82,6 +82,9 @@ impl Transport for OnlyExchange {
     fn barrier(&mut self, call: &Call) -> Result<()> {
         self.0.barrier(call)
     }
+    fn abort(&mut self, reason: &str) {
+        self.0.abort(reason);
+    }
     fn split(&mut self, call: &Call, color: u64, key: u64) -> Result<Box<dyn Transport>> {
         Ok(Box::new(OnlyExchange(self.0.split(call, color, key)?)))
     }
