@@ -360,7 +360,7 @@ impl Failure {
 
 /// How every meeting is known to the transport, which names it in its errors.
 fn call() -> Call {
-    Call { operation: "train", dtype: None, count: 0, parameter: 0 }
+    Call { operation: "train", dtype: None, count: 0, parameter: 0, kept: 0 }
 }
 
 fn pack(said: &impl Serialize) -> Result<Vec<u8>> {
