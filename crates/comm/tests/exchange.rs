@@ -6,6 +6,7 @@ mod common;
 use common::{noise, ranks, upload};
 use meristem_comm::{
     Communicator, Exchange, ExchangeOptions, ExchangeState, Keep, Method, Reduction, Sparse, Table,
+    Timing,
 };
 use meristem_device::{Counts, Policy, Stream, Tensor};
 
@@ -330,17 +331,52 @@ fn density_warms_up() {
 }
 
 #[test]
-fn auto_goes_by_what_it_measured() {
+fn a_table_is_measured_and_the_same_on_all_ranks() {
     let tables = ranks(2, |mut comm, stream| {
-        let table = Table::measure(&mut comm, stream, &[1000, 5000], &[0.01, 0.2]).unwrap();
-        let options = ExchangeOptions { table: table.clone(), ..options(Method::Auto) };
-        let mut exchange = made(&options, stream, &MODEL).unwrap();
-        let results: Vec<_> = (0..3).map(|at| step(&mut exchange, &mut comm, stream, at)).collect();
-        (table, results)
+        Table::measure(&mut comm, stream, &[1000, 5000], &[0.01, 0.2]).unwrap()
     });
-    assert_eq!(tables[0].0.0.len(), 4);
-    assert!(tables[0].0.0.iter().all(|row| row.dense_ms > 0.0 && row.ranks == 2));
-    assert_eq!(tables[0], tables[1], "the same table and the same bits on all ranks");
+    let Table(rows) = &tables[0];
+    let sizes: Vec<_> = rows.iter().map(|row| (row.ranks, row.elements, row.density)).collect();
+    assert_eq!(sizes, [(2, 1000, 0.01), (2, 1000, 0.2), (2, 5000, 0.01), (2, 5000, 0.2)]);
+    let times = |row: &Timing| [row.dense_ms, row.gather_ms, row.split_ms];
+    assert!(rows.iter().flat_map(times).all(|ms| ms > 0.0), "{rows:?}");
+    assert_eq!(tables[0], tables[1]);
+}
+
+/// Whichever way a table says is fastest is taken: the results are that way's, bit for bit.
+#[test]
+fn auto_goes_by_its_table() {
+    let row = |[dense_ms, gather_ms, split_ms]: [f64; 3]| Timing {
+        ranks: 2,
+        elements: 1000,
+        density: 0.1,
+        dense_ms,
+        gather_ms,
+        split_ms,
+    };
+    let ways = [
+        ([1.0, 2.0, 2.0], Method::Dense),
+        ([2.0, 1.0, 2.0], Method::Sparse(Sparse::TopK)),
+        ([2.0, 2.0, 1.0], Method::Sparse(Sparse::OkTopK { refresh: 32 })),
+    ];
+    let steps = |options: ExchangeOptions| {
+        let of_ranks = ranks(2, |mut comm, stream| {
+            let mut exchange = made(&options, stream, &MODEL).unwrap();
+            (0..3).map(|at| step(&mut exchange, &mut comm, stream, at)).collect::<Vec<_>>()
+        });
+        assert_eq!(of_ranks[0], of_ranks[1]);
+        of_ranks
+    };
+    let expected = ways.map(|(_, method)| steps(options(method)));
+    assert!(expected[0] != expected[1] && expected[1] != expected[2] && expected[0] != expected[2]);
+    for ((times, method), expected) in ways.into_iter().zip(expected) {
+        let table = Table(vec![row(times)]);
+        assert_eq!(
+            steps(ExchangeOptions { table, ..options(Method::Auto) }),
+            expected,
+            "{method:?}"
+        );
+    }
 }
 
 #[test]

@@ -319,16 +319,16 @@ fn who_leaves_or_panics_is_named_at_once() {
     one_says(&mpirun(3, "panic", true), "panicked", "rank 1 is gone: its thread panicked");
 }
 
-/// Rank 0 sends 4 elements, for which rank 1 has room for 5. Rank 2 looks on.
+/// Rank 0 sends 4 elements, for which rank 1 has room for 5. Rank 2 sends and receives nothing.
 fn misfit(comm: Communicator, stream: &Stream) {
     let me = comm.rank();
     let mut link = comm.into_transport();
     let call = Call { operation: "test", dtype: None, count: 0, parameter: 0, kept: 0 };
-    let parcel = [Parcel { peer: 1 - me.min(1), tensor: upload(stream, &vec![1.0f32; 4 + me]) }];
+    let parcel = |peer| [Parcel { peer, tensor: upload(stream, &vec![1.0f32; 4 + me]) }];
     let first = match me {
-        0 => link.exchange(&call, stream, &parcel, &[]),
-        1 => link.exchange(&call, stream, &[], &parcel),
-        _ => Ok(()),
+        0 => link.exchange(&call, stream, &parcel(1), &[]),
+        1 => link.exchange(&call, stream, &[], &parcel(0)),
+        _ => link.exchange(&call, stream, &[], &[]),
     };
     // Who was through hears of it in the next call.
     let error = first.and_then(|()| link.barrier(&call)).unwrap_err();
@@ -337,7 +337,7 @@ fn misfit(comm: Communicator, stream: &Stream) {
 
 #[test]
 fn what_does_not_fit_is_refused() {
-    let heard = mpirun(2, "misfit", true);
+    let heard = mpirun(3, "misfit", true);
     all_say(&heard, None, &["rank 0 has a message of 4 x f32, the others 5 x f32"]);
 }
 

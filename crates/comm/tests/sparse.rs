@@ -222,7 +222,7 @@ fn edge_cases() {
                 (zeros, x.to_vec::<f32>().unwrap())
             });
             for (zeros, x) in results {
-                assert_eq!(zeros, [0.0; 3]);
+                assert_eq!(bits(&zeros), [0; 3]);
                 // All ranks kept 3 and sent it; the mean of n equal numbers.
                 assert_eq!(x, [0.0, 0.0, (3.0 * n as f32) / n as f32], "{sparse:?} {n}");
             }
@@ -241,11 +241,19 @@ fn edge_cases() {
                     (own, y.to_vec::<f32>().unwrap(), kept)
                 });
                 for (own, y, kept) in &results {
-                    assert_eq!(y, &results[0].1, "{sparse:?} {n}");
-                    // Zeros send nothing that counts; equal numbers go by lowest index, all of
-                    // them once: what is not kept is in the sum.
+                    assert_eq!(bits(y), bits(&results[0].1), "{sparse:?} {n}");
+                    // Equal numbers go by lowest index, all of them once: what is not kept is in the sum, with its
+                    // sign where nothing is added to it.
+                    let [own_bits, y_bits, kept] = [own, y, kept].map(|values| bits(values));
+                    let sent = (-0.0f32).to_bits();
                     for i in 0..own.len() {
-                        assert!(kept[i] == own[i] || kept[i] == 0.0);
+                        assert!([own_bits[i], sent].contains(&kept[i]), "{sparse:?} {n} {i}");
+                        if n == 1 {
+                            let picked = if i < k { own_bits[i] } else { 0 };
+                            assert_eq!(y_bits[i], picked, "{sparse:?} {i}");
+                            let left = if i < k { sent } else { own_bits[i] };
+                            assert_eq!(kept[i], left, "{sparse:?} {i}");
+                        }
                     }
                     if let Sparse::TopK = sparse {
                         let first = y.iter().take_while(|x| **x != 0.0).count();

@@ -76,7 +76,7 @@ pub(crate) fn top_k<S: Source>(
     let found = vectorize(found);
     let mut picked = k;
     let visited = source.visited();
-    let all = (0..).zip(visited.iter().copied());
+    let all = numbered(visited);
     if k == len {
         indices.iter_mut().zip(0..).for_each(|(index, i)| *index = i);
         values.copy_from_slice(visited);
@@ -107,6 +107,12 @@ pub(crate) fn top_k<S: Source>(
         }
     }
     picked
+}
+
+/// Elements with their indices, of which there may be as many as 32 bits count: no number is made for an element
+/// after the last.
+fn numbered<T: Copy>(elements: &[T]) -> impl DoubleEndedIterator<Item = (u32, T)> {
+    elements.iter().enumerate().map(|(index, element)| (index as u32, *element))
 }
 
 /// Elements in a row that are sampled: about a cache line.
@@ -394,6 +400,17 @@ mod tests {
         let room = (&mut places[..], &mut held[..]);
         assert_eq!(top_k(&mut &values[..], known, room, &mut indices, &mut picked), 50);
         assert_eq!(indices[..], slow(&values, 50));
+    }
+
+    /// Elements without memory, as many as there can be.
+    #[test]
+    fn the_last_index_fits() {
+        let all = vec![(); u32::MAX as usize];
+        let mut last = numbered(&all).rev();
+        assert_eq!(
+            (last.next(), last.next()),
+            (Some((u32::MAX - 1, ())), Some((u32::MAX - 2, ())))
+        );
     }
 
     #[test]
