@@ -2,7 +2,7 @@
 
     python3 bench/ab.py --pairs 30 \
         --a "target/release/meristem bench host --json --seconds 2" \
-        --b "target/release/meristem bench host --json --seconds 2 --trace /tmp/t.json"
+        --b "target/release/meristem bench host --json --seconds 2 --trace {}"
 
 They run in turns and print one JSON object each, of which a number is taken. A slow minute of
 the machine hits both of a pair, and the order within a pair changes from one to the next.

@@ -18,6 +18,11 @@ fn benchmarks_print_json() {
     let report: Value = serde_json::from_str(&said.stdout).unwrap();
     assert!(report["us_per_batch"].as_f64().unwrap() > 0.0);
     assert_eq!(report["config"]["batch"], 128);
+    // However short: there is something to tell.
+    let said = m.ok("bench host --host minimal --envs 1 --batch 8 --seconds 1e-9 --json");
+    assert_eq!(serde_json::from_str::<Value>(&said.stdout).unwrap()["blocks"], 1);
+    let said = m.ok("bench gather --seconds 1e-9 --json");
+    assert_eq!(serde_json::from_str::<Value>(&said.stdout).unwrap()["blocks"], 1);
     let said = m.ok("bench counterfactual --batch 8 --seconds 0.1 --json");
     let report: Value = serde_json::from_str(&said.stdout).unwrap();
     assert!(report["share"]["median"].as_f64().unwrap() > 0.0);
@@ -83,9 +88,14 @@ fn sums_over_ranks_are_checked_and_measured() {
     }
     let said = m.ok("bench comm --min-size 1MiB --max-size 1MiB --density 0.01 --rounds 1");
     assert!(said.stdout.contains("bus GB/s") && said.stdout.contains("   1 MiB  ok-topk"));
+    // A number of picks for each number of bytes: 8 bytes of 24 picks to 2 others, from 3 ranks.
+    let said = m.ok("bench comm --ranks 3 --max-size 1KiB --density 0.1 --rounds 1");
+    let topk = said.stdout.lines().find(|line| line.contains("  topk")).unwrap();
+    let words: Vec<&str> = topk.split_whitespace().collect();
+    assert_eq!((words[3], words[4], words[words.len() - 2]), ("0.1", "24", "1,152"), "{topk}");
     m.fails("bench comm --max-size 2", 2, &["--max-size 2", "the smaller one first"]);
     m.fails("bench comm --density 0.1,2", 2, &["--density 2", "up to 1"]);
-    m.fails("bench comm --ranks 0", 2, &["--ranks", "1 to 64"]);
+    m.fails("bench comm --ranks 0", 2, &["--ranks 0", "1 to 64"]);
     m.fails("bench comm --rounds 0", 2, &["at least 1"]);
 }
 

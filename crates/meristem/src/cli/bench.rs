@@ -36,7 +36,8 @@ pub(crate) struct BenchCommArguments {
     /// Largest tensor
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     pub(crate) max_size: ByteSize,
-    /// Shares of the elements that each rank sends, of sparse sums
+    /// Shares of the elements that each rank sends, of sparse sums; k, the number of them, is rounded down to as many
+    /// of each of --ranks regions
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0.001,0.01,0.1")]
     pub(crate) density: Vec<f64>,
     /// Sums of each kind, after one to warm up [default: 5 to 50, by size]

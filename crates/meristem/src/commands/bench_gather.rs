@@ -60,7 +60,7 @@ pub(crate) fn run(arguments: &BenchGatherArguments) -> Outcome {
     measure(&mut gather, &device, &mut epoch)?;
     let (mut times, mut host_times) = (vec![], vec![]);
     let started = Instant::now();
-    while started.elapsed().as_secs_f64() < arguments.seconds {
+    while times.is_empty() || started.elapsed().as_secs_f64() < arguments.seconds {
         let (time, host_time) = measure(&mut gather, &device, &mut epoch)?;
         times.push(time);
         host_times.push(host_time);

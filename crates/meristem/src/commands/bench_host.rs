@@ -60,7 +60,7 @@ pub(crate) fn run(arguments: &BenchHostArguments) -> Outcome {
     let batches = bench.warm_up()?;
     let mut rates = vec![];
     let started = Instant::now();
-    while started.elapsed().as_secs_f64() < arguments.seconds {
+    while rates.is_empty() || started.elapsed().as_secs_f64() < arguments.seconds {
         rates.push(bench.train(batches)?);
     }
     let memory = arguments.insight.memory.then(|| MemorySummary::of(std::slice::from_ref(&device)));

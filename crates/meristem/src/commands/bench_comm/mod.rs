@@ -106,9 +106,9 @@ fn plan(arguments: &BenchCommArguments) -> Result<Plan, Failure> {
     if arguments.rounds == Some(0) {
         return Err(Failure::usage("--rounds 0", "give at least 1"));
     }
-    if arguments.ranks.is_some_and(|ranks| !(1..=RANKS_MAX).contains(&ranks)) {
+    if let Some(ranks) = arguments.ranks.filter(|ranks| !(1..=RANKS_MAX).contains(ranks)) {
         let remedy = format!("give 1 to {RANKS_MAX}");
-        return Err(Failure::usage("--ranks", remedy));
+        return Err(Failure::usage(format!("--ranks {ranks}"), remedy));
     }
     let double = |bytes: &usize| Some(2 * bytes);
     Ok(Plan {
@@ -333,8 +333,9 @@ impl Row {
     fn line(&self) -> String {
         let (algorithm, density, ms) = (self.algorithm, self.density, self.ms);
         format!(
-            "{:>8}  {algorithm:<8}{density:>8}{ms:>11.3}{:>25}{:>9.3}{:>9.3}{:>15}{:>7}",
+            "{:>8}  {algorithm:<8}{density:>8}{:>12}{ms:>11.3}{:>25}{:>9.3}{:>9.3}{:>15}{:>7}",
             size(self.bytes),
+            plain::thousands(self.k as u64),
             format!("({:.3} to {:.3})", self.ms_min, self.ms_max),
             self.algorithm_gb_per_s,
             self.bus_gb_per_s,
@@ -345,11 +346,11 @@ impl Row {
 }
 
 fn heading() -> String {
-    let [size, algorithm, density, ms] = ["size", "sum", "density", "ms"];
+    let [size, algorithm, density, k, ms] = ["size", "sum", "density", "k", "ms"];
     let [least, speed, bus, sent, wrong] =
         ["least to most", "GB/s", "bus GB/s", "bytes sent", "wrong"];
     format!(
-        "{size:>8}  {algorithm:<8}{density:>8}{ms:>11}{least:>25}{speed:>9}{bus:>9}{sent:>15}{wrong:>7}"
+        "{size:>8}  {algorithm:<8}{density:>8}{k:>12}{ms:>11}{least:>25}{speed:>9}{bus:>9}{sent:>15}{wrong:>7}"
     )
 }
 
