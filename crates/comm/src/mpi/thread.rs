@@ -90,7 +90,7 @@ pub(super) struct Left {
 }
 
 impl Group {
-    fn new(context: i32, members: Arc<[i32]>, rank: usize, deadline: Duration) -> Group {
+    pub(super) fn new(context: i32, members: Arc<[i32]>, rank: usize, deadline: Duration) -> Group {
         let left = vec![None; members.len()];
         Group { context, members, rank, deadline, step: 0, left, failure: None }
     }

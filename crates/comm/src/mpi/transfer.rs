@@ -304,6 +304,36 @@ impl Idle {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
+
+    /// A rank that comes just before the deadline has all of it for what it sends.
+    #[test]
+    fn a_header_that_begins_a_receive_is_a_sign_of_life() {
+        let universe = mpi::initialize().unwrap();
+        let (world, deadline) = (universe.world(), Duration::from_millis(400));
+        // The other rank is this process, too: what is sent to it comes back.
+        let mut group = Group::new(0, Arc::new([0, 0]), 0, deadline);
+        let call = Call { operation: "test", dtype: None, count: 0, parameter: 0, kept: 0 };
+        let (content, elements) = ((None, 3), [7u8, 8, 9]);
+        let announced = [Outgoing { peer: 1, content, bytes: Arc::default() }];
+        let headers = headers(&group, &call, &announced);
+        let mut receives = [Incoming { peer: 1, content, buffer: vec![0; 3] }];
+        mpi::request::scope(|scope| {
+            let mut transfer = Transfer::new(&world, scope, &mut group, &call);
+            let began = Instant::now();
+            transfer.heard = began.checked_sub(deadline.mul_f64(0.75)).unwrap();
+            transfer.begin(&headers, &[], &mut receives);
+            let (error, found_here) = transfer.poll().unwrap_err();
+            assert!(matches!(error, Error::RankLate { rank: 1, .. }) && found_here, "{error}");
+            assert!(began.elapsed() >= deadline);
+            // What was begun has to end before the memory goes.
+            transfer.send(1, &elements, transfer.tags.elements);
+            while !transfer.requests.is_empty() {
+                transfer.test();
+            }
+        });
+        assert_eq!(receives[0].buffer, elements);
+    }
 
     #[test]
     fn chunks_are_whole_and_few() {
