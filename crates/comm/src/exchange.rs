@@ -5,7 +5,7 @@ use crate::auto::{Method, Table, picks};
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::number::{is_number, with_number};
-use crate::sparse::feedback::Momentum;
+use crate::sparse::feedback::{Momentum, check_momentum};
 use crate::sparse::sum::{Keep, Sparse, SparseSum};
 use crate::transport::{Order, Reduction, Sum};
 use meristem_device::{DType, Owner, Stream, Tensor};
@@ -119,6 +119,9 @@ impl Exchange {
                 let (argument, got) = ("density", density.to_string());
                 return Err(Error::BadArgument { operation, argument, expected, got });
             }
+        }
+        if let Keep::Momentum(factor) = options.keep {
+            check_momentum(operation, factor)?;
         }
         let Some((_, first)) = gradients.first() else {
             let (argument, got) = ("gradients", "none".to_owned());

@@ -387,6 +387,13 @@ fn bad_options_and_gradients_are_refused_by_name() {
             let error = made(&options, stream, &MODEL).err().unwrap().to_string();
             assert!(error.contains("density"), "{error}");
         }
+        for (method, factor) in
+            [(Method::Dense, 1.0), (Method::Auto, -0.1), (Method::Auto, f64::NAN)]
+        {
+            let options = ExchangeOptions { keep: Keep::Momentum(factor), ..options(method) };
+            let error = made(&options, stream, &MODEL).err().unwrap().to_string();
+            assert!(error.contains("the momentum must be at least 0, below 1"), "{error}");
+        }
         assert!(made(&options(Method::Auto), stream, &[]).is_err());
         let twice = made(&options(Method::Auto), stream, &[("a", 7), ("b", 7), ("a", 7)]);
         let error = twice.err().unwrap().to_string();

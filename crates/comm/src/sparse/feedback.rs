@@ -11,7 +11,7 @@
 
 use super::lists::{Lists, NONE};
 use super::select::{Source, top_k};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::number::{Magnitude, Number, with_number};
 use meristem_device::{Args, DType, Owner, Stream, Tensor};
 
@@ -25,6 +25,15 @@ pub(crate) struct Feedback {
 pub(crate) struct Momentum {
     pub(crate) factor: f64,
     pub(crate) velocity: Tensor,
+}
+
+/// The factor, if there is an end to what is accumulated by it.
+pub(crate) fn check_momentum(operation: &'static str, factor: f64) -> Result<f64> {
+    if (0.0..1.0).contains(&factor) {
+        return Ok(factor);
+    }
+    let (argument, expected) = ("the momentum", "at least 0, below 1".to_owned());
+    Err(Error::BadArgument { operation, argument, expected, got: factor.to_string() })
 }
 
 impl Momentum {

@@ -1,6 +1,6 @@
 //! A sparse sum of one tensor, over and over: what it sends, what it keeps, and its memory.
 
-use super::feedback::{Feedback, select};
+use super::feedback::{Feedback, check_momentum, select};
 use super::lists::{Lists, check_k};
 use super::select::candidates_len;
 use super::{gtopk, ok_topk, topk};
@@ -98,14 +98,14 @@ impl SparseSum {
     ///
     /// # Errors
     /// [`Error::BadArgument`](crate::Error::BadArgument) for elements that cannot be summed or are
-    /// more than 2^32 - 1; [`Error::Device`](crate::Error::Device).
+    /// more than 2^32 - 1, or a momentum outside of [0, 1); [`Error::Device`](crate::Error::Device).
     pub fn new(like: &Tensor, sparse: Sparse, keep: Keep) -> Result<SparseSum> {
         let operation = sparse.operation();
         check_number(operation, like)?;
         check_k(operation, like.numel(), 0)?;
         let (stream, dtype, len) = (like.stream().clone(), like.dtype(), like.numel());
         let momentum = match keep {
-            Keep::Momentum(factor) => Some(factor),
+            Keep::Momentum(factor) => Some(check_momentum(operation, factor)?),
             _ => None,
         };
         let feedback = match keep {
