@@ -89,6 +89,80 @@ fn two_halves_are_the_whole_step_bit_for_bit() {
     }
 }
 
+/// Clipping ahead is the clipping of the step, where nothing happens in between and the norm is the same.
+#[test]
+fn a_gradient_clipped_ahead_is_clipped_once() {
+    let stream = host::stream(2);
+    let [mut whole, mut halves] = [(); 2].map(|()| network(&stream, graph(true)));
+    for step in 0..4 {
+        let (x, y) = batch(&stream, step, 0..8);
+        whole.train_step(&x, &y).unwrap();
+        let before = stream.device().counts();
+        halves.differentiate(&x, &y, 1.0).unwrap();
+        halves.clip(1.0).unwrap();
+        halves.apply().unwrap();
+        let spent = stream.device().counts() - before;
+        assert_eq!((spent.launches, spent.synchronizations, spent.copies_to_device), (3, 0, 0));
+        assert_eq!(all(&halves), all(&whole), "step {step}");
+    }
+    // Of what is written after it nothing is clipped; and a factor is one of the norm.
+    let norm_of = |network: &Network, group: &str| {
+        let of_group = |name: &str| name.starts_with("slots") == (group == "slots");
+        let all = gradients(network).into_iter().filter(|(name, _)| of_group(name));
+        all.flat_map(|(_, g)| g).map(|g| f64::from(g).powi(2)).sum::<f64>().sqrt()
+    };
+    let (x, y) = batch(&stream, 9, 0..8);
+    for (group, most) in [("host", host::SGD.clip_norm), ("slots", SGD.clip_norm)] {
+        halves.differentiate(&x, &y, 1.0).unwrap();
+        let (before, expected) = (norm_of(&halves, group), f64::from(0.01 * most));
+        halves.clip(0.01).unwrap();
+        let got = norm_of(&halves, group);
+        // The divisor is the norm and 1e-6, and a few roundings in f32 are nothing beside that.
+        assert!(before > expected && (got / expected - 1.0).abs() < 1e-4, "{group}: {got}");
+    }
+    for (_, gradient) in halves.gradients().unwrap() {
+        gradient.copy_from_slice(&vec![100.0f32; gradient.numel()]).unwrap();
+    }
+    halves.clear_momentum().unwrap();
+    let weight = |network: &Network| {
+        let state = network.state_dict().unwrap();
+        state.get("slots.r0c0.layers.0.weight").unwrap().as_f32().unwrap()[0]
+    };
+    let before = weight(&halves);
+    halves.apply().unwrap();
+    // .05 x 100; the weight and its decay are below 1.
+    assert!((before - weight(&halves) - 5.0).abs() < 1e-4, "{}", weight(&halves));
+}
+
+/// A forward pass alone: running statistics as of a training step on the weights before it, and nothing else.
+#[test]
+fn observing_changes_running_statistics_alone() {
+    let stream = host::stream(2);
+    let [mut observed, mut trained] = [(); 2].map(|()| network(&stream, graph(true)));
+    let statistics = |network: &Network| {
+        let both = network.statistics();
+        let values = both.map(|(s, c)| (s.to_vec::<f32>().unwrap(), c.to_vec::<i64>().unwrap()));
+        values.collect::<Vec<_>>()
+    };
+    for step in 0..3 {
+        let (x, y) = batch(&stream, step, 0..[8, 5, 8][step as usize]);
+        let before = statistics(&observed);
+        let [parameters, metrics] = [observed.packed_parameters(0).unwrap(), observed.metrics()]
+            .map(|tensor| tensor.clone());
+        let rest = |network: &Network| {
+            let values: Vec<f32> = parameters.to_vec().unwrap();
+            let metrics: Vec<f64> = metrics.to_vec().unwrap();
+            format!("{values:?} {metrics:?} {:?}", network.momentum_dict().unwrap())
+        };
+        let was = rest(&observed);
+        observed.observe(&x).unwrap();
+        trained.differentiate(&x, &y, 1.0).unwrap();
+        assert_eq!(statistics(&observed), statistics(&trained), "step {step}");
+        assert_ne!(statistics(&observed), before);
+        assert_eq!(rest(&observed), was);
+    }
+}
+
 /// The mean over ranks of their gradients, each weighted by its share of the batch, is the gradient of the batch.
 #[test]
 fn weighted_parts_average_to_the_gradient_of_the_batch() {
@@ -221,6 +295,12 @@ fn halves_in_the_wrong_order_are_refused() {
     refused(network.apply());
     network.differentiate(&x, &y, 1.0).unwrap();
     network.apply().unwrap();
+    refused(network.apply());
+    refused(network.clip(1.0));
+    network.differentiate(&x, &y, 1.0).unwrap();
+    network.clip(1.0).unwrap();
+    assert!(network.clip(1.0).unwrap_err().to_string().contains("clipped"));
+    network.observe(&x).unwrap();
     refused(network.apply());
     let options = NetworkOptions::new(5, 0, Isa::detect(), 4);
     let mut other = Network::new(&stream, graph(true), options).unwrap();

@@ -10,7 +10,17 @@ use super::argument;
 use super::groups::{self, Group, TENSORS};
 use super::metrics::{FINGERPRINT, MetricsView};
 use crate::error::Result;
+use crate::kernels::optim;
 use crate::plan::{Memory, Mode, Plan, Span};
+
+/// A gradient in the arena.
+#[derive(Debug)]
+pub(super) struct Gradient {
+    /// What it is of.
+    plan: Arc<Plan>,
+    /// Whether it was clipped.
+    clipped: bool,
+}
 
 impl Network {
     /// The first half of [`Network::train_step`]: forward, loss, backward, metrics of the batch. The gradient is
@@ -45,7 +55,7 @@ impl Network {
                 }
             }
         })?;
-        self.gradient = Some(plan);
+        self.gradient = Some(Gradient { plan, clipped: false });
         Ok(())
     }
 
@@ -62,7 +72,7 @@ impl Network {
             let arena = args.write::<f32>(0);
             spans.into_iter().for_each(|span| arena[span.range()].fill(0.0));
         })?;
-        self.gradient = Some(plan);
+        self.gradient = Some(Gradient { plan, clipped: false });
         Ok(())
     }
 
@@ -73,7 +83,7 @@ impl Network {
     /// # Errors
     /// [`Error::Argument`](crate::Error::Argument) without a gradient.
     pub fn gradients(&self) -> Result<Vec<(&str, Tensor)>> {
-        let plan = self.gradient.as_ref().ok_or_else(|| missing("gradients"))?;
+        let Gradient { plan, .. } = self.gradient.as_ref().ok_or_else(|| missing("gradients"))?;
         let mut all = vec![];
         for (param, place) in self.graph.params.iter().zip(plan.trained_params()) {
             let Some((group, place)) = place else { continue };
@@ -84,13 +94,48 @@ impl Network {
         Ok(all)
     }
 
-    /// The second half of [`Network::train_step`]: metrics of the gradient, clipping, and the optimiser's step, with
-    /// what is in [`Network::gradients`] now. One launch; waits for nothing.
+    /// Measures and clips the gradient now, not in [`Network::apply`]: that of each group, at `factor` times the norm
+    /// that the group's optimiser allows. For an exchange that keeps back a part of what it is given: a sum with what
+    /// was kept of many steps, clipped when it is sent at last, would be lost for the most part. One launch; waits
+    /// for nothing.
+    ///
+    /// # Errors
+    /// [`Error::Argument`](crate::Error::Argument) without a gradient, or clipped twice; a failed stream.
+    pub fn clip(&mut self, factor: f32) -> Result<()> {
+        let Gradient { plan, clipped } = self.gradient.as_mut().ok_or_else(|| missing("clip"))?;
+        if std::mem::replace(clipped, true) {
+            let expected = "one that was not clipped".into();
+            return Err(argument("clip", "gradient", expected, "clipped".into()));
+        }
+        let plan = Arc::clone(plan);
+        let groups = self.graph.groups.iter();
+        let norms: Vec<f32> = groups.map(|group| group.optimiser.clip_norm() * factor).collect();
+        let launch = self.stream.launch("clip").write(&self.arena).write(&self.metrics);
+        let (isa, layout) = (self.options.isa, self.metrics_layout);
+        Ok(launch.run(move |args| {
+            let arena = args.write::<f32>(0);
+            let mut metrics = MetricsView::new(args.write(1), layout);
+            for (group, most) in norms.into_iter().enumerate() {
+                let Some(whole) = plan.group_gradient(group) else { continue };
+                let gradient = &mut arena[whole];
+                let tensors = plan.trained(group);
+                let squares =
+                    tensors.iter().map(|t| optim::grad_norm_sq(isa, &gradient[t.clone()]));
+                let clip = optim::clip_coefficient(metrics.add_group(group, squares), most);
+                for tensor in tensors {
+                    gradient[tensor].iter_mut().for_each(|g| *g *= clip);
+                }
+            }
+        })?)
+    }
+
+    /// The second half of [`Network::train_step`]: metrics of the gradient and clipping, unless it was clipped, and
+    /// the optimiser's step, with what is in [`Network::gradients`] now. One launch; waits for nothing.
     ///
     /// # Errors
     /// [`Error::Argument`](crate::Error::Argument) without a gradient; a failed stream.
     pub fn apply(&mut self) -> Result<()> {
-        let plan = self.gradient.take().ok_or_else(|| missing("apply"))?;
+        let Gradient { plan, clipped } = self.gradient.take().ok_or_else(|| missing("apply"))?;
         let launch = self.stream.launch("apply").write(&self.arena).write(&self.metrics);
         let launch = self.groups.iter().fold(launch, |l, group| group.write(l));
         let (isa, layout) = (self.options.isa, self.metrics_layout);
@@ -98,7 +143,30 @@ impl Network {
             let mut memory = Memory::new(args.write(0), &[], &[]);
             let mut metrics = MetricsView::new(args.write(1), layout);
             groups::push_all(args, 2, &mut memory);
-            plan.execute_updates(isa, &mut memory, &mut metrics);
+            plan.execute_updates((isa, clipped), &mut memory, &mut metrics);
+        })?)
+    }
+
+    /// The forward pass of a training step and no more: each batch norm adds the batch's statistics, with the
+    /// parameters as they are, to its running ones. Ends what [`Network::differentiate`] began. One launch; waits for
+    /// nothing.
+    ///
+    /// # Errors
+    /// As [`Network::train_step`].
+    #[track_caller]
+    pub fn observe(&mut self, inputs: &Tensor) -> Result<()> {
+        let batch = self.check_inputs("observe", inputs)?;
+        let plan = self.plan(batch, Mode::Train)?;
+        let launch = self.stream.launch("observe").read(inputs).read(&self.alphas);
+        let launch = launch.write(&self.arena);
+        let launch = self.groups.iter().fold(launch, |l, group| group.write(l));
+        let (isa, slots) = (self.options.isa, self.graph.alphas);
+        Ok(launch.run(move |args| {
+            let input = args.read::<f32>(0);
+            let alphas = &args.read::<f32>(1)[..slots];
+            let mut memory = Memory::new(args.write(2), &[input], alphas);
+            groups::push_all(args, 3, &mut memory);
+            plan.execute_forward(isa, &mut memory);
         })?)
     }
 

@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use meristem_device::{DType, Expect, Extent, Owner, Stream, Tensor};
 
+use self::gradient::Gradient;
 use self::groups::{Fresh, Group};
 use self::metrics::MetricsLayout;
 pub use self::metrics::{EvalMetrics, GroupMetrics, Metrics};
@@ -74,8 +75,8 @@ pub struct Network {
     alpha_values: Vec<f32>,
     metrics: Tensor,
     metrics_layout: MetricsLayout,
-    /// The plan whose gradient lies in the arena: see `gradient`.
-    gradient: Option<Arc<Plan>>,
+    /// What gradient lies in the arena, if there is one.
+    gradient: Option<Gradient>,
 }
 
 impl Network {

@@ -95,6 +95,8 @@ pub struct Plan {
     options: PlanOptions,
     arena_len: usize,
     steps: Vec<Step>,
+    /// How many of the first steps are the forward pass, where a loss follows it.
+    forward: usize,
     /// How many of the last steps are updates of the parameters.
     updates: usize,
     output: Span,
@@ -285,6 +287,7 @@ impl Plan {
                 operands,
                 targets: &[],
                 config: 0,
+                clipped: false,
                 metrics: &mut MetricsView::none(),
                 objective: Some(&mut *objective),
             });
@@ -312,7 +315,13 @@ impl Plan {
         config: usize,
         metrics: &mut MetricsView<'m>,
     ) {
-        run(&self.steps, (isa, targets, config), memory, metrics);
+        run(&self.steps, &With { isa, targets, config, clipped: false }, memory, metrics);
+    }
+
+    /// Runs the forward pass of [`Mode::Train`]: of what outlives it, it changes running statistics.
+    pub(crate) fn execute_forward<'m>(&self, isa: Isa, memory: &mut Memory<'m>) {
+        let steps = &self.steps[..self.forward];
+        run(steps, &With::new(isa), memory, &mut MetricsView::none());
     }
 
     /// Runs the steps of [`Mode::Train`] before the updates: gradients are where
@@ -325,32 +334,47 @@ impl Plan {
         metrics: &mut MetricsView<'m>,
     ) {
         let (steps, _) = self.steps.split_at(self.steps.len() - self.updates);
-        run(steps, (isa, targets, 0), memory, metrics);
+        run(steps, &With { isa, targets, ..With::new(isa) }, memory, metrics);
     }
 
-    /// Runs the rest of the steps of [`Mode::Train`].
+    /// Runs the rest of the steps of [`Mode::Train`]. Where gradients are `clipped`, they were measured, too.
     pub(crate) fn execute_updates<'m>(
         &self,
-        isa: Isa,
+        (isa, clipped): (Isa, bool),
         memory: &mut Memory<'m>,
         metrics: &mut MetricsView<'m>,
     ) {
         let (_, updates) = self.steps.split_at(self.steps.len() - self.updates);
-        run(updates, (isa, &[], 0), memory, metrics);
+        run(updates, &With { isa, clipped, ..With::new(isa) }, memory, metrics);
+    }
+}
+
+/// What steps are run with: see [`Context`].
+struct With<'a> {
+    isa: Isa,
+    targets: &'a [u32],
+    config: usize,
+    clipped: bool,
+}
+
+impl With<'_> {
+    fn new(isa: Isa) -> Self {
+        Self { isa, targets: &[], config: 0, clipped: false }
     }
 }
 
 fn run<'m>(
     steps: &[Step],
-    (isa, targets, config): (Isa, &[u32], usize),
+    with: &With<'_>,
     memory: &mut Memory<'m>,
     metrics: &mut MetricsView<'m>,
 ) {
+    let With { isa, targets, config, clipped } = *with;
     for step in steps {
         let operands = Operands { memory: &mut *memory, reads: &step.reads, writes: &step.writes };
         let metrics = &mut *metrics;
         let objective = None;
-        step.call.run(&mut Context { isa, operands, targets, config, metrics, objective });
+        step.call.run(&mut Context { isa, operands, targets, config, clipped, metrics, objective });
     }
 }
 
@@ -382,6 +406,7 @@ fn finish(
     let Builder { graph, layout, options, values, steps, trained, last_states, .. } = b;
     let updates = steps.iter().rev().take_while(|step| step.update).count();
     let steps = without_dead(&values, steps);
+    let forward = steps.iter().take_while(|step| !step.effect).count();
     let (spans, arena_len) = assign_memory(&values, &steps);
     let span = |id: ValueId| if id == ValueId::NONE { Span::EMPTY } else { spans[id.index()] };
     let all = |ids: &[ValueId]| ids.iter().map(|id| span(*id)).collect::<SmallVec<_>>();
@@ -401,6 +426,7 @@ fn finish(
         options,
         arena_len,
         steps,
+        forward,
         updates,
         output: span(output),
         output_gradient: output_gradient.map(span),

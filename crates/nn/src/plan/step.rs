@@ -27,6 +27,8 @@ pub(crate) struct Context<'r, 'm> {
     pub(crate) targets: &'r [u32],
     /// Row of the evaluation metrics.
     pub(crate) config: usize,
+    /// Whether gradients were measured and clipped before the updates.
+    pub(crate) clipped: bool,
     /// Where losses, hits and norms go.
     pub(crate) metrics: &'r mut MetricsView<'m>,
     /// The caller's function of [`Mode::Objective`](super::Mode::Objective).

@@ -73,7 +73,7 @@ pub(in crate::plan) fn objective(b: &mut Builder<'_>) {
     b.seed(output, gradient);
 }
 
-/// One group's update: L2 norm over its tensors in f64, clipping, the optimiser's step.
+/// One group's update: L2 norm over its tensors in f64 and clipping, unless that was done; the optimiser's step.
 #[derive(Debug)]
 struct Update {
     group: usize,
@@ -90,10 +90,15 @@ impl Call for Update {
     fn run(&self, cx: &mut Context<'_, '_>) {
         let steps = self.step.map_or(0, |step| cx.operands.count(self.group, step));
         let ([gradient], [values, moments]) = cx.operands.split();
-        let squares =
-            self.tensors.iter().map(|t| optim::grad_norm_sq(cx.isa, &gradient[t.clone()]));
-        let norm = cx.metrics.add_group(self.group, squares);
-        let clip = optim::clip_coefficient(norm, self.optimiser.clip_norm());
+        let clip = match cx.clipped {
+            true => 1.0,
+            false => {
+                let squares =
+                    self.tensors.iter().map(|t| optim::grad_norm_sq(cx.isa, &gradient[t.clone()]));
+                let norm = cx.metrics.add_group(self.group, squares);
+                optim::clip_coefficient(norm, self.optimiser.clip_norm())
+            }
+        };
         let step = optim::GroupStep { optimiser: &self.optimiser, clip, steps };
         for run in &self.runs {
             optim::group_step(cx.isa, &step, run.clone(), values, gradient, moments);
