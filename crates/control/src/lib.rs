@@ -17,6 +17,7 @@
 mod action;
 mod controller;
 mod error;
+pub mod exchange;
 mod gae;
 mod governor;
 mod heads;

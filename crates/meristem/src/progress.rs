@@ -343,6 +343,7 @@ mod tests {
             reward: Default::default(),
             step_seconds: 1.0,
             images_per_second: 1.0,
+            fingerprint: None,
         })
     }
 

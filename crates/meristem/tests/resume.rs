@@ -152,6 +152,23 @@ fn a_policy_on_ranks_resumes_to_the_same_bits() {
     assert_ne!(fingerprints[0], fingerprints[1], "it learned");
 }
 
+/// And one host on two ranks, with what each has not sent yet, killed twice while it grows.
+#[test]
+fn a_host_on_ranks_resumes_to_the_same_bits() {
+    let m = with_images();
+    // Of a flag that is given twice the last counts.
+    let ranks = "--data-parallel --envs 1 --ranks 2 --exchange topk:0.05 --rounds 1";
+    let run = format!("{RUN} {ranks} --host cnn:channels=12,blocks=2,kernel=3,pools=1");
+    m.ok(&format!("{run} --run-dir whole"));
+    let events = m.events("whole");
+    assert!(events.iter().any(|e| e["event"] == "module_germinated"));
+    let lines = events.len();
+    assert!(killed_at(&m, &format!("{run} --run-dir cut"), "cut", Moment::Events(lines / 3)));
+    assert!(killed_at(&m, "train --resume cut --quiet", "cut", Moment::Events(2 * lines / 3)));
+    m.ok("train --resume cut --quiet --threads 1");
+    assert_same(&outcome(&m, "cut"), &outcome(&m, "whole"), "two ranks");
+}
+
 fn resumes_to_the_same_bits(ranks: &str) -> Vec<Value> {
     let m = with_images();
     let run = format!("{RUN} --controller ppo --policy-hidden 16 --steps 12 {ranks}");

@@ -345,6 +345,32 @@ fn a_policy_learns_over_ranks() {
     m.fails(&format!("{ppo} --comm mpi"), 2, &["this build has no MPI", "`--features mpi`"]);
 }
 
+/// One host on several ranks: what can be asked for, and what cannot.
+#[test]
+fn a_host_is_trained_by_all_ranks() {
+    let m = Meristem::new();
+    let tiny = "train --data-parallel --host minimal --steps 2 --max-batches 2 --batch 32";
+    let none = format!("{tiny} --controller none");
+    m.ok(&format!("{none} --ranks 2 --exchange auto:0.01 --run-dir two"));
+    assert!(m.path("two/weights/env-0.safetensors").exists());
+    assert!(!m.path("two/weights/env-1.safetensors").exists());
+    for step in of_kind(&m.events("two"), "step_completed") {
+        assert_eq!(step["fingerprint"].as_str().unwrap().len(), 16);
+    }
+    m.ok("train --config two/config.toml --run-dir again");
+    assert!(m.bytes("two/weights/env-0.safetensors") == m.bytes("again/weights/env-0.safetensors"));
+    // A policy is that of the one env, and learns alone.
+    m.ok(&format!("{tiny} --ranks 2 --rounds 2 --policy-hidden 8 --run-dir ppo"));
+    assert_eq!(of_kind(&m.events("ppo"), "policy_updated").len(), 2);
+    m.fails(&format!("{none} --ranks 2 --envs 2"), 2, &["`envs`: got 2", "data-parallel"]);
+    m.fails(&format!("{none} --ranks 3"), 2, &["`ranks`: got 3", "divisor of the 32 samples"]);
+    m.fails(&format!("{none} --ranks 4 --batch 2"), 2, &["`ranks`: got 4", "2 samples"]);
+    m.fails(&format!("{none} --exchange topk:0.01"), 2, &["`exchange`", "a single rank"]);
+    m.fails(&format!("{none} --ranks 2 --comm mpi"), 2, &["`comm`: got mpi", "threads"]);
+    let without = none.replace("--data-parallel", "");
+    m.fails(&format!("{without} --ranks 2"), 2, &["data-parallel"]);
+}
+
 /// An absurd learning rate: updates are skipped, then the run ends with an error and a folder that can be read.
 #[test]
 fn a_policy_that_diverges_ends_the_run() {

@@ -91,7 +91,7 @@ settings! {
     rounds: usize,
     /// Epochs of host training in an episode, each followed by one action per env.
     steps: usize,
-    /// Samples per env and batch.
+    /// Samples per env and batch; with data_parallel those of all ranks together.
     batch: usize,
     /// Batches per env and step, or all.
     max_batches: Limit,
@@ -113,13 +113,15 @@ settings! {
     policy_hidden: Option<usize>,
     /// What ranks are: threads, of one process, or mpi, processes that mpirun started together.
     comm: CommKind,
-    /// Ranks over which a policy learns, each with as many envs and a copy of the policy. When absent: as many as there
-    /// are processes over mpi, otherwise 1.
+    /// Ranks over which a policy learns, each with as many envs and a copy of the policy; or that train one host. When
+    /// absent: as many as there are processes over mpi, otherwise 1.
     ranks: Option<usize>,
     /// Seconds that ranks wait for each other, to be longer than a step may take.
     comm_deadline: usize,
-    /// How they exchange its gradients: dense, topk:D, gtopk:D, ok-topk:D, auto:D, with the share D that each sends.
+    /// How they exchange gradients: dense, topk:D, gtopk:D, ok-topk:D, auto:D, with the share D that each sends.
     exchange: ExchangeKind,
+    /// Ranks train one host together, each on its part of every batch, instead of sharing out envs and policy.
+    data_parallel: bool,
     /// Passes of a policy update over a round.
     ppo_epochs: usize,
     /// Adam's learning rate for the policy.
@@ -194,6 +196,9 @@ impl TrainConfig {
         let preset = flags.preset.or(file.preset).unwrap_or_default();
         let controller = flags.controller.clone().or(file.controller.clone()).unwrap_or_default();
         let mut config = preset::base(preset, controller);
+        if flags.data_parallel.or(file.data_parallel).unwrap_or(false) {
+            config.envs = 1;
+        }
         config.apply(file);
         config.apply(flags);
         config.preset = preset;
@@ -274,6 +279,16 @@ impl TrainConfig {
         let hot_scope = HotScopePolicy::default();
         let written = Self { threads, export, comm_deadline, hot_scope, ..self.clone() };
         as_older_runs_have_it(&written.resolved_toml())
+    }
+
+    /// Ranks that share out the envs, and learn a policy together.
+    pub(crate) fn policy_ranks(&self) -> usize {
+        if self.data_parallel { 1 } else { self.ranks() }
+    }
+
+    /// Ranks that each have a replica of every host.
+    pub(crate) fn replicas(&self) -> usize {
+        if self.data_parallel { self.ranks() } else { 1 }
     }
 
     /// Settings of the policy.

@@ -39,8 +39,8 @@ impl AnyController {
             ControllerKind::Random => rules(Box::new(RandomController::new(config.seed))),
             ControllerKind::Heuristic => rules(Box::new(Heuristic::new(heuristic(config)))),
             ControllerKind::Fixed(path) => rules(Box::new(script(setup, path)?)),
-            ControllerKind::Ppo if config.ranks() > 1 => {
-                let members = world.members(config.ranks(), &config.comm_options())?;
+            ControllerKind::Ppo if config.policy_ranks() > 1 => {
+                let members = world.members(config.policy_ranks(), &config.comm_options())?;
                 let of_member = |member: &Communicator| {
                     let stream = stream.device().stream(&format!("policy {}", member.rank()));
                     policy(setup, &stream, Learning::On)
@@ -105,7 +105,7 @@ fn script(setup: &Setup, path: &Path) -> Result<Script> {
 /// A new policy, or the one that the run starts from.
 fn policy(setup: &Setup, stream: &Stream, learning: Learning) -> Result<Ppo> {
     let config = &setup.config;
-    let sizes = PpoSizes { envs: config.envs / config.ranks(), steps: config.steps };
+    let sizes = PpoSizes { envs: config.envs / config.policy_ranks(), steps: config.steps };
     let (host, key) = (setup.fresh_host()?, (config.seed, setup.isa));
     let mut ppo = Ppo::new(stream, config.ppo(), (&host, sizes), key, learning)?;
     setup.policy.as_ref().map_or(Ok(()), |file| file.fill(&mut ppo))?;

@@ -11,7 +11,9 @@ use meristem_grow::{
     Counterfactual, GateInputs, GradientHealth, Host, ParameterCounts, Scope, StageChange,
     TopologyKey,
 };
-use meristem_nn::{EvalMetrics, GroupMetrics, Metrics, Network, NetworkOptions, Snapshot};
+use meristem_nn::{
+    EvalMetrics, GroupMetrics, Metrics, Network, NetworkOptions, Snapshot, StateDict,
+};
 
 use crate::checkpoint::{EnvState, EnvTensors};
 use crate::error::Result;
@@ -132,7 +134,8 @@ impl Env {
         };
         let (weights, optimiser) = (self.network.state_dict()?, self.network.momentum_dict()?);
         let snapshot = self.snapshot.state_dict()?;
-        Ok((state, EnvTensors { weights, optimiser, snapshot }))
+        let exchange = StateDict::default();
+        Ok((state, EnvTensors { weights, optimiser, snapshot, exchange }))
     }
 
     fn of(

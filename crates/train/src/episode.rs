@@ -11,6 +11,7 @@ use std::time::Instant;
 use meristem_control::{EnvView, RoundReport};
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{Counts, HotScope, Policy};
+use meristem_nn::Network;
 
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +27,7 @@ use crate::growth::{self, When};
 use crate::keeper::Keeper;
 use crate::observer::{Journal, Told};
 use crate::permitted;
+use crate::replicas::{Epoch, Replicas};
 use crate::setup::Setup;
 use crate::summary::{HotTotals, Validation};
 use crate::world::World;
@@ -150,13 +152,20 @@ impl Episode<'_, '_> {
         if due {
             self.journal.announce(Event::CheckpointWritten { round: next.round, step });
         }
-        let saved = envs.iter_mut().map(|env| env.save(self.setup)).collect::<Result<_>>()?;
+        let mut saved: Vec<(EnvState, EnvTensors)> =
+            envs.iter_mut().map(|env| env.save(self.setup)).collect::<Result<_>>()?;
+        for ((_, tensors), replicas) in saved.iter_mut().zip(&mut self.fleet.replicas) {
+            tensors.exchange = replicas.save()?;
+        }
         let controller = self.controller.get().save()?;
         let others = (&mut *self.world, &mut *self.journal);
         self.keeper.write(next, saved, (*self.totals, controller), others)
     }
 
-    fn restore_envs(&self, saved: Vec<(EnvState, EnvTensors)>) -> Result<Vec<Env>> {
+    fn restore_envs(&mut self, saved: Vec<(EnvState, EnvTensors)>) -> Result<Vec<Env>> {
+        for ((_, tensors), replicas) in saved.iter().zip(&mut self.fleet.replicas) {
+            replicas.restore(&tensors.exchange);
+        }
         let (seed, batch_log) = (self.seed(), self.batch_log());
         let places = self.fleet.machine.places();
         places
@@ -183,6 +192,7 @@ impl Episode<'_, '_> {
     }
 
     fn fresh_envs(&mut self) -> Result<Vec<Env>> {
+        self.fleet.replicas.iter_mut().for_each(Replicas::forget);
         let (seed, batch_log) = (self.seed(), self.batch_log());
         let places = self.fleet.machine.places();
         places
@@ -218,6 +228,9 @@ impl Episode<'_, '_> {
                 env.network.prepare_training(size)?;
             }
         }
+        for (env, replicas) in envs.iter_mut().zip(&mut self.fleet.replicas) {
+            replicas.open(&mut env.network)?;
+        }
         let epoch = when.round * self.setup.config.steps + when.step;
         self.train_epoch(envs, epoch as u64)?;
         let control = self.hot_scopes(permitted::CONTROL_STEP, permitted::control_step);
@@ -232,7 +245,7 @@ impl Episode<'_, '_> {
         self.journal.next_phase();
         self.govern(envs, when)?;
         self.journal.next_phase();
-        let ranks = (self.setup.config.ranks() / self.world.size()) as u64;
+        let ranks = (self.setup.config.policy_ranks() / self.world.size()) as u64;
         let deciding = self.hot_scopes(permitted::DECIDE, |_| permitted::decide(ranks));
         let actions = self.decide(envs, when)?;
         drop(deciding);
@@ -254,20 +267,33 @@ impl Episode<'_, '_> {
     /// what it does, and refuses what it must not do.
     fn train_epoch(&mut self, envs: &mut [Env], epoch: u64) -> Result<()> {
         let _span = self.fleet.machine.span(|| "train_epoch");
-        self.fleet.train.start_epoch(epoch)?;
-        let scopes = self.hot_scopes(permitted::TRAIN_STEP, permitted::train_step);
-        let (mut training_steps, first) = (0, self.fleet.machine.envs().start);
-        for_each_batch(&mut self.fleet.train, |batch| {
-            training_steps += 1;
-            let network = &mut envs[batch.env - first].network;
-            network.train_step(&batch.inputs, &batch.targets)?;
-            self.journal.batch_enqueued(batch.env, network)
-        })?;
-        let reports = scopes.into_iter().map(HotScope::finish);
+        let policy = self.hot_policy();
+        let Fleet { machine, train, replicas, .. } = &mut *self.fleet;
+        let (machine, journal) = (&*machine, &mut *self.journal);
+        let scopes = || machine.hot_scopes(permitted::TRAIN_STEP, policy, permitted::train_step);
+        let Epoch { batches, counts } = match (replicas, &mut *envs) {
+            (Some(replicas), [Env { index, network, .. }]) => {
+                let mut observed = |network: &Network| journal.batch_enqueued(*index, network);
+                replicas.train_epoch(epoch, (train, network), &scopes, &mut observed)?
+            }
+            _ => {
+                train.start_epoch(epoch)?;
+                let scopes = scopes();
+                let (mut batches, first) = (0, machine.envs().start);
+                for_each_batch(train, |batch| {
+                    batches += 1;
+                    let network = &mut envs[batch.env - first].network;
+                    network.train_step(&batch.inputs, &batch.targets)?;
+                    journal.batch_enqueued(batch.env, network)
+                })?;
+                let counts = scopes.into_iter().map(|scope| scope.finish().counts).collect();
+                Epoch { batches, counts }
+            }
+        };
         if *self.warm {
-            self.spent.hot.add(training_steps, reports.map(|report| report.counts));
+            self.spent.hot.add(batches, counts.into_iter());
         }
-        self.spent.training_steps = training_steps;
+        self.spent.training_steps = batches;
         Ok(())
     }
 
@@ -278,8 +304,11 @@ impl Episode<'_, '_> {
         name: &'static str,
         permitted: impl Fn(u64) -> Counts,
     ) -> Vec<HotScope> {
-        let policy = if *self.warm { self.setup.config.hot_scope.0 } else { Policy::Off };
-        self.fleet.machine.hot_scopes(name, policy, permitted)
+        self.fleet.machine.hot_scopes(name, self.hot_policy(), permitted)
+    }
+
+    fn hot_policy(&self) -> Policy {
+        if *self.warm { self.setup.config.hot_scope.0 } else { Policy::Off }
     }
 
     /// One line per batch and env, in the order in which they were trained.
@@ -368,5 +397,6 @@ fn step_event(
         reward: env.reward,
         step_seconds,
         images_per_second,
+        fingerprint: (train.fingerprint != 0).then(|| format!("{:016x}", train.fingerprint)),
     }
 }

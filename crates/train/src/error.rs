@@ -111,6 +111,14 @@ pub enum Error {
     /// Ranks could not be made, or do not hear of each other any more.
     #[error(transparent)]
     Ranks(#[from] meristem_comm::Error),
+    /// Replicas of one host are not the same.
+    #[error(
+        "the ranks' replicas of the host differ: {fingerprints}; this is a fault of the program"
+    )]
+    ReplicasDiffer {
+        /// Of weights, statistics and optimiser, by rank.
+        fingerprints: String,
+    },
     /// The device refused or failed.
     #[error(transparent)]
     Device(#[from] meristem_device::Error),
@@ -154,6 +162,7 @@ impl Error {
                 meristem_control::Error::Device(error)
                 | meristem_control::Error::Network(meristem_nn::Error::Device(error)),
             ) => Some(error),
+            Self::Ranks(meristem_comm::Error::Device(error)) => Some(error),
             _ => None,
         }
     }

@@ -46,7 +46,10 @@ fn serve(
 pub(crate) fn read(fleet: &Fleet, envs: &mut [Env]) -> Result<()> {
     let has_control = !fleet.control.is_empty();
     envs.iter().try_for_each(|env| env.network.count_non_finite())?;
-    let all = read_all(fleet, envs)?;
+    let all = match (&fleet.replicas, &envs[..]) {
+        (Some(replicas), [env]) => vec![replicas.read(&fleet.machine, &env.network)?],
+        _ => read_all(fleet, envs)?,
+    };
     for (env, metrics) in envs.iter_mut().zip(all) {
         env.note(metrics, has_control);
     }

@@ -286,6 +286,9 @@ pub struct StepCompleted {
     pub step_seconds: f64,
     /// Images per second of training, all envs together.
     pub images_per_second: f64,
+    /// Of weights, statistics and optimiser after the step, where several ranks train the host: the same on all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fingerprint: Option<String>,
 }
 
 /// A slot that is not dormant.

@@ -15,6 +15,7 @@ use meristem_nn::Metrics;
 
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
+use crate::replicas::Replicas;
 use crate::setup::Setup;
 
 /// The envs of this process: their devices, each opened once, and one stream per env (S1).
@@ -117,12 +118,12 @@ impl Machine {
         scopes
     }
 
-    /// The metrics of this process' envs (`tensors` in env order): one copy and one wait per device (H1).
+    /// The metrics of this process' envs or replicas (`tensors` in their order): one copy and one wait per device (H1).
     pub(crate) fn read_metrics(&self, tensors: &[&Tensor]) -> Result<Vec<Metrics>> {
         let mut metrics = vec![Metrics::default(); tensors.len()];
-        for device in 0..self.devices.len() {
+        for device in &self.devices {
             let envs: Vec<usize> =
-                (0..tensors.len()).filter(|&env| self.device_of[env] == device).collect();
+                (0..tensors.len()).filter(|&env| tensors[env].device() == device).collect();
             let of_device: Vec<&Tensor> = envs.iter().map(|&env| tensors[env]).collect();
             for (&env, raw) in envs.iter().zip(read_back_f64(&of_device)?) {
                 metrics[env] = Metrics::parse(&raw);
@@ -168,8 +169,11 @@ impl Serving {
 pub(crate) struct Fleet {
     /// Devices and streams.
     pub(crate) machine: Machine,
-    /// Deals each epoch's training samples out to all envs of the run.
+    /// Deals each epoch's training samples out to all envs of the run; where one host is on several ranks, what the
+    /// leader gets.
     pub(crate) train: GatherBatches,
+    /// The ranks that the one host is on, if there are several.
+    pub(crate) replicas: Option<Replicas>,
     /// Per env: all of the control split; nobody has one when it is empty.
     pub(crate) control: Vec<GatherBatches>,
     /// Per env: all of the test split.
@@ -199,6 +203,9 @@ impl Fleet {
         let (kept, held_out) = order::split_by_seed(len, config.control_share(), config.seed)?;
         check_sizes(config, kept.len(), held_out.len())?;
         let (train_samples, control_samples) = (kept.len(), held_out.len());
+        // With several replicas there is one env, and to the gather each of them is one.
+        let replicas = config.replicas();
+        let devices = machine.ids.repeat(replicas);
         let gather = GatherConfig {
             shuffle: config.shuffle.0,
             seed: config.seed,
@@ -206,8 +213,9 @@ impl Fleet {
             augment: setup.augment(),
             max_batches: config.max_batches.count(),
             served: Some(machine.envs()),
-            ..GatherConfig::new(config.batch, machine.ids.clone())
+            ..GatherConfig::new(config.batch / replicas, devices)
         };
+        let replicas = (replicas > 1).then(|| Replicas::new(config, &machine, &gather, &train));
         let gather = GatherBatches::new(&gather, &train, &machine.streams)?;
         let serving = |subset| Serving { batch: config.batch, subset, normalization: None };
         let control = match control_samples {
@@ -220,6 +228,7 @@ impl Fleet {
         Ok(Self {
             machine,
             train: gather,
+            replicas: replicas.transpose()?,
             control,
             test,
             batch_sizes,
@@ -231,7 +240,7 @@ impl Fleet {
 }
 
 /// The distinct sizes of an env's batches.
-fn batch_sizes(gather: &GatherBatches, env: usize) -> Vec<usize> {
+pub(crate) fn batch_sizes(gather: &GatherBatches, env: usize) -> Vec<usize> {
     let order = gather.order();
     let mut sizes: Vec<usize> =
         (0..order.batches()).map(|batch| order.part(batch, env).len()).collect();

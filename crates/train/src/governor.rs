@@ -31,6 +31,7 @@ use crate::evaluate;
 use crate::events::Event;
 use crate::growth::{Before, When};
 use crate::permitted;
+use crate::replicas::Replicas;
 
 /// What the governor remembers of an env in an episode, besides the snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -122,6 +123,7 @@ impl Episode<'_, '_> {
         let (cause, control_loss) = (env.guard.cause(step), env.control);
         let before = Before::of(env);
         let changes = env.restore_snapshot(self.setup)?;
+        self.fleet.replicas.iter_mut().for_each(Replicas::forget);
         env.guard.rolled_back();
         self.controller.get().roll_back(index, cause, rules.penalty as f32)?;
         self.spent.rollbacks += 1;

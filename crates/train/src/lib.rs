@@ -5,6 +5,7 @@
 //! - `setup`: names become objects; what can be refused without training is refused;
 //! - [`run_folder`], [`event_writer`], [`events`], `observer`: where it is told what happens (U4);
 //! - `fleet`: devices, streams, resident data, gathers; `env`: one host with its network;
+//! - `replicas`: one host on several ranks;
 //! - `episode`: steps of training, measuring and acting; `growth`: what happens to slots; `evaluate`: control and
 //!   test split; `counterfactuals`: what modules are worth; `governor`: what becomes of an env that fails;
 //!   `permitted`: what the hot path may do;
@@ -51,6 +52,7 @@ mod place;
 mod policy_file;
 mod preset;
 mod ranks;
+mod replicas;
 mod resume;
 mod run;
 pub mod run_folder;

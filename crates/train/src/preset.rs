@@ -85,6 +85,7 @@ fn default() -> TrainConfig {
         ranks: None,
         comm_deadline: COMM_DEADLINE,
         exchange: ExchangeKind::default(),
+        data_parallel: false,
         policy_hidden: None,
         ppo_epochs: ppo.epochs,
         ppo_lr: ppo.lr,

@@ -1,4 +1,4 @@
-//! Ranks that a policy learns on: the settings and their text forms, and the group that they describe.
+//! Ranks that learn together: the settings and their text forms, and the group that they describe.
 
 use std::fmt;
 use std::str::FromStr;
@@ -43,7 +43,7 @@ impl fmt::Display for CommKind {
 }
 serde_as_text!(CommKind);
 
-/// How ranks exchange the gradients of a policy. Text form: `dense`, or one of the others with the share of the
+/// How ranks exchange gradients. Text form: `dense`, or one of the others with the share of the
 /// elements that each rank sends, such as `topk:0.01`; what is not sent is kept for the next update.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -74,6 +74,11 @@ impl ExchangeKind {
         }
     }
 
+    /// Whether it sends all of a gradient at once.
+    pub(crate) fn sends_all(self) -> bool {
+        self.parts().1.is_none_or(|density| density == 1.0)
+    }
+
     /// What it is to the exchange.
     pub(crate) fn options(self) -> ExchangeOptions {
         let method = match self {
@@ -91,6 +96,15 @@ impl ExchangeKind {
             reduction: Reduction::Mean,
             ..usual
         }
+    }
+
+    /// The same for a model that is new: the density falls from a quarter by factors of four, each for an epoch of so
+    /// many exchanges (Lin et al., "Deep Gradient Compression", ICLR 2018, 3.3).
+    pub(crate) fn warming_up(self, batches: usize) -> ExchangeOptions {
+        let density = self.parts().1.unwrap_or(1.0);
+        let densities = (1..).map(|epoch| 0.25f64.powi(epoch));
+        let warm_up = densities.take_while(|warm| *warm > density).collect();
+        ExchangeOptions { warm_up, warm_up_steps: batches as u64, ..self.options() }
     }
 }
 
@@ -123,18 +137,32 @@ impl fmt::Display for ExchangeKind {
 }
 serde_as_text!(ExchangeKind);
 
-/// Error unless the envs can be dealt out to the ranks of a policy. Looked at again when processes have met, if their
-/// number is what is left open.
+/// Error unless envs, or the samples of a batch, can be dealt out to the ranks. Looked at again when processes have met,
+/// if their number is what is left open.
 pub(crate) fn check(config: &TrainConfig) -> Result<()> {
+    if config.data_parallel && config.comm != CommKind::Threads {
+        let expected = "threads: with data-parallel the ranks are threads of one process";
+        return Err(Error::value("comm", config.comm, expected));
+    }
     if config.comm == CommKind::Mpi && config.ranks.is_none() {
         return Ok(());
     }
-    let (ranks, envs) = (config.ranks(), config.envs);
-    if ranks > 1 && config.controller != ControllerKind::Ppo {
-        let expected = "1, or controller ppo, which alone learns over ranks";
+    let (ranks, envs, batch) = (config.ranks(), config.envs, config.batch);
+    if config.data_parallel {
+        if envs != 1 {
+            let expected = "1: with data-parallel all ranks train one host";
+            return Err(Error::value("envs", envs, expected));
+        }
+        if !batch.is_multiple_of(ranks) {
+            let expected = format!(
+                "a divisor of the {batch} samples of a batch, of which each rank has its part"
+            );
+            return Err(Error::value("ranks", ranks, expected));
+        }
+    } else if ranks > 1 && config.controller != ControllerKind::Ppo {
+        let expected = "1, or controller ppo, which learns over ranks, or data-parallel, where they train one host";
         return Err(Error::value("ranks", ranks, expected));
-    }
-    if !envs.is_multiple_of(ranks) {
+    } else if !envs.is_multiple_of(ranks) {
         return Err(Error::value("ranks", ranks, format!("a divisor of the {envs} envs")));
     }
     if ranks == 1 && config.exchange != ExchangeKind::Dense {

@@ -1,14 +1,15 @@
 //! Learning together: each rank has its own envs and rollout, and everything that an update depends on is made the
 //! same on all ranks, so that their policies stay the same bit for bit. Numbers are merged in rank order.
 
-use meristem_comm::{Communicator, Exchange, ExchangeOptions, ExchangeState, Kept};
+use meristem_comm::{Communicator, Exchange, ExchangeOptions, ExchangeState};
 use meristem_device::{DType, Owner, Stream, Tensor};
-use meristem_nn::{HostData, HostTensor, StateDict};
+use meristem_nn::{HostData, StateDict};
 
 use super::protocol;
 use super::rollout::Rollout;
 use super::targets::{ReturnScale, Targets};
 use crate::error::{Error, Result};
+use crate::exchange::{kept_from, kept_into};
 use crate::normalizer::{Moments, Normalizer};
 use crate::policy::Policy;
 use crate::report::RoundReport;
@@ -155,31 +156,14 @@ impl Ranks {
             Keeping::Before(state) => state.clone(),
             Keeping::Now(exchange) => exchange.export()?,
         };
-        for (name, Kept { residual, velocity, split }) in state.kept {
-            for (part, bytes) in [("residual", residual), ("velocity", velocity), ("split", split)]
-            {
-                if !bytes.is_empty() {
-                    tensors.insert(format!("{PREFIX}{part}.{name}"), HostTensor::bytes(bytes));
-                }
-            }
-        }
-        Ok(state.step)
+        let step = state.step;
+        kept_into(state, PREFIX, tensors);
+        Ok(step)
     }
 
     /// What [`Ranks::save`] wrote.
     pub(super) fn restore(&mut self, step: u64, tensors: &StateDict) {
-        let mut state = ExchangeState { step, ..ExchangeState::default() };
-        for (name, tensor) in tensors.iter() {
-            let place = name.strip_prefix(PREFIX).and_then(|rest| rest.split_once('.'));
-            let (Some((part, name)), HostData::U8(bytes)) = (place, &tensor.data) else { continue };
-            let kept = state.kept.entry(name.to_string()).or_default();
-            match part {
-                "residual" => kept.residual.clone_from(bytes),
-                "velocity" => kept.velocity.clone_from(bytes),
-                _ => kept.split.clone_from(bytes),
-            }
-        }
-        self.kept = Keeping::Before(state);
+        self.kept = Keeping::Before(kept_from(step, PREFIX, tensors));
     }
 }
 

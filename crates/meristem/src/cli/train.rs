@@ -51,7 +51,7 @@ pub(crate) struct TrainArguments {
     #[arg(long, help_heading = "Growth")]
     comm: Option<CommKind>,
     /// Ranks over which controller ppo learns: each acts in its part of the envs, and all exchange gradients; over mpi
-    /// there are as many as processes
+    /// there are as many as processes. Or ranks that train one host (--data-parallel)
     #[arg(long, value_name = "N", help_heading = "Growth")]
     ranks: Option<usize>,
     /// What they exchange: dense, or topk:D, gtopk:D, ok-topk:D, auto:D with the share that each rank sends
@@ -60,6 +60,9 @@ pub(crate) struct TrainArguments {
     /// How long ranks wait for each other; give more than a step may take
     #[arg(long, value_name = "SECONDS", help_heading = "Growth")]
     comm_deadline: Option<usize>,
+    /// Train one host over all ranks, each on its part of every batch; they exchange its gradients
+    #[arg(long, help_heading = "Growth")]
+    data_parallel: bool,
     #[command(flatten)]
     pub(crate) settings: SettingArguments,
     /// Write the best env's weights here too; must not exist
@@ -81,6 +84,7 @@ impl TrainArguments {
             ranks: self.ranks.map(Some),
             comm_deadline: self.comm_deadline,
             exchange: self.exchange,
+            data_parallel: self.data_parallel.then_some(true),
             log_batches: self.log_batches.then_some(true),
             checkpoint_every: self.checkpoint_every,
             ..self.settings.layer()

@@ -1,7 +1,7 @@
 //! The form of a checkpoint file: safetensors, so that any tool can look into it.
 //!
-//! Tensors are named `env.N.weights.NAME`, `env.N.optimiser.NAME`, `env.N.snapshot.NAME` and
-//! `controller.NAME`. Two tensors of bytes hold
+//! Tensors are named `env.N.weights.NAME`, `env.N.optimiser.NAME`, `env.N.snapshot.NAME`,
+//! `env.N.exchange.RANK.NAME` and `controller.NAME`. Two tensors of bytes hold
 //! CBOR, which is exact for every float: `progress` and `controller_memory`. The metadata has `format`
 //! (`meristem checkpoint`), `version`, and `checksum`, the CRC-32 of all names and bytes: a file that was cut or
 //! changed is refused, never half used.
@@ -35,6 +35,7 @@ pub(super) fn to_bytes(path: &Path, checkpoint: &Checkpoint) -> Result<Vec<u8>> 
         put(format!("env.{env}.weights."), &tensors.weights);
         put(format!("env.{env}.optimiser."), &tensors.optimiser);
         put(format!("env.{env}.snapshot."), &tensors.snapshot);
+        put(format!("env.{env}.exchange."), &tensors.exchange);
     }
     put("controller.".into(), &controller.tensors);
     let mut bytes = vec![];
@@ -99,6 +100,7 @@ fn place<'a, 'n>(
         ("weights", name) => Some((&mut env.weights, name)),
         ("optimiser", name) => Some((&mut env.optimiser, name)),
         ("snapshot", name) => Some((&mut env.snapshot, name)),
+        ("exchange", name) => Some((&mut env.exchange, name)),
         _ => None,
     }
 }

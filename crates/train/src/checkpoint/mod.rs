@@ -171,4 +171,6 @@ pub(crate) struct EnvTensors {
     pub(crate) optimiser: StateDict,
     /// What the governor goes back to.
     pub(crate) snapshot: StateDict,
+    /// What the ranks that train it have not sent yet, as [`Replicas`](crate::replicas::Replicas) names it.
+    pub(crate) exchange: StateDict,
 }

@@ -1,0 +1,160 @@
+//! One of the ranks that train a host: its exchange, and its epoch.
+//!
+//! Where the exchange sends all of a gradient, what comes of it is clipped in the optimiser's step, as for one network
+//! on the whole batch. Where it sends a part, three things are different.
+//!
+//! **The first epochs** of a host send more: [`ExchangeKind::warming_up`].
+//!
+//! **Clipping**: each rank clips its own gradient before the exchange, at √R times the norm, and the sum is not clipped
+//! (Lin et al., "Deep Gradient Compression", ICLR 2018, 3.2). An element that is sent at last is a sum over many
+//! batches; clipped then, most of it would be lost. Momentum and decay stay the optimiser's, after the exchange (as in
+//! Vogels et al., "PowerSGD", NeurIPS 2019), and need no correction there.
+//!
+//! **Running statistics** are found anew at the end of the epoch, with the weights as they are, by forward passes over
+//! its first batches (Ioffe and Szegedy, "Batch Normalization", 2015, algorithm 2; Wu and Johnson, "Rethinking 'Batch'
+//! in BatchNorm", 2021). The whole gradient of a layer before batch norm has no component along a shift or a scale that
+//! batch norm takes out again; a few of its elements have one. So weights wander in directions that training, which
+//! normalises by each batch, does not see, and statistics that lag ten batches behind fit them badly.
+
+use meristem_comm::{Communicator, Exchange, ExchangeState, Reduction};
+use meristem_data::GatherBatches;
+use meristem_device::{HotScope, Tensor};
+use meristem_nn::Network;
+
+use super::Epoch;
+use crate::error::{Error, Result};
+use crate::settings::ExchangeKind;
+
+/// Batches that running statistics are found anew on: .9^44 = 1 % of what they were before remains.
+const SETTLING: usize = 44;
+
+/// A rank's place among those that exchange.
+pub(super) struct Rank {
+    pub(super) number: usize,
+    pub(super) ranks: usize,
+    /// None once this rank has failed.
+    pub(super) comm: Option<Communicator>,
+    pub(super) kind: ExchangeKind,
+    pub(super) exchange: Keeping,
+}
+
+/// The exchange is made as a step opens; until then there is what it will go on from.
+pub(super) enum Keeping {
+    Before(ExchangeState),
+    /// With names and lengths of what it is for.
+    Now(Vec<(String, usize)>, Box<Exchange>),
+}
+
+impl Rank {
+    /// What it keeps. Waits for the device, unless nothing was exchanged.
+    pub(super) fn kept(&self) -> Result<ExchangeState> {
+        match &self.exchange {
+            Keeping::Before(state) => Ok(state.clone()),
+            Keeping::Now(_, exchange) => Ok(exchange.export()?),
+        }
+    }
+
+    /// Makes the exchange for the parameters that are trained now, in epochs of so many batches; what was kept of those
+    /// that were there goes on.
+    pub(super) fn open(&mut self, network: &mut Network, batches: usize) -> Result<()> {
+        // For its names and places only.
+        network.differentiate_nothing()?;
+        let gradients = network.gradients()?;
+        let form: Vec<(String, usize)> =
+            gradients.iter().map(|(name, tensor)| (name.to_string(), tensor.numel())).collect();
+        let Some(comm) = &self.comm else { return Err(self.not_open()) };
+        match &mut self.exchange {
+            Keeping::Now(known, exchange) if *known == form => return Ok(exchange.prepare(comm)?),
+            _ => {}
+        }
+        let state = self.kept()?;
+        let named: Vec<(&str, &Tensor)> = gradients.iter().map(|(n, t)| (*n, t)).collect();
+        let mut exchange = Exchange::new(&self.kind.warming_up(batches), &named)?;
+        exchange.import(comm, &state)?;
+        exchange.prepare(comm)?;
+        self.exchange = Keeping::Now(form, Box::new(exchange));
+        Ok(())
+    }
+
+    /// An epoch. If it fails, the other ranks learn of it at once instead of waiting.
+    pub(super) fn train(
+        &mut self,
+        epoch: u64,
+        (gather, network): (&mut GatherBatches, &mut Network),
+        scopes: &dyn Fn() -> Vec<HotScope>,
+        observed: &mut dyn FnMut(&Network) -> Result<()>,
+    ) -> Result<Epoch> {
+        let mut all = || {
+            let scopes = scopes();
+            let batches = self.batches(gather, network, observed)?;
+            let counts = scopes.into_iter().map(|scope| scope.finish().counts).collect();
+            self.settle(epoch, gather, network)?;
+            Ok(Epoch { batches, counts })
+        };
+        all().inspect_err(|_| self.comm = None)
+    }
+
+    /// The inner loop; the number of batches.
+    fn batches(
+        &mut self,
+        gather: &mut GatherBatches,
+        network: &mut Network,
+        observed: &mut dyn FnMut(&Network) -> Result<()>,
+    ) -> Result<u64> {
+        let order = gather.order().clone();
+        let (Some(comm), Keeping::Now(_, exchange)) = (&mut self.comm, &mut self.exchange) else {
+            return Err(self.not_open());
+        };
+        let mut batch = 0;
+        while let Some(part) = gather.next()? {
+            match part.first() {
+                Some(part) => {
+                    let all: usize =
+                        (0..self.ranks).map(|rank| order.part(batch, rank).len()).sum();
+                    let weight = (order.part(batch, self.number).len() * self.ranks) as f64;
+                    let weight = (weight / all as f64) as f32;
+                    network.differentiate(&part.inputs, &part.targets, weight)?;
+                }
+                None => network.differentiate_nothing()?,
+            }
+            if !self.kind.sends_all() {
+                network.clip((self.ranks as f32).sqrt())?;
+            }
+            let gradients = network.gradients()?;
+            let gradients: Vec<&Tensor> = gradients.iter().map(|(_, tensor)| tensor).collect();
+            exchange.run(comm, &gradients)?;
+            network.apply()?;
+            observed(network)?;
+            batch += 1;
+        }
+        Ok(batch as u64)
+    }
+
+    /// Running statistics become those of all ranks, and fit the weights.
+    fn settle(
+        &mut self,
+        epoch: u64,
+        gather: &mut GatherBatches,
+        network: &mut Network,
+    ) -> Result<()> {
+        if !self.kind.sends_all() {
+            gather.start_epoch(epoch)?;
+            for _ in 0..SETTLING {
+                let Some(part) = gather.next()? else { break };
+                part.first().map_or(Ok(()), |part| network.observe(&part.inputs))?;
+            }
+        }
+        let Some(comm) = &mut self.comm else { return Err(self.not_open()) };
+        for (state, counters) in network.statistics() {
+            comm.all_reduce(state, Reduction::Mean)?;
+            // The leader has samples in every batch.
+            comm.broadcast(counters, 0)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn not_open(&self) -> Error {
+        let got = format!("rank {}, which failed before or was not opened", self.number);
+        Error::value("ranks", got, "ranks that were opened before they train")
+    }
+}

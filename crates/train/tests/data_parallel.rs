@@ -1,0 +1,171 @@
+//! One host trained by several ranks: what a run of it shows, how it grows, comes back and ends.
+#![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
+
+use std::path::Path;
+
+use meristem_device::Policy;
+use meristem_nn::Network;
+use meristem_train::config::{Layer, TrainConfig};
+use meristem_train::events::{Event, StepCompleted};
+use meristem_train::settings::{ControllerKind, ExchangeKind, HotScopePolicy, Limit, Preset};
+use meristem_train::{Error, Observer, Result, ResumeOptions, Silent, Summary, resume, run};
+
+/// A host with a convolution that is large enough to be sent in part, trained on a few batches of which the last is
+/// smaller.
+fn flags(folder: &Path, ranks: usize, exchange: ExchangeKind) -> Layer {
+    Layer {
+        preset: Some(Preset::Quick),
+        host: Some("cnn:channels=8,blocks=2,kernel=3,pools=2".into()),
+        controller: Some(ControllerKind::Heuristic),
+        data_parallel: Some(true),
+        ranks: Some(Some(ranks)),
+        exchange: Some(exchange),
+        batch: Some(36),
+        max_batches: Some(Limit::Count(4)),
+        control_split: Some(Some(0.02)),
+        plateau_gain: Some(100.0),
+        steps: Some(10),
+        checkpoint_every: Some(1),
+        hot_scope: Some(HotScopePolicy(Policy::Deny)),
+        run_dir: Some(Some(folder.join("run"))),
+        ..Layer::default()
+    }
+}
+
+fn train(flags: Layer, observer: &mut dyn Observer) -> Result<Summary> {
+    run(&TrainConfig::resolve(Layer::default(), flags).unwrap(), observer)
+}
+
+fn weights(folder: &Path) -> Vec<u8> {
+    std::fs::read(folder.join("run/weights/env-0.safetensors")).unwrap()
+}
+
+/// The steps of a run, what germinated and who was rolled back.
+#[derive(Default)]
+struct Seen {
+    steps: Vec<StepCompleted>,
+    germinated: usize,
+    rollbacks: usize,
+    stop_at: Option<usize>,
+}
+
+impl Observer for Seen {
+    fn event(&mut self, event: &Event) {
+        match event {
+            Event::StepCompleted(step) => self.steps.push(step.clone()),
+            Event::ModuleGerminated { .. } => self.germinated += 1,
+            Event::GovernorRollback { .. } => self.rollbacks += 1,
+            _ => {}
+        }
+    }
+
+    fn stop_requested(&self) -> bool {
+        self.stop_at.is_some_and(|step| self.steps.len() >= step)
+    }
+}
+
+#[test]
+fn one_rank_is_an_env_that_is_alone() {
+    let [one, plain] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let (mut seen, mut expected) = (Seen::default(), Seen::default());
+    let summary = train(flags(one.path(), 1, ExchangeKind::Dense), &mut seen).unwrap();
+    let alone =
+        Layer { data_parallel: None, envs: Some(1), ..flags(plain.path(), 1, ExchangeKind::Dense) };
+    assert_eq!(train(alone, &mut expected).unwrap().envs, summary.envs);
+    assert!(weights(one.path()) == weights(plain.path()));
+    assert!(expected.germinated > 0 && seen.steps.iter().all(|step| step.fingerprint.is_none()));
+}
+
+/// The host grows on all ranks alike, in any number of workers, and in two parts as in one.
+#[test]
+fn a_host_grows_on_all_ranks_and_resumes_to_the_same_bits() {
+    let sparse = ExchangeKind::TopK(0.05);
+    let [whole, cut] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let mut seen = Seen::default();
+    let summary = train(flags(whole.path(), 3, sparse), &mut seen).unwrap();
+    assert!(seen.germinated > 0, "nothing grew, nothing was shown");
+    assert_eq!((summary.training_steps, summary.images), (40, 10 * 4 * 36));
+    assert_eq!(summary.hot_path.training_steps, 36);
+    let fingerprints: Vec<&String> =
+        seen.steps.iter().map(|step| step.fingerprint.as_ref().unwrap()).collect();
+    assert_eq!(fingerprints.len(), 10);
+    assert!(fingerprints.windows(2).all(|two| two[0] != two[1]), "it learned");
+
+    let mut first = Seen { stop_at: Some(4), ..Seen::default() };
+    let one_thread = Layer { threads: Some(1), ..flags(cut.path(), 3, sparse) };
+    train(one_thread, &mut first).unwrap();
+    let mut rest = Seen::default();
+    let run = cut.path().join("run");
+    let options = ResumeOptions { threads: Some(2), ..ResumeOptions::default() };
+    let resumed = resume(&run, &options, &mut rest).unwrap();
+    assert_eq!(resumed.envs, summary.envs);
+    assert!(weights(cut.path()) == weights(whole.path()));
+    let steps = first.steps.iter().chain(&rest.steps);
+    assert!(steps.map(|step| step.fingerprint.as_ref().unwrap()).eq(fingerprints));
+
+    let dense = tempfile::tempdir().unwrap();
+    train(flags(dense.path(), 3, ExchangeKind::Dense), &mut Silent).unwrap();
+    assert!(weights(dense.path()) != weights(whole.path()), "what was sent made a difference");
+}
+
+/// Breaks something of the leader in the inner loop.
+struct Breaks<F> {
+    what: F,
+    at: usize,
+    batches: usize,
+    seen: Seen,
+}
+
+impl<F: FnMut(&Network) -> Result<()>> Observer for Breaks<F> {
+    fn event(&mut self, event: &Event) {
+        self.seen.event(event);
+    }
+
+    fn batch_enqueued(&mut self, _env: usize, network: &Network) -> Result<()> {
+        self.batches += 1;
+        if self.batches == self.at { (self.what)(network) } else { Ok(()) }
+    }
+}
+
+fn broken_by<F: FnMut(&Network) -> Result<()>>(at: usize, what: F) -> Breaks<F> {
+    Breaks { what, at, batches: 0, seen: Seen::default() }
+}
+
+#[test]
+fn replicas_that_differ_end_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut flips = broken_by(4 * 3 - 1, |network| {
+        let values = network.packed_parameters(0).unwrap();
+        Ok(values.stream().launch("flip").write(values).run(|args| {
+            let x = &mut args.write::<f32>(0)[0];
+            *x = f32::from_bits(x.to_bits() ^ 1);
+        })?)
+    });
+    let error = train(flags(folder.path(), 2, ExchangeKind::Dense), &mut flips).unwrap_err();
+    assert!(matches!(error, Error::ReplicasDiffer { .. }), "{error}");
+    assert_eq!((flips.seen.steps.len(), error.exit_code()), (2, 1));
+}
+
+/// What is averaged is broken on all of them: the governor takes all of them back.
+#[test]
+fn a_host_that_breaks_goes_back_on_all_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut breaks = broken_by(4 * 4, |network| {
+        let (statistics, _) = network.statistics().next().unwrap();
+        let launch = statistics.stream().launch("break").write(statistics);
+        Ok(launch.run(|args| args.write::<f32>(0)[0] = f32::NAN)?)
+    });
+    let summary = train(flags(folder.path(), 3, ExchangeKind::TopK(0.05)), &mut breaks).unwrap();
+    assert_eq!((breaks.seen.rollbacks, summary.rollbacks, summary.steps), (1, 1, 10));
+    assert!(summary.envs[0].test_loss.is_finite());
+}
+
+/// The others end with the rank that failed, and the error is its own.
+#[test]
+fn a_rank_that_fails_ends_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut peeks = broken_by(4 + 2, |network| Ok(network.metrics().to_vec::<f64>().map(drop)?));
+    let error = train(flags(folder.path(), 3, ExchangeKind::Dense), &mut peeks).unwrap_err();
+    assert!(error.is_hot_scope() && error.to_string().contains("`train_step`"), "{error}");
+    assert_eq!(peeks.seen.steps.len(), 1);
+}
