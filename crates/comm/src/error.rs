@@ -85,9 +85,10 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the other ranks cannot know it.
-    pub(crate) fn is_own(&self) -> bool {
-        matches!(self, Error::Device(_) | Error::BadArgument { .. })
+    /// Whether it is this rank's own: the others know of it only what they are told.
+    pub fn is_own(&self) -> bool {
+        use Error::{BadArgument, Device, Unavailable};
+        matches!(self, Device(_) | BadArgument { .. } | Unavailable { .. })
     }
 }
 

@@ -205,6 +205,34 @@ impl Dataset {
         &self.labels
     }
 
+    /// CRC-32 of images and labels as they are kept: equal for equal files, kept alike. Waits for the device.
+    ///
+    /// # Errors
+    /// A failed device.
+    pub fn checksum(&self) -> Result<u32> {
+        let stream = self.labels.stream();
+        let sum = Tensor::zeros(stream, [1], DType::U32, Owner::Dataset)?;
+        let resident = self.resident_images().map(|images| images.on(stream)).transpose()?;
+        let dtype = resident.as_ref().map(Tensor::dtype);
+        let spooled = match &self.images {
+            Images::Spooled(file) => Some(Arc::clone(file)),
+            Images::Resident(_) => None,
+        };
+        let launch = stream.launch("checksum").write(&sum).read(&self.labels);
+        let launch = resident.iter().fold(launch, |launch, images| launch.read(images));
+        launch.run(move |args| {
+            let mut crc = crc32fast::Hasher::new();
+            crc.update(bytemuck::cast_slice(args.read::<u32>(1)));
+            match dtype {
+                None => spooled.iter().for_each(|file| crc.update(file.as_bytes())),
+                Some(DType::F32) => crc.update(bytemuck::cast_slice(args.read::<f32>(2))),
+                Some(_) => crc.update(args.read::<u8>(2)),
+            }
+            args.write::<u32>(0)[0] = crc.finalize();
+        })?;
+        Ok(sum.to_vec::<u32>()?[0])
+    }
+
     pub(crate) fn images(&self) -> &Images {
         &self.images
     }

@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 
 use common::files::*;
 use common::{cpu, epoch_of, read_split};
-use meristem_data::{DatasetSpec, GatherConfig, Normalization, Residency, Source, Split, cache};
+use meristem_data::{
+    Dataset, DatasetSpec, GatherConfig, ImageShape, Normalization, Residency, Source, Split, cache,
+};
 use meristem_device::DeviceId;
 
 /// D1: one copy, shared; freed and counted by `clear`; a failed load leaves nothing.
@@ -117,6 +119,34 @@ fn every_residency_serves_the_same_bits() {
         }
     }
     cache::clear(|key| key.source == Source::Folder && key.root == canonical(&folder));
+}
+
+/// Data that are kept alike have one checksum; an image or a label that differs has another.
+#[test]
+fn a_checksum_tells_data_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    write_folder(folder.path(), 12, 3);
+    let spec = spec_of(Source::Folder, folder.path());
+    let sum = |residency| {
+        let load = || cache::load(&cpu(1), &spec, Split::Train, residency).unwrap();
+        let sums = [load(), load()].map(|dataset| dataset.checksum().unwrap());
+        assert_eq!(sums[0], sums[1], "{residency:?}");
+        sums[0]
+    };
+    assert_eq!(sum(Residency::Resident), sum(Residency::Streamed));
+    assert_ne!(sum(Residency::Resident), sum(Residency::ResidentF32));
+    cache::clear(|key| key.source == Source::Folder && key.root == canonical(&folder));
+    let shape = ImageShape { channels: 1, height: 2, width: 2 };
+    let of = |images: [u8; 8], labels: [u32; 2]| {
+        let classes = vec!["a".into(), "b".into()];
+        let dataset = Dataset::from_slices(&cpu(1), shape, &images, &labels, classes).unwrap();
+        dataset.checksum().unwrap()
+    };
+    let images = [1, 2, 3, 4, 5, 6, 7, 8];
+    let mut other = images;
+    other[7] = 9;
+    let all = [of(images, [0, 1]), of(images, [1, 0]), of(other, [0, 1])];
+    assert!(all[0] != all[1] && all[0] != all[2] && all[0] == of(images, [0, 1]));
 }
 
 /// The constants of the training split serve the test split.

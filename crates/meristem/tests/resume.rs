@@ -210,6 +210,7 @@ fn what_cannot_be_resumed_is_said_and_left_alone() {
     fs::create_dir(m.path("empty")).unwrap();
     m.fails("train --resume empty", 2, &["config.toml"]);
     m.fails("train --resume empty --seed 3", 2, &["own settings"]);
+    m.fails("train --resume empty --comm-deadline 0", 2, &["`comm-deadline`: got 0"]);
     let mut child = background(&m, "--run-dir run --steps 100000 --governor-penalty -9");
     wait_for("two checkpoints", || {
         fs::read_dir(m.path("run/checkpoints")).is_ok_and(|files| files.count() >= 2)

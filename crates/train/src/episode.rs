@@ -208,8 +208,13 @@ impl Episode<'_, '_> {
         self.spent = Totals::default();
         let done = self.step(envs, when);
         // Of a step that failed, too, what happened is told.
-        let (mut kept, spent): (Vec<Vec<Told>>, Vec<Totals>) =
-            self.world.collect((self.journal.take_kept(), self.spent))?.into_iter().unzip();
+        let told = self.world.collect((self.journal.take_kept(), self.spent));
+        let (done, told) = match (done, told) {
+            // Its own says more than that another is gone.
+            (Err(own), Err(_)) => return Err(own),
+            (done, told) => (done, told?),
+        };
+        let (mut kept, spent): (Vec<Vec<Told>>, Vec<Totals>) = told.into_iter().unzip();
         self.totals.add(&spent);
         together(&mut kept, &spent);
         self.journal.tell_kept(kept.into_iter());

@@ -149,7 +149,19 @@ impl Error {
 
     /// Whether it is for what became of another rank.
     pub(crate) fn is_of_another_rank(&self) -> bool {
-        matches!(self, Self::Ranks(_) | Self::Control(meristem_control::Error::Ranks(_)))
+        match self {
+            Self::Ranks(error) | Self::Control(meristem_control::Error::Ranks(error)) => {
+                !error.is_own()
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether it is for a rank that did not come in time.
+    pub(crate) fn is_of_a_late_rank(&self) -> bool {
+        use meristem_comm::Error::RankLate;
+        use meristem_control::Error::Ranks;
+        matches!(self, Self::Ranks(RankLate { .. }) | Self::Control(Ranks(RankLate { .. })))
     }
 
     /// The device's error below this one.

@@ -169,6 +169,8 @@ impl Serving {
 pub(crate) struct Fleet {
     /// Devices and streams.
     pub(crate) machine: Machine,
+    /// What is served: the training set, which the control split is a part of, and the test set.
+    pub(crate) datasets: Vec<Arc<Dataset>>,
     /// Deals each epoch's training samples out to all envs of the run; where one host is on several ranks, what the
     /// leader gets.
     pub(crate) train: GatherBatches,
@@ -222,11 +224,13 @@ impl Fleet {
             0 => vec![],
             _ => serving(Some(held_out.into())).gathers(&machine, &train)?,
         };
+        let datasets = train.first().into_iter().chain(test.first()).cloned().collect();
         let test_samples = test.first().map_or(0, |dataset| dataset.len());
         let test = serving(None).gathers(&machine, &test)?;
         let batch_sizes = machine.envs().map(|env| batch_sizes(&gather, env)).collect();
         Ok(Self {
             machine,
+            datasets,
             train: gather,
             replicas: replicas.transpose()?,
             control,

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 #[derive(Debug)]
 pub(crate) struct PolicyFile {
     path: PathBuf,
-    weights: StateDict,
+    pub(crate) weights: StateDict,
     metadata: Metadata,
     /// Width of the policy.
     pub(crate) hidden: usize,

@@ -1,7 +1,7 @@
 //! Going on with a run that was stopped or killed.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use meristem_data::cache;
 use meristem_grow::BlueprintSet;
@@ -13,7 +13,6 @@ use crate::error::{Error, Result};
 use crate::observer::Observer;
 use crate::output::check_folder;
 use crate::place::{Begin, Middle, Place};
-use crate::preset::COMM_DEADLINE;
 use crate::run::Run;
 use crate::run_folder::{RunFolder, check_config};
 use crate::settings::{CommKind, HotScopePolicy};
@@ -65,9 +64,10 @@ pub fn resume_with(
     let started = Instant::now();
     // What is wrong with the folder is found where it is opened.
     let seen = config_file::read(&path.join("config.toml")).unwrap_or_default();
-    let comm = options.comm.or(seen.comm).unwrap_or_default();
-    let seconds = options.comm_deadline.or(seen.comm_deadline).unwrap_or(COMM_DEADLINE);
-    let mut world = World::join(comm, Duration::from_secs(seconds as u64))?;
+    let seen = Layer { comm: seen.comm, comm_deadline: seen.comm_deadline, ..Layer::default() };
+    let ResumeOptions { comm, comm_deadline, .. } = *options;
+    let joined = TrainConfig::resolve(seen, Layer { comm, comm_deadline, ..Layer::default() })?;
+    let mut world = World::join(joined.comm, joined.comm_options().deadline)?;
     observer.joined(world.rank());
     let result = resume_in(&mut world, (path, options), (blueprints, started), observer);
     world.leave(result)
@@ -95,7 +95,16 @@ fn resume_in(
     let run_dir = Some(Some(path.into()));
     let flags =
         Layer { run_dir, threads, trace, hot_scope, comm, comm_deadline, ..Layer::default() };
-    let config = world.settle(&TrainConfig::resolve(settings, flags)?)?;
+    let config = TrainConfig::resolve(settings, flags)?;
+    let (processes, ranks) = (world.size(), config.ranks());
+    if config.comm == CommKind::Mpi && processes != ranks {
+        let problem = format!(
+            "its policy has {ranks} ranks, and there are {processes} processes; go on with `mpirun -n {ranks}`, or in \
+             one process with --comm threads"
+        );
+        return Err(Error::Resume { path: path.into(), problem });
+    }
+    let config = world.settle(&config)?;
     let saved = newest(world, &place)?;
     let (config, names) = match &saved {
         // Its policy is in there.

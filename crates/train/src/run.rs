@@ -8,7 +8,7 @@ use meristem_data::{Split, cache};
 use meristem_grow::BlueprintSet;
 use meristem_nn::safetensors;
 
-use crate::checkpoint::{EnvState, EnvTensors, Identity, Position, Store};
+use crate::checkpoint::{EnvState, EnvTensors, Identity, Position, Store, checksum};
 use crate::config::TrainConfig;
 use crate::controllers::AnyController;
 use crate::env::Env;
@@ -27,7 +27,7 @@ use crate::summary::{
 };
 use crate::trace::RunTrace;
 use crate::weights;
-use crate::world::World;
+use crate::world::{Plan, World};
 
 /// Trains a fleet as `config` says, growing from the standard blueprints. Blocks until it is done.
 ///
@@ -153,8 +153,22 @@ impl Run {
 
     /// Whether all processes are about to do the same.
     pub(crate) fn agree_on(&self, world: &mut World) -> Result<()> {
-        let config = self.setup.config.in_common();
-        world.agree_on(Identity { config, ..self.keeper.identity.clone() })
+        world.agree_on(|| {
+            let config = self.setup.config.in_common();
+            let identity = Identity { config, ..self.keeper.identity.clone() };
+            Ok(Plan { identity, inputs: self.inputs()? })
+        })
+    }
+
+    /// What it goes by besides its settings, with what tells one from another. Waits for the device.
+    fn inputs(&self) -> Result<Vec<(String, String)>> {
+        let version = ("version", env!("CARGO_PKG_VERSION").to_string());
+        let data = ["training data", "test data"].into_iter().zip(&self.fleet.datasets);
+        let data = data.map(|(name, data)| Ok((name, format!("{:08x}", data.checksum()?))));
+        let data: Vec<(&str, String)> = data.collect::<Result<_>>()?;
+        let files = self.setup.files().into_iter().map(|(name, state)| (name, checksum(state)));
+        let all = std::iter::once(version).chain(data).chain(files);
+        Ok(all.map(|(name, what)| (name.to_string(), what)).collect())
     }
 
     /// Its devices.
@@ -188,7 +202,11 @@ impl Run {
             Ok(status) => (*status, None),
             Err(error) => (Status::Failed, Some(error.to_string())),
         };
-        let closed = world.tell(|| self.close(folder, journal, outcome, trace));
+        let own = MemorySummary::of(self.fleet.machine.devices());
+        // Where ranks do not hear of each other any more, each knows its own.
+        let all = world.collect(own.clone()).unwrap_or_default();
+        let memory = all.into_iter().reduce(MemorySummary::with).unwrap_or(own);
+        let closed = world.tell(|| self.close(folder, journal, (outcome, memory), trace));
         // The first thing that went wrong is what to report.
         result?;
         closed
@@ -199,7 +217,7 @@ impl Run {
         self,
         folder: Option<&RunFolder>,
         mut journal: Journal<'_>,
-        (status, error): (Status, Option<String>),
+        ((status, error), memory): ((Status, Option<String>), MemorySummary),
         trace: Option<RunTrace>,
     ) -> Result<Summary> {
         let seconds = journal.seconds();
@@ -214,7 +232,7 @@ impl Run {
         let traced = trace.map(RunTrace::finish).transpose();
         let dropped = closed.as_ref().map_or(0, |dropped| *dropped);
         let path = folder.map_or(Path::new(""), RunFolder::path);
-        let mut summary = self.summary(path, (status, error), seconds, dropped);
+        let mut summary = self.summary(path, (status, error), seconds, (dropped, memory));
         summary.trace = traced.as_ref().ok().cloned().flatten();
         let written = folder.map_or(Ok(()), |folder| folder.write_summary(&summary));
         closed?;
@@ -352,7 +370,7 @@ impl Run {
         run_dir: &Path,
         (status, error): (Status, Option<String>),
         wall_seconds: f64,
-        events_dropped: u64,
+        (events_dropped, memory): (u64, MemorySummary),
     ) -> Summary {
         let Totals { steps, training_steps, images, step_seconds, hot, validation, rollbacks } =
             self.totals;
@@ -378,7 +396,7 @@ impl Run {
             images_per_s: if rate.is_finite() { rate } else { 0.0 },
             wall_seconds,
             step_seconds,
-            memory: MemorySummary::of(fleet.machine.devices()),
+            memory,
             hot_path: hot.per_step(),
             validation,
             rollbacks,

@@ -11,7 +11,7 @@ use meristem_grow::{
     BlueprintSet, Gates, Host, HostSpec, ImageShape, Rules, SlotName, Topology, nearest,
 };
 use meristem_nn::graph::{Graph, Optimiser, SgdConfig};
-use meristem_nn::{Isa, Network, NetworkOptions};
+use meristem_nn::{Isa, Network, NetworkOptions, StateDict};
 
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
@@ -113,6 +113,13 @@ impl Setup {
         let setup = Self { config, host, image, info, isa, slots, rules, blueprints, init, policy };
         setup.fresh_host()?;
         Ok(setup)
+    }
+
+    /// What the run starts from, by name, as files have it.
+    pub(crate) fn files(&self) -> Vec<(&'static str, &StateDict)> {
+        let weights = self.init.iter().map(|weights| ("file of initial weights", &weights.state));
+        let policy = self.policy.iter().map(|policy| ("policy to start from", &policy.weights));
+        weights.chain(policy).collect()
     }
 
     /// The host that every env starts an episode with: bare, or what the initial weights hold.

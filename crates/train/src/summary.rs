@@ -119,7 +119,7 @@ pub struct DatasetSummary {
     pub std: Vec<f32>,
 }
 
-/// Memory in bytes (V3).
+/// Memory in bytes (V3), of all processes of a run together.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MemorySummary {
     /// In tensors at the end, over all devices.
@@ -128,7 +128,7 @@ pub struct MemorySummary {
     pub peak: usize,
     /// The most taken from the system for tensors, rounding and free blocks included.
     pub reserved_peak: usize,
-    /// The most pages that the process held, where the system tells (Linux). Memory of tensors that was never
+    /// The most pages that each process held, summed, where the system tells (Linux). Memory of tensors that was never
     /// written takes none, so that this may be less than what is in tensors.
     pub process_peak: Option<usize>,
     /// By owner, every owner of [`meristem_device::Owner::ALL`] by its name.
@@ -159,6 +159,20 @@ impl MemorySummary {
             }
         }
         memory
+    }
+
+    /// As much as both together.
+    pub(crate) fn with(mut self, other: Self) -> Self {
+        self.current += other.current;
+        self.peak += other.peak;
+        self.reserved_peak += other.reserved_peak;
+        self.process_peak = self.process_peak.zip(other.process_peak).map(|(a, b)| a + b);
+        for (owner, of_other) in other.owners {
+            let total = self.owners.entry(owner).or_default();
+            total.current += of_other.current;
+            total.peak += of_other.peak;
+        }
+        self
     }
 }
 

@@ -20,7 +20,7 @@ use crate::setup::Wanted;
 pub(crate) struct Weights {
     path: PathBuf,
     /// The tensors.
-    state: StateDict,
+    pub(crate) state: StateDict,
     metadata: Metadata,
 }
 

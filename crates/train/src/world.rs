@@ -36,6 +36,14 @@ struct Link {
     failed: bool,
 }
 
+/// What a process is about to do.
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    pub(crate) identity: Identity,
+    /// What it does it with: names, and what tells one from another.
+    pub(crate) inputs: Vec<(String, String)>,
+}
+
 /// How a process comes to a meeting, and how much it has to say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Opening {
@@ -74,13 +82,18 @@ impl World {
     /// The processes of a run whose ranks are these. Waits for all of them to start.
     ///
     /// # Errors
-    /// No MPI in this build; a second run in this process.
+    /// No MPI in this build; a second run in this process; processes that were started together and would not hear of
+    /// each other.
     pub(crate) fn join(comm: CommKind, deadline: Duration) -> Result<Self> {
         if comm == CommKind::Threads {
+            Self::check_alone("mpi: each would be a run of its own (`--comm mpi` makes them one)")?;
             return Ok(Self::alone());
         }
         let mut all = Communicator::mpi(&CommOptions { deadline })?;
         if all.size() == 1 {
+            let expected =
+                "threads: this program was built with another MPI library than that of mpirun";
+            Self::check_alone(expected)?;
             return Ok(Self::alone());
         }
         let member = Some(all.split(0, 0)?);
@@ -88,6 +101,27 @@ impl World {
         let stream = Device::open(DeviceId::Cpu, &options)?.stream("ranks");
         let transport = all.into_transport();
         Ok(Self { link: Some(Link { transport, stream, member, failed: false }) })
+    }
+
+    /// Whether no others were started together with this process, by what the MPI libraries' `mpirun` leave in the
+    /// environment; `expected` is the remedy.
+    ///
+    /// # Errors
+    /// [`Error::Value`].
+    pub(crate) fn check_alone(expected: &str) -> Result<()> {
+        let size = |name| std::env::var(name).ok()?.parse::<usize>().ok();
+        // Open MPI, MPICH and its kin, and what both of them set.
+        let sizes =
+            ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS"].into_iter().filter_map(size);
+        match sizes.max().filter(|size| *size > 1) {
+            Some(size) => {
+                let got = format!(
+                    "{size} processes that mpirun started, which would not hear of each other"
+                );
+                Err(Error::value("comm", got, expected))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Number of this process.
@@ -147,12 +181,16 @@ impl World {
         }
     }
 
-    /// Whether all processes are about to do the same: `own` is what this one is about to do.
+    /// Whether all processes are about to do the same: `own` is what this one is about to do, which is not asked where
+    /// there is one.
     ///
     /// # Errors
     /// [`Error::OfRank`] names the rank and the setting.
-    pub(crate) fn agree_on(&mut self, own: Identity) -> Result<()> {
-        let all = self.share(Ok(own))?;
+    pub(crate) fn agree_on(&mut self, own: impl FnOnce() -> Result<Plan>) -> Result<()> {
+        if self.link.is_none() {
+            return Ok(());
+        }
+        let all = self.share(own())?;
         let Some((first, others)) = all.split_first() else { return Ok(()) };
         let differs = |(rank, other)| {
             let problem = difference(first, other)?;
@@ -236,6 +274,11 @@ impl World {
         match own {
             Ok(value) => link.meet(Ok(vec![]), Heard::ByAll).map(|_| value),
             Err(error) if link.failed => Err(error),
+            // All have waited for it. They would again.
+            Err(error) if error.is_of_a_late_rank() => {
+                link.failed = true;
+                Err(error)
+            }
             Err(error) => {
                 // A meeting to which one comes that has failed is never well.
                 link.meet(Err(error), Heard::ByAll).and_then(|_| Err(garbled(0, &"nothing")))
@@ -254,7 +297,9 @@ impl World {
             Err(error) => self.agree(Err(error)),
             fine => fine,
         };
-        if let Some(link) = &mut self.link {
+        if let Some(link) = &mut self.link
+            && !result.as_ref().is_err_and(Error::is_of_a_late_rank)
+        {
             // Whoever is gone by now is no reason to fail.
             let _ = link.transport.barrier(&call());
         }
@@ -384,7 +429,14 @@ fn garbled(rank: usize, error: &impl ToString) -> Error {
 }
 
 /// What `other` is about to do otherwise than the first rank.
-fn difference(first: &Identity, other: &Identity) -> Option<String> {
+fn difference(first: &Plan, other: &Plan) -> Option<String> {
+    let both = first.inputs.iter().zip(&other.inputs);
+    let differs = both.into_iter().find(|(first, other)| first != other);
+    difference_of_runs(&first.identity, &other.identity)
+        .or_else(|| differs.map(|((name, _), _)| format!("its {name} is not that of rank 0")))
+}
+
+fn difference_of_runs(first: &Identity, other: &Identity) -> Option<String> {
     let missing = |of: &Identity, from: &Identity| {
         let lines: Vec<&str> = from.config.lines().collect();
         let mut own = of.config.lines();
@@ -516,9 +568,18 @@ mod tests {
         let errors = each(3, |world| {
             let config = format!("a = 1\nseed = {}\n", world.rank() / 2);
             let (dataset, instruction_set) = (Default::default(), "portable".into());
-            world.agree_on(Identity { config, dataset, instruction_set }).unwrap_err().to_string()
+            let identity = Identity { config, dataset, instruction_set };
+            world.agree_on(|| Ok(Plan { identity, inputs: vec![] })).unwrap_err().to_string()
         });
         let expected = "rank 2: it has `seed = 1`, rank 0 `seed = 0`";
         assert!(errors.iter().all(|error| error == expected), "{errors:?}");
+        let errors = each(2, |world| {
+            let (config, dataset, instruction_set) = Default::default();
+            let identity = Identity { config, dataset, instruction_set };
+            let inputs =
+                vec![("version".into(), "1".into()), ("data".into(), world.rank().to_string())];
+            world.agree_on(|| Ok(Plan { identity, inputs })).unwrap_err().to_string()
+        });
+        assert_eq!(errors, ["rank 1: its data is not that of rank 0"; 2]);
     }
 }

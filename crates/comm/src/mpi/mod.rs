@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::sync::lock;
 use crate::transport::{Call, Parcel, Sum, Transport};
 use meristem_device::{Stream, Tensor, read_back};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use thread::{Exchange, Incoming, Job, Outgoing};
@@ -61,7 +61,7 @@ struct Mpi {
 /// Starts MPI in this process: the link to all processes that were started together.
 ///
 /// # Errors
-/// [`Error::Unavailable`] the second time, or if the library allows no threads.
+/// [`Error::Unavailable`] the second time, if the library allows no threads, or if not all come within the deadline.
 pub(crate) fn world(deadline: Duration) -> Result<Box<dyn Transport>> {
     let (jobs, todo) = sync_channel(64);
     let (finish, over) = sync_channel(0);
@@ -70,8 +70,14 @@ pub(crate) fn world(deadline: Duration) -> Result<Box<dyn Transport>> {
         .name("mpi".to_owned())
         .spawn(move || thread::run(todo, &ready, deadline, finish))
         .map_err(|_| unavailable("no thread could be started for it", "free some memory"))?;
-    let gone = |_| unavailable("it did not start", "see what it printed");
-    let (rank, size) = started.recv().map_err(gone)??;
+    let gone = |error| match error {
+        RecvTimeoutError::Disconnected => unavailable("it did not start", "see what it printed"),
+        RecvTimeoutError::Timeout => unavailable(
+            "not all processes that were started together came to it within the deadline",
+            "start the same program with the same transport in all of them",
+        ),
+    };
+    let (rank, size) = started.recv_timeout(deadline).map_err(gone)??;
     let next_context = Mutex::new(1);
     let link = Arc::new(Link { jobs: Some(jobs), over: Mutex::new(over), next_context });
     let members = (0..size as i32).collect();

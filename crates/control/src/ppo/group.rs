@@ -1,6 +1,7 @@
 //! Several policies that are one: each acts in its own envs, and all learn together at the end of a round, each in
 //! a thread of its own while it does. Other processes may have some of them.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 
 use meristem_comm::{Communicator, ExchangeOptions};
@@ -173,11 +174,13 @@ impl Controller for PpoGroup {
 
     fn end_round(&mut self, last: &[EnvView<'_>]) -> Result<Option<RoundReport>> {
         let parts = self.parts(last)?;
+        let panicked = || Err(protocol("a report of each rank".into(), "a panic".into()));
         let reports: Vec<Result<Option<RoundReport>>> = thread::scope(|scope| {
             let ranks: Vec<_> = parts
                 .map(|(rank, views)| {
                     scope.spawn(move || {
-                        let report = rank.end_round(views);
+                        let report = catch_unwind(AssertUnwindSafe(|| rank.end_round(views)));
+                        let report = report.unwrap_or_else(|_| panicked());
                         if report.is_err() {
                             rank.ranks.iter_mut().for_each(Ranks::leave);
                         }
@@ -185,7 +188,6 @@ impl Controller for PpoGroup {
                     })
                 })
                 .collect();
-            let panicked = || Err(protocol("a report of each rank".into(), "a panic".into()));
             ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| panicked())).collect()
         });
         // The rank that failed says more than those that it left.
@@ -193,7 +195,9 @@ impl Controller for PpoGroup {
         for report in reports {
             match report {
                 Ok(report) => first = first.or(Some(report)),
-                Err(error @ Error::Ranks(_)) => lonely = lonely.or(Some(error)),
+                Err(Error::Ranks(error)) if !error.is_own() => {
+                    lonely = lonely.or(Some(Error::Ranks(error)));
+                }
                 Err(error) => return Err(error),
             }
         }

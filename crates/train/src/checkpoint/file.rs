@@ -121,7 +121,7 @@ fn check(path: &Path, all: &StateDict, metadata: &Metadata) -> Result<()> {
 }
 
 /// CRC-32 of all names, forms and bytes, in the order of the names.
-fn checksum(all: &StateDict) -> String {
+pub(crate) fn checksum(all: &StateDict) -> String {
     let mut crc = crc32fast::Hasher::new();
     for (name, tensor) in all.iter() {
         crc.update(name.as_bytes());

@@ -17,6 +17,7 @@ use meristem_grow::{GateInputs, Topology};
 use meristem_nn::{EvalMetrics, Metrics, StateDict};
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::file::checksum;
 pub(crate) use self::store::Store;
 use crate::episode::Totals;
 use crate::error::{Error, Result};

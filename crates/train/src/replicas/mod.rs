@@ -220,10 +220,8 @@ impl Replicas {
 
 /// All results, or the error that was first the cause: not that of a rank that missed another.
 fn first_cause(all: Vec<Result<Epoch>>) -> Result<Vec<Epoch>> {
-    use meristem_comm::Error::{RankFailed, RankGone};
-    let gone = |error: &Error| matches!(error, Error::Ranks(RankGone { .. } | RankFailed { .. }));
     let (fine, mut errors): (Vec<_>, Vec<_>) = all.into_iter().partition(Result::is_ok);
-    errors.sort_by_key(|result| result.as_ref().is_err_and(gone));
+    errors.sort_by_key(|result| result.as_ref().is_err_and(Error::is_of_another_rank));
     errors.into_iter().chain(fine).collect()
 }
 

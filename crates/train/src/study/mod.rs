@@ -175,6 +175,7 @@ impl StudyObserver for crate::observer::Silent {}
 /// Anything that is wrong with the request, a policy or a script that does not fit among it, is found before the
 /// first run begins. A run that fails ends the study.
 pub fn compare(config: &StudyConfig, observer: &mut dyn StudyObserver) -> Result<Study> {
+    World::check_alone("one process: hosts and policies are compared in it one after the other")?;
     config.validate()?;
     let last = config.seeds().last().copied().unwrap_or_default();
     config.run(ControllerKind::None, last, PathBuf::new())?;
