@@ -106,6 +106,32 @@ fn the_same_run_as_over_threads() {
     }
 }
 
+/// Data-parallel, each process has the one env and trains it on its part of the samples.
+#[test]
+fn one_host_on_processes_is_that_of_threads() {
+    let m = with_images();
+    let run = RUN.replace("--envs 4", "--envs 1").replace("--batch 16", "--batch 12");
+    let run = format!("{run} --data-parallel");
+    for (ranks, flags) in [
+        (2, "--controller heuristic --exchange dense"),
+        (3, "--controller ppo --exchange topk:0.05"),
+    ] {
+        let [one, other, cut] = ["threads", "mpi", "cut"].map(|comm| format!("{comm}-{ranks}"));
+        m.ok(&format!("{run} {flags} --ranks {ranks} --run-dir {one}"));
+        let expected = outcome(&m, &one);
+        ok(&m, ranks, &format!("{run} {flags} --comm mpi --run-dir {other}"));
+        assert_same(&outcome(&m, &other), &expected, &other);
+        assert!(checkpoints(&m, &other) == checkpoints(&m, &one), "{other}: other checkpoints");
+        let step = expected.events.iter().find(|event| event["event"] == "step_completed").unwrap();
+        assert!(step.get("fingerprint").is_some(), "{step}");
+        let at = (cut.as_str(), expected.events.len() / 2);
+        let start = format!("{run} {flags} --comm mpi --run-dir {cut}");
+        signalled(&m, (&[], &start), at, ranks, ("-KILL", &[1]));
+        ok(&m, ranks, &format!("train --resume {cut}"));
+        assert_same(&outcome(&m, &cut), &expected, &cut);
+    }
+}
+
 /// The processes of the ranks, by rank.
 fn ranks_of(mpirun: &Killed) -> Vec<String> {
     let children = |of: &str| {
@@ -125,14 +151,15 @@ fn ranks_of(mpirun: &Killed) -> Vec<String> {
     ranks.into_iter().map(|(_, process)| process).collect()
 }
 
-/// Starts a run on two ranks, and sends a signal to some of them once `events` are written.
+/// Starts a run on so many ranks, and sends a signal to some of them once `events` are written.
 fn signalled(
     m: &Meristem,
     (flags, arguments): (&[&str], &str),
     events: (&str, usize),
+    ranks: usize,
     (signal, to): (&str, &[usize]),
 ) {
-    let mut child = Killed(mpirun(m, flags, &[arguments; 2]).spawn().unwrap());
+    let mut child = Killed(mpirun(m, flags, &vec![arguments; ranks]).spawn().unwrap());
     wait_for("events", || {
         let text = fs::read_to_string(m.path(events.0).join("events.jsonl")).unwrap_or_default();
         text.lines().count() >= events.1
@@ -152,8 +179,8 @@ fn a_run_that_is_killed_goes_on_to_the_same_bits() {
     let start = |run: &str| format!("{RUN} {flags} --comm mpi --run-dir {run}");
     // All at once, in both rounds.
     let resume = "train --resume cut --comm mpi";
-    signalled(&m, (&[], &start("cut")), ("cut", lines / 3), ("-KILL", &[0, 1]));
-    signalled(&m, (&[], resume), ("cut", 2 * lines / 3), ("-KILL", &[0, 1]));
+    signalled(&m, (&[], &start("cut")), ("cut", lines / 3), 2, ("-KILL", &[0, 1]));
+    signalled(&m, (&[], resume), ("cut", 2 * lines / 3), 2, ("-KILL", &[0, 1]));
     for other in [1, 3] {
         assert!(!ends(mpirun(&m, &[], &vec![resume; other])).success());
         let remedy = "its policy has 2 ranks";
@@ -165,7 +192,7 @@ fn a_run_that_is_killed_goes_on_to_the_same_bits() {
     assert!(said(&m, "said", 0).contains("cut is complete"), "{}", said(&m, "said", 0));
     // One of them, where mpirun lets the other live, which names it and writes it down.
     let deadline = format!("{} --comm-deadline 10", start("one"));
-    signalled(&m, (&["--enable-recovery"], &deadline), ("one", lines / 3), ("-KILL", &[1]));
+    signalled(&m, (&["--enable-recovery"], &deadline), ("one", lines / 3), 2, ("-KILL", &[1]));
     let summary = m.json("one/summary.json");
     assert_eq!(summary["status"], "failed");
     let error = summary["error"].as_str().unwrap();
@@ -175,7 +202,7 @@ fn a_run_that_is_killed_goes_on_to_the_same_bits() {
     ok(&m, 2, "train --resume one");
     assert_same(&outcome(&m, "one"), &expected, "one killed");
     // Where ranks are threads, what processes began goes on to the same bits, and the other way round.
-    signalled(&m, (&[], &start("over")), ("over", lines / 2), ("-KILL", &[1, 0]));
+    signalled(&m, (&[], &start("over")), ("over", lines / 2), 2, ("-KILL", &[1, 0]));
     m.ok("train --resume over --comm threads --quiet");
     assert_same(&outcome(&m, "over"), &expected, "from mpi to threads");
     let mut command = m.command();
@@ -195,7 +222,7 @@ fn a_rank_that_is_asked_to_stop_stops_all() {
     let m = with_images();
     let expected = threads(&m, "--ranks 2", "whole");
     let start = format!("{RUN} --comm mpi --run-dir stopped");
-    signalled(&m, (&[], &start), ("stopped", expected.events.len() / 3), ("-TERM", &[1]));
+    signalled(&m, (&[], &start), ("stopped", expected.events.len() / 3), 2, ("-TERM", &[1]));
     assert_eq!(m.json("stopped/summary.json")["status"], "interrupted");
     ok(&m, 2, "train --resume stopped --comm mpi");
     assert_same(&outcome(&m, "stopped"), &expected, "stopped");

@@ -366,7 +366,6 @@ fn a_host_is_trained_by_all_ranks() {
     m.fails(&format!("{none} --ranks 3"), 2, &["`ranks`: got 3", "divisor of the 32 samples"]);
     m.fails(&format!("{none} --ranks 4 --batch 2"), 2, &["`ranks`: got 4", "2 samples"]);
     m.fails(&format!("{none} --exchange topk:0.01"), 2, &["`exchange`", "a single rank"]);
-    m.fails(&format!("{none} --ranks 2 --comm mpi"), 2, &["`comm`: got mpi", "threads"]);
     let without = none.replace("--data-parallel", "");
     m.fails(&format!("{without} --ranks 2"), 2, &["data-parallel"]);
 }

@@ -155,7 +155,7 @@ impl Episode<'_, '_> {
         let mut saved: Vec<(EnvState, EnvTensors)> =
             envs.iter_mut().map(|env| env.save(self.setup)).collect::<Result<_>>()?;
         for ((_, tensors), replicas) in saved.iter_mut().zip(&mut self.fleet.replicas) {
-            tensors.exchange = replicas.save()?;
+            tensors.exchange = self.world.unite(replicas.save()?)?;
         }
         let controller = self.controller.get().save()?;
         let others = (&mut *self.world, &mut *self.journal);
@@ -207,8 +207,11 @@ impl Episode<'_, '_> {
     fn step_of_all(&mut self, envs: &mut [Env], when: When) -> Result<bool> {
         self.spent = Totals::default();
         let done = self.step(envs, when);
+        if done.is_err() {
+            self.fleet.replicas.iter_mut().for_each(Replicas::leave);
+        }
         // Of a step that failed, too, what happened is told.
-        let told = self.world.collect((self.journal.take_kept(), self.spent));
+        let told = self.world.of_envs((self.journal.take_kept(), self.spent));
         let (done, told) = match (done, told) {
             // Its own says more than that another is gone.
             (Err(own), Err(_)) => return Err(own),
@@ -234,7 +237,7 @@ impl Episode<'_, '_> {
             }
         }
         for (env, replicas) in envs.iter_mut().zip(&mut self.fleet.replicas) {
-            replicas.open(&mut env.network)?;
+            replicas.open(&mut env.network, self.fleet.train.order().batches())?;
         }
         let epoch = when.round * self.setup.config.steps + when.step;
         self.train_epoch(envs, epoch as u64)?;
@@ -250,7 +253,7 @@ impl Episode<'_, '_> {
         self.journal.next_phase();
         self.govern(envs, when)?;
         self.journal.next_phase();
-        let ranks = (self.setup.config.policy_ranks() / self.world.size()) as u64;
+        let ranks = self.setup.config.policy_ranks().div_ceil(self.world.size()) as u64;
         let deciding = self.hot_scopes(permitted::DECIDE, |_| permitted::decide(ranks));
         let actions = self.decide(envs, when)?;
         drop(deciding);
@@ -272,8 +275,10 @@ impl Episode<'_, '_> {
     /// what it does, and refuses what it must not do.
     fn train_epoch(&mut self, envs: &mut [Env], epoch: u64) -> Result<()> {
         let _span = self.fleet.machine.span(|| "train_epoch");
-        let policy = self.hot_policy();
         let Fleet { machine, train, replicas, .. } = &mut *self.fleet;
+        // What goes to another process is waited for, and counted.
+        let sends = replicas.is_some() && self.world.size() > 1;
+        let policy = if sends || !*self.warm { Policy::Off } else { self.setup.config.hot_scope.0 };
         let (machine, journal) = (&*machine, &mut *self.journal);
         let scopes = || machine.hot_scopes(permitted::TRAIN_STEP, policy, permitted::train_step);
         let Epoch { batches, counts } = match (replicas, &mut *envs) {

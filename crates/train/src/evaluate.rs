@@ -47,7 +47,9 @@ pub(crate) fn read(fleet: &Fleet, envs: &mut [Env]) -> Result<()> {
     let has_control = !fleet.control.is_empty();
     envs.iter().try_for_each(|env| env.network.count_non_finite())?;
     let all = match (&fleet.replicas, &envs[..]) {
-        (Some(replicas), [env]) => vec![replicas.read(&fleet.machine, &env.network)?],
+        (Some(replicas), [env]) => {
+            vec![replicas.read(&fleet.machine, fleet.train.order(), &env.network)?]
+        }
         _ => read_all(fleet, envs)?,
     };
     for (env, metrics) in envs.iter_mut().zip(all) {

@@ -17,6 +17,7 @@ use crate::config::TrainConfig;
 use crate::error::{Error, Result};
 use crate::replicas::Replicas;
 use crate::setup::Setup;
+use crate::world::World;
 
 /// The envs of this process: their devices, each opened once, and one stream per env (S1).
 #[derive(Clone)]
@@ -199,6 +200,7 @@ impl Fleet {
         machine: Machine,
         setup: &Setup,
         [train, test]: [Vec<Arc<Dataset>>; 2],
+        world: &mut World,
     ) -> Result<Self> {
         let config = &setup.config;
         let len = train.first().map_or(0, |dataset| dataset.len());
@@ -208,16 +210,23 @@ impl Fleet {
         // With several replicas there is one env, and to the gather each of them is one.
         let replicas = config.replicas();
         let devices = machine.ids.repeat(replicas);
+        let served = if replicas > 1 { world.rank()..world.rank() + 1 } else { machine.envs() };
         let gather = GatherConfig {
             shuffle: config.shuffle.0,
             seed: config.seed,
             subset: (control_samples > 0).then(|| kept.into()),
             augment: setup.augment(),
             max_batches: config.max_batches.count(),
-            served: Some(machine.envs()),
+            served: Some(served.clone()),
             ..GatherConfig::new(config.batch / replicas, devices)
         };
-        let replicas = (replicas > 1).then(|| Replicas::new(config, &machine, &gather, &train));
+        let replicas = match replicas {
+            1 => None,
+            ranks => {
+                let members = world.members(ranks, &config.comm_options())?;
+                Some(Replicas::new(config, &machine, &gather, &train, members)?)
+            }
+        };
         let gather = GatherBatches::new(&gather, &train, &machine.streams)?;
         let serving = |subset| Serving { batch: config.batch, subset, normalization: None };
         let control = match control_samples {
@@ -227,12 +236,12 @@ impl Fleet {
         let datasets = train.first().into_iter().chain(test.first()).cloned().collect();
         let test_samples = test.first().map_or(0, |dataset| dataset.len());
         let test = serving(None).gathers(&machine, &test)?;
-        let batch_sizes = machine.envs().map(|env| batch_sizes(&gather, env)).collect();
+        let batch_sizes = served.map(|env| batch_sizes(&gather, env)).collect();
         Ok(Self {
             machine,
             datasets,
             train: gather,
-            replicas: replicas.transpose()?,
+            replicas,
             control,
             test,
             batch_sizes,

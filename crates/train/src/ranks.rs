@@ -140,10 +140,6 @@ serde_as_text!(ExchangeKind);
 /// Error unless envs, or the samples of a batch, can be dealt out to the ranks. Looked at again when processes have met,
 /// if their number is what is left open.
 pub(crate) fn check(config: &TrainConfig) -> Result<()> {
-    if config.data_parallel && config.comm != CommKind::Threads {
-        let expected = "threads: with data-parallel the ranks are threads of one process";
-        return Err(Error::value("comm", config.comm, expected));
-    }
     if config.comm == CommKind::Mpi && config.ranks.is_none() {
         return Ok(());
     }

@@ -138,7 +138,7 @@ impl Run {
         let info = cache::files(&names.spec)?.info()?;
         let setup = Setup::new(config, names, info, Arc::new(blueprints))?;
         setup.try_weights(&machine.streams()[0])?;
-        let fleet = Fleet::new(machine, &setup, [train, test])?;
+        let fleet = Fleet::new(machine, &setup, [train, test], world)?;
         let stream = fleet.machine.devices()[0].stream("policy");
         let controller = AnyController::new(&setup, &stream, world)?;
         let identity = Identity {
@@ -291,7 +291,7 @@ impl Run {
         let mut trained = episode.train(start)?;
         let _report = self.fleet.machine.span(|| "report and save");
         let own = evaluate::report(&mut self.fleet, &self.setup, &mut trained.envs)?;
-        self.keeper.envs = world.collect(own)?.concat();
+        self.keeper.envs = world.of_envs(own)?.concat();
         self.keeper.envs.iter().for_each(|env| journal.announce(episode_ended(env, round)));
         self.save(folder, world, &trained.envs)?;
         self.keeper.rounds.push(round_summary(&self.keeper.envs, round, &trained));
@@ -310,7 +310,7 @@ impl Run {
         for (place, Env { index, network, host, .. }) in envs.iter().enumerate() {
             let name = PathBuf::from(evaluate::weights_name(*index));
             let own = weights::to_bytes(&name, network, host, &self.setup.info)?;
-            let all = world.collect_bytes(own)?;
+            let all = world.bytes_of_envs(own)?;
             let Some(folder) = folder else { continue };
             for (rank, bytes) in all.iter().enumerate() {
                 let name = evaluate::weights_name(rank * envs.len() + place);

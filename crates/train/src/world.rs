@@ -7,10 +7,13 @@
 //! they compute; it goes over a group and a device of its own, apart from the policy's gradients and the envs.
 
 use std::ops::Range;
+use std::path::Path;
 use std::time::Duration;
 
 use meristem_comm::{Call, CommOptions, Communicator, Parcel, Transport};
 use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Stream, Tensor};
+use meristem_nn::StateDict;
+use meristem_nn::safetensors::{self, Metadata};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +26,8 @@ use crate::settings::CommKind;
 pub(crate) struct World {
     /// To the others, if there are any.
     link: Option<Link>,
+    /// All have the same envs, of which each trains its part of the samples; otherwise each has envs of its own.
+    alike: bool,
 }
 
 /// A process' link to the others.
@@ -76,7 +81,7 @@ enum Heard {
 impl World {
     /// One process.
     pub(crate) fn alone() -> Self {
-        Self { link: None }
+        Self { link: None, alike: false }
     }
 
     /// The processes of a run whose ranks are these. Waits for all of them to start.
@@ -100,7 +105,8 @@ impl World {
         let options = DeviceOptions { threads: 1, ..DeviceOptions::default() };
         let stream = Device::open(DeviceId::Cpu, &options)?.stream("ranks");
         let transport = all.into_transport();
-        Ok(Self { link: Some(Link { transport, stream, member, failed: false }) })
+        let link = Some(Link { transport, stream, member, failed: false });
+        Ok(Self { link, alike: false })
     }
 
     /// Whether no others were started together with this process, by what the MPI libraries' `mpirun` leave in the
@@ -141,6 +147,9 @@ impl World {
 
     /// The envs of this process.
     pub(crate) fn part(&self, envs: usize) -> Range<usize> {
+        if self.alike {
+            return 0..envs;
+        }
         let each = envs / self.size();
         self.rank() * each..(self.rank() + 1) * each
     }
@@ -149,8 +158,9 @@ impl World {
     ///
     /// # Errors
     /// [`Error::Value`]: another number was asked for, or the envs cannot be dealt out to so many.
-    pub(crate) fn settle(&self, config: &TrainConfig) -> Result<TrainConfig> {
+    pub(crate) fn settle(&mut self, config: &TrainConfig) -> Result<TrainConfig> {
         let mut config = config.clone();
+        self.alike = config.data_parallel;
         if config.comm == CommKind::Mpi {
             let size = self.size();
             if let Some(ranks) = config.ranks.filter(|ranks| *ranks != size) {
@@ -234,6 +244,40 @@ impl World {
             None => Ok(vec![own]),
             Some(link) => link.meet(Ok(own), Heard::ByTheFirst),
         }
+    }
+
+    /// What there is of every env, to the first, by rank: each process has that of its own envs. Where all have the same,
+    /// nobody needs to hear it.
+    ///
+    /// # Errors
+    /// One has failed, or is gone.
+    pub(crate) fn of_envs<T: Serialize + DeserializeOwned>(&mut self, own: T) -> Result<Vec<T>> {
+        if self.alike { Ok(vec![own]) } else { self.collect(own) }
+    }
+
+    /// As [`World::of_envs`], of bytes.
+    ///
+    /// # Errors
+    /// One has failed, or is gone.
+    pub(crate) fn bytes_of_envs(&mut self, own: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+        if self.alike { Ok(vec![own]) } else { self.collect_bytes(own) }
+    }
+
+    /// The tensors of all processes, which have names of their own, to the first.
+    ///
+    /// # Errors
+    /// One has failed, or is gone.
+    pub(crate) fn unite(&mut self, own: StateDict) -> Result<StateDict> {
+        if self.link.is_none() {
+            return Ok(own);
+        }
+        let path = Path::new("what a rank has not sent");
+        let own = safetensors::to_bytes(path, &own, &Metadata::new())?;
+        let mut all = StateDict::default();
+        for part in self.collect_bytes(own)? {
+            all.0.extend(safetensors::from_bytes(path, &part)?.0.0);
+        }
+        Ok(all)
     }
 
     /// What the first rank has to say, to all.
@@ -469,7 +513,8 @@ mod tests {
         let all = Communicator::threads(ranks, &CommOptions::default()).unwrap().into_iter();
         let world = |all: Communicator| {
             let (stream, transport) = (device.stream("rank"), all.into_transport());
-            World { link: Some(Link { transport, stream, member: None, failed: false }) }
+            let link = Some(Link { transport, stream, member: None, failed: false });
+            World { link, alike: false }
         };
         all.map(world).collect()
     }
@@ -534,7 +579,7 @@ mod tests {
                 };
                 let agreed = world.agree(result).unwrap_err();
                 let link = world.link.take();
-                World { link }.leave::<()>(Err(agreed)).unwrap_err()
+                World { link, alike: false }.leave::<()>(Err(agreed)).unwrap_err()
             });
             for error in errors {
                 assert_eq!(error.to_string(), format!("rank 1: {}", bad(1)));

@@ -17,8 +17,11 @@
 //! the whole batches where ranks have as many samples each, the running variance the mean of the variances that the
 //! replicas were normalised with. Training does not read them.
 //!
-//! **Alike**: after an epoch the replicas' weights, statistics and optimisers are hashed on the device; the hashes come
-//! with the step's one read-back, and a difference ends the run.
+//! **Alike**: after an epoch the replicas' weights, statistics and optimisers are hashed on the device; the hashes are
+//! gathered with what else was measured, come with the step's one read-back, and a difference ends the run.
+//!
+//! **Over processes** each has the env itself, and is the leader of one rank: all measure, decide, grow and go back
+//! alike, from the same numbers. The first writes it down.
 //!
 //! Each rank's inner loop runs in a thread of its own: an exchange waits for the other ranks' calls, and for nothing of
 //! the device.
@@ -31,6 +34,7 @@ use std::thread;
 
 use meristem_comm::{Communicator, ExchangeState};
 use meristem_control::exchange::{kept_from, kept_into};
+use meristem_data::order::EpochOrder;
 use meristem_data::{Dataset, GatherBatches, GatherConfig};
 use meristem_device::{Counts, HotScope, Stream, Tensor};
 use meristem_nn::{HostData, HostTensor, Metrics, Network, StateDict};
@@ -64,7 +68,7 @@ pub(crate) struct Epoch {
 }
 
 impl Replicas {
-    /// The ranks of this configuration, on the device of the one env. `gather` is that of all ranks together.
+    /// The ranks of this process, on the device of the one env. `gather` is that of all ranks together.
     ///
     /// # Errors
     /// Device errors.
@@ -73,16 +77,17 @@ impl Replicas {
         machine: &Machine,
         gather: &GatherConfig,
         datasets: &[Arc<Dataset>],
+        members: Vec<Communicator>,
     ) -> Result<Self> {
-        let members = Communicator::threads(config.ranks(), &config.comm_options())?;
-        let rank = |(number, comm): (usize, Communicator)| Rank {
-            number,
-            ranks: config.ranks(),
+        let rank = |comm: Communicator| Rank {
+            number: comm.rank(),
+            ranks: comm.size(),
             comm: Some(comm),
             kind: config.exchange,
             exchange: Keeping::Before(ExchangeState::default()),
+            metrics: None,
         };
-        let mut ranks = members.into_iter().enumerate().map(rank);
+        let mut ranks = members.into_iter().map(rank);
         let leader = ranks.next().ok_or_else(|| Error::value("ranks", 0, "at least 1"))?;
         let follower = |rank: Rank| {
             let stream = machine.streams()[0].device().stream(&format!("rank {}", rank.number));
@@ -100,19 +105,22 @@ impl Replicas {
         self.ranks().for_each(|rank| rank.exchange = Keeping::Before(ExchangeState::default()));
     }
 
+    /// Leaves the other processes, who learn of it at once instead of waiting.
+    pub(crate) fn leave(&mut self) {
+        self.ranks().for_each(|rank| rank.comm = None);
+    }
+
     fn ranks(&mut self) -> impl Iterator<Item = &mut Rank> {
         let followers = self.followers.iter_mut().map(|follower| &mut follower.rank);
         std::iter::once(&mut self.leader).chain(followers)
     }
 
-    /// Brings all replicas to where the leader's network is, and makes what the inner loop needs. Waits for the device
-    /// if the host has other parameters than before.
+    /// Brings all replicas to where the leader's network is, and makes what the inner loop needs, in epochs of so many
+    /// batches. Waits for the device if the host has other parameters than before.
     ///
     /// # Errors
     /// Memory, a failed device.
-    pub(crate) fn open(&mut self, network: &mut Network) -> Result<()> {
-        let order = self.followers.first().map(|follower| follower.gather.order());
-        let batches = order.map_or(1, |order| order.batches());
+    pub(crate) fn open(&mut self, network: &mut Network, batches: usize) -> Result<()> {
         for follower in &mut self.followers {
             let replica = match &mut follower.network {
                 Some(replica) => replica,
@@ -166,28 +174,29 @@ impl Replicas {
         Ok(whole)
     }
 
-    /// What the epoch measured, of all ranks: losses and hits of all samples; the rest is the leader's, and so that of
-    /// all, but for gradients' norms where a part is sent: they are then of its own gradients. One read-back.
+    /// What the epoch measured, of all ranks: losses and hits of all samples; the rest is the first rank's, and so that
+    /// of all, but for gradients' norms where a part is sent: they are then of its own gradients. What was measured since
+    /// the epoch's end is the leader's own. One read-back.
     ///
     /// # Errors
     /// [`Error::ReplicasDiffer`]; a failed device.
-    pub(crate) fn read(&self, machine: &Machine, network: &Network) -> Result<Metrics> {
-        let followers = self.followers.iter().filter_map(|follower| follower.network.as_ref());
-        let networks: Vec<&Network> = std::iter::once(network).chain(followers).collect();
-        networks.iter().try_for_each(|network| network.fingerprint())?;
-        let tensors: Vec<&Tensor> = networks.iter().map(|network| network.metrics()).collect();
-        let all = machine.read_metrics(&tensors)?;
+    pub(crate) fn read(
+        &self,
+        machine: &Machine,
+        order: &EpochOrder,
+        network: &Network,
+    ) -> Result<Metrics> {
+        let of_ranks = self.leader.metrics(network)?;
+        let tensors: Vec<&Tensor> = std::iter::once(network.metrics()).chain(&of_ranks).collect();
+        let mut all = machine.read_metrics(&tensors)?;
+        let own = all.remove(0);
         if all.iter().any(|metrics| metrics.fingerprint != all[0].fingerprint) {
             let texts: Vec<String> =
                 all.iter().map(|m| format!("{:016x}", m.fingerprint)).collect();
             return Err(Error::ReplicasDiffer { fingerprints: texts.join(", ") });
         }
-        let gathers = self.followers.iter().map(|follower| &follower.gather);
-        let weight = |batch: usize, rank: usize| match gathers.clone().next() {
-            Some(gather) => gather.order().part(batch, rank).len() as f64,
-            None => 1.0,
-        };
-        Ok(merge(&all, weight))
+        let merged = merge(&all, |batch, rank| order.part(batch, rank).len() as f64);
+        Ok(Metrics { eval: own.eval, non_finite: own.non_finite, ..merged })
     }
 
     /// What was not sent yet, by rank, for a checkpoint. Waits for the device.
@@ -225,7 +234,7 @@ fn first_cause(all: Vec<Result<Epoch>>) -> Result<Vec<Epoch>> {
     errors.into_iter().chain(fine).collect()
 }
 
-/// Metrics of all ranks, the leader's first, as one: see [`Replicas::read`]. `weight` is the number of samples that a
+/// Metrics of all ranks as one: see [`Replicas::read`]. `weight` is the number of samples that a
 /// rank has of a batch.
 fn merge(all: &[Metrics], weight: impl Fn(usize, usize) -> f64) -> Metrics {
     let Some((leader, followers)) = all.split_first() else { return Metrics::default() };
@@ -256,6 +265,7 @@ mod tests {
 
     use std::sync::Arc;
 
+    use meristem_comm::{CommOptions, Communicator};
     use meristem_data::{Batch, Dataset, GatherBatches, GatherConfig, ImageShape};
     use meristem_device::random::{Purpose, Rng};
     use meristem_device::{DeviceId, Policy, Stream, Tensor};
@@ -340,8 +350,10 @@ mod tests {
         fn replicas(&self, normed: bool) -> ([StateDict; 2], Metrics) {
             let stream = &self.machine.streams()[0];
             let mut network = self.network(stream, normed);
+            let members = Communicator::threads(self.ranks, &CommOptions::default()).unwrap();
             let mut replicas =
-                Replicas::new(&self.config, &self.machine, &self.gather(), &self.data).unwrap();
+                Replicas::new(&self.config, &self.machine, &self.gather(), &self.data, members)
+                    .unwrap();
             let leads = GatherConfig { served: Some(0..1), ..self.gather() };
             let mut gather =
                 GatherBatches::new(&leads, &self.data, std::slice::from_ref(stream)).unwrap();
@@ -349,7 +361,7 @@ mod tests {
             let mut seen = 0u64;
             for epoch in 0..self.epochs {
                 network.reset_metrics().unwrap();
-                replicas.open(&mut network).unwrap();
+                replicas.open(&mut network, 4).unwrap();
                 let scopes =
                     || self.machine.hot_scopes("train_step", Policy::Deny, |_| Default::default());
                 let mut observed = |_: &Network| {
@@ -364,7 +376,7 @@ mod tests {
                 );
                 let done = done.unwrap();
                 assert_eq!((done.batches, done.counts.len()), (4, self.ranks));
-                metrics = replicas.read(&self.machine, &network).unwrap();
+                metrics = replicas.read(&self.machine, gather.order(), &network).unwrap();
             }
             assert_eq!(seen, 4 * self.epochs);
             (state(&network), metrics)

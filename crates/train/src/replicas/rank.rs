@@ -18,7 +18,7 @@
 
 use meristem_comm::{Communicator, Exchange, ExchangeState, Reduction};
 use meristem_data::GatherBatches;
-use meristem_device::{HotScope, Tensor};
+use meristem_device::{DType, HotScope, Owner, Tensor};
 use meristem_nn::Network;
 
 use super::Epoch;
@@ -36,6 +36,8 @@ pub(super) struct Rank {
     pub(super) comm: Option<Communicator>,
     pub(super) kind: ExchangeKind,
     pub(super) exchange: Keeping,
+    /// Those of all ranks at the end of an epoch.
+    pub(super) metrics: Option<Tensor>,
 }
 
 /// The exchange is made as a step opens; until then there is what it will go on from.
@@ -57,6 +59,12 @@ impl Rank {
     /// Makes the exchange for the parameters that are trained now, in epochs of so many batches; what was kept of those
     /// that were there goes on.
     pub(super) fn open(&mut self, network: &mut Network, batches: usize) -> Result<()> {
+        let len = self.ranks * network.metrics().numel();
+        if self.metrics.as_ref().is_none_or(|metrics| metrics.numel() != len) {
+            let stream = network.metrics().stream();
+            let metrics = Tensor::zeros(stream, [len], DType::F64, Owner::Collectives)?;
+            self.metrics = Some(metrics);
+        }
         // For its names and places only.
         network.differentiate_nothing()?;
         let gradients = network.gradients()?;
@@ -130,7 +138,7 @@ impl Rank {
         Ok(batch as u64)
     }
 
-    /// Running statistics become those of all ranks, and fit the weights.
+    /// Running statistics become those of all ranks, and fit the weights; metrics and fingerprints are told to all.
     fn settle(
         &mut self,
         epoch: u64,
@@ -144,13 +152,23 @@ impl Rank {
                 part.first().map_or(Ok(()), |part| network.observe(&part.inputs))?;
             }
         }
-        let Some(comm) = &mut self.comm else { return Err(self.not_open()) };
+        let (Some(comm), Some(metrics)) = (&mut self.comm, &self.metrics) else {
+            return Err(self.not_open());
+        };
         for (state, counters) in network.statistics() {
             comm.all_reduce(state, Reduction::Mean)?;
-            // The leader has samples in every batch.
+            // The first rank has samples in every batch.
             comm.broadcast(counters, 0)?;
         }
-        Ok(())
+        network.fingerprint()?;
+        Ok(comm.all_gather(network.metrics(), metrics)?)
+    }
+
+    /// What was measured by the end of the epoch, by rank.
+    pub(super) fn metrics(&self, network: &Network) -> Result<Vec<Tensor>> {
+        let len = network.metrics().numel();
+        let Some(metrics) = &self.metrics else { return Err(self.not_open()) };
+        (0..self.ranks).map(|rank| Ok(metrics.view(rank * len, [len])?)).collect()
     }
 
     pub(super) fn not_open(&self) -> Error {
