@@ -132,6 +132,29 @@ fn one_host_on_processes_is_that_of_threads() {
     }
 }
 
+/// What fails on one process between two steps is heard of by those that are in the next one: nobody waits for the
+/// deadline, which is longer than a test's patience.
+#[test]
+fn a_checkpoint_that_cannot_be_written_ends_all_ranks_of_a_host() {
+    let m = with_images();
+    let run = RUN.replace("--envs 4", "--envs 1").replace("--steps 8", "--steps 100000");
+    let run = format!("{run} --data-parallel --controller none --comm mpi --run-dir full");
+    let mut child = Killed(mpirun(&m, &[], &[run.as_str(); 2]).spawn().unwrap());
+    let folder = m.path("full/checkpoints");
+    wait_for("a checkpoint", || folder.exists());
+    wait_for("a file in the place of checkpoints", || {
+        let _ = fs::remove_dir_all(&folder);
+        fs::write(&folder, "").is_ok()
+    });
+    let status = child.wait().unwrap();
+    assert!(
+        !matches!(status.code(), Some(0 | 124)),
+        "it hangs, or has nowhere to write to: {status}"
+    );
+    let error = m.json("full/summary.json")["error"].to_string();
+    assert!(error.contains("checkpoints"), "{error}");
+}
+
 /// The processes of the ranks, by rank.
 fn ranks_of(mpirun: &Killed) -> Vec<String> {
     let children = |of: &str| {
@@ -183,7 +206,7 @@ fn a_run_that_is_killed_goes_on_to_the_same_bits() {
     signalled(&m, (&[], resume), ("cut", 2 * lines / 3), 2, ("-KILL", &[0, 1]));
     for other in [1, 3] {
         assert!(!ends(mpirun(&m, &[], &vec![resume; other])).success());
-        let remedy = "its policy has 2 ranks";
+        let remedy = "it has 2 ranks";
         assert!(erred(&m, 0).contains(remedy), "{}", erred(&m, 0));
     }
     ok(&m, 2, resume);

@@ -426,7 +426,7 @@ impl TrainConfig {
 }
 
 /// What the names of settings begin with that the files of older runs lack. These ran with the defaults.
-const LATER: [&str; 2] = ["governor_", "comm_deadline"];
+const LATER: [&str; 3] = ["governor_", "comm_deadline", "data_parallel"];
 
 /// A resolved configuration without the later settings that have their defaults.
 pub(crate) fn as_older_runs_have_it(toml: &str) -> String {

@@ -19,7 +19,7 @@ use crate::checkpoint::{EnvState, EnvTensors, Position};
 use crate::controllers::AnyController;
 use crate::counterfactuals;
 use crate::env::Env;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::evaluate;
 use crate::events::{Event, StepCompleted};
 use crate::fleet::{Fleet, for_each_batch};
@@ -218,11 +218,19 @@ impl Episode<'_, '_> {
             (done, told) => (done, told?),
         };
         let (mut kept, spent): (Vec<Vec<Told>>, Vec<Totals>) = told.into_iter().unzip();
+        let seen = digest(&kept);
         self.totals.add(&spent);
         together(&mut kept, &spent);
         self.journal.tell_kept(kept.into_iter());
         let stops = done.and_then(|()| self.journal.stop_requested());
-        Ok(self.world.share(stops)?.contains(&true))
+        let (stops, seen): (Vec<bool>, Vec<u32>) =
+            self.world.share(stops.map(|stops| (stops, seen)))?.into_iter().unzip();
+        // What all have is the same on all.
+        if self.world.is_alike() && seen.iter().any(|other| *other != seen[0]) {
+            let fingerprints = seen.iter().map(|seen| format!("{seen:08x}")).collect::<Vec<_>>();
+            return Err(Error::ReplicasDiffer { fingerprints: fingerprints.join(", ") });
+        }
+        Ok(stops.contains(&true))
     }
 
     /// One step of this process' envs.
@@ -370,6 +378,20 @@ impl Episode<'_, '_> {
         }
         Ok(report)
     }
+}
+
+/// A digest of what a step was for its envs: what they measured, what was decided, and the fingerprints.
+fn digest(kept: &[Vec<Told>]) -> u32 {
+    let mut crc = crc32fast::Hasher::new();
+    for (_, _, event) in kept.iter().flatten() {
+        if let Event::StepCompleted(step) = event {
+            let StepCompleted { train_loss, control_loss, action, reward, fingerprint, .. } = step;
+            let all =
+                format!("{train_loss:?} {control_loss:?} {action} {reward:?} {fingerprint:?}");
+            crc.update(all.as_bytes());
+        }
+    }
+    crc.finalize()
 }
 
 /// Makes one step of what ranks did side by side: its speed is that of all of them together.

@@ -265,9 +265,11 @@ pub(crate) fn batch_sizes(gather: &GatherBatches, env: usize) -> Vec<usize> {
 
 /// Every env must have something to learn from in every step.
 fn check_sizes(config: &TrainConfig, train: usize, control: usize) -> Result<()> {
-    if train < config.envs {
-        let expected = format!("at most {train}, the number of training samples");
-        return Err(Error::value("envs", config.envs, expected));
+    for (key, got) in [("envs", config.envs), ("ranks", config.replicas())] {
+        if train < got {
+            let expected = format!("at most {train}, the number of training samples");
+            return Err(Error::value(key, got, expected));
+        }
     }
     if config.control_share() > 0.0 && control == 0 {
         let expected = format!("a share that is at least one of the {train} training samples");

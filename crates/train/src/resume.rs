@@ -6,7 +6,7 @@ use std::time::Instant;
 use meristem_data::cache;
 use meristem_grow::BlueprintSet;
 
-use crate::checkpoint::{Checkpoint, Store};
+use crate::checkpoint::{Checkpoint, EnvTensors, Store};
 use crate::config::{Layer, TrainConfig};
 use crate::config_file;
 use crate::error::{Error, Result};
@@ -99,7 +99,7 @@ fn resume_in(
     let (processes, ranks) = (world.size(), config.ranks());
     if config.comm == CommKind::Mpi && processes != ranks {
         let problem = format!(
-            "its policy has {ranks} ranks, and there are {processes} processes; go on with `mpirun -n {ranks}`, or in \
+            "it has {ranks} ranks, and there are {processes} processes; go on with `mpirun -n {ranks}`, or in \
              one process with --comm threads"
         );
         return Err(Error::Resume { path: path.into(), problem });
@@ -169,6 +169,13 @@ impl Run {
         let in_a_round = progress.next.step > 0;
         if in_a_round && envs.len() != self.setup.config.envs {
             return Err(unfit(format!("it has {} envs", envs.len())));
+        }
+        // What a rank had not sent is there, if it is only how often it was asked.
+        let kept = |env: &EnvTensors, rank| env.exchange.get(&format!("{rank}.step")).is_some();
+        let replicas = Some(self.setup.config.replicas()).filter(|replicas| *replicas > 1);
+        let mut ranks = 0..replicas.unwrap_or(0);
+        if let Some(rank) = ranks.find(|rank| envs.iter().any(|env| !kept(env, *rank))) {
+            return Err(unfit(format!("it has nothing of rank {rank}")));
         }
         self.controller.get().restore(&controller).map_err(|error| unfit(error.to_string()))?;
         self.totals = progress.totals;

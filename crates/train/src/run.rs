@@ -20,6 +20,7 @@ use crate::fleet::{Fleet, Machine};
 use crate::keeper::Keeper;
 use crate::observer::{Journal, Observer};
 use crate::place::{Begin, Begun, Place};
+use crate::replicas::Replicas;
 use crate::run_folder::{RunFolder, write_whole};
 use crate::setup::{Names, Setup, residency};
 use crate::summary::{
@@ -196,6 +197,10 @@ impl Run {
             _ => journal.tell(&self.run_started()),
         }
         let result = self.rounds(folder, (world, &mut journal), next, envs);
+        if result.is_err() {
+            // Others may be in the next epoch, and wait for gradients.
+            self.fleet.replicas.iter_mut().for_each(Replicas::leave);
+        }
         let result = world.agree(result);
         drop(span);
         let outcome = match &result {

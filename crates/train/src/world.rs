@@ -145,6 +145,11 @@ impl World {
         self.rank() == 0
     }
 
+    /// Whether all have the same envs.
+    pub(crate) fn is_alike(&self) -> bool {
+        self.alike
+    }
+
     /// The envs of this process.
     pub(crate) fn part(&self, envs: usize) -> Range<usize> {
         if self.alike {
@@ -318,11 +323,6 @@ impl World {
         match own {
             Ok(value) => link.meet(Ok(vec![]), Heard::ByAll).map(|_| value),
             Err(error) if link.failed => Err(error),
-            // All have waited for it. They would again.
-            Err(error) if error.is_of_a_late_rank() => {
-                link.failed = true;
-                Err(error)
-            }
             Err(error) => {
                 // A meeting to which one comes that has failed is never well.
                 link.meet(Err(error), Heard::ByAll).and_then(|_| Err(garbled(0, &"nothing")))
@@ -363,6 +363,11 @@ impl Link {
     fn meet(&mut self, own: Result<Vec<u8>>, heard: Heard) -> Result<Vec<Vec<u8>>> {
         let (said, error) = match own {
             Ok(said) => (said, None),
+            // All have waited for it. They would again.
+            Err(error) if error.is_of_a_late_rank() => {
+                self.failed = true;
+                return Err(error);
+            }
             Err(error) => (pack(&Failure::of(&error))?, Some(error)),
         };
         let state = match &error {

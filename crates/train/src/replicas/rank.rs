@@ -16,6 +16,8 @@
 //! batch norm takes out again; a few of its elements have one. So weights wander in directions that training, which
 //! normalises by each batch, does not see, and statistics that lag ten batches behind fit them badly.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
 use meristem_comm::{Communicator, Exchange, ExchangeState, Reduction};
 use meristem_data::GatherBatches;
 use meristem_device::{DType, HotScope, Owner, Tensor};
@@ -99,7 +101,11 @@ impl Rank {
             self.settle(epoch, gather, network)?;
             Ok(Epoch { batches, counts })
         };
-        all().inspect_err(|_| self.comm = None)
+        let done = catch_unwind(AssertUnwindSafe(&mut all));
+        if !matches!(done, Ok(Ok(_))) {
+            self.comm = None;
+        }
+        done.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     /// The inner loop; the number of batches.
