@@ -77,8 +77,12 @@ impl Progress {
             thousands(run.control_samples as u64),
             thousands(run.test_samples as u64),
         ));
+        let ranks = match run.ranks {
+            1 => String::new(),
+            ranks => format!(", {ranks} ranks ({})", run.exchange),
+        };
         self.line(&format!(
-            "{} of {} of {}, controller {}, {}, {}, seed {}",
+            "{} of {} of {}, controller {}, {}{ranks}, {}, seed {}",
             counted(run.rounds, ["round", "rounds"]),
             counted(run.steps, ["step", "steps"]),
             counted(run.batches, ["batch", "batches"]),

@@ -94,7 +94,9 @@ fn the_same_run_as_over_threads() {
         ok(&m, ranks, &format!("{RUN} {flags} --comm mpi --run-dir {other}"));
         assert_same(&outcome(&m, &other), &expected, &other);
         assert!(checkpoints(&m, &other) == checkpoints(&m, &one), "{other}: other checkpoints");
-        assert_eq!(m.json(&format!("{other}/summary.json"))["hot_path"]["copies_to_host"], 0.0);
+        let summary = m.json(&format!("{other}/summary.json"));
+        assert_eq!(summary["hot_path"]["copies_to_host"], 0.0);
+        assert_eq!((&summary["ranks"], &summary["exchange"]), (&ranks.into(), &exchange.into()));
         let kinds = |kind: &str| expected.events.iter().filter(|e| e["event"] == kind).count();
         assert!(kinds("batch_completed") > 0 && kinds("module_germinated") > 0);
         let fingerprints =

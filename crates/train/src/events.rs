@@ -249,6 +249,10 @@ pub struct RunStarted {
     pub instruction_set: String,
     /// Worker threads.
     pub threads: usize,
+    /// Ranks that learn a policy or train a host together.
+    pub ranks: usize,
+    /// How they exchange gradients.
+    pub exchange: String,
     /// Seed.
     pub seed: u64,
 }

@@ -362,6 +362,8 @@ impl Run {
             controller: config.controller.to_string(),
             instruction_set: setup.isa.to_string(),
             threads: self.threads(),
+            ranks: config.ranks(),
+            exchange: config.exchange.to_string(),
             seed: config.seed,
         })
     }
@@ -394,6 +396,8 @@ impl Run {
             dataset: dataset_summary(setup, fleet),
             instruction_set: setup.isa.to_string(),
             threads,
+            ranks: setup.config.ranks(),
+            exchange: setup.config.exchange.to_string(),
             rounds: self.keeper.rounds.len(),
             steps,
             training_steps,

@@ -62,6 +62,12 @@ pub struct Summary {
     pub instruction_set: String,
     /// Worker threads of each device.
     pub threads: usize,
+    /// Ranks that learned a policy or trained a host together; 0 in a summary from before there was a word of it.
+    #[serde(default)]
+    pub ranks: usize,
+    /// How they exchanged gradients.
+    #[serde(default)]
+    pub exchange: String,
     /// Rounds that ended.
     pub rounds: usize,
     /// Steps (epochs of host training) over all rounds.
