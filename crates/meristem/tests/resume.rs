@@ -20,10 +20,11 @@ const RUN: &str = "train --dataset arrays --data-root images.safetensors --contr
                    --slots r0,r1 --envs 3 --rounds 2 --steps 24 --batch 16 --control-split 0.2 \
                    --checkpoint-every 2 --quiet";
 
-/// A configuration as runs wrote it down before the governor's rules and the ranks' deadline were settings.
+/// A configuration as runs wrote it down before the latest settings.
 fn as_once_written(config: &Path) {
     let text = fs::read_to_string(config).unwrap();
-    let later = |line: &&str| line.starts_with("governor_") || line.starts_with("comm_deadline");
+    let later = ["governor_", "comm_deadline", "data_parallel"];
+    let later = |line: &&str| later.iter().any(|name| line.starts_with(name));
     let older: String =
         text.lines().filter(|line| !later(line)).flat_map(|line| [line, "\n"]).collect();
     assert!(older.len() < text.len());

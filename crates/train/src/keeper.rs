@@ -45,7 +45,7 @@ impl Keeper {
             events: journal.sync()?,
         };
         let own = Checkpoint { progress, envs: tensors, controller };
-        let parts = world.bytes_of_envs(own.to_bytes()?)?;
+        let parts = world.bytes_of_envs(|| own.to_bytes())?;
         let Some(store) = &self.store else { return Ok(()) };
         store.write(next, &Checkpoint::join(parts)?)
     }

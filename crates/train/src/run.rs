@@ -314,7 +314,7 @@ impl Run {
     fn save(&self, folder: Option<&RunFolder>, world: &mut World, envs: &[Env]) -> Result<()> {
         for (place, Env { index, network, host, .. }) in envs.iter().enumerate() {
             let name = PathBuf::from(evaluate::weights_name(*index));
-            let own = weights::to_bytes(&name, network, host, &self.setup.info)?;
+            let own = || weights::to_bytes(&name, network, host, &self.setup.info);
             let all = world.bytes_of_envs(own)?;
             let Some(folder) = folder else { continue };
             for (rank, bytes) in all.iter().enumerate() {

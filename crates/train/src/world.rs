@@ -260,12 +260,19 @@ impl World {
         if self.alike { Ok(vec![own]) } else { self.collect(own) }
     }
 
-    /// As [`World::of_envs`], of bytes.
+    /// As [`World::of_envs`], of bytes, which are made where they are needed.
     ///
     /// # Errors
-    /// One has failed, or is gone.
-    pub(crate) fn bytes_of_envs(&mut self, own: Vec<u8>) -> Result<Vec<Vec<u8>>> {
-        if self.alike { Ok(vec![own]) } else { self.collect_bytes(own) }
+    /// One has failed, or is gone; bytes that cannot be made.
+    pub(crate) fn bytes_of_envs(
+        &mut self,
+        own: impl FnOnce() -> Result<Vec<u8>>,
+    ) -> Result<Vec<Vec<u8>>> {
+        match (self.alike, self.is_first()) {
+            (false, _) => self.collect_bytes(own()?),
+            (true, true) => Ok(vec![own()?]),
+            (true, false) => Ok(vec![]),
+        }
     }
 
     /// The tensors of all processes, which have names of their own, to the first.

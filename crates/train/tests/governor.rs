@@ -187,13 +187,7 @@ fn a_broken_env_goes_back_and_the_others_do_not_notice() {
     let counts: Vec<usize> = summary.envs.iter().map(|env| env.rollbacks).collect();
     assert_eq!((summary.rollbacks, counts), (1, vec![0, 1, 0]));
 
-    let (expected, got) = (events(&whole), events(&broken));
-    for env in [0, 2] {
-        assert_eq!(of_env(&got, env), of_env(&expected, env));
-        assert!(weights(&broken, env) == weights(&whole, env), "env {env}");
-    }
-    assert!(of_kind(&expected, "governor_rollback").is_empty());
-    let own = of_env(&got, 1);
+    let own = of_the_broken(&whole, &broken);
     let [rollback] = of_kind(&own, "governor_rollback")[..] else { panic!("{own:?}") };
     let expected = serde_json::json!({
         "v": 1, "event": "governor_rollback", "env": 1, "round": 0, "step": 7,
@@ -358,6 +352,17 @@ fn a_host_that_forgets_what_it_has_learned_goes_back() {
     assert!(restored < fresh, "what the snapshot had learned is there: {restored}, {fresh}");
 }
 
+/// The events of env 1, which breaks in the second run; the other envs do not notice.
+fn of_the_broken(whole: &Path, broken: &Path) -> Vec<Value> {
+    let (expected, got) = (events(whole), events(broken));
+    for env in [0, 2] {
+        assert_eq!(of_env(&got, env), of_env(&expected, env));
+        assert!(weights(broken, env) == weights(whole, env), "env {env}");
+    }
+    assert!(of_kind(&expected, "governor_rollback").is_empty());
+    of_env(&got, 1)
+}
+
 /// Losses far above the history, so many steps running as the settings say; then the env goes back behind them, and
 /// the action that is to blame bears the penalty of the settings.
 #[test]
@@ -375,13 +380,7 @@ fn a_loss_that_stays_far_too_high_goes_back() {
     // Step 6, when a snapshot would be due, is the first spike: it may not be kept.
     let observer = Breaks { harm: Harm::Grows, ..Breaks::at(&[(0, 6, 1, BATCHES - 1)]) };
     assert_eq!(train(layer(&broken), observer).unwrap().rollbacks, 1);
-    let (expected, got) = (events(&whole), events(&broken));
-    for env in [0, 2] {
-        assert_eq!(of_env(&got, env), of_env(&expected, env));
-        assert!(weights(&broken, env) == weights(&whole, env), "env {env}");
-    }
-    assert!(of_kind(&expected, "governor_rollback").is_empty());
-    let own = of_env(&got, 1);
+    let own = of_the_broken(&whole, &broken);
     let [rollback] = of_kind(&own, "governor_rollback")[..] else { panic!("{own:?}") };
     let of = |key: &str| &rollback[key];
     assert_eq!((of("failure"), of("step")), (&"spike".into(), &7.into()), "{rollback}");

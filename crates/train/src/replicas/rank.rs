@@ -151,7 +151,7 @@ impl Rank {
         gather: &mut GatherBatches,
         network: &mut Network,
     ) -> Result<()> {
-        if !self.kind.sends_all() {
+        if !self.kind.sends_all() && network.statistics().next().is_some() {
             gather.start_epoch(epoch)?;
             for _ in 0..SETTLING {
                 let Some(part) = gather.next()? else { break };
