@@ -23,7 +23,7 @@ fn main() -> ExitCode {
     match environment::check_names().and_then(|()| run(arguments)) {
         Ok(code) => code,
         Err(failure) => {
-            eprint!("{failure}");
+            plain::err(failure.to_string().trim_end());
             ExitCode::from(failure.exit_code())
         }
     }

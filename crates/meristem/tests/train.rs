@@ -370,6 +370,16 @@ fn a_host_is_trained_by_all_ranks() {
     m.fails(&format!("{without} --ranks 2"), 2, &["data-parallel"]);
 }
 
+/// Whoever reads the error may have gone: it is no reason to panic.
+#[test]
+fn an_error_that_nobody_reads_has_its_exit_code() {
+    let m = Meristem::new();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let status = m.command().args(["train", "--ranks", "0"]).stderr(writer).status().unwrap();
+    assert_eq!(status.code(), Some(2));
+}
+
 /// An absurd learning rate: updates are skipped, then the run ends with an error and a folder that can be read.
 #[test]
 fn a_policy_that_diverges_ends_the_run() {
