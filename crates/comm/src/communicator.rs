@@ -46,8 +46,9 @@ pub struct Traffic {
 /// device (over [`mpi`](Communicator::mpi): for what they send), but may wait for the other ranks to
 /// make the same call.
 ///
-/// Dropping it tells the others, whose next call fails at once with an error that names this rank. So does
-/// an error that only this rank meets (a tensor that does not fit, a failed launch) in a collective.
+/// Dropping it tells the others, whose next call, or one in progress, fails at once with an error that
+/// names this rank. So does an error that only this rank meets (a tensor that does not fit, a failed
+/// launch) in a collective.
 pub struct Communicator {
     transport: Box<dyn Transport>,
     scratch: Scratch,
