@@ -107,9 +107,14 @@ impl<'a> Args<'a> {
         unsafe { std::slice::from_raw_parts_mut(block.data().add(arg.offset).cast().as_ptr(), len) }
     }
 
-    /// Bytes of argument `i`, which was declared with `read`.
-    pub(crate) fn bytes(&self, i: usize) -> &'a [u8] {
-        match self.record.args[i].dtype {
+    /// Bytes of argument `i`, which was declared with `read`, in memory order, whatever its element
+    /// type.
+    ///
+    /// # Panics
+    /// See [`Args`].
+    #[track_caller]
+    pub fn bytes(&self, i: usize) -> &'a [u8] {
+        match self.at(i).dtype {
             DType::F32 => bytemuck::cast_slice(self.read::<f32>(i)),
             DType::F64 => bytemuck::cast_slice(self.read::<f64>(i)),
             DType::BF16 => bytemuck::cast_slice(self.read::<half::bf16>(i)),
@@ -119,9 +124,14 @@ impl<'a> Args<'a> {
         }
     }
 
-    /// Bytes of argument `i`, which was declared with `write`; as [`write`](Args::write).
-    pub(crate) fn bytes_mut(&mut self, i: usize) -> &'a mut [u8] {
-        match self.record.args[i].dtype {
+    /// Bytes of argument `i`, which was declared with `write`, in memory order, whatever its element
+    /// type; they can be taken as and when those of [`write`](Args::write) can.
+    ///
+    /// # Panics
+    /// See [`Args`].
+    #[track_caller]
+    pub fn bytes_mut(&mut self, i: usize) -> &'a mut [u8] {
+        match self.at(i).dtype {
             DType::F32 => bytemuck::cast_slice_mut(self.write::<f32>(i)),
             DType::F64 => bytemuck::cast_slice_mut(self.write::<f64>(i)),
             DType::BF16 => bytemuck::cast_slice_mut(self.write::<half::bf16>(i)),
@@ -133,10 +143,7 @@ impl<'a> Args<'a> {
 
     #[track_caller]
     fn arg<T: Element>(&self, i: usize, usage: Use) -> &Arg {
-        let operation = self.operation();
-        let Some(arg) = self.record.args.get(i) else {
-            panic!("{operation}: argument {i} of {}", self.len());
-        };
+        let (operation, arg) = (self.operation(), self.at(i));
         assert!(arg.usage == usage, "{operation}: argument {i} is declared as {:?}", arg.usage);
         assert!(
             arg.dtype == T::DTYPE,
@@ -144,6 +151,14 @@ impl<'a> Args<'a> {
             T::DTYPE,
             arg.dtype
         );
+        arg
+    }
+
+    #[track_caller]
+    fn at(&self, i: usize) -> &Arg {
+        let Some(arg) = self.record.args.get(i) else {
+            panic!("{}: argument {i} of {}", self.operation(), self.len());
+        };
         arg
     }
 }

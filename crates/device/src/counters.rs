@@ -19,7 +19,11 @@ pub struct Counts {
     pub synchronizations: u64,
     /// Requests to the memory pool, whether or not the system was asked.
     pub allocations: u64,
-    /// Launches of kernels. Copies, and zeros of new memory, are none.
+    /// Launches of kernels, and copies and fills inside of the device ([`Stream::copy`],
+    /// [`Stream::fill`]). Host copies, and zeros of new memory, are none.
+    ///
+    /// [`Stream::copy`]: crate::Stream::copy
+    /// [`Stream::fill`]: crate::Stream::fill
     pub launches: u64,
 }
 
@@ -74,7 +78,7 @@ pub enum Act {
     Synchronize,
     /// A request to the memory pool.
     Allocate,
-    /// A launch of a kernel: counted, and never forbidden.
+    /// A launch of a kernel, or a copy or fill inside of the device: counted, and never forbidden.
     Launch,
 }
 

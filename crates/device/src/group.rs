@@ -4,10 +4,11 @@ use crate::error::{Error, Result};
 use crate::expect::{Property, device_words};
 use crate::hazard::Use;
 use crate::launch::{Arguments, check_overlap};
-use crate::queue::{StreamState, Work};
+use crate::queue::StreamState;
 use crate::submit::{self, Part, Touch};
 use crate::sync::Arc;
 use crate::tensor::Tensor;
+use crate::work::Work;
 
 /// Launches of several streams of one device, put onto them together: none sees what another
 /// writes, each may use tensors of any of the group's streams, and different parts may write
@@ -43,7 +44,7 @@ struct Member<'a> {
     operation: &'static str,
     stream: &'a Arc<StreamState>,
     tensors: Arguments<'a>,
-    work: Box<dyn Work>,
+    work: Work,
 }
 
 impl<'a> Group<'a> {
@@ -52,7 +53,7 @@ impl<'a> Group<'a> {
         operation: &'static str,
         stream: &'a Arc<StreamState>,
         tensors: Arguments<'a>,
-        work: Box<dyn Work>,
+        work: Work,
     ) {
         self.parts.push(Member { operation, stream, tensors, work });
     }
@@ -86,6 +87,8 @@ impl<'a> Group<'a> {
 
     fn check_streams(&self) -> Result<()> {
         let Some(first) = self.parts.first() else { return Ok(()) };
+        let mut streams: Vec<_> = self.parts.iter().map(|part| Arc::as_ptr(part.stream)).collect();
+        streams.sort_unstable();
         for part in &self.parts {
             let tensors = part.tensors.iter().map(|(tensor, _)| tensor.stream().state());
             for (i, state) in [part.stream].into_iter().chain(tensors).enumerate() {
@@ -99,7 +102,7 @@ impl<'a> Group<'a> {
                     let words = device_words(first.stream.shared.id, state.shared.id);
                     return mismatch(Property::Device, words);
                 }
-                if !self.parts.iter().any(|other| Arc::ptr_eq(other.stream, state)) {
+                if streams.binary_search(&Arc::as_ptr(state)).is_err() {
                     let names: Vec<&str> = self.parts.iter().map(|p| &*p.stream.name).collect();
                     let expected = format!("of stream `{}`", names.join("` or `"));
                     let got = format!("one of stream `{}`", state.name);

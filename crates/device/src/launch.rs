@@ -7,11 +7,11 @@ use crate::expect::Expect;
 use crate::group::Group;
 use crate::hazard::Use;
 use crate::placement::log_launch;
-use crate::queue::Work;
 use crate::stream::Stream;
 use crate::submit::{self, Touch};
 use crate::tensor::Tensor;
-use crate::trace::Detail;
+use crate::trace::{Category, Detail};
+use crate::work::{Transfer, Work};
 use smallvec::SmallVec;
 use std::panic::Location;
 
@@ -73,17 +73,27 @@ impl<'a> Launch<'a> {
     where
         F: FnOnce(&mut Args<'_>) + Send + 'static,
     {
+        self.submit(Category::Launch, |record| Work::kernel(record, kernel))
+    }
+
+    /// Enqueues a copy or a fill of the arguments, as [`run`](Launch::run) does a kernel.
+    pub(crate) fn transfer(self, transfer: Transfer) -> Result<()> {
+        let category = transfer.category();
+        self.submit(category, |record| Work::Transfer(Box::new((record, transfer))))
+    }
+
+    fn submit(self, category: Category, work: impl FnOnce(Record) -> Work) -> Result<()> {
         self.check_streams()?;
         check_overlap(self.operation, &self.tensors)?;
         log_launch(self.operation, &self.tensors);
-        let record = self.record();
+        let record = self.record(category);
         let touching = self.tensors.iter().filter(|(tensor, _)| tensor.bytes() > 0);
         let touches = touching.map(|&(tensor, usage)| Touch::new(tensor, usage));
         let state = self.stream.state();
         if let Some(act) = self.act {
             state.shared.counters.note(act, self.operation, self.site)?;
         }
-        submit::work(state, touches, Box::new(KernelLaunch { record, kernel }))
+        submit::work(state, touches, work(record))
     }
 
     /// Makes this launch a part of a group, which enqueues it. Its arguments may be tensors of any
@@ -97,17 +107,16 @@ impl<'a> Launch<'a> {
         F: FnOnce(&mut Args<'_>) + Send + 'static,
     {
         log_launch(self.operation, &self.tensors);
-        let record = self.record();
+        let record = self.record(Category::Launch);
         let state = self.stream.state();
         if let Some(act) = self.act {
             state.shared.counters.note(act, self.operation, self.site)?;
         }
-        let work = Box::new(KernelLaunch { record, kernel });
-        group.push(self.operation, state, self.tensors, work);
+        group.push(self.operation, state, self.tensors, Work::kernel(record, kernel));
         Ok(())
     }
 
-    fn record(&self) -> Record {
+    fn record(&self, category: Category) -> Record {
         let args = self.tensors.iter().map(|&(tensor, usage)| Arg {
             block: if tensor.bytes() == 0 { None } else { tensor.storage().block().cloned() },
             offset: tensor.offset(),
@@ -118,7 +127,7 @@ impl<'a> Launch<'a> {
         });
         let (operation, site) = (self.operation, self.site);
         let detail = self.stream.state().lane();
-        let detail = detail.map(|lane| Detail::new(lane, (operation, self.act), &self.tensors));
+        let detail = detail.map(|lane| Detail::new(lane, category, &self.tensors));
         Record { operation, site, args: args.collect(), detail }
     }
 
@@ -135,46 +144,35 @@ impl<'a> Launch<'a> {
 
 /// Error if a written argument shares bytes with another.
 pub(crate) fn check_overlap(operation: &'static str, tensors: &[(&Tensor, Use)]) -> Result<()> {
-    for (i, (written, _)) in
-        tensors.iter().enumerate().filter(|(_, (_, usage))| *usage == Use::Write)
-    {
-        for (j, (other, _)) in tensors.iter().enumerate() {
-            if i != j && written.overlaps(other) {
-                return Err(Error::Overlap {
-                    operation,
-                    argument: format!("argument {i}"),
-                    other: format!("argument {j}"),
-                });
-            }
+    let is_written = |i: usize| tensors[i].1 == Use::Write;
+    let place = |i: usize| (std::ptr::from_ref(tensors[i].0.storage()), tensors[i].0.offset());
+    let with_bytes = (0..tensors.len()).filter(|&i| tensors[i].0.bytes() > 0);
+    let mut order: SmallVec<[usize; INLINE_ARGS]> = with_bytes.collect();
+    order.sort_unstable_by_key(|&i| place(i));
+    // The argument, and the written one, that reach furthest among those that begin earlier in the
+    // same storage: whatever overlaps an earlier one overlaps that one.
+    let (mut any, mut written): (Option<usize>, Option<usize>) = (None, None);
+    for &i in &order {
+        let earlier = if is_written(i) { any } else { written };
+        if let Some(j) = earlier.filter(|&j| tensors[j].0.overlaps(tensors[i].0)) {
+            let first_written = if is_written(i) && (i < j || !is_written(j)) { i } else { j };
+            return Err(Error::Overlap {
+                operation,
+                argument: format!("argument {first_written}"),
+                other: format!("argument {}", i + j - first_written),
+            });
+        }
+        let further = |j: Option<usize>| j.filter(|&j| reaches_as_far(tensors[j].0, tensors[i].0));
+        any = further(any).or(Some(i));
+        if is_written(i) {
+            written = further(written).or(Some(i));
         }
     }
     Ok(())
 }
 
-/// A kernel and its arguments in a stream's queue: one allocation for all of it.
-struct KernelLaunch<F> {
-    record: Record,
-    kernel: F,
-}
-
-impl<F> Work for KernelLaunch<F>
-where
-    F: FnOnce(&mut Args<'_>) + Send,
-{
-    fn operation(&self) -> &'static str {
-        self.record.operation
-    }
-
-    fn site(&self) -> &'static Location<'static> {
-        self.record.site
-    }
-
-    fn take_detail(&mut self) -> Option<Box<Detail>> {
-        self.record.detail.take()
-    }
-
-    fn run(self: Box<Self>) {
-        let KernelLaunch { mut record, kernel } = *self;
-        kernel(&mut Args::new(&mut record));
-    }
+/// Whether `earlier` ends where `later` does, or after it, in the same storage.
+fn reaches_as_far(earlier: &Tensor, later: &Tensor) -> bool {
+    let end = |tensor: &Tensor| tensor.offset() + tensor.bytes();
+    std::ptr::eq(earlier.storage(), later.storage()) && end(earlier) >= end(later)
 }

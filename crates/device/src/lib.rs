@@ -28,7 +28,8 @@
 //! # The inside, from top to bottom
 //! `tensor`, `transfer`, `launch`, `stream`, `device`: what the user holds. `submit`: the one door
 //! onto a stream; `hazard`: who must wait for whom. `expect`, `scope`: what is refused before
-//! that. `queue`, `executor`: streams run by workers. `storage`, `pool`, `size_class`, `block`:
+//! that. `work`: what a stream runs, kernels and transfers; `queue`, `executor`: streams run by
+//! workers. `storage`, `pool`, `size_class`, `block`:
 //! memory; `memory`, `watermark`: who uses how much. `trace`, `placement`: what happened when, and
 //! where. `sanitize`: checks that the rest orders what it must. Unsafe code is in `block` (taking
 //! memory) and `args` (giving kernels slices of it); `storage`, `host` and `simd` have a call or two
@@ -73,6 +74,7 @@ mod tensor;
 mod trace;
 mod transfer;
 mod watermark;
+mod work;
 
 pub use args::Args;
 pub use counters::{Act, Counts};
@@ -92,3 +94,4 @@ pub use tensor::Tensor;
 pub use trace::{Span, Trace, TraceReport};
 pub use transfer::{read_back, read_back_as, read_back_f64};
 pub use watermark::MemoryAround;
+pub use work::Fill;

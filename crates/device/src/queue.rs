@@ -23,7 +23,8 @@ use crate::sanitize::{self, StreamClock};
 use crate::sync::{
     Arc, AtomicSeq, Condvar, Mutex, MutexGuard, OnceLock, Ordering, TURN, lock, spin_until, wait_on,
 };
-use crate::trace::{Detail, Lane, Running};
+use crate::trace::{Lane, Running};
+use crate::work::Work;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
@@ -34,21 +35,9 @@ pub(crate) const CAPACITY: usize = 256;
 /// Commands at which it may go on: far enough below that it does not wake for every command.
 const RESUME_AT: usize = CAPACITY / 2;
 
-/// Something to run on a worker. Running it lets go of all memory that it refers to.
-pub(crate) trait Work: Send {
-    /// Name of the operation.
-    fn operation(&self) -> &'static str;
-    /// Where it was asked for.
-    fn site(&self) -> &'static Location<'static>;
-    /// What a trace shows of it; `None` without a trace.
-    fn take_detail(&mut self) -> Option<Box<Detail>>;
-    /// Runs it. May panic: kernels are user code.
-    fn run(self: Box<Self>);
-}
-
 /// An entry of a queue.
 pub(crate) enum Command {
-    Work(Box<dyn Work>),
+    Work(Work),
     Wait(Edge),
 }
 
@@ -183,7 +172,7 @@ impl StreamState {
         self: &Arc<Self>,
         mut queue: MutexGuard<'_, Queue>,
         edges: impl IntoIterator<Item = Edge>,
-        work: Option<Box<dyn Work>>,
+        work: Option<Work>,
     ) -> u64 {
         for edge in edges {
             queue.push(Command::Wait(edge));
@@ -284,15 +273,15 @@ impl StreamState {
         self.completed.load(Ordering::Relaxed) + 1
     }
 
-    fn run_traced(&self, lane: &Lane, mut work: Box<dyn Work>) {
+    fn run_traced(&self, lane: &Lane, mut work: Work) {
         let dropped = self.failure.get().is_some();
-        let running = Running::start(lane, &mut *work, self.next_seq(), dropped);
+        let running = Running::start(lane, &mut work, self.next_seq(), dropped);
         self.run_work(work);
         running.end();
     }
 
     /// Runs work, unless an earlier kernel of the stream panicked: then it is dropped.
-    fn run_work(&self, work: Box<dyn Work>) {
+    fn run_work(&self, work: Work) {
         let (operation, site) = (work.operation(), work.site());
         let alive = self.failure.get().is_none();
         let run = AssertUnwindSafe(|| if alive { work.run() } else { drop(work) });

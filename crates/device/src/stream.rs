@@ -9,6 +9,9 @@ use crate::queue::{StreamState, check_may_wait};
 use crate::sanitize;
 use crate::submit;
 use crate::sync::Arc;
+use crate::tensor::Tensor;
+use crate::transfer;
+use crate::work::Fill;
 use std::fmt;
 use std::panic::Location;
 
@@ -56,6 +59,29 @@ impl Stream {
     #[track_caller]
     pub fn launch<'a>(&'a self, operation: &'static str) -> Launch<'a> {
         Launch::new(self, operation, Some(Act::Launch), Location::caller())
+    }
+
+    /// Copies each first tensor into its second, inside of the device and in stream order: one
+    /// command, counted as one launch, for all of them. `operation` names it in errors and reports.
+    /// Does not wait.
+    ///
+    /// # Errors
+    /// As [`Launch::run`], the arguments being those of all pieces in order (`pieces[1].from` is
+    /// argument 2); and [`crate::Error::Mismatch`] if the two of a piece differ in element type,
+    /// number of elements or memory format.
+    #[track_caller]
+    pub fn copy(&self, operation: &'static str, pieces: &[(&Tensor, &Tensor)]) -> Result<()> {
+        transfer::copy(self, operation, pieces, Location::caller())
+    }
+
+    /// Fills the tensors, in stream order: one command, counted as one launch, for all of them.
+    /// `operation` names it in errors and reports. Does not wait.
+    ///
+    /// # Errors
+    /// As [`Launch::run`].
+    #[track_caller]
+    pub fn fill(&self, operation: &'static str, pieces: &[&Tensor], fill: Fill) -> Result<()> {
+        transfer::fill(self, operation, pieces, (fill, Location::caller()))
     }
 
     /// Marks the present end of the stream. Costs nothing on the device; does not wait.

@@ -8,10 +8,11 @@
 use crate::error::Result;
 use crate::executor;
 use crate::hazard::{Access, Edge, Edges, Use};
-use crate::queue::{Queue, StreamState, Work};
+use crate::queue::{Queue, StreamState};
 use crate::storage::Storage;
 use crate::sync::{Arc, MutexGuard, lock};
 use crate::tensor::Tensor;
+use crate::work::Work;
 use std::ops::Range;
 
 /// What a device's submission lock protects: the order of submissions, and with it the hazards of
@@ -39,7 +40,7 @@ impl<'a> Touch<'a> {
 pub(crate) fn work<'a>(
     stream: &Arc<StreamState>,
     touches: impl Iterator<Item = Touch<'a>> + Clone,
-    work: Box<dyn Work>,
+    work: Work,
 ) -> Result<()> {
     stream.check_alive()?;
     let (submission, queue) = enter(stream);
@@ -49,8 +50,8 @@ pub(crate) fn work<'a>(
     }
     let seq = queue.submitted() + edges.len() as u64 + 1;
     if let Some(sanitizer) = stream.shared.sanitizer() {
-        sanitizer.check((stream, seq), &edges, &*work, touches.clone())?;
-        sanitizer.note((stream, seq), &edges, &*work, touches.clone());
+        sanitizer.check((stream, seq), &edges, &work, touches.clone())?;
+        sanitizer.note((stream, seq), &edges, &work, touches.clone());
     }
     for Touch { storage, usage, .. } in touches {
         storage.hazards().note(stream, seq, usage);
@@ -69,7 +70,7 @@ pub(crate) fn work<'a>(
 pub(crate) struct Part<'a> {
     pub(crate) stream: &'a Arc<StreamState>,
     pub(crate) touches: Vec<(Touch<'a>, &'a Arc<StreamState>)>,
-    pub(crate) work: Box<dyn Work>,
+    pub(crate) work: Work,
 }
 
 /// Submits works of several streams as one: each waits for what was there before the group, none
@@ -87,7 +88,7 @@ pub(crate) fn group(parts: Vec<Part<'_>>) -> Result<()> {
         if let Some(sanitizer) = part.stream.shared.sanitizer() {
             let seq = part.stream.lock().submitted() + edges.len() as u64 + 1;
             let touches = part.touches.iter().map(|(touch, _)| touch);
-            sanitizer.check((part.stream, seq), &edges, &*part.work, touches)?;
+            sanitizer.check((part.stream, seq), &edges, &part.work, touches)?;
         }
         before.push(edges);
     }
@@ -98,7 +99,7 @@ pub(crate) fn group(parts: Vec<Part<'_>>) -> Result<()> {
         if let Some(sanitizer) = stream.shared.sanitizer() {
             let seq = queue.submitted() + edges.len() as u64 + 1;
             let touches = touches.iter().map(|(touch, _)| touch);
-            sanitizer.note((stream, seq), &edges, &*work, touches);
+            sanitizer.note((stream, seq), &edges, &work, touches);
         }
         let seq = stream.enqueue(queue, edges, Some(work));
         works.push(Access { stream: stream.clone(), seq });

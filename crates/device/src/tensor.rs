@@ -170,7 +170,7 @@ impl Tensor {
     #[track_caller]
     pub fn copy_from_shared<S>(&self, source: Arc<S>, start: usize) -> Result<()>
     where
-        S: AsRef<[u8]> + Send + Sync + ?Sized + 'static,
+        S: AsRef<[u8]> + Send + Sync + 'static,
     {
         transfer::copy_in_shared(self, source, start, Location::caller())
     }

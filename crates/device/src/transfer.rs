@@ -1,10 +1,11 @@
-//! Copies between host and device. All of them are ordinary work of a stream, so they are ordered
-//! and waited for as kernels are; they are counted as copies.
+//! Copies and fills. All of them are ordinary work of a stream, so they are ordered and waited for
+//! as kernels are. Those between host and device are counted as copies, those inside of the device as
+//! launches.
 
 use crate::counters::Act;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
-use crate::expect::Expect;
+use crate::expect::{Expect, Property};
 use crate::faults::Fault;
 use crate::launch::Launch;
 use crate::queue::check_may_wait;
@@ -12,6 +13,7 @@ use crate::stream::Stream;
 use crate::sync::{Arc, Mutex, lock};
 use crate::tensor::Tensor;
 use crate::trace::Category;
+use crate::work::{Fill, HostBytes, IntoSlots, Slots, Transfer};
 use std::panic::Location;
 
 type Site = &'static Location<'static>;
@@ -24,25 +26,20 @@ pub(crate) fn copy_in(
     act: Option<Act>,
     site: Site,
 ) -> Result<()> {
-    let staged: Box<[u8]> = bytes.into();
-    Launch::new(tensor.stream(), operation, act, site)
-        .write(tensor)
-        .run(move |args| args.bytes_mut(0).copy_from_slice(&staged))
+    let staged = Transfer::Upload(HostBytes::Staged(bytes.into()));
+    Launch::new(tensor.stream(), operation, act, site).write(tensor).transfer(staged)
 }
 
 /// Copies shared host bytes into a tensor, without staging.
-pub(crate) fn copy_in_shared<S>(
+pub(crate) fn copy_in_shared(
     tensor: &Tensor,
-    source: Arc<S>,
+    source: Arc<dyn AsRef<[u8]> + Send + Sync>,
     start: usize,
     site: Site,
-) -> Result<()>
-where
-    S: AsRef<[u8]> + Send + Sync + ?Sized + 'static,
-{
+) -> Result<()> {
     let operation = "Tensor::copy_from_shared";
-    let len = (*source).as_ref().len();
-    let end = start.saturating_add(tensor.bytes());
+    let (len, bytes) = ((*source).as_ref().len(), tensor.bytes());
+    let end = start.saturating_add(bytes);
     if end > len {
         return Err(Error::OutOfBounds {
             operation,
@@ -52,16 +49,53 @@ where
             len,
         });
     }
+    let shared = Transfer::Upload(HostBytes::Shared { source, start, bytes });
     Launch::new(tensor.stream(), operation, Some(Act::CopyToDevice), site)
         .write(tensor)
-        .run(move |args| args.bytes_mut(0).copy_from_slice(&(*source).as_ref()[start..end]))
+        .transfer(shared)
 }
 
 /// Sets a new tensor to zeros, in stream order.
 pub(crate) fn zero(tensor: &Tensor, site: Site) -> Result<()> {
-    Launch::new(tensor.stream(), "Tensor::zeros", None, site)
-        .write(tensor)
-        .run(|args| args.bytes_mut(0).fill(0))
+    let zero = Transfer::Fill(Fill::Zero);
+    Launch::new(tensor.stream(), "Tensor::zeros", None, site).write(tensor).transfer(zero)
+}
+
+/// Copies tensors of a stream into others of it: one command.
+pub(crate) fn copy(
+    stream: &Stream,
+    operation: &'static str,
+    pieces: &[(&Tensor, &Tensor)],
+    site: Site,
+) -> Result<()> {
+    let mut launch = Launch::new(stream, operation, Some(Act::Launch), site);
+    for (i, &(from, to)) in pieces.iter().enumerate() {
+        let expect = Expect::any().dtype(from.dtype()).format(from.format());
+        expect.check(operation, format_args!("pieces[{i}].to"), to)?;
+        if from.numel() != to.numel() {
+            return Err(Error::Mismatch {
+                operation,
+                argument: format!("pieces[{i}].to"),
+                property: Property::Shape,
+                expected: format!("of {} elements", from.numel()),
+                got: format!("one of {}", to.numel()),
+            });
+        }
+        launch = launch.read(from).write(to);
+    }
+    launch.transfer(Transfer::Copy)
+}
+
+/// Fills tensors of a stream: one command.
+pub(crate) fn fill(
+    stream: &Stream,
+    operation: &'static str,
+    pieces: &[&Tensor],
+    (fill, site): (Fill, Site),
+) -> Result<()> {
+    let launch = Launch::new(stream, operation, Some(Act::Launch), site);
+    let launch = pieces.iter().fold(launch, |launch, piece| launch.write(piece));
+    launch.transfer(Transfer::Fill(fill))
 }
 
 /// The bytes of tensors of any streams of one device, each in memory order: ONE counted copy to the
@@ -96,9 +130,6 @@ pub fn read_back_as<T: Element>(tensors: &[&Tensor]) -> Result<Vec<Vec<T>>> {
 pub fn read_back_f64(tensors: &[&Tensor]) -> Result<Vec<Vec<f64>>> {
     read_back_as(tensors)
 }
-
-/// Where the workers leave what they copied.
-type Slots<T> = Arc<[Mutex<Vec<T>>]>;
 
 fn copy_out<T: bytemuck::Pod + Send>(tensors: &[&Tensor], site: Site) -> Result<Vec<Vec<T>>> {
     let operation = "read_back";
@@ -154,11 +185,7 @@ fn copy_out_of<T: bytemuck::Pod + Send>(
     for &i in &members {
         launch = launch.read(tensors[i]);
     }
-    let slots = slots.clone();
-    launch.run(move |args| {
-        for (arg, &i) in members.iter().enumerate() {
-            *lock(&slots[i]) = bytemuck::cast_slice(args.bytes(arg)).to_vec();
-        }
-    })?;
+    let into = IntoSlots { slots: slots.clone(), places: members };
+    launch.transfer(Transfer::Download(Box::new(into)))?;
     Ok(stream.record().0)
 }

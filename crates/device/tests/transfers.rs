@@ -6,7 +6,8 @@ mod common;
 use common::{Gate, cpu, filled, set};
 use meristem_device::host::MappedFile;
 use meristem_device::{
-    Counts, DType, MemoryFormat, Owner, Shape, Tensor, read_back, read_back_as, read_back_f64,
+    Counts, DType, Error, Fill, MemoryFormat, Owner, Property, Shape, Tensor, read_back,
+    read_back_as, read_back_f64,
 };
 use std::sync::Arc;
 
@@ -132,4 +133,89 @@ fn channels_last_keeps_the_shape_that_the_user_sees() {
     assert_eq!(first.strides(), [60, 1, 15, 3]);
     assert_eq!(first.to_vec::<f32>().unwrap(), values[..60]);
     assert!(Tensor::zeros_with_format(&a, [2, 3], DType::F32, format, Owner::Other).is_err());
+}
+
+#[test]
+fn pieces_are_copied_in_one_command_in_stream_order() {
+    let device = cpu(2);
+    let (a, b) = (device.stream("a"), device.stream("b"));
+    let x = filled(&b, 6, 1).on(&a).unwrap();
+    let bytes = Tensor::from_slice(&a, &[1u8, 2, 3, 4, 5], [5], Owner::Other).unwrap();
+    let y = filled(&a, 6, 9);
+    let some = Tensor::from_slice(&a, &[9u8; 5], [5, 1], Owner::Other).unwrap();
+    let none = Tensor::zeros(&a, [0], DType::F32, Owner::Other).unwrap();
+    let gate = Gate::close(&b);
+    set(&b, &x.on(&b).unwrap(), 7).unwrap(); // the copy has to wait for this
+    let before = device.counts();
+    let (from, to) = (x.view(1, [4]).unwrap(), y.view(2, [2, 2]).unwrap());
+    let pieces =
+        [(&from, &to), (&none, &none), (&bytes.view(1, [3]).unwrap(), &some.view(2, [3]).unwrap())];
+    a.copy("snapshot", &pieces).unwrap();
+    assert_eq!(device.counts() - before, Counts { launches: 1, ..Counts::default() });
+    x.copy_from_slice(&[0u32; 6]).unwrap(); // and this for the copy
+    gate.open();
+    assert_eq!(y.to_vec::<u32>().unwrap(), [9, 9, 7, 7, 7, 7]);
+    assert_eq!(some.to_vec::<u8>().unwrap(), [9, 9, 2, 3, 4]);
+    assert_eq!(x.to_vec::<u32>().unwrap(), [0; 6]);
+    assert!(device.races().is_empty());
+}
+
+#[test]
+fn pieces_are_filled_in_one_command() {
+    let device = cpu(1);
+    let a = device.stream("a");
+    let (x, y) = (filled(&a, 6, 1), filled(&a, 3, 2));
+    let bytes = Tensor::from_slice(&a, &[9u8; 6], [6], Owner::Other).unwrap();
+    let before = device.counts();
+    a.fill("clear", &[&x.view(1, [2]).unwrap(), &y], Fill::Zero).unwrap();
+    assert_eq!(device.counts() - before, Counts { launches: 1, ..Counts::default() });
+    assert_eq!(x.to_vec::<u32>().unwrap(), [1, 0, 0, 1, 1, 1]);
+    assert_eq!(y.to_vec::<u32>().unwrap(), [0; 3]);
+    a.fill("mark", &[&bytes, &y], Fill::Word(0x0102_0304)).unwrap();
+    let word = 0x0102_0304_u32.to_ne_bytes();
+    assert_eq!(
+        bytes.to_vec::<u8>().unwrap(),
+        [word[0], word[1], word[2], word[3], word[0], word[1]]
+    );
+    assert_eq!(y.to_vec::<u32>().unwrap(), [0x0102_0304; 3]);
+}
+
+#[test]
+fn copies_that_do_not_fit_are_refused() {
+    let device = cpu(1);
+    let (a, b) = (device.stream("a"), device.stream("b"));
+    let (x, y) = (filled(&a, 6, 1), filled(&a, 6, 2));
+    let images = |format| {
+        Tensor::empty_with_format(&a, [1, 2, 3, 1], DType::U32, format, Owner::Other).unwrap()
+    };
+    let nhwc = images(MemoryFormat::ChannelsLast);
+    let bytes = Tensor::zeros(&a, [6], DType::U8, Owner::Other).unwrap();
+    let five = y.view(0, [5]).unwrap();
+    let foreign = filled(&b, 6, 1);
+    let before = device.counts();
+    let cases = [
+        (&bytes, Property::DType, "`pieces[1].to` must be u32, got u8"),
+        (&five, Property::Shape, "`pieces[1].to` must be of 6 elements, got one of 5"),
+        (&nhwc, Property::Format, "`pieces[1].to` must be contiguous, got channels last"),
+        (&foreign, Property::Stream, "`argument 3` must be of stream `a`"),
+    ];
+    for (to, expected, message) in cases {
+        let error = a.copy("snapshot", &[(&x, &y), (&x, to)]).unwrap_err();
+        assert!(error.to_string().contains(message), "{error}");
+        let Error::Mismatch { operation: "snapshot", property, .. } = error else {
+            panic!("{error}")
+        };
+        assert_eq!(property, expected);
+    }
+    for pieces in [
+        &[(&x, &x)][..],
+        &[(&x, &y), (&y, &images(MemoryFormat::Contiguous))],
+        &[(&x, &y), (&x, &y)],
+    ] {
+        let error = a.copy("snapshot", pieces).unwrap_err();
+        assert!(matches!(error, Error::Overlap { .. }), "{error}");
+    }
+    assert!(matches!(a.fill("clear", &[&y, &five], Fill::Zero), Err(Error::Overlap { .. })));
+    assert_eq!(device.counts().launches, before.launches);
+    assert_eq!(y.to_vec::<u32>().unwrap(), [2; 6]);
 }

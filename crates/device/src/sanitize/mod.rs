@@ -35,11 +35,12 @@ pub(crate) use shadow::Shadow;
 use crate::error::{Error, Result};
 use crate::hazard::{Access, Edge, Use};
 use crate::launch::Launch;
-use crate::queue::{StreamState, Work};
+use crate::queue::StreamState;
 use crate::storage::Storage;
 use crate::submit::Touch;
 use crate::sync::{Arc, AtomicU64, Mutex, MutexGuard, OnceLock, Ordering, lock};
 use crate::tensor::Tensor;
+use crate::work::{Fill, Transfer, Work};
 use clock::Clock;
 use shadow::{Mark, Origin};
 use std::borrow::Borrow;
@@ -79,7 +80,7 @@ impl Sanitizer {
         &self,
         (stream, seq): (&StreamState, u64),
         edges: &[Edge],
-        work: &dyn Work,
+        work: &Work,
         mut touches: impl Iterator<Item = impl Borrow<Touch<'a>>> + Clone,
     ) -> Result<()> {
         let Some(clock) = &stream.clock else { return Ok(()) };
@@ -115,7 +116,7 @@ impl Sanitizer {
         &self,
         (stream, seq): (&StreamState, u64),
         edges: &[Edge],
-        work: &dyn Work,
+        work: &Work,
         touches: impl Iterator<Item = impl Borrow<Touch<'a>>> + Clone,
     ) {
         let Some(clock) = &stream.clock else { return };
@@ -223,10 +224,9 @@ pub(crate) fn poison(
     if tensor.poison_fresh() {
         return Ok(());
     }
-    let poison = Launch::new(tensor.stream(), operation, None, site).write(tensor).run(|args| {
-        let (bytes, poison) = (args.bytes_mut(0), POISON.to_ne_bytes());
-        bytes.chunks_mut(4).for_each(|chunk| chunk.copy_from_slice(&poison[..chunk.len()]));
-    });
+    let poison = Launch::new(tensor.stream(), operation, None, site)
+        .write(tensor)
+        .transfer(Transfer::Fill(Fill::Word(POISON)));
     match poison {
         // New memory is there on a failed stream too; nothing on it will run.
         Err(Error::KernelPanicked { .. }) => Ok(()),

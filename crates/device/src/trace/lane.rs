@@ -4,13 +4,12 @@ use super::Recorder;
 use super::event::Place;
 use super::span::Category;
 use super::writer::Signal;
-use crate::counters::Act;
 use crate::dtype::DType;
 use crate::hazard::{Access, Use};
-use crate::queue::Work;
 use crate::shape::{MemoryFormat, Shape};
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use crate::tensor::Tensor;
+use crate::work::Work;
 use crate::{Owner, args};
 use smallvec::SmallVec;
 use std::borrow::Cow;
@@ -81,20 +80,10 @@ pub(super) struct Argument {
 }
 
 impl Detail {
-    pub(crate) fn new(
-        lane: &Lane,
-        (operation, act): (&'static str, Option<Act>),
-        tensors: &[(&Tensor, Use)],
-    ) -> Box<Detail> {
+    pub(crate) fn new(lane: &Lane, category: Category, tensors: &[(&Tensor, Use)]) -> Box<Detail> {
         let argument = |&(tensor, usage): &(&Tensor, Use)| {
             let (dtype, shape, format) = (tensor.dtype(), tensor.shape(), tensor.format());
             Argument { usage, dtype, shape, format }
-        };
-        let category = match (act, operation) {
-            (Some(Act::Launch), _) => Category::Launch,
-            (None, "read_back") => Category::CopyToHost,
-            (None, "Tensor::zeros") => Category::Fill,
-            _ => Category::CopyToDevice,
         };
         let arguments = tensors.iter().map(argument).collect();
         Box::new(Detail { category, asked: lane.recorder.now(), arguments })
@@ -189,7 +178,7 @@ pub(crate) struct Running<'a> {
 
 impl<'a> Running<'a> {
     /// Before the work runs (`dropped`: is thrown away) as command `seq`.
-    pub(crate) fn start(lane: &'a Lane, work: &mut dyn Work, seq: u64, dropped: bool) -> Self {
+    pub(crate) fn start(lane: &'a Lane, work: &mut Work, seq: u64, dropped: bool) -> Self {
         let (operation, site) = (work.operation(), work.site());
         let worked = work.take_detail().map(|detail| {
             let start = lane.recorder.now();

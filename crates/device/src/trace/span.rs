@@ -21,6 +21,8 @@ pub(crate) enum Category {
     CopyToHost,
     /// Made by the host thread itself.
     HostCopy,
+    /// Inside of the device.
+    Copy,
     Fill,
     /// A wait, of the host for the device or of a stream for another.
     Wait,
@@ -35,6 +37,7 @@ impl Category {
             Category::CopyToDevice => "copy_to_device",
             Category::CopyToHost => "copy_to_host",
             Category::HostCopy => "host_copy",
+            Category::Copy => "copy",
             Category::Fill => "fill",
             Category::Wait => "wait",
             Category::Scope => "scope",
