@@ -4,8 +4,10 @@
         --a "target/release/meristem bench host --json --seconds 2" \
         --b "target/release/meristem bench host --json --seconds 2 --trace {}"
 
-They run in turns and print one JSON object each, of which a number is taken. A slow minute of
-the machine hits both of a pair, and the order within a pair changes from one to the next.
+They run in turns and print one JSON object each, of which numbers are taken: `--key` names them,
+with commas between. `fused_ms.median` is a number within an object, and `rows.*.ms` one of each
+entry of a list. A slow minute of the machine hits both of a pair, and the order within a pair
+changes from one to the next.
 
 With `--together` both run at the same time, each on a core of its own, then again with the cores
 exchanged, and the figure is the processor time of the whole command (user and system), so that the
@@ -15,7 +17,8 @@ hits both at once: on a busy machine the interval is several times narrower.
 The result is the median over the pairs of B's figure over A's, with an
 interval that holds the true median with 95 % confidence and assumes nothing of the distribution
 (order statistics, the sign test). A command may begin with NAME=VALUE for its environment.
-`--b` equal to `--a` shows what the machine itself makes of no difference: run that too.
+`--b` equal to `--a` shows what the machine itself makes of no difference: run that too. Another
+build is named by its path: `--a "../before/target/release/meristem bench host --json"`.
 """
 
 from __future__ import annotations
@@ -34,18 +37,39 @@ from typing import Any
 from compare import REPOSITORY, machine, output
 
 
-def run(command: str, key: str) -> float:
-    words = shlex.split(command)
-    environment = dict(os.environ)
-    while words and "=" in words[0]:
-        name, _, value = words.pop(0).partition("=")
-        environment[name] = value
-    done = subprocess.run(
-        words, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
-    )
+def numbers(report: Any, key: str) -> dict[str, float]:
+    """The numbers of a report that a key names; `*` stands for every entry of a list."""
+    found = {"": report}
+    for word in key.split("."):
+        inner = {}
+        for name, value in found.items():
+            for label, entry in entries(value) if word == "*" else [(word, value[word])]:
+                inner[f"{name}.{label}".lstrip(".")] = entry
+        found = inner
+    return {name: float(value) for name, value in found.items()}
+
+
+def entries(records: list[Any]) -> list[tuple[str, Any]]:
+    """Entries of a list, each labelled with what it was measured for, or else its position."""
+    of = ("bytes", "algorithm", "density")
+    labels = [" ".join(str(record[key]) for key in of if key in record) for record in records]
+    return [(label or str(i), r) for i, (label, r) in enumerate(zip(labels, records, strict=True))]
+
+
+def run(command: str, keys: str) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as scratch:
+        words = shlex.split(command.replace("{}", f"{scratch}/x"))
+        environment = dict(os.environ)
+        while words and "=" in words[0]:
+            name, _, value = words.pop(0).partition("=")
+            environment[name] = value
+        done = subprocess.run(
+            words, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
+        )
     if done.returncode != 0:
         raise SystemExit(f"{command}\n{done.stderr}")
-    return float(json.loads(done.stdout)[key])
+    report = json.loads(done.stdout)
+    return {name: x for key in keys.split(",") for name, x in numbers(report, key).items()}
 
 
 def together(commands: dict[str, str]) -> dict[str, float]:
@@ -75,48 +99,67 @@ def interval(values: list[float]) -> tuple[float, float]:
     return (ordered[max(k - 1, 0)], ordered[min(n - k, n - 1)])
 
 
+def compare(a: list[float], b: list[float]) -> dict[str, Any]:
+    """B's figures over A's, pair by pair, and how far each arm's are apart."""
+    ratios = [y / x for x, y in zip(a, b, strict=True)]
+    low, high = interval(ratios)
+    arms = {"a": a, "b": b}
+    return {
+        "median": {arm: statistics.median(values) for arm, values in arms.items()},
+        "least": {arm: min(values) for arm, values in arms.items()},
+        "greatest": {arm: max(values) for arm, values in arms.items()},
+        "ratio": {"median": statistics.median(ratios), "low": low, "high": high},
+        "figures": arms,
+    }
+
+
+def line(name: str, result: dict[str, Any]) -> str:
+    ratio, median = result["ratio"], result["median"]
+    change, low, high = (100 * (ratio[key] - 1) for key in ("median", "low", "high"))
+    spread = [100 * (result["greatest"][arm] / result["least"][arm] - 1) for arm in ("a", "b")]
+    return (
+        f"{name}: a {median['a']:,.3f} (spread {spread[0]:.1f} %), b {median['b']:,.3f}"
+        f" ({spread[1]:.1f} %); b against a {change:+.2f} % (95 %: {low:+.2f} to {high:+.2f} %)"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--a", required=True, help="the base")
     parser.add_argument("--b", required=True, help="what is compared with it")
-    parser.add_argument("--key", default="images_per_s", help="the number in the JSON that counts")
+    parser.add_argument("--key", default="images_per_s", help="numbers in the JSON that count")
     parser.add_argument("--together", action="store_true", help="at the same time, processor time")
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--out", type=Path, help="JSON file, as records/NAME.json")
     args = parser.parse_args()
+    if args.pairs < 6:
+        parser.error("--pairs: an interval with 95 % confidence takes at least 6")
 
-    key = "processor seconds" if args.together else args.key
     before = machine()
-    figures: dict[str, list[float]] = {"a": [], "b": []}
+    figures: dict[str, dict[str, list[float]]] = {}
     for pair in range(args.pairs):
         order = ("a", "b") if pair % 2 == 0 else ("b", "a")
         commands = {arm: getattr(args, arm) for arm in order}
         if args.together:
-            pair_figures = together(commands)
+            reports = {arm: {"processor seconds": x} for arm, x in together(commands).items()}
         else:
-            pair_figures = {arm: run(command, args.key) for arm, command in commands.items()}
-        for arm in order:
-            figures[arm].append(pair_figures[arm])
-        print(f"{pair + 1:>3}  a {figures['a'][-1]:>12,.3f}  b {figures['b'][-1]:>12,.3f}")
-    ratios = [b / a for a, b in zip(figures["a"], figures["b"], strict=True)]
-    low, high = interval(ratios)
-    record: dict[str, Any] = {
-        "a": args.a,
-        "b": args.b,
-        "key": key,
-        "commit": output("git", "rev-parse", "--short=12", "HEAD"),
-        "machine": before,
-        "figures": figures,
-        "median": {arm: statistics.median(values) for arm, values in figures.items()},
-        "ratio": {"median": statistics.median(ratios), "low": low, "high": high},
-    }
-    change = [100 * (value - 1) for value in (statistics.median(ratios), low, high)]
-    print(
-        f"{key}: a {record['median']['a']:,.3f}, b {record['median']['b']:,.3f};"
-        f" b against a {change[0]:+.2f} % (95 %: {change[1]:+.2f} to {change[2]:+.2f} %),"
-        f" {args.pairs} pairs, load {before['load_before']} before the start"
-    )
+            reports = {arm: run(command, args.key) for arm, command in commands.items()}
+        for name in reports["a"]:
+            both = figures.setdefault(name, {"a": [], "b": []})
+            for arm in both:
+                both[arm].append(reports[arm][name])
+            print(f"{pair + 1:>3}  {name:30} a {both['a'][-1]:>12,.3f}  b {both['b'][-1]:>12,.3f}")
+    results = {name: compare(both["a"], both["b"]) for name, both in figures.items()}
+    print("\n".join(line(name, result) for name, result in results.items()))
+    print(f"{args.pairs} pairs, load {before['load_before']} before the start")
     if args.out:
+        record: dict[str, Any] = {
+            "a": args.a,
+            "b": args.b,
+            "commit": output("git", "rev-parse", "--short=12", "HEAD"),
+            "machine": before,
+            "results": results,
+        }
         args.out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
 
