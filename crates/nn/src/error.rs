@@ -103,6 +103,18 @@ pub enum Error {
         /// Lengths given.
         got: String,
     },
+    /// An operand of a step is not what its operation takes.
+    #[error("{op:?}: operand {operand}: expected {expected}, got {got}")]
+    Operand {
+        /// Operation.
+        op: Box<crate::ops::Op>,
+        /// Read or written, and its position.
+        operand: String,
+        /// Type and length that fit.
+        expected: String,
+        /// Type and length given.
+        got: String,
+    },
     /// A tensor or value given to a network is not what it takes.
     #[error("`{operation}`: `{argument}` must be {expected}, got {got}")]
     Argument {

@@ -2,7 +2,8 @@
 //!
 //! - [`graph`]: a network as a list of operations with shapes, and the parameters they name.
 //! - [`layout`]: where and how parameters are packed (F3); `init`: their first values.
-//! - [`plan`]: graph -> flat list of kernel calls over one arena; backward derived when built.
+//! - [`plan`]: graph -> flat list of steps over one arena; backward derived when built.
+//! - [`ops`]: what a step does, as a value over typed operands that any backend can read.
 //! - [`kernels`]: pure functions over slices, one body per instruction set.
 //! - [`formats`]: a convolution in NHWC and in NCHW, compared (F4).
 //! - [`network`]: a graph with its parameters, momentum and buffers on a stream: training and
@@ -42,6 +43,7 @@ mod init;
 pub mod kernels;
 pub mod layout;
 pub mod network;
+pub mod ops;
 pub mod plan;
 pub mod safetensors;
 pub mod state;
@@ -50,8 +52,8 @@ pub use error::{Error, Result};
 pub use graph::Graph;
 pub use kernels::Isa;
 pub use network::{
-    EvalMetrics, GroupMetrics, Metrics, Network, NetworkOptions, SequenceNetwork, SequenceOptions,
-    SequenceRun, Snapshot,
+    EvalMetrics, Fleet, GroupMetrics, LabelledBatch, Metrics, MetricsLayout, Network,
+    NetworkOptions, Plans, SequenceNetwork, SequenceOptions, SequenceRun, Snapshot,
 };
-pub use plan::{Mode, Plan, PlanOptions};
+pub use plan::{Mode, Objective, Plan, PlanOptions};
 pub use state::{HostData, HostTensor, StateDict, StateError};

@@ -12,7 +12,7 @@ use meristem_grow::{
     TopologyKey,
 };
 use meristem_nn::{
-    EvalMetrics, GroupMetrics, Metrics, Network, NetworkOptions, Snapshot, StateDict,
+    EvalMetrics, Graph, GroupMetrics, Metrics, Network, NetworkOptions, Snapshot, StateDict,
 };
 
 use crate::checkpoint::{EnvState, EnvTensors};
@@ -77,7 +77,8 @@ impl Env {
     ) -> Result<Self> {
         let mut env = Self::of(setup, setup.fresh_host()?, (index, stream), seed_and_log)?;
         setup.initialise(&mut env.network)?;
-        env.take_snapshot(setup)?;
+        let (network, snapshot, graph) = env.snapshot_due(setup)?;
+        snapshot.take(network, &graph)?;
         Ok(env)
     }
 
@@ -151,7 +152,8 @@ impl Env {
             batch_log,
             ..NetworkOptions::new(seed, index as u64, setup.isa, setup.config.batch)
         };
-        let network = Network::new(stream, setup.graph(&host)?, options)?;
+        let graph = setup.graph(&host)?;
+        let network = Network::with_plans(stream, graph, options, &setup.plans)?;
         let counterfactual = Counterfactual::leave_one_out(&host, Scope::Live);
         let snapshot = Snapshot::new(&network, &setup.lasting_graph(&host)?)?;
         Ok(Self {
@@ -177,7 +179,8 @@ impl Env {
         })
     }
 
-    /// Lets time pass for the host (alpha, ages, embargo), and brings the network up to date.
+    /// Lets time pass for the host (alpha, ages, embargo), brings the network up to date, and chooses the
+    /// configurations to evaluate. Their alphas are not set yet.
     ///
     /// # Errors
     /// Memory, a failed stream.
@@ -195,8 +198,6 @@ impl Env {
         } else {
             Counterfactual::of_step(&self.host)
         };
-        self.network.set_alphas(self.counterfactual.rows())?;
-        self.network.reset_metrics()?;
         Ok(changes)
     }
 
@@ -216,9 +217,14 @@ impl Env {
         Ok(())
     }
 
-    /// Rows of alphas that this step evaluates.
+    /// Alphas of each configuration that this step evaluates.
+    pub(crate) fn alphas(&self) -> &[Vec<f32>] {
+        self.counterfactual.rows()
+    }
+
+    /// Number of configurations that this step evaluates.
     pub(crate) fn configurations(&self) -> usize {
-        self.counterfactual.rows().len()
+        self.alphas().len()
     }
 
     /// Takes in what the step measured.
@@ -248,17 +254,20 @@ impl Env {
         }
     }
 
-    /// Keeps host and fossilized modules as they are, in the memory of the snapshot before. After a fossilize the
-    /// network must be up to date. Does not wait.
+    /// The parts of a snapshot: the network, where it is kept (in the memory of the one before), and the graph of
+    /// host and fossilized modules. After a fossilize the network must be up to date.
     ///
     /// # Errors
-    /// Memory, a failed stream.
-    pub(crate) fn take_snapshot(&mut self, setup: &Setup) -> Result<()> {
+    /// A topology that cannot be built.
+    pub(crate) fn snapshot_due(
+        &mut self,
+        setup: &Setup,
+    ) -> Result<(&mut Network, &mut Snapshot, Arc<Graph>)> {
         let graph = match self.has_fossilized() {
             true => setup.lasting_graph(&self.host)?,
             false => Arc::clone(self.snapshot.graph()),
         };
-        Ok(self.snapshot.take(&self.network, &graph)?)
+        Ok((&mut self.network, &mut self.snapshot, graph))
     }
 
     /// Goes back to the snapshot: live modules are gone, the optimiser starts anew, and so does everything that was

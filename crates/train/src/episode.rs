@@ -22,7 +22,7 @@ use crate::env::Env;
 use crate::error::{Error, Result};
 use crate::evaluate;
 use crate::events::{Event, StepCompleted};
-use crate::fleet::{Fleet, for_each_batch};
+use crate::fleet::{Fleet, labelled, networks};
 use crate::growth::{self, When};
 use crate::keeper::Keeper;
 use crate::observer::{Journal, Told};
@@ -237,8 +237,11 @@ impl Episode<'_, '_> {
     fn step(&mut self, envs: &mut [Env], when: When) -> Result<()> {
         let started = Instant::now();
         let _step = self.fleet.machine.span(|| format!("step {}", when.step));
-        for (env, sizes) in envs.iter_mut().zip(&self.fleet.batch_sizes) {
+        for env in &mut *envs {
             growth::open_step(env, self.setup, when, self.journal)?;
+        }
+        set_alphas(envs)?;
+        for (env, sizes) in envs.iter_mut().zip(&self.fleet.batch_sizes) {
             // What growth makes new is made here, not in the inner loop.
             for &size in sizes {
                 env.network.prepare_training(size)?;
@@ -297,13 +300,15 @@ impl Episode<'_, '_> {
             _ => {
                 train.start_epoch(epoch)?;
                 let scopes = scopes();
-                let (mut batches, first) = (0, machine.envs().start);
-                for_each_batch(train, |batch| {
-                    batches += 1;
-                    let network = &mut envs[batch.env - first].network;
-                    network.train_step(&batch.inputs, &batch.targets)?;
-                    journal.batch_enqueued(batch.env, network)
-                })?;
+                let mut networks = networks(envs);
+                let mut batches = 0;
+                while let Some(next) = train.next()? {
+                    batches += next.len() as u64;
+                    networks.train_step(&labelled(&next))?;
+                    for (batch, network) in next.iter().zip(networks.networks()) {
+                        journal.batch_enqueued(batch.env, network)?;
+                    }
+                }
                 let counts = scopes.into_iter().map(|scope| scope.finish().counts).collect();
                 Epoch { batches, counts }
             }
@@ -378,6 +383,17 @@ impl Episode<'_, '_> {
         }
         Ok(report)
     }
+}
+
+/// Gives every network the alphas of its env's configurations, and empty metrics.
+///
+/// # Errors
+/// A failed stream.
+pub(crate) fn set_alphas(envs: &mut [Env]) -> Result<()> {
+    let tables: Vec<Vec<Vec<f32>>> = envs.iter().map(|env| env.alphas().to_vec()).collect();
+    let mut networks = networks(envs);
+    networks.set_alphas(&tables)?;
+    Ok(networks.reset_metrics()?)
 }
 
 /// A digest of what a step was for its envs: what they measured, what was decided, and the fingerprints.

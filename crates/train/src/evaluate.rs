@@ -1,5 +1,6 @@
 //! Reading envs against a split: enqueued for all of them, then one read-back.
 
+use std::ops::Range;
 use std::path::PathBuf;
 
 use meristem_data::GatherBatches;
@@ -8,7 +9,7 @@ use meristem_nn::{EvalMetrics, Metrics};
 
 use crate::env::Env;
 use crate::error::Result;
-use crate::fleet::{Fleet, for_each_batch};
+use crate::fleet::{Fleet, labelled, networks};
 use crate::setup::Setup;
 use crate::summary::{EnvSummary, ModuleSummary};
 
@@ -18,25 +19,29 @@ use crate::summary::{EnvSummary, ModuleSummary};
 /// A failed device.
 pub(crate) fn control(fleet: &mut Fleet, envs: &mut [Env]) -> Result<()> {
     let _span = fleet.machine.span(|| "evaluate");
-    for (env, gather) in envs.iter_mut().zip(&mut fleet.control) {
-        let configurations = env.configurations();
-        serve(env, gather, 0..configurations)?;
-    }
-    Ok(())
+    let configurations: Vec<_> = envs.iter().map(|env| 0..env.configurations()).collect();
+    serve(envs, &mut fleet.control, &configurations)
 }
 
-/// One pass over a split: each batch is gathered once, and validated in one launch, for all configurations
-/// (C1).
+/// One pass over a split, batch by batch for all envs: each is gathered once, and validated in one launch for all
+/// configurations of its env (C1). Without a gather there is nothing to validate.
 fn serve(
-    env: &mut Env,
-    gather: &mut GatherBatches,
-    configurations: std::ops::Range<usize>,
+    envs: &mut [Env],
+    gathers: &mut [GatherBatches],
+    configurations: &[Range<usize>],
 ) -> Result<()> {
-    gather.start_epoch(0)?;
-    for_each_batch(gather, |batch| {
-        let configurations = configurations.clone();
-        Ok(env.network.eval_rows(&batch.inputs, &batch.targets, configurations)?)
-    })
+    gathers.iter_mut().try_for_each(|gather| gather.start_epoch(0))?;
+    let mut networks = networks(envs);
+    loop {
+        let mut batches = vec![];
+        for gather in &mut *gathers {
+            batches.extend(gather.next()?.into_iter().flatten());
+        }
+        if batches.is_empty() {
+            return Ok(());
+        }
+        networks.eval_rows(&labelled(&batches), configurations)?;
+    }
 }
 
 /// The one read-back of a step: all metrics of all envs (H1). Waits for the devices.
@@ -45,7 +50,7 @@ fn serve(
 /// A failed device.
 pub(crate) fn read(fleet: &Fleet, envs: &mut [Env]) -> Result<()> {
     let has_control = !fleet.control.is_empty();
-    envs.iter().try_for_each(|env| env.network.count_non_finite())?;
+    networks(envs).count_non_finite()?;
     let all = match (&fleet.replicas, &envs[..]) {
         (Some(replicas), [env]) => {
             vec![replicas.read(&fleet.machine, fleet.train.order(), &env.network)?]
@@ -69,7 +74,9 @@ pub(crate) fn again(fleet: &mut Fleet, envs: &mut [Env], restored: &[usize]) -> 
     }
     let _span = fleet.machine.span(|| "evaluate again");
     for &place in restored {
-        serve(&mut envs[place], &mut fleet.control[place], 0..1)?;
+        let one = place..place + 1;
+        let row = 0..1;
+        serve(&mut envs[one.clone()], &mut fleet.control[one], &[row])?;
     }
     let all = read_all(fleet, envs)?;
     for (place, (env, metrics)) in envs.iter_mut().zip(all).enumerate() {
@@ -101,9 +108,8 @@ pub(crate) fn report(
         test_rows.push(env.open_report(setup)?);
     }
     control(fleet, envs)?;
-    for ((env, gather), &row) in envs.iter_mut().zip(&mut fleet.test).zip(&test_rows) {
-        serve(env, gather, row..row + 1)?;
-    }
+    let rows: Vec<_> = test_rows.iter().map(|&row| row..row + 1).collect();
+    serve(envs, &mut fleet.test, &rows)?;
     let has_control = !fleet.control.is_empty();
     let all = read_all(fleet, envs)?;
     let mut summaries = vec![];

@@ -11,9 +11,10 @@ use meristem_device::{
     Counts, Device, DeviceId, DeviceOptions, HotScope, Policy, Span, Stream, Tensor, Trace,
     read_back_f64,
 };
-use meristem_nn::Metrics;
+use meristem_nn::{LabelledBatch, Metrics};
 
 use crate::config::TrainConfig;
+use crate::env::Env;
 use crate::error::{Error, Result};
 use crate::replicas::Replicas;
 use crate::setup::Setup;
@@ -276,6 +277,16 @@ fn check_sizes(config: &TrainConfig, train: usize, control: usize) -> Result<()>
         return Err(Error::value("control-split", config.control_share(), expected));
     }
     Ok(())
+}
+
+/// The networks of some envs, to run as one.
+pub(crate) fn networks(envs: &mut [Env]) -> meristem_nn::Fleet<'_> {
+    meristem_nn::Fleet::of(envs.iter_mut().map(|env| &mut env.network))
+}
+
+/// Inputs and labels of batches.
+pub(crate) fn labelled(batches: &[Batch]) -> Vec<LabelledBatch<'_>> {
+    batches.iter().map(|batch| (&batch.inputs, &batch.targets)).collect()
 }
 
 /// Serves one epoch of one gather.

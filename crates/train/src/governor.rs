@@ -161,10 +161,13 @@ impl Episode<'_, '_> {
             }
         }
         let _scopes = self.hot_scopes(permitted::SNAPSHOT, permitted::snapshot);
+        let (mut networks, mut snapshots) = (vec![], vec![]);
         for env in due {
-            env.take_snapshot(self.setup)?;
             (env.guard.snapshot_step, env.guard.failures) = (Some(step), 0);
+            let (network, snapshot, graph) = env.snapshot_due(self.setup)?;
+            networks.push(network);
+            snapshots.push((snapshot, graph));
         }
-        Ok(())
+        Ok(meristem_nn::Fleet::of(networks).take_snapshots(snapshots)?)
     }
 }

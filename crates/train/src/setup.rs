@@ -11,7 +11,7 @@ use meristem_grow::{
     BlueprintSet, Gates, Host, HostSpec, ImageShape, Rules, SlotName, Topology, nearest,
 };
 use meristem_nn::graph::{Graph, Optimiser, SgdConfig};
-use meristem_nn::{Isa, Network, NetworkOptions, StateDict};
+use meristem_nn::{Isa, Network, NetworkOptions, Plans, StateDict};
 
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
@@ -81,6 +81,8 @@ pub(crate) struct Setup {
     pub(crate) info: DatasetInfo,
     /// Instruction set of the kernels.
     pub(crate) isa: Isa,
+    /// Compiled plans, shared by the networks of all envs.
+    pub(crate) plans: Plans,
     slots: Vec<SlotName>,
     rules: Rules,
     blueprints: Arc<BlueprintSet>,
@@ -110,7 +112,9 @@ impl Setup {
         };
         let rules = Rules { max_modules: config.max_modules, gates, ..Rules::default() };
         let config = config.clone();
-        let setup = Self { config, host, image, info, isa, slots, rules, blueprints, init, policy };
+        let plans = Plans::default();
+        let setup =
+            Self { config, host, image, info, isa, plans, slots, rules, blueprints, init, policy };
         setup.fresh_host()?;
         Ok(setup)
     }

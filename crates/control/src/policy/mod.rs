@@ -9,9 +9,13 @@ mod network;
 
 use std::sync::Arc;
 
-use meristem_device::{DType, Owner, Stream, Tensor, read_back};
-use meristem_nn::kernels::ppo::{PpoBatch, PpoLoss, PpoReport, Reference, report_len};
-use meristem_nn::{Error, Isa, Result, SequenceNetwork, SequenceOptions, SequenceRun, StateDict};
+use meristem_device::{DType, Owner, Stream, Tensor, read_back_f64};
+use meristem_nn::kernels::ppo::{PpoLoss, PpoReport, report_len};
+pub use meristem_nn::ops::ppo::Pass;
+use meristem_nn::{
+    Error, Isa, Metrics, Objective, Result, SequenceNetwork, SequenceOptions, SequenceRun,
+    StateDict,
+};
 
 pub use self::loss::LossConfig;
 pub use self::network::{PolicyConfig, PolicyShape};
@@ -50,15 +54,6 @@ pub struct PolicyBatch<'a> {
     pub advantages: &'a Tensor,
     /// What V is to become, f32 `[rows]`.
     pub returns: &'a Tensor,
-}
-
-/// Which pass over a batch it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pass {
-    /// The first: its log-probabilities become the reference, so that every ratio is exactly 1.
-    First,
-    /// A later one, compared with the reference of the first.
-    Later,
 }
 
 /// The policy on a stream.
@@ -150,21 +145,9 @@ impl Policy {
         };
         let data = [batch.choices, batch.legal, batch.advantages, batch.returns];
         let results = [&reference, &self.report];
-        let loss = Arc::clone(&self.loss);
+        let objective = Objective::Ppo { loss: Arc::clone(&self.loss), pass };
         let run = SequenceRun { steps: batch.steps, inputs: &batch.inputs.all() };
-        self.network.differentiate(&run, &data, &results, move |args, outputs, gradient| {
-            let of = PpoBatch {
-                choices: args.read(0),
-                legal: args.read(1),
-                advantages: args.read(2),
-                returns: args.read(3),
-            };
-            let reference = match pass {
-                Pass::First => Reference::Record(args.write(4)),
-                Pass::Later => Reference::Given(args.write(4)),
-            };
-            loss.gradient(&of, reference, outputs, gradient, args.write(5));
-        })?;
+        self.network.differentiate(&run, &objective, &data, &results)?;
         self.reference = Some(reference);
         Ok(())
     }
@@ -175,9 +158,10 @@ impl Policy {
     /// # Errors
     /// A failed stream.
     pub fn report(&self) -> Result<(PpoReport, f64)> {
-        let raw = read_back(&[&self.report, self.network.gradient_norms()])?;
-        let [report, norm] = [0, 1].map(|i| raw.get(i).map_or(vec![], |bytes| floats(bytes)));
-        Ok((PpoReport::parse(&report), norm.first().copied().unwrap_or(0.0)))
+        let raw = read_back_f64(&[&self.report, self.network.metrics()])?;
+        let [report, metrics] = [0, 1].map(|i| raw.get(i).map_or(&[][..], Vec::as_slice));
+        let norm = Metrics::parse(metrics).groups.first().map_or(0.0, |host| host.last_norm);
+        Ok((PpoReport::parse(report), norm))
     }
 
     /// The last pass's gradient of every parameter, with its name; see [`SequenceNetwork::gradients`].
@@ -277,11 +261,6 @@ impl Policy {
         }
         Ok(rows)
     }
-}
-
-fn floats(bytes: &[u8]) -> Vec<f64> {
-    let number = |b: &[u8]| f64::from_le_bytes(b.try_into().unwrap_or_default());
-    bytes.chunks_exact(8).map(number).collect()
 }
 
 fn argument(argument: &'static str, expected: String, got: String) -> Error {

@@ -3,15 +3,14 @@
 
 use std::sync::Arc;
 
-use meristem_device::{Stream, Tensor};
+use meristem_device::{DType, Stream, Tensor};
 
-use super::Network;
-use super::argument;
-use super::groups::{self, Group, TENSORS};
-use super::metrics::{FINGERPRINT, MetricsView};
+use super::groups::{self, Group};
+use super::metrics;
+use super::{Network, Run, argument};
 use crate::error::Result;
-use crate::kernels::optim;
-use crate::plan::{Memory, Mode, Plan, Span};
+use crate::ops::{Op, elementwise, state};
+use crate::plan::{Mode, Phase, Plan, Space, Span, Step};
 
 /// A gradient in the arena.
 #[derive(Debug)]
@@ -33,28 +32,12 @@ impl Network {
     pub fn differentiate(&mut self, inputs: &Tensor, targets: &Tensor, weight: f32) -> Result<()> {
         let batch = self.check_batch("differentiate", inputs, targets)?;
         let plan = self.plan(batch, Mode::Train)?;
-        let launch = self.stream.launch("differentiate");
-        let launch = launch.read(inputs).read(targets).read(&self.alphas);
-        let launch = launch.write(&self.arena).write(&self.metrics);
-        let launch = self.groups.iter().fold(launch, |l, group| group.write(l));
-        let (isa, slots, layout) = (self.options.isa, self.graph.alphas, self.metrics_layout);
-        let spans = gradients_of(&plan);
-        let own = Arc::clone(&plan);
-        launch.run(move |args| {
-            let (input, targets) = (args.read::<f32>(0), args.read::<u32>(1));
-            let alphas = &args.read::<f32>(2)[..slots];
-            let arena = args.write::<f32>(3);
-            let mut memory = Memory::new(arena, &[input], alphas);
-            let mut metrics = MetricsView::new(args.write(4), layout);
-            groups::push_all(args, 5, &mut memory);
-            own.execute_gradient(isa, &mut memory, targets, &mut metrics);
-            if weight != 1.0 {
-                for span in spans {
-                    let ([], [gradient]) = memory.split([], [span]);
-                    gradient.iter_mut().for_each(|g| *g *= weight);
-                }
-            }
-        })?;
+        let scaled = match weight {
+            1.0 => vec![],
+            factor => each_gradient(&plan, |len| elementwise::Op::Multiply { len, factor }),
+        };
+        let run = Run::of(&plan, Phase::Forward..=Phase::Backward).then(scaled);
+        self.launch("differentiate", run, &self.tensors(&[inputs], Some(targets), 0))?;
         self.gradient = Some(Gradient { plan, clipped: false });
         Ok(())
     }
@@ -66,12 +49,8 @@ impl Network {
     /// [`Error::OneValuePerChannel`](crate::Error::OneValuePerChannel), memory, a failed stream.
     pub fn differentiate_nothing(&mut self) -> Result<()> {
         let plan = self.plan(self.options.batch_max, Mode::Train)?;
-        let spans = gradients_of(&plan);
-        let launch = self.stream.launch("differentiate_nothing").write(&self.arena);
-        launch.run(move |args| {
-            let arena = args.write::<f32>(0);
-            spans.into_iter().for_each(|span| arena[span.range()].fill(0.0));
-        })?;
+        let zeros = each_gradient(&plan, |len| elementwise::Op::Fill { len, value: 0.0 });
+        self.launch_steps("differentiate_nothing", zeros)?;
         self.gradient = Some(Gradient { plan, clipped: false });
         Ok(())
     }
@@ -85,7 +64,7 @@ impl Network {
     pub fn gradients(&self) -> Result<Vec<(&str, Tensor)>> {
         let Gradient { plan, .. } = self.gradient.as_ref().ok_or_else(|| missing("gradients"))?;
         let mut all = vec![];
-        for (param, place) in self.graph.params.iter().zip(plan.trained_params()) {
+        for (param, place) in self.graph().params.iter().zip(plan.trained_params()) {
             let Some((group, place)) = place else { continue };
             let Some(whole) = plan.group_gradient(group) else { continue };
             let gradient = self.arena.view(whole.start + place.start, [place.len()])?;
@@ -107,26 +86,8 @@ impl Network {
             let expected = "one that was not clipped".into();
             return Err(argument("clip", "gradient", expected, "clipped".into()));
         }
-        let plan = Arc::clone(plan);
-        let groups = self.graph.groups.iter();
-        let norms: Vec<f32> = groups.map(|group| group.optimiser.clip_norm() * factor).collect();
-        let launch = self.stream.launch("clip").write(&self.arena).write(&self.metrics);
-        let (isa, layout) = (self.options.isa, self.metrics_layout);
-        Ok(launch.run(move |args| {
-            let arena = args.write::<f32>(0);
-            let mut metrics = MetricsView::new(args.write(1), layout);
-            for (group, most) in norms.into_iter().enumerate() {
-                let Some(whole) = plan.group_gradient(group) else { continue };
-                let gradient = &mut arena[whole];
-                let tensors = plan.trained(group);
-                let squares =
-                    tensors.iter().map(|t| optim::grad_norm_sq(isa, &gradient[t.clone()]));
-                let clip = optim::clip_coefficient(metrics.add_group(group, squares), most);
-                for tensor in tensors {
-                    gradient[tensor].iter_mut().for_each(|g| *g *= clip);
-                }
-            }
-        })?)
+        let steps = plan.clipping(factor);
+        self.launch_steps("clip", steps)
     }
 
     /// The second half of [`Network::train_step`]: metrics of the gradient and clipping, unless it was clipped, and
@@ -136,15 +97,9 @@ impl Network {
     /// [`Error::Argument`](crate::Error::Argument) without a gradient; a failed stream.
     pub fn apply(&mut self) -> Result<()> {
         let Gradient { plan, clipped } = self.gradient.take().ok_or_else(|| missing("apply"))?;
-        let launch = self.stream.launch("apply").write(&self.arena).write(&self.metrics);
-        let launch = self.groups.iter().fold(launch, |l, group| group.write(l));
-        let (isa, layout) = (self.options.isa, self.metrics_layout);
-        Ok(launch.run(move |args| {
-            let mut memory = Memory::new(args.write(0), &[], &[]);
-            let mut metrics = MetricsView::new(args.write(1), layout);
-            groups::push_all(args, 2, &mut memory);
-            plan.execute_updates((isa, clipped), &mut memory, &mut metrics);
-        })?)
+        let first = if clipped { Phase::Update } else { Phase::Measure };
+        let run = Run::of(&plan, first..=Phase::Update);
+        self.launch("apply", run, &self.tensors(&[], None, 0))
     }
 
     /// The forward pass of a training step and no more: each batch norm adds the batch's statistics, with the
@@ -157,17 +112,8 @@ impl Network {
     pub fn observe(&mut self, inputs: &Tensor) -> Result<()> {
         let batch = self.check_inputs("observe", inputs)?;
         let plan = self.plan(batch, Mode::Train)?;
-        let launch = self.stream.launch("observe").read(inputs).read(&self.alphas);
-        let launch = launch.write(&self.arena);
-        let launch = self.groups.iter().fold(launch, |l, group| group.write(l));
-        let (isa, slots) = (self.options.isa, self.graph.alphas);
-        Ok(launch.run(move |args| {
-            let input = args.read::<f32>(0);
-            let alphas = &args.read::<f32>(1)[..slots];
-            let mut memory = Memory::new(args.write(2), &[input], alphas);
-            groups::push_all(args, 3, &mut memory);
-            plan.execute_forward(isa, &mut memory);
-        })?)
+        let run = Run::of(&plan, Phase::Forward..=Phase::Forward);
+        self.launch("observe", run, &self.tensors(&[inputs], None, 0))
     }
 
     /// Running statistics (f32) and counters (i64) of each group that has some, where they lie. Replicas that saw
@@ -183,7 +129,7 @@ impl Network {
     /// # Errors
     /// Memory.
     pub fn replica(&self, stream: &Stream) -> Result<Network> {
-        Network::new(stream, Arc::clone(&self.graph), self.options)
+        Network::with_plans(stream, Arc::clone(self.graph()), self.options, &self.plans)
     }
 
     /// Takes over graph, parameters, running statistics, what the optimiser remembers, and alphas of a network on the
@@ -196,25 +142,14 @@ impl Network {
             let (expected, got) = (format!("{:?}", self.options), format!("{:?}", leader.options));
             return Err(argument("follow", "options", expected, got));
         }
-        self.set_graph(Arc::clone(&leader.graph))?;
+        self.set_graph(Arc::clone(leader.graph()))?;
         self.alpha_values.clone_from(&leader.alpha_values);
-        let on = |tensor: &Tensor| tensor.on(&self.stream);
-        let mut from = vec![on(&leader.alphas)?];
-        for Group { values, momentum, state, counters } in &leader.groups {
-            from.extend([on(values)?, on(momentum)?, on(state)?, on(counters)?]);
-        }
-        let launch = from.iter().fold(self.stream.launch("follow"), |l, tensor| l.read(tensor));
-        let launch = launch.write(&self.alphas);
-        let launch = self.groups.iter().fold(launch, |l, group| group.write(l));
-        let tensors = from.len();
-        launch.run(move |args| {
-            for at in 0..tensors {
-                match at > 0 && at % TENSORS == 0 {
-                    true => args.write::<i64>(tensors + at).copy_from_slice(args.read(at)),
-                    false => args.write::<f32>(tensors + at).copy_from_slice(args.read(at)),
-                }
-            }
-        })?;
+        let from: Vec<Tensor> = std::iter::once(&leader.alphas)
+            .chain(leader.groups.iter().flat_map(Group::tensors))
+            .map(|tensor| tensor.on(&self.stream))
+            .collect::<Result<_, _>>()?;
+        let to = std::iter::once(&self.alphas).chain(self.groups.iter().flat_map(Group::tensors));
+        groups::copy(&self.stream, "follow", from.iter().zip(to))?;
         self.reset_metrics()
     }
 
@@ -226,35 +161,34 @@ impl Network {
     /// A failed stream.
     #[track_caller]
     pub fn fingerprint(&self) -> Result<()> {
-        let launch = self.stream.launch("fingerprint").write(&self.metrics);
-        let launch = self.groups.iter().fold(launch, |launch, group| group.read(launch));
-        let tensors = TENSORS * self.groups.len();
-        Ok(launch.run(move |args| {
-            let mut hash = 0xcbf2_9ce4_8422_2325u64;
-            let mut take = |word: u32| {
-                hash = (hash ^ u64::from(word)).wrapping_mul(0x0000_0100_0000_01b3);
-            };
-            for at in 1..=tensors {
-                match at % TENSORS {
-                    0 => args.read::<i64>(at).iter().for_each(|count| {
-                        take(*count as u32);
-                        take((*count >> 32) as u32);
-                    }),
-                    _ => args.read::<f32>(at).iter().for_each(|x| take(x.to_bits())),
-                }
-            }
-            // Halves, which f64 holds exactly.
-            args.write::<f64>(0)[FINGERPRINT..FINGERPRINT + 2]
-                .copy_from_slice(&[(hash >> 32) as f64, (hash & u64::from(u32::MAX)) as f64]);
-        })?)
+        let spans = self.group_spans();
+        let tensors = spans.iter().map(|span| (span.dtype, span.len)).collect();
+        let op = state::Op::Fingerprint(tensors);
+        let step = Step::new(op, &spans, &[metrics::fingerprint_span()]);
+        self.launch_steps("fingerprint", vec![step])
+    }
+
+    /// All of each group: parameters, what the optimiser remembers, running statistics, counters.
+    pub(super) fn group_spans(&self) -> Vec<Span> {
+        let of_group = |(g, group): (usize, &Group)| {
+            let id = crate::graph::GroupId(g);
+            let spaces =
+                [Space::Values(id), Space::Momentum(id), Space::State(id), Space::Counters(id)];
+            let all = spaces.into_iter().zip(group.tensors());
+            all.map(|(space, of)| Span::new(space, of.dtype(), 0, of.numel())).collect::<Vec<_>>()
+        };
+        self.groups.iter().enumerate().flat_map(of_group).collect()
     }
 }
 
-/// Where a plan for training has gradients.
-fn gradients_of(plan: &Plan) -> Vec<Span> {
+/// A step on the gradient of each group of a training plan that has one.
+fn each_gradient<T: Into<Op>>(plan: &Plan, op: impl Fn(usize) -> T) -> Vec<Step> {
     let groups = 0..plan.layout().groups.len();
-    let span = |at: std::ops::Range<usize>| Span::arena(at.start, at.len());
-    groups.filter_map(|group| plan.group_gradient(group)).map(span).collect()
+    let step = |at: std::ops::Range<usize>| {
+        let span = Span::new(Space::Arena, DType::F32, at.start, at.len());
+        Step::new(op(at.len()), &[], &[span])
+    };
+    groups.filter_map(|group| plan.group_gradient(group)).map(step).collect()
 }
 
 fn missing(operation: &'static str) -> crate::Error {

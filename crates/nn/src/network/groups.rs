@@ -1,14 +1,10 @@
 //! The tensors of parameter groups, and how they are carried over when a network grows.
 
-use meristem_device::{Args, DType, Launch, Owner, Stream, Tensor};
+use meristem_device::{DType, Owner, Stream, Tensor};
 
 use crate::error::{Error, Result};
 use crate::graph::{BufferSpec, Graph, GroupId, GroupSpec, Optimiser, ParamSpec};
 use crate::layout::{GroupSize, Layout, Place, packing};
-use crate::plan::{GroupMemory, Memory};
-
-/// Tensors per group, in the order of the launch's arguments.
-pub(super) const TENSORS: usize = 4;
 
 /// The tensors of one parameter group. Handles: a clone shares the memory.
 #[derive(Clone, Debug)]
@@ -57,25 +53,23 @@ impl Group {
         })
     }
 
-    /// Adds the group's tensors to a launch, all written.
-    pub(super) fn write<'a>(&'a self, launch: Launch<'a>) -> Launch<'a> {
-        launch.write(&self.values).write(&self.momentum).write(&self.state).write(&self.counters)
-    }
-
-    pub(super) fn read<'a>(&'a self, launch: Launch<'a>) -> Launch<'a> {
-        launch.read(&self.values).read(&self.momentum).read(&self.state).read(&self.counters)
+    /// Parameters, what the optimiser remembers, running statistics, counters.
+    pub(super) fn tensors(&self) -> [&Tensor; 4] {
+        [&self.values, &self.momentum, &self.state, &self.counters]
     }
 }
 
-/// Gives a plan the groups of a launch, whose arguments start at `first`.
-pub(super) fn push_all<'a>(args: &mut Args<'a>, first: usize, memory: &mut Memory<'a>) {
-    for at in (first..args.len()).step_by(TENSORS) {
-        memory.push_group(GroupMemory {
-            values: args.write(at),
-            momentum: args.write(at + 1),
-            state: args.write(at + 2),
-            counters: args.write(at + 3),
-        });
+/// Copies tensors on their device, in one command; those without elements are passed over.
+#[track_caller]
+pub(super) fn copy<'a>(
+    stream: &Stream,
+    operation: &'static str,
+    pieces: impl Iterator<Item = (&'a Tensor, &'a Tensor)>,
+) -> Result<()> {
+    let pieces: Vec<_> = pieces.filter(|(from, _)| from.numel() > 0).collect();
+    match pieces.is_empty() {
+        true => Ok(()),
+        false => Ok(stream.copy(operation, &pieces)?),
     }
 }
 
@@ -84,25 +78,6 @@ pub(super) fn push_all<'a>(args: &mut Args<'a>, first: usize, memory: &mut Memor
 struct Old<'a> {
     graph: &'a Graph,
     groups: &'a [Group],
-}
-
-/// A piece to be carried over.
-#[derive(Clone, Copy, Debug)]
-struct Carry {
-    from: usize,
-    to: usize,
-    len: usize,
-    what: Piece,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Piece {
-    /// Values and momentum of a parameter.
-    Parameter,
-    /// Running statistics.
-    State,
-    /// A counter.
-    Counter,
 }
 
 /// The groups of a graph. With an earlier graph and its groups, those that are unchanged are kept
@@ -207,55 +182,40 @@ fn fresh(stream: &Stream, graph: &Graph, layout: &Layout, g: usize, new: Fresh) 
     Ok(group)
 }
 
-/// Copies on the device what the group `g` has in common with any group of the earlier graph.
+/// Copies on the device what the group `g` has in common with any group of the earlier graph:
+/// parameters with what the optimiser remembers of them, running statistics, counters.
 fn carry_over(
     stream: &Stream,
     (graph, layout, g, group): (&Graph, &Layout, usize, &Group),
     (old, old_layout): (Old<'_>, &Layout),
 ) -> Result<()> {
-    for (source, before) in old.groups.iter().enumerate() {
-        let (source, target) = (GroupId(source), GroupId(g));
-        let pair = |from: Place, to: Place, what| {
-            (from.group == source && to.group == target).then_some(Carry {
-                from: from.start,
-                to: to.start,
-                len: to.len,
-                what,
-            })
-        };
-        let params = graph.params.iter().zip(&layout.params).filter_map(|(p, to)| {
-            let from = old.graph.params.iter().position(|o| same_param(o, p))?;
-            pair(old_layout.params[from], *to, Piece::Parameter)
-        });
-        let buffers = graph.buffers.iter().zip(&layout.buffers).filter_map(|(b, to)| {
-            let from = old.graph.buffers.iter().position(|o| same_buffer(o, b))?;
-            let what = if b.counter { Piece::Counter } else { Piece::State };
-            pair(old_layout.buffers[from], *to, what)
-        });
-        let pieces: Vec<Carry> = params.chain(buffers).collect();
-        if pieces.is_empty() {
-            continue;
+    let target = GroupId(g);
+    let mut pieces: Vec<(Tensor, Tensor)> = vec![];
+    let mut carry = |from: (&Tensor, Place), to: (&Tensor, Place)| -> Result<()> {
+        let window = |(tensor, place): (&Tensor, Place)| tensor.view(place.start, [place.len]);
+        pieces.push((window(from)?, window(to)?));
+        Ok(())
+    };
+    for (param, to) in graph.params.iter().zip(&layout.params).filter(|(_, p)| p.group == target) {
+        if let Some(at) = old.graph.params.iter().position(|o| same_param(o, param)) {
+            let from = old_layout.params[at];
+            let before = &old.groups[from.group.index()];
+            carry((&before.values, from), (&group.values, *to))?;
+            carry((&before.momentum, from), (&group.momentum, *to))?;
         }
-        let launch = group.write(before.read(stream.launch("carry_over")));
-        launch.run(move |args| {
-            for (at, parts) in
-                [(0, &[Piece::Parameter][..]), (1, &[Piece::Parameter]), (2, &[Piece::State])]
-            {
-                let (from, to) = (args.read::<f32>(at), args.write::<f32>(TENSORS + at));
-                copy(&pieces, parts, from, to);
+    }
+    for (buffer, to) in graph.buffers.iter().zip(&layout.buffers).filter(|(_, p)| p.group == target)
+    {
+        if let Some(at) = old.graph.buffers.iter().position(|o| same_buffer(o, buffer)) {
+            let from = old_layout.buffers[at];
+            let before = &old.groups[from.group.index()];
+            match buffer.counter {
+                true => carry((&before.counters, from), (&group.counters, *to))?,
+                false => carry((&before.state, from), (&group.state, *to))?,
             }
-            let (from, to) = (args.read::<i64>(3), args.write::<i64>(TENSORS + 3));
-            copy(&pieces, &[Piece::Counter], from, to);
-        })?;
+        }
     }
-    Ok(())
-}
-
-fn copy<T: Copy>(pieces: &[Carry], parts: &[Piece], from: &[T], to: &mut [T]) {
-    for piece in pieces.iter().filter(|p| parts.contains(&p.what)) {
-        let source = &from[piece.from..piece.from + piece.len];
-        to[piece.to..piece.to + piece.len].copy_from_slice(source);
-    }
+    copy(stream, "carry_over", pieces.iter().map(|(from, to)| (from, to)))
 }
 
 fn same_param(a: &ParamSpec, b: &ParamSpec) -> bool {

@@ -9,16 +9,27 @@
 //! | `[7]` | weights that were not finite when they were last counted |
 //! | `[8..10]` | the upper and the lower half of the last fingerprint |
 //! | `groups × 6` | last norm, sum of norms, vanishing, exploding, measured tensors, steps |
-//! | `configurations × 3` | evaluation: loss sum over samples, correct, samples |
 //! | `capacity` | ring of the mean losses of the last batches |
+//! | `configurations × 3` | scores of an evaluation: loss sum over samples, correct, samples |
+//!
+//! Training and checks write to all but the scores ([`Space::Metrics`]), an evaluation to its rows of
+//! the scores ([`Space::Scores`]).
 
+use meristem_device::DType;
 use serde::{Deserialize, Serialize};
 
+use crate::plan::{Space, Span};
+
 const HEADER: usize = 10;
-pub(super) const NON_FINITE: usize = 7;
-pub(super) const FINGERPRINT: usize = 8;
-const GROUP: usize = 6;
-const EVAL: usize = 3;
+const TRAIN: usize = 3;
+/// Elements of the counts of training.
+pub(crate) const TRAIN_LEN: usize = 4;
+const NON_FINITE: usize = 7;
+const FINGERPRINT: usize = 8;
+/// Elements of a group's row.
+pub(crate) const GROUP_LEN: usize = 6;
+/// Elements of a configuration's row.
+const SCORE_LEN: usize = 3;
 /// Below this L2 norm a tensor's gradient vanishes (`grow.md`, Gates).
 const VANISHING: f64 = 1e-7;
 /// Above this L2 norm, or when not finite, it explodes.
@@ -123,11 +134,11 @@ impl Metrics {
             }
         };
         let eval = |k: usize| {
-            let row = &raw[layout.eval(k)];
+            let row = &raw[layout.score(k)];
             EvalMetrics { loss_sum: row[0], correct: count(row[1]), samples: count(row[2]) }
         };
         let steps = count(raw[6]);
-        let log = &raw[layout.log_start()..][..layout.log];
+        let log = &raw[log_start(layout.groups)..][..layout.log];
         let batch_losses = if steps as usize <= log.len() {
             log[..steps as usize].to_vec()
         } else {
@@ -150,13 +161,13 @@ impl Metrics {
 
 /// The form of a metrics tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct MetricsLayout {
+pub struct MetricsLayout {
     /// Parameter groups.
-    pub(crate) groups: usize,
+    pub groups: usize,
     /// Configurations of alphas.
-    pub(crate) configs: usize,
+    pub configs: usize,
     /// Capacity of the batch log.
-    pub(crate) log: usize,
+    pub log: usize,
 }
 
 impl MetricsLayout {
@@ -168,21 +179,30 @@ impl MetricsLayout {
 
     /// Elements of the tensor.
     pub(crate) fn len(self) -> usize {
-        self.log_start() + self.log
+        self.scores_start() + self.configs * SCORE_LEN
     }
 
     fn group(self, g: usize) -> std::ops::Range<usize> {
-        let start = HEADER + g * GROUP;
-        start..start + GROUP
+        group_span(g).range()
     }
 
-    fn eval(self, k: usize) -> std::ops::Range<usize> {
-        let start = HEADER + self.groups * GROUP + k * EVAL;
-        start..start + EVAL
+    fn score(self, k: usize) -> std::ops::Range<usize> {
+        let start = self.scores_start() + k * SCORE_LEN;
+        start..start + SCORE_LEN
     }
 
-    fn log_start(self) -> usize {
-        HEADER + self.groups * GROUP + self.configs * EVAL
+    /// Where the row of a configuration begins.
+    pub(crate) fn scores_of(self, config: usize) -> usize {
+        self.score(config).start
+    }
+
+    fn scores_start(self) -> usize {
+        log_start(self.groups) + self.log
+    }
+
+    /// All of the tensor.
+    pub(crate) fn span(self) -> Span {
+        metrics(0, self.len())
     }
 
     /// Empty metrics.
@@ -203,62 +223,79 @@ pub(crate) struct BatchResult {
     pub(crate) samples: usize,
 }
 
-/// Where the steps of a plan add to.
-#[derive(Debug)]
-pub(crate) struct MetricsView<'a> {
-    raw: &'a mut [f64],
-    layout: MetricsLayout,
+fn metrics(start: usize, len: usize) -> Span {
+    Span::new(Space::Metrics, DType::F64, start, len)
 }
 
-impl<'a> MetricsView<'a> {
-    /// Over a tensor of this form.
-    pub(crate) fn new(raw: &'a mut [f64], layout: MetricsLayout) -> Self {
-        Self { raw, layout }
-    }
+fn log_start(groups: usize) -> usize {
+    HEADER + groups * GROUP_LEN
+}
 
-    /// For plans without a loss, which add nothing.
-    pub(crate) fn none() -> Self {
-        Self { raw: &mut [], layout: MetricsLayout { groups: 0, configs: 0, log: 0 } }
-    }
+/// Counts of training, for [`add_train`].
+pub(crate) fn train_span() -> Span {
+    metrics(TRAIN, TRAIN_LEN)
+}
 
-    /// Adds a training batch.
-    pub(crate) fn add_train(&mut self, batch: BatchResult) {
-        let step = self.raw[6] as usize;
-        self.raw[3] += batch.loss_sum;
-        self.raw[4] += batch.correct as f64;
-        self.raw[5] += batch.samples as f64;
-        self.raw[6] += 1.0;
-        if self.layout.log > 0 {
-            let at = self.layout.log_start() + step % self.layout.log;
-            self.raw[at] = batch.loss_sum / batch.samples as f64;
-        }
-    }
+/// Ring of the mean losses of the last `log` batches, for [`add_train`].
+pub(crate) fn log_span(groups: usize, log: usize) -> Span {
+    metrics(log_start(groups), log)
+}
 
-    /// Adds an evaluation batch to a configuration's row.
-    pub(crate) fn add_eval(&mut self, config: usize, batch: BatchResult) {
-        let row = &mut self.raw[self.layout.eval(config)];
-        row[0] += batch.loss_sum;
-        row[1] += batch.correct as f64;
-        row[2] += batch.samples as f64;
-    }
+/// Row of a group, for [`add_group`].
+pub(crate) fn group_span(group: usize) -> Span {
+    metrics(HEADER + group * GROUP_LEN, GROUP_LEN)
+}
 
-    /// Adds one step's gradients of a group, from the squared L2 norm of each tensor; returns the
-    /// group's norm.
-    pub(crate) fn add_group(&mut self, g: usize, squares: impl Iterator<Item = f64>) -> f64 {
-        let row = &mut self.raw[self.layout.group(g)];
-        let mut sum = 0.0;
-        for square in squares {
-            let norm = square.sqrt();
-            sum += square;
-            row[2] += f64::from(u8::from(norm < VANISHING));
-            row[3] += f64::from(u8::from(norm > EXPLODING || !norm.is_finite()));
-            row[4] += 1.0;
-        }
-        row[0] = sum.sqrt();
-        row[1] += row[0];
-        row[5] += 1.0;
-        row[0]
+/// Weights that were not finite.
+pub(crate) fn non_finite_span() -> Span {
+    metrics(NON_FINITE, 1)
+}
+
+/// Halves of the fingerprint.
+pub(crate) fn fingerprint_span() -> Span {
+    metrics(FINGERPRINT, 2)
+}
+
+/// Elements of the scores up to the last of these rows.
+pub(crate) fn scores_len(rows: &[usize]) -> usize {
+    rows.iter().map(|row| (row + 1) * SCORE_LEN).max().unwrap_or(0)
+}
+
+/// Adds a training batch to the counts, and its mean loss to the ring.
+pub(crate) fn add_train(batch: BatchResult, counts: &mut [f64], log: &mut [f64]) {
+    let step = counts[3] as usize;
+    counts[0] += batch.loss_sum;
+    counts[1] += batch.correct as f64;
+    counts[2] += batch.samples as f64;
+    counts[3] += 1.0;
+    if !log.is_empty() {
+        log[step % log.len()] = batch.loss_sum / batch.samples as f64;
     }
+}
+
+/// Adds an evaluation batch to a row of the scores.
+pub(crate) fn add_score(batch: BatchResult, row: usize, scores: &mut [f64]) {
+    let row = &mut scores[row * SCORE_LEN..][..SCORE_LEN];
+    row[0] += batch.loss_sum;
+    row[1] += batch.correct as f64;
+    row[2] += batch.samples as f64;
+}
+
+/// Adds one step's gradients of a group to its row, from the squared L2 norm of each tensor; returns
+/// the group's norm.
+pub(crate) fn add_group(row: &mut [f64], squares: impl Iterator<Item = f64>) -> f64 {
+    let mut sum = 0.0;
+    for square in squares {
+        let norm = square.sqrt();
+        sum += square;
+        row[2] += f64::from(u8::from(norm < VANISHING));
+        row[3] += f64::from(u8::from(norm > EXPLODING || !norm.is_finite()));
+        row[4] += 1.0;
+    }
+    row[0] = sum.sqrt();
+    row[1] += row[0];
+    row[5] += 1.0;
+    row[0]
 }
 
 #[cfg(test)]
@@ -270,9 +307,11 @@ mod tests {
     fn filled(batches: usize) -> Vec<f64> {
         let mut raw = vec![f64::NAN; LAYOUT.len()];
         LAYOUT.reset(&mut raw);
-        let mut view = MetricsView::new(&mut raw, LAYOUT);
+        let (counts, ring) = (train_span().range(), log_span(LAYOUT.groups, LAYOUT.log).range());
         for i in 0..batches {
-            view.add_train(BatchResult { loss_sum: 10.0 * i as f64, correct: 3, samples: 10 });
+            let batch = BatchResult { loss_sum: 10.0 * i as f64, correct: 3, samples: 10 };
+            let (head, tail) = raw.split_at_mut(ring.start);
+            add_train(batch, &mut head[counts.clone()], &mut tail[..LAYOUT.log]);
         }
         raw
     }
@@ -290,11 +329,13 @@ mod tests {
     #[test]
     fn rows_do_not_touch_each_other() {
         let mut raw = filled(1);
-        let mut view = MetricsView::new(&mut raw, LAYOUT);
-        view.add_eval(2, BatchResult { loss_sum: 2.5, correct: 4, samples: 5 });
-        let norm = view.add_group(1, [9.0, 16.0, 1e-16, f64::NAN].into_iter().take(3));
-        assert_eq!(norm, 5.0);
-        view.add_group(1, [f64::INFINITY, 121.0].into_iter());
+        // An evaluation that begins with the second configuration.
+        let scores = &mut raw[LAYOUT.scores_of(1)..];
+        add_score(BatchResult { loss_sum: 2.5, correct: 4, samples: 5 }, 1, scores);
+        let row = group_span(1).range();
+        let squares = [9.0, 16.0, 1e-16, f64::NAN].into_iter().take(3);
+        assert_eq!(add_group(&mut raw[row.clone()], squares), 5.0);
+        add_group(&mut raw[row], [f64::INFINITY, 121.0].into_iter());
         let metrics = Metrics::parse(&raw);
         assert_eq!(metrics.eval[2], EvalMetrics { loss_sum: 2.5, correct: 4, samples: 5 });
         assert_eq!(metrics.eval[2].accuracy(), Some(0.8));

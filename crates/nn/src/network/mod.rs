@@ -1,14 +1,16 @@
 //! A network on a stream: parameters, momentum, buffers, arena, plans and metrics of one host with
 //! its modules.
 //!
-//! A training or evaluation step is one launch, which waits for nothing; the batch's plan runs from
-//! start to end in it. Parameters live in one set of tensors per group, so that growing and pruning
+//! A training or evaluation step is one launch, which waits for nothing; phases of the batch's plan run
+//! in it (`run`). Parameters live in one set of tensors per group, so that growing and pruning
 //! a module touches no other group (`grow.md`).
 
+mod fleet;
 mod gradient;
 mod groups;
 pub(crate) mod metrics;
 mod plans;
+mod run;
 mod sequence;
 mod snapshot;
 mod state;
@@ -18,18 +20,20 @@ use std::sync::Arc;
 
 use meristem_device::{DType, Expect, Extent, Owner, Stream, Tensor};
 
+pub use self::fleet::{Fleet, LabelledBatch};
 use self::gradient::Gradient;
 use self::groups::{Fresh, Group};
-use self::metrics::MetricsLayout;
-pub use self::metrics::{EvalMetrics, GroupMetrics, Metrics};
-use self::plans::Plans;
+pub use self::metrics::{EvalMetrics, GroupMetrics, Metrics, MetricsLayout};
+pub use self::plans::Plans;
+use self::plans::Topology;
+use self::run::{Run, Tensors};
 pub use self::sequence::{SequenceNetwork, SequenceOptions, SequenceRun};
 pub use self::snapshot::Snapshot;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::kernels::Isa;
-use crate::network::metrics::MetricsView;
-use crate::plan::{self, AlphaPattern, Memory, Mode, Plan};
+use crate::ops;
+use crate::plan::{self, AlphaPattern, Mode, Phase, Plan, PlanOptions, Step};
 
 /// What is known of a network besides its graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +61,10 @@ impl NetworkOptions {
     fn fresh(&self) -> Fresh {
         Fresh { seed: self.seed, env: self.env, owner: Owner::Parameters }
     }
+
+    fn plan(&self, batch: usize, mode: Mode) -> PlanOptions {
+        PlanOptions { batch_log: self.batch_log, ..PlanOptions::new(batch, mode) }
+    }
 }
 
 /// One host with its modules, on one stream.
@@ -64,9 +72,10 @@ impl NetworkOptions {
 pub struct Network {
     stream: Stream,
     options: NetworkOptions,
-    graph: Arc<Graph>,
     groups: Vec<Group>,
     plans: Plans,
+    /// The graph that it computes, with its plans.
+    topology: Arc<Topology>,
     /// Shared by all plans: nothing in it outlives a step.
     arena: Tensor,
     /// `[configs][slots]`.
@@ -79,30 +88,51 @@ pub struct Network {
     gradient: Option<Gradient>,
 }
 
+/// The tensors that a graph needs and another does not have; `None` for what stays as it is.
+struct Grown {
+    groups: Vec<Group>,
+    arena: Option<Tensor>,
+    alphas: Option<Tensor>,
+    metrics: Option<Tensor>,
+}
+
 impl Network {
-    /// A network with fresh parameters. Does not wait for the device.
+    /// A network with fresh parameters and plans of its own. Does not wait for the device.
     ///
     /// # Errors
     /// An option of zero, a graph with several inputs or two groups of one name, an image too small,
     /// memory.
     pub fn new(stream: &Stream, graph: Arc<Graph>, options: NetworkOptions) -> Result<Self> {
+        Self::with_plans(stream, graph, options, &Plans::default())
+    }
+
+    /// As [`Network::new`], with plans shared with other networks of the device.
+    ///
+    /// # Errors
+    /// As [`Network::new`].
+    pub fn with_plans(
+        stream: &Stream,
+        graph: Arc<Graph>,
+        options: NetworkOptions,
+        plans: &Plans,
+    ) -> Result<Self> {
         check_options(&options)?;
         check_graph(&graph)?;
-        let mut plans = Plans::new(Arc::clone(&graph));
-        let arena_len = plans.prepare(options.batch_max)?;
+        let topology = plans.topology(&graph);
+        let arena_len = largest_arena(&topology, &options)?;
         let groups = groups::build(stream, &graph, None, options.fresh())?;
         let metrics_layout = layout_of(&graph, &options);
         let metrics = Tensor::zeros(stream, [metrics_layout.len()], DType::F64, Owner::Metrics)?;
         let alphas = new_alphas(stream, &graph, &options)?;
         let alpha_values = vec![0.0; alphas.numel()];
         let arena = new_arena(stream, arena_len)?;
-        let stream = stream.clone();
+        let (stream, plans) = (stream.clone(), plans.clone());
         let network = Self {
             stream,
             options,
-            graph,
             groups,
             plans,
+            topology,
             arena,
             alphas,
             alpha_values,
@@ -123,51 +153,41 @@ impl Network {
     /// # Errors
     /// As [`Network::new`]; the network is then as it was.
     pub fn set_graph(&mut self, graph: Arc<Graph>) -> Result<()> {
-        if *graph == *self.graph {
+        if *graph == **self.graph() {
             return Ok(());
         }
         check_graph(&graph)?;
-        let before = self.plans.select(Arc::clone(&graph));
-        let grown = self.prepare(&graph);
-        let (groups, arena, alphas, metrics) = match grown {
-            Ok(grown) => grown,
-            Err(error) => {
-                self.plans.select(before);
-                return Err(error);
-            }
-        };
+        let topology = self.plans.topology(&graph);
+        let grown = self.grow(&topology)?;
         self.gradient = None;
         self.metrics_layout = layout_of(&graph, &self.options);
-        (self.groups, self.graph) = (groups, graph);
-        self.arena = arena.unwrap_or_else(|| self.arena.clone());
-        if let Some(alphas) = alphas {
+        (self.groups, self.topology) = (grown.groups, topology);
+        self.arena = grown.arena.unwrap_or_else(|| self.arena.clone());
+        if let Some(alphas) = grown.alphas {
             self.alpha_values = vec![0.0; alphas.numel()];
             self.alphas = alphas;
         }
-        self.metrics = metrics.unwrap_or_else(|| self.metrics.clone());
+        self.metrics = grown.metrics.unwrap_or_else(|| self.metrics.clone());
         self.reset_metrics()
     }
 
     /// What another graph needs: all of it is made before any of it is taken.
-    #[expect(clippy::type_complexity, reason = "taken apart by its one caller")]
-    fn prepare(
-        &mut self,
-        graph: &Graph,
-    ) -> Result<(Vec<Group>, Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let arena_len = self.plans.prepare(self.options.batch_max)?;
-        let old = Some((&*self.graph, &self.groups[..]));
-        let groups = groups::build(&self.stream, graph, old, self.options.fresh())?;
+    fn grow(&self, topology: &Topology) -> Result<Grown> {
+        let (old, new) = (self.graph(), topology.graph());
+        let arena_len = largest_arena(topology, &self.options)?;
+        let groups =
+            groups::build(&self.stream, new, Some((old, &self.groups)), self.options.fresh())?;
         let arena = (arena_len > self.arena.numel())
             .then(|| new_arena(&self.stream, arena_len))
             .transpose()?;
-        let alphas = (graph.alphas != self.graph.alphas)
-            .then(|| new_alphas(&self.stream, graph, &self.options))
+        let alphas = (new.alphas != old.alphas)
+            .then(|| new_alphas(&self.stream, new, &self.options))
             .transpose()?;
-        let len = layout_of(graph, &self.options).len();
+        let len = layout_of(new, &self.options).len();
         let metrics = (len != self.metrics.numel())
             .then(|| Tensor::zeros(&self.stream, [len], DType::F64, Owner::Metrics))
             .transpose()?;
-        Ok((groups, arena, alphas, metrics))
+        Ok(Grown { groups, arena, alphas, metrics })
     }
 
     /// Compiles the training plan of this batch size ahead, and makes the arena large enough for it: a
@@ -191,7 +211,8 @@ impl Network {
     pub fn train_step(&mut self, inputs: &Tensor, targets: &Tensor) -> Result<()> {
         let batch = self.check_batch("train_step", inputs, targets)?;
         let plan = self.plan(batch, Mode::Train)?;
-        self.launch("train_step", &plan, (inputs, targets), 0..1)
+        let run = Run::of(&plan, Phase::Forward..=Phase::Update);
+        self.launch("train_step", run, &self.tensors(&[inputs], Some(targets), 0))
     }
 
     /// Evaluates a batch with row `config` of the alphas: loss and hits are added to that row of the
@@ -205,7 +226,8 @@ impl Network {
         let batch = self.check_batch("eval_step", inputs, targets)?;
         self.check_config("eval_step", config)?;
         let plan = self.plan(batch, Mode::Evaluate)?;
-        self.launch("eval_step", &plan, (inputs, targets), config..config + 1)
+        let run = Run::of(&plan, Phase::Forward..=Phase::Backward);
+        self.launch("eval_step", run, &self.tensors(&[inputs], Some(targets), config))
     }
 
     /// Evaluates a batch with all of these rows of the alphas in one launch: loss and hits of each are
@@ -226,9 +248,10 @@ impl Network {
     ) -> Result<()> {
         let batch = self.check_batch("eval_rows", inputs, targets)?;
         let pattern = self.pattern("eval_rows", &configs)?;
-        let plan = self.plans.rows(batch, &pattern)?;
+        let plan = self.topology.rows(batch, &pattern)?;
         self.make_room(&plan)?;
-        self.launch("eval_rows", &plan, (inputs, targets), configs)
+        let run = Run::of(&plan, Phase::Forward..=Phase::Backward);
+        self.launch("eval_rows", run, &self.tensors(&[inputs], Some(targets), configs.start))
     }
 
     /// Floating-point operations per sample ([`Graph::flops`]) of one [`Network::eval_rows`] of these
@@ -238,13 +261,14 @@ impl Network {
     /// [`Error::Argument`].
     pub fn eval_flops(&self, configs: Range<usize>) -> Result<(u64, u64)> {
         let pattern = self.pattern("eval_flops", &configs)?;
-        let one = AlphaPattern::all_on(self.graph.alphas);
-        Ok((plan::flops(&self.graph, &pattern), plan::flops(&self.graph, &one)))
+        let graph = self.graph();
+        let one = AlphaPattern::all_on(graph.alphas);
+        Ok((plan::flops(graph, &pattern), plan::flops(graph, &one)))
     }
 
     /// The pattern of these rows of the alphas.
     fn pattern(&self, operation: &'static str, configs: &Range<usize>) -> Result<AlphaPattern> {
-        let (slots, most) = (self.graph.alphas, self.options.configs);
+        let (slots, most) = (self.graph().alphas, self.options.configs);
         if configs.is_empty() || configs.end > most {
             let expected = format!("a range that is not empty and ends at most at {most}");
             return Err(argument(operation, "configs", expected, format!("{configs:?}")));
@@ -263,50 +287,49 @@ impl Network {
         let batch = self.check_inputs("infer", inputs)?;
         self.check_config("infer", config)?;
         let plan = self.plan(batch, Mode::Infer)?;
-        let shape = [batch, self.graph.classes()];
+        let shape = [batch, self.graph().classes()];
         let logits = Tensor::empty(&self.stream, shape, DType::F32, Owner::Other)?;
-        let launch = self.stream.launch("infer").read(inputs).read(&self.alphas);
-        let launch = launch.write(&self.arena).write(&logits);
-        let launch = self.groups.iter().fold(launch, |l, group| group.write(l));
-        let (isa, slots) = (self.options.isa, self.graph.alphas);
-        launch.run(move |args| {
-            let input = args.read::<f32>(0);
-            let alphas = &args.read::<f32>(1)[config * slots..][..slots];
-            let mut memory = Memory::new(args.write(2), &[input], alphas);
-            groups::push_all(args, 4, &mut memory);
-            plan.execute(isa, &mut memory, &[], config, &mut MetricsView::none());
-            args.write::<f32>(3).copy_from_slice(memory.read(plan.output()));
-        })?;
+        let run = Run::of(&plan, Phase::Forward..=Phase::Deliver);
+        let inputs = [inputs];
+        let tensors = Tensors { outputs: &[&logits], ..self.tensors(&inputs, None, config) };
+        self.launch("infer", run, &tensors)?;
         Ok(logits)
     }
 
-    /// Runs a plan with a loss over these rows of the alphas and of the evaluation metrics.
+    /// This network's tensors, with those of a batch, and the rows of alphas and scores from `config`
+    /// on.
+    fn tensors<'a>(
+        &'a self,
+        inputs: &'a [&'a Tensor],
+        targets: Option<&'a Tensor>,
+        config: usize,
+    ) -> Tensors<'a> {
+        Tensors {
+            arena: Some(&self.arena),
+            groups: &self.groups,
+            metrics: Some(&self.metrics),
+            scores_start: self.metrics_layout.scores_of(config),
+            inputs,
+            targets,
+            alphas: Some(&self.alphas),
+            alphas_start: config * self.graph().alphas,
+            outputs: &[],
+        }
+    }
+
     #[track_caller]
-    fn launch(
-        &self,
-        operation: &'static str,
-        plan: &Arc<Plan>,
-        (inputs, targets): (&Tensor, &Tensor),
-        configs: Range<usize>,
-    ) -> Result<()> {
-        let plan = Arc::clone(plan);
-        let launch = self.stream.launch(operation).read(inputs).read(targets).read(&self.alphas);
-        let launch = launch.write(&self.arena).write(&self.metrics);
-        let launch = self.groups.iter().fold(launch, |l, group| group.write(l));
-        let (isa, slots, layout) = (self.options.isa, self.graph.alphas, self.metrics_layout);
-        launch.run(move |args| {
-            let (input, targets) = (args.read::<f32>(0), args.read::<u32>(1));
-            let alphas = &args.read::<f32>(2)[configs.start * slots..configs.end * slots];
-            let mut memory = Memory::new(args.write(3), &[input], alphas);
-            let mut metrics = MetricsView::new(args.write(4), layout);
-            groups::push_all(args, 5, &mut memory);
-            plan.execute(isa, &mut memory, targets, configs.start, &mut metrics);
-        })?;
-        Ok(())
+    fn launch(&self, operation: &'static str, run: Run, tensors: &Tensors<'_>) -> Result<()> {
+        run.launch((&self.stream, operation), self.options.isa, tensors)
+    }
+
+    /// Launches steps that use nothing of a batch.
+    #[track_caller]
+    fn launch_steps(&self, operation: &'static str, steps: Vec<Step>) -> Result<()> {
+        self.launch(operation, Run::steps(steps), &self.tensors(&[], None, 0))
     }
 
     fn plan(&mut self, batch: usize, mode: Mode) -> Result<Arc<Plan>> {
-        let plan = self.plans.get(batch, mode)?;
+        let plan = self.topology.plan(self.options.plan(batch, mode))?;
         self.make_room(&plan)?;
         Ok(plan)
     }
@@ -327,7 +350,7 @@ impl Network {
     /// [`Error::Argument`] for too many rows or a row of another length.
     #[track_caller]
     pub fn set_alphas(&mut self, rows: &[Vec<f32>]) -> Result<()> {
-        let (slots, configs) = (self.graph.alphas, self.options.configs);
+        let (slots, configs) = (self.graph().alphas, self.options.configs);
         if rows.len() > configs || rows.iter().any(|row| row.len() != slots) {
             let expected = format!("at most {configs} rows of {slots} alphas");
             let lengths: Vec<_> = rows.iter().map(Vec::len).collect();
@@ -350,8 +373,8 @@ impl Network {
     #[track_caller]
     pub fn reset_metrics(&self) -> Result<()> {
         let layout = self.metrics_layout;
-        let launch = self.stream.launch("reset_metrics").write(&self.metrics);
-        Ok(launch.run(move |args| layout.reset(args.write(0)))?)
+        let step = Step::new(ops::state::Op::ResetMetrics(layout), &[], &[layout.span()]);
+        self.launch_steps("reset_metrics", vec![step])
     }
 
     /// The metrics that have accumulated, as f64 on the device; [`Metrics::parse`] reads them after
@@ -362,7 +385,7 @@ impl Network {
 
     /// The graph that it computes.
     pub fn graph(&self) -> &Arc<Graph> {
-        &self.graph
+        self.topology.graph()
     }
 
     /// The stream that it belongs to.
@@ -377,7 +400,7 @@ impl Network {
 
     /// Checks a batch of images, or of vectors where the graph takes those; returns its size (V1).
     fn check_inputs(&self, operation: &'static str, inputs: &Tensor) -> Result<usize> {
-        let d = self.graph.input_dims();
+        let d = self.graph().input_dims();
         let batch = Extent::Between(1, self.options.batch_max);
         let expect = Expect::stream(&self.stream).dtype(DType::F32);
         let expect = match inputs.dims().len() == 2 && d.h * d.w == 1 {
@@ -408,6 +431,18 @@ impl Network {
             return Err(argument(operation, "config", expected, config.to_string()));
         }
         Ok(())
+    }
+}
+
+/// Compiles the plans of the largest batch; returns the arena they need. A batch that only training
+/// refuses is left to the training step.
+fn largest_arena(topology: &Topology, options: &NetworkOptions) -> Result<usize> {
+    let plan = |mode| topology.plan(options.plan(options.batch_max, mode));
+    let arena_len = plan(Mode::Evaluate)?.arena_len();
+    match plan(Mode::Train) {
+        Ok(plan) => Ok(arena_len.max(plan.arena_len())),
+        Err(Error::OneValuePerChannel { .. }) => Ok(arena_len),
+        Err(error) => Err(error),
     }
 }
 

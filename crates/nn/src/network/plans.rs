@@ -1,83 +1,76 @@
-//! Compiled plans, by topology, batch size, and mode or pattern of alphas.
+//! Compiled plans, shared by all networks of a device: by topology, batch size, and mode or pattern
+//! of alphas.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::graph::Graph;
-use crate::plan::{AlphaPattern, Mode, Plan, PlanOptions};
+use crate::plan::{AlphaPattern, Plan, PlanOptions};
 
-/// Topologies kept; the one used longest ago goes first.
-const TOPOLOGIES_MAX: usize = 32;
+/// Topologies kept; of those that no network has, the one used longest ago goes first.
+const TOPOLOGIES_MAX: usize = 256;
 /// Plans kept per topology: batch sizes are few (the full one and a remainder per split).
 const PLANS_MAX: usize = 24;
-/// Plans of many rows of alphas kept per topology: two batch sizes and the few patterns of an episode.
-const ROW_PLANS_MAX: usize = 8;
+/// Plans of many rows of alphas kept per topology: two batch sizes and the patterns of the envs that
+/// share it.
+const ROW_PLANS_MAX: usize = 64;
+
+/// Compiled plans by topology. A handle: clones are the same plans. Networks of one device that are
+/// made with the same handle compile each topology once, and networks with equal plans can run as one
+/// (see [`Fleet`](super::Fleet)).
+#[derive(Clone, Debug, Default)]
+pub struct Plans(Arc<Mutex<Vec<Arc<Topology>>>>);
+
+impl Plans {
+    /// The plans of a graph, shared with every network that computes an equal one.
+    pub(super) fn topology(&self, graph: &Arc<Graph>) -> Arc<Topology> {
+        let mut all = lock(&self.0);
+        let same = |of: &Arc<Topology>| Arc::ptr_eq(&of.graph, graph) || of.graph == *graph;
+        let topology = match all.iter().position(same) {
+            Some(known) => all.remove(known),
+            None => Arc::new(Topology { graph: Arc::clone(graph), plans: Mutex::default() }),
+        };
+        let unused = |of: &Arc<Topology>| Arc::strong_count(of) == 1;
+        if all.len() >= TOPOLOGIES_MAX
+            && let Some(oldest) = all.iter().position(unused)
+        {
+            all.remove(oldest);
+        }
+        all.push(Arc::clone(&topology));
+        topology
+    }
+}
 
 /// A graph with its plans.
 #[derive(Debug)]
-struct Topology {
+pub(super) struct Topology {
     graph: Arc<Graph>,
+    plans: Mutex<Compiled>,
+}
+
+/// Plans of one graph; the one compiled first goes first.
+#[derive(Debug, Default)]
+struct Compiled {
     plans: Vec<Arc<Plan>>,
-    /// Plans of many rows of alphas; the one compiled first goes first.
-    row_plans: Vec<(AlphaPattern, Arc<Plan>)>,
+    rows: Vec<(AlphaPattern, Arc<Plan>)>,
 }
 
 impl Topology {
-    fn new(graph: Arc<Graph>) -> Self {
-        Self { graph, plans: vec![], row_plans: vec![] }
-    }
-}
-
-/// Plans of the current graph and of earlier ones.
-#[derive(Debug)]
-pub(super) struct Plans {
-    /// The current topology is the last, the one used longest ago the first. Never empty.
-    topologies: Vec<Topology>,
-}
-
-impl Plans {
-    /// No plans yet.
-    pub(super) fn new(graph: Arc<Graph>) -> Self {
-        Self { topologies: vec![Topology::new(graph)] }
+    /// The graph, in the allocation that all networks of this topology share.
+    pub(super) fn graph(&self) -> &Arc<Graph> {
+        &self.graph
     }
 
-    /// Makes a graph current; returns the one that was.
-    pub(super) fn select(&mut self, graph: Arc<Graph>) -> Arc<Graph> {
-        let before = self.topologies.last().map(|t| Arc::clone(&t.graph));
-        let known = self.topologies.iter().position(|t| t.graph == graph);
-        let fresh = || Topology::new(Arc::clone(&graph));
-        let topology = known.map_or_else(fresh, |i| self.topologies.remove(i));
-        if self.topologies.len() >= TOPOLOGIES_MAX {
-            self.topologies.remove(0);
-        }
-        self.topologies.push(topology);
-        before.unwrap_or(graph)
-    }
-
-    /// Compiles the current graph's plans of the largest batch; returns the arena they need.
+    /// The plan with these options, compiled if it is not known.
     ///
     /// # Errors
-    /// As [`Plan::compile`], but a batch that only training refuses is left to the training step.
-    pub(super) fn prepare(&mut self, batch_max: usize) -> Result<usize> {
-        let mut arena_len = self.get(batch_max, Mode::Evaluate)?.arena_len();
-        match self.get(batch_max, Mode::Train) {
-            Ok(plan) => arena_len = arena_len.max(plan.arena_len()),
-            Err(Error::OneValuePerChannel { .. }) => {}
-            Err(error) => return Err(error),
-        }
-        Ok(arena_len)
-    }
-
-    /// The plan of the current graph, compiled if it is not known.
-    pub(super) fn get(&mut self, batch: usize, mode: Mode) -> Result<Arc<Plan>> {
-        let options = PlanOptions::new(batch, mode);
-        let Some(Topology { graph, plans, .. }) = self.topologies.last_mut() else {
-            return Err(Error::EmptyBatch { batch }); // never: a graph is always current
-        };
-        if let Some(plan) = plans.iter().find(|p| p.options() == options) {
+    /// As [`Plan::compile`].
+    pub(super) fn plan(&self, options: PlanOptions) -> Result<Arc<Plan>> {
+        let Compiled { plans, .. } = &mut *lock(&self.plans);
+        if let Some(plan) = plans.iter().find(|plan| plan.options() == options) {
             return Ok(Arc::clone(plan));
         }
-        let plan = Arc::new(Plan::compile(graph, options)?);
+        let plan = Arc::new(Plan::compile(&self.graph, options)?);
         if plans.len() >= PLANS_MAX {
             plans.remove(0);
         }
@@ -85,30 +78,37 @@ impl Plans {
         Ok(plan)
     }
 
-    /// The current graph's plan of all rows of such a table, compiled if it is not known.
-    pub(super) fn rows(&mut self, batch: usize, pattern: &AlphaPattern) -> Result<Arc<Plan>> {
-        let Some(Topology { graph, row_plans, .. }) = self.topologies.last_mut() else {
-            return Err(Error::EmptyBatch { batch }); // never: a graph is always current
-        };
+    /// The plan of all rows of such a table of alphas, compiled if it is not known.
+    ///
+    /// # Errors
+    /// As [`Plan::compile_rows`].
+    pub(super) fn rows(&self, batch: usize, pattern: &AlphaPattern) -> Result<Arc<Plan>> {
+        let Compiled { rows, .. } = &mut *lock(&self.plans);
         let same = |(of, plan): &&(AlphaPattern, Arc<Plan>)| {
             of == pattern && plan.options().batch == batch
         };
-        if let Some((_, plan)) = row_plans.iter().find(same) {
+        if let Some((_, plan)) = rows.iter().find(same) {
             return Ok(Arc::clone(plan));
         }
-        let plan = Arc::new(Plan::compile_rows(graph, pattern, batch)?);
-        if row_plans.len() >= ROW_PLANS_MAX {
-            row_plans.remove(0);
+        let plan = Arc::new(Plan::compile_rows(&self.graph, pattern, batch)?);
+        if rows.len() >= ROW_PLANS_MAX {
+            rows.remove(0);
         }
-        row_plans.push((pattern.clone(), Arc::clone(&plan)));
+        rows.push((pattern.clone(), Arc::clone(&plan)));
         Ok(plan)
     }
+}
+
+/// A panic while a plan was compiled leaves a list without it.
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::graph::{Dims, GraphBuilder, SgdConfig};
+    use crate::plan::Mode;
 
     fn graph(features: usize) -> Arc<Graph> {
         let sgd = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 0.0, clip_norm: 1.0 };
@@ -117,27 +117,31 @@ mod tests {
         Arc::new(b.finish(y).unwrap())
     }
 
-    #[test]
-    fn a_known_topology_is_not_compiled_again() {
-        let mut plans = Plans::new(graph(1));
-        let first = plans.get(8, Mode::Train).unwrap();
-        plans.select(graph(2));
-        let other = plans.get(8, Mode::Train).unwrap();
-        assert!(!Arc::ptr_eq(&first, &other));
-        plans.select(graph(1)); // equal, not the same allocation
-        assert!(Arc::ptr_eq(&first, &plans.get(8, Mode::Train).unwrap()));
-        assert!(!Arc::ptr_eq(&first, &plans.get(7, Mode::Train).unwrap()));
+    fn train(batch: usize) -> PlanOptions {
+        PlanOptions::new(batch, Mode::Train)
     }
 
     #[test]
-    fn the_oldest_topology_goes() {
-        let mut plans = Plans::new(graph(1));
-        let first = plans.get(1, Mode::Infer).unwrap();
-        for features in 2..TOPOLOGIES_MAX + 2 {
-            plans.select(graph(features));
+    fn a_known_topology_is_not_compiled_again() {
+        let plans = Plans::default();
+        let first = plans.topology(&graph(1)).plan(train(8)).unwrap();
+        let other = plans.topology(&graph(2)).plan(train(8)).unwrap();
+        assert!(!Arc::ptr_eq(&first, &other));
+        let again = plans.clone().topology(&graph(1)); // equal, not the same allocation
+        assert!(Arc::ptr_eq(&first, &again.plan(train(8)).unwrap()));
+        assert!(!Arc::ptr_eq(&first, &again.plan(train(7)).unwrap()));
+    }
+
+    #[test]
+    fn the_oldest_topology_that_nobody_has_goes() {
+        let plans = Plans::default();
+        let kept = plans.topology(&graph(1));
+        let dropped = plans.topology(&graph(2)).plan(train(1)).unwrap();
+        for features in 3..TOPOLOGIES_MAX + 2 {
+            plans.topology(&graph(features));
         }
-        assert_eq!(plans.topologies.len(), TOPOLOGIES_MAX);
-        plans.select(graph(1));
-        assert!(!Arc::ptr_eq(&first, &plans.get(1, Mode::Infer).unwrap()));
+        assert_eq!(lock(&plans.0).len(), TOPOLOGIES_MAX);
+        assert!(Arc::ptr_eq(&kept, &plans.topology(&graph(1))));
+        assert!(!Arc::ptr_eq(&dropped, &plans.topology(&graph(2)).plan(train(1)).unwrap()));
     }
 }

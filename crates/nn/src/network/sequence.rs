@@ -1,29 +1,28 @@
-//! A network over sequences: recurrent, of several inputs, differentiated by an objective that the
-//! caller brings. The controller's policy is one.
+//! A network over sequences: recurrent, of several inputs, trained with an objective over rows. The
+//! controller's policy is one.
 //!
 //! One set of parameters, any number of plans: a single step of many sequences, or whole sequences.
-//! Each plan has its own arena, so that a gradient survives forward runs of other plans.
+//! Forward runs and training have an arena each, so that a gradient survives forward runs.
 
-use std::ops::Range;
 use std::sync::Arc;
 
-use meristem_device::{Args, DType, Expect, Launch, Owner, Stream, Tensor, read_back_as};
+use meristem_device::{DType, Expect, Owner, Stream, Tensor, read_back_as};
 
 use super::argument;
 use super::groups::{self, Fresh, Group};
+use super::metrics::MetricsLayout;
+use super::run::{Run, Tensors};
 use super::state::Weights;
 use crate::error::Result;
 use crate::graph::{Graph, Node, Op};
 use crate::kernels::Isa;
-use crate::kernels::optim::{self, GroupStep};
 use crate::layout::Layout;
-use crate::network::metrics::MetricsView;
-use crate::plan::lower::train::joined;
-use crate::plan::{Memory, Mode, Plan, PlanOptions, Span};
+use crate::ops::state;
+use crate::plan::{Mode, Objective, Phase, Plan, PlanOptions, Step};
 use crate::state::StateDict;
 
-/// Plans kept: a step and whole sequences, each for a few numbers of rows.
-const PLANS_MAX: usize = 8;
+/// Plans kept: a step and whole sequences, each for a few numbers of rows, the latter in two passes.
+const PLANS_MAX: usize = 12;
 
 /// What is known of a sequence network besides its graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,13 +45,6 @@ pub struct SequenceRun<'a> {
     pub inputs: &'a [&'a Tensor],
 }
 
-/// A compiled plan with its memory.
-#[derive(Debug)]
-struct Compiled {
-    plan: Arc<Plan>,
-    arena: Tensor,
-}
-
 /// A graph over sequences with its parameters and optimiser, on one stream.
 #[derive(Debug)]
 pub struct SequenceNetwork {
@@ -60,12 +52,13 @@ pub struct SequenceNetwork {
     graph: Arc<Graph>,
     options: SequenceOptions,
     groups: Vec<Group>,
-    /// The one used longest ago first.
-    plans: Vec<Compiled>,
-    /// Where the last gradient lies.
-    gradient: Option<(Arc<Plan>, Tensor)>,
-    /// L2 norm of the last gradient, f64 `[groups]`.
-    norms: Tensor,
+    /// By objective, which is `None` for forward runs; the one used longest ago first.
+    plans: Vec<(Option<Objective>, Arc<Plan>)>,
+    /// Memory of forward runs, and of training: a gradient survives forward runs.
+    arenas: [Tensor; 2],
+    /// Plan of the last gradient, which lies in the second arena.
+    gradient: Option<Arc<Plan>>,
+    metrics: Tensor,
 }
 
 impl SequenceNetwork {
@@ -80,9 +73,23 @@ impl SequenceNetwork {
         }
         let fresh = Fresh { seed: options.seed, env: 0, owner: options.owner };
         let groups = groups::build(stream, &graph, None, fresh)?;
-        let norms = Tensor::zeros(stream, [graph.groups.len()], DType::F64, options.owner)?;
-        let (stream, plans) = (stream.clone(), vec![]);
-        Ok(Self { stream, graph, options, groups, plans, gradient: None, norms })
+        let metrics_layout = MetricsLayout { groups: graph.groups.len(), configs: 0, log: 0 };
+        let metrics = Tensor::zeros(stream, [metrics_layout.len()], DType::F64, options.owner)?;
+        let arena = || Tensor::empty(stream, [0], DType::F32, options.owner);
+        let network = Self {
+            arenas: [arena()?, arena()?],
+            stream: stream.clone(),
+            graph,
+            options,
+            groups,
+            plans: vec![],
+            gradient: None,
+            metrics,
+        };
+        let reset = state::Op::ResetMetrics(metrics_layout);
+        let reset = Run::steps(vec![Step::new(reset, &[], &[metrics_layout.span()])]);
+        network.launch("reset_metrics", reset, &network.tensors(Mode::Train))?;
+        Ok(network)
     }
 
     /// Runs forward: the value of every row goes to `output` `[rows, features]`, the state after the
@@ -101,8 +108,8 @@ impl SequenceNetwork {
         let rows = self.check_inputs("forward", run)?;
         let features = self.graph.classes();
         check(&self.stream, ("forward", "output"), output, (DType::F32, rows, features))?;
-        let (plan, arena) = self.plan(rows, run.steps, Mode::Infer)?;
-        let spans: Vec<Span> = plan.last_states().to_vec();
+        let plan = self.plan(rows, run.steps, None)?;
+        let spans = plan.last_states();
         if spans.len() != states.len() {
             let expected = format!("one tensor for each of {} LSTMs", spans.len());
             return Err(argument("forward", "states", expected, states.len().to_string()));
@@ -112,75 +119,59 @@ impl SequenceNetwork {
             let expected = (DType::F32, sequences, span.len / sequences);
             check(&self.stream, ("forward", "states"), state, expected)?;
         }
-        let launch = states.iter().fold(self.stream.launch("forward"), |l, s| l.write(s));
-        let launch = reading(launch.write(output).write(&arena), run.inputs);
-        let launch = self.groups.iter().fold(launch, |l, group| group.write(l));
-        let (isa, inputs, indices) = (self.options.isa, run.inputs.len(), self.indices());
-        Ok(launch.run(move |args| {
-            let states = spans.len();
-            let mut memory = memory(args, states + 1, (inputs, &indices));
-            plan.execute(isa, &mut memory, &[], 0, &mut MetricsView::none());
-            args.write::<f32>(states).copy_from_slice(memory.read(plan.output()));
-            for (i, span) in spans.iter().enumerate() {
-                args.write::<f32>(i).copy_from_slice(memory.read(*span));
-            }
-        })?)
+        let outputs: Vec<&Tensor> = std::iter::once(output).chain(states.iter().copied()).collect();
+        let tensors =
+            Tensors { inputs: run.inputs, outputs: &outputs, ..self.tensors(Mode::Infer) };
+        self.launch("forward", Run::of(&plan, Phase::Forward..=Phase::Deliver), &tensors)
     }
 
-    /// Runs forward, calls `objective`, runs backward, and finds the gradient's norm
-    /// ([`SequenceNetwork::gradient_norms`]); the parameters stay as they are. One launch, which waits
-    /// for nothing; a new size compiles a plan.
+    /// Runs forward, the objective, backward, and measures the gradient
+    /// ([`SequenceNetwork::metrics`]); the parameters stay as they are. One launch, which waits for
+    /// nothing; a new size compiles a plan.
     ///
-    /// `objective` runs on the device with the network's output `[rows][features]`, and overwrites the
-    /// gradient of what is to become small. Its arguments are `data` (read), then `results` (written).
+    /// `data` is what the objective reads besides the network's output, `results` what it leaves; see
+    /// [`ops::ppo`](crate::ops::ppo).
     ///
     /// # Errors
-    /// [`Error::Argument`](crate::Error::Argument), memory, a failed stream.
-    pub fn differentiate<F>(
+    /// [`Error::Argument`](crate::Error::Argument); [`Error::PlanMemory`](crate::Error::PlanMemory) for
+    /// data or results that are missing or too short; memory, a failed stream.
+    pub fn differentiate(
         &mut self,
         run: &SequenceRun<'_>,
+        objective: &Objective,
         data: &[&Tensor],
         results: &[&Tensor],
-        mut objective: F,
-    ) -> Result<()>
-    where
-        F: FnMut(&mut Args<'_>, &[f32], &mut [f32]) + Send + 'static,
-    {
+    ) -> Result<()> {
         let rows = self.check_inputs("differentiate", run)?;
-        let (plan, arena) = self.plan(rows, run.steps, Mode::Objective)?;
-        let launch = reading(self.stream.launch("differentiate"), data);
-        let launch = results.iter().fold(launch, |l, result| l.write(result));
-        let first = data.len() + results.len() + 1;
-        let launch = reading(launch.write(&self.norms).write(&arena), run.inputs);
-        let launch = self.groups.iter().fold(launch, |l, group| group.write(l));
-        let (isa, inputs, indices) = (self.options.isa, run.inputs.len(), self.indices());
-        let tensors = self.gradient_tensors(&plan);
-        let backward = Arc::clone(&plan);
-        launch.run(move |args| {
-            let mut memory = memory(args, first, (inputs, &indices));
-            let mut call = |output: &[f32], d: &mut [f32]| objective(args, output, d);
-            backward.execute_objective(isa, &mut memory, &mut call);
-            norms_of(&tensors, args.write(first - 1), |span| {
-                optim::grad_norm_sq(isa, memory.read(span))
-            });
-        })?;
-        self.gradient = Some((plan, arena));
+        self.gradient = None;
+        let plan = self.plan(rows, run.steps, Some(objective))?;
+        let inputs: Vec<&Tensor> = run.inputs.iter().chain(data).copied().collect();
+        let tensors = Tensors { inputs: &inputs, outputs: results, ..self.tensors(Mode::Train) };
+        self.launch("differentiate", Run::of(&plan, Phase::Forward..=Phase::Measure), &tensors)?;
+        self.gradient = Some(plan);
         Ok(())
     }
 
-    /// Per group, the places of the parameters' gradients in the arena.
-    fn gradient_tensors(&self, plan: &Plan) -> Vec<Vec<Span>> {
-        let of = |group: usize| -> Vec<Span> {
-            let Some(whole) = plan.group_gradient(group) else { return vec![] };
-            let span = |at: Range<usize>| Span::arena(whole.start + at.start, at.len());
-            plan.trained(group).into_iter().map(span).collect()
-        };
-        (0..self.graph.groups.len()).map(of).collect()
+    /// This network's tensors, with the arena of forward runs or of training.
+    fn tensors(&self, mode: Mode) -> Tensors<'_> {
+        let [forward, training] = &self.arenas;
+        Tensors {
+            arena: Some(if mode == Mode::Infer { forward } else { training }),
+            groups: &self.groups,
+            metrics: Some(&self.metrics),
+            ..Tensors::default()
+        }
     }
 
-    /// L2 norm of each group's last gradient before clipping, f64 `[groups]` on the device.
-    pub fn gradient_norms(&self) -> &Tensor {
-        &self.norms
+    #[track_caller]
+    fn launch(&self, operation: &'static str, run: Run, tensors: &Tensors<'_>) -> Result<()> {
+        run.launch((&self.stream, operation), self.options.isa, tensors)
+    }
+
+    /// Norms of the last gradient before clipping, per group, as f64 on the device;
+    /// [`Metrics::parse`](super::Metrics::parse) reads them.
+    pub fn metrics(&self) -> &Tensor {
+        &self.metrics
     }
 
     /// The last gradient of every parameter that one reaches, with its name: f32, flat, before clipping, where it
@@ -190,15 +181,12 @@ impl SequenceNetwork {
     /// # Errors
     /// [`Error::Argument`](crate::Error::Argument) without a gradient.
     pub fn gradients(&self) -> Result<Vec<(&str, Tensor)>> {
-        let Some((plan, arena)) = &self.gradient else {
-            let expected = "a gradient, from `differentiate`".into();
-            return Err(argument("gradients", "gradient", expected, "none".into()));
-        };
+        let plan = self.gradient.as_ref().ok_or_else(|| missing("gradients"))?;
         let mut all = vec![];
         for (param, place) in self.graph.params.iter().zip(plan.trained_params()) {
             let Some((group, place)) = place else { continue };
             let Some(whole) = plan.group_gradient(group) else { continue };
-            let gradient = arena.view(whole.start + place.start, [place.len()])?;
+            let gradient = self.arenas[1].view(whole.start + place.start, [place.len()])?;
             all.push((param.name.as_str(), gradient));
         }
         Ok(all)
@@ -209,61 +197,21 @@ impl SequenceNetwork {
     /// # Errors
     /// As [`SequenceNetwork::gradients`].
     pub fn measure(&mut self) -> Result<()> {
-        let Some((plan, arena)) = &self.gradient else {
-            let expected = "a gradient, from `differentiate`".into();
-            return Err(argument("measure", "gradient", expected, "none".into()));
-        };
-        let (tensors, isa) = (self.gradient_tensors(plan), self.options.isa);
-        let launch = self.stream.launch("gradient norms").write(&self.norms).read(arena);
-        Ok(launch.run(move |args| {
-            let arena = args.read::<f32>(1);
-            norms_of(&tensors, args.write(0), |span| {
-                optim::grad_norm_sq(isa, &arena[span.range()])
-            });
-        })?)
+        let plan = self.gradient.as_ref().ok_or_else(|| missing("measure"))?;
+        let run = Run::of(plan, Phase::Measure..=Phase::Measure);
+        self.launch("gradient norms", run, &self.tensors(Mode::Train))
     }
 
     /// Clips the last gradient, group by group, and lets the optimisers take one step with it. Waits
     /// for nothing. A gradient that is not finite spoils the parameters: read
-    /// [`SequenceNetwork::gradient_norms`] first.
+    /// [`SequenceNetwork::metrics`] first.
     ///
     /// # Errors
     /// [`Error::Argument`](crate::Error::Argument) without a gradient, a failed stream.
     pub fn apply(&mut self) -> Result<()> {
-        let Some((plan, arena)) = self.gradient.take() else {
-            let expected = "a gradient, from `differentiate`".into();
-            return Err(argument("apply", "gradient", expected, "none, or one used before".into()));
-        };
-        let steps = Layout::new(&self.graph).steps;
-        let updates: Vec<_> = (0..self.graph.groups.len())
-            .map(|g| {
-                let optimiser = self.graph.groups[g].optimiser;
-                (plan.group_gradient(g), joined(&plan.trained(g)), optimiser, steps[g])
-            })
-            .collect();
-        let launch = self.stream.launch("apply").read(&arena).read(&self.norms);
-        let launch = self.groups.iter().fold(launch, |l, group| group.write(l));
-        let isa = self.options.isa;
-        Ok(launch.run(move |args| {
-            let (arena, norms) = (args.read::<f32>(0), args.read::<f64>(1));
-            for (g, (gradient, runs, optimiser, step)) in updates.iter().enumerate() {
-                let Some(gradient) = gradient else { continue };
-                let first = 2 + groups::TENSORS * g;
-                let values = args.write::<f32>(first);
-                let moments = args.write::<f32>(first + 1);
-                let counters = args.write::<i64>(first + 3);
-                let steps = step.map_or(0, |step| {
-                    counters[step] += 1;
-                    counters[step]
-                });
-                let clip = optim::clip_coefficient(norms[g], optimiser.clip_norm());
-                let step = GroupStep { optimiser, clip, steps };
-                for run in runs {
-                    let gradient = &arena[gradient.clone()];
-                    optim::group_step(isa, &step, run.clone(), values, gradient, moments);
-                }
-            }
-        })?)
+        let plan = self.gradient.take().ok_or_else(|| missing("apply"))?;
+        let run = Run::of(&plan, Phase::Update..=Phase::Update);
+        self.launch("apply", run, &self.tensors(Mode::Train))
     }
 
     /// The last gradient of every parameter, under its name and in its shape, before clipping; zero
@@ -272,11 +220,8 @@ impl SequenceNetwork {
     /// # Errors
     /// [`Error::Argument`](crate::Error::Argument) without a gradient, a failed stream.
     pub fn gradient_dict(&self) -> Result<StateDict> {
-        let Some((plan, arena)) = &self.gradient else {
-            let expected = "a gradient, from `differentiate`".into();
-            return Err(argument("gradient_dict", "gradient", expected, "none".into()));
-        };
-        let arena = read_back_as::<f32>(&[arena])?.pop().unwrap_or_default();
+        let plan = self.gradient.as_ref().ok_or_else(|| missing("gradient_dict"))?;
+        let arena = read_back_as::<f32>(&[&self.arenas[1]])?.pop().unwrap_or_default();
         let layout = Layout::new(&self.graph);
         let group = |(g, size): (usize, &crate::layout::GroupSize)| {
             plan.group_gradient(g).map_or(vec![0.0; size.values], |at| arena[at].to_vec())
@@ -335,11 +280,6 @@ impl SequenceNetwork {
         self.graph.nodes.iter().filter(|node| node.op.input().is_some())
     }
 
-    /// Which inputs are indices.
-    fn indices(&self) -> Vec<bool> {
-        self.input_nodes().map(|node| matches!(node.op, Op::Indices(_))).collect()
-    }
-
     /// The rows of a run whose inputs are as they should be.
     fn check_inputs(&self, operation: &'static str, run: &SequenceRun<'_>) -> Result<usize> {
         let expected = self.graph.inputs();
@@ -364,52 +304,43 @@ impl SequenceNetwork {
         Ok(rows)
     }
 
-    fn plan(&mut self, batch: usize, steps: usize, mode: Mode) -> Result<(Arc<Plan>, Tensor)> {
+    /// The plan of so many rows, forward only without an objective; its arena is made large enough.
+    fn plan(
+        &mut self,
+        batch: usize,
+        steps: usize,
+        objective: Option<&Objective>,
+    ) -> Result<Arc<Plan>> {
+        let mode = if objective.is_some() { Mode::Train } else { Mode::Infer };
         let options = PlanOptions { steps, ..PlanOptions::new(batch, mode) };
-        let compiled = match self.plans.iter().position(|c| c.plan.options() == options) {
+        let same = |(of, plan): &(Option<Objective>, Arc<Plan>)| {
+            plan.options() == options && of.as_ref() == objective
+        };
+        let (key, plan) = match self.plans.iter().position(same) {
             Some(at) => self.plans.remove(at),
             None => {
-                let plan = Arc::new(Plan::compile(&self.graph, options)?);
-                let shape = [plan.arena_len()];
-                let arena = Tensor::empty(&self.stream, shape, DType::F32, self.options.owner)?;
-                Compiled { plan, arena }
+                let objective = objective.cloned();
+                let of = objective.as_ref().unwrap_or(&Objective::CrossEntropy);
+                let plan = Arc::new(Plan::compile_for(&self.graph, options, of)?);
+                (objective, plan)
             }
         };
         if self.plans.len() == PLANS_MAX {
             self.plans.remove(0);
         }
-        let both = (Arc::clone(&compiled.plan), compiled.arena.clone());
-        self.plans.push(compiled);
-        Ok(both)
+        self.plans.push((key, Arc::clone(&plan)));
+        let arena = &mut self.arenas[usize::from(mode == Mode::Train)];
+        if plan.arena_len() > arena.numel() {
+            let shape = [plan.arena_len()];
+            *arena = Tensor::empty(&self.stream, shape, DType::F32, self.options.owner)?;
+        }
+        Ok(plan)
     }
 }
 
-/// L2 norm of each group's gradient.
-fn norms_of(tensors: &[Vec<Span>], norms: &mut [f64], mut norm_sq: impl FnMut(Span) -> f64) {
-    for (norm, tensors) in norms.iter_mut().zip(tensors) {
-        *norm = tensors.iter().map(|span| norm_sq(*span)).sum::<f64>().sqrt();
-    }
-}
-
-fn reading<'a>(launch: Launch<'a>, tensors: &[&'a Tensor]) -> Launch<'a> {
-    tensors.iter().fold(launch, |launch, tensor| launch.read(tensor))
-}
-
-/// The memory of a plan from a launch's arguments: the arena at `first`, the inputs, the groups.
-fn memory<'a>(
-    args: &mut Args<'a>,
-    first: usize,
-    (inputs, indices): (usize, &[bool]),
-) -> Memory<'a> {
-    let slices: Vec<&[f32]> = (0..inputs)
-        .map(|i| match indices[i] {
-            true => bytemuck::cast_slice(args.read::<u32>(first + 1 + i)),
-            false => args.read::<f32>(first + 1 + i),
-        })
-        .collect();
-    let mut memory = Memory::new(args.write(first), &slices, &[]);
-    groups::push_all(args, first + 1 + inputs, &mut memory);
-    memory
+fn missing(operation: &'static str) -> crate::Error {
+    let expected = "a gradient, from `differentiate`, that was not used before".into();
+    argument(operation, "gradient", expected, "none".into())
 }
 
 /// Checks stream, element type and shape; one column may be left out of the shape (V1).

@@ -2,18 +2,17 @@
 
 use std::sync::Arc;
 
-use meristem_device::{Owner, Stream, Tensor};
+use meristem_device::{DType, Owner, Stream, Tensor};
 
 use super::Network;
-use super::groups::{Group, same_group};
-use super::metrics::NON_FINITE;
+use super::groups::{self, Group, same_group};
+use super::metrics;
 use super::state::Weights;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
+use crate::ops::state;
+use crate::plan::Step;
 use crate::state::StateDict;
-
-/// Tensors of a group that are copied.
-const COPIED: usize = 3;
 
 /// A copy of parameters and buffers, on the device of the network that it was taken from. What the optimiser
 /// remembers is no part of it.
@@ -46,7 +45,7 @@ impl Snapshot {
             self.groups = self.memory(graph, &sources)?;
             self.graph = Arc::clone(graph);
         }
-        copy(&network.stream, "snapshot", &sources, &self.groups.iter().collect::<Vec<_>>())
+        copy(&network.stream, "snapshot", sources.into_iter().zip(&self.groups))
     }
 
     /// Groups for another graph: those that stay as they are keep their memory.
@@ -93,9 +92,7 @@ impl Network {
     /// As [`Network::set_graph`].
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
         self.set_graph(Arc::clone(&snapshot.graph))?;
-        let (from, to): (Vec<&Group>, Vec<&Group>) =
-            snapshot.groups.iter().zip(&self.groups).unzip();
-        copy(&self.stream, "restore", &from, &to)?;
+        copy(&self.stream, "restore", snapshot.groups.iter().zip(&self.groups))?;
         self.clear_momentum()
     }
 
@@ -106,16 +103,11 @@ impl Network {
     /// A failed stream.
     #[track_caller]
     pub fn count_non_finite(&self) -> Result<()> {
-        let launch = self.stream.launch("count_non_finite").write(&self.metrics);
-        let launch = self.groups.iter().fold(launch, |launch, group| {
-            launch.read(&group.values).read(&group.momentum).read(&group.state)
-        });
-        let tensors = COPIED * self.groups.len();
-        Ok(launch.run(move |args| {
-            let bad = |at| args.read::<f32>(at).iter().filter(|x| !x.is_finite()).count();
-            let count: usize = (1..=tensors).map(bad).sum();
-            args.write::<f64>(0)[NON_FINITE] = count as f64;
-        })?)
+        let mut spans = self.group_spans();
+        spans.retain(|span| span.dtype == DType::F32);
+        let op = state::Op::CountNonFinite(spans.iter().map(|span| span.len).collect());
+        let step = Step::new(op, &spans, &[metrics::non_finite_span()]);
+        self.launch_steps("count_non_finite", vec![step])
     }
 
     /// The parameters of a group (by its place in the graph) as they lie on the device, f32, packed as
@@ -127,7 +119,7 @@ impl Network {
 
 /// The groups of a network that a graph has.
 fn sources<'a>(network: &'a Network, graph: &Graph) -> Result<Vec<&'a Group>> {
-    let find = |g: usize| match same_group(&network.graph, graph, g) {
+    let find = |g: usize| match same_group(network.graph(), graph, g) {
         Some(at) => Ok(&network.groups[at]),
         None => Err(Error::Argument {
             operation: "snapshot",
@@ -139,23 +131,15 @@ fn sources<'a>(network: &'a Network, graph: &Graph) -> Result<Vec<&'a Group>> {
     (0..graph.groups.len()).map(find).collect()
 }
 
-/// Copies parameters and buffers in one launch.
-fn copy(stream: &Stream, operation: &'static str, from: &[&Group], to: &[&Group]) -> Result<()> {
-    let launch = from.iter().fold(stream.launch(operation), |launch, group| {
-        launch.read(&group.values).read(&group.state).read(&group.counters)
-    });
-    let launch = to.iter().fold(launch, |launch, group| {
-        launch.write(&group.values).write(&group.state).write(&group.counters)
-    });
-    let tensors = COPIED * from.len();
-    Ok(launch.run(move |args| {
-        for at in 0..tensors {
-            match at % COPIED {
-                2 => args.write::<i64>(tensors + at).copy_from_slice(args.read::<i64>(at)),
-                _ => args.write::<f32>(tensors + at).copy_from_slice(args.read::<f32>(at)),
-            }
-        }
-    })?)
+/// Copies parameters and buffers in one command.
+#[track_caller]
+fn copy<'a>(
+    stream: &Stream,
+    operation: &'static str,
+    groups: impl Iterator<Item = (&'a Group, &'a Group)>,
+) -> Result<()> {
+    let of = |group: &'a Group| [&group.values, &group.state, &group.counters];
+    groups::copy(stream, operation, groups.flat_map(|(from, to)| of(from).into_iter().zip(of(to))))
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use meristem_device::{Element, Tensor, read_back};
+use meristem_device::{Element, Fill, Tensor, read_back};
 
 use super::{Group, Network};
 use crate::error::Result;
@@ -59,7 +59,7 @@ impl Network {
     }
 
     fn weights(&self) -> Weights<'_> {
-        Weights { graph: &self.graph, groups: &self.groups }
+        Weights { graph: self.graph(), groups: &self.groups }
     }
 }
 
@@ -213,17 +213,19 @@ impl Weights<'_> {
     /// Sets what the optimiser remembers to zero.
     pub(super) fn clear_moments(&self) -> Result<()> {
         let layout = Layout::new(self.graph);
+        let mut tensors = vec![];
         for (group, step) in self.groups.iter().zip(layout.steps) {
-            let launch = group.values.stream().launch("clear_momentum");
-            let launch = launch.write(&group.momentum).write(&group.counters);
-            launch.run(move |args| {
-                args.write::<f32>(0).fill(0.0);
-                if let Some(step) = step {
-                    args.write::<i64>(1)[step] = 0;
-                }
-            })?;
+            tensors.push(group.momentum.clone());
+            tensors.extend(step.map(|step| group.counters.view(step, [1])).transpose()?);
         }
-        Ok(())
+        tensors.retain(|tensor| tensor.numel() > 0);
+        match (self.groups.first(), tensors.is_empty()) {
+            (Some(first), false) => {
+                let all: Vec<&Tensor> = tensors.iter().collect();
+                Ok(first.values.stream().fill("clear_momentum", &all, Fill::Zero)?)
+            }
+            _ => Ok(()),
+        }
     }
 }
 

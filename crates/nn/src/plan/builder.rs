@@ -4,13 +4,15 @@
 //! the plan is built, emits its backward steps. The first gradient that reaches a value overwrites
 //! its destination, every later one is added (`accumulate`).
 
-use super::lower::elementwise::Pass;
-use super::step::{Call, Draft, ValueList};
+use meristem_device::DType;
+
+use super::step::{Draft, Phase, ValueList};
 use super::value::{Space, Span, ValueId};
 use super::{Mode, PlanOptions};
 use crate::graph::{Graph, NodeId, Op, ParamId};
 use crate::kernels::ImageShape;
 use crate::layout::Layout;
+use crate::ops::{Op as StepOp, elementwise};
 
 /// Where a value lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,11 +34,19 @@ pub(crate) enum Home {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Value {
     pub(crate) home: Home,
+    pub(crate) dtype: DType,
     pub(crate) len: usize,
     /// Written by the caller before the run: lives from the first step on.
     pub(crate) from_start: bool,
     /// Read by the caller after the run: lives to the last step.
     pub(crate) to_end: bool,
+}
+
+impl Value {
+    /// f32 elements of the arena that it takes.
+    pub(crate) fn arena_len(&self) -> usize {
+        (self.len * self.dtype.size()).div_ceil(DType::F32.size())
+    }
 }
 
 /// Emits the backward steps of a lowered node, given the gradient of its output.
@@ -71,6 +81,8 @@ pub(crate) struct Builder<'g> {
     pub(crate) options: PlanOptions,
     pub(crate) values: Vec<Value>,
     pub(crate) steps: Vec<Draft>,
+    /// Phase of the steps that are emitted now.
+    phase: Phase,
     /// Value of each lowered node.
     nodes: Vec<Option<ValueId>>,
     /// Whether a parameter (or a wanted input) can be reached from a node, against the arrows.
@@ -97,6 +109,7 @@ impl<'g> Builder<'g> {
             options,
             values: vec![],
             steps: vec![],
+            phase: Phase::Forward,
             nodes: vec![None; graph.nodes.len()],
             leads: vec![],
             grads: vec![None; graph.nodes.len()],
@@ -151,14 +164,19 @@ impl<'g> Builder<'g> {
         }
     }
 
-    fn value(&mut self, home: Home, len: usize) -> ValueId {
-        self.values.push(Value { home, len, from_start: false, to_end: false });
+    fn value(&mut self, home: Home, dtype: DType, len: usize) -> ValueId {
+        self.values.push(Value { home, dtype, len, from_start: false, to_end: false });
         ValueId(self.values.len() as u32 - 1)
     }
 
-    /// A new arena value of `len` elements.
+    /// A new arena value of `len` f32.
     pub(crate) fn arena(&mut self, len: usize) -> ValueId {
-        self.value(Home::Arena, len)
+        self.value(Home::Arena, DType::F32, len)
+    }
+
+    /// A new arena value of `len` u8.
+    pub(crate) fn arena_bytes(&mut self, len: usize) -> ValueId {
+        self.value(Home::Arena, DType::U8, len)
     }
 
     /// Arena memory for one step; [`ValueId::NONE`] when none is needed.
@@ -168,7 +186,7 @@ impl<'g> Builder<'g> {
 
     /// A value in memory that the caller brings.
     pub(crate) fn fixed(&mut self, span: Span) -> ValueId {
-        self.value(Home::Fixed(span), span.len)
+        self.value(Home::Fixed(span), span.dtype, span.len)
     }
 
     /// Lets a value live to the end of the plan, for the caller to read.
@@ -191,7 +209,7 @@ impl<'g> Builder<'g> {
     /// The alpha of a slot, in device memory: moving it needs no new plan.
     pub(crate) fn alpha(&mut self, slot: usize) -> ValueId {
         let start = self.alpha_row * self.graph.alphas + slot;
-        self.fixed(Span { space: Space::Alphas, start, len: 1 })
+        self.fixed(Span::new(Space::Alphas, DType::F32, start, 1))
     }
 
     /// The packed values of a parameter.
@@ -221,47 +239,20 @@ impl<'g> Builder<'g> {
         value
     }
 
-    /// Adds a step.
-    pub(crate) fn emit(
-        &mut self,
-        call: impl Call + 'static,
-        reads: &[ValueId],
-        writes: &[ValueId],
-    ) {
-        let draft = Draft {
-            call: Box::new(call),
+    /// Steps emitted from now on belong to this phase, which is not before the present one.
+    pub(crate) fn begin(&mut self, phase: Phase) {
+        debug_assert!(phase >= self.phase, "{phase:?} after {:?}", self.phase);
+        self.phase = phase;
+    }
+
+    /// Adds a step. It is dropped if nobody uses what it writes.
+    pub(crate) fn emit(&mut self, op: impl Into<StepOp>, reads: &[ValueId], writes: &[ValueId]) {
+        self.steps.push(Draft {
+            op: op.into(),
             reads: ValueList::from_slice(reads),
             writes: ValueList::from_slice(writes),
-            effect: false,
-            update: false,
-        };
-        self.steps.push(draft);
-    }
-
-    /// Adds a step that does something besides its writes: it is never dropped.
-    pub(crate) fn emit_effect(
-        &mut self,
-        call: impl Call + 'static,
-        reads: &[ValueId],
-        writes: &[ValueId],
-    ) {
-        self.emit(call, reads, writes);
-        if let Some(step) = self.steps.last_mut() {
-            step.effect = true;
-        }
-    }
-
-    /// Adds a step that updates parameters. No other step may follow but such ones.
-    pub(crate) fn emit_update(
-        &mut self,
-        call: impl Call + 'static,
-        reads: &[ValueId],
-        writes: &[ValueId],
-    ) {
-        self.emit_effect(call, reads, writes);
-        if let Some(step) = self.steps.last_mut() {
-            step.update = true;
-        }
+            phase: self.phase,
+        });
     }
 
     /// Whether the gradient of this node's value is wanted.
@@ -299,11 +290,12 @@ impl<'g> Builder<'g> {
                 let whole = self.arena(self.layout.groups[place.group.index()].values);
                 self.group_grads[place.group.index()] = Some(whole);
                 self.keep(whole);
-                self.emit(Zero, &[], &[whole]);
+                let len = self.values[whole.index()].len;
+                self.emit(elementwise::Op::Fill { len, value: 0.0 }, &[], &[whole]);
                 whole
             }
         };
-        self.value(Home::Part { of: whole, start: place.start }, place.len)
+        self.value(Home::Part { of: whole, start: place.start }, DType::F32, place.len)
     }
 
     /// As [`Builder::param_gradient`], for a parameter that may be absent.
@@ -361,8 +353,9 @@ impl<'g> Builder<'g> {
         if !shared {
             return Target { value, accumulate: true };
         }
-        let own = self.arena(self.values[value.index()].len);
-        self.emit(Pass { accumulate: false }, &[value], &[own]);
+        let len = self.values[value.index()].len;
+        let own = self.arena(len);
+        self.emit(elementwise::Op::Pass { len, accumulate: false }, &[value], &[own]);
         self.grads[node.index()] = Some(own);
         Target { value: own, accumulate: true }
     }
@@ -378,17 +371,7 @@ impl<'g> Builder<'g> {
             return;
         }
         let Target { value, accumulate } = self.target(of, node);
-        self.emit(Pass { accumulate }, &[gradient], &[value]);
-    }
-}
-
-/// Sets its output to zero.
-#[derive(Debug)]
-struct Zero;
-
-impl Call for Zero {
-    fn run(&self, cx: &mut super::step::Context<'_, '_>) {
-        let ([], [y]) = cx.operands.split();
-        y.fill(0.0);
+        let len = self.values[value.index()].len;
+        self.emit(elementwise::Op::Pass { len, accumulate }, &[gradient], &[value]);
     }
 }

@@ -1,18 +1,22 @@
-//! Does a plan use its memory well? Follows every element of the arena through the steps.
+//! Does a plan use its memory well? Follows every element of the arena through the steps, and holds
+//! the operands of each against its operation's signature.
 
 use super::builder::{Home, Value};
 use super::root;
 use super::step::Draft;
 use super::value::{Space, Span, ValueId};
 
+/// Bytes of a vector: what arena values are padded to.
+const VECTOR: usize = crate::layout::LANES * size_of::<f32>();
+
 /// The first misuse: a step that reads what another value has overwritten or nobody has written,
-/// writes what it also reads, or writes what is read only. `None` for a plan as it should be.
+/// writes what it also reads, writes what is read only, or has operands that do not fit its operation.
+/// `None` for a plan as it should be.
 pub(super) fn misuse(values: &[Value], steps: &[Draft], spans: &[Span]) -> Option<String> {
     let span = |id: ValueId| spans[id.index()];
     // Which value's data each vector of the arena holds.
     let mut holds: Vec<Option<ValueId>> = vec![];
-    let cells =
-        |s: Span| s.start / crate::layout::LANES..(s.start + s.len).div_ceil(crate::layout::LANES);
+    let cells = |s: Span| s.bytes().start / VECTOR..s.bytes().end.div_ceil(VECTOR);
     for (i, value) in values.iter().enumerate().filter(|(_, v)| v.from_start) {
         let id = ValueId(i as u32);
         if value.len > 0 {
@@ -20,6 +24,9 @@ pub(super) fn misuse(values: &[Value], steps: &[Draft], spans: &[Span]) -> Optio
         }
     }
     for (at, step) in steps.iter().enumerate() {
+        if let Some(misfit) = misfit(values, step) {
+            return Some(format!("step {at} {step:?}: {misfit}"));
+        }
         let named = |ids: &[ValueId]| -> Vec<ValueId> {
             let ids = ids.iter().copied().filter(|id| *id != ValueId::NONE);
             ids.filter(|id| span(*id).len > 0).collect()
@@ -55,6 +62,24 @@ pub(super) fn misuse(values: &[Value], steps: &[Draft], spans: &[Span]) -> Optio
     None
 }
 
+/// The first operand of a step that its operation does not take.
+fn misfit(values: &[Value], step: &Draft) -> Option<String> {
+    let signature = step.op.signature();
+    for (specs, operands) in [(signature.reads, &step.reads), (signature.writes, &step.writes)] {
+        if specs.len() != operands.len() {
+            return Some(format!("expected {} operands, got {}", specs.len(), operands.len()));
+        }
+        for (spec, id) in specs.iter().zip(operands) {
+            let value = (*id != ValueId::NONE).then(|| values[id.index()]);
+            let (dtype, len) = value.map_or((spec.dtype, 0), |value| (value.dtype, value.len));
+            if !spec.accepts(dtype, len) {
+                return Some(format!("expected {spec:?}, got {len} of {dtype}"));
+            }
+        }
+    }
+    None
+}
+
 fn set(holds: &mut Vec<Option<ValueId>>, cells: std::ops::Range<usize>, id: ValueId) {
     if holds.len() < cells.end {
         holds.resize(cells.end, None);
@@ -65,22 +90,25 @@ fn set(holds: &mut Vec<Option<ValueId>>, cells: std::ops::Range<usize>, id: Valu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::lower::elementwise::Pass;
-    use crate::plan::step::ValueList;
+    use meristem_device::DType;
+
+    use crate::ops::elementwise::Op;
+    use crate::plan::step::{Phase, ValueList};
 
     fn draft(read: u32, write: u32) -> Draft {
         let list = |id| ValueList::from_slice(&[ValueId(id)]);
-        let call = Box::new(Pass { accumulate: false });
-        Draft { call, reads: list(read), writes: list(write), effect: false, update: false }
+        let op = Op::Pass { len: 16, accumulate: false }.into();
+        Draft { op, reads: list(read), writes: list(write), phase: Phase::Forward }
     }
 
     fn span(start: usize) -> Span {
-        Span { space: Space::Arena, start, len: 16 }
+        Span::new(Space::Arena, DType::F32, start, 16)
     }
 
     #[test]
     fn each_misuse_is_found() {
-        let arena = Value { home: Home::Arena, len: 16, from_start: false, to_end: false };
+        let (home, dtype) = (Home::Arena, DType::F32);
+        let arena = Value { home, dtype, len: 16, from_start: false, to_end: false };
         let values = [Value { from_start: true, ..arena }, arena, Value { to_end: true, ..arena }];
         let steps = || vec![draft(0, 1), draft(1, 2)];
         let of = |spans: &[Span]| misuse(&values, &steps(), spans);
@@ -91,7 +119,10 @@ mod tests {
         assert!(reads.unwrap().contains("overwritten"));
         let lost = misuse(&values, &[draft(0, 2), draft(0, 1)], &[span(0), span(16), span(16)]);
         assert!(lost.unwrap().contains("does not survive"));
-        let input = Span { space: Space::Input(0), start: 0, len: 16 };
+        let input = Span::new(Space::Input(0), DType::F32, 0, 16);
         assert!(misuse(&values, &[draft(0, 1)], &[span(0), input, span(32)]).is_some());
+        let longer = [Value { len: 17, ..values[0] }, values[1], values[2]];
+        let misfit = misuse(&longer, &steps(), &[span(0), span(32), span(48)]);
+        assert!(misfit.unwrap().contains("got 17 of f32"));
     }
 }

@@ -2,10 +2,12 @@
 
 use std::marker::PhantomData;
 
+use meristem_device::{DType, Element};
 use smallvec::SmallVec;
 
 use super::value::{Space, Span};
-use crate::layout::GroupSize;
+use crate::graph::GroupId;
+use crate::ops::{Operands, Slice, SliceMut};
 
 /// The tensors of one parameter group.
 #[derive(Debug)]
@@ -16,173 +18,239 @@ pub struct GroupMemory<'a> {
     pub momentum: &'a mut [f32],
     /// Running statistics.
     pub state: &'a mut [f32],
-    /// Batches seen by each batch norm.
+    /// Batches seen by each batch norm, and Adam's steps.
     pub counters: &'a mut [i64],
 }
 
-/// A base pointer with its length, in f32 elements.
+/// Where a space lies.
 #[derive(Clone, Copy, Debug)]
 struct Base {
-    pointer: *mut f32,
-    len: usize,
+    pointer: *mut u8,
+    bytes: usize,
+    /// Whether the memory was borrowed mutably.
+    writable: bool,
 }
 
 impl Base {
-    fn new(slice: &mut [f32]) -> Self {
-        Self { pointer: slice.as_mut_ptr(), len: slice.len() }
-    }
-
-    /// The pointer is only ever read through: [`Space::is_read_only`].
-    fn read_only(slice: &[f32]) -> Self {
-        Self { pointer: slice.as_ptr().cast_mut(), len: slice.len() }
-    }
+    /// A space without elements, as all are that were not bound.
+    const EMPTY: Self =
+        Self { pointer: std::ptr::NonNull::dangling().as_ptr(), bytes: 0, writable: false };
 }
 
 /// All memory of one run of a plan. Holds the borrow of every slice for `'a`.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Memory<'a> {
-    arena: Base,
-    alphas: Base,
-    inputs: SmallVec<[Base; 2]>,
-    groups: SmallVec<[[Base; 3]; 12]>,
-    counters: SmallVec<[&'a mut [i64]; 12]>,
-    borrows: PhantomData<&'a mut [f32]>,
+    /// By [`place`].
+    bases: SmallVec<[Base; 40]>,
+    groups: usize,
+    borrows: PhantomData<&'a mut [u8]>,
+}
+
+/// Position of a space among the bases.
+fn place(space: Space) -> usize {
+    let (n, kind) = match space {
+        Space::Arena => return 0,
+        Space::Targets => return 1,
+        Space::Alphas => return 2,
+        Space::Metrics => return 3,
+        Space::Scores => return 4,
+        Space::Input(n) => (n, 5),
+        Space::Output(n) => (n, 6),
+        Space::Values(group) => (group.index(), 7),
+        Space::Momentum(group) => (group.index(), 8),
+        Space::State(group) => (group.index(), 9),
+        Space::Counters(group) => (group.index(), 10),
+    };
+    6 * n + kind
 }
 
 impl<'a> Memory<'a> {
     /// The arena (at least [`Plan::arena_len`](super::Plan::arena_len) elements), the inputs (NHWC)
     /// and one row of alphas; groups follow with [`Memory::push_group`].
     pub fn new(arena: &'a mut [f32], inputs: &[&'a [f32]], alphas: &'a [f32]) -> Self {
-        Self {
-            arena: Base::new(arena),
-            alphas: Base::read_only(alphas),
-            inputs: inputs.iter().map(|x| Base::read_only(x)).collect(),
-            groups: SmallVec::new(),
-            counters: SmallVec::new(),
-            borrows: PhantomData,
+        let mut memory = Self::default();
+        memory.bind_mut(Space::Arena, arena);
+        memory.bind(Space::Alphas, alphas);
+        for (n, input) in inputs.iter().enumerate() {
+            memory.bind(Space::Input(n), input);
         }
+        memory
     }
 
     /// Adds the next group, in the graph's order.
     pub fn push_group(&mut self, group: GroupMemory<'a>) {
         let GroupMemory { values, momentum, state, counters } = group;
-        self.groups.push([values, momentum, state].map(Base::new));
-        self.counters.push(counters);
+        let id = GroupId(self.groups);
+        self.groups += 1;
+        self.bind_mut(Space::Values(id), values);
+        self.bind_mut(Space::Momentum(id), momentum);
+        self.bind_mut(Space::State(id), state);
+        self.bind_mut(Space::Counters(id), counters);
     }
 
-    /// The counters of a group.
-    pub(crate) fn counters(&mut self, group: usize) -> &mut [i64] {
-        self.counters[group]
+    /// Says where a space lies that is only read.
+    pub(crate) fn bind<T: Element>(&mut self, space: Space, slice: &'a [T]) {
+        let bytes: &[u8] = bytemuck::cast_slice(slice);
+        let (pointer, bytes) = (bytes.as_ptr().cast_mut(), bytes.len());
+        self.put(space, Base { pointer, bytes, writable: false });
     }
 
-    /// Lengths of the arena, the alphas, the inputs and the groups.
-    pub(crate) fn lengths(&self) -> (usize, usize, Vec<usize>, Vec<GroupSize>) {
-        let sizes = self.groups.iter().zip(&self.counters).map(|([v, m, s], counters)| GroupSize {
-            values: v.len,
-            moments: m.len,
-            state: s.len,
-            counters: counters.len(),
-        });
-        let inputs = self.inputs.iter().map(|input| input.len).collect();
-        (self.arena.len, self.alphas.len, inputs, sizes.collect())
+    /// Says where a space lies.
+    pub(crate) fn bind_mut<T: Element>(&mut self, space: Space, slice: &'a mut [T]) {
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(slice);
+        let (pointer, bytes) = (bytes.as_mut_ptr(), bytes.len());
+        self.put(space, Base { pointer, bytes, writable: !space.is_read_only() });
+    }
+
+    fn put(&mut self, space: Space, base: Base) {
+        let at = place(space);
+        if self.bases.len() <= at {
+            self.bases.resize(at + 1, Base::EMPTY);
+        }
+        self.bases[at] = base;
+    }
+
+    /// Bytes of a space; 0 if it was not bound.
+    pub(crate) fn bytes(&self, space: Space) -> usize {
+        self.base(space).bytes
     }
 
     fn base(&self, space: Space) -> Base {
-        match space {
-            Space::Arena => self.arena,
-            Space::Alphas => self.alphas,
-            Space::Input(n) => self.inputs[n],
-            Space::Values(g) => self.groups[g.index()][0],
-            Space::Momentum(g) => self.groups[g.index()][1],
-            Space::State(g) => self.groups[g.index()][2],
-        }
+        self.bases.get(place(space)).copied().unwrap_or(Base::EMPTY)
     }
 
-    fn pointer(&self, span: Span) -> *mut f32 {
+    fn pointer(&self, span: Span, write: bool) -> *mut u8 {
         let base = self.base(span.space);
-        assert!(span.start + span.len <= base.len, "{span:?} ends after {} elements", base.len);
-        base.pointer.wrapping_add(span.start)
+        let at = span.bytes();
+        assert!(at.end <= base.bytes, "{span:?} ends after {} bytes", base.bytes);
+        assert!(!write || base.writable, "{span:?} is read only");
+        let pointer = base.pointer.wrapping_add(at.start);
+        assert!(pointer.addr().is_multiple_of(span.dtype.size()), "{span:?} is not aligned");
+        pointer
     }
 
     /// The operands of one step, which the borrow of `self` keeps apart from any other step's.
     ///
     /// # Panics
-    /// If a written span overlaps another operand, is read only, or a span ends after its memory. A
-    /// compiled plan has been checked for the first two, its caller for the last.
-    pub(crate) fn split<const R: usize, const W: usize>(
-        &mut self,
-        reads: [Span; R],
-        writes: [Span; W],
-    ) -> ([&[f32]; R], [&mut [f32]; W]) {
+    /// If a written span overlaps another operand or is read only, or a span ends after its memory. A
+    /// compiled plan has been checked for the first, its caller for the others.
+    pub(crate) fn operands(&mut self, reads: &[Span], writes: &[Span]) -> Operands<'_> {
         for (i, write) in writes.iter().enumerate() {
             let others = reads.iter().chain(&writes[..i]);
-            let apart = others.copied().all(|other| !write.overlaps(other));
-            assert!(
-                apart && (write.len == 0 || !write.space.is_read_only()),
-                "{write:?} is shared"
-            );
+            let apart = write.len == 0 || others.copied().all(|other| !write.overlaps(other));
+            assert!(apart, "{write:?} is shared");
         }
-        let read = reads.map(|span| {
-            let pointer = self.pointer(span);
-            // SAFETY: `pointer` checked that the span lies within a slice borrowed for 'a, and 'a
-            // outlives the borrow of `self`. No write of this call overlaps it (asserted above),
-            // and no other call's write is alive: `split` borrows `self` mutably.
-            unsafe { std::slice::from_raw_parts(pointer, span.len) }
-        });
-        let write = writes.map(|span| {
-            let pointer = self.pointer(span);
-            // SAFETY: as above; the memory was borrowed mutably (not read only, asserted above), and
-            // overlaps no other operand of this call.
-            unsafe { std::slice::from_raw_parts_mut(pointer, span.len) }
-        });
-        (read, write)
-    }
-
-    /// Reads one span.
-    pub(crate) fn read(&mut self, span: Span) -> &[f32] {
-        let ([slice], []) = self.split([span], []);
-        slice
+        let memory = &*self;
+        let reads = reads.iter().map(|span| memory.slice(*span)).collect();
+        // SAFETY: no written span overlaps another operand of this step (asserted above), and no
+        // other step's operands are alive: this borrows `self` mutably.
+        let writes = writes.iter().map(|span| unsafe { memory.slice_mut(*span) }).collect();
+        Operands { reads, writes }
     }
 }
+
+/// Typed slices of spans: one arm per element type of a plan.
+macro_rules! slices {
+    ($($dtype:ident $type:ty),*) => {
+        impl Memory<'_> {
+            fn slice(&self, span: Span) -> Slice<'_> {
+                if span.len == 0 {
+                    return Slice::F32(&[]);
+                }
+                let pointer = self.pointer(span, false);
+                match span.dtype {
+                    // SAFETY: `pointer` checked that the span lies within a slice whose borrow
+                    // `self` holds, and is aligned; any bytes are such elements (Pod). What writes
+                    // there is alive only within `operands`, which keeps it apart.
+                    $(DType::$dtype => Slice::$dtype(unsafe {
+                        std::slice::from_raw_parts(pointer.cast::<$type>(), span.len)
+                    }),)*
+                    other => panic!("{span:?}: no step has operands of {other}"),
+                }
+            }
+
+            /// # Safety
+            /// While the result is alive, nothing else that this gave out overlaps it.
+            unsafe fn slice_mut(&self, span: Span) -> SliceMut<'_> {
+                if span.len == 0 {
+                    return SliceMut::F32(&mut []);
+                }
+                let pointer = self.pointer(span, true);
+                match span.dtype {
+                    // SAFETY: as above; the memory was borrowed mutably (`pointer` looked at
+                    // `writable`), and the caller keeps others away.
+                    $(DType::$dtype => SliceMut::$dtype(unsafe {
+                        std::slice::from_raw_parts_mut(pointer.cast::<$type>(), span.len)
+                    }),)*
+                    other => panic!("{span:?}: no step has operands of {other}"),
+                }
+            }
+        }
+    };
+}
+slices!(F32 f32, F64 f64, U32 u32, I64 i64, U8 u8);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn span(start: usize, len: usize) -> Span {
-        Span { space: Space::Arena, start, len }
+        Span::new(Space::Arena, DType::F32, start, len)
     }
 
     #[test]
     fn operands_are_windows_and_reads_may_be_shared() {
         let mut arena: Vec<f32> = (0..8).map(|i| i as f32).collect();
         let mut memory = Memory::new(&mut arena, &[], &[]);
-        let ([a, b, none], [w]) = memory.split([span(0, 4), span(2, 2), Span::EMPTY], [span(4, 2)]);
-        w.copy_from_slice(&[a[1], b[0]]);
+        let reads = [span(0, 4), span(2, 2), Span::EMPTY];
+        let (reads, writes) = memory.operands(&reads, &[span(4, 2)]).split::<3, 1>();
+        let ([a, b, none], [to]) = (reads.map(Slice::f32), writes);
+        to.f32().copy_from_slice(&[a[1], b[0]]);
         assert!(none.is_empty());
-        drop(memory);
         assert_eq!(arena[4..6], [1.0, 2.0]);
+    }
+
+    #[test]
+    fn a_span_has_the_type_that_it_declares() {
+        let (mut arena, mut metrics) = ([1.0f32, 0.0], [0.5f64]);
+        let mut memory = Memory::new(&mut arena, &[], &[]);
+        memory.bind_mut(Space::Metrics, &mut metrics);
+        let bytes = Span::new(Space::Arena, DType::U8, 2, 2);
+        assert_eq!(memory.slice(bytes).u8(), &1.0f32.to_le_bytes()[2..]);
+        assert_eq!(memory.slice(Span::new(Space::Metrics, DType::F64, 0, 1)).f64(), [0.5]);
     }
 
     #[test]
     #[should_panic(expected = "is shared")]
     fn a_write_may_not_overlap_a_read() {
         let mut arena = [0.0; 8];
-        Memory::new(&mut arena, &[], &[]).split([span(0, 4)], [span(3, 2)]);
+        // Bytes 12 to 16, which are the fourth f32.
+        let byte = Span::new(Space::Arena, DType::U8, 15, 1);
+        Memory::new(&mut arena, &[], &[]).operands(&[byte], &[span(3, 2)]);
     }
 
     #[test]
-    #[should_panic(expected = "is shared")]
+    #[should_panic(expected = "is read only")]
     fn an_input_is_never_written() {
         let (mut arena, input) = ([0.0; 8], [0.0; 8]);
-        let span = Span { space: Space::Input(0), start: 0, len: 1 };
-        Memory::new(&mut arena, &[&input], &[]).split([], [span]);
+        let span = Span::new(Space::Input(0), DType::F32, 0, 1);
+        Memory::new(&mut arena, &[&input], &[]).operands(&[], &[span]);
+    }
+
+    #[test]
+    #[should_panic(expected = "is read only")]
+    fn memory_that_was_lent_for_reading_is_never_written() {
+        let state = [0.0f32; 8];
+        let space = Space::State(GroupId::HOST);
+        let mut memory = Memory::default();
+        memory.bind(space, &state);
+        memory.operands(&[], &[Span::new(space, DType::F32, 0, 1)]);
     }
 
     #[test]
     #[should_panic(expected = "ends after")]
     fn a_span_may_not_end_after_its_memory() {
         let mut arena = [0.0; 8];
-        Memory::new(&mut arena, &[], &[]).split([span(6, 4)], []);
+        Memory::new(&mut arena, &[], &[]).operands(&[span(6, 4)], &[]);
     }
 }

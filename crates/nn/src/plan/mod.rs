@@ -12,20 +12,24 @@ pub mod arena;
 mod builder;
 mod check;
 mod fuse;
-pub(crate) mod lower;
+mod lower;
 mod memory;
+mod options;
 mod step;
 mod tree;
 mod value;
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use smallvec::SmallVec;
 
 use self::arena::Lifetime;
 use self::builder::{Builder, Home, Value};
 pub use self::memory::{GroupMemory, Memory};
-use self::step::{Context, Draft, Operands, Step};
+pub use self::options::{Mode, Objective, PlanOptions};
+use self::step::Draft;
+pub use self::step::{Phase, SpaceUse, Step};
+pub(crate) use self::step::{add_use, uses};
 pub use self::tree::{AlphaPattern, flops};
 use self::value::ValueId;
 pub use self::value::{Space, Span};
@@ -33,61 +37,7 @@ use crate::error::{Error, Result};
 use crate::graph::{Graph, ParamId};
 use crate::kernels::Isa;
 use crate::layout::Layout;
-use crate::network::metrics::MetricsView;
-
-/// What a plan computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Mode {
-    /// Forward with batch statistics, mean cross-entropy, backward, clipping, SGD, metrics.
-    Train,
-    /// Forward with running statistics, cross-entropy, metrics.
-    Evaluate,
-    /// Forward with running statistics; the output stays in the arena.
-    Infer,
-    /// Forward with batch statistics, then the caller's own function from the output to its gradient,
-    /// then backward. Gradients of parameters stay in the arena.
-    Objective,
-    /// Forward with batch statistics, then backward from a gradient of the output that the caller
-    /// writes into the arena. Gradients of parameters and inputs stay in the arena.
-    Gradient,
-}
-
-impl Mode {
-    /// Whether there is a backward pass; batch norm then uses (and updates) the batch's statistics.
-    pub fn is_training(self) -> bool {
-        matches!(self, Mode::Train | Mode::Gradient | Mode::Objective)
-    }
-}
-
-/// What is known of a plan besides its graph.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PlanOptions {
-    /// Samples; for sequences the rows of all steps, `[steps][sequences]`.
-    pub batch: usize,
-    /// Steps of the sequences that the samples are; 1 where each is on its own.
-    pub steps: usize,
-    /// What to compute.
-    pub mode: Mode,
-    /// Whether convolution, batch norm, ReLU and max pooling may become one pass. Off in tests that
-    /// compare both.
-    pub fuse: bool,
-}
-
-impl PlanOptions {
-    /// With fusion, samples on their own.
-    pub fn new(batch: usize, mode: Mode) -> Self {
-        Self { batch, steps: 1, mode, fuse: true }
-    }
-
-    /// Sequences that the samples belong to.
-    pub fn sequences(&self) -> usize {
-        self.batch / self.steps.max(1)
-    }
-}
-
-/// The caller's part of [`Mode::Objective`]: from the output, row by row, to the gradient of what is
-/// to become small, which it overwrites.
-pub type Objective<'f> = dyn FnMut(&[f32], &mut [f32]) + 'f;
+use crate::ops::{Op, optim};
 
 /// A compiled graph for one batch size and mode.
 #[derive(Debug)]
@@ -95,35 +45,36 @@ pub struct Plan {
     options: PlanOptions,
     arena_len: usize,
     steps: Vec<Step>,
-    /// How many of the first steps are the forward pass, where a loss follows it.
-    forward: usize,
-    /// How many of the last steps are updates of the parameters.
-    updates: usize,
+    /// Number of steps up to the end of each phase.
+    phase_ends: [usize; Phase::COUNT],
+    /// The memories that each row of phases uses, by its first and its last.
+    uses: [[Vec<SpaceUse>; Phase::COUNT]; Phase::COUNT],
     output: Span,
     output_gradient: Option<Span>,
     last_states: Vec<Span>,
-    inputs: Vec<PlanInput>,
+    /// By input, where its gradient lies.
+    input_gradients: Vec<Option<Span>>,
     group_gradients: Vec<Option<Span>>,
     layout: Layout,
     trained: Vec<bool>,
-    alphas: usize,
-}
-
-/// An input of a plan.
-#[derive(Debug)]
-struct PlanInput {
-    len: usize,
-    gradient: Option<Span>,
 }
 
 impl Plan {
-    /// Compiles a graph.
+    /// Compiles a graph; to train means to make the cross-entropy small.
     ///
     /// # Errors
     /// [`Error::EmptyBatch`] for a batch of no samples or a graph with an empty value;
     /// [`Error::Steps`] for samples that are not whole sequences;
     /// [`Error::OneValuePerChannel`] where batch norm would have to train on one value per channel.
     pub fn compile(graph: &Graph, options: PlanOptions) -> Result<Self> {
+        Self::compile_for(graph, options, &Objective::CrossEntropy)
+    }
+
+    /// As [`Plan::compile`], with another objective of [`Mode::Train`].
+    ///
+    /// # Errors
+    /// As [`Plan::compile`].
+    pub fn compile_for(graph: &Graph, options: PlanOptions, objective: &Objective) -> Result<Self> {
         if options.batch == 0 || graph.nodes.iter().any(|n| n.dims.numel() == 0) {
             return Err(Error::EmptyBatch { batch: options.batch });
         }
@@ -132,33 +83,23 @@ impl Plan {
         }
         let layout = Layout::new(graph);
         let mut b = Builder::new(graph, &layout, options);
-        let units = fuse::units(graph, options);
         let mut backward = vec![];
-        for unit in &units {
+        for unit in &fuse::units(graph, options) {
             if let Some(emit) = lower::forward(&mut b, unit)? {
                 backward.push((unit.output(), emit));
             }
         }
-        let output_gradient = match options.mode {
-            Mode::Train | Mode::Evaluate => {
-                lower::train::cross_entropy(&mut b, &[0]);
-                None
-            }
-            Mode::Infer => None,
-            Mode::Objective => {
-                lower::train::objective(&mut b);
-                None
-            }
+        b.begin(Phase::Backward);
+        let mut output_gradient = None;
+        match options.mode {
+            Mode::Train => lower::train::objective(&mut b, objective),
+            Mode::Evaluate => lower::train::score(&mut b, &[0]),
+            Mode::Infer => {}
             Mode::Gradient => {
                 let given = b.given(b.shape(graph.output).len());
                 b.seed(graph.output, given);
-                Some(given)
+                output_gradient = Some(given);
             }
-        };
-        let output = b.node(graph.output);
-        if matches!(options.mode, Mode::Infer | Mode::Gradient) {
-            b.keep(output);
-            b.keep_last_states();
         }
         if b.backward() {
             for (node, emit) in backward.into_iter().rev() {
@@ -167,10 +108,25 @@ impl Plan {
                 }
             }
         }
-        if options.mode == Mode::Train {
-            lower::train::updates(&mut b);
+        let output = b.node(graph.output);
+        match options.mode {
+            Mode::Train => {
+                b.begin(Phase::Measure);
+                let coefficients = lower::train::measure(&mut b);
+                b.begin(Phase::Update);
+                lower::train::updates(&mut b, &coefficients);
+            }
+            Mode::Infer => {
+                b.begin(Phase::Deliver);
+                lower::train::deliver(&mut b);
+            }
+            Mode::Evaluate | Mode::Gradient => {}
         }
-        let inputs = inputs_of(&mut b);
+        if matches!(options.mode, Mode::Infer | Mode::Gradient) {
+            b.keep(output);
+            b.keep_last_states();
+        }
+        let inputs = input_gradients_of(&mut b);
         Ok(finish(b, output, output_gradient, inputs))
     }
 
@@ -196,7 +152,7 @@ impl Plan {
 
     /// One line a step: what it computes, reads and writes. For people.
     pub fn describe(&self) -> String {
-        let line = |s: &Step| format!("{:?} {:?} -> {:?}\n", s.call, s.reads, s.writes);
+        let line = |s: &Step| format!("{:?} {:?} -> {:?}\n", s.op, s.reads, s.writes);
         self.steps.iter().map(line).collect()
     }
 
@@ -219,7 +175,7 @@ impl Plan {
     /// Where the gradient of an input lies in the arena after a run in [`Mode::Gradient`]; `None`
     /// when no gradient reaches it.
     pub fn input_gradient(&self, input: usize) -> Option<Range<usize>> {
-        self.inputs.get(input)?.gradient.map(Span::range)
+        (*self.input_gradients.get(input)?).map(Span::range)
     }
 
     /// Where the packed gradient of a parameter lies in the arena after a run in
@@ -239,13 +195,6 @@ impl Plan {
         self.group_gradients[group].map(Span::range)
     }
 
-    /// The elements of each parameter of a group that a gradient reaches, in the group's layout.
-    pub(crate) fn trained(&self, group: usize) -> Vec<Range<usize>> {
-        let params = self.layout.params.iter().zip(&self.trained);
-        let trained = params.filter(|(place, trained)| place.group.index() == group && **trained);
-        trained.map(|(place, _)| place.range()).collect()
-    }
-
     /// By parameter of the graph: its group and its elements there, `None` where no gradient reaches it.
     pub(crate) fn trained_params(&self) -> impl Iterator<Item = Option<(usize, Range<usize>)>> {
         let params = self.layout.params.iter().zip(&self.trained);
@@ -257,131 +206,63 @@ impl Plan {
         &self.layout
     }
 
-    /// Runs a plan without a loss ([`Mode::Infer`], [`Mode::Gradient`]) on the calling thread.
+    /// The steps of some phases, in order.
+    pub fn steps(&self, phases: RangeInclusive<Phase>) -> &[Step] {
+        let first = *phases.start() as usize;
+        let start = if first == 0 { 0 } else { self.phase_ends[first - 1] };
+        &self.steps[start..self.phase_ends[*phases.end() as usize].max(start)]
+    }
+
+    /// The memories that these steps use, in the order of first use.
+    pub fn uses(&self, phases: RangeInclusive<Phase>) -> &[SpaceUse] {
+        &self.uses[*phases.start() as usize][*phases.end() as usize]
+    }
+
+    /// Steps that clip the gradient where it lies, at `factor` times the norms that the optimisers
+    /// allow: in place of [`Phase::Measure`], after which [`Phase::Update`] takes it as it is.
+    pub(crate) fn clipping(&self, factor: f32) -> Vec<Step> {
+        let mut steps = vec![];
+        for step in self.steps(Phase::Measure..=Phase::Measure) {
+            if let Op::Optim(optim::Op::Measure { len, tensors, norm_max }) = &step.op {
+                let (len, tensors) = (*len, tensors.clone());
+                let norm_max = norm_max * factor;
+                let op = optim::Op::Measure { len, tensors: tensors.clone(), norm_max };
+                steps.push(Step { op: op.into(), ..step.clone() });
+                let writes = [step.reads[0], step.writes[1]];
+                steps.push(Step::new(optim::Op::Clip { len, tensors }, &[], &writes));
+            }
+        }
+        steps
+    }
+
+    /// Runs a plan without a loss ([`Mode::Infer`], [`Mode::Gradient`]) on the calling thread; its
+    /// results stay in the arena.
     ///
     /// # Errors
-    /// [`Error::PlanMemory`] when a memory is missing or has another length than the plan needs, or
-    /// the plan has a loss.
+    /// [`Error::PlanMemory`] when a memory is missing or shorter than the plan needs, or the plan has a
+    /// loss.
     pub fn run(&self, isa: Isa, memory: &mut Memory<'_>) -> Result<()> {
         if !matches!(self.options.mode, Mode::Infer | Mode::Gradient) {
             let got = format!("a plan compiled for {:?}", self.options.mode);
             return Err(Error::PlanMemory { what: "mode", expected: "no loss".into(), got });
         }
-        self.check_memory(memory)?;
-        self.execute(isa, memory, &[], 0, &mut MetricsView::none());
+        let phases = Phase::Forward..=Phase::Backward;
+        for SpaceUse { space, bytes, .. } in self.uses(phases.clone()) {
+            let got = memory.bytes(*space);
+            if *bytes > got {
+                let expected = format!("{space:?} of at least {bytes} bytes");
+                return Err(Error::PlanMemory { what: "memory", expected, got: got.to_string() });
+            }
+        }
+        self.steps(phases).iter().for_each(|step| step.run(isa, memory));
         Ok(())
     }
-
-    /// Runs a plan compiled for [`Mode::Objective`]. The memories have the plan's lengths.
-    pub(crate) fn execute_objective(
-        &self,
-        isa: Isa,
-        memory: &mut Memory<'_>,
-        objective: &mut Objective<'_>,
-    ) {
-        for step in &self.steps {
-            let operands =
-                Operands { memory: &mut *memory, reads: &step.reads, writes: &step.writes };
-            step.call.run(&mut Context {
-                isa,
-                operands,
-                targets: &[],
-                config: 0,
-                clipped: false,
-                metrics: &mut MetricsView::none(),
-                objective: Some(&mut *objective),
-            });
-        }
-    }
-
-    fn check_memory(&self, memory: &Memory<'_>) -> Result<()> {
-        let inputs: Vec<_> = self.inputs.iter().map(|i| i.len).collect();
-        let expected = (self.arena_len, self.alphas, inputs, self.layout.groups.clone());
-        let got = memory.lengths();
-        let fits = got.0 >= expected.0 && got.1 >= expected.1;
-        if !fits || got.2 != expected.2 || got.3 != expected.3 {
-            let (expected, got) = (format!("{expected:?}"), format!("{got:?}"));
-            return Err(Error::PlanMemory { what: "arena, alphas, inputs, groups", expected, got });
-        }
-        Ok(())
-    }
-
-    /// Runs all steps. The memories have the plan's lengths.
-    pub(crate) fn execute<'m>(
-        &self,
-        isa: Isa,
-        memory: &mut Memory<'m>,
-        targets: &[u32],
-        config: usize,
-        metrics: &mut MetricsView<'m>,
-    ) {
-        run(&self.steps, &With { isa, targets, config, clipped: false }, memory, metrics);
-    }
-
-    /// Runs the forward pass of [`Mode::Train`]: of what outlives it, it changes running statistics.
-    pub(crate) fn execute_forward<'m>(&self, isa: Isa, memory: &mut Memory<'m>) {
-        let steps = &self.steps[..self.forward];
-        run(steps, &With::new(isa), memory, &mut MetricsView::none());
-    }
-
-    /// Runs the steps of [`Mode::Train`] before the updates: gradients are where
-    /// [`Plan::group_gradient`] says, and [`Plan::execute_updates`] uses what it finds there.
-    pub(crate) fn execute_gradient<'m>(
-        &self,
-        isa: Isa,
-        memory: &mut Memory<'m>,
-        targets: &[u32],
-        metrics: &mut MetricsView<'m>,
-    ) {
-        let (steps, _) = self.steps.split_at(self.steps.len() - self.updates);
-        run(steps, &With { isa, targets, ..With::new(isa) }, memory, metrics);
-    }
-
-    /// Runs the rest of the steps of [`Mode::Train`]. Where gradients are `clipped`, they were measured, too.
-    pub(crate) fn execute_updates<'m>(
-        &self,
-        (isa, clipped): (Isa, bool),
-        memory: &mut Memory<'m>,
-        metrics: &mut MetricsView<'m>,
-    ) {
-        let (_, updates) = self.steps.split_at(self.steps.len() - self.updates);
-        run(updates, &With { isa, clipped, ..With::new(isa) }, memory, metrics);
-    }
 }
 
-/// What steps are run with: see [`Context`].
-struct With<'a> {
-    isa: Isa,
-    targets: &'a [u32],
-    config: usize,
-    clipped: bool,
-}
-
-impl With<'_> {
-    fn new(isa: Isa) -> Self {
-        Self { isa, targets: &[], config: 0, clipped: false }
-    }
-}
-
-fn run<'m>(
-    steps: &[Step],
-    with: &With<'_>,
-    memory: &mut Memory<'m>,
-    metrics: &mut MetricsView<'m>,
-) {
-    let With { isa, targets, config, clipped } = *with;
-    for step in steps {
-        let operands = Operands { memory: &mut *memory, reads: &step.reads, writes: &step.writes };
-        let metrics = &mut *metrics;
-        let objective = None;
-        step.call.run(&mut Context { isa, operands, targets, config, clipped, metrics, objective });
-    }
-}
-
-/// The inputs with their gradients, which the caller of [`Mode::Gradient`] reads after a run.
-fn inputs_of(b: &mut Builder<'_>) -> Vec<(usize, Option<ValueId>)> {
+/// The gradients of the inputs, which the caller of [`Mode::Gradient`] reads after a run.
+fn input_gradients_of(b: &mut Builder<'_>) -> Vec<Option<ValueId>> {
     let graph = b.graph;
-    let mut inputs = vec![];
+    let mut gradients = vec![];
     for (i, node) in graph.nodes.iter().enumerate() {
         if node.op.input().is_some() {
             let id = crate::graph::NodeId(i);
@@ -389,10 +270,10 @@ fn inputs_of(b: &mut Builder<'_>) -> Vec<(usize, Option<ValueId>)> {
             if let Some(gradient) = gradient {
                 b.keep(gradient);
             }
-            inputs.push((b.shape(id).len(), gradient));
+            gradients.push(gradient);
         }
     }
-    inputs
+    gradients
 }
 
 /// Drops dead steps, assigns memory, resolves operands.
@@ -400,13 +281,11 @@ fn finish(
     b: Builder<'_>,
     output: ValueId,
     output_gradient: Option<ValueId>,
-    inputs: Vec<(usize, Option<ValueId>)>,
+    input_gradients: Vec<Option<ValueId>>,
 ) -> Plan {
     let groups = (0..b.graph.groups.len()).map(|g| b.group_gradient(g)).collect::<Vec<_>>();
-    let Builder { graph, layout, options, values, steps, trained, last_states, .. } = b;
-    let updates = steps.iter().rev().take_while(|step| step.update).count();
+    let Builder { layout, options, values, steps, trained, last_states, .. } = b;
     let steps = without_dead(&values, steps);
-    let forward = steps.iter().take_while(|step| !step.effect).count();
     let (spans, arena_len) = assign_memory(&values, &steps);
     let span = |id: ValueId| if id == ValueId::NONE { Span::EMPTY } else { spans[id.index()] };
     let all = |ids: &[ValueId]| ids.iter().map(|id| span(*id)).collect::<SmallVec<_>>();
@@ -414,31 +293,34 @@ fn finish(
         let problem = check::misuse(&values, &steps, &spans);
         assert_eq!(problem, None, "memory of a plan");
     }
-    let steps = steps
+    let ends = |phase: usize| steps.iter().filter(|step| step.phase as usize <= phase).count();
+    let phase_ends: [usize; Phase::COUNT] = std::array::from_fn(ends);
+    let steps: Vec<Step> = steps
         .into_iter()
-        .map(|d| Step { call: d.call, reads: all(&d.reads), writes: all(&d.writes) })
+        .map(|d| Step { op: d.op, reads: all(&d.reads), writes: all(&d.writes) })
         .collect();
-    let inputs = inputs
-        .into_iter()
-        .map(|(len, gradient)| PlanInput { len, gradient: gradient.map(span) })
-        .collect();
+    let start = |phase: usize| if phase == 0 { 0 } else { phase_ends[phase - 1] };
+    let uses_of = |first: usize, last: usize| match first <= last {
+        true => uses(&steps[start(first)..phase_ends[last]]),
+        false => vec![],
+    };
+    let uses = std::array::from_fn(|first| std::array::from_fn(|last| uses_of(first, last)));
     Plan {
         options,
         arena_len,
         steps,
-        forward,
-        updates,
+        phase_ends,
+        uses,
         output: span(output),
         output_gradient: output_gradient.map(span),
         last_states: match options.mode {
             Mode::Infer | Mode::Gradient => last_states.into_iter().map(span).collect(),
             _ => vec![],
         },
-        inputs,
+        input_gradients: input_gradients.into_iter().map(|g| g.map(span)).collect(),
         group_gradients: groups.into_iter().map(|g| g.map(span)).collect(),
         layout: layout.clone(),
         trained,
-        alphas: graph.alphas,
     }
 }
 
@@ -461,7 +343,7 @@ fn without_dead(values: &[Value], steps: Vec<Draft>) -> Vec<Draft> {
         };
         let writes = roots(&step.writes);
         let outside = |v: &ValueId| matches!(values[v.index()].home, Home::Fixed(_));
-        if step.effect || writes.iter().any(|v| used[v.index()] || outside(v)) {
+        if writes.iter().any(|v| used[v.index()] || outside(v)) {
             roots(&step.reads).into_iter().for_each(|v| used[v.index()] = true);
             live.push(step);
         }
@@ -479,7 +361,7 @@ fn assign_memory(values: &[Value], steps: &[Draft]) -> (Vec<Span>, usize) {
             let id = root(values, id);
             let value = &values[id.index()];
             let first = if value.from_start { 0 } else { at };
-            let fresh = Lifetime { first, last: at, len: value.len };
+            let fresh = Lifetime { first, last: at, len: value.arena_len() };
             let life = lives[id.index()].get_or_insert(fresh);
             life.last = if value.to_end { end } else { at };
         }
@@ -487,7 +369,7 @@ fn assign_memory(values: &[Value], steps: &[Draft]) -> (Vec<Span>, usize) {
     // What only the caller touches (a gradient that no step reads) needs memory all the same.
     for (life, value) in lives.iter_mut().zip(values) {
         if life.is_none() && (value.from_start || value.to_end) {
-            *life = Some(Lifetime { first: 0, last: end, len: value.len });
+            *life = Some(Lifetime { first: 0, last: end, len: value.arena_len() });
         }
     }
     let arena: Vec<usize> = (0..values.len())
@@ -499,13 +381,14 @@ fn assign_memory(values: &[Value], steps: &[Draft]) -> (Vec<Span>, usize) {
     for (&i, &offset) in arena.iter().zip(&assignment.offsets) {
         starts[i] = offset;
     }
+    let in_arena = |value: &Value, start: usize| {
+        let start = start * meristem_device::DType::F32.size() / value.dtype.size();
+        Span::new(Space::Arena, value.dtype, start, value.len)
+    };
     let spans = values.iter().enumerate().map(|(i, value)| match value.home {
         Home::Fixed(span) => span,
-        Home::Arena => Span { space: Space::Arena, start: starts[i], len: value.len },
-        Home::Part { of, start } => {
-            let of = root(values, of);
-            Span { space: Space::Arena, start: starts[of.index()] + start, len: value.len }
-        }
+        Home::Arena => in_arena(value, starts[i]),
+        Home::Part { of, start } => in_arena(value, starts[root(values, of).index()] + start),
     });
     (spans.collect(), assignment.len)
 }

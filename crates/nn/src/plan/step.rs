@@ -1,65 +1,29 @@
-//! One kernel call of a plan: what it computes, and which memory it touches.
-
-use std::fmt::Debug;
+//! Steps of a plan: an operation with the places of its operands.
 
 use smallvec::SmallVec;
 
-use super::Objective;
 use super::memory::Memory;
-use super::value::{Span, ValueId};
+use super::value::{Space, Span, ValueId};
 use crate::kernels::Isa;
-use crate::network::metrics::MetricsView;
+use crate::ops::Op;
 
-/// What a step computes, with its shapes. It gets the operands that were declared when it was
-/// emitted, in that order, and no others.
-pub(crate) trait Call: Debug + Send + Sync {
-    /// Runs on the CPU.
-    fn run(&self, cx: &mut Context<'_, '_>);
+/// The parts of a plan, in order. A run takes one or several that follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// The graph's values; in training batch norm's running statistics move.
+    Forward,
+    /// Loss and gradients.
+    Backward,
+    /// Norms of the gradients, and clip coefficients.
+    Measure,
+    /// The optimisers' steps.
+    Update,
+    /// Copies of the results to where the caller keeps them.
+    Deliver,
 }
 
-/// What a running step may use.
-pub(crate) struct Context<'r, 'm> {
-    /// Instruction set of the kernels.
-    pub(crate) isa: Isa,
-    /// The step's f32 operands.
-    pub(crate) operands: Operands<'r, 'm>,
-    /// Labels of the batch.
-    pub(crate) targets: &'r [u32],
-    /// Row of the evaluation metrics.
-    pub(crate) config: usize,
-    /// Whether gradients were measured and clipped before the updates.
-    pub(crate) clipped: bool,
-    /// Where losses, hits and norms go.
-    pub(crate) metrics: &'r mut MetricsView<'m>,
-    /// The caller's function of [`Mode::Objective`](super::Mode::Objective).
-    pub(crate) objective: Option<&'r mut Objective<'r>>,
-}
-
-/// The operands of one step.
-pub(crate) struct Operands<'r, 'm> {
-    pub(super) memory: &'r mut Memory<'m>,
-    pub(super) reads: &'r [Span],
-    pub(super) writes: &'r [Span],
-}
-
-impl Operands<'_, '_> {
-    /// Everything that the step declared: reads, then writes. `R` and `W` are the numbers declared.
-    pub(crate) fn split<const R: usize, const W: usize>(
-        &mut self,
-    ) -> ([&[f32]; R], [&mut [f32]; W]) {
-        let pick = |spans: &[Span], i: usize| spans[i];
-        debug_assert_eq!((self.reads.len(), self.writes.len()), (R, W), "operands of a step");
-        let reads = std::array::from_fn(|i| pick(self.reads, i));
-        let writes = std::array::from_fn(|i| pick(self.writes, i));
-        self.memory.split(reads, writes)
-    }
-
-    /// Adds one to a counter of a group; what it then is.
-    pub(crate) fn count(&mut self, group: usize, counter: usize) -> i64 {
-        let counter = &mut self.memory.counters(group)[counter];
-        *counter += 1;
-        *counter
-    }
+impl Phase {
+    pub(super) const COUNT: usize = 5;
 }
 
 /// A list of operands: short, on the stack while a plan is built.
@@ -68,19 +32,70 @@ pub(crate) type ValueList = SmallVec<[ValueId; 8]>;
 /// A step before memory is assigned.
 #[derive(Debug)]
 pub(crate) struct Draft {
-    pub(crate) call: Box<dyn Call>,
+    pub(crate) op: Op,
     pub(crate) reads: ValueList,
     pub(crate) writes: ValueList,
-    /// Has an effect besides its writes (metrics): never dropped.
-    pub(crate) effect: bool,
-    /// Updates parameters: one of a training plan's last steps, and has an effect.
-    pub(crate) update: bool,
+    pub(crate) phase: Phase,
 }
 
-/// A step of a finished plan.
-#[derive(Debug)]
-pub(crate) struct Step {
-    pub(crate) call: Box<dyn Call>,
-    pub(crate) reads: SmallVec<[Span; 8]>,
-    pub(crate) writes: SmallVec<[Span; 8]>,
+/// A step: what it computes, and where. Both are values that any backend can read.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// The operation with its shapes.
+    pub op: Op,
+    /// What it reads, in the order of the operation's signature.
+    pub reads: SmallVec<[Span; 8]>,
+    /// What it writes.
+    pub writes: SmallVec<[Span; 8]>,
+}
+
+impl Step {
+    pub(crate) fn new(op: impl Into<Op>, reads: &[Span], writes: &[Span]) -> Self {
+        let (reads, writes) = (SmallVec::from_slice(reads), SmallVec::from_slice(writes));
+        Self { op: op.into(), reads, writes }
+    }
+
+    /// Runs on the calling thread.
+    pub(crate) fn run(&self, isa: Isa, memory: &mut Memory<'_>) {
+        self.op.run(isa, memory.operands(&self.reads, &self.writes));
+    }
+}
+
+/// A memory that steps use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpaceUse {
+    /// Which memory.
+    pub space: Space,
+    /// Whether any of the steps writes it.
+    pub written: bool,
+    /// Bytes up to the end of the last piece that is used.
+    pub bytes: usize,
+}
+
+/// The memories that these steps use, in the order of first use.
+pub(crate) fn uses<'s>(steps: impl IntoIterator<Item = &'s Step>) -> Vec<SpaceUse> {
+    let mut uses = vec![];
+    for step in steps {
+        let reads = step.reads.iter().map(|span| (span, false));
+        for (span, written) in reads.chain(step.writes.iter().map(|span| (span, true))) {
+            if span.len > 0 {
+                add_use(
+                    &mut uses,
+                    SpaceUse { space: span.space, written, bytes: span.bytes().end },
+                );
+            }
+        }
+    }
+    uses
+}
+
+/// Adds a use to those that are known.
+pub(crate) fn add_use(uses: &mut Vec<SpaceUse>, of: SpaceUse) {
+    match uses.iter_mut().find(|known| known.space == of.space) {
+        Some(known) => {
+            known.written |= of.written;
+            known.bytes = known.bytes.max(of.bytes);
+        }
+        None => uses.push(of),
+    }
 }

@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use super::builder::Builder;
 use super::fuse::{self, Unit};
 use super::value::ValueId;
-use super::{Mode, Plan, PlanOptions, finish, inputs_of, lower};
+use super::{Mode, Plan, PlanOptions, finish, input_gradients_of, lower};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId, Op};
 use crate::layout::Layout;
@@ -193,13 +193,12 @@ impl Plan {
                 }
                 Visit::Score { logits, rows } => {
                     b.bind(graph.output, values[logits]);
-                    lower::train::cross_entropy(&mut b, &rows);
+                    lower::train::score(&mut b, &rows);
                 }
             }
         }
-        let (output, inputs) = (b.node(graph.output), inputs_of(&mut b));
-        let plan = finish(b, output, None, inputs);
-        Ok(Self { alphas: pattern.rows * graph.alphas, ..plan })
+        let (output, inputs) = (b.node(graph.output), input_gradients_of(&mut b));
+        Ok(finish(b, output, None, inputs))
     }
 }
 

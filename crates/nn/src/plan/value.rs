@@ -1,5 +1,7 @@
 //! Values of a plan: what a step reads and writes, before and after memory is assigned.
 
+use meristem_device::DType;
+
 use crate::graph::GroupId;
 use crate::layout::Place;
 
@@ -17,27 +19,37 @@ impl ValueId {
     }
 }
 
-/// Which memory a value lies in. All are f32.
+/// Which memory a value lies in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Space {
-    /// The arena: everything that lives within one step.
+    /// The arena, f32 with pieces of other types: everything that lives within one run.
     Arena,
-    /// The n-th input. Read only.
+    /// The n-th input: f32, or the type that a step declares. Read only.
     Input(usize),
-    /// The row of alphas of this run. Read only.
+    /// Labels of the batch, u32. Read only.
+    Targets,
+    /// The rows of alphas of this run, f32. Read only.
     Alphas,
-    /// Packed parameters of a group.
+    /// Metrics of training, f64.
+    Metrics,
+    /// The rows of evaluation metrics of this run, f64.
+    Scores,
+    /// Packed parameters of a group, f32.
     Values(GroupId),
-    /// What their optimiser remembers ([`GroupSize::moments`](crate::layout::GroupSize)).
+    /// What their optimiser remembers ([`GroupSize::moments`](crate::layout::GroupSize)), f32.
     Momentum(GroupId),
-    /// Running statistics of a group.
+    /// Running statistics of a group, f32.
     State(GroupId),
+    /// Batches counted by each batch norm of a group, and Adam's steps, i64.
+    Counters(GroupId),
+    /// The n-th result, which the caller keeps.
+    Output(usize),
 }
 
 impl Space {
     /// Whether a plan may never write here.
     pub fn is_read_only(self) -> bool {
-        matches!(self, Space::Input(_) | Space::Alphas)
+        matches!(self, Space::Input(_) | Space::Targets | Space::Alphas)
     }
 }
 
@@ -46,7 +58,9 @@ impl Space {
 pub struct Span {
     /// Which memory.
     pub space: Space,
-    /// First element.
+    /// Element type.
+    pub dtype: DType,
+    /// First element: the space is counted in elements of this type.
     pub start: usize,
     /// Elements.
     pub len: usize,
@@ -54,26 +68,32 @@ pub struct Span {
 
 impl Span {
     /// No elements.
-    pub const EMPTY: Self = Self { space: Space::Arena, start: 0, len: 0 };
+    pub const EMPTY: Self = Self::new(Space::Arena, DType::F32, 0, 0);
 
-    /// A piece of the arena.
-    pub(crate) fn arena(start: usize, len: usize) -> Self {
-        Self { space: Space::Arena, start, len }
+    /// A piece of a space.
+    pub(crate) const fn new(space: Space, dtype: DType, start: usize, len: usize) -> Self {
+        Self { space, dtype, start, len }
     }
 
-    /// A place of a layout, in one of its group's memories.
+    /// A parameter or running statistics, in one of their group's memories.
     pub(crate) fn of(place: Place, space: fn(GroupId) -> Space) -> Self {
-        Self { space: space(place.group), start: place.start, len: place.len }
+        Self::new(space(place.group), DType::F32, place.start, place.len)
     }
 
-    /// As a range of its memory.
+    /// As a range of elements of its memory.
     pub fn range(self) -> std::ops::Range<usize> {
         self.start..self.start + self.len
     }
 
-    /// Whether the two have an element in common.
+    /// As a range of bytes of its memory.
+    pub fn bytes(self) -> std::ops::Range<usize> {
+        let size = self.dtype.size();
+        self.start * size..(self.start + self.len) * size
+    }
+
+    /// Whether the two have a byte in common.
     pub fn overlaps(self, other: Self) -> bool {
-        let (a, b) = (self.range(), other.range());
+        let (a, b) = (self.bytes(), other.bytes());
         self.space == other.space && a.start.max(b.start) < a.end.min(b.end)
     }
 }

@@ -152,7 +152,7 @@ impl Case {
         fuse: bool,
         gradient: &[f32],
     ) -> Result<Outcome> {
-        let options = PlanOptions { batch: self.batch, steps: self.steps, mode, fuse };
+        let options = PlanOptions { steps: self.steps, fuse, ..PlanOptions::new(self.batch, mode) };
         let plan = Plan::compile(&self.graph, options)?;
         let layout = Layout::new(&self.graph);
         let mut memory = Groups::new(self, &layout);

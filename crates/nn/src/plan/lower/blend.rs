@@ -1,12 +1,9 @@
 //! Where a module meets its host: blends, straight-through, detach, and the `norm` blueprint's mix.
 
 use crate::graph::{BlendMode, NodeId, ParamId};
-use crate::kernels::blend::{self, BlendGrads, BlendInputs, TanhMixGrads};
+use crate::ops::blend::{Blend, Op};
 use crate::plan::builder::{Backward, Builder};
-use crate::plan::step::{Call, Context};
 use crate::plan::value::ValueId;
-
-use super::wanted;
 
 /// `Detach`: another name of the value; no gradient.
 pub(super) fn detach(b: &mut Builder<'_>, node: NodeId, x: NodeId) {
@@ -24,38 +21,6 @@ pub(super) fn straight_through(
     let value = b.node(host);
     b.bind(node, value);
     Box::new(move |b, dy| [host, module].into_iter().for_each(|x| b.pass_gradient(node, x, dy)))
-}
-
-#[derive(Debug)]
-struct Forward(BlendMode);
-
-impl Call for Forward {
-    fn run(&self, cx: &mut Context<'_, '_>) {
-        let ([h, m, x, gate, alpha], [y]) = cx.operands.split();
-        let of = BlendInputs { h, m, x, gate, alpha: alpha[0] };
-        blend::forward(cx.isa, self.0, &of, y);
-    }
-}
-
-#[derive(Debug)]
-struct Gradient {
-    mode: BlendMode,
-    accumulate: [bool; 4],
-}
-
-impl Call for Gradient {
-    fn run(&self, cx: &mut Context<'_, '_>) {
-        let ([h, m, x, gate, alpha, dy], [dh, dm, dx, dgate]) = cx.operands.split();
-        let of = BlendInputs { h, m, x, gate, alpha: alpha[0] };
-        let [ah, am, ax, ag] = self.accumulate;
-        let to = BlendGrads {
-            h: wanted(dh, ah),
-            m: wanted(dm, am),
-            x: wanted(dx, ax),
-            gate: wanted(dgate, ag),
-        };
-        blend::backward(cx.isa, self.mode, &of, dy, to);
-    }
 }
 
 /// What a blend reads: host, module, the module's input, and the gate of [`BlendMode::Gate`].
@@ -80,12 +45,13 @@ pub(super) fn blend(
     let input_value = if reads_input { b.node(input) } else { ValueId::NONE };
     let reads = [b.node(host), b.node(module), input_value, gate_value, alpha];
     let y = b.output(node);
-    b.emit(Forward(mode), &reads, &[y]);
+    let blend = Blend { mode, len: b.shape(node).len(), samples: b.batch() };
+    b.emit(Op::Forward(blend), &reads, &[y]);
     Box::new(move |b, dy| {
         let [h, m, x, g, a] = reads;
         let reads = [h, m, x, g, a, dy];
         let emit = |b: &mut Builder<'_>, writes: [ValueId; 4], accumulate| {
-            b.emit(Gradient { mode, accumulate }, &reads, &writes);
+            b.emit(Op::Gradient { blend, accumulate }, &reads, &writes);
         };
         const NONE: ValueId = ValueId::NONE;
         match (mode, gate) {
@@ -108,33 +74,6 @@ pub(super) fn blend(
     })
 }
 
-#[derive(Debug)]
-struct TanhMix;
-
-impl Call for TanhMix {
-    fn run(&self, cx: &mut Context<'_, '_>) {
-        let ([x, y, s], [out]) = cx.operands.split();
-        blend::tanh_mix(cx.isa, x, y, s[0], out);
-    }
-}
-
-#[derive(Debug)]
-struct TanhMixGradient {
-    accumulate: [bool; 2],
-}
-
-impl Call for TanhMixGradient {
-    fn run(&self, cx: &mut Context<'_, '_>) {
-        let ([x, y, s, dout], [dx, dy, ds]) = cx.operands.split();
-        let to = TanhMixGrads {
-            x: wanted(dx, self.accumulate[0]),
-            y: wanted(dy, self.accumulate[1]),
-            s: Some(&mut ds[0]),
-        };
-        blend::tanh_mix_backward(cx.isa, x, y, s[0], dout, to);
-    }
-}
-
 /// `TanhMix`: `x + tanh(s)·(y − x)`.
 pub(super) fn tanh_mix(
     b: &mut Builder<'_>,
@@ -145,12 +84,13 @@ pub(super) fn tanh_mix(
     let [x, y] = inputs.map(|input| b.node(input));
     let s = b.param(mix);
     let out = b.output(node);
-    b.emit(TanhMix, &[x, y, s], &[out]);
+    let len = b.shape(node).len();
+    b.emit(Op::TanhMix { len }, &[x, y, s], &[out]);
     Box::new(move |b, dout| {
         let ds = b.param_gradient(mix);
         b.send_gradients(node, inputs, |b, [dx, dy]| {
-            let call = TanhMixGradient { accumulate: [dx.accumulate, dy.accumulate] };
-            b.emit(call, &[x, y, s, dout], &[dx.value, dy.value, ds]);
+            let op = Op::TanhMixGradient { len, accumulate: [dx.accumulate, dy.accumulate] };
+            b.emit(op, &[x, y, s, dout], &[dx.value, dy.value, ds]);
         });
     })
 }

@@ -1,11 +1,9 @@
 //! 2-d convolution.
 
 use crate::graph::{NodeId, Op, ParamId};
-use crate::kernels::GradOut;
-use crate::kernels::conv::{self, ConvInputs, ConvShape, ParamGrads};
-use crate::kernels::norm::BatchStats;
+use crate::kernels::conv::ConvShape;
+use crate::ops::conv;
 use crate::plan::builder::{Backward, Builder};
-use crate::plan::step::{Call, Context};
 use crate::plan::value::ValueId;
 
 /// A convolution node: what its steps need to know.
@@ -47,9 +45,10 @@ impl Conv {
         let scratch = b.scratch(self.shape.scratch_len());
         match stats {
             Some([mean, var]) => {
-                b.emit(ForwardWithStats(self.shape), &reads, &[y, mean, var, scratch]);
+                let op = conv::Op::ForwardWithStats(self.shape);
+                b.emit(op, &reads, &[y, mean, var, scratch]);
             }
-            None => b.emit(Forward(self.shape), &reads, &[y, scratch]),
+            None => b.emit(conv::Op::Forward(self.shape), &reads, &[y, scratch]),
         }
         y
     }
@@ -61,13 +60,13 @@ impl Conv {
         let dw = b.param_gradient(self.weight);
         let db = b.optional_param_gradient(self.bias);
         let scratch = b.scratch(shape.scratch_len());
-        b.emit(WeightGradient(shape), &[x, dy], &[dw, db, scratch]);
+        b.emit(conv::Op::WeightGradient(shape), &[x, dy], &[dw, db, scratch]);
         if b.wants(self.x) {
             let w = b.param(self.weight);
             let scratch = b.scratch(shape.scratch_len());
             b.send_gradients(self.node, [self.x], |b, [dx]| {
-                let call = DataGradient { shape, accumulate: dx.accumulate };
-                b.emit(call, &[dy, w], &[dx.value, scratch]);
+                let op = conv::Op::DataGradient { shape, accumulate: dx.accumulate };
+                b.emit(op, &[dy, w], &[dx.value, scratch]);
             });
         }
     }
@@ -78,51 +77,4 @@ pub(super) fn conv2d(b: &mut Builder<'_>, node: NodeId) -> Option<Backward> {
     let conv = Conv::at(b, node)?;
     conv.forward(b, None);
     Some(Box::new(move |b, dy| conv.backward(b, dy)))
-}
-
-#[derive(Debug)]
-struct Forward(ConvShape);
-
-impl Call for Forward {
-    fn run(&self, cx: &mut Context<'_, '_>) {
-        let ([x, w, bias], [y, scratch]) = cx.operands.split();
-        let of = ConvInputs { x, w, bias: (!bias.is_empty()).then_some(bias) };
-        conv::forward(cx.isa, &self.0, &of, y, scratch);
-    }
-}
-
-#[derive(Debug)]
-struct ForwardWithStats(ConvShape);
-
-impl Call for ForwardWithStats {
-    fn run(&self, cx: &mut Context<'_, '_>) {
-        let ([x, w, bias], [y, mean, var, scratch]) = cx.operands.split();
-        let of = ConvInputs { x, w, bias: (!bias.is_empty()).then_some(bias) };
-        conv::forward_with_stats(cx.isa, &self.0, &of, y, BatchStats { mean, var }, scratch);
-    }
-}
-
-#[derive(Debug)]
-struct WeightGradient(ConvShape);
-
-impl Call for WeightGradient {
-    fn run(&self, cx: &mut Context<'_, '_>) {
-        let ([x, dy], [dw, db, scratch]) = cx.operands.split();
-        let to = ParamGrads { dw, db: (!db.is_empty()).then_some(db) };
-        conv::backward_weight(cx.isa, &self.0, x, dy, to, scratch);
-    }
-}
-
-#[derive(Debug)]
-struct DataGradient {
-    shape: ConvShape,
-    accumulate: bool,
-}
-
-impl Call for DataGradient {
-    fn run(&self, cx: &mut Context<'_, '_>) {
-        let ([dy, w], [dx, scratch]) = cx.operands.split();
-        let dx = GradOut { values: dx, accumulate: self.accumulate };
-        conv::backward_data(cx.isa, &self.shape, dy, w, dx, scratch);
-    }
 }

@@ -1,29 +1,26 @@
 //! From operations to kernel calls, forward and backward: one file per family.
 //!
 //! To add an operation: its shape in `graph`, its kernel in `kernels`, and here one function that
-//! emits its forward steps and returns the closure that emits its backward steps.
+//! emits its forward steps (values of [`ops`](crate::ops)) and returns the closure that emits its
+//! backward steps.
 
 mod blend;
 mod conv;
-pub(super) mod elementwise;
+mod elementwise;
 mod linear;
 mod lstm;
 mod norm;
 mod pool;
 mod rows;
-pub(crate) mod train;
+pub(super) mod train;
+
+use meristem_device::DType;
 
 use super::builder::{Backward, Builder};
 use super::fuse::Unit;
 use super::value::{Space, Span};
 use crate::error::Result;
 use crate::graph::{NodeId, Op};
-use crate::kernels::GradOut;
-
-/// A gradient destination, `None` when the operand is absent.
-fn wanted(values: &mut [f32], accumulate: bool) -> Option<GradOut<'_>> {
-    (!values.is_empty()).then_some(GradOut { values, accumulate })
-}
 
 /// Emits the forward steps of a unit; what comes back emits its backward steps.
 pub(super) fn forward(b: &mut Builder<'_>, unit: &Unit) -> Result<Option<Backward>> {
@@ -38,7 +35,9 @@ fn node(b: &mut Builder<'_>, node: NodeId) -> Option<Backward> {
     let graph = b.graph;
     match graph.nodes[node.index()].op {
         Op::Input(n) | Op::Indices(n) | Op::State(n) => {
-            let span = Span { space: Space::Input(n), start: 0, len: b.shape(node).len() };
+            let indices = matches!(graph.nodes[node.index()].op, Op::Indices(_));
+            let dtype = if indices { DType::U32 } else { DType::F32 };
+            let span = Span::new(Space::Input(n), dtype, 0, b.shape(node).len());
             let value = b.fixed(span);
             b.bind(node, value);
             None

@@ -1,44 +1,17 @@
 //! Batch norm with its fusions, and group norm.
 
+use meristem_device::DType;
+
 use crate::error::{Error, Result};
 use crate::graph::{BufferId, NodeId, Op, ParamId};
-use crate::kernels::norm::{
-    self, Activation, BatchNormBackward, BatchNormForward, BatchNormGrads, BatchStats,
-    GroupNormBackward, GroupNormForward, GroupNormGrads, GroupNormSaved, Running,
-};
-use crate::kernels::{GradOut, ImageShape};
+use crate::kernels::ImageShape;
+use crate::kernels::norm::{self, Activation};
+use crate::ops::norm::{BatchNorm, GroupNorm, Op as Norm};
 use crate::plan::builder::{Backward, Builder};
 use crate::plan::fuse::NormUnit;
-use crate::plan::step::{Call, Context};
 use crate::plan::value::{Space, Span, ValueId};
 
 use super::conv::Conv;
-use super::wanted;
-
-/// What the steps of one batch norm have in common.
-#[derive(Clone, Copy, Debug)]
-struct BatchNorm {
-    /// Of the raw input.
-    shape: ImageShape,
-    eps: f32,
-    act: Activation,
-    pool: bool,
-}
-
-impl BatchNorm {
-    fn output(&self) -> ImageShape {
-        norm::batch::output(&self.shape, self.pool)
-    }
-
-    fn scratch_len(&self) -> usize {
-        norm::batch::scratch_len(self.shape.c)
-    }
-
-    fn inputs<'a>(&self, [x, mean, var, gamma, beta]: [&'a [f32]; 5]) -> BatchNormForward<'a> {
-        let Self { eps, act, pool, .. } = *self;
-        BatchNormForward { x, mean, var, gamma, beta, eps, act, pool }
-    }
-}
 
 /// Parameters and buffers of a batch norm node.
 #[derive(Clone, Copy, Debug)]
@@ -102,10 +75,9 @@ pub(super) fn batch_norm(b: &mut Builder<'_>, unit: &NormUnit) -> Result<Backwar
     let reads = [x, stats[0], stats[1], gamma, beta];
     let y = b.output(unit.output);
     let saves_codes = unit.pool && b.backward() && b.wants(unit.output);
-    let bytes = bn.output().len().div_ceil(size_of::<f32>());
-    let codes = if saves_codes { b.arena(bytes) } else { ValueId::NONE };
+    let codes = if saves_codes { b.arena_bytes(bn.output().len()) } else { ValueId::NONE };
     let scratch = b.scratch(bn.scratch_len());
-    b.emit(Forward(bn), &reads, &[y, codes, scratch]);
+    b.emit(Norm::Forward(bn), &reads, &[y, codes, scratch]);
     Ok(Box::new(move |b, dy| {
         let [dgamma, dbeta] = [node.weight, node.bias].map(|id| b.param_gradient(id));
         let scratch = b.scratch(bn.scratch_len());
@@ -116,7 +88,8 @@ pub(super) fn batch_norm(b: &mut Builder<'_>, unit: &NormUnit) -> Result<Backwar
         let [x, mean, var, gamma, beta] = reads;
         let reads = [x, mean, var, gamma, beta, dy, codes];
         let emit = |b: &mut Builder<'_>, dx: ValueId, accumulate: bool| {
-            b.emit(Gradient { bn, accumulate }, &reads, &[dx, dgamma, dbeta, scratch]);
+            let op = Norm::Gradient { norm: bn, accumulate };
+            b.emit(op, &reads, &[dx, dgamma, dbeta, scratch]);
         };
         match conv {
             Some(conv) => {
@@ -146,114 +119,17 @@ fn emit_statistics(
 ) {
     if let Some(x) = x {
         let scratch = b.scratch(norm::batch::stats_scratch_len(shape.c));
-        b.emit(Statistics(shape), &[x], &[stats[0], stats[1], scratch]);
+        b.emit(Norm::Statistics(shape), &[x], &[stats[0], stats[1], scratch]);
     }
     let counter = b.layout.buffer(node.running[2]);
-    let call = UpdateRunning {
+    let counted = Space::Counters(counter.group);
+    let batches = b.fixed(Span::new(counted, DType::I64, counter.start, 1));
+    let op = Norm::UpdateRunning {
+        channels: shape.c,
         momentum: node.momentum,
         count: shape.batch * shape.pixels(),
-        group: counter.group.index(),
-        counter: counter.start,
     };
-    b.emit(call, &stats, &running);
-}
-
-#[derive(Debug)]
-struct Statistics(ImageShape);
-
-impl Call for Statistics {
-    fn run(&self, cx: &mut Context<'_, '_>) {
-        let ([x], [mean, var, scratch]) = cx.operands.split();
-        norm::batch_stats(cx.isa, &self.0, x, BatchStats { mean, var }, scratch);
-    }
-}
-
-#[derive(Debug)]
-struct UpdateRunning {
-    momentum: f32,
-    count: usize,
-    group: usize,
-    counter: usize,
-}
-
-impl Call for UpdateRunning {
-    fn run(&self, cx: &mut Context<'_, '_>) {
-        let ([mean, var], [running_mean, running_var]) = cx.operands.split();
-        // Counted as an i64 below: an f32 stops counting at 2^24.
-        let running = Running { mean: running_mean, var: running_var };
-        norm::update_running(self.momentum, self.count, mean, var, running);
-        cx.operands.count(self.group, self.counter);
-    }
-}
-
-#[derive(Debug)]
-struct Forward(BatchNorm);
-
-impl Call for Forward {
-    fn run(&self, cx: &mut Context<'_, '_>) {
-        let (reads, [y, codes, scratch]) = cx.operands.split::<5, 3>();
-        let codes: &mut [u8] = bytemuck::cast_slice_mut(codes);
-        let codes = (!codes.is_empty()).then(|| &mut codes[..y.len()]);
-        let of = self.0.inputs(reads);
-        norm::batch_norm_act_forward(cx.isa, &self.0.shape, &of, y, codes, scratch);
-    }
-}
-
-#[derive(Debug)]
-struct Gradient {
-    bn: BatchNorm,
-    accumulate: bool,
-}
-
-impl Call for Gradient {
-    fn run(&self, cx: &mut Context<'_, '_>) {
-        let (reads, [dx, dgamma, dbeta, scratch]) = cx.operands.split::<7, 4>();
-        let [x, mean, var, gamma, beta, dout, codes] = reads;
-        let codes: &[u8] = bytemuck::cast_slice(codes);
-        let codes = codes.get(..dout.len()).unwrap_or_default();
-        let forward = self.bn.inputs([x, mean, var, gamma, beta]);
-        let dx = GradOut { values: dx, accumulate: self.accumulate };
-        let of = BatchNormBackward { forward, dout, codes };
-        let to = BatchNormGrads { dx, dgamma, dbeta };
-        norm::batch_norm_act_backward(cx.isa, &self.bn.shape, &of, to, scratch);
-    }
-}
-
-/// What the steps of one group norm have in common.
-#[derive(Clone, Copy, Debug)]
-struct GroupNorm {
-    shape: ImageShape,
-    groups: usize,
-    eps: f32,
-}
-
-#[derive(Debug)]
-struct GroupForward(GroupNorm);
-
-impl Call for GroupForward {
-    fn run(&self, cx: &mut Context<'_, '_>) {
-        let ([x, gamma, beta], [y, mean, invstd, scratch]) = cx.operands.split();
-        let GroupNorm { shape, groups, eps } = self.0;
-        let of = GroupNormForward { x, gamma, beta, groups, eps };
-        let saved = GroupNormSaved { mean, invstd };
-        norm::group_norm_forward(cx.isa, &shape, &of, y, saved, scratch);
-    }
-}
-
-#[derive(Debug)]
-struct GroupGradient {
-    norm: GroupNorm,
-    accumulate: bool,
-}
-
-impl Call for GroupGradient {
-    fn run(&self, cx: &mut Context<'_, '_>) {
-        let ([x, gamma, mean, invstd, dout], [dx, dgamma, dbeta, scratch]) = cx.operands.split();
-        let GroupNorm { shape, groups, .. } = self.norm;
-        let of = GroupNormBackward { x, gamma, groups, mean, invstd, dout };
-        let to = GroupNormGrads { dx: wanted(dx, self.accumulate), dgamma, dbeta };
-        norm::group_norm_backward(cx.isa, &shape, &of, to, scratch);
-    }
+    b.emit(op, &stats, &[running[0], running[1], batches]);
 }
 
 /// `GroupNorm`.
@@ -268,14 +144,14 @@ pub(super) fn group_norm(b: &mut Builder<'_>, node: NodeId) -> Option<Backward> 
     let y = b.output(node);
     let saved = [(); 2].map(|()| b.arena(shape.batch * groups));
     let scratch = b.scratch(norm::group::scratch_len(shape.c));
-    b.emit(GroupForward(norm), &[input, gamma, beta], &[y, saved[0], saved[1], scratch]);
+    b.emit(Norm::GroupForward(norm), &[input, gamma, beta], &[y, saved[0], saved[1], scratch]);
     Some(Box::new(move |b, dy| {
         let [dgamma, dbeta] = [weight, bias].map(|id| b.param_gradient(id));
         let scratch = b.scratch(norm::group::scratch_len(shape.c));
         b.send_gradients(node, [x], |b, [dx]| {
-            let call = GroupGradient { norm, accumulate: dx.accumulate };
+            let op = Norm::GroupGradient { norm, accumulate: dx.accumulate };
             let reads = [input, gamma, saved[0], saved[1], dy];
-            b.emit(call, &reads, &[dx.value, dgamma, dbeta, scratch]);
+            b.emit(op, &reads, &[dx.value, dgamma, dbeta, scratch]);
         });
     }))
 }

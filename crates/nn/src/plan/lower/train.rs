@@ -1,133 +1,133 @@
-//! What a training step does around the graph: loss, clipping and the optimiser's step.
+//! Steps of a run around the graph: loss, clipping, the optimisers, and results for the caller.
 
 use std::ops::Range;
 
-use crate::graph::Optimiser;
-use crate::kernels::loss;
-use crate::kernels::optim;
-use crate::network::metrics::BatchResult;
+use meristem_device::DType;
+
+use crate::graph::GroupId;
+use crate::network::metrics;
+use crate::ops::ppo::Pass;
+use crate::ops::{elementwise, loss, optim, ppo};
+use crate::plan::Objective;
 use crate::plan::builder::Builder;
-use crate::plan::step::{Call, Context};
 use crate::plan::value::{Space, Span, ValueId};
 
-/// Softmax cross-entropy: adds loss and hits to the metrics, and in training gives the gradient of
-/// the batch mean.
-#[derive(Debug)]
-struct CrossEntropy {
-    classes: usize,
-    /// In evaluation: the rows of metrics to add to, counted from the run's.
-    rows: Vec<usize>,
-}
-
-impl Call for CrossEntropy {
-    fn run(&self, cx: &mut Context<'_, '_>) {
-        let ([logits], [dlogits]) = cx.operands.split();
-        let training = !dlogits.is_empty();
-        let dlogits = training.then_some(dlogits);
-        let targets = cx.targets;
-        let sums = loss::softmax_cross_entropy(cx.isa, self.classes, logits, targets, dlogits);
-        let batch =
-            BatchResult { loss_sum: sums.loss, correct: sums.correct, samples: targets.len() };
-        match training {
-            true => cx.metrics.add_train(batch),
-            false => self.rows.iter().for_each(|row| cx.metrics.add_eval(cx.config + row, batch)),
-        }
-    }
-}
-
-/// Emits the loss of the graph's output. In training its gradient becomes the output's; in evaluation
-/// it goes to these rows of the metrics, counted from the one that the plan is run with.
-pub(in crate::plan) fn cross_entropy(b: &mut Builder<'_>, rows: &[usize]) {
-    let output = b.graph.output;
-    let logits = b.node(output);
-    let training = b.backward();
-    let dlogits = if training { b.arena(b.shape(output).len()) } else { ValueId::NONE };
-    let classes = b.graph.classes();
-    let rows = rows.to_vec();
-    b.emit_effect(CrossEntropy { classes, rows }, &[logits], &[dlogits]);
-    if training {
-        b.seed(output, dlogits);
-    }
-}
-
-/// Calls the caller's function.
-#[derive(Debug)]
-struct CallObjective;
-
-impl Call for CallObjective {
-    fn run(&self, cx: &mut Context<'_, '_>) {
-        let ([output], [gradient]) = cx.operands.split();
-        match &mut cx.objective {
-            Some(objective) => objective(output, gradient),
-            // Never: such plans are run by `execute_objective` only.
-            None => gradient.fill(0.0),
-        }
-    }
-}
-
-/// Emits the caller's function of the graph's output, whose result becomes the output's gradient.
-pub(in crate::plan) fn objective(b: &mut Builder<'_>) {
+/// Emits the objective of the graph's output, whose gradient becomes the output's.
+pub(in crate::plan) fn objective(b: &mut Builder<'_>, objective: &Objective) {
     let output = b.graph.output;
     let (value, gradient) = (b.node(output), b.arena(b.shape(output).len()));
-    b.emit_effect(CallObjective, &[value], &[gradient]);
+    match objective {
+        Objective::CrossEntropy => {
+            let log = b.options.batch_log;
+            let targets = targets(b);
+            let counts = b.fixed(metrics::train_span());
+            let ring = b.fixed(metrics::log_span(b.graph.groups.len(), log));
+            let op = loss::Op::Train { logits: logits(b), log };
+            b.emit(op, &[value, targets], &[gradient, counts, ring]);
+        }
+        Objective::Ppo { loss, pass } => ppo_objective(b, [value, gradient], (loss, *pass)),
+    }
     b.seed(output, gradient);
 }
 
-/// One group's update: L2 norm over its tensors in f64 and clipping, unless that was done; the optimiser's step.
-#[derive(Debug)]
-struct Update {
-    group: usize,
-    optimiser: Optimiser,
-    /// Adam's counter of steps.
-    step: Option<usize>,
-    /// One range per tensor.
-    tensors: Vec<Range<usize>>,
-    /// The same elements in as few ranges as possible; lanes between two tensors are zero and stay so.
-    runs: Vec<Range<usize>>,
+/// The objective's inputs follow the graph's: choices, legal choices, advantages, returns. It leaves
+/// reference and report as outputs 0 and 1.
+fn ppo_objective(
+    b: &mut Builder<'_>,
+    [value, gradient]: [ValueId; 2],
+    (formula, pass): (&std::sync::Arc<crate::kernels::ppo::PpoLoss>, Pass),
+) {
+    let (rows, loss) = (b.batch(), std::sync::Arc::clone(formula));
+    let op = crate::ops::Op::from(ppo::Op::Objective { loss, pass, rows });
+    let signature = op.signature();
+    let first = b.graph.inputs();
+    let mut reads = vec![value];
+    for (n, spec) in signature.reads.iter().skip(1).enumerate() {
+        reads.push(b.fixed(Span::new(Space::Input(first + n), spec.dtype, 0, spec.len)));
+    }
+    let mut writes = vec![gradient];
+    for (n, spec) in signature.writes.iter().skip(1).enumerate() {
+        writes.push(b.fixed(Span::new(Space::Output(n), spec.dtype, 0, spec.len)));
+    }
+    b.emit(op, &reads, &writes);
 }
 
-impl Call for Update {
-    fn run(&self, cx: &mut Context<'_, '_>) {
-        let steps = self.step.map_or(0, |step| cx.operands.count(self.group, step));
-        let ([gradient], [values, moments]) = cx.operands.split();
-        let clip = match cx.clipped {
-            true => 1.0,
-            false => {
-                let squares =
-                    self.tensors.iter().map(|t| optim::grad_norm_sq(cx.isa, &gradient[t.clone()]));
-                let norm = cx.metrics.add_group(self.group, squares);
-                optim::clip_coefficient(norm, self.optimiser.clip_norm())
-            }
-        };
-        let step = optim::GroupStep { optimiser: &self.optimiser, clip, steps };
-        for run in &self.runs {
-            optim::group_step(cx.isa, &step, run.clone(), values, gradient, moments);
-        }
+/// Emits loss and hits of the graph's output, for these rows of the scores.
+pub(in crate::plan) fn score(b: &mut Builder<'_>, rows: &[usize]) {
+    let value = b.node(b.graph.output);
+    let (targets, rows) = (targets(b), rows.to_vec());
+    let scores = b.fixed(Span::new(Space::Scores, DType::F64, 0, metrics::scores_len(&rows)));
+    b.emit(loss::Op::Evaluate { logits: logits(b), rows }, &[value, targets], &[scores]);
+}
+
+fn logits(b: &Builder<'_>) -> loss::Logits {
+    loss::Logits { batch: b.batch(), classes: b.graph.classes() }
+}
+
+fn targets(b: &mut Builder<'_>) -> ValueId {
+    b.fixed(Span::new(Space::Targets, DType::U32, 0, b.batch()))
+}
+
+/// Emits norms and clip coefficient of every group that has a gradient; returns the coefficients.
+pub(in crate::plan) fn measure(b: &mut Builder<'_>) -> Vec<Option<ValueId>> {
+    let mut coefficients = vec![];
+    for group in 0..b.graph.groups.len() {
+        coefficients.push(b.group_gradient(group).map(|gradient| {
+            let len = b.layout.groups[group].values;
+            let norm_max = b.graph.groups[group].optimiser.clip_norm();
+            let op = optim::Op::Measure { len, tensors: tensors(b, group), norm_max };
+            let row = b.fixed(metrics::group_span(group));
+            let coefficient = b.arena(1);
+            b.keep(coefficient);
+            b.emit(op, &[gradient], &[row, coefficient]);
+            coefficient
+        }));
     }
+    coefficients
 }
 
 /// Emits the update of every group that has a gradient. A parameter that no gradient reaches is left
 /// alone, as PyTorch leaves one whose `grad` is `None`: no decay, no momentum.
-pub(in crate::plan) fn updates(b: &mut Builder<'_>) {
-    for group in 0..b.graph.groups.len() {
-        let Some(gradient) = b.group_gradient(group) else { continue };
-        let params = b.graph.params.iter().zip(&b.layout.params).zip(&b.trained);
-        let tensors: Vec<_> = params
-            .filter(|((p, _), trained)| p.group.index() == group && **trained)
-            .map(|((_, place), _)| place.range())
-            .collect();
-        let id = crate::graph::GroupId(group);
-        let size = b.layout.groups[group];
+pub(in crate::plan) fn updates(b: &mut Builder<'_>, coefficients: &[Option<ValueId>]) {
+    for (group, coefficient) in coefficients.iter().enumerate() {
+        let (Some(gradient), Some(clip)) = (b.group_gradient(group), *coefficient) else {
+            continue;
+        };
+        let (id, size) = (GroupId(group), b.layout.groups[group]);
         let memories = [(Space::Values(id), size.values), (Space::Momentum(id), size.moments)];
-        let [values, moments] = memories.map(|(space, len)| b.fixed(Span { space, start: 0, len }));
-        let (optimiser, step) = (b.graph.groups[group].optimiser, b.layout.steps[group]);
-        let call = Update { group, optimiser, step, runs: joined(&tensors), tensors };
-        b.emit_update(call, &[gradient], &[values, moments]);
+        let [values, moments] =
+            memories.map(|(space, len)| b.fixed(Span::new(space, DType::F32, 0, len)));
+        let steps = b.layout.steps[group].map_or(ValueId::NONE, |step| {
+            b.fixed(Span::new(Space::Counters(id), DType::I64, step, 1))
+        });
+        let (len, runs) = (size.values, joined(&tensors(b, group)));
+        let op = optim::Op::Update { len, optimiser: b.graph.groups[group].optimiser, runs };
+        b.emit(op, &[gradient, clip], &[values, moments, steps]);
     }
 }
 
+/// Emits copies of the output and of every LSTM's last state to the caller's memory, in that order.
+pub(in crate::plan) fn deliver(b: &mut Builder<'_>) {
+    let mut results = vec![b.node(b.graph.output)];
+    results.extend(b.last_states.clone());
+    for (n, from) in results.into_iter().enumerate() {
+        let len = b.values[from.index()].len;
+        let to = b.fixed(Span::new(Space::Output(n), DType::F32, 0, len));
+        b.emit(elementwise::Op::Pass { len, accumulate: false }, &[from], &[to]);
+    }
+}
+
+/// The parameters of a group that a gradient reaches, in the group's layout.
+fn tensors(b: &Builder<'_>, group: usize) -> Vec<Range<usize>> {
+    let params = b.graph.params.iter().zip(&b.layout.params).zip(&b.trained);
+    params
+        .filter(|((p, _), trained)| p.group.index() == group && **trained)
+        .map(|((_, place), _)| place.range())
+        .collect()
+}
+
 /// Joins ranges that follow each other up to a whole vector.
-pub(crate) fn joined(ranges: &[Range<usize>]) -> Vec<Range<usize>> {
+fn joined(ranges: &[Range<usize>]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = vec![];
     for range in ranges {
         match runs.last_mut() {

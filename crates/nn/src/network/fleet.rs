@@ -1,0 +1,137 @@
+//! Networks that train side by side, taken as one.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use meristem_device::Tensor;
+
+use super::{Network, Snapshot};
+use crate::error::{Error, Result};
+use crate::graph::Graph;
+
+/// A batch of one network: inputs and labels, on its stream.
+pub type LabelledBatch<'a> = (&'a Tensor, &'a Tensor);
+
+/// Networks that do the same at the same time, each on its stream. What all of them do goes through one
+/// call, so that a backend can run those of one device and topology as one; on the CPU each network's
+/// plan is launched on that network's stream. Nothing here waits for the device.
+///
+/// The networks are borrowed: a fleet is made where it is used, and costs one list of references.
+#[derive(Debug)]
+pub struct Fleet<'a> {
+    networks: Vec<&'a mut Network>,
+}
+
+impl<'a> Fleet<'a> {
+    /// A fleet of these networks, in this order.
+    pub fn of(networks: impl IntoIterator<Item = &'a mut Network>) -> Self {
+        Self { networks: networks.into_iter().collect() }
+    }
+
+    /// Number of networks.
+    pub fn len(&self) -> usize {
+        self.networks.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.networks.is_empty()
+    }
+
+    /// The networks, in order.
+    pub fn networks(&self) -> impl Iterator<Item = &Network> {
+        self.networks.iter().map(|network| &**network)
+    }
+
+    /// One training step of the first `batches.len()` networks; see [`Network::train_step`]. The last
+    /// batch of an epoch may be there for some of them only: these are the first ones.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for more batches than networks; nothing has run. As
+    /// [`Network::train_step`]; networks before the one at fault have their step.
+    #[track_caller]
+    pub fn train_step(&mut self, batches: &[LabelledBatch<'_>]) -> Result<()> {
+        self.check("train_step", "batches", batches.len())?;
+        for (network, (inputs, targets)) in self.networks.iter_mut().zip(batches) {
+            network.train_step(inputs, targets)?;
+        }
+        Ok(())
+    }
+
+    /// Evaluates a batch of each of the first `batches.len()` networks with these rows of its alphas;
+    /// see [`Network::eval_rows`].
+    ///
+    /// # Errors
+    /// As [`Fleet::train_step`], and [`Network::eval_rows`].
+    #[track_caller]
+    pub fn eval_rows(
+        &mut self,
+        batches: &[LabelledBatch<'_>],
+        rows: &[Range<usize>],
+    ) -> Result<()> {
+        self.check("eval_rows", "batches", batches.len())?;
+        if rows.len() < batches.len() {
+            let (argument, got) = ("rows", rows.len().to_string());
+            let expected = format!("one range for each of {} batches", batches.len());
+            return Err(Error::Argument { operation: "eval_rows", argument, expected, got });
+        }
+        for ((network, (inputs, targets)), rows) in self.networks.iter_mut().zip(batches).zip(rows)
+        {
+            network.eval_rows(inputs, targets, rows.clone())?;
+        }
+        Ok(())
+    }
+
+    /// Empties the metrics of all; see [`Network::reset_metrics`].
+    ///
+    /// # Errors
+    /// A failed stream.
+    #[track_caller]
+    pub fn reset_metrics(&self) -> Result<()> {
+        self.networks.iter().try_for_each(|network| network.reset_metrics())
+    }
+
+    /// Sets the alphas of each; see [`Network::set_alphas`].
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for another number of tables than networks; as [`Network::set_alphas`].
+    #[track_caller]
+    pub fn set_alphas(&mut self, tables: &[Vec<Vec<f32>>]) -> Result<()> {
+        self.check("set_alphas", "tables", tables.len())?;
+        for (network, rows) in self.networks.iter_mut().zip(tables) {
+            network.set_alphas(rows)?;
+        }
+        Ok(())
+    }
+
+    /// Takes a snapshot of each, of the groups that a graph has; see [`Snapshot::take`].
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for more snapshots than networks; as [`Snapshot::take`].
+    #[track_caller]
+    pub fn take_snapshots(&self, snapshots: Vec<(&mut Snapshot, Arc<Graph>)>) -> Result<()> {
+        self.check("take_snapshots", "snapshots", snapshots.len())?;
+        for (network, (snapshot, graph)) in self.networks.iter().zip(snapshots) {
+            snapshot.take(network, &graph)?;
+        }
+        Ok(())
+    }
+
+    /// Counts what is not finite in each; see [`Network::count_non_finite`].
+    ///
+    /// # Errors
+    /// A failed stream.
+    #[track_caller]
+    pub fn count_non_finite(&self) -> Result<()> {
+        self.networks.iter().try_for_each(|network| network.count_non_finite())
+    }
+
+    fn check(&self, operation: &'static str, argument: &'static str, got: usize) -> Result<()> {
+        let most = self.networks.len();
+        if got <= most {
+            return Ok(());
+        }
+        let (expected, got) = (format!("at most {most}, one a network"), got.to_string());
+        Err(Error::Argument { operation, argument, expected, got })
+    }
+}

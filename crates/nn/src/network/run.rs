@@ -1,0 +1,134 @@
+//! The one way from steps to a stream: their memories become the arguments of a launch.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use meristem_device::{Stream, Tensor};
+use smallvec::SmallVec;
+
+use super::groups::Group;
+use crate::error::{Error, Result};
+use crate::kernels::Isa;
+use crate::plan::{Memory, Phase, Plan, Space, SpaceUse, Step, add_use, uses};
+
+/// Tensors that the spaces of a plan stand for in one launch; those that its steps do not use may be
+/// absent.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Tensors<'a> {
+    pub(super) arena: Option<&'a Tensor>,
+    pub(super) groups: &'a [Group],
+    pub(super) metrics: Option<&'a Tensor>,
+    /// First element of the scores, in the metrics.
+    pub(super) scores_start: usize,
+    pub(super) inputs: &'a [&'a Tensor],
+    pub(super) targets: Option<&'a Tensor>,
+    pub(super) alphas: Option<&'a Tensor>,
+    /// First alpha of the run's first row.
+    pub(super) alphas_start: usize,
+    pub(super) outputs: &'a [&'a Tensor],
+}
+
+impl<'a> Tensors<'a> {
+    /// The tensor of a space, and the first of its elements that belongs to it.
+    fn of(&self, space: Space) -> Option<(&'a Tensor, usize)> {
+        let whole = |tensor: Option<&'a Tensor>| Some((tensor?, 0));
+        match space {
+            Space::Arena => whole(self.arena),
+            Space::Input(n) => whole(self.inputs.get(n).copied()),
+            Space::Targets => whole(self.targets),
+            Space::Alphas => Some((self.alphas?, self.alphas_start)),
+            Space::Metrics => whole(self.metrics),
+            Space::Scores => Some((self.metrics?, self.scores_start)),
+            Space::Values(g) => whole(self.groups.get(g.index()).map(|group| &group.values)),
+            Space::Momentum(g) => whole(self.groups.get(g.index()).map(|group| &group.momentum)),
+            Space::State(g) => whole(self.groups.get(g.index()).map(|group| &group.state)),
+            Space::Counters(g) => whole(self.groups.get(g.index()).map(|group| &group.counters)),
+            Space::Output(n) => whole(self.outputs.get(n).copied()),
+        }
+    }
+}
+
+/// Steps of one launch: some phases of a plan, then others.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Run {
+    phases: Option<(Arc<Plan>, RangeInclusive<Phase>)>,
+    then: Vec<Step>,
+}
+
+impl Run {
+    /// Phases of a plan.
+    pub(super) fn of(plan: &Arc<Plan>, phases: RangeInclusive<Phase>) -> Self {
+        Self { phases: Some((Arc::clone(plan), phases)), then: vec![] }
+    }
+
+    /// Steps of no plan.
+    pub(super) fn steps(then: Vec<Step>) -> Self {
+        Self { phases: None, then }
+    }
+
+    /// More steps behind.
+    pub(super) fn then(self, then: Vec<Step>) -> Self {
+        Self { then, ..self }
+    }
+
+    fn uses(&self) -> Vec<SpaceUse> {
+        let of_plan = |(plan, phases): &(Arc<Plan>, RangeInclusive<Phase>)| {
+            plan.uses(phases.clone()).to_vec()
+        };
+        let mut all = self.phases.as_ref().map(of_plan).unwrap_or_default();
+        uses(&self.then).into_iter().for_each(|of| add_use(&mut all, of));
+        all
+    }
+
+    fn execute(&self, isa: Isa, memory: &mut Memory<'_>) {
+        let of_plan = self.phases.as_ref().map(|(plan, phases)| plan.steps(phases.clone()));
+        of_plan.into_iter().flatten().chain(&self.then).for_each(|step| step.run(isa, memory));
+    }
+
+    /// Enqueues the steps as one launch that reads and writes what they do. Waits for nothing.
+    ///
+    /// # Errors
+    /// [`Error::PlanMemory`] for a tensor that is absent or too short; as
+    /// [`Launch::run`](meristem_device::Launch::run).
+    #[track_caller]
+    pub(super) fn launch(
+        self,
+        (stream, operation): (&Stream, &'static str),
+        isa: Isa,
+        tensors: &Tensors<'_>,
+    ) -> Result<()> {
+        let mut launch = stream.launch(operation);
+        let mut bound: SmallVec<[(SpaceUse, usize); 16]> = SmallVec::new();
+        for of in self.uses() {
+            let (tensor, start) = find(tensors, of)?;
+            bound.push((of, start * tensor.dtype().size()));
+            launch = if of.written { launch.write(tensor) } else { launch.read(tensor) };
+        }
+        launch.run(move |args| {
+            let mut memory = Memory::default();
+            for (i, (SpaceUse { space, written, .. }, start)) in bound.into_iter().enumerate() {
+                match written {
+                    true => memory.bind_mut(space, &mut args.bytes_mut(i)[start..]),
+                    false => memory.bind(space, &args.bytes(i)[start..]),
+                }
+            }
+            self.execute(isa, &mut memory);
+        })?;
+        Ok(())
+    }
+}
+
+/// The tensor that is used, and the first of its elements that belongs to the space.
+fn find<'a>(tensors: &Tensors<'a>, of: SpaceUse) -> Result<(&'a Tensor, usize)> {
+    let missing = |got: String| Error::PlanMemory {
+        what: "tensors of a launch",
+        expected: format!("{:?} of at least {} bytes", of.space, of.bytes),
+        got,
+    };
+    let (tensor, start) = tensors.of(of.space).ok_or_else(|| missing("none".into()))?;
+    let size = tensor.dtype().size();
+    match (start * size + of.bytes) > tensor.numel() * size {
+        true => Err(missing(format!("{} elements of {}", tensor.numel() - start, tensor.dtype()))),
+        false => Ok((tensor, start)),
+    }
+}

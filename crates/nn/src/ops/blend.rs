@@ -1,0 +1,108 @@
+//! Steps where a module meets its host.
+
+use super::operand::{Operands, Signature, f32s};
+use super::wanted;
+use crate::graph::BlendMode;
+use crate::kernels::Isa;
+use crate::kernels::blend::{self, BlendGrads, BlendInputs, TanhMixGrads};
+
+/// Shape of a blend: host and module have `len` values, for `samples` samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blend {
+    /// How the two are mixed.
+    pub mode: BlendMode,
+    /// Values.
+    pub len: usize,
+    /// Samples.
+    pub samples: usize,
+}
+
+/// Blends' forward and backward steps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Op {
+    /// Reads host, module, the module's input (MULTIPLY), gate (GATE), alpha; writes their blend.
+    Forward(Blend),
+    /// Reads what [`Op::Forward`] does, and dy; writes the gradients of host, module, the module's
+    /// input and gate (each optional).
+    Gradient {
+        /// Shape.
+        blend: Blend,
+        /// Add to each of the four.
+        accumulate: [bool; 4],
+    },
+    /// Reads x, y, s; writes `x + tanh(s)·(y − x)`.
+    TanhMix {
+        /// Values.
+        len: usize,
+    },
+    /// Reads x, y, s, dout; writes dx, dy (each optional); adds to ds.
+    TanhMixGradient {
+        /// Values.
+        len: usize,
+        /// Add to dx, to dy.
+        accumulate: [bool; 2],
+    },
+}
+
+impl Blend {
+    /// Host, module, the module's input, gate, alpha.
+    fn reads(&self) -> [super::Spec; 5] {
+        let Self { mode, len, samples } = *self;
+        let input = if mode == BlendMode::Multiply { len } else { 0 };
+        let gate = if mode == BlendMode::Gate { samples } else { 0 };
+        [f32s(len), f32s(len), f32s(input), f32s(gate), f32s(1)]
+    }
+}
+
+impl Op {
+    pub(super) fn signature(&self) -> Signature {
+        match *self {
+            Op::Forward(of) => Signature::new(&of.reads(), &[f32s(of.len)]),
+            Op::Gradient { blend, .. } => {
+                let [h, m, x, gate, alpha] = blend.reads();
+                let writes = [h, m, x, gate].map(super::Spec::optional);
+                Signature::new(&[h, m, x, gate, alpha, h], &writes)
+            }
+            Op::TanhMix { len } => Signature::new(&[f32s(len), f32s(len), f32s(1)], &[f32s(len)]),
+            Op::TanhMixGradient { len, .. } => {
+                let x = f32s(len);
+                let writes = [x.optional(), x.optional(), f32s(1)];
+                Signature::new(&[x, x, f32s(1), x], &writes)
+            }
+        }
+    }
+
+    pub(super) fn run(&self, isa: Isa, operands: Operands<'_>) {
+        match *self {
+            Op::Forward(of) => {
+                let ([h, m, x, gate, alpha], [y]) = operands.floats();
+                let from = BlendInputs { h, m, x, gate, alpha: alpha[0] };
+                blend::forward(isa, of.mode, &from, y);
+            }
+            Op::Gradient { blend: of, accumulate: [ah, am, ax, ag] } => {
+                let ([h, m, x, gate, alpha, dy], [dh, dm, dx, dgate]) = operands.floats();
+                let from = BlendInputs { h, m, x, gate, alpha: alpha[0] };
+                let to = BlendGrads {
+                    h: wanted(dh, ah),
+                    m: wanted(dm, am),
+                    x: wanted(dx, ax),
+                    gate: wanted(dgate, ag),
+                };
+                blend::backward(isa, of.mode, &from, dy, to);
+            }
+            Op::TanhMix { .. } => {
+                let ([x, y, s], [out]) = operands.floats();
+                blend::tanh_mix(isa, x, y, s[0], out);
+            }
+            Op::TanhMixGradient { accumulate, .. } => {
+                let ([x, y, s, dout], [dx, dy, ds]) = operands.floats();
+                let to = TanhMixGrads {
+                    x: wanted(dx, accumulate[0]),
+                    y: wanted(dy, accumulate[1]),
+                    s: Some(&mut ds[0]),
+                };
+                blend::tanh_mix_backward(isa, x, y, s[0], dout, to);
+            }
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Steps that go element by element, or scale channels.
+
+use super::operand::{Operands, Signature, f32s};
+use super::wanted;
+use crate::kernels::elementwise::{self, ScaleChannels};
+use crate::kernels::{GradOut, ImageShape, Isa};
+
+/// A function of one element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Function {
+    /// `max(x, 0)`.
+    Relu,
+    /// `1/(1 + e⁻ˣ)`.
+    Sigmoid,
+    /// `tanh x`.
+    Tanh,
+}
+
+/// Elementwise forward and backward steps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Op {
+    /// Writes a constant.
+    Fill {
+        /// Elements.
+        len: usize,
+        /// The constant.
+        value: f32,
+    },
+    /// Multiplies what it writes by a constant.
+    Multiply {
+        /// Elements.
+        len: usize,
+        /// The constant.
+        factor: f32,
+    },
+    /// Reads x; writes y = x, or adds x to it.
+    Pass {
+        /// Elements.
+        len: usize,
+        /// Add to y.
+        accumulate: bool,
+    },
+    /// Reads x; writes y = f(x).
+    Forward {
+        /// f.
+        function: Function,
+        /// Elements.
+        len: usize,
+    },
+    /// Reads y, dy; writes dx. All functions here have a derivative in terms of their value.
+    Gradient {
+        /// f.
+        function: Function,
+        /// Elements.
+        len: usize,
+        /// Add to dx.
+        accumulate: bool,
+    },
+    /// Reads a, b; writes a + b.
+    Add {
+        /// Elements.
+        len: usize,
+    },
+    /// Reads x, and a scale per sample and channel; writes `factor · x · scale`.
+    Scale {
+        /// Shape of x.
+        shape: ImageShape,
+        /// Factor.
+        factor: f32,
+    },
+    /// Reads x, scale, dy; writes dx (optional), dscale (optional).
+    ScaleGradient {
+        /// Shape of x.
+        shape: ImageShape,
+        /// Factor.
+        factor: f32,
+        /// Add to dx, to dscale.
+        accumulate: [bool; 2],
+    },
+}
+
+impl Op {
+    pub(super) fn signature(&self) -> Signature {
+        match *self {
+            Op::Fill { len, .. } | Op::Multiply { len, .. } => Signature::new(&[], &[f32s(len)]),
+            Op::Pass { len, .. } | Op::Forward { len, .. } => {
+                Signature::new(&[f32s(len)], &[f32s(len)])
+            }
+            Op::Gradient { len, .. } | Op::Add { len } => {
+                Signature::new(&[f32s(len), f32s(len)], &[f32s(len)])
+            }
+            Op::Scale { shape, .. } => {
+                let (x, scale) = (f32s(shape.len()), f32s(shape.batch * shape.c));
+                Signature::new(&[x, scale], &[x])
+            }
+            Op::ScaleGradient { shape, .. } => {
+                let (x, scale) = (f32s(shape.len()), f32s(shape.batch * shape.c));
+                Signature::new(&[x, scale, x], &[x.optional(), scale.optional()])
+            }
+        }
+    }
+
+    pub(super) fn run(&self, isa: Isa, operands: Operands<'_>) {
+        match *self {
+            Op::Fill { value, .. } => {
+                let ([], [y]) = operands.floats();
+                y.fill(value);
+            }
+            Op::Multiply { factor, .. } => {
+                let ([], [y]) = operands.floats();
+                y.iter_mut().for_each(|y| *y *= factor);
+            }
+            Op::Pass { accumulate, .. } => {
+                let ([x], [values]) = operands.floats();
+                elementwise::pass(isa, x, GradOut { values, accumulate });
+            }
+            Op::Forward { function, .. } => {
+                let ([x], [y]) = operands.floats();
+                match function {
+                    Function::Relu => elementwise::relu(isa, x, y),
+                    Function::Sigmoid => elementwise::sigmoid(isa, x, y),
+                    Function::Tanh => elementwise::tanh(isa, x, y),
+                }
+            }
+            Op::Gradient { function, accumulate, .. } => {
+                let ([y, dy], [values]) = operands.floats();
+                let dx = GradOut { values, accumulate };
+                match function {
+                    Function::Relu => elementwise::relu_backward(isa, y, dy, dx),
+                    Function::Sigmoid => elementwise::sigmoid_backward(isa, y, dy, dx),
+                    Function::Tanh => elementwise::tanh_backward(isa, y, dy, dx),
+                }
+            }
+            Op::Add { .. } => {
+                let ([a, b], [y]) = operands.floats();
+                elementwise::add(isa, a, b, y);
+            }
+            Op::Scale { shape, factor } => {
+                let ([x, scale], [y]) = operands.floats();
+                elementwise::scale_channels(isa, &shape, x, scale, factor, y);
+            }
+            Op::ScaleGradient { shape, factor, accumulate } => {
+                let ([x, scale, dy], [dx, dscale]) = operands.floats();
+                let of = ScaleChannels { x, scale, factor };
+                let [dx, dscale] = [wanted(dx, accumulate[0]), wanted(dscale, accumulate[1])];
+                elementwise::scale_channels_backward(isa, &shape, &of, dy, dx, dscale);
+            }
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Steps of softmax cross-entropy.
+
+use super::operand::{Operands, Signature, f32s, f64s, u32s};
+use crate::kernels::Isa;
+use crate::kernels::loss;
+use crate::network::metrics::{self, BatchResult};
+
+/// Shape of the logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Logits {
+    /// Samples.
+    pub batch: usize,
+    /// Classes.
+    pub classes: usize,
+}
+
+/// Loss steps; they add to metrics, whose form [`metrics`] documents.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    /// Reads logits, labels (u32); writes the gradient of the batch's mean loss; adds to the training
+    /// counts (f64), and puts the mean into the ring of the last batches (f64, may be empty).
+    Train {
+        /// Shape.
+        logits: Logits,
+        /// Capacity of the ring.
+        log: usize,
+    },
+    /// Reads logits, labels (u32); adds loss, hits and samples to rows of the scores (f64).
+    Evaluate {
+        /// Shape.
+        logits: Logits,
+        /// The rows, counted from the first that the plan is run with.
+        rows: Vec<usize>,
+    },
+}
+
+impl Op {
+    pub(super) fn signature(&self) -> Signature {
+        let (Op::Train { logits, .. } | Op::Evaluate { logits, .. }) = self;
+        let values = f32s(logits.batch * logits.classes);
+        let reads = [values, u32s(logits.batch)];
+        match self {
+            Op::Train { log, .. } => {
+                Signature::new(&reads, &[values, f64s(metrics::TRAIN_LEN), f64s(*log)])
+            }
+            Op::Evaluate { rows, .. } => Signature::new(&reads, &[f64s(metrics::scores_len(rows))]),
+        }
+    }
+
+    pub(super) fn run(&self, isa: Isa, operands: Operands<'_>) {
+        match self {
+            Op::Train { logits, .. } => {
+                let ([values, targets], [gradient, counts, log]) = operands.split();
+                let (values, gradient) = (values.f32(), Some(gradient.f32()));
+                let batch = result(isa, *logits, (values, targets.u32()), gradient);
+                metrics::add_train(batch, counts.f64(), log.f64());
+            }
+            Op::Evaluate { logits, rows } => {
+                let ([values, targets], [scores]) = operands.split();
+                let batch = result(isa, *logits, (values.f32(), targets.u32()), None);
+                let scores = scores.f64();
+                rows.iter().for_each(|row| metrics::add_score(batch, *row, scores));
+            }
+        }
+    }
+}
+
+fn result(
+    isa: Isa,
+    logits: Logits,
+    (values, targets): (&[f32], &[u32]),
+    gradient: Option<&mut [f32]>,
+) -> BatchResult {
+    let sums = loss::softmax_cross_entropy(isa, logits.classes, values, targets, gradient);
+    BatchResult { loss_sum: sums.loss, correct: sums.correct, samples: targets.len() }
+}

@@ -1,0 +1,70 @@
+//! Steps of the LSTM.
+
+use super::operand::{Operands, Signature, f32s, scratch};
+use super::wanted;
+use crate::kernels::Isa;
+use crate::kernels::lstm::{self, LstmInputs, LstmOutputs, LstmSaved, LstmShape};
+
+/// The LSTM's forward and backward steps. The products for the gradients of its weights and of its
+/// input are those of linear layers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Op {
+    /// Reads x, keep, state, both weights, both biases; writes h, c, gates, last state, scratch.
+    Forward(LstmShape),
+    /// Reads keep, state, the state's weight, c, gates, dh; writes dgates, dstate (optional), scratch.
+    Gradient {
+        /// Shape.
+        shape: LstmShape,
+        /// Add to dstate.
+        accumulate: bool,
+    },
+    /// Reads h, keep, state; writes the h before every step.
+    StatesBefore(LstmShape),
+}
+
+impl Op {
+    pub(super) fn signature(&self) -> Signature {
+        let (Op::Forward(shape) | Op::Gradient { shape, .. } | Op::StatesBefore(shape)) = self;
+        let [rows, hidden] = [shape.rows(), shape.hidden];
+        let (keep, state) = (f32s(rows), f32s(shape.sequences * 2 * hidden));
+        let [h, gates] = [hidden, 4 * hidden].map(|width| f32s(rows * width));
+        let [w_ih, w_hh] =
+            [shape.input_product(), shape.state_product()].map(|of| f32s(of.weight_len()));
+        let (bias, rest) = (f32s(4 * hidden), scratch(shape.scratch_len()));
+        match self {
+            Op::Forward(_) => {
+                let x = f32s(rows * shape.inputs);
+                let reads = [x, keep, state, w_ih, w_hh, bias, bias];
+                Signature::new(&reads, &[h, h, gates, state, rest])
+            }
+            Op::Gradient { .. } => {
+                let reads = [keep, state, w_hh, h, gates, h];
+                Signature::new(&reads, &[gates, state.optional(), rest])
+            }
+            Op::StatesBefore(_) => Signature::new(&[h, keep, state], &[h]),
+        }
+    }
+
+    pub(super) fn run(&self, isa: Isa, operands: Operands<'_>) {
+        match self {
+            Op::Forward(shape) => {
+                let (reads, [h, c, gates, last, scratch]) = operands.floats::<7, 5>();
+                let [x, keep, state, weight_ih, weight_hh, bias_ih, bias_hh] = reads;
+                let of = LstmInputs { x, keep, state, weight_ih, weight_hh, bias_ih, bias_hh };
+                let to = LstmOutputs { h, c, gates, last };
+                lstm::forward(isa, shape, &of, to, scratch);
+            }
+            Op::Gradient { shape, accumulate } => {
+                let (reads, [dgates, dstate, scratch]) = operands.floats::<6, 3>();
+                let [keep, state, weight_hh, c, gates, dh] = reads;
+                let of = LstmSaved { keep, state, weight_hh, c, gates };
+                let dstate = wanted(dstate, *accumulate);
+                lstm::backward(isa, shape, &of, dh, (dgates, dstate), scratch);
+            }
+            Op::StatesBefore(shape) => {
+                let (reads, [before]) = operands.floats::<3, 1>();
+                lstm::states_before(isa, shape, reads, before);
+            }
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Steps of a plan as values: an operation with its shapes, over typed operands.
+//!
+//! An [`Op`] says what a step computes and nothing about where its operands lie. Each family has a
+//! file: an enum, the [`Signature`] of each variant (element types and lengths of its operands, in
+//! order), and the way from operands to the kernel in [`kernels`](crate::kernels). Whatever a step
+//! reads or writes is an operand: labels, metrics, counters, alphas and clip coefficients too.
+//!
+//! [`run`] executes one operation on a backend. It is the entry of the conformance suite: a backend
+//! that implements every variant of [`Op`] is held against the portable kernels by it.
+
+pub mod blend;
+pub mod conv;
+pub mod elementwise;
+pub mod linear;
+pub mod loss;
+pub mod lstm;
+pub mod norm;
+mod operand;
+pub mod optim;
+pub mod pool;
+pub mod ppo;
+pub mod rows;
+pub mod state;
+
+pub use operand::{Operands, Role, Signature, Slice, SliceMut, Spec};
+
+use crate::error::{Error, Result};
+use crate::kernels::{GradOut, Isa};
+
+/// Who runs an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Backend {
+    /// The calling thread, with the kernels of an instruction set.
+    Cpu(Isa),
+}
+
+macro_rules! families {
+    ($($(#[$doc:meta])* $variant:ident($family:ident)),* $(,)?) => {
+        /// What a step computes, with its shapes.
+        #[derive(Clone, Debug, PartialEq)]
+        pub enum Op {
+            $($(#[$doc])* $variant($family::Op),)*
+        }
+
+        $(impl From<$family::Op> for Op {
+            fn from(op: $family::Op) -> Self {
+                Op::$variant(op)
+            }
+        })*
+
+        impl Op {
+            /// Element types and lengths of its operands, in order.
+            pub fn signature(&self) -> Signature {
+                match self { $(Op::$variant(op) => op.signature(),)* }
+            }
+
+            /// Runs on the calling thread. The operands fit the signature.
+            ///
+            /// # Panics
+            /// If they do not: the plan compiler checks them once for all runs.
+            pub(crate) fn run(&self, isa: Isa, operands: Operands<'_>) {
+                match self { $(Op::$variant(op) => op.run(isa, operands),)* }
+            }
+        }
+    };
+}
+
+families! {
+    /// 2-d convolution.
+    Conv(conv),
+    /// Linear layer.
+    Linear(linear),
+    /// Batch norm and group norm.
+    Norm(norm),
+    /// Pooling.
+    Pool(pool),
+    /// Element by element, and per channel.
+    Elementwise(elementwise),
+    /// Where a module meets its host.
+    Blend(blend),
+    /// Embeddings, and vectors side by side.
+    Rows(rows),
+    /// LSTM.
+    Lstm(lstm),
+    /// Cross-entropy.
+    Loss(loss),
+    /// Gradient norms, clipping, optimisers.
+    Optim(optim),
+    /// The objective of proximal policy optimisation.
+    Ppo(ppo),
+    /// Metrics, and checks of a network's state.
+    State(state),
+}
+
+/// Runs one operation: the entry for tests of backends. Waits until it is done.
+///
+/// # Errors
+/// [`Error::Operand`] for operands that do not fit the signature; nothing has run.
+pub fn run(on: Backend, op: &Op, operands: Operands<'_>) -> Result<()> {
+    let Signature { reads, writes } = op.signature();
+    let counts = [reads.len(), writes.len()];
+    if [operands.reads.len(), operands.writes.len()] != counts {
+        let expected = format!("{} read and {} written operands", counts[0], counts[1]);
+        let got = format!("{} and {}", operands.reads.len(), operands.writes.len());
+        return Err(Error::Operand {
+            op: Box::new(op.clone()),
+            operand: "all".into(),
+            expected,
+            got,
+        });
+    }
+    let given_reads = operands.reads.iter().map(|slice| (slice.dtype(), slice.len()));
+    let given_writes = operands.writes.iter().map(|slice| (slice.dtype(), slice.len()));
+    let reads = reads.iter().zip(given_reads).map(|both| ("read", both));
+    let writes = writes.iter().zip(given_writes).map(|both| ("written", both));
+    for (at, (kind, (spec, (dtype, len)))) in reads.enumerate().chain(writes.enumerate()) {
+        if !spec.accepts(dtype, len) {
+            let expected = format!("{} of {} ({:?})", spec.len, spec.dtype, spec.role);
+            let (operand, got) = (format!("{kind} {at}"), format!("{len} of {dtype}"));
+            return Err(Error::Operand { op: Box::new(op.clone()), operand, expected, got });
+        }
+    }
+    match on {
+        Backend::Cpu(isa) => op.run(isa, operands),
+    }
+    Ok(())
+}
+
+/// A gradient destination, `None` where the operand is absent.
+fn wanted(values: &mut [f32], accumulate: bool) -> Option<GradOut<'_>> {
+    (!values.is_empty()).then_some(GradOut { values, accumulate })
+}
+
+/// An operand that may be absent.
+fn present<T>(values: &[T]) -> Option<&[T]> {
+    (!values.is_empty()).then_some(values)
+}
+
+/// A written operand that may be absent.
+fn present_mut<T>(values: &mut [T]) -> Option<&mut [T]> {
+    (!values.is_empty()).then_some(values)
+}

@@ -1,0 +1,169 @@
+//! Steps of batch norm, with what it is fused with, and of group norm.
+
+use super::operand::{Operands, Signature, Slice, SliceMut, f32s, i64s, scratch, u8s};
+use super::{present_mut, wanted};
+use crate::kernels::norm::{
+    self, Activation, BatchNormBackward, BatchNormForward, BatchNormGrads, BatchStats,
+    GroupNormBackward, GroupNormForward, GroupNormGrads, GroupNormSaved, Running,
+};
+use crate::kernels::{GradOut, ImageShape, Isa};
+
+/// Shape and options of a batch norm with what follows it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BatchNorm {
+    /// Shape of the raw input.
+    pub shape: ImageShape,
+    /// Added to the variance.
+    pub eps: f32,
+    /// Activation behind it.
+    pub act: Activation,
+    /// Whether 2×2 max pooling follows.
+    pub pool: bool,
+}
+
+impl BatchNorm {
+    /// Shape of the output, which is pooled if pooling follows.
+    pub fn output(&self) -> ImageShape {
+        norm::batch::output(&self.shape, self.pool)
+    }
+
+    /// Elements of scratch.
+    pub fn scratch_len(&self) -> usize {
+        norm::batch::scratch_len(self.shape.c)
+    }
+
+    fn inputs<'a>(&self, [x, mean, var, gamma, beta]: [&'a [f32]; 5]) -> BatchNormForward<'a> {
+        let Self { eps, act, pool, .. } = *self;
+        BatchNormForward { x, mean, var, gamma, beta, eps, act, pool }
+    }
+}
+
+/// Shape and options of a group norm.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GroupNorm {
+    /// Shape of input and output.
+    pub shape: ImageShape,
+    /// Groups of channels.
+    pub groups: usize,
+    /// Added to the variance.
+    pub eps: f32,
+}
+
+/// The norms' forward and backward steps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Op {
+    /// Reads x; writes mean, biased variance, scratch.
+    Statistics(ImageShape),
+    /// Reads mean, variance; updates running mean, running variance, and the batches counted. (As an
+    /// i64: an f32 stops counting at 2²⁴.)
+    UpdateRunning {
+        /// Channels.
+        channels: usize,
+        /// Share of the batch's statistics.
+        momentum: f32,
+        /// Values per channel.
+        count: usize,
+    },
+    /// Reads x, mean, variance, γ, β; writes y, pooling's codes (optional), scratch.
+    Forward(BatchNorm),
+    /// Reads x, mean, variance, γ, β, dy, codes (if pooled); writes dx; adds to dγ, dβ; scratch.
+    Gradient {
+        /// Shape and options.
+        norm: BatchNorm,
+        /// Add to dx.
+        accumulate: bool,
+    },
+    /// Reads x, γ, β; writes y, the mean and inverse deviation of each group, scratch.
+    GroupForward(GroupNorm),
+    /// Reads x, γ, mean, inverse deviation, dy; writes dx (optional); adds to dγ, dβ; scratch.
+    GroupGradient {
+        /// Shape and options.
+        norm: GroupNorm,
+        /// Add to dx.
+        accumulate: bool,
+    },
+}
+
+impl Op {
+    pub(super) fn signature(&self) -> Signature {
+        match *self {
+            Op::Statistics(shape) => {
+                let (c, rest) = (f32s(shape.c), norm::batch::stats_scratch_len(shape.c));
+                Signature::new(&[f32s(shape.len())], &[c, c, scratch(rest)])
+            }
+            Op::UpdateRunning { channels, .. } => {
+                let c = f32s(channels);
+                Signature::new(&[c, c], &[c, c, i64s(1)])
+            }
+            Op::Forward(norm) => {
+                let (x, c, y) = (f32s(norm.shape.len()), f32s(norm.shape.c), norm.output().len());
+                let codes = u8s(y).optional();
+                Signature::new(&[x, c, c, c, c], &[f32s(y), codes, scratch(norm.scratch_len())])
+            }
+            Op::Gradient { norm, .. } => {
+                let (x, c, y) = (f32s(norm.shape.len()), f32s(norm.shape.c), norm.output().len());
+                let codes = u8s(if norm.pool { y } else { 0 });
+                let rest = scratch(norm.scratch_len());
+                Signature::new(&[x, c, c, c, c, f32s(y), codes], &[x, c, c, rest])
+            }
+            Op::GroupForward(GroupNorm { shape, groups, .. }) => {
+                let (x, c, saved) = (f32s(shape.len()), f32s(shape.c), f32s(shape.batch * groups));
+                let rest = scratch(norm::group::scratch_len(shape.c));
+                Signature::new(&[x, c, c], &[x, saved, saved, rest])
+            }
+            Op::GroupGradient { norm: GroupNorm { shape, groups, .. }, .. } => {
+                let (x, c, saved) = (f32s(shape.len()), f32s(shape.c), f32s(shape.batch * groups));
+                let rest = scratch(norm::group::scratch_len(shape.c));
+                Signature::new(&[x, c, saved, saved, x], &[x.optional(), c, c, rest])
+            }
+        }
+    }
+
+    pub(super) fn run(&self, isa: Isa, operands: Operands<'_>) {
+        match self {
+            Op::Statistics(shape) => {
+                let ([x], [mean, var, scratch]) = operands.floats();
+                norm::batch_stats(isa, shape, x, BatchStats { mean, var }, scratch);
+            }
+            Op::UpdateRunning { momentum, count, .. } => {
+                let ([mean, var], [running_mean, running_var, batches]) = operands.split();
+                let running = Running { mean: running_mean.f32(), var: running_var.f32() };
+                norm::update_running(*momentum, *count, mean.f32(), var.f32(), running);
+                batches.i64()[0] += 1;
+            }
+            Op::Forward(of) => batch_forward(isa, of, operands),
+            Op::Gradient { norm, accumulate } => batch_gradient(isa, norm, *accumulate, operands),
+            Op::GroupForward(GroupNorm { shape, groups, eps }) => {
+                let ([x, gamma, beta], [y, mean, invstd, scratch]) = operands.floats();
+                let of = GroupNormForward { x, gamma, beta, groups: *groups, eps: *eps };
+                let saved = GroupNormSaved { mean, invstd };
+                norm::group_norm_forward(isa, shape, &of, y, saved, scratch);
+            }
+            Op::GroupGradient { norm: GroupNorm { shape, groups, .. }, accumulate } => {
+                let (reads, [dx, dgamma, dbeta, scratch]) = operands.floats();
+                let [x, gamma, mean, invstd, dout] = reads;
+                let of = GroupNormBackward { x, gamma, groups: *groups, mean, invstd, dout };
+                let to = GroupNormGrads { dx: wanted(dx, *accumulate), dgamma, dbeta };
+                norm::group_norm_backward(isa, shape, &of, to, scratch);
+            }
+        }
+    }
+}
+
+fn batch_forward(isa: Isa, of: &BatchNorm, operands: Operands<'_>) {
+    let (reads, [y, codes, scratch]) = operands.split::<5, 3>();
+    let inputs = of.inputs(reads.map(Slice::f32));
+    let codes = present_mut(codes.u8());
+    norm::batch_norm_act_forward(isa, &of.shape, &inputs, y.f32(), codes, scratch.f32());
+}
+
+fn batch_gradient(isa: Isa, of: &BatchNorm, accumulate: bool, operands: Operands<'_>) {
+    let (reads, writes) = operands.split::<7, 4>();
+    let [x, mean, var, gamma, beta, dout, codes] = reads;
+    let [values, dgamma, dbeta, scratch] = writes.map(SliceMut::f32);
+    let forward = of.inputs([x, mean, var, gamma, beta].map(Slice::f32));
+    let dx = GradOut { values, accumulate };
+    let from = BatchNormBackward { forward, dout: dout.f32(), codes: codes.u8() };
+    let to = BatchNormGrads { dx, dgamma, dbeta };
+    norm::batch_norm_act_backward(isa, &of.shape, &from, to, scratch);
+}

@@ -1,0 +1,89 @@
+//! Steps that measure, clip and apply the gradient of one parameter group.
+
+use std::ops::Range;
+
+use super::operand::{Operands, Signature, f32s, f64s, i64s};
+use crate::graph::Optimiser;
+use crate::kernels::Isa;
+use crate::kernels::optim::{self, GroupStep};
+use crate::network::metrics;
+
+/// Steps on a group's gradient, which lies in the layout of the group's parameters.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    /// Reads the gradient; adds its norms to the group's metrics (f64); writes the clip coefficient.
+    Measure {
+        /// Elements of the group.
+        len: usize,
+        /// The parameters that have a gradient.
+        tensors: Vec<Range<usize>>,
+        /// L2 norm of the whole gradient above which it is scaled down.
+        norm_max: f32,
+    },
+    /// Scales the gradient by the clip coefficient, which becomes 1.
+    Clip {
+        /// Elements of the group.
+        len: usize,
+        /// The parameters that have a gradient.
+        tensors: Vec<Range<usize>>,
+    },
+    /// Reads gradient and clip coefficient; updates parameters, what the optimiser remembers, and
+    /// Adam's count of steps (i64; absent for SGD).
+    Update {
+        /// Elements of the group.
+        len: usize,
+        /// The optimiser.
+        optimiser: Optimiser,
+        /// Elements to update, in as few ranges as possible. Lanes between two parameters are zero
+        /// and stay so.
+        runs: Vec<Range<usize>>,
+    },
+}
+
+impl Op {
+    pub(super) fn signature(&self) -> Signature {
+        let (Op::Measure { len, .. } | Op::Clip { len, .. } | Op::Update { len, .. }) = self;
+        let gradient = f32s(*len);
+        match self {
+            Op::Measure { .. } => Signature::new(&[gradient], &[f64s(metrics::GROUP_LEN), f32s(1)]),
+            Op::Clip { .. } => Signature::new(&[], &[gradient, f32s(1)]),
+            Op::Update { optimiser, .. } => {
+                let moments = f32s(optimiser.moments() * len);
+                let steps = i64s(usize::from(matches!(optimiser, Optimiser::Adam(_))));
+                Signature::new(&[gradient, f32s(1)], &[gradient, moments, steps])
+            }
+        }
+    }
+
+    pub(super) fn run(&self, isa: Isa, operands: Operands<'_>) {
+        match self {
+            Op::Measure { tensors, norm_max, .. } => {
+                let ([gradient], [row, clip]) = operands.split();
+                let gradient = gradient.f32();
+                let squares =
+                    tensors.iter().map(|t| optim::grad_norm_sq(isa, &gradient[t.clone()]));
+                let norm = metrics::add_group(row.f64(), squares);
+                clip.f32()[0] = optim::clip_coefficient(norm, *norm_max);
+            }
+            Op::Clip { tensors, .. } => {
+                let ([], [gradient, clip]) = operands.floats();
+                let coefficient = std::mem::replace(&mut clip[0], 1.0);
+                for tensor in tensors {
+                    gradient[tensor.clone()].iter_mut().for_each(|g| *g *= coefficient);
+                }
+            }
+            Op::Update { optimiser, runs, .. } => {
+                let ([gradient, clip], [values, moments, steps]) = operands.split();
+                let steps = steps.i64().first_mut().map_or(0, |steps| {
+                    *steps += 1;
+                    *steps
+                });
+                let step = GroupStep { optimiser, clip: clip.f32()[0], steps };
+                let (gradient, values, moments) = (gradient.f32(), values.f32(), moments.f32());
+                for run in runs {
+                    optim::group_step(isa, &step, run.clone(), values, gradient, moments);
+                }
+            }
+        }
+    }
+}

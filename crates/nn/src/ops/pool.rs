@@ -1,0 +1,88 @@
+//! Steps of max pooling and global average pooling.
+
+use super::operand::{Operands, Signature, f32s, u8s};
+use super::present_mut;
+use crate::kernels::norm::batch::BLOCKED;
+use crate::kernels::pool::{self, PoolShape};
+use crate::kernels::{GradOut, ImageShape, Isa};
+
+/// The poolings' forward and backward steps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Op {
+    /// Reads x; writes y, and the position of each window's maximum (u8, optional).
+    Max(PoolShape),
+    /// Reads dy, positions; writes dx.
+    MaxGradient {
+        /// Shape.
+        shape: PoolShape,
+        /// Add to dx.
+        accumulate: bool,
+    },
+    /// Reads y and its positions; writes the codes that the pooled batch norm would have written: a
+    /// window whose maximum ReLU has cut passes no gradient.
+    NormCodes {
+        /// Outputs.
+        len: usize,
+    },
+    /// Reads x; writes the mean of each channel.
+    Average(ImageShape),
+    /// Reads dy; writes dx.
+    AverageGradient {
+        /// Shape of x.
+        shape: ImageShape,
+        /// Add to dx.
+        accumulate: bool,
+    },
+}
+
+impl Op {
+    pub(super) fn signature(&self) -> Signature {
+        match *self {
+            Op::Max(shape) => {
+                let y = shape.output().len();
+                Signature::new(&[f32s(shape.input.len())], &[f32s(y), u8s(y).optional()])
+            }
+            Op::MaxGradient { shape, .. } => {
+                let y = shape.output().len();
+                Signature::new(&[f32s(y), u8s(y)], &[f32s(shape.input.len())])
+            }
+            Op::NormCodes { len } => Signature::new(&[f32s(len), u8s(len)], &[u8s(len)]),
+            Op::Average(shape) => {
+                Signature::new(&[f32s(shape.len())], &[f32s(shape.batch * shape.c)])
+            }
+            Op::AverageGradient { shape, .. } => {
+                Signature::new(&[f32s(shape.batch * shape.c)], &[f32s(shape.len())])
+            }
+        }
+    }
+
+    pub(super) fn run(&self, isa: Isa, operands: Operands<'_>) {
+        match self {
+            Op::Max(shape) => {
+                let ([x], [y, positions]) = operands.split();
+                pool::max2d_forward(isa, shape, x.f32(), y.f32(), present_mut(positions.u8()));
+            }
+            Op::MaxGradient { shape, accumulate } => {
+                let ([dy, positions], [dx]) = operands.split();
+                let dx = GradOut { values: dx.f32(), accumulate: *accumulate };
+                pool::max2d_backward(isa, shape, dy.f32(), positions.u8(), dx);
+            }
+            Op::NormCodes { .. } => {
+                let ([y, positions], [codes]) = operands.split();
+                let from = positions.u8().iter().zip(y.f32());
+                for (code, (&k, &y)) in codes.u8().iter_mut().zip(from) {
+                    *code = if y <= 0.0 { BLOCKED } else { k };
+                }
+            }
+            Op::Average(shape) => {
+                let ([x], [y]) = operands.floats();
+                pool::global_avg_forward(isa, shape, x, y);
+            }
+            Op::AverageGradient { shape, accumulate } => {
+                let ([dy], [values]) = operands.floats();
+                let dx = GradOut { values, accumulate: *accumulate };
+                pool::global_avg_backward(isa, shape, dy, dx);
+            }
+        }
+    }
+}

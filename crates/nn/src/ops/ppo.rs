@@ -1,0 +1,61 @@
+//! The step of proximal policy optimisation's objective.
+
+use std::sync::Arc;
+
+use super::operand::{Operands, Signature, f32s, f64s, u8s, u32s};
+use crate::kernels::Isa;
+use crate::kernels::ppo::{PpoBatch, PpoLoss, Reference, report_len};
+
+/// Which pass over a batch it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pass {
+    /// The first: its log-probabilities become the reference, so that every ratio is exactly 1.
+    First,
+    /// A later one, compared with the reference of the first.
+    Later,
+}
+
+/// The objective, by its formula, pass and rows.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    /// Reads outputs (logits, then V, of each row), choices (u32), legal choices (u8), advantages,
+    /// returns; writes the gradient of the outputs, the reference log-probabilities (written in the
+    /// first pass, read in later ones), and the report (f64).
+    Objective {
+        /// Formula.
+        loss: Arc<PpoLoss>,
+        /// Which pass it is.
+        pass: Pass,
+        /// Rows.
+        rows: usize,
+    },
+}
+
+impl Op {
+    pub(super) fn signature(&self) -> Signature {
+        let Op::Objective { loss, rows, .. } = self;
+        let (logits, heads) = (loss.logits(), loss.heads.len());
+        let (outputs, row) = (f32s(rows * (logits + 1)), f32s(*rows));
+        Signature::new(
+            &[outputs, u32s(rows * heads), u8s(rows * logits), row, row],
+            &[outputs, f32s(rows * heads), f64s(report_len(heads))],
+        )
+    }
+
+    pub(super) fn run(&self, _isa: Isa, operands: Operands<'_>) {
+        let Op::Objective { loss, pass, .. } = self;
+        let (reads, [gradient, reference, report]) = operands.split::<5, 3>();
+        let [outputs, choices, legal, advantages, returns] = reads;
+        let batch = PpoBatch {
+            choices: choices.u32(),
+            legal: legal.u8(),
+            advantages: advantages.f32(),
+            returns: returns.f32(),
+        };
+        let reference = match pass {
+            Pass::First => Reference::Record(reference.f32()),
+            Pass::Later => Reference::Given(reference.f32()),
+        };
+        loss.gradient(&batch, reference, outputs.f32(), gradient.f32(), report.f64());
+    }
+}

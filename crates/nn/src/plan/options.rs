@@ -1,0 +1,69 @@
+//! What a plan computes, and for how many samples.
+
+use std::sync::Arc;
+
+use crate::kernels::ppo::PpoLoss;
+use crate::ops::ppo::Pass;
+
+/// What a plan computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// Forward with batch statistics, an [`Objective`], backward, metrics, clipping, the optimisers.
+    Train,
+    /// Forward with running statistics, cross-entropy, metrics.
+    Evaluate,
+    /// Forward with running statistics; the output stays in the arena, or is delivered.
+    Infer,
+    /// Forward with batch statistics, then backward from a gradient of the output that the caller
+    /// writes into the arena. Gradients of parameters and inputs stay in the arena.
+    Gradient,
+}
+
+impl Mode {
+    /// Whether there is a backward pass; batch norm then uses (and updates) the batch's statistics.
+    pub fn is_training(self) -> bool {
+        matches!(self, Mode::Train | Mode::Gradient)
+    }
+}
+
+/// What is known of a plan besides its graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PlanOptions {
+    /// Samples; for sequences the rows of all steps, `[steps][sequences]`.
+    pub batch: usize,
+    /// Steps of the sequences that the samples are; 1 where each is on its own.
+    pub steps: usize,
+    /// What to compute.
+    pub mode: Mode,
+    /// Whether convolution, batch norm, ReLU and max pooling may become one pass. Off in tests that
+    /// compare both.
+    pub fuse: bool,
+    /// In training: mean losses of how many last batches the metrics keep.
+    pub batch_log: usize,
+}
+
+impl PlanOptions {
+    /// With fusion, samples on their own, no log of batches.
+    pub fn new(batch: usize, mode: Mode) -> Self {
+        Self { batch, steps: 1, mode, fuse: true, batch_log: 0 }
+    }
+
+    /// Sequences that the samples belong to.
+    pub fn sequences(&self) -> usize {
+        self.batch / self.steps.max(1)
+    }
+}
+
+/// What training makes small.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Objective {
+    /// Mean softmax cross-entropy of the output with the labels.
+    CrossEntropy,
+    /// The loss of proximal policy optimisation, see [`ops::ppo`](crate::ops::ppo).
+    Ppo {
+        /// Formula.
+        loss: Arc<PpoLoss>,
+        /// Which pass over a round it is.
+        pass: Pass,
+    },
+}
