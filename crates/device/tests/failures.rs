@@ -268,3 +268,45 @@ fn devices_that_cannot_be_opened() {
     assert!(matches!(error, Error::BadOption { option: "threads", .. }), "{error}");
     assert!(Device::open(DeviceId::Cpu, &DeviceOptions::default()).unwrap().threads() > 0);
 }
+
+proptest::proptest! {
+    /// A launch is refused exactly if two arguments, of which one is written, have a byte in common,
+    /// and the error names such a pair, the written one first.
+    #[test]
+    fn overlaps_are_found_as_by_comparing_all_pairs(
+        windows in proptest::collection::vec((0..2usize, 0..24usize, 0..5usize, 0..4u8), 0..12),
+    ) {
+        let device = cpu(1);
+        let a = device.stream("a");
+        let storages = [filled(&a, 32, 1), filled(&a, 32, 1)];
+        let view = |&(storage, start, len, _): &(usize, usize, usize, u8)| {
+            storages[storage].view(start, [len]).unwrap()
+        };
+        let tensors: Vec<Tensor> = windows.iter().map(view).collect();
+        let is_written = |i: usize| windows[i].3 == 0;
+        let launch = (0..tensors.len()).fold(a.launch("t"), |launch, i| match is_written(i) {
+            true => launch.write(&tensors[i]),
+            false => launch.read(&tensors[i]),
+        });
+        let has = |i: usize, storage: usize, byte: usize| {
+            let (of, start, len, _) = windows[i];
+            of == storage && (start..start + len).contains(&byte)
+        };
+        let overlap = |i: usize, j: usize| {
+            let common = |k| has(i, k / 32, k % 32) && has(j, k / 32, k % 32);
+            i != j && is_written(i) && (0..64usize).any(common)
+        };
+        let n = windows.len();
+        let all = (0..n * n).map(|k| (k / n, k % n));
+        let pairs: Vec<_> = all.filter(|&(i, j)| overlap(i, j)).collect();
+        match launch.run(|_| {}) {
+            Ok(()) => proptest::prop_assert!(pairs.is_empty(), "{pairs:?}"),
+            Err(Error::Overlap { argument, other, .. }) => {
+                let number = |text: &str| text["argument ".len()..].parse::<usize>().unwrap();
+                let named = (number(&argument), number(&other));
+                proptest::prop_assert!(pairs.contains(&named), "{named:?} of {pairs:?}");
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+}
