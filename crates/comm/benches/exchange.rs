@@ -189,7 +189,7 @@ fn run(
             comm.all_reduce_with(&Sum { input: x, output: y, reduction, order })?;
         }
         (Case::Read, _) => stream.launch("read").read(x).run(|args| {
-            std::hint::black_box(vectorize(Read(args.read(0))));
+            std::hint::black_box(vectorize(args.isa(), Read(args.read(0))));
         })?,
         _ => comm.all_reduce(x, reduction)?,
     }

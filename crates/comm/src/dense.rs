@@ -62,7 +62,7 @@ pub(crate) fn all_reduce(
 
 /// Adds the rows of the other ranks (argument 0) to the own values (argument 1), in rank order.
 fn add<T: Number>(args: &mut Args<'_>, me: usize, n: usize, divisor: Option<usize>) {
-    vectorize(Add { rows: args.read::<T>(0), own: args.write::<T>(1), me, n, divisor });
+    vectorize(args.isa(), Add { rows: args.read::<T>(0), own: args.write::<T>(1), me, n, divisor });
 }
 
 struct Add<'a, T> {

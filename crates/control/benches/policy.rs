@@ -26,8 +26,8 @@ const STEP_ENVS: usize = 16;
 
 fn main() -> Outcome<()> {
     let json = std::env::args().any(|word| word == "--json");
-    let isa = Isa::from_env()?;
     let stream = Device::open(DeviceId::Cpu, &DeviceOptions::default())?.stream("policy");
+    let isa = stream.device().isa();
     let results = [
         ("control_step_us", "control step, 16 envs, width 128", control_step(&stream, isa)?),
         ("forward_us", "of it the forward pass and its read-back", forward(&stream, isa)?),

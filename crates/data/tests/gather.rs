@@ -9,7 +9,7 @@ use std::sync::Arc;
 use common::{Image, Toy, batch_of, epoch_of, slow_image};
 use meristem_data::order::{OrderConfig, plan};
 use meristem_data::{Augment, Dataset, Error, GatherBatches, GatherConfig, Normalization};
-use meristem_device::{DType, DeviceId, MemoryFormat, Stream};
+use meristem_device::{DType, Device, DeviceId, DeviceOptions, Isa, MemoryFormat, Stream};
 use proptest::prelude::*;
 
 fn cpus(envs: usize) -> Vec<DeviceId> {
@@ -21,6 +21,7 @@ struct Case {
     toy: Toy,
     config: GatherConfig,
     epoch: u64,
+    isa: Isa,
 }
 
 fn any_case() -> impl Strategy<Value = Case> {
@@ -29,8 +30,9 @@ fn any_case() -> impl Strategy<Value = Case> {
     let flags = (any::<bool>(), any::<bool>(), any::<bool>(), prop::option::of(1..4_usize));
     let augment = (any::<bool>(), 0..9_usize, any::<bool>(), 0..9_usize);
     let served = prop::option::of((0..4_usize, 1..4_usize));
-    (toy, numbers, flags, augment, served).prop_map(
-        |((len, channels, height, width, threads), numbers, flags, augment, served)| {
+    let isa = prop::sample::select(Isa::available());
+    (toy, numbers, flags, augment, served, isa).prop_map(
+        |((len, channels, height, width, threads), numbers, flags, augment, served, isa)| {
             let (batch, envs, seed, epoch) = numbers;
             let (shuffle, drop_last, halve, max_batches) = flags;
             let shorter = height.min(width);
@@ -52,7 +54,7 @@ fn any_case() -> impl Strategy<Value = Case> {
                 served: served.map(|(first, n)| first % envs..(first % envs + n).min(envs)),
                 ..GatherConfig::new(batch, cpus(envs))
             };
-            Case { toy: Toy { len, channels, height, width, threads }, config, epoch }
+            Case { toy: Toy { len, channels, height, width, threads }, config, epoch, isa }
         },
     )
 }
@@ -60,11 +62,15 @@ fn any_case() -> impl Strategy<Value = Case> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Every value of every batch is what the documentation says, bit for bit.
+    /// Every value of every batch is what the documentation says, bit for bit, with the kernels of
+    /// every instruction set.
     #[test]
     fn batches_are_the_slow_ones(case in any_case()) {
-        let Case { toy, config, epoch } = case;
-        let (device, dataset) = toy.dataset();
+        let Case { toy, config, epoch, isa } = case;
+        let options =
+            DeviceOptions { threads: toy.threads, isa: Some(isa), ..DeviceOptions::default() };
+        let (device, dataset) =
+            toy.dataset_on(Device::open(DeviceId::Cpu, &options).unwrap());
         let served = config.served.clone().unwrap_or(0..config.devices.len());
         let streams: Vec<Stream> =
             served.clone().map(|e| device.stream(&format!("env {e}"))).collect();

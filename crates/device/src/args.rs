@@ -8,6 +8,7 @@
 use crate::block::Block;
 use crate::dtype::{DType, Element};
 use crate::hazard::Use;
+use crate::isa::Isa;
 use crate::sync::Arc;
 use crate::trace::Detail;
 use smallvec::SmallVec;
@@ -36,6 +37,8 @@ pub(crate) struct Record {
     /// Where the launch was asked for; the race sanitizer names it.
     pub(crate) site: &'static Location<'static>,
     pub(crate) args: SmallVec<[Arg; INLINE_ARGS]>,
+    /// Instruction set of the device's kernels.
+    pub(crate) isa: Isa,
     /// What a trace shows of it.
     pub(crate) detail: Option<Box<Detail>>,
 }
@@ -68,6 +71,11 @@ impl<'a> Args<'a> {
     /// The launch's operation.
     pub fn operation(&self) -> &'static str {
         self.record.operation
+    }
+
+    /// Instruction set for the kernel: its device's.
+    pub fn isa(&self) -> Isa {
+        self.record.isa
     }
 
     /// Elements of argument `i`, which was declared with `read`, in memory order.

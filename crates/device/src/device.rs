@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::executor::{Executor, on_worker};
 use crate::faults::Faults;
 use crate::id::DeviceId;
+use crate::isa::Isa;
 use crate::memory::MemoryReport;
 use crate::pool::Pool;
 use crate::queue::{StreamState, check_may_wait};
@@ -28,6 +29,9 @@ pub struct DeviceOptions {
     pub threads: usize,
     /// The most bytes that the device takes from the system, `None` for no limit.
     pub memory_limit: Option<usize>,
+    /// Instruction set of the kernels; `None`: the one that `MERISTEM_ISA` names, or the best of this
+    /// machine.
+    pub isa: Option<Isa>,
     /// Where to record what happens when; `None` for nowhere.
     pub trace: Option<Trace>,
     /// Checks every launch for races (S3), as `MERISTEM_SANITIZE=1` does for every device.
@@ -35,8 +39,10 @@ pub struct DeviceOptions {
 }
 
 /// What the environment decides.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Environment {
+    /// `MERISTEM_ISA`: the instruction set of the kernels.
+    pub(crate) isa: Isa,
     /// `MERISTEM_LAUNCH_BLOCKING`: every launch waits for its kernel (S4).
     pub(crate) launch_blocking: bool,
     /// `MERISTEM_SANITIZE`: every launch is checked for races (S3).
@@ -45,11 +51,20 @@ pub(crate) struct Environment {
     pub(crate) faults: Faults,
 }
 
+impl Default for Environment {
+    /// One in which no variable is set.
+    fn default() -> Self {
+        let faults = Faults::default();
+        Environment { isa: Isa::detect(), launch_blocking: false, sanitize: false, faults }
+    }
+}
+
 impl Environment {
     fn read() -> Result<Self> {
+        let isa = Isa::from_env()?;
         let launch_blocking = switch("MERISTEM_LAUNCH_BLOCKING")?;
         let sanitize = switch("MERISTEM_SANITIZE")?;
-        Ok(Environment { launch_blocking, sanitize, faults: Faults::default() })
+        Ok(Environment { isa, launch_blocking, sanitize, faults: Faults::default() })
     }
 }
 
@@ -74,6 +89,7 @@ pub(crate) struct Shared {
     pub(crate) counters: Counters,
     pub(crate) submission: Mutex<Submission>,
     pub(crate) launch_blocking: bool,
+    pub(crate) isa: Isa,
     /// Its part of a trace, if there is one.
     pub(crate) trace: Option<Process>,
     sanitizer: Option<Box<Sanitizer>>,
@@ -151,7 +167,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::NotCompiled`] for a CUDA device; [`Error::BadOption`] for more workers than can be;
-    /// [`Error::WorkerSpawn`] if the system refuses them; [`Error::BadEnvironment`].
+    /// [`Error::WorkerSpawn`] if the system refuses them; [`Error::BadEnvironment`]; [`Error::Isa`].
     pub fn open(id: DeviceId, options: &DeviceOptions) -> Result<Device> {
         Device::open_in(id, options, Environment::read()?)
     }
@@ -183,6 +199,7 @@ impl Device {
             counters: Counters::default(),
             submission: Mutex::default(),
             launch_blocking: environment.launch_blocking,
+            isa: options.isa.unwrap_or(environment.isa),
             trace,
             sanitizer: environment.sanitize.then(Box::default),
             faults: environment.faults,
@@ -212,6 +229,11 @@ impl Device {
     /// Number of workers.
     pub fn threads(&self) -> usize {
         self.shared().threads
+    }
+
+    /// Instruction set of its kernels.
+    pub fn isa(&self) -> Isa {
+        self.shared().isa
     }
 
     /// A new stream. The name is for errors and reports, and need not be unique.

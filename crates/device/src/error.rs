@@ -37,6 +37,9 @@ pub enum Error {
         /// Its value.
         got: String,
     },
+    /// The environment names an instruction set that this machine cannot use.
+    #[error(transparent)]
+    Isa(#[from] crate::IsaError),
     /// An option that no device can satisfy.
     #[error("device option `{option}`: expected {expected}, got {got}")]
     BadOption {

@@ -126,9 +126,9 @@ impl<'a> Launch<'a> {
             taken: false,
         });
         let (operation, site) = (self.operation, self.site);
-        let detail = self.stream.state().lane();
+        let (isa, detail) = (self.stream.state().shared.isa, self.stream.state().lane());
         let detail = detail.map(|lane| Detail::new(lane, category, &self.tensors));
-        Record { operation, site, args: args.collect(), detail }
+        Record { operation, site, args: args.collect(), isa, detail }
     }
 
     fn check_streams(&self) -> Result<()> {

@@ -51,6 +51,7 @@ mod group;
 mod hazard;
 pub mod host;
 mod id;
+pub mod isa;
 mod launch;
 mod memory;
 #[cfg(all(test, any(feature = "loom", feature = "shuttle")))]
@@ -84,6 +85,7 @@ pub use error::{Error, Result};
 pub use expect::{Expect, Extent, Property};
 pub use group::Group;
 pub use id::DeviceId;
+pub use isa::{Isa, IsaError};
 pub use launch::Launch;
 pub use memory::{MemoryReport, Owner, OwnerUse};
 pub use sanitize::{POISON, Race, RaceAccess, RaceKind};

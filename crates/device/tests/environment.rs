@@ -1,7 +1,7 @@
-//! Environment variables: honoured, and refused when they mean nothing (S3, S4).
+//! Environment variables: honoured, and refused when they mean nothing (S3, S4) and instruction sets.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
-use meristem_device::{DType, Device, DeviceId, DeviceOptions, Error, Owner, POISON, Tensor};
+use meristem_device::{DType, Device, DeviceId, DeviceOptions, Error, Isa, Owner, POISON, Tensor};
 use std::process::Command;
 
 /// Runs a test of this file in a process of its own, with the variable set.
@@ -33,6 +33,33 @@ fn sanitize_is_read() {
     for value in ["2", "yes", "on"] {
         passes_with("the_value_is_refused", "MERISTEM_SANITIZE", value);
     }
+}
+
+#[test]
+fn the_instruction_set_is_read() {
+    for isa in Isa::available() {
+        passes_with("kernels_use_what_is_named", "MERISTEM_ISA", isa.name());
+    }
+    passes_with("an_unknown_set_is_refused", "MERISTEM_ISA", "avx3");
+}
+
+#[test]
+#[ignore = "run by the_instruction_set_is_read"]
+fn kernels_use_what_is_named() {
+    let named = std::env::var("MERISTEM_ISA").unwrap();
+    let device = open().unwrap();
+    assert_eq!(device.isa().name(), named);
+    let stream = device.stream("s");
+    stream.launch("look").run(move |args| assert_eq!(args.isa().name(), named)).unwrap();
+    stream.synchronize().unwrap();
+    let options = DeviceOptions { isa: Some(Isa::portable()), ..DeviceOptions::default() };
+    assert_eq!(Device::open(DeviceId::Cpu, &options).unwrap().isa(), Isa::portable());
+}
+
+#[test]
+#[ignore = "run by the_instruction_set_is_read"]
+fn an_unknown_set_is_refused() {
+    assert!(matches!(open().unwrap_err(), Error::Isa(_)));
 }
 
 fn open() -> Result<Device, Error> {

@@ -127,9 +127,6 @@ pub enum Error {
         /// What came.
         got: String,
     },
-    /// The environment names an instruction set that this machine cannot use.
-    #[error(transparent)]
-    Isa(#[from] crate::kernels::IsaError),
     /// Weights that do not fit a network.
     #[error(transparent)]
     State(#[from] crate::state::StateError),

@@ -187,11 +187,11 @@ impl Error {
             Self::OfRank { exit_code, .. } => *exit_code,
             // Of this build: another flag, or another build.
             Self::Ranks(meristem_comm::Error::Unavailable { .. }) => 2,
-            Self::Device(meristem_device::Error::BadEnvironment { .. })
-            | Self::Nn(meristem_nn::Error::Isa(_)) => 2,
             Self::Grow(_) => 2,
             Self::Device(
-                meristem_device::Error::BadDeviceName { .. }
+                meristem_device::Error::BadEnvironment { .. }
+                | meristem_device::Error::Isa(_)
+                | meristem_device::Error::BadDeviceName { .. }
                 | meristem_device::Error::NotCompiled { .. },
             ) => 2,
             Self::Control(meristem_control::Error::Policy { .. }) => 2,
@@ -247,10 +247,9 @@ impl Error {
                     .into()
             }
             Self::Resume { .. } => "nothing was changed; put it in order, or start a new run".into(),
-            Self::Device(meristem_device::Error::BadEnvironment { .. })
-            | Self::Nn(meristem_nn::Error::Isa(_)) => {
-                "set the variable right, or unset it; `meristem --help` lists all of them".into()
-            }
+            Self::Device(
+                meristem_device::Error::BadEnvironment { .. } | meristem_device::Error::Isa(_),
+            ) => "set the variable right, or unset it; `meristem --help` lists all of them".into(),
             Self::OfRank { remedy, .. } => return remedy.clone(),
             Self::Ranks(error) | Self::Control(meristem_control::Error::Ranks(error)) => match error {
                 meristem_comm::Error::RankGone { .. } => {

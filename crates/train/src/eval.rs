@@ -68,7 +68,7 @@ pub fn evaluate(config: &EvalConfig) -> Result<EvalReport> {
     if config.batch == 0 {
         return Err(Error::value("batch", 0, "at least 1"));
     }
-    let isa = Isa::from_env().map_err(meristem_nn::Error::from)?;
+    let isa = Isa::from_env().map_err(meristem_device::Error::from)?;
     let trace = RunTrace::open(config.trace.as_deref())?;
     let prepared = Evaluation::prepare(config, (&weights, spec.as_ref(), isa), trace.as_ref());
     let result = RunTrace::unless_refused(trace, prepared)

@@ -61,7 +61,7 @@ impl Names {
         let host: HostSpec = config.host.parse().map_err(meristem_grow::Error::from)?;
         host.check().map_err(meristem_grow::Error::from)?;
         let slots = parse_slots(&host, &config.slots)?;
-        let isa = Isa::from_env().map_err(meristem_nn::Error::from)?;
+        let isa = Isa::from_env().map_err(meristem_device::Error::from)?;
         let spec = dataset_spec(&config.dataset, config.data_root.as_deref(), config.skip_bad)?;
         let init = config.init.as_deref().map(Weights::load).transpose()?.map(Arc::new);
         Ok(Self { devices, spec, isa, host, slots, init, policy: None })

@@ -189,13 +189,14 @@ fn run<T: Number>(args: &mut Args<'_>, kind: &Kind) {
         (Some(threshold), Some(false)) => Some(T::Magnitude::narrow(**threshold as u64)),
         _ => None,
     };
+    let isa = args.isa();
     let picked = match (kind.kept, kind.factor) {
-        (false, _) => top_k(&mut &*gradient, known, candidates, indices, values),
+        (false, _) => top_k(isa, &mut &*gradient, known, candidates, indices, values),
         (true, factor) => {
             let residual = args.write(next);
             let velocity = factor.map(|factor| (args.write(next + 1), T::from_f64(factor)));
             let mut source = Kept { residual, velocity, gradient };
-            top_k(&mut source, known, candidates, indices, values)
+            top_k(isa, &mut source, known, candidates, indices, values)
         }
     };
     indices[picked..].fill(NONE);

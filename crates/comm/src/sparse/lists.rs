@@ -4,6 +4,7 @@ use super::select::Cut;
 use crate::error::{Error, Result};
 use crate::number::{Number, divide};
 use crate::transport::Parcel;
+use meristem_device::Isa;
 use meristem_device::simd::{Vectorized, vectorize, write_blocks};
 use meristem_device::{DType, Owner, Stream, Tensor};
 use smallvec::SmallVec;
@@ -145,14 +146,16 @@ pub(crate) fn intersect(indices: &mut [u32], kept: &[u32]) {
 /// Writes a dense result: zero, the first list's values, and the others' added in order; divided if
 /// there is a divisor.
 pub(crate) fn scatter<'a, T: Number>(
+    isa: Isa,
     lists: impl Iterator<Item = Entries<'a, T>>,
     divisor: Option<usize>,
     output: &mut [T],
 ) {
-    vectorize(Scatter { lists: lists.collect(), divisor, output });
+    vectorize(isa, Scatter { isa, lists: lists.collect(), divisor, output });
 }
 
 struct Scatter<'a, 'b, T> {
+    isa: Isa,
     lists: SmallVec<[Entries<'a, T>; 8]>,
     divisor: Option<usize>,
     output: &'b mut [T],
@@ -163,8 +166,8 @@ impl<T: Number> Vectorized for Scatter<'_, '_, T> {
 
     #[inline(always)]
     fn run(self) {
-        let Scatter { mut lists, divisor, output } = self;
-        write_blocks(output, |start, block| {
+        let Scatter { isa, mut lists, divisor, output } = self;
+        write_blocks(isa, output, |start, block| {
             block.fill(T::ZERO);
             for (rank, list) in lists.iter_mut().enumerate() {
                 let mut done = 0;
@@ -215,13 +218,13 @@ mod tests {
         let indices = [0, 2, 2, NONE, 1, 2];
         let values = [-0.0f32, 1e8, 1.0, 0.0, -0.0, -1e8];
         let lists = Entries::rows(&indices, &values, 2);
-        let mut output = [7.0f32; 4];
-        scatter(lists, None, &mut output);
+        let (isa, mut output) = (Isa::detect(), [7.0f32; 4]);
+        scatter(isa, lists, None, &mut output);
         // (1e8 + 1) - 1e8 is 0 in f32: in another order it would be 1.
         assert_eq!(output.map(f32::to_bits), [-0.0f32, 0.0, 0.0, 0.0].map(f32::to_bits));
-        scatter(Entries::rows(&[3], &[3.0f32], 1), Some(2), &mut output);
+        scatter(isa, Entries::rows(&[3], &[3.0f32], 1), Some(2), &mut output);
         assert_eq!(output, [0.0, 0.0, 0.0, 1.5]);
-        scatter(Entries::rows(&[], &[], 0), Some(2), &mut output);
+        scatter(isa, Entries::rows(&[], &[], 0), Some(2), &mut output);
         assert_eq!(output, [0.0; 4]);
     }
 }

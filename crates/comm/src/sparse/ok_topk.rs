@@ -264,7 +264,7 @@ fn finish<T: Number>(
     let all = Entries { indices: &indices[..len], values: &values[..len] };
     keep_largest(all, last, last_values);
     let result = Entries::used(last, last_values);
-    scatter([result].into_iter(), divisor, args.write(9));
+    scatter(args.isa(), [result].into_iter(), divisor, args.write(9));
 
     picks.fill(NONE);
     let sent = sent.chunks(room).flat_map(|row| row.iter().take_while(|index| **index != NONE));

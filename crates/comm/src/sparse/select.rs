@@ -5,6 +5,7 @@
 //! many), histograms of all elements find the exact threshold, a digit a pass.
 
 use crate::number::{Magnitude, Number};
+use meristem_device::Isa;
 use meristem_device::simd::{Vectorized, vectorize};
 
 /// Elements looked at together.
@@ -63,6 +64,7 @@ pub(crate) type Bits<S> = <<S as Source>::Item as Number>::Magnitude;
 /// With a threshold known from before, elements below it are left out, if at least half as many as
 /// wanted reach it. Returns how many were picked.
 pub(crate) fn top_k<S: Source>(
+    isa: Isa,
     source: &mut S,
     known: Option<Bits<S>>,
     candidates: (&mut [u32], &mut [S::Item]),
@@ -73,7 +75,7 @@ pub(crate) fn top_k<S: Source>(
     let low = known.unwrap_or_else(|| sampled_threshold(source, k));
     let (places, held) = candidates;
     let found = Collect { source: &mut *source, low, found: &mut *places, values: &mut *held };
-    let found = vectorize(found);
+    let found = vectorize(isa, found);
     let mut picked = k;
     let visited = source.visited();
     let all = numbered(visited);
@@ -98,7 +100,7 @@ pub(crate) fn top_k<S: Source>(
             }
             // The known threshold is out of date: a sample knows better.
             _ if known.is_some() => {
-                return top_k(&mut &*visited, None, (places, held), indices, values);
+                return top_k(isa, &mut &*visited, None, (places, held), indices, values);
             }
             _ => {
                 let cut = Cut::at(visited.iter().map(|value| value.magnitude()), k);
@@ -308,7 +310,7 @@ mod tests {
         let (mut places, mut held) = (vec![0; room], vec![T::ZERO; room]);
         let candidates = (&mut places[..], &mut held[..]);
         let (mut indices, mut picked) = (vec![u32::MAX; k], vec![T::ZERO; k]);
-        let n = top_k(&mut &values[..], None, candidates, &mut indices, &mut picked);
+        let n = top_k(Isa::detect(), &mut &values[..], None, candidates, &mut indices, &mut picked);
         prop_assert_eq!(n, k);
         prop_assert_eq!(&indices, &slow(values, k));
         for (i, value) in indices.iter().zip(&picked) {
@@ -385,7 +387,7 @@ mod tests {
             let (mut indices, mut picked) = (vec![0; k], vec![0.0; k]);
             let known = Some(threshold.to_bits());
             let room = (&mut [0; 5][..], &mut [0.0; 5][..]);
-            let n = top_k(&mut &values[..], known, room, &mut indices, &mut picked);
+            let n = top_k(Isa::detect(), &mut &values[..], known, room, &mut indices, &mut picked);
             indices.truncate(n);
             indices
         };
@@ -398,7 +400,10 @@ mod tests {
         let (mut indices, mut picked) = ([0; 50], [0.0; 50]);
         let known = Some(1.0f32.to_bits());
         let room = (&mut places[..], &mut held[..]);
-        assert_eq!(top_k(&mut &values[..], known, room, &mut indices, &mut picked), 50);
+        assert_eq!(
+            top_k(Isa::detect(), &mut &values[..], known, room, &mut indices, &mut picked),
+            50
+        );
         assert_eq!(indices[..], slow(&values, 50));
     }
 

@@ -54,7 +54,7 @@ pub(crate) fn add(lists: &Lists, divisor: Option<usize>, output: &Tensor) -> Res
     let launch = stream.launch("topk, add").read(&lists.indices).read(&lists.values).write(output);
     with_number!(output.dtype(), T => launch.run(move |args| {
         let lists = Entries::rows(args.read(0), args.read::<T>(1), len);
-        scatter(lists, divisor, args.write(2));
+        scatter(args.isa(), lists, divisor, args.write(2));
     })?, unreachable!("checked when the exchange was made"));
     Ok(())
 }

@@ -18,7 +18,7 @@ pub(crate) fn run<T: Number>(
 ) {
     let inputs = sources.iter().map(|source| source.map(|i| args.read::<T>(i))).collect();
     let outputs = (0..sources.len()).map(|i| args.write::<T>(i)).collect();
-    vectorize(SumAll { inputs, outputs, divisor });
+    vectorize(args.isa(), SumAll { inputs, outputs, divisor });
 }
 
 struct SumAll<'a, T> {

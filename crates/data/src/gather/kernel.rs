@@ -129,11 +129,12 @@ impl Kernel {
             *target = labels[*sample as usize];
         }
         let pick = Pick { kernel: self, samples, epoch, staged: form == Form::Staged };
+        let isa = args.isa();
         match form {
             Form::Bytes | Form::Staged => {
-                vectorize(Work { pick, images: args.read::<u8>(0), inputs })
+                vectorize(isa, Work { pick, images: args.read::<u8>(0), inputs })
             }
-            Form::Normalized => vectorize(Work { pick, images: args.read::<f32>(0), inputs }),
+            Form::Normalized => vectorize(isa, Work { pick, images: args.read::<f32>(0), inputs }),
         }
     }
 

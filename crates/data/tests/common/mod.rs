@@ -47,7 +47,10 @@ impl Toy {
     }
 
     pub(crate) fn dataset(&self) -> (Device, Arc<Dataset>) {
-        let device = cpu(self.threads);
+        self.dataset_on(cpu(self.threads))
+    }
+
+    pub(crate) fn dataset_on(&self, device: Device) -> (Device, Arc<Dataset>) {
         let images: Vec<u8> = (0..self.len as u32).flat_map(|i| self.image(i)).collect();
         let labels: Vec<u32> = (0..self.len as u32).map(|i| self.label(i)).collect();
         let classes = (0..5).map(|i| i.to_string()).collect();

@@ -3,8 +3,8 @@
 //! A store to a line that is in no cache reads the line first, and a large result drives everything
 //! else out: written past the caches it costs half the memory traffic.
 
-use super::Level;
 use crate::dtype::Element;
+use crate::isa::Isa;
 
 /// Elements made at a time: they and what they are made of stay in the nearest cache.
 const BLOCK: usize = 2048;
@@ -21,7 +21,7 @@ struct Lines<T>([T; BLOCK]);
 ///
 /// To be used within [`Vectorized::run`](super::Vectorized::run), as which `make` is compiled.
 #[inline(always)]
-pub fn write_blocks<T: Element>(to: &mut [T], mut make: impl FnMut(usize, &mut [T])) {
+pub fn write_blocks<T: Element>(isa: Isa, to: &mut [T], mut make: impl FnMut(usize, &mut [T])) {
     if size_of_val(to) < PAST_CACHES_BYTES {
         for (i, block) in to.chunks_mut(BLOCK).enumerate() {
             make(i * BLOCK, block);
@@ -29,7 +29,7 @@ pub fn write_blocks<T: Element>(to: &mut [T], mut make: impl FnMut(usize, &mut [
         return;
     }
     let Lines(buffer) = &mut Lines([T::zeroed(); BLOCK]);
-    let store = store();
+    let store = store(isa);
     let head = to.as_ptr().align_offset(LINE).min(to.len());
     let (first, rest) = to.split_at_mut(head);
     let mut at = 0;
@@ -46,7 +46,7 @@ pub fn write_blocks<T: Element>(to: &mut [T], mut make: impl FnMut(usize, &mut [
 type Store = fn(&[u8], &mut [u8]);
 
 #[cfg(not(target_arch = "x86_64"))]
-fn store() -> Store {
+fn store(_isa: Isa) -> Store {
     |from, to| to.copy_from_slice(from)
 }
 
@@ -59,13 +59,14 @@ use x86::{finish, store};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{LINE, Level, Store};
+    use super::{LINE, Store};
+    use crate::isa::{Isa, Level};
     use std::arch::x86_64::{__m128i, __m512i, _mm_sfence, _mm_stream_si128, _mm512_stream_si512};
 
-    /// That of the best instruction set of this processor.
-    pub(super) fn store() -> Store {
-        match super::super::best() {
-            // SAFETY: this processor has the instructions, as `best` found.
+    /// The widest store of an instruction set.
+    pub(super) fn store(isa: Isa) -> Store {
+        match isa.level() {
+            // SAFETY: an `Isa` of this level exists only on machines that have it.
             Level::Avx512 => |from, to| unsafe { avx512(from, to) },
             _ => sse2,
         }
@@ -117,12 +118,7 @@ mod x86 {
 
     #[cfg(test)]
     pub(super) fn all() -> Vec<Store> {
-        let mut all: Vec<Store> = vec![sse2];
-        if Level::Avx512.is_there() {
-            // SAFETY: this processor has the instructions.
-            all.push(|from, to| unsafe { avx512(from, to) });
-        }
-        all
+        Isa::available().into_iter().map(store).collect()
     }
 }
 
@@ -138,7 +134,7 @@ mod tests {
             for skip in [0, 1, 15] {
                 let mut all = vec![u32::MAX; skip + len + 1];
                 let mut next = 0;
-                write_blocks(&mut all[skip..skip + len], |at, block| {
+                write_blocks(Isa::detect(), &mut all[skip..skip + len], |at, block| {
                     assert_eq!(at, next);
                     next += block.len();
                     block.iter_mut().zip(at as u32..).for_each(|(to, i)| *to = i);

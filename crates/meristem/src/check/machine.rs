@@ -55,7 +55,7 @@ pub(super) fn instruction_sets() -> Verdict {
         widest = widest.max(apart);
     }
     let names: Vec<&str> = sets.iter().map(|isa| isa.name()).collect();
-    let used = Isa::from_env().map_err(meristem::nn::Error::from)?;
+    let used = device.isa();
     Ok(format!("{}; losses within {widest:.0e}; in use: {used}", names.join(", ")))
 }
 

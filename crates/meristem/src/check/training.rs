@@ -6,7 +6,7 @@ use std::sync::Arc;
 use meristem::data::{GatherBatches, GatherConfig};
 use meristem::device::{Device, DeviceId, DeviceOptions, Policy};
 use meristem::grow::{self, HOST_SGD, host_graph};
-use meristem::nn::{Isa, Network, NetworkOptions};
+use meristem::nn::{Network, NetworkOptions};
 use meristem::train::config::{Layer, TrainConfig};
 use meristem::train::settings::{ControllerKind, HotScopePolicy, Limit, Preset};
 use meristem::train::{self, Silent, Summary};
@@ -123,6 +123,6 @@ fn network(stream: &meristem::device::Stream) -> Result<Network, Fault> {
         classes: synthetic::CLASSES,
     };
     let graph = Arc::new(host_graph(&spec, &image, HOST_SGD)?);
-    let isa = Isa::from_env().map_err(meristem::nn::Error::from)?;
+    let isa = stream.device().isa();
     Ok(Network::new(stream, graph, NetworkOptions::new(0, stream.id(), isa, BATCH))?)
 }

@@ -11,7 +11,7 @@ use meristem::grow::{
     self, AlphaTarget, BlueprintSet, Counterfactual, GateInputs, Gates, Germination,
     GradientHealth, Host, HostSpec, Rules, Stage, Style, Tempo,
 };
-use meristem::nn::{self, Isa, Network, NetworkOptions};
+use meristem::nn::{Network, NetworkOptions};
 use serde::Serialize;
 
 use super::bench_host::image_shape;
@@ -214,7 +214,7 @@ impl Bench {
     fn new(host: &Host, asked: &Counterfactual, batch: usize) -> Result<Self, Failure> {
         let device = Device::open(DeviceId::Cpu, &DeviceOptions::default())?;
         let stream = device.stream("env 0");
-        let isa = Isa::from_env().map_err(nn::Error::from)?;
+        let isa = device.isa();
         let rows = asked.rows().len();
         let options = NetworkOptions { configs: rows, ..NetworkOptions::new(0, 0, isa, batch) };
         let mut network = Network::new(&stream, Arc::new(host.graph()?), options)?;

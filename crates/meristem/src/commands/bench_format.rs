@@ -4,10 +4,10 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use meristem::grow::{self, HOST_SGD, HostSpec, host_graph};
+use meristem::nn::Isa;
 use meristem::nn::formats::{Agreement, ConvFormats};
 use meristem::nn::graph::{Graph, Op};
 use meristem::nn::kernels::conv::ConvShape;
-use meristem::nn::{self, Isa};
 use serde::Serialize;
 
 use super::bench_host::image_shape;
@@ -99,7 +99,7 @@ pub(crate) fn run(arguments: &BenchFormatArguments) -> Outcome {
     let spec: HostSpec = arguments.host.parse().map_err(grow::Error::from)?;
     let image = image_shape();
     let graph = host_graph(&spec, &image, HOST_SGD)?;
-    let isa = Isa::from_env().map_err(nn::Error::from)?;
+    let isa = Isa::from_env().map_err(meristem::device::Error::from)?;
     let mut stages = convolutions(&graph, arguments.batch)
         .map(|shape| Stage::new(isa, shape))
         .collect::<Result<Vec<_>, _>>()?;

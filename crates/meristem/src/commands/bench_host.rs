@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use meristem::data::{Batch, GatherBatches, GatherConfig};
 use meristem::device::{Device, DeviceId, DeviceOptions};
 use meristem::grow::{self, HOST_SGD, HostSpec, host_graph};
-use meristem::nn::{self, Isa, Network, NetworkOptions};
+use meristem::nn::{Isa, Network, NetworkOptions};
 use meristem::train::summary::MemorySummary;
 use meristem::train::trace::{RunTrace, TraceSummary};
 use serde::Serialize;
@@ -146,7 +146,7 @@ impl Bench {
         let options =
             DeviceOptions { threads: arguments.threads, trace, ..DeviceOptions::default() };
         let device = Device::open(DeviceId::Cpu, &options)?;
-        let isa = Isa::from_env().map_err(nn::Error::from)?;
+        let isa = device.isa();
         let graph = Arc::new(host_graph(spec, &image_shape(), HOST_SGD)?);
         let streams: Vec<_> =
             (0..arguments.envs).map(|env| device.stream(&format!("env {env}"))).collect();

@@ -29,7 +29,6 @@ mod macros;
 pub mod blend;
 pub mod conv;
 pub mod elementwise;
-pub mod isa;
 mod lanes;
 pub mod linear;
 pub mod loss;
@@ -43,7 +42,7 @@ pub mod rows;
 mod simd;
 mod tile;
 
-pub use isa::{Isa, IsaError};
+pub use meristem_device::isa::{self, Isa, IsaError};
 
 /// Channels of packed weights are padded to a multiple of this: the f32 lanes of the widest
 /// instruction set, so that packed weights do not depend on the machine.

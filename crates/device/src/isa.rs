@@ -1,4 +1,7 @@
-//! Which instruction set the kernels use, picked at run time.
+//! Instruction sets: which ones this machine has, and which one its kernels use.
+//!
+//! One is chosen when a device is opened ([`DeviceOptions::isa`](crate::DeviceOptions::isa), or
+//! `MERISTEM_ISA`, or the best that the machine has); a kernel finds it in [`Args::isa`](crate::Args::isa).
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,9 +16,9 @@ pub const ISA_VARIABLE: &str = "MERISTEM_ISA";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Isa(Level);
 
-/// The instruction sets, private so that an [`Isa`] cannot be made up.
+/// The instruction set of an [`Isa`], to branch on. No `Isa` can be made of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Level {
+pub enum Level {
     /// Plain Rust.
     Portable,
     /// AVX2 and FMA.
@@ -24,18 +27,24 @@ pub(crate) enum Level {
     Avx512,
 }
 
-/// Why an instruction set was refused.
+/// An instruction set that was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum IsaError {
     /// No instruction set has this name.
-    #[error("`{name}` is no instruction set; MERISTEM_ISA is one of portable, avx2, avx512")]
+    #[error(
+        "`{name}` is no instruction set; this machine has {}; set MERISTEM_ISA to one of these, or unset it",
+        names_of_this_machine()
+    )]
     Unknown {
         /// What was asked for.
         name: String,
     },
     /// This machine lacks the instructions.
-    #[error("this machine has no {name}; unset MERISTEM_ISA, or set it to portable")]
+    #[error(
+        "this machine has no {name}; it has {}; set MERISTEM_ISA to one of these, or unset it",
+        names_of_this_machine()
+    )]
     Missing {
         /// What was asked for.
         name: &'static str,
@@ -76,7 +85,7 @@ impl Isa {
         Self::avx512().or_else(Self::avx2).unwrap_or(Self::portable())
     }
 
-    /// All of this machine, portable first; for tests and benchmarks.
+    /// All of this machine, portable first.
     pub fn available() -> Vec<Self> {
         [Some(Self::portable()), Self::avx2(), Self::avx512()].into_iter().flatten().collect()
     }
@@ -101,7 +110,8 @@ impl Isa {
         }
     }
 
-    pub(crate) const fn level(self) -> Level {
+    /// The set, to branch on: code compiled for it may be called on this machine.
+    pub const fn level(self) -> Level {
         self.0
     }
 }
@@ -121,6 +131,31 @@ impl FromStr for Isa {
             "avx2" => Self::avx2().ok_or(IsaError::Missing { name: "avx2" }),
             "avx512" => Self::avx512().ok_or(IsaError::Missing { name: "avx512" }),
             _ => Err(IsaError::Unknown { name: name.into() }),
+        }
+    }
+}
+
+fn names_of_this_machine() -> String {
+    let names: Vec<&str> = Isa::available().iter().map(|isa| isa.name()).collect();
+    names.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip_and_errors_list_all_that_the_machine_has() {
+        let all = Isa::available();
+        assert_eq!(all[0], Isa::portable());
+        assert_eq!(all.last(), Some(&Isa::detect()));
+        for isa in &all {
+            assert_eq!(isa.name().parse(), Ok(*isa));
+        }
+        let unknown = "avx3".parse::<Isa>().unwrap_err();
+        for error in [unknown, IsaError::Missing { name: "avx512" }] {
+            let names: Vec<&str> = all.iter().map(|isa| isa.name()).collect();
+            assert!(error.to_string().contains(&names.join(", ")), "{error}");
         }
     }
 }
