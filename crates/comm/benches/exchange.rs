@@ -70,7 +70,7 @@ fn main() -> Outcome<()> {
     let path = std::env::temp_dir().join(format!("meristem-exchange-{}.json", std::process::id()));
     let trace = Trace::create(&path)?;
     let options = DeviceOptions { trace: Some(trace.clone()), ..DeviceOptions::default() };
-    let device = Device::open(DeviceId::Cpu, &options)?;
+    let device = Device::open(DeviceId::Cpu(0), &options)?;
     let results: Vec<Outcome<Vec<Line>>> = std::thread::scope(|scope| {
         let threads: Vec<_> = Communicator::threads(ranks, &CommOptions::default())?
             .into_iter()

@@ -26,7 +26,7 @@ fn run() -> Result<(), Error> {
     let (me, n) = (comm.rank(), comm.size());
     // Processes share the machine's cores.
     let options = DeviceOptions { threads: 1, ..DeviceOptions::default() };
-    let stream = Device::open(DeviceId::Cpu, &options)?.stream("rank");
+    let stream = Device::open(DeviceId::Cpu(0), &options)?.stream("rank");
 
     let values: Vec<f32> = (0..20).map(|i| (i * (2 * me + 1) % 11) as f32).collect();
     let gradient = Tensor::from_slice(&stream, &values, [20], Owner::Other)?;

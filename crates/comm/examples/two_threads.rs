@@ -5,7 +5,7 @@ use meristem_comm::{CommOptions, Communicator, Keep, Reduction, Result, Sparse, 
 use meristem_device::{Device, DeviceId, DeviceOptions, Owner, Stream, Tensor};
 
 fn main() -> Result<()> {
-    let device = Device::open(DeviceId::Cpu, &DeviceOptions::default())?;
+    let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
     let group = Communicator::threads(2, &CommOptions::default())?;
     std::thread::scope(|scope| {
         let ranks: Vec<_> = group

@@ -10,7 +10,7 @@
 //! use meristem_comm::{CommOptions, Communicator, Reduction};
 //! use meristem_device::{Device, DeviceId, DeviceOptions, Owner, Tensor};
 //!
-//! let device = Device::open(DeviceId::Cpu, &DeviceOptions::default()).unwrap();
+//! let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default()).unwrap();
 //! std::thread::scope(|scope| {
 //!     for mut comm in Communicator::threads(2, &CommOptions::default()).unwrap() {
 //!         let stream = device.stream("rank");

@@ -16,7 +16,7 @@ fn same_on_all<R>(
 {
     let results = Isa::available().into_iter().map(|isa| {
         let options = DeviceOptions { threads: 2, isa: Some(isa), ..DeviceOptions::default() };
-        let device = Device::open(DeviceId::Cpu, &options).unwrap();
+        let device = Device::open(DeviceId::Cpu(0), &options).unwrap();
         (isa, on(&device, group(), |mut comm, stream| run(&mut comm, stream)))
     });
     let results: Vec<_> = results.collect();

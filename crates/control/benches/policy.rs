@@ -26,7 +26,7 @@ const STEP_ENVS: usize = 16;
 
 fn main() -> Outcome<()> {
     let json = std::env::args().any(|word| word == "--json");
-    let stream = Device::open(DeviceId::Cpu, &DeviceOptions::default())?.stream("policy");
+    let stream = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?.stream("policy");
     let isa = stream.device().isa();
     let results = [
         ("control_step_us", "control step, 16 envs, width 128", control_step(&stream, isa)?),

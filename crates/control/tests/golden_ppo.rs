@@ -132,7 +132,7 @@ fn four_epochs() {
     let golden = Golden::read();
     assert_eq!(golden.size("epochs"), EPOCHS);
     for isa in Isa::available() {
-        let device = Device::open(DeviceId::Cpu, &DeviceOptions::default()).unwrap();
+        let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default()).unwrap();
         let stream = device.stream("policy");
         let mut policy = golden.policy(&stream, isa);
         let float = |name: &str| golden.batch(&stream, name, |v| v);

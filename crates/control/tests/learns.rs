@@ -31,7 +31,7 @@ fn new(stream: &Stream, envs: usize, seed: u64, learning: Learning) -> Ppo {
 
 /// The round after which the policy, without exploring, earns `goal`, and what it earns then.
 fn learn(seed: u64, goal: f64) -> (usize, f64) {
-    let device = Device::open(DeviceId::Cpu, &DeviceOptions::default()).unwrap();
+    let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default()).unwrap();
     let stream = device.stream("policy");
     let mut policy = new(&stream, ENVS, seed, Learning::On);
     let mut judge = new(&stream, 1, seed, Learning::Greedy);

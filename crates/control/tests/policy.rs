@@ -15,7 +15,7 @@ const ENVS: usize = 3;
 const ROWS: usize = STEPS * ENVS;
 
 fn stream() -> Stream {
-    Device::open(DeviceId::Cpu, &DeviceOptions::default()).unwrap().stream("policy")
+    Device::open(DeviceId::Cpu(0), &DeviceOptions::default()).unwrap().stream("policy")
 }
 
 fn policy(stream: &Stream, seed: u64) -> Policy {

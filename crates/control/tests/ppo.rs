@@ -17,7 +17,7 @@ const ENVS: usize = 3;
 const SEED: u64 = 7;
 
 fn stream() -> Stream {
-    Device::open(DeviceId::Cpu, &DeviceOptions::default()).unwrap().stream("policy")
+    Device::open(DeviceId::Cpu(0), &DeviceOptions::default()).unwrap().stream("policy")
 }
 
 fn small() -> PpoConfig {

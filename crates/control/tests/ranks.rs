@@ -25,7 +25,8 @@ fn ppo(device: &Device, envs: usize) -> Ppo {
 }
 
 fn device() -> Device {
-    Device::open(DeviceId::Cpu, &DeviceOptions { threads: 2, ..DeviceOptions::default() }).unwrap()
+    Device::open(DeviceId::Cpu(0), &DeviceOptions { threads: 2, ..DeviceOptions::default() })
+        .unwrap()
 }
 
 fn group(ranks: usize, method: Method) -> PpoGroup {

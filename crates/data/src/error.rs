@@ -39,7 +39,7 @@ pub enum Error {
     /// out would shift every later env to the wrong place.
     #[error(
         "gather: in batch {batch} env {empty_env} on {empty_device} has no sample, but the later \
-         env {later_env} on {later_device} has some; give every device the same number of envs, \
+         env {later_env} on {later_device} has some; use another batch size or another number of envs, \
          name the devices with more envs last, or set `drop_last`"
     )]
     Hole {

@@ -9,10 +9,10 @@
 //! use meristem_device::{Device, DeviceId, DeviceOptions};
 //!
 //! # fn main() -> meristem_data::Result<()> {
-//! let device = Device::open(DeviceId::Cpu, &DeviceOptions::default())?;
+//! let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
 //! let data = cache::load(&device, &DatasetSpec::embedded(), Split::Train, Residency::Resident)?;
 //! let streams = [device.stream("env 0"), device.stream("env 1")];
-//! let config = GatherConfig { drop_last: true, seed: 42, ..GatherConfig::new(128, vec![DeviceId::Cpu; 2]) };
+//! let config = GatherConfig { drop_last: true, seed: 42, ..GatherConfig::new(128, vec![DeviceId::Cpu(0); 2]) };
 //! let mut batches = GatherBatches::new(&config, &[data], &streams)?;
 //! batches.start_epoch(0)?;
 //! while let Some(batch_of_each_env) = batches.next()? {

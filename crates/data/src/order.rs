@@ -7,8 +7,8 @@
 //! 2. Each device has its own permutation of `0..len` for each epoch. Without `shuffle` it is the
 //!    identity. With it, the generator is ChaCha with 8 rounds (`rand_chacha::ChaCha8Rng`),
 //!    `seed_from_u64(seed + 1009 * device_index)` (wrapping) and then `set_stream(epoch)`, so that
-//!    any epoch is reached without drawing those before it. `device_index` is 0 for `cpu`, `cuda`
-//!    and `cuda:0`, and k for `cuda:k`. Starting from `0, 1, …, len−1`, Fisher–Yates from the end:
+//!    any epoch is reached without drawing those before it. `device_index` is 0 for `cpu` and
+//!    `cuda`, and k for `cpu:k` and `cuda:k`. Starting from `0, 1, …, len−1`, Fisher–Yates from the end:
 //!    `for i in (1..len).rev() { swap(i, below(i + 1)) }`.
 //! 3. `below(n)` is Lemire's unbiased draw: with x the generator's next u32 and m = x·n as 64 bits,
 //!    the result is the high word of m, unless the low word of m is less than `2^32 mod n`, in

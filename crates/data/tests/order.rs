@@ -25,8 +25,7 @@ fn slow_permutation(config: &OrderConfig, device: DeviceId, epoch: u64) -> Vec<u
     let mut items: Vec<u32> = (0..config.len as u32).collect();
     if config.shuffle {
         let index = match device {
-            DeviceId::Cpu => 0,
-            DeviceId::Cuda(k) => u64::from(k),
+            DeviceId::Cpu(k) | DeviceId::Cuda(k) => u64::from(k),
         };
         let mut random = ChaCha8Rng::seed_from_u64(config.seed.wrapping_add(1009 * index));
         random.set_stream(epoch);
@@ -82,9 +81,10 @@ fn slow_epoch(config: &OrderConfig, epoch: u64) -> Option<Vec<Vec<Vec<u32>>>> {
 
 fn any_config() -> impl Strategy<Value = OrderConfig> {
     let device = prop_oneof![
-        3 => Just(DeviceId::Cpu),
+        3 => Just(DeviceId::Cpu(0)),
+        1 => Just(DeviceId::Cpu(1)),
+        1 => Just(DeviceId::Cpu(7)),
         1 => Just(DeviceId::Cuda(0)),
-        1 => Just(DeviceId::Cuda(1)),
         1 => Just(DeviceId::Cuda(7)),
     ];
     let numbers = (0..200_usize, 1..40_usize, any::<u64>());
@@ -174,12 +174,13 @@ fn ten_over_three_is_four_three_three() {
 }
 
 #[test]
-fn cpu_and_the_first_cuda_device_have_one_order() {
-    let listed = plan(&config(40, 20, "cpu,cuda,cuda:0,cuda:1"), 1).unwrap();
+fn devices_of_one_index_have_one_order() {
+    let listed = plan(&config(40, 20, "cpu:0,cuda,cpu:1,cuda:1"), 1).unwrap();
     let batches = &listed.epochs[0].batches;
     assert_eq!(batches[0][0], batches[0][1]);
+    assert_eq!(batches[0][2], batches[0][3]);
     assert_ne!(batches[0][0], batches[0][3]);
-    assert_eq!(listed.devices, ["cpu", "cuda:0", "cuda:0", "cuda:1"]);
+    assert_eq!(listed.devices, ["cpu", "cuda:0", "cpu:1", "cuda:1"]);
 }
 
 #[test]

@@ -103,7 +103,7 @@ fn every_residency_serves_the_same_bits() {
                 augment: augment.parse().unwrap(),
                 shuffle,
                 seed: 5,
-                ..GatherConfig::new(batch, vec![DeviceId::Cpu; envs])
+                ..GatherConfig::new(batch, vec![DeviceId::Cpu(0); envs])
             };
             let epochs = |residency, split| {
                 let device = cpu(2);

@@ -110,7 +110,7 @@ proptest! {
             ring_depth: case.depth,
             drop_last: case.drop_last,
             seed: case.seed,
-            ..GatherConfig::new(case.batch, vec![DeviceId::Cpu; case.envs])
+            ..GatherConfig::new(case.batch, vec![DeviceId::Cpu(0); case.envs])
         };
         let mut gather = GatherBatches::new(&config, &[dataset], &streams).unwrap();
         let (send, seen) = sync_channel(10_000);
@@ -152,7 +152,7 @@ fn a_thousand_epochs_with_a_lagging_consumer_are_flat() {
         let (device, dataset) = toy.dataset();
         let env = device.stream("env");
         let config =
-            GatherConfig { ring_depth: depth, ..GatherConfig::new(4, vec![DeviceId::Cpu]) };
+            GatherConfig { ring_depth: depth, ..GatherConfig::new(4, vec![DeviceId::Cpu(0)]) };
         let mut gather = GatherBatches::new(&config, &[dataset], &[env]).unwrap();
         let (send, seen) = sync_channel(3 * 1001);
         let mut consumer = Consumer {

@@ -17,7 +17,7 @@ const ALONE: Duration = Duration::from_millis(1);
 
 fn main() -> Result<()> {
     let json = std::env::args().any(|argument| argument == "--json");
-    let device = Device::open(DeviceId::Cpu, &DeviceOptions::default())?;
+    let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
     let bench = Bench::new(&device)?;
     let mut cases = Case::all();
     // The first block warms caches, the pool and the clock.

@@ -6,7 +6,7 @@ use crate::{DType, DeviceId, Error, Owner, Tensor};
 
 fn open(launch_blocking: bool) -> Device {
     let environment = Environment { launch_blocking, ..Environment::default() };
-    Device::open_in(DeviceId::Cpu, &DeviceOptions::default(), environment).unwrap()
+    Device::open_in(DeviceId::Cpu(0), &DeviceOptions::default(), environment).unwrap()
 }
 
 /// A chain of launches over three streams.

@@ -329,7 +329,7 @@ mod tests {
     /// each other.
     #[test]
     fn nothing_outlives_its_handles() {
-        let device = Device::open(DeviceId::Cpu, &DeviceOptions::default()).unwrap();
+        let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default()).unwrap();
         let watch = Arc::downgrade(device.shared());
         let (a, b) = (device.stream("a"), device.stream("b"));
         for _ in 0..300 {

@@ -14,13 +14,15 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// Not the name of a device.
-    #[error("`{name}` is no device; use cpu, cuda or cuda:N with N from 0")]
+    #[error("`{name}` is no device; use cpu, cpu:N, cuda or cuda:N with N from 0")]
     BadDeviceName {
         /// What was given.
         name: String,
     },
     /// The device's backend is not part of this build.
-    #[error("{device} is not part of this build, which has the CPU only; use cpu")]
+    #[error(
+        "{device} is not part of this build, which has the CPU only; use cpu, or cpu:N for several"
+    )]
     NotCompiled {
         /// Device asked for.
         device: DeviceId,
@@ -146,8 +148,9 @@ pub enum Error {
     },
     /// The memory limit, or the machine's memory, is exhausted.
     #[error(
-        "out of memory on {device}: `{operation}` asks for {requested} bytes for {owner}; {current} bytes are in use, \
-         {reserved} reserved{}; use a smaller batch or fewer envs, or raise the limit",
+        "out of memory on {device}: `{operation}` asks for {requested} bytes for {owner}; {current} bytes are in use \
+         ({}), {reserved} reserved{}; use a smaller batch or fewer envs, or raise the limit",
+        holders(owners),
         limit.map_or(String::new(), |l| format!(", the limit is {l}"))
     )]
     OutOfMemory {
@@ -161,6 +164,8 @@ pub enum Error {
         requested: usize,
         /// Bytes in use by tensors.
         current: usize,
+        /// Those bytes by owner: every owner that has some.
+        owners: Vec<crate::OwnerUse>,
         /// Bytes taken from the system, after everything unused was given back.
         reserved: usize,
         /// The limit in bytes, if one was set; without one the system refused.
@@ -207,6 +212,13 @@ pub enum Error {
         /// Cause.
         source: std::io::Error,
     },
+}
+
+/// As `dataset 7840000, parameters 51200`.
+fn holders(owners: &[crate::OwnerUse]) -> String {
+    let words: Vec<String> =
+        owners.iter().map(|held| format!("{} {}", held.owner, held.current)).collect();
+    if words.is_empty() { "none".to_owned() } else { words.join(", ") }
 }
 
 fn forbidden(act: crate::Act, permitted: u64) -> String {

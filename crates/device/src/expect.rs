@@ -69,7 +69,7 @@ impl fmt::Display for Extent {
 /// ```
 /// use meristem_device::{DType, Device, DeviceId, DeviceOptions, Expect, Owner, Tensor};
 /// # let options = DeviceOptions::default();
-/// let device = Device::open(DeviceId::Cpu, &options)?;
+/// let device = Device::open(DeviceId::Cpu(0), &options)?;
 /// let targets = Tensor::zeros(&device.stream("s"), [8], DType::F32, Owner::Batches)?;
 /// let expect = Expect::device(&device).dtype(DType::U32).shape([8]).contiguous();
 /// let error = expect.check("train_step", "targets", &targets).unwrap_err();

@@ -21,7 +21,7 @@ use crate::work::Work;
 /// ```
 /// # use meristem_device::*;
 /// # fn main() -> Result<()> {
-/// let device = Device::open(DeviceId::Cpu, &DeviceOptions::default())?;
+/// let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
 /// let (a, b) = (device.stream("a"), device.stream("b"));
 /// let x = Tensor::zeros(&a, [2], DType::F32, Owner::Other)?;
 /// let (first, second) = (x.view(0, [1])?, x.view(1, [1])?);

@@ -1,24 +1,25 @@
-//! Names of devices: `cpu`, `cuda`, `cuda:3`.
+//! Names of devices: `cpu`, `cpu:1`, `cuda`, `cuda:3`.
 
 use crate::error::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
 
-/// Which device. Parsed from and shown as `cpu` and `cuda:3`; `cuda` is `cuda:0`.
+/// A device. Parsed from `cpu`, `cpu:1`, `cuda`, `cuda:3`, where `cpu` is `cpu:0` and `cuda` is
+/// `cuda:0`; shown so, `cpu:0` as `cpu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DeviceId {
-    /// The processor.
-    Cpu,
+    /// A logical device of this number on the processor: its memory, workers and counts are its own,
+    /// the cores are those of all.
+    Cpu(u32),
     /// The CUDA device of this ordinal.
     Cuda(u32),
 }
 
 impl DeviceId {
-    /// The device's index in seeds (D2): `cpu` and `cuda:0` are 0, `cuda:k` is k.
+    /// The device's index in seeds (D2): `cpu:k` and `cuda:k` are k.
     pub fn index(self) -> u32 {
         match self {
-            DeviceId::Cpu => 0,
-            DeviceId::Cuda(ordinal) => ordinal,
+            DeviceId::Cpu(index) | DeviceId::Cuda(index) => index,
         }
     }
 }
@@ -26,7 +27,8 @@ impl DeviceId {
 impl fmt::Display for DeviceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            DeviceId::Cpu => f.write_str("cpu"),
+            DeviceId::Cpu(0) => f.write_str("cpu"),
+            DeviceId::Cpu(index) => write!(f, "cpu:{index}"),
             DeviceId::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
         }
     }
@@ -36,16 +38,18 @@ impl FromStr for DeviceId {
     type Err = Error;
 
     /// # Errors
-    /// [`Error::BadDeviceName`] for anything but `cpu`, `cuda` and `cuda:` with a plain number.
+    /// [`Error::BadDeviceName`] for anything but `cpu` and `cuda`, alone or with `:` and a plain
+    /// number.
     fn from_str(name: &str) -> Result<Self> {
-        let ordinal = match name {
-            "cpu" => return Ok(DeviceId::Cpu),
-            "cuda" => "0",
-            _ => name.strip_prefix("cuda:").unwrap_or(""),
-        };
-        let plain = !ordinal.is_empty() && ordinal.bytes().all(|b| b.is_ascii_digit());
-        let ordinal = if plain { ordinal.parse().ok() } else { None };
-        ordinal.map(DeviceId::Cuda).ok_or_else(|| Error::BadDeviceName { name: name.to_owned() })
+        let bad = || Error::BadDeviceName { name: name.to_owned() };
+        let (kind, number) = name.split_once(':').unwrap_or((name, "0"));
+        let plain = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
+        let number = if plain { number.parse().ok() } else { None };
+        match (kind, number) {
+            ("cpu", Some(number)) => Ok(DeviceId::Cpu(number)),
+            ("cuda", Some(number)) => Ok(DeviceId::Cuda(number)),
+            _ => Err(bad()),
+        }
     }
 }
 
@@ -55,21 +59,33 @@ mod tests {
 
     #[test]
     fn names_round_trip() {
-        for (name, id) in [("cpu", DeviceId::Cpu), ("cuda:3", DeviceId::Cuda(3))] {
+        let ids = [DeviceId::Cpu(0), DeviceId::Cpu(2), DeviceId::Cuda(0), DeviceId::Cuda(3)];
+        for (name, id) in ["cpu", "cpu:2", "cuda:0", "cuda:3"].into_iter().zip(ids) {
             assert_eq!(name.parse::<DeviceId>().unwrap(), id);
             assert_eq!(id.to_string(), name);
         }
         assert_eq!("cuda".parse::<DeviceId>().unwrap(), DeviceId::Cuda(0));
-        assert_eq!(
-            [DeviceId::Cpu, DeviceId::Cuda(0), DeviceId::Cuda(2)].map(DeviceId::index),
-            [0, 0, 2]
-        );
+        assert_eq!("cpu:0".parse::<DeviceId>().unwrap(), DeviceId::Cpu(0));
+        assert_eq!(ids.map(DeviceId::index), [0, 2, 0, 3]);
     }
 
     #[test]
     fn bad_names_are_refused() {
-        for name in ["", "CPU", "cuda:", "cuda:x", "cuda:-1", "cuda:+1", "cuda:99999999999", "gpu"]
-        {
+        for name in [
+            "",
+            "CPU",
+            "cpu:",
+            "cpu:x",
+            "cpu:0:1",
+            "cpu:-1",
+            "cuda:",
+            "cuda:x",
+            "cuda:-1",
+            "cuda:+1",
+            "cuda:99999999999",
+            "gpu",
+            ":1",
+        ] {
             let error = name.parse::<DeviceId>().unwrap_err();
             assert!(error.to_string().contains(&format!("`{name}`")), "{error}");
         }

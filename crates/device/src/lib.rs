@@ -10,7 +10,7 @@
 //! use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Tensor};
 //!
 //! # fn main() -> meristem_device::Result<()> {
-//! let device = Device::open(DeviceId::Cpu, &DeviceOptions::default())?;
+//! let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
 //! let (load, compute) = (device.stream("load"), device.stream("compute"));
 //! let x = Tensor::from_slice(&load, &[1.0f32, 2.0, 3.0], [3], Owner::Batches)?;
 //! let y = Tensor::empty(&compute, [3], DType::F32, Owner::Activations)?;

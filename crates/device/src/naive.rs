@@ -40,7 +40,7 @@ fn scenario(forgets: bool, memory_limit: Option<usize>, patience: Duration) -> (
     let options = DeviceOptions { threads: 2, memory_limit, ..DeviceOptions::default() };
     let planted: &[Fault] = if forgets { &[Fault::PoolForgets] } else { &[] };
     let environment = Environment { faults: Faults::planted(planted), ..Environment::default() };
-    let device = Device::open_in(DeviceId::Cpu, &options, environment).unwrap();
+    let device = Device::open_in(DeviceId::Cpu(0), &options, environment).unwrap();
     let (main, side) = (device.stream("main"), device.stream("side"));
     let overwritten = Arc::new(AtomicBool::new(false));
     let result = read_a_temporary(&main, &side, &overwritten, patience).unwrap();

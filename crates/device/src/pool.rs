@@ -275,7 +275,10 @@ impl Pool {
     }
 
     fn exhausted(&self, shared: &Shared, state: &State, request: &Request<'_>) -> Error {
+        let mut owners = state.usage.report(state.reserved, state.reserved_peak).owners;
+        owners.retain(|held| held.current > 0);
         Error::OutOfMemory {
+            owners,
             operation: request.operation,
             device: shared.id,
             owner: request.owner,

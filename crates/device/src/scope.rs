@@ -133,7 +133,7 @@ impl Device {
     ///
     /// ```
     /// # use meristem_device::{DType, Device, DeviceId, DeviceOptions, Error, Owner, Policy, Tensor};
-    /// # let device = Device::open(DeviceId::Cpu, &DeviceOptions::default())?;
+    /// # let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
     /// let loss = Tensor::zeros(&device.stream("s"), [1], DType::F32, Owner::Metrics)?;
     /// let scope = device.hot_scope("train_step", Policy::Deny);
     /// let refused = loss.to_vec::<f32>();

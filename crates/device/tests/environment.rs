@@ -53,7 +53,7 @@ fn kernels_use_what_is_named() {
     stream.launch("look").run(move |args| assert_eq!(args.isa().name(), named)).unwrap();
     stream.synchronize().unwrap();
     let options = DeviceOptions { isa: Some(Isa::portable()), ..DeviceOptions::default() };
-    assert_eq!(Device::open(DeviceId::Cpu, &options).unwrap().isa(), Isa::portable());
+    assert_eq!(Device::open(DeviceId::Cpu(0), &options).unwrap().isa(), Isa::portable());
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn an_unknown_set_is_refused() {
 }
 
 fn open() -> Result<Device, Error> {
-    Device::open(DeviceId::Cpu, &DeviceOptions { threads: 1, ..DeviceOptions::default() })
+    Device::open(DeviceId::Cpu(0), &DeviceOptions { threads: 1, ..DeviceOptions::default() })
 }
 
 #[test]

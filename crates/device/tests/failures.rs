@@ -264,9 +264,9 @@ fn devices_that_cannot_be_opened() {
             && error.to_string().contains("cuda:1")
     );
     let options = DeviceOptions { threads: usize::MAX, ..options };
-    let error = Device::open(DeviceId::Cpu, &options).unwrap_err();
+    let error = Device::open(DeviceId::Cpu(0), &options).unwrap_err();
     assert!(matches!(error, Error::BadOption { option: "threads", .. }), "{error}");
-    assert!(Device::open(DeviceId::Cpu, &DeviceOptions::default()).unwrap().threads() > 0);
+    assert!(Device::open(DeviceId::Cpu(0), &DeviceOptions::default()).unwrap().threads() > 0);
 }
 
 proptest::proptest! {

@@ -7,7 +7,7 @@ use meristem_device::{
 };
 
 fn open(threads: usize) -> Device {
-    Device::open(DeviceId::Cpu, &DeviceOptions { threads, ..DeviceOptions::default() }).unwrap()
+    Device::open(DeviceId::Cpu(0), &DeviceOptions { threads, ..DeviceOptions::default() }).unwrap()
 }
 
 fn filled(stream: &Stream, value: f32, len: usize) -> Tensor {

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 
 fn open(threads: usize, trace: Option<Trace>) -> Device {
     let options = DeviceOptions { threads, trace, ..DeviceOptions::default() };
-    Device::open(DeviceId::Cpu, &options).unwrap()
+    Device::open(DeviceId::Cpu(0), &options).unwrap()
 }
 
 fn scratch() -> (tempfile::TempDir, PathBuf) {

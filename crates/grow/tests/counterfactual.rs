@@ -278,7 +278,7 @@ fn build(grown: &Grown) -> Host {
 
 fn network(host: &Host, isa: Isa, configs: usize) -> Network {
     let options = DeviceOptions { threads: 1, ..DeviceOptions::default() };
-    let stream = Device::open(DeviceId::Cpu, &options).unwrap().stream("env 0");
+    let stream = Device::open(DeviceId::Cpu(0), &options).unwrap().stream("env 0");
     let options = NetworkOptions { configs, ..NetworkOptions::new(7, 0, isa, 6) };
     let mut network = Network::new(&stream, Arc::new(host.graph().unwrap()), options).unwrap();
     // Away from the identity that every module is at birth.

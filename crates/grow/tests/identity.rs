@@ -23,7 +23,7 @@ fn host() -> Host {
 
 fn stream() -> Stream {
     let options = DeviceOptions { threads: 2, ..DeviceOptions::default() };
-    Device::open(DeviceId::Cpu, &options).unwrap().stream("env 0")
+    Device::open(DeviceId::Cpu(0), &options).unwrap().stream("env 0")
 }
 
 /// Batch `step`, the same for everyone.

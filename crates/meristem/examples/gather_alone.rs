@@ -6,7 +6,7 @@ use meristem::data::{Augment, DatasetSpec, GatherBatches, GatherConfig, Residenc
 use meristem::device::{Device, DeviceId, DeviceOptions};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let device = Device::open(DeviceId::Cpu, &DeviceOptions::default())?;
+    let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
     let data = cache::load(&device, &DatasetSpec::embedded(), Split::Train, Residency::Resident)?;
     println!("{} images, {:.1} MB on the device", data.len(), device.memory().current as f64 / 1e6);
 

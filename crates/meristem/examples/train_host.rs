@@ -10,7 +10,7 @@ use meristem::grow::{HOST_SGD, HostSpec, ImageShape, host_graph};
 use meristem::nn::{Isa, Metrics, Network, NetworkOptions};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let device = Device::open(DeviceId::Cpu, &DeviceOptions::default())?;
+    let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
     let stream = device.stream("env 0");
 
     // The images live on the device as bytes; each batch is gathered from there.

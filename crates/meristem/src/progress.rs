@@ -81,8 +81,12 @@ impl Progress {
             1 => String::new(),
             ranks => format!(", {ranks} ranks ({})", run.exchange),
         };
+        let devices = match &run.devices[..] {
+            [_] => String::new(),
+            devices => format!("{} devices ({}) of ", devices.len(), devices.join(", ")),
+        };
         self.line(&format!(
-            "{} of {} of {}, controller {}, {}{ranks}, {}, seed {}",
+            "{} of {} of {}, controller {}, {devices}{}{ranks}, {}, seed {}",
             counted(run.rounds, ["round", "rounds"]),
             counted(run.steps, ["step", "steps"]),
             counted(run.batches, ["batch", "batches"]),

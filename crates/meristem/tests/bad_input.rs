@@ -38,7 +38,7 @@ fn zero_and_absurd_sizes_are_named_with_their_range() {
     m.fails("train --control-split 1.5", 2, &["`control-split`", "0.9"]);
     m.fails("train --control-split 0", 2, &["`control-split`", "controller"]);
     m.fails("train --control-split 0.00001", 2, &["`control-split`"]);
-    m.fails("train --envs 3 --devices cpu,cpu", 2, &["`devices`", "3 envs"]);
+    m.fails("train --envs 1 --devices cpu,cpu:1", 2, &["`devices`", "at most 1"]);
     m.fails("train --threads 1000000", 2, &["`threads`"]);
     m.fails("train --data-budget lots", 2, &["lots", "64MiB"]);
     m.fails("train --host cnn:channels=0", 2, &["channels"]);

@@ -22,7 +22,7 @@
 //! let logits = graph.linear(graph.input(), "fc", 2, true, None)?;
 //! let graph = Arc::new(graph.finish(logits)?);
 //!
-//! let stream = Device::open(DeviceId::Cpu, &DeviceOptions::default())?.stream("env 0");
+//! let stream = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?.stream("env 0");
 //! let options = NetworkOptions::new(42, 0, Isa::detect(), 4);
 //! let mut network = Network::new(&stream, graph, options)?;
 //! let x = Tensor::from_slice(&stream, &[1.0f32, 0.0, 0.0, 1.0], [2, 2], Owner::Batches)?;

@@ -15,7 +15,7 @@ const BATCH: usize = 4;
 
 fn open() -> Device {
     let options = DeviceOptions { threads: 1, ..DeviceOptions::default() };
-    Device::open(DeviceId::Cpu, &options).unwrap()
+    Device::open(DeviceId::Cpu(0), &options).unwrap()
 }
 
 fn images(stream: &Stream, shape: [usize; 4], dtype: DType, format: MemoryFormat) -> Tensor {

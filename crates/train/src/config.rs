@@ -9,9 +9,11 @@ use std::time::Duration;
 
 use meristem_comm::CommOptions;
 use meristem_control::{GovernorConfig, PpoConfig, RewardMode};
+use meristem_device::{DeviceOptions, Trace};
 use meristem_grow::Tempo;
 use serde::{Deserialize, Serialize};
 
+use crate::devices::Devices;
 use crate::error::{Error, Result};
 use crate::settings::{
     Augmentations, ByteSize, ClipNorm, CommKind, ControllerKind, ExchangeKind, HotScopePolicy,
@@ -83,9 +85,13 @@ settings! {
     trace: Option<PathBuf>,
     /// Hosts trained side by side.
     envs: usize,
-    /// Device of each env, or one for all.
+    /// Devices, each once: cpu, cpu:1, …. The envs are dealt out to them evenly and in order, the first devices one more.
     devices: Vec<String>,
-    /// Worker threads; 0: as many as there are cores. Results do not depend on it.
+    /// The device of the policy, one of those; the first when absent. Results do not depend on it.
+    policy_device: Option<String>,
+    /// The most bytes that each device takes from the system; no limit when absent. Results do not depend on it.
+    device_memory: Option<ByteSize>,
+    /// Worker threads of each device; 0: as many as there are cores. Results do not depend on it.
     threads: usize,
     /// Episodes, each with fresh hosts.
     rounds: usize,
@@ -233,6 +239,12 @@ impl TrainConfig {
         self.ranks.unwrap_or(1)
     }
 
+    /// How its devices are opened.
+    pub(crate) fn device_options(&self, trace: Option<Trace>) -> DeviceOptions {
+        let memory_limit = self.device_memory.map(|limit| limit.0);
+        DeviceOptions { threads: self.threads, memory_limit, trace, ..DeviceOptions::default() }
+    }
+
     /// How ranks deal with each other.
     pub(crate) fn comm_options(&self) -> CommOptions {
         CommOptions { deadline: Duration::from_secs(self.comm_deadline as u64) }
@@ -277,7 +289,9 @@ impl TrainConfig {
     pub(crate) fn in_common(&self) -> String {
         let (threads, export, comm_deadline) = (0, None, preset::COMM_DEADLINE);
         let hot_scope = HotScopePolicy::default();
+        let (policy_device, device_memory) = (None, None);
         let written = Self { threads, export, comm_deadline, hot_scope, ..self.clone() };
+        let written = Self { policy_device, device_memory, ..written };
         as_older_runs_have_it(&written.resolved_toml())
     }
 
@@ -352,6 +366,7 @@ impl TrainConfig {
             ("governor-snapshot-steps", self.governor_snapshot_steps as usize, 1, 1_000_000),
             ("governor-failures-max", self.governor_failures_max as usize, 1, 1_000_000),
             ("checkpoint-every", self.checkpoint_every, 0, 1_000_000),
+            ("device-memory", self.device_memory.map_or(1, |b| b.0), 1, usize::MAX),
             ("data-budget", self.data_budget.map_or(1, |b| b.0), 1, usize::MAX),
         ];
         for (key, got, low, high) in whole {
@@ -417,11 +432,7 @@ impl TrainConfig {
             return Err(Error::value("trace", got, "another file than that of `export`"));
         }
         ranks::check(self)?;
-        if self.devices.len() != 1 && self.devices.len() != self.envs {
-            let expected = format!("one device, or one for each of the {} envs", self.envs);
-            return Err(Error::value("devices", self.devices.join(","), expected));
-        }
-        Ok(())
+        Devices::of(self).map(drop)
     }
 }
 

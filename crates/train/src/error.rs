@@ -147,6 +147,11 @@ impl Error {
         matches!(self.device_error(), Some(meristem_device::Error::HotScope { .. }))
     }
 
+    /// Whether a device had no more memory.
+    pub(crate) fn is_out_of_memory(&self) -> bool {
+        matches!(self.device_error(), Some(meristem_device::Error::OutOfMemory { .. }))
+    }
+
     /// Whether it is for what became of another rank.
     pub(crate) fn is_of_another_rank(&self) -> bool {
         match self {
@@ -230,6 +235,11 @@ impl Error {
             Self::Weights { .. } => {
                 "--host and --dataset must be those the weights were made with; \
                  a grown network needs the `topology` in the file's metadata"
+                    .into()
+            }
+            error if error.is_out_of_memory() => {
+                "give devices more with --device-memory, or use fewer --envs or a smaller --batch; a run that had begun \
+                 goes on: `meristem train --resume RUN --device-memory LIMIT`"
                     .into()
             }
             error if error.is_hot_scope() => {

@@ -4,11 +4,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use meristem_data::{DatasetSpec, GatherBatches, Residency, Split, cache};
-use meristem_device::DeviceId;
+use meristem_device::{DeviceId, DeviceOptions};
 use meristem_grow::{BlueprintSet, HostSpec, Rules};
 use meristem_nn::{Isa, Network, NetworkOptions};
 use serde::{Deserialize, Serialize};
 
+use crate::devices::Devices;
 use crate::error::{Error, Result};
 use crate::fleet::{Machine, Serving, for_each_batch};
 use crate::setup::{Wanted, image_shape};
@@ -90,8 +91,9 @@ impl Evaluation {
         (weights, spec, isa): (&Weights, Option<&HostSpec>, Isa),
         trace: Option<&RunTrace>,
     ) -> Result<Self> {
-        let machine =
-            Machine::open(&[config.device], 0..1, config.threads, trace.map(RunTrace::trace))?;
+        let (threads, trace) = (config.threads, trace.map(RunTrace::trace));
+        let options = DeviceOptions { threads, trace, ..DeviceOptions::default() };
+        let machine = Machine::open(&Devices::one(config.device), 0..1, &options)?;
         let datasets = machine.load(&config.dataset, config.split, Residency::Resident)?;
         let info = cache::files(&config.dataset)?.info()?;
         let image = image_shape(&info);

@@ -8,6 +8,7 @@
 //! meaning raises the version.
 
 use meristem_control::{Failure, RewardTerms, RoundReport};
+use meristem_device::DeviceId;
 use serde::{Deserialize, Serialize};
 
 /// Version of the lines' form.
@@ -247,7 +248,10 @@ pub struct RunStarted {
     pub controller: String,
     /// Instruction set of the kernels.
     pub instruction_set: String,
-    /// Worker threads.
+    /// Devices of the envs; left out where it is `cpu` alone.
+    #[serde(default = "one_cpu", skip_serializing_if = "is_one_cpu")]
+    pub devices: Vec<String>,
+    /// Worker threads of each.
     pub threads: usize,
     /// Ranks that learn a policy or train a host together.
     pub ranks: usize,
@@ -255,6 +259,14 @@ pub struct RunStarted {
     pub exchange: String,
     /// Seed.
     pub seed: u64,
+}
+
+fn one_cpu() -> Vec<String> {
+    vec![DeviceId::Cpu(0).to_string()]
+}
+
+fn is_one_cpu(devices: &Vec<String>) -> bool {
+    *devices == one_cpu()
 }
 
 /// One env after one step.

@@ -14,6 +14,7 @@ use meristem_device::{
 use meristem_nn::{LabelledBatch, Metrics};
 
 use crate::config::TrainConfig;
+use crate::devices::Devices;
 use crate::env::Env;
 use crate::error::{Error, Result};
 use crate::replicas::Replicas;
@@ -27,42 +28,48 @@ pub(crate) struct Machine {
     ids: Vec<DeviceId>,
     /// The envs of this process.
     envs: Range<usize>,
-    /// Their distinct devices, in the order of their first env.
+    /// Their distinct devices, in the order of their first env, and the policy's if it is none of them.
     devices: Vec<Device>,
     /// Of each of them: index into `devices`.
     device_of: Vec<usize>,
     /// Of each of them.
     streams: Vec<Stream>,
+    /// The policy's device: index into `devices`.
+    policy: usize,
+    /// Whether memory is capped, so that an allocation may have to wait for some.
+    capped: bool,
     trace: Option<Trace>,
 }
 
 impl Machine {
-    /// Opens the devices of this process' envs. `ids` has one for each env of the run.
+    /// Opens the devices of this process' envs, and that of the policy. `placed` has all envs of the run.
     ///
     /// # Errors
     /// A device that is not there, or not part of this build.
     pub(crate) fn open(
-        ids: &[DeviceId],
+        placed: &Devices,
         envs: Range<usize>,
-        threads: usize,
-        trace: Option<Trace>,
+        options: &DeviceOptions,
     ) -> Result<Self> {
-        let options = DeviceOptions { threads, trace, ..DeviceOptions::default() };
         let mut devices: Vec<Device> = vec![];
-        let mut device_of = vec![];
-        for &id in &ids[envs.clone()] {
+        let mut open = |id: DeviceId| {
             let known = devices.iter().position(|device| device.id() == id);
-            device_of.push(match known {
+            Ok(match known {
                 Some(index) => index,
                 None => {
-                    devices.push(Device::open(id, &options)?);
+                    devices.push(Device::open(id, options)?);
                     devices.len() - 1
                 }
-            });
-        }
+            })
+        };
+        let ids = &placed.of_envs;
+        let device_of = ids[envs.clone()].iter().map(|id| open(*id)).collect::<Result<Vec<_>>>()?;
+        let policy = open(placed.policy)?;
         let stream = |(env, &at): (usize, &usize)| devices[at].stream(&format!("env {env}"));
         let streams = envs.clone().zip(&device_of).map(stream).collect();
-        Ok(Self { ids: ids.to_vec(), envs, devices, device_of, streams, trace: options.trace })
+        let (ids, trace, capped) =
+            (ids.clone(), options.trace.clone(), options.memory_limit.is_some());
+        Ok(Self { ids, envs, devices, device_of, streams, policy, capped, trace })
     }
 
     /// The envs of this process.
@@ -75,9 +82,21 @@ impl Machine {
         self.envs().zip(&self.streams)
     }
 
-    /// The distinct devices.
+    /// The policy's device.
+    pub(crate) fn policy_device(&self) -> &Device {
+        &self.devices[self.policy]
+    }
+
+    /// The distinct devices of envs and policy.
     pub(crate) fn devices(&self) -> &[Device] {
         &self.devices
+    }
+
+    /// Names of the devices of all envs of the run, in the order of their first env.
+    pub(crate) fn device_names(&self) -> Vec<String> {
+        let mut names: Vec<String> = self.ids.iter().map(DeviceId::to_string).collect();
+        names.dedup();
+        names
     }
 
     /// Begins a span of the calling thread in the trace, if there is one; it ends when it is dropped.
@@ -93,7 +112,7 @@ impl Machine {
         &self.streams
     }
 
-    /// A split, resident on each device.
+    /// A split, resident on each device that has envs.
     pub(crate) fn load(
         &self,
         spec: &DatasetSpec,
@@ -101,10 +120,12 @@ impl Machine {
         residency: Residency,
     ) -> Result<Vec<Arc<Dataset>>> {
         let load = |device| Ok(cache::load(device, spec, split, residency)?);
-        self.devices.iter().map(load).collect()
+        let with_envs = self.device_of.iter().max().map_or(0, |last| last + 1);
+        self.devices[..with_envs].iter().map(load).collect()
     }
 
-    /// Opens a scope on each device for this thread, with what `permitted` says of so many envs.
+    /// Opens a scope on each device for this thread, with what `permitted` says of so many envs. Where memory is
+    /// capped, an allocation may also wait for memory that others still use.
     #[track_caller]
     pub(crate) fn hot_scopes(
         &self,
@@ -115,7 +136,11 @@ impl Machine {
         let mut scopes = vec![];
         for (index, device) in self.devices.iter().enumerate() {
             let envs = self.device_of.iter().filter(|&&at| at == index).count();
-            scopes.push(device.hot_scope(name, policy).permit(permitted(envs as u64)));
+            let mut permitted = permitted(envs as u64);
+            if self.capped {
+                permitted.synchronizations += permitted.allocations;
+            }
+            scopes.push(device.hot_scope(name, policy).permit(permitted));
         }
         scopes
     }

@@ -34,6 +34,7 @@ pub mod config_file;
 mod controller_kind;
 mod controllers;
 mod counterfactuals;
+mod devices;
 mod env;
 mod episode;
 mod error;

@@ -69,6 +69,8 @@ fn default() -> TrainConfig {
         trace: None,
         envs: 4,
         devices: vec!["cpu".into()],
+        policy_device: None,
+        device_memory: None,
         threads: 0,
         rounds: 1,
         steps: 120,

@@ -15,7 +15,7 @@ use crate::output::check_folder;
 use crate::place::{Begin, Middle, Place};
 use crate::run::Run;
 use crate::run_folder::{RunFolder, check_config};
-use crate::settings::{CommKind, HotScopePolicy};
+use crate::settings::{ByteSize, CommKind, HotScopePolicy};
 use crate::setup::Names;
 use crate::summary::{Status, Summary};
 use crate::trace::RunTrace;
@@ -26,6 +26,8 @@ use crate::world::World;
 pub struct ResumeOptions {
     /// Worker threads of each device.
     pub threads: Option<usize>,
+    /// The most bytes that each device takes from the system.
+    pub device_memory: Option<ByteSize>,
     /// File for a trace of what is left.
     pub trace: Option<PathBuf>,
     /// What hot scopes do (V2).
@@ -91,10 +93,10 @@ fn resume_in(
     let settings = config_file::parse(&path.join("config.toml"), &text)?;
     check_config(path, &text, &TrainConfig::resolve(settings.clone(), Layer::default())?)?;
     let trace = options.trace.clone().map(Some);
-    let ResumeOptions { threads, hot_scope, comm, comm_deadline, .. } = *options;
-    let run_dir = Some(Some(path.into()));
-    let flags =
-        Layer { run_dir, threads, trace, hot_scope, comm, comm_deadline, ..Layer::default() };
+    let ResumeOptions { threads, device_memory, hot_scope, comm, comm_deadline, .. } = *options;
+    let (run_dir, device_memory) = (Some(Some(path.into())), device_memory.map(Some));
+    let flags = Layer { run_dir, threads, device_memory, trace, hot_scope, ..Layer::default() };
+    let flags = Layer { comm, comm_deadline, ..flags };
     let config = TrainConfig::resolve(settings, flags)?;
     let (processes, ranks) = (world.size(), config.ranks());
     if config.comm == CommKind::Mpi && processes != ranks {

@@ -120,8 +120,15 @@ impl Run {
     ) -> Result<Self> {
         let trace = place.trace.as_ref().map(RunTrace::trace);
         let envs = world.part(config.envs);
-        let machine = Machine::open(&names.devices, envs, config.threads, trace)?;
-        Self::on(machine, config, names, blueprints, (place, world))
+        let machine = Machine::open(&names.devices, envs, &config.device_options(trace))?;
+        let prepared = Self::on(machine, config, names, blueprints, (place, world));
+        prepared.map_err(|error| match config.device_memory {
+            Some(limit) if error.is_out_of_memory() => {
+                let expected = format!("enough for data and envs as a round begins: {error}");
+                Error::value("device-memory", limit, expected)
+            }
+            _ => error,
+        })
     }
 
     /// As [`Run::prepare`], on devices that are open.
@@ -140,8 +147,11 @@ impl Run {
         let setup = Setup::new(config, names, info, Arc::new(blueprints))?;
         setup.try_weights(&machine.streams()[0])?;
         let fleet = Fleet::new(machine, &setup, [train, test], world)?;
-        let stream = fleet.machine.devices()[0].stream("policy");
+        let stream = fleet.machine.policy_device().stream("policy");
         let controller = AnyController::new(&setup, &stream, world)?;
+        if setup.config.device_memory.is_some() {
+            try_envs(&setup, &fleet)?;
+        }
         let identity = Identity {
             config: config.identity(),
             dataset: dataset_summary(&setup, &fleet),
@@ -361,6 +371,7 @@ impl Run {
             batches: fleet.train.len(),
             controller: config.controller.to_string(),
             instruction_set: setup.isa.to_string(),
+            devices: fleet.machine.device_names(),
             threads: self.threads(),
             ranks: config.ranks(),
             exchange: config.exchange.to_string(),
@@ -415,6 +426,18 @@ impl Run {
             round_results: self.keeper.rounds,
         }
     }
+}
+
+/// Makes all envs as a round begins with them, and lets go of them: memory that does not suffice for that is found
+/// before a run begins.
+fn try_envs(setup: &Setup, fleet: &Fleet) -> Result<()> {
+    let mut envs = vec![];
+    for ((index, stream), sizes) in fleet.machine.places().zip(&fleet.batch_sizes) {
+        let mut env = Env::new(setup, index, stream, (setup.config.seed, 1))?;
+        sizes.iter().try_for_each(|&size| env.network.prepare_training(size))?;
+        envs.push(env);
+    }
+    Ok(())
 }
 
 fn dataset_summary(setup: &Setup, fleet: &Fleet) -> DatasetSummary {

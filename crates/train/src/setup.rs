@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use meristem_control::RewardConfig;
 use meristem_data::{Augment, DatasetInfo, DatasetSpec, Residency, Source};
-use meristem_device::{DeviceId, Stream};
+use meristem_device::Stream;
 use meristem_grow::{
     BlueprintSet, Gates, Host, HostSpec, ImageShape, Rules, SlotName, Topology, nearest,
 };
@@ -14,6 +14,7 @@ use meristem_nn::graph::{Graph, Optimiser, SgdConfig};
 use meristem_nn::{Isa, Network, NetworkOptions, Plans, StateDict};
 
 use crate::config::TrainConfig;
+use crate::devices::Devices;
 use crate::error::{Error, Result};
 use crate::policy_file::PolicyFile;
 use crate::settings::Augmentations;
@@ -26,7 +27,7 @@ const CROP_PADDING: usize = 4;
 #[derive(Clone, Debug)]
 pub(crate) struct Names {
     /// Device of each env.
-    pub(crate) devices: Vec<DeviceId>,
+    pub(crate) devices: Devices,
     /// Which dataset.
     pub(crate) spec: DatasetSpec,
     /// Instruction set of the kernels.
@@ -57,7 +58,7 @@ impl Names {
     /// # Errors
     /// A name that is not known, sizes that cannot be, weights that cannot be read.
     pub(crate) fn resolve(config: &TrainConfig) -> Result<Self> {
-        let devices = parse_devices(&config.devices, config.envs)?;
+        let devices = Devices::of(config)?;
         let host: HostSpec = config.host.parse().map_err(meristem_grow::Error::from)?;
         host.check().map_err(meristem_grow::Error::from)?;
         let slots = parse_slots(&host, &config.slots)?;
@@ -254,15 +255,6 @@ pub fn dataset_spec(name: &str, root: Option<&Path>, skip_bad: bool) -> Result<D
     Ok(DatasetSpec { source, root: root.map(Path::to_path_buf), skip_bad })
 }
 
-fn parse_devices(names: &[String], envs: usize) -> Result<Vec<DeviceId>> {
-    let parsed: Vec<DeviceId> =
-        names.iter().map(|name| name.trim().parse()).collect::<Result<_, _>>()?;
-    match parsed[..] {
-        [all] => Ok(vec![all; envs]),
-        _ => Ok(parsed),
-    }
-}
-
 /// Slots by name, by region (`r0`, `r1`), or `all`.
 fn parse_slots(host: &HostSpec, wanted: &[String]) -> Result<Vec<SlotName>> {
     if wanted.iter().all(|name| name.trim().is_empty()) {
@@ -307,12 +299,6 @@ mod tests {
             let error = slots(bad).unwrap_err();
             assert_eq!(error.exit_code(), 2, "{error}");
         }
-    }
-
-    #[test]
-    fn one_device_stands_for_all_envs() {
-        assert_eq!(parse_devices(&["cpu".into()], 3).unwrap(), [DeviceId::Cpu; 3]);
-        assert!(parse_devices(&["gpu".into()], 1).is_err());
     }
 
     #[test]

@@ -103,7 +103,7 @@ impl World {
         }
         let member = Some(all.split(0, 0)?);
         let options = DeviceOptions { threads: 1, ..DeviceOptions::default() };
-        let stream = Device::open(DeviceId::Cpu, &options)?.stream("ranks");
+        let stream = Device::open(DeviceId::Cpu(0), &options)?.stream("ranks");
         let transport = all.into_transport();
         let link = Some(Link { transport, stream, member, failed: false });
         Ok(Self { link, alike: false })
@@ -521,7 +521,7 @@ mod tests {
     /// Ranks of threads, which meet as processes do.
     fn worlds(ranks: usize) -> Vec<World> {
         let options = DeviceOptions { threads: 1, ..DeviceOptions::default() };
-        let device = Device::open(DeviceId::Cpu, &options).unwrap();
+        let device = Device::open(DeviceId::Cpu(0), &options).unwrap();
         let all = Communicator::threads(ranks, &CommOptions::default()).unwrap().into_iter();
         let world = |all: Communicator| {
             let (stream, transport) = (device.stream("rank"), all.into_transport());

@@ -11,7 +11,8 @@ use std::time::Duration;
 pub const RANKS: [usize; 7] = [1, 2, 3, 4, 5, 7, 8];
 
 pub fn open() -> Device {
-    Device::open(DeviceId::Cpu, &DeviceOptions { threads: 2, ..DeviceOptions::default() }).unwrap()
+    Device::open(DeviceId::Cpu(0), &DeviceOptions { threads: 2, ..DeviceOptions::default() })
+        .unwrap()
 }
 
 /// Patient enough for a busy machine; no test waits for it.

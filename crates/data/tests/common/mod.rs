@@ -15,7 +15,7 @@ use meristem_device::{Device, DeviceId, DeviceOptions, Stream, read_back};
 /// A device with this many workers.
 pub(crate) fn cpu(threads: usize) -> Device {
     let options = DeviceOptions { threads, ..DeviceOptions::default() };
-    Device::open(DeviceId::Cpu, &options).unwrap()
+    Device::open(DeviceId::Cpu(0), &options).unwrap()
 }
 
 /// A dataset of pixels that are a function of their place.

@@ -29,7 +29,7 @@ use crate::{DType, Device, DeviceId, DeviceOptions, Owner, Stream, Tensor};
 
 fn device(threads: usize, memory_limit: Option<usize>) -> Device {
     Device::open(
-        DeviceId::Cpu,
+        DeviceId::Cpu(0),
         &DeviceOptions { threads, memory_limit, ..DeviceOptions::default() },
     )
     .unwrap()

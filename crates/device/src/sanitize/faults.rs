@@ -44,7 +44,7 @@ fn open(faults: &[Fault], sanitize: bool, memory_limit: Option<usize>) -> Device
     let environment =
         Environment { sanitize, faults: Faults::planted(faults), ..Environment::default() };
     let options = DeviceOptions { threads: 3, memory_limit, ..DeviceOptions::default() };
-    Device::open_in(DeviceId::Cpu, &options, environment).unwrap()
+    Device::open_in(DeviceId::Cpu(0), &options, environment).unwrap()
 }
 
 /// Holds a program to what the head of this file says; returns the race.

@@ -109,7 +109,7 @@ impl Machine {
             ..Environment::default()
         };
         let options = DeviceOptions { threads, ..DeviceOptions::default() };
-        let device = Device::open_in(DeviceId::Cpu, &options, environment).unwrap();
+        let device = Device::open_in(DeviceId::Cpu(0), &options, environment).unwrap();
         let streams = (0..streams).map(|i| device.stream(&format!("s{i}"))).collect();
         Machine { device, streams, tensors: Vec::new(), events: Vec::new(), refused: 0 }
     }

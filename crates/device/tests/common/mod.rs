@@ -14,7 +14,7 @@ pub fn cpu(threads: usize) -> Device {
 
 pub fn limited(threads: usize, memory_limit: Option<usize>) -> Device {
     Device::open(
-        DeviceId::Cpu,
+        DeviceId::Cpu(0),
         &DeviceOptions { threads, memory_limit, ..DeviceOptions::default() },
     )
     .unwrap()

@@ -35,7 +35,7 @@ fn compare(
     sum: impl Fn(&mut Communicator, &Tensor) -> Result<(), Fault> + Sync,
     is_sent: impl Fn(usize) -> bool,
 ) -> Result<(), Fault> {
-    let device = Device::open(DeviceId::Cpu, &DeviceOptions::default())?;
+    let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
     for ranks in RANKS {
         let inputs: Vec<Vec<f32>> = (0..ranks).map(values).collect();
         let sent: Vec<Vec<f32>> = inputs.iter().map(|x| largest(x, &is_sent)).collect();

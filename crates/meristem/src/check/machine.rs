@@ -13,7 +13,7 @@ use super::{Fault, REPORT, Verdict, ensure};
 
 /// The CPU device with all its workers does work that was asked for.
 pub(super) fn devices() -> Verdict {
-    let device = Device::open(DeviceId::Cpu, &DeviceOptions::default())?;
+    let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
     let streams: Vec<Stream> =
         (0..device.threads()).map(|worker| device.stream(&worker.to_string())).collect();
     let written = streams.iter().enumerate().map(|(i, stream)| write_number(stream, i as u32));
@@ -41,7 +41,7 @@ const BATCH: usize = 32;
 
 /// Every instruction set of this machine trains the same host to the same losses.
 pub(super) fn instruction_sets() -> Verdict {
-    let device = Device::open(DeviceId::Cpu, &DeviceOptions::default())?;
+    let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
     let stream = device.stream("check");
     let sets = Isa::available();
     let losses = sets.iter().map(|&isa| train(&stream, isa)).collect::<Result<Vec<f64>, _>>()?;

@@ -22,7 +22,7 @@ struct Resident {
 
 impl Resident {
     fn load() -> Result<Self, Fault> {
-        let device = Device::open(DeviceId::Cpu, &DeviceOptions::default())?;
+        let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
         let streams = (0..ENVS).map(|env| device.stream(&format!("env {env}"))).collect();
         let data = load(&device)?;
         Ok(Self { device, streams, data })

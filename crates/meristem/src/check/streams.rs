@@ -15,9 +15,9 @@ const LIMIT: usize = STREAMS * (4 * LEN + 64) + 4 * (4 * LEN);
 /// 32 streams with room for four temporaries end in the same bits as one stream with ample memory (S2, S5).
 pub(super) fn stress() -> Verdict {
     let ample = DeviceOptions { threads: 1, ..DeviceOptions::default() };
-    let expected = run(&Device::open(DeviceId::Cpu, &ample)?, 1)?;
+    let expected = run(&Device::open(DeviceId::Cpu(0), &ample)?, 1)?;
     let tight = DeviceOptions { memory_limit: Some(LIMIT), ..DeviceOptions::default() };
-    let device = Device::open(DeviceId::Cpu, &tight)?;
+    let device = Device::open(DeviceId::Cpu(0), &tight)?;
     let got = run(&device, STREAMS)?;
     let wrong = got.iter().zip(&expected).filter(|(a, b)| a != b).count();
     ensure(wrong == 0, || {
@@ -33,13 +33,13 @@ pub(super) fn stress() -> Verdict {
 /// The same program with the race sanitizer on: every launch held against vector clocks (S3).
 pub(super) fn races() -> Verdict {
     let options = DeviceOptions { sanitize: true, ..DeviceOptions::default() };
-    let device = Device::open(DeviceId::Cpu, &options)?;
+    let device = Device::open(DeviceId::Cpu(0), &options)?;
     let got = run(&device, STREAMS)?;
     let races = device.races();
     if let Some(race) = races.first() {
         return Err(Fault::new(race.to_string(), REPORT));
     }
-    let ample = Device::open(DeviceId::Cpu, &DeviceOptions::default())?;
+    let ample = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
     let same = got == run(&ample, 1)?;
     ensure(same, || Fault::new("poisoned memory shows in the results", REPORT))?;
     Ok(format!("{} launches on {STREAMS} streams, none out of order", device.counts().launches))

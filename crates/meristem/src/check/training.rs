@@ -83,7 +83,7 @@ const BATCH: usize = 16;
 
 /// 500 epochs of gathering and training take not a byte more than the second did (D5).
 pub(super) fn leak() -> Verdict {
-    let device = Device::open(DeviceId::Cpu, &DeviceOptions::default())?;
+    let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
     let streams: Vec<_> = (0..ENVS).map(|env| device.stream(&format!("env {env}"))).collect();
     let config =
         GatherConfig { max_batches: Some(3), ..GatherConfig::new(BATCH, vec![device.id(); ENVS]) };

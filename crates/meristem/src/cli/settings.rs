@@ -24,8 +24,8 @@ pub(crate) struct SettingArguments {
     /// Everything random follows from it
     #[arg(long, help_heading = "Run")]
     seed: Option<u64>,
-    /// Worker threads, 0 for one per core; results do not depend on it
-    #[arg(long, value_name = "N", help_heading = "Run")]
+    /// Worker threads of each device, 0 for one per core; results do not depend on it
+    #[arg(long, value_name = "N", help_heading = "Devices")]
     threads: Option<usize>,
     /// Episodes, each with fresh hosts; a policy learns at the end of each
     #[arg(long, value_name = "N", help_heading = "Run")]
@@ -64,9 +64,16 @@ pub(crate) struct SettingArguments {
     /// Hosts trained side by side
     #[arg(long, value_name = "N", help_heading = "Hosts")]
     envs: Option<usize>,
-    /// One device for all envs, or one for each, such as cpu,cpu (this version has the CPU only)
-    #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = "Hosts")]
+    /// Devices that the envs are dealt out to, in order and evenly, such as cpu:0,cpu:1; each has its own memory,
+    /// workers and order of samples (this version has the CPU only) [default: cpu]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = "Devices")]
     devices: Option<Vec<String>>,
+    /// Device of the policy, one of --devices [default: the first]
+    #[arg(long, value_name = "DEVICE", help_heading = "Devices")]
+    policy_device: Option<String>,
+    /// Most memory that each device may take, such as 64MiB; results do not depend on it [default: no limit]
+    #[arg(long, value_name = "LIMIT", help_heading = "Devices")]
+    device_memory: Option<ByteSize>,
     /// Weights that every env starts from (safetensors, PyTorch names)
     #[arg(long, value_name = "FILE", help_heading = "Hosts")]
     init: Option<PathBuf>,
@@ -135,6 +142,8 @@ impl SettingArguments {
             init: self.init.clone().map(Some),
             envs: self.envs,
             devices: self.devices.clone(),
+            policy_device: self.policy_device.clone().map(Some),
+            device_memory: self.device_memory.map(Some),
             threads: self.threads,
             rounds: self.rounds,
             steps: self.steps,

@@ -212,7 +212,7 @@ struct Bench {
 
 impl Bench {
     fn new(host: &Host, asked: &Counterfactual, batch: usize) -> Result<Self, Failure> {
-        let device = Device::open(DeviceId::Cpu, &DeviceOptions::default())?;
+        let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
         let stream = device.stream("env 0");
         let isa = device.isa();
         let rows = asked.rows().len();

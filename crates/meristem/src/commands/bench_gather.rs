@@ -50,7 +50,7 @@ pub(crate) fn run(arguments: &BenchGatherArguments) -> Outcome {
         return Err(Failure::usage(message, remedy));
     }
     // As a fleet gathers: every env's batch on its own stream, the streams over all workers.
-    let device = Device::open(DeviceId::Cpu, &DeviceOptions::default())?;
+    let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
     let streams: Vec<_> = (0..ENVS).map(|env| device.stream(&format!("env {env}"))).collect();
     let devices = vec![device.id(); ENVS];
     let config = GatherConfig { drop_last: true, ..GatherConfig::new(arguments.batch, devices) };

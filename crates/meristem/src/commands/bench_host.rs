@@ -145,7 +145,7 @@ impl Bench {
         let trace = trace.map(RunTrace::trace);
         let options =
             DeviceOptions { threads: arguments.threads, trace, ..DeviceOptions::default() };
-        let device = Device::open(DeviceId::Cpu, &options)?;
+        let device = Device::open(DeviceId::Cpu(0), &options)?;
         let isa = device.isa();
         let graph = Arc::new(host_graph(spec, &image_shape(), HOST_SGD)?);
         let streams: Vec<_> =

@@ -57,14 +57,16 @@ fn resume(
 ) -> Result<Summary, Failure> {
     let given = arguments.layer();
     let trace = given.trace.clone().flatten();
-    let Layer { threads, hot_scope, comm, comm_deadline, .. } = given;
-    let options = ResumeOptions { threads, trace, hot_scope, comm, comm_deadline };
+    let Layer { threads, device_memory, hot_scope, comm, comm_deadline, .. } = given;
+    let device_memory = device_memory.flatten();
+    let options = ResumeOptions { threads, device_memory, trace, hot_scope, comm, comm_deadline };
     let other = Layer { threads: None, trace: None, hot_scope: None, ..given };
+    let other = Layer { device_memory: None, ..other };
     let other = Layer { comm: None, comm_deadline: None, ..other };
     if arguments.settings.config.is_some() || other != Layer::default() {
         let message = "--resume goes on with the run's own settings";
-        let remedy = "leave the others out (--threads, --trace, --hot-scope, --comm and --comm-deadline may be \
-                      given), or start a new run with --config RUN/config.toml";
+        let remedy = "leave the others out (--threads, --device-memory, --trace, --hot-scope, --comm and \
+                      --comm-deadline may be given), or start a new run with --config RUN/config.toml";
         return Err(Failure::usage(message, remedy));
     }
     let _listening = stop_on_signals(LEFT, || {})?;

@@ -260,7 +260,7 @@ mod tests {
     /// the host) and copied to the device again.
     #[test]
     fn host_weights_are_packed_once() {
-        let device = Device::open(DeviceId::Cpu, &DeviceOptions::default()).unwrap();
+        let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default()).unwrap();
         let stream = device.stream("env");
         let options = NetworkOptions::new(1, 0, Isa::detect(), 4);
         let mut network = Network::new(&stream, graph(false), options).unwrap();

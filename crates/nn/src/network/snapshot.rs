@@ -159,7 +159,8 @@ mod tests {
         let pooled = b.global_avg_pool(x);
         let logits = b.linear(pooled, "classifier", 5, true, None).unwrap();
         let graph = Arc::new(b.finish(logits).unwrap());
-        let stream = Device::open(DeviceId::Cpu, &DeviceOptions::default()).unwrap().stream("env");
+        let stream =
+            Device::open(DeviceId::Cpu(0), &DeviceOptions::default()).unwrap().stream("env");
         let network =
             Network::new(&stream, graph, NetworkOptions::new(1, 0, Isa::detect(), 4)).unwrap();
         let count = || {

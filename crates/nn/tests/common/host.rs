@@ -58,7 +58,7 @@ pub(crate) fn bare(shape: Shape, dims: Dims) -> Arc<Graph> {
 /// A stream of a CPU device with this many workers.
 pub(crate) fn stream(threads: usize) -> Stream {
     let options = DeviceOptions { threads, ..DeviceOptions::default() };
-    Device::open(DeviceId::Cpu, &options).unwrap().stream("env 0")
+    Device::open(DeviceId::Cpu(0), &options).unwrap().stream("env 0")
 }
 
 /// Images, given in PyTorch's order, on a device.

@@ -274,6 +274,7 @@ mod tests {
 
     use super::{Epoch, Replicas, first_cause, merge};
     use crate::config::{Layer, TrainConfig};
+    use crate::devices::Devices;
     use crate::error::Error;
     use crate::fleet::Machine;
     use crate::settings::{ControllerKind, ExchangeKind};
@@ -311,6 +312,7 @@ mod tests {
     impl World {
         fn new(ranks: usize, exchange: ExchangeKind, threads: usize) -> Self {
             let flags = Layer {
+                threads: Some(threads),
                 data_parallel: Some(true),
                 ranks: Some(Some(ranks)),
                 exchange: Some(exchange),
@@ -319,7 +321,8 @@ mod tests {
                 ..Layer::default()
             };
             let config = TrainConfig::resolve(Layer::default(), flags).unwrap();
-            let machine = Machine::open(&[DeviceId::Cpu], 0..1, threads, None).unwrap();
+            let (placed, options) = (Devices::one(DeviceId::Cpu(0)), config.device_options(None));
+            let machine = Machine::open(&placed, 0..1, &options).unwrap();
             let epochs = if exchange.sends_all() { 2 } else { 4 };
             let mut random = Rng::new(1, Purpose::Test, 0, 0);
             let images: Vec<u8> = (0..SAMPLES * 36).map(|_| random.below(256) as u8).collect();
@@ -336,7 +339,7 @@ mod tests {
         fn gather(&self) -> GatherConfig {
             GatherConfig {
                 seed: 7,
-                ..GatherConfig::new(BATCH / self.ranks, vec![DeviceId::Cpu; self.ranks])
+                ..GatherConfig::new(BATCH / self.ranks, vec![DeviceId::Cpu(0); self.ranks])
             }
         }
 
@@ -386,7 +389,8 @@ mod tests {
         fn alone(&self) -> ([StateDict; 2], Metrics) {
             let stream = &self.machine.streams()[0];
             let mut network = self.network(stream, false);
-            let config = GatherConfig { seed: 7, ..GatherConfig::new(BATCH, vec![DeviceId::Cpu]) };
+            let config =
+                GatherConfig { seed: 7, ..GatherConfig::new(BATCH, vec![DeviceId::Cpu(0)]) };
             let mut gather =
                 GatherBatches::new(&config, &self.data, std::slice::from_ref(stream)).unwrap();
             for epoch in 0..self.epochs {

@@ -199,7 +199,8 @@ impl<'a> Contest<'a> {
     /// Loads the data, and tries every contender.
     fn open(config: &'a StudyConfig, names: Names) -> Result<Self> {
         let settings = &config.settings;
-        let machine = Machine::open(&names.devices, 0..settings.envs, settings.threads, None)?;
+        let machine =
+            Machine::open(&names.devices, 0..settings.envs, &settings.device_options(None))?;
         machine.load(&names.spec, Split::Train, residency(settings))?;
         let info = cache::files(&names.spec)?.info()?;
         let (seeds, mut known_seeds) = (config.seeds(), vec![]);

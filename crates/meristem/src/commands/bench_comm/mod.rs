@@ -69,7 +69,7 @@ struct Row {
 
 pub(crate) fn run(arguments: &BenchCommArguments) -> Outcome {
     let plan = plan(arguments)?;
-    let device = Device::open(DeviceId::Cpu, &DeviceOptions::default())?;
+    let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
     let (rank, rows) = match arguments.comm {
         Transport::Threads => (0, over_threads(&device, arguments.ranks.unwrap_or(2), &plan)?),
         Transport::Mpi => over_mpi(&device, arguments.ranks, &plan)?,

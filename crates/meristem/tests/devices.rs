@@ -1,0 +1,201 @@
+//! Runs over several logical devices, and under a cap of memory (S6, S7).
+
+#![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
+#![cfg(unix)]
+
+mod common;
+
+use std::fs;
+use std::process::Stdio;
+
+use common::runs::{Killed, assert_same, outcome, wait_for, with_images};
+use common::{Meristem, TINY, of_kind};
+use serde_json::Value;
+
+/// Growing hosts on a few small images: modules germinate, blend, are judged in fused validation, and fossilize.
+const RUN: &str = "train --dataset arrays --data-root images.safetensors --controller heuristic --preset quick \
+                   --host minimal --slots r0,r1 --envs 3 --rounds 2 --steps 24 --batch 16 --control-split 0.2 \
+                   --checkpoint-every 2 --quiet";
+
+/// A policy that learns in two short rounds.
+const PPO: &str = "train --dataset arrays --data-root images.safetensors --controller ppo --policy-hidden 16 \
+                   --host minimal --slots r0 --envs 4 --rounds 2 --steps 5 --batch 16 --control-split 0.2 --quiet";
+
+fn grown(events: &[Value]) -> usize {
+    of_kind(events, "module_germinated").len()
+}
+
+#[test]
+fn two_devices_give_the_same_bits_for_any_threads_and_after_a_kill() {
+    let m = with_images();
+    m.ok(&format!("{RUN} --devices cpu:0,cpu:1 --threads 1 --run-dir one"));
+    let expected = outcome(&m, "one");
+    assert!(grown(&expected.events) > 0, "nothing grew, nothing was shown");
+    let started = of_kind(&expected.events, "run_started")[0];
+    assert_eq!(started["devices"], serde_json::json!(["cpu", "cpu:1"]));
+    // Two envs on the first device: 400 samples are 12 batches of 32 and one of 16, for both devices.
+    assert_eq!(started["batches"], 13);
+    m.ok(&format!("{RUN} --devices cpu:0,cpu:1 --threads 3 --run-dir three"));
+    assert_same(&outcome(&m, "three"), &expected, "three threads");
+
+    let start = format!("{RUN} --devices cpu:0,cpu:1 --threads 2 --run-dir killed");
+    for (arguments, steps) in [(start.as_str(), 20), ("train --resume killed --quiet", 90)] {
+        let mut command = m.command();
+        command.args(arguments.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut child = Killed(command.spawn().unwrap());
+        let events = || fs::read_to_string(m.path("killed/events.jsonl")).unwrap_or_default();
+        wait_for("some steps", || events().matches("step_completed").count() >= steps);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    m.ok("train --resume killed --quiet --threads 1");
+    assert_same(&outcome(&m, "killed"), &expected, "killed");
+}
+
+/// The envs of the first device have the bits that they have on it alone, as long as both have as many; what is on
+/// the second is served in the order of that device.
+#[test]
+fn a_further_device_changes_nothing_on_the_first() {
+    let m = with_images();
+    let plain = RUN.replace("heuristic", "none").replace("--control-split 0.2", "");
+    let run = |name: &str, flags: &str| {
+        m.ok(&format!(
+            "{plain} --steps 3 --rounds 1 --checkpoint-every 0 --run-dir {name} {flags}"
+        ));
+        outcome(&m, name)
+    };
+    let alone = run("alone", "--envs 2");
+    assert_eq!(alone.weights, run("named", "--envs 2 --devices cpu:0").weights);
+    let both = run("both", "--envs 4 --devices cpu,cpu:1");
+    assert_eq!(both.weights[..2], alone.weights);
+    assert_ne!(both.weights[2], alone.weights[0]);
+    let other = run("other", "--envs 2 --devices cpu:1");
+    assert_ne!(other.weights, alone.weights);
+    // Three over two: the first device has two.
+    let three = run("three", "--envs 3 --devices cpu,cpu:1");
+    assert_eq!(three.weights[..2], alone.weights);
+}
+
+/// The policy gives the same on any device, over ranks too.
+#[test]
+fn a_policy_is_the_same_on_any_device() {
+    let m = with_images();
+    let run = |name: &str, flags: &str| {
+        m.ok(&format!("{PPO} --devices cpu,cpu:1 --run-dir {name} {flags}"));
+        outcome(&m, name)
+    };
+    let first = run("first", "");
+    assert!(!of_kind(&first.events, "policy_updated").is_empty());
+    assert_same(&run("second", "--policy-device cpu:1"), &first, "the second device");
+    let ranks = run("ranks", "--ranks 2");
+    assert_same(&run("ranks-2", "--ranks 2 --policy-device cpu:1"), &ranks, "over ranks");
+    // Another device may serve it after a kill, with another cap: no result depends on either.
+    assert_ne!(first.weights, ranks.weights);
+}
+
+#[test]
+fn devices_that_cannot_be_are_refused_before_anything_runs() {
+    let m = Meristem::new();
+    let refused = |flags: &str, words: &[&str]| {
+        m.fails(&format!("train {TINY} --run-dir run {flags}"), 2, words);
+        assert!(!m.path("run").exists(), "{flags}");
+    };
+    refused("--devices gpu", &["`gpu` is no device", "cpu:N"]);
+    refused("--devices cpu:x", &["`cpu:x` is no device"]);
+    refused("--devices cuda:1", &["cuda:1", "not part of this build"]);
+    refused("--devices cpu,cpu:0", &["`devices`", "each device once", "cpu is listed twice"]);
+    refused("--devices cpu,cpu:1,cpu:2", &["`devices`: got cpu,cpu:1,cpu:2, expected at most 2"]);
+    refused(
+        "--devices cpu,cpu:1 --policy-device cpu:2",
+        &["`policy-device`: got cpu:2", "cpu, cpu:1"],
+    );
+    refused("--policy-device cpu:1", &["`policy-device`: got cpu:1"]);
+    refused("--device-memory 0", &["`device-memory`: got 0, expected at least 1"]);
+    refused("--device-memory lots", &["lots", "64MiB"]);
+    refused("--device-memory -1", &["--device-memory"]);
+    // The data alone is more; and then what the envs are.
+    for limit in ["1MiB", "9MiB"] {
+        let words =
+            ["`device-memory`", "out of memory on cpu", "asks for", "the limit is", "dataset"];
+        refused(&format!("--host large --batch 512 --device-memory {limit}"), &words);
+    }
+    // A batch of which not all envs would get a part, while those of another device still have theirs.
+    let holes = "--devices cpu,cpu:1 --envs 4 --batch 2999 --max-batches all";
+    refused(holes, &["env 1 on cpu has no sample", "another batch size"]);
+}
+
+/// Kibibytes to run with.
+fn capped(m: &Meristem, name: &str, kib: usize) -> common::Said {
+    m.run(&format!("{RUN} --device-memory {kib}KiB --run-dir {name}"))
+}
+
+#[test]
+fn under_the_smallest_cap_that_works_the_bits_are_those_of_ample_memory() {
+    let m = with_images();
+    m.ok(&format!("{RUN} --run-dir ample"));
+    let ample = outcome(&m, "ample");
+    assert!(grown(&ample.events) > 0, "nothing grew, nothing was shown");
+    let validated: Vec<u64> = of_kind(&ample.events, "counterfactuals")
+        .iter()
+        .filter_map(|e| e["rows"].as_u64())
+        .collect();
+    let taken =
+        |run: &str, what: &str| m.json(&format!("{run}/summary.json"))["memory"][what].as_u64();
+    let (peak, reserved) =
+        (taken("ample", "peak").unwrap(), taken("ample", "reserved_peak").unwrap());
+    // Between what cannot be enough, for tensors are larger than it, and what always is.
+    let (mut low, mut high) = (peak as usize / 2 / 1024, reserved as usize / 1024 + 1);
+    assert_ne!(capped(&m, "low", low).code, Some(0), "{low} KiB are enough");
+    while high - low > high / 32 {
+        let middle = (low + high) / 2;
+        match capped(&m, &format!("cap-{middle}"), middle).code {
+            Some(0) => high = middle,
+            _ => low = middle,
+        }
+    }
+    assert_eq!(capped(&m, "tight", high).code, Some(0), "{high} KiB");
+    assert_same(
+        &outcome(&m, "tight"),
+        &ample,
+        &format!("{high} KiB of {reserved} bytes, {validated:?}"),
+    );
+    // It had to use the same memory for one thing after another.
+    let reserved_tight = taken("tight", "reserved_peak").unwrap();
+    assert!(reserved_tight <= 1024 * high as u64);
+    assert!(reserved_tight < reserved, "{reserved_tight} of {reserved}: nothing had to be reused");
+}
+
+/// Memory that ends in the middle of a run ends the run; it goes on where it was, with more, to the same bits.
+#[test]
+fn beyond_the_cap_the_error_says_who_holds_what_and_the_run_goes_on() {
+    let m = with_images();
+    m.ok(&format!("{RUN} --run-dir ample"));
+    let memory = m.json("ample/summary.json")["memory"].clone();
+    let mut kib = memory["reserved_peak"].as_u64().unwrap() as usize / 1024;
+    // The largest of some caps under which it begins and does not end.
+    let said = loop {
+        kib = kib * 31 / 32;
+        let said = capped(&m, "run", kib);
+        match said.code {
+            Some(0) => fs::remove_dir_all(m.path("run")).unwrap(),
+            Some(1) => break said,
+            code => panic!("{code:?} with {kib} KiB: {}", said.stderr),
+        }
+    };
+    let flat = said.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+    let limit = format!("the limit is {}", 1024 * kib);
+    for words in [
+        "out of memory on cpu",
+        "asks for",
+        "in use (dataset",
+        &limit,
+        "--device-memory",
+        "--resume",
+    ] {
+        assert!(flat.contains(words), "`{words}` is not in {}", said.stderr);
+    }
+    assert_eq!(m.json("run/summary.json")["status"], "failed");
+    assert!(fs::read_dir(m.path("run/checkpoints")).unwrap().count() > 0);
+    m.ok("train --resume run --quiet --device-memory 64MiB");
+    assert_same(&outcome(&m, "run"), &outcome(&m, "ample"), "with more memory");
+}

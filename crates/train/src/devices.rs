@@ -1,0 +1,106 @@
+//! Devices of a run: the env of each, and where the policy is.
+
+use std::collections::HashSet;
+
+use meristem_device::DeviceId;
+
+use crate::config::TrainConfig;
+use crate::error::{Error, Result};
+
+/// Devices by env, and the policy's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Devices {
+    /// The device of each env of the run.
+    pub(crate) of_envs: Vec<DeviceId>,
+    /// The device of the policy.
+    pub(crate) policy: DeviceId,
+}
+
+impl Devices {
+    /// Deals the envs out to the listed devices: in order, as evenly as possible, the first devices one
+    /// more (5 over 2 is 3, 2). The policy is on the device that is named, or on the first.
+    ///
+    /// # Errors
+    /// No device, a name of none, one listed twice, more than envs; a policy device that is not listed.
+    pub(crate) fn of(config: &TrainConfig) -> Result<Self> {
+        let TrainConfig { envs, policy_device, .. } = config;
+        let parse = |name: &String| Ok(name.trim().parse::<DeviceId>()?);
+        let listed: Vec<DeviceId> = config.devices.iter().map(parse).collect::<Result<_>>()?;
+        let wrong =
+            |expected: String| Err(Error::value("devices", config.devices.join(","), expected));
+        let Some(&first) = listed.first() else {
+            return wrong("at least one device, such as cpu".into());
+        };
+        let mut seen = HashSet::new();
+        if let Some(twice) = listed.iter().find(|id| !seen.insert(**id)) {
+            return wrong(format!("each device once, and {twice} is listed twice"));
+        }
+        if listed.len() > *envs {
+            return wrong(format!("at most {envs}, a device for each env"));
+        }
+        let policy = policy_device.as_ref().map_or(Ok(first), parse)?;
+        if !listed.contains(&policy) {
+            let names: Vec<String> = listed.iter().map(DeviceId::to_string).collect();
+            let expected = format!("one of the `devices`: {}", names.join(", "));
+            return Err(Error::value("policy-device", policy, expected));
+        }
+        let (each, longer) = (envs / listed.len(), envs % listed.len());
+        let of_envs = listed.iter().enumerate();
+        let of_envs =
+            of_envs.flat_map(|(i, id)| vec![*id; each + usize::from(i < longer)]).collect();
+        Ok(Self { of_envs, policy })
+    }
+
+    /// One env, on a device.
+    pub(crate) fn one(device: DeviceId) -> Self {
+        Self { of_envs: vec![device], policy: device }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Layer;
+
+    fn devices(names: &[&str], policy: Option<&str>, envs: usize) -> Result<Devices> {
+        let flags = Layer {
+            devices: Some(names.iter().map(|name| name.to_string()).collect()),
+            policy_device: Some(policy.map(str::to_string)),
+            envs: Some(envs),
+            ..Layer::default()
+        };
+        Devices::of(&TrainConfig::resolve(Layer::default(), flags)?)
+    }
+
+    #[test]
+    fn envs_are_dealt_out_evenly_and_contiguously() {
+        let [a, b, c] = [0, 1, 7].map(DeviceId::Cpu);
+        assert_eq!(devices(&["cpu"], None, 3).unwrap().of_envs, [a; 3]);
+        let five = devices(&["cpu:0", " cpu:1"], Some("cpu:1"), 5).unwrap();
+        assert_eq!((five.of_envs, five.policy), (vec![a, a, a, b, b], b));
+        let three = devices(&["cpu:7", "cpu:1", "cpu"], None, 4).unwrap();
+        assert_eq!((three.of_envs, three.policy), (vec![c, c, b, a], c));
+    }
+
+    #[test]
+    fn what_cannot_be_is_named_with_what_was_expected() {
+        for (names, policy, envs, words) in [
+            (&[][..], None, 2, "at least one device"),
+            (&["gpu"], None, 2, "`gpu` is no device"),
+            (&["cpu", "cpu:0"], None, 2, "cpu is listed twice"),
+            (&["cpu:1", "cpu:2", "cpu:1"], None, 4, "cpu:1 is listed twice"),
+            (&["cpu:0", "cpu:1", "cpu:2"], None, 2, "at most 2, a device for each env"),
+            (
+                &["cpu:0", "cpu:1"],
+                Some("cpu:2"),
+                2,
+                "got cpu:2, expected one of the `devices`: cpu, cpu:1",
+            ),
+            (&["cpu:0"], Some("x"), 2, "`x` is no device"),
+        ] {
+            let error = devices(names, policy, envs).unwrap_err();
+            assert!(error.to_string().contains(words), "{error}");
+            assert_eq!(error.exit_code(), 2, "{error}");
+        }
+    }
+}
