@@ -121,11 +121,9 @@ impl Progress {
         self.steps_done += 1;
         self.stepping.steps += 1;
         let left = self.stepping.left(run.steps * run.rounds - self.steps_done);
-        let rate = format!(
-            "{} images/s, {} left",
-            thousands(step.images_per_second as u64),
-            duration(left)
-        );
+        let told = |rate| format!("{} images/s, ", thousands(rate as u64));
+        let rate = step.images_per_second.map_or_else(String::new, told);
+        let rate = format!("{rate}{} left", duration(left));
         if let Some(bars) = &self.bars {
             bars.total.set_position(self.steps_done as u64);
             bars.total.set_message(rate);
@@ -349,8 +347,10 @@ mod tests {
             slots: vec![],
             action: "WAIT".into(),
             reward: Default::default(),
-            step_seconds: 1.0,
-            images_per_second: 1.0,
+            step_seconds: Some(1.0),
+            images_per_second: Some(1.0),
+            phases: None,
+            gradients: None,
             fingerprint: None,
         })
     }

@@ -17,7 +17,7 @@ use crate::devices::Devices;
 use crate::error::{Error, Result};
 use crate::settings::{
     Augmentations, ByteSize, ClipNorm, CommKind, ControllerKind, ExchangeKind, HotScopePolicy,
-    Limit, Preset, Switch,
+    Limit, Preset, Switch, Telemetry,
 };
 use crate::{preset, ranks};
 
@@ -186,6 +186,12 @@ settings! {
     governor_penalty: f64,
     /// Report every batch's loss.
     log_batches: bool,
+    /// What events tell beyond what happened and what decided: off, basic or full.
+    telemetry: Telemetry,
+    /// Gradient statistics are told of every so many steps, from the first of a round on.
+    gradient_stats_every: usize,
+    /// Times are told of every so many steps, from the first of a round on.
+    time_every: usize,
     /// Copies, waits and allocations on the hot path: off (count them), warn, or deny (end the run).
     hot_scope: HotScopePolicy,
     /// Steps between two checkpoints, with one after the run's first step; 0: only between rounds, and where a run
@@ -282,7 +288,9 @@ impl TrainConfig {
     /// What results depend on, as text: equal texts, equal runs on the same data and machine, whatever ranks are.
     pub(crate) fn identity(&self) -> String {
         let (comm, ranks) = (CommKind::default(), Some(self.ranks()));
-        Self { checkpoint_every: 0, comm, ranks, ..self.clone() }.in_common()
+        let (telemetry, gradient_stats_every, time_every) = (Telemetry::default(), 1, 1);
+        let telling = Self { telemetry, gradient_stats_every, time_every, ..self.clone() };
+        Self { checkpoint_every: 0, comm, ranks, ..telling }.in_common()
     }
 
     /// What is the same in all processes of a run, as text.
@@ -367,6 +375,8 @@ impl TrainConfig {
             ("governor-failures-max", self.governor_failures_max as usize, 1, 1_000_000),
             ("checkpoint-every", self.checkpoint_every, 0, 1_000_000),
             ("device-memory", self.device_memory.map_or(1, |b| b.0), 1, usize::MAX),
+            ("gradient-stats-every", self.gradient_stats_every, 1, 1_000_000),
+            ("time-every", self.time_every, 1, 1_000_000),
             ("data-budget", self.data_budget.map_or(1, |b| b.0), 1, usize::MAX),
         ];
         for (key, got, low, high) in whole {
@@ -437,7 +447,14 @@ impl TrainConfig {
 }
 
 /// What the names of settings begin with that the files of older runs lack. These ran with the defaults.
-const LATER: [&str; 3] = ["governor_", "comm_deadline", "data_parallel"];
+const LATER: [&str; 6] = [
+    "governor_",
+    "comm_deadline",
+    "data_parallel",
+    "telemetry",
+    "gradient_stats_every",
+    "time_every",
+];
 
 /// A resolved configuration without the later settings that have their defaults.
 pub(crate) fn as_older_runs_have_it(toml: &str) -> String {
@@ -495,6 +512,8 @@ mod tests {
             (Layer { governor_penalty: Some(1.0), ..Layer::default() }, "governor-penalty"),
             (Layer { governor_failures_max: Some(0), ..Layer::default() }, "governor-failures-max"),
             (Layer { ppo_epochs: Some(0), ..Layer::default() }, "ppo-epochs"),
+            (Layer { gradient_stats_every: Some(0), ..Layer::default() }, "gradient-stats-every"),
+            (Layer { time_every: Some(0), ..Layer::default() }, "time-every"),
         ];
         for (layer, key) in bad {
             let message = resolve(Layer::default(), layer).unwrap_err().to_string();

@@ -6,8 +6,6 @@
 //! envs (H1); what has failed is rolled back (`governor`); the controller decides and `growth::act` does it; what
 //! is in order is kept. Then all processes meet: the first hears what happened to the envs of all.
 
-use std::time::Instant;
-
 use meristem_control::{EnvView, RoundReport};
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{Counts, HotScope, Policy};
@@ -30,6 +28,7 @@ use crate::permitted;
 use crate::replicas::{Epoch, Replicas};
 use crate::setup::Setup;
 use crate::summary::{HotTotals, Validation};
+use crate::telemetry::{Clock, Telling};
 use crate::world::World;
 
 /// What a run adds up over its episodes.
@@ -235,7 +234,8 @@ impl Episode<'_, '_> {
 
     /// One step of this process' envs.
     fn step(&mut self, envs: &mut [Env], when: When) -> Result<()> {
-        let started = Instant::now();
+        let telling = Telling::of(&self.setup.config, when.step);
+        let mut clock = Clock::start(telling);
         let _step = self.fleet.machine.span(|| format!("step {}", when.step));
         for env in &mut *envs {
             growth::open_step(env, self.setup, when, self.journal)?;
@@ -250,15 +250,16 @@ impl Episode<'_, '_> {
         for (env, replicas) in envs.iter_mut().zip(&mut self.fleet.replicas) {
             replicas.open(&mut env.network, self.fleet.train.order().batches())?;
         }
+        clock.lap(|phases| &mut phases.open);
         let epoch = when.round * self.setup.config.steps + when.step;
         self.train_epoch(envs, epoch as u64)?;
+        clock.lap(|phases| &mut phases.train);
         let control = self.hot_scopes(permitted::CONTROL_STEP, permitted::control_step);
         evaluate::control(self.fleet, envs)?;
         evaluate::read(self.fleet, envs)?;
-        let seconds = started.elapsed().as_secs_f64();
-        let images: u64 = envs.iter().map(|env| env.train.samples).sum();
-        self.spent.images = images;
-        self.spent.step_seconds = seconds;
+        clock.lap(|phases| &mut phases.measure);
+        self.spent.images = envs.iter().map(|env| env.train.samples).sum();
+        self.spent.step_seconds = clock.measured();
         self.tell_batches(envs, when);
         drop(control);
         self.journal.next_phase();
@@ -268,6 +269,7 @@ impl Episode<'_, '_> {
         let deciding = self.hot_scopes(permitted::DECIDE, |_| permitted::decide(ranks));
         let actions = self.decide(envs, when)?;
         drop(deciding);
+        clock.lap(|phases| &mut phases.decide);
         *self.warm = true;
         self.spent.steps = 1;
         self.journal.next_phase();
@@ -276,7 +278,8 @@ impl Episode<'_, '_> {
                 self.spent.validation.add(&found.cost);
                 self.journal.emit(Event::Counterfactuals(found));
             }
-            let event = step_event(env, when, action, (seconds, images as f64 / seconds));
+            let mut event = step_event(env, when, action, telling);
+            clock.tell(&mut event, self.spent.images);
             self.journal.emit(Event::StepCompleted(event));
         }
         self.keep(envs, when)
@@ -410,13 +413,14 @@ fn digest(kept: &[Vec<Told>]) -> u32 {
     crc.finalize()
 }
 
-/// Makes one step of what ranks did side by side: its speed is that of all of them together.
+/// Makes one step of what ranks did side by side: its speed, where it is told of, is that of all of them together.
 fn together(kept: &mut [Vec<Told>], spent: &[Totals]) {
     let images: u64 = spent.iter().map(|rank| rank.images).sum();
     let seconds = spent.iter().map(|rank| rank.step_seconds).fold(0.0, f64::max);
     for (_, _, event) in kept.iter_mut().flatten() {
         if let Event::StepCompleted(step) = event {
-            (step.step_seconds, step.images_per_second) = (seconds, images as f64 / seconds);
+            step.step_seconds = step.step_seconds.map(|_| seconds);
+            step.images_per_second = step.images_per_second.map(|_| images as f64 / seconds);
         }
     }
 }
@@ -425,7 +429,7 @@ fn step_event(
     env: &Env,
     When { round, step }: When,
     action: String,
-    (step_seconds, images_per_second): (f64, f64),
+    telling: Telling,
 ) -> StepCompleted {
     let train = &env.train;
     let samples = train.samples.max(1) as f64;
@@ -437,14 +441,16 @@ fn step_event(
         train_accuracy: train.correct as f64 / samples,
         control_loss: env.control.and_then(|control| control.loss()),
         control_accuracy: env.control.and_then(|control| control.accuracy()),
-        host_gradient_norm: train.groups.first().and_then(|group| group.mean_norm()),
+        host_gradient_norm: telling.host_gradient_norm(env),
         host_parameters: env.parameters().host,
         grown_parameters: env.parameters().grown(),
-        slots: growth::slot_states(env),
+        slots: growth::slot_states(env, telling.gradients()),
         action,
         reward: env.reward,
-        step_seconds,
-        images_per_second,
+        step_seconds: None,
+        images_per_second: None,
+        phases: None,
+        gradients: telling.gradient_statistics(env),
         fingerprint: (train.fingerprint != 0).then(|| format!("{:016x}", train.fingerprint)),
     }
 }

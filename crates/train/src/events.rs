@@ -4,7 +4,7 @@
 //! since the run started, and `event`, the name in snake case of a variant of [`Event`], whose fields follow
 //! beside it. Envs, rounds, steps and batches count from 0. Accuracies are shares 0..1, losses mean
 //! cross-entropy in nats, contributions percentage points of control accuracy. A number that is not finite, or
-//! was not measured, is `null`. A reader must skip events and fields that it does not know; a change of
+//! was not measured, is `null`; so is what `telemetry` leaves out. A reader must skip events and fields that it does not know; a change of
 //! meaning raises the version.
 
 use meristem_control::{Failure, RewardTerms, RoundReport};
@@ -286,7 +286,7 @@ pub struct StepCompleted {
     pub control_loss: Option<f64>,
     /// Control accuracy. Of an env that was rolled back in this step, both are those of the restored host.
     pub control_accuracy: Option<f64>,
-    /// Mean L2 norm of the host's gradient before clipping.
+    /// Mean L2 norm of the host's gradient before clipping; every so many steps (`gradient_stats_every`).
     pub host_gradient_norm: Option<f64>,
     /// Trained parameters of the bare host.
     pub host_parameters: usize,
@@ -298,13 +298,50 @@ pub struct StepCompleted {
     pub action: String,
     /// What a policy is paid for it, term by term; the reward is their sum.
     pub reward: RewardTerms,
-    /// Seconds that the step took, for all envs together.
-    pub step_seconds: f64,
-    /// Images per second of training, all envs together.
-    pub images_per_second: f64,
+    /// Seconds that the step took, for all envs together; every so many steps (`time_every`).
+    pub step_seconds: Option<f64>,
+    /// Images per second of training, all envs together; in the same steps.
+    pub images_per_second: Option<f64>,
+    /// Where the time went, in the same steps; with `telemetry` full.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phases: Option<PhaseSeconds>,
+    /// The gradients of the host and of each module in the network; with `telemetry` full, in the steps of
+    /// `host_gradient_norm`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gradients: Option<Vec<GradientStatistics>>,
     /// Of weights, statistics and optimiser after the step, where several ranks train the host: the same on all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<String>,
+}
+
+/// Seconds of the phases of a step on the clock of the host, which waits nowhere for them. Training is enqueued
+/// before it is done, so what the devices still had to do when all was enqueued is in `measure`; a trace shows what
+/// they did when. For the envs of the process that has the env.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PhaseSeconds {
+    /// Until networks had followed their hosts: growth, plans, memory.
+    pub open: f64,
+    /// Until all batches of the epoch were enqueued.
+    pub train: f64,
+    /// Until the control split was enqueued and the metrics of all envs were read back.
+    pub measure: f64,
+    /// Until envs that failed were rolled back, and the controller's actions were done.
+    pub decide: f64,
+}
+
+/// Gradients of one parameter group over a step, before clipping.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GradientStatistics {
+    /// `host`, or the slot of a module.
+    pub group: String,
+    /// Mean over the batches of its L2 norm.
+    pub norm: Option<f64>,
+    /// L2 norm in the last batch.
+    pub last_norm: f64,
+    /// Share of the tensors of all batches whose norm was below 1e-7.
+    pub vanishing: Option<f64>,
+    /// Share of the tensors of all batches whose norm was above 10 or not finite.
+    pub exploding: Option<f64>,
 }
 
 /// A slot that is not dormant.
@@ -320,7 +357,8 @@ pub struct SlotState {
     pub alpha: f64,
     /// Last contribution.
     pub contribution: Option<f64>,
-    /// Health of the module's gradient in this step, 0..1.
+    /// Health of the module's gradient in this step, 0..1; in the steps of `host_gradient_norm`. Gates and policies
+    /// see it in every step.
     pub gradient_health: Option<f64>,
 }
 

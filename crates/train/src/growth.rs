@@ -171,15 +171,15 @@ fn gate_event(env: &Env, slot: usize, report: &GateReport, When { round, step }:
     }
 }
 
-/// The slots of an env that are not dormant.
-pub(crate) fn slot_states(env: &Env) -> Vec<SlotState> {
+/// The slots of an env that are not dormant, with the health of gradients or without.
+pub(crate) fn slot_states(env: &Env, health: bool) -> Vec<SlotState> {
     let state = |(slot, measured): (&meristem_grow::Slot, &meristem_grow::GateInputs)| SlotState {
         slot: slot.name.to_string(),
         stage: slot.stage.to_string(),
         blueprint: slot.module.as_ref().map(|module| module.blueprint.name.clone()),
         alpha: f64::from(slot.alpha()),
         contribution: measured.contribution_pp.map(f64::from),
-        gradient_health: measured.gradient_health.map(|health| health.health),
+        gradient_health: measured.gradient_health.filter(|_| health).map(|found| found.health),
     };
     let slots = env.host.slots().iter().zip(&env.measured);
     slots.filter(|(slot, _)| slot.stage != Stage::Dormant).map(state).collect()

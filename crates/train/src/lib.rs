@@ -8,7 +8,7 @@
 //! - `replicas`: one host on several ranks;
 //! - `episode`: steps of training, measuring and acting; `growth`: what happens to slots; `evaluate`: control and
 //!   test split; `counterfactuals`: what modules are worth; `governor`: what becomes of an env that fails;
-//!   `permitted`: what the hot path may do;
+//!   `telemetry`: what of a step is only told; `permitted`: what the hot path may do;
 //! - `output`: the one rule for files that a user names; [`trace`]: what happened when, in a file for a viewer (H8);
 //! - [`study`]: controllers compared on the same hosts, with [`statistics`] of what they reach;
 //! - `world`: the processes of a run, and how they come together; `ranks`: over what a policy learns;
@@ -62,6 +62,7 @@ mod setup;
 pub mod statistics;
 pub mod study;
 pub mod summary;
+mod telemetry;
 pub mod trace;
 mod weights;
 mod world;

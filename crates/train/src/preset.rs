@@ -6,7 +6,7 @@ use meristem_grow::Tempo;
 use crate::config::TrainConfig;
 use crate::settings::{
     Augmentations, ClipNorm, CommKind, ControllerKind, ExchangeKind, HotScopePolicy, Limit, Preset,
-    Switch,
+    Switch, Telemetry,
 };
 
 /// Seconds that ranks wait for each other: one whose envs are small waits at the end of each step for one whose envs
@@ -118,6 +118,9 @@ fn default() -> TrainConfig {
         governor_failures_max: governor.failures_max,
         governor_penalty: governor.penalty,
         log_batches: false,
+        telemetry: Telemetry::default(),
+        gradient_stats_every: 1,
+        time_every: 1,
         hot_scope: HotScopePolicy::default(),
         checkpoint_every: 10,
     }

@@ -135,6 +135,43 @@ impl fmt::Display for Preset {
 }
 serde_as_text!(Preset);
 
+/// How much of a run is written down that nothing but a reader needs. No result depends on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Telemetry {
+    /// No times and no gradient statistics.
+    Off,
+    /// Time and throughput of a step, the norm of the host's gradient, the gradient health of modules.
+    #[default]
+    Basic,
+    /// Also the time of each phase of a step, and the gradient statistics of every parameter group.
+    Full,
+}
+
+impl Telemetry {
+    /// Every level with its name.
+    pub const NAMES: [(&'static str, Self); 3] =
+        [("off", Self::Off), ("basic", Self::Basic), ("full", Self::Full)];
+}
+
+impl FromStr for Telemetry {
+    type Err = BadValue;
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        choose(text, &Self::NAMES)
+    }
+}
+
+impl fmt::Display for Telemetry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Off => "off",
+            Self::Basic => "basic",
+            Self::Full => "full",
+        })
+    }
+}
+serde_as_text!(Telemetry);
+
 /// A count with an upper end, or all there is. Text form: a number, or `all`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "NumberOrText", into = "String")]
@@ -409,6 +446,9 @@ mod tests {
         }
         for (name, preset) in Preset::NAMES {
             assert_eq!(preset.to_string(), name);
+        }
+        for (name, level) in Telemetry::NAMES {
+            assert_eq!(level.to_string(), name);
         }
     }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use meristem::train::config::Layer;
-use meristem::train::settings::{CommKind, ControllerKind, ExchangeKind};
+use meristem::train::settings::{CommKind, ControllerKind, ExchangeKind, Telemetry};
 
 use super::SettingArguments;
 
@@ -34,6 +34,17 @@ pub(crate) struct TrainArguments {
     /// One line per batch and env with its loss
     #[arg(long, help_heading = "Run")]
     log_batches: bool,
+    /// What events tell beyond what happened: off (no times, no gradient statistics), basic, or full (also phases of
+    /// steps, and every group's gradients). No result depends on it: what gates and policies see of gradients is
+    /// measured at every level [default: basic]
+    #[arg(long, value_name = "LEVEL", help_heading = "Run")]
+    telemetry: Option<Telemetry>,
+    /// Tell gradient statistics every N-th step of a round [default: 1]
+    #[arg(long, value_name = "N", help_heading = "Run")]
+    gradient_stats_every: Option<usize>,
+    /// Tell times every N-th step of a round; no device is waited for to take them [default: 1]
+    #[arg(long, value_name = "N", help_heading = "Run")]
+    time_every: Option<usize>,
     /// Write what happened when, for ui.perfetto.dev or chrome://tracing; must not exist
     #[arg(long, value_name = "FILE", help_heading = "Run")]
     trace: Option<PathBuf>,
@@ -86,6 +97,9 @@ impl TrainArguments {
             exchange: self.exchange,
             data_parallel: self.data_parallel.then_some(true),
             log_batches: self.log_batches.then_some(true),
+            telemetry: self.telemetry,
+            gradient_stats_every: self.gradient_stats_every,
+            time_every: self.time_every,
             checkpoint_every: self.checkpoint_every,
             ..self.settings.layer()
         }

@@ -1,0 +1,262 @@
+//! Telemetry: what of a step is told for readers alone, and in which steps.
+//!
+//! Nothing is measured for it. The norms of gradients are found for clipping, in the training step's own launch, and
+//! come with the step's one read-back; from them gates and policies have the health of modules, in every step and at
+//! every level. Losses, accuracies and contributions decide as well, and Shapley values come from configurations
+//! whose interactions a policy sees. So what a level leaves out is the telling, and the clock: its times are taken
+//! where the host is anyway, and no device is waited for (H7). The seconds of a whole step are always taken, once, for
+//! the summary of the run.
+
+use std::time::Instant;
+
+use meristem_nn::GroupMetrics;
+
+use crate::config::TrainConfig;
+use crate::env::Env;
+use crate::events::{GradientStatistics, PhaseSeconds, StepCompleted};
+use crate::settings::Telemetry;
+
+/// What a step tells besides what happened. Follows from settings and step, so that a resumed run tells the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Telling {
+    gradients: bool,
+    times: bool,
+    full: bool,
+}
+
+impl Telling {
+    /// In this step of a round.
+    pub(crate) fn of(config: &TrainConfig, step: usize) -> Self {
+        let due = |every: usize| config.telemetry != Telemetry::Off && step.is_multiple_of(every);
+        Self {
+            gradients: due(config.gradient_stats_every),
+            times: due(config.time_every),
+            full: config.telemetry == Telemetry::Full,
+        }
+    }
+
+    /// Whether statistics of gradients are told.
+    pub(crate) fn gradients(self) -> bool {
+        self.gradients
+    }
+
+    /// Mean norm of the host's gradient.
+    pub(crate) fn host_gradient_norm(self, env: &Env) -> Option<f64> {
+        env.train.groups.first().filter(|_| self.gradients)?.mean_norm()
+    }
+
+    /// Statistics of every group of the env's network.
+    pub(crate) fn gradient_statistics(self, env: &Env) -> Option<Vec<GradientStatistics>> {
+        let named = env.network.graph().groups.iter().zip(&env.train.groups);
+        let all = named.map(|(group, metrics)| statistics(&group.name, metrics));
+        (self.gradients && self.full).then(|| all.collect())
+    }
+}
+
+fn statistics(group: &str, metrics: &GroupMetrics) -> GradientStatistics {
+    let share = |count: u64| (metrics.tensors > 0).then(|| count as f64 / metrics.tensors as f64);
+    GradientStatistics {
+        group: group.into(),
+        norm: metrics.mean_norm(),
+        last_norm: metrics.last_norm,
+        vanishing: share(metrics.vanishing),
+        exploding: share(metrics.exploding),
+    }
+}
+
+/// The host's clock over one step.
+#[derive(Debug)]
+pub(crate) struct Clock {
+    telling: Telling,
+    started: Instant,
+    /// Seconds until everything was measured.
+    seconds: f64,
+    last: Instant,
+    phases: PhaseSeconds,
+}
+
+impl Clock {
+    /// The step begins.
+    pub(crate) fn start(telling: Telling) -> Self {
+        let now = Instant::now();
+        Self { telling, started: now, seconds: 0.0, last: now, phases: PhaseSeconds::default() }
+    }
+
+    /// A phase ends, if anyone is told of it.
+    pub(crate) fn lap(&mut self, phase: impl FnOnce(&mut PhaseSeconds) -> &mut f64) {
+        if self.telling.times && self.telling.full {
+            let now = Instant::now();
+            *phase(&mut self.phases) = (now - self.last).as_secs_f64();
+            self.last = now;
+        }
+    }
+
+    /// Everything is measured; seconds since the step began.
+    pub(crate) fn measured(&mut self) -> f64 {
+        self.seconds = self.started.elapsed().as_secs_f64();
+        self.seconds
+    }
+
+    /// Tells the times of a step in which so many images were trained.
+    pub(crate) fn tell(&self, event: &mut StepCompleted, images: u64) {
+        if self.telling.times {
+            event.step_seconds = Some(self.seconds);
+            event.images_per_second = Some(images as f64 / self.seconds);
+            event.phases = self.telling.full.then_some(self.phases);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::checkpoint::{Checkpoint, EventsPosition, Store};
+    use crate::config::Layer;
+    use crate::events::Event;
+    use crate::observer::Observer;
+    use crate::settings::{ControllerKind, Limit, Preset};
+
+    const STEPS: usize = 6;
+
+    /// Stops in the middle of the second round, so that a checkpoint with envs, policy and rollout is left.
+    #[derive(Default)]
+    struct Stops {
+        done: usize,
+    }
+
+    impl Observer for Stops {
+        fn event(&mut self, event: &Event) {
+            self.done += usize::from(matches!(event, Event::StepCompleted(step) if step.env == 1));
+        }
+
+        fn stop_requested(&self) -> bool {
+            self.done >= STEPS + STEPS / 2
+        }
+    }
+
+    /// What a run leaves.
+    struct Left {
+        events: Vec<Value>,
+        /// File names with their bytes.
+        weights: Vec<(String, Vec<u8>)>,
+        /// Without times, and where the events' file ends.
+        checkpoint: Checkpoint,
+    }
+
+    /// A policy that learns, on two small hosts in which modules grow.
+    fn left(level: Telemetry, every: usize) -> Left {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("run");
+        let flags = Layer {
+            preset: Some(Preset::Quick),
+            host: Some("minimal".into()),
+            controller: Some(ControllerKind::Ppo),
+            policy_hidden: Some(Some(8)),
+            envs: Some(2),
+            steps: Some(STEPS),
+            rounds: Some(2),
+            batch: Some(16),
+            max_batches: Some(Limit::Count(3)),
+            control_split: Some(Some(0.02)),
+            min_training_steps: Some(1),
+            run_dir: Some(Some(run.clone())),
+            telemetry: Some(level),
+            gradient_stats_every: Some(every),
+            time_every: Some(every),
+            ..Layer::default()
+        };
+        let config = TrainConfig::resolve(Layer::default(), flags).unwrap();
+        crate::run(&config, &mut Stops::default()).unwrap();
+        let (file, bytes) = Store::new(run.join("checkpoints")).newest().unwrap().unwrap();
+        let mut checkpoint = Checkpoint::from_bytes(&file, &bytes).unwrap();
+        checkpoint.progress.totals.step_seconds = 0.0;
+        checkpoint.progress.events = EventsPosition::default();
+        let mut weights = vec![];
+        for path in std::fs::read_dir(run.join("weights")).unwrap().map(|file| file.unwrap().path())
+        {
+            weights.push((path.display().to_string(), std::fs::read(&path).unwrap()));
+        }
+        weights.sort_unstable();
+        weights
+            .iter_mut()
+            .for_each(|(name, _)| *name = name.split('/').next_back().unwrap().into());
+        let text = std::fs::read_to_string(run.join("events.jsonl")).unwrap();
+        let events = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        Left { events, weights, checkpoint }
+    }
+
+    /// What happened, without what telemetry tells and the times of events.
+    fn happened(events: &[Value]) -> Vec<Value> {
+        let mut events = events.to_vec();
+        for event in &mut events {
+            let event = event.as_object_mut().unwrap();
+            let telemetry =
+                ["host_gradient_norm", "step_seconds", "images_per_second", "phases", "gradients"];
+            for key in telemetry.into_iter().chain(["seconds", "wall_seconds"]) {
+                event.remove(key);
+            }
+            let slots = event.get_mut("slots").and_then(Value::as_array_mut);
+            for slot in slots.into_iter().flatten() {
+                slot.as_object_mut().unwrap().remove("gradient_health");
+            }
+        }
+        events
+    }
+
+    fn steps(events: &[Value]) -> impl Iterator<Item = &Value> {
+        events.iter().filter(|event| event["event"] == "step_completed")
+    }
+
+    /// No level changes a bit of weights, policy, checkpoint or decisions.
+    #[test]
+    fn no_result_depends_on_what_is_told() {
+        let levels =
+            [Telemetry::Basic, Telemetry::Off, Telemetry::Full].map(|level| left(level, 1));
+        let [basic, others @ ..] = &levels;
+        let grown = basic.events.iter().any(|event| event["event"] == "module_germinated");
+        assert!(grown, "something is decided");
+        assert!(!basic.checkpoint.envs.is_empty() && basic.weights.len() == 2);
+        for other in others {
+            assert!(other.weights == basic.weights, "other weights");
+            // NaN is not equal to itself, and text has every bit of what is finite.
+            assert_eq!(format!("{:?}", other.checkpoint), format!("{:?}", basic.checkpoint));
+            assert_eq!(happened(&other.events), happened(&basic.events));
+        }
+    }
+
+    #[test]
+    fn a_level_tells_what_it_says_every_so_many_steps() {
+        let told = |event: &Value, key: &str| event.get(key).is_some_and(|told| !told.is_null());
+        for (level, every) in [(Telemetry::Off, 1), (Telemetry::Basic, 1), (Telemetry::Full, 2)] {
+            let left = left(level, every);
+            let mut health = 0;
+            for event in steps(&left.events) {
+                let due = event["step"].as_u64().unwrap().is_multiple_of(every as u64);
+                let basic = level != Telemetry::Off && due;
+                for key in ["host_gradient_norm", "step_seconds", "images_per_second"] {
+                    assert_eq!(told(event, key), basic, "{level} {key} {event}");
+                }
+                for key in ["phases", "gradients"] {
+                    assert_eq!(told(event, key), level == Telemetry::Full && due, "{key} {event}");
+                }
+                let slots = event["slots"].as_array().unwrap();
+                let healthy = slots.iter().filter(|slot| told(slot, "gradient_health")).count();
+                assert!(basic || healthy == 0, "{level} {event}");
+                health += healthy;
+                if told(event, "gradients") {
+                    let host = &event["gradients"][0];
+                    assert_eq!(
+                        (&host["group"], &host["norm"]),
+                        (&"host".into(), &event["host_gradient_norm"])
+                    );
+                    let phases = event["phases"].as_object().unwrap();
+                    let sum: f64 = phases.values().map(|seconds| seconds.as_f64().unwrap()).sum();
+                    assert!(sum >= event["step_seconds"].as_f64().unwrap() && phases.len() == 4);
+                }
+            }
+            assert_eq!(health > 0, level != Telemetry::Off, "{level}");
+        }
+    }
+}
