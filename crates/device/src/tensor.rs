@@ -249,6 +249,27 @@ impl Tensor {
         Ok(tensor)
     }
 
+    /// The same elements, read as another type of the same size, bit for bit: what travels in one copy may be of
+    /// several types. Shares the memory.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] for a type of another size.
+    pub fn reinterpret(&self, dtype: DType) -> Result<Tensor> {
+        let operation = "Tensor::reinterpret";
+        if dtype.size() != self.dtype.size() {
+            return Err(Error::Mismatch {
+                operation,
+                argument: "dtype".to_owned(),
+                property: Property::DType,
+                expected: format!("one of {} bytes, as {} has", self.dtype.size(), self.dtype),
+                got: format!("{dtype} of {}", dtype.size()),
+            });
+        }
+        let tensor = Tensor { dtype, ..self.clone() };
+        log_made(operation, Some(self), &tensor);
+        Ok(tensor)
+    }
+
     /// Shape as the user sees it: (N, C, H, W) for images in either format.
     pub fn shape(&self) -> Shape {
         self.shape

@@ -39,6 +39,7 @@ pub mod optim;
 pub mod pool;
 pub mod ppo;
 pub mod rows;
+pub mod sample;
 mod simd;
 mod tile;
 

@@ -11,4 +11,5 @@ mod loss_optim;
 mod norm;
 mod pool;
 mod ppo;
+mod sample;
 mod support;

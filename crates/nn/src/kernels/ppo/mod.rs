@@ -106,8 +106,9 @@ fn softmax(logits: &[f32], legal: &[u8], p: &mut [f32]) -> usize {
 
 /// The floor among n legal choices.
 #[derive(Clone, Copy)]
-struct Floored {
-    n: usize,
+pub(super) struct Floored {
+    /// n.
+    pub(super) n: usize,
     /// f.
     floor: f32,
     /// 1 − n·f.
@@ -115,7 +116,7 @@ struct Floored {
 }
 
 impl Floored {
-    fn new(n: usize, floor: f32) -> Self {
+    pub(super) fn new(n: usize, floor: f32) -> Self {
         let floor = floor.min(0.99 / n.max(1) as f32);
         match n {
             0 | 1 => Self { n, floor: 0.0, free: 1.0 },
@@ -124,7 +125,7 @@ impl Floored {
     }
 
     /// p' of p.
-    fn of(self, p: f32) -> f32 {
+    pub(super) fn of(self, p: f32) -> f32 {
         self.floor + self.free * p
     }
 }
