@@ -63,8 +63,8 @@ fn new(stream: &Stream, hidden: usize, isa: Isa) -> Outcome<Policy> {
     Ok(Policy::new(stream, shape(hidden), &config, &LossConfig::default(), isa)?)
 }
 
-/// Whole steps of the learning controller, with hosts that live but do not train: observe, forward,
-/// read back, draw, write into the rollout, take the actions and the rewards.
+/// Whole steps of the learning controller, with hosts that live but do not train: observe, forward
+/// and draw, read back, take the actions and the rewards.
 fn control_step(stream: &Stream, isa: Isa) -> Outcome<Vec<f64>> {
     const STEPS: usize = 40;
     let config = PpoConfig { hidden: 128, ..PpoConfig::default() };
@@ -106,7 +106,7 @@ fn forward(stream: &Stream, isa: Isa) -> Outcome<Vec<f64>> {
     let mut times = vec![];
     for _ in 0..500 {
         let start = Instant::now();
-        policy.step(&inputs.all(), &output, &next)?;
+        policy.forward(1, &inputs.all(), &output, &next)?;
         output.to_vec::<f32>()?;
         times.push(start.elapsed().as_secs_f64() * 1e6);
     }

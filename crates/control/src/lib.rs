@@ -7,8 +7,8 @@
 //! controller sees an [`EnvView`] and nothing else, and answers the same to the same history.
 //!
 //! For a policy: [`write_observation`] and [`Normalizer`] turn a view into numbers, [`draw`] turns logits
-//! into a legal action, [`RewardState`] and [`advantages`] say what it was worth. [`Vitals`] says when an
-//! env is beyond repair.
+//! into a legal action (a [`Ppo`] has it done on its device, by [`meristem_nn::kernels::sample`]),
+//! [`RewardState`] and [`advantages`] say what it was worth. [`Vitals`] says when an env is beyond repair.
 //!
 //! The rules and tables come from the project's growth specification, `grow.md`.
 
@@ -52,7 +52,7 @@ pub use observation::{
     BaseObservation, RECENT_STEPS, SlotObservation, observation_len, write_observation,
 };
 pub use ppo::{
-    Learning, PolicyDomain, Ppo, PpoConfig, PpoGroup, PpoSizes, policy_seeds, policy_width,
+    Decided, Learning, PolicyDomain, Ppo, PpoConfig, PpoGroup, PpoSizes, policy_seeds, policy_width,
 };
 pub use random::RandomController;
 pub use report::RoundReport;

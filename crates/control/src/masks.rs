@@ -69,6 +69,14 @@ impl Legality {
         &self.slots[op.index()]
     }
 
+    /// Writes for each slot the ops that are legal there, op i as bit i.
+    pub fn write_places(&self, places: &mut [u32]) {
+        for (slot, place) in places.iter_mut().enumerate() {
+            let is = |op: &Op| self.slots(*op).get(slot).is_some_and(|legal| *legal);
+            *place = Op::ALL.iter().filter(|op| is(op)).fold(0, |bits, op| bits | 1 << op.index());
+        }
+    }
+
     /// Writes the mask of the ops, 1 legal and 0 not, over the op head's part of a row.
     pub fn write_ops(&self, layout: &HeadLayout, mask: &mut [u8]) {
         let ops = &mut mask[layout.range(HeadKind::Op as usize)];

@@ -149,7 +149,7 @@ fn steps_and_sequences_agree() {
             keep: &keep,
             state: &states[0],
         };
-        policy.step(&inputs, &output, &states[1]).unwrap();
+        policy.forward(1, &inputs, &output, &states[1]).unwrap();
         states.swap(0, 1);
         let output = output.to_vec::<f32>().unwrap();
         for (a, b) in output.iter().zip(&all[step * ENVS * width..]) {
@@ -239,7 +239,7 @@ fn what_does_not_fit_is_refused() {
     let error = policy.differentiate(&wrong, Pass::First).unwrap_err().to_string();
     assert!(error.contains("`steps` must be"), "{error}");
     let inputs = PolicyInputs { blueprints: &round.observations, ..round.inputs() };
-    let error = policy.step(&inputs, &round.returns, &round.state).unwrap_err().to_string();
+    let error = policy.forward(1, &inputs, &round.returns, &round.state).unwrap_err().to_string();
     assert!(error.contains("`inputs` must be"), "{error}");
     let other = policy_of(&stream, PolicyShape { slots: 2, ..SHAPE });
     let error = policy.load_state_dict(&other.state_dict().unwrap()).unwrap_err().to_string();

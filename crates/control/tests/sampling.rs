@@ -14,6 +14,8 @@ use meristem_control::{
 use meristem_device::random::{Purpose, Rng};
 use meristem_grow::{GateInputs, Host, Stage, StageChange, TopologyKey};
 use meristem_nn::Graph;
+use meristem_nn::kernels::ppo::PpoHead;
+use meristem_nn::kernels::sample::{SampleFrom, SampleStep, Sampled, Sampler};
 use proptest::prelude::*;
 
 fn rng(seed: u64, step: u64) -> Rng {
@@ -221,4 +223,74 @@ fn random_legal_actions_never_break_the_lifecycle() {
     assert!(ops.iter().all(|count| *count > 1000), "every op was tried: {ops:?}");
     assert!(witness.checked > 100, "{} topologies", witness.checked);
     assert_eq!(Op::ALL.len(), ops.len());
+}
+
+/// The heads as the policy's step has them.
+fn heads(layout: &HeadLayout) -> Vec<PpoHead> {
+    let head = |(head, choices): (&meristem_control::Head, usize)| PpoHead {
+        choices,
+        used_by: head.used_by.iter().fold(0, |bits, op| bits | 1 << op.index()),
+        floor: head.floor,
+        entropy_coefficient: 0.0,
+        entropy_floor: 0.0,
+    };
+    HEADS.iter().zip(layout.sizes()).map(head).collect()
+}
+
+/// The kernel on the policy's device draws what the slow version draws with the same numbers, choice by choice, over
+/// the legalities of 1,000 episodes; masks are equal, and log-probabilities and entropies but for rounding: the two
+/// exponentials differ by 3e-7 of a probability, of which a floor of .05 and sums of seven terms make 1e-5. A number
+/// falls between the two's sums of probabilities once in some 10^6 draws: not among these.
+#[test]
+fn the_kernel_draws_what_the_slow_version_draws() {
+    const SEED: u64 = 11;
+    let layout = HeadLayout::new(3, 7);
+    let (total, heads) = (layout.total(), heads(&layout));
+    let (mut mask, mut legal, mut places) = (vec![0; total], vec![9; total], [u32::MAX; 3]);
+    let (mut choices, mut values) = ([u32::MAX; 8], [f32::NAN]);
+    let (mut log_probs, mut entropies) = ([f32::NAN; 8], [f32::NAN; 8]);
+    let mut ops = [0u32; 6];
+    for episode in 0..1000u32 {
+        let mut env = FakeEnv::new(0, tiny(3, quick()), 40);
+        for step in 0..40 {
+            let mut random = rng(u64::from(episode), step);
+            env.epoch(1.0, 100.0 * random.uniform());
+            env.measured.fill(worth(Some(20.0 * random.uniform() - 5.0)));
+            let scale = [0.0, 1.0, 30.0, 1e6][random.below(4) as usize];
+            let outputs: Vec<f32> =
+                (0..=total).map(|_| scale * (2.0 * random.uniform() - 1.0)).collect();
+            let legality = Legality::of(&env.host);
+            legality.write_places(&mut places);
+            let greedy = random.below(8) == 0;
+            let sampler = Sampler { heads: heads.clone(), seed: SEED, greedy };
+            let key = SampleStep { step, first_env: episode, value_scale: 0.5 };
+            let from = SampleFrom { outputs: &outputs, legality: &places, step: &key.to_words() };
+            sampler.draw(
+                &from,
+                &mut Sampled {
+                    choices: &mut choices,
+                    legal: &mut legal,
+                    log_probs: &mut log_probs,
+                    entropies: &mut entropies,
+                    values: &mut values,
+                },
+            );
+            let mut numbers = Rng::new(SEED, Purpose::Actions, u64::from(episode), step);
+            let pick = if greedy { Pick::Greedy } else { Pick::Sample(&mut numbers) };
+            let mut logits = outputs[..total].to_vec();
+            let drawn = draw(&layout, &legality, &mut logits, &mut mask, pick);
+            let context = format!("episode {episode}, step {step}, {outputs:?} {places:?}");
+            assert_eq!(choices.map(|choice| choice as usize), drawn.choices, "{context}");
+            assert_eq!(legal, mask, "{context}");
+            for head in 0..8 {
+                let near = |a: f32, b: f32| (a - b).abs() <= 1e-5;
+                assert!(near(log_probs[head], drawn.log_probs[head]), "{context} {drawn:?}");
+                assert!(near(entropies[head], drawn.entropies[head]), "{context} {drawn:?}");
+            }
+            assert_eq!(values, [0.5 * outputs[total]]);
+            ops[drawn.choices[0]] += 1;
+            env.act(&drawn.action());
+        }
+    }
+    assert!(ops.iter().all(|count| *count > 200), "every op was drawn: {ops:?}");
 }

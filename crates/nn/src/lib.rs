@@ -53,7 +53,7 @@ pub use graph::Graph;
 pub use kernels::Isa;
 pub use network::{
     EvalMetrics, Fleet, GroupMetrics, LabelledBatch, Metrics, MetricsLayout, Network,
-    NetworkOptions, Plans, SequenceNetwork, SequenceOptions, SequenceRun, Snapshot,
+    NetworkOptions, Plans, SequenceDraw, SequenceNetwork, SequenceOptions, SequenceRun, Snapshot,
 };
 pub use plan::{Mode, Objective, Plan, PlanOptions};
 pub use state::{HostData, HostTensor, StateDict, StateError};

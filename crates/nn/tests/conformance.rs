@@ -18,13 +18,14 @@ use meristem_nn::kernels::norm::Activation;
 use meristem_nn::kernels::pool::PoolShape;
 use meristem_nn::kernels::ppo::{PpoHead, PpoLoss};
 use meristem_nn::kernels::rows::Columns;
+use meristem_nn::kernels::sample::{SampleStep, Sampler};
 use meristem_nn::ops::elementwise::Function;
 use meristem_nn::ops::norm::{BatchNorm, GroupNorm};
 use meristem_nn::ops::ppo::Pass;
 use meristem_nn::ops::rows::Lookup;
 use meristem_nn::ops::{self, Backend, Op, Operands, Role, Slice, SliceMut, Spec};
 use meristem_nn::ops::{
-    blend, conv, elementwise, linear, loss, lstm, norm, optim, pool, ppo, rows, state,
+    blend, conv, elementwise, linear, loss, lstm, norm, optim, pool, ppo, rows, sample, state,
 };
 use meristem_nn::{Error, Isa, MetricsLayout};
 
@@ -34,7 +35,7 @@ fn backends() -> Vec<Backend> {
 }
 
 /// Number of kinds of operations; see [`kind`].
-const KINDS: usize = 46;
+const KINDS: usize = 47;
 
 /// A number for each kind of operation. A new one does not compile before it has a number, and the test
 /// fails until it has a case.
@@ -86,6 +87,7 @@ fn kind(op: &Op) -> usize {
         Op::State(state::Op::ResetMetrics(_)) => 43,
         Op::State(state::Op::CountNonFinite(_)) => 44,
         Op::State(state::Op::Fingerprint(_)) => 45,
+        Op::Sample(sample::Op::Draw { .. }) => 46,
     }
 }
 
@@ -420,8 +422,17 @@ fn ppo_cases() -> Vec<Case> {
         entropy_coefficient: 0.05,
         entropy_floor: 0.3,
     };
+    let heads = vec![head(3, 0b111), head(2, 0b010)];
+    let step = SampleStep { step: 5, first_env: 2, value_scale: 0.5 }.to_words();
+    let draw = |greedy| {
+        let sampler = Arc::new(Sampler { heads: heads.clone(), seed: 3, greedy });
+        case(sample::Op::Draw { sampler, rows: 4 }, 1, 0.0)
+            .reading(1, Data::U32(vec![2, 0, 2, 2, 0, 0, 0, 2]))
+            .reading(2, Data::U32(step.to_vec()))
+    };
+    let draws = [draw(false), draw(true)];
     let loss = Arc::new(PpoLoss {
-        heads: vec![head(3, 0b111), head(2, 0b010)],
+        heads,
         clip: 0.2,
         value_coefficient: 0.5,
         entropy_floor_coefficient: 1.0,
@@ -432,7 +443,7 @@ fn ppo_cases() -> Vec<Case> {
         // Probabilities are the same on every instruction set.
         case(ppo::Op::Objective { loss, pass, rows: 4 }, 1, 0.0).reading(2, legal.clone())
     };
-    vec![of(Pass::First), of(Pass::Later)]
+    [of(Pass::First), of(Pass::Later)].into_iter().chain(draws).collect()
 }
 
 fn state_cases() -> Vec<Case> {

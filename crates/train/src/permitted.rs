@@ -43,13 +43,12 @@ pub(crate) fn control_step(envs: u64) -> Counts {
 /// the most.
 pub(crate) fn decide(ranks: u64) -> Counts {
     Counts {
-        // Logits and values of all envs, in one copy (H1).
+        // Choices, log-probabilities, entropies and values of all envs, in one copy (H1).
         copies_to_host: 1,
         // For that copy.
         synchronizations: 1,
-        // Into each rank's rollout: observations, blueprints and where trajectories begin; choices, masks,
-        // log-probabilities and values.
-        copies_to_device: 7 * ranks,
+        // To each rank's policy what its envs look like, and what is legal in them.
+        copies_to_device: ranks,
         allocations: 0,
         launches: 0,
     }

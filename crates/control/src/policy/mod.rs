@@ -1,8 +1,8 @@
 //! The policy: a recurrent network on the device that turns observations into logits and a value.
 //!
 //! `network` describes it, `loss` says what it learns from; both are data. [`Policy`] holds the
-//! parameters. One set of them, two kinds of runs: [`Policy::step`] takes all envs one step on, carrying
-//! their state; [`Policy::differentiate`] unrolls whole episodes and finds the gradient of the loss.
+//! parameters. One set of them, two kinds of runs: [`Policy::act`] takes all envs one step on, carrying
+//! their state, and draws their actions; [`Policy::differentiate`] unrolls whole episodes and finds the gradient of the loss.
 
 mod loss;
 mod network;
@@ -11,10 +11,11 @@ use std::sync::Arc;
 
 use meristem_device::{DType, Owner, Stream, Tensor, read_back_f64};
 use meristem_nn::kernels::ppo::{PpoLoss, PpoReport, report_len};
+use meristem_nn::kernels::sample::Sampler;
 pub use meristem_nn::ops::ppo::Pass;
 use meristem_nn::{
-    Error, Isa, Metrics, Objective, Result, SequenceNetwork, SequenceOptions, SequenceRun,
-    StateDict,
+    Error, Isa, Metrics, Objective, Result, SequenceDraw, SequenceNetwork, SequenceOptions,
+    SequenceRun, StateDict,
 };
 
 pub use self::loss::LossConfig;
@@ -56,12 +57,37 @@ pub struct PolicyBatch<'a> {
     pub returns: &'a Tensor,
 }
 
+/// What a step draws actions from besides the network's output, and where it leaves them, on the policy's stream; a row
+/// per env. See [`meristem_nn::kernels::sample`].
+#[derive(Clone, Copy, Debug)]
+pub struct Acting<'a> {
+    /// Bit i of a slot: whether op i is legal there, u32 `[rows, slots]`.
+    pub legality: &'a Tensor,
+    /// The key of the random numbers, and the factor of V:
+    /// [`SampleStep`](meristem_nn::kernels::sample::SampleStep), u32 `[4]`.
+    pub step: &'a Tensor,
+    /// Becomes the choice of each head, u32 `[rows, heads]`.
+    pub choices: &'a Tensor,
+    /// Becomes the masks that were drawn under, u8 `[rows, logits]`.
+    pub legal: &'a Tensor,
+    /// Becomes the log-probabilities of the choices, f32 `[rows, heads]`.
+    pub log_probs: &'a Tensor,
+    /// Becomes the entropies over their largest possible values, f32 `[rows, heads]`.
+    pub entropies: &'a Tensor,
+    /// Becomes V times the factor, f32 `[rows]`.
+    pub values: &'a Tensor,
+    /// Become copies of observations, blueprints and `keep`.
+    pub seen: [&'a Tensor; 3],
+}
+
 /// The policy on a stream.
 #[derive(Debug)]
 pub struct Policy {
     network: SequenceNetwork,
     shape: PolicyShape,
     loss: Arc<PpoLoss>,
+    /// Draws with the heads of the loss.
+    sampler: Arc<Sampler>,
     /// Of the last pass, f64 `[report_len]`.
     report: Tensor,
     /// Log-probabilities of the first pass, f32 `[rows, heads]`.
@@ -81,12 +107,14 @@ impl Policy {
         isa: Isa,
     ) -> Result<Self> {
         let loss = Arc::new(loss.build(&shape)?);
+        let (heads, PolicyConfig { seed, greedy, .. }) = (loss.heads.clone(), *config);
+        let sampler = Arc::new(Sampler { heads, seed, greedy });
         let graph = Arc::new(shape.graph(config)?);
         let options = SequenceOptions { seed: config.seed, isa, owner: Owner::Policy };
         let network = SequenceNetwork::new(stream, graph, options)?;
         let len = report_len(loss.heads.len());
         let report = Tensor::zeros(stream, [len], DType::F64, Owner::Policy)?;
-        Ok(Self { network, shape, loss, report, reference: None })
+        Ok(Self { network, shape, loss, sampler, report, reference: None })
     }
 
     /// The state of so many envs before their first step: zeros, f32 `[sequences, 2·hidden]`.
@@ -98,21 +126,29 @@ impl Policy {
         Ok(Tensor::zeros(self.stream(), shape, DType::F32, Owner::Policy)?)
     }
 
-    /// Takes all envs one step on: `output` `[envs, logits + 1]` becomes the logits of all heads side by
-    /// side, then V; `next` `[envs, 2·hidden]` the state after the step. It may not be the state before:
-    /// keep two and change their places. One launch, which waits for nothing.
+    /// Takes all envs one step on, and draws an action for each: `next` `[envs, 2·hidden]` becomes the state after
+    /// the step. It may not be the state before: keep two and change their places. One launch, which waits for
+    /// nothing.
     ///
     /// # Errors
     /// [`Error::Argument`], memory, a failed stream.
-    pub fn step(&mut self, of: &PolicyInputs<'_>, output: &Tensor, next: &Tensor) -> Result<()> {
-        self.forward(1, of, output, next)
+    pub fn act(&mut self, of: &PolicyInputs<'_>, acting: &Acting<'_>, next: &Tensor) -> Result<()> {
+        let Acting { legality, step, choices, legal, log_probs, entropies, values, seen } = *acting;
+        let draw = SequenceDraw {
+            sampler: &self.sampler,
+            from: [legality, step],
+            to: [choices, legal, log_probs, entropies, values],
+            seen: &seen,
+        };
+        self.network.act(&SequenceRun { steps: 1, inputs: &of.all() }, &draw, &[next])
     }
 
-    /// As [`Policy::step`], of whole sequences: rows are `[steps][envs]`, `next` is the state after the
-    /// last.
+    /// What the network says of whole sequences: rows are `[steps][envs]`. `output` `[rows, logits + 1]` becomes the
+    /// logits of all heads side by side, then V; `next` `[envs, 2·hidden]` the state after the last step. One launch,
+    /// which waits for nothing.
     ///
     /// # Errors
-    /// As [`Policy::step`].
+    /// As [`Policy::act`].
     pub fn forward(
         &mut self,
         steps: usize,

@@ -33,17 +33,19 @@ pub struct PolicyShape {
 /// How a policy begins and is updated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PolicyConfig {
-    /// Seed of the initial weights.
+    /// Seed of the initial weights, and of the draws.
     pub seed: u64,
     /// The optimiser: lr 3e-4, eps 1e-5, gradients clipped to 5 over the whole network.
     pub adam: AdamConfig,
+    /// Whether it takes the most probable actions instead of drawing them.
+    pub greedy: bool,
 }
 
 impl PolicyConfig {
     /// With the optimiser of `grow.md`.
     pub fn new(seed: u64) -> Self {
         let adam = AdamConfig { lr: 3e-4, betas: [0.9, 0.999], eps: 1e-5, clip_norm: 5.0 };
-        Self { seed, adam }
+        Self { seed, adam, greedy: false }
     }
 }
 

@@ -80,7 +80,7 @@ impl PpoConfig {
             eps: self.adam_eps,
             clip_norm: self.clip_norm,
         };
-        PolicyConfig { seed, adam }
+        PolicyConfig { adam, ..PolicyConfig::new(seed) }
     }
 
     pub(super) fn loss(&self) -> LossConfig {

@@ -9,7 +9,7 @@ use meristem_device::{Tensor, read_back_as};
 use meristem_nn::StateDict;
 
 use super::ranks::Ranks;
-use super::{NAME, Ppo, protocol};
+use super::{NAME, Ppo, protocol, quadruple};
 use crate::action::Action;
 use crate::controller::Controller;
 use crate::error::{Error, Result};
@@ -112,16 +112,13 @@ impl Controller for PpoGroup {
 
     /// One read-back for all ranks (H1).
     fn decide_all(&mut self, views: &[EnvView<'_>]) -> Result<Vec<Action>> {
-        for (rank, views) in self.parts(views)? {
-            rank.begin_decision(views)?;
-        }
-        let outputs: Vec<&Tensor> = self.ranks.iter().map(|rank| &rank.output).collect();
-        let outputs = read_back_as::<f32>(&outputs)?;
-        let mut actions = Vec::with_capacity(views.len());
-        for ((rank, views), mut output) in self.parts(views)?.zip(outputs) {
-            actions.extend(rank.end_decision(views, &mut output)?);
-        }
-        Ok(actions)
+        let begun = self.parts(views)?.map(|(rank, views)| rank.begin_decision(views));
+        let decided = begun.collect::<Result<Vec<[Tensor; 4]>>>()?;
+        let mut words = read_back_as::<u32>(&decided.as_flattened().iter().collect::<Vec<_>>())?;
+        let mut words = words.drain(..);
+        let actions =
+            self.ranks.iter_mut().flat_map(|rank| rank.end_decision(&quadruple(&mut words)));
+        Ok(actions.collect())
     }
 
     fn reward_all(&mut self, rewards: &[f32]) -> Result<()> {

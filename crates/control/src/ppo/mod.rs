@@ -1,7 +1,7 @@
 //! The controller that learns: proximal policy optimisation (Schulman et al., 2017) over whole episodes.
 //!
-//! A step is one observation matrix, one forward pass and one read-back for all envs (H1). What happened lies
-//! in the rollout on the policy's device (H6). At the end of a round rewards become advantages there
+//! A step is one copy to the device (`inbox`), one launch that ends with the draw of the actions, and one read-back
+//! for all envs (H1). What happened lies in the rollout on the policy's device (H6). At the end of a round rewards become advantages there
 //! (`targets`), and the policy learns from the whole round (`update`). A governor's rollback ends a
 //! trajectory (termination); the end of an episode cuts it off (truncation), and V of what came after it
 //! stands for the rest.
@@ -9,32 +9,34 @@
 mod config;
 mod file;
 mod group;
+mod inbox;
 mod ranks;
 mod rollout;
 mod state;
 mod targets;
 mod update;
 
-use meristem_device::random::{Purpose, Rng};
-use meristem_device::{DType, Owner, Stream, Tensor};
+use meristem_device::{Stream, Tensor, read_back_as};
 use meristem_grow::Host;
 use meristem_nn::Isa;
+use meristem_nn::kernels::sample::SampleStep;
 
 pub use self::config::PpoConfig;
 pub use self::file::{policy_seeds, policy_width};
 pub use self::group::PpoGroup;
+use self::inbox::Inbox;
 use self::ranks::Ranks;
-use self::rollout::{Decided, Rollout, RolloutShape};
+use self::rollout::{Rollout, RolloutShape};
 use self::targets::ReturnScale;
 use crate::action::Action;
 use crate::controller::Controller;
 use crate::error::{Error, Result};
-use crate::masks::{HeadLayout, Legality};
+use crate::heads::Choices;
+use crate::masks::HEAD_COUNT;
 use crate::normalizer::Normalizer;
-use crate::observation::{observation_len, write_observation};
-use crate::policy::{Policy, PolicyInputs, PolicyShape};
+use crate::observation::observation_len;
+use crate::policy::{Acting, Policy, PolicyConfig, PolicyInputs, PolicyShape};
 use crate::report::RoundReport;
-use crate::sampling::{Pick, draw};
 use crate::state::ControllerState;
 use crate::view::EnvView;
 
@@ -89,14 +91,12 @@ pub struct Ppo {
     domain: PolicyDomain,
     learning: Learning,
     policy: Policy,
-    layout: HeadLayout,
+    inbox: Inbox,
     rollout: Rollout,
     /// State of the LSTM before the step, f32 `[envs, 2·hidden]`.
     state: Tensor,
     /// After it: the two change places.
     next_state: Tensor,
-    /// Logits and V, f32 `[envs, logits + 1]`.
-    output: Tensor,
     normalizer: Normalizer,
     scale: ReturnScale,
     /// Step of the round; 1 more than the last transition.
@@ -115,15 +115,37 @@ pub struct Ppo {
     first_env: usize,
     /// Those that it learns with, if it is not alone.
     ranks: Option<Ranks>,
-    scratch: Scratch,
+    decided: Decided,
 }
 
-/// Host memory of a step, kept from one to the next.
-#[derive(Debug, Default)]
-struct Scratch {
-    observations: Vec<f32>,
-    blueprints: Vec<u32>,
-    decided: Decided,
+/// What the policy decided in a step, env after env.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Decided {
+    /// `[env][head]`.
+    pub choices: Vec<Choices>,
+    /// Log-probabilities of the choices, `[env][head]`; 0 for a head that the op does not use.
+    pub log_probs: Vec<[f32; HEAD_COUNT]>,
+    /// Entropies over their largest possible values, `[env][head]`.
+    pub entropies: Vec<[f32; HEAD_COUNT]>,
+    /// V in units of reward.
+    pub values: Vec<f32>,
+}
+
+impl Decided {
+    /// From the words of choices, log-probabilities, entropies and values.
+    fn from_words([choices, log_probs, entropies, values]: &[Vec<u32>; 4]) -> Self {
+        let heads = |words: &[u32]| {
+            let row = words.chunks_exact(HEAD_COUNT);
+            row.map(|row| std::array::from_fn(|head| f32::from_bits(row[head]))).collect()
+        };
+        let choices = choices.chunks_exact(HEAD_COUNT);
+        Self {
+            choices: choices.map(|row| std::array::from_fn(|head| row[head] as usize)).collect(),
+            log_probs: heads(log_probs),
+            entropies: heads(entropies),
+            values: values.iter().map(|word| f32::from_bits(*word)).collect(),
+        }
+    }
 }
 
 impl Ppo {
@@ -143,15 +165,16 @@ impl Ppo {
         let (slots, blueprints) = (domain.slots.len(), domain.blueprints.len());
         let (features, hidden) = (observation_len(slots), config.hidden);
         let shape = PolicyShape { features, slots, blueprints, hidden };
-        let policy = Policy::new(stream, shape, &config.policy(seed), &config.loss(), isa)?;
-        let layout = HeadLayout::new(slots, blueprints);
+        let greedy = learning == Learning::Greedy;
+        let of = PolicyConfig { greedy, ..config.policy(seed) };
+        let policy = Policy::new(stream, shape, &of, &config.loss(), isa)?;
         let PpoSizes { envs, steps } = sizes;
-        let logits = layout.total();
+        let logits = shape.logits();
         // Without learning a step is forgotten as soon as it is done.
         let steps = if learning == Learning::On { steps } else { 1 };
-        let rollout = Rollout::new(stream, RolloutShape { steps, envs, features, slots, logits })?;
+        let shape = RolloutShape { steps, envs, features, slots, logits };
+        let rollout = Rollout::new(stream, shape)?;
         rollout.begin()?;
-        let output = Tensor::zeros(stream, [envs, logits + 1], DType::F32, Owner::Policy)?;
         let mut it = Self {
             config,
             seed,
@@ -161,9 +184,8 @@ impl Ppo {
             state: policy.initial_state(envs)?,
             next_state: policy.initial_state(envs)?,
             policy,
-            layout,
+            inbox: Inbox::new(stream, shape)?,
             rollout,
-            output,
             normalizer: Normalizer::new(features),
             scale: ReturnScale::default(),
             step: 0,
@@ -174,7 +196,7 @@ impl Ppo {
             skipped: 0,
             first_env: 0,
             ranks: None,
-            scratch: Scratch::default(),
+            decided: Decided::default(),
         };
         // Compiles the plan of a step: no later step allocates. What it computes is not looked at.
         it.run_policy()?;
@@ -196,103 +218,75 @@ impl Ppo {
         &self.policy
     }
 
-    /// Observes all envs and runs the policy: logits and V, `[env][logits + 1]`. One read-back (H1).
-    fn forward(&mut self, views: &[EnvView<'_>], gather: bool) -> Result<Vec<f32>> {
-        self.observe(views, gather)?;
-        self.said()
+    /// What it decided last.
+    pub fn decided(&self) -> &Decided {
+        &self.decided
     }
 
-    /// What the policy said of all envs, in one read-back.
-    fn said(&self) -> Result<Vec<f32>> {
-        Ok(self.output.to_vec()?)
-    }
-
-    /// Observes all envs and enqueues the policy's step; [`Ppo::said`] is what it says. Waits for nothing.
+    /// Sends what all envs look like, and enqueues the policy's step. One copy to the device, one launch; waits for
+    /// nothing.
     fn observe(&mut self, views: &[EnvView<'_>], gather: bool) -> Result<()> {
-        let RolloutShape { envs, features, slots, .. } = *self.rollout.shape();
         self.check_views(views)?;
-        let Scratch { observations, blueprints, .. } = &mut self.scratch;
-        observations.resize(envs * features, 0.0);
-        blueprints.resize(envs * slots, 0);
-        let rows = observations.chunks_exact_mut(features).zip(blueprints.chunks_exact_mut(slots));
-        for (view, (row, blueprints)) in views.iter().zip(rows) {
-            write_observation(view, row, blueprints);
-            match gather {
-                true => self.normalizer.gather(row),
-                false => self.normalizer.normalize(row),
-            }
-        }
-        let keep: Vec<f32> =
-            self.fresh.iter().map(|fresh| if *fresh { 0.0 } else { 1.0 }).collect();
-        self.rollout.observe(self.step, observations, blueprints, &keep)?;
+        let step = SampleStep {
+            step: self.decisions,
+            first_env: self.first_env as u32,
+            value_scale: self.scale.std() as f32,
+        };
+        let normalizer = &mut self.normalizer;
+        let normalize = |row: &mut [f32]| match gather {
+            true => normalizer.gather(row),
+            false => normalizer.normalize(row),
+        };
+        self.inbox.send(views, &self.fresh, normalize, step)?;
         self.run_policy()?;
         std::mem::swap(&mut self.state, &mut self.next_state);
         self.fresh.fill(false);
         Ok(())
     }
 
-    /// The first half of a decision: what the policy says is on its way.
-    fn begin_decision(&mut self, views: &[EnvView<'_>]) -> Result<()> {
+    /// The first half of a decision: the actions are being drawn. What is to be read of them.
+    fn begin_decision(&mut self, views: &[EnvView<'_>]) -> Result<[Tensor; 4]> {
         self.check_owed(false)?;
         let learns = self.learning == Learning::On;
         if learns && self.step >= self.rollout.shape().steps {
             let steps = self.rollout.shape().steps;
             return Err(protocol(format!("at most {steps} steps a round"), "one more".into()));
         }
-        self.observe(views, learns)
+        self.observe(views, learns)?;
+        Ok(self.rollout.acted(self.step)?.decided()?)
     }
 
-    /// The second half: draws the actions from what it said.
-    fn end_decision(&mut self, views: &[EnvView<'_>], output: &mut [f32]) -> Result<Vec<Action>> {
-        let actions = self.draw_all(views, output);
+    /// The second half: the actions, of what was read.
+    fn end_decision(&mut self, words: &[Vec<u32>; 4]) -> Vec<Action> {
+        self.decided = Decided::from_words(words);
         self.decisions += 1;
         if self.learning == Learning::On {
-            self.rollout.decide(self.step, &self.scratch.decided)?;
             self.step += 1;
             self.owed = true;
         }
-        Ok(actions)
-    }
-
-    /// Enqueues the forward pass over what lies in the rollout at this step.
-    fn run_policy(&mut self) -> Result<()> {
-        let (rollout, step) = (&self.rollout, self.step);
-        let inputs = PolicyInputs {
-            observations: &rollout.row(&rollout.observations, step)?,
-            blueprints: &rollout.row(&rollout.blueprints, step)?,
-            keep: &rollout.row(&rollout.keep, step)?,
-            state: &self.state,
-        };
-        Ok(self.policy.step(&inputs, &self.output, &self.next_state)?)
-    }
-
-    /// Draws an action per env from what the policy says, and writes down what the rollout needs.
-    fn draw_all(&mut self, views: &[EnvView<'_>], output: &mut [f32]) -> Vec<Action> {
-        let (total, scale) = (self.layout.total(), self.scale.std() as f32);
-        let Decided { choices, legal, log_probs, values } = &mut self.scratch.decided;
-        choices.clear();
-        log_probs.clear();
-        values.clear();
-        legal.clear();
-        legal.resize(views.len() * total, 0);
-        let mut actions = Vec::with_capacity(views.len());
-        let rows = output.chunks_exact_mut(total + 1).zip(legal.chunks_exact_mut(total));
-        for (view, (row, mask)) in views.iter().zip(rows) {
-            let mut rng = Rng::new(self.seed, Purpose::Actions, view.env as u64, self.decisions);
-            let pick = match self.learning {
-                Learning::On | Learning::Off => Pick::Sample(&mut rng),
-                Learning::Greedy => Pick::Greedy,
-            };
-            let (logits, value) = row.split_at_mut(total);
-            let drawn = draw(&self.layout, &Legality::of(view.host), logits, mask, pick);
-            choices.extend(drawn.choices.map(|choice| choice as u32));
-            log_probs.extend(drawn.log_probs);
-            values.push(scale * value[0]);
-            let action = drawn.action();
-            self.ops[action.op().index()] += 1;
-            actions.push(action);
-        }
+        // Every head has a choice within its size, so this is always an action.
+        let action = |choices| Action::from_choices(choices).unwrap_or(Action::Wait);
+        let actions: Vec<Action> = self.decided.choices.iter().map(action).collect();
+        actions.iter().for_each(|action| self.ops[action.op().index()] += 1);
         actions
+    }
+
+    /// Enqueues the policy's step over what lies in the inbox; it leaves what it saw and drew in the rollout.
+    fn run_policy(&mut self) -> Result<()> {
+        let Inbox { observations, blueprints, keep, legality, step, .. } = &self.inbox;
+        let inputs = PolicyInputs { observations, blueprints, keep, state: &self.state };
+        let to = self.rollout.acted(self.step)?;
+        let acting = Acting {
+            legality,
+            step,
+            choices: &to.choices,
+            legal: &to.legal,
+            log_probs: &to.log_probs,
+            entropies: &to.entropies,
+            values: &to.values,
+            seen: to.seen.each_ref(),
+        };
+        Ok(self.policy.act(&inputs, &acting, &self.next_state)?)
     }
 
     /// The views must be those of all envs, in order, of hosts that the policy is for.
@@ -330,6 +324,12 @@ impl Ppo {
     }
 }
 
+/// The words of one policy.
+fn quadruple(words: impl IntoIterator<Item = Vec<u32>>) -> [Vec<u32>; 4] {
+    let mut words = words.into_iter();
+    std::array::from_fn(|_| words.next().unwrap_or_default())
+}
+
 fn protocol(expected: String, got: String) -> Error {
     Error::Protocol { controller: NAME, expected, got }
 }
@@ -347,9 +347,9 @@ impl Controller for Ppo {
     }
 
     fn decide_all(&mut self, views: &[EnvView<'_>]) -> Result<Vec<Action>> {
-        self.begin_decision(views)?;
-        let mut output = self.said()?;
-        self.end_decision(views, &mut output)
+        let decided = self.begin_decision(views)?;
+        let words = read_back_as::<u32>(&decided.each_ref())?;
+        Ok(self.end_decision(&quadruple(words)))
     }
 
     fn reward_all(&mut self, rewards: &[f32]) -> Result<()> {
@@ -401,11 +401,8 @@ impl Controller for Ppo {
         if self.learning != Learning::On || self.step == 0 {
             return Ok(None);
         }
-        let output = self.forward(last, false)?;
-        let (width, scale) = (self.layout.total() + 1, self.scale.std() as f32);
-        let values: Vec<f32> =
-            output.chunks_exact(width).map(|row| scale * row[width - 1]).collect();
-        self.rollout.truncate(self.step - 1, &values)?;
+        self.observe(last, false)?;
+        self.rollout.truncate(self.step - 1)?;
         self.learn().map(Some)
     }
 }

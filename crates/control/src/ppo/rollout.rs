@@ -1,7 +1,7 @@
 //! The transitions of a round, on the policy's device (H6). Every tensor is laid out `[step, env, …]` and
 //! allocated once per run.
 
-use meristem_device::{DType, Owner, Result, Stream, Tensor};
+use meristem_device::{DType, Fill, Owner, Result, Stream, Tensor};
 
 use super::targets::{ReturnScale, Targets};
 use crate::gae::Trajectories;
@@ -22,13 +22,25 @@ pub(super) struct RolloutShape {
     pub(super) logits: usize,
 }
 
-/// What a step decided, on its way to the device; each `[env, …]`.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Decided {
-    pub(super) choices: Vec<u32>,
-    pub(super) legal: Vec<u8>,
-    pub(super) log_probs: Vec<f32>,
-    pub(super) values: Vec<f32>,
+/// The rows of one step that the policy writes.
+#[derive(Debug)]
+pub(super) struct ActedRow {
+    /// Observations, blueprints, where trajectories go on.
+    pub(super) seen: [Tensor; 3],
+    pub(super) choices: Tensor,
+    pub(super) legal: Tensor,
+    pub(super) log_probs: Tensor,
+    pub(super) entropies: Tensor,
+    pub(super) values: Tensor,
+}
+
+impl ActedRow {
+    /// What the host reads of a step, as words: choices, log-probabilities, entropies, values.
+    pub(super) fn decided(&self) -> Result<[Tensor; 4]> {
+        let words = |tensor: &Tensor| tensor.reinterpret(DType::U32);
+        let (choices, values) = (self.choices.clone(), words(&self.values)?);
+        Ok([choices, words(&self.log_probs)?, words(&self.entropies)?, values])
+    }
 }
 
 /// The buffers. Rows of steps that were not written in this round hold those of an earlier one: whoever
@@ -43,13 +55,15 @@ pub(super) struct Rollout {
     pub(super) blueprints: Tensor,
     /// f32 `[steps + 1, envs]`: 0 where a trajectory begins.
     pub(super) keep: Tensor,
-    /// u32 `[steps, envs, heads]`.
+    /// u32 `[steps + 1, envs, heads]`, and so what else the policy's step leaves; of the last row only V counts.
     pub(super) choices: Tensor,
-    /// u8 `[steps, envs, logits]`.
+    /// u8 `[steps + 1, envs, logits]`: the masks that were drawn under.
     pub(super) legal: Tensor,
-    /// f32 `[steps, envs, heads]`.
+    /// f32 `[steps + 1, envs, heads]`.
     pub(super) log_probs: Tensor,
-    /// f32 `[steps, envs]`, in units of reward.
+    /// f32 `[steps + 1, envs, heads]`, over their largest possible values.
+    pub(super) entropies: Tensor,
+    /// f32 `[steps + 1, envs]`, in units of reward.
     pub(super) values: Tensor,
     /// f32 `[steps, envs]`.
     pub(super) rewards: Tensor,
@@ -80,10 +94,11 @@ impl Rollout {
             observations: zeros(&[steps + 1, envs, features], DType::F32)?,
             blueprints: zeros(&[steps + 1, envs, slots], DType::U32)?,
             keep: zeros(&[steps + 1, envs], DType::F32)?,
-            choices: zeros(&[steps, envs, HEAD_COUNT], DType::U32)?,
-            legal: zeros(&[steps, envs, logits], DType::U8)?,
-            log_probs: zeros(&[steps, envs, HEAD_COUNT], DType::F32)?,
-            values: scalar()?,
+            choices: zeros(&[steps + 1, envs, HEAD_COUNT], DType::U32)?,
+            legal: zeros(&[steps + 1, envs, logits], DType::U8)?,
+            log_probs: zeros(&[steps + 1, envs, HEAD_COUNT], DType::F32)?,
+            entropies: zeros(&[steps + 1, envs, HEAD_COUNT], DType::F32)?,
+            values: zeros(&[steps + 1, envs], DType::F32)?,
             rewards: scalar()?,
             bootstraps: scalar()?,
             truncated: flag()?,
@@ -125,25 +140,17 @@ impl Rollout {
         }
     }
 
-    /// What the envs look like before a step. Three small copies to the device; waits for nothing.
-    pub(super) fn observe(
-        &self,
-        step: usize,
-        observations: &[f32],
-        blueprints: &[u32],
-        keep: &[f32],
-    ) -> Result<()> {
-        self.row(&self.observations, step)?.copy_from_slice(observations)?;
-        self.row(&self.blueprints, step)?.copy_from_slice(blueprints)?;
-        self.row(&self.keep, step)?.copy_from_slice(keep)
-    }
-
-    /// What was decided. Four small copies to the device; waits for nothing.
-    pub(super) fn decide(&self, step: usize, decided: &Decided) -> Result<()> {
-        self.row(&self.choices, step)?.copy_from_slice(&decided.choices)?;
-        self.row(&self.legal, step)?.copy_from_slice(&decided.legal)?;
-        self.row(&self.log_probs, step)?.copy_from_slice(&decided.log_probs)?;
-        self.row(&self.values, step)?.copy_from_slice(&decided.values)
+    /// Where the policy's step leaves what it saw and drew.
+    pub(super) fn acted(&self, step: usize) -> Result<ActedRow> {
+        let row = |of| self.row(of, step);
+        Ok(ActedRow {
+            seen: [row(&self.observations)?, row(&self.blueprints)?, row(&self.keep)?],
+            choices: row(&self.choices)?,
+            legal: row(&self.legal)?,
+            log_probs: row(&self.log_probs)?,
+            entropies: row(&self.entropies)?,
+            values: row(&self.values)?,
+        })
     }
 
     /// Adds to the rewards of a step.
@@ -169,10 +176,13 @@ impl Rollout {
         })
     }
 
-    /// The episode was cut off after the transition of `last`; `values` is V of what came after it, per env.
-    pub(super) fn truncate(&self, last: usize, values: &[f32]) -> Result<()> {
-        self.row(&self.truncated, last)?.copy_from_slice(&vec![1u8; self.shape.envs])?;
-        self.row(&self.bootstraps, last)?.copy_from_slice(values)
+    /// The episode was cut off after the transition of `last`; what came after it is the row behind, whose V stands
+    /// for the rest. Waits for nothing.
+    pub(super) fn truncate(&self, last: usize) -> Result<()> {
+        let stream = self.truncated.stream();
+        stream.fill("truncate", &[&self.row(&self.truncated, last)?], Fill::Word(0x0101_0101))?;
+        let (from, to) = (self.row(&self.values, last + 1)?, self.row(&self.bootstraps, last)?);
+        stream.copy("truncate", &[(&from, &to)])
     }
 
     /// Turns the rewards of the first steps into advantages and returns, on the device, and `scale` into

@@ -32,7 +32,7 @@ struct Memory {
 impl Ppo {
     /// Tensors that are not the policy's own, with their names. What is computed from others at the end of a
     /// round is not among them.
-    fn buffers(&self) -> [(&'static str, &Tensor); 12] {
+    fn buffers(&self) -> [(&'static str, &Tensor); 13] {
         let rollout = &self.rollout;
         [
             ("state", &self.state),
@@ -42,6 +42,7 @@ impl Ppo {
             ("rollout.choices", &rollout.choices),
             ("rollout.legal", &rollout.legal),
             ("rollout.log_probs", &rollout.log_probs),
+            ("rollout.entropies", &rollout.entropies),
             ("rollout.values", &rollout.values),
             ("rollout.rewards", &rollout.rewards),
             ("rollout.bootstraps", &rollout.bootstraps),

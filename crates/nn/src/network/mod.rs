@@ -27,7 +27,7 @@ pub use self::metrics::{EvalMetrics, GroupMetrics, Metrics, MetricsLayout};
 pub use self::plans::Plans;
 use self::plans::Topology;
 use self::run::{Run, Tensors};
-pub use self::sequence::{SequenceNetwork, SequenceOptions, SequenceRun};
+pub use self::sequence::{SequenceDraw, SequenceNetwork, SequenceOptions, SequenceRun};
 pub use self::snapshot::Snapshot;
 use crate::error::{Error, Result};
 use crate::graph::Graph;

@@ -16,6 +16,7 @@ use super::state::Weights;
 use crate::error::Result;
 use crate::graph::{Graph, Node, Op};
 use crate::kernels::Isa;
+use crate::kernels::sample::{SampleStep, Sampler};
 use crate::layout::Layout;
 use crate::ops::state;
 use crate::plan::{Mode, Objective, Phase, Plan, PlanOptions, Step};
@@ -45,6 +46,31 @@ pub struct SequenceRun<'a> {
     pub inputs: &'a [&'a Tensor],
 }
 
+/// A draw of actions from what a run says of each row: see [`Sampler`].
+#[derive(Clone, Copy, Debug)]
+pub struct SequenceDraw<'a> {
+    /// How.
+    pub sampler: &'a Arc<Sampler>,
+    /// Legality, u32 `[rows, places]`; [`SampleStep`], u32 `[4]`.
+    pub from: [&'a Tensor; 2],
+    /// Choices, u32 `[rows, heads]`; masks, u8 `[rows, logits]`; log-probabilities and entropies, f32
+    /// `[rows, heads]`; values, f32 `[rows]`.
+    pub to: [&'a Tensor; 5],
+    /// Copies of the inputs that have rows, in the graph's order.
+    pub seen: &'a [&'a Tensor],
+}
+
+/// What a plan is for, besides its rows.
+#[derive(Clone, Debug, PartialEq)]
+enum Goal {
+    /// The output of a forward run.
+    Output,
+    /// Actions, of a forward run.
+    Draw(Arc<Sampler>),
+    /// A gradient.
+    Train(Objective),
+}
+
 /// A graph over sequences with its parameters and optimiser, on one stream.
 #[derive(Debug)]
 pub struct SequenceNetwork {
@@ -52,8 +78,8 @@ pub struct SequenceNetwork {
     graph: Arc<Graph>,
     options: SequenceOptions,
     groups: Vec<Group>,
-    /// By objective, which is `None` for forward runs; the one used longest ago first.
-    plans: Vec<(Option<Objective>, Arc<Plan>)>,
+    /// By what they are for; the one used longest ago first.
+    plans: Vec<(Goal, Arc<Plan>)>,
     /// Memory of forward runs, and of training: a gradient survives forward runs.
     arenas: [Tensor; 2],
     /// Plan of the last gradient, which lies in the second arena.
@@ -108,21 +134,35 @@ impl SequenceNetwork {
         let rows = self.check_inputs("forward", run)?;
         let features = self.graph.classes();
         check(&self.stream, ("forward", "output"), output, (DType::F32, rows, features))?;
-        let plan = self.plan(rows, run.steps, None)?;
-        let spans = plan.last_states();
-        if spans.len() != states.len() {
-            let expected = format!("one tensor for each of {} LSTMs", spans.len());
-            return Err(argument("forward", "states", expected, states.len().to_string()));
-        }
-        for (span, state) in spans.iter().zip(states) {
-            let sequences = rows / run.steps;
-            let expected = (DType::F32, sequences, span.len / sequences);
-            check(&self.stream, ("forward", "states"), state, expected)?;
-        }
+        let plan = self.plan(rows, run.steps, &Goal::Output)?;
+        self.check_states("forward", &plan, states)?;
         let outputs: Vec<&Tensor> = std::iter::once(output).chain(states.iter().copied()).collect();
         let tensors =
             Tensors { inputs: run.inputs, outputs: &outputs, ..self.tensors(Mode::Infer) };
         self.launch("forward", Run::of(&plan, Phase::Forward..=Phase::Deliver), &tensors)
+    }
+
+    /// Runs forward, draws an action for every row from what it says, and copies what it saw; the state after the
+    /// last step goes to `states`, as in [`SequenceNetwork::forward`]. One launch, which waits for nothing; a new
+    /// size or sampler compiles a plan.
+    ///
+    /// # Errors
+    /// As [`SequenceNetwork::forward`].
+    pub fn act(
+        &mut self,
+        run: &SequenceRun<'_>,
+        draw: &SequenceDraw<'_>,
+        states: &[&Tensor],
+    ) -> Result<()> {
+        let rows = self.check_inputs("act", run)?;
+        self.check_draw(run, draw, rows)?;
+        let plan = self.plan(rows, run.steps, &Goal::Draw(Arc::clone(draw.sampler)))?;
+        self.check_states("act", &plan, states)?;
+        let inputs: Vec<&Tensor> = run.inputs.iter().chain(&draw.from).copied().collect();
+        let outputs: Vec<&Tensor> =
+            draw.to.iter().chain(states).chain(draw.seen).copied().collect();
+        let tensors = Tensors { inputs: &inputs, outputs: &outputs, ..self.tensors(Mode::Infer) };
+        self.launch("act", Run::of(&plan, Phase::Forward..=Phase::Deliver), &tensors)
     }
 
     /// Runs forward, the objective, backward, and measures the gradient
@@ -144,7 +184,7 @@ impl SequenceNetwork {
     ) -> Result<()> {
         let rows = self.check_inputs("differentiate", run)?;
         self.gradient = None;
-        let plan = self.plan(rows, run.steps, Some(objective))?;
+        let plan = self.plan(rows, run.steps, &Goal::Train(objective.clone()))?;
         let inputs: Vec<&Tensor> = run.inputs.iter().chain(data).copied().collect();
         let tensors = Tensors { inputs: &inputs, outputs: results, ..self.tensors(Mode::Train) };
         self.launch("differentiate", Run::of(&plan, Phase::Forward..=Phase::Measure), &tensors)?;
@@ -304,25 +344,72 @@ impl SequenceNetwork {
         Ok(rows)
     }
 
-    /// The plan of so many rows, forward only without an objective; its arena is made large enough.
-    fn plan(
-        &mut self,
-        batch: usize,
-        steps: usize,
-        objective: Option<&Objective>,
-    ) -> Result<Arc<Plan>> {
-        let mode = if objective.is_some() { Mode::Train } else { Mode::Infer };
+    /// One tensor for each state that a plan leaves.
+    fn check_states(&self, operation: &'static str, plan: &Plan, states: &[&Tensor]) -> Result<()> {
+        let (spans, sequences) = (plan.last_states(), plan.options().sequences());
+        if spans.len() != states.len() {
+            let expected = format!("one tensor for each of {} LSTMs", spans.len());
+            return Err(argument(operation, "states", expected, states.len().to_string()));
+        }
+        for (span, state) in spans.iter().zip(states) {
+            let expected = (DType::F32, sequences, span.len / sequences);
+            check(&self.stream, (operation, "states"), state, expected)?;
+        }
+        Ok(())
+    }
+
+    /// The tensors of a draw are as they should be.
+    fn check_draw(
+        &self,
+        run: &SequenceRun<'_>,
+        draw: &SequenceDraw<'_>,
+        rows: usize,
+    ) -> Result<()> {
+        let SequenceDraw { sampler, from, to, seen } = draw;
+        let (heads, logits) = (sampler.heads.len(), sampler.logits());
+        if logits + 1 != self.graph.classes() {
+            let expected = format!("heads with {} logits", self.graph.classes() - 1);
+            return Err(argument("act", "sampler", expected, logits.to_string()));
+        }
+        let forms = [
+            (from[0], "legality", DType::U32, [rows, sampler.places()]),
+            (from[1], "step", DType::U32, [SampleStep::WORDS, 1]),
+            (to[0], "choices", DType::U32, [rows, heads]),
+            (to[1], "legal", DType::U8, [rows, logits]),
+            (to[2], "log_probs", DType::F32, [rows, heads]),
+            (to[3], "entropies", DType::F32, [rows, heads]),
+            (to[4], "values", DType::F32, [rows, 1]),
+        ];
+        for (tensor, name, dtype, [rows, columns]) in forms {
+            check(&self.stream, ("act", name), tensor, (dtype, rows, columns))?;
+        }
+        let nodes = self.input_nodes().zip(run.inputs);
+        let like: Vec<_> = nodes.filter(|(node, _)| !matches!(node.op, Op::State(_))).collect();
+        if like.len() != seen.len() {
+            let expected = format!("a copy of each of {} inputs", like.len());
+            return Err(argument("act", "seen", expected, seen.len().to_string()));
+        }
+        for (to, (node, from)) in seen.iter().zip(like) {
+            let expected = (from.dtype(), rows, node.dims.numel());
+            check(&self.stream, ("act", "seen"), to, expected)?;
+        }
+        Ok(())
+    }
+
+    /// The plan of so many rows; its arena is made large enough.
+    fn plan(&mut self, batch: usize, steps: usize, goal: &Goal) -> Result<Arc<Plan>> {
+        let mode = if matches!(goal, Goal::Train(_)) { Mode::Train } else { Mode::Infer };
         let options = PlanOptions { steps, ..PlanOptions::new(batch, mode) };
-        let same = |(of, plan): &(Option<Objective>, Arc<Plan>)| {
-            plan.options() == options && of.as_ref() == objective
-        };
+        let same = |(of, plan): &(Goal, Arc<Plan>)| plan.options() == options && of == goal;
         let (key, plan) = match self.plans.iter().position(same) {
             Some(at) => self.plans.remove(at),
             None => {
-                let objective = objective.cloned();
-                let of = objective.as_ref().unwrap_or(&Objective::CrossEntropy);
-                let plan = Arc::new(Plan::compile_for(&self.graph, options, of)?);
-                (objective, plan)
+                let plan = match goal {
+                    Goal::Output => Plan::compile(&self.graph, options),
+                    Goal::Draw(how) => Plan::compile_draw(&self.graph, (batch, steps), how),
+                    Goal::Train(objective) => Plan::compile_for(&self.graph, options, objective),
+                };
+                (goal.clone(), Arc::new(plan?))
             }
         };
         if self.plans.len() == PLANS_MAX {

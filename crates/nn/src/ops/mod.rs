@@ -20,6 +20,7 @@ pub mod optim;
 pub mod pool;
 pub mod ppo;
 pub mod rows;
+pub mod sample;
 pub mod state;
 
 pub use operand::{Operands, Role, Signature, Slice, SliceMut, Spec};
@@ -89,6 +90,8 @@ families! {
     Optim(optim),
     /// The objective of proximal policy optimisation.
     Ppo(ppo),
+    /// Draws of actions.
+    Sample(sample),
     /// Metrics, and checks of a network's state.
     State(state),
 }

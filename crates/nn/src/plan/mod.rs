@@ -20,6 +20,7 @@ mod tree;
 mod value;
 
 use std::ops::{Range, RangeInclusive};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
@@ -36,6 +37,7 @@ pub use self::value::{Space, Span};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, ParamId};
 use crate::kernels::Isa;
+use crate::kernels::sample::Sampler;
 use crate::layout::Layout;
 use crate::ops::{Op, optim};
 
@@ -75,6 +77,30 @@ impl Plan {
     /// # Errors
     /// As [`Plan::compile`].
     pub fn compile_for(graph: &Graph, options: PlanOptions, objective: &Objective) -> Result<Self> {
+        Self::compile_with(graph, options, (objective, None))
+    }
+
+    /// Compiles a forward run of these rows that ends with a draw of actions, see
+    /// [`ops::sample`](crate::ops::sample), in place of the output. Its inputs follow the graph's: the legality of
+    /// places, the step. It leaves what was drawn as outputs 0 to 4, then the states, then copies of the inputs that
+    /// have rows.
+    ///
+    /// # Errors
+    /// As [`Plan::compile`].
+    pub fn compile_draw(
+        graph: &Graph,
+        (batch, steps): (usize, usize),
+        sampler: &Arc<Sampler>,
+    ) -> Result<Self> {
+        let options = PlanOptions { steps, ..PlanOptions::new(batch, Mode::Infer) };
+        Self::compile_with(graph, options, (&Objective::CrossEntropy, Some(sampler)))
+    }
+
+    fn compile_with(
+        graph: &Graph,
+        options: PlanOptions,
+        (objective, draw): (&Objective, Option<&Arc<Sampler>>),
+    ) -> Result<Self> {
         if options.batch == 0 || graph.nodes.iter().any(|n| n.dims.numel() == 0) {
             return Err(Error::EmptyBatch { batch: options.batch });
         }
@@ -118,7 +144,7 @@ impl Plan {
             }
             Mode::Infer => {
                 b.begin(Phase::Deliver);
-                lower::train::deliver(&mut b);
+                lower::train::deliver(&mut b, draw);
             }
             Mode::Evaluate | Mode::Gradient => {}
         }

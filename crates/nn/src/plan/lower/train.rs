@@ -1,13 +1,16 @@
 //! Steps of a run around the graph: loss, clipping, the optimisers, and results for the caller.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use meristem_device::DType;
 
-use crate::graph::GroupId;
+use crate::graph::{GroupId, Op};
+use crate::kernels::ppo::PpoLoss;
+use crate::kernels::sample::Sampler;
 use crate::network::metrics;
 use crate::ops::ppo::Pass;
-use crate::ops::{elementwise, loss, optim, ppo};
+use crate::ops::{self, Spec, elementwise, loss, optim, ppo, sample};
 use crate::plan::Objective;
 use crate::plan::builder::Builder;
 use crate::plan::value::{Space, Span, ValueId};
@@ -35,21 +38,12 @@ pub(in crate::plan) fn objective(b: &mut Builder<'_>, objective: &Objective) {
 fn ppo_objective(
     b: &mut Builder<'_>,
     [value, gradient]: [ValueId; 2],
-    (formula, pass): (&std::sync::Arc<crate::kernels::ppo::PpoLoss>, Pass),
+    (formula, pass): (&Arc<PpoLoss>, Pass),
 ) {
-    let (rows, loss) = (b.batch(), std::sync::Arc::clone(formula));
-    let op = crate::ops::Op::from(ppo::Op::Objective { loss, pass, rows });
-    let signature = op.signature();
-    let first = b.graph.inputs();
-    let mut reads = vec![value];
-    for (n, spec) in signature.reads.iter().skip(1).enumerate() {
-        reads.push(b.fixed(Span::new(Space::Input(first + n), spec.dtype, 0, spec.len)));
-    }
-    let mut writes = vec![gradient];
-    for (n, spec) in signature.writes.iter().skip(1).enumerate() {
-        writes.push(b.fixed(Span::new(Space::Output(n), spec.dtype, 0, spec.len)));
-    }
-    b.emit(op, &reads, &writes);
+    let (rows, loss) = (b.batch(), Arc::clone(formula));
+    let op = ops::Op::from(ppo::Op::Objective { loss, pass, rows });
+    let [reads, writes] = given(b, &op, [1, 1]);
+    b.emit(op, &[&[value][..], &reads].concat(), &[&[gradient][..], &writes].concat());
 }
 
 /// Emits loss and hits of the graph's output, for these rows of the scores.
@@ -106,15 +100,48 @@ pub(in crate::plan) fn updates(b: &mut Builder<'_>, coefficients: &[Option<Value
     }
 }
 
-/// Emits copies of the output and of every LSTM's last state to the caller's memory, in that order.
-pub(in crate::plan) fn deliver(b: &mut Builder<'_>) {
-    let mut results = vec![b.node(b.graph.output)];
+/// Emits copies to the caller's memory: of the output, or of what is drawn from it, then of every LSTM's last state;
+/// where something is drawn, also of the inputs that have rows.
+pub(in crate::plan) fn deliver(b: &mut Builder<'_>, draw: Option<&Arc<Sampler>>) {
+    let output = b.node(b.graph.output);
+    let (mut results, first) = match draw {
+        None => (vec![output], 0),
+        Some(sampler) => (vec![], self::draw(b, output, sampler)),
+    };
     results.extend(b.last_states.clone());
-    for (n, from) in results.into_iter().enumerate() {
+    if draw.is_some() {
+        let inputs = b.graph.nodes.iter().filter(|node| !matches!(node.op, Op::State(_)));
+        let inputs = inputs.filter_map(|node| Some((node.op.input()?, node.dims.numel())));
+        for (n, width) in inputs.collect::<Vec<_>>() {
+            // Indices are words of the same size, and copied as they are.
+            let span = Span::new(Space::Input(n), DType::F32, 0, b.batch() * width);
+            results.push(b.fixed(span));
+        }
+    }
+    for (n, from) in (first..).zip(results) {
         let len = b.values[from.index()].len;
         let to = b.fixed(Span::new(Space::Output(n), DType::F32, 0, len));
         b.emit(elementwise::Op::Pass { len, accumulate: false }, &[from], &[to]);
     }
+}
+
+/// Emits the draw from the output; the number of its results, which are the first outputs.
+fn draw(b: &mut Builder<'_>, output: ValueId, sampler: &Arc<Sampler>) -> usize {
+    let (rows, sampler) = (b.batch(), Arc::clone(sampler));
+    let op = ops::Op::from(sample::Op::Draw { sampler, rows });
+    let [reads, writes] = given(b, &op, [1, 0]);
+    b.emit(op, &[&[output][..], &reads].concat(), &writes);
+    writes.len()
+}
+
+/// The operands of a step beyond so many reads and writes of its own: inputs that follow the graph's, and outputs.
+fn given(b: &mut Builder<'_>, op: &ops::Op, [reads, writes]: [usize; 2]) -> [Vec<ValueId>; 2] {
+    let (signature, first) = (op.signature(), b.graph.inputs());
+    let mut fixed = |space, spec: &Spec| b.fixed(Span::new(space, spec.dtype, 0, spec.len));
+    let reads = signature.reads.iter().skip(reads).zip(first..);
+    let reads = reads.map(|(spec, n)| fixed(Space::Input(n), spec)).collect();
+    let writes = signature.writes.iter().skip(writes).enumerate();
+    [reads, writes.map(|(n, spec)| fixed(Space::Output(n), spec)).collect()]
 }
 
 /// The parameters of a group that a gradient reaches, in the group's layout.

@@ -1,0 +1,83 @@
+//! What a step of the policy needs from the host, in one copy: what the envs look like, what is legal in them, and
+//! the key of the random numbers.
+
+use meristem_device::{DType, Owner, Result, Stream, Tensor};
+use meristem_nn::kernels::sample::SampleStep;
+
+use super::rollout::RolloutShape;
+use crate::masks::Legality;
+use crate::observation::write_observation;
+use crate::view::EnvView;
+
+/// Memory of the host, and that of the device with its parts; parts lie one behind the other.
+#[derive(Debug)]
+pub(super) struct Inbox {
+    shape: RolloutShape,
+    words: Vec<u32>,
+    /// u32 `[words]`.
+    whole: Tensor,
+    /// f32 `[envs, features]`, normalised.
+    pub(super) observations: Tensor,
+    /// u32 `[envs, slots]`.
+    pub(super) blueprints: Tensor,
+    /// f32 `[envs]`: 0 where a trajectory begins.
+    pub(super) keep: Tensor,
+    /// u32 `[envs, slots]`: bit i where op i is legal.
+    pub(super) legality: Tensor,
+    /// u32 `[4]`: [`SampleStep`].
+    pub(super) step: Tensor,
+}
+
+impl Inbox {
+    /// Takes its memory. Does not wait.
+    pub(super) fn new(stream: &Stream, shape: RolloutShape) -> Result<Self> {
+        let RolloutShape { envs, features, slots, .. } = shape;
+        let len = envs * (features + 2 * slots + 1) + SampleStep::WORDS;
+        let whole = Tensor::zeros(stream, [len], DType::U32, Owner::Policy)?;
+        let mut first = 0;
+        let mut part = |dims: &[usize], dtype| {
+            let view = whole.view(first, dims)?.reinterpret(dtype);
+            first += dims.iter().product::<usize>();
+            view
+        };
+        Ok(Self {
+            shape,
+            words: vec![0; len],
+            observations: part(&[envs, features], DType::F32)?,
+            blueprints: part(&[envs, slots], DType::U32)?,
+            keep: part(&[envs], DType::F32)?,
+            legality: part(&[envs, slots], DType::U32)?,
+            step: part(&[SampleStep::WORDS], DType::U32)?,
+            whole,
+        })
+    }
+
+    /// Writes down what the envs look like, each observation by way of `normalize`; `fresh` are those whose
+    /// trajectory begins. One copy to the device, which waits for nothing.
+    pub(super) fn send(
+        &mut self,
+        views: &[EnvView<'_>],
+        fresh: &[bool],
+        mut normalize: impl FnMut(&mut [f32]),
+        step: SampleStep,
+    ) -> Result<()> {
+        let RolloutShape { envs, features, slots, .. } = self.shape;
+        let (observations, rest) = self.words.split_at_mut(envs * features);
+        let (blueprints, rest) = rest.split_at_mut(envs * slots);
+        let (keep, rest) = rest.split_at_mut(envs);
+        let (legality, key) = rest.split_at_mut(envs * slots);
+        let rows = bytemuck::cast_slice_mut::<u32, f32>(observations).chunks_exact_mut(features);
+        let rows = rows.zip(blueprints.chunks_exact_mut(slots));
+        for (view, (row, blueprints)) in views.iter().zip(rows) {
+            write_observation(view, row, blueprints);
+            normalize(row);
+        }
+        for (view, places) in views.iter().zip(legality.chunks_exact_mut(slots)) {
+            Legality::of(view.host).write_places(places);
+        }
+        let goes_on = |fresh: &bool| if *fresh { 0.0f32 } else { 1.0 };
+        keep.iter_mut().zip(fresh).for_each(|(to, fresh)| *to = goes_on(fresh).to_bits());
+        key.copy_from_slice(&step.to_words());
+        self.whole.copy_from_slice(&self.words)
+    }
+}

@@ -1,0 +1,49 @@
+//! The step that draws actions.
+
+use std::sync::Arc;
+
+use super::operand::{Operands, Signature, f32s, u8s, u32s};
+use crate::kernels::Isa;
+use crate::kernels::sample::{SampleFrom, SampleStep, Sampled, Sampler};
+
+/// Draws, by rows.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    /// Reads outputs (logits, then V, of each row), the legality of places (u32), and what differs from
+    /// step to step ([`SampleStep`], u32); writes choices (u32), the masks that were drawn under (u8),
+    /// log-probabilities, entropies, values.
+    Draw {
+        /// How.
+        sampler: Arc<Sampler>,
+        /// Rows.
+        rows: usize,
+    },
+}
+
+impl Op {
+    pub(super) fn signature(&self) -> Signature {
+        let Op::Draw { sampler, rows } = self;
+        let (logits, heads) = (sampler.logits(), f32s(rows * sampler.heads.len()));
+        let legality = u32s(rows * sampler.places());
+        Signature::new(
+            &[f32s(rows * (logits + 1)), legality, u32s(SampleStep::WORDS)],
+            &[u32s(heads.len), u8s(rows * logits), heads, heads, f32s(*rows)],
+        )
+    }
+
+    pub(super) fn run(&self, _isa: Isa, operands: Operands<'_>) {
+        let Op::Draw { sampler, .. } = self;
+        let ([outputs, legality, step], writes) = operands.split::<3, 5>();
+        let [choices, legal, log_probs, entropies, values] = writes;
+        let from =
+            SampleFrom { outputs: outputs.f32(), legality: legality.u32(), step: step.u32() };
+        let mut to = Sampled {
+            choices: choices.u32(),
+            legal: legal.u8(),
+            log_probs: log_probs.f32(),
+            entropies: entropies.f32(),
+            values: values.f32(),
+        };
+        sampler.draw(&from, &mut to);
+    }
+}
