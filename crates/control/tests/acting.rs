@@ -16,7 +16,7 @@ use meristem_nn::Isa;
 const ENVS: usize = 6;
 
 fn device() -> Device {
-    Device::open(DeviceId::Cpu, &DeviceOptions::default()).unwrap()
+    Device::open(DeviceId::Cpu(0), &DeviceOptions::default()).unwrap()
 }
 
 fn ppo(device: &Device, envs: usize, learning: Learning) -> Ppo {

@@ -67,6 +67,12 @@ pub enum Error {
         /// Samples asked for.
         batch: usize,
     },
+    /// A plan was asked for of more samples than memory can have addresses for.
+    #[error("a batch of {batch} samples has no place in memory; use a smaller one")]
+    BatchTooLarge {
+        /// Samples asked for.
+        batch: usize,
+    },
     /// A plan was asked for of sequences that do not have as many steps each.
     #[error("{batch} rows are not a whole number of sequences of {steps} steps")]
     Steps {

@@ -3,12 +3,20 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use common::host::{self, MINIMAL};
 use meristem_device::{
     DType, Device, DeviceId, DeviceOptions, MemoryFormat, Owner, Stream, Tensor,
 };
-use meristem_nn::graph::Dims;
-use meristem_nn::{Isa, Network, NetworkOptions, Result};
+use meristem_nn::graph::{Dims, GraphBuilder};
+use meristem_nn::kernels::ppo::{PpoHead, PpoLoss, report_len};
+use meristem_nn::ops::ppo::Pass;
+use meristem_nn::plan::{GroupMemory, Memory};
+use meristem_nn::{
+    Error, Isa, Mode, Network, NetworkOptions, Objective, Plan, PlanOptions, Result,
+    SequenceNetwork, SequenceOptions, SequenceRun,
+};
 
 const DIMS: Dims = Dims { c: 3, h: 16, w: 16 };
 const BATCH: usize = 4;
@@ -96,4 +104,97 @@ fn every_operation_refuses_and_nothing_has_run() {
     for (_, _, operation) in OPERATIONS {
         refused(operation, &x, &y, "kernel `bad` on stream `own`".into());
     }
+}
+
+#[test]
+fn a_batch_that_no_memory_can_hold_is_refused() {
+    let graph = host::bare(MINIMAL, DIMS);
+    for batch in [usize::MAX, 1 << 62, 1 << 50] {
+        for mode in [Mode::Infer, Mode::Train, Mode::Evaluate] {
+            let refused = Plan::compile(&graph, PlanOptions::new(batch, mode)).unwrap_err();
+            assert!(matches!(refused, Error::BatchTooLarge { .. }), "{refused}");
+        }
+    }
+}
+
+#[test]
+fn memory_of_another_form_is_refused_and_nothing_has_run() {
+    let mut b = GraphBuilder::new(Dims { c: 2, h: 1, w: 1 }, host::SGD);
+    let y = b.linear(b.input(), "fc", 3, true, None).unwrap();
+    let plan = Plan::compile(&b.finish(y).unwrap(), PlanOptions::new(4, Mode::Infer)).unwrap();
+    let size = plan.layout().groups[0];
+    let run = |inputs: usize, values: usize| {
+        let (mut arena, x) = (vec![7.0; plan.arena_len()], vec![0.0; inputs]);
+        let (mut values, mut momentum) = (vec![0.0; values], vec![0.0; size.moments]);
+        let (mut state, mut counters) = (vec![0.0; size.state], vec![0; size.counters]);
+        let mut memory = Memory::new(&mut arena, &[&x], &[]);
+        memory.push_group(GroupMemory {
+            values: &mut values,
+            momentum: &mut momentum,
+            state: &mut state,
+            counters: &mut counters,
+        });
+        let result = plan.run(Isa::portable(), &mut memory);
+        (result, arena)
+    };
+    assert!(run(8, size.values).0.is_ok());
+    for (inputs, values) in [(7, size.values), (16, size.values), (8, size.values + 1), (8, 0)] {
+        let (result, arena) = run(inputs, values);
+        assert!(matches!(result, Err(Error::PlanMemory { .. })), "{inputs}, {values}");
+        assert!(arena.iter().all(|value| *value == 7.0));
+    }
+}
+
+/// Data of an objective of another type or length, too much of it or too little, is named before
+/// anything has run.
+#[test]
+fn data_that_an_objective_does_not_take_is_refused() {
+    let device = open();
+    let stream = device.stream("policy");
+    let mut b = GraphBuilder::new(Dims { c: 2, h: 1, w: 1 }, host::SGD);
+    let y = b.linear(b.input(), "fc", 4, true, None).unwrap();
+    let graph = Arc::new(b.finish(y).unwrap());
+    let options = SequenceOptions { seed: 1, isa: Isa::detect(), owner: Owner::Policy };
+    let mut network = SequenceNetwork::new(&stream, graph, options).unwrap();
+    let head = PpoHead {
+        choices: 3,
+        used_by: 7,
+        floor: 0.0,
+        entropy_coefficient: 0.0,
+        entropy_floor: 0.0,
+    };
+    let loss = PpoLoss {
+        heads: vec![head],
+        clip: 0.2,
+        value_coefficient: 0.5,
+        entropy_floor_coefficient: 0.0,
+    };
+    let loss = Arc::new(loss);
+    let ppo = Objective::Ppo { loss, pass: Pass::First };
+    let zeros = |len: usize, dtype| Tensor::zeros(&stream, [len], dtype, Owner::Policy).unwrap();
+    let x = Tensor::zeros(&stream, [5, 2], DType::F32, Owner::Policy).unwrap();
+    let (choices, legal) = (zeros(5, DType::U32), zeros(15, DType::U8));
+    let (row, other) = (zeros(5, DType::F32), zeros(5, DType::F32));
+    let results = [zeros(5, DType::F32), zeros(report_len(1), DType::F64)];
+    let results: Vec<&Tensor> = results.iter().collect();
+    let (long, floats) = (zeros(18, DType::U8), zeros(5, DType::F32));
+    let mut differentiate = |objective: &Objective, data: &[&Tensor]| {
+        let run = SequenceRun { steps: 1, inputs: &[&x] };
+        network.differentiate(&run, objective, data, &results)
+    };
+    differentiate(&ppo, &[&choices, &legal, &row, &other]).unwrap();
+    device.synchronize().unwrap();
+    let launches = device.counts().launches;
+    for data in [
+        vec![&floats, &legal, &row, &other],
+        vec![&choices, &long, &row, &other],
+        vec![&choices, &legal, &row],
+        vec![&choices, &legal, &choices, &other],
+    ] {
+        let refused = differentiate(&ppo, &data).unwrap_err();
+        assert!(matches!(refused, Error::PlanMemory { .. }), "{refused}");
+    }
+    let refused = differentiate(&Objective::CrossEntropy, &[]).unwrap_err();
+    assert!(matches!(refused, Error::Argument { argument: "objective", .. }), "{refused}");
+    assert_eq!(device.counts().launches, launches);
 }

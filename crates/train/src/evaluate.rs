@@ -30,15 +30,17 @@ fn serve(
     gathers: &mut [GatherBatches],
     configurations: &[Range<usize>],
 ) -> Result<()> {
+    if gathers.is_empty() {
+        return Ok(());
+    }
     gathers.iter_mut().try_for_each(|gather| gather.start_epoch(0))?;
     let mut networks = networks(envs);
     loop {
         let mut batches = vec![];
         for gather in &mut *gathers {
-            batches.extend(gather.next()?.into_iter().flatten());
-        }
-        if batches.is_empty() {
-            return Ok(());
+            // All serve one split, and end together.
+            let Some(next) = gather.next()? else { return Ok(()) };
+            batches.extend(next);
         }
         networks.eval_rows(&labelled(&batches), configurations)?;
     }

@@ -162,12 +162,15 @@ impl Episode<'_, '_> {
         }
         let _scopes = self.hot_scopes(permitted::SNAPSHOT, permitted::snapshot);
         let (mut networks, mut snapshots) = (vec![], vec![]);
-        for env in due {
-            (env.guard.snapshot_step, env.guard.failures) = (Some(step), 0);
+        for env in &mut due {
             let (network, snapshot, graph) = env.snapshot_due(self.setup)?;
             networks.push(network);
             snapshots.push((snapshot, graph));
         }
-        Ok(meristem_nn::Fleet::of(networks).take_snapshots(snapshots)?)
+        meristem_nn::Fleet::of(networks).take_snapshots(snapshots)?;
+        for env in due {
+            (env.guard.snapshot_step, env.guard.failures) = (Some(step), 0);
+        }
+        Ok(())
     }
 }

@@ -97,7 +97,7 @@ impl<'a> Fleet<'a> {
     /// [`Error::Argument`] for another number of tables than networks; as [`Network::set_alphas`].
     #[track_caller]
     pub fn set_alphas(&mut self, tables: &[Vec<Vec<f32>>]) -> Result<()> {
-        self.check("set_alphas", "tables", tables.len())?;
+        self.check_all("set_alphas", "tables", tables.len())?;
         for (network, rows) in self.networks.iter_mut().zip(tables) {
             network.set_alphas(rows)?;
         }
@@ -107,10 +107,10 @@ impl<'a> Fleet<'a> {
     /// Takes a snapshot of each, of the groups that a graph has; see [`Snapshot::take`].
     ///
     /// # Errors
-    /// [`Error::Argument`] for more snapshots than networks; as [`Snapshot::take`].
+    /// [`Error::Argument`] for another number of snapshots than networks; as [`Snapshot::take`].
     #[track_caller]
     pub fn take_snapshots(&self, snapshots: Vec<(&mut Snapshot, Arc<Graph>)>) -> Result<()> {
-        self.check("take_snapshots", "snapshots", snapshots.len())?;
+        self.check_all("take_snapshots", "snapshots", snapshots.len())?;
         for (network, (snapshot, graph)) in self.networks.iter().zip(snapshots) {
             snapshot.take(network, &graph)?;
         }
@@ -124,6 +124,15 @@ impl<'a> Fleet<'a> {
     #[track_caller]
     pub fn count_non_finite(&self) -> Result<()> {
         self.networks.iter().try_for_each(|network| network.count_non_finite())
+    }
+
+    fn check_all(&self, operation: &'static str, argument: &'static str, got: usize) -> Result<()> {
+        let all = self.networks.len();
+        if got == all {
+            return Ok(());
+        }
+        let (expected, got) = (format!("{all}, one a network"), got.to_string());
+        Err(Error::Argument { operation, argument, expected, got })
     }
 
     fn check(&self, operation: &'static str, argument: &'static str, got: usize) -> Result<()> {

@@ -162,8 +162,11 @@ impl Network {
     #[track_caller]
     pub fn fingerprint(&self) -> Result<()> {
         let spans = self.group_spans();
-        let tensors = spans.iter().map(|span| (span.dtype, span.len)).collect();
-        let op = state::Op::Fingerprint(tensors);
+        let words = |span: &Span| match span.dtype {
+            DType::I64 => state::Words::I64(span.len),
+            _ => state::Words::F32(span.len),
+        };
+        let op = state::Op::Fingerprint(spans.iter().map(words).collect());
         let step = Step::new(op, &spans, &[metrics::fingerprint_span()]);
         self.launch_steps("fingerprint", vec![step])
     }

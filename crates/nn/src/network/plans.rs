@@ -8,16 +8,16 @@ use crate::graph::Graph;
 use crate::plan::{AlphaPattern, Plan, PlanOptions};
 
 /// Topologies kept; of those that no network has, the one used longest ago goes first.
-const TOPOLOGIES_MAX: usize = 256;
+const TOPOLOGIES_MAX: usize = 64;
 /// Plans kept per topology: batch sizes are few (the full one and a remainder per split).
 const PLANS_MAX: usize = 24;
-/// Plans of many rows of alphas kept per topology: two batch sizes and the patterns of the envs that
-/// share it.
-const ROW_PLANS_MAX: usize = 64;
+/// Plans of many rows of alphas kept per topology: two batch sizes and a few patterns, which follow from
+/// the modules that are live. Only the subsets of an episode's last step vary from env to env.
+const ROW_PLANS_MAX: usize = 24;
 
-/// Compiled plans by topology. A handle: clones are the same plans. Networks of one device that are
-/// made with the same handle compile each topology once, and networks with equal plans can run as one
-/// (see [`Fleet`](super::Fleet)).
+/// Compiled plans by topology. A handle: clones are the same plans. Networks that are made with the same
+/// handle compile each topology once, and networks with equal plans can run as one (see
+/// [`Fleet`](super::Fleet)). Each list keeps those that were used last.
 #[derive(Clone, Debug, Default)]
 pub struct Plans(Arc<Mutex<Vec<Arc<Topology>>>>);
 
@@ -48,7 +48,7 @@ pub(super) struct Topology {
     plans: Mutex<Compiled>,
 }
 
-/// Plans of one graph; the one compiled first goes first.
+/// Plans of one graph; the one used longest ago is the first.
 #[derive(Debug, Default)]
 struct Compiled {
     plans: Vec<Arc<Plan>>,
@@ -67,14 +67,12 @@ impl Topology {
     /// As [`Plan::compile`].
     pub(super) fn plan(&self, options: PlanOptions) -> Result<Arc<Plan>> {
         let Compiled { plans, .. } = &mut *lock(&self.plans);
-        if let Some(plan) = plans.iter().find(|plan| plan.options() == options) {
-            return Ok(Arc::clone(plan));
-        }
-        let plan = Arc::new(Plan::compile(&self.graph, options)?);
-        if plans.len() >= PLANS_MAX {
-            plans.remove(0);
-        }
-        plans.push(Arc::clone(&plan));
+        let known = plans.iter().position(|plan| plan.options() == options);
+        let plan = match known {
+            Some(at) => plans.remove(at),
+            None => Arc::new(Plan::compile(&self.graph, options)?),
+        };
+        push(plans, PLANS_MAX, Arc::clone(&plan));
         Ok(plan)
     }
 
@@ -84,19 +82,23 @@ impl Topology {
     /// As [`Plan::compile_rows`].
     pub(super) fn rows(&self, batch: usize, pattern: &AlphaPattern) -> Result<Arc<Plan>> {
         let Compiled { rows, .. } = &mut *lock(&self.plans);
-        let same = |(of, plan): &&(AlphaPattern, Arc<Plan>)| {
-            of == pattern && plan.options().batch == batch
+        let same =
+            |(of, plan): &(AlphaPattern, Arc<Plan>)| of == pattern && plan.options().batch == batch;
+        let (key, plan) = match rows.iter().position(same) {
+            Some(at) => rows.remove(at),
+            None => (pattern.clone(), Arc::new(Plan::compile_rows(&self.graph, pattern, batch)?)),
         };
-        if let Some((_, plan)) = rows.iter().find(same) {
-            return Ok(Arc::clone(plan));
-        }
-        let plan = Arc::new(Plan::compile_rows(&self.graph, pattern, batch)?);
-        if rows.len() >= ROW_PLANS_MAX {
-            rows.remove(0);
-        }
-        rows.push((pattern.clone(), Arc::clone(&plan)));
+        push(rows, ROW_PLANS_MAX, (key, Arc::clone(&plan)));
         Ok(plan)
     }
+}
+
+/// Adds what was used last; the first goes if there are too many.
+fn push<T>(all: &mut Vec<T>, most: usize, last: T) {
+    if all.len() >= most {
+        all.remove(0);
+    }
+    all.push(last);
 }
 
 /// A panic while a plan was compiled leaves a list without it.

@@ -1,5 +1,6 @@
 //! The one way from steps to a stream: their memories become the arguments of a launch.
 
+use std::borrow::Cow;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
@@ -71,12 +72,12 @@ impl Run {
         Self { then, ..self }
     }
 
-    fn uses(&self) -> Vec<SpaceUse> {
-        let of_plan = |(plan, phases): &(Arc<Plan>, RangeInclusive<Phase>)| {
-            plan.uses(phases.clone()).to_vec()
-        };
-        let mut all = self.phases.as_ref().map(of_plan).unwrap_or_default();
-        uses(&self.then).into_iter().for_each(|of| add_use(&mut all, of));
+    fn uses(&self) -> Cow<'_, [SpaceUse]> {
+        let of_plan = self.phases.as_ref().map(|(plan, phases)| plan.uses(phases.clone()));
+        let mut all = Cow::Borrowed(of_plan.unwrap_or_default());
+        if !self.then.is_empty() {
+            uses(&self.then).into_iter().for_each(|of| add_use(all.to_mut(), of));
+        }
         all
     }
 
@@ -88,7 +89,7 @@ impl Run {
     /// Enqueues the steps as one launch that reads and writes what they do. Waits for nothing.
     ///
     /// # Errors
-    /// [`Error::PlanMemory`] for a tensor that is absent or too short; as
+    /// [`Error::PlanMemory`] for a tensor that is absent, of another type or too short; as
     /// [`Launch::run`](meristem_device::Launch::run).
     #[track_caller]
     pub(super) fn launch(
@@ -99,7 +100,7 @@ impl Run {
     ) -> Result<()> {
         let mut launch = stream.launch(operation);
         let mut bound: SmallVec<[(SpaceUse, usize); 16]> = SmallVec::new();
-        for of in self.uses() {
+        for &of in &*self.uses() {
             let (tensor, start) = find(tensors, of)?;
             bound.push((of, start * tensor.dtype().size()));
             launch = if of.written { launch.write(tensor) } else { launch.read(tensor) };
@@ -120,15 +121,19 @@ impl Run {
 
 /// The tensor that is used, and the first of its elements that belongs to the space.
 fn find<'a>(tensors: &Tensors<'a>, of: SpaceUse) -> Result<(&'a Tensor, usize)> {
-    let missing = |got: String| Error::PlanMemory {
-        what: "tensors of a launch",
-        expected: format!("{:?} of at least {} bytes", of.space, of.bytes),
-        got,
+    let mismatch = |got: String| {
+        let least = if of.is_whole() { "" } else { "at least " };
+        let expected =
+            format!("{:?} with {least}{} of {}", of.space, of.bytes / of.dtype.size(), of.dtype);
+        Error::PlanMemory { what: "tensors of a launch", expected, got }
     };
-    let (tensor, start) = tensors.of(of.space).ok_or_else(|| missing("none".into()))?;
-    let size = tensor.dtype().size();
-    match (start * size + of.bytes) > tensor.numel() * size {
-        true => Err(missing(format!("{} elements of {}", tensor.numel() - start, tensor.dtype()))),
-        false => Ok((tensor, start)),
+    let (tensor, start) = tensors.of(of.space).ok_or_else(|| mismatch("none".into()))?;
+    let (dtype, elements) = (tensor.dtype(), tensor.numel().saturating_sub(start));
+    let bytes = elements * dtype.size();
+    let typed = of.space == Space::Arena || dtype == of.dtype;
+    let sized = if of.is_whole() { bytes == of.bytes } else { bytes >= of.bytes };
+    match typed && sized {
+        true => Ok((tensor, start)),
+        false => Err(mismatch(format!("{elements} of {dtype}"))),
     }
 }

@@ -173,8 +173,9 @@ impl SequenceNetwork {
     /// [`ops::ppo`](crate::ops::ppo).
     ///
     /// # Errors
-    /// [`Error::Argument`](crate::Error::Argument); [`Error::PlanMemory`](crate::Error::PlanMemory) for
-    /// data or results that are missing or too short; memory, a failed stream.
+    /// [`Error::Argument`](crate::Error::Argument), also for the cross-entropy, which is for batches with
+    /// labels; [`Error::PlanMemory`](crate::Error::PlanMemory) for data or results that are missing, or of
+    /// another type or number of elements; memory, a failed stream.
     pub fn differentiate(
         &mut self,
         run: &SequenceRun<'_>,
@@ -183,6 +184,10 @@ impl SequenceNetwork {
         results: &[&Tensor],
     ) -> Result<()> {
         let rows = self.check_inputs("differentiate", run)?;
+        if *objective == Objective::CrossEntropy {
+            let (expected, got) = ("one over rows".into(), format!("{objective:?}"));
+            return Err(argument("differentiate", "objective", expected, got));
+        }
         self.gradient = None;
         let plan = self.plan(rows, run.steps, &Goal::Train(objective.clone()))?;
         let inputs: Vec<&Tensor> = run.inputs.iter().chain(data).copied().collect();
@@ -208,8 +213,9 @@ impl SequenceNetwork {
         run.launch((&self.stream, operation), self.options.isa, tensors)
     }
 
-    /// Norms of the last gradient before clipping, per group, as f64 on the device;
-    /// [`Metrics::parse`](super::Metrics::parse) reads them.
+    /// Norm of the last gradient before clipping, as `last_norm` of each group of
+    /// [`Metrics::parse`](super::Metrics::parse), f64 on the device. The other figures add up over every
+    /// time that a gradient was measured, and mean nothing here.
     pub fn metrics(&self) -> &Tensor {
         &self.metrics
     }

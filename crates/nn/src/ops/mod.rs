@@ -28,7 +28,7 @@ pub use operand::{Operands, Role, Signature, Slice, SliceMut, Spec};
 use crate::error::{Error, Result};
 use crate::kernels::{GradOut, Isa};
 
-/// Who runs an operation.
+/// The processor that runs an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Backend {
@@ -100,6 +100,10 @@ families! {
 ///
 /// # Errors
 /// [`Error::Operand`] for operands that do not fit the signature; nothing has run.
+///
+/// # Panics
+/// For indices out of range: labels, embedding indices and choices among the elements, ranges of
+/// parameters in the operation.
 pub fn run(on: Backend, op: &Op, operands: Operands<'_>) -> Result<()> {
     let Signature { reads, writes } = op.signature();
     let counts = [reads.len(), writes.len()];

@@ -1,7 +1,5 @@
 //! Steps over a network's whole state: empty metrics, what is not finite, fingerprints.
 
-use meristem_device::DType;
-
 use super::operand::{Operands, Signature, Slice, f32s, f64s, i64s};
 use crate::kernels::Isa;
 use crate::network::metrics::MetricsLayout;
@@ -13,9 +11,18 @@ pub enum Op {
     ResetMetrics(MetricsLayout),
     /// Reads f32 tensors of these lengths; writes how many elements are NaN or infinite (f64).
     CountNonFinite(Vec<usize>),
-    /// Reads tensors of these types (f32 or i64) and lengths; writes the upper and the lower half of
-    /// their hash (f64, which holds each exactly): FNV-1a over words of 32 bits.
-    Fingerprint(Vec<(DType, usize)>),
+    /// Reads these tensors; writes the upper and the lower half of their hash (f64, which holds each
+    /// exactly): FNV-1a over words of 32 bits.
+    Fingerprint(Vec<Words>),
+}
+
+/// A tensor of whole words, by its length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Words {
+    /// Elements of f32.
+    F32(usize),
+    /// Elements of i64, the lower word first.
+    I64(usize),
 }
 
 impl Op {
@@ -27,9 +34,9 @@ impl Op {
                 Signature::new(&reads, &[f64s(1)])
             }
             Op::Fingerprint(tensors) => {
-                let spec = |&(dtype, len): &(DType, usize)| match dtype {
-                    DType::I64 => i64s(len),
-                    _ => f32s(len),
+                let spec = |words: &Words| match *words {
+                    Words::F32(len) => f32s(len),
+                    Words::I64(len) => i64s(len),
                 };
                 let reads: Vec<_> = tensors.iter().map(spec).collect();
                 Signature::new(&reads, &[f64s(2)])

@@ -10,8 +10,7 @@ use super::value::{Space, Span, ValueId};
 const VECTOR: usize = crate::layout::LANES * size_of::<f32>();
 
 /// The first misuse: a step that reads what another value has overwritten or nobody has written,
-/// writes what it also reads, writes what is read only, or has operands that do not fit its operation.
-/// `None` for a plan as it should be.
+/// writes what it also reads, or writes what is read only. `None` for a plan as it should be.
 pub(super) fn misuse(values: &[Value], steps: &[Draft], spans: &[Span]) -> Option<String> {
     let span = |id: ValueId| spans[id.index()];
     // Which value's data each vector of the arena holds.
@@ -24,9 +23,6 @@ pub(super) fn misuse(values: &[Value], steps: &[Draft], spans: &[Span]) -> Optio
         }
     }
     for (at, step) in steps.iter().enumerate() {
-        if let Some(misfit) = misfit(values, step) {
-            return Some(format!("step {at} {step:?}: {misfit}"));
-        }
         let named = |ids: &[ValueId]| -> Vec<ValueId> {
             let ids = ids.iter().copied().filter(|id| *id != ValueId::NONE);
             ids.filter(|id| span(*id).len > 0).collect()
@@ -60,6 +56,14 @@ pub(super) fn misuse(values: &[Value], steps: &[Draft], spans: &[Span]) -> Optio
         }
     }
     None
+}
+
+/// The first step with an operand that its operation does not take; `None` for a plan as it should be.
+pub(super) fn misfits(values: &[Value], steps: &[Draft]) -> Option<String> {
+    let found = |(at, step): (usize, &Draft)| {
+        misfit(values, step).map(|misfit| format!("step {at} {step:?}: {misfit}"))
+    };
+    steps.iter().enumerate().find_map(found)
 }
 
 /// The first operand of a step that its operation does not take.
@@ -122,7 +126,7 @@ mod tests {
         let input = Span::new(Space::Input(0), DType::F32, 0, 16);
         assert!(misuse(&values, &[draft(0, 1)], &[span(0), input, span(32)]).is_some());
         let longer = [Value { len: 17, ..values[0] }, values[1], values[2]];
-        let misfit = misuse(&longer, &steps(), &[span(0), span(32), span(48)]);
-        assert!(misfit.unwrap().contains("got 17 of f32"));
+        assert_eq!(misfits(&values, &steps()), None);
+        assert!(misfits(&longer, &steps()).unwrap().contains("got 17 of f32"));
     }
 }

@@ -66,7 +66,7 @@ impl Plan {
     ///
     /// # Errors
     /// [`Error::EmptyBatch`] for a batch of no samples or a graph with an empty value;
-    /// [`Error::Steps`] for samples that are not whole sequences;
+    /// [`Error::BatchTooLarge`] where a value would have no place in memory; [`Error::Steps`] for samples that are not whole sequences;
     /// [`Error::OneValuePerChannel`] where batch norm would have to train on one value per channel.
     pub fn compile(graph: &Graph, options: PlanOptions) -> Result<Self> {
         Self::compile_for(graph, options, &Objective::CrossEntropy)
@@ -101,9 +101,7 @@ impl Plan {
         options: PlanOptions,
         (objective, draw): (&Objective, Option<&Arc<Sampler>>),
     ) -> Result<Self> {
-        if options.batch == 0 || graph.nodes.iter().any(|n| n.dims.numel() == 0) {
-            return Err(Error::EmptyBatch { batch: options.batch });
-        }
+        check_batch(graph, options.batch)?;
         if options.steps == 0 || !options.batch.is_multiple_of(options.steps) {
             return Err(Error::Steps { batch: options.batch, steps: options.steps });
         }
@@ -232,6 +230,18 @@ impl Plan {
         &self.layout
     }
 
+    /// Bytes of a group's memory.
+    fn group_bytes(&self, space: Space) -> Option<usize> {
+        let size = |group: crate::graph::GroupId| self.layout.groups[group.index()];
+        Some(match space {
+            Space::Values(g) => size(g).values * size_of::<f32>(),
+            Space::Momentum(g) => size(g).moments * size_of::<f32>(),
+            Space::State(g) => size(g).state * size_of::<f32>(),
+            Space::Counters(g) => size(g).counters * size_of::<i64>(),
+            _ => return None,
+        })
+    }
+
     /// The steps of some phases, in order.
     pub fn steps(&self, phases: RangeInclusive<Phase>) -> &[Step] {
         let first = *phases.start() as usize;
@@ -265,23 +275,41 @@ impl Plan {
     /// results stay in the arena.
     ///
     /// # Errors
-    /// [`Error::PlanMemory`] when a memory is missing or shorter than the plan needs, or the plan has a
-    /// loss.
+    /// [`Error::PlanMemory`] when a memory is missing or has another length than the plan needs (arena and
+    /// alphas may be longer), or the plan has a loss.
     pub fn run(&self, isa: Isa, memory: &mut Memory<'_>) -> Result<()> {
         if !matches!(self.options.mode, Mode::Infer | Mode::Gradient) {
             let got = format!("a plan compiled for {:?}", self.options.mode);
             return Err(Error::PlanMemory { what: "mode", expected: "no loss".into(), got });
         }
         let phases = Phase::Forward..=Phase::Backward;
-        for SpaceUse { space, bytes, .. } in self.uses(phases.clone()) {
-            let got = memory.bytes(*space);
-            if *bytes > got {
-                let expected = format!("{space:?} of at least {bytes} bytes");
+        for of in self.uses(phases.clone()) {
+            let (got, group) = (memory.bytes(of.space), self.group_bytes(of.space));
+            let fits = match group {
+                Some(bytes) => got == bytes,
+                None if of.is_whole() => got == of.bytes,
+                None => got >= of.bytes,
+            };
+            if !fits {
+                let expected = format!("{:?} of {} bytes", of.space, group.unwrap_or(of.bytes));
                 return Err(Error::PlanMemory { what: "memory", expected, got: got.to_string() });
             }
         }
         self.steps(phases).iter().for_each(|step| step.run(isa, memory));
         Ok(())
+    }
+}
+
+/// Refuses a batch that a plan cannot have.
+fn check_batch(graph: &Graph, batch: usize) -> Result<()> {
+    let elements = graph.nodes.iter().map(|node| node.dims.numel());
+    match (batch == 0, elements.clone().min(), elements.max()) {
+        (true, ..) | (_, Some(0), _) => Err(Error::EmptyBatch { batch }),
+        // The arena holds a few values for each node, and scratch of a few times the largest.
+        (_, _, Some(most)) if batch > (isize::MAX as usize >> 12) / most / graph.nodes.len() => {
+            Err(Error::BatchTooLarge { batch })
+        }
+        _ => Ok(()),
     }
 }
 
@@ -315,6 +343,8 @@ fn finish(
     let (spans, arena_len) = assign_memory(&values, &steps);
     let span = |id: ValueId| if id == ValueId::NONE { Span::EMPTY } else { spans[id.index()] };
     let all = |ids: &[ValueId]| ids.iter().map(|id| span(*id)).collect::<SmallVec<_>>();
+    // Linear in the steps, and once for all runs; following the memory takes longer.
+    assert_eq!(check::misfits(&values, &steps), None, "operands of a plan");
     if cfg!(debug_assertions) {
         let problem = check::misuse(&values, &steps, &spans);
         assert_eq!(problem, None, "memory of a plan");

@@ -1,5 +1,6 @@
 //! Steps of a plan: an operation with the places of its operands.
 
+use meristem_device::DType;
 use smallvec::SmallVec;
 
 use super::memory::Memory;
@@ -7,7 +8,8 @@ use super::value::{Space, Span, ValueId};
 use crate::kernels::Isa;
 use crate::ops::Op;
 
-/// The parts of a plan, in order. A run takes one or several that follow each other.
+/// The parts of a plan, in order. A run takes one or several that follow each other. A plan of many rows
+/// of alphas has its scores between its values, and all of it is in the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// The graph's values; in training batch norm's running statistics move.
@@ -68,8 +70,17 @@ pub struct SpaceUse {
     pub space: Space,
     /// Whether any of the steps writes it.
     pub written: bool,
+    /// Element type; the arena has pieces of others, too.
+    pub dtype: DType,
     /// Bytes up to the end of the last piece that is used.
     pub bytes: usize,
+}
+
+impl SpaceUse {
+    /// Whether steps use all of this memory, if any.
+    pub fn is_whole(&self) -> bool {
+        matches!(self.space, Space::Input(_) | Space::Output(_) | Space::Targets)
+    }
 }
 
 /// The memories that these steps use, in the order of first use.
@@ -81,7 +92,12 @@ pub(crate) fn uses<'s>(steps: impl IntoIterator<Item = &'s Step>) -> Vec<SpaceUs
             if span.len > 0 {
                 add_use(
                     &mut uses,
-                    SpaceUse { space: span.space, written, bytes: span.bytes().end },
+                    SpaceUse {
+                        space: span.space,
+                        written,
+                        dtype: span.dtype,
+                        bytes: span.bytes().end,
+                    },
                 );
             }
         }

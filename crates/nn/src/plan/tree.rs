@@ -14,8 +14,8 @@ use std::collections::HashMap;
 use super::builder::Builder;
 use super::fuse::{self, Unit};
 use super::value::ValueId;
-use super::{Mode, Plan, PlanOptions, finish, input_gradients_of, lower};
-use crate::error::{Error, Result};
+use super::{Mode, Plan, PlanOptions, check_batch, finish, input_gradients_of, lower};
+use crate::error::Result;
 use crate::graph::{Graph, NodeId, Op};
 use crate::layout::Layout;
 
@@ -174,11 +174,10 @@ impl Plan {
     /// to the k-th configuration from the one it is run with.
     ///
     /// # Errors
-    /// [`Error::EmptyBatch`] for a batch of no samples or a graph with an empty value.
+    /// [`Error::EmptyBatch`] for a batch of no samples or a graph with an empty value;
+    /// [`Error::BatchTooLarge`].
     pub fn compile_rows(graph: &Graph, pattern: &AlphaPattern, batch: usize) -> Result<Self> {
-        if batch == 0 || graph.nodes.iter().any(|n| n.dims.numel() == 0) {
-            return Err(Error::EmptyBatch { batch });
-        }
+        check_batch(graph, batch)?;
         let options = PlanOptions::new(batch, Mode::Evaluate);
         let layout = Layout::new(graph);
         let mut b = Builder::new(graph, &layout, options);

@@ -30,7 +30,7 @@ pub enum Space {
     Targets,
     /// The rows of alphas of this run, f32. Read only.
     Alphas,
-    /// Metrics of training, f64.
+    /// Metrics but the scores, f64.
     Metrics,
     /// The rows of evaluation metrics of this run, f64.
     Scores,
@@ -85,10 +85,10 @@ impl Span {
         self.start..self.start + self.len
     }
 
-    /// As a range of bytes of its memory.
+    /// As a range of bytes of its memory; what is too large for an address ends at the largest.
     pub fn bytes(self) -> std::ops::Range<usize> {
-        let size = self.dtype.size();
-        self.start * size..(self.start + self.len) * size
+        let (size, end) = (self.dtype.size(), self.start.saturating_add(self.len));
+        self.start.saturating_mul(size)..end.saturating_mul(size)
     }
 
     /// Whether the two have a byte in common.
