@@ -4,7 +4,9 @@
 //! selection costs beside a plain read of the same memory, by the trace of the device: time within
 //! the kernels, while all ranks run them. On an idle machine.
 
-use meristem_comm::{CommOptions, Communicator, Keep, Order, Reduction, Sparse, SparseSum, Sum};
+use meristem_comm::{
+    CommOptions, Communicator, Keep, Order, Reduction, Sparse, SparseSum, Sum, picks,
+};
 use meristem_device::simd::{Vectorized, vectorize};
 use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Stream, Tensor, Trace};
 use std::error::Error;
@@ -66,7 +68,7 @@ fn main() -> Outcome<()> {
     let len: usize = words.next().map_or(Ok(16 << 20), |word| word.parse())?;
     let ranks: usize = words.next().map_or(Ok(2), |word| word.parse())?;
     let density: f64 = words.next().map_or(Ok(0.01), |word| word.parse())?;
-    let k = (len as f64 * density) as usize;
+    let k = picks(density, len);
     let path = std::env::temp_dir().join(format!("meristem-exchange-{}.json", std::process::id()));
     let trace = Trace::create(&path)?;
     let options = DeviceOptions { trace: Some(trace.clone()), ..DeviceOptions::default() };

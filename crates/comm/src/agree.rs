@@ -18,8 +18,12 @@ pub(crate) fn check(calls: &[Call]) -> Result<()> {
         ("operation", format!("`{}`", usual.operation), format!("`{}`", call.operation))
     } else if call.dtype != usual.dtype {
         ("element type", dtype(usual), dtype(call))
-    } else if call.count != usual.count {
-        ("element count", usual.count.to_string(), call.count.to_string())
+    } else if call.count() != usual.count() {
+        ("element count", usual.count().to_string(), call.count().to_string())
+    } else if call.shape != usual.shape {
+        ("shape", usual.shape.to_string(), call.shape.to_string())
+    } else if call.format != usual.format {
+        ("memory format", usual.format.to_string(), call.format.to_string())
     } else if call.kept != usual.kept {
         let shown = |call: &Call| format!("of digest {:016x}", call.kept);
         ("a state between calls", shown(usual), shown(call))
@@ -32,16 +36,16 @@ pub(crate) fn check(calls: &[Call]) -> Result<()> {
 /// Error for elements that cannot be summed.
 pub(crate) fn not_a_number(operation: &'static str, dtype: Option<DType>) -> Error {
     let got = dtype.map_or("none".to_owned(), |dtype| dtype.to_string());
-    let expected = "f32, f64 or bf16".to_owned();
-    Error::BadArgument { operation, argument: "the element type", expected, got }
+    Error::argument(operation, "element type", "f32, f64 or bf16", got)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use meristem_device::MemoryFormat;
 
     fn call(operation: &'static str, count: usize) -> Call {
-        Call { operation, dtype: Some(DType::F32), count, parameter: 0, kept: 0 }
+        Call { dtype: Some(DType::F32), shape: [count].into(), ..Call::of(operation) }
     }
 
     #[test]
@@ -56,6 +60,8 @@ mod tests {
             (vec![a, call("gather", 3), a], 1),
             (vec![a, a, Call { dtype: None, ..a }], 2),
             (vec![a, a, Call { parameter: 1, ..a }], 2),
+            (vec![a, Call { shape: [3, 1].into(), ..a }, a], 1),
+            (vec![Call { format: MemoryFormat::ChannelsLast, ..a }, a, a], 0),
             (vec![a, Call { kept: 1, ..a }, a], 1),
         ] {
             let Err(Error::Disagreement { rank, .. }) = check(&calls) else { panic!("{calls:?}") };

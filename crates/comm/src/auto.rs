@@ -2,7 +2,9 @@
 
 use crate::communicator::Communicator;
 use crate::error::Result;
+use crate::sparse::lists::check_k;
 use crate::sparse::sum::{Keep, Sparse, SparseSum};
+use crate::sparse::{check_density, picks};
 use crate::transport::{Order, Reduction, Sum};
 use meristem_device::{DType, Owner, Stream, Tensor};
 use std::time::Instant;
@@ -67,6 +69,11 @@ impl Table {
         elements: &[usize],
         densities: &[f64],
     ) -> Result<Table> {
+        let operation = "Table::measure";
+        elements.iter().try_for_each(|len| check_k(operation, *len, 0))?;
+        for density in densities {
+            check_density(operation, *density)?;
+        }
         let mut rows = Vec::new();
         for &len in elements {
             for &density in densities {
@@ -110,11 +117,6 @@ impl Table {
             .min_by(|a, b| cost(a).total_cmp(&cost(b)))
             .filter(|way| cost(way) < none)
     }
-}
-
-/// The number of elements picked at a density: at least one, if there are any.
-pub(crate) fn picks(density: f64, len: usize) -> usize {
-    ((density * len as f64).round() as usize).clamp(usize::from(len > 0), len)
 }
 
 /// Bytes that all ranks send for a dense sum.

@@ -1,11 +1,10 @@
 //! What a rank holds: a transport, and the collectives over it.
 
-use crate::agree::not_a_number;
-use crate::dense;
 use crate::error::{Error, Result};
-use crate::number::is_number;
+use crate::spans::Spans;
 use crate::threads::Threads;
 use crate::transport::{Call, Order, Parcel, Reduction, Sum, Transport, share};
+use crate::{check, dense, placement};
 use meristem_device::{DType, Owner, Stream, Tensor};
 use std::fmt;
 use std::time::Duration;
@@ -64,12 +63,7 @@ impl Communicator {
     /// [`Error::BadArgument`] for no ranks.
     pub fn threads(ranks: usize, options: &CommOptions) -> Result<Vec<Communicator>> {
         if ranks == 0 {
-            return Err(Error::BadArgument {
-                operation: "Communicator::threads",
-                argument: "ranks",
-                expected: "at least 1".to_owned(),
-                got: "0".to_owned(),
-            });
+            return Err(Error::argument("Communicator::threads", "ranks", "at least 1", 0));
         }
         let threads = Threads::all(ranks, options.deadline()).into_iter();
         Ok(threads.map(|transport| Communicator::new(Box::new(transport))).collect())
@@ -90,6 +84,18 @@ impl Communicator {
     /// [`Error::Unavailable`].
     pub fn mpi(options: &CommOptions) -> Result<Communicator> {
         Ok(Communicator::new(crate::mpi::world(options.deadline())?))
+    }
+
+    /// The libraries that this build's transports use, each with the transport's name and what the library says of
+    /// itself. None for ranks that are threads.
+    pub fn libraries() -> Vec<(&'static str, String)> {
+        crate::mpi::library().map(|library| ("mpi", library)).into_iter().collect()
+    }
+
+    /// Environment variables that make the libraries of this build's transports log what they do. They read them as a
+    /// process starts, so they must be set before. (NCCL's would be here as well.)
+    pub fn debug_environment() -> &'static [(&'static str, &'static str)] {
+        crate::mpi::DEBUG_ENVIRONMENT
     }
 
     /// Over a transport of your own.
@@ -147,19 +153,29 @@ impl Communicator {
     fn try_all_reduce(&mut self, sum: &Sum<'_>) -> Result<()> {
         let &Sum { input, output, reduction, order } = sum;
         let operation = "all_reduce";
-        check_number(operation, input)?;
-        check_same(operation, "the output", input, output)?;
-        let (n, len) = (self.size(), input.numel());
+        check::like(input).check(operation, "input", input)?;
+        check::number(operation, "input", input)?;
+        check::output(operation, input, output)?;
+        placement::log(operation, self, &[input], &[output]);
+        let call = Call::on(operation, input);
+        let spans = [Spans::try_from(input)?, Spans::try_from(output)?];
+        self.sum(call, &Sum { input: &spans[0], output: &spans[1], reduction, order })?;
+        Ok(check::like(input).check(operation, "output", output)?)
+    }
+
+    /// Sums elements that fit each other.
+    pub(crate) fn sum(&mut self, call: Call, sum: &Sum<'_, Spans>) -> Result<()> {
+        let &Sum { input, output, reduction, order } = sum;
+        let (n, len) = (self.size(), input.len());
         let parameter =
             u64::from(reduction == Reduction::Mean) + 2 * u64::from(order == Order::Fast);
-        let call = Call { operation, dtype: Some(input.dtype()), count: len, parameter, kept: 0 };
-        let stream = input.stream().clone();
-        if n == 1 && input.address() == output.address() {
+        let (call, stream) = (Call { parameter, ..call }, input.stream());
+        if n == 1 && input.is_same(output) {
             return Ok(());
         }
-        if !self.transport.all_reduce(&call, &stream, sum)? {
+        if !self.transport.all_reduce(&call, stream, sum)? {
             let (transport, scratch) = (&mut *self.transport, &mut self.scratch);
-            dense::all_reduce(transport, scratch, &call, &stream, sum)?;
+            dense::all_reduce(transport, scratch, &call, stream, sum)?;
         }
         let own = share(len, n, self.rank()).len();
         let bytes = ((len - own + (n - 1) * own) * input.dtype().size()) as u64;
@@ -179,22 +195,22 @@ impl Communicator {
     fn try_broadcast(&mut self, tensor: &Tensor, root: usize) -> Result<()> {
         let (operation, n, me) = ("broadcast", self.size(), self.rank());
         if root >= n {
-            return Err(Error::BadArgument {
-                operation,
-                argument: "the root",
-                expected: format!("below {n}, the number of ranks"),
-                got: root.to_string(),
-            });
+            let expected = format!("below {n}, the number of ranks");
+            return Err(Error::argument(operation, "root", expected, root));
         }
-        let (dtype, count) = (Some(tensor.dtype()), tensor.numel());
-        let call = Call { operation, dtype, count, parameter: root as u64, kept: 0 };
-        let parcel = |peer| Parcel { peer, tensor: tensor.clone() };
+        let expect = check::like(tensor);
+        expect.check(operation, "tensor", tensor)?;
+        placement::log(operation, self, &[tensor], &[tensor]);
+        let call = Call { parameter: root as u64, ..Call::on(operation, tensor) };
+        let elements = Spans::try_from(tensor)?;
+        let parcel = |peer| Parcel { peer, elements: elements.clone() };
         if me == root {
             let sends: Vec<Parcel> = others(me, n).map(parcel).collect();
-            self.exchange(&call, tensor.stream(), &sends, &[])
+            self.exchange(&call, tensor.stream(), &sends, &[])?;
         } else {
-            self.exchange(&call, tensor.stream(), &[], &[parcel(root)])
+            self.exchange(&call, tensor.stream(), &[], &[parcel(root)])?;
         }
+        Ok(expect.check(operation, "tensor", tensor)?)
     }
 
     /// Gathers every rank's `input` into everybody's `output`, by rank (X8). `output` has n times
@@ -209,33 +225,21 @@ impl Communicator {
 
     fn try_all_gather(&mut self, input: &Tensor, output: &Tensor) -> Result<()> {
         let (operation, n, me, len) = ("all_gather", self.size(), self.rank(), input.numel());
-        let (dtype, count) = (Some(input.dtype()), len);
-        let call = Call { operation, dtype, count, parameter: 0, kept: 0 };
-        if output.numel() != n * len || output.dtype() != input.dtype() {
-            return Err(Error::BadArgument {
-                operation,
-                argument: "the output",
-                expected: format!("{} x {}", n * len, input.dtype()),
-                got: format!("{} x {}", output.numel(), output.dtype()),
-            });
-        }
+        check::like(input).check(operation, "input", input)?;
+        check::gathered(operation, (input, output), (me, n))?;
+        placement::log(operation, self, &[input], &[output]);
         let own = output.view(me * len, [len])?;
         if own.address() != input.address() {
-            copy(input, &own)?;
+            own.stream().copy("all_gather, own share", &[(&input.view(0, [len])?, &own)])?;
         }
-        self.gather(&call, &own, output)
-    }
-
-    /// Sends `own`, this rank's place in `all`, to everybody, and receives theirs.
-    pub(crate) fn gather(&mut self, call: &Call, own: &Tensor, all: &Tensor) -> Result<()> {
-        let (n, me, len) = (self.size(), self.rank(), own.numel());
         let mut sends = Vec::with_capacity(n - 1);
         let mut receives = Vec::with_capacity(n - 1);
         for peer in others(me, n) {
-            sends.push(Parcel { peer, tensor: own.clone() });
-            receives.push(Parcel { peer, tensor: all.view(peer * len, [len])? });
+            sends.push(Parcel::new(peer, &own)?);
+            receives.push(Parcel::new(peer, &output.view(peer * len, [len])?)?);
         }
-        self.exchange(call, own.stream(), &sends, &receives)
+        self.exchange(&Call::on(operation, input), own.stream(), &sends, &receives)?;
+        check::gathered(operation, (input, output), (me, n))
     }
 
     /// Waits until every rank has called it (X8). Does not wait for the device.
@@ -243,13 +247,7 @@ impl Communicator {
     /// # Errors
     /// [`Error::Disagreement`], [`Error::RankGone`], [`Error::RankLate`].
     pub fn barrier(&mut self) -> Result<()> {
-        self.transport.barrier(&Call {
-            operation: "barrier",
-            dtype: None,
-            count: 0,
-            parameter: 0,
-            kept: 0,
-        })
+        self.transport.barrier(&Call::of("barrier"))
     }
 
     /// New groups (X8): ranks with the same `color` form one, ranked by `key`, and by their rank
@@ -258,13 +256,16 @@ impl Communicator {
     /// # Errors
     /// As [`barrier`](Communicator::barrier).
     pub fn split(&mut self, color: u64, key: u64) -> Result<Communicator> {
-        let call = Call { operation: "split", dtype: None, count: 0, parameter: 0, kept: 0 };
-        Ok(Communicator::new(self.transport.split(&call, color, key)?))
+        let group = Communicator::new(self.transport.split(&Call::of("split"), color, key)?);
+        let (rank, of, to) = (self.rank(), self.size(), (group.rank(), group.size()));
+        tracing::debug!(target: COMM_LOG, rank, of, color, to = ?to, "split");
+        Ok(group)
     }
 
     /// Tells the others of an error that they cannot know.
     pub(crate) fn told<T>(&mut self, result: Result<T>) -> Result<T> {
         result.inspect_err(|error| {
+            tracing::debug!(target: COMM_LOG, rank = self.rank(), %error, "a collective failed");
             if error.is_own() {
                 self.transport.abort(&error.to_string());
             }
@@ -289,7 +290,7 @@ impl Communicator {
         }
         self.transport.exchange(call, stream, sends, receives)?;
         let bytes = |parcels: &[Parcel]| -> u64 {
-            let sizes = parcels.iter().map(|p| p.tensor.numel() * p.tensor.dtype().size());
+            let sizes = parcels.iter().map(|p| p.elements.len() * p.elements.dtype().size());
             sizes.sum::<usize>() as u64
         };
         self.count(bytes(sends), bytes(receives), sends.len() as u64);
@@ -309,56 +310,12 @@ impl fmt::Debug for Communicator {
     }
 }
 
+/// The target of this crate's log.
+pub(crate) const COMM_LOG: &str = "meristem::comm";
+
 /// All ranks but one.
 pub(crate) fn others(me: usize, n: usize) -> impl Iterator<Item = usize> {
     (0..n).filter(move |peer| *peer != me)
-}
-
-/// Error unless the elements can be summed.
-pub(crate) fn check_number(operation: &'static str, tensor: &Tensor) -> Result<()> {
-    if is_number(tensor.dtype()) {
-        Ok(())
-    } else {
-        Err(not_a_number(operation, Some(tensor.dtype())))
-    }
-}
-
-/// Error unless both have the same type and number of elements, and belong to one stream.
-pub(crate) fn check_same(
-    operation: &'static str,
-    argument: &'static str,
-    expected: &Tensor,
-    got: &Tensor,
-) -> Result<()> {
-    let describe = |tensor: &Tensor| {
-        let stream = tensor.stream();
-        let (id, name) = (tensor.device().id(), stream.name());
-        format!("{} x {} on stream `{name}` of {id}", tensor.numel(), tensor.dtype())
-    };
-    let fits = expected.dtype() == got.dtype()
-        && expected.numel() == got.numel()
-        && expected.stream() == got.stream();
-    if fits {
-        return Ok(());
-    }
-    let (expected, got) = (describe(expected), describe(got));
-    Err(Error::BadArgument { operation, argument, expected, got })
-}
-
-/// Copies elements on the device.
-fn copy(from: &Tensor, to: &Tensor) -> Result<()> {
-    let launch = to.stream().launch("all_gather, own share").read(from).write(to);
-    match from.dtype() {
-        DType::U8 => launch.run(|args| args.write::<u8>(1).copy_from_slice(args.read(0)))?,
-        DType::U32 => launch.run(|args| args.write::<u32>(1).copy_from_slice(args.read(0)))?,
-        DType::I64 => launch.run(|args| args.write::<i64>(1).copy_from_slice(args.read(0)))?,
-        DType::F32 => launch.run(|args| args.write::<f32>(1).copy_from_slice(args.read(0)))?,
-        DType::F64 => launch.run(|args| args.write::<f64>(1).copy_from_slice(args.read(0)))?,
-        DType::BF16 => {
-            launch.run(|args| args.write::<half::bf16>(1).copy_from_slice(args.read(0)))?;
-        }
-    }
-    Ok(())
 }
 
 /// Memory that a collective needs for itself, made once and kept.

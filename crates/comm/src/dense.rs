@@ -7,9 +7,13 @@
 use crate::communicator::{Scratch, others};
 use crate::error::Result;
 use crate::number::{Number, divide, with_number};
+use crate::spans::{Spans, parts};
 use crate::transport::{Call, Parcel, Reduction, Sum, Transport, share};
 use meristem_device::simd::{Vectorized, vectorize};
-use meristem_device::{Args, Stream};
+use meristem_device::{Stream, Tensor};
+use smallvec::SmallVec;
+use std::cmp::Ordering;
+use std::ops::Range;
 
 /// Sums by exchanges.
 pub(crate) fn all_reduce(
@@ -17,60 +21,80 @@ pub(crate) fn all_reduce(
     scratch: &mut Scratch,
     call: &Call,
     stream: &Stream,
-    sum: &Sum<'_>,
+    sum: &Sum<'_, Spans>,
 ) -> Result<()> {
-    let &Sum { input, output, reduction, .. } = sum;
-    let (n, me, len) = (transport.size(), transport.rank(), input.numel());
+    let (input, output) = (sum.input, sum.output);
+    let (n, me, len) = (transport.size(), transport.rank(), input.len());
     let own = share(len, n, me);
     let of = |rank: usize| share(len, n, rank);
     let rows = scratch.get(stream, input.dtype(), own.len() * (n - 1))?;
     let mut sends = Vec::with_capacity(n - 1);
     let mut receives = Vec::with_capacity(n - 1);
     for (row, peer) in others(me, n).enumerate() {
-        sends.push(Parcel { peer, tensor: input.view(of(peer).start, [of(peer).len()])? });
-        receives.push(Parcel { peer, tensor: rows.view(row * own.len(), [own.len()])? });
+        sends.push(Parcel { peer, elements: input.window(of(peer))? });
+        receives.push(Parcel::new(peer, &rows.view(row * own.len(), [own.len()])?)?);
     }
     transport.exchange(call, stream, &sends, &receives)?;
-
-    let mine = output.view(own.start, [own.len()])?;
-    let divisor = (reduction == Reduction::Mean).then_some(n);
-    let in_place = input.address() == output.address();
-    if !in_place {
-        let from = input.view(own.start, [own.len()])?;
-        let launch = stream.launch("all_reduce, own share").read(&from).write(&mine);
-        with_number!(
-            input.dtype(),
-            T => launch.run(|args| args.write::<T>(1).copy_from_slice(args.read(0)))?,
-            return Err(crate::agree::not_a_number(call.operation, call.dtype))
-        );
-    }
-    let launch = stream.launch("all_reduce, add").read(&rows).write(&mine);
-    with_number!(
-        input.dtype(),
-        T => launch.run(move |args| add::<T>(args, me, n, divisor))?,
-        return Err(crate::agree::not_a_number(call.operation, call.dtype))
-    );
+    add(stream, &rows, sum, (me, n), &own)?;
 
     sends.clear();
     receives.clear();
+    let mine = output.window(own)?;
     for peer in others(me, n) {
-        sends.push(Parcel { peer, tensor: mine.clone() });
-        receives.push(Parcel { peer, tensor: output.view(of(peer).start, [of(peer).len()])? });
+        sends.push(Parcel { peer, elements: mine.clone() });
+        receives.push(Parcel { peer, elements: output.window(of(peer))? });
     }
     transport.exchange(call, stream, &sends, &receives)
 }
 
-/// Adds the rows of the other ranks (argument 0) to the own values (argument 1), in rank order.
-fn add<T: Number>(args: &mut Args<'_>, me: usize, n: usize, divisor: Option<usize>) {
-    vectorize(args.isa(), Add { rows: args.read::<T>(0), own: args.write::<T>(1), me, n, divisor });
+/// Adds the other ranks' rows and the own share of the input, in rank order, into that of the output.
+fn add(
+    stream: &Stream,
+    rows: &Tensor,
+    sum: &Sum<'_, Spans>,
+    (me, n): (usize, usize),
+    own: &Range<usize>,
+) -> Result<()> {
+    let &Sum { input, output, reduction, .. } = sum;
+    let in_place = input.is_same(output);
+    let mut pieces = Vec::new();
+    for part in parts([input, output].into_iter(), own) {
+        pieces.extend(output.window(part.clone())?.pieces().iter().cloned());
+        if !in_place {
+            pieces.extend(input.window(part)?.pieces().iter().cloned());
+        }
+    }
+    let mut launch = stream.launch("all_reduce, add").read(rows);
+    for (i, piece) in pieces.iter().enumerate() {
+        let is_output = in_place || i % 2 == 0;
+        launch = if is_output { launch.write(piece) } else { launch.read(piece) };
+    }
+    let divisor = (reduction == Reduction::Mean).then_some(n);
+    let len = own.len();
+    with_number!(
+        input.dtype(),
+        T => launch.run(move |args| {
+            let (rows, mut start) = (args.read::<T>(0), 0);
+            for at in (1..args.len()).step_by(if in_place { 1 } else { 2 }) {
+                let own = args.write::<T>(at);
+                if !in_place {
+                    own.copy_from_slice(args.read(at + 1));
+                }
+                let rows = (0..n - 1).map(|row| &rows[row * len + start..][..own.len()]).collect();
+                start += own.len();
+                vectorize(args.isa(), Add { rows, own, me, divisor });
+            }
+        })?,
+        unreachable!("checked when the sum was asked for")
+    );
+    Ok(())
 }
 
 struct Add<'a, T> {
-    /// [n - 1, own.len()]
-    rows: &'a [T],
+    /// Of the other ranks, as long as the own.
+    rows: SmallVec<[&'a [T]; 8]>,
     own: &'a mut [T],
     me: usize,
-    n: usize,
     divisor: Option<usize>,
 }
 
@@ -87,12 +111,11 @@ impl<T: Number> Vectorized for Add<'_, T> {
         for start in (0..len).step_by(BLOCK) {
             let end = len.min(start + BLOCK);
             let sum = &mut buffer[..end - start];
-            for rank in 0..self.n {
-                let row = if rank < self.me { rank } else { rank.wrapping_sub(1) };
-                let values = if rank == self.me {
-                    &self.own[start..end]
-                } else {
-                    &self.rows[row * len + start..row * len + end]
+            for rank in 0..=self.rows.len() {
+                let values = match rank.cmp(&self.me) {
+                    Ordering::Less => &self.rows[rank][start..end],
+                    Ordering::Equal => &self.own[start..end],
+                    Ordering::Greater => &self.rows[rank - 1][start..end],
                 };
                 if rank == 0 {
                     sum.copy_from_slice(values);

@@ -70,13 +70,13 @@ pub enum Error {
         /// What to do.
         remedy: &'static str,
     },
-    /// An argument that no rank could be served with.
-    #[error("`{operation}`: {argument} must be {expected}, got {got}")]
+    /// An argument that the operation does not take, a tensor or any other (V1). Nothing has run.
+    #[error("`{operation}`: `{argument}` must be {expected}, got {got}")]
     BadArgument {
         /// Operation.
         operation: &'static str,
         /// Argument.
-        argument: &'static str,
+        argument: String,
         /// What is possible.
         expected: String,
         /// What came.
@@ -85,6 +85,17 @@ pub enum Error {
 }
 
 impl Error {
+    /// An argument that does not fit.
+    pub(crate) fn argument(
+        operation: &'static str,
+        argument: impl Into<String>,
+        expected: impl Into<String>,
+        got: impl ToString,
+    ) -> Error {
+        let (argument, expected) = (argument.into(), expected.into());
+        Error::BadArgument { operation, argument, expected, got: got.to_string() }
+    }
+
     /// Whether it is this rank's own: the others know of it only what they are told.
     pub fn is_own(&self) -> bool {
         use Error::{BadArgument, Device, Unavailable};
@@ -107,8 +118,19 @@ impl Error {
     }
 }
 
+/// What does not fit is one kind of error, whoever found it.
 impl From<meristem_device::Error> for Error {
     fn from(error: meristem_device::Error) -> Self {
-        Error::Device(Arc::new(error))
+        use meristem_device::Error::{Mismatch, Overlap};
+        match error {
+            Mismatch { operation, argument, expected, got, .. } => {
+                Error::BadArgument { operation, argument, expected, got }
+            }
+            Overlap { operation, argument, other } => {
+                let got = format!("one that overlaps `{other}`");
+                Error::argument(operation, argument, "memory of its own", got)
+            }
+            error => Error::Device(Arc::new(error)),
+        }
     }
 }

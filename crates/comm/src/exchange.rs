@@ -1,14 +1,17 @@
 //! The exchange of all gradients of a model, step by step (X7): small tensors dense, the others by
 //! the chosen method in buckets, with what is kept between steps known by parameter.
 
-use crate::auto::{Method, Table, picks};
+use crate::auto::{Method, Table};
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
-use crate::number::{is_number, with_number};
+use crate::number::with_number;
+use crate::spans::Spans;
 use crate::sparse::feedback::{Momentum, check_momentum};
 use crate::sparse::sum::{Keep, Sparse, SparseSum};
-use crate::transport::{Order, Reduction, Sum};
-use meristem_device::{DType, Owner, Stream, Tensor};
+use crate::sparse::{check_density, picks};
+use crate::transport::{Call, Order, Reduction, Sum};
+use crate::{check, placement};
+use meristem_device::{DType, Expect, MemoryFormat, Stream, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How gradients are exchanged. The same on all ranks.
@@ -16,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct ExchangeOptions {
     /// Which sum.
     pub method: Method,
-    /// Share of a bucket's elements that each rank picks.
+    /// Share of a bucket's elements that each rank picks: [`picks`] says how many these are.
     pub density: f64,
     /// Number of elements that each rank picks of a bucket, instead of `density`.
     pub k: Option<usize>,
@@ -89,16 +92,15 @@ struct Parameter {
     name: String,
     dtype: DType,
     len: usize,
+    format: MemoryFormat,
 }
 
-/// Tensors that are exchanged as one.
+/// Tensors that are exchanged as one, where they lie.
 struct Bucket {
     /// Positions among the parameters, each with its first element in the bucket.
     members: Vec<(usize, usize)>,
     len: usize,
     dtype: DType,
-    /// The members one after the other; none for a single one, which is exchanged where it lies.
-    flat: Option<Tensor>,
     /// `None`: dense.
     sparse: Option<SparseSum>,
     /// Of a dense one, where the exchange has the momentum.
@@ -112,33 +114,30 @@ impl Exchange {
     /// [`Error::BadArgument`] for options or tensors that cannot be; [`Error::Device`].
     pub fn new(options: &ExchangeOptions, gradients: &[(&str, &Tensor)]) -> Result<Exchange> {
         let operation = "Exchange::new";
-        let densities = options.warm_up.iter().chain([&options.density]);
-        for density in densities {
-            if !(*density > 0.0 && *density <= 1.0) {
-                let expected = "above 0, at most 1".to_owned();
-                let (argument, got) = ("density", density.to_string());
-                return Err(Error::BadArgument { operation, argument, expected, got });
-            }
+        for density in options.warm_up.iter().chain([&options.density]) {
+            check_density(operation, *density)?;
         }
         if let Keep::Momentum(factor) = options.keep {
             check_momentum(operation, factor)?;
         }
         let Some((_, first)) = gradients.first() else {
-            let (argument, got) = ("gradients", "none".to_owned());
-            let expected = "at least one".to_owned();
-            return Err(Error::BadArgument { operation, argument, expected, got });
+            return Err(Error::argument(operation, "gradients", "at least one", "none"));
         };
         let mut names = BTreeSet::new();
         if let Some((name, _)) = gradients.iter().find(|(name, _)| !names.insert(*name)) {
-            let (argument, got) = ("gradients", format!("two named `{name}`"));
-            let expected = "names of their own, by which what is kept is known".to_owned();
-            return Err(Error::BadArgument { operation, argument, expected, got });
+            let expected = "of names of their own, by which what is kept is known";
+            let got = format!("two named `{name}`");
+            return Err(Error::argument(operation, "gradients", expected, got));
+        }
+        for (name, tensor) in gradients {
+            check::number(operation, *name, tensor)?;
         }
         let stream = first.stream().clone();
         let parameters = gradients.iter().map(|(name, tensor)| Parameter {
             name: (*name).to_owned(),
             dtype: tensor.dtype(),
             len: tensor.numel(),
+            format: tensor.format(),
         });
         let options = options.clone();
         let mut exchange = Exchange {
@@ -186,8 +185,9 @@ impl Exchange {
         Ok(())
     }
 
-    /// Exchanges the gradients, in place, in the order in which they were given to
-    /// [`new`](Exchange::new). Does not wait for the device.
+    /// Exchanges the gradients where they lie, in the order in which they were given to
+    /// [`new`](Exchange::new): the tensors of a bucket are one to the sum, and neighbours in memory are one piece.
+    /// Over threads it does not wait for the device.
     ///
     /// # Errors
     /// As [`Communicator::all_reduce`]; [`Error::BadArgument`] for tensors unlike those before.
@@ -197,28 +197,28 @@ impl Exchange {
     }
 
     fn try_run(&mut self, comm: &mut Communicator, gradients: &[&Tensor]) -> Result<()> {
-        self.check("Exchange::run", gradients)?;
+        let operation = "Exchange::run";
+        self.check(operation, gradients)?;
+        placement::log(operation, comm, gradients, gradients);
         let density = self.density();
         let Exchange { options, buckets, .. } = self;
         for bucket in buckets {
-            let whole = match &bucket.flat {
-                Some(flat) => flat.clone(),
-                None => gradients[bucket.members[0].0].view(0, [bucket.len])?,
-            };
-            bucket.copy(gradients, true)?;
+            let of_bucket = bucket.members.iter().map(|(member, _)| gradients[*member]);
+            let whole = Spans::new(operation, &of_bucket.collect::<Vec<_>>())?;
             let (k, reduction) = (bucket.pick(options, density, comm.size()), options.reduction);
-            match (&mut bucket.sparse, &bucket.momentum) {
-                (Some(sparse), _) => sparse.run(comm, (&whole, &whole), k, reduction)?,
-                (None, Some(momentum)) => {
-                    let (input, output) = (momentum.advance(&whole)?, &whole);
-                    comm.all_reduce_with(&Sum { input, output, reduction, order: Order::Rank })?;
-                }
-                (None, None) => comm.all_reduce(&whole, reduction)?,
+            if let Some(sparse) = &mut bucket.sparse {
+                let call = Call::flat(sparse.operation(), &whole);
+                sparse.sum(comm, call, (&whole, &whole), k, reduction)?;
+                continue;
             }
-            bucket.copy(gradients, false)?;
+            let (call, order) = (Call::flat("all_reduce", &whole), Order::Rank);
+            let velocity = bucket.momentum.as_ref().map(|momentum| momentum.advance(&whole));
+            let velocity = velocity.transpose()?;
+            let input = velocity.as_ref().unwrap_or(&whole);
+            comm.sum(call, &Sum { input, output: &whole, reduction, order })?;
         }
         self.step += 1;
-        Ok(())
+        self.check(operation, gradients)
     }
 
     /// What is kept now. Waits for the device, once.
@@ -263,6 +263,7 @@ impl Exchange {
     /// # Errors
     /// [`Error::BadArgument`] if a parameter has another number of bytes now; [`Error::Device`].
     pub fn import(&mut self, comm: &Communicator, state: &ExchangeState) -> Result<()> {
+        self.check_state(state)?;
         let density = self.density_at(state.step);
         let mut buckets = self.fill_buckets()?;
         for bucket in &mut buckets {
@@ -271,7 +272,7 @@ impl Exchange {
                 let Some(kept) = state.kept.get(name) else { continue };
                 for (tensor, bytes) in bucket.kept().iter().zip([&kept.residual, &kept.velocity]) {
                     if let (Some(tensor), false) = (tensor, bytes.is_empty()) {
-                        upload(&tensor.view(start, [*len])?, bytes, name)?;
+                        upload(&tensor.view(start, [*len])?, bytes)?;
                     }
                 }
             }
@@ -284,6 +285,29 @@ impl Exchange {
             }
         }
         (self.buckets, self.step) = (buckets, state.step);
+        Ok(())
+    }
+
+    /// Error unless everything of a state that is kept here fits.
+    fn check_state(&self, state: &ExchangeState) -> Result<()> {
+        for bucket in &self.buckets {
+            for (parameter, _) in &bucket.members {
+                let Parameter { name, dtype, len, .. } = &self.parameters[*parameter];
+                let Some(kept) = state.kept.get(name) else { continue };
+                let bytes = len * dtype.size();
+                for (tensor, part) in bucket.kept().iter().zip([&kept.residual, &kept.velocity]) {
+                    if tensor.is_some() && !part.is_empty() && part.len() != bytes {
+                        let expected = format!("{bytes} bytes, as it is now");
+                        return Err(Error::argument(
+                            "Exchange::import",
+                            name,
+                            expected,
+                            part.len(),
+                        ));
+                    }
+                }
+            }
+        }
         Ok(())
     }
 
@@ -324,49 +348,32 @@ impl Exchange {
 
     /// Gives a bucket its memory.
     fn equip(&self, bucket: &mut Bucket, large: bool) -> Result<()> {
-        let (stream, owner) = (&self.stream, Owner::Collectives);
-        let like = Tensor::empty(stream, [bucket.len], bucket.dtype, owner)?;
         let sparse = match self.options.method {
             Method::Sparse(sparse) => sparse,
             _ => Sparse::TopK,
         };
+        let (stream, dtype, len) = (&self.stream, bucket.dtype, bucket.len);
         if large {
-            bucket.sparse = Some(SparseSum::new(&like, sparse, self.options.keep)?);
+            bucket.sparse = Some(SparseSum::of((stream, dtype, len), sparse, self.options.keep)?);
         } else if let Keep::Momentum(factor) = self.options.keep {
-            bucket.momentum = Some(Momentum::new(stream, bucket.dtype, bucket.len, factor)?);
+            bucket.momentum = Some(Momentum::new(stream, dtype, len, factor)?);
         }
-        bucket.flat = (bucket.members.len() > 1).then_some(like);
         Ok(())
     }
 
     fn check(&self, operation: &'static str, gradients: &[&Tensor]) -> Result<()> {
-        let refuse = |argument, expected: String, got: String| {
-            Err(Error::BadArgument { operation, argument, expected, got })
-        };
         if gradients.len() != self.parameters.len() {
-            let (expected, got) = (self.parameters.len(), gradients.len());
-            return refuse("the number of gradients", expected.to_string(), got.to_string());
+            let expected = format!("{} tensors", self.parameters.len());
+            return Err(Error::argument(operation, "gradients", expected, gradients.len()));
         }
-        for (Parameter { name, dtype, len }, tensor) in self.parameters.iter().zip(gradients) {
-            if !is_number(*dtype) {
-                return refuse(
-                    "gradients",
-                    "f32, f64 or bf16".to_owned(),
-                    format!("{name}: {dtype}"),
-                );
-            }
-            let same_stream = *tensor.stream() == self.stream;
-            if tensor.dtype() != *dtype || tensor.numel() != *len || !same_stream {
-                return refuse(
-                    "a gradient",
-                    format!("{name}: {len} x {dtype} on stream `{}`", self.stream.name()),
-                    format!(
-                        "{} x {} on stream `{}`",
-                        tensor.numel(),
-                        tensor.dtype(),
-                        tensor.stream().name()
-                    ),
-                );
+        let expect = Expect::stream(&self.stream);
+        for (Parameter { name, dtype, len, format }, tensor) in
+            self.parameters.iter().zip(gradients)
+        {
+            expect.clone().dtype(*dtype).format(*format).check(operation, name, tensor)?;
+            if tensor.numel() != *len {
+                let expected = format!("of {len} elements");
+                return Err(Error::argument(operation, name, expected, tensor.numel()));
             }
         }
         Ok(())
@@ -375,8 +382,7 @@ impl Exchange {
 
 impl Bucket {
     fn new(dtype: DType) -> Bucket {
-        let (members, flat, sparse, momentum) = (Vec::new(), None, None, None);
-        Bucket { members, len: 0, dtype, flat, sparse, momentum }
+        Bucket { members: Vec::new(), len: 0, dtype, sparse: None, momentum: None }
     }
 
     /// Residual and velocity.
@@ -401,37 +407,11 @@ impl Bucket {
             None => self.len,
         }
     }
-
-    /// Copies the members together, or apart.
-    fn copy(&self, gradients: &[&Tensor], together: bool) -> Result<()> {
-        let Some(flat) = &self.flat else { return Ok(()) };
-        let operation = if together { "exchange, together" } else { "exchange, apart" };
-        for &(member, start) in &self.members {
-            let part = flat.view(start, [gradients[member].numel()])?;
-            let (from, to) =
-                if together { (gradients[member], &part) } else { (&part, gradients[member]) };
-            let launch = flat.stream().launch(operation).read(from).write(to);
-            with_number!(
-                self.dtype,
-                T => launch.run(|args| args.write::<T>(1).copy_from_slice(args.read(0)))?,
-                unreachable!("checked when the exchange was made")
-            );
-        }
-        Ok(())
-    }
 }
 
-/// Bytes to a tensor.
-fn upload(tensor: &Tensor, bytes: &[u8], name: &str) -> Result<()> {
+/// Bytes to a tensor of as many.
+fn upload(tensor: &Tensor, bytes: &[u8]) -> Result<()> {
     let size = tensor.dtype().size();
-    if bytes.len() != tensor.numel() * size {
-        return Err(Error::BadArgument {
-            operation: "Exchange::import",
-            argument: "what is kept of a parameter",
-            expected: format!("{name}: {} bytes", tensor.numel() * size),
-            got: bytes.len().to_string(),
-        });
-    }
     with_number!(tensor.dtype(), T => {
         let elements: Vec<T> = bytes.chunks_exact(size).map(bytemuck::pod_read_unaligned).collect();
         tensor.copy_from_slice(&elements)?;

@@ -27,19 +27,24 @@
 //! # The inside, from top to bottom
 //! `exchange`: the gradients of a model. `auto`: which sum is fastest. `sparse`: sums of the largest
 //! elements. `communicator`: what a rank holds. `dense`: the dense sum over any transport.
-//! `transport`: the one interface. `threads`: ranks of one process. `mpi`: ranks that are processes.
+//! `transport`: the one interface. `spans`: elements that lie in several places. `check`: what is refused before
+//! anything runs. `threads`: ranks of one process. `mpi`: ranks that are processes.
 
 #![forbid(unsafe_code)]
 
 mod agree;
 mod auto;
+mod check;
 mod communicator;
 mod dense;
 mod error;
 mod exchange;
+mod memory;
 #[cfg_attr(not(feature = "mpi"), path = "mpi/off.rs")]
 mod mpi;
 mod number;
+mod placement;
+mod spans;
 mod sparse;
 mod sync;
 mod threads;
@@ -49,6 +54,10 @@ pub use auto::{Method, Table, Timing};
 pub use communicator::{CommOptions, Communicator, Traffic};
 pub use error::{Error, Result};
 pub use exchange::{Exchange, ExchangeOptions, ExchangeState, Kept};
+pub use memory::PhaseMemory;
 pub use number::{Magnitude, Number};
+pub use spans::Spans;
+pub use sparse::gather::{Picked, TopKStorage, topk, topk_all_gather};
+pub use sparse::picks;
 pub use sparse::sum::{Keep, Sparse, SparseSum};
 pub use transport::{Call, Order, Parcel, Reduction, Sum, Transport};

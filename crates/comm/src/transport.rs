@@ -1,7 +1,9 @@
 //! What a transport does: the one interface over which every algorithm is written.
 
-use crate::error::Result;
-use meristem_device::{DType, Stream, Tensor};
+use crate::check;
+use crate::error::{Error, Result};
+use crate::spans::Spans;
+use meristem_device::{DType, Expect, MemoryFormat, Shape, Stream, Tensor};
 use std::ops::Range;
 
 /// A collective call, as every rank describes it to the others: calls that differ fail on all
@@ -12,21 +14,84 @@ pub struct Call {
     pub operation: &'static str,
     /// Type of the elements, if the operation has any.
     pub dtype: Option<DType>,
-    /// Number of elements, or 0.
-    pub count: usize,
+    /// Shape of a rank's tensor, or `[0]`.
+    pub shape: Shape,
+    /// The order in which its elements lie.
+    pub format: MemoryFormat,
     /// Whatever else must be the same everywhere: a root, a reduction, a number of picks.
     pub parameter: u64,
     /// Digest of what the operation keeps between calls, where that must be the same everywhere, or 0.
     pub kept: u64,
 }
 
-/// A tensor for, or from, another rank.
+impl Call {
+    /// An operation without elements.
+    pub fn of(operation: &'static str) -> Call {
+        let (shape, format) = ([0].into(), MemoryFormat::Contiguous);
+        Call { operation, dtype: None, shape, format, parameter: 0, kept: 0 }
+    }
+
+    /// An operation on tensors like this one.
+    pub(crate) fn on(operation: &'static str, tensor: &Tensor) -> Call {
+        let (dtype, format) = (Some(tensor.dtype()), check::format(tensor));
+        Call { dtype, shape: tensor.shape(), format, ..Call::of(operation) }
+    }
+
+    /// An operation on so many elements, wherever they lie.
+    pub(crate) fn flat(operation: &'static str, spans: &Spans) -> Call {
+        Call { dtype: Some(spans.dtype()), shape: [spans.len()].into(), ..Call::of(operation) }
+    }
+
+    /// Number of elements.
+    pub(crate) fn count(&self) -> usize {
+        self.shape.numel()
+    }
+}
+
+/// Elements for, or from, another rank: one message.
 #[derive(Debug, Clone)]
 pub struct Parcel {
     /// The other rank.
     pub peer: usize,
-    /// Contiguous elements in memory order.
-    pub tensor: Tensor,
+    /// The elements, where they lie.
+    pub elements: Spans,
+}
+
+impl Parcel {
+    /// All elements of a tensor, in its memory order.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub fn new(peer: usize, tensor: &Tensor) -> Result<Parcel> {
+        Ok(Parcel { peer, elements: Spans::try_from(tensor)? })
+    }
+}
+
+/// Error unless the parcels of rank `me` of `n` are of other ranks and of the stream.
+pub(crate) fn check_parcels(
+    operation: &'static str,
+    stream: &Stream,
+    (me, n): (usize, usize),
+    parcels: [&[Parcel]; 2],
+) -> Result<()> {
+    let expect = Expect::stream(stream);
+    for (name, parcels) in ["sends", "receives"].into_iter().zip(parcels) {
+        for (i, Parcel { peer, elements }) in parcels.iter().enumerate() {
+            if *peer >= n || *peer == me {
+                let expected = format!("another rank, below {n}");
+                return Err(Error::argument(
+                    operation,
+                    format!("{name}[{i}].peer"),
+                    expected,
+                    peer,
+                ));
+            }
+            for piece in elements.pieces() {
+                expect.check(operation, format_args!("{name}[{i}]"), piece)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// How to combine the ranks' values.
@@ -49,13 +114,13 @@ pub enum Order {
     Fast,
 }
 
-/// A dense sum over all ranks, in place if both tensors are one.
+/// A dense sum over all ranks, in place if both tensors are one. Transports see the elements as [`Spans`].
 #[derive(Debug, Clone)]
-pub struct Sum<'a> {
+pub struct Sum<'a, T = Tensor> {
     /// This rank's values.
-    pub input: &'a Tensor,
-    /// Where the result goes: as many, of the same type, on the same stream.
-    pub output: &'a Tensor,
+    pub input: &'a T,
+    /// Where the result goes: of the same shape, memory format and element type, on the same stream.
+    pub output: &'a T,
     /// How to combine.
     pub reduction: Reduction,
     /// Order of the additions.
@@ -70,7 +135,7 @@ pub struct Sum<'a> {
 /// `stream`, and nothing goes over the host in this interface, so it fits queues on an accelerator
 /// (`ncclSend` and `ncclRecv` in a group) as well as MPI and shared memory.
 ///
-/// Errors are the same on every rank, see [`Error`](crate::Error); where ranks are processes, one
+/// Errors are the same on every rank, see [`Error`]; where ranks are processes, one
 /// that was through when another failed gets the error from its next call.
 pub trait Transport: Send {
     /// Name, as on the command line.
@@ -82,12 +147,12 @@ pub trait Transport: Send {
     /// Number of ranks.
     fn size(&self) -> usize;
 
-    /// Sends and receives tensors, all at once. Parcels from one rank to another arrive in the
+    /// Sends and receives elements, all at once. Parcels from one rank to another arrive in the
     /// order in which they were given; what is received fits what is sent, in type and number of
     /// elements. Nobody sends to itself.
     ///
     /// # Errors
-    /// See the trait.
+    /// See the trait, and [`Error::BadArgument`] for parcels of no other rank, or of another stream.
     fn exchange(
         &mut self,
         call: &Call,
@@ -101,7 +166,7 @@ pub trait Transport: Send {
     ///
     /// # Errors
     /// See the trait.
-    fn all_reduce(&mut self, call: &Call, stream: &Stream, sum: &Sum<'_>) -> Result<bool>;
+    fn all_reduce(&mut self, call: &Call, stream: &Stream, sum: &Sum<'_, Spans>) -> Result<bool>;
 
     /// Waits until all ranks have called it. Does not wait for the device.
     ///

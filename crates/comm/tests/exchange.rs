@@ -5,8 +5,8 @@ mod common;
 
 use common::{noise, ranks, upload};
 use meristem_comm::{
-    Communicator, Exchange, ExchangeOptions, ExchangeState, Keep, Method, Reduction, Sparse, Table,
-    Timing,
+    Communicator, Exchange, ExchangeOptions, ExchangeState, Keep, Kept, Method, Reduction, Sparse,
+    Table, Timing,
 };
 use meristem_device::{Counts, Policy, Stream, Tensor};
 
@@ -64,6 +64,95 @@ fn dense_in_any_buckets() {
         });
         assert!(results.iter().all(|(got, single)| got == single), "buckets of {bucket}");
     }
+}
+
+/// The gradients that are sent in part, one after the other as one tensor of one piece, exchanged by `flat`.
+fn flattened(
+    flat: &mut Exchange,
+    comm: &mut Communicator,
+    gradients: &[Tensor],
+) -> (Vec<f32>, ExchangeState) {
+    let large = gradients.iter().filter(|tensor| tensor.numel() >= 50);
+    let values: Vec<f32> = large.flat_map(|tensor| tensor.to_vec::<f32>().unwrap()).collect();
+    let tensor = upload(gradients[0].stream(), &values);
+    flat.run(comm, &[&tensor]).unwrap();
+    (tensor.to_vec().unwrap(), flat.export().unwrap())
+}
+
+/// Gradients of an arena, with gaps: the bits of tensors apart and of one flat tensor, and the gaps stay.
+#[test]
+fn gradients_are_exchanged_where_they_lie() {
+    let sparse = [Sparse::TopK, Sparse::GTopK, Sparse::OkTopK { refresh: 2 }].map(Method::Sparse);
+    for (method, keep) in sparse
+        .into_iter()
+        .chain([Method::Dense, Method::Auto])
+        .flat_map(|method| [Keep::Residual, Keep::Momentum(0.5)].map(|keep| (method, keep)))
+    {
+        for density in [0.1, 1.0] {
+            let options = ExchangeOptions { keep, density, bucket: 10_000, ..options(method) };
+            ranks(3, |mut comm, stream| {
+                let mut apart = made(&options, stream, &MODEL).unwrap();
+                let mut exchange = made(&options, stream, &MODEL).unwrap();
+                let mut flat = made(&options, stream, &[("all", 1500)]).unwrap();
+                for at in 0..3 {
+                    let expected = step(&mut apart, &mut comm, stream, at);
+                    // Places begin at multiples of 16.
+                    let all = gradients(stream, comm.rank(), at, &MODEL);
+                    let mut values: Vec<f32> = vec![7.0; 3000];
+                    let mut places = vec![];
+                    let mut start = 0;
+                    for tensor in &all {
+                        let len = tensor.numel();
+                        values[start..start + len].copy_from_slice(&tensor.to_vec().unwrap());
+                        places.push((start, len));
+                        start = (start + len).next_multiple_of(16);
+                    }
+                    let arena = upload(stream, &values);
+                    let view = |&(start, len): &(usize, usize)| arena.view(start, [len]).unwrap();
+                    let views: Vec<Tensor> = places.iter().map(view).collect();
+                    exchange.run(&mut comm, &views.iter().collect::<Vec<_>>()).unwrap();
+                    for ((start, len), expected) in places.iter().zip(&expected) {
+                        values[*start..start + len].copy_from_slice(expected);
+                    }
+                    assert_eq!(arena.to_vec::<f32>().unwrap(), values, "{method:?} {keep:?} {at}");
+                    let (sums, kept) = flattened(&mut flat, &mut comm, &all);
+                    let large = expected.iter().filter(|part| part.len() >= 50);
+                    assert_eq!(large.flatten().copied().collect::<Vec<_>>(), sums, "{method:?}");
+                    let state = exchange.export().unwrap();
+                    let parts = ["a.weight", "b.weight", "c"].map(|name| state.kept.get(name));
+                    let kept = kept.kept.get("all").cloned().unwrap_or_default();
+                    let of = |part: fn(&Kept) -> &Vec<u8>| -> Vec<u8> {
+                        parts.iter().flatten().flat_map(|kept| part(kept).clone()).collect()
+                    };
+                    assert_eq!(of(|kept| &kept.residual), kept.residual, "{method:?} {at}");
+                    assert_eq!(of(|kept| &kept.velocity), kept.velocity, "{method:?} {at}");
+                }
+                assert_eq!(exchange.export().unwrap(), apart.export().unwrap());
+            });
+        }
+    }
+}
+
+/// A dense exchange of a model is one launch on each rank, and one sum of each bucket.
+#[test]
+fn a_dense_exchange_is_one_launch_a_rank() {
+    let n = 3;
+    let device = common::open();
+    let group = Communicator::threads(n, &common::options()).unwrap();
+    common::on(&device, group, |mut comm, stream| {
+        let tensors = gradients(stream, comm.rank(), 0, &MODEL);
+        let options = ExchangeOptions { bucket: 10_000, ..options(Method::Dense) };
+        let mut exchange = made(&options, stream, &MODEL).unwrap();
+        comm.barrier().unwrap();
+        let before = device.counts();
+        comm.barrier().unwrap();
+        exchange.run(&mut comm, &tensors.iter().collect::<Vec<_>>()).unwrap();
+        comm.barrier().unwrap();
+        let spent = device.counts();
+        assert_eq!(spent.launches - before.launches, n as u64);
+        assert_eq!(spent.allocations, before.allocations);
+        comm.barrier().unwrap();
+    });
 }
 
 #[test]
@@ -160,8 +249,11 @@ fn a_prepared_exchange_only_launches() {
             }
             counts
         });
+        // The last to come to a sum launches for all.
+        for step in 0..6 {
+            assert!(spent.iter().any(|counts| counts[step].launches > 0), "{method:?} {step}");
+        }
         for counts in spent.into_iter().flatten() {
-            assert!(counts.launches > 0, "{counts:?}");
             assert_eq!(Counts { launches: 0, ..counts }, Counts::default(), "{method:?}");
         }
     }
@@ -186,7 +278,7 @@ fn a_model_that_grew_keeps_what_it_had() {
         assert_eq!(after.kept["seed"].residual, nothing);
         let mut other = made(&options, stream, &[("c", 200)]).unwrap();
         let error = other.import(&comm, &before).unwrap_err().to_string();
-        assert!(error.contains("c: 800 bytes") && error.contains("1200"), "{error}");
+        assert!(error.contains("`c` must be 800 bytes") && error.contains("1200"), "{error}");
     });
 }
 
@@ -392,7 +484,7 @@ fn bad_options_and_gradients_are_refused_by_name() {
         {
             let options = ExchangeOptions { keep: Keep::Momentum(factor), ..options(method) };
             let error = made(&options, stream, &MODEL).err().unwrap().to_string();
-            assert!(error.contains("the momentum must be at least 0, below 1"), "{error}");
+            assert!(error.contains("`momentum` must be at least 0, below 1"), "{error}");
         }
         assert!(made(&options(Method::Auto), stream, &[]).is_err());
         let twice = made(&options(Method::Auto), stream, &[("a", 7), ("b", 7), ("a", 7)]);
@@ -403,7 +495,7 @@ fn bad_options_and_gradients_are_refused_by_name() {
         let mut wrong: Vec<&Tensor> = tensors.iter().collect();
         wrong.swap(0, 1);
         let error = exchange.run(&mut comm, &wrong).unwrap_err().to_string();
-        assert!(error.contains("a.weight: 300 x f32") && error.contains("got 7"), "{error}");
+        assert!(error.contains("`a.weight` must be of 300 elements, got 7"), "{error}");
         assert!(exchange.run(&mut comm, &wrong[..3]).is_err());
         let empty = ExchangeState::default();
         exchange.import(&comm, &empty).unwrap();

@@ -8,7 +8,7 @@ use meristem_comm::{
     Call, CommOptions, Communicator, Error, Exchange, ExchangeOptions, Keep, Order, Parcel,
     Reduction, Result, Sparse, SparseSum, Sum,
 };
-use meristem_device::Stream;
+use meristem_device::{DType, MemoryFormat, Owner, Stream, Tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
@@ -36,7 +36,11 @@ fn who_disagrees_is_named_on_every_rank() {
         comm.all_reduce(&upload(stream, &[1.0f32; 8]), Reduction::Sum)
     };
     sum(&mut Communicator::threads(1, &options()).unwrap().remove(0), &open().stream("s")).unwrap();
-    let odd: [(Odd, &[&str]); 6] = [
+    let odd: [(Odd, &[&str]); 7] = [
+        (
+            |comm, s| comm.all_reduce(&upload(s, &[1.0f32; 8]).view(0, [2, 4])?, Reduction::Sum),
+            &["rank", "has shape [2, 4], the others [8]"],
+        ),
         (|comm, s| comm.all_reduce(&upload(s, &[1.0f32; 7]), Reduction::Sum), &["count 7", "8"]),
         (|comm, s| comm.all_reduce(&upload(s, &[1.0f64; 8]), Reduction::Sum), &["type f64", "f32"]),
         (|comm, s| comm.all_reduce(&upload(s, &[1.0f32; 8]), Reduction::Mean), &["parameter"]),
@@ -134,10 +138,10 @@ fn an_error_of_one_rank_reaches_the_others() {
     type Fails = fn(&mut Communicator, &Stream) -> Result<()>;
     let fails: [(Fails, &str); 7] = [
         (|comm, s| comm.all_reduce(&upload(s, &[1u32; 8]), Reduction::Sum), "got u32"),
-        (|comm, s| comm.broadcast(&upload(s, &[1.0f32; 8]), 9), "the root must be below 3"),
+        (|comm, s| comm.broadcast(&upload(s, &[1.0f32; 8]), 9), "`root` must be below 3"),
         (
             |comm, s| comm.all_gather(&upload(s, &[1.0f32; 8]), &upload(s, &[1.0f32; 8])),
-            "must be 24 x f32, got 8 x f32",
+            "must be 3 x 8 elements, got 8",
         ),
         (
             |comm, s| {
@@ -145,7 +149,7 @@ fn an_error_of_one_rank_reaches_the_others() {
                 let (reduction, order) = (Reduction::Sum, Order::Rank);
                 comm.all_reduce_with(&Sum { input, output, reduction, order })
             },
-            "got 7 x f32",
+            "`output` must be of shape [8], got [7]",
         ),
         (
             |comm, s| {
@@ -161,7 +165,7 @@ fn an_error_of_one_rank_reaches_the_others() {
                 let mut exchange = Exchange::new(&ExchangeOptions::default(), &[("x", &x)])?;
                 exchange.run(comm, &[&y])
             },
-            "x: 8 x f32 on stream",
+            "`x` must be of 8 elements, got 7",
         ),
         (
             |comm, s| {
@@ -223,9 +227,9 @@ fn what_does_not_fit_is_refused_on_every_rank() {
     let errors = on(&open(), group, |comm, stream| {
         let me = comm.rank();
         let mut link = comm.into_transport();
-        let call = Call { operation: "test", dtype: None, count: 0, parameter: 0, kept: 0 };
+        let call = Call::of("test");
         let tensor = upload(stream, &vec![1.0f32; 4 + me]);
-        let parcel = [Parcel { peer: 1 - me, tensor }];
+        let parcel = [Parcel::new(1 - me, &tensor).unwrap()];
         match me {
             0 => link.exchange(&call, stream, &parcel, &[]),
             _ => link.exchange(&call, stream, &[], &parcel),
@@ -245,6 +249,45 @@ fn what_does_not_fit_is_refused_on_every_rank() {
         let error = error.unwrap_err().to_string();
         assert!(error.contains("rank 1 has a device of another opening"), "{error}");
     }
+}
+
+/// Elements of one rank that lie in another order would be summed with those of other places.
+#[test]
+fn a_rank_of_another_memory_format_is_named() {
+    type Call = fn(&mut Communicator, &Tensor) -> Result<()>;
+    let calls: [Call; 4] = [
+        |comm, x| comm.all_reduce(x, Reduction::Sum),
+        |comm, x| comm.broadcast(x, 0),
+        |comm, x| {
+            let [n, c, h, w] = [x.dims()[0], 3, 4, 5];
+            let all = [comm.size() * n, c, h, w];
+            let (dtype, format, owner) = (x.dtype(), x.format(), Owner::Other);
+            let all = Tensor::zeros_with_format(x.stream(), all, dtype, format, owner)?;
+            comm.all_gather(x, &all)
+        },
+        |comm, x| {
+            let mut sum = SparseSum::new(x, Sparse::TopK, Keep::Nothing)?;
+            sum.run(comm, (x, x), 2, Reduction::Sum)
+        },
+    ];
+    let on_ranks = |call: Call, dims: [usize; 4]| {
+        on(&open(), Communicator::threads(3, &options()).unwrap(), |mut comm, stream| {
+            let odd = comm.rank() == 1;
+            let format = if odd { MemoryFormat::ChannelsLast } else { MemoryFormat::Contiguous };
+            let (dtype, owner) = (DType::F32, Owner::Other);
+            let x = Tensor::zeros_with_format(stream, dims, dtype, format, owner).unwrap();
+            call(&mut comm, &x)
+        })
+    };
+    for call in calls {
+        for result in on_ranks(call, [2, 3, 4, 5]) {
+            let error = result.unwrap_err().to_string();
+            let words = "rank 1 has memory format channels last, the others contiguous";
+            assert!(error.contains(words), "{error}");
+        }
+    }
+    // With one pixel both are the same order.
+    on_ranks(calls[0], [2, 3, 1, 1]).into_iter().for_each(|result| result.unwrap());
 }
 
 /// A kernel that panicked before the sum: every rank learns it, here or when it reads the result.

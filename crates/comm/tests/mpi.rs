@@ -11,9 +11,9 @@ use common::{noise, on, open, upload};
 use half::bf16;
 use meristem_comm::{
     Call, CommOptions, Communicator, Error, Exchange, ExchangeOptions, Keep, Method, Number, Order,
-    Parcel, Reduction, Sparse, SparseSum, Sum,
+    Parcel, Reduction, Sparse, SparseSum, Sum, TopKStorage, topk_all_gather,
 };
-use meristem_device::{DType, Device, Element, Owner, Stream, Tensor};
+use meristem_device::{DType, Device, Element, MemoryFormat, Owner, Stream, Tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::Command;
@@ -152,12 +152,20 @@ fn everything(mut comm: Communicator, stream: &Stream) -> Vec<Vec<u8>> {
             sum.run(&mut comm, (&x, &x), 50, Reduction::Mean).unwrap();
             results.extend([bytes::<f32>(&x), bytes::<f32>(sum.residual().unwrap())]);
         }
-        let (a, b) = (upload(stream, &uneven::<f32>(3000, me, 5)), upload(stream, &[0.1f32; 9]));
+        // Where they lie, with gaps, in several pieces; on one rank apart.
+        let arena = upload(stream, &uneven::<f32>(9000, me, 5));
+        let gap = if me == 1 { 0 } else { 16 };
+        let at = |start, len| arena.view(start, [len]).unwrap();
+        let all = [at(0, 3000), at(3000 + gap, 9), at(4000, 2000), at(6000, 1500), at(8000, 30)];
         let options =
             ExchangeOptions { method: Method::Sparse(sparse), ..ExchangeOptions::default() };
-        let mut exchange = Exchange::new(&options, &[("a", &a), ("b", &b)]).unwrap();
-        exchange.run(&mut comm, &[&a, &b]).unwrap();
-        results.extend([bytes::<f32>(&a), bytes::<f32>(&b)]);
+        let named: Vec<_> = ["a", "b", "c", "d", "e"].into_iter().zip(&all).collect();
+        let mut exchange = Exchange::new(&options, &named).unwrap();
+        exchange.run(&mut comm, &all.iter().collect::<Vec<_>>()).unwrap();
+        results.push(bytes::<f32>(&arena));
+        let mut storage = TopKStorage::new(&x, n, 40).unwrap();
+        let picked = topk_all_gather(&mut comm, &x, &mut storage, None, 40).unwrap();
+        results.extend([bytes::<f32>(&picked.values), bytes::<u32>(&picked.indices)]);
     }
     let traffic = comm.traffic();
     results.push(traffic.sent_bytes.to_le_bytes().to_vec());
@@ -258,6 +266,15 @@ fn odd_one(mut comm: Communicator, stream: &Stream, what: &str) {
     let x = upload(stream, &vec![1.0f32; len]);
     comm.barrier().unwrap();
     let result = match what {
+        "format" => {
+            let channels_last = MemoryFormat::ChannelsLast;
+            let format = if odd { channels_last } else { MemoryFormat::Contiguous };
+            let (dtype, owner) = (DType::F32, Owner::Other);
+            let dims = [1, 2, 2, 2];
+            let x = Tensor::zeros_with_format(stream, dims, dtype, format, owner).unwrap();
+            comm.all_reduce(&x, reduction)
+        }
+        "shape" if odd => comm.all_reduce(&x.view(0, [2, 4]).unwrap(), reduction),
         "dtype" if odd => comm.all_reduce(&upload(stream, &[1.0f64; 8]), reduction),
         "operation" if odd => comm.barrier(),
         _ => comm.all_reduce(&x, reduction),
@@ -272,6 +289,8 @@ fn who_disagrees_is_named_on_every_rank() {
         ("dtype", "rank 1 has element type f64, the others f32"),
         ("operation", "rank 1 has operation `barrier`, the others `all_reduce`"),
         ("reduction", "rank 1 has parameter 1, the others 0"),
+        ("shape", "rank 1 has shape [2, 4], the others [8]"),
+        ("format", "rank 1 has memory format channels last, the others contiguous"),
     ];
     for (case, text) in cases {
         all_say(&mpirun(3, &format!("odd:{case}"), true), None, &["`all_reduce`", text]);
@@ -327,8 +346,8 @@ fn who_leaves_or_panics_is_named_at_once() {
 fn misfit(comm: Communicator, stream: &Stream) {
     let me = comm.rank();
     let mut link = comm.into_transport();
-    let call = Call { operation: "test", dtype: None, count: 0, parameter: 0, kept: 0 };
-    let parcel = |peer| [Parcel { peer, tensor: upload(stream, &vec![1.0f32; 4 + me]) }];
+    let call = Call::of("test");
+    let parcel = |peer| [Parcel::new(peer, &upload(stream, &vec![1.0f32; 4 + me])).unwrap()];
     let first = match me {
         0 => link.exchange(&call, stream, &parcel(1), &[]),
         1 => link.exchange(&call, stream, &[], &parcel(0)),

@@ -412,7 +412,7 @@ fn a_k_that_grows_gets_new_memory() {
     let x = upload(&open().stream("s"), &[1.0f32; 4]);
     let mut sum = SparseSum::new(&x, Sparse::TopK, Keep::Nothing).unwrap();
     let error = sum.run(&mut comm, (&x, &x), 5, Reduction::Sum).unwrap_err().to_string();
-    assert!(error.contains("k must be at most 4"), "{error}");
+    assert!(error.contains("`k` must be at most 4"), "{error}");
 }
 
 /// Memory is of one place in one group: in another group, with the same k, it is made anew.

@@ -18,7 +18,7 @@ pub(crate) fn log_launch(operation: &'static str, tensors: &[(&Tensor, Use)]) {
     let words = |usage: Use| {
         let of_use = tensors.iter().enumerate().filter(|(_, (_, used))| *used == usage);
         let words: Vec<String> =
-            of_use.map(|(i, (tensor, _))| format!("{i}: {}", describe(tensor))).collect();
+            of_use.map(|(i, (tensor, _))| format!("{i}: {}", tensor.placement())).collect();
         words.join("; ")
     };
     let (inputs, outputs) = (words(Use::Read), words(Use::Write));
@@ -28,13 +28,16 @@ pub(crate) fn log_launch(operation: &'static str, tensors: &[(&Tensor, Use)]) {
 /// Logs a tensor that an operation made, from another one or from nothing.
 pub(crate) fn log_made(operation: &'static str, input: Option<&Tensor>, output: &Tensor) {
     if tracing::enabled!(target: TARGET, Level::DEBUG) {
-        let inputs = input.map(describe).unwrap_or_default();
-        tracing::debug!(target: TARGET, operation, inputs, outputs = describe(output));
+        let inputs = input.map(Tensor::placement).unwrap_or_default();
+        tracing::debug!(target: TARGET, operation, inputs, outputs = output.placement());
     }
 }
 
-fn describe(tensor: &Tensor) -> String {
-    let (device, stream) = (tensor.device().id(), tensor.stream().name());
-    let (shape, dtype, format) = (tensor.shape(), tensor.dtype(), tensor.format());
-    format!("{dtype} {shape} {format} on {device}, stream `{stream}`")
+impl Tensor {
+    /// The words of the placement log for a tensor: element type, shape, memory format, device and stream (V4).
+    pub fn placement(&self) -> String {
+        let (device, stream) = (self.device().id(), self.stream().name());
+        let (shape, dtype, format) = (self.shape(), self.dtype(), self.format());
+        format!("{dtype} {shape} {format} on {device}, stream `{stream}`")
+    }
 }

@@ -270,6 +270,17 @@ impl Tensor {
         Ok(tensor)
     }
 
+    /// Both as one flat window, in memory order: `None` unless the next tensor's first element follows this one's
+    /// last in the same memory, and both are of one element type and stream. Shares the memory.
+    pub fn joined(&self, next: &Tensor) -> Option<Tensor> {
+        let adjacent = self.storage.is_same(&next.storage)
+            && self.offset + self.bytes() == next.offset
+            && self.dtype == next.dtype
+            && self.stream() == next.stream();
+        let (shape, format) = ([self.numel() + next.numel()].into(), MemoryFormat::Contiguous);
+        adjacent.then(|| Tensor { shape, format, ..self.clone() })
+    }
+
     /// Shape as the user sees it: (N, C, H, W) for images in either format.
     pub fn shape(&self) -> Shape {
         self.shape

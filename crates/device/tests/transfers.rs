@@ -106,6 +106,22 @@ fn views_are_windows_of_the_same_memory() {
 }
 
 #[test]
+fn neighbours_in_memory_are_joined() {
+    let device = cpu(1);
+    let (a, b) = (device.stream("a"), device.stream("b"));
+    let x = Tensor::from_slice(&a, &(0..24).collect::<Vec<u32>>(), [24], Owner::Other).unwrap();
+    let view = |start, len| x.view(start, [len]).unwrap();
+    let both = view(3, 4).joined(&x.view(7, [2, 2]).unwrap()).unwrap();
+    assert_eq!((both.dims(), both.address()), (&[8][..], view(3, 1).address()));
+    assert_eq!(both.to_vec::<u32>().unwrap(), (3..11).collect::<Vec<u32>>());
+    // A gap, the wrong order, other memory, another stream.
+    let other = Tensor::zeros(&a, [4], DType::U32, Owner::Other).unwrap();
+    for next in [view(8, 4), view(0, 3), view(4, 4), other, view(7, 4).on(&b).unwrap()] {
+        assert!(view(3, 4).joined(&next).is_none(), "{next:?}");
+    }
+}
+
+#[test]
 fn channels_last_keeps_the_shape_that_the_user_sees() {
     let device = cpu(1);
     let a = device.stream("a");

@@ -427,12 +427,13 @@ impl Link {
         if bytes[me] > 0 {
             let tensor = Tensor::from_slice(&self.stream, own, [own.len()], Owner::Collectives)?;
             let peers = all.clone().filter(|peer| *peer != me && hears(*peer));
-            sends.extend(peers.map(|peer| Parcel { peer, tensor: tensor.clone() }));
+            sends = peers.map(|peer| Parcel::new(peer, &tensor)).collect::<Result<_, _>>()?;
         }
-        let mut receives = vec![];
+        let (mut receives, mut places) = (vec![], vec![]);
         for peer in all.clone().filter(|peer| hears(me) && *peer != me && bytes[*peer] > 0) {
             let tensor = Tensor::zeros(&self.stream, [bytes[peer]], DType::U8, Owner::Collectives)?;
-            receives.push(Parcel { peer, tensor });
+            receives.push(Parcel::new(peer, &tensor)?);
+            places.push((peer, tensor));
         }
         self.transport.exchange(&call(), &self.stream, &sends, &receives)?;
         if !hears(me) {
@@ -440,7 +441,7 @@ impl Link {
         }
         let mut heard = vec![vec![]; all.len()];
         heard[me] = own.to_vec();
-        for Parcel { peer, tensor } in receives {
+        for (peer, tensor) in places {
             heard[peer] = tensor.to_vec::<u8>()?;
         }
         Ok(heard)
@@ -461,7 +462,7 @@ impl Failure {
 
 /// How every meeting is known to the transport, which names it in its errors.
 fn call() -> Call {
-    Call { operation: "train", dtype: None, count: 0, parameter: 0, kept: 0 }
+    Call::of("train")
 }
 
 fn pack(said: &impl Serialize) -> Result<Vec<u8>> {

@@ -16,10 +16,11 @@ mod thread;
 mod transfer;
 mod wire;
 
-use crate::communicator::others;
+use crate::communicator::{COMM_LOG, others};
 use crate::error::{Error, Result};
+use crate::spans::Spans;
 use crate::sync::lock;
-use crate::transport::{Call, Parcel, Sum, Transport};
+use crate::transport::{Call, Parcel, Sum, Transport, check_parcels};
 use meristem_device::{Stream, Tensor, read_back};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -78,11 +79,25 @@ pub(crate) fn world(deadline: Duration) -> Result<Box<dyn Transport>> {
         ),
     };
     let (rank, size) = started.recv_timeout(deadline).map_err(gone)??;
+    tracing::debug!(target: COMM_LOG, rank, size, library = library(), "MPI has started");
     let next_context = Mutex::new(1);
     let link = Arc::new(Link { jobs: Some(jobs), over: Mutex::new(over), next_context });
     let members = (0..size as i32).collect();
     Ok(Box::new(Mpi { link, context: 0, members, rank, deadline, pool: Vec::new() }))
 }
+
+/// What the library says of itself.
+pub(crate) fn library() -> Option<String> {
+    let text = mpi::environment::library_version().ok()?;
+    Some(text.trim_matches(|c: char| c.is_whitespace() || c == '\0').to_owned())
+}
+
+/// Messages and connections of Open MPI, and the state of MPICH's variables.
+pub(crate) const DEBUG_ENVIRONMENT: &[(&str, &str)] = &[
+    ("OMPI_MCA_pml_base_verbose", "10"),
+    ("OMPI_MCA_btl_base_verbose", "30"),
+    ("MPIR_CVAR_DEBUG_SUMMARY", "1"),
+];
 
 fn unavailable(reason: &'static str, remedy: &'static str) -> Error {
     Error::Unavailable { transport: "mpi", reason, remedy }
@@ -109,22 +124,28 @@ impl Mpi {
         answer.recv().map_err(gone)?
     }
 
-    /// The parcels' bytes, once for each tensor that goes to several ranks. Waits for the device.
+    /// The parcels' bytes, once for those that go to several ranks. Waits for the device.
     fn fetch(&self, parcels: &[Parcel]) -> Result<Vec<Outgoing>> {
-        let mut tensors: Vec<&Tensor> = Vec::new();
+        let mut all: Vec<&Spans> = Vec::new();
         let mut places = Vec::with_capacity(parcels.len());
-        for Parcel { tensor, .. } in parcels {
-            let key = |t: &Tensor| (t.storage_id(), t.address(), t.numel());
-            let place = tensors.iter().position(|known| key(known) == key(tensor));
-            places.push(place.unwrap_or(tensors.len()));
+        for Parcel { elements, .. } in parcels {
+            let place = all.iter().position(|known| known.is_same(elements));
+            places.push(place.unwrap_or(all.len()));
             if place.is_none() {
-                tensors.push(tensor);
+                all.push(elements);
             }
         }
-        let bytes: Vec<_> = read_back(&tensors)?.into_iter().map(Arc::new).collect();
+        let pieces: Vec<&Tensor> = all.iter().flat_map(|spans| spans.pieces()).collect();
+        let mut read = read_back(&pieces)?.into_iter();
+        let mut message = |spans: &&Spans| {
+            let mut pieces: Vec<Vec<u8>> = read.by_ref().take(spans.pieces().len()).collect();
+            let whole = pieces.len() == 1;
+            Arc::new(if whole { pieces.swap_remove(0) } else { pieces.concat() })
+        };
+        let bytes: Vec<Arc<Vec<u8>>> = all.iter().map(&mut message).collect();
         let outgoing = parcels.iter().zip(places).map(|(parcel, place)| Outgoing {
             peer: parcel.peer,
-            content: (Some(parcel.tensor.dtype()), parcel.tensor.numel()),
+            content: (Some(parcel.elements.dtype()), parcel.elements.len()),
             bytes: bytes[place].clone(),
         });
         Ok(outgoing.collect())
@@ -196,38 +217,38 @@ impl Transport for Mpi {
     fn exchange(
         &mut self,
         call: &Call,
-        _stream: &Stream,
+        stream: &Stream,
         sends: &[Parcel],
         receives: &[Parcel],
     ) -> Result<()> {
+        check_parcels(call.operation, stream, (self.rank, self.size()), [sends, receives])?;
         for peer in 0..self.size() {
             let number = sends.iter().filter(|parcel| parcel.peer == peer).count();
             if number > wire::PARCELS_MAX {
-                return Err(Error::BadArgument {
-                    operation: call.operation,
-                    argument: "the parcels to one rank",
-                    expected: format!("at most {}", wire::PARCELS_MAX),
-                    got: number.to_string(),
-                });
+                let expected = format!("at most {} to one rank", wire::PARCELS_MAX);
+                return Err(Error::argument(call.operation, "sends", expected, number));
             }
         }
         let outgoing = self.fetch(sends)?;
-        let incoming = receives.iter().map(|Parcel { peer, tensor }| {
-            let content = (Some(tensor.dtype()), tensor.numel());
-            let buffer = buffer(&mut self.pool, tensor.numel() * tensor.dtype().size());
+        let incoming = receives.iter().map(|Parcel { peer, elements }| {
+            let content = (Some(elements.dtype()), elements.len());
+            let buffer = buffer(&mut self.pool, elements.len() * elements.dtype().size());
             Incoming { peer: *peer, content, buffer }
         });
         let incoming = incoming.collect();
         let received = self.transfer(call, outgoing, incoming)?;
-        for (Parcel { tensor, .. }, bytes) in receives.iter().zip(received) {
-            let bytes = Arc::new(bytes);
-            tensor.copy_from_shared(bytes.clone(), 0)?;
+        for (Parcel { elements, .. }, bytes) in receives.iter().zip(received) {
+            let (bytes, mut start) = (Arc::new(bytes), 0);
+            for piece in elements.pieces() {
+                piece.copy_from_shared(bytes.clone(), start)?;
+                start += piece.numel() * piece.dtype().size();
+            }
             self.pool.push(bytes);
         }
         Ok(())
     }
 
-    fn all_reduce(&mut self, _: &Call, _: &Stream, _: &Sum<'_>) -> Result<bool> {
+    fn all_reduce(&mut self, _: &Call, _: &Stream, _: &Sum<'_, Spans>) -> Result<bool> {
         // MPI's own sums wait for a rank that is gone, and add in an order of their choice.
         Ok(false)
     }

@@ -313,7 +313,7 @@ mod tests {
         let (world, deadline) = (universe.world(), Duration::from_millis(400));
         // The other rank is this process, too: what is sent to it comes back.
         let mut group = Group::new(0, Arc::new([0, 0]), 0, deadline);
-        let call = Call { operation: "test", dtype: None, count: 0, parameter: 0, kept: 0 };
+        let call = Call::of("test");
         let (content, elements) = ((None, 3), [7u8, 8, 9]);
         let announced = [Outgoing { peer: 1, content, bytes: Arc::default() }];
         let headers = headers(&group, &call, &announced);

@@ -3,7 +3,7 @@
 
 use crate::error::Error;
 use crate::transport::Call;
-use meristem_device::DType;
+use meristem_device::{DType, MemoryFormat, Shape};
 
 /// Most parcels from one rank to another in one exchange.
 pub(super) const PARCELS_MAX: usize = 32;
@@ -41,10 +41,13 @@ pub(super) enum Notice {
 
 impl Header {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let Call { operation, dtype, count, parameter, kept } = self.call;
+        let Call { operation, dtype, shape, format, parameter, kept } = self.call;
         let mut out = Writer::default();
-        out.number(self.step).dtype(dtype).number(count as u64);
-        out.number(parameter).number(kept).text(operation);
+        out.number(self.step).dtype(dtype).shape(shape);
+        out.number(u64::from(format == MemoryFormat::ChannelsLast))
+            .number(parameter)
+            .number(kept)
+            .text(operation);
         for (dtype, len) in self.parcels.iter().take(PARCELS_MAX) {
             out.dtype(*dtype).number(*len as u64);
         }
@@ -55,11 +58,15 @@ impl Header {
     /// `own`'s is taken where it is the same, another is leaked, which a group survives once.
     pub(super) fn decode(bytes: &[u8], own: &Call) -> Option<Header> {
         let mut from = Reader(bytes);
-        let (step, dtype, count) = (from.number()?, from.dtype()?, from.number()? as usize);
+        let (step, dtype, shape) = (from.number()?, from.dtype()?, from.shape()?);
+        let format = match from.number()? {
+            0 => MemoryFormat::Contiguous,
+            _ => MemoryFormat::ChannelsLast,
+        };
         let (parameter, kept) = (from.number()?, from.number()?);
         let name = from.text()?;
         let operation = if name == own.operation { own.operation } else { name.leak() };
-        let call = Call { operation, dtype, count, parameter, kept };
+        let call = Call { operation, dtype, shape, format, parameter, kept };
         let mut parcels = Vec::new();
         while !from.0.is_empty() {
             parcels.push((from.dtype()?, from.number()? as usize));
@@ -139,6 +146,11 @@ impl Writer {
         self
     }
 
+    fn shape(&mut self, shape: Shape) -> &mut Self {
+        self.0.push(shape.dims().len() as u8);
+        shape.dims().iter().fold(self, |out, extent| out.number(*extent as u64))
+    }
+
     fn text(&mut self, text: &str) -> &mut Self {
         let end = (0..=text.len().min(TEXT_MAX)).rev().find(|end| text.is_char_boundary(*end));
         let text = &text.as_bytes()[..end.unwrap_or(0)];
@@ -168,6 +180,13 @@ impl Reader<'_> {
         }
     }
 
+    fn shape(&mut self) -> Option<Shape> {
+        let rank = usize::from(self.take(1)?[0]);
+        let dims: Vec<usize> =
+            (0..rank).map(|_| self.number().map(|n| n as usize)).collect::<Option<_>>()?;
+        Some(Shape::from(&dims))
+    }
+
     fn text(&mut self) -> Option<String> {
         let len = usize::from(self.take(1)?[0]);
         String::from_utf8(self.take(len)?.to_vec()).ok()
@@ -183,7 +202,8 @@ mod tests {
         let call = Call {
             operation: "all_reduce",
             dtype: Some(DType::BF16),
-            count: (1 << 31) + 7,
+            shape: [(1 << 31) + 7, 3, 1, 2].into(),
+            format: MemoryFormat::ChannelsLast,
             parameter: u64::MAX,
             kept: 5,
         };
@@ -193,7 +213,8 @@ mod tests {
         assert_eq!(Header::decode(&bytes, &call), Some(header.clone()));
         let other = Call { operation: "barrier", ..call };
         assert_eq!(Header::decode(&bytes, &other), Some(header.clone()));
-        for cut in 0..43 {
+        // Up to the end of the operation's name; what follows are parcels.
+        for cut in 0..8 + 1 + 33 + 8 + 16 + 11 {
             assert_eq!(Header::decode(&bytes[..cut], &call), None, "{cut}");
         }
         let parcels = vec![(Some(DType::F32), 1); PARCELS_MAX];

@@ -10,9 +10,11 @@
 //! that of ordinary momentum.
 
 use super::lists::{Lists, NONE};
-use super::select::{Source, top_k};
+use super::pieces::Pieces;
+use super::select::{Part, Source, top_k};
 use crate::error::{Error, Result};
 use crate::number::{Magnitude, Number, with_number};
+use crate::spans::{Spans, parts};
 use meristem_device::{Args, DType, Owner, Stream, Tensor};
 
 /// What a rank keeps between exchanges of one tensor.
@@ -32,8 +34,7 @@ pub(crate) fn check_momentum(operation: &'static str, factor: f64) -> Result<f64
     if (0.0..1.0).contains(&factor) {
         return Ok(factor);
     }
-    let (argument, expected) = ("the momentum", "at least 0, below 1".to_owned());
-    Err(Error::BadArgument { operation, argument, expected, got: factor.to_string() })
+    Err(Error::argument(operation, "momentum", "at least 0, below 1", factor))
 }
 
 impl Momentum {
@@ -42,17 +43,24 @@ impl Momentum {
     }
 
     /// The velocity after this gradient.
-    pub(crate) fn advance(&self, gradient: &Tensor) -> Result<&Tensor> {
+    pub(crate) fn advance(&self, gradient: &Spans) -> Result<Spans> {
         let Momentum { factor, velocity } = self;
-        let launch = velocity.stream().launch("feedback, velocity").read(gradient).write(velocity);
+        let launch = velocity.stream().launch("feedback, velocity").write(velocity);
+        let launch = gradient.pieces().iter().fold(launch, |launch, piece| launch.read(piece));
         let factor = *factor;
         with_number!(gradient.dtype(), T => launch.run(move |args| {
             let factor = T::from_f64(factor);
-            for (velocity, gradient) in args.write::<T>(1).iter_mut().zip(args.read::<T>(0)) {
-                *velocity = velocity.times(factor).plus(*gradient);
+            let mut rest = args.write::<T>(0);
+            for at in 1..args.len() {
+                let gradient = args.read::<T>(at);
+                let (velocity, later) = rest.split_at_mut(gradient.len());
+                for (velocity, gradient) in velocity.iter_mut().zip(gradient) {
+                    *velocity = velocity.times(factor).plus(*gradient);
+                }
+                rest = later;
             }
         })?, unreachable!("checked when the exchange was made"));
-        Ok(velocity)
+        Spans::try_from(velocity)
     }
 }
 
@@ -72,25 +80,34 @@ impl Feedback {
 
     /// Adds the gradient, or the velocity after it, to what was not sent, writes all of it to `output`, and leaves
     /// nothing unsent: for an exchange of everything.
-    pub(crate) fn drain(&self, gradient: &Tensor, output: &Tensor) -> Result<()> {
+    pub(crate) fn drain(&self, gradient: &Spans, output: &Spans) -> Result<()> {
         let added = match &self.momentum {
-            Some(momentum) => momentum.advance(gradient)?,
+            Some(momentum) => &momentum.advance(gradient)?,
             None => gradient,
         };
-        let in_place = added.address() == output.address();
-        let mut launch =
-            output.stream().launch("feedback, drain").write(&self.residual).write(output);
-        if !in_place {
-            launch = launch.read(added);
+        let in_place = added.is_same(output);
+        let mut pieces = Vec::new();
+        for part in parts([added, output].into_iter(), &(0..output.len())) {
+            pieces.push([output.window(part.clone())?, added.window(part)?]);
+        }
+        let mut launch = output.stream().launch("feedback, drain").write(&self.residual);
+        for [output, added] in &pieces {
+            launch = launch.write(&output.pieces()[0]);
+            launch = if in_place { launch } else { launch.read(&added.pieces()[0]) };
         }
         with_number!(gradient.dtype(), T => launch.run(move |args| {
-            let (residual, output) = (args.write::<T>(0), args.write::<T>(1));
-            if !in_place {
-                output.copy_from_slice(args.read(2));
-            }
-            for (output, residual) in output.iter_mut().zip(residual) {
-                *output = residual.plus(*output);
-                *residual = T::NEUTRAL;
+            let mut rest = args.write::<T>(0);
+            for at in (1..args.len()).step_by(if in_place { 1 } else { 2 }) {
+                let output = args.write::<T>(at);
+                if !in_place {
+                    output.copy_from_slice(args.read(at + 1));
+                }
+                let (residual, later) = rest.split_at_mut(output.len());
+                for (output, residual) in output.iter_mut().zip(residual) {
+                    *output = residual.plus(*output);
+                    *residual = T::NEUTRAL;
+                }
+                rest = later;
             }
         })?, unreachable!("checked when the exchange was made"));
         Ok(())
@@ -131,7 +148,7 @@ fn nothing(stream: &Stream, dtype: DType, len: usize) -> Result<Tensor> {
 /// Where `threshold` (one i64) is given, it is used instead of an exact one unless the flag says to
 /// refresh it, and is set whenever exactly the largest were picked. `picks` is padded.
 pub(crate) fn select(
-    gradient: &Tensor,
+    gradient: &Spans,
     feedback: Option<&Feedback>,
     picks: &Lists,
     candidates: &Lists,
@@ -141,7 +158,6 @@ pub(crate) fn select(
         .indices
         .stream()
         .launch("topk, select")
-        .read(gradient)
         .write(&picks.indices)
         .write(&picks.values)
         .write(&candidates.indices)
@@ -159,6 +175,7 @@ pub(crate) fn select(
             factor = Some(momentum.factor);
         }
     }
+    launch = gradient.pieces().iter().fold(launch, |launch, piece| launch.read(piece));
     let kind = Kind { refresh, kept: feedback.is_some(), factor };
     with_number!(
         gradient.dtype(),
@@ -168,7 +185,7 @@ pub(crate) fn select(
     Ok(())
 }
 
-/// What the selecting kernel has for arguments, after the first five.
+/// What the selecting kernel has for arguments, after the first four and before the gradient.
 struct Kind {
     refresh: Option<bool>,
     kept: bool,
@@ -176,10 +193,9 @@ struct Kind {
 }
 
 fn run<T: Number>(args: &mut Args<'_>, kind: &Kind) {
-    let gradient = args.read::<T>(0);
-    let (indices, values) = (args.write::<u32>(1), args.write::<T>(2));
-    let candidates = (args.write::<u32>(3), args.write::<T>(4));
-    let mut next = 5;
+    let (indices, values) = (args.write::<u32>(0), args.write::<T>(1));
+    let candidates = (args.write::<u32>(2), args.write::<T>(3));
+    let mut next = 4;
     let mut threshold = None;
     if kind.refresh.is_some() {
         threshold = args.write::<i64>(next).first_mut();
@@ -189,9 +205,11 @@ fn run<T: Number>(args: &mut Args<'_>, kind: &Kind) {
         (Some(threshold), Some(false)) => Some(T::Magnitude::narrow(**threshold as u64)),
         _ => None,
     };
+    let first = next + usize::from(kind.kept) + usize::from(kind.factor.is_some());
+    let mut gradient = Pieces::new((first..args.len()).map(|at| args.read::<T>(at)));
     let isa = args.isa();
     let picked = match (kind.kept, kind.factor) {
-        (false, _) => top_k(isa, &mut &*gradient, known, candidates, indices, values),
+        (false, _) => top_k(isa, &mut gradient, known, candidates, indices, values),
         (true, factor) => {
             let residual = args.write(next);
             let velocity = factor.map(|factor| (args.write(next + 1), T::from_f64(factor)));
@@ -213,24 +231,50 @@ fn run<T: Number>(args: &mut Args<'_>, kind: &Kind) {
 struct Kept<'a, T> {
     residual: &'a mut [T],
     velocity: Option<(&'a mut [T], T)>,
+    gradient: Pieces<'a, T>,
+}
+
+/// The same, of one slice of the gradient.
+struct KeptPart<'a, T> {
+    residual: &'a mut [T],
+    velocity: Option<(&'a mut [T], T)>,
     gradient: &'a [T],
 }
 
-impl<T: Number> Source for Kept<'_, T> {
+impl<'a, T: Number> Source for Kept<'a, T> {
     type Item = T;
-    #[inline(always)]
-    fn len(&self) -> usize {
-        self.residual.len()
+    type Part<'p>
+        = KeptPart<'p, T>
+    where
+        Self: 'p;
+    fn slices(&self) -> &[&[T]] {
+        self.gradient.slices()
     }
     #[inline(always)]
-    fn peek(&self, index: usize) -> T {
-        let gradient = self.gradient[index];
-        let added = match &self.velocity {
-            Some((velocity, factor)) => velocity[index].times(*factor).plus(gradient),
-            None => gradient,
-        };
-        self.residual[index].plus(added)
+    fn part(&mut self, slice: usize, start: usize) -> KeptPart<'_, T> {
+        let gradient = self.gradient.slices()[slice];
+        let at = start..start + gradient.len();
+        let velocity = &mut self.velocity;
+        let velocity = velocity.as_mut().map(|(all, factor)| (&mut all[at.clone()], *factor));
+        KeptPart { residual: &mut self.residual[at], velocity, gradient }
     }
+    #[inline(always)]
+    fn peek(&self, start: usize, out: &mut [T]) {
+        self.gradient.copy(start, out);
+        for (index, out) in (start..).zip(out) {
+            if let Some((velocity, factor)) = &self.velocity {
+                *out = velocity[index].times(*factor).plus(*out);
+            }
+            *out = self.residual[index].plus(*out);
+        }
+    }
+    fn visited(&self) -> Pieces<'_, T> {
+        Pieces::from(&*self.residual)
+    }
+}
+
+impl<T: Number> Part for KeptPart<'_, T> {
+    type Item = T;
     #[inline(always)]
     fn visit(&mut self, start: usize, out: &mut [T]) {
         let at = start..start + out.len();
@@ -251,9 +295,5 @@ impl<T: Number> Source for Kept<'_, T> {
                 }
             }
         }
-    }
-    #[inline(always)]
-    fn visited(&self) -> &[T] {
-        self.residual
     }
 }

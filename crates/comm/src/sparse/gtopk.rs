@@ -12,6 +12,7 @@ use super::topk;
 use crate::communicator::Communicator;
 use crate::error::Result;
 use crate::number::{Number, with_number};
+use crate::spans::Spans;
 use crate::transport::{Call, Parcel};
 use meristem_device::{Args, DType, Owner, Stream, Tensor};
 
@@ -62,14 +63,14 @@ impl Buffers {
         comm: &mut Communicator,
         call: &Call,
         divisor: Option<usize>,
-        output: &Tensor,
+        output: &Spans,
     ) -> Result<Tensor> {
         let (n, me, stream) = (comm.size(), comm.rank(), output.stream());
         let mut merges = 0;
         for level in 0..self.levels {
             let (sends, receives) = match role(me, n, level) {
-                Role::Child(parent) => (self.own.row(merges)?.parcels(parent).to_vec(), vec![]),
-                Role::Parent(child) => (vec![], self.incoming.row(level)?.parcels(child).to_vec()),
+                Role::Child(parent) => (self.own.row(merges)?.parcels(parent)?.to_vec(), vec![]),
+                Role::Parent(child) => (vec![], self.incoming.row(level)?.parcels(child)?.to_vec()),
                 Role::Idle => (vec![], vec![]),
             };
             comm.exchange(call, stream, &sends, &receives)?;
@@ -80,19 +81,20 @@ impl Buffers {
         }
         let last = if me == 0 { self.own.row(merges)? } else { self.last.row(0)? };
         if me == 0 {
-            let launch = stream.launch("gtopk, all of it").read(&last.indices).write(&self.alive);
-            launch.run(|args| args.write::<u32>(1).copy_from_slice(args.read(0)))?;
+            stream.copy("gtopk, all of it", &[(&last.indices, &self.alive)])?;
         }
         for level in (0..self.levels).rev() {
-            let mask = |peer| Parcel { peer, tensor: self.mask.clone() };
-            let with_mask = |peer| last.parcels(peer).into_iter().chain([mask(peer)]).collect();
+            let with_mask = |peer| -> Result<Vec<Parcel>> {
+                let [indices, values] = last.parcels(peer)?;
+                Ok(vec![indices, values, Parcel::new(peer, &self.mask)?])
+            };
             let (sends, receives) = match role(me, n, level) {
                 Role::Parent(child) => {
                     merges -= 1;
                     self.mark(merges, level)?;
-                    (with_mask(child), vec![])
+                    (with_mask(child)?, vec![])
                 }
-                Role::Child(parent) => (vec![], with_mask(parent)),
+                Role::Child(parent) => (vec![], with_mask(parent)?),
                 Role::Idle => (vec![], vec![]),
             };
             comm.exchange(call, stream, &sends, &receives)?;

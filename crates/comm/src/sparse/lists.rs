@@ -1,13 +1,14 @@
 //! Lists of (index, value): ascending indices, padded at the end with [`NONE`].
 
 use super::select::Cut;
+use crate::communicator::{Communicator, others};
 use crate::error::{Error, Result};
 use crate::number::{Number, divide};
-use crate::transport::Parcel;
-use meristem_device::Isa;
+use crate::transport::{Call, Parcel};
 use meristem_device::simd::{Vectorized, vectorize, write_blocks};
-use meristem_device::{DType, Owner, Stream, Tensor};
+use meristem_device::{Args, DType, Isa, Owner, Stream, Tensor};
 use smallvec::SmallVec;
+use std::ops::RangeFrom;
 
 /// No element: an index that no tensor has.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -34,22 +35,32 @@ impl Lists {
         Ok(Lists { indices, values, len })
     }
 
+    /// Sends this rank's row, of as many as there are ranks, to all others, and receives theirs.
+    pub(crate) fn gather(&self, comm: &mut Communicator, call: &Call) -> Result<()> {
+        let (own, n) = (self.row(comm.rank())?, comm.size());
+        let (mut sends, mut receives) = (Vec::new(), Vec::new());
+        for peer in others(comm.rank(), n) {
+            sends.extend(own.parcels(peer)?);
+            receives.extend(self.row(peer)?.parcels(peer)?);
+        }
+        comm.exchange(call, self.indices.stream(), &sends, &receives)
+    }
+
     /// Both parts, for a peer or from it.
-    pub(crate) fn parcels(&self, peer: usize) -> [Parcel; 2] {
-        [&self.indices, &self.values].map(|tensor| Parcel { peer, tensor: tensor.clone() })
+    pub(crate) fn parcels(&self, peer: usize) -> Result<[Parcel; 2]> {
+        Ok([Parcel::new(peer, &self.indices)?, Parcel::new(peer, &self.values)?])
     }
 }
 
 /// Error unless k elements can be picked, and their indices fit.
 pub(crate) fn check_k(operation: &'static str, len: usize, k: usize) -> Result<()> {
-    let refuse = |argument, expected: String, got: usize| {
-        Err(Error::BadArgument { operation, argument, expected, got: got.to_string() })
-    };
     if len > NONE as usize {
-        return refuse("the number of elements", format!("at most {NONE}"), len);
+        let expected = format!("one of at most {NONE} elements");
+        return Err(Error::argument(operation, "input", expected, len));
     }
     if k > len {
-        return refuse("k", format!("at most {len}, the number of elements"), k);
+        let expected = format!("at most {len}, the number of elements");
+        return Err(Error::argument(operation, "k", expected, k));
     }
     Ok(())
 }
@@ -143,22 +154,33 @@ pub(crate) fn intersect(indices: &mut [u32], kept: &[u32]) {
     indices[n..].fill(NONE);
 }
 
-/// Writes a dense result: zero, the first list's values, and the others' added in order; divided if
-/// there is a divisor.
+/// Writes a dense result, which lies in these arguments of a kernel, from the first to the last: zero, the first
+/// list's values, and the others' added in order; divided if there is a divisor.
 pub(crate) fn scatter<'a, T: Number>(
+    lists: impl Iterator<Item = Entries<'a, T>>,
+    divisor: Option<usize>,
+    args: &mut Args<'_>,
+    outputs: RangeFrom<usize>,
+) {
+    let outputs = (outputs.start..args.len()).map(|at| args.write::<T>(at));
+    let outputs = outputs.collect();
+    scatter_to(args.isa(), lists, divisor, outputs);
+}
+
+fn scatter_to<'a, T: Number>(
     isa: Isa,
     lists: impl Iterator<Item = Entries<'a, T>>,
     divisor: Option<usize>,
-    output: &mut [T],
+    outputs: SmallVec<[&mut [T]; 4]>,
 ) {
-    vectorize(isa, Scatter { isa, lists: lists.collect(), divisor, output });
+    vectorize(isa, Scatter { isa, lists: lists.collect(), divisor, outputs });
 }
 
 struct Scatter<'a, 'b, T> {
     isa: Isa,
     lists: SmallVec<[Entries<'a, T>; 8]>,
     divisor: Option<usize>,
-    output: &'b mut [T],
+    outputs: SmallVec<[&'b mut [T]; 4]>,
 }
 
 impl<T: Number> Vectorized for Scatter<'_, '_, T> {
@@ -166,27 +188,34 @@ impl<T: Number> Vectorized for Scatter<'_, '_, T> {
 
     #[inline(always)]
     fn run(self) {
-        let Scatter { isa, mut lists, divisor, output } = self;
-        write_blocks(isa, output, |start, block| {
-            block.fill(T::ZERO);
-            for (rank, list) in lists.iter_mut().enumerate() {
-                let mut done = 0;
-                for (index, value) in list.indices.iter().zip(list.values) {
-                    let Some(slot) = block.get_mut(*index as usize - start) else { break };
-                    // Stored, not added to zero: the first of a sum keeps the sign of its zero.
-                    *slot = if rank == 0 { *value } else { slot.plus(*value) };
-                    done += 1;
+        let Scatter { isa, mut lists, divisor, outputs } = self;
+        let mut first = 0;
+        for output in outputs {
+            let len = output.len();
+            write_blocks(isa, output, |start, block| {
+                let start = first + start;
+                block.fill(T::ZERO);
+                for (rank, list) in lists.iter_mut().enumerate() {
+                    let mut done = 0;
+                    for (index, value) in list.indices.iter().zip(list.values) {
+                        let Some(slot) = block.get_mut(*index as usize - start) else { break };
+                        // Stored, not added to zero: the first of a sum keeps the sign of its zero.
+                        *slot = if rank == 0 { *value } else { slot.plus(*value) };
+                        done += 1;
+                    }
+                    *list = list.split_at(done).1;
                 }
-                *list = list.split_at(done).1;
-            }
-            divide(block, divisor);
-        });
+                divide(block, divisor);
+            });
+            first += len;
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use smallvec::smallvec;
 
     fn list<'a>(indices: &'a [u32], values: &'a [f32]) -> Entries<'a, f32> {
         Entries { indices, values }
@@ -217,14 +246,21 @@ mod tests {
     fn results_are_sums_in_order() {
         let indices = [0, 2, 2, NONE, 1, 2];
         let values = [-0.0f32, 1e8, 1.0, 0.0, -0.0, -1e8];
-        let lists = Entries::rows(&indices, &values, 2);
-        let (isa, mut output) = (Isa::detect(), [7.0f32; 4]);
-        scatter(isa, lists, None, &mut output);
-        // (1e8 + 1) - 1e8 is 0 in f32: in another order it would be 1.
-        assert_eq!(output.map(f32::to_bits), [-0.0f32, 0.0, 0.0, 0.0].map(f32::to_bits));
-        scatter(isa, Entries::rows(&[3], &[3.0f32], 1), Some(2), &mut output);
-        assert_eq!(output, [0.0, 0.0, 0.0, 1.5]);
-        scatter(isa, Entries::rows(&[], &[], 0), Some(2), &mut output);
-        assert_eq!(output, [0.0; 4]);
+        let scattered = |indices, values, len, divisor, cut: usize| {
+            let mut output = [7.0f32; 4];
+            let (first, rest) = output.split_at_mut(cut);
+            let lists = Entries::rows(indices, values, len);
+            scatter_to(Isa::detect(), lists, divisor, smallvec![first, rest]);
+            output.map(f32::to_bits)
+        };
+        // In one piece, and in two.
+        for cut in 0..=4 {
+            // (1e8 + 1) - 1e8 is 0 in f32: in another order it would be 1.
+            let sum = [-0.0f32, 0.0, 0.0, 0.0].map(f32::to_bits);
+            assert_eq!(scattered(&indices, &values, 2, None, cut), sum);
+            let half = [0.0, 0.0, 0.0, 1.5].map(f32::to_bits);
+            assert_eq!(scattered(&[3], &[3.0], 1, Some(2), cut), half);
+            assert_eq!(scattered(&[], &[], 0, Some(2), cut), [0; 4]);
+        }
     }
 }

@@ -15,6 +15,7 @@ use super::lists::{Entries, Lists, NONE, intersect, keep_largest, merge, scatter
 use crate::communicator::{Communicator, others};
 use crate::error::Result;
 use crate::number::{Number, with_number};
+use crate::spans::Spans;
 use crate::transport::Call;
 use meristem_device::{Args, DType, Owner, Stream, Tensor};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -117,17 +118,17 @@ impl Buffers {
         comm: &mut Communicator,
         call: &Call,
         divisor: Option<usize>,
-        output: &Tensor,
+        output: &Spans,
     ) -> Result<Tensor> {
         let (n, me, stream) = (comm.size(), self.me, output.stream());
         let owners = n.min(self.picks.len);
         self.split()?;
         let (mut sends, mut receives) = (Vec::new(), Vec::new());
         for owner in others(me, n).filter(|owner| *owner < owners) {
-            sends.extend(self.sends.row(owner)?.parcels(owner));
+            sends.extend(self.sends.row(owner)?.parcels(owner)?);
         }
         for peer in others(me, n).filter(|_| me < owners) {
-            receives.extend(self.received.row(peer)?.parcels(peer));
+            receives.extend(self.received.row(peer)?.parcels(peer)?);
         }
         comm.exchange(call, stream, &sends, &receives)?;
         sends.clear();
@@ -135,10 +136,12 @@ impl Buffers {
         if me < owners {
             self.reduce()?;
             let own = self.reduced.row(me)?;
-            others(me, n).for_each(|peer| sends.extend(own.parcels(peer)));
+            for peer in others(me, n) {
+                sends.extend(own.parcels(peer)?);
+            }
         }
         for owner in others(me, n).filter(|owner| *owner < owners) {
-            receives.extend(self.reduced.row(owner)?.parcels(owner));
+            receives.extend(self.reduced.row(owner)?.parcels(owner)?);
         }
         comm.exchange(call, stream, &sends, &receives)?;
         self.finish(divisor, output)?;
@@ -183,7 +186,7 @@ impl Buffers {
 
     /// Keeps the largest of what came, writes the dense result, and keeps of the picks what was
     /// sent and is part of it; cuts the regions anew if it is time.
-    fn finish(&self, divisor: Option<usize>, output: &Tensor) -> Result<()> {
+    fn finish(&self, divisor: Option<usize>, output: &Spans) -> Result<()> {
         let back = self.reduced.len;
         let anew = self.step.is_multiple_of(self.refresh);
         let union = &self.unions[0];
@@ -192,7 +195,8 @@ impl Buffers {
         let launch = launch.read(&self.sends.indices);
         let launch = launch.write(&union.indices).write(&union.values);
         let launch = launch.write(&self.last.indices).write(&self.last.values);
-        let launch = launch.write(&self.picks.indices).write(&self.bounds).write(output);
+        let launch = launch.write(&self.picks.indices).write(&self.bounds);
+        let launch = output.pieces().iter().fold(launch, |launch, piece| launch.write(piece));
         let room = self.sends.len;
         with_number!(
             output.dtype(),
@@ -264,7 +268,7 @@ fn finish<T: Number>(
     let all = Entries { indices: &indices[..len], values: &values[..len] };
     keep_largest(all, last, last_values);
     let result = Entries::used(last, last_values);
-    scatter(args.isa(), [result].into_iter(), divisor, args.write(9));
+    scatter([result].into_iter(), divisor, args, 9..);
 
     picks.fill(NONE);
     let sent = sent.chunks(room).flat_map(|row| row.iter().take_while(|index| **index != NONE));

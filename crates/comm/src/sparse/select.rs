@@ -4,6 +4,7 @@
 //! the exact threshold is then found among them. Where the sample misled (fewer than k, or far too
 //! many), histograms of all elements find the exact threshold, a digit a pass.
 
+use super::pieces::Pieces;
 use crate::number::{Magnitude, Number};
 use meristem_device::Isa;
 use meristem_device::simd::{Vectorized, vectorize};
@@ -11,38 +12,61 @@ use meristem_device::simd::{Vectorized, vectorize};
 /// Elements looked at together.
 pub(crate) const BLOCK: usize = 64;
 
-/// Where elements come from. Collecting visits each once, in order, in blocks; a source may make
-/// its elements when they are visited.
+/// Where elements come from. Collecting visits each once, in order, slice by slice; a source may make its elements
+/// when they are visited.
 pub(crate) trait Source {
     /// Type of the elements.
     type Item: Number;
-    /// Number of elements.
-    fn len(&self) -> usize;
-    /// An element that was not visited yet.
-    fn peek(&self, index: usize) -> Self::Item;
-    /// Visits the elements from `start` on, `out.len()` of them, at most [`BLOCK`].
-    fn visit(&mut self, start: usize, out: &mut [Self::Item]);
+    /// The elements of one slice.
+    type Part<'p>: Part<Item = Self::Item>
+    where
+        Self: 'p;
+    /// The slices in which the elements lie, or what they are made of.
+    fn slices(&self) -> &[&[Self::Item]];
+    /// A slice, whose first element is number `start`.
+    fn part(&mut self, slice: usize, start: usize) -> Self::Part<'_>;
+    /// Elements from `start` on that were not visited yet.
+    fn peek(&self, start: usize, out: &mut [Self::Item]);
     /// All elements, once all were visited.
-    fn visited(&self) -> &[Self::Item];
+    fn visited(&self) -> Pieces<'_, Self::Item>;
 }
 
-impl<T: Number> Source for &[T] {
+/// A slice of a source.
+pub(crate) trait Part {
+    /// Type of the elements.
+    type Item: Number;
+    /// Visits the elements from `start` of the slice on, `out.len()` of them, at most [`BLOCK`].
+    fn visit(&mut self, start: usize, out: &mut [Self::Item]);
+}
+
+impl<T: Number> Part for &[T] {
     type Item = T;
-    #[inline(always)]
-    fn len(&self) -> usize {
-        <[T]>::len(self)
-    }
-    #[inline(always)]
-    fn peek(&self, index: usize) -> T {
-        self[index]
-    }
     #[inline(always)]
     fn visit(&mut self, start: usize, out: &mut [T]) {
         out.copy_from_slice(&self[start..start + out.len()]);
     }
+}
+
+impl<T: Number> Source for Pieces<'_, T> {
+    type Item = T;
+    type Part<'p>
+        = &'p [T]
+    where
+        Self: 'p;
+    fn slices(&self) -> &[&[T]] {
+        Pieces::slices(self)
+    }
     #[inline(always)]
-    fn visited(&self) -> &[T] {
-        self
+    fn part(&mut self, slice: usize, _: usize) -> &[T] {
+        Pieces::slices(self)[slice]
+    }
+    #[inline(always)]
+    fn peek(&self, start: usize, out: &mut [T]) {
+        self.copy(start, out);
+    }
+    #[inline(always)]
+    fn visited(&self) -> Pieces<'_, T> {
+        Pieces::new(Pieces::slices(self).iter().map(|slice| &**slice))
     }
 }
 
@@ -71,17 +95,17 @@ pub(crate) fn top_k<S: Source>(
     indices: &mut [u32],
     values: &mut [S::Item],
 ) -> usize {
-    let (len, k) = (source.len(), indices.len());
+    let (len, k) = (len_of(source), indices.len());
     let low = known.unwrap_or_else(|| sampled_threshold(source, k));
     let (places, held) = candidates;
     let found = Collect { source: &mut *source, low, found: &mut *places, values: &mut *held };
     let found = vectorize(isa, found);
     let mut picked = k;
     let visited = source.visited();
-    let all = numbered(visited);
+    let all = visited.iter().enumerate().map(numbered);
     if k == len {
         indices.iter_mut().zip(0..).for_each(|(index, i)| *index = i);
-        values.copy_from_slice(visited);
+        visited.copy(0, values);
     } else if k > 0 {
         match places.get(..found).zip(held.get(..found)) {
             Some((found, held)) if found.len() >= k => {
@@ -100,7 +124,7 @@ pub(crate) fn top_k<S: Source>(
             }
             // The known threshold is out of date: a sample knows better.
             _ if known.is_some() => {
-                return top_k(isa, &mut &*visited, None, (places, held), indices, values);
+                return top_k(isa, &mut visited.clone(), None, (places, held), indices, values);
             }
             _ => {
                 let cut = Cut::at(visited.iter().map(|value| value.magnitude()), k);
@@ -111,10 +135,13 @@ pub(crate) fn top_k<S: Source>(
     picked
 }
 
-/// Elements with their indices, of which there may be as many as 32 bits count: no number is made for an element
-/// after the last.
-fn numbered<T: Copy>(elements: &[T]) -> impl DoubleEndedIterator<Item = (u32, T)> {
-    elements.iter().enumerate().map(|(index, element)| (index as u32, *element))
+/// An element with its index, of which there may be as many as 32 bits count.
+fn numbered<T>((index, element): (usize, T)) -> (u32, T) {
+    (index as u32, element)
+}
+
+fn len_of(source: &impl Source) -> usize {
+    source.slices().iter().map(|slice| slice.len()).sum()
 }
 
 /// Elements in a row that are sampled: about a cache line.
@@ -136,7 +163,7 @@ fn sampled_rank(len: usize, k: usize) -> f64 {
 
 /// A magnitude that, as a sample says, somewhat more than k elements reach; at least 1.
 fn sampled_threshold<S: Source>(source: &S, k: usize) -> Bits<S> {
-    let len = source.len();
+    let len = len_of(source);
     let one = Bits::<S>::narrow(1);
     if k == 0 || k == len {
         return Bits::<S>::MAX;
@@ -149,8 +176,11 @@ fn sampled_threshold<S: Source>(source: &S, k: usize) -> Bits<S> {
         // Somewhere in the run's share: even steps would see only some values of a pattern.
         let jitter = (run as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let start = run * step + (jitter as usize) % (step - step.min(RUN) + 1);
-        for i in start..len.min(start + RUN) {
-            sample[size] = source.peek(i).magnitude();
+        let mut values = [S::Item::ZERO; RUN];
+        let values = &mut values[..RUN.min(len - start)];
+        source.peek(start, values);
+        for value in values {
+            sample[size] = value.magnitude();
             size += 1;
         }
     }
@@ -181,19 +211,23 @@ impl<S: Source> Vectorized for Collect<'_, S> {
     #[inline(always)]
     fn run(self) -> usize {
         let Collect { source, low, found, values } = self;
-        let len = source.len();
-        let mut count = 0;
+        let (mut first, mut count) = (0, 0);
         let Line(block) = &mut Line([S::Item::ZERO; BLOCK]);
-        let whole = len - len % BLOCK;
-        for start in (0..whole).step_by(BLOCK) {
-            source.visit(start, block);
-            let reach = reaching(block, low);
-            count = note((reach, block), start, (&mut *found, &mut *values), count);
+        for slice in 0..source.slices().len() {
+            let len = source.slices()[slice].len();
+            let whole = len - len % BLOCK;
+            let mut part = source.part(slice, first);
+            for at in (0..whole).step_by(BLOCK) {
+                part.visit(at, block);
+                let reach = reaching(block, low);
+                count = note((reach, block), first + at, (&mut *found, &mut *values), count);
+            }
+            let rest = len - whole;
+            part.visit(whole, &mut block[..rest]);
+            let reach = reaching(block, low) & ((1 << rest) - 1);
+            count = note((reach, block), first + whole, (&mut *found, &mut *values), count);
+            first += len;
         }
-        let rest = len - whole;
-        source.visit(whole, &mut block[..rest]);
-        let reach = reaching(block, low) & ((1 << rest) - 1);
-        count = note((reach, block), whole, (&mut *found, &mut *values), count);
         if count > found.len() { usize::MAX } else { count }
     }
 }
@@ -249,12 +283,13 @@ impl<M: Magnitude> Cut<M> {
             shift = shift.saturating_sub(DIGIT);
             let mask = (1u64 << (above - shift)) - 1;
             let mut counts = [0usize; 1 << DIGIT];
-            for magnitude in magnitudes.clone() {
+            // Not a loop: over several pieces this is one within another.
+            magnitudes.clone().for_each(|magnitude| {
                 let bits = magnitude.wide();
                 if bits >> above == prefix {
                     counts[(bits >> shift & mask) as usize] += 1;
                 }
-            }
+            });
             let mut digit = mask as usize;
             while digit > 0 && counts[digit] < left {
                 left -= counts[digit];
@@ -306,15 +341,20 @@ mod tests {
         order
     }
 
+    /// In one piece and in several.
     fn check<T: Number>(values: &[T], k: usize, room: usize) -> TestCaseResult {
-        let (mut places, mut held) = (vec![0; room], vec![T::ZERO; room]);
-        let candidates = (&mut places[..], &mut held[..]);
-        let (mut indices, mut picked) = (vec![u32::MAX; k], vec![T::ZERO; k]);
-        let n = top_k(Isa::detect(), &mut &values[..], None, candidates, &mut indices, &mut picked);
-        prop_assert_eq!(n, k);
-        prop_assert_eq!(&indices, &slow(values, k));
-        for (i, value) in indices.iter().zip(&picked) {
-            prop_assert_eq!(value.magnitude(), values[*i as usize].magnitude());
+        let (some, others) = values.split_at(values.len() / 3);
+        let (more, rest) = others.split_at(others.len().min(65));
+        for mut source in [Pieces::from(values), Pieces::new([some, more, rest].into_iter())] {
+            let (mut places, mut held) = (vec![0; room], vec![T::ZERO; room]);
+            let candidates = (&mut places[..], &mut held[..]);
+            let (mut indices, mut picked) = (vec![u32::MAX; k], vec![T::ZERO; k]);
+            let n = top_k(Isa::detect(), &mut source, None, candidates, &mut indices, &mut picked);
+            prop_assert_eq!(n, k);
+            prop_assert_eq!(&indices, &slow(values, k));
+            for (i, value) in indices.iter().zip(&picked) {
+                prop_assert_eq!(value.magnitude(), values[*i as usize].magnitude());
+            }
         }
         Ok(())
     }
@@ -373,7 +413,7 @@ mod tests {
             meristem_device::random::Rng::new(6, meristem_device::random::Purpose::Test, 0, 0);
         let values: Vec<f32> = (0..8_000_003).map(|_| rng.uniform() - 0.5).collect();
         for k in [1, 10, 100, 1000, 8000, 80_000] {
-            let low = sampled_threshold(&&values[..], k);
+            let low = sampled_threshold(&Pieces::from(&values[..]), k);
             let found = values.iter().filter(|value| value.magnitude() >= low).count();
             let room = candidates_len(values.len(), k);
             assert!((k..=room).contains(&found), "k = {k}: {found} found, room for {room}");
@@ -387,7 +427,14 @@ mod tests {
             let (mut indices, mut picked) = (vec![0; k], vec![0.0; k]);
             let known = Some(threshold.to_bits());
             let room = (&mut [0; 5][..], &mut [0.0; 5][..]);
-            let n = top_k(Isa::detect(), &mut &values[..], known, room, &mut indices, &mut picked);
+            let n = top_k(
+                Isa::detect(),
+                &mut Pieces::from(&values[..]),
+                known,
+                room,
+                &mut indices,
+                &mut picked,
+            );
             indices.truncate(n);
             indices
         };
@@ -400,10 +447,8 @@ mod tests {
         let (mut indices, mut picked) = ([0; 50], [0.0; 50]);
         let known = Some(1.0f32.to_bits());
         let room = (&mut places[..], &mut held[..]);
-        assert_eq!(
-            top_k(Isa::detect(), &mut &values[..], known, room, &mut indices, &mut picked),
-            50
-        );
+        let mut source = Pieces::from(&values[..]);
+        assert_eq!(top_k(Isa::detect(), &mut source, known, room, &mut indices, &mut picked), 50);
         assert_eq!(indices[..], slow(&values, 50));
     }
 
@@ -411,7 +456,7 @@ mod tests {
     #[test]
     fn the_last_index_fits() {
         let all = vec![(); u32::MAX as usize];
-        let mut last = numbered(&all).rev();
+        let mut last = all.iter().copied().enumerate().map(numbered).rev();
         assert_eq!(
             (last.next(), last.next()),
             (Some((u32::MAX - 1, ())), Some((u32::MAX - 2, ())))

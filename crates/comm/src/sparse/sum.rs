@@ -4,10 +4,13 @@ use super::feedback::{Feedback, check_momentum, select};
 use super::lists::{Lists, check_k};
 use super::select::candidates_len;
 use super::{gtopk, ok_topk, topk};
-use crate::communicator::{Communicator, check_number, check_same};
-use crate::error::Result;
+use crate::communicator::Communicator;
+use crate::error::{Error, Result};
+use crate::memory::{PhaseMemory, in_use};
+use crate::spans::Spans;
 use crate::transport::{Call, Order, Reduction, Sum};
-use meristem_device::{DType, Stream, Tensor};
+use crate::{check, placement};
+use meristem_device::{DType, Expect, MemoryReport, Stream, Tensor};
 
 /// How the largest elements are summed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -76,6 +79,8 @@ pub struct SparseSum {
     keep: Keep,
     feedback: Option<Feedback>,
     work: Option<Work>,
+    /// While memory is measured.
+    phases: Option<PhaseMemory>,
 }
 
 /// Memory for one k, and one place in a group.
@@ -97,13 +102,22 @@ impl SparseSum {
     /// For tensors like this one: its stream, type and number of elements.
     ///
     /// # Errors
-    /// [`Error::BadArgument`](crate::Error::BadArgument) for elements that cannot be summed or are
-    /// more than 2^32 - 1, or a momentum outside of [0, 1); [`Error::Device`](crate::Error::Device).
+    /// [`Error::BadArgument`] for elements that cannot be summed or are more than 2^32 - 1, or a
+    /// momentum outside of [0, 1); [`Error::Device`].
     pub fn new(like: &Tensor, sparse: Sparse, keep: Keep) -> Result<SparseSum> {
+        check::number(sparse.operation(), "like", like)?;
+        SparseSum::of((like.stream(), like.dtype(), like.numel()), sparse, keep)
+    }
+
+    /// For so many elements, wherever they lie.
+    pub(crate) fn of(
+        (stream, dtype, len): (&Stream, DType, usize),
+        sparse: Sparse,
+        keep: Keep,
+    ) -> Result<SparseSum> {
         let operation = sparse.operation();
-        check_number(operation, like)?;
-        check_k(operation, like.numel(), 0)?;
-        let (stream, dtype, len) = (like.stream().clone(), like.dtype(), like.numel());
+        check_k(operation, len, 0)?;
+        let stream = stream.clone();
         let momentum = match keep {
             Keep::Momentum(factor) => Some(check_momentum(operation, factor)?),
             _ => None,
@@ -112,7 +126,7 @@ impl SparseSum {
             Keep::Nothing => None,
             _ => Some(Feedback::new(&stream, dtype, len, momentum)?),
         };
-        Ok(SparseSum { sparse, stream, dtype, len, keep, feedback, work: None })
+        Ok(SparseSum { sparse, stream, dtype, len, keep, feedback, work: None, phases: None })
     }
 
     /// What is kept between exchanges.
@@ -183,6 +197,33 @@ impl SparseSum {
         comm.told(result)
     }
 
+    /// As [`run`](SparseSum::run), and measures what it does to the device's memory. Ranks wait for each other between
+    /// the phases. Where all elements are sent there is neither selection nor memory for it.
+    ///
+    /// # Errors
+    /// As [`run`](SparseSum::run).
+    pub fn run_measured(
+        &mut self,
+        comm: &mut Communicator,
+        tensors: (&Tensor, &Tensor),
+        k: usize,
+        reduction: Reduction,
+    ) -> Result<PhaseMemory> {
+        let device = self.stream.device().clone();
+        let before = in_use(comm, &device)?;
+        self.phases = Some(PhaseMemory {
+            before,
+            allocation: before,
+            selection: before,
+            ..Default::default()
+        });
+        let (result, around) =
+            MemoryReport::around(&device, || self.run(comm, tensors, k, reduction));
+        let phases = self.phases.take().unwrap_or_default();
+        result?;
+        Ok(PhaseMemory { collective: in_use(comm, &device)?, peak: around.peak, ..phases })
+    }
+
     fn try_run(
         &mut self,
         comm: &mut Communicator,
@@ -191,21 +232,41 @@ impl SparseSum {
         reduction: Reduction,
     ) -> Result<()> {
         let operation = self.sparse.operation();
-        check_number(operation, input)?;
-        check_k(operation, self.len, k)?;
-        check_same(operation, "the output", input, output)?;
-        self.check_input(operation, input)?;
+        Expect::stream(&self.stream).dtype(self.dtype).check(operation, "input", input)?;
+        if input.numel() != self.len {
+            let expected = format!("of {} elements, as when the sum was made", self.len);
+            return Err(Error::argument(operation, "input", expected, input.numel()));
+        }
+        check::output(operation, input, output)?;
+        placement::log(operation, comm, &[input], &[output]);
+        let spans = (&Spans::try_from(input)?, &Spans::try_from(output)?);
+        self.sum(comm, Call::on(operation, input), spans, k, reduction)?;
+        Ok(check::like(input).check(operation, "output", output)?)
+    }
+
+    /// As [`run`](SparseSum::run), of elements that fit each other.
+    pub(crate) fn sum(
+        &mut self,
+        comm: &mut Communicator,
+        call: Call,
+        (input, output): (&Spans, &Spans),
+        k: usize,
+        reduction: Reduction,
+    ) -> Result<()> {
+        check_k(call.operation, self.len, k)?;
         if k == self.len {
-            return self.dense(comm, (input, output), reduction);
+            return self.dense(comm, call, (input, output), reduction);
         }
         let parameter = k as u64 * 2 + u64::from(reduction == Reduction::Mean);
-        let (dtype, count) = (Some(self.dtype), self.len);
-        let mut call = Call { operation, dtype, count, parameter, kept: 0 };
+        let mut call = Call { parameter, ..call };
         if k == 0 {
             comm.agree(&call, &self.stream)?;
             return self.nothing(input, output);
         }
         self.prepare(comm, k)?;
+        if let Some(phases) = &mut self.phases {
+            phases.allocation = in_use(comm, self.stream.device())?;
+        }
         let Some(work) = &mut self.work else { unreachable!("just made") };
         let feedback = self.feedback.as_ref();
         let (picks, threshold) = match &work.buffers {
@@ -217,6 +278,9 @@ impl SparseSum {
             }
         };
         select(input, feedback, &picks, &work.candidates, threshold)?;
+        if let Some(phases) = &mut self.phases {
+            phases.selection = in_use(comm, self.stream.device())?;
+        }
         let divisor = (reduction == Reduction::Mean).then_some(comm.size());
         let sent = match &mut work.buffers {
             Buffers::TopK(buffers) => buffers.sum(comm, &call, divisor, output)?,
@@ -224,6 +288,11 @@ impl SparseSum {
             Buffers::OkTopK(buffers) => buffers.sum(comm, &call, divisor, output)?,
         };
         feedback.map_or(Ok(()), |feedback| feedback.clear(&sent))
+    }
+
+    /// What this sum is called in errors and logs.
+    pub(crate) fn operation(&self) -> &'static str {
+        self.sparse.operation()
     }
 
     /// Makes the memory for a k and a group. A smaller k than before gets memory of its own, too: lists
@@ -255,7 +324,8 @@ impl SparseSum {
     fn dense(
         &self,
         comm: &mut Communicator,
-        (input, output): (&Tensor, &Tensor),
+        call: Call,
+        (input, output): (&Spans, &Spans),
         reduction: Reduction,
     ) -> Result<()> {
         let input = match &self.feedback {
@@ -265,41 +335,16 @@ impl SparseSum {
             }
             None => input,
         };
-        comm.all_reduce_with(&Sum { input, output, reduction, order: Order::Rank })
+        comm.sum(call, &Sum { input, output, reduction, order: Order::Rank })
     }
 
     /// Nothing is sent: everything is kept.
-    fn nothing(&self, input: &Tensor, output: &Tensor) -> Result<()> {
+    fn nothing(&self, input: &Spans, output: &Spans) -> Result<()> {
         let empty = Lists::new(&self.stream, self.dtype, 1, 0)?;
         if self.feedback.is_some() {
             let none = Lists::new(&self.stream, self.dtype, 1, 0)?;
             select(input, self.feedback.as_ref(), &empty, &none, None)?;
         }
         topk::add(&empty, None, output)
-    }
-
-    fn check_input(&self, operation: &'static str, input: &Tensor) -> Result<()> {
-        let fits = input.numel() == self.len
-            && input.dtype() == self.dtype
-            && *input.stream() == self.stream;
-        if fits {
-            return Ok(());
-        }
-        Err(crate::Error::BadArgument {
-            operation,
-            argument: "the input",
-            expected: format!(
-                "{} x {} on stream `{}`, as when the sum was made",
-                self.len,
-                self.dtype,
-                self.stream.name()
-            ),
-            got: format!(
-                "{} x {} on stream `{}`",
-                input.numel(),
-                input.dtype(),
-                input.stream().name()
-            ),
-        })
     }
 }

@@ -1,9 +1,10 @@
 //! X2: every rank's k largest, gathered by all and added in rank order.
 
 use super::lists::{Entries, Lists, scatter};
-use crate::communicator::{Communicator, others};
+use crate::communicator::Communicator;
 use crate::error::Result;
 use crate::number::with_number;
+use crate::spans::Spans;
 use crate::transport::Call;
 use meristem_device::{DType, Stream, Tensor};
 
@@ -35,26 +36,22 @@ impl Buffers {
         comm: &mut Communicator,
         call: &Call,
         divisor: Option<usize>,
-        output: &Tensor,
+        output: &Spans,
     ) -> Result<Tensor> {
-        let (own, mut sends, mut receives) = (self.picks()?, Vec::new(), Vec::new());
-        for peer in others(self.rank, comm.size()) {
-            sends.extend(own.parcels(peer));
-            receives.extend(self.lists.row(peer)?.parcels(peer));
-        }
-        comm.exchange(call, output.stream(), &sends, &receives)?;
+        self.lists.gather(comm, call)?;
         add(&self.lists, divisor, output)?;
-        Ok(own.indices)
+        Ok(self.picks()?.indices)
     }
 }
 
 /// Writes the sum of all rows, in their order.
-pub(crate) fn add(lists: &Lists, divisor: Option<usize>, output: &Tensor) -> Result<()> {
+pub(crate) fn add(lists: &Lists, divisor: Option<usize>, output: &Spans) -> Result<()> {
     let (stream, len) = (output.stream(), lists.len);
-    let launch = stream.launch("topk, add").read(&lists.indices).read(&lists.values).write(output);
+    let launch = stream.launch("topk, add").read(&lists.indices).read(&lists.values);
+    let launch = output.pieces().iter().fold(launch, |launch, piece| launch.write(piece));
     with_number!(output.dtype(), T => launch.run(move |args| {
         let lists = Entries::rows(args.read(0), args.read::<T>(1), len);
-        scatter(args.isa(), lists, divisor, args.write(2));
+        scatter(lists, divisor, args, 2..);
     })?, unreachable!("checked when the exchange was made"));
     Ok(())
 }

@@ -11,11 +11,13 @@ mod sum;
 
 use crate::error::{Error, Result};
 use crate::number::with_number;
+use crate::spans::{Spans, parts};
 use crate::sync::Arc;
-use crate::transport::{Call, Parcel, Reduction, Sum, Transport, share};
+use crate::transport::{Call, Parcel, Reduction, Sum, Transport, check_parcels, share};
 use board::Board;
 use meristem_device::{Args, DType, Device, Group, Stream, Tensor};
 use smallvec::SmallVec;
+use std::ops::Range;
 use std::time::Duration;
 
 /// What a rank brings to a meeting.
@@ -29,9 +31,19 @@ struct Arrival {
 /// What a rank asks for.
 enum Wish {
     Exchange { sends: Vec<Parcel>, receives: Vec<Parcel> },
-    Sum { input: Tensor, output: Tensor, reduction: Reduction },
+    Sum { input: Spans, output: Spans, reduction: Reduction },
     Split { color: u64, key: u64 },
     Barrier,
+}
+
+impl Wish {
+    /// What is summed, and where to.
+    fn sum(&self) -> Option<(&Spans, &Spans)> {
+        match self {
+            Wish::Sum { input, output, .. } => Some((input, output)),
+            _ => None,
+        }
+    }
 }
 
 /// What a rank gets.
@@ -101,11 +113,12 @@ impl Transport for Threads {
         sends: &[Parcel],
         receives: &[Parcel],
     ) -> Result<()> {
+        check_parcels(call.operation, stream, (self.rank, self.size()), [sends, receives])?;
         let wish = Wish::Exchange { sends: sends.to_vec(), receives: receives.to_vec() };
         self.meet(call, Some(stream), wish).map(drop)
     }
 
-    fn all_reduce(&mut self, call: &Call, stream: &Stream, sum: &Sum<'_>) -> Result<bool> {
+    fn all_reduce(&mut self, call: &Call, stream: &Stream, sum: &Sum<'_, Spans>) -> Result<bool> {
         // Both orders: what each rank sums is in rank order anyway.
         let (input, output) = (sum.input.clone(), sum.output.clone());
         let wish = Wish::Sum { input, output, reduction: sum.reduction };
@@ -152,28 +165,25 @@ fn check_calls(arrivals: &[&Arrival]) -> Result<()> {
 /// Moves the parcels: each rank copies what is meant for it.
 fn exchange(arrivals: &[&Arrival]) -> Result<()> {
     let operation = arrivals[0].call.operation;
-    let mut pairs: Vec<Vec<(&Tensor, &Tensor)>> = arrivals.iter().map(|_| Vec::new()).collect();
+    let mut pairs: Vec<Vec<[Tensor; 2]>> = arrivals.iter().map(|_| Vec::new()).collect();
     for (to, arrival) in arrivals.iter().enumerate() {
         for (from, other) in arrivals.iter().enumerate() {
             let (sends, receives) = (parcels(other).0, parcels(arrival).1);
             let mut sent = sends.iter().filter(|parcel| parcel.peer == to);
             let mut received = receives.iter().filter(|parcel| parcel.peer == from);
             loop {
-                let (source, target) = (sent.next(), received.next());
-                let describe = |parcel: Option<&Parcel>| {
-                    parcel.map_or("nothing".to_owned(), |Parcel { tensor, .. }| {
-                        format!("{} x {}", tensor.numel(), tensor.dtype())
-                    })
-                };
-                match (source, target) {
-                    (None, None) => break,
-                    (Some(source), Some(target))
-                        if source.tensor.dtype() == target.tensor.dtype()
-                            && source.tensor.numel() == target.tensor.numel() =>
+                match [sent.next(), received.next()].map(|parcel| parcel.map(|p| &p.elements)) {
+                    [None, None] => break,
+                    [Some(source), Some(target)]
+                        if (source.dtype(), source.len()) == (target.dtype(), target.len()) =>
                     {
-                        pairs[to].push((&source.tensor, &target.tensor));
+                        pair_up(source, target, &mut pairs[to])?;
                     }
-                    _ => {
+                    [source, target] => {
+                        let describe = |spans: Option<&Spans>| {
+                            let words = |s: &Spans| format!("{} x {}", s.len(), s.dtype());
+                            spans.map_or("nothing".to_owned(), words)
+                        };
                         let (expected, got) = (describe(target), describe(source));
                         let (rank, what) = (from, "a message of");
                         return Err(Error::Disagreement { operation, rank, what, expected, got });
@@ -185,13 +195,21 @@ fn exchange(arrivals: &[&Arrival]) -> Result<()> {
     let mut group = Group::default();
     for (arrival, pairs) in arrivals.iter().zip(&pairs) {
         let Some(stream) = &arrival.stream else { continue };
-        let launch = pairs.iter().fold(stream.launch(operation), |launch, (source, target)| {
+        let launch = pairs.iter().fold(stream.launch(operation), |launch, [source, target]| {
             launch.read(source).write(target)
         });
-        let dtypes: SmallVec<[DType; 16]> = pairs.iter().map(|(t, _)| t.dtype()).collect();
-        launch.join(&mut group, move |args| copy(args, &dtypes))?;
+        launch.join(&mut group, copy)?;
     }
     group.run()?;
+    Ok(())
+}
+
+/// The pieces of two spans, each with that which it is copied to.
+fn pair_up(source: &Spans, target: &Spans, pairs: &mut Vec<[Tensor; 2]>) -> Result<()> {
+    for part in parts([source, target].into_iter(), &(0..source.len())) {
+        let (from, to) = (source.window(part.clone())?, target.window(part)?);
+        pairs.push([from.pieces()[0].clone(), to.pieces()[0].clone()]);
+    }
     Ok(())
 }
 
@@ -203,67 +221,69 @@ fn parcels(arrival: &Arrival) -> (&[Parcel], &[Parcel]) {
 }
 
 /// Copies argument 0 to 1, 2 to 3 and so on.
-fn copy(args: &mut Args<'_>, dtypes: &[DType]) {
-    for (i, dtype) in dtypes.iter().enumerate() {
-        let (from, to) = (2 * i, 2 * i + 1);
-        match dtype {
-            DType::U8 => args.write::<u8>(to).copy_from_slice(args.read(from)),
-            DType::U32 => args.write::<u32>(to).copy_from_slice(args.read(from)),
-            DType::I64 => args.write::<i64>(to).copy_from_slice(args.read(from)),
-            DType::F32 => args.write::<f32>(to).copy_from_slice(args.read(from)),
-            DType::F64 => args.write::<f64>(to).copy_from_slice(args.read(from)),
-            DType::BF16 => args.write::<half::bf16>(to).copy_from_slice(args.read(from)),
-        }
+fn copy(args: &mut Args<'_>) {
+    for from in (0..args.len()).step_by(2) {
+        args.bytes_mut(from + 1).copy_from_slice(args.bytes(from));
     }
 }
 
 /// Sums: each rank makes its share of the result, in rank order, and writes it to all ranks.
 fn sum(arrivals: &[&Arrival]) -> Result<()> {
     let (n, call) = (arrivals.len(), arrivals[0].call);
+    let wishes: SmallVec<[(&Spans, &Spans); 8]> =
+        arrivals.iter().filter_map(|arrival| arrival.wish.sum()).collect();
+    // In place, the output is what is read, too.
+    let in_place: SmallVec<[bool; 8]> =
+        wishes.iter().map(|(input, output)| input.is_same(output)).collect();
     let mut shares = Vec::with_capacity(n);
     for rank in 0..n {
-        let range = share(call.count, n, rank);
-        let mut inputs = Vec::with_capacity(n);
-        let mut outputs = Vec::with_capacity(n);
-        for arrival in arrivals {
-            let Wish::Sum { input, output, .. } = &arrival.wish else { continue };
-            // In place, the output is what is read, too.
-            let in_place =
-                input.address() == output.address() && input.storage_id() == output.storage_id();
-            inputs.push(if in_place {
-                None
-            } else {
-                Some(input.view(range.start, [range.len()])?)
-            });
-            outputs.push(output.view(range.start, [range.len()])?);
-        }
-        shares.push((inputs, outputs));
+        shares.push(pieces_of_share(&wishes, &in_place, share(call.count(), n, rank))?);
     }
     let mean = matches!(arrivals[0].wish, Wish::Sum { reduction: Reduction::Mean, .. });
+    // For every rank: where its input is among the arguments of a part, or that it is the output.
+    let mut others = n..;
+    let sources: SmallVec<[Option<usize>; 8]> =
+        in_place.iter().map(|same| if *same { None } else { others.next() }).collect();
+    let arguments = others.start;
     let mut group = Group::default();
-    for (arrival, (inputs, outputs)) in arrivals.iter().zip(&shares) {
+    for (arrival, pieces) in arrivals.iter().zip(&shares) {
         let Some(stream) = &arrival.stream else { continue };
         let mut launch = stream.launch(call.operation);
-        // For every rank: where its input is among the arguments, or that it is the output.
-        let mut sources = SmallVec::<[Option<usize>; 8]>::new();
-        for output in outputs {
-            launch = launch.write(output);
+        for (i, piece) in pieces.iter().enumerate() {
+            launch = if i % arguments < n { launch.write(piece) } else { launch.read(piece) };
         }
-        for input in inputs {
-            sources.push(input.as_ref().map(|_| n + sources.iter().flatten().count()));
-            if let Some(input) = input {
-                launch = launch.read(input);
-            }
-        }
-        let divisor = mean.then_some(n);
+        let (divisor, sources) = (mean.then_some(n), sources.clone());
         with_number!(
             call.dtype.unwrap_or(DType::F32),
-            T => launch.join(&mut group, move |args| sum::run::<T>(args, &sources, divisor))?,
+            T => launch.join(&mut group, move |args| {
+                for first in (0..args.len()).step_by(arguments) {
+                    sum::run::<T>(args, first, &sources, divisor);
+                }
+            })?,
             return Err(crate::agree::not_a_number(call.operation, call.dtype))
         );
     }
     group.run()?;
     Ok(())
+}
+
+/// The elements of a share, part by part: all ranks' outputs, and the inputs of those whose output is other memory.
+fn pieces_of_share(
+    wishes: &[(&Spans, &Spans)],
+    in_place: &[bool],
+    share: Range<usize>,
+) -> Result<Vec<Tensor>> {
+    let mut pieces = Vec::new();
+    let all = wishes.iter().flat_map(|&(input, output)| [input, output]);
+    for part in parts(all, &share) {
+        for (_, output) in wishes {
+            pieces.extend(output.window(part.clone())?.pieces().iter().cloned());
+        }
+        for ((input, _), _) in wishes.iter().zip(in_place).filter(|(_, same)| !**same) {
+            pieces.extend(input.window(part.clone())?.pieces().iter().cloned());
+        }
+    }
+    Ok(pieces)
 }
 
 /// Makes a board for each color.

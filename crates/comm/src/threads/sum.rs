@@ -9,15 +9,17 @@ use smallvec::SmallVec;
 /// the result is written over it.
 const BLOCK: usize = 1024;
 
-/// Sums the inputs from the first to the last, and writes the result to every output. Arguments
-/// 0..n are the outputs; `sources[i]` is the argument of input i, or `None` if that is output i.
+/// Sums the inputs from the first to the last, and writes the result to every output. From argument
+/// `first` on, 0..n are the outputs; `sources[i]` is the argument of input i, or `None` if that is
+/// output i.
 pub(crate) fn run<T: Number>(
     args: &mut Args<'_>,
+    first: usize,
     sources: &[Option<usize>],
     divisor: Option<usize>,
 ) {
-    let inputs = sources.iter().map(|source| source.map(|i| args.read::<T>(i))).collect();
-    let outputs = (0..sources.len()).map(|i| args.write::<T>(i)).collect();
+    let inputs = sources.iter().map(|source| source.map(|i| args.read::<T>(first + i))).collect();
+    let outputs = (0..sources.len()).map(|i| args.write::<T>(first + i)).collect();
     vectorize(args.isa(), SumAll { inputs, outputs, divisor });
 }
 

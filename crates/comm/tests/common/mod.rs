@@ -2,7 +2,7 @@
 #![allow(dead_code, unreachable_pub, reason = "shared by tests, of which none uses all of it")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
-use meristem_comm::{Call, CommOptions, Communicator, Parcel, Result, Sum, Transport};
+use meristem_comm::{Call, CommOptions, Communicator, Parcel, Result, Spans, Sum, Transport};
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{Device, DeviceId, DeviceOptions, Element, Owner, Stream, Tensor};
 use std::time::Duration;
@@ -77,7 +77,7 @@ impl Transport for OnlyExchange {
     ) -> Result<()> {
         self.0.exchange(call, stream, sends, receives)
     }
-    fn all_reduce(&mut self, _: &Call, _: &Stream, _: &Sum<'_>) -> Result<bool> {
+    fn all_reduce(&mut self, _: &Call, _: &Stream, _: &Sum<'_, Spans>) -> Result<bool> {
         Ok(false)
     }
     fn barrier(&mut self, call: &Call) -> Result<()> {

@@ -6,6 +6,8 @@
 //! losers, k in all. The largest k of the sum are the common ones and all ranks' winners. Kinds are mixed evenly
 //! over the tensor, so that regions of equal length (Ok-Topk) hold equally many of each.
 
+use meristem::comm::picks;
+
 /// Which sum is expected.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Expected {
@@ -39,7 +41,7 @@ enum Kind {
 impl Pattern {
     /// For about `density * len` picks of each rank: see [`k`](Pattern::k).
     pub(super) fn new(len: usize, ranks: usize, density: f64) -> Pattern {
-        let k = ((density * len as f64).round() as usize).clamp(usize::from(len > 0), len);
+        let k = picks(density, len);
         let regions = ranks.min(k).max(1);
         let each = k / regions;
         // A region's largest are as many as a rank sends of it, half of them winners.

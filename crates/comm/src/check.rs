@@ -1,0 +1,83 @@
+//! Checks of arguments, on entry and on exit (V1). They read handles only: nothing is launched or waited for.
+
+use crate::error::{Error, Result};
+use crate::number::is_number;
+use meristem_device::{Expect, MemoryFormat, Tensor};
+
+/// Error unless the elements can be summed.
+pub(crate) fn number(
+    operation: &'static str,
+    argument: impl Into<String>,
+    tensor: &Tensor,
+) -> Result<()> {
+    if is_number(tensor.dtype()) {
+        return Ok(());
+    }
+    Err(Error::argument(operation, argument, "f32, f64 or bf16", tensor.dtype()))
+}
+
+/// What a tensor must be to have its elements lie as those of another: on its stream, of its element type, shape and
+/// memory format.
+pub(crate) fn like(tensor: &Tensor) -> Expect<'_> {
+    let expect = Expect::stream(tensor.stream()).dtype(tensor.dtype());
+    expect.shape(tensor.dims().iter().copied()).format(tensor.format())
+}
+
+/// Error unless `output` is as `input`, and is the same memory or shares none with it.
+pub(crate) fn output(operation: &'static str, input: &Tensor, output: &Tensor) -> Result<()> {
+    like(input).check(operation, "output", output)?;
+    apart(operation, input, output)
+}
+
+/// Error if `output` shares a part of its memory with `input`.
+fn apart(operation: &'static str, input: &Tensor, output: &Tensor) -> Result<()> {
+    let bytes = |tensor: &Tensor| {
+        let start = tensor.address();
+        start..start + (tensor.numel() * tensor.dtype().size()) as u64
+    };
+    let (from, to) = (bytes(input), bytes(output));
+    let partly = input.storage_id() == output.storage_id()
+        && from != to
+        && from.start < to.end
+        && to.start < from.end;
+    match partly {
+        true => {
+            let expected = "the input itself, or memory of its own";
+            Err(Error::argument(operation, "output", expected, "a part of the input's memory"))
+        }
+        false => Ok(()),
+    }
+}
+
+/// Error unless `output` has room for `n` times the input, by rank, in memory order; the input may be rank `me`'s
+/// place in it.
+pub(crate) fn gathered(
+    operation: &'static str,
+    (input, output): (&Tensor, &Tensor),
+    (me, n): (usize, usize),
+) -> Result<()> {
+    let expect = Expect::stream(input.stream()).dtype(input.dtype());
+    match (format(input), input.dims()) {
+        (MemoryFormat::ChannelsLast, &[images, c, h, w]) => {
+            let expect = expect.shape([n * images, c, h, w]).channels_last();
+            expect.check(operation, "output", output)?;
+        }
+        _ => expect.contiguous().check(operation, "output", output)?,
+    }
+    if output.numel() != n * input.numel() {
+        let expected = format!("{n} x {} elements", input.numel());
+        return Err(Error::argument(operation, "output", expected, output.numel()));
+    }
+    let own = output.view(me * input.numel(), [input.numel()])?;
+    if own.address() == input.address() { Ok(()) } else { apart(operation, input, output) }
+}
+
+/// The format in which a tensor's elements lie: contiguous where that is the same order.
+pub(crate) fn format(tensor: &Tensor) -> MemoryFormat {
+    match (tensor.format(), tensor.dims()) {
+        (MemoryFormat::ChannelsLast, &[_, c, h, w]) if c == 1 || h * w == 1 => {
+            MemoryFormat::Contiguous
+        }
+        (format, _) => format,
+    }
+}

@@ -1,0 +1,173 @@
+//! Elements that are exchanged as one and lie in several places, such as the gradients of a model.
+
+use crate::error::{Error, Result};
+use meristem_device::{DType, Expect, Stream, Tensor};
+use smallvec::{SmallVec, smallvec};
+use std::ops::Range;
+
+/// Elements where they lie: contiguous pieces of memory, one after the other, of one type and stream. Pieces that
+/// are neighbours in memory are one.
+#[derive(Debug, Clone)]
+pub struct Spans {
+    /// Flat, each not empty; but one of no elements where there are none.
+    pieces: SmallVec<[Tensor; 1]>,
+    len: usize,
+}
+
+impl Spans {
+    /// All elements of some tensors, each in its memory order.
+    ///
+    /// # Errors
+    /// [`Error::BadArgument`] for no tensors, or tensors of several streams or element types; `operation` is whose
+    /// argument `tensors` are.
+    pub fn new(operation: &'static str, tensors: &[&Tensor]) -> Result<Spans> {
+        let Some((first, rest)) = tensors.split_first() else {
+            return Err(Error::argument(operation, "tensors", "at least one", "none"));
+        };
+        let mut spans = Spans::try_from(*first)?;
+        let expect = Expect::stream(first.stream()).dtype(first.dtype());
+        for (i, tensor) in (1..).zip(rest) {
+            expect.check(operation, format_args!("tensors[{i}]"), tensor)?;
+            spans.push(tensor)?;
+        }
+        Ok(spans)
+    }
+
+    fn push(&mut self, tensor: &Tensor) -> Result<()> {
+        if tensor.numel() == 0 {
+            return Ok(());
+        }
+        self.len += tensor.numel();
+        let last = self.pieces.pop();
+        match last.as_ref().and_then(|last| last.joined(tensor)) {
+            Some(both) => self.pieces.push(both),
+            None => {
+                self.pieces.extend(last.filter(|last| last.numel() > 0));
+                self.pieces.push(tensor.view(0, [tensor.numel()])?);
+            }
+        }
+        Ok(())
+    }
+
+    /// The pieces, each flat.
+    pub fn pieces(&self) -> &[Tensor] {
+        &self.pieces
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.pieces[0].dtype()
+    }
+
+    /// The stream that all of them belong to.
+    pub fn stream(&self) -> &Stream {
+        self.pieces[0].stream()
+    }
+
+    /// Some of the elements.
+    ///
+    /// # Errors
+    /// [`Error::BadArgument`] for a range that leaves them.
+    pub fn window(&self, range: Range<usize>) -> Result<Spans> {
+        let mut pieces = SmallVec::new();
+        let mut start = 0;
+        for piece in &self.pieces {
+            let end = start + piece.numel();
+            let (from, to) = (range.start.max(start), range.end.min(end));
+            if from < to {
+                pieces.push(piece.view(from - start, [to - from])?);
+            }
+            start = end;
+        }
+        if range.end > self.len {
+            let expected = format!("within the {} elements", self.len);
+            return Err(Error::argument("Spans::window", "range", expected, format!("{range:?}")));
+        }
+        if pieces.is_empty() {
+            pieces.push(self.pieces[0].view(0, [0])?);
+        }
+        Ok(Spans { pieces, len: range.len() })
+    }
+
+    /// Whether both are the same memory, in the same order.
+    pub(crate) fn is_same(&self, other: &Spans) -> bool {
+        let place = |piece: &Tensor| (piece.storage_id(), piece.address(), piece.numel());
+        self.pieces.iter().map(place).eq(other.pieces.iter().map(place))
+    }
+}
+
+/// All elements of one tensor, in its memory order.
+impl TryFrom<&Tensor> for Spans {
+    type Error = Error;
+
+    fn try_from(tensor: &Tensor) -> Result<Spans> {
+        let len = tensor.numel();
+        Ok(Spans { pieces: smallvec![tensor.view(0, [len])?], len })
+    }
+}
+
+/// The elements of `range` in parts of which each lies in one piece of all of `spans`.
+pub(crate) fn parts<'a>(
+    spans: impl Iterator<Item = &'a Spans>,
+    range: &Range<usize>,
+) -> Vec<Range<usize>> {
+    let mut ends = vec![range.end];
+    for spans in spans {
+        let mut end = 0;
+        let all = spans.pieces.iter().map(|piece| {
+            end += piece.numel();
+            end
+        });
+        ends.extend(all.filter(|end| range.start < *end && *end < range.end));
+    }
+    ends.sort_unstable();
+    ends.dedup();
+    let mut start = range.start;
+    let parts = ends.into_iter().map(|end| std::mem::replace(&mut start, end)..end);
+    parts.filter(|part| !part.is_empty()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use meristem_device::{Device, DeviceId, DeviceOptions, Owner};
+
+    #[test]
+    fn neighbours_are_one_piece_and_windows_are_cut_at_the_others() {
+        let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default()).unwrap();
+        let (stream, other) = (device.stream("a"), device.stream("b"));
+        let make = |len| Tensor::zeros(&stream, [len], DType::F32, Owner::Other).unwrap();
+        let (x, y) = (make(100), make(7));
+        let view = |start, len| x.view(start, [len]).unwrap();
+        let of = |tensors: &[&Tensor]| Spans::new("test", tensors).unwrap();
+        let sizes = |spans: &Spans| spans.pieces().iter().map(Tensor::numel).collect::<Vec<_>>();
+        let spans = of(&[&view(0, 10), &view(10, 6), &view(20, 5), &y, &view(25, 5), &view(0, 0)]);
+        assert_eq!((sizes(&spans), spans.len()), (vec![16, 5, 7, 5], 33));
+        // Not in order, and not even.
+        assert_eq!(sizes(&of(&[&view(10, 6), &view(0, 10)])), [6, 10]);
+        let window = spans.window(15..22).unwrap();
+        assert_eq!((sizes(&window), window.len()), (vec![1, 5, 1], 7));
+        assert_eq!(window.pieces()[1].address(), view(20, 5).address());
+        assert_eq!(sizes(&spans.window(5..5).unwrap()), [0]);
+        assert!(spans.window(30..34).is_err());
+        let whole = of(&[&make(33)]);
+        assert_eq!(parts([&spans, &whole].into_iter(), &(3..30)), [3..16, 16..21, 21..28, 28..30]);
+        assert!(parts([&spans].into_iter(), &(7..7)).is_empty());
+        assert_eq!((of(&[&make(0)]).len(), of(&[&make(0), &y, &make(0)]).pieces().len()), (0, 1));
+        // All of one stream and type.
+        let far = Tensor::zeros(&other, [1], DType::F32, Owner::Other).unwrap();
+        let error = Spans::new("test", &[&x, &far]).unwrap_err().to_string();
+        assert!(error.contains("`test`: `tensors[1]` must be of stream `a`"), "{error}");
+        assert!(Spans::new("test", &[]).is_err());
+    }
+}

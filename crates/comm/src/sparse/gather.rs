@@ -1,0 +1,176 @@
+//! X9: the largest elements of a tensor, and those of every rank's, as values and indices on the device.
+
+use super::feedback;
+use super::lists::{Lists, check_k};
+use super::select::candidates_len;
+use crate::communicator::Communicator;
+use crate::error::{Error, Result};
+use crate::number::with_number;
+use crate::spans::Spans;
+use crate::transport::Call;
+use crate::{check, placement};
+use meristem_device::{DType, Expect, Shape, Stream, Tensor};
+
+/// Memory of [`topk`] and [`topk_all_gather`], made once for tensors of one shape and type on one stream.
+pub struct TopKStorage {
+    stream: Stream,
+    dtype: DType,
+    shape: Shape,
+    ranks: usize,
+    k_max: usize,
+    candidates: Lists,
+    /// `[ranks, k_max]`; rows of fewer picks lie at the front.
+    lists: Lists,
+}
+
+/// Elements of tensors, and their places. Views of a [`TopKStorage`], whose next use overwrites them in stream order.
+#[derive(Debug, Clone)]
+pub struct Picked {
+    /// `[ranks * k]` of the elements' type, by rank.
+    pub values: Tensor,
+    /// `[ranks * k]` x u32: each element's place in its rank's tensor, in memory order.
+    pub indices: Tensor,
+}
+
+impl TopKStorage {
+    /// For tensors like this one, up to `k_max` picks of each of `ranks` ranks. Does not wait for the device.
+    ///
+    /// # Errors
+    /// [`Error::BadArgument`] for elements that cannot be compared or are more than 2^32 - 1, no ranks, or more picks
+    /// than elements; [`Error::Device`].
+    pub fn new(like: &Tensor, ranks: usize, k_max: usize) -> Result<TopKStorage> {
+        let operation = "TopKStorage::new";
+        check::number(operation, "like", like)?;
+        check_k(operation, like.numel(), k_max)?;
+        if ranks == 0 {
+            return Err(Error::argument(operation, "ranks", "at least 1", ranks));
+        }
+        let (stream, dtype, shape) = (like.stream().clone(), like.dtype(), like.shape());
+        let room = candidates_len(like.numel(), k_max);
+        let candidates = Lists::new(&stream, dtype, 1, room)?;
+        let lists = Lists::new(&stream, dtype, ranks, k_max)?;
+        Ok(TopKStorage { stream, dtype, shape, ranks, k_max, candidates, lists })
+    }
+
+    /// Most picks of a rank.
+    pub fn k_max(&self) -> usize {
+        self.k_max
+    }
+
+    /// What a tensor must be.
+    fn check(&self, operation: &'static str, tensor: &Tensor, k: usize) -> Result<()> {
+        let expect = Expect::stream(&self.stream).dtype(self.dtype);
+        let expect = expect.shape(self.shape.dims().iter().copied()).contiguous();
+        expect.check(operation, "tensor", tensor)?;
+        check_k(operation, tensor.numel(), k)?;
+        if k > self.k_max {
+            let expected = format!("at most {}, for which the storage was made", self.k_max);
+            return Err(Error::argument(operation, "k", expected, k));
+        }
+        Ok(())
+    }
+
+    /// The front of the storage as rows of k.
+    fn rows(&self, ranks: usize, k: usize) -> Result<Lists> {
+        let len = ranks * k;
+        let (indices, values) = (&self.lists.indices, &self.lists.values);
+        Ok(Lists { indices: indices.view(0, [len])?, values: values.view(0, [len])?, len: k })
+    }
+
+    /// The rows as results, once they are found to be what the operation promises.
+    fn picked(&self, operation: &'static str, rows: Lists) -> Result<Picked> {
+        let Lists { indices, values, .. } = rows;
+        let expect = || Expect::stream(&self.stream).shape([indices.numel()]).contiguous();
+        expect().dtype(self.dtype).check(operation, "values", &values)?;
+        expect().dtype(DType::U32).check(operation, "indices", &indices)?;
+        Ok(Picked { values, indices })
+    }
+
+    fn select(&self, tensor: &Tensor, row: &Lists) -> Result<()> {
+        feedback::select(&Spans::try_from(tensor)?, None, row, &self.candidates, None)
+    }
+}
+
+/// The k elements of largest magnitude of a contiguous tensor, by ascending index; ties go to the lower one, NaN is
+/// larger than infinity. One launch; allocates nothing and does not wait for the device.
+///
+/// # Errors
+/// [`Error::BadArgument`] for a tensor unlike that which the storage was made for, or more picks than elements or the
+/// storage holds; [`Error::Device`].
+pub fn topk(tensor: &Tensor, storage: &mut TopKStorage, k: usize) -> Result<Picked> {
+    let operation = "topk";
+    storage.check(operation, tensor, k)?;
+    let row = storage.rows(1, k)?;
+    storage.select(tensor, &row)?;
+    storage.picked(operation, row)
+}
+
+/// Every rank's k elements, rank 0's first: those of largest magnitude as by [`topk`], or those at the `indices`
+/// (`[k]` x u32 on the tensor's stream), in the order in which these are given, which a rank may do on its own.
+/// The results, `[ranks * k]` each, lie on the device. Allocates nothing and, over threads, does not wait for the device.
+///
+/// # Errors
+/// As [`topk`], and for a storage for another number of ranks; those of every collective, see
+/// [`Communicator::all_reduce_with`]. An index that the tensor does not have fails the stream, as a kernel that
+/// panicked.
+pub fn topk_all_gather(
+    comm: &mut Communicator,
+    tensor: &Tensor,
+    storage: &mut TopKStorage,
+    indices: Option<&Tensor>,
+    k: usize,
+) -> Result<Picked> {
+    let result = try_topk_all_gather(comm, tensor, storage, indices, k);
+    comm.told(result)
+}
+
+fn try_topk_all_gather(
+    comm: &mut Communicator,
+    tensor: &Tensor,
+    storage: &mut TopKStorage,
+    indices: Option<&Tensor>,
+    k: usize,
+) -> Result<Picked> {
+    let operation = "topk_all_gather";
+    storage.check(operation, tensor, k)?;
+    if storage.ranks != comm.size() {
+        let expected = format!("made for {} ranks", comm.size());
+        return Err(Error::argument(operation, "storage", expected, storage.ranks));
+    }
+    if let Some(indices) = indices {
+        let expect = Expect::stream(&storage.stream).dtype(DType::U32).shape([k]).contiguous();
+        expect.check(operation, "indices", indices)?;
+    }
+    let rows = storage.rows(comm.size(), k)?;
+    let inputs: Vec<&Tensor> = std::iter::once(tensor).chain(indices).collect();
+    placement::log(operation, comm, &inputs, &[&rows.values, &rows.indices]);
+    let own = rows.row(comm.rank())?;
+    match indices {
+        Some(indices) => take(tensor, indices, &own)?,
+        None => storage.select(tensor, &own)?,
+    }
+    let call = Call { parameter: k as u64, ..Call::on(operation, tensor) };
+    rows.gather(comm, &call)?;
+    storage.picked(operation, rows)
+}
+
+/// Copies the elements at these indices, and the indices, unless they are there already.
+fn take(tensor: &Tensor, indices: &Tensor, to: &Lists) -> Result<()> {
+    let launch = tensor.stream().launch("topk, take").read(tensor).read(indices).write(&to.values);
+    let in_place = indices.storage_id() == to.indices.storage_id()
+        && indices.address() == to.indices.address();
+    let launch = if in_place { launch } else { launch.write(&to.indices) };
+    with_number!(tensor.dtype(), T => launch.run(move |args| {
+        let (elements, indices) = (args.read::<T>(0), args.read::<u32>(1));
+        if let Some(index) = indices.iter().find(|index| **index as usize >= elements.len()) {
+            panic!("index {index} of a tensor of {} elements", elements.len());
+        }
+        for (value, index) in args.write::<T>(2).iter_mut().zip(indices) {
+            *value = elements[*index as usize];
+        }
+        if !in_place {
+            args.write::<u32>(3).copy_from_slice(indices);
+        }
+    })?, unreachable!("checked when the storage was made"));
+    Ok(())
+}

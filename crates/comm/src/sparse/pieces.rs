@@ -1,0 +1,67 @@
+//! Elements in a kernel that lie in several places, as one.
+
+use smallvec::{SmallVec, smallvec};
+use std::iter::FusedIterator;
+
+/// Slices, one after the other.
+#[derive(Clone)]
+pub(crate) struct Pieces<'a, T> {
+    slices: SmallVec<[&'a [T]; 4]>,
+}
+
+impl<'a, T: Copy> Pieces<'a, T> {
+    pub(crate) fn new(slices: impl Iterator<Item = &'a [T]>) -> Self {
+        Pieces { slices: slices.collect() }
+    }
+
+    pub(crate) fn slices(&self) -> &[&'a [T]] {
+        &self.slices
+    }
+
+    /// All elements, in order.
+    pub(crate) fn iter(&self) -> impl FusedIterator<Item = T> + Clone {
+        self.slices.iter().flat_map(|slice| slice.iter().copied())
+    }
+
+    /// Copies the elements from `start` on.
+    #[inline(always)]
+    pub(crate) fn copy(&self, mut start: usize, mut out: &mut [T]) {
+        for slice in &self.slices {
+            if let Some(rest) = slice.get(start..).filter(|rest| !rest.is_empty()) {
+                let (now, later) = out.split_at_mut(rest.len().min(out.len()));
+                now.copy_from_slice(&rest[..now.len()]);
+                (out, start) = (later, 0);
+            } else {
+                start -= slice.len();
+            }
+            if out.is_empty() {
+                return;
+            }
+        }
+    }
+}
+
+impl<'a, T: Copy> From<&'a [T]> for Pieces<'a, T> {
+    fn from(slice: &'a [T]) -> Self {
+        Pieces { slices: smallvec![slice] }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_one() {
+        let all: Vec<u32> = (0..20).collect();
+        let pieces = Pieces::new([&all[..7], &all[7..8], &[], &all[8..20]].into_iter());
+        assert_eq!(pieces.iter().collect::<Vec<_>>(), all);
+        for start in 0..=20 {
+            for len in 0..=20 - start {
+                let mut out = vec![99; len];
+                pieces.copy(start, &mut out);
+                assert_eq!(out, all[start..start + len]);
+            }
+        }
+    }
+}
