@@ -1,5 +1,6 @@
 //! The environment variables of the program: what there is, and what is wrong with the ones that are set.
 
+use meristem::comm::Communicator;
 use meristem::grow::nearest;
 use tracing_subscriber::EnvFilter;
 
@@ -42,8 +43,39 @@ fn is_nothing(directive: &str) -> bool {
     !ours && word.parse::<tracing_subscriber::filter::LevelFilter>().is_err()
 }
 
-/// What to log: nothing, or what `MERISTEM_LOG` says.
-pub(crate) fn log_filter() -> Result<EnvFilter, Failure> {
+/// What `--comm-debug` adds to the log.
+const COMM_DEBUG: &str = "meristem::comm=debug,meristem::placement::comm=debug";
+
+/// Starts this process anew with the variables that make the libraries of transports log, unless they are set: they
+/// read them as a process starts. Returns if there is nothing to set.
+#[cfg(unix)]
+pub(crate) fn let_libraries_log() -> Result<(), Failure> {
+    use std::os::unix::process::CommandExt;
+    let missing = |(name, _): &&(&str, &str)| std::env::var_os(name).is_none();
+    let mut missing = Communicator::debug_environment().iter().filter(missing).peekable();
+    if missing.peek().is_none() {
+        return Ok(());
+    }
+    let program = std::env::current_exe().map_err(|error| {
+        let message = format!("--comm-debug: this program cannot be found: {error}");
+        Failure::failed(message, "set the library's own variables, and leave --comm-debug out")
+    })?;
+    let mut command = std::process::Command::new(program);
+    command.args(std::env::args_os().skip(1)).envs(missing.copied());
+    // Does not return if it does what it is asked for.
+    let error = command.exec();
+    let message = format!("--comm-debug: this program cannot be started anew: {error}");
+    Err(Failure::failed(message, "set the library's own variables, and leave --comm-debug out"))
+}
+
+/// The libraries are used on Unix only.
+#[cfg(not(unix))]
+pub(crate) fn let_libraries_log() -> Result<(), Failure> {
+    Ok(())
+}
+
+/// What to log: nothing, or what `MERISTEM_LOG` says; and what ranks exchange, if that is asked for.
+pub(crate) fn log_filter(comm_debug: bool) -> Result<EnvFilter, Failure> {
     let text = std::env::var_os(LOG).unwrap_or_default();
     let bad = |problem: String| {
         let got = text.to_string_lossy();
@@ -54,12 +86,16 @@ pub(crate) fn log_filter() -> Result<EnvFilter, Failure> {
         )
     };
     match text.to_str() {
+        Some("") if comm_debug => Ok(EnvFilter::new(COMM_DEBUG)),
         Some("") => Ok(EnvFilter::new("off")),
         Some(directives) if directives.split(',').any(is_nothing) => {
             Err(bad("neither a level (off, error, warn, info, debug, trace) nor a target of ours"
                 .into()))
         }
-        Some(directives) => EnvFilter::try_new(directives).map_err(|error| bad(error.to_string())),
+        Some(directives) => {
+            let more = if comm_debug { format!(",{COMM_DEBUG}") } else { String::new() };
+            EnvFilter::try_new(directives.to_owned() + &more).map_err(|e| bad(e.to_string()))
+        }
         None => Err(bad("it is no text".into())),
     }
 }

@@ -31,7 +31,11 @@ fn main() -> ExitCode {
 
 fn run(arguments: cli::Arguments) -> commands::Outcome {
     // Diagnostics go to stderr, and only when they are asked for: MERISTEM_LOG=debug.
-    let filter = environment::log_filter()?;
+    let comm_debug = arguments.command.comm_debug();
+    if comm_debug {
+        environment::let_libraries_log()?;
+    }
+    let filter = environment::log_filter(comm_debug)?;
     let colours = std::io::stderr().is_terminal();
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours);
     log.with_writer(std::io::stderr).init();

@@ -86,6 +86,29 @@ fn sums_over_ranks_are_checked_and_measured() {
             }
         }
     }
+    // Phase by phase: memory is made before the elements are selected, and nothing after it.
+    let command = "bench comm --min-size 64KiB --max-size 64KiB --density 0.01 --rounds 1 --memory";
+    let report: Value = serde_json::from_str(&m.ok(&format!("{command} --json")).stdout).unwrap();
+    for row in report["rows"].as_array().unwrap() {
+        let memory = &row["memory"];
+        if row["algorithm"] == "dense" {
+            assert!(memory.is_null(), "{row}");
+            continue;
+        }
+        let bytes = |name: &str| memory[name].as_u64().unwrap();
+        let made = bytes("after_allocation");
+        assert!(made > bytes("before"), "{row}");
+        let later = ["after_selection", "after_collective", "peak"].map(bytes);
+        assert_eq!(later, [made; 3], "{row}");
+    }
+    assert_eq!(m.ok(command).stdout.matches(" after selection, ").count(), 3);
+    // Two ranks each say what they take and give; otherwise nothing is said.
+    let command = "bench comm --max-size 1KiB --density 0.1 --rounds 1";
+    let debug = m.ok(&format!("{command} --comm-debug")).stderr;
+    for words in ["meristem::placement::comm", "all_reduce", "gtopk", "rank=1", "f32 [256]"] {
+        assert!(debug.contains(words), "{words}: {debug}");
+    }
+    assert_eq!(m.ok(command).stderr, "");
     let said = m.ok("bench comm --min-size 1MiB --max-size 1MiB --density 0.01 --rounds 1");
     assert!(said.stdout.contains("bus GB/s") && said.stdout.contains("   1 MiB  ok-topk"));
     // A number of picks for each number of bytes: 8 bytes of 24 picks to 2 others, from 3 ranks.

@@ -311,3 +311,20 @@ fn an_env_that_fails_on_one_rank_is_told_of_by_the_first() {
     let status = |run: &str| m.json(&format!("{run}/summary.json"))["status"].clone();
     assert_eq!(status("two"), status("one"));
 }
+
+/// With `--comm-debug` the collectives say what they move, and the library what it does.
+#[test]
+fn the_exchange_and_its_library_say_what_they_do() {
+    let m = Meristem::new();
+    let bench = "bench comm --comm mpi --max-size 1KiB --density 0.1 --rounds 1 --json";
+    for (debug, words) in [(format!("{bench} --comm-debug"), true), (bench.to_string(), false)] {
+        assert!(ends(mpirun(&m, &[], &[&debug, &debug])).success(), "{}", said(&m, "erred", 0));
+        for rank in 0..2 {
+            let erred = said(&m, "erred", rank);
+            for word in ["meristem::comm", "meristem::placement::comm", "ok_topk", "btl:"] {
+                assert_eq!(erred.contains(word), words, "{word}: {erred}");
+            }
+        }
+        assert!(said(&m, "said", 0).contains("\"wrong\":0"));
+    }
+}

@@ -2,9 +2,9 @@
 
 use std::thread;
 
-use meristem::comm::{CommOptions, Communicator, Keep, Reduction, Sparse, SparseSum};
+use meristem::comm::{CommOptions, Communicator, Keep, PhaseMemory, Reduction, Sparse, SparseSum};
 use meristem::device::random::{Purpose, Rng};
-use meristem::device::{Device, DeviceId, DeviceOptions, Owner, Tensor};
+use meristem::device::{Device, DeviceId, DeviceOptions, Owner, Stream, Tensor};
 
 use super::{Fault, REPORT, Verdict, ensure};
 
@@ -29,6 +29,62 @@ pub(super) fn sparse() -> Verdict {
     Ok(format!("the {KEPT} largest of {LEN} over 1 to 4 ranks: the bits of the sum in rank order"))
 }
 
+/// A sparse sum makes its memory once, and tells what it is: a second one needs none.
+pub(super) fn memory() -> Verdict {
+    let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
+    let both = on_ranks(&device, 2, |mut comm, stream| {
+        let x = Tensor::from_slice(stream, &values(comm.rank()), [LEN], Owner::Collectives)?;
+        let mut sum = SparseSum::new(&x, Sparse::TopK, Keep::Residual)?;
+        let mut run = || sum.run_measured(&mut comm, (&x, &x), KEPT, Reduction::Sum);
+        Ok([run()?, run()?])
+    })?;
+    let [first, second] = both[0];
+    let PhaseMemory { before, allocation, selection, collective, peak } = first;
+    ensure(allocation > before && [selection, collective, peak] == [allocation; 3], || {
+        Fault::new(format!("a sum over 2 ranks allocates where it must not: {first:?}"), REPORT)
+    })?;
+    let PhaseMemory { before: kept, peak: again, .. } = second;
+    ensure(both[0] == both[1] && [kept, again] == [allocation; 2], || {
+        Fault::new(format!("a second sum over 2 ranks is not like the first: {both:?}"), REPORT)
+    })?;
+    Ok(format!(
+        "{before} bytes before, {selection} after selection, {allocation} after allocation, {collective} after the \
+         collective, {peak} at most; a second sum needs no more"
+    ))
+}
+
+/// Two processes sum, dense and sparse, over the MPI library of this build; each result is checked.
+#[cfg(feature = "mpi")]
+pub(super) fn over_mpi() -> Verdict {
+    const REMEDY: &str =
+        "install the library's `mpirun` (Debian: openmpi-bin), and see that it starts processes";
+    let program = std::env::current_exe().map_err(|error| Fault::new(error.to_string(), REPORT))?;
+    let mut command = std::process::Command::new("mpirun");
+    // This process may be one that mpirun started.
+    for (name, _) in std::env::vars_os() {
+        let of_mpi = |name: &str| ["OMPI_", "PMIX_", "PMI_"].iter().any(|p| name.starts_with(p));
+        if name.to_str().is_some_and(of_mpi) {
+            command.env_remove(name);
+        }
+    }
+    // Open MPI's consent to few cores and to root.
+    for name in ["MCA_rmaps_base_oversubscribe", "ALLOW_RUN_AS_ROOT", "ALLOW_RUN_AS_ROOT_CONFIRM"] {
+        command.env(format!("OMPI_{name}"), "1");
+    }
+    command.args(["-n", "2"]).arg(program).args(["bench", "comm", "--comm", "mpi", "--json"]);
+    command.args(["--min-size", "64KiB", "--max-size", "64KiB", "--density", "0.01"]);
+    command.args(["--rounds", "2"]).stdin(std::process::Stdio::null());
+    let ended = command.output();
+    let ended = ended.map_err(|error| Fault::new(format!("mpirun: {error}"), REMEDY))?;
+    let rows = String::from_utf8_lossy(&ended.stdout).matches("\"wrong\":0").count();
+    ensure(ended.status.success() && rows == 4, || {
+        let said = String::from_utf8_lossy(&ended.stderr);
+        let said = said.lines().find(|line| !line.trim().is_empty()).unwrap_or("nothing");
+        Fault::new(format!("{rows} of 4 sums over 2 processes: {}; {said}", ended.status), REMEDY)
+    })?;
+    Ok("dense, top-k, gtop-k and ok-topk over 2 processes: no element wrong".into())
+}
+
 /// Runs `sum` on every number of ranks, and compares with the sum of what `is_sent`, by its place in the order of
 /// magnitudes, from left to right.
 fn compare(
@@ -41,23 +97,13 @@ fn compare(
         let sent: Vec<Vec<f32>> = inputs.iter().map(|x| largest(x, &is_sent)).collect();
         let from_left = |i: usize| sent[1..].iter().fold(sent[0][i], |sum, x| sum + x[i]);
         let expected: Vec<f32> = (0..LEN).map(from_left).collect();
-        let group = Communicator::threads(ranks, &CommOptions::default())?;
-        let results: Vec<Result<Vec<f32>, Fault>> = thread::scope(|scope| {
-            let members = group.into_iter().zip(&inputs).map(|(mut comm, input)| {
-                let (device, sum) = (&device, &sum);
-                scope.spawn(move || {
-                    let stream = device.stream(&format!("rank {}", comm.rank()));
-                    let x = Tensor::from_slice(&stream, input, [LEN], Owner::Collectives)?;
-                    sum(&mut comm, &x)?;
-                    Ok(x.to_vec::<f32>()?)
-                })
-            });
-            let members: Vec<_> = members.collect();
-            let panicked = || Err(Fault::new("a rank panicked", REPORT));
-            members.into_iter().map(|rank| rank.join().unwrap_or_else(|_| panicked())).collect()
-        });
-        for (rank, result) in results.into_iter().enumerate() {
-            let got = result?;
+        let results = on_ranks(&device, ranks, |mut comm, stream| {
+            let input = &inputs[comm.rank()];
+            let x = Tensor::from_slice(stream, input, [LEN], Owner::Collectives)?;
+            sum(&mut comm, &x)?;
+            Ok(x.to_vec::<f32>()?)
+        })?;
+        for (rank, got) in results.into_iter().enumerate() {
             let wrong = got.iter().zip(&expected).filter(|(a, b)| a != b).count();
             ensure(wrong == 0, || {
                 Fault::new(
@@ -68,6 +114,24 @@ fn compare(
         }
     }
     Ok(())
+}
+
+/// Runs every rank of a group in a thread of its own; what they return, by rank.
+fn on_ranks<T: Send>(
+    device: &Device,
+    ranks: usize,
+    run: impl Fn(Communicator, &Stream) -> Result<T, Fault> + Sync,
+) -> Result<Vec<T>, Fault> {
+    let (group, run) = (Communicator::threads(ranks, &CommOptions::default())?, &run);
+    thread::scope(|scope| {
+        let members = group.into_iter().map(|comm| {
+            let stream = device.stream(&format!("rank {}", comm.rank()));
+            scope.spawn(move || run(comm, &stream))
+        });
+        let members: Vec<_> = members.collect();
+        let panicked = || Err(Fault::new("a rank panicked", REPORT));
+        members.into_iter().map(|rank| rank.join().unwrap_or_else(|_| panicked())).collect()
+    })
 }
 
 /// Uneven numbers of many magnitudes, whose sum depends on the order.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use meristem::comm::Communicator;
 use meristem::device::random::{Purpose, Rng};
 use meristem::device::{
     DType, Device, DeviceId, DeviceOptions, MemoryFormat, Owner, Stream, Tensor,
@@ -23,7 +24,27 @@ pub(super) fn devices() -> Verdict {
         ensure(got == [i as u32], || Fault::new(format!("stream {i} wrote {got:?}"), REPORT))?;
     }
     let workers = crate::plain::counted(device.threads(), ["worker", "workers"]);
-    Ok(format!("cpu with {workers}; no CUDA in this version, no library is loaded"))
+    Ok(format!("cpu with {workers}; no CUDA in this version"))
+}
+
+/// The libraries of transports say which they are.
+pub(super) fn libraries() -> Verdict {
+    let libraries = Communicator::libraries();
+    if libraries.is_empty() {
+        return Ok(
+            "none: ranks are threads (a build with --features mpi has processes, too)".into()
+        );
+    }
+    let mut named = vec![];
+    for (transport, library) in libraries {
+        let first = library.lines().next().unwrap_or_default();
+        ensure(!first.is_empty(), || {
+            let figure = format!("the library of transport `{transport}` does not say its version");
+            Fault::new(figure, "install an MPI library, such as libopenmpi-dev, and build anew")
+        })?;
+        named.push(format!("{transport}: {first}"));
+    }
+    Ok(named.join("; "))
 }
 
 fn write_number(stream: &Stream, number: u32) -> meristem::device::Result<Tensor> {

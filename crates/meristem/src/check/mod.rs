@@ -72,6 +72,7 @@ type Check = (&'static str, fn() -> Verdict);
 /// Every check, in the order of the list.
 const CHECKS: &[Check] = &[
     ("devices", machine::devices),
+    ("libraries", machine::libraries),
     ("instruction sets", machine::instruction_sets),
     ("residency", residency::residency),
     ("format", residency::format),
@@ -80,6 +81,9 @@ const CHECKS: &[Check] = &[
     ("races", streams::races),
     ("dense sum", collectives::dense),
     ("sparse sum", collectives::sparse),
+    ("sum's memory", collectives::memory),
+    #[cfg(feature = "mpi")]
+    ("exchange over MPI", collectives::over_mpi),
     ("leak", training::leak),
     ("determinism", training::determinism),
     ("hot scopes", training::hot_scopes),

@@ -43,6 +43,12 @@ pub(crate) struct BenchCommArguments {
     /// Sums of each kind, after one to warm up [default: 5 to 50, by size]
     #[arg(long, value_name = "N")]
     pub(crate) rounds: Option<usize>,
+    /// Print how much device memory a first sum of each kind takes, phase by phase
+    #[arg(long)]
+    pub(crate) memory: bool,
+    /// Log to stderr what ranks exchange, and what the MPI library says of it
+    #[arg(long)]
+    pub(crate) comm_debug: bool,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

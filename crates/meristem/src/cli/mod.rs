@@ -62,6 +62,17 @@ pub(crate) enum Command {
     Bench(BenchCommand),
 }
 
+impl Command {
+    /// Whether transports between ranks are to log what they do.
+    pub(crate) fn comm_debug(&self) -> bool {
+        match self {
+            Command::Train(arguments) => arguments.comm_debug,
+            Command::Bench(BenchCommand::Comm(arguments)) => arguments.comm_debug,
+            _ => false,
+        }
+    }
+}
+
 /// A look inside.
 #[derive(Debug, Args)]
 pub(crate) struct InsightArguments {

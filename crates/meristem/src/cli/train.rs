@@ -71,6 +71,9 @@ pub(crate) struct TrainArguments {
     /// How long ranks wait for each other; give more than a step may take
     #[arg(long, value_name = "SECONDS", help_heading = "Growth")]
     comm_deadline: Option<usize>,
+    /// Log to stderr what ranks exchange, and what the MPI library says of it
+    #[arg(long, help_heading = "Growth")]
+    pub(crate) comm_debug: bool,
     /// Train one host over all ranks, each on its part of every batch; they exchange its gradients
     #[arg(long, help_heading = "Growth")]
     data_parallel: bool,

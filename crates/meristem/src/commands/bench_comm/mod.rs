@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Instant;
 
-use meristem::comm::{CommOptions, Communicator, Keep, Order, Reduction, Sparse, SparseSum, Sum};
+use meristem::comm::{
+    CommOptions, Communicator, Keep, Order, PhaseMemory, Reduction, Sparse, SparseSum, Sum,
+};
 use meristem::device::{
     DType, Device, DeviceId, DeviceOptions, Error as DeviceError, Owner, Stream, Tensor,
 };
@@ -34,6 +36,7 @@ struct Plan {
     rounds: Option<usize>,
     /// Rank 0 prints rows as they come.
     lines: bool,
+    memory: bool,
 }
 
 #[derive(Serialize)]
@@ -65,6 +68,41 @@ struct Row {
     /// Elements that differ from the known sum, over all ranks and rounds.
     wrong: u64,
     rounds: usize,
+    /// Of a sparse sum's first round, if it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory: Option<Memory>,
+}
+
+/// Bytes in tensors of rank 0's device, which ranks that are threads share, at the ends of a sum's phases.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Memory {
+    before: usize,
+    after_allocation: usize,
+    after_selection: usize,
+    after_collective: usize,
+    peak: usize,
+}
+
+impl Memory {
+    fn line(&self) -> String {
+        let Memory { before, after_allocation, after_selection, after_collective, peak } = self;
+        let all = [before, after_selection, after_allocation, after_collective, peak];
+        let [before, selection, allocation, collective, peak] =
+            all.map(|bytes| plain::thousands(*bytes as u64));
+        format!(
+            "{:>10}memory: {before} before, {selection} after selection, {allocation} after allocation, \
+             {collective} after the collective, {peak} at most",
+            ""
+        )
+    }
+}
+
+impl From<PhaseMemory> for Memory {
+    fn from(phases: PhaseMemory) -> Memory {
+        let PhaseMemory { before, allocation, selection, collective, peak } = phases;
+        let (after_allocation, after_selection) = (allocation, selection);
+        Memory { before, after_allocation, after_selection, after_collective: collective, peak }
+    }
 }
 
 pub(crate) fn run(arguments: &BenchCommArguments) -> Outcome {
@@ -116,6 +154,7 @@ fn plan(arguments: &BenchCommArguments) -> Result<Plan, Failure> {
         densities: arguments.density.clone(),
         rounds: arguments.rounds,
         lines: !arguments.json,
+        memory: arguments.memory,
     })
 }
 
@@ -191,9 +230,10 @@ impl Rank {
             let rounds = plan.rounds.unwrap_or(((32 << 20) / bytes).clamp(5, 50));
             let cases = std::iter::once((None, 1.0)).chain(sparse().map(|(way, d)| (Some(way), d)));
             for (way, density) in cases {
-                let row = self.row(&tensors, way, density, rounds)?;
+                let row = self.row(&tensors, way, density, (rounds, plan.memory))?;
                 if loud {
                     plain::out(&row.line());
+                    row.memory.iter().for_each(|memory| plain::out(&memory.line()));
                 }
                 rows.push(row);
             }
@@ -207,7 +247,7 @@ impl Rank {
         tensors: &Tensors,
         way: Option<Sparse>,
         density: f64,
-        rounds: usize,
+        (rounds, measures_memory): (usize, bool),
     ) -> Result<Row, Failure> {
         let Tensors { input, output, expected } = tensors;
         let (rank, ranks, len) = (self.comm.rank(), self.comm.size(), input.numel());
@@ -228,7 +268,7 @@ impl Rank {
         };
         // By round: time; then bytes sent and wrong elements.
         let mut seen = Vec::with_capacity(rounds + 2);
-        let (mut sent, mut wrong) = (0, 0);
+        let (mut sent, mut wrong, mut memory) = (0, 0, None);
         for round in 0..=rounds {
             self.reset(output, sum.as_ref())?;
             self.settle()?;
@@ -236,6 +276,12 @@ impl Rank {
             let before = self.comm.traffic().sent_bytes;
             let start = Instant::now();
             match &mut sum {
+                Some(sum) if measures_memory && round == 0 => {
+                    let (tensors, reduction) = ((input, output), Reduction::Sum);
+                    let phases =
+                        sum.run_measured(&mut self.comm, tensors, pattern.k(), reduction)?;
+                    memory = Some(Memory::from(phases));
+                }
                 Some(sum) => {
                     sum.run(&mut self.comm, (input, output), pattern.k(), Reduction::Sum)?;
                 }
@@ -257,7 +303,7 @@ impl Rank {
         seen.extend([sent as f64, wrong as f64]);
         let all = self.of_all_ranks(&seen)?;
         let bytes = len * ELEMENT;
-        Ok(Row::new(bytes, (algorithm, density, pattern.k()), &all, ranks))
+        Ok(Row { memory, ..Row::new(bytes, (algorithm, density, pattern.k()), &all, ranks) })
     }
 
     /// Poisons what will be written, and forgets what was kept.
@@ -327,6 +373,7 @@ impl Row {
             sent_bytes,
             wrong,
             rounds,
+            memory: None,
         }
     }
 
