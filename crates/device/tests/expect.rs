@@ -5,8 +5,8 @@ mod common;
 
 use common::{cpu, filled};
 use meristem_device::{
-    DType, Device, Error, Expect, Extent, Group, MemoryFormat, Owner, Property, Result, Stream,
-    Tensor, read_back, read_back_as, read_back_f64,
+    DType, Device, DeviceId, DeviceOptions, Error, Expect, Extent, Group, MemoryFormat, Owner,
+    Property, Result, Stream, Tensor, read_back, read_back_as, read_back_f64,
 };
 
 /// Two devices of one name, and tensors of all kinds.
@@ -159,4 +159,25 @@ fn each_property_is_looked_at_in_its_turn() {
     Expect::any().channels_last().check("conv", "x", &grey).unwrap();
     let error = Expect::stream(&scene.failed).check("conv", "x", &scene.lost).unwrap_err();
     assert!(matches!(error, Error::KernelPanicked { .. }), "{error}");
+}
+
+/// S6: logical devices have memory and counts of their own, and an operation names both.
+#[test]
+fn logical_devices_are_apart() {
+    let open = |k| Device::open(DeviceId::Cpu(k), &DeviceOptions::default()).unwrap();
+    let (first, second) = (open(0), open(1));
+    let (a, b) = (first.stream("a"), second.stream("b"));
+    let x = Tensor::from_slice(&a, &[1u32, 2], [2], Owner::Other).unwrap();
+    assert_eq!((first.memory().current, second.memory().current), (8, 0));
+    assert_eq!(
+        (first.counts().copies_to_device, second.counts(), second.memory().reserved),
+        (1, Default::default(), 0)
+    );
+    let error = b.launch("read").read(&x).run(|_| {}).unwrap_err();
+    assert_eq!(error.to_string(), "`read`: `argument 0` must be on cpu:1, got cpu");
+    assert!(x.on(&b).is_err() && b.copy("copy", &[(&x, &x)]).is_err());
+    // A stream may wait for another device; values go by way of the host.
+    b.wait(&a.record()).unwrap();
+    let y = Tensor::from_slice(&b, &x.to_vec::<u32>().unwrap(), [2], Owner::Other).unwrap();
+    assert_eq!(y.to_vec::<u32>().unwrap(), [1, 2]);
 }

@@ -89,8 +89,26 @@ fn a_policy_is_the_same_on_any_device() {
     assert_same(&run("second", "--policy-device cpu:1"), &first, "the second device");
     let ranks = run("ranks", "--ranks 2");
     assert_same(&run("ranks-2", "--ranks 2 --policy-device cpu:1"), &ranks, "over ranks");
-    // Another device may serve it after a kill, with another cap: no result depends on either.
-    assert_ne!(first.weights, ranks.weights);
+}
+
+/// Weights are worth the same on any device, and so is a comparison of controllers.
+#[test]
+fn an_evaluation_is_the_same_on_any_device() {
+    let m = with_images();
+    m.ok(&format!("{PPO} --devices cpu,cpu:1 --run-dir run"));
+    let data = "--dataset arrays --data-root images.safetensors";
+    let eval = |device: &str| {
+        let weights = "--weights run/weights/env-2.safetensors --split test --json";
+        m.ok(&format!("eval {weights} {data} --device {device}")).stdout
+    };
+    let [first, second]: [Value; 2] =
+        ["cpu", "cpu:1"].map(|device| serde_json::from_str(&eval(device)).unwrap());
+    assert_eq!((&first["loss"], &first["accuracy"]), (&second["loss"], &second["accuracy"]));
+    let study = |devices: &str| {
+        let sizes = "--host minimal --envs 2 --steps 2 --batch 16 --seeds 1 --json";
+        m.ok(&format!("control eval --controllers none,random {sizes} {data} {devices}")).stdout
+    };
+    assert!(study("--devices cpu,cpu:1").contains("random"));
 }
 
 #[test]
@@ -120,7 +138,7 @@ fn devices_that_cannot_be_are_refused_before_anything_runs() {
         refused(&format!("--host large --batch 512 --device-memory {limit}"), &words);
     }
     // A batch of which not all envs would get a part, while those of another device still have theirs.
-    let holes = "--devices cpu,cpu:1 --envs 4 --batch 2999 --max-batches all";
+    let holes = "--devices cpu,cpu:1 --envs 6 --batch 3333 --max-batches all";
     refused(holes, &["env 1 on cpu has no sample", "another batch size"]);
 }
 
