@@ -35,7 +35,7 @@ fn backends() -> Vec<Backend> {
 }
 
 /// Number of kinds of operations; see [`kind`].
-const KINDS: usize = 47;
+const KINDS: usize = 48;
 
 /// A number for each kind of operation. A new one does not compile before it has a number, and the test
 /// fails until it has a case.
@@ -73,6 +73,7 @@ fn kind(op: &Op) -> usize {
         Op::Blend(blend::Op::TanhMixGradient { .. }) => 29,
         Op::Rows(rows::Op::Embed(_)) => 30,
         Op::Rows(rows::Op::EmbedGradient(_)) => 31,
+        Op::Rows(rows::Op::CopyIndices { .. }) => 47,
         Op::Rows(rows::Op::Put { .. }) => 32,
         Op::Rows(rows::Op::Take { .. }) => 33,
         Op::Lstm(lstm::Op::Forward(_)) => 34,
@@ -379,6 +380,7 @@ fn rows_cases() -> Vec<Case> {
     vec![
         case(rows::Op::Embed(of), 1, 1.0),
         case(rows::Op::EmbedGradient(of), 10, 1.0),
+        case(rows::Op::CopyIndices { len: 9 }, 1, 0.0),
         case(rows::Op::Put { rows: 5, at }, 1, 1.0),
         case(rows::Op::Take { rows: 5, at, accumulate: true }, 2, 1.0),
     ]

@@ -14,7 +14,7 @@ pub struct Logits {
     pub classes: usize,
 }
 
-/// Loss steps; they add to metrics, whose form [`metrics`] documents.
+/// Loss steps; they add to metrics, see [`Metrics`](crate::Metrics).
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
     /// Reads logits, labels (u32); writes the gradient of the batch's mean loss; adds to the training

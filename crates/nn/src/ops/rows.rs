@@ -22,6 +22,11 @@ pub enum Op {
     Embed(Lookup),
     /// Reads indices (u32), dy; adds to dtable, index by index in their order.
     EmbedGradient(Lookup),
+    /// Reads indices (u32); writes them.
+    CopyIndices {
+        /// Indices.
+        len: usize,
+    },
     /// Reads a part; writes its columns of the whole, and leaves the others.
     Put {
         /// Rows.
@@ -51,6 +56,7 @@ impl Op {
                 let (table, y) = (f32s(of.entries * of.size), f32s(of.indices * of.size));
                 Signature::new(&[u32s(of.indices), y], &[table])
             }
+            Op::CopyIndices { len } => Signature::new(&[u32s(len)], &[u32s(len)]),
             Op::Put { rows, at } => {
                 Signature::new(&[f32s(rows * at.count)], &[f32s(rows * at.width)])
             }
@@ -69,6 +75,10 @@ impl Op {
             Op::EmbedGradient(of) => {
                 let ([indices, dy], [dtable]) = operands.split();
                 rows::embed_backward(isa, of.size, indices.u32(), dy.f32(), dtable.f32());
+            }
+            Op::CopyIndices { .. } => {
+                let ([from], [to]) = operands.split();
+                to.u32().copy_from_slice(from.u32());
             }
             Op::Put { at, .. } => {
                 let ([part], [whole]) = operands.floats();

@@ -174,8 +174,8 @@ impl Plan {
     /// to the k-th configuration from the one it is run with.
     ///
     /// # Errors
-    /// [`Error::EmptyBatch`] for a batch of no samples or a graph with an empty value;
-    /// [`Error::BatchTooLarge`].
+    /// [`Error::EmptyBatch`](crate::Error::EmptyBatch) for a batch of no samples or a graph with an empty value;
+    /// [`Error::BatchTooLarge`](crate::Error::BatchTooLarge).
     pub fn compile_rows(graph: &Graph, pattern: &AlphaPattern, batch: usize) -> Result<Self> {
         check_batch(graph, batch)?;
         let options = PlanOptions::new(batch, Mode::Evaluate);

@@ -10,9 +10,9 @@ use crate::kernels::ppo::PpoLoss;
 use crate::kernels::sample::Sampler;
 use crate::network::metrics;
 use crate::ops::ppo::Pass;
-use crate::ops::{self, Spec, elementwise, loss, optim, ppo, sample};
+use crate::ops::{self, Spec, elementwise, loss, optim, ppo, rows, sample};
 use crate::plan::Objective;
-use crate::plan::builder::Builder;
+use crate::plan::builder::{Builder, Value};
 use crate::plan::value::{Space, Span, ValueId};
 
 /// Emits the objective of the graph's output, whose gradient becomes the output's.
@@ -111,17 +111,23 @@ pub(in crate::plan) fn deliver(b: &mut Builder<'_>, draw: Option<&Arc<Sampler>>)
     results.extend(b.last_states.clone());
     if draw.is_some() {
         let inputs = b.graph.nodes.iter().filter(|node| !matches!(node.op, Op::State(_)));
-        let inputs = inputs.filter_map(|node| Some((node.op.input()?, node.dims.numel())));
-        for (n, width) in inputs.collect::<Vec<_>>() {
-            // Indices are words of the same size, and copied as they are.
-            let span = Span::new(Space::Input(n), DType::F32, 0, b.batch() * width);
+        let inputs = inputs.filter_map(|node| {
+            let indices = matches!(node.op, Op::Indices(_));
+            let dtype = if indices { DType::U32 } else { DType::F32 };
+            Some(Span::new(Space::Input(node.op.input()?), dtype, 0, b.batch() * node.dims.numel()))
+        });
+        for span in inputs.collect::<Vec<_>>() {
             results.push(b.fixed(span));
         }
     }
     for (n, from) in (first..).zip(results) {
-        let len = b.values[from.index()].len;
-        let to = b.fixed(Span::new(Space::Output(n), DType::F32, 0, len));
-        b.emit(elementwise::Op::Pass { len, accumulate: false }, &[from], &[to]);
+        let Value { dtype, len, .. } = b.values[from.index()];
+        let to = b.fixed(Span::new(Space::Output(n), dtype, 0, len));
+        let op: ops::Op = match dtype {
+            DType::U32 => rows::Op::CopyIndices { len }.into(),
+            _ => elementwise::Op::Pass { len, accumulate: false }.into(),
+        };
+        b.emit(op, &[from], &[to]);
     }
 }
 
