@@ -1,4 +1,5 @@
-//! Checks of arguments, on entry and on exit (V1). They read handles only: nothing is launched or waited for.
+//! Checks of arguments, on entry and on exit (V1). They read handles only: nothing is launched or
+//! waited for.
 
 use crate::error::{Error, Result};
 use crate::number::is_number;
@@ -16,8 +17,8 @@ pub(crate) fn number(
     Err(Error::argument(operation, argument, "f32, f64 or bf16", tensor.dtype()))
 }
 
-/// What a tensor must be to have its elements lie as those of another: on its stream, of its element type, shape and
-/// memory format.
+/// Requirements on a tensor whose elements are to lie as those of another: on its stream, of its
+/// element type, shape and memory format.
 pub(crate) fn like(tensor: &Tensor) -> Expect<'_> {
     let expect = Expect::stream(tensor.stream()).dtype(tensor.dtype());
     expect.shape(tensor.dims().iter().copied()).format(tensor.format())
@@ -49,8 +50,8 @@ fn apart(operation: &'static str, input: &Tensor, output: &Tensor) -> Result<()>
     }
 }
 
-/// Error unless `output` has room for `n` times the input, by rank, in memory order; the input may be rank `me`'s
-/// place in it.
+/// Error unless `output` has room for `n` times the input, by rank, in memory order; the input may
+/// be rank `me`'s place in it.
 pub(crate) fn gathered(
     operation: &'static str,
     (input, output): (&Tensor, &Tensor),

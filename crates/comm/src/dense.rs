@@ -91,7 +91,7 @@ fn add(
 }
 
 struct Add<'a, T> {
-    /// Of the other ranks, as long as the own.
+    /// Rows of the other ranks, each as long as the own.
     rows: SmallVec<[&'a [T]; 8]>,
     own: &'a mut [T],
     me: usize,

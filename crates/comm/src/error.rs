@@ -118,7 +118,7 @@ impl Error {
     }
 }
 
-/// What does not fit is one kind of error, whoever found it.
+/// One kind of error for whatever does not fit, whoever found it.
 impl From<meristem_device::Error> for Error {
     fn from(error: meristem_device::Error) -> Self {
         use meristem_device::Error::{Mismatch, Overlap};

@@ -4,8 +4,8 @@ use crate::communicator::Communicator;
 use crate::error::Result;
 use meristem_device::Device;
 
-/// Bytes in tensors of a device at the ends of the phases of one sum: of all ranks that share the device, which meet
-/// between phases while this is measured.
+/// Bytes in tensors of a device at the ends of the phases of one sum: of all ranks that share the
+/// device, which meet between phases while this is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PhaseMemory {
     /// Before the sum.

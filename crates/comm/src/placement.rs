@@ -1,7 +1,9 @@
-//! The placement log (V4): which collective of which rank got and gave which tensors, and where they are.
+//! The placement log (V4): which collective of which rank got and gave which tensors, and where
+//! they are.
 //!
-//! Events of target `meristem::placement::comm` at debug level, beside those of the launches that a collective is made of.
-//! While nobody listens it costs one look at a cached flag for each operation.
+//! Events of target `meristem::placement::comm` at debug level, beside those of the launches that a
+//! collective is made of. While nobody listens it costs one look at a cached flag for each
+//! operation.
 
 use crate::communicator::Communicator;
 use meristem_device::Tensor;

@@ -5,8 +5,8 @@ use meristem_device::{DType, Expect, Stream, Tensor};
 use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
 
-/// Elements where they lie: contiguous pieces of memory, one after the other, of one type and stream. Pieces that
-/// are neighbours in memory are one.
+/// Elements where they lie: contiguous pieces of memory, one after the other, of one type and
+/// stream. Pieces that are neighbours in memory are one.
 #[derive(Debug, Clone)]
 pub struct Spans {
     /// Flat, each not empty; but one of no elements where there are none.
@@ -18,8 +18,8 @@ impl Spans {
     /// All elements of some tensors, each in its memory order.
     ///
     /// # Errors
-    /// [`Error::BadArgument`] for no tensors, or tensors of several streams or element types; `operation` is whose
-    /// argument `tensors` are.
+    /// [`Error::BadArgument`] for no tensors, or tensors of several streams or element types;
+    /// `operation` is whose argument `tensors` are.
     pub fn new(operation: &'static str, tensors: &[&Tensor]) -> Result<Spans> {
         let Some((first, rest)) = tensors.split_first() else {
             return Err(Error::argument(operation, "tensors", "at least one", "none"));

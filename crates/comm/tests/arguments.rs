@@ -1,5 +1,6 @@
-//! V1, X10: every public operation refuses a tensor of a wrong format, element type, shape, device or stream by a
-//! typed error that names operation, argument, what was expected and what came; and nothing has run.
+//! V1, X10: every public operation refuses a tensor of a wrong format, element type, shape, device
+//! or stream by a typed error that names operation, argument, what was expected and what came; and
+//! nothing has run.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 mod common;

@@ -7,7 +7,7 @@ use common::{noise, on, only_exchange, options, upload};
 use meristem_comm::{Communicator, Keep, Number, Reduction, Sparse, SparseSum};
 use meristem_device::{Device, DeviceId, DeviceOptions, Isa, Stream, Tensor, read_back};
 
-/// What every rank has after `run`, for every instruction set of this machine; all must be equal.
+/// Results of every rank after `run`, for every instruction set of this machine; all must be equal.
 fn same_on_all<R>(
     group: impl Fn() -> Vec<Communicator>,
     run: impl Fn(&mut Communicator, &Stream) -> R + Sync,

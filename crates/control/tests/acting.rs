@@ -1,4 +1,5 @@
-//! A step of the policy: what it costs, what it leaves in the rollout, and that it draws as it learns.
+//! A step of the policy: what it costs, what it leaves in the rollout, and that it draws as it
+//! learns.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 mod common;
@@ -30,7 +31,7 @@ fn fleet() -> Vec<Toy> {
     (0..ENVS).map(Toy::new).collect()
 }
 
-/// What each decision of a round costs on the device.
+/// Cost of each decision of a round on the device.
 fn costs(device: &Device, of: &mut dyn Controller) -> Vec<Counts> {
     let mut fleet = fleet();
     let mut costs = vec![];
@@ -47,7 +48,8 @@ fn costs(device: &Device, of: &mut dyn Controller) -> Vec<Counts> {
     costs
 }
 
-/// From the first step on: one copy to the device, one launch with the draw in it, one read-back; however many envs.
+/// From the first step on: one copy to the device, one launch with the draw in it, one read-back;
+/// however many envs.
 #[test]
 fn a_step_is_one_upload_one_launch_and_one_read_back() {
     let of_ranks = |ranks: u64| Counts {
@@ -76,8 +78,8 @@ fn buffer(state: &ControllerState, name: &str) -> Vec<f32> {
     state.tensors.get(&format!("rollout.{name}")).unwrap().as_f32().unwrap().to_vec()
 }
 
-/// The rollout has what the host was told, under the masks of the hosts as they were; and the log-probabilities of
-/// what was drawn are those that the update finds for the same rows.
+/// The rollout has what the host was told, under the masks of the hosts as they were; and the
+/// log-probabilities of what was drawn are those that the update finds for the same rows.
 #[test]
 fn the_rollout_has_what_was_drawn() {
     let mut it = ppo(&device(), ENVS, Learning::On);

@@ -164,7 +164,7 @@ pub enum Error {
         requested: usize,
         /// Bytes in use by tensors.
         current: usize,
-        /// Those bytes by owner: every owner that has some.
+        /// The same bytes by owner: every owner that has some.
         owners: Vec<crate::OwnerUse>,
         /// Bytes taken from the system, after everything unused was given back.
         reserved: usize,

@@ -1,7 +1,7 @@
 //! Work of a stream: a kernel, or a transfer.
 //!
-//! A kernel is a closure over its arguments' elements. A transfer (a copy or a fill) is a value: what
-//! it does can be read off it, by this engine or by another backend's.
+//! A kernel is a closure over its arguments' elements. A transfer (a copy or a fill) is a value:
+//! what it does can be read off it, by this engine or by another backend's.
 
 use crate::args::{Args, Record};
 use crate::sync::{Arc, Mutex, lock};
@@ -32,7 +32,7 @@ impl Work {
         self.record().site
     }
 
-    /// What a trace shows of it; `None` without a trace.
+    /// Details for a trace; `None` without one.
     pub(crate) fn take_detail(&mut self) -> Option<Box<Detail>> {
         match self {
             Work::Kernel(kernel) => kernel.record_mut().detail.take(),
@@ -111,7 +111,7 @@ impl Fill {
     }
 }
 
-/// What a command does with its arguments, other than running a kernel.
+/// Work on a command's arguments other than a kernel.
 pub(crate) enum Transfer {
     /// Copies argument 0 into argument 1, 2 into 3, and so on.
     Copy,

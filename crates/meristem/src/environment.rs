@@ -43,7 +43,7 @@ fn is_nothing(directive: &str) -> bool {
     !ours && word.parse::<tracing_subscriber::filter::LevelFilter>().is_err()
 }
 
-/// What `--comm-debug` adds to the log.
+/// Log filter that `--comm-debug` adds.
 const COMM_DEBUG: &str = "meristem::comm=debug,meristem::placement::comm=debug";
 
 /// Starts this process anew with the variables that make the libraries of transports log, unless they are set: they
@@ -74,7 +74,7 @@ pub(crate) fn let_libraries_log() -> Result<(), Failure> {
     Ok(())
 }
 
-/// What to log: nothing, or what `MERISTEM_LOG` says; and what ranks exchange, if that is asked for.
+/// Log filter: nothing, or `MERISTEM_LOG`; and exchanges between ranks, if they are asked for.
 pub(crate) fn log_filter(comm_debug: bool) -> Result<EnvFilter, Failure> {
     let text = std::env::var_os(LOG).unwrap_or_default();
     let bad = |problem: String| {

@@ -12,7 +12,8 @@ use common::runs::{Killed, assert_same, outcome, wait_for, with_images};
 use common::{Meristem, TINY, of_kind};
 use serde_json::Value;
 
-/// Growing hosts on a few small images: modules germinate, blend, are judged in fused validation, and fossilize.
+/// Growing hosts on a few small images: modules germinate, blend, are judged in fused validation,
+/// and fossilize.
 const RUN: &str = "train --dataset arrays --data-root images.safetensors --controller heuristic --preset quick \
                    --host minimal --slots r0,r1 --envs 3 --rounds 2 --steps 24 --batch 16 --control-split 0.2 \
                    --checkpoint-every 2 --quiet";
@@ -33,7 +34,8 @@ fn two_devices_give_the_same_bits_for_any_threads_and_after_a_kill() {
     assert!(grown(&expected.events) > 0, "nothing grew, nothing was shown");
     let started = of_kind(&expected.events, "run_started")[0];
     assert_eq!(started["devices"], serde_json::json!(["cpu", "cpu:1"]));
-    // Two envs on the first device: 400 samples are 12 batches of 32 and one of 16, for both devices.
+    // Two envs on the first device: 400 samples are 12 batches of 32 and one of 16, for both
+    // devices.
     assert_eq!(started["batches"], 13);
     m.ok(&format!("{RUN} --devices cpu:0,cpu:1 --threads 3 --run-dir three"));
     assert_same(&outcome(&m, "three"), &expected, "three threads");
@@ -52,8 +54,8 @@ fn two_devices_give_the_same_bits_for_any_threads_and_after_a_kill() {
     assert_same(&outcome(&m, "killed"), &expected, "killed");
 }
 
-/// The envs of the first device have the bits that they have on it alone, as long as both have as many; what is on
-/// the second is served in the order of that device.
+/// The envs of the first device have the bits that they have on it alone, as long as both have as
+/// many; what is on the second is served in the order of that device.
 #[test]
 fn a_further_device_changes_nothing_on_the_first() {
     let m = with_images();
@@ -137,7 +139,8 @@ fn devices_that_cannot_be_are_refused_before_anything_runs() {
             ["`device-memory`", "out of memory on cpu", "asks for", "the limit is", "dataset"];
         refused(&format!("--host large --batch 512 --device-memory {limit}"), &words);
     }
-    // A batch of which not all envs would get a part, while those of another device still have theirs.
+    // A batch of which not all envs would get a part, while those of another device still have
+    // theirs.
     let holes = "--devices cpu,cpu:1 --envs 6 --batch 3333 --max-batches all";
     refused(holes, &["env 1 on cpu has no sample", "another batch size"]);
 }
@@ -183,7 +186,8 @@ fn under_the_smallest_cap_that_works_the_bits_are_those_of_ample_memory() {
     assert!(reserved_tight < reserved, "{reserved_tight} of {reserved}: nothing had to be reused");
 }
 
-/// Memory that ends in the middle of a run ends the run; it goes on where it was, with more, to the same bits.
+/// Memory that ends in the middle of a run ends the run; it goes on where it was, with more, to the
+/// same bits.
 #[test]
 fn beyond_the_cap_the_error_says_who_holds_what_and_the_run_goes_on() {
     let m = with_images();

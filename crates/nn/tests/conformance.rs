@@ -1,7 +1,7 @@
 //! Every operation of a plan, on every backend, against the portable kernels: the same entry
 //! ([`ops::run`]), the same operands. A backend is conformant when it passes here.
 //!
-//! What the portable kernels compute is held by `tests/kernels` against slow exact versions, and by
+//! The portable kernels themselves are held by `tests/kernels` against slow exact versions, and by
 //! goldens. Here each case states how many f32 terms the longest sum of a result has: two ways of
 //! adding n terms of magnitude at most m differ by at most `2·n·m·n·2⁻²⁴`, and `m` is stated too.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
@@ -37,8 +37,8 @@ fn backends() -> Vec<Backend> {
 /// Number of kinds of operations; see [`kind`].
 const KINDS: usize = 48;
 
-/// A number for each kind of operation. A new one does not compile before it has a number, and the test
-/// fails until it has a case.
+/// A number for each kind of operation. A new one does not compile before it has a number, and the
+/// test fails until it has a case.
 fn kind(op: &Op) -> usize {
     match op {
         Op::Conv(conv::Op::Forward(_)) => 0,
@@ -256,8 +256,8 @@ fn conv_cases() -> Vec<Case> {
         let taps = shape.kernel[0] * shape.kernel[1] * shape.in_c / shape.groups;
         let outputs = shape.output().batch * shape.output().pixels();
         cases.push(case(conv::Op::Forward(shape), taps + 1, 1.0));
-        // Sums of outputs are f64 throughout: what differs is the outputs, by `taps` roundings each, and
-        // in the variance times twice their size, which is below `taps`.
+        // Sums of outputs are f64 throughout: what differs is the outputs, by `taps` roundings
+        // each, and in the variance times twice their size, which is below `taps`.
         let stats = case(conv::Op::ForwardWithStats(shape), taps + 1, 1.0);
         cases.push(stats.bound(2, taps + 1, 2.0 * taps as f64));
         cases.push(case(conv::Op::WeightGradient(shape), outputs + 1, 1.0));
@@ -334,7 +334,8 @@ fn pool_cases() -> Vec<Case> {
     ]
 }
 
-/// `exp` and `tanh` are the same polynomial on every instruction set, up to contraction: a few ulps.
+/// `exp` and `tanh` are the same polynomial on every instruction set, up to contraction: a few
+/// ulps.
 const FUNCTION: usize = 12;
 
 fn elementwise_cases() -> Vec<Case> {

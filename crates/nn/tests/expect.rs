@@ -1,4 +1,5 @@
-//! Every operation of a network refuses a tensor that is not what it takes, and nothing has run (V1).
+//! Every operation of a network refuses a tensor that is not what it takes, and nothing has run
+//! (V1).
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 mod common;

@@ -186,7 +186,7 @@ settings! {
     governor_penalty: f64,
     /// Report every batch's loss.
     log_batches: bool,
-    /// What events tell beyond what happened and what decided: off, basic or full.
+    /// Detail of events beyond what happened and what decided: off, basic or full.
     telemetry: Telemetry,
     /// Gradient statistics are told of every so many steps, from the first of a round on.
     gradient_stats_every: usize,
@@ -245,7 +245,7 @@ impl TrainConfig {
         self.ranks.unwrap_or(1)
     }
 
-    /// How its devices are opened.
+    /// Options that its devices are opened with.
     pub(crate) fn device_options(&self, trace: Option<Trace>) -> DeviceOptions {
         let memory_limit = self.device_memory.map(|limit| limit.0);
         DeviceOptions { threads: self.threads, memory_limit, trace, ..DeviceOptions::default() }

@@ -17,11 +17,12 @@ pub(crate) struct Devices {
 }
 
 impl Devices {
-    /// Deals the envs out to the listed devices: in order, as evenly as possible, the first devices one
-    /// more (5 over 2 is 3, 2). The policy is on the device that is named, or on the first.
+    /// Deals the envs out to the listed devices: in order, as evenly as possible, the first devices
+    /// one more (5 over 2 is 3, 2). The policy is on the device that is named, or on the first.
     ///
     /// # Errors
-    /// No device, a name of none, one listed twice, more than envs; a policy device that is not listed.
+    /// No device, a name of none, one listed twice, more than envs; a policy device that is not
+    /// listed.
     pub(crate) fn of(config: &TrainConfig) -> Result<Self> {
         let TrainConfig { envs, policy_device, .. } = config;
         let parse = |name: &String| Ok(name.trim().parse::<DeviceId>()?);

@@ -135,7 +135,7 @@ impl fmt::Display for Preset {
 }
 serde_as_text!(Preset);
 
-/// How much of a run is written down that nothing but a reader needs. No result depends on it.
+/// Amount of detail in a run's events that nothing but a reader needs. No result depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Telemetry {

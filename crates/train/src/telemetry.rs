@@ -1,11 +1,12 @@
 //! Telemetry: what of a step is told for readers alone, and in which steps.
 //!
-//! Nothing is measured for it. The norms of gradients are found for clipping, in the training step's own launch, and
-//! come with the step's one read-back; from them gates and policies have the health of modules, in every step and at
-//! every level. Losses, accuracies and contributions decide as well, and Shapley values come from configurations
-//! whose interactions a policy sees. So what a level leaves out is the telling, and the clock: its times are taken
-//! where the host is anyway, and no device is waited for (H7). The seconds of a whole step are always taken, once, for
-//! the summary of the run.
+//! Nothing is measured for it. The norms of gradients are found for clipping, in the training
+//! step's own launch, and come with the step's one read-back; from them gates and policies have the
+//! health of modules, in every step and at every level. Losses, accuracies and contributions decide
+//! as well, and Shapley values come from configurations whose interactions a policy sees. So what a
+//! level leaves out is the telling, and the clock: its times are taken where the host is anyway,
+//! and no device is waited for (H7). The seconds of a whole step are always taken, once, for the
+//! summary of the run.
 
 use std::time::Instant;
 
@@ -16,7 +17,8 @@ use crate::env::Env;
 use crate::events::{GradientStatistics, PhaseSeconds, StepCompleted};
 use crate::settings::Telemetry;
 
-/// What a step tells besides what happened. Follows from settings and step, so that a resumed run tells the same.
+/// Detail that a step tells besides what happened. Follows from settings and step, so that a
+/// resumed run tells the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Telling {
     gradients: bool,
@@ -120,7 +122,8 @@ mod tests {
 
     const STEPS: usize = 6;
 
-    /// Stops in the middle of the second round, so that a checkpoint with envs, policy and rollout is left.
+    /// Stops in the middle of the second round, so that a checkpoint with envs, policy and rollout
+    /// is left.
     #[derive(Default)]
     struct Stops {
         done: usize,
@@ -136,7 +139,7 @@ mod tests {
         }
     }
 
-    /// What a run leaves.
+    /// Results of a run.
     struct Left {
         events: Vec<Value>,
         /// File names with their bytes.
@@ -187,7 +190,7 @@ mod tests {
         Left { events, weights, checkpoint }
     }
 
-    /// What happened, without what telemetry tells and the times of events.
+    /// Events without what telemetry tells and without times.
     fn happened(events: &[Value]) -> Vec<Value> {
         let mut events = events.to_vec();
         for event in &mut events {

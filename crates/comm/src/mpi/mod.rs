@@ -86,7 +86,7 @@ pub(crate) fn world(deadline: Duration) -> Result<Box<dyn Transport>> {
     Ok(Box::new(Mpi { link, context: 0, members, rank, deadline, pool: Vec::new() }))
 }
 
-/// What the library says of itself.
+/// Name and version of the library, in its own words.
 pub(crate) fn library() -> Option<String> {
     let text = mpi::environment::library_version().ok()?;
     Some(text.trim_matches(|c: char| c.is_whitespace() || c == '\0').to_owned())

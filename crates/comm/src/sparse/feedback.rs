@@ -185,7 +185,7 @@ pub(crate) fn select(
     Ok(())
 }
 
-/// What the selecting kernel has for arguments, after the first four and before the gradient.
+/// Arguments of the selecting kernel after the first four and before the gradient.
 struct Kind {
     refresh: Option<bool>,
     kept: bool,

@@ -1,4 +1,5 @@
-//! X9: the largest elements of a tensor, and those of every rank's, as values and indices on the device.
+//! X9: the largest elements of a tensor, and those of every rank's, as values and indices on the
+//! device.
 
 use super::feedback;
 use super::lists::{Lists, check_k};
@@ -11,7 +12,8 @@ use crate::transport::Call;
 use crate::{check, placement};
 use meristem_device::{DType, Expect, Shape, Stream, Tensor};
 
-/// Memory of [`topk`] and [`topk_all_gather`], made once for tensors of one shape and type on one stream.
+/// Memory of [`topk`] and [`topk_all_gather`], made once for tensors of one shape and type on one
+/// stream.
 pub struct TopKStorage {
     stream: Stream,
     dtype: DType,
@@ -23,7 +25,8 @@ pub struct TopKStorage {
     lists: Lists,
 }
 
-/// Elements of tensors, and their places. Views of a [`TopKStorage`], whose next use overwrites them in stream order.
+/// Elements of tensors, and their places. Views of a [`TopKStorage`], whose next use overwrites
+/// them in stream order.
 #[derive(Debug, Clone)]
 pub struct Picked {
     /// `[ranks * k]` of the elements' type, by rank.
@@ -33,11 +36,12 @@ pub struct Picked {
 }
 
 impl TopKStorage {
-    /// For tensors like this one, up to `k_max` picks of each of `ranks` ranks. Does not wait for the device.
+    /// For tensors like this one, up to `k_max` picks of each of `ranks` ranks. Does not wait for
+    /// the device.
     ///
     /// # Errors
-    /// [`Error::BadArgument`] for elements that cannot be compared or are more than 2^32 - 1, no ranks, or more picks
-    /// than elements; [`Error::Device`].
+    /// [`Error::BadArgument`] for elements that cannot be compared or are more than 2^32 - 1, no
+    /// ranks, or more picks than elements; [`Error::Device`].
     pub fn new(like: &Tensor, ranks: usize, k_max: usize) -> Result<TopKStorage> {
         let operation = "TopKStorage::new";
         check::number(operation, "like", like)?;
@@ -57,7 +61,7 @@ impl TopKStorage {
         self.k_max
     }
 
-    /// What a tensor must be.
+    /// Requirements on the tensor.
     fn check(&self, operation: &'static str, tensor: &Tensor, k: usize) -> Result<()> {
         let expect = Expect::stream(&self.stream).dtype(self.dtype);
         let expect = expect.shape(self.shape.dims().iter().copied()).contiguous();
@@ -91,12 +95,13 @@ impl TopKStorage {
     }
 }
 
-/// The k elements of largest magnitude of a contiguous tensor, by ascending index; ties go to the lower one, NaN is
-/// larger than infinity. One launch; allocates nothing and does not wait for the device.
+/// The k elements of largest magnitude of a contiguous tensor, by ascending index; ties go to the
+/// lower one, NaN is larger than infinity. One launch; allocates nothing and does not wait for the
+/// device.
 ///
 /// # Errors
-/// [`Error::BadArgument`] for a tensor unlike that which the storage was made for, or more picks than elements or the
-/// storage holds; [`Error::Device`].
+/// [`Error::BadArgument`] for a tensor unlike that which the storage was made for, or more picks
+/// than elements or the storage holds; [`Error::Device`].
 pub fn topk(tensor: &Tensor, storage: &mut TopKStorage, k: usize) -> Result<Picked> {
     let operation = "topk";
     storage.check(operation, tensor, k)?;
@@ -105,14 +110,15 @@ pub fn topk(tensor: &Tensor, storage: &mut TopKStorage, k: usize) -> Result<Pick
     storage.picked(operation, row)
 }
 
-/// Every rank's k elements, rank 0's first: those of largest magnitude as by [`topk`], or those at the `indices`
-/// (`[k]` x u32 on the tensor's stream), in the order in which these are given, which a rank may do on its own.
-/// The results, `[ranks * k]` each, lie on the device. Allocates nothing and, over threads, does not wait for the device.
+/// Every rank's k elements, rank 0's first: those of largest magnitude as by [`topk`], or those at
+/// the `indices` (`[k]` x u32 on the tensor's stream), in the order in which these are given, which
+/// a rank may do on its own. The results, `[ranks * k]` each, lie on the device. Allocates nothing
+/// and, over threads, does not wait for the device.
 ///
 /// # Errors
 /// As [`topk`], and for a storage for another number of ranks; those of every collective, see
-/// [`Communicator::all_reduce_with`]. An index that the tensor does not have fails the stream, as a kernel that
-/// panicked.
+/// [`Communicator::all_reduce_with`]. An index that the tensor does not have fails the stream, as a
+/// kernel that panicked.
 pub fn topk_all_gather(
     comm: &mut Communicator,
     tensor: &Tensor,

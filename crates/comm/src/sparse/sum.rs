@@ -290,7 +290,7 @@ impl SparseSum {
         feedback.map_or(Ok(()), |feedback| feedback.clear(&sent))
     }
 
-    /// What this sum is called in errors and logs.
+    /// Name of this sum in errors and logs.
     pub(crate) fn operation(&self) -> &'static str {
         self.sparse.operation()
     }

@@ -37,7 +37,7 @@ enum Wish {
 }
 
 impl Wish {
-    /// What is summed, and where to.
+    /// Input and output of the sum.
     fn sum(&self) -> Option<(&Spans, &Spans)> {
         match self {
             Wish::Sum { input, output, .. } => Some((input, output)),

@@ -57,7 +57,7 @@ pub struct PolicyBatch<'a> {
     pub returns: &'a Tensor,
 }
 
-/// What a step draws actions from besides the network's output, and where it leaves them, on the policy's stream; a row
+/// Tensors that a step draws actions from besides the network's output, and those it leaves them in, on the policy's stream; a row
 /// per env. See [`meristem_nn::kernels::sample`].
 #[derive(Clone, Copy, Debug)]
 pub struct Acting<'a> {
@@ -143,7 +143,7 @@ impl Policy {
         self.network.act(&SequenceRun { steps: 1, inputs: &of.all() }, &draw, &[next])
     }
 
-    /// What the network says of whole sequences: rows are `[steps][envs]`. `output` `[rows, logits + 1]` becomes the
+    /// Runs the network over whole sequences: rows are `[steps][envs]`. `output` `[rows, logits + 1]` becomes the
     /// logits of all heads side by side, then V; `next` `[envs, 2·hidden]` the state after the last step. One launch,
     /// which waits for nothing.
     ///

@@ -1,5 +1,5 @@
-//! What a step of the policy needs from the host, in one copy: what the envs look like, what is legal in them, and
-//! the key of the random numbers.
+//! Inputs of a step of the policy from the host, in one copy: what the envs look like, what is
+//! legal in them, and the key of the random numbers.
 
 use meristem_device::{DType, Owner, Result, Stream, Tensor};
 use meristem_nn::kernels::sample::SampleStep;
@@ -52,8 +52,8 @@ impl Inbox {
         })
     }
 
-    /// Writes down what the envs look like, each observation by way of `normalize`; `fresh` are those whose
-    /// trajectory begins. One copy to the device, which waits for nothing.
+    /// Writes down what the envs look like, each observation by way of `normalize`; `fresh` are
+    /// those whose trajectory begins. One copy to the device, which waits for nothing.
     pub(super) fn send(
         &mut self,
         views: &[EnvView<'_>],

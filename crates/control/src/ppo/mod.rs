@@ -118,7 +118,7 @@ pub struct Ppo {
     decided: Decided,
 }
 
-/// What the policy decided in a step, env after env.
+/// Decisions of the policy in a step, env after env.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decided {
     /// `[env][head]`.
@@ -218,7 +218,7 @@ impl Ppo {
         &self.policy
     }
 
-    /// What it decided last.
+    /// Its last decisions.
     pub fn decided(&self) -> &Decided {
         &self.decided
     }

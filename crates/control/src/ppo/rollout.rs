@@ -35,7 +35,7 @@ pub(super) struct ActedRow {
 }
 
 impl ActedRow {
-    /// What the host reads of a step, as words: choices, log-probabilities, entropies, values.
+    /// Results of a step that the host reads, as words: choices, log-probabilities, entropies, values.
     pub(super) fn decided(&self) -> Result<[Tensor; 4]> {
         let words = |tensor: &Tensor| tensor.reinterpret(DType::U32);
         let (choices, values) = (self.choices.clone(), words(&self.values)?);

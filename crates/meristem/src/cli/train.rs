@@ -34,7 +34,7 @@ pub(crate) struct TrainArguments {
     /// One line per batch and env with its loss
     #[arg(long, help_heading = "Run")]
     log_batches: bool,
-    /// What events tell beyond what happened: off (no times, no gradient statistics), basic, or full (also phases of
+    /// Detail of events beyond what happened: off (no times, no gradient statistics), basic, or full (also phases of
     /// steps, and every group's gradients). No result depends on it: what gates and policies see of gradients is
     /// measured at every level [default: basic]
     #[arg(long, value_name = "LEVEL", help_heading = "Run")]

@@ -7,8 +7,8 @@
 //!   depthwise (`groups == in == out`): `[kh][kw][pad16(C)]`
 //! - linear weights: `[in][pad16(out)]`
 //!
-//! Padding lanes of weights must be zero; kernels leave those of gradients as they are, so lanes that
-//! start as zeros stay zeros under SGD with momentum and decay.
+//! Padding lanes of weights must be zero; kernels leave those of gradients as they are, so lanes
+//! that start as zeros stay zeros under SGD with momentum and decay.
 //!
 //! # Conventions
 //! - Every kernel takes an [`Isa`] first and behaves the same for each, up to rounding. A result

@@ -1,19 +1,22 @@
 //! Drawing actions of several heads, with the probabilities of the loss that they are learned with
 //! ([`ppo`](super::ppo)): masks, floors, log-probabilities, entropies.
 //!
-//! Heads are drawn in order. Head 0 is the op. Which choices of head 1, the place, are legal depends on the op; an op
-//! that uses no place is always legal, another where it is legal in some place. A head that the op does not use is
-//! pinned to choice 0: log-probability and entropy are exactly 0. All other choices are legal.
+//! Heads are drawn in order. Head 0 is the op. Which choices of head 1, the place, are legal
+//! depends on the op; an op that uses no place is always legal, another where it is legal in some
+//! place. A head that the op does not use is pinned to choice 0: log-probability and entropy are
+//! exactly 0. All other choices are legal.
 //!
-//! Numbers are keyed by (seed, [`Purpose::Actions`], env, step), head k taking the k-th: a row is drawn alike among
-//! whatever rows it is, on whatever rank. One thread a row would do; the same bits for every instruction set.
+//! Numbers are keyed by (seed, [`Purpose::Actions`], env, step), head k taking the k-th: a row is
+//! drawn alike among whatever rows it is, on whatever rank. One thread a row would do; the same
+//! bits for every instruction set.
 
 use meristem_device::random::{Purpose, Rng};
 
 use super::ppo::{Floored, PpoHead};
 use super::{check_len, math};
 
-/// How actions are drawn. Letters: `N` rows, `K` heads, `L` logits of all heads, `S` choices of head 1.
+/// Rules by which actions are drawn. Letters: `N` rows, `K` heads, `L` logits of all heads, `S`
+/// choices of head 1.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampler {
     /// Heads in the order of their logits, at least two, with at most 32 ops.
@@ -24,7 +27,7 @@ pub struct Sampler {
     pub greedy: bool,
 }
 
-/// What differs from step to step, besides what rows are drawn from.
+/// Numbers that differ from step to step, besides the inputs of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SampleStep {
     /// Step of the key, counted over all rounds.
@@ -55,7 +58,7 @@ impl SampleStep {
     }
 }
 
-/// What rows are drawn from.
+/// Inputs of the rows.
 #[derive(Clone, Copy, Debug)]
 pub struct SampleFrom<'a> {
     /// Logits of all heads, then V, `[N][L + 1]`. A logit that is not finite counts as 0.
@@ -66,14 +69,14 @@ pub struct SampleFrom<'a> {
     pub step: &'a [u32],
 }
 
-/// What was drawn; all of it is overwritten.
+/// Results of a draw; all of them are overwritten.
 #[derive(Debug)]
 pub struct Sampled<'a> {
     /// `[N][K]`.
     pub choices: &'a mut [u32],
     /// The masks that were drawn under, `[N][L]`: 1 where a choice was legal.
     pub legal: &'a mut [u8],
-    /// Of the choices, `[N][K]`.
+    /// Log-probabilities of the choices, `[N][K]`.
     pub log_probs: &'a mut [f32],
     /// Over ln n for n legal choices, `[N][K]`: in [0, 1], 0 where there was one.
     pub entropies: &'a mut [f32],
@@ -146,7 +149,8 @@ impl Sampler {
     }
 }
 
-/// The probabilities of one head of one row, found anew each time: heads are small, and no memory is needed.
+/// The probabilities of one head of one row, found anew each time: heads are small, and no memory
+/// is needed.
 struct Distribution<'a> {
     logits: &'a [f32],
     legal: &'a [u8],
@@ -181,8 +185,8 @@ impl<'a> Distribution<'a> {
         self.floored.of(math::exp(self.logit(choice) - self.largest) / self.sum)
     }
 
-    /// The choice at a place in [0, 1) among the probabilities laid end to end; always one that has some, whatever
-    /// rounding does to their sum. 0 if none is legal.
+    /// The choice at a place in [0, 1) among the probabilities laid end to end; always one that has
+    /// some, whatever rounding does to their sum. 0 if none is legal.
     fn draw(&self, uniform: f32) -> usize {
         let mut left = uniform;
         let drawn = self.choices().find(|choice| {

@@ -12,9 +12,9 @@ use crate::graph::Graph;
 /// A batch of one network: inputs and labels, on its stream.
 pub type LabelledBatch<'a> = (&'a Tensor, &'a Tensor);
 
-/// Networks that do the same at the same time, each on its stream. What all of them do goes through one
-/// call, so that a backend can run those of one device and topology as one; on the CPU each network's
-/// plan is launched on that network's stream. Nothing here waits for the device.
+/// Networks that do the same at the same time, each on its stream. What all of them do goes through
+/// one call, so that a backend can run those of one device and topology as one; on the CPU each
+/// network's plan is launched on that network's stream. Nothing here waits for the device.
 ///
 /// The networks are borrowed: a fleet is made where it is used, and costs one list of references.
 #[derive(Debug)]
@@ -43,8 +43,8 @@ impl<'a> Fleet<'a> {
         self.networks.iter().map(|network| &**network)
     }
 
-    /// One training step of the first `batches.len()` networks; see [`Network::train_step`]. The last
-    /// batch of an epoch may be there for some of them only: these are the first ones.
+    /// One training step of the first `batches.len()` networks; see [`Network::train_step`]. The
+    /// last batch of an epoch may be there for some of them only: these are the first ones.
     ///
     /// # Errors
     /// [`Error::Argument`] for more batches than networks; nothing has run. As
@@ -58,8 +58,8 @@ impl<'a> Fleet<'a> {
         Ok(())
     }
 
-    /// Evaluates a batch of each of the first `batches.len()` networks with these rows of its alphas;
-    /// see [`Network::eval_rows`].
+    /// Evaluates a batch of each of the first `batches.len()` networks with these rows of its
+    /// alphas; see [`Network::eval_rows`].
     ///
     /// # Errors
     /// As [`Fleet::train_step`], and [`Network::eval_rows`].

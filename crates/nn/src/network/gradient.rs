@@ -1,5 +1,5 @@
-//! A training step in two halves, so that replicas of a network on several ranks can exchange their gradients in
-//! between; and what else keeps replicas alike.
+//! A training step in two halves, so that replicas of a network on several ranks can exchange their
+//! gradients in between; and what else keeps replicas alike.
 
 use std::sync::Arc;
 
@@ -22,9 +22,9 @@ pub(super) struct Gradient {
 }
 
 impl Network {
-    /// The first half of [`Network::train_step`]: forward, loss, backward, metrics of the batch. The gradient is
-    /// that of the batch's mean loss times `weight`; it lies on the device until the next step of any kind. One
-    /// launch; waits for nothing.
+    /// The first half of [`Network::train_step`]: forward, loss, backward, metrics of the batch.
+    /// The gradient is that of the batch's mean loss times `weight`; it lies on the device until
+    /// the next step of any kind. One launch; waits for nothing.
     ///
     /// # Errors
     /// As [`Network::train_step`].
@@ -42,8 +42,8 @@ impl Network {
         Ok(())
     }
 
-    /// In place of [`Network::differentiate`] where a replica has no samples: its gradient is zero. One launch;
-    /// waits for nothing.
+    /// In place of [`Network::differentiate`] where a replica has no samples: its gradient is zero.
+    /// One launch; waits for nothing.
     ///
     /// # Errors
     /// [`Error::OneValuePerChannel`](crate::Error::OneValuePerChannel), memory, a failed stream.
@@ -56,8 +56,8 @@ impl Network {
     }
 
     /// The gradient of every parameter that one reaches, with its name: f32, flat and packed as
-    /// [`layout`](crate::layout) says, where it lies. It is not clipped yet, and may be overwritten by launches of
-    /// this stream, with what other ranks found.
+    /// [`layout`](crate::layout) says, where it lies. It is not clipped yet, and may be overwritten
+    /// by launches of this stream, with what other ranks found.
     ///
     /// # Errors
     /// [`Error::Argument`](crate::Error::Argument) without a gradient.
@@ -73,13 +73,14 @@ impl Network {
         Ok(all)
     }
 
-    /// Measures and clips the gradient now, not in [`Network::apply`]: that of each group, at `factor` times the norm
-    /// that the group's optimiser allows. For an exchange that keeps back a part of what it is given: a sum with what
-    /// was kept of many steps, clipped when it is sent at last, would be lost for the most part. One launch; waits
-    /// for nothing.
+    /// Measures and clips the gradient now, not in [`Network::apply`]: that of each group, at
+    /// `factor` times the norm that the group's optimiser allows. For an exchange that keeps back a
+    /// part of what it is given: a sum with what was kept of many steps, clipped when it is sent at
+    /// last, would be lost for the most part. One launch; waits for nothing.
     ///
     /// # Errors
-    /// [`Error::Argument`](crate::Error::Argument) without a gradient, or clipped twice; a failed stream.
+    /// [`Error::Argument`](crate::Error::Argument) without a gradient, or clipped twice; a failed
+    /// stream.
     pub fn clip(&mut self, factor: f32) -> Result<()> {
         let Gradient { plan, clipped } = self.gradient.as_mut().ok_or_else(|| missing("clip"))?;
         if std::mem::replace(clipped, true) {
@@ -90,8 +91,9 @@ impl Network {
         self.launch_steps("clip", steps)
     }
 
-    /// The second half of [`Network::train_step`]: metrics of the gradient and clipping, unless it was clipped, and
-    /// the optimiser's step, with what is in [`Network::gradients`] now. One launch; waits for nothing.
+    /// The second half of [`Network::train_step`]: metrics of the gradient and clipping, unless it
+    /// was clipped, and the optimiser's step, with what is in [`Network::gradients`] now. One
+    /// launch; waits for nothing.
     ///
     /// # Errors
     /// [`Error::Argument`](crate::Error::Argument) without a gradient; a failed stream.
@@ -102,9 +104,9 @@ impl Network {
         self.launch("apply", run, &self.tensors(&[], None, 0))
     }
 
-    /// The forward pass of a training step and no more: each batch norm adds the batch's statistics, with the
-    /// parameters as they are, to its running ones. Ends what [`Network::differentiate`] began. One launch; waits for
-    /// nothing.
+    /// The forward pass of a training step and no more: each batch norm adds the batch's
+    /// statistics, with the parameters as they are, to its running ones. Ends what
+    /// [`Network::differentiate`] began. One launch; waits for nothing.
     ///
     /// # Errors
     /// As [`Network::train_step`].
@@ -116,8 +118,8 @@ impl Network {
         self.launch("observe", run, &self.tensors(&[inputs], None, 0))
     }
 
-    /// Running statistics (f32) and counters (i64) of each group that has some, where they lie. Replicas that saw
-    /// other samples have other statistics; training does not read them.
+    /// Running statistics (f32) and counters (i64) of each group that has some, where they lie.
+    /// Replicas that saw other samples have other statistics; training does not read them.
     pub fn statistics(&self) -> impl Iterator<Item = (&Tensor, &Tensor)> {
         let both = self.groups.iter().map(|group| (&group.state, &group.counters));
         both.filter(|(state, counters)| state.numel() + counters.numel() > 0)
@@ -132,11 +134,13 @@ impl Network {
         Network::with_plans(stream, Arc::clone(self.graph()), self.options, &self.plans)
     }
 
-    /// Takes over graph, parameters, running statistics, what the optimiser remembers, and alphas of a network on the
-    /// same device, and empties the metrics. In stream order: what either stream got before counts. Does not wait.
+    /// Takes over graph, parameters, running statistics, what the optimiser remembers, and alphas
+    /// of a network on the same device, and empties the metrics. In stream order: what either
+    /// stream got before counts. Does not wait.
     ///
     /// # Errors
-    /// [`Error::Argument`](crate::Error::Argument) for a network with other options; as [`Network::set_graph`].
+    /// [`Error::Argument`](crate::Error::Argument) for a network with other options; as
+    /// [`Network::set_graph`].
     pub fn follow(&mut self, leader: &Network) -> Result<()> {
         if leader.options != self.options {
             let (expected, got) = (format!("{:?}", self.options), format!("{:?}", leader.options));
@@ -153,9 +157,9 @@ impl Network {
         self.reset_metrics()
     }
 
-    /// Hashes parameters, running statistics, what the optimiser remembers and counters, bit for bit, into
-    /// [`Metrics::fingerprint`](crate::Metrics::fingerprint). FNV-1a over words of 32 bits: any one difference
-    /// shows. One launch; does not wait.
+    /// Hashes parameters, running statistics, what the optimiser remembers and counters, bit for
+    /// bit, into [`Metrics::fingerprint`](crate::Metrics::fingerprint). FNV-1a over words of 32
+    /// bits: any one difference shows. One launch; does not wait.
     ///
     /// # Errors
     /// A failed stream.

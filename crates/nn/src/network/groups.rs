@@ -41,7 +41,8 @@ impl Group {
         })
     }
 
-    /// Memory for a copy of a group, without what the optimiser remembers. Its content is unspecified.
+    /// Memory for a copy of a group, without what the optimiser remembers. Its content is
+    /// unspecified.
     pub(super) fn copy_of(group: &Group, owner: Owner) -> Result<Self> {
         let stream = group.values.stream();
         let like = |of: &Tensor| Tensor::empty(stream, [of.numel()], of.dtype(), owner);
@@ -256,8 +257,8 @@ mod tests {
     }
 
     /// F3: the host's weights are packed when they are made, and stay where they are: whatever is
-    /// computed with them, and in which plan, uses the same packed memory, and nothing is packed (on
-    /// the host) and copied to the device again.
+    /// computed with them, and in which plan, uses the same packed memory, and nothing is packed
+    /// (on the host) and copied to the device again.
     #[test]
     fn host_weights_are_packed_once() {
         let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default()).unwrap();

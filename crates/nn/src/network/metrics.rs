@@ -12,8 +12,8 @@
 //! | `capacity` | ring of the mean losses of the last batches |
 //! | `configurations × 3` | scores of an evaluation: loss sum over samples, correct, samples |
 //!
-//! Training and checks write to all but the scores ([`Space::Metrics`]), an evaluation to its rows of
-//! the scores ([`Space::Scores`]).
+//! Training and checks write to all but the scores ([`Space::Metrics`]), an evaluation to its rows
+//! of the scores ([`Space::Scores`]).
 
 use meristem_device::DType;
 use serde::{Deserialize, Serialize};
@@ -281,8 +281,8 @@ pub(crate) fn add_score(batch: BatchResult, row: usize, scores: &mut [f64]) {
     row[2] += batch.samples as f64;
 }
 
-/// Adds one step's gradients of a group to its row, from the squared L2 norm of each tensor; returns
-/// the group's norm.
+/// Adds one step's gradients of a group to its row, from the squared L2 norm of each tensor;
+/// returns the group's norm.
 pub(crate) fn add_group(row: &mut [f64], squares: impl Iterator<Item = f64>) -> f64 {
     let mut sum = 0.0;
     for square in squares {

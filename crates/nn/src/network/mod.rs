@@ -1,8 +1,8 @@
 //! A network on a stream: parameters, momentum, buffers, arena, plans and metrics of one host with
 //! its modules.
 //!
-//! A training or evaluation step is one launch, which waits for nothing; phases of the batch's plan run
-//! in it (`run`). Parameters live in one set of tensors per group, so that growing and pruning
+//! A training or evaluation step is one launch, which waits for nothing; phases of the batch's plan
+//! run in it (`run`). Parameters live in one set of tensors per group, so that growing and pruning
 //! a module touches no other group (`grow.md`).
 
 mod fleet;
@@ -100,8 +100,8 @@ impl Network {
     /// A network with fresh parameters and plans of its own. Does not wait for the device.
     ///
     /// # Errors
-    /// An option of zero, a graph with several inputs or two groups of one name, an image too small,
-    /// memory.
+    /// An option of zero, a graph with several inputs or two groups of one name, an image too
+    /// small, memory.
     pub fn new(stream: &Stream, graph: Arc<Graph>, options: NetworkOptions) -> Result<Self> {
         Self::with_plans(stream, graph, options, &Plans::default())
     }
@@ -190,8 +190,8 @@ impl Network {
         Ok(Grown { groups, arena, alphas, metrics })
     }
 
-    /// Compiles the training plan of this batch size ahead, and makes the arena large enough for it: a
-    /// training step of that size then only launches. Does not wait for the device.
+    /// Compiles the training plan of this batch size ahead, and makes the arena large enough for
+    /// it: a training step of that size then only launches. Does not wait for the device.
     ///
     /// # Errors
     /// [`Error::EmptyBatch`], [`Error::OneValuePerChannel`], memory.
@@ -215,9 +215,9 @@ impl Network {
         self.launch("train_step", run, &self.tensors(&[inputs], Some(targets), 0))
     }
 
-    /// Evaluates a batch with row `config` of the alphas: loss and hits are added to that row of the
-    /// metrics; parameters and buffers stay as they are. Tensors as for [`Network::train_step`].
-    /// Waits for nothing.
+    /// Evaluates a batch with row `config` of the alphas: loss and hits are added to that row of
+    /// the metrics; parameters and buffers stay as they are. Tensors as for
+    /// [`Network::train_step`]. Waits for nothing.
     ///
     /// # Errors
     /// As [`Network::train_step`], and [`Error::Argument`] for `config`.
@@ -230,11 +230,11 @@ impl Network {
         self.launch("eval_step", run, &self.tensors(&[inputs], Some(targets), config))
     }
 
-    /// Evaluates a batch with all of these rows of the alphas in one launch: loss and hits of each are
-    /// added to its row of the metrics, equal bit for bit to one [`Network::eval_step`] a row. Layers
-    /// before the first slot in which rows differ are computed once, and a module only for rows in
-    /// which its alpha is not 0 (C1 to C3). The first batch of a new size, or after the alphas got
-    /// another pattern of zeros and equal values, compiles a plan. Tensors as for
+    /// Evaluates a batch with all of these rows of the alphas in one launch: loss and hits of each
+    /// are added to its row of the metrics, equal bit for bit to one [`Network::eval_step`] a row.
+    /// Layers before the first slot in which rows differ are computed once, and a module only for
+    /// rows in which its alpha is not 0 (C1 to C3). The first batch of a new size, or after the
+    /// alphas got another pattern of zeros and equal values, compiles a plan. Tensors as for
     /// [`Network::train_step`]. Waits for nothing.
     ///
     /// # Errors
@@ -254,8 +254,8 @@ impl Network {
         self.launch("eval_rows", run, &self.tensors(&[inputs], Some(targets), configs.start))
     }
 
-    /// Floating-point operations per sample ([`Graph::flops`]) of one [`Network::eval_rows`] of these
-    /// rows, and of one [`Network::eval_step`]. Asks the device nothing.
+    /// Floating-point operations per sample ([`Graph::flops`]) of one [`Network::eval_rows`] of
+    /// these rows, and of one [`Network::eval_step`]. Asks the device nothing.
     ///
     /// # Errors
     /// [`Error::Argument`].
@@ -296,8 +296,8 @@ impl Network {
         Ok(logits)
     }
 
-    /// This network's tensors, with those of a batch, and the rows of alphas and scores from `config`
-    /// on.
+    /// This network's tensors, with those of a batch, and the rows of alphas and scores from
+    /// `config` on.
     fn tensors<'a>(
         &'a self,
         inputs: &'a [&'a Tensor],

@@ -11,12 +11,12 @@ use crate::plan::{AlphaPattern, Plan, PlanOptions};
 const TOPOLOGIES_MAX: usize = 64;
 /// Plans kept per topology: batch sizes are few (the full one and a remainder per split).
 const PLANS_MAX: usize = 24;
-/// Plans of many rows of alphas kept per topology: two batch sizes and a few patterns, which follow from
-/// the modules that are live. Only the subsets of an episode's last step vary from env to env.
+/// Plans of many rows of alphas kept per topology: two batch sizes and a few patterns, which follow
+/// from the modules that are live. Only the subsets of an episode's last step vary from env to env.
 const ROW_PLANS_MAX: usize = 24;
 
-/// Compiled plans by topology. A handle: clones are the same plans. Networks that are made with the same
-/// handle compile each topology once, and networks with equal plans can run as one (see
+/// Compiled plans by topology. A handle: clones are the same plans. Networks that are made with the
+/// same handle compile each topology once, and networks with equal plans can run as one (see
 /// [`Fleet`](super::Fleet)). Each list keeps those that were used last.
 #[derive(Clone, Debug, Default)]
 pub struct Plans(Arc<Mutex<Vec<Arc<Topology>>>>);

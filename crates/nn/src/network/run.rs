@@ -12,8 +12,8 @@ use crate::error::{Error, Result};
 use crate::kernels::Isa;
 use crate::plan::{Memory, Phase, Plan, Space, SpaceUse, Step, add_use, uses};
 
-/// Tensors that the spaces of a plan stand for in one launch; those that its steps do not use may be
-/// absent.
+/// Tensors that the spaces of a plan stand for in one launch; those that its steps do not use may
+/// be absent.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Tensors<'a> {
     pub(super) arena: Option<&'a Tensor>,

@@ -22,7 +22,8 @@ use crate::ops::state;
 use crate::plan::{Mode, Objective, Phase, Plan, PlanOptions, Step};
 use crate::state::StateDict;
 
-/// Plans kept: a step and whole sequences, each for a few numbers of rows, the latter in two passes.
+/// Plans kept: a step and whole sequences, each for a few numbers of rows, the latter in two
+/// passes.
 const PLANS_MAX: usize = 12;
 
 /// What is known of a sequence network besides its graph.
@@ -41,26 +42,26 @@ pub struct SequenceOptions {
 pub struct SequenceRun<'a> {
     /// Steps of every sequence.
     pub steps: usize,
-    /// In the graph's order: f32 `[rows, features]` for an input (`[rows]` will do for one feature),
-    /// u32 `[rows, count]` for indices, f32 `[sequences, 2·hidden]` for an LSTM's state.
+    /// In the graph's order: f32 `[rows, features]` for an input (`[rows]` will do for one
+    /// feature), u32 `[rows, count]` for indices, f32 `[sequences, 2·hidden]` for an LSTM's state.
     pub inputs: &'a [&'a Tensor],
 }
 
 /// A draw of actions from what a run says of each row: see [`Sampler`].
 #[derive(Clone, Copy, Debug)]
 pub struct SequenceDraw<'a> {
-    /// How.
+    /// Rules of the draw.
     pub sampler: &'a Arc<Sampler>,
     /// Legality, u32 `[rows, places]`; [`SampleStep`], u32 `[4]`.
     pub from: [&'a Tensor; 2],
-    /// Choices, u32 `[rows, heads]`; masks, u8 `[rows, logits]`; log-probabilities and entropies, f32
-    /// `[rows, heads]`; values, f32 `[rows]`.
+    /// Choices, u32 `[rows, heads]`; masks, u8 `[rows, logits]`; log-probabilities and entropies,
+    /// f32 `[rows, heads]`; values, f32 `[rows]`.
     pub to: [&'a Tensor; 5],
     /// Copies of the inputs that have rows, in the graph's order.
     pub seen: &'a [&'a Tensor],
 }
 
-/// What a plan is for, besides its rows.
+/// Purpose of a plan, besides its rows.
 #[derive(Clone, Debug, PartialEq)]
 enum Goal {
     /// The output of a forward run.
@@ -118,10 +119,10 @@ impl SequenceNetwork {
         Ok(network)
     }
 
-    /// Runs forward: the value of every row goes to `output` `[rows, features]`, the state after the
-    /// last step to `states`, one `[sequences, 2·hidden]` per LSTM. None of them may be an input. The
-    /// first run of a new size compiles a plan and takes its memory, all others only launch. Waits for
-    /// nothing.
+    /// Runs forward: the value of every row goes to `output` `[rows, features]`, the state after
+    /// the last step to `states`, one `[sequences, 2·hidden]` per LSTM. None of them may be an
+    /// input. The first run of a new size compiles a plan and takes its memory, all others only
+    /// launch. Waits for nothing.
     ///
     /// # Errors
     /// [`Error::Argument`](crate::Error::Argument), memory, a failed stream.
@@ -142,9 +143,9 @@ impl SequenceNetwork {
         self.launch("forward", Run::of(&plan, Phase::Forward..=Phase::Deliver), &tensors)
     }
 
-    /// Runs forward, draws an action for every row from what it says, and copies what it saw; the state after the
-    /// last step goes to `states`, as in [`SequenceNetwork::forward`]. One launch, which waits for nothing; a new
-    /// size or sampler compiles a plan.
+    /// Runs forward, draws an action for every row from what it says, and copies what it saw; the
+    /// state after the last step goes to `states`, as in [`SequenceNetwork::forward`]. One launch,
+    /// which waits for nothing; a new size or sampler compiles a plan.
     ///
     /// # Errors
     /// As [`SequenceNetwork::forward`].
@@ -169,13 +170,13 @@ impl SequenceNetwork {
     /// ([`SequenceNetwork::metrics`]); the parameters stay as they are. One launch, which waits for
     /// nothing; a new size compiles a plan.
     ///
-    /// `data` is what the objective reads besides the network's output, `results` what it leaves; see
-    /// [`ops::ppo`](crate::ops::ppo).
+    /// `data` is what the objective reads besides the network's output, `results` what it leaves;
+    /// see [`ops::ppo`](crate::ops::ppo).
     ///
     /// # Errors
-    /// [`Error::Argument`](crate::Error::Argument), also for the cross-entropy, which is for batches with
-    /// labels; [`Error::PlanMemory`](crate::Error::PlanMemory) for data or results that are missing, or of
-    /// another type or number of elements; memory, a failed stream.
+    /// [`Error::Argument`](crate::Error::Argument), also for the cross-entropy, which is for
+    /// batches with labels; [`Error::PlanMemory`](crate::Error::PlanMemory) for data or results
+    /// that are missing, or of another type or number of elements; memory, a failed stream.
     pub fn differentiate(
         &mut self,
         run: &SequenceRun<'_>,
@@ -214,15 +215,15 @@ impl SequenceNetwork {
     }
 
     /// Norm of the last gradient before clipping, as `last_norm` of each group of
-    /// [`Metrics::parse`](super::Metrics::parse), f64 on the device. The other figures add up over every
-    /// time that a gradient was measured, and mean nothing here.
+    /// [`Metrics::parse`](super::Metrics::parse), f64 on the device. The other figures add up over
+    /// every time that a gradient was measured, and mean nothing here.
     pub fn metrics(&self) -> &Tensor {
         &self.metrics
     }
 
-    /// The last gradient of every parameter that one reaches, with its name: f32, flat, before clipping, where it
-    /// lies. They may be overwritten by launches of this stream, with what other ranks found;
-    /// [`SequenceNetwork::measure`] comes after that, then [`SequenceNetwork::apply`].
+    /// The last gradient of every parameter that one reaches, with its name: f32, flat, before
+    /// clipping, where it lies. They may be overwritten by launches of this stream, with what other
+    /// ranks found; [`SequenceNetwork::measure`] comes after that, then [`SequenceNetwork::apply`].
     ///
     /// # Errors
     /// [`Error::Argument`](crate::Error::Argument) without a gradient.
@@ -248,8 +249,8 @@ impl SequenceNetwork {
         self.launch("gradient norms", run, &self.tensors(Mode::Train))
     }
 
-    /// Clips the last gradient, group by group, and lets the optimisers take one step with it. Waits
-    /// for nothing. A gradient that is not finite spoils the parameters: read
+    /// Clips the last gradient, group by group, and lets the optimisers take one step with it.
+    /// Waits for nothing. A gradient that is not finite spoils the parameters: read
     /// [`SequenceNetwork::metrics`] first.
     ///
     /// # Errors

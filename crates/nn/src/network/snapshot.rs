@@ -14,8 +14,8 @@ use crate::ops::state;
 use crate::plan::Step;
 use crate::state::StateDict;
 
-/// A copy of parameters and buffers, on the device of the network that it was taken from. What the optimiser
-/// remembers is no part of it.
+/// A copy of parameters and buffers, on the device of the network that it was taken from. What the
+/// optimiser remembers is no part of it.
 #[derive(Debug)]
 pub struct Snapshot {
     graph: Arc<Graph>,
@@ -23,7 +23,8 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// A snapshot of those groups of a network that `graph` has: of all, or of what shall remain. Does not wait.
+    /// A snapshot of those groups of a network that `graph` has: of all, or of what shall remain.
+    /// Does not wait.
     ///
     /// # Errors
     /// [`Error::Argument`] if the network lacks one of them; memory.
@@ -34,8 +35,8 @@ impl Snapshot {
         Ok(it)
     }
 
-    /// Takes another snapshot into the same memory: only groups that it did not have are allocated. One launch on
-    /// the network's stream; does not wait.
+    /// Takes another snapshot into the same memory: only groups that it did not have are allocated.
+    /// One launch on the network's stream; does not wait.
     ///
     /// # Errors
     /// As [`Snapshot::new`]; the snapshot is then as it was.
@@ -85,8 +86,9 @@ impl Snapshot {
 }
 
 impl Network {
-    /// Goes back to a snapshot: its graph, its parameters and its buffers, bit for bit; groups that it does not have
-    /// are gone, and the optimiser starts anew. Metrics start anew as well. Does not wait.
+    /// Goes back to a snapshot: its graph, its parameters and its buffers, bit for bit; groups that
+    /// it does not have are gone, and the optimiser starts anew. Metrics start anew as well. Does
+    /// not wait.
     ///
     /// # Errors
     /// As [`Network::set_graph`].
@@ -110,8 +112,9 @@ impl Network {
         self.launch_steps("count_non_finite", vec![step])
     }
 
-    /// The parameters of a group (by its place in the graph) as they lie on the device, f32, packed as
-    /// [`layout`](crate::layout) says. What a launch writes there is in force from the next step on.
+    /// The parameters of a group (by its place in the graph) as they lie on the device, f32, packed
+    /// as [`layout`](crate::layout) says. What a launch writes there is in force from the next step
+    /// on.
     pub fn packed_parameters(&self, group: usize) -> Option<&Tensor> {
         Some(&self.groups.get(group)?.values)
     }

@@ -20,9 +20,10 @@ impl Network {
         self.weights().state_dict()
     }
 
-    /// What the optimiser remembers: the momentum of every parameter, under the parameter's name and
-    /// in its shape. Of a group with Adam instead `{parameter}.exp_avg` and `{parameter}.exp_avg_sq`,
-    /// and its steps as `{group}.step`. One read-back, which waits for the device.
+    /// What the optimiser remembers: the momentum of every parameter, under the parameter's name
+    /// and in its shape. Of a group with Adam instead `{parameter}.exp_avg` and
+    /// `{parameter}.exp_avg_sq`, and its steps as `{group}.step`. One read-back, which waits for
+    /// the device.
     ///
     /// # Errors
     /// A failed stream.
@@ -49,8 +50,8 @@ impl Network {
         self.weights().load_moments_dict(state)
     }
 
-    /// Sets all momentum (and Adam's averages and steps) to zero: the optimiser starts anew. Does not
-    /// wait.
+    /// Sets all momentum (and Adam's averages and steps) to zero: the optimiser starts anew. Does
+    /// not wait.
     ///
     /// # Errors
     /// A failed stream.

@@ -9,7 +9,7 @@ use crate::kernels::blend::{self, BlendGrads, BlendInputs, TanhMixGrads};
 /// Shape of a blend: host and module have `len` values, for `samples` samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blend {
-    /// How the two are mixed.
+    /// Formula of the mix.
     pub mode: BlendMode,
     /// Values.
     pub len: usize,

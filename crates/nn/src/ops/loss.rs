@@ -17,8 +17,9 @@ pub struct Logits {
 /// Loss steps; they add to metrics, see [`Metrics`](crate::Metrics).
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
-    /// Reads logits, labels (u32); writes the gradient of the batch's mean loss; adds to the training
-    /// counts (f64), and puts the mean into the ring of the last batches (f64, may be empty).
+    /// Reads logits, labels (u32); writes the gradient of the batch's mean loss; adds to the
+    /// training counts (f64), and puts the mean into the ring of the last batches (f64, may be
+    /// empty).
     Train {
         /// Shape.
         logits: Logits,

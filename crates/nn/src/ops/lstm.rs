@@ -11,7 +11,8 @@ use crate::kernels::lstm::{self, LstmInputs, LstmOutputs, LstmSaved, LstmShape};
 pub enum Op {
     /// Reads x, keep, state, both weights, both biases; writes h, c, gates, last state, scratch.
     Forward(LstmShape),
-    /// Reads keep, state, the state's weight, c, gates, dh; writes dgates, dstate (optional), scratch.
+    /// Reads keep, state, the state's weight, c, gates, dh; writes dgates, dstate (optional),
+    /// scratch.
     Gradient {
         /// Shape.
         shape: LstmShape,

@@ -38,7 +38,7 @@ pub enum Backend {
 
 macro_rules! families {
     ($($(#[$doc:meta])* $variant:ident($family:ident)),* $(,)?) => {
-        /// What a step computes, with its shapes.
+        /// Operation of a step, with its shapes.
         #[derive(Clone, Debug, PartialEq)]
         pub enum Op {
             $($(#[$doc])* $variant($family::Op),)*

@@ -54,8 +54,8 @@ pub struct GroupNorm {
 pub enum Op {
     /// Reads x; writes mean, biased variance, scratch.
     Statistics(ImageShape),
-    /// Reads mean, variance; updates running mean, running variance, and the batches counted. (As an
-    /// i64: an f32 stops counting at 2²⁴.)
+    /// Reads mean, variance; updates running mean, running variance, and the batches counted. (As
+    /// an i64: an f32 stops counting at 2²⁴.)
     UpdateRunning {
         /// Channels.
         channels: usize,

@@ -10,7 +10,7 @@ pub struct Spec {
     pub dtype: DType,
     /// Elements.
     pub len: usize,
-    /// What else it may be.
+    /// Whether it may be absent or is scratch.
     pub role: Role,
 }
 

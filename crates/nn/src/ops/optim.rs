@@ -11,7 +11,8 @@ use crate::network::metrics;
 /// Steps on a group's gradient, which lies in the layout of the group's parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
-    /// Reads the gradient; adds its norms to the group's metrics (f64); writes the clip coefficient.
+    /// Reads the gradient; adds its norms to the group's metrics (f64); writes the clip
+    /// coefficient.
     Measure {
         /// Elements of the group.
         len: usize,

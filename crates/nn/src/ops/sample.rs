@@ -9,11 +9,11 @@ use crate::kernels::sample::{SampleFrom, SampleStep, Sampled, Sampler};
 /// Draws, by rows.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
-    /// Reads outputs (logits, then V, of each row), the legality of places (u32), and what differs from
-    /// step to step ([`SampleStep`], u32); writes choices (u32), the masks that were drawn under (u8),
-    /// log-probabilities, entropies, values.
+    /// Reads outputs (logits, then V, of each row), the legality of places (u32), and what differs
+    /// from step to step ([`SampleStep`], u32); writes choices (u32), the masks that were drawn
+    /// under (u8), log-probabilities, entropies, values.
     Draw {
-        /// How.
+        /// Rules of the draw.
         sampler: Arc<Sampler>,
         /// Rows.
         rows: usize,

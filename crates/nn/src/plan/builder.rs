@@ -280,7 +280,8 @@ impl<'g> Builder<'g> {
         self.grads[node.index()] = Some(gradient);
     }
 
-    /// The gradient of a parameter, to be added to. The group's gradient is zeroed before its first use.
+    /// The gradient of a parameter, to be added to. The group's gradient is zeroed before its first
+    /// use.
     pub(crate) fn param_gradient(&mut self, id: ParamId) -> ValueId {
         self.trained[id.index()] = true;
         let place = self.layout.param(id);

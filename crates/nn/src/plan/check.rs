@@ -58,7 +58,8 @@ pub(super) fn misuse(values: &[Value], steps: &[Draft], spans: &[Span]) -> Optio
     None
 }
 
-/// The first step with an operand that its operation does not take; `None` for a plan as it should be.
+/// The first step with an operand that its operation does not take; `None` for a plan as it should
+/// be.
 pub(super) fn misfits(values: &[Value], steps: &[Draft]) -> Option<String> {
     let found = |(at, step): (usize, &Draft)| {
         misfit(values, step).map(|misfit| format!("step {at} {step:?}: {misfit}"))

@@ -132,8 +132,8 @@ impl<'a> Memory<'a> {
     /// The operands of one step, which the borrow of `self` keeps apart from any other step's.
     ///
     /// # Panics
-    /// If a written span overlaps another operand or is read only, or a span ends after its memory. A
-    /// compiled plan has been checked for the first, its caller for the others.
+    /// If a written span overlaps another operand or is read only, or a span ends after its memory.
+    /// A compiled plan has been checked for the first, its caller for the others.
     pub(crate) fn operands(&mut self, reads: &[Span], writes: &[Span]) -> Operands<'_> {
         for (i, write) in writes.iter().enumerate() {
             let others = reads.iter().chain(&writes[..i]);

@@ -66,7 +66,8 @@ impl Plan {
     ///
     /// # Errors
     /// [`Error::EmptyBatch`] for a batch of no samples or a graph with an empty value;
-    /// [`Error::BatchTooLarge`] where a value would have no place in memory; [`Error::Steps`] for samples that are not whole sequences;
+    /// [`Error::BatchTooLarge`] where a value would have no place in memory; [`Error::Steps`] for
+    /// samples that are not whole sequences;
     /// [`Error::OneValuePerChannel`] where batch norm would have to train on one value per channel.
     pub fn compile(graph: &Graph, options: PlanOptions) -> Result<Self> {
         Self::compile_for(graph, options, &Objective::CrossEntropy)
@@ -81,9 +82,9 @@ impl Plan {
     }
 
     /// Compiles a forward run of these rows that ends with a draw of actions, see
-    /// [`ops::sample`](crate::ops::sample), in place of the output. Its inputs follow the graph's: the legality of
-    /// places, the step. It leaves what was drawn as outputs 0 to 4, then the states, then copies of the inputs that
-    /// have rows.
+    /// [`ops::sample`](crate::ops::sample), in place of the output. Its inputs follow the graph's:
+    /// the legality of places, the step. It leaves what was drawn as outputs 0 to 4, then the
+    /// states, then copies of the inputs that have rows.
     ///
     /// # Errors
     /// As [`Plan::compile`].
@@ -213,13 +214,14 @@ impl Plan {
         })
     }
 
-    /// Where the gradient of all parameters of a group lies in the arena, in the layout of its values;
-    /// `None` when no gradient reaches any of them.
+    /// Where the gradient of all parameters of a group lies in the arena, in the layout of its
+    /// values; `None` when no gradient reaches any of them.
     pub fn group_gradient(&self, group: usize) -> Option<Range<usize>> {
         self.group_gradients[group].map(Span::range)
     }
 
-    /// By parameter of the graph: its group and its elements there, `None` where no gradient reaches it.
+    /// By parameter of the graph: its group and its elements there, `None` where no gradient
+    /// reaches it.
     pub(crate) fn trained_params(&self) -> impl Iterator<Item = Option<(usize, Range<usize>)>> {
         let params = self.layout.params.iter().zip(&self.trained);
         params.map(|(place, trained)| trained.then(|| (place.group.index(), place.range())))
@@ -275,8 +277,8 @@ impl Plan {
     /// results stay in the arena.
     ///
     /// # Errors
-    /// [`Error::PlanMemory`] when a memory is missing or has another length than the plan needs (arena and
-    /// alphas may be longer), or the plan has a loss.
+    /// [`Error::PlanMemory`] when a memory is missing or has another length than the plan needs
+    /// (arena and alphas may be longer), or the plan has a loss.
     pub fn run(&self, isa: Isa, memory: &mut Memory<'_>) -> Result<()> {
         if !matches!(self.options.mode, Mode::Infer | Mode::Gradient) {
             let got = format!("a plan compiled for {:?}", self.options.mode);

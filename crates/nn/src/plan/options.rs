@@ -1,14 +1,15 @@
-//! What a plan computes, and for how many samples.
+//! Options of a plan: mode, samples, objective.
 
 use std::sync::Arc;
 
 use crate::kernels::ppo::PpoLoss;
 use crate::ops::ppo::Pass;
 
-/// What a plan computes.
+/// Computation of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// Forward with batch statistics, an [`Objective`], backward, metrics, clipping, the optimisers.
+    /// Forward with batch statistics, an [`Objective`], backward, metrics, clipping, the
+    /// optimisers.
     Train,
     /// Forward with running statistics, cross-entropy, metrics.
     Evaluate,
@@ -26,14 +27,14 @@ impl Mode {
     }
 }
 
-/// What is known of a plan besides its graph.
+/// Options of a plan besides its graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PlanOptions {
     /// Samples; for sequences the rows of all steps, `[steps][sequences]`.
     pub batch: usize,
     /// Steps of the sequences that the samples are; 1 where each is on its own.
     pub steps: usize,
-    /// What to compute.
+    /// Computation.
     pub mode: Mode,
     /// Whether convolution, batch norm, ReLU and max pooling may become one pass. Off in tests that
     /// compare both.
@@ -54,7 +55,7 @@ impl PlanOptions {
     }
 }
 
-/// What training makes small.
+/// Objective that training minimises.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Objective {
     /// Mean softmax cross-entropy of the output with the labels.

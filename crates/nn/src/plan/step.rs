@@ -8,8 +8,8 @@ use super::value::{Space, Span, ValueId};
 use crate::kernels::Isa;
 use crate::ops::Op;
 
-/// The parts of a plan, in order. A run takes one or several that follow each other. A plan of many rows
-/// of alphas has its scores between its values, and all of it is in the first.
+/// The parts of a plan, in order. A run takes one or several that follow each other. A plan of many
+/// rows of alphas has its scores between its values, and all of it is in the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// The graph's values; in training batch norm's running statistics move.
@@ -45,9 +45,9 @@ pub(crate) struct Draft {
 pub struct Step {
     /// The operation with its shapes.
     pub op: Op,
-    /// What it reads, in the order of the operation's signature.
+    /// Pieces it reads, in the order of the operation's signature.
     pub reads: SmallVec<[Span; 8]>,
-    /// What it writes.
+    /// Pieces it writes.
     pub writes: SmallVec<[Span; 8]>,
 }
 

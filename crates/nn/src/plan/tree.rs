@@ -1,10 +1,10 @@
 //! Many rows of alphas in one plan: what rows have in common is computed once (C1, C3).
 //!
-//! Two rows agree in every value up to the first slot whose alphas differ, so the values of all rows
-//! form a tree: a trie over the slots in forward order. It is found by value numbering: a unit is
-//! computed once for each list of values that it reads. A module whose alpha is 0 is left out, as the
-//! blend's value is then the host's, bit for bit. The units are those of the plan of one row, so every
-//! row comes out as in a pass of its own, bit for bit (C2).
+//! Two rows agree in every value up to the first slot whose alphas differ, so the values of all
+//! rows form a tree: a trie over the slots in forward order. It is found by value numbering: a unit
+//! is computed once for each list of values that it reads. A module whose alpha is 0 is left out,
+//! as the blend's value is then the host's, bit for bit. The units are those of the plan of one
+//! row, so every row comes out as in a pass of its own, bit for bit (C2).
 //!
 //! The tree is walked depth first: what only one branch needs is dead when the next one starts, and
 //! the arena hands its memory on.
@@ -170,11 +170,12 @@ impl Path<'_> {
 
 impl Plan {
     /// Compiles the evaluation of all rows of a table of alphas: forward with running statistics,
-    /// cross-entropy and metrics for each row. The plan reads the whole table; the loss of row k goes
-    /// to the k-th configuration from the one it is run with.
+    /// cross-entropy and metrics for each row. The plan reads the whole table; the loss of row k
+    /// goes to the k-th configuration from the one it is run with.
     ///
     /// # Errors
-    /// [`Error::EmptyBatch`](crate::Error::EmptyBatch) for a batch of no samples or a graph with an empty value;
+    /// [`Error::EmptyBatch`](crate::Error::EmptyBatch) for a batch of no samples or a graph with an
+    /// empty value;
     /// [`Error::BatchTooLarge`](crate::Error::BatchTooLarge).
     pub fn compile_rows(graph: &Graph, pattern: &AlphaPattern, batch: usize) -> Result<Self> {
         check_batch(graph, batch)?;
@@ -201,8 +202,8 @@ impl Plan {
     }
 }
 
-/// Floating-point operations per sample ([`Graph::flops`]) of evaluating the rows of a pattern in one
-/// plan. The cost of a pass without sharing is that of [`AlphaPattern::all_on`].
+/// Floating-point operations per sample ([`Graph::flops`]) of evaluating the rows of a pattern in
+/// one plan. The cost of a pass without sharing is that of [`AlphaPattern::all_on`].
 pub fn flops(graph: &Graph, pattern: &AlphaPattern) -> u64 {
     let options = PlanOptions::new(1, Mode::Evaluate);
     let of_visit = |visit: Visit| match visit {
@@ -286,8 +287,8 @@ mod tests {
         prop_oneof![Just(0.0), Just(-0.0), Just(0.5), Just(1.0)]
     }
 
-    /// Which modules, and at which alpha, a node's value depends on in one row; `None` if the row does
-    /// not need it. Straight from the graph, node by node.
+    /// Which modules, and at which alpha, a node's value depends on in one row; `None` if the row
+    /// does not need it. Straight from the graph, node by node.
     fn dependencies(graph: &Graph, alphas: &[f32]) -> Vec<Option<BTreeMap<usize, u32>>> {
         fn visit(
             graph: &Graph,

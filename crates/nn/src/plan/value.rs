@@ -36,7 +36,7 @@ pub enum Space {
     Scores,
     /// Packed parameters of a group, f32.
     Values(GroupId),
-    /// What their optimiser remembers ([`GroupSize::moments`](crate::layout::GroupSize)), f32.
+    /// State of their optimiser ([`GroupSize::moments`](crate::layout::GroupSize)), f32.
     Momentum(GroupId),
     /// Running statistics of a group, f32.
     State(GroupId),

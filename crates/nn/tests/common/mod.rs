@@ -115,8 +115,8 @@ impl Case {
         Self { graph, batch, steps, inputs, tensors, alphas }
     }
 
-    /// Sequences of `steps` steps: states have one row per sequence, indices are below `entries`, and
-    /// what has one value a row (a mask) is 0 or 1.
+    /// Sequences of `steps` steps: states have one row per sequence, indices are below `entries`,
+    /// and what has one value a row (a mask) is 0 or 1.
     pub(crate) fn sequences(graph: Graph, [steps, sequences]: [usize; 2], entries: usize) -> Self {
         let mut case = Self::random(graph, steps * sequences, 5);
         let mut random = Random(6);

@@ -1,12 +1,13 @@
-//! Drawing actions: probabilities, masks, keys. Against the slow version, over legalities that occur, it is held in
-//! `control/tests/sampling.rs`.
+//! Drawing actions: probabilities, masks, keys. Against the slow version, over legalities that
+//! occur, it is held in `control/tests/sampling.rs`.
 
 use meristem_device::random::{Purpose, Rng};
 use meristem_nn::kernels::ppo::{PpoHead, floored_probabilities};
 use meristem_nn::kernels::sample::{SampleFrom, SampleStep, Sampled, Sampler};
 use proptest::prelude::*;
 
-/// An op of three, a place of four, and two more heads; op 0 uses nothing but itself, op 1 the place.
+/// An op of three, a place of four, and two more heads; op 0 uses nothing but itself, op 1 the
+/// place.
 fn sampler(greedy: bool, floor: f32) -> Sampler {
     let head = |choices, used_by| PpoHead {
         choices,
@@ -23,7 +24,7 @@ const K: usize = 4;
 const L: usize = 14;
 const S: usize = 4;
 
-/// What was drawn, every place of it overwritten.
+/// Results of a draw, every place of them overwritten.
 #[derive(Clone, Debug, PartialEq)]
 struct Drawn {
     choices: Vec<u32>,
@@ -54,9 +55,9 @@ fn at(step: u64) -> SampleStep {
 
 const COLUMNS: [std::ops::Range<usize>; K] = [0..3, 3..7, 7..12, 12..14];
 
-/// Over many steps of one row each head's draws follow p' of the loss. The statistic Σ (n − N·p)²/(N·p) has for the
-/// chosen numbers of choices (up to 4 degrees of freedom) a value above 28 in fewer than one case in 80,000; the
-/// draws are keyed, so the test is the same every time.
+/// Over many steps of one row each head's draws follow p' of the loss. The statistic Σ (n −
+/// N·p)²/(N·p) has for the chosen numbers of choices (up to 4 degrees of freedom) a value above 28
+/// in fewer than one case in 80,000; the draws are keyed, so the test is the same every time.
 #[test]
 fn draws_follow_the_probabilities_of_the_loss() {
     let sampler = sampler(false, 0.02);
@@ -104,8 +105,9 @@ fn draws_follow_the_probabilities_of_the_loss() {
 }
 
 proptest! {
-    /// Whatever the logits and the legality: every choice is legal under the mask that is stored, the mask is that of
-    /// the op, log-probabilities are those of the loss bit for bit, and the rows do not know of each other.
+    /// Whatever the logits and the legality: every choice is legal under the mask that is stored,
+    /// the mask is that of the op, log-probabilities are those of the loss bit for bit, and the
+    /// rows do not know of each other.
     #[test]
     fn what_is_drawn_is_legal_and_told_as_the_loss_would_tell_it(
         seed in 0u64..1000,
@@ -175,7 +177,8 @@ fn numbers_are_those_of_the_key() {
         let key = SampleStep { step, first_env: env, value_scale: 1.0 };
         let drawn = draw(&sampler, &outputs, &legality, key);
         let mut rng = Rng::new(sampler.seed, Purpose::Actions, u64::from(env), step);
-        // Equal probabilities: the choice is the number times how many there are, of those that are legal.
+        // Equal probabilities: the choice is the number times how many there are, of those that are
+        // legal.
         let number = rng.uniform();
         assert_eq!(drawn.choices[0], (number * 3.0) as u32);
         let number = rng.uniform();

@@ -68,7 +68,7 @@ struct Row {
     /// Elements that differ from the known sum, over all ranks and rounds.
     wrong: u64,
     rounds: usize,
-    /// Of a sparse sum's first round, if it was asked for.
+    /// Memory of a sparse sum's first round, if it was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     memory: Option<Memory>,
 }

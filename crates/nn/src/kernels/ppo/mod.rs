@@ -1,9 +1,10 @@
-//! The loss of proximal policy optimisation over several action heads, with its gradient (Schulman et
-//! al., "Proximal policy optimization algorithms", 2017).
+//! The loss of proximal policy optimisation over several action heads, with its gradient (Schulman
+//! et al., "Proximal policy optimization algorithms", 2017).
 //!
 //! # From logits to probabilities
-//! Of a head's choices n are legal in a row. With `p` the softmax over the legal logits alone (a masked
-//! logit counts as −10⁹: its probability is exactly 0) and `f = min(floor, .99/n)`, a legal choice has
+//! Of a head's choices n are legal in a row. With `p` the softmax over the legal logits alone (a
+//! masked logit counts as −10⁹: its probability is exactly 0) and `f = min(floor, .99/n)`, a legal
+//! choice has
 //! ```text
 //! p'ᵢ = f + (1 − n·f)·pᵢ,   ∂p'ᵢ/∂zⱼ = (1 − n·f)·pᵢ·(δᵢⱼ − pⱼ)
 //! ```
@@ -11,17 +12,18 @@
 //! log-probability and entropy are exactly 0.
 //!
 //! # The loss
-//! Letters: `N` rows, `K` heads, `L` logits of all heads. A row counts if an op (head 0) is legal in it. It
-//! is a *decision* if more than one is; head k is *used* in a decision if its op uses it. With `A` the
-//! advantage, `r = p'(choice)/p'_reference(choice)`, and means over the decisions in which the head is used
-//! (a head that is never used adds nothing):
+//! Letters: `N` rows, `K` heads, `L` logits of all heads. A row counts if an op (head 0) is legal
+//! in it. It is a *decision* if more than one is; head k is *used* in a decision if its op uses it.
+//! With `A` the advantage, `r = p'(choice)/p'_reference(choice)`, and means over the decisions in
+//! which the head is used (a head that is never used adds nothing):
 //! ```text
 //! loss = Σₖ −mean min(r·A, clip(r, 1 ± ε)·A)  +  c_V·mean (V − R)²
 //!        − Σₖ cₖ·Hₖ  +  Σₖ c_F·max(0, Fₖ − Hₖ)²,     Hₖ = mean (−Σᵢ p'ᵢ ln p'ᵢ)/ln n
 //! ```
-//! `V − R` goes over all rows that count; rows with one legal choice of a head have an entropy of 0.
-//! Divergence from the reference is estimated by `eˣ − 1 − x`, x the sum over used heads of `ln r`, a mean
-//! over decisions (Schulman, "Approximating KL divergence", 2020, estimator k3, r and x of the draw).
+//! `V − R` goes over all rows that count; rows with one legal choice of a head have an entropy of
+//! 0. Divergence from the reference is estimated by `eˣ − 1 − x`, x the sum over used heads of `ln
+//! r`, a mean over decisions (Schulman, "Approximating KL divergence", 2020, estimator k3, r and x
+//! of the draw).
 //!
 //! Probabilities are f32 and the same for every instruction set; sums over rows are f64, in order.
 
@@ -184,8 +186,8 @@ impl PpoLoss {
         self.heads.iter().map(|head| head.choices).sum()
     }
 
-    /// The loss of `outputs` `[N][L + 1]` (logits, then V) as a report ([`PpoReport::parse`]), and its
-    /// gradient, which overwrites `gradient`.
+    /// The loss of `outputs` `[N][L + 1]` (logits, then V) as a report ([`PpoReport::parse`]), and
+    /// its gradient, which overwrites `gradient`.
     pub fn gradient(
         &self,
         batch: &PpoBatch<'_>,
@@ -221,8 +223,8 @@ impl PpoLoss {
         }
     }
 
-    /// The heads of a row with the columns of their logits; nothing for a row that does not count. The
-    /// last item says whether the head is used in a decision.
+    /// The heads of a row with the columns of their logits; nothing for a row that does not count.
+    /// The last item says whether the head is used in a decision.
     fn heads<'a>(
         &'a self,
         batch: &'a PpoBatch<'a>,
@@ -251,8 +253,8 @@ impl PpoLoss {
         Row { p, legal, choice, floored: Floored::new(n, self.heads[k].floor) }
     }
 
-    /// Leaves the softmax of the used heads in `gradient`, writes the reference if it is to be recorded,
-    /// and adds to the sums.
+    /// Leaves the softmax of the used heads in `gradient`, writes the reference if it is to be
+    /// recorded, and adds to the sums.
     fn forward(
         &self,
         batch: &PpoBatch<'_>,

@@ -37,8 +37,8 @@ impl Conv {
         Some(Self { node, x, weight, bias, shape })
     }
 
-    /// Emits the forward step; with `stats` (mean and variance) it also gathers those of its output.
-    /// Returns the output.
+    /// Emits the forward step; with `stats` (mean and variance) it also gathers those of its
+    /// output. Returns the output.
     pub(super) fn forward(self, b: &mut Builder<'_>, stats: Option<[ValueId; 2]>) -> ValueId {
         let reads = [b.node(self.x), b.param(self.weight), b.optional_param(self.bias)];
         let y = b.output(self.node);

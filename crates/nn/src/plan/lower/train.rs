@@ -33,8 +33,8 @@ pub(in crate::plan) fn objective(b: &mut Builder<'_>, objective: &Objective) {
     b.seed(output, gradient);
 }
 
-/// The objective's inputs follow the graph's: choices, legal choices, advantages, returns. It leaves
-/// reference and report as outputs 0 and 1.
+/// The objective's inputs follow the graph's: choices, legal choices, advantages, returns. It
+/// leaves reference and report as outputs 0 and 1.
 fn ppo_objective(
     b: &mut Builder<'_>,
     [value, gradient]: [ValueId; 2],
@@ -80,8 +80,8 @@ pub(in crate::plan) fn measure(b: &mut Builder<'_>) -> Vec<Option<ValueId>> {
     coefficients
 }
 
-/// Emits the update of every group that has a gradient. A parameter that no gradient reaches is left
-/// alone, as PyTorch leaves one whose `grad` is `None`: no decay, no momentum.
+/// Emits the update of every group that has a gradient. A parameter that no gradient reaches is
+/// left alone, as PyTorch leaves one whose `grad` is `None`: no decay, no momentum.
 pub(in crate::plan) fn updates(b: &mut Builder<'_>, coefficients: &[Option<ValueId>]) {
     for (group, coefficient) in coefficients.iter().enumerate() {
         let (Some(gradient), Some(clip)) = (b.group_gradient(group), *coefficient) else {
@@ -100,8 +100,8 @@ pub(in crate::plan) fn updates(b: &mut Builder<'_>, coefficients: &[Option<Value
     }
 }
 
-/// Emits copies to the caller's memory: of the output, or of what is drawn from it, then of every LSTM's last state;
-/// where something is drawn, also of the inputs that have rows.
+/// Emits copies to the caller's memory: of the output, or of what is drawn from it, then of every
+/// LSTM's last state; where something is drawn, also of the inputs that have rows.
 pub(in crate::plan) fn deliver(b: &mut Builder<'_>, draw: Option<&Arc<Sampler>>) {
     let output = b.node(b.graph.output);
     let (mut results, first) = match draw {
@@ -140,7 +140,8 @@ fn draw(b: &mut Builder<'_>, output: ValueId, sampler: &Arc<Sampler>) -> usize {
     writes.len()
 }
 
-/// The operands of a step beyond so many reads and writes of its own: inputs that follow the graph's, and outputs.
+/// The operands of a step beyond so many reads and writes of its own: inputs that follow the
+/// graph's, and outputs.
 fn given(b: &mut Builder<'_>, op: &ops::Op, [reads, writes]: [usize; 2]) -> [Vec<ValueId>; 2] {
     let (signature, first) = (op.signature(), b.graph.inputs());
     let mut fixed = |space, spec: &Spec| b.fixed(Span::new(space, spec.dtype, 0, spec.len));
