@@ -10,8 +10,8 @@ use meristem_control::{
     policy_width,
 };
 use meristem_device::{Device, DeviceId, DeviceOptions, Stream};
-use meristem_nn::Isa;
 use meristem_nn::safetensors::Metadata;
+use meristem_nn::{HostTensor, Isa};
 
 const ENVS: usize = 3;
 const SEED: u64 = 7;
@@ -91,6 +91,43 @@ fn a_restored_policy_goes_on_bit_for_bit() {
     assert!(error.to_string().contains("rollout.legal"), "{error}");
     assert_eq!(foreign.save().unwrap(), before);
     assert_eq!(restored.save().unwrap(), one);
+}
+
+/// A state from before actions were drawn on the device: no entropies, and a row less of what is drawn.
+fn older(state: &ControllerState) -> ControllerState {
+    let mut older = state.clone();
+    older.tensors.0.remove("rollout.entropies").unwrap();
+    for name in ["choices", "legal", "log_probs", "values"] {
+        let tensor = older.tensors.0.get_mut(&format!("rollout.{name}")).unwrap();
+        let mut shape = tensor.shape.clone();
+        shape[0] -= 1;
+        let values = tensor.as_f32().unwrap()[..shape.iter().product()].to_vec();
+        *tensor = HostTensor::f32(&shape, values);
+    }
+    older
+}
+
+#[test]
+fn a_state_of_before_actions_were_drawn_on_the_device_goes_on_bit_for_bit() {
+    let mut original = ppo(small(), 2, Learning::On);
+    let mut envs = fleet();
+    for _ in 0..9 {
+        step(&mut original, &mut envs);
+    }
+    let saved = older(&original.save().unwrap());
+    let mut restored = ppo(small(), 2, Learning::On);
+    restored.restore(&saved).unwrap();
+    let mut copies = envs.clone();
+    for _ in 9..STEPS {
+        assert_eq!(step(&mut restored, &mut copies), step(&mut original, &mut envs));
+    }
+    end(&mut restored, &copies);
+    end(&mut original, &envs);
+    assert_eq!(
+        restored.policy().state_dict().unwrap(),
+        original.policy().state_dict().unwrap(),
+        "the weights after the update"
+    );
 }
 
 #[test]

@@ -278,7 +278,11 @@ impl Tensor {
             && self.dtype == next.dtype
             && self.stream() == next.stream();
         let (shape, format) = ([self.numel() + next.numel()].into(), MemoryFormat::Contiguous);
-        adjacent.then(|| Tensor { shape, format, ..self.clone() })
+        adjacent.then(|| {
+            let tensor = Tensor { shape, format, ..self.clone() };
+            log_made("Tensor::joined", Some(self), &tensor);
+            tensor
+        })
     }
 
     /// Shape as the user sees it: (N, C, H, W) for images in either format.

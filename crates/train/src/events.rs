@@ -336,8 +336,8 @@ pub struct GradientStatistics {
     pub group: String,
     /// Mean over the batches of its L2 norm.
     pub norm: Option<f64>,
-    /// L2 norm in the last batch.
-    pub last_norm: f64,
+    /// L2 norm in the last batch; null where it is not finite.
+    pub last_norm: Option<f64>,
     /// Share of the tensors of all batches whose norm was below 1e-7.
     pub vanishing: Option<f64>,
     /// Share of the tensors of all batches whose norm was above 10 or not finite.

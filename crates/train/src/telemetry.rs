@@ -60,7 +60,7 @@ fn statistics(group: &str, metrics: &GroupMetrics) -> GradientStatistics {
     GradientStatistics {
         group: group.into(),
         norm: metrics.mean_norm(),
-        last_norm: metrics.last_norm,
+        last_norm: Some(metrics.last_norm).filter(|norm| norm.is_finite()),
         vanishing: share(metrics.vanishing),
         exploding: share(metrics.exploding),
     }

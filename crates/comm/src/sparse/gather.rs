@@ -45,6 +45,7 @@ impl TopKStorage {
     pub fn new(like: &Tensor, ranks: usize, k_max: usize) -> Result<TopKStorage> {
         let operation = "TopKStorage::new";
         check::number(operation, "like", like)?;
+        Expect::any().contiguous().check(operation, "like", like)?;
         check_k(operation, like.numel(), k_max)?;
         if ranks == 0 {
             return Err(Error::argument(operation, "ranks", "at least 1", ranks));

@@ -1,5 +1,7 @@
 //! Everything that the next decision depends on, for a checkpoint (U4).
 
+use std::borrow::Cow;
+
 use meristem_device::{DType, Tensor, read_back};
 use meristem_nn::{HostTensor, StateDict};
 use serde::{Deserialize, Serialize};
@@ -29,6 +31,8 @@ struct Memory {
     exchanges: Option<u64>,
 }
 
+const ENTROPIES: &str = "rollout.entropies";
+
 impl Ppo {
     /// Tensors that are not the policy's own, with their names. What is computed from others at the end of a
     /// round is not among them.
@@ -42,7 +46,7 @@ impl Ppo {
             ("rollout.choices", &rollout.choices),
             ("rollout.legal", &rollout.legal),
             ("rollout.log_probs", &rollout.log_probs),
-            ("rollout.entropies", &rollout.entropies),
+            (ENTROPIES, &rollout.entropies),
             ("rollout.values", &rollout.values),
             ("rollout.rewards", &rollout.rewards),
             ("rollout.bootstraps", &rollout.bootstraps),
@@ -106,9 +110,7 @@ impl Ppo {
         // Everything is looked at before anything is taken.
         let mut buffers = vec![];
         for (name, tensor) in self.buffers() {
-            let values =
-                state.tensors.get(name).filter(|t| t.is_whole() && t.shape == tensor.dims());
-            let Some(values) = values.and_then(HostTensor::as_f32) else {
+            let Some(values) = saved(state, name, tensor) else {
                 return Err(bad(format!("no `{name}` of the form {:?} in it", tensor.dims())));
             };
             buffers.push((tensor.clone(), values));
@@ -126,9 +128,9 @@ impl Ppo {
         }
         for (tensor, values) in buffers {
             match tensor.dtype() {
-                DType::U8 => tensor.copy_from_slice(&whole(values, |x| x as u8))?,
-                DType::U32 => tensor.copy_from_slice(&whole(values, |x| x as u32))?,
-                _ => tensor.copy_from_slice(values)?,
+                DType::U8 => tensor.copy_from_slice(&whole(&values, |x| x as u8))?,
+                DType::U32 => tensor.copy_from_slice(&whole(&values, |x| x as u32))?,
+                _ => tensor.copy_from_slice(&values)?,
             }
         }
         if let Some((ranks, exchanges)) = self.ranks.as_mut().zip(memory.exchanges) {
@@ -142,6 +144,29 @@ impl Ppo {
         (self.owed, self.fresh, self.decisions) = (owed, fresh, decisions);
         (self.ops, self.skipped) = (ops, skipped);
         Ok(())
+    }
+}
+
+/// The elements of a buffer in a state. A rollout that was saved before actions were drawn on the device
+/// has no entropies and, where there is a row more now, one row less: they are zeros, and written before
+/// they are read.
+fn saved<'s>(state: &'s ControllerState, name: &str, tensor: &Tensor) -> Option<Cow<'s, [f32]>> {
+    let (dims, len) = (tensor.dims(), tensor.numel());
+    let Some(saved) = state.tensors.get(name) else {
+        return (name == ENTROPIES).then(|| vec![0.0; len].into());
+    };
+    let values = saved.as_f32().filter(|_| saved.is_whole())?;
+    let is_drawn = ["choices", "legal", "log_probs", "values"]
+        .iter()
+        .any(|drawn| name.strip_prefix("rollout.") == Some(drawn));
+    match (&saved.shape[..], dims) {
+        (shape, dims) if shape == dims => Some(values.into()),
+        ([rows, rest @ ..], [all, own @ ..]) if is_drawn && rows + 1 == *all && rest == own => {
+            let mut values = values.to_vec();
+            values.resize(len, 0.0);
+            Some(values.into())
+        }
+        _ => None,
     }
 }
 

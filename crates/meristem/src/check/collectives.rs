@@ -62,7 +62,8 @@ pub(super) fn over_mpi() -> Verdict {
     let mut command = std::process::Command::new("mpirun");
     // This process may be one that mpirun started.
     for (name, _) in std::env::vars_os() {
-        let of_mpi = |name: &str| ["OMPI_", "PMIX_", "PMI_"].iter().any(|p| name.starts_with(p));
+        let of_process = ["OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMIX_", "PMI_"];
+        let of_mpi = |name: &str| of_process.iter().any(|prefix| name.starts_with(prefix));
         if name.to_str().is_some_and(of_mpi) {
             command.env_remove(name);
         }
@@ -71,6 +72,8 @@ pub(super) fn over_mpi() -> Verdict {
     for name in ["MCA_rmaps_base_oversubscribe", "ALLOW_RUN_AS_ROOT", "ALLOW_RUN_AS_ROOT_CONFIRM"] {
         command.env(format!("OMPI_{name}"), "1");
     }
+    // Seconds, after which mpirun ends what hangs.
+    command.env("MPIEXEC_TIMEOUT", "120");
     command.args(["-n", "2"]).arg(program).args(["bench", "comm", "--comm", "mpi", "--json"]);
     command.args(["--min-size", "64KiB", "--max-size", "64KiB", "--density", "0.01"]);
     command.args(["--rounds", "2"]).stdin(std::process::Stdio::null());

@@ -34,15 +34,15 @@ pub(crate) struct TrainArguments {
     /// One line per batch and env with its loss
     #[arg(long, help_heading = "Run")]
     log_batches: bool,
-    /// Detail of events beyond what happened: off (no times, no gradient statistics), basic, or full (also phases of
-    /// steps, and every group's gradients). No result depends on it: what gates and policies see of gradients is
-    /// measured at every level [default: basic]
+    /// Detail of times and gradient statistics in events: off, basic, or full, which adds the phases of a step and
+    /// the gradients of every group. Results do not depend on it: gates and policies see gradients at every level
+    /// [default: basic]
     #[arg(long, value_name = "LEVEL", help_heading = "Run")]
     telemetry: Option<Telemetry>,
-    /// Tell gradient statistics every N-th step of a round [default: 1]
+    /// Steps of a round between two reports of gradient statistics [default: 1]
     #[arg(long, value_name = "N", help_heading = "Run")]
     gradient_stats_every: Option<usize>,
-    /// Tell times every N-th step of a round; no device is waited for to take them [default: 1]
+    /// Steps of a round between two reports of times; taking them waits for no device [default: 1]
     #[arg(long, value_name = "N", help_heading = "Run")]
     time_every: Option<usize>,
     /// Write what happened when, for ui.perfetto.dev or chrome://tracing; must not exist

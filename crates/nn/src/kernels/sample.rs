@@ -39,6 +39,9 @@ pub struct SampleStep {
 }
 
 impl SampleStep {
+    /// Most choices of head 0: legality is a word with a bit for each.
+    pub const OPS_MAX: usize = 32;
+
     /// Words of [`SampleStep::to_words`].
     pub const WORDS: usize = 4;
 

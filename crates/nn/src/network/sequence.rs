@@ -378,6 +378,11 @@ impl SequenceNetwork {
             let expected = format!("heads with {} logits", self.graph.classes() - 1);
             return Err(argument("act", "sampler", expected, logits.to_string()));
         }
+        let ops = sampler.heads.first().map_or(0, |head| head.choices);
+        if heads < 2 || ops > SampleStep::OPS_MAX {
+            let expected = format!("two heads or more, and at most {} ops", SampleStep::OPS_MAX);
+            return Err(argument("act", "sampler", expected, format!("{heads} heads, {ops} ops")));
+        }
         let forms = [
             (from[0], "legality", DType::U32, [rows, sampler.places()]),
             (from[1], "step", DType::U32, [SampleStep::WORDS, 1]),
