@@ -9,6 +9,7 @@ use super::groups::{self, Group};
 use super::metrics;
 use super::{Network, Run, argument};
 use crate::error::Result;
+use crate::graph::Graph;
 use crate::ops::{Op, elementwise, state};
 use crate::plan::{Mode, Phase, Plan, Space, Span, Step};
 
@@ -63,14 +64,7 @@ impl Network {
     /// [`Error::Argument`](crate::Error::Argument) without a gradient.
     pub fn gradients(&self) -> Result<Vec<(&str, Tensor)>> {
         let Gradient { plan, .. } = self.gradient.as_ref().ok_or_else(|| missing("gradients"))?;
-        let mut all = vec![];
-        for (param, place) in self.graph().params.iter().zip(plan.trained_params()) {
-            let Some((group, place)) = place else { continue };
-            let Some(whole) = plan.group_gradient(group) else { continue };
-            let gradient = self.arena.view(whole.start + place.start, [place.len()])?;
-            all.push((param.name.as_str(), gradient));
-        }
-        Ok(all)
+        views(self.graph(), plan, &self.arena)
     }
 
     /// Measures and clips the gradient now, not in [`Network::apply`]: that of each group, at
@@ -186,6 +180,22 @@ impl Network {
         };
         self.groups.iter().enumerate().flat_map(of_group).collect()
     }
+}
+
+/// The gradient of every parameter that one reaches, with its name, where it lies in an arena.
+pub(super) fn views<'g>(
+    graph: &'g Graph,
+    plan: &Plan,
+    arena: &Tensor,
+) -> Result<Vec<(&'g str, Tensor)>> {
+    let mut all = vec![];
+    for (param, place) in graph.params.iter().zip(plan.trained_params()) {
+        let Some((group, place)) = place else { continue };
+        let Some(whole) = plan.group_gradient(group) else { continue };
+        let gradient = arena.view(whole.start + place.start, [place.len()])?;
+        all.push((param.name.as_str(), gradient));
+    }
+    Ok(all)
 }
 
 /// A step on the gradient of each group of a training plan that has one.

@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use meristem_device::{DType, Expect, Owner, Stream, Tensor, read_back_as};
 
-use super::argument;
 use super::groups::{self, Fresh, Group};
 use super::metrics::MetricsLayout;
 use super::run::{Run, Tensors};
 use super::state::Weights;
+use super::{argument, gradient};
 use crate::error::Result;
 use crate::graph::{Graph, Node, Op};
 use crate::kernels::Isa;
@@ -229,14 +229,7 @@ impl SequenceNetwork {
     /// [`Error::Argument`](crate::Error::Argument) without a gradient.
     pub fn gradients(&self) -> Result<Vec<(&str, Tensor)>> {
         let plan = self.gradient.as_ref().ok_or_else(|| missing("gradients"))?;
-        let mut all = vec![];
-        for (param, place) in self.graph.params.iter().zip(plan.trained_params()) {
-            let Some((group, place)) = place else { continue };
-            let Some(whole) = plan.group_gradient(group) else { continue };
-            let gradient = self.arenas[1].view(whole.start + place.start, [place.len()])?;
-            all.push((param.name.as_str(), gradient));
-        }
-        Ok(all)
+        gradient::views(&self.graph, plan, &self.arenas[1])
     }
 
     /// Finds the norm of the last gradient anew, after it was overwritten. Waits for nothing.
