@@ -10,9 +10,10 @@ entry of a list. A slow minute of the machine hits both of a pair, and the order
 changes from one to the next.
 
 With `--together` both run at the same time, each on a core of its own, then again with the cores
-exchanged, and the figure is the processor time of the whole command (user and system), so that the
-work must be fixed and on one thread. `{}` in a command becomes a fresh path. What hits the machine
-hits both at once: on a busy machine the interval is several times narrower.
+exchanged. The figures are those that `--key` names, or without it the processor time of the whole
+command (user and system), for which the work must be fixed. The command should keep one core busy,
+as `--threads 1` does. What hits the machine hits both at once: on a busy machine the interval is
+several times narrower. `{}` in a command becomes a fresh path.
 
 The result is the median over the pairs of B's figure over A's, with an
 interval that holds the true median with 95 % confidence and assumes nothing of the distribution
@@ -31,6 +32,7 @@ import shlex
 import statistics
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -56,38 +58,40 @@ def entries(records: list[Any]) -> list[tuple[str, Any]]:
     return [(label or str(i), r) for i, (label, r) in enumerate(zip(labels, records, strict=True))]
 
 
-def run(command: str, keys: str) -> dict[str, float]:
-    with tempfile.TemporaryDirectory() as scratch:
+def run(command: str, keys: str | None, core: int | None = None) -> dict[str, float]:
+    """Numbers that a command prints, or else its processor seconds; it may be bound to one core."""
+    with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryFile("w+") as printed:
         words = shlex.split(command.replace("{}", f"{scratch}/x"))
         environment = dict(os.environ)
         while words and "=" in words[0]:
             name, _, value = words.pop(0).partition("=")
             environment[name] = value
-        done = subprocess.run(
-            words, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
-        )
-    if done.returncode != 0:
-        raise SystemExit(f"{command}\n{done.stderr}")
-    report = json.loads(done.stdout)
+        if core is not None:
+            words = ["taskset", "-c", str(core), *words]
+        process = subprocess.Popen(words, cwd=REPOSITORY, env=environment, stdout=printed)
+        _, status, used = os.wait4(process.pid, 0)
+        if status != 0:
+            raise SystemExit(f"{command} ended with status {status}")
+        if keys is None:
+            return {"processor seconds": used.ru_utime + used.ru_stime}
+        printed.seek(0)
+        report = json.load(printed)
     return {name: x for key in keys.split(",") for name, x in numbers(report, key).items()}
 
 
-def together(commands: dict[str, str]) -> dict[str, float]:
-    """Processor seconds of each, the geometric mean over both ways to deal the cores."""
-    seconds = dict.fromkeys(commands, 1.0)
-    for cores in ((0, 1), (1, 0)):
-        with tempfile.TemporaryDirectory() as scratch:
-            running = {}
-            for (arm, command), core in zip(commands.items(), cores, strict=True):
-                words = shlex.split(command.replace("{}", f"{scratch}/{arm}"))
-                words = ["taskset", "-c", str(core), *words]
-                running[arm] = subprocess.Popen(words, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
-            for arm, process in running.items():
-                _, status, used = os.wait4(process.pid, 0)
-                if status != 0:
-                    raise SystemExit(f"{commands[arm]} ended with status {status}")
-                seconds[arm] *= (used.ru_utime + used.ru_stime) ** 0.5
-    return seconds
+def together(commands: dict[str, str], keys: str | None) -> dict[str, dict[str, float]]:
+    """Figures of each, the geometric means over both ways to deal the cores."""
+    means: dict[str, dict[str, float]] = {arm: {} for arm in commands}
+    with ThreadPoolExecutor() as pool:
+        for cores in ((0, 1), (1, 0)):
+            begun = {
+                arm: pool.submit(run, command, keys, core)
+                for (arm, command), core in zip(commands.items(), cores, strict=True)
+            }
+            for arm, figures in begun.items():
+                for name, x in figures.result().items():
+                    means[arm][name] = means[arm].get(name, 1.0) * x**0.5
+    return means
 
 
 def interval(values: list[float]) -> tuple[float, float]:
@@ -127,8 +131,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--a", required=True, help="the base")
     parser.add_argument("--b", required=True, help="what is compared with it")
-    parser.add_argument("--key", default="images_per_s", help="numbers in the JSON that count")
-    parser.add_argument("--together", action="store_true", help="at the same time, processor time")
+    parser.add_argument("--key", help="numbers in the JSON that count [images_per_s]")
+    parser.add_argument("--together", action="store_true", help="at the same time, a core each")
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--out", type=Path, help="JSON file, as records/NAME.json")
     args = parser.parse_args()
@@ -141,9 +145,10 @@ def main() -> None:
         order = ("a", "b") if pair % 2 == 0 else ("b", "a")
         commands = {arm: getattr(args, arm) for arm in order}
         if args.together:
-            reports = {arm: {"processor seconds": x} for arm, x in together(commands).items()}
+            reports = together(commands, args.key)
         else:
-            reports = {arm: run(command, args.key) for arm, command in commands.items()}
+            key = args.key or "images_per_s"
+            reports = {arm: run(command, key) for arm, command in commands.items()}
         for name in reports["a"]:
             both = figures.setdefault(name, {"a": [], "b": []})
             for arm in both:

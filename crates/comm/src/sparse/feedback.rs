@@ -11,7 +11,7 @@
 
 use super::lists::{Lists, NONE};
 use super::pieces::Pieces;
-use super::select::{Part, Source, top_k};
+use super::select::{Part, RUN, Source, top_k};
 use crate::error::{Error, Result};
 use crate::number::{Magnitude, Number, with_number};
 use crate::spans::{Spans, parts};
@@ -259,14 +259,18 @@ impl<'a, T: Number> Source for Kept<'a, T> {
         KeptPart { residual: &mut self.residual[at], velocity, gradient }
     }
     #[inline(always)]
-    fn peek(&self, start: usize, out: &mut [T]) {
-        self.gradient.copy(start, out);
-        for (index, out) in (start..).zip(out) {
-            if let Some((velocity, factor)) = &self.velocity {
-                *out = velocity[index].times(*factor).plus(*out);
+    fn peek(&self, start: usize) -> [T; RUN] {
+        let mut run = self.gradient.run(start);
+        let at = start..start + RUN;
+        if let Some((velocity, factor)) = &self.velocity {
+            for (value, velocity) in run.iter_mut().zip(&velocity[at.clone()]) {
+                *value = velocity.times(*factor).plus(*value);
             }
-            *out = self.residual[index].plus(*out);
         }
+        for (value, residual) in run.iter_mut().zip(&self.residual[at]) {
+            *value = residual.plus(*value);
+        }
+        run
     }
     fn visited(&self) -> Pieces<'_, T> {
         Pieces::from(&*self.residual)

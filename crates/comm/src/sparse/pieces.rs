@@ -1,5 +1,6 @@
 //! Elements in a kernel that lie in several places, as one.
 
+use crate::number::Number;
 use smallvec::{SmallVec, smallvec};
 use std::iter::FusedIterator;
 
@@ -9,7 +10,7 @@ pub(crate) struct Pieces<'a, T> {
     slices: SmallVec<[&'a [T]; 4]>,
 }
 
-impl<'a, T: Copy> Pieces<'a, T> {
+impl<'a, T: Number> Pieces<'a, T> {
     pub(crate) fn new(slices: impl Iterator<Item = &'a [T]>) -> Self {
         Pieces { slices: slices.collect() }
     }
@@ -21,6 +22,25 @@ impl<'a, T: Copy> Pieces<'a, T> {
     /// All elements, in order.
     pub(crate) fn iter(&self) -> impl FusedIterator<Item = T> + Clone {
         self.slices.iter().flat_map(|slice| slice.iter().copied())
+    }
+
+    /// The elements from `start` on, of which there are enough.
+    #[inline(always)]
+    pub(crate) fn run<const N: usize>(&self, start: usize) -> [T; N] {
+        let mut first = 0;
+        for slice in &self.slices {
+            // Copied as a value where it lies in one slice: no call, so that the reads of several runs overlap.
+            if let Some(run) = slice.get(start - first..).and_then(<[T]>::first_chunk) {
+                return *run;
+            }
+            first += slice.len();
+            if start < first {
+                break;
+            }
+        }
+        let mut run = [T::ZERO; N];
+        self.copy(start, &mut run);
+        run
     }
 
     /// Copies the elements from `start` on.
@@ -41,7 +61,7 @@ impl<'a, T: Copy> Pieces<'a, T> {
     }
 }
 
-impl<'a, T: Copy> From<&'a [T]> for Pieces<'a, T> {
+impl<'a, T: Number> From<&'a [T]> for Pieces<'a, T> {
     fn from(slice: &'a [T]) -> Self {
         Pieces { slices: smallvec![slice] }
     }
@@ -53,12 +73,15 @@ mod tests {
 
     #[test]
     fn pieces_are_one() {
-        let all: Vec<u32> = (0..20).collect();
+        let all: Vec<f32> = (0..20).map(|i| i as f32).collect();
         let pieces = Pieces::new([&all[..7], &all[7..8], &[], &all[8..20]].into_iter());
         assert_eq!(pieces.iter().collect::<Vec<_>>(), all);
+        for start in 0..=16 {
+            assert_eq!(pieces.run::<4>(start), all[start..start + 4]);
+        }
         for start in 0..=20 {
             for len in 0..=20 - start {
-                let mut out = vec![99; len];
+                let mut out = vec![99.0; len];
                 pieces.copy(start, &mut out);
                 assert_eq!(out, all[start..start + len]);
             }

@@ -25,8 +25,8 @@ pub(crate) trait Source {
     fn slices(&self) -> &[&[Self::Item]];
     /// A slice, whose first element is number `start`.
     fn part(&mut self, slice: usize, start: usize) -> Self::Part<'_>;
-    /// Elements from `start` on that were not visited yet.
-    fn peek(&self, start: usize, out: &mut [Self::Item]);
+    /// Elements from `start` on, none of which was visited yet.
+    fn peek(&self, start: usize) -> [Self::Item; RUN];
     /// All elements, once all were visited.
     fn visited(&self) -> Pieces<'_, Self::Item>;
 }
@@ -61,8 +61,8 @@ impl<T: Number> Source for Pieces<'_, T> {
         Pieces::slices(self)[slice]
     }
     #[inline(always)]
-    fn peek(&self, start: usize, out: &mut [T]) {
-        self.copy(start, out);
+    fn peek(&self, start: usize) -> [T; RUN] {
+        self.run(start)
     }
     #[inline(always)]
     fn visited(&self) -> Pieces<'_, T> {
@@ -145,7 +145,7 @@ fn len_of(source: &impl Source) -> usize {
 }
 
 /// Elements in a row that are sampled: about a cache line.
-const RUN: usize = 16;
+pub(crate) const RUN: usize = 16;
 /// Most elements sampled.
 const SAMPLE: usize = 1 << 15;
 
@@ -168,20 +168,18 @@ fn sampled_threshold<S: Source>(source: &S, k: usize) -> Bits<S> {
     if k == 0 || k == len {
         return Bits::<S>::MAX;
     }
+    if len < RUN {
+        return one;
+    }
     let mut sample = [one; SAMPLE];
-    let runs = (len / RUN).clamp(1, SAMPLE / RUN);
-    let step = len / runs;
-    let mut size = 0;
-    for run in 0..runs {
+    let size = sampled_len(len);
+    let step = len / (size / RUN);
+    for (run, sampled) in sample[..size].chunks_exact_mut(RUN).enumerate() {
         // Somewhere in the run's share: even steps would see only some values of a pattern.
         let jitter = (run as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        let start = run * step + (jitter as usize) % (step - step.min(RUN) + 1);
-        let mut values = [S::Item::ZERO; RUN];
-        let values = &mut values[..RUN.min(len - start)];
-        source.peek(start, values);
-        for value in values {
-            sample[size] = value.magnitude();
-            size += 1;
+        let start = run * step + (jitter as usize) % (step - RUN + 1);
+        for (magnitude, value) in sampled.iter_mut().zip(source.peek(start)) {
+            *magnitude = value.magnitude();
         }
     }
     let rank = sampled_rank(len, k) as usize;
