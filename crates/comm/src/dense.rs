@@ -59,9 +59,9 @@ fn add(
     let in_place = input.is_same(output);
     let mut pieces = Vec::new();
     for part in parts([input, output].into_iter(), own) {
-        pieces.extend(output.window(part.clone())?.pieces().iter().cloned());
+        pieces.extend(output.window(part.clone())?.into_pieces());
         if !in_place {
-            pieces.extend(input.window(part)?.pieces().iter().cloned());
+            pieces.extend(input.window(part)?.into_pieces());
         }
     }
     let mut launch = stream.launch("all_reduce, add").read(rows);

@@ -54,6 +54,11 @@ impl Spans {
         &self.pieces
     }
 
+    /// The pieces, each flat, to keep.
+    pub(crate) fn into_pieces(self) -> impl Iterator<Item = Tensor> {
+        self.pieces.into_iter()
+    }
+
     /// Number of elements.
     pub fn len(&self) -> usize {
         self.len
@@ -120,8 +125,8 @@ impl TryFrom<&Tensor> for Spans {
 pub(crate) fn parts<'a>(
     spans: impl Iterator<Item = &'a Spans>,
     range: &Range<usize>,
-) -> Vec<Range<usize>> {
-    let mut ends = vec![range.end];
+) -> SmallVec<[Range<usize>; 4]> {
+    let mut ends: SmallVec<[usize; 4]> = smallvec![range.end];
     for spans in spans {
         let mut end = 0;
         let all = spans.pieces.iter().map(|piece| {
@@ -161,7 +166,8 @@ mod tests {
         assert_eq!(sizes(&spans.window(5..5).unwrap()), [0]);
         assert!(spans.window(30..34).is_err());
         let whole = of(&[&make(33)]);
-        assert_eq!(parts([&spans, &whole].into_iter(), &(3..30)), [3..16, 16..21, 21..28, 28..30]);
+        let cut = parts([&spans, &whole].into_iter(), &(3..30));
+        assert_eq!(cut[..], [3..16, 16..21, 21..28, 28..30]);
         assert!(parts([&spans].into_iter(), &(7..7)).is_empty());
         assert_eq!((of(&[&make(0)]).len(), of(&[&make(0), &y, &make(0)]).pieces().len()), (0, 1));
         // All of one stream and type.

@@ -206,9 +206,14 @@ fn exchange(arrivals: &[&Arrival]) -> Result<()> {
 
 /// The pieces of two spans, each with that which it is copied to.
 fn pair_up(source: &Spans, target: &Spans, pairs: &mut Vec<[Tensor; 2]>) -> Result<()> {
+    // Lists of a sparse sum are one piece each: views of them would be most of a small exchange's cost.
+    if let ([from], [to]) = (source.pieces(), target.pieces()) {
+        pairs.push([from.clone(), to.clone()]);
+        return Ok(());
+    }
     for part in parts([source, target].into_iter(), &(0..source.len())) {
         let (from, to) = (source.window(part.clone())?, target.window(part)?);
-        pairs.push([from.pieces()[0].clone(), to.pieces()[0].clone()]);
+        pairs.extend(from.into_pieces().zip(to.into_pieces()).map(<[Tensor; 2]>::from));
     }
     Ok(())
 }
@@ -273,14 +278,14 @@ fn pieces_of_share(
     in_place: &[bool],
     share: Range<usize>,
 ) -> Result<Vec<Tensor>> {
-    let mut pieces = Vec::new();
+    let mut pieces = Vec::with_capacity(2 * wishes.len());
     let all = wishes.iter().flat_map(|&(input, output)| [input, output]);
     for part in parts(all, &share) {
         for (_, output) in wishes {
-            pieces.extend(output.window(part.clone())?.pieces().iter().cloned());
+            pieces.extend(output.window(part.clone())?.into_pieces());
         }
         for ((input, _), _) in wishes.iter().zip(in_place).filter(|(_, same)| !**same) {
-            pieces.extend(input.window(part.clone())?.pieces().iter().cloned());
+            pieces.extend(input.window(part.clone())?.into_pieces());
         }
     }
     Ok(pieces)
