@@ -1,4 +1,4 @@
-//! When an env's training has gone wrong beyond repair (`grow.md`, Governor). The rules only: what a
+//! When an env's training has gone wrong beyond repair (`docs/growth.md`, Governor). The rules only: what a
 //! rollback does is the training loop's business (`train::governor`).
 
 use serde::{Deserialize, Serialize};

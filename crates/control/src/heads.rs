@@ -74,7 +74,7 @@ impl Head {
 /// One choice per head, in the order of [`HEADS`].
 pub type Choices = [usize; 8];
 
-/// The heads of `grow.md`, Actions, in sampling order.
+/// The heads of `docs/control.md`, Actions, in sampling order.
 pub static HEADS: [Head; 8] = {
     use HeadSize::{Blueprints, Fixed, Slots};
     const ANY_SLOT: &[Op] =

@@ -1,4 +1,4 @@
-//! A controller of written rules (`grow.md`, Heuristic controller).
+//! A controller of written rules (`docs/control.md`, Controllers).
 
 use meristem_grow::{AlphaTarget, Curve, Host, Module, Slot, Speed, Stage, Style, Tempo};
 use serde::{Deserialize, Serialize};

@@ -10,7 +10,7 @@
 //! into a legal action (a [`Ppo`] has it done on its device, by [`meristem_nn::kernels::sample`]),
 //! [`RewardState`] and [`advantages`] say what it was worth. [`Vitals`] says when an env is beyond repair.
 //!
-//! The rules and tables come from the project's growth specification, `grow.md`.
+//! The rules and tables are those of `docs/control.md`.
 
 #![forbid(unsafe_code)]
 

@@ -2,7 +2,7 @@
 //!
 //! A row is the [`BaseObservation`] and then one [`SlotObservation`] per enabled slot, each written field by
 //! field in the order of its declaration. The blueprint of each slot is an index beside the row, for the
-//! policy's embedding. The scales are those of `grow.md`, Observation: symlog(x) = sign(x)·ln(1 + |x|) and
+//! policy's embedding. The scales are those of `docs/control.md`, Observation: symlog(x) = sign(x)·ln(1 + |x|) and
 //! L(x) = symlog(x)/7.
 
 use meristem_grow::{AlphaMode, Module, Slot, Stage};

@@ -1,4 +1,4 @@
-//! Rewards of single transitions, term by term (`grow.md`, Reward).
+//! Rewards of single transitions, term by term (`docs/control.md`, Rewards).
 //!
 //! acc is the control accuracy in percentage points, c the leave-one-out contribution of a module, E the
 //! parameters of modules that take part in the network, weighted by alpha.
@@ -37,7 +37,7 @@ impl RewardMode {
     }
 }
 
-/// Weights of the rewards; the defaults are those of `grow.md`. In files every key is optional and unknown
+/// Weights of the rewards; the defaults are those of `docs/control.md`. In files every key is optional and unknown
 /// ones are errors.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

@@ -141,7 +141,7 @@ fn action() -> impl Strategy<Value = Action> {
     })
 }
 
-/// The legality rules of `grow.md` once more, from the outside.
+/// The legality rules of `docs/control.md` once more, from the outside.
 fn by_the_book(action: &Action, host: &Host) -> bool {
     use Stage::*;
     let slots = host.slots();

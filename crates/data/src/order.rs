@@ -298,7 +298,7 @@ pub fn plan(config: &OrderConfig, epochs: u64) -> Result<Plan> {
     Ok(Plan { len, batch_per_env, devices, seed, shuffle, drop_last, epochs: listed })
 }
 
-/// Splits `0..len` into a training part and a part held out, by seed alone (grow.md: the control
+/// Splits `0..len` into a training part and a part held out, by seed alone (`docs/data.md`: the control
 /// validation split). Waits for nothing.
 ///
 /// `held_out` is the held-out share, such as 0.1; `round(len · held_out)` samples are held out: the

@@ -234,7 +234,7 @@ impl BlueprintSet {
         Self { blueprints: vec![] }
     }
 
-    /// The seven of `grow.md`: norm, attention, depthwise, bottleneck, conv_small, conv_light, conv_heavy.
+    /// The seven of `docs/growth.md`: norm, attention, depthwise, bottleneck, conv_small, conv_light, conv_heavy.
     pub fn standard() -> Self {
         Self { blueprints: standard().into_iter().map(Arc::new).collect() }
     }

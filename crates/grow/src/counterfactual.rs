@@ -1,5 +1,5 @@
-//! Alpha configurations whose accuracies tell what each module is worth (`grow.md`, Counterfactual
-//! configurations).
+//! Alpha configurations whose accuracies tell what each module is worth (`docs/growth.md`,
+//! Contributions).
 //!
 //! Every configuration is a set of modules that are on, among those that are asked about; what is not asked
 //! about stays as it is. Configurations that come to the same set share a row: with two modules, the first one

@@ -173,7 +173,7 @@ impl Host {
         TopologyKey { host: self.spec, slots: self.slots.iter().map(SlotClass::of).collect() }
     }
 
-    /// The network, for training and for evaluation, with the optimisers of `grow.md`. Group 0 is the
+    /// The network, for training and for evaluation, with the optimisers of `docs/growth.md`. Group 0 is the
     /// host, then one group, named by its slot, per module that takes part, in forward order.
     ///
     /// # Errors

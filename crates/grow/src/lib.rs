@@ -15,7 +15,7 @@
 //! - [`Counterfactual`]: what to evaluate to learn what each module is worth;
 //! - [`Topology`]: the host as JSON, for the metadata of a weights file.
 //!
-//! The formulas and tables come from the project's growth specification, `grow.md`.
+//! The formulas and tables are listed in `docs/growth.md`.
 
 #![forbid(unsafe_code)]
 

@@ -20,7 +20,7 @@ const MAX_PARAMETERS: usize = 1 << 28;
 /// Largest height or width of an image, and most image channels and classes.
 const MAX_IMAGE_SIDE: usize = 1 << 16;
 
-/// The presets of `grow.md` by name.
+/// The presets of `docs/growth.md` by name.
 pub const PRESETS: [(&str, HostSpec); 6] = [
     ("baseline", HostSpec { channels: 8, blocks: 3, kernel: 3, pools: 3 }),
     ("wide", HostSpec { channels: 16, blocks: 3, kernel: 3, pools: 3 }),

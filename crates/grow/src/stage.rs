@@ -51,7 +51,7 @@ impl Stage {
         self as usize
     }
 
-    /// The stages that may follow this one (`grow.md`, Lifecycle). Empty for `Fossilized` only.
+    /// The stages that may follow this one (`docs/growth.md`, Lifecycle). Empty for `Fossilized` only.
     pub fn successors(self) -> &'static [Stage] {
         use Stage::*;
         match self {

@@ -1,4 +1,4 @@
-//! Blueprints: the table of `grow.md` counted on graphs, names of weights, and a user's own.
+//! Blueprints: the table of `docs/growth.md` counted on graphs, names of weights, and a user's own.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 mod common;

@@ -1,4 +1,4 @@
-//! Configurations against the list of `grow.md`, what is made of their accuracies against slow direct formulas,
+//! Configurations against the list of `docs/growth.md`, what is made of their accuracies against slow direct formulas,
 //! and their evaluation in one pass against one pass each.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 

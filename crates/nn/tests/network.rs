@@ -16,7 +16,7 @@ use meristem_nn::{Error, HostData, HostTensor, Isa, Metrics, Network, NetworkOpt
 const DIMS: Dims = Dims { c: 3, h: 16, w: 16 };
 const MODULE: SgdConfig = SgdConfig { lr: 0.01, momentum: 0.9, weight_decay: 0.0, clip_norm: 1.0 };
 
-/// How a module stands in its slot (`grow.md`, Lifecycle).
+/// How a module stands in its slot (`docs/growth.md`, Lifecycle).
 #[derive(Clone, Copy, PartialEq)]
 enum Stage {
     Training,

@@ -12,7 +12,7 @@ use crate::settings::{BadValue, serde_as_text, unknown};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum ControllerKind {
-    /// The rules of `grow.md`, Heuristic controller.
+    /// The rules of `docs/control.md`, Controllers.
     Heuristic,
     /// A policy that learns by PPO from round to round.
     #[default]

@@ -1,4 +1,4 @@
-//! The events of a run (`grow.md`, Events): what `events.jsonl` holds, one JSON object a line.
+//! The events of a run (`docs/run-folder.md`): what `events.jsonl` holds, one JSON object a line.
 //!
 //! Every line has `v` ([`SCHEMA_VERSION`]), `seq` (numbered from 0; a gap means dropped events), `seconds`
 //! since the run started, and `event`, the name in snake case of a variant of [`Event`], whose fields follow
@@ -362,8 +362,8 @@ pub struct SlotState {
     pub gradient_health: Option<f64>,
 }
 
-/// What the live modules of an env are worth: control accuracies in this step's configurations (`grow.md`,
-/// Counterfactual configurations), and what follows from them.
+/// What the live modules of an env are worth: control accuracies in this step's configurations (`docs/growth.md`,
+/// Contributions), and what follows from them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Counterfactuals {
     /// Env.

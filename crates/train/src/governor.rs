@@ -1,4 +1,4 @@
-//! The governor in the loop: what it remembers of an env, and how an env that has failed goes on (`grow.md`,
+//! The governor in the loop: what it remembers of an env, and how an env that has failed goes on (`docs/growth.md`,
 //! Governor).
 //!
 //! After the read-back of a step and before anything is decided, every env is judged ([`Vitals`]): by its control

@@ -107,7 +107,7 @@ pub enum Preset {
     Default,
     /// Ten seconds; shows that everything works.
     Quick,
-    /// Whole episodes over the whole training set, with the gates of `grow.md`.
+    /// Whole episodes over the whole training set, with the gates of `docs/growth.md`.
     Full,
 }
 

@@ -1,6 +1,7 @@
 //! Rules of the house that no compiler checks, as one command.
 
 mod arrows;
+mod documents;
 mod lints;
 mod sizes;
 mod tree;
@@ -26,6 +27,7 @@ impl Finding {
 pub(crate) fn run(root: &Path) -> ExitCode {
     let checked = tree::read(root).and_then(|tree| {
         let mut findings = arrows::check(&tree)?;
+        findings.extend(documents::check(&tree));
         findings.extend(lints::check(&tree)?);
         findings.extend(sizes::check(&tree)?);
         findings.extend(waits::check(&tree)?);

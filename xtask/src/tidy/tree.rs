@@ -1,4 +1,4 @@
-//! What tidy looks at: the tracked manifests and Rust sources, and the table of waits.
+//! The files that tidy looks at: manifests, Rust sources, documents, and the table of waits.
 
 use std::error::Error;
 use std::fs;
@@ -16,7 +16,7 @@ pub(crate) struct File {
     pub(crate) text: String,
 }
 
-/// The manifests and sources of the repository.
+/// The files of the repository that rules are about.
 pub(crate) struct Tree {
     /// In path order.
     pub(crate) files: Vec<File>,
@@ -34,21 +34,19 @@ impl Tree {
     }
 }
 
-/// Reads every `.rs` and `Cargo.toml` under `crates` and `xtask`, the table of waits, and the root manifest.
+/// Reads every `.rs`, `.md` and `Cargo.toml` of the repository and the table of waits.
 pub(crate) fn read(root: &Path) -> Result<Tree, Box<dyn Error>> {
     let mut files = vec![];
-    let skip = |entry: &DirEntry| !matches!(entry.file_name().to_str(), Some("target" | ".git"));
-    for top in ["Cargo.toml", "crates", "xtask"] {
-        for entry in WalkDir::new(root.join(top)).sort_by_file_name().into_iter().filter_entry(skip)
-        {
-            let entry = entry?;
-            let wanted = entry.path().extension().is_some_and(|e| e == "rs")
-                || entry.file_name() == "Cargo.toml"
-                || entry.path().ends_with(waits::TABLE);
-            if entry.file_type().is_file() && wanted {
-                let path = entry.path().strip_prefix(root)?.to_string_lossy().replace('\\', "/");
-                files.push(File { path, text: fs::read_to_string(entry.path())? });
-            }
+    let skip =
+        |entry: &DirEntry| matches!(entry.file_name().to_str(), Some("target" | ".git" | "runs"));
+    for entry in WalkDir::new(root).sort_by_file_name().into_iter().filter_entry(|e| !skip(e)) {
+        let entry = entry?;
+        let wanted = entry.path().extension().is_some_and(|e| e == "rs" || e == "md")
+            || entry.file_name() == "Cargo.toml"
+            || entry.path().ends_with(waits::TABLE);
+        if entry.file_type().is_file() && wanted {
+            let path = entry.path().strip_prefix(root)?.to_string_lossy().replace('\\', "/");
+            files.push(File { path, text: fs::read_to_string(entry.path())? });
         }
     }
     Ok(Tree { files })

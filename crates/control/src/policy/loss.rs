@@ -1,4 +1,4 @@
-//! What the policy learns from: `grow.md`, PPO, as numbers for [`PpoLoss`].
+//! The policy's loss: `docs/control.md`, Policy and PPO, as numbers for [`PpoLoss`].
 
 use meristem_nn::Result;
 use meristem_nn::kernels::ppo::{PpoHead, PpoLoss};

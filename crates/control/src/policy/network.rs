@@ -42,7 +42,7 @@ pub struct PolicyConfig {
 }
 
 impl PolicyConfig {
-    /// With the optimiser of `grow.md`.
+    /// A network with the optimiser of `docs/control.md`.
     pub fn new(seed: u64) -> Self {
         let adam = AdamConfig { lr: 3e-4, betas: [0.9, 0.999], eps: 1e-5, clip_norm: 5.0 };
         Self { seed, adam, greedy: false }

@@ -7,7 +7,7 @@ use super::targets::Targets;
 use crate::gae::Discounts;
 use crate::policy::{LossConfig, PolicyConfig};
 
-/// Settings of PPO; the defaults are those of `grow.md`. In files every key is optional and unknown ones
+/// Settings of PPO; the defaults are those of `docs/control.md`. In files every key is optional and unknown ones
 /// are errors.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

@@ -65,7 +65,12 @@ impl Meristem {
     }
 
     pub(crate) fn json(&self, name: &str) -> Value {
-        serde_json::from_str(&std::fs::read_to_string(self.path(name)).unwrap()).unwrap()
+        let value = serde_json::from_str(&std::fs::read_to_string(self.path(name)).unwrap());
+        let value = value.unwrap();
+        if name.ends_with("summary.json") {
+            assert_documented("## summary.json", &value);
+        }
+        value
     }
 
     pub(crate) fn bytes(&self, name: &str) -> Vec<u8> {
@@ -89,7 +94,38 @@ pub(crate) fn said(output: Output) -> Said {
 pub(crate) fn events_in(path: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(path).unwrap();
     assert!(text.is_empty() || text.ends_with('\n'), "the last line is not whole");
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    let events: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for event in &events {
+        assert_documented(&format!("### {}", event["event"].as_str().unwrap()), event);
+    }
+    events
+}
+
+/// Asserts that the guide's page on the files of a run has this section, and all keys in it.
+fn assert_documented(title: &str, value: &Value) {
+    const PAGE: &str = include_str!("../../../../docs/run-folder.md");
+    const OF_ALL_EVENTS: &[&str] = &["v", "seq", "seconds", "event", "env", "round", "step"];
+    let mut lines = PAGE.lines().skip_while(|line| *line != title);
+    assert!(lines.next().is_some(), "docs/run-folder.md has no section `{title}`");
+    let section: Vec<&str> = lines.take_while(|line| !line.starts_with("##")).collect();
+    let section = section.join("\n");
+    let mut left = vec![value];
+    while let Some(value) = left.pop() {
+        if let Value::Array(items) = value {
+            left.extend(items);
+        }
+        for (key, value) in value.as_object().into_iter().flatten() {
+            let known =
+                OF_ALL_EVENTS.contains(&key.as_str()) || section.contains(&format!("`{key}`"));
+            assert!(known, "docs/run-folder.md, `{title}`: `{key}` is missing");
+            match key.as_str() {
+                // Its keys are names of owners.
+                "owners" => left.extend(value.as_object().and_then(|all| all.values().next())),
+                "policy" => assert_documented("### policy_updated", value),
+                _ => left.push(value),
+            }
+        }
+    }
 }
 
 /// The events of one kind.

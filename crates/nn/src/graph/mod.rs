@@ -167,7 +167,7 @@ pub struct GroupSpec {
     pub optimiser: Optimiser,
 }
 
-/// How a module's output is mixed into its host (`grow.md`, Alpha): h host, m module, a alpha,
+/// How a module's output is mixed into its host (`docs/growth.md`, Alpha): h host, m module, a alpha,
 /// x the module's input, g the gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BlendMode {

@@ -1,4 +1,4 @@
-//! Mixing a module into its host (`grow.md`, Alpha), and the `norm` blueprint's own mix.
+//! Mixing a module into its host (`docs/growth.md`, Alpha), and the `norm` blueprint's own mix.
 //!
 //! Letters: `h` host, `m` module, `x` the module's input, `g` gate (one value per sample),
 //! `a` alpha.

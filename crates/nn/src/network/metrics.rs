@@ -30,7 +30,7 @@ const FINGERPRINT: usize = 8;
 pub(crate) const GROUP_LEN: usize = 6;
 /// Elements of a configuration's row.
 const SCORE_LEN: usize = 3;
-/// Below this L2 norm a tensor's gradient vanishes (`grow.md`, Gates).
+/// Below this L2 norm a tensor's gradient vanishes (`docs/growth.md`, Gates).
 const VANISHING: f64 = 1e-7;
 /// Above this L2 norm, or when not finite, it explodes.
 const EXPLODING: f64 = 10.0;
@@ -78,7 +78,7 @@ pub struct GroupMetrics {
 }
 
 impl GroupMetrics {
-    /// Gradient health (`grow.md`, Gates): `1 − .5·vanishing − .8·exploding` as fractions, clamped
+    /// Gradient health (`docs/growth.md`, Gates): `1 − .5·vanishing − .8·exploding` as fractions, clamped
     /// to 0..1; `None` when nothing was measured.
     pub fn health(&self) -> Option<f64> {
         let fraction = |n: u64| n as f64 / self.tensors as f64;

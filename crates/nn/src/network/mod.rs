@@ -3,7 +3,7 @@
 //!
 //! A training or evaluation step is one launch, which waits for nothing; phases of the batch's plan
 //! run in it (`run`). Parameters live in one set of tensors per group, so that growing and pruning
-//! a module touches no other group (`grow.md`).
+//! a module touches no other group (`docs/growth.md`).
 
 mod fleet;
 mod gradient;

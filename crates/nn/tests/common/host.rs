@@ -7,7 +7,7 @@ use meristem_device::{
 };
 use meristem_nn::graph::{ConvGeometry, Dims, Graph, GraphBuilder, NodeId, SgdConfig};
 
-/// The host optimiser of `grow.md`.
+/// The host optimiser of `docs/growth.md`.
 pub(crate) const SGD: SgdConfig =
     SgdConfig { lr: 0.01, momentum: 0.9, weight_decay: 5e-4, clip_norm: 1.0 };
 
