@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 use crate::devices::Devices;
 use crate::error::{Error, Result};
 use crate::fleet::{Machine, Serving, for_each_batch};
+use crate::record::summary::MemorySummary;
+use crate::record::trace::{RunTrace, TraceSummary};
+use crate::setup::weights::Weights;
 use crate::setup::{Wanted, image_shape};
-use crate::summary::MemorySummary;
-use crate::trace::{RunTrace, TraceSummary};
-use crate::weights::Weights;
 
 /// What to evaluate, and on what.
 #[derive(Clone, Debug)]

@@ -1,18 +1,22 @@
 //! Training: from a configuration to a run folder with events, weights and a summary.
 //!
-//! The rooms, in the order in which a run passes through them:
-//! - [`config`], `preset`, [`config_file`], [`settings`]: what can be set, and how preset, file and flags combine (U3);
-//! - `setup`: names become objects; what can be refused without training is refused;
-//! - [`run_folder`], [`event_writer`], [`events`], `observer`: where it is told what happens (U4);
-//! - `fleet`: devices, streams, resident data, gathers; `env`: one host with its network;
-//! - `replicas`: one host on several ranks;
-//! - `episode`: steps of training, measuring and acting; `growth`: what happens to slots; `evaluate`: control and
-//!   test split; `counterfactuals`: what modules are worth; `governor`: what becomes of an env that fails;
-//!   `telemetry`: what of a step is only told; `permitted`: what the hot path may do;
-//! - `output`: the one rule for files that a user names; [`trace`]: what happened when, in a file for a viewer (H8);
-//! - [`study`]: controllers compared on the same hosts, with [`statistics`] of what they reach;
-//! - `world`: the processes of a run, and how they come together; `ranks`: over what a policy learns;
-//! - `run`: all rounds; `place`: where it is written; `resume`: how it goes on; [`summary`]: what is left of them; `weights`, [`eval`]: networks from and to files (U5).
+//! The modules, from what everything uses to what uses everything. None imports one below it in this
+//! list (`cargo xtask tidy` holds it):
+//!
+//! | module | contents |
+//! |---|---|
+//! | `error` | the errors of this crate, their remedies and exit codes |
+//! | [`config`], `preset`, [`config_file`], [`settings`], `ranks`, `policy_file`, `devices` | the settings; how preset, file and flags combine |
+//! | `record` | what a run writes and reads back: [`events`], [`summary`], [`trace`], [`run_folder`]; who watches it |
+//! | `processes` | the processes of a run, and how they meet |
+//! | `setup` | names become objects: hosts, weights, controllers; what can be refused without training is refused |
+//! | `fleet` | devices, streams, resident data, gathers; the replicas of one host on several ranks |
+//! | `env` | one host with its network, and what was measured of it |
+//! | `checkpoint` | everything that the next step depends on, in one file |
+//! | `step` | one step: train, measure, judge, decide, grow |
+//! | `run` | a run: prepare, episodes of steps, resume, close |
+//! | [`study`] | controllers compared on the same hosts, with [`statistics`] of what they reach |
+//! | [`eval`] | evaluating a weights file without a run |
 //!
 //! ```no_run
 //! use meristem_train::config::{Layer, TrainConfig};
@@ -32,48 +36,30 @@ mod checkpoint;
 pub mod config;
 pub mod config_file;
 mod controller_kind;
-mod controllers;
-mod counterfactuals;
 mod devices;
 mod env;
-mod episode;
 mod error;
 pub mod eval;
-mod evaluate;
-pub mod event_writer;
-pub mod events;
 mod fleet;
-mod governor;
-mod growth;
-mod keeper;
-mod observer;
-mod output;
-mod permitted;
-mod place;
 mod policy_file;
 mod preset;
+mod processes;
 mod ranks;
-mod replicas;
-mod resume;
+mod record;
 mod run;
-pub mod run_folder;
 pub mod settings;
 mod setup;
-pub mod statistics;
+mod step;
 pub mod study;
-pub mod summary;
-mod telemetry;
-pub mod trace;
-mod weights;
-mod world;
 
 pub use config::TrainConfig;
 pub use error::{Error, Result};
-pub use events::Event;
-pub use observer::{Observer, Silent};
-pub use output::check_output;
-pub use resume::{ResumeOptions, resume, resume_with};
+pub use record::events::Event;
+pub use record::observer::{Observer, Silent};
+pub use record::output::check_output;
+pub use record::{event_writer, events, run_folder, summary, trace};
+pub use run::resume::{ResumeOptions, resume, resume_with};
 pub use run::{run, run_with};
 pub use setup::dataset_spec;
-pub use study::{StudyConfig, compare};
+pub use study::{StudyConfig, compare, statistics};
 pub use summary::Summary;

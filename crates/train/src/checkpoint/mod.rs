@@ -9,6 +9,7 @@
 
 mod file;
 mod store;
+pub(crate) mod writer;
 
 use std::path::Path;
 
@@ -19,10 +20,10 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::file::checksum;
 pub(crate) use self::store::Store;
-use crate::episode::Totals;
 use crate::error::{Error, Result};
-use crate::governor::Guard;
-use crate::summary::{DatasetSummary, EnvSummary, ModuleCounts, RoundSummary};
+use crate::record::summary::{DatasetSummary, EnvSummary, ModuleCounts, RoundSummary};
+use crate::run::episode::Totals;
+use crate::step::governor::Guard;
 
 /// A run between two steps.
 #[derive(Clone, Debug, PartialEq)]
@@ -172,6 +173,6 @@ pub(crate) struct EnvTensors {
     pub(crate) optimiser: StateDict,
     /// What the governor goes back to.
     pub(crate) snapshot: StateDict,
-    /// What the ranks that train it have not sent yet, as [`Replicas`](crate::replicas::Replicas) names it.
+    /// What the ranks that train it have not sent yet, as [`Replicas`](crate::fleet::replicas::Replicas) names it.
     pub(crate) exchange: StateDict,
 }

@@ -90,8 +90,8 @@ mod tests {
 
     use super::super::{Checkpoint, EnvTensors, EventsPosition, Identity, Progress};
     use super::*;
-    use crate::episode::Totals;
-    use crate::summary::DatasetSummary;
+    use crate::record::summary::DatasetSummary;
+    use crate::run::episode::Totals;
 
     fn identity(config: &str) -> Identity {
         Identity {

@@ -6,6 +6,7 @@
 
 mod contender;
 mod report;
+pub mod statistics;
 
 use std::path::PathBuf;
 
@@ -16,16 +17,16 @@ use meristem_grow::BlueprintSet;
 pub use self::contender::Contender;
 pub use self::report::{ContenderReport, STUDY_VERSION, Study, StudyEnv, StudyRun};
 use crate::config::{Layer, TrainConfig};
-use crate::controllers::AnyController;
 use crate::error::{Error, Result};
 use crate::fleet::Machine;
-use crate::observer::Observer;
+use crate::processes::world::World;
+use crate::record::observer::Observer;
+use crate::record::run_folder::{POLICY, write_json};
+use crate::record::summary::{Status, Summary};
 use crate::run::run_on;
-use crate::run_folder::{POLICY, write_json};
 use crate::settings::{CommKind, ControllerKind, ExchangeKind};
+use crate::setup::controllers::AnyController;
 use crate::setup::{Names, Setup, residency};
-use crate::summary::{Status, Summary};
-use crate::world::World;
 
 /// The first seed where none is asked for: not the default of training, so that a policy meets other hosts
 /// than those it learned on.
@@ -167,7 +168,7 @@ pub trait StudyObserver: Observer {
     fn run_begins(&mut self, _planned: &Planned<'_>) {}
 }
 
-impl StudyObserver for crate::observer::Silent {}
+impl StudyObserver for crate::record::observer::Silent {}
 
 /// Compares. Blocks until it is done. Asked to stop, it ends at the next step boundary, with what is complete.
 ///

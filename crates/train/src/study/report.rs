@@ -3,8 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::Contender;
-use crate::statistics::{PairedDifference, Spread};
-use crate::summary::{DatasetSummary, EnvSummary, ModuleCounts, RoundSummary, Status, Summary};
+use crate::record::summary::{
+    DatasetSummary, EnvSummary, ModuleCounts, RoundSummary, Status, Summary,
+};
+use crate::study::statistics::{PairedDifference, Spread};
 
 /// Version of the form of a study's JSON.
 pub const STUDY_VERSION: u32 = 1;

@@ -1,5 +1,7 @@
 //! What the envs of a run share: devices, streams, the resident data, and the gather that serves them.
 
+pub(crate) mod replicas;
+
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,9 +19,9 @@ use crate::config::TrainConfig;
 use crate::devices::Devices;
 use crate::env::Env;
 use crate::error::{Error, Result};
-use crate::replicas::Replicas;
+use crate::fleet::replicas::Replicas;
+use crate::processes::world::World;
 use crate::setup::Setup;
-use crate::world::World;
 
 /// The envs of this process: their devices, each opened once, and one stream per env (S1).
 #[derive(Clone)]

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::checkpoint::EventsPosition;
 use crate::error::{Error, Result};
-use crate::events::{Event, Record, SCHEMA_VERSION};
+use crate::record::events::{Event, Record, SCHEMA_VERSION};
 
 /// Events that may wait for the disk before further ones are dropped.
 pub const QUEUE_EVENTS: usize = 4096;

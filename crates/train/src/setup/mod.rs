@@ -1,6 +1,9 @@
 //! From a configuration to what a run works with: names become objects, and everything that can be refused
 //! without training is refused here.
 
+pub(crate) mod controllers;
+pub(crate) mod weights;
+
 use std::path::Path;
 use std::sync::Arc;
 
@@ -18,7 +21,7 @@ use crate::devices::Devices;
 use crate::error::{Error, Result};
 use crate::policy_file::PolicyFile;
 use crate::settings::Augmentations;
-use crate::weights::Weights;
+use crate::setup::weights::Weights;
 
 /// Padding of the random crop, in pixels, as is usual for images of 32 pixels.
 const CROP_PADDING: usize = 4;

@@ -5,11 +5,11 @@ use std::time::Instant;
 use crate::checkpoint::{EnvState, EnvTensors, EventsPosition, Position};
 use crate::config::TrainConfig;
 use crate::error::Result;
-use crate::event_writer::EventWriter;
-use crate::output::check_output;
-use crate::run_folder::RunFolder;
-use crate::trace::RunTrace;
-use crate::world::World;
+use crate::processes::world::World;
+use crate::record::event_writer::EventWriter;
+use crate::record::output::check_output;
+use crate::record::run_folder::RunFolder;
+use crate::record::trace::RunTrace;
 
 /// Where a run is written: nowhere, on another rank than the first.
 #[derive(Default)]

@@ -25,13 +25,13 @@ use meristem_grow::StageChange;
 use serde::{Deserialize, Serialize};
 
 use crate::env::Env;
-use crate::episode::Episode;
 use crate::error::{Error, Result};
-use crate::evaluate;
-use crate::events::Event;
-use crate::growth::{Before, When};
-use crate::permitted;
-use crate::replicas::Replicas;
+use crate::fleet::replicas::Replicas;
+use crate::record::events::Event;
+use crate::run::episode::Episode;
+use crate::step::growth::{Before, When};
+use crate::step::measure;
+use crate::step::permitted;
 
 /// What the governor remembers of an env in an episode, besides the snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -100,7 +100,7 @@ impl Episode<'_, '_> {
                 restored.push(place);
             }
         }
-        evaluate::again(self.fleet, envs, &restored)
+        measure::again(self.fleet, envs, &restored)
     }
 
     fn roll_back(

@@ -69,18 +69,18 @@ mod tests {
     use meristem_grow::BlueprintSet;
 
     use crate::config::{Layer, TrainConfig};
-    use crate::observer::Silent;
-    use crate::place::{Begin, Place};
+    use crate::processes::world::World;
+    use crate::record::observer::Silent;
     use crate::run::Run;
+    use crate::run::files::{Begin, Place};
     use crate::settings::{ControllerKind, Limit, Preset};
     use crate::setup::Names;
-    use crate::world::World;
 
     /// An act, its operation, and the file of the call site.
     type Site = (String, String, String);
 
     fn permitted() -> BTreeSet<Site> {
-        let table: toml::Table = include_str!("../permitted.toml").parse().unwrap();
+        let table: toml::Table = include_str!("../../permitted.toml").parse().unwrap();
         let place = |entry: &toml::Value| {
             let text = |key: &str| entry[key].as_str().unwrap().to_string();
             assert!(!text("reason").is_empty(), "{entry}");

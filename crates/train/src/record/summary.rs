@@ -7,8 +7,8 @@ use meristem_control::RoundReport;
 use meristem_device::{Counts, Device};
 use serde::{Deserialize, Serialize};
 
-use crate::events::ValidationCost;
-use crate::trace::TraceSummary;
+use crate::record::events::ValidationCost;
+use crate::record::trace::TraceSummary;
 
 /// Version of the form of `summary.json`.
 pub const SUMMARY_VERSION: u32 = 1;

@@ -6,7 +6,7 @@ use meristem_device::{Error as DeviceError, Trace};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::output::check_output;
+use crate::record::output::check_output;
 
 /// A trace that is being written to the file that a user named.
 #[derive(Debug)]

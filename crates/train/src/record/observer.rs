@@ -4,8 +4,8 @@ use meristem_nn::Network;
 
 use crate::checkpoint::EventsPosition;
 use crate::error::Result;
-use crate::event_writer::EventWriter;
-use crate::events::Event;
+use crate::record::event_writer::EventWriter;
+use crate::record::events::Event;
 
 /// Watches a run, and may ask it to stop. Called on the thread that runs it: what takes long here delays the
 /// run.

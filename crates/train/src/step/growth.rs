@@ -5,8 +5,8 @@ use meristem_grow::{Comparison, GateReport, Host, Stage, StageChange};
 
 use crate::env::Env;
 use crate::error::Result;
-use crate::events::{Event, SlotState};
-use crate::observer::Journal;
+use crate::record::events::{Event, SlotState};
+use crate::record::observer::Journal;
 use crate::setup::Setup;
 
 /// Where in a run something happens.

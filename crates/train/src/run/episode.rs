@@ -13,23 +13,23 @@ use meristem_nn::Network;
 
 use serde::{Deserialize, Serialize};
 
+use crate::checkpoint::writer::Keeper;
 use crate::checkpoint::{EnvState, EnvTensors, Position};
-use crate::controllers::AnyController;
-use crate::counterfactuals;
 use crate::env::Env;
 use crate::error::{Error, Result};
-use crate::evaluate;
-use crate::events::{Event, StepCompleted};
+use crate::fleet::replicas::{Epoch, Replicas};
 use crate::fleet::{Fleet, labelled, networks};
-use crate::growth::{self, When};
-use crate::keeper::Keeper;
-use crate::observer::{Journal, Told};
-use crate::permitted;
-use crate::replicas::{Epoch, Replicas};
+use crate::processes::world::World;
+use crate::record::events::{Event, StepCompleted};
+use crate::record::observer::{Journal, Told};
+use crate::record::summary::{HotTotals, Validation};
 use crate::setup::Setup;
-use crate::summary::{HotTotals, Validation};
-use crate::telemetry::{Clock, Telling};
-use crate::world::World;
+use crate::setup::controllers::AnyController;
+use crate::step::counterfactuals;
+use crate::step::growth::{self, When};
+use crate::step::measure;
+use crate::step::permitted;
+use crate::step::telemetry::{Clock, Telling};
 
 /// What a run adds up over its episodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -255,8 +255,8 @@ impl Episode<'_, '_> {
         self.train_epoch(envs, epoch as u64)?;
         clock.lap(|phases| &mut phases.train);
         let control = self.hot_scopes(permitted::CONTROL_STEP, permitted::control_step);
-        evaluate::control(self.fleet, envs)?;
-        evaluate::read(self.fleet, envs)?;
+        measure::control(self.fleet, envs)?;
+        measure::read(self.fleet, envs)?;
         clock.lap(|phases| &mut phases.measure);
         self.spent.images = envs.iter().map(|env| env.train.samples).sum();
         self.spent.step_seconds = clock.measured();

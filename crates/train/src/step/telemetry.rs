@@ -14,7 +14,7 @@ use meristem_nn::GroupMetrics;
 
 use crate::config::TrainConfig;
 use crate::env::Env;
-use crate::events::{GradientStatistics, PhaseSeconds, StepCompleted};
+use crate::record::events::{GradientStatistics, PhaseSeconds, StepCompleted};
 use crate::settings::Telemetry;
 
 /// Detail that a step tells besides what happened. Follows from settings and step, so that a
@@ -116,8 +116,8 @@ mod tests {
     use super::*;
     use crate::checkpoint::{Checkpoint, EventsPosition, Store};
     use crate::config::Layer;
-    use crate::events::Event;
-    use crate::observer::Observer;
+    use crate::record::events::Event;
+    use crate::record::observer::Observer;
     use crate::settings::{ControllerKind, Limit, Preset};
 
     const STEPS: usize = 6;

@@ -12,9 +12,9 @@ use meristem_nn::safetensors;
 
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
+use crate::processes::world::World;
 use crate::settings::ControllerKind;
 use crate::setup::Setup;
-use crate::world::World;
 
 /// A controller, and whether it is a policy that is to be written.
 pub(crate) enum AnyController {
@@ -116,11 +116,11 @@ fn policy(setup: &Setup, stream: &Stream, learning: Learning) -> Result<Ppo> {
 mod tests {
     use super::*;
     use crate::config::Layer;
-    use crate::events::Event;
-    use crate::observer::Observer;
+    use crate::record::events::Event;
+    use crate::record::observer::Observer;
+    use crate::record::summary::Summary;
     use crate::run::run;
     use crate::settings::{Limit, Preset};
-    use crate::summary::Summary;
 
     /// Updates skipped, round by round.
     #[derive(Default)]

@@ -5,8 +5,8 @@ use meristem_nn::EvalMetrics;
 
 use crate::env::{Env, percent};
 use crate::error::Result;
-use crate::events::{Counterfactuals, ModuleOff, ModulePair, ModulesOn, ValidationCost};
-use crate::growth::When;
+use crate::record::events::{Counterfactuals, ModuleOff, ModulePair, ModulesOn, ValidationCost};
+use crate::step::growth::When;
 
 /// What the live modules of an env are worth; `None` when there is none, or no control split.
 ///

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::config::{TrainConfig, as_older_runs_have_it};
 use crate::error::{Error, Result};
-use crate::summary::Summary;
+use crate::record::summary::Summary;
 
 /// The file that whoever writes into the folder has locked.
 const LOCK: &str = ".lock";

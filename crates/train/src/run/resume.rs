@@ -10,16 +10,16 @@ use crate::checkpoint::{Checkpoint, EnvTensors, Store};
 use crate::config::{Layer, TrainConfig};
 use crate::config_file;
 use crate::error::{Error, Result};
-use crate::observer::Observer;
-use crate::output::check_folder;
-use crate::place::{Begin, Middle, Place};
+use crate::processes::world::World;
+use crate::record::observer::Observer;
+use crate::record::output::check_folder;
+use crate::record::run_folder::{RunFolder, check_config};
+use crate::record::summary::{Status, Summary};
+use crate::record::trace::RunTrace;
 use crate::run::Run;
-use crate::run_folder::{RunFolder, check_config};
+use crate::run::files::{Begin, Middle, Place};
 use crate::settings::{ByteSize, CommKind, HotScopePolicy};
 use crate::setup::Names;
-use crate::summary::{Status, Summary};
-use crate::trace::RunTrace;
-use crate::world::World;
 
 /// Settings that a run may go on with instead of its own: no result depends on them.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -4,11 +4,11 @@
 use meristem_control::ControllerState;
 
 use crate::checkpoint::{Checkpoint, EnvState, EnvTensors, Identity, Position, Progress, Store};
-use crate::episode::Totals;
 use crate::error::Result;
-use crate::observer::Journal;
-use crate::summary::{EnvSummary, RoundSummary};
-use crate::world::World;
+use crate::processes::world::World;
+use crate::record::observer::Journal;
+use crate::record::summary::{EnvSummary, RoundSummary};
+use crate::run::episode::Totals;
 
 /// What every checkpoint of an episode has in common.
 pub(crate) struct Keeper {

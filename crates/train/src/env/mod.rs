@@ -17,10 +17,10 @@ use meristem_nn::{
 
 use crate::checkpoint::{EnvState, EnvTensors};
 use crate::error::Result;
-use crate::governor::Guard;
-use crate::growth::When;
+use crate::record::summary::ModuleCounts;
 use crate::setup::Setup;
-use crate::summary::ModuleCounts;
+use crate::step::governor::Guard;
+use crate::step::growth::When;
 
 /// A host and everything that belongs to it alone.
 pub(crate) struct Env {

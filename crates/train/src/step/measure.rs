@@ -10,8 +10,8 @@ use meristem_nn::{EvalMetrics, Metrics};
 use crate::env::Env;
 use crate::error::Result;
 use crate::fleet::{Fleet, labelled, networks};
+use crate::record::summary::{EnvSummary, ModuleSummary};
 use crate::setup::Setup;
-use crate::summary::{EnvSummary, ModuleSummary};
 
 /// Evaluates every env on the control split, in every configuration of its step. Waits for nothing.
 ///

@@ -1,5 +1,9 @@
 //! A whole run: from a configuration to a folder with weights and a summary.
 
+pub(crate) mod episode;
+pub(crate) mod files;
+pub(crate) mod resume;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,27 +12,27 @@ use meristem_data::{Split, cache};
 use meristem_grow::BlueprintSet;
 use meristem_nn::safetensors;
 
+use crate::checkpoint::writer::Keeper;
 use crate::checkpoint::{EnvState, EnvTensors, Identity, Position, Store, checksum};
 use crate::config::TrainConfig;
-use crate::controllers::AnyController;
 use crate::env::Env;
-use crate::episode::{Episode, Start, Totals, Trained};
 use crate::error::{Error, Result};
-use crate::evaluate;
-use crate::events::{Event, RunStarted};
+use crate::fleet::replicas::Replicas;
 use crate::fleet::{Fleet, Machine};
-use crate::keeper::Keeper;
-use crate::observer::{Journal, Observer};
-use crate::place::{Begin, Begun, Place};
-use crate::replicas::Replicas;
-use crate::run_folder::{RunFolder, write_whole};
-use crate::setup::{Names, Setup, residency};
-use crate::summary::{
+use crate::processes::world::{Plan, World};
+use crate::record::events::{Event, RunStarted};
+use crate::record::observer::{Journal, Observer};
+use crate::record::run_folder::{RunFolder, write_whole};
+use crate::record::summary::{
     DatasetSummary, EnvSummary, MemorySummary, RoundSummary, SUMMARY_VERSION, Status, Summary,
 };
-use crate::trace::RunTrace;
-use crate::weights;
-use crate::world::{Plan, World};
+use crate::record::trace::RunTrace;
+use crate::run::episode::{Episode, Start, Totals, Trained};
+use crate::run::files::{Begin, Begun, Place};
+use crate::setup::controllers::AnyController;
+use crate::setup::weights;
+use crate::setup::{Names, Setup, residency};
+use crate::step::measure;
 
 /// Trains a fleet as `config` says, growing from the standard blueprints. Blocks until it is done.
 ///
@@ -305,7 +309,7 @@ impl Run {
         };
         let mut trained = episode.train(start)?;
         let _report = self.fleet.machine.span(|| "report and save");
-        let own = evaluate::report(&mut self.fleet, &self.setup, &mut trained.envs)?;
+        let own = measure::report(&mut self.fleet, &self.setup, &mut trained.envs)?;
         self.keeper.envs = world.of_envs(own)?.concat();
         self.keeper.envs.iter().for_each(|env| journal.announce(episode_ended(env, round)));
         self.save(folder, world, &trained.envs)?;
@@ -323,12 +327,12 @@ impl Run {
     /// Writes the weights of all envs as they are. Waits for the devices.
     fn save(&self, folder: Option<&RunFolder>, world: &mut World, envs: &[Env]) -> Result<()> {
         for (place, Env { index, network, host, .. }) in envs.iter().enumerate() {
-            let name = PathBuf::from(evaluate::weights_name(*index));
+            let name = PathBuf::from(measure::weights_name(*index));
             let own = || weights::to_bytes(&name, network, host, &self.setup.info);
             let all = world.bytes_of_envs(own)?;
             let Some(folder) = folder else { continue };
             for (rank, bytes) in all.iter().enumerate() {
-                let name = evaluate::weights_name(rank * envs.len() + place);
+                let name = measure::weights_name(rank * envs.len() + place);
                 safetensors::write(&folder.weights().join(name), bytes)?;
             }
         }
@@ -345,7 +349,7 @@ impl Run {
             accuracy(&envs[*a]).total_cmp(&accuracy(&envs[*b])).then(b.cmp(a))
         };
         let best = (0..envs.len()).max_by(better).unwrap_or(0);
-        let path = folder.weights().join(evaluate::weights_name(best));
+        let path = folder.weights().join(measure::weights_name(best));
         let bytes = std::fs::read(&path).map_err(|source| Error::RunFolder {
             action: "read",
             path,

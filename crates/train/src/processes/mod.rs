@@ -1,0 +1,3 @@
+//! The processes of a run.
+
+pub(crate) mod world;

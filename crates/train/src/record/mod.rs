@@ -1,0 +1,9 @@
+//! The record of a run: its folder, what is written there while it runs, and who watches.
+
+pub mod event_writer;
+pub mod events;
+pub(crate) mod observer;
+pub(crate) mod output;
+pub mod run_folder;
+pub mod summary;
+pub mod trace;
