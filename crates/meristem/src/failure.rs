@@ -8,6 +8,18 @@ use meristem::{comm, data, device, grow, train};
 /// Width of a block.
 const COLUMNS: usize = 100;
 
+/// Exit code of a run that was stopped before its end, as it was asked to: what it leaves is whole.
+pub(crate) const STOPPED: u8 = 3;
+
+/// Exit codes, for `--help`.
+pub(crate) const EXIT_CODES: &str = "\
+Exit codes:
+  0              All was done
+  1              The run failed, a check failed, or data is damaged
+  2              Wrong usage: a flag, a setting, or a file that does not fit them; nothing was changed
+  3              A run was stopped at a step boundary, as asked; `train --resume` does the rest
+  129, 130, 143  Stopped at once, by a second SIGHUP, SIGINT (Ctrl-C) or SIGTERM";
+
 /// A command that failed.
 #[derive(Debug)]
 pub(crate) struct Failure {
@@ -29,7 +41,7 @@ impl Failure {
         Self { exit_code: 1, ..Self::usage(message, remedy) }
     }
 
-    /// 1: the run failed, 2: wrong usage.
+    /// As in [`EXIT_CODES`].
     pub(crate) fn exit_code(&self) -> u8 {
         self.exit_code
     }

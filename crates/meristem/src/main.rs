@@ -30,6 +30,7 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: cli::Arguments) -> commands::Outcome {
+    signals::report_file_size_limit()?;
     // Diagnostics go to stderr, and only when they are asked for: MERISTEM_LOG=debug.
     let comm_debug = arguments.command.comm_debug();
     if comm_debug {

@@ -1,6 +1,7 @@
 //! Live progress of a run: bars on a terminal, lines elsewhere.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
@@ -11,7 +12,24 @@ use meristem::train::events::{Event, RunStarted, SlotState, StepCompleted};
 use crate::plain::{self, counted, duration, percent, thousands};
 
 /// Set by Ctrl-C and the other signals that ask for an end.
-pub(crate) static STOP: AtomicBool = AtomicBool::new(false);
+static STOP: AtomicBool = AtomicBool::new(false);
+
+/// The line of the whole run, while there are bars: a line that another thread wrote to stderr would be drawn over.
+static TOTAL: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
+/// Asks the run to end at its next step boundary, and says so: in its bar, if there is one. `what_is_left` is what it
+/// leaves.
+pub(crate) fn request_stop(what_is_left: &str) {
+    let total = TOTAL.lock().unwrap_or_else(PoisonError::into_inner);
+    STOP.store(true, Ordering::Relaxed);
+    match &*total {
+        // No more than fits beside the bar at 80 columns.
+        Some(total) => total.set_message("stopping after this step; again to stop at once"),
+        None => plain::err(&format!(
+            "stopping after this step, with {what_is_left}; again to stop at once"
+        )),
+    }
+}
 
 /// Where progress goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +51,6 @@ pub(crate) struct Progress {
     run: Option<RunStarted>,
     /// The last step of each env.
     envs: Vec<Option<StepCompleted>>,
-    steps_done: usize,
     stepping: Stepping,
     bars: Option<Bars>,
 }
@@ -41,7 +58,7 @@ pub(crate) struct Progress {
 impl Progress {
     pub(crate) fn new(mode: Mode) -> Self {
         let stepping = Stepping { started: Instant::now(), steps: 0 };
-        Self { mode, rank: 0, run: None, envs: vec![], steps_done: 0, stepping, bars: None }
+        Self { mode, rank: 0, run: None, envs: vec![], stepping, bars: None }
     }
 
     /// Whether a run has begun, or gone on.
@@ -118,23 +135,23 @@ impl Progress {
 
     fn complete_step(&mut self, step: &StepCompleted) {
         let Some(run) = &self.run else { return };
-        self.steps_done += 1;
         self.stepping.steps += 1;
-        let left = self.stepping.left(run.steps * run.rounds - self.steps_done);
+        let done = step.round * run.steps + step.step + 1;
+        let left = self.stepping.left((run.steps * run.rounds).saturating_sub(done));
         let told = |rate| format!("{} images/s, ", thousands(rate as u64));
         let rate = step.images_per_second.map_or_else(String::new, told);
         let rate = format!("{rate}{} left", duration(left));
-        if let Some(bars) = &self.bars {
-            bars.total.set_position(self.steps_done as u64);
-            bars.total.set_message(rate);
-            return;
-        }
         let round = match run.rounds {
             1 => String::new(),
             rounds => format!("round {}/{rounds} ", step.round + 1),
         };
-        let accuracies = accuracies(&self.envs);
         let (number, steps) = (step.step + 1, run.steps);
+        if let Some(bars) = &self.bars {
+            bars.step_completed(done, format!("{round}step {number}/{steps}"), rate);
+            bars.show_others(&self.envs);
+            return;
+        }
+        let accuracies = accuracies(&self.envs);
         self.line(&format!("{round}step {number:>3}/{steps}  {accuracies}  {rate}"));
     }
 
@@ -271,61 +288,98 @@ impl Stepping {
     }
 }
 
-/// A line per env, and one for the whole.
+/// A line per env, as many as the terminal has room for, and one for the whole.
 struct Bars {
     all: MultiProgress,
     envs: Vec<ProgressBar>,
+    /// One line for the envs that have none.
+    others: Option<ProgressBar>,
     total: ProgressBar,
+}
+
+/// Envs that get a line of their own in a terminal of `rows`: the total, and where they are too many the line of the
+/// others, have one, and the cursor stands in the last.
+fn lines_of_envs(envs: usize, rows: usize) -> usize {
+    if envs + 2 <= rows { envs } else { rows.saturating_sub(3) }
 }
 
 impl Bars {
     fn new(run: &RunStarted) -> Self {
+        let rows =
+            console::Term::stderr().size_checked().map_or(usize::MAX, |(rows, _)| rows.into());
+        let shown = lines_of_envs(run.envs, rows);
         let all = MultiProgress::new();
         let line = ProgressStyle::with_template("{prefix:>8} {wide_msg}")
             .unwrap_or_else(|_| ProgressStyle::default_bar());
-        let whole = ProgressStyle::with_template("{bar:24} step {pos}/{len}  {msg}")
+        let whole = ProgressStyle::with_template("{bar:10} {prefix}  {wide_msg}")
             .unwrap_or_else(|_| ProgressStyle::default_bar());
-        let env = |env: usize| {
+        let bar = |name: String| {
             let bar = all.add(ProgressBar::new_spinner().with_style(line.clone()));
-            bar.set_prefix(format!("env {env}"));
+            bar.set_prefix(name);
             bar.set_message("first step");
             bar
         };
-        let envs = (0..run.envs).map(env).collect();
+        let envs = (0..shown).map(|env| bar(format!("env {env}"))).collect();
+        let others = (shown < run.envs).then(|| bar(format!("{} more", run.envs - shown)));
         let total = all.add(ProgressBar::new((run.steps * run.rounds) as u64).with_style(whole));
         total.enable_steady_tick(Duration::from_millis(500));
-        Self { all, envs, total }
+        *TOTAL.lock().unwrap_or_else(PoisonError::into_inner) = Some(total.clone());
+        Self { all, envs, others, total }
+    }
+
+    /// Shows how far the run is, unless the line says that it stops.
+    fn step_completed(&self, done: usize, place: String, rate: String) {
+        let _unchanged = TOTAL.lock().unwrap_or_else(PoisonError::into_inner);
+        self.total.set_position(done as u64);
+        self.total.set_prefix(place);
+        if !STOP.load(Ordering::Relaxed) {
+            self.total.set_message(rate);
+        }
+    }
+
+    fn show_others(&self, envs: &[Option<StepCompleted>]) {
+        let Some(bar) = &self.others else { return };
+        bar.set_message(accuracies(envs.get(self.envs.len()..).unwrap_or_default()));
+        bar.tick();
     }
 
     fn env(&self, step: &StepCompleted) {
         let Some(bar) = self.envs.get(step.env) else { return };
-        let accuracy = match step.control_accuracy {
-            Some(share) => format!("control {}", percent(Some(share))),
-            None => format!("training {}", percent(Some(step.train_accuracy))),
-        };
-        let grown = match step.grown_parameters {
-            0 => String::new(),
-            grown => format!(" + {}", thousands(grown as u64)),
-        };
-        let host = thousands(step.host_parameters as u64);
-        let slots: Vec<String> = step.slots.iter().map(slot).collect();
-        bar.set_message(format!("{accuracy}  {host}{grown} parameters  {}", slots.join("  ")));
+        bar.set_message(standing(step));
         bar.tick();
     }
 
     fn clear(self) {
-        self.envs.iter().for_each(ProgressBar::finish_and_clear);
+        *TOTAL.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.envs.iter().chain(&self.others).for_each(ProgressBar::finish_and_clear);
         self.total.finish_and_clear();
     }
 }
 
+/// Accuracy, what grows and parameters of an env. What grows stands first: at 80 columns the end may be cut off.
+fn standing(step: &StepCompleted) -> String {
+    let accuracy = match step.control_accuracy {
+        Some(share) => format!("control {}", percent(Some(share))),
+        None => format!("training {}", percent(Some(step.train_accuracy))),
+    };
+    let grown = match step.grown_parameters {
+        0 => String::new(),
+        grown => format!(" + {}", thousands(grown as u64)),
+    };
+    let host = thousands(step.host_parameters as u64);
+    let slots = step.slots.iter().map(slot);
+    let parts = std::iter::once(accuracy).chain(slots).chain([format!("{host}{grown} parameters")]);
+    parts.collect::<Vec<_>>().join("  ")
+}
+
+/// Only a module that is blending has an α between 0 and 1, which says more than its stage.
 fn slot(state: &SlotState) -> String {
     let blueprint = state.blueprint.as_deref().unwrap_or("");
-    let alpha = match state.stage.as_str() {
-        "blending" => format!(" α {:.2}", state.alpha),
-        _ => String::new(),
+    let stage = match state.stage.as_str() {
+        "blending" => format!("α {:.2}", state.alpha),
+        stage => stage.to_string(),
     };
-    format!("{} {blueprint} {}{alpha}", state.slot, state.stage).replace("  ", " ")
+    format!("{} {blueprint} {stage}", state.slot).replace("  ", " ")
 }
 
 #[cfg(test)]
@@ -366,6 +420,33 @@ mod tests {
         let many: Vec<_> = (0..9).map(|env| step(env, Some(env as f64 / 10.0))).collect();
         assert_eq!(accuracies(&many), "control accuracy 0.0 to 80.0, median 40.0 %");
     }
+
+    #[test]
+    fn envs_leave_room_for_the_total() {
+        assert_eq!(lines_of_envs(4, 24), 4);
+        assert_eq!([lines_of_envs(22, 24), lines_of_envs(23, 24)], [22, 21]);
+        assert_eq!([lines_of_envs(64, 10), lines_of_envs(64, 2)], [7, 0]);
+    }
+
+    #[test]
+    fn what_grows_stands_within_80_columns() {
+        let slot = |slot: &str| SlotState {
+            slot: slot.into(),
+            stage: "blending".into(),
+            blueprint: Some("conv_light".into()),
+            alpha: 0.25,
+            contribution: None,
+            gradient_health: None,
+        };
+        let mut growing = step(0, Some(0.8)).unwrap();
+        growing.slots = vec![slot("r0c1"), slot("r1c2")];
+        let text = standing(&growing);
+        let expected = "control 80.0 %  r0c1 conv_light α 0.25  r1c2 conv_light α 0.25";
+        assert_eq!(text, format!("{expected}  6,418 parameters"));
+        // `   env 0 ` stands before it.
+        assert!(9 + expected.chars().count() < 80);
+    }
+
     #[test]
     fn a_round_of_a_policy_is_told_in_one_line() {
         let mut report = RoundReport { mean_return: 1.25, kl: 0.0123, ..RoundReport::default() };

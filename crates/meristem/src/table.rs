@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
-use comfy_table::{CellAlignment, Table};
+use comfy_table::{CellAlignment, ContentArrangement, Table};
 use meristem::device::Owner;
 use meristem::train::summary::{
     EnvSummary, MemorySummary, ModuleSummary, OwnerMemory, Status, Summary,
@@ -11,6 +11,18 @@ use meristem::train::summary::{
 use meristem::train::trace::TraceSummary;
 
 use crate::plain::{counted, duration, megabytes, percent, thousands};
+
+/// Columns of a table where stdout is no terminal.
+const COLUMNS: u16 = 100;
+
+/// An empty table, at most as wide as the terminal.
+pub(crate) fn new() -> Table {
+    let columns = console::Term::stdout().size_checked().map_or(COLUMNS, |(_, columns)| columns);
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED);
+    table.set_content_arrangement(ContentArrangement::Dynamic).set_width(columns);
+    table
+}
 
 /// Everything a user is told at the end.
 pub(crate) fn report(summary: &Summary) -> String {
@@ -46,8 +58,7 @@ pub(crate) fn trace(trace: &TraceSummary) -> String {
 
 /// Who used how much device memory (V3).
 pub(crate) fn memory(memory: &MemorySummary) -> Table {
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED);
+    let mut table = new();
     table.set_header(["memory", "now", "peak"]);
     let row = |name: &str, now: Option<usize>, peak: Option<usize>| {
         [name.to_string(), now.map_or("–".into(), megabytes), peak.map_or("–".into(), megabytes)]
@@ -67,8 +78,7 @@ pub(crate) fn memory(memory: &MemorySummary) -> Table {
 }
 
 fn envs(summary: &Summary) -> Table {
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED);
+    let mut table = new();
     table.set_header([
         "env",
         "control",

@@ -128,7 +128,7 @@ fn policies_are_compared_from_files_and_by_their_rewards() {
         "{}",
         learned.stderr
     );
-    assert!(learned.stdout.contains("points over ppo@basic"), "{}", learned.stdout);
+    assert!(learned.stdout.contains("points over"), "{}", learned.stdout);
     assert!(learned.stdout.contains("mean ± standard deviation over seeds"), "{}", learned.stdout);
     let plot = image::load_from_memory(&m.bytes("plot.png")).unwrap();
     assert_eq!((plot.width(), plot.height()), (900, 520));
@@ -276,7 +276,7 @@ fn ctrl_c_before_anything_is_complete_says_so() {
     assert!(lines.map(Result::unwrap).any(|line| line.contains("stopping after this step")));
     let told = said(child.wait_with_output().unwrap());
     let expected = "stopped in run 1 (none with seed 1000): 0 of 6 runs are complete: there is nothing to compare\n";
-    assert_eq!((told.code, &*told.stdout), (Some(0), expected));
+    assert_eq!((told.code, &*told.stdout), (Some(3), expected));
     assert_eq!(std::fs::read_dir(m.path("temporary")).unwrap().count(), 0);
 }
 
@@ -290,6 +290,8 @@ fn ctrl_c_twice_ends_at_once_and_leaves_nothing() {
     interrupt(&child);
     assert!(lines.any(|line| line.unwrap().contains("stopping after this step")));
     assert_eq!(std::fs::read_dir(m.path("temporary")).unwrap().count(), 1);
+    // Within a second it would be the same request.
+    std::thread::sleep(std::time::Duration::from_millis(1100));
     interrupt(&child);
     let told = said(child.wait_with_output().unwrap());
     assert_eq!((told.code, &*told.stdout), (Some(130), ""));
@@ -306,7 +308,7 @@ fn ctrl_c_leaves_what_is_complete() {
     interrupt(&child);
     let rest: Vec<String> = lines.map(Result::unwrap).collect();
     let told = said(child.wait_with_output().unwrap());
-    assert_eq!(told.code, Some(0), "{rest:?}");
+    assert_eq!(told.code, Some(3), "{rest:?}");
     assert!(
         rest.iter().any(|line| line.contains("stopping after this step, with what is complete"))
     );
@@ -315,5 +317,6 @@ fn ctrl_c_leaves_what_is_complete() {
         "{}",
         told.stdout
     );
+    assert!(told.stdout.lines().all(|line| line.chars().count() <= 100), "{}", told.stdout);
     assert!(String::from_utf8(m.bytes("plot.svg")).unwrap().contains("stopped early"));
 }

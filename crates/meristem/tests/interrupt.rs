@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use common::runs::wait_for;
 use common::{Meristem, events_in, of_kind, said};
 
 /// A run that would go on for hours.
@@ -43,7 +44,7 @@ fn ctrl_c_ends_at_a_step_boundary_with_weights_and_summary() {
     let child = long_run(&m);
     signal(&child, "-INT");
     let said = said(child.wait_with_output().unwrap());
-    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    assert_eq!(said.code, Some(3), "{}", said.stderr);
     assert!(said.stderr.contains("stopping after this step"), "{}", said.stderr);
     assert!(said.stdout.contains("stopped at a step boundary"), "{}", said.stdout);
     assert!(said.stdout.contains("train --resume run "), "{}", said.stdout);
@@ -77,7 +78,7 @@ fn other_signals_end_a_run_as_well_and_nohup_is_respected() {
         let child = once_it_has_stepped(&m, &mut command);
         signal(&child, name);
         let said = said(child.wait_with_output().unwrap());
-        assert_eq!(said.code, Some(0), "{name}: {}", said.stderr);
+        assert_eq!(said.code, Some(3), "{name}: {}", said.stderr);
         assert_eq!(m.json("run/summary.json")["status"], "interrupted", "{name}");
     }
     let m = Meristem::new();
@@ -86,10 +87,61 @@ fn other_signals_end_a_run_as_well_and_nohup_is_respected() {
     shell.args(["-c", &format!("trap '' HUP; exec {program} {LONG}")]);
     let child = once_it_has_stepped(&m, shell.current_dir(m.folder.path()));
     signal(&child, "-HUP");
+    let steps = || std::fs::read_to_string(m.path("run/events.jsonl")).unwrap().lines().count();
+    let before = steps();
+    // It would have stopped after two of its lines at most.
+    wait_for("more steps", || steps() > before + 10);
     signal(&child, "-TERM");
     let said = said(child.wait_with_output().unwrap());
-    // The second signal would have ended it at once.
-    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    assert_eq!(said.code, Some(3), "{}", said.stderr);
+}
+
+/// `timeout` signals the process, and a moment later the group that it is in.
+#[test]
+fn a_signal_that_comes_twice_within_a_moment_is_one() {
+    let m = Meristem::new();
+    let slow = "train --controller none --host large --envs 4 --steps 1000 --max-batches 4 \
+                --batch 128 --run-dir run";
+    let child = once_it_has_stepped(&m, m.command().args(slow.split_whitespace()));
+    signal(&child, "-TERM");
+    signal(&child, "-TERM");
+    let said = said(child.wait_with_output().unwrap());
+    assert_eq!(said.code, Some(3), "{}", said.stderr);
+    assert_eq!(said.stderr.matches("stopping after this step").count(), 1, "{}", said.stderr);
+    assert_eq!(m.json("run/summary.json")["status"], "interrupted");
+}
+
+/// A command line on a terminal of its own, of a size as `stty` takes it.
+fn on_a_terminal(m: &Meristem, size: &str, line: &str) -> Child {
+    let program = env!("CARGO_BIN_EXE_meristem");
+    let line = format!("stty {size}; exec {program} {line}");
+    let mut command = Command::new("script");
+    command.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
+    command.current_dir(m.folder.path()).env("TERM", "xterm").stdin(Stdio::null());
+    command.stdout(Stdio::piped()).spawn().unwrap()
+}
+
+/// Where the bars are drawn, a line that somebody else writes is drawn over at once.
+#[test]
+fn on_a_terminal_ctrl_c_is_answered_in_the_bar() {
+    let m = Meristem::new();
+    let child = on_a_terminal(&m, "rows 24 cols 80", LONG);
+    wait_for("steps", || {
+        let events = std::fs::read_to_string(m.path("run/events.jsonl"));
+        events.is_ok_and(|text| text.matches("step_completed").count() > 10)
+    });
+    // The run itself, not `script`.
+    let own = Command::new("pgrep").args(["-P", &child.id().to_string()]).output().unwrap();
+    let own = String::from_utf8(own.stdout).unwrap();
+    assert!(Command::new("kill").args(["-INT", own.trim()]).status().unwrap().success());
+    let said = said(child.wait_with_output().unwrap());
+    assert_eq!(said.code, Some(3), "{}", said.stdout);
+    assert_eq!(m.json("run/summary.json")["status"], "interrupted");
+    let stopping = "stopping after this step; again to stop at once";
+    // Part of the bar: after its place, and not a line of its own.
+    let bar = said.stdout.split(['\r', '\n']).find(|line| line.contains(stopping));
+    let bar = bar.unwrap_or_else(|| panic!("{}", said.stdout));
+    assert!(bar.contains("/100000  stopping"), "{bar:?}");
 }
 
 #[test]
@@ -132,8 +184,7 @@ const TALKATIVE: &str = "train --controller heuristic --host minimal --envs 2 --
 #[test]
 fn a_disk_that_refuses_a_write_ends_the_run_and_leaves_whole_lines() {
     let m = Meristem::new();
-    let script =
-        format!("trap '' XFSZ; ulimit -f 128; exec \"$MERISTEM\" {TALKATIVE} --run-dir run");
+    let script = format!("ulimit -f 128; exec \"$MERISTEM\" {TALKATIVE} --run-dir run");
     full_disk(&m, &script, &m.path("run"));
 }
 
@@ -154,4 +205,22 @@ fn a_full_disk_ends_the_run_and_leaves_whole_lines() {
          cp -r disk/run copy; exit $code; }}"
     );
     full_disk(&m, &format!("exec unshare -Urm sh -c '{inner}'"), &m.path("copy"));
+}
+
+/// Where the terminal has fewer rows than the run has envs, the line of the whole run is there all the same.
+#[test]
+fn a_small_terminal_shows_the_total_and_how_many_envs_have_no_line() {
+    let m = Meristem::new();
+    let line = "train --controller none --host minimal --envs 12 --steps 2 --max-batches 2 --batch 32 \
+                --run-dir run";
+    let said = said(on_a_terminal(&m, "rows 8 cols 80", line).wait_with_output().unwrap());
+    assert_eq!(said.code, Some(0), "{}", said.stdout);
+    for words in ["env 4 ", "7 more training accuracy", "step 1/2 "] {
+        assert!(said.stdout.contains(words), "{words}: {}", said.stdout);
+    }
+    assert!(!said.stdout.contains("env 5 "), "{}", said.stdout);
+    // The table at the end fits as well.
+    let table = said.stdout.lines().filter(|line| line.starts_with(['│', '┌', '╞', '└']));
+    let widths: Vec<usize> = table.map(|line| line.trim_end().chars().count()).collect();
+    assert!(widths.len() > 12 && widths.iter().all(|&width| width <= 80), "{widths:?}");
 }

@@ -2,10 +2,8 @@
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
-use comfy_table::presets::UTF8_FULL_CONDENSED;
-use comfy_table::{CellAlignment, Table};
+use comfy_table::CellAlignment;
 use meristem::nn::Network;
 use meristem::train::statistics::{PairedDifference, Spread};
 use meristem::train::study::{Contender, Planned, Study, StudyConfig, StudyObserver, compare};
@@ -13,12 +11,13 @@ use meristem::train::summary::Status;
 use meristem::train::{Event, Observer};
 use tempfile::TempDir;
 
-use super::{Outcome, print_json};
+use super::{Outcome, exit_code, print_json};
 use crate::cli::ControlEvalArguments;
 use crate::failure::Failure;
 use crate::plain::{self, counted};
 use crate::progress::{Mode, Progress};
 use crate::signals::stop_on_signals;
+use crate::table;
 
 /// Where the runs are written.
 struct Place {
@@ -70,7 +69,7 @@ pub(crate) fn run(arguments: &ControlEvalArguments) -> Outcome {
         true => print_json(&study)?,
         false => plain::out(&report(&study)),
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(exit_code(study.status))
 }
 
 /// Shows one run after another, all on stderr: stdout is for the comparison.
@@ -127,8 +126,7 @@ fn report(study: &Study) -> String {
     if let Some(stopped) = stopped.as_ref().filter(|_| study.complete() == 0) {
         return format!("{stopped}: there is nothing to compare");
     }
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED);
+    let mut table = table::new();
     let first = study.contenders.first().map(|first| first.contender.to_string());
     let against = format!("points over {}", first.unwrap_or_default());
     let columns = [

@@ -2,8 +2,6 @@
 
 use std::process::ExitCode;
 
-use comfy_table::presets::UTF8_FULL_CONDENSED;
-use comfy_table::{ContentArrangement, Table};
 use meristem::data::order::{self, OrderConfig};
 use meristem::data::{
     DatasetFiles, DatasetInfo, DatasetSpec, Source, VerifyReport, import_cifar10, verify,
@@ -15,6 +13,7 @@ use crate::cli::{
     DataCommand, DatasetArguments, ImportArguments, InfoArguments, PlanArguments, VerifyArguments,
 };
 use crate::plain::{self, thousands};
+use crate::table;
 
 pub(crate) fn run(command: &DataCommand) -> Outcome {
     match command {
@@ -67,9 +66,7 @@ fn overview(arguments: &InfoArguments) -> Outcome {
         print_json(&known)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED);
-    table.set_content_arrangement(ContentArrangement::Dynamic).set_width(100);
+    let mut table = table::new();
     table.set_header(["dataset", "there", "what --data-root has to hold"]);
     for Known { dataset, found, expected, where_to_get } in known {
         let mut files = expected;

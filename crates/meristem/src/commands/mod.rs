@@ -14,12 +14,12 @@ mod train;
 
 use std::process::ExitCode;
 
-use meristem::train::summary::MemorySummary;
+use meristem::train::summary::{MemorySummary, Status};
 use meristem::train::trace::TraceSummary;
 use serde::Serialize;
 
 use crate::cli::{BenchCommand, Command, ControlCommand};
-use crate::failure::Failure;
+use crate::failure::{Failure, STOPPED};
 use crate::plain;
 use crate::table;
 
@@ -41,6 +41,15 @@ pub(crate) fn run(command: Command) -> Outcome {
         }
         Command::Bench(BenchCommand::Format(arguments)) => bench_format::run(&arguments),
         Command::Bench(BenchCommand::Gather(arguments)) => bench_gather::run(&arguments),
+    }
+}
+
+/// Exit code of what ended in this way: `train && deploy` must not go on with what is half trained.
+fn exit_code(status: Status) -> ExitCode {
+    match status {
+        Status::Completed => ExitCode::SUCCESS,
+        Status::Interrupted => ExitCode::from(STOPPED),
+        Status::Failed => ExitCode::FAILURE,
     }
 }
 

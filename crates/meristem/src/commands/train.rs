@@ -2,12 +2,11 @@
 
 use std::io::IsTerminal;
 use std::path::Path;
-use std::process::ExitCode;
 
 use meristem::train::config::{Layer, TrainConfig};
 use meristem::train::{self, ResumeOptions, Summary};
 
-use super::{Outcome, print_json, tell_dropped};
+use super::{Outcome, exit_code, print_json, tell_dropped};
 use crate::cli::TrainArguments;
 use crate::failure::Failure;
 use crate::plain;
@@ -26,7 +25,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
         None => start(arguments, &mut progress)?,
     };
     if !progress.is_of_first_rank() {
-        return Ok(ExitCode::SUCCESS);
+        return Ok(exit_code(summary.status));
     }
     if arguments.json {
         print_json(&summary)?;
@@ -41,7 +40,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
         Mode::Lines | Mode::Bars => plain::out(&report),
     }
     summary.trace.as_ref().inspect(|trace| tell_dropped(trace));
-    Ok(ExitCode::SUCCESS)
+    Ok(exit_code(summary.status))
 }
 
 fn start(arguments: &TrainArguments, progress: &mut Progress) -> Result<Summary, Failure> {
