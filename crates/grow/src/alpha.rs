@@ -1,11 +1,11 @@
-//! Alpha: how far a module is mixed into its host, and how that changes from step to step.
+//! Alpha: the weight of a module in its host's output, and its schedule over the steps.
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::AlphaError;
 use meristem_nn::graph::BlendMode;
 
-/// Writes an enum whose variants are the choices of an action head: a table in index order.
+/// Defines an enum whose variants are the choices of an action head: a table in index order.
 macro_rules! choices {
     ($(#[$meta:meta])* $name:ident { $($(#[$vmeta:meta])* $variant:ident = $text:literal,)* }) => {
         $(#[$meta])*
@@ -38,7 +38,7 @@ macro_rules! choices {
 }
 
 choices! {
-    /// The way alpha takes from 0 to 1 while t goes from 0 to 1.
+    /// Curve of alpha from 0 to 1 as t goes from 0 to 1.
     Curve {
         /// `t`.
         Linear = "linear",
@@ -54,7 +54,8 @@ choices! {
 }
 
 impl Curve {
-    /// The curve at `t`, which is clamped to `[0, 1]`. Monotonic; 0 at 0 and 1 at 1, exactly.
+    /// Value of the curve at `t`, which is clamped to `[0, 1]`. Monotonic; 0 at 0 and 1 at 1,
+    /// exactly.
     pub fn at(self, t: f64) -> f64 {
         // Rounding must not show at the ends: a controller that is done is exactly at its target.
         if t <= 0.0 {
@@ -78,7 +79,7 @@ impl Curve {
 }
 
 choices! {
-    /// How a module is blended in: a curve and a formula.
+    /// Blending of a module into its host: a curve and a formula.
     Style {
         /// [`Curve::Linear`], `h + a(m − h)`.
         LinearAdd = "linear_add",
@@ -92,7 +93,7 @@ choices! {
 }
 
 impl Style {
-    /// The curve of the first blending.
+    /// Curve of the first blending.
     pub fn curve(self) -> Curve {
         match self {
             Style::SigmoidAdd => Curve::Sigmoid,
@@ -100,7 +101,7 @@ impl Style {
         }
     }
 
-    /// The formula.
+    /// Formula of the blending.
     pub fn blend_mode(self) -> BlendMode {
         match self {
             Style::LinearAdd | Style::SigmoidAdd => BlendMode::Add,
@@ -111,7 +112,7 @@ impl Style {
 }
 
 choices! {
-    /// How long the first blending takes.
+    /// Duration of the first blending.
     Tempo {
         /// 3 steps.
         Fast = "fast",
@@ -130,7 +131,7 @@ impl Tempo {
 }
 
 choices! {
-    /// Where alpha is to go.
+    /// Target value of alpha.
     AlphaTarget {
         /// .5.
         Half = "0.5",
@@ -142,14 +143,14 @@ choices! {
 }
 
 impl AlphaTarget {
-    /// The value.
+    /// The target as a number.
     pub fn value(self) -> f32 {
         [0.5, 0.7, 1.0][self.index()]
     }
 }
 
 choices! {
-    /// How long a change of target, or a removal, takes.
+    /// Duration of a change of target, or of a removal.
     Speed {
         /// At once.
         Instant = "instant",
@@ -163,13 +164,13 @@ choices! {
 }
 
 impl Speed {
-    /// Steps that it takes.
+    /// Steps of the change.
     pub fn steps(self) -> u32 {
         [0, 3, 5, 8][self.index()]
     }
 }
 
-/// Whether alpha is moving, and which way.
+/// Whether alpha is moving, and in which direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AlphaMode {
@@ -181,7 +182,7 @@ pub enum AlphaMode {
     Down,
 }
 
-/// Moves alpha from where it is to a target along a curve, one step at a time.
+/// Moves alpha from its current value to a target along a curve, one step at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AlphaController {
     alpha: f32,
@@ -194,7 +195,7 @@ pub struct AlphaController {
 }
 
 impl AlphaController {
-    /// At rest at `alpha` (clamped to `[0, 1]`; NaN becomes 0).
+    /// A controller at rest at `alpha` (clamped to `[0, 1]`; NaN becomes 0).
     pub fn at_rest(alpha: f32) -> Self {
         let alpha = if alpha.is_nan() { 0.0 } else { alpha.clamp(0.0, 1.0) };
         Self {
@@ -208,7 +209,8 @@ impl AlphaController {
         }
     }
 
-    /// Sets out for `target`; with 0 steps, or if it is there already, alpha is at the target at once.
+    /// Starts a move to `target`. With 0 steps, or if alpha is there already, it is at the target
+    /// at once.
     ///
     /// # Errors
     /// [`AlphaError::NotAtRest`] while it moves, [`AlphaError::BadTarget`] outside `[0, 1]`.
@@ -232,7 +234,8 @@ impl AlphaController {
         Ok(())
     }
 
-    /// One step on its way; nothing when at rest. After `steps_total` of them alpha is exactly the target.
+    /// Advances alpha by one step; does nothing at rest. After `steps_total` steps alpha is exactly
+    /// the target.
     pub fn step(&mut self) {
         if self.is_at_rest() {
             return;
@@ -248,22 +251,22 @@ impl AlphaController {
         self.alpha = (start + (target - start) * t) as f32;
     }
 
-    /// Alpha now.
+    /// Current alpha.
     pub fn alpha(&self) -> f32 {
         self.alpha
     }
 
-    /// Alpha when it set out last.
+    /// Alpha at the start of the last move.
     pub fn start(&self) -> f32 {
         self.start
     }
 
-    /// Where it is going, or is.
+    /// Target of the last move.
     pub fn target(&self) -> f32 {
         self.target
     }
 
-    /// Moving up, down, or at rest.
+    /// Direction of the move, or rest.
     pub fn mode(&self) -> AlphaMode {
         self.mode
     }
@@ -278,22 +281,22 @@ impl AlphaController {
         self.steps_total
     }
 
-    /// Steps of it that are done.
+    /// Steps of the last move that are done.
     pub fn steps_done(&self) -> u32 {
         self.steps_done
     }
 
-    /// Steps of it that are left.
+    /// Steps of the last move that are left.
     pub fn steps_to_go(&self) -> u32 {
         self.steps_total - self.steps_done
     }
 
-    /// Whether it is at its target.
+    /// Whether alpha is at its target.
     pub fn is_at_rest(&self) -> bool {
         self.mode == AlphaMode::Rest
     }
 
-    /// What is wrong with a controller that was read from a file, if anything.
+    /// Checks a controller that was read from a file; the error says what is wrong with it.
     pub(crate) fn check(&self) -> Result<(), String> {
         let within = |a: f32| (0.0..=1.0).contains(&a);
         if !(within(self.alpha) && within(self.start) && within(self.target)) {

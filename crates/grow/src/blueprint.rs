@@ -1,8 +1,8 @@
-//! Blueprints: what can grow in a slot, as data.
+//! Blueprints: the modules that can grow in a slot, as data.
 //!
-//! To add one, write one [`Blueprint`] value and hand it to [`BlueprintSet::with`]; nothing else changes:
-//! the graph, the names of its weights, its parameter count and its description in a weights file all
-//! follow from the value.
+//! To add one, write one [`Blueprint`] value and pass it to [`BlueprintSet::with`]; nothing else
+//! changes. The graph, the names of its weights, its parameter count and its description in a
+//! weights file all follow from the value.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::suggest::nearest;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Channels {
-    /// As many as the slot has.
+    /// The slot's number of channels.
     Same,
     /// `max(channels / by, at_least, 1)`.
     Divided {
@@ -33,7 +33,7 @@ pub enum Channels {
 }
 
 impl Channels {
-    /// The number, for a slot of `channels` channels.
+    /// Number of output channels in a slot of `channels` channels.
     pub fn of(self, channels: usize) -> usize {
         match self {
             Channels::Same => channels,
@@ -53,7 +53,7 @@ pub enum Layer {
         out: Channels,
         /// Kernel size, odd.
         kernel: usize,
-        /// One filter a channel; `out` must then equal the channels that come in.
+        /// One filter per channel; `out` must then equal the number of input channels.
         depthwise: bool,
     },
     /// Group norm with [`group_norm_groups`] groups.
@@ -67,7 +67,7 @@ pub enum Layer {
     Sigmoid,
     /// `tanh x`.
     Tanh,
-    /// Mean over the image; what follows is a vector.
+    /// Mean over the image; the layers after it see a vector.
     GlobalAvgPool,
     /// Linear layer over a vector.
     Linear {
@@ -95,8 +95,8 @@ pub enum Join {
     },
 }
 
-/// A module that can grow: layers, and how they join the host. It keeps the shape, and at birth it is
-/// the identity with a gradient that is not zero (checked by [`Blueprint::check`]).
+/// A module that can grow: layers, and how they join the host. It keeps the shape of its input, and
+/// at birth it is the identity with a gradient that is not zero (checked by [`Blueprint::check`]).
 ///
 /// ```
 /// use meristem_grow::{Blueprint, BlueprintSet, Channels, Join, Layer};
@@ -124,22 +124,25 @@ pub struct Blueprint {
     pub name: String,
     /// Layers in order.
     pub layers: Vec<Layer>,
-    /// The join.
+    /// How the layers' output joins the host.
     pub join: Join,
 }
 
 impl Blueprint {
-    /// A blueprint of this name; not checked yet.
+    /// A blueprint with this name; not checked yet.
     pub fn new(name: &str, layers: Vec<Layer>, join: Join) -> Self {
         Self { name: name.into(), layers, join }
     }
 
-    /// Checks the name, that the module is the identity at birth, that it can leave it, and that its
-    /// layers fit together at 8 and at 32 channels.
+    /// Checks the name, that the module is the identity at birth, that it can learn from there, and
+    /// that its layers fit together at 8 and at 32 channels.
     ///
-    /// The rule per join: `Residual` ends in a `GroupNorm` that starts at zero; `ChannelScale` ends in a
-    /// zero `Linear` and a `Sigmoid`, with factor 2 (2·σ(0) = 1); `TanhMix` needs nothing at its end, but
-    /// at least one layer with parameters. No other layer starts at zero: whatever comes behind it would have no gradient.
+    /// The rule for each join:
+    /// - `Residual` ends in a `GroupNorm` that starts at zero.
+    /// - `ChannelScale` ends in a zero `Linear` and a `Sigmoid`, with factor 2 (2·σ(0) = 1).
+    /// - `TanhMix` needs nothing at its end, but at least one layer with parameters.
+    ///
+    /// No other layer starts at zero: the layers behind it would have no gradient.
     ///
     /// # Errors
     /// [`BlueprintError::BadName`], [`BlueprintError::Birth`] or [`BlueprintError::Shape`].
@@ -194,7 +197,7 @@ impl Blueprint {
         }
     }
 
-    /// Trained parameters of the module in a slot of `channels` channels (a gate not counted).
+    /// Trained parameters of the module in a slot of `channels` channels, without a gate.
     ///
     /// # Errors
     /// [`BlueprintError::Shape`] if the layers do not fit together.
@@ -203,8 +206,8 @@ impl Blueprint {
         Ok(self.graph(Dims { c: channels, h: 4, w: 4 })?.parameters(None))
     }
 
-    /// The module on its own, from its input of `dims` to its output of the same, its weights named
-    /// `layers.{i}.…` and `mix`: for tests and benchmarks of a blueprint.
+    /// The module as a graph of its own, for tests and benchmarks of a blueprint. Input and output
+    /// have the shape `dims`; the weights are named `layers.{i}.…` and `mix`.
     ///
     /// # Errors
     /// [`BlueprintError::Shape`] if the layers do not fit together.
@@ -213,8 +216,8 @@ impl Blueprint {
     }
 }
 
-/// Groups of a group norm over `channels` channels: the largest of 32, 16, 8, 4, 2, 1 that divides them
-/// and leaves at least 16 a group, else the largest of that list that divides them.
+/// Groups of a group norm over `channels` channels: the largest of 32, 16, 8, 4, 2, 1 that divides
+/// them and leaves at least 16 a group, else the largest of that list that divides them.
 pub fn group_norm_groups(channels: usize) -> usize {
     let dividing = |g: &usize| channels.is_multiple_of(*g);
     let groups = [32, 16, 8, 4, 2, 1];
@@ -222,19 +225,20 @@ pub fn group_norm_groups(channels: usize) -> usize {
     wide.or_else(|| groups.into_iter().find(dividing)).unwrap_or(1)
 }
 
-/// The blueprints that a run may use, in the index order of the action head. Names are unique.
+/// The blueprints available to a run, in the index order of the action head. Names are unique.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlueprintSet {
     blueprints: Vec<Arc<Blueprint>>,
 }
 
 impl BlueprintSet {
-    /// No blueprints.
+    /// An empty set.
     pub fn empty() -> Self {
         Self { blueprints: vec![] }
     }
 
-    /// The seven of `docs/growth.md`: norm, attention, depthwise, bottleneck, conv_small, conv_light, conv_heavy.
+    /// The seven standard blueprints of `docs/growth.md`: norm, attention, depthwise, bottleneck,
+    /// conv_small, conv_light, conv_heavy.
     pub fn standard() -> Self {
         Self { blueprints: standard().into_iter().map(Arc::new).collect() }
     }
@@ -242,7 +246,7 @@ impl BlueprintSet {
     /// This set with one more blueprint at its end.
     ///
     /// # Errors
-    /// [`BlueprintError::Duplicate`], or what [`Blueprint::check`] finds.
+    /// [`BlueprintError::Duplicate`], or any error of [`Blueprint::check`].
     pub fn with(mut self, blueprint: Blueprint) -> Result<Self, BlueprintError> {
         blueprint.check()?;
         if self.index_of(&blueprint.name).is_some() {
@@ -257,7 +261,7 @@ impl BlueprintSet {
         self.blueprints.len()
     }
 
-    /// Whether there is none.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.blueprints.is_empty()
     }
@@ -267,17 +271,17 @@ impl BlueprintSet {
         self.blueprints.iter()
     }
 
-    /// The blueprint of this index.
+    /// The blueprint with this index.
     pub fn get(&self, index: usize) -> Option<&Arc<Blueprint>> {
         self.blueprints.get(index)
     }
 
-    /// The index of this name.
+    /// The index of the blueprint with this name.
     pub fn index_of(&self, name: &str) -> Option<usize> {
         self.blueprints.iter().position(|blueprint| blueprint.name == name)
     }
 
-    /// The index of this name, or an error that names the nearest.
+    /// The index of the blueprint with this name, or an error that names the nearest one.
     ///
     /// # Errors
     /// [`BlueprintError::Unknown`].

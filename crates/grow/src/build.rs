@@ -1,13 +1,14 @@
-//! From a host to the graph that `meristem-nn` compiles.
+//! Builds the graph of a host that `meristem-nn` compiles.
 //!
-//! The graph depends on the topology alone: the host, and per slot its class, blueprint and blend mode.
-//! Alpha's value is read from device memory, at the slot's index. One graph serves training and
-//! evaluation: in evaluation the value of a module in training is the host's, so nothing reads it and a
-//! plan may leave it out.
+//! The graph depends on the topology alone: the host, and per slot its class, blueprint and blend
+//! mode. Alpha's value is read from device memory, at the slot's index. One graph serves training
+//! and evaluation: in evaluation the value of a module in training is the host's, so nothing reads
+//! it and a plan may leave it out.
 //!
-//! Names are PyTorch's (U5): `blocks.{i}.conv.weight`, `blocks.{i}.bn.*`, `classifier.*`, and in slot s
-//! `slots.{s}.layers.{i}.*` with i the position in the blueprint's list (layers without parameters count
-//! too), `slots.{s}.mix`, and `slots.{s}.gate.{0,2}.*` as of a `Sequential(Linear, ReLU, Linear)`.
+//! Names are PyTorch's (U5): `blocks.{i}.conv.weight`, `blocks.{i}.bn.*`, `classifier.*`, and in
+//! slot s `slots.{s}.layers.{i}.*` with i the position in the blueprint's list (layers without
+//! parameters count too), `slots.{s}.mix`, and `slots.{s}.gate.{0,2}.*` as of a `Sequential(Linear,
+//! ReLU, Linear)`.
 
 use meristem_nn::graph::{
     BlendMode, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, Init, NodeId, SgdConfig,
@@ -28,7 +29,7 @@ pub const HOST_SGD: SgdConfig =
 /// Each module's optimiser and clip norm: as the host's, without decay.
 pub const MODULE_SGD: SgdConfig = SgdConfig { weight_decay: 0.0, ..HOST_SGD };
 
-/// What a slot adds to the network; two slots of equal class give equal graphs.
+/// Contribution of a slot to the topology; two slots of equal class give equal graphs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SlotClass {
     /// Nothing (dormant, germinated, pruned, embargoed, resetting).
@@ -88,7 +89,7 @@ pub fn host_graph(spec: &HostSpec, image: &ImageShape, sgd: SgdConfig) -> Result
     build(spec, image, sgd, |_, _, x| Ok(x))
 }
 
-/// The graph of a host with what grows in it.
+/// The graph of a host with its modules.
 pub(crate) fn grown_graph(
     host: &Host,
     host_sgd: SgdConfig,
@@ -104,7 +105,8 @@ pub(crate) fn grown_graph(
     Ok(graph)
 }
 
-/// The host's layers; `slot` is called at each slot in forward order and returns what goes on.
+/// The host's layers; `slot` is called at each slot in forward order and returns the node to
+/// continue from.
 fn build(
     spec: &HostSpec,
     image: &ImageShape,

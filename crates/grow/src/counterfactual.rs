@@ -1,9 +1,9 @@
-//! Alpha configurations whose accuracies tell what each module is worth (`docs/growth.md`,
+//! Alpha configurations whose accuracies measure the contribution of each module (`docs/growth.md`,
 //! Contributions).
 //!
-//! Every configuration is a set of modules that are on, among those that are asked about; what is not asked
-//! about stays as it is. Configurations that come to the same set share a row: with two modules, the first one
-//! off is the second one alone.
+//! Every configuration is a set of modules that are on, among the modules that are asked about; all
+//! others keep their alpha. Configurations with the same set share a row: with two modules, the
+//! first one off is the second one alone.
 
 use meristem_device::random::Rng;
 use serde::{Deserialize, Serialize};
@@ -11,24 +11,25 @@ use serde::{Deserialize, Serialize};
 use crate::host::Host;
 use crate::stage::Stage;
 
-/// Up to this many modules all subsets of them are evaluated, at every step: main, solo-offs, solo-ons, pairs
-/// and all-off are then all there are.
+/// Largest number of modules for which all subsets are evaluated at every step. Up to it main,
+/// solo-offs, solo-ons, pairs and all-off are all the subsets there are.
 const SUBSETS_MAX_MODULES: usize = 4;
 
-/// Orders in which more modules than that are switched on at the last step of an episode: pairs of an order
-/// and its reverse.
+/// Orders of switching modules on that are sampled at the last step of an episode when there are
+/// more than four modules: pairs of an order and its reverse.
 pub const PERMUTATIONS: usize = 8;
 
-/// Whose contribution is asked.
+/// The modules whose contribution is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scope {
-    /// Modules whose fate is open and whose alpha is above 0 (Blending, Holding): during an episode.
+    /// Modules that may still be pruned and whose alpha is above 0 (Blending, Holding): during an
+    /// episode.
     Live,
     /// Fossilized modules too: for a report at the end.
     All,
 }
 
-/// What a configuration is. Slots are given by their index; pairs have the lower one first.
+/// A configuration of the modules. Slots are given by their index; pairs have the lower one first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -43,7 +44,7 @@ pub enum Configuration {
     Pair(usize, usize),
     /// None.
     AllOff,
-    /// Fossilized modules only: the host as it would be if it were to stay so.
+    /// Fossilized modules only: the host without its live modules.
     Committed,
     /// The first `modules` modules of an order.
     Prefix {
@@ -54,29 +55,30 @@ pub enum Configuration {
     },
 }
 
-/// Which of the asked modules are on: bit i for the i-th of them.
+/// Set of the asked modules that are on: bit i for the i-th of them.
 type Coalition = u64;
 
-/// The share of two modules' accuracy that neither has alone.
+/// The effect of two modules together beyond the sum of their effects alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interaction {
     /// The two slots, by index.
     pub slots: [usize; 2],
-    /// `acc(ij) − acc(i) − acc(j) + acc(none)` in percentage points: above 0 where they help each other.
+    /// `acc(ij) − acc(i) − acc(j) + acc(none)` in percentage points: above 0 where the modules help
+    /// each other.
     pub pp: f64,
 }
 
-/// Configurations to evaluate in one pass, and the rows of alphas that they come to; row 0 is
+/// Configurations to evaluate in one pass, and their rows of alphas; row 0 is
 /// [`Configuration::Main`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Counterfactual {
     /// The host's own alphas.
     main: Vec<f32>,
-    /// Slots of the modules that are asked about.
+    /// Slots of the asked modules.
     modules: Vec<usize>,
-    /// Configuration and row.
+    /// Each configuration with its row.
     configurations: Vec<(Configuration, usize)>,
-    /// What is on in each row.
+    /// Modules that are on in each row.
     coalitions: Vec<Coalition>,
     /// `[rows][slots]`.
     rows: Vec<Vec<f32>>,
@@ -85,7 +87,7 @@ pub struct Counterfactual {
 }
 
 impl Counterfactual {
-    /// Main, and each module in `scope` off.
+    /// The configurations main and, for each module in `scope`, that module off.
     pub fn leave_one_out(host: &Host, scope: Scope) -> Self {
         let mut all = Self::main(host, scope);
         for i in 0..all.modules.len() {
@@ -94,8 +96,8 @@ impl Counterfactual {
         all
     }
 
-    /// A step's configurations of the n live modules: main, each off, each alone, all off (n ≥ 2), pairs
-    /// (3 ≤ n ≤ 4), committed.
+    /// The configurations of a step for its n live modules: main, each off, each alone, all off
+    /// (n ≥ 2), pairs (3 ≤ n ≤ 4), committed.
     pub fn of_step(host: &Host) -> Self {
         let mut all = Self::leave_one_out(host, Scope::Live);
         let n = all.modules.len();
@@ -117,9 +119,10 @@ impl Counterfactual {
         all
     }
 
-    /// Those of [`Counterfactual::of_step`], and what Shapley values need besides: nothing up to four modules,
-    /// all of whose subsets are there already; else [`PERMUTATIONS`] orders, every second the reverse of the
-    /// one before (antithetic: what one order overrates, its reverse underrates), drawn from `random`.
+    /// The configurations of [`Counterfactual::of_step`], and those that Shapley values need
+    /// besides: none up to four modules, all of whose subsets are there already; else the prefixes
+    /// of [`PERMUTATIONS`] orders drawn from `random`. Every second order is the reverse of the one
+    /// before (antithetic: an error of one order is opposed by that of its reverse).
     pub fn of_last_step(host: &Host, random: &mut Rng) -> Self {
         let mut all = Self::of_step(host);
         let n = all.modules.len();
@@ -142,9 +145,9 @@ impl Counterfactual {
         all
     }
 
-    /// The most rows that a host with this many slots can ask for: all subsets of up to four modules; beyond
-    /// that 2n + 2 for a step, and n − 3 for each order at the last one (its first module alone, and all but
-    /// its last, are among the step's).
+    /// Largest number of rows for a host with this many slots: all subsets of up to four modules;
+    /// beyond that 2n + 2 for a step, and n − 3 for each order at the last one (its first module
+    /// alone, and all but its last, are among the step's).
     pub fn rows_max(slots: usize) -> usize {
         match slots {
             0..=SUBSETS_MAX_MODULES => 1 << slots,
@@ -169,12 +172,12 @@ impl Counterfactual {
         all
     }
 
-    /// All asked modules.
+    /// The set of all asked modules.
     fn full(&self) -> Coalition {
         (1 << self.modules.len()) - 1
     }
 
-    /// Adds a configuration, and a row unless there is one with the same modules on.
+    /// Adds a configuration, and a row unless one with the same modules on exists.
     fn ask(&mut self, configuration: Configuration, on: Coalition) {
         let row = self.row_with(on).unwrap_or_else(|| {
             let mut row = self.main.clone();
@@ -194,22 +197,22 @@ impl Counterfactual {
         self.coalitions.iter().position(|coalition| *coalition == on)
     }
 
-    /// The configurations as they were asked for, each with its row; several may share one.
+    /// The configurations in the order they were added, each with its row; several may share one.
     pub fn configurations(&self) -> &[(Configuration, usize)] {
         &self.configurations
     }
 
-    /// The row of a configuration, if it was asked for.
+    /// The row of a configuration, if it was added.
     pub fn row_of(&self, configuration: Configuration) -> Option<usize> {
         self.configurations.iter().find(|(asked, _)| *asked == configuration).map(|(_, row)| *row)
     }
 
-    /// Alphas `[rows][slots]`, no row twice.
+    /// Alphas `[rows][slots]`, without duplicates.
     pub fn rows(&self) -> &[Vec<f32>] {
         &self.rows
     }
 
-    /// Slots of the modules that are asked about, by index.
+    /// Slots of the asked modules, by index.
     pub fn modules(&self) -> &[usize] {
         &self.modules
     }
@@ -221,14 +224,15 @@ impl Counterfactual {
         self.modules.iter().enumerate().filter_map(is_on)
     }
 
-    /// The accuracy of the row with these modules on; `None` if there is no such row, or no finite number.
+    /// The accuracy of the row with these modules on; `None` if there is no such row, or the
+    /// accuracy is not finite.
     fn accuracy(&self, accuracies_pp: &[f64], on: Coalition) -> Option<f64> {
         accuracies_pp.get(self.row_with(on)?).copied().filter(|accuracy| accuracy.is_finite())
     }
 
-    /// Contribution per slot in percentage points, accuracy with the module minus accuracy without it,
-    /// from the accuracy (in percentage points) of each row; `None` where none was asked. Accuracies that
-    /// are missing or not finite give `None` too.
+    /// Contribution per slot in percentage points: accuracy with the module minus accuracy without
+    /// it. `accuracies_pp` are the accuracies of the rows, in percentage points. `None` for slots
+    /// that were not asked about, and where an accuracy is missing or not finite.
     pub fn contributions_pp(&self, accuracies_pp: &[f64]) -> Vec<Option<f32>> {
         let mut contributions = vec![None; self.main.len()];
         let main = self.accuracy(accuracies_pp, self.full());
@@ -239,8 +243,8 @@ impl Counterfactual {
         contributions
     }
 
-    /// The interaction of every two modules for which all four accuracies were measured, in order of the
-    /// slots: of all pairs with two to four modules.
+    /// The interaction of every two modules for which all four accuracies were measured, in order
+    /// of the slots. With two to four modules these are all pairs.
     pub fn interactions_pp(&self, accuracies_pp: &[f64]) -> Vec<Interaction> {
         let accuracy = |on| self.accuracy(accuracies_pp, on);
         let interaction = |(i, j): (usize, usize)| {
@@ -251,8 +255,8 @@ impl Counterfactual {
         pairs(self.modules.len()).filter_map(interaction).collect()
     }
 
-    /// Per slot, the sum of its module's interactions with all others, in percentage points; `None` where
-    /// none was measured.
+    /// Sum per slot of its module's interactions with all others, in percentage points; `None`
+    /// where none was measured.
     pub fn interaction_sums_pp(&self, accuracies_pp: &[f64]) -> Vec<Option<f32>> {
         let mut sums: Vec<Option<f64>> = vec![None; self.main.len()];
         for Interaction { slots, pp } in self.interactions_pp(accuracies_pp) {
@@ -261,11 +265,12 @@ impl Counterfactual {
         sums.into_iter().map(|sum| sum.map(|sum| sum as f32)).collect()
     }
 
-    /// Shapley value per slot in percentage points: what a module adds when it is switched on, over all
-    /// orders of switching modules on (Shapley, "A value for n-person games", 1953). Their sum is accuracy
-    /// with all minus accuracy with none. Exact up to four modules; beyond that the mean over the orders
-    /// of [`Counterfactual::of_last_step`]. `None` where none was asked, and everywhere if an accuracy
-    /// is missing or not finite.
+    /// Shapley value per slot in percentage points: the mean gain in accuracy when the module is
+    /// switched on, over all orders of switching modules on (Shapley, "A value for n-person games",
+    /// 1953). The values sum to the accuracy with all modules minus the accuracy with none. Exact
+    /// up to four modules; beyond that the mean over the orders of
+    /// [`Counterfactual::of_last_step`]. `None` for slots that were not asked about, and for all
+    /// slots if an accuracy is missing or not finite.
     pub fn shapley_pp(&self, accuracies_pp: &[f64]) -> Vec<Option<f64>> {
         let n = self.modules.len();
         let values = match n {
@@ -298,7 +303,7 @@ impl Counterfactual {
         Some(values)
     }
 
-    /// The mean over the sampled orders of what each module adds to those before it.
+    /// The mean over the sampled orders of each module's gain over the modules before it.
     fn shapley_of_orders(&self, accuracies_pp: &[f64]) -> Option<Vec<f64>> {
         let mut values = vec![0.0; self.modules.len()];
         if self.permutations.is_empty() {

@@ -1,4 +1,4 @@
-//! What growth refuses, and why.
+//! Errors of this crate: invalid descriptions and refused actions, each with its reason.
 
 use crate::slot_name::SlotName;
 use crate::spec::{HostSpec, ImageShape};
@@ -12,16 +12,16 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A host description, or its fit to an image.
+    /// A host description is invalid, or the host does not fit the image.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// A blueprint.
+    /// A blueprint is invalid.
     #[error(transparent)]
     Blueprint(#[from] BlueprintError),
-    /// An action that the lifecycle does not allow.
+    /// The lifecycle does not allow an action.
     #[error(transparent)]
     Lifecycle(#[from] LifecycleError),
-    /// A topology read from a file.
+    /// A topology read from a file is invalid.
     #[error(transparent)]
     Topology(#[from] TopologyError),
     /// The network could not be built.
@@ -40,7 +40,7 @@ pub enum HostError {
         crate::spec::PRESETS.map(|(name, _)| name).join(", ")
     )]
     UnknownHost {
-        /// What was given.
+        /// The text given.
         given: String,
         /// The nearest preset.
         nearest: Option<String>,
@@ -51,7 +51,7 @@ pub enum HostError {
         hint(nearest)
     )]
     UnknownKey {
-        /// The whole description.
+        /// The text given.
         given: String,
         /// The key.
         key: String,
@@ -61,7 +61,7 @@ pub enum HostError {
     /// A part of a `cnn:` description that is not `key=value` with a whole number.
     #[error("host `{given}`: expected `key=number`, got `{part}`")]
     BadPart {
-        /// The whole description.
+        /// The text given.
         given: String,
         /// The part.
         part: String,
@@ -69,7 +69,7 @@ pub enum HostError {
     /// A key given twice.
     #[error("host `{given}`: `{key}` is given twice")]
     DuplicateKey {
-        /// The whole description.
+        /// The text given.
         given: String,
         /// The key.
         key: String,
@@ -77,9 +77,9 @@ pub enum HostError {
     /// A size that is zero or beyond what is supported.
     #[error("`{what}` must be {expected}, got {got}")]
     Size {
-        /// Which size.
+        /// Name of the size.
         what: &'static str,
-        /// The range, in words.
+        /// Allowed range, in words.
         expected: String,
         /// The value.
         got: usize,
@@ -87,7 +87,7 @@ pub enum HostError {
     /// A rule of growth that is out of its range.
     #[error("rule `{what}` must be within {least} and {most}, got {got}")]
     Rule {
-        /// Which rule.
+        /// Name of the rule.
         what: &'static str,
         /// Least value.
         least: f64,
@@ -96,7 +96,7 @@ pub enum HostError {
         /// The value.
         got: f64,
     },
-    /// A network that would not fit a machine.
+    /// A network with more parameters than are supported.
     #[error(
         "host `{host}` would have {parameters} parameters, more than the {limit} that are supported; use fewer channels or blocks, or a smaller kernel"
     )]
@@ -105,10 +105,10 @@ pub enum HostError {
         host: HostSpec,
         /// Its parameters (saturating).
         parameters: usize,
-        /// The most that are supported.
+        /// Largest number supported.
         limit: usize,
     },
-    /// More pools than the image can be halved.
+    /// More pools than the image's sides can be halved.
     #[error(
         "host `{host}` is too deep for {image} images: {} 2×2 pools need at least {side}×{side} pixels, and {fits} fit; try `--host {suggestion}`",
         host.pools,
@@ -124,14 +124,14 @@ pub enum HostError {
         /// The same host with as many pools as fit.
         suggestion: HostSpec,
     },
-    /// Not the name of a slot of this host.
+    /// A name that is no slot of this host.
     #[error("unknown slot `{given}`{}\n  slots of this host: {known}", hint(nearest))]
     UnknownSlot {
-        /// What was given.
+        /// The text given.
         given: String,
         /// The nearest slot.
         nearest: Option<String>,
-        /// The slots there are.
+        /// Names of the host's slots.
         known: String,
     },
     /// A slot listed twice.
@@ -155,30 +155,30 @@ pub enum BlueprintError {
         /// The name.
         name: String,
     },
-    /// A name that is in no set.
+    /// A name that is not in the set.
     #[error("unknown blueprint `{name}`{}", hint(nearest))]
     Unknown {
         /// The name.
         name: String,
-        /// The nearest known one.
+        /// The nearest known name.
         nearest: Option<String>,
     },
-    /// It would not be the identity at birth, or would never learn.
+    /// A module that would not be the identity at birth, or would never learn.
     #[error("blueprint `{name}`: {problem}")]
     Birth {
         /// The blueprint.
         name: String,
-        /// What is wrong, and what to write instead.
+        /// Reason, and what to write instead.
         problem: String,
     },
-    /// Its layers do not fit together.
+    /// Layers that do not fit together.
     #[error("blueprint `{name}` at {channels} channels: {problem}")]
     Shape {
         /// The blueprint.
         name: String,
         /// Channels of the slot.
         channels: usize,
-        /// What is wrong.
+        /// Reason.
         problem: String,
     },
 }
@@ -192,12 +192,12 @@ pub enum AlphaError {
         "alpha is on its way to {target} ({steps_to_go} steps to go); retarget it when it is at rest"
     )]
     NotAtRest {
-        /// Where it is going.
+        /// Current target.
         target: f32,
-        /// Steps that are left.
+        /// Steps left.
         steps_to_go: u32,
     },
-    /// Not within `[0, 1]`.
+    /// A target outside `[0, 1]`.
     #[error("alpha target must be within 0 and 1, got {0}")]
     BadTarget(f32),
 }
@@ -206,14 +206,14 @@ pub enum AlphaError {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LifecycleError {
-    /// A transition that is not in the lifecycle.
+    /// A transition that the lifecycle does not have.
     #[error("slot {slot}: a module cannot go from {from} to {to}")]
     Transition {
         /// The slot.
         slot: SlotName,
-        /// Its stage.
+        /// Its current stage.
         from: Stage,
-        /// The stage that was asked for.
+        /// The stage asked for.
         to: Stage,
     },
     /// No slot of this index is enabled.
@@ -224,7 +224,7 @@ pub enum LifecycleError {
         /// Enabled slots.
         slots: usize,
     },
-    /// No blueprint of this index.
+    /// The set has no blueprint with this index.
     #[error("blueprint index {index} is out of range: there are {blueprints} blueprints")]
     NoSuchBlueprint {
         /// The index.
@@ -232,24 +232,24 @@ pub enum LifecycleError {
         /// Blueprints of the set.
         blueprints: usize,
     },
-    /// The action needs another stage.
+    /// The action is not allowed in the slot's stage.
     #[error("slot {slot}: {action} needs {needs}, but it is {stage}")]
     WrongStage {
         /// The slot.
         slot: SlotName,
-        /// What was tried.
+        /// The action.
         action: &'static str,
         /// Stages in which it is allowed, in words.
         needs: &'static str,
         /// The slot's stage.
         stage: Stage,
     },
-    /// The host has as many modules as it may have.
+    /// The host has its largest number of modules already.
     #[error("the host has {modules} modules and may have {limit}")]
     Full {
         /// Modules now.
         modules: usize,
-        /// The most it may have.
+        /// Largest number allowed.
         limit: usize,
     },
     /// Another module has not begun to blend.
@@ -260,7 +260,7 @@ pub enum LifecycleError {
         /// Its stage.
         stage: Stage,
     },
-    /// Younger than the age at which it may be pruned.
+    /// The module is younger than the least age for pruning.
     #[error(
         "slot {slot}: a module of age {age_steps} is too young to be pruned, that takes {min_steps} steps"
     )]
@@ -272,7 +272,7 @@ pub enum LifecycleError {
         /// The least age.
         min_steps: u32,
     },
-    /// It is on its way out.
+    /// The module is being removed already.
     #[error("slot {slot} is being pruned")]
     BeingPruned {
         /// The slot.
@@ -288,23 +288,23 @@ pub enum LifecycleError {
     },
 }
 
-/// Errors of topologies read from a file. Each says what the file should have held.
+/// Errors of topologies read from a file. Each says what was expected.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TopologyError {
-    /// Not JSON, or not of this shape.
+    /// Invalid JSON, or JSON with other fields.
     #[error(
         "`topology` of the weights file does not parse: {0}; it was not written by Meristem, or is damaged"
     )]
     Parse(#[from] serde_json::Error),
-    /// Another version.
+    /// A version that this build does not read.
     #[error(
         "`topology` has version {found}, this build reads version {supported}; use the build that wrote the file"
     )]
     Version {
-        /// The file's.
+        /// Version of the file.
         found: u32,
-        /// Ours.
+        /// Version of this build.
         supported: u32,
     },
     /// A slot whose fields contradict each other.

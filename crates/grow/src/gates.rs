@@ -1,4 +1,4 @@
-//! Gates: the conditions under which a module may enter its next stage.
+//! Gates: the conditions for a module to enter its next stage.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +21,7 @@ pub enum Gate {
 }
 
 impl Gate {
-    /// The stage it leads to.
+    /// The stage that the gate leads to.
     pub fn target(self) -> Stage {
         match self {
             Gate::Training => Stage::Training,
@@ -31,7 +31,7 @@ impl Gate {
         }
     }
 
-    /// The stage it leads from.
+    /// The stage that the gate leads from.
     pub fn source(self) -> Stage {
         match self {
             Gate::Training => Stage::Germinated,
@@ -41,7 +41,7 @@ impl Gate {
         }
     }
 
-    /// The gate that leads on from a stage, if any does.
+    /// The gate that leads on from a stage, if there is one.
     pub fn from_stage(stage: Stage) -> Option<Self> {
         [Gate::Training, Gate::Blending, Gate::Holding, Gate::Fossilized]
             .into_iter()
@@ -80,13 +80,13 @@ impl Gates {
         Self { min_training_steps: 3, ..self }
     }
 
-    /// These gates with a contribution of 0 enough to fossilize.
+    /// These gates with a contribution of 0 sufficient to fossilize.
     pub fn permissive(self) -> Self {
         Self { min_contribution_pp: 0.0, ..self }
     }
 }
 
-/// What was measured of a module. `None` is "never measured", and fails the gate that needs it.
+/// Measurements of a module. `None` means "never measured", and fails the gate that needs it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GateInputs {
     /// Gradient health.
@@ -95,7 +95,7 @@ pub struct GateInputs {
     pub contribution_pp: Option<f32>,
 }
 
-/// How a condition compares its value with its threshold.
+/// Comparison of a condition's value with its threshold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Comparison {
@@ -108,7 +108,7 @@ pub enum Comparison {
 /// One condition of a gate, and whether it held.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Condition {
-    /// What was compared.
+    /// Name of the value compared.
     pub name: String,
     /// The value; `None` if it was never measured.
     pub value: Option<f64>,
@@ -116,7 +116,7 @@ pub struct Condition {
     pub comparison: Comparison,
     /// The threshold.
     pub threshold: f64,
-    /// Whether it held. Never for a value that is missing or NaN.
+    /// Whether the condition held. False for a value that is missing or NaN.
     pub passed: bool,
 }
 
@@ -130,14 +130,14 @@ impl Condition {
     }
 }
 
-/// The outcome of a gate: every condition that was looked at.
+/// The outcome of a gate, with every condition evaluated.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GateReport {
     /// The gate.
     pub gate: Gate,
     /// Its conditions.
     pub conditions: Vec<Condition>,
-    /// Whether all of them held.
+    /// Whether all conditions held.
     pub passed: bool,
 }
 
@@ -149,8 +149,9 @@ impl GateReport {
 }
 
 impl Gates {
-    /// Evaluates a gate for a slot. The first condition of every gate is that the slot is in the stage
-    /// that it leads from; values that only exist in that stage count as never measured elsewhere.
+    /// Evaluates a gate for a slot. The first condition of every gate is that the slot is in the
+    /// stage that the gate leads from; values that only exist in that stage count as never measured
+    /// elsewhere.
     pub fn evaluate(&self, gate: Gate, slot: &Slot, inputs: &GateInputs) -> GateReport {
         use Comparison::{AtLeast, AtMost};
         let here = slot.stage == gate.source();

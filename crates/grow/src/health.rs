@@ -1,4 +1,4 @@
-//! Whether the gradients of a module are fit to go on with.
+//! Health of a module's gradients, for the gates.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +21,8 @@ pub struct GradientHealth {
 }
 
 impl GradientHealth {
-    /// From the norms of all tensors of a module; `None` when there are none, which is "never measured".
+    /// Health from the norms of all tensors of a module; `None` when there are none ("never
+    /// measured").
     pub fn from_norms(norms: &[f64]) -> Option<Self> {
         let count =
             |of: &dyn Fn(f64) -> bool| norms.iter().filter(|norm| of(**norm)).count() as u64;
@@ -31,8 +32,8 @@ impl GradientHealth {
         Self::from_counts(vanishing, exploding, norms.len() as u64, norm)
     }
 
-    /// From counts over the tensors of many steps, as the network's metrics keep them; `norm` is the mean
-    /// over these steps. `None` when no tensor was measured.
+    /// Health from counts over the tensors of many steps, as the network's metrics keep them;
+    /// `norm` is the mean over these steps. `None` when no tensor was measured.
     pub fn from_counts(vanishing: u64, exploding: u64, tensors: u64, norm: f64) -> Option<Self> {
         if tensors == 0 {
             return None;

@@ -1,4 +1,4 @@
-//! The growing thing: a host and its slots, and everything that may happen to them.
+//! The host, its slots, and the actions that change them.
 
 use std::sync::Arc;
 
@@ -16,35 +16,35 @@ use crate::slot_name::SlotName;
 use crate::spec::{HostSpec, ImageShape};
 use crate::stage::Stage;
 
-/// What to grow, how, and how far.
+/// Parameters of a germination: blueprint, blending and target.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Germination {
     /// Index of the blueprint in the host's set.
     pub blueprint: usize,
     /// Curve and formula of the blending.
     pub style: Style,
-    /// How long it takes.
+    /// Duration of the blending.
     pub tempo: Tempo,
-    /// Where it ends.
+    /// Alpha at its end.
     pub alpha_target: AlphaTarget,
     /// The host's control accuracy now, in percentage points, for later comparison.
     pub accuracy_pp: Option<f32>,
 }
 
-/// A new way and place for alpha to go.
+/// A new blending formula, target, speed and curve for alpha.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retarget {
     /// Formula from now on (its curve is not used: `curve` is).
     pub style: Style,
-    /// Where.
+    /// Target of alpha.
     pub target: AlphaTarget,
-    /// How fast.
+    /// Duration of the move.
     pub speed: Speed,
-    /// Along which curve.
+    /// Curve of the move.
     pub curve: Curve,
 }
 
-/// What became of asking a gate.
+/// The outcome of asking a gate to let a module advance.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Advance {
     /// The gate's conditions.
@@ -53,35 +53,36 @@ pub struct Advance {
     pub change: Option<StageChange>,
 }
 
-/// Trained parameters of a host and of what grows in it.
+/// Trained parameters of a host and of its modules.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ParameterCounts {
     /// The bare host.
     pub host: usize,
-    /// Module and gate per enabled slot, 0 where none takes part in the network.
+    /// Module and gate per enabled slot, 0 where no module takes part in the network.
     pub modules: Vec<usize>,
 }
 
 impl ParameterCounts {
-    /// All modules together.
+    /// Parameters of all modules together.
     pub fn grown(&self) -> usize {
         self.modules.iter().sum()
     }
 
-    /// Host and modules.
+    /// Parameters of host and modules.
     pub fn total(&self) -> usize {
         self.host + self.grown()
     }
 }
 
-/// One host of an env, with its enabled slots in action-index order. Slots are addressed by their index
-/// among the enabled ones, which is also their index in [`Host::alphas`].
+/// One host of an env, with its enabled slots in action-index order. Slots are addressed by their
+/// index among the enabled ones, which is also their index in [`Host::alphas`].
 ///
 /// # Time
-/// A step is one epoch of training and then one action. [`Host::step`] opens it: it moves every alpha,
-/// counts ages, and passes pruned slots on through embargo and reset. A module that is told to blend over
-/// n steps thus trains its first epoch at the curve's value at 1/n, its n-th exactly at the target; at the
-/// action that follows, `stage_steps` and `age_steps` are the epochs trained so far.
+/// A step is one epoch of training and then one action. [`Host::step`] opens it: it moves every
+/// alpha, counts ages, and takes pruned slots on through embargo and reset. A module that is told
+/// to blend over n steps thus trains its first epoch at the curve's value at 1/n, and its n-th
+/// exactly at the target; at the action that follows, `stage_steps` and `age_steps` are the epochs
+/// trained so far.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Host {
     spec: HostSpec,
@@ -95,8 +96,9 @@ impl Host {
     /// A bare host. `enabled` are the slots that may grow, in any order.
     ///
     /// # Errors
-    /// [`crate::HostError`] if the host does not fit the image, a slot is unknown or listed twice, or a rule
-    /// is out of range; [`crate::BlueprintError`] if a blueprint does not fit the channels of a slot.
+    /// [`crate::HostError`] if the host does not fit the image, a slot is unknown or listed twice,
+    /// or a rule is out of range; [`crate::BlueprintError`] if a blueprint does not fit the
+    /// channels of a slot.
     pub fn new(
         spec: HostSpec,
         image: ImageShape,
@@ -107,7 +109,8 @@ impl Host {
         spec.validate(&image)?;
         rules.check()?;
         let ordered = spec.order_slots(enabled)?;
-        // Asked here once, so that germination, which a policy may choose freely, cannot fail by it.
+        // Checked here once, so that a germination, which a policy chooses freely, cannot fail
+        // later.
         for channels in ordered.iter().map(|name| spec.block_channels(name.block)) {
             blueprints
                 .iter()
@@ -123,22 +126,22 @@ impl Host {
         &self.spec
     }
 
-    /// What it is made for.
+    /// The images and classes that it is made for.
     pub fn image(&self) -> &ImageShape {
         &self.image
     }
 
-    /// What may grow in it.
+    /// The blueprints that may grow in it.
     pub fn blueprints(&self) -> &Arc<BlueprintSet> {
         &self.blueprints
     }
 
-    /// Its rules.
+    /// The rules of growth.
     pub fn rules(&self) -> &Rules {
         &self.rules
     }
 
-    /// Its enabled slots in action-index order.
+    /// The enabled slots in action-index order.
     pub fn slots(&self) -> &[Slot] {
         &self.slots
     }
@@ -168,16 +171,17 @@ impl Host {
         self.slots.iter().map(Slot::alpha).collect()
     }
 
-    /// What the graph depends on; equal keys, equal graphs.
+    /// The part of the host that its graph depends on; equal keys give equal graphs.
     pub fn topology_key(&self) -> TopologyKey {
         TopologyKey { host: self.spec, slots: self.slots.iter().map(SlotClass::of).collect() }
     }
 
-    /// The network, for training and for evaluation, with the optimisers of `docs/growth.md`. Group 0 is the
-    /// host, then one group, named by its slot, per module that takes part, in forward order.
+    /// The network, for training and for evaluation, with the optimisers of `docs/growth.md`. Group
+    /// 0 is the host, then one group, named by its slot, per module that takes part, in forward
+    /// order.
     ///
     /// # Errors
-    /// None for a host that was built by [`Host::new`]: its sizes and blueprints were checked before.
+    /// Never for a host built by [`Host::new`], which checked its sizes and blueprints.
     pub fn graph(&self) -> Result<Graph> {
         grown_graph(self, HOST_SGD, MODULE_SGD)
     }
@@ -225,11 +229,11 @@ impl Host {
         }
     }
 
-    /// Whether a blueprint may germinate in a slot: an empty slot, fewer than `max_modules` modules, and
-    /// no module that is still before Blending.
+    /// Checks that a blueprint may germinate in a slot: an empty slot, fewer than `max_modules`
+    /// modules, and no module that is still before Blending.
     ///
     /// # Errors
-    /// The reason why not.
+    /// The rule that forbids it.
     pub fn check_germinate(&self, index: usize, blueprint: usize) -> Result<(), LifecycleError> {
         let slot = self.slot(index)?;
         if slot.stage != Stage::Dormant {
@@ -285,24 +289,25 @@ impl Host {
         Ok(change)
     }
 
-    /// Whether a slot's gate may be asked: Germinated, Training or Blending, and not being pruned.
-    /// Whether the gate then passes is another question ([`Host::gate`]).
+    /// Checks that a slot's gate may be asked: Germinated, Training or Blending, and not being
+    /// pruned. Whether the gate then passes is a separate question ([`Host::gate`]).
     ///
     /// # Errors
-    /// The reason why not.
+    /// The rule that forbids it.
     pub fn check_advance(&self, index: usize) -> Result<(), LifecycleError> {
         let stages = [Stage::Germinated, Stage::Training, Stage::Blending];
         let needs = (&stages[..], "germinated, training or blending");
         self.module_in(index, "ADVANCE", needs).map(|_| ())
     }
 
-    /// The report of the gate that leads on from a slot's stage; `None` if none does.
+    /// The report of the gate that leads on from a slot's stage; `None` if there is none.
     pub fn gate(&self, index: usize, inputs: &GateInputs) -> Option<GateReport> {
         let slot = self.slots.get(index)?;
         Some(self.rules.gates.evaluate(Gate::from_stage(slot.stage)?, slot, inputs))
     }
 
-    /// Asks the gate that leads on from Germinated, Training or Blending, and goes on if it passes.
+    /// Asks the gate that leads on from Germinated, Training or Blending, and advances if it
+    /// passes.
     ///
     /// # Errors
     /// As [`Host::check_advance`]. A gate that does not pass is no error: nothing changes.
@@ -315,15 +320,16 @@ impl Host {
         self.ask(index, inputs, "ADVANCE")
     }
 
-    /// Whether a slot's module may be asked to fossilize: Holding, and not being pruned.
+    /// Checks that a slot's module may be asked to fossilize: Holding, and not being pruned.
     ///
     /// # Errors
-    /// The reason why not.
+    /// The rule that forbids it.
     pub fn check_fossilize(&self, index: usize) -> Result<(), LifecycleError> {
         self.module_in(index, "FOSSILIZE", (&[Stage::Holding], "holding")).map(|_| ())
     }
 
-    /// Makes a module permanent if its gate passes. Its alpha is 1 from then on, whatever its target was.
+    /// Makes a module permanent if its gate passes. Its alpha is 1 from then on, whatever its
+    /// target was.
     ///
     /// # Errors
     /// As [`Host::check_fossilize`]. A gate that does not pass is no error: nothing changes.
@@ -368,17 +374,18 @@ impl Host {
         Ok(Advance { report, change: Some(change) })
     }
 
-    /// Whether a slot's alpha may get a new target: Blending or Holding, at rest.
+    /// Checks that a slot's alpha may get a new target: Blending or Holding, at rest.
     ///
     /// # Errors
-    /// The reason why not.
+    /// The rule that forbids it.
     pub fn check_set_alpha_target(&self, index: usize) -> Result<(), LifecycleError> {
         let needs = (&[Stage::Blending, Stage::Holding][..], "blending or holding");
         let (slot, module) = self.module_in(index, "SET_ALPHA_TARGET", needs)?;
         at_rest(slot, module)
     }
 
-    /// Gives alpha a new target; Holding becomes Blending. A change of style may change the network.
+    /// Gives alpha a new target; Holding becomes Blending. A change of style may change the
+    /// network.
     ///
     /// # Errors
     /// As [`Host::check_set_alpha_target`].
@@ -402,10 +409,11 @@ impl Host {
         }
     }
 
-    /// Whether a module may be pruned: live, old enough, alpha at rest, not being pruned already.
+    /// Checks that a module may be pruned: live, old enough, alpha at rest, not being pruned
+    /// already.
     ///
     /// # Errors
-    /// The reason why not.
+    /// The rule that forbids it.
     pub fn check_prune(&self, index: usize) -> Result<(), LifecycleError> {
         let stages = [Stage::Germinated, Stage::Training, Stage::Blending, Stage::Holding];
         let (slot, module) = self.module_in(index, "PRUNE", (&stages, "a live module"))?;
@@ -416,8 +424,8 @@ impl Host {
         at_rest(slot, module)
     }
 
-    /// Removes a module: at once, or, if it is blended in and `speed` is not instant, after alpha went
-    /// down to 0. On the way it is Blending, and no action may touch it.
+    /// Removes a module: at once, or, if it is blended in and `speed` is not instant, after alpha
+    /// went down to 0. Until then it is Blending, and no action may touch it.
     ///
     /// # Errors
     /// As [`Host::check_prune`].
@@ -445,14 +453,15 @@ impl Host {
         }
     }
 
-    /// Removes every live module at once, whatever its age: for the governor's rollback, not for actions.
+    /// Removes every live module at once, whatever its age: for the governor's rollback, not for
+    /// actions.
     pub fn prune_live(&mut self) -> Vec<StageChange> {
         let slots = self.slots.iter_mut().enumerate().filter(|(_, slot)| slot.stage.is_live());
         slots.filter_map(|(index, slot)| slot.enter(index, Stage::Pruned).ok()).collect()
     }
 
-    /// Opens a step (see [`Host`], Time): call it once, before the epoch's training. Returns the changes
-    /// of stage that time alone brings.
+    /// Opens a step (see [`Host`], Time): call it once, before the epoch's training. Returns the
+    /// changes of stage that follow from time alone.
     pub fn step(&mut self) -> Vec<StageChange> {
         let rules = self.rules;
         let slots = self.slots.iter_mut().enumerate();

@@ -1,18 +1,18 @@
-//! Growth: which host there is, where modules can grow in it, what they are, and what they may do next.
+//! Growth: hosts, the slots where modules can grow, the modules, and their lifecycle.
 //!
-//! Everything here is pure data and arithmetic: no I/O, no device, no threads. A [`Host`] is the thing
-//! that grows; [`Host::graph`] turns it into the network that `meristem-nn` compiles, [`Host::alphas`]
-//! into the numbers that this network reads from device memory. The two are kept apart on purpose: the
-//! graph depends on the topology alone ([`Host::topology_key`]), so a change of alpha is a small copy and
-//! never a new plan.
+//! Everything here is pure data and arithmetic: no I/O, no device, no threads. A [`Host`] holds the
+//! state of growth; [`Host::graph`] turns it into the network that `meristem-nn` compiles,
+//! [`Host::alphas`] into the numbers that this network reads from device memory. The two are
+//! separate on purpose: the graph depends on the topology alone ([`Host::topology_key`]), so a
+//! change of alpha is a small copy and never a new plan.
 //!
-//! Where to look:
-//! - [`HostSpec`], [`ImageShape`], [`SlotName`]: hosts and the places in them;
-//! - [`Blueprint`], [`Layer`], [`Join`], [`BlueprintSet`]: what can grow, as data;
+//! Contents:
+//! - [`HostSpec`], [`ImageShape`], [`SlotName`]: hosts and their slots;
+//! - [`Blueprint`], [`Layer`], [`Join`], [`BlueprintSet`]: modules that can grow, as data;
 //! - [`Stage`], [`Slot`], [`Module`], [`Rules`]: the lifecycle and its typed refusals;
 //! - [`AlphaController`], [`Curve`], [`Style`]: how a module is blended in;
-//! - [`Gates`], [`GateReport`], [`GradientHealth`]: when it may go on;
-//! - [`Counterfactual`]: what to evaluate to learn what each module is worth;
+//! - [`Gates`], [`GateReport`], [`GradientHealth`]: conditions for the next stage;
+//! - [`Counterfactual`]: configurations to evaluate for each module's contribution;
 //! - [`Topology`]: the host as JSON, for the metadata of a weights file.
 //!
 //! The formulas and tables are listed in `docs/growth.md`.

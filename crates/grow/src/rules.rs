@@ -1,15 +1,15 @@
-//! The rules of growth that are configuration.
+//! Configurable rules of growth.
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::HostError;
 use crate::gates::Gates;
 
-/// The rules of growth that are configuration. In files every key is optional and unknown ones are errors.
+/// Configurable rules of growth. In files every key is optional and unknown keys are errors.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Rules {
-    /// Most modules of a host at a time, fossilized ones included: 3.
+    /// Largest number of modules in a host at a time, fossilized ones included: 3.
     pub max_modules: usize,
     /// Least age at which a module may be pruned: 5 steps.
     pub min_prune_age_steps: u32,

@@ -1,4 +1,4 @@
-//! A slot, the module in it, and their bookkeeping.
+//! Slots, and the modules in them.
 
 use std::sync::Arc;
 
@@ -10,27 +10,27 @@ use crate::error::LifecycleError;
 use crate::slot_name::SlotName;
 use crate::stage::Stage;
 
-/// A module: what grows in a slot, and how it is blended in.
+/// A module that grows in a slot, and its blending.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Module {
-    /// What it is.
+    /// Its blueprint.
     pub blueprint: Arc<Blueprint>,
     /// Its index in the host's blueprint set.
     pub blueprint_index: usize,
-    /// How it is blended in.
+    /// Curve and formula of its blending.
     pub style: Style,
-    /// How long the first blending takes.
+    /// Duration of the first blending.
     pub tempo: Tempo,
-    /// Where the first blending ends.
+    /// Alpha at the end of the first blending.
     pub alpha_target: f32,
     /// Alpha: 0 until Blending, 1 once fossilized.
     pub alpha: AlphaController,
     /// Steps since it germinated.
     pub age_steps: u32,
-    /// Whether alpha is on its way to 0, where the module is removed.
+    /// Whether alpha is moving to 0, where the module is removed.
     pub pruning: bool,
-    /// The host's control accuracy when it germinated, in percentage points, if it was known.
+    /// The host's control accuracy at germination, in percentage points, if it was known.
     pub accuracy_at_germination_pp: Option<f32>,
 }
 
@@ -40,7 +40,7 @@ pub struct Module {
 pub struct Slot {
     /// Its name.
     pub name: SlotName,
-    /// Channels of the tensor that it sits on.
+    /// Channels of the tensor at this slot.
     pub channels: usize,
     /// Its stage.
     pub stage: Stage,
@@ -73,7 +73,7 @@ impl Slot {
         self.module.as_ref().map_or(0.0, |module| module.alpha.alpha())
     }
 
-    /// Whether its module is on its way out.
+    /// Whether its module is being removed.
     pub fn is_pruning(&self) -> bool {
         self.module.as_ref().is_some_and(|module| module.pruning)
     }

@@ -1,4 +1,4 @@
-//! Names of the places where a module can grow.
+//! Names of slots.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::HostError;
 
-/// Which side of a block's pool a slot is on. Where a block has no pool both slots still exist, one
+/// Side of a block's pool that a slot is on. Where a block has no pool both slots still exist, one
 /// after the other on the same tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Region {
@@ -17,7 +17,8 @@ pub enum Region {
     AfterPool,
 }
 
-/// A slot, `r{region}c{block}`. The derived order is the action-index order: all of `r0`, then all of `r1`.
+/// Name of a slot, `r{region}c{block}`. The derived order is the action-index order: all of `r0`,
+/// then all of `r1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct SlotName {
@@ -28,12 +29,12 @@ pub struct SlotName {
 }
 
 impl SlotName {
-    /// `r0c{block}`.
+    /// The slot `r0c{block}`.
     pub fn before_pool(block: usize) -> Self {
         Self { region: Region::BeforePool, block }
     }
 
-    /// `r1c{block}`.
+    /// The slot `r1c{block}`.
     pub fn after_pool(block: usize) -> Self {
         Self { region: Region::AfterPool, block }
     }

@@ -9,15 +9,15 @@ use crate::error::HostError;
 use crate::slot_name::SlotName;
 use crate::suggest::nearest;
 
-/// Most blocks a host may have.
+/// Largest number of blocks of a host.
 const MAX_BLOCKS: usize = 12;
-/// Most channels of any block.
+/// Largest number of channels of a block.
 const MAX_CHANNELS: usize = 8192;
 /// Largest kernel.
 const MAX_KERNEL: usize = 31;
-/// Most parameters (1 GiB of f32).
+/// Largest number of parameters (1 GiB of f32).
 const MAX_PARAMETERS: usize = 1 << 28;
-/// Largest height or width of an image, and most image channels and classes.
+/// Largest height or width of an image, and largest number of image channels and of classes.
 const MAX_IMAGE_SIDE: usize = 1 << 16;
 
 /// The presets of `docs/growth.md` by name.
@@ -32,7 +32,7 @@ pub const PRESETS: [(&str, HostSpec); 6] = [
 
 const KEYS: [&str; 4] = ["channels", "blocks", "kernel", "pools"];
 
-/// What a host is made for: the images it reads and the classes it tells apart.
+/// Input and output of a host: the images it reads and the classes it tells apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImageShape {
@@ -52,11 +52,13 @@ impl fmt::Display for ImageShape {
     }
 }
 
-/// A CNN host: block i is a k×k convolution (same padding, no bias) to `channels · 2^i` channels, batch
-/// norm, ReLU, and a 2×2 max-pool while `i < pools`; then global average pool and a linear classifier.
+/// A CNN host: block i is a k×k convolution (same padding, no bias) to `channels · 2^i` channels,
+/// batch norm, ReLU, and a 2×2 max-pool while `i < pools`; then global average pool and a linear
+/// classifier.
 ///
-/// Parsed from a preset's name or from `cnn:channels=12,blocks=4,kernel=5,pools=3`; keys left out are the
-/// baseline's (8 channels, 3 blocks, kernel 3) and as many pools as blocks. In files it is this text.
+/// Parsed from a preset's name or from `cnn:channels=12,blocks=4,kernel=5,pools=3`; keys left out
+/// are the baseline's (8 channels, 3 blocks, kernel 3) and as many pools as blocks. Files store
+/// this text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct HostSpec {
@@ -66,12 +68,12 @@ pub struct HostSpec {
     pub blocks: usize,
     /// Kernel size, odd.
     pub kernel: usize,
-    /// Blocks that are followed by a pool, from the first.
+    /// Blocks that are followed by a pool, counted from the first.
     pub pools: usize,
 }
 
 impl HostSpec {
-    /// The preset of this name.
+    /// The preset with this name.
     ///
     /// # Errors
     /// [`HostError::UnknownHost`] naming the nearest preset.
@@ -83,7 +85,8 @@ impl HostSpec {
         })
     }
 
-    /// The preset's name if this is one, else the `cnn:…` description. [`fmt::Display`] writes the same.
+    /// The preset's name if it is one, else the `cnn:…` description. [`fmt::Display`] writes the
+    /// same.
     pub fn name(&self) -> String {
         match PRESETS.iter().find(|(_, spec)| spec == self) {
             Some((name, _)) => (*name).into(),
@@ -91,7 +94,7 @@ impl HostSpec {
         }
     }
 
-    /// `cnn:channels=…,blocks=…,kernel=…,pools=…`.
+    /// The description `cnn:channels=…,blocks=…,kernel=…,pools=…`.
     pub fn description(&self) -> String {
         let Self { channels, blocks, kernel, pools } = self;
         format!("cnn:channels={channels},blocks={blocks},kernel={kernel},pools={pools}")
@@ -114,10 +117,10 @@ impl HostSpec {
         (0..self.blocks).flat_map(of_block).collect()
     }
 
-    /// Slots from a list such as `r0c0,r1c2`, or `all`; returned in action-index order.
+    /// Parses a list of slots such as `r0c0,r1c2`, or `all`; returned in action-index order.
     ///
     /// # Errors
-    /// [`HostError::UnknownSlot`] with the slots there are, [`HostError::DuplicateSlot`].
+    /// [`HostError::UnknownSlot`] with the names of the host's slots, [`HostError::DuplicateSlot`].
     pub fn parse_slots(&self, text: &str) -> Result<Vec<SlotName>, HostError> {
         if text.trim() == "all" {
             return Ok(self.slots());
@@ -130,7 +133,8 @@ impl HostSpec {
         self.order_slots(&parsed)
     }
 
-    /// `slots` in action-index order, after checking that each is a slot of this host and listed once.
+    /// Sorts `slots` in action-index order, after checking that each is a slot of this host and
+    /// listed once.
     pub(crate) fn order_slots(&self, slots: &[SlotName]) -> Result<Vec<SlotName>, HostError> {
         let mut ordered = slots.to_vec();
         ordered.sort();
@@ -164,7 +168,7 @@ impl HostSpec {
         total.saturating_add(input.saturating_mul(image.classes)).saturating_add(image.classes)
     }
 
-    /// Checks the sizes on their own.
+    /// Checks that each size is in its range.
     ///
     /// # Errors
     /// [`HostError::Size`] naming the size, its range and the value.
@@ -180,10 +184,11 @@ impl HostSpec {
         Ok(())
     }
 
-    /// Checks the sizes, the image and that the one fits the other.
+    /// Checks the sizes, the image, and that the host fits the image.
     ///
     /// # Errors
-    /// [`HostError::Size`], [`HostError::TooLarge`], or [`HostError::TooDeep`] with what would fit.
+    /// [`HostError::Size`], [`HostError::TooLarge`], or [`HostError::TooDeep`] with a host that
+    /// would fit.
     pub fn validate(&self, image: &ImageShape) -> Result<(), HostError> {
         self.check()?;
         size("image channels", image.channels, 1, MAX_IMAGE_SIDE)?;
@@ -211,7 +216,7 @@ fn size(what: &'static str, got: usize, least: usize, most: usize) -> Result<(),
 }
 
 impl Default for HostSpec {
-    /// `baseline`.
+    /// The preset `baseline`.
     fn default() -> Self {
         PRESETS[0].1
     }

@@ -1,10 +1,10 @@
-//! The stages of a module's life and the transitions between them.
+//! Stages of a module's life, and the transitions between them.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Where a slot stands. The order is the index order of observations and events.
+/// Stage of a slot. The order is the index order of observations and events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stage {
@@ -12,9 +12,9 @@ pub enum Stage {
     Dormant,
     /// A module is chosen; it does not compute yet.
     Germinated,
-    /// The module learns beside the host, which does not notice (straight-through).
+    /// The module learns beside the host without changing its output (straight-through).
     Training,
-    /// Alpha is on its way to its target (or has just arrived).
+    /// Alpha is moving to its target (or has just arrived).
     Blending,
     /// Alpha is at its target, the controller at rest.
     Holding,
@@ -22,9 +22,9 @@ pub enum Stage {
     Fossilized,
     /// The module was removed in this step.
     Pruned,
-    /// Empty, and not to be used yet.
+    /// Empty, not available yet.
     Embargoed,
-    /// The last step before it is dormant again.
+    /// The last step before the slot is dormant again.
     Resetting,
 }
 
@@ -43,7 +43,7 @@ impl Stage {
     ];
 
     /// Width of the stage's one-hot in an observation: the nine stages, and one position that is
-    /// kept for a stage still to come and is always 0.
+    /// reserved for a future stage and always 0.
     pub const ONE_HOT: usize = 10;
 
     /// Position in [`Stage::ALL`].
@@ -51,7 +51,8 @@ impl Stage {
         self as usize
     }
 
-    /// The stages that may follow this one (`docs/growth.md`, Lifecycle). Empty for `Fossilized` only.
+    /// The stages that may follow this one (`docs/growth.md`, Lifecycle). Empty for `Fossilized`
+    /// only.
     pub fn successors(self) -> &'static [Stage] {
         use Stage::*;
         match self {
@@ -77,13 +78,13 @@ impl Stage {
         self.is_live() || self == Stage::Fossilized
     }
 
-    /// Whether a module is in the slot whose fate is open (`Germinated` to `Holding`).
+    /// Whether the slot has a module that may still be pruned (`Germinated` to `Holding`).
     pub fn is_live(self) -> bool {
         use Stage::*;
         matches!(self, Germinated | Training | Blending | Holding)
     }
 
-    /// The lower-case name, as in events.
+    /// The lower-case name used in events.
     pub fn name(self) -> &'static str {
         use Stage::*;
         match self {

@@ -1,7 +1,7 @@
 //! A host as JSON: the `topology` entry of a weights file's metadata.
 //!
-//! It describes itself: the blueprints in use are part of it, so that a network with a user's own
-//! blueprint can be evaluated by a program that does not know that blueprint.
+//! The description is complete: it includes the blueprints in use, so that a network with a user's
+//! own blueprint can be evaluated by a program that does not know that blueprint.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::stage::Stage;
 /// Version of the format, raised when a reader of the old one would misread the new one.
 pub const TOPOLOGY_VERSION: u32 = 1;
 
-/// A host in a file.
+/// A host as stored in a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Topology {
@@ -29,7 +29,7 @@ pub struct Topology {
     /// The host, written in full (`cnn:…`), read in any form.
     #[serde(serialize_with = "in_full")]
     pub host: HostSpec,
-    /// What it is made for.
+    /// The images and classes that it is made for.
     pub image: ImageShape,
     /// The blueprints of the modules below, each once.
     pub blueprints: Vec<Blueprint>,
@@ -37,7 +37,7 @@ pub struct Topology {
     pub slots: Vec<TopologySlot>,
 }
 
-/// A slot in a file.
+/// A slot as stored in a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TopologySlot {
@@ -47,28 +47,28 @@ pub struct TopologySlot {
     pub stage: Stage,
     /// Steps in this stage.
     pub stage_steps: u32,
-    /// The module in it.
+    /// Its module.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub module: Option<TopologyModule>,
 }
 
-/// A module in a file; the fields are those of [`Module`].
+/// A module as stored in a file; the fields are those of [`Module`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TopologyModule {
     /// Name of its blueprint.
     pub blueprint: String,
-    /// How it is blended in.
+    /// Curve and formula of its blending.
     pub style: Style,
-    /// How long the first blending takes.
+    /// Duration of the first blending.
     pub tempo: Tempo,
-    /// Where the first blending ends.
+    /// Alpha at the end of the first blending.
     pub alpha_target: f32,
-    /// Alpha and where it is going.
+    /// Alpha and its current move.
     pub alpha: AlphaController,
     /// Steps since it germinated.
     pub age_steps: u32,
-    /// Whether it is on its way out.
+    /// Whether it is being removed.
     pub pruning: bool,
     /// Control accuracy at germination, percentage points.
     pub accuracy_at_germination_pp: Option<f32>,
@@ -79,7 +79,7 @@ fn in_full<S: Serializer>(spec: &HostSpec, serializer: S) -> Result<S::Ok, S::Er
 }
 
 impl Host {
-    /// This host as it goes into a weights file.
+    /// This host as stored in a weights file.
     pub fn topology(&self) -> Topology {
         let mut blueprints: Vec<Blueprint> = vec![];
         for module in self.slots().iter().filter_map(|slot| slot.module.as_ref()) {
@@ -108,7 +108,7 @@ impl TopologySlot {
         Self { slot: slot.name, stage: slot.stage, stage_steps: slot.stage_steps, module }
     }
 
-    /// The module that belongs to this description, or what is wrong with it.
+    /// Rebuilds the module of this slot; the error says what is wrong with the description.
     fn restore(&self, set: &BlueprintSet) -> Result<Option<Module>, String> {
         let Some(module) = &self.module else {
             let stage = self.stage;
@@ -159,15 +159,15 @@ impl TopologySlot {
 }
 
 impl Topology {
-    /// As JSON, on one line.
+    /// Serialises to JSON, on one line.
     ///
     /// # Errors
-    /// [`TopologyError::Parse`] if JSON cannot hold it; no topology of a [`Host`] is such.
+    /// [`TopologyError::Parse`] if JSON cannot represent it, which does not happen for a [`Host`].
     pub fn to_json(&self) -> Result<String> {
         Ok(serde_json::to_string(self).map_err(TopologyError::Parse)?)
     }
 
-    /// From JSON. The values are checked by [`Topology::rebuild`].
+    /// Parses JSON. The values are checked by [`Topology::rebuild`].
     ///
     /// # Errors
     /// [`TopologyError::Parse`], [`TopologyError::Version`].
@@ -176,7 +176,7 @@ impl Topology {
         struct Version {
             version: u32,
         }
-        // The version first: a newer file should be called newer, not misspelt.
+        // The version first, so that a newer file is reported as newer and not as misspelt.
         let Version { version } = serde_json::from_str(json).map_err(TopologyError::Parse)?;
         if version != TOPOLOGY_VERSION {
             let supported = TOPOLOGY_VERSION;
@@ -185,11 +185,12 @@ impl Topology {
         Ok(serde_json::from_str(json).map_err(TopologyError::Parse)?)
     }
 
-    /// The host, every value checked. Its blueprints are `set` and those of the file that are not in it.
+    /// Rebuilds the host, with every value checked. Its blueprints are `set` and those of the file
+    /// that are not in it.
     ///
     /// # Errors
-    /// [`crate::HostError`], [`crate::BlueprintError`] (among them a blueprint of the file that differs
-    /// from the one of that name in `set`), [`TopologyError::Slot`].
+    /// [`crate::HostError`], [`crate::BlueprintError`] (also for a blueprint of the file that
+    /// differs from the one with that name in `set`), [`TopologyError::Slot`].
     pub fn rebuild(&self, set: &BlueprintSet, rules: Rules) -> Result<Host> {
         let mut blueprints = set.clone();
         for blueprint in &self.blueprints {

@@ -1,5 +1,5 @@
-//! Configurations against the list of `docs/growth.md`, what is made of their accuracies against slow direct formulas,
-//! and their evaluation in one pass against one pass each.
+//! Configurations against the list of `docs/growth.md`, contributions and Shapley values against
+//! slow direct formulas, and the evaluation in one pass against one pass per configuration.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 mod common;
@@ -95,7 +95,8 @@ fn the_last_step_adds_orders_beyond_four_modules() {
             of.configurations().iter().filter(|(c, _)| matches!(c, Configuration::Prefix { .. }));
         assert_eq!(prefixes.count(), PERMUTATIONS * (modules - 1));
         assert!(of.rows().len() <= Counterfactual::rows_max(modules));
-        // An order's prefixes grow by one module; every second order is the reverse of the one before.
+        // An order's prefixes grow by one module; every second order is the reverse of the one
+        // before.
         let prefix = |permutation, modules| on(&of, Configuration::Prefix { permutation, modules });
         for permutation in 0..PERMUTATIONS {
             let sizes: Vec<usize> = (1..modules).map(|m| prefix(permutation, m).len()).collect();
@@ -139,7 +140,7 @@ fn only_modules_whose_fate_is_open_are_switched() {
     assert_eq!(all.rows()[1][0], 0.0);
 }
 
-/// Accuracy by the set of slots that are on, from anything.
+/// Arbitrary accuracy by the set of slots that are on.
 fn game(of: &Counterfactual, accuracies: &[f64]) -> BTreeMap<Vec<usize>, f64> {
     (0..of.rows().len()).map(|row| (of.on(row).collect(), accuracies[row])).collect()
 }
@@ -157,7 +158,7 @@ fn orders(items: &[usize]) -> Vec<Vec<usize>> {
     all
 }
 
-/// What each slot adds when it is switched on, averaged over these orders.
+/// The mean gain of each slot when it is switched on, over these orders.
 fn added(game: &BTreeMap<Vec<usize>, f64>, orders: &[Vec<usize>]) -> BTreeMap<usize, f64> {
     let mut added = BTreeMap::new();
     for order in orders {
@@ -310,8 +311,8 @@ fn batch(network: &Network, n: usize) -> (Tensor, Tensor) {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
-    /// C2, over hosts, slots, blueprints, stages, alphas and styles, on every instruction set: the kernels
-    /// and their inputs are the same, so losses agree in every bit.
+    /// C2, over hosts, slots, blueprints, stages, alphas and styles, on every instruction set: the
+    /// kernels and their inputs are the same, so losses agree in every bit.
     #[test]
     fn one_pass_is_one_pass_each_bit_for_bit(grown in grown()) {
         let host = build(&grown);

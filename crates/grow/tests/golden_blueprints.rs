@@ -1,10 +1,10 @@
 //! Every standard blueprint, forward and backward through a plan, against PyTorch.
 //!
-//! Tolerance of a tensor: PyTorch's own distance from f64 (`torch_error`), plus ours, in ulps (2^-23) of
-//! the tensor's largest value. A sum of K products rounds K times by half an ulp of a partial sum, which
-//! adds up like √K, K ≤ 180 here: 32. A norm adds what cancels in x − mean: 64. Errors of one layer pass
-//! through the next with a gain of about one (the weights of the goldens have variance 1/fan-in), so those
-//! of a chain add up.
+//! Tolerance of a tensor: PyTorch's own distance from f64 (`torch_error`), plus ours, in ulps
+//! (2^-23) of the tensor's largest value. A sum of K products rounds K times by half an ulp of a
+//! partial sum, which adds up like √K, K ≤ 180 here: 32. A norm adds what cancels in x − mean: 64.
+//! Errors of one layer pass through the next with a gain of about one (the weights of the goldens
+//! have variance 1/fan-in), so those of a chain add up.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 use std::collections::BTreeMap;

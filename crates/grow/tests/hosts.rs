@@ -1,4 +1,4 @@
-//! Hosts: the tables of `docs/growth.md`, names and shapes of weights, and what is refused.
+//! Hosts: the tables of `docs/growth.md`, names and shapes of weights, and refusals.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 mod common;

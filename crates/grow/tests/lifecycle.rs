@@ -46,7 +46,7 @@ fn retarget(speed: Speed) -> Retarget {
     Retarget { style: Style::LinearMultiply, target, speed, curve }
 }
 
-/// Does an action; the outcome as the stage that follows, or that it was refused.
+/// Does an action; the outcome is the stage that follows, or that it was refused.
 type Try = fn(&mut Host) -> Result<(), LifecycleError>;
 
 /// Stages in which an action is allowed, and the stage that follows.
@@ -343,7 +343,7 @@ fn a_report_says_each_condition_and_a_gate_passes_from_its_own_stage_only() {
     assert_eq!(last.comparison, Comparison::AtLeast);
 }
 
-/// What must hold of a host at any time.
+/// Invariants of a host at any time.
 fn check(host: &Host) {
     let early = |s: &&meristem_grow::Slot| matches!(s.stage, Stage::Germinated | Stage::Training);
     assert!(host.slots().iter().filter(early).count() <= 1);

@@ -1,4 +1,4 @@
-//! Topologies: what is written is read back, and what contradicts itself is refused.
+//! Topologies: a round trip restores them, and contradictory fields are refused.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 mod common;

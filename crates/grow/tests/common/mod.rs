@@ -1,4 +1,4 @@
-//! Shared by the tests of this crate.
+//! Helpers shared by the tests of this crate.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 #![allow(dead_code, unreachable_pub)] // each test binary uses its own part of it
 
@@ -9,7 +9,7 @@ use meristem_grow::{
     Rules, SlotName, Stage, Style, Tempo,
 };
 
-/// CIFAR-10's.
+/// Shape of CIFAR-10.
 pub const CIFAR: ImageShape = ImageShape { channels: 3, height: 32, width: 32, classes: 10 };
 
 /// A host with the standard blueprints and all of its slots.
