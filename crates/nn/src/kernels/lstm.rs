@@ -7,9 +7,10 @@
 //! The products with all inputs are one matrix product over `T·B` rows; only those with the state go
 //! step by step, over `B` rows.
 
-use super::linear::{self, LinearShape};
+use super::conv::ConvShape;
 use super::macros::isa_kernels;
 use super::tile::{self, Job, Layout, Mode, Nest};
+use super::transpose::transpose;
 use super::{GradOut, Isa, check_len, math, pad16};
 
 /// Shape of an LSTM over a batch of sequences.
@@ -79,13 +80,13 @@ impl LstmShape {
     }
 
     /// The product with all inputs.
-    pub const fn input_product(&self) -> LinearShape {
-        LinearShape { batch: self.rows(), in_f: self.inputs, out_f: 4 * self.hidden }
+    pub const fn input_product(&self) -> ConvShape {
+        ConvShape::linear(self.rows(), self.inputs, 4 * self.hidden)
     }
 
     /// The product with all states before a step, of which the weight gradient is taken.
-    pub const fn state_product(&self) -> LinearShape {
-        LinearShape { batch: self.rows(), in_f: self.hidden, out_f: 4 * self.hidden }
+    pub const fn state_product(&self) -> ConvShape {
+        ConvShape::linear(self.rows(), self.hidden, 4 * self.hidden)
     }
 
     /// Whether weights are put into panels first: over few steps that is not worth it.
@@ -244,7 +245,7 @@ pub fn backward(
     let (transposed, rest) = scratch.split_at_mut(4 * n * pad16(n));
     let (dh_next, rest) = rest.split_at_mut(b * n);
     let dc_next = &mut rest[..b * n];
-    linear::transpose(isa, [n, 4 * n], of.weight_hh, transposed, [4 * n, 0]);
+    transpose(isa, [n, 4 * n], of.weight_hh, transposed, [4 * n, 0]);
     let product = Product { rows: b, inputs: 4 * n, outputs: n };
     dh_next.fill(0.0);
     dc_next.fill(0.0);

@@ -30,7 +30,6 @@ pub mod blend;
 pub mod conv;
 pub mod elementwise;
 mod lanes;
-pub mod linear;
 pub mod loss;
 pub mod lstm;
 mod math;
@@ -42,6 +41,7 @@ pub mod rows;
 pub mod sample;
 mod simd;
 mod tile;
+mod transpose;
 
 pub use meristem_device::isa::{self, Isa, IsaError};
 

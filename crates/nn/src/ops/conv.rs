@@ -1,4 +1,4 @@
-//! Steps of 2-d convolution.
+//! Steps of 2-d convolution, and of linear layers, whose shape is [`ConvShape::linear`].
 
 use super::operand::{Operands, Signature, f32s, scratch};
 use super::{present, present_mut};

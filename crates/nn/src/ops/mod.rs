@@ -11,7 +11,6 @@
 pub mod blend;
 pub mod conv;
 pub mod elementwise;
-pub mod linear;
 pub mod loss;
 pub mod lstm;
 pub mod norm;
@@ -23,6 +22,7 @@ pub mod rows;
 pub mod sample;
 pub mod state;
 
+pub(crate) use operand::Form;
 pub use operand::{Operands, Role, Signature, Slice, SliceMut, Spec};
 
 use crate::error::{Error, Result};
@@ -68,10 +68,8 @@ macro_rules! families {
 }
 
 families! {
-    /// 2-d convolution.
+    /// 2-d convolution and linear layer.
     Conv(conv),
-    /// Linear layer.
-    Linear(linear),
     /// Batch norm and group norm.
     Norm(norm),
     /// Pooling.
@@ -105,28 +103,10 @@ families! {
 /// For indices out of range: labels, embedding indices and choices among the elements, ranges of
 /// parameters in the operation.
 pub fn run(on: Backend, op: &Op, operands: Operands<'_>) -> Result<()> {
-    let Signature { reads, writes } = op.signature();
-    let counts = [reads.len(), writes.len()];
-    if [operands.reads.len(), operands.writes.len()] != counts {
-        let expected = format!("{} read and {} written operands", counts[0], counts[1]);
-        let got = format!("{} and {}", operands.reads.len(), operands.writes.len());
-        return Err(Error::Operand {
-            op: Box::new(op.clone()),
-            operand: "all".into(),
-            expected,
-            got,
-        });
-    }
-    let given_reads = operands.reads.iter().map(|slice| (slice.dtype(), slice.len()));
-    let given_writes = operands.writes.iter().map(|slice| (slice.dtype(), slice.len()));
-    let reads = reads.iter().zip(given_reads).map(|both| ("read", both));
-    let writes = writes.iter().zip(given_writes).map(|both| ("written", both));
-    for (at, (kind, (spec, (dtype, len)))) in reads.enumerate().chain(writes.enumerate()) {
-        if !spec.accepts(dtype, len) {
-            let expected = format!("{} of {} ({:?})", spec.len, spec.dtype, spec.role);
-            let (operand, got) = (format!("{kind} {at}"), format!("{len} of {dtype}"));
-            return Err(Error::Operand { op: Box::new(op.clone()), operand, expected, got });
-        }
+    let reads: Vec<Form> = operands.reads.iter().map(|x| (x.dtype(), x.len())).collect();
+    let writes: Vec<Form> = operands.writes.iter().map(|x| (x.dtype(), x.len())).collect();
+    if let Some([operand, expected, got]) = op.signature().misfit(&reads, &writes) {
+        return Err(Error::Operand { op: Box::new(op.clone()), operand, expected, got });
     }
     match on {
         Backend::Cpu(isa) => op.run(isa, operands),

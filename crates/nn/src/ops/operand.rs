@@ -14,6 +14,9 @@ pub struct Spec {
     pub role: Role,
 }
 
+/// Element type and length of an operand that is given.
+pub(crate) type Form = (DType, usize);
+
 /// Whether an operand may be absent, and whether its contents mean anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
@@ -88,6 +91,25 @@ pub struct Signature {
 impl Signature {
     pub(super) fn new(reads: &[Spec], writes: &[Spec]) -> Self {
         Self { reads: SmallVec::from_slice(reads), writes: SmallVec::from_slice(writes) }
+    }
+
+    /// The first thing about given operands that does not fit: which, what is expected, what came.
+    pub(crate) fn misfit(&self, reads: &[Form], writes: &[Form]) -> Option<[String; 3]> {
+        let kinds = [("read", &self.reads, reads), ("written", &self.writes, writes)];
+        for (kind, specs, given) in kinds {
+            if specs.len() != given.len() {
+                let numbers = [specs.len(), given.len()].map(|n| format!("{n} in all"));
+                let [expected, got] = numbers;
+                return Some([kind.into(), expected, got]);
+            }
+            for (at, (spec, &(dtype, len))) in specs.iter().zip(given).enumerate() {
+                if !spec.accepts(dtype, len) {
+                    let expected = format!("{} of {} ({:?})", spec.len, spec.dtype, spec.role);
+                    return Some([format!("{kind} {at}"), expected, format!("{len} of {dtype}")]);
+                }
+            }
+        }
+        None
     }
 }
 

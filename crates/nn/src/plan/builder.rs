@@ -9,10 +9,10 @@ use meristem_device::DType;
 use super::step::{Draft, Phase, ValueList};
 use super::value::{Space, Span, ValueId};
 use super::{Mode, PlanOptions};
-use crate::graph::{Graph, NodeId, Op, ParamId};
+use crate::graph::{BufferId, Graph, NodeId, Op, ParamId};
 use crate::kernels::ImageShape;
 use crate::layout::Layout;
-use crate::ops::{Op as StepOp, elementwise};
+use crate::ops::{Form, Op as StepOp, Role, elementwise};
 
 /// Where a value lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,11 +179,6 @@ impl<'g> Builder<'g> {
         self.value(Home::Arena, DType::U8, len)
     }
 
-    /// Arena memory for one step; [`ValueId::NONE`] when none is needed.
-    pub(crate) fn scratch(&mut self, len: usize) -> ValueId {
-        if len == 0 { ValueId::NONE } else { self.arena(len) }
-    }
-
     /// A value in memory that the caller brings.
     pub(crate) fn fixed(&mut self, span: Span) -> ValueId {
         self.value(Home::Fixed(span), span.dtype, span.len)
@@ -214,7 +209,16 @@ impl<'g> Builder<'g> {
 
     /// The packed values of a parameter.
     pub(crate) fn param(&mut self, id: ParamId) -> ValueId {
-        self.fixed(Span::of(self.layout.param(id), Space::Values))
+        self.fixed(Span::of(self.layout.param(id), Space::Values, DType::F32))
+    }
+
+    /// Running statistics, or a counter.
+    pub(crate) fn buffer(&mut self, id: BufferId) -> ValueId {
+        let place = self.layout.buffer(id);
+        self.fixed(match self.graph.buffers[id.index()].counter {
+            true => Span::of(place, Space::Counters, DType::I64),
+            false => Span::of(place, Space::State, DType::F32),
+        })
     }
 
     /// The packed values of a parameter that may be absent.
@@ -245,14 +249,26 @@ impl<'g> Builder<'g> {
         self.phase = phase;
     }
 
-    /// Adds a step. It is dropped if nobody uses what it writes.
+    /// Adds a step, and to what it writes the scratch of its signature. It is dropped if nobody uses
+    /// what it writes.
+    ///
+    /// # Panics
+    /// For operands that do not fit the signature: they are checked here, once for all runs.
     pub(crate) fn emit(&mut self, op: impl Into<StepOp>, reads: &[ValueId], writes: &[ValueId]) {
-        self.steps.push(Draft {
-            op: op.into(),
-            reads: ValueList::from_slice(reads),
-            writes: ValueList::from_slice(writes),
-            phase: self.phase,
-        });
+        let op = op.into();
+        let signature = op.signature();
+        let (reads, mut writes) = (ValueList::from_slice(reads), ValueList::from_slice(writes));
+        let scratch = signature.writes.iter().filter(|spec| spec.role == Role::Scratch);
+        writes.extend(scratch.map(|spec| self.arena(spec.len)));
+        let forms =
+            |ids: &[ValueId]| -> Vec<Form> { ids.iter().map(|id| self.form(*id)).collect() };
+        let misfit = signature.misfit(&forms(&reads), &forms(&writes));
+        assert_eq!(misfit, None, "operands of {op:?}");
+        self.steps.push(Draft { op, reads, writes, phase: self.phase });
+    }
+
+    fn form(&self, id: ValueId) -> Form {
+        self.values.get(id.index()).map_or((DType::F32, 0), |value| (value.dtype, value.len))
     }
 
     /// Whether the gradient of this node's value is wanted.
@@ -337,6 +353,20 @@ impl<'g> Builder<'g> {
         }
     }
 
+    /// As [`Builder::send_gradients`], of a step that reads `reads` and writes the gradient of one
+    /// input, if it is wanted; `op` is told whether to add to it.
+    pub(crate) fn send_gradient<T: Into<StepOp>>(
+        &mut self,
+        [of, input]: [NodeId; 2],
+        reads: &[ValueId],
+        op: impl FnOnce(bool) -> T,
+    ) {
+        if self.wants(input) {
+            let Target { value, accumulate } = self.target(of, input);
+            self.emit(op(accumulate), reads, &[value]);
+        }
+    }
+
     /// The destination of a gradient that the node `of` sends to its input `node`.
     fn target(&mut self, of: NodeId, node: NodeId) -> Target {
         let Some(value) = self.grads[node.index()] else {
@@ -374,5 +404,22 @@ impl<'g> Builder<'g> {
         let Target { value, accumulate } = self.target(of, node);
         let len = self.values[value.index()].len;
         self.emit(elementwise::Op::Pass { len, accumulate }, &[gradient], &[value]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Dims, GraphBuilder, SgdConfig};
+
+    #[test]
+    #[should_panic(expected = "[\"read 0\", \"16 of f32 (Required)\", \"17 of f32\"]")]
+    fn a_step_whose_operands_do_not_fit_is_refused() {
+        let sgd = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 0.0, clip_norm: 1.0 };
+        let graph = GraphBuilder::new(Dims { c: 1, h: 1, w: 1 }, sgd).finish_at(NodeId(0));
+        let layout = Layout::new(&graph);
+        let mut b = Builder::new(&graph, &layout, PlanOptions::new(1, Mode::Infer));
+        let [x, y] = [17, 16].map(|len| b.arena(len));
+        b.emit(elementwise::Op::Pass { len: 16, accumulate: false }, &[x], &[y]);
     }
 }

@@ -1,5 +1,4 @@
-//! Does a plan use its memory well? Follows every element of the arena through the steps, and holds
-//! the operands of each against its operation's signature.
+//! Does a plan use its memory well? Follows every element of the arena through the steps.
 
 use super::builder::{Home, Value};
 use super::root;
@@ -58,33 +57,6 @@ pub(super) fn misuse(values: &[Value], steps: &[Draft], spans: &[Span]) -> Optio
     None
 }
 
-/// The first step with an operand that its operation does not take; `None` for a plan as it should
-/// be.
-pub(super) fn misfits(values: &[Value], steps: &[Draft]) -> Option<String> {
-    let found = |(at, step): (usize, &Draft)| {
-        misfit(values, step).map(|misfit| format!("step {at} {step:?}: {misfit}"))
-    };
-    steps.iter().enumerate().find_map(found)
-}
-
-/// The first operand of a step that its operation does not take.
-fn misfit(values: &[Value], step: &Draft) -> Option<String> {
-    let signature = step.op.signature();
-    for (specs, operands) in [(signature.reads, &step.reads), (signature.writes, &step.writes)] {
-        if specs.len() != operands.len() {
-            return Some(format!("expected {} operands, got {}", specs.len(), operands.len()));
-        }
-        for (spec, id) in specs.iter().zip(operands) {
-            let value = (*id != ValueId::NONE).then(|| values[id.index()]);
-            let (dtype, len) = value.map_or((spec.dtype, 0), |value| (value.dtype, value.len));
-            if !spec.accepts(dtype, len) {
-                return Some(format!("expected {spec:?}, got {len} of {dtype}"));
-            }
-        }
-    }
-    None
-}
-
 fn set(holds: &mut Vec<Option<ValueId>>, cells: std::ops::Range<usize>, id: ValueId) {
     if holds.len() < cells.end {
         holds.resize(cells.end, None);
@@ -126,8 +98,5 @@ mod tests {
         assert!(lost.unwrap().contains("does not survive"));
         let input = Span::new(Space::Input(0), DType::F32, 0, 16);
         assert!(misuse(&values, &[draft(0, 1)], &[span(0), input, span(32)]).is_some());
-        let longer = [Value { len: 17, ..values[0] }, values[1], values[2]];
-        assert_eq!(misfits(&values, &steps()), None);
-        assert!(misfits(&longer, &steps()).unwrap().contains("got 17 of f32"));
     }
 }

@@ -345,8 +345,6 @@ fn finish(
     let (spans, arena_len) = assign_memory(&values, &steps);
     let span = |id: ValueId| if id == ValueId::NONE { Span::EMPTY } else { spans[id.index()] };
     let all = |ids: &[ValueId]| ids.iter().map(|id| span(*id)).collect::<SmallVec<_>>();
-    // Linear in the steps, and once for all runs; following the memory takes longer.
-    assert_eq!(check::misfits(&values, &steps), None, "operands of a plan");
     if cfg!(debug_assertions) {
         let problem = check::misuse(&values, &steps, &spans);
         assert_eq!(problem, None, "memory of a plan");

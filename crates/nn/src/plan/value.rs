@@ -76,8 +76,8 @@ impl Span {
     }
 
     /// A parameter or running statistics, in one of their group's memories.
-    pub(crate) fn of(place: Place, space: fn(GroupId) -> Space) -> Self {
-        Self::new(space(place.group), DType::F32, place.start, place.len)
+    pub(crate) fn of(place: Place, space: fn(GroupId) -> Space, dtype: DType) -> Self {
+        Self::new(space(place.group), dtype, place.start, place.len)
     }
 
     /// As a range of elements of its memory.

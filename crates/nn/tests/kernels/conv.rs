@@ -1,7 +1,6 @@
 //! Convolutions and linear layers.
 
 use meristem_nn::kernels::conv::{self, ConvInputs, ConvShape, ParamGrads};
-use meristem_nn::kernels::linear::{self, LinearShape};
 use meristem_nn::kernels::norm::BatchStats;
 use meristem_nn::kernels::{GradOut, Isa, pad16};
 
@@ -268,36 +267,27 @@ fn nan_and_infinity_reach_their_windows_and_no_other() {
 #[test]
 fn linear_agrees_with_f64() {
     for (batch, in_f, out_f) in [(1, 1, 1), (3, 17, 10), (5, 32, 100), (128, 32, 10), (7, 3, 33)] {
-        let s = LinearShape { batch, in_f, out_f };
-        let as_conv = ConvShape {
-            batch,
-            in_h: 1,
-            in_w: 1,
-            kernel: [1, 1],
-            padding: [0, 0],
-            ..square(in_f, out_f, 1)
-        };
-        let case = Case::new(as_conv, 9);
-        assert_eq!(s.weight_len(), case.w.len());
+        let s = ConvShape::linear(batch, in_f, out_f);
+        let case = Case::new(s, 9);
         for isa in Isa::available() {
             let mut room = scratch(s.scratch_len());
             let mut y = Guarded::poisoned(batch * out_f);
             let of = ConvInputs { x: &case.x, w: &case.w, bias: Some(&case.bias) };
-            linear::forward(isa, &s, &of, y.get(), &mut room);
+            conv::forward(isa, &s, &of, y.get(), &mut room);
             compare("linear", isa, y.check("linear"), &case.exact_forward(true));
             let mut dx = Guarded::poisoned(batch * in_f);
             let to = GradOut::overwrite(dx.get());
-            linear::backward_data(isa, &s, &case.dy, &case.w, to, &mut room);
+            conv::backward_data(isa, &s, &case.dy, &case.w, to, &mut room);
             let mut exact = vec![Exact::default(); batch * in_f];
-            products(&as_conv, |o, i, w| {
+            products(&s, |o, i, w| {
                 exact[i].add(f64::from(case.dy[o]) * f64::from(case.w[w]));
             });
             compare("linear data", isa, dx.check("linear data"), &exact);
             let mut dw = Guarded::new(&vec![0.0; s.weight_len()]);
             let to = ParamGrads { dw: dw.get(), db: None };
-            linear::backward_weight(isa, &s, &case.x, &case.dy, to, &mut room);
+            conv::backward_weight(isa, &s, &case.x, &case.dy, to, &mut room);
             let mut exact = vec![Exact::default(); s.weight_len()];
-            products(&as_conv, |o, i, w| {
+            products(&s, |o, i, w| {
                 exact[w].add(f64::from(case.x[i]) * f64::from(case.dy[o]));
             });
             compare("linear weight", isa, dw.check("linear weight"), &exact);

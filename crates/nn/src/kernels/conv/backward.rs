@@ -2,9 +2,9 @@
 
 use super::forward::{mode, pixels, window};
 use super::{ConvShape, ParamGrads, aligned};
-use crate::kernels::linear;
 use crate::kernels::norm::channels::add_channel_sums;
 use crate::kernels::tile::{self, Job, Layout, Nest};
+use crate::kernels::transpose::transpose;
 use crate::kernels::{GradOut, Isa, check_len, check_scratch, pad16};
 
 /// Gradient with respect to the input, from `dy` `[N][out_h][out_w][out_c]` and packed weights.
@@ -107,7 +107,7 @@ fn flip(isa: Isa, shape: &ConvShape, w: &[f32], to: &mut [f32]) {
     let tap_len = ci * pad16(co);
     for tap in 0..taps {
         let from = &w[(taps - 1 - tap) * tap_len..(taps - tap) * tap_len];
-        linear::transpose(isa, [ci, co], from, to, [taps * co, tap * co]);
+        transpose(isa, [ci, co], from, to, [taps * co, tap * co]);
     }
 }
 

@@ -39,6 +39,21 @@ const fn apart(n: usize) -> usize {
 }
 
 impl ConvShape {
+    /// A linear layer: `x` `[batch][in_f]`, weights `[in_f][pad16(out_f)]`, `y` `[batch][out_f]`.
+    pub const fn linear(batch: usize, in_f: usize, out_f: usize) -> Self {
+        Self {
+            batch: 1,
+            in_c: in_f,
+            in_h: batch,
+            in_w: 1,
+            out_c: out_f,
+            kernel: [1, 1],
+            stride: [1, 1],
+            padding: [0, 0],
+            groups: 1,
+        }
+    }
+
     /// Output rows.
     pub const fn out_h(&self) -> usize {
         (self.in_h + 2 * self.padding[0] - self.kernel[0]) / self.stride[0] + 1

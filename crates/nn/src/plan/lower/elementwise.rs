@@ -1,27 +1,23 @@
 //! Activations, sums, channel scaling.
 
-use crate::graph::{NodeId, Op};
-use crate::ops::elementwise::{self, Function};
+use crate::graph::NodeId;
+use crate::ops::elementwise::{Function, Op};
 use crate::plan::builder::{Backward, Builder};
 
 /// ReLU, sigmoid, tanh.
-pub(super) fn activation(b: &mut Builder<'_>, node: NodeId) -> Option<Backward> {
-    let (x, function) = match b.graph.nodes[node.index()].op {
-        Op::Relu(x) => (x, Function::Relu),
-        Op::Sigmoid(x) => (x, Function::Sigmoid),
-        Op::Tanh(x) => (x, Function::Tanh),
-        _ => return None,
-    };
+pub(super) fn activation(
+    b: &mut Builder<'_>,
+    node: NodeId,
+    x: NodeId,
+    function: Function,
+) -> Backward {
     let (input, len) = (b.node(x), b.shape(node).len());
     let y = b.output(node);
-    b.emit(elementwise::Op::Forward { function, len }, &[input], &[y]);
-    Some(Box::new(move |b, dy| {
-        b.send_gradients(node, [x], |b, [dx]| {
-            let accumulate = dx.accumulate;
-            let op = elementwise::Op::Gradient { function, len, accumulate };
-            b.emit(op, &[y, dy], &[dx.value]);
-        });
-    }))
+    b.emit(Op::Forward { function, len }, &[input], &[y]);
+    Box::new(move |b, dy| {
+        let op = |accumulate| Op::Gradient { function, len, accumulate };
+        b.send_gradient([node, x], &[y, dy], op);
+    })
 }
 
 /// Residual sum: its gradient goes to both unchanged.
@@ -29,7 +25,7 @@ pub(super) fn add(b: &mut Builder<'_>, node: NodeId, inputs: [NodeId; 2]) -> Bac
     let values = inputs.map(|x| b.node(x));
     let len = b.shape(node).len();
     let y = b.output(node);
-    b.emit(elementwise::Op::Add { len }, &values, &[y]);
+    b.emit(Op::Add { len }, &values, &[y]);
     Box::new(move |b, dy| inputs.into_iter().for_each(|x| b.pass_gradient(node, x, dy)))
 }
 
@@ -43,11 +39,11 @@ pub(super) fn scale_channels(
     let shape = b.shape(node);
     let [x, scale] = inputs.map(|input| b.node(input));
     let y = b.output(node);
-    b.emit(elementwise::Op::Scale { shape, factor }, &[x, scale], &[y]);
+    b.emit(Op::Scale { shape, factor }, &[x, scale], &[y]);
     Box::new(move |b, dy| {
         b.send_gradients(node, inputs, |b, targets| {
             let accumulate = targets.map(|t| t.accumulate);
-            let op = elementwise::Op::ScaleGradient { shape, factor, accumulate };
+            let op = Op::ScaleGradient { shape, factor, accumulate };
             b.emit(op, &[x, scale, dy], &targets.map(|t| t.value));
         });
     })

@@ -7,7 +7,6 @@
 mod blend;
 mod conv;
 mod elementwise;
-mod linear;
 mod lstm;
 mod norm;
 mod pool;
@@ -21,6 +20,7 @@ use super::fuse::Unit;
 use super::value::{Space, Span};
 use crate::error::Result;
 use crate::graph::{NodeId, Op};
+use crate::ops::elementwise::Function;
 
 /// Emits the forward steps of a unit; what comes back emits its backward steps.
 pub(super) fn forward(b: &mut Builder<'_>, unit: &Unit) -> Result<Option<Backward>> {
@@ -42,14 +42,15 @@ fn node(b: &mut Builder<'_>, node: NodeId) -> Option<Backward> {
             b.bind(node, value);
             None
         }
-        Op::Conv2d { .. } => conv::conv2d(b, node),
+        Op::Conv2d { .. } | Op::Linear { .. } => conv::conv(b, node),
         // A unit of its own, see `fuse`.
         Op::BatchNorm { .. } => None,
         Op::GroupNorm { .. } => norm::group_norm(b, node),
-        Op::Relu(_) | Op::Sigmoid(_) | Op::Tanh(_) => elementwise::activation(b, node),
+        Op::Relu(x) => Some(elementwise::activation(b, node, x, Function::Relu)),
+        Op::Sigmoid(x) => Some(elementwise::activation(b, node, x, Function::Sigmoid)),
+        Op::Tanh(x) => Some(elementwise::activation(b, node, x, Function::Tanh)),
         Op::MaxPool2d { .. } => pool::max(b, node),
         Op::GlobalAvgPool(x) => Some(pool::global_average(b, node, x)),
-        Op::Linear { x, weight, bias } => Some(linear::linear(b, node, x, weight, bias)),
         Op::Embedding { x, table } => Some(rows::embedding(b, node, x, table)),
         Op::Concat(ref parts) => Some(rows::concat(b, node, parts)),
         Op::Lstm { x, keep, state, params } => Some(lstm::lstm(b, node, [x, keep, state], params)),

@@ -33,10 +33,8 @@ impl Pooled {
 
     fn backward(self, b: &mut Builder<'_>, dy: ValueId) {
         let Self { node, x, shape, positions, .. } = self;
-        b.send_gradients(node, [x], |b, [dx]| {
-            let op = pool::Op::MaxGradient { shape, accumulate: dx.accumulate };
-            b.emit(op, &[dy, positions], &[dx.value]);
-        });
+        let op = |accumulate| pool::Op::MaxGradient { shape, accumulate };
+        b.send_gradient([node, x], &[dy, positions], op);
     }
 }
 
@@ -66,9 +64,7 @@ pub(super) fn global_average(b: &mut Builder<'_>, node: NodeId, x: NodeId) -> Ba
     let y = b.output(node);
     b.emit(pool::Op::Average(shape), &[input], &[y]);
     Box::new(move |b, dy| {
-        b.send_gradients(node, [x], |b, [dx]| {
-            let op = pool::Op::AverageGradient { shape, accumulate: dx.accumulate };
-            b.emit(op, &[dy], &[dx.value]);
-        });
+        let op = |accumulate| pool::Op::AverageGradient { shape, accumulate };
+        b.send_gradient([node, x], &[dy], op);
     })
 }

@@ -39,12 +39,8 @@ pub(super) fn concat(b: &mut Builder<'_>, node: NodeId, parts: &[NodeId]) -> Bac
     }
     Box::new(move |b, dy| {
         for (part, at) in columns {
-            if b.wants(part) {
-                b.send_gradients(node, [part], |b, [dx]| {
-                    let op = rows::Op::Take { rows, at, accumulate: dx.accumulate };
-                    b.emit(op, &[dy], &[dx.value]);
-                });
-            }
+            let op = |accumulate| rows::Op::Take { rows, at, accumulate };
+            b.send_gradient([node, part], &[dy], op);
         }
     })
 }
