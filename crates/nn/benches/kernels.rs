@@ -6,6 +6,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
+use meristem_nn::graph::SgdConfig;
 use meristem_nn::kernels::conv::{self, ConvInputs, ConvShape, ParamGrads};
 use meristem_nn::kernels::norm::{
     self, Activation, BatchNormBackward, BatchNormForward, BatchNormGrads, BatchStats,
@@ -207,10 +208,9 @@ impl Bench {
         let mut p = Aligned::zeros(94_762);
         let g = Aligned::new(&values(p.1, 2));
         let mut m = Aligned::zeros(p.1);
-        let step =
-            optim::SgdStep { lr: 0.01, momentum: 0.9, weight_decay: 5e-4, clip: 1.0, first: false };
+        let sgd = SgdConfig { lr: 0.01, momentum: 0.9, weight_decay: 5e-4, clip_norm: 1.0 };
         self.time("sgd step 94762", 20.0 * p.1 as f64, "GB/s", || {
-            optim::sgd_step(isa, &step, p.get_mut(), g.get(), m.get_mut());
+            optim::sgd_step(isa, &sgd, 1.0, p.get_mut(), g.get(), m.get_mut());
         });
         self.time("gradient norm 94762", 4.0 * g.1 as f64, "GB/s", || {
             black_box(optim::grad_norm_sq(isa, black_box(g.get())));

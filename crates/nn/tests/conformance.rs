@@ -101,21 +101,21 @@ enum Data {
 impl Data {
     fn slice(&self) -> Slice<'_> {
         match self {
-            Data::F32(v) => Slice::F32(v),
-            Data::F64(v) => Slice::F64(v),
-            Data::U32(v) => Slice::U32(v),
-            Data::I64(v) => Slice::I64(v),
-            Data::U8(v) => Slice::U8(v),
+            Data::F32(v) => Slice::of(v),
+            Data::F64(v) => Slice::of(v),
+            Data::U32(v) => Slice::of(v),
+            Data::I64(v) => Slice::of(v),
+            Data::U8(v) => Slice::of(v),
         }
     }
 
     fn slice_mut(&mut self) -> SliceMut<'_> {
         match self {
-            Data::F32(v) => SliceMut::F32(v),
-            Data::F64(v) => SliceMut::F64(v),
-            Data::U32(v) => SliceMut::U32(v),
-            Data::I64(v) => SliceMut::I64(v),
-            Data::U8(v) => SliceMut::U8(v),
+            Data::F32(v) => SliceMut::of(v),
+            Data::F64(v) => SliceMut::of(v),
+            Data::U32(v) => SliceMut::of(v),
+            Data::I64(v) => SliceMut::of(v),
+            Data::U8(v) => SliceMut::of(v),
         }
     }
 }
@@ -450,7 +450,7 @@ fn ppo_cases() -> Vec<Case> {
 fn state_cases() -> Vec<Case> {
     let layout = MetricsLayout { groups: 2, configs: 3, log: 4 };
     let spoiled = Data::F32(vec![f32::NAN, 1.0, f32::INFINITY]);
-    let tensors = vec![state::Words::F32(5), state::Words::I64(2)];
+    let tensors = vec![Spec::new(DType::F32, 5), Spec::new(DType::I64, 2)];
     vec![
         case(state::Op::ResetMetrics(layout), 1, 0.0),
         case(state::Op::CountNonFinite(vec![3, 4]), 1, 0.0).reading(0, spoiled),
@@ -494,15 +494,15 @@ fn every_kind_of_operation_has_a_case() {
 fn operands_that_do_not_fit_are_refused() {
     let op = Op::from(elementwise::Op::Pass { len: 3, accumulate: false });
     let (three, four, bytes) = ([0.0f32; 3], [0.0f32; 4], [0u8; 3]);
-    for read in [Slice::F32(&four), Slice::U8(&bytes), Slice::F32(&[])] {
+    for read in [Slice::of(&four), Slice::of(&bytes), Slice::of::<f32>(&[])] {
         let mut y = [0.5f32; 3];
         let reads = [read].into_iter().collect();
-        let operands = Operands { reads, writes: [SliceMut::F32(&mut y)].into_iter().collect() };
+        let operands = Operands { reads, writes: [SliceMut::of(&mut y)].into_iter().collect() };
         let error = ops::run(Backend::Cpu(Isa::portable()), &op, operands).unwrap_err();
         assert!(matches!(error, Error::Operand { ref operand, .. } if operand == "read 0"));
         assert_eq!(y, [0.5; 3], "nothing has run");
     }
-    let reads = [Slice::F32(&three), Slice::F32(&three)].into_iter().collect();
+    let reads = [Slice::of(&three), Slice::of(&three)].into_iter().collect();
     let operands = Operands { reads, ..Operands::default() };
     let error = ops::run(Backend::Cpu(Isa::portable()), &op, operands).unwrap_err();
     assert!(error.to_string().contains("read: expected 1 in all, got 2 in all"), "{error}");

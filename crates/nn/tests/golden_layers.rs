@@ -197,18 +197,17 @@ fn run_sgd(file: &golden::File, case: &Value, isa: Isa) {
     let name = case["case"].as_str().unwrap();
     let inputs = file.of(name, "in");
     let number = |key: &str| case[key].as_f64().unwrap() as f32;
-    let step = optim::SgdStep {
+    let sgd = SgdConfig {
         lr: number("lr"),
         momentum: number("momentum"),
         weight_decay: number("weight_decay"),
-        clip: 1.0,
-        first: false,
+        clip_norm: 1.0,
     };
     let mut param = inputs["param"].values.clone();
     let mut momentum = vec![0.0; param.len()];
     for i in 0..3 {
         let gradient = &inputs[&format!("grad{i}")].values;
-        optim::sgd_step(isa, &step, &mut param, gradient, &mut momentum);
+        optim::sgd_step(isa, &sgd, 1.0, &mut param, gradient, &mut momentum);
     }
     Check { case, isa }.close("out.y", &param, &file.of(name, "out")["y"]);
 }

@@ -27,44 +27,39 @@ pub(crate) fn emit(out: GradOut<'_>, a: &[f32], f: impl Fn(f32) -> f32) {
     }
 }
 
+/// A function of one element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Function {
+    /// `max(x, 0)`; NaN stays NaN, as in PyTorch.
+    Relu,
+    /// `1/(1 + e⁻ˣ)`.
+    Sigmoid,
+    /// `tanh x`.
+    Tanh,
+}
+
 isa_kernels! {
-    /// `y = max(x, 0)`; NaN stays NaN, as in PyTorch.
-    pub fn relu(isa: Isa, x: &[f32], y: &mut [f32]) {
-        check_len("relu: y", y, x.len());
-        emit(GradOut::overwrite(y), x, |x| if x <= 0.0 { 0.0 } else { x });
+    /// `y = f(x)`.
+    pub fn apply(isa: Isa, function: Function, x: &[f32], y: &mut [f32]) {
+        check_len("apply: y", y, x.len());
+        let y = GradOut::overwrite(y);
+        match function {
+            Function::Relu => emit(y, x, |x| if x <= 0.0 { 0.0 } else { x }),
+            Function::Sigmoid => emit(y, x, math::sigmoid),
+            Function::Tanh => emit(y, x, math::tanh),
+        }
     }
 
-    /// Gradient of [`relu`] from its output `y`: `dy` where `y > 0` or NaN, else 0.
-    pub fn relu_backward(isa: Isa, y: &[f32], dy: &[f32], dx: GradOut<'_>) {
-        check_len("relu_backward: dy", dy, y.len());
-        check_len("relu_backward: dx", dx.values, y.len());
-        emit2(dx, y, dy, |y, dy| if y <= 0.0 { 0.0 } else { dy });
-    }
-
-    /// `y = 1/(1 + e⁻ˣ)`.
-    pub fn sigmoid(isa: Isa, x: &[f32], y: &mut [f32]) {
-        check_len("sigmoid: y", y, x.len());
-        emit(GradOut::overwrite(y), x, math::sigmoid);
-    }
-
-    /// Gradient of [`sigmoid`] from its output `y`: `dy·y·(1 − y)`.
-    pub fn sigmoid_backward(isa: Isa, y: &[f32], dy: &[f32], dx: GradOut<'_>) {
-        check_len("sigmoid_backward: dy", dy, y.len());
-        check_len("sigmoid_backward: dx", dx.values, y.len());
-        emit2(dx, y, dy, |y, dy| dy * ((1.0 - y) * y));
-    }
-
-    /// `y = tanh x`.
-    pub fn tanh(isa: Isa, x: &[f32], y: &mut [f32]) {
-        check_len("tanh: y", y, x.len());
-        emit(GradOut::overwrite(y), x, math::tanh);
-    }
-
-    /// Gradient of [`tanh`] from its output `y`: `dy·(1 − y²)`.
-    pub fn tanh_backward(isa: Isa, y: &[f32], dy: &[f32], dx: GradOut<'_>) {
-        check_len("tanh_backward: dy", dy, y.len());
-        check_len("tanh_backward: dx", dx.values, y.len());
-        emit2(dx, y, dy, |y, dy| dy * (1.0 - y * y));
+    /// Gradient of [`apply`] from its output `y`: `dy·f'(x)`, with `f'` in terms of `y`. ReLU's is
+    /// `dy` where `y > 0` or NaN, else 0.
+    pub fn apply_backward(isa: Isa, function: Function, y: &[f32], dy: &[f32], dx: GradOut<'_>) {
+        check_len("apply_backward: dy", dy, y.len());
+        check_len("apply_backward: dx", dx.values, y.len());
+        match function {
+            Function::Relu => emit2(dx, y, dy, |y, dy| if y <= 0.0 { 0.0 } else { dy }),
+            Function::Sigmoid => emit2(dx, y, dy, |y, dy| dy * ((1.0 - y) * y)),
+            Function::Tanh => emit2(dx, y, dy, |y, dy| dy * (1.0 - y * y)),
+        }
     }
 
     /// `y = a + b`.

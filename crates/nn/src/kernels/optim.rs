@@ -4,22 +4,7 @@ use std::ops::Range;
 
 use super::macros::isa_kernels;
 use super::{Isa, check_len};
-use crate::graph::{AdamConfig, Optimiser};
-
-/// One step of `torch.optim.SGD` (dampening 0, no Nesterov).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SgdStep {
-    /// Learning rate.
-    pub lr: f32,
-    /// Momentum.
-    pub momentum: f32,
-    /// Weight decay, added to the clipped gradient.
-    pub weight_decay: f32,
-    /// Factor of the gradient, from [`clip_coefficient`].
-    pub clip: f32,
-    /// First step of these parameters: the momentum buffer becomes the gradient.
-    pub first: bool,
-}
+use crate::graph::{AdamConfig, Optimiser, SgdConfig};
 
 /// Factor that brings a gradient of L2 norm `norm` down to at most `max_norm`:
 /// `min(1, max_norm/(norm + 1e-6))`, as `torch.nn.utils.clip_grad_norm_`. NaN for a NaN norm.
@@ -87,17 +72,7 @@ pub fn group_step(
     let (values, gradient) = (&mut values[at.clone()], &gradient[at.clone()]);
     let first = &mut first[at.clone()];
     match step.optimiser {
-        Optimiser::Sgd(sgd) => {
-            let step = SgdStep {
-                lr: sgd.lr,
-                momentum: sgd.momentum,
-                weight_decay: sgd.weight_decay,
-                clip: step.clip,
-                // With a momentum of zeros PyTorch's first step is no special case.
-                first: false,
-            };
-            sgd_step(isa, &step, values, gradient, first);
-        }
+        Optimiser::Sgd(sgd) => sgd_step(isa, sgd, step.clip, values, gradient, first),
         Optimiser::Adam(adam) => {
             let step = AdamStep::new(adam, step.clip, step.steps);
             adam_step(isa, &step, values, gradient, first, &mut second[at]);
@@ -140,23 +115,17 @@ isa_kernels! {
         part.iter().sum()
     }
 
-    /// `g = clip·grad + decay·p; b = momentum·b + g (first step: b = g); p -= lr·b`.
-    pub fn sgd_step(isa: Isa, step: &SgdStep, param: &mut [f32], grad: &[f32],
+    /// One step of `torch.optim.SGD` (dampening 0, no Nesterov):
+    /// `g = clip·grad + decay·p; b = momentum·b + g; p -= lr·b`. With a momentum of zeros PyTorch's
+    /// first step is no special case.
+    pub fn sgd_step(isa: Isa, sgd: &SgdConfig, clip: f32, param: &mut [f32], grad: &[f32],
                     momentum: &mut [f32]) {
         check_len("sgd_step: grad", grad, param.len());
         check_len("sgd_step: momentum", momentum, param.len());
-        let SgdStep { lr, momentum: mu, weight_decay, clip, first } = *step;
-        let it = param.iter_mut().zip(grad).zip(momentum);
-        if first {
-            it.for_each(|((p, &g), b)| {
-                *b = clip * g + weight_decay * *p;
-                *p -= lr * *b;
-            });
-        } else {
-            it.for_each(|((p, &g), b)| {
-                *b = mu * *b + (clip * g + weight_decay * *p);
-                *p -= lr * *b;
-            });
+        let SgdConfig { lr, momentum: mu, weight_decay, .. } = *sgd;
+        for ((p, &g), b) in param.iter_mut().zip(grad).zip(momentum) {
+            *b = mu * *b + (clip * g + weight_decay * *p);
+            *p -= lr * *b;
         }
     }
 }

@@ -10,7 +10,7 @@ use super::metrics;
 use super::{Network, Run, argument};
 use crate::error::Result;
 use crate::graph::Graph;
-use crate::ops::{Op, elementwise, state};
+use crate::ops::{Op, Spec, elementwise, state};
 use crate::plan::{Mode, Phase, Plan, Space, Span, Step};
 
 /// A gradient in the arena.
@@ -160,11 +160,8 @@ impl Network {
     #[track_caller]
     pub fn fingerprint(&self) -> Result<()> {
         let spans = self.group_spans();
-        let words = |span: &Span| match span.dtype {
-            DType::I64 => state::Words::I64(span.len),
-            _ => state::Words::F32(span.len),
-        };
-        let op = state::Op::Fingerprint(spans.iter().map(words).collect());
+        let tensors = spans.iter().map(|span| Spec::new(span.dtype, span.len)).collect();
+        let op = state::Op::Fingerprint(tensors);
         let step = Step::new(op, &spans, &[metrics::fingerprint_span()]);
         self.launch_steps("fingerprint", vec![step])
     }

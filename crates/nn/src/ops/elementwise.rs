@@ -2,19 +2,9 @@
 
 use super::operand::{Operands, Signature, f32s};
 use super::wanted;
+pub use crate::kernels::elementwise::Function;
 use crate::kernels::elementwise::{self, ScaleChannels};
 use crate::kernels::{GradOut, ImageShape, Isa};
-
-/// A function of one element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Function {
-    /// `max(x, 0)`.
-    Relu,
-    /// `1/(1 + e⁻ˣ)`.
-    Sigmoid,
-    /// `tanh x`.
-    Tanh,
-}
 
 /// Elementwise forward and backward steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -116,20 +106,12 @@ impl Op {
             }
             Op::Forward { function, .. } => {
                 let ([x], [y]) = operands.floats();
-                match function {
-                    Function::Relu => elementwise::relu(isa, x, y),
-                    Function::Sigmoid => elementwise::sigmoid(isa, x, y),
-                    Function::Tanh => elementwise::tanh(isa, x, y),
-                }
+                elementwise::apply(isa, function, x, y);
             }
             Op::Gradient { function, accumulate, .. } => {
                 let ([y, dy], [values]) = operands.floats();
                 let dx = GradOut { values, accumulate };
-                match function {
-                    Function::Relu => elementwise::relu_backward(isa, y, dy, dx),
-                    Function::Sigmoid => elementwise::sigmoid_backward(isa, y, dy, dx),
-                    Function::Tanh => elementwise::tanh_backward(isa, y, dy, dx),
-                }
+                elementwise::apply_backward(isa, function, y, dy, dx);
             }
             Op::Add { .. } => {
                 let ([a, b], [y]) = operands.floats();

@@ -52,14 +52,14 @@ impl Op {
         match self {
             Op::Train { logits, .. } => {
                 let ([values, targets], [gradient, counts, log]) = operands.split();
-                let (values, gradient) = (values.f32(), Some(gradient.f32()));
-                let batch = result(isa, *logits, (values, targets.u32()), gradient);
-                metrics::add_train(batch, counts.f64(), log.f64());
+                let (values, gradient) = (values.elements(), Some(gradient.elements()));
+                let batch = result(isa, *logits, (values, targets.elements()), gradient);
+                metrics::add_train(batch, counts.elements(), log.elements());
             }
             Op::Evaluate { logits, rows } => {
                 let ([values, targets], [scores]) = operands.split();
-                let batch = result(isa, *logits, (values.f32(), targets.u32()), None);
-                let scores = scores.f64();
+                let batch = result(isa, *logits, (values.elements(), targets.elements()), None);
+                let scores = scores.elements();
                 rows.iter().for_each(|row| metrics::add_score(batch, *row, scores));
             }
         }

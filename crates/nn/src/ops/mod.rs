@@ -22,8 +22,7 @@ pub mod rows;
 pub mod sample;
 pub mod state;
 
-pub(crate) use operand::Form;
-pub use operand::{Operands, Role, Signature, Slice, SliceMut, Spec};
+pub use operand::{Form, Operands, Role, Signature, Slice, SliceMut, Spec};
 
 use crate::error::{Error, Result};
 use crate::kernels::{GradOut, Isa};
@@ -103,8 +102,8 @@ families! {
 /// For indices out of range: labels, embedding indices and choices among the elements, ranges of
 /// parameters in the operation.
 pub fn run(on: Backend, op: &Op, operands: Operands<'_>) -> Result<()> {
-    let reads: Vec<Form> = operands.reads.iter().map(|x| (x.dtype(), x.len())).collect();
-    let writes: Vec<Form> = operands.writes.iter().map(|x| (x.dtype(), x.len())).collect();
+    let reads: Vec<Form> = operands.reads.iter().map(Slice::form).collect();
+    let writes: Vec<Form> = operands.writes.iter().map(SliceMut::form).collect();
     if let Some([operand, expected, got]) = op.signature().misfit(&reads, &writes) {
         return Err(Error::Operand { op: Box::new(op.clone()), operand, expected, got });
     }

@@ -127,9 +127,10 @@ impl Op {
             }
             Op::UpdateRunning { momentum, count, .. } => {
                 let ([mean, var], [running_mean, running_var, batches]) = operands.split();
-                let running = Running { mean: running_mean.f32(), var: running_var.f32() };
-                norm::update_running(*momentum, *count, mean.f32(), var.f32(), running);
-                batches.i64()[0] += 1;
+                let running =
+                    Running { mean: running_mean.elements(), var: running_var.elements() };
+                norm::update_running(*momentum, *count, mean.elements(), var.elements(), running);
+                batches.elements::<i64>()[0] += 1;
             }
             Op::Forward(of) => batch_forward(isa, of, operands),
             Op::Gradient { norm, accumulate } => batch_gradient(isa, norm, *accumulate, operands),
@@ -152,18 +153,18 @@ impl Op {
 
 fn batch_forward(isa: Isa, of: &BatchNorm, operands: Operands<'_>) {
     let (reads, [y, codes, scratch]) = operands.split::<5, 3>();
-    let inputs = of.inputs(reads.map(Slice::f32));
-    let codes = present_mut(codes.u8());
-    norm::batch_norm_act_forward(isa, &of.shape, &inputs, y.f32(), codes, scratch.f32());
+    let inputs = of.inputs(reads.map(Slice::elements));
+    let codes = present_mut(codes.elements());
+    norm::batch_norm_act_forward(isa, &of.shape, &inputs, y.elements(), codes, scratch.elements());
 }
 
 fn batch_gradient(isa: Isa, of: &BatchNorm, accumulate: bool, operands: Operands<'_>) {
     let (reads, writes) = operands.split::<7, 4>();
     let [x, mean, var, gamma, beta, dout, codes] = reads;
-    let [values, dgamma, dbeta, scratch] = writes.map(SliceMut::f32);
-    let forward = of.inputs([x, mean, var, gamma, beta].map(Slice::f32));
+    let [values, dgamma, dbeta, scratch] = writes.map(SliceMut::elements);
+    let forward = of.inputs([x, mean, var, gamma, beta].map(Slice::elements));
     let dx = GradOut { values, accumulate };
-    let from = BatchNormBackward { forward, dout: dout.f32(), codes: codes.u8() };
+    let from = BatchNormBackward { forward, dout: dout.elements(), codes: codes.elements() };
     let to = BatchNormGrads { dx, dgamma, dbeta };
     norm::batch_norm_act_backward(isa, &of.shape, &from, to, scratch);
 }

@@ -1,6 +1,6 @@
 //! Operands of a step: their element types and lengths, and the typed slices it runs over.
 
-use meristem_device::DType;
+use meristem_device::{DType, Element};
 use smallvec::SmallVec;
 
 /// Element type, length and role of one operand.
@@ -15,7 +15,7 @@ pub struct Spec {
 }
 
 /// Element type and length of an operand that is given.
-pub(crate) type Form = (DType, usize);
+pub type Form = (DType, usize);
 
 /// Whether an operand may be absent, and whether its contents mean anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,8 @@ pub enum Role {
 }
 
 impl Spec {
-    const fn new(dtype: DType, len: usize) -> Self {
+    /// An operand of exactly so many elements.
+    pub const fn new(dtype: DType, len: usize) -> Self {
         Self { dtype, len, role: Role::Required }
     }
 
@@ -113,80 +114,82 @@ impl Signature {
     }
 }
 
-macro_rules! slices {
-    ($($variant:ident $method:ident $type:ty),*) => {
-        /// A typed operand that is read.
-        #[derive(Clone, Copy, Debug)]
-        pub enum Slice<'a> {
-            $(#[doc = concat!("Elements of `", stringify!($type), "`.")] $variant(&'a [$type]),)*
-        }
-
-        /// A typed operand that is written.
-        #[derive(Debug)]
-        pub enum SliceMut<'a> {
-            $(#[doc = concat!("Elements of `", stringify!($type), "`.")] $variant(&'a mut [$type]),)*
-        }
-
-        impl<'a> Slice<'a> {
-            $(#[doc = concat!("The elements, which are `", stringify!($type), "`.\n\n# Panics\nIf they are not.")]
-            pub fn $method(self) -> &'a [$type] {
-                match self {
-                    Slice::$variant(slice) => slice,
-                    other => absent_or(other.is_empty(), other.dtype(), DType::$variant, &[]),
-                }
-            })*
-
-            /// Element type.
-            pub fn dtype(&self) -> DType {
-                match self { $(Slice::$variant(_) => DType::$variant,)* }
-            }
-
-            /// Elements.
-            pub fn len(&self) -> usize {
-                match self { $(Slice::$variant(slice) => slice.len(),)* }
-            }
-
-            /// Whether there are no elements: an absent operand.
-            pub fn is_empty(&self) -> bool {
-                self.len() == 0
-            }
-        }
-
-        impl<'a> SliceMut<'a> {
-            $(#[doc = concat!("The elements, which are `", stringify!($type), "`.\n\n# Panics\nIf they are not.")]
-            pub fn $method(self) -> &'a mut [$type] {
-                let (dtype, empty) = (self.dtype(), self.is_empty());
-                match self {
-                    SliceMut::$variant(slice) => slice,
-                    _ => absent_or(empty, dtype, DType::$variant, &mut []),
-                }
-            })*
-
-            /// Element type.
-            pub fn dtype(&self) -> DType {
-                match self { $(SliceMut::$variant(_) => DType::$variant,)* }
-            }
-
-            /// Elements.
-            pub fn len(&self) -> usize {
-                match self { $(SliceMut::$variant(slice) => slice.len(),)* }
-            }
-
-            /// Whether there are no elements: an absent operand.
-            pub fn is_empty(&self) -> bool {
-                self.len() == 0
-            }
-        }
-    };
+/// A typed operand that is read.
+#[derive(Clone, Copy, Debug)]
+pub struct Slice<'a> {
+    dtype: DType,
+    bytes: &'a [u8],
 }
-slices!(F32 f32 f32, F64 f64 f64, U32 u32 u32, I64 i64 i64, U8 u8 u8);
+
+/// A typed operand that is written.
+#[derive(Debug)]
+pub struct SliceMut<'a> {
+    dtype: DType,
+    bytes: &'a mut [u8],
+}
+
+impl<'a> Slice<'a> {
+    /// An operand of these bytes, which are elements of `dtype` and aligned for them.
+    pub(crate) fn new(dtype: DType, bytes: &'a [u8]) -> Self {
+        Self { dtype, bytes }
+    }
+
+    /// An operand of these elements.
+    pub fn of<T: Element>(elements: &'a [T]) -> Self {
+        Self::new(T::DTYPE, bytemuck::cast_slice(elements))
+    }
+
+    /// Element type and number of elements. An absent operand has none.
+    pub fn form(&self) -> Form {
+        (self.dtype, self.bytes.len() / self.dtype.size())
+    }
+
+    /// The elements.
+    ///
+    /// # Panics
+    /// If there are some, of another type.
+    pub fn elements<T: Element>(self) -> &'a [T] {
+        check_type::<T>(self.form());
+        if self.bytes.is_empty() { &[] } else { bytemuck::cast_slice(self.bytes) }
+    }
+
+    /// The elements as words of 32 bits, of a longer element the lower word first.
+    pub(super) fn words(self) -> &'a [u32] {
+        Self { dtype: DType::U32, ..self }.elements()
+    }
+}
+
+impl<'a> SliceMut<'a> {
+    /// As [`Slice::new`].
+    pub(crate) fn new(dtype: DType, bytes: &'a mut [u8]) -> Self {
+        Self { dtype, bytes }
+    }
+
+    /// An operand of these elements.
+    pub fn of<T: Element>(elements: &'a mut [T]) -> Self {
+        Self::new(T::DTYPE, bytemuck::cast_slice_mut(elements))
+    }
+
+    /// Element type and number of elements. An absent operand has none.
+    pub fn form(&self) -> Form {
+        (self.dtype, self.bytes.len() / self.dtype.size())
+    }
+
+    /// The elements.
+    ///
+    /// # Panics
+    /// If there are some, of another type.
+    pub fn elements<T: Element>(self) -> &'a mut [T] {
+        check_type::<T>(self.form());
+        if self.bytes.is_empty() { &mut [] } else { bytemuck::cast_slice_mut(self.bytes) }
+    }
+}
 
 /// An absent operand has no type of its own. Any other of a wrong type is a mistake of the plan
 /// compiler, which checks signatures.
 #[track_caller]
-fn absent_or<T>(empty: bool, got: DType, expected: DType, none: T) -> T {
-    assert!(empty, "operand of a step: expected {expected}, got {got}");
-    none
+fn check_type<T: Element>((got, len): Form) {
+    assert!(len == 0 || got == T::DTYPE, "operand of a step: expected {}, got {got}", T::DTYPE);
 }
 
 /// The operands of one running step, in the order of its [`Signature`].
@@ -209,10 +212,9 @@ impl<'a> Operands<'a> {
         let counts = (self.reads.len(), self.writes.len());
         assert!(counts == (R, W), "operands of a step: expected {:?}, got {counts:?}", (R, W));
         let (mut reads, mut writes) = (self.reads.into_iter(), self.writes.into_iter());
-        let none = || SliceMut::U8(&mut []);
         (
-            std::array::from_fn(|_| reads.next().unwrap_or(Slice::U8(&[]))),
-            std::array::from_fn(|_| writes.next().unwrap_or_else(none)),
+            std::array::from_fn(|_| reads.next().expect("as many as were counted")),
+            std::array::from_fn(|_| writes.next().expect("as many as were counted")),
         )
     }
 
@@ -224,6 +226,6 @@ impl<'a> Operands<'a> {
         self,
     ) -> ([&'a [f32]; R], [&'a mut [f32]; W]) {
         let (reads, writes) = self.split::<R, W>();
-        (reads.map(Slice::f32), writes.map(SliceMut::f32))
+        (reads.map(Slice::elements), writes.map(SliceMut::elements))
     }
 }

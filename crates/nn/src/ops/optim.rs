@@ -60,11 +60,11 @@ impl Op {
         match self {
             Op::Measure { tensors, norm_max, .. } => {
                 let ([gradient], [row, clip]) = operands.split();
-                let gradient = gradient.f32();
+                let gradient: &[f32] = gradient.elements();
                 let squares =
                     tensors.iter().map(|t| optim::grad_norm_sq(isa, &gradient[t.clone()]));
-                let norm = metrics::add_group(row.f64(), squares);
-                clip.f32()[0] = optim::clip_coefficient(norm, *norm_max);
+                let norm = metrics::add_group(row.elements(), squares);
+                clip.elements::<f32>()[0] = optim::clip_coefficient(norm, *norm_max);
             }
             Op::Clip { tensors, .. } => {
                 let ([], [gradient, clip]) = operands.floats();
@@ -75,12 +75,13 @@ impl Op {
             }
             Op::Update { optimiser, runs, .. } => {
                 let ([gradient, clip], [values, moments, steps]) = operands.split();
-                let steps = steps.i64().first_mut().map_or(0, |steps| {
+                let steps = steps.elements::<i64>().first_mut().map_or(0, |steps| {
                     *steps += 1;
                     *steps
                 });
-                let step = GroupStep { optimiser, clip: clip.f32()[0], steps };
-                let (gradient, values, moments) = (gradient.f32(), values.f32(), moments.f32());
+                let step = GroupStep { optimiser, clip: clip.elements::<f32>()[0], steps };
+                let (gradient, values, moments) =
+                    (gradient.elements(), values.elements(), moments.elements());
                 for run in runs {
                     optim::group_step(isa, &step, run.clone(), values, gradient, moments);
                 }

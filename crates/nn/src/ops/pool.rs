@@ -60,17 +60,23 @@ impl Op {
         match self {
             Op::Max(shape) => {
                 let ([x], [y, positions]) = operands.split();
-                pool::max2d_forward(isa, shape, x.f32(), y.f32(), present_mut(positions.u8()));
+                pool::max2d_forward(
+                    isa,
+                    shape,
+                    x.elements(),
+                    y.elements(),
+                    present_mut(positions.elements()),
+                );
             }
             Op::MaxGradient { shape, accumulate } => {
                 let ([dy, positions], [dx]) = operands.split();
-                let dx = GradOut { values: dx.f32(), accumulate: *accumulate };
-                pool::max2d_backward(isa, shape, dy.f32(), positions.u8(), dx);
+                let dx = GradOut { values: dx.elements(), accumulate: *accumulate };
+                pool::max2d_backward(isa, shape, dy.elements(), positions.elements(), dx);
             }
             Op::NormCodes { .. } => {
                 let ([y, positions], [codes]) = operands.split();
-                let from = positions.u8().iter().zip(y.f32());
-                for (code, (&k, &y)) in codes.u8().iter_mut().zip(from) {
+                let from = positions.elements::<u8>().iter().zip(y.elements::<f32>());
+                for (code, (&k, &y)) in codes.elements::<u8>().iter_mut().zip(from) {
                     *code = if y <= 0.0 { BLOCKED } else { k };
                 }
             }

@@ -47,15 +47,21 @@ impl Op {
         let (reads, [gradient, reference, report]) = operands.split::<5, 3>();
         let [outputs, choices, legal, advantages, returns] = reads;
         let batch = PpoBatch {
-            choices: choices.u32(),
-            legal: legal.u8(),
-            advantages: advantages.f32(),
-            returns: returns.f32(),
+            choices: choices.elements(),
+            legal: legal.elements(),
+            advantages: advantages.elements(),
+            returns: returns.elements(),
         };
         let reference = match pass {
-            Pass::First => Reference::Record(reference.f32()),
-            Pass::Later => Reference::Given(reference.f32()),
+            Pass::First => Reference::Record(reference.elements()),
+            Pass::Later => Reference::Given(reference.elements()),
         };
-        loss.gradient(&batch, reference, outputs.f32(), gradient.f32(), report.f64());
+        loss.gradient(
+            &batch,
+            reference,
+            outputs.elements(),
+            gradient.elements(),
+            report.elements(),
+        );
     }
 }

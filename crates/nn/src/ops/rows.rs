@@ -70,15 +70,21 @@ impl Op {
         match *self {
             Op::Embed(of) => {
                 let ([indices, table], [y]) = operands.split();
-                rows::embed(isa, of.size, table.f32(), indices.u32(), y.f32());
+                rows::embed(isa, of.size, table.elements(), indices.elements(), y.elements());
             }
             Op::EmbedGradient(of) => {
                 let ([indices, dy], [dtable]) = operands.split();
-                rows::embed_backward(isa, of.size, indices.u32(), dy.f32(), dtable.f32());
+                rows::embed_backward(
+                    isa,
+                    of.size,
+                    indices.elements(),
+                    dy.elements(),
+                    dtable.elements(),
+                );
             }
             Op::CopyIndices { .. } => {
                 let ([from], [to]) = operands.split();
-                to.u32().copy_from_slice(from.u32());
+                to.elements::<u32>().copy_from_slice(from.elements());
             }
             Op::Put { at, .. } => {
                 let ([part], [whole]) = operands.floats();

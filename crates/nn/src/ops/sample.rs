@@ -35,14 +35,17 @@ impl Op {
         let Op::Draw { sampler, .. } = self;
         let ([outputs, legality, step], writes) = operands.split::<3, 5>();
         let [choices, legal, log_probs, entropies, values] = writes;
-        let from =
-            SampleFrom { outputs: outputs.f32(), legality: legality.u32(), step: step.u32() };
+        let from = SampleFrom {
+            outputs: outputs.elements(),
+            legality: legality.elements(),
+            step: step.elements(),
+        };
         let mut to = Sampled {
-            choices: choices.u32(),
-            legal: legal.u8(),
-            log_probs: log_probs.f32(),
-            entropies: entropies.f32(),
-            values: values.f32(),
+            choices: choices.elements(),
+            legal: legal.elements(),
+            log_probs: log_probs.elements(),
+            entropies: entropies.elements(),
+            values: values.elements(),
         };
         sampler.draw(&from, &mut to);
     }

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use meristem_device::{DType, Element};
+use meristem_device::Element;
 use smallvec::SmallVec;
 
 use super::value::{Space, Span};
@@ -147,52 +147,38 @@ impl<'a> Memory<'a> {
         let writes = writes.iter().map(|span| unsafe { memory.slice_mut(*span) }).collect();
         Operands { reads, writes }
     }
-}
 
-/// Typed slices of spans: one arm per element type of a plan.
-macro_rules! slices {
-    ($($dtype:ident $type:ty),*) => {
-        impl Memory<'_> {
-            fn slice(&self, span: Span) -> Slice<'_> {
-                if span.len == 0 {
-                    return Slice::F32(&[]);
-                }
-                let pointer = self.pointer(span, false);
-                match span.dtype {
-                    // SAFETY: `pointer` checked that the span lies within a slice whose borrow
-                    // `self` holds, and is aligned; any bytes are such elements (Pod). What writes
-                    // there is alive only within `operands`, which keeps it apart.
-                    $(DType::$dtype => Slice::$dtype(unsafe {
-                        std::slice::from_raw_parts(pointer.cast::<$type>(), span.len)
-                    }),)*
-                    other => panic!("{span:?}: no step has operands of {other}"),
-                }
-            }
+    fn slice(&self, span: Span) -> Slice<'_> {
+        let bytes = match span.len {
+            0 => &[],
+            // SAFETY: `pointer` checked that the span lies within a slice whose borrow `self` holds.
+            // What writes there is alive only within `operands`, which keeps it apart.
+            _ => unsafe {
+                std::slice::from_raw_parts(self.pointer(span, false), span.bytes().len())
+            },
+        };
+        Slice::new(span.dtype, bytes)
+    }
 
-            /// # Safety
-            /// While the result is alive, nothing else that this gave out overlaps it.
-            unsafe fn slice_mut(&self, span: Span) -> SliceMut<'_> {
-                if span.len == 0 {
-                    return SliceMut::F32(&mut []);
-                }
-                let pointer = self.pointer(span, true);
-                match span.dtype {
-                    // SAFETY: as above; the memory was borrowed mutably (`pointer` looked at
-                    // `writable`), and the caller keeps others away.
-                    $(DType::$dtype => SliceMut::$dtype(unsafe {
-                        std::slice::from_raw_parts_mut(pointer.cast::<$type>(), span.len)
-                    }),)*
-                    other => panic!("{span:?}: no step has operands of {other}"),
-                }
-            }
-        }
-    };
+    /// # Safety
+    /// While the result is alive, nothing else that this gave out overlaps it.
+    unsafe fn slice_mut(&self, span: Span) -> SliceMut<'_> {
+        let bytes = match span.len {
+            0 => &mut [][..],
+            // SAFETY: as above; the memory was borrowed mutably (`pointer` looked at `writable`), and
+            // the caller keeps others away.
+            _ => unsafe {
+                std::slice::from_raw_parts_mut(self.pointer(span, true), span.bytes().len())
+            },
+        };
+        SliceMut::new(span.dtype, bytes)
+    }
 }
-slices!(F32 f32, F64 f64, U32 u32, I64 i64, U8 u8);
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use meristem_device::DType;
 
     fn span(start: usize, len: usize) -> Span {
         Span::new(Space::Arena, DType::F32, start, len)
@@ -204,8 +190,8 @@ mod tests {
         let mut memory = Memory::new(&mut arena, &[], &[]);
         let reads = [span(0, 4), span(2, 2), Span::EMPTY];
         let (reads, writes) = memory.operands(&reads, &[span(4, 2)]).split::<3, 1>();
-        let ([a, b, none], [to]) = (reads.map(Slice::f32), writes);
-        to.f32().copy_from_slice(&[a[1], b[0]]);
+        let ([a, b, none], [to]) = (reads.map(Slice::elements::<f32>), writes);
+        to.elements::<f32>().copy_from_slice(&[a[1], b[0]]);
         assert!(none.is_empty());
         assert_eq!(arena[4..6], [1.0, 2.0]);
     }
@@ -216,8 +202,11 @@ mod tests {
         let mut memory = Memory::new(&mut arena, &[], &[]);
         memory.bind_mut(Space::Metrics, &mut metrics);
         let bytes = Span::new(Space::Arena, DType::U8, 2, 2);
-        assert_eq!(memory.slice(bytes).u8(), &1.0f32.to_le_bytes()[2..]);
-        assert_eq!(memory.slice(Span::new(Space::Metrics, DType::F64, 0, 1)).f64(), [0.5]);
+        assert_eq!(memory.slice(bytes).elements::<u8>(), &1.0f32.to_le_bytes()[2..]);
+        assert_eq!(
+            memory.slice(Span::new(Space::Metrics, DType::F64, 0, 1)).elements::<f64>(),
+            [0.5]
+        );
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use meristem_nn::graph::BlendMode;
 use meristem_nn::kernels::blend::{self, BlendGrads, BlendInputs, TanhMixGrads};
-use meristem_nn::kernels::elementwise::{self, ScaleChannels};
+use meristem_nn::kernels::elementwise::{self, Function, ScaleChannels};
 use meristem_nn::kernels::{GradOut, ImageShape, Isa};
 
 use crate::support::{Exact, Guarded, ROUNDING, Values, compare, compare_within};
@@ -24,12 +24,12 @@ fn tanh_and_sigmoid_are_within_a_few_ulp() {
         let x: Vec<f32> = x.iter().map(|x| sign * x).collect();
         for isa in Isa::available() {
             let mut y = vec![0.0; x.len()];
-            elementwise::tanh(isa, &x, &mut y);
+            elementwise::apply(isa, Function::Tanh, &x, &mut y);
             for (&x, &y) in x.iter().zip(&y) {
                 let want = f64::from(x).tanh();
                 assert!(ulps(y, want) <= 3.0, "{isa} tanh {x:e}: {y:e} {want:e}");
             }
-            elementwise::sigmoid(isa, &x, &mut y);
+            elementwise::apply(isa, Function::Sigmoid, &x, &mut y);
             for (&x, &y) in x.iter().zip(&y) {
                 let want = 1.0 / (1.0 + (-f64::from(x)).exp());
                 // Below the normal numbers the result may be flushed to zero.
@@ -45,19 +45,25 @@ fn special_values_pass_as_in_pytorch() {
     let x = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, 1e30, -1e30];
     for isa in Isa::available() {
         let mut y = [9.0; 6];
-        elementwise::relu(isa, &x, &mut y);
+        elementwise::apply(isa, Function::Relu, &x, &mut y);
         assert!(y[0].is_nan());
         assert_eq!(y[1..], [f32::INFINITY, 0.0, 0.0, 1e30, 0.0]);
-        elementwise::tanh(isa, &x, &mut y);
+        elementwise::apply(isa, Function::Tanh, &x, &mut y);
         assert!(y[0].is_nan());
         assert_eq!(y[1..], [1.0, -1.0, 0.0, 1.0, -1.0]);
-        elementwise::sigmoid(isa, &x, &mut y);
+        elementwise::apply(isa, Function::Sigmoid, &x, &mut y);
         assert!(y[0].is_nan());
         assert_eq!(y[1..], [1.0, 0.0, 0.5, 1.0, 0.0]);
         // A NaN output lets the gradient through, a zero output does not.
         let mut dx = [9.0; 6];
-        elementwise::relu(isa, &x, &mut y);
-        elementwise::relu_backward(isa, &y, &[5.0; 6], GradOut::overwrite(&mut dx));
+        elementwise::apply(isa, Function::Relu, &x, &mut y);
+        elementwise::apply_backward(
+            isa,
+            Function::Relu,
+            &y,
+            &[5.0; 6],
+            GradOut::overwrite(&mut dx),
+        );
         assert_eq!(dx, [5.0, 5.0, 0.0, 0.0, 5.0, 0.0]);
     }
 }
@@ -95,13 +101,17 @@ fn elementwise_kernels_agree_with_f64() {
             compare("add", isa, y.check("add"), &each(&|a, b| a + b));
             check_gradient("pass", isa, &each(&|a, _| a), |to| elementwise::pass(isa, &a, to));
             let want = each(&|a, b| if a > 0.0 { b } else { 0.0 });
-            check_gradient("relu", isa, &want, |to| elementwise::relu_backward(isa, &a, &b, to));
+            check_gradient("relu", isa, &want, |to| {
+                elementwise::apply_backward(isa, Function::Relu, &a, &b, to);
+            });
             let want = each(&|a, b| b * a * (1.0 - a));
             check_gradient("sigmoid", isa, &want, |to| {
-                elementwise::sigmoid_backward(isa, &a, &b, to);
+                elementwise::apply_backward(isa, Function::Sigmoid, &a, &b, to);
             });
             let want = each(&|a, b| b * (1.0 - a * a));
-            check_gradient("tanh", isa, &want, |to| elementwise::tanh_backward(isa, &a, &b, to));
+            check_gradient("tanh", isa, &want, |to| {
+                elementwise::apply_backward(isa, Function::Tanh, &a, &b, to);
+            });
         }
     }
 }
