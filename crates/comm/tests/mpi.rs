@@ -5,6 +5,8 @@
 //! processes print, even within a line.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
+#[path = "all/common/mod.rs"]
+#[allow(dead_code, reason = "shared with the other tests")]
 mod common;
 
 use common::{noise, on, open, upload};

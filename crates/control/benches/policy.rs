@@ -5,7 +5,8 @@
 //! `cargo bench -p meristem-control --bench policy`, with `-- --json` for one line of JSON; `MERISTEM_ISA`
 //! picks the instruction set. Each figure is of many runs, the wait for the device included.
 
-#[path = "../tests/common/mod.rs"]
+#[path = "../tests/all/common/mod.rs"]
+#[allow(dead_code, reason = "shared with the tests")]
 mod common;
 
 use std::time::Instant;

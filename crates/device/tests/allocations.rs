@@ -1,6 +1,8 @@
 //! The hot path asks the host's allocator for little: one box a launch, none for pooled memory.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
+#[path = "all/common/mod.rs"]
+#[allow(dead_code, reason = "shared with the other tests")]
 mod common;
 
 use common::cpu;

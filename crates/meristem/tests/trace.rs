@@ -3,7 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
 
 mod common;
-#[path = "../../device/tests/common/trace.rs"]
+#[path = "../../device/tests/all/common/trace.rs"]
+#[allow(dead_code, reason = "shared with the tests of the device")]
 mod read;
 
 use std::path::Path;

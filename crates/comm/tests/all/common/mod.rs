@@ -1,0 +1,98 @@
+//! What the tests share: groups of ranks, inputs, and a transport without a sum of its own.
+#![allow(dead_code, unreachable_pub, reason = "shared by tests, of which none uses all of it")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
+
+use meristem_comm::{Call, CommOptions, Communicator, Parcel, Result, Spans, Sum, Transport};
+use meristem_device::random::{Purpose, Rng};
+use meristem_device::{Device, DeviceId, DeviceOptions, Element, Owner, Stream, Tensor};
+use std::time::Duration;
+
+/// Numbers of ranks that every algorithm is tested with.
+pub(crate) const RANKS: [usize; 7] = [1, 2, 3, 4, 5, 7, 8];
+
+pub(crate) fn open() -> Device {
+    Device::open(DeviceId::Cpu(0), &DeviceOptions { threads: 2, ..DeviceOptions::default() })
+        .unwrap()
+}
+
+/// Patient enough for a busy machine; no test waits for it.
+pub(crate) fn options() -> CommOptions {
+    CommOptions { deadline: Duration::from_secs(30) }
+}
+
+/// Runs a closure on every rank of a group, each in its thread with a stream of its own; what they
+/// return, by rank.
+pub(crate) fn ranks<R: Send>(n: usize, run: impl Fn(Communicator, &Stream) -> R + Sync) -> Vec<R> {
+    on(&open(), Communicator::threads(n, &options()).unwrap(), run)
+}
+
+/// As [`ranks`], for communicators that exist.
+pub(crate) fn on<R: Send>(
+    device: &Device,
+    group: Vec<Communicator>,
+    run: impl Fn(Communicator, &Stream) -> R + Sync,
+) -> Vec<R> {
+    let run = &run;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = group
+            .into_iter()
+            .map(|comm| {
+                let stream = device.stream(&format!("rank {}", comm.rank()));
+                scope.spawn(move || run(comm, &stream))
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+pub(crate) fn upload<T: Element>(stream: &Stream, values: &[T]) -> Tensor {
+    Tensor::from_slice(stream, values, [values.len()], Owner::Other).unwrap()
+}
+
+/// Normal-like numbers, of a rank and a step: sums of four uniform ones, centred.
+pub(crate) fn noise(len: usize, rank: usize, step: usize) -> Vec<f32> {
+    let mut rng = Rng::new(11, Purpose::Test, rank as u64, step as u64);
+    (0..len).map(|_| (0..4).map(|_| rng.uniform() - 0.5).sum()).collect()
+}
+
+/// A transport that only exchanges: its dense sum is the one written over exchanges.
+pub(crate) struct OnlyExchange(pub Box<dyn Transport>);
+
+impl Transport for OnlyExchange {
+    fn name(&self) -> &'static str {
+        "only-exchange"
+    }
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+    fn size(&self) -> usize {
+        self.0.size()
+    }
+    fn exchange(
+        &mut self,
+        call: &Call,
+        stream: &Stream,
+        sends: &[Parcel],
+        receives: &[Parcel],
+    ) -> Result<()> {
+        self.0.exchange(call, stream, sends, receives)
+    }
+    fn all_reduce(&mut self, _: &Call, _: &Stream, _: &Sum<'_, Spans>) -> Result<bool> {
+        Ok(false)
+    }
+    fn barrier(&mut self, call: &Call) -> Result<()> {
+        self.0.barrier(call)
+    }
+    fn abort(&mut self, reason: &str) {
+        self.0.abort(reason);
+    }
+    fn split(&mut self, call: &Call, color: u64, key: u64) -> Result<Box<dyn Transport>> {
+        Ok(Box::new(OnlyExchange(self.0.split(call, color, key)?)))
+    }
+}
+
+/// A group over [`OnlyExchange`].
+pub(crate) fn only_exchange(n: usize) -> Vec<Communicator> {
+    let links = Communicator::threads(n, &options()).unwrap().into_iter();
+    links.map(|comm| Communicator::new(Box::new(OnlyExchange(comm.into_transport())))).collect()
+}

@@ -1,0 +1,500 @@
+//! X6, X7: the gradients of a model, in buckets, with what is kept known by parameter.
+
+use crate::common::{noise, ranks, upload};
+use meristem_comm::{
+    Communicator, Exchange, ExchangeOptions, ExchangeState, Keep, Kept, Method, Reduction, Sparse,
+    Table, Timing,
+};
+use meristem_device::{Counts, Policy, Stream, Tensor};
+
+/// Names and sizes of some parameters.
+const MODEL: [(&str, usize); 6] =
+    [("a.weight", 300), ("a.bias", 7), ("b.weight", 900), ("b.bias", 1), ("c", 300), ("d", 40)];
+
+fn gradients(stream: &Stream, rank: usize, step: usize, model: &[(&str, usize)]) -> Vec<Tensor> {
+    let each = model.iter().enumerate();
+    each.map(|(i, (_, len))| upload(stream, &noise(*len, rank, step * 100 + i))).collect()
+}
+
+fn made(
+    options: &ExchangeOptions,
+    stream: &Stream,
+    model: &[(&str, usize)],
+) -> Result<Exchange, meristem_comm::Error> {
+    let tensors = gradients(stream, 0, 0, model);
+    let named: Vec<_> = model.iter().map(|(name, _)| *name).zip(&tensors).collect();
+    Exchange::new(options, &named)
+}
+
+/// One step; what every gradient is afterwards.
+fn step(
+    exchange: &mut Exchange,
+    comm: &mut Communicator,
+    stream: &Stream,
+    step: usize,
+) -> Vec<Vec<f32>> {
+    let tensors = gradients(stream, comm.rank(), step, &MODEL);
+    exchange.run(comm, &tensors.iter().collect::<Vec<_>>()).unwrap();
+    tensors.iter().map(|tensor| tensor.to_vec().unwrap()).collect()
+}
+
+fn options(method: Method) -> ExchangeOptions {
+    ExchangeOptions { method, density: 0.1, small: 50, bucket: 1000, ..ExchangeOptions::default() }
+}
+
+#[test]
+fn dense_in_any_buckets() {
+    for bucket in [0, 1, 350, 1000, 10_000] {
+        let options = ExchangeOptions { bucket, ..options(Method::Dense) };
+        let results = ranks(3, |mut comm, stream| {
+            let mut exchange = made(&options, stream, &MODEL).unwrap();
+            let got = step(&mut exchange, &mut comm, stream, 5);
+            let single: Vec<Vec<f32>> = gradients(stream, comm.rank(), 5, &MODEL)
+                .iter()
+                .map(|tensor| {
+                    comm.all_reduce(tensor, Reduction::Mean).unwrap();
+                    tensor.to_vec().unwrap()
+                })
+                .collect();
+            assert!(exchange.export().unwrap().kept.is_empty());
+            (got, single)
+        });
+        assert!(results.iter().all(|(got, single)| got == single), "buckets of {bucket}");
+    }
+}
+
+/// The gradients that are sent in part, one after the other as one tensor of one piece, exchanged by `flat`.
+fn flattened(
+    flat: &mut Exchange,
+    comm: &mut Communicator,
+    gradients: &[Tensor],
+) -> (Vec<f32>, ExchangeState) {
+    let large = gradients.iter().filter(|tensor| tensor.numel() >= 50);
+    let values: Vec<f32> = large.flat_map(|tensor| tensor.to_vec::<f32>().unwrap()).collect();
+    let tensor = upload(gradients[0].stream(), &values);
+    flat.run(comm, &[&tensor]).unwrap();
+    (tensor.to_vec().unwrap(), flat.export().unwrap())
+}
+
+/// Gradients of an arena, with gaps: the bits of tensors apart and of one flat tensor, and the gaps stay.
+#[test]
+fn gradients_are_exchanged_where_they_lie() {
+    let sparse = [Sparse::TopK, Sparse::GTopK, Sparse::OkTopK { refresh: 2 }].map(Method::Sparse);
+    for (method, keep) in sparse
+        .into_iter()
+        .chain([Method::Dense, Method::Auto])
+        .flat_map(|method| [Keep::Residual, Keep::Momentum(0.5)].map(|keep| (method, keep)))
+    {
+        for density in [0.1, 1.0] {
+            let options = ExchangeOptions { keep, density, bucket: 10_000, ..options(method) };
+            ranks(3, |mut comm, stream| {
+                let mut apart = made(&options, stream, &MODEL).unwrap();
+                let mut exchange = made(&options, stream, &MODEL).unwrap();
+                let mut flat = made(&options, stream, &[("all", 1500)]).unwrap();
+                for at in 0..3 {
+                    let expected = step(&mut apart, &mut comm, stream, at);
+                    // Places begin at multiples of 16.
+                    let all = gradients(stream, comm.rank(), at, &MODEL);
+                    let mut values: Vec<f32> = vec![7.0; 3000];
+                    let mut places = vec![];
+                    let mut start = 0;
+                    for tensor in &all {
+                        let len = tensor.numel();
+                        values[start..start + len].copy_from_slice(&tensor.to_vec().unwrap());
+                        places.push((start, len));
+                        start = (start + len).next_multiple_of(16);
+                    }
+                    let arena = upload(stream, &values);
+                    let view = |&(start, len): &(usize, usize)| arena.view(start, [len]).unwrap();
+                    let views: Vec<Tensor> = places.iter().map(view).collect();
+                    exchange.run(&mut comm, &views.iter().collect::<Vec<_>>()).unwrap();
+                    for ((start, len), expected) in places.iter().zip(&expected) {
+                        values[*start..start + len].copy_from_slice(expected);
+                    }
+                    assert_eq!(arena.to_vec::<f32>().unwrap(), values, "{method:?} {keep:?} {at}");
+                    let (sums, kept) = flattened(&mut flat, &mut comm, &all);
+                    let large = expected.iter().filter(|part| part.len() >= 50);
+                    assert_eq!(large.flatten().copied().collect::<Vec<_>>(), sums, "{method:?}");
+                    let state = exchange.export().unwrap();
+                    let parts = ["a.weight", "b.weight", "c"].map(|name| state.kept.get(name));
+                    let kept = kept.kept.get("all").cloned().unwrap_or_default();
+                    let of = |part: fn(&Kept) -> &Vec<u8>| -> Vec<u8> {
+                        parts.iter().flatten().flat_map(|kept| part(kept).clone()).collect()
+                    };
+                    assert_eq!(of(|kept| &kept.residual), kept.residual, "{method:?} {at}");
+                    assert_eq!(of(|kept| &kept.velocity), kept.velocity, "{method:?} {at}");
+                }
+                assert_eq!(exchange.export().unwrap(), apart.export().unwrap());
+            });
+        }
+    }
+}
+
+/// A dense exchange of a model is one launch on each rank, and one sum of each bucket.
+#[test]
+fn a_dense_exchange_is_one_launch_a_rank() {
+    let n = 3;
+    let device = crate::common::open();
+    let group = Communicator::threads(n, &crate::common::options()).unwrap();
+    crate::common::on(&device, group, |mut comm, stream| {
+        let tensors = gradients(stream, comm.rank(), 0, &MODEL);
+        let options = ExchangeOptions { bucket: 10_000, ..options(Method::Dense) };
+        let mut exchange = made(&options, stream, &MODEL).unwrap();
+        comm.barrier().unwrap();
+        let before = device.counts();
+        comm.barrier().unwrap();
+        exchange.run(&mut comm, &tensors.iter().collect::<Vec<_>>()).unwrap();
+        comm.barrier().unwrap();
+        let spent = device.counts();
+        assert_eq!(spent.launches - before.launches, n as u64);
+        assert_eq!(spent.allocations, before.allocations);
+        comm.barrier().unwrap();
+    });
+}
+
+#[test]
+fn small_ones_are_dense_and_large_ones_sparse() {
+    let results = ranks(2, |mut comm, stream| {
+        let mut exchange = made(&options(Method::Sparse(Sparse::TopK)), stream, &MODEL).unwrap();
+        let got = step(&mut exchange, &mut comm, stream, 0);
+        let state = exchange.export().unwrap();
+        let kept: Vec<&str> = state.kept.keys().map(String::as_str).collect();
+        assert_eq!(kept, ["a.weight", "b.weight", "c"]);
+        got.iter().map(|x| x.iter().filter(|x| **x != 0.0).count()).collect::<Vec<_>>()
+    });
+    for nonzero in results {
+        assert_eq!([nonzero[1], nonzero[3], nonzero[5]], [7, 1, 40]);
+        // Two buckets, a | b and c: a tenth of each from each of two ranks.
+        assert!(nonzero[0] <= 60 && nonzero[2] + nonzero[4] <= 240, "{nonzero:?}");
+        assert!(nonzero[0] >= 30 && nonzero[2] + nonzero[4] >= 120, "{nonzero:?}");
+    }
+}
+
+/// Six steps are three, what is kept taken out and into another exchange, and three more.
+#[test]
+fn what_is_kept_goes_through_a_checkpoint() {
+    let sparse = [Sparse::TopK, Sparse::GTopK, Sparse::OkTopK { refresh: 4 }];
+    for (method, keep) in
+        sparse.into_iter().map(|sparse| (Method::Sparse(sparse), Keep::Residual)).chain([
+            (Method::Sparse(Sparse::TopK), Keep::Momentum(0.5)),
+            (Method::Auto, Keep::Residual),
+        ])
+    {
+        // The warm-up ends after the third step.
+        let warm_up = vec![0.5, 0.5, 0.3];
+        let options = ExchangeOptions { keep, warm_up, ..options(method) };
+        ranks(3, |mut comm, stream| {
+            let mut whole = made(&options, stream, &MODEL).unwrap();
+            let expected: Vec<_> =
+                (0..7).map(|at| step(&mut whole, &mut comm, stream, at)).collect();
+            let mut first = made(&options, stream, &MODEL).unwrap();
+            for (at, expected) in expected[..4].iter().enumerate() {
+                assert_eq!(step(&mut first, &mut comm, stream, at), *expected);
+            }
+            let state = first.export().unwrap();
+            assert_eq!(state.step, 4);
+            let mut second = made(&options, stream, &MODEL).unwrap();
+            second.import(&comm, &state).unwrap();
+            assert_eq!(second.export().unwrap(), state);
+            for (at, expected) in expected.iter().enumerate().skip(4) {
+                assert_eq!(step(&mut second, &mut comm, stream, at), *expected, "{method:?} {at}");
+            }
+        });
+    }
+}
+
+/// The same where the measured choice is Ok-Topk, whose thresholds and regions are kept, too.
+#[test]
+fn a_measured_choice_goes_through_a_checkpoint() {
+    let options = options(Method::Auto);
+    ranks(8, |mut comm, stream| {
+        let mut whole = made(&options, stream, &MODEL).unwrap();
+        let expected: Vec<_> = (0..6).map(|at| step(&mut whole, &mut comm, stream, at)).collect();
+        let mut first = made(&options, stream, &MODEL).unwrap();
+        (0..3).for_each(|at| drop(step(&mut first, &mut comm, stream, at)));
+        let state = first.export().unwrap();
+        assert!(state.kept.values().any(|kept| !kept.split.is_empty()), "it chose Ok-Topk");
+        let mut second = made(&options, stream, &MODEL).unwrap();
+        second.import(&comm, &state).unwrap();
+        assert_eq!(second.export().unwrap(), state);
+        for (at, expected) in expected.iter().enumerate().skip(3) {
+            assert_eq!(step(&mut second, &mut comm, stream, at), *expected, "{at}");
+        }
+    });
+}
+
+/// What is prepared is neither seen in the result nor made again.
+#[test]
+fn a_prepared_exchange_only_launches() {
+    let sparse = [Sparse::TopK, Sparse::GTopK, Sparse::OkTopK { refresh: 4 }].map(Method::Sparse);
+    for method in sparse.into_iter().chain([Method::Dense, Method::Auto]) {
+        let spent = ranks(3, |mut comm, stream| {
+            let options = options(method);
+            let mut usual = made(&options, stream, &MODEL).unwrap();
+            let mut prepared = made(&options, stream, &MODEL).unwrap();
+            prepared.prepare(&comm).unwrap();
+            let mut counts = vec![];
+            for at in 0..6 {
+                let expected = step(&mut usual, &mut comm, stream, at);
+                let gradients = gradients(stream, comm.rank(), at, &MODEL);
+                let all: Vec<&Tensor> = gradients.iter().collect();
+                let scope = stream.device().hot_scope("exchange", Policy::Off);
+                prepared.run(&mut comm, &all).unwrap();
+                counts.push(scope.finish().counts);
+                let got: Vec<Vec<f32>> = all.iter().map(|t| t.to_vec().unwrap()).collect();
+                assert_eq!(got, expected, "{method:?} {at}");
+            }
+            counts
+        });
+        // The last to come to a sum launches for all.
+        for step in 0..6 {
+            assert!(spent.iter().any(|counts| counts[step].launches > 0), "{method:?} {step}");
+        }
+        for counts in spent.into_iter().flatten() {
+            assert_eq!(Counts { launches: 0, ..counts }, Counts::default(), "{method:?}");
+        }
+    }
+}
+
+#[test]
+fn a_model_that_grew_keeps_what_it_had() {
+    ranks(2, |mut comm, stream| {
+        let options = options(Method::Sparse(Sparse::TopK));
+        let mut exchange = made(&options, stream, &MODEL).unwrap();
+        step(&mut exchange, &mut comm, stream, 0);
+        let before = exchange.export().unwrap();
+        let grown = [("a.weight", 300), ("seed", 200), ("c", 300)];
+        let mut exchange = made(&options, stream, &grown).unwrap();
+        exchange.import(&comm, &before).unwrap();
+        let after = exchange.export().unwrap();
+        assert_eq!(after.step, 1);
+        for name in ["a.weight", "c"] {
+            assert_eq!(after.kept[name], before.kept[name]);
+        }
+        let nothing: Vec<u8> = [(-0.0f32).to_ne_bytes(); 200].concat();
+        assert_eq!(after.kept["seed"].residual, nothing);
+        let mut other = made(&options, stream, &[("c", 200)]).unwrap();
+        let error = other.import(&comm, &before).unwrap_err().to_string();
+        assert!(error.contains("`c` must be 800 bytes") && error.contains("1200"), "{error}");
+    });
+}
+
+/// Momentum correction leaves nothing out: what is summed densely gets the sum of the ranks' velocities.
+#[test]
+fn momentum_is_of_all_tensors() {
+    let (n, factor) = (3, 0.9f32);
+    // Each with the tensors that are sent whole.
+    let cases: [(Method, f64, &[usize]); 4] = [
+        (Method::Dense, 0.1, &[0, 1, 2, 3, 4, 5]),
+        (Method::Sparse(Sparse::TopK), 0.1, &[1, 3, 5]),
+        (Method::Sparse(Sparse::TopK), 1.0, &[0, 1, 2, 3, 4, 5]),
+        (Method::Auto, 1.0, &[0, 1, 2, 3, 4, 5]),
+    ];
+    for (method, density, whole) in cases {
+        let keep = Keep::Momentum(f64::from(factor));
+        let options = ExchangeOptions { density, keep, ..options(method) };
+        let results = ranks(n, |mut comm, stream| {
+            let mut exchange = made(&options, stream, &MODEL).unwrap();
+            (0..4).map(|at| step(&mut exchange, &mut comm, stream, at)).collect::<Vec<_>>()
+        });
+        for &i in whole {
+            let mut velocities = vec![vec![-0.0f32; MODEL[i].1]; n];
+            for at in 0..4 {
+                for (rank, velocity) in velocities.iter_mut().enumerate() {
+                    let gradient = noise(velocity.len(), rank, at * 100 + i);
+                    velocity.iter_mut().zip(gradient).for_each(|(u, g)| *u = *u * factor + g);
+                }
+                let sum = |j: usize| velocities.iter().map(|u| u[j]).reduce(|a, b| a + b).unwrap();
+                let mean: Vec<f32> = (0..MODEL[i].1).map(|j| sum(j) / n as f32).collect();
+                for result in &results {
+                    assert_eq!(result[at][i], mean, "{method:?} {density} {} {at}", MODEL[i].0);
+                }
+            }
+        }
+    }
+}
+
+/// An import is the state and nothing else, or changes nothing.
+#[test]
+fn an_import_takes_the_place_of_what_was_kept() {
+    let all = [Sparse::TopK, Sparse::OkTopK { refresh: 4 }].map(Method::Sparse);
+    for (method, keep) in all
+        .into_iter()
+        .flat_map(|method| [Keep::Residual, Keep::Momentum(0.5)].map(|keep| (method, keep)))
+    {
+        let options = ExchangeOptions { keep, ..options(method) };
+        ranks(2, |mut comm, stream| {
+            let new = || made(&options, stream, &MODEL).unwrap();
+            let (mut used, mut other) = (new(), new());
+            let nothing = new().export().unwrap();
+            for at in 0..3 {
+                step(&mut used, &mut comm, stream, at);
+                step(&mut other, &mut comm, stream, 7 + at);
+            }
+            step(&mut other, &mut comm, stream, 11);
+            let (before, mut state) = (used.export().unwrap(), other.export().unwrap());
+            let mut broken = state.clone();
+            broken.kept.get_mut("c").unwrap().residual.push(0);
+            used.import(&comm, &broken).unwrap_err();
+            assert_eq!(used.export().unwrap(), before);
+
+            let missing = ["b.weight", "a.weight"];
+            missing.iter().for_each(|name| drop(state.kept.remove(*name)));
+            used.import(&comm, &state).unwrap();
+            let after = used.export().unwrap();
+            missing.iter().for_each(|name| {
+                drop(state.kept.insert((*name).into(), nothing.kept[*name].clone()))
+            });
+            assert_eq!(after, state);
+            used.import(&comm, &ExchangeState::default()).unwrap();
+            assert_eq!(used.export().unwrap(), nothing);
+            let mut fresh = new();
+            assert_eq!(
+                step(&mut used, &mut comm, stream, 3),
+                step(&mut fresh, &mut comm, stream, 3)
+            );
+        });
+    }
+}
+
+/// Ok-Topk's regions and step are known to all ranks without a word: what one of them has otherwise is found.
+#[test]
+fn states_that_do_not_belong_together_are_found() {
+    let options = options(Method::Sparse(Sparse::OkTopK { refresh: 4 }));
+    let refused = |change: &(dyn Fn(&mut Exchange, &Communicator, &[ExchangeState]) + Sync)| {
+        let results = ranks(3, |mut comm, stream| {
+            let mut exchange = made(&options, stream, &MODEL).unwrap();
+            let mut states = vec![];
+            for at in 0..6 {
+                step(&mut exchange, &mut comm, stream, at);
+                states.push(exchange.export().unwrap());
+            }
+            if comm.rank() == 1 {
+                change(&mut exchange, &comm, &states);
+            } else {
+                exchange.import(&comm, &states[5]).unwrap();
+            }
+            let gradients = gradients(stream, comm.rank(), 6, &MODEL);
+            exchange.run(&mut comm, &gradients.iter().collect::<Vec<_>>())
+        });
+        for result in &results {
+            let Err(error) = result else { return false };
+            assert!(error.to_string().contains("rank 1 has a state between calls"), "{error}");
+        }
+        true
+    };
+    assert!(!refused(&|exchange, comm, states| exchange.import(comm, &states[5]).unwrap()));
+    // Another step with the same regions, other regions at the same step, none.
+    assert!(refused(&|exchange, comm, states| exchange.import(comm, &states[4]).unwrap()));
+    assert!(refused(&|exchange, comm, states| {
+        let mut other = states[5].clone();
+        for kept in other.kept.values_mut().filter(|kept| !kept.split.is_empty()) {
+            let last = kept.split.len() - 4;
+            kept.split[last] ^= 1;
+        }
+        exchange.import(comm, &other).unwrap();
+    }));
+    assert!(refused(&|exchange, comm, states| {
+        let mut without = states[5].clone();
+        without.kept.values_mut().for_each(|kept| kept.split.clear());
+        exchange.import(comm, &without).unwrap();
+    }));
+}
+
+#[test]
+fn density_warms_up() {
+    ranks(1, |mut comm, stream| {
+        let (warm_up, warm_up_steps) = (vec![0.5, 0.25], 2);
+        let options =
+            ExchangeOptions { warm_up, warm_up_steps, ..options(Method::Sparse(Sparse::TopK)) };
+        let mut exchange = made(&options, stream, &MODEL).unwrap();
+        let densities: Vec<f64> = (0..6)
+            .map(|at| {
+                let density = exchange.density();
+                step(&mut exchange, &mut comm, stream, at);
+                density
+            })
+            .collect();
+        assert_eq!(densities, [0.5, 0.5, 0.25, 0.25, 0.1, 0.1]);
+    });
+}
+
+#[test]
+fn a_table_is_measured_and_the_same_on_all_ranks() {
+    let tables = ranks(2, |mut comm, stream| {
+        Table::measure(&mut comm, stream, &[1000, 5000], &[0.01, 0.2]).unwrap()
+    });
+    let Table(rows) = &tables[0];
+    let sizes: Vec<_> = rows.iter().map(|row| (row.ranks, row.elements, row.density)).collect();
+    assert_eq!(sizes, [(2, 1000, 0.01), (2, 1000, 0.2), (2, 5000, 0.01), (2, 5000, 0.2)]);
+    let times = |row: &Timing| [row.dense_ms, row.gather_ms, row.split_ms];
+    assert!(rows.iter().flat_map(times).all(|ms| ms > 0.0), "{rows:?}");
+    assert_eq!(tables[0], tables[1]);
+}
+
+/// Whichever way a table says is fastest is taken: the results are that way's, bit for bit.
+#[test]
+fn auto_goes_by_its_table() {
+    let row = |[dense_ms, gather_ms, split_ms]: [f64; 3]| Timing {
+        ranks: 2,
+        elements: 1000,
+        density: 0.1,
+        dense_ms,
+        gather_ms,
+        split_ms,
+    };
+    let ways = [
+        ([1.0, 2.0, 2.0], Method::Dense),
+        ([2.0, 1.0, 2.0], Method::Sparse(Sparse::TopK)),
+        ([2.0, 2.0, 1.0], Method::Sparse(Sparse::OkTopK { refresh: 32 })),
+    ];
+    let steps = |options: ExchangeOptions| {
+        let of_ranks = ranks(2, |mut comm, stream| {
+            let mut exchange = made(&options, stream, &MODEL).unwrap();
+            (0..3).map(|at| step(&mut exchange, &mut comm, stream, at)).collect::<Vec<_>>()
+        });
+        assert_eq!(of_ranks[0], of_ranks[1]);
+        of_ranks
+    };
+    let expected = ways.map(|(_, method)| steps(options(method)));
+    assert!(expected[0] != expected[1] && expected[1] != expected[2] && expected[0] != expected[2]);
+    for ((times, method), expected) in ways.into_iter().zip(expected) {
+        let table = Table(vec![row(times)]);
+        assert_eq!(
+            steps(ExchangeOptions { table, ..options(Method::Auto) }),
+            expected,
+            "{method:?}"
+        );
+    }
+}
+
+#[test]
+fn bad_options_and_gradients_are_refused_by_name() {
+    ranks(1, |mut comm, stream| {
+        for density in [0.0, -1.0, 1.5, f64::NAN] {
+            let options = ExchangeOptions { density, ..options(Method::Auto) };
+            let error = made(&options, stream, &MODEL).err().unwrap().to_string();
+            assert!(error.contains("density"), "{error}");
+        }
+        for (method, factor) in
+            [(Method::Dense, 1.0), (Method::Auto, -0.1), (Method::Auto, f64::NAN)]
+        {
+            let options = ExchangeOptions { keep: Keep::Momentum(factor), ..options(method) };
+            let error = made(&options, stream, &MODEL).err().unwrap().to_string();
+            assert!(error.contains("`momentum` must be at least 0, below 1"), "{error}");
+        }
+        assert!(made(&options(Method::Auto), stream, &[]).is_err());
+        let twice = made(&options(Method::Auto), stream, &[("a", 7), ("b", 7), ("a", 7)]);
+        let error = twice.err().unwrap().to_string();
+        assert!(error.contains("two named `a`"), "{error}");
+        let mut exchange = made(&options(Method::Auto), stream, &MODEL).unwrap();
+        let tensors = gradients(stream, 0, 0, &MODEL);
+        let mut wrong: Vec<&Tensor> = tensors.iter().collect();
+        wrong.swap(0, 1);
+        let error = exchange.run(&mut comm, &wrong).unwrap_err().to_string();
+        assert!(error.contains("`a.weight` must be of 300 elements, got 7"), "{error}");
+        assert!(exchange.run(&mut comm, &wrong[..3]).is_err());
+        let empty = ExchangeState::default();
+        exchange.import(&comm, &empty).unwrap();
+    });
+}

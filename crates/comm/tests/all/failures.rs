@@ -1,0 +1,312 @@
+//! A rank that dies or disagrees ends all others, with an error that names it.
+
+use crate::common::{on, open, options, upload};
+use meristem_comm::{
+    Call, CommOptions, Communicator, Error, Exchange, ExchangeOptions, Keep, Order, Parcel,
+    Reduction, Result, Sparse, SparseSum, Sum,
+};
+use meristem_device::{DType, MemoryFormat, Owner, Stream, Tensor};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+/// Runs `usual` on all ranks but one, which runs `odd`; all results.
+fn with_odd_one(
+    n: usize,
+    odd: usize,
+    other: impl Fn(&mut Communicator, &Stream) -> Result<()> + Sync,
+) -> Vec<Result<()>> {
+    on(&open(), Communicator::threads(n, &options()).unwrap(), |mut comm, stream| {
+        if comm.rank() == odd {
+            other(&mut comm, stream)
+        } else {
+            let x = upload(stream, &[1.0f32; 8]);
+            comm.all_reduce(&x, Reduction::Sum)?;
+            comm.all_reduce(&x, Reduction::Sum)
+        }
+    })
+}
+
+#[test]
+fn who_disagrees_is_named_on_every_rank() {
+    type Odd = fn(&mut Communicator, &Stream) -> Result<()>;
+    let sum = |comm: &mut Communicator, stream: &Stream| {
+        comm.all_reduce(&upload(stream, &[1.0f32; 8]), Reduction::Sum)
+    };
+    sum(&mut Communicator::threads(1, &options()).unwrap().remove(0), &open().stream("s")).unwrap();
+    let odd: [(Odd, &[&str]); 7] = [
+        (
+            |comm, s| comm.all_reduce(&upload(s, &[1.0f32; 8]).view(0, [2, 4])?, Reduction::Sum),
+            &["rank", "has shape [2, 4], the others [8]"],
+        ),
+        (|comm, s| comm.all_reduce(&upload(s, &[1.0f32; 7]), Reduction::Sum), &["count 7", "8"]),
+        (|comm, s| comm.all_reduce(&upload(s, &[1.0f64; 8]), Reduction::Sum), &["type f64", "f32"]),
+        (|comm, s| comm.all_reduce(&upload(s, &[1.0f32; 8]), Reduction::Mean), &["parameter"]),
+        (|comm, s| comm.broadcast(&upload(s, &[1.0f32; 8]), 0), &["`broadcast`", "`all_reduce`"]),
+        (|comm, _| comm.barrier(), &["operation `barrier`"]),
+        (
+            |comm, s| {
+                let x = upload(s, &[1.0f32; 8]);
+                let mut sum = SparseSum::new(&x, Sparse::TopK, Keep::Nothing)?;
+                sum.run(comm, (&x, &x), 2, Reduction::Sum)
+            },
+            &["`topk_all_reduce`"],
+        ),
+    ];
+    for (call, words) in odd {
+        for (n, rank) in [(3, 0), (3, 1), (5, 4)] {
+            let message = format!("rank {rank} has");
+            for result in with_odd_one(n, rank, call) {
+                let error = result.unwrap_err();
+                assert!(matches!(error, Error::Disagreement { .. }), "{error}");
+                let error = error.to_string();
+                assert!(error.contains(&message), "{error}");
+                assert!(words.iter().all(|word| error.contains(word)), "{error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn who_leaves_or_panics_is_named_at_once() {
+    for (n, odd) in [(2, 1), (4, 0)] {
+        // After one call, so that the others wait in the second.
+        let leaves = |comm: &mut Communicator, stream: &Stream| {
+            comm.all_reduce(&upload(stream, &[1.0f32; 8]), Reduction::Sum)
+        };
+        for (rank, result) in with_odd_one(n, odd, leaves).into_iter().enumerate() {
+            if rank == odd {
+                result.unwrap();
+                continue;
+            }
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains(&format!("rank {odd} is gone: it left the group")), "{error}");
+        }
+        let group = Communicator::threads(n, &options()).unwrap();
+        let errors = on(&open(), group, |mut comm, stream| {
+            let me = comm.rank();
+            let run = AssertUnwindSafe(move || {
+                let x = upload(stream, &[1.0f32; 8]);
+                assert!(me != odd, "on purpose");
+                comm.all_reduce(&x, Reduction::Sum)
+            });
+            catch_unwind(run).map(|result| result.unwrap_err().to_string())
+        });
+        for (rank, error) in errors.into_iter().enumerate() {
+            match error {
+                Ok(error) => {
+                    let expected = format!("rank {odd} is gone: its thread panicked");
+                    assert!(rank != odd && error.contains(&expected), "{error}");
+                }
+                Err(_) => assert_eq!(rank, odd),
+            }
+        }
+    }
+}
+
+#[test]
+fn who_does_not_come_is_named_after_the_deadline_and_the_group_stays_dead() {
+    let options = CommOptions { deadline: Duration::from_millis(50) };
+    let group = Communicator::threads(3, &options).unwrap();
+    let (tell, told) = std::sync::mpsc::sync_channel(2);
+    let told = std::sync::Mutex::new(told);
+    let errors = on(&open(), group, |mut comm, stream| {
+        let x = upload(stream, &[1.0f32; 8]);
+        if comm.rank() == 1 {
+            // Comes when the others have given up.
+            let told = told.lock().unwrap();
+            told.recv().unwrap();
+            told.recv().unwrap();
+        }
+        let first = comm.all_reduce(&x, Reduction::Sum).unwrap_err().to_string();
+        if comm.rank() != 1 {
+            tell.send(()).unwrap();
+        }
+        (first, comm.barrier().unwrap_err().to_string())
+    });
+    for (first, again) in errors {
+        assert!(first.contains("`all_reduce`: rank 1 did not come within 0.05 s"), "{first}");
+        assert!(again.contains("`barrier`: rank 1 did not come"), "{again}");
+    }
+}
+
+/// What only one rank meets reaches the others at once, by its words: it is still there, and comes no more.
+#[test]
+fn an_error_of_one_rank_reaches_the_others() {
+    type Fails = fn(&mut Communicator, &Stream) -> Result<()>;
+    let fails: [(Fails, &str); 7] = [
+        (|comm, s| comm.all_reduce(&upload(s, &[1u32; 8]), Reduction::Sum), "got u32"),
+        (|comm, s| comm.broadcast(&upload(s, &[1.0f32; 8]), 9), "`root` must be below 3"),
+        (
+            |comm, s| comm.all_gather(&upload(s, &[1.0f32; 8]), &upload(s, &[1.0f32; 8])),
+            "must be 3 x 8 elements, got 8",
+        ),
+        (
+            |comm, s| {
+                let (input, output) = (&upload(s, &[1.0f32; 8]), &upload(s, &[1.0f32; 7]));
+                let (reduction, order) = (Reduction::Sum, Order::Rank);
+                comm.all_reduce_with(&Sum { input, output, reduction, order })
+            },
+            "`output` must be of shape [8], got [7]",
+        ),
+        (
+            |comm, s| {
+                let x = upload(s, &[1.0f32; 8]);
+                let mut sum = SparseSum::new(&x, Sparse::TopK, Keep::Nothing)?;
+                sum.run(comm, (&x, &x), 9, Reduction::Sum)
+            },
+            "got 9",
+        ),
+        (
+            |comm, s| {
+                let (x, y) = (upload(s, &[1.0f32; 8]), upload(s, &[1.0f32; 7]));
+                let mut exchange = Exchange::new(&ExchangeOptions::default(), &[("x", &x)])?;
+                exchange.run(comm, &[&y])
+            },
+            "`x` must be of 8 elements, got 7",
+        ),
+        (
+            |comm, s| {
+                // A stream that failed takes no launch.
+                let x = upload(s, &[1.0f32; 8]);
+                let mut sum = SparseSum::new(&x, Sparse::TopK, Keep::Residual)?;
+                s.launch("bad").write(&x).run(|_| panic!("on purpose"))?;
+                assert!(s.synchronize().is_err());
+                sum.run(comm, (&x, &x), 2, Reduction::Sum)
+            },
+            "on purpose",
+        ),
+    ];
+    for (call, words) in fails {
+        let (hear, heard) = std::sync::mpsc::sync_channel(2);
+        let heard = std::sync::Mutex::new(heard);
+        let errors =
+            on(&open(), Communicator::threads(3, &options()).unwrap(), |mut comm, stream| {
+                let me = comm.rank();
+                let first = if me == 1 {
+                    call(&mut comm, stream).unwrap_err().to_string()
+                } else {
+                    comm.all_reduce(&upload(stream, &[1.0f32; 8]), Reduction::Sum)
+                        .unwrap_err()
+                        .to_string()
+                };
+                // It does not leave before the others have heard.
+                match me {
+                    1 => (0..2).for_each(|_| heard.lock().unwrap().recv().unwrap()),
+                    _ => hear.send(()).unwrap(),
+                }
+                (first, comm.barrier().unwrap_err().to_string())
+            });
+        for (rank, (first, again)) in errors.iter().enumerate() {
+            assert!(first.contains(words), "{words}: {first}");
+            assert_eq!(first.starts_with("rank 1 failed: "), rank != 1, "{first}");
+            assert!(again.starts_with("rank 1 failed: ") && again.contains(words), "{again}");
+        }
+    }
+}
+
+/// However long it is.
+#[test]
+fn a_deadline_may_be_for_ever() {
+    let options = CommOptions { deadline: Duration::MAX };
+    let group = Communicator::threads(2, &options).unwrap();
+    on(&open(), group, |mut comm, stream| {
+        if comm.rank() == 1 {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        comm.all_reduce(&upload(stream, &[1.0f32; 8]), Reduction::Sum).unwrap();
+    });
+}
+
+/// Parcels that do not fit each other, and ranks of different devices.
+#[test]
+fn what_does_not_fit_is_refused_on_every_rank() {
+    let group = Communicator::threads(2, &options()).unwrap();
+    let errors = on(&open(), group, |comm, stream| {
+        let me = comm.rank();
+        let mut link = comm.into_transport();
+        let call = Call::of("test");
+        let tensor = upload(stream, &vec![1.0f32; 4 + me]);
+        let parcel = [Parcel::new(1 - me, &tensor).unwrap()];
+        match me {
+            0 => link.exchange(&call, stream, &parcel, &[]),
+            _ => link.exchange(&call, stream, &[], &parcel),
+        }
+    });
+    for error in errors {
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("rank 0 has a message of 4 x f32, the others 5 x f32"), "{error}");
+    }
+    let group = Communicator::threads(2, &options()).unwrap();
+    let errors = on(&open(), group, |mut comm, stream| {
+        let own = open().stream("own");
+        let stream = if comm.rank() == 1 { &own } else { stream };
+        comm.all_reduce(&upload(stream, &[1.0f32; 4]), Reduction::Sum)
+    });
+    for error in errors {
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("rank 1 has a device of another opening"), "{error}");
+    }
+}
+
+/// Elements of one rank that lie in another order would be summed with those of other places.
+#[test]
+fn a_rank_of_another_memory_format_is_named() {
+    type Call = fn(&mut Communicator, &Tensor) -> Result<()>;
+    let calls: [Call; 4] = [
+        |comm, x| comm.all_reduce(x, Reduction::Sum),
+        |comm, x| comm.broadcast(x, 0),
+        |comm, x| {
+            let [n, c, h, w] = [x.dims()[0], 3, 4, 5];
+            let all = [comm.size() * n, c, h, w];
+            let (dtype, format, owner) = (x.dtype(), x.format(), Owner::Other);
+            let all = Tensor::zeros_with_format(x.stream(), all, dtype, format, owner)?;
+            comm.all_gather(x, &all)
+        },
+        |comm, x| {
+            let mut sum = SparseSum::new(x, Sparse::TopK, Keep::Nothing)?;
+            sum.run(comm, (x, x), 2, Reduction::Sum)
+        },
+    ];
+    let on_ranks = |call: Call, dims: [usize; 4]| {
+        on(&open(), Communicator::threads(3, &options()).unwrap(), |mut comm, stream| {
+            let odd = comm.rank() == 1;
+            let format = if odd { MemoryFormat::ChannelsLast } else { MemoryFormat::Contiguous };
+            let (dtype, owner) = (DType::F32, Owner::Other);
+            let x = Tensor::zeros_with_format(stream, dims, dtype, format, owner).unwrap();
+            call(&mut comm, &x)
+        })
+    };
+    for call in calls {
+        for result in on_ranks(call, [2, 3, 4, 5]) {
+            let error = result.unwrap_err().to_string();
+            let words = "rank 1 has memory format channels last, the others contiguous";
+            assert!(error.contains(words), "{error}");
+        }
+    }
+    // With one pixel both are the same order.
+    on_ranks(calls[0], [2, 3, 1, 1]).into_iter().for_each(|result| result.unwrap());
+}
+
+/// A kernel that panicked before the sum: every rank learns it, here or when it reads the result.
+#[test]
+fn a_panicked_kernel_reaches_every_rank() {
+    let group = Communicator::threads(3, &options()).unwrap();
+    let errors = on(&open(), group, |mut comm, stream| {
+        let x = upload(stream, &[1.0f32; 4]);
+        if comm.rank() == 2 {
+            stream.launch("bad").write(&x).run(|_| panic!("on purpose")).unwrap();
+        }
+        let (input, output, reduction, order) = (&x, &x, Reduction::Sum, Order::Fast);
+        let sum = comm.all_reduce_with(&Sum { input, output, reduction, order });
+        let error = match sum {
+            Ok(()) => x.to_vec::<f32>().unwrap_err().to_string(),
+            Err(error) => error.to_string(),
+        };
+        // Stay until everybody has its answer.
+        let _ = comm.barrier();
+        error
+    });
+    for error in errors {
+        assert!(error.contains("`bad`") && error.contains("on purpose"), "{error}");
+    }
+}

@@ -1,0 +1,12 @@
+//! Tests of the public interface, in one program: each links everything that it uses.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
+
+mod arguments;
+mod common;
+mod dense;
+mod exchange;
+mod failures;
+mod instruction_sets;
+mod ok_topk;
+mod sparse;
+mod topk;

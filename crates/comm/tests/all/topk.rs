@@ -1,0 +1,159 @@
+//! X9: the largest elements of one tensor and of every rank's, selected or given, against sorting.
+
+use crate::common::{RANKS, noise, on, open, options, ranks, upload};
+use half::bf16;
+use meristem_comm::{Communicator, Error, Number, Picked, TopKStorage, topk, topk_all_gather};
+use meristem_device::{Stream, Tensor};
+
+/// Uneven numbers, with ties, NaN and infinities.
+fn values<T: Number>(len: usize, rank: usize) -> Vec<T> {
+    let special = [f64::NAN, f64::NEG_INFINITY, 0.0, -0.0, 1.0, 1.0];
+    let number = |(i, x): (usize, f32)| match i % 37 {
+        0 => special[(i / 37 + rank) % special.len()],
+        _ => f64::from(x),
+    };
+    noise(len, rank, 0).into_iter().enumerate().map(number).map(T::from_f64).collect()
+}
+
+/// Places of the k largest, ascending.
+fn largest<T: Number>(values: &[T], k: usize) -> Vec<u32> {
+    let mut order: Vec<u32> = (0..values.len() as u32).collect();
+    order.sort_by_key(|&i| std::cmp::Reverse(values[i as usize].magnitude()));
+    order.truncate(k);
+    order.sort_unstable();
+    order
+}
+
+/// Places and bits.
+fn seen<T: Number>(picked: &Picked) -> (Vec<u32>, Vec<u8>) {
+    let values = picked.values.to_vec::<T>().unwrap();
+    (picked.indices.to_vec().unwrap(), bytemuck::cast_slice(&values).to_vec())
+}
+
+fn expected<T: Number>(all: &[(Vec<T>, Vec<u32>)]) -> (Vec<u32>, Vec<u8>) {
+    let indices = all.iter().flat_map(|(_, places)| places.clone()).collect();
+    let at = |(values, places): &(Vec<T>, Vec<u32>)| -> Vec<T> {
+        places.iter().map(|place| values[*place as usize]).collect()
+    };
+    let values: Vec<T> = all.iter().flat_map(at).collect();
+    (indices, bytemuck::cast_slice(&values).to_vec())
+}
+
+fn check<T: Number>(n: usize, len: usize, k_max: usize) {
+    let results = ranks(n, |mut comm, stream| {
+        let me = comm.rank();
+        let x = upload(stream, &values::<T>(len, me));
+        let mut storage = TopKStorage::new(&x, n, k_max).unwrap();
+        let mut results = vec![];
+        for k in [0, k_max.min(1), k_max / 2, k_max] {
+            let alone = topk(&x, &mut storage, k).unwrap();
+            assert_eq!(alone.values.dims(), [k]);
+            let own = (values::<T>(len, me), largest(&values::<T>(len, me), k));
+            assert_eq!(seen::<T>(&alone), expected(&[own]), "rank {me}, {k} of {len}");
+            // The indices may be what was selected before, in this storage or another.
+            let given = topk(&x, &mut TopKStorage::new(&x, 1, k).unwrap(), k).unwrap().indices;
+            for indices in [None, Some(&given), Some(&alone.indices)] {
+                // The front of the storage is the first rank's row.
+                let again = topk(&x, &mut storage, k).unwrap();
+                assert_eq!(again.indices.address(), alone.indices.address());
+                let all = topk_all_gather(&mut comm, &x, &mut storage, indices, k).unwrap();
+                assert_eq!((all.values.dims(), all.indices.dims()), (&[n * k][..], &[n * k][..]));
+                results.push((k, seen::<T>(&all)));
+            }
+        }
+        results
+    });
+    for (k, got) in results.into_iter().flatten() {
+        let of = |rank: usize| (values::<T>(len, rank), largest(&values::<T>(len, rank), k));
+        let all: Vec<_> = (0..n).map(of).collect();
+        assert!(got == expected(&all), "{n} ranks, {k} of {len}");
+    }
+}
+
+#[test]
+fn every_ranks_largest_in_rank_order() {
+    for n in RANKS {
+        for (len, k_max) in [(0, 0), (1, 1), (7, 7), (5000, 50), (5000, 5000)] {
+            check::<f32>(n, len, k_max);
+        }
+    }
+    check::<f64>(3, 1000, 20);
+    check::<bf16>(3, 1000, 20);
+}
+
+/// A rank may choose its elements on its own, in any order and more than once.
+#[test]
+fn indices_may_be_given() {
+    let results = ranks(3, |mut comm, stream| {
+        let me = comm.rank();
+        let x = upload(stream, &noise(100, me, 1));
+        let mut storage = TopKStorage::new(&x, 3, 4).unwrap();
+        let own = upload(stream, &[99 - me as u32, 5, 5, me as u32]);
+        let given = (me != 1).then_some(&own);
+        seen::<f32>(&topk_all_gather(&mut comm, &x, &mut storage, given, 4).unwrap())
+    });
+    let places = |rank: usize| match rank {
+        1 => largest(&noise(100, 1, 1), 4),
+        _ => vec![99 - rank as u32, 5, 5, rank as u32],
+    };
+    let all: Vec<_> = (0..3).map(|rank| (noise(100, rank, 1), places(rank))).collect();
+    results.iter().for_each(|got| assert_eq!(*got, expected(&all)));
+}
+
+#[test]
+fn the_storage_is_made_once_and_lists_are_all_that_is_sent() {
+    let (n, k) = (4, 30);
+    let device = open();
+    let group = Communicator::threads(n, &options()).unwrap();
+    on(&device, group, |mut comm, stream| {
+        let x = upload(stream, &noise(4000, comm.rank(), 0));
+        let mut storage = TopKStorage::new(&x, n, k).unwrap();
+        assert_eq!(storage.k_max(), k);
+        comm.barrier().unwrap();
+        let before = device.counts();
+        comm.barrier().unwrap();
+        for k in [k, 7, k] {
+            topk_all_gather(&mut comm, &x, &mut storage, None, k).unwrap();
+        }
+        comm.barrier().unwrap();
+        let after = device.counts();
+        assert_eq!((after.allocations, after.synchronizations), (before.allocations, 0));
+        // An index and a value are 8 bytes.
+        assert_eq!(comm.traffic().sent_bytes, (8 * (2 * k + 7) * (n - 1)) as u64);
+        comm.barrier().unwrap();
+    });
+}
+
+/// Both results of one rank's call.
+fn gather(comm: &mut Communicator, stream: &Stream, indices: &[u32], k: usize) -> Option<Error> {
+    let x = upload(stream, &[1.0f32, 2.0, 3.0]);
+    let mut storage = TopKStorage::new(&x, comm.size(), 2).unwrap();
+    let indices: Option<Tensor> = (!indices.is_empty()).then(|| upload(stream, indices));
+    let picked = topk_all_gather(comm, &x, &mut storage, indices.as_ref(), k);
+    picked.and_then(|picked| Ok(picked.values.to_vec::<f32>().map(drop)?)).err()
+}
+
+/// An index that a tensor does not have is found on the device, as is the rank.
+#[test]
+fn what_ranks_do_otherwise_is_found() {
+    let errors = ranks(3, |mut comm, stream| {
+        let k = if comm.rank() == 1 { 1 } else { 2 };
+        gather(&mut comm, stream, &[], k).unwrap().to_string()
+    });
+    for error in errors {
+        assert!(
+            error.contains("`topk_all_gather`: rank 1 has parameter 1, the others 2"),
+            "{error}"
+        );
+    }
+    let errors = ranks(3, |mut comm, stream| {
+        let indices = if comm.rank() == 1 { [0, 3] } else { [0, 2] };
+        let error = gather(&mut comm, stream, &indices, 2);
+        // Stay until everybody has its answer.
+        let _ = comm.barrier();
+        error.unwrap().to_string()
+    });
+    for error in errors {
+        assert!(error.contains("index 3 of a tensor of 3 elements"), "{error}");
+    }
+}

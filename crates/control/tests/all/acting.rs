@@ -1,0 +1,138 @@
+//! A step of the policy: what it costs, what it leaves in the rollout, and that it draws as it
+//! learns.
+
+use crate::common::toy::{STEPS, Toy, play};
+use crate::common::{quick, tiny};
+use meristem_comm::{CommOptions, Communicator, ExchangeOptions};
+use meristem_control::{
+    Controller, ControllerState, HEADS, HeadLayout, Learning, Legality, Ppo, PpoConfig, PpoGroup,
+    PpoSizes,
+};
+use meristem_device::{Counts, Device, DeviceId, DeviceOptions};
+use meristem_nn::Isa;
+
+const ENVS: usize = 6;
+
+fn device() -> Device {
+    Device::open(DeviceId::Cpu(0), &DeviceOptions::default()).unwrap()
+}
+
+fn ppo(device: &Device, envs: usize, learning: Learning) -> Ppo {
+    let sizes = PpoSizes { envs, steps: STEPS as usize };
+    let config = PpoConfig { hidden: 8, ..PpoConfig::default() };
+    let (host, key) = (tiny(2, quick()), (7, Isa::detect()));
+    Ppo::new(&device.stream("policy"), config, (&host, sizes), key, learning).unwrap()
+}
+
+fn fleet() -> Vec<Toy> {
+    (0..ENVS).map(Toy::new).collect()
+}
+
+/// Cost of each decision of a round on the device.
+fn costs(device: &Device, of: &mut dyn Controller) -> Vec<Counts> {
+    let mut fleet = fleet();
+    let mut costs = vec![];
+    for _ in 0..STEPS {
+        fleet.iter_mut().for_each(Toy::epoch);
+        let views: Vec<_> = fleet.iter().map(|toy| toy.env.view()).collect();
+        let before = device.counts();
+        let actions = of.decide_all(&views).unwrap();
+        costs.push(device.counts() - before);
+        let both = fleet.iter_mut().zip(&actions);
+        let rewards: Vec<f32> = both.map(|(toy, action)| toy.act(action).1 as f32).collect();
+        of.reward_all(&rewards).unwrap();
+    }
+    costs
+}
+
+/// From the first step on: one copy to the device, one launch with the draw in it, one read-back;
+/// however many envs.
+#[test]
+fn a_step_is_one_upload_one_launch_and_one_read_back() {
+    let of_ranks = |ranks: u64| Counts {
+        copies_to_host: 1,
+        copies_to_device: ranks,
+        synchronizations: 1,
+        allocations: 0,
+        launches: ranks,
+    };
+    for learning in [Learning::On, Learning::Off, Learning::Greedy] {
+        let device = device();
+        let mut it = ppo(&device, ENVS, learning);
+        let costs = costs(&device, &mut it);
+        assert!(costs.iter().all(|cost| *cost == of_ranks(1)), "{learning:?} {costs:?}");
+    }
+    // Each rank has a policy; they are read together.
+    let device = device();
+    let members = Communicator::threads(3, &CommOptions::default()).unwrap();
+    let ranks = (0..3).map(|_| ppo(&device, ENVS / 3, Learning::On)).collect();
+    let mut group = PpoGroup::new(ranks, members, &ExchangeOptions::default()).unwrap();
+    let costs = costs(&device, &mut group);
+    assert!(costs.iter().all(|cost| *cost == of_ranks(3)), "{costs:?}");
+}
+
+fn buffer(state: &ControllerState, name: &str) -> Vec<f32> {
+    state.tensors.get(&format!("rollout.{name}")).unwrap().as_f32().unwrap().to_vec()
+}
+
+/// The rollout has what the host was told, under the masks of the hosts as they were; and the
+/// log-probabilities of what was drawn are those that the update finds for the same rows.
+#[test]
+fn the_rollout_has_what_was_drawn() {
+    let mut it = ppo(&device(), ENVS, Learning::On);
+    play(&mut it, &mut fleet());
+    let mut fleet = fleet();
+    let layout = HeadLayout::new(2, 7);
+    let (heads, total) = (HEADS.len(), layout.total());
+    let mut told = vec![];
+    for step in 0..STEPS as usize {
+        fleet.iter_mut().for_each(Toy::epoch);
+        let views: Vec<_> = fleet.iter().map(|toy| toy.env.view()).collect();
+        let actions = it.decide_all(&views).unwrap();
+        let state = it.save().unwrap();
+        let legal = buffer(&state, "legal");
+        let decided = it.decided().clone();
+        for (env, (view, action)) in views.iter().zip(&actions).enumerate() {
+            assert_eq!(decided.choices[env], action.choices());
+            let mut mask = vec![0; total];
+            let legality = Legality::of(view.host);
+            legality.write_ops(&layout, &mut mask);
+            legality.write_rest(action.op(), &layout, &mut mask);
+            let row = (step * ENVS + env) * total;
+            assert!(legal[row..row + total].iter().zip(mask).all(|(a, b)| *a == f32::from(b)));
+        }
+        told.push(decided);
+        let both = fleet.iter_mut().zip(&actions);
+        let rewards: Vec<f32> = both.map(|(toy, action)| toy.act(action).1 as f32).collect();
+        it.reward_all(&rewards).unwrap();
+    }
+    let state = it.save().unwrap();
+    let rows = STEPS as usize * ENVS;
+    let all = |name: &str, width: usize| buffer(&state, name)[..rows * width].to_vec();
+    let log_probs: Vec<f32> =
+        told.iter().flat_map(|d| d.log_probs.as_flattened().to_vec()).collect();
+    let entropies: Vec<f32> =
+        told.iter().flat_map(|d| d.entropies.as_flattened().to_vec()).collect();
+    let choices = told.iter().flat_map(|d| d.choices.as_flattened()).map(|choice| *choice as f32);
+    assert_eq!(all("choices", heads), choices.collect::<Vec<_>>());
+    assert_eq!(all("log_probs", heads), log_probs);
+    assert_eq!(all("entropies", heads), entropies);
+    let values: Vec<f32> = told.iter().flat_map(|d| d.values.clone()).collect();
+    assert_eq!(all("values", 1), values);
+    assert!(
+        log_probs.iter().all(|x| x.is_finite() && *x <= 0.0) && log_probs.iter().any(|x| *x < 0.0)
+    );
+    // The mean entropy of the op over decisions is what the update reports: the same probabilities.
+    let decisions: Vec<usize> = (0..rows).filter(|row| entropies[row * heads] > 0.0).collect();
+    let mean = decisions.iter().map(|row| f64::from(entropies[row * heads])).sum::<f64>();
+    let mean = mean / decisions.len() as f64;
+    let views: Vec<_> = fleet.iter().map(|toy| toy.env.view()).collect();
+    let report = it.end_round(&views).unwrap().unwrap();
+    // The rows of a sequence are computed together: sums in another order, a few roundings a layer.
+    assert!((report.entropies[0] - mean).abs() < 1e-5, "{report:?} {mean}");
+    // V of what came after the last transition stands for the rest; the scale is that of the round.
+    let state = it.save().unwrap();
+    let (values, bootstraps) = (buffer(&state, "values"), buffer(&state, "bootstraps"));
+    assert_eq!(bootstraps[rows - ENVS..], values[rows..]);
+    assert!(values[rows..].iter().any(|v| *v != 0.0));
+}

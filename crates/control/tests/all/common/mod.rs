@@ -1,0 +1,95 @@
+//! An env without training: a host, and numbers in place of what would be measured.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
+
+pub(crate) mod toy;
+
+use std::sync::Arc;
+
+use meristem_control::{Action, EnvView, History, Op, Outcome, apply};
+use meristem_grow::{
+    BlueprintSet, GateInputs, Gates, GradientHealth, Host, HostSpec, ImageShape, Rules,
+};
+
+/// A tiny host with the first `slots` slots of `minimal` enabled.
+pub(crate) fn tiny(slots: usize, rules: Rules) -> Host {
+    let spec: HostSpec = "minimal".parse().unwrap();
+    let image = ImageShape { channels: 1, height: 4, width: 4, classes: 3 };
+    let set = Arc::new(BlueprintSet::standard());
+    Host::new(spec, image, &spec.slots()[..slots], set, rules).unwrap()
+}
+
+/// The rules of quick presets.
+pub(crate) fn quick() -> Rules {
+    Rules { gates: Gates::default().quick(), ..Rules::default() }
+}
+
+/// What a slot measured.
+pub(crate) fn worth(contribution_pp: Option<f32>) -> GateInputs {
+    GateInputs { gradient_health: GradientHealth::from_norms(&[1.0, 2.0]), contribution_pp }
+}
+
+/// An env whose measurements are set by hand.
+#[derive(Clone)]
+pub(crate) struct FakeEnv {
+    pub(crate) index: usize,
+    pub(crate) host: Host,
+    pub(crate) step: u32,
+    pub(crate) episode_steps: u32,
+    pub(crate) accuracies_pp: Vec<f32>,
+    pub(crate) losses: Vec<f32>,
+    pub(crate) measured: Vec<GateInputs>,
+    pub(crate) history: History,
+    pub(crate) last: Option<(Op, bool)>,
+}
+
+impl FakeEnv {
+    pub(crate) fn new(index: usize, host: Host, episode_steps: u32) -> Self {
+        let measured = vec![GateInputs::default(); host.slots().len()];
+        Self {
+            index,
+            host,
+            step: 0,
+            episode_steps,
+            accuracies_pp: vec![],
+            losses: vec![],
+            measured,
+            history: History::default(),
+            last: None,
+        }
+    }
+
+    /// An epoch that ended like this.
+    pub(crate) fn epoch(&mut self, loss: f32, accuracy_pp: f32) {
+        self.host.step();
+        self.losses.push(loss);
+        self.accuracies_pp.push(accuracy_pp);
+    }
+
+    /// The measurements stand: what is compared with is brought up to date.
+    pub(crate) fn remember(&mut self, interactions_pp: &[Option<f32>]) {
+        self.history.note(&self.host, &self.measured, interactions_pp);
+    }
+
+    pub(crate) fn view(&self) -> EnvView<'_> {
+        EnvView {
+            env: self.index,
+            host: &self.host,
+            step: self.step,
+            episode_steps: self.episode_steps,
+            accuracies_pp: &self.accuracies_pp,
+            losses: &self.losses,
+            measured: &self.measured,
+            history: self.history.slots(),
+            last: self.last,
+        }
+    }
+
+    /// Does an action, which must be legal.
+    pub(crate) fn act(&mut self, action: &Action) -> Outcome {
+        let accuracy = self.accuracies_pp.last().copied();
+        let outcome = apply(action, &mut self.host, &self.measured, accuracy).unwrap();
+        self.last = Some((action.op(), outcome.succeeded));
+        self.step += 1;
+        outcome
+    }
+}

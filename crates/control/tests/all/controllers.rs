@@ -1,0 +1,144 @@
+//! The controllers that follow no rules of their own: random, and a script.
+
+use crate::common::{FakeEnv, quick, tiny, worth};
+use meristem_control::{Action, Controller, Error, Op, RandomController, Script, legal};
+use meristem_grow::{AlphaTarget, Curve, Speed, Stage, Style, Tempo};
+
+/// Actions of an env under a controller.
+fn run(controller: &mut dyn Controller, env: usize, steps: u32) -> Vec<Action> {
+    let mut env = FakeEnv::new(env, tiny(2, quick()), steps);
+    let mut actions = vec![];
+    for _ in 0..steps {
+        env.epoch(1.0, 50.0);
+        env.measured = vec![worth(Some(1.0)); 2];
+        let action = controller.decide_all(&[env.view()]).unwrap()[0];
+        legal(&action, &env.host).unwrap();
+        env.act(&action);
+        actions.push(action);
+    }
+    actions
+}
+
+#[test]
+fn random_depends_on_seed_and_env_and_goes_on_after_a_restore() {
+    let of = |seed, env| run(&mut RandomController::new(seed), env, 200);
+    let first = of(1, 0);
+    assert_eq!(first, of(1, 0));
+    assert_ne!(first, of(2, 0));
+    assert_ne!(first, of(1, 1));
+    for op in Op::ALL {
+        assert!(first.iter().any(|action| action.op() == op), "{op}");
+    }
+    let mut original = RandomController::new(3);
+    run(&mut original, 0, 50);
+    let mut restored = RandomController::new(3);
+    restored.restore(&original.save().unwrap()).unwrap();
+    assert_eq!(run(&mut restored, 0, 50), run(&mut original, 0, 50));
+}
+
+fn script(text: &str) -> Result<Script, Error> {
+    Script::parse("fixed:test.jsonl", text, &tiny(2, quick()))
+}
+
+#[test]
+fn a_script_is_done_to_the_letter() {
+    let text = r#"
+# grows one module
+{"step": 0, "op": "GERMINATE", "slot": "r0c1", "blueprint": "conv_light", "tempo": "fast"}
+{"step": 0, "env": 1, "op": "WAIT"}
+
+{"step": 1, "op": "ADVANCE", "slot": "r0c1"}
+{"step": 1, "env": 1, "op": "WAIT"}
+{"step": 6, "env": 0, "op": "PRUNE", "slot": "r0c1", "alpha_speed": "slow", "alpha_curve": "cosine"}
+"#;
+    let mut script = script(text).unwrap();
+    assert_eq!(script.name(), "fixed:test.jsonl");
+    let actions = run(&mut script, 0, 8);
+    let (style, tempo, alpha_target) = (Style::LinearAdd, Tempo::Fast, AlphaTarget::Full);
+    let germinate = Action::Germinate { slot: 1, blueprint: 5, style, tempo, alpha_target };
+    let prune = Action::Prune { slot: 1, speed: Speed::Slow, curve: Curve::Cosine };
+    let wait = Action::Wait;
+    let advance = Action::Advance { slot: 1 };
+    assert_eq!(actions, [germinate, advance, wait, wait, wait, wait, prune, wait]);
+    assert_eq!(run(&mut script, 1, 8), [wait; 8]);
+}
+
+#[test]
+fn what_is_wrong_with_a_script_is_said_with_its_line() {
+    let bad = [
+        (r#"{"step": 1, "op": "JUMP"}"#, "JUMP"),
+        (r#"{"step": 1, "op": "WAIT", "when": 3}"#, "when"),
+        (r#"{"op": "WAIT"}"#, "step"),
+        (r#"{"step": -1, "op": "WAIT"}"#, "-1"),
+        (r#"{"step": 1, "op": "WAIT", "slot": "r0c0"}"#, "WAIT has no `slot`"),
+        (r#"{"step": 1, "op": "ADVANCE"}"#, "ADVANCE needs a `slot`: one of r0c0, r0c1"),
+        (r#"{"step": 1, "op": "ADVANCE", "slot": "r0c2"}"#, "did you mean `r0c0`"),
+        (r#"{"step": 1, "op": "GERMINATE", "slot": "r0c0"}"#, "needs a `blueprint`"),
+        (
+            r#"{"step": 1, "op": "GERMINATE", "slot": "r0c0", "blueprint": "conv_lite"}"#,
+            "did you mean `conv_light`",
+        ),
+        (r#"{"step": 1, "op": "PRUNE", "slot": "r0c0", "tempo": "fast"}"#, "no `tempo`"),
+        (r#"{"step": 1, "op": "PRUNE", "slot": "r0c0", "alpha_speed": "warp"}"#, "warp"),
+        (r#"{"step": 0, "op": "WAIT"}"#, "line 1"),
+        (r#"{"step": 1, "op": "WAIT"} {"#, "trailing"),
+        ("step = 1", "expected"),
+    ];
+    for (line, expected) in bad {
+        let text = format!("{{\"step\": 0, \"op\": \"WAIT\"}}\n\n{line}\n");
+        let error = script(&text).unwrap_err().to_string();
+        assert!(error.contains("line 3") && error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn after_a_rollback_a_script_passes_over_what_is_gone() {
+    let text = r#"{"step": 0, "op": "GERMINATE", "slot": "r0c1", "blueprint": "conv_light"}
+{"step": 1, "op": "ADVANCE", "slot": "r0c1"}
+{"step": 2, "op": "GERMINATE", "slot": "r0c0", "blueprint": "norm"}"#;
+    let mut script = script(text).unwrap();
+    let mut env = FakeEnv::new(1, tiny(2, quick()), 9);
+    let step = |script: &mut Script, env: &mut FakeEnv| {
+        env.epoch(1.0, 50.0);
+        let action = script.decide_all(&[env.view()]).unwrap()[0];
+        env.act(&action);
+        action.op()
+    };
+    assert_eq!(step(&mut script, &mut env), Op::Germinate);
+    env.host.prune_live();
+    let mut other = script.clone();
+    script.roll_back(1, Some(0), -10.0).unwrap();
+    // Saved and restored it knows that still; another env, or one that was not rolled back, is told.
+    let saved = script.save().unwrap();
+    let mut resumed = self::script(text).unwrap();
+    resumed.restore(&saved).unwrap();
+    assert_eq!(resumed, script);
+    assert_eq!(step(&mut resumed, &mut env), Op::Wait);
+    assert_eq!(step(&mut resumed, &mut env), Op::Germinate, "what is legal is done");
+    env.step = 1;
+    env.host.prune_live();
+    for script in [&mut other, &mut resumed] {
+        script.begin_episode(1);
+        let error = script.decide_all(&[env.view()]).unwrap_err();
+        assert!(matches!(error, Error::ScriptIllegal { line: 2, .. }), "{error}");
+    }
+}
+
+#[test]
+fn a_script_that_wants_what_is_not_legal_ends_with_the_reason() {
+    let mut script = script(r#"{"step": 2, "op": "ADVANCE", "slot": "r0c0"}"#).unwrap();
+    let mut env = FakeEnv::new(0, tiny(2, quick()), 9);
+    for step in 0..3 {
+        env.epoch(1.0, 50.0);
+        match script.decide_all(&[env.view()]) {
+            Ok(actions) => env.act(&actions[0]),
+            Err(error) => {
+                let text = error.to_string();
+                assert!(step == 2 && text.contains("line 1") && text.contains("r0c0"), "{text}");
+                assert_eq!(env.host.slots()[0].stage, Stage::Dormant);
+                return;
+            }
+        };
+    }
+    panic!("it was let through");
+}

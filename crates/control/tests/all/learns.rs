@@ -1,0 +1,67 @@
+//! PPO on a task whose best behaviour is known (see `common::toy`).
+
+use crate::common::toy::{STEPS, Toy, best_return, play};
+use meristem_control::{
+    Controller, Heuristic, HeuristicConfig, Learning, Ppo, PpoConfig, PpoSizes, RandomController,
+};
+use meristem_device::{Device, DeviceId, DeviceOptions, Stream};
+use meristem_nn::Isa;
+
+const ENVS: usize = 32;
+const ROUNDS: usize = 200;
+/// Rounds between two looks at what the policy does when it does not explore.
+const LOOK: usize = 5;
+
+/// Mean sum of rewards over some rounds: what a controller that does not learn is worth here.
+fn mean_return(controller: &mut dyn Controller) -> f64 {
+    let mut fleet: Vec<Toy> = (0..ENVS).map(Toy::new).collect();
+    (0..5).map(|_| play(controller, &mut fleet).0).sum::<f64>() / 5.0
+}
+
+fn new(stream: &Stream, envs: usize, seed: u64, learning: Learning) -> Ppo {
+    // A small policy and a small task: it may learn faster than the defaults let it.
+    let config = PpoConfig { hidden: 32, lr: 2e-3, ..PpoConfig::default() };
+    let sizes = PpoSizes { envs, steps: STEPS as usize };
+    let toy = Toy::new(0);
+    Ppo::new(stream, config, (&toy.env.host, sizes), (seed, Isa::detect()), learning).unwrap()
+}
+
+/// The round after which the policy, without exploring, earns `goal`, and what it earns then.
+fn learn(seed: u64, goal: f64) -> (usize, f64) {
+    let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default()).unwrap();
+    let stream = device.stream("policy");
+    let mut policy = new(&stream, ENVS, seed, Learning::On);
+    let mut judge = new(&stream, 1, seed, Learning::Greedy);
+    let mut fleet: Vec<Toy> = (0..ENVS).map(Toy::new).collect();
+    let mut one = [Toy::new(0)];
+    let mut best = f64::NEG_INFINITY;
+    for round in 1..=ROUNDS {
+        play(&mut policy, &mut fleet);
+        if round % LOOK == 0 {
+            let (weights, metadata) = policy.export().unwrap();
+            judge.import(&weights, &metadata).unwrap();
+            let earned = play(&mut judge, &mut one).0;
+            best = best.max(earned);
+            if earned >= goal {
+                return (round, earned);
+            }
+        }
+    }
+    panic!("seed {seed}: {best:.3} after {ROUNDS} rounds, wanted {goal:.3}");
+}
+
+/// At least 90 % of the best return within 200 rounds, three seeds, each above the heuristic. Seen when it
+/// was written: rounds 70, 40, 30 and 75 for seeds 0 to 3; the heuristic earns 30 % of the best.
+#[test]
+fn ppo_comes_close_to_the_best_behaviour() {
+    let best = best_return();
+    let heuristics = [HeuristicConfig::default(), HeuristicConfig::quick()]
+        .map(|config| mean_return(&mut Heuristic::new(config)));
+    let random = mean_return(&mut RandomController::new(1));
+    println!("best {best:.3}, heuristics {heuristics:.3?}, random {random:.3}");
+    for seed in 0..3 {
+        let (round, earned) = learn(seed, 0.9 * best);
+        println!("seed {seed}: {earned:.3} after {round} rounds");
+        assert!(heuristics.iter().all(|of_heuristic| earned > *of_heuristic) && earned > random);
+    }
+}

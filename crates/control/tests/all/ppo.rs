@@ -1,0 +1,308 @@
+//! The learning controller around its network: what lies in the rollout, files, checkpoints, refusals.
+
+use crate::common::toy::{STEPS, Toy, play};
+use crate::common::{FakeEnv, quick, tiny};
+use meristem_control::{
+    Action, Controller, ControllerState, Error, Learning, Ppo, PpoConfig, PpoSizes, policy_seeds,
+    policy_width,
+};
+use meristem_device::{Device, DeviceId, DeviceOptions, Stream};
+use meristem_nn::safetensors::Metadata;
+use meristem_nn::{HostTensor, Isa};
+
+const ENVS: usize = 3;
+const SEED: u64 = 7;
+
+fn stream() -> Stream {
+    Device::open(DeviceId::Cpu(0), &DeviceOptions::default()).unwrap().stream("policy")
+}
+
+fn small() -> PpoConfig {
+    PpoConfig { hidden: 8, ..PpoConfig::default() }
+}
+
+fn ppo(config: PpoConfig, slots: usize, learning: Learning) -> Ppo {
+    let sizes = PpoSizes { envs: ENVS, steps: STEPS as usize };
+    let host = tiny(slots, quick());
+    Ppo::new(&stream(), config, (&host, sizes), (SEED, Isa::detect()), learning).unwrap()
+}
+
+fn fleet() -> Vec<Toy> {
+    (0..ENVS).map(Toy::new).collect()
+}
+
+/// A step of all envs: the actions, and what they were paid.
+fn step(ppo: &mut Ppo, fleet: &mut [Toy]) -> (Vec<Action>, Vec<f32>) {
+    fleet.iter_mut().for_each(Toy::epoch);
+    let views: Vec<_> = fleet.iter().map(|toy| toy.env.view()).collect();
+    let actions = ppo.decide_all(&views).unwrap();
+    let both = fleet.iter_mut().zip(&actions);
+    let rewards: Vec<f32> = both.map(|(toy, action)| toy.act(action).1 as f32).collect();
+    ppo.reward_all(&rewards).unwrap();
+    (actions, rewards)
+}
+
+fn end(ppo: &mut Ppo, fleet: &[Toy]) -> meristem_control::RoundReport {
+    let views: Vec<_> = fleet.iter().map(|toy| toy.env.view()).collect();
+    ppo.end_round(&views).unwrap().unwrap()
+}
+
+fn buffer(state: &ControllerState, name: &str) -> Vec<f32> {
+    state.tensors.get(name).unwrap().as_f32().unwrap().to_vec()
+}
+
+/// Restored in the middle of a round, it decides and learns as the one that went on, bit for bit.
+#[test]
+fn a_restored_policy_goes_on_bit_for_bit() {
+    let mut original = ppo(small(), 2, Learning::On);
+    play(&mut original, &mut fleet());
+    let mut envs = fleet();
+    for _ in 0..9 {
+        step(&mut original, &mut envs);
+    }
+    original.roll_back(1, Some(4), -10.0).unwrap();
+    let saved = original.save().unwrap();
+    let mut restored = ppo(small(), 2, Learning::On);
+    restored.restore(&saved).unwrap();
+    assert_eq!(restored.save().unwrap(), saved);
+    let mut copies = envs.clone();
+    for _ in 9..STEPS {
+        assert_eq!(step(&mut restored, &mut copies), step(&mut original, &mut envs));
+    }
+    assert_eq!(end(&mut restored, &copies), end(&mut original, &envs));
+    let (one, other) = (restored.save().unwrap(), original.save().unwrap());
+    assert_eq!(one.memory, other.memory);
+    assert_eq!(
+        restored.policy().state_dict().unwrap(),
+        original.policy().state_dict().unwrap(),
+        "the weights after the update"
+    );
+    // A state that does not fit changes nothing.
+    let mut foreign = ppo(small(), 1, Learning::On);
+    let before = foreign.save().unwrap();
+    let error = foreign.restore(&saved).unwrap_err();
+    assert!(matches!(error, Error::BadState { .. }), "{error}");
+    let mut damaged = saved;
+    damaged.tensors.0.remove("rollout.legal");
+    let error = restored.restore(&damaged).unwrap_err();
+    assert!(error.to_string().contains("rollout.legal"), "{error}");
+    assert_eq!(foreign.save().unwrap(), before);
+    assert_eq!(restored.save().unwrap(), one);
+}
+
+/// A state from before actions were drawn on the device: no entropies, and a row less of what is drawn.
+fn older(state: &ControllerState) -> ControllerState {
+    let mut older = state.clone();
+    older.tensors.0.remove("rollout.entropies").unwrap();
+    for name in ["choices", "legal", "log_probs", "values"] {
+        let tensor = older.tensors.0.get_mut(&format!("rollout.{name}")).unwrap();
+        let mut shape = tensor.shape.clone();
+        shape[0] -= 1;
+        let values = tensor.as_f32().unwrap()[..shape.iter().product()].to_vec();
+        *tensor = HostTensor::f32(&shape, values);
+    }
+    older
+}
+
+#[test]
+fn a_state_of_before_actions_were_drawn_on_the_device_goes_on_bit_for_bit() {
+    let mut original = ppo(small(), 2, Learning::On);
+    let mut envs = fleet();
+    for _ in 0..9 {
+        step(&mut original, &mut envs);
+    }
+    let saved = older(&original.save().unwrap());
+    let mut restored = ppo(small(), 2, Learning::On);
+    restored.restore(&saved).unwrap();
+    let mut copies = envs.clone();
+    for _ in 9..STEPS {
+        assert_eq!(step(&mut restored, &mut copies), step(&mut original, &mut envs));
+    }
+    end(&mut restored, &copies);
+    end(&mut original, &envs);
+    assert_eq!(
+        restored.policy().state_dict().unwrap(),
+        original.policy().state_dict().unwrap(),
+        "the weights after the update"
+    );
+}
+
+#[test]
+fn a_rollback_is_a_termination_and_its_penalty_lands_where_it_was_caused() {
+    let mut it = ppo(small(), 2, Learning::On);
+    let mut envs = fleet();
+    let mut paid = vec![];
+    for _ in 0..6 {
+        paid.extend(step(&mut it, &mut envs).1);
+    }
+    it.roll_back(1, Some(2), -10.0).unwrap();
+    paid[2 * ENVS + 1] -= 10.0;
+    paid.extend(step(&mut it, &mut envs).1);
+    let state = it.save().unwrap();
+    assert_eq!(buffer(&state, "rollout.rewards")[..7 * ENVS], paid);
+    let ones = |name: &str, wanted: f32| -> Vec<usize> {
+        let values = buffer(&state, name);
+        (0..7 * ENVS).filter(|cell| values[*cell] == wanted).collect()
+    };
+    assert_eq!(ones("rollout.terminated", 1.0), [5 * ENVS + 1], "the last before the rollback");
+    assert_eq!(ones("rollout.keep", 0.0), [0, 1, 2, 6 * ENVS + 1], "where trajectories begin");
+    assert_eq!(ones("rollout.truncated", 1.0), [0; 0]);
+    let error = it.roll_back(1, Some(7), -10.0).unwrap_err();
+    assert!(error.to_string().contains("the 7 steps"), "{error}");
+    assert!(it.roll_back(1, None, -10.0).is_err(), "there are transitions to end");
+    assert!(it.roll_back(ENVS, Some(0), -10.0).is_err());
+    // What is refused has changed nothing, and before the first transition there is nothing to end.
+    assert_eq!(it.save().unwrap(), state);
+    let mut early = ppo(small(), 2, Learning::On);
+    early.roll_back(1, None, -10.0).unwrap();
+    assert!(early.roll_back(1, Some(0), -10.0).is_err());
+    let rewards = buffer(&early.save().unwrap(), "rollout.rewards");
+    assert!(rewards.iter().all(|reward| *reward == 0.0));
+}
+
+#[test]
+fn a_round_is_told_of() {
+    let mut it = ppo(small(), 2, Learning::On);
+    let mut envs = fleet();
+    let (mean_return, report) = play(&mut it, &mut envs);
+    let report = report.unwrap();
+    assert!((report.mean_return - mean_return).abs() < 1e-5 * (1.0 + mean_return.abs()));
+    assert_eq!(report.transitions, ENVS * STEPS as usize);
+    assert_eq!(report.ops.iter().sum::<u64>() as usize, report.transitions);
+    assert_eq!((report.epochs, report.skipped, report.stopped_by_kl), (4, 0, false));
+    assert!(report.entropies.iter().all(|e| (0.0..=1.0 + 1e-6).contains(e)), "{report:?}");
+    assert!(report.entropies[0] > 0.9, "it begins nearly even: {report:?}");
+    assert!(report.kl >= 0.0 && report.gradient_norm > 0.0 && report.return_scale > 0.0);
+    let text = serde_json::to_string(&report).unwrap();
+    assert_eq!(serde_json::from_str::<meristem_control::RoundReport>(&text).unwrap(), report);
+}
+
+#[test]
+fn the_kl_limit_stops_before_the_step() {
+    let config = PpoConfig { lr: 0.05, target_kl: 1e-4, ..small() };
+    let mut it = ppo(config, 2, Learning::On);
+    let report = play(&mut it, &mut fleet()).1.unwrap();
+    assert!(report.stopped_by_kl && report.kl > 1.5e-4, "{report:?}");
+    assert_eq!(report.epochs, 1, "the first step has KL 0 and is taken");
+}
+
+#[test]
+fn three_updates_in_a_row_without_a_finite_gradient_end_the_run() {
+    let mut it = ppo(PpoConfig { lr: 1e30, ..small() }, 2, Learning::On);
+    let mut envs = fleet();
+    let mut skipped = 0;
+    for _ in 0..20 {
+        envs.iter_mut().for_each(Toy::reset);
+        (0..ENVS).for_each(|env| it.begin_episode(env));
+        for _ in 0..STEPS {
+            step(&mut it, &mut envs); // legal, whatever the logits are (asserted by `act`)
+        }
+        let views: Vec<_> = envs.iter().map(|toy| toy.env.view()).collect();
+        match it.end_round(&views) {
+            Ok(report) => skipped += report.unwrap().skipped,
+            Err(error) => {
+                assert!(matches!(error, Error::Diverged { skipped: 3 }), "{error}");
+                assert_eq!(skipped, 2, "the third is the error");
+                return;
+            }
+        }
+    }
+    panic!("no end after {skipped} skipped updates");
+}
+
+#[test]
+fn a_policy_file_brings_back_the_same_policy() {
+    let mut learned = ppo(small(), 2, Learning::On);
+    for _ in 0..3 {
+        play(&mut learned, &mut fleet());
+    }
+    let (weights, metadata) = learned.export().unwrap();
+    assert_eq!(policy_width(&metadata).unwrap(), 8);
+    assert_eq!(policy_seeds(&metadata).unwrap(), [SEED]);
+    let earned = |it: &mut Ppo| {
+        let mut envs = fleet();
+        play(it, &mut envs);
+        envs.iter().map(|toy| toy.total).collect::<Vec<_>>()
+    };
+    for learning in [Learning::Off, Learning::Greedy] {
+        let mut judges = [0, 1].map(|_| ppo(small(), 2, learning));
+        for judge in &mut judges {
+            judge.import(&weights, &metadata).unwrap();
+        }
+        let [a, b] = &mut judges;
+        // Who draws, draws anew in a second episode; who does not, does the same again.
+        let [first, second] = [0, 1].map(|_| earned(a));
+        assert_eq!(first == second, learning == Learning::Greedy);
+        assert_eq!([0, 1].map(|_| earned(b)), [first, second]);
+        assert_eq!(a.export().unwrap(), (weights.clone(), metadata.clone()), "and learns nothing");
+    }
+
+    let refused = |it: &mut Ppo, metadata: &Metadata| {
+        let before = it.save().unwrap();
+        let error = it.import(&weights, metadata).unwrap_err();
+        assert_eq!(it.save().unwrap(), before, "nothing was taken");
+        assert!(matches!(error, Error::Policy { .. }));
+        error.to_string()
+    };
+    let text = refused(&mut ppo(small(), 3, Learning::On), &metadata);
+    assert!(text.contains("for 2 slots (r0c0, r0c1), this run has 3"), "{text}");
+    let text = refused(&mut ppo(PpoConfig { hidden: 16, ..small() }, 2, Learning::On), &metadata);
+    assert!(text.contains("width is 8, this run's is 16"), "{text}");
+    let with = |key: &str, value: &str| {
+        let mut metadata = metadata.clone();
+        metadata.insert(key.into(), value.into());
+        metadata
+    };
+    let mut it = ppo(small(), 2, Learning::On);
+    let cases = [
+        ("meristem_policy", "9", "version 9"),
+        ("blueprints", r#"["norm"]"#, "knows the blueprints norm"),
+        ("slots", "three", "`slots` is damaged"),
+        ("normalizer", "{}", "`normalizer` is damaged"),
+        ("seeds", "7", "`seeds` is damaged"),
+        ("return_scale", r#"{"count":-1,"mean":0,"m2":0}"#, "normaliser is damaged"),
+    ];
+    for (key, value, expected) in cases {
+        let text = refused(&mut it, &with(key, value));
+        assert!(text.contains(expected), "{text}");
+    }
+    let text = refused(&mut it, &Metadata::default());
+    assert!(text.contains("not a policy file"), "{text}");
+    // Who goes on with it has learned where it had, each seed once.
+    for (before, after) in [("[3]", "[3,7]"), ("[7,3]", "[7,3]"), ("[]", "[7]")] {
+        let mut it = ppo(small(), 2, Learning::On);
+        it.import(&weights, &with("seeds", before)).unwrap();
+        assert_eq!(it.export().unwrap().1["seeds"], after);
+        let mut resumed = ppo(small(), 2, Learning::On);
+        resumed.restore(&it.save().unwrap()).unwrap();
+        assert_eq!(resumed.export().unwrap().1["seeds"], after);
+    }
+    let mut unknown = metadata.clone();
+    unknown.remove("seeds");
+    assert_eq!(policy_seeds(&unknown).unwrap(), [0; 0], "older files do not say");
+    it.import(&weights, &unknown).unwrap();
+}
+
+#[test]
+fn calls_in_another_order_are_refused() {
+    let mut it = ppo(small(), 2, Learning::On);
+    let mut envs = fleet();
+    let refused = |error: Error| assert!(matches!(error, Error::Protocol { .. }), "{error}");
+    refused(it.reward_all(&[0.0; ENVS]).unwrap_err());
+    let views: Vec<_> = envs.iter().map(|toy| toy.env.view()).collect();
+    refused(it.decide_all(&views[..2]).unwrap_err());
+    let other = FakeEnv::new(2, tiny(1, quick()), STEPS);
+    refused(it.decide_all(&[views[0], views[1], other.view()]).unwrap_err());
+    assert!(it.end_round(&views).unwrap().is_none(), "no step, nothing to learn from");
+    it.decide_all(&views).unwrap();
+    refused(it.decide_all(&views).unwrap_err());
+    refused(it.end_round(&views).unwrap_err());
+    refused(it.reward_all(&[0.0; 2]).unwrap_err());
+    it.reward_all(&[0.0; ENVS]).unwrap();
+    for _ in 1..STEPS {
+        step(&mut it, &mut envs);
+    }
+    let views: Vec<_> = envs.iter().map(|toy| toy.env.view()).collect();
+    refused(it.decide_all(&views).unwrap_err());
+    assert!(it.end_round(&views).unwrap().is_some());
+}

@@ -1,0 +1,180 @@
+//! Every operation refuses a tensor that is not what it takes, in the words of V1, and nothing has run.
+
+use crate::common::{cpu, filled};
+use meristem_device::{
+    DType, Device, DeviceId, DeviceOptions, Error, Expect, Extent, Group, MemoryFormat, Owner,
+    Property, Result, Stream, Tensor, read_back, read_back_as, read_back_f64,
+};
+
+/// Two devices of one name, and tensors of all kinds.
+struct Scene {
+    device: Device,
+    elsewhere: Device,
+    a: Stream,
+    b: Stream,
+    failed: Stream,
+    /// u32 [4] of `a`, of `b`, of the other device, and of the failed stream.
+    on_a: Tensor,
+    on_b: Tensor,
+    foreign: Tensor,
+    lost: Tensor,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let (device, elsewhere) = (cpu(1), cpu(1));
+        let [a, b, failed] = ["a", "b", "failed"].map(|name| device.stream(name));
+        let (on_a, on_b, lost) = (filled(&a, 4, 1), filled(&b, 4, 2), filled(&failed, 4, 3));
+        let foreign = filled(&elsewhere.stream("a"), 4, 4);
+        failed.launch("bad").write(&lost).run(|_| panic!("spoilt")).unwrap();
+        assert!(device.synchronize().is_err());
+        Scene { device, elsewhere, a, b, failed, on_a, on_b, foreign, lost }
+    }
+
+    /// Where every stream of the first device ends.
+    fn ends(&self) -> String {
+        format!("{:?} {:?} {:?}", self.a.record(), self.b.record(), self.failed.record())
+    }
+}
+
+type Case = (&'static str, fn(&Scene) -> Result<()>);
+
+/// Each operation with what it must say.
+const REFUSED: &[Case] = &[
+    ("`read`: `argument 0` must be on cpu, got another opening of cpu", |s| {
+        s.a.launch("read").read(&s.foreign).run(|_| {})
+    }),
+    ("`write`: `argument 1` must be on cpu, got another opening of cpu", |s| {
+        s.a.launch("write").read(&s.on_a).write(&s.foreign).run(|_| {})
+    }),
+    (
+        "`read`: `argument 0` must be of stream `a`, got one of stream `b` (use `.on(&stream)`)",
+        |s| s.a.launch("read").read(&s.on_b).run(|_| {}),
+    ),
+    ("`t`: `argument 0` must be of stream `a`, got one of stream `b`", |s| {
+        let mut group = Group::default();
+        s.a.launch("t").read(&s.on_b).join(&mut group, |_| {})?;
+        group.run()
+    }),
+    ("`t`: `stream` must be on cpu, got another opening of cpu", |s| {
+        let other = s.elsewhere.stream("c");
+        let mut group = Group::default();
+        s.a.launch("t").join(&mut group, |_| {})?;
+        other.launch("t").join(&mut group, |_| {})?;
+        group.run()
+    }),
+    ("`Tensor::on`: `stream` must be on cpu, got another opening of cpu", |s| {
+        s.foreign.on(&s.a).map(drop)
+    }),
+    ("`read_back`: `tensors[1]` must be on cpu, got another opening of cpu", |s| {
+        read_back(&[&s.on_a, &s.foreign]).map(drop)
+    }),
+    ("`read_back`: `tensors[0]` must be f32, got u32", |s| {
+        read_back_as::<f32>(&[&s.on_a]).map(drop)
+    }),
+    ("`read_back`: `tensors[0]` must be f64, got u32", |s| read_back_f64(&[&s.on_a]).map(drop)),
+    ("`Tensor::to_vec`: `self` must be i64, got u32", |s| s.on_a.to_vec::<i64>().map(drop)),
+    ("`Tensor::copy_from_slice`: `elements` must be u32, got u8", |s| {
+        s.on_a.copy_from_slice(&[1u8; 4])
+    }),
+    ("`Tensor::copy_from_slice`: `elements` must have 4 elements, got 3", |s| {
+        s.on_a.copy_from_slice(&[1u32; 3])
+    }),
+    ("elements 2..5 are outside of", |s| s.on_a.view(2, [3]).map(drop)),
+    ("`Tensor::view`: `shape` must be four dimensions", |s| {
+        s.on_a.view_with_format(0, [4], MemoryFormat::ChannelsLast).map(drop)
+    }),
+    // A stream whose kernel panicked takes nothing more.
+    ("kernel `bad` on stream `failed`", |s| s.failed.launch("t").write(&s.lost).run(|_| {})),
+    ("kernel `bad` on stream `failed`", |s| s.failed.launch("t").run(|_| {})),
+    ("kernel `bad` on stream `failed`", |s| s.lost.on(&s.a).map(drop)),
+    ("kernel `bad` on stream `failed`", |s| s.on_a.on(&s.failed).map(drop)),
+    ("kernel `bad` on stream `failed`", |s| {
+        Tensor::from_slice(&s.failed, &[1u32], [1], Owner::Other).map(drop)
+    }),
+];
+
+#[test]
+fn every_operation_refuses_and_nothing_has_run() {
+    let scene = Scene::new();
+    for (words, operation) in REFUSED {
+        let (counts, other) = (scene.device.counts(), scene.elsewhere.counts());
+        let (ends, memory) = (scene.ends(), scene.device.memory());
+        let error = operation(&scene).unwrap_err();
+        assert!(error.to_string().contains(words), "expected {words}\ngot      {error}");
+        // A launch that joins a group is counted when it joins; the group is refused as a whole.
+        if !words.contains("`t`: ") {
+            assert_eq!(scene.device.counts(), counts, "{words}");
+            assert_eq!(scene.elsewhere.counts(), other, "{words}");
+        }
+        assert_eq!((scene.ends(), scene.device.memory()), (ends, memory), "{words}");
+    }
+    assert_eq!(scene.on_a.to_vec::<u32>().unwrap(), [1; 4]);
+}
+
+#[test]
+fn each_property_is_looked_at_in_its_turn() {
+    let scene = Scene::new();
+    let stream = &scene.a;
+    let image = Tensor::empty_with_format(
+        stream,
+        [2, 3, 4, 5],
+        DType::F32,
+        MemoryFormat::ChannelsLast,
+        Owner::Other,
+    )
+    .unwrap();
+    let good = || Expect::stream(stream).dtype(DType::F32).shape([2, 3, 4, 5]).channels_last();
+    good().check("conv", "x", &image).unwrap();
+    let between = [Extent::Between(1, 2), Extent::Any, 4.into(), 5.into()];
+    Expect::device(&scene.device).shape(between).check("conv", "x", &image).unwrap();
+    let cases = [
+        (Expect::device(&scene.elsewhere), Property::Device, "on cpu, got another opening of cpu"),
+        (Expect::stream(&scene.b), Property::Stream, "of stream `b`, got one of stream `a`"),
+        (good().dtype(DType::U8), Property::DType, "u8, got f32"),
+        (good().shape([2, 3, 4]), Property::Shape, "of shape [2, 3, 4], got [2, 3, 4, 5]"),
+        (
+            good().shape([Extent::Between(3, 9), Extent::Any, 4.into(), 6.into()]),
+            Property::Shape,
+            "of shape [3..=9, *, 4, 6], got [2, 3, 4, 5]",
+        ),
+        (good().contiguous(), Property::Format, "contiguous, got channels last"),
+        // The device before the shape: the first that is wrong is named.
+        (Expect::device(&scene.elsewhere).shape([1]), Property::Device, "on cpu"),
+    ];
+    for (expect, property, words) in cases {
+        let error = expect.check("conv", "x", &image).unwrap_err();
+        assert_eq!(
+            error.to_string().find(&format!("`conv`: `x` must be {words}")),
+            Some(0),
+            "{error}"
+        );
+        assert!(matches!(error, Error::Mismatch { property: got, .. } if got == property));
+    }
+    let grey = Tensor::empty(stream, [2, 1, 4, 5], DType::F32, Owner::Other).unwrap();
+    // One channel: both formats are the same bytes.
+    Expect::any().channels_last().check("conv", "x", &grey).unwrap();
+    let error = Expect::stream(&scene.failed).check("conv", "x", &scene.lost).unwrap_err();
+    assert!(matches!(error, Error::KernelPanicked { .. }), "{error}");
+}
+
+/// S6: logical devices have memory and counts of their own, and an operation names both.
+#[test]
+fn logical_devices_are_apart() {
+    let open = |k| Device::open(DeviceId::Cpu(k), &DeviceOptions::default()).unwrap();
+    let (first, second) = (open(0), open(1));
+    let (a, b) = (first.stream("a"), second.stream("b"));
+    let x = Tensor::from_slice(&a, &[1u32, 2], [2], Owner::Other).unwrap();
+    assert_eq!((first.memory().current, second.memory().current), (8, 0));
+    assert_eq!(
+        (first.counts().copies_to_device, second.counts(), second.memory().reserved),
+        (1, Default::default(), 0)
+    );
+    let error = b.launch("read").read(&x).run(|_| {}).unwrap_err();
+    assert_eq!(error.to_string(), "`read`: `argument 0` must be on cpu:1, got cpu");
+    assert!(x.on(&b).is_err() && b.copy("copy", &[(&x, &x)]).is_err());
+    // A stream may wait for another device; values go by way of the host.
+    b.wait(&a.record()).unwrap();
+    let y = Tensor::from_slice(&b, &x.to_vec::<u32>().unwrap(), [2], Owner::Other).unwrap();
+    assert_eq!(y.to_vec::<u32>().unwrap(), [1, 2]);
+}

@@ -1,0 +1,14 @@
+//! Tests of the public interface, in one program: each links everything that it uses.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
+
+mod common;
+mod environment;
+mod expect;
+mod failures;
+mod group;
+mod memory;
+mod scopes;
+mod streams;
+mod stress;
+mod trace;
+mod transfers;

@@ -1,0 +1,279 @@
+//! Blueprints: the table of `docs/growth.md` counted on graphs, names of weights, and a user's own.
+
+use std::sync::Arc;
+
+use crate::common::{CIFAR, grow_to, host};
+use meristem_grow::{
+    Blueprint, BlueprintError, BlueprintSet, Channels, Host, Join, Layer, Rules, SlotName, Stage,
+    Style, group_norm_groups,
+};
+use meristem_nn::graph::{Init, Op};
+
+const TABLE: [(&str, [usize; 4]); 7] = [
+    ("norm", [17, 33, 65, 129]),
+    ("attention", [40, 144, 544, 2112]),
+    ("depthwise", [152, 432, 1376, 4800]),
+    ("bottleneck", [720, 864, 1152, 4480]),
+    ("conv_small", [80, 288, 1088, 4224]),
+    ("conv_light", [592, 2336, 9280, 36992]),
+    ("conv_heavy", [1184, 4672, 18560, 73984]),
+];
+
+#[test]
+fn standard_blueprints_have_the_parameters_of_the_table() {
+    let set = BlueprintSet::standard();
+    assert_eq!(set.len(), TABLE.len());
+    for (index, (name, counts)) in TABLE.into_iter().enumerate() {
+        assert_eq!(set.find(name).unwrap(), index, "index order is the table's");
+        let blueprint = set.get(index).unwrap();
+        blueprint.check().unwrap();
+        for (channels, expected) in [8, 16, 32, 64].into_iter().zip(counts) {
+            assert_eq!(blueprint.parameters(channels).unwrap(), expected, "{name} at {channels}");
+        }
+    }
+}
+
+#[test]
+fn the_same_numbers_stand_in_the_built_network() {
+    // Blocks of 8, 16, 32 and 64 channels.
+    for (index, (name, counts)) in TABLE.into_iter().enumerate() {
+        for (block, expected) in counts.into_iter().enumerate() {
+            let mut host = host("cnn:channels=8,blocks=4", CIFAR, Rules::default());
+            let bare = host.parameters().unwrap();
+            assert_eq!(bare.grown(), 0);
+            let slot = SlotName::after_pool(block);
+            grow_to(&mut host, slot, index, Style::LinearAdd, Stage::Training);
+            let grown = host.parameters().unwrap();
+            assert_eq!(grown.host, bare.host, "{name}");
+            assert_eq!(grown.grown(), expected, "{name} in {slot}");
+            assert_eq!(grown.modules[host.index_of(slot).unwrap()], expected, "{name} in {slot}");
+            assert_eq!(grown.total(), host.graph().unwrap().parameters(None));
+        }
+    }
+}
+
+#[test]
+fn modules_and_gates_have_the_names_of_the_contract() {
+    let names = |blueprint: &str, style| {
+        let mut host = host("baseline", CIFAR, Rules::default());
+        let index = host.blueprints().find(blueprint).unwrap();
+        grow_to(&mut host, SlotName::after_pool(1), index, style, Stage::Blending);
+        let graph = host.graph().unwrap();
+        let of_module = |name: &&String| name.starts_with("slots.");
+        graph.params.iter().map(|p| &p.name).filter(of_module).cloned().collect::<Vec<_>>()
+    };
+    assert_eq!(
+        names("norm", Style::LinearAdd),
+        ["slots.r1c1.layers.0.weight", "slots.r1c1.layers.0.bias", "slots.r1c1.mix"]
+    );
+    // Positions count the layers without parameters.
+    assert_eq!(
+        names("attention", Style::SigmoidAdd),
+        ["slots.r1c1.layers.1.weight", "slots.r1c1.layers.3.weight", "slots.r1c1.layers.3.bias"]
+    );
+    assert_eq!(
+        names("conv_small", Style::LinearGate),
+        [
+            "slots.r1c1.layers.0.weight",
+            "slots.r1c1.layers.1.weight",
+            "slots.r1c1.layers.1.bias",
+            "slots.r1c1.gate.0.weight",
+            "slots.r1c1.gate.0.bias",
+            "slots.r1c1.gate.2.weight",
+            "slots.r1c1.gate.2.bias"
+        ]
+    );
+}
+
+#[test]
+fn a_gate_is_as_wide_as_the_rule_says() {
+    // max(8, C/4) hidden features, both layers with a bias.
+    for (block, channels, hidden) in [(0, 8, 8), (2, 32, 8), (3, 64, 16)] {
+        let mut host = host("cnn:channels=8,blocks=4", CIFAR, Rules::default());
+        let slot = SlotName::before_pool(block);
+        grow_to(&mut host, slot, 0, Style::LinearGate, Stage::Blending);
+        let gate = channels * hidden + hidden + hidden + 1;
+        assert_eq!(host.parameters().unwrap().grown(), 2 * channels + 1 + gate, "{channels}");
+    }
+}
+
+#[test]
+fn group_norm_groups_follow_the_rule() {
+    // The rule again, the slow way: every group count of the list, largest first.
+    let slow = |c: usize| {
+        let list = [32, 16, 8, 4, 2, 1];
+        for g in list {
+            if c.is_multiple_of(g) && c / g >= 16 {
+                return g;
+            }
+        }
+        *list.iter().find(|g| c.is_multiple_of(**g)).unwrap()
+    };
+    for c in 1..=1024 {
+        assert_eq!(group_norm_groups(c), slow(c), "{c}");
+    }
+    let known = [(1, 1), (7, 1), (8, 8), (12, 4), (16, 1), (32, 2), (64, 4), (512, 32), (1024, 32)];
+    for (c, groups) in known {
+        assert_eq!(group_norm_groups(c), groups, "{c}");
+    }
+}
+
+fn own() -> Blueprint {
+    Blueprint::new(
+        "wide_dip",
+        vec![
+            Layer::Conv { out: Channels::Times { by: 2 }, kernel: 5, depthwise: false },
+            Layer::Tanh,
+            Layer::Conv { out: Channels::Same, kernel: 1, depthwise: false },
+            Layer::GroupNorm { zero: true },
+        ],
+        Join::Residual,
+    )
+}
+
+#[test]
+fn a_users_blueprint_is_one_value() {
+    let set = Arc::new(BlueprintSet::standard().with(own()).unwrap());
+    assert_eq!(set.find("wide_dip").unwrap(), 7);
+    let spec = "baseline".parse().unwrap();
+    let slot = SlotName::before_pool(0);
+    let mut host = Host::new(spec, CIFAR, &[slot], set, Rules::default()).unwrap();
+    grow_to(&mut host, slot, 7, Style::LinearAdd, Stage::Fossilized);
+    assert_eq!(host.parameters().unwrap().grown(), 8 * 16 * 25 + 16 * 8 + 16);
+}
+
+#[test]
+fn blueprints_that_are_no_identity_or_never_learn_are_refused() {
+    use Channels::Same;
+    let conv = Layer::Conv { out: Same, kernel: 3, depthwise: false };
+    let (one, zero) = (Layer::GroupNorm { zero: false }, Layer::GroupNorm { zero: true });
+    let last = Layer::Linear { out: Same, bias: true, zero: true };
+    let first = Layer::Linear { out: Same, bias: true, zero: false };
+    let scale = Join::ChannelScale { factor: 2.0 };
+    let bad: [(&str, Vec<Layer>, Join); 12] = [
+        ("no identity", vec![conv, one], Join::Residual),
+        ("nothing at all", vec![], Join::Residual),
+        ("dead: ReLU of zero", vec![conv, zero, Layer::Relu], Join::Residual),
+        ("dead: zero before a zero", vec![conv, zero, Layer::Relu, conv, zero], Join::Residual),
+        ("mix with itself", vec![], Join::TanhMix),
+        ("mix with itself again", vec![Layer::Relu], Join::TanhMix),
+        ("zero in a mix", vec![conv, zero, Layer::Relu, conv], Join::TanhMix),
+        (
+            "scale 1/2",
+            vec![Layer::GlobalAvgPool, last, Layer::Sigmoid],
+            Join::ChannelScale { factor: 1.0 },
+        ),
+        ("scale 0", vec![Layer::GlobalAvgPool, last], scale),
+        ("scale by anything", vec![Layer::GlobalAvgPool, first, Layer::Sigmoid], scale),
+        (
+            "dead: zero, zero",
+            vec![Layer::GlobalAvgPool, last, Layer::Relu, last, Layer::Sigmoid],
+            scale,
+        ),
+        ("scale of nothing", vec![], scale),
+    ];
+    for (why, layers, join) in bad {
+        let error = Blueprint::new("bad", layers, join).check().unwrap_err();
+        assert!(matches!(error, BlueprintError::Birth { .. }), "{why}: {error}");
+    }
+}
+
+#[test]
+fn layers_that_do_not_fit_are_refused_before_anything_grows() {
+    let zero = Layer::GroupNorm { zero: true };
+    let conv = |out, kernel, depthwise| Layer::Conv { out, kernel, depthwise };
+    let half = Channels::Divided { by: 2, at_least: 1 };
+    let bad: [(&str, Vec<Layer>); 5] = [
+        ("an even kernel", vec![conv(Channels::Same, 2, false), zero]),
+        ("no kernel", vec![conv(Channels::Same, 0, false), zero]),
+        ("channels that do not come back", vec![conv(half, 1, false), zero]),
+        (
+            "a depthwise convolution that widens",
+            vec![conv(Channels::Times { by: 2 }, 3, true), zero],
+        ),
+        (
+            "a linear layer over an image",
+            vec![Layer::Linear { out: Channels::Same, bias: true, zero: false }, zero],
+        ),
+    ];
+    for (why, layers) in bad {
+        let blueprint = Blueprint::new("bad", layers, Join::Residual);
+        let error = BlueprintSet::standard().with(blueprint).unwrap_err();
+        assert!(matches!(error, BlueprintError::Shape { .. }), "{why}: {error}");
+    }
+    for name in ["", "Conv", "my conv", "slots.x", "größe"] {
+        let error = Blueprint { name: name.into(), ..own() }.check().unwrap_err();
+        assert!(matches!(error, BlueprintError::BadName { .. }), "{name}: {error}");
+    }
+    let twice = Blueprint { name: "norm".into(), ..own() };
+    assert!(matches!(BlueprintSet::standard().with(twice), Err(BlueprintError::Duplicate { .. })));
+    let unknown = BlueprintSet::standard().find("conv_hevy").unwrap_err().to_string();
+    assert!(unknown.contains("did you mean `conv_heavy`"), "{unknown}");
+}
+
+#[test]
+fn what_makes_it_the_identity_starts_at_zero_and_nothing_else_does() {
+    for (index, (name, _)) in TABLE.into_iter().enumerate() {
+        let mut host = host("baseline", CIFAR, Rules::default());
+        grow_to(&mut host, SlotName::before_pool(0), index, Style::LinearAdd, Stage::Training);
+        let graph = host.graph().unwrap();
+        let zero: Vec<&str> = graph
+            .params
+            .iter()
+            .filter(|p| p.name.starts_with("slots.") && p.init == Init::Constant(0.0))
+            .filter_map(|p| p.name.strip_prefix("slots.r0c0."))
+            .collect();
+        // A group norm's bias starts at 0 as PyTorch's does.
+        let expected: &[&str] = match name {
+            "norm" => &["layers.0.bias", "mix"],
+            "attention" => &["layers.3.weight", "layers.3.bias"],
+            "depthwise" => &["layers.2.weight", "layers.2.bias"],
+            "bottleneck" => &["layers.5.weight", "layers.5.bias"],
+            "conv_heavy" => &["layers.1.bias", "layers.4.weight", "layers.4.bias"],
+            _ => &["layers.1.weight", "layers.1.bias"],
+        };
+        assert_eq!(zero, expected, "{name}");
+    }
+}
+
+#[test]
+fn the_graph_follows_stage_blueprint_and_mode_and_not_alpha() {
+    let ops = |host: &Host| {
+        let graph = host.graph().unwrap();
+        let count = |of: &dyn Fn(&Op) -> bool| graph.nodes.iter().filter(|n| of(&n.op)).count();
+        (
+            count(&|op| matches!(op, Op::Detach(_))),
+            count(&|op| matches!(op, Op::StraightThrough { .. })),
+            count(&|op| matches!(op, Op::Blend { .. })),
+        )
+    };
+    let slot = SlotName::before_pool(1);
+    for (stage, expected) in [
+        (Stage::Germinated, (0, 0, 0)),
+        (Stage::Training, (1, 1, 0)),
+        (Stage::Blending, (1, 0, 1)),
+        (Stage::Holding, (1, 0, 1)),
+        (Stage::Fossilized, (0, 0, 1)),
+    ] {
+        let mut host = host("baseline", CIFAR, Rules::default());
+        grow_to(&mut host, slot, 5, Style::LinearAdd, stage);
+        assert_eq!(ops(&host), expected, "{stage}");
+        assert_eq!(host.graph().unwrap().alphas, 6, "one alpha per enabled slot");
+    }
+    let mut host = host("baseline", CIFAR, Rules::default());
+    grow_to(&mut host, slot, 5, Style::LinearAdd, Stage::Blending);
+    let (key, graph, alpha) = (host.topology_key(), host.graph().unwrap(), host.alphas());
+    host.step();
+    assert_ne!(host.alphas(), alpha);
+    assert_eq!(host.topology_key(), key);
+    assert_eq!(host.graph().unwrap(), graph);
+    let index = host.index_of(slot).unwrap();
+    let Op::Blend { alpha, .. } =
+        graph.nodes.iter().find(|n| matches!(n.op, Op::Blend { .. })).unwrap().op
+    else {
+        unreachable!()
+    };
+    assert_eq!(alpha, index, "the blend reads its own slot's alpha");
+    host.prune_live();
+    assert_ne!(host.topology_key(), key);
+}

@@ -1,0 +1,213 @@
+//! Hosts: the tables of `docs/growth.md`, names and shapes of weights, and refusals.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::common::CIFAR;
+use meristem_grow::{
+    BlueprintSet, HOST_SGD, Host, HostError, HostSpec, ImageShape, PRESETS, Rules, SlotName,
+    host_graph,
+};
+use meristem_nn::graph::Op;
+use proptest::prelude::*;
+
+fn spec(text: &str) -> HostSpec {
+    text.parse().unwrap()
+}
+
+#[test]
+fn presets_have_the_parameters_of_the_table() {
+    let table = [
+        ("baseline", 6_418),
+        ("wide", 24_346),
+        ("deep", 99_922),
+        ("large", 94_762),
+        ("impaired", 77),
+        ("minimal", 164),
+    ];
+    assert_eq!(PRESETS.map(|(name, _)| name), table.map(|(name, _)| name));
+    for (name, parameters) in table {
+        let graph = host_graph(&spec(name), &CIFAR, HOST_SGD).unwrap();
+        assert_eq!(graph.parameters(None), parameters, "{name}, on the graph");
+        assert_eq!(spec(name).parameters(&CIFAR), parameters, "{name}, by the formula");
+    }
+}
+
+#[test]
+fn a_host_has_pytorchs_names_and_shapes() {
+    let graph = host_graph(&spec("baseline"), &CIFAR, HOST_SGD).unwrap();
+    let got: BTreeMap<String, Vec<usize>> =
+        graph.params.iter().map(|p| (p.name.clone(), p.shape.clone())).collect();
+    let mut expected = BTreeMap::new();
+    for (i, (input, output)) in [(3, 8), (8, 16), (16, 32)].into_iter().enumerate() {
+        expected.insert(format!("blocks.{i}.conv.weight"), vec![output, input, 3, 3]);
+        expected.insert(format!("blocks.{i}.bn.weight"), vec![output]);
+        expected.insert(format!("blocks.{i}.bn.bias"), vec![output]);
+    }
+    expected.insert("classifier.weight".into(), vec![10, 32]);
+    expected.insert("classifier.bias".into(), vec![10]);
+    assert_eq!(got, expected);
+    let buffers: Vec<&str> = graph.buffers.iter().map(|b| b.name.as_str()).collect();
+    assert_eq!(buffers.len(), 9);
+    for i in 0..3 {
+        for name in ["running_mean", "running_var", "num_batches_tracked"] {
+            assert!(buffers.contains(&format!("blocks.{i}.bn.{name}").as_str()));
+        }
+    }
+}
+
+#[test]
+fn pools_follow_the_first_blocks_only() {
+    for (text, pools) in [("baseline", 3), ("minimal", 0), ("cnn:blocks=4,pools=1", 1)] {
+        let graph = host_graph(&spec(text), &CIFAR, HOST_SGD).unwrap();
+        let found = graph.nodes.iter().filter(|n| matches!(n.op, Op::MaxPool2d { .. })).count();
+        assert_eq!(found, pools, "{text}");
+    }
+    assert_eq!(spec("cnn:blocks=4").pools, 4);
+    assert_eq!(spec("minimal").pools, 0);
+}
+
+#[test]
+fn slots_have_two_orders() {
+    let names =
+        |slots: Vec<SlotName>| slots.iter().map(SlotName::to_string).collect::<Vec<_>>().join(" ");
+    let baseline = spec("baseline");
+    assert_eq!(names(baseline.slots()), "r0c0 r0c1 r0c2 r1c0 r1c1 r1c2");
+    assert_eq!(names(baseline.forward_order()), "r0c0 r1c0 r0c1 r1c1 r0c2 r1c2");
+    for (i, slot) in baseline.slots().into_iter().enumerate() {
+        assert_eq!(slot.index(3), i);
+    }
+    for (i, slot) in baseline.forward_order().into_iter().enumerate() {
+        assert_eq!(slot.forward_position(), i);
+    }
+    assert_eq!(names(baseline.parse_slots("r1c2, r0c0").unwrap()), "r0c0 r1c2");
+    assert_eq!(baseline.parse_slots("all").unwrap(), baseline.slots());
+}
+
+#[test]
+fn unknown_names_come_with_the_nearest_known_one() {
+    let message = |text: &str| text.parse::<HostSpec>().unwrap_err().to_string();
+    assert!(message("basline").contains("did you mean `baseline`"), "{}", message("basline"));
+    assert!(message("cnn").contains("presets: baseline, wide"), "{}", message("cnn"));
+    assert!(!message("resnet50").contains("did you mean"), "{}", message("resnet50"));
+    let text = message("cnn:chanels=8,blocks=3");
+    assert!(text.contains("`chanels`; did you mean `channels`"), "{text}");
+    let text = spec("baseline").parse_slots("r0c0,r1c3").unwrap_err().to_string();
+    assert!(text.contains("`r1c3`") && text.contains("r0c0, r0c1, r0c2, r1c0"), "{text}");
+    let twice = spec("baseline").parse_slots("r0c0,r0c0").unwrap_err();
+    assert_eq!(twice, HostError::DuplicateSlot(SlotName::before_pool(0)));
+}
+
+#[test]
+fn descriptions_that_mean_nothing_are_refused() {
+    let bad = [
+        "",
+        "cnn:",
+        "cnn:channels",
+        "cnn:channels=",
+        "cnn:channels=x",
+        "cnn:channels=-1",
+        "cnn:channels=+8",
+        "cnn:channels=8,,blocks=3",
+        "cnn:channels=8,channels=8",
+        "cnn:channels=0",
+        "cnn:blocks=0",
+        "cnn:blocks=1",
+        "cnn:blocks=13",
+        "cnn:blocks=99999999999999999999999",
+        "cnn:kernel=0",
+        "cnn:kernel=2",
+        "cnn:kernel=33",
+        "cnn:blocks=3,pools=4",
+        "cnn:channels=8193",
+        "cnn:channels=8,blocks=12",
+        "Baseline",
+        "cnn;channels=8",
+    ]; // 8 channels in 12 blocks are 16,384 in the last
+    for text in bad {
+        assert!(text.parse::<HostSpec>().is_err(), "`{text}` parsed");
+    }
+    let even = "cnn:kernel=4".parse::<HostSpec>().unwrap_err().to_string();
+    assert!(even.contains("`kernel` must be odd") && even.contains("got 4"), "{even}");
+}
+
+#[test]
+fn a_host_too_deep_for_the_image_says_what_fits() {
+    let image = ImageShape { channels: 1, height: 28, width: 28, classes: 10 };
+    let error = spec("deep").validate(&image).unwrap_err();
+    let HostError::TooDeep { fits, suggestion, .. } = error.clone() else { panic!("{error}") };
+    assert_eq!((fits, suggestion.pools), (4, 4));
+    suggestion.validate(&image).unwrap();
+    let text = error.to_string();
+    assert!(text.contains("1×28×28") && text.contains("pools=4"), "{text}");
+    spec("deep").validate(&CIFAR).unwrap();
+    // No block is lost to a side of one: blocks without a pool keep the size.
+    let dot = ImageShape { height: 1, width: 9, ..CIFAR };
+    spec("minimal").validate(&dot).unwrap();
+    assert!(spec("baseline").validate(&dot).is_err());
+}
+
+#[test]
+fn absurd_images_and_rules_are_refused() {
+    for image in [
+        ImageShape { channels: 0, ..CIFAR },
+        ImageShape { height: 0, ..CIFAR },
+        ImageShape { width: 0, ..CIFAR },
+        ImageShape { classes: 0, ..CIFAR },
+        ImageShape { width: usize::MAX, ..CIFAR },
+        ImageShape { classes: usize::MAX, ..CIFAR },
+    ] {
+        let error = spec("baseline").validate(&image).unwrap_err();
+        assert!(matches!(error, HostError::Size { .. }), "{error}");
+    }
+    let huge = spec("cnn:channels=4096,blocks=2,kernel=31,pools=0");
+    assert!(matches!(huge.validate(&CIFAR), Err(HostError::TooLarge { .. })));
+
+    let make = |rules| {
+        let set = Arc::new(BlueprintSet::standard());
+        Host::new(spec("baseline"), CIFAR, &[SlotName::before_pool(0)], set, rules)
+    };
+    let gates = Rules::default().gates;
+    for rules in [
+        Rules { embargo_steps: 0, ..Rules::default() },
+        Rules { resetting_steps: 0, ..Rules::default() },
+        Rules {
+            gates: meristem_grow::Gates { min_gradient_health: f64::NAN, ..gates },
+            ..Rules::default()
+        },
+        Rules {
+            gates: meristem_grow::Gates { min_contribution_pp: 101.0, ..gates },
+            ..Rules::default()
+        },
+    ] {
+        assert!(make(rules).is_err(), "{rules:?}");
+    }
+    make(Rules::default()).unwrap();
+}
+
+proptest! {
+    #[test]
+    fn the_formula_counts_what_the_graph_holds(
+        channels in 1usize..20, blocks in 2usize..5, half in 0usize..3, pools in 0usize..5,
+        image_channels in 1usize..5, height in 1usize..40, width in 1usize..40, classes in 1usize..12,
+    ) {
+        let spec = HostSpec { channels, blocks, kernel: 2 * half + 1, pools: pools.min(blocks) };
+        let image = ImageShape { channels: image_channels, height, width, classes };
+        // Halving the shorter side `pools` times, by hand.
+        let mut side = height.min(width);
+        (0..spec.pools).for_each(|_| side /= 2);
+        prop_assert_eq!(spec.validate(&image).is_ok(), side > 0);
+        if side > 0 {
+            let graph = host_graph(&spec, &image, HOST_SGD).unwrap();
+            prop_assert_eq!(graph.parameters(None), spec.parameters(&image));
+        }
+        prop_assert_eq!(spec.description().parse::<HostSpec>().unwrap(), spec);
+        prop_assert_eq!(spec.to_string().parse::<HostSpec>().unwrap(), spec);
+    }
+
+    #[test]
+    fn no_text_makes_the_parser_panic(text in "(cnn:)?[a-z0-9=,:+ -]{0,40}") {
+        let _ = text.parse::<HostSpec>();
+        let _ = text.parse::<SlotName>();
+    }
+}

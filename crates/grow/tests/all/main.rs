@@ -1,0 +1,12 @@
+//! Tests of the public interface, in one program: each links everything that it uses.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
+
+mod alpha;
+mod blueprints;
+mod common;
+mod counterfactual;
+mod golden_blueprints;
+mod hosts;
+mod identity;
+mod lifecycle;
+mod topology;

@@ -1,0 +1,129 @@
+//! Topologies: a round trip restores them, and contradictory fields are refused.
+
+use std::sync::Arc;
+
+use crate::common::{CIFAR, grow_to, host};
+use meristem_grow::{
+    Blueprint, BlueprintSet, Channels, Error, Host, Join, Layer, Rules, SlotName, Stage, Style,
+    Topology, TopologyError,
+};
+use serde_json::{Value, json};
+
+fn grown() -> Host {
+    let mut host = host("baseline", CIFAR, Rules::default());
+    grow_to(&mut host, "r0c1".parse().unwrap(), 4, Style::LinearGate, Stage::Fossilized);
+    grow_to(&mut host, "r1c0".parse().unwrap(), 1, Style::SigmoidAdd, Stage::Blending);
+    host.step();
+    host
+}
+
+fn rebuild(json: &str) -> Result<Host, Error> {
+    Topology::from_json(json)?.rebuild(&BlueprintSet::standard(), Rules::default())
+}
+
+#[test]
+fn a_grown_host_survives_the_file() {
+    let host = grown();
+    let text = host.topology().to_json().unwrap();
+    let back = rebuild(&text).unwrap();
+    assert_eq!(back, host);
+    assert_eq!(back.graph().unwrap(), host.graph().unwrap());
+    assert_eq!(back.topology_key(), host.topology_key());
+    let value: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(
+        value["host"], "cnn:channels=8,blocks=3,kernel=3,pools=3",
+        "no preset that may change"
+    );
+    assert_eq!(value["slots"][1]["module"]["blueprint"], "conv_small");
+    assert_eq!(value["slots"][1]["stage"], "fossilized");
+}
+
+#[test]
+fn a_users_blueprint_travels_with_the_file() {
+    let own = Blueprint::new(
+        "own",
+        vec![
+            Layer::Conv { out: Channels::Same, kernel: 5, depthwise: true },
+            Layer::GroupNorm { zero: true },
+        ],
+        Join::Residual,
+    );
+    let set = Arc::new(BlueprintSet::empty().with(own.clone()).unwrap());
+    let slot = SlotName::before_pool(0);
+    let mut host =
+        Host::new("baseline".parse().unwrap(), CIFAR, &[slot], set, Rules::default()).unwrap();
+    grow_to(&mut host, slot, 0, Style::LinearAdd, Stage::Holding);
+    let text = host.topology().to_json().unwrap();
+    let back = rebuild(&text).unwrap();
+    assert_eq!(back.blueprints().len(), 8);
+    assert_eq!(back.graph().unwrap(), host.graph().unwrap());
+    // Another blueprint of that name is not silently taken for it.
+    let other =
+        Blueprint { join: Join::TanhMix, layers: vec![Layer::GroupNorm { zero: false }], ..own };
+    let set = BlueprintSet::standard().with(other).unwrap();
+    let error = Topology::from_json(&text).unwrap().rebuild(&set, Rules::default()).unwrap_err();
+    assert!(error.to_string().contains("`own`"), "{error}");
+}
+
+/// The topology of `grown` with one value replaced (`Value::Null` removes it).
+fn broken(pointer: &str, value: Value) -> Result<Host, Error> {
+    let mut tree: Value = serde_json::from_str(&grown().topology().to_json().unwrap()).unwrap();
+    let (parent, key) = pointer.rsplit_once('/').unwrap();
+    let parent = tree.pointer_mut(parent).unwrap_or_else(|| panic!("{pointer}"));
+    match (parent, value) {
+        (Value::Object(map), Value::Null) => drop(map.remove(key).unwrap()),
+        (Value::Object(map), value) => drop(map.insert(key.into(), value)),
+        (Value::Array(list), value) => list[key.parse::<usize>().unwrap()] = value,
+        _ => panic!("{pointer}"),
+    }
+    rebuild(&tree.to_string())
+}
+
+#[test]
+fn files_that_contradict_themselves_are_refused() {
+    broken("/slots/1/stage_steps", json!(7)).unwrap(); // the tool itself works
+    for (pointer, value) in [
+        ("/host", json!("cnn:channels=0")),
+        ("/host", json!("cnn:channels=8,blocks=2")), // r0c2 is no slot of it
+        ("/host", json!("deepest")),
+        ("/host", Value::Null),
+        ("/surprise", json!(1)),
+        ("/image/height", json!(4)),
+        ("/image/classes", json!(0)),
+        ("/blueprints", json!([])), // known ones need not be there, so this one is read …
+        ("/slots/0/slot", json!("r0c1")),
+        ("/slots/0/slot", json!("r9c1")),
+        ("/slots/0/stage", json!("training")),
+        ("/slots/0/stage", json!("asleep")),
+        ("/slots/1/module", Value::Null),
+        ("/slots/1/stage", json!("dormant")),
+        ("/slots/1/stage", json!("training")),
+        ("/slots/1/module/blueprint", json!("conv_smal")),
+        ("/slots/1/module/alpha/alpha", json!(0.5)),
+        ("/slots/1/module/alpha/alpha", json!(2)),
+        ("/slots/1/module/alpha/target", json!("x")),
+        ("/slots/1/module/alpha_target", json!(1.5)),
+        ("/slots/1/module/pruning", json!(true)),
+        ("/slots/1/module/age_steps", json!(-1)),
+        ("/slots/3/stage", json!("holding")),
+        ("/slots/3/module/alpha/steps_done", json!(9)),
+        ("/slots/3/module/alpha/mode", json!("down")),
+    ] {
+        let fine = pointer == "/blueprints";
+        let result = broken(pointer, value.clone());
+        assert_eq!(result.is_ok(), fine, "{pointer} = {value}: {:?}", result.map(|_| ()));
+    }
+}
+
+#[test]
+fn errors_say_where() {
+    let error = broken("/slots/1/module/blueprint", json!("conv_smal")).unwrap_err().to_string();
+    assert!(error.contains("slot r0c1") && error.contains("did you mean `conv_small`"), "{error}");
+    let error = broken("/version", json!(2)).unwrap_err();
+    let Error::Topology(TopologyError::Version { found: 2, supported: 1 }) = error else {
+        panic!("{error}")
+    };
+    for text in ["", "{", "[]", "null", "{\"version\": 1}", "{\"version\": \"1\"}"] {
+        assert!(matches!(rebuild(text), Err(Error::Topology(TopologyError::Parse(_)))), "{text}");
+    }
+}
