@@ -14,8 +14,8 @@ use crate::error::{Error, Result};
 use crate::fleet::{Machine, Serving, for_each_batch};
 use crate::record::summary::MemorySummary;
 use crate::record::trace::{RunTrace, TraceSummary};
-use crate::setup::weights::Weights;
-use crate::setup::{Wanted, image_shape};
+use crate::setup::image_shape;
+use crate::setup::weights::{Wanted, Weights};
 
 /// What to evaluate, and on what.
 #[derive(Clone, Debug)]
@@ -71,7 +71,7 @@ pub fn evaluate(config: &EvalConfig) -> Result<EvalReport> {
     }
     let isa = Isa::from_env().map_err(meristem_device::Error::from)?;
     let trace = RunTrace::open(config.trace.as_deref())?;
-    let prepared = Evaluation::prepare(config, (&weights, spec.as_ref(), isa), trace.as_ref());
+    let prepared = Evaluation::prepare(config, &weights, spec.as_ref(), isa, trace.as_ref());
     let result = RunTrace::unless_refused(trace, prepared)
         .and_then(|(evaluation, trace)| evaluation.run(trace));
     cache::clear(|key| key.source == config.dataset.source);
@@ -88,7 +88,9 @@ struct Evaluation {
 impl Evaluation {
     fn prepare(
         config: &EvalConfig,
-        (weights, spec, isa): (&Weights, Option<&HostSpec>, Isa),
+        weights: &Weights,
+        spec: Option<&HostSpec>,
+        isa: Isa,
         trace: Option<&RunTrace>,
     ) -> Result<Self> {
         let (threads, trace) = (config.threads, trace.map(RunTrace::trace));

@@ -12,7 +12,8 @@ use meristem_control::ControllerState;
 use meristem_nn::safetensors::{self, Metadata};
 use meristem_nn::{HostData, HostTensor, StateDict};
 
-use super::{Checkpoint, EnvTensors, Progress};
+use super::{Checkpoint, Progress};
+use crate::env::EnvTensors;
 use crate::error::{Error, Result};
 
 /// Version of the form of a checkpoint.
@@ -76,8 +77,8 @@ pub(super) fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Checkpoint> {
     let mut envs = vec![EnvTensors::default(); progress.envs.len()];
     let mut controller = ControllerState { memory, ..ControllerState::default() };
     for (name, tensor) in all.0 {
-        let place = place(&name, &mut envs, &mut controller);
-        let Some((state, name)) = place else {
+        let home = home(&name, &mut envs, &mut controller);
+        let Some((state, name)) = home else {
             return Err(unusable(path, format!("nothing has a tensor `{name}`")));
         };
         state.insert(name, tensor);
@@ -85,8 +86,8 @@ pub(super) fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Checkpoint> {
     Ok(Checkpoint { progress, envs, controller })
 }
 
-/// Where the tensor of this name belongs, and its name there.
-fn place<'a, 'n>(
+/// The dictionary that the tensor of this name belongs to, and its name there.
+fn home<'a, 'n>(
     name: &'n str,
     envs: &'a mut [EnvTensors],
     controller: &'a mut ControllerState,

@@ -1,29 +1,34 @@
 //! Checkpoints (U4): everything that the next step of a run depends on, in one file.
 //!
-//! - here: what a checkpoint holds;
+//! - here: the contents of a checkpoint;
+//! - `identity`: the run that it is of;
 //! - `file`: the form of the file, and what is refused;
-//! - `store`: which files a run folder keeps, and which one to resume from.
+//! - `store`: which files a run folder keeps, and which one to resume from;
+//! - `writer`: puts a checkpoint together and writes it.
 //!
 //! What is not here follows from the configuration and the position: random numbers are keyed by (seed,
 //! purpose, env, step), so that there is no generator whose state could be lost.
 
 mod file;
+mod identity;
 mod store;
-pub(crate) mod writer;
+mod writer;
 
 use std::path::Path;
 
-use meristem_control::{ControllerState, History, Op, PpoGroup, RewardState};
-use meristem_grow::{GateInputs, Topology};
-use meristem_nn::{EvalMetrics, Metrics, StateDict};
+use meristem_control::{ControllerState, PpoGroup};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::file::checksum;
+pub(crate) use self::identity::{Identity, RunInputs};
 pub(crate) use self::store::Store;
-use crate::error::{Error, Result};
-use crate::record::summary::{DatasetSummary, EnvSummary, ModuleCounts, RoundSummary};
-use crate::run::episode::Totals;
-use crate::step::governor::Guard;
+pub(crate) use self::writer::{Checkpoints, Current};
+use crate::env::{EnvState, EnvTensors};
+use crate::error::Result;
+use crate::position::Position;
+use crate::record::event_writer::EventsPosition;
+use crate::record::summary::{EnvSummary, RoundSummary};
+use crate::record::totals::Totals;
 
 /// A run between two steps.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,7 +52,8 @@ impl Checkpoint {
     /// Of the bytes of the file at `path`.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`]: it is no checkpoint, or is damaged. [`Error::CheckpointVersion`].
+    /// [`Error::Checkpoint`](crate::Error::Checkpoint): it is no checkpoint, or is damaged.
+    /// [`Error::CheckpointVersion`](crate::Error::CheckpointVersion): it is of another version of this program.
     pub(crate) fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Self> {
         file::from_bytes(path, bytes)
     }
@@ -89,90 +95,4 @@ pub(crate) struct Progress {
     /// Of the episode in progress.
     pub(crate) envs: Vec<EnvState>,
     pub(crate) events: EventsPosition,
-}
-
-/// What must be the same for a run to go on with the same bits.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Identity {
-    /// The resolved configuration, without what no result depends on.
-    pub(crate) config: String,
-    pub(crate) dataset: DatasetSummary,
-    /// Instruction set of the kernels: another one rounds differently.
-    pub(crate) instruction_set: String,
-}
-
-impl Identity {
-    /// Whether a run that is `self` may go on from the checkpoint in `file`, which is of `other`.
-    ///
-    /// # Errors
-    /// [`Error::Checkpoint`] for one of another run; [`Error::Value`] where this machine's kernels or the data are
-    /// others.
-    pub(crate) fn check(&self, file: &Path, other: &Identity) -> Result<()> {
-        let theirs = other.config.lines().find(|line| !self.config.lines().any(|l| l == *line));
-        if let Some(line) = theirs {
-            let problem = format!("it is of another run: there `{line}`, here not");
-            return Err(Error::Checkpoint { path: file.into(), problem });
-        }
-        if self.instruction_set != other.instruction_set {
-            let expected = format!(
-                "{}, which the run began with: others round differently",
-                other.instruction_set
-            );
-            return Err(Error::value("MERISTEM_ISA", &self.instruction_set, expected));
-        }
-        match self.dataset == other.dataset {
-            true => Ok(()),
-            false => Err(Error::value("dataset", "other data", "the data that the run began with")),
-        }
-    }
-}
-
-/// A place in a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) struct Position {
-    pub(crate) round: usize,
-    pub(crate) step: usize,
-}
-
-/// Where `events.jsonl` stands.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct EventsPosition {
-    /// Length of the file: what comes later is cut off by a resume, and happens again.
-    pub(crate) bytes: u64,
-    /// Number of the next event.
-    pub(crate) seq: u64,
-    /// Events lost so far.
-    pub(crate) dropped: u64,
-    /// Seconds since the run started, without the time between kill and resume.
-    pub(crate) seconds: f64,
-}
-
-/// An env, without its tensors.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct EnvState {
-    pub(crate) topology: Topology,
-    pub(crate) measured: Vec<GateInputs>,
-    pub(crate) interactions_pp: Vec<Option<f32>>,
-    pub(crate) accuracies_pp: Vec<f32>,
-    pub(crate) losses: Vec<f32>,
-    pub(crate) slot_history: History,
-    pub(crate) reward_state: RewardState,
-    pub(crate) last: Option<(Op, bool)>,
-    pub(crate) train: Metrics,
-    pub(crate) control: Option<EvalMetrics>,
-    pub(crate) history: ModuleCounts,
-    pub(crate) guard: Guard,
-}
-
-/// The tensors of an env, under PyTorch's names.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct EnvTensors {
-    /// Parameters and running statistics.
-    pub(crate) weights: StateDict,
-    /// What the optimiser remembers.
-    pub(crate) optimiser: StateDict,
-    /// What the governor goes back to.
-    pub(crate) snapshot: StateDict,
-    /// What the ranks that train it have not sent yet, as [`Replicas`](crate::fleet::replicas::Replicas) names it.
-    pub(crate) exchange: StateDict,
 }

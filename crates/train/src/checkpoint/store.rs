@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 
 use meristem_nn::safetensors;
 
-use super::{Position, file};
+use super::file;
 use crate::error::{Error, Result};
+use crate::position::Position;
 
 /// Checkpoints that are kept.
 const KEPT: usize = 3;
@@ -88,10 +89,11 @@ mod tests {
     use meristem_control::ControllerState;
     use meristem_nn::HostTensor;
 
-    use super::super::{Checkpoint, EnvTensors, EventsPosition, Identity, Progress};
+    use super::super::{Checkpoint, EventsPosition, Identity, Progress};
     use super::*;
+    use crate::env::EnvTensors;
     use crate::record::summary::DatasetSummary;
-    use crate::run::episode::Totals;
+    use crate::record::totals::Totals;
 
     fn identity(config: &str) -> Identity {
         Identity {

@@ -1,17 +1,19 @@
-//! Keeps a run's checkpoints: puts one together with what does not change in an episode and what the other processes
-//! have, and writes it.
+//! The checkpoints of a run: put together from what does not change in an episode, what does, and what the other
+//! processes have, and written.
 
 use meristem_control::ControllerState;
 
-use crate::checkpoint::{Checkpoint, EnvState, EnvTensors, Identity, Position, Progress, Store};
+use super::{Checkpoint, Identity, Progress, Store};
+use crate::env::SavedEnv;
 use crate::error::Result;
-use crate::processes::world::World;
-use crate::record::observer::Journal;
+use crate::position::Position;
+use crate::processes::World;
+use crate::record::journal::Journal;
 use crate::record::summary::{EnvSummary, RoundSummary};
-use crate::run::episode::Totals;
+use crate::record::totals::Totals;
 
-/// What every checkpoint of an episode has in common.
-pub(crate) struct Keeper {
+/// What all checkpoints of an episode have in common, and where they are written.
+pub(crate) struct Checkpoints {
     /// Where they are, on the first rank.
     pub(crate) store: Option<Store>,
     pub(crate) identity: Identity,
@@ -21,7 +23,17 @@ pub(crate) struct Keeper {
     pub(crate) envs: Vec<EnvSummary>,
 }
 
-impl Keeper {
+/// What changes from one checkpoint to the next.
+pub(crate) struct Current {
+    /// The next step.
+    pub(crate) next: Position,
+    /// The envs of this process; none between two rounds.
+    pub(crate) envs: Vec<SavedEnv>,
+    pub(crate) totals: Totals,
+    pub(crate) controller: ControllerState,
+}
+
+impl Checkpoints {
     /// Writes a checkpoint from which the run goes on with step `next`; every rank has a part of it. Everything that was
     /// told before is on the disk first.
     ///
@@ -29,12 +41,12 @@ impl Keeper {
     /// The disk refused; a rank is gone.
     pub(crate) fn write(
         &self,
-        next: Position,
-        saved: Vec<(EnvState, EnvTensors)>,
-        (totals, controller): (Totals, ControllerState),
-        (world, journal): (&mut World, &mut Journal<'_>),
+        current: Current,
+        world: &mut World,
+        journal: &mut Journal<'_>,
     ) -> Result<()> {
-        let (states, tensors) = saved.into_iter().unzip();
+        let Current { next, envs, totals, controller } = current;
+        let (states, tensors) = envs.into_iter().map(|env| (env.state, env.tensors)).unzip();
         let progress = Progress {
             identity: self.identity.clone(),
             next,
@@ -45,7 +57,7 @@ impl Keeper {
             events: journal.sync()?,
         };
         let own = Checkpoint { progress, envs: tensors, controller };
-        let parts = world.bytes_of_envs(|| own.to_bytes())?;
+        let parts = world.gather_env_bytes(|| own.to_bytes())?;
         let Some(store) = &self.store else { return Ok(()) };
         store.write(next, &Checkpoint::join(parts)?)
     }

@@ -1,9 +1,12 @@
 //! One env: a host, its network on its own stream, and what has been measured of it.
 
+mod guard;
+mod state;
+
 use std::sync::Arc;
 
 use meristem_control::{
-    Deed, EnvView, History, Op, Outcome, RewardConfig, RewardState, RewardTerms,
+    Deed, EnvView, GovernorConfig, History, Op, Outcome, RewardConfig, RewardState, RewardTerms,
 };
 use meristem_device::Stream;
 use meristem_device::random::{Purpose, Rng};
@@ -15,12 +18,23 @@ use meristem_nn::{
     EvalMetrics, Graph, GroupMetrics, Metrics, Network, NetworkOptions, Snapshot, StateDict,
 };
 
-use crate::checkpoint::{EnvState, EnvTensors};
+pub(crate) use self::guard::Guard;
+pub(crate) use self::state::{EnvState, EnvTensors, SavedEnv};
 use crate::error::Result;
+use crate::position::Position;
 use crate::record::summary::ModuleCounts;
 use crate::setup::Setup;
-use crate::step::governor::Guard;
-use crate::step::growth::When;
+
+/// The number of an env, and what its network is made with.
+#[derive(Clone, Copy)]
+pub(crate) struct EnvOptions<'a> {
+    pub(crate) index: usize,
+    pub(crate) stream: &'a Stream,
+    /// Seed of the host.
+    pub(crate) seed: u64,
+    /// Batch losses that the network remembers.
+    pub(crate) batch_log: usize,
+}
 
 /// A host and everything that belongs to it alone.
 pub(crate) struct Env {
@@ -69,13 +83,8 @@ impl Env {
     ///
     /// # Errors
     /// Weights that do not fit, memory.
-    pub(crate) fn new(
-        setup: &Setup,
-        index: usize,
-        stream: &Stream,
-        seed_and_log: (u64, usize),
-    ) -> Result<Self> {
-        let mut env = Self::of(setup, setup.fresh_host()?, (index, stream), seed_and_log)?;
+    pub(crate) fn new(setup: &Setup, options: EnvOptions<'_>) -> Result<Self> {
+        let mut env = Self::of(setup, setup.fresh_host()?, options)?;
         setup.initialise(&mut env.network)?;
         let (network, snapshot, graph) = env.snapshot_due(setup)?;
         snapshot.take(network, &graph)?;
@@ -88,12 +97,11 @@ impl Env {
     /// State that does not fit this run, memory.
     pub(crate) fn restore(
         setup: &Setup,
-        (index, stream): (usize, &Stream),
-        seed_and_log: (u64, usize),
-        (state, tensors): (EnvState, &EnvTensors),
+        options: EnvOptions<'_>,
+        SavedEnv { state, tensors }: SavedEnv,
     ) -> Result<Self> {
         let host = setup.rebuild(&state.topology)?;
-        let mut env = Self::of(setup, host, (index, stream), seed_and_log)?;
+        let mut env = Self::of(setup, host, options)?;
         env.network.load_state_dict(&tensors.weights, true)?;
         env.network.load_momentum_dict(&tensors.optimiser)?;
         env.snapshot.load_state_dict(&tensors.snapshot)?;
@@ -117,7 +125,7 @@ impl Env {
     ///
     /// # Errors
     /// A failed stream.
-    pub(crate) fn save(&mut self, setup: &Setup) -> Result<(EnvState, EnvTensors)> {
+    pub(crate) fn save(&mut self, setup: &Setup) -> Result<SavedEnv> {
         self.sync_network(setup)?;
         let state = EnvState {
             guard: self.guard,
@@ -136,15 +144,12 @@ impl Env {
         let (weights, optimiser) = (self.network.state_dict()?, self.network.momentum_dict()?);
         let snapshot = self.snapshot.state_dict()?;
         let exchange = StateDict::default();
-        Ok((state, EnvTensors { weights, optimiser, snapshot, exchange }))
+        let tensors = EnvTensors { weights, optimiser, snapshot, exchange };
+        Ok(SavedEnv { state, tensors })
     }
 
-    fn of(
-        setup: &Setup,
-        host: Host,
-        (index, stream): (usize, &Stream),
-        (seed, batch_log): (u64, usize),
-    ) -> Result<Self> {
+    fn of(setup: &Setup, host: Host, options: EnvOptions<'_>) -> Result<Self> {
+        let EnvOptions { index, stream, seed, batch_log } = options;
         let slots = host.slots().len();
         let options = NetworkOptions {
             // One more is for the test split.
@@ -184,7 +189,7 @@ impl Env {
     ///
     /// # Errors
     /// Memory, a failed stream.
-    pub(crate) fn open_step(&mut self, setup: &Setup, when: When) -> Result<Vec<StageChange>> {
+    pub(crate) fn open_step(&mut self, setup: &Setup, when: Position) -> Result<Vec<StageChange>> {
         let changes = self.host.step();
         self.sync_network(setup)?;
         let config = &setup.config;
@@ -294,6 +299,21 @@ impl Env {
         Ok(changes)
     }
 
+    /// The loss that it is judged by: NaN if any of its numbers is not finite.
+    pub(crate) fn vital_loss(&self) -> f64 {
+        let train = self.train.loss_sum / self.train.samples.max(1) as f64;
+        match train.is_finite() && self.train.non_finite == 0 {
+            true => self.control.and_then(|control| control.loss()).unwrap_or(train),
+            false => f64::NAN,
+        }
+    }
+
+    /// Whether a snapshot is due now that a step is done.
+    pub(crate) fn is_snapshot_due(&self, rules: &GovernorConfig, step: usize) -> bool {
+        let calm = self.guard.vitals.is_calm();
+        self.has_fossilized() || (calm && rules.snapshot_due(step as u32, false))
+    }
+
     /// The last op, if it made a module permanent.
     pub(crate) fn has_fossilized(&self) -> bool {
         self.last == Some((Op::Fossilize, true))
@@ -361,6 +381,22 @@ impl Env {
     pub(crate) fn parameters(&self) -> &ParameterCounts {
         &self.parameters
     }
+}
+
+/// The networks of some envs, to run as one.
+pub(crate) fn networks(envs: &mut [Env]) -> meristem_nn::Fleet<'_> {
+    meristem_nn::Fleet::of(envs.iter_mut().map(|env| &mut env.network))
+}
+
+/// Gives every network the alphas of its env's configurations, and empty metrics.
+///
+/// # Errors
+/// A failed stream.
+pub(crate) fn set_alphas(envs: &mut [Env]) -> Result<()> {
+    let tables: Vec<Vec<Vec<f32>>> = envs.iter().map(|env| env.alphas().to_vec()).collect();
+    let mut networks = networks(envs);
+    networks.set_alphas(&tables)?;
+    Ok(networks.reset_metrics()?)
 }
 
 /// Accuracy in percentage points; NaN without samples.

@@ -1,87 +1,42 @@
-//! The processes of a run: who else there is, and how they come together.
+//! The processes of a run, seen from one of them.
 //!
 //! With `comm = "mpi"` every process is one rank and has its part of the envs; otherwise there is one, which has all.
-//! All processes do the same steps. Where one needs the others, all *meet*: each says something, or that it has failed,
-//! and then all of them know. So a failure is heard of wherever the others are; a process that is gone is named by the
-//! transport. Run folder, console and trace are the first rank's alone. What ranks say is bytes and small beside what
-//! they compute; it goes over a group and a device of its own, apart from the policy's gradients and the envs.
+//! Run folder, console and trace are the first rank's alone. What ranks say is small beside what they compute; it goes
+//! over a group and a device of its own, apart from the policy's gradients and the envs. How they meet, and what becomes
+//! of a failure, is in [`meeting`](super::meeting).
 
 use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
-use meristem_comm::{Call, CommOptions, Communicator, Parcel, Transport};
-use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Stream, Tensor};
+use meristem_comm::{CommOptions, Communicator};
+use meristem_device::{Device, DeviceId, DeviceOptions};
 use meristem_nn::StateDict;
 use meristem_nn::safetensors::{self, Metadata};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::Identity;
+use super::link::Link;
+use super::meeting::{Meetings, Receivers};
+use super::message::{Failure, pack, unpack, unpack_all};
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
 use crate::settings::CommKind;
 
 /// All processes of a run, seen from one of them.
 pub(crate) struct World {
-    /// To the others, if there are any.
-    link: Option<Link>,
+    /// Meetings with the others, if there are any.
+    meetings: Option<Meetings<Link>>,
+    /// This process' member of the group that exchanges gradients, until the policy has it.
+    member: Option<Communicator>,
     /// All have the same envs, of which each trains its part of the samples; otherwise each has envs of its own.
     alike: bool,
-}
-
-/// A process' link to the others.
-struct Link {
-    transport: Box<dyn Transport>,
-    /// Of a device that nothing else is done on.
-    stream: Stream,
-    /// Its place among those who exchange gradients, until the policy has it.
-    member: Option<Communicator>,
-    /// All know that one of them has failed.
-    failed: bool,
-}
-
-/// What a process is about to do.
-#[derive(Clone, Serialize, Deserialize)]
-pub(crate) struct Plan {
-    pub(crate) identity: Identity,
-    /// What it does it with: names, and what tells one from another.
-    pub(crate) inputs: Vec<(String, String)>,
-}
-
-/// How a process comes to a meeting, and how much it has to say.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Opening {
-    state: u64,
-    bytes: u64,
-}
-
-/// It is well.
-const WELL: u64 = 0;
-/// It has failed.
-const FAILED: u64 = 1;
-/// It has failed for what became of another.
-const LEFT_ALONE: u64 = 2;
-
-/// An error on its way to the other processes.
-#[derive(Serialize, Deserialize)]
-struct Failure {
-    problem: String,
-    remedy: Option<String>,
-    exit_code: u8,
-}
-
-/// Who hears what is said in a meeting.
-#[derive(Clone, Copy, PartialEq)]
-enum Heard {
-    ByAll,
-    ByTheFirst,
 }
 
 impl World {
     /// One process.
     pub(crate) fn alone() -> Self {
-        Self { link: None, alike: false }
+        Self { meetings: None, member: None, alike: false }
     }
 
     /// The processes of a run whose ranks are these. Waits for all of them to start.
@@ -105,8 +60,8 @@ impl World {
         let options = DeviceOptions { threads: 1, ..DeviceOptions::default() };
         let stream = Device::open(DeviceId::Cpu(0), &options)?.stream("ranks");
         let transport = all.into_transport();
-        let link = Some(Link { transport, stream, member, failed: false });
-        Ok(Self { link, alike: false })
+        let meetings = Some(Meetings::over(Link { transport, stream }));
+        Ok(Self { meetings, member, alike: false })
     }
 
     /// Whether no others were started together with this process, by what the MPI libraries' `mpirun` leave in the
@@ -132,12 +87,12 @@ impl World {
 
     /// Number of this process.
     pub(crate) fn rank(&self) -> usize {
-        self.link.as_ref().map_or(0, |link| link.transport.rank())
+        self.meetings.as_ref().map_or(0, Meetings::rank)
     }
 
     /// Number of processes.
     pub(crate) fn size(&self) -> usize {
-        self.link.as_ref().map_or(1, |link| link.transport.size())
+        self.meetings.as_ref().map_or(1, Meetings::size)
     }
 
     /// Whether this process writes the run folder and tells of the run.
@@ -163,7 +118,7 @@ impl World {
     ///
     /// # Errors
     /// [`Error::Value`]: another number was asked for, or the envs cannot be dealt out to so many.
-    pub(crate) fn settle(&mut self, config: &TrainConfig) -> Result<TrainConfig> {
+    pub(crate) fn resolve(&mut self, config: &TrainConfig) -> Result<TrainConfig> {
         let mut config = config.clone();
         self.alike = config.data_parallel;
         if config.comm == CommKind::Mpi {
@@ -190,150 +145,131 @@ impl World {
         ranks: usize,
         options: &CommOptions,
     ) -> Result<Vec<Communicator>> {
-        match &mut self.link {
+        match &self.meetings {
             None => Ok(Communicator::threads(ranks, options)?),
-            Some(link) => Ok(link.member.take().into_iter().collect()),
+            Some(_) => Ok(self.member.take().into_iter().collect()),
         }
     }
 
-    /// Whether all processes are about to do the same: `own` is what this one is about to do, which is not asked where
-    /// there is one.
-    ///
-    /// # Errors
-    /// [`Error::OfRank`] names the rank and the setting.
-    pub(crate) fn agree_on(&mut self, own: impl FnOnce() -> Result<Plan>) -> Result<()> {
-        if self.link.is_none() {
-            return Ok(());
-        }
-        let all = self.share(own())?;
-        let Some((first, others)) = all.split_first() else { return Ok(()) };
-        let differs = |(rank, other)| {
-            let problem = difference(first, other)?;
-            let remedy = Some("start all with the same settings, data and kernels".to_string());
-            Some(Failure { problem, remedy, exit_code: 2 }.at(rank))
-        };
-        (1..).zip(others).find_map(differs).map_or(Ok(()), Err)
-    }
-
-    /// What every process says, by rank.
+    /// The values of all processes, by rank, on each of them.
     ///
     /// # Errors
     /// One has failed, or is gone.
-    pub(crate) fn share<T: Serialize + DeserializeOwned>(
+    pub(crate) fn all_gather<T: Serialize + DeserializeOwned>(
         &mut self,
         own: Result<T>,
     ) -> Result<Vec<T>> {
-        match &mut self.link {
+        match &mut self.meetings {
             None => own.map(|own| vec![own]),
-            Some(link) => unpack_all(&link.meet(own.and_then(|own| pack(&own)), Heard::ByAll)?),
+            Some(meetings) => {
+                unpack_all(&meetings.meet(own.and_then(|own| pack(&own)), Receivers::All)?)
+            }
         }
     }
 
-    /// What every process says, by rank, to the first; the others hear nothing.
+    /// The values of all processes, by rank, on the first; none on the others.
     ///
     /// # Errors
     /// One has failed, or is gone.
-    pub(crate) fn collect<T: Serialize + DeserializeOwned>(&mut self, own: T) -> Result<Vec<T>> {
-        match &mut self.link {
+    pub(crate) fn gather<T: Serialize + DeserializeOwned>(&mut self, own: T) -> Result<Vec<T>> {
+        match &mut self.meetings {
             None => Ok(vec![own]),
-            Some(link) => unpack_all(&link.meet(pack(&own), Heard::ByTheFirst)?),
+            Some(meetings) => unpack_all(&meetings.meet(pack(&own), Receivers::Root)?),
         }
     }
 
-    /// As [`World::collect`], of bytes.
+    /// The bytes of all processes, as [`World::gather`].
     ///
     /// # Errors
     /// One has failed, or is gone.
-    pub(crate) fn collect_bytes(&mut self, own: Vec<u8>) -> Result<Vec<Vec<u8>>> {
-        match &mut self.link {
+    fn gather_bytes(&mut self, own: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+        match &mut self.meetings {
             None => Ok(vec![own]),
-            Some(link) => link.meet(Ok(own), Heard::ByTheFirst),
+            Some(meetings) => meetings.meet(Ok(own), Receivers::Root),
         }
     }
 
-    /// What there is of every env, to the first, by rank: each process has that of its own envs. Where all have the same,
-    /// nobody needs to hear it.
+    /// The values that processes have for their envs, by rank, on the first. Where all have the same envs, its own
+    /// is all there is.
     ///
     /// # Errors
     /// One has failed, or is gone.
-    pub(crate) fn of_envs<T: Serialize + DeserializeOwned>(&mut self, own: T) -> Result<Vec<T>> {
-        if self.alike { Ok(vec![own]) } else { self.collect(own) }
+    pub(crate) fn gather_envs<T: Serialize + DeserializeOwned>(
+        &mut self,
+        own: T,
+    ) -> Result<Vec<T>> {
+        if self.alike { Ok(vec![own]) } else { self.gather(own) }
     }
 
-    /// As [`World::of_envs`], of bytes, which are made where they are needed.
+    /// The bytes that processes have for their envs, as [`World::gather_envs`], made where they are needed.
     ///
     /// # Errors
     /// One has failed, or is gone; bytes that cannot be made.
-    pub(crate) fn bytes_of_envs(
+    pub(crate) fn gather_env_bytes(
         &mut self,
         own: impl FnOnce() -> Result<Vec<u8>>,
     ) -> Result<Vec<Vec<u8>>> {
         match (self.alike, self.is_first()) {
-            (false, _) => self.collect_bytes(own()?),
+            (false, _) => self.gather_bytes(own()?),
             (true, true) => Ok(vec![own()?]),
             (true, false) => Ok(vec![]),
         }
     }
 
-    /// The tensors of all processes, which have names of their own, to the first.
+    /// The tensors of all processes, which have names of their own, as one dictionary on the first.
     ///
     /// # Errors
     /// One has failed, or is gone.
-    pub(crate) fn unite(&mut self, own: StateDict) -> Result<StateDict> {
-        if self.link.is_none() {
+    pub(crate) fn merge(&mut self, own: StateDict) -> Result<StateDict> {
+        if self.meetings.is_none() {
             return Ok(own);
         }
         let path = Path::new("what a rank has not sent");
         let own = safetensors::to_bytes(path, &own, &Metadata::new())?;
         let mut all = StateDict::default();
-        for part in self.collect_bytes(own)? {
+        for part in self.gather_bytes(own)? {
             all.0.extend(safetensors::from_bytes(path, &part)?.0.0);
         }
         Ok(all)
     }
 
-    /// What the first rank has to say, to all.
+    /// The value of the first rank, on all; only there is it made.
     ///
     /// # Errors
     /// It has failed, or one is gone.
-    pub(crate) fn tell<T: Serialize + DeserializeOwned>(
+    pub(crate) fn broadcast<T: Serialize + DeserializeOwned>(
         &mut self,
         first: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        if self.link.is_none() {
+        if self.meetings.is_none() {
             return first();
         }
-        unpack(0, &self.tell_bytes(|| first().and_then(|said| pack(&said)))?)
+        unpack(0, &self.broadcast_bytes(|| first().and_then(|value| pack(&value)))?)
     }
 
-    /// As [`World::tell`], of bytes.
+    /// The bytes of the first rank, as [`World::broadcast`].
     ///
     /// # Errors
     /// The first rank has failed, or one is gone.
-    pub(crate) fn tell_bytes(
+    pub(crate) fn broadcast_bytes(
         &mut self,
         first: impl FnOnce() -> Result<Vec<u8>>,
     ) -> Result<Vec<u8>> {
         let own = if self.is_first() { first() } else { Ok(vec![]) };
-        match &mut self.link {
+        match &mut self.meetings {
             None => own,
-            Some(link) => Ok(link.meet(own, Heard::ByAll)?.swap_remove(0)),
+            Some(meetings) => Ok(meetings.meet(own, Receivers::All)?.swap_remove(0)),
         }
     }
 
-    /// This process' result, if all have one. If one has failed, all have; where all know of it, they do not meet.
+    /// This process' result, if all have one. If one has failed, all have.
     ///
     /// # Errors
     /// This process', or one that another has failed with.
     pub(crate) fn agree<T>(&mut self, own: Result<T>) -> Result<T> {
-        let Some(link) = &mut self.link else { return own };
-        match own {
-            Ok(value) => link.meet(Ok(vec![]), Heard::ByAll).map(|_| value),
-            Err(error) if link.failed => Err(error),
-            Err(error) => {
-                // A meeting to which one comes that has failed is never well.
-                link.meet(Err(error), Heard::ByAll).and_then(|_| Err(garbled(0, &"nothing")))
-            }
+        match &mut self.meetings {
+            None => own,
+            Some(meetings) => meetings.agree(own),
         }
     }
 
@@ -342,176 +278,15 @@ impl World {
     ///
     /// # Errors
     /// That of the result.
-    pub(crate) fn leave<T>(mut self, result: Result<T>) -> Result<T> {
+    pub(crate) fn leave<T>(self, result: Result<T>) -> Result<T> {
         let rank = self.rank();
-        let result = match result {
-            Err(error) => self.agree(Err(error)),
-            fine => fine,
-        };
-        if let Some(link) = &mut self.link
-            && !result.as_ref().is_err_and(Error::is_of_a_late_rank)
-        {
-            // Whoever is gone by now is no reason to fail.
-            let _ = link.transport.barrier(&call());
-        }
-        result.map_err(|error| match error {
+        let Some(meetings) = self.meetings else { return result };
+        meetings.leave(result).map_err(|error| match error {
             error @ Error::OfRank { .. } => error,
             error if rank == 0 => error,
             error => Failure::of(&error).at(rank),
         })
     }
-}
-
-impl Link {
-    /// All come together: each says `own`, and hears what all say, by rank, or nothing.
-    ///
-    /// # Errors
-    /// That in `own`; another rank's; the transport's.
-    fn meet(&mut self, own: Result<Vec<u8>>, heard: Heard) -> Result<Vec<Vec<u8>>> {
-        let (said, error) = match own {
-            Ok(said) => (said, None),
-            // All have waited for it. They would again.
-            Err(error) if error.is_of_a_late_rank() => {
-                self.failed = true;
-                return Err(error);
-            }
-            Err(error) => (pack(&Failure::of(&error))?, Some(error)),
-        };
-        let state = match &error {
-            None => WELL,
-            Some(error) if error.is_of_another_rank() => LEFT_ALONE,
-            Some(_) => FAILED,
-        };
-        let met = self.open(Opening { state, bytes: said.len() as u64 }).and_then(|openings| {
-            let well = openings.iter().all(|opening| opening.state == WELL);
-            let heard = if well { heard } else { Heard::ByAll };
-            let speaks = |opening: &Opening| well || opening.state != WELL;
-            let bytes = |opening| if speaks(opening) { opening.bytes as usize } else { 0 };
-            let bytes: Vec<usize> = openings.iter().map(bytes).collect();
-            Ok((openings, self.say(&said, &bytes, heard)?))
-        });
-        let (openings, all) = match met {
-            Ok(met) => met,
-            Err(gone) => {
-                self.failed = true;
-                return Err(error.unwrap_or(gone));
-            }
-        };
-        let rank_of = |state| openings.iter().position(|opening| opening.state == state);
-        // Who failed says more than those that it left.
-        let Some(rank) = rank_of(FAILED).or(rank_of(LEFT_ALONE)) else { return Ok(all) };
-        self.failed = true;
-        match error {
-            Some(error) if state == FAILED || state == openings[rank].state => Err(error),
-            _ => Err(unpack::<Failure>(rank, &all[rank])?.at(rank)),
-        }
-    }
-
-    /// How everybody comes to this meeting, by rank.
-    fn open(&mut self, own: Opening) -> Result<Vec<Opening>> {
-        let own = [own.state.to_le_bytes(), own.bytes.to_le_bytes()].concat();
-        let all = self.say(&own, &vec![own.len(); self.transport.size()], Heard::ByAll)?;
-        let number = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
-        let opening = |bytes: &Vec<u8>| {
-            let (state, bytes) = bytes.split_at(8);
-            Opening { state: number(state), bytes: number(bytes) }
-        };
-        Ok(all.iter().map(opening).collect())
-    }
-
-    /// What everybody says, which is of so many bytes, by rank.
-    fn say(&mut self, own: &[u8], bytes: &[usize], heard: Heard) -> Result<Vec<Vec<u8>>> {
-        let (me, all) = (self.transport.rank(), 0..self.transport.size());
-        let hears = |rank: usize| heard == Heard::ByAll || rank == 0;
-        let mut sends = vec![];
-        if bytes[me] > 0 {
-            let tensor = Tensor::from_slice(&self.stream, own, [own.len()], Owner::Collectives)?;
-            let peers = all.clone().filter(|peer| *peer != me && hears(*peer));
-            sends = peers.map(|peer| Parcel::new(peer, &tensor)).collect::<Result<_, _>>()?;
-        }
-        let (mut receives, mut places) = (vec![], vec![]);
-        for peer in all.clone().filter(|peer| hears(me) && *peer != me && bytes[*peer] > 0) {
-            let tensor = Tensor::zeros(&self.stream, [bytes[peer]], DType::U8, Owner::Collectives)?;
-            receives.push(Parcel::new(peer, &tensor)?);
-            places.push((peer, tensor));
-        }
-        self.transport.exchange(&call(), &self.stream, &sends, &receives)?;
-        if !hears(me) {
-            return Ok(vec![]);
-        }
-        let mut heard = vec![vec![]; all.len()];
-        heard[me] = own.to_vec();
-        for (peer, tensor) in places {
-            heard[peer] = tensor.to_vec::<u8>()?;
-        }
-        Ok(heard)
-    }
-}
-
-impl Failure {
-    fn of(error: &Error) -> Self {
-        let (problem, remedy) = (error.to_string(), error.remedy());
-        Self { problem, remedy, exit_code: error.exit_code() }
-    }
-
-    fn at(self, rank: usize) -> Error {
-        let Self { problem, remedy, exit_code } = self;
-        Error::OfRank { rank, problem, remedy, exit_code }
-    }
-}
-
-/// How every meeting is known to the transport, which names it in its errors.
-fn call() -> Call {
-    Call::of("train")
-}
-
-fn pack(said: &impl Serialize) -> Result<Vec<u8>> {
-    let mut bytes = vec![];
-    ciborium::into_writer(said, &mut bytes).map_err(|error| garbled(0, &error))?;
-    Ok(bytes)
-}
-
-fn unpack<T: DeserializeOwned>(rank: usize, bytes: &[u8]) -> Result<T> {
-    ciborium::from_reader(bytes).map_err(|error| garbled(rank, &error))
-}
-
-fn unpack_all<T: DeserializeOwned>(all: &[Vec<u8>]) -> Result<Vec<T>> {
-    all.iter().enumerate().map(|(rank, bytes)| unpack(rank, bytes)).collect()
-}
-
-fn garbled(rank: usize, error: &impl ToString) -> Error {
-    let problem = format!("what it says cannot be read ({})", error.to_string());
-    let remedy = Some("start the same program everywhere".to_string());
-    Failure { problem, remedy, exit_code: 1 }.at(rank)
-}
-
-/// What `other` is about to do otherwise than the first rank.
-fn difference(first: &Plan, other: &Plan) -> Option<String> {
-    let both = first.inputs.iter().zip(&other.inputs);
-    let differs = both.into_iter().find(|(first, other)| first != other);
-    difference_of_runs(&first.identity, &other.identity)
-        .or_else(|| differs.map(|((name, _), _)| format!("its {name} is not that of rank 0")))
-}
-
-fn difference_of_runs(first: &Identity, other: &Identity) -> Option<String> {
-    let missing = |of: &Identity, from: &Identity| {
-        let lines: Vec<&str> = from.config.lines().collect();
-        let mut own = of.config.lines();
-        own.find(|line| !lines.contains(line)).map(str::to_string)
-    };
-    match (missing(other, first), missing(first, other)) {
-        (Some(other), Some(first)) => return Some(format!("it has `{other}`, rank 0 `{first}`")),
-        (Some(line), None) | (None, Some(line)) => {
-            return Some(format!("`{line}` is not set on it and on rank 0 alike"));
-        }
-        (None, None) => {}
-    }
-    let (own, isa) = (&other.instruction_set, &first.instruction_set);
-    if own != isa {
-        let how = "MERISTEM_ISA sets one for all";
-        return Some(format!("its kernels are {own}, those of rank 0 {isa}: {how}"));
-    }
-    (other.dataset != first.dataset).then(|| "its data are others than those of rank 0".into())
 }
 
 #[cfg(test)]
@@ -526,8 +301,8 @@ mod tests {
         let all = Communicator::threads(ranks, &CommOptions::default()).unwrap().into_iter();
         let world = |all: Communicator| {
             let (stream, transport) = (device.stream("rank"), all.into_transport());
-            let link = Some(Link { transport, stream, member: None, failed: false });
-            World { link, alike: false }
+            let meetings = Some(Meetings::over(Link { transport, stream }));
+            World { meetings, member: None, alike: false }
         };
         all.map(world).collect()
     }
@@ -553,10 +328,10 @@ mod tests {
             let all: Vec<Vec<u8>> = (0..ranks).map(said).collect();
             let heard = each(ranks, |world| {
                 let rank = world.rank();
-                let shared = world.share(Ok(said(rank))).unwrap();
-                let collected = world.collect(said(rank)).unwrap();
-                assert_eq!(collected, world.collect_bytes(said(rank)).unwrap());
-                let told = world.tell(|| Ok((world_is_first(rank), 7.5))).unwrap();
+                let shared = world.all_gather(Ok(said(rank))).unwrap();
+                let collected = world.gather(said(rank)).unwrap();
+                assert_eq!(collected, world.gather_bytes(said(rank)).unwrap());
+                let told = world.broadcast(|| Ok((world_is_first(rank), 7.5))).unwrap();
                 assert!(world.agree(Ok(rank)).unwrap() == rank);
                 (shared, collected, told, world.part(6))
             });
@@ -579,9 +354,9 @@ mod tests {
     #[test]
     fn a_failure_is_heard_of_where_the_others_are() {
         let meetings: [fn(&mut World) -> Result<()>; 4] = [
-            |world| world.share(Ok(1)).map(drop),
-            |world| world.collect(vec![0.5]).map(drop),
-            |world| world.tell(|| Ok(2)).map(drop),
+            |world| world.all_gather(Ok(1)).map(drop),
+            |world| world.gather(vec![0.5]).map(drop),
+            |world| world.broadcast(|| Ok(2)).map(drop),
             |world| world.agree(Ok(())),
         ];
         for meeting in meetings {
@@ -591,8 +366,7 @@ mod tests {
                     _ => meeting(world),
                 };
                 let agreed = world.agree(result).unwrap_err();
-                let link = world.link.take();
-                World { link, alike: false }.leave::<()>(Err(agreed)).unwrap_err()
+                std::mem::replace(world, World::alone()).leave::<()>(Err(agreed)).unwrap_err()
             });
             for error in errors {
                 assert_eq!(error.to_string(), format!("rank 1: {}", bad(1)));
@@ -620,24 +394,8 @@ mod tests {
     fn a_rank_that_is_gone_or_does_something_else_is_named() {
         let errors = each(3, |world| match world.rank() {
             1 => String::new(),
-            _ => world.share(Ok(1)).unwrap_err().to_string(),
+            _ => world.all_gather(Ok(1)).unwrap_err().to_string(),
         });
         assert!(errors[0].contains("rank 1 is gone") && errors[2] == errors[0], "{errors:?}");
-        let errors = each(3, |world| {
-            let config = format!("a = 1\nseed = {}\n", world.rank() / 2);
-            let (dataset, instruction_set) = (Default::default(), "portable".into());
-            let identity = Identity { config, dataset, instruction_set };
-            world.agree_on(|| Ok(Plan { identity, inputs: vec![] })).unwrap_err().to_string()
-        });
-        let expected = "rank 2: it has `seed = 1`, rank 0 `seed = 0`";
-        assert!(errors.iter().all(|error| error == expected), "{errors:?}");
-        let errors = each(2, |world| {
-            let (config, dataset, instruction_set) = Default::default();
-            let identity = Identity { config, dataset, instruction_set };
-            let inputs =
-                vec![("version".into(), "1".into()), ("data".into(), world.rank().to_string())];
-            world.agree_on(|| Ok(Plan { identity, inputs })).unwrap_err().to_string()
-        });
-        assert_eq!(errors, ["rank 1: its data is not that of rank 0"; 2]);
     }
 }

@@ -12,7 +12,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::checkpoint::EventsPosition;
+use serde::{Deserialize, Serialize};
+
 use crate::error::{Error, Result};
 use crate::record::events::{Event, Record, SCHEMA_VERSION};
 
@@ -22,6 +23,19 @@ pub const QUEUE_EVENTS: usize = 4096;
 const WRITE_BYTES: usize = 64 * 1024;
 /// How long the disk may take to write what is queued.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Where `events.jsonl` stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct EventsPosition {
+    /// Length of the file: what comes later is cut off by a resume, and happens again.
+    pub(crate) bytes: u64,
+    /// Number of the next event.
+    pub(crate) seq: u64,
+    /// Events lost so far.
+    pub(crate) dropped: u64,
+    /// Seconds since the run started, without the time between kill and resume.
+    pub(crate) seconds: f64,
+}
 
 /// What the writing thread is asked for.
 #[derive(Debug)]

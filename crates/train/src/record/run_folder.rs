@@ -20,6 +20,11 @@ const LOCK: &str = ".lock";
 /// The file of the policy that a run ends with.
 pub(crate) const POLICY: &str = "policy.safetensors";
 
+/// File name of an env's weights.
+pub(crate) fn weights_name(env: usize) -> String {
+    format!("env-{env}.safetensors")
+}
+
 /// A run's own folder.
 #[derive(Debug)]
 pub struct RunFolder {

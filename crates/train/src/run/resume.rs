@@ -6,18 +6,19 @@ use std::time::Instant;
 use meristem_data::cache;
 use meristem_grow::BlueprintSet;
 
-use crate::checkpoint::{Checkpoint, EnvTensors, Store};
+use super::begin::Begin;
+use super::files::RunFiles;
+use super::prepared::Run;
+use crate::checkpoint::{Checkpoint, Store};
 use crate::config::{Layer, TrainConfig};
 use crate::config_file;
 use crate::error::{Error, Result};
-use crate::processes::world::World;
+use crate::processes::World;
 use crate::record::observer::Observer;
 use crate::record::output::check_folder;
 use crate::record::run_folder::{RunFolder, check_config};
 use crate::record::summary::{Status, Summary};
 use crate::record::trace::RunTrace;
-use crate::run::Run;
-use crate::run::files::{Begin, Middle, Place};
 use crate::settings::{ByteSize, CommKind, HotScopePolicy};
 use crate::setup::Names;
 
@@ -71,19 +72,21 @@ pub fn resume_with(
     let joined = TrainConfig::resolve(seen, Layer { comm, comm_deadline, ..Layer::default() })?;
     let mut world = World::join(joined.comm, joined.comm_options().deadline)?;
     observer.joined(world.rank());
-    let result = resume_in(&mut world, (path, options), (blueprints, started), observer);
+    let result = resume_in(&mut world, path, options, blueprints, started, observer);
     world.leave(result)
 }
 
 fn resume_in(
     world: &mut World,
-    (path, options): (&Path, &ResumeOptions),
-    (blueprints, started): (BlueprintSet, Instant),
+    path: &Path,
+    options: &ResumeOptions,
+    blueprints: BlueprintSet,
+    started: Instant,
     observer: &mut dyn Observer,
 ) -> Result<Summary> {
-    let mut place = Place::default();
-    let (complete, text) = world.tell(|| {
-        let folder = place.folder.insert(RunFolder::open(path)?);
+    let mut files = RunFiles::default();
+    let (complete, text) = world.broadcast(|| {
+        let folder = files.folder.insert(RunFolder::open(path)?);
         let complete = folder.read_summary()?.filter(|s| s.status == Status::Completed);
         Ok((complete, folder.read_config()?))
     })?;
@@ -106,8 +109,8 @@ fn resume_in(
         );
         return Err(Error::Resume { path: path.into(), problem });
     }
-    let config = world.settle(&config)?;
-    let saved = newest(world, &place)?;
+    let config = world.resolve(&config)?;
+    let saved = newest(world, &files)?;
     let (config, names) = match &saved {
         // Its policy is in there.
         Some(_) => (config.clone(), Names::resolve(&config)?),
@@ -116,22 +119,22 @@ fn resume_in(
     if world.is_first() {
         // A file that is there already is its own: it was stopped.
         config.export.as_deref().map_or(Ok(()), |path| check_folder("export", path))?;
-        place.trace = RunTrace::open(config.trace.as_deref())?;
+        files.trace = RunTrace::open(config.trace.as_deref())?;
     }
     let source = names.spec.source;
-    let prepared = Run::prepare(&config, names, blueprints, (&place, world)).and_then(|mut run| {
+    let prepared = Run::prepare(&config, names, blueprints, &files, world).and_then(|mut run| {
         let begin = match saved {
-            Some((file, checkpoint)) => Begin::From(run.restore(&file, checkpoint)?),
+            Some((file, checkpoint)) => Begin::Resumed(run.restore(&file, checkpoint)?),
             None => Begin::New(started),
         };
         Ok((run, begin))
     });
     let agreed = world.agree(prepared);
-    let agreed = agreed.and_then(|(run, begin)| run.agree_on(world).map(|()| (run, begin)));
+    let agreed = agreed.and_then(|(run, begin)| run.check_same(world).map(|()| (run, begin)));
     let result = match agreed {
-        Ok((run, begin)) => run.finish(world, begin, (observer, place)),
+        Ok((run, begin)) => run.finish(world, begin, observer, files),
         Err(error) => {
-            place.discard_trace();
+            files.discard_trace();
             Err(error)
         }
     };
@@ -140,10 +143,10 @@ fn resume_in(
 }
 
 /// The newest checkpoint and its file; the first rank reads it for all.
-fn newest(world: &mut World, place: &Place) -> Result<Option<(PathBuf, Checkpoint)>> {
+fn newest(world: &mut World, files: &RunFiles) -> Result<Option<(PathBuf, Checkpoint)>> {
     let mut read = vec![];
-    let file = world.tell(|| {
-        let Some(folder) = &place.folder else { return Ok(None) };
+    let file = world.broadcast(|| {
+        let Some(folder) = &files.folder else { return Ok(None) };
         let Some((file, bytes)) = Store::new(folder.checkpoints()).newest()? else {
             return folder.check_no_checkpoint_is_lost().map(|()| None);
         };
@@ -151,7 +154,7 @@ fn newest(world: &mut World, place: &Place) -> Result<Option<(PathBuf, Checkpoin
         Ok(Some(file))
     })?;
     let Some(file) = file else { return Ok(None) };
-    let bytes = world.tell_bytes(|| Ok(read))?;
+    let bytes = world.broadcast_bytes(|| Ok(read))?;
     let checkpoint = Checkpoint::from_bytes(&file, &bytes)?;
     Ok(Some((file, checkpoint)))
 }
@@ -160,30 +163,4 @@ fn newest(world: &mut World, place: &Place) -> Result<Option<(PathBuf, Checkpoin
 fn anew(path: &Path, error: &Error) -> Error {
     let problem = format!("it has no checkpoint yet and would start anew, but {error}");
     Error::Resume { path: path.into(), problem }
-}
-
-impl Run {
-    /// Takes over what a checkpoint holds for this process, if it is one of this run.
-    fn restore(&mut self, file: &Path, checkpoint: Checkpoint) -> Result<Middle> {
-        let Checkpoint { progress, envs, controller } = checkpoint;
-        let unfit = |problem| Error::Checkpoint { path: file.into(), problem };
-        self.keeper.identity.check(file, &progress.identity)?;
-        let in_a_round = progress.next.step > 0;
-        if in_a_round && envs.len() != self.setup.config.envs {
-            return Err(unfit(format!("it has {} envs", envs.len())));
-        }
-        // What a rank had not sent is there, if it is only how often it was asked.
-        let kept = |env: &EnvTensors, rank| env.exchange.get(&format!("{rank}.step")).is_some();
-        let replicas = Some(self.setup.config.replicas()).filter(|replicas| *replicas > 1);
-        let mut ranks = 0..replicas.unwrap_or(0);
-        if let Some(rank) = ranks.find(|rank| envs.iter().any(|env| !kept(env, *rank))) {
-            return Err(unfit(format!("it has nothing of rank {rank}")));
-        }
-        self.controller.get().restore(&controller).map_err(|error| unfit(error.to_string()))?;
-        self.totals = progress.totals;
-        (self.keeper.rounds, self.keeper.envs) = (progress.rounds, progress.last_envs);
-        let own = self.fleet.machine.envs();
-        let envs = progress.envs.into_iter().zip(envs).skip(own.start).take(own.len()).collect();
-        Ok(Middle { next: progress.next, envs, events: progress.events })
-    }
 }

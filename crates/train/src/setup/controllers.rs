@@ -12,7 +12,7 @@ use meristem_nn::safetensors;
 
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
-use crate::processes::world::World;
+use crate::processes::World;
 use crate::settings::ControllerKind;
 use crate::setup::Setup;
 

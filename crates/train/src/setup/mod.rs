@@ -21,7 +21,7 @@ use crate::devices::Devices;
 use crate::error::{Error, Result};
 use crate::policy_file::PolicyFile;
 use crate::settings::Augmentations;
-use crate::setup::weights::Weights;
+use crate::setup::weights::{Wanted, Weights};
 
 /// Padding of the random crop, in pixels, as is usual for images of 32 pixels.
 const CROP_PADDING: usize = 4;
@@ -228,14 +228,6 @@ pub(crate) fn residency(config: &TrainConfig) -> Residency {
         Some(budget) => Residency::Auto { budget: budget.0 },
         None => Residency::Resident,
     }
-}
-
-/// What a host from a file has to be.
-pub(crate) struct Wanted<'a> {
-    /// Its description, when one was asked for.
-    pub(crate) host: Option<&'a HostSpec>,
-    /// The images of the dataset at hand.
-    pub(crate) image: &'a ImageShape,
 }
 
 /// The images of a dataset, as growth sees them.

@@ -13,7 +13,14 @@ use meristem_nn::safetensors::{self, Metadata};
 use meristem_nn::{Network, StateDict};
 
 use crate::error::{Error, Result};
-use crate::setup::Wanted;
+
+/// The host that a file is to hold.
+pub(crate) struct Wanted<'a> {
+    /// Its description, when one was asked for.
+    pub(crate) host: Option<&'a HostSpec>,
+    /// The images of the dataset at hand.
+    pub(crate) image: &'a ImageShape,
+}
 
 /// A weights file in memory.
 #[derive(Clone, Debug)]

@@ -5,14 +5,14 @@ use meristem_nn::EvalMetrics;
 
 use crate::env::{Env, percent};
 use crate::error::Result;
+use crate::position::Position;
 use crate::record::events::{Counterfactuals, ModuleOff, ModulePair, ModulesOn, ValidationCost};
-use crate::step::growth::When;
 
 /// What the live modules of an env are worth; `None` when there is none, or no control split.
 ///
 /// # Errors
 /// None for an env whose network has a row for each configuration.
-pub(crate) fn of(env: &Env, When { round, step }: When) -> Result<Option<Counterfactuals>> {
+pub(crate) fn of(env: &Env, Position { round, step }: Position) -> Result<Option<Counterfactuals>> {
     let (asked, rows) = (&env.counterfactual, env.control_rows());
     let Some(main) = rows.first().filter(|_| !asked.modules().is_empty()) else { return Ok(None) };
     let accuracies: Vec<f64> = rows.iter().map(percent).collect();

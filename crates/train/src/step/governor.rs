@@ -20,157 +20,112 @@
 //! help: the last that is allowed ends the run (the other envs with it: what cannot be trained is for the user to mend,
 //! and a policy learns from all envs or from none), and so does an episode of nothing but failures.
 
-use meristem_control::{Failure, GovernorConfig, Vitals};
+use meristem_control::{Failure, GovernorConfig};
 use meristem_grow::StageChange;
-use serde::{Deserialize, Serialize};
 
-use crate::env::Env;
+use crate::env::{Env, Guard};
 use crate::error::{Error, Result};
-use crate::fleet::replicas::Replicas;
+use crate::fleet::Replicas;
+use crate::position::Position;
 use crate::record::events::Event;
-use crate::run::episode::Episode;
-use crate::step::growth::{Before, When};
-use crate::step::measure;
-use crate::step::permitted;
+use crate::step::context::Context;
+use crate::step::growth::Before;
+use crate::step::{measure, permitted};
 
-/// What the governor remembers of an env in an episode, besides the snapshot.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Guard {
-    vitals: Vitals,
-    /// Step after which the snapshot was taken; `None`: before the first.
-    snapshot_step: Option<usize>,
-    /// Failures since the snapshot was taken.
-    failures: u32,
-    /// Step of the trajectory's last transition that changed something.
-    changed: Option<usize>,
-    /// Rollbacks.
-    pub(crate) rollbacks: usize,
+/// Judges all envs by what the step measured; those that have failed go back to their snapshots. Waits for the
+/// device where one has.
+///
+/// # Errors
+/// [`Error::Diverged`]: going back is no help. A failed device.
+pub(crate) fn govern(
+    context: &mut Context<'_, '_>,
+    envs: &mut [Env],
+    when: Position,
+) -> Result<()> {
+    let rules = context.setup.config.governor();
+    let mut restored = vec![];
+    for (index, env) in envs.iter_mut().enumerate() {
+        let loss = env.vital_loss();
+        if let Some(failure) = env.guard.vitals.check(&rules, loss) {
+            roll_back(context, env, failure, &rules, when)?;
+            restored.push(index);
+        }
+    }
+    measure::again(context.fleet, envs, &restored)
 }
 
-impl Guard {
-    /// Of an env that begins an episode, with so many classes.
-    pub(crate) fn new(classes: usize) -> Self {
-        let vitals = Vitals::new(classes);
-        Self { vitals, snapshot_step: None, failures: 0, changed: None, rollbacks: 0 }
+fn roll_back(
+    context: &mut Context<'_, '_>,
+    env: &mut Env,
+    failure: Failure,
+    rules: &GovernorConfig,
+    when: Position,
+) -> Result<()> {
+    let _span = context.fleet.machine.span(|| format!("rollback of env {}", env.index));
+    let (index, Position { round, step }) = (env.index, when);
+    env.guard.failures += 1;
+    let Guard { snapshot_step: restored_step, failures, .. } = env.guard;
+    // An episode too short for so many is not to pass either if it was nothing but failures.
+    if failures >= rules.failures_max || failures as usize == context.setup.config.steps {
+        let error = Error::Diverged { env: index, round, step, failure, failures };
+        let what = format!("{}; going back is no help", failure.describe());
+        context.journal.emit_waiting(Event::Anomaly { env: index, round, step, what });
+        return Err(error);
     }
-
-    /// The transition that a failure in `step` is put down to.
-    fn cause(&self, step: usize) -> Option<usize> {
-        self.changed.or(step.checked_sub(1))
-    }
-
-    /// The env is back at its snapshot.
-    fn rolled_back(&mut self) {
-        self.vitals.rolled_back();
-        self.changed = None;
-        self.rollbacks += 1;
-    }
+    let (cause, control_loss) = (env.guard.cause(step), env.control);
+    let before = Before::of(env);
+    let changes = env.restore_snapshot(context.setup)?;
+    context.fleet.replicas.iter_mut().for_each(Replicas::forget);
+    env.guard.rolled_back();
+    context.controller.get().roll_back(index, cause, rules.penalty as f32)?;
+    context.spent.rollbacks += 1;
+    let pruned = changes.iter().map(|change: &StageChange| change.slot.to_string()).collect();
+    context.journal.emit_waiting(Event::GovernorRollback {
+        env: index,
+        round,
+        step,
+        failure,
+        train_loss: env.train.loss_sum / env.train.samples.max(1) as f64,
+        control_loss: control_loss.and_then(|control| control.loss()),
+        restored_step,
+        pruned,
+        penalty: cause.map_or(0.0, |_| rules.penalty),
+        cause_step: cause,
+    });
+    changes.iter().for_each(|change| before.tell(env, change, when, context.journal));
+    Ok(())
 }
 
-impl Env {
-    /// The loss that it is judged by: NaN if any of its numbers is not finite.
-    fn vital_loss(&self) -> f64 {
-        let train = self.train.loss_sum / self.train.samples.max(1) as f64;
-        match train.is_finite() && self.train.non_finite == 0 {
-            true => self.control.and_then(|control| control.loss()).unwrap_or(train),
-            false => f64::NAN,
+/// Takes the snapshots that are due after a step. Waits for nothing.
+///
+/// # Errors
+/// Memory, a failed device.
+pub(crate) fn take_snapshots(
+    context: &Context<'_, '_>,
+    envs: &mut [Env],
+    Position { step, .. }: Position,
+) -> Result<()> {
+    let rules = context.setup.config.governor();
+    let mut due: Vec<&mut Env> = vec![];
+    for env in envs {
+        if env.has_changed() {
+            env.guard.changed = Some(step);
+        }
+        if env.is_snapshot_due(&rules, step) {
+            env.sync_network(context.setup)?;
+            due.push(env);
         }
     }
-
-    /// Whether a snapshot is due now that a step is done.
-    fn is_snapshot_due(&self, rules: &GovernorConfig, step: usize) -> bool {
-        let calm = self.guard.vitals.is_calm();
-        self.has_fossilized() || (calm && rules.snapshot_due(step as u32, false))
+    let _scopes = context.hot_scopes(permitted::SNAPSHOT, permitted::snapshot);
+    let (mut networks, mut snapshots) = (vec![], vec![]);
+    for env in &mut due {
+        let (network, snapshot, graph) = env.snapshot_due(context.setup)?;
+        networks.push(network);
+        snapshots.push((snapshot, graph));
     }
-}
-
-impl Episode<'_, '_> {
-    /// Judges all envs by what the step measured; those that have failed go back to their snapshots. Waits for the
-    /// device where one has.
-    ///
-    /// # Errors
-    /// [`Error::Diverged`]: going back is no help. A failed device.
-    pub(crate) fn govern(&mut self, envs: &mut [Env], when: When) -> Result<()> {
-        let rules = self.setup.config.governor();
-        let mut restored = vec![];
-        for (place, env) in envs.iter_mut().enumerate() {
-            let loss = env.vital_loss();
-            if let Some(failure) = env.guard.vitals.check(&rules, loss) {
-                self.roll_back(env, failure, (&rules, when))?;
-                restored.push(place);
-            }
-        }
-        measure::again(self.fleet, envs, &restored)
+    meristem_nn::Fleet::of(networks).take_snapshots(snapshots)?;
+    for env in due {
+        (env.guard.snapshot_step, env.guard.failures) = (Some(step), 0);
     }
-
-    fn roll_back(
-        &mut self,
-        env: &mut Env,
-        failure: Failure,
-        (rules, when): (&GovernorConfig, When),
-    ) -> Result<()> {
-        let _span = self.fleet.machine.span(|| format!("rollback of env {}", env.index));
-        let (index, When { round, step }) = (env.index, when);
-        env.guard.failures += 1;
-        let Guard { snapshot_step: restored_step, failures, .. } = env.guard;
-        // An episode too short for so many is not to pass either if it was nothing but failures.
-        if failures >= rules.failures_max || failures as usize == self.setup.config.steps {
-            let error = Error::Diverged { env: index, round, step, failure, failures };
-            let what = format!("{}; going back is no help", failure.describe());
-            self.journal.emit_waiting(Event::Anomaly { env: index, round, step, what });
-            return Err(error);
-        }
-        let (cause, control_loss) = (env.guard.cause(step), env.control);
-        let before = Before::of(env);
-        let changes = env.restore_snapshot(self.setup)?;
-        self.fleet.replicas.iter_mut().for_each(Replicas::forget);
-        env.guard.rolled_back();
-        self.controller.get().roll_back(index, cause, rules.penalty as f32)?;
-        self.spent.rollbacks += 1;
-        let pruned = changes.iter().map(|change: &StageChange| change.slot.to_string()).collect();
-        self.journal.emit_waiting(Event::GovernorRollback {
-            env: index,
-            round,
-            step,
-            failure,
-            train_loss: env.train.loss_sum / env.train.samples.max(1) as f64,
-            control_loss: control_loss.and_then(|control| control.loss()),
-            restored_step,
-            pruned,
-            penalty: cause.map_or(0.0, |_| rules.penalty),
-            cause_step: cause,
-        });
-        changes.iter().for_each(|change| before.tell(env, change, when, self.journal));
-        Ok(())
-    }
-
-    /// The step is done: what is due is kept. Waits for nothing.
-    ///
-    /// # Errors
-    /// Memory, a failed device.
-    pub(crate) fn keep(&mut self, envs: &mut [Env], When { step, .. }: When) -> Result<()> {
-        let rules = self.setup.config.governor();
-        let mut due: Vec<&mut Env> = vec![];
-        for env in envs {
-            if env.has_changed() {
-                env.guard.changed = Some(step);
-            }
-            if env.is_snapshot_due(&rules, step) {
-                env.sync_network(self.setup)?;
-                due.push(env);
-            }
-        }
-        let _scopes = self.hot_scopes(permitted::SNAPSHOT, permitted::snapshot);
-        let (mut networks, mut snapshots) = (vec![], vec![]);
-        for env in &mut due {
-            let (network, snapshot, graph) = env.snapshot_due(self.setup)?;
-            networks.push(network);
-            snapshots.push((snapshot, graph));
-        }
-        meristem_nn::Fleet::of(networks).take_snapshots(snapshots)?;
-        for env in due {
-            (env.guard.snapshot_step, env.guard.failures) = (Some(step), 0);
-        }
-        Ok(())
-    }
+    Ok(())
 }

@@ -5,16 +5,10 @@ use meristem_grow::{Comparison, GateReport, Host, Stage, StageChange};
 
 use crate::env::Env;
 use crate::error::Result;
+use crate::position::Position;
 use crate::record::events::{Event, SlotState};
-use crate::record::observer::Journal;
+use crate::record::journal::Journal;
 use crate::setup::Setup;
-
-/// Where in a run something happens.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct When {
-    pub(crate) round: usize,
-    pub(crate) step: usize,
-}
 
 /// Opens a step for an env and tells which stages time alone has changed.
 ///
@@ -23,7 +17,7 @@ pub(crate) struct When {
 pub(crate) fn open_step(
     env: &mut Env,
     setup: &Setup,
-    when: When,
+    when: Position,
     journal: &mut Journal<'_>,
 ) -> Result<()> {
     let before = Before::of(env);
@@ -40,7 +34,7 @@ pub(crate) fn act(
     env: &mut Env,
     action: &Action,
     setup: &Setup,
-    when: When,
+    when: Position,
     journal: &mut Journal<'_>,
 ) -> Result<String> {
     let before = Before::of(env);
@@ -99,10 +93,10 @@ impl Before {
         &self,
         grown: &mut Env,
         change: &StageChange,
-        when: When,
+        when: Position,
         journal: &mut Journal<'_>,
     ) {
-        let When { round, step } = when;
+        let Position { round, step } = when;
         let env = grown.index;
         let slot = change.slot.to_string();
         let (from, to) = (change.from.to_string(), change.to.to_string());
@@ -137,7 +131,7 @@ fn contributions(env: &Env) -> Vec<Option<f64>> {
     env.measured.iter().map(|measured| measured.contribution_pp.map(f64::from)).collect()
 }
 
-fn germinated(env: &Env, index: usize, When { round, step }: When) -> Event {
+fn germinated(env: &Env, index: usize, Position { round, step }: Position) -> Event {
     let slot = &env.host.slots()[index];
     let (blueprint, style, parameters) = match &slot.module {
         Some(module) => (
@@ -151,7 +145,12 @@ fn germinated(env: &Env, index: usize, When { round, step }: When) -> Event {
     Event::ModuleGerminated { env: env.index, round, step, slot, blueprint, style, parameters }
 }
 
-fn gate_event(env: &Env, slot: usize, report: &GateReport, When { round, step }: When) -> Event {
+fn gate_event(
+    env: &Env,
+    slot: usize,
+    report: &GateReport,
+    Position { round, step }: Position,
+) -> Event {
     let reason = |condition: &meristem_grow::Condition| {
         let value = condition.value.map_or("not measured".into(), |value| format!("{value:.4}"));
         let needs = match condition.comparison {

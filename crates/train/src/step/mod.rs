@@ -1,8 +1,136 @@
 //! One step of the envs of this process.
+//!
+//! Time passes for the hosts and their networks follow (`growth::open_step`); the epoch's batches are gathered and
+//! trained on, all envs side by side, nothing is waited for (`training`, H4); the control split is evaluated in every
+//! configuration, and one read-back brings all metrics of all envs (`measure`, H1); what has failed is rolled back
+//! (`governor`); the controller decides (`decision`) and `growth::act` does it; snapshots that are due are taken.
+//! - `counterfactuals`: what modules are worth;
+//! - `telemetry`: what of a step is only told;
+//! - `permitted`: what the hot path may do;
+//! - `report`: the envs at the end of an episode.
 
-pub(crate) mod counterfactuals;
-pub(crate) mod governor;
-pub(crate) mod growth;
-pub(crate) mod measure;
-pub(crate) mod permitted;
-pub(crate) mod telemetry;
+mod context;
+mod counterfactuals;
+mod decision;
+mod governor;
+mod growth;
+mod measure;
+mod permitted;
+pub(crate) mod report;
+mod telemetry;
+mod training;
+
+pub(crate) use self::context::Context;
+use self::telemetry::{Clock, Telling};
+use crate::env::{Env, set_alphas};
+use crate::error::Result;
+use crate::position::Position;
+use crate::record::events::{Event, StepCompleted};
+
+/// Does one step. Waits for the devices.
+///
+/// # Errors
+/// A diverged env, a failed device.
+pub(crate) fn step(context: &mut Context<'_, '_>, envs: &mut [Env], when: Position) -> Result<()> {
+    let telling = Telling::of(&context.setup.config, when.step);
+    let mut clock = Clock::start(telling);
+    let _step = context.fleet.machine.span(|| format!("step {}", when.step));
+    for env in &mut *envs {
+        growth::open_step(env, context.setup, when, context.journal)?;
+    }
+    set_alphas(envs)?;
+    for (env, sizes) in envs.iter_mut().zip(&context.fleet.batch_sizes) {
+        // What growth makes new is made here, not in the inner loop.
+        for &size in sizes {
+            env.network.prepare_training(size)?;
+        }
+    }
+    for (env, replicas) in envs.iter_mut().zip(&mut context.fleet.replicas) {
+        replicas.open(&mut env.network, context.fleet.train.order().batches())?;
+    }
+    clock.lap(|phases| &mut phases.open);
+    let epoch = when.round * context.setup.config.steps + when.step;
+    training::train_epoch(context, envs, epoch as u64)?;
+    clock.lap(|phases| &mut phases.train);
+    let control = context.hot_scopes(permitted::CONTROL_STEP, permitted::control_step);
+    measure::control(context.fleet, envs)?;
+    measure::read(context.fleet, envs)?;
+    clock.lap(|phases| &mut phases.measure);
+    context.spent.images = envs.iter().map(|env| env.train.samples).sum();
+    context.spent.step_seconds = clock.measured();
+    tell_batches(context, envs, when);
+    drop(control);
+    context.journal.next_phase();
+    governor::govern(context, envs, when)?;
+    context.journal.next_phase();
+    let ranks = context.setup.config.policy_ranks().div_ceil(context.processes) as u64;
+    let deciding = context.hot_scopes(permitted::DECIDE, |_| permitted::decide(ranks));
+    let actions = decision::decide(context, envs, when)?;
+    drop(deciding);
+    clock.lap(|phases| &mut phases.decide);
+    *context.warm = true;
+    context.spent.steps = 1;
+    context.journal.next_phase();
+    for (env, action) in envs.iter().zip(actions) {
+        if let Some(found) = counterfactuals::of(env, when)? {
+            context.spent.validation.add(&found.cost);
+            context.journal.emit(Event::Counterfactuals(found));
+        }
+        let mut event = step_event(env, when, action, telling);
+        clock.tell(&mut event, context.spent.images);
+        context.journal.emit(Event::StepCompleted(event));
+    }
+    governor::take_snapshots(context, envs, when)
+}
+
+/// One line per batch and env, in the order in which they were trained.
+fn tell_batches(context: &mut Context<'_, '_>, envs: &[Env], Position { round, step }: Position) {
+    if !context.setup.config.log_batches {
+        return;
+    }
+    for batch in 0..context.fleet.train.len() {
+        context.journal.next_phase();
+        for env in envs {
+            if let Some(&loss) = env.train.batch_losses.get(batch) {
+                let env = env.index;
+                context.journal.emit_waiting(Event::BatchCompleted {
+                    env,
+                    round,
+                    step,
+                    batch,
+                    loss,
+                });
+            }
+        }
+    }
+}
+
+fn step_event(
+    env: &Env,
+    Position { round, step }: Position,
+    action: String,
+    telling: Telling,
+) -> StepCompleted {
+    let train = &env.train;
+    let samples = train.samples.max(1) as f64;
+    StepCompleted {
+        env: env.index,
+        round,
+        step,
+        train_loss: train.loss_sum / samples,
+        train_accuracy: train.correct as f64 / samples,
+        control_loss: env.control.and_then(|control| control.loss()),
+        control_accuracy: env.control.and_then(|control| control.accuracy()),
+        host_gradient_norm: telling.host_gradient_norm(env),
+        host_parameters: env.parameters().host,
+        grown_parameters: env.parameters().grown(),
+        slots: growth::slot_states(env, telling.gradients()),
+        action,
+        reward: env.reward,
+        step_seconds: None,
+        images_per_second: None,
+        phases: None,
+        gradients: telling.gradient_statistics(env),
+        fingerprint: (train.fingerprint != 0).then(|| format!("{:016x}", train.fingerprint)),
+    }
+}

@@ -114,8 +114,9 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::checkpoint::{Checkpoint, EventsPosition, Store};
+    use crate::checkpoint::{Checkpoint, Store};
     use crate::config::Layer;
+    use crate::record::event_writer::EventsPosition;
     use crate::record::events::Event;
     use crate::record::observer::Observer;
     use crate::settings::{ControllerKind, Limit, Preset};

@@ -19,7 +19,7 @@ pub use self::report::{ContenderReport, STUDY_VERSION, Study, StudyEnv, StudyRun
 use crate::config::{Layer, TrainConfig};
 use crate::error::{Error, Result};
 use crate::fleet::Machine;
-use crate::processes::world::World;
+use crate::processes::World;
 use crate::record::observer::Observer;
 use crate::record::run_folder::{POLICY, write_json};
 use crate::record::summary::{Status, Summary};

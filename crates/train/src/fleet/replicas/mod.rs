@@ -42,7 +42,8 @@ use meristem_nn::{HostData, HostTensor, Metrics, Network, StateDict};
 use self::rank::{Keeping, Rank};
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
-use crate::fleet::{Machine, batch_sizes};
+use crate::fleet::machine::Machine;
+use crate::fleet::serving::batch_sizes;
 
 /// The ranks that train one host.
 pub(crate) struct Replicas {

@@ -1,0 +1,46 @@
+//! An env as a checkpoint has it.
+
+use meristem_control::{History, Op, RewardState};
+use meristem_grow::{GateInputs, Topology};
+use meristem_nn::{EvalMetrics, Metrics, StateDict};
+use serde::{Deserialize, Serialize};
+
+use super::guard::Guard;
+use crate::record::summary::ModuleCounts;
+
+/// A saved env.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct SavedEnv {
+    pub(crate) state: EnvState,
+    pub(crate) tensors: EnvTensors,
+}
+
+/// An env, without its tensors.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct EnvState {
+    pub(crate) topology: Topology,
+    pub(crate) measured: Vec<GateInputs>,
+    pub(crate) interactions_pp: Vec<Option<f32>>,
+    pub(crate) accuracies_pp: Vec<f32>,
+    pub(crate) losses: Vec<f32>,
+    pub(crate) slot_history: History,
+    pub(crate) reward_state: RewardState,
+    pub(crate) last: Option<(Op, bool)>,
+    pub(crate) train: Metrics,
+    pub(crate) control: Option<EvalMetrics>,
+    pub(crate) history: ModuleCounts,
+    pub(crate) guard: Guard,
+}
+
+/// The tensors of an env, under PyTorch's names.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct EnvTensors {
+    /// Parameters and running statistics.
+    pub(crate) weights: StateDict,
+    /// What the optimiser remembers.
+    pub(crate) optimiser: StateDict,
+    /// What the governor goes back to.
+    pub(crate) snapshot: StateDict,
+    /// What the ranks that train it have not sent yet, as `fleet::Replicas` names it.
+    pub(crate) exchange: StateDict,
+}

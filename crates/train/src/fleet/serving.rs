@@ -1,0 +1,72 @@
+//! Gathers of splits, and the batches that they serve.
+
+use std::sync::Arc;
+
+use meristem_data::{Batch, Dataset, GatherBatches, GatherConfig};
+use meristem_device::Stream;
+use meristem_nn::LabelledBatch;
+
+use super::machine::Machine;
+use crate::error::Result;
+
+/// How a split is served for evaluation: to each env all of it, in order.
+pub(crate) struct Serving {
+    /// Samples in a batch.
+    pub(crate) batch: usize,
+    /// Which samples; all when absent.
+    pub(crate) subset: Option<Arc<[u32]>>,
+    /// Constants; the dataset's own when absent.
+    pub(crate) normalization: Option<meristem_data::Normalization>,
+}
+
+impl Serving {
+    /// A gather for each env, on its own stream and into its own memory (D3): unlike the training
+    /// gather, which deals the samples out, each of these serves every sample.
+    pub(crate) fn gathers(
+        &self,
+        machine: &Machine,
+        datasets: &[Arc<Dataset>],
+    ) -> Result<Vec<GatherBatches>> {
+        let gather = |(env, stream): (usize, &Stream)| {
+            let config = GatherConfig {
+                shuffle: false,
+                subset: self.subset.clone(),
+                normalization: self.normalization.clone(),
+                ..GatherConfig::new(self.batch, vec![stream.device().id()])
+            };
+            let dataset = datasets[machine.device_of[env]].clone();
+            Ok(GatherBatches::new(&config, &[dataset], std::slice::from_ref(stream))?)
+        };
+        machine.streams().iter().enumerate().map(gather).collect()
+    }
+}
+
+/// The distinct sizes of an env's batches.
+pub(crate) fn batch_sizes(gather: &GatherBatches, env: usize) -> Vec<usize> {
+    let order = gather.order();
+    let mut sizes: Vec<usize> =
+        (0..order.batches()).map(|batch| order.part(batch, env).len()).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    sizes.retain(|&size| size > 0);
+    sizes
+}
+
+/// Inputs and labels of batches.
+pub(crate) fn labelled(batches: &[Batch]) -> Vec<LabelledBatch<'_>> {
+    batches.iter().map(|batch| (&batch.inputs, &batch.targets)).collect()
+}
+
+/// Serves one epoch of one gather.
+///
+/// # Errors
+/// Those of the gather and of `each`.
+pub(crate) fn for_each_batch(
+    gather: &mut GatherBatches,
+    mut each: impl FnMut(&Batch) -> Result<()>,
+) -> Result<()> {
+    while let Some(batches) = gather.next()? {
+        batches.iter().try_for_each(&mut each)?;
+    }
+    Ok(())
+}

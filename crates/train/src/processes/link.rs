@@ -1,0 +1,65 @@
+//! The wire between processes: a transport of `meristem-comm`, on a device that nothing else is done on.
+
+use meristem_comm::{Call, Parcel, Transport};
+use meristem_device::{DType, Owner, Stream, Tensor};
+
+use super::meeting::{Receivers, Wire};
+use crate::error::Result;
+
+/// The link of a process to the others.
+pub(super) struct Link {
+    pub(super) transport: Box<dyn Transport>,
+    /// A stream of a device of its own.
+    pub(super) stream: Stream,
+}
+
+impl Wire for Link {
+    fn rank(&self) -> usize {
+        self.transport.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.transport.size()
+    }
+
+    fn exchange(
+        &mut self,
+        own: &[u8],
+        bytes: &[usize],
+        receivers: Receivers,
+    ) -> Result<Vec<Vec<u8>>> {
+        let (me, all) = (self.transport.rank(), 0..self.transport.size());
+        let hears = |rank: usize| receivers.contains(rank);
+        let mut sends = vec![];
+        if bytes[me] > 0 {
+            let tensor = Tensor::from_slice(&self.stream, own, [own.len()], Owner::Collectives)?;
+            let peers = all.clone().filter(|peer| *peer != me && hears(*peer));
+            sends = peers.map(|peer| Parcel::new(peer, &tensor)).collect::<Result<_, _>>()?;
+        }
+        let (mut receives, mut places) = (vec![], vec![]);
+        for peer in all.clone().filter(|peer| hears(me) && *peer != me && bytes[*peer] > 0) {
+            let tensor = Tensor::zeros(&self.stream, [bytes[peer]], DType::U8, Owner::Collectives)?;
+            receives.push(Parcel::new(peer, &tensor)?);
+            places.push((peer, tensor));
+        }
+        self.transport.exchange(&call(), &self.stream, &sends, &receives)?;
+        if !hears(me) {
+            return Ok(vec![]);
+        }
+        let mut heard = vec![vec![]; all.len()];
+        heard[me] = own.to_vec();
+        for (peer, tensor) in places {
+            heard[peer] = tensor.to_vec::<u8>()?;
+        }
+        Ok(heard)
+    }
+
+    fn barrier(&mut self) -> Result<()> {
+        Ok(self.transport.barrier(&call())?)
+    }
+}
+
+/// The name of every meeting for the transport, which has it in its errors.
+fn call() -> Call {
+    Call::of("train")
+}

@@ -1,0 +1,39 @@
+//! The totals of a run: what its summary and its checkpoints count.
+
+use serde::{Deserialize, Serialize};
+
+use crate::record::summary::{HotTotals, Validation};
+
+/// Totals of a run over its episodes, or of a part of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Totals {
+    /// Steps of all rounds.
+    pub(crate) steps: u64,
+    /// Batches of all envs.
+    pub(crate) training_steps: u64,
+    /// Images trained.
+    pub(crate) images: u64,
+    /// Seconds in steps.
+    pub(crate) step_seconds: f64,
+    /// Inner loops of the epochs after the first of each process.
+    pub(crate) hot: HotTotals,
+    /// Counterfactual validation.
+    pub(crate) validation: Validation,
+    /// Rollbacks of all envs.
+    pub(crate) rollbacks: u64,
+}
+
+impl Totals {
+    /// Adds a step that all ranks did, side by side.
+    pub(crate) fn add(&mut self, ranks: &[Totals]) {
+        self.steps += ranks.first().map_or(0, |first| first.steps);
+        self.step_seconds += ranks.iter().map(|rank| rank.step_seconds).fold(0.0, f64::max);
+        for rank in ranks {
+            self.training_steps += rank.training_steps;
+            self.images += rank.images;
+            self.hot.merge(&rank.hot);
+            self.validation.merge(&rank.validation);
+            self.rollbacks += rank.rollbacks;
+        }
+    }
+}

@@ -1,0 +1,429 @@
+//! A prepared run: its rounds, and what is left of them.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use meristem_data::{Split, cache};
+use meristem_grow::BlueprintSet;
+
+use super::begin::{Begin, Begun, Resumed};
+use super::episode::{Episode, Start, Trained};
+use super::files::RunFiles;
+use super::weights_files::{export_best, write_weights};
+use crate::checkpoint::{Checkpoint, Checkpoints, Current, Identity, RunInputs, Store, checksum};
+use crate::config::TrainConfig;
+use crate::env::{Env, EnvOptions, EnvTensors, SavedEnv};
+use crate::error::{Error, Result};
+use crate::fleet::{Fleet, Machine, Replicas};
+use crate::position::Position;
+use crate::processes::World;
+use crate::record::events::{Event, RunStarted};
+use crate::record::journal::Journal;
+use crate::record::observer::Observer;
+use crate::record::run_folder::RunFolder;
+use crate::record::summary::{
+    DatasetSummary, EnvSummary, MemorySummary, RoundSummary, SUMMARY_VERSION, Status, Summary,
+};
+use crate::record::totals::Totals;
+use crate::record::trace::RunTrace;
+use crate::setup::controllers::AnyController;
+use crate::setup::{Names, Setup, residency};
+use crate::step::{Context, report};
+
+/// A run that can start.
+pub(crate) struct Run {
+    setup: Setup,
+    fleet: Fleet,
+    controller: AnyController,
+    totals: Totals,
+    /// Also what is known of the rounds that ended.
+    checkpoints: Checkpoints,
+    /// Whether this process has done a step.
+    warm: bool,
+}
+
+impl Run {
+    pub(crate) fn prepare(
+        config: &TrainConfig,
+        names: Names,
+        blueprints: BlueprintSet,
+        files: &RunFiles,
+        world: &mut World,
+    ) -> Result<Self> {
+        let trace = files.trace.as_ref().map(RunTrace::trace);
+        let envs = world.part(config.envs);
+        let machine = Machine::open(&names.devices, envs, &config.device_options(trace))?;
+        let prepared = Self::on(machine, config, names, blueprints, files, world);
+        prepared.map_err(|error| match config.device_memory {
+            Some(limit) if error.is_out_of_memory() => {
+                let expected = format!("enough for data and envs as a round begins: {error}");
+                Error::value("device-memory", limit, expected)
+            }
+            _ => error,
+        })
+    }
+
+    /// As [`Run::prepare`], on devices that are open.
+    pub(crate) fn on(
+        machine: Machine,
+        config: &TrainConfig,
+        names: Names,
+        blueprints: BlueprintSet,
+        files: &RunFiles,
+        world: &mut World,
+    ) -> Result<Self> {
+        let _span = machine.span(|| "prepare");
+        let residency = residency(config);
+        let train = machine.load(&names.spec, Split::Train, residency)?;
+        let test = machine.load(&names.spec, Split::Test, residency)?;
+        let info = cache::files(&names.spec)?.info()?;
+        let setup = Setup::new(config, names, info, Arc::new(blueprints))?;
+        setup.try_weights(&machine.streams()[0])?;
+        let fleet = Fleet::new(machine, &setup, [train, test], world)?;
+        let stream = fleet.machine.policy_device().stream("policy");
+        let controller = AnyController::new(&setup, &stream, world)?;
+        if setup.config.device_memory.is_some() {
+            try_envs(&setup, &fleet)?;
+        }
+        let identity = Identity {
+            config: config.identity(),
+            dataset: dataset_summary(&setup, &fleet),
+            instruction_set: setup.isa.to_string(),
+        };
+        let store = files.folder.as_ref().map(|folder| Store::new(folder.checkpoints()));
+        let checkpoints = Checkpoints { store, identity, rounds: vec![], envs: vec![] };
+        Ok(Self { setup, fleet, controller, totals: Totals::default(), checkpoints, warm: false })
+    }
+
+    /// Checks that all processes have the same settings, data and files.
+    ///
+    /// # Errors
+    /// [`Error::OfRank`] names the first that differs, and in what.
+    pub(super) fn check_same(&self, world: &mut World) -> Result<()> {
+        if world.size() == 1 {
+            return Ok(());
+        }
+        let config = self.setup.config.in_common();
+        let identity = Identity { config, ..self.checkpoints.identity.clone() };
+        let own = self.checksums().map(|checksums| RunInputs { identity, checksums });
+        RunInputs::check_same(&world.all_gather(own)?)
+    }
+
+    /// Checksums of what it starts from besides its settings, by name. Waits for the device.
+    fn checksums(&self) -> Result<Vec<(String, String)>> {
+        let version = ("version", env!("CARGO_PKG_VERSION").to_string());
+        let data = ["training data", "test data"].into_iter().zip(&self.fleet.datasets);
+        let data = data.map(|(name, data)| Ok((name, format!("{:08x}", data.checksum()?))));
+        let data: Vec<(&str, String)> = data.collect::<Result<_>>()?;
+        let files = self.setup.files().into_iter().map(|(name, state)| (name, checksum(state)));
+        let all = std::iter::once(version).chain(data).chain(files);
+        Ok(all.map(|(name, what)| (name.to_string(), what)).collect())
+    }
+
+    /// Its devices.
+    #[cfg(test)]
+    pub(crate) fn devices(&self) -> &[meristem_device::Device] {
+        self.fleet.machine.devices()
+    }
+
+    /// Runs all rounds, or those that are left, and writes what is left of them, whatever happens. The summary is that
+    /// of the first rank, on all.
+    pub(crate) fn finish(
+        mut self,
+        world: &mut World,
+        begin: Begin,
+        observer: &mut dyn Observer,
+        files: RunFiles,
+    ) -> Result<Summary> {
+        let span = self.fleet.machine.span(|| "run");
+        let RunFiles { folder, trace } = files;
+        let folder = folder.as_ref();
+        let Begun { writer, next, envs } = world.agree(begin.open(folder))?;
+        let mut journal = Journal::new(writer, observer, world.size() > 1);
+        match next {
+            Position { round: 0, step: 0 } => journal.announce(self.run_started()),
+            // The file has it already; who watches has not.
+            _ => journal.tell(&self.run_started()),
+        }
+        let result = self.rounds(folder, world, &mut journal, next, envs);
+        if result.is_err() {
+            // Others may be in the next epoch, and wait for gradients.
+            self.fleet.replicas.iter_mut().for_each(Replicas::leave);
+        }
+        let result = world.agree(result);
+        drop(span);
+        let (status, error) = match &result {
+            Ok(status) => (*status, None),
+            Err(error) => (Status::Failed, Some(error.to_string())),
+        };
+        let own = MemorySummary::of(self.fleet.machine.devices());
+        // Where ranks do not hear of each other any more, each knows its own.
+        let all = world.gather(own.clone()).unwrap_or_default();
+        let memory = all.into_iter().reduce(MemorySummary::with).unwrap_or(own);
+        let outcome = Outcome { status, error, memory };
+        let closed = world.broadcast(|| self.close(folder, journal, outcome, trace));
+        // The first thing that went wrong is what to report.
+        result?;
+        closed
+    }
+
+    /// Writes what there is to say of a run that has ended: the last event, the trace, the summary.
+    fn close(
+        self,
+        folder: Option<&RunFolder>,
+        mut journal: Journal<'_>,
+        outcome: Outcome,
+        trace: Option<RunTrace>,
+    ) -> Result<Summary> {
+        let seconds = journal.seconds();
+        journal.announce(Event::RunEnded {
+            status: outcome.status.name().into(),
+            error: outcome.error.clone(),
+            steps: self.totals.steps,
+            images: self.totals.images,
+            wall_seconds: seconds,
+        });
+        let closed = journal.close();
+        let traced = trace.map(RunTrace::finish).transpose();
+        let dropped = closed.as_ref().map_or(0, |dropped| *dropped);
+        let path = folder.map_or(Path::new(""), RunFolder::path);
+        let mut summary = self.summary(path, outcome, seconds, dropped);
+        summary.trace = traced.as_ref().ok().cloned().flatten();
+        let written = folder.map_or(Ok(()), |folder| folder.write_summary(&summary));
+        closed?;
+        traced?;
+        written?;
+        Ok(summary)
+    }
+
+    fn rounds(
+        &mut self,
+        folder: Option<&RunFolder>,
+        world: &mut World,
+        journal: &mut Journal<'_>,
+        next: Position,
+        mut envs: Vec<SavedEnv>,
+    ) -> Result<Status> {
+        let rounds = self.setup.config.rounds;
+        for round in next.round..rounds {
+            let start = match std::mem::take(&mut envs) {
+                saved if saved.is_empty() => Start::Fresh,
+                saved => Start::At(next.step, saved),
+            };
+            let trained = self.round(folder, world, journal, round, start)?;
+            let last = round + 1 == rounds && trained.steps == self.setup.config.steps;
+            if trained.interrupted && !last {
+                folder.map_or(Ok(()), |folder| self.export(folder))?;
+                return Ok(Status::Interrupted);
+            }
+        }
+        if let Some(folder) = folder {
+            self.controller.save_policy(&folder.policy())?;
+            self.export(folder)?;
+        }
+        Ok(Status::Completed)
+    }
+
+    /// One round: an episode, its report, its weights, and a checkpoint if another round follows.
+    fn round(
+        &mut self,
+        folder: Option<&RunFolder>,
+        world: &mut World,
+        journal: &mut Journal<'_>,
+        round: usize,
+        start: Start,
+    ) -> Result<Trained> {
+        let context = Context {
+            setup: &self.setup,
+            fleet: &mut self.fleet,
+            controller: &mut self.controller,
+            journal,
+            processes: world.size(),
+            spent: Totals::default(),
+            warm: &mut self.warm,
+        };
+        let (totals, checkpoints) = (&mut self.totals, &self.checkpoints);
+        let mut episode = Episode { context, world, totals, round, checkpoints };
+        let mut trained = episode.train(start)?;
+        let _report = self.fleet.machine.span(|| "report and save");
+        let own = report::report(&mut self.fleet, &self.setup, &mut trained.envs)?;
+        self.checkpoints.envs = world.gather_envs(own)?.concat();
+        self.checkpoints.envs.iter().for_each(|env| journal.announce(episode_ended(env, round)));
+        write_weights(&self.setup.info, folder, world, &trained.envs)?;
+        self.checkpoints.rounds.push(round_summary(&self.checkpoints.envs, round, &trained));
+        let config = &self.setup.config;
+        if trained.steps == config.steps && round + 1 < config.rounds {
+            let next = Position { round: round + 1, step: 0 };
+            journal.announce(Event::CheckpointWritten { round: next.round, step: next.step });
+            let (totals, controller) = (self.totals, self.controller.get().save()?);
+            let current = Current { next, envs: vec![], totals, controller };
+            self.checkpoints.write(current, world, journal)?;
+        }
+        Ok(trained)
+    }
+
+    fn run_started(&self) -> Event {
+        let Self { setup, fleet, .. } = self;
+        let config = &setup.config;
+        Event::RunStarted(RunStarted {
+            version: env!("CARGO_PKG_VERSION").into(),
+            dataset: setup.info.name.clone(),
+            train_samples: fleet.train_samples,
+            control_samples: fleet.control_samples,
+            test_samples: fleet.test_samples,
+            host: setup.host.to_string(),
+            host_parameters: setup.host.parameters(&setup.image),
+            envs: config.envs,
+            rounds: config.rounds,
+            steps: config.steps,
+            batches: fleet.train.len(),
+            controller: config.controller.to_string(),
+            instruction_set: setup.isa.to_string(),
+            devices: fleet.machine.device_names(),
+            threads: self.threads(),
+            ranks: config.ranks(),
+            exchange: config.exchange.to_string(),
+            seed: config.seed,
+        })
+    }
+
+    fn threads(&self) -> usize {
+        self.fleet.machine.devices().first().map_or(0, |device| device.threads())
+    }
+
+    /// Exports the best env's weights, where that was asked for.
+    fn export(&self, folder: &RunFolder) -> Result<()> {
+        let target = self.setup.config.export.as_deref();
+        target.map_or(Ok(()), |target| export_best(target, &self.checkpoints.envs, folder))
+    }
+
+    fn summary(
+        self,
+        run_dir: &Path,
+        outcome: Outcome,
+        wall_seconds: f64,
+        events_dropped: u64,
+    ) -> Summary {
+        let Totals { steps, training_steps, images, step_seconds, hot, validation, rollbacks } =
+            self.totals;
+        let Outcome { status, error, memory } = outcome;
+        let threads = self.threads();
+        let Self { setup, fleet, .. } = &self;
+        let rate = images as f64 / step_seconds;
+        Summary {
+            version: SUMMARY_VERSION,
+            program_version: env!("CARGO_PKG_VERSION").into(),
+            status,
+            error,
+            run_dir: PathBuf::from(run_dir),
+            host: setup.host.to_string(),
+            controller: setup.config.controller.to_string(),
+            seed: setup.config.seed,
+            dataset: dataset_summary(setup, fleet),
+            instruction_set: setup.isa.to_string(),
+            threads,
+            ranks: setup.config.ranks(),
+            exchange: setup.config.exchange.to_string(),
+            rounds: self.checkpoints.rounds.len(),
+            steps,
+            training_steps,
+            images,
+            images_per_s: if rate.is_finite() { rate } else { 0.0 },
+            wall_seconds,
+            step_seconds,
+            memory,
+            hot_path: hot.per_step(),
+            validation,
+            rollbacks,
+            events_dropped,
+            trace: None,
+            envs: self.checkpoints.envs,
+            round_results: self.checkpoints.rounds,
+        }
+    }
+
+    /// Takes over what a checkpoint holds for this process, if it is one of this run.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`], [`Error::Value`]: a checkpoint of another run.
+    pub(super) fn restore(&mut self, file: &Path, checkpoint: Checkpoint) -> Result<Resumed> {
+        let Checkpoint { progress, envs, controller } = checkpoint;
+        let unfit = |problem| Error::Checkpoint { path: file.into(), problem };
+        self.checkpoints.identity.check(file, &progress.identity)?;
+        let in_a_round = progress.next.step > 0;
+        if in_a_round && envs.len() != self.setup.config.envs {
+            return Err(unfit(format!("it has {} envs", envs.len())));
+        }
+        // What a rank had not sent is there, if it is only how often it was asked.
+        let kept = |env: &EnvTensors, rank| env.exchange.get(&format!("{rank}.step")).is_some();
+        let replicas = Some(self.setup.config.replicas()).filter(|replicas| *replicas > 1);
+        let mut ranks = 0..replicas.unwrap_or(0);
+        if let Some(rank) = ranks.find(|rank| envs.iter().any(|env| !kept(env, *rank))) {
+            return Err(unfit(format!("it has nothing of rank {rank}")));
+        }
+        self.controller.get().restore(&controller).map_err(|error| unfit(error.to_string()))?;
+        self.totals = progress.totals;
+        (self.checkpoints.rounds, self.checkpoints.envs) = (progress.rounds, progress.last_envs);
+        let own = self.fleet.machine.envs();
+        let envs = progress.envs.into_iter().zip(envs).skip(own.start).take(own.len());
+        let envs = envs.map(|(state, tensors)| SavedEnv { state, tensors }).collect();
+        Ok(Resumed { next: progress.next, envs, events: progress.events })
+    }
+}
+
+/// How a run ended.
+struct Outcome {
+    status: Status,
+    error: Option<String>,
+    memory: MemorySummary,
+}
+
+/// Makes all envs as a round begins with them, and lets go of them: memory that does not suffice for that is found
+/// before a run begins.
+fn try_envs(setup: &Setup, fleet: &Fleet) -> Result<()> {
+    let (mut envs, seed) = (vec![], setup.config.seed);
+    for ((index, stream), sizes) in fleet.machine.streams_by_env().zip(&fleet.batch_sizes) {
+        let mut env = Env::new(setup, EnvOptions { index, stream, seed, batch_log: 1 })?;
+        sizes.iter().try_for_each(|&size| env.network.prepare_training(size))?;
+        envs.push(env);
+    }
+    Ok(())
+}
+
+fn dataset_summary(setup: &Setup, fleet: &Fleet) -> DatasetSummary {
+    let info = &setup.info;
+    DatasetSummary {
+        name: info.name.clone(),
+        train_samples: fleet.train_samples,
+        control_samples: fleet.control_samples,
+        test_samples: fleet.test_samples,
+        skipped: info.skipped,
+        image: [info.channels, info.height, info.width],
+        classes: info.classes.clone(),
+        mean: info.mean.clone(),
+        std: info.std.clone(),
+    }
+}
+
+fn episode_ended(env: &EnvSummary, round: usize) -> Event {
+    Event::EpisodeEnded {
+        env: env.env,
+        round,
+        control_accuracy: env.control_accuracy,
+        test_accuracy: env.test_accuracy,
+        test_loss: env.test_loss,
+        host_parameters: env.host_parameters,
+        grown_parameters: env.grown_parameters,
+    }
+}
+
+fn round_summary(envs: &[EnvSummary], round: usize, trained: &Trained) -> RoundSummary {
+    RoundSummary {
+        round,
+        steps: trained.steps,
+        policy: trained.policy.clone(),
+        control_accuracy: envs.iter().map(|env| env.control_accuracy).collect(),
+        test_accuracy: envs.iter().map(|env| env.test_accuracy).collect(),
+        parameters: envs.iter().map(|env| env.parameters).collect(),
+    }
+}

@@ -1,0 +1,52 @@
+//! The weights that a run leaves: of every env, and of the best where they were asked for.
+
+use std::path::{Path, PathBuf};
+
+use meristem_data::DatasetInfo;
+use meristem_nn::safetensors;
+
+use crate::env::Env;
+use crate::error::{Error, Result};
+use crate::processes::World;
+use crate::record::run_folder::{RunFolder, weights_name, write_whole};
+use crate::record::summary::EnvSummary;
+use crate::setup::weights;
+
+/// Writes the weights of all envs as they are. Waits for the devices.
+///
+/// # Errors
+/// The disk refused; a failed device; a rank is gone.
+pub(super) fn write_weights(
+    info: &DatasetInfo,
+    folder: Option<&RunFolder>,
+    world: &mut World,
+    envs: &[Env],
+) -> Result<()> {
+    for (nth, Env { index, network, host, .. }) in envs.iter().enumerate() {
+        let name = PathBuf::from(weights_name(*index));
+        let own = || weights::to_bytes(&name, network, host, info);
+        let all = world.gather_env_bytes(own)?;
+        let Some(folder) = folder else { continue };
+        for (rank, bytes) in all.iter().enumerate() {
+            let name = weights_name(rank * envs.len() + nth);
+            safetensors::write(&folder.weights().join(name), bytes)?;
+        }
+    }
+    Ok(())
+}
+
+/// Copies the best env's weights to `target`: best by control accuracy, the first one
+/// without a control split (the test split is not there to choose by).
+///
+/// # Errors
+/// The disk refused.
+pub(super) fn export_best(target: &Path, envs: &[EnvSummary], folder: &RunFolder) -> Result<()> {
+    let accuracy = |env: &EnvSummary| env.control_accuracy.unwrap_or(0.0);
+    let better =
+        |a: &usize, b: &usize| accuracy(&envs[*a]).total_cmp(&accuracy(&envs[*b])).then(b.cmp(a));
+    let best = (0..envs.len()).max_by(better).unwrap_or(0);
+    let path = folder.weights().join(weights_name(best));
+    let bytes =
+        std::fs::read(&path).map_err(|source| Error::RunFolder { action: "read", path, source })?;
+    write_whole(target, &bytes)
+}

@@ -1,0 +1,39 @@
+//! What the parts of a step work with.
+
+use meristem_device::{Counts, HotScope, Policy};
+
+use crate::fleet::Fleet;
+use crate::record::journal::Journal;
+use crate::record::totals::Totals;
+use crate::setup::Setup;
+use crate::setup::controllers::AnyController;
+
+/// Everything in this process that a step works with, besides the envs.
+pub(crate) struct Context<'a, 'j> {
+    pub(crate) setup: &'a Setup,
+    pub(crate) fleet: &'a mut Fleet,
+    pub(crate) controller: &'a mut AnyController,
+    pub(crate) journal: &'a mut Journal<'j>,
+    /// Processes of the run.
+    pub(crate) processes: usize,
+    /// Totals of the step in progress.
+    pub(crate) spent: Totals,
+    /// Whether this process has done a step: its first may make what the others reuse (D5).
+    pub(crate) warm: &'a mut bool,
+}
+
+impl Context<'_, '_> {
+    /// A scope on each device. This process's first step is only counted.
+    #[track_caller]
+    pub(crate) fn hot_scopes(
+        &self,
+        name: &'static str,
+        permitted: impl Fn(u64) -> Counts,
+    ) -> Vec<HotScope> {
+        self.fleet.machine.hot_scopes(name, self.hot_policy(), permitted)
+    }
+
+    fn hot_policy(&self) -> Policy {
+        if *self.warm { self.setup.config.hot_scope.0 } else { Policy::Off }
+    }
+}

@@ -1,0 +1,81 @@
+//! The report of an episode: its envs, measured for the last time.
+
+use std::path::PathBuf;
+
+use meristem_grow::ParameterCounts;
+use meristem_nn::{EvalMetrics, Metrics};
+
+use crate::env::Env;
+use crate::error::Result;
+use crate::fleet::Fleet;
+use crate::record::run_folder::weights_name;
+use crate::record::summary::{EnvSummary, ModuleSummary};
+use crate::setup::Setup;
+use crate::step::measure;
+
+/// The end of an episode: leave-one-out of every module on the control split, and the one look at the test
+/// split. One wait.
+///
+/// # Errors
+/// A failed device.
+pub(crate) fn report(
+    fleet: &mut Fleet,
+    setup: &Setup,
+    envs: &mut [Env],
+) -> Result<Vec<EnvSummary>> {
+    let mut test_rows = vec![];
+    for env in envs.iter_mut() {
+        test_rows.push(env.open_report(setup)?);
+    }
+    measure::control(fleet, envs)?;
+    let rows: Vec<_> = test_rows.iter().map(|&row| row..row + 1).collect();
+    measure::serve(envs, &mut fleet.test, &rows)?;
+    let has_control = !fleet.control.is_empty();
+    let all = measure::read_all(fleet, envs)?;
+    let mut summaries = vec![];
+    for ((env, metrics), row) in envs.iter_mut().zip(all).zip(test_rows) {
+        let test = metrics.eval.get(row).copied().unwrap_or_default();
+        summaries.push(summarise(env, metrics, test, has_control));
+    }
+    Ok(summaries)
+}
+
+fn summarise(env: &mut Env, metrics: Metrics, test: EvalMetrics, has_control: bool) -> EnvSummary {
+    let samples = env.train.samples.max(1) as f64;
+    let (train_loss, train_correct) = (env.train.loss_sum, env.train.correct as f64);
+    env.note(metrics, has_control);
+    let ParameterCounts { host, .. } = *env.parameters();
+    EnvSummary {
+        env: env.index,
+        train_loss: train_loss / samples,
+        train_accuracy: train_correct / samples,
+        control_loss: env.control.and_then(|control| control.loss()),
+        control_accuracy: env.control.and_then(|control| control.accuracy()),
+        test_loss: test.loss().unwrap_or(f64::NAN),
+        test_accuracy: test.accuracy().unwrap_or(f64::NAN),
+        parameters: env.parameters().total(),
+        host_parameters: host,
+        grown_parameters: env.parameters().grown(),
+        modules: modules(env),
+        history: env.history,
+        rollbacks: env.guard.rollbacks,
+        weights: PathBuf::from("weights").join(weights_name(env.index)),
+    }
+}
+
+fn modules(env: &Env) -> Vec<ModuleSummary> {
+    let slots = env.host.slots().iter().zip(&env.measured).zip(&env.parameters().modules);
+    slots
+        .filter_map(|((slot, measured), &parameters)| {
+            let module = slot.module.as_ref()?;
+            Some(ModuleSummary {
+                slot: slot.name.to_string(),
+                blueprint: module.blueprint.name.clone(),
+                stage: slot.stage.to_string(),
+                alpha: f64::from(slot.alpha()),
+                parameters,
+                contribution: measured.contribution_pp.map(f64::from),
+            })
+        })
+        .collect()
+}
