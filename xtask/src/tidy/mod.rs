@@ -1,8 +1,10 @@
 //! Rules of the house that no compiler checks, as one command.
 
 mod arrows;
+mod cycles;
 mod documents;
 mod lints;
+mod paths;
 mod sizes;
 mod tree;
 mod waits;
@@ -27,6 +29,7 @@ impl Finding {
 pub(crate) fn run(root: &Path) -> ExitCode {
     let checked = tree::read(root).and_then(|tree| {
         let mut findings = arrows::check(&tree)?;
+        findings.extend(cycles::check(&tree)?);
         findings.extend(documents::check(&tree));
         findings.extend(lints::check(&tree)?);
         findings.extend(sizes::check(&tree)?);

@@ -6,7 +6,8 @@ use std::path::Path;
 
 use walkdir::{DirEntry, WalkDir};
 
-use super::waits;
+/// The table of permitted waits.
+pub(crate) const WAITS: &str = "crates/train/permitted.toml";
 
 /// A text file of the repository.
 pub(crate) struct File {
@@ -43,7 +44,7 @@ pub(crate) fn read(root: &Path) -> Result<Tree, Box<dyn Error>> {
         let entry = entry?;
         let wanted = entry.path().extension().is_some_and(|e| e == "rs" || e == "md")
             || entry.file_name() == "Cargo.toml"
-            || entry.path().ends_with(waits::TABLE);
+            || entry.path().ends_with(WAITS);
         if entry.file_type().is_file() && wanted {
             let path = entry.path().strip_prefix(root)?.to_string_lossy().replace('\\', "/");
             files.push(File { path, text: fs::read_to_string(entry.path())? });

@@ -7,10 +7,7 @@ use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 
 use super::Finding;
-use super::tree::{File, Tree};
-
-/// Where the table is.
-pub(crate) const TABLE: &str = "crates/train/permitted.toml";
+use super::tree::{File, Tree, WAITS as TABLE};
 
 /// Crates whose code asks a device for something; the device's own waits are its subject.
 const CRATES: [&str; 7] = ["comm", "data", "nn", "grow", "control", "train", "meristem"];

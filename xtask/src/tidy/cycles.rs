@@ -1,0 +1,315 @@
+//! No two modules of a crate import each other, directly or in a circle.
+//!
+//! In every folder the modules beside each other are looked at: a path in one (or below it) that leads into
+//! another is an arrow between the two, and the arrows must form no circle. Paths are followed through
+//! re-exports. A module and the folder that it is in may name each other, and tests may name anything.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::error::Error;
+
+use super::Finding;
+use super::paths::{self, Source};
+use super::tree::Tree;
+
+/// Modules that import each other still.
+struct Known {
+    /// Folder that they are in.
+    folder: &'static str,
+    modules: &'static [&'static str],
+    reason: &'static str,
+}
+
+/// Circles that are left. One may shrink; a module that joins it, or another circle, is a finding.
+const KNOWN: [Known; 10] = [
+    Known {
+        folder: "crates/comm/src",
+        modules: &["communicator", "dense", "mpi", "placement"],
+        reason: "the communicator's operations are in files beside it and take it as argument",
+    },
+    Known {
+        folder: "crates/comm/src/mpi",
+        modules: &["thread", "transfer"],
+        reason: "the thread owns transfers, which name its requests",
+    },
+    Known {
+        folder: "crates/device/src",
+        modules: &[
+            "args",
+            "block",
+            "counters",
+            "device",
+            "error",
+            "executor",
+            "expect",
+            "group",
+            "hazard",
+            "id",
+            "launch",
+            "memory",
+            "placement",
+            "pool",
+            "queue",
+            "sanitize",
+            "scope",
+            "shape",
+            "size_class",
+            "storage",
+            "stream",
+            "submit",
+            "tensor",
+            "trace",
+            "transfer",
+            "watermark",
+            "work",
+        ],
+        reason: "what looks on (trace, sanitizer, scopes) has no interface of its own to the core yet",
+    },
+    Known {
+        folder: "crates/device/src/trace",
+        modules: &["event", "lane", "span", "writer"],
+        reason: "a lane owns its events, which name its launches",
+    },
+    Known {
+        folder: "crates/grow/src",
+        modules: &["blueprint", "build", "gates", "host", "rules", "slot"],
+        reason: "a blueprint is built into the host that holds it",
+    },
+    Known {
+        folder: "crates/grow/src",
+        modules: &["error", "slot_name", "spec"],
+        reason: "the error has variants that hold names and descriptions, whose parsers return it",
+    },
+    Known {
+        folder: "crates/meristem/src",
+        modules: &["check", "commands"],
+        reason: "`check` runs commands, of which it is one",
+    },
+    Known {
+        folder: "crates/nn/src",
+        modules: &["error", "graph", "init", "kernels", "layout", "network", "ops", "plan"],
+        reason: "the error describes graphs and plans; kernels and steps of plans share geometry",
+    },
+    Known {
+        folder: "crates/nn/src/kernels",
+        modules: &["conv", "linear"],
+        reason: "both run on one tile kernel, which is in neither's room yet",
+    },
+    Known {
+        folder: "crates/train/src",
+        modules: &["config", "controller_kind", "devices", "preset", "ranks", "settings"],
+        reason: "the settings are about to be declared once",
+    },
+];
+
+/// An arrow between two modules of a folder: from, to, and the first place that draws it.
+type Arrows<'a> = BTreeMap<(&'a str, &'a str), String>;
+
+/// Every circle that is not known, and every known one that is gone.
+pub(crate) fn check(tree: &Tree) -> Result<Vec<Finding>, Box<dyn Error>> {
+    judge(tree, &KNOWN)
+}
+
+fn judge(tree: &Tree, known: &[Known]) -> Result<Vec<Finding>, Box<dyn Error>> {
+    let (mut findings, mut excused) = (vec![], BTreeSet::new());
+    let roots: BTreeSet<&str> = tree.ending(".rs").filter_map(|f| crate_root(&f.path)).collect();
+    for root in roots {
+        let sources = paths::read(tree, root)?;
+        for (folder, arrows) in &folders(root, &sources) {
+            for circle in circles(arrows) {
+                let listed = |known: &Known| {
+                    known.folder == folder && circle.iter().all(|m| known.modules.contains(m))
+                };
+                match known.iter().position(listed) {
+                    Some(at) => drop(excused.insert(at)),
+                    None => {
+                        let here = known.iter().filter(|known| known.folder == folder);
+                        let here: Vec<&str> =
+                            here.flat_map(|known| known.modules).copied().collect();
+                        findings.push(Finding::new(folder, describe(&circle, &here, arrows)));
+                    }
+                }
+            }
+        }
+    }
+    for (at, Known { folder, modules, reason }) in known.iter().enumerate() {
+        let modules = modules.join(", ");
+        if reason.is_empty() {
+            findings.push(Finding::new(*folder, format!("circle of {modules}: give a reason")));
+        }
+        if !excused.contains(&at) {
+            let message = format!("the circle of {modules} is gone: take it out of the known ones");
+            findings.push(Finding::new(*folder, message));
+        }
+    }
+    Ok(findings)
+}
+
+/// The `src` folder that a file is in.
+fn crate_root(path: &str) -> Option<&str> {
+    path.find("/src/").map(|at| &path[..at + "/src".len()])
+}
+
+/// The arrows of each folder.
+fn folders<'a>(root: &str, sources: &'a [Source]) -> BTreeMap<String, Arrows<'a>> {
+    let mut folders: BTreeMap<String, Arrows<'a>> = BTreeMap::new();
+    for source in sources {
+        for (to, line) in paths::resolved(sources, source) {
+            let from = &source.module;
+            let shared = from.iter().zip(to).take_while(|(a, b)| a == b).count();
+            let (Some(own), Some(other)) = (from.get(shared), to.get(shared)) else { continue };
+            let folder = [&[root.to_string()], &from[..shared]].concat().join("/");
+            let place = format!("{}:{line}", source.file);
+            folders.entry(folder).or_default().entry((own, other)).or_insert(place);
+        }
+    }
+    folders
+}
+
+/// Modules from which `start` can be reached and which can be reached from it, each set once.
+fn circles<'a>(arrows: &Arrows<'a>) -> BTreeSet<BTreeSet<&'a str>> {
+    let modules: BTreeSet<&str> = arrows.keys().map(|(from, _)| *from).collect();
+    let reached: BTreeMap<&str, BTreeSet<&str>> =
+        modules.iter().map(|module| (*module, reach(arrows, module))).collect();
+    let meets = |a: &str, b: &str| reached.get(a).is_some_and(|all| all.contains(b));
+    let circle = |start: &&'a str| -> BTreeSet<&'a str> {
+        modules.iter().copied().filter(|other| meets(start, other) && meets(other, start)).collect()
+    };
+    modules.iter().map(circle).filter(|circle| circle.len() > 1).collect()
+}
+
+fn reach<'a>(arrows: &Arrows<'a>, start: &str) -> BTreeSet<&'a str> {
+    let (mut seen, mut open) = (BTreeSet::new(), vec![start]);
+    while let Some(at) = open.pop() {
+        for (_, to) in arrows.keys().filter(|(from, _)| *from == at) {
+            if seen.insert(*to) {
+                open.push(to);
+            }
+        }
+    }
+    seen
+}
+
+/// The shortest circle of those that pass through a module which is not known to be in one, or of all.
+fn describe(circle: &BTreeSet<&str>, known: &[&str], arrows: &Arrows<'_>) -> String {
+    let new: Vec<&str> = circle.iter().copied().filter(|module| !known.contains(module)).collect();
+    let all: Vec<&str> = circle.iter().copied().collect();
+    let starts = if new.is_empty() { all } else { new };
+    let shortest = starts.iter().filter_map(|start| way_back(arrows, start)).min_by_key(Vec::len);
+    let way = shortest.unwrap_or_default();
+    let step = |pair: &[&str]| match arrows.get(&(pair[0], pair[1])) {
+        Some(place) => format!("\n    {} imports {} at {place}", pair[0], pair[1]),
+        None => String::new(),
+    };
+    let steps: String = way.windows(2).map(step).collect();
+    format!("modules import each other; move what they share to one that both may import:{steps}")
+}
+
+/// The shortest way from a module back to itself, both ends included.
+fn way_back<'a>(arrows: &Arrows<'a>, start: &'a str) -> Option<Vec<&'a str>> {
+    let (mut seen, mut ways) = (BTreeSet::new(), VecDeque::from([vec![start]]));
+    while let Some(way) = ways.pop_front() {
+        let at = way.last()?;
+        for (_, to) in arrows.keys().filter(|(from, _)| from == at) {
+            let longer = [&way[..], &[*to]].concat();
+            if *to == start {
+                return Some(longer);
+            }
+            if seen.insert(*to) {
+                ways.push_back(longer);
+            }
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tree::File;
+    use super::*;
+
+    fn tree(files: &[(&str, &str)]) -> Tree {
+        let file = |(path, text): &(&str, &str)| File {
+            path: format!("crates/x/src/{path}"),
+            text: text.to_string(),
+        };
+        Tree { files: files.iter().map(file).collect() }
+    }
+
+    fn found(files: &[(&str, &str)], known: &[Known]) -> Vec<String> {
+        let findings = judge(&tree(files), known).unwrap();
+        findings.into_iter().map(|f| format!("{}: {}", f.place, f.message)).collect()
+    }
+
+    #[test]
+    fn a_circle_is_found_however_it_is_written() {
+        let down = ("b.rs", "pub struct B;");
+        for up in [
+            "use crate::a::A;",
+            "use crate::{a::{self, A}};",
+            "fn f() { crate::a::f() }",
+            "fn f() { vec![super::a::f()] }",
+            // Through a re-export of the root.
+            "use crate::A;",
+            "mod inner { use super::super::a; }",
+        ] {
+            let a = ("a.rs", "use crate::b::B; pub struct A;");
+            let root = ("lib.rs", "mod a; mod b; mod d; pub use a::A; pub use b::B;");
+            let above = ("d.rs", "use crate::{A, B};");
+            assert_eq!(found(&[root, a, down, above], &[]), Vec::<String>::new());
+            let circle = found(&[root, a, ("b.rs", up), above], &[]);
+            assert_eq!(circle.len(), 1, "{up}: {circle:?}");
+            let words =
+                ["a imports b at crates/x/src/a.rs:1", "b imports a at crates/x/src/b.rs:1"];
+            assert!(words.iter().all(|word| circle[0].contains(word)), "{circle:?}");
+            assert!(!circle[0].contains("d imports"), "{circle:?}");
+        }
+    }
+
+    #[test]
+    fn circles_are_found_over_folders_and_within_one() {
+        let root = ("lib.rs", "mod a; mod b;");
+        let over = [
+            root,
+            ("a/mod.rs", "mod x; mod y;"),
+            ("a/x.rs", "use crate::b::g;"),
+            ("a/y.rs", "pub fn f() {}"),
+            ("b.rs", "use crate::a::y::f;"),
+        ];
+        assert!(found(&over, &[])[0].starts_with("crates/x/src: modules import"));
+        let within = [
+            root,
+            ("b.rs", ""),
+            ("a/mod.rs", "mod x; mod y; mod z; use x::X; pub struct A;"),
+            ("a/x.rs", "use super::{A, y::Y};"),
+            ("a/y.rs", "use super::z;"),
+            ("a/z.rs", "use crate::a::X;"),
+        ];
+        let circle = found(&within, &[]);
+        assert!(circle[0].starts_with("crates/x/src/a: modules import"), "{circle:?}");
+        assert!(circle[0].contains("z imports x"), "{circle:?}");
+    }
+
+    #[test]
+    fn tests_may_name_anything() {
+        let files = [
+            ("lib.rs", "mod a; mod b; #[cfg(test)] mod model;"),
+            ("a.rs", "use crate::b; #[cfg(test)] mod tests { use crate::model; }"),
+            (
+                "b.rs",
+                "#[cfg(test)] use crate::a; #[cfg(all(test, feature = \"f\"))] mod t { use crate::a; }",
+            ),
+            ("model.rs", "use crate::{a, b};"),
+        ];
+        assert_eq!(found(&files, &[]), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_known_circle_may_shrink_but_neither_grow_nor_stay_when_it_is_gone() {
+        let known = |modules, reason| [Known { folder: "crates/x/src", modules, reason }];
+        let files = [("lib.rs", ""), ("a.rs", "use crate::b;"), ("b.rs", "use crate::a;")];
+        assert_eq!(found(&files, &known(&["a", "b", "c"], "because")), Vec::<String>::new());
+        assert!(found(&files, &known(&["a", "b"], ""))[0].contains("give a reason"));
+        let two = found(&files, &known(&["a", "c"], "because"));
+        assert!(two.len() == 2 && two[1].contains("is gone"), "{two:?}");
+    }
+}
