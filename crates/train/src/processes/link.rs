@@ -36,11 +36,11 @@ impl Wire for Link {
             let peers = all.clone().filter(|peer| *peer != me && hears(*peer));
             sends = peers.map(|peer| Parcel::new(peer, &tensor)).collect::<Result<_, _>>()?;
         }
-        let (mut receives, mut places) = (vec![], vec![]);
+        let (mut receives, mut received) = (vec![], vec![]);
         for peer in all.clone().filter(|peer| hears(me) && *peer != me && bytes[*peer] > 0) {
             let tensor = Tensor::zeros(&self.stream, [bytes[peer]], DType::U8, Owner::Collectives)?;
             receives.push(Parcel::new(peer, &tensor)?);
-            places.push((peer, tensor));
+            received.push((peer, tensor));
         }
         self.transport.exchange(&call(), &self.stream, &sends, &receives)?;
         if !hears(me) {
@@ -48,7 +48,7 @@ impl Wire for Link {
         }
         let mut heard = vec![vec![]; all.len()];
         heard[me] = own.to_vec();
-        for (peer, tensor) in places {
+        for (peer, tensor) in received {
             heard[peer] = tensor.to_vec::<u8>()?;
         }
         Ok(heard)

@@ -30,13 +30,13 @@ pub(crate) struct World {
     /// This process' member of the group that exchanges gradients, until the policy has it.
     member: Option<Communicator>,
     /// All have the same envs, of which each trains its part of the samples; otherwise each has envs of its own.
-    alike: bool,
+    same_envs: bool,
 }
 
 impl World {
     /// One process.
     pub(crate) fn alone() -> Self {
-        Self { meetings: None, member: None, alike: false }
+        Self { meetings: None, member: None, same_envs: false }
     }
 
     /// The processes of a run whose ranks are these. Waits for all of them to start.
@@ -61,7 +61,7 @@ impl World {
         let stream = Device::open(DeviceId::Cpu(0), &options)?.stream("ranks");
         let transport = all.into_transport();
         let meetings = Some(Meetings::over(Link { transport, stream }));
-        Ok(Self { meetings, member, alike: false })
+        Ok(Self { meetings, member, same_envs: false })
     }
 
     /// Whether no others were started together with this process, by what the MPI libraries' `mpirun` leave in the
@@ -101,13 +101,13 @@ impl World {
     }
 
     /// Whether all have the same envs.
-    pub(crate) fn is_alike(&self) -> bool {
-        self.alike
+    pub(crate) fn has_same_envs(&self) -> bool {
+        self.same_envs
     }
 
     /// The envs of this process.
     pub(crate) fn part(&self, envs: usize) -> Range<usize> {
-        if self.alike {
+        if self.same_envs {
             return 0..envs;
         }
         let each = envs / self.size();
@@ -120,7 +120,7 @@ impl World {
     /// [`Error::Value`]: another number was asked for, or the envs cannot be dealt out to so many.
     pub(crate) fn resolve(&mut self, config: &TrainConfig) -> Result<TrainConfig> {
         let mut config = config.clone();
-        self.alike = config.data_parallel;
+        self.same_envs = config.data_parallel;
         if config.comm == CommKind::Mpi {
             let size = self.size();
             if let Some(ranks) = config.ranks.filter(|ranks| *ranks != size) {
@@ -198,7 +198,7 @@ impl World {
         &mut self,
         own: T,
     ) -> Result<Vec<T>> {
-        if self.alike { Ok(vec![own]) } else { self.gather(own) }
+        if self.same_envs { Ok(vec![own]) } else { self.gather(own) }
     }
 
     /// The bytes that processes have for their envs, as [`World::gather_envs`], made where they are needed.
@@ -209,7 +209,7 @@ impl World {
         &mut self,
         own: impl FnOnce() -> Result<Vec<u8>>,
     ) -> Result<Vec<Vec<u8>>> {
-        match (self.alike, self.is_first()) {
+        match (self.same_envs, self.is_first()) {
             (false, _) => self.gather_bytes(own()?),
             (true, true) => Ok(vec![own()?]),
             (true, false) => Ok(vec![]),
@@ -302,7 +302,7 @@ mod tests {
         let world = |all: Communicator| {
             let (stream, transport) = (device.stream("rank"), all.into_transport());
             let meetings = Some(Meetings::over(Link { transport, stream }));
-            World { meetings, member: None, alike: false }
+            World { meetings, member: None, same_envs: false }
         };
         all.map(world).collect()
     }
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_is_heard_by_whom_it_is_for() {
+    fn collectives_give_each_rank_what_it_is_to_have() {
         for ranks in 1..=3 {
             let said = |rank: usize| vec![rank as u8; 3 * rank];
             let all: Vec<Vec<u8>> = (0..ranks).map(said).collect();

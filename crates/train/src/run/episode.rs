@@ -157,7 +157,7 @@ impl Episode<'_, '_> {
             (done, told) => (done, told?),
         };
         let (mut kept, spent): (Vec<Vec<Kept>>, Vec<Totals>) = told.into_iter().unzip();
-        let seen = if self.world.is_alike() { digest(&kept) } else { 0 };
+        let seen = if self.world.has_same_envs() { digest(&kept) } else { 0 };
         self.totals.add(&spent);
         together(&mut kept, &spent);
         self.context.journal.tell_kept(kept.into_iter());

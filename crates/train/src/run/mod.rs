@@ -116,12 +116,12 @@ mod tests {
 
     fn permitted() -> BTreeSet<Site> {
         let table: toml::Table = include_str!("../../permitted.toml").parse().unwrap();
-        let place = |entry: &toml::Value| {
+        let entry_of = |entry: &toml::Value| {
             let text = |key: &str| entry[key].as_str().unwrap().to_string();
             assert!(!text("reason").is_empty(), "{entry}");
             (text("act"), text("operation"), text("file"))
         };
-        table["step"].as_array().unwrap().iter().map(place).collect()
+        table["step"].as_array().unwrap().iter().map(entry_of).collect()
     }
 
     /// Two rounds in which modules grow, blend and are judged, seen by a scope that only counts.
@@ -154,10 +154,10 @@ mod tests {
         let summary = run.finish(&mut world, begin, &mut Silent, files).unwrap();
         assert!(summary.envs.iter().any(|env| env.history.germinated > 0));
         let sites = scopes.into_iter().flat_map(|scope| scope.finish().sites);
-        let place = |site: meristem_device::ActSite| {
+        let site_of = |site: meristem_device::ActSite| {
             (site.act.to_string(), site.operation.to_string(), site.site.file().replace('\\', "/"))
         };
-        sites.map(place).collect()
+        sites.map(site_of).collect()
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub(crate) enum AnyController {
     /// One that does.
     Policy(Box<Ppo>),
     /// One that learns over several ranks.
-    Ranks(Box<PpoGroup>),
+    Group(Box<PpoGroup>),
 }
 
 impl AnyController {
@@ -47,7 +47,7 @@ impl AnyController {
                 };
                 let policies = members.iter().map(of_member).collect::<Result<_>>()?;
                 let group = PpoGroup::new(policies, members, &config.exchange.options())?;
-                Ok(Self::Ranks(Box::new(group)))
+                Ok(Self::Group(Box::new(group)))
             }
             ControllerKind::Ppo => Ok(Self::Policy(Box::new(policy(setup, stream, Learning::On)?))),
             ControllerKind::Policy(_) => rules(Box::new(policy(setup, stream, Learning::Off)?)),
@@ -60,7 +60,7 @@ impl AnyController {
         match self {
             Self::Rules(controller) => &mut **controller,
             Self::Policy(ppo) => &mut **ppo,
-            Self::Ranks(group) => &mut **group,
+            Self::Group(group) => &mut **group,
         }
     }
 
@@ -72,7 +72,7 @@ impl AnyController {
         let ppo = match self {
             Self::Rules(_) => return Ok(()),
             Self::Policy(ppo) => ppo,
-            Self::Ranks(group) => group.first(),
+            Self::Group(group) => group.first(),
         };
         let (weights, metadata) = ppo.export()?;
         Ok(safetensors::save(path, &weights, &metadata)?)

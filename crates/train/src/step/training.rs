@@ -27,7 +27,7 @@ pub(super) fn train_epoch(
     let Epoch { batches, counts } = match (replicas, &mut *envs) {
         (Some(replicas), [Env { index, network, .. }]) => {
             let mut observed = |network: &Network| journal.batch_enqueued(*index, network);
-            replicas.train_epoch(epoch, (train, network), &scopes, &mut observed)?
+            replicas.train_epoch(epoch, train, network, &scopes, &mut observed)?
         }
         _ => {
             train.start_epoch(epoch)?;

@@ -15,6 +15,7 @@ use meristem_device::random::{Purpose, Rng};
 use meristem_grow::BlueprintSet;
 
 pub use self::contender::Contender;
+use self::report::ContenderRuns;
 pub use self::report::{ContenderReport, STUDY_VERSION, Study, StudyEnv, StudyRun};
 use crate::config::{Layer, TrainConfig};
 use crate::error::{Error, Result};
@@ -92,8 +93,8 @@ impl StudyConfig {
         if self.contenders.is_empty() {
             return Err(Error::value("controllers", "none at all", "at least one"));
         }
-        for (place, contender) in self.contenders.iter().enumerate() {
-            if self.contenders[..place].contains(contender) {
+        for (index, contender) in self.contenders.iter().enumerate() {
+            if self.contenders[..index].contains(contender) {
                 return Err(Error::value("controllers", format!("{contender} twice"), "each once"));
             }
         }
@@ -234,20 +235,24 @@ impl<'a> Contest<'a> {
         let (mut status, mut dataset) = (Status::Completed, None);
         let of = config.seeds * contenders;
         let seeds = config.seeds();
-        let pairs = seeds.iter().flat_map(|seed| (0..contenders).map(move |place| (*seed, place)));
-        for (number, (seed, place)) in pairs.enumerate() {
-            let contender = &config.contenders[place];
+        let pairs = seeds.iter().flat_map(|seed| (0..contenders).map(move |index| (*seed, index)));
+        for (number, (seed, index)) in pairs.enumerate() {
+            let contender = &config.contenders[index];
             let planned = Planned { number: number + 1, of, contender, seed, learns: false };
-            let Some((summary, run)) = self.one(&planned, place, observer)? else {
+            let Some((summary, run)) = self.one(&planned, index, observer)? else {
                 status = Status::Interrupted;
                 break;
             };
-            runs[place].push(run);
+            runs[index].push(run);
             dataset = Some(summary.dataset);
         }
         let settings = &config.settings;
         let known = config.contenders.iter().cloned().zip(self.known_seeds.clone());
-        let ran = known.zip(runs).map(|((who, known), runs)| (who, known, runs)).collect();
+        let ran = known.zip(runs).map(|((contender, known_seeds), runs)| ContenderRuns {
+            contender,
+            known_seeds,
+            runs,
+        });
         let study = Study {
             version: STUDY_VERSION,
             program_version: env!("CARGO_PKG_VERSION").into(),
@@ -258,7 +263,7 @@ impl<'a> Contest<'a> {
             steps: settings.steps,
             rounds: settings.rounds,
             seeds,
-            contenders: report::reports(ran),
+            contenders: report::reports(ran.collect()),
         };
         if config.folder.is_dir() {
             write_json(&config.folder.join("study.json"), &study)?;
@@ -270,11 +275,11 @@ impl<'a> Contest<'a> {
     fn one(
         &self,
         planned: &Planned<'_>,
-        place: usize,
+        index: usize,
         observer: &mut dyn StudyObserver,
     ) -> Result<Option<(Summary, StudyRun)>> {
         let &Planned { contender, seed, .. } = planned;
-        let name = format!("{}-{}", place + 1, contender.word());
+        let name = format!("{}-{}", index + 1, contender.word());
         let folder = self.config.folder.join(format!("seed-{seed}")).join(&name);
         let mut training = vec![];
         let controller = match contender {

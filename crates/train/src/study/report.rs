@@ -137,33 +137,40 @@ impl StudyRun {
     }
 }
 
-/// A contender, those of the seeds that it knows, and its runs.
-pub(super) type Ran = (Contender, Vec<u64>, Vec<StudyRun>);
+/// A contender with its runs.
+pub(super) struct ContenderRuns {
+    pub(super) contender: Contender,
+    /// The seeds that its policy learned with.
+    pub(super) known_seeds: Vec<u64>,
+    pub(super) runs: Vec<StudyRun>,
+}
 
 /// The contenders' figures, from their runs.
-pub(super) fn reports(ran: Vec<Ran>) -> Vec<ContenderReport> {
-    let first: Vec<(u64, f64)> = ran.first().map_or(vec![], |(.., runs)| {
-        runs.iter().map(|run| (run.seed, run.test_accuracy)).collect()
+pub(super) fn reports(all: Vec<ContenderRuns>) -> Vec<ContenderReport> {
+    let first: Vec<(u64, f64)> = all.first().map_or(vec![], |first| {
+        first.runs.iter().map(|run| (run.seed, run.test_accuracy)).collect()
     });
-    let report = |(place, (contender, known_seeds, runs)): (usize, Ran)| {
-        let spread =
-            |of: &dyn Fn(&StudyRun) -> f64| Spread::of(&runs.iter().map(of).collect::<Vec<f64>>());
-        let pair = |run: &StudyRun| {
-            let other = first.iter().find(|(seed, _)| *seed == run.seed)?.1;
-            Some((100.0 * run.test_accuracy, 100.0 * other))
+    let report =
+        |(index, ContenderRuns { contender, known_seeds, runs }): (usize, ContenderRuns)| {
+            let spread = |of: &dyn Fn(&StudyRun) -> f64| {
+                Spread::of(&runs.iter().map(of).collect::<Vec<f64>>())
+            };
+            let pair = |run: &StudyRun| {
+                let other = first.iter().find(|(seed, _)| *seed == run.seed)?.1;
+                Some((100.0 * run.test_accuracy, 100.0 * other))
+            };
+            let pairs: Vec<(f64, f64)> = runs.iter().filter_map(pair).collect();
+            ContenderReport {
+                contender,
+                known_seeds,
+                test_accuracy: spread(&|run| run.test_accuracy),
+                parameters: spread(&|run| run.parameters),
+                points_per_1000_parameters: spread(&|run| run.points_per_1000_parameters),
+                difference_pp: PairedDifference::of(&pairs).filter(|_| index > 0),
+                runs,
+            }
         };
-        let pairs: Vec<(f64, f64)> = runs.iter().filter_map(pair).collect();
-        ContenderReport {
-            contender,
-            known_seeds,
-            test_accuracy: spread(&|run| run.test_accuracy),
-            parameters: spread(&|run| run.parameters),
-            points_per_1000_parameters: spread(&|run| run.points_per_1000_parameters),
-            difference_pp: PairedDifference::of(&pairs).filter(|_| place > 0),
-            runs,
-        }
-    };
-    ran.into_iter().enumerate().map(report).collect()
+    all.into_iter().enumerate().map(report).collect()
 }
 
 #[cfg(test)]
@@ -179,11 +186,14 @@ mod tests {
     /// A study that was stopped: the second contender lacks a seed, the third has none.
     #[test]
     fn only_seeds_that_both_have_are_compared() {
-        let contender = |text: &str| text.parse::<Contender>().unwrap();
+        let ran = |text: &str, runs: Vec<StudyRun>| {
+            let contender = text.parse::<Contender>().unwrap();
+            ContenderRuns { contender, known_seeds: vec![], runs }
+        };
         let reports = reports(vec![
-            (contender("none"), vec![], vec![run(7, 0.25), run(8, 0.75)]),
-            (contender("random"), vec![], vec![run(8, 0.5)]),
-            (contender("heuristic"), vec![], vec![]),
+            ran("none", vec![run(7, 0.25), run(8, 0.75)]),
+            ran("random", vec![run(8, 0.5)]),
+            ran("heuristic", vec![]),
         ]);
         assert_eq!(reports[0].test_accuracy.unwrap().mean, 0.5);
         assert_eq!(reports[0].difference_pp, None);

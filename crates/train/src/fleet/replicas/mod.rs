@@ -7,7 +7,7 @@
 //! **A batch** b of n samples is dealt to the ranks as to envs ([`order`](meristem_data::order)); rank r has n_r of
 //! them, and its gradient g_r is that of their mean loss. Before clipping and the optimiser's step it becomes
 //! `1/R Σ_r (n_r R/n) g_r`, the gradient of the whole batch, as far as the exchange sends it; what it does not send is
-//! kept, by rank and parameter, for the next batch (see [`rank`]). So `batch` is the whole batch: how many ranks there are changes the
+//! kept, by rank and parameter, for the next batch (see [`trainer`]). So `batch` is the whole batch: how many ranks there are changes the
 //! order of additions, and which samples batch norm sees together. A rank without samples (in a last batch of few)
 //! brings a gradient of zeros.
 //!
@@ -26,7 +26,7 @@
 //! Each rank's inner loop runs in a thread of its own: an exchange waits for the other ranks' calls, and for nothing of
 //! the device.
 
-mod rank;
+mod trainer;
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -36,10 +36,11 @@ use meristem_comm::{Communicator, ExchangeState};
 use meristem_control::exchange::{kept_from, kept_into};
 use meristem_data::order::EpochOrder;
 use meristem_data::{Dataset, GatherBatches, GatherConfig};
-use meristem_device::{Counts, HotScope, Stream, Tensor};
+use meristem_device::{HotScope, Stream, Tensor};
 use meristem_nn::{HostData, HostTensor, Metrics, Network, StateDict};
 
-use self::rank::{Keeping, Rank};
+pub(crate) use self::trainer::Epoch;
+use self::trainer::{LazyExchange, Trainer};
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
 use crate::fleet::machine::Machine;
@@ -47,25 +48,17 @@ use crate::fleet::serving::batch_sizes;
 
 /// The ranks that train one host.
 pub(crate) struct Replicas {
-    leader: Rank,
+    leader: Trainer,
     followers: Vec<Follower>,
 }
 
 /// A rank with a replica that follows.
 struct Follower {
-    rank: Rank,
+    trainer: Trainer,
     stream: Stream,
     gather: GatherBatches,
     /// None before the first step.
     network: Option<Network>,
-}
-
-/// What an epoch's inner loops did.
-pub(crate) struct Epoch {
-    /// Whole batches.
-    pub(crate) batches: u64,
-    /// By scope, of all ranks.
-    pub(crate) counts: Vec<Counts>,
 }
 
 impl Replicas {
@@ -80,39 +73,40 @@ impl Replicas {
         datasets: &[Arc<Dataset>],
         members: Vec<Communicator>,
     ) -> Result<Self> {
-        let rank = |comm: Communicator| Rank {
-            number: comm.rank(),
+        let trainer = |comm: Communicator| Trainer {
+            rank: comm.rank(),
             ranks: comm.size(),
             comm: Some(comm),
             kind: config.exchange,
-            exchange: Keeping::Before(ExchangeState::default()),
+            exchange: LazyExchange::Saved(ExchangeState::default()),
             metrics: None,
         };
-        let mut ranks = members.into_iter().map(rank);
-        let leader = ranks.next().ok_or_else(|| Error::value("ranks", 0, "at least 1"))?;
-        let follower = |rank: Rank| {
-            let stream = machine.streams()[0].device().stream(&format!("rank {}", rank.number));
-            let served = Some(rank.number..rank.number + 1);
+        let mut trainers = members.into_iter().map(trainer);
+        let leader = trainers.next().ok_or_else(|| Error::value("ranks", 0, "at least 1"))?;
+        let follower = |trainer: Trainer| {
+            let stream = machine.streams()[0].device().stream(&format!("rank {}", trainer.rank));
+            let served = Some(trainer.rank..trainer.rank + 1);
             let config = GatherConfig { served, ..gather.clone() };
             let gather = GatherBatches::new(&config, datasets, std::slice::from_ref(&stream))?;
-            Ok(Follower { rank, stream, gather, network: None })
+            Ok(Follower { trainer, stream, gather, network: None })
         };
-        Ok(Self { leader, followers: ranks.map(follower).collect::<Result<_>>()? })
+        Ok(Self { leader, followers: trainers.map(follower).collect::<Result<_>>()? })
     }
 
     /// Forgets what was not sent, and the replicas: the optimiser, or another host, starts anew.
     pub(crate) fn forget(&mut self) {
         self.followers.iter_mut().for_each(|follower| follower.network = None);
-        self.ranks().for_each(|rank| rank.exchange = Keeping::Before(ExchangeState::default()));
+        self.trainers()
+            .for_each(|trainer| trainer.exchange = LazyExchange::Saved(ExchangeState::default()));
     }
 
     /// Leaves the other processes, who learn of it at once instead of waiting.
     pub(crate) fn leave(&mut self) {
-        self.ranks().for_each(|rank| rank.comm = None);
+        self.trainers().for_each(|trainer| trainer.comm = None);
     }
 
-    fn ranks(&mut self) -> impl Iterator<Item = &mut Rank> {
-        let followers = self.followers.iter_mut().map(|follower| &mut follower.rank);
+    fn trainers(&mut self) -> impl Iterator<Item = &mut Trainer> {
+        let followers = self.followers.iter_mut().map(|follower| &mut follower.trainer);
         std::iter::once(&mut self.leader).chain(followers)
     }
 
@@ -128,9 +122,9 @@ impl Replicas {
                 none => none.insert(network.replica(&follower.stream)?),
             };
             replica.follow(network)?;
-            let sizes = batch_sizes(&follower.gather, follower.rank.number);
+            let sizes = batch_sizes(&follower.gather, follower.trainer.rank);
             sizes.into_iter().try_for_each(|size| replica.prepare_training(size))?;
-            follower.rank.open(replica, batches)?;
+            follower.trainer.open(replica, batches)?;
         }
         self.leader.open(network, batches)
     }
@@ -143,7 +137,8 @@ impl Replicas {
     pub(crate) fn train_epoch(
         &mut self,
         epoch: u64,
-        (gather, network): (&mut GatherBatches, &mut Network),
+        gather: &mut GatherBatches,
+        network: &mut Network,
         scopes: &(dyn Fn() -> Vec<HotScope> + Sync),
         observed: &mut dyn FnMut(&Network) -> Result<()>,
     ) -> Result<Epoch> {
@@ -152,15 +147,15 @@ impl Replicas {
         followers.iter_mut().try_for_each(|follower| follower.gather.start_epoch(epoch))?;
         let all: Vec<Result<Epoch>> = thread::scope(|threads| {
             let follow = |follower: &'_ mut Follower| {
-                let Follower { rank, gather, network, .. } = follower;
-                let network = network.as_mut().ok_or_else(|| rank.not_open())?;
-                rank.train(epoch, (gather, network), scopes, &mut |_| Ok(()))
+                let Follower { trainer, gather, network, .. } = follower;
+                let network = network.as_mut().ok_or_else(|| trainer.not_open())?;
+                trainer.train(epoch, gather, network, scopes, &mut |_| Ok(()))
             };
             let others: Vec<_> = followers
                 .iter_mut()
                 .map(|follower| threads.spawn(move || follow(follower)))
                 .collect();
-            let own = leader.train(epoch, (gather, network), scopes, observed);
+            let own = leader.train(epoch, gather, network, scopes, observed);
             let joined = others.into_iter().map(|thread| match thread.join() {
                 Ok(result) => result,
                 Err(panic) => resume_unwind(panic),
@@ -206,24 +201,25 @@ impl Replicas {
     /// A failed device.
     pub(crate) fn save(&mut self) -> Result<StateDict> {
         let mut tensors = StateDict::default();
-        for rank in self.ranks() {
-            let state = rank.kept()?;
+        for trainer in self.trainers() {
+            let (rank, state) = (trainer.rank, trainer.exchange_state()?);
             let step = HostTensor::scalar_i64(state.step as i64);
-            tensors.insert(format!("{}.step", rank.number), step);
-            kept_into(state, &format!("{}.", rank.number), &mut tensors);
+            tensors.insert(format!("{rank}.step"), step);
+            kept_into(state, &format!("{rank}."), &mut tensors);
         }
         Ok(tensors)
     }
 
     /// Takes over what [`Replicas::save`] gave.
     pub(crate) fn restore(&mut self, tensors: &StateDict) {
-        for rank in self.ranks() {
-            let step = match tensors.get(&format!("{}.step", rank.number)).map(|t| &t.data) {
+        for trainer in self.trainers() {
+            let rank = trainer.rank;
+            let step = match tensors.get(&format!("{rank}.step")).map(|t| &t.data) {
                 Some(HostData::I64(step)) => step.first().copied().unwrap_or(0) as u64,
                 _ => 0,
             };
-            let state = kept_from(step, &format!("{}.", rank.number), tensors);
-            rank.exchange = Keeping::Before(state);
+            let state = kept_from(step, &format!("{rank}."), tensors);
+            trainer.exchange = LazyExchange::Saved(state);
         }
     }
 }
@@ -301,7 +297,7 @@ mod tests {
     }
 
     /// What trains: a machine with data on it.
-    struct World {
+    struct Fixture {
         machine: Machine,
         data: Vec<Arc<Dataset>>,
         ranks: usize,
@@ -310,7 +306,7 @@ mod tests {
         epochs: u64,
     }
 
-    impl World {
+    impl Fixture {
         fn new(ranks: usize, exchange: ExchangeKind, threads: usize) -> Self {
             let flags = Layer {
                 threads: Some(threads),
@@ -372,12 +368,8 @@ mod tests {
                     seen += 1;
                     Ok(())
                 };
-                let done = replicas.train_epoch(
-                    epoch,
-                    (&mut gather, &mut network),
-                    &scopes,
-                    &mut observed,
-                );
+                let done =
+                    replicas.train_epoch(epoch, &mut gather, &mut network, &scopes, &mut observed);
                 let done = done.unwrap();
                 assert_eq!((done.batches, done.counts.len()), (4, self.ranks));
                 metrics = replicas.read(&self.machine, gather.order(), &network).unwrap();
@@ -521,9 +513,9 @@ mod tests {
     fn replicas_compute_what_the_slow_version_says() {
         for exchange in [ExchangeKind::Dense, ExchangeKind::TopK(0.01)] {
             for (normed, ranks) in [(false, 2), (false, 3), (true, 2), (true, 3), (true, 6)] {
-                let world = World::new(ranks, exchange, 2);
-                let (got, _) = world.replicas(normed);
-                let slow = world.slow(normed);
+                let fixture = Fixture::new(ranks, exchange, 2);
+                let (got, _) = fixture.replicas(normed);
+                let slow = fixture.slow(normed);
                 assert_eq!(text(&got), text(&slow), "{exchange} {ranks} ranks, norm: {normed}");
             }
         }
@@ -533,8 +525,8 @@ mod tests {
     #[test]
     fn ranks_train_as_one_does_on_the_whole_batch() {
         for ranks in [2, 3, 6] {
-            let world = World::new(ranks, ExchangeKind::Dense, 2);
-            let ((got, metrics), (expected, alone)) = (world.replicas(false), world.alone());
+            let fixture = Fixture::new(ranks, ExchangeKind::Dense, 2);
+            let ((got, metrics), (expected, alone)) = (fixture.replicas(false), fixture.alone());
             for (name, expected) in expected[0].iter() {
                 let [got, expected] =
                     [got[0].get(name).unwrap(), expected].map(|t| t.as_f32().unwrap());
@@ -561,17 +553,17 @@ mod tests {
     /// All of the gradient sent is the dense exchange, in any algorithm; and workers do not matter.
     #[test]
     fn what_is_sent_decides_and_not_how_many_work() {
-        let dense = World::new(3, ExchangeKind::Dense, 1).replicas(true);
+        let dense = Fixture::new(3, ExchangeKind::Dense, 1).replicas(true);
         for (exchange, threads) in [
             (ExchangeKind::Dense, 3),
             (ExchangeKind::TopK(1.0), 2),
             (ExchangeKind::GTopK(1.0), 2),
             (ExchangeKind::OkTopK(1.0), 2),
         ] {
-            let got = World::new(3, exchange, threads).replicas(true);
+            let got = Fixture::new(3, exchange, threads).replicas(true);
             assert_eq!(text(&got.0), text(&dense.0), "{exchange}");
         }
-        let sparse = |threads| World::new(3, ExchangeKind::TopK(0.01), threads).replicas(true);
+        let sparse = |threads| Fixture::new(3, ExchangeKind::TopK(0.01), threads).replicas(true);
         let (one, three) = (sparse(1), sparse(3));
         assert_eq!((text(&one.0), one.1), (text(&three.0), three.1));
         assert_ne!(text(&one.0), text(&dense.0));

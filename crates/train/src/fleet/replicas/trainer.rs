@@ -1,4 +1,4 @@
-//! One of the ranks that train a host: its exchange, and its epoch.
+//! The training of one rank: its exchange, and its epoch.
 //!
 //! Where the exchange sends all of a gradient, what comes of it is clipped in the optimiser's step, as for one network
 //! on the whole batch. Where it sends a part, three things are different.
@@ -20,41 +20,51 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use meristem_comm::{Communicator, Exchange, ExchangeState, Reduction};
 use meristem_data::GatherBatches;
-use meristem_device::{DType, HotScope, Owner, Tensor};
+use meristem_device::{Counts, DType, HotScope, Owner, Tensor};
 use meristem_nn::Network;
 
-use super::Epoch;
 use crate::error::{Error, Result};
 use crate::settings::ExchangeKind;
 
 /// Batches that running statistics are found anew on: .9^44 = 1 % of what they were before remains.
-const SETTLING: usize = 44;
+const STATISTICS_BATCHES: usize = 44;
 
-/// A rank's place among those that exchange.
-pub(super) struct Rank {
-    pub(super) number: usize,
+/// The training of one rank, whose network is its caller's.
+pub(super) struct Trainer {
+    pub(super) rank: usize,
     pub(super) ranks: usize,
     /// None once this rank has failed.
     pub(super) comm: Option<Communicator>,
     pub(super) kind: ExchangeKind,
-    pub(super) exchange: Keeping,
-    /// Those of all ranks at the end of an epoch.
+    pub(super) exchange: LazyExchange,
+    /// Metrics of all ranks at the end of an epoch.
     pub(super) metrics: Option<Tensor>,
 }
 
-/// The exchange is made as a step opens; until then there is what it will go on from.
-pub(super) enum Keeping {
-    Before(ExchangeState),
-    /// With names and lengths of what it is for.
-    Now(Vec<(String, usize)>, Box<Exchange>),
+/// An exchange, which is made as a step opens; until then, the state that it will go on from.
+pub(super) enum LazyExchange {
+    Saved(ExchangeState),
+    Open {
+        /// Names and lengths of the gradients that it is for.
+        form: Vec<(String, usize)>,
+        exchange: Box<Exchange>,
+    },
 }
 
-impl Rank {
-    /// What it keeps. Waits for the device, unless nothing was exchanged.
-    pub(super) fn kept(&self) -> Result<ExchangeState> {
+/// The work of an epoch's inner loops.
+pub(crate) struct Epoch {
+    /// Whole batches.
+    pub(crate) batches: u64,
+    /// By scope, of all ranks.
+    pub(crate) counts: Vec<Counts>,
+}
+
+impl Trainer {
+    /// The state of its exchange. Waits for the device, unless nothing was exchanged.
+    pub(super) fn exchange_state(&self) -> Result<ExchangeState> {
         match &self.exchange {
-            Keeping::Before(state) => Ok(state.clone()),
-            Keeping::Now(_, exchange) => Ok(exchange.export()?),
+            LazyExchange::Saved(state) => Ok(state.clone()),
+            LazyExchange::Open { exchange, .. } => Ok(exchange.export()?),
         }
     }
 
@@ -74,15 +84,17 @@ impl Rank {
             gradients.iter().map(|(name, tensor)| (name.to_string(), tensor.numel())).collect();
         let Some(comm) = &self.comm else { return Err(self.not_open()) };
         match &mut self.exchange {
-            Keeping::Now(known, exchange) if *known == form => return Ok(exchange.prepare(comm)?),
+            LazyExchange::Open { form: known, exchange } if *known == form => {
+                return Ok(exchange.prepare(comm)?);
+            }
             _ => {}
         }
-        let state = self.kept()?;
+        let state = self.exchange_state()?;
         let named: Vec<(&str, &Tensor)> = gradients.iter().map(|(n, t)| (*n, t)).collect();
         let mut exchange = Exchange::new(&self.kind.warming_up(batches), &named)?;
         exchange.import(comm, &state)?;
         exchange.prepare(comm)?;
-        self.exchange = Keeping::Now(form, Box::new(exchange));
+        self.exchange = LazyExchange::Open { form, exchange: Box::new(exchange) };
         Ok(())
     }
 
@@ -90,7 +102,8 @@ impl Rank {
     pub(super) fn train(
         &mut self,
         epoch: u64,
-        (gather, network): (&mut GatherBatches, &mut Network),
+        gather: &mut GatherBatches,
+        network: &mut Network,
         scopes: &dyn Fn() -> Vec<HotScope>,
         observed: &mut dyn FnMut(&Network) -> Result<()>,
     ) -> Result<Epoch> {
@@ -98,7 +111,7 @@ impl Rank {
             let scopes = scopes();
             let batches = self.batches(gather, network, observed)?;
             let counts = scopes.into_iter().map(|scope| scope.finish().counts).collect();
-            self.settle(epoch, gather, network)?;
+            self.finish_epoch(epoch, gather, network)?;
             Ok(Epoch { batches, counts })
         };
         let done = catch_unwind(AssertUnwindSafe(&mut all));
@@ -116,7 +129,9 @@ impl Rank {
         observed: &mut dyn FnMut(&Network) -> Result<()>,
     ) -> Result<u64> {
         let order = gather.order().clone();
-        let (Some(comm), Keeping::Now(_, exchange)) = (&mut self.comm, &mut self.exchange) else {
+        let (Some(comm), LazyExchange::Open { exchange, .. }) =
+            (&mut self.comm, &mut self.exchange)
+        else {
             return Err(self.not_open());
         };
         let mut batch = 0;
@@ -125,7 +140,7 @@ impl Rank {
                 Some(part) => {
                     let all: usize =
                         (0..self.ranks).map(|rank| order.part(batch, rank).len()).sum();
-                    let weight = (order.part(batch, self.number).len() * self.ranks) as f64;
+                    let weight = (order.part(batch, self.rank).len() * self.ranks) as f64;
                     let weight = (weight / all as f64) as f32;
                     network.differentiate(&part.inputs, &part.targets, weight)?;
                 }
@@ -144,8 +159,9 @@ impl Rank {
         Ok(batch as u64)
     }
 
-    /// Running statistics become those of all ranks, and fit the weights; metrics and fingerprints are told to all.
-    fn settle(
+    /// Makes running statistics fit the weights, averages them over the ranks, and gathers metrics and fingerprints on
+    /// all.
+    fn finish_epoch(
         &mut self,
         epoch: u64,
         gather: &mut GatherBatches,
@@ -153,7 +169,7 @@ impl Rank {
     ) -> Result<()> {
         if !self.kind.sends_all() && network.statistics().next().is_some() {
             gather.start_epoch(epoch)?;
-            for _ in 0..SETTLING {
+            for _ in 0..STATISTICS_BATCHES {
                 let Some(part) = gather.next()? else { break };
                 part.first().map_or(Ok(()), |part| network.observe(&part.inputs))?;
             }
@@ -178,7 +194,7 @@ impl Rank {
     }
 
     pub(super) fn not_open(&self) -> Error {
-        let got = format!("rank {}, which failed before or was not opened", self.number);
+        let got = format!("rank {}, which failed before or was not opened", self.rank);
         Error::value("ranks", got, "ranks that were opened before they train")
     }
 }
