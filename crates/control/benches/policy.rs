@@ -1,9 +1,10 @@
-//! Time of the policy: the control step of 16 envs at width 128, the forward pass in it, and a pass of an
-//! update with Adam's step at width 512 over 4 envs × 40 steps; the peer of the latter is
+//! Time of the policy: the control step of 16 envs at width 128, the forward pass in it, and a pass
+//! of an update with Adam's step at width 512 over 4 envs × 40 steps; the peer of the latter is
 //! `bench/torch_ppo.py`.
 //!
-//! `cargo bench -p meristem-control --bench policy`, with `-- --json` for one line of JSON; `MERISTEM_ISA`
-//! picks the instruction set. Each figure is of many runs, the wait for the device included.
+//! `cargo bench -p meristem-control --bench policy`, with `-- --json` for one line of JSON;
+//! `MERISTEM_ISA` picks the instruction set. Each figure is of many runs, the wait for the device
+//! included.
 
 #[path = "../tests/all/common/mod.rs"]
 #[allow(dead_code, reason = "shared with the tests")]

@@ -5,15 +5,15 @@ use std::fmt;
 use meristem_grow::{AlphaTarget, Curve, Speed, Style, Tempo};
 use serde::{Deserialize, Serialize};
 
-/// What an action does; the index order of the `op` head.
+/// Operation of an action; the index order of the `op` head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum Op {
-    /// Nothing.
+    /// Do nothing.
     Wait,
     /// Put a module into an empty slot.
     Germinate,
-    /// Send a blended module's alpha elsewhere.
+    /// Give a blended module's alpha a new target.
     SetAlphaTarget,
     /// Remove a module.
     Prune,
@@ -24,7 +24,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// All, in index order.
+    /// All operations, in index order.
     pub const ALL: [Op; 6] =
         [Op::Wait, Op::Germinate, Op::SetAlphaTarget, Op::Prune, Op::Fossilize, Op::Advance];
 
@@ -56,57 +56,57 @@ impl fmt::Display for Op {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "SCREAMING_SNAKE_CASE", deny_unknown_fields)]
 pub enum Action {
-    /// Nothing.
+    /// Do nothing.
     Wait,
     /// Put a module into an empty slot.
     Germinate {
-        /// Where.
+        /// The slot.
         slot: usize,
-        /// What.
+        /// The blueprint.
         blueprint: usize,
-        /// How it will be blended in.
+        /// Curve and formula of its blending.
         style: Style,
-        /// How long that will take.
+        /// Duration of the blending.
         tempo: Tempo,
-        /// Where alpha will end.
+        /// Alpha at its end.
         alpha_target: AlphaTarget,
     },
-    /// Send a blended module's alpha elsewhere.
+    /// Give a blended module's alpha a new target.
     SetAlphaTarget {
-        /// Whose.
+        /// The slot.
         slot: usize,
         /// Blending formula from now on.
         style: Style,
-        /// Where.
+        /// The target.
         alpha_target: AlphaTarget,
-        /// How fast.
+        /// Duration of the move.
         speed: Speed,
-        /// Along which curve.
+        /// Curve of the move.
         curve: Curve,
     },
     /// Remove a module.
     Prune {
-        /// Whose.
+        /// The slot.
         slot: usize,
-        /// How fast.
+        /// Duration of the removal.
         speed: Speed,
-        /// Along which curve.
+        /// Curve of alpha on the way to 0.
         curve: Curve,
     },
     /// Make a module permanent, if its gate passes.
     Fossilize {
-        /// Whose.
+        /// The slot.
         slot: usize,
     },
     /// Go on to the next stage, if its gate passes.
     Advance {
-        /// Whose.
+        /// The slot.
         slot: usize,
     },
 }
 
 impl Action {
-    /// What it does.
+    /// The action's operation.
     pub fn op(&self) -> Op {
         match self {
             Action::Wait => Op::Wait,
@@ -118,7 +118,7 @@ impl Action {
         }
     }
 
-    /// The slot it concerns; `None` for WAIT.
+    /// The slot that the action changes; `None` for WAIT.
     pub fn slot(&self) -> Option<usize> {
         match *self {
             Action::Wait => None,

@@ -1,4 +1,4 @@
-//! What can go wrong while deciding and learning.
+//! Errors of deciding and learning.
 
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -21,26 +21,26 @@ pub enum Error {
         "the ranks' policies differ after an update (fingerprints {fingerprints}): this is a defect, please report it"
     )]
     RanksDiffer {
-        /// Of each rank's policy, by rank.
+        /// Fingerprint of each rank's policy, by rank.
         fingerprints: String,
     },
-    /// What was saved of a controller does not fit this one.
+    /// A controller's saved state does not fit this controller.
     #[error("the saved state of the controller `{controller}` cannot be used: {problem}")]
     BadState {
-        /// The controller that was to take it.
+        /// The controller that was to be restored.
         controller: String,
-        /// What is wrong with it.
+        /// Reason.
         problem: String,
     },
-    /// The action script cannot be read as one.
+    /// The action script does not parse.
     #[error("action script, line {line}: {problem}")]
     Script {
         /// Line in the file, from 1.
         line: usize,
-        /// What is wrong with it, and what was expected.
+        /// Reason, and what was expected.
         problem: String,
     },
-    /// The action script wants something that is not legal when its step comes.
+    /// The action script asks for an action that is not legal at its step.
     #[error(
         "action script, line {line}: not legal in env {env} at step {step}: {reason}. Correct the script"
     )]
@@ -51,16 +51,17 @@ pub enum Error {
         env: usize,
         /// The step of the episode, from 0.
         step: u32,
-        /// Why not.
+        /// The rule that forbids it.
         reason: meristem_grow::LifecycleError,
     },
     /// A policy from a file cannot be used here.
     #[error("the policy does not fit: {problem}")]
     Policy {
-        /// What was expected, what came, what to do.
+        /// Expected and actual content, and the remedy.
         problem: String,
     },
-    /// Updates of the policy were skipped because loss or gradient was not finite, too often in a row.
+    /// Too many updates of the policy in a row were skipped because loss or gradient was not
+    /// finite.
     #[error(
         "the policy diverged: {skipped} updates in a row had a loss or gradient that is not finite. \
          Start again with a smaller learning rate (`PpoConfig::lr`, `--ppo-lr`)"
@@ -69,14 +70,14 @@ pub enum Error {
         /// Updates skipped in a row.
         skipped: usize,
     },
-    /// A caller's mistake: the calls of a step came in another order, or for another number of envs.
+    /// The caller made the calls of a step in another order, or for another number of envs.
     #[error("controller `{controller}`: expected {expected}, got {got}")]
     Protocol {
         /// The controller.
         controller: &'static str,
-        /// What should have come.
+        /// The call expected.
         expected: String,
-        /// What came.
+        /// The call made.
         got: String,
     },
 }

@@ -1,10 +1,10 @@
-//! What an exchange between ranks keeps, as tensors of a checkpoint.
+//! Conversion of the state of a gradient exchange to tensors of a checkpoint and back.
 
 use meristem_comm::{ExchangeState, Kept};
 use meristem_nn::{HostData, HostTensor, StateDict};
 
-/// Inserts what is kept as `{prefix}residual.NAME`, `{prefix}velocity.NAME` and `{prefix}split.NAME`, as far as there
-/// is any; its step is for the caller to keep.
+/// Inserts the state as `{prefix}residual.NAME`, `{prefix}velocity.NAME` and `{prefix}split.NAME`,
+/// each only if it is not empty. The exchange's step is left to the caller.
 pub fn kept_into(state: ExchangeState, prefix: &str, tensors: &mut StateDict) {
     for (name, Kept { residual, velocity, split }) in state.kept {
         for (part, bytes) in [("residual", residual), ("velocity", velocity), ("split", split)] {
@@ -15,7 +15,7 @@ pub fn kept_into(state: ExchangeState, prefix: &str, tensors: &mut StateDict) {
     }
 }
 
-/// What [`kept_into`] inserted.
+/// Rebuilds the state from the tensors that [`kept_into`] inserted.
 pub fn kept_from(step: u64, prefix: &str, tensors: &StateDict) -> ExchangeState {
     let mut state = ExchangeState { step, ..ExchangeState::default() };
     for (name, tensor) in tensors.iter() {

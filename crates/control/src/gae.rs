@@ -1,6 +1,6 @@
-//! Generalised advantage estimation (Schulman et al., ICLR 2016), with two ways to end a trajectory.
+//! Generalised advantage estimation (Schulman et al., ICLR 2016), with termination and truncation.
 
-/// What advantages are computed from; every slice is `[steps, envs]`.
+/// Inputs of the estimation; every slice is `[steps, envs]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Trajectories<'a> {
     /// Number of envs: the length of a row.
@@ -9,15 +9,15 @@ pub struct Trajectories<'a> {
     pub rewards: &'a [f32],
     /// V of the observation before each transition, in units of reward.
     pub values: &'a [f32],
-    /// Where `truncated`: V of the observation after the transition. Not looked at elsewhere.
+    /// V of the observation after the transition where `truncated`. Not read elsewhere.
     pub bootstraps: &'a [f32],
-    /// 1 where the episode went on but was not watched further: its value goes on.
+    /// 1 where the episode was cut off and would have gone on: its value is bootstrapped.
     pub truncated: &'a [u8],
-    /// 1 where it really ended: nothing comes after. Goes before `truncated`.
+    /// 1 where the episode ended: nothing comes after it. Takes precedence over `truncated`.
     pub terminated: &'a [u8],
 }
 
-/// Discounts.
+/// Discount factors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Discounts {
     /// γ of rewards.
@@ -26,9 +26,9 @@ pub struct Discounts {
     pub lambda: f64,
 }
 
-/// Writes the advantages `[steps, envs]`: A_t = δ_t + γλ·A_{t+1}, δ_t = r_t + γ·V_{t+1} − V_t, where a
-/// termination has V_{t+1} = 0 and a truncation V_{t+1} = its bootstrap, and after either A_{t+1} = 0. The
-/// last step counts as terminated if it is neither. Computed in f64.
+/// Writes the advantages `[steps, envs]`: A_t = δ_t + γλ·A_{t+1}, δ_t = r_t + γ·V_{t+1} − V_t,
+/// where a termination has V_{t+1} = 0 and a truncation V_{t+1} = its bootstrap, and after either
+/// A_{t+1} = 0. The last step counts as terminated if it is neither. Computed in f64.
 ///
 /// Returns are advantages plus values.
 pub fn advantages(of: &Trajectories<'_>, discounts: Discounts, advantages: &mut [f32]) {

@@ -1,29 +1,29 @@
-//! When an env's training has gone wrong beyond repair (`docs/growth.md`, Governor). The rules only: what a
-//! rollback does is the training loop's business (`train::governor`).
+//! Rules by which an env's training has failed (`docs/growth.md`, Governor). The rollback itself is
+//! part of the training loop (`train::governor`).
 
 use serde::{Deserialize, Serialize};
 
-/// Constants of the rules. In files every key is optional and unknown ones are errors.
+/// Constants of the rules. In files every key is optional and unknown keys are errors.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GovernorConfig {
-    /// A loss this close to ln(classes), as a share of it, is that of guessing: .065.
+    /// Share of ln(classes) within which a loss counts as that of guessing: .065.
     pub collapse_width: f64,
-    /// A collapse takes a running average that was below this share of ln(classes): .6.
+    /// Share of ln(classes) below which the running average must have been for a collapse: .6.
     pub learned_share: f64,
-    /// A spike is a loss above this: 12.
+    /// Loss that a spike exceeds: 12.
     pub spike_loss: f64,
-    /// And so many standard deviations above the running mean: 6.
+    /// Standard deviations above the running mean that a spike also exceeds: 6.
     pub spike_sigmas: f64,
-    /// And so many times the running mean: 3.
+    /// Multiple of the running mean that a spike also exceeds: 3.
     pub spike_factor: f64,
-    /// So many times running: 3.
+    /// Consecutive loss spikes that count as a failure: 3.
     pub spike_patience: u32,
     /// Steps between snapshots: 5.
     pub snapshot_steps: u32,
-    /// So many failures with no snapshot between them end the run: 3.
+    /// Failures without a snapshot in between that end the run: 3.
     pub failures_max: u32,
-    /// What a rollback adds to the reward of the transition that caused it: −10.
+    /// Added by a rollback to the reward of the transition that caused it: −10.
     pub penalty: f64,
 }
 
@@ -44,27 +44,28 @@ impl Default for GovernorConfig {
 }
 
 impl GovernorConfig {
-    /// Whether a snapshot is due after a step (from 0) in which a module was or was not fossilized. Vitals
-    /// are checked first: an env that has gone wrong is never kept ([`Vitals::is_calm`]).
+    /// Whether a snapshot is due after this step (counted from 0); `fossilized` says whether a
+    /// module was fossilized in it. Check the vitals first: a failed env is never stored
+    /// ([`Vitals::is_calm`]).
     pub fn snapshot_due(&self, step: u32, fossilized: bool) -> bool {
         fossilized || step.is_multiple_of(self.snapshot_steps.max(1))
     }
 }
 
-/// Why an env is rolled back.
+/// Reason for a rollback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Failure {
     /// A loss, or a weight, is NaN or infinite.
     NotFinite,
-    /// The env has learned and now guesses.
+    /// The env had learned, and its loss is now that of guessing.
     Collapse,
-    /// The loss was far above everything before, several steps running.
+    /// The loss was far above its running mean for several steps in a row.
     Spike,
 }
 
 impl Failure {
-    /// In words, for events.
+    /// The reason in words, for events.
     pub fn describe(self) -> &'static str {
         match self {
             Failure::NotFinite => "a loss or weight is not finite",
@@ -77,9 +78,10 @@ impl Failure {
 /// Weight of the newest loss in the running mean and variance.
 const NEWEST: f64 = 0.2;
 
-/// Running statistics of one env's loss: exponentially weighted mean and variance (West 1979), which spikes
-/// do not enter. After a rollback they begin anew: what the host can do without the modules that are gone is
-/// not known, and a host that leaned on them would else seem to have collapsed again.
+/// Running statistics of one env's loss: exponentially weighted mean and variance (West 1979),
+/// without the spikes. They start over after a rollback: the accuracy of the host without its
+/// removed modules is not known, and a host that relied on them would otherwise seem to have
+/// collapsed again.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Vitals {
     classes: usize,
@@ -90,12 +92,12 @@ pub struct Vitals {
 }
 
 impl Vitals {
-    /// Of an env that has seen nothing, with so many classes.
+    /// Statistics of an env with `classes` classes and no losses yet.
     pub fn new(classes: usize) -> Self {
         Self { classes, mean: None, variance: 0.0, learned: false, spikes: 0 }
     }
 
-    /// Takes in the loss of a step and says whether the env has failed.
+    /// Adds the loss of a step and says whether the env has failed.
     pub fn check(&mut self, config: &GovernorConfig, loss: f64) -> Option<Failure> {
         if !loss.is_finite() {
             return Some(Failure::NotFinite);
@@ -114,13 +116,13 @@ impl Vitals {
         None
     }
 
-    /// The env was rolled back: everything begins anew.
+    /// Starts over after a rollback of the env.
     pub fn rolled_back(&mut self) {
         *self = Self::new(self.classes);
     }
 
-    /// Whether the env as it is may be kept: a loss was taken in since all began, and the last was no spike,
-    /// which may be the first of several.
+    /// Whether the env may be stored as it is: at least one loss was added since the statistics
+    /// started, and the last one was no spike, since a spike may be the first of several.
     pub fn is_calm(&self) -> bool {
         self.mean.is_some() && self.spikes == 0
     }

@@ -7,25 +7,25 @@ use crate::action::{Action, Op};
 /// A head, in the order in which choices are sampled; also its index in [`HEADS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HeadKind {
-    /// What to do.
+    /// Operation.
     Op,
-    /// Where.
+    /// Slot.
     Slot,
-    /// What to grow.
+    /// Blueprint to germinate.
     Blueprint,
-    /// How to blend it.
+    /// Blending of the module.
     Style,
-    /// How long the first blending takes.
+    /// Duration of the first blending.
     Tempo,
-    /// Where alpha goes.
+    /// Target of alpha.
     AlphaTarget,
-    /// How fast it goes there.
+    /// Duration of alpha's move to a new target.
     AlphaSpeed,
-    /// Along which curve.
+    /// Curve of that move.
     AlphaCurve,
 }
 
-/// How many choices a head has.
+/// Number of choices of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadSize {
     /// The same for every host.
@@ -50,7 +50,7 @@ impl HeadSize {
 /// One row of [`HEADS`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Head {
-    /// Which head.
+    /// Kind of the head.
     pub kind: HeadKind,
     /// Its name, as in configuration and events.
     pub name: &'static str,
@@ -111,8 +111,8 @@ const fn head(
 }
 
 impl Action {
-    /// The action that these choices mean; heads that the op does not use are not looked at. `None` if a
-    /// choice is out of its head's range. Slot and blueprint are checked by [`crate::legal`].
+    /// The action of these choices; heads that the op does not use are ignored. `None` if a choice
+    /// is out of its head's range. Slot and blueprint are checked by [`crate::legal`].
     pub fn from_choices(choices: &Choices) -> Option<Self> {
         let [op, slot, blueprint, style, tempo, target, speed, curve] = *choices;
         let style = || Style::ALL.get(style).copied();

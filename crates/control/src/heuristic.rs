@@ -10,29 +10,30 @@ use crate::rules::legal;
 use crate::state::ControllerState;
 use crate::view::EnvView;
 
-/// Constants of the heuristic. In files every key is optional and unknown ones are errors.
+/// Constants of the heuristic. In files every key is optional and unknown keys are errors.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HeuristicConfig {
-    /// Steps in a row that must gain little before it germinates: 3.
+    /// Consecutive steps of small gain before it germinates: 3.
     pub plateau_steps: usize,
-    /// Less than this, in percentage points of control accuracy a step, is little: .5.
+    /// Gain in percentage points of control accuracy per step below which it is small: .5.
     pub plateau_gain_pp: f32,
     /// Steps to wait after a prune before it germinates again: 5.
     pub pause_after_prune_steps: u32,
     /// Penalty of a blueprint whose module was pruned: 2.
     pub prune_penalty: f64,
-    /// Factor on every penalty per step: .5.
+    /// Factor on every penalty, applied each step: .5.
     pub penalty_decay: f64,
-    /// Steps in Training after which a fall of accuracy counts: 5.
+    /// Steps in Training after which a drop of accuracy counts: 5.
     pub drop_after_steps: u32,
-    /// The fall since germination, in percentage points, that prunes a module in Training: 2.
+    /// Drop since germination, in percentage points, that prunes a module in Training: 2.
     pub max_drop_pp: f32,
-    /// A module in Holding that contributes more than this, in percentage points, is fossilized: .5.
+    /// Contribution in percentage points above which a module in Holding is fossilized: .5.
     pub min_contribution_pp: f32,
-    /// Steps that a gate may go on refusing before the module is pruned: 5. Counted in Training from
-    /// `min_training_steps` on and in Holding from the start. Not in the specification: without it a module
-    /// that contributes enough for this controller but not for the gate would block its env for ever.
+    /// Steps for which a gate may keep refusing before the module is pruned: 5. Counted in Training
+    /// from `min_training_steps` on and in Holding from the start. Not in the specification:
+    /// without it a module that contributes enough for this controller but not for the gate would
+    /// block its env for ever.
     pub patience_steps: u32,
     /// Style of every germination: linear_add.
     pub style: Style,
@@ -62,19 +63,21 @@ impl Default for HeuristicConfig {
 }
 
 impl HeuristicConfig {
-    /// For runs of a dozen steps: one step that gains less than 3 points is a plateau, and modules blend in
-    /// over 3 steps. An accuracy that still climbs would leave the defaults no time to grow anything.
+    /// Constants for runs of a dozen steps: one step that gains less than 3 points is a plateau,
+    /// and modules blend in over 3 steps. While the accuracy still climbs, the defaults would leave
+    /// no time to grow anything.
     pub fn quick() -> Self {
         Self { plateau_steps: 1, plateau_gain_pp: 3.0, tempo: Tempo::Fast, ..Self::default() }
     }
 }
 
-/// What it remembers of an env. Rotation and penalties outlast an episode, so that the next one tries on.
+/// Memory of an env. Rotation and penalties outlast an episode, so that the next one continues
+/// them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Memory {
-    /// Index of the blueprint whose turn it is.
+    /// Index of the next blueprint in the rotation.
     next: usize,
-    /// Per blueprint.
+    /// Penalty per blueprint.
     penalties: Vec<f64>,
     /// Steps since a prune was noticed; the step after the prune is 1.
     steps_since_prune: Option<u32>,
@@ -82,10 +85,11 @@ struct Memory {
     seen: Vec<Option<usize>>,
 }
 
-/// Grows one module at a time: germinates on a plateau, goes on when gates pass, keeps what contributes.
+/// Grows one module at a time: germinates on a plateau, advances when gates pass, fossilizes
+/// modules that contribute.
 ///
-/// The rotation of env e starts at blueprint e (modulo their number), so that the envs of a fleet try
-/// different ones. A prune is noticed by the module being gone, whoever removed it.
+/// The rotation of env e starts at blueprint e (modulo their number), so that the envs of a fleet
+/// try different ones. A prune is noticed by the absence of the module, whoever removed it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Heuristic {
     config: HeuristicConfig,
@@ -93,12 +97,12 @@ pub struct Heuristic {
 }
 
 impl Heuristic {
-    /// With these constants.
+    /// A controller with these constants.
     pub fn new(config: HeuristicConfig) -> Self {
         Self { config, memories: vec![] }
     }
 
-    /// Its constants.
+    /// The constants.
     pub fn config(&self) -> &HeuristicConfig {
         &self.config
     }
@@ -173,14 +177,14 @@ impl Heuristic {
 }
 
 impl Memory {
-    /// A step has passed: penalties decay, and modules that are gone have been pruned.
+    /// Takes note of a new step: penalties decay, and modules that are gone count as pruned.
     fn notice(&mut self, host: &Host, config: &HeuristicConfig) {
         self.penalties.iter_mut().for_each(|penalty| *penalty *= config.penalty_decay);
         self.steps_since_prune = self.steps_since_prune.map(|steps| steps.saturating_add(1));
         for (seen, slot) in self.seen.iter_mut().zip(host.slots()) {
             let now = slot.module.as_ref().map(|module| module.blueprint_index);
             if let (Some(blueprint), None) = (*seen, now) {
-                // Nothing to remember of a blueprint that this host's set does not have.
+                // A blueprint that this host's set does not have needs no penalty.
                 if let Some(penalty) = self.penalties.get_mut(blueprint) {
                     *penalty += config.prune_penalty;
                 }
@@ -206,7 +210,7 @@ impl Memory {
         legal(&action, view.host).map_or(Action::Wait, |()| action)
     }
 
-    /// The blueprint of least penalty; among equals the first whose turn comes.
+    /// The blueprint with the smallest penalty; among equals the first in the rotation.
     fn blueprint(&self) -> Option<usize> {
         let n = self.penalties.len();
         let in_turn = (0..n).map(|i| (self.next + i) % n);
@@ -232,7 +236,7 @@ fn smallest_slot(host: &Host, blueprint: usize) -> Option<usize> {
     sized.min().map(|(_, index)| index)
 }
 
-/// What a live module needs next.
+/// The next action for a live module.
 fn tend(index: usize, view: &EnvView<'_>, config: &HeuristicConfig) -> Action {
     let slot = &view.host.slots()[index];
     let Some(module) = slot.module.as_ref().filter(|module| !module.pruning) else {

@@ -1,4 +1,4 @@
-//! What an env remembers of each slot between steps, because an observation compares with it.
+//! Per-slot memory of an env between steps, for the features that compare with earlier values.
 
 use meristem_grow::{GateInputs, Host};
 use serde::{Deserialize, Serialize};
@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 /// One value now and one step ago. `None`: never measured for this module.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tracked {
-    /// The last one measured.
+    /// The last value measured.
     pub now: Option<f32>,
-    /// The one measured before that.
+    /// The value measured before that.
     pub before: Option<f32>,
 }
 
@@ -25,7 +25,7 @@ impl Tracked {
     }
 }
 
-/// What is remembered of the module in one slot. Begins anew when the slot is empty.
+/// Memory of the module in one slot. Reset when the slot is empty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SlotHistory {
     /// Alpha.
@@ -41,7 +41,7 @@ pub struct SlotHistory {
 }
 
 impl SlotHistory {
-    /// Takes in a step of one slot.
+    /// Records a step of one slot.
     fn note(&mut self, alpha: f32, measured: &GateInputs, interaction_sum_pp: Option<f32>) {
         self.alpha.note(Some(alpha));
         self.contribution_pp.note(measured.contribution_pp);
@@ -55,15 +55,15 @@ impl SlotHistory {
     }
 }
 
-/// What is remembered of all slots of an env.
+/// Memory of all slots of an env.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct History {
     slots: Vec<SlotHistory>,
 }
 
 impl History {
-    /// Takes in a step: call it once per step, after the measurements and before the decision. Lists that
-    /// are too short count as not measured.
+    /// Records a step: call it once per step, after the measurements and before the decision. Lists
+    /// that are too short count as not measured.
     pub fn note(
         &mut self,
         host: &Host,
@@ -83,7 +83,7 @@ impl History {
         }
     }
 
-    /// Per enabled slot; empty before the first step.
+    /// Memory per enabled slot; empty before the first step.
     pub fn slots(&self) -> &[SlotHistory] {
         &self.slots
     }

@@ -1,14 +1,16 @@
-//! Control: what may be done to a growing host, and who decides.
+//! Control: actions on a growing host, and the controllers that choose them.
 //!
-//! [`Action`] is what a controller answers once per step and env; [`legal`] says whether it may be done and
-//! [`apply`] does it. [`HEADS`] is the static table that turns an action into one choice per head and back
-//! (H2). [`Controller`] is the interface: [`NoController`] never grows anything, [`Heuristic`] follows
-//! written rules, [`RandomController`] draws among what is legal, [`Script`] does what a file says. A
-//! controller sees an [`EnvView`] and nothing else, and answers the same to the same history.
+//! [`Action`] is a controller's answer per step and env; [`legal`] says whether it is allowed and
+//! [`apply`] executes it. [`HEADS`] is the static table that turns an action into one choice per
+//! head and back (H2). [`Controller`] is the interface: [`NoController`] never grows anything,
+//! [`Heuristic`] follows written rules, [`RandomController`] draws among the legal actions,
+//! [`Script`] follows a file. A controller sees an [`EnvView`] and nothing else, and gives the same
+//! answers to the same history.
 //!
-//! For a policy: [`write_observation`] and [`Normalizer`] turn a view into numbers, [`draw`] turns logits
-//! into a legal action (a [`Ppo`] has it done on its device, by [`meristem_nn::kernels::sample`]),
-//! [`RewardState`] and [`advantages`] say what it was worth. [`Vitals`] says when an env is beyond repair.
+//! For a policy: [`write_observation`] and [`Normalizer`] turn a view into numbers; [`draw`] turns
+//! logits into a legal action (a [`Ppo`] draws on its device, by [`meristem_nn::kernels::sample`]);
+//! [`RewardState`] and [`advantages`] compute its reward and advantage. [`Vitals`] detects an env
+//! whose training has failed.
 //!
 //! The rules and tables are those of `docs/control.md`.
 

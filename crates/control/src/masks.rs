@@ -1,4 +1,4 @@
-//! What is legal, as masks over the choices of every head, and where those choices lie in a row.
+//! Masks of the legal choices of every head, and the layout of the heads in a row.
 
 use meristem_grow::Host;
 
@@ -9,7 +9,7 @@ use crate::rules::legal_slots;
 /// Number of heads.
 pub const HEAD_COUNT: usize = HEADS.len();
 
-/// Where the choices of each head lie in a row of logits, probabilities or mask: head after head in the
+/// Layout of the heads' choices in a row of logits, probabilities or mask: head after head in the
 /// order of [`HEADS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadLayout {
@@ -19,7 +19,7 @@ pub struct HeadLayout {
 }
 
 impl HeadLayout {
-    /// For hosts with so many enabled slots and so many blueprints.
+    /// The layout for hosts with this many enabled slots and blueprints.
     pub fn new(slots: usize, blueprints: usize) -> Self {
         let sizes = HEADS.map(|head| head.size.of(slots, blueprints));
         let mut offsets = [0; HEAD_COUNT];
@@ -31,7 +31,7 @@ impl HeadLayout {
         Self { sizes, offsets, total }
     }
 
-    /// Choices per head.
+    /// Number of choices per head.
     pub fn sizes(&self) -> [usize; HEAD_COUNT] {
         self.sizes
     }
@@ -47,24 +47,24 @@ impl HeadLayout {
     }
 }
 
-/// What is legal in one env: slots per op, and with them the ops.
+/// Legal ops of one env, and the slots in which each is legal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Legality {
     slots: [Vec<bool>; Op::ALL.len()], // [op][slot]
 }
 
 impl Legality {
-    /// Of a host now.
+    /// Legality in the host's current state.
     pub fn of(host: &Host) -> Self {
         Self { slots: Op::ALL.map(|op| legal_slots(op, host)) }
     }
 
-    /// Whether an op is legal: WAIT always, the others if they are in some slot.
+    /// Whether an op is legal: WAIT always, the others if they are legal in some slot.
     pub fn op(&self, op: Op) -> bool {
         op == Op::Wait || self.slots[op.index()].contains(&true)
     }
 
-    /// In which slots an op is legal; nowhere for WAIT.
+    /// Slots in which an op is legal; none for WAIT.
     pub fn slots(&self, op: Op) -> &[bool] {
         &self.slots[op.index()]
     }
@@ -83,9 +83,9 @@ impl Legality {
         ops.iter_mut().zip(Op::ALL).for_each(|(legal, op)| *legal = u8::from(self.op(op)));
     }
 
-    /// Writes the masks of all heads after the op, given the op that was chosen: the slot head gets the
-    /// slots of that op, a head that the op does not use is pinned to choice 0, the others are free. With
-    /// one choice left a head's log-probability and entropy are 0.
+    /// Writes the masks of all heads after the op, given the op that was chosen: the slot head gets
+    /// the slots of that op, a head that the op does not use is pinned to choice 0, the others are
+    /// free. With one choice left a head's log-probability and entropy are 0.
     pub fn write_rest(&self, op: Op, layout: &HeadLayout, mask: &mut [u8]) {
         for (index, head) in HEADS.iter().enumerate().skip(1) {
             let part = &mut mask[layout.range(index)];

@@ -2,14 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Normalised values are clipped to ± this.
+/// Bound to which normalised values are clipped, on either side.
 pub const CLIP: f32 = 10.0;
 
-/// Added to a variance: a feature that hardly ever moves is divided by .01 at least.
+/// Added to a variance, so that a nearly constant feature is divided by .01 at least.
 const EPSILON: f64 = 1e-4;
 
-/// Count, mean and sum of squared deviations per feature, in f64 (Welford 1962); two are merged by the
-/// formula of Chan, Golub and LeVeque (1979).
+/// Count, mean and sum of squared deviations per feature, in f64 (Welford 1962). Two are merged by
+/// the formula of Chan, Golub and LeVeque (1979).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Moments {
@@ -19,7 +19,7 @@ pub struct Moments {
 }
 
 impl Moments {
-    /// Of nothing, for rows of `len` features.
+    /// Empty moments, for rows of `len` features.
     pub fn new(len: usize) -> Self {
         Self { count: 0.0, mean: vec![0.0; len], m2: vec![0.0; len] }
     }
@@ -34,7 +34,7 @@ impl Moments {
         self.mean.is_empty()
     }
 
-    /// Rows taken in.
+    /// Rows added.
     pub fn count(&self) -> f64 {
         self.count
     }
@@ -44,24 +44,24 @@ impl Moments {
         &self.mean
     }
 
-    /// Variance (of the population) of a feature; 1 before two rows were taken in.
+    /// Population variance of a feature; 1 before two rows were added.
     pub fn variance(&self, feature: usize) -> f64 {
         if self.count < 2.0 { 1.0 } else { self.m2[feature] / self.count }
     }
 
-    /// Count, means, sums of squared deviations: for other ranks.
+    /// Serialises count, means and sums of squared deviations, for other ranks.
     pub(crate) fn to_vec(&self) -> Vec<f64> {
         [&[self.count], &self.mean[..], &self.m2[..]].concat()
     }
 
-    /// From [`Moments::to_vec`].
+    /// Restores the numbers of [`Moments::to_vec`].
     pub(crate) fn from_slice(numbers: &[f64]) -> Self {
         let (count, rest) = numbers.split_first().map_or((0.0, numbers), |(c, rest)| (*c, rest));
         let (mean, m2) = rest.split_at(rest.len() / 2);
         Self { count, mean: mean.to_vec(), m2: m2.to_vec() }
     }
 
-    /// Takes in a row.
+    /// Adds a row.
     pub fn push(&mut self, row: &[f32]) {
         self.count += 1.0;
         for ((mean, m2), x) in self.mean.iter_mut().zip(&mut self.m2).zip(row) {
@@ -71,7 +71,7 @@ impl Moments {
         }
     }
 
-    /// Takes in everything that `other` took in.
+    /// Merges the rows of `other`.
     pub fn merge(&mut self, other: &Self) {
         let count = self.count + other.count;
         if count == 0.0 {
@@ -87,8 +87,8 @@ impl Moments {
     }
 }
 
-/// Normalises observations by moments that are frozen during a rollout. What a rollout saw is gathered
-/// aside and taken over by [`Normalizer::commit`], between rounds.
+/// Normalises observations by moments that are frozen during a rollout. The rows of a rollout are
+/// collected separately and merged by [`Normalizer::commit`], between rounds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Normalizer {
@@ -97,7 +97,7 @@ pub struct Normalizer {
 }
 
 impl Normalizer {
-    /// For rows of `len` features. Until the first commit rows pass as they are, clipped.
+    /// A normaliser for rows of `len` features. Until the first commit rows are only clipped.
     pub fn new(len: usize) -> Self {
         Self { frozen: Moments::new(len), gathered: Moments::new(len) }
     }
@@ -112,13 +112,13 @@ impl Normalizer {
         self.frozen.is_empty()
     }
 
-    /// Notes a row for the next commit and normalises it in place: (x − mean)/std, clipped to ±10.
+    /// Adds a row to the next commit and normalises it in place: (x − mean)/std, clipped to ±10.
     pub fn gather(&mut self, row: &mut [f32]) {
         self.gathered.push(row);
         self.normalize(row);
     }
 
-    /// Normalises a row in place, and notes nothing.
+    /// Normalises a row in place, without adding it to the next commit.
     pub fn normalize(&self, row: &mut [f32]) {
         for (feature, (x, mean)) in row.iter_mut().zip(self.frozen.mean()).enumerate() {
             let std = match self.frozen.count() {
@@ -129,30 +129,30 @@ impl Normalizer {
         }
     }
 
-    /// Takes over what was gathered since the last commit.
+    /// Merges the rows collected since the last commit.
     pub fn commit(&mut self) {
         let nothing = Moments::new(self.len());
         let gathered = std::mem::replace(&mut self.gathered, nothing);
         self.frozen.merge(&gathered);
     }
 
-    /// As [`Normalizer::commit`], with what each rank of several gathered since its last commit, in their order.
+    /// Merges the rows that each rank collected since its last commit, in rank order.
     pub(crate) fn commit_all<'a>(&mut self, all: impl Iterator<Item = &'a Moments>) {
         self.gathered = Moments::new(self.len());
         all.for_each(|moments| self.frozen.merge(moments));
     }
 
-    /// What was gathered since the last commit.
+    /// Moments of the rows collected since the last commit.
     pub(crate) fn gathered(&self) -> &Moments {
         &self.gathered
     }
 
-    /// The moments in force.
+    /// The moments in use.
     pub fn moments(&self) -> &Moments {
         &self.frozen
     }
 
-    /// Whether a normaliser that was read from somewhere is one for rows of `len` features.
+    /// Whether a normaliser that was read from a file is valid for rows of `len` features.
     pub(crate) fn fits(&self, len: usize) -> bool {
         let fine = |moments: &Moments| {
             moments.mean.len() == len

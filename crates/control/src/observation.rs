@@ -1,9 +1,9 @@
-//! What a policy sees of an env, as numbers in fixed places.
+//! Observations: a policy's view of an env, as numbers in a fixed layout.
 //!
-//! A row is the [`BaseObservation`] and then one [`SlotObservation`] per enabled slot, each written field by
-//! field in the order of its declaration. The blueprint of each slot is an index beside the row, for the
-//! policy's embedding. The scales are those of `docs/control.md`, Observation: symlog(x) = sign(x)·ln(1 + |x|) and
-//! L(x) = symlog(x)/7.
+//! A row is the [`BaseObservation`] and then one [`SlotObservation`] per enabled slot, each written
+//! field by field in the order of its declaration. The blueprint of each slot is an index beside
+//! the row, for the policy's embedding. The scales are those of `docs/control.md`, Observation:
+//! symlog(x) = sign(x)·ln(1 + |x|) and L(x) = symlog(x)/7.
 
 use meristem_grow::{AlphaMode, Module, Slot, Stage};
 use meristem_nn::graph::BlendMode;
@@ -12,13 +12,13 @@ use crate::action::Op;
 use crate::history::SlotHistory;
 use crate::view::EnvView;
 
-/// Losses and accuracies of so many last steps are in an observation.
+/// Number of most recent steps whose losses and accuracies are in an observation.
 pub const RECENT_STEPS: usize = 5;
 
 /// Decay per step of the confidence in a counterfactual measurement.
 const COUNTERFACTUAL_DECAY: f32 = 0.995;
 
-/// Stands for a loss or a norm that is not finite.
+/// Replaces a loss or a norm that is not finite.
 const NOT_FINITE: f32 = 1e6;
 
 /// An observation of the whole env.
@@ -32,7 +32,8 @@ pub struct BaseObservation {
     pub accuracy: f32,
     /// L(control loss) of the last five steps, the newest last; −1 where there was none yet.
     pub recent_losses: [f32; RECENT_STEPS],
-    /// Control accuracy, in [0, 1], of the last five steps, the newest last; −1 where there was none yet.
+    /// Control accuracy, in [0, 1], of the last five steps, the newest last; −1 where there was
+    /// none yet.
     pub recent_accuracies: [f32; RECENT_STEPS],
     /// Share of the enabled slots in Training.
     pub training_share: f32,
@@ -40,19 +41,19 @@ pub struct BaseObservation {
     pub blending_share: f32,
     /// Share of the enabled slots in Holding or Fossilized.
     pub settled_share: f32,
-    /// 1 if the last action did what it is for, else 0; 0 at the first step.
+    /// 1 if the last action succeeded, else 0; 0 at the first step.
     pub last_succeeded: f32,
     /// One-hot of the last op; zeros at the first step.
     pub last_op: [f32; Op::ALL.len()],
 }
 
-/// An observation of one slot. A dormant slot is all zeros; one that waits for reuse (Pruned, Embargoed,
-/// Resetting) has only its stage and its steps in it.
+/// An observation of one slot. A dormant slot is all zeros; a slot that waits for reuse (Pruned,
+/// Embargoed, Resetting) has only its stage and its steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SlotObservation {
-    /// 1 if a module is there.
+    /// 1 if the slot has a module.
     pub occupied: f32,
-    /// One-hot of the stage, in the order of [`Stage::ALL`]; the tenth place is never used.
+    /// One-hot of the stage, in the order of [`Stage::ALL`]; the tenth position is never used.
     pub stage: [f32; Stage::ONE_HOT],
     /// Alpha.
     pub alpha: f32,
@@ -62,15 +63,15 @@ pub struct SlotObservation {
     pub contribution_velocity: f32,
     /// Steps of the module's first blending / 12.
     pub tempo: f32,
-    /// Where alpha goes or is: the chosen target before Blending, the controller's from then on.
+    /// Alpha's target: the chosen one before Blending, the controller's from then on.
     pub target: f32,
     /// Mode of the alpha controller (rest 0, up 1, down 2) / 2.
     pub mode: f32,
     /// Steps of the controller's last move / T.
     pub steps_total: f32,
-    /// Of these, done / T.
+    /// Steps of that move done / T.
     pub steps_done: f32,
-    /// Of these, to go / T.
+    /// Steps of that move left / T.
     pub steps_to_go: f32,
     /// Change of alpha since the step before.
     pub alpha_velocity: f32,
@@ -97,10 +98,10 @@ pub struct SlotObservation {
 }
 
 impl BaseObservation {
-    /// Floats that it writes.
+    /// Number of floats.
     pub const LEN: usize = 23;
 
-    /// Of an env.
+    /// Observes an env.
     pub fn of(view: &EnvView<'_>) -> Self {
         let slots = view.host.slots();
         let share = |stages: &[Stage]| {
@@ -138,10 +139,10 @@ impl BaseObservation {
 }
 
 impl SlotObservation {
-    /// Floats that it writes.
+    /// Number of floats.
     pub const LEN: usize = 31;
 
-    /// Of slot `index` of an env.
+    /// Observes slot `index` of an env.
     pub fn of(view: &EnvView<'_>, index: usize) -> Self {
         let slot = &view.host.slots()[index];
         if slot.stage == Stage::Dormant {
@@ -210,15 +211,16 @@ impl SlotObservation {
     }
 }
 
-/// Floats of an observation with so many enabled slots: 23 + 31·S.
+/// Floats of an observation with this many enabled slots: 23 + 31·S.
 pub fn observation_len(slots: usize) -> usize {
     BaseObservation::LEN + SlotObservation::LEN * slots
 }
 
 /// Writes an env's observation into `row` (23 + 31·S floats) and the blueprints of its slots into
-/// `blueprints` (S indices in the host's blueprint set; their number for an empty slot).
+/// `blueprints` (S indices in the host's blueprint set; an empty slot has the number of
+/// blueprints).
 ///
-/// What lies beyond either slice is left out: the caller has them at the lengths above.
+/// Values beyond the end of either slice are dropped; the caller provides the lengths above.
 pub fn write_observation(view: &EnvView<'_>, row: &mut [f32], blueprints: &mut [u32]) {
     let mut row = Row { rest: row };
     BaseObservation::of(view).write(&mut row);
@@ -231,7 +233,7 @@ pub fn write_observation(view: &EnvView<'_>, row: &mut [f32], blueprints: &mut [
     }
 }
 
-/// The places of a row that are still to be written.
+/// The positions of a row that are still to be written.
 struct Row<'a> {
     rest: &'a mut [f32],
 }
@@ -245,7 +247,7 @@ impl Row<'_> {
     }
 }
 
-/// L(x); what is not finite counts as a million.
+/// L(x); a value that is not finite counts as a million.
 fn log_scale(x: f32) -> f32 {
     let x = if x.is_finite() { x } else { NOT_FINITE };
     x.signum() * x.abs().ln_1p() / 7.0

@@ -1,4 +1,4 @@
-//! A controller that draws evenly among what is legal.
+//! A controller that draws uniformly among the legal choices.
 
 use meristem_device::random::{Purpose, Rng};
 use serde::{Deserialize, Serialize};
@@ -11,17 +11,17 @@ use crate::sampling::{Pick, draw};
 use crate::state::ControllerState;
 use crate::view::EnvView;
 
-/// Draws the op evenly among the legal ones, the slot evenly among those where this op is legal, and every
-/// other choice evenly: what a policy does that has learned nothing.
+/// Draws the op uniformly among the legal ones, the slot uniformly among those where this op is
+/// legal, and every other choice uniformly: the behaviour of an untrained policy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RandomController {
     seed: u64,
-    /// Decisions so far, per env: part of the key of the next.
+    /// Decisions so far per env, part of the key of the next draw.
     decisions: Vec<u64>,
 }
 
 impl RandomController {
-    /// With this seed.
+    /// A controller with this seed.
     pub fn new(seed: u64) -> Self {
         Self { seed, decisions: vec![] }
     }

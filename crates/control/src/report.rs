@@ -1,11 +1,11 @@
-//! What there is to tell of a round in which a policy learned.
+//! Report of a round in which a policy learned.
 
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::masks::HEAD_COUNT;
 
-/// Diagnostics of a round and of the policy update at its end. Figures of an update that was skipped need not
-/// be finite; in JSON they are null then.
+/// Diagnostics of a round and of the policy update at its end. Figures of a skipped update may be
+/// not finite; they are null in JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RoundReport {
@@ -15,42 +15,43 @@ pub struct RoundReport {
     pub mean_return: f64,
     /// Actions taken per op, in index order.
     pub ops: [u64; 6],
-    /// Mean normalised entropy per head, over the transitions where it had a choice; in [0, 1], 0 where it
-    /// never had one.
+    /// Mean normalised entropy per head, over the transitions where it had a choice; in [0, 1], 0
+    /// where it never had one.
     #[serde(deserialize_with = "nulls_as_nan")]
     pub entropies: [f64; HEAD_COUNT],
-    /// Epochs whose step was taken.
+    /// Epochs whose step was applied.
     pub epochs: usize,
     /// Whether the KL limit stopped the update before its last epoch.
     pub stopped_by_kl: bool,
     /// Updates skipped because loss or gradient was not finite.
     pub skipped: usize,
-    /// KL of the last epoch looked at, from the policy that acted (mean of e^x − 1 − x).
+    /// KL of the last epoch evaluated, from the policy that acted (mean of e^x − 1 − x).
     #[serde(deserialize_with = "null_as_nan")]
     pub kl: f64,
-    /// Share of used heads whose ratio was clipped, in the last epoch looked at.
+    /// Share of used heads whose ratio was clipped, in the last epoch evaluated.
     #[serde(deserialize_with = "null_as_nan")]
     pub clip_fraction: f64,
-    /// Objective of the policy (to be made large), in the last epoch looked at.
+    /// Objective of the policy, which is maximised, in the last epoch evaluated.
     #[serde(deserialize_with = "null_as_nan")]
     pub policy_objective: f64,
-    /// Value loss, in the last epoch looked at.
+    /// Value loss, in the last epoch evaluated.
     #[serde(deserialize_with = "null_as_nan")]
     pub value_loss: f64,
-    /// L2 norm of the gradient before clipping, in the last epoch looked at.
+    /// L2 norm of the gradient before clipping, in the last epoch evaluated.
     #[serde(deserialize_with = "null_as_nan")]
     pub gradient_norm: f64,
     /// 1 − Var(returns − values)/Var(returns) of the rollout; 0 where the returns do not vary.
     pub explained_variance: f64,
     /// Running standard deviation by which returns are divided.
     pub return_scale: f64,
-    /// Of the policy's weights and optimiser after the update, equal on all ranks that learn together; absent where
-    /// one learns alone. Entropies, KL, objective, losses and shares are then the means of the ranks'.
+    /// Fingerprint of the policy's weights and optimiser after the update, equal on all ranks;
+    /// absent with a single rank. Over several ranks, entropies, KL, objective, losses and shares
+    /// are means over the ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<String>,
 }
 
-/// JSON has no NaN.
+/// Reads null, which stands for NaN in JSON.
 fn null_as_nan<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or(f64::NAN))
 }

@@ -1,7 +1,7 @@
 //! Rewards of single transitions, term by term (`docs/control.md`, Rewards).
 //!
-//! acc is the control accuracy in percentage points, c the leave-one-out contribution of a module, E the
-//! parameters of modules that take part in the network, weighted by alpha.
+//! acc is the control accuracy in percentage points, c the leave-one-out contribution of a module,
+//! E the parameters of modules that take part in the network, weighted by alpha.
 
 use meristem_grow::{Host, ParameterCounts, Stage};
 use serde::{Deserialize, Serialize};
@@ -10,24 +10,25 @@ use crate::action::{Action, Op};
 use crate::rules::Outcome;
 use crate::view::EnvView;
 
-/// Hosts smaller than this count as this large where growth is compared with the host.
+/// Least number of host parameters in the comparison of growth with the host.
 const MIN_HOST_PARAMETERS: f64 = 200.0;
 
-/// Which reward.
+/// Kind of reward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RewardMode {
-    /// Gain of accuracy, minus rent for what has grown.
+    /// Gain in accuracy, minus a rent for grown parameters.
     Basic,
-    /// `Basic`, with a potential of the stages, and a price on what is fossilized, pruned and done.
+    /// `Basic`, with a potential of the stages, and prices on fossilizing, pruning and acting.
     #[default]
     Contribution,
-    /// Nothing until the end of the episode, then the final accuracy, minus the price of what has grown.
+    /// Zero until the end of the episode, then the final accuracy, minus a price for grown
+    /// parameters.
     Sparse,
 }
 
 impl RewardMode {
-    /// All, with their names in configuration.
+    /// All modes, with their names in configuration.
     pub const NAMES: [(&'static str, Self); 3] =
         [("basic", Self::Basic), ("contribution", Self::Contribution), ("sparse", Self::Sparse)];
 
@@ -37,29 +38,29 @@ impl RewardMode {
     }
 }
 
-/// Weights of the rewards; the defaults are those of `docs/control.md`. In files every key is optional and unknown
-/// ones are errors.
+/// Weights of the rewards; the defaults are those of `docs/control.md`. In files every key is
+/// optional and unknown keys are errors.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RewardConfig {
-    /// Which reward.
+    /// Kind of reward.
     pub mode: RewardMode,
     /// Per percentage point of accuracy gained: .2.
     pub gain: f64,
     /// Weight of the rent's logarithm: .05.
     pub rent: f64,
-    /// Most rent of a step: .5.
+    /// Largest rent of a step: .5.
     pub rent_max: f64,
     /// Weight of the stage potential: .1.
     pub potential: f64,
-    /// Discount in the stage potential; the policy's γ, so that the potential changes no optimum (Ng, Harada
-    /// and Russell, ICML 1999): .995.
+    /// Discount in the stage potential; the policy's γ, so that the potential changes no optimum
+    /// (Ng, Harada and Russell, ICML 1999): .995.
     pub gamma: f64,
     /// Weight of the harmonic mean on a good FOSSILIZE: .1.
     pub fossilize: f64,
     /// Price of any other FOSSILIZE: .5.
     pub fossilize_price: f64,
-    /// For pruning a module that does harm: .1.
+    /// Reward for pruning a module with a negative contribution: .1.
     pub prune: f64,
     /// Price of any op but WAIT: .01.
     pub op_price: f64,
@@ -85,26 +86,28 @@ impl Default for RewardConfig {
     }
 }
 
-/// The terms of one transition's reward. Ranges are those of the default weights, for accuracies within 0
-/// and 100 percentage points; a term that its mode does not have is 0.
+/// The terms of one transition's reward. Ranges are those of the default weights, for accuracies
+/// within 0 and 100 percentage points; a term that is not part of the mode is 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RewardTerms {
     /// `gain · (acc_t − acc_{t−1})`, 0 at the first step. In [−20, 20]. Basic, contribution.
     pub gain: f64,
     /// `−min(rent · ln(1 + E/max(host, 200)), rent_max)`. In [−.5, 0]. Basic, contribution.
     pub rent: f64,
-    /// `potential · (γΦ' − Φ)`, Φ the sum over modules of Germinated 1, Training 2, Blending 3.5, Holding 5.5,
-    /// Fossilized 6, before the transition (Φ) and after it (Φ'). In [−.6, .6] per slot. Contribution.
+    /// `potential · (γΦ' − Φ)`, Φ the sum over modules of Germinated 1, Training 2, Blending 3.5,
+    /// Holding 5.5, Fossilized 6, before the transition (Φ) and after it (Φ'). In [−.6, .6] per
+    /// slot. Contribution.
     pub potential: f64,
-    /// On FOSSILIZE, with p the env's gain since the module germinated: `fossilize · 2pc/(p + c)` if
-    /// c >= `min_contribution` and p, c > 0, else `−fossilize_price`, also where the gate refused. In
-    /// [−.5, 10]. Contribution.
+    /// On FOSSILIZE, with p the env's gain since the module germinated: `fossilize · 2pc/(p + c)`
+    /// if c >= `min_contribution` and p, c > 0, else `−fossilize_price`, also where the gate
+    /// refused. In [−.5, 10]. Contribution.
     pub fossilize: f64,
     /// `prune` on PRUNE of a module with c < 0. 0 or .1. Contribution.
     pub prune: f64,
     /// `−op_price` for any op but WAIT. −.01 or 0. Contribution.
     pub op: f64,
-    /// At the last step `acc/100 − sparse_size · ln(1 + E/max(host, 200))`, on the control split; before it
+    /// At the last step `acc/100 − sparse_size · ln(1 + E/max(host, 200))`, on the control split;
+    /// before it
     /// 0. At most 1. Sparse.
     pub result: f64,
 }
@@ -124,8 +127,8 @@ impl RewardTerms {
         ]
     }
 
-    /// The reward: their sum. A sum that is not finite (a loss that is no number) counts as 0, because the
-    /// governor's penalty is what speaks then.
+    /// The reward: the sum of the terms. A sum that is not finite (because of a NaN loss) counts as
+    /// 0: the governor's penalty takes its place.
     pub fn total(&self) -> f64 {
         let total: f64 = self.named().iter().map(|(_, term)| term).sum();
         if total.is_finite() { total } else { 0.0 }
@@ -143,7 +146,7 @@ impl RewardTerms {
     }
 }
 
-/// What must be known of an action before it is done, because doing it may remove the module.
+/// State before an action that its reward needs, because the action may remove the module.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Deed {
     op: Op,
@@ -154,7 +157,7 @@ pub struct Deed {
 }
 
 impl Deed {
-    /// Of an action that is about to be done.
+    /// Records the state before `action`.
     pub fn before(action: &Action, view: &EnvView<'_>) -> Self {
         let slot = action.slot();
         let module = slot.and_then(|index| view.host.slots().get(index)?.module.as_ref());
@@ -168,8 +171,8 @@ impl Deed {
     }
 }
 
-/// What the reward of an env's next transition is compared with. Begins anew with every episode, and after
-/// a rollback: no difference of accuracies reaches across one.
+/// Reference values for the reward of an env's next transition. Reset with every episode and after
+/// a rollback: no difference of accuracies spans one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RewardState {
     accuracy_pp: Option<f32>,
@@ -177,14 +180,14 @@ pub struct RewardState {
 }
 
 impl RewardState {
-    /// Of an env whose trajectory begins with this host: there is no accuracy to compare with, and what stands
-    /// already was paid for before.
+    /// Starts a trajectory with this host: there is no accuracy to compare with, and stages reached
+    /// earlier have been rewarded already.
     pub fn begin(host: &Host) -> Self {
         Self { accuracy_pp: None, potential: potential(host) }
     }
 
-    /// The terms of a transition: `deed` as it was before the action, `host`, `parameters` and `outcome` as
-    /// they are after it.
+    /// Computes the terms of a transition. `deed` is the state before the action; `host`,
+    /// `parameters` and `outcome` are those after it.
     pub fn transition(
         &mut self,
         config: &RewardConfig,
@@ -227,7 +230,8 @@ impl RewardState {
     }
 }
 
-/// The gate has compared the contribution with `min_contribution`: what it refused is not good.
+/// The gate has compared the contribution with `min_contribution`: a refused FOSSILIZE pays the
+/// price.
 fn fossilize(config: &RewardConfig, deed: &Deed, outcome: &Outcome) -> f64 {
     let gain = deed.gain_since_germination_pp.map_or(0.0, f64::from);
     let contribution = deed.contribution_pp.map_or(0.0, f64::from);

@@ -1,4 +1,4 @@
-//! Which actions are legal, and what doing them means.
+//! Legality of actions, and their execution.
 
 use meristem_grow::{
     Advance, GateInputs, GateReport, Germination, Host, LifecycleError, Retarget, StageChange,
@@ -6,22 +6,22 @@ use meristem_grow::{
 
 use crate::action::{Action, Op};
 
-/// What became of an action.
+/// Outcome of an action.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// Whether it did what it is for; an ADVANCE or FOSSILIZE whose gate does not pass did not.
+    /// Whether the action succeeded; an ADVANCE or FOSSILIZE whose gate refuses did not.
     pub succeeded: bool,
-    /// The change of stage, if there was one.
+    /// The change of stage, if any.
     pub change: Option<StageChange>,
-    /// The gate, for ADVANCE and FOSSILIZE.
+    /// The gate's report, for ADVANCE and FOSSILIZE.
     pub gate: Option<GateReport>,
 }
 
-/// Whether an action may be done now. An ADVANCE or FOSSILIZE is legal when its gate may be asked, whether
-/// or not the gate then passes.
+/// Checks that an action is legal now. An ADVANCE or FOSSILIZE is legal when its gate may be asked,
+/// whether or not the gate then passes.
 ///
 /// # Errors
-/// The reason why it may not.
+/// The rule that forbids it.
 pub fn legal(action: &Action, host: &Host) -> Result<(), LifecycleError> {
     match *action {
         Action::Wait => Ok(()),
@@ -33,8 +33,8 @@ pub fn legal(action: &Action, host: &Host) -> Result<(), LifecycleError> {
     }
 }
 
-/// The slot mask of an op: in which slots it is legal. The other heads are free wherever this is true,
-/// since legality depends on op and slot alone. For WAIT, which has no slot, all false.
+/// The slot mask of an op: true where the op is legal. The other heads are free wherever this is
+/// true, since legality depends on op and slot alone. For WAIT, which has no slot, all false.
 pub fn legal_slots(op: Op, host: &Host) -> Vec<bool> {
     let legal = |slot: usize| match op {
         Op::Wait => false,
@@ -47,16 +47,17 @@ pub fn legal_slots(op: Op, host: &Host) -> Vec<bool> {
     (0..host.slots().len()).map(legal).collect()
 }
 
-/// The op mask: an op is legal if it is in some slot; WAIT always.
+/// The op mask: an op is legal if it is legal in some slot; WAIT always.
 pub fn legal_ops(host: &Host) -> [bool; 6] {
     Op::ALL.map(|op| op == Op::Wait || legal_slots(op, host).contains(&true))
 }
 
-/// Does an action. `measured` is what was measured of each slot (shorter lists count as not measured),
-/// `accuracy_pp` the control accuracy now, in percentage points, which a new module remembers.
+/// Executes an action. `measured` are the measurements of each slot (shorter lists count as not
+/// measured), `accuracy_pp` the current control accuracy in percentage points, which a new module
+/// stores.
 ///
 /// # Errors
-/// As [`legal`]; nothing has changed then.
+/// The errors of [`legal`]; the host is then unchanged.
 pub fn apply(
     action: &Action,
     host: &mut Host,

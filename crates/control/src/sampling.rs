@@ -1,7 +1,8 @@
-//! From logits to choices: masked distributions with probability floors, drawn head by head.
+//! Sampling of choices from logits: masked distributions with probability floors, drawn head by
+//! head.
 //!
-//! With n legal choices and f = min(floor, .99/n), a legal choice has the probability
-//! p = f + (1 − n·f)·softmax(logits over the legal choices); the others have none. All arithmetic is f32.
+//! With n legal choices and f = min(floor, .99/n), a legal choice has the probability p = f + (1 −
+//! n·f)·softmax(logits over the legal choices); the others have none. All arithmetic is f32.
 
 use meristem_device::random::Rng;
 
@@ -9,46 +10,47 @@ use crate::action::{Action, Op};
 use crate::heads::{Choices, HEADS, HeadKind};
 use crate::masks::{HEAD_COUNT, HeadLayout, Legality};
 
-/// Stands for minus infinity among logits: large enough that its exponential is 0, finite so that no
-/// difference is NaN.
+/// Represents minus infinity among logits: its exponential is 0, and being finite it gives no NaN
+/// differences.
 pub const MASKED_LOGIT: f32 = -1e9;
 
-/// How a choice is made.
+/// Method of choosing.
 #[derive(Debug)]
 pub enum Pick<'a> {
-    /// By its probability.
+    /// Draw by probability.
     Sample(&'a mut Rng),
-    /// The most probable one; among equals the first.
+    /// The most probable choice; among equals the first.
     Greedy,
 }
 
-/// What was drawn for one env.
+/// The draw for one env.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Draw {
     /// One choice per head.
     pub choices: Choices,
-    /// Its log-probability per head; 0 where there was one choice.
+    /// Log-probability of the choice, per head; 0 where only one was legal.
     pub log_probs: [f32; HEAD_COUNT],
-    /// Entropy per head over its largest possible value ln(n), in [0, 1]; 0 where there was one choice.
+    /// Entropy per head over its largest possible value ln(n), in [0, 1]; 0 where only one was
+    /// legal.
     pub entropies: [f32; HEAD_COUNT],
 }
 
 impl Draw {
-    /// The action that the choices mean.
+    /// The action of the choices.
     pub fn action(&self) -> Action {
         // Every head has a choice within its size, so this is always an action.
         Action::from_choices(&self.choices).unwrap_or(Action::Wait)
     }
 }
 
-/// The number of legal choices, and the floor that each of them has.
+/// Number of legal choices, and the probability floor of each.
 pub fn effective_floor(floor: f32, mask: &[u8]) -> (usize, f32) {
     let legal = mask.iter().filter(|choice| **choice != 0).count();
     (legal, floor.min(0.99 / legal.max(1) as f32))
 }
 
-/// Turns one head's logits into probabilities, in place. With one legal choice it has exactly 1. A logit
-/// that is not finite counts as 0.
+/// Turns one head's logits into probabilities, in place. A single legal choice has exactly 1. A
+/// logit that is not finite counts as 0.
 pub fn probabilities(logits: &mut [f32], mask: &[u8], floor: f32) {
     let (legal, floor) = effective_floor(floor, mask);
     let finite = |x: f32| if x.is_finite() { x } else { 0.0 };
@@ -75,9 +77,9 @@ pub fn normalized_entropy(probabilities: &[f32], mask: &[u8]) -> f32 {
     -terms.sum::<f32>() / (legal as f32).ln()
 }
 
-/// Draws an action: the op first, then the slot under that op's slot mask, then the rest. `logits` is one
-/// row in `layout`; it is turned into the probabilities that were drawn from. `mask` receives the masks of
-/// this draw, as they belong into a stored transition.
+/// Draws an action: the op first, then the slot under that op's slot mask, then the rest. `logits`
+/// is one row in `layout` and is turned into the probabilities drawn from. `mask` receives the
+/// masks of this draw, as stored in a transition.
 pub fn draw(
     layout: &HeadLayout,
     legality: &Legality,
@@ -106,7 +108,7 @@ pub fn draw(
     draw
 }
 
-/// A legal choice: probabilities of the others are not looked at, whatever rounding does to the sum.
+/// Chooses a legal choice: illegal ones are skipped, whatever rounding does to the sum.
 fn choose(probabilities: &[f32], mask: &[u8], pick: &mut Pick<'_>) -> usize {
     let legal = || (0..mask.len()).filter(|choice| mask[*choice] != 0);
     match pick {

@@ -1,4 +1,4 @@
-//! A controller that does what a file says.
+//! A controller that follows a script file.
 //!
 //! The file has one JSON object a line; empty lines and lines that begin with `#` are skipped:
 //!
@@ -11,20 +11,31 @@
 //! | key | meaning | for |
 //! |---|---|---|
 //! | `step` | step of every episode, from 0 | all |
-//! | `env` | only this env; without it every env that has no line of its own for the step | all, optional |
-//! | `op` | what to do | all |
+//! | `env` | the env; without it every env that has no line of its own for the step | all |
+//! | `op` | the operation | all |
 //! | `slot` | name of the slot | all but WAIT |
 //! | `blueprint` | name of the blueprint | GERMINATE |
-//! | `tempo` | `fast`, `standard` (default), `slow` | GERMINATE |
-//! | `style` | `linear_add` (default), `linear_multiply`, `sigmoid_add`, `linear_gate` | GERMINATE, SET_ALPHA_TARGET |
-//! | `alpha_target` | `0.5`, `0.7`, `1.0` (default), as text | GERMINATE, SET_ALPHA_TARGET |
-//! | `alpha_speed` | `instant` (default), `fast`, `medium`, `slow` | SET_ALPHA_TARGET, PRUNE |
-//! | `alpha_curve` | `linear` (default), `cosine`, `sigmoid_gentle`, `sigmoid`, `sigmoid_sharp` | SET_ALPHA_TARGET, PRUNE |
+//! | `tempo` | duration of the first blending | GERMINATE |
+//! | `style` | curve and formula of the blending | GERMINATE, SET_ALPHA_TARGET |
+//! | `alpha_target` | target of alpha, as text | GERMINATE, SET_ALPHA_TARGET |
+//! | `alpha_speed` | duration of alpha's move | SET_ALPHA_TARGET, PRUNE |
+//! | `alpha_curve` | curve of alpha's move | SET_ALPHA_TARGET, PRUNE |
 //!
-//! Steps without a line are WAIT. A key that is unknown, or that the op does not use, is an error; so are
-//! two lines for the same step and env, and an action that is not legal when its step comes. A gate that
-//! refuses is no error: the script may ask again. In an env that the governor has rolled back, modules may be
-//! gone that the script counts on: there, until the end of the episode, what is not legal is passed over.
+//! `env` is optional, and so are these keys:
+//!
+//! | key | values, the default first |
+//! |---|---|
+//! | `tempo` | `standard`, `fast`, `slow` |
+//! | `style` | `linear_add`, `linear_multiply`, `sigmoid_add`, `linear_gate` |
+//! | `alpha_target` | `1.0`, `0.5`, `0.7` |
+//! | `alpha_speed` | `instant`, `fast`, `medium`, `slow` |
+//! | `alpha_curve` | `linear`, `cosine`, `sigmoid_gentle`, `sigmoid`, `sigmoid_sharp` |
+//!
+//! Steps without a line are WAIT. A key that is unknown, or that the op does not use, is an error;
+//! so are two lines for the same step and env, and an action that is not legal at its step. A gate
+//! that refuses is no error: the script may ask again. In an env that the governor has rolled back,
+//! modules that the script expects may be gone: there illegal actions are skipped until the end of
+//! the episode.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -55,15 +66,15 @@ struct Line {
     alpha_curve: Option<Curve>,
 }
 
-/// An action and the line that asks for it.
+/// An action and the line it comes from.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Entry {
     line: usize,
     action: Action,
 }
 
-/// Does what a file says, in every episode the same. See the head of this file for its format:
-/// `{"step": 0, "op": "GERMINATE", "slot": "r0c1", "blueprint": "conv_light"}`, one object a line.
+/// Follows a script, in every episode the same. See the head of this file for its format: `{"step":
+/// 0, "op": "GERMINATE", "slot": "r0c1", "blueprint": "conv_light"}`, one object a line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Script {
     name: String,
@@ -73,7 +84,7 @@ pub struct Script {
 }
 
 impl Script {
-    /// Reads a script for hosts like `host`; `name` is what it is called in configuration.
+    /// Parses a script for hosts like `host`; `name` is its name in configuration.
     ///
     /// # Errors
     /// [`Error::Script`] naming the line and what was expected.
@@ -168,7 +179,7 @@ impl Line {
         })
     }
 
-    /// No key may be there that the op does not use.
+    /// Checks that no key is present that the op does not use.
     fn check_keys(&self) -> Result<(), String> {
         let given = [
             true,

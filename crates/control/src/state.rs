@@ -1,4 +1,4 @@
-//! What is kept of a controller in a checkpoint.
+//! A controller's state in a checkpoint.
 
 use meristem_nn::StateDict;
 use serde::Serialize;
@@ -6,17 +6,17 @@ use serde::de::DeserializeOwned;
 
 use crate::error::{Error, Result};
 
-/// Everything that a controller's next decision depends on.
+/// The state that a controller's next decision depends on.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ControllerState {
-    /// Its memory, in CBOR: exact for every float, NaN included.
+    /// Memory of the controller, in CBOR: exact for every float, NaN included.
     pub memory: Vec<u8>,
-    /// Its tensors by name: weights, optimiser state, rollout.
+    /// Tensors of the controller by name: weights, optimiser state, rollout.
     pub tensors: StateDict,
 }
 
 impl ControllerState {
-    /// Of a controller with this memory, and no tensors.
+    /// The state of a controller with this memory, without tensors.
     ///
     /// # Errors
     /// [`Error::BadState`] for what serde cannot serialise.
@@ -26,10 +26,10 @@ impl ControllerState {
         Ok(Self { memory: bytes, tensors: StateDict::default() })
     }
 
-    /// The memory.
+    /// Deserialises the memory.
     ///
     /// # Errors
-    /// [`Error::BadState`] if it is not what `controller` remembers.
+    /// [`Error::BadState`] if it is not the memory of `controller`.
     pub fn memory<T: DeserializeOwned>(&self, controller: &str) -> Result<T> {
         ciborium::from_reader(&self.memory[..]).map_err(|error| bad(controller, &error))
     }

@@ -1,46 +1,49 @@
-//! What a controller sees of an env.
+//! A controller's view of an env.
 
 use meristem_grow::{GateInputs, Host, Module};
 
 use crate::action::Op;
 use crate::history::SlotHistory;
 
-/// An env at the moment of its action: after the epoch of training and the measurements of this step.
+/// An env at the moment of its action: after the epoch of training and the measurements of this
+/// step.
 #[derive(Clone, Copy, Debug)]
 pub struct EnvView<'a> {
     /// Index of the env.
     pub env: usize,
-    /// The host and what grows in it.
+    /// The host and its modules.
     pub host: &'a Host,
     /// Step within the episode, from 0.
     pub step: u32,
     /// Steps of the episode (T).
     pub episode_steps: u32,
-    /// Control accuracy after each step of the episode so far, in percentage points; the last is now.
+    /// Control accuracy after each step of the episode so far, in percentage points; the last is
+    /// now.
     pub accuracies_pp: &'a [f32],
     /// Mean control loss after each step of the episode so far; the last is now.
     pub losses: &'a [f32],
-    /// What was measured of each enabled slot: gradient health and contribution. The same numbers that the
-    /// gates are asked with.
+    /// Measurements of each enabled slot: gradient health and contribution. The gates get the same
+    /// numbers.
     pub measured: &'a [GateInputs],
-    /// What is remembered of each enabled slot ([`crate::History`]), this step included.
+    /// Memory of each enabled slot ([`crate::History`]), this step included.
     pub history: &'a [SlotHistory],
     /// The last op of this env and whether it succeeded; `None` at the first step.
     pub last: Option<(Op, bool)>,
 }
 
 impl EnvView<'_> {
-    /// Control accuracy now, in percentage points.
+    /// Current control accuracy, in percentage points.
     pub fn accuracy_pp(&self) -> Option<f32> {
         self.accuracies_pp.last().copied()
     }
 
-    /// What was measured of a slot; nothing if the list is too short.
+    /// Measurements of a slot; none if the list is too short.
     pub fn measured(&self, slot: usize) -> GateInputs {
         self.measured.get(slot).copied().unwrap_or_default()
     }
 
-    /// Change of the control accuracy since a module germinated, in percentage points, if both are known.
+    /// Change of the control accuracy since a module germinated, in percentage points, if both are
+    /// known.
     pub fn gain_since_germination_pp(&self, module: &Module) -> Option<f32> {
         Some(self.accuracy_pp()? - module.accuracy_at_germination_pp?)
     }

@@ -189,7 +189,7 @@ impl Host {
     /// Trained parameters of host and modules, counted on the graph.
     ///
     /// # Errors
-    /// As [`Host::graph`].
+    /// The errors of [`Host::graph`].
     pub fn parameters(&self) -> Result<ParameterCounts> {
         let graph = self.graph()?;
         let mut counts = ParameterCounts { host: 0, modules: vec![0; self.slots.len()] };
@@ -263,7 +263,7 @@ impl Host {
     /// Puts a module into an empty slot. It takes no part in the network before Training.
     ///
     /// # Errors
-    /// As [`Host::check_germinate`].
+    /// The errors of [`Host::check_germinate`].
     pub fn germinate(
         &mut self,
         index: usize,
@@ -310,7 +310,8 @@ impl Host {
     /// passes.
     ///
     /// # Errors
-    /// As [`Host::check_advance`]. A gate that does not pass is no error: nothing changes.
+    /// The errors of [`Host::check_advance`]. A gate that does not pass is no error: nothing
+    /// changes.
     pub fn advance(
         &mut self,
         index: usize,
@@ -332,7 +333,8 @@ impl Host {
     /// target was.
     ///
     /// # Errors
-    /// As [`Host::check_fossilize`]. A gate that does not pass is no error: nothing changes.
+    /// The errors of [`Host::check_fossilize`]. A gate that does not pass is no error: nothing
+    /// changes.
     pub fn fossilize(
         &mut self,
         index: usize,
@@ -388,7 +390,7 @@ impl Host {
     /// network.
     ///
     /// # Errors
-    /// As [`Host::check_set_alpha_target`].
+    /// The errors of [`Host::check_set_alpha_target`].
     pub fn set_alpha_target(
         &mut self,
         index: usize,
@@ -428,7 +430,7 @@ impl Host {
     /// went down to 0. Until then it is Blending, and no action may touch it.
     ///
     /// # Errors
-    /// As [`Host::check_prune`].
+    /// The errors of [`Host::check_prune`].
     pub fn prune(
         &mut self,
         index: usize,

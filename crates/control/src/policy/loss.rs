@@ -10,15 +10,15 @@ use crate::heads::HEADS;
 /// Configuration of the loss; see [`meristem_nn::kernels::ppo`] for the formula.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossConfig {
-    /// ε: how far a ratio may leave 1.
+    /// ε: largest distance of a ratio from 1 before it is clipped.
     pub clip: f32,
     /// Weight of the mean squared error of V.
     pub value: f32,
     /// Weight of the entropy bonus, times each head's multiplier.
     pub entropy: f32,
-    /// Mean entropy (over its largest possible value) below which a head is pushed up.
+    /// Mean entropy (over its largest possible value) below which a head is penalised.
     pub entropy_floor: f32,
-    /// Weight of that push: it adds this times the square of what is missing.
+    /// Weight of that penalty, on the square of the difference to the floor.
     pub entropy_floor_penalty: f32,
 }
 

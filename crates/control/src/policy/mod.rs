@@ -1,8 +1,9 @@
 //! The policy: a recurrent network on the device that turns observations into logits and a value.
 //!
-//! `network` describes it, `loss` says what it learns from; both are data. [`Policy`] holds the
-//! parameters. One set of them, two kinds of runs: [`Policy::act`] takes all envs one step on, carrying
-//! their state, and draws their actions; [`Policy::differentiate`] unrolls whole episodes and finds the gradient of the loss.
+//! `network` describes it, `loss` its objective; both are data. [`Policy`] holds the parameters.
+//! One set of them serves two kinds of runs. [`Policy::act`] advances all envs by one step,
+//! carrying their state, and draws their actions. [`Policy::differentiate`] unrolls whole episodes
+//! and computes the gradient of the loss.
 
 mod loss;
 mod network;
@@ -26,7 +27,8 @@ pub use self::network::{PolicyConfig, PolicyShape};
 pub struct PolicyInputs<'a> {
     /// f32 `[rows, features]`.
     pub observations: &'a Tensor,
-    /// Blueprint of each slot's module, u32 `[rows, slots]`; [`PolicyShape::empty`] for none.
+    /// Blueprint of each slot's module, u32 `[rows, slots]`; [`PolicyShape::empty`] for an empty
+    /// slot.
     pub blueprints: &'a Tensor,
     /// f32 `[rows]`: 0 where a new trajectory begins, whose state is then zero; else 1.
     pub keep: &'a Tensor,
@@ -40,55 +42,55 @@ impl<'a> PolicyInputs<'a> {
     }
 }
 
-/// What an update learns from, on the policy's stream: a round of all envs.
+/// Inputs of an update, on the policy's stream: a round of all envs.
 #[derive(Clone, Copy, Debug)]
 pub struct PolicyBatch<'a> {
     /// Steps of every sequence.
     pub steps: usize,
-    /// What was seen.
+    /// Observations and state.
     pub inputs: PolicyInputs<'a>,
     /// Choice of each head, u32 `[rows, heads]`.
     pub choices: &'a Tensor,
-    /// 1 where a choice was legal, u8 `[rows, logits]`; a row without a legal op counts for nothing.
+    /// 1 where a choice was legal, u8 `[rows, logits]`; a row without a legal op is ignored.
     pub legal: &'a Tensor,
     /// f32 `[rows]`, normalised.
     pub advantages: &'a Tensor,
-    /// What V is to become, f32 `[rows]`.
+    /// Targets of V, f32 `[rows]`.
     pub returns: &'a Tensor,
 }
 
-/// Tensors that a step draws actions from besides the network's output, and those it leaves them in, on the policy's stream; a row
-/// per env. See [`meristem_nn::kernels::sample`].
+/// Tensors of one step of acting, on the policy's stream, a row per env: the inputs of the draw
+/// besides the network's output, and its results. See [`meristem_nn::kernels::sample`].
 #[derive(Clone, Copy, Debug)]
 pub struct Acting<'a> {
-    /// Bit i of a slot: whether op i is legal there, u32 `[rows, slots]`.
+    /// Bit i of a slot is set if op i is legal there, u32 `[rows, slots]`.
     pub legality: &'a Tensor,
     /// The key of the random numbers, and the factor of V:
     /// [`SampleStep`](meristem_nn::kernels::sample::SampleStep), u32 `[4]`.
     pub step: &'a Tensor,
-    /// Becomes the choice of each head, u32 `[rows, heads]`.
+    /// Output: choice of each head, u32 `[rows, heads]`.
     pub choices: &'a Tensor,
-    /// Becomes the masks that were drawn under, u8 `[rows, logits]`.
+    /// Output: masks of the draw, u8 `[rows, logits]`.
     pub legal: &'a Tensor,
-    /// Becomes the log-probabilities of the choices, f32 `[rows, heads]`.
+    /// Output: log-probabilities of the choices, f32 `[rows, heads]`.
     pub log_probs: &'a Tensor,
-    /// Becomes the entropies over their largest possible values, f32 `[rows, heads]`.
+    /// Output: entropies over their largest possible values, f32 `[rows, heads]`.
     pub entropies: &'a Tensor,
-    /// Becomes V times the factor, f32 `[rows]`.
+    /// Output: V times the factor, f32 `[rows]`.
     pub values: &'a Tensor,
-    /// Become copies of observations, blueprints and `keep`.
+    /// Outputs: copies of observations, blueprints and `keep`.
     pub seen: [&'a Tensor; 3],
 }
 
-/// The policy on a stream.
+/// A policy network with its parameters and optimiser, on one stream.
 #[derive(Debug)]
 pub struct Policy {
     network: SequenceNetwork,
     shape: PolicyShape,
     loss: Arc<PpoLoss>,
-    /// Draws with the heads of the loss.
+    /// Draws the actions; it has the same heads as the loss.
     sampler: Arc<Sampler>,
-    /// Of the last pass, f64 `[report_len]`.
+    /// Statistics of the last pass, f64 `[report_len]`.
     report: Tensor,
     /// Log-probabilities of the first pass, f32 `[rows, heads]`.
     reference: Option<Tensor>,
@@ -98,7 +100,7 @@ impl Policy {
     /// A new policy. Does not wait for the device.
     ///
     /// # Errors
-    /// [`Error::Argument`] for a loss that makes no sense or a width of 0; memory.
+    /// [`Error::Argument`] for an invalid loss configuration or a width of 0; memory.
     pub fn new(
         stream: &Stream,
         shape: PolicyShape,
@@ -117,7 +119,7 @@ impl Policy {
         Ok(Self { network, shape, loss, sampler, report, reference: None })
     }
 
-    /// The state of so many envs before their first step: zeros, f32 `[sequences, 2·hidden]`.
+    /// Zero state of `sequences` envs before their first step, f32 `[sequences, 2·hidden]`.
     ///
     /// # Errors
     /// Memory.
@@ -126,9 +128,9 @@ impl Policy {
         Ok(Tensor::zeros(self.stream(), shape, DType::F32, Owner::Policy)?)
     }
 
-    /// Takes all envs one step on, and draws an action for each: `next` `[envs, 2·hidden]` becomes the state after
-    /// the step. It may not be the state before: keep two and change their places. One launch, which waits for
-    /// nothing.
+    /// Advances all envs by one step, and draws an action for each. `next` `[envs, 2·hidden]`
+    /// receives the state after the step. It may not be the tensor of the state before: keep two
+    /// and swap them. One launch; does not wait.
     ///
     /// # Errors
     /// [`Error::Argument`], memory, a failed stream.
@@ -143,12 +145,12 @@ impl Policy {
         self.network.act(&SequenceRun { steps: 1, inputs: &of.all() }, &draw, &[next])
     }
 
-    /// Runs the network over whole sequences: rows are `[steps][envs]`. `output` `[rows, logits + 1]` becomes the
-    /// logits of all heads side by side, then V; `next` `[envs, 2·hidden]` the state after the last step. One launch,
-    /// which waits for nothing.
+    /// Runs the network over whole sequences: rows are `[steps][envs]`. `output` `[rows, logits +
+    /// 1]` receives the logits of all heads side by side, then V; `next` `[envs, 2·hidden]` the
+    /// state after the last step. One launch; does not wait.
     ///
     /// # Errors
-    /// As [`Policy::act`].
+    /// The errors of [`Policy::act`].
     pub fn forward(
         &mut self,
         steps: usize,
@@ -159,12 +161,13 @@ impl Policy {
         self.network.forward(&SequenceRun { steps, inputs: &of.all() }, output, &[next])
     }
 
-    /// One pass of an update: forward, loss, backward, in one launch that waits for nothing. The
-    /// parameters stay as they are. Read [`Policy::report`], then decide on [`Policy::apply`].
+    /// Computes the gradient in one pass of an update: forward, loss and backward, in one launch.
+    /// The parameters stay as they are. Read [`Policy::report`], then decide on [`Policy::apply`].
+    /// Does not wait.
     ///
     /// # Errors
-    /// [`Error::Argument`] for a tensor of another form, or a later pass without a first of as many rows;
-    /// memory, a failed stream.
+    /// [`Error::Argument`] for a tensor of another shape or type, or for a later pass without a
+    /// first pass of as many rows; memory, a failed stream.
     pub fn differentiate(&mut self, batch: &PolicyBatch<'_>, pass: Pass) -> Result<()> {
         let rows = self.check_batch(batch)?;
         let heads = self.loss.heads.len();
@@ -188,8 +191,8 @@ impl Policy {
         Ok(())
     }
 
-    /// What the last pass says, and its gradient's L2 norm before clipping. One read-back, which waits for
-    /// the device.
+    /// Statistics of the last pass, and its gradient's L2 norm before clipping. One read-back,
+    /// which waits for the device.
     ///
     /// # Errors
     /// A failed stream.
@@ -200,7 +203,7 @@ impl Policy {
         Ok((PpoReport::parse(report), norm))
     }
 
-    /// The last pass's gradient of every parameter, with its name; see [`SequenceNetwork::gradients`].
+    /// The last pass's gradient of every parameter, by name; see [`SequenceNetwork::gradients`].
     ///
     /// # Errors
     /// [`Error::Argument`] without a pass.
@@ -208,7 +211,7 @@ impl Policy {
         self.network.gradients()
     }
 
-    /// Finds the gradient's norm anew, after [`Policy::gradients`] were overwritten. Waits for nothing.
+    /// Recomputes the gradient's norm after [`Policy::gradients`] were overwritten. Does not wait.
     ///
     /// # Errors
     /// [`Error::Argument`] without a pass.
@@ -216,8 +219,8 @@ impl Policy {
         self.network.measure()
     }
 
-    /// Clips the last pass's gradient and takes Adam's step with it. Waits for nothing. Do not call it
-    /// when the report or the norm is not finite.
+    /// Clips the last pass's gradient and applies Adam's step. Does not wait. Do not call it when
+    /// the report or the norm is not finite.
     ///
     /// # Errors
     /// [`Error::Argument`] without a pass before it, a failed stream.
@@ -241,7 +244,8 @@ impl Policy {
         self.network.load_state_dict(state)
     }
 
-    /// Adam's averages (`{parameter}.exp_avg`, `.exp_avg_sq`) and steps (`host.step`). One read-back.
+    /// Adam's averages (`{parameter}.exp_avg`, `.exp_avg_sq`) and steps (`host.step`). One
+    /// read-back.
     ///
     /// # Errors
     /// A failed stream.
@@ -249,10 +253,10 @@ impl Policy {
         self.network.momentum_dict()
     }
 
-    /// Sets Adam's averages and steps, as [`Policy::optimiser_dict`] gave them. Does not wait.
+    /// Sets Adam's averages and steps from [`Policy::optimiser_dict`]. Does not wait.
     ///
     /// # Errors
-    /// As [`Policy::load_state_dict`].
+    /// The errors of [`Policy::load_state_dict`].
     pub fn load_optimiser_dict(&mut self, state: &StateDict) -> Result<()> {
         self.network.load_momentum_dict(state)
     }
@@ -265,22 +269,23 @@ impl Policy {
         self.network.gradient_dict()
     }
 
-    /// Trained numbers.
+    /// Number of trained parameters.
     pub fn parameters(&self) -> usize {
         self.network.graph().parameters(None)
     }
 
-    /// What it was made for.
+    /// Sizes of its inputs and outputs.
     pub fn shape(&self) -> &PolicyShape {
         &self.shape
     }
 
-    /// The stream that it belongs to.
+    /// The stream of the policy.
     pub fn stream(&self) -> &Stream {
         self.network.stream()
     }
 
-    /// The rows of a batch whose own tensors are as they should be; the inputs are the network's matter.
+    /// Checks the shapes and types of a batch's own tensors and returns its rows; the network
+    /// checks the inputs.
     fn check_batch(&self, batch: &PolicyBatch<'_>) -> Result<usize> {
         let rows = batch.inputs.observations.dims().first().copied().unwrap_or(0);
         let wide = |n: usize| vec![rows, n];

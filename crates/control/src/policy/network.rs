@@ -1,12 +1,14 @@
 //! The policy network as a description.
 //!
 //! ```text
-//! observations ┬─ concat ─ Linear ─ LayerNorm ─ ReLU ─ x ─ x + LayerNorm(LSTM(x)) ┬─ a head's MLP ─ logits
-//! blueprints ─ Embedding                                                          ├─ … eight of them
-//!                                                                                 └─ V's MLP ─ value
+//! observations ──────────┐
+//! blueprints ─ Embedding ┴─ concat ─ Linear ─ LayerNorm ─ ReLU ─ x
+//!
+//! x + LayerNorm(LSTM(x)) ┬─ a head's MLP ─ logits (one MLP for each of the eight heads)
+//!                        └─ V's MLP ─ value
 //! ```
-//! An MLP is Linear(hidden, ¾·hidden) ─ ReLU ─ Linear. At width 512 and three slots that makes 4.0 million
-//! parameters: 2.2 in front of the heads, 1.8 in them.
+//! An MLP is Linear(hidden, ¾·hidden) ─ ReLU ─ Linear. At width 512 and three slots that makes 4.0
+//! million parameters: 2.2 in front of the heads, 1.8 in them.
 
 use meristem_nn::Result;
 use meristem_nn::graph::{AdamConfig, Dims, Graph, GraphBuilder, Init, NodeId};
@@ -17,7 +19,7 @@ use crate::heads::HEADS;
 /// Numbers per blueprint in the embedding.
 const EMBEDDING: usize = 4;
 
-/// What a policy sees and answers: checked when one is loaded.
+/// Sizes of a policy's inputs and outputs: checked when one is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PolicyShape {
     /// Floats of an observation.
@@ -30,19 +32,19 @@ pub struct PolicyShape {
     pub hidden: usize,
 }
 
-/// How a policy begins and is updated.
+/// Initialisation and optimiser of a policy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PolicyConfig {
     /// Seed of the initial weights, and of the draws.
     pub seed: u64,
     /// The optimiser: lr 3e-4, eps 1e-5, gradients clipped to 5 over the whole network.
     pub adam: AdamConfig,
-    /// Whether it takes the most probable actions instead of drawing them.
+    /// Whether it takes the most probable actions instead of drawing.
     pub greedy: bool,
 }
 
 impl PolicyConfig {
-    /// A network with the optimiser of `docs/control.md`.
+    /// A configuration with the optimiser of `docs/control.md`.
     pub fn new(seed: u64) -> Self {
         let adam = AdamConfig { lr: 3e-4, betas: [0.9, 0.999], eps: 1e-5, clip_norm: 5.0 };
         Self { seed, adam, greedy: false }
@@ -50,23 +52,23 @@ impl PolicyConfig {
 }
 
 impl PolicyShape {
-    /// Index that stands for an empty slot among the blueprints.
+    /// Index of an empty slot among the blueprints.
     pub fn empty(&self) -> u32 {
         self.blueprints as u32
     }
 
-    /// Choices of each head.
+    /// Number of choices of each head.
     pub fn heads(&self) -> [usize; HEADS.len()] {
         HEADS.map(|head| head.size.of(self.slots, self.blueprints))
     }
 
-    /// Logits of all heads; a row of the output has one more number, V.
+    /// Number of logits of all heads; a row of the output has one more number, V.
     pub fn logits(&self) -> usize {
         self.heads().iter().sum()
     }
 
-    /// The network. Linear layers are orthogonal with gain √2, the last of a head with gain .01, that of V
-    /// with .1.
+    /// The network's graph. Linear layers are orthogonal with gain √2, the last of a head with gain
+    /// .01, that of V with .1.
     ///
     /// # Errors
     /// [`meristem_nn::Error::Argument`] for a shape without features, slots or width.

@@ -7,8 +7,8 @@ use super::targets::Targets;
 use crate::gae::Discounts;
 use crate::policy::{LossConfig, PolicyConfig};
 
-/// Settings of PPO; the defaults are those of `docs/control.md`. In files every key is optional and unknown ones
-/// are errors.
+/// Settings of PPO; the defaults are those of `docs/control.md`. In files every key is optional and
+/// unknown keys are errors.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PpoConfig {
@@ -26,17 +26,17 @@ pub struct PpoConfig {
     pub gamma: f64,
     /// λ of the advantages: .98.
     pub lambda: f64,
-    /// How far a ratio may leave 1: .2.
+    /// Largest distance of a ratio from 1 before it is clipped: .2.
     pub clip: f32,
     /// Weight of the value loss: .5.
     pub value_weight: f32,
     /// Weight of the entropy bonus: .05, times the multiplier of each head.
     pub entropy_weight: f32,
-    /// An update stops before its step when the KL exceeds 1.5 times this: .015.
+    /// Target KL: .015. An update stops before its step when the KL exceeds 1.5 times this.
     pub target_kl: f64,
-    /// Least standard deviation that advantages are divided by: .1.
+    /// Least divisor in the normalisation of advantages: .1.
     pub advantage_std_floor: f64,
-    /// So many updates skipped in a row end the run: 3.
+    /// Consecutive skipped updates that end the run: 3.
     pub skips_max: usize,
 }
 

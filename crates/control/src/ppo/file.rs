@@ -1,5 +1,5 @@
-//! A policy as a file: weights under PyTorch's names, and in the metadata what they are for. Reading and
-//! writing the file itself is the caller's ([`meristem_nn::safetensors`]).
+//! A policy as a file: weights under PyTorch's names, and metadata that describes its inputs and
+//! outputs. The caller reads and writes the file itself ([`meristem_nn::safetensors`]).
 
 use meristem_nn::StateDict;
 use meristem_nn::safetensors::Metadata;
@@ -16,7 +16,7 @@ const VERSION: &str = "1";
 /// Key of the seeds.
 const SEEDS: &str = "seeds";
 
-/// The width of the policy in a file: what [`Ppo`] has to be made with to take it.
+/// The width of the policy in a file, which a [`Ppo`] must be created with to import it.
 ///
 /// # Errors
 /// [`Error::Policy`] for a file that is no policy, or of another version.
@@ -30,8 +30,8 @@ pub fn policy_width(metadata: &Metadata) -> Result<usize> {
     parse(metadata, "hidden")
 }
 
-/// Seeds of the runs that the policy in a file learned in, the first one first: it knows their hosts. Empty where
-/// the file does not say.
+/// Seeds of the runs that the policy in a file learned in, in order: it has seen their hosts. Empty
+/// if the file does not have them.
 ///
 /// # Errors
 /// [`Error::Policy`] for a damaged list.
@@ -40,8 +40,8 @@ pub fn policy_seeds(metadata: &Metadata) -> Result<Vec<u64>> {
 }
 
 impl Ppo {
-    /// Weights and metadata of a policy file: slots, blueprints, width, normaliser, scale of the returns, seeds that
-    /// it learned with. One read-back.
+    /// Exports weights and metadata of a policy file: slots, blueprints, width, normaliser, scale
+    /// of the returns, and the seeds it learned with. One read-back.
     ///
     /// # Errors
     /// A failed device.
@@ -60,11 +60,11 @@ impl Ppo {
         Ok((self.policy.state_dict()?, metadata.collect()))
     }
 
-    /// Takes over a policy from a file; the optimiser begins anew. All or nothing. Does not wait.
+    /// Imports a policy from a file; the optimiser starts over. All or nothing. Does not wait.
     ///
     /// # Errors
-    /// [`Error::Policy`] for a policy of another number of slots, other blueprints or another width, and for
-    /// weights that do not fit; each says what was expected and what came.
+    /// [`Error::Policy`] for a policy of another number of slots, other blueprints or another
+    /// width, and for weights that do not fit; each says what was expected and what came.
     pub fn import(&mut self, weights: &StateDict, metadata: &Metadata) -> Result<()> {
         let width = policy_width(metadata)?;
         let slots: Vec<String> = parse(metadata, "slots")?;

@@ -1,5 +1,5 @@
-//! Several policies that are one: each acts in its own envs, and all learn together at the end of a round, each in
-//! a thread of its own while it does. Other processes may have some of them.
+//! Several ranks of one policy: each acts in its own envs, and all learn together at the end of a
+//! round, each in a thread of its own. Other processes may hold some of the ranks.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
@@ -17,25 +17,28 @@ use crate::report::RoundReport;
 use crate::state::ControllerState;
 use crate::view::EnvView;
 
-/// Those ranks of a policy that are in this process. All exchange gradients; their weights are the same, bit for bit,
-/// after every update. Rank `r` has the `r`-th part of the envs, by their index.
+/// The ranks of a policy that are in this process. All ranks exchange gradients; their weights are
+/// the same, bit for bit, after every update. Rank `r` has the `r`-th part of the envs, by their
+/// index.
 #[derive(Debug)]
 pub struct PpoGroup {
     ranks: Vec<Ppo>,
-    /// Rank of the first of them.
+    /// Rank of the first policy of this process.
     first: usize,
-    /// Ranks of all processes.
+    /// Number of ranks in all processes.
     of: usize,
-    /// Envs of a rank.
+    /// Envs per rank.
     envs: usize,
 }
 
 impl PpoGroup {
-    /// Of new policies on one device, alike in everything but their streams, and as many members of a group, by
-    /// rank: all of them, or neighbours. Does not wait for the device.
+    /// A group of new policies on one device, which differ in their streams only, and as many
+    /// members of a communicator, by rank: all ranks, or consecutive ones. Does not wait for the
+    /// device.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for none, not as many members, or policies for different numbers of envs.
+    /// [`Error::Protocol`] for no policies, another number of members, or policies for different
+    /// numbers of envs.
     pub fn new(
         mut ranks: Vec<Ppo>,
         members: Vec<Communicator>,
@@ -59,7 +62,7 @@ impl PpoGroup {
         Ok(Self { ranks, first, of, envs })
     }
 
-    /// What all ranks would have saved together, of what processes saved of theirs, by rank.
+    /// Joins the saved states of the processes, in rank order, into the state of all ranks.
     ///
     /// # Errors
     /// [`Error::BadState`] for another controller's state.
@@ -72,12 +75,12 @@ impl PpoGroup {
         Ok(ControllerState { tensors, ..ControllerState::of(NAME, &memories)? })
     }
 
-    /// The first of them: its weights are those of all.
+    /// The first policy of this process: its weights are those of all ranks.
     pub fn first(&self) -> &Ppo {
         &self.ranks[0]
     }
 
-    /// The rank of an env.
+    /// The rank that has this env.
     fn of(&mut self, env: usize) -> Result<&mut Ppo> {
         let (all, first) = (self.ranks.len() * self.envs, self.first * self.envs);
         let own = env.checked_sub(first).map(|env| env / self.envs.max(1));
@@ -86,7 +89,7 @@ impl PpoGroup {
         rank.ok_or_else(|| protocol(expected(), format!("env {env}")))
     }
 
-    /// Each rank with its part of something that there is one of for each env.
+    /// Pairs each rank with its part of a list that has one element per env.
     fn parts<'a, T>(
         &'a mut self,
         all: &'a [T],
@@ -110,7 +113,7 @@ impl Controller for PpoGroup {
         }
     }
 
-    /// One read-back for all ranks (H1).
+    /// Decides for all ranks with one read-back (H1).
     fn decide_all(&mut self, views: &[EnvView<'_>]) -> Result<Vec<Action>> {
         let begun = self.parts(views)?.map(|(rank, views)| rank.begin_decision(views));
         let decided = begun.collect::<Result<Vec<[Tensor; 4]>>>()?;
@@ -142,7 +145,7 @@ impl Controller for PpoGroup {
         Ok(ControllerState { tensors, ..ControllerState::of(NAME, &memories)? })
     }
 
-    /// From what all ranks saved together; each process takes its own.
+    /// Restores from the state of all ranks; each process takes its own part.
     fn restore(&mut self, state: &ControllerState) -> Result<()> {
         let memories: Vec<Vec<u8>> = state.memory(NAME)?;
         if memories.len() != self.of {
@@ -161,7 +164,7 @@ impl Controller for PpoGroup {
         let mut all = (first..).zip(&mut self.ranks).zip(memories.into_iter().skip(first));
         let failed = all.find_map(|((i, rank), m)| rank.restore(&part(state, i, m)).err());
         let Some(error) = failed else { return Ok(()) };
-        // All or nothing: those that took theirs take back what they had.
+        // All or nothing: ranks that were restored are set back to their previous state.
         let memories: Vec<Vec<u8>> = before.memory(NAME)?;
         for ((i, rank), memory) in (first..).zip(&mut self.ranks).zip(memories) {
             rank.restore(&part(&before, i, memory))?;
@@ -187,7 +190,7 @@ impl Controller for PpoGroup {
                 .collect();
             ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| panicked())).collect()
         });
-        // The rank that failed says more than those that it left.
+        // The error of the rank that failed is more informative than those of the ranks it left.
         let (mut first, mut lonely) = (None, None);
         for report in reports {
             match report {

@@ -1,5 +1,5 @@
-//! Inputs of a step of the policy from the host, in one copy: what the envs look like, what is
-//! legal in them, and the key of the random numbers.
+//! Inputs of a policy step from the host, in one copy: observations, legality, and the key of the
+//! random numbers.
 
 use meristem_device::{DType, Owner, Result, Stream, Tensor};
 use meristem_nn::kernels::sample::SampleStep;
@@ -9,7 +9,7 @@ use crate::masks::Legality;
 use crate::observation::write_observation;
 use crate::view::EnvView;
 
-/// Memory of the host, and that of the device with its parts; parts lie one behind the other.
+/// Host memory, and the device memory with views of its parts, which lie one behind the other.
 #[derive(Debug)]
 pub(super) struct Inbox {
     shape: RolloutShape,
@@ -29,7 +29,7 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
-    /// Takes its memory. Does not wait.
+    /// Allocates the memory. Does not wait.
     pub(super) fn new(stream: &Stream, shape: RolloutShape) -> Result<Self> {
         let RolloutShape { envs, features, slots, .. } = shape;
         let len = envs * (features + 2 * slots + 1) + SampleStep::WORDS;
@@ -52,8 +52,8 @@ impl Inbox {
         })
     }
 
-    /// Writes down what the envs look like, each observation by way of `normalize`; `fresh` are
-    /// those whose trajectory begins. One copy to the device, which waits for nothing.
+    /// Writes the observations, each passed through `normalize`, and the legality of all envs;
+    /// `fresh` are the envs whose trajectory begins. One copy to the device; does not wait.
     pub(super) fn send(
         &mut self,
         views: &[EnvView<'_>],

@@ -1,10 +1,12 @@
-//! The controller that learns: proximal policy optimisation (Schulman et al., 2017) over whole episodes.
+//! The controller that learns: proximal policy optimisation (Schulman et al., 2017) over whole
+//! episodes.
 //!
-//! A step is one copy to the device (`inbox`), one launch that ends with the draw of the actions, and one read-back
-//! for all envs (H1). What happened lies in the rollout on the policy's device (H6). At the end of a round rewards become advantages there
-//! (`targets`), and the policy learns from the whole round (`update`). A governor's rollback ends a
-//! trajectory (termination); the end of an episode cuts it off (truncation), and V of what came after it
-//! stands for the rest.
+//! A step is one copy to the device (`inbox`), one launch that ends with the draw of the actions,
+//! and one read-back for all envs (H1). Transitions are stored in the rollout on the policy's
+//! device (H6). At the end of a round rewards become advantages there (`targets`), and the policy
+//! learns from the whole round (`update`). A governor's rollback ends a trajectory (termination);
+//! the end of an episode cuts it off (truncation), and V of the observation after it stands for the
+//! rest.
 
 mod config;
 mod file;
@@ -42,7 +44,7 @@ use crate::view::EnvView;
 
 const NAME: &str = "ppo";
 
-/// What the policy is for: the names that a policy file is checked against.
+/// Slots and blueprints of a policy: the names that a policy file is checked against.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyDomain {
     /// Enabled slots in index order.
@@ -52,7 +54,7 @@ pub struct PolicyDomain {
 }
 
 impl PolicyDomain {
-    /// That of hosts like this one.
+    /// The domain of hosts like this one.
     pub fn of(host: &Host) -> Self {
         Self {
             slots: host.slots().iter().map(|slot| slot.name.to_string()).collect(),
@@ -61,32 +63,32 @@ impl PolicyDomain {
     }
 }
 
-/// Whether the policy learns.
+/// Whether the policy learns, and how it chooses actions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Learning {
-    /// It draws its actions, remembers them, and learns at the end of a round.
+    /// Draws its actions, stores them, and learns at the end of a round.
     On,
-    /// It draws its actions, and stays as it is.
+    /// Draws its actions; its weights stay as they are.
     Off,
-    /// It takes the most probable action, and stays as it is.
+    /// Takes the most probable action; its weights stay as they are.
     Greedy,
 }
 
 /// Sizes of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PpoSizes {
-    /// Envs.
+    /// Number of envs.
     pub envs: usize,
-    /// Most steps of an episode.
+    /// Largest number of steps of an episode.
     pub steps: usize,
 }
 
-/// A policy that acts, and learns when it is told to.
+/// A PPO policy that acts, and learns if [`Learning::On`].
 #[derive(Debug)]
 pub struct Ppo {
     config: PpoConfig,
     seed: u64,
-    /// Seeds of the runs that it learned in, this one among them if it learns.
+    /// Seeds of the runs that it learned in, including this one if it learns.
     seeds: Vec<u64>,
     domain: PolicyDomain,
     learning: Learning,
@@ -95,30 +97,30 @@ pub struct Ppo {
     rollout: Rollout,
     /// State of the LSTM before the step, f32 `[envs, 2·hidden]`.
     state: Tensor,
-    /// After it: the two change places.
+    /// State after the step; swapped with `state`.
     next_state: Tensor,
     normalizer: Normalizer,
     scale: ReturnScale,
     /// Step of the round; 1 more than the last transition.
     step: usize,
-    /// Whether the last step's rewards are still to come.
+    /// Whether the rewards of the last step are still missing.
     owed: bool,
     /// Envs whose next step begins a trajectory.
     fresh: Vec<bool>,
-    /// Steps of all rounds: part of the key of random numbers.
+    /// Steps of all rounds, part of the key of the random numbers.
     decisions: u64,
     /// Actions of this round, per op.
     ops: [u64; 6],
     /// Updates skipped in a row.
     skipped: usize,
-    /// Index of its first env, among those of all ranks.
+    /// Index of its first env among those of all ranks.
     first_env: usize,
-    /// Those that it learns with, if it is not alone.
+    /// The other ranks, if it does not learn alone.
     ranks: Option<Ranks>,
     decided: Decided,
 }
 
-/// Decisions of the policy in a step, env after env.
+/// Decisions of the policy in a step, env by env.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decided {
     /// `[env][head]`.
@@ -132,7 +134,7 @@ pub struct Decided {
 }
 
 impl Decided {
-    /// From the words of choices, log-probabilities, entropies and values.
+    /// Decodes the words of choices, log-probabilities, entropies and values.
     fn from_words([choices, log_probs, entropies, values]: &[Vec<u32>; 4]) -> Self {
         let heads = |words: &[u32]| {
             let row = words.chunks_exact(HEAD_COUNT);
@@ -149,8 +151,8 @@ impl Decided {
 }
 
 impl Ppo {
-    /// A new policy on a stream, for so many envs like `host`. Allocates all that it will need. Does not wait
-    /// for the device.
+    /// A new policy on a stream, for `sizes.envs` envs like `host`. Allocates all its memory. Does
+    /// not wait for the device.
     ///
     /// # Errors
     /// A width, slots or steps of 0, memory.
@@ -198,33 +200,33 @@ impl Ppo {
             ranks: None,
             decided: Decided::default(),
         };
-        // Compiles the plan of a step: no later step allocates. What it computes is not looked at.
+        // Compiles the plan of a step, so that no later step allocates. Its results are not read.
         it.run_policy()?;
         Ok(it)
     }
 
-    /// Its settings.
+    /// The settings.
     pub fn config(&self) -> &PpoConfig {
         &self.config
     }
 
-    /// Envs that it acts in.
+    /// Number of envs it acts in.
     fn envs(&self) -> usize {
         self.rollout.shape().envs
     }
 
-    /// The network.
+    /// The policy's network.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// Its last decisions.
+    /// The decisions of the last step.
     pub fn decided(&self) -> &Decided {
         &self.decided
     }
 
-    /// Sends what all envs look like, and enqueues the policy's step. One copy to the device, one launch; waits for
-    /// nothing.
+    /// Uploads the observations of all envs, and enqueues the policy's step. One copy to the
+    /// device, one launch; does not wait.
     fn observe(&mut self, views: &[EnvView<'_>], gather: bool) -> Result<()> {
         self.check_views(views)?;
         let step = SampleStep {
@@ -244,7 +246,7 @@ impl Ppo {
         Ok(())
     }
 
-    /// The first half of a decision: the actions are being drawn. What is to be read of them.
+    /// Begins a decision: enqueues the draw and returns the tensors to read back.
     fn begin_decision(&mut self, views: &[EnvView<'_>]) -> Result<[Tensor; 4]> {
         self.check_owed(false)?;
         let learns = self.learning == Learning::On;
@@ -256,7 +258,7 @@ impl Ppo {
         Ok(self.rollout.acted(self.step)?.decided()?)
     }
 
-    /// The second half: the actions, of what was read.
+    /// Ends a decision: turns the words that were read back into actions.
     fn end_decision(&mut self, words: &[Vec<u32>; 4]) -> Vec<Action> {
         self.decided = Decided::from_words(words);
         self.decisions += 1;
@@ -271,7 +273,8 @@ impl Ppo {
         actions
     }
 
-    /// Enqueues the policy's step over what lies in the inbox; it leaves what it saw and drew in the rollout.
+    /// Enqueues the policy's step on the inputs in the inbox; its observations and choices go into
+    /// the rollout.
     fn run_policy(&mut self) -> Result<()> {
         let Inbox { observations, blueprints, keep, legality, step, .. } = &self.inbox;
         let inputs = PolicyInputs { observations, blueprints, keep, state: &self.state };
@@ -289,7 +292,7 @@ impl Ppo {
         Ok(self.policy.act(&inputs, &acting, &self.next_state)?)
     }
 
-    /// The views must be those of all envs, in order, of hosts that the policy is for.
+    /// Checks that the views are those of all envs, in order, of hosts that fit the policy.
     fn check_views(&self, views: &[EnvView<'_>]) -> Result<()> {
         let RolloutShape { envs, steps, slots, .. } = *self.rollout.shape();
         let blueprints = self.domain.blueprints.len();
@@ -311,7 +314,7 @@ impl Ppo {
         Ok(())
     }
 
-    /// Whether rewards of the last step are to come must be as `owed` says.
+    /// Checks that the rewards of the last step are missing (`owed`) or not.
     fn check_owed(&self, owed: bool) -> Result<()> {
         if self.learning != Learning::On || self.owed == owed {
             return Ok(());
@@ -324,7 +327,7 @@ impl Ppo {
     }
 }
 
-/// The words of one policy.
+/// Groups the words of one policy.
 fn quadruple(words: impl IntoIterator<Item = Vec<u32>>) -> [Vec<u32>; 4] {
     let mut words = words.into_iter();
     std::array::from_fn(|_| words.next().unwrap_or_default())

@@ -1,5 +1,6 @@
-//! Learning together: each rank has its own envs and rollout, and everything that an update depends on is made the
-//! same on all ranks, so that their policies stay the same bit for bit. Numbers are merged in rank order.
+//! Learning over several ranks: each rank has its own envs and rollout, and every input of an
+//! update is made equal on all ranks, so that their policies stay the same bit for bit. Numbers are
+//! merged in rank order.
 
 use meristem_comm::{Communicator, Exchange, ExchangeOptions, ExchangeState};
 use meristem_device::{DType, Owner, Stream, Tensor};
@@ -14,20 +15,21 @@ use crate::normalizer::{Moments, Normalizer};
 use crate::policy::Policy;
 use crate::report::RoundReport;
 
-/// Where a checkpoint has what the exchange keeps.
+/// Prefix of the exchange's state in a checkpoint.
 const PREFIX: &str = "exchange.";
 
-/// A policy's link to those that learn with it.
+/// A policy's link to the other ranks.
 #[derive(Debug)]
 pub(super) struct Ranks {
-    /// None once this rank has left, for it failed.
+    /// The communicator; `None` once this rank has left after a failure.
     comm: Option<Communicator>,
     stream: Stream,
     options: ExchangeOptions,
     kept: Keeping,
 }
 
-/// The exchange is made with the first gradient; until then there is what it will go on from.
+/// State of the exchange, which is created with the first gradient; before that, its imported
+/// state.
 enum Keeping {
     Before(ExchangeState),
     Now(Box<Exchange>),
@@ -49,12 +51,13 @@ impl Ranks {
         Self { comm: Some(comm), stream, options, kept }
     }
 
-    /// Leaves the others, who learn of it at once instead of waiting. Nothing can be learned any more.
+    /// Leaves the communicator, so that the other ranks fail at once instead of waiting. This rank
+    /// can no longer learn.
     pub(super) fn leave(&mut self) {
         self.comm = None;
     }
 
-    /// What every rank says, by rank.
+    /// Gathers `own` from every rank, in rank order.
     fn gather(&mut self, own: &[f64]) -> Result<Vec<Vec<f64>>> {
         let len = own.len();
         let comm = joined(&mut self.comm)?;
@@ -65,7 +68,7 @@ impl Ranks {
         Ok(all.to_vec::<f64>()?.chunks(len).map(<[f64]>::to_vec).collect())
     }
 
-    /// The mean over the ranks, number by number.
+    /// Element-wise mean over the ranks.
     pub(super) fn mean(&mut self, own: &[f64]) -> Result<Vec<f64>> {
         let all = self.gather(own)?;
         let n = all.len() as f64;
@@ -73,7 +76,7 @@ impl Ranks {
         Ok((0..own.len()).map(mean).collect())
     }
 
-    /// As [`Rollout::finish`], over all ranks.
+    /// Computes advantages and returns as [`Rollout::finish`], over all ranks.
     pub(super) fn finish(
         &mut self,
         rollout: &Rollout,
@@ -95,8 +98,8 @@ impl Ranks {
         Ok(all.iter().map(|rank| rank[6]).sum::<f64>() / all.len() as f64)
     }
 
-    /// Replaces the policy's gradient by the mean over all ranks, as far as the exchange sends it, and its norm by
-    /// that of the mean.
+    /// Replaces the policy's gradient by the mean over all ranks, as far as the exchange sends it,
+    /// and recomputes its norm.
     pub(super) fn exchange(&mut self, policy: &mut Policy) -> Result<()> {
         let gradients = policy.gradients()?;
         let comm = joined(&mut self.comm)?;
@@ -113,7 +116,7 @@ impl Ranks {
         Ok(policy.measure()?)
     }
 
-    /// As [`Normalizer::commit`], with what all ranks gathered.
+    /// Merges the observations that all ranks collected, as [`Normalizer::commit`].
     pub(super) fn commit(&mut self, normalizer: &mut Normalizer) -> Result<()> {
         let all = self.gather(&normalizer.gathered().to_vec())?;
         let all: Vec<Moments> = all.iter().map(|rank| Moments::from_slice(rank)).collect();
@@ -121,7 +124,7 @@ impl Ranks {
         Ok(())
     }
 
-    /// Adds up what ranks counted on their own.
+    /// Adds up the counts of all ranks.
     pub(super) fn total(&mut self, report: &mut RoundReport) -> Result<()> {
         let counts = [&[report.transitions as u64], &report.ops[..]].concat();
         // Whole numbers far below 2^53.
@@ -133,13 +136,13 @@ impl Ranks {
         Ok(())
     }
 
-    /// The policy's fingerprint.
+    /// Checks that the policy is the same on all ranks and returns its fingerprint.
     ///
     /// # Errors
     /// [`Error::RanksDiffer`] if it is not the same on all ranks.
     pub(super) fn agree(&mut self, policy: &Policy) -> Result<String> {
         let own = fingerprint(&[policy.state_dict()?, policy.optimiser_dict()?]);
-        // Two halves, of which each is a number that f64 holds.
+        // Each half is a number that f64 represents exactly.
         let halves = [own >> 32, own & u64::from(u32::MAX)].map(|half| half as f64);
         let all = self.gather(&halves)?;
         let text = |rank: &[f64]| format!("{:08x}{:08x}", rank[0] as u64, rank[1] as u64);
@@ -150,7 +153,7 @@ impl Ranks {
         Ok(text(&halves))
     }
 
-    /// What the exchange keeps, into a checkpoint; its step.
+    /// Saves the state of the exchange into a checkpoint; returns its step.
     pub(super) fn save(&self, tensors: &mut StateDict) -> Result<u64> {
         let state = match &self.kept {
             Keeping::Before(state) => state.clone(),
@@ -161,7 +164,7 @@ impl Ranks {
         Ok(step)
     }
 
-    /// What [`Ranks::save`] wrote.
+    /// Restores the state that [`Ranks::save`] wrote.
     pub(super) fn restore(&mut self, step: u64, tensors: &StateDict) {
         self.kept = Keeping::Before(kept_from(step, PREFIX, tensors));
     }

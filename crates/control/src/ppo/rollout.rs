@@ -1,5 +1,5 @@
-//! The transitions of a round, on the policy's device (H6). Every tensor is laid out `[step, env, …]` and
-//! allocated once per run.
+//! The transitions of a round, on the policy's device (H6). Every tensor is laid out `[step, env,
+//! …]` and allocated once per run.
 
 use meristem_device::{DType, Fill, Owner, Result, Stream, Tensor};
 
@@ -10,22 +10,22 @@ use crate::masks::HEAD_COUNT;
 /// Sizes of a rollout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RolloutShape {
-    /// Most steps of a round.
+    /// Largest number of steps of a round.
     pub(super) steps: usize,
-    /// Envs.
+    /// Number of envs.
     pub(super) envs: usize,
     /// Floats of an observation.
     pub(super) features: usize,
-    /// Slots.
+    /// Number of slots.
     pub(super) slots: usize,
-    /// Choices of all heads.
+    /// Number of choices of all heads.
     pub(super) logits: usize,
 }
 
-/// The rows of one step that the policy writes.
+/// The rows that the policy writes in one step.
 #[derive(Debug)]
 pub(super) struct ActedRow {
-    /// Observations, blueprints, where trajectories go on.
+    /// Observations, blueprints, and `keep`.
     pub(super) seen: [Tensor; 3],
     pub(super) choices: Tensor,
     pub(super) legal: Tensor,
@@ -35,7 +35,8 @@ pub(super) struct ActedRow {
 }
 
 impl ActedRow {
-    /// Results of a step that the host reads, as words: choices, log-probabilities, entropies, values.
+    /// Results of a step that the host reads, as words: choices, log-probabilities, entropies,
+    /// values.
     pub(super) fn decided(&self) -> Result<[Tensor; 4]> {
         let words = |tensor: &Tensor| tensor.reinterpret(DType::U32);
         let (choices, values) = (self.choices.clone(), words(&self.values)?);
@@ -43,21 +44,22 @@ impl ActedRow {
     }
 }
 
-/// The buffers. Rows of steps that were not written in this round hold those of an earlier one: whoever
-/// reads them asks for the steps that there are.
+/// The buffers. Rows of steps that were not written in this round still hold those of an earlier
+/// one: readers ask for the steps written.
 #[derive(Debug)]
 pub(super) struct Rollout {
     shape: RolloutShape,
-    /// f32 `[steps + 1, envs, features]`, normalised as the policy saw them; the last row is for what came
-    /// after the last transition.
+    /// f32 `[steps + 1, envs, features]`, normalised as the policy saw them; the last row is the
+    /// observation after the last transition.
     pub(super) observations: Tensor,
     /// u32 `[steps + 1, envs, slots]`.
     pub(super) blueprints: Tensor,
     /// f32 `[steps + 1, envs]`: 0 where a trajectory begins.
     pub(super) keep: Tensor,
-    /// u32 `[steps + 1, envs, heads]`, and so what else the policy's step leaves; of the last row only V counts.
+    /// u32 `[steps + 1, envs, heads]`. Like the other results of the policy's step it has an extra
+    /// row, of which only V is used.
     pub(super) choices: Tensor,
-    /// u8 `[steps + 1, envs, logits]`: the masks that were drawn under.
+    /// u8 `[steps + 1, envs, logits]`: the masks of the draw.
     pub(super) legal: Tensor,
     /// f32 `[steps + 1, envs, heads]`.
     pub(super) log_probs: Tensor,
@@ -77,13 +79,13 @@ pub(super) struct Rollout {
     pub(super) advantages: Tensor,
     /// f32 `[steps, envs]`, divided by their running standard deviation.
     pub(super) returns: Tensor,
-    /// f64 `[7]`: the moments of the returns, the mean sum of rewards; over several ranks also the moments of the
-    /// advantages.
+    /// f64 `[7]`: the moments of the returns, the mean sum of rewards; over several ranks also the
+    /// moments of the advantages.
     stats: Tensor,
 }
 
 impl Rollout {
-    /// Allocates everything.
+    /// Allocates all buffers.
     pub(super) fn new(stream: &Stream, shape: RolloutShape) -> Result<Self> {
         let RolloutShape { steps, envs, features, slots, logits } = shape;
         let zeros = |dims: &[usize], dtype| Tensor::zeros(stream, dims, dtype, Owner::Policy);
@@ -109,12 +111,12 @@ impl Rollout {
         })
     }
 
-    /// Sizes.
+    /// The sizes.
     pub(super) fn shape(&self) -> &RolloutShape {
         &self.shape
     }
 
-    /// A new round: nothing has ended yet, and nothing was paid.
+    /// Begins a round: clears ends and rewards.
     pub(super) fn begin(&self) -> Result<()> {
         let cells = self.shape.steps * self.shape.envs;
         self.truncated.copy_from_slice(&vec![0u8; cells])?;
@@ -131,7 +133,7 @@ impl Rollout {
         }
     }
 
-    /// The first steps of a tensor, `[steps · envs, width]` or `[steps · envs]`.
+    /// The first `steps` steps of a tensor, `[steps · envs, width]` or `[steps · envs]`.
     pub(super) fn rows(&self, of: &Tensor, steps: usize) -> Result<Tensor> {
         let rows = steps * self.shape.envs;
         match of.dims() {
@@ -140,7 +142,7 @@ impl Rollout {
         }
     }
 
-    /// Where the policy's step leaves what it saw and drew.
+    /// The rows that the policy's step writes.
     pub(super) fn acted(&self, step: usize) -> Result<ActedRow> {
         let row = |of| self.row(of, step);
         Ok(ActedRow {
@@ -161,7 +163,7 @@ impl Rollout {
         })
     }
 
-    /// A trajectory ended with the transition of `last`, because of that of `cause`.
+    /// Ends a trajectory with the transition of `last`, because of that of `cause`.
     pub(super) fn terminate(
         &self,
         env: usize,
@@ -176,8 +178,8 @@ impl Rollout {
         })
     }
 
-    /// The episode was cut off after the transition of `last`; what came after it is the row behind, whose V stands
-    /// for the rest. Waits for nothing.
+    /// Cuts the episode off after the transition of `last`. The next row is the observation after
+    /// it, whose V stands for the rest. Does not wait.
     pub(super) fn truncate(&self, last: usize) -> Result<()> {
         let stream = self.truncated.stream();
         stream.fill("truncate", &[&self.row(&self.truncated, last)?], Fill::Word(0x0101_0101))?;
@@ -185,8 +187,9 @@ impl Rollout {
         stream.copy("truncate", &[(&from, &to)])
     }
 
-    /// Turns the rewards of the first steps into advantages and returns, on the device, and `scale` into
-    /// that of all returns so far. One read-back of four numbers; the mean sum of rewards of an env.
+    /// Turns the rewards of the first `steps` steps into advantages and returns, on the device, and
+    /// updates `scale` by these returns. Returns the mean sum of rewards of an env. One read-back
+    /// of four numbers.
     pub(super) fn finish(
         &self,
         steps: usize,
@@ -202,8 +205,9 @@ impl Rollout {
         Ok(stats[6])
     }
 
-    /// As [`Rollout::finish`] for one rank of several: advantages and returns stay as they are, until
-    /// [`Rollout::normalise`]. The moments of these returns and advantages, and the mean sum of rewards.
+    /// Computes the part of [`Rollout::finish`] of one rank of several: advantages and returns are
+    /// left unnormalised until [`Rollout::normalise`]. Returns the moments of these returns and
+    /// advantages, and the mean sum of rewards.
     pub(super) fn finish_part(
         &self,
         steps: usize,
@@ -218,8 +222,8 @@ impl Rollout {
         Ok(([moments(0), moments(3)], stats[6]))
     }
 
-    /// Divides the returns by `returns_std`, and normalises the advantages by their mean and standard deviation
-    /// over all ranks. Waits for nothing.
+    /// Divides the returns by `returns_std`, and normalises the advantages by their mean and
+    /// standard deviation over all ranks. Does not wait.
     pub(super) fn normalise(
         &self,
         steps: usize,
@@ -235,8 +239,8 @@ impl Rollout {
         })
     }
 
-    /// Writes advantages and returns by `write`. What that returns, then the mean sum of rewards of an env; one
-    /// read-back.
+    /// Computes advantages and returns by `write`. Returns the result of `write`, then the mean sum
+    /// of rewards of an env. One read-back.
     fn targets(
         &self,
         steps: usize,

@@ -1,4 +1,4 @@
-//! Everything that the next decision depends on, for a checkpoint (U4).
+//! Checkpoints: the state that the next decision depends on (U4).
 
 use std::borrow::Cow;
 
@@ -11,11 +11,11 @@ use crate::error::{Error, Result};
 use crate::normalizer::Normalizer;
 use crate::state::ControllerState;
 
-/// What is not a tensor.
+/// The part of the state that is not tensors.
 #[derive(Debug, Serialize, Deserialize)]
 struct Memory {
     seed: u64,
-    /// Older states do not say.
+    /// Missing in older states.
     #[serde(default)]
     seeds: Vec<u64>,
     normalizer: Normalizer,
@@ -26,7 +26,7 @@ struct Memory {
     decisions: u64,
     ops: [u64; 6],
     skipped: usize,
-    /// Exchanges made, if it learns with others.
+    /// Exchanges made, if it learns over ranks.
     #[serde(default)]
     exchanges: Option<u64>,
 }
@@ -34,8 +34,8 @@ struct Memory {
 const ENTROPIES: &str = "rollout.entropies";
 
 impl Ppo {
-    /// Tensors that are not the policy's own, with their names. What is computed from others at the end of a
-    /// round is not among them.
+    /// Tensors besides the policy's own, with their names, without those that are computed from
+    /// others at the end of a round.
     fn buffers(&self) -> [(&'static str, &Tensor); 13] {
         let rollout = &self.rollout;
         [
@@ -107,7 +107,7 @@ impl Ppo {
         if memory.exchanges.is_some() != self.ranks.is_some() {
             return Err(bad("one of both learns with others, the other alone".into()));
         }
-        // Everything is looked at before anything is taken.
+        // Everything is checked before anything is changed.
         let mut buffers = vec![];
         for (name, tensor) in self.buffers() {
             let Some(values) = saved(state, name, tensor) else {
@@ -147,9 +147,9 @@ impl Ppo {
     }
 }
 
-/// The elements of a buffer in a state. A rollout that was saved before actions were drawn on the device
-/// has no entropies and, where there is a row more now, one row less: they are zeros, and written before
-/// they are read.
+/// The elements of a buffer in a saved state. A rollout that was saved before actions were drawn on
+/// the device has no entropies, and one row less where there is now one more. The missing elements
+/// are zeros, and written before they are read.
 fn saved<'s>(state: &'s ControllerState, name: &str, tensor: &Tensor) -> Option<Cow<'s, [f32]>> {
     let (dims, len) = (tensor.dims(), tensor.numel());
     let Some(saved) = state.tensors.get(name) else {
@@ -170,7 +170,7 @@ fn saved<'s>(state: &'s ControllerState, name: &str, tensor: &Tensor) -> Option<
     }
 }
 
-/// Elements as floats: flags and indices are small whole numbers, which f32 holds exactly.
+/// Elements as floats: flags and indices are small integers, which f32 represents exactly.
 fn as_f32(dtype: DType, bytes: &[u8]) -> Vec<f32> {
     let words = || bytes.chunks_exact(4).map(|b| b.try_into().unwrap_or_default());
     match dtype {

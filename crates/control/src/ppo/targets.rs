@@ -1,10 +1,10 @@
-//! What the policy and its value are to learn from a round.
+//! Targets of the policy and its value from a round: advantages and returns.
 
 use serde::{Deserialize, Serialize};
 
 use crate::gae::{Discounts, Trajectories, advantages};
 
-/// Returns are divided by this at least.
+/// Least divisor of the returns.
 const LEAST_SCALE: f64 = 1e-3;
 
 /// Running moments of all returns so far: V is learned in units of their standard deviation.
@@ -22,13 +22,13 @@ impl ReturnScale {
         if self.count < 2.0 { 1.0 } else { (self.m2 / self.count).sqrt().max(LEAST_SCALE) }
     }
 
-    /// Whether a scale that was read from somewhere is one.
+    /// Whether a scale that was read from a file is valid.
     pub(super) fn is_usable(&self) -> bool {
         let finite = [self.count, self.mean, self.m2].iter().all(|x| x.is_finite());
         finite && self.count >= 0.0 && self.m2 >= 0.0
     }
 
-    /// Takes in everything that `other` took in (Chan, Golub and LeVeque 1979).
+    /// Merges the returns of `other` (Chan, Golub and LeVeque 1979).
     pub(super) fn merge(&mut self, other: &Self) {
         let count = self.count + other.count;
         if count > 0.0 {
@@ -39,12 +39,12 @@ impl ReturnScale {
         }
     }
 
-    /// As numbers, for other ranks.
+    /// Serialises to numbers, for other ranks.
     pub(super) fn to_array(self) -> [f64; 3] {
         [self.count, self.mean, self.m2]
     }
 
-    /// From [`ReturnScale::to_array`].
+    /// Restores the numbers of [`ReturnScale::to_array`].
     pub(super) fn from_array([count, mean, m2]: [f64; 3]) -> Self {
         Self { count, mean, m2 }
     }
@@ -57,17 +57,17 @@ impl ReturnScale {
     }
 }
 
-/// How rewards become targets.
+/// Parameters of the conversion of rewards to targets.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Targets {
     pub(super) discounts: Discounts,
-    /// Advantages are divided by their standard deviation, and by this at least.
+    /// Least divisor in the normalisation of advantages.
     pub(super) advantage_std_floor: f64,
 }
 
 impl Targets {
     /// Writes the advantages, normalised over all of them, and the returns, divided by the standard
-    /// deviation of all returns so far, these included: the scale after.
+    /// deviation of all returns so far, including these. Returns the new scale.
     pub(super) fn write(
         &self,
         of: &Trajectories<'_>,
@@ -83,7 +83,7 @@ impl Targets {
         scale
     }
 
-    /// The advantages and returns as they are; `scale` takes in the returns.
+    /// Writes the advantages and returns unnormalised, and adds the returns to `scale`.
     fn write_raw(
         &self,
         of: &Trajectories<'_>,
@@ -98,8 +98,8 @@ impl Targets {
         }
     }
 
-    /// As [`Targets::write_raw`]; the moments of these returns and of these advantages, to be merged with those of
-    /// other ranks.
+    /// Writes the targets as [`Targets::write_raw`]. Returns the moments of these returns and of
+    /// these advantages, to be merged with those of other ranks.
     pub(super) fn write_part(
         &self,
         of: &Trajectories<'_>,
@@ -112,7 +112,7 @@ impl Targets {
         [scale, of_advantages]
     }
 
-    /// Divides returns, and normalises advantages whose mean and standard deviation these are.
+    /// Divides the returns, and normalises the advantages by the given mean and standard deviation.
     pub(super) fn normalise(
         &self,
         returns_std: f64,
@@ -154,7 +154,7 @@ mod tests {
             assert!((f64::from(*got) - expected).abs() < 1e-6);
         }
         assert!((scale.std() - std).abs() < 1e-12);
-        // Equal advantages are not blown up.
+        // Equal advantages are not amplified.
         let of = Trajectories { rewards: &[0.001, 3.0, 1.0], ..of };
         targets.write(&of, scale, &mut a, &mut returns);
         assert!(a.iter().all(|a| a.abs() < 0.01), "{a:?}");

@@ -9,7 +9,7 @@ use crate::report::RoundReport;
 use meristem_nn::kernels::ppo::PpoReport;
 
 impl Ppo {
-    /// Learns from the steps of this round, then forgets them. Waits for the device once per epoch.
+    /// Learns from the steps of this round, then clears them. Waits for the device once per epoch.
     ///
     /// # Errors
     /// [`Error::Diverged`] when too many updates in a row were skipped; a failed device.
@@ -50,7 +50,8 @@ impl Ppo {
         Ok(report)
     }
 
-    /// Passes over the whole round until the KL limit, the last epoch, or a number that is not finite.
+    /// Runs passes over the whole round until the KL limit, the last epoch, or a number that is not
+    /// finite.
     fn update(&mut self, steps: usize, report: &mut RoundReport) -> Result<()> {
         let rollout = &self.rollout;
         let RolloutShape { envs, .. } = *rollout.shape();
@@ -75,7 +76,7 @@ impl Ppo {
             self.policy.differentiate(&batch, pass)?;
             let (of_pass, gradient_norm) = self.policy.report()?;
             let mut seen = Seen::of(&of_pass, gradient_norm);
-            // What one rank stops for, all stop for.
+            // If one rank stops, all stop.
             if let Some(ranks) = &mut self.ranks {
                 seen = Seen::from_slice(&ranks.mean(&seen.to_vec())?);
             }
@@ -104,10 +105,10 @@ impl Ppo {
     }
 }
 
-/// What a pass says, as far as it is told of or decides what comes next.
+/// Statistics of one PPO pass that are reported or control early stopping.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Seen {
-    /// Loss and all its parts: not finite if one of them is not.
+    /// Loss; NaN if any of its parts is not finite.
     loss: f64,
     kl: f64,
     clip_fraction: f64,
@@ -144,7 +145,7 @@ impl Seen {
         [&front[..], &rest, &self.entropies].concat()
     }
 
-    /// Of what [`Seen::to_vec`] gave.
+    /// Restores the numbers of [`Seen::to_vec`].
     fn from_slice(numbers: &[f64]) -> Self {
         let mut entropies = [0.0; HEAD_COUNT];
         entropies.copy_from_slice(&numbers[7..]);
@@ -164,7 +165,8 @@ impl Seen {
         self.loss.is_finite() && self.gradient_norm.is_finite()
     }
 
-    /// Into the round's report. Entropy and explained variance are of the policy that acted: the first pass.
+    /// Writes the statistics into the round's report. Entropy and explained variance come from the
+    /// first pass, which is that of the policy that acted.
     fn note(&self, report: &mut RoundReport, epoch: usize) {
         if epoch == 0 {
             report.entropies = self.entropies;

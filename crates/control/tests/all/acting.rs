@@ -1,5 +1,5 @@
-//! A step of the policy: what it costs, what it leaves in the rollout, and that it draws as it
-//! learns.
+//! A step of the policy: its cost, the rows it leaves in the rollout, and that acting and learning
+//! use the same distributions.
 
 use crate::common::toy::{STEPS, Toy, play};
 use crate::common::{quick, tiny};
@@ -45,8 +45,8 @@ fn costs(device: &Device, of: &mut dyn Controller) -> Vec<Counts> {
     costs
 }
 
-/// From the first step on: one copy to the device, one launch with the draw in it, one read-back;
-/// however many envs.
+/// From the first step on: one copy to the device, one launch with the draw in it, one read-back,
+/// for any number of envs.
 #[test]
 fn a_step_is_one_upload_one_launch_and_one_read_back() {
     let of_ranks = |ranks: u64| Counts {

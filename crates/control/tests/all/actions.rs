@@ -1,4 +1,5 @@
-//! Actions and heads: the static table, both ways between them, and legality against what really happens.
+//! Actions and heads: the static table, both conversions, and legality against the actual
+//! transitions.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -98,7 +99,8 @@ fn choices_and_actions_are_the_same_thing() {
         assert_eq!(Action::from_choices(&action.choices()), Some(action));
         actions.insert(action);
     }
-    // WAIT; GERMINATE s·b·style·tempo·target; SET s·style·target·speed·curve; PRUNE s·speed·curve; 2·s.
+    // WAIT; GERMINATE s·b·style·tempo·target; SET s·style·target·speed·curve; PRUNE s·speed·curve;
+    // 2·s.
     assert_eq!(actions.len(), 1 + 2 * 2 * 4 * 3 * 3 + 2 * 4 * 3 * 4 * 5 + 2 * 4 * 5 + 2 + 2);
 }
 
@@ -140,7 +142,7 @@ fn action() -> impl Strategy<Value = Action> {
     })
 }
 
-/// The legality rules of `docs/control.md` once more, from the outside.
+/// The legality rules of `docs/control.md`, implemented independently.
 fn by_the_book(action: &Action, host: &Host) -> bool {
     use Stage::*;
     let slots = host.slots();

@@ -1,4 +1,4 @@
-//! The controllers that follow no rules of their own: random, and a script.
+//! The random controller and the script controller.
 
 use crate::common::{FakeEnv, quick, tiny, worth};
 use meristem_control::{Action, Controller, Error, Op, RandomController, Script, legal};
@@ -108,7 +108,8 @@ fn after_a_rollback_a_script_passes_over_what_is_gone() {
     env.host.prune_live();
     let mut other = script.clone();
     script.roll_back(1, Some(0), -10.0).unwrap();
-    // Saved and restored it knows that still; another env, or one that was not rolled back, is told.
+    // Saved and restored it knows that still; another env, or one that was not rolled back, is
+    // told.
     let saved = script.save().unwrap();
     let mut resumed = self::script(text).unwrap();
     resumed.restore(&saved).unwrap();

@@ -1,10 +1,11 @@
-//! Four epochs of PPO on one round against PyTorch (`reference/ppo.py`): loss, its parts, the gradient of
-//! every parameter, its norm, and the weights after each update's Adam step; eight heads, masks, floors,
-//! entropy floors, clipping of ratios and gradients, terminations in the middle.
+//! Four epochs of PPO on one round against PyTorch (`reference/ppo.py`): loss, its parts, the
+//! gradient of every parameter, its norm, and the weights after each update's Adam step; eight
+//! heads, masks, floors, entropy floors, clipping of ratios and gradients, terminations in the
+//! middle.
 //!
-//! Tolerance: 1e-4 of a tensor's largest value, plus PyTorch's own distance from f64 (at most 1e-5 of it).
-//! A gradient is a sum over 33 rows through a dozen layers, each good to some 1e-6; that Adam divides by the
-//! root of small squares makes later epochs worse by about ten.
+//! Tolerance: 1e-4 of a tensor's largest value, plus PyTorch's own distance from f64 (at most 1e-5
+//! of it). A gradient is a sum over 33 rows through a dozen layers, each good to some 1e-6; that
+//! Adam divides by the root of small squares makes later epochs worse by about ten.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -47,13 +48,14 @@ impl Golden {
         self.tensors.get(name).unwrap_or_else(|| panic!("no {name}")).as_f32().unwrap()
     }
 
-    /// Those of a prefix, under what follows it.
+    /// The tensors under a prefix, named by the rest of their names.
     fn of(&self, prefix: &str) -> StateDict {
         let named = |(n, t): (&str, &HostTensor)| Some((n.strip_prefix(prefix)?.into(), t.clone()));
         StateDict(self.tensors.iter().filter_map(named).collect())
     }
 
-    /// Panics unless every value is within the tolerance; `torch` is PyTorch's own error of this tensor.
+    /// Panics unless every value is within the tolerance; `torch` is PyTorch's own error of this
+    /// tensor.
     fn close(&self, isa: Isa, name: &str, got: &[f32]) {
         let errors: BTreeMap<String, f64> =
             serde_json::from_str(&self.metadata["torch_error"]).unwrap();

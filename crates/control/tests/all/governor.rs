@@ -1,8 +1,8 @@
-//! When an env has failed, on synthetic losses.
+//! Failures of an env, on synthetic losses.
 
 use meristem_control::{Failure, GovernorConfig, Vitals};
 
-/// The first step at which something is wrong, of ten classes.
+/// The first step with a failure, for ten classes.
 fn first(losses: impl IntoIterator<Item = f64>) -> Option<(usize, Failure)> {
     let (config, mut vitals) = (GovernorConfig::default(), Vitals::new(10));
     losses.into_iter().enumerate().find_map(|(i, loss)| Some((i, vitals.check(&config, loss)?)))

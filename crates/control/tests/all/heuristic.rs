@@ -305,8 +305,8 @@ fn its_constants_are_read_strictly() {
 }
 
 proptest! {
-    /// Whatever the accuracies and contributions: legal (checked in `Env::step`), the same twice, the same
-    /// after being written down in the middle, and no env affects another.
+    /// Whatever the accuracies and contributions: legal (checked in `Env::step`), the same twice,
+    /// the same after being written down in the middle, and no env affects another.
     #[test]
     fn it_is_legal_deterministic_and_resumable(
         script in prop::collection::vec(

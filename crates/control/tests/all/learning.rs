@@ -57,7 +57,8 @@ fn close(got: f64, expected: f64) {
     assert!((got - expected).abs() < 1e-9, "{got}, expected {expected}");
 }
 
-/// After a rollback nothing is compared with before it, and what is fossilized is not paid for again.
+/// After a rollback no reward compares with values before it, and fossilized modules are not
+/// rewarded again.
 #[test]
 fn a_trajectory_that_begins_is_compared_with_nothing() {
     let mut it = Rewarded::grown(RewardMode::Contribution, Rules::default());
@@ -169,7 +170,8 @@ fn direct(of: &Trajectories<'_>, discounts: Discounts) -> Vec<f64> {
 }
 
 proptest! {
-    /// Both sum in f64; the result is rounded to f32 (2^-24 relative), and differences of order 10 cancel.
+    /// Both sum in f64; the result is rounded to f32 (2^-24 relative), and differences of order 10
+    /// cancel.
     #[test]
     fn advantages_are_the_direct_sum(
         envs in 1usize..5,

@@ -9,10 +9,10 @@ use meristem_nn::Isa;
 
 const ENVS: usize = 32;
 const ROUNDS: usize = 200;
-/// Rounds between two looks at what the policy does when it does not explore.
+/// Rounds between two evaluations of the policy without exploration.
 const LOOK: usize = 5;
 
-/// Mean sum of rewards over some rounds: what a controller that does not learn is worth here.
+/// Mean sum of rewards over some rounds of a controller that does not learn.
 fn mean_return(controller: &mut dyn Controller) -> f64 {
     let mut fleet: Vec<Toy> = (0..ENVS).map(Toy::new).collect();
     (0..5).map(|_| play(controller, &mut fleet).0).sum::<f64>() / 5.0
@@ -50,8 +50,9 @@ fn learn(seed: u64, goal: f64) -> (usize, f64) {
     panic!("seed {seed}: {best:.3} after {ROUNDS} rounds, wanted {goal:.3}");
 }
 
-/// At least 90 % of the best return within 200 rounds, three seeds, each above the heuristic. Seen when it
-/// was written: rounds 70, 40, 30 and 75 for seeds 0 to 3; the heuristic earns 30 % of the best.
+/// At least 90 % of the best return within 200 rounds, three seeds, each above the heuristic. Seen
+/// when it was written: rounds 70, 40, 30 and 75 for seeds 0 to 3; the heuristic earns 30 % of the
+/// best.
 #[test]
 fn ppo_comes_close_to_the_best_behaviour() {
     let best = best_return();

@@ -1,4 +1,4 @@
-//! What lies where in an observation, and how it is normalised.
+//! The layout of an observation, and its normalisation.
 
 use crate::common::{FakeEnv, quick, tiny, worth};
 use meristem_control::{
@@ -134,8 +134,8 @@ fn slow(rows: &[[f32; 2]], feature: usize) -> (f64, f64) {
 }
 
 proptest! {
-    /// Any split of the rows over rounds gives the moments of all rows. f64 rounding of a hundred values of
-    /// up to 1000 leaves the squares exact to about 1e-16·1e6·1e2 = 1e-8.
+    /// Any split of the rows over rounds gives the moments of all rows. f64 rounding of a hundred
+    /// values of up to 1000 leaves the squares exact to about 1e-16·1e6·1e2 = 1e-8.
     #[test]
     fn moments_are_those_of_all_rows(
         rows in prop::collection::vec([-1000f32..1000.0, -1f32..1.0], 2..100),

@@ -119,8 +119,9 @@ fn width_512_has_four_million_parameters() {
     assert!((3.95..4.05).contains(&parameters), "{parameters} million");
 }
 
-/// One row at a time with carried state, or all of them at once: the same numbers. Sums run in another
-/// order for other numbers of rows: a few roundings of 6e-8 a layer, through seven layers and steps.
+/// One row at a time with carried state, or all of them at once: the same numbers. Sums run in
+/// another order for other numbers of rows: a few roundings of 6e-8 a layer, through seven layers
+/// and steps.
 #[test]
 fn steps_and_sequences_agree() {
     let stream = stream();

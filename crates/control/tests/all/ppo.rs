@@ -1,4 +1,4 @@
-//! The learning controller around its network: what lies in the rollout, files, checkpoints, refusals.
+//! The learning controller around its network: the rollout, files, checkpoints, refusals.
 
 use crate::common::toy::{STEPS, Toy, play};
 use crate::common::{FakeEnv, quick, tiny};
@@ -31,7 +31,7 @@ fn fleet() -> Vec<Toy> {
     (0..ENVS).map(Toy::new).collect()
 }
 
-/// A step of all envs: the actions, and what they were paid.
+/// A step of all envs: the actions, and their rewards.
 fn step(ppo: &mut Ppo, fleet: &mut [Toy]) -> (Vec<Action>, Vec<f32>) {
     fleet.iter_mut().for_each(Toy::epoch);
     let views: Vec<_> = fleet.iter().map(|toy| toy.env.view()).collect();
@@ -90,7 +90,8 @@ fn a_restored_policy_goes_on_bit_for_bit() {
     assert_eq!(restored.save().unwrap(), one);
 }
 
-/// A state from before actions were drawn on the device: no entropies, and a row less of what is drawn.
+/// A state from before actions were drawn on the device: no entropies, and a row less of what is
+/// drawn.
 fn older(state: &ControllerState) -> ControllerState {
     let mut older = state.clone();
     older.tensors.0.remove("rollout.entropies").unwrap();

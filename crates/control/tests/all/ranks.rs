@@ -1,8 +1,8 @@
-//! Policies that learn together: one policy in several places, whatever is exchanged.
+//! Policies on several ranks stay one policy, under every exchange.
 
+use ciborium::Value;
 use crate::common::toy::{STEPS, Toy, play};
 use crate::common::{quick, tiny};
-use ciborium::Value;
 use meristem_comm::{CommOptions, Communicator, ExchangeOptions, Keep, Method, Reduction, Sparse};
 use meristem_control::{
     Action, Controller, ControllerState, Error, Learning, Ppo, PpoConfig, PpoGroup, PpoSizes,
@@ -71,7 +71,8 @@ fn end(of: &mut dyn Controller, fleet: &[Toy]) -> RoundReport {
     of.end_round(&views).unwrap().unwrap()
 }
 
-/// What a rank remembers and all must have in common: how observations and returns are scaled, and what was skipped.
+/// State that all ranks must have in common: scales of observations and returns, and skipped
+/// updates.
 fn scales(state: &ControllerState, rank: usize) -> Vec<(Value, Value)> {
     let memories: Vec<Vec<u8>> = state.memory("ppo").unwrap();
     let memory: Value = ciborium::from_reader(&memories[rank][..]).unwrap();
@@ -122,7 +123,7 @@ fn policies_stay_the_same_on_all_ranks() {
     }
 }
 
-/// Seeds go by the index among all envs: what ranks do before they have learned, one policy does.
+/// Seeds follow the index among all envs: before any learning, ranks act like one policy.
 #[test]
 fn ranks_act_as_one_policy_would() {
     let (mut alone, mut together) = (ppo(&device(), ENVS), group(3, Method::Dense));
@@ -136,14 +137,14 @@ fn ranks_act_as_one_policy_would() {
     // Sums in another order, in f64.
     assert!(near(alone.mean_return, together.mean_return, 1e-9));
     assert!(near(alone.return_scale, together.return_scale, 1e-9));
-    // The mean of ranks' means is not that of all decisions, whose number per head differs: near it, and far from
-    // the sum over three ranks.
+    // The mean of ranks' means is not that of all decisions, whose number per head differs: near
+    // it, and far from the sum over three ranks.
     assert!(near(alone.gradient_norm, together.gradient_norm, 0.5), "{alone:?} {together:?}");
     assert!(near(alone.value_loss, together.value_loss, 0.1), "{alone:?} {together:?}");
 }
 
-/// A rank without others comes to what a policy alone comes to, by way of all the merging: two rounds apart by
-/// rounding only.
+/// A single rank goes through all the merging and gives the results of a policy alone: two rounds
+/// differ by rounding only.
 #[test]
 fn one_rank_learns_as_a_policy_alone() {
     let (mut alone, mut together) = (ppo(&device(), ENVS), group(1, Method::Dense));
@@ -197,7 +198,7 @@ fn a_restored_group_goes_on_bit_for_bit() {
     }
 }
 
-/// As processes do: each has one rank of the group, acts in its envs, and saves its part.
+/// Like processes: each has one rank of the group, acts in its envs, and saves its part.
 #[test]
 fn parts_of_a_group_are_the_group() {
     let (device, method) = (device(), Method::Sparse(Sparse::TopK));
@@ -275,7 +276,8 @@ fn ranks_that_do_not_fit_are_refused() {
     assert!(it.roll_back(ENVS, Some(0), -1.0).is_err());
 }
 
-/// A rank that fails ends the round for all, at once and with its own error; nobody learns afterwards.
+/// A rank that fails ends the round for all, at once and with its own error; nobody learns
+/// afterwards.
 #[test]
 fn a_rank_that_fails_ends_the_round_for_all() {
     let mut it = group(3, Method::Dense);

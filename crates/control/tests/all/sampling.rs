@@ -1,4 +1,4 @@
-//! Distributions under masks, and the fuzz of the lifecycle that they drive.
+//! Distributions under masks, and random walks through the lifecycle that they drive.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -31,7 +31,8 @@ fn the_layout_is_head_after_head() {
 }
 
 proptest! {
-    /// Against the same formulas in f64. f32 keeps about seven digits; a sum of nine terms loses one.
+    /// Against the same formulas in f64. f32 keeps about seven digits; a sum of nine terms loses
+    /// one.
     #[test]
     fn probabilities_follow_their_formula(
         cases in prop::collection::vec((-20f32..20.0, any::<bool>()), 1..9),
@@ -110,7 +111,7 @@ fn greedy_takes_the_most_probable_legal_choice() {
     assert_eq!(drawn.entropies[6..], [0.0, 0.0]);
 }
 
-/// What must hold of every draw.
+/// Invariants of every draw.
 fn check_draw(layout: &HeadLayout, legality: &Legality, host: &Host, rng: &mut Rng) -> Action {
     let scale = [0.0, 1.0, 30.0, 1e6][rng.below(4) as usize];
     let mut logits: Vec<f32> =
@@ -135,7 +136,7 @@ fn check_draw(layout: &HeadLayout, legality: &Legality, host: &Host, rng: &mut R
     action
 }
 
-/// Follows a host's stages from outside and compares its graph with its topology.
+/// Tracks a host's stages independently and compares its graph with its topology.
 struct Witness {
     stages: Vec<Stage>,
     graphs: HashMap<TopologyKey, Arc<Graph>>,
@@ -180,8 +181,9 @@ impl Witness {
     }
 }
 
-/// 10,000 episodes of 40 actions on tiny hosts: no illegal transition, no action that is not legal under
-/// its stored mask, no observation that is not a number, no graph that does not match its topology.
+/// 10,000 episodes of 40 actions on tiny hosts: no illegal transition, no action that is not legal
+/// under its stored mask, no observation that is not a number, no graph that does not match its
+/// topology.
 #[test]
 fn random_legal_actions_never_break_the_lifecycle() {
     let layout = HeadLayout::new(3, 7);
@@ -234,10 +236,11 @@ fn heads(layout: &HeadLayout) -> Vec<PpoHead> {
     HEADS.iter().zip(layout.sizes()).map(head).collect()
 }
 
-/// The kernel on the policy's device draws what the slow version draws with the same numbers, choice by choice, over
-/// the legalities of 1,000 episodes; masks are equal, and log-probabilities and entropies but for rounding: the two
-/// exponentials differ by 3e-7 of a probability, of which a floor of .05 and sums of seven terms make 1e-5. A number
-/// falls between the two's sums of probabilities once in some 10^6 draws: not among these.
+/// The kernel on the policy's device draws the same as the slow version with the same numbers,
+/// choice by choice, over the legalities of 1,000 episodes. Masks are equal; log-probabilities and
+/// entropies differ by rounding only: the two exponentials differ by 3e-7 of a probability, of
+/// which a floor of .05 and sums of seven terms make 1e-5. A random number falls between the two
+/// sums of probabilities once in some 10^6 draws, and not in these.
 #[test]
 fn the_kernel_draws_what_the_slow_version_draws() {
     const SEED: u64 = 11;

@@ -1,4 +1,4 @@
-//! An env without training: a host, and numbers in place of what would be measured.
+//! An env without training: a host, and numbers in place of measurements.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 pub(crate) mod toy;
@@ -23,7 +23,7 @@ pub(crate) fn quick() -> Rules {
     Rules { gates: Gates::default().quick(), ..Rules::default() }
 }
 
-/// What a slot measured.
+/// Measurements of a slot.
 pub(crate) fn worth(contribution_pp: Option<f32>) -> GateInputs {
     GateInputs { gradient_health: GradientHealth::from_norms(&[1.0, 2.0]), contribution_pp }
 }
@@ -65,7 +65,7 @@ impl FakeEnv {
         self.accuracies_pp.push(accuracy_pp);
     }
 
-    /// The measurements stand: what is compared with is brought up to date.
+    /// Records the measurements in the history.
     pub(crate) fn remember(&mut self, interactions_pp: &[Option<f32>]) {
         self.history.note(&self.host, &self.measured, interactions_pp);
     }

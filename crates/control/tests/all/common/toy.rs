@@ -1,6 +1,6 @@
-//! A control task with a known best behaviour: hosts that do not train. Each blueprint is worth a fixed
-//! number of percentage points in each slot, times its alpha; the lifecycle, the gates, the observations and
-//! the rewards are the real ones.
+//! A control task with a known best behaviour: hosts that do not train. Each blueprint is worth a
+//! fixed number of percentage points in each slot, times its alpha; the lifecycle, the gates, the
+//! observations and the rewards are the real ones.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -16,8 +16,8 @@ use meristem_grow::{
 
 use super::{FakeEnv, quick, tiny};
 
-/// Percentage points that each blueprint is worth in each slot. One is far better than the others; with the
-/// probability floors even a policy that knows it draws it in 28 of 100 germinations only.
+/// Percentage points that each blueprint is worth in each slot. One is far better than the others;
+/// with the probability floors even a policy that knows it draws it in 28 of 100 germinations only.
 pub(crate) const WORTH_PP: [[f32; 7]; 2] =
     [[4.0, 2.0, -1.0, 3.0, 10.0, 1.0, 3.0], [2.0, 3.0, 4.0, 1.0, 9.0, -1.0, 3.0]];
 
@@ -56,7 +56,7 @@ impl Toy {
         self.total = 0.0;
     }
 
-    /// What an epoch of training and the counterfactual validation would bring.
+    /// Stands in for an epoch of training and the counterfactual validation.
     pub(crate) fn epoch(&mut self) {
         let env = &mut self.env;
         env.host.step();
@@ -76,7 +76,7 @@ impl Toy {
         env.remember(&[]);
     }
 
-    /// Does an action; its reward.
+    /// Does an action and returns its reward.
     pub(crate) fn act(&mut self, action: &Action) -> (Outcome, f64) {
         let deed = Deed::before(action, &self.env.view());
         let outcome = self.env.act(action);
@@ -90,7 +90,7 @@ impl Toy {
     }
 }
 
-/// A fleet plays a round: the mean sum of rewards, and what the controller has to tell.
+/// Plays a round with a fleet: the mean sum of rewards, and the controller's report.
 pub(crate) fn play(
     controller: &mut dyn Controller,
     fleet: &mut [Toy],
@@ -115,10 +115,11 @@ pub(crate) fn play(
     (fleet.iter().map(|toy| toy.total).sum::<f64>() / fleet.len() as f64, report)
 }
 
-/// The best sum of rewards of an episode: exhaustive over when to germinate which of the two best blueprints,
-/// where, and when to advance and fossilize. Every module gets the fast tempo, alpha 1 and the style
-/// linear_add: gains of accuracy add up to the same whatever the way, and slower or lower ones leave less
-/// time or less contribution. Pruning wins nothing when it is known what every module is worth.
+/// The best sum of rewards of an episode: exhaustive over when to germinate which of the two best
+/// blueprints, where, and when to advance and fossilize. Every module gets the fast tempo, alpha 1
+/// and the style linear_add: gains of accuracy add up to the same whatever the way, and slower or
+/// lower ones leave less time or less contribution. Pruning wins nothing when it is known what
+/// every module is worth.
 pub(crate) fn best_return() -> f64 {
     best_from(&Toy::new(0), &mut HashMap::new())
 }
@@ -150,7 +151,7 @@ fn best_from(toy: &Toy, known: &mut HashMap<String, f64>) -> f64 {
     best
 }
 
-/// What may be worth doing: of each slot the next step of its module, or the two best blueprints.
+/// Candidate actions: the next step of each slot's module, or the two best blueprints.
 fn candidates(toy: &Toy) -> Vec<Action> {
     let (host, mut all) = (&toy.env.host, vec![Action::Wait]);
     for slot in 0..2 {
