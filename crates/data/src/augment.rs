@@ -1,17 +1,16 @@
 //! Random crop, flip and cutout, as a pure function of (seed, epoch, sample) (D8).
 //!
-//! The random words w0 … w4 are the first five of
-//! `random::Rng::new(seed, Purpose::Augment, epoch, sample)`, `sample` being the index in the
-//! dataset: an image looks the same whatever batch, env or device it comes to. A place among n is
-//! `(w · n) >> 32`; its bias, below n / 2^32, is of no consequence here.
+//! The random words w0 … w4 are the first five of `random::Rng::new(seed, Purpose::Augment, epoch,
+//! sample)`, `sample` being the index in the dataset: an image is augmented alike in any batch, env
+//! or device. A position among n is `(w · n) >> 32`; its bias, below n / 2^32, is negligible here.
 //!
-//! 1. Crop with padding p: black (byte 0) is put around the image and a window of the image's size
-//!    taken, its corner at place w0 among 2p + 1 rows and w1 among 2p + 1 columns.
-//! 2. Flip: left and right are exchanged if the top bit of w2 is set.
+//! 1. Crop with padding p: the image is padded with black (byte 0), and a window of the image's
+//!    size is taken, its corner at position w0 among 2p + 1 rows and w1 among 2p + 1 columns.
+//! 2. Flip: left and right are swapped if the top bit of w2 is set.
 //! 3. Normalisation.
-//! 4. Cutout of side s (DeVries and Taylor, 2017, arXiv 1708.04552): the square with rows
-//!    `cy − s/2 .. cy − s/2 + s` and columns likewise, as far as it is inside, becomes 0, the mean; cy
-//!    is place w3 among the rows, cx place w4 among the columns.
+//! 4. Cutout of side s (DeVries and Taylor, 2017, arXiv 1708.04552): the square with rows `cy − s/2
+//!    .. cy − s/2 + s` and columns likewise, as far as it is inside, becomes 0, the mean; cy is
+//!    position w3 among the rows, cx position w4 among the columns.
 
 use std::fmt;
 use std::ops::Range;
@@ -22,7 +21,7 @@ use meristem_device::random::{Purpose, Rng};
 use crate::dataset::ImageShape;
 use crate::error::{Error, Result};
 
-/// Which augmentations are on; the default is none. As text: `none`, `standard`, or parts joined by
+/// Augmentations to apply; the default is none. As text: `none`, `standard`, or parts joined by
 /// commas, such as `crop=4,flip,cutout=8`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Augment {
@@ -35,7 +34,7 @@ pub struct Augment {
 }
 
 impl Augment {
-    /// Images as they are.
+    /// No augmentation.
     pub const NONE: Self = Self { crop_padding: 0, flip: false, cutout: 0 };
     /// The usual recipe for CIFAR: crop with 4 pixels of padding, and flip.
     pub const STANDARD: Self = Self { crop_padding: 4, flip: true, cutout: 0 };
@@ -60,7 +59,7 @@ impl Augment {
         Ok(())
     }
 
-    /// What happens to `sample` in `epoch`.
+    /// Draws the augmentation of `sample` in `epoch`.
     pub(crate) fn draw(&self, shape: ImageShape, seed: u64, epoch: u64, sample: u32) -> Draw {
         let ImageShape { height, width, .. } = shape;
         let mut random = Rng::new(seed, Purpose::Augment, epoch, u64::from(sample));
@@ -85,14 +84,14 @@ impl Augment {
 /// The augmentation of one image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Draw {
-    /// The source row that comes to row 0; rows outside of the image are black.
+    /// Source row of row 0; rows outside of the image are black.
     pub(crate) top: isize,
-    /// The source column that comes to column 0, before the flip.
+    /// Source column of column 0, before the flip.
     pub(crate) left: isize,
     pub(crate) flip: bool,
-    /// Rows of the result that are cut out; empty for none.
+    /// Rows of the result to cut out; empty for none.
     pub(crate) cut_rows: Range<usize>,
-    /// Columns of the result that are cut out; empty for none.
+    /// Columns of the result to cut out; empty for none.
     pub(crate) cut_columns: Range<usize>,
 }
 
@@ -113,7 +112,7 @@ impl FromStr for Augment {
     type Err = Error;
 
     /// # Errors
-    /// [`Error::Argument`] for a part that is not known.
+    /// [`Error::Argument`] for an unknown part.
     fn from_str(text: &str) -> Result<Self> {
         match text {
             "none" => return Ok(Self::NONE),

@@ -10,24 +10,24 @@ use crate::dataset::{self, Dataset, Residency};
 use crate::error::Result;
 use crate::source::{self, DatasetFiles, DatasetSpec, Source, Split};
 
-/// What tells one cached dataset from another.
+/// Identity of a cached dataset.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheKey {
-    /// The device's name. Two openings of one device are two devices all the same.
+    /// The device's name. Opening one device twice gives two devices with their own entries.
     pub device: DeviceId,
     /// The kind of dataset.
     pub source: Source,
-    /// Canonical; `None` for the embedded dataset.
+    /// Canonical path; `None` for the embedded dataset.
     pub root: Option<PathBuf>,
     /// Whether undecodable files were left out.
     pub skip_bad: bool,
-    /// Which split.
+    /// The split.
     pub split: Split,
-    /// How the images are kept; never `Auto`.
+    /// Storage of the images; never `Auto`.
     pub residency: Residency,
 }
 
-/// A dataset, or one that is being loaded by whoever holds the lock.
+/// A dataset, or one that the holder of the lock is loading.
 type Loading = Arc<Mutex<Option<Arc<Dataset>>>>;
 
 struct Entry {
@@ -36,7 +36,7 @@ struct Entry {
     loading: Loading,
 }
 
-/// What is known of files, so that the splits and devices of a dataset share it.
+/// Files that were checked before, shared by the splits and devices of a dataset.
 struct KnownFiles {
     spec: DatasetSpec,
     files: Arc<DatasetFiles>,
@@ -49,19 +49,19 @@ struct Cache {
 
 static CACHE: Mutex<Cache> = Mutex::new(Cache { entries: vec![], files: vec![] });
 
-/// A panic elsewhere does not leave a half-made entry: entries are pushed whole.
+/// Locks `mutex`. A panic elsewhere leaves no partial entry, since entries are pushed whole.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The split on the device: loaded at the first request, the same one at every other, until
-/// [`clear`]. Requests made while it is being loaded wait for that one load. Waits for the device.
+/// The split on the device: loaded at the first request, shared by all later ones until [`clear`].
+/// Requests made during the load wait for that one load. Waits for the device.
 ///
 /// The cache keeps datasets, and with them their devices, until they are cleared.
 ///
 /// # Errors
-/// What [`DatasetFiles::open`] and reading the images find, and device errors. A load that fails
-/// leaves nothing in the cache (D9): the next request starts anew.
+/// The errors of [`DatasetFiles::open`] and of reading the images, and device errors. A load that
+/// fails leaves nothing in the cache (D9): the next request starts over.
 pub fn load(
     device: &Device,
     spec: &DatasetSpec,
@@ -93,17 +93,17 @@ pub fn load(
         Err(error) => {
             let mut cache = lock(&CACHE);
             cache.entries.retain(|entry| !Arc::ptr_eq(&entry.loading, &loading));
-            // What was known of the files may be wrong by now: the next request looks again.
+            // The checked files may be outdated by now: the next request checks them again.
             cache.files.retain(|known| !Arc::ptr_eq(&known.files, &files));
             Err(error)
         }
     }
 }
 
-/// Files that were opened before, or newly opened ones.
+/// The files of a dataset, checked before or now.
 ///
 /// # Errors
-/// As [`DatasetFiles::open`].
+/// The errors of [`DatasetFiles::open`].
 pub fn files(spec: &DatasetSpec) -> Result<Arc<DatasetFiles>> {
     let root = source::canonical_root(spec)?;
     let spec = DatasetSpec { root, ..spec.clone() };
@@ -113,7 +113,7 @@ pub fn files(spec: &DatasetSpec) -> Result<Arc<DatasetFiles>> {
     if let Some(files) = find(&lock(&CACHE)) {
         return Ok(files);
     }
-    // Not under the lock: other datasets need not wait for these files.
+    // Outside of the lock, so that other datasets do not wait for these files.
     let opened = DatasetFiles::open(&spec)?;
     let mut cache = lock(&CACHE);
     if let Some(files) = find(&cache) {
@@ -138,9 +138,9 @@ fn entry(device: &Device, key: &CacheKey) -> Loading {
     loading
 }
 
-/// Lets go of every cached dataset that `filter` accepts, and of what is known of their files;
-/// returns how many datasets went. Their memory is freed when the last user drops them. A dataset
-/// that is being loaded goes too, but is not counted. `filter` must not call this module.
+/// Removes every cached dataset that `filter` accepts, and its checked files; returns the number of
+/// datasets removed. Their memory is freed when the last user drops them. A dataset that is being
+/// loaded is removed too, but not counted. `filter` must not call this module.
 pub fn clear(mut filter: impl FnMut(&CacheKey) -> bool) -> usize {
     let mut gone = vec![];
     {

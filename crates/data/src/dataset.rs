@@ -11,10 +11,10 @@ use crate::normalization::{Histogram, Normalization};
 use crate::source::{DatasetFiles, DatasetInfo, Layout, Split};
 use crate::spool;
 
-/// Where the images of a dataset are kept (D1, D7).
+/// Storage of a dataset's images (D1, D7).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Residency {
-    /// As [`Residency::Resident`] if images and labels fit into `budget` bytes, else as
+    /// [`Residency::Resident`] if images and labels fit into `budget` bytes, else
     /// [`Residency::Streamed`].
     Auto {
         /// In bytes, for this split alone.
@@ -26,12 +26,12 @@ pub enum Residency {
     /// On the device, as normalised f32: four times the memory, and the normalisation constants are
     /// fixed to the dataset's own.
     ResidentF32,
-    /// In a temporary file of the host, mapped; batches are copied to the device ahead of their use.
-    /// The file is deleted when the dataset goes.
+    /// In a temporary, memory-mapped file of the host; batches are copied to the device ahead of
+    /// their use. The file is deleted when the dataset is dropped.
     Streamed,
 }
 
-/// What a dataset's images look like.
+/// Shape of a dataset's images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ImageShape {
     /// From 1 to 4.
@@ -43,18 +43,18 @@ pub struct ImageShape {
 }
 
 impl ImageShape {
-    /// Values in one image.
+    /// Number of values in one image.
     pub fn numel(&self) -> usize {
         self.channels * self.height * self.width
     }
 
-    /// The shape of n images as a user sees it (F1).
+    /// The shape of n images in the user's axis order (F1).
     pub(crate) fn batch(&self, n: usize) -> [usize; 4] {
         [n, self.channels, self.height, self.width]
     }
 }
 
-/// The images of a dataset.
+/// The storage of a dataset's images.
 pub(crate) enum Images {
     /// u8 or f32, (N, C, H, W), channels last.
     Resident(Tensor),
@@ -62,8 +62,8 @@ pub(crate) enum Images {
     Spooled(Arc<MappedFile>),
 }
 
-/// One split of a dataset, ready to be gathered from. Shared: [`crate::cache::load`] hands out the
-/// same one to all who ask.
+/// One split of a dataset, ready to be gathered from. Shared: [`crate::cache::load`] returns the
+/// same one to all callers.
 pub struct Dataset {
     device: Device,
     info: DatasetInfo,
@@ -76,12 +76,12 @@ pub struct Dataset {
 
 impl Dataset {
     /// A dataset from arrays in memory, resident on `device` as bytes. `images` are N images of
-    /// `shape`, NHWC; `labels` has N entries, each below the number of `classes`. Normalisation
-    /// constants are those of `images`. Copies to the device; waits for the copies.
+    /// `shape`, NHWC; `labels` has N entries, each below the number of `classes`. The normalisation
+    /// constants are computed from `images`. Copies to the device; waits for the copies.
     ///
     /// # Errors
-    /// [`Error::Argument`] for lengths that do not match, labels out of range, more than 4 channels;
-    /// device errors, out of memory among them.
+    /// [`Error::Argument`] for lengths that do not match, labels out of range, or more than 4
+    /// channels; device errors, including out of memory.
     pub fn from_slices(
         device: &Device,
         shape: ImageShape,
@@ -122,7 +122,7 @@ impl Dataset {
     }
 
     /// Decodes `split` onto `device`. Peak extra memory is one chunk as it is decoded and staged;
-    /// on an error nothing stays (D1, D9).
+    /// an error frees all memory (D1, D9).
     pub(crate) fn load(
         device: &Device,
         files: &DatasetFiles,
@@ -155,17 +155,17 @@ impl Dataset {
         })
     }
 
-    /// Its device.
+    /// The device.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Classes, sizes, constants.
+    /// Classes, sizes and normalisation constants.
     pub fn info(&self) -> &DatasetInfo {
         &self.info
     }
 
-    /// Which split; `None` for one made by [`Dataset::from_slices`].
+    /// The split; `None` for a dataset made by [`Dataset::from_slices`].
     pub fn split(&self) -> Option<Split> {
         self.split
     }
@@ -180,13 +180,13 @@ impl Dataset {
         self.len == 0
     }
 
-    /// What an image looks like.
+    /// Shape of an image.
     pub fn image_shape(&self) -> ImageShape {
         let DatasetInfo { channels, height, width, .. } = self.info;
         ImageShape { channels, height, width }
     }
 
-    /// The constants of the training split, which serve both splits.
+    /// The normalisation constants of the training split, used for both splits.
     pub fn normalization(&self) -> Normalization {
         Normalization { mean: self.info.mean.clone(), std: self.info.std.clone() }
     }
@@ -205,7 +205,8 @@ impl Dataset {
         &self.labels
     }
 
-    /// CRC-32 of images and labels as they are kept: equal for equal files, kept alike. Waits for the device.
+    /// CRC-32 of the stored images and labels: equal for equal files with equal storage. Waits for
+    /// the device.
     ///
     /// # Errors
     /// A failed device.
@@ -261,7 +262,7 @@ fn empty_images(stream: &Stream, shape: ImageShape, n: usize, dtype: DType) -> R
     Ok(Tensor::empty_with_format(stream, shape.batch(n), dtype, format, Owner::Dataset)?)
 }
 
-/// The first `n` images of `images`: bad files leave the end of the memory unused.
+/// The first `n` images of `images`: the memory of bad files at the end stays unused.
 fn first_images(images: &Tensor, shape: ImageShape, n: usize) -> Result<Tensor> {
     Ok(images.view_with_format(0, shape.batch(n), MemoryFormat::ChannelsLast)?)
 }
@@ -285,7 +286,7 @@ fn load_u8(
     first_images(&images, shape, labels.len())
 }
 
-/// Bytes converted to f32 at a time: their f32 are no more than a chunk.
+/// Bytes converted to f32 at a time; the converted f32 are no larger than a chunk.
 const CONVERTED_BYTES: usize = 256 << 10;
 
 fn load_f32(

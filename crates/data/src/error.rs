@@ -1,4 +1,5 @@
-//! The errors of this crate: one enum, every variant with what was expected, what came, what to do.
+//! Errors of this crate: one enum, every variant with the expected value, the actual one and a
+//! remedy.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,26 +9,26 @@ use meristem_device::DeviceId;
 /// `Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What can go wrong between a file on disk and a batch on a device.
+/// Any error between a file on disk and a batch on a device.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The device refused: bad name, not compiled in, out of memory, a kernel that panicked.
+    /// The device refused: bad name, not compiled in, out of memory, or a kernel panicked.
     #[error(transparent)]
     Device(#[from] meristem_device::Error),
 
     /// An argument is out of its range (D4).
     #[error("{operation}: `{argument}` must be {expected}, got {got}; {remedy}")]
     Argument {
-        /// The public operation that was called.
+        /// The public operation.
         operation: &'static str,
-        /// The argument or field that is wrong.
+        /// The wrong argument or field.
         argument: &'static str,
-        /// What it has to be.
+        /// Allowed values.
         expected: String,
-        /// What it was.
+        /// Actual value.
         got: String,
-        /// What to do about it.
+        /// The remedy.
         remedy: String,
     },
 
@@ -35,51 +36,51 @@ pub enum Error {
     #[error("gather: `next` was called before an epoch was started; call `start_epoch` first")]
     EpochNotStarted,
 
-    /// In a partial last batch an env without data stands before an env with data (D2): leaving it
-    /// out would shift every later env to the wrong place.
+    /// A partial last batch has an env without data before an env with data (D2): leaving it out
+    /// would shift every later env.
     #[error(
         "gather: in batch {batch} env {empty_env} on {empty_device} has no sample, but the later \
          env {later_env} on {later_device} has some; use another batch size or another number of envs, \
          name the devices with more envs last, or set `drop_last`"
     )]
     Hole {
-        /// Which batch of the epoch, from 0.
+        /// Index of the batch in the epoch, from 0.
         batch: usize,
-        /// The first env that would get nothing.
+        /// The first env without samples.
         empty_env: usize,
         /// Its device.
         empty_device: DeviceId,
-        /// The first env after it that would get samples.
+        /// The first later env with samples.
         later_env: usize,
         /// Its device.
         later_device: DeviceId,
     },
 
-    /// The files of a dataset are not where they were looked for.
+    /// Files of a dataset are missing.
     #[error("the {dataset} dataset is not in {}: expected {}; {remedy}", looked_in.display(), expected.join(", "))]
     Missing {
         /// Name of the dataset's source, as on the command line.
         dataset: &'static str,
-        /// The folder (or file) that was looked at.
+        /// The folder (or file) that was searched.
         looked_in: PathBuf,
-        /// What should have been there.
+        /// Files expected there.
         expected: Vec<String>,
-        /// Where to get it.
+        /// Where to get them.
         remedy: String,
     },
 
-    /// A source that reads files was asked for without saying where they are.
+    /// A source that reads files needs a folder, and none was given.
     #[error("the {dataset} dataset needs `data_root` (`--data-root DIR`): expected there {}; {remedy}", expected.join(", "))]
     RootNotGiven {
         /// Name of the dataset's source, as on the command line.
         dataset: &'static str,
-        /// What should be in the folder.
+        /// Files expected in the folder.
         expected: Vec<String>,
-        /// Where to get it.
+        /// Where to get them.
         remedy: String,
     },
 
-    /// A file holds something else than it should: damaged, truncated or mislabelled (D9).
+    /// A file has unexpected contents: it is damaged, truncated or mislabelled (D9).
     #[error("{}: damaged at byte {offset}: {mismatch}", path.display())]
     Damaged {
         /// The file. A member of an archive is `archive.npz/member`.
@@ -87,34 +88,34 @@ pub enum Error {
         /// Offset of the first byte that is wrong or missing; in a compressed file or an archive's
         /// member, the offset in the decompressed bytes.
         offset: u64,
-        /// What is wrong there.
+        /// Description of the damage.
         mismatch: Box<Mismatch>,
     },
 
-    /// Files are each readable but do not fit together: a class folder too many, an image of
-    /// another size, class names that contradict each other.
+    /// Files that are each readable do not fit together: an additional class folder, an image of
+    /// another size, contradictory class names.
     #[error("{}: {mismatch}", path.display())]
     Layout {
         /// The file or folder that does not fit.
         path: PathBuf,
-        /// What does not fit.
+        /// Description of the conflict.
         mismatch: Box<Mismatch>,
     },
 
     /// The operating system refused to read or write.
     #[error("cannot {operation} {}: {source}", path.display())]
     Io {
-        /// What was tried: "open", "read", "write", "list".
+        /// The operation: "open", "read", "write", "list".
         operation: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
 }
 
 impl Error {
-    /// True for a damaged file, which `skip_bad` may count and pass over if it is one of many.
+    /// True for a damaged file, which `skip_bad` may count and skip if it is one of many.
     pub fn is_damage(&self) -> bool {
         matches!(self, Self::Damaged { .. })
     }
@@ -125,22 +126,22 @@ impl Error {
     }
 }
 
-/// What was expected in a file, and what came.
+/// Expected and actual contents of a file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} must be {expected}, got {got}; {remedy}")]
 pub struct Mismatch {
-    /// What stands there.
+    /// Name of the value.
     pub what: String,
-    /// What it has to be.
+    /// Allowed values.
     pub expected: String,
-    /// What it was.
+    /// Actual value.
     pub got: String,
-    /// What to do about it.
+    /// The remedy.
     pub remedy: String,
 }
 
 impl Mismatch {
-    /// With the remedy for files that should be equal to a published original.
+    /// A mismatch whose remedy is that of files equal to a published original.
     pub(crate) fn new(
         what: impl Into<String>,
         expected: impl Into<String>,
@@ -150,23 +151,23 @@ impl Mismatch {
         Self { what: what.into(), expected: expected.into(), got: got.into(), remedy }
     }
 
-    /// With another remedy.
+    /// Replaces the remedy.
     pub(crate) fn remedy(self, remedy: impl Into<String>) -> Self {
         Self { remedy: remedy.into(), ..self }
     }
 
-    /// As damage of a file.
+    /// Converts to an error about damage of a file.
     pub(crate) fn at(self, path: &Path, offset: u64) -> Error {
         Error::Damaged { path: path.to_path_buf(), offset, mismatch: Box::new(self) }
     }
 
-    /// As something that does not fit.
+    /// Converts to an error about a file that does not fit the others.
     pub(crate) fn of(self, path: &Path) -> Error {
         Error::Layout { path: path.to_path_buf(), mismatch: Box::new(self) }
     }
 }
 
-/// Shorthand for the many places that find damage.
+/// A damage error in one call.
 pub(crate) fn damaged(
     path: &Path,
     offset: u64,

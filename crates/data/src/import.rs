@@ -1,4 +1,5 @@
-//! A folder of class folders to the binary layout of CIFAR-10: what `meristem data import` runs.
+//! Conversion of a folder of class folders to the binary layout of CIFAR-10: `meristem data
+//! import`.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -13,7 +14,7 @@ use crate::source::cifar::{
 use crate::source::folder::Folder;
 use crate::source::{DatasetSpec, Layout, Reader, Source, Split, canonical_root};
 
-/// What an import wrote.
+/// Result of an import.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ImportReport {
     /// The folder with the binary files: a `data_root` of [`Source::Cifar10`].
@@ -30,15 +31,17 @@ pub struct ImportReport {
 /// classes) to `to/cifar-10-batches-bin`: `data_batch_1.bin` to `_5`, `test_batch.bin` and
 /// `batches.meta.txt`. Labels are the classes sorted by name.
 ///
-/// Images are dealt round-robin over the classes — the first of each class, the second of each,
-/// … — so that every file holds every class; the training images are cut into five files as equal
-/// as possible, the first ones longer. With `skip_bad` undecodable files are left out.
+/// Images are dealt round-robin over the classes — the first of each class, the second of each, … —
+/// so that every file has every class. The training images are cut into five files as equal as
+/// possible, the first ones longer. With `skip_bad` undecodable files are left out.
 ///
-/// The files are written under another name and moved at the end: what is there is whole.
+/// The files are written under another name and moved at the end, so that an interrupted import
+/// leaves no partial result.
 ///
 /// # Errors
-/// [`Error::Layout`] if the images are not 32×32 RGB, the classes not ten, or the target exists;
-/// [`Error::Damaged`] without `skip_bad`; [`Error::Missing`]; [`Error::Io`] if it cannot be written.
+/// [`Error::Layout`] if the images are not 32×32 RGB, the classes are not ten, or the target
+/// exists; [`Error::Damaged`] without `skip_bad`; [`Error::Missing`]; [`Error::Io`] if writing
+/// fails.
 pub fn import_cifar10(from: &Path, to: &Path, skip_bad: bool) -> Result<ImportReport> {
     let root = Some(from.to_path_buf());
     let spec = DatasetSpec { source: Source::Folder, root, skip_bad };
@@ -60,7 +63,7 @@ pub fn import_cifar10(from: &Path, to: &Path, skip_bad: bool) -> Result<ImportRe
         Ok(ImportReport { folder: target, train_len, test_len, skipped })
     });
     if written.is_err() {
-        // The error that is returned says more than one about tidying up.
+        // The first error is more informative than one of the clean-up.
         let _ = fs::remove_dir_all(&partial);
     }
     written
@@ -84,7 +87,7 @@ fn check(root: &Path, layout: &Layout) -> Result<()> {
     Ok(())
 }
 
-/// Writes both splits and the names; images of each split, and files left out.
+/// Writes both splits and the names; returns the images of each split, and the files left out.
 fn write_all(folder: &Folder, target: &Path, skip_bad: bool) -> Result<([usize; 2], usize)> {
     let mut lens = [0; 2];
     let mut skipped = 0;
@@ -108,7 +111,7 @@ fn write_all(folder: &Folder, target: &Path, skip_bad: bool) -> Result<([usize; 
     Ok((lens, skipped))
 }
 
-/// Writes one file of records; how many, and how many were left out.
+/// Writes one file of records; returns the numbers of images written and left out.
 fn write_batch(
     folder: &Folder,
     path: &Path,

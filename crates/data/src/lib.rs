@@ -1,8 +1,8 @@
-//! Where batches come from: datasets on disk, one resident copy on a device, gathered batches.
+//! Datasets on disk, one resident copy on a device, and gathered batches.
 //!
-//! The way of a batch: [`DatasetFiles`] finds and checks files; [`cache::load`] decodes a split once
-//! and keeps it on a device as bytes, NHWC; [`GatherBatches`] picks the samples that [`order`] names,
-//! augments and normalises them in one pass on each env's own stream.
+//! The path of a batch: [`DatasetFiles`] finds and checks files; [`cache::load`] decodes a split
+//! once and stores it on a device as bytes, NHWC; [`GatherBatches`] selects the samples given by
+//! [`order`], augments and normalises them in one pass on each env's own stream.
 //!
 //! ```
 //! use meristem_data::{DatasetSpec, GatherBatches, GatherConfig, Residency, Split, cache};
@@ -12,7 +12,8 @@
 //! let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
 //! let data = cache::load(&device, &DatasetSpec::embedded(), Split::Train, Residency::Resident)?;
 //! let streams = [device.stream("env 0"), device.stream("env 1")];
-//! let config = GatherConfig { drop_last: true, seed: 42, ..GatherConfig::new(128, vec![DeviceId::Cpu(0); 2]) };
+//! let defaults = GatherConfig::new(128, vec![DeviceId::Cpu(0); 2]);
+//! let config = GatherConfig { drop_last: true, seed: 42, ..defaults };
 //! let mut batches = GatherBatches::new(&config, &[data], &streams)?;
 //! batches.start_epoch(0)?;
 //! while let Some(batch_of_each_env) = batches.next()? {

@@ -1,6 +1,6 @@
 //! Normalisation constants, exact from a histogram of the bytes.
 
-/// How often each byte value occurs in each channel.
+/// Counts of each byte value in each channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Histogram {
     channels: Vec<[u64; 256]>,
@@ -24,9 +24,9 @@ impl Histogram {
         }
     }
 
-    /// Mean and standard deviation (of the population, not of a sample) per channel, in [0, 1]
-    /// units. Sums are integers, so the result does not depend on the order of the images; it is
-    /// rounded once, at the end. Without any image: mean 0, std 1.
+    /// Mean and population standard deviation per channel, in [0, 1] units. Sums are integers, so
+    /// the result does not depend on the order of the images; it is rounded once, at the end.
+    /// Without any image: mean 0, std 1.
     pub(crate) fn normalization(&self) -> Normalization {
         let (mean, std) = self.channels.iter().map(mean_std).unzip();
         Normalization { mean, std }
@@ -52,24 +52,24 @@ fn mean_std(counts: &[u64; 256]) -> (f32, f32) {
     (mean as f32, std as f32)
 }
 
-/// Per channel: f(v) = (v / 255 − mean) / std for a byte v.
+/// Normalisation constants per channel: f(v) = (v / 255 − mean) / std for a byte v.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Normalization {
     /// In [0, 1] units, one for each channel.
     pub mean: Vec<f32>,
-    /// Likewise; positive.
+    /// In [0, 1] units, one for each channel; positive.
     pub std: Vec<f32>,
 }
 
 impl Normalization {
-    /// Leaves v / 255.
+    /// Constants that give v / 255.
     pub fn identity(channels: usize) -> Self {
         Self { mean: vec![0.0; channels], std: vec![1.0; channels] }
     }
 
-    /// The form that is computed: f(v) = v · scale + shift, each operation rounded to f32, with
-    /// scale = 1 / (255 · std) and shift = −mean / std rounded once from f64. Per channel
-    /// `(scale, shift)`.
+    /// The constants as multiply-add: f(v) = v · scale + shift, each operation rounded to f32, with
+    /// scale = 1 / (255 · std) and shift = −mean / std rounded once from f64. Returns `(scale,
+    /// shift)` per channel.
     pub(crate) fn multiply_add(&self) -> Vec<(f32, f32)> {
         let form = |(mean, std): (&f32, &f32)| {
             let (mean, std) = (f64::from(*mean), f64::from(*std));

@@ -1,4 +1,4 @@
-//! Which samples each env gets, as a pure function of numbers (D2, D4, D6).
+//! The order of samples: each env's samples as a pure function of numbers (D2, D4, D6).
 //!
 //! This order is part of the contract: the gather serves it, `meristem data plan` prints it, and
 //! anyone can recompute it.
@@ -8,14 +8,14 @@
 //!    identity. With it, the generator is ChaCha with 8 rounds (`rand_chacha::ChaCha8Rng`),
 //!    `seed_from_u64(seed + 1009 * device_index)` (wrapping) and then `set_stream(epoch)`, so that
 //!    any epoch is reached without drawing those before it. `device_index` is 0 for `cpu` and
-//!    `cuda`, and k for `cpu:k` and `cuda:k`. Starting from `0, 1, …, len−1`, Fisher–Yates from the end:
-//!    `for i in (1..len).rev() { swap(i, below(i + 1)) }`.
+//!    `cuda`, and k for `cpu:k` and `cuda:k`. Starting from `0, 1, …, len−1`, Fisher–Yates from the
+//!    end: `for i in (1..len).rev() { swap(i, below(i + 1)) }`.
 //! 3. `below(n)` is Lemire's unbiased draw: with x the generator's next u32 and m = x·n as 64 bits,
 //!    the result is the high word of m, unless the low word of m is less than `2^32 mod n`, in
 //!    which case x is drawn anew.
-//! 4. Batch b of a device takes places `b·step .. min((b+1)·step, len)` of its permutation, `step` =
-//!    `batch_per_env` × envs on that device, and deals them out in order, as evenly as possible, the
-//!    first envs one more (10 over 3 is 4, 3, 3).
+//! 4. Batch b of a device takes places `b·step .. min((b+1)·step, len)` of its permutation, `step`
+//!    = `batch_per_env` × envs on that device, and deals them out in order, as evenly as possible,
+//!    the first envs one more (10 over 3 is 4, 3, 3).
 //! 5. An epoch has the least number of batches over all devices, counting `len / step` rounded down
 //!    with `drop_last` and up without, and at most `max_batches`.
 //! 6. In a partial last batch the envs without samples are left out. They must be the last ones:
@@ -30,13 +30,13 @@ use serde::Serialize;
 
 use crate::error::{Error, Result};
 
-/// How far apart the seeds of two neighbouring devices are.
+/// Difference between the seeds of two neighbouring devices.
 const SEED_STRIDE: u64 = 1009;
 
-/// The longest listing that [`plan`] makes, in indices; more than this is a mistyped length.
+/// The longest listing of [`plan`], in indices; a longer one comes from a mistyped length.
 pub const PLAN_INDICES_MAX: usize = 100_000_000;
 
-/// What an order is a function of.
+/// Parameters of an order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrderConfig {
     /// Samples in the dataset (or in the subset that is served).
@@ -64,7 +64,7 @@ struct Group {
     envs: usize,
 }
 
-/// An [`OrderConfig`] found to be servable: answers which places of which permutation each env gets.
+/// A validated [`OrderConfig`]: the positions of the permutation that each env gets.
 #[derive(Clone, Debug)]
 pub struct EpochOrder {
     len: usize,
@@ -72,12 +72,12 @@ pub struct EpochOrder {
     shuffle: bool,
     batches: usize,
     groups: Vec<Group>,
-    /// Per env: its group and its rank in that group.
+    /// Group of each env, and its rank in that group.
     envs: Vec<(usize, usize)>,
 }
 
 impl EpochOrder {
-    /// Checks `config`. Waits for nothing.
+    /// Checks `config`. Does not wait.
     ///
     /// # Errors
     /// [`Error::Argument`] for a zero batch, no envs, a zero `max_batches`, more than 2^32 − 1
@@ -125,13 +125,13 @@ impl EpochOrder {
         self.groups.iter().map(|group| group.device)
     }
 
-    /// Which of [`Self::devices`] `env` is on. `env` < [`Self::envs`].
+    /// Index of the device of `env` in [`Self::devices`]. `env` < [`Self::envs`].
     pub fn device_of(&self, env: usize) -> usize {
         self.envs[env].0
     }
 
-    /// The places of its device's permutation that `env` gets in `batch`; empty if none.
-    /// `batch` < [`Self::batches`], `env` < [`Self::envs`].
+    /// The positions in its device's permutation that `env` gets in `batch`; empty if none. `batch`
+    /// < [`Self::batches`], `env` < [`Self::envs`].
     pub fn part(&self, batch: usize, env: usize) -> Range<usize> {
         let (group, rank) = self.envs[env];
         let Group { step, envs, .. } = self.groups[group];
@@ -142,7 +142,7 @@ impl EpochOrder {
         first..first + each + usize::from(rank < longer)
     }
 
-    /// The most samples that any env gets in any batch.
+    /// Largest number of samples of any env in any batch.
     pub fn part_max(&self) -> usize {
         if self.batches == 0 {
             return 0;
@@ -164,7 +164,8 @@ impl EpochOrder {
         }
     }
 
-    /// Only the last batch can be partial, so only there can an env go without.
+    /// Checks the last batch for a hole: only it can be partial, so only there can an env be
+    /// without samples.
     fn refuse_hole(&self) -> Result<()> {
         let Some(batch) = self.batches.checked_sub(1) else { return Ok(()) };
         let empty = |env: &usize| self.part(batch, *env).is_empty();
@@ -210,7 +211,7 @@ fn check(config: &OrderConfig) -> Result<()> {
     Ok(())
 }
 
-/// Fisher–Yates from the end, as the module's documentation says.
+/// Fisher–Yates shuffle from the end, as described in the module's documentation.
 pub(crate) fn shuffle(random: &mut ChaCha8Rng, items: &mut [u32]) {
     for i in (1..items.len()).rev() {
         let j = below(random, i as u32 + 1);
@@ -231,7 +232,7 @@ fn below(random: &mut ChaCha8Rng, n: u32) -> u32 {
     (product >> 32) as u32
 }
 
-/// A whole order written out: what `meristem data plan --json` prints.
+/// A complete order: the output of `meristem data plan --json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Plan {
     /// Samples in the dataset.
@@ -260,11 +261,11 @@ pub struct EpochPlan {
     pub batches: Vec<Vec<Vec<u32>>>,
 }
 
-/// Writes out the first `epochs` epochs of an order.
+/// Lists the first `epochs` epochs of an order.
 ///
 /// # Errors
-/// As [`EpochOrder::new`]; [`Error::Argument`] if more than [`PLAN_INDICES_MAX`] indices would be
-/// listed.
+/// The errors of [`EpochOrder::new`]; [`Error::Argument`] if more than [`PLAN_INDICES_MAX`] indices
+/// would be listed.
 pub fn plan(config: &OrderConfig, epochs: u64) -> Result<Plan> {
     let order = EpochOrder::new(config)?;
     let devices = order.groups.len();
@@ -298,13 +299,13 @@ pub fn plan(config: &OrderConfig, epochs: u64) -> Result<Plan> {
     Ok(Plan { len, batch_per_env, devices, seed, shuffle, drop_last, epochs: listed })
 }
 
-/// Splits `0..len` into a training part and a part held out, by seed alone (`docs/data.md`: the control
-/// validation split). Waits for nothing.
+/// Splits `0..len` into a training part and a held-out part, by seed alone (`docs/data.md`: the
+/// control validation split). Does not wait.
 ///
 /// `held_out` is the held-out share, such as 0.1; `round(len · held_out)` samples are held out: the
-/// first ones of `0..len` shuffled as the module's documentation says, with the generator
+/// first ones of `0..len` shuffled as in the module's documentation, with the generator
 /// `ChaCha8Rng::seed_from_u64(seed)` and `set_stream(u64::MAX)`, a stream that no epoch reaches.
-/// Both parts come back ascending.
+/// Both parts are returned in ascending order.
 ///
 /// # Errors
 /// [`Error::Argument`] if `held_out` is not in 0..=1 or `len` is above 2^32 − 1.

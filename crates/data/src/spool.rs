@@ -1,5 +1,5 @@
-//! A decoded split in a temporary file, mapped: what a dataset larger than the device is read from
-//! (D7).
+//! A decoded split in a temporary, memory-mapped file: the storage of a dataset larger than the
+//! device (D7).
 
 use std::io::{BufWriter, Write};
 
@@ -8,8 +8,10 @@ use meristem_device::host::MappedFile;
 use crate::error::{Error, Result};
 use crate::source::{DatasetFiles, Split};
 
-/// Decodes `split` into a temporary file (NHWC bytes; in `TMPDIR`) and maps it. The file never has a
-/// name, so it goes with the map, whatever becomes of the process. `labels` gets the labels. Decoding holds one chunk in memory; the map's pages come and go.
+/// Decodes `split` into a temporary file (NHWC bytes; in `TMPDIR`) and maps it. The file never has
+/// a name, so it disappears with the mapping, even if the process is killed. `labels` receives the
+/// labels. Decoding holds one chunk in memory; pages of the mapping are loaded and evicted as
+/// needed.
 pub(crate) fn write(
     files: &DatasetFiles,
     split: Split,

@@ -1,11 +1,11 @@
-//! Complete check of a dataset on disk: what `meristem data verify` runs.
+//! Complete check of a dataset on disk: `meristem data verify`.
 
 use serde::Serialize;
 
 use crate::error::{Error, Result};
 use crate::source::{DatasetFiles, DatasetSpec, Split};
 
-/// What a complete check found.
+/// Result of a complete check.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct VerifyReport {
     /// Name of the source.
@@ -17,7 +17,7 @@ pub struct VerifyReport {
 }
 
 impl VerifyReport {
-    /// Whether nothing is damaged.
+    /// Whether no damage was found.
     pub fn is_sound(&self) -> bool {
         self.splits.iter().all(|split| split.damaged.is_empty())
     }
@@ -26,14 +26,14 @@ impl VerifyReport {
 /// One split of a [`VerifyReport`].
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SplitReport {
-    /// Which.
+    /// The split.
     pub split: Split,
     /// Sound images.
     pub images: usize,
     /// Class names with the number of sound images of each.
     pub per_class: Vec<(String, usize)>,
-    /// What is damaged. A folder lists every damaged file; in the other formats the first damage
-    /// ends the split, and the images before it are counted.
+    /// Damage found. A folder lists every damaged file; in the other formats the first damage ends
+    /// the split, and the images before it are counted.
     pub damaged: Vec<Damage>,
 }
 
@@ -44,12 +44,12 @@ pub struct Damage {
     pub error: String,
 }
 
-/// Decodes every image of both splits and keeps none. Waits for no device; `spec.skip_bad` changes
-/// nothing.
+/// Decodes every image of both splits without storing any. Waits for no device; `spec.skip_bad` has
+/// no effect.
 ///
 /// # Errors
-/// As [`DatasetFiles::open`]: damage to images is in the report, but missing files and damaged
-/// headers leave nothing to report on. [`Error::Io`] where the system refuses to read.
+/// The errors of [`DatasetFiles::open`]: damage to images is in the report, but missing files and
+/// damaged headers leave nothing to report on. [`Error::Io`] where the system refuses to read.
 pub fn verify(spec: &DatasetSpec) -> Result<VerifyReport> {
     let files = DatasetFiles::open(spec)?;
     let layout = files.layout().clone();

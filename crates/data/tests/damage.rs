@@ -1,4 +1,4 @@
-//! No bytes make a parser panic, and no header makes it allocate what the file cannot hold (D9).
+//! No bytes make a parser panic, and no header makes it allocate more than the file can hold (D9).
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -13,7 +13,7 @@ use meristem_data::{Source, verify};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-/// What is done to a file.
+/// A modification of a file.
 #[derive(Clone, Debug)]
 enum Mutation {
     Set(Index, u8),
@@ -78,7 +78,7 @@ impl Apply for (usize, u8) {
     }
 }
 
-/// Writes sound files of one format; the names of those that may be damaged.
+/// Writes sound files of one format; returns the names of those that may be damaged.
 fn write_sound(kind: usize, root: &Path) -> (Source, Vec<&'static str>) {
     let arrays = Arrays::small();
     match kind {

@@ -66,8 +66,8 @@ fn any_case() -> impl Strategy<Value = Case> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Every value of every batch is what the documentation says, bit for bit, with the kernels of
-    /// every instruction set, for envs dealt out to several devices in any way; a hole is refused.
+    /// Every value of every batch equals the documented one, bit for bit, with the kernels of every
+    /// instruction set, for envs dealt out to several devices in any way; a hole is refused.
     #[test]
     fn batches_are_the_slow_ones(case in any_case()) {
         let Case { toy, config, epoch, isa } = case;
@@ -130,7 +130,7 @@ proptest! {
     }
 }
 
-/// F1, F2: what a user sees is (N, C, H, W); what lies in memory is NHWC. Also of partial batches.
+/// F1, F2: a user sees (N, C, H, W), and memory is NHWC. Also for partial batches.
 #[test]
 fn strides_are_channels_last() {
     let toy = Toy { len: 10, channels: 3, height: 4, width: 5, threads: 2 };
@@ -215,8 +215,8 @@ fn an_epoch_after_the_first_allocates_nothing() {
     assert_eq!(gather.ring_growth(), 0);
 }
 
-/// D5: a consumer that lags, on another stream, reads what it was given; one that holds every
-/// buffer makes the ring grow, once.
+/// D5: a lagging consumer on another stream reads its own batch; one that holds every buffer makes
+/// the ring grow, once.
 #[test]
 fn a_lagging_consumer_is_safe() {
     let toy = Toy { len: 64, channels: 1, height: 8, width: 8, threads: 3 };
@@ -338,7 +338,8 @@ fn epochs_can_be_begun_anywhere() {
     );
 }
 
-/// What a rank gathers for its own envs is what a gather for all envs gives them, in the partial last batch too.
+/// A gather for a rank's own envs gives the same batches as a gather for all envs, in the partial
+/// last batch too.
 #[test]
 fn the_envs_of_a_rank_are_served_alone() {
     let toy = Toy { len: 23, channels: 2, height: 4, width: 4, threads: 2 };
@@ -358,7 +359,8 @@ fn the_envs_of_a_rank_are_served_alone() {
         all
     };
     let expected = epoch(&whole, 4);
-    // 23 = 8 + 8 + 7: the last env has one sample less in the end; served alone, the batch is there all the same.
+    // 23 = 8 + 8 + 7: the last env has one sample less in the end; served alone, the batch is there
+    // all the same.
     assert_eq!(expected.len(), 6);
     for serve in [0..1, 1..3, 3..4, 0..4, 2..2] {
         let own =

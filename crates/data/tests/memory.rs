@@ -1,4 +1,5 @@
-//! The host's memory while a dataset is loaded (D1): the copy and a few chunks, never a second copy.
+//! The host's memory while a dataset is loaded (D1): the copy and a few chunks, never a second
+//! copy.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

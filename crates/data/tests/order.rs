@@ -20,7 +20,7 @@ fn config(len: usize, batch_per_env: usize, devices: &str) -> OrderConfig {
     }
 }
 
-/// The documentation of `order`, word by word.
+/// The documentation of `order`, step by step.
 fn slow_permutation(config: &OrderConfig, device: DeviceId, epoch: u64) -> Vec<u32> {
     let mut items: Vec<u32> = (0..config.len as u32).collect();
     if config.shuffle {
@@ -115,7 +115,7 @@ proptest! {
         }
     }
 
-    /// D6: another device does not change the order of those that were there.
+    /// D6: an additional device does not change the order of the others.
     #[test]
     fn a_further_device_changes_no_order(config in any_config()) {
         let more = OrderConfig {
@@ -149,7 +149,8 @@ proptest! {
 }
 
 /// The order is a contract: these numbers never change. They were computed by an implementation in
-/// another language (ChaCha8, seeding and shuffle written from the documentation), not by this code.
+/// another language (ChaCha8, seeding and shuffle written from the documentation), not by this
+/// code.
 #[test]
 fn pinned_orders() {
     let order = EpochOrder::new(&config(10, 2, "cpu,cuda:1")).unwrap();

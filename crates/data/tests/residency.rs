@@ -78,7 +78,7 @@ fn a_failed_load_leaves_nothing() {
     }
 }
 
-/// D1: the load's extra device memory is one chunk: nothing but the copy itself is ever there.
+/// D1: the load's extra device memory is one chunk: only the copy itself is ever allocated.
 #[test]
 fn a_load_is_one_shot() {
     let folder = tempfile::tempdir().unwrap();
@@ -121,7 +121,7 @@ fn every_residency_serves_the_same_bits() {
     cache::clear(|key| key.source == Source::Folder && key.root == canonical(&folder));
 }
 
-/// Data that are kept alike have one checksum; an image or a label that differs has another.
+/// Equal data with equal storage have one checksum; a changed image or label changes it.
 #[test]
 fn a_checksum_tells_data_apart() {
     let folder = tempfile::tempdir().unwrap();

@@ -13,7 +13,7 @@ use meristem_device::random::{Purpose, Rng};
 use meristem_device::{Args, DeviceId, Stream, Tensor};
 use proptest::prelude::*;
 
-/// What a consumer saw: env, inputs in memory order (as bits), targets.
+/// Batches seen by a consumer: env, inputs in memory order (as bits), targets.
 type Seen = (usize, Vec<u32>, Vec<u32>);
 
 /// Reads batches on a stream of its own, some time after they were made, and holds some of them.
@@ -99,7 +99,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Consumers on streams of their own, each of which lags by random amounts and holds up to all
-    /// but one of an env's buffers, see what the sequential gather makes. After the first epoch
+    /// but one of an env's buffers, see the batches of the sequential gather. After the first epoch
     /// nothing is allocated, and no ring has grown.
     #[test]
     fn lagging_consumers_see_the_sequential_gather(case in any_case()) {

@@ -1,4 +1,5 @@
-//! Datasets on disk (D9): every format read back, every kind of damage named with file and offset.
+//! Datasets on disk (D9): every format is read correctly, every kind of damage is named with file
+//! and offset.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -15,7 +16,7 @@ fn open_error(spec: &DatasetSpec) -> Error {
     DatasetFiles::open(spec).unwrap_err()
 }
 
-/// Opening, or reading everything, fails; the error.
+/// The error of opening, or of reading everything.
 fn any_error(spec: &DatasetSpec) -> Error {
     DatasetFiles::open(spec)
         .and_then(|_| {

@@ -1,4 +1,4 @@
-//! What a gather launch does on a worker: pick, augment, normalise, in one pass (D2, D8).
+//! The gather kernel on a worker: select, augment and normalise in one pass (D2, D8).
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use crate::normalization::Normalization;
 /// Values that are normalised as one block: a multiple of every number of channels from 1 to 4 and
 /// of the widest vectors, so that the constants of a block are the same for each.
 const BLOCK: usize = 48;
-/// What is left after whole blocks is done in these, then one by one.
+/// Block size for the values that remain after whole blocks; the last ones are done one by one.
 const PART: usize = 16;
 
 /// v · scale + shift with the constants of a value's channel, laid out for [`BLOCK`] values that
@@ -54,7 +54,7 @@ impl MultiplyAdd {
     }
 }
 
-/// How a stored value becomes an input.
+/// Conversion of stored values to inputs.
 trait Stored: Element {
     /// Writes black pixels, the first one beginning with channel 0.
     fn blacken(constants: &MultiplyAdd, stored: &mut [Self]);
@@ -75,7 +75,7 @@ impl Stored for u8 {
     }
 }
 
-/// Stored normalised already.
+/// Values stored normalised.
 impl Stored for f32 {
     #[inline(always)]
     fn blacken(constants: &MultiplyAdd, stored: &mut [Self]) {
@@ -90,7 +90,7 @@ impl Stored for f32 {
     }
 }
 
-/// How the images come to the kernel.
+/// Storage of the images that the kernel reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     /// The whole dataset, u8.
@@ -101,7 +101,7 @@ pub(super) enum Form {
     Staged,
 }
 
-/// What all gathers of a [`super::GatherBatches`] have in common.
+/// Parameters that all gathers of a [`super::GatherBatches`] share.
 pub(super) struct Kernel {
     shape: ImageShape,
     constants: MultiplyAdd,
@@ -119,8 +119,8 @@ impl Kernel {
         Self { shape, constants: MultiplyAdd::new(normalization), augment, seed }
     }
 
-    /// Arguments: images, labels u32 [N], permutation u32 [len]; written: inputs f32 [n, H, W, C],
-    /// targets u32 [n]. `part` are the n places of the permutation.
+    /// Runs one gather. Arguments: images, labels u32 [N], permutation u32 [len]; outputs: inputs
+    /// f32 [n, H, W, C], targets u32 [n]. `part` is the range of n positions in the permutation.
     pub(super) fn run(&self, args: &mut Args<'_>, form: Form, epoch: u64, part: Range<usize>) {
         let labels = args.read::<u32>(1);
         let samples = &args.read::<u32>(2)[part];
@@ -214,7 +214,7 @@ impl Pick<'_> {
     }
 }
 
-/// [`Pick::images`], to be compiled for the processor that it runs on.
+/// Runs [`Pick::images`], compiled for the instruction set of the processor.
 struct Work<'a, T> {
     pick: Pick<'a>,
     images: &'a [T],

@@ -21,15 +21,14 @@ use crate::error::{Error, Result};
 use crate::normalization::Normalization;
 use crate::order::{EpochOrder, OrderConfig};
 
-/// How to gather.
+/// Configuration of a gather.
 #[derive(Clone, Debug)]
 pub struct GatherConfig {
     /// Samples of each env in a full batch, at least 1.
     pub batch_per_env: usize,
     /// The device of each env, in env order; at least one.
     pub devices: Vec<DeviceId>,
-    /// The envs that are served here, `None` for all: the others get their samples from gathers of
-    /// other ranks.
+    /// The envs served here, `None` for all: gathers of other ranks serve the others.
     pub served: Option<Range<usize>>,
     /// Whether each epoch is permuted; false serves the samples in order.
     pub shuffle: bool,
@@ -40,18 +39,18 @@ pub struct GatherConfig {
     /// The samples to serve, as indices of the dataset, in this order if not shuffled; `None` for
     /// all.
     pub subset: Option<Arc<[u32]>>,
-    /// What is done to the images at random.
+    /// Random augmentation of the images.
     pub augment: Augment,
     /// Batch buffers of each env, at least 2. More are added when a consumer holds them all.
     pub ring_depth: usize,
     /// Upper limit of batches in an epoch, at least 1; `None` for all.
     pub max_batches: Option<usize>,
-    /// `None` for the constants of the dataset's training split.
+    /// Normalisation constants; `None` for those of the dataset's training split.
     pub normalization: Option<Normalization>,
 }
 
 impl GatherConfig {
-    /// Shuffled with seed 0, partial last batches kept, nothing augmented, two buffers.
+    /// The defaults: shuffled with seed 0, partial last batches kept, no augmentation, two buffers.
     pub fn new(batch_per_env: usize, devices: Vec<DeviceId>) -> Self {
         Self {
             batch_per_env,
@@ -69,28 +68,28 @@ impl GatherConfig {
     }
 }
 
-/// What one env gets of one batch. The memory is the env's own (D3) and is used for another batch
+/// One env's part of one batch. The memory is the env's own (D3) and is reused for another batch
 /// once this is dropped, in stream order: kernels in flight are safe.
 #[derive(Clone, Debug)]
 pub struct Batch {
-    /// Which env.
+    /// Index of the env.
     pub env: usize,
-    /// f32 (N, C, H, W), channels last, of the env's stream.
+    /// f32 (N, C, H, W), channels last, on the env's stream.
     pub inputs: Tensor,
     /// `u32 [N]`.
     pub targets: Tensor,
 }
 
-/// Where an env's images come from.
+/// Source of an env's images.
 enum EnvImages {
-    /// Of the env's stream.
+    /// All images, on the env's stream.
     Resident(Tensor),
     Staged(Box<Stage>),
 }
 
 struct Env {
     stream: Stream,
-    /// Which of the permutations.
+    /// Index of the permutation.
     permutation: usize,
     images: EnvImages,
     form: Form,
@@ -99,13 +98,13 @@ struct Env {
     ring: Ring,
 }
 
-/// Serves every env from one copy of the dataset for each device. The order is that of
-/// [`crate::order`]. No call waits for a device.
+/// Serves every env from one copy of the dataset per device, in the order of [`crate::order`]. No
+/// call waits for a device.
 pub struct GatherBatches {
     order: EpochOrder,
     subset: Option<Arc<[u32]>>,
     kernel: Arc<Kernel>,
-    /// Each with the order's number of its device.
+    /// Each permutation with the index of its device in the order.
     permutations: Vec<(usize, Permutation)>,
     first_env: usize,
     envs: Vec<Env>,
@@ -115,12 +114,12 @@ pub struct GatherBatches {
 }
 
 impl GatherBatches {
-    /// Prepares to gather: allocates the ring of each env. `datasets` holds one for each device that
-    /// the `streams` are on, `streams` one for each env that is served.
+    /// Prepares to gather: allocates the ring of each env. `datasets` has one dataset for each
+    /// device that the `streams` are on, `streams` one stream for each env that is served.
     ///
     /// # Errors
-    /// [`Error::Argument`] names what does not fit (D4); [`Error::Hole`]; device errors, `NotCompiled`
-    /// for a CUDA device in a build without it.
+    /// [`Error::Argument`] names the argument that does not fit (D4); [`Error::Hole`]; device
+    /// errors, `NotCompiled` for a CUDA device in a build without it.
     pub fn new(
         config: &GatherConfig,
         datasets: &[Arc<Dataset>],
@@ -184,17 +183,17 @@ impl GatherBatches {
         self.len() == 0
     }
 
-    /// The order that is served; places are those of the subset, if there is one.
+    /// The order served; positions are those of the subset, if there is one.
     pub fn order(&self) -> &EpochOrder {
         &self.order
     }
 
-    /// How many batch buffers were added because a consumer held all of an env's.
+    /// Number of batch buffers added because a consumer held all of an env's.
     pub fn ring_growth(&self) -> usize {
         self.envs.iter().map(|env| env.ring.grown()).sum()
     }
 
-    /// Begins an epoch; any epoch, at any time. One counted copy to each device: its permutation.
+    /// Begins an epoch: any epoch, at any time. One counted copy to each device: its permutation.
     /// Does not wait.
     ///
     /// # Errors
@@ -212,9 +211,9 @@ impl GatherBatches {
         Ok(())
     }
 
-    /// The next batch of each env that is served, in env order; envs without samples in a partial last
-    /// batch are left out, and they are the last ones. `None` at the end of the epoch. Enqueues the gathers
-    /// and waits for nothing.
+    /// The next batch of each env that is served, in env order. Envs without samples in a partial
+    /// last batch are left out; they are always the last ones. `None` at the end of the epoch.
+    /// Enqueues the gathers; does not wait.
     ///
     /// # Errors
     /// [`Error::EpochNotStarted`] before the first [`Self::start_epoch`]; device errors.
@@ -261,7 +260,7 @@ impl GatherBatches {
         Ok(Batch { env: self.first_env + env_index, inputs, targets })
     }
 
-    /// Whether these are what [`Batch`] promises (V1).
+    /// Whether the tensors have the shapes and types that [`Batch`] promises (V1).
     fn is_a_batch(&self, env: usize, inputs: &Tensor, targets: &Tensor) -> bool {
         let expect = || Expect::stream(&self.envs[env].stream);
         let part = self.order.part(self.batch, self.first_env + env).len();
@@ -275,7 +274,7 @@ impl GatherBatches {
         inputs.and(targets).is_ok()
     }
 
-    /// Begins to stage `batch` of an env, if it streams and there is that batch.
+    /// Begins to stage `batch` of an env, if it streams and the batch exists.
     fn stage(&mut self, env: usize, batch: usize) -> Result<()> {
         if batch >= self.order.batches() {
             return Ok(());
@@ -306,7 +305,7 @@ fn wrong<T>(argument: &'static str, expected: String, got: String, remedy: &str)
     Err(Error::Argument { operation: "gather", argument, expected, got, remedy: remedy.into() })
 }
 
-/// There is a dataset, and all are copies of one thing as far as can be seen.
+/// Checks that there is a dataset, and that all look like copies of one dataset.
 fn check_datasets(datasets: &[Arc<Dataset>]) -> Result<&[Arc<Dataset>]> {
     let Some(first) = datasets.first() else {
         return wrong("datasets", "one for each device".into(), "none".into(), "load one first");
@@ -342,7 +341,7 @@ fn check_config(
     for ((env, id), stream) in served.clone().zip(&devices[served]).zip(streams) {
         if stream.device().id() != *id {
             if let DeviceId::Cuda(_) = id {
-                // Says so if the device cannot be had at all.
+                // Reports a device that is not available.
                 Device::open(*id, &DeviceOptions::default())?;
             }
             let expected = format!("{}, where the stream of env {env} is", stream.device().id());
@@ -388,7 +387,7 @@ fn check_normalization(given: &Normalization, datasets: &[Arc<Dataset>]) -> Resu
     Ok(())
 }
 
-/// The opened device of each of the order's devices that a stream is on.
+/// The opened device of each of the order's devices that has a stream.
 fn devices_of(
     order: &EpochOrder,
     first_env: usize,

@@ -1,4 +1,4 @@
-//! The permutation of an epoch on a device: copied there once an epoch, not once a batch.
+//! The permutation of an epoch on a device: copied once per epoch, not once per batch.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use meristem_device::{DType, Device, Owner, Stream, Tensor};
 use crate::error::Result;
 use crate::order::EpochOrder;
 
-/// Sample indices that a copy to the device reads without staging.
+/// Sample indices that are copied to the device without staging.
 #[derive(Default)]
 pub(super) struct Indices(Vec<u32>);
 
@@ -23,8 +23,8 @@ impl AsRef<[u8]> for Indices {
     }
 }
 
-/// Permutations of one device. There are two, in turn, so that an env that begins an epoch does not
-/// wait for one that still ends the last.
+/// Permutations of one device. There are two, used in turn, so that an env that begins an epoch
+/// does not wait for one that is still finishing the last.
 pub(super) struct Permutation {
     stream: Stream,
     /// u32 [len] each.
@@ -41,7 +41,7 @@ impl Permutation {
         Ok(Self { stream, tensors, indices: Default::default(), turn: 0 })
     }
 
-    /// Both tensors, for another stream.
+    /// Handles to both tensors on another stream.
     pub(super) fn on(&self, stream: &Stream) -> Result<[Tensor; 2]> {
         Ok([self.tensors[0].on(stream)?, self.tensors[1].on(stream)?])
     }
@@ -72,12 +72,12 @@ impl Permutation {
         Ok(())
     }
 
-    /// Which of the two is the present one.
+    /// Index of the current tensor.
     pub(super) fn turn(&self) -> usize {
         self.turn
     }
 
-    /// The present one, on the host.
+    /// The current permutation, on the host.
     pub(super) fn indices(&self) -> &Arc<Indices> {
         &self.indices[self.turn]
     }

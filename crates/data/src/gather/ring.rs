@@ -1,4 +1,4 @@
-//! Batch buffers of one env, handed out again when nobody holds them any more (D3, D5).
+//! Batch buffers of one env, reused when no handle to them is alive (D3, D5).
 
 use meristem_device::{DType, MemoryFormat, Owner, Stream, Tensor};
 
@@ -48,7 +48,7 @@ impl Ring {
     }
 
     /// Buffers for `n` samples, n at most the capacity: the next slot that no handle outside of the
-    /// ring refers to. Kernels may still read it; the device orders this writing after them. If
+    /// ring refers to. Kernels may still read it; the device orders the new writes after them. If
     /// every slot is held, the ring grows by one.
     pub(super) fn take(&mut self, n: usize) -> Result<(Tensor, Tensor)> {
         let slots = self.slots.len();
@@ -75,7 +75,7 @@ impl Ring {
         self.shape
     }
 
-    /// How many slots were added because every slot was held.
+    /// Number of slots added because every slot was held.
     pub(super) fn grown(&self) -> usize {
         self.grown
     }

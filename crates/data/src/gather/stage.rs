@@ -39,8 +39,8 @@ impl Stage {
         Ok(Self { loader, file: file.clone(), image, slots, turn: 0 })
     }
 
-    /// Begins to copy the images at places `part` of the permutation into the other buffer. Waits
-    /// for nothing here; the loader waits for the gather that last read the buffer.
+    /// Begins to copy the images at positions `part` of the permutation into the other buffer. Does
+    /// not wait; the loader waits on the device for the gather that last read the buffer.
     pub(super) fn fill(&mut self, permutation: &Arc<Indices>, part: Range<usize>) -> Result<()> {
         self.turn ^= 1;
         let (file, permutation, size) = (self.file.clone(), permutation.clone(), self.image);
@@ -55,7 +55,7 @@ impl Stage {
         Ok(())
     }
 
-    /// What the last [`Self::fill`] filled, for the env.
+    /// The buffer of the last [`Self::fill`], on the env's stream.
     pub(super) fn filled(&self) -> &Tensor {
         &self.slots[self.turn].1
     }

@@ -1,8 +1,8 @@
-//! Arrays by name: numpy's `.npz` and `.safetensors`.
+//! Named arrays: numpy's `.npz` and `.safetensors`.
 //!
-//! `train_images` and `test_images` are unsigned bytes, [N, H, W] (grey) or [N, H, W, C] with C from
-//! 1 to 4; `train_labels` and `test_labels` are integers of any width, [N]. The classes are 0 to the
-//! largest training label, named by their number.
+//! `train_images` and `test_images` are unsigned bytes, [N, H, W] (grey) or [N, H, W, C] with C
+//! from 1 to 4; `train_labels` and `test_labels` are integers of any width, [N]. The classes are 0
+//! to the largest training label, named by their number.
 
 use std::fs::{self, File};
 use std::io::{BufReader, Read, Seek, SeekFrom};
@@ -18,17 +18,17 @@ use super::npy::{self, Header, IntType};
 use super::{Layout, OnBad, Reader, SIDE_MAX, Sink, Source, Split, missing, missing_files};
 use crate::error::{Error, Mismatch, Result, damaged};
 
-/// A label above this is damage, not a class.
+/// Largest label; one above it is damage, not a class.
 const CLASSES_MAX: u32 = 65_536;
-/// The safetensors library has the same limit.
+/// Longest header, a limit of the safetensors library itself.
 const SAFETENSORS_HEADER_MAX: u64 = 100_000_000;
-/// Deflate cannot shrink below this.
+/// Largest compression ratio of deflate.
 const DEFLATE_RATIO_MAX: u64 = 1032;
 
 const IMAGES: [&str; 2] = ["train_images", "test_images"];
 const LABELS: [&str; 2] = ["train_labels", "test_labels"];
 
-/// What to do with an array: its header, and its bytes from the first element on.
+/// Visitor of an array: its header, and its bytes from the first element on.
 type Visit<'v> = &'v mut dyn FnMut(&Header, &mut Input<'_>) -> Result<()>;
 
 /// A file of named arrays.
@@ -100,7 +100,7 @@ impl Arrays {
         }
         let [(train_len, size), (test_len, test_size)] = shapes;
         let classes = labels[0].iter().max().map_or(0, |max| max + 1);
-        // Both belong to the test arrays; they are opened again only to name their place.
+        // Both belong to the test arrays; they are opened again only to name the file in the error.
         if test_size != size {
             file.visit(IMAGES[1], &mut |_, input| {
                 let (expected, got) =
@@ -204,13 +204,13 @@ fn read_labels(
     bytes.chunks_exact(header.dtype.bytes).enumerate().map(check).collect()
 }
 
-/// Bytes that an array of this header takes.
+/// Bytes of an array with this header.
 fn data_bytes(header: &Header) -> Option<u64> {
     let elements = header.shape.iter().try_fold(1_u64, |n, dim| n.checked_mul(*dim as u64))?;
     elements.checked_mul(header.dtype.bytes as u64)
 }
 
-/// numpy's archive of `.npy` members.
+/// A `.npz` archive of `.npy` members.
 struct Npz {
     path: PathBuf,
 }
@@ -237,7 +237,7 @@ impl ArrayFile for Npz {
             ZipArchive::new(BufReader::new(file)).map_err(|error| self.refused(name, error))?;
         let member_name = format!("{name}.npy");
         let member = archive.by_name(&member_name).map_err(|error| self.refused(name, error))?;
-        // What the archive says of the member's length counts only as far as it is possible.
+        // The member's length in the archive is trusted only as far as it is possible.
         let possible = member.compressed_size().min(file_len).saturating_mul(DEFLATE_RATIO_MAX);
         let len_max = member.size().min(possible);
         let mut input = Input::member(self.path.join(&member_name), member, len_max);

@@ -14,20 +14,20 @@ const PLANE: usize = SIDE * SIDE;
 /// Bytes of one image.
 pub(crate) const IMAGE: usize = 3 * PLANE;
 
-/// What distinguishes the two datasets.
+/// Differences between the two datasets.
 struct Variant {
     source: Source,
-    /// The folder that the official archive unpacks to.
+    /// The folder in the official archive.
     folder: &'static str,
     files: [&'static [&'static str]; 2],
     names_file: &'static str,
-    /// Names to use when `names_file` is not there, one a word.
+    /// Default class names if `names_file` is missing, one per word.
     names: &'static str,
     /// Number of values of each label byte; the last one is the label.
     label_values: &'static [u8],
 }
 
-/// Names of the files of CIFAR-10, train then test.
+/// File names of CIFAR-10, train then test.
 pub(crate) const CIFAR_10_FILES: [&[&str]; 2] = [
     &[
         "data_batch_1.bin",
@@ -38,9 +38,9 @@ pub(crate) const CIFAR_10_FILES: [&[&str]; 2] = [
     ],
     &["test_batch.bin"],
 ];
-/// The folder that CIFAR-10's archive unpacks to.
+/// The folder in CIFAR-10's archive.
 pub(crate) const CIFAR_10_FOLDER: &str = "cifar-10-batches-bin";
-/// The file with one class name a line.
+/// The file with one class name per line.
 pub(crate) const CIFAR_10_NAMES: &str = "batches.meta.txt";
 
 const CIFAR_10: Variant = Variant {
@@ -69,7 +69,7 @@ const CIFAR_100: Variant = Variant {
     label_values: &[20, 100],
 };
 
-/// CIFAR-10 or CIFAR-100.
+/// A CIFAR-10 or CIFAR-100 dataset.
 pub(crate) struct Cifar {
     variant: &'static Variant,
     layout: Layout,
@@ -77,12 +77,12 @@ pub(crate) struct Cifar {
 }
 
 impl Cifar {
-    /// CIFAR-10 in `root`, or in the folder of the official archive below it.
+    /// Opens CIFAR-10 in `root`, or in the folder of the official archive below it.
     pub(crate) fn open_10(root: &Path) -> Result<Self> {
         Self::open(root, &CIFAR_10)
     }
 
-    /// CIFAR-100, likewise.
+    /// Opens CIFAR-100 in `root`, or in the folder of the official archive below it.
     pub(crate) fn open_100(root: &Path) -> Result<Self> {
         Self::open(root, &CIFAR_100)
     }
@@ -177,7 +177,7 @@ impl Reader for Cifar {
     }
 }
 
-/// The number of records of a file, which must be whole.
+/// The number of records of a file; a partial record is an error.
 fn count_records(path: &Path, variant: &Variant) -> Result<usize> {
     let len = fs::metadata(path).map_err(Error::io("read", path))?.len();
     let record = variant.record() as u64;
@@ -192,7 +192,7 @@ fn count_records(path: &Path, variant: &Variant) -> Result<usize> {
         .at(path, len))
 }
 
-/// One class name a line; the official files end in empty lines.
+/// Reads one class name per line; the official files end in empty lines.
 fn read_names(path: &Path, variant: &Variant) -> Result<Vec<String>> {
     let bytes = fs::read(path).map_err(Error::io("read", path))?;
     let text = std::str::from_utf8(&bytes).map_err(|error| {
@@ -208,7 +208,7 @@ fn read_names(path: &Path, variant: &Variant) -> Result<Vec<String>> {
     Err(damaged(path, bytes.len() as u64, "the class names", expected, got))
 }
 
-/// Three planes to NHWC.
+/// Converts three planes to NHWC.
 fn interleave(planes: &[u8], image: &mut [u8]) {
     let (red, rest) = planes.split_at(PLANE);
     let (green, blue) = rest.split_at(PLANE);
@@ -217,7 +217,7 @@ fn interleave(planes: &[u8], image: &mut [u8]) {
     }
 }
 
-/// NHWC to three planes: what [`interleave`] undoes.
+/// Converts NHWC to three planes: the inverse of [`interleave`].
 pub(crate) fn planes_of(image: &[u8], planes: &mut [u8]) {
     let (red, rest) = planes.split_at_mut(PLANE);
     let (green, blue) = rest.split_at_mut(PLANE);

@@ -1,8 +1,8 @@
 //! A folder of class folders: `train/CLASS/*` and `test/CLASS/*`.
 //!
 //! Classes are sorted by name, and so are the files of a class; both by the bytes of the name. The
-//! order of a split is class by class. Names that begin with a dot are passed over; everything else
-//! must be an image. The first training file decides the size of all.
+//! order of a split is class by class. Names that begin with a dot are skipped; everything else
+//! must be an image. The first training file determines the size of all.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirEntry};
@@ -14,14 +14,14 @@ use super::image_file::{self, Size};
 use super::{Layout, OnBad, Reader, Sink, Source, Split, missing};
 use crate::error::{Error, Mismatch, Result};
 
-/// More threads than this only wait for the disk.
+/// Largest number of decoding threads; more would only wait for the disk.
 const DECODE_THREADS_MAX: usize = 16;
 
 /// One class of one split.
 struct ClassFolder {
     path: PathBuf,
     label: u32,
-    /// Sorted.
+    /// File names, sorted.
     files: Vec<OsString>,
 }
 
@@ -29,7 +29,7 @@ struct ClassFolder {
 pub(crate) struct Folder {
     layout: Layout,
     size: Size,
-    /// The file that decided the size.
+    /// The file that determined the size.
     first: PathBuf,
     splits: [Vec<ClassFolder>; 2],
 }
@@ -66,7 +66,7 @@ impl Folder {
         image_file::decode(path, self.size, &self.first, pixels)
     }
 
-    /// Decodes `files` side by side; the result does not depend on the number of threads.
+    /// Decodes `files` in parallel; the result does not depend on the number of threads.
     fn decode_all(&self, files: &[(PathBuf, u32)], pixels: &mut [u8]) -> Vec<Result<()>> {
         let image = self.layout.image_bytes();
         let cores = thread::available_parallelism().map_or(1, NonZero::get);
@@ -158,8 +158,8 @@ fn list_split(split: &Path, classes: &[OsString]) -> Result<Vec<ClassFolder>> {
     listed.collect()
 }
 
-/// The first file whose header can be read decides; damaged ones before it are reported in their
-/// turn when the split is read. If there is none, the first one's error.
+/// Size of the first file whose header can be read; damaged ones before it are reported when the
+/// split is read. If there is none, the first one's error.
 fn first_size(train: &[ClassFolder]) -> Result<Option<(PathBuf, Size)>> {
     let mut first_error = None;
     for class in train {

@@ -53,7 +53,7 @@ pub(crate) struct Idx {
 type Header = [usize; 3];
 
 impl Idx {
-    /// The subset in the binary.
+    /// Opens the subset in the binary.
     pub(crate) fn embedded() -> Result<Self> {
         Self::open([
             [embedded!("train-images-idx3-ubyte.gz"), embedded!("train-labels-idx1-ubyte.gz")],
@@ -61,8 +61,8 @@ impl Idx {
         ])
     }
 
-    /// The files of Fashion-MNIST in `root`, or in `root/FashionMNIST/raw` where torchvision puts
-    /// them. A plain file is preferred to its `.gz`.
+    /// Opens the files of Fashion-MNIST in `root`, or in `root/FashionMNIST/raw` where torchvision
+    /// puts them. A plain file is preferred to its `.gz`.
     pub(crate) fn fashion_mnist(root: &Path) -> Result<Self> {
         let nested = root.join("FashionMNIST").join("raw");
         let folder = if nested.is_dir() { nested.as_path() } else { root };

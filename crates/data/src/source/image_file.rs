@@ -1,4 +1,4 @@
-//! One PNG or JPEG file to bytes.
+//! Decoding of one PNG or JPEG file.
 
 use std::fs::File;
 use std::io::{Cursor, Read};
@@ -9,7 +9,7 @@ use image::{ColorType, DynamicImage, ImageDecoder, ImageFormat, ImageReader, Lim
 use super::SIDE_MAX;
 use crate::error::{Error, Mismatch, Result};
 
-/// The largest image file that is read, in bytes.
+/// Size limit of an image file, in bytes.
 const FILE_BYTES_MAX: u64 = 256 << 20;
 const REMEDY: &str = "replace or remove the file, or go on without it by `skip_bad` (--skip-bad)";
 
@@ -21,7 +21,7 @@ pub(crate) struct Size {
     pub(crate) width: usize,
 }
 
-/// The size of the image at `path` by its header: 1 channel if it is grey, 3 otherwise.
+/// Reads the size of the image at `path` from its header: 1 channel if it is grey, 3 otherwise.
 pub(crate) fn probe(path: &Path) -> Result<Size> {
     let bytes = read_file(path)?;
     let decoder = decoder(path, &bytes)?;
@@ -44,7 +44,7 @@ pub(crate) fn decode(path: &Path, expected: Size, like: &Path, pixels: &mut [u8]
     if sides != (expected.height, expected.width) {
         return Err(other_size(path, expected, like, format!("{width}×{height}")));
     }
-    // A truncated JPEG decodes without complaint, its rest grey.
+    // A truncated JPEG decodes without an error, its rest grey.
     if bytes.starts_with(&JPEG_MAGIC) {
         find_jpeg_end(&bytes)
             .map_err(|(offset, got)| undecodable(path, offset, "whole JPEG data", got))?;
@@ -73,7 +73,7 @@ fn read_file(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads the header. The format is told by the contents, not by the name.
+/// Reads the header. The format is recognised by the contents, not by the name.
 fn decoder<'a>(path: &Path, bytes: &'a [u8]) -> Result<impl ImageDecoder + 'a> {
     let format = image::guess_format(bytes).ok();
     let format = format.filter(|f| matches!(f, ImageFormat::Png | ImageFormat::Jpeg));
@@ -87,7 +87,7 @@ fn decoder<'a>(path: &Path, bytes: &'a [u8]) -> Result<impl ImageDecoder + 'a> {
     limits.max_image_width = Some(SIDE_MAX);
     limits.max_image_height = Some(SIDE_MAX);
     reader.limits(limits);
-    // The decoders do not say where they stopped; the length is what they were given.
+    // The decoders do not report the offset of an error, so it is the length of their input.
     reader
         .into_decoder()
         .map_err(|error| undecodable(path, bytes.len(), "an image header", error.to_string()))
@@ -107,7 +107,7 @@ fn other_size(path: &Path, expected: Size, like: &Path, got: String) -> Error {
 const JPEG_MAGIC: [u8; 2] = [0xff, 0xd8];
 
 /// Walks the segments of a JPEG file (ITU-T T.81, annex B) to its end-of-image marker; otherwise
-/// where it broke off and how.
+/// returns the offset and a description of the break.
 fn find_jpeg_end(bytes: &[u8]) -> Result<(), (usize, String)> {
     let mut at = JPEG_MAGIC.len();
     loop {
@@ -141,7 +141,7 @@ fn find_jpeg_end(bytes: &[u8]) -> Result<(), (usize, String)> {
     }
 }
 
-/// The place of the next marker that ends entropy-coded data (not a stuffed 0xff00, not a restart).
+/// Offset of the next marker that ends entropy-coded data (not a stuffed 0xff00, not a restart).
 fn skip_entropy_coded(bytes: &[u8], mut at: usize) -> Option<usize> {
     loop {
         at += bytes.get(at..)?.iter().position(|byte| *byte == 0xff)?;

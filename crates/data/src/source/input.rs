@@ -1,4 +1,4 @@
-//! Reading a file front to back, plain or gzip, with the offset always at hand for error messages.
+//! Sequential reading of a file, plain or gzip, with the current offset for error messages.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek};
@@ -8,10 +8,10 @@ use flate2::bufread::MultiGzDecoder;
 
 use crate::error::{Error, Result, damaged};
 
-/// Deflate cannot shrink below 1 : 1032; a header that claims more than that lies.
+/// Largest compression ratio of deflate; a header that claims more is wrong.
 const DEFLATE_RATIO_MAX: u64 = 1032;
 
-/// Where bytes come from.
+/// Source of bytes.
 #[derive(Clone, Debug)]
 pub(crate) enum Bytes {
     /// A file on disk.
@@ -21,7 +21,7 @@ pub(crate) enum Bytes {
 }
 
 /// A forward reader that knows its offset (in the decompressed bytes) and an upper bound of its
-/// length that does not rest on any header.
+/// length that is independent of any header.
 pub(crate) struct Input<'a> {
     path: PathBuf,
     reader: Box<dyn Read + 'a>,
@@ -32,7 +32,7 @@ pub(crate) struct Input<'a> {
 }
 
 impl<'a> Input<'a> {
-    /// Opens `bytes`; gzip is recognised by its first two bytes, whatever the name says.
+    /// Opens `bytes`; gzip is recognised by its first two bytes, whatever the name.
     pub(crate) fn open(bytes: &Bytes) -> Result<Self> {
         match bytes {
             Bytes::File(path) => {
@@ -58,12 +58,12 @@ impl<'a> Input<'a> {
         Ok(Self::new(path.to_path_buf(), BufReader::with_capacity(1 << 16, file), len, false))
     }
 
-    /// Wraps a reader whose length is known to be at most `len_max` (a member of an archive).
+    /// Wraps a reader whose length is at most `len_max` (a member of an archive).
     pub(crate) fn member(path: PathBuf, reader: impl Read + 'a, len_max: u64) -> Self {
         Self { path, reader: Box::new(reader), offset: 0, len_max, compressed: true }
     }
 
-    /// Wraps a part of a plain file that begins at `offset` and whose length is known to be right.
+    /// Wraps a part of a plain file that begins at `offset` and whose length has been checked.
     pub(crate) fn part(path: PathBuf, reader: impl Read + 'a, offset: u64) -> Self {
         Self { path, reader: Box::new(reader), offset, len_max: u64::MAX, compressed: false }
     }
@@ -85,7 +85,7 @@ impl<'a> Input<'a> {
         self.offset
     }
 
-    /// Fills `buffer`; the end of the file before that is an error at the offset of the end.
+    /// Fills `buffer`; an earlier end of the file is an error at the offset of the end.
     pub(crate) fn read_exact(&mut self, buffer: &mut [u8], what: &str) -> Result<()> {
         let mut filled = 0;
         while filled < buffer.len() {
@@ -111,9 +111,9 @@ impl<'a> Input<'a> {
         Ok(u32::from_be_bytes(bytes))
     }
 
-    /// Refuses a claim, made by a header at `header_offset`, that the file is `total` bytes long,
-    /// before anything is allocated by it: exactly for a plain file, by the best possible
-    /// compression otherwise.
+    /// Checks a header's claim (at `header_offset`) that the file is `total` bytes long, before
+    /// anything is allocated for it: exactly for a plain file, by the largest possible compression
+    /// otherwise.
     pub(crate) fn check_claim(&self, header_offset: u64, total: Option<u64>) -> Result<()> {
         let wrong = |expected: String, got: String| {
             Err(damaged(&self.path, header_offset, "the length given by the header", expected, got))
@@ -133,7 +133,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// The end of the file must be here. Reading it also makes gzip compare its checksum.
+    /// Expects the end of the file here. Reading it also makes gzip compare its checksum.
     pub(crate) fn expect_end(&mut self) -> Result<()> {
         let mut byte = [0];
         match read_up_to(&mut self.reader, &mut byte) {
@@ -147,7 +147,7 @@ impl<'a> Input<'a> {
     }
 
     fn failed(&self, filled: usize, what: &str, error: io::Error) -> Error {
-        // Decoders report damage as one of these; everything else is the operating system's.
+        // Decoders report damage as one of these kinds; other kinds come from the operating system.
         let kinds = [
             io::ErrorKind::InvalidData,
             io::ErrorKind::InvalidInput,

@@ -1,8 +1,8 @@
-//! Datasets as they lie on disk (D9): one [`Reader`] for each format, and what is common to them.
+//! Dataset formats on disk (D9): one [`Reader`] for each format, and their common parts.
 //!
-//! A reader's `open` looks at names, headers, sizes and labels; its `read` decodes a split in
-//! chunks of at most [`CHUNK_BYTES`] (or one image, if that is larger), always in the same order.
-//! No reader allocates by a length that a header claims before it is compared with the file.
+//! A reader's `open` checks names, headers, sizes and labels; its `read` decodes a split in chunks
+//! of at most [`CHUNK_BYTES`] (or one image, if that is larger), always in the same order. No
+//! reader allocates by a length from a header before it is compared with the file.
 
 pub(crate) mod arrays;
 pub(crate) mod cifar;
@@ -22,15 +22,15 @@ use serde::Serialize;
 use crate::error::{Error, Result};
 use crate::normalization::{Histogram, Normalization};
 
-/// Images are decoded, copied to a device or spooled in pieces of at most this many bytes (or one
-/// image, if that is larger). At most four such pieces live at once: as read, as decoded, as
+/// Largest piece, in bytes, in which images are decoded, copied to a device or spooled (or one
+/// image, if that is larger). At most four such pieces exist at once: as read, as decoded, and as
 /// converted to f32 or staged (D1).
 pub const CHUNK_BYTES: usize = 1 << 20;
 
-/// The longest side of an image, in pixels: bounds what one image may allocate.
+/// The longest side of an image, in pixels: bounds the allocation for one image.
 pub(crate) const SIDE_MAX: u32 = 16_384;
 
-/// The kinds of dataset that can be read (D9).
+/// Kinds of dataset (D9).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Source {
@@ -59,7 +59,7 @@ impl Source {
         Self::Arrays,
     ];
 
-    /// Its name on the command line.
+    /// Name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Embedded => "embedded",
@@ -71,7 +71,7 @@ impl Source {
         }
     }
 
-    /// What its `data_root` has to hold, for messages; empty for the embedded one.
+    /// Files expected in its `data_root`, for messages; empty for the embedded dataset.
     pub fn expected_files(self) -> Vec<String> {
         let names: &[&str] = match self {
             Self::Embedded => &[],
@@ -137,21 +137,21 @@ impl FromStr for Source {
     }
 }
 
-/// Which of the two parts of a dataset.
+/// A split of a dataset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Split {
-    /// What networks learn from.
+    /// Images for training.
     Train,
-    /// What only the last report reads.
+    /// Images for the final report only.
     Test,
 }
 
 impl Split {
-    /// Both.
+    /// Both splits.
     pub const ALL: [Self; 2] = [Self::Train, Self::Test];
 
-    /// `train` or `test`.
+    /// The name: `train` or `test`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Train => "train",
@@ -166,16 +166,16 @@ impl fmt::Display for Split {
     }
 }
 
-/// Which dataset, and how to take damaged files.
+/// A dataset and its location, with the treatment of damaged files.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct DatasetSpec {
     /// The kind of dataset.
     pub source: Source,
-    /// Where its files are; a folder, or the file of [`Source::Arrays`]. Not read for
+    /// Location of its files: a folder, or the file of [`Source::Arrays`]. Ignored for
     /// [`Source::Embedded`].
     pub root: Option<PathBuf>,
-    /// Count image files that do not decode and go on, instead of stopping at the first. Only
-    /// [`Source::Folder`] has files that can be left out.
+    /// Whether to count and skip image files that do not decode, instead of stopping at the first.
+    /// Only [`Source::Folder`] has files that can be left out.
     pub skip_bad: bool,
 }
 
@@ -186,7 +186,7 @@ impl DatasetSpec {
     }
 }
 
-/// What a dataset is, without its images.
+/// Description of a dataset, without its images.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DatasetInfo {
     /// Name of its source.
@@ -203,15 +203,15 @@ pub struct DatasetInfo {
     pub train_len: usize,
     /// Test images.
     pub test_len: usize,
-    /// Per channel of the training images, in [0, 1] units, exact.
+    /// Mean per channel of the training images, in [0, 1] units, exact.
     pub mean: Vec<f32>,
-    /// Standard deviation (of the population), likewise.
+    /// Population standard deviation per channel of the training images, in [0, 1] units, exact.
     pub std: Vec<f32>,
     /// Files left out under `skip_bad`, both splits together.
     pub skipped: usize,
 }
 
-/// What a reader knows before it decodes.
+/// Facts about a dataset that are known before decoding.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     pub(crate) channels: usize,
@@ -228,28 +228,28 @@ impl Layout {
         self.channels * self.height * self.width
     }
 
-    /// Images in a chunk, at least one.
+    /// Number of images in a chunk, at least one.
     pub(crate) fn chunk_images(&self) -> usize {
         (CHUNK_BYTES / self.image_bytes()).max(1)
     }
 }
 
-/// Takes decoded images (u8, NHWC, whole images) and their labels.
+/// Receiver of decoded images (u8, NHWC, whole images) and their labels.
 pub(crate) type Sink<'a> = &'a mut dyn FnMut(&[u8], &[u32]) -> Result<()>;
 
-/// Decides about one bad file of many: an error stops the reading.
+/// Handler of one bad file of many: an error stops the reading.
 pub(crate) type OnBad<'a> = &'a mut dyn FnMut(Error) -> Result<()>;
 
-/// One format.
+/// A reader of one format.
 pub(crate) trait Reader: Send + Sync {
-    /// What is known without decoding.
+    /// Facts that are known without decoding.
     fn layout(&self) -> &Layout;
 
     /// Decodes a split in order. Labels are below the number of classes.
     fn read(&self, split: Split, on_bad: OnBad<'_>, sink: Sink<'_>) -> Result<()>;
 }
 
-/// What is known of a split once it has been decoded.
+/// Facts about a split that are known after decoding.
 #[derive(Clone, Debug)]
 pub(crate) struct SplitFacts {
     pub(crate) len: usize,
@@ -266,7 +266,7 @@ pub struct DatasetFiles {
 }
 
 impl DatasetFiles {
-    /// Finds and checks the files that `spec` names. Does not decode images.
+    /// Finds and checks the files of `spec`. Does not decode images.
     ///
     /// # Errors
     /// [`Error::RootNotGiven`] and [`Error::Missing`] say what was expected and where to get it;
@@ -285,7 +285,7 @@ impl DatasetFiles {
         Ok(Arc::new(Self { spec, reader, facts: [const { OnceLock::new() }; 2] }))
     }
 
-    /// What was opened, its root canonical.
+    /// The spec of these files, its root canonical.
     pub fn spec(&self) -> &DatasetSpec {
         &self.spec
     }
@@ -294,7 +294,7 @@ impl DatasetFiles {
     /// been decoded before, and with `skip_bad` the test images too.
     ///
     /// # Errors
-    /// What reading the images may find: [`Error::Damaged`], [`Error::Layout`], [`Error::Io`].
+    /// Any error of reading the images: [`Error::Damaged`], [`Error::Layout`], [`Error::Io`].
     pub fn info(&self) -> Result<DatasetInfo> {
         let Layout { channels, height, width, ref classes, len } = *self.layout();
         let train = self.facts(Split::Train)?;
@@ -321,7 +321,7 @@ impl DatasetFiles {
         })
     }
 
-    /// What is known without decoding.
+    /// Facts that are known without decoding.
     pub(crate) fn layout(&self) -> &Layout {
         self.reader.layout()
     }
@@ -334,7 +334,7 @@ impl DatasetFiles {
         self.read(split, &mut |_, _| Ok(()))
     }
 
-    /// Decodes a split into `sink`, in order, damaged files left out if the spec says so.
+    /// Decodes a split into `sink`, in order, without damaged files if the spec says so.
     pub(crate) fn read(&self, split: Split, sink: Sink<'_>) -> Result<&SplitFacts> {
         let skip_bad = self.spec.skip_bad;
         let mut skipped = 0;
@@ -351,7 +351,7 @@ impl DatasetFiles {
         Ok(self.facts[split as usize].get_or_init(|| facts))
     }
 
-    /// Decodes a split into `sink`; what happens with damaged files is up to `on_bad`.
+    /// Decodes a split into `sink`; `on_bad` handles damaged files.
     pub(crate) fn read_with(
         &self,
         split: Split,
@@ -383,7 +383,7 @@ impl fmt::Debug for DatasetFiles {
     }
 }
 
-/// The root as the cache names it (D1); `None` for the embedded dataset alone.
+/// The canonical root, as in the cache's keys (D1); `None` for the embedded dataset alone.
 pub(crate) fn canonical_root(spec: &DatasetSpec) -> Result<Option<PathBuf>> {
     let source = spec.source;
     if source == Source::Embedded {
@@ -403,12 +403,12 @@ pub(crate) fn canonical_root(spec: &DatasetSpec) -> Result<Option<PathBuf>> {
     }
 }
 
-/// The error for a root that does not hold what `source` needs.
+/// The error for a root without the files of `source`.
 pub(crate) fn missing(source: Source, looked_in: &Path) -> Error {
     missing_files(source, looked_in, source.expected_files())
 }
 
-/// As [`missing`], naming exactly the files that are not there.
+/// The error for a root without exactly these files.
 pub(crate) fn missing_files(source: Source, looked_in: &Path, expected: Vec<String>) -> Error {
     Error::Missing {
         dataset: source.name(),

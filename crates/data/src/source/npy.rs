@@ -6,10 +6,10 @@ use super::input::Input;
 use crate::error::{Mismatch, Result, damaged};
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
-/// numpy itself refuses longer headers.
+/// Longest header; numpy itself refuses longer ones.
 const HEADER_BYTES_MAX: u32 = 10_000;
 
-/// The element types that are read.
+/// An integer element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct IntType {
     pub(crate) bytes: usize,
@@ -92,8 +92,8 @@ pub(crate) fn read_header(input: &mut Input<'_>) -> Result<Header> {
     })
 }
 
-/// Parses `{'descr': '|u1', 'fortran_order': False, 'shape': (3, 4), }`; else what was expected and
-/// what came.
+/// Parses `{'descr': '|u1', 'fortran_order': False, 'shape': (3, 4), }`; the error is what was
+/// expected and what came.
 fn parse(text: &str) -> Result<Header, (String, String)> {
     let value = |key: &str| {
         let after = text.split_once(&format!("'{key}':")).map(|(_, after)| after.trim_start());

@@ -110,7 +110,7 @@ pub(crate) fn write_folder(root: &Path, train: usize, test: usize) -> (Samples, 
     (write("train", train), write("test", test))
 }
 
-/// What goes into a file of arrays: 2×3 images.
+/// Contents of a file of arrays: 2×3 images.
 #[derive(Clone, Debug)]
 pub(crate) struct Arrays {
     pub(crate) channels: usize,

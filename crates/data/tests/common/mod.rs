@@ -1,4 +1,4 @@
-//! Small datasets, and the slow version of what a gather does.
+//! Small datasets, and a slow version of a gather.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 pub(crate) mod files;
@@ -100,7 +100,8 @@ pub(crate) fn epoch_of(
     all
 }
 
-/// Images (NHWC bytes) and labels of a split, by way of a device; its cache entry goes again.
+/// Images (NHWC bytes) and labels of a split, read through a device; its cache entry is removed
+/// again.
 pub(crate) fn read_split(spec: &DatasetSpec, split: Split) -> (Vec<u8>, Vec<u32>) {
     let dataset = cache::load(&cpu(2), spec, split, Residency::Resident).unwrap();
     let images = dataset.resident_images().unwrap().to_vec::<u8>().unwrap();
