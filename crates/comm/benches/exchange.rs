@@ -1,8 +1,8 @@
 //! Times of the exchanges between ranks that are threads, in turns, each checked for its result:
 //! `cargo bench -p meristem-comm -- [elements] [ranks] [density]`, with `--json` for one line of
-//! medians. `bench/torch_gloo.py` is the peer, and `bench/compare.py` runs both in turns. Also what
-//! selection costs beside a plain read of the same memory, by the trace of the device: time within
-//! the kernels, while all ranks run them. On an idle machine.
+//! medians. `bench/torch_gloo.py` is the peer, and `bench/compare.py` runs both in turns. The cost
+//! of selection is compared with a plain read of the same memory, by the trace of the device: time
+//! within the kernels, while all ranks run them. Run on an idle machine.
 
 use meristem_comm::{
     CommOptions, Communicator, Keep, Order, Reduction, Sparse, SparseSum, Sum, picks,
@@ -17,7 +17,7 @@ type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 const ROUNDS: usize = 15;
 
-/// What is timed.
+/// A case to time.
 #[derive(Clone, Copy, PartialEq)]
 enum Case {
     Read,
@@ -26,7 +26,7 @@ enum Case {
     Sparse(Sparse, Keep),
 }
 
-/// Key in the JSON, name, and what it is.
+/// Key in the JSON, name, and case.
 const CASES: [(&str, &str, Case); 8] = [
     ("read", "plain read", Case::Read),
     ("dense", "dense, in place", Case::Dense),
@@ -48,7 +48,7 @@ struct Line {
     name: &'static str,
     times: Vec<f64>,
     bytes: u64,
-    /// Elements; `None` where the result is not looked at here.
+    /// Number of wrong elements; `None` if the result is not checked here.
     wrong: Option<usize>,
 }
 
@@ -107,7 +107,7 @@ fn main() -> Outcome<()> {
     Ok(())
 }
 
-/// What the trace knows of rank 0's plain read, and of the selection of its top-k.
+/// Times from the trace of rank 0's plain read, and of the selection of its top-k.
 fn within_kernels(path: &Path) -> Outcome<Vec<Line>> {
     let trace: serde_json::Value = serde_json::from_reader(std::fs::File::open(path)?)?;
     let events = trace["traceEvents"].as_array().ok_or("a trace without events")?;
@@ -134,13 +134,13 @@ fn within_kernels(path: &Path) -> Outcome<Vec<Line>> {
     ])
 }
 
-/// Whole numbers, so that sums are exact in any order. All magnitudes near the largest k differ.
+/// Whole numbers, so that sums are exact in any order. All magnitudes near the k-th largest differ.
 fn input(rank: usize, len: usize) -> Vec<f32> {
     let scramble = |i: usize| (i.wrapping_mul(2_654_435_761) + rank * 40_503) & 0x3f_ffff;
     (0..len).map(|i| scramble(i) as f32 - 2_097_152.0).collect()
 }
 
-/// One rank's life: every case in turns.
+/// The body of one rank: every case in turns.
 fn rank(mut comm: Communicator, stream: &Stream, len: usize, k: usize) -> Outcome<Vec<Line>> {
     let values = input(comm.rank(), len);
     let source = Tensor::from_slice(stream, &values, [len], Owner::Other)?;
@@ -209,7 +209,8 @@ impl Vectorized for Read<'_> {
     }
 }
 
-/// Elements that differ from the same made slowly; `None` for gTop-k and Ok-Topk, which the tests hold.
+/// Number of elements that differ from a slow computation; `None` for gTop-k and Ok-Topk, which the
+/// tests check.
 fn check(
     comm: &Communicator,
     (x, y): (&Tensor, &Tensor),

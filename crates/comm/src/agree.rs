@@ -1,14 +1,14 @@
-//! Whether all ranks ask for the same, and who does not.
+//! Agreement of the ranks' calls, and the rank that disagrees.
 
 use crate::error::{Error, Result};
 use crate::transport::Call;
 use meristem_device::DType;
 
-/// Error if a rank's call differs from that of most; names the lowest such rank. `calls` are by
-/// rank.
+/// Returns an error if a rank's call differs from that of most; names the lowest such rank. `calls`
+/// are by rank.
 pub(crate) fn check(calls: &[Call]) -> Result<()> {
     let votes = |call: &Call| calls.iter().filter(|other| *other == call).count();
-    // The first of those with the most votes.
+    // The first of the calls with the most votes.
     let Some(usual) = calls.iter().rev().max_by_key(|call| votes(call)) else { return Ok(()) };
     let Some((rank, call)) = calls.iter().enumerate().find(|(_, call)| *call != usual) else {
         return Ok(());
@@ -33,7 +33,7 @@ pub(crate) fn check(calls: &[Call]) -> Result<()> {
     Err(Error::Disagreement { operation: usual.operation, rank, what, expected, got })
 }
 
-/// Error for elements that cannot be summed.
+/// The error for elements that cannot be summed.
 pub(crate) fn not_a_number(operation: &'static str, dtype: Option<DType>) -> Error {
     let got = dtype.map_or("none".to_owned(), |dtype| dtype.to_string());
     Error::argument(operation, "element type", "f32, f64 or bf16", got)

@@ -1,4 +1,4 @@
-//! X6: which way is fastest, by a measured table; never one that sends more than a dense sum.
+//! Choice of the fastest sum from measurements (X6); never one that sends more than a dense sum.
 
 use crate::communicator::Communicator;
 use crate::error::Result;
@@ -9,12 +9,12 @@ use crate::transport::{Order, Reduction, Sum};
 use meristem_device::{DType, Owner, Stream, Tensor};
 use std::time::Instant;
 
-/// A way to sum.
+/// An algorithm for a sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Method {
-    /// All elements, in rank order.
+    /// All elements, added in rank order.
     Dense,
-    /// The largest elements.
+    /// The largest elements only.
     Sparse(Sparse),
     /// Dense, gathered top-k or Ok-Topk, by a table of measurements.
     Auto,
@@ -31,7 +31,7 @@ pub struct Timing {
     pub density: f64,
     /// Dense sum.
     pub dense_ms: f64,
-    /// Top-k, gathered.
+    /// Top-k by all-gather.
     pub gather_ms: f64,
     /// Ok-Topk.
     pub split_ms: f64,
@@ -40,19 +40,19 @@ pub struct Timing {
 /// A table of measurements: see [`Table::measure`].
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Table(
-    /// In any order.
+    /// The measurements, in any order.
     pub Vec<Timing>,
 );
 
-/// Exchanges for which Ok-Topk keeps its thresholds where [`Method::Auto`] chose it.
+/// Exchanges for which Ok-Topk reuses its thresholds when [`Method::Auto`] chose it.
 pub(crate) const REFRESH: u64 = 32;
 
 impl Table {
-    /// Measures sums of f32 on this group. The same table on all ranks: the mean of their times.
+    /// Measures sums of f32 on this group. All ranks get the same table: the mean of their times.
     /// Waits for the device, many times.
     ///
     /// # Errors
-    /// As [`Communicator::all_reduce`].
+    /// The errors of [`Communicator::all_reduce`].
     pub fn measure(
         comm: &mut Communicator,
         stream: &Stream,
@@ -93,8 +93,9 @@ impl Table {
         Ok(Table(rows))
     }
 
-    /// The fastest way that sends less than a dense sum, going by the nearest measurement: in
-    /// ranks, then density, then elements, each by ratio. Without any: whatever sends least.
+    /// The fastest algorithm that sends less than a dense sum, according to the nearest
+    /// measurement: in ranks, then density, then elements, each by ratio. Without any: the one that
+    /// sends least.
     pub(crate) fn choose(&self, n: usize, len: usize, k: usize, dtype: DType) -> Option<Sparse> {
         let far = |row: &Timing| {
             let ratio = |a: f64, b: f64| (a.max(1e-12) / b.max(1e-12)).ln().abs();
@@ -124,12 +125,12 @@ fn dense_bytes(n: usize, len: usize, dtype: DType) -> u64 {
     2 * (n as u64 - 1) * len as u64 * dtype.size() as u64
 }
 
-/// Bytes that all ranks send for a sparse sum: half of the words are values.
+/// Bytes that all ranks send for a sparse sum; half of the words are values.
 fn sparse_bytes(way: Sparse, n: usize, k: usize, dtype: DType) -> u64 {
     way.words(n, k) / 2 * (4 + dtype.size() as u64)
 }
 
-/// Median of some rounds, in milliseconds, from a barrier to the end on this rank.
+/// Median time of some rounds, in milliseconds, from a barrier to the end on this rank.
 fn measure(
     comm: &mut Communicator,
     stream: &Stream,
@@ -190,7 +191,7 @@ mod tests {
                 assert_eq!(Table::default().choose(n, len, len, dtype), None);
             }
         }
-        // One rank sends nothing in any case.
+        // A single rank sends nothing in any case.
         assert_eq!(Table::default().choose(1, len, 100, DType::F32), None);
         assert_eq!(Table::default().choose(2, len, 100, DType::F32), Some(Sparse::TopK));
         let split = Some(Sparse::OkTopK { refresh: REFRESH });

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::number::is_number;
 use meristem_device::{Expect, MemoryFormat, Tensor};
 
-/// Error unless the elements can be summed.
+/// Returns an error unless the elements can be summed.
 pub(crate) fn number(
     operation: &'static str,
     argument: impl Into<String>,
@@ -17,20 +17,20 @@ pub(crate) fn number(
     Err(Error::argument(operation, argument, "f32, f64 or bf16", tensor.dtype()))
 }
 
-/// Requirements on a tensor whose elements are to lie as those of another: on its stream, of its
-/// element type, shape and memory format.
+/// Requirements on a tensor whose elements must have the layout of another: its stream, element
+/// type, shape and memory format.
 pub(crate) fn like(tensor: &Tensor) -> Expect<'_> {
     let expect = Expect::stream(tensor.stream()).dtype(tensor.dtype());
     expect.shape(tensor.dims().iter().copied()).format(tensor.format())
 }
 
-/// Error unless `output` is as `input`, and is the same memory or shares none with it.
+/// Returns an error unless `output` matches `input`, and is the same memory or shares none with it.
 pub(crate) fn output(operation: &'static str, input: &Tensor, output: &Tensor) -> Result<()> {
     like(input).check(operation, "output", output)?;
     apart(operation, input, output)
 }
 
-/// Error if `output` shares a part of its memory with `input`.
+/// Returns an error if `output` shares a part of its memory with `input`.
 fn apart(operation: &'static str, input: &Tensor, output: &Tensor) -> Result<()> {
     let bytes = |tensor: &Tensor| {
         let start = tensor.address();
@@ -50,8 +50,8 @@ fn apart(operation: &'static str, input: &Tensor, output: &Tensor) -> Result<()>
     }
 }
 
-/// Error unless `output` has room for `n` times the input, by rank, in memory order; the input may
-/// be rank `me`'s place in it.
+/// Returns an error unless `output` has room for `n` times the input, by rank, in memory order; the
+/// input may be rank `me`'s part of it.
 pub(crate) fn gathered(
     operation: &'static str,
     (input, output): (&Tensor, &Tensor),
@@ -73,7 +73,7 @@ pub(crate) fn gathered(
     if own.address() == input.address() { Ok(()) } else { apart(operation, input, output) }
 }
 
-/// The format in which a tensor's elements lie: contiguous where that is the same order.
+/// The memory format of a tensor: contiguous where that is the same order.
 pub(crate) fn format(tensor: &Tensor) -> MemoryFormat {
     match (tensor.format(), tensor.dims()) {
         (MemoryFormat::ChannelsLast, &[_, c, h, w]) if c == 1 || h * w == 1 => {

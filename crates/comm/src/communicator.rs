@@ -1,4 +1,4 @@
-//! What a rank holds: a transport, and the collectives over it.
+//! The communicator of a rank: a transport, and the collectives over it.
 
 use crate::error::{Error, Result};
 use crate::spans::Spans;
@@ -9,15 +9,15 @@ use meristem_device::{DType, Owner, Stream, Tensor};
 use std::fmt;
 use std::time::Duration;
 
-/// How ranks deal with each other.
+/// Options of a communicator.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CommOptions {
-    /// How long a rank waits for the others before it gives up.
+    /// Time after which a rank stops waiting for the others.
     pub deadline: Duration,
 }
 
 impl CommOptions {
-    /// The deadline; a century where it is longer, for moments so far away cannot be told.
+    /// The deadline, at most a century: later moments cannot be represented.
     fn deadline(&self) -> Duration {
         self.deadline.min(Duration::from_secs(100 * 365 * 24 * 3600))
     }
@@ -29,7 +29,7 @@ impl Default for CommOptions {
     }
 }
 
-/// What a rank sent to others and received from them: payload only, not what a transport adds.
+/// Payload that a rank sent and received, without the transport's own overhead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Traffic {
     /// Bytes sent.
@@ -41,13 +41,13 @@ pub struct Traffic {
 }
 
 /// One rank's membership in a group of ranks. All calls are collective: every rank makes the same
-/// ones, in the same order. They enqueue onto the stream of their tensors and do not wait for the
-/// device (over [`mpi`](Communicator::mpi): for what they send), but may wait for the other ranks to
-/// make the same call.
+/// calls in the same order. They enqueue onto the stream of their tensors and do not wait for the
+/// device (over [`mpi`](Communicator::mpi) they wait for the tensors they send), but may wait for
+/// the other ranks to make the same call.
 ///
-/// Dropping it tells the others, whose next call, or one in progress, fails at once with an error that
-/// names this rank. So does an error that only this rank meets (a tensor that does not fit, a failed
-/// launch) in a collective.
+/// Dropping it notifies the others: their next call, or one in progress, fails at once with an
+/// error that names this rank. The same happens when this rank alone meets an error (a tensor that
+/// does not fit, a failed launch) in a collective.
 pub struct Communicator {
     transport: Box<dyn Transport>,
     scratch: Scratch,
@@ -55,9 +55,9 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    /// A group of `ranks` threads of this process: one communicator for each, to be moved into its
-    /// thread. Their tensors must be on one device (one opening of it), and best on one stream for
-    /// each rank.
+    /// Creates a group of `ranks` threads of this process: one communicator for each, to be moved
+    /// into its thread. Their tensors must be on one device (one opening of it), and preferably on
+    /// one stream per rank.
     ///
     /// # Errors
     /// [`Error::BadArgument`] for no ranks.
@@ -69,16 +69,16 @@ impl Communicator {
         Ok(threads.map(|transport| Communicator::new(Box::new(transport))).collect())
     }
 
-    /// This process's place among all that were started together by `mpirun`; alone without it. Once
-    /// in a process. Needs the feature `mpi`, and no cfg: without it this is an error that says how
-    /// to build.
+    /// This process's rank among all processes started by one `mpirun`; without it a group of one.
+    /// Once per process. Needs the feature `mpi` but no cfg: without the feature this is an error
+    /// that says how to build it.
     ///
-    /// Calls of this transport wait for the stream of what they send: MPI takes host memory. A rank
-    /// that is killed ends the others with an error once the deadline is over, if `mpirun` does not
-    /// end them itself (`--enable-recovery` of Open MPI 4). Groups made by
-    /// [`split`](Communicator::split) share one thread: a process that is in several makes their
-    /// calls in an order that is the same on all ranks. Dropping the last one waits for the others
-    /// to do the same, until the deadline.
+    /// Calls of this transport wait for the stream of the tensors they send, since MPI takes host
+    /// memory. A rank that is killed ends the others with an error after the deadline, unless
+    /// `mpirun` ends them itself (`--enable-recovery` of Open MPI 4). Groups made by
+    /// [`split`](Communicator::split) share one thread: a process in several groups makes their
+    /// calls in an order that is the same on all ranks. Dropping the last communicator waits for
+    /// the others to do the same, until the deadline.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -86,24 +86,25 @@ impl Communicator {
         Ok(Communicator::new(crate::mpi::world(options.deadline())?))
     }
 
-    /// The libraries that this build's transports use, each with the transport's name and what the library says of
-    /// itself. None for ranks that are threads.
+    /// The libraries that this build's transports use, each with the transport's name and the
+    /// library's own version text. Empty without such libraries: ranks that are threads need none.
     pub fn libraries() -> Vec<(&'static str, String)> {
         crate::mpi::library().map(|library| ("mpi", library)).into_iter().collect()
     }
 
-    /// Environment variables that make the libraries of this build's transports log what they do. They read them as a
-    /// process starts, so they must be set before. (NCCL's would be here as well.)
+    /// Environment variables that make the libraries of this build's transports log their activity.
+    /// They are read when a process starts, so they must be set before. (NCCL's would be listed
+    /// here as well.)
     pub fn debug_environment() -> &'static [(&'static str, &'static str)] {
         crate::mpi::DEBUG_ENVIRONMENT
     }
 
-    /// Over a transport of your own.
+    /// A communicator over a custom transport.
     pub fn new(transport: Box<dyn Transport>) -> Communicator {
         Communicator { transport, scratch: Scratch::default(), traffic: Traffic::default() }
     }
 
-    /// The transport under it, to build another on top.
+    /// Returns the transport, to build another communicator on it.
     pub fn into_transport(self) -> Box<dyn Transport> {
         self.transport
     }
@@ -123,7 +124,7 @@ impl Communicator {
         self.transport.name()
     }
 
-    /// What this rank sent and received so far.
+    /// Bytes and messages that this rank sent and received so far.
     pub fn traffic(&self) -> Traffic {
         self.traffic
     }
@@ -139,8 +140,8 @@ impl Communicator {
     }
 
     /// Sums or averages a tensor over all ranks (X1). Elements are f32, f64 or bf16. On average a
-    /// rank sends 2 (n - 1) / n times the tensor's bytes. NaN and infinities survive; which NaN
-    /// comes of several is not promised between transports.
+    /// rank sends 2 (n - 1) / n times the tensor's bytes. NaN and infinities are preserved; the
+    /// result of adding several different NaNs may differ between transports.
     ///
     /// # Errors
     /// [`Error::BadArgument`] for other elements, or an output that does not fit the input;
@@ -163,7 +164,7 @@ impl Communicator {
         Ok(check::like(input).check(operation, "output", output)?)
     }
 
-    /// Sums elements that fit each other.
+    /// Sums elements whose layouts have been checked.
     pub(crate) fn sum(&mut self, call: Call, sum: &Sum<'_, Spans>) -> Result<()> {
         let &Sum { input, output, reduction, order } = sum;
         let (n, len) = (self.size(), input.len());
@@ -186,7 +187,7 @@ impl Communicator {
     /// Copies rank `root`'s tensor to all ranks (X8).
     ///
     /// # Errors
-    /// As [`all_reduce_with`](Communicator::all_reduce_with), for elements of any type.
+    /// The errors of [`all_reduce_with`](Communicator::all_reduce_with), for elements of any type.
     pub fn broadcast(&mut self, tensor: &Tensor, root: usize) -> Result<()> {
         let result = self.try_broadcast(tensor, root);
         self.told(result)
@@ -213,11 +214,11 @@ impl Communicator {
         Ok(expect.check(operation, "tensor", tensor)?)
     }
 
-    /// Gathers every rank's `input` into everybody's `output`, by rank (X8). `output` has n times
-    /// the elements of `input`, which may be its own place in it.
+    /// Gathers every rank's `input` into every rank's `output`, by rank (X8). `output` has n times
+    /// the elements of `input`, which may be its own part of it.
     ///
     /// # Errors
-    /// As [`all_reduce_with`](Communicator::all_reduce_with), for elements of any type.
+    /// The errors of [`all_reduce_with`](Communicator::all_reduce_with), for elements of any type.
     pub fn all_gather(&mut self, input: &Tensor, output: &Tensor) -> Result<()> {
         let result = self.try_all_gather(input, output);
         self.told(result)
@@ -250,11 +251,11 @@ impl Communicator {
         self.transport.barrier(&Call::of("barrier"))
     }
 
-    /// New groups (X8): ranks with the same `color` form one, ranked by `key`, and by their rank
-    /// here where keys are equal. This group stays as it is.
+    /// Splits the group (X8): ranks with the same `color` form a new group, ranked by `key`, and by
+    /// their current rank where keys are equal. This group stays as it is.
     ///
     /// # Errors
-    /// As [`barrier`](Communicator::barrier).
+    /// The errors of [`barrier`](Communicator::barrier).
     pub fn split(&mut self, color: u64, key: u64) -> Result<Communicator> {
         let group = Communicator::new(self.transport.split(&Call::of("split"), color, key)?);
         let (rank, of, to) = (self.rank(), self.size(), (group.rank(), group.size()));
@@ -262,7 +263,7 @@ impl Communicator {
         Ok(group)
     }
 
-    /// Tells the others of an error that they cannot know.
+    /// Notifies the other ranks of an error that only this rank knows of.
     pub(crate) fn told<T>(&mut self, result: Result<T>) -> Result<T> {
         result.inspect_err(|error| {
             tracing::debug!(target: COMM_LOG, rank = self.rank(), %error, "a collective failed");
@@ -272,12 +273,12 @@ impl Communicator {
         })
     }
 
-    /// Makes sure that all ranks make this call, where there is nothing to move.
+    /// Checks that all ranks make this call, for a call that moves no elements.
     pub(crate) fn agree(&mut self, call: &Call, stream: &Stream) -> Result<()> {
         self.exchange(call, stream, &[], &[])
     }
 
-    /// An exchange whose bytes are counted.
+    /// Exchanges parcels and counts their bytes.
     pub(crate) fn exchange(
         &mut self,
         call: &Call,
@@ -310,20 +311,21 @@ impl fmt::Debug for Communicator {
     }
 }
 
-/// The target of this crate's log.
+/// Log target of this crate.
 pub(crate) const COMM_LOG: &str = "meristem::comm";
 
-/// All ranks but one.
+/// All ranks but `me`.
 pub(crate) fn others(me: usize, n: usize) -> impl Iterator<Item = usize> {
     (0..n).filter(move |peer| *peer != me)
 }
 
-/// Memory that a collective needs for itself, made once and kept.
+/// Scratch memory of a collective, allocated once and reused.
 #[derive(Default)]
 pub(crate) struct Scratch(Vec<Tensor>);
 
 impl Scratch {
-    /// `len` elements, unspecified; the same memory as the last time if that was large enough.
+    /// Returns `len` elements of unspecified value; the same memory as the last time if it was
+    /// large enough.
     pub(crate) fn get(&mut self, stream: &Stream, dtype: DType, len: usize) -> Result<Tensor> {
         let fits = |kept: &&Tensor| kept.dtype() == dtype && kept.stream() == stream;
         if let Some(kept) = self.0.iter().find(fits).filter(|kept| kept.numel() >= len) {

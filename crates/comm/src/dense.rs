@@ -1,8 +1,9 @@
-//! X1 over any transport: reduce-scatter by exchange, addition in rank order, all-gather.
+//! Dense all-reduce over any transport (X1): reduce-scatter by exchange, addition in rank order,
+//! all-gather.
 //!
-//! A rank sends every other rank its share of the values, adds up what it got for its own share,
-//! from rank 0 upwards, and sends the result to all: 2 (n - 1) / n of the values, on average over
-//! the ranks, and the left-to-right sum bit for bit.
+//! A rank sends every other rank its share of the values, adds up the values received for its own
+//! share, from rank 0 upwards, and sends the result to all: 2 (n - 1) / n of the values, on average
+//! over the ranks, and the left-to-right sum bit for bit.
 
 use crate::communicator::{Scratch, others};
 use crate::error::Result;
@@ -15,7 +16,7 @@ use smallvec::SmallVec;
 use std::cmp::Ordering;
 use std::ops::Range;
 
-/// Sums by exchanges.
+/// All-reduce by exchanges.
 pub(crate) fn all_reduce(
     transport: &mut dyn Transport,
     scratch: &mut Scratch,
@@ -47,7 +48,8 @@ pub(crate) fn all_reduce(
     transport.exchange(call, stream, &sends, &receives)
 }
 
-/// Adds the other ranks' rows and the own share of the input, in rank order, into that of the output.
+/// Adds the other ranks' rows and the own share of the input, in rank order, into the own share of
+/// the output.
 fn add(
     stream: &Stream,
     rows: &Tensor,
@@ -98,7 +100,7 @@ struct Add<'a, T> {
     divisor: Option<usize>,
 }
 
-/// Elements added at a time, as in the sum of threads.
+/// Elements added at a time, as in the sum over threads.
 const BLOCK: usize = 1024;
 
 impl<T: Number> Vectorized for Add<'_, T> {

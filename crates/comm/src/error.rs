@@ -1,4 +1,4 @@
-//! What can go wrong between ranks. An error that another rank caused names it.
+//! Errors between ranks. An error that another rank caused names it.
 
 use std::sync::Arc;
 
@@ -6,33 +6,33 @@ use std::sync::Arc;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Errors of collectives. All ranks of a communicator get the same one when a rank is gone, late or
-/// disagrees; where a rank met an error of its own, the others get [`RankFailed`](Error::RankFailed). The
-/// communicator is of no use afterwards, and says the same again.
+/// disagrees; after an error of one rank alone, the others get [`RankFailed`](Error::RankFailed).
+/// The communicator is unusable afterwards, and every later call returns the same error.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The device refused an operation.
     #[error(transparent)]
     Device(Arc<meristem_device::Error>),
-    /// A rank that cannot answer any more.
+    /// A rank that cannot respond any more.
     #[error("`{operation}`: rank {rank} is gone: {reason}; the other ranks cannot go on")]
     RankGone {
-        /// Operation that needed it.
+        /// Operation that needed the rank.
         operation: &'static str,
         /// The rank.
         rank: usize,
-        /// What became of it.
+        /// Reason.
         reason: &'static str,
     },
-    /// A rank that met an error of its own, in an operation in which the others need it.
+    /// A rank that failed with an error of its own, in an operation in which the others need it.
     #[error("rank {rank} failed: {reason}; the other ranks cannot go on")]
     RankFailed {
         /// The rank.
         rank: usize,
-        /// Its error, in words.
+        /// The rank's error, in words.
         reason: String,
     },
-    /// A rank that did not come to an operation within the deadline.
+    /// A rank that did not join an operation within the deadline.
     #[error(
         "`{operation}`: rank {rank} did not come within {seconds} s; it hangs, died, or makes other calls (the deadline is an option)"
     )]
@@ -44,48 +44,48 @@ pub enum Error {
         /// Deadline in seconds.
         seconds: f64,
     },
-    /// A rank that asked for something else than the others.
+    /// A rank whose call differs from that of the others.
     #[error(
         "`{operation}`: rank {rank} has {what} {got}, the others {expected}; all ranks must make the same calls in the same order"
     )]
     Disagreement {
         /// Operation of the others.
         operation: &'static str,
-        /// Who disagrees.
+        /// The rank that disagrees.
         rank: usize,
-        /// About what.
+        /// Property in which the calls differ.
         what: &'static str,
-        /// What the others have.
+        /// Value of the others.
         expected: String,
-        /// What it has.
+        /// Value of the rank.
         got: String,
     },
-    /// A transport that this build, machine or process cannot use.
+    /// A transport that is not available in this build, machine or process.
     #[error("transport `{transport}`: {reason}; {remedy}")]
     Unavailable {
         /// Name of the transport.
         transport: &'static str,
-        /// Why not.
+        /// Reason.
         reason: &'static str,
-        /// What to do.
+        /// Remedy.
         remedy: &'static str,
     },
-    /// An argument that the operation does not take, a tensor or any other (V1). Nothing has run.
+    /// An argument that the operation does not accept, a tensor or any other (V1). Nothing has run.
     #[error("`{operation}`: `{argument}` must be {expected}, got {got}")]
     BadArgument {
         /// Operation.
         operation: &'static str,
         /// Argument.
         argument: String,
-        /// What is possible.
+        /// Accepted values.
         expected: String,
-        /// What came.
+        /// Actual value.
         got: String,
     },
 }
 
 impl Error {
-    /// An argument that does not fit.
+    /// An error for an argument that does not fit.
     pub(crate) fn argument(
         operation: &'static str,
         argument: impl Into<String>,
@@ -96,7 +96,7 @@ impl Error {
         Error::BadArgument { operation, argument, expected, got: got.to_string() }
     }
 
-    /// Whether it is this rank's own: the others know of it only what they are told.
+    /// Whether the error is this rank's own: the others only know of it if they are notified.
     pub fn is_own(&self) -> bool {
         use Error::{BadArgument, Device, Unavailable};
         matches!(self, Device(_) | BadArgument { .. } | Unavailable { .. })
@@ -105,7 +105,7 @@ impl Error {
 
 #[cfg(feature = "mpi")]
 impl Error {
-    /// The same, met again by another operation.
+    /// The same error, returned by another operation.
     pub(crate) fn at(&self, operation: &'static str) -> Error {
         let mut error = self.clone();
         match &mut error {
@@ -118,7 +118,7 @@ impl Error {
     }
 }
 
-/// One kind of error for whatever does not fit, whoever found it.
+/// Argument errors of the device become this crate's, whichever of the two detects them.
 impl From<meristem_device::Error> for Error {
     fn from(error: meristem_device::Error) -> Self {
         use meristem_device::Error::{Mismatch, Overlap};

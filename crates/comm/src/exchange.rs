@@ -1,5 +1,5 @@
 //! The exchange of all gradients of a model, step by step (X7): small tensors dense, the others by
-//! the chosen method in buckets, with what is kept between steps known by parameter.
+//! the chosen method in buckets, with residuals and velocities stored by parameter.
 
 use crate::auto::{Method, Table};
 use crate::communicator::Communicator;
@@ -14,27 +14,27 @@ use crate::{check, placement};
 use meristem_device::{DType, Expect, MemoryFormat, Stream, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How gradients are exchanged. The same on all ranks.
+/// Options of a gradient exchange. They must be the same on all ranks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExchangeOptions {
-    /// Which sum.
+    /// Algorithm of the sum.
     pub method: Method,
-    /// Share of a bucket's elements that each rank picks: [`picks`] says how many these are.
+    /// Share of a bucket's elements that each rank selects; [`picks`] gives their number.
     pub density: f64,
-    /// Number of elements that each rank picks of a bucket, instead of `density`.
+    /// Number of elements that each rank selects from a bucket, instead of `density`.
     pub k: Option<usize>,
     /// Densities of the first steps, one after the other, each for `warm_up_steps`.
     pub warm_up: Vec<f64>,
     /// Steps that each density of the warm-up lasts.
     pub warm_up_steps: u64,
-    /// What is kept of elements that were not sent. [`Keep::Momentum`] is of all tensors: those that
-    /// are summed densely have a velocity, too.
+    /// Treatment of elements that were not sent. [`Keep::Momentum`] applies to all tensors: those
+    /// that are summed densely have a velocity, too.
     pub keep: Keep,
     /// Sum or mean.
     pub reduction: Reduction,
     /// Tensors with fewer elements are summed densely, all together.
     pub small: usize,
-    /// Elements at which a bucket is full; one tensor is never cut. 0: each tensor on its own.
+    /// Elements at which a bucket is full; a tensor is never cut. 0: each tensor on its own.
     pub bucket: usize,
     /// Measurements for [`Method::Auto`].
     pub table: Table,
@@ -57,20 +57,20 @@ impl Default for ExchangeOptions {
     }
 }
 
-/// What an exchange keeps between steps: part of a checkpoint.
+/// State of an exchange between steps: part of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ExchangeState {
     /// Steps made: the position in the warm-up.
     pub step: u64,
-    /// By parameter.
+    /// State by parameter.
     pub kept: BTreeMap<String, Kept>,
 }
 
-/// What is kept of one parameter: its elements' bytes, in memory order and the machine's own byte
-/// order; empty where there are none.
+/// State of one parameter as bytes, in memory order and native byte order; a part that does not
+/// exist is empty.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Kept {
-    /// What was not sent.
+    /// Sum of the gradients that were not sent.
     pub residual: Vec<u8>,
     /// Velocity of momentum correction.
     pub velocity: Vec<u8>,
@@ -78,8 +78,9 @@ pub struct Kept {
     pub split: Vec<u8>,
 }
 
-/// The exchange of a model's gradients. Made anew when the model grows: what was kept is taken over
-/// by [`export`](Exchange::export) and [`import`](Exchange::import), parameter by parameter.
+/// The exchange of a model's gradients. Create a new one when the model grows: the state is
+/// transferred by [`export`](Exchange::export) and [`import`](Exchange::import), parameter by
+/// parameter.
 pub struct Exchange {
     options: ExchangeOptions,
     stream: Stream,
@@ -95,23 +96,23 @@ struct Parameter {
     format: MemoryFormat,
 }
 
-/// Tensors that are exchanged as one, where they lie.
+/// Tensors that are exchanged as one, without being copied together.
 struct Bucket {
-    /// Positions among the parameters, each with its first element in the bucket.
+    /// Indices of the parameters, each with its first element in the bucket.
     members: Vec<(usize, usize)>,
     len: usize,
     dtype: DType,
-    /// `None`: dense.
+    /// The sparse sum; `None` for a dense bucket.
     sparse: Option<SparseSum>,
-    /// Of a dense one, where the exchange has the momentum.
+    /// Momentum of a dense bucket, if the exchange has momentum correction.
     momentum: Option<Momentum>,
 }
 
 impl Exchange {
-    /// For gradients like these, with their parameters' names; all on one stream.
+    /// An exchange for gradients like these, with their parameters' names; all on one stream.
     ///
     /// # Errors
-    /// [`Error::BadArgument`] for options or tensors that cannot be; [`Error::Device`].
+    /// [`Error::BadArgument`] for invalid options or tensors; [`Error::Device`].
     pub fn new(options: &ExchangeOptions, gradients: &[(&str, &Tensor)]) -> Result<Exchange> {
         let operation = "Exchange::new";
         for density in options.warm_up.iter().chain([&options.density]) {
@@ -169,8 +170,8 @@ impl Exchange {
         warming.copied().unwrap_or(self.options.density)
     }
 
-    /// Makes the memory of the next exchange ahead: over threads, [`run`](Exchange::run) then only launches. Not
-    /// collective; does not wait for the device.
+    /// Allocates the memory of the next exchange ahead of time: over threads,
+    /// [`run`](Exchange::run) then only launches. Not collective; does not wait for the device.
     ///
     /// # Errors
     /// [`Error::Device`].
@@ -185,12 +186,13 @@ impl Exchange {
         Ok(())
     }
 
-    /// Exchanges the gradients where they lie, in the order in which they were given to
-    /// [`new`](Exchange::new): the tensors of a bucket are one to the sum, and neighbours in memory are one piece.
-    /// Over threads it does not wait for the device.
+    /// Exchanges the gradients in place, in the order in which they were given to
+    /// [`new`](Exchange::new). The tensors of a bucket are one to the sum, and neighbours in memory
+    /// are one piece. Over threads it does not wait for the device.
     ///
     /// # Errors
-    /// As [`Communicator::all_reduce`]; [`Error::BadArgument`] for tensors unlike those before.
+    /// The errors of [`Communicator::all_reduce`]; [`Error::BadArgument`] for tensors unlike those
+    /// of [`new`](Exchange::new).
     pub fn run(&mut self, comm: &mut Communicator, gradients: &[&Tensor]) -> Result<()> {
         let result = self.try_run(comm, gradients);
         comm.told(result)
@@ -221,7 +223,7 @@ impl Exchange {
         self.check(operation, gradients)
     }
 
-    /// What is kept now. Waits for the device, once.
+    /// Exports the current state. Waits for the device, once.
     ///
     /// # Errors
     /// [`Error::Device`].
@@ -255,10 +257,11 @@ impl Exchange {
         Ok(ExchangeState { step: self.step, kept })
     }
 
-    /// Takes over what another exchange kept, and forgets what this one did: parameters that are not in the state have
-    /// nothing kept; those of the state that are gone, or are not kept here, are left out. All ranks do it between the
-    /// same two exchanges, each with a state of its own. The memory is made anew. After an error everything is as it
-    /// was.
+    /// Imports the state of another exchange and discards this one's own. Parameters that are not
+    /// in the state start without residual and velocity; parameters of the state that no longer
+    /// exist, or whose state is not stored here, are ignored. All ranks import between the same two
+    /// exchanges, each a state of its own. Allocates new memory. After an error everything is
+    /// unchanged.
     ///
     /// # Errors
     /// [`Error::BadArgument`] if a parameter has another number of bytes now; [`Error::Device`].
@@ -276,7 +279,7 @@ impl Exchange {
                     }
                 }
             }
-            // The algorithm of the next step, whose thresholds and regions may be among what was kept.
+            // The algorithm of the next step: its thresholds and regions may be part of the state.
             bucket.pick(&self.options, density, comm.size());
             let first = &self.parameters[bucket.members[0].0].name;
             let kept = state.kept.get(first).filter(|kept| !kept.split.is_empty());
@@ -288,7 +291,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// Error unless everything of a state that is kept here fits.
+    /// Returns an error unless every part of the state that is stored here has the right size.
     fn check_state(&self, state: &ExchangeState) -> Result<()> {
         for bucket in &self.buckets {
             for (parameter, _) in &bucket.members {
@@ -311,11 +314,12 @@ impl Exchange {
         Ok(())
     }
 
-    /// Consecutive tensors of one type and fate, up to the size of a bucket.
+    /// Groups consecutive tensors of one type and one treatment into buckets, up to the size of a
+    /// bucket.
     fn fill_buckets(&self) -> Result<Vec<Bucket>> {
         let options = &self.options;
         let mut buckets: Vec<Bucket> = Vec::new();
-        // Small ones first: one dense bucket for each type; then the others.
+        // Small tensors first, in one dense bucket per type; then the others.
         let mut groups: BTreeMap<(bool, &'static str), Vec<usize>> = BTreeMap::new();
         for (i, parameter) in self.parameters.iter().enumerate() {
             let large = parameter.len >= options.small && options.method != Method::Dense;
@@ -346,7 +350,7 @@ impl Exchange {
         Ok(buckets)
     }
 
-    /// Gives a bucket its memory.
+    /// Allocates the memory of a bucket.
     fn equip(&self, bucket: &mut Bucket, large: bool) -> Result<()> {
         let sparse = match self.options.method {
             Method::Sparse(sparse) => sparse,
@@ -393,7 +397,8 @@ impl Bucket {
         }
     }
 
-    /// How many elements each rank sends, by the algorithm that is then in use; all where that sends less.
+    /// Number of elements that each rank sends by the algorithm of this step; all where that sends
+    /// less.
     fn pick(&mut self, options: &ExchangeOptions, density: f64, ranks: usize) -> usize {
         let k = options.k.map_or(picks(density, self.len), |k| k.min(self.len));
         let Some(sparse) = self.sparse.as_mut().filter(|_| options.method == Method::Auto) else {
@@ -409,7 +414,7 @@ impl Bucket {
     }
 }
 
-/// Bytes to a tensor of as many.
+/// Copies bytes to a tensor of the same size.
 fn upload(tensor: &Tensor, bytes: &[u8]) -> Result<()> {
     let size = tensor.dtype().size();
     with_number!(tensor.dtype(), T => {

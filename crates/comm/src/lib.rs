@@ -1,10 +1,10 @@
 //! Gradient exchange between ranks.
 //!
 //! A [`Communicator`] is one rank's membership in a group. Collectives take tensors of a
-//! [`meristem_device`] stream and put their work onto that stream; over threads nothing waits for
-//! the device. Sums are made in rank order unless asked otherwise: the same bits on every rank, run
-//! and transport. Transports: [`threads`](Communicator::threads), and [`mpi`](Communicator::mpi) in
-//! builds with that feature.
+//! [`meristem_device`] stream and enqueue their work onto that stream; over threads nothing waits
+//! for the device. Unless requested otherwise sums are made in rank order: the same bits on every
+//! rank, run and transport. Transports: [`threads`](Communicator::threads), and
+//! [`mpi`](Communicator::mpi) in builds with that feature.
 //!
 //! ```
 //! use meristem_comm::{CommOptions, Communicator, Reduction};
@@ -24,11 +24,17 @@
 //! });
 //! ```
 //!
-//! # The inside, from top to bottom
-//! `exchange`: the gradients of a model. `auto`: which sum is fastest. `sparse`: sums of the largest
-//! elements. `communicator`: what a rank holds. `dense`: the dense sum over any transport.
-//! `transport`: the one interface. `spans`: elements that lie in several places. `check`: what is refused before
-//! anything runs. `threads`: ranks of one process. `mpi`: ranks that are processes.
+//! # Modules, from top to bottom
+//! - `exchange`: the gradients of a model.
+//! - `auto`: choice of the fastest sum.
+//! - `sparse`: sums of the largest elements.
+//! - `communicator`: the interface of a rank.
+//! - `dense`: the dense sum over any transport.
+//! - `transport`: the interface of transports.
+//! - `spans`: elements in several pieces of memory.
+//! - `check`: checks of arguments before anything runs.
+//! - `threads`: ranks of one process.
+//! - `mpi`: ranks that are processes.
 
 #![forbid(unsafe_code)]
 

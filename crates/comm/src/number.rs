@@ -1,25 +1,25 @@
-//! The element types that can be summed.
+//! Element types that can be summed.
 
 use half::bf16;
 use meristem_device::{DType, Element};
 use std::fmt::Debug;
 
-/// A float that ranks exchange: f32, f64 or bf16. Every operation rounds to the type itself, so a
-/// sum of bf16 is a chain of bf16 additions.
+/// A float type that ranks exchange: f32, f64 or bf16. Every operation rounds to the type itself,
+/// so a sum of bf16 is a chain of bf16 additions.
 pub trait Number: Element + PartialEq + PartialOrd + Debug {
-    /// The bits without the sign: larger means further from zero, infinities above all finite
-    /// numbers, NaN above infinity.
+    /// Bits without the sign: larger means further from zero, infinities above all finite numbers,
+    /// NaN above infinity.
     type Magnitude: Magnitude;
 
     /// Zero.
     const ZERO: Self;
-    /// Minus zero: what can be added to any number without changing a bit of it.
+    /// Minus zero, the neutral element: adding it changes no bit of any number.
     const NEUTRAL: Self;
 
-    /// The sum of two.
+    /// Sum of two numbers.
     #[must_use]
     fn plus(self, other: Self) -> Self;
-    /// The product of two.
+    /// Product of two numbers.
     #[must_use]
     fn times(self, other: Self) -> Self;
     /// This number divided by a count.
@@ -33,13 +33,13 @@ pub trait Number: Element + PartialEq + PartialOrd + Debug {
 
 /// Bits of a number without its sign, as an integer.
 pub trait Magnitude: Copy + Ord + Send + Sync + Debug + 'static {
-    /// Bits that can be set.
+    /// Number of bits that can be set.
     const BITS: u32;
-    /// The largest.
+    /// Largest value.
     const MAX: Self;
-    /// As u64.
+    /// Converts to u64.
     fn wide(self) -> u64;
-    /// From u64, whose upper bits are zero.
+    /// Converts from a u64 whose upper bits are zero.
     fn narrow(bits: u64) -> Self;
 }
 
@@ -118,8 +118,8 @@ impl Number for bf16 {
     }
 }
 
-/// Divides by the number of ranks, if there is one to divide by. The reciprocal of a power of two
-/// is exact, and so gives the same bits.
+/// Divides by the number of ranks, if a divisor is given. The reciprocal of a power of two is
+/// exact, and so gives the same bits.
 #[inline(always)]
 pub(crate) fn divide<T: Number>(values: &mut [T], divisor: Option<usize>) {
     match divisor {

@@ -1,9 +1,8 @@
-//! The placement log (V4): which collective of which rank got and gave which tensors, and where
+//! The placement log (V4): the input and output tensors of each collective of each rank, and where
 //! they are.
 //!
-//! Events of target `meristem::placement::comm` at debug level, beside those of the launches that a
-//! collective is made of. While nobody listens it costs one look at a cached flag for each
-//! operation.
+//! Events of target `meristem::placement::comm` at debug level, in addition to those of the
+//! collective's launches. Without a subscriber it costs one check of a cached flag per operation.
 
 use crate::communicator::Communicator;
 use meristem_device::Tensor;

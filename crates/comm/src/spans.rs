@@ -1,15 +1,16 @@
-//! Elements that are exchanged as one and lie in several places, such as the gradients of a model.
+//! Elements in several pieces of memory that are exchanged as one, such as the gradients of a
+//! model.
 
 use crate::error::{Error, Result};
 use meristem_device::{DType, Expect, Stream, Tensor};
 use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
 
-/// Elements where they lie: contiguous pieces of memory, one after the other, of one type and
-/// stream. Pieces that are neighbours in memory are one.
+/// Elements in place: contiguous pieces of memory, one after the other, of one type and stream.
+/// Neighbouring pieces are merged.
 #[derive(Debug, Clone)]
 pub struct Spans {
-    /// Flat, each not empty; but one of no elements where there are none.
+    /// The pieces, flat and not empty; a single empty piece if there are no elements.
     pieces: SmallVec<[Tensor; 1]>,
     len: usize,
 }
@@ -19,7 +20,7 @@ impl Spans {
     ///
     /// # Errors
     /// [`Error::BadArgument`] for no tensors, or tensors of several streams or element types;
-    /// `operation` is whose argument `tensors` are.
+    /// `operation` is the operation to name in it.
     pub fn new(operation: &'static str, tensors: &[&Tensor]) -> Result<Spans> {
         let Some((first, rest)) = tensors.split_first() else {
             return Err(Error::argument(operation, "tensors", "at least one", "none"));
@@ -54,7 +55,7 @@ impl Spans {
         &self.pieces
     }
 
-    /// The pieces, each flat, to keep.
+    /// The pieces, each flat, by value.
     pub(crate) fn into_pieces(self) -> impl Iterator<Item = Tensor> {
         self.pieces.into_iter()
     }
@@ -74,15 +75,15 @@ impl Spans {
         self.pieces[0].dtype()
     }
 
-    /// The stream that all of them belong to.
+    /// The stream of the elements.
     pub fn stream(&self) -> &Stream {
         self.pieces[0].stream()
     }
 
-    /// Some of the elements.
+    /// The elements in `range`.
     ///
     /// # Errors
-    /// [`Error::BadArgument`] for a range that leaves them.
+    /// [`Error::BadArgument`] for a range outside of the elements.
     pub fn window(&self, range: Range<usize>) -> Result<Spans> {
         let mut pieces = SmallVec::new();
         let mut start = 0;
@@ -121,7 +122,7 @@ impl TryFrom<&Tensor> for Spans {
     }
 }
 
-/// The elements of `range` in parts of which each lies in one piece of all of `spans`.
+/// Divides `range` into parts, each of which lies in one piece of each of `spans`.
 pub(crate) fn parts<'a>(
     spans: impl Iterator<Item = &'a Spans>,
     range: &Range<usize>,
@@ -158,7 +159,7 @@ mod tests {
         let sizes = |spans: &Spans| spans.pieces().iter().map(Tensor::numel).collect::<Vec<_>>();
         let spans = of(&[&view(0, 10), &view(10, 6), &view(20, 5), &y, &view(25, 5), &view(0, 0)]);
         assert_eq!((sizes(&spans), spans.len()), (vec![16, 5, 7, 5], 33));
-        // Not in order, and not even.
+        // Neither in order nor of equal size.
         assert_eq!(sizes(&of(&[&view(10, 6), &view(0, 10)])), [6, 10]);
         let window = spans.window(15..22).unwrap();
         assert_eq!((sizes(&window), window.len()), (vec![1, 5, 1], 7));
@@ -170,7 +171,7 @@ mod tests {
         assert_eq!(cut[..], [3..16, 16..21, 21..28, 28..30]);
         assert!(parts([&spans].into_iter(), &(7..7)).is_empty());
         assert_eq!((of(&[&make(0)]).len(), of(&[&make(0), &y, &make(0)]).pieces().len()), (0, 1));
-        // All of one stream and type.
+        // Streams and types must be the same.
         let far = Tensor::zeros(&other, [1], DType::F32, Owner::Other).unwrap();
         let error = Spans::new("test", &[&x, &far]).unwrap_err().to_string();
         assert!(error.contains("`test`: `tensors[1]` must be of stream `a`"), "{error}");

@@ -1,5 +1,5 @@
-//! The synchronisation primitives of this crate, in one place. Its own unit tests can be built with
-//! those of a model checker in their place (feature `shuttle`); no other build is touched by that.
+//! Synchronisation primitives of this crate. Its own unit tests can be built with those of a model
+//! checker in their place (feature `shuttle`); no other build is affected.
 
 pub(crate) use std::sync::Arc;
 pub(crate) use std::sync::atomic::Ordering;
@@ -11,7 +11,7 @@ pub(crate) use self::shuttled::*;
 
 use std::time::Instant;
 
-/// Locks, ignoring the poison flag: a rank that panicked inside of a call says so by leaving.
+/// Locks, ignoring the poison flag: a rank that panicked inside of a call reports it by leaving.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
@@ -34,7 +34,7 @@ mod real {
 
     use std::time::{Duration, Instant};
 
-    /// How long a rank looks for the others before it sleeps: about what a wake-up costs.
+    /// Time for which a rank spins before it sleeps: about the cost of a wake-up.
     const SPIN: Duration = Duration::from_micros(20);
 
     /// Spins briefly until `ready` holds.
@@ -53,7 +53,7 @@ mod shuttled {
     pub(crate) use shuttle::sync::atomic::AtomicU64;
     pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
 
-    /// A few looks, between which others run.
+    /// Polls a few times, letting others run in between.
     pub(crate) fn spin_until(ready: impl Fn() -> bool) {
         for _ in 0..2 {
             if ready() {

@@ -1,4 +1,4 @@
-//! What a transport does: the one interface over which every algorithm is written.
+//! The interface of transports, on which every algorithm is built.
 
 use crate::check;
 use crate::error::{Error, Result};
@@ -6,8 +6,8 @@ use crate::spans::Spans;
 use meristem_device::{DType, Expect, MemoryFormat, Shape, Stream, Tensor};
 use std::ops::Range;
 
-/// A collective call, as every rank describes it to the others: calls that differ fail on all
-/// ranks, with an error that names the one that differs.
+/// Description of a collective call, exchanged by the ranks: calls that differ fail on all ranks,
+/// with an error that names the rank that differs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call {
     /// Name of the operation.
@@ -16,28 +16,28 @@ pub struct Call {
     pub dtype: Option<DType>,
     /// Shape of a rank's tensor, or `[0]`.
     pub shape: Shape,
-    /// The order in which its elements lie.
+    /// Memory format of the elements.
     pub format: MemoryFormat,
-    /// Whatever else must be the same everywhere: a root, a reduction, a number of picks.
+    /// Any other value that must be equal on all ranks: a root, a reduction, a number of picks.
     pub parameter: u64,
-    /// Digest of what the operation keeps between calls, where that must be the same everywhere, or 0.
+    /// Digest of state that must be equal on all ranks, or 0.
     pub kept: u64,
 }
 
 impl Call {
-    /// An operation without elements.
+    /// A call without elements.
     pub fn of(operation: &'static str) -> Call {
         let (shape, format) = ([0].into(), MemoryFormat::Contiguous);
         Call { operation, dtype: None, shape, format, parameter: 0, kept: 0 }
     }
 
-    /// An operation on tensors like this one.
+    /// A call on tensors like this one.
     pub(crate) fn on(operation: &'static str, tensor: &Tensor) -> Call {
         let (dtype, format) = (Some(tensor.dtype()), check::format(tensor));
         Call { dtype, shape: tensor.shape(), format, ..Call::of(operation) }
     }
 
-    /// An operation on so many elements, wherever they lie.
+    /// A call on elements in any pieces of memory.
     pub(crate) fn flat(operation: &'static str, spans: &Spans) -> Call {
         Call { dtype: Some(spans.dtype()), shape: [spans.len()].into(), ..Call::of(operation) }
     }
@@ -53,12 +53,12 @@ impl Call {
 pub struct Parcel {
     /// The other rank.
     pub peer: usize,
-    /// The elements, where they lie.
+    /// The elements, in place.
     pub elements: Spans,
 }
 
 impl Parcel {
-    /// All elements of a tensor, in its memory order.
+    /// A parcel of all elements of a tensor, in its memory order.
     ///
     /// # Errors
     /// [`Error::Device`].
@@ -67,7 +67,7 @@ impl Parcel {
     }
 }
 
-/// Error unless the parcels of rank `me` of `n` are of other ranks and of the stream.
+/// Returns an error unless the parcels of rank `me` of `n` are for other ranks and of the stream.
 pub(crate) fn check_parcels(
     operation: &'static str,
     stream: &Stream,
@@ -94,7 +94,7 @@ pub(crate) fn check_parcels(
     Ok(())
 }
 
-/// How to combine the ranks' values.
+/// Combination of the ranks' values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Reduction {
     /// Their sum.
@@ -104,24 +104,25 @@ pub enum Reduction {
     Mean,
 }
 
-/// In which order a sum is made.
+/// Order of the additions in a sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Order {
     /// From rank 0 upwards: the same bits on every rank, transport and run.
     #[default]
     Rank,
-    /// As the transport likes best.
+    /// Any order that is fast for the transport.
     Fast,
 }
 
-/// A dense sum over all ranks, in place if both tensors are one. Transports see the elements as [`Spans`].
+/// A dense sum over all ranks, in place if both tensors are the same. Transports see the elements
+/// as [`Spans`].
 #[derive(Debug, Clone)]
 pub struct Sum<'a, T = Tensor> {
     /// This rank's values.
     pub input: &'a T,
-    /// Where the result goes: of the same shape, memory format and element type, on the same stream.
+    /// The result: of the same shape, memory format and element type, on the same stream.
     pub output: &'a T,
-    /// How to combine.
+    /// Sum or mean.
     pub reduction: Reduction,
     /// Order of the additions.
     pub order: Order,
@@ -129,14 +130,14 @@ pub struct Sum<'a, T = Tensor> {
 
 /// The link of one rank to the others.
 ///
-/// Calls are collective: every rank makes the same in the same order. They put work onto `stream`
-/// and do not wait for the device, unless what they send must be in host memory (`mpi`); whether
-/// they wait for the other ranks' calls is the transport's matter. Tensors are device memory of
-/// `stream`, and nothing goes over the host in this interface, so it fits queues on an accelerator
-/// (`ncclSend` and `ncclRecv` in a group) as well as MPI and shared memory.
+/// Calls are collective: every rank makes the same calls in the same order. They enqueue work onto
+/// `stream` and do not wait for the device, unless the elements they send must be in host memory
+/// (`mpi`); whether they wait for the other ranks' calls depends on the transport. Tensors are
+/// device memory of `stream`, and this interface does not involve host memory, so it fits queues on
+/// an accelerator (`ncclSend` and `ncclRecv` in a group) as well as MPI and shared memory.
 ///
-/// Errors are the same on every rank, see [`Error`]; where ranks are processes, one
-/// that was through when another failed gets the error from its next call.
+/// Errors are the same on every rank, see [`Error`]; if ranks are processes, one that had finished
+/// when another failed gets the error from its next call.
 pub trait Transport: Send {
     /// Name, as on the command line.
     fn name(&self) -> &'static str;
@@ -148,11 +149,12 @@ pub trait Transport: Send {
     fn size(&self) -> usize;
 
     /// Sends and receives elements, all at once. Parcels from one rank to another arrive in the
-    /// order in which they were given; what is received fits what is sent, in type and number of
-    /// elements. Nobody sends to itself.
+    /// order given; each received parcel matches the sent one in type and number of elements. No
+    /// rank sends to itself.
     ///
     /// # Errors
-    /// See the trait, and [`Error::BadArgument`] for parcels of no other rank, or of another stream.
+    /// The errors of the trait, and [`Error::BadArgument`] for parcels to this rank, or on another
+    /// stream.
     fn exchange(
         &mut self,
         call: &Call,
@@ -161,33 +163,34 @@ pub trait Transport: Send {
         receives: &[Parcel],
     ) -> Result<()>;
 
-    /// Sums by means of the transport's own, if it has any for this order; whether it has is the
-    /// same on all ranks. Otherwise [`exchange`](Transport::exchange) is used.
+    /// Sums by the transport's own algorithm, if it has one for this order; whether it has one is
+    /// the same on all ranks. If it returns false, [`exchange`](Transport::exchange) is used.
     ///
     /// # Errors
-    /// See the trait.
+    /// The errors of the trait.
     fn all_reduce(&mut self, call: &Call, stream: &Stream, sum: &Sum<'_, Spans>) -> Result<bool>;
 
     /// Waits until all ranks have called it. Does not wait for the device.
     ///
     /// # Errors
-    /// See the trait.
+    /// The errors of the trait.
     fn barrier(&mut self, call: &Call) -> Result<()>;
 
-    /// Tells the other ranks that this one met an error of its own, and will not come any more: they get
-    /// [`RankFailed`](crate::Error::RankFailed), at once or from their next call. Not collective; after an error that
-    /// all know it does nothing.
+    /// Notifies the other ranks that this one failed with an error of its own, and will make no
+    /// more calls: they get [`RankFailed`](crate::Error::RankFailed), at once or from their next
+    /// call. Not collective; has no effect after an error that all ranks know.
     fn abort(&mut self, reason: &str);
 
-    /// New groups of ranks: those with equal `color` form one, ranked by `key` and then by rank.
+    /// Splits the group: ranks with equal `color` form a new group, ranked by `key` and then by
+    /// rank.
     ///
     /// # Errors
-    /// See the trait.
+    /// The errors of the trait.
     fn split(&mut self, call: &Call, color: u64, key: u64) -> Result<Box<dyn Transport>>;
 }
 
-/// Elements of a cache line of the smallest type: shares start there, so no two ranks write one
-/// line.
+/// Elements of a cache line of the smallest type: shares start at multiples of it, so no two ranks
+/// write one line.
 const LINE: usize = 32;
 
 /// The share of `len` elements that rank `rank` of `size` works on: contiguous, all of them

@@ -1,8 +1,8 @@
-//! Ranks that are processes: the same bits as threads, and no hang whatever becomes of a rank.
+//! Ranks that are processes: the same bits as threads, and no hang whatever happens to a rank.
 //!
-//! A test starts `mpirun` (of Open MPI) with this binary, which runs [`rank`] alone: what that does
-//! is chosen by a variable. What it says it writes into a file of its own, for `mpirun` mixes what
-//! processes print, even within a line.
+//! A test starts `mpirun` (of Open MPI) with this binary, which runs [`rank`] alone: a variable
+//! selects its case. It writes its output into a file of its own, since `mpirun` mixes the output
+//! of processes, even within a line.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 #[path = "all/common/mod.rs"]
@@ -22,25 +22,26 @@ use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// What [`rank`] is to do.
+/// Variable with the case of [`rank`].
 const CASE: &str = "COMM_TEST_CASE";
-/// The folder of what ranks say.
+/// Variable with the folder of the ranks' output files.
 const WORDS: &str = "COMM_TEST_WORDS";
-/// Seconds after which a hang is a hang. Cases that pass take a few.
+/// Seconds after which a test counts as hanging. Cases that pass take a few.
 const PATIENCE: &str = "60";
 
-/// Deadline of the cases that wait for its end: longer than a busy machine lets a process wait for its turn.
+/// Deadline of the cases that wait for its end: longer than a busy machine keeps a process waiting
+/// for its turn.
 const DEADLINE: Duration = Duration::from_secs(3);
 /// Deadline of the others.
 const PATIENT: Duration = Duration::from_secs(30);
 
-/// What became of a case.
+/// Outcome of a case.
 struct Heard {
-    /// By rank, what it said, if it said anything.
+    /// Output of each rank, by rank, if any.
     words: Vec<Option<String>>,
-    /// What `mpirun` and the processes printed.
+    /// Output of `mpirun` and the processes.
     printed: String,
-    /// Whether `mpirun` was content.
+    /// Whether `mpirun` succeeded.
     content: bool,
 }
 
@@ -63,13 +64,13 @@ fn mpirun(n: usize, case: &str, survivors: bool) -> Heard {
     Heard { words: (0..n).map(said).collect(), printed, content: output.status.success() }
 }
 
-/// Says what the test reads, once.
+/// Writes an output that the test reads, once.
 fn say(rank: usize, what: impl std::fmt::Display) {
     let file = Path::new(&std::env::var_os(WORDS).unwrap()).join(rank.to_string());
     std::fs::write(file, what.to_string()).unwrap();
 }
 
-/// What `mpirun` starts: one rank.
+/// The rank that `mpirun` starts.
 #[test]
 #[ignore = "the other tests start it, under mpirun"]
 fn rank() {
@@ -122,7 +123,7 @@ fn dense<T: Number>(comm: &mut Communicator, stream: &Stream, results: &mut Vec<
     }
 }
 
-/// Every collective, and what this rank got of it.
+/// Every collective, and this rank's results.
 fn everything(mut comm: Communicator, stream: &Stream) -> Vec<Vec<u8>> {
     let (me, n, mut results) = (comm.rank(), comm.size(), Vec::new());
     dense::<f32>(&mut comm, stream, &mut results);
@@ -199,7 +200,7 @@ fn the_same_bits_as_threads() {
     }
 }
 
-/// All ranks but `dead` said this.
+/// Asserts that all ranks but `dead` wrote this.
 fn all_say(heard: &Heard, dead: Option<usize>, texts: &[&str]) {
     let Heard { words, printed, .. } = heard;
     for (rank, words) in words.iter().enumerate() {
@@ -213,7 +214,7 @@ fn all_say(heard: &Heard, dead: Option<usize>, texts: &[&str]) {
     }
 }
 
-/// Rank 1 said `one`, all others `rest`.
+/// Asserts that rank 1 wrote `one`, all others `rest`.
 fn one_says(heard: &Heard, one: &str, rest: &str) {
     for (rank, words) in heard.words.iter().enumerate() {
         let expected = if rank == 1 { one } else { rest };
@@ -257,7 +258,7 @@ fn a_killed_process_is_named_within_the_deadline() {
     assert!(!heard.content && heard.printed.contains("rank 1"), "{}", heard.printed);
 }
 
-/// Rank 1 asks for something else than the others.
+/// Rank 1 makes another call than the others.
 fn odd_one(mut comm: Communicator, stream: &Stream, what: &str) {
     let odd = comm.rank() == 1;
     let (len, reduction) = match what {
@@ -299,7 +300,7 @@ fn who_disagrees_is_named_on_every_rank() {
     }
 }
 
-/// Rank 1 comes when the others have given up.
+/// Rank 1 arrives when the others have given up.
 fn late(mut comm: Communicator, stream: &Stream) {
     comm.barrier().unwrap();
     if comm.rank() == 1 {
@@ -314,8 +315,8 @@ fn who_comes_late_is_named_and_hears_of_it() {
     all_say(&mpirun(3, "late", true), None, &["rank 1 did not come within 3 s"]);
 }
 
-/// Rank 1 makes one call less than the others. One of these may still be in the sum when the other, which is further,
-/// tells it that the group is over.
+/// Rank 1 makes one call less than the others. One of these may still be in the sum when another,
+/// which is further, tells it that the group has ended.
 fn leave(mut comm: Communicator, stream: &Stream) {
     let (me, x) = (comm.rank(), upload(stream, &[1.0f32; 8]));
     let sum = comm.all_reduce(&x, Reduction::Sum);
@@ -366,7 +367,8 @@ fn what_does_not_fit_is_refused() {
     all_say(&heard, None, &["rank 0 has a message of 4 x f32, the others 5 x f32"]);
 }
 
-/// Rank 1 alone meets an error: a kernel that panicked before the sum, or elements that have no sum.
+/// Rank 1 alone meets an error: a kernel that panicked before the sum, or elements that cannot be
+/// summed.
 fn one_fails(mut comm: Communicator, stream: &Stream, what: &str) {
     let (me, x) = (comm.rank(), upload(stream, &[1.0f32; 8]));
     let result = match what {

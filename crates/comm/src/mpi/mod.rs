@@ -1,15 +1,15 @@
 //! Ranks that are processes, over an MPI library (feature `mpi`).
 //!
 //! The `mpi` crate's handles stay on one thread, which makes all calls of the library; ranks talk
-//! to it by channel. MPI takes host memory, so an exchange waits for the stream that makes what is
-//! sent, once; what is received is copied in by the stream, and not waited for.
+//! to it by channel. MPI takes host memory, so an exchange waits once for the stream that computes
+//! the elements to send; received elements are copied in by the stream without waiting.
 //!
 //! Invariants
-//! - Only calls that return at once: sends, receives and probes that are polled until a deadline. A
-//!   process that is gone is a message that never comes, and MPI's own collectives would wait for
-//!   it forever. (Finalizing is collective: it is done only once all ranks have left in order.)
-//! - Nothing is received before its size is known to fit, and no status code can be lost: the
-//!   `mpi` crate drops them, so MPI's error handler stays the one that ends the process.
+//! - Only non-blocking calls: sends, receives and probes that are polled until a deadline. A
+//!   process that is gone is a message that never arrives, and MPI's own collectives would wait for
+//!   it forever. (Finalizing is collective: it is done only after all ranks have left in order.)
+//! - Nothing is received before its size is known to fit, and no status code can be lost: the `mpi`
+//!   crate drops them, so MPI's error handler stays the one that ends the process.
 //! - A request that can never end keeps its memory: see [`thread`].
 
 mod thread;
@@ -27,16 +27,16 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use thread::{Exchange, Incoming, Job, Outgoing};
 
-/// The most groups that a process can make: MPI promises tags up to 32767, of which a group takes
+/// Largest number of groups of a process: MPI guarantees tags up to 32767, of which a group takes
 /// three.
 const GROUPS_MAX: i32 = 10_000;
 
-/// The way to the thread that has MPI; the last one to be dropped ends MPI.
+/// Connection to the MPI thread; dropping the last one ends MPI.
 struct Link {
     jobs: Option<SyncSender<Job>>,
-    /// Closes when the thread has ended MPI, or will never.
+    /// Closes when the thread has ended MPI, or never will.
     over: Mutex<Receiver<()>>,
-    /// Number of the next group. Held during a split, so that no number is given twice.
+    /// Number of the next group. Locked during a split, so that no number is assigned twice.
     next_context: Mutex<i32>,
 }
 
@@ -51,18 +51,19 @@ impl Drop for Link {
 struct Mpi {
     link: Arc<Link>,
     context: i32,
-    /// By rank of this group: the rank among all processes.
+    /// Rank among all processes, by rank of this group.
     members: Arc<[i32]>,
     rank: usize,
     deadline: Duration,
-    /// Memory for what is received: free again when a stream has copied it.
+    /// Receive buffers: free again when a stream has copied them.
     pool: Vec<Arc<Vec<u8>>>,
 }
 
-/// Starts MPI in this process: the link to all processes that were started together.
+/// Starts MPI in this process: the connection to all processes that were started together.
 ///
 /// # Errors
-/// [`Error::Unavailable`] the second time, if the library allows no threads, or if not all come within the deadline.
+/// [`Error::Unavailable`] the second time, if the library does not support threads, or if some
+/// process does not join within the deadline.
 pub(crate) fn world(deadline: Duration) -> Result<Box<dyn Transport>> {
     let (jobs, todo) = sync_channel(64);
     let (finish, over) = sync_channel(0);
@@ -92,7 +93,7 @@ pub(crate) fn library() -> Option<String> {
     Some(text.trim_matches(|c: char| c.is_whitespace() || c == '\0').to_owned())
 }
 
-/// Messages and connections of Open MPI, and the state of MPICH's variables.
+/// Variables that make Open MPI log messages and connections, and MPICH its variables.
 pub(crate) const DEBUG_ENVIRONMENT: &[(&str, &str)] = &[
     ("OMPI_MCA_pml_base_verbose", "10"),
     ("OMPI_MCA_btl_base_verbose", "30"),
@@ -124,7 +125,7 @@ impl Mpi {
         answer.recv().map_err(gone)?
     }
 
-    /// The parcels' bytes, once for those that go to several ranks. Waits for the device.
+    /// Reads the parcels' bytes, once for those that go to several ranks. Waits for the device.
     fn fetch(&self, parcels: &[Parcel]) -> Result<Vec<Outgoing>> {
         let mut all: Vec<&Spans> = Vec::new();
         let mut places = Vec::with_capacity(parcels.len());
@@ -151,7 +152,7 @@ impl Mpi {
         Ok(outgoing.collect())
     }
 
-    /// The members of this rank's new group with their place in it, and its number.
+    /// The members of this rank's new group, this rank's position in it, and its number.
     fn group_of(&self, wishes: &[Wish]) -> (Vec<usize>, i32) {
         let Wish { color, .. } = wishes[self.rank];
         let mut colors: Vec<u64> = wishes.iter().map(|wish| wish.color).collect();
@@ -166,8 +167,8 @@ impl Mpi {
     }
 }
 
-/// `len` bytes, of memory that was used before if some is free: the smallest that is large enough, and where
-/// none is, the smallest of all makes way.
+/// A buffer of `len` bytes, from the pool if one is free: the smallest that is large enough, or in
+/// place of the smallest of all if none is.
 fn buffer(pool: &mut Vec<Arc<Vec<u8>>>, len: usize) -> Vec<u8> {
     let free = (0..pool.len()).filter(|i| Arc::strong_count(&pool[*i]) == 1);
     let best = free.min_by_key(|i| (pool[*i].capacity() < len, pool[*i].capacity()));
@@ -177,7 +178,7 @@ fn buffer(pool: &mut Vec<Arc<Vec<u8>>>, len: usize) -> Vec<u8> {
     buffer
 }
 
-/// What a rank wants of a split, and the lowest number that it has not yet given to a group.
+/// A rank's arguments of a split, and the lowest number that it has not yet assigned to a group.
 #[derive(Clone, Copy)]
 struct Wish {
     color: u64,
@@ -249,7 +250,7 @@ impl Transport for Mpi {
     }
 
     fn all_reduce(&mut self, _: &Call, _: &Stream, _: &Sum<'_, Spans>) -> Result<bool> {
-        // MPI's own sums wait for a rank that is gone, and add in an order of their choice.
+        // MPI's own sums wait for a rank that is gone, and add in an unspecified order.
         Ok(false)
     }
 
@@ -258,7 +259,7 @@ impl Transport for Mpi {
     }
 
     fn abort(&mut self, reason: &str) {
-        // The error at hand says more than that the thread is gone, too.
+        // The current error is more informative than one about the missing thread.
         let _ = self.tell(Job::Abort { context: self.context, reason: reason.to_owned() });
     }
 
@@ -294,7 +295,7 @@ impl Transport for Mpi {
 impl Drop for Mpi {
     fn drop(&mut self) {
         let panicked = std::thread::panicking();
-        // Without its thread there is nobody to tell.
+        // Without its thread there is nobody to notify.
         let _ = self.tell(Job::Leave { context: self.context, panicked });
     }
 }
@@ -303,7 +304,7 @@ impl Drop for Mpi {
 mod tests {
     use super::*;
 
-    /// An exchange of several sizes, over and over: there is memory of each size, and no more.
+    /// Repeated exchanges of several sizes: there is one buffer of each size, and no more.
     #[test]
     fn every_size_has_memory_of_its_own() {
         let sizes = [1 << 20, 100, 5000, 1 << 20];
@@ -316,7 +317,7 @@ mod tests {
         }
         let bytes: usize = pool.iter().map(|kept| kept.capacity()).sum();
         assert_eq!(bytes, sizes.iter().sum::<usize>());
-        // What is still being read is left alone; what is too small makes way.
+        // Buffers in use are left alone; those that are too small are replaced.
         let busy = pool.clone();
         assert_eq!((buffer(&mut pool, 7).len(), pool.len()), (7, 4));
         drop(busy);

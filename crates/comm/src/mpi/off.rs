@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::transport::Transport;
 use std::time::Duration;
 
-/// There is none.
+/// No library: returns `None`.
 pub(crate) fn library() -> Option<String> {
     None
 }
@@ -12,7 +12,7 @@ pub(crate) fn library() -> Option<String> {
 /// See [`debug_environment`](crate::Communicator::debug_environment).
 pub(crate) const DEBUG_ENVIRONMENT: &[(&str, &str)] = &[];
 
-/// Says how to get a build that has it.
+/// Returns an error that says how to build with the transport.
 pub(crate) fn world(_deadline: Duration) -> Result<Box<dyn Transport>> {
     Err(Error::Unavailable {
         transport: "mpi",

@@ -1,9 +1,9 @@
 //! The one thread that calls MPI.
 //!
-//! A request that was begun can be neither taken back nor let go: MPI may touch its memory until it
-//! ends, and one that waits for a process that is gone never does. So an exchange that fails is
+//! A request that has begun can be neither cancelled nor dropped: MPI may access its memory until
+//! it ends, and one that waits for a process that is gone never ends. So an exchange that fails is
 //! never left: the thread answers, and serves other groups from within it ([`Thread::strand`]),
-//! where the buffers stay alive. Groups fail once, so this goes no deeper than there are groups.
+//! where the buffers stay alive. Groups fail once, so the nesting is at most the number of groups.
 
 use super::transfer::{self, Idle};
 use super::wire::{Content, Notice};
@@ -20,19 +20,20 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender};
 use std::time::{Duration, Instant};
 
-/// How long a rank tries to get a notice to the others, who may be gone.
+/// Time for which a rank tries to deliver a notice to the others, which may be gone.
 const NOTICE_TIME: Duration = Duration::from_secs(1);
 
-/// What the thread is asked for.
+/// A request to the thread.
 pub(super) enum Job {
     Exchange(Box<Exchange>),
-    /// A new group of these ranks among all processes, and the own place among them.
+    /// Create a group of these ranks among all processes, with this process's position among them.
     Join {
         context: i32,
         members: Arc<[i32]>,
         rank: usize,
     },
-    /// This rank met an error of its own: it will not make the exchange for which the others wait.
+    /// This rank failed with an error of its own: it will not make the exchange that the others
+    /// wait for.
     Abort {
         context: i32,
         reason: String,
@@ -43,47 +44,47 @@ pub(super) enum Job {
     },
 }
 
-/// Everything that one rank sends and receives in one call.
+/// All sends and receives of one rank in one call.
 pub(super) struct Exchange {
     pub(super) context: i32,
     pub(super) call: Call,
     pub(super) sends: Vec<Outgoing>,
     pub(super) receives: Vec<Incoming>,
-    /// Gets the received buffers, in the order of `receives`.
+    /// Receives the buffers, in the order of `receives`.
     pub(super) reply: SyncSender<Result<Vec<Vec<u8>>>>,
 }
 
-/// Bytes for another rank.
+/// Bytes to send to another rank.
 pub(super) struct Outgoing {
     pub(super) peer: usize,
     pub(super) content: Content,
     pub(super) bytes: Arc<Vec<u8>>,
 }
 
-/// Room for bytes of another rank.
+/// Buffer for bytes from another rank.
 pub(super) struct Incoming {
     pub(super) peer: usize,
     pub(super) content: Content,
     pub(super) buffer: Vec<u8>,
 }
 
-/// What the thread knows of a group.
+/// The thread's state of a group.
 pub(super) struct Group {
     pub(super) context: i32,
-    /// By rank of the group: the rank among all processes.
+    /// Rank among all processes, by rank of the group.
     pub(super) members: Arc<[i32]>,
     pub(super) rank: usize,
     pub(super) deadline: Duration,
-    /// Exchanges begun.
+    /// Number of exchanges begun.
     pub(super) step: u64,
-    /// By rank: who left, as it said.
+    /// Ranks that left, each with its notice, by rank.
     pub(super) left: Vec<Option<Left>>,
     pub(super) failure: Option<Error>,
 }
 
 #[derive(Clone, Copy)]
 pub(super) struct Left {
-    /// Exchanges that it made.
+    /// Number of exchanges that it made.
     pub(super) steps: u64,
     pub(super) panicked: bool,
     pub(super) in_order: bool,
@@ -101,7 +102,7 @@ impl Group {
     }
 }
 
-/// The whole life of the thread: starts MPI, says so, serves, and ends MPI if all ranks do.
+/// Body of the thread: starts MPI, reports it, serves requests, and ends MPI if all ranks do.
 /// `_finish` closes at the end.
 pub(super) fn run(
     jobs: Receiver<Job>,
@@ -128,7 +129,7 @@ pub(super) fn run(
     if thread.all_have_left() {
         drop(universe);
     } else {
-        // Finalizing would wait for ranks that do not come. The process ends without it.
+        // Finalizing would wait for ranks that never arrive. The process ends without it.
         std::mem::forget(universe);
     }
 }
@@ -138,14 +139,14 @@ struct Thread {
     jobs: Receiver<Job>,
     deadline: Duration,
     groups: BTreeMap<i32, Group>,
-    /// Dropped when nobody need wait for this thread any more.
+    /// Dropped when nobody needs to wait for this thread any more.
     finish: Option<SyncSender<()>>,
     /// An exchange failed, and is never left.
     stuck: bool,
 }
 
 impl Thread {
-    /// Does what is asked for until nobody can ask any more.
+    /// Serves requests until no sender is left.
     fn serve(&mut self) {
         while let Ok(job) = self.jobs.recv() {
             match job {
@@ -172,16 +173,17 @@ impl Thread {
         let in_order = !self.stuck && self.groups.values().all(|group| group.failure.is_none());
         let notice = Notice::Left { steps: group.step, panicked, in_order };
         self.notify(context, &notice);
-        // That of all processes is looked at once more before the end.
+        // The notices of the group of all processes are read once more before the end.
         if context != 0 {
             self.groups.remove(&context);
         }
     }
 
-    /// Tells all other ranks of a group, as far as they take it within [`NOTICE_TIME`].
+    /// Sends a notice to all other ranks of a group, as far as they receive it within
+    /// [`NOTICE_TIME`].
     fn notify(&self, context: i32, notice: &Notice) {
         let Some(group) = self.groups.get(&context) else { return };
-        // Leaked, for a rank that is gone never takes it: once or twice in a group's life.
+        // Leaked, since a rank that is gone never receives it: once or twice per group.
         let bytes: &'static [u8] = notice.encode().leak();
         let tag = Tags::of(context).notice;
         let send = |peer: usize| {
@@ -197,7 +199,7 @@ impl Thread {
         requests.into_iter().for_each(std::mem::forget);
     }
 
-    /// Makes an exchange and answers. Returns only if it went well.
+    /// Makes an exchange and answers. Returns only on success.
     fn exchange(&mut self, exchange: Exchange) {
         let Exchange { context, call, sends, mut receives, reply } = exchange;
         let Some(mut group) = self.groups.remove(&context) else { return };
@@ -226,7 +228,7 @@ impl Thread {
         let _ = reply.send(Ok(receives.into_iter().map(|incoming| incoming.buffer).collect()));
     }
 
-    /// Serves from within an exchange that is never left.
+    /// Serves requests from within an exchange that is never left.
     fn strand(&mut self) -> ! {
         self.stuck = true;
         self.serve();
@@ -236,7 +238,8 @@ impl Thread {
         }
     }
 
-    /// Whether every process left the group of all in order, waiting for it until the deadline.
+    /// Waits until every process has left the group of all processes in order; false after the
+    /// deadline.
     fn all_have_left(&mut self) -> bool {
         let Some(mut group) = self.groups.remove(&0) else { return false };
         let (end, mut idle) = (Instant::now() + self.deadline, Idle::default());
@@ -251,7 +254,7 @@ impl Thread {
     }
 }
 
-/// A group's message tags. Groups have numbers of their own, below [`GROUPS_MAX`].
+/// Message tags of a group. Groups have numbers of their own, below [`GROUPS_MAX`].
 pub(super) struct Tags {
     pub(super) header: i32,
     pub(super) elements: i32,

@@ -1,5 +1,5 @@
-//! One exchange of one rank: everything that it sends and receives, polled until it is through, or
-//! a rank says or shows that it never will be.
+//! One exchange of one rank: all its sends and receives, polled until they are complete, or until a
+//! rank reports or shows by its silence that it never will complete them.
 
 use super::thread::{Group, Incoming, Left, Outgoing, Tags};
 use super::wire::{Content, Header, Notice};
@@ -12,21 +12,21 @@ use mpi::topology::SimpleCommunicator;
 use mpi::traits::{Communicator as _, Destination as _, Equivalence as _, Source as _};
 use std::time::{Duration, Instant};
 
-/// Bytes of the largest message; more are cut. Counts of MPI are i32, and each message that arrives
-/// is a sign of life.
+/// Bytes of the largest message; longer ones are split. Counts of MPI are i32, and each message
+/// that arrives is a sign of life.
 const CHUNK: usize = 16 << 20;
 
-/// What a rank that is alone in missing an exchange gets beyond the deadline, when others are
-/// missing, too: they may be waiting for it themselves, and then say so first.
+/// Share of the deadline that a rank waits beyond it while several others are missing: most of them
+/// may only be waiting for the one that is lost, and then report it first.
 const GRACE: f64 = 0.1;
 
-/// The pieces in which `len` bytes travel; both sides cut the same.
+/// Sizes of the messages that carry `len` bytes; both sides split alike.
 fn chunks(len: usize) -> impl Iterator<Item = usize> {
     let whole = std::iter::repeat_n(CHUNK, len / CHUNK);
     whole.chain((!len.is_multiple_of(CHUNK)).then_some(len % CHUNK))
 }
 
-/// What this rank says to each rank before it sends.
+/// Headers that this rank sends to each rank before the elements.
 pub(super) fn headers(group: &Group, call: &Call, sends: &[Outgoing]) -> Vec<Vec<u8>> {
     let header = |peer: usize| {
         let own = sends.iter().filter(|outgoing| outgoing.peer == peer);
@@ -38,7 +38,7 @@ pub(super) fn headers(group: &Group, call: &Call, sends: &[Outgoing]) -> Vec<Vec
 
 type Pending<'s, 'a> = Request<'a, [u8], &'s LocalScope<'a>>;
 
-/// Room for a parcel.
+/// Buffer for a parcel.
 struct Room<'a> {
     content: Content,
     buffer: &'a mut [u8],
@@ -50,16 +50,16 @@ pub(super) struct Transfer<'s, 'a> {
     group: &'s mut Group,
     tags: Tags,
     call: Call,
-    /// By rank: what it said.
+    /// Header received from each rank, by rank.
     headers: Vec<Option<Header>>,
-    /// By rank: what is to be received, until its header is there.
+    /// Buffers for each rank's parcels, by rank, until its header arrives.
     rooms: Vec<Vec<Room<'a>>>,
-    /// In flight, each with the other rank.
+    /// Requests in flight, each with the other rank.
     requests: Vec<(usize, Pending<'s, 'a>)>,
-    /// Something was sent that has no room here.
+    /// The error for a received parcel without a matching buffer.
     misfit: Option<Error>,
     agreed: bool,
-    /// The last sign of life: a header came, or a message was through.
+    /// The last sign of life: a header arrived, or a message completed.
     heard: Instant,
 }
 
@@ -88,7 +88,7 @@ impl<'s, 'a> Transfer<'s, 'a> {
         }
     }
 
-    /// Begins all sends, and takes note of what is to be received.
+    /// Begins all sends, and records the buffers to receive into.
     pub(super) fn begin(
         &mut self,
         headers: &'a [Vec<u8>],
@@ -117,8 +117,9 @@ impl<'s, 'a> Transfer<'s, 'a> {
         self.requests.push((peer, request));
     }
 
-    /// Ends the exchange. After an error what is in flight stays so, and its memory must stay for
-    /// good. The error says, too, whether it was found here: otherwise the others know it already.
+    /// Completes the exchange. After an error requests stay in flight, and their memory must never
+    /// be freed. The error also says whether it was detected here: otherwise the others know of it
+    /// already.
     pub(super) fn finish(mut self) -> Result<(), (Error, bool)> {
         let outcome = self.poll();
         self.requests.into_iter().for_each(|(_, request)| std::mem::forget(request));
@@ -147,8 +148,8 @@ impl<'s, 'a> Transfer<'s, 'a> {
         }
     }
 
-    /// Takes the headers that have come, and receives what they announce. When all are there:
-    /// error if ranks disagree.
+    /// Reads the headers that have arrived, and begins to receive the parcels they announce. When
+    /// all have arrived: returns an error if ranks disagree.
     fn read_headers(&mut self) -> Result<()> {
         for peer in self.group.peers() {
             if self.headers[peer].is_some() {
@@ -182,7 +183,7 @@ impl<'s, 'a> Transfer<'s, 'a> {
         Ok(())
     }
 
-    /// Begins to receive what a rank sends, if that is what there is room for.
+    /// Begins to receive a rank's parcels, if they match the buffers.
     fn receive(&mut self, peer: usize, header: &Header) {
         let rooms = std::mem::take(&mut self.rooms[peer]);
         let expected = rooms.iter().map(|room| room.content);
@@ -214,7 +215,7 @@ impl<'s, 'a> Transfer<'s, 'a> {
         }
     }
 
-    /// Lets go of the requests that have ended.
+    /// Drops the requests that have completed.
     fn test(&mut self) {
         let before = self.requests.len();
         let requests = std::mem::take(&mut self.requests).into_iter();
@@ -227,7 +228,7 @@ impl<'s, 'a> Transfer<'s, 'a> {
         }
     }
 
-    /// Error if nothing came for so long that a rank must be taken for lost.
+    /// Returns an error if nothing arrived for so long that a rank must be considered lost.
     fn check_patience(&self) -> Result<()> {
         let (waited, deadline) = (self.heard.elapsed(), self.group.deadline);
         if waited < deadline {
@@ -257,7 +258,7 @@ fn describe(content: Option<Content>) -> String {
     }
 }
 
-/// Takes the notices that have come: who left is noted, a failure is returned.
+/// Reads the notices that have arrived: ranks that left are recorded, a failure is returned.
 pub(super) fn read_notices(world: &SimpleCommunicator, group: &mut Group) -> Option<Error> {
     let tag = Tags::of(group.context).notice;
     while let Some(found) = world.any_process().immediate_matched_probe_with_tag(tag) {
@@ -277,7 +278,7 @@ pub(super) fn read_notices(world: &SimpleCommunicator, group: &mut Group) -> Opt
     None
 }
 
-/// The bytes of a message that has come. Headers and notices are so small that they came whole.
+/// Reads the bytes of a message. Headers and notices are so small that they arrive whole.
 fn take((message, status): (Message, Status)) -> Vec<u8> {
     let len = status.count(u8::equivalent_datatype());
     let mut bytes = vec![0u8; usize::try_from(len).unwrap_or(0)];
@@ -285,8 +286,8 @@ fn take((message, status): (Message, Status)) -> Vec<u8> {
     bytes
 }
 
-/// How to pass the time between two looks: at first not at all, then by letting others run, then
-/// asleep, for on a machine with fewer cores than ranks the others need this one's.
+/// Back-off between two polls: first none, then yielding to others, then sleeping, since on a
+/// machine with fewer cores than ranks the others need this rank's core.
 #[derive(Default)]
 pub(super) struct Idle(u32);
 
@@ -306,12 +307,12 @@ mod tests {
     use super::*;
     use std::sync::Arc;
 
-    /// A rank that comes just before the deadline has all of it for what it sends.
+    /// A rank that arrives just before the deadline has a full deadline for its elements.
     #[test]
     fn a_header_that_begins_a_receive_is_a_sign_of_life() {
         let universe = mpi::initialize().unwrap();
         let (world, deadline) = (universe.world(), Duration::from_millis(400));
-        // The other rank is this process, too: what is sent to it comes back.
+        // The other rank is this process, too: messages sent to it come back.
         let mut group = Group::new(0, Arc::new([0, 0]), 0, deadline);
         let call = Call::of("test");
         let (content, elements) = ((None, 3), [7u8, 8, 9]);
@@ -327,7 +328,7 @@ mod tests {
             let began = Instant::now();
             transfer.heard = began.checked_sub(deadline.mul_f64(0.75)).unwrap();
             let ended = (transfer.poll(), began.elapsed());
-            // What was begun has to end before the memory goes.
+            // Requests that have begun must end before their memory is freed.
             transfer.send(1, &elements, transfer.tags.elements);
             while !transfer.requests.is_empty() {
                 transfer.test();

@@ -1,41 +1,42 @@
-//! What ranks tell each other besides elements: what they are about to do, and that they are done
-//! for. Small enough that every MPI library sends it without waiting for the receiver.
+//! Messages between ranks besides elements: headers that announce a call, and notices that a rank
+//! leaves or fails. Small enough that every MPI library sends them without waiting for the
+//! receiver.
 
 use crate::error::Error;
 use crate::transport::Call;
 use meristem_device::{DType, MemoryFormat, Shape};
 
-/// Most parcels from one rank to another in one exchange.
+/// Largest number of parcels from one rank to another in one exchange.
 pub(super) const PARCELS_MAX: usize = 32;
-/// Most bytes of a text; the rest is cut.
+/// Largest size of a text in bytes; the rest is cut off.
 const TEXT_MAX: usize = 200;
 
 const DTYPES: [DType; 6] = [DType::F32, DType::F64, DType::BF16, DType::U8, DType::U32, DType::I64];
 
-/// Elements of a parcel: their type, `None` for bytes of our own, and their number.
+/// Elements of a parcel: their type, `None` for internal bytes, and their number.
 pub(super) type Content = (Option<DType>, usize);
 
-/// What a rank tells each other rank at the start of an exchange.
+/// Header from a rank to each other rank at the start of an exchange.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Header {
     /// Number of the exchange in its group, from 1.
     pub(super) step: u64,
     pub(super) call: Call,
-    /// What it sends to the one who reads this.
+    /// Parcels that it sends to the reader.
     pub(super) parcels: Vec<Content>,
 }
 
-/// What a rank tells the others out of turn.
+/// Notice from a rank to the others outside of an exchange.
 #[derive(Debug, Clone)]
 pub(super) enum Notice {
-    /// It made this many exchanges, and makes no more.
+    /// The rank made this many exchanges, and makes no more.
     Left {
         steps: u64,
         panicked: bool,
-        /// Whether it can end MPI in order: nothing of it is in flight.
+        /// Whether it can finalize MPI: none of its requests are in flight.
         in_order: bool,
     },
-    /// The group is of no use any more.
+    /// The group is unusable.
     Failed(Error),
 }
 
@@ -54,8 +55,9 @@ impl Header {
         out.0
     }
 
-    /// `None` for bytes that no rank of this version writes. Names of operations are `'static`:
-    /// `own`'s is taken where it is the same, another is leaked, which a group survives once.
+    /// Decodes a header; `None` for bytes that no rank of this version writes. Names of operations
+    /// are `'static`: `own`'s is used if it is the same, another is leaked, which happens once per
+    /// group.
     pub(super) fn decode(bytes: &[u8], own: &Call) -> Option<Header> {
         let mut from = Reader(bytes);
         let (step, dtype, shape) = (from.number()?, from.dtype()?, from.shape()?);
@@ -96,7 +98,7 @@ impl Notice {
             Notice::Failed(Error::RankFailed { rank, reason }) => {
                 out.number(4).number(*rank as u64).text(reason);
             }
-            // Other errors are of one rank alone, which tells them as [`Error::RankFailed`].
+            // Other errors belong to one rank alone, which sends them as [`Error::RankFailed`].
             Notice::Failed(_) => {
                 out.number(u64::MAX);
             }
@@ -104,7 +106,8 @@ impl Notice {
         out.0
     }
 
-    /// `None` for bytes that no rank of this version writes. Texts are leaked: a group fails once.
+    /// Decodes a notice; `None` for bytes that no rank of this version writes. Texts are leaked: a
+    /// group fails once.
     pub(super) fn decode(bytes: &[u8]) -> Option<Notice> {
         let mut from = Reader(bytes);
         let kind = from.number()?;
@@ -213,7 +216,7 @@ mod tests {
         assert_eq!(Header::decode(&bytes, &call), Some(header.clone()));
         let other = Call { operation: "barrier", ..call };
         assert_eq!(Header::decode(&bytes, &other), Some(header.clone()));
-        // Up to the end of the operation's name; what follows are parcels.
+        // Up to the end of the operation's name; parcels follow it.
         for cut in 0..8 + 1 + 33 + 8 + 16 + 11 {
             assert_eq!(Header::decode(&bytes[..cut], &call), None, "{cut}");
         }

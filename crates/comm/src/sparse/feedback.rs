@@ -1,13 +1,13 @@
-//! X3: what was not sent is added to the next gradient. And momentum correction (X7): the velocity
-//! is accumulated instead of the gradient.
+//! Error feedback (X3): elements that were not sent are added to the next gradient. With momentum
+//! correction (X7) the velocity is accumulated instead of the gradient.
 //!
-//! acc = residual + gradient; what is sent is acc at the picks; residual' = acc elsewhere, and
-//! minus zero at the picks, which leaves every bit of what is added to it alone. So
-//! sent + residual' = residual + gradient, bit for bit. With momentum m, the velocity
-//! u = m u + gradient takes the gradient's place and is cleared at the picks, where it would go on
-//! pushing in a direction that is old by now (Lin et al., "Deep Gradient Compression", ICLR 2018).
-//! Where everything is sent nothing is old: the velocity stays, and the sum of the velocities is
-//! that of ordinary momentum.
+//! acc = residual + gradient; the elements sent are acc at the picks; residual' = acc elsewhere,
+//! and minus zero at the picks, which changes no bit of a number added to it. So sent + residual' =
+//! residual + gradient, bit for bit. With momentum m, the velocity u = m u + gradient takes the
+//! gradient's place and is cleared at the picks, where it would otherwise keep pushing in an
+//! outdated direction (Lin et al., "Deep Gradient Compression", ICLR 2018). When everything is sent
+//! nothing is outdated: the velocity stays, and the sum of the velocities is that of ordinary
+//! momentum.
 
 use super::lists::{Lists, NONE};
 use super::pieces::Pieces;
@@ -17,7 +17,7 @@ use crate::number::{Magnitude, Number, with_number};
 use crate::spans::{Spans, parts};
 use meristem_device::{Args, DType, Owner, Stream, Tensor};
 
-/// What a rank keeps between exchanges of one tensor.
+/// State of a rank between exchanges of one tensor.
 pub(crate) struct Feedback {
     pub(crate) residual: Tensor,
     pub(crate) momentum: Option<Momentum>,
@@ -29,7 +29,7 @@ pub(crate) struct Momentum {
     pub(crate) velocity: Tensor,
 }
 
-/// The factor, if there is an end to what is accumulated by it.
+/// Checks that the factor is in [0, 1), so that the accumulated velocity is bounded.
 pub(crate) fn check_momentum(operation: &'static str, factor: f64) -> Result<f64> {
     if (0.0..1.0).contains(&factor) {
         return Ok(factor);
@@ -42,7 +42,7 @@ impl Momentum {
         Ok(Momentum { factor, velocity: nothing(stream, dtype, len)? })
     }
 
-    /// The velocity after this gradient.
+    /// Updates the velocity by a gradient and returns it.
     pub(crate) fn advance(&self, gradient: &Spans) -> Result<Spans> {
         let Momentum { factor, velocity } = self;
         let launch = velocity.stream().launch("feedback, velocity").write(velocity);
@@ -78,8 +78,8 @@ impl Feedback {
         Ok(Feedback { residual: nothing(stream, dtype, len)?, momentum })
     }
 
-    /// Adds the gradient, or the velocity after it, to what was not sent, writes all of it to `output`, and leaves
-    /// nothing unsent: for an exchange of everything.
+    /// Adds the gradient, or the velocity after it, to the residual, writes the result to `output`,
+    /// and clears the residual: for an exchange of everything.
     pub(crate) fn drain(&self, gradient: &Spans, output: &Spans) -> Result<()> {
         let added = match &self.momentum {
             Some(momentum) => &momentum.advance(gradient)?,
@@ -113,7 +113,7 @@ impl Feedback {
         Ok(())
     }
 
-    /// Keeps nothing at these indices: they were sent.
+    /// Clears residual and velocity at these indices, which were sent.
     pub(crate) fn clear(&self, indices: &Tensor) -> Result<()> {
         let mut launch =
             indices.stream().launch("feedback, clear").read(indices).write(&self.residual);
@@ -132,7 +132,7 @@ impl Feedback {
     }
 }
 
-/// What is kept at first: minus zero.
+/// Initial residual or velocity: minus zero.
 fn nothing(stream: &Stream, dtype: DType, len: usize) -> Result<Tensor> {
     let tensor = Tensor::empty(stream, [len], dtype, Owner::Collectives)?;
     let launch = stream.launch("feedback, nothing kept").write(&tensor);
@@ -144,9 +144,10 @@ fn nothing(stream: &Stream, dtype: DType, len: usize) -> Result<Tensor> {
     Ok(tensor)
 }
 
-/// Selects the largest of a gradient, or of what was kept plus the gradient, which is kept then.
-/// Where `threshold` (one i64) is given, it is used instead of an exact one unless the flag says to
-/// refresh it, and is set whenever exactly the largest were picked. `picks` is padded.
+/// Selects the largest elements of a gradient, or of residual plus gradient, which then becomes the
+/// new residual. If `threshold` (one i64) is given, it is used instead of an exact one unless the
+/// flag asks for a refresh, and is updated whenever exactly the largest were selected. `picks` is
+/// padded.
 pub(crate) fn select(
     gradient: &Spans,
     feedback: Option<&Feedback>,
@@ -185,7 +186,7 @@ pub(crate) fn select(
     Ok(())
 }
 
-/// Arguments of the selecting kernel after the first four and before the gradient.
+/// Arguments of the selection kernel after the first four and before the gradient.
 struct Kind {
     refresh: Option<bool>,
     kept: bool,
@@ -219,22 +220,22 @@ fn run<T: Number>(args: &mut Args<'_>, kind: &Kind) {
     };
     indices[picked..].fill(NONE);
     values[picked..].fill(T::ZERO);
-    // As many as wanted are exactly the largest, whatever was known before.
+    // A full list has exactly the largest elements, whatever threshold was used.
     if let (Some(threshold), true) = (threshold, picked == indices.len()) {
         let least = values.iter().map(|value| value.magnitude()).min();
         *threshold = least.map_or(0, |least| least.wide() as i64);
     }
 }
 
-/// What was kept, and a gradient that is added to it when it is visited, or its velocity with a
-/// factor: all in one pass over memory.
+/// Residual and gradient, or residual and velocity with its factor, that are added as they are
+/// visited: all in one pass over memory.
 struct Kept<'a, T> {
     residual: &'a mut [T],
     velocity: Option<(&'a mut [T], T)>,
     gradient: Pieces<'a, T>,
 }
 
-/// The same, of one slice of the gradient.
+/// The part of [`Kept`] for one slice of the gradient.
 struct KeptPart<'a, T> {
     residual: &'a mut [T],
     velocity: Option<(&'a mut [T], T)>,

@@ -1,5 +1,5 @@
-//! X9: the largest elements of a tensor, and those of every rank's, as values and indices on the
-//! device.
+//! Top-k elements of a tensor, and the all-gather of every rank's, as values and indices on the
+//! device (X9).
 
 use super::feedback;
 use super::lists::{Lists, check_k};
@@ -12,8 +12,8 @@ use crate::transport::Call;
 use crate::{check, placement};
 use meristem_device::{DType, Expect, Shape, Stream, Tensor};
 
-/// Memory of [`topk`] and [`topk_all_gather`], made once for tensors of one shape and type on one
-/// stream.
+/// Memory of [`topk`] and [`topk_all_gather`], allocated once for tensors of one shape and type on
+/// one stream.
 pub struct TopKStorage {
     stream: Stream,
     dtype: DType,
@@ -21,23 +21,23 @@ pub struct TopKStorage {
     ranks: usize,
     k_max: usize,
     candidates: Lists,
-    /// `[ranks, k_max]`; rows of fewer picks lie at the front.
+    /// `[ranks, k_max]`; shorter rows are packed at the front.
     lists: Lists,
 }
 
-/// Elements of tensors, and their places. Views of a [`TopKStorage`], whose next use overwrites
+/// Elements of tensors, and their indices. Views of a [`TopKStorage`], whose next use overwrites
 /// them in stream order.
 #[derive(Debug, Clone)]
 pub struct Picked {
     /// `[ranks * k]` of the elements' type, by rank.
     pub values: Tensor,
-    /// `[ranks * k]` x u32: each element's place in its rank's tensor, in memory order.
+    /// `[ranks * k]` x u32: each element's index in its rank's tensor, in memory order.
     pub indices: Tensor,
 }
 
 impl TopKStorage {
-    /// For tensors like this one, up to `k_max` picks of each of `ranks` ranks. Does not wait for
-    /// the device.
+    /// Storage for tensors like this one, up to `k_max` elements of each of `ranks` ranks. Does not
+    /// wait for the device.
     ///
     /// # Errors
     /// [`Error::BadArgument`] for elements that cannot be compared or are more than 2^32 - 1, no
@@ -57,7 +57,7 @@ impl TopKStorage {
         Ok(TopKStorage { stream, dtype, shape, ranks, k_max, candidates, lists })
     }
 
-    /// Most picks of a rank.
+    /// Largest number of elements per rank.
     pub fn k_max(&self) -> usize {
         self.k_max
     }
@@ -82,7 +82,7 @@ impl TopKStorage {
         Ok(Lists { indices: indices.view(0, [len])?, values: values.view(0, [len])?, len: k })
     }
 
-    /// The rows as results, once they are found to be what the operation promises.
+    /// Checks the rows and returns them as results.
     fn picked(&self, operation: &'static str, rows: Lists) -> Result<Picked> {
         let Lists { indices, values, .. } = rows;
         let expect = || Expect::stream(&self.stream).shape([indices.numel()]).contiguous();
@@ -96,13 +96,13 @@ impl TopKStorage {
     }
 }
 
-/// The k elements of largest magnitude of a contiguous tensor, by ascending index; ties go to the
-/// lower one, NaN is larger than infinity. One launch; allocates nothing and does not wait for the
-/// device.
+/// Selects the k elements of largest magnitude of a contiguous tensor, by ascending index; ties go
+/// to the lower one, NaN is larger than infinity. One launch; allocates nothing and does not wait
+/// for the device.
 ///
 /// # Errors
-/// [`Error::BadArgument`] for a tensor unlike that which the storage was made for, or more picks
-/// than elements or the storage holds; [`Error::Device`].
+/// [`Error::BadArgument`] for a tensor unlike the one the storage was created for, or more picks
+/// than elements or than the storage holds; [`Error::Device`].
 pub fn topk(tensor: &Tensor, storage: &mut TopKStorage, k: usize) -> Result<Picked> {
     let operation = "topk";
     storage.check(operation, tensor, k)?;
@@ -111,14 +111,14 @@ pub fn topk(tensor: &Tensor, storage: &mut TopKStorage, k: usize) -> Result<Pick
     storage.picked(operation, row)
 }
 
-/// Every rank's k elements, rank 0's first: those of largest magnitude as by [`topk`], or those at
-/// the `indices` (`[k]` x u32 on the tensor's stream), in the order in which these are given, which
-/// a rank may do on its own. The results, `[ranks * k]` each, lie on the device. Allocates nothing
+/// Gathers every rank's k elements, rank 0's first: those of largest magnitude as by [`topk`], or
+/// those at the `indices` (`[k]` x u32 on the tensor's stream), in the given order; each rank may
+/// choose one or the other. The results, `[ranks * k]` each, are on the device. Allocates nothing
 /// and, over threads, does not wait for the device.
 ///
 /// # Errors
-/// As [`topk`], and for a storage for another number of ranks; those of every collective, see
-/// [`Communicator::all_reduce_with`]. An index that the tensor does not have fails the stream, as a
+/// The errors of [`topk`], a storage for another number of ranks, and those of every collective,
+/// see [`Communicator::all_reduce_with`]. An index outside of the tensor fails the stream like a
 /// kernel that panicked.
 pub fn topk_all_gather(
     comm: &mut Communicator,
@@ -161,7 +161,7 @@ fn try_topk_all_gather(
     storage.picked(operation, rows)
 }
 
-/// Copies the elements at these indices, and the indices, unless they are there already.
+/// Copies the elements at these indices, and the indices unless they are there already.
 fn take(tensor: &Tensor, indices: &Tensor, to: &Lists) -> Result<()> {
     let launch = tensor.stream().launch("topk, take").read(tensor).read(indices).write(&to.values);
     let in_place = indices.storage_id() == to.indices.storage_id()

@@ -1,11 +1,13 @@
-//! X4: the k largest of the global sum, by a tree of merges (Shi et al., "A Distributed Synchronous
-//! SGD Algorithm with Global Top-k Sparsification", ICDCS 2019), for any number of ranks.
+//! gTop-k (X4): the k largest elements of the global sum, by a tree of merges (Shi et al., "A
+//! Distributed Synchronous SGD Algorithm with Global Top-k Sparsification", ICDCS 2019), for any
+//! number of ranks.
 //!
-//! At level l a rank whose number is an odd multiple of 2^l hands its list to the rank 2^l below,
-//! which merges both and keeps the k largest. The final list goes back down the tree. With it goes,
-//! for each list that was handed over, a bit for every entry: whether it is part of the result, and
-//! not only its index, which may have come through by another way. What is not, returns to the
-//! residual of the rank that sent it. On the wire: (n - 1)(4 k + k / 32) words in all.
+//! At level l a rank whose number is an odd multiple of 2^l sends its list to the rank 2^l below,
+//! which merges both and keeps the k largest. The final list is sent back down the tree, and with
+//! it, for each list that was sent up, one bit per entry: whether the entry is part of the result.
+//! The index alone would not tell, since it may be in the result by way of another list. Entries
+//! that are not part of the result return to the residual of the rank that sent them. Transferred:
+//! (n - 1)(4 k + k / 32) words in total.
 
 use super::lists::{Entries, Lists, NONE, intersect, keep_largest, merge};
 use super::topk;
@@ -18,9 +20,9 @@ use meristem_device::{Args, DType, Owner, Stream, Tensor};
 
 /// Memory for one size of exchange.
 pub(crate) struct Buffers {
-    /// [levels + 1, k]: this rank's list after that many merges.
+    /// [levels + 1, k]: this rank's list after each number of merges.
     own: Lists,
-    /// [levels, k]: what came at each level.
+    /// [levels, k]: the list received at each level.
     incoming: Lists,
     /// [1, k]: the final list.
     last: Lists,
@@ -28,7 +30,7 @@ pub(crate) struct Buffers {
     union: Lists,
     /// k / 32 x u32
     mask: Tensor,
-    /// k x u32: the entries of the present list that are part of the result.
+    /// k x u32: the entries of the current list that are part of the result.
     alive: Tensor,
     levels: usize,
 }
@@ -57,7 +59,8 @@ impl Buffers {
         self.own.row(0)
     }
 
-    /// Exchanges the picks and writes the result; returns the indices of those that are part of it.
+    /// Exchanges the picks and writes the result; returns the indices of the picks that are part of
+    /// it.
     pub(crate) fn sum(
         &self,
         comm: &mut Communicator,
@@ -106,7 +109,7 @@ impl Buffers {
         Ok(self.alive.clone())
     }
 
-    /// Own list and what came, to the next own list.
+    /// Merges the own list and the received one into the next own list.
     fn merge(&self, merges: usize, level: usize) -> Result<()> {
         let (own, came) = (self.own.row(merges)?, self.incoming.row(level)?);
         let next = self.own.row(merges + 1)?;
@@ -123,7 +126,7 @@ impl Buffers {
         Ok(())
     }
 
-    /// The child's bits, and what is left of the own list before the merge.
+    /// Computes the child's bits, and the remaining entries of the own list before the merge.
     fn mark(&self, merges: usize, level: usize) -> Result<()> {
         let (own, came) = (self.own.row(merges)?, self.incoming.row(level)?);
         let stream = self.alive.stream();
@@ -145,7 +148,7 @@ impl Buffers {
         Ok(())
     }
 
-    /// The list that was handed over, without the entries whose bits are not set.
+    /// Removes the entries whose bits are not set from the list that was sent up.
     fn unmark(&self, merges: usize) -> Result<()> {
         let own = self.own.row(merges)?;
         let stream = self.alive.stream();
@@ -166,11 +169,11 @@ impl Buffers {
     }
 }
 
-/// What a rank does at a level of the tree.
+/// Role of a rank at a level of the tree.
 enum Role {
-    /// Takes a list from this rank.
+    /// Receives a list from this rank.
     Parent(usize),
-    /// Gives its list to this rank.
+    /// Sends its list to this rank.
     Child(usize),
     Idle,
 }

@@ -10,7 +10,7 @@ use meristem_device::{Args, DType, Isa, Owner, Stream, Tensor};
 use smallvec::SmallVec;
 use std::ops::RangeFrom;
 
-/// No element: an index that no tensor has.
+/// Index of padding: an index that no tensor has.
 pub(crate) const NONE: u32 = u32::MAX;
 
 /// Lists on the device, one after the other, all of one length.
@@ -35,7 +35,7 @@ impl Lists {
         Ok(Lists { indices, values, len })
     }
 
-    /// Sends this rank's row, of as many as there are ranks, to all others, and receives theirs.
+    /// All-gathers the rows: sends this rank's row to all others, and receives theirs.
     pub(crate) fn gather(&self, comm: &mut Communicator, call: &Call) -> Result<()> {
         let (own, n) = (self.row(comm.rank())?, comm.size());
         let (mut sends, mut receives) = (Vec::new(), Vec::new());
@@ -46,13 +46,13 @@ impl Lists {
         comm.exchange(call, self.indices.stream(), &sends, &receives)
     }
 
-    /// Both parts, for a peer or from it.
+    /// Indices and values as parcels, to a peer or from it.
     pub(crate) fn parcels(&self, peer: usize) -> Result<[Parcel; 2]> {
         Ok([Parcel::new(peer, &self.indices)?, Parcel::new(peer, &self.values)?])
     }
 }
 
-/// Error unless k elements can be picked, and their indices fit.
+/// Returns an error unless k elements can be selected, and their indices fit u32.
 pub(crate) fn check_k(operation: &'static str, len: usize, k: usize) -> Result<()> {
     if len > NONE as usize {
         let expected = format!("one of at most {NONE} elements");
@@ -73,13 +73,13 @@ pub(crate) struct Entries<'a, T> {
 }
 
 impl<'a, T: Number> Entries<'a, T> {
-    /// Cuts rows into lists of `len` without their padding.
+    /// Splits rows into lists of `len` without their padding.
     pub(crate) fn rows(
         indices: &'a [u32],
         values: &'a [T],
         len: usize,
     ) -> impl Iterator<Item = Entries<'a, T>> + Clone {
-        // No chunks of nothing; a list without room has no entries anyway.
+        // Chunks must not be empty; a list without room has no entries anyway.
         let len = len.max(1);
         indices
             .chunks(len)
@@ -101,8 +101,8 @@ impl<'a, T: Number> Entries<'a, T> {
     }
 }
 
-/// Merges two lists; where both have an index the values are added, `a`'s first. Returns the
-/// number of entries, which have room.
+/// Merges two lists; where both have an index the values are added, `a`'s first. Returns the number
+/// of entries, for which there must be room.
 pub(crate) fn merge<T: Number>(
     a: Entries<'_, T>,
     b: Entries<'_, T>,
@@ -138,7 +138,7 @@ pub(crate) fn keep_largest<T: Number>(list: Entries<'_, T>, indices: &mut [u32],
     values[k..].fill(T::ZERO);
 }
 
-/// Keeps of `indices` those that are in `kept`, too, and pads the rest. Both ascend.
+/// Keeps those of `indices` that are also in `kept`, and pads the rest. Both are ascending.
 pub(crate) fn intersect(indices: &mut [u32], kept: &[u32]) {
     let (mut n, mut j) = (0, 0);
     for i in 0..indices.len() {
@@ -154,8 +154,8 @@ pub(crate) fn intersect(indices: &mut [u32], kept: &[u32]) {
     indices[n..].fill(NONE);
 }
 
-/// Writes a dense result, which lies in these arguments of a kernel, from the first to the last: zero, the first
-/// list's values, and the others' added in order; divided if there is a divisor.
+/// Writes a dense result into these arguments of a kernel, from the first to the last: zero, the
+/// first list's values, and the others' added in order; divided if there is a divisor.
 pub(crate) fn scatter<'a, T: Number>(
     lists: impl Iterator<Item = Entries<'a, T>>,
     divisor: Option<usize>,
@@ -199,7 +199,8 @@ impl<T: Number> Vectorized for Scatter<'_, '_, T> {
                     let mut done = 0;
                     for (index, value) in list.indices.iter().zip(list.values) {
                         let Some(slot) = block.get_mut(*index as usize - start) else { break };
-                        // Stored, not added to zero: the first of a sum keeps the sign of its zero.
+                        // Stored, not added to zero: the first value of a sum keeps the sign of its
+                        // zero.
                         *slot = if rank == 0 { *value } else { slot.plus(*value) };
                         done += 1;
                     }

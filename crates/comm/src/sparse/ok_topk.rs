@@ -1,15 +1,16 @@
-//! X5: split and reduce (after Li and Hoefler, "Near-Optimal Sparse Allreduce for Distributed Deep
-//! Learning", PPoPP 2022).
+//! Ok-Topk (X5): split and reduce (after Li and Hoefler, "Near-Optimal Sparse Allreduce for
+//! Distributed Deep Learning", PPoPP 2022).
 //!
-//! The elements are cut into m = min(n, k) regions, each with an owner. A rank sends every owner
-//! the picks in its region, at most k / m of them, the largest; the owner adds in rank order and
-//! sends the 2 k / m largest sums to all; of what arrives, everybody keeps the k largest. Messages
-//! have a fixed size, so nobody needs to know how much there is to send: the ranks together send
-//! 6 k (n - 1) words at most, 6 k (n - 1) / n a rank. What found no room, or is not in the
-//! result, stays in the residual.
+//! The elements are divided into m = min(n, k) regions, each with an owner. A rank sends every
+//! owner its picks in that region, at most k / m of them, the largest; the owner adds in rank order
+//! and sends the 2 k / m largest sums to all; every rank keeps the k largest of all sums received.
+//! Messages have a fixed size, so no sizes need to be exchanged: the ranks together send 6 k (n -
+//! 1) words at most, 6 k (n - 1) / n per rank. Picks that found no room, or are not in the result,
+//! stay in the residual.
 //!
-//! Every T exchanges the local threshold is made exact, and the regions are cut anew, so that each
-//! holds as many elements of the last result. All ranks know that, so they agree without a word.
+//! Every T exchanges the local threshold is recomputed exactly, and the regions are redrawn so that
+//! each has equally many elements of the last result. All ranks know the schedule, so they agree
+//! without communication.
 
 use super::lists::{Entries, Lists, NONE, intersect, keep_largest, merge, scatter};
 use crate::communicator::{Communicator, others};
@@ -26,21 +27,21 @@ pub(crate) struct Buffers {
     picks: Lists,
     /// [m, k / m]: row o goes to owner o.
     sends: Lists,
-    /// [n, k / m]: row r is of rank r; of owners only.
+    /// [n, k / m]: row r comes from rank r; on owners only.
     received: Lists,
-    /// [m, 2 k / m]: row o is what owner o sends to all.
+    /// [m, 2 k / m]: row o is the list that owner o sends to all.
     reduced: Lists,
-    /// Two unions of all that an owner received, one after the other.
+    /// Two unions of everything that an owner received, used in turn.
     unions: [Lists; 2],
     /// [1, k]: the result.
     last: Lists,
-    /// m - 1 inner bounds of the regions.
+    /// [m - 1]: the inner bounds of the regions.
     bounds: Tensor,
     /// [1] x i64: the local threshold.
     threshold: Tensor,
     /// Exchanges so far.
     step: u64,
-    /// Digest of the step and the regions that were taken over, or 0.
+    /// Digest of the imported step and regions, or 0.
     imported: u64,
     refresh: u64,
     me: usize,
@@ -57,7 +58,7 @@ impl Buffers {
         let (n, m) = (comm.size(), comm.size().min(k));
         let (room, back) = (k / m, 2 * k / m);
         let lists = |rows, len| Lists::new(stream, dtype, rows, len);
-        // Even regions to begin with.
+        // Initially the regions are of equal size.
         let even: Vec<u32> = (1..m).map(|i| (i * len / m) as u32).collect();
         let bounds = Tensor::from_slice(stream, &even, [m - 1], Owner::Collectives)?;
         Ok(Buffers {
@@ -80,24 +81,24 @@ impl Buffers {
         self.picks.row(0)
     }
 
-    /// The local threshold, and whether it is to be made exact.
+    /// The local threshold, and whether to recompute it exactly.
     pub(crate) fn threshold(&self) -> (&Tensor, bool) {
         (&self.threshold, self.step.is_multiple_of(self.refresh))
     }
 
-    /// Digest of what all ranks know without a word: when regions and thresholds are made anew, and how the regions
-    /// lie, which follows from how they lay at first and from the results since.
+    /// Digest of the state that must be equal on all ranks: the schedule of thresholds and regions,
+    /// and the regions themselves, which follow from the initial ones and the results since.
     pub(crate) fn kept_by_all(&self) -> u64 {
         digest(&(self.imported, self.step, self.refresh))
     }
 
-    /// Step, threshold and bounds. Waits for the device.
+    /// Exports step, threshold and bounds. Waits for the device.
     pub(crate) fn export(&self) -> Result<Vec<u8>> {
         let parts = meristem_device::read_back(&[&self.threshold, &self.bounds])?;
         Ok([self.step.to_ne_bytes().to_vec(), parts.concat()].concat())
     }
 
-    /// Takes over what [`export`](Buffers::export) gave, if it is of as many ranks.
+    /// Imports the bytes of [`export`](Buffers::export), if they are from as many ranks.
     pub(crate) fn import(&mut self, bytes: &[u8]) -> Result<()> {
         let Some((step, rest)) = bytes.split_first_chunk::<8>() else { return Ok(()) };
         let Some((threshold, rest)) = rest.split_first_chunk::<8>() else { return Ok(()) };
@@ -112,7 +113,8 @@ impl Buffers {
         Ok(())
     }
 
-    /// Exchanges the picks and writes the result; returns the indices of those that are part of it.
+    /// Exchanges the picks and writes the result; returns the indices of the picks that are part of
+    /// it.
     pub(crate) fn sum(
         &mut self,
         comm: &mut Communicator,
@@ -149,7 +151,7 @@ impl Buffers {
         Ok(self.picks.indices.clone())
     }
 
-    /// Cuts the picks into regions.
+    /// Divides the picks into regions.
     fn split(&self) -> Result<()> {
         let (picks, sends) = (&self.picks, &self.sends);
         let room = sends.len;
@@ -184,8 +186,8 @@ impl Buffers {
         Ok(())
     }
 
-    /// Keeps the largest of what came, writes the dense result, and keeps of the picks what was
-    /// sent and is part of it; cuts the regions anew if it is time.
+    /// Keeps the largest of the received sums, writes the dense result, and keeps those of the
+    /// picks that were sent and are part of it; redraws the regions if it is time.
     fn finish(&self, divisor: Option<usize>, output: &Spans) -> Result<()> {
         let back = self.reduced.len;
         let anew = self.step.is_multiple_of(self.refresh);
@@ -207,7 +209,7 @@ impl Buffers {
     }
 }
 
-/// The same in every process of one program.
+/// Digest of a value, the same in every process of one program.
 fn digest(of: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     of.hash(&mut hasher);
@@ -234,7 +236,7 @@ fn reduce<T: Number>(args: &mut Args<'_>, me: usize, room: usize) {
     let (mut sum, mut sum_values) = (args.write::<u32>(6), args.write::<T>(7));
     let (mut next, mut next_values) = (args.write::<u32>(8), args.write::<T>(9));
     let mut len = 0;
-    // In rank order: that of this rank lies elsewhere.
+    // In rank order, although this rank's own row is stored elsewhere.
     for (rank, row) in rows.enumerate() {
         let row = if rank == me { own } else { row };
         let so_far = Entries { indices: &sum[..len], values: &sum_values[..len] };
@@ -257,7 +259,7 @@ fn finish<T: Number>(
     let (indices, values) = (args.write::<u32>(3), args.write::<T>(4));
     let (last, last_values) = (args.write::<u32>(5), args.write::<T>(6));
     let (picks, bounds) = (args.write::<u32>(7), args.write::<u32>(8));
-    // Regions ascend, and so do the rows.
+    // Regions are ascending, and so are the rows.
     let mut len = 0;
     for row in rows {
         let to = len..len + row.indices.len();
@@ -278,7 +280,7 @@ fn finish<T: Number>(
     if anew {
         let m = bounds.len() + 1;
         for (i, bound) in bounds.iter_mut().enumerate() {
-            // The first index of the next region; as before where there is nothing to go by.
+            // The first index of the next region; unchanged if the result is empty.
             let place = (i + 1) * result.indices.len() / m;
             *bound = result.indices.get(place).copied().unwrap_or(*bound);
         }

@@ -1,4 +1,4 @@
-//! Elements in a kernel that lie in several places, as one.
+//! Elements in several slices, accessed as one sequence in a kernel.
 
 use crate::number::Number;
 use smallvec::{SmallVec, smallvec};
@@ -24,12 +24,13 @@ impl<'a, T: Number> Pieces<'a, T> {
         self.slices.iter().flat_map(|slice| slice.iter().copied())
     }
 
-    /// The elements from `start` on, of which there are enough.
+    /// The elements from `start` on; there must be enough.
     #[inline(always)]
     pub(crate) fn run<const N: usize>(&self, start: usize) -> [T; N] {
         let mut first = 0;
         for slice in &self.slices {
-            // Copied as a value where it lies in one slice: no call, so that the reads of several runs overlap.
+            // Copied as a value if it lies in one slice: no call, so that the reads of several runs
+            // overlap.
             if let Some(run) = slice.get(start - first..).and_then(<[T]>::first_chunk) {
                 return *run;
             }

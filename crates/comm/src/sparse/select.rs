@@ -1,19 +1,19 @@
-//! The k largest by magnitude, exactly, ties by lower index.
+//! Exact selection of the k largest elements by magnitude, ties by lower index.
 //!
 //! A sample gives a threshold that slightly more than k elements reach; one pass collects those;
-//! the exact threshold is then found among them. Where the sample misled (fewer than k, or far too
-//! many), histograms of all elements find the exact threshold, a digit a pass.
+//! the exact threshold is then found among them. If the sample misled (fewer than k, or far too
+//! many), histograms of all elements find the exact threshold, one digit per pass.
 
 use super::pieces::Pieces;
 use crate::number::{Magnitude, Number};
 use meristem_device::Isa;
 use meristem_device::simd::{Vectorized, vectorize};
 
-/// Elements looked at together.
+/// Elements processed together.
 pub(crate) const BLOCK: usize = 64;
 
-/// Where elements come from. Collecting visits each once, in order, slice by slice; a source may make its elements
-/// when they are visited.
+/// Source of elements. Collecting visits each once, in order, slice by slice; a source may compute
+/// its elements when they are visited.
 pub(crate) trait Source {
     /// Type of the elements.
     type Item: Number;
@@ -21,13 +21,13 @@ pub(crate) trait Source {
     type Part<'p>: Part<Item = Self::Item>
     where
         Self: 'p;
-    /// The slices in which the elements lie, or what they are made of.
+    /// The slices of the elements, or of the values they are computed from.
     fn slices(&self) -> &[&[Self::Item]];
-    /// A slice, whose first element is number `start`.
+    /// The part of a slice, whose first element has index `start`.
     fn part(&mut self, slice: usize, start: usize) -> Self::Part<'_>;
-    /// Elements from `start` on, none of which was visited yet.
+    /// Elements from `start` on, none of which has been visited yet.
     fn peek(&self, start: usize) -> [Self::Item; RUN];
-    /// All elements, once all were visited.
+    /// All elements, after all were visited.
     fn visited(&self) -> Pieces<'_, Self::Item>;
 }
 
@@ -70,8 +70,8 @@ impl<T: Number> Source for Pieces<'_, T> {
     }
 }
 
-/// Elements of the candidates' buffer for selecting k of `len`: those that reach a sampled threshold,
-/// and four standard deviations more, for few of a sample say little of all.
+/// Size of the candidates' buffer for selecting k of `len`: the expected number that reaches a
+/// sampled threshold, plus four standard deviations, since a small sample estimates poorly.
 pub(crate) fn candidates_len(len: usize, k: usize) -> usize {
     let rank = sampled_rank(len, k) + 1.0;
     let share = (rank + 4.0 * rank.sqrt()) / sampled_len(len) as f64;
@@ -82,11 +82,11 @@ pub(crate) fn candidates_len(len: usize, k: usize) -> usize {
 pub(crate) type Bits<S> = <<S as Source>::Item as Number>::Magnitude;
 
 /// Writes the indices, ascending, of the `indices.len()` elements of largest magnitude, and their
-/// values; there are at least as many elements. `candidates` has room for [`candidates_len`] of
+/// values; there must be at least as many elements. `candidates` has room for [`candidates_len`] of
 /// them: less is slower, not wrong.
 ///
 /// With a threshold known from before, elements below it are left out, if at least half as many as
-/// wanted reach it. Returns how many were picked.
+/// wanted reach it. Returns the number selected.
 pub(crate) fn top_k<S: Source>(
     isa: Isa,
     source: &mut S,
@@ -117,12 +117,12 @@ pub(crate) fn top_k<S: Source>(
                 indices[..picked].copy_from_slice(found);
                 values[..picked].copy_from_slice(held);
             }
-            // All that are not zero, and they are too few.
+            // All elements that are not zero, and they are too few.
             Some((found, _)) if low <= Bits::<S>::narrow(1) => {
                 let cut = Cut { threshold: Bits::<S>::narrow(0), equal: k - found.len() };
                 cut.keep(all, indices, values);
             }
-            // The known threshold is out of date: a sample knows better.
+            // The known threshold is outdated: use a sample.
             _ if known.is_some() => {
                 return top_k(isa, &mut visited.clone(), None, (places, held), indices, values);
             }
@@ -135,7 +135,7 @@ pub(crate) fn top_k<S: Source>(
     picked
 }
 
-/// An element with its index, of which there may be as many as 32 bits count.
+/// An element with its index; indices fit 32 bits.
 fn numbered<T>((index, element): (usize, T)) -> (u32, T) {
     (index as u32, element)
 }
@@ -144,24 +144,24 @@ fn len_of(source: &impl Source) -> usize {
     source.slices().iter().map(|slice| slice.len()).sum()
 }
 
-/// Elements in a row that are sampled: about a cache line.
+/// Consecutive elements sampled together: about a cache line.
 pub(crate) const RUN: usize = 16;
-/// Most elements sampled.
+/// Largest number of elements sampled.
 const SAMPLE: usize = 1 << 15;
 
-/// Elements that are sampled of so many.
+/// Number of elements sampled from `len`.
 fn sampled_len(len: usize) -> usize {
     (len / RUN).clamp(1, SAMPLE / RUN) * RUN.min(len.max(1))
 }
 
-/// Rank within a sample that k of `len` elements are expected to have, and four standard deviations
-/// of a binomial count more.
+/// Expected rank within a sample of the k-th largest of `len` elements, plus four standard
+/// deviations of a binomial count.
 fn sampled_rank(len: usize, k: usize) -> f64 {
     let expected = k as f64 / len.max(1) as f64 * sampled_len(len) as f64;
     expected + 4.0 * expected.sqrt() + 4.0
 }
 
-/// A magnitude that, as a sample says, somewhat more than k elements reach; at least 1.
+/// A magnitude that, by a sample, somewhat more than k elements reach; at least 1.
 fn sampled_threshold<S: Source>(source: &S, k: usize) -> Bits<S> {
     let len = len_of(source);
     let one = Bits::<S>::narrow(1);
@@ -175,7 +175,7 @@ fn sampled_threshold<S: Source>(source: &S, k: usize) -> Bits<S> {
     let size = sampled_len(len);
     let step = len / (size / RUN);
     for (run, sampled) in sample[..size].chunks_exact_mut(RUN).enumerate() {
-        // Somewhere in the run's share: even steps would see only some values of a pattern.
+        // At a pseudo-random position: even steps would see only some values of a pattern.
         let jitter = (run as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let start = run * step + (jitter as usize) % (step - RUN + 1);
         for (magnitude, value) in sampled.iter_mut().zip(source.peek(start)) {
@@ -190,12 +190,12 @@ fn sampled_threshold<S: Source>(source: &S, k: usize) -> Bits<S> {
     (*nth).max(one)
 }
 
-/// On a boundary of cache lines: vectors that lie across two take twice as long.
+/// Aligned to cache lines: vectors that cross one take twice as long.
 #[repr(align(64))]
 struct Line<T>(T);
 
-/// Collects the elements of at least a magnitude; returns their number, or `usize::MAX` if there is
-/// not enough room. Visits everything in any case.
+/// Collects the elements of at least a given magnitude; returns their number, or `usize::MAX` if
+/// there is not enough room. Visits all elements in any case.
 struct Collect<'a, S: Source> {
     source: &'a mut S,
     low: Bits<S>,
@@ -230,18 +230,18 @@ impl<S: Source> Vectorized for Collect<'_, S> {
     }
 }
 
-/// A bit for each element of at least this magnitude.
+/// Bit mask of the elements of at least this magnitude.
 #[inline(always)]
 fn reaching<T: Number>(block: &[T; BLOCK], low: T::Magnitude) -> u64 {
     let mut bits = 0;
-    // In this form it becomes comparisons of whole vectors whose masks are put together.
+    // This form compiles to comparisons of whole vectors whose masks are combined.
     for (i, value) in block.iter().enumerate() {
         bits |= u64::from(value.magnitude() >= low) << i;
     }
     bits
 }
 
-/// Appends the elements whose bits are set; what has no room is counted only.
+/// Appends the elements whose bits are set; those without room are only counted.
 #[inline(always)]
 fn note<T: Number>(
     (mut bits, block): (u64, &[T; BLOCK]),
@@ -260,18 +260,18 @@ fn note<T: Number>(
     count
 }
 
-/// Which elements are in: those above a magnitude, and the first few that equal it.
+/// The selected elements: those above a magnitude, and the first few that equal it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Cut<M> {
     threshold: M,
     equal: usize,
 }
 
-/// Bits of a magnitude looked at in one pass.
+/// Bits of a magnitude examined in one pass.
 const DIGIT: u32 = 11;
 
 impl<M: Magnitude> Cut<M> {
-    /// The cut that keeps exactly k, of at least k.
+    /// The cut that keeps exactly k; there must be at least k elements.
     pub(crate) fn at(magnitudes: impl Iterator<Item = M> + Clone, k: usize) -> Self {
         let mut prefix = 0u64;
         let mut left = k;
@@ -281,7 +281,7 @@ impl<M: Magnitude> Cut<M> {
             shift = shift.saturating_sub(DIGIT);
             let mask = (1u64 << (above - shift)) - 1;
             let mut counts = [0usize; 1 << DIGIT];
-            // Not a loop: over several pieces this is one within another.
+            // Not a loop: over several pieces this is a nested one.
             magnitudes.clone().for_each(|magnitude| {
                 let bits = magnitude.wide();
                 if bits >> above == prefix {
@@ -298,8 +298,7 @@ impl<M: Magnitude> Cut<M> {
         Cut { threshold: M::narrow(prefix), equal: left }
     }
 
-    /// Writes the elements that are in, of which there are as many as `indices`; they come in order
-    /// of index.
+    /// Writes the selected elements, as many as `indices`, in order of index.
     pub(crate) fn keep<T: Number<Magnitude = M>>(
         self,
         elements: impl Iterator<Item = (u32, T)>,
@@ -311,8 +310,8 @@ impl<M: Magnitude> Cut<M> {
         for (index, value) in elements {
             let magnitude = value.magnitude();
             let ties = magnitude == threshold && equal > 0;
-            // Written in any case, and overwritten by the next one if it is not in: no branch to
-            // guess.
+            // Written in any case, and overwritten by the next one if it is not selected: no branch
+            // to predict.
             match (indices.get_mut(n), values.get_mut(n)) {
                 (Some(to), Some(of)) => (*to, *of) = (index, value),
                 _ => return,
@@ -330,7 +329,7 @@ mod tests {
     use proptest::prelude::{Just, Strategy, any, prop_assert_eq, prop_oneof, proptest};
     use proptest::test_runner::TestCaseResult;
 
-    /// By sorting.
+    /// The k largest by sorting.
     fn slow<T: Number>(values: &[T], k: usize) -> Vec<u32> {
         let mut order: Vec<u32> = (0..values.len() as u32).collect();
         order.sort_by_key(|&i| std::cmp::Reverse(values[i as usize].magnitude()));
@@ -339,7 +338,7 @@ mod tests {
         order
     }
 
-    /// In one piece and in several.
+    /// Checks in one piece and in several.
     fn check<T: Number>(values: &[T], k: usize, room: usize) -> TestCaseResult {
         let (some, others) = values.split_at(values.len() / 3);
         let (more, rest) = others.split_at(others.len().min(65));
@@ -404,7 +403,7 @@ mod tests {
         }
     }
 
-    /// The quick way is the one taken: enough candidates, and room for them.
+    /// The fast path is taken: enough candidates, and room for them.
     #[test]
     fn a_sample_finds_enough_candidates_and_not_too_many() {
         let mut rng =
@@ -439,7 +438,7 @@ mod tests {
         assert_eq!(pick(3.5, 4), [0, 2]);
         assert_eq!(pick(4.5, 4), [0, 1, 2, 4]); // too few: exactly
         assert_eq!(pick(0.9, 3), [0, 2, 4]); // more than wanted
-        // More than there is room for: out of date, and made anew.
+        // More than there is room for: outdated, and recomputed.
         let values: Vec<f32> = (0..5000).map(|i| (i * 37 % 5000) as f32).collect();
         let (mut places, mut held) = ([0; 1100], [0.0; 1100]);
         let (mut indices, mut picked) = ([0; 50], [0.0; 50]);
@@ -450,7 +449,7 @@ mod tests {
         assert_eq!(indices[..], slow(&values, 50));
     }
 
-    /// Elements without memory, as many as there can be.
+    /// Zero-sized elements, as many as are possible.
     #[test]
     fn the_last_index_fits() {
         let all = vec![(); u32::MAX as usize];

@@ -1,4 +1,5 @@
-//! A sparse sum of one tensor, over and over: what it sends, what it keeps, and its memory.
+//! A repeated sparse sum of one tensor: the elements sent, the state between exchanges, and its
+//! memory.
 
 use super::feedback::{Feedback, check_momentum, select};
 use super::lists::{Lists, check_k};
@@ -12,14 +13,14 @@ use crate::transport::{Call, Order, Reduction, Sum};
 use crate::{check, placement};
 use meristem_device::{DType, Expect, MemoryReport, Stream, Tensor};
 
-/// How the largest elements are summed.
+/// Algorithm of a sparse sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Sparse {
     /// Each rank's k largest, gathered by all (X2): up to n k elements of the result are not zero.
     TopK,
     /// The k largest of the sum, by a tree of merges (X4).
     GTopK,
-    /// The k largest of the sum, by split and reduce (X5); thresholds and regions are made anew
+    /// The k largest of the sum, by split and reduce (X5); thresholds and regions are recomputed
     /// every `refresh` exchanges.
     OkTopK {
         /// Exchanges for which a threshold is used.
@@ -36,8 +37,8 @@ impl Sparse {
         }
     }
 
-    /// Words (of 4 bytes; values of the elements' own size count as one) that the n ranks
-    /// together send for one exchange of k elements.
+    /// Words (of 4 bytes; values count as one whatever their size) that the n ranks together send
+    /// for one exchange of k elements.
     pub fn words(self, n: usize, k: usize) -> u64 {
         let (n, k) = (n as u64, k as u64);
         match self {
@@ -53,24 +54,24 @@ impl Sparse {
     }
 }
 
-/// What a rank keeps of its own between exchanges (X3, X7).
+/// State of a rank between exchanges (X3, X7).
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum Keep {
-    /// Nothing: what is not sent is lost.
+    /// No state: elements that are not sent are lost.
     #[default]
     Nothing,
-    /// What was not sent, to be added to the next gradient: error feedback.
+    /// Error feedback: elements that were not sent are added to the next gradient.
     Residual,
-    /// The same, with momentum correction by this factor: ranks accumulate and exchange velocities
-    /// u = m u + gradient instead of gradients, also where everything is sent. It takes the place of
-    /// the optimiser's momentum, which must be 0.
+    /// Error feedback with momentum correction by this factor: ranks accumulate and exchange
+    /// velocities u = m u + gradient instead of gradients, even when everything is sent. It
+    /// replaces the optimiser's momentum, which must be 0.
     Momentum(f64),
 }
 
-/// A sparse sum of tensors of one length and type. All ranks make the same.
+/// A sparse sum of tensors of one length and type. All ranks create the same.
 ///
-/// Its memory is made once and used for every exchange. With k equal to the number of elements it
-/// is a dense all-reduce in rank order.
+/// Its memory is allocated once and used for every exchange. With k equal to the number of elements
+/// it is a dense all-reduce in rank order.
 pub struct SparseSum {
     sparse: Sparse,
     stream: Stream,
@@ -79,11 +80,11 @@ pub struct SparseSum {
     keep: Keep,
     feedback: Option<Feedback>,
     work: Option<Work>,
-    /// While memory is measured.
+    /// Present while memory is measured.
     phases: Option<PhaseMemory>,
 }
 
-/// Memory for one k, and one place in a group.
+/// Memory for one k, and one rank in a group.
 struct Work {
     k: usize,
     rank: usize,
@@ -99,7 +100,7 @@ enum Buffers {
 }
 
 impl SparseSum {
-    /// For tensors like this one: its stream, type and number of elements.
+    /// A sum for tensors like this one: its stream, type and number of elements.
     ///
     /// # Errors
     /// [`Error::BadArgument`] for elements that cannot be summed or are more than 2^32 - 1, or a
@@ -109,7 +110,7 @@ impl SparseSum {
         SparseSum::of((like.stream(), like.dtype(), like.numel()), sparse, keep)
     }
 
-    /// For so many elements, wherever they lie.
+    /// A sum for `len` elements in any pieces of memory.
     pub(crate) fn of(
         (stream, dtype, len): (&Stream, DType, usize),
         sparse: Sparse,
@@ -129,30 +130,30 @@ impl SparseSum {
         Ok(SparseSum { sparse, stream, dtype, len, keep, feedback, work: None, phases: None })
     }
 
-    /// What is kept between exchanges.
+    /// State kept between exchanges.
     pub fn keep(&self) -> Keep {
         self.keep
     }
 
-    /// What was not sent so far, if it is kept: as many elements as the tensors have. To be read
-    /// and written by launches and copies of its stream.
+    /// Residual: the sum of gradients not sent so far, if it is stored, with as many elements as
+    /// the tensors. Read and write it by launches and copies of its stream.
     pub fn residual(&self) -> Option<&Tensor> {
         self.feedback.as_ref().map(|feedback| &feedback.residual)
     }
 
-    /// The velocity of momentum correction, if there is one.
+    /// The velocity of momentum correction, if any.
     pub fn velocity(&self) -> Option<&Tensor> {
         self.feedback.as_ref().and_then(|f| f.momentum.as_ref()).map(|m| &m.velocity)
     }
 
-    /// Uses another algorithm from now on; what is kept stays.
+    /// Switches to another algorithm; residual and velocity stay.
     pub(crate) fn switch(&mut self, sparse: Sparse) {
         if self.sparse != sparse {
             (self.sparse, self.work) = (sparse, None);
         }
     }
 
-    /// Threshold, regions and step of Ok-Topk, if it was used. Waits for the device.
+    /// Exports threshold, regions and step of Ok-Topk, if it was used. Waits for the device.
     pub(crate) fn export_split(&self) -> Result<Option<Vec<u8>>> {
         match &self.work {
             Some(Work { k, buffers: Buffers::OkTopK(buffers), .. }) => {
@@ -164,8 +165,8 @@ impl SparseSum {
         }
     }
 
-    /// Takes over what [`export_split`](SparseSum::export_split) gave, if it fits this group and
-    /// algorithm; otherwise thresholds and regions are made anew.
+    /// Imports the bytes of [`export_split`](SparseSum::export_split), if they fit this group and
+    /// algorithm; otherwise thresholds and regions are recomputed.
     pub(crate) fn import_split(&mut self, comm: &Communicator, bytes: &[u8]) -> Result<()> {
         let Some((k, rest)) = bytes.split_first_chunk::<8>() else { return Ok(()) };
         let k = u64::from_ne_bytes(*k) as usize;
@@ -179,13 +180,15 @@ impl SparseSum {
         }
     }
 
-    /// Sums or averages the k largest elements of all ranks' `input`, plus what was kept, into
+    /// Sums or averages the k largest elements of all ranks' `input`, plus the residual, into
     /// `output`, which may be the same tensor. The same bits on all ranks.
     ///
-    /// A call allocates where k, or this rank's place in its group, is not that of the call before; others do not.
+    /// A call allocates if k, or this rank in its group, differs from the call before; others do
+    /// not.
     ///
     /// # Errors
-    /// As [`Communicator::all_reduce_with`], and for more picks than elements.
+    /// The errors of [`Communicator::all_reduce_with`], and [`Error::BadArgument`] for more picks
+    /// than elements.
     pub fn run(
         &mut self,
         comm: &mut Communicator,
@@ -197,11 +200,12 @@ impl SparseSum {
         comm.told(result)
     }
 
-    /// As [`run`](SparseSum::run), and measures what it does to the device's memory. Ranks wait for each other between
-    /// the phases. Where all elements are sent there is neither selection nor memory for it.
+    /// Runs the sum as [`run`](SparseSum::run), and measures its effect on the device's memory.
+    /// Ranks wait for each other between the phases. If all elements are sent there is neither
+    /// selection nor memory for it.
     ///
     /// # Errors
-    /// As [`run`](SparseSum::run).
+    /// The errors of [`run`](SparseSum::run).
     pub fn run_measured(
         &mut self,
         comm: &mut Communicator,
@@ -244,7 +248,7 @@ impl SparseSum {
         Ok(check::like(input).check(operation, "output", output)?)
     }
 
-    /// As [`run`](SparseSum::run), of elements that fit each other.
+    /// Runs the sum as [`run`](SparseSum::run), on elements whose layouts have been checked.
     pub(crate) fn sum(
         &mut self,
         comm: &mut Communicator,
@@ -295,8 +299,8 @@ impl SparseSum {
         self.sparse.operation()
     }
 
-    /// Makes the memory for a k and a group. A smaller k than before gets memory of its own, too: lists
-    /// have exactly k entries.
+    /// Allocates the memory for a k and a group. A smaller k than before gets memory of its own,
+    /// too: lists have exactly k entries.
     pub(crate) fn prepare(&mut self, comm: &Communicator, k: usize) -> Result<()> {
         let (rank, ranks) = (comm.rank(), comm.size());
         let fits = |work: &Work| (work.k, work.rank, work.ranks) == (k, rank, ranks);
@@ -320,7 +324,7 @@ impl SparseSum {
         Ok(())
     }
 
-    /// Everything is sent.
+    /// Sends everything.
     fn dense(
         &self,
         comm: &mut Communicator,
@@ -338,7 +342,7 @@ impl SparseSum {
         comm.sum(call, &Sum { input, output, reduction, order: Order::Rank })
     }
 
-    /// Nothing is sent: everything is kept.
+    /// Sends nothing: everything is added to the residual.
     fn nothing(&self, input: &Spans, output: &Spans) -> Result<()> {
         let empty = Lists::new(&self.stream, self.dtype, 1, 0)?;
         if self.feedback.is_some() {

@@ -1,4 +1,4 @@
-//! X2: every rank's k largest, gathered by all and added in rank order.
+//! Gathered top-k (X2): every rank's k largest elements, gathered by all and added in rank order.
 
 use super::lists::{Entries, Lists, scatter};
 use crate::communicator::Communicator;
@@ -25,12 +25,13 @@ impl Buffers {
         Ok(Buffers { lists: Lists::new(stream, dtype, comm.size(), k)?, rank: comm.rank() })
     }
 
-    /// Where this rank's picks go.
+    /// This rank's row, for its picks.
     pub(crate) fn picks(&self) -> Result<Lists> {
         self.lists.row(self.rank)
     }
 
-    /// Exchanges the picks and adds them up; returns the indices of those that made it: all.
+    /// Exchanges the picks and adds them up; returns the indices of the picks that are part of the
+    /// result: all.
     pub(crate) fn sum(
         &self,
         comm: &mut Communicator,

@@ -1,38 +1,39 @@
-//! Where ranks that are threads of one process meet.
+//! Rendezvous of ranks that are threads of one process.
 //!
 //! Invariants
-//! - A round ends when every rank has come; the last to come completes it for all, and nobody comes
-//!   to the next round before it has taken its answer of this one.
+//! - A round ends when every rank has arrived; the last to arrive completes it for all, and no rank
+//!   enters the next round before it has taken its answer of this one.
 //! - A round that ended well answers every rank, whatever happens to a rank afterwards.
-//! - Once a failure is set no round ends any more: everybody who waits or comes gets it.
+//! - Once a failure is set no round ends any more: every rank that waits or arrives gets it.
 
 use crate::error::{Error, Result};
 use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, spin_until, wait_until};
 use std::time::{Duration, Instant};
 
-/// A meeting place of a fixed number of ranks: each brings an `A`, and takes a `B`.
+/// A rendezvous of a fixed number of ranks: each brings an `A`, and takes a `B`.
 pub(crate) struct Board<A, B> {
     size: usize,
     deadline: Duration,
     state: Mutex<State<A, B>>,
     turned: Condvar,
-    /// Changes with every end of a round and with the failure, for a look without the lock.
+    /// Changes with every end of a round and with the failure, so that it can be polled without the
+    /// lock.
     signal: AtomicU64,
 }
 
 struct State<A, B> {
     round: u64,
     arrived: usize,
-    /// By rank: what it brought to the present round.
+    /// Contributions to the current round, by rank.
     brought: Vec<Option<A>>,
-    /// By rank: whether it came to the present round.
+    /// Whether a rank has arrived in the current round, by rank.
     here: Vec<bool>,
-    /// By rank: its answer of the last round, until it takes it.
+    /// Answers of the last round until they are taken, by rank.
     answers: Vec<Option<B>>,
     failure: Option<Failure>,
 }
 
-/// Why no round ends any more.
+/// Reason why no round ends any more.
 #[derive(Clone)]
 enum Failure {
     Gone { rank: usize, reason: &'static str },
@@ -62,8 +63,8 @@ impl<A, B> Board<A, B> {
         self.deadline
     }
 
-    /// Brings something and waits for the others; the last to come runs `complete`, which sees what
-    /// all brought and writes every rank's answer.
+    /// Contributes a value and waits for the others; the last to arrive runs `complete`, which sees
+    /// all contributions and writes every rank's answer.
     pub(crate) fn meet(
         &self,
         operation: &'static str,
@@ -84,7 +85,7 @@ impl<A, B> Board<A, B> {
         } else {
             self.wait(state, round)
         };
-        // A round that ended is good for this rank even if another left since.
+        // A round that ended is valid for this rank even if another has left since.
         match (state.answers.get_mut(rank).and_then(Option::take), &state.failure) {
             (Some(answer), _) => Ok(answer),
             (None, Some(failure)) => Err(self.error(operation, failure)),
@@ -92,8 +93,8 @@ impl<A, B> Board<A, B> {
         }
     }
 
-    /// Ends the round. What was brought is looked at and let go without the lock: that may take
-    /// as long as a full stream, and a rank that leaves meanwhile must be able to say so.
+    /// Ends the round. The contributions are read and dropped without the lock: that may take as
+    /// long as a full stream, and a rank that leaves meanwhile must be able to report it.
     fn complete<'a>(
         &'a self,
         mut state: MutexGuard<'a, State<A, B>>,
@@ -137,7 +138,7 @@ impl<A, B> Board<A, B> {
                 self.turn();
                 break;
             }
-            // A round that all came to is being completed: its end is the device's matter.
+            // A round in which all have arrived is being completed: its end depends on the device.
             let completing = state.arrived == self.size;
             let end = if completing { Instant::now() + self.deadline } else { end };
             state = wait_until(&self.turned, state, end);
@@ -145,17 +146,17 @@ impl<A, B> Board<A, B> {
         state
     }
 
-    /// A rank will not come any more.
+    /// Records that a rank will not arrive any more.
     pub(crate) fn leave(&self, rank: usize, reason: &'static str) {
         self.fail(Failure::Gone { rank, reason });
     }
 
-    /// A rank met an error of its own.
+    /// Records that a rank failed with an error of its own.
     pub(crate) fn abort(&self, rank: usize, reason: &str) {
         self.fail(Failure::Other(Error::RankFailed { rank, reason: reason.to_owned() }));
     }
 
-    /// The first failure stays.
+    /// Sets the failure; the first one stays.
     fn fail(&self, failure: Failure) {
         let mut state = lock(&self.state);
         if state.failure.is_none() {
@@ -181,7 +182,7 @@ impl<A, B> Board<A, B> {
 }
 
 /// The board on thousands of random schedules: `cargo test -p meristem-comm --features shuttle
-/// --lib model`. A lost wake-up shows as a deadlock: nobody comes to the end of the deadline.
+/// --lib model`. A lost wake-up shows as a deadlock: no rank reaches the end of the deadline.
 #[cfg(all(test, feature = "shuttle"))]
 mod model {
     use super::*;
@@ -207,7 +208,7 @@ mod model {
         Runner::new(PctScheduler::new_from_seed(2, 4, 3000), Config::new()).run(program);
     }
 
-    /// The sum of what all bring, to each.
+    /// Gives each rank the sum of all contributions.
     fn sum(board: &Sums, rank: usize, number: u32) -> Result<u32> {
         board.meet("sum", rank, number, |brought, answers| {
             let sum = brought.iter().flatten().sum();

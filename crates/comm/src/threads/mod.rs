@@ -1,10 +1,10 @@
 //! Ranks that are threads of one process, on one device.
 //!
 //! Ranks meet on a [`Board`](board::Board): each brings handles of its tensors, and the last to
-//! come submits one group of launches that moves or sums everything, a share on each rank's stream.
-//! The ranks' threads wait for each other's *calls*; whatever touches elements is ordered on the
-//! device, and no kernel blocks, so any number of workers will do. Nothing is staged: a rank reads
-//! what the others hold where it lies.
+//! arrive submits one group of launches that moves or sums everything, a share on each rank's
+//! stream. The ranks' threads wait for each other's *calls*; accesses to elements are ordered on
+//! the device, and no kernel blocks, so any number of workers suffices. Nothing is staged: a rank
+//! reads the others' elements in place.
 
 mod board;
 mod sum;
@@ -20,15 +20,15 @@ use smallvec::SmallVec;
 use std::ops::Range;
 use std::time::Duration;
 
-/// What a rank brings to a meeting.
+/// Contribution of a rank to a rendezvous.
 struct Arrival {
     call: Call,
-    /// Where its share of the work runs; not needed for a barrier or a split.
+    /// Stream of its share of the work; not needed for a barrier or a split.
     stream: Option<Stream>,
     wish: Wish,
 }
 
-/// What a rank asks for.
+/// Arguments of a rank's call.
 enum Wish {
     Exchange { sends: Vec<Parcel>, receives: Vec<Parcel> },
     Sum { input: Spans, output: Spans, reduction: Reduction },
@@ -46,7 +46,7 @@ impl Wish {
     }
 }
 
-/// What a rank gets.
+/// Answer to a rank.
 enum Answer {
     Done,
     Split(Threads),
@@ -61,7 +61,7 @@ pub(crate) struct Threads {
 }
 
 impl Threads {
-    /// The links of a new group of ranks.
+    /// The transports of a new group of ranks.
     pub(crate) fn all(size: usize, deadline: Duration) -> Vec<Threads> {
         let board = Arc::new(Board::new(size, deadline));
         (0..size).map(|rank| Threads { board: board.clone(), rank }).collect()
@@ -119,7 +119,7 @@ impl Transport for Threads {
     }
 
     fn all_reduce(&mut self, call: &Call, stream: &Stream, sum: &Sum<'_, Spans>) -> Result<bool> {
-        // Both orders: what each rank sums is in rank order anyway.
+        // Both orders: each rank sums in rank order anyway.
         let (input, output) = (sum.input.clone(), sum.output.clone());
         let wish = Wish::Sum { input, output, reduction: sum.reduction };
         self.meet(call, Some(stream), wish).map(|_| true)
@@ -141,7 +141,7 @@ impl Transport for Threads {
     }
 }
 
-/// Error if a rank's call differs from that of most.
+/// Returns an error if a rank's call differs from that of most.
 fn check_calls(arrivals: &[&Arrival]) -> Result<()> {
     let calls: SmallVec<[Call; 8]> = arrivals.iter().map(|arrival| arrival.call).collect();
     crate::agree::check(&calls)?;
@@ -162,7 +162,7 @@ fn check_calls(arrivals: &[&Arrival]) -> Result<()> {
     Ok(())
 }
 
-/// Moves the parcels: each rank copies what is meant for it.
+/// Moves the parcels: each rank copies the elements sent to it.
 fn exchange(arrivals: &[&Arrival]) -> Result<()> {
     let operation = arrivals[0].call.operation;
     let mut pairs: Vec<Vec<[Tensor; 2]>> = arrivals.iter().map(|_| Vec::new()).collect();
@@ -204,9 +204,10 @@ fn exchange(arrivals: &[&Arrival]) -> Result<()> {
     Ok(())
 }
 
-/// The pieces of two spans, each with that which it is copied to.
+/// Pairs the pieces of two spans, source and target.
 fn pair_up(source: &Spans, target: &Spans, pairs: &mut Vec<[Tensor; 2]>) -> Result<()> {
-    // Lists of a sparse sum are one piece each: views of them would be most of a small exchange's cost.
+    // Lists of a sparse sum are one piece each: views of them would dominate the cost of a small
+    // exchange.
     if let ([from], [to]) = (source.pieces(), target.pieces()) {
         pairs.push([from.clone(), to.clone()]);
         return Ok(());
@@ -232,12 +233,13 @@ fn copy(args: &mut Args<'_>) {
     }
 }
 
-/// Sums: each rank makes its share of the result, in rank order, and writes it to all ranks.
+/// All-reduce: each rank computes its share of the result, in rank order, and writes it to all
+/// ranks.
 fn sum(arrivals: &[&Arrival]) -> Result<()> {
     let (n, call) = (arrivals.len(), arrivals[0].call);
     let wishes: SmallVec<[(&Spans, &Spans); 8]> =
         arrivals.iter().filter_map(|arrival| arrival.wish.sum()).collect();
-    // In place, the output is what is read, too.
+    // In place, the output is the input.
     let in_place: SmallVec<[bool; 8]> =
         wishes.iter().map(|(input, output)| input.is_same(output)).collect();
     let mut shares = Vec::with_capacity(n);
@@ -245,7 +247,8 @@ fn sum(arrivals: &[&Arrival]) -> Result<()> {
         shares.push(pieces_of_share(&wishes, &in_place, share(call.count(), n, rank))?);
     }
     let mean = matches!(arrivals[0].wish, Wish::Sum { reduction: Reduction::Mean, .. });
-    // For every rank: where its input is among the arguments of a part, or that it is the output.
+    // For every rank: the index of its input among the arguments of a part, or that it is the
+    // output.
     let mut others = n..;
     let sources: SmallVec<[Option<usize>; 8]> =
         in_place.iter().map(|same| if *same { None } else { others.next() }).collect();
@@ -272,7 +275,8 @@ fn sum(arrivals: &[&Arrival]) -> Result<()> {
     Ok(())
 }
 
-/// The elements of a share, part by part: all ranks' outputs, and the inputs of those whose output is other memory.
+/// The elements of a share, part by part: all ranks' outputs, and the inputs that are separate
+/// memory.
 fn pieces_of_share(
     wishes: &[(&Spans, &Spans)],
     in_place: &[bool],
@@ -291,7 +295,7 @@ fn pieces_of_share(
     Ok(pieces)
 }
 
-/// Makes a board for each color.
+/// Creates a board for each color.
 fn split(arrivals: &[&Arrival], deadline: Duration, answers: &mut [Option<Answer>]) -> Result<()> {
     let mut members: Vec<(u64, u64, usize)> = Vec::with_capacity(arrivals.len());
     for (rank, arrival) in arrivals.iter().enumerate() {

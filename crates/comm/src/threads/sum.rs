@@ -1,16 +1,16 @@
-//! The sum itself: blocks that stay in the nearest cache while all ranks' values are added.
+//! The sum kernel: blocks that stay in the nearest cache while all ranks' values are added.
 
 use crate::number::{Number, divide};
 use meristem_device::Args;
 use meristem_device::simd::{Vectorized, vectorize};
 use smallvec::SmallVec;
 
-/// Elements summed at a time: a few KiB, so that what was read is still in the nearest cache when
-/// the result is written over it.
+/// Elements summed at a time: a few KiB, so that the inputs are still in the nearest cache when the
+/// result overwrites them.
 const BLOCK: usize = 1024;
 
 /// Sums the inputs from the first to the last, and writes the result to every output. From argument
-/// `first` on, 0..n are the outputs; `sources[i]` is the argument of input i, or `None` if that is
+/// `first` on, 0..n are the outputs; `sources[i]` is the argument of input i, or `None` if it is
 /// output i.
 pub(crate) fn run<T: Number>(
     args: &mut Args<'_>,

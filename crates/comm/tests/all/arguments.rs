@@ -1,6 +1,6 @@
 //! V1, X10: every public operation refuses a tensor of a wrong format, element type, shape, device
-//! or stream by a typed error that names operation, argument, what was expected and what came; and
-//! nothing has run.
+//! or stream by a typed error that names operation, argument, the expected value and the actual
+//! one; and nothing has run.
 
 use crate::common::{open, options, upload};
 use meristem_comm::{
@@ -9,7 +9,7 @@ use meristem_comm::{
 };
 use meristem_device::{DType, Device, Element, MemoryFormat, Owner, Stream, Tensor};
 
-/// Tensors that are refused beside one of 2 x 3 x 4 x 5 f32 on stream `a`.
+/// Tensors to be refused beside one of 2 x 3 x 4 x 5 f32 on stream `a`.
 struct World {
     device: Device,
     a: Stream,

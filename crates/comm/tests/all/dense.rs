@@ -18,7 +18,8 @@ fn left_to_right<T: Number>(inputs: &[Vec<T>], reduction: Reduction) -> Vec<T> {
         .collect()
 }
 
-/// Bits, of one NaN for all: which of two NaNs a sum of both keeps is the compiler's choice.
+/// Bits, with one bit pattern for all NaNs: which of two NaNs a sum returns depends on the
+/// compiler.
 fn bits<T: Number>(values: &[T]) -> Vec<u8> {
     let one_nan = |x: &T| if x.partial_cmp(x).is_none() { T::from_f64(f64::NAN) } else { *x };
     let values: Vec<T> = values.iter().map(one_nan).collect();
@@ -122,7 +123,7 @@ fn out_of_place_within_one_storage() {
     }
 }
 
-/// Windows that start in the middle of a line, and that overlap nothing of the others.
+/// Windows that start in the middle of a cache line, and that overlap nothing of the others.
 #[test]
 fn unaligned_views_and_bytes_on_the_wire() {
     for (own_sum, n, len) in [(true, 3, 1000), (false, 3, 1000), (false, 4, 100), (true, 2, 1)] {

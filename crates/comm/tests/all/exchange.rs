@@ -1,4 +1,4 @@
-//! X6, X7: the gradients of a model, in buckets, with what is kept known by parameter.
+//! X6, X7: the gradients of a model, in buckets, with state stored by parameter.
 
 use crate::common::{noise, ranks, upload};
 use meristem_comm::{
@@ -26,7 +26,7 @@ fn made(
     Exchange::new(options, &named)
 }
 
-/// One step; what every gradient is afterwards.
+/// One step; returns every gradient afterwards.
 fn step(
     exchange: &mut Exchange,
     comm: &mut Communicator,
@@ -63,7 +63,7 @@ fn dense_in_any_buckets() {
     }
 }
 
-/// The gradients that are sent in part, one after the other as one tensor of one piece, exchanged by `flat`.
+/// Exchanges the sparse gradients one after the other, each as one tensor of one piece, by `flat`.
 fn flattened(
     flat: &mut Exchange,
     comm: &mut Communicator,
@@ -76,7 +76,8 @@ fn flattened(
     (tensor.to_vec().unwrap(), flat.export().unwrap())
 }
 
-/// Gradients of an arena, with gaps: the bits of tensors apart and of one flat tensor, and the gaps stay.
+/// Gradients of an arena, with gaps: the bits of tensors apart and of one flat tensor, and the gaps
+/// stay.
 #[test]
 fn gradients_are_exchanged_where_they_lie() {
     let sparse = [Sparse::TopK, Sparse::GTopK, Sparse::OkTopK { refresh: 2 }].map(Method::Sparse);
@@ -170,7 +171,7 @@ fn small_ones_are_dense_and_large_ones_sparse() {
     }
 }
 
-/// Six steps are three, what is kept taken out and into another exchange, and three more.
+/// Six steps equal three, an export and import into another exchange, and three more.
 #[test]
 fn what_is_kept_goes_through_a_checkpoint() {
     let sparse = [Sparse::TopK, Sparse::GTopK, Sparse::OkTopK { refresh: 4 }];
@@ -203,7 +204,7 @@ fn what_is_kept_goes_through_a_checkpoint() {
     }
 }
 
-/// The same where the measured choice is Ok-Topk, whose thresholds and regions are kept, too.
+/// The same when the measured choice is Ok-Topk, whose thresholds and regions are state, too.
 #[test]
 fn a_measured_choice_goes_through_a_checkpoint() {
     let options = options(Method::Auto);
@@ -223,7 +224,7 @@ fn a_measured_choice_goes_through_a_checkpoint() {
     });
 }
 
-/// What is prepared is neither seen in the result nor made again.
+/// Preparing an exchange changes no result, and its memory is not allocated again.
 #[test]
 fn a_prepared_exchange_only_launches() {
     let sparse = [Sparse::TopK, Sparse::GTopK, Sparse::OkTopK { refresh: 4 }].map(Method::Sparse);
@@ -279,7 +280,8 @@ fn a_model_that_grew_keeps_what_it_had() {
     });
 }
 
-/// Momentum correction leaves nothing out: what is summed densely gets the sum of the ranks' velocities.
+/// Momentum correction covers all tensors: densely summed ones get the sum of the ranks'
+/// velocities.
 #[test]
 fn momentum_is_of_all_tensors() {
     let (n, factor) = (3, 0.9f32);
@@ -314,7 +316,7 @@ fn momentum_is_of_all_tensors() {
     }
 }
 
-/// An import is the state and nothing else, or changes nothing.
+/// An import replaces the whole state, or changes nothing.
 #[test]
 fn an_import_takes_the_place_of_what_was_kept() {
     let all = [Sparse::TopK, Sparse::OkTopK { refresh: 4 }].map(Method::Sparse);
@@ -357,7 +359,8 @@ fn an_import_takes_the_place_of_what_was_kept() {
     }
 }
 
-/// Ok-Topk's regions and step are known to all ranks without a word: what one of them has otherwise is found.
+/// Ok-Topk's regions and step are known to all ranks without communication: a rank that differs is
+/// detected.
 #[test]
 fn states_that_do_not_belong_together_are_found() {
     let options = options(Method::Sparse(Sparse::OkTopK { refresh: 4 }));
@@ -432,7 +435,8 @@ fn a_table_is_measured_and_the_same_on_all_ranks() {
     assert_eq!(tables[0], tables[1]);
 }
 
-/// Whichever way a table says is fastest is taken: the results are that way's, bit for bit.
+/// Whichever algorithm a table says is fastest is used: the results are that algorithm's, bit for
+/// bit.
 #[test]
 fn auto_goes_by_its_table() {
     let row = |[dense_ms, gather_ms, split_ms]: [f64; 3]| Timing {

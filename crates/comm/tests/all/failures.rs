@@ -129,7 +129,8 @@ fn who_does_not_come_is_named_after_the_deadline_and_the_group_stays_dead() {
     }
 }
 
-/// What only one rank meets reaches the others at once, by its words: it is still there, and comes no more.
+/// An error of one rank alone reaches the others at once, in its words: the rank is still there,
+/// but makes no more calls.
 #[test]
 fn an_error_of_one_rank_reaches_the_others() {
     type Fails = fn(&mut Communicator, &Stream) -> Result<()>;
@@ -204,7 +205,7 @@ fn an_error_of_one_rank_reaches_the_others() {
     }
 }
 
-/// However long it is.
+/// The error is passed on whatever its length.
 #[test]
 fn a_deadline_may_be_for_ever() {
     let options = CommOptions { deadline: Duration::MAX };
@@ -217,7 +218,7 @@ fn a_deadline_may_be_for_ever() {
     });
 }
 
-/// Parcels that do not fit each other, and ranks of different devices.
+/// Parcels that do not match each other, and ranks of different devices.
 #[test]
 fn what_does_not_fit_is_refused_on_every_rank() {
     let group = Communicator::threads(2, &options()).unwrap();
@@ -248,7 +249,7 @@ fn what_does_not_fit_is_refused_on_every_rank() {
     }
 }
 
-/// Elements of one rank that lie in another order would be summed with those of other places.
+/// Elements in another memory order on one rank would be added to elements of other positions.
 #[test]
 fn a_rank_of_another_memory_format_is_named() {
     type Call = fn(&mut Communicator, &Tensor) -> Result<()>;
@@ -287,7 +288,8 @@ fn a_rank_of_another_memory_format_is_named() {
     on_ranks(calls[0], [2, 3, 1, 1]).into_iter().for_each(|result| result.unwrap());
 }
 
-/// A kernel that panicked before the sum: every rank learns it, here or when it reads the result.
+/// A kernel that panicked before the sum: every rank gets the error, here or when it reads the
+/// result.
 #[test]
 fn a_panicked_kernel_reaches_every_rank() {
     let group = Communicator::threads(3, &options()).unwrap();

@@ -1,5 +1,5 @@
-//! X5 against a slow sequential version, in f64, step by step and bit for bit: results and what every
-//! rank keeps.
+//! X5 against a slow sequential version, in f64, step by step and bit for bit: results and every
+//! rank's state.
 
 use crate::common::{RANKS, noise, ranks, upload};
 use meristem_comm::{Keep, Reduction, Sparse, SparseSum};
@@ -15,7 +15,7 @@ fn largest(list: &List, k: usize) -> List {
     list
 }
 
-/// All ranks in one place. Written from the description: nothing but lists, sorting and adding.
+/// All ranks in one place. Written from the description: only lists, sorting and adding.
 struct Slow {
     len: usize,
     k: usize,
@@ -36,9 +36,9 @@ impl Slow {
         Slow { len, k, refresh, step: 0, bounds, threshold, residual }
     }
 
-    /// What a rank picks: exactly the k largest where thresholds are made anew. Otherwise what reaches
-    /// the threshold, if that is at least half of k, and at most k of it. A threshold under which
-    /// exactly k were picked is that of the least of them.
+    /// Picks of a rank: exactly the k largest in exchanges that recompute the thresholds. Otherwise
+    /// the elements that reach the threshold, if those are at least half of k, and at most k of
+    /// them. A threshold that selected exactly k becomes that of the least of them.
     fn picks(&mut self, rank: usize, all: &List, anew: bool) -> List {
         let known = self.threshold[rank];
         let reach: List = all.iter().copied().filter(|(_, x)| x.abs() >= known).collect();
@@ -103,8 +103,8 @@ impl Slow {
     }
 }
 
-/// Gradients of a rank and step: most of the time alike, now and then far larger or smaller, so that
-/// a threshold of before picks all, half or nothing; and denser at one end, so that regions move.
+/// Gradients of a rank and step: usually of the same size, now and then far larger or smaller, so
+/// that an old threshold selects all, half or nothing; and denser at one end, so that regions move.
 fn gradient(len: usize, rank: usize, step: usize) -> Vec<f64> {
     let scale = [1.0, 1.1, 0.9, 20.0, 0.01, 1.0, 1.0, 1.0][step % 8];
     let tilt = |i: usize| 1.0 + 4.0 * i as f64 / len as f64;

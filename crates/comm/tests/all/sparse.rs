@@ -1,4 +1,4 @@
-//! X2 to X5: sparse sums against slow obvious versions, and what is kept, bit for bit.
+//! X2 to X5: sparse sums against slow obvious versions, and residuals, bit for bit.
 
 use crate::common::{RANKS, noise, on, only_exchange, open, options, ranks, upload};
 use half::bf16;
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 const ALL: [Sparse; 4] =
     [Sparse::TopK, Sparse::GTopK, Sparse::OkTopK { refresh: 1 }, Sparse::OkTopK { refresh: 3 }];
 
-/// What a rank sends: index and value.
+/// Elements sent by a rank: index and value.
 type List<T> = BTreeMap<usize, T>;
 
 /// The k largest of some, ties by lower index.
@@ -52,7 +52,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// What a rank saw in one exchange.
+/// Inputs, results and state of a rank in one exchange.
 struct Seen {
     gradient: Vec<f32>,
     before: Vec<f32>,
@@ -60,7 +60,7 @@ struct Seen {
     result: Vec<f32>,
 }
 
-/// Some exchanges on n ranks, with what every rank saw: [step][rank].
+/// Some exchanges on n ranks, with every rank's record: [step][rank].
 fn run(sparse: Sparse, n: usize, gradients: &[Vec<Vec<f32>>], k: usize) -> Vec<Vec<Seen>> {
     let mut all: Vec<Vec<Seen>> = ranks(n, |mut comm, stream| {
         let zero = vec![0.0f32; gradients[0][0].len()];
@@ -81,7 +81,7 @@ fn run(sparse: Sparse, n: usize, gradients: &[Vec<Vec<f32>>], k: usize) -> Vec<V
         .collect()
 }
 
-/// The invariant of X3, and that the result is made of what was sent, in rank order.
+/// The invariant of X3, and that the result is the sum of the sent elements in rank order.
 fn check(sparse: Sparse, n: usize, gradients: &[Vec<Vec<f32>>], k: usize) {
     let what = format!("{sparse:?}, {n} ranks, k = {k}");
     for seen in run(sparse, n, gradients, k) {
@@ -165,7 +165,7 @@ proptest! {
     }
 }
 
-/// Sends everything: the dense sum, bit for bit, with and without what was kept before.
+/// Sends everything: the dense sum, bit for bit, with and without a residual.
 #[test]
 fn density_one_equals_dense() {
     let (n, len) = (5, 300);
@@ -239,8 +239,8 @@ fn edge_cases() {
                 });
                 for (own, y, kept) in &results {
                     assert_eq!(bits(y), bits(&results[0].1), "{sparse:?} {n}");
-                    // Equal numbers go by lowest index, all of them once: what is not kept is in the sum, with its
-                    // sign where nothing is added to it.
+                    // Equal numbers go by lowest index, all of them once: what is not kept is in
+                    // the sum, with its sign where nothing is added to it.
                     let [own_bits, y_bits, kept] = [own, y, kept].map(|values| bits(values));
                     let sent = (-0.0f32).to_bits();
                     for i in 0..own.len() {
@@ -318,8 +318,8 @@ fn other_types_and_unaligned_windows() {
     }
 }
 
-/// Velocity u = m u + g, accumulated and cleared at the picks, against the same in plain code. Now and then all is
-/// sent, which leaves the velocity alone.
+/// Velocity u = m u + gradient, accumulated and cleared at the picks, against the same in plain
+/// code. Now and then all is sent, which leaves the velocity unchanged.
 #[test]
 fn momentum_correction() {
     let (n, len, factor) = (3, 200, 0.9);
@@ -412,7 +412,8 @@ fn a_k_that_grows_gets_new_memory() {
     assert!(error.contains("`k` must be at most 4"), "{error}");
 }
 
-/// Memory is of one place in one group: in another group, with the same k, it is made anew.
+/// Memory belongs to one rank in one group: in another group, with the same k, it is allocated
+/// again.
 #[test]
 fn a_sum_goes_on_in_another_group() {
     for sparse in [Sparse::TopK, Sparse::GTopK, Sparse::OkTopK { refresh: 2 }] {
