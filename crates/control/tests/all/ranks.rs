@@ -1,8 +1,8 @@
 //! Policies on several ranks stay one policy, under every exchange.
 
-use ciborium::Value;
 use crate::common::toy::{STEPS, Toy, play};
 use crate::common::{quick, tiny};
+use ciborium::Value;
 use meristem_comm::{CommOptions, Communicator, ExchangeOptions, Keep, Method, Reduction, Sparse};
 use meristem_control::{
     Action, Controller, ControllerState, Error, Learning, Ppo, PpoConfig, PpoGroup, PpoSizes,

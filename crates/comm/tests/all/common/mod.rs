@@ -1,5 +1,4 @@
 //! Helpers shared by the tests: groups of ranks, inputs, and a transport without a sum of its own.
-#![allow(dead_code, unreachable_pub, reason = "shared by tests, of which none uses all of it")]
 
 use meristem_comm::{Call, CommOptions, Communicator, Parcel, Result, Spans, Sum, Transport};
 use meristem_device::random::{Purpose, Rng};
@@ -7,26 +6,26 @@ use meristem_device::{Device, DeviceId, DeviceOptions, Element, Owner, Stream, T
 use std::time::Duration;
 
 /// Numbers of ranks that every algorithm is tested with.
-pub const RANKS: [usize; 7] = [1, 2, 3, 4, 5, 7, 8];
+pub(crate) const RANKS: [usize; 7] = [1, 2, 3, 4, 5, 7, 8];
 
-pub fn open() -> Device {
+pub(crate) fn open() -> Device {
     Device::open(DeviceId::Cpu(0), &DeviceOptions { threads: 2, ..DeviceOptions::default() })
         .unwrap()
 }
 
 /// A deadline long enough for a busy machine; no test waits for it.
-pub fn options() -> CommOptions {
+pub(crate) fn options() -> CommOptions {
     CommOptions { deadline: Duration::from_secs(30) }
 }
 
 /// Runs a closure on every rank of a group, each in its thread with a stream of its own; returns
 /// their results, by rank.
-pub fn ranks<R: Send>(n: usize, run: impl Fn(Communicator, &Stream) -> R + Sync) -> Vec<R> {
+pub(crate) fn ranks<R: Send>(n: usize, run: impl Fn(Communicator, &Stream) -> R + Sync) -> Vec<R> {
     on(&open(), Communicator::threads(n, &options()).unwrap(), run)
 }
 
 /// Runs a closure on every rank as [`ranks`], with existing communicators.
-pub fn on<R: Send>(
+pub(crate) fn on<R: Send>(
     device: &Device,
     group: Vec<Communicator>,
     run: impl Fn(Communicator, &Stream) -> R + Sync,
@@ -44,18 +43,18 @@ pub fn on<R: Send>(
     })
 }
 
-pub fn upload<T: Element>(stream: &Stream, values: &[T]) -> Tensor {
+pub(crate) fn upload<T: Element>(stream: &Stream, values: &[T]) -> Tensor {
     Tensor::from_slice(stream, values, [values.len()], Owner::Other).unwrap()
 }
 
 /// Normal-like numbers, of a rank and a step: sums of four uniform ones, centred.
-pub fn noise(len: usize, rank: usize, step: usize) -> Vec<f32> {
+pub(crate) fn noise(len: usize, rank: usize, step: usize) -> Vec<f32> {
     let mut rng = Rng::new(11, Purpose::Test, rank as u64, step as u64);
     (0..len).map(|_| (0..4).map(|_| rng.uniform() - 0.5).sum()).collect()
 }
 
 /// A transport that only exchanges: its dense sum is the one implemented by exchanges.
-pub struct OnlyExchange(pub Box<dyn Transport>);
+pub(crate) struct OnlyExchange(pub Box<dyn Transport>);
 
 impl Transport for OnlyExchange {
     fn name(&self) -> &'static str {
@@ -91,7 +90,7 @@ impl Transport for OnlyExchange {
 }
 
 /// A group over [`OnlyExchange`].
-pub fn only_exchange(n: usize) -> Vec<Communicator> {
+pub(crate) fn only_exchange(n: usize) -> Vec<Communicator> {
     let links = Communicator::threads(n, &options()).unwrap().into_iter();
     links.map(|comm| Communicator::new(Box::new(OnlyExchange(comm.into_transport())))).collect()
 }
