@@ -4,8 +4,8 @@
 //! The elements are divided into m = min(n, k) regions, each with an owner. A rank sends every
 //! owner its picks in that region, at most k / m of them, the largest; the owner adds in rank order
 //! and sends the 2 k / m largest sums to all; every rank keeps the k largest of all sums received.
-//! Messages have a fixed size, so no sizes need to be exchanged: the ranks together send 6 k (n -
-//! 1) words at most, 6 k (n - 1) / n per rank. Picks that found no room, or are not in the result,
+//! Messages have a fixed size, so no sizes need to be exchanged: the ranks together send at most
+//! 6 k (n - 1) words, 6 k (n - 1) / n per rank. Picks that found no room, or are not in the result,
 //! stay in the residual.
 //!
 //! Every T exchanges the local threshold is recomputed exactly, and the regions are redrawn so that
