@@ -17,7 +17,7 @@ use crate::record::trace::{RunTrace, TraceSummary};
 use crate::setup::image_shape;
 use crate::setup::weights::{Wanted, Weights};
 
-/// What to evaluate, and on what.
+/// An evaluation of a weights file on a split.
 #[derive(Clone, Debug)]
 pub struct EvalConfig {
     /// Weights file.
@@ -55,8 +55,9 @@ pub struct EvalReport {
     pub trace: Option<TraceSummary>,
 }
 
-/// Evaluates weights on every sample of a split, in evaluation mode. A grown network is rebuilt from the
-/// topology in the file; pixels are normalised with the file's constants, or else with the dataset's. Waits.
+/// Evaluates weights on every sample of a split, in evaluation mode. A grown network is rebuilt
+/// from the topology in the file; pixels are normalised with the file's constants, or else with the
+/// dataset's. Waits.
 ///
 /// # Errors
 /// Weights that do not fit the host or the dataset, a dataset that cannot be read, a failed device.

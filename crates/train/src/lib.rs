@@ -1,7 +1,7 @@
 //! Training: from a configuration to a run folder with events, weights and a summary.
 //!
-//! The modules, from what everything uses to what uses everything. None imports one below it in this
-//! list (`cargo xtask tidy` holds it):
+//! The modules, from what everything uses to what uses everything. None imports one below it in
+//! this list (`cargo xtask tidy` holds it):
 //!
 //! | module | contents |
 //! |---|---|

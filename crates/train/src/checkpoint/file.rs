@@ -1,10 +1,10 @@
 //! The form of a checkpoint file: safetensors, so that any tool can look into it.
 //!
 //! Tensors are named `env.N.weights.NAME`, `env.N.optimiser.NAME`, `env.N.snapshot.NAME`,
-//! `env.N.exchange.RANK.NAME` and `controller.NAME`. Two tensors of bytes hold
-//! CBOR, which is exact for every float: `progress` and `controller_memory`. The metadata has `format`
-//! (`meristem checkpoint`), `version`, and `checksum`, the CRC-32 of all names and bytes: a file that was cut or
-//! changed is refused, never half used.
+//! `env.N.exchange.RANK.NAME` and `controller.NAME`. Two tensors of bytes hold CBOR, which is exact
+//! for every float: `progress` and `controller_memory`. The metadata has `format` (`meristem
+//! checkpoint`), `version`, and `checksum`, the CRC-32 of all names and bytes: a file that was cut
+//! or changed is refused, never half used.
 
 use std::path::Path;
 

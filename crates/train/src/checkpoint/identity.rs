@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 use crate::record::summary::DatasetSummary;
 
-/// What must be the same for a run to go on with the same bits.
+/// Everything that must be the same for a run to go on with the same bits.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Identity {
     /// The resolved configuration, without what no result depends on.
@@ -21,8 +21,8 @@ impl Identity {
     /// Whether a run that is `self` may go on from the checkpoint in `file`, which is of `other`.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] for one of another run; [`Error::Value`] where this machine's kernels or the data are
-    /// others.
+    /// [`Error::Checkpoint`] for one of another run; [`Error::Value`] where this machine's kernels
+    /// or the data are others.
     pub(crate) fn check(&self, file: &Path, other: &Identity) -> Result<()> {
         let theirs = other.config.lines().find(|line| !self.config.lines().any(|l| l == *line));
         if let Some(line) = theirs {
@@ -42,7 +42,8 @@ impl Identity {
         }
     }
 
-    /// The first difference of `other`, which is another process', from this one, which is rank 0's.
+    /// The first difference of `other`, which is another process', from this one, which is rank
+    /// 0's.
     fn difference(&self, other: &Self) -> Option<String> {
         let missing = |of: &Identity, from: &Identity| {
             let lines: Vec<&str> = from.config.lines().collect();

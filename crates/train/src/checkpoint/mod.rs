@@ -6,8 +6,8 @@
 //! - `store`: which files a run folder keeps, and which one to resume from;
 //! - `writer`: puts a checkpoint together and writes it.
 //!
-//! What is not here follows from the configuration and the position: random numbers are keyed by (seed,
-//! purpose, env, step), so that there is no generator whose state could be lost.
+//! Everything else follows from the configuration and the position: random numbers are keyed by
+//! (seed, purpose, env, step), so that there is no generator whose state could be lost.
 
 mod file;
 mod identity;
@@ -35,7 +35,7 @@ use crate::record::totals::Totals;
 pub(crate) struct Checkpoint {
     /// Everything but tensors.
     pub(crate) progress: Progress,
-    /// Of each env of the episode in progress; none between two rounds.
+    /// Tensors of each env of the episode in progress; none between two rounds.
     pub(crate) envs: Vec<EnvTensors>,
     pub(crate) controller: ControllerState,
 }
@@ -49,17 +49,18 @@ impl Checkpoint {
         file::to_bytes(Path::new(&store::file_name(self.progress.next)), self)
     }
 
-    /// Of the bytes of the file at `path`.
+    /// Parses the bytes of the file at `path`.
     ///
     /// # Errors
     /// [`Error::Checkpoint`](crate::Error::Checkpoint): it is no checkpoint, or is damaged.
-    /// [`Error::CheckpointVersion`](crate::Error::CheckpointVersion): it is of another version of this program.
+    /// [`Error::CheckpointVersion`](crate::Error::CheckpointVersion): it is of another version of
+    /// this program.
     pub(crate) fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Self> {
         file::from_bytes(path, bytes)
     }
 
-    /// The whole of parts that ranks made, by rank, as one process would have made it. All of it but envs and policy is
-    /// the first's.
+    /// The whole of parts that ranks made, by rank, as one process would have made it. All of it
+    /// but envs and policy is the first's.
     ///
     /// # Errors
     /// A controller that does not learn over ranks.
@@ -92,7 +93,7 @@ pub(crate) struct Progress {
     pub(crate) rounds: Vec<RoundSummary>,
     /// Envs of the last round that ended.
     pub(crate) last_envs: Vec<EnvSummary>,
-    /// Of the episode in progress.
+    /// Envs of the episode in progress.
     pub(crate) envs: Vec<EnvState>,
     pub(crate) events: EventsPosition,
 }

@@ -20,13 +20,13 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Of this folder, which is made with the first checkpoint.
+    /// The checkpoints in this folder, which is made with the first.
     pub(crate) fn new(folder: PathBuf) -> Self {
         Self { folder }
     }
 
-    /// Writes a checkpoint whose next step is this, then removes what is older than the last three. A kill at any moment leaves the
-    /// ones before whole.
+    /// Writes a checkpoint whose next step is this, then removes what is older than the last three.
+    /// A kill at any moment leaves the ones before whole.
     ///
     /// # Errors
     /// The disk refused.
@@ -44,8 +44,8 @@ impl Store {
     /// The file of the newest checkpoint, and its bytes; `None` if none was written yet.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] if that file cannot be read: resuming from an older one is for the user to say, by
-    /// removing it.
+    /// [`Error::Checkpoint`] if that file cannot be read: resuming from an older one is for the
+    /// user to say, by removing it.
     pub(crate) fn newest(&self) -> Result<Option<(PathBuf, Vec<u8>)>> {
         let Some(name) = self.names()?.0.pop() else { return Ok(None) };
         let path = self.folder.join(name);
@@ -53,7 +53,8 @@ impl Store {
         Ok(Some((path, bytes)))
     }
 
-    /// Names of the checkpoints, oldest first, and of what kills left of some that were being written.
+    /// Names of the checkpoints, oldest first, and of what kills left of some that were being
+    /// written.
     fn names(&self) -> Result<(Vec<String>, Vec<String>)> {
         let entries = match fs::read_dir(&self.folder) {
             Ok(entries) => entries,

@@ -1,5 +1,5 @@
-//! The checkpoints of a run: put together from what does not change in an episode, what does, and what the other
-//! processes have, and written.
+//! The checkpoints of a run: put together from what does not change in an episode, what does, and
+//! what the other processes have, and written.
 
 use meristem_control::ControllerState;
 
@@ -12,7 +12,7 @@ use crate::record::journal::Journal;
 use crate::record::summary::{EnvSummary, RoundSummary};
 use crate::record::totals::Totals;
 
-/// What all checkpoints of an episode have in common, and where they are written.
+/// The parts that all checkpoints of an episode have in common, and where they are written.
 pub(crate) struct Checkpoints {
     /// Where they are, on the first rank.
     pub(crate) store: Option<Store>,
@@ -23,7 +23,7 @@ pub(crate) struct Checkpoints {
     pub(crate) envs: Vec<EnvSummary>,
 }
 
-/// What changes from one checkpoint to the next.
+/// The parts that change from one checkpoint to the next.
 pub(crate) struct Current {
     /// The next step.
     pub(crate) next: Position,
@@ -34,8 +34,8 @@ pub(crate) struct Current {
 }
 
 impl Checkpoints {
-    /// Writes a checkpoint from which the run goes on with step `next`; every rank has a part of it. Everything that was
-    /// told before is on the disk first.
+    /// Writes a checkpoint from which the run goes on with step `next`; every rank has a part of
+    /// it. Everything that was told before is on the disk first.
     ///
     /// # Errors
     /// The disk refused; a rank is gone.

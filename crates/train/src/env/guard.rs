@@ -18,7 +18,7 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// Of an env that begins an episode, with so many classes.
+    /// The memory of an env that begins an episode, with so many classes.
     pub(crate) fn new(classes: usize) -> Self {
         let vitals = Vitals::new(classes);
         Self { vitals, snapshot_step: None, failures: 0, changed: None, rollbacks: 0 }

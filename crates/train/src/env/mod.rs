@@ -40,13 +40,14 @@ pub(crate) struct EnvOptions<'a> {
 pub(crate) struct Env {
     /// Number of the env.
     pub(crate) index: usize,
-    /// What grows.
+    /// The host, which grows.
     pub(crate) host: Host,
-    /// What computes.
+    /// The network that computes it.
     pub(crate) network: Network,
     /// The topology that `network` computes.
     key: TopologyKey,
-    /// Per enabled slot: gradient health and contribution, as last measured while a module was there.
+    /// Per enabled slot: gradient health and contribution, as last measured while a module was
+    /// there.
     pub(crate) measured: Vec<GateInputs>,
     /// Per enabled slot: the sum of its module's interactions with the others in the last step, in
     /// percentage points.
@@ -55,11 +56,11 @@ pub(crate) struct Env {
     accuracies_pp: Vec<f32>,
     /// Control loss after each step.
     losses: Vec<f32>,
-    /// What the slots were like at the last steps.
+    /// States of the slots at the last steps.
     slot_history: History,
     /// Last op, and whether it succeeded.
     last: Option<(Op, bool)>,
-    /// What the next reward is compared with.
+    /// State that the next reward is compared with.
     reward_state: RewardState,
     /// Reward of the last action, term by term.
     pub(crate) reward: RewardTerms,
@@ -67,11 +68,11 @@ pub(crate) struct Env {
     pub(crate) train: Metrics,
     /// The last step's evaluation on the control split.
     pub(crate) control: Option<EvalMetrics>,
-    /// What came and went.
+    /// Counts of modules that came and went.
     pub(crate) history: ModuleCounts,
     /// Configurations of the step in progress.
     pub(crate) counterfactual: Counterfactual,
-    /// What the governor remembers of it.
+    /// The governor's memory of it.
     pub(crate) guard: Guard,
     /// Its host and fossilized modules, as they last were in good order.
     pub(crate) snapshot: Snapshot,
@@ -121,7 +122,7 @@ impl Env {
         })
     }
 
-    /// What a checkpoint needs of it, its network brought up to date before. Waits for the device.
+    /// Saves it for a checkpoint, its network brought up to date before. Waits for the device.
     ///
     /// # Errors
     /// A failed stream.
@@ -184,8 +185,8 @@ impl Env {
         })
     }
 
-    /// Lets time pass for the host (alpha, ages, embargo), brings the network up to date, and chooses the
-    /// configurations to evaluate. Their alphas are not set yet.
+    /// Lets time pass for the host (alpha, ages, embargo), brings the network up to date, and
+    /// chooses the configurations to evaluate. Their alphas are not set yet.
     ///
     /// # Errors
     /// Memory, a failed stream.
@@ -259,8 +260,9 @@ impl Env {
         }
     }
 
-    /// The parts of a snapshot: the network, where it is kept (in the memory of the one before), and the graph of
-    /// host and fossilized modules. After a fossilize the network must be up to date.
+    /// The parts of a snapshot: the network, where it is kept (in the memory of the one before),
+    /// and the graph of host and fossilized modules. After a fossilize the network must be up to
+    /// date.
     ///
     /// # Errors
     /// A topology that cannot be built.
@@ -275,8 +277,8 @@ impl Env {
         Ok((&mut self.network, &mut self.snapshot, graph))
     }
 
-    /// Goes back to the snapshot: live modules are gone, the optimiser starts anew, and so does everything that was
-    /// measured but the training of this step. Does not wait.
+    /// Goes back to the snapshot: live modules are gone, the optimiser starts anew, and so does
+    /// everything that was measured but the training of this step. Does not wait.
     ///
     /// # Errors
     /// Memory, a failed stream.
@@ -324,8 +326,8 @@ impl Env {
         self.last.is_some_and(|(op, succeeded)| op != Op::Wait && succeeded)
     }
 
-    /// Prepares the report: every module has its row, and one more row, as the host is, is for the test
-    /// split. Returns that row's index.
+    /// Prepares the report: every module has its row, and one more row, as the host is, is for the
+    /// test split. Returns that row's index.
     ///
     /// # Errors
     /// Memory, a failed stream.
@@ -350,7 +352,7 @@ impl Env {
         self.slot_history.note(&self.host, &self.measured, &self.interactions_pp);
     }
 
-    /// What a controller sees.
+    /// The view that a controller has of it.
     pub(crate) fn view(&self, step: usize, episode_steps: usize) -> EnvView<'_> {
         EnvView {
             env: self.index,

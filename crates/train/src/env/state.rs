@@ -37,10 +37,10 @@ pub(crate) struct EnvState {
 pub(crate) struct EnvTensors {
     /// Parameters and running statistics.
     pub(crate) weights: StateDict,
-    /// What the optimiser remembers.
+    /// Momentum of the optimiser.
     pub(crate) optimiser: StateDict,
-    /// What the governor goes back to.
+    /// Snapshot that the governor goes back to.
     pub(crate) snapshot: StateDict,
-    /// What the ranks that train it have not sent yet, as `fleet::Replicas` names it.
+    /// Gradients that the ranks which train it have not sent yet, as `fleet::Replicas` names them.
     pub(crate) exchange: StateDict,
 }

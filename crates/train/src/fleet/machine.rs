@@ -21,11 +21,12 @@ pub(crate) struct Machine {
     pub(super) ids: Vec<DeviceId>,
     /// The envs of this process.
     envs: Range<usize>,
-    /// Their distinct devices, in the order of their first env, and the policy's if it is none of them.
+    /// Their distinct devices, in the order of their first env, and the policy's if it is none of
+    /// them.
     devices: Vec<Device>,
-    /// Of each of them: index into `devices`.
+    /// Device of each of them: index into `devices`.
     pub(super) device_of: Vec<usize>,
-    /// Of each of them.
+    /// Stream of each of them.
     streams: Vec<Stream>,
     /// The policy's device: index into `devices`.
     policy: usize,
@@ -35,7 +36,8 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Opens the devices of this process' envs, and that of the policy. `placed` has all envs of the run.
+    /// Opens the devices of this process' envs, and that of the policy. `placed` has all envs of
+    /// the run.
     ///
     /// # Errors
     /// A device that is not there, or not part of this build.
@@ -92,7 +94,8 @@ impl Machine {
         names
     }
 
-    /// Begins a span of the calling thread in the trace, if there is one; it ends when it is dropped.
+    /// Begins a span of the calling thread in the trace, if there is one; it ends when it is
+    /// dropped.
     pub(crate) fn span<N: Into<Cow<'static, str>>>(
         &self,
         name: impl FnOnce() -> N,
@@ -117,8 +120,8 @@ impl Machine {
         self.devices[..with_envs].iter().map(load).collect()
     }
 
-    /// Opens a scope on each device for this thread, with what `permitted` says of so many envs. Where memory is
-    /// capped, an allocation may also wait for memory that others still use.
+    /// Opens a scope on each device for this thread, with what `permitted` says of so many envs.
+    /// Where memory is capped, an allocation may also wait for memory that others still use.
     #[track_caller]
     pub(crate) fn hot_scopes(
         &self,
@@ -138,7 +141,8 @@ impl Machine {
         scopes
     }
 
-    /// The metrics of this process' envs or replicas (`tensors` in their order): one copy and one wait per device (H1).
+    /// The metrics of this process' envs or replicas (`tensors` in their order): one copy and one
+    /// wait per device (H1).
     pub(crate) fn read_metrics(&self, tensors: &[&Tensor]) -> Result<Vec<Metrics>> {
         let mut metrics = vec![Metrics::default(); tensors.len()];
         for device in &self.devices {

@@ -21,10 +21,10 @@ use crate::setup::Setup;
 pub(crate) struct Fleet {
     /// Devices and streams.
     pub(crate) machine: Machine,
-    /// What is served: the training set, which the control split is a part of, and the test set.
+    /// The training set, which the control split is a part of, and the test set.
     pub(crate) datasets: Vec<Arc<Dataset>>,
-    /// Deals each epoch's training samples out to all envs of the run; where one host is on several ranks, what the
-    /// leader gets.
+    /// Deals each epoch's training samples out to all envs of the run; where one host is on several
+    /// ranks, what the leader gets.
     pub(crate) train: GatherBatches,
     /// The ranks that the one host is on, if there are several.
     pub(crate) replicas: Option<Replicas>,

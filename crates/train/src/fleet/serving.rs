@@ -60,7 +60,7 @@ pub(crate) fn labelled(batches: &[Batch]) -> Vec<LabelledBatch<'_>> {
 /// Serves one epoch of one gather.
 ///
 /// # Errors
-/// Those of the gather and of `each`.
+/// The gather's, and those of `each`.
 pub(crate) fn for_each_batch(
     gather: &mut GatherBatches,
     mut each: impl FnMut(&Batch) -> Result<()>,

@@ -1,4 +1,5 @@
-//! The wire between processes: a transport of `meristem-comm`, on a device that nothing else is done on.
+//! The wire between processes: a transport of `meristem-comm`, on a device that nothing else is
+//! done on.
 
 use meristem_comm::{Call, Parcel, Transport};
 use meristem_device::{DType, Owner, Stream, Tensor};

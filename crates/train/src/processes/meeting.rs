@@ -1,14 +1,16 @@
 //! The protocol by which the processes of a run meet.
 //!
-//! All do the same steps, and meet where one needs the others. A meeting is two exchanges. In the first each
-//! says how it comes, well or failed, and how much it has to say; in the second those speak who are heard. So a
-//! failure is heard of wherever the others are, and nobody waits for one that has failed:
+//! All do the same steps, and meet where one needs the others. A meeting is two exchanges. In the
+//! first each says how it comes, well or failed, and how much it has to say; in the second those
+//! speak who are heard. So a failure is heard of wherever the others are, and nobody waits for one
+//! that has failed:
 //! - if all are well, each hears what it is to hear;
-//! - if one has failed, all return an error: its own where it failed, elsewhere that of the first rank that
-//!   failed by itself, or else of the first that failed for what became of another;
-//! - if one is gone or late, the others return the transport's error, which names it. After that nobody meets.
+//! - if one has failed, all return an error: its own where it failed, elsewhere that of the first
+//!   rank that failed by itself, or else of the first that failed for what became of another;
+//! - if one is gone or late, the others return the transport's error, which names it. After that
+//!   nobody meets.
 //!
-//! What is sent is bytes; how they get there is the business of a [`Wire`].
+//! Messages are bytes; a [`Wire`] carries them.
 
 use crate::error::{Error, Result};
 
@@ -22,8 +24,8 @@ pub(super) trait Wire {
     /// Number of processes.
     fn size(&self) -> usize;
 
-    /// Sends `own` to the receivers; returns what each sent by rank, or nothing where it is no receiver.
-    /// `bytes` are the lengths of all, by rank.
+    /// Sends `own` to the receivers; returns what each sent by rank, or nothing where it is no
+    /// receiver. `bytes` are the lengths of all, by rank.
     ///
     /// # Errors
     /// A process is gone, late, or makes another call.
@@ -94,7 +96,8 @@ impl<W: Wire> Meetings<W> {
         self.wire.size()
     }
 
-    /// This process' result, if all have one. If one has failed, all have; where all know of it, they do not meet.
+    /// This process' result, if all have one. If one has failed, all have; where all know of it,
+    /// they do not meet.
     ///
     /// # Errors
     /// This process', or one that another has failed with.
@@ -109,7 +112,8 @@ impl<W: Wire> Meetings<W> {
         }
     }
 
-    /// The last meeting: agrees on the result, and waits for the others, who may not be there any more.
+    /// The last meeting: agrees on the result, and waits for the others, who may not be there any
+    /// more.
     ///
     /// # Errors
     /// As [`Meetings::agree`].
@@ -128,7 +132,7 @@ impl<W: Wire> Meetings<W> {
     /// A meeting: each sends `own`; receivers get what all sent, by rank, and the others nothing.
     ///
     /// # Errors
-    /// That in `own`; another rank's; the transport's.
+    /// The one in `own`; another rank's; the transport's.
     pub(super) fn meet(
         &mut self,
         own: Result<Vec<u8>>,

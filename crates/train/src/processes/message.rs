@@ -14,7 +14,7 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// What the others are told of an error.
+    /// The report of an error, for the others.
     pub(super) fn of(error: &Error) -> Self {
         let (problem, remedy) = (error.to_string(), error.remedy());
         Self { problem, remedy, exit_code: error.exit_code() }

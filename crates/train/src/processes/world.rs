@@ -1,9 +1,10 @@
 //! The processes of a run, seen from one of them.
 //!
-//! With `comm = "mpi"` every process is one rank and has its part of the envs; otherwise there is one, which has all.
-//! Run folder, console and trace are the first rank's alone. What ranks say is small beside what they compute; it goes
-//! over a group and a device of its own, apart from the policy's gradients and the envs. How they meet, and what becomes
-//! of a failure, is in [`meeting`](super::meeting).
+//! With `comm = "mpi"` every process is one rank and has its part of the envs; otherwise there is
+//! one, which has all. Run folder, console and trace are the first rank's alone. What ranks say is
+//! small beside what they compute; it goes over a group and a device of its own, apart from the
+//! policy's gradients and the envs. How they meet, and what becomes of a failure, is in
+//! [`meeting`](super::meeting).
 
 use std::ops::Range;
 use std::path::Path;
@@ -29,7 +30,8 @@ pub(crate) struct World {
     meetings: Option<Meetings<Link>>,
     /// This process' member of the group that exchanges gradients, until the policy has it.
     member: Option<Communicator>,
-    /// All have the same envs, of which each trains its part of the samples; otherwise each has envs of its own.
+    /// All have the same envs, of which each trains its part of the samples; otherwise each has
+    /// envs of its own.
     same_envs: bool,
 }
 
@@ -42,8 +44,8 @@ impl World {
     /// The processes of a run whose ranks are these. Waits for all of them to start.
     ///
     /// # Errors
-    /// No MPI in this build; a second run in this process; processes that were started together and would not hear of
-    /// each other.
+    /// No MPI in this build; a second run in this process; processes that were started together and
+    /// would not hear of each other.
     pub(crate) fn join(comm: CommKind, deadline: Duration) -> Result<Self> {
         if comm == CommKind::Threads {
             Self::check_alone("mpi: each would be a run of its own (`--comm mpi` makes them one)")?;
@@ -64,8 +66,8 @@ impl World {
         Ok(Self { meetings, member, same_envs: false })
     }
 
-    /// Whether no others were started together with this process, by what the MPI libraries' `mpirun` leave in the
-    /// environment; `expected` is the remedy.
+    /// Whether no others were started together with this process, by what the MPI libraries'
+    /// `mpirun` leave in the environment; `expected` is the remedy.
     ///
     /// # Errors
     /// [`Error::Value`].
@@ -135,8 +137,8 @@ impl World {
         Ok(config)
     }
 
-    /// The members of the group that exchanges gradients over so many ranks, as far as they are in this process.
-    /// Once.
+    /// The members of the group that exchanges gradients over so many ranks, as far as they are in
+    /// this process. Once.
     ///
     /// # Errors
     /// None for at least one rank.
@@ -189,8 +191,8 @@ impl World {
         }
     }
 
-    /// The values that processes have for their envs, by rank, on the first. Where all have the same envs, its own
-    /// is all there is.
+    /// The values that processes have for their envs, by rank, on the first. Where all have the
+    /// same envs, its own is all there is.
     ///
     /// # Errors
     /// One has failed, or is gone.
@@ -201,7 +203,8 @@ impl World {
         if self.same_envs { Ok(vec![own]) } else { self.gather(own) }
     }
 
-    /// The bytes that processes have for their envs, as [`World::gather_envs`], made where they are needed.
+    /// The bytes that processes have for their envs, as [`World::gather_envs`], made where they are
+    /// needed.
     ///
     /// # Errors
     /// One has failed, or is gone; bytes that cannot be made.
@@ -273,11 +276,11 @@ impl World {
         }
     }
 
-    /// Ends the run in this process, with its error named where it is not the first's. Waits for the others: `mpirun`
-    /// ends them all with the first one that ends by an error.
+    /// Ends the run in this process, with its error named where it is not the first's. Waits for
+    /// the others: `mpirun` ends them all with the first one that ends by an error.
     ///
     /// # Errors
-    /// That of the result.
+    /// The result's.
     pub(crate) fn leave<T>(self, result: Result<T>) -> Result<T> {
         let rank = self.rank();
         let Some(meetings) = self.meetings else { return result };
@@ -307,7 +310,7 @@ mod tests {
         all.map(world).collect()
     }
 
-    /// What each rank gets of it.
+    /// The result of `act` on each rank.
     fn each<T: Send>(ranks: usize, act: impl Fn(&mut World) -> T + Sync) -> Vec<T> {
         std::thread::scope(|scope| {
             let act = &act;
@@ -350,7 +353,8 @@ mod tests {
         true
     }
 
-    /// Wherever the others are when a rank fails: they hear of it there, once, and still part in order.
+    /// Wherever the others are when a rank fails: they hear of it there, once, and still part in
+    /// order.
     #[test]
     fn a_failure_is_heard_of_where_the_others_are() {
         let meetings: [fn(&mut World) -> Result<()>; 4] = [
@@ -375,7 +379,8 @@ mod tests {
         }
     }
 
-    /// Who failed says more than those that it left, and each of several says its own.
+    /// The error of a rank that failed by itself comes before those of ranks that it left, and each
+    /// of several keeps its own.
     #[test]
     fn the_cause_of_a_failure_is_named() {
         let lonely = || meristem_comm::Error::RankGone { operation: "x", rank: 2, reason: "y" };

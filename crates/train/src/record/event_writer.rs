@@ -1,8 +1,8 @@
 //! The sink of events: a bounded queue, and a thread that writes `events.jsonl`.
 //!
-//! The loop never waits for the disk. When the writer falls behind, events are dropped and counted, and the
-//! gap shows in their numbers. When the disk refuses, the file is cut back to its last whole line, and the
-//! loop learns of it at the next step boundary.
+//! The loop never waits for the disk. When the writer falls behind, events are dropped and counted,
+//! and the gap shows in their numbers. When the disk refuses, the file is cut back to its last
+//! whole line, and the loop learns of it at the next step boundary.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
@@ -37,7 +37,7 @@ pub(crate) struct EventsPosition {
     pub(crate) seconds: f64,
 }
 
-/// What the writing thread is asked for.
+/// An order to the writing thread.
 #[derive(Debug)]
 enum Order {
     /// To write a line.
@@ -54,7 +54,7 @@ pub struct EventWriter {
     thread: Option<JoinHandle<()>>,
     failure: Arc<Mutex<Option<io::Error>>>,
     started: Instant,
-    /// Of this run before it was resumed.
+    /// Seconds of this run before it was resumed.
     seconds_before: f64,
     next_seq: u64,
     dropped: u64,
@@ -213,8 +213,8 @@ impl Drop for EventWriter {
     }
 }
 
-/// Looks for what a crash of the system, unlike one of the program, leaves in a file that was being written: zero
-/// bytes where lines should be.
+/// Looks for what a crash of the system, unlike one of the program, leaves in a file that was being
+/// written: zero bytes where lines should be.
 fn check_lines(path: &Path, bytes: u64) -> Result<()> {
     let fail = |source| Error::RunFolder { action: "read", path: path.to_owned(), source };
     let mut file = BufReader::new(File::open(path).map_err(fail)?).take(bytes);

@@ -1,11 +1,12 @@
 //! The events of a run (`docs/run-folder.md`): what `events.jsonl` holds, one JSON object a line.
 //!
-//! Every line has `v` ([`SCHEMA_VERSION`]), `seq` (numbered from 0; a gap means dropped events), `seconds`
-//! since the run started, and `event`, the name in snake case of a variant of [`Event`], whose fields follow
-//! beside it. Envs, rounds, steps and batches count from 0. Accuracies are shares 0..1, losses mean
-//! cross-entropy in nats, contributions percentage points of control accuracy. A number that is not finite, or
-//! was not measured, is `null`; so is what `telemetry` leaves out. A reader must skip events and fields that it does not know; a change of
-//! meaning raises the version.
+//! Every line has `v` ([`SCHEMA_VERSION`]), `seq` (numbered from 0; a gap means dropped events),
+//! `seconds` since the run started, and `event`, the name in snake case of a variant of [`Event`],
+//! whose fields follow beside it. Envs, rounds, steps and batches count from 0. Accuracies are
+//! shares 0..1, losses mean cross-entropy in nats, contributions percentage points of control
+//! accuracy. A number that is not finite, or was not measured, is `null`; so is what `telemetry`
+//! leaves out. A reader must skip events and fields that it does not know; a change of meaning
+//! raises the version.
 
 use meristem_control::{Failure, RewardTerms, RoundReport};
 use meristem_device::DeviceId;
@@ -23,12 +24,12 @@ pub struct Record<'a> {
     pub seq: u64,
     /// Seconds since the run started.
     pub seconds: f64,
-    /// What happened.
+    /// The event.
     #[serde(flatten)]
     pub event: &'a Event,
 }
 
-/// What can happen in a run.
+/// An event of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 #[non_exhaustive]
@@ -101,7 +102,7 @@ pub enum Event {
         target: String,
         /// Whether it let the module pass.
         passed: bool,
-        /// What held it back, in words; empty when it passed.
+        /// Conditions that held it back, in words; empty when it passed.
         reasons: Vec<String>,
     },
     /// A module was taken out.
@@ -134,7 +135,7 @@ pub enum Event {
         /// Its last contribution.
         contribution: Option<f64>,
     },
-    /// What the live modules of an env are worth.
+    /// Contributions of the live modules of an env.
     Counterfactuals(Counterfactuals),
     /// Everything up to this line can be resumed from (U4).
     CheckpointWritten {
@@ -151,8 +152,8 @@ pub enum Event {
         #[serde(flatten)]
         report: RoundReport,
     },
-    /// An env had failed, and was brought back to its snapshot before the action of this step. What was pruned is
-    /// told of by events of its own, which follow.
+    /// An env had failed, and was brought back to its snapshot before the action of this step. What
+    /// was pruned is told of by events of its own, which follow.
     GovernorRollback {
         /// Env.
         env: usize,
@@ -170,10 +171,11 @@ pub enum Event {
         restored_step: Option<usize>,
         /// Slots whose live modules are gone.
         pruned: Vec<String>,
-        /// What was added to the reward of the action that the failure is put down to; 0 if there is none.
+        /// Penalty added to the reward of the action that the failure is put down to; 0 if there is
+        /// none.
         penalty: f64,
-        /// Step of that action: the last since the episode or the last rollback that changed something, else the
-        /// one before this step; null in an episode's first step.
+        /// Step of that action: the last since the episode or the last rollback that changed
+        /// something, else the one before this step; null in an episode's first step.
         cause_step: Option<usize>,
     },
     /// Something that should not be: an env that fails again and again.
@@ -184,7 +186,7 @@ pub enum Event {
         round: usize,
         /// Step.
         step: usize,
-        /// What.
+        /// Description.
         what: String,
     },
     /// An env has finished its episode and was read against the test set.
@@ -284,9 +286,11 @@ pub struct StepCompleted {
     pub train_accuracy: f64,
     /// Control loss; null without a control split.
     pub control_loss: Option<f64>,
-    /// Control accuracy. Of an env that was rolled back in this step, both are those of the restored host.
+    /// Control accuracy. Of an env that was rolled back in this step, both are those of the
+    /// restored host.
     pub control_accuracy: Option<f64>,
-    /// Mean L2 norm of the host's gradient before clipping; every so many steps (`gradient_stats_every`).
+    /// Mean L2 norm of the host's gradient before clipping; every so many steps
+    /// (`gradient_stats_every`).
     pub host_gradient_norm: Option<f64>,
     /// Trained parameters of the bare host.
     pub host_parameters: usize,
@@ -294,9 +298,9 @@ pub struct StepCompleted {
     pub grown_parameters: usize,
     /// Slots that are not dormant.
     pub slots: Vec<SlotState>,
-    /// What the controller did, in words; it takes effect with the next step.
+    /// Action of the controller, in words; it takes effect with the next step.
     pub action: String,
-    /// What a policy is paid for it, term by term; the reward is their sum.
+    /// Terms of the reward for it; the reward is their sum.
     pub reward: RewardTerms,
     /// Seconds that the step took, for all envs together; every so many steps (`time_every`).
     pub step_seconds: Option<f64>,
@@ -305,18 +309,19 @@ pub struct StepCompleted {
     /// Where the time went, in the same steps; with `telemetry` full.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phases: Option<PhaseSeconds>,
-    /// The gradients of the host and of each module in the network; with `telemetry` full, in the steps of
-    /// `host_gradient_norm`.
+    /// The gradients of the host and of each module in the network; with `telemetry` full, in the
+    /// steps of `host_gradient_norm`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gradients: Option<Vec<GradientStatistics>>,
-    /// Of weights, statistics and optimiser after the step, where several ranks train the host: the same on all.
+    /// Fingerprint of weights, statistics and optimiser after the step, where several ranks train
+    /// the host: the same on all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<String>,
 }
 
-/// Seconds of the phases of a step on the clock of the host, which waits nowhere for them. Training is enqueued
-/// before it is done, so what the devices still had to do when all was enqueued is in `measure`; a trace shows what
-/// they did when. For the envs of the process that has the env.
+/// Seconds of the phases of a step on the clock of the host, which waits nowhere for them. Training
+/// is enqueued before it is done, so what the devices still had to do when all was enqueued is in
+/// `measure`; a trace shows what they did when. For the envs of the process that has the env.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PhaseSeconds {
     /// Until networks had followed their hosts: growth, plans, memory.
@@ -357,13 +362,13 @@ pub struct SlotState {
     pub alpha: f64,
     /// Last contribution.
     pub contribution: Option<f64>,
-    /// Health of the module's gradient in this step, 0..1; in the steps of `host_gradient_norm`. Gates and policies
-    /// see it in every step.
+    /// Health of the module's gradient in this step, 0..1; in the steps of `host_gradient_norm`.
+    /// Gates and policies see it in every step.
     pub gradient_health: Option<f64>,
 }
 
-/// What the live modules of an env are worth: control accuracies in this step's configurations (`docs/growth.md`,
-/// Contributions), and what follows from them.
+/// Contributions of the live modules of an env: control accuracies in this step's configurations
+/// (`docs/growth.md`, Contributions), and what follows from them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Counterfactuals {
     /// Env.
@@ -376,15 +381,15 @@ pub struct Counterfactuals {
     pub accuracy: f64,
     /// Each live module whose alpha is above 0.
     pub modules: Vec<ModuleOff>,
-    /// What two modules are worth together beyond what each is worth alone.
+    /// Interactions: contributions of pairs beyond those of each module alone.
     pub interactions: Vec<ModulePair>,
     /// Everything that was evaluated, each set of modules once; the first has all of them on.
     pub configurations: Vec<ModulesOn>,
-    /// What it cost.
+    /// Cost of the validation.
     pub cost: ValidationCost,
 }
 
-/// What a module is worth.
+/// Contribution of a module.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModuleOff {
     /// Slot.
@@ -393,9 +398,9 @@ pub struct ModuleOff {
     pub accuracy_without: f64,
     /// Accuracy with it minus accuracy without it, in percentage points.
     pub contribution: f64,
-    /// Shapley value, in percentage points: what it adds over all orders of switching modules on; they sum to
-    /// accuracy with all minus accuracy with none. Exact up to four modules; beyond that an estimate, at the
-    /// last step of an episode only.
+    /// Shapley value, in percentage points: what it adds over all orders of switching modules on;
+    /// they sum to accuracy with all minus accuracy with none. Exact up to four modules; beyond
+    /// that an estimate, at the last step of an episode only.
     pub shapley: Option<f64>,
 }
 
@@ -404,7 +409,8 @@ pub struct ModuleOff {
 pub struct ModulePair {
     /// Their slots.
     pub slots: [String; 2],
-    /// Accuracy with both, minus that with each alone, plus that with neither, in percentage points.
+    /// Accuracy with both, minus that with each alone, plus that with neither, in percentage
+    /// points.
     pub interaction: f64,
 }
 
@@ -419,7 +425,7 @@ pub struct ModulesOn {
     pub loss: f64,
 }
 
-/// What validating an env in many configurations cost, and what it would have cost one by one (C3).
+/// Cost of validating an env in many configurations, and of validating them one by one (C3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ValidationCost {
     /// Configurations asked for.

@@ -18,8 +18,8 @@ pub(crate) struct Kept {
     pub(crate) event: Event,
 }
 
-/// Hands every event to the observer and to the file, which are the first rank's: in the order of a single process,
-/// in which all envs go through one phase of a step after another.
+/// Hands every event to the observer and to the file, which are the first rank's: in the order of a
+/// single process, in which all envs go through one phase of a step after another.
 pub(crate) struct Journal<'a> {
     writer: Option<EventWriter>,
     observer: &'a mut dyn Observer,
@@ -29,7 +29,8 @@ pub(crate) struct Journal<'a> {
 }
 
 impl<'a> Journal<'a> {
-    /// The event sink of a process: the first rank has the writer; where there are others, they forward to it.
+    /// The event sink of a process: the first rank has the writer; where there are others, they
+    /// forward to it.
     pub(crate) fn new(
         writer: Option<EventWriter>,
         observer: &'a mut dyn Observer,
@@ -38,7 +39,8 @@ impl<'a> Journal<'a> {
         Self { writer, observer, kept: has_others.then(Vec::new), phase: 0 }
     }
 
-    /// Tells both what happened to an env. Does not wait; the file's queue may drop the event, which is counted.
+    /// Tells both what happened to an env. Does not wait; the file's queue may drop the event,
+    /// which is counted.
     pub(crate) fn emit(&mut self, event: Event) {
         self.of_env(event, false);
     }
@@ -76,7 +78,8 @@ impl<'a> Journal<'a> {
         }
     }
 
-    /// The next phase of the step begins: what happens to any env in it follows all of the phase before.
+    /// The next phase of the step begins: what happens to any env in it follows all of the phase
+    /// before.
     pub(crate) fn next_phase(&mut self) {
         self.phase += 1;
     }

@@ -1,15 +1,17 @@
-//! The one rule for every file that a user has a result written to: nothing that is there is lost, and a file that
-//! could not be written is found out before the work, not after it.
+//! The one rule for every file that a user has a result written to: nothing that is there is lost,
+//! and a file that could not be written is found out before the work, not after it.
 
 use std::io;
 use std::path::Path;
 
 use crate::error::{Error, Result};
 
-/// Whether the result that the setting `key` asks for can be written to `path`. Leaves nothing there.
+/// Whether the result that the setting `key` asks for can be written to `path`. Leaves nothing
+/// there.
 ///
 /// # Errors
-/// [`Error::Value`]: something is there already (an empty file may be), or no file can be made there.
+/// [`Error::Value`]: something is there already (an empty file may be), or no file can be made
+/// there.
 pub fn check_output(key: &str, path: &Path) -> Result<()> {
     let refuse = |expected: &str| Err(Error::value(key, path.display(), expected));
     match path.metadata() {

@@ -1,7 +1,8 @@
-//! The folder of a run (U4): `config.toml`, `events.jsonl`, `checkpoints/`, `summary.json`, `weights/`.
+//! The folder of a run (U4): `config.toml`, `events.jsonl`, `checkpoints/`, `summary.json`,
+//! `weights/`.
 //!
-//! Files that are written at once appear at once: into a temporary name, then renamed. So a killed run, or a
-//! full disk, leaves no half file behind.
+//! Files that are written at once appear at once: into a temporary name, then renamed. So a killed
+//! run, or a full disk, leaves no half file behind.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
@@ -31,7 +32,8 @@ pub struct RunFolder {
     path: PathBuf,
     /// Folders above it that were made for it, the nearest first.
     above: Vec<PathBuf>,
-    /// Held as long as a process writes here; the system lets go of it when the process ends, however it ends.
+    /// Held as long as a process writes here; the system lets go of it when the process ends,
+    /// however it ends.
     _lock: File,
 }
 
@@ -185,8 +187,8 @@ impl RunFolder {
         }
     }
 
-    /// Removes the folder of a run that could not start, so that the same command can be given again. What
-    /// cannot be removed stays: the error that brought us here is the one to report.
+    /// Removes the folder of a run that could not start, so that the same command can be given
+    /// again. What cannot be removed stays: the error that brought us here is the one to report.
     pub fn discard(self) {
         let removed = fs::remove_file(self.config())
             .or(Ok(()))
@@ -200,7 +202,8 @@ impl RunFolder {
     }
 }
 
-/// Whether `text`, the `config.toml` of `folder`, is as this program wrote it; `config` is what it says.
+/// Whether `text`, the `config.toml` of `folder`, is as this program wrote it; `config` is what it
+/// says.
 ///
 /// # Errors
 /// [`Error::Resume`] with the first line that differs: with other settings it would be another run.

@@ -1,4 +1,4 @@
-//! What is left of a run: `summary.json`.
+//! The summary of a run: `summary.json`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -56,13 +56,14 @@ pub struct Summary {
     pub controller: String,
     /// Seed.
     pub seed: u64,
-    /// What it learned from.
+    /// Dataset.
     pub dataset: DatasetSummary,
     /// Instruction set of the kernels.
     pub instruction_set: String,
     /// Worker threads of each device.
     pub threads: usize,
-    /// Ranks that learned a policy or trained a host together; 0 in a summary from before there was a word of it.
+    /// Ranks that learned a policy or trained a host together; 0 in a summary from before there was
+    /// a word of it.
     #[serde(default)]
     pub ranks: usize,
     /// How they exchanged gradients.
@@ -84,7 +85,7 @@ pub struct Summary {
     pub step_seconds: f64,
     /// Memory on devices, and of the process.
     pub memory: MemorySummary,
-    /// What the inner loop cost, per training step.
+    /// Cost of the inner loop per training step.
     pub hot_path: HotPath,
     /// Counterfactual validation.
     #[serde(default)]
@@ -134,8 +135,8 @@ pub struct MemorySummary {
     pub peak: usize,
     /// The most taken from the system for tensors, rounding and free blocks included.
     pub reserved_peak: usize,
-    /// The most pages that each process held, summed, where the system tells (Linux). Memory of tensors that was never
-    /// written takes none, so that this may be less than what is in tensors.
+    /// The most pages that each process held, summed, where the system tells (Linux). Memory of
+    /// tensors that was never written takes none, so that this may be less than what is in tensors.
     pub process_peak: Option<usize>,
     /// By owner, every owner of [`meristem_device::Owner::ALL`] by its name.
     pub owners: BTreeMap<String, OwnerMemory>,
@@ -151,7 +152,7 @@ pub struct OwnerMemory {
 }
 
 impl MemorySummary {
-    /// What the devices and the process took so far.
+    /// Memory that the devices and the process took so far.
     pub fn of(devices: &[Device]) -> Self {
         let mut memory = Self { process_peak: process_peak(), ..Self::default() };
         for report in devices.iter().map(Device::memory) {
@@ -190,9 +191,9 @@ fn process_peak() -> Option<usize> {
     Some(kib * 1024)
 }
 
-/// What happened in the inner loop (gather and train, one batch of one env after another) of every epoch
-/// but the first of each process, which makes what the others use again, per training step (H4, D5). A run of one
-/// step counts nothing. All zero, or something is wrong.
+/// Counts of the inner loop (gather and train, one batch of one env after another) of every epoch
+/// but the first of each process, which makes what the others use again, per training step (H4,
+/// D5). A run of one step counts nothing. All zero, or something is wrong.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HotPath {
     /// Training steps measured.
@@ -207,8 +208,8 @@ pub struct HotPath {
     pub allocations: f64,
 }
 
-/// Validation of envs with live modules in many configurations, over all steps: what the one pass cost, and
-/// what one full pass for each configuration would have cost (C3).
+/// Validation of envs with live modules in many configurations, over all steps: what the one pass
+/// cost, and what one full pass for each configuration would have cost (C3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Validation {
     /// Configurations asked for.
@@ -293,7 +294,8 @@ impl HotTotals {
 pub struct EnvSummary {
     /// Env.
     pub env: usize,
-    /// Mean training loss over the last step; null if it was not finite, and the env was rolled back.
+    /// Mean training loss over the last step; null if it was not finite, and the env was rolled
+    /// back.
     #[serde(deserialize_with = "null_as_nan")]
     pub train_loss: f64,
     /// Training accuracy over the last step.
@@ -313,7 +315,7 @@ pub struct EnvSummary {
     pub host_parameters: usize,
     /// Trained parameters of the modules that take part in the network.
     pub grown_parameters: usize,
-    /// What grew, fossilized or still live.
+    /// Modules that grew, fossilized or still live.
     pub modules: Vec<ModuleSummary>,
     /// Modules germinated, pruned and fossilized in the episode.
     pub history: ModuleCounts,
@@ -342,8 +344,8 @@ pub struct ModuleSummary {
     pub alpha: f64,
     /// Trained parameters.
     pub parameters: usize,
-    /// Leave-one-out: control accuracy with it minus without it, percentage points; null for a module that
-    /// has no part in the output yet.
+    /// Leave-one-out: control accuracy with it minus without it, percentage points; null for a
+    /// module that has no part in the output yet.
     pub contribution: Option<f64>,
 }
 
@@ -371,8 +373,8 @@ pub struct RoundSummary {
     pub test_accuracy: Vec<f64>,
     /// Parameters of each env, host and modules.
     pub parameters: Vec<usize>,
-    /// What the policy did, and learned at the end; absent without one that learns, and of a round that was cut
-    /// short.
+    /// Report of the policy: its actions, and its update at the end; absent without one that
+    /// learns, and of a round that was cut short.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<RoundReport>,
 }

@@ -15,7 +15,7 @@ pub struct RunTrace {
     path: PathBuf,
 }
 
-/// What became of a trace.
+/// Report of a trace that has ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceSummary {
     /// The file.
@@ -47,7 +47,7 @@ impl RunTrace {
     /// Goes on with what was prepared under a trace; if that was refused, the trace goes too.
     ///
     /// # Errors
-    /// Those of the preparation.
+    /// The preparation's.
     pub fn unless_refused<T, E>(
         trace: Option<Self>,
         prepared: Result<T, E>,
@@ -61,13 +61,14 @@ impl RunTrace {
         }
     }
 
-    /// What cannot be removed stays: the error that brought us here is the one to report.
+    /// Ends the trace and removes its file. One that cannot be removed stays: the error that led
+    /// here is the one to report.
     pub(crate) fn discard(self) {
         let _ = self.trace.finish();
         let _ = std::fs::remove_file(&self.path);
     }
 
-    /// What devices are given.
+    /// The handle that devices are given.
     pub fn trace(&self) -> Trace {
         self.trace.clone()
     }

@@ -17,7 +17,8 @@ pub(crate) enum Begin {
 }
 
 impl Begin {
-    /// Opens the events' file in `folder`, which the first rank has, and removes the summary of an earlier end.
+    /// Opens the events' file in `folder`, which the first rank has, and removes the summary of an
+    /// earlier end.
     ///
     /// # Errors
     /// The file cannot be written, or is not as the checkpoint knows it.
@@ -38,7 +39,7 @@ impl Begin {
     }
 }
 
-/// What a process begins with.
+/// The beginning of a run in one process.
 pub(crate) struct Begun {
     /// The writer of the events' file, on the first rank.
     pub(crate) writer: Option<EventWriter>,
@@ -48,7 +49,7 @@ pub(crate) struct Begun {
     pub(crate) envs: Vec<SavedEnv>,
 }
 
-/// What a checkpoint holds for this process.
+/// The part of a checkpoint that is this process'.
 pub(crate) struct Resumed {
     pub(crate) next: Position,
     pub(crate) envs: Vec<SavedEnv>,

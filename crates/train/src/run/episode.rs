@@ -1,7 +1,8 @@
-//! One episode of all envs: its steps on all processes, its checkpoints, and what a policy learns from it.
+//! One episode of all envs: its steps on all processes, its checkpoints, and what a policy learns
+//! from it.
 //!
-//! After every step all processes meet: the first hears what happened to the envs of all, and all learn whether one of
-//! them was asked to stop.
+//! After every step all processes meet: the first hears what happened to the envs of all, and all
+//! learn whether one of them was asked to stop.
 
 use meristem_control::{EnvView, RoundReport};
 use meristem_device::random::{Purpose, Rng};
@@ -42,7 +43,7 @@ pub(crate) struct Trained {
     pub(crate) steps: usize,
     /// Whether it was asked to stop.
     pub(crate) interrupted: bool,
-    /// What the policy learned, if there is one and the episode is whole.
+    /// The report of the policy's update, if there is one and the episode is whole.
     pub(crate) policy: Option<RoundReport>,
 }
 
@@ -82,8 +83,9 @@ impl Episode<'_, '_> {
         Ok(Trained { envs, steps, interrupted, policy })
     }
 
-    /// Writes a checkpoint where one is due, and where the run is stopped. The run's first step has one because
-    /// hot scopes judge from the second on: whatever they refuse, there is a checkpoint to go on from (V2).
+    /// Writes a checkpoint where one is due, and where the run is stopped. The run's first step has
+    /// one because hot scopes judge from the second on: whatever they refuse, there is a checkpoint
+    /// to go on from (V2).
     fn checkpoint(&mut self, envs: &mut [Env], step: usize, stopped: bool) -> Result<()> {
         let every = self.context.setup.config.checkpoint_every;
         let first = self.round == 0 && step == 1;
@@ -185,7 +187,8 @@ impl Episode<'_, '_> {
     }
 }
 
-/// A digest of what a step was for its envs: what they measured, what was decided, and the fingerprints.
+/// A digest of what a step was for its envs: what they measured, what was decided, and the
+/// fingerprints.
 fn digest(kept: &[Vec<Kept>]) -> u32 {
     let mut crc = crc32fast::Hasher::new();
     for Kept { event, .. } in kept.iter().flatten() {
@@ -199,7 +202,8 @@ fn digest(kept: &[Vec<Kept>]) -> u32 {
     crc.finalize()
 }
 
-/// Makes one step of what ranks did side by side: its speed, where it is told of, is that of all of them together.
+/// Makes one step of what ranks did side by side: its speed, where it is told of, is that of all of
+/// them together.
 fn together(kept: &mut [Vec<Kept>], spent: &[Totals]) {
     let images: u64 = spent.iter().map(|rank| rank.images).sum();
     let seconds = spent.iter().map(|rank| rank.step_seconds).fold(0.0, f64::max);

@@ -34,8 +34,9 @@ use crate::setup::Names;
 /// Trains a fleet as `config` says, growing from the standard blueprints. Blocks until it is done.
 ///
 /// # Errors
-/// Anything that is wrong with the request is found before the run's folder is filled, and leaves none
-/// behind. A run that fails later leaves its folder readable, with the reason in `summary.json`.
+/// Anything that is wrong with the request is found before the run's folder is filled, and leaves
+/// none behind. A run that fails later leaves its folder readable, with the reason in
+/// `summary.json`.
 pub fn run(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Summary> {
     run_with(config, BlueprintSet::standard(), observer)
 }
@@ -74,8 +75,8 @@ pub fn run_with(
     world.leave(result)
 }
 
-/// As [`run`] with the standard blueprints, on devices that are open and whose data is loaded; both stay so. Over
-/// ranks of threads, if any.
+/// As [`run`] with the standard blueprints, on devices that are open and whose data is loaded; both
+/// stay so. Over ranks of threads, if any.
 ///
 /// # Errors
 /// As [`run`].

@@ -126,8 +126,8 @@ impl Run {
         self.fleet.machine.devices()
     }
 
-    /// Runs all rounds, or those that are left, and writes what is left of them, whatever happens. The summary is that
-    /// of the first rank, on all.
+    /// Runs all rounds, or those that are left, and writes what is left of them, whatever happens.
+    /// The summary is that of the first rank, on all.
     pub(crate) fn finish(
         mut self,
         world: &mut World,
@@ -378,8 +378,8 @@ struct Outcome {
     memory: MemorySummary,
 }
 
-/// Makes all envs as a round begins with them, and lets go of them: memory that does not suffice for that is found
-/// before a run begins.
+/// Makes all envs as a round begins with them, and lets go of them: memory that does not suffice
+/// for that is found before a run begins.
 fn try_envs(setup: &Setup, fleet: &Fleet) -> Result<()> {
     let (mut envs, seed) = (vec![], setup.config.seed);
     for ((index, stream), sizes) in fleet.machine.streams_by_env().zip(&fleet.batch_sizes) {

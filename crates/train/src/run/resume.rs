@@ -31,21 +31,22 @@ pub struct ResumeOptions {
     pub device_memory: Option<ByteSize>,
     /// File for a trace of what is left.
     pub trace: Option<PathBuf>,
-    /// What hot scopes do (V2).
+    /// Policy of the hot scopes.
     pub hot_scope: Option<HotScopePolicy>,
-    /// What ranks are. Ranks that share no disk need it: they learn the rest from the first.
+    /// Kind of the ranks. Ranks that share no disk need it: they learn the rest from the first.
     pub comm: Option<CommKind>,
     /// Seconds that ranks wait for each other.
     pub comm_deadline: Option<usize>,
 }
 
-/// Goes on with the run in `folder` from its newest checkpoint, or from its start if it has none: weights,
-/// events (their times aside) and summary end as if it had never stopped. A run that is complete is not touched: its summary is returned. Blocks until it is done.
+/// Goes on with the run in `folder` from its newest checkpoint, or from its start if it has none:
+/// weights, events (their times aside) and summary end as if it had never stopped. A run that is
+/// complete is not touched: its summary is returned. Blocks until it is done.
 ///
 /// # Errors
-/// [`Error::Resume`]: no run's folder, or another process writes there. [`Error::Checkpoint`]: the newest
-/// checkpoint is damaged, or of another run. [`Error::CheckpointVersion`]. As [`run`](crate::run) otherwise. Nothing
-/// is overwritten before the checkpoint was found to fit.
+/// [`Error::Resume`]: no run's folder, or another process writes there. [`Error::Checkpoint`]: the
+/// newest checkpoint is damaged, or of another run. [`Error::CheckpointVersion`]. As
+/// [`run`](crate::run) otherwise. Nothing is overwritten before the checkpoint was found to fit.
 pub fn resume(
     folder: &Path,
     options: &ResumeOptions,
@@ -159,7 +160,7 @@ fn newest(world: &mut World, files: &RunFiles) -> Result<Option<(PathBuf, Checkp
     Ok(Some((file, checkpoint)))
 }
 
-/// What is said of a run that cannot even be begun again.
+/// The error of a run that cannot even be begun again.
 fn anew(path: &Path, error: &Error) -> Error {
     let problem = format!("it has no checkpoint yet and would start anew, but {error}");
     Error::Resume { path: path.into(), problem }

@@ -27,7 +27,8 @@ pub(crate) enum AnyController {
 }
 
 impl AnyController {
-    /// The controller of a run, as far as it decides for the envs of this process. A policy works on `stream`.
+    /// The controller of a run, as far as it decides for the envs of this process. A policy works
+    /// on `stream`.
     ///
     /// # Errors
     /// A script that cannot be read or does not fit, a policy that does not fit; memory.
@@ -64,7 +65,8 @@ impl AnyController {
         }
     }
 
-    /// Writes the policy, if it is one; the file appears only when it is complete. Waits for the device.
+    /// Writes the policy, if it is one; the file appears only when it is complete. Waits for the
+    /// device.
     ///
     /// # Errors
     /// The file cannot be written, the device failed.

@@ -1,5 +1,5 @@
-//! From a configuration to what a run works with: names become objects, and everything that can be refused
-//! without training is refused here.
+//! From a configuration to what a run works with: names become objects, and everything that can be
+//! refused without training is refused here.
 
 pub(crate) mod controllers;
 pub(crate) mod weights;
@@ -26,7 +26,7 @@ use crate::setup::weights::{Wanted, Weights};
 /// Padding of the random crop, in pixels, as is usual for images of 32 pixels.
 const CROP_PADDING: usize = 4;
 
-/// What a configuration names, before any data is read.
+/// Objects that a configuration names, before any data is read.
 #[derive(Clone, Debug)]
 pub(crate) struct Names {
     /// Device of each env.
@@ -38,12 +38,13 @@ pub(crate) struct Names {
     host: HostSpec,
     slots: Vec<SlotName>,
     init: Option<Arc<Weights>>,
-    /// What a new run's policy starts from.
+    /// File that a new run's policy starts from.
     pub(crate) policy: Option<Arc<PolicyFile>>,
 }
 
 impl Names {
-    /// Of a run that begins: its policy is read too, and what the settings leave to its file is filled in.
+    /// Resolves the names of a new run: its policy is read too, and settings that are left to its
+    /// file are filled in.
     ///
     /// # Errors
     /// As [`Names::resolve`]; a policy that cannot be read.
@@ -75,13 +76,13 @@ impl Names {
 /// A configuration found to be runnable on a dataset.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
-    /// What was asked for.
+    /// The settings.
     pub(crate) config: TrainConfig,
     /// The host description.
     pub(crate) host: HostSpec,
-    /// What the hosts are made for.
+    /// Images that the hosts are made for.
     pub(crate) image: ImageShape,
-    /// What the dataset holds.
+    /// Description of the dataset.
     pub(crate) info: DatasetInfo,
     /// Instruction set of the kernels.
     pub(crate) isa: Isa,
@@ -91,7 +92,7 @@ pub(crate) struct Setup {
     rules: Rules,
     blueprints: Arc<BlueprintSet>,
     init: Option<Arc<Weights>>,
-    /// What its policy starts from.
+    /// File that its policy starts from.
     pub(crate) policy: Option<Arc<PolicyFile>>,
 }
 
@@ -123,7 +124,7 @@ impl Setup {
         Ok(setup)
     }
 
-    /// What the run starts from, by name, as files have it.
+    /// Tensors of the files that the run starts from, by name.
     pub(crate) fn files(&self) -> Vec<(&'static str, &StateDict)> {
         let weights = self.init.iter().map(|weights| ("file of initial weights", &weights.state));
         let policy = self.policy.iter().map(|policy| ("policy to start from", &policy.weights));
@@ -164,7 +165,8 @@ impl Setup {
         }
     }
 
-    /// The network of a host, with this run's optimiser on the host's own parameters, and its clipping on all.
+    /// The network of a host, with this run's optimiser on the host's own parameters, and its
+    /// clipping on all.
     pub(crate) fn graph(&self, host: &Host) -> Result<Arc<Graph>> {
         let mut graph = host.graph()?;
         let TrainConfig { lr, momentum, weight_decay, .. } = self.config;
@@ -203,13 +205,13 @@ impl Setup {
         self.init.as_ref().map_or(Ok(()), |weights| weights.fill(network))
     }
 
-    /// What a policy is rewarded for.
+    /// Rules of the reward.
     pub(crate) fn reward(&self) -> RewardConfig {
         let TrainConfig { reward: mode, ppo_gamma: gamma, .. } = self.config;
         RewardConfig { mode, gamma, ..RewardConfig::default() }
     }
 
-    /// What the gather does to training images.
+    /// Augmentation of training images by the gather.
     pub(crate) fn augment(&self) -> Augment {
         let Augmentations { crop, flip, cutout } = self.config.augment;
         // A quarter of the image, the usual size for small images (8 of 32 pixels).

@@ -1,8 +1,8 @@
 //! Weights files: what is written beside the tensors, and how a network comes back from one (U5).
 //!
-//! A file is safetensors under PyTorch's names. Its metadata has `topology` (the host and what grew in it),
-//! `normalization` (`{"mean": […], "std": […]}` per channel, of pixels in 0..1) and `classes` (their names). A
-//! file without metadata, as PyTorch writes it, is a bare host.
+//! A file is safetensors under PyTorch's names. Its metadata has `topology` (the host and what grew
+//! in it), `normalization` (`{"mean": […], "std": […]}` per channel, of pixels in 0..1) and
+//! `classes` (their names). A file without metadata, as PyTorch writes it, is a bare host.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -45,11 +45,12 @@ impl Weights {
         Error::Weights { path: self.path.clone(), message: message.to_string() }
     }
 
-    /// The host that these weights belong to, checked against what is `wanted`. Without a topology in the
-    /// file it is a bare host with `slots`.
+    /// The host that these weights belong to, checked against what is `wanted`. Without a topology
+    /// in the file it is a bare host with `slots`.
     ///
     /// # Errors
-    /// No topology and no host asked for; another host or image than the one wanted; a damaged topology.
+    /// No topology and no host asked for; another host or image than the one wanted; a damaged
+    /// topology.
     pub(crate) fn host(
         &self,
         wanted: &Wanted<'_>,

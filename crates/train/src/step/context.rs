@@ -1,4 +1,4 @@
-//! What the parts of a step work with.
+//! The context of a step: everything that its parts work with.
 
 use meristem_device::{Counts, HotScope, Policy};
 

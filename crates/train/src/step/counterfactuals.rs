@@ -1,4 +1,4 @@
-//! What validation in many configurations found out about an env's modules, and what it cost.
+//! Contributions of an env's modules, from validation in many configurations, and its cost.
 
 use meristem_grow::{Configuration, Interaction};
 use meristem_nn::EvalMetrics;
@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::position::Position;
 use crate::record::events::{Counterfactuals, ModuleOff, ModulePair, ModulesOn, ValidationCost};
 
-/// What the live modules of an env are worth; `None` when there is none, or no control split.
+/// Contributions of the live modules of an env; `None` when there is none, or no control split.
 ///
 /// # Errors
 /// None for an env whose network has a row for each configuration.

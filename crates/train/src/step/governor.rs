@@ -1,24 +1,28 @@
-//! The governor in the loop: what it remembers of an env, and how an env that has failed goes on (`docs/growth.md`,
-//! Governor).
+//! The governor in the loop: what it remembers of an env, and how an env that has failed goes on
+//! (`docs/growth.md`, Governor).
 //!
-//! After the read-back of a step and before anything is decided, every env is judged ([`Vitals`]): by its control
-//! loss, or by its training loss where there is no control split. Neither, and no weight, may be NaN or infinite.
+//! After the read-back of a step and before anything is decided, every env is judged ([`Vitals`]):
+//! by its control loss, or by its training loss where there is no control split. Neither, and no
+//! weight, may be NaN or infinite.
 //!
-//! **A rollback** brings back the snapshot: the weights and statistics of the host and of its fossilized modules, bit
-//! for bit. Live modules are pruned, the optimiser starts anew. Nothing that was measured before counts any more: the
-//! restored host is read against the control split, and its history of losses and accuracies, its reward and its
-//! trajectory begin there, so that no difference reaches across. Then the step goes on as in every other env: the
-//! controller decides about the restored host, which trains again in the next step.
+//! **A rollback** brings back the snapshot: the weights and statistics of the host and of its
+//! fossilized modules, bit for bit. Live modules are pruned, the optimiser starts anew. Nothing
+//! that was measured before counts any more: the restored host is read against the control split,
+//! and its history of losses and accuracies, its reward and its trajectory begin there, so that no
+//! difference reaches across. Then the step goes on as in every other env: the controller decides
+//! about the restored host, which trains again in the next step.
 //!
-//! **The cause** is the last transition of the trajectory that changed something (any op but WAIT that succeeded), or,
-//! if none did, its last transition. It bears the penalty, and the trajectory ends before this step as a termination.
-//! In an episode's first step there is no transition: nothing is ended or punished then.
+//! **The cause** is the last transition of the trajectory that changed something (any op but WAIT
+//! that succeeded), or, if none did, its last transition. It bears the penalty, and the trajectory
+//! ends before this step as a termination. In an episode's first step there is no transition:
+//! nothing is ended or punished then.
 //!
-//! **Snapshots** lie on the env's device. One is taken as the episode begins, then every so many steps and after each
-//! fossilize, so that it always has the fossilized modules of its env; in a step that failed, or whose loss was a
-//! spike, only a fossilize is a reason for one. Failures with no snapshot between them say that going back is no
-//! help: the last that is allowed ends the run (the other envs with it: what cannot be trained is for the user to mend,
-//! and a policy learns from all envs or from none), and so does an episode of nothing but failures.
+//! **Snapshots** lie on the env's device. One is taken as the episode begins, then every so many
+//! steps and after each fossilize, so that it always has the fossilized modules of its env; in a
+//! step that failed, or whose loss was a spike, only a fossilize is a reason for one. Failures with
+//! no snapshot between them say that going back is no help: the last that is allowed ends the run
+//! (the other envs with it: what cannot be trained is for the user to mend, and a policy learns
+//! from all envs or from none), and so does an episode of nothing but failures.
 
 use meristem_control::{Failure, GovernorConfig};
 use meristem_grow::StageChange;
@@ -32,8 +36,8 @@ use crate::step::context::Context;
 use crate::step::growth::Before;
 use crate::step::{measure, permitted};
 
-/// Judges all envs by what the step measured; those that have failed go back to their snapshots. Waits for the
-/// device where one has.
+/// Judges all envs by what the step measured; those that have failed go back to their snapshots.
+/// Waits for the device where one has.
 ///
 /// # Errors
 /// [`Error::Diverged`]: going back is no help. A failed device.

@@ -1,4 +1,4 @@
-//! What happens to an env's slots: doing actions, and telling of them.
+//! Growth in an env's slots: actions are done, and events tell of them.
 
 use meristem_control::{Action, Deed, Op, Outcome, apply};
 use meristem_grow::{Comparison, GateReport, Host, Stage, StageChange};
@@ -71,7 +71,7 @@ fn describe(action: &Action, host: &Host) -> String {
     parts.into_iter().flatten().collect::<Vec<String>>().join(" ")
 }
 
-/// What was in each slot before a change that may have emptied it.
+/// Contents of each slot before a change that may have emptied it.
 pub(crate) struct Before {
     blueprints: Vec<Option<String>>,
     contributions: Vec<Option<f64>>,

@@ -19,8 +19,8 @@ pub(crate) fn control(fleet: &mut Fleet, envs: &mut [Env]) -> Result<()> {
     serve(envs, &mut fleet.control, &configurations)
 }
 
-/// One pass over a split, batch by batch for all envs: each is gathered once, and validated in one launch for all
-/// configurations of its env (C1). Without a gather there is nothing to validate.
+/// One pass over a split, batch by batch for all envs: each is gathered once, and validated in one
+/// launch for all configurations of its env (C1). Without a gather there is nothing to validate.
 pub(super) fn serve(
     envs: &mut [Env],
     gathers: &mut [GatherBatches],
@@ -61,8 +61,8 @@ pub(crate) fn read(fleet: &Fleet, envs: &mut [Env]) -> Result<()> {
     Ok(())
 }
 
-/// Measures envs that were rolled back, by their indices here, on the control split once more. Waits for the devices,
-/// if there are any.
+/// Measures envs that were rolled back, by their indices here, on the control split once more.
+/// Waits for the devices, if there are any.
 ///
 /// # Errors
 /// A failed device.

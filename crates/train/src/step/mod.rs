@@ -1,9 +1,10 @@
 //! One step of the envs of this process.
 //!
-//! Time passes for the hosts and their networks follow (`growth::open_step`); the epoch's batches are gathered and
-//! trained on, all envs side by side, nothing is waited for (`training`, H4); the control split is evaluated in every
-//! configuration, and one read-back brings all metrics of all envs (`measure`, H1); what has failed is rolled back
-//! (`governor`); the controller decides (`decision`) and `growth::act` does it; snapshots that are due are taken.
+//! Time passes for the hosts and their networks follow (`growth::open_step`); the epoch's batches
+//! are gathered and trained on, all envs side by side, nothing is waited for (`training`, H4); the
+//! control split is evaluated in every configuration, and one read-back brings all metrics of all
+//! envs (`measure`, H1); what has failed is rolled back (`governor`); the controller decides
+//! (`decision`) and `growth::act` does it; snapshots that are due are taken.
 //! - `counterfactuals`: what modules are worth;
 //! - `telemetry`: what of a step is only told;
 //! - `permitted`: what the hot path may do;

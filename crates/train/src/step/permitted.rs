@@ -1,8 +1,9 @@
-//! What the hot path may do: the permitted copies, waits and allocations of a step (V2, H1, H4).
+//! Permitted copies, waits and allocations on the hot path of a step (V2, H1, H4).
 //!
-//! The whole program's permitted waits, and the sites at which a run may copy, wait or allocate, are the
-//! table `permitted.toml` beside this crate's manifest, each with its reason. `cargo xtask tidy` holds the
-//! first half, a test of `run` the second: what is new must be entered, what is gone must be taken out.
+//! The whole program's permitted waits, and the sites at which a run may copy, wait or allocate,
+//! are the table `permitted.toml` beside this crate's manifest, each with its reason. `cargo xtask
+//! tidy` holds the first half, a test of `run` the second: what is new must be entered, what is
+//! gone must be taken out.
 
 use meristem_device::Counts;
 
@@ -18,13 +19,13 @@ pub(crate) const DECIDE: &str = "decide";
 /// Name of the scope around the snapshots of a step.
 pub(crate) const SNAPSHOT: &str = "snapshot";
 
-/// What the inner loop may do on a device: nothing. The permutation was copied before it, plans and buffers
-/// were made before it.
+/// Limits of the inner loop on a device: nothing is permitted. The permutation was copied before
+/// it, plans and buffers were made before it.
 pub(crate) fn train_step(_envs: u64) -> Counts {
     Counts::default()
 }
 
-/// What a control step may do on a device with so many envs.
+/// Limits of a control step on a device with so many envs.
 pub(crate) fn control_step(envs: u64) -> Counts {
     Counts {
         // The metrics of all envs, in one copy (H1).
@@ -39,8 +40,8 @@ pub(crate) fn control_step(envs: u64) -> Counts {
     }
 }
 
-/// What a decision may do on a device, however many envs there are: that of a policy on so many ranks here, which is
-/// the most.
+/// Limits of a decision on a device, however many envs there are: those of a policy on so many
+/// ranks here, which is the most.
 pub(crate) fn decide(ranks: u64) -> Counts {
     Counts {
         // Choices, log-probabilities, entropies and values of all envs, in one copy (H1).
@@ -54,7 +55,7 @@ pub(crate) fn decide(ranks: u64) -> Counts {
     }
 }
 
-/// What the snapshots of so many envs may do on a device.
+/// Limits of the snapshots of so many envs on a device.
 pub(crate) fn snapshot(envs: u64) -> Counts {
     // Parameters, statistics and counters of a module that was fossilized; all other memory is used again.
     Counts { allocations: 3 * envs, ..Counts::default() }

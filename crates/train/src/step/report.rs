@@ -13,8 +13,8 @@ use crate::record::summary::{EnvSummary, ModuleSummary};
 use crate::setup::Setup;
 use crate::step::measure;
 
-/// The end of an episode: leave-one-out of every module on the control split, and the one look at the test
-/// split. One wait.
+/// The end of an episode: leave-one-out of every module on the control split, and the one look at
+/// the test split. One wait.
 ///
 /// # Errors
 /// A failed device.

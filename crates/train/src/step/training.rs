@@ -9,8 +9,8 @@ use crate::fleet::{Epoch, Fleet, labelled};
 use crate::step::context::Context;
 use crate::step::permitted;
 
-/// The inner loop: every batch of the epoch, to every env. Waits for nothing (D5, H4): a hot scope counts
-/// what it does, and refuses what it must not do.
+/// The inner loop: every batch of the epoch, to every env. Waits for nothing (D5, H4): a hot scope
+/// counts what it does, and refuses what it must not do.
 pub(super) fn train_epoch(
     context: &mut Context<'_, '_>,
     envs: &mut [Env],

@@ -1,4 +1,4 @@
-//! Who takes part in a study.
+//! The contenders of a study.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::settings::{BadValue, ControllerKind, reward, serde_as_text, unknown};
 
-/// What a contender that learns is called, before its reward.
+/// Prefix of the name of a contender that learns, before its reward.
 const LEARNER: &str = "ppo@";
 
 /// Text forms of all, as messages show them.
@@ -23,13 +23,14 @@ const FORMS: [&str; 8] = {
 pub enum Contender {
     /// A controller that does not learn. Text form: the controller's.
     Controller(ControllerKind),
-    /// A new policy for each seed: it learns by PPO for the rounds of the settings, on other hosts, and is then
-    /// compared as it is. Text forms: `ppo`, or with a reward other than that of the settings, `ppo@REWARD`.
+    /// A new policy for each seed: it learns by PPO for the rounds of the settings, on other hosts,
+    /// and is then compared as it is. Text forms: `ppo`, or with a reward other than that of the
+    /// settings, `ppo@REWARD`.
     Learner(Option<RewardMode>),
 }
 
 impl Contender {
-    /// What its folder is called: without the file.
+    /// Name of its folder: without the file.
     pub(super) fn word(&self) -> String {
         let text = self.to_string();
         text.split(':').next().unwrap_or_default().replace('@', "-")

@@ -1,8 +1,9 @@
 //! A study: controllers compared on the same fresh hosts.
 //!
-//! For each seed and each contender one run ([`crate::run`]) of one episode, in which nobody learns. A seed gives
-//! everybody the same initial hosts, the same split and the same order of samples, so that differences between
-//! contenders are paired. Results do not depend on the number of threads, nor on who else takes part.
+//! For each seed and each contender one run ([`crate::run`]) of one episode, in which nobody
+//! learns. A seed gives everybody the same initial hosts, the same split and the same order of
+//! samples, so that differences between contenders are paired. Results do not depend on the number
+//! of threads, nor on who else takes part.
 
 mod contender;
 mod report;
@@ -29,17 +30,17 @@ use crate::settings::{CommKind, ControllerKind, ExchangeKind};
 use crate::setup::controllers::AnyController;
 use crate::setup::{Names, Setup, residency};
 
-/// The first seed where none is asked for: not the default of training, so that a policy meets other hosts
-/// than those it learned on.
+/// The first seed where none is asked for: not the default of training, so that a policy meets
+/// other hosts than those it learned on.
 pub const FIRST_SEED: u64 = 1000;
 
 /// The most seeds of a study.
 const SEEDS_MAX: usize = 10_000;
 
-/// What to compare, and how.
+/// Settings of a study.
 #[derive(Clone, Debug)]
 pub struct StudyConfig {
-    /// Who takes part, each once. The first is the one that the others are compared with.
+    /// Contenders, each once. The first is the one that the others are compared with.
     pub contenders: Vec<Contender>,
     /// Number of seeds; the first is that of the settings, each next one is 1 more.
     pub seeds: usize,
@@ -50,11 +51,12 @@ pub struct StudyConfig {
 }
 
 impl StudyConfig {
-    /// Combines the settings as [`TrainConfig::resolve`] does. What concerns a single run (name, folder, export,
-    /// trace, log, checkpoints, controller and its policy) is left out of them.
+    /// Combines the settings as [`TrainConfig::resolve`] does. What concerns a single run (name,
+    /// folder, export, trace, log, checkpoints, controller and its policy) is left out of them.
     ///
     /// # Errors
-    /// A value outside its range; contenders that are missing or there twice; no seeds, or too many.
+    /// A value outside its range; contenders that are missing or there twice; no seeds, or too
+    /// many.
     pub fn resolve(
         file: Layer,
         flags: Layer,
@@ -145,14 +147,14 @@ impl StudyConfig {
     }
 }
 
-/// What is about to run.
+/// A run that is about to begin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Planned<'a> {
     /// Number of the pair of contender and seed, from 1.
     pub number: usize,
     /// How many there are.
     pub of: usize,
-    /// Who.
+    /// The contender.
     pub contender: &'a Contender,
     /// Seed that it is compared with.
     pub seed: u64,
@@ -162,7 +164,8 @@ pub struct Planned<'a> {
 
 /// Watches a study, and may ask it to stop.
 pub trait StudyObserver: Observer {
-    /// Before the first run: the policy of a contender learned with some of the seeds, and knows their hosts and images.
+    /// Before the first run: the policy of a contender learned with some of the seeds, and knows
+    /// their hosts and images.
     fn seeds_are_known(&mut self, _contender: &Contender, _seeds: &[u64]) {}
 
     /// A run is about to begin; its events follow.
@@ -171,11 +174,12 @@ pub trait StudyObserver: Observer {
 
 impl StudyObserver for crate::record::observer::Silent {}
 
-/// Compares. Blocks until it is done. Asked to stop, it ends at the next step boundary, with what is complete.
+/// Compares. Blocks until it is done. Asked to stop, it ends at the next step boundary, with what
+/// is complete.
 ///
 /// # Errors
-/// Anything that is wrong with the request, a policy or a script that does not fit among it, is found before the
-/// first run begins. A run that fails ends the study.
+/// Anything that is wrong with the request, a policy or a script that does not fit among it, is
+/// found before the first run begins. A run that fails ends the study.
 pub fn compare(config: &StudyConfig, observer: &mut dyn StudyObserver) -> Result<Study> {
     World::check_alone("one process: hosts and policies are compared in it one after the other")?;
     config.validate()?;
@@ -193,7 +197,7 @@ pub fn compare(config: &StudyConfig, observer: &mut dyn StudyObserver) -> Result
 struct Contest<'a> {
     config: &'a StudyConfig,
     machine: Machine,
-    /// Of each contender: those of the seeds that its policy learned with.
+    /// By contender: those of the seeds that its policy learned with.
     known_seeds: Vec<Vec<u64>>,
 }
 

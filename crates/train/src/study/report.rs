@@ -1,4 +1,4 @@
-//! What a study found.
+//! The report of a study.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,8 +13,8 @@ pub const STUDY_VERSION: u32 = 1;
 
 /// The whole of a study. Accuracies are shares 0..1, on the test set, at the end of an episode.
 ///
-/// The unit of all statistics is the seed: what a seed gives is the mean over its envs, which share data and
-/// are not independent of each other.
+/// The unit of all statistics is the seed: what a seed gives is the mean over its envs, which share
+/// data and are not independent of each other.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Study {
     /// [`STUDY_VERSION`].
@@ -23,7 +23,7 @@ pub struct Study {
     pub program_version: String,
     /// Completed, or interrupted: then what is here is what was complete.
     pub status: Status,
-    /// What was trained on; absent before the first run is complete.
+    /// Dataset; absent before the first run is complete.
     pub dataset: Option<DatasetSummary>,
     /// Host description.
     pub host: String,
@@ -46,13 +46,14 @@ impl Study {
     }
 }
 
-/// What one contender reached. Its statistics are over the seeds whose run is complete; absent without any.
+/// Results of one contender. Its statistics are over the seeds whose run is complete; absent
+/// without any.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ContenderReport {
-    /// Who.
+    /// The contender.
     pub contender: Contender,
-    /// Those of the seeds that its policy, from a file that says so, learned with: there it meets hosts and images that
-    /// it knows.
+    /// Seeds of the study that its policy, from a file that says so, learned with: there it meets
+    /// hosts and images that it knows.
     #[serde(default)]
     pub known_seeds: Vec<u64>,
     /// Test accuracy.
@@ -61,8 +62,8 @@ pub struct ContenderReport {
     pub parameters: Option<Spread>,
     /// Percentage points of test accuracy per 1000 parameters.
     pub points_per_1000_parameters: Option<Spread>,
-    /// Test accuracy minus that of the first contender with the same seed, in percentage points; absent for the
-    /// first one itself.
+    /// Test accuracy minus that of the first contender with the same seed, in percentage points;
+    /// absent for the first one itself.
     pub difference_pp: Option<PairedDifference>,
     /// One per seed.
     pub runs: Vec<StudyRun>,
@@ -120,7 +121,7 @@ impl From<&EnvSummary> for StudyEnv {
 }
 
 impl StudyRun {
-    /// Of a run that is complete, and of the rounds in which its policy learned.
+    /// The results of a run that is complete, and the rounds in which its policy learned.
     pub(super) fn new(summary: &Summary, training: Vec<RoundSummary>) -> Self {
         let envs: Vec<StudyEnv> = summary.envs.iter().map(StudyEnv::from).collect();
         let mean = |of: &dyn Fn(&StudyEnv) -> f64| {

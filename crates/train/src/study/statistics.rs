@@ -14,7 +14,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of some measurements; `None` of nothing.
+    /// The spread of some measurements; `None` for none.
     pub fn of(values: &[f64]) -> Option<Self> {
         let (count, n) = (values.len(), values.len() as f64);
         if count == 0 {
@@ -27,7 +27,7 @@ impl Spread {
     }
 }
 
-/// What one contender has over another under the same conditions, condition by condition.
+/// Difference of one contender from another under the same conditions, condition by condition.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PairedDifference {
     /// The differences, this one's value minus the other's.
@@ -38,7 +38,7 @@ pub struct PairedDifference {
 }
 
 impl PairedDifference {
-    /// Of pairs (this one's value, the other's); `None` of nothing.
+    /// The difference over pairs (this one's value, the other's); `None` for none.
     pub fn of(pairs: &[(f64, f64)]) -> Option<Self> {
         let differences: Vec<f64> = pairs.iter().map(|(own, other)| own - other).collect();
         let ahead = differences.iter().filter(|difference| **difference > 0.0).count();
@@ -87,7 +87,7 @@ mod tests {
         assert_eq!(PairedDifference::of(&[]), None);
     }
 
-    /// What pairing is for: hosts differ from seed to seed by far more than what is compared.
+    /// The reason for pairing: hosts differ from seed to seed by far more than contenders do.
     #[test]
     fn a_constant_lead_has_no_spread() {
         let pairs = [(51.0, 50.0), (81.0, 80.0), (21.0, 20.0)];

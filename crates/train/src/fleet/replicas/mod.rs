@@ -1,30 +1,34 @@
-//! One host on several ranks (`data_parallel`): each has a replica, and trains it on its part of every batch.
+//! One host on several ranks (`data_parallel`): each has a replica, and trains it on its part of
+//! every batch.
 //!
-//! The first rank is the leader. Its network is the env's own: it is measured, grown, rolled back and saved, by the
-//! same code as an env that is alone. The others follow it: as a step opens they take over graph, weights, statistics
-//! and optimiser, on the device.
+//! The first rank is the leader. Its network is the env's own: it is measured, grown, rolled back
+//! and saved, by the same code as an env that is alone. The others follow it: as a step opens they
+//! take over graph, weights, statistics and optimiser, on the device.
 //!
-//! **A batch** b of n samples is dealt to the ranks as to envs ([`order`](meristem_data::order)); rank r has n_r of
-//! them, and its gradient g_r is that of their mean loss. Before clipping and the optimiser's step it becomes
-//! `1/R Σ_r (n_r R/n) g_r`, the gradient of the whole batch, as far as the exchange sends it; what it does not send is
-//! kept, by rank and parameter, for the next batch (see [`trainer`]). So `batch` is the whole batch: how many ranks there are changes the
-//! order of additions, and which samples batch norm sees together. A rank without samples (in a last batch of few)
-//! brings a gradient of zeros.
+//! **A batch** b of n samples is dealt to the ranks as to envs ([`order`](meristem_data::order));
+//! rank r has n_r of them, and its gradient g_r is that of their mean loss. Before clipping and the
+//! optimiser's step it becomes `1/R Σ_r (n_r R/n) g_r`, the gradient of the whole batch, as far as
+//! the exchange sends it; what it does not send is kept, by rank and parameter, for the next batch
+//! (see [`trainer`]). So `batch` is the whole batch: how many ranks there are changes the order of
+//! additions, and which samples batch norm sees together. A rank without samples (in a last batch
+//! of few) brings a gradient of zeros.
 //!
-//! **Batch norm** normalises each rank's part by itself, as PyTorch's DistributedDataParallel does. Running
-//! statistics are averaged over the ranks at the end of the epoch. They are recursions that are linear in the batch's
-//! statistics, `s ← (1−m)s + m b_r`, so this is the same as averaging after each batch: the running mean is that of
-//! the whole batches where ranks have as many samples each, the running variance the mean of the variances that the
-//! replicas were normalised with. Training does not read them.
+//! **Batch norm** normalises each rank's part by itself, as PyTorch's DistributedDataParallel does.
+//! Running statistics are averaged over the ranks at the end of the epoch. They are recursions that
+//! are linear in the batch's statistics, `s ← (1−m)s + m b_r`, so this is the same as averaging
+//! after each batch: the running mean is that of the whole batches where ranks have as many samples
+//! each, the running variance the mean of the variances that the replicas were normalised with.
+//! Training does not read them.
 //!
-//! **Alike**: after an epoch the replicas' weights, statistics and optimisers are hashed on the device; the hashes are
-//! gathered with what else was measured, come with the step's one read-back, and a difference ends the run.
+//! **Alike**: after an epoch the replicas' weights, statistics and optimisers are hashed on the
+//! device; the hashes are gathered with what else was measured, come with the step's one read-back,
+//! and a difference ends the run.
 //!
-//! **Over processes** each has the env itself, and is the leader of one rank: all measure, decide, grow and go back
-//! alike, from the same numbers. The first writes it down.
+//! **Over processes** each has the env itself, and is the leader of one rank: all measure, decide,
+//! grow and go back alike, from the same numbers. The first writes it down.
 //!
-//! Each rank's inner loop runs in a thread of its own: an exchange waits for the other ranks' calls, and for nothing of
-//! the device.
+//! Each rank's inner loop runs in a thread of its own: an exchange waits for the other ranks'
+//! calls, and for nothing of the device.
 
 mod trainer;
 
@@ -62,7 +66,8 @@ struct Follower {
 }
 
 impl Replicas {
-    /// The ranks of this process, on the device of the one env. `gather` is that of all ranks together.
+    /// The ranks of this process, on the device of the one env. `gather` is that of all ranks
+    /// together.
     ///
     /// # Errors
     /// Device errors.
@@ -110,8 +115,9 @@ impl Replicas {
         std::iter::once(&mut self.leader).chain(followers)
     }
 
-    /// Brings all replicas to where the leader's network is, and makes what the inner loop needs, in epochs of so many
-    /// batches. Waits for the device if the host has other parameters than before.
+    /// Brings all replicas to where the leader's network is, and makes what the inner loop needs,
+    /// in epochs of so many batches. Waits for the device if the host has other parameters than
+    /// before.
     ///
     /// # Errors
     /// Memory, a failed device.
@@ -129,11 +135,11 @@ impl Replicas {
         self.leader.open(network, batches)
     }
 
-    /// The inner loops of an epoch; `observed` sees the leader after every batch. Waits for no device. `scopes` opens
-    /// the hot scopes of a rank's thread.
+    /// The inner loops of an epoch; `observed` sees the leader after every batch. Waits for no
+    /// device. `scopes` opens the hot scopes of a rank's thread.
     ///
     /// # Errors
-    /// Those of a rank; the others then end as well.
+    /// A rank's; the others then end as well.
     pub(crate) fn train_epoch(
         &mut self,
         epoch: u64,
@@ -170,9 +176,10 @@ impl Replicas {
         Ok(whole)
     }
 
-    /// What the epoch measured, of all ranks: losses and hits of all samples; the rest is the first rank's, and so that
-    /// of all, but for gradients' norms where a part is sent: they are then of its own gradients. What was measured since
-    /// the epoch's end is the leader's own. One read-back.
+    /// Metrics of the epoch over all ranks: losses and hits of all samples; the rest is the first
+    /// rank's, and so that of all, but for gradients' norms where a part is sent: they are then of
+    /// its own gradients. What was measured since the epoch's end is the leader's own. One
+    /// read-back.
     ///
     /// # Errors
     /// [`Error::ReplicasDiffer`]; a failed device.
@@ -195,7 +202,7 @@ impl Replicas {
         Ok(Metrics { eval: own.eval, non_finite: own.non_finite, ..merged })
     }
 
-    /// What was not sent yet, by rank, for a checkpoint. Waits for the device.
+    /// Gradients that were not sent yet, by rank, for a checkpoint. Waits for the device.
     ///
     /// # Errors
     /// A failed device.
@@ -258,7 +265,8 @@ fn merge(all: &[Metrics], weight: impl Fn(usize, usize) -> f64) -> Metrics {
 
 #[cfg(test)]
 mod tests {
-    //! Replicas against one network on the whole batch, and against a slow version that says what they compute.
+    //! Replicas against one network on the whole batch, and against a slow version that says what
+    //! they compute.
 
     use std::sync::Arc;
 
@@ -281,7 +289,8 @@ mod tests {
     const SGD: SgdConfig =
         SgdConfig { lr: 0.05, momentum: 0.9, weight_decay: 1e-4, clip_norm: 0.5 };
 
-    /// Two convolutions, the second with more than a thousand weights, and a classifier; with batch norm or without.
+    /// Two convolutions, the second with more than a thousand weights, and a classifier; with batch
+    /// norm or without.
     fn graph(normed: bool) -> Arc<Graph> {
         let mut b = GraphBuilder::new(Dims { c: 1, h: 6, w: 6 }, SGD);
         let mut x = b.conv2d(b.input(), "a", 8, ConvGeometry::same(3), true).unwrap();
@@ -296,7 +305,7 @@ mod tests {
         Arc::new(b.finish(logits).unwrap())
     }
 
-    /// What trains: a machine with data on it.
+    /// A machine with data on it, and settings.
     struct Fixture {
         machine: Machine,
         data: Vec<Arc<Dataset>>,
@@ -332,7 +341,8 @@ mod tests {
             Self { machine, data: vec![data.unwrap()], ranks, config, epochs }
         }
 
-        /// 40 = 12 + 12 + 12 + 4, of which the last is shared out unevenly by three ranks, and not to all of six.
+        /// 40 = 12 + 12 + 12 + 4, of which the last is shared out unevenly by three ranks, and not
+        /// to all of six.
         fn gather(&self) -> GatherConfig {
             GatherConfig {
                 seed: 7,
@@ -396,8 +406,8 @@ mod tests {
             (state(&network), Metrics::parse(&network.metrics().to_vec().unwrap()))
         }
 
-        /// All epochs, one network a rank, gradients averaged on the host in rank order; of the one tensor that is large,
-        /// each rank's largest, if the exchange sends a part.
+        /// All epochs, one network a rank, gradients averaged on the host in rank order; of the one
+        /// tensor that is large, each rank's largest, if the exchange sends a part.
         fn slow(&self, normed: bool) -> [StateDict; 2] {
             let streams: Vec<Stream> =
                 (0..self.ranks).map(|_| self.machine.devices()[0].stream("slow")).collect();
@@ -521,7 +531,8 @@ mod tests {
         }
     }
 
-    /// Without batch norm no sample knows of another: any number of ranks trains as one rank does, but for rounding.
+    /// Without batch norm no sample knows of another: any number of ranks trains as one rank does,
+    /// but for rounding.
     #[test]
     fn ranks_train_as_one_does_on_the_whole_batch() {
         for ranks in [2, 3, 6] {

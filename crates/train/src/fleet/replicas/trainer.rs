@@ -1,20 +1,22 @@
 //! The training of one rank: its exchange, and its epoch.
 //!
-//! Where the exchange sends all of a gradient, what comes of it is clipped in the optimiser's step, as for one network
-//! on the whole batch. Where it sends a part, three things are different.
+//! Where the exchange sends all of a gradient, what comes of it is clipped in the optimiser's step,
+//! as for one network on the whole batch. Where it sends a part, three things are different.
 //!
 //! **The first epochs** of a host send more: [`ExchangeKind::warming_up`].
 //!
-//! **Clipping**: each rank clips its own gradient before the exchange, at √R times the norm, and the sum is not clipped
-//! (Lin et al., "Deep Gradient Compression", ICLR 2018, 3.2). An element that is sent at last is a sum over many
-//! batches; clipped then, most of it would be lost. Momentum and decay stay the optimiser's, after the exchange (as in
-//! Vogels et al., "PowerSGD", NeurIPS 2019), and need no correction there.
+//! **Clipping**: each rank clips its own gradient before the exchange, at √R times the norm, and
+//! the sum is not clipped (Lin et al., "Deep Gradient Compression", ICLR 2018, 3.2). An element
+//! that is sent at last is a sum over many batches; clipped then, most of it would be lost.
+//! Momentum and decay stay the optimiser's, after the exchange (as in Vogels et al., "PowerSGD",
+//! NeurIPS 2019), and need no correction there.
 //!
-//! **Running statistics** are found anew at the end of the epoch, with the weights as they are, by forward passes over
-//! its first batches (Ioffe and Szegedy, "Batch Normalization", 2015, algorithm 2; Wu and Johnson, "Rethinking 'Batch'
-//! in BatchNorm", 2021). The whole gradient of a layer before batch norm has no component along a shift or a scale that
-//! batch norm takes out again; a few of its elements have one. So weights wander in directions that training, which
-//! normalises by each batch, does not see, and statistics that lag ten batches behind fit them badly.
+//! **Running statistics** are found anew at the end of the epoch, with the weights as they are, by
+//! forward passes over its first batches (Ioffe and Szegedy, "Batch Normalization", 2015, algorithm
+//! 2; Wu and Johnson, "Rethinking 'Batch' in BatchNorm", 2021). The whole gradient of a layer
+//! before batch norm has no component along a shift or a scale that batch norm takes out again; a
+//! few of its elements have one. So weights wander in directions that training, which normalises by
+//! each batch, does not see, and statistics that lag ten batches behind fit them badly.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -68,8 +70,8 @@ impl Trainer {
         }
     }
 
-    /// Makes the exchange for the parameters that are trained now, in epochs of so many batches; what was kept of those
-    /// that were there goes on.
+    /// Makes the exchange for the parameters that are trained now, in epochs of so many batches;
+    /// what was kept of those that were there goes on.
     pub(super) fn open(&mut self, network: &mut Network, batches: usize) -> Result<()> {
         let len = self.ranks * network.metrics().numel();
         if self.metrics.as_ref().is_none_or(|metrics| metrics.numel() != len) {
@@ -159,8 +161,8 @@ impl Trainer {
         Ok(batch as u64)
     }
 
-    /// Makes running statistics fit the weights, averages them over the ranks, and gathers metrics and fingerprints on
-    /// all.
+    /// Makes running statistics fit the weights, averages them over the ranks, and gathers metrics
+    /// and fingerprints on all.
     fn finish_epoch(
         &mut self,
         epoch: u64,
@@ -186,7 +188,7 @@ impl Trainer {
         Ok(comm.all_gather(network.metrics(), metrics)?)
     }
 
-    /// What was measured by the end of the epoch, by rank.
+    /// Metrics of the epoch, by rank.
     pub(super) fn metrics(&self, network: &Network) -> Result<Vec<Tensor>> {
         let len = network.metrics().numel();
         let Some(metrics) = &self.metrics else { return Err(self.not_open()) };

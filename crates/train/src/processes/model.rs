@@ -1,0 +1,332 @@
+//! The protocol of a meeting on thousands of schedules: whatever becomes of a rank, in whatever
+//! order they come, nobody hangs (that shows as a deadlock: there is no clock here), and every rank
+//! has the error that it is to have.
+
+use std::sync::Arc;
+
+use meristem_comm::Error as CommError;
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::sync::{Condvar, Mutex};
+use shuttle::{Config, Runner, thread};
+
+use super::meeting::{Meetings, Receivers, Wire};
+use crate::error::{Error, Result};
+
+const RANKS: usize = 3;
+const SCHEDULES: usize = 400;
+
+/// The end of all meetings.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Gone(usize),
+    Late(usize),
+    Disagreed,
+}
+
+impl End {
+    fn error(self) -> Error {
+        let operation = "model";
+        match self {
+            Self::Gone(rank) => CommError::RankGone { operation, rank, reason: "it died" },
+            Self::Late(rank) => CommError::RankLate { operation, rank, seconds: 1.0 },
+            Self::Disagreed => {
+                let (rank, what) = (0, "a call of");
+                let (expected, got) = ("one".to_string(), "another".to_string());
+                CommError::Disagreement { operation, rank, what, expected, got }
+            }
+        }
+        .into()
+    }
+}
+
+/// A call of a rank, which all have to make alike.
+type Call = (Vec<usize>, Receivers);
+
+#[derive(Default)]
+struct Board {
+    /// Calls of the round in progress, with what is sent.
+    calls: Vec<Option<(Call, Vec<u8>)>>,
+    /// Messages of the round before.
+    sent: Vec<Vec<u8>>,
+    rounds: usize,
+    end: Option<End>,
+}
+
+/// As a transport of `meristem-comm` does, it compares the calls of all before anything moves; a
+/// round is over for all or for none, and nothing follows an error.
+struct Hub {
+    board: Mutex<Board>,
+    changed: Condvar,
+}
+
+impl Hub {
+    fn new() -> Self {
+        let board = Board { calls: vec![None; RANKS], ..Board::default() };
+        Self { board: Mutex::new(board), changed: Condvar::new() }
+    }
+
+    fn meet(&self, rank: usize, call: Call, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let mut board = self.board.lock().unwrap();
+        if let Some(end) = board.end {
+            return Err(end.error());
+        }
+        board.calls[rank] = Some((call, own.to_vec()));
+        let round = board.rounds;
+        if board.calls.iter().all(Option::is_some) {
+            let all: Vec<_> = board.calls.iter_mut().filter_map(Option::take).collect();
+            match all.iter().all(|(call, _)| *call == all[0].0) {
+                true => board.sent = all.into_iter().map(|(_, sent)| sent).collect(),
+                false => board.end = Some(End::Disagreed),
+            }
+            board.rounds += 1;
+            self.changed.notify_all();
+        }
+        while board.rounds == round && board.end.is_none() {
+            board = self.changed.wait(board).unwrap();
+        }
+        match board.end {
+            // A round that is over is over for those, too, who wake up later.
+            Some(end) if board.rounds == round || matches!(end, End::Disagreed) => Err(end.error()),
+            _ => Ok(board.sent.clone()),
+        }
+    }
+
+    fn end(&self, end: End) {
+        self.board.lock().unwrap().end.get_or_insert(end);
+        self.changed.notify_all();
+    }
+
+    /// Comes only when all others have waited in vain.
+    fn come_late(&self, rank: usize) {
+        let waits = |board: &Board| board.calls.iter().flatten().count() == RANKS - 1;
+        while !waits(&self.board.lock().unwrap()) && self.board.lock().unwrap().end.is_none() {
+            thread::yield_now();
+        }
+        self.end(End::Late(rank));
+    }
+}
+
+struct Line {
+    hub: Arc<Hub>,
+    rank: usize,
+}
+
+impl Wire for Line {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        RANKS
+    }
+
+    fn exchange(
+        &mut self,
+        own: &[u8],
+        bytes: &[usize],
+        receivers: Receivers,
+    ) -> Result<Vec<Vec<u8>>> {
+        let all = self.hub.meet(self.rank, (bytes.to_vec(), receivers), own)?;
+        let heard = |(sent, bytes): (&Vec<u8>, &usize)| sent[..*bytes].to_vec();
+        match receivers.contains(self.rank) {
+            true => Ok(all.iter().zip(bytes).map(heard).collect()),
+            false => Ok(vec![]),
+        }
+    }
+
+    fn barrier(&mut self) -> Result<()> {
+        self.hub.meet(self.rank, (vec![], Receivers::All), &[]).map(drop)
+    }
+}
+
+impl Drop for Line {
+    /// A process that ends is gone for the others.
+    fn drop(&mut self) {
+        self.hub.end(End::Gone(self.rank));
+    }
+}
+
+/// The fate of a rank before one of its meetings.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fate {
+    Fails,
+    Dies,
+    IsLate,
+    /// Makes another call than the others.
+    Disagrees,
+    /// Has waited in vain for rank 2 elsewhere, where ranks exchange gradients.
+    HasWaited,
+}
+
+/// Which rank, before which meeting, what.
+#[derive(Clone, Copy, Debug)]
+struct Doom {
+    rank: usize,
+    meeting: usize,
+    fate: Fate,
+}
+
+const MEETINGS: usize = 3;
+
+fn own_error(rank: usize) -> Error {
+    Error::value("seed", rank, "another")
+}
+
+/// The run of a rank: meetings of all kinds, then it leaves. `None` if it died.
+fn run(hub: &Arc<Hub>, rank: usize, dooms: &[Doom]) -> Option<Result<usize>> {
+    let mut meetings = Meetings::over(Line { hub: Arc::clone(hub), rank });
+    let own = |rank: usize| vec![rank as u8; rank + 1];
+    let mut meet = |meeting: usize| -> Option<Result<()>> {
+        let doom = dooms.iter().find(|doom| (doom.rank, doom.meeting) == (rank, meeting));
+        let mut receivers = [Receivers::All, Receivers::Root, Receivers::All][meeting];
+        match doom.map(|doom| doom.fate) {
+            Some(Fate::Fails) => return Some(Err(own_error(rank))),
+            Some(Fate::HasWaited) => return Some(Err(End::Late(2).error())),
+            Some(Fate::Dies) => return None,
+            Some(Fate::IsLate) => hub.come_late(rank),
+            Some(Fate::Disagrees) => receivers = Receivers::Root,
+            None => {}
+        }
+        let met = meetings.meet(Ok(own(rank)), receivers);
+        Some(met.map(|heard| {
+            let all: Vec<Vec<u8>> = (0..RANKS).map(own).collect();
+            assert_eq!(heard, if receivers.contains(rank) { all } else { vec![] });
+        }))
+    };
+    let mut result = Ok(rank);
+    for meeting in 0..MEETINGS {
+        if let Err(error) = meet(meeting)? {
+            result = Err(error);
+            break;
+        }
+    }
+    let agreed = meetings.agree(result);
+    Some(meetings.leave(agreed))
+}
+
+/// Results of all ranks on many schedules, for `judge` to judge.
+fn check(dooms: &'static [Doom], judge: fn(&[Option<Result<usize>>])) {
+    let program = move || {
+        let hub = Arc::new(Hub::new());
+        let ranks: Vec<_> = (0..RANKS)
+            .map(|rank| {
+                let hub = Arc::clone(&hub);
+                thread::spawn(move || run(&hub, rank, dooms))
+            })
+            .collect();
+        let results: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+        judge(&results);
+    };
+    Runner::new(RandomScheduler::new_from_seed(1, SCHEDULES), Config::new()).run(program);
+    Runner::new(PctScheduler::new_from_seed(2, 4, SCHEDULES), Config::new()).run(program);
+}
+
+/// The error of each rank, as text; empty where it has none or has died.
+fn texts(results: &[Option<Result<usize>>]) -> Vec<String> {
+    let text = |result: &Option<Result<usize>>| match result {
+        Some(Err(error)) => error.to_string(),
+        _ => String::new(),
+    };
+    results.iter().map(text).collect()
+}
+
+/// The dooms of a rank, each of every meeting alone.
+const fn alone(rank: usize, fate: Fate) -> [[Doom; 1]; MEETINGS] {
+    [
+        [Doom { rank, meeting: 0, fate }],
+        [Doom { rank, meeting: 1, fate }],
+        [Doom { rank, meeting: 2, fate }],
+    ]
+}
+
+#[test]
+fn all_are_well_and_leave_with_their_results() {
+    check(&[], |results| {
+        for (rank, result) in results.iter().enumerate() {
+            assert_eq!(*result.as_ref().unwrap().as_ref().unwrap(), rank);
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_fails_is_heard_of_by_all() {
+    static DOOMS: [[Doom; 1]; MEETINGS] = alone(1, Fate::Fails);
+    for dooms in &DOOMS {
+        check(dooms, |results| {
+            let (own, told) = (own_error(1).to_string(), format!("rank 1: {}", own_error(1)));
+            assert_eq!(texts(results), [told.clone(), own, told]);
+        });
+    }
+}
+
+#[test]
+fn of_several_that_fail_each_has_its_own_error_and_the_others_the_first_ones() {
+    static DOOMS: [Doom; 2] = [
+        Doom { rank: 2, meeting: 1, fate: Fate::Fails },
+        Doom { rank: 1, meeting: 1, fate: Fate::Fails },
+    ];
+    check(&DOOMS, |results| {
+        let told = format!("rank 1: {}", own_error(1));
+        assert_eq!(texts(results), [told, own_error(1).to_string(), own_error(2).to_string()]);
+    });
+}
+
+#[test]
+fn a_rank_that_dies_is_named_by_all_others() {
+    static DOOMS: [[Doom; 1]; MEETINGS] = alone(0, Fate::Dies);
+    for dooms in &DOOMS {
+        check(dooms, |results| {
+            assert!(results[0].is_none());
+            let gone = End::Gone(0).error().to_string();
+            assert_eq!(texts(results), [String::new(), gone.clone(), gone]);
+        });
+    }
+}
+
+#[test]
+fn a_rank_that_is_late_is_named_by_all_and_nobody_waits_for_it_again() {
+    static DOOMS: [[Doom; 1]; MEETINGS] = alone(2, Fate::IsLate);
+    for dooms in &DOOMS {
+        check(dooms, |results| {
+            let late = End::Late(2).error().to_string();
+            assert_eq!(texts(results), [late.clone(), late.clone(), late]);
+        });
+    }
+}
+
+#[test]
+fn ranks_that_make_other_calls_all_hear_of_it() {
+    static DOOMS: [Doom; 1] = [Doom { rank: 1, meeting: 0, fate: Fate::Disagrees }];
+    check(&DOOMS, |results| {
+        let disagreed = End::Disagreed.error().to_string();
+        assert_eq!(texts(results), [disagreed.clone(), disagreed.clone(), disagreed]);
+    });
+}
+
+/// The failure may be heard of before the death, or not; nobody is left without an error, and its
+/// own says most.
+#[test]
+fn a_rank_that_fails_while_another_dies_keeps_its_error() {
+    static DOOMS: [Doom; 2] = [
+        Doom { rank: 1, meeting: 1, fate: Fate::Fails },
+        Doom { rank: 2, meeting: 1, fate: Fate::Dies },
+    ];
+    check(&DOOMS, |results| {
+        let gone = End::Gone(2).error().to_string();
+        assert_eq!(texts(results), [gone, own_error(1).to_string(), String::new()]);
+    });
+}
+
+/// A rank that has waited once does not wait again: the late one finds that the others are gone.
+#[test]
+fn a_rank_that_was_late_elsewhere_is_not_waited_for() {
+    static DOOMS: [Doom; 2] = [
+        Doom { rank: 0, meeting: 1, fate: Fate::HasWaited },
+        Doom { rank: 1, meeting: 1, fate: Fate::HasWaited },
+    ];
+    check(&DOOMS, |results| {
+        let (texts, late) = (texts(results), End::Late(2).error().to_string());
+        assert_eq!(texts[..2], [late.clone(), late]);
+        assert!(texts[2].contains("is gone"), "{texts:?}");
+    });
+}
