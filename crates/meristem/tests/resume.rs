@@ -129,7 +129,7 @@ fn a_stopped_run_goes_on_and_a_complete_one_is_left_alone() {
             .is_ok_and(|t| t.contains("step_completed"))
     });
     std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    assert!(child.wait().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(3), "stopped");
     let best = m.bytes("best.safetensors");
     m.ok("train --resume stopped --quiet");
     assert_same(&outcome(&m, "stopped"), &outcome(&m, "whole"), "stopped");
@@ -313,7 +313,7 @@ fn stopped_summary(m: &Meristem) -> Vec<u8> {
         fs::read_to_string(m.path("other/events.jsonl")).is_ok_and(|t| t.contains("step_completed"))
     });
     std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    assert!(child.wait().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(3), "stopped");
     m.bytes("other/summary.json")
 }
 
