@@ -145,3 +145,15 @@ pub enum Error {
         problem: String,
     },
 }
+
+impl Error {
+    /// [`Error::Argument`].
+    pub(crate) fn argument(
+        operation: &'static str,
+        argument: &'static str,
+        expected: impl Into<String>,
+        got: impl ToString,
+    ) -> Self {
+        Error::Argument { operation, argument, expected: expected.into(), got: got.to_string() }
+    }
+}

@@ -1,6 +1,6 @@
 //! Networks that train side by side, taken as one.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
 use meristem_device::Tensor;
@@ -51,7 +51,7 @@ impl<'a> Fleet<'a> {
     /// [`Network::train_step`]; networks before the one at fault have their step.
     #[track_caller]
     pub fn train_step(&mut self, batches: &[LabelledBatch<'_>]) -> Result<()> {
-        self.check("train_step", "batches", batches.len())?;
+        self.check("train_step", "batches", batches.len(), 0..=self.len())?;
         for (network, (inputs, targets)) in self.networks.iter_mut().zip(batches) {
             network.train_step(inputs, targets)?;
         }
@@ -69,11 +69,10 @@ impl<'a> Fleet<'a> {
         batches: &[LabelledBatch<'_>],
         rows: &[Range<usize>],
     ) -> Result<()> {
-        self.check("eval_rows", "batches", batches.len())?;
+        self.check("eval_rows", "batches", batches.len(), 0..=self.len())?;
         if rows.len() < batches.len() {
-            let (argument, got) = ("rows", rows.len().to_string());
             let expected = format!("one range for each of {} batches", batches.len());
-            return Err(Error::Argument { operation: "eval_rows", argument, expected, got });
+            return Err(Error::argument("eval_rows", "rows", expected, rows.len()));
         }
         for ((network, (inputs, targets)), rows) in self.networks.iter_mut().zip(batches).zip(rows)
         {
@@ -97,7 +96,7 @@ impl<'a> Fleet<'a> {
     /// [`Error::Argument`] for another number of tables than networks; as [`Network::set_alphas`].
     #[track_caller]
     pub fn set_alphas(&mut self, tables: &[Vec<Vec<f32>>]) -> Result<()> {
-        self.check_all("set_alphas", "tables", tables.len())?;
+        self.check("set_alphas", "tables", tables.len(), self.len()..=self.len())?;
         for (network, rows) in self.networks.iter_mut().zip(tables) {
             network.set_alphas(rows)?;
         }
@@ -110,7 +109,7 @@ impl<'a> Fleet<'a> {
     /// [`Error::Argument`] for another number of snapshots than networks; as [`Snapshot::take`].
     #[track_caller]
     pub fn take_snapshots(&self, snapshots: Vec<(&mut Snapshot, Arc<Graph>)>) -> Result<()> {
-        self.check_all("take_snapshots", "snapshots", snapshots.len())?;
+        self.check("take_snapshots", "snapshots", snapshots.len(), self.len()..=self.len())?;
         for (network, (snapshot, graph)) in self.networks.iter().zip(snapshots) {
             snapshot.take(network, &graph)?;
         }
@@ -126,21 +125,19 @@ impl<'a> Fleet<'a> {
         self.networks.iter().try_for_each(|network| network.count_non_finite())
     }
 
-    fn check_all(&self, operation: &'static str, argument: &'static str, got: usize) -> Result<()> {
-        let all = self.networks.len();
-        if got == all {
+    /// Refuses a number of arguments that does not fit the networks.
+    fn check(
+        &self,
+        operation: &'static str,
+        argument: &'static str,
+        got: usize,
+        fits: RangeInclusive<usize>,
+    ) -> Result<()> {
+        if fits.contains(&got) {
             return Ok(());
         }
-        let (expected, got) = (format!("{all}, one a network"), got.to_string());
-        Err(Error::Argument { operation, argument, expected, got })
-    }
-
-    fn check(&self, operation: &'static str, argument: &'static str, got: usize) -> Result<()> {
-        let most = self.networks.len();
-        if got <= most {
-            return Ok(());
-        }
-        let (expected, got) = (format!("at most {most}, one a network"), got.to_string());
-        Err(Error::Argument { operation, argument, expected, got })
+        let most = if fits.start() == fits.end() { "" } else { "at most " };
+        let expected = format!("{most}{}, one a network", fits.end());
+        Err(Error::argument(operation, argument, expected, got))
     }
 }

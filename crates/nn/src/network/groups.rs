@@ -118,12 +118,9 @@ fn check_carries(graph: &Graph, g: usize, old: Option<Old<'_>>) -> Result<()> {
     if !adam(&graph.groups[g]) && !old.graph.groups.iter().any(adam) {
         return Ok(());
     }
-    Err(Error::Argument {
-        operation: "set_graph",
-        argument: "graph",
-        expected: "groups with SGD, or the same parameters as before".into(),
-        got: format!("group `{}` with others, and Adam", graph.groups[g].name),
-    })
+    let expected = "groups with SGD, or the same parameters as before";
+    let got = format!("group `{}` with others, and Adam", graph.groups[g].name);
+    Err(Error::argument("set_graph", "graph", expected, got))
 }
 
 /// What decides a group's layout: names, shapes and kinds, in order, and what the optimiser

@@ -10,6 +10,7 @@ mod gradient;
 mod groups;
 pub(crate) mod metrics;
 mod plans;
+mod replica;
 mod run;
 mod sequence;
 mod snapshot;
@@ -248,7 +249,7 @@ impl Network {
     ) -> Result<()> {
         let batch = self.check_batch("eval_rows", inputs, targets)?;
         let pattern = self.pattern("eval_rows", &configs)?;
-        let plan = self.topology.rows(batch, &pattern)?;
+        let plan = self.topology.rows(batch, pattern)?;
         self.make_room(&plan)?;
         let run = Run::of(&plan, Phase::Forward..=Phase::Backward);
         self.launch("eval_rows", run, &self.tensors(&[inputs], Some(targets), configs.start))
@@ -271,7 +272,7 @@ impl Network {
         let (slots, most) = (self.graph().alphas, self.options.configs);
         if configs.is_empty() || configs.end > most {
             let expected = format!("a range that is not empty and ends at most at {most}");
-            return Err(argument(operation, "configs", expected, format!("{configs:?}")));
+            return Err(Error::argument(operation, "configs", expected, format!("{configs:?}")));
         }
         let table = &self.alpha_values[configs.start * slots..configs.end * slots];
         Ok(AlphaPattern::of(table, configs.len()))
@@ -355,7 +356,7 @@ impl Network {
             let expected = format!("at most {configs} rows of {slots} alphas");
             let lengths: Vec<_> = rows.iter().map(Vec::len).collect();
             let got = format!("rows of {lengths:?}");
-            return Err(argument("set_alphas", "rows", expected, got));
+            return Err(Error::argument("set_alphas", "rows", expected, got));
         }
         let mut values = vec![0.0; self.alphas.numel()];
         for (to, row) in values.chunks_mut(slots.max(1)).zip(rows) {
@@ -427,8 +428,7 @@ impl Network {
     fn check_config(&self, operation: &'static str, config: usize) -> Result<()> {
         let configs = self.options.configs;
         if config >= configs {
-            let expected = format!("below {configs}");
-            return Err(argument(operation, "config", expected, config.to_string()));
+            return Err(Error::argument(operation, "config", format!("below {configs}"), config));
         }
         Ok(())
     }
@@ -463,7 +463,7 @@ fn new_alphas(stream: &Stream, graph: &Graph, options: &NetworkOptions) -> Resul
 fn check_options(options: &NetworkOptions) -> Result<()> {
     for (name, value) in [("batch_max", options.batch_max), ("configs", options.configs)] {
         if value == 0 {
-            return Err(argument("Network::new", name, "at least 1".into(), "0".into()));
+            return Err(Error::argument("Network::new", name, "at least 1", 0));
         }
     }
     Ok(())
@@ -473,7 +473,7 @@ fn check_graph(graph: &Graph) -> Result<()> {
     let inputs = graph.inputs();
     if inputs != 1 {
         let got = format!("{inputs} inputs");
-        return Err(argument("Network", "graph", "a graph with one input".into(), got));
+        return Err(Error::argument("Network", "graph", "a graph with one input", got));
     }
     for (i, group) in graph.groups.iter().enumerate() {
         if graph.groups[..i].iter().any(|g| g.name == group.name) {
@@ -481,13 +481,4 @@ fn check_graph(graph: &Graph) -> Result<()> {
         }
     }
     Ok(())
-}
-
-fn argument(
-    operation: &'static str,
-    argument: &'static str,
-    expected: String,
-    got: String,
-) -> Error {
-    Error::Argument { operation, argument, expected, got }
 }

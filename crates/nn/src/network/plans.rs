@@ -28,7 +28,7 @@ impl Plans {
         let same = |of: &Arc<Topology>| Arc::ptr_eq(&of.graph, graph) || of.graph == *graph;
         let topology = match all.iter().position(same) {
             Some(known) => all.remove(known),
-            None => Arc::new(Topology { graph: Arc::clone(graph), plans: Mutex::default() }),
+            None => Arc::new(Topology::new(graph)),
         };
         let unused = |of: &Arc<Topology>| Arc::strong_count(of) == 1;
         if all.len() >= TOPOLOGIES_MAX
@@ -45,17 +45,16 @@ impl Plans {
 #[derive(Debug)]
 pub(super) struct Topology {
     graph: Arc<Graph>,
-    plans: Mutex<Compiled>,
-}
-
-/// Plans of one graph; the one used longest ago is the first.
-#[derive(Debug, Default)]
-struct Compiled {
-    plans: Vec<Arc<Plan>>,
-    rows: Vec<(AlphaPattern, Arc<Plan>)>,
+    plans: Mutex<Recent<PlanOptions>>,
+    /// By batch size and pattern of alphas.
+    rows: Mutex<Recent<(usize, AlphaPattern)>>,
 }
 
 impl Topology {
+    fn new(graph: &Arc<Graph>) -> Self {
+        Self { graph: Arc::clone(graph), plans: Mutex::default(), rows: Mutex::default() }
+    }
+
     /// The graph, in the allocation that all networks of this topology share.
     pub(super) fn graph(&self) -> &Arc<Graph> {
         &self.graph
@@ -66,39 +65,51 @@ impl Topology {
     /// # Errors
     /// As [`Plan::compile`].
     pub(super) fn plan(&self, options: PlanOptions) -> Result<Arc<Plan>> {
-        let Compiled { plans, .. } = &mut *lock(&self.plans);
-        let known = plans.iter().position(|plan| plan.options() == options);
-        let plan = match known {
-            Some(at) => plans.remove(at),
-            None => Arc::new(Plan::compile(&self.graph, options)?),
-        };
-        push(plans, PLANS_MAX, Arc::clone(&plan));
-        Ok(plan)
+        lock(&self.plans).plan(options, PLANS_MAX, |_| Plan::compile(&self.graph, options))
     }
 
     /// The plan of all rows of such a table of alphas, compiled if it is not known.
     ///
     /// # Errors
     /// As [`Plan::compile_rows`].
-    pub(super) fn rows(&self, batch: usize, pattern: &AlphaPattern) -> Result<Arc<Plan>> {
-        let Compiled { rows, .. } = &mut *lock(&self.plans);
-        let same =
-            |(of, plan): &(AlphaPattern, Arc<Plan>)| of == pattern && plan.options().batch == batch;
-        let (key, plan) = match rows.iter().position(same) {
-            Some(at) => rows.remove(at),
-            None => (pattern.clone(), Arc::new(Plan::compile_rows(&self.graph, pattern, batch)?)),
-        };
-        push(rows, ROW_PLANS_MAX, (key, Arc::clone(&plan)));
-        Ok(plan)
+    pub(super) fn rows(&self, batch: usize, pattern: AlphaPattern) -> Result<Arc<Plan>> {
+        lock(&self.rows).plan((batch, pattern), ROW_PLANS_MAX, |(_, pattern)| {
+            Plan::compile_rows(&self.graph, pattern, batch)
+        })
     }
 }
 
-/// Adds what was used last; the first goes if there are too many.
-fn push<T>(all: &mut Vec<T>, most: usize, last: T) {
-    if all.len() >= most {
-        all.remove(0);
+/// Plans by what they are for; the one used longest ago is the first.
+#[derive(Debug)]
+pub(super) struct Recent<K>(Vec<(K, Arc<Plan>)>);
+
+impl<K> Default for Recent<K> {
+    fn default() -> Self {
+        Self(vec![])
     }
-    all.push(last);
+}
+
+impl<K: PartialEq> Recent<K> {
+    /// The plan of a key, compiled if it is not known; at most `most` are kept.
+    pub(super) fn plan(
+        &mut self,
+        key: K,
+        most: usize,
+        compile: impl FnOnce(&K) -> Result<Plan>,
+    ) -> Result<Arc<Plan>> {
+        let (key, plan) = match self.0.iter().position(|(known, _)| *known == key) {
+            Some(at) => self.0.remove(at),
+            None => {
+                let plan = Arc::new(compile(&key)?);
+                (key, plan)
+            }
+        };
+        if self.0.len() >= most {
+            self.0.remove(0);
+        }
+        self.0.push((key, Arc::clone(&plan)));
+        Ok(plan)
+    }
 }
 
 /// A panic while a plan was compiled leaves a list without it.

@@ -4,23 +4,25 @@
 //! One set of parameters, any number of plans: a single step of many sequences, or whole sequences.
 //! Forward runs and training have an arena each, so that a gradient survives forward runs.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use meristem_device::{DType, Expect, Owner, Stream, Tensor, read_back_as};
 
+use super::gradient;
 use super::groups::{self, Fresh, Group};
 use super::metrics::MetricsLayout;
+use super::plans::Recent;
 use super::run::{Run, Tensors};
-use super::state::Weights;
-use super::{argument, gradient};
-use crate::error::Result;
+use super::state::{Weights, unpacked};
+use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, Op};
 use crate::kernels::Isa;
 use crate::kernels::sample::{SampleStep, Sampler};
-use crate::layout::Layout;
+use crate::layout::packing;
 use crate::ops::state;
 use crate::plan::{Mode, Objective, Phase, Plan, PlanOptions, Step};
-use crate::state::StateDict;
+use crate::state::{HostTensor, StateDict};
 
 /// Plans kept: a step and whole sequences, each for a few numbers of rows, the latter in two
 /// passes.
@@ -79,8 +81,8 @@ pub struct SequenceNetwork {
     graph: Arc<Graph>,
     options: SequenceOptions,
     groups: Vec<Group>,
-    /// By what they are for; the one used longest ago first.
-    plans: Vec<(Goal, Arc<Plan>)>,
+    /// By what they are for.
+    plans: Recent<(Goal, PlanOptions)>,
     /// Memory of forward runs, and of training: a gradient survives forward runs.
     arenas: [Tensor; 2],
     /// Plan of the last gradient, which lies in the second arena.
@@ -92,11 +94,11 @@ impl SequenceNetwork {
     /// A network with fresh parameters. Does not wait for the device.
     ///
     /// # Errors
-    /// [`Error::Argument`](crate::Error::Argument) for a graph with alphas; memory.
+    /// [`Error::Argument`] for a graph with alphas; memory.
     pub fn new(stream: &Stream, graph: Arc<Graph>, options: SequenceOptions) -> Result<Self> {
         if graph.alphas > 0 {
-            let (expected, got) = ("a graph without alphas".into(), graph.alphas.to_string());
-            return Err(argument("SequenceNetwork::new", "graph", expected, got));
+            let (expected, got) = ("a graph without alphas", graph.alphas);
+            return Err(Error::argument("SequenceNetwork::new", "graph", expected, got));
         }
         let fresh = Fresh { seed: options.seed, env: 0, owner: options.owner };
         let groups = groups::build(stream, &graph, None, fresh)?;
@@ -109,7 +111,7 @@ impl SequenceNetwork {
             graph,
             options,
             groups,
-            plans: vec![],
+            plans: Recent::default(),
             gradient: None,
             metrics,
         };
@@ -125,7 +127,7 @@ impl SequenceNetwork {
     /// launch. Waits for nothing.
     ///
     /// # Errors
-    /// [`Error::Argument`](crate::Error::Argument), memory, a failed stream.
+    /// [`Error::Argument`], memory, a failed stream.
     pub fn forward(
         &mut self,
         run: &SequenceRun<'_>,
@@ -135,7 +137,7 @@ impl SequenceNetwork {
         let rows = self.check_inputs("forward", run)?;
         let features = self.graph.classes();
         check(&self.stream, ("forward", "output"), output, (DType::F32, rows, features))?;
-        let plan = self.plan(rows, run.steps, &Goal::Output)?;
+        let plan = self.plan(rows, run.steps, Goal::Output)?;
         self.check_states("forward", &plan, states)?;
         let outputs: Vec<&Tensor> = std::iter::once(output).chain(states.iter().copied()).collect();
         let tensors =
@@ -157,7 +159,7 @@ impl SequenceNetwork {
     ) -> Result<()> {
         let rows = self.check_inputs("act", run)?;
         self.check_draw(run, draw, rows)?;
-        let plan = self.plan(rows, run.steps, &Goal::Draw(Arc::clone(draw.sampler)))?;
+        let plan = self.plan(rows, run.steps, Goal::Draw(Arc::clone(draw.sampler)))?;
         self.check_states("act", &plan, states)?;
         let inputs: Vec<&Tensor> = run.inputs.iter().chain(&draw.from).copied().collect();
         let outputs: Vec<&Tensor> =
@@ -174,8 +176,8 @@ impl SequenceNetwork {
     /// see [`ops::ppo`](crate::ops::ppo).
     ///
     /// # Errors
-    /// [`Error::Argument`](crate::Error::Argument), also for the cross-entropy, which is for
-    /// batches with labels; [`Error::PlanMemory`](crate::Error::PlanMemory) for data or results
+    /// [`Error::Argument`], also for the cross-entropy, which is for
+    /// batches with labels; [`Error::PlanMemory`] for data or results
     /// that are missing, or of another type or number of elements; memory, a failed stream.
     pub fn differentiate(
         &mut self,
@@ -186,11 +188,11 @@ impl SequenceNetwork {
     ) -> Result<()> {
         let rows = self.check_inputs("differentiate", run)?;
         if *objective == Objective::CrossEntropy {
-            let (expected, got) = ("one over rows".into(), format!("{objective:?}"));
-            return Err(argument("differentiate", "objective", expected, got));
+            let got = format!("{objective:?}");
+            return Err(Error::argument("differentiate", "objective", "one over rows", got));
         }
         self.gradient = None;
-        let plan = self.plan(rows, run.steps, &Goal::Train(objective.clone()))?;
+        let plan = self.plan(rows, run.steps, Goal::Train(objective.clone()))?;
         let inputs: Vec<&Tensor> = run.inputs.iter().chain(data).copied().collect();
         let tensors = Tensors { inputs: &inputs, outputs: results, ..self.tensors(Mode::Train) };
         self.launch("differentiate", Run::of(&plan, Phase::Forward..=Phase::Measure), &tensors)?;
@@ -226,7 +228,7 @@ impl SequenceNetwork {
     /// ranks found; [`SequenceNetwork::measure`] comes after that, then [`SequenceNetwork::apply`].
     ///
     /// # Errors
-    /// [`Error::Argument`](crate::Error::Argument) without a gradient.
+    /// [`Error::Argument`] without a gradient.
     pub fn gradients(&self) -> Result<Vec<(&str, Tensor)>> {
         let plan = self.gradient.as_ref().ok_or_else(|| missing("gradients"))?;
         gradient::views(&self.graph, plan, &self.arenas[1])
@@ -247,7 +249,7 @@ impl SequenceNetwork {
     /// [`SequenceNetwork::metrics`] first.
     ///
     /// # Errors
-    /// [`Error::Argument`](crate::Error::Argument) without a gradient, a failed stream.
+    /// [`Error::Argument`] without a gradient, a failed stream.
     pub fn apply(&mut self) -> Result<()> {
         let plan = self.gradient.take().ok_or_else(|| missing("apply"))?;
         let run = Run::of(&plan, Phase::Update..=Phase::Update);
@@ -258,16 +260,19 @@ impl SequenceNetwork {
     /// where none arrived. One read-back, which waits for the device.
     ///
     /// # Errors
-    /// [`Error::Argument`](crate::Error::Argument) without a gradient, a failed stream.
+    /// [`Error::Argument`] without a gradient, a failed stream.
     pub fn gradient_dict(&self) -> Result<StateDict> {
         let plan = self.gradient.as_ref().ok_or_else(|| missing("gradient_dict"))?;
-        let arena = read_back_as::<f32>(&[&self.arenas[1]])?.pop().unwrap_or_default();
-        let layout = Layout::new(&self.graph);
-        let group = |(g, size): (usize, &crate::layout::GroupSize)| {
-            plan.group_gradient(g).map_or(vec![0.0; size.values], |at| arena[at].to_vec())
-        };
-        let gradients: Vec<_> = layout.groups.iter().enumerate().map(group).collect();
-        Ok(self.weights().parameters(&layout, &gradients))
+        let views = gradient::views(&self.graph, plan, &self.arenas[1])?;
+        let packed = read_back_as::<f32>(&views.iter().map(|(_, view)| view).collect::<Vec<_>>())?;
+        let found: HashMap<&str, Vec<f32>> =
+            views.iter().map(|(name, _)| *name).zip(packed).collect();
+        let gradients = self.graph.params.iter().map(|param| {
+            let none = || HostTensor::f32(&param.shape, vec![0.0; param.shape.iter().product()]);
+            let unpacked = |packed: &Vec<f32>| unpacked(&param.shape, packing(param), packed);
+            (param.name.clone(), found.get(&*param.name).map_or_else(none, unpacked))
+        });
+        Ok(StateDict(gradients.collect()))
     }
 
     /// Parameters and buffers. One read-back, which waits for the device.
@@ -275,7 +280,7 @@ impl SequenceNetwork {
     /// # Errors
     /// A failed stream.
     pub fn state_dict(&self) -> Result<StateDict> {
-        self.weights().state_dict()
+        self.weights().parameters()?.read_back()
     }
 
     /// Sets parameters and buffers, all or nothing, strict. Does not wait.
@@ -283,7 +288,7 @@ impl SequenceNetwork {
     /// # Errors
     /// [`StateError`](crate::StateError) lists every tensor that does not fit.
     pub fn load_state_dict(&mut self, state: &StateDict) -> Result<()> {
-        self.weights().load_state_dict(state, true)
+        self.weights().parameters()?.load(state, true)
     }
 
     /// What the optimisers remember; see [`Network::momentum_dict`](super::Network::momentum_dict).
@@ -291,7 +296,7 @@ impl SequenceNetwork {
     /// # Errors
     /// A failed stream.
     pub fn momentum_dict(&self) -> Result<StateDict> {
-        self.weights().moments_dict()
+        self.weights().moments()?.read_back()
     }
 
     /// Sets what the optimisers remember. Does not wait.
@@ -299,7 +304,7 @@ impl SequenceNetwork {
     /// # Errors
     /// As [`SequenceNetwork::load_state_dict`].
     pub fn load_momentum_dict(&mut self, state: &StateDict) -> Result<()> {
-        self.weights().load_moments_dict(state)
+        self.weights().moments()?.load(state, true)
     }
 
     /// The graph that it computes.
@@ -325,13 +330,13 @@ impl SequenceNetwork {
         let expected = self.graph.inputs();
         if run.inputs.len() != expected {
             let expected = format!("{expected} tensors");
-            return Err(argument(operation, "inputs", expected, run.inputs.len().to_string()));
+            return Err(Error::argument(operation, "inputs", expected, run.inputs.len()));
         }
         let rows = run.inputs[0].dims().first().copied().unwrap_or(0);
         if run.steps == 0 || rows == 0 || !rows.is_multiple_of(run.steps) {
-            let expected = "at least one, a divisor of the rows".into();
+            let expected = "at least one, a divisor of the rows";
             let got = format!("{} for {rows} rows", run.steps);
-            return Err(argument(operation, "steps", expected, got));
+            return Err(Error::argument(operation, "steps", expected, got));
         }
         for (node, input) in self.input_nodes().zip(run.inputs) {
             let expected = match node.op {
@@ -349,7 +354,7 @@ impl SequenceNetwork {
         let (spans, sequences) = (plan.last_states(), plan.options().sequences());
         if spans.len() != states.len() {
             let expected = format!("one tensor for each of {} LSTMs", spans.len());
-            return Err(argument(operation, "states", expected, states.len().to_string()));
+            return Err(Error::argument(operation, "states", expected, states.len()));
         }
         for (span, state) in spans.iter().zip(states) {
             let expected = (DType::F32, sequences, span.len / sequences);
@@ -369,12 +374,13 @@ impl SequenceNetwork {
         let (heads, logits) = (sampler.heads.len(), sampler.logits());
         if logits + 1 != self.graph.classes() {
             let expected = format!("heads with {} logits", self.graph.classes() - 1);
-            return Err(argument("act", "sampler", expected, logits.to_string()));
+            return Err(Error::argument("act", "sampler", expected, logits));
         }
         let ops = sampler.heads.first().map_or(0, |head| head.choices);
         if heads < 2 || ops > SampleStep::OPS_MAX {
             let expected = format!("two heads or more, and at most {} ops", SampleStep::OPS_MAX);
-            return Err(argument("act", "sampler", expected, format!("{heads} heads, {ops} ops")));
+            let got = format!("{heads} heads, {ops} ops");
+            return Err(Error::argument("act", "sampler", expected, got));
         }
         let forms = [
             (from[0], "legality", DType::U32, [rows, sampler.places()]),
@@ -392,7 +398,7 @@ impl SequenceNetwork {
         let like: Vec<_> = nodes.filter(|(node, _)| !matches!(node.op, Op::State(_))).collect();
         if like.len() != seen.len() {
             let expected = format!("a copy of each of {} inputs", like.len());
-            return Err(argument("act", "seen", expected, seen.len().to_string()));
+            return Err(Error::argument("act", "seen", expected, seen.len()));
         }
         for (to, (node, from)) in seen.iter().zip(like) {
             let expected = (from.dtype(), rows, node.dims.numel());
@@ -402,25 +408,15 @@ impl SequenceNetwork {
     }
 
     /// The plan of so many rows; its arena is made large enough.
-    fn plan(&mut self, batch: usize, steps: usize, goal: &Goal) -> Result<Arc<Plan>> {
+    fn plan(&mut self, batch: usize, steps: usize, goal: Goal) -> Result<Arc<Plan>> {
         let mode = if matches!(goal, Goal::Train(_)) { Mode::Train } else { Mode::Infer };
         let options = PlanOptions { steps, ..PlanOptions::new(batch, mode) };
-        let same = |(of, plan): &(Goal, Arc<Plan>)| plan.options() == options && of == goal;
-        let (key, plan) = match self.plans.iter().position(same) {
-            Some(at) => self.plans.remove(at),
-            None => {
-                let plan = match goal {
-                    Goal::Output => Plan::compile(&self.graph, options),
-                    Goal::Draw(how) => Plan::compile_draw(&self.graph, (batch, steps), how),
-                    Goal::Train(objective) => Plan::compile_for(&self.graph, options, objective),
-                };
-                (goal.clone(), Arc::new(plan?))
-            }
-        };
-        if self.plans.len() == PLANS_MAX {
-            self.plans.remove(0);
-        }
-        self.plans.push((key, Arc::clone(&plan)));
+        let graph = &self.graph;
+        let plan = self.plans.plan((goal, options), PLANS_MAX, |(goal, _)| match goal {
+            Goal::Output => Plan::compile(graph, options),
+            Goal::Draw(how) => Plan::compile_draw(graph, (batch, steps), how),
+            Goal::Train(objective) => Plan::compile_for(graph, options, objective),
+        })?;
         let arena = &mut self.arenas[usize::from(mode == Mode::Train)];
         if plan.arena_len() > arena.numel() {
             let shape = [plan.arena_len()];
@@ -430,9 +426,9 @@ impl SequenceNetwork {
     }
 }
 
-fn missing(operation: &'static str) -> crate::Error {
-    let expected = "a gradient, from `differentiate`, that was not used before".into();
-    argument(operation, "gradient", expected, "none".into())
+fn missing(operation: &'static str) -> Error {
+    let expected = "a gradient, from `differentiate`, that was not used before";
+    Error::argument(operation, "gradient", expected, "none")
 }
 
 /// Checks stream, element type and shape; one column may be left out of the shape (V1).

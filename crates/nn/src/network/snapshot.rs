@@ -69,7 +69,7 @@ impl Snapshot {
     /// A failed stream.
     #[track_caller]
     pub fn state_dict(&self) -> Result<StateDict> {
-        self.weights().state_dict()
+        self.weights().parameters()?.read_back()
     }
 
     /// Sets what it holds. All or nothing. Does not wait.
@@ -77,7 +77,7 @@ impl Snapshot {
     /// # Errors
     /// As [`Network::load_state_dict`], strict.
     pub fn load_state_dict(&mut self, state: &StateDict) -> Result<()> {
-        self.weights().load_state_dict(state, true)
+        self.weights().parameters()?.load(state, true)
     }
 
     fn weights(&self) -> Weights<'_> {
@@ -124,12 +124,10 @@ impl Network {
 fn sources<'a>(network: &'a Network, graph: &Graph) -> Result<Vec<&'a Group>> {
     let find = |g: usize| match same_group(network.graph(), graph, g) {
         Some(at) => Ok(&network.groups[at]),
-        None => Err(Error::Argument {
-            operation: "snapshot",
-            argument: "graph",
-            expected: "groups that the network has".into(),
-            got: format!("group `{}`, which it does not have", graph.groups[g].name),
-        }),
+        None => {
+            let got = format!("group `{}`, which it does not have", graph.groups[g].name);
+            Err(Error::argument("snapshot", "graph", "groups that the network has", got))
+        }
     };
     (0..graph.groups.len()).map(find).collect()
 }

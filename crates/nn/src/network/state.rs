@@ -1,13 +1,11 @@
 //! Weights and optimiser state in and out of a network, under PyTorch's names (U5).
 
-use std::collections::BTreeMap;
-
-use meristem_device::{Element, Fill, Tensor, read_back};
+use meristem_device::{Fill, Tensor, read_back};
 
 use super::{Group, Network};
 use crate::error::Result;
-use crate::graph::{Graph, Optimiser};
-use crate::layout::{Layout, Place, packing};
+use crate::graph::{Graph, Optimiser, ParamKind};
+use crate::layout::{Layout, Packing, packing};
 use crate::state::{HostData, HostTensor, StateDict, elements};
 
 impl Network {
@@ -17,7 +15,7 @@ impl Network {
     /// A failed stream.
     #[track_caller]
     pub fn state_dict(&self) -> Result<StateDict> {
-        self.weights().state_dict()
+        self.weights().parameters()?.read_back()
     }
 
     /// What the optimiser remembers: the momentum of every parameter, under the parameter's name
@@ -29,7 +27,7 @@ impl Network {
     /// A failed stream.
     #[track_caller]
     pub fn momentum_dict(&self) -> Result<StateDict> {
-        self.weights().moments_dict()
+        self.weights().moments()?.read_back()
     }
 
     /// Sets parameters and buffers; momentum stays as it is. All or nothing. Without `strict`,
@@ -39,7 +37,7 @@ impl Network {
     /// [`StateError`](crate::StateError) lists every tensor that is missing, left over, of another
     /// form, or holds NaN or infinity.
     pub fn load_state_dict(&mut self, state: &StateDict, strict: bool) -> Result<()> {
-        self.weights().load_state_dict(state, strict)
+        self.weights().parameters()?.load(state, strict)
     }
 
     /// Sets what the optimiser remembers, as [`Network::momentum_dict`] gave it. Does not wait.
@@ -47,7 +45,7 @@ impl Network {
     /// # Errors
     /// As [`Network::load_state_dict`], strict.
     pub fn load_momentum_dict(&mut self, state: &StateDict) -> Result<()> {
-        self.weights().load_moments_dict(state)
+        self.weights().moments()?.load(state, true)
     }
 
     /// Sets all momentum (and Adam's averages and steps) to zero: the optimiser starts anew. Does
@@ -70,179 +68,136 @@ pub(super) struct Weights<'a> {
     pub(super) groups: &'a [Group],
 }
 
-/// A part of the state of a parameter: its suffix, and which number the optimiser keeps.
-const ADAM: [(&str, usize); 2] = [(".exp_avg", 0), (".exp_avg_sq", 1)];
-const MOMENTUM: [(&str, usize); 1] = [("", 0)];
+/// Named tensors of a network, where they lie on its device.
+pub(super) struct Entries(Vec<Entry>);
+
+/// A named tensor, with its view of a group's memory.
+struct Entry {
+    name: String,
+    /// PyTorch's shape.
+    shape: Vec<usize>,
+    /// The form of f32 elements; `None` for an i64 counter.
+    packing: Option<Packing>,
+    memory: Tensor,
+}
+
+impl Entry {
+    fn packed(
+        name: String,
+        shape: &[usize],
+        packing: Packing,
+        at: (&Tensor, usize),
+    ) -> Result<Self> {
+        let (shape, memory) = (shape.to_vec(), at.0.view(at.1, [packing.len()])?);
+        Ok(Self { name, shape, packing: Some(packing), memory })
+    }
+
+    fn counter(name: String, counters: &Tensor, at: usize) -> Result<Self> {
+        Ok(Self { name, shape: vec![], packing: None, memory: counters.view(at, [1])? })
+    }
+}
 
 impl Weights<'_> {
     /// Parameters and buffers.
-    #[track_caller]
-    pub(super) fn state_dict(&self) -> Result<StateDict> {
+    pub(super) fn parameters(&self) -> Result<Entries> {
         let layout = Layout::new(self.graph);
-        let mut tensors = vec![];
-        for g in self.groups {
-            tensors.extend([&g.values, &g.state, &g.counters]);
-        }
-        let raw = read_back(&tensors)?;
-        let floats = |which: usize| -> Vec<Vec<f32>> {
-            raw.iter().skip(which).step_by(3).map(|bytes| elements(bytes)).collect()
-        };
-        let (values, statistics) = (floats(0), floats(1));
-        let counters: Vec<Vec<i64>> =
-            raw.iter().skip(2).step_by(3).map(|bytes| elements(bytes)).collect();
-        let mut state = self.parameters(&layout, &values);
-        for (buffer, place) in self.graph.buffers.iter().zip(&layout.buffers) {
-            let group = place.group.index();
-            let tensor = match buffer.counter {
-                true => HostTensor::scalar_i64(counters[group][place.start]),
-                false => HostTensor::f32(&[buffer.len], statistics[group][place.range()].to_vec()),
-            };
-            state.insert(&*buffer.name, tensor);
-        }
-        Ok(state)
-    }
-
-    /// Packed tensors, one per group, under the parameters' names.
-    pub(super) fn parameters(&self, layout: &Layout, groups: &[Vec<f32>]) -> StateDict {
-        let mut state = StateDict::default();
-        for (param, place) in self.graph.params.iter().zip(&layout.params) {
-            let packed = &groups[place.group.index()];
-            let mut values = vec![0.0; param.shape.iter().product()];
-            packing(param).unpack(&packed[place.range()], &mut values);
-            state.insert(&*param.name, HostTensor::f32(&param.shape, values));
-        }
-        state
-    }
-
-    /// What the optimiser remembers of the parameters of a group.
-    fn parts(&self, group: usize) -> &'static [(&'static str, usize)] {
-        match self.graph.groups[group].optimiser {
-            Optimiser::Sgd(_) => &MOMENTUM,
-            Optimiser::Adam(_) => &ADAM,
-        }
-    }
-
-    /// What the optimiser remembers.
-    #[track_caller]
-    pub(super) fn moments_dict(&self) -> Result<StateDict> {
-        let layout = Layout::new(self.graph);
-        let tensors: Vec<_> = self.groups.iter().flat_map(|g| [&g.momentum, &g.counters]).collect();
-        let raw = read_back(&tensors)?;
-        let moments: Vec<Vec<f32>> = raw.iter().step_by(2).map(|bytes| elements(bytes)).collect();
-        let mut state = StateDict::default();
-        for (param, place) in self.graph.params.iter().zip(&layout.params) {
-            let group = place.group.index();
-            for (suffix, part) in self.parts(group) {
-                let start = part * layout.groups[group].values + place.start;
-                let mut values = vec![0.0; param.shape.iter().product()];
-                packing(param).unpack(&moments[group][start..start + place.len], &mut values);
-                let tensor = HostTensor::f32(&param.shape, values);
-                state.insert(format!("{}{suffix}", param.name), tensor);
-            }
-        }
-        for (group, step) in layout.steps.iter().enumerate() {
-            if let Some(step) = step {
-                let counters: Vec<i64> = elements(&raw[2 * group + 1]);
-                state.insert(self.step_name(group), HostTensor::scalar_i64(counters[*step]));
-            }
-        }
-        Ok(state)
-    }
-
-    fn step_name(&self, group: usize) -> String {
-        format!("{}.step", self.graph.groups[group].name)
-    }
-
-    /// Sets parameters and buffers.
-    pub(super) fn load_state_dict(&self, state: &StateDict, strict: bool) -> Result<()> {
-        let mut expected: BTreeMap<&str, (Vec<usize>, bool)> =
-            self.graph.params.iter().map(|p| (&*p.name, (p.shape.clone(), false))).collect();
-        for buffer in &self.graph.buffers {
-            let shape = if buffer.counter { vec![] } else { vec![buffer.len] };
-            expected.insert(&buffer.name, (shape, buffer.counter));
-        }
-        state.check(&expected, strict)?;
-        let layout = Layout::new(self.graph);
-        for (param, place) in self.graph.params.iter().zip(&layout.params) {
+        let params = self.graph.params.iter().zip(&layout.params).map(|(param, place)| {
             let values = &self.groups[place.group.index()].values;
-            load_packed(state, &param.name, packing(param), (values, *place))?;
-        }
-        for (buffer, place) in self.graph.buffers.iter().zip(&layout.buffers) {
-            let group = &self.groups[place.group.index()];
-            match state.get(&buffer.name).map(|t| &t.data) {
-                Some(HostData::F32(v)) => copy_into(&group.state, place.start, v)?,
-                Some(HostData::I64(v)) => copy_into(&group.counters, place.start, v)?,
-                Some(HostData::U8(_)) | None => {}
+            Entry::packed(param.name.clone(), &param.shape, packing(param), (values, place.start))
+        });
+        let buffers = self.graph.buffers.iter().zip(&layout.buffers).map(|(buffer, place)| {
+            let (name, group) = (buffer.name.clone(), &self.groups[place.group.index()]);
+            if buffer.counter {
+                return Entry::counter(name, &group.counters, place.start);
             }
-        }
-        Ok(())
+            let shape = [buffer.len];
+            let packing = Packing::new(ParamKind::Vector, &shape);
+            Entry::packed(name, &shape, packing, (&group.state, place.start))
+        });
+        params.chain(buffers).collect::<Result<_>>().map(Entries)
     }
 
-    /// Sets what the optimiser remembers.
-    pub(super) fn load_moments_dict(&self, state: &StateDict) -> Result<()> {
+    /// What the optimisers remember.
+    pub(super) fn moments(&self) -> Result<Entries> {
         let layout = Layout::new(self.graph);
-        let mut names = vec![];
+        let mut entries = vec![];
         for (param, place) in self.graph.params.iter().zip(&layout.params) {
             let group = place.group.index();
-            for (suffix, part) in self.parts(group) {
+            let suffixes = match self.graph.groups[group].optimiser {
+                Optimiser::Sgd(_) => &[""][..],
+                Optimiser::Adam(_) => &[".exp_avg", ".exp_avg_sq"],
+            };
+            for (part, suffix) in suffixes.iter().enumerate() {
                 let start = part * layout.groups[group].values + place.start;
-                names.push((format!("{}{suffix}", param.name), param, Place { start, ..*place }));
+                let at = (&self.groups[group].momentum, start);
+                let name = format!("{}{suffix}", param.name);
+                entries.push(Entry::packed(name, &param.shape, packing(param), at)?);
             }
         }
-        let steps: Vec<(String, usize, usize)> = layout
-            .steps
-            .iter()
-            .enumerate()
-            .filter_map(|(g, step)| Some((self.step_name(g), g, (*step)?)))
-            .collect();
-        let mut expected: BTreeMap<&str, (Vec<usize>, bool)> =
-            names.iter().map(|(name, p, _)| (&**name, (p.shape.clone(), false))).collect();
-        expected.extend(steps.iter().map(|(name, ..)| (&**name, (vec![], true))));
-        state.check(&expected, true)?;
-        for (name, param, place) in &names {
-            let moments = &self.groups[place.group.index()].momentum;
-            load_packed(state, name, packing(param), (moments, *place))?;
+        for (g, step) in layout.steps.iter().enumerate() {
+            if let Some(step) = step {
+                let name = format!("{}.step", self.graph.groups[g].name);
+                entries.push(Entry::counter(name, &self.groups[g].counters, *step)?);
+            }
         }
-        for (name, group, step) in &steps {
-            if let Some(HostData::I64(v)) = state.get(name).map(|t| &t.data) {
-                copy_into(&self.groups[*group].counters, *step, v)?;
+        Ok(Entries(entries))
+    }
+
+    /// Sets what the optimisers remember to zero, with what lies between the parameters.
+    fn clear_moments(&self) -> Result<()> {
+        let steps = self.moments()?.0.into_iter().filter(|entry| entry.packing.is_none());
+        let momenta = self.groups.iter().map(|group| group.momentum.clone());
+        let mut all: Vec<Tensor> = momenta.chain(steps.map(|entry| entry.memory)).collect();
+        all.retain(|tensor| tensor.numel() > 0);
+        match all.first().map(Tensor::stream) {
+            None => Ok(()),
+            Some(stream) => {
+                let all: Vec<&Tensor> = all.iter().collect();
+                Ok(stream.fill("clear_momentum", &all, Fill::Zero)?)
+            }
+        }
+    }
+}
+
+impl Entries {
+    /// All of them, on the host.
+    #[track_caller]
+    pub(super) fn read_back(&self) -> Result<StateDict> {
+        let memory: Vec<_> = self.0.iter().map(|entry| &entry.memory).collect();
+        let raw = read_back(&memory)?;
+        let tensors = self.0.iter().zip(raw).map(|(Entry { name, shape, packing, .. }, raw)| {
+            let tensor = match packing {
+                Some(packing) => unpacked(shape, *packing, &elements(&raw)),
+                None => HostTensor::scalar_i64(elements(&raw)[0]),
+            };
+            (name.clone(), tensor)
+        });
+        Ok(StateDict(tensors.collect()))
+    }
+
+    /// Sets all of them, or none; without `strict` those that `state` has.
+    pub(super) fn load(&self, state: &StateDict, strict: bool) -> Result<()> {
+        let form = |entry: &Entry| (entry.shape.clone(), entry.packing.is_none());
+        let expected = self.0.iter().map(|entry| (&*entry.name, form(entry))).collect();
+        state.check(&expected, strict)?;
+        for Entry { name, packing, memory, .. } in &self.0 {
+            match (state.get(name).map(|tensor| &tensor.data), packing) {
+                (Some(HostData::F32(values)), Some(packing)) => {
+                    let mut packed = vec![0.0; packing.len()];
+                    packing.pack(values, &mut packed);
+                    memory.copy_from_slice(&packed)?;
+                }
+                (Some(HostData::I64(values)), None) => memory.copy_from_slice(values)?,
+                _ => {}
             }
         }
         Ok(())
     }
-
-    /// Sets what the optimiser remembers to zero.
-    pub(super) fn clear_moments(&self) -> Result<()> {
-        let layout = Layout::new(self.graph);
-        let mut tensors = vec![];
-        for (group, step) in self.groups.iter().zip(layout.steps) {
-            tensors.push(group.momentum.clone());
-            tensors.extend(step.map(|step| group.counters.view(step, [1])).transpose()?);
-        }
-        tensors.retain(|tensor| tensor.numel() > 0);
-        match (self.groups.first(), tensors.is_empty()) {
-            (Some(first), false) => {
-                let all: Vec<&Tensor> = tensors.iter().collect();
-                Ok(first.values.stream().fill("clear_momentum", &all, Fill::Zero)?)
-            }
-            _ => Ok(()),
-        }
-    }
 }
 
-/// Packs the tensor of this name, if there is one, into its place.
-fn load_packed(
-    state: &StateDict,
-    name: &str,
-    packing: crate::layout::Packing,
-    (tensor, place): (&Tensor, Place),
-) -> Result<()> {
-    let Some(values) = state.get(name).and_then(HostTensor::as_f32) else { return Ok(()) };
-    let mut packed = vec![0.0; place.len];
-    packing.pack(values, &mut packed);
-    copy_into(tensor, place.start, &packed)
-}
-
-fn copy_into<T: Element>(tensor: &Tensor, start: usize, values: &[T]) -> Result<()> {
-    Ok(tensor.view(start, [values.len()])?.copy_from_slice(values)?)
+/// A packed tensor in PyTorch's shape.
+pub(super) fn unpacked(shape: &[usize], packing: Packing, packed: &[f32]) -> HostTensor {
+    let mut values = vec![0.0; shape.iter().product()];
+    packing.unpack(packed, &mut values);
+    HostTensor::f32(shape, values)
 }
