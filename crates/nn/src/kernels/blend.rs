@@ -5,7 +5,7 @@
 
 use super::elementwise::{emit, emit2};
 use super::macros::isa_kernels;
-use super::{GradOut, Isa, check_len, math};
+use super::{GradOut, Isa, math};
 use crate::graph::BlendMode;
 
 /// What a blend reads. All but the gate have the same length.
@@ -35,22 +35,6 @@ pub struct BlendGrads<'a> {
     pub x: Option<GradOut<'a>>,
     /// With respect to the gate, one value per sample; [`BlendMode::Gate`] only.
     pub gate: Option<GradOut<'a>>,
-}
-
-#[inline(always)]
-fn check_blend(of: &BlendInputs<'_>, mode: BlendMode, out: &[f32]) {
-    check_len("blend: m", of.m, of.h.len());
-    check_len("blend: out", out, of.h.len());
-    match mode {
-        BlendMode::Add => {}
-        BlendMode::Multiply => check_len("blend: x", of.x, of.h.len()),
-        BlendMode::Gate => assert!(
-            !of.gate.is_empty() && of.h.len().is_multiple_of(of.gate.len()),
-            "blend: {} gates do not divide {} elements",
-            of.gate.len(),
-            of.h.len()
-        ),
-    }
 }
 
 #[inline(always)]
@@ -99,7 +83,6 @@ isa_kernels! {
     /// bit for bit, whatever the module and the gate hold: the formulas alone would turn −0 into 0,
     /// and pass on a NaN or an infinity.
     pub fn forward(isa: Isa, mode: BlendMode, of: &BlendInputs<'_>, out: &mut [f32]) {
-        check_blend(of, mode, out);
         let BlendInputs { h, m, x, gate, alpha: a } = *of;
         match mode {
             _ if a == 0.0 => out.copy_from_slice(h),
@@ -123,14 +106,6 @@ isa_kernels! {
     /// Gradients of [`forward`] from `dout`.
     pub fn backward(isa: Isa, mode: BlendMode, of: &BlendInputs<'_>, dout: &[f32],
                     to: BlendGrads<'_>) {
-        check_blend(of, mode, dout);
-        for (name, grad) in [("h", &to.h), ("m", &to.m), ("x", &to.x)] {
-            if let Some(grad) = grad {
-                assert!(grad.values.len() == dout.len(),
-                        "blend::backward: d{name}: expected {} elements, got {}",
-                        dout.len(), grad.values.len());
-            }
-        }
         match mode {
             BlendMode::Add => add_backward(of, dout, to),
             BlendMode::Multiply => multiply_backward(of, dout, to),
@@ -184,7 +159,6 @@ fn gate_backward(of: &BlendInputs<'_>, dout: &[f32], to: BlendGrads<'_>) {
         }
     }
     if let Some(dg) = to.gate {
-        check_len("blend::backward: dgate", dg.values, gate.len());
         for (n, value) in dg.values.iter_mut().enumerate() {
             let at = n * each..(n + 1) * each;
             let operands = [&dout[at.clone()], &m[at.clone()], &h[at]];
@@ -205,8 +179,6 @@ fn zero(grad: Option<GradOut<'_>>) {
 isa_kernels! {
     /// `out = x + tanh(s)·(y − x)`, the mix of the `norm` blueprint.
     pub fn tanh_mix(isa: Isa, x: &[f32], y: &[f32], s: f32, out: &mut [f32]) {
-        check_len("tanh_mix: y", y, x.len());
-        check_len("tanh_mix: out", out, x.len());
         let t = s.tanh();
         emit2(GradOut::overwrite(out), x, y, |x, y| x + t * (y - x));
     }
@@ -227,19 +199,15 @@ isa_kernels! {
     /// Gradients of [`tanh_mix`] from `dout`.
     pub fn tanh_mix_backward(isa: Isa, x: &[f32], y: &[f32], s: f32, dout: &[f32],
                              to: TanhMixGrads<'_>) {
-        check_len("tanh_mix_backward: y", y, x.len());
-        check_len("tanh_mix_backward: dout", dout, x.len());
         let t = s.tanh();
         if let Some(ds) = to.s {
             let sum = sum3([dout, y, x], |d, y, x| d * (y - x));
             *ds += (f64::from(1.0 - t * t) * sum) as f32;
         }
         if let Some(dx) = to.x {
-            check_len("tanh_mix_backward: dx", dx.values, x.len());
             emit(dx, dout, |d| (1.0 - t) * d);
         }
         if let Some(dy) = to.y {
-            check_len("tanh_mix_backward: dy", dy.values, x.len());
             emit(dy, dout, |d| t * d);
         }
     }

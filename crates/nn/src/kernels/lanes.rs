@@ -115,54 +115,53 @@ pub(crate) fn for_channels(isa: Isa, channels: usize, kernel: &mut impl ChannelK
             _ => 8,
         };
         let at = Channels { first, count: left.min(width) };
-        let whole = at.count == width;
         // SAFETY: an `Isa` of a level exists only on machines that have it, and the functions below
         // are compiled for it.
         unsafe {
-            match (isa.level(), width, whole) {
+            match (isa.level(), width) {
                 #[cfg(target_arch = "x86_64")]
-                (Level::Avx512, 16, true) => x86::avx512::<_, Zmm, true>(kernel, at),
+                (Level::Avx512, 16) => x86::avx512::<_, Zmm>(kernel, at),
                 #[cfg(target_arch = "x86_64")]
-                (Level::Avx512, 16, false) => x86::avx512::<_, Zmm, false>(kernel, at),
+                (Level::Avx512, _) => x86::avx512::<_, Ymm>(kernel, at),
                 #[cfg(target_arch = "x86_64")]
-                (Level::Avx512, _, true) => x86::avx512::<_, Ymm, true>(kernel, at),
-                #[cfg(target_arch = "x86_64")]
-                (Level::Avx512, _, false) => x86::avx512::<_, Ymm, false>(kernel, at),
-                #[cfg(target_arch = "x86_64")]
-                (Level::Avx2, _, true) => x86::avx2::<_, Ymm, true>(kernel, at),
-                #[cfg(target_arch = "x86_64")]
-                (Level::Avx2, _, false) => x86::avx2::<_, Ymm, false>(kernel, at),
-                (_, _, true) => kernel.run::<Lanes8, true>(at),
-                (_, _, false) => kernel.run::<Lanes8, false>(at),
+                (Level::Avx2, _) => x86::avx2::<_, Ymm>(kernel, at),
+                _ => run::<_, Lanes8>(kernel, at),
             }
         }
         first += width;
     }
 }
 
+/// # Safety
+/// As [`ChannelKernel::run`].
+#[inline(always)]
+unsafe fn run<K: ChannelKernel, S: Simd>(kernel: &mut K, at: Channels) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match at.count == S::LANES {
+            true => kernel.run::<S, true>(at),
+            false => kernel.run::<S, false>(at),
+        }
+    }
+}
+
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{ChannelKernel, Channels, Simd};
+    use super::{ChannelKernel, Channels, Simd, run};
 
     /// # Safety
     /// As [`ChannelKernel::run`].
     #[target_feature(enable = "avx2,fma")]
-    pub(super) unsafe fn avx2<K: ChannelKernel, S: Simd, const WHOLE: bool>(
-        kernel: &mut K,
-        at: Channels,
-    ) {
+    pub(super) unsafe fn avx2<K: ChannelKernel, S: Simd>(kernel: &mut K, at: Channels) {
         // SAFETY: the caller's promise.
-        unsafe { kernel.run::<S, WHOLE>(at) }
+        unsafe { run::<K, S>(kernel, at) }
     }
 
     /// # Safety
     /// As [`ChannelKernel::run`].
     #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
-    pub(super) unsafe fn avx512<K: ChannelKernel, S: Simd, const WHOLE: bool>(
-        kernel: &mut K,
-        at: Channels,
-    ) {
+    pub(super) unsafe fn avx512<K: ChannelKernel, S: Simd>(kernel: &mut K, at: Channels) {
         // SAFETY: the caller's promise.
-        unsafe { kernel.run::<S, WHOLE>(at) }
+        unsafe { run::<K, S>(kernel, at) }
     }
 }

@@ -11,7 +11,7 @@ use super::conv::ConvShape;
 use super::macros::isa_kernels;
 use super::tile::{self, Job, Layout, Mode, Nest};
 use super::transpose::transpose;
-use super::{GradOut, Isa, check_len, math, pad16};
+use super::{GradOut, Isa, math, pad16};
 
 /// Shape of an LSTM over a batch of sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -103,10 +103,6 @@ impl LstmShape {
         let back = gates * pad16(self.hidden) + 2 * states;
         if forward > back { forward } else { back }
     }
-
-    fn check(&self, x: [(&str, &[f32], usize); 4]) {
-        x.into_iter().for_each(|(what, x, per_row)| check_len(what, x, self.rows() * per_row));
-    }
 }
 
 /// Runs the sequences forward. `to.h` of a step is read by the next.
@@ -118,8 +114,6 @@ pub fn forward(
     scratch: &mut [f32],
 ) {
     let LstmShape { sequences: b, hidden: n, .. } = *shape;
-    shape.check([("lstm: h", to.h, n), ("c", to.c, n), ("g", to.gates, 4 * n), ("k", of.keep, 1)]);
-    check_len("lstm: state", of.state, 2 * b * n);
     let (bias, scratch) = scratch.split_at_mut(pad16(4 * n));
     let bias = &mut bias[..4 * n];
     for ((bias, ih), hh) in bias.iter_mut().zip(of.bias_ih).zip(of.bias_hh) {
@@ -219,7 +213,6 @@ impl Product {
 /// The states h before every step, masked: `to` `[T·B][H]`.
 pub fn states_before(isa: Isa, shape: &LstmShape, [h, keep, state]: [&[f32]; 3], to: &mut [f32]) {
     let LstmShape { sequences: b, hidden: n, .. } = *shape;
-    shape.check([("lstm: h", h, n), ("lstm: keep", keep, 1), ("lstm: to", to, n), ("h", h, n)]);
     for (row, (to, keep)) in to.chunks_exact_mut(n).zip(keep).enumerate() {
         masked(isa, *keep, earlier(state, h, (row / b, b, n), row % b, 0), to);
     }
@@ -236,12 +229,6 @@ pub fn backward(
     scratch: &mut [f32],
 ) {
     let LstmShape { sequences: b, hidden: n, .. } = *shape;
-    shape.check([
-        ("lstm: dh", dh, n),
-        ("c", of.c, n),
-        ("g", of.gates, 4 * n),
-        ("dg", dgates, 4 * n),
-    ]);
     let (transposed, rest) = scratch.split_at_mut(4 * n * pad16(n));
     let (dh_next, rest) = rest.split_at_mut(b * n);
     let dc_next = &mut rest[..b * n];

@@ -15,8 +15,9 @@
 //!   depends on nothing but the arguments and the instruction set.
 //! - A gradient with respect to an activation goes to a [`GradOut`]: overwritten or added to.
 //!   A gradient with respect to a parameter is always added to.
-//! - Lengths are checked once per call and a wrong one panics: they are invariants of the plan
-//!   compiler, which is the only caller, not input of a user.
+//! - Lengths are those of the operation's [`Signature`](crate::ops::Signature), which the plan
+//!   compiler checks once for all runs and [`ops::run`](crate::ops::run) at each call. Kernels do not
+//!   check them again: a wrong one panics or gives a wrong result, and never leaves a slice.
 //! - `scratch` is memory whose contents mean nothing before and after; its length comes from
 //!   `scratch_len`. Kernels allocate nothing.
 //! - Slices that start on 64-byte boundaries are faster; none must.
@@ -103,18 +104,6 @@ impl ImageShape {
     pub const fn pixels(&self) -> usize {
         self.h * self.w
     }
-}
-
-/// Panics unless `slice` has `expected` elements; `what` says which argument of which kernel.
-#[track_caller]
-pub(crate) fn check_len<T>(what: &str, slice: &[T], expected: usize) {
-    assert!(slice.len() == expected, "{what}: expected {expected} elements, got {}", slice.len());
-}
-
-/// Panics unless `slice` has at least `needed` elements.
-#[track_caller]
-pub(crate) fn check_scratch(what: &str, slice: &[f32], needed: usize) {
-    assert!(slice.len() >= needed, "{what}: scratch needs {needed} elements, got {}", slice.len());
 }
 
 /// The first `n` f64 that fit into `scratch`, and what is behind them; takes `2·n + 1` f32.

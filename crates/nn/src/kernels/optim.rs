@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
+use super::Isa;
 use super::macros::isa_kernels;
-use super::{Isa, check_len};
 use crate::graph::{AdamConfig, Optimiser, SgdConfig};
 
 /// Factor that brings a gradient of L2 norm `norm` down to at most `max_norm`:
@@ -85,9 +85,6 @@ isa_kernels! {
     /// (Kingma and Ba, "Adam", 2015; ε added as PyTorch does).
     pub fn adam_step(isa: Isa, step: &AdamStep, param: &mut [f32], grad: &[f32],
                      average: &mut [f32], square: &mut [f32]) {
-        check_len("adam_step: grad", grad, param.len());
-        check_len("adam_step: average", average, param.len());
-        check_len("adam_step: square", square, param.len());
         let AdamStep { decay, shares: [share1, share2], eps, clip, rate, root } = *step;
         for (((p, &g), m), v) in param.iter_mut().zip(grad).zip(average).zip(square) {
             let g = clip * g;
@@ -120,8 +117,6 @@ isa_kernels! {
     /// first step is no special case.
     pub fn sgd_step(isa: Isa, sgd: &SgdConfig, clip: f32, param: &mut [f32], grad: &[f32],
                     momentum: &mut [f32]) {
-        check_len("sgd_step: grad", grad, param.len());
-        check_len("sgd_step: momentum", momentum, param.len());
         let SgdConfig { lr, momentum: mu, weight_decay, .. } = *sgd;
         for ((p, &g), b) in param.iter_mut().zip(grad).zip(momentum) {
             *b = mu * *b + (clip * g + weight_decay * *p);

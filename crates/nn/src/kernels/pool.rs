@@ -2,7 +2,7 @@
 
 use super::macros::isa_kernels;
 use super::norm::channels::add_channel_sums;
-use super::{GradOut, ImageShape, Isa, check_len};
+use super::{GradOut, ImageShape, Isa};
 
 /// Square max pooling without padding; rows and columns that fill no window are dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,8 +43,6 @@ impl PoolShape {
 
 /// Mean over height and width: `x` `[N][H][W][C]` to `y` `[N][C]`, overwritten.
 pub fn global_avg_forward(isa: Isa, shape: &ImageShape, x: &[f32], y: &mut [f32]) {
-    check_len("global_avg_forward: x", x, shape.len());
-    check_len("global_avg_forward: y", y, shape.batch * shape.c);
     if shape.is_empty() {
         return;
     }
@@ -65,11 +63,6 @@ isa_kernels! {
         shape.check();
         let mut argmax = argmax;
         let out = shape.output();
-        check_len("max2d_forward: x", x, shape.input.len());
-        check_len("max2d_forward: y", y, out.len());
-        if let Some(argmax) = &argmax {
-            check_len("max2d_forward: argmax", argmax, out.len());
-        }
         if out.is_empty() {
             return;
         }
@@ -102,9 +95,6 @@ isa_kernels! {
     pub fn max2d_backward(isa: Isa, shape: &PoolShape, dy: &[f32], argmax: &[u8], dx: GradOut<'_>) {
         shape.check();
         let out = shape.output();
-        check_len("max2d_backward: dy", dy, out.len());
-        check_len("max2d_backward: argmax", argmax, out.len());
-        check_len("max2d_backward: dx", dx.values, shape.input.len());
         if !dx.accumulate {
             dx.values.fill(0.0);
         }
@@ -126,8 +116,6 @@ isa_kernels! {
 
     /// Gradient of [`global_avg_forward`]: `dy/(H·W)` to every pixel.
     pub fn global_avg_backward(isa: Isa, shape: &ImageShape, dy: &[f32], dx: GradOut<'_>) {
-        check_len("global_avg_backward: dy", dy, shape.batch * shape.c);
-        check_len("global_avg_backward: dx", dx.values, shape.len());
         if shape.is_empty() {
             return;
         }

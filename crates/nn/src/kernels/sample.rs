@@ -12,8 +12,8 @@
 
 use meristem_device::random::{Purpose, Rng};
 
+use super::math;
 use super::ppo::{Floored, PpoHead};
-use super::{check_len, math};
 
 /// Rules by which actions are drawn. Letters: `N` rows, `K` heads, `L` logits of all heads, `S`
 /// choices of head 1.
@@ -52,7 +52,6 @@ impl SampleStep {
     }
 
     fn from_words(words: &[u32]) -> Self {
-        check_len("sample: step", words, Self::WORDS);
         Self {
             step: u64::from(words[0]) | u64::from(words[1]) << 32,
             first_env: words[2],
@@ -101,12 +100,6 @@ impl Sampler {
     /// Draws all rows.
     pub fn draw(&self, from: &SampleFrom<'_>, to: &mut Sampled<'_>) {
         let (rows, k, l, s) = (to.values.len(), self.heads.len(), self.logits(), self.places());
-        check_len("sample: outputs", from.outputs, rows * (l + 1));
-        check_len("sample: legality", from.legality, rows * s);
-        check_len("sample: choices", to.choices, rows * k);
-        check_len("sample: legal", to.legal, rows * l);
-        check_len("sample: log_probs", to.log_probs, rows * k);
-        check_len("sample: entropies", to.entropies, rows * k);
         let step = SampleStep::from_words(from.step);
         for row in 0..rows {
             let (logits, value) = from.outputs[row * (l + 1)..][..l + 1].split_at(l);

@@ -15,7 +15,7 @@ use super::simd::Simd;
 use super::simd::portable::Lanes8;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{avx2::Ymm, avx512::Zmm};
-use super::{Isa, PAD, check_len, pad16};
+use super::{Isa, PAD, pad16};
 
 /// Three nested loops, outermost first, as an index map: index `i` of `counts[0]·counts[1]·counts[2]`
 /// lies at `Σ iₗ·strides[l]`.
@@ -76,8 +76,6 @@ pub(crate) const fn in_panels([depth, cols]: [usize; 2], k: usize, col: usize) -
 /// Packed weights `[depth][pad16(cols)]` as panels, which take as much memory.
 pub(crate) fn to_panels([depth, cols]: [usize; 2], b: &[f32], to: &mut [f32]) {
     let width = pad16(cols);
-    check_len("tile::to_panels: b", b, depth * width);
-    check_len("tile::to_panels: to", to, depth * width);
     for col in (0..cols).step_by(PANEL) {
         let (start, step) = panel(depth, cols, col);
         let rows = to[start..start + depth * step].chunks_exact_mut(step);
@@ -135,10 +133,8 @@ struct Block {
     /// Columns of the block, whole vectors.
     width: usize,
     lanes: usize,
-    /// Most rows of a tile.
-    rows_max: usize,
-    /// The kernel for a number of rows.
-    kernel: fn(usize) -> Kernel,
+    /// The kernel for a tile of one row, of two, and so on.
+    kernels: &'static [Kernel],
 }
 
 /// Runs a job.
@@ -163,7 +159,7 @@ pub(crate) fn run(isa: Isa, mut job: Job<'_>) {
         // SAFETY: the block's kernels are those of `isa`, which this machine has. All of A, B, C
         // and bias that rows × depth × `job.cols` address was checked to exist just above, and a
         // block reads B (and A) at most up to `readable_cols`.
-        unsafe { run_block(&mut job, &block, col) };
+        unsafe { run_block(&mut job, block, col) };
         col += block.width;
     }
 }
@@ -172,10 +168,11 @@ pub(crate) fn run(isa: Isa, mut job: Job<'_>) {
 /// The machine has the instructions of `block`, and the slices of `job` cover what it addresses.
 unsafe fn run_block(job: &mut Job<'_>, block: &Block, col: usize) {
     let rows = job.rows.len();
-    let tiles = rows.div_ceil(block.rows_max);
+    let rows_max = block.kernels.len();
+    let tiles = rows.div_ceil(rows_max);
     // Tiles of equal size, the first `longer` one row taller: no tile computes a row in vain.
     let (size, longer) = (rows / tiles, rows % tiles);
-    let kernels = [(block.kernel)(size), (block.kernel)((size + 1).min(block.rows_max))];
+    let kernels = [size, (size + 1).min(rows_max)].map(|rows| block.kernels[rows - 1]);
     let a_col = if job.mode == Mode::Lanes { col } else { 0 };
     let width = block.width.min(job.cols - col);
     let (b, b_step) = match job.b_layout {
@@ -355,81 +352,63 @@ unsafe fn finish<S: Simd, const P: usize, const V: usize>(t: &Tile, acc: &mut [[
     }
 }
 
-/// Monomorphic kernels by rows: `kernels!(name, wrapper, vector, mode, V; row counts)` is a function
-/// from the number of rows to the kernel.
-macro_rules! kernels {
-    ($name:ident, $wrapper:ident, $vector:ty, $lanes:literal, $v:literal, $u:literal; $($p:literal)*) => {
-        fn $name(rows: usize) -> Kernel {
-            match rows {
-                $($p => $wrapper::<$vector, $lanes, $p, $v, $u>,)*
-                _ => unreachable!("tile: no kernel of {rows} rows"),
-            }
-        }
+/// Blocks by name: the function that compiles the kernel, its vector, whether A is read by lanes, V,
+/// U, and the numbers of rows that a tile may have.
+macro_rules! blocks {
+    ($($name:ident = $compiled:ident, $vector:ty, $lanes:literal, $v:literal, $u:literal;
+       $($p:literal)*,)*) => {
+        $(pub(super) const $name: &Block = &Block {
+            width: $v * <$vector as Simd>::LANES,
+            lanes: <$vector as Simd>::LANES,
+            kernels: &[$($compiled::<$vector, $lanes, $p, $v, $u>,)*],
+        };)*
     };
 }
 
-/// # Safety
-/// As [`tile`].
-unsafe fn portable<S: Simd, const L: bool, const P: usize, const V: usize, const U: usize>(
-    t: &Tile,
-) {
-    // SAFETY: the caller's promise.
-    unsafe { tile::<S, L, P, V, U>(t) }
-}
+mod portable {
+    use super::{Block, Lanes8, Simd, tile};
 
-kernels!(portable_x1, portable, Lanes8, false, 1, 4; 1 2 3 4);
-kernels!(portable_x2, portable, Lanes8, false, 2, 1; 1 2);
-kernels!(portable_lanes, portable, Lanes8, true, 1, 4; 1 2 3 4);
-
-fn portable_block(mode: Mode, cols: usize) -> Block {
-    match mode {
-        Mode::Lanes => Block { width: 8, lanes: 8, rows_max: 4, kernel: portable_lanes },
-        Mode::Broadcast if cols <= 8 => {
-            Block { width: 8, lanes: 8, rows_max: 4, kernel: portable_x1 }
-        }
-        Mode::Broadcast => Block { width: 16, lanes: 8, rows_max: 2, kernel: portable_x2 },
+    blocks! {
+        X1 = tile, Lanes8, false, 1, 4; 1 2 3 4,
+        X2 = tile, Lanes8, false, 2, 1; 1 2,
+        LANES = tile, Lanes8, true, 1, 4; 1 2 3 4,
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
-fn block(_isa: Isa, job: &Job<'_>, cols: usize) -> Block {
-    portable_block(job.mode, cols)
-}
-
 /// The block of columns to compute next, if `cols` remain.
-#[cfg(target_arch = "x86_64")]
-fn block(isa: Isa, job: &Job<'_>, cols: usize) -> Block {
-    let (mode, run) = (job.mode, job.depth.counts[2]);
-    match isa.level() {
-        Level::Portable => portable_block(mode, cols),
-        Level::Avx2 => match (mode, cols) {
-            (Mode::Lanes, _) => Block { width: 8, lanes: 8, rows_max: 12, kernel: x86::ymm_lanes },
-            (_, ..=8) => Block { width: 8, lanes: 8, rows_max: 10, kernel: x86::ymm_x1 },
-            _ => Block { width: 16, lanes: 8, rows_max: 6, kernel: x86::ymm_x2 },
-        },
-        Level::Avx512 => match (mode, cols) {
-            (Mode::Lanes, ..=8) => {
-                Block { width: 8, lanes: 8, rows_max: 24, kernel: x86::evex_lanes }
-            }
-            (Mode::Lanes, _) => {
-                Block { width: 16, lanes: 16, rows_max: 24, kernel: x86::zmm_lanes }
-            }
-            // Three input channels times three columns leave a rest of four, but not of three.
-            (_, ..=8) if run % 4 != 0 && run % 3 == 0 => {
-                Block { width: 8, lanes: 8, rows_max: 28, kernel: x86::evex_x1_thirds }
-            }
-            (_, ..=8) => Block { width: 8, lanes: 8, rows_max: 28, kernel: x86::evex_x1 },
-            (_, 9..=16) | (_, 17..=24) => {
-                Block { width: 16, lanes: 16, rows_max: 28, kernel: x86::zmm_x1 }
-            }
-            _ => Block { width: 32, lanes: 16, rows_max: 14, kernel: x86::zmm_x2 },
-        },
+fn block(isa: Isa, job: &Job<'_>, cols: usize) -> &'static Block {
+    let run = job.depth.counts[2];
+    match (isa.level(), job.mode, cols) {
+        #[cfg(target_arch = "x86_64")]
+        (Level::Avx2, Mode::Lanes, _) => x86::YMM_LANES,
+        #[cfg(target_arch = "x86_64")]
+        (Level::Avx2, _, ..=8) => x86::YMM_X1,
+        #[cfg(target_arch = "x86_64")]
+        (Level::Avx2, ..) => x86::YMM_X2,
+        #[cfg(target_arch = "x86_64")]
+        (Level::Avx512, Mode::Lanes, ..=8) => x86::EVEX_LANES,
+        #[cfg(target_arch = "x86_64")]
+        (Level::Avx512, Mode::Lanes, _) => x86::ZMM_LANES,
+        // Three input channels times three columns leave a rest of four, but not of three.
+        #[cfg(target_arch = "x86_64")]
+        (Level::Avx512, _, ..=8) if run.is_multiple_of(3) && !run.is_multiple_of(4) => {
+            x86::EVEX_X1_THIRDS
+        }
+        #[cfg(target_arch = "x86_64")]
+        (Level::Avx512, _, ..=8) => x86::EVEX_X1,
+        #[cfg(target_arch = "x86_64")]
+        (Level::Avx512, _, ..=24) => x86::ZMM_X1,
+        #[cfg(target_arch = "x86_64")]
+        (Level::Avx512, ..) => x86::ZMM_X2,
+        (_, Mode::Lanes, _) => portable::LANES,
+        (_, _, ..=8) => portable::X1,
+        _ => portable::X2,
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{Kernel, Simd, Tile, Ymm, Zmm, tile};
+    use super::{Block, Simd, Tile, Ymm, Zmm, tile};
 
     /// # Safety
     /// As [`tile`].
@@ -453,37 +432,20 @@ mod x86 {
         unsafe { tile::<S, L, P, V, U>(t) }
     }
 
-    macro_rules! public {
-        ($($name:ident = $inner:ident),*) => {$(
-            pub(super) fn $name(rows: usize) -> Kernel {
-                $inner(rows)
-            }
-        )*};
+    blocks! {
+        YMM_X1 = avx2, Ymm, false, 1, 4; 1 2 3 4 5 6 7 8 9 10,
+        YMM_X2 = avx2, Ymm, false, 2, 1; 1 2 3 4 5 6,
+        YMM_LANES = avx2, Ymm, true, 1, 2; 1 2 3 4 5 6 7 8 9 10 11 12,
+        EVEX_X1 = avx512, Ymm, false, 1, 4;
+            1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28,
+        EVEX_X1_THIRDS = avx512, Ymm, false, 1, 3;
+            1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28,
+        EVEX_LANES = avx512, Ymm, true, 1, 4;
+            1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24,
+        ZMM_X1 = avx512, Zmm, false, 1, 4;
+            1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28,
+        ZMM_X2 = avx512, Zmm, false, 2, 1; 1 2 3 4 5 6 7 8 9 10 11 12 13 14,
+        ZMM_LANES = avx512, Zmm, true, 1, 4;
+            1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24,
     }
-    public!(
-        ymm_x1 = ymm1,
-        ymm_x2 = ymm2,
-        ymm_lanes = ymml,
-        evex_x1 = evex1,
-        evex_x1_thirds = evex3,
-        evex_lanes = evexl,
-        zmm_x1 = zmm1,
-        zmm_x2 = zmm2,
-        zmm_lanes = zmml
-    );
-
-    kernels!(ymm1, avx2, Ymm, false, 1, 4; 1 2 3 4 5 6 7 8 9 10);
-    kernels!(ymm2, avx2, Ymm, false, 2, 1; 1 2 3 4 5 6);
-    kernels!(ymml, avx2, Ymm, true, 1, 2; 1 2 3 4 5 6 7 8 9 10 11 12);
-    kernels!(evex1, avx512, Ymm, false, 1, 4;
-             1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28);
-    kernels!(evex3, avx512, Ymm, false, 1, 3;
-             1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28);
-    kernels!(evexl, avx512, Ymm, true, 1, 4;
-             1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24);
-    kernels!(zmm1, avx512, Zmm, false, 1, 4;
-             1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28);
-    kernels!(zmm2, avx512, Zmm, false, 2, 1; 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
-    kernels!(zmml, avx512, Zmm, true, 1, 4;
-             1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24);
 }

@@ -2,7 +2,7 @@
 
 use super::macros::isa_kernels;
 use super::tile;
-use super::{Isa, PAD, check_len, pad16};
+use super::{Isa, PAD, pad16};
 
 isa_kernels! {
     /// The packed weights `[in_f][pad16(out_f)]` as those of the layer with inputs and outputs swapped:
@@ -13,8 +13,6 @@ isa_kernels! {
                             rows: [usize; 2]) {
         let ([in_f, out_f], [depth, first]) = (sizes, rows);
         let from_step = pad16(out_f);
-        check_len("transpose: w", w, in_f * from_step);
-        check_len("transpose: to", to, depth * pad16(in_f));
         for i in (0..in_f).step_by(PAD) {
             for o in (0..out_f).step_by(PAD) {
                 let mut square = [[0f32; PAD]; PAD];

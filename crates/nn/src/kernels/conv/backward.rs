@@ -5,7 +5,7 @@ use super::{ConvShape, ParamGrads, aligned};
 use crate::kernels::norm::channels::add_channel_sums;
 use crate::kernels::tile::{self, Job, Layout, Nest};
 use crate::kernels::transpose::transpose;
-use crate::kernels::{GradOut, Isa, check_len, check_scratch, pad16};
+use crate::kernels::{GradOut, Isa, pad16};
 
 /// Gradient with respect to the input, from `dy` `[N][out_h][out_w][out_c]` and packed weights.
 pub fn backward_data(
@@ -17,10 +17,6 @@ pub fn backward_data(
     scratch: &mut [f32],
 ) {
     shape.check();
-    check_len("conv::backward_data: dy", dy, shape.output().len());
-    check_len("conv::backward_data: w", w, shape.weight_len());
-    check_len("conv::backward_data: dx", dx.values, shape.input().len());
-    check_scratch("conv::backward_data", scratch, shape.scratch_len());
     let scratch = aligned(scratch);
     let GradOut { values, accumulate } = dx;
     for g in 0..shape.jobs() {
@@ -121,16 +117,11 @@ pub fn backward_weight(
     scratch: &mut [f32],
 ) {
     shape.check();
-    check_len("conv::backward_weight: x", x, shape.input().len());
-    check_len("conv::backward_weight: dy", dy, shape.output().len());
-    check_len("conv::backward_weight: dw", to.dw, shape.weight_len());
-    check_scratch("conv::backward_weight", scratch, shape.scratch_len());
     let scratch = aligned(scratch);
     for (g, dw) in to.dw.chunks_exact_mut(shape.job_weight_len()).enumerate() {
         weight_group(isa, shape, x, dy, dw, (g, scratch));
     }
     if let Some(db) = to.db {
-        check_len("conv::backward_weight: db", db, shape.out_c);
         add_channel_sums(isa, dy, db);
     }
 }

@@ -5,7 +5,7 @@ use super::{ConvInputs, ConvShape, aligned};
 use crate::kernels::norm::batch::StatsSums;
 use crate::kernels::norm::{self, BatchStats};
 use crate::kernels::tile::{self, Job, Layout, Mode, Nest};
-use crate::kernels::{Isa, check_len, check_scratch, pad16};
+use crate::kernels::{Isa, pad16};
 
 /// Convolution: `y` `[N][out_h][out_w][out_c]` is overwritten.
 pub fn forward(
@@ -15,7 +15,7 @@ pub fn forward(
     y: &mut [f32],
     scratch: &mut [f32],
 ) {
-    check(shape, of, y, scratch);
+    shape.check();
     let scratch = aligned(scratch);
     for g in 0..shape.jobs() {
         group(isa, shape, of, y, (g, scratch), |_| {});
@@ -31,7 +31,7 @@ pub fn forward_with_stats(
     stats: BatchStats<'_>,
     scratch: &mut [f32],
 ) {
-    check(shape, of, y, scratch);
+    shape.check();
     if shape.jobs() > 1 {
         // An image is complete only after the last group.
         forward(isa, shape, of, y, scratch);
@@ -42,18 +42,6 @@ pub fn forward_with_stats(
     let mut sums = StatsSums::new(sums, shape.output());
     group(isa, shape, of, y, (0, aligned(scratch)), |images| sums.add(isa, images));
     sums.finish(stats);
-}
-
-#[track_caller]
-fn check(shape: &ConvShape, of: &ConvInputs<'_>, y: &[f32], scratch: &[f32]) {
-    shape.check();
-    check_len("conv::forward: x", of.x, shape.input().len());
-    check_len("conv::forward: w", of.w, shape.weight_len());
-    check_len("conv::forward: y", y, shape.output().len());
-    if let Some(bias) = of.bias {
-        check_len("conv::forward: bias", bias, shape.out_c);
-    }
-    check_scratch("conv::forward", scratch, shape.scratch_len());
 }
 
 /// Computes the output channels of job `g`, and shows each block of finished images to `done`.

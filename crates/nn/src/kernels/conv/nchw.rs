@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::{ALIGNMENT, ConvShape, aligned};
 use crate::kernels::tile::{self, Job, Layout, Mode, Nest};
-use crate::kernels::{Isa, PAD, check_len, pad16};
+use crate::kernels::{Isa, PAD, pad16};
 
 /// A convolution over NCHW, with room for its matrices.
 #[derive(Clone, Debug)]
@@ -75,7 +75,6 @@ impl NchwConv {
 
     /// Convolution: `y` `[N][out_c][out_h][out_w]` is overwritten.
     pub fn forward(&mut self, x: &[f32], w: &[f32], y: &mut [f32]) {
-        self.check(x, w, y);
         let Self { isa, shape, windows, .. } = self;
         let Sizes { pixels, depth, out, input, step } = Sizes::of(shape);
         let windows = aligned(windows);
@@ -90,7 +89,6 @@ impl NchwConv {
 
     /// Gradient of the input: `dx` `[N][in_c][in_h][in_w]` is overwritten.
     pub fn backward_data(&mut self, dy: &[f32], w: &[f32], dx: &mut [f32]) {
-        self.check(dx, w, dy);
         let Self { isa, shape, windows, gradient, .. } = self;
         let Sizes { pixels, depth, out, input, step } = Sizes::of(shape);
         let (windows, gradient) = (aligned(windows), aligned(gradient));
@@ -109,7 +107,6 @@ impl NchwConv {
 
     /// Gradient of the weights, added to `dw`.
     pub fn backward_weight(&mut self, x: &[f32], dy: &[f32], dw: &mut [f32]) {
-        self.check(x, dw, dy);
         let Self { isa, shape, windows, gradient, weights } = self;
         let Sizes { pixels, depth, out, input, step } = Sizes::of(shape);
         let (windows, gradient) = (aligned(windows), aligned(gradient));
@@ -133,13 +130,6 @@ impl NchwConv {
                 dw.iter_mut().zip(from[o..].iter().step_by(out)).for_each(|(dw, d)| *dw += d);
             }
         }
-    }
-
-    #[track_caller]
-    fn check(&self, x: &[f32], w: &[f32], y: &[f32]) {
-        check_len("nchw: x", x, self.shape.input().len());
-        check_len("nchw: w", w, self.weight_len());
-        check_len("nchw: y", y, self.shape.output().len());
     }
 }
 

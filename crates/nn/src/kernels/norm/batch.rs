@@ -10,7 +10,7 @@ use super::image::{
     Affine, Backward, BackwardPooled, Forward, ForwardPooled, Gradient, Reduce, ReducePooled,
 };
 use crate::kernels::lanes::for_channels;
-use crate::kernels::{GradOut, ImageShape, Isa, check_len, check_scratch, split_f64};
+use crate::kernels::{GradOut, ImageShape, Isa, split_f64};
 
 /// What follows the normalisation in the fused kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -110,9 +110,6 @@ pub fn update_running(
     var: &[f32],
     running: Running<'_>,
 ) {
-    check_len("update_running: var", var, mean.len());
-    check_len("update_running: running mean", running.mean, mean.len());
-    check_len("update_running: running var", running.var, mean.len());
     let unbiased = (count as f64 / (count as f64 - 1.0)) as f32;
     for (r, &m) in running.mean.iter_mut().zip(mean) {
         *r = (1.0 - momentum) * *r + momentum * m;
@@ -132,8 +129,6 @@ pub fn batch_stats(
     to: BatchStats<'_>,
     scratch: &mut [f32],
 ) {
-    check_len("batch_stats: x", x, shape.len());
-    check_scratch("batch_stats", scratch, stats_scratch_len(shape.c));
     let mut sums = StatsSums::new(scratch, *shape);
     // Image by image, so that the first one's mean is all that is read twice.
     x.chunks(shape.pixels() * shape.c).for_each(|image| sums.add(isa, image));
@@ -177,8 +172,6 @@ impl<'a> StatsSums<'a> {
 
     /// Writes mean and biased variance.
     pub(crate) fn finish(self, to: BatchStats<'_>) {
-        check_len("batch_stats: mean", to.mean, self.shape.c);
-        check_len("batch_stats: var", to.var, self.shape.c);
         let scale = 1.0 / self.pixels as f64;
         for c in 0..self.shape.c {
             let (mean, square) = (self.sums[c] * scale, self.squares[c] * scale);
@@ -201,10 +194,7 @@ pub fn batch_norm_act_forward(
     codes: Option<&mut [u8]>,
     scratch: &mut [f32],
 ) {
-    of.check(shape);
     let out_shape = output(shape, of.pool);
-    check_len("batch_norm_act_forward: out", out, out_shape.len());
-    check_scratch("batch_norm_act_forward", scratch, scratch_len(shape.c));
     if out_shape.is_empty() {
         return;
     }
@@ -216,7 +206,6 @@ pub fn batch_norm_act_forward(
     let (c, shape) = (shape.c, *shape);
     match codes {
         Some(codes) => {
-            check_len("batch_norm_act_forward: codes", codes, out_shape.len());
             let codes = codes.chunks_exact_mut(out_shape.pixels() * c);
             for ((x, out), codes) in images.zip(outs).zip(codes) {
                 let mut kernel = ForwardPooled::<true> { affine, shape, x, out, codes };
@@ -247,8 +236,6 @@ pub fn batch_norm_act_backward(
     to: BatchNormGrads<'_>,
     scratch: &mut [f32],
 ) {
-    of.check(shape, &to);
-    check_scratch("batch_norm_act_backward", scratch, scratch_len(shape.c));
     if shape.is_empty() {
         return;
     }
@@ -354,15 +341,6 @@ struct Image<'a> {
 }
 
 impl<'a> BatchNormForward<'a> {
-    #[track_caller]
-    fn check(&self, shape: &ImageShape) {
-        check_len("batch norm: x", self.x, shape.len());
-        check_len("batch norm: mean", self.mean, shape.c);
-        check_len("batch norm: var", self.var, shape.c);
-        check_len("batch norm: gamma", self.gamma, shape.c);
-        check_len("batch norm: beta", self.beta, shape.c);
-    }
-
     /// `γ/√(var + eps)`.
     fn scales(&self, scale: &mut [f32]) {
         for ((scale, &gamma), &var) in scale.iter_mut().zip(self.gamma).zip(self.var) {
@@ -377,19 +355,6 @@ impl<'a> BatchNormForward<'a> {
 }
 
 impl<'a> BatchNormBackward<'a> {
-    #[track_caller]
-    fn check(&self, shape: &ImageShape, to: &BatchNormGrads<'_>) {
-        self.forward.check(shape);
-        let out_shape = output(shape, self.forward.pool);
-        check_len("batch_norm_act_backward: dout", self.dout, out_shape.len());
-        check_len("batch_norm_act_backward: dx", to.dx.values, shape.len());
-        check_len("batch_norm_act_backward: dgamma", to.dgamma, shape.c);
-        check_len("batch_norm_act_backward: dbeta", to.dbeta, shape.c);
-        if self.forward.pool {
-            check_len("batch_norm_act_backward: codes", self.codes, out_shape.len());
-        }
-    }
-
     fn images(&self, shape: &ImageShape) -> impl Iterator<Item = Image<'a>> + use<'a> {
         let of = *self;
         let image = shape.pixels() * shape.c;

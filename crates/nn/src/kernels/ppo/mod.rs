@@ -32,7 +32,7 @@ mod report;
 pub use report::{HeadReport, PpoReport, report_len};
 
 use self::report::{HeadSums, Sums};
-use super::{check_len, math};
+use super::math;
 
 /// One action head.
 #[derive(Clone, Debug, PartialEq)]
@@ -197,17 +197,7 @@ impl PpoLoss {
         report: &mut [f64],
     ) {
         let rows = batch.advantages.len();
-        let (k, l) = (self.heads.len(), self.logits());
-        check_len("ppo: outputs", outputs, rows * (l + 1));
-        check_len("ppo: gradient", gradient, rows * (l + 1));
-        check_len("ppo: choices", batch.choices, rows * k);
-        check_len("ppo: legal", batch.legal, rows * l);
-        check_len("ppo: returns", batch.returns, rows);
-        match &reference {
-            Reference::Record(to) => check_len("ppo: reference", to, rows * k),
-            Reference::Given(from) => check_len("ppo: reference", from, rows * k),
-        }
-        check_len("ppo: report", report, report_len(k));
+        let l = self.logits();
         let mut sums = Sums::new(report);
         for row in 0..rows {
             self.forward(batch, row, &mut reference, outputs, (gradient, &mut sums));

@@ -33,12 +33,6 @@ unsafe impl Simd for Ymm {
     }
 
     #[inline(always)]
-    unsafe fn broadcast(p: *const f32) -> Self {
-        // SAFETY: the caller's promise.
-        Self(unsafe { _mm256_set1_ps(*p) })
-    }
-
-    #[inline(always)]
     unsafe fn load(p: *const f32) -> Self {
         // SAFETY: the caller's promise.
         Self(unsafe { _mm256_loadu_ps(p) })

@@ -29,12 +29,6 @@ unsafe impl Simd for Zmm {
     }
 
     #[inline(always)]
-    unsafe fn broadcast(p: *const f32) -> Self {
-        // SAFETY: the caller's promise.
-        Self(unsafe { _mm512_set1_ps(*p) })
-    }
-
-    #[inline(always)]
     unsafe fn load(p: *const f32) -> Self {
         // SAFETY: the caller's promise.
         Self(unsafe { _mm512_loadu_ps(p) })

@@ -33,7 +33,11 @@ pub(crate) unsafe trait Simd: Copy {
     ///
     /// # Safety
     /// `p` is readable.
-    unsafe fn broadcast(p: *const f32) -> Self;
+    #[inline(always)]
+    unsafe fn broadcast(p: *const f32) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { Self::splat(*p) }
+    }
 
     /// Elements `p[0..LANES]`.
     ///

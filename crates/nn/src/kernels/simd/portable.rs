@@ -16,12 +16,6 @@ unsafe impl Simd for Lanes8 {
     }
 
     #[inline(always)]
-    unsafe fn broadcast(p: *const f32) -> Self {
-        // SAFETY: the caller's promise.
-        Self([unsafe { *p }; 8])
-    }
-
-    #[inline(always)]
     unsafe fn load(p: *const f32) -> Self {
         // SAFETY: the caller's promise.
         Self(unsafe { p.cast::<[f32; 8]>().read_unaligned() })
