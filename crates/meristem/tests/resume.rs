@@ -23,7 +23,7 @@ const RUN: &str = "train --dataset arrays --data-root images.safetensors --contr
 /// A configuration as runs wrote it down before the latest settings.
 fn as_once_written(config: &Path) {
     let text = fs::read_to_string(config).unwrap();
-    let later = ["governor_", "comm_deadline", "data_parallel"];
+    let later = ["governor_", "comm_deadline", "data_parallel", "telemetry", "reward_"];
     let later = |line: &&str| later.iter().any(|name| line.starts_with(name));
     let older: String =
         text.lines().filter(|line| !later(line)).flat_map(|line| [line, "\n"]).collect();
@@ -210,7 +210,8 @@ fn what_cannot_be_resumed_is_said_and_left_alone() {
     m.fails("train --resume nowhere", 2, &["cannot resume nowhere", "no folder"]);
     fs::create_dir(m.path("empty")).unwrap();
     m.fails("train --resume empty", 2, &["config.toml"]);
-    m.fails("train --resume empty --seed 3", 2, &["own settings"]);
+    m.fails("train --resume empty --seed 3", 2, &["own settings", "--threads", "--seed may not"]);
+    m.fails("train --resume empty --config x.toml", 2, &["own settings", "--config"]);
     m.fails("train --resume empty --comm-deadline 0", 2, &["`comm-deadline`: got 0"]);
     let mut child = background(&m, "--run-dir run --steps 100000 --governor-penalty -9");
     wait_for("two checkpoints", || {

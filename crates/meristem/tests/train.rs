@@ -191,6 +191,43 @@ fn rounds_begin_with_fresh_hosts() {
 }
 
 #[test]
+fn the_settings_in_force_are_printed_without_a_run() {
+    let m = Meristem::new();
+    let printed = m.ok(&format!("train {TINY} --print-config --run-dir run")).stdout;
+    assert!(!m.path("run").exists());
+    m.ok(&format!("train {TINY} --run-dir run --quiet"));
+    assert_eq!(printed.as_bytes(), m.bytes("run/config.toml"));
+    m.fails("train --print-config --batch 0", 2, &["`batch`: got 0, expected 1 to 65536"]);
+    m.fails("train --print-config --resume run", 2, &["--print-config", "--resume"]);
+    let help = m.ok("train --help").stdout;
+    let flat = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    for words in
+        ["[default: 128]", "quick: Ten seconds", "plateau_steps 1", "[when absent: no trace]"]
+    {
+        assert!(flat.contains(words), "{words}\n{help}");
+    }
+}
+
+/// Weights of the reward are settings, of flags and of files.
+#[test]
+fn a_reward_is_paid_by_the_weights_of_the_settings() {
+    let m = Meristem::new();
+    std::fs::write(m.path("c.toml"), "reward_gain = 0.0\nreward_rent_max = 0\n").unwrap();
+    m.ok("train --host minimal --envs 2 --steps 6 --max-batches 2 --batch 32 --policy-hidden 16 --rounds 1 \
+          --config c.toml --reward-op-price 0.5 --run-dir run --quiet");
+    let events = m.events("run");
+    let mut prices = 0;
+    for event in of_kind(&events, "step_completed") {
+        let reward = &event["reward"];
+        let term = |key: &str| reward[key].as_f64().unwrap();
+        assert_eq!((term("gain"), term("rent")), (0.0, 0.0), "{event}");
+        assert!([0.0, -0.5].contains(&term("op")), "{event}");
+        prices += u32::from(term("op") < 0.0);
+    }
+    assert!(prices > 0, "only waited");
+}
+
+#[test]
 fn every_batch_can_be_logged_with_all_its_bits() {
     let m = Meristem::new();
     let said = m.ok(&format!("train {TINY} --log-batches --run-dir run"));

@@ -9,7 +9,7 @@ use meristem_grow::{BlueprintSet, HostSpec, Rules};
 use meristem_nn::{Isa, Network, NetworkOptions};
 use serde::{Deserialize, Serialize};
 
-use crate::devices::Devices;
+use crate::config::devices::Devices;
 use crate::error::{Error, Result};
 use crate::fleet::{Machine, Serving, for_each_batch};
 use crate::record::summary::MemorySummary;

@@ -6,7 +6,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `error` | the errors of this crate, their remedies and exit codes |
-//! | [`config`], `preset`, [`config_file`], [`settings`], `ranks`, `policy_file`, `devices` | the settings; how preset, file and flags combine |
+//! | [`config`] | the table of settings; how preset, file and flags combine |
 //! | `record` | what a run writes and reads back: [`events`], [`summary`], [`trace`], [`run_folder`]; who watches it |
 //! | `processes` | the processes of a run, and how they meet |
 //! | `setup` | names become objects: hosts, weights, controllers; what can be refused without training is refused |
@@ -34,32 +34,25 @@
 
 mod checkpoint;
 pub mod config;
-pub mod config_file;
-mod controller_kind;
-mod devices;
 mod env;
 mod error;
 pub mod eval;
 mod fleet;
-mod policy_file;
 mod position;
-mod preset;
 mod processes;
-mod ranks;
 mod record;
 mod run;
-pub mod settings;
 mod setup;
 mod step;
 pub mod study;
 
-pub use config::TrainConfig;
+pub use config::{TrainConfig, file as config_file, types as settings};
 pub use error::{Error, Result};
 pub use record::events::Event;
 pub use record::observer::{Observer, Silent};
 pub use record::output::check_output;
 pub use record::{event_writer, events, run_folder, summary, trace};
-pub use run::{ResumeOptions, resume, resume_with, run, run_with};
+pub use run::{resume, resume_with, run, run_with};
 pub use setup::dataset_spec;
 pub use study::{StudyConfig, compare, statistics};
 pub use summary::Summary;

@@ -8,7 +8,7 @@ use meristem_nn::Network;
 use meristem_train::config::{Layer, TrainConfig};
 use meristem_train::events::{Event, StepCompleted};
 use meristem_train::settings::{ControllerKind, ExchangeKind, HotScopePolicy, Limit, Preset};
-use meristem_train::{Error, Observer, Result, ResumeOptions, Silent, Summary, resume, run};
+use meristem_train::{Error, Observer, Result, Silent, Summary, resume, run};
 
 /// A host with a convolution that is large enough to be sent in part, trained on a few batches of which the last is
 /// smaller.
@@ -96,7 +96,7 @@ fn a_host_grows_on_all_ranks_and_resumes_to_the_same_bits() {
     train(one_thread, &mut first).unwrap();
     let mut rest = Seen::default();
     let run = cut.path().join("run");
-    let options = ResumeOptions { threads: Some(2), ..ResumeOptions::default() };
+    let options = Layer { threads: Some(2), ..Layer::default() };
     let resumed = resume(&run, &options, &mut rest).unwrap();
     assert_eq!(resumed.envs, summary.envs);
     assert!(weights(cut.path()) == weights(whole.path()));

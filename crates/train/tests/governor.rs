@@ -9,7 +9,7 @@ use meristem_nn::{Network, StateDict};
 use meristem_train::config::{Layer, TrainConfig};
 use meristem_train::events::{Event, StepCompleted};
 use meristem_train::settings::{ControllerKind, Limit, Preset};
-use meristem_train::{Error, Observer, Result, ResumeOptions, Summary, resume, run};
+use meristem_train::{Error, Observer, Result, Summary, resume, run};
 use serde_json::Value;
 
 const ENVS: usize = 3;
@@ -119,7 +119,7 @@ fn train(flags: Layer, mut observer: Breaks) -> Result<Summary> {
 }
 
 fn go_on(folder: &Path, mut observer: Breaks) -> Result<Summary> {
-    resume(folder, &ResumeOptions::default(), &mut observer)
+    resume(folder, &Layer::default(), &mut observer)
 }
 
 /// The events of a run, without their times.

@@ -7,7 +7,7 @@ use meristem_device::Policy;
 use meristem_nn::Network;
 use meristem_train::config::{Layer, TrainConfig};
 use meristem_train::settings::{ControllerKind, HotScopePolicy, Limit};
-use meristem_train::{Error, Observer, Result, ResumeOptions, Summary, resume, run};
+use meristem_train::{Error, Observer, Result, Summary, resume, run};
 
 /// Reads a loss back in the inner loop, from the `from`-th batch on: the planted fault.
 struct Peeks {
@@ -74,8 +74,7 @@ fn a_refused_read_back_ends_the_run_cleanly() {
     // The run goes on from the step that was whole, and ends as one in which nothing peeked.
     let whole = tempfile::tempdir().unwrap();
     let undisturbed = train(whole.path(), Policy::Deny, usize::MAX).unwrap();
-    let options =
-        ResumeOptions { hot_scope: Some(HotScopePolicy(Policy::Warn)), ..Default::default() };
+    let options = Layer { hot_scope: Some(HotScopePolicy(Policy::Warn)), ..Default::default() };
     let summary = resume(&run, &options, &mut Peeks { from: 0, batches: 0 }).unwrap();
     assert_eq!((summary.steps, summary.envs), (3, undisturbed.envs));
     for file in ["weights/env-0.safetensors", "weights/env-1.safetensors"] {

@@ -48,7 +48,7 @@ pub(crate) struct ControlEvalArguments {
     #[arg(long, help_heading = "Run")]
     pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) settings: SettingArguments,
+    pub(crate) settings: SettingArguments<false>,
 }
 
 impl ControlEvalArguments {

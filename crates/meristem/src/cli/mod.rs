@@ -4,8 +4,6 @@
 mod bench;
 mod control;
 mod data;
-mod governor;
-mod policy;
 mod settings;
 mod train;
 
@@ -23,8 +21,6 @@ pub(crate) use self::control::{ControlCommand, ControlEvalArguments};
 pub(crate) use self::data::{
     DataCommand, ImportArguments, InfoArguments, PlanArguments, VerifyArguments,
 };
-pub(crate) use self::governor::GovernorArguments;
-pub(crate) use self::policy::PolicyArguments;
 pub(crate) use self::settings::SettingArguments;
 pub(crate) use self::train::TrainArguments;
 use crate::environment::HELP;
@@ -151,7 +147,7 @@ pub(crate) struct CheckArguments {
 mod tests {
     use super::*;
     use clap::CommandFactory;
-    use meristem::train::config::Layer;
+    use meristem::train::config::{Form, all};
 
     #[test]
     fn the_definition_is_sound() {
@@ -159,12 +155,14 @@ mod tests {
     }
 
     #[test]
-    fn every_setting_of_a_file_is_a_flag() {
+    fn every_setting_is_a_flag_whose_help_says_the_default() {
         let command = Arguments::command();
         let train = command.find_subcommand("train").unwrap();
-        for key in Layer::KEYS {
-            let flag = key.replace('_', "-");
-            assert!(train.get_arguments().any(|a| a.get_long() == Some(&flag)), "--{flag}");
+        for setting in all() {
+            let flag = train.get_arguments().find(|a| a.get_long() == Some(&setting.flag));
+            let help = flag.unwrap().get_help().unwrap().to_string();
+            let said = help.contains("[default: ") || help.contains("[when absent: ");
+            assert_eq!(said, setting.form != Form::Switch, "--{}: {help}", setting.flag);
         }
     }
 }

@@ -2,9 +2,10 @@
 
 use std::io::IsTerminal;
 use std::path::Path;
+use std::process::ExitCode;
 
-use meristem::train::config::{Layer, TrainConfig};
-use meristem::train::{self, ResumeOptions, Summary};
+use meristem::train::config::TrainConfig;
+use meristem::train::{self, Summary};
 
 use super::{Outcome, exit_code, print_json, tell_dropped};
 use crate::cli::TrainArguments;
@@ -18,6 +19,9 @@ use crate::table;
 const LEFT: &str = "weights and summary";
 
 pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
+    if arguments.print_config {
+        return print_config(arguments);
+    }
     let mode = mode(arguments);
     let mut progress = Progress::new(mode);
     let summary = match &arguments.resume {
@@ -43,8 +47,19 @@ pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
     Ok(exit_code(summary.status))
 }
 
+/// Prints the `config.toml` that a run would write.
+fn print_config(arguments: &TrainArguments) -> Outcome {
+    let config = resolve(arguments)?.with_policy()?;
+    plain::out(config.resolved_toml().trim_end());
+    Ok(ExitCode::SUCCESS)
+}
+
+fn resolve(arguments: &TrainArguments) -> Result<TrainConfig, Failure> {
+    Ok(TrainConfig::resolve(arguments.settings.file()?, arguments.settings.layer())?)
+}
+
 fn start(arguments: &TrainArguments, progress: &mut Progress) -> Result<Summary, Failure> {
-    let config = TrainConfig::resolve(arguments.settings.file()?, arguments.layer())?;
+    let config = resolve(arguments)?;
     let _listening = stop_on_signals(LEFT, || {})?;
     Ok(train::run(&config, progress)?)
 }
@@ -54,22 +69,13 @@ fn resume(
     arguments: &TrainArguments,
     progress: &mut Progress,
 ) -> Result<Summary, Failure> {
-    let given = arguments.layer();
-    let trace = given.trace.clone().flatten();
-    let Layer { threads, device_memory, hot_scope, comm, comm_deadline, .. } = given;
-    let device_memory = device_memory.flatten();
-    let options = ResumeOptions { threads, device_memory, trace, hot_scope, comm, comm_deadline };
-    let other = Layer { threads: None, trace: None, hot_scope: None, ..given };
-    let other = Layer { device_memory: None, ..other };
-    let other = Layer { comm: None, comm_deadline: None, ..other };
-    if arguments.settings.config.is_some() || other != Layer::default() {
-        let message = "--resume goes on with the run's own settings";
-        let remedy = "leave the others out (--threads, --device-memory, --trace, --hot-scope, --comm and \
-                      --comm-deadline may be given), or start a new run with --config RUN/config.toml";
+    if arguments.settings.config.is_some() {
+        let message = "--resume goes on with the run's own settings, not with those of --config";
+        let remedy = "leave --config out, or start a new run with --config RUN/config.toml";
         return Err(Failure::usage(message, remedy));
     }
     let _listening = stop_on_signals(LEFT, || {})?;
-    let summary = train::resume(folder, &options, progress)?;
+    let summary = train::resume(folder, &arguments.settings.layer(), progress)?;
     if !progress.has_begun() && progress.is_of_first_rank() {
         let run = folder.display();
         progress.line(&format!("{run} is complete: there is nothing to go on with"));

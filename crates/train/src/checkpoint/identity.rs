@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::config::identity;
 use crate::error::{Error, Result};
 use crate::record::summary::DatasetSummary;
 
@@ -24,9 +25,16 @@ impl Identity {
     /// [`Error::Checkpoint`] for one of another run; [`Error::Value`] where this machine's kernels
     /// or the data are others.
     pub(crate) fn check(&self, file: &Path, other: &Identity) -> Result<()> {
-        let theirs = other.config.lines().find(|line| !self.config.lines().any(|l| l == *line));
-        if let Some(line) = theirs {
-            let problem = format!("it is of another run: there `{line}`, here not");
+        let [ours, theirs] = [self, other].map(|run| identity(&run.config));
+        let lacks = |of: &str, line: &str| !of.lines().any(|l| l == line);
+        let there = theirs.lines().find(|line| lacks(&ours, line));
+        let here = || ours.lines().find(|line| lacks(&theirs, line));
+        let problem = match there {
+            Some(line) => Some(format!("there `{line}`, here not")),
+            None => here().map(|line| format!("here `{line}`, there not")),
+        };
+        if let Some(problem) = problem {
+            let problem = format!("it is of another run: {problem}");
             return Err(Error::Checkpoint { path: file.into(), problem });
         }
         if self.instruction_set != other.instruction_set {

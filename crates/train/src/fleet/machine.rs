@@ -11,7 +11,7 @@ use meristem_device::{
 };
 use meristem_nn::Metrics;
 
-use crate::devices::Devices;
+use crate::config::devices::Devices;
 use crate::error::Result;
 
 /// The envs of this process: their devices, each opened once, and one stream per env (S1).

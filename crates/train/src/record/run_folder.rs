@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
-use crate::config::{TrainConfig, as_older_runs_have_it};
+use crate::config::{TrainConfig, first_difference};
 use crate::error::{Error, Result};
 use crate::record::summary::Summary;
 
@@ -208,12 +208,7 @@ impl RunFolder {
 /// # Errors
 /// [`Error::Resume`] with the first line that differs: with other settings it would be another run.
 pub(crate) fn check_config(folder: &Path, text: &str, config: &TrainConfig) -> Result<()> {
-    let expected = config.resolved_toml();
-    if as_older_runs_have_it(text) == as_older_runs_have_it(&expected) {
-        return Ok(());
-    }
-    let lost = expected.lines().find(|line| !text.lines().any(|l| l == *line));
-    let what = lost.map_or_else(|| "has other lines".into(), |line| format!("lacks `{line}`"));
+    let Some(what) = first_difference(text, &config.resolved_toml()) else { return Ok(()) };
     let problem = format!("its config.toml was changed or damaged: it {what}");
     Err(Error::Resume { path: folder.to_owned(), problem })
 }

@@ -22,7 +22,7 @@ use meristem_grow::BlueprintSet;
 use self::begin::Begin;
 use self::files::RunFiles;
 use self::prepared::Run;
-pub use self::resume::{ResumeOptions, resume, resume_with};
+pub use self::resume::{resume, resume_with};
 use crate::config::TrainConfig;
 use crate::error::Result;
 use crate::fleet::Machine;

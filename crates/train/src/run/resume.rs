@@ -10,7 +10,7 @@ use super::begin::Begin;
 use super::files::RunFiles;
 use super::prepared::Run;
 use crate::checkpoint::{Checkpoint, Store};
-use crate::config::{Layer, TrainConfig};
+use crate::config::{Layer, TrainConfig, all};
 use crate::config_file;
 use crate::error::{Error, Result};
 use crate::processes::World;
@@ -19,29 +19,16 @@ use crate::record::output::check_folder;
 use crate::record::run_folder::{RunFolder, check_config};
 use crate::record::summary::{Status, Summary};
 use crate::record::trace::RunTrace;
-use crate::settings::{ByteSize, CommKind, HotScopePolicy};
+use crate::settings::CommKind;
 use crate::setup::Names;
-
-/// Settings that a run may go on with instead of its own: no result depends on them.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct ResumeOptions {
-    /// Worker threads of each device.
-    pub threads: Option<usize>,
-    /// The most bytes that each device takes from the system.
-    pub device_memory: Option<ByteSize>,
-    /// File for a trace of what is left.
-    pub trace: Option<PathBuf>,
-    /// Policy of the hot scopes.
-    pub hot_scope: Option<HotScopePolicy>,
-    /// Kind of the ranks. Ranks that share no disk need it: they learn the rest from the first.
-    pub comm: Option<CommKind>,
-    /// Seconds that ranks wait for each other.
-    pub comm_deadline: Option<usize>,
-}
 
 /// Goes on with the run in `folder` from its newest checkpoint, or from its start if it has none:
 /// weights, events (their times aside) and summary end as if it had never stopped. A run that is
 /// complete is not touched: its summary is returned. Blocks until it is done.
+///
+/// `options` has settings to go on with instead of the run's own, of those that allow it
+/// ([`Setting::on_resume`](crate::config::declare::Setting)): no result depends on them. Ranks that share no disk need
+/// `comm`; they learn the rest from the first.
 ///
 /// # Errors
 /// [`Error::Resume`]: no run's folder, or another process writes there. [`Error::Checkpoint`]: the
@@ -61,16 +48,20 @@ pub fn resume(
 /// As [`resume`].
 pub fn resume_with(
     path: &Path,
-    options: &ResumeOptions,
+    options: &Layer,
     blueprints: BlueprintSet,
     observer: &mut dyn Observer,
 ) -> Result<Summary> {
     let started = Instant::now();
+    check_options(path, options)?;
     // What is wrong with the folder is found where it is opened.
     let seen = config_file::read(&path.join("config.toml")).unwrap_or_default();
-    let seen = Layer { comm: seen.comm, comm_deadline: seen.comm_deadline, ..Layer::default() };
-    let ResumeOptions { comm, comm_deadline, .. } = *options;
-    let joined = TrainConfig::resolve(seen, Layer { comm, comm_deadline, ..Layer::default() })?;
+    let [seen, given] = [&seen, options].map(|l| Layer {
+        comm: l.comm,
+        comm_deadline: l.comm_deadline,
+        ..Layer::default()
+    });
+    let joined = TrainConfig::resolve(seen, given)?;
     let mut world = World::join(joined.comm, joined.comm_options().deadline)?;
     observer.joined(world.rank());
     let result = resume_in(&mut world, path, options, blueprints, started, observer);
@@ -80,7 +71,7 @@ pub fn resume_with(
 fn resume_in(
     world: &mut World,
     path: &Path,
-    options: &ResumeOptions,
+    options: &Layer,
     blueprints: BlueprintSet,
     started: Instant,
     observer: &mut dyn Observer,
@@ -96,11 +87,7 @@ fn resume_in(
     }
     let settings = config_file::parse(&path.join("config.toml"), &text)?;
     check_config(path, &text, &TrainConfig::resolve(settings.clone(), Layer::default())?)?;
-    let trace = options.trace.clone().map(Some);
-    let ResumeOptions { threads, device_memory, hot_scope, comm, comm_deadline, .. } = *options;
-    let (run_dir, device_memory) = (Some(Some(path.into())), device_memory.map(Some));
-    let flags = Layer { run_dir, threads, device_memory, trace, hot_scope, ..Layer::default() };
-    let flags = Layer { comm, comm_deadline, ..flags };
+    let flags = Layer { run_dir: Some(Some(path.into())), ..options.clone() };
     let config = TrainConfig::resolve(settings, flags)?;
     let (processes, ranks) = (world.size(), config.ranks());
     if config.comm == CommKind::Mpi && processes != ranks {
@@ -141,6 +128,19 @@ fn resume_in(
     };
     cache::clear(|key| key.source == source);
     result
+}
+
+/// Refuses settings that a run cannot go on with.
+fn check_options(path: &Path, options: &Layer) -> Result<()> {
+    let allowed = all().iter().filter(|setting| setting.on_resume);
+    let allowed: Vec<String> = allowed.map(|setting| format!("--{}", setting.flag)).collect();
+    let given = options.given().into_iter().map(|key| format!("--{}", key.replace('_', "-")));
+    let Some(other) = given.into_iter().find(|flag| !allowed.contains(flag)) else { return Ok(()) };
+    let problem = format!(
+        "it goes on with the run's own settings; {} may be given, {other} may not",
+        allowed.join(", ")
+    );
+    Err(Error::Resume { path: path.into(), problem })
 }
 
 /// The newest checkpoint and its file; the first rank reads it for all.

@@ -16,10 +16,10 @@ use meristem_grow::{
 use meristem_nn::graph::{Graph, Optimiser, SgdConfig};
 use meristem_nn::{Isa, Network, NetworkOptions, Plans, StateDict};
 
+use crate::config::PolicyFile;
 use crate::config::TrainConfig;
-use crate::devices::Devices;
+use crate::config::devices::Devices;
 use crate::error::{Error, Result};
-use crate::policy_file::PolicyFile;
 use crate::settings::Augmentations;
 use crate::setup::weights::{Wanted, Weights};
 
@@ -207,8 +207,7 @@ impl Setup {
 
     /// Rules of the reward.
     pub(crate) fn reward(&self) -> RewardConfig {
-        let TrainConfig { reward: mode, ppo_gamma: gamma, .. } = self.config;
-        RewardConfig { mode, gamma, ..RewardConfig::default() }
+        self.config.reward_config()
     }
 
     /// Augmentation of training images by the gather.

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use meristem_control::RewardMode;
 use serde::{Deserialize, Serialize};
 
-use crate::settings::{BadValue, ControllerKind, reward, serde_as_text, unknown};
+use crate::settings::{BadValue, ControllerKind, choose, serde_as_text, unknown};
 
 /// Prefix of the name of a contender that learns, before its reward.
 const LEARNER: &str = "ppo@";
@@ -41,7 +41,7 @@ impl FromStr for Contender {
     type Err = BadValue;
     fn from_str(text: &str) -> Result<Self, BadValue> {
         if let Some(name) = text.strip_prefix(LEARNER) {
-            return Ok(Self::Learner(Some(reward(name)?)));
+            return Ok(Self::Learner(Some(choose(name, &RewardMode::NAMES)?)));
         }
         match text.parse() {
             Ok(ControllerKind::Ppo) => Ok(Self::Learner(None)),

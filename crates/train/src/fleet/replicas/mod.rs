@@ -278,8 +278,8 @@ mod tests {
     use meristem_nn::{Isa, Metrics, Network, NetworkOptions, StateDict};
 
     use super::{Epoch, Replicas, first_cause, merge};
+    use crate::config::devices::Devices;
     use crate::config::{Layer, TrainConfig};
-    use crate::devices::Devices;
     use crate::error::Error;
     use crate::fleet::Machine;
     use crate::settings::{ControllerKind, ExchangeKind};

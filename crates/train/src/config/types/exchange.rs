@@ -1,4 +1,4 @@
-//! Ranks that learn together: the settings and their text forms, and the group that they describe.
+//! How ranks exchange gradients: the setting and its text forms.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,42 +6,11 @@ use std::str::FromStr;
 use meristem_comm::{ExchangeOptions, Keep, Method, Reduction, Sparse};
 use serde::{Deserialize, Serialize};
 
-use crate::config::TrainConfig;
-use crate::error::{Error, Result};
-use crate::settings::{BadValue, ControllerKind, choose, serde_as_text, unknown};
+use crate::config::text::{BadValue, serde_as_text, unknown};
+use crate::config::value::Value;
 
-/// Most ranks of a run.
-pub(crate) const RANKS_MAX: usize = 64;
 /// Updates for which Ok-Topk keeps its thresholds and regions.
 const REFRESH: u64 = 32;
-
-/// What ranks are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub enum CommKind {
-    /// Threads of this process.
-    #[default]
-    Threads,
-    /// Processes that `mpirun` started together, in a build with the feature `mpi`.
-    Mpi,
-}
-
-impl FromStr for CommKind {
-    type Err = BadValue;
-    fn from_str(text: &str) -> Result<Self, BadValue> {
-        choose(text, &[("threads", Self::Threads), ("mpi", Self::Mpi)])
-    }
-}
-
-impl fmt::Display for CommKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Threads => "threads",
-            Self::Mpi => "mpi",
-        })
-    }
-}
-serde_as_text!(CommKind);
 
 /// How ranks exchange gradients. Text form: `dense`, or one of the others with the share of the
 /// elements that each rank sends, such as `topk:0.01`; what is not sent is kept for the next update.
@@ -137,35 +106,16 @@ impl fmt::Display for ExchangeKind {
 }
 serde_as_text!(ExchangeKind);
 
-/// Error unless envs, or the samples of a batch, can be dealt out to the ranks. Looked at again when processes have met,
-/// if their number is what is left open.
-pub(crate) fn check(config: &TrainConfig) -> Result<()> {
-    if config.comm == CommKind::Mpi && config.ranks.is_none() {
-        return Ok(());
+impl Value for ExchangeKind {
+    fn kind() -> String {
+        Self::FORMS.join(", ")
     }
-    let (ranks, envs, batch) = (config.ranks(), config.envs, config.batch);
-    if config.data_parallel {
-        if envs != 1 {
-            let expected = "1: with data-parallel all ranks train one host";
-            return Err(Error::value("envs", envs, expected));
-        }
-        if !batch.is_multiple_of(ranks) {
-            let expected = format!(
-                "a divisor of the {batch} samples of a batch, of which each rank has its part"
-            );
-            return Err(Error::value("ranks", ranks, expected));
-        }
-    } else if ranks > 1 && config.controller != ControllerKind::Ppo {
-        let expected = "1, or controller ppo, which learns over ranks, or data-parallel, where they train one host";
-        return Err(Error::value("ranks", ranks, expected));
-    } else if !envs.is_multiple_of(ranks) {
-        return Err(Error::value("ranks", ranks, format!("a divisor of the {envs} envs")));
+    fn parse(text: &str) -> Result<Self, BadValue> {
+        text.parse()
     }
-    if ranks == 1 && config.exchange != ExchangeKind::Dense {
-        let expected = "dense: a single rank has nobody to exchange with (ranks)";
-        return Err(Error::value("exchange", config.exchange, expected));
+    fn text(&self) -> String {
+        self.to_string()
     }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -177,9 +127,6 @@ mod tests {
         for text in ["dense", "topk:0.01", "gtopk:1", "ok-topk:0.5", "auto:0.001"] {
             assert_eq!(text.parse::<ExchangeKind>().unwrap().to_string(), text);
         }
-        for text in ["threads", "mpi"] {
-            assert_eq!(text.parse::<CommKind>().unwrap().to_string(), text);
-        }
     }
 
     #[test]
@@ -190,6 +137,5 @@ mod tests {
         for text in ["topk:", "topk:0", "auto:1.5", "gtopk:x", "topk:NaN"] {
             assert!(refused(text).contains("above 0, at most 1"), "{text}");
         }
-        assert!("mpl".parse::<CommKind>().unwrap_err().to_string().contains("did you mean `mpi`"));
     }
 }

@@ -7,7 +7,7 @@ use meristem_control::{Ppo, policy_seeds, policy_width};
 use meristem_nn::StateDict;
 use meristem_nn::safetensors::{self, Metadata};
 
-use crate::config::TrainConfig;
+use super::table::TrainConfig;
 use crate::error::{Error, Result};
 
 /// A policy that was read.

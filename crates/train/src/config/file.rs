@@ -4,7 +4,8 @@ use std::path::Path;
 
 use meristem_grow::nearest;
 
-use crate::config::Layer;
+use super::identity::upgrade;
+use super::table::Layer;
 use crate::error::{Error, Result};
 
 /// Reads the file at `path`; the ending decides: `.toml` or `.json`.
@@ -26,12 +27,12 @@ pub fn read(path: &Path) -> Result<Layer> {
 /// As [`read`].
 pub(crate) fn parse(path: &Path, text: &str) -> Result<Layer> {
     let fail = |message: String| Error::ConfigFile { path: path.to_owned(), message };
-    match path.extension().and_then(|e| e.to_str()) {
+    let layer = match path.extension().and_then(|e| e.to_str()) {
         Some("toml") => {
             let table: toml::Table = toml::from_str(text).map_err(|e| fail(e.to_string()))?;
             check_keys(table.keys().map(String::as_str)).map_err(&fail)?;
             // Parsed a second time from the text: only so do the messages show the line.
-            toml::from_str(text).map_err(|e| fail(e.to_string()))
+            toml::from_str::<Layer>(text).map_err(|e| fail(e.to_string()))
         }
         Some("json") => {
             let table: serde_json::Map<String, serde_json::Value> =
@@ -40,7 +41,10 @@ pub(crate) fn parse(path: &Path, text: &str) -> Result<Layer> {
             serde_json::from_str(text).map_err(|e| fail(e.to_string()))
         }
         _ => Err(fail("its name must end in .toml or .json".into())),
-    }
+    };
+    let mut layer = layer?;
+    upgrade(&mut layer).map_err(|e| fail(e.to_string()))?;
+    Ok(layer)
 }
 
 /// Refuses the first key that no setting has.
@@ -57,7 +61,7 @@ fn check_keys<'a>(mut keys: impl Iterator<Item = &'a str>) -> Result<(), String>
 mod tests {
     use super::*;
     use crate::config::TrainConfig;
-    use crate::settings::Limit;
+    use crate::config::types::Limit;
 
     fn read_text(name: &str, text: &str) -> Result<Layer> {
         let folder = tempfile::tempdir().unwrap();

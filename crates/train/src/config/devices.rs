@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use meristem_device::DeviceId;
 
-use crate::config::TrainConfig;
+use super::table::TrainConfig;
 use crate::error::{Error, Result};
 
 /// Devices by env, and the policy's.

@@ -1,4 +1,4 @@
-//! Which controller: the setting and its text forms.
+//! Kinds of controllers: the setting and its text forms.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::settings::{BadValue, serde_as_text, unknown};
+use crate::config::text::{BadValue, serde_as_text, unknown};
+use crate::config::value::Value;
 
 /// Who decides where and when a host grows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,6 +86,18 @@ impl fmt::Display for ControllerKind {
     }
 }
 serde_as_text!(ControllerKind);
+
+impl Value for ControllerKind {
+    fn kind() -> String {
+        Self::FORMS.join(", ")
+    }
+    fn parse(text: &str) -> Result<Self, BadValue> {
+        text.parse()
+    }
+    fn text(&self) -> String {
+        self.to_string()
+    }
+}
 
 #[cfg(test)]
 mod tests {

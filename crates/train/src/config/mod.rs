@@ -1,0 +1,309 @@
+//! Settings of a run: their table, and how presets, a file and flags combine.
+//!
+//! Every setting is declared once, in `table`; [`declare`] says what a declaration has, and makes the rest of it. A
+//! [`Layer`] is what one source gives (a file, the flags); [`TrainConfig::resolve`] lays them over the preset.
+//! - [`types`] and `value`: the types of settings and their text forms;
+//! - [`file`]: TOML and JSON; `validate`: what settings must be together; `identity`: which of them make a run another one;
+//! - `policy_file`: the policy that a run starts from; `devices`: the device of each env; [`reference`]: the page of all settings.
+
+pub mod declare;
+pub(crate) mod devices;
+pub mod file;
+mod identity;
+mod policy_file;
+pub mod reference;
+mod table;
+mod text;
+pub mod types;
+mod validate;
+mod value;
+
+use std::path::Path;
+use std::time::Duration;
+
+use meristem_comm::CommOptions;
+use meristem_control::{GovernorConfig, PpoConfig, RewardConfig};
+use meristem_device::{DeviceOptions, Trace};
+
+pub(crate) use self::identity::{first_difference, identity};
+pub(crate) use self::policy_file::PolicyFile;
+pub use self::table::{Layer, TrainConfig, all};
+use self::types::{CommKind, ControllerKind, Preset};
+pub use self::value::Form;
+use crate::error::Result;
+
+impl TrainConfig {
+    /// Combines, from the lowest: the preset that `flags` or else `file` names, `file`, `flags`.
+    ///
+    /// # Errors
+    /// A value outside its range, named with what was expected.
+    pub fn resolve(file: Layer, flags: Layer) -> Result<Self> {
+        let preset = flags.preset.or(file.preset).unwrap_or_default();
+        let controller = flags.controller.clone().or(file.controller.clone()).unwrap_or_default();
+        let mut config = Self::base(preset, &controller);
+        if flags.data_parallel.or(file.data_parallel).unwrap_or(false) {
+            config.envs = 1;
+        }
+        config.apply(file);
+        config.apply(flags);
+        config.preset = preset;
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// Settings of a preset under a controller, before file and flags. A controller that learns has rounds to learn in;
+    /// for the others one long round is worth more.
+    pub(crate) fn base(preset: Preset, controller: &ControllerKind) -> Self {
+        let learns = *controller == ControllerKind::Ppo;
+        Self { preset, controller: controller.clone(), ..Self::of_preset(preset, learns) }
+    }
+
+    /// Checks every number against its range, and what settings say together.
+    ///
+    /// # Errors
+    /// [`Error::Value`](crate::Error::Value) names a setting, its value, and what was expected.
+    pub(crate) fn validate(&self) -> Result<()> {
+        self.check_ranges()?;
+        validate::together(self)
+    }
+
+    /// The control split in force: the one set, else what the controller needs.
+    pub fn control_share(&self) -> f64 {
+        self.control_split.unwrap_or(match self.controller {
+            ControllerKind::None => 0.0,
+            _ => 0.1,
+        })
+    }
+
+    /// The width of the policy: the one set, else that of a new one.
+    pub(crate) fn policy_width(&self) -> usize {
+        self.policy_hidden.unwrap_or_else(|| table::policy_width(self.preset))
+    }
+
+    /// The file of the policy that it starts from.
+    pub(crate) fn policy_file(&self) -> Option<&Path> {
+        match &self.controller {
+            ControllerKind::Policy(path) | ControllerKind::Greedy(path) => Some(path),
+            ControllerKind::Ppo => self.policy.as_deref(),
+            _ => None,
+        }
+    }
+
+    /// Ranks of the policy: the number set, else that of a process alone.
+    pub(crate) fn ranks(&self) -> usize {
+        self.ranks.unwrap_or(1)
+    }
+
+    /// Options that its devices are opened with.
+    pub(crate) fn device_options(&self, trace: Option<Trace>) -> DeviceOptions {
+        let memory_limit = self.device_memory.map(|limit| limit.0);
+        DeviceOptions { threads: self.threads, memory_limit, trace, ..DeviceOptions::default() }
+    }
+
+    /// How ranks deal with each other.
+    pub(crate) fn comm_options(&self) -> CommOptions {
+        CommOptions { deadline: Duration::from_secs(self.comm_deadline as u64) }
+    }
+
+    /// The run's name: the one set, else host and dataset.
+    pub fn run_name(&self) -> String {
+        let name = self.name.clone().unwrap_or_else(|| format!("{}-{}", self.host, self.dataset));
+        let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
+        name.chars().map(plain).take(60).collect()
+    }
+
+    /// The text that is written into the run folder: what is left open is filled in, and the folder
+    /// itself and the trace are left out, and paths begin at the root, so that the file starts a new run as it
+    /// is, from any working directory.
+    pub fn resolved_toml(&self) -> String {
+        let mut written = self.clone();
+        let paths = [&mut written.data_root, &mut written.init, &mut written.export];
+        let paths = paths.into_iter().chain([&mut written.policy]).flatten();
+        for path in paths.chain(written.controller.path_mut()) {
+            // It fails for an empty path only, which is no file anywhere.
+            *path = std::path::absolute(&*path).unwrap_or_else(|_| path.clone());
+        }
+        written.run_dir = None;
+        written.trace = None;
+        written.name = Some(self.run_name());
+        written.control_split = Some(self.control_share());
+        written.policy_hidden = Some(self.policy_width());
+        if self.comm == CommKind::Threads {
+            written.ranks = Some(self.ranks());
+        }
+        toml::to_string(&written).unwrap_or_default()
+    }
+
+    /// The same with all that a run looks up before it begins: the width of the policy that it starts from.
+    ///
+    /// # Errors
+    /// A policy that cannot be read, or is of another width than was asked for.
+    pub fn with_policy(&self) -> Result<Self> {
+        let hidden = PolicyFile::of(self)?.map(|policy| policy.hidden);
+        Ok(Self { policy_hidden: hidden.or(self.policy_hidden), ..self.clone() })
+    }
+
+    /// Settings that results depend on, as text: equal texts, equal runs on the same data and machine, whatever ranks are.
+    pub(crate) fn identity(&self) -> String {
+        identity(&Self { ranks: Some(self.ranks()), ..self.clone() }.resolved_toml())
+    }
+
+    /// Settings that are the same in all processes of a run, as text.
+    pub(crate) fn in_common(&self) -> String {
+        identity::in_common(&self.resolved_toml())
+    }
+
+    /// Ranks that share out the envs, and learn a policy together.
+    pub(crate) fn policy_ranks(&self) -> usize {
+        if self.data_parallel { 1 } else { self.ranks() }
+    }
+
+    /// Ranks that each have a replica of every host.
+    pub(crate) fn replicas(&self) -> usize {
+        if self.data_parallel { self.ranks() } else { 1 }
+    }
+
+    /// Settings of the policy.
+    pub(crate) fn ppo(&self) -> PpoConfig {
+        PpoConfig {
+            hidden: self.policy_width(),
+            epochs: self.ppo_epochs,
+            lr: self.ppo_lr,
+            adam_eps: self.ppo_adam_eps,
+            clip_norm: self.ppo_clip_norm,
+            gamma: self.ppo_gamma,
+            lambda: self.ppo_lambda,
+            clip: self.ppo_clip,
+            value_weight: self.ppo_value_weight,
+            entropy_weight: self.ppo_entropy_weight,
+            target_kl: self.ppo_target_kl,
+            advantage_std_floor: self.ppo_advantage_std_floor,
+            skips_max: self.ppo_skips_max,
+        }
+    }
+
+    /// Weights of the reward.
+    pub(crate) fn reward_config(&self) -> RewardConfig {
+        RewardConfig {
+            mode: self.reward,
+            gain: self.reward_gain,
+            rent: self.reward_rent,
+            rent_max: self.reward_rent_max,
+            potential: self.reward_potential,
+            gamma: self.ppo_gamma,
+            fossilize: self.reward_fossilize,
+            fossilize_price: self.reward_fossilize_price,
+            prune: self.reward_prune,
+            op_price: self.reward_op_price,
+            sparse_size: self.reward_sparse_size,
+        }
+    }
+
+    /// The governor's rules.
+    pub(crate) fn governor(&self) -> GovernorConfig {
+        GovernorConfig {
+            collapse_width: self.governor_collapse_width,
+            learned_share: self.governor_learned_share,
+            spike_loss: self.governor_spike_loss,
+            spike_sigmas: self.governor_spike_sigmas,
+            spike_factor: self.governor_spike_factor,
+            spike_patience: self.governor_spike_patience,
+            snapshot_steps: self.governor_snapshot_steps,
+            failures_max: self.governor_failures_max,
+            penalty: self.governor_penalty,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::types::Limit;
+    use super::*;
+
+    fn resolve(file: Layer, flags: Layer) -> Result<TrainConfig> {
+        TrainConfig::resolve(file, flags)
+    }
+
+    #[test]
+    fn flags_lie_over_the_file_and_the_file_over_the_preset() {
+        let file = Layer { batch: Some(64), envs: Some(2), ..Layer::default() };
+        let flags = Layer { batch: Some(32), preset: Some(Preset::Quick), ..Layer::default() };
+        let config = resolve(file, flags).unwrap();
+        assert_eq!((config.batch, config.envs, config.preset), (32, 2, Preset::Quick));
+        assert_eq!(config.steps, TrainConfig::base(Preset::Quick, &ControllerKind::Ppo).steps);
+    }
+
+    /// Rounds are for who learns from one to the next; the others have all their steps in one.
+    #[test]
+    fn a_preset_divides_its_steps_by_who_decides() {
+        for (name, preset) in Preset::NAMES {
+            let [learns, rules] = [ControllerKind::Ppo, ControllerKind::Heuristic]
+                .map(|controller| TrainConfig::base(preset, &controller));
+            assert!(learns.rounds > 1 && rules.rounds == 1, "{name}");
+        }
+        let file = Layer { controller: Some(ControllerKind::Random), ..Layer::default() };
+        assert_eq!(resolve(file, Layer::default()).unwrap().rounds, 1);
+    }
+
+    #[test]
+    fn absurd_values_are_named_with_their_range() {
+        let bad = [
+            (Layer { batch: Some(0), ..Layer::default() }, "batch"),
+            (Layer { envs: Some(0), ..Layer::default() }, "envs"),
+            (Layer { steps: Some(0), ..Layer::default() }, "steps"),
+            (Layer { max_batches: Some(Limit::Count(0)), ..Layer::default() }, "max-batches"),
+            (Layer { lr: Some(f32::NAN), ..Layer::default() }, "lr"),
+            (Layer { lr: Some(-1.0), ..Layer::default() }, "lr"),
+            (Layer { momentum: Some(1.0), ..Layer::default() }, "momentum"),
+            (Layer { control_split: Some(Some(1.0)), ..Layer::default() }, "control-split"),
+            (Layer { control_split: Some(Some(0.0)), ..Layer::default() }, "control-split"),
+            (Layer { devices: Some(vec![]), ..Layer::default() }, "devices"),
+            (Layer { ppo_gamma: Some(1.5), ..Layer::default() }, "ppo-gamma"),
+            (Layer { ppo_clip: Some(0.0), ..Layer::default() }, "ppo-clip"),
+            (Layer { ppo_lr: Some(f32::INFINITY), ..Layer::default() }, "ppo-lr"),
+            (Layer { governor_penalty: Some(1.0), ..Layer::default() }, "governor-penalty"),
+            (Layer { governor_failures_max: Some(0), ..Layer::default() }, "governor-failures-max"),
+            (Layer { ppo_epochs: Some(0), ..Layer::default() }, "ppo-epochs"),
+            (Layer { gradient_stats_every: Some(0), ..Layer::default() }, "gradient-stats-every"),
+            (Layer { time_every: Some(0), ..Layer::default() }, "time-every"),
+        ];
+        for (layer, key) in bad {
+            let message = resolve(Layer::default(), layer).unwrap_err().to_string();
+            assert!(message.contains(key), "{message}");
+        }
+    }
+
+    #[test]
+    fn without_a_controller_the_whole_training_set_is_used() {
+        let none = Layer { controller: Some(ControllerKind::None), ..Layer::default() };
+        assert_eq!(resolve(Layer::default(), none).unwrap().control_share(), 0.0);
+        assert_eq!(resolve(Layer::default(), Layer::default()).unwrap().control_share(), 0.1);
+    }
+
+    #[test]
+    fn a_written_configuration_means_the_same_files_everywhere() {
+        let flags = Layer {
+            data_root: Some(Some("data".into())),
+            init: Some(Some("w.safetensors".into())),
+            controller: Some(ControllerKind::Fixed("script.jsonl".into())),
+            ..Layer::default()
+        };
+        let text = resolve(Layer::default(), flags).unwrap().resolved_toml();
+        let here = std::env::current_dir().unwrap();
+        for (key, before, name) in [
+            ("data_root", "", "data"),
+            ("init", "", "w.safetensors"),
+            ("controller", "fixed:", "script.jsonl"),
+        ] {
+            let line = format!("{key} = \"{before}{}\"", here.join(name).display());
+            assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn the_name_of_a_run_is_a_plain_file_name() {
+        let host = Some("cnn:channels=12,blocks=4".to_string());
+        let config = resolve(Layer::default(), Layer { host, ..Layer::default() }).unwrap();
+        assert_eq!(config.run_name(), "cnn-channels-12-blocks-4-embedded");
+    }
+}

@@ -1,0 +1,54 @@
+//! Text forms: reading a choice, and what is said of text that is none.
+
+use std::fmt;
+
+use meristem_grow::nearest;
+
+/// Text that no setting type accepts, with what would have been right.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct BadValue {
+    message: String,
+}
+
+impl BadValue {
+    /// `expected` says what is accepted.
+    pub fn new(got: &str, expected: impl fmt::Display) -> Self {
+        Self { message: format!("got `{got}`, expected {expected}") }
+    }
+}
+
+/// A choice among `known` names.
+pub(crate) fn choose<T: Copy>(got: &str, known: &[(&'static str, T)]) -> Result<T, BadValue> {
+    let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+    let found = known.iter().find(|(name, _)| *name == got);
+    found.map(|&(_, value)| value).ok_or_else(|| unknown(got, &names))
+}
+
+/// Something that is none of `names`: they are listed, and the nearest is asked for.
+pub(crate) fn unknown(got: &str, names: &[&str]) -> BadValue {
+    let mut expected = names.join(" | ");
+    if let Some(name) = nearest(got, names.iter().copied()) {
+        expected.push_str(&format!("; did you mean `{name}`?"));
+    }
+    BadValue::new(got, format!("one of {expected}"))
+}
+
+/// Implements serde and [`Value`](crate::config::value::Value) through the text form.
+macro_rules! serde_as_text {
+    ($type:ty) => {
+        impl TryFrom<String> for $type {
+            type Error = BadValue;
+            fn try_from(text: String) -> Result<Self, BadValue> {
+                text.parse()
+            }
+        }
+        impl From<$type> for String {
+            fn from(value: $type) -> String {
+                value.to_string()
+            }
+        }
+    };
+}
+
+pub(crate) use serde_as_text;

@@ -1,0 +1,190 @@
+//! Choices by name.
+
+use std::fmt;
+use std::str::FromStr;
+
+use meristem_device::Policy;
+use serde::{Deserialize, Serialize};
+
+use crate::config::text::{BadValue, choose, serde_as_text};
+use crate::config::value::Value;
+
+/// Declares a choice by names: its text form, serde, and its values for the reference page.
+macro_rules! choice {
+    ($type:ident: $($name:literal => $value:ident),+) => {
+        impl $type {
+            /// Every value with its name.
+            pub const NAMES: [(&'static str, Self); [$($name),+].len()] =
+                [$(($name, Self::$value)),+];
+        }
+
+        impl FromStr for $type {
+            type Err = BadValue;
+            fn from_str(text: &str) -> Result<Self, BadValue> {
+                choose(text, &Self::NAMES)
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self {
+                    $(Self::$value => $name),+
+                })
+            }
+        }
+        serde_as_text!($type);
+
+        impl Value for $type {
+            fn kind() -> String {
+                [$($name),+].join(", ")
+            }
+            fn parse(text: &str) -> Result<Self, BadValue> {
+                text.parse()
+            }
+            fn text(&self) -> String {
+                self.to_string()
+            }
+        }
+    };
+}
+
+/// Named starting points of a configuration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Preset {
+    /// A minute on two cores; shows growth.
+    #[default]
+    Default,
+    /// Ten seconds; shows that everything works.
+    Quick,
+    /// Whole episodes over the whole training set, with the gates of `docs/growth.md`.
+    Full,
+}
+
+impl Preset {
+    /// One sentence for people.
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Self::Default => "Four small hosts that grow, in about a minute on two cores.",
+            Self::Quick => {
+                "Ten seconds, to see that everything works; hosts grow without waiting for a plateau."
+            }
+            Self::Full => "Whole episodes with strict gates and a wide policy, for results.",
+        }
+    }
+}
+
+choice!(Preset: "default" => Default, "quick" => Quick, "full" => Full);
+
+/// Amount of detail in a run's events that nothing but a reader needs. No result depends on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Telemetry {
+    /// No times and no gradient statistics.
+    Off,
+    /// Time and throughput of a step, the norm of the host's gradient, the gradient health of modules.
+    #[default]
+    Basic,
+    /// Also the time of each phase of a step, and the gradient statistics of every parameter group.
+    Full,
+}
+
+choice!(Telemetry: "off" => Off, "basic" => Basic, "full" => Full);
+
+/// Kinds of ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum CommKind {
+    /// Threads of this process.
+    #[default]
+    Threads,
+    /// Processes that `mpirun` started together, in a build with the feature `mpi`.
+    Mpi,
+}
+
+choice!(CommKind: "threads" => Threads, "mpi" => Mpi);
+
+/// Consequence of a copy, a wait or an allocation on the hot path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct HotScopePolicy(pub Policy);
+
+impl FromStr for HotScopePolicy {
+    type Err = BadValue;
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        choose(text, &Policy::ALL.map(|policy| (policy.name(), Self(policy))))
+    }
+}
+
+impl fmt::Display for HotScopePolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+serde_as_text!(HotScopePolicy);
+
+impl Value for HotScopePolicy {
+    fn kind() -> String {
+        Policy::ALL.map(Policy::name).join(", ")
+    }
+    fn parse(text: &str) -> Result<Self, BadValue> {
+        text.parse()
+    }
+    fn text(&self) -> String {
+        self.to_string()
+    }
+}
+
+/// `on` or `off`. In a file a plain boolean does as well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "BoolOrText", into = "String")]
+pub struct Switch(pub bool);
+
+/// What a file may hold for a [`Switch`].
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected `on` or `off`")]
+enum BoolOrText {
+    Bool(bool),
+    Text(String),
+}
+
+impl TryFrom<BoolOrText> for Switch {
+    type Error = BadValue;
+    fn try_from(value: BoolOrText) -> Result<Self, BadValue> {
+        match value {
+            BoolOrText::Bool(on) => Ok(Self(on)),
+            BoolOrText::Text(text) => text.parse(),
+        }
+    }
+}
+
+impl FromStr for Switch {
+    type Err = BadValue;
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        choose(text, &[("on", Self(true)), ("off", Self(false))])
+    }
+}
+
+impl fmt::Display for Switch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0 { "on" } else { "off" })
+    }
+}
+
+impl From<Switch> for String {
+    fn from(value: Switch) -> String {
+        value.to_string()
+    }
+}
+
+impl Value for Switch {
+    fn kind() -> String {
+        "on, off; in files true and false, too".into()
+    }
+    fn parse(text: &str) -> Result<Self, BadValue> {
+        text.parse()
+    }
+    fn text(&self) -> String {
+        self.to_string()
+    }
+}

@@ -1,0 +1,173 @@
+//! The type of a setting: its text form, and the number that its range is about.
+
+use std::path::PathBuf;
+
+use meristem_control::RewardMode;
+use meristem_grow::Tempo;
+
+use super::text::{BadValue, choose};
+
+/// The number of a value that a [`Range`](super::declare::Range) limits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Measure {
+    /// A count.
+    Whole(u64),
+    /// A real number.
+    Real(f64),
+}
+
+/// How a setting is given on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// A flag with a value.
+    Value,
+    /// A flag with values separated by commas.
+    List,
+    /// A flag alone: it is off where it is not given.
+    Switch,
+}
+
+/// A type that a setting may have. Flags, reference page and messages use its text form.
+pub(crate) trait Value: Sized {
+    /// How its flag looks.
+    const FORM: Form = Form::Value;
+
+    /// The values that it accepts, for the reference page.
+    fn kind() -> String;
+
+    /// Reads the text form.
+    ///
+    /// # Errors
+    /// Text that is no such value.
+    fn parse(text: &str) -> Result<Self, BadValue>;
+
+    /// Writes the text form.
+    fn text(&self) -> String;
+
+    /// The number that is to be within the setting's range; `None` where there is none.
+    fn measure(&self) -> Option<Measure> {
+        None
+    }
+}
+
+macro_rules! numbers {
+    ($($type:ty: $kind:literal, $measure:ident($as:ty);)+) => {$(
+        impl Value for $type {
+            fn kind() -> String {
+                $kind.into()
+            }
+            fn parse(text: &str) -> Result<Self, BadValue> {
+                text.parse().map_err(|_| BadValue::new(text, concat!("a ", $kind)))
+            }
+            fn text(&self) -> String {
+                self.to_string()
+            }
+            fn measure(&self) -> Option<Measure> {
+                Some(Measure::$measure(*self as $as))
+            }
+        }
+    )+};
+}
+
+numbers! {
+    usize: "whole number", Whole(u64);
+    u32: "whole number", Whole(u64);
+    u64: "whole number", Whole(u64);
+    f32: "number", Real(f64);
+    f64: "number", Real(f64);
+}
+
+impl Value for bool {
+    const FORM: Form = Form::Switch;
+
+    fn kind() -> String {
+        "true or false; the flag has no value".into()
+    }
+    fn parse(text: &str) -> Result<Self, BadValue> {
+        choose(text, &[("true", true), ("false", false)])
+    }
+    fn text(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Value for String {
+    fn kind() -> String {
+        "text".into()
+    }
+    fn parse(text: &str) -> Result<Self, BadValue> {
+        Ok(text.into())
+    }
+    fn text(&self) -> String {
+        self.clone()
+    }
+}
+
+impl Value for PathBuf {
+    fn kind() -> String {
+        "path".into()
+    }
+    fn parse(text: &str) -> Result<Self, BadValue> {
+        Ok(text.into())
+    }
+    fn text(&self) -> String {
+        self.display().to_string()
+    }
+}
+
+impl Value for Vec<String> {
+    const FORM: Form = Form::List;
+
+    fn kind() -> String {
+        "list of texts".into()
+    }
+    fn parse(text: &str) -> Result<Self, BadValue> {
+        Ok(text.split(',').map(String::from).collect())
+    }
+    fn text(&self) -> String {
+        self.join(",")
+    }
+}
+
+impl Value for RewardMode {
+    fn kind() -> String {
+        Self::NAMES.map(|(name, _)| name).join(", ")
+    }
+    fn parse(text: &str) -> Result<Self, BadValue> {
+        choose(text, &Self::NAMES)
+    }
+    fn text(&self) -> String {
+        self.name().into()
+    }
+}
+
+impl Value for Tempo {
+    fn kind() -> String {
+        Self::ALL.iter().map(|tempo| tempo.name()).collect::<Vec<_>>().join(", ")
+    }
+    fn parse(text: &str) -> Result<Self, BadValue> {
+        let known: Vec<(&'static str, Self)> = Self::ALL.iter().map(|t| (t.name(), *t)).collect();
+        choose(text, &known)
+    }
+    fn text(&self) -> String {
+        self.name().into()
+    }
+}
+
+/// A setting that may be left open: the text form is that of a value.
+impl<T: Value> Value for Option<T> {
+    const FORM: Form = T::FORM;
+
+    fn kind() -> String {
+        T::kind()
+    }
+    fn parse(text: &str) -> Result<Self, BadValue> {
+        T::parse(text).map(Some)
+    }
+    fn text(&self) -> String {
+        self.as_ref().map(T::text).unwrap_or_default()
+    }
+    fn measure(&self) -> Option<Measure> {
+        self.as_ref().and_then(T::measure)
+    }
+}
