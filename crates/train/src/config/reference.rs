@@ -86,6 +86,8 @@ fn row(setting: &Setting) -> String {
     let Setting { key, scope, since, help, .. } = setting;
     format!("| `{key}` | {value} | {default} | {scope}{marks} | {since}{before} | {help} |\n")
         .replace("on|off", "on or off")
+        // Not HTML.
+        .replace('<', "\\<")
 }
 
 #[cfg(test)]
@@ -119,6 +121,6 @@ mod tests {
         assert!(of("steps").contains("without learning"), "{}", of("steps"));
         assert!(of("threads").contains("| process, resume |"), "{}", of("threads"));
         assert!(of("min_contribution").contains("| 0.5, quick 0, full 1 |"));
-        assert!(of("run_dir").contains("| when absent: runs/<time>-<name> |"));
+        assert!(of("run_dir").contains(r"| when absent: runs/\<time>-\<name> |"));
     }
 }

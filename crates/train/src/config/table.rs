@@ -283,3 +283,42 @@ pub(crate) fn setting(key: &str) -> &'static Setting {
     let place = Layer::KEYS.iter().position(|known| *known == key);
     &SETTINGS[place.unwrap_or_default()]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::declare::Range;
+    use super::*;
+
+    /// Every number has a range, and one of its kind.
+    #[test]
+    fn ranges_fit_their_types() {
+        for setting in all() {
+            let (whole, real) =
+                (setting.kind.starts_with("whole number"), setting.kind == "number");
+            let fits = match setting.range {
+                Range::Any => !whole && !real,
+                Range::Whole(..) => whole,
+                Range::Real(..) => real,
+            };
+            assert!(fits, "{}: {} within {:?}", setting.key, setting.kind, setting.range);
+        }
+    }
+
+    #[test]
+    fn defaults_are_within_their_ranges() {
+        for (_, preset) in Preset::NAMES {
+            for learns in [true, false] {
+                TrainConfig::of_preset(preset, learns).check_ranges().unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn settings_are_found_by_their_keys() {
+        for (key, setting_there) in Layer::KEYS.iter().zip(all()) {
+            assert_eq!((setting(key), *key), (setting_there, setting_there.key));
+        }
+        let message = Layer::default().set("bacth", "3").unwrap_err().to_string();
+        assert!(message.contains("did you mean `batch`?"), "{message}");
+    }
+}
