@@ -27,18 +27,15 @@ use crate::setup::Names;
 /// complete is not touched: its summary is returned. Blocks until it is done.
 ///
 /// `options` has settings to go on with instead of the run's own, of those that allow it
-/// ([`Setting::on_resume`](crate::config::declare::Setting)): no result depends on them. Ranks that share no disk need
-/// `comm`; they learn the rest from the first.
+/// ([`Setting::on_resume`](crate::config::declare::Setting)): no result depends on them. Ranks that
+/// share no disk need `comm`; they learn the rest from the first.
 ///
 /// # Errors
-/// [`Error::Resume`]: no run's folder, or another process writes there. [`Error::Checkpoint`]: the
+/// [`Error::Resume`]: no run's folder, another process writes there, or a setting that does not
+/// allow it. [`Error::Checkpoint`]: the
 /// newest checkpoint is damaged, or of another run. [`Error::CheckpointVersion`]. As
 /// [`run`](crate::run) otherwise. Nothing is overwritten before the checkpoint was found to fit.
-pub fn resume(
-    folder: &Path,
-    options: &ResumeOptions,
-    observer: &mut dyn Observer,
-) -> Result<Summary> {
+pub fn resume(folder: &Path, options: &Layer, observer: &mut dyn Observer) -> Result<Summary> {
     resume_with(folder, options, BlueprintSet::standard(), observer)
 }
 
