@@ -110,7 +110,7 @@ impl Bench {
         w.get_mut().iter_mut().for_each(|w| *w *= 0.05);
         let taps = s.kernel[0] * s.kernel[1] * s.in_c / s.groups;
         let flops = 2.0 * (s.output().len() * taps) as f64;
-        let of = ConvInputs { x: x.get(), w: w.get(), bias: None };
+        let of = ConvInputs { x: x.get(), w: w.get(), bias: &[] };
         self.time(&format!("{name} forward"), flops, "GFLOP/s", || {
             conv::forward(isa, s, black_box(&of), y.get_mut(), scratch.get_mut());
         });
@@ -123,7 +123,7 @@ impl Bench {
             conv::backward_data(isa, s, black_box(dy.get()), w.get(), dx, scratch.get_mut());
         });
         self.time(&format!("{name} weight gradient"), flops, "GFLOP/s", || {
-            let to = ParamGrads { dw: dw.get_mut(), db: None };
+            let to = ParamGrads { dw: dw.get_mut(), db: &mut [] };
             conv::backward_weight(isa, s, black_box(x.get()), dy.get(), to, scratch.get_mut());
         });
     }
@@ -166,7 +166,7 @@ impl Bench {
         };
         let bytes = 4.0 * (x.1 + dout.1) as f64;
         self.time(&format!("{name} relu pool forward"), bytes, "GB/s", || {
-            let codes = Some(&mut codes[..]);
+            let codes = &mut codes[..];
             norm::batch_norm_act_forward(isa, s, &of, out.get_mut(), codes, scratch.get_mut());
         });
         let of = BatchNormBackward { forward: of, dout: dout.get(), codes: &codes };

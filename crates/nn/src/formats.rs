@@ -153,10 +153,10 @@ impl ConvFormats {
     pub fn run_nhwc(&mut self) {
         let Self { isa, ref shape, ref mut scratch, .. } = *self;
         let Values { x, w, dy, y, dx, dw } = &mut self.nhwc;
-        forward(isa, shape, &ConvInputs { x, w, bias: None }, y, scratch);
+        forward(isa, shape, &ConvInputs { x, w, bias: &[] }, y, scratch);
         backward_data(isa, shape, dy, w, GradOut::overwrite(dx), scratch);
         dw.fill(0.0);
-        backward_weight(isa, shape, x, dy, ParamGrads { dw, db: None }, scratch);
+        backward_weight(isa, shape, x, dy, ParamGrads { dw, db: &mut [] }, scratch);
     }
 
     /// All passes in NCHW.

@@ -56,11 +56,6 @@ impl GraphBuilder {
         self.group
     }
 
-    /// The group that parameters declared now belong to.
-    pub fn current_group(&self) -> GroupId {
-        self.group
-    }
-
     /// Makes an earlier group current.
     pub fn resume_group(&mut self, group: GroupId) {
         self.group = group;
@@ -245,12 +240,8 @@ impl GraphBuilder {
             return Err(Error::TooSmall { layer: layer.into(), dims: d, window: [kernel; 2] });
         }
         if kernel > POOL_KERNEL_MAX {
-            let got = kernel.to_string();
-            return Err(Error::Unsupported {
-                layer: layer.into(),
-                expected: "a window of at most 16",
-                got,
-            });
+            let (layer, expected) = (layer.into(), "a window of at most 16");
+            return Err(Error::Unsupported { layer, expected, got: kernel.to_string() });
         }
         let (h, w) = ((d.h - kernel) / stride + 1, (d.w - kernel) / stride + 1);
         Ok(self.push(Op::MaxPool2d { x, kernel, stride }, Dims { c: d.c, h, w }))
@@ -327,11 +318,6 @@ impl GraphBuilder {
         }
         self.graph.alphas = self.graph.alphas.max(alpha + 1);
         Ok(self.push(Op::Blend { host, module, input, gate, mode, alpha }, d))
-    }
-
-    /// Makes the alpha vector at least this long (slots that are empty now have one too).
-    pub fn reserve_alphas(&mut self, slots: usize) {
-        self.graph.alphas = self.graph.alphas.max(slots);
     }
 
     /// The graph, with `logits` (a vector, one value per class) as its output.

@@ -23,25 +23,18 @@ pub struct BlendInputs<'a> {
     pub alpha: f32,
 }
 
-/// Where the gradients of a blend go; `None` where none is wanted.
+/// Where the gradients of a blend go.
 #[derive(Debug, Default)]
 pub struct BlendGrads<'a> {
     /// With respect to the host.
-    pub h: Option<GradOut<'a>>,
+    pub h: GradOut<'a>,
     /// With respect to the module.
-    pub m: Option<GradOut<'a>>,
+    pub m: GradOut<'a>,
     /// With respect to the module's input; written by [`BlendMode::Multiply`] only
     /// (elsewhere it is zero, and an overwritten destination is filled with zeros).
-    pub x: Option<GradOut<'a>>,
+    pub x: GradOut<'a>,
     /// With respect to the gate, one value per sample; [`BlendMode::Gate`] only.
-    pub gate: Option<GradOut<'a>>,
-}
-
-#[inline(always)]
-fn map3(out: &mut [f32], a: &[f32], b: &[f32], c: &[f32], f: impl Fn(f32, f32, f32) -> f32) {
-    for (((d, &a), &b), &c) in out.iter_mut().zip(a).zip(b).zip(c) {
-        *d = f(a, b, c);
-    }
+    pub gate: GradOut<'a>,
 }
 
 #[inline(always)]
@@ -88,7 +81,8 @@ isa_kernels! {
             _ if a == 0.0 => out.copy_from_slice(h),
             BlendMode::Add => emit2(GradOut::overwrite(out), h, m, |h, m| h + a * (m - h)),
             BlendMode::Multiply => {
-                map3(out, h, m, x, |h, m, x| h * (1.0 + a * math::tanh(m - x)));
+                let out = GradOut::overwrite(out);
+                emit3(out, [h, m, x], |h, m, x| h * (1.0 + a * math::tanh(m - x)));
             }
             BlendMode::Gate if h.is_empty() => {}
             BlendMode::Gate => {
@@ -118,25 +112,18 @@ isa_kernels! {
 #[inline(always)]
 fn add_backward(of: &BlendInputs<'_>, dout: &[f32], to: BlendGrads<'_>) {
     let a = of.alpha;
-    if let Some(dh) = to.h {
-        emit(dh, dout, |d| (1.0 - a) * d);
-    }
-    if let Some(dm) = to.m {
-        emit(dm, dout, |d| a * d);
-    }
+    emit(to.h, dout, |d| (1.0 - a) * d);
+    emit(to.m, dout, |d| a * d);
     zero(to.x);
 }
 
 #[inline(always)]
 fn multiply_backward(of: &BlendInputs<'_>, dout: &[f32], to: BlendGrads<'_>) {
     let BlendInputs { h, m, x, alpha: a, .. } = *of;
-    if let Some(dh) = to.h {
-        emit3(dh, [dout, m, x], |d, m, x| d * (1.0 + a * math::tanh(m - x)));
-    }
+    emit3(to.h, [dout, m, x], |d, m, x| d * (1.0 + a * math::tanh(m - x)));
     // d tanh(m − x) = 1 − tanh², with opposite signs for m and x.
     let slope = |d: f32, h: f32, t: f32| d * h * a * (1.0 - t * t);
     for (grad, sign) in [(to.m, 1.0f32), (to.x, -1.0)] {
-        let Some(grad) = grad else { continue };
         let it = grad.values.iter_mut().zip(dout).zip(h).zip(m).zip(x);
         if grad.accumulate {
             it.for_each(|((((g, &d), &h), &m), &x)| *g += sign * slope(d, h, math::tanh(m - x)));
@@ -151,28 +138,26 @@ fn gate_backward(of: &BlendInputs<'_>, dout: &[f32], to: BlendGrads<'_>) {
     let BlendInputs { h, m, gate, alpha: a, .. } = *of;
     let each = h.len() / gate.len();
     for (grad, module) in [(to.h, false), (to.m, true)] {
-        let Some(GradOut { values, accumulate }) = grad else { continue };
+        let GradOut { values, accumulate } = grad;
         let samples = values.chunks_exact_mut(each).zip(dout.chunks_exact(each));
         for ((values, dout), &g) in samples.zip(gate) {
             let factor = if module { a * g } else { 1.0 - a * g };
             emit(GradOut { values, accumulate }, dout, |d| factor * d);
         }
     }
-    if let Some(dg) = to.gate {
-        for (n, value) in dg.values.iter_mut().enumerate() {
-            let at = n * each..(n + 1) * each;
-            let operands = [&dout[at.clone()], &m[at.clone()], &h[at]];
-            let sum = (f64::from(a) * sum3(operands, |d, m, h| d * (m - h))) as f32;
-            *value = if dg.accumulate { *value + sum } else { sum };
-        }
+    for (n, value) in to.gate.values.iter_mut().enumerate() {
+        let at = n * each..(n + 1) * each;
+        let operands = [&dout[at.clone()], &m[at.clone()], &h[at]];
+        let sum = (f64::from(a) * sum3(operands, |d, m, h| d * (m - h))) as f32;
+        *value = if to.gate.accumulate { *value + sum } else { sum };
     }
     zero(to.x);
 }
 
 #[inline(always)]
-fn zero(grad: Option<GradOut<'_>>) {
-    if let Some(GradOut { values, accumulate: false }) = grad {
-        values.fill(0.0);
+fn zero(grad: GradOut<'_>) {
+    if !grad.accumulate {
+        grad.values.fill(0.0);
     }
 }
 
@@ -185,14 +170,14 @@ isa_kernels! {
 }
 
 /// Where the gradients of [`tanh_mix`] go.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct TanhMixGrads<'a> {
     /// With respect to the identity branch.
-    pub x: Option<GradOut<'a>>,
+    pub x: GradOut<'a>,
     /// With respect to the other branch.
-    pub y: Option<GradOut<'a>>,
+    pub y: GradOut<'a>,
     /// With respect to the scalar parameter; added to.
-    pub s: Option<&'a mut f32>,
+    pub s: &'a mut [f32],
 }
 
 isa_kernels! {
@@ -200,15 +185,11 @@ isa_kernels! {
     pub fn tanh_mix_backward(isa: Isa, x: &[f32], y: &[f32], s: f32, dout: &[f32],
                              to: TanhMixGrads<'_>) {
         let t = s.tanh();
-        if let Some(ds) = to.s {
+        if let [ds] = to.s {
             let sum = sum3([dout, y, x], |d, y, x| d * (y - x));
             *ds += (f64::from(1.0 - t * t) * sum) as f32;
         }
-        if let Some(dx) = to.x {
-            emit(dx, dout, |d| (1.0 - t) * d);
-        }
-        if let Some(dy) = to.y {
-            emit(dy, dout, |d| t * d);
-        }
+        emit(to.x, dout, |d| (1.0 - t) * d);
+        emit(to.y, dout, |d| t * d);
     }
 }

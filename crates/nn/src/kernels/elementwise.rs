@@ -100,26 +100,22 @@ isa_kernels! {
     /// Gradients of [`scale_channels`]: `dx = factor·dy·scale` and
     /// `dscale[n][c] = factor·Σ_hw dy·x` (f32 sums of at most 64 terms, then pairwise by rows).
     pub fn scale_channels_backward(isa: Isa, shape: &ImageShape, of: &ScaleChannels<'_>, dy: &[f32],
-                                   dx: Option<GradOut<'_>>, dscale: Option<GradOut<'_>>) {
+                                   dx: GradOut<'_>, dscale: GradOut<'_>) {
         let ScaleChannels { x, scale, factor } = *of;
         if shape.is_empty() {
             return;
         }
         let (c, image) = (shape.c, shape.pixels() * shape.c);
-        if let Some(dx) = dx {
-            let pixels = dx.values.chunks_exact_mut(c).zip(dy.chunks_exact(c));
-            for (i, (values, dy)) in pixels.enumerate() {
-                let sample = i / shape.pixels();
-                let scale = &scale[sample * c..(sample + 1) * c];
-                let to = GradOut { values, accumulate: dx.accumulate };
-                emit2(to, dy, scale, |dy, s| factor * dy * s);
-            }
+        let pixels = dx.values.chunks_exact_mut(c).zip(dy.chunks_exact(c));
+        for (i, (values, dy)) in pixels.enumerate() {
+            let sample = i / shape.pixels();
+            let scale = &scale[sample * c..(sample + 1) * c];
+            let to = GradOut { values, accumulate: dx.accumulate };
+            emit2(to, dy, scale, |dy, s| factor * dy * s);
         }
-        if let Some(dscale) = dscale {
-            let images = x.chunks_exact(image).zip(dy.chunks_exact(image));
-            for ((x, dy), to) in images.zip(dscale.values.chunks_exact_mut(c)) {
-                channel_dots(x, dy, to, factor, dscale.accumulate);
-            }
+        let images = x.chunks_exact(image).zip(dy.chunks_exact(image));
+        for ((x, dy), to) in images.zip(dscale.values.chunks_exact_mut(c)) {
+            channel_dots(x, dy, to, factor, dscale.accumulate);
         }
     }
 }

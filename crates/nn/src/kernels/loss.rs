@@ -18,7 +18,7 @@ isa_kernels! {
     /// batch *mean*: `(softmax − onehot)/N`. A target out of range panics: labels are checked
     /// when a dataset is loaded (D9).
     pub fn softmax_cross_entropy(isa: Isa, classes: usize, logits: &[f32], targets: &[u32],
-                                 dlogits: Option<&mut [f32]>) -> LossSums {
+                                 dlogits: &mut [f32]) -> LossSums {
         let mut sums = LossSums::default();
         if targets.is_empty() {
             return sums;
@@ -29,20 +29,18 @@ isa_kernels! {
             let sum: f64 = logits.iter().map(|&z| f64::from(math::exp(z - max))).sum();
             sums.loss += sum.ln() - (f64::from(logits[target as usize]) - f64::from(max));
         }
-        if let Some(dlogits) = dlogits {
-            let mean = 1.0 / targets.len() as f32;
-            let samples = logits.chunks_exact(classes).zip(dlogits.chunks_exact_mut(classes));
-            for ((logits, d), &target) in samples.zip(targets) {
-                let (_, max) = argmax(logits);
-                let mut sum = 0f64;
-                for (d, &z) in d.iter_mut().zip(logits) {
-                    *d = math::exp(z - max);
-                    sum += f64::from(*d);
-                }
-                let scale = (1.0 / sum) as f32 * mean;
-                d.iter_mut().for_each(|d| *d *= scale);
-                d[target as usize] -= mean;
+        let mean = 1.0 / targets.len() as f32;
+        let samples = logits.chunks_exact(classes).zip(dlogits.chunks_exact_mut(classes));
+        for ((logits, d), &target) in samples.zip(targets) {
+            let (_, max) = argmax(logits);
+            let mut sum = 0f64;
+            for (d, &z) in d.iter_mut().zip(logits) {
+                *d = math::exp(z - max);
+                sum += f64::from(*d);
             }
+            let scale = (1.0 / sum) as f32 * mean;
+            d.iter_mut().for_each(|d| *d *= scale);
+            d[target as usize] -= mean;
         }
         sums
     }

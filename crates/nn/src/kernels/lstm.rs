@@ -225,7 +225,7 @@ pub fn backward(
     shape: &LstmShape,
     of: &LstmSaved<'_>,
     dh: &[f32],
-    (dgates, dstate): (&mut [f32], Option<GradOut<'_>>),
+    (dgates, dstate): (&mut [f32], GradOut<'_>),
     scratch: &mut [f32],
 ) {
     let LstmShape { sequences: b, hidden: n, .. } = *shape;
@@ -257,7 +257,7 @@ pub fn backward(
             dh.iter_mut().for_each(|dh| *dh *= keep);
         }
     }
-    let Some(GradOut { values, accumulate }) = dstate else { return };
+    let GradOut { values, accumulate } = dstate;
     for (i, to) in values.chunks_exact_mut(2 * n).enumerate() {
         let parts = dh_next[i * n..][..n].iter().chain(&dc_next[i * n..][..n]);
         to.iter_mut().zip(parts).for_each(|(to, d)| *to = if accumulate { *to + d } else { *d });

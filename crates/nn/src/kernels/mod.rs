@@ -13,6 +13,7 @@
 //! # Conventions
 //! - Every kernel takes an [`Isa`] first and behaves the same for each, up to rounding. A result
 //!   depends on nothing but the arguments and the instruction set.
+//! - An operand that is absent is an empty slice: a bias, a gradient that is not wanted.
 //! - A gradient with respect to an activation goes to a [`GradOut`]: overwritten or added to.
 //!   A gradient with respect to a parameter is always added to.
 //! - Lengths are those of the operation's [`Signature`](crate::ops::Signature), which the plan
@@ -55,8 +56,8 @@ pub const fn pad16(channels: usize) -> usize {
     channels.next_multiple_of(PAD)
 }
 
-/// Where a gradient goes, and whether it is added to what is there.
-#[derive(Debug)]
+/// Where a gradient goes, and whether it is added to what is there. No elements: it is not wanted.
+#[derive(Debug, Default)]
 pub struct GradOut<'a> {
     /// Destination.
     pub values: &'a mut [f32],

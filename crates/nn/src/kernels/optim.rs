@@ -1,10 +1,8 @@
 //! Gradient clipping, stochastic gradient descent and Adam, as PyTorch defines them.
 
-use std::ops::Range;
-
 use super::Isa;
 use super::macros::isa_kernels;
-use crate::graph::{AdamConfig, Optimiser, SgdConfig};
+use crate::graph::{AdamConfig, SgdConfig};
 
 /// Factor that brings a gradient of L2 norm `norm` down to at most `max_norm`:
 /// `min(1, max_norm/(norm + 1e-6))`, as `torch.nn.utils.clip_grad_norm_`. NaN for a NaN norm.
@@ -43,39 +41,6 @@ impl AdamStep {
             clip,
             rate: (f64::from(adam.lr) / first) as f32,
             root: second.sqrt() as f32,
-        }
-    }
-}
-
-/// What the update of a group needs to know.
-#[derive(Clone, Copy, Debug)]
-pub struct GroupStep<'a> {
-    /// How it is updated.
-    pub optimiser: &'a Optimiser,
-    /// Factor of the gradient, from [`clip_coefficient`].
-    pub clip: f32,
-    /// Steps done, this one included (Adam only).
-    pub steps: i64,
-}
-
-/// The optimiser's step on the elements `at` of a group: `values` and `gradient` of the same length,
-/// `moments` as many times as long as the optimiser remembers numbers.
-pub fn group_step(
-    isa: Isa,
-    step: &GroupStep<'_>,
-    at: Range<usize>,
-    values: &mut [f32],
-    gradient: &[f32],
-    moments: &mut [f32],
-) {
-    let (first, second) = moments.split_at_mut(values.len());
-    let (values, gradient) = (&mut values[at.clone()], &gradient[at.clone()]);
-    let first = &mut first[at.clone()];
-    match step.optimiser {
-        Optimiser::Sgd(sgd) => sgd_step(isa, sgd, step.clip, values, gradient, first),
-        Optimiser::Adam(adam) => {
-            let step = AdamStep::new(adam, step.clip, step.steps);
-            adam_step(isa, &step, values, gradient, first, &mut second[at]);
         }
     }
 }

@@ -59,9 +59,8 @@ isa_kernels! {
     /// `ky·kernel + kx` of the maximum: the first of equals in row-major order, the last NaN if
     /// there is one, as PyTorch.
     pub fn max2d_forward(isa: Isa, shape: &PoolShape, x: &[f32], y: &mut [f32],
-                         argmax: Option<&mut [u8]>) {
+                         argmax: &mut [u8]) {
         shape.check();
-        let mut argmax = argmax;
         let out = shape.output();
         if out.is_empty() {
             return;
@@ -69,8 +68,7 @@ isa_kernels! {
         for (i, y) in y.chunks_exact_mut(out.c).enumerate() {
             let at = shape.offset(i / out.pixels(), i / out.w % out.h, i % out.w);
             y.copy_from_slice(&x[at..at + out.c]);
-            let mut codes =
-                argmax.as_mut().map(|codes| &mut codes[i * out.c..(i + 1) * out.c]);
+            let mut codes = argmax.get_mut(i * out.c..(i + 1) * out.c);
             if let Some(codes) = &mut codes {
                 codes.fill(0);
             }

@@ -10,6 +10,7 @@
 //!
 //! A tile of P rows × V vectors of columns stays in registers over the whole depth.
 
+#[cfg(target_arch = "x86_64")]
 use super::isa::Level;
 use super::simd::Simd;
 use super::simd::portable::Lanes8;
@@ -377,38 +378,39 @@ mod portable {
 
 /// The block of columns to compute next, if `cols` remain.
 fn block(isa: Isa, job: &Job<'_>, cols: usize) -> &'static Block {
-    let run = job.depth.counts[2];
-    match (isa.level(), job.mode, cols) {
-        #[cfg(target_arch = "x86_64")]
-        (Level::Avx2, Mode::Lanes, _) => x86::YMM_LANES,
-        #[cfg(target_arch = "x86_64")]
-        (Level::Avx2, _, ..=8) => x86::YMM_X1,
-        #[cfg(target_arch = "x86_64")]
-        (Level::Avx2, ..) => x86::YMM_X2,
-        #[cfg(target_arch = "x86_64")]
-        (Level::Avx512, Mode::Lanes, ..=8) => x86::EVEX_LANES,
-        #[cfg(target_arch = "x86_64")]
-        (Level::Avx512, Mode::Lanes, _) => x86::ZMM_LANES,
-        // Three input channels times three columns leave a rest of four, but not of three.
-        #[cfg(target_arch = "x86_64")]
-        (Level::Avx512, _, ..=8) if run.is_multiple_of(3) && !run.is_multiple_of(4) => {
-            x86::EVEX_X1_THIRDS
-        }
-        #[cfg(target_arch = "x86_64")]
-        (Level::Avx512, _, ..=8) => x86::EVEX_X1,
-        #[cfg(target_arch = "x86_64")]
-        (Level::Avx512, _, ..=24) => x86::ZMM_X1,
-        #[cfg(target_arch = "x86_64")]
-        (Level::Avx512, ..) => x86::ZMM_X2,
-        (_, Mode::Lanes, _) => portable::LANES,
-        (_, _, ..=8) => portable::X1,
+    #[cfg(target_arch = "x86_64")]
+    if let Some(block) = x86::block(isa, job, cols) {
+        return block;
+    }
+    match (job.mode, cols) {
+        (Mode::Lanes, _) => portable::LANES,
+        (_, ..=8) => portable::X1,
         _ => portable::X2,
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{Block, Simd, Tile, Ymm, Zmm, tile};
+    use super::{Block, Isa, Job, Level, Mode, Simd, Tile, Ymm, Zmm, tile};
+
+    pub(super) fn block(isa: Isa, job: &Job<'_>, cols: usize) -> Option<&'static Block> {
+        let run = job.depth.counts[2];
+        Some(match (isa.level(), job.mode, cols) {
+            (Level::Portable, ..) => return None,
+            (Level::Avx2, Mode::Lanes, _) => YMM_LANES,
+            (Level::Avx2, _, ..=8) => YMM_X1,
+            (Level::Avx2, ..) => YMM_X2,
+            (Level::Avx512, Mode::Lanes, ..=8) => EVEX_LANES,
+            (Level::Avx512, Mode::Lanes, _) => ZMM_LANES,
+            // Three input channels times three columns leave a rest of four, but not of three.
+            (Level::Avx512, _, ..=8) if run.is_multiple_of(3) && !run.is_multiple_of(4) => {
+                EVEX_X1_THIRDS
+            }
+            (Level::Avx512, _, ..=8) => EVEX_X1,
+            (Level::Avx512, _, ..=24) => ZMM_X1,
+            (Level::Avx512, ..) => ZMM_X2,
+        })
+    }
 
     /// # Safety
     /// As [`tile`].

@@ -21,11 +21,8 @@ use serde::{Deserialize, Serialize};
 use crate::plan::{Space, Span};
 
 const HEADER: usize = 10;
-const TRAIN: usize = 3;
 /// Elements of the counts of training.
 pub(crate) const TRAIN_LEN: usize = 4;
-const NON_FINITE: usize = 7;
-const FINGERPRINT: usize = 8;
 /// Elements of a group's row.
 pub(crate) const GROUP_LEN: usize = 6;
 /// Elements of a configuration's row.
@@ -150,8 +147,8 @@ impl Metrics {
             correct: count(raw[4]),
             samples: count(raw[5]),
             steps,
-            non_finite: count(raw[NON_FINITE]),
-            fingerprint: count(raw[FINGERPRINT]) << 32 | count(raw[FINGERPRINT + 1]),
+            non_finite: count(raw[7]),
+            fingerprint: count(raw[8]) << 32 | count(raw[9]),
             batch_losses,
             groups: (0..layout.groups).map(group).collect(),
             eval: (0..layout.configs).map(eval).collect(),
@@ -223,17 +220,19 @@ pub(crate) struct BatchResult {
     pub(crate) samples: usize,
 }
 
-fn metrics(start: usize, len: usize) -> Span {
+/// Counts of training, for [`add_train`].
+pub(crate) const TRAIN: Span = metrics(3, TRAIN_LEN);
+/// Weights that were not finite.
+pub(crate) const NON_FINITE: Span = metrics(7, 1);
+/// Halves of the fingerprint.
+pub(crate) const FINGERPRINT: Span = metrics(8, 2);
+
+const fn metrics(start: usize, len: usize) -> Span {
     Span::new(Space::Metrics, DType::F64, start, len)
 }
 
 fn log_start(groups: usize) -> usize {
     HEADER + groups * GROUP_LEN
-}
-
-/// Counts of training, for [`add_train`].
-pub(crate) fn train_span() -> Span {
-    metrics(TRAIN, TRAIN_LEN)
 }
 
 /// Ring of the mean losses of the last `log` batches, for [`add_train`].
@@ -244,16 +243,6 @@ pub(crate) fn log_span(groups: usize, log: usize) -> Span {
 /// Row of a group, for [`add_group`].
 pub(crate) fn group_span(group: usize) -> Span {
     metrics(HEADER + group * GROUP_LEN, GROUP_LEN)
-}
-
-/// Weights that were not finite.
-pub(crate) fn non_finite_span() -> Span {
-    metrics(NON_FINITE, 1)
-}
-
-/// Halves of the fingerprint.
-pub(crate) fn fingerprint_span() -> Span {
-    metrics(FINGERPRINT, 2)
 }
 
 /// Elements of the scores up to the last of these rows.
@@ -307,7 +296,7 @@ mod tests {
     fn filled(batches: usize) -> Vec<f64> {
         let mut raw = vec![f64::NAN; LAYOUT.len()];
         LAYOUT.reset(&mut raw);
-        let (counts, ring) = (train_span().range(), log_span(LAYOUT.groups, LAYOUT.log).range());
+        let (counts, ring) = (TRAIN.range(), log_span(LAYOUT.groups, LAYOUT.log).range());
         for i in 0..batches {
             let batch = BatchResult { loss_sum: 10.0 * i as f64, correct: 3, samples: 10 };
             let (head, tail) = raw.split_at_mut(ring.start);

@@ -8,6 +8,7 @@
 mod fleet;
 mod gradient;
 mod groups;
+mod growth;
 pub(crate) mod metrics;
 mod plans;
 mod replica;
@@ -23,7 +24,8 @@ use meristem_device::{DType, Expect, Extent, Owner, Stream, Tensor};
 
 pub use self::fleet::{Fleet, LabelledBatch};
 use self::gradient::Gradient;
-use self::groups::{Fresh, Group};
+use self::groups::Group;
+use self::growth::Fresh;
 pub use self::metrics::{EvalMetrics, GroupMetrics, Metrics, MetricsLayout};
 pub use self::plans::Plans;
 use self::plans::Topology;
@@ -89,14 +91,6 @@ pub struct Network {
     gradient: Option<Gradient>,
 }
 
-/// The tensors that a graph needs and another does not have; `None` for what stays as it is.
-struct Grown {
-    groups: Vec<Group>,
-    arena: Option<Tensor>,
-    alphas: Option<Tensor>,
-    metrics: Option<Tensor>,
-}
-
 impl Network {
     /// A network with fresh parameters and plans of its own. Does not wait for the device.
     ///
@@ -118,21 +112,47 @@ impl Network {
         plans: &Plans,
     ) -> Result<Self> {
         check_options(&options)?;
+        Self::assemble(stream, graph, options, plans, None)
+    }
+
+    /// A network of a graph; of an earlier one it takes what stays as it is.
+    fn assemble(
+        stream: &Stream,
+        graph: Arc<Graph>,
+        options: NetworkOptions,
+        plans: &Plans,
+        old: Option<&Network>,
+    ) -> Result<Self> {
         check_graph(&graph)?;
         let topology = plans.topology(&graph);
         let arena_len = largest_arena(&topology, &options)?;
-        let groups = groups::build(stream, &graph, None, options.fresh())?;
-        let metrics_layout = layout_of(&graph, &options);
-        let metrics = Tensor::zeros(stream, [metrics_layout.len()], DType::F64, Owner::Metrics)?;
-        let alphas = new_alphas(stream, &graph, &options)?;
-        let alpha_values = vec![0.0; alphas.numel()];
-        let arena = new_arena(stream, arena_len)?;
-        let (stream, plans) = (stream.clone(), plans.clone());
+        let groups = growth::build(stream, &graph, old.map(Self::weights), options.fresh())?;
+        let arena = match old.filter(|old| old.arena.numel() >= arena_len) {
+            Some(old) => old.arena.clone(),
+            None => new_arena(stream, arena_len)?,
+        };
+        let (alphas, alpha_values) = match old.filter(|old| old.graph().alphas == graph.alphas) {
+            Some(old) => (old.alphas.clone(), old.alpha_values.clone()),
+            None => {
+                let shape = [options.configs, graph.alphas];
+                let zeros = Tensor::zeros(stream, shape, DType::F32, Owner::Parameters)?;
+                (zeros, vec![0.0; options.configs * graph.alphas])
+            }
+        };
+        let metrics_layout = MetricsLayout {
+            groups: graph.groups.len(),
+            configs: options.configs,
+            log: options.batch_log,
+        };
+        let metrics = match old.filter(|old| old.metrics.numel() == metrics_layout.len()) {
+            Some(old) => old.metrics.clone(),
+            None => Tensor::zeros(stream, [metrics_layout.len()], DType::F64, Owner::Metrics)?,
+        };
         let network = Self {
-            stream,
+            stream: stream.clone(),
             options,
             groups,
-            plans,
+            plans: plans.clone(),
             topology,
             arena,
             alphas,
@@ -157,38 +177,8 @@ impl Network {
         if *graph == **self.graph() {
             return Ok(());
         }
-        check_graph(&graph)?;
-        let topology = self.plans.topology(&graph);
-        let grown = self.grow(&topology)?;
-        self.gradient = None;
-        self.metrics_layout = layout_of(&graph, &self.options);
-        (self.groups, self.topology) = (grown.groups, topology);
-        self.arena = grown.arena.unwrap_or_else(|| self.arena.clone());
-        if let Some(alphas) = grown.alphas {
-            self.alpha_values = vec![0.0; alphas.numel()];
-            self.alphas = alphas;
-        }
-        self.metrics = grown.metrics.unwrap_or_else(|| self.metrics.clone());
-        self.reset_metrics()
-    }
-
-    /// What another graph needs: all of it is made before any of it is taken.
-    fn grow(&self, topology: &Topology) -> Result<Grown> {
-        let (old, new) = (self.graph(), topology.graph());
-        let arena_len = largest_arena(topology, &self.options)?;
-        let groups =
-            groups::build(&self.stream, new, Some((old, &self.groups)), self.options.fresh())?;
-        let arena = (arena_len > self.arena.numel())
-            .then(|| new_arena(&self.stream, arena_len))
-            .transpose()?;
-        let alphas = (new.alphas != old.alphas)
-            .then(|| new_alphas(&self.stream, new, &self.options))
-            .transpose()?;
-        let len = layout_of(new, &self.options).len();
-        let metrics = (len != self.metrics.numel())
-            .then(|| Tensor::zeros(&self.stream, [len], DType::F64, Owner::Metrics))
-            .transpose()?;
-        Ok(Grown { groups, arena, alphas, metrics })
+        *self = Self::assemble(&self.stream, graph, self.options, &self.plans, Some(self))?;
+        Ok(())
     }
 
     /// Compiles the training plan of this batch size ahead, and makes the arena large enough for
@@ -446,18 +436,8 @@ fn largest_arena(topology: &Topology, options: &NetworkOptions) -> Result<usize>
     }
 }
 
-fn layout_of(graph: &Graph, options: &NetworkOptions) -> MetricsLayout {
-    let groups = graph.groups.len();
-    MetricsLayout { groups, configs: options.configs, log: options.batch_log }
-}
-
 fn new_arena(stream: &Stream, len: usize) -> Result<Tensor> {
     Ok(Tensor::empty(stream, [len], DType::F32, Owner::Activations)?)
-}
-
-fn new_alphas(stream: &Stream, graph: &Graph, options: &NetworkOptions) -> Result<Tensor> {
-    let shape = [options.configs, graph.alphas];
-    Ok(Tensor::zeros(stream, shape, DType::F32, Owner::Parameters)?)
 }
 
 fn check_options(options: &NetworkOptions) -> Result<()> {

@@ -76,7 +76,7 @@ impl Network {
         let spans = self.group_spans();
         let tensors = spans.iter().map(|span| Spec::new(span.dtype, span.len)).collect();
         let op = state::Op::Fingerprint(tensors);
-        let step = Step::new(op, &spans, &[metrics::fingerprint_span()]);
+        let step = Step::new(op, &spans, &[metrics::FINGERPRINT]);
         self.launch_steps("fingerprint", vec![step])
     }
 

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use meristem_device::{DType, Expect, Owner, Stream, Tensor, read_back_as};
 
 use super::gradient;
-use super::groups::{self, Fresh, Group};
+use super::groups::Group;
+use super::growth::{self, Fresh};
 use super::metrics::MetricsLayout;
 use super::plans::Recent;
 use super::run::{Run, Tensors};
@@ -101,7 +102,7 @@ impl SequenceNetwork {
             return Err(Error::argument("SequenceNetwork::new", "graph", expected, got));
         }
         let fresh = Fresh { seed: options.seed, env: 0, owner: options.owner };
-        let groups = groups::build(stream, &graph, None, fresh)?;
+        let groups = growth::build(stream, &graph, None, fresh)?;
         let metrics_layout = MetricsLayout { groups: graph.groups.len(), configs: 0, log: 0 };
         let metrics = Tensor::zeros(stream, [metrics_layout.len()], DType::F64, options.owner)?;
         let arena = || Tensor::empty(stream, [0], DType::F32, options.owner);

@@ -108,7 +108,7 @@ impl Network {
         let mut spans = self.group_spans();
         spans.retain(|span| span.dtype == DType::F32);
         let op = state::Op::CountNonFinite(spans.iter().map(|span| span.len).collect());
-        let step = Step::new(op, &spans, &[metrics::non_finite_span()]);
+        let step = Step::new(op, &spans, &[metrics::NON_FINITE]);
         self.launch_steps("count_non_finite", vec![step])
     }
 

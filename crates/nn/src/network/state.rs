@@ -57,7 +57,7 @@ impl Network {
         self.weights().clear_moments()
     }
 
-    fn weights(&self) -> Weights<'_> {
+    pub(super) fn weights(&self) -> Weights<'_> {
         Weights { graph: self.graph(), groups: &self.groups }
     }
 }
@@ -72,7 +72,7 @@ pub(super) struct Weights<'a> {
 pub(super) struct Entries(Vec<Entry>);
 
 /// A named tensor, with its view of a group's memory.
-struct Entry {
+pub(super) struct Entry {
     name: String,
     /// PyTorch's shape.
     shape: Vec<usize>,
@@ -90,6 +90,19 @@ impl Entry {
     ) -> Result<Self> {
         let (shape, memory) = (shape.to_vec(), at.0.view(at.1, [packing.len()])?);
         Ok(Self { name, shape, packing: Some(packing), memory })
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn memory(&self) -> &Tensor {
+        &self.memory
+    }
+
+    /// Whether both have one name, shape and form in memory.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        (&self.name, &self.shape, self.packing) == (&other.name, &other.shape, other.packing)
     }
 
     fn counter(name: String, counters: &Tensor, at: usize) -> Result<Self> {
@@ -160,6 +173,10 @@ impl Weights<'_> {
 }
 
 impl Entries {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
+        self.0.iter()
+    }
+
     /// All of them, on the host.
     #[track_caller]
     pub(super) fn read_back(&self) -> Result<StateDict> {

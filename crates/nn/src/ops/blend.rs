@@ -1,10 +1,9 @@
 //! Steps where a module meets its host.
 
 use super::operand::{Operands, Signature, f32s};
-use super::wanted;
 use crate::graph::BlendMode;
-use crate::kernels::Isa;
 use crate::kernels::blend::{self, BlendGrads, BlendInputs, TanhMixGrads};
+use crate::kernels::{GradOut, Isa};
 
 /// Shape of a blend: host and module have `len` values, for `samples` samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,10 +82,10 @@ impl Op {
                 let ([h, m, x, gate, alpha, dy], [dh, dm, dx, dgate]) = operands.floats();
                 let from = BlendInputs { h, m, x, gate, alpha: alpha[0] };
                 let to = BlendGrads {
-                    h: wanted(dh, ah),
-                    m: wanted(dm, am),
-                    x: wanted(dx, ax),
-                    gate: wanted(dgate, ag),
+                    h: GradOut { values: dh, accumulate: ah },
+                    m: GradOut { values: dm, accumulate: am },
+                    x: GradOut { values: dx, accumulate: ax },
+                    gate: GradOut { values: dgate, accumulate: ag },
                 };
                 blend::backward(isa, of.mode, &from, dy, to);
             }
@@ -97,9 +96,9 @@ impl Op {
             Op::TanhMixGradient { accumulate, .. } => {
                 let ([x, y, s, dout], [dx, dy, ds]) = operands.floats();
                 let to = TanhMixGrads {
-                    x: wanted(dx, accumulate[0]),
-                    y: wanted(dy, accumulate[1]),
-                    s: Some(&mut ds[0]),
+                    x: GradOut { values: dx, accumulate: accumulate[0] },
+                    y: GradOut { values: dy, accumulate: accumulate[1] },
+                    s: ds,
                 };
                 blend::tanh_mix_backward(isa, x, y, s[0], dout, to);
             }

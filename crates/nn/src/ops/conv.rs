@@ -1,7 +1,6 @@
 //! Steps of 2-d convolution, and of linear layers, whose shape is [`ConvShape::linear`].
 
 use super::operand::{Operands, Signature, f32s, scratch};
-use super::{present, present_mut};
 use crate::kernels::conv::{self, ConvInputs, ConvShape, ParamGrads};
 use crate::kernels::norm::BatchStats;
 use crate::kernels::{GradOut, Isa};
@@ -51,18 +50,18 @@ impl Op {
         match self {
             Op::Forward(shape) => {
                 let ([x, w, bias], [y, scratch]) = operands.floats();
-                let of = ConvInputs { x, w, bias: present(bias) };
+                let of = ConvInputs { x, w, bias };
                 conv::forward(isa, shape, &of, y, scratch);
             }
             Op::ForwardWithStats(shape) => {
                 let ([x, w, bias], [y, mean, var, scratch]) = operands.floats();
-                let of = ConvInputs { x, w, bias: present(bias) };
+                let of = ConvInputs { x, w, bias };
                 let stats = BatchStats { mean, var };
                 conv::forward_with_stats(isa, shape, &of, y, stats, scratch);
             }
             Op::WeightGradient(shape) => {
                 let ([x, dy], [dw, db, scratch]) = operands.floats();
-                let to = ParamGrads { dw, db: present_mut(db) };
+                let to = ParamGrads { dw, db };
                 conv::backward_weight(isa, shape, x, dy, to, scratch);
             }
             Op::DataGradient { shape, accumulate } => {

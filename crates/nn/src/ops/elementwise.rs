@@ -1,7 +1,6 @@
 //! Steps that go element by element, or scale channels.
 
 use super::operand::{Operands, Signature, f32s};
-use super::wanted;
 pub use crate::kernels::elementwise::Function;
 use crate::kernels::elementwise::{self, ScaleChannels};
 use crate::kernels::{GradOut, ImageShape, Isa};
@@ -124,7 +123,10 @@ impl Op {
             Op::ScaleGradient { shape, factor, accumulate } => {
                 let ([x, scale, dy], [dx, dscale]) = operands.floats();
                 let of = ScaleChannels { x, scale, factor };
-                let [dx, dscale] = [wanted(dx, accumulate[0]), wanted(dscale, accumulate[1])];
+                let [dx, dscale] = [
+                    GradOut { values: dx, accumulate: accumulate[0] },
+                    GradOut { values: dscale, accumulate: accumulate[1] },
+                ];
                 elementwise::scale_channels_backward(isa, &shape, &of, dy, dx, dscale);
             }
         }

@@ -52,13 +52,13 @@ impl Op {
         match self {
             Op::Train { logits, .. } => {
                 let ([values, targets], [gradient, counts, log]) = operands.split();
-                let (values, gradient) = (values.elements(), Some(gradient.elements()));
+                let (values, gradient) = (values.elements(), gradient.elements());
                 let batch = result(isa, *logits, (values, targets.elements()), gradient);
                 metrics::add_train(batch, counts.elements(), log.elements());
             }
             Op::Evaluate { logits, rows } => {
                 let ([values, targets], [scores]) = operands.split();
-                let batch = result(isa, *logits, (values.elements(), targets.elements()), None);
+                let batch = result(isa, *logits, (values.elements(), targets.elements()), &mut []);
                 let scores = scores.elements();
                 rows.iter().for_each(|row| metrics::add_score(batch, *row, scores));
             }
@@ -70,7 +70,7 @@ fn result(
     isa: Isa,
     logits: Logits,
     (values, targets): (&[f32], &[u32]),
-    gradient: Option<&mut [f32]>,
+    gradient: &mut [f32],
 ) -> BatchResult {
     let sums = loss::softmax_cross_entropy(isa, logits.classes, values, targets, gradient);
     BatchResult { loss_sum: sums.loss, correct: sums.correct, samples: targets.len() }

@@ -1,9 +1,8 @@
 //! Steps of the LSTM.
 
 use super::operand::{Operands, Signature, f32s, scratch};
-use super::wanted;
-use crate::kernels::Isa;
 use crate::kernels::lstm::{self, LstmInputs, LstmOutputs, LstmSaved, LstmShape};
+use crate::kernels::{GradOut, Isa};
 
 /// The LSTM's forward and backward steps. The products for the gradients of its weights and of its
 /// input are those of linear layers.
@@ -59,7 +58,7 @@ impl Op {
                 let (reads, [dgates, dstate, scratch]) = operands.floats::<6, 3>();
                 let [keep, state, weight_hh, c, gates, dh] = reads;
                 let of = LstmSaved { keep, state, weight_hh, c, gates };
-                let dstate = wanted(dstate, *accumulate);
+                let dstate = GradOut { values: dstate, accumulate: *accumulate };
                 lstm::backward(isa, shape, &of, dh, (dgates, dstate), scratch);
             }
             Op::StatesBefore(shape) => {

@@ -25,7 +25,7 @@ pub mod state;
 pub use operand::{Form, Operands, Role, Signature, Slice, SliceMut, Spec};
 
 use crate::error::{Error, Result};
-use crate::kernels::{GradOut, Isa};
+use crate::kernels::Isa;
 
 /// The processor that runs an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,19 +111,4 @@ pub fn run(on: Backend, op: &Op, operands: Operands<'_>) -> Result<()> {
         Backend::Cpu(isa) => op.run(isa, operands),
     }
     Ok(())
-}
-
-/// A gradient destination, `None` where the operand is absent.
-fn wanted(values: &mut [f32], accumulate: bool) -> Option<GradOut<'_>> {
-    (!values.is_empty()).then_some(GradOut { values, accumulate })
-}
-
-/// An operand that may be absent.
-fn present<T>(values: &[T]) -> Option<&[T]> {
-    (!values.is_empty()).then_some(values)
-}
-
-/// A written operand that may be absent.
-fn present_mut<T>(values: &mut [T]) -> Option<&mut [T]> {
-    (!values.is_empty()).then_some(values)
 }

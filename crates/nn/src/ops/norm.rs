@@ -1,10 +1,9 @@
 //! Steps of batch norm, with what it is fused with, and of group norm.
 
 use super::operand::{Operands, Signature, Slice, SliceMut, f32s, i64s, scratch, u8s};
-use super::{present_mut, wanted};
 use crate::kernels::norm::{
     self, Activation, BatchNormBackward, BatchNormForward, BatchNormGrads, BatchStats,
-    GroupNormBackward, GroupNormForward, GroupNormGrads, GroupNormSaved, Running,
+    GroupNormBackward, GroupNormForward, GroupNormGrads, GroupNormSaved,
 };
 use crate::kernels::{GradOut, ImageShape, Isa};
 
@@ -128,7 +127,7 @@ impl Op {
             Op::UpdateRunning { momentum, count, .. } => {
                 let ([mean, var], [running_mean, running_var, batches]) = operands.split();
                 let running =
-                    Running { mean: running_mean.elements(), var: running_var.elements() };
+                    BatchStats { mean: running_mean.elements(), var: running_var.elements() };
                 norm::update_running(*momentum, *count, mean.elements(), var.elements(), running);
                 batches.elements::<i64>()[0] += 1;
             }
@@ -144,7 +143,11 @@ impl Op {
                 let (reads, [dx, dgamma, dbeta, scratch]) = operands.floats();
                 let [x, gamma, mean, invstd, dout] = reads;
                 let of = GroupNormBackward { x, gamma, groups: *groups, mean, invstd, dout };
-                let to = GroupNormGrads { dx: wanted(dx, *accumulate), dgamma, dbeta };
+                let to = GroupNormGrads {
+                    dx: GradOut { values: dx, accumulate: *accumulate },
+                    dgamma,
+                    dbeta,
+                };
                 norm::group_norm_backward(isa, shape, &of, to, scratch);
             }
         }
@@ -154,7 +157,7 @@ impl Op {
 fn batch_forward(isa: Isa, of: &BatchNorm, operands: Operands<'_>) {
     let (reads, [y, codes, scratch]) = operands.split::<5, 3>();
     let inputs = of.inputs(reads.map(Slice::elements));
-    let codes = present_mut(codes.elements());
+    let codes = codes.elements();
     norm::batch_norm_act_forward(isa, &of.shape, &inputs, y.elements(), codes, scratch.elements());
 }
 

@@ -99,8 +99,7 @@ impl Signature {
         let kinds = [("read", &self.reads, reads), ("written", &self.writes, writes)];
         for (kind, specs, given) in kinds {
             if specs.len() != given.len() {
-                let numbers = [specs.len(), given.len()].map(|n| format!("{n} in all"));
-                let [expected, got] = numbers;
+                let [expected, got] = [specs.len(), given.len()].map(|n| format!("{n} in all"));
                 return Some([kind.into(), expected, got]);
             }
             for (at, (spec, &(dtype, len))) in specs.iter().zip(given).enumerate() {

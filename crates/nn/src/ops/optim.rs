@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::operand::{Operands, Signature, f32s, f64s, i64s};
 use crate::graph::Optimiser;
 use crate::kernels::Isa;
-use crate::kernels::optim::{self, GroupStep};
+use crate::kernels::optim::{self, AdamStep};
 use crate::network::metrics;
 
 /// Steps on a group's gradient, which lies in the layout of the group's parameters.
@@ -79,11 +79,19 @@ impl Op {
                     *steps += 1;
                     *steps
                 });
-                let step = GroupStep { optimiser, clip: clip.elements::<f32>()[0], steps };
-                let (gradient, values, moments) =
-                    (gradient.elements(), values.elements(), moments.elements());
+                let (gradient, clip): (&[f32], f32) = (gradient.elements(), clip.elements()[0]);
+                let values: &mut [f32] = values.elements();
+                let (first, second) = moments.elements().split_at_mut(values.len());
                 for run in runs {
-                    optim::group_step(isa, &step, run.clone(), values, gradient, moments);
+                    let (p, g) = (&mut values[run.clone()], &gradient[run.clone()]);
+                    let m = &mut first[run.clone()];
+                    match optimiser {
+                        Optimiser::Sgd(sgd) => optim::sgd_step(isa, sgd, clip, p, g, m),
+                        Optimiser::Adam(adam) => {
+                            let step = AdamStep::new(adam, clip, steps);
+                            optim::adam_step(isa, &step, p, g, m, &mut second[run.clone()]);
+                        }
+                    }
                 }
             }
         }

@@ -1,7 +1,6 @@
 //! Steps of max pooling and global average pooling.
 
 use super::operand::{Operands, Signature, f32s, u8s};
-use super::present_mut;
 use crate::kernels::norm::batch::BLOCKED;
 use crate::kernels::pool::{self, PoolShape};
 use crate::kernels::{GradOut, ImageShape, Isa};
@@ -60,13 +59,7 @@ impl Op {
         match self {
             Op::Max(shape) => {
                 let ([x], [y, positions]) = operands.split();
-                pool::max2d_forward(
-                    isa,
-                    shape,
-                    x.elements(),
-                    y.elements(),
-                    present_mut(positions.elements()),
-                );
+                pool::max2d_forward(isa, shape, x.elements(), y.elements(), positions.elements());
             }
             Op::MaxGradient { shape, accumulate } => {
                 let ([dy, positions], [dx]) = operands.split();

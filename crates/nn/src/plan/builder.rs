@@ -49,6 +49,14 @@ impl Value {
     }
 }
 
+/// The value whose memory this one lies in.
+pub(crate) fn root(values: &[Value], mut id: ValueId) -> ValueId {
+    while let Home::Part { of, .. } = values[id.index()].home {
+        id = of;
+    }
+    id
+}
+
 /// Emits the backward steps of a lowered node, given the gradient of its output.
 pub(crate) type Backward = Box<dyn FnOnce(&mut Builder<'_>, ValueId)>;
 
@@ -182,6 +190,17 @@ impl<'g> Builder<'g> {
     /// A value in memory that the caller brings.
     pub(crate) fn fixed(&mut self, span: Span) -> ValueId {
         self.value(Home::Fixed(span), span.dtype, span.len)
+    }
+
+    /// The memory of a node that the caller gives.
+    pub(crate) fn input(&mut self, node: NodeId) -> Option<ValueId> {
+        let (n, dtype) = match self.graph.nodes[node.index()].op {
+            Op::Input(n) | Op::State(n) => (n, DType::F32),
+            Op::Indices(n) => (n, DType::U32),
+            _ => return None,
+        };
+        let len = self.shape(node).len();
+        Some(self.fixed(Span::new(Space::Input(n), dtype, 0, len)))
     }
 
     /// Lets a value live to the end of the plan, for the caller to read.
@@ -325,26 +344,27 @@ impl<'g> Builder<'g> {
         self.group_grads[group]
     }
 
-    /// Emits backward steps of the node `of` whose gradients go to `inputs`. `emit` gets one target
+    /// Emits backward steps of the node `of` whose gradients go to `inputs` (none where absent). `emit` gets one target
     /// per input, in memory that no other operand of the step shares.
     pub(crate) fn send_gradients<const N: usize>(
         &mut self,
         of: NodeId,
-        inputs: [NodeId; N],
+        inputs: [impl Into<Option<NodeId>>; N],
         emit: impl FnOnce(&mut Self, [Target; N]),
     ) {
         let mut later: Vec<(NodeId, ValueId)> = vec![];
-        let targets = std::array::from_fn(|i| {
-            let node = inputs[i];
-            if !self.wants(node) {
+        let mut seen: Vec<NodeId> = vec![];
+        let targets = inputs.map(|input| {
+            let Some(node) = input.into().filter(|node| self.wants(*node)) else {
                 return Target::NONE;
-            }
-            if inputs[..i].contains(&node) {
+            };
+            if seen.contains(&node) {
                 // The same value is read twice: one step may not write one gradient twice.
                 let value = self.arena(self.shape(node).len());
                 later.push((node, value));
                 return Target { value, accumulate: false };
             }
+            seen.push(node);
             self.target(of, node)
         });
         emit(self, targets);

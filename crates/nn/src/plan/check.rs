@@ -1,7 +1,6 @@
 //! Does a plan use its memory well? Follows every element of the arena through the steps.
 
-use super::builder::{Home, Value};
-use super::root;
+use super::builder::{Home, Value, root};
 use super::step::Draft;
 use super::value::{Space, Span, ValueId};
 

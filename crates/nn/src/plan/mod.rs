@@ -11,6 +11,7 @@
 pub mod arena;
 mod builder;
 mod check;
+mod compile;
 mod fuse;
 mod lower;
 mod memory;
@@ -20,24 +21,16 @@ mod tree;
 mod value;
 
 use std::ops::{Range, RangeInclusive};
-use std::sync::Arc;
 
-use smallvec::SmallVec;
-
-use self::arena::Lifetime;
-use self::builder::{Builder, Home, Value};
 pub use self::memory::{GroupMemory, Memory};
 pub use self::options::{Mode, Objective, PlanOptions};
-use self::step::Draft;
 pub use self::step::{Phase, SpaceUse, Step};
 pub(crate) use self::step::{add_use, uses};
 pub use self::tree::{AlphaPattern, flops};
-use self::value::ValueId;
 pub use self::value::{Space, Span};
 use crate::error::{Error, Result};
-use crate::graph::{Graph, ParamId};
+use crate::graph::ParamId;
 use crate::kernels::Isa;
-use crate::kernels::sample::Sampler;
 use crate::layout::Layout;
 use crate::ops::{Op, optim};
 
@@ -62,99 +55,6 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Compiles a graph; to train means to make the cross-entropy small.
-    ///
-    /// # Errors
-    /// [`Error::EmptyBatch`] for a batch of no samples or a graph with an empty value;
-    /// [`Error::BatchTooLarge`] where a value would have no place in memory; [`Error::Steps`] for
-    /// samples that are not whole sequences;
-    /// [`Error::OneValuePerChannel`] where batch norm would have to train on one value per channel.
-    pub fn compile(graph: &Graph, options: PlanOptions) -> Result<Self> {
-        Self::compile_for(graph, options, &Objective::CrossEntropy)
-    }
-
-    /// As [`Plan::compile`], with another objective of [`Mode::Train`].
-    ///
-    /// # Errors
-    /// As [`Plan::compile`].
-    pub fn compile_for(graph: &Graph, options: PlanOptions, objective: &Objective) -> Result<Self> {
-        Self::compile_with(graph, options, (objective, None))
-    }
-
-    /// Compiles a forward run of these rows that ends with a draw of actions, see
-    /// [`ops::sample`](crate::ops::sample), in place of the output. Its inputs follow the graph's:
-    /// the legality of places, the step. It leaves what was drawn as outputs 0 to 4, then the
-    /// states, then copies of the inputs that have rows.
-    ///
-    /// # Errors
-    /// As [`Plan::compile`].
-    pub fn compile_draw(
-        graph: &Graph,
-        (batch, steps): (usize, usize),
-        sampler: &Arc<Sampler>,
-    ) -> Result<Self> {
-        let options = PlanOptions { steps, ..PlanOptions::new(batch, Mode::Infer) };
-        Self::compile_with(graph, options, (&Objective::CrossEntropy, Some(sampler)))
-    }
-
-    fn compile_with(
-        graph: &Graph,
-        options: PlanOptions,
-        (objective, draw): (&Objective, Option<&Arc<Sampler>>),
-    ) -> Result<Self> {
-        check_batch(graph, options.batch)?;
-        if options.steps == 0 || !options.batch.is_multiple_of(options.steps) {
-            return Err(Error::Steps { batch: options.batch, steps: options.steps });
-        }
-        let layout = Layout::new(graph);
-        let mut b = Builder::new(graph, &layout, options);
-        let mut backward = vec![];
-        for unit in &fuse::units(graph, options) {
-            if let Some(emit) = lower::forward(&mut b, unit)? {
-                backward.push((unit.output(), emit));
-            }
-        }
-        b.begin(Phase::Backward);
-        let mut output_gradient = None;
-        match options.mode {
-            Mode::Train => lower::train::objective(&mut b, objective),
-            Mode::Evaluate => lower::train::score(&mut b, &[0]),
-            Mode::Infer => {}
-            Mode::Gradient => {
-                let given = b.given(b.shape(graph.output).len());
-                b.seed(graph.output, given);
-                output_gradient = Some(given);
-            }
-        }
-        if b.backward() {
-            for (node, emit) in backward.into_iter().rev() {
-                if let Some(gradient) = b.gradient(node).filter(|_| b.wants(node)) {
-                    emit(&mut b, gradient);
-                }
-            }
-        }
-        let output = b.node(graph.output);
-        match options.mode {
-            Mode::Train => {
-                b.begin(Phase::Measure);
-                let coefficients = lower::train::measure(&mut b);
-                b.begin(Phase::Update);
-                lower::train::updates(&mut b, &coefficients);
-            }
-            Mode::Infer => {
-                b.begin(Phase::Deliver);
-                lower::train::deliver(&mut b, draw);
-            }
-            Mode::Evaluate | Mode::Gradient => {}
-        }
-        if matches!(options.mode, Mode::Infer | Mode::Gradient) {
-            b.keep(output);
-            b.keep_last_states();
-        }
-        let inputs = input_gradients_of(&mut b);
-        Ok(finish(b, output, output_gradient, inputs))
-    }
-
     /// What it was compiled for.
     pub fn options(&self) -> PlanOptions {
         self.options
@@ -300,151 +200,4 @@ impl Plan {
         self.steps(phases).iter().for_each(|step| step.run(isa, memory));
         Ok(())
     }
-}
-
-/// Refuses a batch that a plan cannot have.
-fn check_batch(graph: &Graph, batch: usize) -> Result<()> {
-    let elements = graph.nodes.iter().map(|node| node.dims.numel());
-    match (batch == 0, elements.clone().min(), elements.max()) {
-        (true, ..) | (_, Some(0), _) => Err(Error::EmptyBatch { batch }),
-        // The arena holds a few values for each node, and scratch of a few times the largest.
-        (_, _, Some(most)) if batch > (isize::MAX as usize >> 12) / most / graph.nodes.len() => {
-            Err(Error::BatchTooLarge { batch })
-        }
-        _ => Ok(()),
-    }
-}
-
-/// The gradients of the inputs, which the caller of [`Mode::Gradient`] reads after a run.
-fn input_gradients_of(b: &mut Builder<'_>) -> Vec<Option<ValueId>> {
-    let graph = b.graph;
-    let mut gradients = vec![];
-    for (i, node) in graph.nodes.iter().enumerate() {
-        if node.op.input().is_some() {
-            let id = crate::graph::NodeId(i);
-            let gradient = b.gradient(id);
-            if let Some(gradient) = gradient {
-                b.keep(gradient);
-            }
-            gradients.push(gradient);
-        }
-    }
-    gradients
-}
-
-/// Drops dead steps, assigns memory, resolves operands.
-fn finish(
-    b: Builder<'_>,
-    output: ValueId,
-    output_gradient: Option<ValueId>,
-    input_gradients: Vec<Option<ValueId>>,
-) -> Plan {
-    let groups = (0..b.graph.groups.len()).map(|g| b.group_gradient(g)).collect::<Vec<_>>();
-    let Builder { layout, options, values, steps, trained, last_states, .. } = b;
-    let steps = without_dead(&values, steps);
-    let (spans, arena_len) = assign_memory(&values, &steps);
-    let span = |id: ValueId| if id == ValueId::NONE { Span::EMPTY } else { spans[id.index()] };
-    let all = |ids: &[ValueId]| ids.iter().map(|id| span(*id)).collect::<SmallVec<_>>();
-    if cfg!(debug_assertions) {
-        let problem = check::misuse(&values, &steps, &spans);
-        assert_eq!(problem, None, "memory of a plan");
-    }
-    let ends = |phase: usize| steps.iter().filter(|step| step.phase as usize <= phase).count();
-    let phase_ends: [usize; Phase::COUNT] = std::array::from_fn(ends);
-    let steps: Vec<Step> = steps
-        .into_iter()
-        .map(|d| Step { op: d.op, reads: all(&d.reads), writes: all(&d.writes) })
-        .collect();
-    let start = |phase: usize| if phase == 0 { 0 } else { phase_ends[phase - 1] };
-    let uses_of = |first: usize, last: usize| match first <= last {
-        true => uses(&steps[start(first)..phase_ends[last]]),
-        false => vec![],
-    };
-    let uses = std::array::from_fn(|first| std::array::from_fn(|last| uses_of(first, last)));
-    Plan {
-        options,
-        arena_len,
-        steps,
-        phase_ends,
-        uses,
-        output: span(output),
-        output_gradient: output_gradient.map(span),
-        last_states: match options.mode {
-            Mode::Infer | Mode::Gradient => last_states.into_iter().map(span).collect(),
-            _ => vec![],
-        },
-        input_gradients: input_gradients.into_iter().map(|g| g.map(span)).collect(),
-        group_gradients: groups.into_iter().map(|g| g.map(span)).collect(),
-        layout: layout.clone(),
-        trained,
-    }
-}
-
-/// The value whose memory this one lies in.
-fn root(values: &[Value], mut id: ValueId) -> ValueId {
-    while let Home::Part { of, .. } = values[id.index()].home {
-        id = of;
-    }
-    id
-}
-
-/// The steps whose results are used: by a later such step, by the caller, or outside of the arena.
-/// (A module under `StraightThrough` has a value that nobody reads, for instance.)
-fn without_dead(values: &[Value], steps: Vec<Draft>) -> Vec<Draft> {
-    let mut used: Vec<bool> = values.iter().map(|v| v.to_end).collect();
-    let mut live = vec![];
-    for step in steps.into_iter().rev() {
-        let roots = |ids: &[ValueId]| -> Vec<ValueId> {
-            ids.iter().filter(|v| **v != ValueId::NONE).map(|v| root(values, *v)).collect()
-        };
-        let writes = roots(&step.writes);
-        let outside = |v: &ValueId| matches!(values[v.index()].home, Home::Fixed(_));
-        if writes.iter().any(|v| used[v.index()] || outside(v)) {
-            roots(&step.reads).into_iter().for_each(|v| used[v.index()] = true);
-            live.push(step);
-        }
-    }
-    live.reverse();
-    live
-}
-
-/// A span for every value, and the arena's length.
-fn assign_memory(values: &[Value], steps: &[Draft]) -> (Vec<Span>, usize) {
-    let mut lives: Vec<Option<Lifetime>> = vec![None; values.len()];
-    let end = steps.len().saturating_sub(1);
-    for (at, step) in steps.iter().enumerate() {
-        for &id in step.reads.iter().chain(&step.writes).filter(|id| **id != ValueId::NONE) {
-            let id = root(values, id);
-            let value = &values[id.index()];
-            let first = if value.from_start { 0 } else { at };
-            let fresh = Lifetime { first, last: at, len: value.arena_len() };
-            let life = lives[id.index()].get_or_insert(fresh);
-            life.last = if value.to_end { end } else { at };
-        }
-    }
-    // What only the caller touches (a gradient that no step reads) needs memory all the same.
-    for (life, value) in lives.iter_mut().zip(values) {
-        if life.is_none() && (value.from_start || value.to_end) {
-            *life = Some(Lifetime { first: 0, last: end, len: value.arena_len() });
-        }
-    }
-    let arena: Vec<usize> = (0..values.len())
-        .filter(|&i| matches!(values[i].home, Home::Arena) && lives[i].is_some())
-        .collect();
-    let lifetimes: Vec<Lifetime> = arena.iter().filter_map(|&i| lives[i]).collect();
-    let assignment = arena::assign(&lifetimes);
-    let mut starts = vec![0; values.len()];
-    for (&i, &offset) in arena.iter().zip(&assignment.offsets) {
-        starts[i] = offset;
-    }
-    let in_arena = |value: &Value, start: usize| {
-        let start = start * meristem_device::DType::F32.size() / value.dtype.size();
-        Span::new(Space::Arena, value.dtype, start, value.len)
-    };
-    let spans = values.iter().enumerate().map(|(i, value)| match value.home {
-        Home::Fixed(span) => span,
-        Home::Arena => in_arena(value, starts[i]),
-        Home::Part { of, start } => in_arena(value, starts[root(values, of).index()] + start),
-    });
-    (spans.collect(), assignment.len)
 }

@@ -90,15 +90,8 @@ pub(crate) fn uses<'s>(steps: impl IntoIterator<Item = &'s Step>) -> Vec<SpaceUs
         let reads = step.reads.iter().map(|span| (span, false));
         for (span, written) in reads.chain(step.writes.iter().map(|span| (span, true))) {
             if span.len > 0 {
-                add_use(
-                    &mut uses,
-                    SpaceUse {
-                        space: span.space,
-                        written,
-                        dtype: span.dtype,
-                        bytes: span.bytes().end,
-                    },
-                );
+                let Span { space, dtype, .. } = *span;
+                add_use(&mut uses, SpaceUse { space, written, dtype, bytes: span.bytes().end });
             }
         }
     }

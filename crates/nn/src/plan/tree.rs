@@ -12,9 +12,10 @@
 use std::collections::HashMap;
 
 use super::builder::Builder;
+use super::compile::{check_batch, finish, input_gradients_of};
 use super::fuse::{self, Unit};
 use super::value::ValueId;
-use super::{Mode, Plan, PlanOptions, check_batch, finish, input_gradients_of, lower};
+use super::{Mode, Plan, PlanOptions, lower};
 use crate::error::Result;
 use crate::graph::{Graph, NodeId, Op};
 use crate::layout::Layout;

@@ -139,10 +139,10 @@ fn scale_channels_agrees_with_f64() {
             compare("scale", isa, y.check("scale"), &product(&x));
             let of = ScaleChannels { x: &x, scale: &scale, factor: 2.0 };
             check_gradient("scale dx", isa, &product(&dy), |to| {
-                elementwise::scale_channels_backward(isa, &shape, &of, &dy, Some(to), None);
+                elementwise::scale_channels_backward(isa, &shape, &of, &dy, to, GradOut::default());
             });
             check_gradient("scale dscale", isa, &dscale, |to| {
-                elementwise::scale_channels_backward(isa, &shape, &of, &dy, None, Some(to));
+                elementwise::scale_channels_backward(isa, &shape, &of, &dy, GradOut::default(), to);
             });
         }
     }
@@ -201,7 +201,7 @@ fn check_blend(isa: Isa, mode: BlendMode, (samples, each): (usize, usize), alpha
         let want: Vec<Exact> = grads.iter().map(|g| exact(g[which], 2.0, 8)).collect();
         check_gradient(name, isa, &want, |grad| {
             let mut to = BlendGrads::default();
-            *[&mut to.h, &mut to.m, &mut to.x][which] = Some(grad);
+            *[&mut to.h, &mut to.m, &mut to.x][which] = grad;
             blend::backward(isa, mode, &of, &dout, to);
         });
     }
@@ -212,13 +212,7 @@ fn check_blend(isa: Isa, mode: BlendMode, (samples, each): (usize, usize), alpha
             dgate[i / each].add(a * d * (m - h));
         }
         check_gradient("dgate", isa, &dgate, |gate| {
-            blend::backward(
-                isa,
-                mode,
-                &of,
-                &dout,
-                BlendGrads { gate: Some(gate), ..Default::default() },
-            );
+            blend::backward(isa, mode, &of, &dout, BlendGrads { gate, ..Default::default() });
         });
     }
 }
@@ -244,15 +238,16 @@ fn tanh_mix_agrees_with_f64() {
                 blend::tanh_mix(isa, &x, &y, s, got.get());
                 compare_within("mix", isa, (got.check("mix"), &out), 8.0 * ROUNDING * 2.0);
                 let mut got = 0.0;
-                let to = TanhMixGrads { x: None, y: None, s: Some(&mut got) };
+                let scalar = std::slice::from_mut(&mut got);
+                let to = TanhMixGrads { s: scalar, ..TanhMixGrads::default() };
                 blend::tanh_mix_backward(isa, &x, &y, s, &dout, to);
                 compare("mix ds", isa, &[got], &[ds]);
                 check_gradient("mix dx", isa, &scaled(1.0 - t), |to| {
-                    let to = TanhMixGrads { x: Some(to), y: None, s: None };
+                    let to = TanhMixGrads { x: to, ..TanhMixGrads::default() };
                     blend::tanh_mix_backward(isa, &x, &y, s, &dout, to);
                 });
                 check_gradient("mix dy", isa, &scaled(t), |to| {
-                    let to = TanhMixGrads { x: None, y: Some(to), s: None };
+                    let to = TanhMixGrads { y: to, ..TanhMixGrads::default() };
                     blend::tanh_mix_backward(isa, &x, &y, s, &dout, to);
                 });
             }

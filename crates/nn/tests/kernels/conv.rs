@@ -130,7 +130,7 @@ impl Case {
     fn forward(&self, isa: Isa) {
         let name = format!("forward {:?}", self.s);
         for with_bias in [false, true] {
-            let bias = with_bias.then_some(&self.bias[..]);
+            let bias = if with_bias { &self.bias[..] } else { &[] };
             let of = ConvInputs { x: &self.x, w: &self.w, bias };
             let mut y = Guarded::poisoned(self.dy.len());
             conv::forward(isa, &self.s, &of, y.get(), &mut scratch(self.s.scratch_len()));
@@ -140,7 +140,7 @@ impl Case {
 
     fn stats(&self, isa: Isa) {
         let name = format!("forward_with_stats {:?}", self.s);
-        let of = ConvInputs { x: &self.x, w: &self.w, bias: None };
+        let of = ConvInputs { x: &self.x, w: &self.w, bias: &[] };
         let (mut y, mut plain) = (vec![f32::NAN; self.dy.len()], vec![0.0; self.dy.len()]);
         let (mut mean, mut var) = (vec![f32::NAN; self.s.out_c], vec![f32::NAN; self.s.out_c]);
         let stats = BatchStats { mean: &mut mean, var: &mut var };
@@ -186,7 +186,7 @@ impl Case {
         }
         bias.iter_mut().zip(&self.bias).for_each(|(b, &v)| b.add(v.into()));
         let (mut dw, mut db) = (Guarded::new(&self.w), Guarded::new(&self.bias));
-        let to = ParamGrads { dw: dw.get(), db: Some(db.get()) };
+        let to = ParamGrads { dw: dw.get(), db: db.get() };
         let mut room = scratch(self.s.scratch_len());
         conv::backward_weight(isa, &self.s, &self.x, &self.dy, to, &mut room);
         compare(&name, isa, dw.check(&name), &exact);
@@ -218,11 +218,11 @@ fn an_empty_batch_is_no_work() {
             let s = ConvShape { batch: 0, ..square(8, 8, groups) };
             let case = Case::new(s, 1);
             let mut room = scratch(s.scratch_len());
-            let of = ConvInputs { x: &[], w: &case.w, bias: None };
+            let of = ConvInputs { x: &[], w: &case.w, bias: &[] };
             conv::forward(isa, &s, &of, &mut [], &mut room);
             conv::backward_data(isa, &s, &[], &case.w, GradOut::add(&mut []), &mut room);
             let mut dw = case.w.clone();
-            let to = ParamGrads { dw: &mut dw, db: None };
+            let to = ParamGrads { dw: &mut dw, db: &mut [] };
             conv::backward_weight(isa, &s, &[], &[], to, &mut room);
             assert_eq!(dw, case.w);
         }
@@ -253,7 +253,7 @@ fn nan_and_infinity_reach_their_windows_and_no_other() {
             // Pixel (0, 0), channel 0.
             case.x[0] = poison;
             let mut y = vec![0.0; case.dy.len()];
-            let of = ConvInputs { x: &case.x, w: &case.w, bias: None };
+            let of = ConvInputs { x: &case.x, w: &case.w, bias: &[] };
             conv::forward(isa, &s, &of, &mut y, &mut scratch(s.scratch_len()));
             for (i, y) in y.iter().enumerate() {
                 let (row, column, c) = (i / 32, i / 8 % 4, i % 8);
@@ -272,7 +272,7 @@ fn linear_agrees_with_f64() {
         for isa in Isa::available() {
             let mut room = scratch(s.scratch_len());
             let mut y = Guarded::poisoned(batch * out_f);
-            let of = ConvInputs { x: &case.x, w: &case.w, bias: Some(&case.bias) };
+            let of = ConvInputs { x: &case.x, w: &case.w, bias: &case.bias };
             conv::forward(isa, &s, &of, y.get(), &mut room);
             compare("linear", isa, y.check("linear"), &case.exact_forward(true));
             let mut dx = Guarded::poisoned(batch * in_f);
@@ -284,7 +284,7 @@ fn linear_agrees_with_f64() {
             });
             compare("linear data", isa, dx.check("linear data"), &exact);
             let mut dw = Guarded::new(&vec![0.0; s.weight_len()]);
-            let to = ParamGrads { dw: dw.get(), db: None };
+            let to = ParamGrads { dw: dw.get(), db: &mut [] };
             conv::backward_weight(isa, &s, &case.x, &case.dy, to, &mut room);
             let mut exact = vec![Exact::default(); s.weight_len()];
             products(&s, |o, i, w| {

@@ -3,7 +3,7 @@
 use meristem_nn::kernels::norm::batch::{BLOCKED, output, scratch_len};
 use meristem_nn::kernels::norm::{
     self, Activation, BatchNormBackward, BatchNormForward, BatchNormGrads, BatchStats,
-    GroupNormBackward, GroupNormForward, GroupNormGrads, GroupNormSaved, Running,
+    GroupNormBackward, GroupNormForward, GroupNormGrads, GroupNormSaved,
 };
 use meristem_nn::kernels::{GradOut, ImageShape, Isa};
 
@@ -134,12 +134,11 @@ fn forward(case: &Case, isa: Isa, act: Activation, pool: bool) -> (Vec<f32>, Vec
     let mut codes = vec![99u8; if pool { n } else { 0 }];
     let mut room = scratch(scratch_len(case.shape.c));
     let of = case.inputs(act, pool);
-    let to = pool.then_some(&mut codes[..]);
-    norm::batch_norm_act_forward(isa, &case.shape, &of, out.get(), to, &mut room);
+    norm::batch_norm_act_forward(isa, &case.shape, &of, out.get(), &mut codes, &mut room);
     let out = out.check(&name).to_vec();
     if pool {
         let mut plain = vec![f32::NAN; n];
-        norm::batch_norm_act_forward(isa, &case.shape, &of, &mut plain, None, &mut room);
+        norm::batch_norm_act_forward(isa, &case.shape, &of, &mut plain, &mut [], &mut room);
         assert_eq!(out, plain, "{name}: with and without codes");
     }
     for (i, &got) in out.iter().enumerate() {
@@ -273,14 +272,14 @@ fn ties_and_nan_are_those_of_pytorch() {
     for isa in Isa::available() {
         let (mut out, mut codes) = (vec![-1.0; 9], vec![99; 9]);
         let mut room = scratch(scratch_len(9));
-        norm::batch_norm_act_forward(isa, &shape, &of, &mut out, Some(&mut codes), &mut room);
+        norm::batch_norm_act_forward(isa, &shape, &of, &mut out, &mut codes, &mut room);
         for (c, (window, value, code)) in windows.iter().enumerate() {
             let same = out[c] == *value || out[c].is_nan() && value.is_nan();
             assert!(same && codes[c] == *code, "{isa} {window:?}: {} {}", out[c], codes[c]);
         }
         let plain = BatchNormForward { pool: false, ..of };
         let mut out = vec![-1.0; x.len()];
-        norm::batch_norm_act_forward(isa, &shape, &plain, &mut out, None, &mut room);
+        norm::batch_norm_act_forward(isa, &shape, &plain, &mut out, &mut [], &mut room);
         for (&x, &y) in x.iter().zip(&out) {
             assert!(y == x.max(0.0) && !x.is_nan() || x.is_nan() && y.is_nan(), "{isa}: {x} {y}");
         }
@@ -290,7 +289,7 @@ fn ties_and_nan_are_those_of_pytorch() {
 #[test]
 fn running_statistics_follow_pytorch() {
     let (mut mean, mut var) = ([1.0f32], [2.0f32]);
-    let running = Running { mean: &mut mean, var: &mut var };
+    let running = BatchStats { mean: &mut mean, var: &mut var };
     norm::update_running(0.1, 5, &[3.0], &[4.0], running);
     assert!((mean[0] - 1.2).abs() < 1e-6);
     // Unbiased: 4·5/4 = 5.
@@ -369,7 +368,7 @@ fn group_norm(case: &Case, isa: Isa, groups: usize) {
             dout: &dout,
         };
         let to = GroupNormGrads {
-            dx: Some(GradOut { values: dx.get(), accumulate }),
+            dx: GradOut { values: dx.get(), accumulate },
             dgamma: &mut dg,
             dbeta: &mut db,
         };

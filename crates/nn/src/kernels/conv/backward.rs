@@ -121,9 +121,7 @@ pub fn backward_weight(
     for (g, dw) in to.dw.chunks_exact_mut(shape.job_weight_len()).enumerate() {
         weight_group(isa, shape, x, dy, dw, (g, scratch));
     }
-    if let Some(db) = to.db {
-        add_channel_sums(isa, dy, db);
-    }
+    add_channel_sums(isa, dy, to.db);
 }
 
 fn weight_group(

@@ -84,7 +84,7 @@ fn group(
                 c: &mut y[channels.start..],
                 c_step: shape.out_c,
                 cols: channels.len(),
-                bias: of.bias.map(|bias| &bias[channels.clone()]),
+                bias: of.bias.get(channels.clone()),
                 accumulate: false,
             },
         );

@@ -26,8 +26,8 @@ pub struct ConvInputs<'a> {
     pub x: &'a [f32],
     /// Packed weights, [`ConvShape::weight_len`] elements.
     pub w: &'a [f32],
-    /// One value per output channel.
-    pub bias: Option<&'a [f32]>,
+    /// One value per output channel, or none.
+    pub bias: &'a [f32],
 }
 
 /// Where the gradients of the parameters are added.
@@ -36,7 +36,7 @@ pub struct ParamGrads<'a> {
     /// Gradient of the weights, packed like them; padding lanes are left as they are.
     pub dw: &'a mut [f32],
     /// Gradient of the bias, one value per output channel (or feature).
-    pub db: Option<&'a mut [f32]>,
+    pub db: &'a mut [f32],
 }
 
 /// The part of `scratch` that starts on a cache line; loads of whole vectors that straddle two

@@ -21,12 +21,12 @@ pub enum Activation {
     Relu,
 }
 
-/// Per-channel statistics of a batch, written by the kernels that gather them.
+/// Per-channel statistics of a batch, or running ones, where they are written.
 #[derive(Debug)]
 pub struct BatchStats<'a> {
     /// Mean `[C]`.
     pub mean: &'a mut [f32],
-    /// Biased variance `[C]`.
+    /// Variance `[C]`: biased of a batch, unbiased where it is running.
     pub var: &'a mut [f32],
 }
 
@@ -73,15 +73,6 @@ pub struct BatchNormGrads<'a> {
     pub dbeta: &'a mut [f32],
 }
 
-/// Running statistics, updated by [`update_running`].
-#[derive(Debug)]
-pub struct Running<'a> {
-    /// Running mean `[C]`.
-    pub mean: &'a mut [f32],
-    /// Running unbiased variance `[C]`.
-    pub var: &'a mut [f32],
-}
-
 /// Scratch of [`batch_stats`] in f32, for `c` channels.
 pub const fn stats_scratch_len(c: usize) -> usize {
     8 * c + 64
@@ -108,7 +99,7 @@ pub fn update_running(
     count: usize,
     mean: &[f32],
     var: &[f32],
-    running: Running<'_>,
+    running: BatchStats<'_>,
 ) {
     let unbiased = (count as f64 / (count as f64 - 1.0)) as f32;
     for (r, &m) in running.mean.iter_mut().zip(mean) {
@@ -184,14 +175,14 @@ impl<'a> StatsSums<'a> {
 }
 
 /// `out = pool(act((x − mean)·γ/√(var + eps) + β))` in one pass. `codes`, needed for the backward
-/// pass of a pooled output and otherwise `None`, gets one byte per output: which of the window's
+/// pass of a pooled output and otherwise empty, gets one byte per output: which of the window's
 /// four inputs (row-major, first of equals, last NaN) was the maximum, or [`BLOCKED`].
 pub fn batch_norm_act_forward(
     isa: Isa,
     shape: &ImageShape,
     of: &BatchNormForward<'_>,
     out: &mut [f32],
-    codes: Option<&mut [u8]>,
+    codes: &mut [u8],
     scratch: &mut [f32],
 ) {
     let out_shape = output(shape, of.pool);
@@ -204,24 +195,20 @@ pub fn batch_norm_act_forward(
     let images = of.x.chunks_exact(shape.pixels() * shape.c);
     let outs = out.chunks_exact_mut(out_shape.pixels() * shape.c);
     let (c, shape) = (shape.c, *shape);
-    match codes {
-        Some(codes) => {
-            let codes = codes.chunks_exact_mut(out_shape.pixels() * c);
-            for ((x, out), codes) in images.zip(outs).zip(codes) {
-                let mut kernel = ForwardPooled::<true> { affine, shape, x, out, codes };
-                for_channels(isa, c, &mut kernel);
-            }
+    if !codes.is_empty() {
+        let codes = codes.chunks_exact_mut(out_shape.pixels() * c);
+        for ((x, out), codes) in images.zip(outs).zip(codes) {
+            let mut kernel = ForwardPooled::<true> { affine, shape, x, out, codes };
+            for_channels(isa, c, &mut kernel);
         }
-        None if of.pool => {
-            for (x, out) in images.zip(outs) {
-                let mut kernel = ForwardPooled::<false> { affine, shape, x, out, codes: &mut [] };
-                for_channels(isa, c, &mut kernel);
-            }
-        }
-        None => {
-            for (x, out) in images.zip(outs) {
-                for_channels(isa, c, &mut Forward { affine, x, out });
-            }
+        return;
+    }
+    for (x, out) in images.zip(outs) {
+        if of.pool {
+            let mut kernel = ForwardPooled::<false> { affine, shape, x, out, codes: &mut [] };
+            for_channels(isa, c, &mut kernel);
+        } else {
+            for_channels(isa, c, &mut Forward { affine, x, out });
         }
     }
 }

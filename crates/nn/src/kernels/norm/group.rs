@@ -50,7 +50,7 @@ pub struct GroupNormBackward<'a> {
 #[derive(Debug)]
 pub struct GroupNormGrads<'a> {
     /// With respect to the input, if wanted.
-    pub dx: Option<GradOut<'a>>,
+    pub dx: GradOut<'a>,
     /// With respect to γ; added to.
     pub dgamma: &'a mut [f32],
     /// With respect to β; added to.
@@ -127,7 +127,6 @@ pub fn group_norm_backward(
         return;
     }
     let image = shape.pixels() * shape.c;
-    let mut dx = to.dx;
     let (values, rest) = split_f64(scratch, 4 * shape.c);
     values.fill(0.0);
     let (sums, values) = values.split_at_mut(shape.c);
@@ -139,9 +138,8 @@ pub fn group_norm_backward(
             totals[c] += sums[c];
             totals[shape.c + c] += dots[c] * f64::from(invstd);
         }
-        let Some(GradOut { values, accumulate }) = &mut dx else { continue };
-        let dx = &mut values[n * image..(n + 1) * image];
-        if *accumulate {
+        let Some(dx) = to.dx.values.get_mut(n * image..(n + 1) * image) else { continue };
+        if to.dx.accumulate {
             for_channels(isa, shape.c, &mut Backward::<true> { gradient, x, dout, dx });
         } else {
             for_channels(isa, shape.c, &mut Backward::<false> { gradient, x, dout, dx });

@@ -31,7 +31,7 @@ mod report;
 
 pub use report::{HeadReport, PpoReport, report_len};
 
-use self::report::{HeadSums, Sums};
+use self::report::Sums;
 use super::math;
 
 /// One action head.
@@ -280,7 +280,7 @@ impl PpoLoss {
                 log_ratio += f64::from(x);
                 let entropy = head.entropy();
                 let step = self.surrogate(x, advantage);
-                sums.head(k).add(&HeadSums::of(&step, f64::from(x), f64::from(entropy)));
+                sums.add_head(k, &step, f64::from(x), f64::from(entropy));
             }
         }
         if ops > 0 {
@@ -305,11 +305,10 @@ impl PpoLoss {
     fn losses(&self, sums: &mut Sums<'_>) {
         let (mut policy, mut entropy) = (0.0, 0.0);
         for (k, spec) in self.heads.iter().enumerate() {
-            let mut head = sums.head(k);
-            let (loss, mean) = head.finish();
+            let [count, loss, mean] = sums.finish_head(k);
             policy += loss;
             let below = (f64::from(spec.entropy_floor) - mean).max(0.0);
-            if head.count() > 0.0 {
+            if count > 0.0 {
                 entropy += f64::from(self.entropy_floor_coefficient) * below * below
                     - f64::from(spec.entropy_coefficient) * mean;
             }

@@ -98,43 +98,29 @@ pub(super) struct Sums<'a> {
     returns: [f64; 3],
 }
 
-/// The part of one head.
-pub(super) struct HeadSums<T>(T);
-
-impl HeadSums<[f64; HEAD]> {
-    /// What one row adds.
-    pub(super) fn of(step: &Surrogate, log_ratio: f64, entropy: f64) -> Self {
-        let kl = divergence(log_ratio);
-        let clipped = f64::from(u8::from(step.is_bound));
-        Self([1.0, -f64::from(step.value), entropy, kl, clipped, f64::from(step.ratio)])
-    }
-}
-
-impl HeadSums<&mut [f64]> {
-    pub(super) fn add(&mut self, row: &HeadSums<[f64; HEAD]>) {
-        self.0.iter_mut().zip(row.0).for_each(|(sum, v)| *sum += v);
-    }
-
-    pub(super) fn count(&self) -> f64 {
-        self.0[0]
-    }
-
-    /// Sums to means; loss and entropy.
-    pub(super) fn finish(&mut self) -> (f64, f64) {
-        let count = self.0[0].max(1.0);
-        self.0[1..].iter_mut().for_each(|sum| *sum /= count);
-        (self.0[1], self.0[2])
-    }
-}
-
 impl<'a> Sums<'a> {
     pub(super) fn new(raw: &'a mut [f64]) -> Self {
         raw.fill(0.0);
         Self { raw, returns: [0.0; 3] }
     }
 
-    pub(super) fn head(&mut self, k: usize) -> HeadSums<&mut [f64]> {
-        HeadSums(&mut self.raw[FRONT + k * HEAD..][..HEAD])
+    fn head(&mut self, k: usize) -> &mut [f64] {
+        &mut self.raw[FRONT + k * HEAD..][..HEAD]
+    }
+
+    /// Adds a head that is used in a row.
+    pub(super) fn add_head(&mut self, k: usize, step: &Surrogate, log_ratio: f64, entropy: f64) {
+        let (kl, clipped) = (divergence(log_ratio), f64::from(u8::from(step.is_bound)));
+        let row = [1.0, -f64::from(step.value), entropy, kl, clipped, f64::from(step.ratio)];
+        self.head(k).iter_mut().zip(row).for_each(|(sum, v)| *sum += v);
+    }
+
+    /// Turns the sums of a head into means; returns its count, loss and entropy.
+    pub(super) fn finish_head(&mut self, k: usize) -> [f64; 3] {
+        let head = self.head(k);
+        let count = head[0];
+        head[1..].iter_mut().for_each(|sum| *sum /= count.max(1.0));
+        [count, head[1], head[2]]
     }
 
     /// Count and mean entropy of a head, when it is finished.

@@ -50,27 +50,11 @@ pub(super) fn blend(
     Box::new(move |b, dy| {
         let [h, m, x, g, a] = reads;
         let reads = [h, m, x, g, a, dy];
-        let emit = |b: &mut Builder<'_>, writes: [ValueId; 4], accumulate| {
-            b.emit(Op::Gradient { blend, accumulate }, &reads, &writes);
-        };
-        const NONE: ValueId = ValueId::NONE;
-        match (mode, gate) {
-            (BlendMode::Multiply, _) => {
-                b.send_gradients(node, [host, module, input], |b, [h, m, x]| {
-                    let accumulate = [h.accumulate, m.accumulate, x.accumulate, false];
-                    emit(b, [h.value, m.value, x.value, NONE], accumulate);
-                })
-            }
-            (BlendMode::Gate, Some(gate)) => {
-                b.send_gradients(node, [host, module, gate], |b, [h, m, g]| {
-                    let accumulate = [h.accumulate, m.accumulate, false, g.accumulate];
-                    emit(b, [h.value, m.value, NONE, g.value], accumulate);
-                });
-            }
-            _ => b.send_gradients(node, [host, module], |b, [h, m]| {
-                emit(b, [h.value, m.value, NONE, NONE], [h.accumulate, m.accumulate, false, false]);
-            }),
-        }
+        let inputs = [Some(host), Some(module), reads_input.then_some(input), gate];
+        b.send_gradients(node, inputs, |b, targets| {
+            let accumulate = targets.map(|t| t.accumulate);
+            b.emit(Op::Gradient { blend, accumulate }, &reads, &targets.map(|t| t.value));
+        });
     })
 }
 

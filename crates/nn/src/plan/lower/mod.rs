@@ -13,11 +13,8 @@ mod pool;
 mod rows;
 pub(super) mod train;
 
-use meristem_device::DType;
-
 use super::builder::{Backward, Builder};
 use super::fuse::Unit;
-use super::value::{Space, Span};
 use crate::error::Result;
 use crate::graph::{NodeId, Op};
 use crate::ops::elementwise::Function;
@@ -34,12 +31,10 @@ pub(super) fn forward(b: &mut Builder<'_>, unit: &Unit) -> Result<Option<Backwar
 fn node(b: &mut Builder<'_>, node: NodeId) -> Option<Backward> {
     let graph = b.graph;
     match graph.nodes[node.index()].op {
-        Op::Input(n) | Op::Indices(n) | Op::State(n) => {
-            let indices = matches!(graph.nodes[node.index()].op, Op::Indices(_));
-            let dtype = if indices { DType::U32 } else { DType::F32 };
-            let span = Span::new(Space::Input(n), dtype, 0, b.shape(node).len());
-            let value = b.fixed(span);
-            b.bind(node, value);
+        Op::Input(_) | Op::Indices(_) | Op::State(_) => {
+            if let Some(value) = b.input(node) {
+                b.bind(node, value);
+            }
             None
         }
         Op::Conv2d { .. } | Op::Linear { .. } => conv::conv(b, node),

@@ -5,11 +5,9 @@ use std::sync::Arc;
 
 use meristem_device::DType;
 
-use crate::graph::{GroupId, Op};
-use crate::kernels::ppo::PpoLoss;
+use crate::graph::{GroupId, NodeId, Op};
 use crate::kernels::sample::Sampler;
 use crate::network::metrics;
-use crate::ops::ppo::Pass;
 use crate::ops::{self, Spec, elementwise, loss, optim, ppo, rows, sample};
 use crate::plan::Objective;
 use crate::plan::builder::{Builder, Value};
@@ -23,27 +21,17 @@ pub(in crate::plan) fn objective(b: &mut Builder<'_>, objective: &Objective) {
         Objective::CrossEntropy => {
             let log = b.options.batch_log;
             let targets = targets(b);
-            let counts = b.fixed(metrics::train_span());
+            let counts = b.fixed(metrics::TRAIN);
             let ring = b.fixed(metrics::log_span(b.graph.groups.len(), log));
             let op = loss::Op::Train { logits: logits(b), log };
             b.emit(op, &[value, targets], &[gradient, counts, ring]);
         }
-        Objective::Ppo { loss, pass } => ppo_objective(b, [value, gradient], (loss, *pass)),
+        Objective::Ppo { loss, pass } => {
+            let (loss, pass, rows) = (Arc::clone(loss), *pass, b.batch());
+            emit_given(b, ppo::Op::Objective { loss, pass, rows }, &[value], &[gradient]);
+        }
     }
     b.seed(output, gradient);
-}
-
-/// The objective's inputs follow the graph's: choices, legal choices, advantages, returns. It
-/// leaves reference and report as outputs 0 and 1.
-fn ppo_objective(
-    b: &mut Builder<'_>,
-    [value, gradient]: [ValueId; 2],
-    (formula, pass): (&Arc<PpoLoss>, Pass),
-) {
-    let (rows, loss) = (b.batch(), Arc::clone(formula));
-    let op = ops::Op::from(ppo::Op::Objective { loss, pass, rows });
-    let [reads, writes] = given(b, &op, [1, 1]);
-    b.emit(op, &[&[value][..], &reads].concat(), &[&[gradient][..], &writes].concat());
 }
 
 /// Emits loss and hits of the graph's output, for these rows of the scores.
@@ -106,18 +94,16 @@ pub(in crate::plan) fn deliver(b: &mut Builder<'_>, draw: Option<&Arc<Sampler>>)
     let output = b.node(b.graph.output);
     let (mut results, first) = match draw {
         None => (vec![output], 0),
-        Some(sampler) => (vec![], self::draw(b, output, sampler)),
+        Some(sampler) => {
+            let (sampler, rows) = (Arc::clone(sampler), b.batch());
+            (vec![], emit_given(b, sample::Op::Draw { sampler, rows }, &[output], &[]))
+        }
     };
     results.extend(b.last_states.clone());
     if draw.is_some() {
-        let inputs = b.graph.nodes.iter().filter(|node| !matches!(node.op, Op::State(_)));
-        let inputs = inputs.filter_map(|node| {
-            let indices = matches!(node.op, Op::Indices(_));
-            let dtype = if indices { DType::U32 } else { DType::F32 };
-            Some(Span::new(Space::Input(node.op.input()?), dtype, 0, b.batch() * node.dims.numel()))
-        });
-        for span in inputs.collect::<Vec<_>>() {
-            results.push(b.fixed(span));
+        for (i, node) in b.graph.nodes.iter().enumerate() {
+            let has_rows = !matches!(node.op, Op::State(_));
+            results.extend(has_rows.then(|| b.input(NodeId(i))).flatten());
         }
     }
     for (n, from) in (first..).zip(results) {
@@ -131,24 +117,23 @@ pub(in crate::plan) fn deliver(b: &mut Builder<'_>, draw: Option<&Arc<Sampler>>)
     }
 }
 
-/// Emits the draw from the output; the number of its results, which are the first outputs.
-fn draw(b: &mut Builder<'_>, output: ValueId, sampler: &Arc<Sampler>) -> usize {
-    let (rows, sampler) = (b.batch(), Arc::clone(sampler));
-    let op = ops::Op::from(sample::Op::Draw { sampler, rows });
-    let [reads, writes] = given(b, &op, [1, 0]);
-    b.emit(op, &[&[output][..], &reads].concat(), &writes);
-    writes.len()
-}
-
-/// The operands of a step beyond so many reads and writes of its own: inputs that follow the
-/// graph's, and outputs.
-fn given(b: &mut Builder<'_>, op: &ops::Op, [reads, writes]: [usize; 2]) -> [Vec<ValueId>; 2] {
+/// Emits a step that reads and writes more than what is named here: the inputs that follow the
+/// graph's, and the first outputs, whose number is returned.
+fn emit_given(
+    b: &mut Builder<'_>,
+    op: impl Into<ops::Op>,
+    reads: &[ValueId],
+    writes: &[ValueId],
+) -> usize {
+    let op = op.into();
     let (signature, first) = (op.signature(), b.graph.inputs());
     let mut fixed = |space, spec: &Spec| b.fixed(Span::new(space, spec.dtype, 0, spec.len));
-    let reads = signature.reads.iter().skip(reads).zip(first..);
-    let reads = reads.map(|(spec, n)| fixed(Space::Input(n), spec)).collect();
-    let writes = signature.writes.iter().skip(writes).enumerate();
-    [reads, writes.map(|(n, spec)| fixed(Space::Output(n), spec)).collect()]
+    let inputs = signature.reads.iter().skip(reads.len()).zip(first..);
+    let inputs: Vec<_> = inputs.map(|(spec, n)| fixed(Space::Input(n), spec)).collect();
+    let outputs = signature.writes.iter().skip(writes.len()).enumerate();
+    let outputs: Vec<_> = outputs.map(|(n, spec)| fixed(Space::Output(n), spec)).collect();
+    b.emit(op, &[reads, &inputs].concat(), &[writes, &outputs].concat());
+    outputs.len()
 }
 
 /// The parameters of a group that a gradient reaches, in the group's layout.
