@@ -1,6 +1,6 @@
-//! What a launch, a wait and an allocation cost the host, as distributions. Run on an idle machine:
-//! `cargo bench -p meristem-device`, with `-- --json` for one line of JSON. The cases take turns in
-//! many short blocks, so that what else happens on the machine meets all of them alike.
+//! Cost of a launch, a wait and an allocation to the host, as distributions. Run on an idle
+//! machine: `cargo bench -p meristem-device`, with `-- --json` for one line of JSON. The cases take
+//! turns in many short blocks, so that other activity of the machine affects all of them alike.
 
 use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Result, Stream, Tensor};
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What the cases use.
+/// Device, streams and tensors of the cases.
 struct Bench {
     main: Stream,
     side: Stream,

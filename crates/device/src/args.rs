@@ -1,9 +1,9 @@
-//! What a kernel gets: its arguments' elements as slices.
+//! Arguments of a kernel: their elements as slices.
 //!
-//! Why the slices are sound: a launch is refused if a written argument overlaps another argument of
-//! it, and submission orders it after every earlier conflicting access of any stream and before
-//! every later one (`hazard`). So while a kernel runs, nobody else writes what it reads, and nobody
-//! else touches what it writes.
+//! Why the slices are sound: a launch is refused if a written argument overlaps another of its
+//! arguments, and submission orders it after every earlier conflicting access of any stream and
+//! before every later one (`hazard`). So while a kernel runs, no other work writes the bytes it
+//! reads, and no other work touches the bytes it writes.
 
 use crate::block::Block;
 use crate::dtype::{DType, Element};
@@ -14,32 +14,33 @@ use crate::trace::Detail;
 use smallvec::SmallVec;
 use std::panic::Location;
 
-/// Arguments kept without an allocation of their own.
+/// Number of arguments stored without an allocation.
 pub(crate) const INLINE_ARGS: usize = 8;
 
-/// An argument of a launch in flight. Holds its block, so the memory lives until the kernel ended.
+/// An argument of a launch in flight. Holds its block, so the memory lives until the kernel has
+/// ended.
 pub(crate) struct Arg {
     /// `None` for no elements.
     pub(crate) block: Option<Arc<Block>>,
-    /// First byte within the block; inside of it, and aligned for the element type.
+    /// First byte within the block; in bounds, and aligned for the element type.
     pub(crate) offset: usize,
-    /// Bytes, inside of the block.
+    /// Number of bytes; in bounds of the block.
     pub(crate) bytes: usize,
     pub(crate) dtype: DType,
     pub(crate) usage: Use,
-    /// Whether its mutable slice was given out.
+    /// Whether its mutable slice has been handed out.
     pub(crate) taken: bool,
 }
 
-/// A launch in flight: what it is, where it was asked for, what it touches.
+/// A launch in flight: its operation, call site and arguments.
 pub(crate) struct Record {
     pub(crate) operation: &'static str,
-    /// Where the launch was asked for; the race sanitizer names it.
+    /// Call site of the launch; the race sanitizer reports it.
     pub(crate) site: &'static Location<'static>,
     pub(crate) args: SmallVec<[Arg; INLINE_ARGS]>,
     /// Instruction set of the device's kernels.
     pub(crate) isa: Isa,
-    /// What a trace shows of it.
+    /// Details for a trace.
     pub(crate) detail: Option<Box<Detail>>,
 }
 
@@ -47,8 +48,8 @@ pub(crate) struct Record {
 /// `write`.
 ///
 /// A wrong position, element type or kind of access is a mistake in the kernel's own code: it
-/// panics, which fails the kernel's stream with [`crate::Error::KernelPanicked`], and says what was
-/// wrong.
+/// panics with a message that says so, which fails the kernel's stream with
+/// [`crate::Error::KernelPanicked`].
 pub struct Args<'a> {
     record: &'a mut Record,
 }
@@ -95,8 +96,8 @@ impl<'a> Args<'a> {
         unsafe { std::slice::from_raw_parts(block.data().add(arg.offset).cast().as_ptr(), len) }
     }
 
-    /// Elements of argument `i`, which was declared with `write`, in memory order. They hold what
-    /// was there before. Each argument can be taken once, and several side by side.
+    /// Elements of argument `i`, which was declared with `write`, in memory order. They hold their
+    /// previous values. Each argument can be taken once; several can be held at once.
     ///
     /// # Panics
     /// See [`Args`].
@@ -132,8 +133,9 @@ impl<'a> Args<'a> {
         }
     }
 
-    /// Bytes of argument `i`, which was declared with `write`, in memory order, whatever its element
-    /// type; they can be taken as and when those of [`write`](Args::write) can.
+    /// Bytes of argument `i`, which was declared with `write`, in memory order, whatever its
+    /// element type. Each argument can be taken once, by this or [`write`](Args::write); several
+    /// can be held at once.
     ///
     /// # Panics
     /// See [`Args`].

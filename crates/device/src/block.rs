@@ -1,4 +1,4 @@
-//! Raw device memory: the one place where it is taken from the system, and given back.
+//! Raw device memory: the only place that allocates from the system and frees to it.
 
 use crate::sanitize::Shadow;
 use crate::sync::{Mutex, OnceLock, RaceCell};
@@ -9,19 +9,19 @@ use std::ptr::NonNull;
 pub(crate) const ALIGNMENT: usize = 64;
 
 /// A run of bytes that lives at one address until it is dropped. Always initialised: it starts as
-/// zeros, and later holds what kernels wrote. Who may touch the bytes, and when, is not decided
-/// here but by the order of submission (`submit`).
+/// zeros, and later holds the writes of kernels. Access to the bytes is governed by the order of
+/// submission (`submit`), not here.
 #[derive(Debug)]
 pub(crate) struct Block {
-    /// What the system gave.
+    /// Address from the allocator.
     base: NonNull<u8>,
     layout: Layout,
     /// First aligned byte.
     data: NonNull<u8>,
     size: usize,
-    /// Told of every access to the bytes; see [`RaceCell`].
+    /// Notified of every access to the bytes; see [`RaceCell`].
     pub(crate) race: RaceCell,
-    /// Who used which bytes, if the race sanitizer is on and somebody did.
+    /// History of accesses to the bytes, if the race sanitizer is on and there were any.
     shadow: OnceLock<Box<Mutex<Shadow>>>,
 }
 
@@ -32,7 +32,7 @@ unsafe impl Send for Block {}
 unsafe impl Sync for Block {}
 
 impl Block {
-    /// A block of `size` zeroed bytes, `None` where the system has none.
+    /// A block of `size` zeroed bytes, `None` if the system has no memory.
     pub(crate) fn new(size: usize) -> Option<Block> {
         // A large alignment would make the allocator touch every page to zero it; with its natural
         // one the pages stay untouched until a kernel writes them. So align by hand.
@@ -57,7 +57,7 @@ impl Block {
         self.data
     }
 
-    /// Who used which bytes, for the race sanitizer.
+    /// History of accesses to the bytes, for the race sanitizer.
     pub(crate) fn shadow(&self) -> &Mutex<Shadow> {
         self.shadow.get_or_init(Box::default)
     }
@@ -65,7 +65,7 @@ impl Block {
     /// Fills the block with a pattern.
     ///
     /// # Safety
-    /// As [`fill`](Block::fill).
+    /// The condition of [`fill`](Block::fill).
     pub(crate) unsafe fn fill_with(&self, pattern: u32) {
         // SAFETY: the block is initialised, aligned for u32, its size a multiple of 64, and only
         // the caller has access to it.
@@ -78,7 +78,7 @@ impl Block {
     /// Copies `bytes` to the block's start.
     ///
     /// # Safety
-    /// Nobody else reads or writes the block meanwhile, no queued work included.
+    /// No other thread and no queued work reads or writes the block meanwhile.
     pub(crate) unsafe fn fill(&self, bytes: &[u8]) {
         assert!(bytes.len() <= self.size);
         self.race.write();

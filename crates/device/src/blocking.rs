@@ -45,7 +45,8 @@ fn a_launch_is_done_when_it_returns() {
         a.launch("set").write(&x).run(move |args| args.write::<u32>(0).fill(n)).unwrap();
         assert!(a.record().is_done());
     }
-    // A kernel's panic is returned by its own launch. The waits are not the program's: not counted.
+    // A kernel's panic is returned by its own launch. The waits are not the program's, and not
+    // counted.
     let error = b.launch("bad").run(|_| panic!("at once")).unwrap_err();
     assert!(matches!(error, Error::KernelPanicked { operation: "bad", .. }), "{error}");
     assert_eq!(device.counts().synchronizations, 0);

@@ -1,5 +1,6 @@
-//! Counts of what a hot path must not do (V2). Every counted act goes through [`Counters::note`] or
-//! [`Counters::note_under`] with its operation and call site, before it happens.
+//! Counts of operations that a hot path must avoid (V2). Every counted act goes through
+//! [`Counters::note`] or [`Counters::note_under`] with its operation and call site, before it
+//! happens.
 
 use crate::error::Result;
 use crate::scope;
@@ -8,7 +9,7 @@ use std::fmt;
 use std::ops::Sub;
 use std::panic::Location;
 
-/// What a device did since it was opened; the difference of two is what happened between them.
+/// Acts of a device since it was opened; the difference of two gives the acts in between.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
     /// Copies from the device to the host; one read-back of many tensors is one.
@@ -17,10 +18,10 @@ pub struct Counts {
     pub copies_to_device: u64,
     /// Times that a host thread waited for the device.
     pub synchronizations: u64,
-    /// Requests to the memory pool, whether or not the system was asked.
+    /// Requests to the memory pool, whether or not they went to the system.
     pub allocations: u64,
     /// Launches of kernels, and copies and fills inside of the device ([`Stream::copy`],
-    /// [`Stream::fill`]). Host copies, and zeros of new memory, are none.
+    /// [`Stream::fill`]). Host copies and the zeroing of new memory are not counted.
     ///
     /// [`Stream::copy`]: crate::Stream::copy
     /// [`Stream::fill`]: crate::Stream::fill
@@ -54,7 +55,7 @@ impl Counts {
 impl Sub for Counts {
     type Output = Counts;
 
-    /// What happened between `earlier` and `self`.
+    /// Acts between `earlier` and `self`.
     fn sub(self, earlier: Counts) -> Counts {
         let since = |now: u64, then: u64| now.saturating_sub(then);
         Counts {
@@ -67,7 +68,7 @@ impl Sub for Counts {
     }
 }
 
-/// A counted act. All but launches are what a hot path must not do.
+/// A counted act. A hot path must avoid all but launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Act {
     /// A copy from the device to the host.
@@ -105,10 +106,11 @@ impl fmt::Display for Act {
 pub(crate) struct Counters([AtomicU64; Act::ALL.len()]);
 
 impl Counters {
-    /// Counts an act that is about to happen. `site` is where the user's code asked for it.
+    /// Counts an act that is about to happen. `site` is the call site in the user's code.
     ///
     /// # Errors
-    /// [`crate::Error::HotScope`]: an open scope forbids it. It must not happen, and is not counted.
+    /// [`crate::Error::HotScope`]: an open scope forbids the act. It must not happen, and is not
+    /// counted.
     pub(crate) fn note(
         &self,
         act: Act,
@@ -119,16 +121,16 @@ impl Counters {
             return Ok(()); // see bench/README.md
         }
         scope::admit(self, act, operation, site)?;
-        // Relaxed: a count orders nothing.
+        // Relaxed: a count does not order anything.
         self.0[act as usize].fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
-    /// As [`note`](Counters::note), for an act that is counted under one lock only, which `lock`
-    /// takes: nobody else counts meanwhile, so the count needs no atomic addition.
+    /// Counts like [`note`](Counters::note) an act that is only ever counted under one lock, which
+    /// `lock` takes: no other thread counts meanwhile, so the count needs no atomic addition.
     ///
     /// # Errors
-    /// As [`note`](Counters::note); the lock is not taken then.
+    /// The errors of [`note`](Counters::note); the lock is then not taken.
     #[inline]
     pub(crate) fn note_under<G>(
         &self,

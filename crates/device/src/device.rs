@@ -18,27 +18,27 @@ use crate::trace::{Category, Process, Span, Trace};
 use std::fmt;
 use std::panic::Location;
 
-/// The most workers of a device.
+/// Largest number of workers of a device.
 const MAX_THREADS: usize = 1024;
 
-/// How to open a device.
+/// Options for opening a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeviceOptions {
-    /// Workers of a CPU device; 0: one for each core that the process may use. No result depends on
+    /// Workers of a CPU device; 0: one for each core available to the process. No result depends on
     /// it.
     pub threads: usize,
-    /// The most bytes that the device takes from the system, `None` for no limit.
+    /// Largest number of bytes that the device takes from the system, `None` for no limit.
     pub memory_limit: Option<usize>,
-    /// Instruction set of the kernels; `None`: the one that `MERISTEM_ISA` names, or the best of this
+    /// Instruction set of the kernels; `None`: the value of `MERISTEM_ISA`, or the best of this
     /// machine.
     pub isa: Option<Isa>,
-    /// Where to record what happens when; `None` for nowhere.
+    /// Trace to record into; `None` for none.
     pub trace: Option<Trace>,
     /// Checks every launch for races (S3), as `MERISTEM_SANITIZE=1` does for every device.
     pub sanitize: bool,
 }
 
-/// What the environment decides.
+/// Settings from environment variables.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Environment {
     /// `MERISTEM_ISA`: the instruction set of the kernels.
@@ -47,12 +47,12 @@ pub(crate) struct Environment {
     pub(crate) launch_blocking: bool,
     /// `MERISTEM_SANITIZE`: every launch is checked for races (S3).
     pub(crate) sanitize: bool,
-    /// Planted by tests, and by nothing else.
+    /// Faults planted by tests only.
     pub(crate) faults: Faults,
 }
 
 impl Default for Environment {
-    /// One in which no variable is set.
+    /// Settings with no variable set.
     fn default() -> Self {
         let faults = Faults::default();
         Environment { isa: Isa::detect(), launch_blocking: false, sanitize: false, faults }
@@ -68,7 +68,7 @@ impl Environment {
     }
 }
 
-/// An environment variable that is on or off.
+/// Reads an environment variable that is on or off.
 fn switch(variable: &'static str) -> Result<bool> {
     let value = std::env::var_os(variable);
     match value.as_ref().map(|value| value.to_str()) {
@@ -81,7 +81,7 @@ fn switch(variable: &'static str) -> Result<bool> {
     }
 }
 
-/// What the workers and all handles of a device share.
+/// State shared by the workers and all handles of a device.
 pub(crate) struct Shared {
     pub(crate) id: DeviceId,
     pub(crate) executor: Executor,
@@ -90,12 +90,12 @@ pub(crate) struct Shared {
     pub(crate) submission: Mutex<Submission>,
     pub(crate) launch_blocking: bool,
     pub(crate) isa: Isa,
-    /// Its part of a trace, if there is one.
+    /// Its part of a trace, if any.
     pub(crate) trace: Option<Process>,
     sanitizer: Option<Box<Sanitizer>>,
     pub(crate) faults: Faults,
     threads: usize,
-    /// Streams that are not gone, to wait for all of them.
+    /// Live streams, to wait for all of them.
     streams: Mutex<Vec<Weak<StreamState>>>,
     next_stream: AtomicU64,
 }
@@ -110,7 +110,7 @@ impl Shared {
         if cfg!(meristem_bare) { None } else { self.trace.as_ref() } // see bench/README.md
     }
 
-    /// Shows in the trace that the host waits until this is dropped.
+    /// Records in the trace that the host waits until this is dropped.
     pub(crate) fn trace_wait(
         &self,
         operation: &'static str,
@@ -119,7 +119,7 @@ impl Shared {
         self.trace().map(|process| process.wait(operation, site))
     }
 
-    /// Shows in the trace that the host copies, or waits for a copy, until this is dropped.
+    /// Records in the trace that the host copies, or waits for a copy, until this is dropped.
     pub(crate) fn trace_copy(
         &self,
         operation: &'static str,
@@ -130,9 +130,9 @@ impl Shared {
     }
 }
 
-/// A device: workers, memory and counts. A handle; clones are the same device, and streams and
-/// tensors hold one. Dropping the last waits until everything that was enqueued is done, and ends
-/// the workers.
+/// A device: workers, memory and counts. A handle: clones are the same device, and streams and
+/// tensors hold one. Dropping the last handle waits until all enqueued work is done, and ends the
+/// workers.
 #[derive(Clone)]
 pub struct Device(Arc<DeviceHandle>);
 
@@ -144,30 +144,33 @@ struct DeviceHandle {
 impl Drop for DeviceHandle {
     fn drop(&mut self) {
         self.shared.executor.close();
-        // The last handle may go inside of a kernel's closure: a worker cannot wait for itself.
-        // The workers end by themselves then.
+        // The last handle may be dropped inside of a kernel's closure: a worker cannot wait for
+        // itself. The workers then end by themselves.
         if !on_worker() {
             for worker in self.workers.drain(..) {
-                // A worker catches the panics of kernels; there is nobody to report its own to.
+                // A worker catches the panics of kernels; a panic of its own cannot be reported to
+                // anyone.
                 let _ = worker.join();
             }
         }
-        // Free blocks refer to streams, and those to `shared`. No storage is left to free more.
+        // Free blocks refer to streams, and streams to `shared`. No storage is left to free more.
         self.shared.pool.clear();
     }
 }
 
 impl Device {
-    /// Opens a device. Two openings are two devices, with memory and workers of their own.
+    /// Opens a device. Opening it twice gives two devices with memory and workers of their own.
     ///
-    /// `MERISTEM_LAUNCH_BLOCKING=1` makes every launch wait for its kernel (S4), to find out which
-    /// one fails or hangs; the results are the same. `MERISTEM_SANITIZE=1`, or
-    /// [`DeviceOptions::sanitize`], checks every launch for races, and fills new memory with [`POISON`](crate::POISON) (S3): a launch that is not ordered
-    /// after what it conflicts with returns [`Error::Race`].
+    /// - `MERISTEM_LAUNCH_BLOCKING=1` makes every launch wait for its kernel (S4), to find out
+    ///   which one fails or hangs; the results are the same.
+    /// - `MERISTEM_SANITIZE=1`, or [`DeviceOptions::sanitize`], checks every launch for races, and
+    ///   fills new memory with [`POISON`](crate::POISON) (S3): a launch that is not ordered after a
+    ///   conflicting one returns [`Error::Race`].
     ///
     /// # Errors
-    /// [`Error::NotCompiled`] for a CUDA device; [`Error::BadOption`] for more workers than can be;
-    /// [`Error::WorkerSpawn`] if the system refuses them; [`Error::BadEnvironment`]; [`Error::Isa`].
+    /// [`Error::NotCompiled`] for a CUDA device; [`Error::BadOption`] for too many workers;
+    /// [`Error::WorkerSpawn`] if the system refuses them; [`Error::BadEnvironment`];
+    /// [`Error::Isa`].
     pub fn open(id: DeviceId, options: &DeviceOptions) -> Result<Device> {
         Device::open_in(id, options, Environment::read()?)
     }
@@ -221,7 +224,7 @@ impl Device {
         Ok(Device(Arc::new(handle)))
     }
 
-    /// Which device it is.
+    /// Identifier of the device.
     pub fn id(&self) -> DeviceId {
         self.shared().id
     }
@@ -247,7 +250,7 @@ impl Device {
         Stream::new(self, state)
     }
 
-    /// The trace that it is recorded in, to add [spans](Trace::span).
+    /// The trace it is recorded in, to add [spans](Trace::span).
     pub fn trace(&self) -> Option<&Trace> {
         self.shared().trace.as_ref().map(Process::trace)
     }
@@ -257,7 +260,7 @@ impl Device {
         self.shared().counters.read()
     }
 
-    /// Memory in use, its peak, and by whom (V3). Does not wait.
+    /// Memory in use, its peak, and both by owner (V3). Does not wait.
     pub fn memory(&self) -> MemoryReport {
         self.shared().pool.report()
     }
@@ -272,17 +275,17 @@ impl Device {
         self.shared().sanitizer().map_or_else(Vec::new, |sanitizer| sanitizer.races())
     }
 
-    /// Gives memory that is kept for reuse, and that no kernel still uses, back to the system;
-    /// returns the bytes. Does not wait.
+    /// Returns memory that is cached for reuse, and that no kernel still uses, to the system;
+    /// returns the number of bytes. Does not wait.
     pub fn trim(&self) -> usize {
         self.shared().pool.trim()
     }
 
-    /// Blocks the calling thread until everything enqueued so far on every stream is done. Counted
-    /// as one synchronisation.
+    /// Blocks the calling thread until all work enqueued so far on every stream is done. Counted as
+    /// one synchronisation.
     ///
     /// # Errors
-    /// [`Error::KernelPanicked`] if a kernel of any stream panicked (all streams are waited for
+    /// [`Error::KernelPanicked`] if a kernel of any stream panicked (this waits for all streams
     /// anyway); [`Error::InsideKernel`] if called inside of a kernel.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
@@ -306,7 +309,7 @@ impl Device {
 }
 
 impl PartialEq for Device {
-    /// Whether both are the same opening of the same device.
+    /// Whether both are handles of the same opened device.
     fn eq(&self, other: &Device) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -325,8 +328,8 @@ mod tests {
     use super::*;
     use crate::{DType, Owner, Tensor};
 
-    /// Everything goes with the last handle, though free blocks, streams and the device refer to
-    /// each other.
+    /// All memory is freed with the last handle, although free blocks, streams and the device refer
+    /// to each other.
     #[test]
     fn nothing_outlives_its_handles() {
         let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default()).unwrap();

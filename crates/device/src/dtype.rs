@@ -51,7 +51,7 @@ mod sealed {
 
 /// A Rust type that is the element of some [`DType`]. Sealed: the kernels' slices rely on it.
 pub trait Element: bytemuck::Pod + Send + Sync + sealed::Sealed {
-    /// The element type that it is.
+    /// The corresponding element type.
     const DTYPE: DType;
 }
 

@@ -1,5 +1,5 @@
-//! What can go wrong on a device. Every message names the operation, the argument, what was expected
-//! and what came (V1).
+//! Errors of a device. Every message names the operation, the argument, and the expected and actual
+//! values (V1).
 
 use crate::id::DeviceId;
 use std::path::PathBuf;
@@ -8,15 +8,15 @@ use std::sync::Arc;
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Errors of devices, streams, memory and tensors. Where an operation returns one, nothing of that
-/// operation was enqueued.
+/// Errors of devices, streams, memory and tensors. If an operation returns an error, nothing of it
+/// was enqueued.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Not the name of a device.
+    /// A text that is no device name.
     #[error("`{name}` is no device; use cpu, cpu:N, cuda or cuda:N with N from 0")]
     BadDeviceName {
-        /// What was given.
+        /// The text given.
         name: String,
     },
     /// The device's backend is not part of this build.
@@ -27,14 +27,14 @@ pub enum Error {
         /// Device asked for.
         device: DeviceId,
     },
-    /// An environment variable has a value that means nothing.
+    /// An environment variable has an invalid value.
     #[error(
         "environment variable {variable}: expected {expected}, got `{got}`; unset it or correct it"
     )]
     BadEnvironment {
-        /// Its name.
+        /// Name of the variable.
         variable: &'static str,
-        /// Values that mean something.
+        /// Valid values.
         expected: &'static str,
         /// Its value.
         got: String,
@@ -47,37 +47,37 @@ pub enum Error {
     BadOption {
         /// Option.
         option: &'static str,
-        /// What is possible.
+        /// Valid values.
         expected: String,
-        /// What came.
+        /// The value given.
         got: String,
     },
-    /// The operating system gave no thread for the pool.
+    /// The operating system did not create a worker thread.
     #[error("cannot start worker {worker} of {threads}: {source}; use fewer threads")]
     WorkerSpawn {
-        /// Which worker, from 0.
+        /// Index of the worker, from 0.
         worker: usize,
         /// Workers asked for.
         threads: usize,
         /// Cause.
         source: std::io::Error,
     },
-    /// A tensor, or what stands for one, is not what the operation takes (V1). Made by
-    /// [`crate::Expect`].
+    /// A tensor, or a description of one, that does not meet the operation's requirements (V1).
+    /// Made by [`crate::Expect`].
     #[error("`{operation}`: `{argument}` must be {expected}, got {got}")]
     Mismatch {
         /// Operation.
         operation: &'static str,
         /// Argument.
         argument: String,
-        /// Which property is wrong.
+        /// The property that is wrong.
         property: crate::Property,
-        /// What it must be.
+        /// Required value.
         expected: String,
-        /// What it is.
+        /// Actual value.
         got: String,
     },
-    /// An open hot scope forbids what was about to happen (V2).
+    /// An open hot scope forbids an act (V2).
     #[error(
         "hot scope `{scope}` (opened at {opened}) forbids {}: `{operation}` at {site}; move it out of the scope",
         forbidden(*act, *permitted)
@@ -85,15 +85,15 @@ pub enum Error {
     HotScope {
         /// Name of the scope.
         scope: &'static str,
-        /// What was asked for.
+        /// The act.
         act: crate::Act,
-        /// By which operation.
+        /// The operation.
         operation: &'static str,
-        /// Where in the program.
+        /// Call site in the program.
         site: &'static std::panic::Location<'static>,
-        /// Where the scope was opened.
+        /// Call site that opened the scope.
         opened: &'static std::panic::Location<'static>,
-        /// How many of the kind the scope permits; that many have happened.
+        /// Number of acts of this kind that the scope permits; that many have happened.
         permitted: u64,
     },
     /// A written argument shares bytes with another argument.
@@ -105,19 +105,19 @@ pub enum Error {
         operation: &'static str,
         /// The written argument.
         argument: String,
-        /// The one that it overlaps.
+        /// The argument that it overlaps.
         other: String,
     },
-    /// A shape that cannot be, or does not fit.
+    /// A shape that is impossible, or does not fit.
     #[error("`{operation}`: `{argument}` must be {expected}, got {got}")]
     BadShape {
         /// Operation.
         operation: &'static str,
         /// Argument.
         argument: &'static str,
-        /// What is possible.
+        /// Valid shapes.
         expected: String,
-        /// What came.
+        /// The shape given.
         got: String,
     },
     /// A number of elements that does not match.
@@ -132,7 +132,7 @@ pub enum Error {
         /// Elements given.
         got: usize,
     },
-    /// A window that leaves what it looks into.
+    /// A window outside of the bounds of its memory.
     #[error("`{operation}`: elements {start}..{end} are outside of {argument} with {len}")]
     OutOfBounds {
         /// Operation.
@@ -143,7 +143,7 @@ pub enum Error {
         start: usize,
         /// One past its last element.
         end: usize,
-        /// Elements that there are.
+        /// Number of elements available.
         len: usize,
     },
     /// The memory limit, or the machine's memory, is exhausted.
@@ -158,17 +158,17 @@ pub enum Error {
         operation: &'static str,
         /// Device.
         device: DeviceId,
-        /// Who asked.
+        /// Owner of the request.
         owner: crate::Owner,
-        /// Bytes asked for, rounded up to what the pool hands out.
+        /// Bytes asked for, rounded up to the pool's block size.
         requested: usize,
         /// Bytes in use by tensors.
         current: usize,
-        /// The same bytes by owner: every owner that has some.
+        /// The same bytes by owner, without owners that have none.
         owners: Vec<crate::OwnerUse>,
-        /// Bytes taken from the system, after everything unused was given back.
+        /// Bytes taken from the system, after all unused memory was returned.
         reserved: usize,
-        /// The limit in bytes, if one was set; without one the system refused.
+        /// The limit in bytes, if one was set; otherwise the system refused.
         limit: Option<usize>,
     },
     /// A kernel panicked: its stream, and every stream that waited for its result, is unusable.
@@ -180,12 +180,12 @@ pub enum Error {
         operation: &'static str,
         /// The stream on which it ran.
         stream: Arc<str>,
-        /// Where it was launched.
+        /// Call site of its launch.
         site: &'static std::panic::Location<'static>,
         /// The panic's message.
         message: Arc<str>,
     },
-    /// A wait for the device from inside of a kernel: it would wait for itself.
+    /// A wait for the device from inside of a kernel, which would wait for itself.
     #[error(
         "`{operation}` waits for the device and was called inside of a kernel; call it from a host thread"
     )]
@@ -193,7 +193,7 @@ pub enum Error {
         /// Operation.
         operation: &'static str,
     },
-    /// A trace cannot be written.
+    /// A trace that cannot be written.
     #[error("cannot write the trace {}: {source}", path.display())]
     Trace {
         /// The file.
@@ -201,10 +201,10 @@ pub enum Error {
         /// Cause.
         source: std::io::Error,
     },
-    /// Two accesses to the same memory that nothing orders, found by the race sanitizer.
+    /// Two accesses to the same memory without an order between them, found by the race sanitizer.
     #[error("{0}")]
     Race(Box<crate::Race>),
-    /// A host file could not be opened or mapped.
+    /// A host file that could not be opened or mapped.
     #[error("cannot map {}: {source}", path.display())]
     MapFile {
         /// The file.
@@ -214,7 +214,7 @@ pub enum Error {
     },
 }
 
-/// As `dataset 7840000, parameters 51200`.
+/// Lists owners as `dataset 7840000, parameters 51200`.
 fn holders(owners: &[crate::OwnerUse]) -> String {
     let words: Vec<String> =
         owners.iter().map(|held| format!("{} {}", held.owner, held.current)).collect();

@@ -1,13 +1,14 @@
 //! The fixed pool of workers that runs ready streams.
 //!
 //! Invariants
-//! - A stream is in the ready list at most once, and only while its place is `Ready` (`queue`).
+//! - A stream is in the ready list at most once, and only while its state is `Ready` (`queue`).
 //! - `active` counts the streams that are not idle; workers end when it is zero and the device is
-//!   closed, so everything that was submitted runs.
-//! - At most one worker spins. Whoever adds a stream wakes a sleeper only if nobody spins; whoever
-//!   takes one, and sees more, wakes the next. All of it under one lock, so no wake-up is lost.
+//!   closed, so all submitted work runs.
+//! - At most one worker spins. A thread that adds a stream wakes a sleeper only if no worker spins;
+//!   a worker that takes one, and sees more, wakes the next. All of it under one lock, so no
+//!   wake-up is lost.
 //!
-//! Held by the models in `model`.
+//! The models in `model` check these.
 
 use crate::queue::{Left, StreamState};
 use crate::sync::{
@@ -31,13 +32,13 @@ struct Ready {
     closed: bool,
 }
 
-/// The ready list that the workers share.
+/// The ready list shared by the workers.
 #[derive(Default)]
 pub(crate) struct Executor {
     ready: Mutex<Ready>,
-    /// Length of the ready list, for a look without the lock.
+    /// Length of the ready list, readable without the lock.
     length: AtomicUsize,
-    /// Notified for a stream that nobody is about to take, and at the end.
+    /// Notified for a stream that no worker is about to take, and at the end.
     wake: Condvar,
 }
 
@@ -64,18 +65,18 @@ impl Executor {
         }
     }
 
-    /// Whether some stream waits for a worker. A hint.
+    /// Whether some stream waits for a worker; may be outdated.
     pub(crate) fn has_ready(&self) -> bool {
         self.length.load(Ordering::Relaxed) > 0
     }
 
-    /// Lets the workers end once everything submitted is done.
+    /// Lets the workers end once all submitted work is done.
     pub(crate) fn close(&self) {
         lock(&self.ready).closed = true;
         self.wake.notify_all();
     }
 
-    /// A worker's life: runs streams until the device is closed and has nothing left to do.
+    /// Body of a worker: runs streams until the device is closed and has no work left.
     pub(crate) fn work(&self) {
         ON_WORKER.with(|on_worker| on_worker.set(true));
         while let Some(stream) = self.next() {

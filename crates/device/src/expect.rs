@@ -1,4 +1,4 @@
-//! What an operation asks of its tensors, checked before it does anything (V1).
+//! Requirements of an operation on its tensors, checked before it does anything (V1).
 
 use crate::device::Device;
 use crate::dtype::DType;
@@ -10,10 +10,10 @@ use crate::tensor::Tensor;
 use smallvec::SmallVec;
 use std::fmt;
 
-/// A property of a tensor that an operation may ask for.
+/// A property of a tensor that an operation may require.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Property {
-    /// The device, in one opening.
+    /// The opened device.
     Device,
     /// The stream that it belongs to.
     Stream,
@@ -21,14 +21,14 @@ pub enum Property {
     DType,
     /// The extents.
     Shape,
-    /// The order of its elements in memory.
+    /// The memory format.
     Format,
 }
 
-/// What one extent of a shape may be.
+/// Allowed values of one extent of a shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
-    /// This many.
+    /// Exactly this number.
     Exactly(usize),
     /// From the first to the second, both included.
     Between(usize, usize),
@@ -62,9 +62,9 @@ impl fmt::Display for Extent {
     }
 }
 
-/// What an operation asks of a tensor: any of device, stream, element type, shape and memory
-/// format. Checking reads the handle only: it launches and waits for nothing, and allocates only
-/// for an error.
+/// Requirements of an operation on a tensor: any of device, stream, element type, shape and memory
+/// format. Checking reads the handle only: it launches nothing and does not wait, and allocates
+/// only for an error.
 ///
 /// ```
 /// use meristem_device::{DType, Device, DeviceId, DeviceOptions, Expect, Owner, Tensor};
@@ -87,43 +87,44 @@ pub struct Expect<'a> {
 }
 
 impl<'a> Expect<'a> {
-    /// Nothing yet.
+    /// No requirements.
     pub fn any() -> Self {
         Expect::default()
     }
 
-    /// A tensor on this opening of this device.
+    /// Requires a tensor on this opened device.
     pub fn device(device: &'a Device) -> Self {
         Expect { device: Some(device), ..Expect::default() }
     }
 
-    /// A tensor that belongs to this stream, and so is on its device.
+    /// Requires a tensor of this stream, and so on its device.
     pub fn stream(stream: &'a Stream) -> Self {
         Expect { device: Some(stream.device()), stream: Some(stream), ..Expect::default() }
     }
 
-    /// And of this element type.
+    /// Also requires this element type.
     pub fn dtype(self, dtype: DType) -> Self {
         Expect { dtype: Some(dtype), ..self }
     }
 
-    /// And of this shape, outermost extent first, as the user sees it: (N, C, H, W) for images.
+    /// Also requires this shape, outermost extent first, in the user's order: (N, C, H, W) for
+    /// images.
     pub fn shape<E: Into<Extent>>(self, extents: impl IntoIterator<Item = E>) -> Self {
         Expect { shape: Some(extents.into_iter().map(Into::into).collect()), ..self }
     }
 
-    /// And with the last dimension varying fastest in memory.
+    /// Also requires that the last dimension varies fastest in memory.
     pub fn contiguous(self) -> Self {
         self.format(MemoryFormat::Contiguous)
     }
 
-    /// And with (N, C, H, W) stored as (N, H, W, C) (F1).
+    /// Also requires that (N, C, H, W) is stored as (N, H, W, C) (F1).
     pub fn channels_last(self) -> Self {
         self.format(MemoryFormat::ChannelsLast)
     }
 
-    /// And in this memory format. A tensor whose elements lie in the same order in both, having one
-    /// channel or one pixel, is in both.
+    /// Also requires this memory format. A tensor with one channel or one pixel, whose elements
+    /// have the same order in both formats, satisfies both.
     pub fn format(self, format: MemoryFormat) -> Self {
         Expect { format: Some(format), ..self }
     }
@@ -148,7 +149,7 @@ impl<'a> Expect<'a> {
         }
     }
 
-    /// The first property that is not as expected, with what was expected and what came.
+    /// The first property that does not match, with the required and the actual value.
     fn mismatch(&self, tensor: &Tensor) -> Option<(Property, String, String)> {
         if let Some(device) = self.device
             && device != tensor.device()
@@ -184,7 +185,7 @@ impl<'a> Expect<'a> {
     }
 }
 
-/// Expected and got, of two devices that are not the same.
+/// Required and actual device in words, for two devices that differ.
 pub(crate) fn device_words(expected: DeviceId, got: DeviceId) -> (String, String) {
     let got = match expected == got {
         true => format!("another opening of {got}"),

@@ -1,11 +1,11 @@
-//! Faults that tests plant in the engine, to see what they do and that the race sanitizer finds
+//! Faults that tests plant in the engine, to see their effects and that the race sanitizer finds
 //! them: safe code cannot write a race with this API. Outside of this crate's own tests there are
-//! none, and the compiler removes the questions.
+//! no faults, and the compiler removes the checks.
 
-/// An ordering that the engine forgets.
+/// An ordering that the engine omits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// The pool forgets who still uses a freed block: the bug of S2.
+    /// The pool forgets pending accesses to a freed block: the bug of S2.
     PoolForgets = 1,
     /// Readers do not wait for the producer.
     NoWaitForProducer = 2,

@@ -10,12 +10,12 @@ use crate::sync::Arc;
 use crate::tensor::Tensor;
 use crate::work::Work;
 
-/// Launches of several streams of one device, put onto them together: none sees what another
-/// writes, each may use tensors of any of the group's streams, and different parts may write
-/// different windows of one tensor, side by side. What is put onto any of the streams afterwards
-/// comes after all of them.
+/// Launches of several streams of one device, submitted together: none sees the writes of another,
+/// each may use tensors of any of the group's streams, and several may write different windows of
+/// one tensor concurrently. Work submitted to any of the streams afterwards comes after all of
+/// them.
 ///
-/// This is what an exchange between streams needs: a reduction where every stream makes a share of
+/// An exchange between streams needs this: a reduction in which every stream computes a share of
 /// all results. Launches join with [`Launch::join`](crate::Launch::join).
 ///
 /// ```
@@ -39,7 +39,7 @@ pub struct Group<'a> {
     parts: Vec<Member<'a>>,
 }
 
-/// A launch that joined.
+/// A launch in the group.
 struct Member<'a> {
     operation: &'static str,
     stream: &'a Arc<StreamState>,

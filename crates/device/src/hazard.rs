@@ -1,13 +1,14 @@
-//! Who used a storage last, and whom the next user has to wait for.
+//! Pending accesses to a storage, and the waits of its next user.
 //!
 //! Invariant: every access to a storage's bytes is ordered after every earlier conflicting one
 //! (one of the two writes), either because both are on one stream, or by a stream-side wait that
-//! was submitted before the later one. Accesses are noted in the order of submission, which is
-//! total on a device, so waits point backwards only and no cycle of waits can arise. Held by the
-//! models in `model`.
+//! was submitted before the later one. Accesses are recorded in the order of submission, which is
+//! total on a device, so waits point backwards only and no cycle of waits can arise. The models in
+//! `model` check this.
 //!
-//! A wait for what is done already is left out, and what is done is forgotten; but not with the race
-//! sanitizer on, so that the order it sees is that of the program and not of the moment.
+//! A wait for completed work is left out, and completed accesses are forgotten; but not with the
+//! race sanitizer on, so that the order it sees is that of the program and does not depend on
+//! timing.
 
 use crate::error::Result;
 use crate::faults::Fault;
@@ -16,7 +17,7 @@ use crate::sync::Arc;
 use smallvec::SmallVec;
 use std::cmp::Reverse;
 
-/// A place in a stream: done when the stream has completed that many commands.
+/// A position in a stream: done when the stream has completed that many commands.
 #[derive(Clone)]
 pub(crate) struct Access {
     pub(crate) stream: Arc<StreamState>,
@@ -32,24 +33,24 @@ impl Access {
         Arc::ptr_eq(&self.stream, stream)
     }
 
-    /// Whether work on `stream` needs no wait for this.
+    /// Whether work on `stream` needs no wait for this access.
     pub(crate) fn is_ordered_before(&self, stream: &Arc<StreamState>) -> bool {
         self.is_on(stream) || self.is_done()
     }
 }
 
-/// Accesses, most often at most one.
+/// Accesses, usually at most one.
 type Accesses = SmallVec<[Access; 1]>;
 
-/// A wait that a stream has to make.
+/// A wait of a stream for another.
 pub(crate) struct Edge {
     pub(crate) access: Access,
-    /// Whether a kernel that panicked there spoils what comes here (its result is used), or not
-    /// (only its end matters).
+    /// Whether a kernel's panic on that stream also fails this one (its result is used), or not
+    /// (only its completion matters).
     pub(crate) propagates: bool,
 }
 
-/// A few waits.
+/// Waits, usually few.
 pub(crate) type Edges = SmallVec<[Edge; 4]>;
 
 /// How a launch uses a storage.
@@ -62,20 +63,20 @@ pub(crate) enum Use {
 /// The accesses to a storage that later ones may have to wait for.
 #[derive(Default)]
 pub(crate) struct Hazards {
-    /// The last write.
+    /// The latest write.
     write: Option<Access>,
-    /// Reads since the last write, the last of each stream.
+    /// Reads since the last write, the latest of each stream.
     reads: SmallVec<[Access; 2]>,
-    /// Uses of the block by the storages that had it before. Nothing of this storage may touch
-    /// the bytes before they are done (S2).
+    /// Accesses to the block by its earlier storages. Work of this storage may not touch the bytes
+    /// before they are done (S2).
     inherited: Accesses,
 }
 
 impl Hazards {
-    /// Adds the waits that work on `stream` needs before it may use the storage like this.
+    /// Adds the waits that work on `stream` needs before it may use the storage in this way.
     ///
     /// # Errors
-    /// [`crate::Error::KernelPanicked`] if what it would see is a panicked kernel's leftover.
+    /// [`crate::Error::KernelPanicked`] if it would read the result of a kernel that panicked.
     pub(crate) fn waits(
         &self,
         stream: &Arc<StreamState>,
@@ -94,8 +95,8 @@ impl Hazards {
         };
         if let Some(write) = self.write.as_ref().filter(|_| to_write) {
             add_edge(edges, stream, write, true);
-            // After the look at whether it is done: a kernel that panics in between has a wait
-            // already, which brings the failure. The other way round it would be missed.
+            // Checked after completion: if the kernel panics in between, the wait already exists
+            // and propagates the failure. In the other order the failure would be missed.
             if !write.is_on(stream) {
                 write.stream.check_result(write.seq)?;
             }
@@ -108,11 +109,11 @@ impl Hazards {
         Ok(())
     }
 
-    /// Notes an access that was submitted with its waits.
+    /// Records an access that was submitted with its waits.
     pub(crate) fn note(&mut self, stream: &Arc<StreamState>, seq: u64, usage: Use) {
         match usage {
             Use::Write => {
-                // Everything before is ordered before this write: it alone stands for all.
+                // All earlier accesses are ordered before this write, which stands for all of them.
                 self.reads.clear();
                 self.inherited.clear();
                 replace(&mut self.write, stream, seq);
@@ -130,10 +131,10 @@ impl Hazards {
         }
     }
 
-    /// Turns all accesses into what the block's next tenant inherits: every access that is not
-    /// done, or the last of every stream.
+    /// Turns all accesses into those that the block's next storage inherits: every access that is
+    /// not done, or the last of every stream.
     pub(crate) fn bequeath(&mut self, keep_done: bool) {
-        // Most often there is nothing, and an iterator over nothing costs more than a look.
+        // Usually there are none, and an iterator over nothing costs more than this check.
         if !self.reads.is_empty() {
             self.inherited.extend(self.reads.drain(..));
         }
@@ -156,7 +157,7 @@ impl Hazards {
         }
     }
 
-    /// The accesses of earlier tenants: all there are while the block is free.
+    /// The accesses of earlier storages: all accesses while the block is free.
     pub(crate) fn inherited(&self) -> &[Access] {
         &self.inherited
     }
@@ -181,7 +182,7 @@ fn replace(slot: &mut Option<Access>, stream: &Arc<StreamState>, seq: u64) {
     }
 }
 
-/// Adds a wait for `access`, unless it is ordered before anyway; one wait per stream, the latest.
+/// Adds a wait for `access`, unless it is ordered before already; one wait per stream, the latest.
 fn add_edge(edges: &mut Edges, stream: &Arc<StreamState>, access: &Access, propagates: bool) {
     if access.is_on(stream) || (access.is_done() && stream.shared.sanitizer().is_none()) {
         return;

@@ -1,11 +1,11 @@
-//! Host memory that is backed by a file.
+//! File-backed host memory.
 
 use crate::error::{Error, Result};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// A file mapped read-only into memory: its pages come and go as they are used, so a dataset larger
-/// than memory can be read (D7).
+/// A file mapped read-only into memory: its pages are loaded and evicted as needed, so that a
+/// dataset larger than memory can be read (D7).
 #[derive(Debug)]
 pub struct MappedFile {
     path: PathBuf,
@@ -14,8 +14,8 @@ pub struct MappedFile {
 }
 
 impl MappedFile {
-    /// Maps a file. It must not be changed or truncated while it is mapped: what is read then is
-    /// unspecified, and reading past a new end ends the process.
+    /// Maps a file. It must not be changed or truncated while it is mapped: reads then return
+    /// unspecified bytes, and reading past a new end ends the process.
     ///
     /// # Errors
     /// [`Error::MapFile`] if it cannot be opened, is no regular file, or cannot be mapped.
@@ -26,11 +26,11 @@ impl MappedFile {
         MappedFile::from_file(&file, path)
     }
 
-    /// As [`open`](MappedFile::open) for a file that is open for reading; `path` names it in errors.
-    /// The file may have been removed from its folder: it lives as long as the map.
+    /// Maps a file that is already open for reading, as [`open`](MappedFile::open); `path` names it
+    /// in errors. The file may have been removed from its folder: it lives as long as the mapping.
     ///
     /// # Errors
-    /// As [`open`](MappedFile::open).
+    /// The errors of [`open`](MappedFile::open).
     pub fn from_file(file: &File, path: impl AsRef<Path>) -> Result<MappedFile> {
         let path = path.as_ref();
         let failed = |source| Error::MapFile { path: path.to_owned(), source };

@@ -5,11 +5,11 @@ use std::fmt;
 use std::str::FromStr;
 
 /// A device. Parsed from `cpu`, `cpu:1`, `cuda`, `cuda:3`, where `cpu` is `cpu:0` and `cuda` is
-/// `cuda:0`; shown so, `cpu:0` as `cpu`.
+/// `cuda:0`. Displayed in the same form, `cpu:0` as `cpu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DeviceId {
-    /// A logical device of this number on the processor: its memory, workers and counts are its own,
-    /// the cores are those of all.
+    /// Logical device of this number on the processor: it has its own memory, workers and counts,
+    /// and shares the cores.
     Cpu(u32),
     /// The CUDA device of this ordinal.
     Cuda(u32),

@@ -1,7 +1,8 @@
-//! Instruction sets: which ones this machine has, and which one its kernels use.
+//! Instruction sets: those of this machine, and the one that its kernels use.
 //!
 //! One is chosen when a device is opened ([`DeviceOptions::isa`](crate::DeviceOptions::isa), or
-//! `MERISTEM_ISA`, or the best that the machine has); a kernel finds it in [`Args::isa`](crate::Args::isa).
+//! `MERISTEM_ISA`, or the best that the machine has); a kernel finds it in
+//! [`Args::isa`](crate::Args::isa).
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,11 +13,11 @@ pub const ISA_VARIABLE: &str = "MERISTEM_ISA";
 /// An instruction set of the kernels.
 ///
 /// A value other than [`Isa::portable`] exists only if this machine has the instructions, so the
-/// kernels may use them without asking again: this is what makes their dispatch sound.
+/// kernels may use them without another check: this makes their dispatch sound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Isa(Level);
 
-/// The instruction set of an [`Isa`], to branch on. No `Isa` can be made of one.
+/// The instruction set of an [`Isa`], to branch on. It cannot be converted into an `Isa`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Level {
     /// Plain Rust.
@@ -37,7 +38,7 @@ pub enum IsaError {
         names_of_this_machine()
     )]
     Unknown {
-        /// What was asked for.
+        /// The name given.
         name: String,
     },
     /// This machine lacks the instructions.
@@ -46,7 +47,7 @@ pub enum IsaError {
         names_of_this_machine()
     )]
     Missing {
-        /// What was asked for.
+        /// The instruction set asked for.
         name: &'static str,
     },
 }
@@ -80,17 +81,17 @@ impl Isa {
         None
     }
 
-    /// The best one of this machine.
+    /// The best instruction set of this machine.
     pub fn detect() -> Self {
         Self::avx512().or_else(Self::avx2).unwrap_or(Self::portable())
     }
 
-    /// All of this machine, portable first.
+    /// All instruction sets of this machine, portable first.
     pub fn available() -> Vec<Self> {
         [Some(Self::portable()), Self::avx2(), Self::avx512()].into_iter().flatten().collect()
     }
 
-    /// The one that [`ISA_VARIABLE`] names, or [`Isa::detect`] where it is unset or empty.
+    /// The instruction set named by [`ISA_VARIABLE`], or [`Isa::detect`] if it is unset or empty.
     ///
     /// # Errors
     /// The name is unknown, or this machine lacks the instructions.
@@ -101,7 +102,7 @@ impl Isa {
         }
     }
 
-    /// `portable`, `avx2` or `avx512`.
+    /// The name: `portable`, `avx2` or `avx512`.
     pub const fn name(self) -> &'static str {
         match self.0 {
             Level::Portable => "portable",
@@ -110,7 +111,7 @@ impl Isa {
         }
     }
 
-    /// The set, to branch on: code compiled for it may be called on this machine.
+    /// The level to branch on: code compiled for it may be called on this machine.
     pub const fn level(self) -> Level {
         self.0
     }

@@ -1,4 +1,4 @@
-//! Launches: a kernel with its tensors, checked and put onto a stream.
+//! Launches: a kernel with its tensors, checked and enqueued onto a stream.
 
 use crate::args::{Arg, Args, INLINE_ARGS, Record};
 use crate::counters::Act;
@@ -18,8 +18,7 @@ use std::panic::Location;
 /// Arguments of a launch.
 pub(crate) type Arguments<'a> = SmallVec<[(&'a Tensor, Use); INLINE_ARGS]>;
 
-/// A launch being put together; made by [`Stream::launch`]. Nothing happens before
-/// [`run`](Launch::run).
+/// A builder of a launch, made by [`Stream::launch`]. Nothing happens before [`run`](Launch::run).
 #[must_use = "a launch does nothing until `run`"]
 pub struct Launch<'a> {
     stream: &'a Stream,
@@ -39,32 +38,32 @@ impl<'a> Launch<'a> {
         Launch { stream, operation, act, site, tensors: SmallVec::new() }
     }
 
-    /// Adds an argument that the kernel only reads. Its index is the number of arguments before it.
+    /// Adds an argument that the kernel only reads. Its index is the number of earlier arguments.
     pub fn read(mut self, tensor: &'a Tensor) -> Self {
         self.tensors.push((tensor, Use::Read));
         self
     }
 
-    /// Adds an argument that the kernel writes, and may read. Its index is the number of arguments
-    /// before it.
+    /// Adds an argument that the kernel writes, and may read. Its index is the number of earlier
+    /// arguments.
     pub fn write(mut self, tensor: &'a Tensor) -> Self {
         self.tensors.push((tensor, Use::Write));
         self
     }
 
-    /// Enqueues the kernel. It runs on a worker of the device, after everything that was put onto
-    /// the stream before and after every earlier launch of other streams that wrote what it
-    /// touches or touched what it writes; those waits are made on the device. Does not wait for the
-    /// device, but for room if the stream's queue is full.
+    /// Enqueues the kernel. It runs on a worker of the device, after all earlier work of the
+    /// stream, and after every earlier launch of other streams that wrote memory it touches or
+    /// touched memory it writes; those waits happen on the device. Does not wait for the device,
+    /// but for room if the stream's queue is full.
     ///
     /// A kernel must not wait for the device, and should not block on other host threads. If it
-    /// panics, its stream fails: what was enqueued after it is dropped, and later calls return
+    /// panics, its stream fails: later work is dropped, and later calls return
     /// [`Error::KernelPanicked`].
     ///
     /// # Errors
     /// Nothing was enqueued if this returns an error, except with `MERISTEM_LAUNCH_BLOCKING=1`,
     /// where the kernel's own panic is returned.
-    /// - [`Error::Mismatch`]: an argument is not of this stream.
+    /// - [`Error::Mismatch`]: an argument belongs to another stream.
     /// - [`Error::Overlap`]: a written argument shares bytes with another.
     /// - [`Error::KernelPanicked`]: an earlier kernel of this stream, or of one whose result is an
     ///   argument, panicked.
@@ -76,7 +75,7 @@ impl<'a> Launch<'a> {
         self.submit(Category::Launch, |record| Work::kernel(record, kernel))
     }
 
-    /// Enqueues a copy or a fill of the arguments, as [`run`](Launch::run) does a kernel.
+    /// Enqueues a copy or a fill of the arguments, like the kernel of [`run`](Launch::run).
     pub(crate) fn transfer(self, transfer: Transfer) -> Result<()> {
         let category = transfer.category();
         self.submit(category, |record| Work::Transfer(Box::new((record, transfer))))
@@ -96,11 +95,11 @@ impl<'a> Launch<'a> {
         submit::work(state, touches, work(record))
     }
 
-    /// Makes this launch a part of a group, which enqueues it. Its arguments may be tensors of any
-    /// stream of the group.
+    /// Adds this launch to a group, which enqueues it. Its arguments may be tensors of any stream
+    /// of the group.
     ///
     /// # Errors
-    /// If launches are refused here; what is wrong with the arguments comes from
+    /// [`Error::HotScope`] if an open scope forbids it; errors of the arguments are returned by
     /// [`Group::run`].
     pub fn join<F>(self, group: &mut Group<'a>, kernel: F) -> Result<()>
     where
@@ -132,7 +131,7 @@ impl<'a> Launch<'a> {
     }
 
     fn check_streams(&self) -> Result<()> {
-        // Before anything is counted.
+        // Before the launch is counted.
         self.stream.state().check_alive()?;
         let expect = Expect::stream(self.stream);
         for (i, (tensor, _)) in self.tensors.iter().enumerate() {
@@ -142,7 +141,7 @@ impl<'a> Launch<'a> {
     }
 }
 
-/// Error if a written argument shares bytes with another.
+/// Returns an error if a written argument shares bytes with another.
 pub(crate) fn check_overlap(operation: &'static str, tensors: &[(&Tensor, Use)]) -> Result<()> {
     let is_written = |i: usize| tensors[i].1 == Use::Write;
     let place = |i: usize| (std::ptr::from_ref(tensors[i].0.storage()), tensors[i].0.offset());
@@ -171,7 +170,7 @@ pub(crate) fn check_overlap(operation: &'static str, tensors: &[(&Tensor, Use)])
     Ok(())
 }
 
-/// Whether `earlier` ends where `later` does, or after it, in the same storage.
+/// Whether `earlier` ends at the end of `later`, or after it, in the same storage.
 fn reaches_as_far(earlier: &Tensor, later: &Tensor) -> bool {
     let end = |tensor: &Tensor| tensor.offset() + tensor.bytes();
     std::ptr::eq(earlier.storage(), later.storage()) && end(earlier) >= end(later)

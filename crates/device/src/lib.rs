@@ -1,10 +1,10 @@
 //! Devices, streams, stream-ordered memory and tensors.
 //!
-//! A [`Device`] runs kernels on ordered asynchronous queues, its [`Stream`]s. A [`Tensor`] is memory
-//! that belongs to a stream; a kernel gets at it only by a [`Launch`] on that stream. Which launches
-//! must wait for which is worked out from what they read and write, so a race or a use after free
-//! cannot be written with this API (S1, S2): there is no host pointer to device memory. That this
-//! holds is checked by a race sanitizer with `MERISTEM_SANITIZE=1` (S3).
+//! A [`Device`] runs kernels on ordered asynchronous queues, its [`Stream`]s. A [`Tensor`] is
+//! memory that belongs to a stream; a kernel accesses it only through a [`Launch`] on that stream.
+//! The waits between launches follow from what they read and write, so a race or a use after free
+//! cannot be written with this API (S1, S2): there is no host pointer to device memory. With
+//! `MERISTEM_SANITIZE=1` a race sanitizer checks this (S3).
 //!
 //! ```
 //! use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Tensor};
@@ -25,16 +25,19 @@
 //! # }
 //! ```
 //!
-//! # The inside, from top to bottom
-//! `tensor`, `transfer`, `launch`, `stream`, `device`: what the user holds. `submit`: the one door
-//! onto a stream; `hazard`: who must wait for whom. `expect`, `scope`: what is refused before
-//! that. `work`: what a stream runs, kernels and transfers; `queue`, `executor`: streams run by
-//! workers. `storage`, `pool`, `size_class`, `block`:
-//! memory; `memory`, `watermark`: who uses how much. `trace`, `placement`: what happened when, and
-//! where. `sanitize`: checks that the rest orders what it must. Unsafe code is in `block` (taking
-//! memory) and `args` (giving kernels slices of it); `storage`, `host` and `simd` have a call or two
-//! each. All locks and atomics come from `sync`, where `model` puts a model checker's into their
-//! place.
+//! # Modules, from top to bottom
+//! - `tensor`, `transfer`, `launch`, `stream`, `device`: the user's interface.
+//! - `expect`, `scope`: checks before submission.
+//! - `submit`: submission onto a stream; `hazard`: the waits that it needs.
+//! - `work`: work of a stream, kernels and transfers; `queue`, `executor`: streams and their
+//!   workers.
+//! - `storage`, `pool`, `size_class`, `block`: memory; `memory`, `watermark`: its use by owner.
+//! - `trace`, `placement`: records of events and of tensors' locations.
+//! - `sanitize`: checks that all conflicting accesses are ordered.
+//!
+//! Unsafe code is in `block` (allocating memory) and `args` (giving kernels slices of it);
+//! `storage`, `host` and `simd` have a call or two each. All locks and atomics come from `sync`,
+//! where `model` replaces them by those of a model checker.
 
 mod args;
 mod block;

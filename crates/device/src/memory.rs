@@ -1,18 +1,18 @@
-//! Who uses how much memory (V3).
+//! Memory in use, by owner (V3).
 
 use crate::sync::Arc;
 use crate::trace::Lane;
 use crate::watermark::{Watermark, WatermarkId};
 use std::fmt;
 
-/// What a tensor's memory is for.
+/// Purpose of a tensor's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Owner {
     /// Resident datasets.
     Dataset,
     /// Parameters, their gradients and optimiser state.
     Parameters,
-    /// Copies of parameters to come back to.
+    /// Copies of parameters for a rollback.
     Snapshots,
     /// Arenas of plans.
     Activations,
@@ -67,25 +67,25 @@ impl fmt::Display for Owner {
 /// Memory of one owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OwnerUse {
-    /// Whose.
+    /// The owner.
     pub owner: Owner,
     /// Bytes in tensors now.
     pub current: usize,
-    /// The most bytes in tensors at any time.
+    /// Largest number of bytes in tensors so far.
     pub peak: usize,
 }
 
-/// Memory of a device. Bytes are those that tensors asked for; what rounding and kept free blocks
-/// add shows in `reserved` only, so `current` and `peak` depend on no timing.
+/// Memory of a device. Bytes are those that tensors asked for; rounding and cached free blocks are
+/// only in `reserved`, so `current` and `peak` do not depend on timing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryReport {
     /// Bytes in tensors now.
     pub current: usize,
-    /// The most bytes in tensors at any time.
+    /// Largest number of bytes in tensors so far.
     pub peak: usize,
-    /// Bytes taken from the system: in tensors, or free and kept for reuse.
+    /// Bytes taken from the system: in tensors, or free and cached for reuse.
     pub reserved: usize,
-    /// The most bytes taken from the system at any time.
+    /// Largest number of bytes taken from the system so far.
     pub reserved_peak: usize,
     /// By owner, every owner once, in the order of [`Owner::ALL`].
     pub owners: Vec<OwnerUse>,
@@ -97,10 +97,10 @@ pub(crate) struct Usage {
     current: usize,
     peak: usize,
     owners: [(usize, usize); Owner::ALL.len()],
-    /// Of the calls that are being measured now: usually none.
+    /// Watermarks of the calls being measured: usually none.
     watermarks: Vec<Watermark>,
     watermarks_opened: u64,
-    /// Where every change is recorded, when there is a trace.
+    /// Lane that records every change, if there is a trace.
     timeline: Option<Arc<Lane>>,
 }
 
@@ -138,7 +138,7 @@ impl Usage {
         self.current
     }
 
-    /// Watches for the most that is in use from now on.
+    /// Starts to measure the peak from now on.
     pub(crate) fn open_watermark(&mut self) -> WatermarkId {
         self.watermarks_opened += 1;
         let id = WatermarkId(self.watermarks_opened);
@@ -147,7 +147,7 @@ impl Usage {
         id
     }
 
-    /// Ends a watch; `None` if it ended before.
+    /// Ends a measurement; `None` if it ended before.
     pub(crate) fn close_watermark(&mut self, id: WatermarkId) -> Option<Watermark> {
         let at = self.watermarks.iter().position(|mark| mark.id == id)?;
         Some(self.watermarks.swap_remove(at))

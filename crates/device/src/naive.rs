@@ -1,7 +1,7 @@
-//! The classic bug (S2), on a device whose pool forgets who still uses a block, as allocators do
-//! that know of one stream only: a copy made inside a function is read by another stream, dropped
-//! on return, and its memory handed out again too early. The same program on the real pool is
-//! right.
+//! The classic use-after-free across streams (S2), on a device whose pool forgets pending accesses
+//! to a block, like an allocator that knows one stream only: a copy made inside a function is read
+//! by another stream, dropped on return, and its memory reused too early. The same program on the
+//! real pool is correct.
 
 use crate::device::{Device, DeviceOptions, Environment};
 use crate::faults::{Fault, Faults};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const LEN: usize = 1024;
 
 /// Makes a copy of `value` on `main`, has it read by `side`, and returns without it. The reading
-/// kernel gives a too early reuse the time to happen: it starts to read when `overwritten` is set,
+/// kernel gives a premature reuse the time to happen: it starts to read when `overwritten` is set,
 /// or after a while.
 fn read_a_temporary(
     main: &Stream,
@@ -35,7 +35,8 @@ fn read_a_temporary(
     Ok(result)
 }
 
-/// Runs the scenario; whether the reader saw what it should, and whether it was overtaken.
+/// Runs the scenario; returns whether the reader saw the right values, and whether its memory was
+/// reused.
 fn scenario(forgets: bool, memory_limit: Option<usize>, patience: Duration) -> (bool, bool) {
     let options = DeviceOptions { threads: 2, memory_limit, ..DeviceOptions::default() };
     let planted: &[Fault] = if forgets { &[Fault::PoolForgets] } else { &[] };
@@ -62,7 +63,7 @@ const TIGHT: Option<usize> = Some(2 * 4 * LEN);
 
 #[test]
 fn a_pool_that_forgets_readers_corrupts() {
-    // With this patience it shows at the first try, or the machine is very busy.
+    // With this patience the bug shows at the first try, unless the machine is very busy.
     let corrupted = (0..20).any(|_| !scenario(true, TIGHT, Duration::from_secs(2)).0);
     assert!(corrupted, "the scenario does not provoke the bug any more");
 }
@@ -70,10 +71,10 @@ fn a_pool_that_forgets_readers_corrupts() {
 #[test]
 fn ours_does_not() {
     for _ in 0..10 {
-        // The writer has to wait for the reader, whose patience is spent in vain.
+        // The writer has to wait for the reader, whose patience runs out.
         let (right, _) = scenario(false, TIGHT, Duration::from_millis(5));
         assert!(right);
-        // With room to spare it need not wait: it gets another block.
+        // With enough memory it need not wait: it gets another block.
         let (right, _) = scenario(false, None, Duration::from_millis(5));
         assert!(right);
     }

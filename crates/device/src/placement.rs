@@ -1,16 +1,16 @@
-//! The placement log (V4): which operation got and gave which tensors, and where they are.
+//! The placement log (V4): the input and output tensors of each operation, and where they are.
 //!
-//! Events of target `meristem::placement` at debug level, one for each operation. While nobody listens it
-//! costs one look at a cached flag for each operation.
+//! Events of target `meristem::placement` at debug level, one for each operation. Without a
+//! subscriber it costs one check of a cached flag per operation.
 
 use crate::hazard::Use;
 use crate::tensor::Tensor;
 use tracing::Level;
 
-/// The target of the log's events.
+/// Target of the log's events.
 pub(crate) const TARGET: &str = "meristem::placement";
 
-/// Logs the arguments of a launch by their positions: what it reads, and what it writes.
+/// Logs the arguments of a launch by their positions: inputs and outputs.
 pub(crate) fn log_launch(operation: &'static str, tensors: &[(&Tensor, Use)]) {
     if !tracing::enabled!(target: TARGET, Level::DEBUG) {
         return;
@@ -25,7 +25,7 @@ pub(crate) fn log_launch(operation: &'static str, tensors: &[(&Tensor, Use)]) {
     tracing::debug!(target: TARGET, operation, inputs, outputs);
 }
 
-/// Logs a tensor that an operation made, from another one or from nothing.
+/// Logs a tensor that an operation created, from another one or without input.
 pub(crate) fn log_made(operation: &'static str, input: Option<&Tensor>, output: &Tensor) {
     if tracing::enabled!(target: TARGET, Level::DEBUG) {
         let inputs = input.map(Tensor::placement).unwrap_or_default();
@@ -34,7 +34,8 @@ pub(crate) fn log_made(operation: &'static str, input: Option<&Tensor>, output: 
 }
 
 impl Tensor {
-    /// The words of the placement log for a tensor: element type, shape, memory format, device and stream (V4).
+    /// Description of a tensor in the placement log: element type, shape, memory format, device and
+    /// stream (V4).
     pub fn placement(&self) -> String {
         let (device, stream) = (self.device().id(), self.stream().name());
         let (shape, dtype, format) = (self.shape(), self.dtype(), self.format());

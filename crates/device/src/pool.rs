@@ -1,19 +1,19 @@
-//! Stream-ordered memory: a storage whose last handle goes returns to the stream that asked for it,
-//! with the accesses that are still to come, and from there to the next tenant.
+//! Stream-ordered memory: a storage whose last handle is dropped returns to the stream that asked
+//! for it, with its pending accesses, and from there to the next tenant (a live storage's user).
 //!
 //! Invariants
-//! - A block is in one storage for life, and a storage in one place: with its tenant, or in one
-//!   free list, which then is its only owner ([`UniqueArc`]).
+//! - A block stays in one storage, and a storage is in one place: with its tenant, or in one free
+//!   list, which then is its only owner ([`UniqueArc`]).
 //! - A free block carries every access to it that may not be done. Its next tenant inherits them,
 //!   and submission makes any stream wait for them before it touches the block (`hazard`). So
-//!   handing out a block is right at any time, on any stream (S2); which block is handed out is a
-//!   question of speed and memory only. No result depends on it.
+//!   handing out a block is correct at any time, on any stream (S2); the choice of the block only
+//!   affects speed and memory. No result depends on it.
 //! - `reserved` is the sum of the sizes of all blocks, and never above the limit.
-//! - A block goes back to the system only when its accesses are done.
+//! - A block returns to the system only when its accesses are done.
 //! - A request fails only if the live storages leave no room for it, whatever the timing. (A worker
 //!   cannot wait, so its request also fails if the room is in busy blocks of other sizes.)
 //!
-//! Held by the models in `model`.
+//! The models in `model` check these.
 
 use crate::block::Block;
 use crate::counters::Act;
@@ -32,10 +32,10 @@ use crate::trace::Lane;
 use std::panic::Location;
 use triomphe::UniqueArc;
 
-/// Entries of a list that a request looks at, the latest first.
+/// Entries of a list that a request examines, the latest first.
 const LOOK: usize = 8;
 
-/// A storage without a tenant: a block, and what may still use it.
+/// A storage without a tenant: a block with its pending accesses.
 type Free = UniqueArc<Storage>;
 
 /// Whether work on `stream` may use the block without a wait.
@@ -65,7 +65,7 @@ impl FreeLists {
         Some(list.swap_remove(found))
     }
 
-    /// Takes the block of this class that was freed first.
+    /// Takes the block of this class that was freed earliest.
     fn take_oldest(&mut self, class: usize) -> Option<Free> {
         let list = self.0.get_mut(class)?;
         if list.is_empty() { None } else { Some(list.remove(0)) }
@@ -91,12 +91,12 @@ pub(crate) struct Pool {
     limit: Option<usize>,
     /// A planted fault; see [`crate::faults::Fault`].
     forgets: bool,
-    /// Keeps accesses that are done, for the race sanitizer.
+    /// Whether to keep completed accesses, for the race sanitizer.
     keeps_done: bool,
     state: Mutex<State>,
 }
 
-/// Who wants memory, and how much.
+/// A request for memory.
 pub(crate) struct Request<'a> {
     /// The stream that it will belong to.
     pub(crate) home: &'a Stream,
@@ -122,7 +122,8 @@ impl State {
         accesses.find(|access| !access.is_done()).cloned()
     }
 
-    /// Gives idle blocks back to the system, the largest first, until `enough`; returns the bytes.
+    /// Returns idle blocks to the system, the largest first, until `enough`; returns the number of
+    /// bytes.
     fn trim(&mut self, enough: impl Fn(usize) -> bool) -> usize {
         let before = self.reserved;
         let classes = self.lists.iter().map(|l| l.0.len()).max().unwrap_or(0);
@@ -144,7 +145,7 @@ impl State {
 }
 
 impl Pool {
-    /// `timeline`: where a trace records the memory in use.
+    /// A new pool. `timeline` is the lane that records the memory in use.
     pub(crate) fn new(
         limit: Option<usize>,
         environment: &Environment,
@@ -165,12 +166,12 @@ impl Pool {
         })
     }
 
-    /// Ends a stream's slot; its blocks are there for every stream.
+    /// Closes a stream's slot; its blocks become available to every stream.
     pub(crate) fn close_slot(&self, slot: usize) {
         let mut state = lock(&self.state);
         let lists = std::mem::take(&mut state.lists[slot]);
         for mut free in lists.0.into_iter().flatten() {
-            // What is done would keep its stream's queue for nothing.
+            // Completed accesses would keep their streams' queues alive for nothing.
             if !self.keeps_done {
                 free.hazards_mut().forget_done();
             }
@@ -179,9 +180,9 @@ impl Pool {
         state.vacant.push(slot);
     }
 
-    /// A storage for a request of at least 1 byte. Does not wait, unless the limit is reached and
-    /// all that is left is waiting for free blocks of other sizes to fall idle (counted as a
-    /// synchronisation).
+    /// Allocates a storage for a request of at least 1 byte. Does not wait, unless the limit is
+    /// reached and the only remaining option is to wait for free blocks of other sizes to become
+    /// idle (counted as a synchronisation).
     pub(crate) fn allocate(&self, request: &Request<'_>) -> Result<Free> {
         let &Request { home, bytes, owner, operation, site } = request;
         let (stream, class) = (home.state(), class_of(bytes));
@@ -197,7 +198,7 @@ impl Pool {
         Ok(self.hand_out(free))
     }
 
-    /// No block is ready: one from the system, or what can be had.
+    /// Allocates when no block is ready: from the system, or under pressure.
     #[cold]
     fn allocate_anew(
         &self,
@@ -226,7 +227,7 @@ impl Pool {
         self.limit.is_none_or(|limit| state.reserved.saturating_add(size) <= limit)
     }
 
-    /// A new block from the system, `None` if it has none.
+    /// A new block from the system, `None` if it has no memory.
     fn grow(&self, state: &mut State, class: usize) -> Option<Free> {
         let size = class_size(class);
         let block = Arc::new(Block::new(size)?);
@@ -235,9 +236,9 @@ impl Pool {
         Some(UniqueArc::new(Storage::vacant(Some(block), class)))
     }
 
-    /// The limit, or the system's memory, is reached: reuse what costs a stream-side wait, then
-    /// give back what is idle, then wait for more to fall idle. A block that is too large is never
-    /// handed out.
+    /// Allocates when the limit, or the system's memory, is reached: reuses a block that costs a
+    /// stream-side wait, then returns idle blocks to the system, then waits for more to become
+    /// idle. A block that is too large is never handed out.
     fn allocate_under_pressure<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -255,7 +256,7 @@ impl Pool {
             if let Some(free) = reused {
                 return Ok((state, self.hand_out(free)));
             }
-            // Before trimming: what falls idle meanwhile is there for the next turn.
+            // Before trimming: blocks that become idle meanwhile are found in the next turn.
             let busy = if executor::on_worker() { None } else { state.find_busy() };
             if let Some(free) = self.trim_and_grow(&mut state, class) {
                 return Ok((state, free));
@@ -295,13 +296,13 @@ impl Pool {
                 let room = limit.checked_sub(class_size(class))?;
                 state.trim(|reserved| reserved <= room);
             }
-            // The system refused: give it all that can be given.
+            // The system refused: return everything that can be returned.
             None => drop(state.trim(|_| false)),
         }
         if self.fits(state, class) { self.grow(state, class) } else { None }
     }
 
-    /// Takes back a storage whose tenant is gone: `bytes` that were asked for `owner`.
+    /// Takes back a storage whose tenant is gone; `bytes` were requested for `owner`.
     pub(crate) fn free(&self, slot: usize, mut free: Free, owner: Owner, bytes: usize) {
         if self.forgets {
             free.hazards_mut().clear();
@@ -311,12 +312,12 @@ impl Pool {
         state.lists[slot].put(free);
     }
 
-    /// Gives every idle block back to the system; returns the bytes.
+    /// Returns every idle block to the system; returns the number of bytes.
     pub(crate) fn trim(&self) -> usize {
         lock(&self.state).trim(|_| false)
     }
 
-    /// Lets go of all free blocks, once nobody can ask for one any more.
+    /// Drops all free blocks, once no more requests can come.
     pub(crate) fn clear(&self) {
         let mut state = lock(&self.state);
         state.lists.iter_mut().for_each(|lists| lists.0.clear());
@@ -326,7 +327,7 @@ impl Pool {
         self.report_with(|_| ()).0
     }
 
-    /// A report, and what `look` finds at the same moment.
+    /// A report, and the result of `look` at the same moment.
     pub(crate) fn report_with<T>(&self, look: impl FnOnce(&mut Usage) -> T) -> (MemoryReport, T) {
         let mut state = lock(&self.state);
         let report = state.usage.report(state.reserved, state.reserved_peak);

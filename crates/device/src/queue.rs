@@ -1,19 +1,20 @@
-//! A stream's queue: what was submitted, what is done, who waits.
+//! The queue of a stream: its submitted and completed commands, and the threads and streams that
+//! wait.
 //!
 //! Invariants
-//! - A stream is in one place: `Idle` (queue empty, in no list), `Ready` (in the executor's list
-//!   or in the hands of one worker), or `Parked` (its first command waits for another stream, which
-//!   holds it as a waiter). So at most one worker runs a stream, and its commands run in order.
+//! - A stream is in one state: `Idle` (queue empty, in no list), `Ready` (in the executor's list or
+//!   held by one worker), or `Parked` (its first command waits for another stream, which holds it
+//!   as a waiter). So at most one worker runs a stream, and its commands run in order.
 //! - The n-th command submitted has sequence number n, from 1; `completed` is the number of the
 //!   last one done. It is stored with release order after the command's effects and after its
-//!   memory was let go; whoever reads it with acquire order sees both.
-//! - Whoever sleeps has said so under the lock that the worker takes after it stored `completed`: a
-//!   host thread in `host_wake_at` (the lowest number that any sleeps for), a stream in `waiters`.
-//!   Each looks at `completed` again under that lock, so no wake-up is lost.
+//!   memory was released; a thread that reads it with acquire order sees both.
+//! - A waiter registers under the lock that the worker takes after it stored `completed`: a host
+//!   thread in `host_wake_at` (the lowest number that any sleeps for), a stream in `waiters`. Each
+//!   checks `completed` again under that lock, so no wake-up is lost.
 //! - A host thread that found the queue full is woken when it is half empty.
 //! - No two queue locks are held at once.
 //!
-//! The models in `model` hold these; each names the module whose invariant it is about.
+//! The models in `model` check these; each names the module of its invariant.
 
 use crate::device::Shared;
 use crate::error::{Error, Result};
@@ -30,9 +31,9 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::time::Instant;
 
-/// Commands at which a host thread has to wait before it may enqueue more.
+/// Number of commands at which a host thread has to wait before it may enqueue more.
 pub(crate) const CAPACITY: usize = 256;
-/// Commands at which it may go on: far enough below that it does not wake for every command.
+/// Number of commands at which it may continue: low enough that it does not wake for every command.
 const RESUME_AT: usize = CAPACITY / 2;
 
 /// An entry of a queue.
@@ -48,14 +49,14 @@ enum Place {
     Parked,
 }
 
-/// Why a worker left a stream.
+/// Reason why a worker left a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Left {
     /// The queue is empty.
     Idle,
     /// The stream waits for another; the waker brings it back.
     Parked,
-    /// Its turn is over; it has more to do.
+    /// Its turn is over; it has more work.
     TurnOver,
 }
 
@@ -68,20 +69,20 @@ struct Panic {
     message: Arc<str>,
 }
 
-/// The end of a stream's usefulness.
+/// Failure of a stream.
 #[derive(Debug)]
 struct Failure {
-    /// First command whose result does not exist.
+    /// First command without a result.
     seq: u64,
     panic: Panic,
 }
 
-/// The queue proper, under its lock.
+/// The queue itself, under its lock.
 pub(crate) struct Queue {
     commands: VecDeque<Command>,
     submitted: u64,
     place: Place,
-    /// Streams parked until this one has completed a sequence number.
+    /// Streams parked until this one has completed a given sequence number.
     waiters: Vec<(u64, Arc<StreamState>)>,
     /// The lowest sequence number for which a host thread sleeps.
     host_wake_at: u64,
@@ -89,14 +90,14 @@ pub(crate) struct Queue {
     blocked: usize,
 }
 
-/// A stream as the device knows it. The user's handles are in `stream`.
+/// State of a stream. The user's handles are in `stream`.
 pub(crate) struct StreamState {
     pub(crate) id: u64,
     pub(crate) name: Arc<str>,
     pub(crate) shared: Arc<Shared>,
-    /// Its lane in the device's trace, if there is one.
+    /// Its lane in the device's trace, if any.
     lane: Option<Arc<Lane>>,
-    /// For the race sanitizer, if it is on.
+    /// Vector clock of the race sanitizer, if it is on.
     pub(crate) clock: Option<Box<StreamClock>>,
     completed: AtomicSeq,
     failure: OnceLock<Failure>,
@@ -157,7 +158,7 @@ impl StreamState {
         lock(&self.queue)
     }
 
-    /// Sleeps until the queue has room; `queue` is its lock.
+    /// Sleeps until the queue has room; `queue` is its locked guard.
     pub(crate) fn wait_for_space(&self, mut queue: MutexGuard<'_, Queue>) {
         while queue.is_full() {
             queue.blocked += 1;
@@ -166,8 +167,8 @@ impl StreamState {
         }
     }
 
-    /// Adds waits and then maybe work; returns the number of the last command. `queue` is this
-    /// stream's lock.
+    /// Adds waits and optionally work; returns the number of the last command. `queue` is this
+    /// stream's locked queue.
     pub(crate) fn enqueue(
         self: &Arc<Self>,
         mut queue: MutexGuard<'_, Queue>,
@@ -204,8 +205,8 @@ impl StreamState {
         sanitize::host_saw(self, seq);
     }
 
-    /// Error if the result of the command with this number was lost to a panic. Right for commands
-    /// that are done; for others it may come later.
+    /// Returns an error if the result of the command with this number was lost to a panic. Reliable
+    /// for completed commands; for others the error may come later.
     pub(crate) fn check_result(&self, seq: u64) -> Result<()> {
         match self.failure.get() {
             Some(failure) if failure.seq <= seq => {
@@ -216,12 +217,12 @@ impl StreamState {
         }
     }
 
-    /// Error if a kernel of this stream panicked.
+    /// Returns an error if a kernel of this stream panicked.
     pub(crate) fn check_alive(&self) -> Result<()> {
         self.check_result(u64::MAX)
     }
 
-    /// Runs commands until there are none, one has to wait, or others wait for their turn.
+    /// Runs commands until there are none, one has to wait, or other streams wait for their turn.
     /// Called by the one worker that took the stream from the executor.
     pub(crate) fn run(self: &Arc<Self>) -> Left {
         let mut turn_start = None;
@@ -263,12 +264,12 @@ impl StreamState {
         }
     }
 
-    /// Its lane in the trace, if there is one.
+    /// Its lane in the trace, if any.
     pub(crate) fn lane(&self) -> Option<&Arc<Lane>> {
         if cfg!(meristem_bare) { None } else { self.lane.as_ref() } // see bench/README.md
     }
 
-    /// Number of the command that is being run; for its worker.
+    /// Number of the command that is running; for its worker.
     fn next_seq(&self) -> u64 {
         self.completed.load(Ordering::Relaxed) + 1
     }
@@ -280,7 +281,7 @@ impl StreamState {
         running.end();
     }
 
-    /// Runs work, unless an earlier kernel of the stream panicked: then it is dropped.
+    /// Runs work, or drops it if an earlier kernel of the stream panicked.
     fn run_work(&self, work: Work) {
         let (operation, site) = (work.operation(), work.site());
         let alive = self.failure.get().is_none();
@@ -291,7 +292,7 @@ impl StreamState {
                 Err(payload) => match payload.downcast::<&'static str>() {
                     Ok(message) => Arc::from(*message),
                     Err(payload) => {
-                        // Its destructor is user code too, and may panic in turn.
+                        // The payload's destructor is user code too, and may panic in turn.
                         let _ = catch_unwind(AssertUnwindSafe(|| drop(payload)));
                         Arc::from("(no message)")
                     }
@@ -308,13 +309,13 @@ impl StreamState {
         let _ = self.failure.set(Failure { seq, panic });
     }
 
-    /// Parks this stream if the wait is not over; whether it did. If so another worker may already
-    /// have it: the caller must let go.
+    /// Parks this stream if the wait is not over; returns whether it did. If so another worker may
+    /// already have it: the caller must not touch it any more.
     fn park_for(self: &Arc<Self>, edge: &Edge) -> bool {
         let producer = &edge.access.stream;
         if !edge.access.is_done() {
-            // Parked first: from the moment that the producer knows of us it may wake us. The wait
-            // goes back so that it is looked at again then.
+            // Parked first: as soon as the producer knows of this stream it may wake it. The wait
+            // is put back so that it is checked again then.
             {
                 let mut queue = self.lock();
                 let access = edge.access.clone();
@@ -338,7 +339,7 @@ impl StreamState {
         false
     }
 
-    /// Registers a parked stream; false if what it waits for is done by now.
+    /// Registers a parked stream; false if the command it waits for is done by now.
     fn add_waiter(&self, seq: u64, waiter: &Arc<StreamState>) -> bool {
         let mut queue = self.lock();
         // The worker stores `completed` before it takes this lock to look for waiters.
@@ -375,7 +376,7 @@ impl StreamState {
     }
 }
 
-/// Error if the calling thread is a worker: a worker never waits for the device.
+/// Returns an error if the calling thread is a worker: a worker never waits for the device.
 pub(crate) fn check_may_wait(operation: &'static str) -> Result<()> {
     if executor::on_worker() { Err(Error::InsideKernel { operation }) } else { Ok(()) }
 }

@@ -1,9 +1,9 @@
-//! Random numbers that depend on their key only: no shared generator, nothing depends on the order
-//! of execution or on the number of threads. The same on every backend.
+//! Random numbers as a function of a key: there is no shared generator, and the numbers depend
+//! neither on the order of execution nor on the number of threads. The same on every backend.
 
 /// Philox4x32 with 10 rounds: four random words for a key and a counter. A pure function, so any
-/// number of any stream can be had directly (Salmon et al., "Parallel random numbers: as easy as
-/// 1, 2, 3", SC 2011).
+/// number of any stream can be computed directly (Salmon et al., "Parallel random numbers: as easy
+/// as 1, 2, 3", SC 2011).
 #[inline]
 pub fn philox(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
     const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
@@ -25,8 +25,8 @@ pub fn philox(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
     x
 }
 
-/// What random numbers are for: different purposes never see the same numbers. The values are part
-/// of what makes runs repeatable; they do not change.
+/// Purpose of random numbers: different purposes never share numbers. The values are part of what
+/// makes runs repeatable; they do not change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Purpose {
     /// Splitting a dataset.
@@ -43,9 +43,9 @@ pub enum Purpose {
     Actions,
     /// Tests and benchmarks.
     Test,
-    /// Orders of modules, of which Shapley values are estimated.
+    /// Orders of modules for the estimation of Shapley values.
     Counterfactuals,
-    /// Something else, by a number of its own.
+    /// Any other purpose, by a number of its own.
     Custom(u32),
 }
 
@@ -65,7 +65,7 @@ impl Purpose {
     }
 }
 
-/// A generator keyed by (seed, purpose, env, step). Two with different keys are independent.
+/// A generator keyed by (seed, purpose, env, step). Generators with different keys are independent.
 ///
 /// The key of the numbers is the first half of `philox(seed, [purpose, purpose, env, env])`, and
 /// number block n of the generator is `philox(key, [n, n, step, step])`, each pair being the low
@@ -76,7 +76,7 @@ pub struct Rng {
     step: u64,
     block: u64,
     words: [u32; 4],
-    /// Words of the block that were used.
+    /// Words of the block already used.
     used: usize,
 }
 
@@ -130,7 +130,8 @@ impl Rng {
         (product >> 32) as u32
     }
 
-    /// Puts the elements in a random order, every order equally likely (Fisher-Yates from the back).
+    /// Puts the elements in a random order, every order equally likely (Fisher-Yates from the
+    /// back).
     ///
     /// At most 2^32 elements are mixed with each other.
     pub fn shuffle<T>(&mut self, elements: &mut [T]) {

@@ -1,12 +1,12 @@
-//! Hot scopes: stretches of the host's code in which copies, waits and allocations are counted with
+//! Hot scopes: parts of the host's code in which copies, waits and allocations are counted with
 //! their call sites, and reported or refused (V2).
 //!
-//! A scope belongs to the thread that opened it, and judges the acts that this thread asks of the
+//! A scope belongs to the thread that opened it, and applies to the acts of this thread on the
 //! device it was opened on. Acts of other threads, and of kernels on the workers, are in the
 //! device's counts only. Scopes nest: an act is counted by every open scope of its device, and the
-//! strictest of them rules; of several that would refuse it, the innermost is named.
+//! strictest of them applies; of several that would refuse it, the innermost is named in the error.
 //!
-//! A thread without an open scope pays one look at a thread-local for each act.
+//! A thread without an open scope pays one check of a thread-local for each act.
 
 use crate::counters::{Act, Counters, Counts};
 use crate::device::Device;
@@ -16,10 +16,10 @@ use std::fmt;
 use std::panic::Location;
 use std::rc::Rc;
 
-/// What a hot scope does about an act that it does not permit.
+/// Treatment of an act that a hot scope does not permit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Policy {
-    /// Only counts.
+    /// Counts only.
     Off,
     /// Counts, and logs a warning once per call site.
     Warn,
@@ -51,33 +51,33 @@ impl fmt::Display for Policy {
 /// A call site of acts that a scope saw.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ActSite {
-    /// What was asked for.
+    /// The act.
     pub act: Act,
-    /// By which operation.
+    /// The operation.
     pub operation: &'static str,
-    /// Where in the program.
+    /// Call site in the program.
     pub site: &'static Location<'static>,
-    /// How often it happened.
+    /// Number of times it happened.
     pub count: u64,
-    /// How often a scope refused it.
+    /// Number of times a scope refused it.
     pub refused: u64,
 }
 
-/// What happened in a scope.
+/// Acts in a scope.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScopeReport {
     /// Its name.
     pub name: &'static str,
     /// Its policy.
     pub policy: Policy,
-    /// What happened, nested scopes included; what was refused did not.
+    /// Acts in the scope, nested scopes included, refused ones excluded.
     pub counts: Counts,
-    /// The call sites of everything but launches, in the order in which they were met first.
+    /// Call sites of everything but launches, in order of first occurrence.
     pub sites: Vec<ActSite>,
 }
 
 impl fmt::Display for ScopeReport {
-    /// One line, and one for each call site.
+    /// Writes one line, and one for each call site.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "hot scope `{}` ({}):", self.name, self.policy)?;
         for act in Act::ALL {
@@ -98,11 +98,11 @@ impl fmt::Display for ScopeReport {
 #[must_use = "a scope ends when it is dropped"]
 pub struct HotScope {
     open: Rc<Open>,
-    /// Keeps the counters, whose address tells the device, where they are.
+    /// Keeps the counters alive, whose address identifies the device.
     _device: Device,
 }
 
-/// An open scope as its thread knows it.
+/// An open scope in its thread's list.
 struct Open {
     /// Address of the device's counters.
     device: usize,
@@ -111,7 +111,7 @@ struct Open {
     report: RefCell<ScopeReport>,
 }
 
-/// What is done about an act.
+/// Decision about an act.
 enum Verdict {
     Fine,
     Warn { scope: &'static str },
@@ -119,17 +119,17 @@ enum Verdict {
 }
 
 thread_local! {
-    /// Number of open scopes: all that is looked at while there are none.
+    /// Number of open scopes: the only thing that is checked while there are none.
     static DEPTH: Cell<usize> = const { Cell::new(0) };
     static OPEN: RefCell<Vec<Rc<Open>>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Device {
-    /// Opens a hot scope on this thread: until the guard is dropped, what the thread asks of this
-    /// device is counted with its call sites, and `policy` says what becomes of copies, waits and
+    /// Opens a hot scope on this thread. Until the guard is dropped, the thread's acts on this
+    /// device are counted with their call sites, and `policy` decides about copies, waits and
     /// allocations (V2). Launches are counted and never refused. Does not wait.
     ///
-    /// Scopes nest: every open one counts, and the strictest rules.
+    /// Scopes nest: every open one counts, and the strictest applies.
     ///
     /// ```
     /// # use meristem_device::{DType, Device, DeviceId, DeviceOptions, Error, Owner, Policy, Tensor};
@@ -157,18 +157,18 @@ impl Device {
 }
 
 impl HotScope {
-    /// Permits so many acts of each kind, from the opening on; `launches` means nothing here.
+    /// Permits this many acts of each kind, from the opening on; `launches` is ignored.
     pub fn permit(self, permitted: Counts) -> Self {
         self.open.permitted.set(permitted);
         self
     }
 
-    /// What happened so far.
+    /// Acts so far.
     pub fn report(&self) -> ScopeReport {
         self.open.report.borrow().clone()
     }
 
-    /// Ends the scope; what happened in it.
+    /// Ends the scope; returns the acts in it.
     pub fn finish(self) -> ScopeReport {
         self.report()
     }
@@ -182,7 +182,8 @@ impl fmt::Debug for HotScope {
 
 impl Drop for HotScope {
     fn drop(&mut self) {
-        // While the thread ends its locals may be gone before a guard that is kept in another one.
+        // While the thread ends its locals may be destroyed before a guard that another local
+        // keeps.
         let _ = OPEN.try_with(|scopes| {
             scopes.borrow_mut().retain(|open| !Rc::ptr_eq(open, &self.open));
             DEPTH.set(DEPTH.get() - 1);
@@ -190,7 +191,7 @@ impl Drop for HotScope {
     }
 }
 
-/// Asks the calling thread's open scopes about an act of the device that `counters` belong to.
+/// Checks an act on the device of `counters` against the calling thread's open scopes.
 ///
 /// # Errors
 /// [`Error::HotScope`] if one of them refuses it.
@@ -249,7 +250,7 @@ fn same_place(a: &ActSite, b: &ActSite) -> bool {
 }
 
 impl Open {
-    /// Whether it has this policy, and one more such act is more than it permits.
+    /// Whether it has this policy, and one more such act exceeds what it permits.
     fn objects_to(&self, policy: Policy, act: Act) -> bool {
         let report = self.report.borrow();
         report.policy == policy

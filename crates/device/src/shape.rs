@@ -1,17 +1,17 @@
-//! Shapes of up to four dimensions, and the order in which their elements lie in memory.
+//! Shapes of up to four dimensions, and the memory order of their elements.
 
 use crate::error::{Error, Result};
 use std::fmt;
 
-/// The most dimensions that a tensor has.
+/// Largest number of dimensions of a tensor.
 pub const MAX_DIMS: usize = 4;
 
-/// Extents of a tensor, outermost first as the user sees them: images are (N, C, H, W) whatever
-/// their memory format. No dimensions: a scalar.
+/// Extents of a tensor, outermost first in the user's order: images are (N, C, H, W) whatever their
+/// memory format. No dimensions: a scalar.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Shape {
     dims: [usize; MAX_DIMS],
-    /// Dimensions asked for. More than [`MAX_DIMS`] is refused where a tensor is made, so that the
+    /// Number of dimensions. More than [`MAX_DIMS`] is refused when a tensor is made, so that the
     /// conversions into a shape cannot fail.
     rank: usize,
 }
@@ -22,13 +22,13 @@ impl Shape {
         &self.dims[..self.rank.min(MAX_DIMS)]
     }
 
-    /// Number of elements; `usize::MAX` where the product does not fit (no tensor has that shape).
+    /// Number of elements; `usize::MAX` if the product overflows (no tensor has such a shape).
     pub fn numel(&self) -> usize {
         self.checked_numel().unwrap_or(usize::MAX)
     }
 
-    /// Number of elements, `None` where it does not fit. An extent of zero makes it zero, whatever
-    /// the others are.
+    /// Number of elements, `None` on overflow. An extent of zero makes it zero, whatever the others
+    /// are.
     fn checked_numel(&self) -> Option<usize> {
         if self.dims().contains(&0) {
             return Some(0);
@@ -36,7 +36,7 @@ impl Shape {
         self.dims().iter().try_fold(1usize, |n, &d| n.checked_mul(d))
     }
 
-    /// Bytes of a tensor of this shape, once the shape is known to be possible.
+    /// Bytes of a tensor of this shape, after checking that the shape is possible.
     pub(crate) fn bytes(&self, op: &'static str, element_bytes: usize) -> Result<usize> {
         let bytes = self.checked_numel().and_then(|n| n.checked_mul(element_bytes));
         match bytes {
@@ -106,8 +106,8 @@ impl fmt::Display for MemoryFormat {
 }
 
 impl MemoryFormat {
-    /// Steps in elements between neighbours along each dimension of `shape`, in the order in which
-    /// the user sees the dimensions (F2).
+    /// Strides in elements along each dimension of `shape`, in the user's order of the dimensions
+    /// (F2).
     pub(crate) fn strides(self, shape: &Shape) -> Vec<usize> {
         let dims = shape.dims();
         match (self, dims) {

@@ -1,8 +1,8 @@
-//! Running a loop with the vectors of an instruction set.
+//! Loops compiled for the vectors of an instruction set.
 //!
-//! For memory-bound loops in plain Rust that the compiler vectorises: the same code is compiled once
-//! for each instruction set, and picked at run time. No contraction to fused multiply-add takes
-//! place, so every version gives the same bits.
+//! For memory-bound loops in plain Rust that the compiler vectorises: the same code is compiled
+//! once for each instruction set, and selected at run time. There is no contraction to fused
+//! multiply-add, so every version gives the same bits.
 
 mod past_caches;
 
@@ -10,17 +10,18 @@ pub use past_caches::write_blocks;
 
 use crate::isa::{Isa, Level};
 
-/// A loop to run. `run` must be `#[inline(always)]`, and so must what it calls in the hot part:
-/// code that is not inlined is compiled for the baseline processor only.
+/// A loop to run. `run` must be `#[inline(always)]`, and so must the functions it calls in the hot
+/// part: code that is not inlined is compiled for the baseline processor only.
 pub trait Vectorized {
-    /// What it returns.
+    /// Result of the loop.
     type Output;
 
-    /// The loop.
+    /// Runs the loop.
     fn run(self) -> Self::Output;
 }
 
-/// Runs `kernel` compiled for an instruction set: in a kernel, that of [`Args::isa`](crate::Args::isa).
+/// Runs `kernel` compiled for an instruction set: in a kernel, that of
+/// [`Args::isa`](crate::Args::isa).
 pub fn vectorize<K: Vectorized>(isa: Isa, kernel: K) -> K::Output {
     match isa.level() {
         // SAFETY: an `Isa` of this level exists only on machines that have it.

@@ -1,5 +1,5 @@
-//! Sizes of blocks that the pool hands out: multiples of 64 bytes up to 1 KiB, then eight steps an
-//! octave, so that at most an eighth is lost to rounding.
+//! Block sizes of the pool: multiples of 64 bytes up to 1 KiB, then eight steps per octave, so that
+//! at most an eighth is lost to rounding.
 
 use crate::block::ALIGNMENT;
 

@@ -1,4 +1,4 @@
-//! The memory of tensors: a block, who owns it, and who used it last.
+//! The memory of tensors: a block with its owner and its latest accesses.
 
 use crate::block::Block;
 use crate::error::Result;
@@ -15,13 +15,12 @@ use std::panic::Location;
 use std::sync::PoisonError;
 use triomphe::{Arc as Shared, UniqueArc};
 
-/// Numbers given to threads so far in this process: a storage's id is never used again, unlike its
-/// address.
+/// Storage ids given to threads so far in this process: an id is never reused, unlike an address.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
-/// Numbers that a thread takes at once: so that threads seldom meet here.
+/// Number of ids that a thread takes at once, so that threads seldom contend.
 const IDS: u64 = 1024;
 
-/// A number that no other storage of this process has or had.
+/// An id that no other storage of this process has or had.
 fn next_id() -> u64 {
     thread_local! {
         /// The thread's next number, and how many it has.
@@ -35,15 +34,15 @@ fn next_id() -> u64 {
     next
 }
 
-/// Memory that tensors share. It has a tenant while a [`Handle`] is there. When the last goes, it
-/// is free, and goes back to the pool in stream order as it is: making it, or moving it, would
-/// cost more than handing it out.
+/// Memory that tensors share. It has a tenant while a [`Handle`] exists. When the last handle is
+/// dropped, it is free, and returns to the pool in stream order unchanged: creating or moving one
+/// would cost more than handing it out.
 pub(crate) struct Storage {
     /// `None` for no bytes.
     block: Option<Arc<Block>>,
     /// Size class of the block.
     class: usize,
-    /// Whether the bytes were zeros when the tenant came: they had just come from the system.
+    /// Whether the bytes were zeros when it was allocated: they had just come from the system.
     fresh: bool,
     /// Changed under the device's submission lock only, or by the sole owner.
     hazards: Mutex<Hazards>,
@@ -51,23 +50,23 @@ pub(crate) struct Storage {
     tenant: Option<Tenant>,
 }
 
-/// Whom a storage is lent to.
+/// The current use of a storage.
 struct Tenant {
     bytes: usize,
     owner: Owner,
     id: u64,
     /// The stream that asked for it, to which the block returns.
     home: Stream,
-    /// Where it was asked for.
+    /// Call site that allocated it.
     origin: &'static Location<'static>,
 }
 
-/// A tensor's hold on a storage.
+/// A tensor's reference to a storage.
 #[derive(Clone)]
 pub(crate) struct Handle(ManuallyDrop<Shared<Storage>>);
 
 impl Handle {
-    /// Memory from the stream's pool.
+    /// Allocates memory from the stream's pool.
     pub(crate) fn new(request: &Request<'_>) -> Result<Handle> {
         let &Request { home, bytes, owner, site: origin, .. } = request;
         let mut storage = match bytes {
@@ -78,7 +77,8 @@ impl Handle {
         Ok(Handle(ManuallyDrop::new(storage.shareable())))
     }
 
-    /// Writes a new storage from the host, if nothing else uses it or its block; whether it did.
+    /// Writes a new storage from the host, if nothing else uses it or its block; returns whether it
+    /// did.
     pub(crate) fn fill_if_idle(&mut self, bytes: &[u8]) -> bool {
         let Some(storage) = Shared::get_mut(&mut self.0) else { return false };
         assert!(bytes.len() <= storage.bytes());
@@ -96,8 +96,8 @@ impl Handle {
         }
     }
 
-    /// Fills a new storage, if its block comes from the system, with a pattern from the host;
-    /// whether it did.
+    /// Fills a new storage with a pattern from the host, if its block comes from the system;
+    /// returns whether it did.
     pub(crate) fn fill_fresh(&mut self, pattern: u32) -> bool {
         let Some(storage) = Shared::get_mut(&mut self.0) else { return false };
         if !storage.fresh {
@@ -110,7 +110,7 @@ impl Handle {
         true
     }
 
-    /// Whether another handle is there.
+    /// Whether another handle exists.
     pub(crate) fn is_shared(&self) -> bool {
         !Shared::is_unique(&self.0)
     }
@@ -133,7 +133,7 @@ impl Drop for Handle {
     fn drop(&mut self) {
         // SAFETY: this is the end of the handle, and nothing looks at the field after this.
         let storage = unsafe { ManuallyDrop::take(&mut self.0) };
-        // Of handles that go at once, exactly one finds itself the last.
+        // Of handles dropped at the same time, exactly one finds itself the last.
         if let Some(last) = Shared::into_unique(storage) {
             Storage::give_back(last);
         }
@@ -141,7 +141,7 @@ impl Drop for Handle {
 }
 
 impl Storage {
-    /// A storage without a tenant, of a block that nobody ever used.
+    /// A storage without a tenant, of a block that was never used.
     pub(crate) fn vacant(block: Option<Arc<Block>>, class: usize) -> Storage {
         Storage { block, class, fresh: true, hazards: Mutex::default(), tenant: None }
     }
@@ -168,7 +168,7 @@ impl Storage {
         }
     }
 
-    /// The accesses, for the sole owner.
+    /// The accesses, with exclusive ownership.
     pub(crate) fn hazards_mut(&mut self) -> &mut Hazards {
         self.hazards.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
@@ -204,7 +204,7 @@ impl Storage {
         self.tenant().bytes
     }
 
-    /// Who used its block, for the race sanitizer; `None` for no bytes.
+    /// History of accesses to its block, for the race sanitizer; `None` for no bytes.
     pub(crate) fn shadow(&self) -> Option<MutexGuard<'_, Shadow>> {
         self.block.as_ref().map(|block| lock(block.shadow()))
     }
@@ -222,7 +222,7 @@ impl Storage {
         self.block.as_ref()
     }
 
-    /// The accesses; only under the device's submission lock.
+    /// The accesses; call only under the device's submission lock.
     pub(crate) fn hazards(&self) -> MutexGuard<'_, Hazards> {
         lock(&self.hazards)
     }

@@ -1,4 +1,4 @@
-//! Streams and events, as the user holds them.
+//! Streams and events: the user's handles.
 
 use crate::counters::Act;
 use crate::device::Device;
@@ -15,9 +15,9 @@ use crate::work::Fill;
 use std::fmt;
 use std::panic::Location;
 
-/// An ordered queue of work on a device (S1). What is put onto one stream happens in order; what is
-/// on different streams happens side by side, unless one uses what another makes. A handle; clones
-/// are the same stream. When the last handle and the last tensor go, what was enqueued still runs.
+/// An ordered queue of work on a device (S1). Work on one stream runs in order; work on different
+/// streams runs concurrently, unless one uses the result of another. A handle: clones are the same
+/// stream. After the last handle and the last tensor are dropped, enqueued work still runs.
 #[derive(Clone)]
 pub struct Stream(Arc<StreamHandle>);
 
@@ -66,9 +66,9 @@ impl Stream {
     /// Does not wait.
     ///
     /// # Errors
-    /// As [`Launch::run`], the arguments being those of all pieces in order (`pieces[1].from` is
-    /// argument 2); and [`crate::Error::Mismatch`] if the two of a piece differ in element type,
-    /// number of elements or memory format.
+    /// The errors of [`Launch::run`], the arguments being those of all pieces in order
+    /// (`pieces[1].from` is argument 2); and [`crate::Error::Mismatch`] if the two tensors of a
+    /// piece differ in element type, number of elements or memory format.
     #[track_caller]
     pub fn copy(&self, operation: &'static str, pieces: &[(&Tensor, &Tensor)]) -> Result<()> {
         transfer::copy(self, operation, pieces, Location::caller())
@@ -78,29 +78,29 @@ impl Stream {
     /// `operation` names it in errors and reports. Does not wait.
     ///
     /// # Errors
-    /// As [`Launch::run`].
+    /// The errors of [`Launch::run`].
     #[track_caller]
     pub fn fill(&self, operation: &'static str, pieces: &[&Tensor], fill: Fill) -> Result<()> {
         transfer::fill(self, operation, pieces, (fill, Location::caller()))
     }
 
-    /// Marks the present end of the stream. Costs nothing on the device; does not wait.
+    /// Marks the current end of the stream. Costs nothing on the device; does not wait.
     pub fn record(&self) -> Event {
         let seq = self.state().lock().submitted();
         Event(Access { stream: self.state().clone(), seq })
     }
 
-    /// Makes what is put onto this stream from now on wait for the event, which may be of another
-    /// device. The waiting happens on the device; the host goes on.
+    /// Makes later work of this stream wait for the event, which may be of another device. The wait
+    /// happens on the device; the host continues.
     ///
     /// # Errors
-    /// [`crate::Error::KernelPanicked`] if this stream failed, or the event's did before the event.
-    /// If that turns out later, this stream fails then.
+    /// [`crate::Error::KernelPanicked`] if this stream failed, or the event's stream failed before
+    /// the event. If that is only known later, this stream fails then.
     pub fn wait(&self, event: &Event) -> Result<()> {
         submit::wait_for(self.state(), &event.0)
     }
 
-    /// Blocks the calling thread until everything on this stream is done. Counted as one
+    /// Blocks the calling thread until all work on this stream is done. Counted as one
     /// synchronisation.
     ///
     /// # Errors
@@ -141,12 +141,12 @@ impl fmt::Debug for Stream {
     }
 }
 
-/// A place in a stream's order: it has happened when everything before it is done.
+/// A position in a stream's order: it is reached when all work before it is done.
 #[derive(Clone)]
 pub struct Event(pub(crate) Access);
 
 impl Event {
-    /// Whether it has happened. Does not wait.
+    /// Whether it has been reached. Does not wait.
     pub fn is_done(&self) -> bool {
         let done = self.0.is_done();
         if done {
@@ -155,7 +155,7 @@ impl Event {
         done
     }
 
-    /// Blocks the calling thread until it has happened. Counted as one synchronisation.
+    /// Blocks the calling thread until it has been reached. Counted as one synchronisation.
     ///
     /// # Errors
     /// [`crate::Error::KernelPanicked`] if a kernel before it panicked;

@@ -1,9 +1,9 @@
-//! Submission: the one door through which anything gets onto a stream.
+//! Submission: the only way to enqueue anything onto a stream.
 //!
 //! Invariant: submissions of a device happen one after the other, under one lock. That order is
-//! total, every wait points backwards in it, and the hazards of all storages of a launch are looked
-//! at and brought up to date at one moment. Lock order: submission, one queue, one storage. Nobody
-//! sleeps with one of them held. Held by the models in `model`.
+//! total, every wait points backwards in it, and the hazards of all storages of a launch are read
+//! and updated at one moment. Lock order: submission, one queue, one storage. No thread sleeps with
+//! one of them held. The models in `model` check this.
 
 use crate::error::Result;
 use crate::executor;
@@ -15,12 +15,12 @@ use crate::tensor::Tensor;
 use crate::work::Work;
 use std::ops::Range;
 
-/// What a device's submission lock protects: the order of submissions, and with it the hazards of
-/// all storages.
+/// Data protected by a device's submission lock: the order of submissions, and with it the hazards
+/// of all storages.
 #[derive(Default)]
 pub(crate) struct Submission;
 
-/// What a launch does with a part of a storage.
+/// Access of a launch to a part of a storage.
 pub(crate) struct Touch<'a> {
     pub(crate) storage: &'a Storage,
     pub(crate) usage: Use,
@@ -66,16 +66,16 @@ pub(crate) fn work<'a>(
     Ok(())
 }
 
-/// One stream's share of a group: what it touches, each with the stream that it belongs to.
+/// One stream's share of a group: its accesses, each with the stream that the tensor belongs to.
 pub(crate) struct Part<'a> {
     pub(crate) stream: &'a Arc<StreamState>,
     pub(crate) touches: Vec<(Touch<'a>, &'a Arc<StreamState>)>,
     pub(crate) work: Work,
 }
 
-/// Submits works of several streams as one: each waits for what was there before the group, none
-/// for another of it, and every stream then waits for all. So a storage's access is noted once the
-/// whole group is done with it, on the stream that its tensor belongs to: one of the group's.
+/// Submits works of several streams as one: each waits for earlier work, none for another of the
+/// group, and every stream then waits for all. So an access to a storage is recorded once the whole
+/// group is done with it, on the stream that its tensor belongs to, which is one of the group's.
 pub(crate) fn group(parts: Vec<Part<'_>>) -> Result<()> {
     let submission = enter_all(&parts);
     let mut before = Vec::with_capacity(parts.len());
@@ -139,13 +139,14 @@ pub(crate) fn wait_for_producer(stream: &Arc<StreamState>, storage: &Storage) ->
     Ok(())
 }
 
-/// Makes `stream` wait for a place in another stream, maybe of another device.
+/// Makes `stream` wait for a position in another stream, possibly of another device.
 pub(crate) fn wait_for(stream: &Arc<StreamState>, access: &Access) -> Result<()> {
     stream.check_alive()?;
     if access.is_on(stream) {
         return Ok(());
     }
-    // Asked before the result is: a failure in between is brought by the wait, and never missed.
+    // Read before the result is checked: a failure in between is propagated by the wait, and never
+    // missed.
     let done = access.is_done() && stream.shared.sanitizer().is_none();
     access.stream.check_result(access.seq)?;
     if done {
@@ -181,8 +182,8 @@ fn enter(stream: &StreamState) -> (MutexGuard<'_, Submission>, MutexGuard<'_, Qu
     }
 }
 
-/// Takes the submission lock with room in the queues of all parts; as [`enter`]. Whoever adds to a
-/// queue holds that lock, so the room stays.
+/// Takes the submission lock with room in the queues of all parts, like [`enter`]. Only a holder of
+/// that lock adds to a queue, so the room stays.
 fn enter_all<'a>(parts: &[Part<'a>]) -> Option<MutexGuard<'a, Submission>> {
     let shared = &parts.first()?.stream.shared;
     loop {

@@ -1,8 +1,8 @@
-//! The synchronisation primitives of this crate, in one place. Its own unit tests can be built with
-//! those of a model checker in their place (`model`); no other build is touched by that.
+//! Synchronisation primitives of this crate. Its own unit tests can be built with those of a model
+//! checker in their place (`model`); no other build is affected.
 //!
-//! [`AtomicSeq`] and [`AtomicUsize`] order memory, and are checked. [`AtomicU64`] is for counts and
-//! ids, which order nothing: always the real one.
+//! [`AtomicSeq`] and [`AtomicUsize`] order memory, and are model-checked. [`AtomicU64`] is for
+//! counts and ids, which order nothing: always the standard library's.
 
 #[cfg(not(all(test, any(feature = "loom", feature = "shuttle"))))]
 pub(crate) use self::real::*;
@@ -37,14 +37,14 @@ mod real {
         pub(crate) static ON_WORKER: Cell<bool> = const { Cell::new(false) };
     }
 
-    /// How long a worker stays with one stream while others are ready.
+    /// Time for which a worker stays with one stream while others are ready.
     pub(crate) const TURN: Duration = Duration::from_micros(500);
 
-    /// How long a thread looks for work before it sleeps: about what a wake-up costs, so that a
-    /// short gap costs no wake-up and a long one costs no more than twice the best.
+    /// Time for which a thread spins for work before it sleeps: about the cost of a wake-up, so
+    /// that a short gap costs no wake-up and a long one costs at most twice the optimum.
     const SPIN: Duration = if cfg!(miri) { Duration::ZERO } else { Duration::from_micros(20) };
 
-    /// Spins briefly until `ready` holds; whether it does.
+    /// Spins briefly until `ready` holds; returns whether it does.
     pub(crate) fn spin_until(ready: impl Fn() -> bool) -> bool {
         if ready() {
             return true;
@@ -61,7 +61,7 @@ mod real {
         false
     }
 
-    /// Tells a model checker of accesses to memory that it cannot see; nothing here.
+    /// Reports accesses to memory to a model checker that cannot see them; does nothing here.
     #[derive(Debug)]
     pub(crate) struct RaceCell;
 

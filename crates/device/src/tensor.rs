@@ -19,10 +19,10 @@ use crate::transfer;
 use std::fmt;
 use std::panic::Location;
 
-/// A tensor on a device. Belongs to one stream: only launches of that stream take it, and
-/// [`on`](Tensor::on) is the way to another (S1). A handle; clones share the memory. When the last
-/// handle goes, the memory is reused in stream order (S2): dropping a tensor whose kernels are
-/// still in flight is right, and waits for nothing.
+/// A tensor on a device. Belongs to one stream: only launches of that stream accept it, and
+/// [`on`](Tensor::on) gives a handle for another (S1). A handle: clones share the memory. When the
+/// last handle is dropped, the memory is reused in stream order (S2): dropping a tensor whose
+/// kernels are still in flight is correct, and does not wait.
 #[derive(Clone)]
 pub struct Tensor {
     storage: Handle,
@@ -31,17 +31,16 @@ pub struct Tensor {
     shape: Shape,
     dtype: DType,
     format: MemoryFormat,
-    /// The stream that it belongs to, if it is not the one that made the storage.
+    /// The stream it belongs to, if that is not the one that allocated the storage.
     moved_to: Option<Stream>,
 }
 
 impl Tensor {
-    /// A contiguous tensor whose elements are unspecified (but initialised: zeros, or what an
-    /// earlier tensor held; with `MERISTEM_SANITIZE=1` it is [`POISON`](crate::POISON)). Does not
-    /// wait.
+    /// A contiguous tensor whose elements are unspecified (but initialised: zeros, or values of an
+    /// earlier tensor; with `MERISTEM_SANITIZE=1` it is [`POISON`](crate::POISON)). Does not wait.
     ///
     /// # Errors
-    /// [`Error::BadShape`]; [`Error::OutOfMemory`] after what can be reclaimed was.
+    /// [`Error::BadShape`]; [`Error::OutOfMemory`] after everything reclaimable was reclaimed.
     #[track_caller]
     pub fn empty(
         stream: &Stream,
@@ -52,11 +51,11 @@ impl Tensor {
         Tensor::empty_with_format(stream, shape, dtype, MemoryFormat::Contiguous, owner)
     }
 
-    /// As [`empty`](Tensor::empty), in a memory format. For channels last, `shape` is (N, C, H, W)
-    /// all the same (F1).
+    /// A tensor of unspecified elements like [`empty`](Tensor::empty), in a memory format. For
+    /// channels last, `shape` is still (N, C, H, W) (F1).
     ///
     /// # Errors
-    /// As [`empty`](Tensor::empty).
+    /// The errors of [`empty`](Tensor::empty).
     #[track_caller]
     pub fn empty_with_format(
         stream: &Stream,
@@ -78,7 +77,7 @@ impl Tensor {
     /// A contiguous tensor of zeros. Does not wait.
     ///
     /// # Errors
-    /// As [`empty`](Tensor::empty), and [`Error::KernelPanicked`].
+    /// The errors of [`empty`](Tensor::empty), and [`Error::KernelPanicked`].
     #[track_caller]
     pub fn zeros(
         stream: &Stream,
@@ -89,10 +88,10 @@ impl Tensor {
         Tensor::zeros_with_format(stream, shape, dtype, MemoryFormat::Contiguous, owner)
     }
 
-    /// As [`zeros`](Tensor::zeros), in a memory format.
+    /// A tensor of zeros like [`zeros`](Tensor::zeros), in a memory format.
     ///
     /// # Errors
-    /// As [`zeros`](Tensor::zeros).
+    /// The errors of [`zeros`](Tensor::zeros).
     #[track_caller]
     pub fn zeros_with_format(
         stream: &Stream,
@@ -112,10 +111,10 @@ impl Tensor {
     }
 
     /// A contiguous tensor with these elements: one counted copy to the device. The elements are
-    /// taken before this returns; does not wait.
+    /// read before this returns; does not wait.
     ///
     /// # Errors
-    /// [`Error::WrongLength`] if `elements` does not match `shape`, and as
+    /// [`Error::WrongLength`] if `elements` does not match `shape`, and the errors of
     /// [`zeros`](Tensor::zeros).
     #[track_caller]
     pub fn from_slice<T: Element>(
@@ -133,7 +132,7 @@ impl Tensor {
         let bytes = bytemuck::cast_slice(elements);
         stream.state().shared.counters.note(Act::CopyToDevice, operation, site)?;
         let shared = &stream.state().shared;
-        // The race sanitizer looks at launches, so there it is one.
+        // The race sanitizer checks launches, so with it this is a launch.
         let filled = shared.sanitizer().is_none() && {
             let _copy = shared.trace_copy(operation, Category::HostCopy, site);
             tensor.storage.fill_if_idle(bytes)
@@ -146,7 +145,7 @@ impl Tensor {
     }
 
     /// Overwrites the elements, given in memory order: one counted copy to the device, in stream
-    /// order. The elements are taken (into a staging buffer) before this returns; does not wait.
+    /// order. The elements are copied (into a staging buffer) before this returns; does not wait.
     ///
     /// # Errors
     /// [`Error::Mismatch`] for another element type, [`Error::WrongLength`],
@@ -175,8 +174,8 @@ impl Tensor {
         transfer::copy_in_shared(self, source, start, Location::caller())
     }
 
-    /// The elements in memory order: one counted copy to the host, and one counted wait for what
-    /// they depend on. For several tensors see [`read_back`](crate::read_back).
+    /// Reads the elements in memory order: one counted copy to the host, and one counted wait for
+    /// the work they depend on. For several tensors see [`read_back`](crate::read_back).
     ///
     /// # Errors
     /// [`Error::Mismatch`] for another element type; [`Error::KernelPanicked`];
@@ -223,11 +222,11 @@ impl Tensor {
         self.view_with_format(offset, shape, MemoryFormat::Contiguous)
     }
 
-    /// As [`view`](Tensor::view), in a memory format: the first images of a channels-last batch are
-    /// `view_with_format(0, [n, c, h, w], ChannelsLast)`.
+    /// A contiguous window like [`view`](Tensor::view), in a memory format: the first images of a
+    /// channels-last batch are `view_with_format(0, [n, c, h, w], ChannelsLast)`.
     ///
     /// # Errors
-    /// As [`view`](Tensor::view).
+    /// The errors of [`view`](Tensor::view).
     pub fn view_with_format(
         &self,
         offset: usize,
@@ -249,8 +248,8 @@ impl Tensor {
         Ok(tensor)
     }
 
-    /// The same elements, read as another type of the same size, bit for bit: what travels in one copy may be of
-    /// several types. Shares the memory.
+    /// The same elements, read as another type of the same size, bit for bit, so that one copy can
+    /// carry several types. Shares the memory.
     ///
     /// # Errors
     /// [`Error::Mismatch`] for a type of another size.
@@ -270,8 +269,9 @@ impl Tensor {
         Ok(tensor)
     }
 
-    /// Both as one flat window, in memory order: `None` unless the next tensor's first element follows this one's
-    /// last in the same memory, and both are of one element type and stream. Shares the memory.
+    /// Both as one flat window, in memory order: `None` unless the next tensor's first element
+    /// follows this one's last in the same memory, and both are of one element type and stream.
+    /// Shares the memory.
     pub fn joined(&self, next: &Tensor) -> Option<Tensor> {
         let adjacent = self.storage.is_same(&next.storage)
             && self.offset + self.bytes() == next.offset
@@ -285,7 +285,7 @@ impl Tensor {
         })
     }
 
-    /// Shape as the user sees it: (N, C, H, W) for images in either format.
+    /// Shape in the user's order: (N, C, H, W) for images in either format.
     pub fn shape(&self) -> Shape {
         self.shape
     }
@@ -295,7 +295,7 @@ impl Tensor {
         self.shape.dims()
     }
 
-    /// Steps in elements between neighbours along each dimension of [`dims`](Tensor::dims) (F2).
+    /// Strides in elements along each dimension of [`dims`](Tensor::dims) (F2).
     pub fn strides(&self) -> Vec<usize> {
         self.format.strides(&self.shape)
     }
@@ -325,19 +325,19 @@ impl Tensor {
         self.shape.numel()
     }
 
-    /// Number of its memory, never used again in this process: equal for handles and views of one
-    /// memory, different for others even if one got the other's address.
+    /// Id of its memory, never reused in this process: equal for handles and views of one memory,
+    /// different for others even at the same address.
     pub fn storage_id(&self) -> u64 {
         self.storage.id()
     }
 
-    /// Where its first element lies, to compare with other addresses of the device (D3); not to be
+    /// Address of its first element, to compare with other addresses of the device (D3); not to be
     /// dereferenced. 0 for a tensor without elements.
     pub fn address(&self) -> u64 {
         if self.bytes() == 0 { 0 } else { self.storage.address() + self.offset as u64 }
     }
 
-    /// Whether another handle to its memory is alive. Handles, not kernels in flight.
+    /// Whether another handle to its memory exists. Kernels in flight do not count.
     pub fn is_shared(&self) -> bool {
         self.storage.is_shared()
     }
@@ -351,7 +351,7 @@ impl Tensor {
         self.offset
     }
 
-    /// Fills it with the sanitizer's pattern, if it was just made of memory from the system.
+    /// Fills it with the sanitizer's pattern, if its memory has just come from the system.
     pub(crate) fn poison_fresh(&mut self) -> bool {
         self.storage.fill_fresh(sanitize::POISON)
     }
@@ -360,7 +360,7 @@ impl Tensor {
         &self.storage
     }
 
-    /// Whether a byte belongs to both.
+    /// Whether both share a byte.
     pub(crate) fn overlaps(&self, other: &Tensor) -> bool {
         self.storage.is_same(&other.storage)
             && self.bytes() > 0
@@ -378,7 +378,7 @@ impl fmt::Debug for Tensor {
     }
 }
 
-/// A tensor to be made.
+/// Parameters of a new tensor.
 struct New {
     shape: Shape,
     dtype: DType,

@@ -1,5 +1,5 @@
 //! Copies and fills. All of them are ordinary work of a stream, so they are ordered and waited for
-//! as kernels are. Those between host and device are counted as copies, those inside of the device as
+//! like kernels. Those between host and device are counted as copies, those inside of the device as
 //! launches.
 
 use crate::counters::Act;
@@ -61,7 +61,7 @@ pub(crate) fn zero(tensor: &Tensor, site: Site) -> Result<()> {
     Launch::new(tensor.stream(), "Tensor::zeros", None, site).write(tensor).transfer(zero)
 }
 
-/// Copies tensors of a stream into others of it: one command.
+/// Copies tensors of a stream into other tensors of it: one command.
 pub(crate) fn copy(
     stream: &Stream,
     operation: &'static str,
@@ -98,8 +98,8 @@ pub(crate) fn fill(
     launch.transfer(Transfer::Fill(fill))
 }
 
-/// The bytes of tensors of any streams of one device, each in memory order: ONE counted copy to the
-/// host and ONE counted wait for all of them (H1). Nothing is counted for no tensors.
+/// Reads the bytes of tensors of any streams of one device, each in memory order: ONE counted copy
+/// to the host and ONE counted wait for all of them (H1). Nothing is counted for no tensors.
 ///
 /// # Errors
 /// [`Error::Mismatch`] if they are not on one device; [`Error::KernelPanicked`];
@@ -109,10 +109,10 @@ pub fn read_back(tensors: &[&Tensor]) -> Result<Vec<Vec<u8>>> {
     copy_out(tensors, Location::caller())
 }
 
-/// As [`read_back`], for tensors whose elements are all `T`.
+/// Reads tensors like [`read_back`], with elements of type `T`.
 ///
 /// # Errors
-/// As [`read_back`], and [`Error::Mismatch`] for another element type.
+/// The errors of [`read_back`], and [`Error::Mismatch`] for another element type.
 #[track_caller]
 pub fn read_back_as<T: Element>(tensors: &[&Tensor]) -> Result<Vec<Vec<T>>> {
     let expect = Expect::any().dtype(T::DTYPE);
@@ -122,10 +122,10 @@ pub fn read_back_as<T: Element>(tensors: &[&Tensor]) -> Result<Vec<Vec<T>>> {
     copy_out(tensors, Location::caller())
 }
 
-/// As [`read_back_as`], for metrics.
+/// Reads metrics like [`read_back_as`], as f64.
 ///
 /// # Errors
-/// As [`read_back_as`].
+/// The errors of [`read_back_as`].
 #[track_caller]
 pub fn read_back_f64(tensors: &[&Tensor]) -> Result<Vec<Vec<f64>>> {
     read_back_as(tensors)
@@ -144,7 +144,7 @@ fn copy_out<T: bytemuck::Pod + Send>(tensors: &[&Tensor], site: Site) -> Result<
     shared.counters.note(Act::Synchronize, operation, site)?;
     let _copy = shared.trace_copy(operation, Category::CopyToHost, site);
     let slots: Slots<T> = tensors.iter().map(|_| Mutex::new(Vec::new())).collect();
-    // All copies are under way before the first wait.
+    // All copies are in flight before the first wait.
     let ends = by_stream(tensors)
         .into_iter()
         .map(|(stream, members)| copy_out_of(stream, tensors, members, &slots, site))
@@ -161,7 +161,7 @@ fn copy_out<T: bytemuck::Pod + Send>(tensors: &[&Tensor], site: Site) -> Result<
     Ok(slots.iter().map(|slot| std::mem::take(&mut *lock(slot))).collect())
 }
 
-/// The streams of the tensors, each with the positions of its tensors.
+/// The streams of the tensors, each with the indices of its tensors.
 fn by_stream<'a>(tensors: &[&'a Tensor]) -> Vec<(&'a Stream, Vec<usize>)> {
     let mut groups: Vec<(&Stream, Vec<usize>)> = Vec::new();
     for (i, tensor) in tensors.iter().enumerate() {
@@ -173,7 +173,7 @@ fn by_stream<'a>(tensors: &[&'a Tensor]) -> Vec<(&'a Stream, Vec<usize>)> {
     groups
 }
 
-/// Enqueues the copy of one stream's tensors; returns its place in the stream.
+/// Enqueues the copy of one stream's tensors; returns its position in the stream.
 fn copy_out_of<T: bytemuck::Pod + Send>(
     stream: &Stream,
     tensors: &[&Tensor],

@@ -1,23 +1,23 @@
-//! The most memory in use while a call runs (V3).
+//! Peak memory in use during a call (V3).
 //!
-//! A call that is measured sets a watermark, which every allocation raises. There may be several at
-//! once, of calls inside of each other and of calls side by side; each is raised by all of them, as
-//! all use the same device.
+//! A measured call sets a watermark, which every allocation raises. There may be several at once,
+//! of nested and of concurrent calls; each is raised by all allocations, as all are on the same
+//! device.
 
 use crate::device::Device;
 use crate::memory::{MemoryReport, Owner};
 use crate::pool::Pool;
 
-/// Which watermark.
+/// Id of a watermark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct WatermarkId(pub(crate) u64);
 
-/// The most bytes in tensors since it was set.
+/// Peak of the bytes in tensors since the watermark was set.
 #[derive(Debug)]
 pub(crate) struct Watermark {
     pub(crate) id: WatermarkId,
     pub(crate) peak: usize,
-    /// Each owner's own most, in the order of [`Owner::ALL`].
+    /// Each owner's own peak, in the order of [`Owner::ALL`].
     pub(crate) owners: [usize; Owner::ALL.len()],
 }
 
@@ -32,28 +32,30 @@ impl Watermark {
 /// Memory of a device before, during and after a call; see [`MemoryReport::around`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryAround {
-    /// When the call began.
+    /// Memory at the start of the call.
     pub before: MemoryReport,
-    /// When it had returned.
+    /// Memory after the call returned.
     pub after: MemoryReport,
-    /// The most bytes in tensors at any moment of the call, those from before included.
+    /// Largest number of bytes in tensors at any moment of the call, earlier ones included.
     pub peak: usize,
     owners: [usize; Owner::ALL.len()],
 }
 
 impl MemoryAround {
-    /// The most bytes of one owner at any moment of the call. Owners' peaks need not fall together.
+    /// Largest number of bytes of one owner at any moment of the call. Owners' peaks need not
+    /// coincide.
     pub fn owner_peak(&self, owner: Owner) -> usize {
         self.owners[owner as usize]
     }
 }
 
 impl MemoryReport {
-    /// Runs `call`, and says what it did to the memory of `device`: before, after, and the true peak
-    /// within, however short it lasted. Calls may be nested, and may run side by side on several
-    /// threads: every one sees all that happens on the device during it, whoever does it. Bytes
-    /// count from the moment a tensor is made until its last handle goes, not by what kernels in
-    /// flight still hold, so the figures depend on no timing of the device. Waits for nothing.
+    /// Runs `call`, and reports its effect on the memory of `device`: before, after, and the true
+    /// peak in between, however short it lasted. Calls may be nested, and may run concurrently on
+    /// several threads: every one sees everything that happens on the device during it, from any
+    /// thread. Bytes count from the creation of a tensor until its last handle is dropped, not
+    /// until kernels in flight have ended, so the figures do not depend on the timing of the
+    /// device. Does not wait.
     pub fn around<T>(device: &Device, call: impl FnOnce() -> T) -> (T, MemoryAround) {
         let pool = &device.shared().pool;
         let (before, id) = pool.report_with(|usage| usage.open_watermark());
@@ -68,7 +70,7 @@ impl MemoryReport {
     }
 }
 
-/// Ends the watch when the call panics.
+/// Ends the measurement when the call panics.
 struct Open<'a> {
     pool: &'a Pool,
     id: WatermarkId,

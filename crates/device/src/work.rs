@@ -1,14 +1,14 @@
 //! Work of a stream: a kernel, or a transfer.
 //!
 //! A kernel is a closure over its arguments' elements. A transfer (a copy or a fill) is a value:
-//! what it does can be read off it, by this engine or by another backend's.
+//! its effect can be read off it, by this engine or by another backend's.
 
 use crate::args::{Args, Record};
 use crate::sync::{Arc, Mutex, lock};
 use crate::trace::{Category, Detail};
 use std::panic::Location;
 
-/// Something to run on a worker. Running it lets go of all memory that it refers to.
+/// Work to run on a worker. Running it releases all memory that it refers to.
 pub(crate) enum Work {
     Kernel(Box<dyn Kernel>),
     Transfer(Box<(Record, Transfer)>),
@@ -27,7 +27,7 @@ impl Work {
         self.record().operation
     }
 
-    /// Where it was asked for.
+    /// Its call site.
     pub(crate) fn site(&self) -> &'static Location<'static> {
         self.record().site
     }
@@ -95,7 +95,7 @@ where
 pub enum Fill {
     /// Zeros.
     Zero,
-    /// The bytes of a word, in the machine's order, over and over from the first byte on.
+    /// The bytes of a word, in native order, repeated from the first byte on.
     Word(u32),
 }
 
@@ -152,7 +152,7 @@ impl Transfer {
 pub(crate) enum HostBytes {
     /// A staging buffer.
     Staged(Box<[u8]>),
-    /// `bytes` from `start` on of memory that is shared anyway.
+    /// Shared host memory: `bytes` bytes from `start` on.
     Shared { source: Arc<dyn AsRef<[u8]> + Send + Sync>, start: usize, bytes: usize },
 }
 
@@ -167,16 +167,16 @@ impl HostBytes {
     }
 }
 
-/// Host memory that takes what a download copies.
+/// Host memory that receives a download.
 pub(crate) trait Download: Send {
-    /// Takes the bytes of argument `i`.
+    /// Receives the bytes of argument `i`.
     fn put(&self, i: usize, bytes: &[u8]);
 }
 
-/// Where the workers leave what they copied.
+/// Results of the workers' copies.
 pub(crate) type Slots<T> = Arc<[Mutex<Vec<T>>]>;
 
-/// Elements of some tensors of a read-back, those of one stream.
+/// Destination of the elements of a read-back, for the tensors of one stream.
 pub(crate) struct IntoSlots<T> {
     /// One for each tensor of the read-back.
     pub(crate) slots: Slots<T>,

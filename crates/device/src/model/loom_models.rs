@@ -1,4 +1,4 @@
-//! Small programs in every interleaving, with the weak orders that the hardware may show.
+//! Small programs in every interleaving, with the weak memory orders that hardware may show.
 
 use super::{device, tensor};
 use crate::sync::{Arc, RaceCell};
@@ -28,8 +28,8 @@ fn read(stream: &Stream, tensor: &Tensor) {
     stream.launch("read").read(tensor).run(kernel).unwrap();
 }
 
-/// `queue`: who sees `completed` sees the command's effects. Nothing else orders the two here: the
-/// host takes no lock between the look and the read.
+/// `queue`: a thread that sees `completed` sees the command's effects. Nothing else orders the two
+/// here: the host takes no lock between the check and the read.
 #[test]
 fn who_sees_a_command_done_sees_its_effects() {
     check(8, || {
@@ -56,7 +56,7 @@ fn a_waiting_host_thread_is_woken() {
     });
 }
 
-/// `queue`: `host_wake_at` is the lowest number waited for, and each waiter asks anew.
+/// `queue`: `host_wake_at` is the lowest number waited for, and each waiter registers again.
 #[test]
 fn two_host_threads_wait_for_different_commands() {
     check(3, || {
@@ -88,7 +88,7 @@ fn a_parked_stream_is_woken_and_sees_the_write() {
     });
 }
 
-/// `submit`: what comes after a group, on any of its streams, comes after all of the group.
+/// `submit`: work after a group, on any of its streams, comes after all of the group.
 #[test]
 fn a_group_ends_before_what_comes_after_it() {
     check(2, || {
@@ -107,8 +107,8 @@ fn a_group_ends_before_what_comes_after_it() {
     });
 }
 
-/// `pool`: a block that went back is handed out again without a wait only where all accesses are
-/// done, and then the next user is ordered after them.
+/// `pool`: a returned block is reused without a wait only if all accesses are done, and then the
+/// next user is ordered after them.
 #[test]
 fn reused_memory_is_ordered_after_its_last_use() {
     check(5, || {

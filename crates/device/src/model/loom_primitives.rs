@@ -11,15 +11,15 @@ loom::thread_local! {
     pub(crate) static ON_WORKER: Cell<bool> = Cell::new(false);
 }
 
-/// Turns are over at once: a clock would make a schedule unrepeatable.
+/// Turns end at once: a clock would make a schedule unrepeatable.
 pub(crate) const TURN: Duration = Duration::ZERO;
 
-/// One look: that it may come too early is what matters; more looks only cost schedules.
+/// Checks once: the interesting case is that it checks too early; more checks only cost schedules.
 pub(crate) fn spin_until(ready: impl Fn() -> bool) -> bool {
     ready()
 }
 
-/// Stands for the bytes of a block: loom fails on two accesses to it that nothing orders.
+/// Represents the bytes of a block: loom fails on two unordered accesses to it.
 #[derive(Debug)]
 pub(crate) struct RaceCell(loom::cell::UnsafeCell<()>);
 

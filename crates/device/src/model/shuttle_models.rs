@@ -9,9 +9,8 @@ use shuttle::sync::Barrier;
 use shuttle::{Config, Runner};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Runs `program` on `schedules` schedules with threads picked at random, and on as many with
-/// random priorities and three changes of them (which find what needs a rare order). Always the
-/// same schedules.
+/// Runs `program` on `schedules` schedules with random threads, and on as many with random
+/// priorities and three changes of them (to find rare orders). Always the same schedules.
 fn check(schedules: usize, program: impl Fn() + Send + Sync + Clone + 'static) {
     let mut config = Config::new();
     config.stack_size = 1 << 17;
@@ -20,7 +19,7 @@ fn check(schedules: usize, program: impl Fn() + Send + Sync + Clone + 'static) {
     Runner::new(PctScheduler::new_from_seed(2, 4, schedules), config).run(program);
 }
 
-/// Sets all elements, and may be overtaken between the first and the others.
+/// Sets all elements, with a yield after the first.
 fn set(stream: &Stream, tensor: &Tensor, value: u32) {
     let kernel = move |args: &mut Args<'_>| {
         let elements = args.write::<u32>(0);
@@ -31,7 +30,7 @@ fn set(stream: &Stream, tensor: &Tensor, value: u32) {
     stream.launch("set").write(tensor).run(kernel).unwrap();
 }
 
-/// `to = from`, where `from` must not change meanwhile.
+/// Copies `from` to `to`; `from` must not change meanwhile.
 fn copy(stream: &Stream, from: &Tensor, to: &Tensor) {
     let kernel = |args: &mut Args<'_>| {
         let seen = args.read::<u32>(0).to_vec();
@@ -42,7 +41,7 @@ fn copy(stream: &Stream, from: &Tensor, to: &Tensor) {
     stream.launch("copy").read(from).write(to).run(kernel).unwrap();
 }
 
-/// Write, read on another stream, and memory that goes round, on two streams.
+/// Write, read on another stream, and reused memory, on two streams.
 fn hand_over(threads: usize, limit: Option<usize>) {
     let device = device(threads, limit);
     let (a, b) = (device.stream("a"), device.stream("b"));
@@ -70,7 +69,7 @@ fn accesses_keep_their_order() {
     }
 }
 
-/// `hazard`: of two accesses on one stream the later one is waited for.
+/// `queue`: of two accesses on one stream a wait is for the later one.
 #[test]
 fn work_waits_for_the_last_of_its_inputs() {
     check(3000, || {
@@ -90,7 +89,7 @@ fn work_waits_for_the_last_of_its_inputs() {
     });
 }
 
-/// `queue`: a stream that was parked is where its waker put it, and goes on.
+/// `queue`: a parked stream continues in the state its waker set.
 #[test]
 fn a_stream_that_was_parked_goes_on() {
     check(20_000, || {
@@ -104,8 +103,8 @@ fn a_stream_that_was_parked_goes_on() {
     });
 }
 
-/// `submit`: what is noted of a launch is its own place in the queue, whoever else submits to the
-/// same stream meanwhile.
+/// `submit`: a launch is recorded with its own position in the queue, whatever another thread
+/// submits to the same stream meanwhile.
 #[test]
 fn two_host_threads_submit_to_one_stream() {
     check(3000, || {
@@ -125,14 +124,14 @@ fn two_host_threads_submit_to_one_stream() {
     });
 }
 
-/// `pool`: so do those of storages that had the block one after the other.
+/// `pool`: accesses keep their order across storages that had the block one after the other.
 #[test]
 fn accesses_to_reused_memory_keep_their_order() {
     check(4000, || hand_over(2, Some(4 * 64)));
 }
 
 /// `pool`: a request fails only if the live storages leave no room for it, whatever the timing. The
-/// free block is of another class, so it has to fall idle and go back to the system.
+/// free block is of another class, so it has to become idle and return to the system.
 #[test]
 fn memory_that_falls_idle_meanwhile_is_found() {
     check(5000, || {
@@ -146,7 +145,7 @@ fn memory_that_falls_idle_meanwhile_is_found() {
     });
 }
 
-/// `pool`: the same for two host threads that ask at once.
+/// `pool`: two concurrent requests share a limit correctly.
 #[test]
 fn two_host_threads_share_a_limit() {
     check(3000, || {
@@ -197,16 +196,16 @@ fn host_thread(host: usize, streams: &[Stream], runs: &Arc<AtomicUsize>) {
     }
 }
 
-/// `submit`, `executor`: waits point backwards, so no two streams wait for each other; what was
-/// enqueued runs, though the last handle is gone.
+/// `submit`, `executor`: waits point backwards, so no two streams wait for each other; enqueued
+/// work runs even after the last handle is dropped.
 #[test]
 fn everything_submitted_runs() {
     check(4000, || everything_runs(1));
     check(4000, || everything_runs(2));
 }
 
-/// `executor`: the workers of a device stay for a stream that waits for another device, though all
-/// handles are gone.
+/// `executor`: the workers of a device stay for a stream that waits for another device, even after
+/// all handles are dropped.
 #[test]
 fn workers_stay_for_a_parked_stream() {
     check(4000, || {
@@ -227,7 +226,7 @@ fn workers_stay_for_a_parked_stream() {
     });
 }
 
-/// `executor`: as many streams run side by side as there are workers; a sleeping one is woken.
+/// `executor`: as many streams run concurrently as there are workers; a sleeping worker is woken.
 #[test]
 fn ready_streams_use_all_workers() {
     for workers in [2, 3] {
@@ -302,8 +301,8 @@ fn a_wait_ends_with_its_own_command() {
     });
 }
 
-/// `queue`, `submit`: a host thread that found the queue full goes on, and is in nobody's way: a
-/// kernel may submit meanwhile.
+/// `queue`, `submit`: a host thread that found the queue full continues later, and does not block
+/// others: a kernel may submit meanwhile.
 #[test]
 fn a_full_queue_makes_room() {
     check(40, || {
@@ -335,7 +334,7 @@ fn a_panic_reaches_those_who_use_the_result() {
         let bad = |_: &mut Args<'_>| std::panic::resume_unwind(Box::new("planned"));
         a.launch("bad").write(&x).run(bad).unwrap();
         set(&c, &z, 3);
-        // Refused at once, or failing later: as it happens.
+        // Refused at once, or failing later, depending on the schedule.
         let failed = x.on(&b).and_then(|x| {
             let kernel = |args: &mut Args<'_>| args.write::<u32>(1).fill(args.read(0)[0]);
             b.launch("use").read(&x).write(&y).run(kernel)?;

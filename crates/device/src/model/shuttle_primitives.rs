@@ -11,10 +11,10 @@ shuttle::thread_local! {
     pub(crate) static ON_WORKER: Cell<bool> = Cell::new(false);
 }
 
-/// Turns are over at once: a clock would make a schedule unrepeatable.
+/// Turns end at once: a clock would make a schedule unrepeatable.
 pub(crate) const TURN: Duration = Duration::ZERO;
 
-/// A few looks, between which others run.
+/// Checks a few times, letting others run in between.
 pub(crate) fn spin_until(ready: impl Fn() -> bool) -> bool {
     for _ in 0..2 {
         if ready() {
@@ -25,7 +25,7 @@ pub(crate) fn spin_until(ready: impl Fn() -> bool) -> bool {
     ready()
 }
 
-/// Shuttle has no notion of a race; the kernels of the models look at values.
+/// Shuttle does not detect races; the kernels of the models check values.
 #[derive(Debug)]
 pub(crate) struct RaceCell;
 

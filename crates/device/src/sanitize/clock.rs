@@ -1,25 +1,27 @@
-//! Vector clocks: which commands of which streams are ordered before a place.
+//! Vector clocks: the commands of each stream that are ordered before a position.
 //!
 //! A clock has an entry `(stream, n)` for each stream of which the commands up to number `n` are
-//! ordered before it. A stream's own commands are ordered among themselves, so a stream keeps only
-//! what it learnt of others, and from which of its commands on.
+//! ordered before it. A stream's own commands are ordered among themselves, so a stream only stores
+//! what it learnt of other streams, and from which of its commands on.
 
 use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use std::collections::VecDeque;
 
-/// Places of a stream's past whose clocks are kept. A place before them gets the oldest one kept,
-/// which knows more than it did: a race with something that old may be missed, none is made up.
+/// Number of earlier positions of a stream whose clocks are stored. An older position gets the
+/// oldest one stored, which covers more: a race with an access that old may be missed, but none is
+/// invented.
 const PAST: usize = 1024;
 
-/// Streams made so far in this process: events order streams of different devices.
+/// Number of streams made so far in this process: events order streams of different devices.
 static NEXT_KEY: AtomicU64 = AtomicU64::new(0);
 
-/// A stream, for clocks and reports; outlives it without keeping its queue.
+/// A stream's identity for clocks and reports; outlives it without keeping its queue.
 #[derive(Debug)]
 pub(crate) struct Tag {
     key: u64,
     pub(super) name: Arc<str>,
-    /// The stream's last handle went, after all of its work. Whoever asks later comes after that.
+    /// The stream's last handle was dropped, after all of its work. Later checks are ordered after
+    /// that.
     gone: AtomicBool,
 }
 
@@ -29,12 +31,12 @@ impl Tag {
     }
 }
 
-/// What is ordered before a place. Sorted by the streams' keys.
+/// Commands that are ordered before a position. Sorted by the streams' keys.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Clock(Vec<(Arc<Tag>, u64)>);
 
 impl Clock {
-    /// Whether this command is ordered before.
+    /// Whether this command is ordered before the position.
     pub(super) fn covers(&self, stream: &Arc<Tag>, seq: u64) -> bool {
         self.seen(stream.key) >= seq || stream.is_gone()
     }
@@ -68,11 +70,12 @@ impl Clock {
     }
 }
 
-/// What a stream knows of others, now and before.
+/// A stream's knowledge of other streams, now and earlier.
 #[derive(Debug)]
 pub(crate) struct StreamClock {
     tag: Arc<Tag>,
-    /// From which command on it knew what. The first is from 0 on, until the past is cut.
+    /// Clocks with the command from which on they hold. The first is from 0 on, until old ones are
+    /// dropped.
     past: Mutex<VecDeque<(u64, Arc<Clock>)>>,
 }
 
@@ -87,12 +90,12 @@ impl StreamClock {
         &self.tag
     }
 
-    /// What its last command knew of others.
+    /// Knowledge of other streams at its last command.
     pub(super) fn now(&self) -> Arc<Clock> {
         lock(&self.past).back().map(|(_, clock)| clock.clone()).unwrap_or_default()
     }
 
-    /// Adds what is ordered before the end of command `seq`, itself included, to `clock`.
+    /// Adds to `clock` all commands ordered before the end of command `seq`, and `seq` itself.
     pub(super) fn join_into(&self, clock: &mut Clock, seq: u64) {
         let then = {
             let past = lock(&self.past);
@@ -103,7 +106,7 @@ impl StreamClock {
         clock.see(&self.tag, seq);
     }
 
-    /// From command `from` on it knows this.
+    /// Sets the knowledge from command `from` on.
     pub(super) fn learn(&self, from: u64, mut clock: Clock) {
         let mut past = lock(&self.past);
         if past.back().is_some_and(|(_, known)| known.includes(&clock)) {
@@ -131,7 +134,7 @@ mod tests {
         StreamClock::new(&name.into())
     }
 
-    /// Makes `to` wait for `from` up to `seq` in its command `at`.
+    /// Makes command `at` of `to` wait for `from` up to `seq`.
     fn wait(to: &StreamClock, at: u64, from: &StreamClock, seq: u64) {
         let mut clock = (*to.now()).clone();
         from.join_into(&mut clock, seq);

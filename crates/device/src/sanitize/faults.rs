@@ -1,9 +1,10 @@
-//! Planted faults: what each does unseen, and that the sanitizer names it before anything runs.
+//! Planted faults: the harm of each without the sanitizer, and that the sanitizer reports it before
+//! anything runs.
 //!
-//! The kernels agree among each other when they touch the memory (a flag that is set after the
-//! write, and looked at before the read), so that a fault shows as a wrong result and never as a
-//! data race of this process. Where the engine is right the flag never comes in time, and the
-//! reader's patience ends: that is the only use of time here.
+//! The kernels coordinate their accesses to memory (a flag that is set after the write, and checked
+//! before the read), so that a fault shows as a wrong result and never as a data race of this
+//! process. If the engine is correct the flag never comes in time, and the reader's patience runs
+//! out: that is the only use of time here.
 
 use crate::device::{Device, DeviceOptions, Environment};
 use crate::error::{Error, Result};
@@ -15,11 +16,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const LEN: usize = 1024;
-/// Enough that a planted fault shows at the first try, or the machine is very busy.
+/// Long enough that a planted fault shows at the first try, unless the machine is very busy.
 const LONG: Duration = Duration::from_secs(2);
 const SHORT: Duration = Duration::from_millis(3);
 
-/// What one kernel tells another.
+/// A flag from one kernel to another.
 #[derive(Clone, Default)]
 struct Flag(Arc<AtomicBool>);
 
@@ -28,7 +29,7 @@ impl Flag {
         self.0.store(true, Ordering::Release);
     }
 
-    /// Waits for it, but not longer than this.
+    /// Waits for the flag, at most this long.
     fn wait(&self, patience: Duration) {
         let start = Instant::now();
         while !self.0.load(Ordering::Acquire) && start.elapsed() < patience {
@@ -37,7 +38,8 @@ impl Flag {
     }
 }
 
-/// A program: whether its result is right. It is told how long a reader gives a fault to show.
+/// A program; returns whether its result is right. The duration is how long a reader gives a fault
+/// to show.
 type Program = fn(&Device, Duration) -> Result<bool>;
 
 fn open(faults: &[Fault], sanitize: bool, memory_limit: Option<usize>) -> Device {
@@ -47,12 +49,12 @@ fn open(faults: &[Fault], sanitize: bool, memory_limit: Option<usize>) -> Device
     Device::open_in(DeviceId::Cpu(0), &options, environment).unwrap()
 }
 
-/// Holds a program to what the head of this file says; returns the race.
+/// Checks a program as described at the head of this file; returns the race.
 fn check(fault: Fault, program: Program, memory_limit: Option<usize>) -> Race {
-    // Unseen, the fault does harm.
+    // Without the sanitizer, the fault does harm.
     let harm = (0..20).any(|_| !program(&open(&[fault], false, memory_limit), LONG).unwrap());
     assert!(harm, "{fault:?} does no harm");
-    // With the sanitizer it is refused, named, and remembered.
+    // With the sanitizer it is refused, reported, and remembered.
     let device = open(&[fault], true, memory_limit);
     let race = match program(&device, SHORT) {
         Err(Error::Race(race)) => *race,
@@ -67,7 +69,7 @@ fn check(fault: Fault, program: Program, memory_limit: Option<usize>) -> Race {
     assert!(text.contains(&format!("`{}` up to #{}", race.first.stream, race.first.seq)), "{text}");
     assert_eq!(device.races().len(), 1);
     assert_eq!(device.races()[0].to_string(), text);
-    // The sound engine is right, and the sanitizer silent.
+    // The correct engine gives the right result, without a report.
     for sanitize in [false, true] {
         let device = open(&[], sanitize, memory_limit);
         assert!(program(&device, SHORT).unwrap(), "sanitize: {sanitize}");
@@ -90,7 +92,7 @@ fn set(
     })
 }
 
-/// Copies `x`, but first waits for the flag, or for its patience to end.
+/// Copies `x` after waiting for the flag, or until its patience runs out.
 fn copy_late(
     (stream, x): (&Stream, &Tensor),
     operation: &'static str,
@@ -106,7 +108,7 @@ fn copy_late(
 }
 
 /// The classic bug (S2): a temporary that another stream still reads is dropped, and its memory
-/// handed out again.
+/// reused.
 fn temporary(device: &Device, patience: Duration) -> Result<bool> {
     let (main, side) = (device.stream("main"), device.stream("side"));
     let overwritten = Flag::default();
@@ -133,8 +135,7 @@ fn a_temporary_that_is_still_read() {
     assert!(text.contains(&race.first.origin.to_string()), "{text}");
 }
 
-/// A ring of two batch buffers: the third batch goes where the first was, which a consumer still
-/// reads.
+/// A ring of two batch buffers: the third batch overwrites the first, which a consumer still reads.
 fn ring(device: &Device, patience: Duration) -> Result<bool> {
     let (loader, env) = (device.stream("loader"), device.stream("env"));
     let ring = [0, 1].map(|_| Tensor::zeros(&loader, [LEN], DType::U32, Owner::Batches));
@@ -185,7 +186,7 @@ fn metric(device: &Device, patience: Duration) -> Result<bool> {
 
 #[test]
 fn two_streams_that_write_one_metric() {
-    // `on` waits for the producer, which here is the other writer: that has to be forgotten too.
+    // `on` waits for the producer, which here is the other writer: that wait has to be omitted too.
     let both = [Fault::NoWaitForWriter, Fault::NoWaitForProducer];
     let run = |sanitize, patience| metric(&open(&both, sanitize, None), patience);
     assert!((0..20).any(|_| !run(false, LONG).unwrap()));
@@ -200,7 +201,7 @@ fn two_streams_that_write_one_metric() {
     }
 }
 
-/// Two envs share a view by mistake: one reads what the other is about to write.
+/// Two envs share a view by mistake: one reads the bytes that the other is about to write.
 fn shared_view(device: &Device, patience: Duration) -> Result<bool> {
     let (a, b) = (device.stream("env0"), device.stream("env1"));
     let batch = Tensor::zeros(&a, [2 * LEN], DType::U32, Owner::Batches)?;
@@ -252,7 +253,7 @@ fn a_read_back_without_a_wait() {
     assert_eq!(race.first.owner, Owner::Metrics);
 }
 
-/// The race does not depend on how the kernels fall: the first is long done.
+/// The race is found whatever the timing of the kernels: the first is long done.
 #[test]
 fn a_race_is_found_even_if_all_went_well() {
     let device = open(&[Fault::NoWaitForReaders], true, None);
@@ -265,14 +266,14 @@ fn a_race_is_found_even_if_all_went_well() {
     read.wait(Duration::from_secs(60));
     let error = set(&a, &x, "write", 2, &Flag::default()).unwrap_err();
     assert!(matches!(error, Error::Race(_)), "{error}");
-    // What was refused did not run, and the host's wait makes it right.
+    // The refused launch did not run, and the host's wait makes it correct.
     b.synchronize().unwrap();
     set(&a, &x, "write", 3, &Flag::default()).unwrap();
     assert_eq!(x.to_vec::<u32>().unwrap(), [3; LEN]);
     assert_eq!(device.races().len(), 1);
 }
 
-/// An event that the host saw happen orders as a wait does; also through an event of another device.
+/// An event that the host saw complete orders like a wait; also through an event of another device.
 #[test]
 fn what_orders_is_no_race() {
     let other = open(&[], true, None);
@@ -299,7 +300,7 @@ fn what_orders_is_no_race() {
     }
 }
 
-/// New memory holds the poison, whether it is new to the process or an older tensor's.
+/// New memory holds the poison, whether it is new to the process or was an older tensor's.
 #[test]
 fn unspecified_elements_are_poison() {
     assert!(f32::from_bits(POISON).is_nan());
@@ -321,7 +322,7 @@ fn unspecified_elements_are_poison() {
     let odd = Tensor::empty(&stream, [4 * LEN - 1], DType::U8, Owner::Other).unwrap();
     drop(zeros);
     assert_eq!(odd.to_vec::<u8>().unwrap()[4 * LEN - 4..], POISON.to_ne_bytes()[..3]);
-    // On a failed stream memory is still to be had, as without the sanitizer.
+    // On a failed stream memory can still be allocated, as without the sanitizer.
     stream.launch("bad").run(|_| panic!("on purpose")).unwrap();
     assert!(stream.synchronize().is_err());
     drop(odd);

@@ -1,20 +1,20 @@
-//! The race sanitizer (S3): checks, when a launch is submitted, that everything it conflicts with is
+//! The race sanitizer (S3): checks, when a launch is submitted, that every conflicting access is
 //! ordered before it.
 //!
-//! It looks at what was enqueued, not at how far the device happens to be: a race is found on every
-//! run, however the kernels fall. Two things make it so. With the sanitizer on, no wait is left out
-//! because what it waits for is done already (`hazard`), and so the order between two launches is
-//! that of the program. And it keeps its own record of who used which bytes of a block (`shadow`),
-//! apart from the hazards, which are what is checked.
+//! It examines what was enqueued, not the progress of the device: a race is found on every run,
+//! whatever the timing of the kernels. Two properties ensure this. With the sanitizer on, no wait
+//! is left out because its target is already done (`hazard`), so the order between two launches is
+//! that of the program. And it keeps its own record of the accesses to a block's bytes (`shadow`),
+//! independent of the hazards, which are what it checks.
 //!
-//! What orders a launch after another (`clock`)
+//! A launch is ordered after another (`clock`) if
 //! - both are on one stream, or a chain of stream-side waits leads from one to the other;
-//! - the host saw the other's end (a synchronisation, a read-back, an event that was done) before it
-//!   submitted the launch. Host threads tell each other things in ways that are invisible here (a
-//!   channel, a join), so there is one clock for all of them: what one saw counts for every later
-//!   submission. A race between two host threads may be missed when one of them waits for the device
-//!   at the right moment; no order is ever overlooked, so nothing is reported that is none;
-//! - the other's stream is gone: its last handle went after all of its work.
+//! - the host saw the other's end (a synchronisation, a read-back, an event that was done) before
+//!   it submitted the launch. Host threads synchronise in ways that are invisible here (a channel,
+//!   a join), so there is one clock for all of them: what one saw counts for every later
+//!   submission. A race between two host threads may be missed when one of them waits for the
+//!   device at the right moment; no order is ever overlooked, so there are no false reports;
+//! - the other's stream is gone: its last handle was dropped after all of its work.
 //!
 //! A race is refused before anything is enqueued. All of this happens under the submission lock.
 
@@ -46,14 +46,15 @@ use shadow::{Mark, Origin};
 use std::borrow::Borrow;
 use std::panic::Location;
 
-/// What memory of [`Tensor::empty`] holds with `MERISTEM_SANITIZE=1`, over and over: a NaN as `f32`
+/// Contents of the memory of [`Tensor::empty`] with `MERISTEM_SANITIZE=1`, repeated: a NaN as `f32`
 /// and as `f64`, and easy to recognise as an integer.
 pub const POISON: u32 = 0x7FFD_EAD5;
 
-/// Races that a device remembers.
+/// Largest number of races that a device remembers.
 const MOST_RACES: usize = 64;
 
-/// What host threads saw the end of. One for the process: an event may be of another device.
+/// Commands whose end host threads have seen. One clock for the process: an event may be of another
+/// device.
 fn host() -> MutexGuard<'static, Arc<Clock>> {
     static HOST: OnceLock<Mutex<Arc<Clock>>> = OnceLock::new();
     lock(HOST.get_or_init(Mutex::default))
@@ -65,7 +66,7 @@ pub(crate) struct Sanitizer {
     /// Submissions checked so far.
     submissions: AtomicU64,
     races: Mutex<Vec<Race>>,
-    /// What happened, for the slow obvious check.
+    /// Steps recorded for the slow reference check.
     #[cfg(test)]
     log: Mutex<Vec<reference::Step>>,
 }
@@ -110,8 +111,8 @@ impl Sanitizer {
         Err(self.report(race))
     }
 
-    /// Notes a launch that was checked and is enqueued as command `seq` of `stream` now, after the
-    /// waits `edges`. Under the submission lock.
+    /// Records a launch that was checked and is now enqueued as command `seq` of `stream`, after
+    /// the waits `edges`. Under the submission lock.
     pub(crate) fn note<'a>(
         &self,
         (stream, seq): (&StreamState, u64),
@@ -141,7 +142,7 @@ impl Sanitizer {
         clock.learn(seq, before);
     }
 
-    /// Notes waits that were put onto `stream`, the last of which is command `seq`.
+    /// Records waits that were enqueued onto `stream`, the last of which is command `seq`.
     pub(crate) fn wait(&self, (stream, seq): (&StreamState, u64), edges: &[Edge]) {
         let Some(clock) = &stream.clock else { return };
         clock.learn(seq, ordered_before(clock, edges));
@@ -149,7 +150,7 @@ impl Sanitizer {
         self.log_wait((clock, seq), edges);
     }
 
-    /// Checks that the host has seen the end of the copy at `end`, whose result it takes now.
+    /// Checks that the host has seen the end of the copy at `end`, whose result it is about to use.
     ///
     /// # Errors
     /// [`Error::Race`].
@@ -178,7 +179,7 @@ impl Sanitizer {
         Err(self.report(Race { kind: RaceKind::HostRead, first, second, bytes }))
     }
 
-    /// Notes that a storage lets go of its block.
+    /// Records that a storage releases its block.
     pub(crate) fn freed(&self, storage: &Storage) {
         let Some(shadow) = storage.shadow() else { return };
         if let Some(origin) = shadow.used_by(storage.id()) {
@@ -202,7 +203,7 @@ impl Sanitizer {
     }
 }
 
-/// Notes that a host thread saw the end of a stream's command.
+/// Records that a host thread saw the end of a stream's command.
 pub(crate) fn host_saw(stream: &StreamState, seq: u64) {
     let Some(clock) = &stream.clock else { return };
     clock.join_into(Arc::make_mut(&mut host()), seq);
@@ -228,13 +229,13 @@ pub(crate) fn poison(
         .write(tensor)
         .transfer(Transfer::Fill(Fill::Word(POISON)));
     match poison {
-        // New memory is there on a failed stream too; nothing on it will run.
+        // New memory is available on a failed stream too; nothing on it will run.
         Err(Error::KernelPanicked { .. }) => Ok(()),
         other => other,
     }
 }
 
-/// What is ordered before the next command of a stream that waits for `edges` first.
+/// Commands ordered before the next command of a stream that waits for `edges` first.
 fn ordered_before(clock: &StreamClock, edges: &[Edge]) -> Clock {
     let mut before = (*clock.now()).clone();
     before.join(&host());

@@ -1,6 +1,6 @@
-//! Random programs: on the sound engine they give the sequential result and no report; on engines
-//! with planted faults the launches that are refused are those that the slow obvious check finds
-//! racy, and what was not refused gives the sequential result still.
+//! Random programs. On the correct engine they give the sequential result and no report. On engines
+//! with planted faults the refused launches are those that the slow reference check finds racy, and
+//! the accepted ones still give the sequential result.
 
 use super::reference::verdicts;
 use crate::device::{Device, DeviceOptions, Environment};
@@ -11,7 +11,7 @@ use proptest::prelude::{Strategy, any, prop_assert, prop_assert_eq, prop_oneof, 
 use proptest::sample::Index;
 use proptest::test_runner::Config;
 
-/// A part of a tensor; both are taken modulo what there is.
+/// A part of a tensor; indices are taken modulo what exists.
 type Part = (Index, Index, Index);
 
 /// A step of a random program.
@@ -50,7 +50,7 @@ enum Op {
     Look {
         tensor: Index,
     },
-    /// The stream's last handle goes, and it is made anew.
+    /// The stream's last handle is dropped, and the stream is created again.
     Reopen {
         stream: Index,
     },
@@ -77,7 +77,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// As [`op`], and streams come and go.
+/// Generates operations as [`op`], and streams that are dropped and created.
 fn op_with_ends() -> impl Strategy<Value = Op> {
     prop_oneof![
         20 => op(),
@@ -92,7 +92,8 @@ fn mix(to: &mut [u32], from: &[&[u32]]) {
     }
 }
 
-/// A program on a device, next to the same on plain vectors. What is refused happens on neither.
+/// A program on a device, next to the same on plain vectors. A refused operation happens on
+/// neither.
 struct Machine {
     device: Device,
     streams: Vec<Stream>,
@@ -114,7 +115,7 @@ impl Machine {
         Machine { device, streams, tensors: Vec::new(), events: Vec::new(), refused: 0 }
     }
 
-    /// What came, unless it was refused as a race.
+    /// The result, unless the operation was refused as a race.
     fn accepted<T>(&mut self, result: Result<T>) -> Option<T> {
         match result {
             Ok(value) => Some(value),
@@ -176,7 +177,7 @@ impl Machine {
         }
     }
 
-    /// The tensor, and the elements of it.
+    /// The tensor, and the range of its elements.
     fn part(&self, (tensor, start, end): &Part) -> (usize, std::ops::Range<usize>) {
         let i = tensor.index(self.tensors.len());
         let len = self.tensors[i].1.len();
@@ -213,7 +214,7 @@ impl Machine {
         }
     }
 
-    /// Whether all tensors are what they should be, once everything is done.
+    /// Whether all tensors have the expected values, once all work is done.
     fn is_right(&self) -> bool {
         self.device.synchronize().unwrap();
         let all: Vec<_> = self.tensors.iter().map(|(tensor, _)| tensor).collect();
@@ -221,7 +222,7 @@ impl Machine {
         read_back_as::<u32>(&all).unwrap().iter().eq(expected)
     }
 
-    /// What the sanitizer said of each launch, and what the reference says.
+    /// The sanitizer's verdict on each launch, and the reference's.
     fn verdicts(&self) -> Vec<(bool, bool)> {
         verdicts(&self.device.shared().sanitizer().unwrap().log())
     }
@@ -286,8 +287,8 @@ proptest! {
         prop_assert!(machine.is_right());
     }
 
-    /// Without reuse of memory, which block is handed out plays no part: the same launches are
-    /// refused whatever the schedule.
+    /// Without reuse of memory, the choice of blocks does not matter: the same launches are refused
+    /// whatever the schedule.
     #[test]
     fn what_is_refused_does_not_depend_on_the_schedule(
         ops in ops(op()),
@@ -306,7 +307,7 @@ proptest! {
     }
 }
 
-/// The programs above do race: a check that never has anything to find proves nothing.
+/// The programs above do race: a check that never finds anything proves nothing.
 #[test]
 fn random_programs_race_with_every_fault() {
     use proptest::strategy::ValueTree;

@@ -1,5 +1,5 @@
-//! The slow obvious check: every command is a node of a graph, every access is kept, and order is
-//! reachability. From what the sanitizer was told, it must find the same launches racy.
+//! The slow reference check: every command is a node of a graph, every access is kept, and order is
+//! reachability. From the sanitizer's inputs, it must find the same launches racy.
 
 use super::Sanitizer;
 use super::clock::StreamClock;
@@ -12,10 +12,10 @@ use std::ops::Range;
 /// A command: stream and number.
 type Place = (u64, u64);
 
-/// An access: block, bytes, how, storage.
+/// An access: block, bytes, kind, storage.
 pub(super) type Access = (usize, Range<usize>, Use, u64);
 
-/// What the sanitizer was told.
+/// An input of the sanitizer.
 #[derive(Debug, Clone)]
 pub(super) enum Step {
     Submit { at: Place, after: Vec<Place>, accesses: Vec<Access>, racy: bool },
@@ -65,19 +65,19 @@ impl Sanitizer {
 /// A graph of commands that were enqueued, in the order of submission.
 #[derive(Default)]
 struct Graph {
-    /// Place, the nodes right before it, and its accesses.
+    /// Position, direct predecessors, and accesses of each node.
     nodes: Vec<(Place, Vec<usize>, Vec<Access>)>,
-    /// Ends that the host saw: places, not nodes, as there may be waits in between.
+    /// Ends that the host saw: positions, not nodes, as there may be waits in between.
     seen: Vec<Place>,
 }
 
 impl Graph {
-    /// The last node of the stream up to this place.
+    /// The last node of the stream up to this position.
     fn last_until(&self, (stream, seq): Place) -> Option<usize> {
         self.nodes.iter().rposition(|(at, ..)| at.0 == stream && at.1 <= seq)
     }
 
-    /// The nodes right before a command that waits for these.
+    /// The direct predecessors of a command that waits for these.
     fn parents(&self, at: Place, after: &[Place]) -> Vec<usize> {
         let own = [(at.0, u64::MAX)];
         own.iter().chain(after).chain(&self.seen).filter_map(|&p| self.last_until(p)).collect()
@@ -108,7 +108,7 @@ impl Graph {
     }
 }
 
-/// For every launch, what the sanitizer said and what the graph says.
+/// Verdicts on every launch: the sanitizer's and the graph's.
 pub(super) fn verdicts(log: &[Step]) -> Vec<(bool, bool)> {
     let mut graph = Graph::default();
     let mut verdicts = Vec::new();
@@ -132,7 +132,7 @@ pub(super) fn verdicts(log: &[Step]) -> Vec<(bool, bool)> {
     verdicts
 }
 
-/// The reference itself: a race, and the same with each kind of order.
+/// Test of the reference: a race, and the same with each kind of order.
 #[test]
 fn the_reference_knows_a_race() {
     let bytes = 0..8;

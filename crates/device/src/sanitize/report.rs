@@ -1,4 +1,4 @@
-//! What a race looks like to its reader.
+//! Reports of races.
 
 use crate::memory::Owner;
 use crate::sync::Arc;
@@ -12,7 +12,7 @@ use std::panic::Location;
 pub struct RaceAccess {
     /// The operation.
     pub operation: &'static str,
-    /// Where it was asked for.
+    /// Call site of the operation.
     pub site: &'static Location<'static>,
     /// Its stream.
     pub stream: Arc<str>,
@@ -22,37 +22,37 @@ pub struct RaceAccess {
     pub order: u64,
     /// Whether it writes.
     pub writes: bool,
-    /// Where the tensor's memory was asked for.
+    /// Call site that allocated the tensor's memory.
     pub origin: &'static Location<'static>,
-    /// What the memory is for.
+    /// Owner of the memory.
     pub owner: Owner,
 }
 
-/// What kind of race.
+/// Kind of a race.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RaceKind {
     /// Two accesses to one tensor's memory, one of which writes.
     Unordered,
-    /// The second is to memory that was handed out again while the first may still use it.
+    /// The second access is to memory that was reused while the first may still use it.
     UseAfterFree {
         /// The last submission before the first tensor's memory was freed.
         freed_after: u64,
     },
-    /// The host takes what the first may still write.
+    /// The host reads memory that the first access may still write.
     HostRead,
 }
 
-/// Two accesses to the same bytes that nothing orders (S3). The first was submitted; the second was
-/// refused, and did not run.
+/// Two accesses to the same bytes without an order between them (S3). The first was submitted; the
+/// second was refused, and did not run.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Race {
-    /// Of which kind.
+    /// Kind of the race.
     pub kind: RaceKind,
-    /// The one that was submitted earlier.
+    /// The access that was submitted earlier.
     pub first: RaceAccess,
-    /// The one that was refused.
+    /// The access that was refused.
     pub second: RaceAccess,
     /// Bytes of the memory block that both touch.
     pub bytes: Range<usize>,

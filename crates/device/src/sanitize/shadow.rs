@@ -1,10 +1,10 @@
-//! The shadow of a block: who used which of its bytes last.
+//! The shadow of a block: the latest accesses to each of its bytes.
 //!
 //! Invariants
-//! - Segments are sorted, apart, not empty, and no two neighbours that touch are equal.
-//! - What is dropped is ordered before what is kept: every earlier access is dropped by a write,
-//!   every earlier read by a read that it is ordered before. So whoever comes after all that is kept
-//!   comes after all that ever was, and a race is never hidden by a later, ordered access.
+//! - Segments are sorted, disjoint, not empty, and no two adjacent ones are equal.
+//! - A dropped access is ordered before a stored one: a write drops every earlier access, a read
+//!   every earlier read that is ordered before it. So work ordered after all stored accesses is
+//!   ordered after all that ever were, and a race is never hidden by a later, ordered access.
 
 use super::clock::{Clock, Tag};
 use crate::hazard::Use;
@@ -14,10 +14,10 @@ use smallvec::SmallVec;
 use std::ops::Range;
 use std::panic::Location;
 
-/// Segments of a block; above it, the half that was used longest ago is forgotten.
+/// Largest number of segments of a block; above it, the least recently used half is dropped.
 const MOST_SEGMENTS: usize = 4096;
 
-/// A storage, as reports name it.
+/// A storage, as in reports.
 #[derive(Debug)]
 pub(super) struct Origin {
     pub(super) id: u64,
@@ -27,7 +27,7 @@ pub(super) struct Origin {
     pub(super) freed_after: AtomicU64,
 }
 
-/// An access that was submitted.
+/// A submitted access.
 #[derive(Debug)]
 pub(super) struct Mark {
     pub(super) stream: Arc<Tag>,
@@ -42,7 +42,7 @@ pub(super) struct Mark {
 
 type Reads = SmallVec<[Arc<Mark>; 2]>;
 
-/// Bytes with one history.
+/// Bytes with the same history.
 #[derive(Debug, Clone)]
 struct Segment {
     bytes: Range<usize>,
@@ -64,16 +64,16 @@ impl Segment {
     }
 }
 
-/// See the module's head.
+/// The shadow of a block; see the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Shadow {
     segments: Vec<Segment>,
-    /// The storage that has the block.
+    /// The current storage of the block.
     origin: Option<Arc<Origin>>,
 }
 
 impl Shadow {
-    /// The storage that has the block, as reports name it.
+    /// The current storage of the block, as in reports.
     pub(super) fn origin(&mut self, id: u64, make: impl FnOnce() -> Origin) -> Arc<Origin> {
         match &self.origin {
             Some(origin) if origin.id == id => origin.clone(),
@@ -81,13 +81,13 @@ impl Shadow {
         }
     }
 
-    /// The storage that has the block, if it was ever used.
+    /// The current storage of the block, if it was ever used.
     pub(super) fn used_by(&self, id: u64) -> Option<&Origin> {
         self.origin.as_deref().filter(|origin| origin.id == id)
     }
 
-    /// An earlier access that conflicts with this one and is not in `before`, and the bytes of both.
-    /// Two storages always conflict: between them the memory was freed, which is a write.
+    /// An earlier access that conflicts with this one and is not in `before`, and the bytes of
+    /// both. Two storages always conflict: between them the memory was freed, which is a write.
     pub(super) fn conflict(
         &self,
         bytes: &Range<usize>,
@@ -112,7 +112,7 @@ impl Shadow {
         None
     }
 
-    /// Notes an access that was found to be ordered after what conflicts with it.
+    /// Records an access that was found to be ordered after every conflicting one.
     pub(super) fn note(&mut self, bytes: &Range<usize>, mark: &Arc<Mark>, before: &Clock) {
         let from = self.split(bytes.start);
         let to = self.split(bytes.end);
@@ -149,7 +149,7 @@ impl Shadow {
         self.coalesce();
     }
 
-    /// Makes `at` a border; returns the first segment behind it.
+    /// Splits the segment at `at`; returns the index of the first segment behind it.
     fn split(&mut self, at: usize) -> usize {
         let i = self.segments.partition_point(|segment| segment.bytes.end <= at);
         match self.segments.get_mut(i) {
@@ -164,7 +164,7 @@ impl Shadow {
         }
     }
 
-    /// Joins equal neighbours, and forgets what is oldest where there is too much.
+    /// Joins equal adjacent segments, and drops the oldest if there are too many.
     fn coalesce(&mut self) {
         self.segments.dedup_by(|behind, before| {
             let same = before.bytes.end == behind.bytes.start && before.has_history_of(behind);

@@ -1,14 +1,15 @@
-//! Results too large for the caches, written past them.
+//! Non-temporal stores for results too large for the caches.
 //!
-//! A store to a line that is in no cache reads the line first, and a large result drives everything
-//! else out: written past the caches it costs half the memory traffic.
+//! A store to a line that is in no cache reads the line first, and a large result evicts everything
+//! else: written past the caches it costs half the memory traffic.
 
 use crate::dtype::Element;
 use crate::isa::Isa;
 
-/// Elements made at a time: they and what they are made of stay in the nearest cache.
+/// Elements computed at a time: they and their inputs stay in the nearest cache.
 const BLOCK: usize = 2048;
-/// Results from this size on are not looked for in a cache by whoever reads them next.
+/// Size in bytes from which a result is written past the caches: too large to be found in one
+/// later.
 const PAST_CACHES_BYTES: usize = 16 << 20;
 /// Bytes of a cache line.
 const LINE: usize = 64;
@@ -16,10 +17,12 @@ const LINE: usize = 64;
 #[repr(align(64))]
 struct Lines<T>([T; BLOCK]);
 
-/// Overwrites `to` block by block, from the first on: `make` gets the place of each block and the
-/// block, whose elements mean nothing before. A result of 16 MiB or more goes past the caches.
+/// Overwrites `to` block by block, from the first on: `make` gets the position of each block and
+/// the block, whose elements are unspecified before. A result of 16 MiB or more goes past the
+/// caches.
 ///
-/// To be used within [`Vectorized::run`](super::Vectorized::run), as which `make` is compiled.
+/// Call it within [`Vectorized::run`](super::Vectorized::run), with whose instruction set `make` is
+/// compiled.
 #[inline(always)]
 pub fn write_blocks<T: Element>(isa: Isa, to: &mut [T], mut make: impl FnMut(usize, &mut [T])) {
     if size_of_val(to) < PAST_CACHES_BYTES {
@@ -42,7 +45,7 @@ pub fn write_blocks<T: Element>(isa: Isa, to: &mut [T], mut make: impl FnMut(usi
     finish();
 }
 
-/// Copies a block to another that is as long.
+/// Copies a block to another of the same length.
 type Store = fn(&[u8], &mut [u8]);
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -78,7 +81,8 @@ mod x86 {
         unsafe { _mm_sfence() };
     }
 
-    /// Whole lines of `to`, which must begin on one, and the lines of `from`; `false` if it does not.
+    /// Whole lines of `to`, which must begin on one, and the lines of `from`; `false` if it does
+    /// not.
     fn lines<'a>(
         from: &'a [u8],
         to: &'a mut [u8],

@@ -9,7 +9,7 @@ use crate::shape::MemoryFormat;
 use serde::Serialize;
 use std::panic::Location;
 
-/// Where an event belongs: the process and the thread of the format.
+/// Process and thread of an event in the format.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub(super) process: u64,
@@ -29,14 +29,14 @@ struct Event<'a, A> {
     tid: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<u64>,
-    /// How wide an instant is.
+    /// Scope of an instant event.
     #[serde(skip_serializing_if = "Option::is_none")]
     s: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     args: Option<A>,
 }
 
-/// An event that has no arguments.
+/// An event without arguments.
 type Plain<'a> = Event<'a, ()>;
 
 impl<'a, A> Event<'a, A> {
@@ -58,7 +58,7 @@ pub(super) struct Lines(pub(super) Vec<u8>);
 impl Lines {
     fn add(&mut self, event: &Event<'_, impl Serialize>) {
         self.0.extend_from_slice(b",\n");
-        // Numbers and texts under fixed keys: there is nothing that JSON cannot hold.
+        // Numbers and texts under fixed keys: JSON can represent all of them.
         let _ = serde_json::to_writer(&mut self.0, event);
     }
 
@@ -76,7 +76,7 @@ impl Lines {
         struct Args {
             site: String,
             command: u64,
-            /// From the host's call to the start, in microseconds.
+            /// Time from the host's call to the start, in microseconds.
             queued_us: f64,
             #[serde(skip_serializing_if = "Vec::is_empty")]
             arguments: Vec<String>,
@@ -99,7 +99,7 @@ impl Lines {
         });
     }
 
-    /// A stream's wait; `operation` is what it waited for.
+    /// A stream's wait; `operation` is the operation it waited for.
     pub(super) fn wait(&mut self, waited: &Waited, operation: Option<&str>, place: Place) {
         #[derive(Serialize)]
         struct Args<'a> {
@@ -124,8 +124,8 @@ impl Lines {
         });
     }
 
-    /// An arrow from what was waited for, at a moment inside of its slice, to the last moment of the
-    /// wait: a viewer draws it to the slice after that, which is what had to wait.
+    /// An arrow from the awaited work, at a moment inside of its slice, to the last moment of the
+    /// wait: a viewer draws it to the next slice, which had to wait.
     pub(super) fn arrow(&mut self, id: u64, from: (u64, Place), to: (u64, Place)) {
         let cat = Some(Category::Wait.name());
         let end =
@@ -161,7 +161,7 @@ impl Lines {
     }
 }
 
-/// The document's end: what is missing, if anything is, and the totals.
+/// The document's end: the number of missing events, if any, and the totals.
 pub(super) fn tail(at: u64, report: super::TraceReport, place: Place) -> String {
     let super::TraceReport { events, dropped } = report;
     let mut lines = Lines::default();
@@ -176,7 +176,7 @@ pub(super) fn tail(at: u64, report: super::TraceReport, place: Place) -> String 
     )
 }
 
-/// As `write f32 [128, 3, 32, 32] channels last`.
+/// Formats an argument like `write f32 [128, 3, 32, 32] channels last`.
 fn argument(argument: &Argument) -> String {
     let usage = match argument.usage {
         Use::Read => "read",

@@ -1,6 +1,6 @@
-//! A JSON file that is whole after every write: each one overwrites the end of the document with
-//! more events and a new end, in one call to the system. So an interrupted process, too, leaves a
-//! file that opens.
+//! A JSON file that is complete after every write: each one overwrites the end of the document with
+//! more events and a new end, in one system call. So an interrupted process, too, leaves a valid
+//! file.
 
 use std::fs::File;
 use std::io::{Result, Seek, SeekFrom, Write};
@@ -18,7 +18,8 @@ impl TraceFile {
         Ok(TraceFile { file: File::create(path)?, end: 0 })
     }
 
-    /// Adds `more`, and after it `tail`, which the next call overwrites: it never gets shorter.
+    /// Adds `more`, and after it `tail`, which the next call overwrites; the file never gets
+    /// shorter.
     pub(super) fn append(&mut self, mut more: Vec<u8>, tail: &str) -> Result<()> {
         let len = more.len() as u64;
         more.extend_from_slice(tail.as_bytes());

@@ -1,4 +1,4 @@
-//! Where events are put while work goes on: a bounded buffer per stream and per host thread.
+//! Lanes: a bounded event buffer per stream and per host thread.
 
 use super::Recorder;
 use super::event::Place;
@@ -18,7 +18,7 @@ use std::panic::Location;
 /// Events that a lane holds between two visits of the writer.
 const ENTRIES_MAX: usize = 1 << 16;
 
-/// Something that happened. Times are nanoseconds of the recorder's clock.
+/// A recorded event. Times are nanoseconds of the recorder's clock.
 pub(super) enum Entry {
     /// The lane's name.
     Name(Box<str>),
@@ -49,7 +49,7 @@ pub(super) struct Worked {
     pub(super) detail: Box<Detail>,
     /// Number of the command in its stream.
     pub(super) seq: u64,
-    /// Whether it was thrown away, as a kernel before it panicked.
+    /// Whether it was dropped because a kernel before it panicked.
     pub(super) dropped: bool,
 }
 
@@ -57,17 +57,17 @@ pub(super) struct Waited {
     pub(super) start: u64,
     pub(super) end: u64,
     pub(super) seq: u64,
-    /// Where what was waited for is, if it is in this trace.
+    /// Lane of the producer, if it is in this trace.
     pub(super) producer: Option<Place>,
     pub(super) producer_name: Arc<str>,
-    /// The command of the producer that had to be done.
+    /// The producer's command that had to be done.
     pub(super) producer_seq: u64,
 }
 
-/// What is known of a launch when it is asked for; travels with it.
+/// Details of a launch, recorded at its call; stored with it.
 pub(crate) struct Detail {
     pub(super) category: Category,
-    /// When it was asked for.
+    /// Time of the call.
     pub(super) asked: u64,
     pub(super) arguments: SmallVec<[Argument; args::INLINE_ARGS]>,
 }
@@ -90,14 +90,14 @@ impl Detail {
     }
 }
 
-/// A line of the trace. Written by one thread at a time: the worker that has the stream, or the
-/// host thread. The lock is for the writer, which comes a few times a second.
+/// A lane of the trace. Written by one thread at a time: the worker that has the stream, or the
+/// host thread. The lock is for the writer, which takes it a few times a second.
 pub(crate) struct Lane {
     pub(super) recorder: Arc<Recorder>,
     pub(super) process: u64,
     pub(super) id: u64,
     buffer: Mutex<Buffer>,
-    /// When the stream began to wait for another; 0 when it does not.
+    /// Time at which the stream began to wait for another; 0 when it does not wait.
     waiting: AtomicU64,
 }
 
@@ -112,7 +112,7 @@ impl Lane {
         Lane { recorder, process, id, buffer: Mutex::default(), waiting: AtomicU64::new(0) }
     }
 
-    /// Adds an entry; whether there was room. The end of a span that has begun always has.
+    /// Adds an entry; returns whether there was room. The end of a recorded span always has room.
     pub(super) fn push(&self, entry: Entry) -> bool {
         if !self.recorder.is_on() {
             return false;
@@ -126,7 +126,7 @@ impl Lane {
         let hurry = buffer.entries.len() == ENTRIES_MAX / 2;
         drop(buffer);
         if hurry {
-            // If there is no room, the writer was told already.
+            // If there is no room, the writer has been notified already.
             let _ = self.recorder.signal.try_send(Signal::Flush);
         }
         fits
@@ -136,13 +136,13 @@ impl Lane {
         Place { process: self.process, lane: self.id }
     }
 
-    /// Everything since the last call; `empty` takes its place.
+    /// Takes all entries since the last call; `empty` replaces them.
     pub(super) fn take(&self, empty: Vec<Entry>) -> Buffer {
         let fresh = Buffer { entries: empty, dropped: 0 };
         std::mem::replace(&mut *lock(&self.buffer), fresh)
     }
 
-    /// The stream has come to a wait; not for the first time, if it was parked.
+    /// The stream has reached a wait; if it was parked, not for the first time.
     pub(crate) fn wait_begins(&self) {
         if self.waiting.load(Ordering::Relaxed) == 0 {
             self.waiting.store(self.recorder.now().max(1), Ordering::Relaxed);
@@ -177,7 +177,7 @@ pub(crate) struct Running<'a> {
 }
 
 impl<'a> Running<'a> {
-    /// Before the work runs (`dropped`: is thrown away) as command `seq`.
+    /// Begins a command `seq`, before the work runs (`dropped`: is dropped).
     pub(crate) fn start(lane: &'a Lane, work: &mut Work, seq: u64, dropped: bool) -> Self {
         let (operation, site) = (work.operation(), work.site());
         let worked = work.take_detail().map(|detail| {
@@ -187,7 +187,7 @@ impl<'a> Running<'a> {
         Running { lane, worked }
     }
 
-    /// After it ran, and before anybody can know.
+    /// Ends it after the work ran, and before any thread can know.
     pub(crate) fn end(self) {
         if let Some(worked) = self.worked {
             let end = self.lane.recorder.now();
@@ -221,7 +221,7 @@ mod tests {
         for bytes in 1..ENTRIES_MAX {
             lane.memory(Owner::Other, bytes);
         }
-        // The writer was called when half was full, and once.
+        // The writer was notified when half was full, and once.
         assert!(matches!(signals.try_recv(), Ok(Signal::Flush)));
         assert!(signals.try_recv().is_err());
         assert!(!lane.push(begin()));

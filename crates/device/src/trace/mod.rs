@@ -1,10 +1,10 @@
-//! Traces (H8): what happened when, in the JSON trace event format that Perfetto and
+//! Traces (H8): a timeline of events in the JSON trace event format that Perfetto and
 //! `chrome://tracing` open.
 //!
 //! Each stream and each host thread has a lane (`lane`), a bounded buffer of its own, so that
-//! recording takes no lock that others want. A writer thread empties the lanes a few times a second
-//! into a file that is whole JSON after every write (`writer`, `file`, `event`). Host spans are in
-//! `span`. Nothing here waits for the device; what finds no room is dropped and counted.
+//! recording takes no contended lock. A writer thread empties the lanes a few times a second into a
+//! file that is valid JSON after every write (`writer`, `file`, `event`). Host spans are in `span`.
+//! Nothing here waits for the device; events without room are dropped and counted.
 
 mod event;
 mod file;
@@ -30,7 +30,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 use writer::{Signal, Writer};
 
-/// Events that a file holds unless told otherwise: about 250 MB, as much as a viewer takes.
+/// Default limit of events in a file: about 250 MB, as much as a viewer can load.
 const EVENTS_MAX: u64 = 1_000_000;
 /// Number of the host's process in the file; those of devices follow.
 const HOST_PROCESS: u64 = 1;
@@ -38,24 +38,24 @@ const HOST_PROCESS: u64 = 1;
 /// process's number for the main thread.
 const FIRST_LANE: u64 = 1001;
 
-/// A trace being written; give it to [`DeviceOptions::trace`](crate::DeviceOptions::trace). A
-/// handle; clones are the same trace, and any number of devices may share one. It ends with
-/// [`finish`](Trace::finish), or when the last handle goes.
+/// A trace being written; pass it to [`DeviceOptions::trace`](crate::DeviceOptions::trace). A
+/// handle: clones are the same trace, and any number of devices may share one. It ends with
+/// [`finish`](Trace::finish), or when the last handle is dropped.
 ///
-/// A lane per stream shows launches (with operation, call site, arguments, and how long each was
-/// queued), copies, and waits for other streams, with an arrow from what was waited for. A lane per
-/// host thread shows waits for the device, and [spans](Trace::span). Counters show the bytes of each
-/// owner. All times are of one monotonic clock.
+/// A lane per stream shows launches (with operation, call site, arguments, and time in the queue),
+/// copies, and waits for other streams, with an arrow from the awaited work. A lane per host thread
+/// shows waits for the device, and [spans](Trace::span). Counters show the bytes of each owner. All
+/// times are of one monotonic clock.
 #[derive(Clone)]
 pub struct Trace(Arc<Handle>);
 
-/// What became of a trace.
+/// Summary of a finished trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TraceReport {
     /// Events in the file: slices, spans and samples of the memory in use.
     pub events: u64,
-    /// Events that found no room: the file's limit was reached, or they came faster than they
-    /// could be written.
+    /// Events that found no room: the file's limit was reached, or they came faster than they could
+    /// be written.
     pub dropped: u64,
 }
 
@@ -70,7 +70,7 @@ enum State {
     Ended(TraceReport),
 }
 
-/// What lanes and writer share.
+/// State shared by lanes and writer.
 pub(crate) struct Recorder {
     /// Unique in this process.
     id: u64,
@@ -92,7 +92,7 @@ impl Recorder {
         self.on.load(Ordering::Relaxed)
     }
 
-    /// A new lane of a process. Its name is the first thing in it.
+    /// A new lane of a process. Its name is its first entry.
     fn lane(self: &Arc<Self>, process: u64, name: &str) -> Arc<Lane> {
         let id = self.next_lane.fetch_add(1, Ordering::Relaxed);
         let lane = Arc::new(Lane::new(self.clone(), process, id));
@@ -103,7 +103,7 @@ impl Recorder {
 }
 
 impl Trace {
-    /// Begins a trace in this file, which is overwritten, and is whole JSON from now on. It gets at
+    /// Begins a trace in this file, which is overwritten, and is valid JSON from now on. It gets at
     /// most a million events.
     ///
     /// # Errors
@@ -112,10 +112,11 @@ impl Trace {
         Trace::create_bounded(path, EVENTS_MAX)
     }
 
-    /// As [`create`](Trace::create), with at most `events_max` events, names of lanes aside.
+    /// Begins a trace like [`create`](Trace::create), with at most `events_max` events, not
+    /// counting names of lanes.
     ///
     /// # Errors
-    /// As [`create`](Trace::create).
+    /// The errors of [`create`](Trace::create).
     pub fn create_bounded(path: impl AsRef<Path>, events_max: u64) -> Result<Trace> {
         static NEXT_ID: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
         let path = path.as_ref();
@@ -138,17 +139,17 @@ impl Trace {
     }
 
     /// Begins a span on the calling thread's lane, which ends when it is dropped. The spans of a
-    /// thread are dropped in the reverse order of their beginning, so that they nest.
+    /// thread must be dropped in the reverse order of their beginning, so that they nest.
     pub fn span(&self, name: impl Into<Cow<'static, str>>) -> Span {
         Span::begin(&self.0.recorder, name.into(), Category::Scope, None)
     }
 
-    /// Ends the trace: what was recorded so far is written, and what comes later is ignored. Waits
-    /// for the writer, not for a device. A second call returns the same report.
+    /// Ends the trace: events recorded so far are written, and later ones are ignored. Waits for
+    /// the writer, not for a device. A second call returns the same report.
     ///
     /// # Errors
-    /// [`Error::Trace`] if the file could not be written, at the first call only; it then holds
-    /// what was written before.
+    /// [`Error::Trace`] if the file could not be written, at the first call only; the file then has
+    /// the events written before.
     pub fn finish(&self) -> Result<TraceReport> {
         self.0.finish()
     }
@@ -226,7 +227,7 @@ impl Process {
         &self.trace
     }
 
-    /// Begins a host's wait for the device, or for a place in a queue.
+    /// Begins a host's wait for the device, or for room in a queue.
     pub(crate) fn wait(
         &self,
         operation: &'static str,

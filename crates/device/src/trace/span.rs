@@ -1,4 +1,4 @@
-//! What a host thread does: spans that begin and end on its lane.
+//! Host spans: they begin and end on the lane of their thread.
 
 use super::lane::{Entry, Lane};
 use super::{HOST_PROCESS, Recorder};
@@ -13,20 +13,20 @@ thread_local! {
     static LANES: RefCell<Vec<(u64, Arc<Lane>)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What kind of thing an event is.
+/// Category of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Category {
     Launch,
     CopyToDevice,
     CopyToHost,
-    /// Made by the host thread itself.
+    /// A copy made by the host thread itself.
     HostCopy,
-    /// Inside of the device.
+    /// A copy inside of the device.
     Copy,
     Fill,
     /// A wait, of the host for the device or of a stream for another.
     Wait,
-    /// A span that the program named.
+    /// A span named by the program.
     Scope,
 }
 
@@ -48,9 +48,9 @@ impl Category {
 /// A span of a host thread, from [`Trace::span`](crate::Trace::span) until it is dropped.
 #[must_use = "a span ends when it is dropped"]
 pub struct Span {
-    /// `None` if its beginning was not recorded.
+    /// The lane; `None` if the beginning was not recorded.
     lane: Option<Arc<Lane>>,
-    /// It ends on the thread on which it began.
+    /// Not `Send`: a span ends on the thread on which it began.
     of_thread: PhantomData<*const ()>,
 }
 

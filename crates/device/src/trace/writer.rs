@@ -1,4 +1,4 @@
-//! The thread that empties the lanes into the file.
+//! The writer thread, which empties the lanes into the file.
 
 use super::event::{Lines, Place, tail};
 use super::file::TraceFile;
@@ -13,11 +13,12 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-/// How often the lanes are emptied. What is lost when the process is killed happened since.
+/// Interval at which the lanes are emptied. If the process is killed, the events since then are
+/// lost.
 const PERIOD: Duration = Duration::from_millis(100);
-/// Commands of a stream to which a later wait may still point.
+/// Number of a stream's commands to which a later wait may still point.
 const REMEMBERED: usize = 8192;
-/// The host's own line: it has no thread.
+/// The host's own lane, which has no thread.
 const HOST: Place = Place { process: HOST_PROCESS, lane: 0 };
 
 pub(super) enum Signal {
@@ -34,21 +35,21 @@ pub(super) struct Writer {
     events_max: u64,
     report: TraceReport,
     lanes: HashMap<u64, Known>,
-    /// Waits of the last visit: what they waited for has been read by the next one.
+    /// Waits of the last visit: the commands they waited for are read by the next one.
     waits: Vec<(Place, Waited)>,
     arrows: u64,
     spare: Vec<Entry>,
 }
 
-/// What the writer remembers of a lane.
+/// The writer's state of a lane.
 #[derive(Default)]
 struct Known {
     /// Host spans left out, whose ends are left out too.
     skipped: u64,
-    /// Commands that ran, by number: a moment inside of each, the last, and what it was.
+    /// Commands that ran, by number: a moment inside of each, its last moment, and its operation.
     ran: VecDeque<(u64, u64, &'static str)>,
     memory: [usize; Owner::ALL.len()],
-    /// Nobody writes to it any more.
+    /// Whether its thread or stream has ended.
     gone: bool,
 }
 
@@ -75,21 +76,21 @@ impl Writer {
         })
     }
 
-    /// The thread's life. It ends when it is told to, or when the file cannot be written.
+    /// Body of the thread. It ends on request, or when the file cannot be written.
     pub(super) fn work(mut self, signals: &Receiver<Signal>) -> (TraceReport, Result<()>) {
         let mut result = Ok(());
         while result.is_ok() && !matches!(signals.recv_timeout(PERIOD), Ok(Signal::End)) {
             result = self.visit();
         }
         self.recorder.on.store(false, Ordering::Relaxed);
-        // Twice: the second visit has what the waits of the first point to.
+        // Twice: the second visit has the commands that the waits of the first point to.
         let result = result.and_then(|()| self.visit()).and_then(|()| self.visit());
         lock(&self.recorder.lanes).clear();
         let path = self.path;
         (self.report, result.map_err(|source| Error::Trace { path, source }))
     }
 
-    /// Writes what the lanes hold.
+    /// Writes the entries of the lanes.
     fn visit(&mut self) -> io::Result<()> {
         let before = self.report;
         let waits = std::mem::take(&mut self.waits);
@@ -108,11 +109,12 @@ impl Writer {
         self.file.append(lines.0, &tail(self.recorder.now(), self.report, HOST))
     }
 
-    /// All lanes; those that nobody has any more leave the list, and are read for the last time.
+    /// All lanes; those that only the writer still holds leave the list, and are read for the last
+    /// time.
     fn open_lanes(&mut self) -> Vec<Arc<Lane>> {
         let mut lanes = lock(&self.recorder.lanes);
         let all = lanes.clone();
-        // Of a lane in use there is a third handle: the stream's, or the thread's.
+        // A lane in use has a third handle: the stream's, or the thread's.
         lanes.retain(|lane| {
             let gone = Arc::strong_count(lane) == 2;
             self.lanes.entry(lane.id).or_default().gone = gone;

@@ -1,4 +1,4 @@
-//! Environment variables: honoured, and refused when they mean nothing (S3, S4) and instruction sets.
+//! Environment variables: honoured, and refused when invalid (S3, S4), and instruction sets.
 
 use meristem_device::{DType, Device, DeviceId, DeviceOptions, Error, Isa, Owner, POISON, Tensor};
 use std::process::Command;

@@ -1,4 +1,5 @@
-//! Every operation refuses a tensor that is not what it takes, in the words of V1, and nothing has run.
+//! Every operation refuses a tensor that does not meet its requirements, in the words of V1, and
+//! nothing has run.
 
 use crate::common::{cpu, filled};
 use meristem_device::{
@@ -31,7 +32,7 @@ impl Scene {
         Scene { device, elsewhere, a, b, failed, on_a, on_b, foreign, lost }
     }
 
-    /// Where every stream of the first device ends.
+    /// Current ends of all streams of the first device.
     fn ends(&self) -> String {
         format!("{:?} {:?} {:?}", self.a.record(), self.b.record(), self.failed.record())
     }
@@ -39,7 +40,7 @@ impl Scene {
 
 type Case = (&'static str, fn(&Scene) -> Result<()>);
 
-/// Each operation with what it must say.
+/// Each operation with its expected message.
 const REFUSED: &[Case] = &[
     ("`read`: `argument 0` must be on cpu, got another opening of cpu", |s| {
         s.a.launch("read").read(&s.foreign).run(|_| {})

@@ -1,4 +1,4 @@
-//! What is refused leaves nothing behind; what panics fails its stream and no other.
+//! A refused operation leaves nothing behind; a panic fails its stream and no other.
 
 use crate::common::{Gate, cpu, filled, set};
 use meristem_device::{
@@ -91,7 +91,8 @@ fn a_failure_follows_its_result() {
     }
 }
 
-/// However a panic falls between the looks of whoever uses the result: somebody gets the error.
+/// However a panic falls between the checks of a thread that uses the result: some call returns the
+/// error.
 #[test]
 fn a_failure_is_never_missed() {
     let device = cpu(2);
@@ -111,7 +112,7 @@ fn a_failure_is_never_missed() {
     b.synchronize().unwrap();
 }
 
-/// A write that only has to come after a read is not spoilt by the reader's panic.
+/// A write that only has to come after a read does not fail from the reader's panic.
 #[test]
 fn a_failed_reader_spoils_nothing() {
     let device = cpu(2);
@@ -267,8 +268,8 @@ fn devices_that_cannot_be_opened() {
 }
 
 proptest::proptest! {
-    /// A launch is refused exactly if two arguments, of which one is written, have a byte in common,
-    /// and the error names such a pair, the written one first.
+    /// A launch is refused exactly if two arguments, of which one is written, have a byte in
+    /// common, and the error names such a pair, the written one first.
     #[test]
     fn overlaps_are_found_as_by_comparing_all_pairs(
         windows in proptest::collection::vec((0..2usize, 0..24usize, 0..5usize, 0..4u8), 0..12),

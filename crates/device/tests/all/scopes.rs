@@ -1,4 +1,4 @@
-//! Hot scopes: what is counted, where, and what is refused (V2).
+//! Hot scopes: counts, call sites, and refusals (V2).
 
 use crate::common::{cpu, filled};
 use meristem_device::{

@@ -58,8 +58,8 @@ fn another_stream_sees_what_the_producer_made() {
     }
 }
 
-/// `on` waits for what was submitted before it; what is submitted to the producer afterwards is
-/// ordered by the launch that uses it.
+/// `on` waits for earlier work of the producer; later work of the producer is ordered by the launch
+/// that uses it.
 #[test]
 fn later_writes_of_the_producer_are_waited_for_too() {
     let device = cpu(2);
@@ -157,7 +157,7 @@ fn an_event_is_after_the_waits_before_it() {
     b.synchronize().unwrap();
 }
 
-/// Kernels of different streams that meet: they run side by side, one on each worker.
+/// Kernels of different streams that meet: they run concurrently, one on each worker.
 #[test]
 fn streams_run_side_by_side() {
     for threads in [2, 4] {
@@ -357,7 +357,7 @@ fn dropping_waits_for_other_devices_too() {
     assert_eq!(ran.load(Ordering::Relaxed), 1);
 }
 
-/// The last handle of a device goes inside of a kernel: the workers end by themselves.
+/// The last handle of a device is dropped inside of a kernel: the workers end by themselves.
 #[test]
 fn a_device_may_be_dropped_by_its_own_worker() {
     let ended = Arc::new(());

@@ -9,7 +9,8 @@ use proptest::test_runner::Config;
 const ENVS: usize = 32;
 const STEPS: u32 = if cfg!(miri) { 3 } else { 1000 };
 
-/// One step of an env: temporaries come and go on its stream and on the metrics' one.
+/// One step of an env: temporaries are created and dropped on its stream and on that of the
+/// metrics.
 fn step(n: u32, stream: &Stream, side: &Stream, state: &Tensor, metric: &Tensor) {
     let len = state.numel();
     let curves = Tensor::empty(stream, [len], DType::F32, Owner::Activations).unwrap();
@@ -86,7 +87,7 @@ fn many_streams_under_a_tight_limit_equal_one_with_ample_memory() {
     }
 }
 
-/// A step of a random program. Indices are taken modulo what there is.
+/// A step of a random program. Indices are taken modulo what exists.
 #[derive(Debug, Clone)]
 enum Op {
     /// A new tensor of this length, all elements `value`, by a copy or by a kernel.
@@ -103,7 +104,7 @@ enum Op {
         from: [usize; 2],
         busy: u32,
     },
-    /// As `Mix`, but only the second half of `to`, through a view.
+    /// A mix like `Mix`, but only of the second half of `to`, through a view.
     MixHalf {
         stream: usize,
         to: usize,
@@ -133,7 +134,7 @@ enum Op {
     Wait {
         stream: usize,
     },
-    /// The host looks at a tensor.
+    /// The host reads a tensor.
     Look {
         to: usize,
     },
@@ -158,7 +159,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What a mix does to `to[first..]`, given what it reads.
+/// Effect of a mix on `to[first..]`, given the values it reads.
 fn mix(to: &mut [u32], from: &[&[u32]]) {
     for (i, x) in to.iter_mut().enumerate() {
         let read = from.iter().filter(|f| !f.is_empty()).map(|f| f[i % f.len()]);

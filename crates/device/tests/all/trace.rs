@@ -1,5 +1,5 @@
-//! Traces: everything that happened is there, once, where it belongs (H8); they change nothing, and
-//! wait for nothing (H7).
+//! Traces: every event is there, once, in its lane (H8); traces change no result, and wait for
+//! nothing (H7).
 
 #[path = "common/trace.rs"]
 mod read;
@@ -29,8 +29,8 @@ fn add(args: &mut Args<'_>) {
     args.write::<u32>(1).iter_mut().zip(x).for_each(|(y, x)| *y = y.wrapping_mul(3) + x);
 }
 
-/// A random program of three streams that use each other's results: everything that can be in a
-/// trace. Returns the results and what was counted.
+/// A random program of three streams that use each other's results: every kind of event that a
+/// trace can have. Returns the results and the counts.
 fn program(device: &Device) -> (Vec<Vec<u8>>, Counts) {
     let streams = ["a", "b", "c"].map(|name| device.stream(name));
     let mut rng = Rng::new(11, Purpose::Test, 0, 0);
@@ -102,7 +102,7 @@ fn a_trace_has_everything_and_changes_nothing() {
     }
 }
 
-/// On every stream each command is there once: the numbers have no holes.
+/// On every stream each command appears once: the numbers have no holes.
 fn commands_are_in_order(read: &Read) {
     for stream in ["a", "b", "c"] {
         let commands: Vec<_> =
@@ -111,7 +111,7 @@ fn commands_are_in_order(read: &Read) {
     }
 }
 
-/// Every wait has an arrow from the last thing that it had to wait for.
+/// Every wait has an arrow from the last command that it had to wait for.
 fn waits_point_at_producers(read: &Read) {
     let mut waits = 0;
     for stream in ["a", "b", "c"] {

@@ -1,4 +1,4 @@
-//! What the tests of this crate share.
+//! Helpers shared by the tests of this crate.
 #![allow(clippy::unwrap_used, reason = "helpers of tests may unwrap")]
 
 use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Result, Stream, Tensor};

@@ -1,4 +1,4 @@
-//! Reading a trace back, and what holds of every one.
+//! A reader of traces, and their invariants.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may unwrap")]
 
@@ -18,9 +18,9 @@ pub(crate) struct Slice {
     pub args: Value,
 }
 
-/// The events of a file by lane, checked: every lane has a name and a process with a name, slices of
-/// streams do not overlap, host spans nest, arrows go from inside of one slice to inside of another
-/// and never back in time, and the totals are right.
+/// The events of a file by lane, checked: every lane has a name and a process with a name, slices
+/// of streams do not overlap, host spans nest, arrows go from inside of one slice to inside of
+/// another and never back in time, and the totals are right.
 pub(crate) struct Read {
     pub lanes: BTreeMap<String, Vec<Slice>>,
     /// From (lane, slice) to (lane, slice).
