@@ -34,7 +34,8 @@ pub enum Error {
     },
     /// A rank that did not join an operation within the deadline.
     #[error(
-        "`{operation}`: rank {rank} did not come within {seconds} s; it hangs, died, or makes other calls (the deadline is an option)"
+        "`{operation}`: rank {rank} did not come within {seconds} s; it hangs, died, or makes \
+         other calls (the deadline is an option)"
     )]
     RankLate {
         /// Operation that waited.
@@ -46,7 +47,8 @@ pub enum Error {
     },
     /// A rank whose call differs from that of the others.
     #[error(
-        "`{operation}`: rank {rank} has {what} {got}, the others {expected}; all ranks must make the same calls in the same order"
+        "`{operation}`: rank {rank} has {what} {got}, the others {expected}; all ranks must make \
+         the same calls in the same order"
     )]
     Disagreement {
         /// Operation of the others.

@@ -40,7 +40,8 @@ pub enum Error {
     /// would shift every later env.
     #[error(
         "gather: in batch {batch} env {empty_env} on {empty_device} has no sample, but the later \
-         env {later_env} on {later_device} has some; use another batch size or another number of envs, \
+         env {later_env} on {later_device} has some; use another batch size or another \
+         number of envs, \
          name the devices with more envs last, or set `drop_last`"
     )]
     Hole {
@@ -57,7 +58,11 @@ pub enum Error {
     },
 
     /// Files of a dataset are missing.
-    #[error("the {dataset} dataset is not in {}: expected {}; {remedy}", looked_in.display(), expected.join(", "))]
+    #[error(
+        "the {dataset} dataset is not in {}: expected {}; {remedy}",
+        looked_in.display(),
+        expected.join(", ")
+    )]
     Missing {
         /// Name of the dataset's source, as on the command line.
         dataset: &'static str,
@@ -70,7 +75,10 @@ pub enum Error {
     },
 
     /// A source that reads files needs a folder, and none was given.
-    #[error("the {dataset} dataset needs `data_root` (`--data-root DIR`): expected there {}; {remedy}", expected.join(", "))]
+    #[error(
+        "the {dataset} dataset needs `data_root` (`--data-root DIR`): expected there {}; {remedy}",
+        expected.join(", ")
+    )]
     RootNotGiven {
         /// Name of the dataset's source, as on the command line.
         dataset: &'static str,

@@ -109,7 +109,8 @@ proptest! {
     #[test]
     fn the_plan_is_the_slow_one(config in any_config(), epoch in 0..3_u64) {
         match (slow_epoch(&config, epoch), plan(&config, epoch + 1)) {
-            (Some(slow), Ok(Plan { epochs, .. })) => prop_assert_eq!(&epochs[epoch as usize].batches, &slow),
+            (Some(slow), Ok(Plan { epochs, .. })) =>
+                prop_assert_eq!(&epochs[epoch as usize].batches, &slow),
             (None, Err(Error::Hole { .. })) => {}
             (slow, plan) => prop_assert!(false, "{slow:?} but {plan:?}"),
         }
@@ -138,7 +139,9 @@ proptest! {
     }
 
     #[test]
-    fn a_split_is_a_partition(len in 0..2000_usize, held_out in 0.0..=1.0_f64, seed in any::<u64>()) {
+    fn a_split_is_a_partition(
+        len in 0..2000_usize, held_out in 0.0..=1.0_f64, seed in any::<u64>()
+    ) {
         let (train, control) = split_by_seed(len, held_out, seed).unwrap();
         prop_assert_eq!(control.len(), (len as f64 * held_out).round() as usize);
         prop_assert!(train.is_sorted() && control.is_sorted());

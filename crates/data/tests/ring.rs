@@ -96,7 +96,9 @@ fn by_env(seen: &Receiver<Seen>, envs: usize) -> Vec<Vec<Seen>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 60, failure_persistence: None, ..ProptestConfig::default()
+    })]
 
     /// Consumers on streams of their own, each of which lags by random amounts and holds up to all
     /// but one of an env's buffers, see the batches of the sequential gather. After the first epoch

@@ -255,7 +255,7 @@ impl Device {
         self.shared().trace.as_ref().map(Process::trace)
     }
 
-    /// What the device did so far.
+    /// Counts of the device so far.
     pub fn counts(&self) -> Counts {
         self.shared().counters.read()
     }

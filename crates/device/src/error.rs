@@ -79,7 +79,8 @@ pub enum Error {
     },
     /// An open hot scope forbids an act (V2).
     #[error(
-        "hot scope `{scope}` (opened at {opened}) forbids {}: `{operation}` at {site}; move it out of the scope",
+        "hot scope `{scope}` (opened at {opened}) forbids {}: `{operation}` at {site}; move it \
+         out of the scope",
         forbidden(*act, *permitted)
     )]
     HotScope {
@@ -98,7 +99,8 @@ pub enum Error {
     },
     /// A written argument shares bytes with another argument.
     #[error(
-        "`{operation}`: `{argument}` is written and overlaps `{other}`; give the operation memory of its own"
+        "`{operation}`: `{argument}` is written and overlaps `{other}`; give the operation memory \
+         of its own"
     )]
     Overlap {
         /// Operation.
@@ -148,7 +150,8 @@ pub enum Error {
     },
     /// The memory limit, or the machine's memory, is exhausted.
     #[error(
-        "out of memory on {device}: `{operation}` asks for {requested} bytes for {owner}; {current} bytes are in use \
+        "out of memory on {device}: `{operation}` asks for {requested} bytes for {owner}; \
+         {current} bytes are in use \
          ({}), {reserved} reserved{}; use a smaller batch or fewer envs, or raise the limit",
         holders(owners),
         limit.map_or(String::new(), |l| format!(", the limit is {l}"))
@@ -173,7 +176,8 @@ pub enum Error {
     },
     /// A kernel panicked: its stream, and every stream that waited for its result, is unusable.
     #[error(
-        "kernel `{operation}` on stream `{stream}`, launched at {site}, panicked: {message}; what was enqueued after it was dropped"
+        "kernel `{operation}` on stream `{stream}`, launched at {site}, panicked: {message}; what \
+         was enqueued after it was dropped"
     )]
     KernelPanicked {
         /// The kernel's operation.
@@ -187,7 +191,8 @@ pub enum Error {
     },
     /// A wait for the device from inside of a kernel, which would wait for itself.
     #[error(
-        "`{operation}` waits for the device and was called inside of a kernel; call it from a host thread"
+        "`{operation}` waits for the device and was called inside of a kernel; call it from a \
+         host thread"
     )]
     InsideKernel {
         /// Operation.

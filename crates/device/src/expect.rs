@@ -102,28 +102,28 @@ impl<'a> Expect<'a> {
         Expect { device: Some(stream.device()), stream: Some(stream), ..Expect::default() }
     }
 
-    /// Also requires this element type.
+    /// Requires this element type.
     pub fn dtype(self, dtype: DType) -> Self {
         Expect { dtype: Some(dtype), ..self }
     }
 
-    /// Also requires this shape, outermost extent first, in the user's order: (N, C, H, W) for
+    /// Requires this shape, outermost extent first, in the user's order: (N, C, H, W) for
     /// images.
     pub fn shape<E: Into<Extent>>(self, extents: impl IntoIterator<Item = E>) -> Self {
         Expect { shape: Some(extents.into_iter().map(Into::into).collect()), ..self }
     }
 
-    /// Also requires that the last dimension varies fastest in memory.
+    /// Requires that the last dimension varies fastest in memory.
     pub fn contiguous(self) -> Self {
         self.format(MemoryFormat::Contiguous)
     }
 
-    /// Also requires that (N, C, H, W) is stored as (N, H, W, C) (F1).
+    /// Requires that (N, C, H, W) is stored as (N, H, W, C) (F1).
     pub fn channels_last(self) -> Self {
         self.format(MemoryFormat::ChannelsLast)
     }
 
-    /// Also requires this memory format. A tensor with one channel or one pixel, whose elements
+    /// Requires this memory format. A tensor with one channel or one pixel, whose elements
     /// have the same order in both formats, satisfies both.
     pub fn format(self, format: MemoryFormat) -> Self {
         Expect { format: Some(format), ..self }

@@ -53,7 +53,7 @@ pub(crate) struct Edge {
 /// Waits, usually few.
 pub(crate) type Edges = SmallVec<[Edge; 4]>;
 
-/// How a launch uses a storage.
+/// Kind of access of a launch to a storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Use {
     Read,

@@ -132,7 +132,8 @@ impl Device {
     /// Scopes nest: every open one counts, and the strictest applies.
     ///
     /// ```
-    /// # use meristem_device::{DType, Device, DeviceId, DeviceOptions, Error, Owner, Policy, Tensor};
+    /// # use meristem_device::{DType, Device, DeviceId, DeviceOptions, Error};
+    /// # use meristem_device::{Owner, Policy, Tensor};
     /// # let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
     /// let loss = Tensor::zeros(&device.stream("s"), [1], DType::F32, Owner::Metrics)?;
     /// let scope = device.hot_scope("train_step", Policy::Deny);

@@ -185,7 +185,8 @@ impl Blueprint {
         let zero = |layer: &Layer| {
             matches!(layer, Layer::GroupNorm { zero: true } | Layer::Linear { zero: true, .. })
         };
-        let rule = "only the layer that makes it the identity may start at zero, any other is dead for ever";
+        let rule = "only the layer that makes it the identity may start at zero, any other is \
+         dead for ever";
         self.birth(!before_end.iter().any(zero), rule)?;
         [8, 32].into_iter().try_for_each(|channels| self.parameters(channels).map(|_| ()))
     }

@@ -35,7 +35,8 @@ pub enum Error {
 pub enum HostError {
     /// Neither a preset nor `cnn:…`.
     #[error(
-        "unknown host `{given}`{}\n  presets: {}; or a description such as `cnn:channels=12,blocks=4,kernel=5,pools=3`",
+        "unknown host `{given}`{}\n  presets: {}; or a description such as \
+         `cnn:channels=12,blocks=4,kernel=5,pools=3`",
         hint(nearest),
         crate::spec::PRESETS.map(|(name, _)| name).join(", ")
     )]
@@ -98,7 +99,8 @@ pub enum HostError {
     },
     /// A network with more parameters than are supported.
     #[error(
-        "host `{host}` would have {parameters} parameters, more than the {limit} that are supported; use fewer channels or blocks, or a smaller kernel"
+        "host `{host}` would have {parameters} parameters, more than the {limit} that are \
+         supported; use fewer channels or blocks, or a smaller kernel"
     )]
     TooLarge {
         /// The host.
@@ -110,7 +112,8 @@ pub enum HostError {
     },
     /// More pools than the image's sides can be halved.
     #[error(
-        "host `{host}` is too deep for {image} images: {} 2×2 pools need at least {side}×{side} pixels, and {fits} fit; try `--host {suggestion}`",
+        "host `{host}` is too deep for {image} images: {} 2×2 pools need at least {side}×{side} \
+         pixels, and {fits} fit; try `--host {suggestion}`",
         host.pools,
         side = 1usize << host.pools.min(30)
     )]
@@ -189,7 +192,8 @@ pub enum BlueprintError {
 pub enum AlphaError {
     /// `retarget` while moving.
     #[error(
-        "alpha is on its way to {target} ({steps_to_go} steps to go); retarget it when it is at rest"
+        "alpha is on its way to {target} ({steps_to_go} steps to go); retarget it when it is at \
+         rest"
     )]
     NotAtRest {
         /// Current target.
@@ -262,7 +266,8 @@ pub enum LifecycleError {
     },
     /// The module is younger than the least age for pruning.
     #[error(
-        "slot {slot}: a module of age {age_steps} is too young to be pruned, that takes {min_steps} steps"
+        "slot {slot}: a module of age {age_steps} is too young to be pruned, that takes \
+         {min_steps} steps"
     )]
     TooYoung {
         /// The slot.
@@ -294,12 +299,14 @@ pub enum LifecycleError {
 pub enum TopologyError {
     /// Invalid JSON, or JSON with other fields.
     #[error(
-        "`topology` of the weights file does not parse: {0}; it was not written by Meristem, or is damaged"
+        "`topology` of the weights file does not parse: {0}; it was not written by Meristem, or \
+         is damaged"
     )]
     Parse(#[from] serde_json::Error),
     /// A version that this build does not read.
     #[error(
-        "`topology` has version {found}, this build reads version {supported}; use the build that wrote the file"
+        "`topology` has version {found}, this build reads version {supported}; use the build that \
+         wrote the file"
     )]
     Version {
         /// Version of the file.

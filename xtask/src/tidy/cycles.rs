@@ -1,8 +1,9 @@
 //! No two modules of a crate import each other, directly or in a circle.
 //!
-//! In every folder the modules beside each other are looked at: a path in one (or below it) that leads into
-//! another is an arrow between the two, and the arrows must form no circle. Paths are followed through
-//! re-exports. A module and the folder that it is in may name each other, and tests may name anything.
+//! In every folder the modules beside each other are looked at: a path in one (or below it) that
+//! leads into another is an arrow between the two, and the arrows must form no circle. Paths are
+//! followed through re-exports. A module and the folder that it is in may name each other, and
+//! tests may name anything.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::error::Error;
@@ -62,7 +63,8 @@ const KNOWN: [Known; 8] = [
             "watermark",
             "work",
         ],
-        reason: "what looks on (trace, sanitizer, scopes) has no interface of its own to the core yet",
+        reason: "what looks on (trace, sanitizer, scopes) has no interface of its own to the core \
+         yet",
     },
     Known {
         folder: "crates/device/src/trace",
@@ -179,7 +181,8 @@ fn reach<'a>(arrows: &Arrows<'a>, start: &str) -> BTreeSet<&'a str> {
     seen
 }
 
-/// The shortest circle of those that pass through a module which is not known to be in one, or of all.
+/// The shortest circle of those that pass through a module which is not known to be in one, or of
+/// all.
 fn describe(circle: &BTreeSet<&str>, known: &[&str], arrows: &Arrows<'_>) -> String {
     let new: Vec<&str> = circle.iter().copied().filter(|module| !known.contains(module)).collect();
     let all: Vec<&str> = circle.iter().copied().collect();
@@ -286,7 +289,8 @@ mod tests {
             ("a.rs", "use crate::b; #[cfg(test)] mod tests { use crate::model; }"),
             (
                 "b.rs",
-                "#[cfg(test)] use crate::a; #[cfg(all(test, feature = \"f\"))] mod t { use crate::a; }",
+                "#[cfg(test)] use crate::a; #[cfg(all(test, feature = \"f\"))] mod t { use \
+                 crate::a; }",
             ),
             ("model.rs", "use crate::{a, b};"),
         ];

@@ -5,8 +5,8 @@ use std::path::{Component, Path, PathBuf};
 use super::Finding;
 use super::tree::{File, Tree};
 
-/// Citations of documents that are not there. Code cites them from the repository's root; a document
-/// links to them from its own folder.
+/// Citations of documents that are not there. Code cites them from the repository's root; a
+/// document links to them from its own folder.
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = vec![];
     for file in &tree.files {

@@ -5,6 +5,7 @@ mod cycles;
 mod documents;
 mod lints;
 mod paths;
+mod prose;
 mod sizes;
 mod tree;
 mod waits;
@@ -32,6 +33,7 @@ pub(crate) fn run(root: &Path) -> ExitCode {
         findings.extend(cycles::check(&tree)?);
         findings.extend(documents::check(&tree));
         findings.extend(lints::check(&tree)?);
+        findings.extend(prose::check(&tree));
         findings.extend(sizes::check(&tree)?);
         findings.extend(waits::check(&tree)?);
         findings.sort();

@@ -1,5 +1,5 @@
-//! The paths that the modules of a crate name, found in the tokens: `crate::…`, `super::…`, `self::…` and
-//! `use` trees, macros included, tests left out.
+//! The paths that the modules of a crate name, found in the tokens: `crate::…`, `super::…`,
+//! `self::…` and `use` trees, macros included, tests left out.
 
 use std::collections::BTreeMap;
 use std::error::Error;

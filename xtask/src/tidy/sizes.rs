@@ -52,8 +52,12 @@ fn judge(limit: &Limit, items: &[Sized]) -> Vec<Finding> {
         .filter(|item| too_many || item.lines > hard)
         .map(|item| {
             let message = format!(
-                "a {what} of {} lines: {} of {} are over {soft} (at most {:.0} %), none may be over {hard}; split it",
-                item.lines, long.len(), items.len(), exceptions * 100.0
+                "a {what} of {} lines: {} of {} are over {soft} (at most {:.0} %), none may be \
+                 over {hard}; split it",
+                item.lines,
+                long.len(),
+                items.len(),
+                exceptions * 100.0
             );
             Finding::new(&item.place, message)
         })

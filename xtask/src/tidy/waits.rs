@@ -32,7 +32,8 @@ impl Wait {
     }
 }
 
-/// Waits that are not in the table, and entries without a wait or a reason. An entry permits one call.
+/// Waits that are not in the table, and entries without a wait or a reason. An entry permits one
+/// call.
 pub(crate) fn check(tree: &Tree) -> Result<Vec<Finding>, Box<dyn Error>> {
     let table = tree.get(TABLE).map_or("", |file| &file.text);
     let (mut entries, mut findings) = entries(table)?;
@@ -43,7 +44,8 @@ pub(crate) fn check(tree: &Tree) -> Result<Vec<Finding>, Box<dyn Error>> {
                 None => {
                     let Wait { file, line, function, call } = wait;
                     let message = format!(
-                        "`{call}` in `{function}` waits for the device: do without, or enter it into {TABLE} with its reason"
+                        "`{call}` in `{function}` waits for the device: do without, or enter it \
+                         into {TABLE} with its reason"
                     );
                     findings.push(Finding::new(format!("{file}:{line}"), message));
                 }
@@ -173,7 +175,8 @@ mod tests {
                 self.streams.iter().try_for_each(Stream::synchronize)
             }
         }
-        fn load() { let all = device::read_back_as::<f32>(&[&x]).unwrap(); let one = x.to_vec::<u8>(); }
+        fn load() { let all = device::read_back_as::<f32>(&[&x]).unwrap();
+        let one = x.to_vec::<u8>(); }
         #[cfg(test)]
         mod tests { fn may() { device.synchronize().unwrap(); } }
         #[test]

@@ -24,7 +24,8 @@ pub fn policy_width(metadata: &Metadata) -> Result<usize> {
     let version = entry(metadata, "meristem_policy")?;
     if version != VERSION {
         return Err(mismatch(format!(
-            "it has version {version}, this program reads version {VERSION}: use the program that wrote it"
+            "it has version {version}, this program reads version {VERSION}: use the program that \
+             wrote it"
         )));
     }
     parse(metadata, "hidden")
@@ -75,7 +76,8 @@ impl Ppo {
         let own = &self.domain;
         if slots.len() != own.slots.len() {
             return Err(mismatch(format!(
-                "it is for {} slots ({}), this run has {} ({}): enable as many slots, or train a new one",
+                "it is for {} slots ({}), this run has {} ({}): enable as many slots, or train a \
+                 new one",
                 slots.len(),
                 slots.join(", "),
                 own.slots.len(),

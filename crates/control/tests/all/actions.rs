@@ -194,13 +194,15 @@ proptest! {
                 prop_assert!(!known || legal_slots(op, &host)[slot] == allowed.is_ok());
             }
             prop_assert_eq!(
-                legal_ops(&host)[op.index()], op == Op::Wait || legal_slots(op, &host).contains(&true)
+                legal_ops(&host)[op.index()],
+                op == Op::Wait || legal_slots(op, &host).contains(&true)
             );
             let before = host.clone();
             match apply(&action, &mut host, &measured, Some(50.0)) {
                 Ok(outcome) => {
                     prop_assert!(allowed.is_ok());
-                    prop_assert!(outcome.succeeded || host == before, "a failed gate changes nothing");
+                    prop_assert!(
+                        outcome.succeeded || host == before, "a failed gate changes nothing");
                     let asks = matches!(op, Op::Advance | Op::Fossilize);
                     prop_assert_eq!(outcome.gate.is_some(), asks);
                 }

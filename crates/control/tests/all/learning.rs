@@ -176,7 +176,8 @@ proptest! {
     fn advantages_are_the_direct_sum(
         envs in 1usize..5,
         steps in proptest::collection::vec(
-            proptest::collection::vec((-10f32..10.0, -10f32..10.0, -10f32..10.0, 0u8..20), 5), 1..30),
+            proptest::collection::vec((
+                -10f32..10.0, -10f32..10.0, -10f32..10.0, 0u8..20), 5), 1..30),
         gamma in 0.5f64..1.0,
         lambda in 0f64..1.0,
     ) {

@@ -8,7 +8,7 @@ use std::path::Path;
 
 pub(super) struct TraceFile {
     file: File,
-    /// Where the end of the document begins.
+    /// Offset at which the end of the document begins.
     end: u64,
 }
 

@@ -270,7 +270,7 @@ fn drops_while_work_is_in_flight() {
     }
 }
 
-/// Of two handles dropped at the same time, one is the last: the memory is returned once.
+/// The memory of two handles dropped at the same time is returned once: one is the last.
 #[test]
 fn handles_that_go_at_once_give_back_once() {
     let device = cpu(1);

@@ -296,7 +296,8 @@ proptest! {
                     Op::Renew { .. } => 400,
                     _ => 0,
                 };
-                let live: usize = machine.model.iter().map(|m| (m.len() * 4).next_multiple_of(256)).sum();
+                let live: usize =
+                    machine.model.iter().map(|m| (m.len() * 4).next_multiple_of(256)).sum();
                 limit.is_none_or(|limit| live + new * 4 + 256 <= limit)
             };
             let mut ran = 0;

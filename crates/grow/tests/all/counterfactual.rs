@@ -332,7 +332,8 @@ proptest! {
                 }
                 let metrics = Metrics::parse(&network.metrics().to_vec().unwrap());
                 network.reset_metrics().unwrap();
-                let bits = metrics.eval.iter().map(|m| (m.loss_sum.to_bits(), m.correct, m.samples));
+                let bits =
+                    metrics.eval.iter().map(|m| (m.loss_sum.to_bits(), m.correct, m.samples));
                 evaluated.push(bits.collect::<Vec<_>>());
             }
             prop_assert_eq!(&evaluated[0], &evaluated[1], "{}", isa);

@@ -189,7 +189,8 @@ proptest! {
     #[test]
     fn the_formula_counts_what_the_graph_holds(
         channels in 1usize..20, blocks in 2usize..5, half in 0usize..3, pools in 0usize..5,
-        image_channels in 1usize..5, height in 1usize..40, width in 1usize..40, classes in 1usize..12,
+        image_channels in 1usize..5, height in 1usize..40, width in 1usize..40,
+        classes in 1usize..12,
     ) {
         let spec = HostSpec { channels, blocks, kernel: 2 * half + 1, pools: pools.min(blocks) };
         let image = ImageShape { channels: image_channels, height, width, classes };

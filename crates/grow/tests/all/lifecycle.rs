@@ -383,7 +383,8 @@ proptest! {
         for (what, slot, bits) in moves {
             let before = host.clone();
             let style = Style::ALL[usize::from(bits) % 4];
-            let (speed, curve) = (Speed::ALL[usize::from(bits >> 2) % 4], Curve::ALL[usize::from(bits >> 4) % 5]);
+            let (speed, curve) =
+                (Speed::ALL[usize::from(bits >> 2) % 4], Curve::ALL[usize::from(bits >> 4) % 5]);
             let target = AlphaTarget::ALL[usize::from(bits >> 7) % 3];
             let inputs = if bits & 0x8000 == 0 { fine() } else { GateInputs::default() };
             let result = match what {
