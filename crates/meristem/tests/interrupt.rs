@@ -186,6 +186,19 @@ fn a_disk_that_refuses_a_write_ends_the_run_and_leaves_whole_lines() {
     let m = Meristem::new();
     let script = format!("ulimit -f 128; exec \"$MERISTEM\" {TALKATIVE} --run-dir run");
     full_disk(&m, &script, &m.path("run"));
+    // What its last checkpoint has is there to be used.
+    let checkpoints = std::fs::read_dir(m.path("run/checkpoints")).unwrap();
+    let newest = checkpoints.map(|entry| entry.unwrap().path()).max().unwrap();
+    let (saved, _) = meristem::nn::safetensors::load(&newest).unwrap();
+    for env in 0..2 {
+        let weights = format!("run/weights/env-{env}.safetensors");
+        m.ok(&format!("eval --weights {weights}"));
+        let (state, _) = meristem::nn::safetensors::load(&m.path(&weights)).unwrap();
+        for (name, tensor) in state.iter() {
+            let of_env = |(key, saved): (&str, &_)| key.ends_with(name) && saved == tensor;
+            assert!(saved.iter().any(of_env), "env {env}: {name}");
+        }
+    }
 }
 
 /// The same on a file system of 200 kB, where one may be mounted.

@@ -126,24 +126,24 @@ fn describe(image: &ImageShape) -> String {
     format!("{image} images of {} classes", image.classes)
 }
 
-/// The bytes of the file that a network has at `path`. Waits for the device.
+/// The bytes of the file at `path` of a network with these tensors, and with this host.
 ///
 /// # Errors
-/// The device failed.
+/// None of what a run makes.
 pub(crate) fn to_bytes(
     path: &Path,
-    network: &Network,
-    host: &Host,
+    state: &StateDict,
+    topology: &Topology,
     info: &DatasetInfo,
 ) -> Result<Vec<u8>> {
     let json = |value: &serde_json::Value| value.to_string();
     let constants = serde_json::json!({ "mean": info.mean, "std": info.std });
     let metadata = [
         ("format", "pt".to_string()),
-        ("topology", host.topology().to_json()?),
+        ("topology", topology.to_json()?),
         ("normalization", json(&constants)),
         ("classes", json(&serde_json::json!(info.classes))),
     ];
     let metadata = metadata.into_iter().map(|(key, text)| (key.to_string(), text)).collect();
-    Ok(safetensors::to_bytes(path, &network.state_dict()?, &metadata)?)
+    Ok(safetensors::to_bytes(path, state, &metadata)?)
 }
