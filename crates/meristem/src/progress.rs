@@ -47,6 +47,8 @@ pub(crate) enum Mode {
 /// Shows what a run does.
 pub(crate) struct Progress {
     mode: Mode,
+    /// Whether a round's line has what the policy learned.
+    verbose: bool,
     rank: usize,
     run: Option<RunStarted>,
     /// The last step of each env.
@@ -58,7 +60,12 @@ pub(crate) struct Progress {
 impl Progress {
     pub(crate) fn new(mode: Mode) -> Self {
         let stepping = Stepping { started: Instant::now(), steps: 0 };
-        Self { mode, rank: 0, run: None, envs: vec![], stepping, bars: None }
+        Self { mode, verbose: false, rank: 0, run: None, envs: vec![], stepping, bars: None }
+    }
+
+    /// With what a policy learned in each round, or without.
+    pub(crate) fn verbose(self, verbose: bool) -> Self {
+        Self { verbose, ..self }
     }
 
     /// Whether a run has begun, or gone on.
@@ -99,7 +106,8 @@ impl Progress {
             ranks => format!(", {ranks} ranks ({})", run.exchange),
         };
         let devices = match &run.devices[..] {
-            [_] => String::new(),
+            [one] if one == "cpu" => String::new(),
+            [one] => format!("on {one} with "),
             devices => format!("{} devices ({}) of ", devices.len(), devices.join(", ")),
         };
         self.line(&format!(
@@ -173,7 +181,11 @@ impl Observer for Progress {
             Event::StepCompleted(step) => self.step(step),
             Event::BatchCompleted { .. } => self.batch(event),
             Event::PolicyUpdated { round, report } => {
-                self.line(&learned(*round, mean_accuracy(&self.envs), report));
+                let accuracy = mean_accuracy(&self.envs);
+                self.line(&round_ended(*round, accuracy, report));
+                if self.verbose {
+                    self.line(&learned(report));
+                }
             }
             Event::RunEnded { .. } => {
                 if let Some(bars) = self.bars.take() {
@@ -222,8 +234,15 @@ fn story(event: &Event) -> Option<String> {
     })
 }
 
-/// What a round taught a policy, in one line: of the heads, those that had a choice.
-fn learned(round: usize, accuracy: Option<f64>, report: &RoundReport) -> String {
+/// The end of a round of a policy, in one line.
+fn round_ended(round: usize, accuracy: Option<f64>, report: &RoundReport) -> String {
+    let skipped = if report.skipped > 0 { "; update skipped" } else { "" };
+    let (number, accuracy) = (round + 1, percent(accuracy));
+    format!("  round {number}: mean accuracy {accuracy}, return {:.3}{skipped}", report.mean_return)
+}
+
+/// Statistics of a round's update, in one line: of the heads, those that had a choice.
+fn learned(report: &RoundReport) -> String {
     let heads = HEADS.iter().zip(report.entropies).filter(|(_, entropy)| *entropy > 0.0);
     let entropies: Vec<String> =
         heads.map(|(head, entropy)| format!("{} {entropy:.2}", head.name)).collect();
@@ -231,12 +250,8 @@ fn learned(round: usize, accuracy: Option<f64>, report: &RoundReport) -> String 
     let ops: Vec<String> = ops.map(|(op, count)| format!("{op} {count}")).collect();
     let ranks = report.fingerprint.as_ref();
     let ranks = ranks.map_or(String::new(), |hash| format!("; all ranks at {hash}"));
-    let skipped = if report.skipped > 0 { "; update skipped" } else { "" };
     format!(
-        "  round {}: mean accuracy {}, return {:.3}, KL {:.4}, explained variance {:.2}, entropy {}; did {}{ranks}{skipped}",
-        round + 1,
-        percent(accuracy),
-        report.mean_return,
+        "    KL {:.4}, explained variance {:.2}, entropy {}; did {}{ranks}",
         report.kl,
         report.explained_variance,
         entropies.join(" "),
@@ -448,15 +463,19 @@ mod tests {
     }
 
     #[test]
-    fn a_round_of_a_policy_is_told_in_one_line() {
+    fn a_round_of_a_policy_is_told_in_a_line_and_a_verbose_one() {
         let mut report = RoundReport { mean_return: 1.25, kl: 0.0123, ..RoundReport::default() };
         report.explained_variance = 0.5;
         (report.entropies[0], report.entropies[2]) = (0.75, 1.0);
         (report.ops[0], report.ops[1]) = (7, 1);
+        let expected = "  round 2: mean accuracy 50.0 %, return 1.250";
+        assert_eq!(round_ended(1, Some(0.5), &report), expected);
         assert_eq!(
-            learned(1, Some(0.5), &report),
-            "  round 2: mean accuracy 50.0 %, return 1.250, KL 0.0123, explained variance 0.50, \
-             entropy op 0.75 blueprint 1.00; did WAIT 7 GERMINATE 1"
+            learned(&report),
+            "    KL 0.0123, explained variance 0.50, entropy op 0.75 blueprint 1.00; \
+             did WAIT 7 GERMINATE 1"
         );
+        report.skipped = 1;
+        assert_eq!(round_ended(1, Some(0.5), &report), format!("{expected}; update skipped"));
     }
 }

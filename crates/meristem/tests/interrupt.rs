@@ -220,6 +220,21 @@ fn a_full_disk_ends_the_run_and_leaves_whole_lines() {
     full_disk(&m, &format!("exec unshare -Urm sh -c '{inner}'"), &m.path("copy"));
 }
 
+/// Some checks take seconds: the one at work is shown, and gone when its line is there.
+#[test]
+fn on_a_terminal_check_shows_what_it_looks_at() {
+    let m = Meristem::new();
+    let program = env!("CARGO_BIN_EXE_meristem");
+    // Nothing that opens a device holds in this environment, so that all end at once.
+    let line = format!("MERISTEM_LAUNCH_BLOCKING=perhaps exec {program} check");
+    let mut command = Command::new("script");
+    command.args(["--quiet", "--return", "--command", &line, "/dev/null"]).env("TERM", "xterm");
+    let told = said(command.current_dir(m.folder.path()).stdin(Stdio::null()).output().unwrap());
+    let at =
+        |words: &str| told.stdout.find(words).unwrap_or_else(|| panic!("{words}: {}", told.stdout));
+    assert!(at("…     races") < at("FAIL  races") && at("FAIL  races") < at("…     dense sum"));
+}
+
 /// Where the terminal has fewer rows than the run has envs, the line of the whole run is there all the same.
 #[test]
 fn a_small_terminal_shows_the_total_and_how_many_envs_have_no_line() {

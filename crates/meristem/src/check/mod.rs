@@ -89,13 +89,18 @@ const CHECKS: &[Check] = &[
     ("hot scopes", training::hot_scopes),
 ];
 
-/// Runs every check, tells `each` of its line as soon as it is there, and returns all of them.
-pub(crate) fn run(each: impl FnMut(&Line)) -> Vec<Line> {
-    run_all(CHECKS, each)
+/// Runs every check: tells `begin` its name before, and `each` its line as soon as it is there. All lines.
+pub(crate) fn run(begin: impl FnMut(&str), each: impl FnMut(&Line)) -> Vec<Line> {
+    run_all(CHECKS, begin, each)
 }
 
-fn run_all(checks: &[Check], mut each: impl FnMut(&Line)) -> Vec<Line> {
+fn run_all(
+    checks: &[Check],
+    mut begin: impl FnMut(&str),
+    mut each: impl FnMut(&Line),
+) -> Vec<Line> {
     let look = |&(name, check): &Check| {
+        begin(name);
         let started = Instant::now();
         let verdict = check();
         let seconds = started.elapsed().as_secs_f64();
@@ -122,9 +127,11 @@ mod tests {
             ("bad", || Err(Fault::new("6 of 7", "do the seventh"))),
             ("late", || Ok("done".into())),
         ];
-        let mut told = vec![];
-        let lines = run_all(checks, |line| told.push(line.name));
-        assert_eq!(told, ["good", "bad", "late"]);
+        let told = std::cell::RefCell::new(vec![]);
+        let begin = |name: &str| told.borrow_mut().push(format!("{name} begins"));
+        let lines = run_all(checks, begin, |line| told.borrow_mut().push(line.name.into()));
+        let expected = ["good begins", "good", "bad begins", "bad", "late begins", "late"];
+        assert_eq!(told.into_inner(), expected);
         assert_eq!(lines.iter().map(|line| line.ok).collect::<Vec<_>>(), [true, false, true]);
         assert_eq!(lines[1].remedy.as_deref(), Some("do the seventh"));
     }

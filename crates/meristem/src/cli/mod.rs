@@ -28,7 +28,7 @@ use crate::failure::EXIT_CODES;
 
 /// Train fleets of small neural networks that grow while they train.
 #[derive(Debug, Parser)]
-#[command(version, max_term_width = 100, disable_help_subcommand = true, after_help = format!("{HELP}\n\n{EXIT_CODES}"))]
+#[command(version, max_term_width = 100, after_help = format!("{HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Command,

@@ -20,6 +20,9 @@ pub(crate) struct TrainArguments {
     /// Print nothing but errors
     #[arg(long, help_heading = "Run")]
     pub(crate) quiet: bool,
+    /// Show what a policy learned in each round: KL, explained variance, entropies of its heads, actions
+    #[arg(long, help_heading = "Run")]
+    pub(crate) verbose: bool,
     /// Print the summary as JSON on stdout; progress goes to stderr
     #[arg(long, help_heading = "Run")]
     pub(crate) json: bool,

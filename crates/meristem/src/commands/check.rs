@@ -2,16 +2,29 @@
 
 use std::process::ExitCode;
 
+use console::Term;
+
 use super::{Outcome, print_json};
 use crate::check::{self, Line};
 use crate::cli::CheckArguments;
 use crate::plain;
 
 pub(crate) fn run(arguments: &CheckArguments) -> Outcome {
-    let lines = match arguments.json {
-        true => check::run(|_| {}),
-        false => check::run(|line| plain::out(&shown(line))),
+    // Some take seconds: a terminal shows which one is at work, below the lines that are there.
+    let terminal = Term::stderr();
+    let begin = |name: &str| {
+        if terminal.is_term() {
+            // A terminal that cannot be written to shows nothing; the checks go on.
+            let _ = terminal.write_str(&format!("…     {name}"));
+        }
     };
+    let each = |line: &Line| {
+        let _ = terminal.is_term().then(|| terminal.clear_line());
+        if !arguments.json {
+            plain::out(&shown(line));
+        }
+    };
+    let lines = check::run(begin, each);
     if arguments.json {
         print_json(&lines)?;
     }

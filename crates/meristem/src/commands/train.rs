@@ -23,7 +23,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
         return print_config(arguments);
     }
     let mode = mode(arguments);
-    let mut progress = Progress::new(mode);
+    let mut progress = Progress::new(mode).verbose(arguments.verbose);
     let summary = match &arguments.resume {
         Some(folder) => resume(folder, arguments, &mut progress)?,
         None => start(arguments, &mut progress)?,
