@@ -74,6 +74,18 @@ pub enum Error {
         remedy: String,
     },
 
+    /// A split has no image to train on, or to measure with: an interrupted copy, or every file
+    /// left out by `skip_bad`.
+    #[error("{}: the {split} split is empty: expected at least one image; {remedy}", path.display())]
+    EmptySplit {
+        /// The data root.
+        path: PathBuf,
+        /// Name of the split, `train` or `test`.
+        split: &'static str,
+        /// What to do about it.
+        remedy: String,
+    },
+
     /// A source that reads files needs a folder, and none was given.
     #[error(
         "the {dataset} dataset needs `data_root` (`--data-root DIR`): expected there {}; {remedy}",

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::error::{Error, Mismatch, Result};
 use crate::source::cifar::{
-    CIFAR_10_FILES, CIFAR_10_FOLDER, CIFAR_10_NAMES, IMAGE, SIDE, planes_of,
+    CIFAR_10_FILES, CIFAR_10_FOLDER, CIFAR_10_NAMES, IMAGE, RECORDS, SIDE, planes_of,
 };
 use crate::source::folder::Folder;
 use crate::source::{DatasetSpec, Layout, Reader, Source, Split, canonical_root};
@@ -29,7 +29,8 @@ pub struct ImportReport {
 
 /// Converts the class folders in `from` (`train/CLASS/*`, `test/CLASS/*`; 32×32, RGB or grey, ten
 /// classes) to `to/cifar-10-batches-bin`: `data_batch_1.bin` to `_5`, `test_batch.bin` and
-/// `batches.meta.txt`. Labels are the classes sorted by name.
+/// `batches.meta.txt`, and `records.txt` with the number of records of each. Labels are the classes sorted
+/// by name.
 ///
 /// Images are dealt round-robin over the classes — the first of each class, the second of each, … —
 /// so that every file has every class. The training images are cut into five files as equal as
@@ -91,6 +92,7 @@ fn check(root: &Path, layout: &Layout) -> Result<()> {
 fn write_all(folder: &Folder, target: &Path, skip_bad: bool) -> Result<([usize; 2], usize)> {
     let mut lens = [0; 2];
     let mut skipped = 0;
+    let mut records = String::new();
     for split in Split::ALL {
         let files = round_robin(folder.files(split), folder.layout().classes.len());
         let names = CIFAR_10_FILES[split as usize];
@@ -102,12 +104,15 @@ fn write_all(folder: &Folder, target: &Path, skip_bad: bool) -> Result<([usize; 
                 |error: Error| if skip_bad && error.is_damage() { Ok(()) } else { Err(error) };
             let (written, bad) = write_batch(folder, &target.join(name), batch, bad)?;
             lens[split as usize] += written;
+            records += &format!("{name} {written}\n");
             skipped += bad;
         }
     }
     let names = target.join(CIFAR_10_NAMES);
     let text = folder.layout().classes.join("\n") + "\n";
     fs::write(&names, text).map_err(Error::io("write", &names))?;
+    let counts = target.join(RECORDS);
+    fs::write(&counts, records).map_err(Error::io("write", &counts))?;
     Ok((lens, skipped))
 }
 

@@ -32,12 +32,12 @@ pub struct SplitReport {
     pub images: usize,
     /// Class names with the number of sound images of each.
     pub per_class: Vec<(String, usize)>,
-    /// Damage found. A folder lists every damaged file; in the other formats the first damage ends
-    /// the split, and the images before it are counted.
+    /// Damage found. A folder lists every damaged file, CIFAR every bad label; other damage ends the
+    /// split, and the images before it are counted.
     pub damaged: Vec<Damage>,
 }
 
-/// One damaged file.
+/// One damaged file or label.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Damage {
     /// The error that reading it gives: file, offset, expected, got, what to do.

@@ -5,6 +5,7 @@
 mod common;
 
 use std::fs;
+use std::path::Path;
 
 use common::files::*;
 use common::{cpu, read_split};
@@ -189,6 +190,80 @@ fn damaged_cifar_files_are_named() {
     assert_damaged(&any_error(&spec), "batches.meta.txt", 3, &["UTF-8"]);
 }
 
+/// A copy that is interrupted may end between two records.
+#[test]
+fn a_cifar_file_with_too_few_records_is_named() {
+    let cut = |path: &Path, records: u64| {
+        let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+        file.set_len(records * 3073).unwrap();
+    };
+    // The published set, as far as its size tells: zeros are sound records of class 0.
+    let folder = tempfile::tempdir().unwrap();
+    write_cifar10(folder.path(), 1);
+    let names = (1..6).map(|i| format!("data_batch_{i}.bin")).chain(["test_batch.bin".into()]);
+    let paths: Vec<_> = names.map(|name| folder.path().join(name)).collect();
+    paths.iter().for_each(|path| cut(path, 10_000));
+    let spec = spec_of(Source::Cifar10, folder.path());
+    DatasetFiles::open(&spec).unwrap();
+    for (i, path) in paths.iter().enumerate() {
+        cut(path, 9_000);
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let parts = ["number of records", "10000 as in the published set", "got 9000"];
+        assert_damaged(&open_error(&spec), name, 9_000 * 3073, &parts);
+        cut(path, 10_000);
+        assert!(DatasetFiles::open(&spec).is_ok(), "{i}");
+    }
+    // One of another size says itself how many there are.
+    let folder = tempfile::tempdir().unwrap();
+    write_cifar10(folder.path(), 3);
+    let spec = spec_of(Source::Cifar10, folder.path());
+    cut(&folder.path().join("test_batch.bin"), 2);
+    fs::write(folder.path().join("records.txt"), "data_batch_1.bin 3\ntest_batch.bin 3\n").unwrap();
+    let parts = ["3 as in records.txt", "got 2"];
+    assert_damaged(&open_error(&spec), "test_batch.bin", 2 * 3073, &parts);
+    fs::write(folder.path().join("records.txt"), "test_batch.bin two\n").unwrap();
+    assert_damaged(&open_error(&spec), "records.txt", 0, &["`NAME COUNT`", "test_batch.bin two"]);
+    cut(&folder.path().join("test_batch.bin"), 0);
+    fs::remove_file(folder.path().join("records.txt")).unwrap();
+    let error = open_error(&spec);
+    assert!(matches!(error, Error::EmptySplit { split: "test", .. }), "{error}");
+    assert!(error.to_string().contains("the test split is empty"), "{error}");
+}
+
+#[test]
+fn every_bad_label_of_a_cifar_split_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    write_cifar10(folder.path(), 3);
+    let bad = [("data_batch_1.bin", 1), ("data_batch_1.bin", 2), ("data_batch_4.bin", 0)];
+    for (name, record) in bad {
+        let path = folder.path().join(name);
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[record * 3073] = 200;
+        fs::write(&path, bytes).unwrap();
+    }
+    let spec = spec_of(Source::Cifar10, folder.path());
+    let report = verify(&spec).unwrap();
+    assert_eq!((report.splits[0].images, report.splits[1].images), (12, 3));
+    let errors: Vec<_> = report.splits[0].damaged.iter().map(|damage| &damage.error).collect();
+    assert_eq!(errors.len(), 3);
+    for ((name, record), error) in bad.iter().zip(errors) {
+        assert!(
+            error.contains(name) && error.contains(&format!("byte {}", record * 3073)),
+            "{error}"
+        );
+    }
+    assert_damaged(&any_error(&spec), "data_batch_1.bin", 3073, &["below 10", "got 200"]);
+    // What is left out moves nothing else.
+    let lenient = DatasetSpec { skip_bad: true, ..spec };
+    let (images, labels) = read_split(&lenient, Split::Train);
+    let sound = write_cifar10(folder.path(), 3).0;
+    let kept = |i: &usize| ![1, 2, 9].contains(i);
+    let expected: Vec<u32> = (0..15).filter(kept).map(|i| sound.1[i]).collect();
+    assert_eq!(labels, expected);
+    let expected: Vec<&[u8]> = (0..15).filter(kept).map(|i| &sound.0[i * 3072..][..3072]).collect();
+    assert_eq!(images, expected.concat());
+}
+
 #[test]
 fn class_folders_are_read_in_order() {
     let folder = tempfile::tempdir().unwrap();
@@ -334,6 +409,14 @@ fn damaged_arrays_are_named() {
         assert!(text.contains("C from 1 to 4"), "{kind}: {text}");
         let text = damage(kind, &|a| a.leave_out = Some("test_images")).to_string();
         assert!(text.contains("`test_images`"), "{kind}: {text}");
+        for (name, split) in [("train", Split::Train), ("test", Split::Test)] {
+            let error = damage(kind, &|a| match split {
+                Split::Train => (a.train_images, a.train_labels) = (vec![], vec![]),
+                Split::Test => (a.test_images, a.test_labels) = (vec![], vec![]),
+            });
+            assert!(matches!(error, Error::EmptySplit { split: s, .. } if s == name), "{error}");
+            assert!(error.to_string().contains(&format!("the {name} split is empty")), "{error}");
+        }
         let folder = tempfile::tempdir().unwrap();
         let path = write_arrays(folder.path(), kind, &Arrays::small());
         let bytes = fs::read(&path).unwrap();
@@ -346,6 +429,10 @@ fn damaged_arrays_are_named() {
         let text = any_error(&spec_of(Source::Arrays, folder.path())).to_string();
         assert!(text.contains("second.npz"), "{text}");
     }
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("data.npz"), "no archive").unwrap();
+    let error = open_error(&spec_of(Source::Arrays, folder.path()));
+    assert_damaged(&error, "data.npz", 0, &["a zip archive, as numpy.savez writes it"]);
 }
 
 #[test]
@@ -375,6 +462,9 @@ fn an_import_reads_back_as_the_folder() {
         assert_eq!(image, &from_images[place * 3072..(place + 1) * 3072]);
     }
     assert_eq!(DatasetFiles::open(&spec).unwrap().info().unwrap().classes, classes);
+    let records = fs::read_to_string(target.join("cifar-10-batches-bin/records.txt")).unwrap();
+    assert!(records.starts_with("data_batch_1.bin 6\n"), "{records}");
+    assert!(records.ends_with("test_batch.bin 10\n"), "{records}");
 
     let again = import_cifar10(&source, &target, false).unwrap_err().to_string();
     assert!(again.contains("an existing one"), "{again}");

@@ -43,6 +43,10 @@ pub(crate) fn open(root: &Path) -> Result<Box<dyn Reader>> {
     let mut start = [0; 4];
     let mut file = File::open(&path).map_err(Error::io("open", &path))?;
     let zip = file.read_exact(&mut start).is_ok() && start.starts_with(b"PK");
+    if !zip && path.extension().is_some_and(|extension| extension == "npz") {
+        let expected = "a zip archive, as numpy.savez writes it";
+        return Err(damaged(&path, 0, "the file", expected, format!("bytes {start:?}")));
+    }
     let file: Box<dyn ArrayFile> =
         if zip { Box::new(Npz { path }) } else { Box::new(SafeTensors::open(path)?) };
     Ok(Box::new(Arrays::open(file)?))
@@ -114,7 +118,9 @@ impl Arrays {
                 ))
             })?;
         }
-        if let Some(place) = labels[1].iter().position(|label| *label >= classes) {
+        // Without a training image there are no classes, which is not the test labels' fault.
+        let beyond = |label: &u32| train_len > 0 && *label >= classes;
+        if let Some(place) = labels[1].iter().position(beyond) {
             let got = labels[1][place];
             file.visit(LABELS[1], &mut |header, input| {
                 let offset = input.offset() + (place * header.dtype.bytes) as u64;

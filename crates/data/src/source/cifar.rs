@@ -1,6 +1,7 @@
 //! The binary version of CIFAR (A. Krizhevsky): records of label bytes, then 32×32 pixels as a red,
 //! a green and a blue plane. CIFAR-10 has one label byte; CIFAR-100 a coarse, then a fine one.
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -25,6 +26,8 @@ struct Variant {
     names: &'static str,
     /// Number of values of each label byte; the last one is the label.
     label_values: &'static [u8],
+    /// Records of each file of the published set, train then test.
+    published: [usize; 2],
 }
 
 /// File names of CIFAR-10, train then test.
@@ -42,6 +45,8 @@ pub(crate) const CIFAR_10_FILES: [&[&str]; 2] = [
 pub(crate) const CIFAR_10_FOLDER: &str = "cifar-10-batches-bin";
 /// The file with one class name per line.
 pub(crate) const CIFAR_10_NAMES: &str = "batches.meta.txt";
+/// The file with the number of records of each file, `NAME COUNT` a line: an import writes it.
+pub(crate) const RECORDS: &str = "records.txt";
 
 const CIFAR_10: Variant = Variant {
     source: Source::Cifar10,
@@ -50,6 +55,7 @@ const CIFAR_10: Variant = Variant {
     names_file: CIFAR_10_NAMES,
     names: "airplane automobile bird cat deer dog frog horse ship truck",
     label_values: &[10],
+    published: [10_000, 10_000],
 };
 
 const CIFAR_100: Variant = Variant {
@@ -67,6 +73,7 @@ const CIFAR_100: Variant = Variant {
             streetcar sunflower sweet_pepper table tank telephone television tiger tractor train \
             trout tulip turtle wardrobe whale willow_tree wolf woman worm",
     label_values: &[20, 100],
+    published: [50_000, 10_000],
 };
 
 /// A CIFAR-10 or CIFAR-100 dataset.
@@ -107,17 +114,17 @@ impl Cifar {
         } else {
             variant.names.split_whitespace().map(String::from).collect()
         };
-        let mut len = [0; 2];
-        for (len, files) in len.iter_mut().zip(&files) {
-            for path in files {
-                *len += count_records(path, variant)?;
-            }
-        }
+        let count = |path: &PathBuf| count_records(path, variant);
+        let counts = [0, 1].map(|split: usize| files[split].iter().map(count).collect());
+        let [train, test]: [Result<Vec<usize>>; 2] = counts;
+        let counts = [train?, test?];
+        check_records(folder, variant, &files, &counts)?;
+        let len = counts.map(|counts| counts.iter().sum());
         let layout = Layout { channels: 3, height: SIDE, width: SIDE, classes, len };
         Ok(Self { variant, layout, files })
     }
 
-    fn read_file(&self, path: &Path, sink: Sink<'_>) -> Result<()> {
+    fn read_file(&self, path: &Path, on_bad: OnBad<'_>, sink: Sink<'_>) -> Result<()> {
         let record = self.variant.record();
         let label_bytes = self.variant.label_values.len();
         let mut input = Input::open_plain(path)?;
@@ -133,14 +140,17 @@ impl Cifar {
             let records = &mut records[..count * record];
             input.read_exact(records, "records")?;
             labels.clear();
-            for (i, (record_bytes, image)) in
-                records.chunks_exact(record).zip(images.chunks_exact_mut(IMAGE)).enumerate()
-            {
+            for (i, record_bytes) in records.chunks_exact(record).enumerate() {
                 let (label, planes) = record_bytes.split_at(label_bytes);
-                labels.push(self.label(path, start + (i * record) as u64, label)?);
-                interleave(planes, image);
+                match self.label(path, start + (i * record) as u64, label) {
+                    Ok(label) => {
+                        interleave(planes, &mut images[labels.len() * IMAGE..][..IMAGE]);
+                        labels.push(label);
+                    }
+                    Err(error) => on_bad(error)?,
+                }
             }
-            sink(&images[..count * IMAGE], &labels)?;
+            sink(&images[..labels.len() * IMAGE], &labels)?;
         }
         input.expect_end()
     }
@@ -172,8 +182,8 @@ impl Reader for Cifar {
         &self.layout
     }
 
-    fn read(&self, split: Split, _on_bad: OnBad<'_>, sink: Sink<'_>) -> Result<()> {
-        self.files[split as usize].iter().try_for_each(|path| self.read_file(path, sink))
+    fn read(&self, split: Split, on_bad: OnBad<'_>, sink: Sink<'_>) -> Result<()> {
+        self.files[split as usize].iter().try_for_each(|path| self.read_file(path, on_bad, sink))
     }
 }
 
@@ -190,6 +200,53 @@ fn count_records(path: &Path, variant: &Variant) -> Result<usize> {
     Err(Mismatch::new("the length of the file", expected, got)
         .remedy("it is truncated or of another format; get it again from where it came")
         .at(path, len))
+}
+
+/// Compares the records of each file with what is known of it: a copy that was interrupted may end
+/// between two records. [`RECORDS`] says how many there are; without it the numbers of the published
+/// set hold as soon as one file has them. A set of another size and origin has nothing to go by.
+fn check_records(
+    folder: &Path,
+    variant: &Variant,
+    files: &[Vec<PathBuf>; 2],
+    counts: &[Vec<usize>; 2],
+) -> Result<()> {
+    let listed = read_records(&folder.join(RECORDS))?;
+    let published = listed.is_none()
+        && counts.iter().zip(variant.published).any(|(counts, n)| counts.contains(&n));
+    for (split, (files, counts)) in files.iter().zip(counts).enumerate() {
+        for (path, &got) in files.iter().zip(counts) {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let (expected, by) = match &listed {
+                Some(listed) => (listed.get(&*name).copied(), RECORDS),
+                None => (published.then_some(variant.published[split]), "the published set"),
+            };
+            if expected.is_some_and(|expected| expected != got) {
+                let offset = (got * variant.record()) as u64;
+                let expected = format!("{} as in {by}", expected.unwrap_or_default());
+                let what = "the number of records";
+                return Err(Mismatch::new(what, expected, got.to_string())
+                    .remedy("the copy may have been interrupted; get the file again")
+                    .at(path, offset));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Records of each file by its name; `None` without a list.
+fn read_records(path: &Path) -> Result<Option<HashMap<String, usize>>> {
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let bytes = fs::read(path).map_err(Error::io("read", path))?;
+    let text = String::from_utf8_lossy(&bytes);
+    let line = |line: &str| {
+        let entry = line.split_once(' ').and_then(|(name, n)| Some((name.into(), n.parse().ok()?)));
+        let line: String = line.chars().take(80).collect();
+        entry.ok_or_else(|| damaged(path, 0, "a line", "`NAME COUNT`", format!("`{line}`")))
+    };
+    text.lines().filter(|text| !text.trim().is_empty()).map(line).collect::<Result<_>>().map(Some)
 }
 
 /// Reads one class name per line; the official files end in empty lines.

@@ -59,6 +59,15 @@ impl Source {
         Self::Arrays,
     ];
 
+    /// Sources whose files are in `root`. Opens them, and decodes no image.
+    pub fn found_in(root: &Path) -> Vec<Self> {
+        let found = |source: &Self| {
+            let spec = DatasetSpec { source: *source, root: Some(root.into()), skip_bad: true };
+            *source != Self::Embedded && DatasetFiles::open(&spec).is_ok()
+        };
+        Self::ALL.into_iter().filter(found).collect()
+    }
+
     /// Name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
@@ -174,8 +183,8 @@ pub struct DatasetSpec {
     /// Location of its files: a folder, or the file of [`Source::Arrays`]. Ignored for
     /// [`Source::Embedded`].
     pub root: Option<PathBuf>,
-    /// Whether to count and skip image files that do not decode, instead of stopping at the first.
-    /// Only [`Source::Folder`] has files that can be left out.
+    /// Whether to count damage and go on, instead of stopping at the first: image files of
+    /// [`Source::Folder`] that do not decode, records of CIFAR whose label is none.
     pub skip_bad: bool,
 }
 
@@ -270,7 +279,8 @@ impl DatasetFiles {
     ///
     /// # Errors
     /// [`Error::RootNotGiven`] and [`Error::Missing`] say what was expected and where to get it;
-    /// [`Error::Damaged`], [`Error::Layout`] and [`Error::Io`] name the file.
+    /// [`Error::Damaged`], [`Error::Layout`] and [`Error::Io`] name the file;
+    /// [`Error::EmptySplit`].
     pub fn open(spec: &DatasetSpec) -> Result<Arc<Self>> {
         let root = canonical_root(spec)?;
         let reader: Box<dyn Reader> = match (spec.source, &root) {
@@ -282,7 +292,20 @@ impl DatasetFiles {
             (Source::Embedded, _) | (_, None) => Box::new(idx::Idx::embedded()?),
         };
         let spec = DatasetSpec { root, ..spec.clone() };
-        Ok(Arc::new(Self { spec, reader, facts: [const { OnceLock::new() }; 2] }))
+        let files = Self { spec, reader, facts: [const { OnceLock::new() }; 2] };
+        for split in Split::ALL {
+            files.check_not_empty(split, files.layout().len[split as usize])?;
+        }
+        Ok(Arc::new(files))
+    }
+
+    fn check_not_empty(&self, split: Split, len: usize) -> Result<()> {
+        if len > 0 {
+            return Ok(());
+        }
+        let path = self.spec.root.clone().unwrap_or_default();
+        let remedy = self.spec.source.where_to_get().into();
+        Err(Error::EmptySplit { path, split: split.name(), remedy })
     }
 
     /// The spec of these files, its root canonical.
@@ -348,6 +371,7 @@ impl DatasetFiles {
         };
         let mut facts = self.read_with(split, &mut on_bad, sink)?;
         facts.skipped = skipped;
+        self.check_not_empty(split, facts.len)?;
         Ok(self.facts[split as usize].get_or_init(|| facts))
     }
 
