@@ -1,5 +1,6 @@
 //! Errors as a user sees them: one block on stderr with what, why and what to do (U6).
 
+use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
 
@@ -7,6 +8,9 @@ use meristem::{comm, data, device, grow, train};
 
 /// Width of a block.
 const COLUMNS: usize = 100;
+
+/// Characters of a line of a message that are shown: more than a path, a list of keys or of tensors takes.
+const LINE_MAX: usize = 2000;
 
 /// Exit code of a run that was stopped before its end, as it was asked to: what it leaves is whole.
 pub(crate) const STOPPED: u8 = 3;
@@ -87,6 +91,7 @@ impl fmt::Display for Failure {
 fn wrapped(label: &str, text: &str) -> String {
     let mut out = String::new();
     for (number, line) in text.trim_end().lines().enumerate() {
+        let line = shortened(line);
         let mut column = 0;
         let start = if number == 0 { label } else { "    " };
         out.push_str(start);
@@ -106,6 +111,17 @@ fn wrapped(label: &str, text: &str) -> String {
         out.push('\n');
     }
     out
+}
+
+/// A line without what is beyond [`LINE_MAX`] characters, and how much that is: some messages quote a file.
+fn shortened(line: &str) -> Cow<'_, str> {
+    match line.char_indices().nth(LINE_MAX) {
+        None => line.into(),
+        Some((end, _)) => {
+            let left = line[end..].chars().count();
+            format!("{} … ({left} more characters)", &line[..end]).into()
+        }
+    }
 }
 
 impl From<train::Error> for Failure {
@@ -147,6 +163,14 @@ mod tests {
         let error = train::Error::value("batch", 0, "1 to 65536");
         let text = Failure::from(error).to_string();
         assert!(text.starts_with("error: `batch`: got 0, expected 1 to 65536\n  help: "), "{text}");
+    }
+
+    #[test]
+    fn what_a_message_quotes_is_cut() {
+        let text = Failure::usage(format!("α{}\nb", "x".repeat(100_000)), "c").to_string();
+        let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(flat.contains("xxx … (98001 more characters) b help: c"), "{flat}");
+        assert!(text.chars().count() < LINE_MAX + 100);
     }
 
     #[test]

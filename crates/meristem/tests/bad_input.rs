@@ -4,6 +4,8 @@
 
 mod common;
 
+use meristem::nn::safetensors::{load, save};
+
 use common::{Meristem, TINY};
 
 #[test]
@@ -124,6 +126,63 @@ fn missing_and_damaged_datasets_say_what_was_expected() {
     let said = m.run("data verify --dataset cifar10 --data-root data");
     assert_eq!(said.code, Some(1), "{}{}", said.stdout, said.stderr);
     assert!(!m.path("run").exists());
+}
+
+/// A folder that nothing would read is not passed over.
+#[test]
+fn a_data_root_without_its_dataset_is_refused() {
+    let m = Meristem::new();
+    std::fs::create_dir(m.path("data")).unwrap();
+    let record = [vec![3], vec![100; 3072]].concat();
+    for name in ["1", "2", "3", "4", "5"] {
+        std::fs::write(m.path(&format!("data/data_batch_{name}.bin")), &record).unwrap();
+    }
+    std::fs::write(m.path("data/test_batch.bin"), &record).unwrap();
+    m.ok(&format!("train {TINY} --run-dir run --quiet"));
+    let words = ["`data-root`: got data", "`--dataset cifar10` fits the files there"];
+    for command in ["data verify", "eval --weights run/weights/env-0.safetensors"] {
+        m.fails(&format!("{command} --data-root data"), 2, &words);
+    }
+    m.fails(&format!("train {TINY} --data-root data --run-dir other"), 2, &words);
+    assert!(!m.path("other").exists());
+    m.fails("data verify --data-root run", 2, &["none fits the files there"]);
+    // Without a dataset it looks for all.
+    let known: serde_json::Value =
+        serde_json::from_str(&m.ok("data info --data-root data --json").stdout).unwrap();
+    assert_eq!((&known[2]["dataset"], &known[2]["found"]), (&"cifar10".into(), &true.into()));
+}
+
+#[test]
+fn words_fit_what_is_wrong() {
+    let m = Meristem::new();
+    let words = ["`init`: got gone.safetensors", "a weights file that is there"];
+    m.fails(&format!("train {TINY} --init gone.safetensors --run-dir run"), 2, &words);
+    std::fs::write(m.path("long.toml"), format!("host = \"{}", "x".repeat(100_000))).unwrap();
+    let said =
+        m.fails("train --config long.toml --run-dir run", 2, &["long.toml", "more characters)"]);
+    assert!(said.stderr.len() < 10_000, "{}", said.stderr.len());
+    assert!(!m.path("run").exists());
+    let told = m.ok(&format!("train {TINY} --devices cpu:1 --threads 1 --run-dir run")).stdout;
+    assert!(told.contains("on cpu:1 with 1 thread,"), "{told}");
+    assert_eq!(m.ok("help train").stdout, m.ok("train --help").stdout);
+}
+
+/// A width that the tensors do not have would be asked of the memory first.
+#[test]
+fn a_policy_file_of_an_absurd_width_is_named() {
+    let m = Meristem::new();
+    let learn = format!("train {TINY} --controller ppo --rounds 1 --policy-hidden 8 --quiet");
+    m.ok(&format!("{learn} --run-dir run"));
+    let (state, mut metadata) = load(&m.path("run/policy.safetensors")).unwrap();
+    metadata.insert("hidden".into(), "1000000000".into());
+    save(&m.path("wide.safetensors"), &state, &metadata).unwrap();
+    let run = format!("train {TINY} --controller ppo --policy wide.safetensors --run-dir other");
+    m.fails(&run, 2, &["wide.safetensors", "`hidden` is 1000000000"]);
+    // More than the memory of any machine: the policy is what to make smaller.
+    let run = format!("{learn} --device-memory 40MiB --policy-hidden 4096 --run-dir other");
+    let said = m.run(&run);
+    assert!(said.code == Some(1) || said.code == Some(2), "{}", said.stderr);
+    assert!(!said.stderr.contains("fewer --envs"), "{}", said.stderr);
 }
 
 #[test]

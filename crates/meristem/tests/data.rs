@@ -53,6 +53,8 @@ fn info_and_verify_describe_the_embedded_images() {
     assert_eq!((&info["train_len"], &info["test_len"]), (&10_000.into(), &2500.into()));
     assert_eq!(info["classes"].as_array().unwrap().len(), 10);
     assert!(m.ok("data info").stdout.contains("cs.toronto.edu"));
+    let told = m.ok("data info --dataset embedded").stdout;
+    assert!(told.contains("what training normalises with"), "{told}");
     assert_eq!(json(&m, "data info --json")[0]["found"], true);
     assert!(m.ok("data verify").stdout.contains("10,000 sound images"));
 }

@@ -236,16 +236,23 @@ fn what_cannot_be_resumed_is_said_and_left_alone() {
     let said = m.fails(resume, 1, &words);
     assert!(!said.stderr.contains("remove"), "{}", said.stderr);
     fs::write(&newest, &whole).unwrap();
-    // Another seed in the folder's configuration: the checkpoint is of another run now.
+    // Another seed in the folder's configuration: the checkpoint is sound, and stays.
     let config = fs::read_to_string(m.path("run/config.toml")).unwrap();
     fs::write(m.path("run/config.toml"), config.replace("seed = 42", "seed = 43")).unwrap();
-    m.fails(resume, 1, &[&name, "another run", "seed = 42"]);
+    let words = [
+        &name,
+        "began with `seed = 42`, and config.toml has `seed = 43`",
+        "restore",
+        "run/config.toml",
+    ];
+    let said = m.fails(resume, 2, &words);
+    assert!(!said.stderr.contains("remove"), "{}", said.stderr);
     fs::write(m.path("run/config.toml"), config.replace("minimal", "baseline")).unwrap();
-    m.fails(resume, 1, &[&name, "another run", "minimal"]);
+    m.fails(resume, 2, &[&name, "began with `name = \"minimal-arrays\"`", "restore"]);
     fs::write(m.path("run/config.toml"), &config).unwrap();
     // Lost settings of the governor are the defaults, and so may be another run's; an old run has no others.
     as_once_written(&m.path("run/config.toml"));
-    m.fails(resume, 1, &[&name, "another run", "governor_penalty = -9.0"]);
+    m.fails(resume, 2, &[&name, "began with `governor_penalty = -9.0`", "restore"]);
     fs::write(m.path("run/config.toml"), &config).unwrap();
     // A damaged configuration is not the checkpoints' fault, and starts nothing.
     let part: String = config.lines().take(5).map(|line| format!("{line}\n")).collect();
@@ -277,6 +284,31 @@ fn what_cannot_be_resumed_is_said_and_left_alone() {
         assert!(said.stderr.contains("MERISTEM_ISA"), "{}", said.stderr);
         assert_eq!(m.bytes("run/events.jsonl"), events, "nothing was overwritten");
     }
+}
+
+/// Labels that were swapped are other data, though nothing else of them tells.
+#[test]
+fn other_labels_are_not_gone_on_with() {
+    let m = with_images();
+    let mut child = background(&m, "--run-dir run");
+    wait_for("a checkpoint", || newest(&m).is_some());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let path = m.path("images.safetensors");
+    let (arrays, metadata) = safetensors::load(&path).unwrap();
+    let mut swapped = arrays.clone();
+    let meristem::nn::HostData::I64(labels) = &arrays.get("train_labels").unwrap().data else {
+        panic!("other labels");
+    };
+    let swap = |&label: &i64| if label < 2 { 1 - label } else { label };
+    let data = meristem::nn::HostData::I64(labels.iter().map(swap).collect());
+    let shape = vec![labels.len()];
+    swapped.insert("train_labels", meristem::nn::HostTensor { shape, data });
+    safetensors::save(&path, &swapped, &metadata).unwrap();
+    let words = ["other images or labels", "the data that the run began with"];
+    m.fails("train --resume run", 2, &words);
+    safetensors::save(&path, &arrays, &metadata).unwrap();
+    m.ok("train --resume run --quiet");
 }
 
 /// The run was started beside its data, with a relative path.

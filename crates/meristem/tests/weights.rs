@@ -96,9 +96,18 @@ fn a_file_as_pytorch_writes_it_is_a_bare_host() {
     m.ok(&format!("train {TINY} --run-dir run --quiet"));
     let (state, _) = load(&m.path("run/weights/env-0.safetensors")).unwrap();
     save(&m.path("plain.safetensors"), &state, &BTreeMap::new()).unwrap();
-    let eval = |flags: &str| m.ok(&format!("eval --json --weights {flags}")).stdout;
-    let expected = eval("run/weights/env-0.safetensors");
-    assert_eq!(eval("plain.safetensors --host minimal"), expected);
+    let eval = |flags: &str| -> (Value, String) {
+        let said = m.ok(&format!("eval --json --weights {flags}"));
+        (serde_json::from_str(&said.stdout).unwrap(), said.stderr)
+    };
+    let (expected, told) = eval("run/weights/env-0.safetensors");
+    assert_eq!((&expected["normalization"], &*told), (&"weights".into(), ""));
+    let (mut plain, told) = eval("plain.safetensors --host minimal");
+    // It names no constants; those of the data at hand are the same here.
+    assert_eq!(plain["normalization"], "dataset");
+    assert!(told.contains("no normalisation constants"), "{told}");
+    plain["normalization"] = "weights".into();
+    assert_eq!(plain, expected);
     m.fails("eval --weights plain.safetensors", 1, &["topology", "--host"]);
 }
 
@@ -123,6 +132,21 @@ fn weights_that_do_not_fit_are_refused_with_every_reason() {
     m.fails("eval --weights bad.safetensors --host minimal", 1, &reasons);
     m.fails(&format!("train {TINY} --init bad.safetensors --run-dir x"), 1, &reasons);
     assert!(!m.path("x").exists(), "a run that cannot start leaves no folder");
+
+    // A variance below 0 would make a loss of NaN, and other classes wrong answers.
+    let (mut state, mut metadata) = load(&m.path("run/weights/env-0.safetensors")).unwrap();
+    state.insert("blocks.1.bn.running_var", HostTensor::f32(&[4], vec![1.0, -0.5, 1.0, 1.0]));
+    save(&m.path("below.safetensors"), &state, &metadata).unwrap();
+    let reasons = ["below.safetensors", "negative variances: blocks.1.bn.running_var"];
+    m.fails("eval --weights below.safetensors", 1, &reasons);
+    m.fails(&format!("train {TINY} --init below.safetensors --run-dir x"), 1, &reasons);
+    let (state, _) = load(&m.path("run/weights/env-0.safetensors")).unwrap();
+    let mut classes: Vec<String> = serde_json::from_str(&metadata["classes"]).unwrap();
+    classes.swap(3, 4);
+    let reasons = ["order.safetensors", "label 3 is `Coat` to these weights and `Dress`"];
+    metadata.insert("classes".into(), serde_json::to_string(&classes).unwrap());
+    save(&m.path("order.safetensors"), &state, &metadata).unwrap();
+    m.fails("eval --weights order.safetensors", 1, &reasons);
 
     let good = "run/weights/env-0.safetensors";
     m.fails(

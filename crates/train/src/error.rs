@@ -1,7 +1,7 @@
 //! What can go wrong in a run, what to do about it, and the exit code it means (U6).
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -69,6 +69,16 @@ pub enum Error {
         version: String,
         /// The one that can be read.
         own: u32,
+    },
+    /// A checkpoint is in order, but `config.toml` has other settings than the run began with.
+    #[error("checkpoint {}: its run began with `{began}`, and config.toml has `{now}`", path.display())]
+    OtherSettings {
+        /// File of the checkpoint.
+        path: PathBuf,
+        /// Line of the settings that the run began with.
+        began: String,
+        /// What stands there now.
+        now: String,
     },
     /// A folder cannot be resumed.
     #[error("cannot resume {}: {problem}", path.display())]
@@ -188,7 +198,7 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Value { .. } | Self::ConfigFile { .. } | Self::RunFolderExists { .. } => 2,
-            Self::Resume { .. } => 2,
+            Self::Resume { .. } | Self::OtherSettings { .. } => 2,
             Self::OfRank { exit_code, .. } => *exit_code,
             // Of this build: another flag, or another build.
             Self::Ranks(meristem_comm::Error::Unavailable { .. }) => 2,
@@ -214,7 +224,7 @@ impl Error {
     pub fn remedy(&self) -> Option<String> {
         let text = match self {
             Self::Value { key, .. } => {
-                format!("change `{key}`; the command's --help describes it")
+                format!("give `{key}` another value, or leave it out")
             }
             Self::ConfigFile { .. } => {
                 "keys are the flags' names with `_` for `-`; every run folder holds a config.toml"
@@ -237,6 +247,9 @@ impl Error {
                  a grown network needs the `topology` in the file's metadata"
                     .into()
             }
+            Self::Control(_) if self.is_out_of_memory() => {
+                "give devices more with --device-memory, or the policy fewer units with --policy-hidden".into()
+            }
             error if error.is_out_of_memory() => {
                 "give devices more with --device-memory, or use fewer --envs or a smaller --batch; a run that had begun \
                  goes on: `meristem train --resume RUN --device-memory LIMIT`"
@@ -255,6 +268,15 @@ impl Error {
                 "resume the run with the program that wrote it (its version is in the first event of events.jsonl), \
                  or start anew with --config RUN/config.toml; nothing was overwritten"
                     .into()
+            }
+            Self::OtherSettings { path, began, .. } => {
+                let folder = path.parent().and_then(Path::parent).unwrap_or(Path::new("RUN"));
+                let config = folder.join("config.toml");
+                format!(
+                    "restore `{began}` in {}: a run goes on with its own settings, and its checkpoints are sound; for \
+                     others start a new run with --config and another --run-dir; nothing was overwritten",
+                    config.display()
+                )
             }
             Self::Resume { .. } => "nothing was changed; put it in order, or start a new run".into(),
             Self::Device(

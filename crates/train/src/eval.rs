@@ -38,6 +38,16 @@ pub struct EvalConfig {
     pub trace: Option<PathBuf>,
 }
 
+/// Whose mean and standard deviation pixels are normalised with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NormalizedBy {
+    /// Those in the weights' metadata: the network sees what it was trained on.
+    Weights,
+    /// Those of the training images at hand: the file names none.
+    Dataset,
+}
+
 /// The outcome of an evaluation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EvalReport {
@@ -47,6 +57,8 @@ pub struct EvalReport {
     pub accuracy: f64,
     /// Samples.
     pub samples: u64,
+    /// Whose constants the pixels were normalised with.
+    pub normalization: NormalizedBy,
     /// Memory that it took.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemorySummary>,
@@ -84,6 +96,7 @@ struct Evaluation {
     machine: Machine,
     network: Network,
     gathers: Vec<GatherBatches>,
+    normalization: NormalizedBy,
 }
 
 impl Evaluation {
@@ -99,24 +112,29 @@ impl Evaluation {
         let machine = Machine::open(&Devices::one(config.device), 0..1, &options)?;
         let datasets = machine.load(&config.dataset, config.split, Residency::Resident)?;
         let info = cache::files(&config.dataset)?.info()?;
+        weights.check_classes(&info.classes)?;
         let image = image_shape(&info);
         let wanted = Wanted { host: spec, image: &image };
         let blueprints = Arc::new(BlueprintSet::standard());
         let host = weights.host(&wanted, &[], &blueprints, Rules::default())?;
-        let normalization = weights.normalization(image.channels)?;
+        let constants = weights.normalization(image.channels)?;
+        let normalization = match constants {
+            Some(_) => NormalizedBy::Weights,
+            None => NormalizedBy::Dataset,
+        };
 
         let options = NetworkOptions { configs: 1, ..NetworkOptions::new(0, 0, isa, config.batch) };
         let stream = &machine.streams()[0];
         let mut network = Network::new(stream, Arc::new(host.graph()?), options)?;
         weights.fill(&mut network)?;
         network.set_alphas(&[host.alphas()])?;
-        let serving = Serving { batch: config.batch, subset: None, normalization };
+        let serving = Serving { batch: config.batch, subset: None, normalization: constants };
         let gathers = serving.gathers(&machine, &datasets)?;
-        Ok(Self { machine, network, gathers })
+        Ok(Self { machine, network, gathers, normalization })
     }
 
     fn run(mut self, trace: Option<RunTrace>) -> Result<EvalReport> {
-        let Self { machine, network, gathers } = &mut self;
+        let Self { machine, network, gathers, normalization } = &mut self;
         let span = machine.span(|| "eval");
         for gather in gathers {
             gather.start_epoch(0)?;
@@ -132,6 +150,7 @@ impl Evaluation {
             loss: eval.loss().unwrap_or(f64::NAN),
             accuracy: eval.accuracy().unwrap_or(f64::NAN),
             samples: eval.samples,
+            normalization: *normalization,
             memory: Some(MemorySummary::of(machine.devices())),
             trace: trace.map(RunTrace::finish).transpose()?,
         })

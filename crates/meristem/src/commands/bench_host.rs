@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::{Outcome, insight, print_json, synthetic, tell_dropped};
 use crate::cli::BenchHostArguments;
 use crate::failure::Failure;
-use crate::plain::{self, spread, thousands};
+use crate::plain::{self, counted, spread, thousands};
 
 /// Time to compile plans, fill the pool and let the clock settle.
 const WARM_UP: Duration = Duration::from_millis(1500);
@@ -88,15 +88,15 @@ pub(crate) fn run(arguments: &BenchHostArguments) -> Outcome {
     match arguments.json {
         true => print_json(&report)?,
         false => plain::out(&format!(
-            "{}: {} images/s ({} to {} over {} blocks), {} envs, batch {}, {} threads, {}",
+            "{}: {} images/s ({} to {} over {} blocks), {}, batch {}, {}, {}",
             report.config.host,
             thousands(images_per_s as u64),
             thousands(images_per_s_min as u64),
             thousands(images_per_s_max as u64),
             report.blocks,
-            report.config.envs,
+            counted(report.config.envs, ["env", "envs"]),
             report.config.batch,
-            report.config.threads,
+            counted(report.config.threads, ["thread", "threads"]),
             report.config.instruction_set,
         )),
     }

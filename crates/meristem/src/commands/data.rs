@@ -45,8 +45,14 @@ fn info(arguments: &InfoArguments) -> Outcome {
     let constants = |values: &[f32]| {
         values.iter().map(|value| format!("{value:.4}")).collect::<Vec<String>>().join(", ")
     };
-    plain::out(&format!("mean      {}", constants(&info.mean)));
-    plain::out(&format!("std       {}", constants(&info.std)));
+    plain::out(&format!(
+        "mean      {} (per channel of these training images",
+        constants(&info.mean)
+    ));
+    plain::out(&format!(
+        "std       {}  as 0 to 1: what training normalises with)",
+        constants(&info.std)
+    ));
     Ok(ExitCode::SUCCESS)
 }
 

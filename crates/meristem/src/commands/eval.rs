@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use meristem::data::Split;
-use meristem::train::eval::{EvalConfig, evaluate};
+use meristem::train::eval::{EvalConfig, NormalizedBy, evaluate};
 
 use super::{Outcome, insight, print_json, tell_dropped};
 use crate::cli::EvalArguments;
@@ -33,6 +33,11 @@ pub(crate) fn run(arguments: &EvalArguments) -> Outcome {
             config.split,
             report.loss
         )),
+    }
+    if report.normalization == NormalizedBy::Dataset {
+        plain::err(
+            "note: the weights have no normalisation constants: pixels were normalised with those of the dataset",
+        );
     }
     if !arguments.json {
         insight(report.memory.as_ref(), report.trace.as_ref());

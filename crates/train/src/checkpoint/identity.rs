@@ -22,20 +22,27 @@ impl Identity {
     /// Whether a run that is `self` may go on from the checkpoint in `file`, which is of `other`.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] for one of another run; [`Error::Value`] where this machine's kernels
+    /// [`Error::OtherSettings`]; [`Error::Value`] where this machine's kernels
     /// or the data are others.
     pub(crate) fn check(&self, file: &Path, other: &Identity) -> Result<()> {
         let [ours, theirs] = [self, other].map(|run| identity(&run.config));
-        let lacks = |of: &str, line: &str| !of.lines().any(|l| l == line);
-        let there = theirs.lines().find(|line| lacks(&ours, line));
-        let here = || ours.lines().find(|line| lacks(&theirs, line));
-        let problem = match there {
-            Some(line) => Some(format!("there `{line}`, here not")),
-            None => here().map(|line| format!("here `{line}`, there not")),
+        let only_in = |one: &str, another: &str| {
+            one.lines().find(|line| !another.lines().any(|l| l == *line)).map(str::to_string)
         };
-        if let Some(problem) = problem {
-            let problem = format!("it is of another run: {problem}");
-            return Err(Error::Checkpoint { path: file.into(), problem });
+        let of_same_key = |text: &str, line: &str| {
+            let key = |line: &str| line.split(" = ").next().map(str::to_string);
+            let found = text.lines().find(|other| key(other) == key(line));
+            found.unwrap_or("no such line").to_string()
+        };
+        let differing = only_in(&theirs, &ours).map(|began| {
+            let now = of_same_key(&ours, &began);
+            (began, now)
+        });
+        let differing = differing.or_else(|| {
+            only_in(&ours, &theirs).map(|now| (of_same_key(&theirs, &now), now))
+        });
+        if let Some((began, now)) = differing {
+            return Err(Error::OtherSettings { path: file.into(), began, now });
         }
         if self.instruction_set != other.instruction_set {
             let expected = format!(
@@ -44,9 +51,15 @@ impl Identity {
             );
             return Err(Error::value("MERISTEM_ISA", &self.instruction_set, expected));
         }
-        match self.dataset == other.dataset {
+        let wrong = |got| Err(Error::value("dataset", got, "the data that the run began with"));
+        let known = !other.dataset.checksums.is_empty();
+        if known && self.dataset.checksums != other.dataset.checksums {
+            return wrong("other images or labels");
+        }
+        let checksums = other.dataset.checksums.clone();
+        match (DatasetSummary { checksums, ..self.dataset.clone() }) == other.dataset {
             true => Ok(()),
-            false => Err(Error::value("dataset", "other data", "the data that the run began with")),
+            false => wrong("other data"),
         }
     }
 

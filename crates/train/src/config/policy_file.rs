@@ -43,6 +43,10 @@ impl PolicyFile {
     fn read(path: &Path) -> Result<Self> {
         let (weights, metadata) = safetensors::load(path).map_err(|error| unfit(path, &error))?;
         let hidden = policy_width(&metadata).map_err(|error| unfit(path, &error))?;
+        if !weights.iter().any(|(_, tensor)| tensor.shape.contains(&hidden)) {
+            let got = format!("{} (`hidden` is {hidden}, and its tensors are not)", path.display());
+            return Err(Error::value("policy", got, "a policy.safetensors as a run writes it"));
+        }
         let seeds = policy_seeds(&metadata).map_err(|error| unfit(path, &error))?;
         Ok(Self { path: path.to_owned(), weights, metadata, hidden, seeds })
     }

@@ -124,6 +124,10 @@ pub struct DatasetSummary {
     pub mean: Vec<f32>,
     /// Likewise: divided by.
     pub std: Vec<f32>,
+    /// CRC-32 of images and labels as they lie on the device, of the training split and of the test split. Runs from
+    /// before there was a word of it have none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub checksums: Vec<String>,
 }
 
 /// Memory in bytes (V3), of all processes of a run together.
@@ -307,7 +311,8 @@ pub struct EnvSummary {
     /// Test loss; null if it is not finite.
     #[serde(deserialize_with = "null_as_nan")]
     pub test_loss: f64,
-    /// Test accuracy.
+    /// Test accuracy; null in runs from before an empty test split was an error.
+    #[serde(deserialize_with = "null_as_nan")]
     pub test_accuracy: f64,
     /// Trained parameters, host and modules.
     pub parameters: usize,
@@ -329,6 +334,11 @@ pub struct EnvSummary {
 /// JSON has no NaN.
 fn null_as_nan<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
+}
+
+fn nulls_as_nan<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<f64>, D::Error> {
+    let values: Vec<Option<f64>> = Vec::deserialize(deserializer)?;
+    Ok(values.into_iter().map(|value| value.unwrap_or(f64::NAN)).collect())
 }
 
 /// A module at the end of an episode.
@@ -369,7 +379,8 @@ pub struct RoundSummary {
     pub steps: usize,
     /// Control accuracy of each env.
     pub control_accuracy: Vec<Option<f64>>,
-    /// Test accuracy of each env.
+    /// Test accuracy of each env; null as in [`EnvSummary`].
+    #[serde(deserialize_with = "nulls_as_nan")]
     pub test_accuracy: Vec<f64>,
     /// Parameters of each env, host and modules.
     pub parameters: Vec<usize>,

@@ -9,7 +9,7 @@ use meristem_grow::BlueprintSet;
 use super::begin::{Begin, Begun, Resumed};
 use super::episode::{Episode, Start, Trained};
 use super::files::RunFiles;
-use super::weights_files::{export_best, write_weights};
+use super::weights_files::{export_best, write_newest, write_weights};
 use crate::checkpoint::{Checkpoint, Checkpoints, Current, Identity, RunInputs, Store, checksum};
 use crate::config::TrainConfig;
 use crate::env::{Env, EnvOptions, EnvTensors, SavedEnv};
@@ -87,7 +87,7 @@ impl Run {
         }
         let identity = Identity {
             config: config.identity(),
-            dataset: dataset_summary(&setup, &fleet),
+            dataset: dataset_summary(&setup, &fleet)?,
             instruction_set: setup.isa.to_string(),
         };
         let store = files.folder.as_ref().map(|folder| Store::new(folder.checkpoints()));
@@ -104,20 +104,21 @@ impl Run {
             return Ok(());
         }
         let config = self.setup.config.in_common();
-        let identity = Identity { config, ..self.checkpoints.identity.clone() };
-        let own = self.checksums().map(|checksums| RunInputs { identity, checksums });
-        RunInputs::check_same(&world.all_gather(own)?)
+        let mut identity = Identity { config, ..self.checkpoints.identity.clone() };
+        // They are among the others, which have names.
+        identity.dataset.checksums.clear();
+        let own = RunInputs { identity, checksums: self.checksums() };
+        RunInputs::check_same(&world.all_gather(Ok(own))?)
     }
 
-    /// Checksums of what it starts from besides its settings, by name. Waits for the device.
-    fn checksums(&self) -> Result<Vec<(String, String)>> {
+    /// Checksums of what it starts from besides its settings, by name.
+    fn checksums(&self) -> Vec<(String, String)> {
         let version = ("version", env!("CARGO_PKG_VERSION").to_string());
-        let data = ["training data", "test data"].into_iter().zip(&self.fleet.datasets);
-        let data = data.map(|(name, data)| Ok((name, format!("{:08x}", data.checksum()?))));
-        let data: Vec<(&str, String)> = data.collect::<Result<_>>()?;
+        let data = &self.checkpoints.identity.dataset.checksums;
+        let data = ["training data", "test data"].into_iter().zip(data.iter().cloned());
         let files = self.setup.files().into_iter().map(|(name, state)| (name, checksum(state)));
         let all = std::iter::once(version).chain(data).chain(files);
-        Ok(all.map(|(name, what)| (name.to_string(), what)).collect())
+        all.map(|(name, what)| (name.to_string(), what)).collect()
     }
 
     /// Its devices.
@@ -187,6 +188,9 @@ impl Run {
         let traced = trace.map(RunTrace::finish).transpose();
         let dropped = closed.as_ref().map_or(0, |dropped| *dropped);
         let path = folder.map_or(Path::new(""), RunFolder::path);
+        if let Some(folder) = folder.filter(|_| outcome.status == Status::Failed) {
+            write_newest(&self.setup.info, folder, self.checkpoints.rounds.len());
+        }
         let mut summary = self.summary(path, outcome, seconds, dropped);
         summary.trace = traced.as_ref().ok().cloned().flatten();
         let written = folder.map_or(Ok(()), |folder| folder.write_summary(&summary));
@@ -308,7 +312,7 @@ impl Run {
             self.totals;
         let Outcome { status, error, memory } = outcome;
         let threads = self.threads();
-        let Self { setup, fleet, .. } = &self;
+        let Self { setup, checkpoints, .. } = self;
         let rate = images as f64 / step_seconds;
         Summary {
             version: SUMMARY_VERSION,
@@ -319,12 +323,12 @@ impl Run {
             host: setup.host.to_string(),
             controller: setup.config.controller.to_string(),
             seed: setup.config.seed,
-            dataset: dataset_summary(setup, fleet),
+            dataset: checkpoints.identity.dataset,
             instruction_set: setup.isa.to_string(),
             threads,
             ranks: setup.config.ranks(),
             exchange: setup.config.exchange.to_string(),
-            rounds: self.checkpoints.rounds.len(),
+            rounds: checkpoints.rounds.len(),
             steps,
             training_steps,
             images,
@@ -337,8 +341,8 @@ impl Run {
             rollbacks,
             events_dropped,
             trace: None,
-            envs: self.checkpoints.envs,
-            round_results: self.checkpoints.rounds,
+            envs: checkpoints.envs,
+            round_results: checkpoints.rounds,
         }
     }
 
@@ -390,9 +394,11 @@ fn try_envs(setup: &Setup, fleet: &Fleet) -> Result<()> {
     Ok(())
 }
 
-fn dataset_summary(setup: &Setup, fleet: &Fleet) -> DatasetSummary {
+/// Waits for the device.
+fn dataset_summary(setup: &Setup, fleet: &Fleet) -> Result<DatasetSummary> {
     let info = &setup.info;
-    DatasetSummary {
+    let checksums = fleet.datasets.iter().map(|data| Ok(format!("{:08x}", data.checksum()?)));
+    Ok(DatasetSummary {
         name: info.name.clone(),
         train_samples: fleet.train_samples,
         control_samples: fleet.control_samples,
@@ -402,7 +408,8 @@ fn dataset_summary(setup: &Setup, fleet: &Fleet) -> DatasetSummary {
         classes: info.classes.clone(),
         mean: info.mean.clone(),
         std: info.std.clone(),
-    }
+        checksums: checksums.collect::<Result<_>>()?,
+    })
 }
 
 fn episode_ended(env: &EnvSummary, round: usize) -> Event {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use meristem_data::DatasetInfo;
 use meristem_nn::safetensors;
 
+use crate::checkpoint::{Checkpoint, Store};
 use crate::env::Env;
 use crate::error::{Error, Result};
 use crate::processes::World;
@@ -24,13 +25,38 @@ pub(super) fn write_weights(
 ) -> Result<()> {
     for (nth, Env { index, network, host, .. }) in envs.iter().enumerate() {
         let name = PathBuf::from(weights_name(*index));
-        let own = || weights::to_bytes(&name, network, host, info);
+        let own = || weights::to_bytes(&name, &network.state_dict()?, &host.topology(), info);
         let all = world.gather_env_bytes(own)?;
         let Some(folder) = folder else { continue };
         for (rank, bytes) in all.iter().enumerate() {
             let name = weights_name(rank * envs.len() + nth);
             safetensors::write(&folder.weights().join(name), bytes)?;
         }
+    }
+    Ok(())
+}
+
+/// Writes the weights of the newest checkpoint of a run that failed, unless a round that ended
+/// later left its own; `rounds` have ended. The failure is what is reported: weights that cannot be
+/// written are only logged.
+pub(super) fn write_newest(info: &DatasetInfo, folder: &RunFolder, rounds: usize) {
+    if let Err(error) = try_write_newest(info, folder, rounds) {
+        let path = folder.path().display();
+        tracing::warn!(%path, %error, "weights of a failed run not written");
+    }
+}
+
+fn try_write_newest(info: &DatasetInfo, folder: &RunFolder, rounds: usize) -> Result<()> {
+    let Some((file, bytes)) = Store::new(folder.checkpoints()).newest()? else { return Ok(()) };
+    let Checkpoint { progress, envs, .. } = Checkpoint::from_bytes(&file, &bytes)?;
+    if progress.next.round < rounds {
+        return Ok(());
+    }
+    // Between two rounds it has no envs, and those of the round before are written.
+    for (index, (state, tensors)) in progress.envs.iter().zip(&envs).enumerate() {
+        let path = folder.weights().join(weights_name(index));
+        let bytes = weights::to_bytes(&path, &tensors.weights, &state.topology, info)?;
+        safetensors::write(&path, &bytes)?;
     }
     Ok(())
 }

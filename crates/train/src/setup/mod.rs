@@ -26,6 +26,14 @@ use crate::setup::weights::{Wanted, Weights};
 /// Padding of the random crop, in pixels, as is usual for images of 32 pixels.
 const CROP_PADDING: usize = 4;
 
+/// The weights that `--init` names.
+fn initial_weights(path: &Path) -> Result<Weights> {
+    match path.is_file() {
+        true => Weights::load(path),
+        false => Err(Error::value("init", path.display(), "a weights file that is there")),
+    }
+}
+
 /// Objects that a configuration names, before any data is read.
 #[derive(Clone, Debug)]
 pub(crate) struct Names {
@@ -68,7 +76,7 @@ impl Names {
         let slots = parse_slots(&host, &config.slots)?;
         let isa = Isa::from_env().map_err(meristem_device::Error::from)?;
         let spec = dataset_spec(&config.dataset, config.data_root.as_deref(), config.skip_bad)?;
-        let init = config.init.as_deref().map(Weights::load).transpose()?.map(Arc::new);
+        let init = config.init.as_deref().map(initial_weights).transpose()?.map(Arc::new);
         Ok(Self { devices, spec, isa, host, slots, init, policy: None })
     }
 }
@@ -240,7 +248,7 @@ pub(crate) fn image_shape(info: &DatasetInfo) -> ImageShape {
 /// A dataset by its name; the nearest name is part of the error.
 ///
 /// # Errors
-/// [`Error::Value`] for a name that is not known.
+/// [`Error::Value`] for a name that is not known, and for a root that the embedded dataset would not read.
 pub fn dataset_spec(name: &str, root: Option<&Path>, skip_bad: bool) -> Result<DatasetSpec> {
     let source: Source = name.parse().map_err(|_| {
         let known = Source::ALL.map(Source::name);
@@ -248,6 +256,17 @@ pub fn dataset_spec(name: &str, root: Option<&Path>, skip_bad: bool) -> Result<D
         let expected = format!("one of {}{}", known.join(", "), hint.unwrap_or_default());
         Error::value("dataset", format!("`{name}`"), expected)
     })?;
+    if let Some(root) = root.filter(|_| source == Source::Embedded) {
+        let found = Source::found_in(root).into_iter().map(|s| format!("`--dataset {s}`"));
+        let found = found.collect::<Vec<_>>().join(" or ");
+        let which = match &*found {
+            "" => "none fits the files there".into(),
+            found => format!("{found} fits the files there"),
+        };
+        let expected =
+            format!("nothing with the embedded dataset, or the name of another: {which}");
+        return Err(Error::value("data-root", root.display(), expected));
+    }
     Ok(DatasetSpec { source, root: root.map(Path::to_path_buf), skip_bad })
 }
 

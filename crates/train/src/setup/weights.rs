@@ -10,7 +10,7 @@ use std::sync::Arc;
 use meristem_data::{DatasetInfo, Normalization};
 use meristem_grow::{BlueprintSet, Host, HostSpec, ImageShape, Rules, SlotName, Topology};
 use meristem_nn::safetensors::{self, Metadata};
-use meristem_nn::{Network, StateDict};
+use meristem_nn::{HostTensor, Network, StateDict};
 
 use crate::error::{Error, Result};
 
@@ -113,11 +113,40 @@ impl Weights {
         }
     }
 
+    /// Whether a label means the same to these weights as to a dataset with `classes`. Classes that are only
+    /// numbered, or that the file does not name, say nothing.
+    ///
+    /// # Errors
+    /// Other classes, or another order of them; damaged names.
+    pub(crate) fn check_classes(&self, classes: &[String]) -> Result<()> {
+        let Some(json) = self.metadata.get("classes") else { return Ok(()) };
+        let own: Vec<String> =
+            serde_json::from_str(json).map_err(|e| self.fail(format!("`classes`: {e}")))?;
+        let numbered = |names: &[String]| names.iter().all(|name| name.parse::<usize>().is_ok());
+        let mut pairs = own.iter().zip(classes).enumerate();
+        match pairs.find(|(_, (own, data))| own != data) {
+            Some((label, (own_name, data))) if !numbered(&own) && !numbered(classes) => {
+                Err(self.fail(format!(
+                    "label {label} is `{own_name}` to these weights and `{data}` in the dataset: they were made with \
+                     other classes, or another order of them"
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Puts the tensors into a network.
     ///
     /// # Errors
-    /// Tensors that are missing, too many, of another shape, or not finite: each is listed.
+    /// Tensors that are missing, too many, of another shape, or not finite, and variances below 0: each is listed.
     pub(crate) fn fill(&self, network: &mut Network) -> Result<()> {
+        let negative =
+            |tensor: &HostTensor| tensor.as_f32().is_some_and(|v| v.iter().any(|v| *v < 0.0));
+        let variances = self.state.iter().filter(|(name, _)| name.ends_with("running_var"));
+        let bad: Vec<&str> = variances.filter(|(_, v)| negative(v)).map(|(name, _)| name).collect();
+        if !bad.is_empty() {
+            return Err(self.fail(format!("negative variances: {}", bad.join(", "))));
+        }
         network.load_state_dict(&self.state, true).map_err(|e| self.fail(e))
     }
 }
