@@ -76,13 +76,16 @@ pub enum Error {
 
     /// A split has no image to train on, or to measure with: an interrupted copy, or every file
     /// left out by `skip_bad`.
-    #[error("{}: the {split} split is empty: expected at least one image; {remedy}", path.display())]
+    #[error(
+        "{}: the {split} split is empty: expected at least one image; {remedy}",
+        path.display()
+    )]
     EmptySplit {
         /// The data root.
         path: PathBuf,
         /// Name of the split, `train` or `test`.
         split: &'static str,
-        /// What to do about it.
+        /// Remedy.
         remedy: String,
     },
 

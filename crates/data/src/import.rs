@@ -29,8 +29,8 @@ pub struct ImportReport {
 
 /// Converts the class folders in `from` (`train/CLASS/*`, `test/CLASS/*`; 32×32, RGB or grey, ten
 /// classes) to `to/cifar-10-batches-bin`: `data_batch_1.bin` to `_5`, `test_batch.bin` and
-/// `batches.meta.txt`, and `records.txt` with the number of records of each. Labels are the classes sorted
-/// by name.
+/// `batches.meta.txt`, and `records.txt` with the number of records of each. Labels are the classes
+/// sorted by name.
 ///
 /// Images are dealt round-robin over the classes — the first of each class, the second of each, … —
 /// so that every file has every class. The training images are cut into five files as equal as

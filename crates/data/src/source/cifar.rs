@@ -203,8 +203,9 @@ fn count_records(path: &Path, variant: &Variant) -> Result<usize> {
 }
 
 /// Compares the records of each file with what is known of it: a copy that was interrupted may end
-/// between two records. [`RECORDS`] says how many there are; without it the numbers of the published
-/// set hold as soon as one file has them. A set of another size and origin has nothing to go by.
+/// between two records. [`RECORDS`] says how many there are; without it the numbers of the
+/// published set hold as soon as one file has them. A set of another size and origin has nothing
+/// to go by.
 fn check_records(
     folder: &Path,
     variant: &Variant,

@@ -38,9 +38,8 @@ impl Identity {
             let now = of_same_key(&ours, &began);
             (began, now)
         });
-        let differing = differing.or_else(|| {
-            only_in(&ours, &theirs).map(|now| (of_same_key(&theirs, &now), now))
-        });
+        let differing = differing
+            .or_else(|| only_in(&ours, &theirs).map(|now| (of_same_key(&theirs, &now), now)));
         if let Some((began, now)) = differing {
             return Err(Error::OtherSettings { path: file.into(), began, now });
         }
