@@ -248,7 +248,7 @@ fn what_cannot_be_resumed_is_said_and_left_alone() {
     let said = m.fails(resume, 2, &words);
     assert!(!said.stderr.contains("remove"), "{}", said.stderr);
     fs::write(m.path("run/config.toml"), config.replace("minimal", "baseline")).unwrap();
-    m.fails(resume, 2, &[&name, "began with `name = \"minimal-arrays\"`", "restore"]);
+    m.fails(resume, 2, &[&name, "began with `host = \"minimal\"`", "restore"]);
     fs::write(m.path("run/config.toml"), &config).unwrap();
     // Lost settings of the governor are the defaults, and so may be another run's; an old run has no others.
     as_once_written(&m.path("run/config.toml"));

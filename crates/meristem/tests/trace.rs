@@ -78,7 +78,7 @@ fn memory_is_printed_by_owner() {
     assert!(report["memory"]["owners"]["dataset"]["current"].as_u64().unwrap() > 1_000_000);
     let said = m.ok("eval --weights w.safetensors --json");
     let report: Value = serde_json::from_str(&said.stdout).unwrap();
-    assert_eq!(report.as_object().unwrap().len(), 3, "{report}");
+    assert!(report.get("accuracy").is_some() && report.get("memory").is_none(), "{report}");
 }
 
 #[test]

@@ -359,7 +359,7 @@ fn a_policy_learns_over_ranks() {
         [("dense", "dense", 2), ("one", "topk:0.05", 1), ("two", "topk:0.05", 2)]
     {
         let ranks = format!("--comm threads --ranks 2 --exchange {exchange}");
-        let said = m.ok(&format!("{ppo} {ranks} --threads {threads} --run-dir {run}"));
+        let said = m.ok(&format!("{ppo} {ranks} --threads {threads} --verbose --run-dir {run}"));
         assert!(said.stdout.contains("all ranks at "), "{}", said.stdout);
         assert!((0..4).all(|env| m.path(&format!("{run}/weights/env-{env}.safetensors")).exists()));
         let seen = fingerprints(run);
