@@ -3,8 +3,8 @@
 //! Every setting is declared once, in `table`; [`declare`] says what a declaration has, and makes the rest of it. A
 //! [`Layer`] is what one source gives (a file, the flags); [`TrainConfig::resolve`] lays them over the preset.
 //! - [`types`] and `value`: the types of settings and their text forms;
-//! - [`file`]: TOML and JSON; `validate`: what settings must be together; `identity`: which of them make a run another one;
-//! - `policy_file`: the policy that a run starts from; `devices`: the device of each env; [`reference`]: the page of all settings.
+//! - [`mod@file`]: TOML and JSON; `validate`: what settings must be together; `identity`: which of them make a run another one;
+//! - `policy_file`: the policy that a run starts from; `devices`: the device of each env; [`mod@reference`]: the page of all settings.
 
 pub mod declare;
 pub(crate) mod devices;
