@@ -292,7 +292,7 @@ impl SequenceNetwork {
         self.weights().parameters()?.load(state, true)
     }
 
-    /// What the optimisers remember; see [`Network::momentum_dict`](super::Network::momentum_dict).
+    /// State of the optimisers; see [`Network::momentum_dict`](super::Network::momentum_dict).
     ///
     /// # Errors
     /// A failed stream.

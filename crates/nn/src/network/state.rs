@@ -18,7 +18,7 @@ impl Network {
         self.weights().parameters()?.read_back()
     }
 
-    /// What the optimiser remembers: the momentum of every parameter, under the parameter's name
+    /// State of the optimisers: the momentum of every parameter, under the parameter's name
     /// and in its shape. Of a group with Adam instead `{parameter}.exp_avg` and
     /// `{parameter}.exp_avg_sq`, and its steps as `{group}.step`. One read-back, which waits for
     /// the device.
@@ -130,7 +130,7 @@ impl Weights<'_> {
         params.chain(buffers).collect::<Result<_>>().map(Entries)
     }
 
-    /// What the optimisers remember.
+    /// State of the optimisers.
     pub(super) fn moments(&self) -> Result<Entries> {
         let layout = Layout::new(self.graph);
         let mut entries = vec![];

@@ -77,7 +77,7 @@ pub(crate) struct Defaults<T> {
     presets: [T; 3],
     /// The same under a controller that does not learn, where it differs.
     without_learning: Option<[T; 3]>,
-    /// What happens where it is left open.
+    /// Effect of leaving it open.
     absent: Option<String>,
 }
 
@@ -129,7 +129,7 @@ pub enum DefaultText {
 }
 
 impl DefaultText {
-    /// That of a preset, under a controller that learns; `None` for a setting that is left open.
+    /// Default in a preset, under a controller that learns; `None` for a setting that is left open.
     pub(crate) fn of(&self, preset: Preset) -> Option<&str> {
         let place = Preset::NAMES.iter().position(|(_, known)| *known == preset)?;
         match self {

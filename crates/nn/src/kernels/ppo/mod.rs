@@ -2,7 +2,7 @@
 //! et al., "Proximal policy optimization algorithms", 2017).
 //!
 //! # From logits to probabilities
-//! Of a head's choices n are legal in a row. With `p` the softmax over the legal logits alone (a
+//! A row has n legal choices of a head. With `p` the softmax over the legal logits alone (a
 //! masked logit counts as −10⁹: its probability is exactly 0) and `f = min(floor, .99/n)`, a legal
 //! choice has
 //! ```text

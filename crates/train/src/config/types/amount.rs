@@ -49,7 +49,7 @@ impl fmt::Display for Limit {
     }
 }
 
-/// What a file may hold where a setting takes a number or a word.
+/// Value in a file of a setting that takes a number or a word.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "expected a number or a text")]
 enum NumberOrText {
