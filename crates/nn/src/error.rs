@@ -1,6 +1,6 @@
 //! What can be wrong with a network, its weights or the tensors it is given.
 
-use crate::graph::Dims;
+use crate::dims::Dims;
 
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -110,10 +110,10 @@ pub enum Error {
         got: String,
     },
     /// An operand of a step is not what its operation takes.
-    #[error("{op:?}: operand {operand}: expected {expected}, got {got}")]
+    #[error("{op}: operand {operand}: expected {expected}, got {got}")]
     Operand {
         /// Operation.
-        op: Box<crate::ops::Op>,
+        op: String,
         /// Read or written, and its position.
         operand: String,
         /// Type and length that fit.

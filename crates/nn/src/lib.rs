@@ -36,24 +36,28 @@
 //! # }
 //! ```
 
+mod dims;
 mod error;
 pub mod formats;
 pub mod graph;
 mod init;
 pub mod kernels;
 pub mod layout;
+mod metrics;
 pub mod network;
 pub mod ops;
 pub mod plan;
 pub mod safetensors;
+mod space;
 pub mod state;
 
 pub use error::{Error, Result};
 pub use graph::Graph;
 pub use kernels::Isa;
+pub use metrics::{EvalMetrics, GroupMetrics, Metrics, MetricsLayout};
 pub use network::{
-    EvalMetrics, Fleet, GroupMetrics, LabelledBatch, Metrics, MetricsLayout, Network,
-    NetworkOptions, Plans, SequenceDraw, SequenceNetwork, SequenceOptions, SequenceRun, Snapshot,
+    Fleet, LabelledBatch, Network, NetworkOptions, Plans, SequenceDraw, SequenceNetwork,
+    SequenceOptions, SequenceRun, Snapshot,
 };
-pub use plan::{Mode, Objective, Plan, PlanOptions};
+pub use plan::{Mode, Plan, PlanOptions};
 pub use state::{HostData, HostTensor, StateDict, StateError};

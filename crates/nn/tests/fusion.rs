@@ -20,7 +20,7 @@ fn check(shape: Shape, dims: Dims, batch: usize) {
     for isa in Isa::available() {
         for mode in [Mode::Gradient, Mode::Infer] {
             let [fused, plain] =
-                [true, false].map(|fuse| case.run(isa, mode, fuse, &gradient).unwrap());
+                [true, false].map(|fuse| case.run(isa, mode.clone(), fuse, &gradient).unwrap());
             // A gradient that is zero by construction (a 1×1 convolution of one channel before a
             // batch norm, which undoes any scale) is the difference of terms as large as others.
             let scale = plain.params.values().flatten().fold(0f32, |m, v| m.max(v.abs()));

@@ -15,8 +15,8 @@ use meristem_nn::kernels::ppo::{PpoLoss, PpoReport, report_len};
 use meristem_nn::kernels::sample::Sampler;
 pub use meristem_nn::ops::ppo::Pass;
 use meristem_nn::{
-    Error, Isa, Metrics, Objective, Result, SequenceDraw, SequenceNetwork, SequenceOptions,
-    SequenceRun, StateDict,
+    Error, Isa, Metrics, Result, SequenceDraw, SequenceNetwork, SequenceOptions, SequenceRun,
+    StateDict,
 };
 
 pub use self::loss::LossConfig;
@@ -184,9 +184,8 @@ impl Policy {
         };
         let data = [batch.choices, batch.legal, batch.advantages, batch.returns];
         let results = [&reference, &self.report];
-        let objective = Objective::Ppo { loss: Arc::clone(&self.loss), pass };
         let run = SequenceRun { steps: batch.steps, inputs: &batch.inputs.all() };
-        self.network.differentiate(&run, &objective, &data, &results)?;
+        self.network.differentiate(&run, &self.loss, pass, &data, &results)?;
         self.reference = Some(reference);
         Ok(())
     }

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use super::{
-    BlendMode, BufferId, BufferSpec, ConvGeometry, Dims, Graph, GroupId, GroupSpec, Init, Node,
-    NodeId, Op, Optimiser, ParamId, ParamKind, ParamSpec,
+    BlendMode, BufferId, BufferSpec, ConvGeometry, Dims, Function, Graph, GroupId, GroupSpec, Init,
+    Node, NodeId, Op, Optimiser, ParamId, ParamKind, ParamSpec,
 };
 use crate::error::{Error, Result};
 
@@ -95,6 +95,10 @@ impl GraphBuilder {
         Ok(ParamId(self.graph.params.len() - 1))
     }
 
+    fn vector_param(&mut self, name: &str, part: &str, len: usize, init: Init) -> Result<ParamId> {
+        self.param(format!("{name}.{part}"), &[len], ParamKind::Vector, init)
+    }
+
     fn buffer(&mut self, name: String, len: usize, init: f32, counter: bool) -> Result<BufferId> {
         let name = self.claim(name)?;
         let group = self.group;
@@ -128,10 +132,7 @@ impl GraphBuilder {
         let init = Init::torch_default(shape[1] * kernel[0] * kernel[1]);
         let kind = ParamKind::ConvWeight { groups };
         let weight = self.param(format!("{name}.weight"), &shape, kind, init)?;
-        let bias = match with_bias {
-            true => Some(self.param(format!("{name}.bias"), &[out], ParamKind::Vector, init)?),
-            false => None,
-        };
+        let bias = with_bias.then(|| self.vector_param(name, "bias", out, init)).transpose()?;
         Ok(self.push(Op::Conv2d { x, weight, bias, geometry }, Dims { c: out, h, w }))
     }
 
@@ -139,21 +140,15 @@ impl GraphBuilder {
     pub fn batch_norm(&mut self, x: NodeId, name: &str) -> Result<NodeId> {
         let d = self.dims(x);
         let (weight, bias) = self.affine(name, d.c, 1.0)?;
-        let op = Op::BatchNorm {
-            x,
-            weight,
-            bias,
-            running_mean: self.buffer(format!("{name}.running_mean"), d.c, 0.0, false)?,
-            running_var: self.buffer(format!("{name}.running_var"), d.c, 1.0, false)?,
-            num_batches_tracked: self.buffer(
-                format!("{name}.num_batches_tracked"),
-                1,
-                0.0,
-                true,
-            )?,
-            eps: 1e-5,
-            momentum: 0.1,
+        let mut buffer = |part: &str, len: usize, init: f32, counter: bool| {
+            self.buffer(format!("{name}.{part}"), len, init, counter)
         };
+        let running_mean = buffer("running_mean", d.c, 0.0, false)?;
+        let running_var = buffer("running_var", d.c, 1.0, false)?;
+        let num_batches_tracked = buffer("num_batches_tracked", 1, 0.0, true)?;
+        let running = [running_mean, running_var];
+        let (eps, momentum) = (1e-5, 0.1);
+        let op = Op::BatchNorm { x, weight, bias, running, num_batches_tracked, eps, momentum };
         Ok(self.push(op, d))
     }
 
@@ -174,11 +169,8 @@ impl GraphBuilder {
     }
 
     fn affine(&mut self, name: &str, c: usize, scale: f32) -> Result<(ParamId, ParamId)> {
-        let init = Init::Constant(scale);
-        let weight = self.param(format!("{name}.weight"), &[c], ParamKind::Vector, init)?;
-        let init = Init::Constant(0.0);
-        let bias = self.param(format!("{name}.bias"), &[c], ParamKind::Vector, init)?;
-        Ok((weight, bias))
+        let mut param = |part, value| self.vector_param(name, part, c, Init::Constant(value));
+        Ok((param("weight", scale)?, param("bias", 0.0)?))
     }
 
     /// Linear layer over a vector, initialised by `init` (both weight and bias; the bias of an
@@ -202,29 +194,29 @@ impl GraphBuilder {
             Init::Orthogonal { .. } => Init::Constant(0.0),
             init => init,
         };
-        let bias = match with_bias {
-            true => Some(self.param(format!("{name}.bias"), &[out], ParamKind::Vector, init)?),
-            false => None,
-        };
-        Ok(self.push(Op::Linear { x, weight, bias }, Dims { c: out, h: 1, w: 1 }))
+        let bias = with_bias.then(|| self.vector_param(name, "bias", out, init)).transpose()?;
+        let geometry = ConvGeometry::same(1);
+        Ok(self.push(Op::Conv2d { x, weight, bias, geometry }, Dims { c: out, h: 1, w: 1 }))
+    }
+
+    fn activation(&mut self, function: Function, x: NodeId) -> NodeId {
+        let d = self.dims(x);
+        self.push(Op::Activation(function, x), d)
     }
 
     /// ReLU.
     pub fn relu(&mut self, x: NodeId) -> NodeId {
-        let d = self.dims(x);
-        self.push(Op::Relu(x), d)
+        self.activation(Function::Relu, x)
     }
 
     /// Sigmoid.
     pub fn sigmoid(&mut self, x: NodeId) -> NodeId {
-        let d = self.dims(x);
-        self.push(Op::Sigmoid(x), d)
+        self.activation(Function::Sigmoid, x)
     }
 
     /// Hyperbolic tangent.
     pub fn tanh(&mut self, x: NodeId) -> NodeId {
-        let d = self.dims(x);
-        self.push(Op::Tanh(x), d)
+        self.activation(Function::Tanh, x)
     }
 
     /// Max pooling with a square window, no padding; `layer` is named in errors.

@@ -1,6 +1,6 @@
 //! What a node costs, counted on its shapes.
 
-use super::{BlendMode, Graph, NodeId, Op};
+use super::{BlendMode, Function, Graph, NodeId, Op};
 
 impl Graph {
     /// Floating-point operations of a node per sample in evaluation. A multiplication and an addition
@@ -19,14 +19,13 @@ impl Graph {
                 let window = geometry.kernel[0] * geometry.kernel[1] * of(x).c / geometry.groups;
                 each * (2 * window + usize::from(bias.is_some()))
             }
-            Op::Linear { x, bias, .. } => each * (2 * of(x).c + usize::from(bias.is_some())),
             Op::BatchNorm { .. } => 2 * each,
             // Mean, variance (square and sum), scale and shift.
             Op::GroupNorm { .. } => 5 * each,
-            Op::Relu(_) | Op::Add(..) => each,
+            Op::Activation(Function::Relu, _) | Op::Add(..) => each,
             // 1/(1 + e^−x) and (e^2x − 1)/(e^2x + 1).
-            Op::Sigmoid(_) => 3 * each,
-            Op::Tanh(_) => 4 * each,
+            Op::Activation(Function::Sigmoid, _) => 3 * each,
+            Op::Activation(Function::Tanh, _) => 4 * each,
             Op::MaxPool2d { kernel, .. } => kernel * kernel * each,
             Op::GlobalAvgPool(x) => of(x).numel(),
             Op::ScaleChannels { .. } => 2 * each,

@@ -10,8 +10,13 @@ mod optimiser;
 mod recurrent;
 
 pub use builder::GraphBuilder;
-pub use optimiser::{AdamConfig, Optimiser, SgdConfig};
+pub use optimiser::Optimiser;
 pub use recurrent::LstmParams;
+
+pub use crate::dims::Dims;
+pub use crate::kernels::blend::BlendMode;
+pub use crate::kernels::elementwise::Function;
+pub use crate::kernels::optim::{AdamConfig, SgdConfig};
 
 /// Index of a node (and of the value it produces) in its graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -44,24 +49,6 @@ index!(NodeId, ParamId, BufferId, GroupId);
 impl GroupId {
     /// The group of the host: open when a builder is new.
     pub const HOST: GroupId = GroupId(0);
-}
-
-/// Shape of a value per sample: channels, height, width.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Dims {
-    /// Channels (or features).
-    pub c: usize,
-    /// Rows.
-    pub h: usize,
-    /// Columns.
-    pub w: usize,
-}
-
-impl Dims {
-    /// Elements per sample.
-    pub fn numel(self) -> usize {
-        self.c * self.h * self.w
-    }
 }
 
 /// Kernel, stride, padding and groups of a 2-d convolution.
@@ -167,18 +154,6 @@ pub struct GroupSpec {
     pub optimiser: Optimiser,
 }
 
-/// How a module's output is mixed into its host (`docs/growth.md`, Alpha): h host, m module, a alpha,
-/// x the module's input, g the gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum BlendMode {
-    /// `h + a(m − h)`.
-    Add,
-    /// `h·(1 + a·tanh(m − x))`.
-    Multiply,
-    /// `h + a·g·(m − h)`, g one scalar per sample.
-    Gate,
-}
-
 /// One operation. The comments give the output in terms of the inputs.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
@@ -189,7 +164,8 @@ pub enum Op {
     /// The state before the first step that the caller gives, f32, one row per sequence, counted with
     /// the other inputs.
     State(usize),
-    /// Cross-correlation, as PyTorch's `Conv2d`.
+    /// Cross-correlation, as PyTorch's `Conv2d`; a `Linear` layer is one of a 1×1 image, whose
+    /// weight is `[out, in]`.
     Conv2d {
         /// Input node.
         x: NodeId,
@@ -208,10 +184,8 @@ pub enum Op {
         weight: ParamId,
         /// Shift β.
         bias: ParamId,
-        /// Running mean.
-        running_mean: BufferId,
-        /// Running (unbiased) variance.
-        running_var: BufferId,
+        /// Running mean and running (unbiased) variance.
+        running: [BufferId; 2],
         /// Batches seen.
         num_batches_tracked: BufferId,
         /// Added to the variance.
@@ -232,12 +206,8 @@ pub enum Op {
         /// Added to the variance.
         eps: f32,
     },
-    /// `max(x, 0)`.
-    Relu(NodeId),
-    /// `1/(1 + e^−x)`.
-    Sigmoid(NodeId),
-    /// `tanh x`.
-    Tanh(NodeId),
+    /// `f(x)` elementwise.
+    Activation(Function, NodeId),
     /// Square max pooling, no padding, floor.
     MaxPool2d {
         /// Input node.
@@ -249,15 +219,6 @@ pub enum Op {
     },
     /// Mean over height and width.
     GlobalAvgPool(NodeId),
-    /// `W x + b`.
-    Linear {
-        /// Input node (a vector).
-        x: NodeId,
-        /// Weight parameter.
-        weight: ParamId,
-        /// Bias parameter.
-        bias: Option<ParamId>,
-    },
     /// PyTorch's `Embedding`, one row of the table per index, rows side by side.
     Embedding {
         /// Indices.
@@ -331,7 +292,6 @@ impl Op {
             Op::Conv2d { .. }
             | Op::BatchNorm { .. }
             | Op::GroupNorm { .. }
-            | Op::Linear { .. }
             | Op::Embedding { .. }
             | Op::Lstm { .. }
             | Op::TanhMix { .. } => true,
@@ -339,9 +299,7 @@ impl Op {
             | Op::Indices(_)
             | Op::State(_)
             | Op::Concat(_)
-            | Op::Relu(_)
-            | Op::Sigmoid(_)
-            | Op::Tanh(_)
+            | Op::Activation(..)
             | Op::MaxPool2d { .. }
             | Op::GlobalAvgPool(_)
             | Op::Add(..)
@@ -371,10 +329,7 @@ impl Op {
             | Op::BatchNorm { x, .. }
             | Op::GroupNorm { x, .. }
             | Op::MaxPool2d { x, .. }
-            | Op::Linear { x, .. }
-            | Op::Relu(x)
-            | Op::Sigmoid(x)
-            | Op::Tanh(x)
+            | Op::Activation(_, x)
             | Op::GlobalAvgPool(x)
             | Op::Detach(x) => vec![x],
             Op::Add(a, b) => vec![a, b],

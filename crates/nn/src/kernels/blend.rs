@@ -6,7 +6,17 @@
 use super::elementwise::{emit, emit2};
 use super::macros::isa_kernels;
 use super::{GradOut, Isa, math};
-use crate::graph::BlendMode;
+
+/// How a module's output is mixed into its host (`docs/growth.md`, Alpha).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BlendMode {
+    /// `h + a(m − h)`.
+    Add,
+    /// `h·(1 + a·tanh(m − x))`.
+    Multiply,
+    /// `h + a·g·(m − h)`, g one scalar per sample.
+    Gate,
+}
 
 /// What a blend reads. All but the gate have the same length.
 #[derive(Clone, Copy, Debug)]

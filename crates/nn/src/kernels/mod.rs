@@ -42,7 +42,7 @@ pub mod ppo;
 pub mod rows;
 pub mod sample;
 mod simd;
-mod tile;
+pub(crate) mod tile;
 mod transpose;
 
 pub use meristem_device::isa::{self, Isa, IsaError};

@@ -2,7 +2,32 @@
 
 use super::Isa;
 use super::macros::isa_kernels;
-use crate::graph::{AdamConfig, SgdConfig};
+
+/// SGD with momentum and weight decay, as PyTorch's `torch.optim.SGD` (dampening 0, no Nesterov).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SgdConfig {
+    /// Learning rate.
+    pub lr: f32,
+    /// Momentum.
+    pub momentum: f32,
+    /// Weight decay, added to the gradient.
+    pub weight_decay: f32,
+    /// Largest L2 norm of the group's gradient; more is scaled down (`clip_grad_norm_`).
+    pub clip_norm: f32,
+}
+
+/// Adam, as PyTorch's `torch.optim.Adam` (no weight decay, no AMSGrad).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamConfig {
+    /// Learning rate.
+    pub lr: f32,
+    /// Decay of the averages of the gradient and of its square.
+    pub betas: [f64; 2],
+    /// Added to the root of the averaged square.
+    pub eps: f32,
+    /// Largest L2 norm of the group's gradient; more is scaled down (`clip_grad_norm_`).
+    pub clip_norm: f32,
+}
 
 /// Factor that brings a gradient of L2 norm `norm` down to at most `max_norm`:
 /// `min(1, max_norm/(norm + 1e-6))`, as `torch.nn.utils.clip_grad_norm_`. NaN for a NaN norm.

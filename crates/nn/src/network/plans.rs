@@ -65,7 +65,8 @@ impl Topology {
     /// # Errors
     /// As [`Plan::compile`].
     pub(super) fn plan(&self, options: PlanOptions) -> Result<Arc<Plan>> {
-        lock(&self.plans).plan(options, PLANS_MAX, |_| Plan::compile(&self.graph, options))
+        lock(&self.plans)
+            .plan(options, PLANS_MAX, |options| Plan::compile(&self.graph, options.clone()))
     }
 
     /// The plan of all rows of such a table of alphas, compiled if it is not known.

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use meristem_device::{Stream, Tensor};
 
 use super::groups::{self, Group};
-use super::metrics;
 use super::{Network, Run};
 use crate::error::{Error, Result};
+use crate::metrics;
 use crate::ops::{Spec, state};
 use crate::plan::{Mode, Phase, Space, Span, Step};
 

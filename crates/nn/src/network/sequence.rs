@@ -1,4 +1,4 @@
-//! A network over sequences: recurrent, of several inputs, trained with an objective over rows. The
+//! A network over sequences: recurrent, of several inputs, trained as a policy. The
 //! controller's policy is one.
 //!
 //! One set of parameters, any number of plans: a single step of many sequences, or whole sequences.
@@ -12,17 +12,19 @@ use meristem_device::{DType, Expect, Owner, Stream, Tensor, read_back_as};
 use super::gradient;
 use super::groups::Group;
 use super::growth::{self, Fresh};
-use super::metrics::MetricsLayout;
 use super::plans::Recent;
 use super::run::{Run, Tensors};
 use super::state::{Weights, unpacked};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, Op};
 use crate::kernels::Isa;
+use crate::kernels::ppo::PpoLoss;
 use crate::kernels::sample::{SampleStep, Sampler};
 use crate::layout::packing;
+use crate::metrics::MetricsLayout;
+use crate::ops::ppo::Pass;
 use crate::ops::state;
-use crate::plan::{Mode, Objective, Phase, Plan, PlanOptions, Step};
+use crate::plan::{Mode, Phase, Plan, PlanOptions, Step};
 use crate::state::{HostTensor, StateDict};
 
 /// Plans kept: a step and whole sequences, each for a few numbers of rows, the latter in two
@@ -64,17 +66,6 @@ pub struct SequenceDraw<'a> {
     pub seen: &'a [&'a Tensor],
 }
 
-/// Purpose of a plan, besides its rows.
-#[derive(Clone, Debug, PartialEq)]
-enum Goal {
-    /// The output of a forward run.
-    Output,
-    /// Actions, of a forward run.
-    Draw(Arc<Sampler>),
-    /// A gradient.
-    Train(Objective),
-}
-
 /// A graph over sequences with its parameters and optimiser, on one stream.
 #[derive(Debug)]
 pub struct SequenceNetwork {
@@ -82,8 +73,7 @@ pub struct SequenceNetwork {
     graph: Arc<Graph>,
     options: SequenceOptions,
     groups: Vec<Group>,
-    /// By what they are for.
-    plans: Recent<(Goal, PlanOptions)>,
+    plans: Recent<PlanOptions>,
     /// Memory of forward runs, and of training: a gradient survives forward runs.
     arenas: [Tensor; 2],
     /// Plan of the last gradient, which lies in the second arena.
@@ -118,7 +108,7 @@ impl SequenceNetwork {
         };
         let reset = state::Op::ResetMetrics(metrics_layout);
         let reset = Run::steps(vec![Step::new(reset, &[], &[metrics_layout.span()])]);
-        network.launch("reset_metrics", reset, &network.tensors(Mode::Train))?;
+        network.launch("reset_metrics", reset, &network.tensors(true))?;
         Ok(network)
     }
 
@@ -138,11 +128,10 @@ impl SequenceNetwork {
         let rows = self.check_inputs("forward", run)?;
         let features = self.graph.classes();
         check(&self.stream, ("forward", "output"), output, (DType::F32, rows, features))?;
-        let plan = self.plan(rows, run.steps, Goal::Output)?;
+        let plan = self.plan(rows, run.steps, Mode::Infer)?;
         self.check_states("forward", &plan, states)?;
         let outputs: Vec<&Tensor> = std::iter::once(output).chain(states.iter().copied()).collect();
-        let tensors =
-            Tensors { inputs: run.inputs, outputs: &outputs, ..self.tensors(Mode::Infer) };
+        let tensors = Tensors { inputs: run.inputs, outputs: &outputs, ..self.tensors(false) };
         self.launch("forward", Run::of(&plan, Phase::Forward..=Phase::Deliver), &tensors)
     }
 
@@ -160,52 +149,48 @@ impl SequenceNetwork {
     ) -> Result<()> {
         let rows = self.check_inputs("act", run)?;
         self.check_draw(run, draw, rows)?;
-        let plan = self.plan(rows, run.steps, Goal::Draw(Arc::clone(draw.sampler)))?;
+        let plan = self.plan(rows, run.steps, Mode::Draw(Arc::clone(draw.sampler)))?;
         self.check_states("act", &plan, states)?;
         let inputs: Vec<&Tensor> = run.inputs.iter().chain(&draw.from).copied().collect();
         let outputs: Vec<&Tensor> =
             draw.to.iter().chain(states).chain(draw.seen).copied().collect();
-        let tensors = Tensors { inputs: &inputs, outputs: &outputs, ..self.tensors(Mode::Infer) };
+        let tensors = Tensors { inputs: &inputs, outputs: &outputs, ..self.tensors(false) };
         self.launch("act", Run::of(&plan, Phase::Forward..=Phase::Deliver), &tensors)
     }
 
-    /// Runs forward, the objective, backward, and measures the gradient
+    /// Runs forward, the loss of proximal policy optimisation, backward, and measures the gradient
     /// ([`SequenceNetwork::metrics`]); the parameters stay as they are. One launch, which waits for
     /// nothing; a new size compiles a plan.
     ///
-    /// `data` is what the objective reads besides the network's output, `results` what it leaves;
-    /// see [`ops::ppo`](crate::ops::ppo).
+    /// `data` is what the loss reads besides the network's output, `results` what it leaves; see
+    /// [`ops::ppo`](crate::ops::ppo).
     ///
     /// # Errors
-    /// [`Error::Argument`], also for the cross-entropy, which is for
-    /// batches with labels; [`Error::PlanMemory`] for data or results
-    /// that are missing, or of another type or number of elements; memory, a failed stream.
+    /// [`Error::Argument`]; [`Error::PlanMemory`] for data or results that are missing, or of
+    /// another type or number of elements; memory, a failed stream.
     pub fn differentiate(
         &mut self,
         run: &SequenceRun<'_>,
-        objective: &Objective,
+        loss: &Arc<PpoLoss>,
+        pass: Pass,
         data: &[&Tensor],
         results: &[&Tensor],
     ) -> Result<()> {
         let rows = self.check_inputs("differentiate", run)?;
-        if *objective == Objective::CrossEntropy {
-            let got = format!("{objective:?}");
-            return Err(Error::argument("differentiate", "objective", "one over rows", got));
-        }
         self.gradient = None;
-        let plan = self.plan(rows, run.steps, Goal::Train(objective.clone()))?;
+        let plan =
+            self.plan(rows, run.steps, Mode::TrainPolicy { loss: Arc::clone(loss), pass })?;
         let inputs: Vec<&Tensor> = run.inputs.iter().chain(data).copied().collect();
-        let tensors = Tensors { inputs: &inputs, outputs: results, ..self.tensors(Mode::Train) };
+        let tensors = Tensors { inputs: &inputs, outputs: results, ..self.tensors(true) };
         self.launch("differentiate", Run::of(&plan, Phase::Forward..=Phase::Measure), &tensors)?;
         self.gradient = Some(plan);
         Ok(())
     }
 
     /// This network's tensors, with the arena of forward runs or of training.
-    fn tensors(&self, mode: Mode) -> Tensors<'_> {
-        let [forward, training] = &self.arenas;
+    fn tensors(&self, training: bool) -> Tensors<'_> {
         Tensors {
-            arena: Some(if mode == Mode::Infer { forward } else { training }),
+            arena: Some(&self.arenas[usize::from(training)]),
             groups: &self.groups,
             metrics: Some(&self.metrics),
             ..Tensors::default()
@@ -242,7 +227,7 @@ impl SequenceNetwork {
     pub fn measure(&mut self) -> Result<()> {
         let plan = self.gradient.as_ref().ok_or_else(|| missing("measure"))?;
         let run = Run::of(plan, Phase::Measure..=Phase::Measure);
-        self.launch("gradient norms", run, &self.tensors(Mode::Train))
+        self.launch("gradient norms", run, &self.tensors(true))
     }
 
     /// Clips the last gradient, group by group, and lets the optimisers take one step with it.
@@ -254,7 +239,7 @@ impl SequenceNetwork {
     pub fn apply(&mut self) -> Result<()> {
         let plan = self.gradient.take().ok_or_else(|| missing("apply"))?;
         let run = Run::of(&plan, Phase::Update..=Phase::Update);
-        self.launch("apply", run, &self.tensors(Mode::Train))
+        self.launch("apply", run, &self.tensors(true))
     }
 
     /// The last gradient of every parameter, under its name and in its shape, before clipping; zero
@@ -409,16 +394,12 @@ impl SequenceNetwork {
     }
 
     /// The plan of so many rows; its arena is made large enough.
-    fn plan(&mut self, batch: usize, steps: usize, goal: Goal) -> Result<Arc<Plan>> {
-        let mode = if matches!(goal, Goal::Train(_)) { Mode::Train } else { Mode::Infer };
+    fn plan(&mut self, batch: usize, steps: usize, mode: Mode) -> Result<Arc<Plan>> {
+        let arena = &mut self.arenas[usize::from(mode.is_training())];
         let options = PlanOptions { steps, ..PlanOptions::new(batch, mode) };
-        let graph = &self.graph;
-        let plan = self.plans.plan((goal, options), PLANS_MAX, |(goal, _)| match goal {
-            Goal::Output => Plan::compile(graph, options),
-            Goal::Draw(how) => Plan::compile_draw(graph, (batch, steps), how),
-            Goal::Train(objective) => Plan::compile_for(graph, options, objective),
-        })?;
-        let arena = &mut self.arenas[usize::from(mode == Mode::Train)];
+        let plan = self
+            .plans
+            .plan(options, PLANS_MAX, |options| Plan::compile(&self.graph, options.clone()))?;
         if plan.arena_len() > arena.numel() {
             let shape = [plan.arena_len()];
             *arena = Tensor::empty(&self.stream, shape, DType::F32, self.options.owner)?;

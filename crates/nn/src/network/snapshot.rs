@@ -6,10 +6,10 @@ use meristem_device::{DType, Owner, Stream, Tensor};
 
 use super::Network;
 use super::groups::{self, Group, same_group};
-use super::metrics;
 use super::state::Weights;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
+use crate::metrics;
 use crate::ops::state;
 use crate::plan::Step;
 use crate::state::StateDict;

@@ -1,8 +1,7 @@
 //! Steps where a module meets its host.
 
 use super::operand::{Operands, Signature, f32s};
-use crate::graph::BlendMode;
-use crate::kernels::blend::{self, BlendGrads, BlendInputs, TanhMixGrads};
+use crate::kernels::blend::{self, BlendGrads, BlendInputs, BlendMode, TanhMixGrads};
 use crate::kernels::{GradOut, Isa};
 
 /// Shape of a blend: host and module have `len` values, for `samples` samples.

@@ -3,7 +3,7 @@
 use super::operand::{Operands, Signature, f32s, f64s, u32s};
 use crate::kernels::Isa;
 use crate::kernels::loss;
-use crate::network::metrics::{self, BatchResult};
+use crate::metrics::{self, BatchResult};
 
 /// Shape of the logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -105,7 +105,7 @@ pub fn run(on: Backend, op: &Op, operands: Operands<'_>) -> Result<()> {
     let reads: Vec<Form> = operands.reads.iter().map(Slice::form).collect();
     let writes: Vec<Form> = operands.writes.iter().map(SliceMut::form).collect();
     if let Some([operand, expected, got]) = op.signature().misfit(&reads, &writes) {
-        return Err(Error::Operand { op: Box::new(op.clone()), operand, expected, got });
+        return Err(Error::Operand { op: format!("{op:?}"), operand, expected, got });
     }
     match on {
         Backend::Cpu(isa) => op.run(isa, operands),

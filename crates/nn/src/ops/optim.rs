@@ -6,7 +6,7 @@ use super::operand::{Operands, Signature, f32s, f64s, i64s};
 use crate::graph::Optimiser;
 use crate::kernels::Isa;
 use crate::kernels::optim::{self, AdamStep};
-use crate::network::metrics;
+use crate::metrics;
 
 /// Steps on a group's gradient, which lies in the layout of the group's parameters.
 #[derive(Clone, Debug, PartialEq)]

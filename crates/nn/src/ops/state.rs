@@ -2,7 +2,7 @@
 
 use super::operand::{Operands, Signature, Slice, Spec, f32s, f64s};
 use crate::kernels::Isa;
-use crate::network::metrics::MetricsLayout;
+use crate::metrics::MetricsLayout;
 
 /// Operations on metrics and on parameters, running statistics and what the optimiser remembers.
 #[derive(Clone, Debug, PartialEq)]

@@ -7,55 +7,13 @@
 use meristem_device::DType;
 
 use super::step::{Draft, Phase, ValueList};
-use super::value::{Space, Span, ValueId};
+use super::value::{Home, Value, ValueId};
 use super::{Mode, PlanOptions};
 use crate::graph::{BufferId, Graph, NodeId, Op, ParamId};
 use crate::kernels::ImageShape;
 use crate::layout::Layout;
 use crate::ops::{Form, Op as StepOp, Role, elementwise};
-
-/// Where a value lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Home {
-    /// In memory that the caller brings.
-    Fixed(Span),
-    /// In the arena; the offset comes from the lifetimes.
-    Arena,
-    /// A piece of another value.
-    Part {
-        /// The whole.
-        of: ValueId,
-        /// First element of the piece.
-        start: usize,
-    },
-}
-
-/// A value while the plan is built.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Value {
-    pub(crate) home: Home,
-    pub(crate) dtype: DType,
-    pub(crate) len: usize,
-    /// Written by the caller before the run: lives from the first step on.
-    pub(crate) from_start: bool,
-    /// Read by the caller after the run: lives to the last step.
-    pub(crate) to_end: bool,
-}
-
-impl Value {
-    /// f32 elements of the arena that it takes.
-    pub(crate) fn arena_len(&self) -> usize {
-        (self.len * self.dtype.size()).div_ceil(DType::F32.size())
-    }
-}
-
-/// The value whose memory this one lies in.
-pub(crate) fn root(values: &[Value], mut id: ValueId) -> ValueId {
-    while let Home::Part { of, .. } = values[id.index()].home {
-        id = of;
-    }
-    id
-}
+use crate::space::{Space, Span};
 
 /// Emits the backward steps of a lowered node, given the gradient of its output.
 pub(crate) type Backward = Box<dyn FnOnce(&mut Builder<'_>, ValueId)>;
@@ -165,13 +123,6 @@ impl<'g> Builder<'g> {
         ImageShape { batch, h: d.h, w: d.w, c: d.c }
     }
 
-    /// Lets the state of every LSTM after the last step live to the end.
-    pub(crate) fn keep_last_states(&mut self) {
-        for i in 0..self.last_states.len() {
-            self.keep(self.last_states[i]);
-        }
-    }
-
     fn value(&mut self, home: Home, dtype: DType, len: usize) -> ValueId {
         self.values.push(Value { home, dtype, len, from_start: false, to_end: false });
         ValueId(self.values.len() as u32 - 1)
@@ -203,9 +154,9 @@ impl<'g> Builder<'g> {
         Some(self.fixed(Span::new(Space::Input(n), dtype, 0, len)))
     }
 
-    /// Lets a value live to the end of the plan, for the caller to read.
-    pub(crate) fn keep(&mut self, value: ValueId) {
-        self.values[value.index()].to_end = true;
+    /// Lets values live to the end of the plan, for the caller to read.
+    pub(crate) fn keep(&mut self, values: impl IntoIterator<Item = ValueId>) {
+        values.into_iter().for_each(|value| self.values[value.index()].to_end = true);
     }
 
     /// A new arena value that the caller writes before a run.
@@ -325,7 +276,7 @@ impl<'g> Builder<'g> {
             None => {
                 let whole = self.arena(self.layout.groups[place.group.index()].values);
                 self.group_grads[place.group.index()] = Some(whole);
-                self.keep(whole);
+                self.keep([whole]);
                 let len = self.values[whole.index()].len;
                 self.emit(elementwise::Op::Fill { len, value: 0.0 }, &[], &[whole]);
                 whole

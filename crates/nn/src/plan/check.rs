@@ -1,8 +1,8 @@
 //! Does a plan use its memory well? Follows every element of the arena through the steps.
 
-use super::builder::{Home, Value, root};
 use super::step::Draft;
-use super::value::{Space, Span, ValueId};
+use super::value::{Home, Value, ValueId, root};
+use crate::space::{Space, Span};
 
 /// Bytes of a vector: what arena values are padded to.
 const VECTOR: usize = crate::layout::LANES * size_of::<f32>();

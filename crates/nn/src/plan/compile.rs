@@ -1,23 +1,21 @@
 //! From a graph to its plan: units are lowered into a builder, dead steps dropped, memory assigned,
 //! operands resolved.
 
-use std::sync::Arc;
-
 use meristem_device::DType;
 use smallvec::SmallVec;
 
 use super::arena::{self, Lifetime};
-use super::builder::{Builder, Home, Value, root};
+use super::builder::Builder;
 use super::step::{Draft, Phase, Step, uses};
-use super::value::{Space, Span, ValueId};
-use super::{Mode, Objective, Plan, PlanOptions, check, fuse, lower};
+use super::value::{Home, Value, ValueId, root};
+use super::{Mode, Plan, PlanOptions, check, fuse, lower};
 use crate::error::{Error, Result};
-use crate::graph::Graph;
-use crate::kernels::sample::Sampler;
+use crate::graph::{Graph, NodeId};
 use crate::layout::Layout;
+use crate::space::{Space, Span};
 
 impl Plan {
-    /// Compiles a graph; to train means to make the cross-entropy small.
+    /// Compiles a graph.
     ///
     /// # Errors
     /// [`Error::EmptyBatch`] for a batch of no samples or a graph with an empty value;
@@ -25,89 +23,44 @@ impl Plan {
     /// samples that are not whole sequences;
     /// [`Error::OneValuePerChannel`] where batch norm would have to train on one value per channel.
     pub fn compile(graph: &Graph, options: PlanOptions) -> Result<Self> {
-        Self::compile_for(graph, options, &Objective::CrossEntropy)
-    }
-
-    /// As [`Plan::compile`], with another objective of [`Mode::Train`].
-    ///
-    /// # Errors
-    /// As [`Plan::compile`].
-    pub fn compile_for(graph: &Graph, options: PlanOptions, objective: &Objective) -> Result<Self> {
-        Self::compile_with(graph, options, (objective, None))
-    }
-
-    /// Compiles a forward run of these rows that ends with a draw of actions, see
-    /// [`ops::sample`](crate::ops::sample), in place of the output. Its inputs follow the graph's:
-    /// the legality of places, the step. It leaves what was drawn as outputs 0 to 4, then the
-    /// states, then copies of the inputs that have rows.
-    ///
-    /// # Errors
-    /// As [`Plan::compile`].
-    pub fn compile_draw(
-        graph: &Graph,
-        (batch, steps): (usize, usize),
-        sampler: &Arc<Sampler>,
-    ) -> Result<Self> {
-        let options = PlanOptions { steps, ..PlanOptions::new(batch, Mode::Infer) };
-        Self::compile_with(graph, options, (&Objective::CrossEntropy, Some(sampler)))
-    }
-
-    fn compile_with(
-        graph: &Graph,
-        options: PlanOptions,
-        (objective, draw): (&Objective, Option<&Arc<Sampler>>),
-    ) -> Result<Self> {
         check_batch(graph, options.batch)?;
         if options.steps == 0 || !options.batch.is_multiple_of(options.steps) {
             return Err(Error::Steps { batch: options.batch, steps: options.steps });
         }
         let layout = Layout::new(graph);
+        let mode = options.mode.clone();
         let mut b = Builder::new(graph, &layout, options);
         let mut backward = vec![];
-        for unit in &fuse::units(graph, options) {
+        for unit in &fuse::units(graph, &b.options) {
             if let Some(emit) = lower::forward(&mut b, unit)? {
                 backward.push((unit.output(), emit));
             }
         }
         b.begin(Phase::Backward);
-        let mut output_gradient = None;
-        match options.mode {
-            Mode::Train => lower::train::objective(&mut b, objective),
-            Mode::Evaluate => lower::train::score(&mut b, &[0]),
-            Mode::Infer => {}
-            Mode::Gradient => {
-                let given = b.given(b.shape(graph.output).len());
-                b.seed(graph.output, given);
-                output_gradient = Some(given);
+        let output_gradient = match &mode {
+            Mode::Train => Some(lower::train::cross_entropy(&mut b)),
+            Mode::TrainPolicy { loss, pass } => {
+                Some(lower::train::policy_loss(&mut b, loss, *pass))
             }
-        }
-        if b.backward() {
+            Mode::Gradient => Some(b.given(b.shape(graph.output).len())),
+            Mode::Evaluate | Mode::Infer | Mode::Draw(_) => None,
+        };
+        if let Some(gradient) = output_gradient {
+            b.seed(graph.output, gradient);
             for (node, emit) in backward.into_iter().rev() {
                 if let Some(gradient) = b.gradient(node).filter(|_| b.wants(node)) {
                     emit(&mut b, gradient);
                 }
             }
         }
-        let output = b.node(graph.output);
-        match options.mode {
-            Mode::Train => {
-                b.begin(Phase::Measure);
-                let coefficients = lower::train::measure(&mut b);
-                b.begin(Phase::Update);
-                lower::train::updates(&mut b, &coefficients);
-            }
-            Mode::Infer => {
-                b.begin(Phase::Deliver);
-                lower::train::deliver(&mut b, draw);
-            }
-            Mode::Evaluate | Mode::Gradient => {}
+        match &mode {
+            Mode::Train | Mode::TrainPolicy { .. } => lower::train::update(&mut b),
+            Mode::Evaluate => lower::train::score(&mut b, &[0]),
+            Mode::Infer => lower::train::deliver(&mut b, None),
+            Mode::Draw(sampler) => lower::train::deliver(&mut b, Some(sampler)),
+            Mode::Gradient => {}
         }
-        if matches!(options.mode, Mode::Infer | Mode::Gradient) {
-            b.keep(output);
-            b.keep_last_states();
-        }
-        let inputs = input_gradients_of(&mut b);
-        Ok(finish(b, output, output_gradient, inputs))
+        Ok(finish(b, output_gradient.filter(|_| mode == Mode::Gradient)))
     }
 }
 
@@ -124,30 +77,16 @@ pub(super) fn check_batch(graph: &Graph, batch: usize) -> Result<()> {
     }
 }
 
-/// The gradients of the inputs, which the caller of [`Mode::Gradient`] reads after a run.
-pub(super) fn input_gradients_of(b: &mut Builder<'_>) -> Vec<Option<ValueId>> {
-    let graph = b.graph;
-    let mut gradients = vec![];
-    for (i, node) in graph.nodes.iter().enumerate() {
-        if node.op.input().is_some() {
-            let id = crate::graph::NodeId(i);
-            let gradient = b.gradient(id);
-            if let Some(gradient) = gradient {
-                b.keep(gradient);
-            }
-            gradients.push(gradient);
-        }
-    }
-    gradients
-}
-
 /// Drops dead steps, assigns memory, resolves operands.
-pub(super) fn finish(
-    b: Builder<'_>,
-    output: ValueId,
-    output_gradient: Option<ValueId>,
-    input_gradients: Vec<Option<ValueId>>,
-) -> Plan {
+pub(super) fn finish(mut b: Builder<'_>, output_gradient: Option<ValueId>) -> Plan {
+    let (graph, output) = (b.graph, b.node(b.graph.output));
+    match b.options.mode.has_loss() {
+        true => b.last_states.clear(),
+        false => b.keep(std::iter::once(output).chain(b.last_states.clone())),
+    }
+    let inputs = (0..).zip(&graph.nodes).filter(|(_, node)| node.op.input().is_some());
+    let input_gradients = inputs.map(|(i, _)| b.gradient(NodeId(i))).collect::<Vec<_>>();
+    b.keep(input_gradients.iter().copied().flatten());
     let groups = (0..b.graph.groups.len()).map(|g| b.group_gradient(g)).collect::<Vec<_>>();
     let Builder { layout, options, values, steps, trained, last_states, .. } = b;
     let steps = without_dead(&values, steps);
@@ -178,10 +117,7 @@ pub(super) fn finish(
         uses,
         output: span(output),
         output_gradient: output_gradient.map(span),
-        last_states: match options.mode {
-            Mode::Infer | Mode::Gradient => last_states.into_iter().map(span).collect(),
-            _ => vec![],
-        },
+        last_states: last_states.into_iter().map(span).collect(),
         input_gradients: input_gradients.into_iter().map(|g| g.map(span)).collect(),
         group_gradients: groups.into_iter().map(|g| g.map(span)).collect(),
         layout: layout.clone(),

@@ -2,7 +2,7 @@
 //! read by the next one only.
 
 use super::{Mode, PlanOptions};
-use crate::graph::{Graph, NodeId, Op};
+use crate::graph::{Function, Graph, NodeId, Op};
 
 /// Nodes that are lowered together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,8 +74,8 @@ impl Unit {
 }
 
 /// The units of all nodes that the output needs, in execution order.
-pub(crate) fn units(graph: &Graph, options: PlanOptions) -> Vec<Unit> {
-    let readers = readers(graph, options.mode);
+pub(crate) fn units(graph: &Graph, options: &PlanOptions) -> Vec<Unit> {
+    let readers = readers(graph, &options.mode);
     let needed = |i: usize| i == graph.output.index() || !readers[i].is_empty();
     let mut taken = vec![false; graph.nodes.len()];
     let mut units: Vec<Unit> = vec![];
@@ -127,7 +127,7 @@ fn straight_pool(
 }
 
 /// Who reads each node's value, among the nodes that the output needs.
-fn readers(graph: &Graph, mode: Mode) -> Vec<Vec<NodeId>> {
+fn readers(graph: &Graph, mode: &Mode) -> Vec<Vec<NodeId>> {
     let mut readers: Vec<Vec<NodeId>> = vec![vec![]; graph.nodes.len()];
     for i in (0..=graph.output.index()).rev() {
         if i != graph.output.index() && readers[i].is_empty() {
@@ -151,7 +151,7 @@ fn readers(graph: &Graph, mode: Mode) -> Vec<Vec<NodeId>> {
 fn norm_unit(
     graph: &Graph,
     readers: &[Vec<NodeId>],
-    options: PlanOptions,
+    options: &PlanOptions,
     norm: NodeId,
     x: NodeId,
 ) -> NormUnit {
@@ -167,7 +167,9 @@ fn norm_unit(
     if matches!(op(x), Op::Conv2d { .. }) && only_reader(x) == Some(norm) {
         unit.conv = Some(x);
     }
-    let Some(relu) = only_reader(norm).filter(|r| matches!(op(*r), Op::Relu(_))) else {
+    let Some(relu) =
+        only_reader(norm).filter(|r| matches!(op(*r), Op::Activation(Function::Relu, _)))
+    else {
         return unit;
     };
     unit = NormUnit { relu: true, output: relu, ..unit };
@@ -208,7 +210,7 @@ mod tests {
     fn norm_of(graph: &Graph, mode: Mode, fuse: bool) -> NormUnit {
         let options = PlanOptions { fuse, ..PlanOptions::new(2, mode) };
         let find = |u: &Unit| if let Unit::Norm(n) = u { Some(*n) } else { None };
-        units(graph, options).iter().find_map(find).unwrap()
+        units(graph, &options).iter().find_map(find).unwrap()
     }
 
     #[test]
@@ -219,7 +221,7 @@ mod tests {
         let conv = Some(NodeId(1));
         assert_eq!(unit, NormUnit { conv, norm, relu: true, pool: true, output });
         let options = PlanOptions::new(2, Mode::Train);
-        assert_eq!(units(&host(false, false), options).len(), 4); // input, block, pool, linear
+        assert_eq!(units(&host(false, false), &options).len(), 4); // input, block, pool, linear
     }
 
     #[test]
@@ -241,7 +243,7 @@ mod tests {
     fn pooling_behind_a_training_module_knows_its_norm() {
         let graph = host(false, true);
         let found = |graph: &Graph, mode| {
-            let units = units(graph, PlanOptions::new(2, mode));
+            let units = units(graph, &PlanOptions::new(2, mode));
             units.iter().any(|u| matches!(u, Unit::StraightPool { norm: NodeId(3), .. }))
         };
         assert!(found(&graph, Mode::Train));
@@ -251,7 +253,7 @@ mod tests {
     #[test]
     fn evaluation_skips_a_straight_through_module() {
         let graph = host(false, true);
-        let count = |mode| units(&graph, PlanOptions::new(2, mode)).len();
+        let count = |mode| units(&graph, &PlanOptions::new(2, mode)).len();
         assert_eq!(count(Mode::Train), count(Mode::Evaluate) + 2); // detach and tanh
     }
 }

@@ -5,9 +5,9 @@ use std::marker::PhantomData;
 use meristem_device::Element;
 use smallvec::SmallVec;
 
-use super::value::{Space, Span};
 use crate::graph::GroupId;
 use crate::ops::{Operands, Slice, SliceMut};
+use crate::space::{Space, Span};
 
 /// The tensors of one parameter group.
 #[derive(Debug)]

@@ -23,16 +23,16 @@ mod value;
 use std::ops::{Range, RangeInclusive};
 
 pub use self::memory::{GroupMemory, Memory};
-pub use self::options::{Mode, Objective, PlanOptions};
+pub use self::options::{Mode, PlanOptions};
 pub use self::step::{Phase, SpaceUse, Step};
 pub(crate) use self::step::{add_use, uses};
 pub use self::tree::{AlphaPattern, flops};
-pub use self::value::{Space, Span};
 use crate::error::{Error, Result};
 use crate::graph::ParamId;
 use crate::kernels::Isa;
 use crate::layout::Layout;
 use crate::ops::{Op, optim};
+pub use crate::space::{Space, Span};
 
 /// A compiled graph for one batch size and mode.
 #[derive(Debug)]
@@ -56,8 +56,8 @@ pub struct Plan {
 
 impl Plan {
     /// What it was compiled for.
-    pub fn options(&self) -> PlanOptions {
-        self.options
+    pub fn options(&self) -> &PlanOptions {
+        &self.options
     }
 
     /// f32 elements of the arena.
@@ -180,7 +180,7 @@ impl Plan {
     /// [`Error::PlanMemory`] when a memory is missing or has another length than the plan needs
     /// (arena and alphas may be longer), or the plan has a loss.
     pub fn run(&self, isa: Isa, memory: &mut Memory<'_>) -> Result<()> {
-        if !matches!(self.options.mode, Mode::Infer | Mode::Gradient) {
+        if self.options.mode.has_loss() {
             let got = format!("a plan compiled for {:?}", self.options.mode);
             return Err(Error::PlanMemory { what: "mode", expected: "no loss".into(), got });
         }

@@ -1,20 +1,33 @@
-//! Options of a plan: mode, samples, objective.
+//! Options of a plan: mode and samples.
 
 use std::sync::Arc;
 
 use crate::kernels::ppo::PpoLoss;
+use crate::kernels::sample::Sampler;
 use crate::ops::ppo::Pass;
 
 /// Computation of a plan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Mode {
-    /// Forward with batch statistics, an [`Objective`], backward, metrics, clipping, the
-    /// optimisers.
+    /// Forward with batch statistics, mean softmax cross-entropy with the labels, backward, metrics,
+    /// clipping, the optimisers.
     Train,
+    /// As [`Mode::Train`], with the loss of proximal policy optimisation; its other inputs follow
+    /// the graph's, see [`ops::ppo`](crate::ops::ppo).
+    TrainPolicy {
+        /// Formula.
+        loss: Arc<PpoLoss>,
+        /// Which pass over a round it is.
+        pass: Pass,
+    },
     /// Forward with running statistics, cross-entropy, metrics.
     Evaluate,
     /// Forward with running statistics; the output stays in the arena, or is delivered.
     Infer,
+    /// As [`Mode::Infer`], with a draw of actions in place of the output, see
+    /// [`ops::sample`](crate::ops::sample). Legality and step are inputs after the graph's. The
+    /// draw is outputs 0 to 4, then come the states, then copies of the inputs that have rows.
+    Draw(Arc<Sampler>),
     /// Forward with batch statistics, then backward from a gradient of the output that the caller
     /// writes into the arena. Gradients of parameters and inputs stay in the arena.
     Gradient,
@@ -22,13 +35,18 @@ pub enum Mode {
 
 impl Mode {
     /// Whether there is a backward pass; batch norm then uses (and updates) the batch's statistics.
-    pub fn is_training(self) -> bool {
-        matches!(self, Mode::Train | Mode::Gradient)
+    pub fn is_training(&self) -> bool {
+        matches!(self, Mode::Train | Mode::TrainPolicy { .. } | Mode::Gradient)
+    }
+
+    /// Whether the output goes into a loss, and not to the caller.
+    pub(crate) fn has_loss(&self) -> bool {
+        matches!(self, Mode::Train | Mode::TrainPolicy { .. } | Mode::Evaluate)
     }
 }
 
 /// Options of a plan besides its graph.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct PlanOptions {
     /// Samples; for sequences the rows of all steps, `[steps][sequences]`.
     pub batch: usize,
@@ -53,18 +71,4 @@ impl PlanOptions {
     pub fn sequences(&self) -> usize {
         self.batch / self.steps.max(1)
     }
-}
-
-/// Objective that training minimises.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Objective {
-    /// Mean softmax cross-entropy of the output with the labels.
-    CrossEntropy,
-    /// The loss of proximal policy optimisation, see [`ops::ppo`](crate::ops::ppo).
-    Ppo {
-        /// Formula.
-        loss: Arc<PpoLoss>,
-        /// Which pass over a round it is.
-        pass: Pass,
-    },
 }

@@ -4,9 +4,10 @@ use meristem_device::DType;
 use smallvec::SmallVec;
 
 use super::memory::Memory;
-use super::value::{Space, Span, ValueId};
+use super::value::ValueId;
 use crate::kernels::Isa;
 use crate::ops::Op;
+use crate::space::{Space, Span};
 
 /// The parts of a plan, in order. A run takes one or several that follow each other. A plan of many
 /// rows of alphas has its scores between its values, and all of it is in the first.

@@ -12,7 +12,7 @@
 use std::collections::HashMap;
 
 use super::builder::Builder;
-use super::compile::{check_batch, finish, input_gradients_of};
+use super::compile::{check_batch, finish};
 use super::fuse::{self, Unit};
 use super::value::ValueId;
 use super::{Mode, Plan, PlanOptions, lower};
@@ -180,11 +180,10 @@ impl Plan {
     /// [`Error::BatchTooLarge`](crate::Error::BatchTooLarge).
     pub fn compile_rows(graph: &Graph, pattern: &AlphaPattern, batch: usize) -> Result<Self> {
         check_batch(graph, batch)?;
-        let options = PlanOptions::new(batch, Mode::Evaluate);
         let layout = Layout::new(graph);
-        let mut b = Builder::new(graph, &layout, options);
+        let mut b = Builder::new(graph, &layout, PlanOptions::new(batch, Mode::Evaluate));
         let mut values: Vec<ValueId> = vec![];
-        for visit in tree(graph, &fuse::units(graph, options), pattern) {
+        for visit in tree(graph, &fuse::units(graph, &b.options), pattern) {
             match visit {
                 Visit::Compute { unit, row, inputs } => {
                     inputs.iter().for_each(|(node, value)| b.bind(*node, values[*value]));
@@ -198,8 +197,7 @@ impl Plan {
                 }
             }
         }
-        let (output, inputs) = (b.node(graph.output), input_gradients_of(&mut b));
-        Ok(finish(b, output, None, inputs))
+        Ok(finish(b, None))
     }
 }
 
@@ -213,7 +211,7 @@ pub fn flops(graph: &Graph, pattern: &AlphaPattern) -> u64 {
         }
         Visit::Score { .. } => 0,
     };
-    tree(graph, &fuse::units(graph, options), pattern).into_iter().map(of_visit).sum()
+    tree(graph, &fuse::units(graph, &options), pattern).into_iter().map(of_visit).sum()
 }
 
 #[cfg(test)]
@@ -334,7 +332,7 @@ mod tests {
             let rows = table.len() / slots.len();
             let mut expected: BTreeSet<(usize, Vec<(usize, u32)>)> = BTreeSet::new();
             let mut leaves: BTreeSet<Vec<(usize, u32)>> = BTreeSet::new();
-            let units = fuse::units(&graph, PlanOptions::new(1, Mode::Evaluate));
+            let units = fuse::units(&graph, &PlanOptions::new(1, Mode::Evaluate));
             for alphas in table.chunks(slots.len()) {
                 let found = dependencies(&graph, alphas);
                 let of = |node: usize| found[node].clone().map(|d| d.into_iter().collect::<Vec<_>>());
@@ -379,13 +377,13 @@ mod tests {
     #[test]
     fn subsets_of_three_modules_double_the_work_at_each_slot() {
         let (graph, pattern) = all_subsets();
-        let units = fuse::units(&graph, PlanOptions::new(1, Mode::Evaluate));
+        let units = fuse::units(&graph, &PlanOptions::new(1, Mode::Evaluate));
         let mut computed: BTreeMap<String, usize> = BTreeMap::new();
         for visit in tree(&graph, &units, &pattern) {
             let Visit::Compute { unit, .. } = visit else { continue };
             let weight = unit.nodes(&graph).into_iter().find_map(|node| {
                 match graph.nodes[node.index()].op {
-                    Op::Conv2d { weight, .. } | Op::Linear { weight, .. } => Some(weight),
+                    Op::Conv2d { weight, .. } => Some(weight),
                     _ => None,
                 }
             });

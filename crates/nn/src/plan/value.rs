@@ -1,9 +1,8 @@
-//! Values of a plan: what a step reads and writes, before and after memory is assigned.
+//! Values of a plan that is being built: what steps read and write, before memory is assigned.
 
 use meristem_device::DType;
 
-use crate::graph::GroupId;
-use crate::layout::Place;
+use crate::space::Span;
 
 /// A value while a plan is built; memory is assigned when all steps are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -19,81 +18,45 @@ impl ValueId {
     }
 }
 
-/// Which memory a value lies in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Space {
-    /// The arena, f32 with pieces of other types: everything that lives within one run.
-    Arena,
-    /// The n-th input: f32, or the type that a step declares. Read only.
-    Input(usize),
-    /// Labels of the batch, u32. Read only.
-    Targets,
-    /// The rows of alphas of this run, f32. Read only.
-    Alphas,
-    /// Metrics but the scores, f64.
-    Metrics,
-    /// The rows of evaluation metrics of this run, f64.
-    Scores,
-    /// Packed parameters of a group, f32.
-    Values(GroupId),
-    /// State of their optimiser ([`GroupSize::moments`](crate::layout::GroupSize)), f32.
-    Momentum(GroupId),
-    /// Running statistics of a group, f32.
-    State(GroupId),
-    /// Batches counted by each batch norm of a group, and Adam's steps, i64.
-    Counters(GroupId),
-    /// The n-th result, which the caller keeps.
-    Output(usize),
-}
-
-impl Space {
-    /// Whether a plan may never write here.
-    pub fn is_read_only(self) -> bool {
-        matches!(self, Space::Input(_) | Space::Targets | Space::Alphas)
-    }
-}
-
-/// A piece of memory.
+/// Where a value lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
-    /// Which memory.
-    pub space: Space,
-    /// Element type.
-    pub dtype: DType,
-    /// First element: the space is counted in elements of this type.
-    pub start: usize,
-    /// Elements.
-    pub len: usize,
+pub(crate) enum Home {
+    /// In memory that the caller brings.
+    Fixed(Span),
+    /// In the arena; the offset comes from the lifetimes.
+    Arena,
+    /// A piece of another value.
+    Part {
+        /// The whole.
+        of: ValueId,
+        /// First element of the piece.
+        start: usize,
+    },
 }
 
-impl Span {
-    /// No elements.
-    pub const EMPTY: Self = Self::new(Space::Arena, DType::F32, 0, 0);
+/// A value while the plan is built.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Value {
+    pub(crate) home: Home,
+    pub(crate) dtype: DType,
+    pub(crate) len: usize,
+    /// Written by the caller before the run: lives from the first step on.
+    pub(crate) from_start: bool,
+    /// Read by the caller after the run: lives to the last step.
+    pub(crate) to_end: bool,
+}
 
-    /// A piece of a space.
-    pub(crate) const fn new(space: Space, dtype: DType, start: usize, len: usize) -> Self {
-        Self { space, dtype, start, len }
+impl Value {
+    /// f32 elements of the arena that it takes.
+    pub(crate) fn arena_len(&self) -> usize {
+        (self.len * self.dtype.size()).div_ceil(DType::F32.size())
     }
+}
 
-    /// A parameter or running statistics, in one of their group's memories.
-    pub(crate) fn of(place: Place, space: fn(GroupId) -> Space, dtype: DType) -> Self {
-        Self::new(space(place.group), dtype, place.start, place.len)
+/// The value whose memory this one lies in.
+pub(crate) fn root(values: &[Value], mut id: ValueId) -> ValueId {
+    while let Home::Part { of, .. } = values[id.index()].home {
+        id = of;
     }
-
-    /// As a range of elements of its memory.
-    pub fn range(self) -> std::ops::Range<usize> {
-        self.start..self.start + self.len
-    }
-
-    /// As a range of bytes of its memory; what is too large for an address ends at the largest.
-    pub fn bytes(self) -> std::ops::Range<usize> {
-        let (size, end) = (self.dtype.size(), self.start.saturating_add(self.len));
-        self.start.saturating_mul(size)..end.saturating_mul(size)
-    }
-
-    /// Whether the two have a byte in common.
-    pub fn overlaps(self, other: Self) -> bool {
-        let (a, b) = (self.bytes(), other.bytes());
-        self.space == other.space && a.start.max(b.start) < a.end.min(b.end)
-    }
+    id
 }

@@ -1,7 +1,7 @@
 //! The slow obvious version: a graph interpreted node by node in f64 over `[N][C][H][W]`, and
 //! gradients by central differences.
 
-use meristem_nn::graph::{BlendMode, Dims, LstmParams, NodeId, Op, ParamId};
+use meristem_nn::graph::{BlendMode, Dims, Function, LstmParams, NodeId, Op, ParamId};
 
 use super::Case;
 
@@ -75,15 +75,14 @@ impl Interpreter<'_> {
             Op::Conv2d { .. } => self.conv(i),
             Op::BatchNorm { .. } => self.batch_norm(i),
             Op::GroupNorm { .. } => self.group_norm(i),
-            Op::Relu(x) => self.map(*x, |v| v.max(0.0)),
-            Op::Sigmoid(x) => self.map(*x, |v| 1.0 / (1.0 + (-v).exp())),
-            Op::Tanh(x) => self.map(*x, f64::tanh),
+            Op::Activation(Function::Relu, x) => self.map(*x, |v| v.max(0.0)),
+            Op::Activation(Function::Sigmoid, x) => self.map(*x, |v| 1.0 / (1.0 + (-v).exp())),
+            Op::Activation(Function::Tanh, x) => self.map(*x, f64::tanh),
             Op::MaxPool2d { x, kernel, stride } => self.max_pool(*x, out, *kernel, *stride),
             Op::GlobalAvgPool(x) => {
                 let pixels = self.dims(*x).h * self.dims(*x).w;
                 self.x(*x).chunks(pixels).map(|c| c.iter().sum::<f64>() / pixels as f64).collect()
             }
-            Op::Linear { x, weight, bias } => self.linear(*x, self.param(*weight), *bias, out.c),
             Op::Add(a, b) => self.zip(*a, *b, |a, b| a + b),
             Op::ScaleChannels { x, scale, factor } => {
                 let pixels = out.h * out.w;
@@ -186,7 +185,7 @@ impl Interpreter<'_> {
     }
 
     fn batch_norm(&self, i: usize) -> Vec<f64> {
-        let Op::BatchNorm { x, weight, bias, running_mean, running_var, eps, .. } =
+        let Op::BatchNorm { x, weight, bias, running: [mean, var], eps, .. } =
             &self.case.graph.nodes[i].op
         else {
             unreachable!()
@@ -200,7 +199,7 @@ impl Interpreter<'_> {
         let stats: Vec<(f64, f64)> = (0..d.c)
             .map(|c| match self.training {
                 true => moments(x.iter().enumerate().filter(|(i, _)| channel(*i) == c)),
-                false => (buffer(running_mean.index(), c), buffer(running_var.index(), c)),
+                false => (buffer(mean.index(), c), buffer(var.index(), c)),
             })
             .collect();
         let normal = |(i, v): (usize, &f64)| {
@@ -240,18 +239,6 @@ impl Interpreter<'_> {
                     });
                     y.push(window.fold(f64::NEG_INFINITY, f64::max));
                 }
-            }
-        }
-        y
-    }
-
-    fn linear(&self, x: NodeId, w: &[f64], bias: Option<ParamId>, out: usize) -> Vec<f64> {
-        let features = self.dims(x).c;
-        let mut y = vec![];
-        for sample in self.x(x).chunks(features) {
-            for o in 0..out {
-                let dot: f64 = sample.iter().zip(&w[o * features..]).map(|(a, b)| a * b).sum();
-                y.push(dot + bias.map_or(0.0, |b| self.param(b)[o]));
             }
         }
         y

@@ -10,13 +10,11 @@
 
 mod backward;
 mod forward;
-mod nchw;
 mod place;
 mod shape;
 
 pub use backward::{backward_data, backward_weight};
 pub use forward::{forward, forward_with_stats};
-pub use nchw::NchwConv;
 pub use shape::ConvShape;
 
 /// What a forward convolution reads.
@@ -41,10 +39,10 @@ pub struct ParamGrads<'a> {
 
 /// The part of `scratch` that starts on a cache line; loads of whole vectors that straddle two
 /// lines take twice as long.
-fn aligned(scratch: &mut [f32]) -> &mut [f32] {
+pub(crate) fn aligned(scratch: &mut [f32]) -> &mut [f32] {
     let skip = scratch.as_ptr().align_offset(64).min(scratch.len());
     &mut scratch[skip..]
 }
 
 /// Room that [`aligned`] may skip, in f32.
-const ALIGNMENT: usize = 16;
+pub(crate) const ALIGNMENT: usize = 16;

@@ -97,7 +97,7 @@ impl ConvShape {
     }
 
     #[track_caller]
-    pub(super) fn check(&self) {
+    pub(crate) fn check(&self) {
         let Self { in_c, in_h, in_w, out_c, kernel, stride, padding, groups, .. } = *self;
         assert!(
             groups > 0
@@ -112,7 +112,7 @@ impl ConvShape {
         );
     }
 
-    pub(super) const fn taps(&self) -> usize {
+    pub(crate) const fn taps(&self) -> usize {
         self.kernel[0] * self.kernel[1]
     }
 

@@ -5,12 +5,6 @@ use crate::ops::blend::{Blend, Op};
 use crate::plan::builder::{Backward, Builder};
 use crate::plan::value::ValueId;
 
-/// `Detach`: another name of the value; no gradient.
-pub(super) fn detach(b: &mut Builder<'_>, node: NodeId, x: NodeId) {
-    let value = b.node(x);
-    b.bind(node, value);
-}
-
 /// `StraightThrough`: the host's value under another name, which keeps it bit for bit; the gradient
 /// goes unchanged to both.
 pub(super) fn straight_through(

@@ -1,12 +1,13 @@
-//! 2-d convolutions and linear layers.
+//! 2-d convolutions; linear layers are those of 1×1 images.
 
-use crate::graph::{NodeId, Op, ParamId};
+use crate::graph::{ConvGeometry, NodeId, Op, ParamId};
+use crate::kernels::ImageShape;
 use crate::kernels::conv::ConvShape;
 use crate::ops::conv;
 use crate::plan::builder::{Backward, Builder};
 use crate::plan::value::ValueId;
 
-/// A convolution or linear node: what its steps need to know.
+/// A convolution node, as its steps need it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Conv {
     node: NodeId,
@@ -17,28 +18,15 @@ pub(super) struct Conv {
 }
 
 impl Conv {
-    /// The convolution or linear layer at a node; `None` if there is another operation.
+    /// The convolution at a node; `None` if there is another operation.
     pub(super) fn at(b: &Builder<'_>, node: NodeId) -> Option<Self> {
-        let (x, weight, bias, geometry) = match b.graph.nodes[node.index()].op {
-            Op::Conv2d { x, weight, bias, geometry } => (x, weight, bias, Some(geometry)),
-            Op::Linear { x, weight, bias } => (x, weight, bias, None),
-            _ => return None,
+        let Op::Conv2d { x, weight, bias, geometry } = b.graph.nodes[node.index()].op else {
+            return None;
         };
-        let (input, output) = (b.shape(x), b.shape(node));
-        let shape = match geometry {
-            None => ConvShape::linear(b.batch(), input.c, output.c),
-            Some(geometry) => ConvShape {
-                batch: input.batch,
-                in_c: input.c,
-                in_h: input.h,
-                in_w: input.w,
-                out_c: output.c,
-                kernel: geometry.kernel,
-                stride: geometry.stride,
-                padding: geometry.padding,
-                groups: geometry.groups,
-            },
-        };
+        let ConvGeometry { kernel, stride, padding, groups } = geometry;
+        let ImageShape { batch, h: in_h, w: in_w, c: in_c } = b.shape(x);
+        let out_c = b.shape(node).c;
+        let shape = ConvShape { batch, in_c, in_h, in_w, out_c, kernel, stride, padding, groups };
         Some(Self { node, x, weight, bias, shape })
     }
 
@@ -69,7 +57,7 @@ impl Conv {
     }
 }
 
-/// `Linear`, or `Conv2d` without batch norm behind it.
+/// `Conv2d` without batch norm behind it.
 pub(super) fn conv(b: &mut Builder<'_>, node: NodeId) -> Option<Backward> {
     let conv = Conv::at(b, node)?;
     conv.forward(b, None);

@@ -17,7 +17,6 @@ use super::builder::{Backward, Builder};
 use super::fuse::Unit;
 use crate::error::Result;
 use crate::graph::{NodeId, Op};
-use crate::ops::elementwise::Function;
 
 /// Emits the forward steps of a unit; what comes back emits its backward steps.
 pub(super) fn forward(b: &mut Builder<'_>, unit: &Unit) -> Result<Option<Backward>> {
@@ -37,13 +36,11 @@ fn node(b: &mut Builder<'_>, node: NodeId) -> Option<Backward> {
             }
             None
         }
-        Op::Conv2d { .. } | Op::Linear { .. } => conv::conv(b, node),
+        Op::Conv2d { .. } => conv::conv(b, node),
         // A unit of its own, see `fuse`.
         Op::BatchNorm { .. } => None,
         Op::GroupNorm { .. } => norm::group_norm(b, node),
-        Op::Relu(x) => Some(elementwise::activation(b, node, x, Function::Relu)),
-        Op::Sigmoid(x) => Some(elementwise::activation(b, node, x, Function::Sigmoid)),
-        Op::Tanh(x) => Some(elementwise::activation(b, node, x, Function::Tanh)),
+        Op::Activation(function, x) => Some(elementwise::activation(b, node, x, function)),
         Op::MaxPool2d { .. } => pool::max(b, node),
         Op::GlobalAvgPool(x) => Some(pool::global_average(b, node, x)),
         Op::Embedding { x, table } => Some(rows::embedding(b, node, x, table)),
@@ -55,7 +52,7 @@ fn node(b: &mut Builder<'_>, node: NodeId) -> Option<Backward> {
         }
         Op::TanhMix { x, y, mix } => Some(blend::tanh_mix(b, node, [x, y], mix)),
         Op::Detach(x) => {
-            blend::detach(b, node, x);
+            b.bind(node, b.node(x)); // another name of the value; no gradient
             None
         }
         Op::StraightThrough { host, module } => {

@@ -14,16 +14,8 @@ use super::conv::Conv;
 /// normalise, ReLU and max pooling.
 pub(super) fn batch_norm(b: &mut Builder<'_>, unit: &NormUnit) -> Result<Backward> {
     let unit = *unit;
-    let Op::BatchNorm {
-        x,
-        weight,
-        bias,
-        running_mean,
-        running_var,
-        num_batches_tracked,
-        eps,
-        momentum,
-    } = b.graph.nodes[unit.norm.index()].op
+    let Op::BatchNorm { x, weight, bias, running, num_batches_tracked, eps, momentum } =
+        b.graph.nodes[unit.norm.index()].op
     else {
         // `fuse` makes units of batch norms only.
         return Ok(Box::new(|_, _| {}));
@@ -37,7 +29,7 @@ pub(super) fn batch_norm(b: &mut Builder<'_>, unit: &NormUnit) -> Result<Backwar
         return Err(Error::OneValuePerChannel { parameter });
     }
     let conv = unit.conv.and_then(|conv| Conv::at(b, conv));
-    let running = [running_mean, running_var].map(|id| b.buffer(id));
+    let running = running.map(|id| b.buffer(id));
     let [mean, var] = if training { [b.arena(shape.c), b.arena(shape.c)] } else { running };
     let input = match conv {
         Some(conv) => conv.forward(b, training.then_some([mean, var])),

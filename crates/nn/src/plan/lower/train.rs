@@ -6,32 +6,41 @@ use std::sync::Arc;
 use meristem_device::DType;
 
 use crate::graph::{GroupId, NodeId, Op};
+use crate::kernels::ppo::PpoLoss;
 use crate::kernels::sample::Sampler;
-use crate::network::metrics;
+use crate::metrics;
+use crate::ops::ppo::Pass;
 use crate::ops::{self, Spec, elementwise, loss, optim, ppo, rows, sample};
-use crate::plan::Objective;
-use crate::plan::builder::{Builder, Value};
-use crate::plan::value::{Space, Span, ValueId};
+use crate::plan::Phase;
+use crate::plan::builder::Builder;
+use crate::plan::value::{Value, ValueId};
+use crate::space::{Space, Span};
 
-/// Emits the objective of the graph's output, whose gradient becomes the output's.
-pub(in crate::plan) fn objective(b: &mut Builder<'_>, objective: &Objective) {
-    let output = b.graph.output;
-    let (value, gradient) = (b.node(output), b.arena(b.shape(output).len()));
-    match objective {
-        Objective::CrossEntropy => {
-            let log = b.options.batch_log;
-            let targets = targets(b);
-            let counts = b.fixed(metrics::TRAIN);
-            let ring = b.fixed(metrics::log_span(b.graph.groups.len(), log));
-            let op = loss::Op::Train { logits: logits(b), log };
-            b.emit(op, &[value, targets], &[gradient, counts, ring]);
-        }
-        Objective::Ppo { loss, pass } => {
-            let (loss, pass, rows) = (Arc::clone(loss), *pass, b.batch());
-            emit_given(b, ppo::Op::Objective { loss, pass, rows }, &[value], &[gradient]);
-        }
-    }
-    b.seed(output, gradient);
+/// Emits the mean cross-entropy of the graph's output with the labels; returns its gradient.
+pub(in crate::plan) fn cross_entropy(b: &mut Builder<'_>) -> ValueId {
+    let (value, targets, gradient) = (b.node(b.graph.output), targets(b), output_like(b));
+    let log = b.options.batch_log;
+    let counts = b.fixed(metrics::TRAIN);
+    let ring = b.fixed(metrics::log_span(b.graph.groups.len(), log));
+    let op = loss::Op::Train { logits: logits(b), log };
+    b.emit(op, &[value, targets], &[gradient, counts, ring]);
+    gradient
+}
+
+/// Emits the loss of proximal policy optimisation over the graph's output; returns its gradient.
+pub(in crate::plan) fn policy_loss(
+    b: &mut Builder<'_>,
+    loss: &Arc<PpoLoss>,
+    pass: Pass,
+) -> ValueId {
+    let (value, gradient) = (b.node(b.graph.output), output_like(b));
+    let (loss, rows) = (Arc::clone(loss), b.batch());
+    emit_given(b, ppo::Op::Objective { loss, pass, rows }, &[value], &[gradient]);
+    gradient
+}
+
+fn output_like(b: &mut Builder<'_>) -> ValueId {
+    b.arena(b.shape(b.graph.output).len())
 }
 
 /// Emits loss and hits of the graph's output, for these rows of the scores.
@@ -50,31 +59,18 @@ fn targets(b: &mut Builder<'_>) -> ValueId {
     b.fixed(Span::new(Space::Targets, DType::U32, 0, b.batch()))
 }
 
-/// Emits norms and clip coefficient of every group that has a gradient; returns the coefficients.
-pub(in crate::plan) fn measure(b: &mut Builder<'_>) -> Vec<Option<ValueId>> {
-    let mut coefficients = vec![];
-    for group in 0..b.graph.groups.len() {
-        coefficients.push(b.group_gradient(group).map(|gradient| {
-            let len = b.layout.groups[group].values;
-            let norm_max = b.graph.groups[group].optimiser.clip_norm();
-            let op = optim::Op::Measure { len, tensors: tensors(b, group), norm_max };
-            let row = b.fixed(metrics::group_span(group));
-            let coefficient = b.arena(1);
-            b.keep(coefficient);
-            b.emit(op, &[gradient], &[row, coefficient]);
-            coefficient
-        }));
-    }
-    coefficients
-}
-
-/// Emits the update of every group that has a gradient. A parameter that no gradient reaches is
-/// left alone, as PyTorch leaves one whose `grad` is `None`: no decay, no momentum.
-pub(in crate::plan) fn updates(b: &mut Builder<'_>, coefficients: &[Option<ValueId>]) {
-    for (group, coefficient) in coefficients.iter().enumerate() {
-        let (Some(gradient), Some(clip)) = (b.group_gradient(group), *coefficient) else {
-            continue;
-        };
+/// Emits norms and clip coefficient of every group that has a gradient, then their updates. A
+/// parameter that no gradient reaches is left alone, as PyTorch leaves one whose `grad` is `None`:
+/// no decay, no momentum.
+pub(in crate::plan) fn update(b: &mut Builder<'_>) {
+    let groups = 0..b.graph.groups.len();
+    let groups = groups.filter_map(|group| Some((group, b.group_gradient(group)?)));
+    let groups: Vec<(usize, ValueId)> = groups.collect();
+    b.begin(Phase::Measure);
+    let coefficients: Vec<ValueId> =
+        groups.iter().map(|(group, gradient)| measure(b, *group, *gradient)).collect();
+    b.begin(Phase::Update);
+    for ((group, gradient), clip) in groups.into_iter().zip(coefficients) {
         let (id, size) = (GroupId(group), b.layout.groups[group]);
         let memories = [(Space::Values(id), size.values), (Space::Momentum(id), size.moments)];
         let [values, moments] =
@@ -88,9 +84,21 @@ pub(in crate::plan) fn updates(b: &mut Builder<'_>, coefficients: &[Option<Value
     }
 }
 
+/// Emits norm and clip coefficient of a group; returns the coefficient.
+fn measure(b: &mut Builder<'_>, group: usize, gradient: ValueId) -> ValueId {
+    let len = b.layout.groups[group].values;
+    let norm_max = b.graph.groups[group].optimiser.clip_norm();
+    let op = optim::Op::Measure { len, tensors: tensors(b, group), norm_max };
+    let (row, coefficient) = (b.fixed(metrics::group_span(group)), b.arena(1));
+    b.keep([coefficient]);
+    b.emit(op, &[gradient], &[row, coefficient]);
+    coefficient
+}
+
 /// Emits copies to the caller's memory: of the output, or of what is drawn from it, then of every
 /// LSTM's last state; where something is drawn, also of the inputs that have rows.
 pub(in crate::plan) fn deliver(b: &mut Builder<'_>, draw: Option<&Arc<Sampler>>) {
+    b.begin(Phase::Deliver);
     let output = b.node(b.graph.output);
     let (mut results, first) = match draw {
         None => (vec![output], 0),

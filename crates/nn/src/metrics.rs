@@ -18,7 +18,7 @@
 use meristem_device::DType;
 use serde::{Deserialize, Serialize};
 
-use crate::plan::{Space, Span};
+use crate::space::{Space, Span};
 
 const HEADER: usize = 10;
 /// Elements of the counts of training.

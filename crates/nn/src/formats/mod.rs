@@ -1,13 +1,16 @@
 //! A convolution in both memory formats, on the same data (F4): a check of the NHWC kernels that
 //! networks use, and what `meristem bench format` measures.
 
+mod nchw;
+
 use std::fmt;
 
 use meristem_device::random::{Purpose, Rng};
 
+use self::nchw::NchwConv;
 use crate::graph::ParamKind;
 use crate::kernels::conv::{
-    ConvInputs, ConvShape, NchwConv, ParamGrads, backward_data, backward_weight, forward,
+    ConvInputs, ConvShape, ParamGrads, backward_data, backward_weight, forward,
 };
 use crate::kernels::{GradOut, Isa};
 use crate::layout::Packing;

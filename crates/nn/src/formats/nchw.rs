@@ -1,5 +1,5 @@
 //! The three passes of a convolution over `[N][C][H][W]` (F4): what the NHWC kernels are checked
-//! against, and the other side of their benchmark ([`crate::formats`]). No plan uses it.
+//! against, and the other side of their benchmark. No plan uses it.
 //!
 //! It is the usual way for this format: the windows of an image are laid out as a matrix, one row
 //! per element of the window, and multiplied with PyTorch's weights `[out][in / groups][kh][kw]` by
@@ -7,13 +7,13 @@
 
 use std::ops::Range;
 
-use super::{ALIGNMENT, ConvShape, aligned};
+use crate::kernels::conv::{ALIGNMENT, ConvShape, aligned};
 use crate::kernels::tile::{self, Job, Layout, Mode, Nest};
 use crate::kernels::{Isa, PAD, pad16};
 
 /// A convolution over NCHW, with room for its matrices.
 #[derive(Clone, Debug)]
-pub struct NchwConv {
+pub(super) struct NchwConv {
     isa: Isa,
     shape: ConvShape,
     /// Windows `[taps · in][pixels]`, or their gradient.
@@ -55,7 +55,7 @@ impl Sizes {
 
 impl NchwConv {
     /// Makes room for a shape.
-    pub fn new(isa: Isa, shape: ConvShape) -> Self {
+    pub(super) fn new(isa: Isa, shape: ConvShape) -> Self {
         shape.check();
         let Sizes { pixels, depth, out, step, .. } = Sizes::of(&shape);
         let room = |len: usize| vec![0.0; len + ALIGNMENT];
@@ -69,12 +69,12 @@ impl NchwConv {
     }
 
     /// Elements of the weights.
-    pub fn weight_len(&self) -> usize {
+    pub(super) fn weight_len(&self) -> usize {
         self.weights.len()
     }
 
     /// Convolution: `y` `[N][out_c][out_h][out_w]` is overwritten.
-    pub fn forward(&mut self, x: &[f32], w: &[f32], y: &mut [f32]) {
+    pub(super) fn forward(&mut self, x: &[f32], w: &[f32], y: &mut [f32]) {
         let Self { isa, shape, windows, .. } = self;
         let Sizes { pixels, depth, out, input, step } = Sizes::of(shape);
         let windows = aligned(windows);
@@ -88,7 +88,7 @@ impl NchwConv {
     }
 
     /// Gradient of the input: `dx` `[N][in_c][in_h][in_w]` is overwritten.
-    pub fn backward_data(&mut self, dy: &[f32], w: &[f32], dx: &mut [f32]) {
+    pub(super) fn backward_data(&mut self, dy: &[f32], w: &[f32], dx: &mut [f32]) {
         let Self { isa, shape, windows, gradient, .. } = self;
         let Sizes { pixels, depth, out, input, step } = Sizes::of(shape);
         let (windows, gradient) = (aligned(windows), aligned(gradient));
@@ -106,7 +106,7 @@ impl NchwConv {
     }
 
     /// Gradient of the weights, added to `dw`.
-    pub fn backward_weight(&mut self, x: &[f32], dy: &[f32], dw: &mut [f32]) {
+    pub(super) fn backward_weight(&mut self, x: &[f32], dy: &[f32], dw: &mut [f32]) {
         let Self { isa, shape, windows, gradient, weights } = self;
         let Sizes { pixels, depth, out, input, step } = Sizes::of(shape);
         let (windows, gradient) = (aligned(windows), aligned(gradient));
