@@ -1,4 +1,4 @@
-//! What can be wrong with a network, its weights or the tensors it is given.
+//! Errors of graphs, plans, networks, weights and the tensors they are given.
 
 use crate::dims::Dims;
 
@@ -20,7 +20,8 @@ pub enum Error {
     },
     /// A window does not fit into the image that is left.
     #[error(
-        "`{layer}`: a {}x{} window does not fit a {}x{} image; use fewer pools or blocks, a smaller kernel, or a larger image",
+        "`{layer}`: a {}x{} window does not fit a {}x{} image; use fewer pools or blocks, a \
+         smaller kernel, or a larger image",
         window[0], window[1], dims.h, dims.w
     )]
     TooSmall {
@@ -32,7 +33,10 @@ pub enum Error {
         window: [usize; 2],
     },
     /// Channels are not divisible by the groups, or there are none.
-    #[error("`{layer}`: {groups} groups do not divide {} input and {} output channels", channels[0], channels[1])]
+    #[error(
+        "`{layer}`: {groups} groups do not divide {} input and {} output channels",
+        channels[0], channels[1]
+    )]
     Groups {
         /// Layer.
         layer: String,
@@ -83,7 +87,8 @@ pub enum Error {
     },
     /// Batch norm in training with one value per channel, whose variance is not defined.
     #[error(
-        "batch norm `{parameter}` cannot train on one value per channel; use a larger batch or image"
+        "batch norm `{parameter}` cannot train on one value per channel; use a larger batch or \
+         image"
     )]
     OneValuePerChannel {
         /// Its scale.
@@ -94,9 +99,9 @@ pub enum Error {
     Unsupported {
         /// Layer.
         layer: String,
-        /// What is possible.
+        /// Supported values.
         expected: &'static str,
-        /// What was asked for.
+        /// The value asked for.
         got: String,
     },
     /// The memory given to a plan is not what it was compiled for.
@@ -128,9 +133,9 @@ pub enum Error {
         operation: &'static str,
         /// Argument.
         argument: &'static str,
-        /// What it takes.
+        /// Accepted values.
         expected: String,
-        /// What came.
+        /// The value given.
         got: String,
     },
     /// Weights that do not fit a network.
@@ -141,7 +146,7 @@ pub enum Error {
     File {
         /// The file.
         path: std::path::PathBuf,
-        /// What is wrong, and what to do.
+        /// The problem, and its remedy.
         problem: String,
     },
 }

@@ -34,7 +34,8 @@ fn normal(rng: &mut Rng) -> f64 {
 /// decomposition of a normal matrix whose R has a positive diagonal, which is uniform over all such
 /// matrices (Mezzadri, "How to generate random matrices from the classical compact groups", 2007).
 /// Found by Gram and Schmidt's process in f64, whose R has that sign by itself: from each random
-/// vector its parts along the earlier ones are taken off one by one, and what is left is normalised.
+/// vector its parts along the earlier ones are taken off one by one, and what is left is
+/// normalised.
 fn orthogonal(rng: &mut Rng, rows: usize, cols: usize, gain: f64) -> Vec<f32> {
     let (count, len) = (rows.min(cols), rows.max(cols));
     let mut vectors: Vec<Vec<f64>> = vec![];

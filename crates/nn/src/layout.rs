@@ -133,8 +133,8 @@ pub struct GroupSize {
     pub counters: usize,
 }
 
-/// The places of all parameters and buffers of a graph. Every place starts at a whole vector, so that
-/// the lanes between two parameters belong to nobody and stay zero.
+/// The places of all parameters and buffers of a graph. Every place starts at a whole vector, so
+/// that the lanes between two parameters belong to nobody and stay zero.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Per group.

@@ -32,7 +32,7 @@ const VANISHING: f64 = 1e-7;
 /// Above this L2 norm, or when not finite, it explodes.
 const EXPLODING: f64 = 10.0;
 
-/// What a run of training and evaluation measured, on the host.
+/// Metrics of training and evaluation, on the host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Metrics {
     /// Sum over the training samples of their cross-entropy, before each update.
@@ -46,7 +46,7 @@ pub struct Metrics {
     /// Parameters, running statistics and momenta that were NaN or infinite when
     /// [`Network::count_non_finite`](crate::Network::count_non_finite) looked; 0 if it did not.
     pub non_finite: u64,
-    /// What [`Network::fingerprint`](crate::Network::fingerprint) found; 0 if it did not look.
+    /// Result of [`Network::fingerprint`](crate::Network::fingerprint); 0 if it did not run.
     #[serde(default)]
     pub fingerprint: u64,
     /// Mean loss of the last batches, oldest first; as many as the log holds.
@@ -75,8 +75,8 @@ pub struct GroupMetrics {
 }
 
 impl GroupMetrics {
-    /// Gradient health (`docs/growth.md`, Gates): `1 − .5·vanishing − .8·exploding` as fractions, clamped
-    /// to 0..1; `None` when nothing was measured.
+    /// Gradient health (`docs/growth.md`, Gates): `1 − .5·vanishing − .8·exploding` as fractions,
+    /// clamped to 0..1; `None` when nothing was measured.
     pub fn health(&self) -> Option<f64> {
         let fraction = |n: u64| n as f64 / self.tensors as f64;
         (self.tensors > 0).then(|| {

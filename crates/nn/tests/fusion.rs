@@ -10,8 +10,8 @@ use meristem_nn::graph::Dims;
 use meristem_nn::plan::{Mode, Plan, PlanOptions};
 
 /// Both compute the same sums in f32 or f64, perhaps in another order: statistics of up to 3·33·35
-/// values gathered per image or at once, a few ulps (1e-7) each, which five layers of batch norm and
-/// the sums of their gradients amplify. Twenty times that.
+/// values gathered per image or at once, a few ulps (1e-7) each, which five layers of batch norm
+/// and the sums of their gradients amplify. Twenty times that.
 const RELATIVE: f64 = 1e-5;
 
 fn check(shape: Shape, dims: Dims, batch: usize) {

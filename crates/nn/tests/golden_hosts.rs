@@ -8,10 +8,10 @@ use common::host::{self, BASELINE, DEEP, MINIMAL, Shape};
 use meristem_nn::graph::Dims;
 use meristem_nn::{HostData, HostTensor, Isa, Metrics, Network, NetworkOptions, StateDict};
 
-/// Of the losses, relative. The requirement is 1e-4; PyTorch itself is about 1e-7 from f64, so
-/// another order of summation over twenty steps has no excuse for more than this.
+/// Relative tolerance of the losses. The requirement is 1e-4; PyTorch itself is about 1e-7 from
+/// f64, so another order of summation over twenty steps has no excuse for more than this.
 const LOSS: f64 = 1e-5;
-/// Of a weight tensor, |Δ|₂/|w|₂. The requirement is 1e-3.
+/// Tolerance of a weight tensor, |Δ|₂/|w|₂. The requirement is 1e-3.
 const WEIGHTS: f64 = 1e-4;
 
 /// The weights `<kind>/<name>` of a golden file.

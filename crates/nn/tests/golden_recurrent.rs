@@ -1,11 +1,11 @@
 //! Layers over sequences, forward and backward through a plan, and Adam, against PyTorch.
 //!
-//! Tolerance of a tensor: PyTorch's own distance from f64 (`torch_error`), plus ours, a number of ulps
-//! (2^-23) of the tensor's largest value: embeddings are copies and sums of a few rows, 8; layer norm as in
-//! `golden_layers`, 64; an LSTM adds up K ≤ 28 products a gate (half an ulp each, like √K) and its
-//! activations are good to 4 ulps, some 8 ulps a step, which the steps behind it carry on with a factor
-//! below 1, and its weight gradients sum over up to 160 rows: 128. Adam has five steps of a dozen roundings
-//! each, but of a parameter only the last of each counts: 16.
+//! Tolerance of a tensor: PyTorch's own distance from f64 (`torch_error`), plus ours, a number of
+//! ulps (2^-23) of the tensor's largest value: embeddings are copies and sums of a few rows, 8;
+//! layer norm as in `golden_layers`, 64; an LSTM adds up K ≤ 28 products a gate (half an ulp each,
+//! like √K) and its activations are good to 4 ulps, some 8 ulps a step, which the steps behind it
+//! carry on with a factor below 1, and its weight gradients sum over up to 160 rows: 128. Adam has
+//! five steps of a dozen roundings each, but of a parameter only the last of each counts: 16.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 mod common;

@@ -460,9 +460,10 @@ fn batch_norm_refuses_one_value_per_channel() {
     let before = network.state_dict().unwrap();
     let (x, y) = batch(&stream, 1, dims, 0);
     let error = network.train_step(&x, &y).unwrap_err();
-    assert!(
-        matches!(&error, Error::OneValuePerChannel { parameter } if parameter == "blocks.2.bn.weight")
-    );
+    assert!(matches!(
+        &error,
+        Error::OneValuePerChannel { parameter } if parameter == "blocks.2.bn.weight"
+    ));
     assert_eq!(network.state_dict().unwrap(), before);
     network.eval_step(&x, &y, 0).unwrap();
     train(&mut network, 0..1, 2);

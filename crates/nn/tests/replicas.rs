@@ -1,4 +1,5 @@
-//! A training step in halves, and networks that follow another: what replicas on several ranks are made of.
+//! A training step in halves, and networks that follow another: what replicas on several ranks are
+//! made of.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 mod common;
@@ -89,7 +90,8 @@ fn two_halves_are_the_whole_step_bit_for_bit() {
     }
 }
 
-/// Clipping ahead is the clipping of the step, where nothing happens in between and the norm is the same.
+/// Clipping ahead is the clipping of the step, where nothing happens in between and the norm is the
+/// same.
 #[test]
 fn a_gradient_clipped_ahead_is_clipped_once() {
     let stream = host::stream(2);
@@ -134,7 +136,8 @@ fn a_gradient_clipped_ahead_is_clipped_once() {
     assert!((before - weight(&halves) - 5.0).abs() < 1e-4, "{}", weight(&halves));
 }
 
-/// A forward pass alone: running statistics as of a training step on the weights before it, and nothing else.
+/// A forward pass alone: running statistics as of a training step on the weights before it, and
+/// nothing else.
 #[test]
 fn observing_changes_running_statistics_alone() {
     let stream = host::stream(2);
@@ -163,7 +166,8 @@ fn observing_changes_running_statistics_alone() {
     }
 }
 
-/// The mean over ranks of their gradients, each weighted by its share of the batch, is the gradient of the batch.
+/// The mean over ranks of their gradients, each weighted by its share of the batch, is the gradient
+/// of the batch.
 #[test]
 fn weighted_parts_average_to_the_gradient_of_the_batch() {
     let stream = host::stream(1);
@@ -180,8 +184,9 @@ fn weighted_parts_average_to_the_gradient_of_the_batch() {
         let parts: Vec<_> = ranks.iter().map(|of| gradient_of(of.clone(), weight(of))).collect();
         for (i, (name, expected)) in whole.iter().enumerate() {
             let largest = expected.iter().fold(0.0f32, |m, g| m.max(g.abs()));
-            // An element is a sum of at most 8 x 64 terms, in another order: 512 roundings of 2^-24 of the sum of
-            // magnitudes, which is here a few times the largest element. A wrong weight is wrong by a tenth.
+            // An element is a sum of at most 8 x 64 terms, in another order: 512 roundings of 2^-24
+            // of the sum of magnitudes, which is here a few times the largest element. A wrong
+            // weight is wrong by a tenth.
             let tolerance = 1e-4 * largest;
             for (e, expected) in expected.iter().enumerate() {
                 let mean = parts.iter().map(|part| part[i].1[e]).sum::<f32>() / n;
@@ -206,7 +211,8 @@ fn no_samples_give_a_gradient_of_zeros_in_the_same_places() {
         all.iter().map(|(name, g)| (name.clone(), g.len())).collect()
     };
     assert_eq!(form(&none), form(&some));
-    // What is written there is what the update uses: with nothing, only momentum and decay are at work.
+    // What is written there is what the update uses: with nothing, only momentum and decay are at
+    // work.
     let before = network.state_dict().unwrap();
     network.apply().unwrap();
     let rate = |name: &str| -> f32 {

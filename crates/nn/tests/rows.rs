@@ -106,7 +106,7 @@ fn one_pass_is_a_pass_for_each_row_bit_for_bit() {
     assert_eq!((some[2].2, some[3].2, some[8].2, some[9].2), (0, 16, 16, 0));
 }
 
-/// What is switched off has no say, whatever it holds.
+/// A module that is switched off changes nothing, whatever it holds.
 #[test]
 fn a_module_of_nan_at_alpha_zero_is_left_out() {
     let stream = host::stream(1);
@@ -133,7 +133,8 @@ fn a_module_of_nan_at_alpha_zero_is_left_out() {
     }
 }
 
-/// H1, H4, D5: a batch is one launch; the next pattern costs a plan, and alphas that only move do not.
+/// H1, H4, D5: a batch is one launch; the next pattern costs a plan, and alphas that only move do
+/// not.
 #[test]
 fn memory_is_flat_and_a_batch_is_one_launch() {
     let stream = host::stream(2);

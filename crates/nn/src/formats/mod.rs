@@ -41,8 +41,8 @@ impl fmt::Display for Pass {
     }
 }
 
-/// The element of a pass's result at which the formats are furthest apart, in units of what rounding
-/// allows there.
+/// The element of a pass's result at which the formats differ most, in units of the rounding error
+/// allowed there.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Agreement {
     /// Its pass.
@@ -72,7 +72,7 @@ impl Agreement {
     }
 }
 
-/// What the passes of a convolution read, and what they write, in one format.
+/// Inputs and results of the passes of a convolution, in one format.
 #[derive(Clone, Debug)]
 struct Values {
     x: Vec<f32>,
@@ -171,12 +171,12 @@ impl ConvFormats {
     /// Runs both, and says per pass where they are furthest apart.
     ///
     /// # Tolerance
-    /// A result is a sum of products. If none of them takes part in more than h roundings, the sum is
-    /// within γ(h) · S of the exact one, where γ(h) = h · u / (1 - h · u), u = 2⁻²⁴ and S is the sum of
-    /// the products' magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, 3.1 and 4.2).
-    /// So two such sums are at most 2 · γ(h) · S apart. S is computed likewise, from magnitudes, and is
-    /// at most a share of γ(h) too small. Output and data gradient: h is the number of products.
-    /// Weight gradient: a block of images is summed in a row, then the blocks.
+    /// A result is a sum of products. If none of them takes part in more than h roundings, the sum
+    /// is within γ(h) · S of the exact one, where γ(h) = h · u / (1 - h · u), u = 2⁻²⁴ and S is the
+    /// sum of the products' magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, 3.1
+    /// and 4.2). So two such sums are at most 2 · γ(h) · S apart. S is computed likewise, from
+    /// magnitudes, and is at most a share of γ(h) too small. Output and data gradient: h is the
+    /// number of products. Weight gradient: a block of images is summed in a row, then the blocks.
     pub fn agreement(&mut self) -> [Agreement; 3] {
         self.run_nhwc();
         self.run_nchw();

@@ -35,8 +35,9 @@ struct Sizes {
     out: usize,
     /// Elements of the group's input channels.
     input: usize,
-    /// From row to row of a matrix with pixels as columns: whole vectors and one more, for multiples
-    /// of 4 KiB (images of 32 × 32) would put the rows of a tile into the same few lines of the cache.
+    /// From row to row of a matrix with pixels as columns: whole vectors and one more, for
+    /// multiples of 4 KiB (images of 32 × 32) would put the rows of a tile into the same few lines
+    /// of the cache.
     step: usize,
 }
 

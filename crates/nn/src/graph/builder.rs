@@ -11,7 +11,8 @@ use crate::error::{Error, Result};
 /// Largest window of max pooling: backward keeps the winner's position in a byte.
 const POOL_KERNEL_MAX: usize = 16;
 
-/// Builds a [`Graph`] node by node. Parameters declared after [`GraphBuilder::group`] belong to that group.
+/// Builds a [`Graph`] node by node. Parameters declared after [`GraphBuilder::group`] belong to
+/// that group.
 pub struct GraphBuilder {
     graph: Graph,
     names: HashSet<String>,

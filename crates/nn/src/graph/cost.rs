@@ -1,11 +1,11 @@
-//! What a node costs, counted on its shapes.
+//! Cost of a node, counted from its shapes.
 
 use super::{BlendMode, Function, Graph, NodeId, Op};
 
 impl Graph {
-    /// Floating-point operations of a node per sample in evaluation. A multiplication and an addition
-    /// are one each, as are a comparison, an exponential and a root: a measure to compare networks by,
-    /// not a time.
+    /// Floating-point operations of a node per sample in evaluation. A multiplication and an
+    /// addition are one each, as are a comparison, an exponential and a root: a measure to compare
+    /// networks by, not a time.
     pub fn flops(&self, node: NodeId) -> u64 {
         let of = |node: NodeId| self.nodes[node.index()].dims;
         let each = of(node).numel();

@@ -1,8 +1,9 @@
 //! A network as data: nodes in execution order, and the parameters they name.
 //!
-//! A [`Graph`] says nothing of batches, memory or kernels; `plan` compiles it. Values are described per
-//! sample as [`Dims`] (channels, height, width); a feature vector of `C` values is `C × 1 × 1`.
-//! Nodes can only refer to nodes that were added before them, so a graph is acyclic by construction.
+//! A [`Graph`] says nothing of batches, memory or kernels; `plan` compiles it. Values are described
+//! per sample as [`Dims`] (channels, height, width); a feature vector of `C` values is `C × 1 × 1`.
+//! Nodes can only refer to nodes that were added before them, so a graph is acyclic by
+//! construction.
 
 mod builder;
 mod cost;
@@ -88,8 +89,8 @@ pub enum Init {
         /// Length of those rows or columns.
         gain: f32,
     },
-    /// The bias of an LSTM's gates: 1 for the forget gate (the second quarter), 0 for the others, so
-    /// that a new network remembers.
+    /// The bias of an LSTM's gates: 1 for the forget gate (the second quarter), 0 for the others,
+    /// so that a new network remembers.
     ForgetBias,
 }
 
@@ -101,7 +102,7 @@ impl Init {
     }
 }
 
-/// What a parameter is, which decides its packed layout (F3).
+/// Kind of a parameter, which decides its packed layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ParamKind {
     /// `[out, in/groups, kh, kw]` in PyTorch's shape.
@@ -157,12 +158,12 @@ pub struct GroupSpec {
 /// One operation. The comments give the output in terms of the inputs.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
-    /// What the caller gives, f32: the batch is input 0.
+    /// An input, f32; the batch is input 0.
     Input(usize),
-    /// Indices that the caller gives, u32, counted with the other inputs.
+    /// An input of indices, u32, counted with the other inputs.
     Indices(usize),
-    /// The state before the first step that the caller gives, f32, one row per sequence, counted with
-    /// the other inputs.
+    /// An input with the state before the first step, f32, one row per sequence, counted with the
+    /// other inputs.
     State(usize),
     /// Cross-correlation, as PyTorch's `Conv2d`; a `Linear` layer is one of a 1×1 image, whose
     /// weight is `[out, in]`.
@@ -263,9 +264,9 @@ pub enum Op {
     Detach(NodeId),
     /// The value of `host`, bit for bit; the gradient goes unchanged to both.
     StraightThrough {
-        /// Whose value is passed on.
+        /// The value that is passed on.
         host: NodeId,
-        /// Who gets the gradient as if it were fully on.
+        /// The module, which gets the gradient as if its alpha were 1.
         module: NodeId,
     },
     /// Mix of host and module, see [`BlendMode`]. Alpha is read from device memory, by slot.

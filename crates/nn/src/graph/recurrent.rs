@@ -37,8 +37,8 @@ impl GraphBuilder {
         }
     }
 
-    /// `{name}.weight` `[entries, size]`, standard normal as in PyTorch; the rows of a row's indices
-    /// side by side: `size` features an index.
+    /// `{name}.weight` `[entries, size]`, standard normal as in PyTorch; the rows of a row's
+    /// indices side by side: `size` features an index.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if `x` is not [`GraphBuilder::indices`].
@@ -84,10 +84,10 @@ impl GraphBuilder {
         self.group_norm(x, name, 1, 1.0)
     }
 
-    /// PyTorch's one-layer `LSTM` with parameters `{name}.weight_ih_l0` and so on; the value is h of
-    /// every step. Rows of a batch are `[steps][sequences]`; how many steps they are is the plan's
-    /// ([`PlanOptions::steps`](crate::PlanOptions)). `keep` has one value a row: the state before a
-    /// step is multiplied by it, so that 0 starts a new sequence there. `state` comes from
+    /// PyTorch's one-layer `LSTM` with parameters `{name}.weight_ih_l0` and so on; the value is h
+    /// of every step. Rows of a batch are `[steps][sequences]`; how many steps they are is the
+    /// plan's ([`PlanOptions::steps`](crate::PlanOptions)). `keep` has one value a row: the state
+    /// before a step is multiplied by it, so that 0 starts a new sequence there. `state` comes from
     /// [`GraphBuilder::lstm_state`]. Weights are orthogonal; of the biases, the forget gate's in
     /// `bias_ih` is 1 and all others 0.
     ///

@@ -18,7 +18,7 @@ pub enum BlendMode {
     Gate,
 }
 
-/// What a blend reads. All but the gate have the same length.
+/// Inputs of a blend. All but the gate have the same length.
 #[derive(Clone, Copy, Debug)]
 pub struct BlendInputs<'a> {
     /// Host value.
@@ -82,9 +82,9 @@ fn sum3([a, b, c]: [&[f32]; 3], f: impl Fn(f32, f32, f32) -> f32) -> f64 {
 
 isa_kernels! {
     /// Blends host and module into `out`, by `mode`:
-    /// `h + a(m − h)`, `h·(1 + a·tanh(m − x))` or `h + a·g·(m − h)`. With an alpha of zero it is `h`,
-    /// bit for bit, whatever the module and the gate hold: the formulas alone would turn −0 into 0,
-    /// and pass on a NaN or an infinity.
+    /// `h + a(m − h)`, `h·(1 + a·tanh(m − x))` or `h + a·g·(m − h)`. With an alpha of zero it is
+    /// `h`, bit for bit, whatever the module and the gate hold: the formulas alone would turn −0
+    /// into 0, and pass on a NaN or an infinity.
     pub fn forward(isa: Isa, mode: BlendMode, of: &BlendInputs<'_>, out: &mut [f32]) {
         let BlendInputs { h, m, x, gate, alpha: a } = *of;
         match mode {

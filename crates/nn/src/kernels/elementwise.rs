@@ -85,7 +85,7 @@ isa_kernels! {
     }
 }
 
-/// What [`scale_channels_backward`] reads.
+/// Inputs of [`scale_channels_backward`].
 #[derive(Clone, Copy, Debug)]
 pub struct ScaleChannels<'a> {
     /// Image `[N][H][W][C]`.

@@ -28,7 +28,7 @@ impl Channels {
     /// The channels' elements of the pixel that starts at `pixel`.
     ///
     /// # Safety
-    /// That of [`ChannelKernel::run`].
+    /// As [`ChannelKernel::run`].
     #[inline(always)]
     pub(crate) unsafe fn load<S: Simd, const WHOLE: bool>(self, x: &[f32], pixel: usize) -> S {
         let at = pixel + self.first;
@@ -45,7 +45,7 @@ impl Channels {
     /// Writes the channels' elements of the pixel that starts at `pixel`.
     ///
     /// # Safety
-    /// That of [`ChannelKernel::run`].
+    /// As [`ChannelKernel::run`].
     #[inline(always)]
     pub(crate) unsafe fn store<S: Simd, const WHOLE: bool>(
         self,
@@ -67,7 +67,7 @@ impl Channels {
     /// [`Channels::load`] of bytes, as numbers.
     ///
     /// # Safety
-    /// That of [`ChannelKernel::run`].
+    /// As [`ChannelKernel::run`].
     #[inline(always)]
     pub(crate) unsafe fn load_bytes<S: Simd, const WHOLE: bool>(self, x: &[u8], pixel: usize) -> S {
         let (at, n) = (pixel + self.first, if WHOLE { S::LANES } else { self.count });
@@ -78,7 +78,7 @@ impl Channels {
     /// [`Channels::store`] of whole numbers as bytes.
     ///
     /// # Safety
-    /// That of [`ChannelKernel::run`].
+    /// As [`ChannelKernel::run`].
     #[inline(always)]
     pub(crate) unsafe fn store_bytes<S: Simd, const WHOLE: bool>(
         self,
@@ -94,7 +94,7 @@ impl Channels {
     /// Adds the block's f32 sums to the channels' f64 sums.
     ///
     /// # Safety
-    /// That of [`ChannelKernel::run`].
+    /// As [`ChannelKernel::run`].
     #[inline(always)]
     pub(crate) unsafe fn flush<S: Simd>(self, value: S, sums: &mut [f64]) {
         let mut values = [0f32; PAD];

@@ -1,11 +1,11 @@
 //! LSTM over sequences, forward and back through time.
 //!
-//! Letters: `T` steps, `B` sequences, `H` hidden; rows of a batch are `[T][B]`. Gates lie side by side
-//! in the order i, f, g, o: a row has `4H` of them. A state is `[B][2H]`: h, then c. `keep` `[T][B]` is
-//! 1, or 0 where the state is reset before the step.
+//! Letters: `T` steps, `B` sequences, `H` hidden; rows of a batch are `[T][B]`. Gates lie side by
+//! side in the order i, f, g, o: a row has `4H` of them. A state is `[B][2H]`: h, then c. `keep`
+//! `[T][B]` is 1, or 0 where the state is reset before the step.
 //!
-//! The products with all inputs are one matrix product over `T·B` rows; only those with the state go
-//! step by step, over `B` rows.
+//! The products with all inputs are one matrix product over `T·B` rows; only those with the state
+//! go step by step, over `B` rows.
 
 use super::conv::ConvShape;
 use super::macros::isa_kernels;
@@ -26,7 +26,7 @@ pub struct LstmShape {
     pub hidden: usize,
 }
 
-/// What the forward pass reads.
+/// Inputs of the forward pass.
 #[derive(Clone, Copy, Debug)]
 pub struct LstmInputs<'a> {
     /// `[T·B][inputs]`.
@@ -45,7 +45,7 @@ pub struct LstmInputs<'a> {
     pub bias_hh: &'a [f32],
 }
 
-/// What the forward pass overwrites.
+/// Outputs of the forward pass, overwritten.
 #[derive(Debug)]
 pub struct LstmOutputs<'a> {
     /// h of every step, `[T·B][H]`.
@@ -58,7 +58,7 @@ pub struct LstmOutputs<'a> {
     pub last: &'a mut [f32],
 }
 
-/// What the way back through time reads.
+/// Inputs of backpropagation through time.
 #[derive(Clone, Copy, Debug)]
 pub struct LstmSaved<'a> {
     /// `[T][B]`.
@@ -149,7 +149,7 @@ pub fn forward(
     }
 }
 
-/// What sequence `i` had after the step before `t`: in `done`, or the half `part..` of `state`.
+/// The state of sequence `i` after the step before `t`: in `done`, or the half `part..` of `state`.
 fn earlier<'a>(
     state: &'a [f32],
     done: &'a [f32],
@@ -184,8 +184,8 @@ impl Product {
         }
     }
 
-    /// `c` `[rows][outputs]` becomes `a` `[rows][inputs]` times the weights plus a bias; or, without
-    /// one, the product is added to it.
+    /// `c` `[rows][outputs]` becomes `a` `[rows][inputs]` times the weights plus a bias; or,
+    /// without one, the product is added to it.
     fn run(
         &self,
         isa: Isa,
@@ -264,7 +264,7 @@ pub fn backward(
     }
 }
 
-/// What [`cell_backward`] reads of one sequence's step.
+/// Inputs of [`cell_backward`] for one step of a sequence.
 struct CellGradient<'a> {
     keep: f32,
     gates: &'a [f32],
@@ -299,8 +299,8 @@ isa_kernels! {
         }
     }
 
-    /// One sequence's step back: `dgates` is overwritten; `dc` is what comes from the step after, and
-    /// becomes what goes to the one before.
+    /// One step of one sequence, backward: `dgates` is overwritten; `dc` holds the gradient from
+    /// the step after, and becomes the one for the step before.
     fn cell_backward(isa: Isa, of: &CellGradient<'_>, dc: &mut [f32], dgates: &mut [f32]) {
         let n = dc.len();
         let (i, rest) = of.gates.split_at(n);

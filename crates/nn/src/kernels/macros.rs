@@ -7,7 +7,9 @@
 macro_rules! isa_kernels {
     ($(
         $(#[$meta:meta])*
-        $vis:vis fn $name:ident$(<$($gen:ident: $genty:ty),*>)?($isa:ident: $isaty:ident $(, $arg:ident: $ty:ty)* $(,)?) $(-> $ret:ty)? $body:block
+        $vis:vis fn $name:ident$(<$($gen:ident: $genty:ty),*>)?(
+            $isa:ident: $isaty:ident $(, $arg:ident: $ty:ty)* $(,)?
+        ) $(-> $ret:ty)? $body:block
     )*) => {$(
         $(#[$meta])*
         $vis fn $name$(<$(const $gen: $genty),*>)?($isa: $isaty $(, $arg: $ty)*) $(-> $ret)? {
@@ -32,7 +34,9 @@ macro_rules! isa_kernels {
                 $crate::kernels::isa::Level::Avx2 => unsafe { avx2$(::<$($gen),*>)?($($arg),*) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
-                $crate::kernels::isa::Level::Avx512 => unsafe { avx512$(::<$($gen),*>)?($($arg),*) },
+                $crate::kernels::isa::Level::Avx512 => unsafe {
+                    avx512$(::<$($gen),*>)?($($arg),*)
+                },
                 _ => body$(::<$($gen),*>)?($($arg),*),
             }
         }

@@ -17,8 +17,8 @@
 //! - A gradient with respect to an activation goes to a [`GradOut`]: overwritten or added to.
 //!   A gradient with respect to a parameter is always added to.
 //! - Lengths are those of the operation's [`Signature`](crate::ops::Signature), which the plan
-//!   compiler checks once for all runs and [`ops::run`](crate::ops::run) at each call. Kernels do not
-//!   check them again: a wrong one panics or gives a wrong result, and never leaves a slice.
+//!   compiler checks once for all runs and [`ops::run`](crate::ops::run) at each call. Kernels do
+//!   not check them again: a wrong one panics or gives a wrong result, and never leaves a slice.
 //! - `scratch` is memory whose contents mean nothing before and after; its length comes from
 //!   `scratch_len`. Kernels allocate nothing.
 //! - Slices that start on 64-byte boundaries are faster; none must.

@@ -42,7 +42,7 @@ pub fn clip_coefficient(norm: f64, max_norm: f32) -> f32 {
 pub struct AdamStep {
     /// Decay β₂ of the average of the gradient's square.
     pub decay: f32,
-    /// What a gradient adds to the two averages, `1 − β`.
+    /// Weights of a gradient in the two averages, `1 − β`.
     pub shares: [f32; 2],
     /// Added to the root of the averaged square.
     pub eps: f32,
@@ -55,8 +55,8 @@ pub struct AdamStep {
 }
 
 impl AdamStep {
-    /// The step after which `steps` steps have been done. The corrections are found in f64, as PyTorch
-    /// finds them.
+    /// The step after which `steps` steps have been done. The corrections are found in f64, as
+    /// PyTorch finds them.
     pub fn new(adam: &AdamConfig, clip: f32, steps: i64) -> Self {
         let [first, second] = adam.betas.map(|beta| 1.0 - beta.powf(steps as f64));
         Self {

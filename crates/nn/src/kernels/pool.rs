@@ -23,7 +23,8 @@ impl PoolShape {
         ImageShape { batch, h, w, c }
     }
 
-    /// Elements between the first elements of two windows' rows: input offset of output `(n, y, x)`.
+    /// Elements between the first elements of two windows' rows: input offset of output `(n, y,
+    /// x)`.
     const fn offset(&self, n: usize, y: usize, x: usize) -> usize {
         let ImageShape { h, w, c, .. } = self.input;
         ((n * h + y * self.stride) * w + x * self.stride) * c
@@ -76,7 +77,7 @@ isa_kernels! {
                 let row = k / shape.kernel * shape.input.w + k % shape.kernel;
                 let x = &x[at + row * out.c..at + row * out.c + out.c];
                 match &mut codes {
-                    Some(codes) => for ((y, code), &x) in y.iter_mut().zip(codes.iter_mut()).zip(x) {
+                    Some(codes) => for ((y, code), &x) in y.iter_mut().zip(&mut *codes).zip(x) {
                         let take = x > *y || x.is_nan();
                         *y = if take { x } else { *y };
                         *code = if take { k as u8 } else { *code };

@@ -33,8 +33,8 @@ isa_kernels! {
         }
     }
 
-    /// `y` `[N][size]` becomes the rows of `table` `[entries][size]` at `indices` `[N]`. An index out of
-    /// range panics: whoever writes indices to the device has them from a list.
+    /// `y` `[N][size]` becomes the rows of `table` `[entries][size]` at `indices` `[N]`. An index
+    /// out of range panics: whoever writes indices to the device has them from a list.
     pub fn embed(isa: Isa, size: usize, table: &[f32], indices: &[u32], y: &mut [f32]) {
         for (y, &index) in y.chunks_exact_mut(size).zip(indices) {
             y.copy_from_slice(&table[index as usize * size..][..size]);

@@ -18,8 +18,8 @@ use super::simd::portable::Lanes8;
 use super::simd::{avx2::Ymm, avx512::Zmm};
 use super::{Isa, PAD, pad16};
 
-/// Three nested loops, outermost first, as an index map: index `i` of `counts[0]·counts[1]·counts[2]`
-/// lies at `Σ iₗ·strides[l]`.
+/// Three nested loops, outermost first, as an index map: index `i` of
+/// `counts[0]·counts[1]·counts[2]` lies at `Σ iₗ·strides[l]`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Nest {
     pub(crate) counts: [usize; 3],
@@ -37,7 +37,7 @@ impl Nest {
     }
 }
 
-/// What A is read as.
+/// How A is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// One value for all columns.
@@ -51,9 +51,9 @@ pub(crate) enum Mode {
 pub(crate) enum Layout {
     /// Row after row, so far apart.
     Rows(usize),
-    /// Panels of [`PANEL`] columns, each with all its rows together (the last has as many columns as
-    /// remain, padded to a multiple of [`PAD`]): what a tile reads is one run of memory, while columns
-    /// of wide rows have few places in a cache and a page of their own each.
+    /// Panels of [`PANEL`] columns, each with all its rows together (the last has as many columns
+    /// as remain, padded to a multiple of [`PAD`]): what a tile reads is one run of memory, while
+    /// columns of wide rows have few places in a cache and a page of their own each.
     Panels,
 }
 
@@ -67,8 +67,8 @@ const fn panel(depth: usize, cols: usize, col: usize) -> (usize, usize) {
     (depth * first, if left < PANEL { left } else { PANEL })
 }
 
-/// Where row `k` has its columns from `col` on, in panels of `depth` rows; they go on at least to the
-/// next multiple of [`PAD`].
+/// Where row `k` has its columns from `col` on, in panels of `depth` rows; they go on at least to
+/// the next multiple of [`PAD`].
 pub(crate) const fn in_panels([depth, cols]: [usize; 2], k: usize, col: usize) -> usize {
     let (start, step) = panel(depth, cols, col);
     start + k * step + col % PANEL
@@ -178,7 +178,8 @@ unsafe fn run_block(job: &mut Job<'_>, block: &Block, col: usize) {
     let width = block.width.min(job.cols - col);
     let (b, b_step) = match job.b_layout {
         Layout::Rows(step) => (col, step),
-        // A block lies within a panel: it begins at a multiple of its width, which divides a panel's.
+        // A block lies within a panel: it begins at a multiple of its width, which divides a
+        // panel's.
         Layout::Panels => {
             let (start, step) = panel(job.depth.len(), job.cols, col);
             (start + col % PANEL, step)
@@ -246,8 +247,8 @@ impl Rows {
 /// the compiler, which then keeps the accumulators in memory.
 macro_rules! each_row {
     ($rows:ident, $p:ident, $body:block) => {
-        each_row!(@ $rows $p $body 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25
-                  26 27)
+        each_row!(@ $rows $p $body 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24
+            25 26 27)
     };
     (@ $rows:ident $p:ident $body:block $($i:literal)*) => {
         $(if $i < $rows {
@@ -353,8 +354,8 @@ unsafe fn finish<S: Simd, const P: usize, const V: usize>(t: &Tile, acc: &mut [[
     }
 }
 
-/// Blocks by name: the function that compiles the kernel, its vector, whether A is read by lanes, V,
-/// U, and the numbers of rows that a tile may have.
+/// Blocks by name: the function that compiles the kernel, its vector, whether A is read by lanes,
+/// V, U, and the numbers of rows that a tile may have.
 macro_rules! blocks {
     ($($name:ident = $compiled:ident, $vector:ty, $lanes:literal, $v:literal, $u:literal;
        $($p:literal)*,)*) => {

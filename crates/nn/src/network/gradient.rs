@@ -14,7 +14,7 @@ use crate::plan::{Mode, Phase, Plan, Space, Span, Step};
 /// A gradient in the arena.
 #[derive(Debug)]
 pub(super) struct Gradient {
-    /// What it is of.
+    /// The plan that left it.
     plan: Arc<Plan>,
     /// Whether it was clipped.
     clipped: bool,

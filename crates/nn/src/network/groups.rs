@@ -11,7 +11,7 @@ use crate::layout::GroupSize;
 pub(super) struct Group {
     /// Packed parameters, f32.
     pub(super) values: Tensor,
-    /// What the optimiser remembers, f32: momentum in the same layout, or Adam's two averages.
+    /// State of the optimiser, f32: momentum in the same layout, or Adam's two averages.
     pub(super) momentum: Tensor,
     /// Running statistics, f32.
     pub(super) state: Tensor,
@@ -64,8 +64,8 @@ pub(super) fn copy<'a>(
     }
 }
 
-/// What decides a group's layout: names, shapes and kinds, in order, and what the optimiser
-/// remembers. Not how they are initialised.
+/// The parts of a group that decide its layout: names, shapes and kinds, in order, and the size of
+/// the optimiser's state. How parameters are initialised does not count.
 #[derive(PartialEq)]
 struct Members<'a> {
     moments: usize,

@@ -37,7 +37,7 @@ use crate::metrics::MetricsLayout;
 use crate::ops;
 use crate::plan::{self, AlphaPattern, Mode, Phase, Plan, PlanOptions, Step};
 
-/// What is known of a network besides its graph.
+/// Options of a network besides its graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NetworkOptions {
     /// Seed of the initial weights.
@@ -82,11 +82,11 @@ pub struct Network {
     arena: Tensor,
     /// `[configs][slots]`.
     alphas: Tensor,
-    /// What `alphas` holds, for its pattern.
+    /// Values of `alphas` on the host, for their pattern.
     alpha_values: Vec<f32>,
     metrics: Tensor,
     metrics_layout: MetricsLayout,
-    /// What gradient lies in the arena, if there is one.
+    /// The gradient that lies in the arena, if there is one.
     gradient: Option<Gradient>,
 }
 
@@ -383,7 +383,7 @@ impl Network {
         &self.stream
     }
 
-    /// What it was made with.
+    /// Options that it was made with.
     pub fn options(&self) -> &NetworkOptions {
         &self.options
     }

@@ -31,14 +31,14 @@ use crate::state::{HostTensor, StateDict};
 /// passes.
 const PLANS_MAX: usize = 12;
 
-/// What is known of a sequence network besides its graph.
+/// Options of a sequence network besides its graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SequenceOptions {
     /// Seed of the initial weights.
     pub seed: u64,
     /// Instruction set of the kernels.
     pub isa: Isa,
-    /// Whom its memory belongs to in the device's report.
+    /// Owner of its memory in the device's report.
     pub owner: Owner,
 }
 
@@ -52,7 +52,7 @@ pub struct SequenceRun<'a> {
     pub inputs: &'a [&'a Tensor],
 }
 
-/// A draw of actions from what a run says of each row: see [`Sampler`].
+/// A draw of actions from the output of each row: see [`Sampler`].
 #[derive(Clone, Copy, Debug)]
 pub struct SequenceDraw<'a> {
     /// Rules of the draw.
@@ -135,7 +135,7 @@ impl SequenceNetwork {
         self.launch("forward", Run::of(&plan, Phase::Forward..=Phase::Deliver), &tensors)
     }
 
-    /// Runs forward, draws an action for every row from what it says, and copies what it saw; the
+    /// Runs forward, draws an action for every row from the output, and copies the inputs; the
     /// state after the last step goes to `states`, as in [`SequenceNetwork::forward`]. One launch,
     /// which waits for nothing; a new size or sampler compiles a plan.
     ///
@@ -162,7 +162,7 @@ impl SequenceNetwork {
     /// ([`SequenceNetwork::metrics`]); the parameters stay as they are. One launch, which waits for
     /// nothing; a new size compiles a plan.
     ///
-    /// `data` is what the loss reads besides the network's output, `results` what it leaves; see
+    /// `data` are the inputs of the loss besides the network's output, `results` its outputs; see
     /// [`ops::ppo`](crate::ops::ppo).
     ///
     /// # Errors
@@ -285,7 +285,7 @@ impl SequenceNetwork {
         self.weights().moments()?.read_back()
     }
 
-    /// Sets what the optimisers remember. Does not wait.
+    /// Sets the state of the optimisers. Does not wait.
     ///
     /// # Errors
     /// As [`SequenceNetwork::load_state_dict`].

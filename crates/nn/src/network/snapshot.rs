@@ -63,7 +63,7 @@ impl Snapshot {
         &self.graph
     }
 
-    /// What it holds, under PyTorch's names. One read-back, which waits for the device.
+    /// Its contents, under PyTorch's names. One read-back, which waits for the device.
     ///
     /// # Errors
     /// A failed stream.

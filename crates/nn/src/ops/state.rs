@@ -11,8 +11,8 @@ pub enum Op {
     ResetMetrics(MetricsLayout),
     /// Reads f32 tensors of these lengths; writes how many elements are NaN or infinite (f64).
     CountNonFinite(Vec<usize>),
-    /// Reads these tensors of whole words; writes the upper and the lower half of their hash (f64, which holds
-    /// each exactly): FNV-1a over words of 32 bits.
+    /// Reads these tensors of whole words; writes the upper and the lower half of their hash (f64,
+    /// which holds each exactly): FNV-1a over words of 32 bits.
     Fingerprint(Vec<Spec>),
 }
 

@@ -76,7 +76,8 @@ mod tests {
                 prop_assert!(offsets[i] + a.len <= len);
                 prop_assert_eq!(offsets[i] % crate::layout::LANES, 0);
                 for (j, b) in values.iter().enumerate().take(i) {
-                    let apart = offsets[i] + a.len <= offsets[j] || offsets[j] + b.len <= offsets[i];
+                    let ends = [offsets[i] + a.len, offsets[j] + b.len];
+                    let apart = ends[0] <= offsets[j] || ends[1] <= offsets[i];
                     prop_assert!(apart || !a.overlaps(b) || a.len == 0 || b.len == 0);
                 }
             }

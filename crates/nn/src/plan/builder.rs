@@ -219,8 +219,8 @@ impl<'g> Builder<'g> {
         self.phase = phase;
     }
 
-    /// Adds a step, and to what it writes the scratch of its signature. It is dropped if nobody uses
-    /// what it writes.
+    /// Adds a step, and to what it writes the scratch of its signature. It is dropped if nobody
+    /// uses what it writes.
     ///
     /// # Panics
     /// For operands that do not fit the signature: they are checked here, once for all runs.
@@ -256,7 +256,7 @@ impl<'g> Builder<'g> {
         self.pooled.push((norm, gradient));
     }
 
-    /// What [`Builder::give_pooled`] handed to this unit.
+    /// The gradient that [`Builder::give_pooled`] handed to this unit.
     pub(crate) fn pooled(&self, norm: NodeId) -> Option<PooledGradient> {
         self.pooled.iter().find(|(node, _)| *node == norm).map(|(_, gradient)| *gradient)
     }
@@ -295,8 +295,8 @@ impl<'g> Builder<'g> {
         self.group_grads[group]
     }
 
-    /// Emits backward steps of the node `of` whose gradients go to `inputs` (none where absent). `emit` gets one target
-    /// per input, in memory that no other operand of the step shares.
+    /// Emits backward steps of the node `of` whose gradients go to `inputs` (none where absent).
+    /// `emit` gets one target per input, in memory that no other operand of the step shares.
     pub(crate) fn send_gradients<const N: usize>(
         &mut self,
         of: NodeId,

@@ -126,7 +126,7 @@ fn straight_pool(
     (only_pool && alone).then_some(unit.output)
 }
 
-/// Who reads each node's value, among the nodes that the output needs.
+/// Readers of each node's value, among the nodes that the output needs.
 fn readers(graph: &Graph, mode: &Mode) -> Vec<Vec<NodeId>> {
     let mut readers: Vec<Vec<NodeId>> = vec![vec![]; graph.nodes.len()];
     for i in (0..=graph.output.index()).rev() {

@@ -14,7 +14,7 @@ use crate::space::{Space, Span};
 pub struct GroupMemory<'a> {
     /// Packed parameters.
     pub values: &'a mut [f32],
-    /// What the optimiser remembers: momentum in the same layout, or Adam's two averages.
+    /// State of the optimiser: momentum in the same layout, or Adam's two averages.
     pub momentum: &'a mut [f32],
     /// Running statistics.
     pub state: &'a mut [f32],
@@ -151,8 +151,8 @@ impl<'a> Memory<'a> {
     fn slice(&self, span: Span) -> Slice<'_> {
         let bytes = match span.len {
             0 => &[],
-            // SAFETY: `pointer` checked that the span lies within a slice whose borrow `self` holds.
-            // What writes there is alive only within `operands`, which keeps it apart.
+            // SAFETY: `pointer` checked that the span lies within a slice whose borrow `self`
+            // holds. What writes there is alive only within `operands`, which keeps it apart.
             _ => unsafe {
                 std::slice::from_raw_parts(self.pointer(span, false), span.bytes().len())
             },
@@ -165,8 +165,8 @@ impl<'a> Memory<'a> {
     unsafe fn slice_mut(&self, span: Span) -> SliceMut<'_> {
         let bytes = match span.len {
             0 => &mut [][..],
-            // SAFETY: as above; the memory was borrowed mutably (`pointer` looked at `writable`), and
-            // the caller keeps others away.
+            // SAFETY: as above; the memory was borrowed mutably (`pointer` looked at `writable`),
+            // and the caller keeps others away.
             _ => unsafe {
                 std::slice::from_raw_parts_mut(self.pointer(span, true), span.bytes().len())
             },

@@ -55,7 +55,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// What it was compiled for.
+    /// Options that it was compiled with.
     pub fn options(&self) -> &PlanOptions {
         &self.options
     }

@@ -9,8 +9,8 @@ use crate::ops::ppo::Pass;
 /// Computation of a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Mode {
-    /// Forward with batch statistics, mean softmax cross-entropy with the labels, backward, metrics,
-    /// clipping, the optimisers.
+    /// Forward with batch statistics, mean softmax cross-entropy with the labels, backward,
+    /// metrics, clipping, the optimisers.
     Train,
     /// As [`Mode::Train`], with the loss of proximal policy optimisation; its other inputs follow
     /// the graph's, see [`ops::ppo`](crate::ops::ppo).

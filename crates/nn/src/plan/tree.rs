@@ -20,8 +20,8 @@ use crate::error::Result;
 use crate::graph::{Graph, NodeId, Op};
 use crate::layout::Layout;
 
-/// What a plan has to know of a table of alphas `[rows][slots]`: which are zero, and which are the
-/// same in several rows. Their values stay in device memory: tables of one pattern share a plan.
+/// Pattern of a table of alphas `[rows][slots]`: which are zero, and which are the same in several
+/// rows. Their values stay in device memory: tables of one pattern share a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AlphaPattern {
     rows: usize,
@@ -71,7 +71,7 @@ enum Visit {
         unit: Unit,
         /// Where its alpha, if it reads one, is read from; other rows have the same.
         row: usize,
-        /// What it reads.
+        /// Values it reads.
         inputs: Vec<(NodeId, usize)>,
     },
     /// Adds loss and hits of a value, the logits, to the metrics of rows.
@@ -225,7 +225,7 @@ mod tests {
 
     const SGD: SgdConfig = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 0.0, clip_norm: 1.0 };
 
-    /// What stands in a slot of a test host.
+    /// Contents of a slot of a test host.
     #[derive(Clone, Copy, Debug, PartialEq)]
     enum Slot {
         Empty,
@@ -335,7 +335,9 @@ mod tests {
             let units = fuse::units(&graph, &PlanOptions::new(1, Mode::Evaluate));
             for alphas in table.chunks(slots.len()) {
                 let found = dependencies(&graph, alphas);
-                let of = |node: usize| found[node].clone().map(|d| d.into_iter().collect::<Vec<_>>());
+                let of = |node: usize| {
+                    found[node].clone().map(|d| d.into_iter().collect::<Vec<_>>())
+                };
                 leaves.extend(of(graph.output.index()));
                 for node in units.iter().map(|unit| unit.output().index()) {
                     let passes = match graph.nodes[node].op {

@@ -1,4 +1,4 @@
-//! What the tests of plans share: running a plan over plain memory, and tensors in PyTorch's order.
+//! Shared by the tests of plans: running a plan over plain memory, and tensors in PyTorch's order.
 #![expect(dead_code, reason = "each test binary uses a part")]
 
 pub(crate) mod golden;
@@ -71,7 +71,7 @@ pub(crate) struct Case {
     pub(crate) alphas: Vec<f32>,
 }
 
-/// What a plan computed; all tensors in PyTorch's order.
+/// Results of a plan; all tensors in PyTorch's order.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Outcome {
     pub(crate) output: Vec<f32>,

@@ -32,8 +32,9 @@ fn cross_entropy_agrees_with_f64() {
                 let sums = softmax_cross_entropy(isa, classes, &logits, &targets, d.get());
                 assert_eq!(sums, softmax_cross_entropy(isa, classes, &logits, &targets, &mut []));
                 assert_eq!(sums.correct, correct);
-                // Each exponential is good to 3 ulp, and so are their sum and quotient; its argument
-                // is rounded once, which matters in proportion to its size (up to 88, then it is 0).
+                // Each exponential is good to 3 ulp, and so are their sum and quotient; its
+                // argument is rounded once, which matters in proportion to its size (up to 88, then
+                // it is 0).
                 let bound = 8.0 * ROUNDING * 100.0;
                 assert!(
                     (sums.loss - loss).abs() <= bound * n as f64 + 4.0 * ROUNDING * loss,

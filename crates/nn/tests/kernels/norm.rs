@@ -11,7 +11,8 @@ use crate::support::{Exact, Guarded, ROUNDING, Values, compare, scratch};
 
 /// Checks mean and biased variance of `x` `[pixels][c]`. The kernel sums distances from the first
 /// image's mean, at most twice the largest distance D from the mean, in f32 runs of 64 pixels:
-/// the mean is off by at most 70 roundings of 2·D and its own rounding, the variance by 70 of (2·D)².
+/// the mean is off by at most 70 roundings of 2·D and its own rounding, the variance by 70 of
+/// (2·D)².
 pub(crate) fn check_stats(
     name: &str,
     isa: Isa,

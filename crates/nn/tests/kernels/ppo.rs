@@ -1,5 +1,5 @@
-//! The PPO loss: what must hold for any logits and masks, and its gradient by differences. PyTorch's
-//! numbers are in `control/tests/golden_ppo.rs`.
+//! The PPO loss: what must hold for any logits and masks, and its gradient by differences.
+//! PyTorch's numbers are in `control/tests/golden_ppo.rs`.
 
 use meristem_nn::kernels::ppo::{
     PpoBatch, PpoHead, PpoLoss, PpoReport, Reference, floored_probabilities, report_len,
@@ -83,12 +83,13 @@ fn the_gradient_is_the_slope_of_the_loss() {
             outputs[i] += d;
             Rows { outputs, ..Rows::new() }.run().0.loss
         };
-        // The difference cuts off STEP²/6 of the third derivative (some 5e-5 here), and probabilities
-        // in f32 add 1e-7/STEP.
+        // The difference cuts off STEP²/6 of the third derivative (some 5e-5 here), and
+        // probabilities in f32 add 1e-7/STEP.
         let slope = (at(STEP) - at(-STEP)) / f64::from(2.0 * STEP);
         assert!((f64::from(*g) - slope).abs() < 2e-4, "{i}: {g} {slope}");
     }
-    // Neither the row without a legal op nor illegal choices nor heads that are not used have a slope.
+    // Neither the row without a legal op nor illegal choices nor heads that are not used have a
+    // slope.
     assert!(gradient[30..40].iter().all(|g| *g == 0.0));
     assert!(gradient[20..29].iter().all(|g| *g == 0.0) && gradient[29] != 0.0);
     for (i, legal) in rows.legal.iter().enumerate().filter(|(_, legal)| **legal == 0) {

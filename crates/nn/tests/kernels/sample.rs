@@ -139,7 +139,8 @@ proptest! {
                 prop_assert_eq!(legal, &expected[..]);
                 let choice = drawn.choices[row * K + head] as usize;
                 prop_assert_eq!(legal[choice], 1);
-                let (log_prob, entropy) = (drawn.log_probs[row * K + head], drawn.entropies[row * K + head]);
+                let at = row * K + head;
+                let (log_prob, entropy) = (drawn.log_probs[at], drawn.entropies[at]);
                 let n = legal.iter().filter(|legal| **legal == 1).count();
                 let finite = |z: &f32| if z.is_finite() { *z } else { 0.0 };
                 let logits: Vec<f32> =
@@ -151,7 +152,8 @@ proptest! {
                 prop_assert!(p[choice] > 0.0 && log_prob <= 0.0);
                 if greedy {
                     let first = p.iter().position(|other| *other == p[choice]);
-                    prop_assert!(p.iter().all(|other| *other <= p[choice]) && first == Some(choice));
+                    prop_assert!(p.iter().all(|other| *other <= p[choice]));
+                    prop_assert_eq!(first, Some(choice));
                 }
                 // Of at most five terms, each below 1 and rounded a few times.
                 prop_assert!((-1e-6..=1.0 + 1e-5).contains(&entropy) && (n > 1 || entropy == 0.0));

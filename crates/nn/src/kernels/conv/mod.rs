@@ -17,7 +17,7 @@ pub use backward::{backward_data, backward_weight};
 pub use forward::{forward, forward_with_stats};
 pub use shape::ConvShape;
 
-/// What a forward convolution reads.
+/// Inputs of a forward convolution.
 #[derive(Clone, Copy, Debug)]
 pub struct ConvInputs<'a> {
     /// Input `[N][H][W][in_c]`.

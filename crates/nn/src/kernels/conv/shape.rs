@@ -32,8 +32,8 @@ pub struct ConvShape {
 /// tiles in the forward pass, and depth to amortise the store in the weight gradient.
 const BLOCK_PIXELS: usize = 128;
 
-/// A step for rows of `n` elements: multiples of 4 KiB would put all rows of a tile into the same few
-/// lines of the nearest cache.
+/// A step for rows of `n` elements: multiples of 4 KiB would put all rows of a tile into the same
+/// few lines of the nearest cache.
 const fn apart(n: usize) -> usize {
     if n.is_multiple_of(1024) { n + PAD } else { n }
 }

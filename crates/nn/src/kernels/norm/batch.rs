@@ -12,7 +12,7 @@ use super::image::{
 use crate::kernels::lanes::for_channels;
 use crate::kernels::{GradOut, ImageShape, Isa, split_f64};
 
-/// What follows the normalisation in the fused kernels.
+/// Activation after the normalisation in the fused kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {
     /// Nothing.
@@ -30,7 +30,7 @@ pub struct BatchStats<'a> {
     pub var: &'a mut [f32],
 }
 
-/// What [`batch_norm_act_forward`] reads.
+/// Inputs of [`batch_norm_act_forward`].
 #[derive(Clone, Copy, Debug)]
 pub struct BatchNormForward<'a> {
     /// Raw input `[N][H][W][C]`.
@@ -45,16 +45,16 @@ pub struct BatchNormForward<'a> {
     pub beta: &'a [f32],
     /// Added to the variance.
     pub eps: f32,
-    /// What follows.
+    /// Activation.
     pub act: Activation,
     /// Whether 2 × 2 max pooling with stride 2 follows; an odd last row or column is dropped.
     pub pool: bool,
 }
 
-/// What [`batch_norm_act_backward`] reads.
+/// Inputs of [`batch_norm_act_backward`].
 #[derive(Clone, Copy, Debug)]
 pub struct BatchNormBackward<'a> {
-    /// What the forward pass read, with the *batch* statistics.
+    /// Inputs of the forward pass, with the *batch* statistics.
     pub forward: BatchNormForward<'a>,
     /// Gradient of the output, pooled size if pooled.
     pub dout: &'a [f32],
@@ -233,7 +233,7 @@ pub fn batch_norm_act_backward(
     input_gradient(isa, shape, of, &coefficients, to.dx);
 }
 
-/// What the two passes of the backward kernel share, `[C]` each.
+/// Coefficients that both passes of the backward kernel read, `[C]` each.
 struct Coefficients<'a> {
     sums: &'a mut [f64],
     dots: &'a mut [f64],

@@ -98,7 +98,7 @@ impl ChannelKernel for PlainSums<'_> {
 }
 
 /// # Safety
-/// That of [`ChannelKernel::run`].
+/// As [`ChannelKernel::run`].
 #[inline(always)]
 unsafe fn total<S: Simd>([a, b, c, d]: [S; CHAINS]) -> S {
     // SAFETY: the caller's promise.

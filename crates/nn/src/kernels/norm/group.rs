@@ -5,7 +5,7 @@ use super::image::{Affine, Backward, Forward, Gradient, Reduce};
 use crate::kernels::lanes::for_channels;
 use crate::kernels::{GradOut, ImageShape, Isa, split_f64};
 
-/// What [`group_norm_forward`] reads.
+/// Inputs of [`group_norm_forward`].
 #[derive(Clone, Copy, Debug)]
 pub struct GroupNormForward<'a> {
     /// Input `[N][H][W][C]`.
@@ -29,7 +29,7 @@ pub struct GroupNormSaved<'a> {
     pub invstd: &'a mut [f32],
 }
 
-/// What [`group_norm_backward`] reads.
+/// Inputs of [`group_norm_backward`].
 #[derive(Clone, Copy, Debug)]
 pub struct GroupNormBackward<'a> {
     /// Input of the forward pass.

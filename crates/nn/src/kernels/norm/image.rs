@@ -32,7 +32,7 @@ struct Block<S> {
 
 impl<S: Simd> Block<S> {
     /// # Safety
-    /// That of [`ChannelKernel::run`].
+    /// As [`ChannelKernel::run`].
     #[inline(always)]
     unsafe fn new<const WHOLE: bool>(of: &Affine<'_>, at: Channels) -> Self {
         // SAFETY: the caller's promise.
@@ -49,7 +49,7 @@ impl<S: Simd> Block<S> {
     /// `z`, before the floor.
     ///
     /// # Safety
-    /// That of [`ChannelKernel::run`].
+    /// As [`ChannelKernel::run`].
     #[inline(always)]
     unsafe fn apply(&self, x: S) -> S {
         // SAFETY: the caller's promise.
@@ -208,7 +208,7 @@ struct Sums<S> {
 
 impl<S: Simd> Sums<S> {
     /// # Safety
-    /// That of [`ChannelKernel::run`], as of the other methods.
+    /// As [`ChannelKernel::run`]; this holds for all methods.
     #[inline(always)]
     unsafe fn new() -> Self {
         // SAFETY: the caller's promise.
@@ -239,9 +239,9 @@ impl<S: Simd> Sums<S> {
 pub(crate) struct Gradient<'a> {
     /// Mean, scale, beta and floor of the forward pass.
     pub(crate) affine: Affine<'a>,
-    /// What the mean takes away.
+    /// Part of the gradient that the mean takes away.
     pub(crate) offset: &'a [f32],
-    /// What the variance takes away.
+    /// Part of the gradient that the variance takes away.
     pub(crate) slope: &'a [f32],
 }
 
@@ -254,7 +254,7 @@ struct GradientBlock<S> {
 
 impl<S: Simd> GradientBlock<S> {
     /// # Safety
-    /// That of [`ChannelKernel::run`], as of the other method.
+    /// As [`ChannelKernel::run`]; this holds for both methods.
     #[inline(always)]
     unsafe fn new<const WHOLE: bool>(of: &Gradient<'_>, at: Channels) -> Self {
         // SAFETY: the caller's promise.

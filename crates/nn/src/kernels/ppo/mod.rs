@@ -62,7 +62,7 @@ pub struct PpoLoss {
     pub entropy_floor_coefficient: f32,
 }
 
-/// What happened in each row.
+/// Choices, masks, advantages and returns of each row.
 #[derive(Clone, Copy, Debug)]
 pub struct PpoBatch<'a> {
     /// The choice of each head, `[N][K]`; of a head that is not used any legal one.

@@ -1,4 +1,4 @@
-//! What a pass of the loss says: sums while it runs, means when it is done.
+//! Statistics of a pass of the loss: sums while it runs, means when it is done.
 
 use super::Surrogate;
 
@@ -19,7 +19,7 @@ pub struct PpoReport {
     pub rows: u64,
     /// Rows in which more than one op was legal.
     pub decisions: u64,
-    /// What is to become small: policy and entropy loss plus the weighted value loss.
+    /// The minimised loss: policy and entropy loss plus the weighted value loss.
     pub loss: f64,
     /// Σ over heads of the clipped objective, negative.
     pub policy_loss: f64,
@@ -40,7 +40,7 @@ pub struct PpoReport {
 /// One head, over the decisions in which it is used; zeros if there are none.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct HeadReport {
-    /// Those decisions.
+    /// Number of decisions.
     pub count: u64,
     /// −mean of the clipped objective.
     pub loss: f64,

@@ -17,7 +17,7 @@ pub(super) fn straight_through(
     Box::new(move |b, dy| [host, module].into_iter().for_each(|x| b.pass_gradient(node, x, dy)))
 }
 
-/// What a blend reads: host, module, the module's input, and the gate of [`BlendMode::Gate`].
+/// Inputs of a blend: host, module, the module's input, and the gate of [`BlendMode::Gate`].
 pub(super) struct Inputs {
     pub(super) hmx: [NodeId; 3],
     pub(super) gate: Option<NodeId>,
