@@ -77,7 +77,7 @@ isa_kernels! {
                 let row = k / shape.kernel * shape.input.w + k % shape.kernel;
                 let x = &x[at + row * out.c..at + row * out.c + out.c];
                 match &mut codes {
-                    Some(codes) => for ((y, code), &x) in y.iter_mut().zip(&mut *codes).zip(x) {
+                    Some(codes) => for ((y, code), &x) in y.iter_mut().zip(&mut **codes).zip(x) {
                         let take = x > *y || x.is_nan();
                         *y = if take { x } else { *y };
                         *code = if take { k as u8 } else { *code };

@@ -1,11 +1,8 @@
 //! Whole graphs, every operation, against the slow f64 version: values, and gradients by central
 //! differences.
-#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
-mod common;
-
-use common::reference::{Expected, expected};
-use common::{Case, Random, assert_close};
+use crate::common::reference::{Expected, expected};
+use crate::common::{Case, Random, assert_close};
 use meristem_nn::graph::{BlendMode, ConvGeometry, Dims, Graph, GraphBuilder, NodeId, SgdConfig};
 use meristem_nn::plan::Mode;
 use meristem_nn::{Isa, Result};
@@ -308,8 +305,9 @@ fn random_graphs() {
 fn evaluation_of_random_graphs() {
     for seed in 0..60 {
         let case = Case::random(random_graph(seed), 3, seed);
-        let (params, inputs) = (common::reference::params(&case), common::reference::inputs(&case));
-        let values = common::reference::forward(&case, &params, &inputs, false, None);
+        let (params, inputs) =
+            (crate::common::reference::params(&case), crate::common::reference::inputs(&case));
+        let values = crate::common::reference::forward(&case, &params, &inputs, false, None);
         for isa in Isa::available() {
             for fuse in [true, false] {
                 let got = case.run(isa, Mode::Infer, fuse, &[]).unwrap();

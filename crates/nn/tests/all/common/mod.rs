@@ -1,5 +1,4 @@
 //! Shared by the tests of plans: running a plan over plain memory, and tensors in PyTorch's order.
-#![expect(dead_code, reason = "each test binary uses a part")]
 
 pub(crate) mod golden;
 pub(crate) mod host;

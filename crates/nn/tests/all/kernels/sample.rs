@@ -61,7 +61,7 @@ const COLUMNS: [std::ops::Range<usize>; K] = [0..3, 3..7, 7..12, 12..14];
 #[test]
 fn draws_follow_the_probabilities_of_the_loss() {
     let sampler = sampler(false, 0.02);
-    let mut values = crate::support::Values::new(5);
+    let mut values = super::support::Values::new(5);
     let outputs: Vec<f32> = values.vec(L + 1).iter().map(|v| 2.0 * v).collect();
     // Op 1 in places 0 and 2, op 2 in all but the first.
     let legality = [0b010, 0b100, 0b110, 0b100];
@@ -118,7 +118,7 @@ proptest! {
         strange in prop::sample::select(vec![0f32, f32::NAN, f32::INFINITY, f32::NEG_INFINITY]),
     ) {
         let sampler = sampler(greedy, floor);
-        let mut values = crate::support::Values::new(seed);
+        let mut values = super::support::Values::new(seed);
         let mut outputs: Vec<f32> = values.vec(rows * (L + 1)).iter().map(|v| scale * v).collect();
         outputs[seed as usize % L] += strange;
         let legality: Vec<u32> = (0..rows * S).map(|_| values.pick(&[0, 2, 4, 6])).collect();

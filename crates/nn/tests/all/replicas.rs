@@ -1,13 +1,10 @@
 //! A training step in halves, and networks that follow another: what replicas on several ranks are
 //! made of.
-#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
-
-mod common;
 
 use std::sync::Arc;
 
-use common::Random;
-use common::host::{self, MINIMAL};
+use crate::common::Random;
+use crate::common::host::{self, MINIMAL};
 use meristem_device::{Stream, Tensor};
 use meristem_nn::graph::{ConvGeometry, Dims, Graph, GraphBuilder, GroupId, SgdConfig};
 use meristem_nn::{Error, Isa, Metrics, Network, NetworkOptions};

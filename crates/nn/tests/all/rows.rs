@@ -1,12 +1,9 @@
 //! Many rows of alphas in one pass against one pass a row (C1 to C3).
-#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
-
-mod common;
 
 use std::sync::Arc;
 
-use common::Random;
-use common::host::{self, BASELINE, Shape};
+use crate::common::Random;
+use crate::common::host::{self, BASELINE, Shape};
 use meristem_device::{Owner, Stream, Tensor};
 use meristem_nn::graph::{BlendMode, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, NodeId};
 use meristem_nn::{HostTensor, Isa, Metrics, Network, NetworkOptions};

@@ -5,7 +5,7 @@ use meristem_nn::kernels::Isa;
 use meristem_nn::kernels::loss::softmax_cross_entropy;
 use meristem_nn::kernels::optim::{clip_coefficient, grad_norm_sq, sgd_step};
 
-use crate::support::{Guarded, ROUNDING, Values, compare_within};
+use super::support::{Guarded, ROUNDING, Values, compare_within};
 
 #[test]
 fn cross_entropy_agrees_with_f64() {

@@ -4,7 +4,7 @@ use meristem_nn::kernels::conv::{self, ConvInputs, ConvShape, ParamGrads};
 use meristem_nn::kernels::norm::BatchStats;
 use meristem_nn::kernels::{GradOut, Isa, pad16};
 
-use crate::support::{Exact, Guarded, Values, compare, scratch};
+use super::support::{Exact, Guarded, Values, compare, scratch};
 
 /// Calls `f` with the indices of output, input and packed weight of every product.
 fn products(s: &ConvShape, mut f: impl FnMut(usize, usize, usize)) {
@@ -148,7 +148,7 @@ impl Case {
         conv::forward_with_stats(isa, &self.s, &of, &mut y, stats, &mut room);
         conv::forward(isa, &self.s, &of, &mut plain, &mut room);
         assert_eq!(y, plain, "{name}: the statistics must not change the values");
-        crate::norm::check_stats(&name, isa, (&y, self.s.out_c), (&mean, &var));
+        super::norm::check_stats(&name, isa, (&y, self.s.out_c), (&mean, &var));
     }
 
     fn data(&self, isa: Isa) {

@@ -7,7 +7,7 @@ use meristem_nn::kernels::norm::{
 };
 use meristem_nn::kernels::{GradOut, ImageShape, Isa};
 
-use crate::support::{Exact, Guarded, ROUNDING, Values, compare, scratch};
+use super::support::{Exact, Guarded, ROUNDING, Values, compare, scratch};
 
 /// Checks mean and biased variance of `x` `[pixels][c]`. The kernel sums distances from the first
 /// image's mean, at most twice the largest distance D from the mean, in f32 runs of 64 pixels:

@@ -5,7 +5,7 @@ use meristem_nn::kernels::blend::{self, BlendGrads, BlendInputs, TanhMixGrads};
 use meristem_nn::kernels::elementwise::{self, Function, ScaleChannels};
 use meristem_nn::kernels::{GradOut, ImageShape, Isa};
 
-use crate::support::{Exact, Guarded, ROUNDING, Values, compare, compare_within};
+use super::support::{Exact, Guarded, ROUNDING, Values, compare, compare_within};
 
 /// Lengths around the register widths.
 const LENGTHS: [usize; 8] = [0, 1, 3, 7, 16, 17, 63, 1000];

@@ -1,10 +1,7 @@
 //! Fused passes against the same graph node by node.
-#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
-mod common;
-
-use common::host::{self, BASELINE, DEEP, MINIMAL, Shape};
-use common::{Case, assert_close};
+use crate::common::host::{self, BASELINE, DEEP, MINIMAL, Shape};
+use crate::common::{Case, assert_close};
 use meristem_nn::Isa;
 use meristem_nn::graph::Dims;
 use meristem_nn::plan::{Mode, Plan, PlanOptions};

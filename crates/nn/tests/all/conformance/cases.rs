@@ -1,10 +1,4 @@
-//! Every operation of a plan, on every backend, against the portable kernels: the same entry
-//! ([`ops::run`]), the same operands. A backend is conformant when it passes here.
-//!
-//! The portable kernels themselves are held by `tests/kernels` against slow exact versions, and by
-//! goldens. Here each case states how many f32 terms the longest sum of a result has: two ways of
-//! adding n terms of magnitude at most m differ by at most `2·n·m·n·2⁻²⁴`, and `m` is stated too.
-#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
+//! Cases of every kind of operation.
 
 use std::sync::Arc;
 
@@ -22,206 +16,13 @@ use meristem_nn::ops::elementwise::Function;
 use meristem_nn::ops::norm::{BatchNorm, GroupNorm};
 use meristem_nn::ops::ppo::Pass;
 use meristem_nn::ops::rows::Lookup;
-use meristem_nn::ops::{self, Backend, Op, Operands, Role, Slice, SliceMut, Spec};
+use meristem_nn::ops::{Backend, Op, Spec};
 use meristem_nn::ops::{
     blend, conv, elementwise, loss, lstm, norm, optim, pool, ppo, rows, sample, state,
 };
-use meristem_nn::{Error, Isa, MetricsLayout};
+use meristem_nn::{Isa, MetricsLayout};
 
-/// The backends of this machine besides the portable kernels.
-fn backends() -> Vec<Backend> {
-    Isa::available().into_iter().filter(|isa| *isa != Isa::portable()).map(Backend::Cpu).collect()
-}
-
-/// Number of kinds of operations; see [`kind`].
-const KINDS: usize = 45;
-
-/// A number for each kind of operation. A new one does not compile before it has a number, and the
-/// test fails until it has a case.
-fn kind(op: &Op) -> usize {
-    match op {
-        Op::Conv(conv::Op::Forward(_)) => 0,
-        Op::Conv(conv::Op::ForwardWithStats(_)) => 1,
-        Op::Conv(conv::Op::WeightGradient(_)) => 2,
-        Op::Conv(conv::Op::DataGradient { .. }) => 3,
-        Op::Norm(norm::Op::Statistics(_)) => 7,
-        Op::Norm(norm::Op::UpdateRunning { .. }) => 8,
-        Op::Norm(norm::Op::Forward(_)) => 9,
-        Op::Norm(norm::Op::Gradient { .. }) => 10,
-        Op::Norm(norm::Op::GroupForward(_)) => 11,
-        Op::Norm(norm::Op::GroupGradient { .. }) => 12,
-        Op::Pool(pool::Op::Max(_)) => 13,
-        Op::Pool(pool::Op::MaxGradient { .. }) => 14,
-        Op::Pool(pool::Op::NormCodes { .. }) => 15,
-        Op::Pool(pool::Op::Average(_)) => 16,
-        Op::Pool(pool::Op::AverageGradient { .. }) => 17,
-        Op::Elementwise(elementwise::Op::Fill { .. }) => 18,
-        Op::Elementwise(elementwise::Op::Multiply { .. }) => 19,
-        Op::Elementwise(elementwise::Op::Pass { .. }) => 20,
-        Op::Elementwise(elementwise::Op::Forward { .. }) => 21,
-        Op::Elementwise(elementwise::Op::Gradient { .. }) => 22,
-        Op::Elementwise(elementwise::Op::Add { .. }) => 23,
-        Op::Elementwise(elementwise::Op::Scale { .. }) => 24,
-        Op::Elementwise(elementwise::Op::ScaleGradient { .. }) => 25,
-        Op::Blend(blend::Op::Forward(_)) => 26,
-        Op::Blend(blend::Op::Gradient { .. }) => 27,
-        Op::Blend(blend::Op::TanhMix { .. }) => 28,
-        Op::Blend(blend::Op::TanhMixGradient { .. }) => 29,
-        Op::Rows(rows::Op::Embed(_)) => 30,
-        Op::Rows(rows::Op::EmbedGradient(_)) => 31,
-        Op::Rows(rows::Op::CopyIndices { .. }) => 4,
-        Op::Rows(rows::Op::Put { .. }) => 32,
-        Op::Rows(rows::Op::Take { .. }) => 33,
-        Op::Lstm(lstm::Op::Forward(_)) => 34,
-        Op::Lstm(lstm::Op::Gradient { .. }) => 35,
-        Op::Lstm(lstm::Op::StatesBefore(_)) => 36,
-        Op::Loss(loss::Op::Train { .. }) => 37,
-        Op::Loss(loss::Op::Evaluate { .. }) => 38,
-        Op::Optim(optim::Op::Measure { .. }) => 39,
-        Op::Optim(optim::Op::Clip { .. }) => 40,
-        Op::Optim(optim::Op::Update { .. }) => 41,
-        Op::Ppo(ppo::Op::Objective { .. }) => 42,
-        Op::State(state::Op::ResetMetrics(_)) => 43,
-        Op::State(state::Op::CountNonFinite(_)) => 44,
-        Op::State(state::Op::Fingerprint(_)) => 6,
-        Op::Sample(sample::Op::Draw { .. }) => 5,
-    }
-}
-
-/// The elements of an operand.
-#[derive(Clone, Debug, PartialEq)]
-enum Data {
-    F32(Vec<f32>),
-    F64(Vec<f64>),
-    U32(Vec<u32>),
-    I64(Vec<i64>),
-    U8(Vec<u8>),
-}
-
-impl Data {
-    fn slice(&self) -> Slice<'_> {
-        match self {
-            Data::F32(v) => Slice::of(v),
-            Data::F64(v) => Slice::of(v),
-            Data::U32(v) => Slice::of(v),
-            Data::I64(v) => Slice::of(v),
-            Data::U8(v) => Slice::of(v),
-        }
-    }
-
-    fn slice_mut(&mut self) -> SliceMut<'_> {
-        match self {
-            Data::F32(v) => SliceMut::of(v),
-            Data::F64(v) => SliceMut::of(v),
-            Data::U32(v) => SliceMut::of(v),
-            Data::I64(v) => SliceMut::of(v),
-            Data::U8(v) => SliceMut::of(v),
-        }
-    }
-}
-
-/// splitmix64: variety, not randomness.
-struct Random(u64);
-
-impl Random {
-    fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// In [−1, 1).
-    fn unit(&mut self) -> f32 {
-        (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-    }
-
-    fn data(&mut self, spec: &Spec) -> Data {
-        let n = 0..spec.len;
-        match spec.dtype {
-            DType::F32 if spec.role == Role::Scratch => Data::F32(vec![f32::NAN; spec.len]),
-            DType::F32 => Data::F32(n.map(|_| self.unit()).collect()),
-            DType::F64 => Data::F64(n.map(|_| f64::from(self.unit())).collect()),
-            DType::I64 => Data::I64(n.map(|_| (self.bits() % 100) as i64).collect()),
-            DType::U32 => Data::U32(n.map(|_| (self.bits() % 2) as u32).collect()),
-            _ => Data::U8(n.map(|_| (self.bits() % 2) as u8).collect()),
-        }
-    }
-}
-
-/// An operation with the sizes that bound its rounding, and operands that may not be just anything.
-struct Case {
-    op: Op,
-    /// Terms of the longest sum of a result.
-    terms: usize,
-    /// Largest magnitude of a term, inputs being below 1.
-    most: f64,
-    /// Other terms and magnitude, by position among the writes.
-    bounds: Vec<(usize, usize, f64)>,
-    /// By position among the reads.
-    reads: Vec<(usize, Data)>,
-    /// By position among the writes.
-    writes: Vec<(usize, Data)>,
-}
-
-fn case(op: impl Into<Op>, terms: usize, most: f64) -> Case {
-    Case { op: op.into(), terms, most, bounds: vec![], reads: vec![], writes: vec![] }
-}
-
-impl Case {
-    fn bound(mut self, write: usize, terms: usize, most: f64) -> Self {
-        self.bounds.push((write, terms, most));
-        self
-    }
-
-    fn reading(mut self, at: usize, data: Data) -> Self {
-        self.reads.push((at, data));
-        self
-    }
-
-    fn writing(mut self, at: usize, data: Data) -> Self {
-        self.writes.push((at, data));
-        self
-    }
-
-    fn run(&self, on: Backend) -> Vec<Data> {
-        let (signature, mut random) = (self.op.signature(), Random(kind(&self.op) as u64));
-        let mut make = |specs: &[Spec], given: &[(usize, Data)]| -> Vec<Data> {
-            let of = |(at, spec): (usize, &Spec)| {
-                let fixed = given.iter().find(|(position, _)| *position == at);
-                fixed.map_or_else(|| random.data(spec), |(_, data)| data.clone())
-            };
-            specs.iter().enumerate().map(of).collect()
-        };
-        let reads = make(&signature.reads, &self.reads);
-        let mut writes = make(&signature.writes, &self.writes);
-        let operands = Operands {
-            reads: reads.iter().map(Data::slice).collect(),
-            writes: writes.iter_mut().map(Data::slice_mut).collect(),
-        };
-        ops::run(on, &self.op, operands).unwrap();
-        let results = writes.into_iter().zip(&signature.writes);
-        results.filter(|(_, spec)| spec.role != Role::Scratch).map(|(data, _)| data).collect()
-    }
-
-    /// Panics unless both results are the same up to rounding; whole numbers are the same.
-    fn compare(&self, on: Backend, expected: &[Data]) {
-        for (at, (got, expected)) in self.run(on).iter().zip(expected).enumerate() {
-            let own = self.bounds.iter().find(|(write, ..)| *write == at);
-            let (terms, most) = own.map_or((self.terms, self.most), |(_, n, most)| (*n, *most));
-            let limit = 2.0 * (terms * terms) as f64 * most * 2f64.powi(-24);
-            let near = |a: f64, b: f64| a == b || (a - b).abs() <= limit;
-            let same = match (got, expected) {
-                (Data::F32(a), Data::F32(b)) => {
-                    a.iter().zip(b).all(|(a, b)| near(f64::from(*a), f64::from(*b)))
-                }
-                (Data::F64(a), Data::F64(b)) => a.iter().zip(b).all(|(a, b)| near(*a, *b)),
-                (a, b) => a == b,
-            };
-            assert!(same, "{on:?}: {:?}: write {at}: {got:?}, expected {expected:?}", self.op);
-        }
-    }
-}
+use super::case::{Case, Data, Random, case};
 
 const IMAGE: ImageShape = ImageShape { batch: 3, h: 7, w: 6, c: 20 };
 
@@ -458,7 +259,8 @@ fn state_cases() -> Vec<Case> {
     ]
 }
 
-fn cases() -> Vec<Case> {
+/// Every case.
+pub(super) fn cases() -> Vec<Case> {
     let families = [
         conv_cases,
         norm_cases,
@@ -472,38 +274,4 @@ fn cases() -> Vec<Case> {
         state_cases,
     ];
     families.into_iter().flat_map(|family| family()).collect()
-}
-
-#[test]
-fn every_backend_computes_what_the_portable_kernels_do() {
-    for case in cases() {
-        let expected = case.run(Backend::Cpu(Isa::portable()));
-        backends().into_iter().for_each(|on| case.compare(on, &expected));
-    }
-}
-
-#[test]
-fn every_kind_of_operation_has_a_case() {
-    let mut seen = [false; KINDS];
-    cases().iter().for_each(|case| seen[kind(&case.op)] = true);
-    let missing: Vec<usize> = (0..KINDS).filter(|kind| !seen[*kind]).collect();
-    assert!(missing.is_empty(), "no case for the kinds {missing:?}");
-}
-
-#[test]
-fn operands_that_do_not_fit_are_refused() {
-    let op = Op::from(elementwise::Op::Pass { len: 3, accumulate: false });
-    let (three, four, bytes) = ([0.0f32; 3], [0.0f32; 4], [0u8; 3]);
-    for read in [Slice::of(&four), Slice::of(&bytes), Slice::of::<f32>(&[])] {
-        let mut y = [0.5f32; 3];
-        let reads = [read].into_iter().collect();
-        let operands = Operands { reads, writes: [SliceMut::of(&mut y)].into_iter().collect() };
-        let error = ops::run(Backend::Cpu(Isa::portable()), &op, operands).unwrap_err();
-        assert!(matches!(error, Error::Operand { ref operand, .. } if operand == "read 0"));
-        assert_eq!(y, [0.5; 3], "nothing has run");
-    }
-    let reads = [Slice::of(&three), Slice::of(&three)].into_iter().collect();
-    let operands = Operands { reads, ..Operands::default() };
-    let error = ops::run(Backend::Cpu(Isa::portable()), &op, operands).unwrap_err();
-    assert!(error.to_string().contains("read: expected 1 in all, got 2 in all"), "{error}");
 }

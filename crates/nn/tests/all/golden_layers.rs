@@ -10,14 +10,11 @@
 //!   most about twice the largest result: 32;
 //! - norms: as sums, and what cancels in x − mean, |mean|/σ ≤ 16 ulps, enters every factor of the
 //!   gradients: 64.
-#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
-
-mod common;
 
 use std::collections::BTreeMap;
 
-use common::golden::{self, Golden};
-use common::{Case, Outcome, to_nchw, to_nhwc};
+use crate::common::golden::{self, Golden};
+use crate::common::{Case, Outcome, to_nchw, to_nhwc};
 use meristem_nn::graph::{BlendMode, ConvGeometry, Dims, GraphBuilder, NodeId, SgdConfig};
 use meristem_nn::kernels::{loss, optim};
 use meristem_nn::plan::Mode;

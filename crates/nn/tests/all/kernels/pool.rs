@@ -3,7 +3,7 @@
 use meristem_nn::kernels::pool::{self, PoolShape};
 use meristem_nn::kernels::{GradOut, ImageShape, Isa};
 
-use crate::support::{Exact, Guarded, Values, compare};
+use super::support::{Exact, Guarded, Values, compare};
 
 fn shapes() -> Vec<PoolShape> {
     let mut shapes = Vec::new();

@@ -6,12 +6,9 @@
 //! like √K) and its activations are good to 4 ulps, some 8 ulps a step, which the steps behind it
 //! carry on with a factor below 1, and its weight gradients sum over up to 160 rows: 128. Adam has
 //! five steps of a dozen roundings each, but of a parameter only the last of each counts: 16.
-#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
-mod common;
-
-use common::Case;
-use common::golden::{self, Golden};
+use crate::common::Case;
+use crate::common::golden::{self, Golden};
 use meristem_nn::Isa;
 use meristem_nn::graph::{AdamConfig, Dims, GraphBuilder, SgdConfig};
 use meristem_nn::kernels::optim::{AdamStep, adam_step};

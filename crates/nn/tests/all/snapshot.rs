@@ -1,12 +1,9 @@
 //! Snapshots: a network comes back from anything, bit for bit, and goes on as if it had never left.
-#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
-
-mod common;
 
 use std::sync::Arc;
 
-use common::Random;
-use common::host::{self, MINIMAL};
+use crate::common::Random;
+use crate::common::host::{self, MINIMAL};
 use meristem_device::{Owner, Stream};
 use meristem_nn::graph::{Dims, Graph, GroupId, SgdConfig};
 use meristem_nn::{Isa, Metrics, Network, NetworkOptions, Snapshot, StateDict};

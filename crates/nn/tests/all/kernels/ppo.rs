@@ -34,7 +34,7 @@ struct Rows {
 impl Rows {
     /// Six rows: all ops; two ops; WAIT alone; no op at all; two that use every head.
     fn new() -> Self {
-        let mut values = crate::support::Values::new(3);
+        let mut values = super::support::Values::new(3);
         let legal = [
             [1, 1, 1, 1, 1, 0, 1, 1, 0],
             [1, 1, 0, 0, 1, 0, 0, 1, 0],

@@ -1,10 +1,7 @@
 //! Whole hosts against PyTorch: twenty SGD steps on fixed data and weights.
-#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
-mod common;
-
-use common::golden;
-use common::host::{self, BASELINE, DEEP, MINIMAL, Shape};
+use crate::common::golden;
+use crate::common::host::{self, BASELINE, DEEP, MINIMAL, Shape};
 use meristem_nn::graph::Dims;
 use meristem_nn::{HostData, HostTensor, Isa, Metrics, Network, NetworkOptions, StateDict};
 

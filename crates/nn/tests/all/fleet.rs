@@ -1,12 +1,9 @@
 //! Networks taken as one: the bits of each alone, whatever the others are.
-#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
-
-mod common;
 
 use std::sync::Arc;
 
-use common::Random;
-use common::host::{self, MINIMAL};
+use crate::common::Random;
+use crate::common::host::{self, MINIMAL};
 use meristem_device::{Device, Stream, Tensor};
 use meristem_nn::graph::{BlendMode, Dims, Graph};
 use meristem_nn::{Error, Fleet, Isa, LabelledBatch, Metrics, Network, NetworkOptions, Plans};

@@ -1,12 +1,9 @@
 //! Every operation of a network refuses a tensor that is not what it takes, and nothing has run
 //! (V1).
-#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
-
-mod common;
 
 use std::sync::Arc;
 
-use common::host::{self, MINIMAL};
+use crate::common::host::{self, MINIMAL};
 use meristem_device::{
     DType, Device, DeviceId, DeviceOptions, MemoryFormat, Owner, Stream, Tensor,
 };

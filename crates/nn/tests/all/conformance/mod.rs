@@ -1,0 +1,54 @@
+//! Every operation of a plan, on every backend, against the portable kernels: the same entry
+//! ([`ops::run`]), the same operands. A backend is conformant when it passes here.
+//!
+//! The portable kernels themselves are held by `tests/kernels` against slow exact versions, and by
+//! goldens. Here each case states how many f32 terms the longest sum of a result has: two ways of
+//! adding n terms of magnitude at most m differ by at most `2·n·m·n·2⁻²⁴`, and `m` is stated too.
+
+mod case;
+mod cases;
+
+use self::case::{KINDS, kind};
+use self::cases::cases;
+use meristem_nn::ops::elementwise;
+use meristem_nn::ops::{self, Backend, Op, Operands, Slice, SliceMut};
+use meristem_nn::{Error, Isa};
+
+/// The backends of this machine besides the portable kernels.
+fn backends() -> Vec<Backend> {
+    Isa::available().into_iter().filter(|isa| *isa != Isa::portable()).map(Backend::Cpu).collect()
+}
+
+#[test]
+fn every_backend_computes_what_the_portable_kernels_do() {
+    for case in cases() {
+        let expected = case.run(Backend::Cpu(Isa::portable()));
+        backends().into_iter().for_each(|on| case.compare(on, &expected));
+    }
+}
+
+#[test]
+fn every_kind_of_operation_has_a_case() {
+    let mut seen = [false; KINDS];
+    cases().iter().for_each(|case| seen[kind(&case.op)] = true);
+    let missing: Vec<usize> = (0..KINDS).filter(|kind| !seen[*kind]).collect();
+    assert!(missing.is_empty(), "no case for the kinds {missing:?}");
+}
+
+#[test]
+fn operands_that_do_not_fit_are_refused() {
+    let op = Op::from(elementwise::Op::Pass { len: 3, accumulate: false });
+    let (three, four, bytes) = ([0.0f32; 3], [0.0f32; 4], [0u8; 3]);
+    for read in [Slice::of(&four), Slice::of(&bytes), Slice::of::<f32>(&[])] {
+        let mut y = [0.5f32; 3];
+        let reads = [read].into_iter().collect();
+        let operands = Operands { reads, writes: [SliceMut::of(&mut y)].into_iter().collect() };
+        let error = ops::run(Backend::Cpu(Isa::portable()), &op, operands).unwrap_err();
+        assert!(matches!(error, Error::Operand { ref operand, .. } if operand == "read 0"));
+        assert_eq!(y, [0.5; 3], "nothing has run");
+    }
+    let reads = [Slice::of(&three), Slice::of(&three)].into_iter().collect();
+    let operands = Operands { reads, ..Operands::default() };
+    let error = ops::run(Backend::Cpu(Isa::portable()), &op, operands).unwrap_err();
+    assert!(error.to_string().contains("read: expected 1 in all, got 2 in all"), "{error}");
+}

@@ -1,0 +1,18 @@
+//! Tests of the public interface, in one program: each links everything that it uses.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
+
+mod bad_input;
+mod common;
+mod conformance;
+mod expect;
+mod fleet;
+mod fusion;
+mod golden_hosts;
+mod golden_layers;
+mod golden_recurrent;
+mod gradients;
+mod kernels;
+mod network;
+mod replicas;
+mod rows;
+mod snapshot;
