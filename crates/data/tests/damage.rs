@@ -1,6 +1,7 @@
 //! No bytes make a parser panic, and no header makes it allocate more than the file can hold (D9).
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "all/common/mod.rs"]
 mod common;
 
 use std::alloc::System;

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "all/common/mod.rs"]
 mod common;
 
 use std::alloc::System;

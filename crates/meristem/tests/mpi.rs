@@ -5,13 +5,15 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
 #![cfg(unix)]
 
+#[path = "all/common/mod.rs"]
 mod common;
 
 use std::fs;
 use std::process::{Command, ExitStatus, Stdio};
 
 use common::Meristem;
-use common::runs::{Killed, Outcome, assert_same, outcome, wait_for, with_images};
+use common::process::{Process, wait_for};
+use common::runs::{Outcome, assert_same, outcome, with_images};
 use meristem::nn::safetensors;
 
 /// Two rounds of growing hosts on a few small images, decided by a policy that learns.
@@ -141,7 +143,7 @@ fn a_checkpoint_that_cannot_be_written_ends_all_ranks_of_a_host() {
     let m = with_images();
     let run = RUN.replace("--envs 4", "--envs 1").replace("--steps 8", "--steps 100000");
     let run = format!("{run} --data-parallel --controller none --comm mpi --run-dir full");
-    let mut child = Killed(mpirun(&m, &[], &[run.as_str(); 2]).spawn().unwrap());
+    let mut child = Process::start(&mut mpirun(&m, &[], &[run.as_str(); 2]));
     let folder = m.path("full/checkpoints");
     wait_for("a checkpoint", || folder.exists());
     wait_for("a file in the place of checkpoints", || {
@@ -158,7 +160,7 @@ fn a_checkpoint_that_cannot_be_written_ends_all_ranks_of_a_host() {
 }
 
 /// The processes of the ranks, by rank.
-fn ranks_of(mpirun: &Killed) -> Vec<String> {
+fn ranks_of(mpirun: &Process) -> Vec<String> {
     let children = |of: &str| {
         let found = Command::new("pgrep").args(["-P", of]).output().unwrap();
         let found = String::from_utf8(found.stdout).unwrap();
@@ -184,7 +186,7 @@ fn signalled(
     ranks: usize,
     (signal, to): (&str, &[usize]),
 ) {
-    let mut child = Killed(mpirun(m, flags, &vec![arguments; ranks]).spawn().unwrap());
+    let mut child = Process::start(&mut mpirun(m, flags, &vec![arguments; ranks]));
     wait_for("events", || {
         let text = fs::read_to_string(m.path(events.0).join("events.jsonl")).unwrap_or_default();
         text.lines().count() >= events.1
@@ -233,7 +235,7 @@ fn a_run_that_is_killed_goes_on_to_the_same_bits() {
     let mut command = m.command();
     command.args(RUN.split_whitespace()).args(flags.split_whitespace());
     command.args(["--ranks", "2", "--run-dir", "back"]).stdout(Stdio::null());
-    let mut child = Killed(command.spawn().unwrap());
+    let mut child = Process::start(&mut command);
     wait_for("a checkpoint", || m.path("back/checkpoints").exists());
     child.kill().unwrap();
     child.wait().unwrap();

@@ -1,15 +1,13 @@
 //! Runs over several logical devices, and under a cap of memory (S6, S7).
 
-#![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
 #![cfg(unix)]
-
-mod common;
 
 use std::fs;
 use std::process::Stdio;
 
-use common::runs::{Killed, assert_same, outcome, wait_for, with_images};
-use common::{Meristem, TINY, of_kind};
+use crate::common::process::{Process, wait_for};
+use crate::common::runs::{assert_same, outcome, with_images};
+use crate::common::{Meristem, TINY, of_kind};
 use serde_json::Value;
 
 /// Growing hosts on a few small images: modules germinate, blend, are judged in fused validation,
@@ -44,7 +42,7 @@ fn two_devices_give_the_same_bits_for_any_threads_and_after_a_kill() {
     for (arguments, steps) in [(start.as_str(), 20), ("train --resume killed --quiet", 90)] {
         let mut command = m.command();
         command.args(arguments.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::null());
-        let mut child = Killed(command.spawn().unwrap());
+        let mut child = Process::start(&mut command);
         let events = || fs::read_to_string(m.path("killed/events.jsonl")).unwrap_or_default();
         wait_for("some steps", || events().matches("step_completed").count() >= steps);
         child.kill().unwrap();
@@ -146,7 +144,7 @@ fn devices_that_cannot_be_are_refused_before_anything_runs() {
 }
 
 /// Kibibytes to run with.
-fn capped(m: &Meristem, name: &str, kib: usize) -> common::Said {
+fn capped(m: &Meristem, name: &str, kib: usize) -> crate::common::Said {
     m.run(&format!("{RUN} --device-memory {kib}KiB --run-dir {name}"))
 }
 

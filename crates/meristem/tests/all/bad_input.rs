@@ -1,12 +1,9 @@
 //! Bad input: what it is called, what to do, and the exit code (U6). No case leaves a run folder.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
-
-mod common;
-
 use meristem::nn::safetensors::{load, save};
 
-use common::{Meristem, TINY};
+use crate::common::process::output;
+use crate::common::{Meristem, TINY};
 
 #[test]
 fn wrong_flags_name_the_nearest() {
@@ -198,7 +195,7 @@ fn an_env_that_diverges_ends_the_run_with_a_readable_folder() {
     assert!(summary["error"].as_str().unwrap().contains("diverged"));
     let events = m.events("run");
     assert_eq!(events[events.len() - 1]["status"], "failed");
-    assert!(!common::of_kind(&events, "anomaly").is_empty());
+    assert!(!crate::common::of_kind(&events, "anomaly").is_empty());
 }
 
 #[test]
@@ -213,9 +210,9 @@ fn what_is_not_compiled_in_is_called_so() {
 }
 
 /// Runs with an environment variable set.
-fn with_variable(m: &Meristem, name: &str, value: &str, arguments: &str) -> common::Said {
+fn with_variable(m: &Meristem, name: &str, value: &str, arguments: &str) -> crate::common::Said {
     let arguments: Vec<&str> = arguments.split_whitespace().collect();
-    common::said(m.command().env(name, value).args(arguments).output().unwrap())
+    crate::common::said(output(m.command().env(name, value).args(arguments)))
 }
 
 #[test]

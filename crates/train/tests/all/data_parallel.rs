@@ -1,5 +1,4 @@
 //! One host trained by several ranks: what a run of it shows, how it grows, comes back and ends.
-#![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
 
 use std::path::Path;
 

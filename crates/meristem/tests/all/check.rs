@@ -1,10 +1,7 @@
 //! `meristem check` (V5): all hold on this machine, and what does not hold is said.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
-
-mod common;
-
-use common::{Meristem, said};
+use crate::common::process::output;
+use crate::common::{Meristem, said};
 use serde_json::Value;
 
 #[test]
@@ -45,7 +42,7 @@ fn what_does_not_hold_is_said_with_a_remedy() {
     let mut command = m.command();
     // Nothing that opens a device can hold in this environment.
     command.env("MERISTEM_LAUNCH_BLOCKING", "perhaps").arg("check");
-    let said = said(command.output().unwrap());
+    let said = said(output(&mut command));
     assert_eq!(said.code, Some(1), "{}{}", said.stdout, said.stderr);
     let faults: Vec<&str> = said.stdout.lines().filter(|line| line.starts_with("FAIL")).collect();
     assert!(faults.len() > 5 && faults[0].contains("perhaps"), "{}", said.stdout);

@@ -1,8 +1,5 @@
 //! Runs that grow on a few small images, and what must be equal of two that are the same.
 
-use std::process::Child;
-use std::time::{Duration, Instant};
-
 use meristem::device::random::{Purpose, Rng};
 use meristem::nn::safetensors::{self, Metadata};
 use meristem::nn::{HostData, HostTensor, StateDict};
@@ -82,36 +79,4 @@ pub(crate) fn assert_same(got: &Outcome, expected: &Outcome, context: &str) {
     assert_eq!(got.envs, expected.envs, "{context}");
     assert_eq!(got.summary, expected.summary, "{context}");
     assert!(got.policy == expected.policy, "{context}: another policy");
-}
-
-/// A process that ends with its handle.
-pub(crate) struct Killed(pub(crate) Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl std::ops::Deref for Killed {
-    type Target = Child;
-    fn deref(&self) -> &Child {
-        &self.0
-    }
-}
-
-impl std::ops::DerefMut for Killed {
-    fn deref_mut(&mut self) -> &mut Child {
-        &mut self.0
-    }
-}
-
-pub(crate) fn wait_for(what: &str, there: impl Fn() -> bool) {
-    let started = Instant::now();
-    while !there() {
-        assert!(started.elapsed() < Duration::from_secs(120), "{what} within two minutes");
-        std::thread::sleep(Duration::from_millis(2));
-    }
 }

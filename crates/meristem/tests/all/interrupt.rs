@@ -1,35 +1,28 @@
 //! Ctrl-C, other signals, kill and a full disk: what is left of the run.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
 #![cfg(unix)]
-
-mod common;
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
-use common::runs::wait_for;
-use common::{Meristem, events_in, of_kind, said};
+use crate::common::process::{Process, output, wait_for};
+use crate::common::{Meristem, events_in, of_kind, said};
 
 /// A run that would go on for hours.
 const LONG: &str = "train --controller heuristic --host minimal --envs 2 --steps 100000 --max-batches 2 --batch 32 \
                     --run-dir run --trace run.json";
 
 /// Such a run, once it has completed a step.
-fn long_run(m: &Meristem) -> Child {
+fn long_run(m: &Meristem) -> Process {
     once_it_has_stepped(m, m.command().args(LONG.split_whitespace()))
 }
 
-fn once_it_has_stepped(m: &Meristem, command: &mut Command) -> Child {
-    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+fn once_it_has_stepped(m: &Meristem, command: &mut Command) -> Process {
+    let child = Process::start(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
     let events = m.path("run/events.jsonl");
-    let started = Instant::now();
-    let stepped = || std::fs::read_to_string(&events).is_ok_and(|t| t.contains("step_completed"));
-    while !stepped() {
-        assert!(started.elapsed() < Duration::from_secs(60), "no step within a minute");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait_for("a step", || {
+        std::fs::read_to_string(&events).is_ok_and(|text| text.contains("step_completed"))
+    });
     child
 }
 
@@ -43,7 +36,7 @@ fn ctrl_c_ends_at_a_step_boundary_with_weights_and_summary() {
     let m = Meristem::new();
     let child = long_run(&m);
     signal(&child, "-INT");
-    let said = said(child.wait_with_output().unwrap());
+    let said = said(child.output());
     assert_eq!(said.code, Some(3), "{}", said.stderr);
     assert!(said.stderr.contains("stopping after this step"), "{}", said.stderr);
     assert!(said.stdout.contains("stopped at a step boundary"), "{}", said.stdout);
@@ -77,7 +70,7 @@ fn other_signals_end_a_run_as_well_and_nohup_is_respected() {
         command.args(LONG.split_whitespace()).current_dir(m.folder.path());
         let child = once_it_has_stepped(&m, &mut command);
         signal(&child, name);
-        let said = said(child.wait_with_output().unwrap());
+        let said = said(child.output());
         assert_eq!(said.code, Some(3), "{name}: {}", said.stderr);
         assert_eq!(m.json("run/summary.json")["status"], "interrupted", "{name}");
     }
@@ -92,7 +85,7 @@ fn other_signals_end_a_run_as_well_and_nohup_is_respected() {
     // It would have stopped after two of its lines at most.
     wait_for("more steps", || steps() > before + 10);
     signal(&child, "-TERM");
-    let said = said(child.wait_with_output().unwrap());
+    let said = said(child.output());
     assert_eq!(said.code, Some(3), "{}", said.stderr);
 }
 
@@ -105,20 +98,20 @@ fn a_signal_that_comes_twice_within_a_moment_is_one() {
     let child = once_it_has_stepped(&m, m.command().args(slow.split_whitespace()));
     signal(&child, "-TERM");
     signal(&child, "-TERM");
-    let said = said(child.wait_with_output().unwrap());
+    let said = said(child.output());
     assert_eq!(said.code, Some(3), "{}", said.stderr);
     assert_eq!(said.stderr.matches("stopping after this step").count(), 1, "{}", said.stderr);
     assert_eq!(m.json("run/summary.json")["status"], "interrupted");
 }
 
 /// A command line on a terminal of its own, of a size as `stty` takes it.
-fn on_a_terminal(m: &Meristem, size: &str, line: &str) -> Child {
+fn on_a_terminal(m: &Meristem, size: &str, line: &str) -> Process {
     let program = env!("CARGO_BIN_EXE_meristem");
     let line = format!("stty {size}; exec {program} {line}");
     let mut command = Command::new("script");
     command.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
     command.current_dir(m.folder.path()).env("TERM", "xterm").stdin(Stdio::null());
-    command.stdout(Stdio::piped()).spawn().unwrap()
+    Process::start(command.stdout(Stdio::piped()))
 }
 
 /// Where the bars are drawn, a line that somebody else writes is drawn over at once.
@@ -134,7 +127,7 @@ fn on_a_terminal_ctrl_c_is_answered_in_the_bar() {
     let own = Command::new("pgrep").args(["-P", &child.id().to_string()]).output().unwrap();
     let own = String::from_utf8(own.stdout).unwrap();
     assert!(Command::new("kill").args(["-INT", own.trim()]).status().unwrap().success());
-    let said = said(child.wait_with_output().unwrap());
+    let said = said(child.output());
     assert_eq!(said.code, Some(3), "{}", said.stdout);
     assert_eq!(m.json("run/summary.json")["status"], "interrupted");
     let stopping = "stopping after this step; again to stop at once";
@@ -160,13 +153,9 @@ fn a_killed_run_leaves_whole_lines() {
 }
 
 fn full_disk(m: &Meristem, script: &str, run: &Path) {
-    let output = Command::new("sh")
-        .args(["-c", script])
-        .current_dir(m.folder.path())
-        .env("MERISTEM", env!("CARGO_BIN_EXE_meristem"))
-        .output()
-        .unwrap();
-    let said = said(output);
+    let mut command = Command::new("sh");
+    command.args(["-c", script]).current_dir(m.folder.path());
+    let said = said(output(command.env("MERISTEM", env!("CARGO_BIN_EXE_meristem"))));
     assert_eq!(said.code, Some(1), "{}{}", said.stdout, said.stderr);
     assert!(said.stderr.starts_with("error: cannot write"), "{}", said.stderr);
     assert!(!said.stderr.contains("panicked"), "{}", said.stderr);
@@ -229,7 +218,7 @@ fn on_a_terminal_check_shows_what_it_looks_at() {
     let line = format!("MERISTEM_LAUNCH_BLOCKING=perhaps exec {program} check");
     let mut command = Command::new("script");
     command.args(["--quiet", "--return", "--command", &line, "/dev/null"]).env("TERM", "xterm");
-    let told = said(command.current_dir(m.folder.path()).stdin(Stdio::null()).output().unwrap());
+    let told = said(output(command.current_dir(m.folder.path())));
     let at =
         |words: &str| told.stdout.find(words).unwrap_or_else(|| panic!("{words}: {}", told.stdout));
     assert!(at("…     races") < at("FAIL  races") && at("FAIL  races") < at("…     dense sum"));
@@ -241,7 +230,7 @@ fn a_small_terminal_shows_the_total_and_how_many_envs_have_no_line() {
     let m = Meristem::new();
     let line = "train --controller none --host minimal --envs 12 --steps 2 --max-batches 2 --batch 32 \
                 --run-dir run";
-    let said = said(on_a_terminal(&m, "rows 8 cols 80", line).wait_with_output().unwrap());
+    let said = said(on_a_terminal(&m, "rows 8 cols 80", line).output());
     assert_eq!(said.code, Some(0), "{}", said.stdout);
     for words in ["env 4 ", "7 more training accuracy", "step 1/2 "] {
         assert!(said.stdout.contains(words), "{words}: {}", said.stdout);

@@ -1,5 +1,4 @@
 //! Envs that break in the middle of a run: what the governor does about them, and that nobody else notices.
-#![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,12 +1,9 @@
 //! The ring of batch buffers under consumers that lag (D3, D5).
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-use common::{Toy, slow_image};
+use crate::common::{Toy, slow_image};
 use meristem_data::order::{OrderConfig, plan};
 use meristem_data::{Batch, GatherBatches, GatherConfig};
 use meristem_device::random::{Purpose, Rng};

@@ -1,10 +1,6 @@
 //! `meristem bench`: that it runs and says what was measured. The figures themselves are not tested.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
-
-mod common;
-
-use common::Meristem;
+use crate::common::Meristem;
 use serde_json::Value;
 
 #[test]

@@ -3,11 +3,13 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub(crate) mod process;
 pub(crate) mod runs;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use self::process::output;
 use serde_json::Value;
 
 /// The binary, in a folder of its own.
@@ -39,7 +41,7 @@ impl Meristem {
 
     /// Runs with these arguments, split at spaces.
     pub(crate) fn run(&self, arguments: &str) -> Said {
-        said(self.command().args(arguments.split_whitespace()).output().unwrap())
+        said(output(self.command().args(arguments.split_whitespace())))
     }
 
     /// Runs and insists on success.
@@ -103,7 +105,7 @@ pub(crate) fn events_in(path: &Path) -> Vec<Value> {
 
 /// Asserts that the guide's page on the files of a run has this section, and all keys in it.
 fn assert_documented(title: &str, value: &Value) {
-    const PAGE: &str = include_str!("../../../../docs/run-folder.md");
+    const PAGE: &str = include_str!("../../../../../docs/run-folder.md");
     const OF_ALL_EVENTS: &[&str] = &["v", "seq", "seconds", "event", "env", "round", "step"];
     let mut lines = PAGE.lines().skip_while(|line| *line != title);
     assert!(lines.next().is_some(), "docs/run-folder.md has no section `{title}`");

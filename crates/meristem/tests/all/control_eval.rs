@@ -1,15 +1,12 @@
 //! `meristem control eval`: what it compares, says and refuses.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
-
-mod common;
-
 #[cfg(unix)]
 use std::io::{BufRead, BufReader, Lines};
 #[cfg(unix)]
 use std::process::{Child, ChildStderr, Command, Stdio};
 
-use common::{Meristem, Said, said};
+use crate::common::process::{Process, output};
+use crate::common::{Meristem, Said, said};
 use serde_json::Value;
 
 /// Two tiny hosts in which modules germinate, three batches a step.
@@ -22,7 +19,7 @@ fn eval(m: &Meristem, arguments: &str) -> Said {
     std::fs::create_dir_all(&temporary).unwrap();
     let mut command = m.command();
     command.args(["control", "eval"]).args(arguments.split_whitespace()).env("TMPDIR", &temporary);
-    let said = said(command.output().unwrap());
+    let said = said(output(&mut command));
     assert_eq!(std::fs::read_dir(&temporary).unwrap().count(), 0, "temporary files are left");
     said
 }
@@ -249,12 +246,12 @@ fn a_policy_compared_on_what_it_learned_on_is_warned_of() {
 
 /// Starts a comparison, and reads what it says on stderr up to a line that begins so.
 #[cfg(unix)]
-fn started(m: &Meristem, flags: &str, until: &str) -> (Child, Lines<BufReader<ChildStderr>>) {
+fn started(m: &Meristem, flags: &str, until: &str) -> (Process, Lines<BufReader<ChildStderr>>) {
     std::fs::create_dir_all(m.path("temporary")).unwrap();
     let mut command = m.command();
     command.args(["control", "eval"]).args(flags.split_whitespace());
     command.env("TMPDIR", m.path("temporary")).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().unwrap();
+    let mut child = Process::start(&mut command);
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     assert!(lines.any(|line| line.unwrap().starts_with(until)), "{until}");
     (child, lines)
@@ -274,7 +271,7 @@ fn ctrl_c_before_anything_is_complete_says_so() {
     let (child, lines) = started(&m, flags, "step ");
     interrupt(&child);
     assert!(lines.map(Result::unwrap).any(|line| line.contains("stopping after this step")));
-    let told = said(child.wait_with_output().unwrap());
+    let told = said(child.output());
     let expected = "stopped in run 1 (none with seed 1000): 0 of 6 runs are complete: there is nothing to compare\n";
     assert_eq!((told.code, &*told.stdout), (Some(3), expected));
     assert_eq!(std::fs::read_dir(m.path("temporary")).unwrap().count(), 0);
@@ -293,7 +290,7 @@ fn ctrl_c_twice_ends_at_once_and_leaves_nothing() {
     // Within a second it would be the same request.
     std::thread::sleep(std::time::Duration::from_millis(1100));
     interrupt(&child);
-    let told = said(child.wait_with_output().unwrap());
+    let told = said(child.output());
     assert_eq!((told.code, &*told.stdout), (Some(130), ""));
     assert_eq!(std::fs::read_dir(m.path("temporary")).unwrap().count(), 0);
 }
@@ -307,7 +304,7 @@ fn ctrl_c_leaves_what_is_complete() {
     let (child, lines) = started(&m, flags, "run 4 of 20000");
     interrupt(&child);
     let rest: Vec<String> = lines.map(Result::unwrap).collect();
-    let told = said(child.wait_with_output().unwrap());
+    let told = said(child.output());
     assert_eq!(told.code, Some(3), "{rest:?}");
     assert!(
         rest.iter().any(|line| line.contains("stopping after this step, with what is complete"))

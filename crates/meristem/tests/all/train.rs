@@ -1,10 +1,7 @@
 //! `meristem train`: what it writes, says and repeats.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
-
-mod common;
-
-use common::{Meristem, TINY, of_kind};
+use crate::common::process::output;
+use crate::common::{Meristem, TINY, of_kind};
 
 #[test]
 fn a_run_is_a_folder_that_says_what_happened() {
@@ -129,7 +126,7 @@ fn launches_that_wait_give_the_same_run() {
                      --augment crop,flip,cutout --threads 2 --quiet --run-dir";
         let mut command = m.command();
         command.args(flags.split_whitespace()).arg(name).env("MERISTEM_LAUNCH_BLOCKING", blocking);
-        let said = common::said(command.output().unwrap());
+        let said = crate::common::said(output(&mut command));
         assert_eq!(said.code, Some(0), "{}", said.stderr);
         let germinated = of_kind(&m.events(name), "module_germinated").len();
         assert!(germinated > 0, "the run does not grow");

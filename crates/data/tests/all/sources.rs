@@ -1,14 +1,11 @@
 //! Datasets on disk (D9): every format is read correctly, every kind of damage is named with file
 //! and offset.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
 
 use std::fs;
 use std::path::Path;
 
-use common::files::*;
-use common::{cpu, read_split};
+use crate::common::files::*;
+use crate::common::{cpu, read_split};
 use meristem_data::{
     DatasetFiles, DatasetSpec, Error, Residency, Source, Split, cache, import_cifar10, verify,
 };

@@ -1,17 +1,15 @@
 //! Killing a run at any moment and resuming it: the same bits and the same events as if it had never stopped (U4).
 
-#![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
 #![cfg(unix)]
-
-mod common;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use common::Meristem;
-use common::runs::{Killed, assert_same, outcome, wait_for, with_images};
+use crate::common::Meristem;
+use crate::common::process::{Process, output, wait_for};
+use crate::common::runs::{assert_same, outcome, with_images};
 use meristem::nn::safetensors;
 use serde_json::Value;
 
@@ -58,7 +56,7 @@ impl Moment {
 fn killed_at(m: &Meristem, arguments: &str, run: &str, moment: Moment) -> bool {
     let mut command = m.command();
     command.args(arguments.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::null());
-    let mut child = Killed(command.spawn().unwrap());
+    let mut child = Process::start(&mut command);
     let started = Instant::now();
     while !moment.has_come(m, run) && child.try_wait().unwrap().is_none() {
         assert!(started.elapsed() < Duration::from_secs(120), "{moment:?} within two minutes");
@@ -279,7 +277,7 @@ fn what_cannot_be_resumed_is_said_and_left_alone() {
     assert_eq!(m.bytes("run/events.jsonl"), events, "nothing was overwritten");
     let mut other = m.command();
     other.args(resume.split_whitespace()).env("MERISTEM_ISA", "portable");
-    let said = common::said(other.output().unwrap());
+    let said = crate::common::said(output(&mut other));
     if said.code != Some(0) {
         assert!(said.stderr.contains("MERISTEM_ISA"), "{}", said.stderr);
         assert_eq!(m.bytes("run/events.jsonl"), events, "nothing was overwritten");
@@ -324,7 +322,7 @@ fn a_run_is_resumed_from_any_working_directory() {
     let elsewhere = tempfile::tempdir().unwrap();
     let mut command = m.command();
     command.current_dir(elsewhere.path()).args(["train", "--quiet", "--resume"]);
-    let said = common::said(command.arg(m.path("run")).output().unwrap());
+    let said = crate::common::said(output(command.arg(m.path("run"))));
     assert_eq!(said.code, Some(0), "{}", said.stderr);
     assert_eq!(m.json("run/summary.json")["status"], "completed");
 }
@@ -351,10 +349,10 @@ fn stopped_summary(m: &Meristem) -> Vec<u8> {
 }
 
 /// A run in the background, killed with its handle.
-fn background(m: &Meristem, flags: &str) -> Killed {
+fn background(m: &Meristem, flags: &str) -> Process {
     let mut command = m.command();
     command.args(RUN.split_whitespace()).args(flags.split_whitespace());
-    Killed(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+    Process::start(command.stdout(Stdio::null()).stderr(Stdio::null()))
 }
 
 /// The last checkpoint of `run`.

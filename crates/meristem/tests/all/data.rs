@@ -1,10 +1,6 @@
 //! `meristem data`.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
-
-mod common;
-
-use common::Meristem;
+use crate::common::Meristem;
 use serde_json::Value;
 
 fn json(m: &Meristem, arguments: &str) -> Value {

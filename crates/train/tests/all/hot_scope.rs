@@ -1,5 +1,4 @@
 //! The training step under a hot scope: what an extension must not do there, and how the run ends (V2).
-#![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
 
 use std::path::Path;
 

@@ -1,13 +1,10 @@
 //! Gathered batches against slow, obvious versions (D1–D8, F1, F2).
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use common::{Image, Toy, batch_of, epoch_of, slow_image};
+use crate::common::{Image, Toy, batch_of, epoch_of, slow_image};
 use meristem_data::order::{OrderConfig, plan};
 use meristem_data::{Augment, Dataset, Error, GatherBatches, GatherConfig, Normalization};
 use meristem_device::{DType, Device, DeviceId, DeviceOptions, Isa, MemoryFormat, Stream};

@@ -1,15 +1,12 @@
 //! `--trace` and `--memory`: what a run did and what it took (H8, V3).
 
-#![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
-
-mod common;
-#[path = "../../device/tests/all/common/trace.rs"]
+#[path = "../../../device/tests/all/common/trace.rs"]
 #[allow(dead_code, reason = "shared with the tests of the device")]
 mod read;
 
 use std::path::Path;
 
-use common::{Meristem, TINY};
+use crate::common::{Meristem, TINY};
 use meristem::device::Owner;
 use read::{Read, Slice};
 use serde_json::Value;

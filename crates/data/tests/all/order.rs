@@ -1,5 +1,4 @@
 //! The order of samples against a slow, obvious version (D2, D4, D6).
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use meristem_data::Error;
 use meristem_data::order::{EpochOrder, OrderConfig, Plan, plan, split_by_seed};

@@ -1,12 +1,8 @@
 //! Weights out and in, and `meristem eval`.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
-
-mod common;
-
 use std::collections::BTreeMap;
 
-use common::{Meristem, TINY};
+use crate::common::{Meristem, TINY};
 use meristem::nn::safetensors::{load, save};
 use meristem::nn::{HostData, HostTensor};
 use serde_json::Value;

@@ -1,0 +1,8 @@
+//! Tests of the public interface, in one program: each links everything that it uses.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
+
+mod common;
+mod gather;
+mod order;
+mod ring;
+mod sources;

@@ -1,0 +1,15 @@
+//! Tests of the public interface, in one program: each links everything that it uses.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
+
+mod bad_input;
+mod bench;
+mod check;
+mod common;
+mod control_eval;
+mod data;
+mod devices;
+mod interrupt;
+mod resume;
+mod trace;
+mod train;
+mod weights;
