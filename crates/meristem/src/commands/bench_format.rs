@@ -165,12 +165,12 @@ fn check(arguments: &BenchFormatArguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The convolutions of a network.
+/// The convolutions of a network; a 1×1 image lies alike in both formats.
 fn convolutions(graph: &Graph, batch: usize) -> impl Iterator<Item = ConvShape> {
     graph.nodes.iter().filter_map(move |node| {
         let Op::Conv2d { x, geometry, .. } = &node.op else { return None };
         let input = graph.nodes[x.index()].dims;
-        Some(ConvShape {
+        (input.h * input.w > 1).then_some(ConvShape {
             batch,
             in_c: input.c,
             in_h: input.h,
