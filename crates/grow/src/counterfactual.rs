@@ -9,7 +9,7 @@ use meristem_device::random::Rng;
 use serde::{Deserialize, Serialize};
 
 use crate::host::Host;
-use crate::stage::Stage;
+use crate::lifecycle::{Slot, Stage};
 
 /// Largest number of modules for which all subsets are evaluated at every step. Up to it main,
 /// solo-offs, solo-ons, pairs and all-off are all the subsets there are.
@@ -157,7 +157,7 @@ impl Counterfactual {
 
     fn main(host: &Host, scope: Scope) -> Self {
         let main = host.alphas();
-        let asked = |(index, slot): (usize, &crate::slot::Slot)| {
+        let asked = |(index, slot): (usize, &Slot)| {
             let asked = match slot.stage {
                 Stage::Blending | Stage::Holding => main[index] > 0.0,
                 Stage::Fossilized => scope == Scope::All,

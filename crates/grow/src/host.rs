@@ -3,33 +3,15 @@
 use std::sync::Arc;
 
 use meristem_nn::graph::Graph;
-use serde::{Deserialize, Serialize};
 
-use crate::alpha::{AlphaController, AlphaTarget, Curve, Speed, Style, Tempo};
-use crate::blueprint::BlueprintSet;
-use crate::build::{HOST_SGD, MODULE_SGD, SlotClass, TopologyKey, grown_graph};
-use crate::error::{AlphaError, LifecycleError, Result};
-use crate::gates::{Gate, GateInputs, GateReport};
-use crate::rules::Rules;
-use crate::slot::{Module, Slot, StageChange};
-use crate::slot_name::SlotName;
-use crate::spec::{HostSpec, ImageShape};
-use crate::stage::Stage;
-
-/// Parameters of a germination: blueprint, blending and target.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Germination {
-    /// Index of the blueprint in the host's set.
-    pub blueprint: usize,
-    /// Curve and formula of the blending.
-    pub style: Style,
-    /// Duration of the blending.
-    pub tempo: Tempo,
-    /// Alpha at its end.
-    pub alpha_target: AlphaTarget,
-    /// The host's control accuracy now, in percentage points, for later comparison.
-    pub accuracy_pp: Option<f32>,
-}
+use crate::blueprint_set::BlueprintSet;
+use crate::error::Result;
+use crate::graph::{ParameterCounts, SlotClass, TopologyKey, grown_graph};
+use crate::lifecycle::{
+    AlphaController, AlphaTarget, Curve, Gate, GateInputs, GateReport, Germination, LifecycleError,
+    Module, Rules, Slot, Speed, Stage, StageChange, Style,
+};
+use crate::spec::{HostSpec, ImageShape, SlotName};
 
 /// A new blending formula, target, speed and curve for alpha.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,27 +33,6 @@ pub struct Advance {
     pub report: GateReport,
     /// The change of stage, if the gate passed.
     pub change: Option<StageChange>,
-}
-
-/// Trained parameters of a host and of its modules.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ParameterCounts {
-    /// The bare host.
-    pub host: usize,
-    /// Module and gate per enabled slot, 0 where no module takes part in the network.
-    pub modules: Vec<usize>,
-}
-
-impl ParameterCounts {
-    /// Parameters of all modules together.
-    pub fn grown(&self) -> usize {
-        self.modules.iter().sum()
-    }
-
-    /// Parameters of host and modules.
-    pub fn total(&self) -> usize {
-        self.host + self.grown()
-    }
 }
 
 /// One host of an env, with its enabled slots in action-index order. Slots are addressed by their
@@ -96,9 +57,9 @@ impl Host {
     /// A bare host. `enabled` are the slots that may grow, in any order.
     ///
     /// # Errors
-    /// [`crate::HostError`] if the host does not fit the image, a slot is unknown or listed twice,
-    /// or a rule is out of range; [`crate::BlueprintError`] if a blueprint does not fit the
-    /// channels of a slot.
+    /// [`crate::HostError`] if the host does not fit the image, or a slot is unknown or listed
+    /// twice; [`crate::RuleError`] if a rule is out of range; [`crate::BlueprintError`] if a
+    /// blueprint does not fit the channels of a slot.
     pub fn new(
         spec: HostSpec,
         image: ImageShape,
@@ -183,7 +144,7 @@ impl Host {
     /// # Errors
     /// Never for a host built by [`Host::new`], which checked its sizes and blueprints.
     pub fn graph(&self) -> Result<Graph> {
-        grown_graph(self, HOST_SGD, MODULE_SGD)
+        grown_graph(&self.spec, &self.image, &self.slots)
     }
 
     /// Trained parameters of host and modules, counted on the graph.
@@ -191,17 +152,7 @@ impl Host {
     /// # Errors
     /// The errors of [`Host::graph`].
     pub fn parameters(&self) -> Result<ParameterCounts> {
-        let graph = self.graph()?;
-        let mut counts = ParameterCounts { host: 0, modules: vec![0; self.slots.len()] };
-        for param in &graph.params {
-            let elements: usize = param.shape.iter().product();
-            let group = &graph.groups[param.group.index()].name;
-            match self.slots.iter().position(|slot| slot.name.to_string() == *group) {
-                Some(index) => counts.modules[index] += elements,
-                None => counts.host += elements,
-            }
-        }
-        Ok(counts)
+        Ok(ParameterCounts::of(&self.graph()?, &self.slots))
     }
 
     fn slot(&self, index: usize) -> Result<&Slot, LifecycleError> {
@@ -275,17 +226,7 @@ impl Host {
         let blueprint = Arc::clone(self.blueprints.get(index_of_blueprint).ok_or(missing)?);
         let slot = &mut self.slots[index];
         let change = slot.enter(index, Stage::Germinated)?;
-        slot.module = Some(Module {
-            blueprint,
-            blueprint_index: what.blueprint,
-            style: what.style,
-            tempo: what.tempo,
-            alpha_target: what.alpha_target.value(),
-            alpha: AlphaController::at_rest(0.0),
-            age_steps: 0,
-            pruning: false,
-            accuracy_at_germination_pp: what.accuracy_pp,
-        });
+        slot.module = Some(Module::germinated(blueprint, what));
         Ok(change)
     }
 
@@ -364,10 +305,7 @@ impl Host {
             match report.gate {
                 Gate::Blending => {
                     let (target, curve) = (module.alpha_target, module.style.curve());
-                    module
-                        .alpha
-                        .retarget(target, module.tempo.steps(), curve)
-                        .map_err(|source| LifecycleError::Alpha { slot: slot.name, source })?;
+                    module.retarget(slot.name, target, module.tempo.steps(), curve)?;
                 }
                 Gate::Fossilized => module.alpha = AlphaController::at_rest(1.0),
                 Gate::Training | Gate::Holding => {}
@@ -383,7 +321,7 @@ impl Host {
     pub fn check_set_alpha_target(&self, index: usize) -> Result<(), LifecycleError> {
         let needs = (&[Stage::Blending, Stage::Holding][..], "blending or holding");
         let (slot, module) = self.module_in(index, "SET_ALPHA_TARGET", needs)?;
-        at_rest(slot, module)
+        module.check_at_rest(slot.name)
     }
 
     /// Gives alpha a new target; Holding becomes Blending. A change of style may change the
@@ -400,10 +338,7 @@ impl Host {
         let slot = &mut self.slots[index];
         if let Some(module) = &mut slot.module {
             module.style = to.style;
-            module
-                .alpha
-                .retarget(to.target.value(), to.speed.steps(), to.curve)
-                .map_err(|source| LifecycleError::Alpha { slot: slot.name, source })?;
+            module.retarget(slot.name, to.target.value(), to.speed.steps(), to.curve)?;
         }
         match slot.stage {
             Stage::Holding => slot.enter(index, Stage::Blending).map(Some),
@@ -423,7 +358,7 @@ impl Host {
         if age_steps < min_steps {
             return Err(LifecycleError::TooYoung { slot: slot.name, age_steps, min_steps });
         }
-        at_rest(slot, module)
+        module.check_at_rest(slot.name)
     }
 
     /// Removes a module: at once, or, if it is blended in and `speed` is not instant, after alpha
@@ -441,10 +376,7 @@ impl Host {
         let slot = &mut self.slots[index];
         match &mut slot.module {
             Some(module) if speed != Speed::Instant && module.alpha.alpha() > 0.0 => {
-                module
-                    .alpha
-                    .retarget(0.0, speed.steps(), curve)
-                    .map_err(|source| LifecycleError::Alpha { slot: slot.name, source })?;
+                module.retarget(slot.name, 0.0, speed.steps(), curve)?;
                 module.pruning = true;
             }
             _ => return slot.enter(index, Stage::Pruned).map(Some),
@@ -469,16 +401,6 @@ impl Host {
         let slots = self.slots.iter_mut().enumerate();
         slots.filter_map(|(index, slot)| step_slot(index, slot, &rules)).collect()
     }
-}
-
-fn at_rest(slot: &Slot, module: &Module) -> Result<(), LifecycleError> {
-    let alpha = &module.alpha;
-    if alpha.is_at_rest() {
-        return Ok(());
-    }
-    let (target, steps_to_go) = (alpha.target(), alpha.steps_to_go());
-    let source = AlphaError::NotAtRest { target, steps_to_go };
-    Err(LifecycleError::Alpha { slot: slot.name, source })
 }
 
 fn step_slot(index: usize, slot: &mut Slot, rules: &Rules) -> Option<StageChange> {

@@ -6,49 +6,48 @@
 //! separate on purpose: the graph depends on the topology alone ([`Host::topology_key`]), so a
 //! change of alpha is a small copy and never a new plan.
 //!
-//! Contents:
-//! - [`HostSpec`], [`ImageShape`], [`SlotName`]: hosts and their slots;
-//! - [`Blueprint`], [`Layer`], [`Join`], [`BlueprintSet`]: modules that can grow, as data;
-//! - [`Stage`], [`Slot`], [`Module`], [`Rules`]: the lifecycle and its typed refusals;
-//! - [`AlphaController`], [`Curve`], [`Style`]: how a module is blended in;
-//! - [`Gates`], [`GateReport`], [`GradientHealth`]: conditions for the next stage;
-//! - [`Counterfactual`]: configurations to evaluate for each module's contribution;
-//! - [`Topology`]: the host as JSON, for the metadata of a weights file.
+//! # Modules, from bottom to top
+//! - `spec`: descriptions of hosts ([`HostSpec`], [`ImageShape`], [`SlotName`]);
+//! - `blueprint`, `blueprint_set`: modules that can grow, as data ([`Blueprint`], [`Layer`],
+//!   [`Join`], [`BlueprintSet`]);
+//! - `lifecycle`: stages, alpha, gates and rules of a module in its slot ([`Stage`], [`Slot`],
+//!   [`Module`], [`AlphaController`], [`Gates`], [`GradientHealth`], [`Rules`]), and refusals;
+//! - `graph`: the network of a host with its modules ([`TopologyKey`], [`ParameterCounts`]);
+//! - `host`: a host with its slots, and the actions on them ([`Host`]);
+//! - `counterfactual`: configurations to evaluate for each module's contribution
+//!   ([`Counterfactual`]);
+//! - `topology`: the host as JSON, for the metadata of a weights file ([`Topology`]).
+//!
+//! `optimisers`, `suggest` and `error` serve all of them.
 //!
 //! The formulas and tables are listed in `docs/growth.md`.
 
 #![forbid(unsafe_code)]
 
-mod alpha;
 mod blueprint;
-mod build;
+mod blueprint_set;
 mod counterfactual;
 mod error;
-mod gates;
-mod health;
+mod graph;
 mod host;
-mod rules;
-mod slot;
-mod slot_name;
+mod lifecycle;
+mod optimisers;
 mod spec;
-mod stage;
 mod suggest;
 mod topology;
 
-pub use alpha::{AlphaController, AlphaMode, AlphaTarget, Curve, Speed, Style, Tempo};
-pub use blueprint::{Blueprint, BlueprintSet, Channels, Join, Layer, group_norm_groups};
-pub use build::{HOST_SGD, MODULE_SGD, SlotClass, TopologyKey, host_graph};
+pub use blueprint::{Blueprint, BlueprintError, Channels, Join, Layer, group_norm_groups};
+pub use blueprint_set::BlueprintSet;
 pub use counterfactual::{Configuration, Counterfactual, Interaction, PERMUTATIONS, Scope};
-pub use error::{
-    AlphaError, BlueprintError, Error, HostError, LifecycleError, Result, TopologyError,
+pub use error::{Error, Result, TopologyError};
+pub use graph::{ParameterCounts, SlotClass, TopologyKey, host_graph};
+pub use host::{Advance, Host, Retarget};
+pub use lifecycle::{
+    AlphaController, AlphaError, AlphaMode, AlphaTarget, Comparison, Condition, Curve, Gate,
+    GateInputs, GateReport, Gates, Germination, GradientHealth, LifecycleError, Module, RuleError,
+    Rules, Slot, Speed, Stage, StageChange, Style, Tempo,
 };
-pub use gates::{Comparison, Condition, Gate, GateInputs, GateReport, Gates};
-pub use health::GradientHealth;
-pub use host::{Advance, Germination, Host, ParameterCounts, Retarget};
-pub use rules::Rules;
-pub use slot::{Module, Slot, StageChange};
-pub use slot_name::{Region, SlotName};
-pub use spec::{HostSpec, ImageShape, PRESETS};
-pub use stage::Stage;
+pub use optimisers::{HOST_SGD, MODULE_SGD};
+pub use spec::{HostError, HostSpec, ImageShape, PRESETS, Region, SlotName, SlotNameError};
 pub use suggest::nearest;
 pub use topology::{TOPOLOGY_VERSION, Topology, TopologyModule, TopologySlot};

@@ -7,15 +7,12 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::alpha::{AlphaController, Style, Tempo};
-use crate::blueprint::{Blueprint, BlueprintSet};
-use crate::error::{BlueprintError, Result, TopologyError};
+use crate::blueprint::{Blueprint, BlueprintError};
+use crate::blueprint_set::BlueprintSet;
+use crate::error::{Result, TopologyError};
 use crate::host::Host;
-use crate::rules::Rules;
-use crate::slot::{Module, Slot};
-use crate::slot_name::SlotName;
-use crate::spec::{HostSpec, ImageShape};
-use crate::stage::Stage;
+use crate::lifecycle::{AlphaController, Module, Rules, Slot, Stage, Style, Tempo};
+use crate::spec::{HostSpec, ImageShape, SlotName};
 
 /// Version of the format, raised when a reader of the old one would misread the new one.
 pub const TOPOLOGY_VERSION: u32 = 1;
@@ -76,21 +73,6 @@ pub struct TopologyModule {
 
 fn in_full<S: Serializer>(spec: &HostSpec, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&spec.description())
-}
-
-impl Host {
-    /// This host as stored in a weights file.
-    pub fn topology(&self) -> Topology {
-        let mut blueprints: Vec<Blueprint> = vec![];
-        for module in self.slots().iter().filter_map(|slot| slot.module.as_ref()) {
-            if !blueprints.contains(&module.blueprint) {
-                blueprints.push((*module.blueprint).clone());
-            }
-        }
-        let slots = self.slots().iter().map(TopologySlot::of).collect();
-        let (version, host, image) = (TOPOLOGY_VERSION, *self.spec(), *self.image());
-        Topology { version, host, image, blueprints, slots }
-    }
 }
 
 impl TopologySlot {
@@ -159,6 +141,19 @@ impl TopologySlot {
 }
 
 impl Topology {
+    /// A host as stored in a weights file.
+    pub fn of(host: &Host) -> Self {
+        let mut blueprints: Vec<Blueprint> = vec![];
+        for module in host.slots().iter().filter_map(|slot| slot.module.as_ref()) {
+            if !blueprints.contains(&module.blueprint) {
+                blueprints.push((*module.blueprint).clone());
+            }
+        }
+        let slots = host.slots().iter().map(TopologySlot::of).collect();
+        let (version, spec, image) = (TOPOLOGY_VERSION, *host.spec(), *host.image());
+        Self { version, host: spec, image, blueprints, slots }
+    }
+
     /// Serialises to JSON, on one line.
     ///
     /// # Errors

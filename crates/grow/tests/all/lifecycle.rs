@@ -364,7 +364,7 @@ fn check(host: &Host) {
     assert_eq!(graph.alphas, host.slots().len());
     let counts = host.parameters().unwrap();
     assert_eq!(counts.total(), graph.parameters(None));
-    let topology = host.topology().to_json().unwrap();
+    let topology = meristem_grow::Topology::of(host).to_json().unwrap();
     let set = meristem_grow::BlueprintSet::standard();
     let back = meristem_grow::Topology::from_json(&topology).unwrap().rebuild(&set, *host.rules());
     assert_eq!(back.unwrap(), *host);

@@ -24,7 +24,7 @@ fn rebuild(json: &str) -> Result<Host, Error> {
 #[test]
 fn a_grown_host_survives_the_file() {
     let host = grown();
-    let text = host.topology().to_json().unwrap();
+    let text = Topology::of(&host).to_json().unwrap();
     let back = rebuild(&text).unwrap();
     assert_eq!(back, host);
     assert_eq!(back.graph().unwrap(), host.graph().unwrap());
@@ -53,7 +53,7 @@ fn a_users_blueprint_travels_with_the_file() {
     let mut host =
         Host::new("baseline".parse().unwrap(), CIFAR, &[slot], set, Rules::default()).unwrap();
     grow_to(&mut host, slot, 0, Style::LinearAdd, Stage::Holding);
-    let text = host.topology().to_json().unwrap();
+    let text = Topology::of(&host).to_json().unwrap();
     let back = rebuild(&text).unwrap();
     assert_eq!(back.blueprints().len(), 8);
     assert_eq!(back.graph().unwrap(), host.graph().unwrap());
@@ -67,7 +67,7 @@ fn a_users_blueprint_travels_with_the_file() {
 
 /// The topology of `grown` with one value replaced (`Value::Null` removes it).
 fn broken(pointer: &str, value: Value) -> Result<Host, Error> {
-    let mut tree: Value = serde_json::from_str(&grown().topology().to_json().unwrap()).unwrap();
+    let mut tree: Value = serde_json::from_str(&Topology::of(&grown()).to_json().unwrap()).unwrap();
     let (parent, key) = pointer.rsplit_once('/').unwrap();
     let parent = tree.pointer_mut(parent).unwrap_or_else(|| panic!("{pointer}"));
     match (parent, value) {

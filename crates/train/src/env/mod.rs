@@ -12,7 +12,7 @@ use meristem_device::Stream;
 use meristem_device::random::{Purpose, Rng};
 use meristem_grow::{
     Counterfactual, GateInputs, GradientHealth, Host, ParameterCounts, Scope, StageChange,
-    TopologyKey,
+    Topology, TopologyKey,
 };
 use meristem_nn::{
     EvalMetrics, Graph, GroupMetrics, Metrics, Network, NetworkOptions, Snapshot, StateDict,
@@ -130,7 +130,7 @@ impl Env {
         self.sync_network(setup)?;
         let state = EnvState {
             guard: self.guard,
-            topology: self.host.topology(),
+            topology: Topology::of(&self.host),
             measured: self.measured.clone(),
             interactions_pp: self.interactions_pp.clone(),
             accuracies_pp: self.accuracies_pp.clone(),

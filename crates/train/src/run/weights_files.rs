@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use meristem_data::DatasetInfo;
+use meristem_grow::Topology;
 use meristem_nn::safetensors;
 
 use crate::checkpoint::{Checkpoint, Store};
@@ -25,7 +26,7 @@ pub(super) fn write_weights(
 ) -> Result<()> {
     for (nth, Env { index, network, host, .. }) in envs.iter().enumerate() {
         let name = PathBuf::from(weights_name(*index));
-        let own = || weights::to_bytes(&name, &network.state_dict()?, &host.topology(), info);
+        let own = || weights::to_bytes(&name, &network.state_dict()?, &Topology::of(host), info);
         let all = world.gather_env_bytes(own)?;
         let Some(folder) = folder else { continue };
         for (rank, bytes) in all.iter().enumerate() {

@@ -5,8 +5,6 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::HostError;
-
 /// Side of a block's pool that a slot is on. Where a block has no pool both slots still exist, one
 /// after the other on the same tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -57,9 +55,9 @@ impl fmt::Display for SlotName {
 }
 
 impl FromStr for SlotName {
-    type Err = HostError;
+    type Err = SlotNameError;
 
-    fn from_str(text: &str) -> Result<Self, HostError> {
+    fn from_str(text: &str) -> Result<Self, SlotNameError> {
         let parse = || {
             let (region, block) = text.strip_prefix('r')?.split_once('c')?;
             let region = match region {
@@ -74,11 +72,7 @@ impl FromStr for SlotName {
                 .flatten()
                 .map(|block| Self { region, block })
         };
-        parse().ok_or_else(|| HostError::UnknownSlot {
-            given: text.into(),
-            nearest: None,
-            known: "r0c0, r0c1, … before the pools, r1c0, r1c1, … after them".into(),
-        })
+        parse().ok_or_else(|| SlotNameError { given: text.into() })
     }
 }
 
@@ -89,16 +83,26 @@ impl From<SlotName> for String {
 }
 
 impl TryFrom<String> for SlotName {
-    type Error = HostError;
+    type Error = SlotNameError;
 
-    fn try_from(text: String) -> Result<Self, HostError> {
+    fn try_from(text: String) -> Result<Self, SlotNameError> {
         text.parse()
     }
 }
 
+/// A text that is no name of a slot in any host.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "unknown slot `{given}`\n  slots: r0c0, r0c1, … before the pools, r1c0, r1c1, … after them"
+)]
+pub struct SlotNameError {
+    /// The text given.
+    pub given: String,
+}
+
 #[cfg(test)]
 mod tests {
-    use super::SlotName;
+    use super::{SlotName, SlotNameError};
 
     #[test]
     fn names_round_trip_and_nothing_else_parses() {
@@ -110,7 +114,12 @@ mod tests {
         for bad in
             ["", "r0", "r0c", "r2c0", "r0c-1", "r0c+1", "r0c01", "R0C0", "r0c1 ", "c0r0", "r00c1"]
         {
-            assert!(bad.parse::<SlotName>().is_err(), "{bad}");
+            let error = bad.parse::<SlotName>().unwrap_err();
+            assert_eq!(error, SlotNameError { given: bad.into() });
         }
+        assert_eq!(
+            "r0".parse::<SlotName>().unwrap_err().to_string(),
+            "unknown slot `r0`\n  slots: r0c0, r0c1, … before the pools, r1c0, r1c1, … after them"
+        );
     }
 }

@@ -4,11 +4,27 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::alpha::{AlphaController, Style, Tempo};
 use crate::blueprint::Blueprint;
-use crate::error::LifecycleError;
-use crate::slot_name::SlotName;
-use crate::stage::Stage;
+use crate::spec::SlotName;
+
+use super::alpha::{AlphaController, AlphaTarget, Curve, Style, Tempo};
+use super::error::{AlphaError, LifecycleError};
+use super::stage::Stage;
+
+/// Parameters of a germination: blueprint, blending and target.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Germination {
+    /// Index of the blueprint in the host's set.
+    pub blueprint: usize,
+    /// Curve and formula of the blending.
+    pub style: Style,
+    /// Duration of the blending.
+    pub tempo: Tempo,
+    /// Alpha at its end.
+    pub alpha_target: AlphaTarget,
+    /// The host's control accuracy now, in percentage points, for later comparison.
+    pub accuracy_pp: Option<f32>,
+}
 
 /// A module that grows in a slot, and its blending.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,6 +48,45 @@ pub struct Module {
     pub pruning: bool,
     /// The host's control accuracy at germination, in percentage points, if it was known.
     pub accuracy_at_germination_pp: Option<f32>,
+}
+
+impl Module {
+    /// A module at birth: outside of the network, alpha 0.
+    pub(crate) fn germinated(blueprint: Arc<Blueprint>, birth: Germination) -> Self {
+        Self {
+            blueprint,
+            blueprint_index: birth.blueprint,
+            style: birth.style,
+            tempo: birth.tempo,
+            alpha_target: birth.alpha_target.value(),
+            alpha: AlphaController::at_rest(0.0),
+            age_steps: 0,
+            pruning: false,
+            accuracy_at_germination_pp: birth.accuracy_pp,
+        }
+    }
+
+    /// Returns an error that names its slot while alpha is moving.
+    pub(crate) fn check_at_rest(&self, slot: SlotName) -> Result<(), LifecycleError> {
+        let alpha = &self.alpha;
+        if alpha.is_at_rest() {
+            return Ok(());
+        }
+        let (target, steps_to_go) = (alpha.target(), alpha.steps_to_go());
+        Err(LifecycleError::Alpha { slot, source: AlphaError::NotAtRest { target, steps_to_go } })
+    }
+
+    /// Moves alpha to a new target; an error names its slot.
+    pub(crate) fn retarget(
+        &mut self,
+        slot: SlotName,
+        target: f32,
+        steps: u32,
+        curve: Curve,
+    ) -> Result<(), LifecycleError> {
+        let moved = self.alpha.retarget(target, steps, curve);
+        moved.map_err(|source| LifecycleError::Alpha { slot, source })
+    }
 }
 
 /// A slot that is enabled in a host.

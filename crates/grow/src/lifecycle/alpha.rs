@@ -1,9 +1,9 @@
 //! Alpha: the weight of a module in its host's output, and its schedule over the steps.
 
+use meristem_nn::graph::BlendMode;
 use serde::{Deserialize, Serialize};
 
-use crate::error::AlphaError;
-use meristem_nn::graph::BlendMode;
+use super::error::AlphaError;
 
 /// Defines an enum whose variants are the choices of an action head: a table in index order.
 macro_rules! choices {

@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::health::GradientHealth;
-use crate::slot::Slot;
-use crate::stage::Stage;
+use super::health::GradientHealth;
+use super::slot::Slot;
+use super::stage::Stage;
 
 /// A gate, named by the stage it leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

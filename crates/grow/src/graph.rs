@@ -11,23 +11,14 @@
 //! ReLU, Linear)`.
 
 use meristem_nn::graph::{
-    BlendMode, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, Init, NodeId, SgdConfig,
+    BlendMode, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, NodeId, SgdConfig,
 };
+use serde::{Deserialize, Serialize};
 
-use crate::blueprint::{Blueprint, Join, Layer, group_norm_groups};
-use crate::error::{BlueprintError, Result};
-use crate::host::Host;
-use crate::slot::Slot;
-use crate::slot_name::SlotName;
-use crate::spec::{HostSpec, ImageShape};
-use crate::stage::Stage;
-
-/// The host's optimiser and clip norm.
-pub const HOST_SGD: SgdConfig =
-    SgdConfig { lr: 0.01, momentum: 0.9, weight_decay: 5e-4, clip_norm: 1.0 };
-
-/// Each module's optimiser and clip norm: as the host's, without decay.
-pub const MODULE_SGD: SgdConfig = SgdConfig { weight_decay: 0.0, ..HOST_SGD };
+use crate::error::Result;
+use crate::lifecycle::{Slot, Stage};
+use crate::optimisers::{HOST_SGD, MODULE_SGD};
+use crate::spec::{HostSpec, ImageShape, SlotName};
 
 /// Contribution of a slot to the topology; two slots of equal class give equal graphs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -89,19 +80,15 @@ pub fn host_graph(spec: &HostSpec, image: &ImageShape, sgd: SgdConfig) -> Result
     build(spec, image, sgd, |_, _, x| Ok(x))
 }
 
-/// The graph of a host with its modules.
-pub(crate) fn grown_graph(
-    host: &Host,
-    host_sgd: SgdConfig,
-    module_sgd: SgdConfig,
-) -> Result<Graph> {
-    let mut graph = build(host.spec(), host.image(), host_sgd, |b, name, x| {
-        match host.slots().iter().position(|slot| slot.name == name) {
-            Some(index) => grow(b, (index, &host.slots()[index]), module_sgd, x),
+/// The graph of a host with the modules in its enabled slots.
+pub(crate) fn grown_graph(spec: &HostSpec, image: &ImageShape, slots: &[Slot]) -> Result<Graph> {
+    let mut graph = build(spec, image, HOST_SGD, |b, name, x| {
+        match slots.iter().position(|slot| slot.name == name) {
+            Some(index) => grow(b, index, &slots[index], x),
             None => Ok(x),
         }
     })?;
-    graph.alphas = host.slots().len();
+    graph.alphas = slots.len();
     Ok(graph)
 }
 
@@ -131,23 +118,19 @@ fn build(
     Ok(b.finish(logits)?)
 }
 
-fn grow(
-    b: &mut GraphBuilder,
-    (index, slot): (usize, &Slot),
-    sgd: SgdConfig,
-    host: NodeId,
-) -> Result<NodeId> {
+/// Adds the module of the slot with this index after `host`.
+fn grow(b: &mut GraphBuilder, index: usize, slot: &Slot, host: NodeId) -> Result<NodeId> {
     let class = SlotClass::of(slot);
-    let (Some(state), false) = (&slot.module, class == SlotClass::Empty) else {
+    let (Some(module), false) = (&slot.module, class == SlotClass::Empty) else {
         return Ok(host);
     };
     let prefix = format!("slots.{}.", slot.name);
-    b.group(&slot.name.to_string(), sgd);
+    b.group(&slot.name.to_string(), MODULE_SGD);
     let input = match class {
         SlotClass::Fossilized { .. } => host,
         _ => b.detach(host),
     };
-    let output = module(b, &state.blueprint, &prefix, input)?;
+    let output = module.blueprint.add_to(b, &prefix, input)?;
     let mixed = match class {
         SlotClass::Empty => host,
         SlotClass::Straight { .. } => b.straight_through(host, output)?,
@@ -173,68 +156,37 @@ fn gate(b: &mut GraphBuilder, prefix: &str, x: NodeId) -> Result<NodeId> {
     Ok(b.sigmoid(second))
 }
 
-/// The layers of a blueprint and its join; parameters go to the current group.
-fn module(
-    b: &mut GraphBuilder,
-    blueprint: &Blueprint,
-    prefix: &str,
-    x: NodeId,
-) -> Result<NodeId, BlueprintError> {
-    let channels = b.dims(x).c;
-    let shape =
-        |problem: String| BlueprintError::Shape { name: blueprint.name.clone(), channels, problem };
-    let mut y = x;
-    for (i, layer) in blueprint.layers.iter().enumerate() {
-        y = self::layer(b, layer, (&format!("{prefix}layers.{i}"), channels), y)
-            .map_err(|problem| shape(format!("layer {i}: {problem}")))?;
-    }
-    let joined = match blueprint.join {
-        Join::Residual => b.add(x, y),
-        Join::TanhMix => b.tanh_mix(x, y, &format!("{prefix}mix")),
-        Join::ChannelScale { factor } => b.scale_channels(x, y, factor),
-    };
-    joined.map_err(|error| shape(format!("join: {error}")))
+/// Trained parameters of a host and of its modules.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParameterCounts {
+    /// The bare host.
+    pub host: usize,
+    /// Module and gate per enabled slot, 0 where no module takes part in the network.
+    pub modules: Vec<usize>,
 }
 
-fn layer(
-    b: &mut GraphBuilder,
-    layer: &Layer,
-    (name, slot_channels): (&str, usize),
-    x: NodeId,
-) -> Result<NodeId, String> {
-    let channels = b.dims(x).c;
-    match *layer {
-        Layer::Conv { out, kernel, depthwise } => {
-            let out = out.of(slot_channels);
-            if kernel.is_multiple_of(2) || kernel > 31 {
-                return Err(format!("a kernel is odd and at most 31, got {kernel}"));
+impl ParameterCounts {
+    /// Counts the parameters of a graph by the slots that its groups are named after.
+    pub(crate) fn of(graph: &Graph, slots: &[Slot]) -> Self {
+        let mut counts = Self { host: 0, modules: vec![0; slots.len()] };
+        for param in &graph.params {
+            let elements: usize = param.shape.iter().product();
+            let group = &graph.groups[param.group.index()].name;
+            match slots.iter().position(|slot| slot.name.to_string() == *group) {
+                Some(index) => counts.modules[index] += elements,
+                None => counts.host += elements,
             }
-            if depthwise && out != channels {
-                return Err(format!(
-                    "a depthwise convolution keeps its {channels} channels, got {out}"
-                ));
-            }
-            let groups = if depthwise { channels } else { 1 };
-            b.conv2d(x, name, out, ConvGeometry { groups, ..ConvGeometry::same(kernel) }, false)
         }
-        Layer::GroupNorm { zero } => {
-            b.group_norm(x, name, group_norm_groups(channels), if zero { 0.0 } else { 1.0 })
-        }
-        Layer::Relu => Ok(b.relu(x)),
-        Layer::Sigmoid => Ok(b.sigmoid(x)),
-        Layer::Tanh => Ok(b.tanh(x)),
-        Layer::GlobalAvgPool => Ok(b.global_avg_pool(x)),
-        Layer::Linear { out, bias, zero } => {
-            b.linear(x, name, out.of(slot_channels), bias, zero.then_some(Init::Constant(0.0)))
-        }
+        counts
     }
-    .map_err(|error| error.to_string())
-}
 
-/// A module on its own: its input is the graph's, its output the graph's output.
-pub(crate) fn module_graph(blueprint: &Blueprint, dims: Dims) -> Result<Graph, BlueprintError> {
-    let mut b = GraphBuilder::new(dims, MODULE_SGD);
-    let input = b.input();
-    let output = module(&mut b, blueprint, "", input)?;
-    Ok(b.finish_at(output))
+    /// Parameters of all modules together.
+    pub fn grown(&self) -> usize {
+        self.modules.iter().sum()
+    }
+
+    /// Parameters of host and modules.
+    pub fn total(&self) -> usize {
+        self.host + self.grown()
+    }
 }

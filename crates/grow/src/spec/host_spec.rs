@@ -5,9 +5,10 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::HostError;
-use crate::slot_name::SlotName;
-use crate::suggest::nearest;
+use crate::suggest::{hint, nearest};
+
+use super::image::ImageShape;
+use super::slot_name::SlotName;
 
 /// Largest number of blocks of a host.
 const MAX_BLOCKS: usize = 12;
@@ -31,26 +32,6 @@ pub const PRESETS: [(&str, HostSpec); 6] = [
 ];
 
 const KEYS: [&str; 4] = ["channels", "blocks", "kernel", "pools"];
-
-/// Input and output of a host: the images it reads and the classes it tells apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ImageShape {
-    /// Image channels.
-    pub channels: usize,
-    /// Rows.
-    pub height: usize,
-    /// Columns.
-    pub width: usize,
-    /// Classes.
-    pub classes: usize,
-}
-
-impl fmt::Display for ImageShape {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}×{}×{}", self.channels, self.height, self.width)
-    }
-}
 
 /// A CNN host: block i is a k×k convolution (same padding, no bias) to `channels · 2^i` channels,
 /// batch norm, ReLU, and a 2×2 max-pool while `i < pools`; then global average pool and a linear
@@ -277,4 +258,105 @@ impl TryFrom<String> for HostSpec {
     fn try_from(text: String) -> Result<Self, HostError> {
         text.parse()
     }
+}
+
+/// Errors of host descriptions, of their slots, and of hosts that do not fit an image.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HostError {
+    /// Neither a preset nor `cnn:…`.
+    #[error(
+        "unknown host `{given}`{}\n  presets: {}; or a description such as \
+         `cnn:channels=12,blocks=4,kernel=5,pools=3`",
+        hint(nearest),
+        PRESETS.map(|(name, _)| name).join(", ")
+    )]
+    UnknownHost {
+        /// The text given.
+        given: String,
+        /// The nearest preset.
+        nearest: Option<String>,
+    },
+    /// A key of a `cnn:` description that does not exist.
+    #[error(
+        "host `{given}`: unknown key `{key}`{}\n  keys: channels, blocks, kernel, pools",
+        hint(nearest)
+    )]
+    UnknownKey {
+        /// The text given.
+        given: String,
+        /// The key.
+        key: String,
+        /// The nearest known key.
+        nearest: Option<String>,
+    },
+    /// A part of a `cnn:` description that is not `key=value` with a whole number.
+    #[error("host `{given}`: expected `key=number`, got `{part}`")]
+    BadPart {
+        /// The text given.
+        given: String,
+        /// The part.
+        part: String,
+    },
+    /// A key given twice.
+    #[error("host `{given}`: `{key}` is given twice")]
+    DuplicateKey {
+        /// The text given.
+        given: String,
+        /// The key.
+        key: String,
+    },
+    /// A size that is zero or beyond what is supported.
+    #[error("`{what}` must be {expected}, got {got}")]
+    Size {
+        /// Name of the size.
+        what: &'static str,
+        /// Allowed range, in words.
+        expected: String,
+        /// The value.
+        got: usize,
+    },
+    /// A network with more parameters than are supported.
+    #[error(
+        "host `{host}` would have {parameters} parameters, more than the {limit} that are \
+         supported; use fewer channels or blocks, or a smaller kernel"
+    )]
+    TooLarge {
+        /// The host.
+        host: HostSpec,
+        /// Its parameters (saturating).
+        parameters: usize,
+        /// Largest number supported.
+        limit: usize,
+    },
+    /// More pools than the image's sides can be halved.
+    #[error(
+        "host `{host}` is too deep for {image} images: {} 2×2 pools need at least {side}×{side} \
+         pixels, and {fits} fit; try `--host {suggestion}`",
+        host.pools,
+        side = 1usize << host.pools.min(30)
+    )]
+    TooDeep {
+        /// The host.
+        host: HostSpec,
+        /// The image.
+        image: ImageShape,
+        /// Pools that fit.
+        fits: usize,
+        /// The same host with as many pools as fit.
+        suggestion: HostSpec,
+    },
+    /// A name that is no slot of this host.
+    #[error("unknown slot `{given}`{}\n  slots of this host: {known}", hint(nearest))]
+    UnknownSlot {
+        /// The text given.
+        given: String,
+        /// The nearest slot.
+        nearest: Option<String>,
+        /// Names of the host's slots.
+        known: String,
+    },
+    /// A slot listed twice.
+    #[error("slot `{0}` is listed twice")]
+    DuplicateSlot(SlotName),
 }

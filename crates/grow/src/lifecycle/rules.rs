@@ -1,9 +1,11 @@
 //! Configurable rules of growth.
 
+use std::ops::RangeInclusive;
+
 use serde::{Deserialize, Serialize};
 
-use crate::error::HostError;
-use crate::gates::Gates;
+use super::error::RuleError;
+use super::gates::Gates;
 
 /// Configurable rules of growth. In files every key is optional and unknown keys are errors.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -37,20 +39,20 @@ impl Rules {
     /// Checks that every rule is in its range.
     ///
     /// # Errors
-    /// [`HostError::Rule`] naming the rule, its range and the value.
-    pub fn check(&self) -> Result<(), HostError> {
+    /// [`RuleError`] naming the rule, its range and the value.
+    pub fn check(&self) -> Result<(), RuleError> {
         let gates = &self.gates;
-        rule("embargo_steps", f64::from(self.embargo_steps), (1.0, f64::INFINITY))?;
-        rule("resetting_steps", f64::from(self.resetting_steps), (1.0, f64::INFINITY))?;
-        rule("gates.min_gradient_health", gates.min_gradient_health, (0.0, 1.0))?;
-        rule("gates.alpha_tolerance", gates.alpha_tolerance, (0.0, 1.0))?;
-        rule("gates.min_contribution_pp", gates.min_contribution_pp, (-100.0, 100.0))
+        rule("embargo_steps", f64::from(self.embargo_steps), 1.0..=f64::INFINITY)?;
+        rule("resetting_steps", f64::from(self.resetting_steps), 1.0..=f64::INFINITY)?;
+        rule("gates.min_gradient_health", gates.min_gradient_health, 0.0..=1.0)?;
+        rule("gates.alpha_tolerance", gates.alpha_tolerance, 0.0..=1.0)?;
+        rule("gates.min_contribution_pp", gates.min_contribution_pp, -100.0..=100.0)
     }
 }
 
-fn rule(what: &'static str, got: f64, (least, most): (f64, f64)) -> Result<(), HostError> {
-    match (least..=most).contains(&got) {
+fn rule(what: &'static str, got: f64, range: RangeInclusive<f64>) -> Result<(), RuleError> {
+    match range.contains(&got) {
         true => Ok(()),
-        false => Err(HostError::Rule { what, least, most, got }),
+        false => Err(RuleError { what, least: *range.start(), most: *range.end(), got }),
     }
 }

@@ -1,0 +1,121 @@
+//! Layers of a module, as data and as nodes of a graph.
+
+use meristem_nn::graph::{ConvGeometry, GraphBuilder, Init, NodeId};
+use serde::{Deserialize, Serialize};
+
+/// Output channels of a layer, from the channels of the slot (not of the layer before).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Channels {
+    /// The slot's number of channels.
+    Same,
+    /// `max(channels / by, at_least, 1)`.
+    Divided {
+        /// Divisor (0 is taken as 1).
+        by: usize,
+        /// The least number of channels.
+        at_least: usize,
+    },
+    /// `channels · by`.
+    Times {
+        /// Factor.
+        by: usize,
+    },
+}
+
+impl Channels {
+    /// Number of output channels in a slot of `channels` channels.
+    pub fn of(self, channels: usize) -> usize {
+        match self {
+            Channels::Same => channels,
+            Channels::Divided { by, at_least } => (channels / by.max(1)).max(at_least).max(1),
+            Channels::Times { by } => channels.saturating_mul(by),
+        }
+    }
+}
+
+/// One layer of a module. Its parameters are named by its position in [`Blueprint::layers`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Layer {
+    /// Convolution without bias, stride 1, padding that keeps the image's size.
+    Conv {
+        /// Output channels.
+        out: Channels,
+        /// Kernel size, odd.
+        kernel: usize,
+        /// One filter per channel; `out` must then equal the number of input channels.
+        depthwise: bool,
+    },
+    /// Group norm with [`group_norm_groups`] groups.
+    GroupNorm {
+        /// Whether its scale starts at 0 rather than 1.
+        zero: bool,
+    },
+    /// `max(x, 0)`.
+    Relu,
+    /// `1/(1 + e^−x)`.
+    Sigmoid,
+    /// `tanh x`.
+    Tanh,
+    /// Mean over the image; the layers after it see a vector.
+    GlobalAvgPool,
+    /// Linear layer over a vector.
+    Linear {
+        /// Output features.
+        out: Channels,
+        /// Whether it has a bias.
+        bias: bool,
+        /// Whether weight and bias start at 0.
+        zero: bool,
+    },
+}
+
+impl Layer {
+    /// Adds the layer after `x` to the current group of parameters, in a slot of `slot_channels`
+    /// channels; the error says why it does not fit there.
+    pub(super) fn add_to(
+        &self,
+        b: &mut GraphBuilder,
+        name: &str,
+        slot_channels: usize,
+        x: NodeId,
+    ) -> Result<NodeId, String> {
+        let channels = b.dims(x).c;
+        match *self {
+            Layer::Conv { out, kernel, depthwise } => {
+                let out = out.of(slot_channels);
+                if kernel.is_multiple_of(2) || kernel > 31 {
+                    return Err(format!("a kernel is odd and at most 31, got {kernel}"));
+                }
+                if depthwise && out != channels {
+                    return Err(format!(
+                        "a depthwise convolution keeps its {channels} channels, got {out}"
+                    ));
+                }
+                let groups = if depthwise { channels } else { 1 };
+                b.conv2d(x, name, out, ConvGeometry { groups, ..ConvGeometry::same(kernel) }, false)
+            }
+            Layer::GroupNorm { zero } => {
+                b.group_norm(x, name, group_norm_groups(channels), if zero { 0.0 } else { 1.0 })
+            }
+            Layer::Relu => Ok(b.relu(x)),
+            Layer::Sigmoid => Ok(b.sigmoid(x)),
+            Layer::Tanh => Ok(b.tanh(x)),
+            Layer::GlobalAvgPool => Ok(b.global_avg_pool(x)),
+            Layer::Linear { out, bias, zero } => {
+                b.linear(x, name, out.of(slot_channels), bias, zero.then_some(Init::Constant(0.0)))
+            }
+        }
+        .map_err(|error| error.to_string())
+    }
+}
+
+/// Groups of a group norm over `channels` channels: the largest of 32, 16, 8, 4, 2, 1 that divides
+/// them and leaves at least 16 a group, else the largest of that list that divides them.
+pub fn group_norm_groups(channels: usize) -> usize {
+    let dividing = |g: &usize| channels.is_multiple_of(*g);
+    let groups = [32, 16, 8, 4, 2, 1];
+    let wide = groups.into_iter().find(|g| dividing(g) && channels / g >= 16);
+    wide.or_else(|| groups.into_iter().find(dividing)).unwrap_or(1)
+}

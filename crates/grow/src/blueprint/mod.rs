@@ -1,0 +1,181 @@
+//! Blueprints: the modules that can grow in a slot, as data.
+//!
+//! To add one, write one [`Blueprint`] value and pass it to [`crate::BlueprintSet::with`]; nothing
+//! else changes. The graph, the names of its weights, its parameter count and its description in a
+//! weights file all follow from the value.
+
+mod error;
+mod layer;
+
+pub use error::BlueprintError;
+pub use layer::{Channels, Layer, group_norm_groups};
+
+use meristem_nn::graph::{Dims, Graph, GraphBuilder, NodeId};
+use serde::{Deserialize, Serialize};
+
+use crate::optimisers::MODULE_SGD;
+
+/// How the layers' output f(x) becomes the module's output.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Join {
+    /// `x + f(x)`.
+    Residual,
+    /// `x + tanh(s)·(f(x) − x)` with a trained scalar s, 0 at birth.
+    TanhMix,
+    /// `factor · x · f(x)`, f(x) one value per channel.
+    ChannelScale {
+        /// Constant factor.
+        factor: f32,
+    },
+}
+
+/// A module that can grow: layers, and how they join the host. It keeps the shape of its input, and
+/// at birth it is the identity with a gradient that is not zero (checked by [`Blueprint::check`]).
+///
+/// ```
+/// use meristem_grow::{Blueprint, BlueprintSet, Channels, Join, Layer};
+///
+/// # fn main() -> Result<(), meristem_grow::BlueprintError> {
+/// let wide = Blueprint::new(
+///     "wide_light",
+///     vec![
+///         Layer::Conv { out: Channels::Times { by: 2 }, kernel: 1, depthwise: false },
+///         Layer::Relu,
+///         Layer::Conv { out: Channels::Same, kernel: 1, depthwise: false },
+///         Layer::GroupNorm { zero: true }, // the identity at birth
+///     ],
+///     Join::Residual,
+/// );
+/// let set = BlueprintSet::standard().with(wide)?;
+/// assert_eq!(set.get(7).map(|own| own.parameters(8)), Some(Ok(8 * 16 + 16 * 8 + 16)));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Blueprint {
+    /// Name: `a-z`, `0-9` and `_`.
+    pub name: String,
+    /// Layers in order.
+    pub layers: Vec<Layer>,
+    /// How the layers' output joins the host.
+    pub join: Join,
+}
+
+impl Blueprint {
+    /// A blueprint with this name; not checked yet.
+    pub fn new(name: &str, layers: Vec<Layer>, join: Join) -> Self {
+        Self { name: name.into(), layers, join }
+    }
+
+    /// Checks the name, that the module is the identity at birth, that it can learn from there, and
+    /// that its layers fit together at 8 and at 32 channels.
+    ///
+    /// The rule for each join:
+    /// - `Residual` ends in a `GroupNorm` that starts at zero.
+    /// - `ChannelScale` ends in a zero `Linear` and a `Sigmoid`, with factor 2 (2·σ(0) = 1).
+    /// - `TanhMix` needs nothing at its end, but at least one layer with parameters.
+    ///
+    /// No other layer starts at zero: the layers behind it would have no gradient.
+    ///
+    /// # Errors
+    /// [`BlueprintError::BadName`], [`BlueprintError::Birth`] or [`BlueprintError::Shape`].
+    pub fn check(&self) -> Result<(), BlueprintError> {
+        let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_';
+        if self.name.is_empty() || !self.name.bytes().all(plain) {
+            return Err(BlueprintError::BadName { name: self.name.clone() });
+        }
+        let end = match self.join {
+            Join::Residual => {
+                let ends = matches!(self.layers.last(), Some(Layer::GroupNorm { zero: true }));
+                self.birth(ends, "a residual blueprint ends in `GroupNorm { zero: true }`")?;
+                1
+            }
+            Join::ChannelScale { factor } => {
+                let tail = self.layers.len().saturating_sub(2);
+                let ends = matches!(
+                    self.layers[tail..],
+                    [Layer::Linear { zero: true, .. }, Layer::Sigmoid]
+                );
+                let rule =
+                    "a channel scale ends in `Linear { zero: true, .. }`, `Sigmoid`, with factor 2";
+                self.birth(ends && factor == 2.0, rule)?;
+                2
+            }
+            Join::TanhMix => {
+                let trains = |layer: &Layer| {
+                    matches!(
+                        layer,
+                        Layer::Conv { .. } | Layer::GroupNorm { .. } | Layer::Linear { .. }
+                    )
+                };
+                let rule =
+                    "a mix needs a layer with parameters: a ReLU alone leaves x, which is no mix";
+                self.birth(self.layers.iter().any(trains), rule)?;
+                0
+            }
+        };
+        let before_end = &self.layers[..self.layers.len() - end];
+        let zero = |layer: &Layer| {
+            matches!(layer, Layer::GroupNorm { zero: true } | Layer::Linear { zero: true, .. })
+        };
+        let rule = "only the layer that makes it the identity may start at zero, any other is \
+         dead for ever";
+        self.birth(!before_end.iter().any(zero), rule)?;
+        [8, 32].into_iter().try_for_each(|channels| self.parameters(channels).map(|_| ()))
+    }
+
+    fn birth(&self, holds: bool, rule: &str) -> Result<(), BlueprintError> {
+        match holds {
+            true => Ok(()),
+            false => Err(BlueprintError::Birth { name: self.name.clone(), problem: rule.into() }),
+        }
+    }
+
+    /// Trained parameters of the module in a slot of `channels` channels, without a gate.
+    ///
+    /// # Errors
+    /// [`BlueprintError::Shape`] if the layers do not fit together.
+    pub fn parameters(&self, channels: usize) -> Result<usize, BlueprintError> {
+        // Counted on the graph, so that there is no second table to keep in step.
+        Ok(self.graph(Dims { c: channels, h: 4, w: 4 })?.parameters(None))
+    }
+
+    /// The module as a graph of its own, for tests and benchmarks of a blueprint. Input and output
+    /// have the shape `dims`; the weights are named `layers.{i}.…` and `mix`.
+    ///
+    /// # Errors
+    /// [`BlueprintError::Shape`] if the layers do not fit together.
+    pub fn graph(&self, dims: Dims) -> Result<Graph, BlueprintError> {
+        let mut b = GraphBuilder::new(dims, MODULE_SGD);
+        let input = b.input();
+        let output = self.add_to(&mut b, "", input)?;
+        Ok(b.finish_at(output))
+    }
+
+    /// Adds the module after `x` to the current group of parameters: its layers, named
+    /// `{prefix}layers.{i}.…`, and its join.
+    pub(crate) fn add_to(
+        &self,
+        b: &mut GraphBuilder,
+        prefix: &str,
+        x: NodeId,
+    ) -> Result<NodeId, BlueprintError> {
+        let channels = b.dims(x).c;
+        let shape =
+            |problem: String| BlueprintError::Shape { name: self.name.clone(), channels, problem };
+        let mut y = x;
+        for (i, layer) in self.layers.iter().enumerate() {
+            y = layer
+                .add_to(b, &format!("{prefix}layers.{i}"), channels, y)
+                .map_err(|problem| shape(format!("layer {i}: {problem}")))?;
+        }
+        let joined = match self.join {
+            Join::Residual => b.add(x, y),
+            Join::TanhMix => b.tanh_mix(x, y, &format!("{prefix}mix")),
+            Join::ChannelScale { factor } => b.scale_channels(x, y, factor),
+        };
+        joined.map_err(|error| shape(format!("join: {error}")))
+    }
+}

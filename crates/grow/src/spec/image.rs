@@ -1,0 +1,25 @@
+//! Images that a host reads.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Input and output of a host: the images it reads and the classes it tells apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImageShape {
+    /// Image channels.
+    pub channels: usize,
+    /// Rows.
+    pub height: usize,
+    /// Columns.
+    pub width: usize,
+    /// Classes.
+    pub classes: usize,
+}
+
+impl fmt::Display for ImageShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}×{}×{}", self.channels, self.height, self.width)
+    }
+}
