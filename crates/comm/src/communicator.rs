@@ -1,11 +1,13 @@
 //! The communicator of a rank: a transport, and the collectives over it.
 
 use crate::error::{Error, Result};
+use crate::log::{self, COMM_LOG};
+use crate::scratch::Scratch;
 use crate::spans::Spans;
 use crate::threads::Threads;
-use crate::transport::{Call, Order, Parcel, Reduction, Sum, Transport, share};
-use crate::{check, dense, placement};
-use meristem_device::{DType, Owner, Stream, Tensor};
+use crate::transport::{Call, Order, Parcel, Reduction, Sum, Transport, others, share};
+use crate::{check, dense};
+use meristem_device::{Stream, Tensor};
 use std::fmt;
 use std::time::Duration;
 
@@ -157,7 +159,7 @@ impl Communicator {
         check::like(input).check(operation, "input", input)?;
         check::number(operation, "input", input)?;
         check::output(operation, input, output)?;
-        placement::log(operation, self, &[input], &[output]);
+        self.log_placement(operation, &[input], &[output]);
         let call = Call::on(operation, input);
         let spans = [Spans::try_from(input)?, Spans::try_from(output)?];
         self.sum(call, &Sum { input: &spans[0], output: &spans[1], reduction, order })?;
@@ -201,7 +203,7 @@ impl Communicator {
         }
         let expect = check::like(tensor);
         expect.check(operation, "tensor", tensor)?;
-        placement::log(operation, self, &[tensor], &[tensor]);
+        self.log_placement(operation, &[tensor], &[tensor]);
         let call = Call { parameter: root as u64, ..Call::on(operation, tensor) };
         let elements = Spans::try_from(tensor)?;
         let parcel = |peer| Parcel { peer, elements: elements.clone() };
@@ -228,7 +230,7 @@ impl Communicator {
         let (operation, n, me, len) = ("all_gather", self.size(), self.rank(), input.numel());
         check::like(input).check(operation, "input", input)?;
         check::gathered(operation, (input, output), (me, n))?;
-        placement::log(operation, self, &[input], &[output]);
+        self.log_placement(operation, &[input], &[output]);
         let own = output.view(me * len, [len])?;
         if own.address() != input.address() {
             own.stream().copy("all_gather, own share", &[(&input.view(0, [len])?, &own)])?;
@@ -261,6 +263,16 @@ impl Communicator {
         let (rank, of, to) = (self.rank(), self.size(), (group.rank(), group.size()));
         tracing::debug!(target: COMM_LOG, rank, of, color, to = ?to, "split");
         Ok(group)
+    }
+
+    /// Logs the tensors of a collective, where that is asked for.
+    pub(crate) fn log_placement(
+        &self,
+        operation: &'static str,
+        inputs: &[&Tensor],
+        outputs: &[&Tensor],
+    ) {
+        log::placement(operation, &*self.transport, inputs, outputs);
     }
 
     /// Notifies the other ranks of an error that only this rank knows of.
@@ -308,32 +320,5 @@ impl Communicator {
 impl fmt::Debug for Communicator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Communicator({}, rank {} of {})", self.transport(), self.rank(), self.size())
-    }
-}
-
-/// Log target of this crate.
-pub(crate) const COMM_LOG: &str = "meristem::comm";
-
-/// All ranks but `me`.
-pub(crate) fn others(me: usize, n: usize) -> impl Iterator<Item = usize> {
-    (0..n).filter(move |peer| *peer != me)
-}
-
-/// Scratch memory of a collective, allocated once and reused.
-#[derive(Default)]
-pub(crate) struct Scratch(Vec<Tensor>);
-
-impl Scratch {
-    /// Returns `len` elements of unspecified value; the same memory as the last time if it was
-    /// large enough.
-    pub(crate) fn get(&mut self, stream: &Stream, dtype: DType, len: usize) -> Result<Tensor> {
-        let fits = |kept: &&Tensor| kept.dtype() == dtype && kept.stream() == stream;
-        if let Some(kept) = self.0.iter().find(fits).filter(|kept| kept.numel() >= len) {
-            return Ok(kept.view(0, [len])?);
-        }
-        self.0.retain(|kept| !fits(&kept));
-        let tensor = Tensor::empty(stream, [len], dtype, Owner::Collectives)?;
-        self.0.push(tensor.clone());
-        Ok(tensor)
     }
 }

@@ -5,11 +5,11 @@
 //! share, from rank 0 upwards, and sends the result to all: 2 (n - 1) / n of the values, on average
 //! over the ranks, and the left-to-right sum bit for bit.
 
-use crate::communicator::{Scratch, others};
 use crate::error::Result;
 use crate::number::{Number, divide, with_number};
+use crate::scratch::Scratch;
 use crate::spans::{Spans, parts};
-use crate::transport::{Call, Parcel, Reduction, Sum, Transport, share};
+use crate::transport::{Call, Parcel, Reduction, Sum, Transport, others, share};
 use meristem_device::simd::{Vectorized, vectorize};
 use meristem_device::{Stream, Tensor};
 use smallvec::SmallVec;

@@ -2,6 +2,7 @@
 //! the chosen method in buckets, with residuals and velocities stored by parameter.
 
 use crate::auto::{Method, Table};
+use crate::check;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::number::with_number;
@@ -10,7 +11,6 @@ use crate::sparse::feedback::{Momentum, check_momentum};
 use crate::sparse::sum::{Keep, Sparse, SparseSum};
 use crate::sparse::{check_density, picks};
 use crate::transport::{Call, Order, Reduction, Sum};
-use crate::{check, placement};
 use meristem_device::{DType, Expect, MemoryFormat, Stream, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -201,7 +201,7 @@ impl Exchange {
     fn try_run(&mut self, comm: &mut Communicator, gradients: &[&Tensor]) -> Result<()> {
         let operation = "Exchange::run";
         self.check(operation, gradients)?;
-        placement::log(operation, comm, gradients, gradients);
+        comm.log_placement(operation, gradients, gradients);
         let density = self.density();
         let Exchange { options, buckets, .. } = self;
         for bucket in buckets {

@@ -30,11 +30,12 @@
 //! - `sparse`: sums of the largest elements.
 //! - `communicator`: the interface of a rank.
 //! - `dense`: the dense sum over any transport.
+//! - `threads`: ranks of one process.
+//! - `mpi`: ranks that are processes.
+//! - `agree`: agreement of the ranks' calls.
 //! - `transport`: the interface of transports.
 //! - `spans`: elements in several pieces of memory.
 //! - `check`: checks of arguments before anything runs.
-//! - `threads`: ranks of one process.
-//! - `mpi`: ranks that are processes.
 
 #![forbid(unsafe_code)]
 
@@ -45,11 +46,12 @@ mod communicator;
 mod dense;
 mod error;
 mod exchange;
+mod log;
 mod memory;
 #[cfg_attr(not(feature = "mpi"), path = "mpi/off.rs")]
 mod mpi;
 mod number;
-mod placement;
+mod scratch;
 mod spans;
 mod sparse;
 mod sync;

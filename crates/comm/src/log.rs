@@ -1,30 +1,31 @@
-//! The placement log (V4): the input and output tensors of each collective of each rank, and where
-//! they are.
-//!
-//! Events of target `meristem::placement::comm` at debug level, in addition to those of the
-//! collective's launches. Without a subscriber it costs one check of a cached flag per operation.
+//! Targets of this crate's log, and the placement log (V4): the input and output tensors of each
+//! collective of each rank, and where they are.
 
-use crate::communicator::Communicator;
+use crate::transport::Transport;
 use meristem_device::Tensor;
 use tracing::Level;
 
-/// The target of the log's events: a part of `meristem::placement`.
-const TARGET: &str = "meristem::placement::comm";
+/// Target of groups, their failures and their libraries.
+pub(crate) const COMM_LOG: &str = "meristem::comm";
 
-/// Logs the tensors of a collective of one rank.
-pub(crate) fn log(
+/// Target of the placement log: a part of `meristem::placement`.
+const PLACEMENT_LOG: &str = "meristem::placement::comm";
+
+/// Logs the tensors of a collective of one rank, at debug level, in addition to those of its
+/// launches. Without a subscriber it costs one check of a cached flag.
+pub(crate) fn placement(
     operation: &'static str,
-    comm: &Communicator,
+    transport: &dyn Transport,
     inputs: &[&Tensor],
     outputs: &[&Tensor],
 ) {
-    if !tracing::enabled!(target: TARGET, Level::DEBUG) {
+    if !tracing::enabled!(target: PLACEMENT_LOG, Level::DEBUG) {
         return;
     }
     let words = |tensors: &[&Tensor]| {
         tensors.iter().map(|tensor| tensor.placement()).collect::<Vec<_>>().join("; ")
     };
     let (inputs, outputs) = (words(inputs), words(outputs));
-    let (rank, ranks, transport) = (comm.rank(), comm.size(), comm.transport());
-    tracing::debug!(target: TARGET, operation, rank, ranks, transport, inputs, outputs);
+    let (rank, ranks, transport) = (transport.rank(), transport.size(), transport.name());
+    tracing::debug!(target: PLACEMENT_LOG, operation, rank, ranks, transport, inputs, outputs);
 }

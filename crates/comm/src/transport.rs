@@ -189,6 +189,11 @@ pub trait Transport: Send {
     fn split(&mut self, call: &Call, color: u64, key: u64) -> Result<Box<dyn Transport>>;
 }
 
+/// All ranks but `me`.
+pub(crate) fn others(me: usize, n: usize) -> impl Iterator<Item = usize> {
+    (0..n).filter(move |peer| *peer != me)
+}
+
 /// Elements of a cache line of the smallest type: shares start at multiples of it, so no two ranks
 /// write one line.
 const LINE: usize = 32;

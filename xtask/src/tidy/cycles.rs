@@ -21,17 +21,7 @@ struct Known {
 }
 
 /// Circles that are left. One may shrink; a module that joins it, or another circle, is a finding.
-const KNOWN: [Known; 5] = [
-    Known {
-        folder: "crates/comm/src",
-        modules: &["communicator", "dense", "mpi", "placement"],
-        reason: "the communicator's operations are in files beside it and take it as argument",
-    },
-    Known {
-        folder: "crates/comm/src/mpi",
-        modules: &["thread", "transfer"],
-        reason: "the thread owns transfers, which name its requests",
-    },
+const KNOWN: [Known; 2] = [
     Known {
         folder: "crates/device/src",
         modules: &[
@@ -70,11 +60,6 @@ const KNOWN: [Known; 5] = [
         folder: "crates/device/src/trace",
         modules: &["event", "lane", "span", "writer"],
         reason: "a lane owns its events, which name its launches",
-    },
-    Known {
-        folder: "crates/meristem/src",
-        modules: &["check", "commands"],
-        reason: "`check` runs commands, of which it is one",
     },
 ];
 

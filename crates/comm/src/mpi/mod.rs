@@ -12,24 +12,23 @@
 //!   crate drops them, so MPI's error handler stays the one that ends the process.
 //! - A request that can never end keeps its memory: see [`thread`].
 
+mod group;
 mod thread;
 mod transfer;
 mod wire;
 
-use crate::communicator::{COMM_LOG, others};
 use crate::error::{Error, Result};
+use crate::log::COMM_LOG;
 use crate::spans::Spans;
 use crate::sync::lock;
-use crate::transport::{Call, Parcel, Sum, Transport, check_parcels};
+use crate::transport::{Call, Parcel, Sum, Transport, check_parcels, others};
+use group::GROUPS_MAX;
 use meristem_device::{Stream, Tensor, read_back};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use thread::{Exchange, Incoming, Job, Outgoing};
-
-/// Largest number of groups of a process: MPI guarantees tags up to 32767, of which a group takes
-/// three.
-const GROUPS_MAX: i32 = 10_000;
+use thread::{Exchange, Job, unavailable};
+use transfer::{Incoming, Outgoing};
 
 /// Connection to the MPI thread; dropping the last one ends MPI.
 struct Link {
@@ -99,10 +98,6 @@ pub(crate) const DEBUG_ENVIRONMENT: &[(&str, &str)] = &[
     ("OMPI_MCA_btl_base_verbose", "30"),
     ("MPIR_CVAR_DEBUG_SUMMARY", "1"),
 ];
-
-fn unavailable(reason: &'static str, remedy: &'static str) -> Error {
-    Error::Unavailable { transport: "mpi", reason, remedy }
-}
 
 impl Mpi {
     fn tell(&self, job: Job) -> Result<()> {

@@ -5,9 +5,9 @@
 //! never left: the thread answers, and serves other groups from within it ([`Thread::strand`]),
 //! where the buffers stay alive. Groups fail once, so the nesting is at most the number of groups.
 
-use super::transfer::{self, Idle};
-use super::wire::{Content, Notice};
-use super::{GROUPS_MAX, unavailable};
+use super::group::{Group, Tags};
+use super::transfer::{self, Idle, Incoming, Outgoing};
+use super::wire::Notice;
 use crate::error::{Error, Result};
 use crate::transport::Call;
 use mpi::Threading;
@@ -22,6 +22,11 @@ use std::time::{Duration, Instant};
 
 /// Time for which a rank tries to deliver a notice to the others, which may be gone.
 const NOTICE_TIME: Duration = Duration::from_secs(1);
+
+/// The error of this transport when it cannot be used.
+pub(super) fn unavailable(reason: &'static str, remedy: &'static str) -> Error {
+    Error::Unavailable { transport: "mpi", reason, remedy }
+}
 
 /// A request to the thread.
 pub(super) enum Job {
@@ -52,54 +57,6 @@ pub(super) struct Exchange {
     pub(super) receives: Vec<Incoming>,
     /// Receives the buffers, in the order of `receives`.
     pub(super) reply: SyncSender<Result<Vec<Vec<u8>>>>,
-}
-
-/// Bytes to send to another rank.
-pub(super) struct Outgoing {
-    pub(super) peer: usize,
-    pub(super) content: Content,
-    pub(super) bytes: Arc<Vec<u8>>,
-}
-
-/// Buffer for bytes from another rank.
-pub(super) struct Incoming {
-    pub(super) peer: usize,
-    pub(super) content: Content,
-    pub(super) buffer: Vec<u8>,
-}
-
-/// The thread's state of a group.
-pub(super) struct Group {
-    pub(super) context: i32,
-    /// Rank among all processes, by rank of the group.
-    pub(super) members: Arc<[i32]>,
-    pub(super) rank: usize,
-    pub(super) deadline: Duration,
-    /// Number of exchanges begun.
-    pub(super) step: u64,
-    /// Ranks that left, each with its notice, by rank.
-    pub(super) left: Vec<Option<Left>>,
-    pub(super) failure: Option<Error>,
-}
-
-#[derive(Clone, Copy)]
-pub(super) struct Left {
-    /// Number of exchanges that it made.
-    pub(super) steps: u64,
-    pub(super) panicked: bool,
-    pub(super) in_order: bool,
-}
-
-impl Group {
-    pub(super) fn new(context: i32, members: Arc<[i32]>, rank: usize, deadline: Duration) -> Group {
-        let left = vec![None; members.len()];
-        Group { context, members, rank, deadline, step: 0, left, failure: None }
-    }
-
-    /// The other ranks.
-    pub(super) fn peers(&self) -> impl Iterator<Item = usize> + use<> {
-        crate::communicator::others(self.rank, self.members.len())
-    }
 }
 
 /// Body of the thread: starts MPI, reports it, serves requests, and ends MPI if all ranks do.
@@ -251,19 +208,5 @@ impl Thread {
             idle.rest();
         }
         false
-    }
-}
-
-/// Message tags of a group. Groups have numbers of their own, below [`GROUPS_MAX`].
-pub(super) struct Tags {
-    pub(super) header: i32,
-    pub(super) elements: i32,
-    pub(super) notice: i32,
-}
-
-impl Tags {
-    pub(super) fn of(context: i32) -> Tags {
-        let first = 3 * context.min(GROUPS_MAX);
-        Tags { header: first, elements: first + 1, notice: first + 2 }
     }
 }

@@ -1,7 +1,7 @@
 //! One exchange of one rank: all its sends and receives, polled until they are complete, or until a
 //! rank reports or shows by its silence that it never will complete them.
 
-use super::thread::{Group, Incoming, Left, Outgoing, Tags};
+use super::group::{Group, Left, Tags};
 use super::wire::{Content, Header, Notice};
 use crate::agree;
 use crate::error::{Error, Result};
@@ -10,6 +10,7 @@ use mpi::point_to_point::{Message, Status};
 use mpi::request::{LocalScope, Request};
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::{Communicator as _, Destination as _, Equivalence as _, Source as _};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Bytes of the largest message; longer ones are split. Counts of MPI are i32, and each message
@@ -19,6 +20,20 @@ const CHUNK: usize = 16 << 20;
 /// Share of the deadline that a rank waits beyond it while several others are missing: most of them
 /// may only be waiting for the one that is lost, and then report it first.
 const GRACE: f64 = 0.1;
+
+/// Bytes to send to another rank.
+pub(super) struct Outgoing {
+    pub(super) peer: usize,
+    pub(super) content: Content,
+    pub(super) bytes: Arc<Vec<u8>>,
+}
+
+/// Buffer for bytes from another rank.
+pub(super) struct Incoming {
+    pub(super) peer: usize,
+    pub(super) content: Content,
+    pub(super) buffer: Vec<u8>,
+}
 
 /// Sizes of the messages that carry `len` bytes; both sides split alike.
 fn chunks(len: usize) -> impl Iterator<Item = usize> {
@@ -305,7 +320,6 @@ impl Idle {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
 
     /// A rank that arrives just before the deadline has a full deadline for its elements.
     #[test]

@@ -4,12 +4,12 @@
 use super::feedback;
 use super::lists::{Lists, check_k};
 use super::select::candidates_len;
+use crate::check;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::number::with_number;
 use crate::spans::Spans;
 use crate::transport::Call;
-use crate::{check, placement};
 use meristem_device::{DType, Expect, Shape, Stream, Tensor};
 
 /// Memory of [`topk`] and [`topk_all_gather`], allocated once for tensors of one shape and type on
@@ -150,7 +150,7 @@ fn try_topk_all_gather(
     }
     let rows = storage.rows(comm.size(), k)?;
     let inputs: Vec<&Tensor> = std::iter::once(tensor).chain(indices).collect();
-    placement::log(operation, comm, &inputs, &[&rows.values, &rows.indices]);
+    comm.log_placement(operation, &inputs, &[&rows.values, &rows.indices]);
     let own = rows.row(comm.rank())?;
     match indices {
         Some(indices) => take(tensor, indices, &own)?,

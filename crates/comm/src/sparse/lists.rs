@@ -1,10 +1,10 @@
 //! Lists of (index, value): ascending indices, padded at the end with [`NONE`].
 
 use super::select::Cut;
-use crate::communicator::{Communicator, others};
+use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::number::{Number, divide};
-use crate::transport::{Call, Parcel};
+use crate::transport::{Call, Parcel, others};
 use meristem_device::simd::{Vectorized, vectorize, write_blocks};
 use meristem_device::{Args, DType, Isa, Owner, Stream, Tensor};
 use smallvec::SmallVec;

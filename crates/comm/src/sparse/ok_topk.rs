@@ -13,11 +13,11 @@
 //! without communication.
 
 use super::lists::{Entries, Lists, NONE, intersect, keep_largest, merge, scatter};
-use crate::communicator::{Communicator, others};
+use crate::communicator::Communicator;
 use crate::error::Result;
 use crate::number::{Number, with_number};
 use crate::spans::Spans;
-use crate::transport::Call;
+use crate::transport::{Call, others};
 use meristem_device::{Args, DType, Owner, Stream, Tensor};
 use std::hash::{DefaultHasher, Hash, Hasher};
 

@@ -5,12 +5,12 @@ use super::feedback::{Feedback, check_momentum, select};
 use super::lists::{Lists, check_k};
 use super::select::candidates_len;
 use super::{gtopk, ok_topk, topk};
+use crate::check;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::memory::{PhaseMemory, in_use};
 use crate::spans::Spans;
 use crate::transport::{Call, Order, Reduction, Sum};
-use crate::{check, placement};
 use meristem_device::{DType, Expect, MemoryReport, Stream, Tensor};
 
 /// Algorithm of a sparse sum.
@@ -242,7 +242,7 @@ impl SparseSum {
             return Err(Error::argument(operation, "input", expected, input.numel()));
         }
         check::output(operation, input, output)?;
-        placement::log(operation, comm, &[input], &[output]);
+        comm.log_placement(operation, &[input], &[output]);
         let spans = (&Spans::try_from(input)?, &Spans::try_from(output)?);
         self.sum(comm, Call::on(operation, input), spans, k, reduction)?;
         Ok(check::like(input).check(operation, "output", output)?)

@@ -1,0 +1,59 @@
+//! A group of ranks as the thread knows it.
+
+use crate::error::Error;
+use crate::transport::others;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Largest number of groups of a process: MPI guarantees tags up to 32767, of which a group takes
+/// three.
+pub(super) const GROUPS_MAX: i32 = 10_000;
+
+/// State of a group.
+pub(super) struct Group {
+    pub(super) context: i32,
+    /// Rank among all processes, by rank of the group.
+    pub(super) members: Arc<[i32]>,
+    pub(super) rank: usize,
+    pub(super) deadline: Duration,
+    /// Number of exchanges begun.
+    pub(super) step: u64,
+    /// Ranks that left, each with its notice, by rank.
+    pub(super) left: Vec<Option<Left>>,
+    pub(super) failure: Option<Error>,
+}
+
+/// Notice of a rank that left.
+#[derive(Clone, Copy)]
+pub(super) struct Left {
+    /// Number of exchanges that it made.
+    pub(super) steps: u64,
+    pub(super) panicked: bool,
+    pub(super) in_order: bool,
+}
+
+impl Group {
+    pub(super) fn new(context: i32, members: Arc<[i32]>, rank: usize, deadline: Duration) -> Group {
+        let left = vec![None; members.len()];
+        Group { context, members, rank, deadline, step: 0, left, failure: None }
+    }
+
+    /// The other ranks.
+    pub(super) fn peers(&self) -> impl Iterator<Item = usize> + use<> {
+        others(self.rank, self.members.len())
+    }
+}
+
+/// Message tags of a group. Groups have numbers of their own, below [`GROUPS_MAX`].
+pub(super) struct Tags {
+    pub(super) header: i32,
+    pub(super) elements: i32,
+    pub(super) notice: i32,
+}
+
+impl Tags {
+    pub(super) fn of(context: i32) -> Tags {
+        let first = 3 * context.min(GROUPS_MAX);
+        Tags { header: first, elements: first + 1, notice: first + 2 }
+    }
+}

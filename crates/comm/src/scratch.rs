@@ -1,0 +1,23 @@
+//! Memory of a collective, allocated once and reused.
+
+use crate::error::Result;
+use meristem_device::{DType, Owner, Stream, Tensor};
+
+/// Scratch memory, one tensor per stream and element type.
+#[derive(Default)]
+pub(crate) struct Scratch(Vec<Tensor>);
+
+impl Scratch {
+    /// Returns `len` elements of unspecified value; the same memory as the last time if it was
+    /// large enough.
+    pub(crate) fn get(&mut self, stream: &Stream, dtype: DType, len: usize) -> Result<Tensor> {
+        let fits = |kept: &&Tensor| kept.dtype() == dtype && kept.stream() == stream;
+        if let Some(kept) = self.0.iter().find(fits).filter(|kept| kept.numel() >= len) {
+            return Ok(kept.view(0, [len])?);
+        }
+        self.0.retain(|kept| !fits(&kept));
+        let tensor = Tensor::empty(stream, [len], dtype, Owner::Collectives)?;
+        self.0.push(tensor.clone());
+        Ok(tensor)
+    }
+}
