@@ -10,6 +10,7 @@ mod plain;
 mod plot;
 mod progress;
 mod signals;
+mod synthetic;
 mod table;
 
 use std::io::IsTerminal;

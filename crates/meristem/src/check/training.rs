@@ -12,8 +12,8 @@ use meristem::train::settings::{ControllerKind, HotScopePolicy, Limit, Preset};
 use meristem::train::{self, Silent, Summary};
 
 use super::{Fault, REPORT, Verdict, ensure};
-use crate::commands::synthetic;
 use crate::plain::megabytes;
+use crate::synthetic;
 
 /// A run in which modules grow, small enough to be done again: two hosts, a few batches a step.
 fn grow_two_hosts(folder: &Path, threads: usize) -> Result<Summary, Fault> {

@@ -7,10 +7,11 @@ use meristem::data::{GatherBatches, GatherConfig};
 use meristem::device::{Device, DeviceId, DeviceOptions};
 use serde::Serialize;
 
-use super::{Outcome, print_json, synthetic};
+use super::{Outcome, print_json};
 use crate::cli::BenchGatherArguments;
 use crate::failure::Failure;
 use crate::plain::{self, spread};
+use crate::synthetic;
 
 /// Length of one measurement; the result is the median over as many as fit.
 const BLOCK: Duration = Duration::from_millis(250);

@@ -12,10 +12,11 @@ use meristem::train::summary::MemorySummary;
 use meristem::train::trace::{RunTrace, TraceSummary};
 use serde::Serialize;
 
-use super::{Outcome, insight, print_json, synthetic, tell_dropped};
+use super::{Outcome, insight, print_json, tell_dropped};
 use crate::cli::BenchHostArguments;
 use crate::failure::Failure;
 use crate::plain::{self, counted, spread, thousands};
+use crate::synthetic;
 
 /// Time to compile plans, fill the pool and let the clock settle.
 const WARM_UP: Duration = Duration::from_millis(1500);

@@ -9,7 +9,6 @@ mod check;
 mod control_eval;
 mod data;
 mod eval;
-pub(crate) mod synthetic;
 mod train;
 
 use std::process::ExitCode;
