@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use meristem_device::host::MappedFile;
+use meristem_device::MappedFile;
 use meristem_device::{DType, Device, MemoryFormat, Owner, Stream, Tensor};
 
 use crate::error::{Error, Result};

@@ -3,7 +3,7 @@
 
 use std::io::{BufWriter, Write};
 
-use meristem_device::host::MappedFile;
+use meristem_device::MappedFile;
 
 use crate::error::{Error, Result};
 use crate::source::{DatasetFiles, Split};

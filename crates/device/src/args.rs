@@ -6,10 +6,8 @@
 //! reads, and no other work touches the bytes it writes.
 
 use crate::block::Block;
-use crate::dtype::{DType, Element};
-use crate::hazard::Use;
-use crate::isa::Isa;
-use crate::sync::Arc;
+use crate::ground::sync::Arc;
+use crate::ground::{DType, Element, Isa, Use};
 use crate::trace::Detail;
 use smallvec::SmallVec;
 use std::panic::Location;

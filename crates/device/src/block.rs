@@ -1,7 +1,7 @@
 //! Raw device memory: the only place that allocates from the system and frees to it.
 
+use crate::ground::sync::{Mutex, OnceLock, RaceCell};
 use crate::sanitize::Shadow;
-use crate::sync::{Mutex, OnceLock, RaceCell};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 

@@ -1,19 +1,17 @@
 //! Devices: opening one, its streams, counts and memory.
 
-use crate::counters::{Act, Counters, Counts};
-use crate::error::{Error, Result};
+use crate::counters::Counters;
 use crate::executor::{Executor, on_worker};
-use crate::faults::Faults;
-use crate::id::DeviceId;
-use crate::isa::Isa;
+use crate::ground::fault::Faults;
+use crate::ground::sync::thread::{self, JoinHandle};
+use crate::ground::sync::{Arc, AtomicU64, Mutex, Ordering, Weak, lock};
+use crate::ground::{Act, Counts, DeviceId, Error, Isa, Race, Result};
 use crate::memory::MemoryReport;
 use crate::pool::Pool;
 use crate::queue::{StreamState, check_may_wait};
-use crate::sanitize::{Race, Sanitizer};
+use crate::sanitize::Sanitizer;
 use crate::stream::Stream;
 use crate::submit::Submission;
-use crate::sync::thread::{self, JoinHandle};
-use crate::sync::{Arc, AtomicU64, Mutex, Ordering, Weak, lock};
 use crate::trace::{Category, Process, Span, Trace};
 use std::fmt;
 use std::panic::Location;

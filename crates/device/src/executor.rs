@@ -10,10 +10,10 @@
 //!
 //! The models in `model` check these.
 
-use crate::queue::{Left, StreamState};
-use crate::sync::{
+use crate::ground::sync::{
     Arc, AtomicUsize, Condvar, Mutex, ON_WORKER, Ordering, lock, spin_until, wait_on,
 };
+use crate::queue::{Left, StreamState};
 use std::cell::Cell;
 use std::collections::VecDeque;
 

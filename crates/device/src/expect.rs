@@ -1,29 +1,11 @@
 //! Requirements of an operation on its tensors, checked before it does anything (V1).
 
 use crate::device::Device;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::id::DeviceId;
-use crate::shape::{MAX_DIMS, MemoryFormat};
+use crate::ground::{DType, DeviceId, Error, MAX_DIMS, MemoryFormat, Property, Result};
 use crate::stream::Stream;
 use crate::tensor::Tensor;
 use smallvec::SmallVec;
 use std::fmt;
-
-/// A property of a tensor that an operation may require.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Property {
-    /// The opened device.
-    Device,
-    /// The stream that it belongs to.
-    Stream,
-    /// The element type.
-    DType,
-    /// The extents.
-    Shape,
-    /// The memory format.
-    Format,
-}
 
 /// Allowed values of one extent of a shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

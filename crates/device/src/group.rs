@@ -1,12 +1,11 @@
 //! Launches of several streams that start from one state and may touch each other's tensors.
 
-use crate::error::{Error, Result};
-use crate::expect::{Property, device_words};
-use crate::hazard::Use;
+use crate::expect::device_words;
+use crate::ground::sync::Arc;
+use crate::ground::{Error, Property, Result, Use};
 use crate::launch::{Arguments, check_overlap};
 use crate::queue::StreamState;
 use crate::submit::{self, Part, Touch};
-use crate::sync::Arc;
 use crate::tensor::Tensor;
 use crate::work::Work;
 

@@ -10,10 +10,10 @@
 //! race sanitizer on, so that the order it sees is that of the program and does not depend on
 //! timing.
 
-use crate::error::Result;
-use crate::faults::Fault;
+use crate::ground::fault::Fault;
+use crate::ground::sync::Arc;
+use crate::ground::{Result, Use};
 use crate::queue::StreamState;
-use crate::sync::Arc;
 use smallvec::SmallVec;
 use std::cmp::Reverse;
 
@@ -52,13 +52,6 @@ pub(crate) struct Edge {
 
 /// Waits, usually few.
 pub(crate) type Edges = SmallVec<[Edge; 4]>;
-
-/// Kind of access of a launch to a storage.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Use {
-    Read,
-    Write,
-}
 
 /// The accesses to a storage that later ones may have to wait for.
 #[derive(Default)]

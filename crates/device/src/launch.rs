@@ -1,11 +1,9 @@
 //! Launches: a kernel with its tensors, checked and enqueued onto a stream.
 
 use crate::args::{Arg, Args, INLINE_ARGS, Record};
-use crate::counters::Act;
-use crate::error::{Error, Result};
 use crate::expect::Expect;
+use crate::ground::{Act, Error, Result, Use};
 use crate::group::Group;
-use crate::hazard::Use;
 use crate::placement::log_launch;
 use crate::stream::Stream;
 use crate::submit::{self, Touch};

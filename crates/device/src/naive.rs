@@ -4,8 +4,8 @@
 //! real pool is correct.
 
 use crate::device::{Device, DeviceOptions, Environment};
-use crate::faults::{Fault, Faults};
-use crate::sync::Arc;
+use crate::ground::fault::{Fault, Faults};
+use crate::ground::sync::Arc;
 use crate::{Args, DType, DeviceId, Owner, Result, Stream, Tensor};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

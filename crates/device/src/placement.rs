@@ -3,7 +3,7 @@
 //! Events of target `meristem::placement` at debug level, one for each operation. Without a
 //! subscriber it costs one check of a cached flag per operation.
 
-use crate::hazard::Use;
+use crate::ground::Use;
 use crate::tensor::Tensor;
 use tracing::Level;
 

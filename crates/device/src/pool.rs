@@ -16,18 +16,17 @@
 //! The models in `model` check these.
 
 use crate::block::Block;
-use crate::counters::Act;
 use crate::device::{Environment, Shared};
-use crate::error::{Error, Result};
 use crate::executor;
-use crate::faults::Fault;
+use crate::ground::fault::Fault;
+use crate::ground::sync::{Arc, Mutex, MutexGuard, lock};
+use crate::ground::{Act, Error, Owner, Result};
 use crate::hazard::Access;
-use crate::memory::{MemoryReport, Owner, Usage};
+use crate::memory::{MemoryReport, Usage};
 use crate::queue::StreamState;
 use crate::size_class::{class_of, class_size};
 use crate::storage::Storage;
 use crate::stream::Stream;
-use crate::sync::{Arc, Mutex, MutexGuard, lock};
 use crate::trace::Lane;
 use std::panic::Location;
 use triomphe::UniqueArc;
@@ -89,7 +88,7 @@ const ORPHANS: usize = 0;
 /// A device's memory.
 pub(crate) struct Pool {
     limit: Option<usize>,
-    /// A planted fault; see [`crate::faults::Fault`].
+    /// A planted fault; see [`crate::ground::fault::Fault`].
     forgets: bool,
     /// Whether to keep completed accesses, for the race sanitizer.
     keeps_done: bool,

@@ -17,13 +17,13 @@
 //! The models in `model` check these; each names the module of its invariant.
 
 use crate::device::Shared;
-use crate::error::{Error, Result};
 use crate::executor;
-use crate::hazard::Edge;
-use crate::sanitize::{self, StreamClock};
-use crate::sync::{
+use crate::ground::sync::{
     Arc, AtomicSeq, Condvar, Mutex, MutexGuard, OnceLock, Ordering, TURN, lock, spin_until, wait_on,
 };
+use crate::ground::{Error, Result};
+use crate::hazard::Edge;
+use crate::sanitize::{self, StreamClock};
 use crate::trace::{Lane, Running};
 use crate::work::Work;
 use smallvec::SmallVec;

@@ -8,9 +8,9 @@
 //!
 //! A thread without an open scope pays one check of a thread-local for each act.
 
-use crate::counters::{Act, Counters, Counts};
+use crate::counters::Counters;
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::ground::{Act, Counts, Error, Result};
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::panic::Location;

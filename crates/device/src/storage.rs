@@ -1,13 +1,12 @@
 //! The memory of tensors: a block with its owner and its latest accesses.
 
 use crate::block::Block;
-use crate::error::Result;
+use crate::ground::sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock};
+use crate::ground::{Owner, Result};
 use crate::hazard::Hazards;
-use crate::memory::Owner;
 use crate::pool::Request;
 use crate::sanitize::Shadow;
 use crate::stream::Stream;
-use crate::sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock};
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;

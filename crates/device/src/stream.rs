@@ -1,14 +1,13 @@
 //! Streams and events: the user's handles.
 
-use crate::counters::Act;
 use crate::device::Device;
-use crate::error::Result;
+use crate::ground::sync::Arc;
+use crate::ground::{Act, Result};
 use crate::hazard::Access;
 use crate::launch::Launch;
 use crate::queue::{StreamState, check_may_wait};
 use crate::sanitize;
 use crate::submit;
-use crate::sync::Arc;
 use crate::tensor::Tensor;
 use crate::transfer;
 use crate::work::Fill;

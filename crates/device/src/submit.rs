@@ -5,12 +5,12 @@
 //! and updated at one moment. Lock order: submission, one queue, one storage. No thread sleeps with
 //! one of them held. The models in `model` check this.
 
-use crate::error::Result;
 use crate::executor;
-use crate::hazard::{Access, Edge, Edges, Use};
+use crate::ground::sync::{Arc, MutexGuard, lock};
+use crate::ground::{Result, Use};
+use crate::hazard::{Access, Edge, Edges};
 use crate::queue::{Queue, StreamState};
 use crate::storage::Storage;
-use crate::sync::{Arc, MutexGuard, lock};
 use crate::tensor::Tensor;
 use crate::work::Work;
 use std::ops::Range;

@@ -1,19 +1,15 @@
 //! Tensors: storage, shape, element type, memory format, and the stream that they belong to.
 
-use crate::counters::Act;
 use crate::device::Device;
-use crate::dtype::{DType, Element};
-use crate::error::{Error, Result};
-use crate::expect::{Expect, Property, device_words};
-use crate::memory::Owner;
+use crate::expect::{Expect, device_words};
+use crate::ground::sync::Arc;
+use crate::ground::{Act, DType, Element, Error, MemoryFormat, Owner, Property, Result, Shape};
 use crate::placement::log_made;
 use crate::pool::Request;
 use crate::sanitize;
-use crate::shape::{MemoryFormat, Shape};
 use crate::storage::{Handle, Storage};
 use crate::stream::Stream;
 use crate::submit;
-use crate::sync::Arc;
 use crate::trace::Category;
 use crate::transfer;
 use std::fmt;
@@ -161,7 +157,7 @@ impl Tensor {
 
     /// Overwrites the bytes with `source[start..]`, in stream order and without staging: one
     /// counted copy to the device that reads `source` on a worker, and holds it until then. For
-    /// host memory that is shared anyway, such as a [`MappedFile`](crate::host::MappedFile) (D7).
+    /// host memory that is shared anyway, such as a [`MappedFile`](crate::MappedFile) (D7).
     /// Does not wait.
     ///
     /// # Errors

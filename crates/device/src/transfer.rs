@@ -2,15 +2,13 @@
 //! like kernels. Those between host and device are counted as copies, those inside of the device as
 //! launches.
 
-use crate::counters::Act;
-use crate::dtype::Element;
-use crate::error::{Error, Result};
-use crate::expect::{Expect, Property};
-use crate::faults::Fault;
+use crate::expect::Expect;
+use crate::ground::fault::Fault;
+use crate::ground::sync::{Arc, Mutex, lock};
+use crate::ground::{Act, Element, Error, Property, Result};
 use crate::launch::Launch;
 use crate::queue::check_may_wait;
 use crate::stream::Stream;
-use crate::sync::{Arc, Mutex, lock};
 use crate::tensor::Tensor;
 use crate::trace::Category;
 use crate::work::{Fill, HostBytes, IntoSlots, Slots, Transfer};

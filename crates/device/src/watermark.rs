@@ -5,7 +5,8 @@
 //! device.
 
 use crate::device::Device;
-use crate::memory::{MemoryReport, Owner};
+use crate::ground::Owner;
+use crate::memory::MemoryReport;
 use crate::pool::Pool;
 
 /// Id of a watermark.

@@ -4,7 +4,7 @@
 //! its effect can be read off it, by this engine or by another backend's.
 
 use crate::args::{Args, Record};
-use crate::sync::{Arc, Mutex, lock};
+use crate::ground::sync::{Arc, Mutex, lock};
 use crate::trace::{Category, Detail};
 use std::panic::Location;
 

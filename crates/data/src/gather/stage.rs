@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use meristem_device::host::MappedFile;
+use meristem_device::MappedFile;
 use meristem_device::{DType, Owner, Stream, Tensor};
 
 use super::permutation::Indices;

@@ -1,7 +1,7 @@
 //! Small programs in every interleaving, with the weak memory orders that hardware may show.
 
 use super::{device, tensor};
-use crate::sync::{Arc, RaceCell};
+use crate::ground::sync::{Arc, RaceCell};
 use crate::{Group, Stream, Tensor};
 use std::sync::atomic::{AtomicUsize, Ordering};
 

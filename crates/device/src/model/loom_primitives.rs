@@ -1,4 +1,4 @@
-//! Loom's primitives under the names of [`crate::sync`].
+//! Loom's primitives under the names of [`crate::ground::sync`].
 
 pub(crate) use loom::sync::atomic::{AtomicU64 as AtomicSeq, AtomicUsize};
 pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};

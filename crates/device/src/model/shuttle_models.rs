@@ -1,8 +1,8 @@
 //! Larger programs on thousands of random schedules.
 
 use super::{device, primitives::thread, tensor};
+use crate::ground::sync::Arc;
 use crate::queue::CAPACITY;
-use crate::sync::Arc;
 use crate::{Args, DType, Device, Error, Event, Owner, Stream, Tensor, read_back_as};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::sync::Barrier;

@@ -1,4 +1,4 @@
-//! Shuttle's primitives under the names of [`crate::sync`].
+//! Shuttle's primitives under the names of [`crate::ground::sync`].
 
 pub(crate) use shuttle::sync::atomic::{AtomicU64 as AtomicSeq, AtomicUsize};
 pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};

@@ -4,7 +4,7 @@
 //! ordered before it. A stream's own commands are ordered among themselves, so a stream only stores
 //! what it learnt of other streams, and from which of its commands on.
 
-use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
+use crate::ground::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use std::collections::VecDeque;
 
 /// Number of earlier positions of a stream whose clocks are stored. An older position gets the

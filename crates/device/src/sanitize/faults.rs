@@ -7,10 +7,10 @@
 //! out: that is the only use of time here.
 
 use crate::device::{Device, DeviceOptions, Environment};
-use crate::error::{Error, Result};
-use crate::faults::{Fault, Faults};
+use crate::ground::fault::{Fault, Faults};
+use crate::ground::sync::Arc;
+use crate::ground::{Error, Result};
 use crate::sanitize::{POISON, Race, RaceKind};
-use crate::sync::Arc;
 use crate::{Args, DType, DeviceId, Owner, Stream, Tensor, read_back_as};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

@@ -25,20 +25,18 @@ mod faults;
 mod programs;
 #[cfg(test)]
 mod reference;
-mod report;
 mod shadow;
 
 pub(crate) use clock::StreamClock;
-pub use report::{Race, RaceAccess, RaceKind};
 pub(crate) use shadow::Shadow;
 
-use crate::error::{Error, Result};
-use crate::hazard::{Access, Edge, Use};
+use crate::ground::sync::{Arc, AtomicU64, Mutex, MutexGuard, OnceLock, Ordering, lock};
+use crate::ground::{Error, Race, RaceAccess, RaceKind, Result, Use};
+use crate::hazard::{Access, Edge};
 use crate::launch::Launch;
 use crate::queue::StreamState;
 use crate::storage::Storage;
 use crate::submit::Touch;
-use crate::sync::{Arc, AtomicU64, Mutex, MutexGuard, OnceLock, Ordering, lock};
 use crate::tensor::Tensor;
 use crate::work::{Fill, Transfer, Work};
 use clock::Clock;

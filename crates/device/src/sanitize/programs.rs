@@ -4,8 +4,8 @@
 
 use super::reference::verdicts;
 use crate::device::{Device, DeviceOptions, Environment};
-use crate::error::{Error, Result};
-use crate::faults::{Fault, Faults};
+use crate::ground::fault::{Fault, Faults};
+use crate::ground::{Error, Result};
 use crate::{Args, DeviceId, Event, Owner, Stream, Tensor, read_back_as};
 use proptest::prelude::{Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest};
 use proptest::sample::Index;

@@ -3,9 +3,10 @@
 
 use super::Sanitizer;
 use super::clock::StreamClock;
-use crate::hazard::{Edge, Use};
+use crate::ground::Use;
+use crate::ground::sync::{Arc, lock};
+use crate::hazard::Edge;
 use crate::submit::Touch;
-use crate::sync::{Arc, lock};
 use std::borrow::Borrow;
 use std::ops::Range;
 

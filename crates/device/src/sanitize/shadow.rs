@@ -7,9 +7,8 @@
 //!   ordered after all that ever were, and a race is never hidden by a later, ordered access.
 
 use super::clock::{Clock, Tag};
-use crate::hazard::Use;
-use crate::memory::Owner;
-use crate::sync::{Arc, AtomicU64};
+use crate::ground::sync::{Arc, AtomicU64};
+use crate::ground::{Owner, Use};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::panic::Location;

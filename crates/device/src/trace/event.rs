@@ -4,8 +4,7 @@
 use super::lane::{Argument, Waited, Worked};
 use super::span::Category;
 use crate::Owner;
-use crate::hazard::Use;
-use crate::shape::MemoryFormat;
+use crate::ground::{MemoryFormat, Use};
 use serde::Serialize;
 use std::panic::Location;
 

@@ -16,8 +16,8 @@ pub(crate) use lane::{Detail, Lane, Running};
 pub(crate) use span::Category;
 pub use span::Span;
 
-use crate::error::{Error, Result};
-use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
+use crate::ground::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
+use crate::ground::{Error, Result};
 use lane::Entry;
 use std::borrow::Cow;
 use std::fmt;

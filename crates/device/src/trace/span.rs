@@ -2,7 +2,7 @@
 
 use super::lane::{Entry, Lane};
 use super::{HOST_PROCESS, Recorder};
-use crate::sync::Arc;
+use crate::ground::sync::Arc;
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::marker::PhantomData;

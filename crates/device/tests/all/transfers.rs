@@ -1,7 +1,7 @@
 //! Copies, views and memory formats (H1, F1, F2).
 
 use crate::common::{Gate, cpu, filled, set};
-use meristem_device::host::MappedFile;
+use meristem_device::MappedFile;
 use meristem_device::{
     Counts, DType, Error, Fill, MemoryFormat, Owner, Property, Shape, Tensor, read_back,
     read_back_as, read_back_f64,

@@ -1,6 +1,6 @@
 //! Shapes of up to four dimensions, and the memory order of their elements.
 
-use crate::error::{Error, Result};
+use super::{Error, Result};
 use std::fmt;
 
 /// Largest number of dimensions of a tensor.

@@ -8,7 +8,7 @@ mod past_caches;
 
 pub use past_caches::write_blocks;
 
-use crate::isa::{Isa, Level};
+use crate::ground::isa::{Isa, Level};
 
 /// A loop to run. `run` must be `#[inline(always)]`, and so must the functions it calls in the hot
 /// part: code that is not inlined is compiled for the baseline processor only.

@@ -1,8 +1,9 @@
 //! Errors of a device. Every message names the operation, the argument, and the expected and actual
 //! values (V1).
 
-use crate::id::DeviceId;
+use super::{Act, DeviceId, IsaError, Owner, OwnerUse, Property, Race};
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::Arc;
 
 /// Result of this crate.
@@ -41,7 +42,7 @@ pub enum Error {
     },
     /// The environment names an instruction set that this machine cannot use.
     #[error(transparent)]
-    Isa(#[from] crate::IsaError),
+    Isa(#[from] IsaError),
     /// An option that no device can satisfy.
     #[error("device option `{option}`: expected {expected}, got {got}")]
     BadOption {
@@ -71,7 +72,7 @@ pub enum Error {
         /// Argument.
         argument: String,
         /// The property that is wrong.
-        property: crate::Property,
+        property: Property,
         /// Required value.
         expected: String,
         /// Actual value.
@@ -87,7 +88,7 @@ pub enum Error {
         /// Name of the scope.
         scope: &'static str,
         /// The act.
-        act: crate::Act,
+        act: Act,
         /// The operation.
         operation: &'static str,
         /// Call site in the program.
@@ -162,13 +163,13 @@ pub enum Error {
         /// Device.
         device: DeviceId,
         /// Owner of the request.
-        owner: crate::Owner,
+        owner: Owner,
         /// Bytes asked for, rounded up to the pool's block size.
         requested: usize,
         /// Bytes in use by tensors.
         current: usize,
         /// The same bytes by owner, without owners that have none.
-        owners: Vec<crate::OwnerUse>,
+        owners: Vec<OwnerUse>,
         /// Bytes taken from the system, after all unused memory was returned.
         reserved: usize,
         /// The limit in bytes, if one was set; otherwise the system refused.
@@ -208,7 +209,7 @@ pub enum Error {
     },
     /// Two accesses to the same memory without an order between them, found by the race sanitizer.
     #[error("{0}")]
-    Race(Box<crate::Race>),
+    Race(Box<Race>),
     /// A host file that could not be opened or mapped.
     #[error("cannot map {}: {source}", path.display())]
     MapFile {
@@ -220,15 +221,27 @@ pub enum Error {
 }
 
 /// Lists owners as `dataset 7840000, parameters 51200`.
-fn holders(owners: &[crate::OwnerUse]) -> String {
+fn holders(owners: &[OwnerUse]) -> String {
     let words: Vec<String> =
         owners.iter().map(|held| format!("{} {}", held.owner, held.current)).collect();
     if words.is_empty() { "none".to_owned() } else { words.join(", ") }
 }
 
-fn forbidden(act: crate::Act, permitted: u64) -> String {
+fn forbidden(act: Act, permitted: u64) -> String {
     match permitted {
         0 => format!("any {act}"),
         n => format!("more than {n} x {act}"),
+    }
+}
+
+// Here and not with `DeviceId`: an error names devices, and parsing a name returns an error.
+impl FromStr for DeviceId {
+    type Err = Error;
+
+    /// # Errors
+    /// [`Error::BadDeviceName`] for anything but `cpu` and `cuda`, alone or with `:` and a plain
+    /// number.
+    fn from_str(name: &str) -> Result<Self> {
+        DeviceId::of_name(name).ok_or_else(|| Error::BadDeviceName { name: name.to_owned() })
     }
 }

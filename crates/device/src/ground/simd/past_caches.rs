@@ -3,8 +3,8 @@
 //! A store to a line that is in no cache reads the line first, and a large result evicts everything
 //! else: written past the caches it costs half the memory traffic.
 
-use crate::dtype::Element;
-use crate::isa::Isa;
+use crate::ground::Element;
+use crate::ground::Isa;
 
 /// Elements computed at a time: they and their inputs stay in the nearest cache.
 const BLOCK: usize = 2048;
@@ -63,7 +63,7 @@ use x86::{finish, store};
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::{LINE, Store};
-    use crate::isa::{Isa, Level};
+    use crate::ground::isa::{Isa, Level};
     use std::arch::x86_64::{__m128i, __m512i, _mm_sfence, _mm_stream_si128, _mm512_stream_si512};
 
     /// The widest store of an instruction set.

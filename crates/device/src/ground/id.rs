@@ -1,8 +1,6 @@
 //! Names of devices: `cpu`, `cpu:1`, `cuda`, `cuda:3`.
 
-use crate::error::{Error, Result};
 use std::fmt;
-use std::str::FromStr;
 
 /// A device. Parsed from `cpu`, `cpu:1`, `cuda`, `cuda:3`, where `cpu` is `cpu:0` and `cuda` is
 /// `cuda:0`. Displayed in the same form, `cpu:0` as `cpu`.
@@ -22,6 +20,21 @@ impl DeviceId {
             DeviceId::Cpu(index) | DeviceId::Cuda(index) => index,
         }
     }
+
+    /// The device of a name; `None` for anything but `cpu` and `cuda`, alone or with `:` and a
+    /// plain number.
+    pub(super) fn of_name(name: &str) -> Option<DeviceId> {
+        let (kind, number) = name.split_once(':').unwrap_or((name, "0"));
+        if number.is_empty() || !number.bytes().all(|b| b.is_ascii_digit()) {
+            return None;
+        }
+        let number = number.parse().ok()?;
+        match kind {
+            "cpu" => Some(DeviceId::Cpu(number)),
+            "cuda" => Some(DeviceId::Cuda(number)),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Display for DeviceId {
@@ -30,25 +43,6 @@ impl fmt::Display for DeviceId {
             DeviceId::Cpu(0) => f.write_str("cpu"),
             DeviceId::Cpu(index) => write!(f, "cpu:{index}"),
             DeviceId::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
-        }
-    }
-}
-
-impl FromStr for DeviceId {
-    type Err = Error;
-
-    /// # Errors
-    /// [`Error::BadDeviceName`] for anything but `cpu` and `cuda`, alone or with `:` and a plain
-    /// number.
-    fn from_str(name: &str) -> Result<Self> {
-        let bad = || Error::BadDeviceName { name: name.to_owned() };
-        let (kind, number) = name.split_once(':').unwrap_or((name, "0"));
-        let plain = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
-        let number = if plain { number.parse().ok() } else { None };
-        match (kind, number) {
-            ("cpu", Some(number)) => Ok(DeviceId::Cpu(number)),
-            ("cuda", Some(number)) => Ok(DeviceId::Cuda(number)),
-            _ => Err(bad()),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! File-backed host memory.
 
-use crate::error::{Error, Result};
+use super::{Error, Result};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 

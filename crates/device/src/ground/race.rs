@@ -1,7 +1,7 @@
-//! Reports of races.
+//! Reports of races (S3).
 
-use crate::memory::Owner;
-use crate::sync::Arc;
+use super::Owner;
+use super::sync::Arc;
 use std::fmt;
 use std::ops::Range;
 use std::panic::Location;

@@ -1,0 +1,29 @@
+//! The ground floor: words and values that everything uses. Nothing here knows a device.
+
+mod access;
+mod act;
+mod dtype;
+mod error;
+pub(crate) mod fault;
+mod id;
+pub mod isa;
+mod mapped_file;
+mod owner;
+mod property;
+mod race;
+pub mod random;
+mod shape;
+pub mod simd;
+pub(crate) mod sync;
+
+pub(crate) use access::Use;
+pub use act::{Act, Counts};
+pub use dtype::{DType, Element};
+pub use error::{Error, Result};
+pub use id::DeviceId;
+pub use isa::{Isa, IsaError};
+pub use mapped_file::MappedFile;
+pub use owner::{Owner, OwnerUse};
+pub use property::Property;
+pub use race::{Race, RaceAccess, RaceKind};
+pub use shape::{MAX_DIMS, MemoryFormat, Shape};
