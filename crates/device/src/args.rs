@@ -7,13 +7,10 @@
 
 use crate::block::Block;
 use crate::ground::sync::Arc;
-use crate::ground::{DType, Element, Isa, Use};
-use crate::trace::Detail;
+use crate::ground::{DType, Element, INLINE_ARGS, Isa, Use};
+use crate::hooks::Asked;
 use smallvec::SmallVec;
 use std::panic::Location;
-
-/// Number of arguments stored without an allocation.
-pub(crate) const INLINE_ARGS: usize = 8;
 
 /// An argument of a launch in flight. Holds its block, so the memory lives until the kernel has
 /// ended.
@@ -38,8 +35,8 @@ pub(crate) struct Record {
     pub(crate) args: SmallVec<[Arg; INLINE_ARGS]>,
     /// Instruction set of the device's kernels.
     pub(crate) isa: Isa,
-    /// Details for a trace.
-    pub(crate) detail: Option<Box<Detail>>,
+    /// Its call, for observers; `None` without any.
+    pub(crate) asked: Option<Arc<Asked>>,
 }
 
 /// The arguments of a running kernel, by their position in the launch's chain of `read` and

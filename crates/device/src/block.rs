@@ -1,7 +1,6 @@
 //! Raw device memory: the only place that allocates from the system and frees to it.
 
-use crate::ground::sync::{Mutex, OnceLock, RaceCell};
-use crate::sanitize::Shadow;
+use crate::ground::sync::RaceCell;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
@@ -21,8 +20,6 @@ pub(crate) struct Block {
     size: usize,
     /// Notified of every access to the bytes; see [`RaceCell`].
     pub(crate) race: RaceCell,
-    /// History of accesses to the bytes, if the race sanitizer is on and there were any.
-    shadow: OnceLock<Box<Mutex<Shadow>>>,
 }
 
 // SAFETY: a block is memory and its address; it has no thread affinity. Its methods hand out
@@ -44,7 +41,7 @@ impl Block {
         // SAFETY: `skip` < ALIGNMENT and the allocation is `size + ALIGNMENT` bytes, so the result
         // and `size` bytes after it are inside.
         let data = unsafe { base.add(skip) };
-        Some(Block { base, layout, data, size, race: RaceCell::new(), shadow: OnceLock::new() })
+        Some(Block { base, layout, data, size, race: RaceCell::new() })
     }
 
     /// Usable bytes.
@@ -55,11 +52,6 @@ impl Block {
     /// Address of the first byte, aligned to [`ALIGNMENT`].
     pub(crate) fn data(&self) -> NonNull<u8> {
         self.data
-    }
-
-    /// History of accesses to the bytes, for the race sanitizer.
-    pub(crate) fn shadow(&self) -> &Mutex<Shadow> {
-        self.shadow.get_or_init(Box::default)
     }
 
     /// Fills the block with a pattern.

@@ -1,18 +1,17 @@
 //! Devices: opening one, its streams, counts and memory.
 
-use crate::counters::Counters;
 use crate::executor::{Executor, on_worker};
 use crate::ground::fault::Faults;
 use crate::ground::sync::thread::{self, JoinHandle};
 use crate::ground::sync::{Arc, AtomicU64, Mutex, Ordering, Weak, lock};
 use crate::ground::{Act, Counts, DeviceId, Error, Isa, Race, Result};
+use crate::hooks::{Counters, Observer, Observers};
 use crate::memory::MemoryReport;
+use crate::observers::{HotScope, Policy, Process, Sanitizer, Trace};
 use crate::pool::Pool;
 use crate::queue::{StreamState, check_may_wait};
-use crate::sanitize::Sanitizer;
 use crate::stream::Stream;
 use crate::submit::Submission;
-use crate::trace::{Category, Process, Span, Trace};
 use std::fmt;
 use std::panic::Location;
 
@@ -88,44 +87,14 @@ pub(crate) struct Shared {
     pub(crate) submission: Mutex<Submission>,
     pub(crate) launch_blocking: bool,
     pub(crate) isa: Isa,
-    /// Its part of a trace, if any.
-    pub(crate) trace: Option<Process>,
-    sanitizer: Option<Box<Sanitizer>>,
+    pub(crate) observers: Observers,
+    /// Whether an observer [checks order](Observer::checks_order).
+    pub(crate) checks_order: bool,
     pub(crate) faults: Faults,
     threads: usize,
     /// Live streams, to wait for all of them.
     streams: Mutex<Vec<Weak<StreamState>>>,
     next_stream: AtomicU64,
-}
-
-impl Shared {
-    /// The race sanitizer, if it is on.
-    pub(crate) fn sanitizer(&self) -> Option<&Sanitizer> {
-        if cfg!(meristem_bare) { None } else { self.sanitizer.as_deref() } // see bench/README.md
-    }
-
-    fn trace(&self) -> Option<&Process> {
-        if cfg!(meristem_bare) { None } else { self.trace.as_ref() } // see bench/README.md
-    }
-
-    /// Records in the trace that the host waits until this is dropped.
-    pub(crate) fn trace_wait(
-        &self,
-        operation: &'static str,
-        site: Option<&'static Location<'static>>,
-    ) -> Option<Span> {
-        self.trace().map(|process| process.wait(operation, site))
-    }
-
-    /// Records in the trace that the host copies, or waits for a copy, until this is dropped.
-    pub(crate) fn trace_copy(
-        &self,
-        operation: &'static str,
-        category: Category,
-        site: &'static Location<'static>,
-    ) -> Option<Span> {
-        self.trace().map(|process| process.copy(operation, category, site))
-    }
 }
 
 /// A device: workers, memory and counts. A handle: clones are the same device, and streams and
@@ -136,6 +105,8 @@ pub struct Device(Arc<DeviceHandle>);
 
 struct DeviceHandle {
     shared: Arc<Shared>,
+    trace: Option<Arc<Process>>,
+    sanitizer: Option<Arc<Sanitizer>>,
     workers: Vec<JoinHandle<()>>,
 }
 
@@ -191,24 +162,34 @@ impl Device {
                 return Err(Error::BadOption { option: "threads", expected, got: n.to_string() });
             }
         };
-        let trace = options.trace.as_ref().map(|trace| trace.process(&id.to_string()));
-        let timeline = trace.as_ref().map(|process| process.memory.clone());
+        let trace = options.trace.as_ref().map(|trace| Arc::new(trace.process(&id.to_string())));
+        let sanitizer = environment.sanitize.then(Arc::<Sanitizer>::default);
+        let mut observers: Vec<Arc<dyn Observer>> = Vec::new();
+        if let Some(trace) = &trace {
+            observers.push(trace.clone());
+        }
+        if let Some(sanitizer) = &sanitizer {
+            observers.push(sanitizer.clone());
+        }
+        let observers = Observers::new(observers);
+        let checks_order = observers.check_order();
         let shared = Arc::new(Shared {
             id,
             executor: Executor::default(),
-            pool: Pool::new(options.memory_limit, &environment, timeline),
+            pool: Pool::new(options.memory_limit, environment.faults, observers.clone()),
             counters: Counters::default(),
             submission: Mutex::default(),
             launch_blocking: environment.launch_blocking,
             isa: options.isa.unwrap_or(environment.isa),
-            trace,
-            sanitizer: environment.sanitize.then(Box::default),
+            observers,
+            checks_order,
             faults: environment.faults,
             threads,
             streams: Mutex::default(),
             next_stream: AtomicU64::new(0),
         });
-        let mut handle = DeviceHandle { shared, workers: Vec::with_capacity(threads) };
+        let mut handle =
+            DeviceHandle { shared, trace, sanitizer, workers: Vec::with_capacity(threads) };
         for worker in 0..threads {
             let shared = handle.shared.clone();
             let thread = thread::Builder::new()
@@ -250,7 +231,7 @@ impl Device {
 
     /// The trace it is recorded in, to add [spans](Trace::span).
     pub fn trace(&self) -> Option<&Trace> {
-        self.shared().trace.as_ref().map(Process::trace)
+        self.0.trace.as_ref().map(|process| process.trace())
     }
 
     /// Counts of the device so far.
@@ -265,12 +246,35 @@ impl Device {
 
     /// Whether the race sanitizer is on ([`DeviceOptions::sanitize`] or `MERISTEM_SANITIZE=1`).
     pub fn is_sanitized(&self) -> bool {
-        self.shared().sanitizer().is_some()
+        self.0.sanitizer.is_some()
     }
 
     /// The races found so far, at most the first 64; none without the sanitizer. Does not wait.
     pub fn races(&self) -> Vec<Race> {
-        self.shared().sanitizer().map_or_else(Vec::new, |sanitizer| sanitizer.races())
+        self.0.sanitizer.as_ref().map_or_else(Vec::new, |sanitizer| sanitizer.races())
+    }
+
+    /// Opens a hot scope on this thread. Until the guard is dropped, the thread's acts on this
+    /// device are counted with their call sites, and `policy` decides about copies, waits and
+    /// allocations (V2). Launches are counted and never refused. Does not wait.
+    ///
+    /// Scopes nest: every open one counts, and the strictest applies.
+    ///
+    /// ```
+    /// # use meristem_device::{DType, Device, DeviceId, DeviceOptions, Error};
+    /// # use meristem_device::{Owner, Policy, Tensor};
+    /// # let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
+    /// let loss = Tensor::zeros(&device.stream("s"), [1], DType::F32, Owner::Metrics)?;
+    /// let scope = device.hot_scope("train_step", Policy::Deny);
+    /// let refused = loss.to_vec::<f32>();
+    /// assert!(matches!(refused, Err(Error::HotScope { scope: "train_step", .. })));
+    /// assert_eq!(scope.finish().sites[0].refused, 1);
+    /// # Ok::<(), Error>(())
+    /// ```
+    #[track_caller]
+    pub fn hot_scope(&self, name: &'static str, policy: Policy) -> HotScope {
+        let (device, opened) = (self.shared().counters.device(), Location::caller());
+        HotScope::open(device, name, policy, opened)
     }
 
     /// Returns memory that is cached for reuse, and that no kernel still uses, to the system;
@@ -290,7 +294,7 @@ impl Device {
         let (operation, site) = ("Device::synchronize", Location::caller());
         check_may_wait(operation)?;
         self.shared().counters.note(Act::Synchronize, operation, site)?;
-        let _wait = self.shared().trace_wait(operation, Some(site));
+        let _wait = self.shared().observers.host_waits(operation, Some(site));
         let streams = lock(&self.shared().streams).clone();
         let mut result = Ok(());
         for stream in streams.iter().filter_map(Weak::upgrade) {
@@ -299,6 +303,11 @@ impl Device {
             result = result.and(stream.check_result(seq));
         }
         result
+    }
+
+    #[cfg(test)]
+    pub(crate) fn sanitizer(&self) -> Option<&Sanitizer> {
+        self.0.sanitizer.as_deref()
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {

@@ -102,9 +102,9 @@ impl<'a> Group<'a> {
                     return mismatch(Property::Device, words);
                 }
                 if streams.binary_search(&Arc::as_ptr(state)).is_err() {
-                    let names: Vec<&str> = self.parts.iter().map(|p| &*p.stream.name).collect();
+                    let names: Vec<&str> = self.parts.iter().map(|p| &**p.stream.name()).collect();
                     let expected = format!("of stream `{}`", names.join("` or `"));
-                    let got = format!("one of stream `{}`", state.name);
+                    let got = format!("one of stream `{}`", state.name());
                     return mismatch(Property::Stream, (expected, got));
                 }
             }

@@ -13,6 +13,7 @@
 use crate::ground::fault::Fault;
 use crate::ground::sync::Arc;
 use crate::ground::{Result, Use};
+use crate::hooks::Position;
 use crate::queue::StreamState;
 use smallvec::SmallVec;
 use std::cmp::Reverse;
@@ -31,6 +32,11 @@ impl Access {
 
     pub(crate) fn is_on(&self, stream: &Arc<StreamState>) -> bool {
         Arc::ptr_eq(&self.stream, stream)
+    }
+
+    /// The command, as observers know it.
+    pub(crate) fn position(&self) -> Position<'_> {
+        self.stream.position(self.seq)
     }
 
     /// Whether work on `stream` needs no wait for this access.
@@ -116,7 +122,7 @@ impl Hazards {
                     read.seq = seq;
                     return;
                 }
-                if self.reads.len() >= 2 && stream.shared.sanitizer().is_none() {
+                if self.reads.len() >= 2 && !stream.shared.checks_order {
                     self.reads.retain(|read| !read.is_done());
                 }
                 self.reads.push(Access { stream: stream.clone(), seq });
@@ -177,7 +183,7 @@ fn replace(slot: &mut Option<Access>, stream: &Arc<StreamState>, seq: u64) {
 
 /// Adds a wait for `access`, unless it is ordered before already; one wait per stream, the latest.
 fn add_edge(edges: &mut Edges, stream: &Arc<StreamState>, access: &Access, propagates: bool) {
-    if access.is_on(stream) || (access.is_done() && stream.shared.sanitizer().is_none()) {
+    if access.is_on(stream) || (access.is_done() && !stream.shared.checks_order) {
         return;
     }
     match edges.iter_mut().find(|edge| edge.access.is_on(&access.stream)) {

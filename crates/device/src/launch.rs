@@ -1,17 +1,18 @@
 //! Launches: a kernel with its tensors, checked and enqueued onto a stream.
 
-use crate::args::{Arg, Args, INLINE_ARGS, Record};
+use crate::args::{Arg, Args, Record};
 use crate::expect::Expect;
-use crate::ground::{Act, Error, Result, Use};
+use crate::ground::sync::Arc;
+use crate::ground::{Act, Error, INLINE_ARGS, Result, Use};
 use crate::group::Group;
-use crate::placement::log_launch;
+use crate::hooks::{Argument, Asked, Category, log_placement};
 use crate::stream::Stream;
 use crate::submit::{self, Touch};
 use crate::tensor::Tensor;
-use crate::trace::{Category, Detail};
 use crate::work::{Transfer, Work};
 use smallvec::SmallVec;
 use std::panic::Location;
+use std::time::Instant;
 
 /// Arguments of a launch.
 pub(crate) type Arguments<'a> = SmallVec<[(&'a Tensor, Use); INLINE_ARGS]>;
@@ -82,7 +83,7 @@ impl<'a> Launch<'a> {
     fn submit(self, category: Category, work: impl FnOnce(Record) -> Work) -> Result<()> {
         self.check_streams()?;
         check_overlap(self.operation, &self.tensors)?;
-        log_launch(self.operation, &self.tensors);
+        log_placement(self.operation, || self.placements());
         let record = self.record(category);
         let touching = self.tensors.iter().filter(|(tensor, _)| tensor.bytes() > 0);
         let touches = touching.map(|&(tensor, usage)| Touch::new(tensor, usage));
@@ -103,7 +104,7 @@ impl<'a> Launch<'a> {
     where
         F: FnOnce(&mut Args<'_>) + Send + 'static,
     {
-        log_launch(self.operation, &self.tensors);
+        log_placement(self.operation, || self.placements());
         let record = self.record(Category::Launch);
         let state = self.stream.state();
         if let Some(act) = self.act {
@@ -123,9 +124,29 @@ impl<'a> Launch<'a> {
             taken: false,
         });
         let (operation, site) = (self.operation, self.site);
-        let (isa, detail) = (self.stream.state().shared.isa, self.stream.state().lane());
-        let detail = detail.map(|lane| Detail::new(lane, category, &self.tensors));
-        Record { operation, site, args: args.collect(), isa, detail }
+        let shared = &self.stream.state().shared;
+        let asked = (!shared.observers.is_empty()).then(|| self.asked(category));
+        Record { operation, site, args: args.collect(), isa: shared.isa, asked }
+    }
+
+    #[cold]
+    fn asked(&self, category: Category) -> Arc<Asked> {
+        let argument = |&(tensor, usage): &(&Tensor, Use)| {
+            let (dtype, shape, format) = (tensor.dtype(), tensor.shape(), tensor.format());
+            Argument { usage, dtype, shape, format }
+        };
+        let arguments = self.tensors.iter().map(argument).collect();
+        Arc::new(Asked { category, at: Instant::now(), arguments })
+    }
+
+    /// Placements of inputs and outputs, by their positions.
+    fn placements(&self) -> (String, String) {
+        let of = |usage: Use| {
+            let all = self.tensors.iter().enumerate().filter(|(_, (_, used))| *used == usage);
+            let words = all.map(|(i, (tensor, _))| format!("{i}: {}", tensor.placement()));
+            words.collect::<Vec<_>>().join("; ")
+        };
+        (of(Use::Read), of(Use::Write))
     }
 
     fn check_streams(&self) -> Result<()> {

@@ -43,30 +43,27 @@ mod args;
 mod block;
 #[cfg(test)]
 mod blocking;
-mod counters;
 mod device;
 mod executor;
 mod expect;
 mod ground;
 mod group;
 mod hazard;
+mod hooks;
 mod launch;
 mod memory;
 #[cfg(all(test, any(feature = "loom", feature = "shuttle")))]
 mod model;
 #[cfg(test)]
 mod naive;
-mod placement;
+mod observers;
 mod pool;
 mod queue;
-mod sanitize;
-mod scope;
 mod size_class;
 mod storage;
 mod stream;
 mod submit;
 mod tensor;
-mod trace;
 mod transfer;
 mod watermark;
 mod work;
@@ -79,13 +76,12 @@ pub use ground::{DType, DeviceId, Element, MAX_DIMS, MappedFile, MemoryFormat, S
 pub use ground::{Error, Race, RaceAccess, RaceKind, Result};
 pub use ground::{Isa, IsaError, isa, random, simd};
 pub use group::Group;
+pub use hooks::POISON;
 pub use launch::Launch;
 pub use memory::MemoryReport;
-pub use sanitize::POISON;
-pub use scope::{ActSite, HotScope, Policy, ScopeReport};
+pub use observers::{ActSite, HotScope, Policy, ScopeReport, Span, Trace, TraceReport};
 pub use stream::{Event, Stream};
 pub use tensor::Tensor;
-pub use trace::{Span, Trace, TraceReport};
 pub use transfer::{read_back, read_back_as, read_back_f64};
 pub use watermark::MemoryAround;
 pub use work::Fill;

@@ -1,7 +1,6 @@
 //! Memory in use, by owner (V3).
 
-use crate::ground::{Owner, OwnerUse, sync::Arc};
-use crate::trace::Lane;
+use crate::ground::{Owner, OwnerUse};
 use crate::watermark::{Watermark, WatermarkId};
 
 /// Memory of a device. Bytes are those that tensors asked for; rounding and cached free blocks are
@@ -29,20 +28,11 @@ pub(crate) struct Usage {
     /// Watermarks of the calls being measured: usually none.
     watermarks: Vec<Watermark>,
     watermarks_opened: u64,
-    /// Lane that records every change, if there is a trace.
-    timeline: Option<Arc<Lane>>,
 }
 
 impl Usage {
-    pub(crate) fn new(timeline: Option<Arc<Lane>>) -> Self {
-        Usage { timeline, ..Usage::default() }
-    }
-
-    fn timeline(&self) -> Option<&Lane> {
-        if cfg!(meristem_bare) { None } else { self.timeline.as_deref() } // see bench/README.md
-    }
-
-    pub(crate) fn take(&mut self, owner: Owner, bytes: usize) {
+    /// Adds bytes to an owner's; returns how many it has.
+    pub(crate) fn take(&mut self, owner: Owner, bytes: usize) -> usize {
         self.current += bytes;
         self.peak = self.peak.max(self.current);
         let (current, peak) = &mut self.owners[owner as usize];
@@ -50,17 +40,15 @@ impl Usage {
         *peak = (*peak).max(*current);
         let (total, of_owner) = (self.current, *current);
         self.watermarks.iter_mut().for_each(|mark| mark.raise(total, owner, of_owner));
-        if let Some(timeline) = self.timeline() {
-            timeline.memory(owner, of_owner);
-        }
+        of_owner
     }
 
-    pub(crate) fn give(&mut self, owner: Owner, bytes: usize) {
+    /// Takes bytes from an owner's; returns how many it has.
+    pub(crate) fn give(&mut self, owner: Owner, bytes: usize) -> usize {
         self.current -= bytes;
-        self.owners[owner as usize].0 -= bytes;
-        if let Some(timeline) = self.timeline() {
-            timeline.memory(owner, self.owners[owner as usize].0);
-        }
+        let of_owner = &mut self.owners[owner as usize].0;
+        *of_owner -= bytes;
+        *of_owner
     }
 
     pub(crate) fn current(&self) -> usize {

@@ -16,18 +16,18 @@
 //! The models in `model` check these.
 
 use crate::block::Block;
-use crate::device::{Environment, Shared};
+use crate::device::Shared;
 use crate::executor;
-use crate::ground::fault::Fault;
+use crate::ground::fault::{Fault, Faults};
 use crate::ground::sync::{Arc, Mutex, MutexGuard, lock};
 use crate::ground::{Act, Error, Owner, Result};
 use crate::hazard::Access;
+use crate::hooks::Observers;
 use crate::memory::{MemoryReport, Usage};
 use crate::queue::StreamState;
 use crate::size_class::{class_of, class_size};
 use crate::storage::Storage;
 use crate::stream::Stream;
-use crate::trace::Lane;
 use std::panic::Location;
 use triomphe::UniqueArc;
 
@@ -90,8 +90,9 @@ pub(crate) struct Pool {
     limit: Option<usize>,
     /// A planted fault; see [`crate::ground::fault::Fault`].
     forgets: bool,
-    /// Whether to keep completed accesses, for the race sanitizer.
+    /// Whether to keep completed accesses, for an observer that checks order.
     keeps_done: bool,
+    observers: Observers,
     state: Mutex<State>,
 }
 
@@ -123,7 +124,7 @@ impl State {
 
     /// Returns idle blocks to the system, the largest first, until `enough`; returns the number of
     /// bytes.
-    fn trim(&mut self, enough: impl Fn(usize) -> bool) -> usize {
+    fn trim(&mut self, observers: &Observers, enough: impl Fn(usize) -> bool) -> usize {
         let before = self.reserved;
         let classes = self.lists.iter().map(|l| l.0.len()).max().unwrap_or(0);
         for class in (0..classes).rev() {
@@ -132,7 +133,11 @@ impl State {
                 let mut i = 0;
                 while i < list.len() && !enough(self.reserved) {
                     if list[i].hazards_mut().is_idle() {
-                        self.reserved -= list.swap_remove(i).reserved();
+                        let free = list.swap_remove(i);
+                        for observer in observers.all() {
+                            observer.block_returned(free.address());
+                        }
+                        self.reserved -= free.reserved();
                     } else {
                         i += 1;
                     }
@@ -144,16 +149,19 @@ impl State {
 }
 
 impl Pool {
-    /// A new pool. `timeline` is the lane that records the memory in use.
-    pub(crate) fn new(
-        limit: Option<usize>,
-        environment: &Environment,
-        timeline: Option<Arc<Lane>>,
-    ) -> Self {
-        let (lists, usage) = (vec![FreeLists::default()], Usage::new(timeline));
-        let state = Mutex::new(State { lists, usage, ..State::default() });
-        let forgets = environment.faults.has(Fault::PoolForgets);
-        Pool { limit, forgets, keeps_done: environment.sanitize, state }
+    /// A new pool.
+    pub(crate) fn new(limit: Option<usize>, faults: Faults, observers: Observers) -> Self {
+        let state = Mutex::new(State { lists: vec![FreeLists::default()], ..State::default() });
+        let forgets = faults.has(Fault::PoolForgets);
+        Pool { limit, forgets, keeps_done: observers.check_order(), observers, state }
+    }
+
+    /// Counts the bytes of a new tensor.
+    fn take(&self, state: &mut State, owner: Owner, bytes: usize) {
+        let held = state.usage.take(owner, bytes);
+        for observer in self.observers.all() {
+            observer.memory_changed(owner, held);
+        }
     }
 
     /// A slot for a new stream.
@@ -193,7 +201,7 @@ impl Pool {
             ready = state.lists[ORPHANS].take_ready(class, stream);
         }
         let Some(free) = ready else { return self.allocate_anew(state, request) };
-        state.usage.take(owner, bytes);
+        self.take(&mut state, owner, bytes);
         Ok(self.hand_out(free))
     }
 
@@ -210,7 +218,7 @@ impl Pool {
             Some(free) => (state, free),
             None => self.allocate_under_pressure(state, request)?,
         };
-        state.usage.take(request.owner, request.bytes);
+        self.take(&mut state, request.owner, request.bytes);
         Ok(free)
     }
 
@@ -267,7 +275,7 @@ impl Pool {
             if !std::mem::replace(&mut waited, true) {
                 shared.counters.note(Act::Synchronize, request.operation, request.site)?;
             }
-            let wait = shared.trace_wait("wait for memory", Some(request.site));
+            let wait = self.observers.host_waits("wait for memory", Some(request.site));
             access.stream.wait_host(access.seq);
             drop(wait);
             state = lock(&self.state);
@@ -293,10 +301,10 @@ impl Pool {
         match self.limit {
             Some(limit) => {
                 let room = limit.checked_sub(class_size(class))?;
-                state.trim(|reserved| reserved <= room);
+                state.trim(&self.observers, |reserved| reserved <= room);
             }
             // The system refused: return everything that can be returned.
-            None => drop(state.trim(|_| false)),
+            None => drop(state.trim(&self.observers, |_| false)),
         }
         if self.fits(state, class) { self.grow(state, class) } else { None }
     }
@@ -307,13 +315,16 @@ impl Pool {
             free.hazards_mut().clear();
         }
         let mut state = lock(&self.state);
-        state.usage.give(owner, bytes);
+        let held = state.usage.give(owner, bytes);
+        for observer in self.observers.all() {
+            observer.memory_changed(owner, held);
+        }
         state.lists[slot].put(free);
     }
 
     /// Returns every idle block to the system; returns the number of bytes.
     pub(crate) fn trim(&self) -> usize {
-        lock(&self.state).trim(|_| false)
+        lock(&self.state).trim(&self.observers, |_| false)
     }
 
     /// Drops all free blocks, once no more requests can come.

@@ -23,8 +23,7 @@ use crate::ground::sync::{
 };
 use crate::ground::{Error, Result};
 use crate::hazard::Edge;
-use crate::sanitize::{self, StreamClock};
-use crate::trace::{Lane, Running};
+use crate::hooks::{Observed, Observers, Position, Ran};
 use crate::work::Work;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -93,12 +92,10 @@ pub(crate) struct Queue {
 /// State of a stream. The user's handles are in `stream`.
 pub(crate) struct StreamState {
     pub(crate) id: u64,
-    pub(crate) name: Arc<str>,
     pub(crate) shared: Arc<Shared>,
-    /// Its lane in the device's trace, if any.
-    lane: Option<Arc<Lane>>,
-    /// Vector clock of the race sanitizer, if it is on.
-    pub(crate) clock: Option<Box<StreamClock>>,
+    observers: Observers,
+    /// Its name, and what observers keep with it.
+    pub(crate) observed: Observed,
     completed: AtomicSeq,
     failure: OnceLock<Failure>,
     queue: Mutex<Queue>,
@@ -125,14 +122,12 @@ impl Queue {
 
 impl StreamState {
     pub(crate) fn new(shared: Arc<Shared>, id: u64, name: &str) -> Self {
-        let name = name.into();
-        let clock = shared.sanitizer().map(|_| Box::new(StreamClock::new(&name)));
+        let observers = shared.observers.clone();
         StreamState {
             id,
-            lane: shared.trace.as_ref().map(|process| process.stream(&name)),
-            name,
+            observed: observers.open_stream(name),
+            observers,
             shared,
-            clock,
             completed: AtomicSeq::new(0),
             failure: OnceLock::new(),
             queue: Mutex::new(Queue {
@@ -202,7 +197,14 @@ impl StreamState {
                 queue = wait_on(&self.done, queue);
             }
         }
-        sanitize::host_saw(self, seq);
+        self.host_saw(seq);
+    }
+
+    /// Tells observers that a host thread has seen the end of the command with this number.
+    pub(crate) fn host_saw(&self, seq: u64) {
+        for observer in self.observers.all() {
+            observer.host_saw(self.position(seq));
+        }
     }
 
     /// Returns an error if the result of the command with this number was lost to a panic. Reliable
@@ -237,19 +239,20 @@ impl StreamState {
             }
             drop(queue);
             match command {
-                Command::Work(work) => match self.lane() {
-                    None => self.run_work(work),
-                    Some(lane) => self.run_traced(lane, work),
+                Command::Work(work) => match self.observers.is_empty() {
+                    true => self.run_work(work),
+                    false => self.run_observed(work),
                 },
                 Command::Wait(edge) => {
-                    if let Some(lane) = self.lane() {
-                        lane.wait_begins();
+                    for observer in self.observers.all() {
+                        observer.wait_begins(&self.observed);
                     }
                     if self.park_for(&edge) {
                         return Left::Parked;
                     }
-                    if let Some(lane) = self.lane() {
-                        lane.wait_ends(&edge.access, self.next_seq());
+                    for observer in self.observers.all() {
+                        let at = self.position(self.next_seq());
+                        observer.wait_ended(at, edge.access.position());
                     }
                 }
             }
@@ -264,9 +267,14 @@ impl StreamState {
         }
     }
 
-    /// Its lane in the trace, if any.
-    pub(crate) fn lane(&self) -> Option<&Arc<Lane>> {
-        if cfg!(meristem_bare) { None } else { self.lane.as_ref() } // see bench/README.md
+    /// Its name.
+    pub(crate) fn name(&self) -> &Arc<str> {
+        &self.observed.name
+    }
+
+    /// The command with this number, as observers know it.
+    pub(crate) fn position(&self, seq: u64) -> Position<'_> {
+        Position { stream: &self.observed, seq }
     }
 
     /// Number of the command that is running; for its worker.
@@ -274,11 +282,17 @@ impl StreamState {
         self.completed.load(Ordering::Relaxed) + 1
     }
 
-    fn run_traced(&self, lane: &Lane, mut work: Work) {
-        let dropped = self.failure.get().is_some();
-        let running = Running::start(lane, &mut work, self.next_seq(), dropped);
+    /// Runs work, and tells the observers before any other thread can know.
+    fn run_observed(&self, mut work: Work) {
+        let Some(asked) = work.take_asked() else { return self.run_work(work) };
+        let (operation, site) = (work.operation(), work.site());
+        let at = self.position(self.next_seq());
+        let (asked, dropped) = (&asked, self.failure.get().is_some());
+        let start = Instant::now();
         self.run_work(work);
-        running.end();
+        for observer in self.observers.all() {
+            observer.launch_ran(&Ran { at, operation, site, asked, start, dropped });
+        }
     }
 
     /// Runs work, or drops it if an earlier kernel of the stream panicked.
@@ -298,7 +312,7 @@ impl StreamState {
                     }
                 },
             };
-            self.fail(Panic { operation, stream: self.name.clone(), site, message });
+            self.fail(Panic { operation, stream: self.name().clone(), site, message });
         }
     }
 

@@ -1,16 +1,15 @@
 //! The memory of tensors: a block with its owner and its latest accesses.
 
 use crate::block::Block;
+use crate::ground::Result;
 use crate::ground::sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock};
-use crate::ground::{Owner, Result};
 use crate::hazard::Hazards;
+use crate::hooks::Allocation;
 use crate::pool::Request;
-use crate::sanitize::Shadow;
 use crate::stream::Stream;
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
-use std::panic::Location;
 use std::sync::PoisonError;
 use triomphe::{Arc as Shared, UniqueArc};
 
@@ -51,13 +50,9 @@ pub(crate) struct Storage {
 
 /// The current use of a storage.
 struct Tenant {
-    bytes: usize,
-    owner: Owner,
-    id: u64,
+    allocation: Allocation,
     /// The stream that asked for it, to which the block returns.
     home: Stream,
-    /// Call site that allocated it.
-    origin: &'static Location<'static>,
 }
 
 /// A tensor's reference to a storage.
@@ -72,7 +67,8 @@ impl Handle {
             0 => UniqueArc::new(Storage::vacant(None, 0)),
             _ => home.state().shared.pool.allocate(request)?,
         };
-        storage.tenant = Some(Tenant { bytes, owner, id: next_id(), home: home.clone(), origin });
+        let allocation = Allocation { id: next_id(), owner, origin, bytes };
+        storage.tenant = Some(Tenant { allocation, home: home.clone() });
         Ok(Handle(ManuallyDrop::new(storage.shareable())))
     }
 
@@ -80,7 +76,7 @@ impl Handle {
     /// did.
     pub(crate) fn fill_if_idle(&mut self, bytes: &[u8]) -> bool {
         let Some(storage) = Shared::get_mut(&mut self.0) else { return false };
-        assert!(bytes.len() <= storage.bytes());
+        assert!(bytes.len() <= storage.allocation().bytes);
         let idle = storage.hazards_mut().is_idle();
         match &storage.block {
             Some(block) if idle => {
@@ -147,12 +143,15 @@ impl Storage {
 
     /// Returns it to the pool, with the accesses to it that may not be done.
     fn give_back(mut storage: UniqueArc<Storage>) {
-        let sanitizer = storage.home().state().shared.sanitizer();
-        let keep_done = sanitizer.is_some();
-        if let Some(sanitizer) = sanitizer {
-            sanitizer.freed(&storage);
+        let shared = &storage.home().state().shared;
+        let keep_done = shared.checks_order;
+        if keep_done {
+            for observer in shared.observers.all() {
+                observer.memory_freed(storage.allocation(), storage.address());
+            }
         }
-        let Some(Tenant { bytes, owner, home, .. }) = storage.tenant.take() else { return };
+        let Some(Tenant { allocation, home }) = storage.tenant.take() else { return };
+        let Allocation { owner, bytes, .. } = allocation;
         if storage.block.is_some() {
             storage.fresh = false;
             storage.hazards_mut().bequeath(keep_done);
@@ -191,25 +190,9 @@ impl Storage {
         &self.tenant().home
     }
 
-    pub(crate) fn origin(&self) -> &'static Location<'static> {
-        self.tenant().origin
-    }
-
-    pub(crate) fn owner(&self) -> Owner {
-        self.tenant().owner
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        self.tenant().bytes
-    }
-
-    /// History of accesses to its block, for the race sanitizer; `None` for no bytes.
-    pub(crate) fn shadow(&self) -> Option<MutexGuard<'_, Shadow>> {
-        self.block.as_ref().map(|block| lock(block.shadow()))
-    }
-
-    pub(crate) fn id(&self) -> u64 {
-        self.tenant().id
+    /// Facts of its current use.
+    pub(crate) fn allocation(&self) -> &Allocation {
+        &self.tenant().allocation
     }
 
     /// Address of the first byte, 0 for no bytes.

@@ -6,7 +6,6 @@ use crate::ground::{Act, Result};
 use crate::hazard::Access;
 use crate::launch::Launch;
 use crate::queue::{StreamState, check_may_wait};
-use crate::sanitize;
 use crate::submit;
 use crate::tensor::Tensor;
 use crate::transfer;
@@ -46,7 +45,7 @@ impl Stream {
 
     /// The name given to it.
     pub fn name(&self) -> &str {
-        &self.0.state.name
+        self.0.state.name()
     }
 
     /// Its device.
@@ -110,7 +109,7 @@ impl Stream {
         let (operation, site) = ("Stream::synchronize", Location::caller());
         check_may_wait(operation)?;
         self.state().shared.counters.note(Act::Synchronize, operation, site)?;
-        let _wait = self.state().shared.trace_wait(operation, Some(site));
+        let _wait = self.state().shared.observers.host_waits(operation, Some(site));
         let seq = self.state().lock().submitted();
         self.state().wait_host(seq);
         self.state().check_result(seq)
@@ -149,7 +148,7 @@ impl Event {
     pub fn is_done(&self) -> bool {
         let done = self.0.is_done();
         if done {
-            sanitize::host_saw(&self.0.stream, self.0.seq);
+            self.0.stream.host_saw(self.0.seq);
         }
         done
     }
@@ -165,7 +164,7 @@ impl Event {
         check_may_wait(operation)?;
         let Access { stream, seq } = &self.0;
         stream.shared.counters.note(Act::Synchronize, operation, site)?;
-        let _wait = stream.shared.trace_wait(operation, Some(site));
+        let _wait = stream.shared.observers.host_waits(operation, Some(site));
         stream.wait_host(*seq);
         stream.check_result(*seq)
     }
@@ -173,6 +172,6 @@ impl Event {
 
 impl fmt::Debug for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Event({} of stream `{}`)", self.0.seq, self.0.stream.name)
+        write!(f, "Event({} of stream `{}`)", self.0.seq, self.0.stream.name())
     }
 }

@@ -9,6 +9,7 @@ use crate::executor;
 use crate::ground::sync::{Arc, MutexGuard, lock};
 use crate::ground::{Result, Use};
 use crate::hazard::{Access, Edge, Edges};
+use crate::hooks::{Launched, Position, Touched};
 use crate::queue::{Queue, StreamState};
 use crate::storage::Storage;
 use crate::tensor::Tensor;
@@ -35,6 +36,52 @@ impl<'a> Touch<'a> {
     }
 }
 
+/// A launch at its submission, as observers that check order see it.
+struct Seen<'a> {
+    after: Vec<Position<'a>>,
+    touched: Vec<Touched<'a>>,
+}
+
+impl<'a> Seen<'a> {
+    #[cold]
+    fn new(edges: &'a [Edge], touches: impl Iterator<Item = &'a Touch<'a>>) -> Self {
+        let touched = touches.map(|Touch { storage, usage, bytes }| Touched {
+            allocation: storage.allocation(),
+            address: storage.address(),
+            usage: *usage,
+            bytes: bytes.clone(),
+        });
+        Seen { after: positions(edges), touched: touched.collect() }
+    }
+
+    fn launched(&'a self, stream: &'a StreamState, seq: u64, work: &Work) -> Launched<'a> {
+        let (at, operation, site) = (stream.position(seq), work.operation(), work.site());
+        Launched { at, operation, site, after: &self.after, touched: &self.touched }
+    }
+
+    /// Asks every observer whether the launch may be enqueued as command `seq` of `stream`.
+    fn ask(&self, stream: &StreamState, seq: u64, work: &Work) -> Result<()> {
+        let launched = self.launched(stream, seq, work);
+        stream
+            .shared
+            .observers
+            .all()
+            .iter()
+            .try_for_each(|observer| observer.launch_asked(&launched))
+    }
+
+    /// Tells every observer that it is.
+    fn tell(&self, stream: &StreamState, seq: u64, work: &Work) {
+        let launched = self.launched(stream, seq, work);
+        let observers = stream.shared.observers.all();
+        observers.iter().for_each(|observer| observer.launch_submitted(&launched));
+    }
+}
+
+fn positions(edges: &[Edge]) -> Vec<Position<'_>> {
+    edges.iter().map(|edge| edge.access.position()).collect()
+}
+
 /// Submits work after the waits that its accesses need. Blocks while the stream's queue is full,
 /// unless called by a worker.
 pub(crate) fn work<'a>(
@@ -49,9 +96,11 @@ pub(crate) fn work<'a>(
         storage.hazards().waits(stream, usage, &mut edges)?;
     }
     let seq = queue.submitted() + edges.len() as u64 + 1;
-    if let Some(sanitizer) = stream.shared.sanitizer() {
-        sanitizer.check((stream, seq), &edges, &work, touches.clone())?;
-        sanitizer.note((stream, seq), &edges, &work, touches.clone());
+    if stream.shared.checks_order {
+        let touches: Vec<Touch<'_>> = touches.clone().collect();
+        let seen = Seen::new(&edges, touches.iter());
+        seen.ask(stream, seq, &work)?;
+        seen.tell(stream, seq, &work);
     }
     for Touch { storage, usage, .. } in touches {
         storage.hazards().note(stream, seq, usage);
@@ -85,10 +134,10 @@ pub(crate) fn group(parts: Vec<Part<'_>>) -> Result<()> {
         for (Touch { storage, usage, .. }, _) in &part.touches {
             storage.hazards().waits(part.stream, *usage, &mut edges)?;
         }
-        if let Some(sanitizer) = part.stream.shared.sanitizer() {
+        if part.stream.shared.checks_order {
             let seq = part.stream.lock().submitted() + edges.len() as u64 + 1;
             let touches = part.touches.iter().map(|(touch, _)| touch);
-            sanitizer.check((part.stream, seq), &edges, &part.work, touches)?;
+            Seen::new(&edges, touches).ask(part.stream, seq, &part.work)?;
         }
         before.push(edges);
     }
@@ -96,10 +145,10 @@ pub(crate) fn group(parts: Vec<Part<'_>>) -> Result<()> {
     let mut works = Vec::with_capacity(parts.len());
     for (Part { stream, touches, work }, edges) in parts.into_iter().zip(before) {
         let queue = stream.lock();
-        if let Some(sanitizer) = stream.shared.sanitizer() {
+        if stream.shared.checks_order {
             let seq = queue.submitted() + edges.len() as u64 + 1;
             let touches = touches.iter().map(|(touch, _)| touch);
-            sanitizer.note((stream, seq), &edges, &work, touches);
+            Seen::new(&edges, touches).tell(stream, seq, &work);
         }
         let seq = stream.enqueue(queue, edges, Some(work));
         works.push(Access { stream: stream.clone(), seq });
@@ -147,7 +196,7 @@ pub(crate) fn wait_for(stream: &Arc<StreamState>, access: &Access) -> Result<()>
     }
     // Read before the result is checked: a failure in between is propagated by the wait, and never
     // missed.
-    let done = access.is_done() && stream.shared.sanitizer().is_none();
+    let done = access.is_done() && !stream.shared.checks_order;
     access.stream.check_result(access.seq)?;
     if done {
         return Ok(());
@@ -161,8 +210,12 @@ pub(crate) fn wait_for(stream: &Arc<StreamState>, access: &Access) -> Result<()>
 
 /// Enqueues waits; returns the number of the last command.
 fn enqueue_waits(stream: &Arc<StreamState>, queue: MutexGuard<'_, Queue>, edges: Edges) -> u64 {
-    if let Some(sanitizer) = stream.shared.sanitizer() {
-        sanitizer.wait((stream, queue.submitted() + edges.len() as u64), &edges);
+    if stream.shared.checks_order {
+        let (at, after) =
+            (stream.position(queue.submitted() + edges.len() as u64), positions(&edges));
+        for observer in stream.shared.observers.all() {
+            observer.waits_submitted(at, &after);
+        }
     }
     stream.enqueue(queue, edges, None)
 }
@@ -177,7 +230,7 @@ fn enter(stream: &StreamState) -> (MutexGuard<'_, Submission>, MutexGuard<'_, Qu
             return (submission, queue);
         }
         drop(submission);
-        let _wait = stream.shared.trace_wait("wait for a place in the queue", None);
+        let _wait = stream.shared.observers.host_waits("wait for a place in the queue", None);
         stream.wait_for_space(queue);
     }
 }
@@ -192,7 +245,7 @@ fn enter_all<'a>(parts: &[Part<'a>]) -> Option<MutexGuard<'a, Submission>> {
         match full {
             Some(part) if !executor::on_worker() => {
                 drop(submission);
-                let _wait = shared.trace_wait("wait for a place in the queue", None);
+                let _wait = shared.observers.host_waits("wait for a place in the queue", None);
                 part.stream.wait_for_space(part.stream.lock());
             }
             _ => return Some(submission),

@@ -4,13 +4,11 @@ use crate::device::Device;
 use crate::expect::{Expect, device_words};
 use crate::ground::sync::Arc;
 use crate::ground::{Act, DType, Element, Error, MemoryFormat, Owner, Property, Result, Shape};
-use crate::placement::log_made;
+use crate::hooks::{Category, POISON, log_placement};
 use crate::pool::Request;
-use crate::sanitize;
 use crate::storage::{Handle, Storage};
 use crate::stream::Stream;
 use crate::submit;
-use crate::trace::Category;
 use crate::transfer;
 use std::fmt;
 use std::panic::Location;
@@ -63,10 +61,10 @@ impl Tensor {
         let what = New { shape: shape.into(), dtype, format, owner };
         let (operation, site) = ("Tensor::empty", Location::caller());
         let mut tensor = what.tensor(stream, operation, site)?;
-        if stream.state().shared.sanitizer().is_some() {
-            sanitize::poison(&mut tensor, operation, site)?;
+        if stream.state().shared.checks_order && !tensor.storage.fill_fresh(POISON) {
+            transfer::poison(&tensor, operation, site)?;
         }
-        log_made(operation, None, &tensor);
+        tensor.log_made(operation, None);
         Ok(tensor)
     }
 
@@ -99,7 +97,7 @@ impl Tensor {
         let what = New { shape: shape.into(), dtype, format, owner };
         let (operation, site) = ("Tensor::zeros", Location::caller());
         let tensor = what.tensor(stream, operation, site)?;
-        log_made(operation, None, &tensor);
+        tensor.log_made(operation, None);
         if !tensor.storage.is_fresh() {
             transfer::zero(&tensor, site)?;
         }
@@ -128,12 +126,12 @@ impl Tensor {
         let bytes = bytemuck::cast_slice(elements);
         stream.state().shared.counters.note(Act::CopyToDevice, operation, site)?;
         let shared = &stream.state().shared;
-        // The race sanitizer checks launches, so with it this is a launch.
-        let filled = shared.sanitizer().is_none() && {
-            let _copy = shared.trace_copy(operation, Category::HostCopy, site);
+        // Order is checked of launches, so with an observer that does this is a launch.
+        let filled = !shared.checks_order && {
+            let _copy = shared.observers.host_copies(operation, Category::HostCopy, site);
             tensor.storage.fill_if_idle(bytes)
         };
-        log_made(operation, None, &tensor);
+        tensor.log_made(operation, None);
         if !filled {
             transfer::copy_in(&tensor, bytes, operation, None, site)?;
         }
@@ -205,7 +203,7 @@ impl Tensor {
         }
         let moved_to = (stream != self.storage.home()).then(|| stream.clone());
         let tensor = Tensor { moved_to, ..self.clone() };
-        log_made("Tensor::on", Some(self), &tensor);
+        tensor.log_made("Tensor::on", Some(self));
         Ok(tensor)
     }
 
@@ -240,7 +238,7 @@ impl Tensor {
         }
         let offset = self.offset + offset * self.dtype.size();
         let tensor = Tensor { offset, shape, format, ..self.clone() };
-        log_made(operation, Some(self), &tensor);
+        tensor.log_made(operation, Some(self));
         Ok(tensor)
     }
 
@@ -261,7 +259,7 @@ impl Tensor {
             });
         }
         let tensor = Tensor { dtype, ..self.clone() };
-        log_made(operation, Some(self), &tensor);
+        tensor.log_made(operation, Some(self));
         Ok(tensor)
     }
 
@@ -276,7 +274,7 @@ impl Tensor {
         let (shape, format) = ([self.numel() + next.numel()].into(), MemoryFormat::Contiguous);
         adjacent.then(|| {
             let tensor = Tensor { shape, format, ..self.clone() };
-            log_made("Tensor::joined", Some(self), &tensor);
+            tensor.log_made("Tensor::joined", Some(self));
             tensor
         })
     }
@@ -324,7 +322,7 @@ impl Tensor {
     /// Id of its memory, never reused in this process: equal for handles and views of one memory,
     /// different for others even at the same address.
     pub fn storage_id(&self) -> u64 {
-        self.storage.id()
+        self.storage.allocation().id
     }
 
     /// Address of its first element, to compare with other addresses of the device (D3); not to be
@@ -338,6 +336,21 @@ impl Tensor {
         self.storage.is_shared()
     }
 
+    /// Description in the placement log: element type, shape, memory format, device and stream
+    /// (V4).
+    pub fn placement(&self) -> String {
+        let (device, stream) = (self.device().id(), self.stream().name());
+        let (shape, dtype, format) = (self.shape(), self.dtype(), self.format());
+        format!("{dtype} {shape} {format} on {device}, stream `{stream}`")
+    }
+
+    /// Logs that an operation created it, from another tensor or without input.
+    fn log_made(&self, operation: &'static str, input: Option<&Tensor>) {
+        log_placement(operation, || {
+            (input.map(Tensor::placement).unwrap_or_default(), self.placement())
+        });
+    }
+
     /// Bytes of its elements.
     pub(crate) fn bytes(&self) -> usize {
         self.numel() * self.dtype.size()
@@ -345,11 +358,6 @@ impl Tensor {
 
     pub(crate) fn offset(&self) -> usize {
         self.offset
-    }
-
-    /// Fills it with the sanitizer's pattern, if its memory has just come from the system.
-    pub(crate) fn poison_fresh(&mut self) -> bool {
-        self.storage.fill_fresh(sanitize::POISON)
     }
 
     pub(crate) fn storage(&self) -> &Storage {
@@ -369,7 +377,7 @@ impl Tensor {
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Tensor { shape, dtype, format, .. } = self;
-        let (stream, origin) = (self.stream(), self.storage.origin());
+        let (stream, origin) = (self.stream(), self.storage.allocation().origin);
         write!(f, "Tensor({shape} {dtype} {format:?} of {stream:?}, made at {origin})")
     }
 }

@@ -6,11 +6,11 @@ use crate::expect::Expect;
 use crate::ground::fault::Fault;
 use crate::ground::sync::{Arc, Mutex, lock};
 use crate::ground::{Act, Element, Error, Property, Result};
+use crate::hooks::{Category, POISON};
 use crate::launch::Launch;
 use crate::queue::check_may_wait;
 use crate::stream::Stream;
 use crate::tensor::Tensor;
-use crate::trace::Category;
 use crate::work::{Fill, HostBytes, IntoSlots, Slots, Transfer};
 use std::panic::Location;
 
@@ -57,6 +57,19 @@ pub(crate) fn copy_in_shared(
 pub(crate) fn zero(tensor: &Tensor, site: Site) -> Result<()> {
     let zero = Transfer::Fill(Fill::Zero);
     Launch::new(tensor.stream(), "Tensor::zeros", None, site).write(tensor).transfer(zero)
+}
+
+/// Fills a new tensor with [`POISON`], in stream order.
+///
+/// # Errors
+/// [`Error::Race`] if something may still use the memory.
+pub(crate) fn poison(tensor: &Tensor, operation: &'static str, site: Site) -> Result<()> {
+    let poison = Transfer::Fill(Fill::Word(POISON));
+    match Launch::new(tensor.stream(), operation, None, site).write(tensor).transfer(poison) {
+        // New memory is available on a failed stream too; nothing on it will run.
+        Err(Error::KernelPanicked { .. }) => Ok(()),
+        other => other,
+    }
 }
 
 /// Copies tensors of a stream into other tensors of it: one command.
@@ -140,7 +153,7 @@ fn copy_out<T: bytemuck::Pod + Send>(tensors: &[&Tensor], site: Site) -> Result<
     }
     shared.counters.note(Act::CopyToHost, operation, site)?;
     shared.counters.note(Act::Synchronize, operation, site)?;
-    let _copy = shared.trace_copy(operation, Category::CopyToHost, site);
+    let _copy = shared.observers.host_copies(operation, Category::CopyToHost, site);
     let slots: Slots<T> = tensors.iter().map(|_| Mutex::new(Vec::new())).collect();
     // All copies are in flight before the first wait.
     let ends = by_stream(tensors)
@@ -151,8 +164,8 @@ fn copy_out<T: bytemuck::Pod + Send>(tensors: &[&Tensor], site: Site) -> Result<
         ends.iter().for_each(|end| end.stream.wait_host(end.seq));
     }
     for end in &ends {
-        if let Some(sanitizer) = shared.sanitizer() {
-            sanitizer.host_takes(end, first.storage(), site)?;
+        for observer in shared.observers.all() {
+            observer.host_takes(first.storage().allocation(), end.position(), site)?;
         }
         end.stream.check_result(end.seq)?;
     }

@@ -5,7 +5,7 @@
 
 use crate::args::{Args, Record};
 use crate::ground::sync::{Arc, Mutex, lock};
-use crate::trace::{Category, Detail};
+use crate::hooks::{Asked, Category};
 use std::panic::Location;
 
 /// Work to run on a worker. Running it releases all memory that it refers to.
@@ -32,11 +32,11 @@ impl Work {
         self.record().site
     }
 
-    /// Details for a trace; `None` without one.
-    pub(crate) fn take_detail(&mut self) -> Option<Box<Detail>> {
+    /// Its call, for observers; `None` without any.
+    pub(crate) fn take_asked(&mut self) -> Option<Arc<Asked>> {
         match self {
-            Work::Kernel(kernel) => kernel.record_mut().detail.take(),
-            Work::Transfer(transfer) => transfer.0.detail.take(),
+            Work::Kernel(kernel) => kernel.record_mut().asked.take(),
+            Work::Transfer(transfer) => transfer.0.asked.take(),
         }
     }
 
@@ -124,7 +124,7 @@ pub(crate) enum Transfer {
 }
 
 impl Transfer {
-    /// Category of its events in a trace.
+    /// Its category, as observers know it.
     pub(crate) fn category(&self) -> Category {
         match self {
             Transfer::Copy => Category::Copy,

@@ -16,7 +16,7 @@ const PENDING: [(&str, &str); 2] =
 
 /// Files with a longer line that cannot be broken: its beginning, and the reason.
 const LONG: [(&str, &str, &str); 1] = [(
-    "crates/device/src/trace/event.rs",
+    "crates/device/src/observers/trace/event.rs",
     "\"{events_missing}",
     "JSON without a space: a break would be part of the text",
 )];
@@ -88,7 +88,7 @@ mod tests {
         assert_eq!(found("crates/comm/src/a.rs", &columns(101)), [at("1")]);
         assert_eq!(found("crates/nn/src/a.rs", &columns(101)), [""; 0]);
         let long = format!("    \"{{events_missing}}{}\"\n", "x".repeat(100));
-        assert_eq!(found("crates/device/src/trace/event.rs", &long), [""; 0]);
+        assert_eq!(found("crates/device/src/observers/trace/event.rs", &long), [""; 0]);
         assert_eq!(found("crates/comm/src/a.rs", &long), [at("1")]);
     }
 }

@@ -1,4 +1,4 @@
-//! Kinds of access to memory.
+//! Accesses of a launch to memory.
 
 /// Kind of access of a launch to a storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -6,3 +6,6 @@ pub(crate) enum Use {
     Read,
     Write,
 }
+
+/// Number of arguments of a launch stored without an allocation.
+pub(crate) const INLINE_ARGS: usize = 8;

@@ -16,7 +16,7 @@ mod shape;
 pub mod simd;
 pub(crate) mod sync;
 
-pub(crate) use access::Use;
+pub(crate) use access::{INLINE_ARGS, Use};
 pub use act::{Act, Counts};
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};

@@ -1,43 +1,38 @@
 //! Traces (H8): a timeline of events in the JSON trace event format that Perfetto and
 //! `chrome://tracing` open.
 //!
-//! Each stream and each host thread has a lane (`lane`), a bounded buffer of its own, so that
-//! recording takes no contended lock. A writer thread empties the lanes a few times a second into a
-//! file that is valid JSON after every write (`writer`, `file`, `event`). Host spans are in `span`.
-//! Nothing here waits for the device; events without room are dropped and counted.
+//! Each stream and each host thread has a lane (`recorder`), a bounded buffer of its own, so that
+//! recording takes no contended lock; its entries are values (`entry`). A writer thread empties the
+//! lanes a few times a second into a file that is valid JSON after every write (`writer`, `file`,
+//! `event`). Host spans are in `span`. Nothing here waits for the device; events without room are
+//! dropped and counted.
 
+mod entry;
 mod event;
 mod file;
-mod lane;
+mod recorder;
 mod span;
 mod writer;
 
-pub(crate) use lane::{Detail, Lane, Running};
-pub(crate) use span::Category;
 pub use span::Span;
 
-use crate::ground::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
-use crate::ground::{Error, Result};
-use lane::Entry;
+use crate::ground::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
+use crate::ground::{Error, Owner, Result};
+use crate::hooks::{Category, HostActivity, Note, Observed, Observer, Position, Ran};
+use entry::Entry;
+use recorder::{FIRST_LANE, HOST_PROCESS, Lane, Recorder, Signal};
+use std::any::Any;
 use std::borrow::Cow;
 use std::fmt;
 use std::io;
-use std::panic::Location;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use std::time::Instant;
-use writer::{Signal, Writer};
+use writer::Writer;
 
 /// Default limit of events in a file: about 250 MB, as much as a viewer can load.
 const EVENTS_MAX: u64 = 1_000_000;
-/// Number of the host's process in the file; those of devices follow.
-const HOST_PROCESS: u64 = 1;
-/// Number of the first lane: beyond those of processes, as a viewer takes a thread with its
-/// process's number for the main thread.
-const FIRST_LANE: u64 = 1001;
-
 /// A trace being written; pass it to [`DeviceOptions::trace`](crate::DeviceOptions::trace). A
 /// handle: clones are the same trace, and any number of devices may share one. It ends with
 /// [`finish`](Trace::finish), or when the last handle is dropped.
@@ -68,38 +63,6 @@ struct Handle {
 enum State {
     Running(JoinHandle<(TraceReport, Result<()>)>),
     Ended(TraceReport),
-}
-
-/// State shared by lanes and writer.
-pub(crate) struct Recorder {
-    /// Unique in this process.
-    id: u64,
-    start: Instant,
-    on: AtomicBool,
-    lanes: Mutex<Vec<Arc<Lane>>>,
-    next_lane: AtomicU64,
-    next_process: AtomicU64,
-    signal: SyncSender<Signal>,
-}
-
-impl Recorder {
-    /// Nanoseconds since the trace began.
-    fn now(&self) -> u64 {
-        self.start.elapsed().as_nanos() as u64
-    }
-
-    fn is_on(&self) -> bool {
-        self.on.load(Ordering::Relaxed)
-    }
-
-    /// A new lane of a process. Its name is its first entry.
-    fn lane(self: &Arc<Self>, process: u64, name: &str) -> Arc<Lane> {
-        let id = self.next_lane.fetch_add(1, Ordering::Relaxed);
-        let lane = Arc::new(Lane::new(self.clone(), process, id));
-        lane.push(Entry::Name(name.into()));
-        lock(&self.lanes).push(lane.clone());
-        lane
-    }
 }
 
 impl Trace {
@@ -213,36 +176,45 @@ pub(crate) struct Process {
     trace: Trace,
     id: u64,
     /// Samples of the memory in use.
-    pub(crate) memory: Arc<Lane>,
+    memory: Arc<Lane>,
 }
 
 impl Process {
-    /// A lane for a stream.
-    pub(crate) fn stream(&self, name: &str) -> Arc<Lane> {
-        self.trace.0.recorder.lane(self.id, name)
-    }
-
     /// The trace.
     pub(crate) fn trace(&self) -> &Trace {
         &self.trace
     }
+}
 
-    /// Begins a host's wait for the device, or for room in a queue.
-    pub(crate) fn wait(
-        &self,
-        operation: &'static str,
-        site: Option<&'static Location<'static>>,
-    ) -> Span {
-        Span::begin(&self.trace.0.recorder, operation.into(), Category::Wait, site)
+impl Observer for Process {
+    fn stream_opened(&self, name: &Arc<str>) -> Option<Note> {
+        Some(Box::new(self.trace.0.recorder.lane(self.id, name)))
     }
 
-    /// Begins a copy that the host makes itself, or waits for.
-    pub(crate) fn copy(
-        &self,
-        operation: &'static str,
-        category: Category,
-        site: &'static Location<'static>,
-    ) -> Span {
-        Span::begin(&self.trace.0.recorder, operation.into(), category, Some(site))
+    fn memory_changed(&self, owner: Owner, bytes: usize) {
+        self.memory.memory(owner, bytes);
+    }
+
+    fn wait_begins(&self, stream: &Observed) {
+        if let Some(lane) = stream.note::<Arc<Lane>>() {
+            lane.wait_begins();
+        }
+    }
+
+    fn wait_ended(&self, at: Position<'_>, producer: Position<'_>) {
+        if let Some(lane) = at.stream.note::<Arc<Lane>>() {
+            lane.wait_ends(at.seq, producer);
+        }
+    }
+
+    fn launch_ran(&self, ran: &Ran<'_>) {
+        if let Some(lane) = ran.at.stream.note::<Arc<Lane>>() {
+            lane.work_ends(ran);
+        }
+    }
+
+    fn host_begins(&self, activity: HostActivity) -> Option<Box<dyn Any>> {
+        let HostActivity { operation, category, site } = activity;
+        Some(Box::new(Span::begin(&self.trace.0.recorder, operation.into(), category, site)))
     }
 }

@@ -9,8 +9,8 @@
 use crate::device::{Device, DeviceOptions, Environment};
 use crate::ground::fault::{Fault, Faults};
 use crate::ground::sync::Arc;
-use crate::ground::{Error, Result};
-use crate::sanitize::{POISON, Race, RaceKind};
+use crate::ground::{Error, Race, RaceKind, Result};
+use crate::hooks::POISON;
 use crate::{Args, DType, DeviceId, Owner, Stream, Tensor, read_back_as};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

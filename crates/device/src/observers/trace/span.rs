@@ -1,8 +1,9 @@
 //! Host spans: they begin and end on the lane of their thread.
 
-use super::lane::{Entry, Lane};
-use super::{HOST_PROCESS, Recorder};
+use super::entry::Entry;
+use super::recorder::{HOST_PROCESS, Lane, Recorder};
 use crate::ground::sync::Arc;
+use crate::hooks::Category;
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -11,38 +12,6 @@ use std::panic::Location;
 thread_local! {
     /// The thread's lane in each trace, by the recorder's number.
     static LANES: RefCell<Vec<(u64, Arc<Lane>)>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Category of an event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Category {
-    Launch,
-    CopyToDevice,
-    CopyToHost,
-    /// A copy made by the host thread itself.
-    HostCopy,
-    /// A copy inside of the device.
-    Copy,
-    Fill,
-    /// A wait, of the host for the device or of a stream for another.
-    Wait,
-    /// A span named by the program.
-    Scope,
-}
-
-impl Category {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Category::Launch => "launch",
-            Category::CopyToDevice => "copy_to_device",
-            Category::CopyToHost => "copy_to_host",
-            Category::HostCopy => "host_copy",
-            Category::Copy => "copy",
-            Category::Fill => "fill",
-            Category::Wait => "wait",
-            Category::Scope => "scope",
-        }
-    }
 }
 
 /// A span of a host thread, from [`Trace::span`](crate::Trace::span) until it is dropped.

@@ -1,12 +1,12 @@
 //! The writer thread, which empties the lanes into the file.
 
-use super::event::{Lines, Place, tail};
+use super::TraceReport;
+use super::entry::{Entry, Place, Waited, Worked};
+use super::event::{Lines, tail};
 use super::file::TraceFile;
-use super::lane::{Entry, Lane, Waited, Worked};
-use super::{HOST_PROCESS, Recorder, TraceReport};
-use crate::Owner;
+use super::recorder::{HOST_PROCESS, Lane, Recorder, Signal};
 use crate::ground::sync::{Arc, Ordering, lock};
-use crate::ground::{Error, Result};
+use crate::ground::{Error, Owner, Result};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,13 +20,6 @@ const PERIOD: Duration = Duration::from_millis(100);
 const REMEMBERED: usize = 8192;
 /// The host's own lane, which has no thread.
 const HOST: Place = Place { process: HOST_PROCESS, lane: 0 };
-
-pub(super) enum Signal {
-    /// A lane is filling up.
-    Flush,
-    /// The trace ends.
-    End,
-}
 
 pub(super) struct Writer {
     recorder: Arc<Recorder>,

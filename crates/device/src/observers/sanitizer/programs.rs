@@ -224,7 +224,7 @@ impl Machine {
 
     /// The sanitizer's verdict on each launch, and the reference's.
     fn verdicts(&self) -> Vec<(bool, bool)> {
-        verdicts(&self.device.shared().sanitizer().unwrap().log())
+        verdicts(&self.device.sanitizer().unwrap().log())
     }
 }
 

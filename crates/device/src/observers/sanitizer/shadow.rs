@@ -8,7 +8,7 @@
 
 use super::clock::{Clock, Tag};
 use crate::ground::sync::{Arc, AtomicU64};
-use crate::ground::{Owner, Use};
+use crate::ground::{Owner, RaceAccess, Use};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::panic::Location;
@@ -39,6 +39,22 @@ pub(super) struct Mark {
     pub(super) origin: Arc<Origin>,
 }
 
+impl Mark {
+    /// The access, as in reports.
+    pub(super) fn report(&self) -> RaceAccess {
+        RaceAccess {
+            operation: self.operation,
+            site: self.site,
+            stream: self.stream.name.clone(),
+            seq: self.seq,
+            order: self.order,
+            writes: self.usage == Use::Write,
+            origin: self.origin.site,
+            owner: self.origin.owner,
+        }
+    }
+}
+
 type Reads = SmallVec<[Arc<Mark>; 2]>;
 
 /// Bytes with the same history.
@@ -65,7 +81,7 @@ impl Segment {
 
 /// The shadow of a block; see the module's documentation.
 #[derive(Debug, Default)]
-pub(crate) struct Shadow {
+pub(super) struct Shadow {
     segments: Vec<Segment>,
     /// The current storage of the block.
     origin: Option<Arc<Origin>>,

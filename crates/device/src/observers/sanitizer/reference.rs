@@ -5,9 +5,7 @@ use super::Sanitizer;
 use super::clock::StreamClock;
 use crate::ground::Use;
 use crate::ground::sync::{Arc, lock};
-use crate::hazard::Edge;
-use crate::submit::Touch;
-use std::borrow::Borrow;
+use crate::hooks::{Launched, Position, Touched};
 use std::ops::Range;
 
 /// A command: stream and number.
@@ -24,38 +22,34 @@ pub(super) enum Step {
     HostSaw(Place),
 }
 
-fn place(clock: &StreamClock, seq: u64) -> Place {
-    (Arc::as_ptr(clock.tag()).addr() as u64, seq)
+/// A position, if its device has a sanitizer.
+fn place(at: Position<'_>) -> Option<Place> {
+    let clock: &StreamClock = at.stream.note()?;
+    Some((Arc::as_ptr(clock.tag()).addr() as u64, at.seq))
 }
 
-fn places(edges: &[Edge]) -> Vec<Place> {
-    let clocks = edges.iter().map(|Edge { access, .. }| (&access.stream.clock, access.seq));
-    clocks.filter_map(|(clock, seq)| Some(place(clock.as_ref()?, seq))).collect()
+fn places(after: &[Position<'_>]) -> Vec<Place> {
+    after.iter().filter_map(|at| place(*at)).collect()
 }
 
 impl Sanitizer {
-    pub(super) fn log_submission<'a>(
-        &self,
-        (clock, seq): (&StreamClock, u64),
-        edges: &[Edge],
-        touches: impl Iterator<Item = impl Borrow<Touch<'a>>>,
-        racy: bool,
-    ) {
-        let accesses = touches.map(|touch| {
-            let Touch { storage, usage, bytes } = touch.borrow();
-            (storage.address() as usize, bytes.clone(), *usage, storage.id())
-        });
-        let (at, after, accesses) = (place(clock, seq), places(edges), accesses.collect());
+    pub(super) fn log_submission(&self, launch: &Launched<'_>, racy: bool) {
+        let Some(at) = place(launch.at) else { return };
+        let accesses =
+            launch.touched.iter().map(|Touched { allocation, address, usage, bytes }| {
+                (*address as usize, bytes.clone(), *usage, allocation.id)
+            });
+        let (after, accesses) = (places(launch.after), accesses.collect());
         lock(&self.log).push(Step::Submit { at, after, accesses, racy });
     }
 
-    pub(super) fn log_wait(&self, (clock, seq): (&StreamClock, u64), edges: &[Edge]) {
-        let (at, after) = (place(clock, seq), places(edges));
-        lock(&self.log).push(Step::Wait { at, after });
+    pub(super) fn log_wait(&self, at: Position<'_>, after: &[Position<'_>]) {
+        let Some(at) = place(at) else { return };
+        lock(&self.log).push(Step::Wait { at, after: places(after) });
     }
 
-    pub(super) fn log_sight(&self, (clock, seq): (&StreamClock, u64)) {
-        lock(&self.log).push(Step::HostSaw(place(clock, seq)));
+    pub(super) fn log_sight(&self, at: Position<'_>) {
+        lock(&self.log).extend(place(at).map(Step::HostSaw));
     }
 
     pub(super) fn log(&self) -> Vec<Step> {

@@ -1,19 +1,12 @@
 //! The JSON trace event format: one object per event, times in microseconds. It is described in
 //! "Trace Event Format" of the Chromium project.
 
-use super::lane::{Argument, Waited, Worked};
-use super::span::Category;
-use crate::Owner;
-use crate::ground::{MemoryFormat, Use};
+use super::TraceReport;
+use super::entry::{Place, Waited, Worked};
+use crate::ground::{MemoryFormat, Owner, Use};
+use crate::hooks::{Argument, Category};
 use serde::Serialize;
 use std::panic::Location;
-
-/// Process and thread of an event in the format.
-#[derive(Clone, Copy)]
-pub(super) struct Place {
-    pub(super) process: u64,
-    pub(super) lane: u64,
-}
 
 #[derive(Serialize)]
 struct Event<'a, A> {
@@ -82,16 +75,16 @@ impl Lines {
             #[serde(skip_serializing_if = "std::ops::Not::not")]
             dropped: bool,
         }
-        let Worked { start, end, operation, site, detail, seq, dropped } = worked;
+        let Worked { called, start, end, operation, site, asked, seq, dropped } = worked;
         let args = Args {
             site: site.to_string(),
             command: *seq,
-            queued_us: microseconds(start.saturating_sub(detail.asked)),
-            arguments: detail.arguments.iter().map(argument).collect(),
+            queued_us: microseconds(start.saturating_sub(*called)),
+            arguments: asked.arguments.iter().map(argument).collect(),
             dropped: *dropped,
         };
         self.add(&Event {
-            cat: Some(detail.category.name()),
+            cat: Some(asked.category.name()),
             dur: Some(microseconds(end - start)),
             args: Some(args),
             ..Event::new("X", operation, *start, place)
@@ -161,8 +154,8 @@ impl Lines {
 }
 
 /// The document's end: the number of missing events, if any, and the totals.
-pub(super) fn tail(at: u64, report: super::TraceReport, place: Place) -> String {
-    let super::TraceReport { events, dropped } = report;
+pub(super) fn tail(at: u64, report: TraceReport, place: Place) -> String {
+    let TraceReport { events, dropped } = report;
     let mut lines = Lines::default();
     if dropped > 0 {
         let name = format!("{dropped} events found no room and are missing");

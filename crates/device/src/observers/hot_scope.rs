@@ -6,11 +6,11 @@
 //! device's counts only. Scopes nest: an act is counted by every open scope of its device, and the
 //! strictest of them applies; of several that would refuse it, the innermost is named in the error.
 //!
-//! A thread without an open scope pays one check of a thread-local for each act.
+//! While a thread has open scopes they are the gate of its acts (`hooks`); without one it pays a
+//! check of a thread-local for each act.
 
-use crate::counters::Counters;
-use crate::device::Device;
 use crate::ground::{Act, Counts, Error, Result};
+use crate::hooks::set_gate;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::panic::Location;
@@ -93,19 +93,17 @@ impl fmt::Display for ScopeReport {
     }
 }
 
-/// An open scope, made by [`Device::hot_scope`]; it ends when it is dropped, in any order. Stays on
-/// the thread that opened it.
+/// An open scope, made by [`Device::hot_scope`](crate::Device::hot_scope); it ends when it is
+/// dropped, in any order. Stays on the thread that opened it.
 #[must_use = "a scope ends when it is dropped"]
 pub struct HotScope {
     open: Rc<Open>,
-    /// Keeps the counters alive, whose address identifies the device.
-    _device: Device,
 }
 
 /// An open scope in its thread's list.
 struct Open {
-    /// Address of the device's counters.
-    device: usize,
+    /// Number of the device.
+    device: u64,
     opened: &'static Location<'static>,
     permitted: Cell<Counts>,
     report: RefCell<ScopeReport>,
@@ -119,45 +117,25 @@ enum Verdict {
 }
 
 thread_local! {
-    /// Number of open scopes: the only thing that is checked while there are none.
-    static DEPTH: Cell<usize> = const { Cell::new(0) };
     static OPEN: RefCell<Vec<Rc<Open>>> = const { RefCell::new(Vec::new()) };
 }
 
-impl Device {
-    /// Opens a hot scope on this thread. Until the guard is dropped, the thread's acts on this
-    /// device are counted with their call sites, and `policy` decides about copies, waits and
-    /// allocations (V2). Launches are counted and never refused. Does not wait.
-    ///
-    /// Scopes nest: every open one counts, and the strictest applies.
-    ///
-    /// ```
-    /// # use meristem_device::{DType, Device, DeviceId, DeviceOptions, Error};
-    /// # use meristem_device::{Owner, Policy, Tensor};
-    /// # let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
-    /// let loss = Tensor::zeros(&device.stream("s"), [1], DType::F32, Owner::Metrics)?;
-    /// let scope = device.hot_scope("train_step", Policy::Deny);
-    /// let refused = loss.to_vec::<f32>();
-    /// assert!(matches!(refused, Err(Error::HotScope { scope: "train_step", .. })));
-    /// assert_eq!(scope.finish().sites[0].refused, 1);
-    /// # Ok::<(), Error>(())
-    /// ```
-    #[track_caller]
-    pub fn hot_scope(&self, name: &'static str, policy: Policy) -> HotScope {
-        let report = ScopeReport { name, policy, counts: Counts::default(), sites: Vec::new() };
-        let open = Rc::new(Open {
-            device: std::ptr::from_ref(&self.shared().counters).addr(),
-            opened: Location::caller(),
-            permitted: Cell::default(),
-            report: RefCell::new(report),
-        });
-        OPEN.with_borrow_mut(|scopes| scopes.push(open.clone()));
-        DEPTH.set(DEPTH.get() + 1);
-        HotScope { open, _device: self.clone() }
-    }
-}
-
 impl HotScope {
+    /// Opens a scope for the calling thread's acts on the device of this number.
+    pub(crate) fn open(
+        device: u64,
+        name: &'static str,
+        policy: Policy,
+        opened: &'static Location<'static>,
+    ) -> HotScope {
+        let report = ScopeReport { name, policy, counts: Counts::default(), sites: Vec::new() };
+        let (permitted, report) = (Cell::default(), RefCell::new(report));
+        let open = Rc::new(Open { device, opened, permitted, report });
+        OPEN.with_borrow_mut(|scopes| scopes.push(open.clone()));
+        set_gate(Some(ask));
+        HotScope { open }
+    }
+
     /// Permits this many acts of each kind, from the opening on; `launches` is ignored.
     pub fn permit(self, permitted: Counts) -> Self {
         self.open.permitted.set(permitted);
@@ -186,34 +164,26 @@ impl Drop for HotScope {
         // While the thread ends its locals may be destroyed before a guard that another local
         // keeps.
         let _ = OPEN.try_with(|scopes| {
-            scopes.borrow_mut().retain(|open| !Rc::ptr_eq(open, &self.open));
-            DEPTH.set(DEPTH.get() - 1);
+            let mut scopes = scopes.borrow_mut();
+            scopes.retain(|open| !Rc::ptr_eq(open, &self.open));
+            if scopes.is_empty() {
+                set_gate(None);
+            }
         });
     }
 }
 
-/// Checks an act on the device of `counters` against the calling thread's open scopes.
+/// Checks an act on a device against the calling thread's open scopes.
 ///
 /// # Errors
 /// [`Error::HotScope`] if one of them refuses it.
-#[inline]
-pub(crate) fn admit(
-    counters: &Counters,
-    act: Act,
-    operation: &'static str,
-    site: &'static Location<'static>,
-) -> Result<()> {
-    if DEPTH.get() == 0 { Ok(()) } else { ask(counters, act, operation, site) }
-}
-
 #[cold]
 fn ask(
-    counters: &Counters,
+    device: u64,
     act: Act,
     operation: &'static str,
     site: &'static Location<'static>,
 ) -> Result<()> {
-    let device = std::ptr::from_ref(counters).addr();
     let seen = ActSite { act, operation, site, count: 0, refused: 0 };
     match OPEN.with_borrow(|scopes| judge(scopes, device, seen)) {
         Verdict::Fine => Ok(()),
@@ -227,7 +197,7 @@ fn ask(
     }
 }
 
-fn judge(scopes: &[Rc<Open>], device: usize, seen: ActSite) -> Verdict {
+fn judge(scopes: &[Rc<Open>], device: u64, seen: ActSite) -> Verdict {
     let ours = || scopes.iter().rev().filter(|open| open.device == device);
     let by = |policy| ours().find(|open| open.objects_to(policy, seen.act));
     let verdict = match (by(Policy::Deny), by(Policy::Warn)) {

@@ -17,7 +17,7 @@ static NEXT_KEY: AtomicU64 = AtomicU64::new(0);
 
 /// A stream's identity for clocks and reports; outlives it without keeping its queue.
 #[derive(Debug)]
-pub(crate) struct Tag {
+pub(super) struct Tag {
     key: u64,
     pub(super) name: Arc<str>,
     /// The stream's last handle was dropped, after all of its work. Later checks are ordered after
@@ -72,7 +72,7 @@ impl Clock {
 
 /// A stream's knowledge of other streams, now and earlier.
 #[derive(Debug)]
-pub(crate) struct StreamClock {
+pub(super) struct StreamClock {
     tag: Arc<Tag>,
     /// Clocks with the command from which on they hold. The first is from 0 on, until old ones are
     /// dropped.
@@ -80,7 +80,7 @@ pub(crate) struct StreamClock {
 }
 
 impl StreamClock {
-    pub(crate) fn new(name: &Arc<str>) -> Self {
+    pub(super) fn new(name: &Arc<str>) -> Self {
         let key = NEXT_KEY.fetch_add(1, Ordering::Relaxed);
         let tag = Arc::new(Tag { key, name: name.clone(), gone: AtomicBool::new(false) });
         StreamClock { tag, past: Mutex::new([(0, Arc::default())].into()) }

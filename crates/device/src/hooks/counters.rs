@@ -1,0 +1,111 @@
+//! Counts of a device's acts (V2). Every counted act goes through [`Counters::note`] or
+//! [`Counters::note_under`] with its operation and call site, before it happens.
+
+use crate::ground::sync::{AtomicU64, Ordering};
+use crate::ground::{Act, Counts, Result};
+use std::cell::Cell;
+use std::panic::Location;
+
+/// Decides about an act of the calling thread on the device of this number: number, act, operation
+/// and call site.
+pub(crate) type Gate = fn(u64, Act, &'static str, &'static Location<'static>) -> Result<()>;
+
+thread_local! {
+    /// The thread's gate; usually there is none.
+    static GATE: Cell<Option<Gate>> = const { Cell::new(None) };
+}
+
+/// Sets or removes the gate that the calling thread's acts pass from now on.
+pub(crate) fn set_gate(gate: Option<Gate>) {
+    GATE.set(gate);
+}
+
+/// Asks the calling thread's gate, if there is one.
+#[inline]
+fn admit(
+    device: u64,
+    act: Act,
+    operation: &'static str,
+    site: &'static Location<'static>,
+) -> Result<()> {
+    match GATE.get() {
+        None => Ok(()),
+        Some(gate) => gate(device, act, operation, site),
+    }
+}
+
+/// The counters of a device.
+#[derive(Debug)]
+pub(crate) struct Counters {
+    /// Number of the device among those opened in this process.
+    device: u64,
+    counts: [AtomicU64; Act::ALL.len()],
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        static DEVICES: AtomicU64 = AtomicU64::new(0);
+        let device = DEVICES.fetch_add(1, Ordering::Relaxed);
+        Counters { device, counts: Default::default() }
+    }
+}
+
+impl Counters {
+    /// Number of the device, by which gates know it.
+    pub(crate) fn device(&self) -> u64 {
+        self.device
+    }
+
+    /// Counts an act that is about to happen. `site` is the call site in the user's code.
+    ///
+    /// # Errors
+    /// The errors of the calling thread's gate. The act must not happen then, and is not counted.
+    pub(crate) fn note(
+        &self,
+        act: Act,
+        operation: &'static str,
+        site: &'static Location<'static>,
+    ) -> Result<()> {
+        if cfg!(meristem_bare) {
+            return Ok(()); // see bench/README.md
+        }
+        admit(self.device, act, operation, site)?;
+        // Relaxed: a count does not order anything.
+        self.counts[act as usize].fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Counts like [`note`](Counters::note) an act that is only ever counted under one lock, which
+    /// `lock` takes: no other thread counts meanwhile, so the count needs no atomic addition.
+    ///
+    /// # Errors
+    /// The errors of [`note`](Counters::note); the lock is then not taken.
+    #[inline]
+    pub(crate) fn note_under<G>(
+        &self,
+        act: Act,
+        operation: &'static str,
+        site: &'static Location<'static>,
+        lock: impl FnOnce() -> G,
+    ) -> Result<G> {
+        if cfg!(meristem_bare) {
+            return Ok(lock()); // see bench/README.md
+        }
+        admit(self.device, act, operation, site)?;
+        let guard = lock();
+        let count = &self.counts[act as usize];
+        count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        Ok(guard)
+    }
+
+    pub(crate) fn read(&self) -> Counts {
+        let read = |act: Act| self.counts[act as usize].load(Ordering::Relaxed);
+        Counts {
+            copies_to_host: read(Act::CopyToHost),
+            copies_to_device: read(Act::CopyToDevice),
+            synchronizations: read(Act::Synchronize),
+            allocations: read(Act::Allocate),
+            launches: read(Act::Launch),
+        }
+    }
+}

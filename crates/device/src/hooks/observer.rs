@@ -1,0 +1,272 @@
+//! Observers of a device: the hooks, and the values that they get.
+
+use crate::ground::sync::Arc;
+use crate::ground::{DType, INLINE_ARGS, MemoryFormat, Owner, Result, Shape, Use};
+use smallvec::SmallVec;
+use std::any::Any;
+use std::ops::Range;
+use std::panic::Location;
+use std::time::Instant;
+
+/// Contents of the memory of [`Tensor::empty`](crate::Tensor::empty) with `MERISTEM_SANITIZE=1`,
+/// repeated: a NaN as `f32` and as `f64`, and easy to recognise as an integer.
+pub const POISON: u32 = 0x7FFD_EAD5;
+
+/// State that an observer keeps with a stream.
+pub(crate) type Note = Box<dyn Any + Send + Sync>;
+
+/// An observer of a device, such as a trace or the race sanitizer. Hooks do nothing by default, and
+/// never wait for the device.
+pub(crate) trait Observer: Send + Sync {
+    /// Whether it checks the order of launches. The engine then leaves out no wait because its
+    /// target is done, so that the order is the program's and not that of chance; fills new memory
+    /// with [`POISON`]; and calls the hooks of submission.
+    fn checks_order(&self) -> bool {
+        false
+    }
+
+    /// A stream is opened; returns the state to keep with it.
+    fn stream_opened(&self, _name: &Arc<str>) -> Option<Note> {
+        None
+    }
+
+    /// A launch is about to be enqueued. Under the submission lock, for observers that check order.
+    ///
+    /// # Errors
+    /// Any error refuses the launch.
+    fn launch_asked(&self, _launch: &Launched<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    /// A launch that nobody refused is enqueued. Under the submission lock, for observers that
+    /// check order.
+    fn launch_submitted(&self, _launch: &Launched<'_>) {}
+
+    /// Waits for `after` are enqueued, the last of them at `_at`. Under the submission lock, for
+    /// observers that check order.
+    fn waits_submitted(&self, _at: Position<'_>, _after: &[Position<'_>]) {}
+
+    /// The memory of a tensor, in the block at this address, is freed. For observers that check
+    /// order.
+    fn memory_freed(&self, _allocation: &Allocation, _address: u64) {}
+
+    /// The block at this address is about to return to the system.
+    fn block_returned(&self, _address: u64) {}
+
+    /// The bytes of an owner have changed to `_bytes`.
+    fn memory_changed(&self, _owner: Owner, _bytes: usize) {}
+
+    /// A stream has reached a wait; if it was parked, not for the first time. On its worker.
+    fn wait_begins(&self, _stream: &Observed) {}
+
+    /// The wait at `_at` is over: `_producer` is done. On the stream's worker.
+    fn wait_ended(&self, _at: Position<'_>, _producer: Position<'_>) {}
+
+    /// A launch has run, and no other thread knows yet. On the stream's worker.
+    fn launch_ran(&self, _ran: &Ran<'_>) {}
+
+    /// The calling host thread begins to wait or to copy; it ends as the result is dropped.
+    fn host_begins(&self, _activity: HostActivity) -> Option<Box<dyn Any>> {
+        None
+    }
+
+    /// A host thread has seen the end of a command.
+    fn host_saw(&self, _at: Position<'_>) {}
+
+    /// A host thread is about to use the result of the copy at `_end`, out of this memory.
+    ///
+    /// # Errors
+    /// Any error is returned instead of the result.
+    fn host_takes(
+        &self,
+        _from: &Allocation,
+        _end: Position<'_>,
+        _site: &'static Location<'static>,
+    ) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The observers of a device, usually none.
+#[derive(Clone)]
+pub(crate) struct Observers(Arc<[Arc<dyn Observer>]>);
+
+impl Observers {
+    pub(crate) fn new(observers: Vec<Arc<dyn Observer>>) -> Self {
+        Observers(observers.into())
+    }
+
+    /// All of them, to be called one after the other.
+    #[inline]
+    pub(crate) fn all(&self) -> &[Arc<dyn Observer>] {
+        if cfg!(meristem_bare) { &[] } else { &self.0 } // see bench/README.md
+    }
+
+    /// Whether there are none.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all().is_empty()
+    }
+
+    /// Whether one of them [checks order](Observer::checks_order).
+    pub(crate) fn check_order(&self) -> bool {
+        self.all().iter().any(|observer| observer.checks_order())
+    }
+
+    /// Tells them that the calling host thread waits for the device until the result is dropped.
+    pub(crate) fn host_waits(
+        &self,
+        operation: &'static str,
+        site: Option<&'static Location<'static>>,
+    ) -> HostSpan {
+        self.host_begins(HostActivity { operation, category: Category::Wait, site })
+    }
+
+    /// Tells them that the calling host thread copies, or waits for a copy, until the result is
+    /// dropped.
+    pub(crate) fn host_copies(
+        &self,
+        operation: &'static str,
+        category: Category,
+        site: &'static Location<'static>,
+    ) -> HostSpan {
+        self.host_begins(HostActivity { operation, category, site: Some(site) })
+    }
+
+    fn host_begins(&self, activity: HostActivity) -> HostSpan {
+        HostSpan(self.all().iter().filter_map(|o| o.host_begins(activity)).collect())
+    }
+
+    /// Opens a stream.
+    pub(crate) fn open_stream(&self, name: &str) -> Observed {
+        let name = name.into();
+        let notes = self.all().iter().filter_map(|observer| observer.stream_opened(&name));
+        Observed { notes: notes.collect(), name }
+    }
+}
+
+/// A wait or a copy of a host thread; it ends when this is dropped.
+#[must_use = "the span ends when it is dropped"]
+pub(crate) struct HostSpan(#[expect(dead_code, reason = "dropped at the end")] Vec<Box<dyn Any>>);
+
+/// A stream: its name, and what observers keep with it.
+pub(crate) struct Observed {
+    pub(crate) name: Arc<str>,
+    notes: Box<[Note]>,
+}
+
+impl Observed {
+    /// The state of this type that an observer keeps.
+    pub(crate) fn note<T: 'static>(&self) -> Option<&T> {
+        self.notes.iter().find_map(|note| note.downcast_ref())
+    }
+}
+
+/// A command of a stream, by its number from 1.
+#[derive(Clone, Copy)]
+pub(crate) struct Position<'a> {
+    pub(crate) stream: &'a Observed,
+    pub(crate) seq: u64,
+}
+
+/// Memory of a tensor.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Allocation {
+    /// Never used again in this process.
+    pub(crate) id: u64,
+    pub(crate) owner: Owner,
+    /// Call site that allocated it.
+    pub(crate) origin: &'static Location<'static>,
+    pub(crate) bytes: usize,
+}
+
+/// Access of a launch to a part of an allocation.
+#[derive(Clone)]
+pub(crate) struct Touched<'a> {
+    pub(crate) allocation: &'a Allocation,
+    /// Address of its block, which a later allocation may get.
+    pub(crate) address: u64,
+    pub(crate) usage: Use,
+    /// Bytes of the block.
+    pub(crate) bytes: Range<usize>,
+}
+
+/// A launch at its submission.
+pub(crate) struct Launched<'a> {
+    /// Position that it gets.
+    pub(crate) at: Position<'a>,
+    pub(crate) operation: &'static str,
+    pub(crate) site: &'static Location<'static>,
+    /// Waits enqueued before it.
+    pub(crate) after: &'a [Position<'a>],
+    pub(crate) touched: &'a [Touched<'a>],
+}
+
+/// A launch at its call; it is recorded with the launch if there are observers.
+pub(crate) struct Asked {
+    pub(crate) category: Category,
+    /// Time of the call.
+    pub(crate) at: Instant,
+    pub(crate) arguments: SmallVec<[Argument; INLINE_ARGS]>,
+}
+
+/// An argument of a launch.
+pub(crate) struct Argument {
+    pub(crate) usage: Use,
+    pub(crate) dtype: DType,
+    pub(crate) shape: Shape,
+    pub(crate) format: MemoryFormat,
+}
+
+/// A launch after it has run.
+pub(crate) struct Ran<'a> {
+    pub(crate) at: Position<'a>,
+    pub(crate) operation: &'static str,
+    pub(crate) site: &'static Location<'static>,
+    pub(crate) asked: &'a Arc<Asked>,
+    /// Time at which it began.
+    pub(crate) start: Instant,
+    /// Whether it was dropped because a kernel before it panicked.
+    pub(crate) dropped: bool,
+}
+
+/// A wait or a copy of a host thread.
+#[derive(Clone, Copy)]
+pub(crate) struct HostActivity {
+    pub(crate) operation: &'static str,
+    pub(crate) category: Category,
+    pub(crate) site: Option<&'static Location<'static>>,
+}
+
+/// Category of an activity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Category {
+    Launch,
+    CopyToDevice,
+    CopyToHost,
+    /// A copy made by the host thread itself.
+    HostCopy,
+    /// A copy inside of the device.
+    Copy,
+    Fill,
+    /// A wait, of the host for the device or of a stream for another.
+    Wait,
+    /// A span named by the program.
+    Scope,
+}
+
+impl Category {
+    /// Lower-case name, as in traces.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Category::Launch => "launch",
+            Category::CopyToDevice => "copy_to_device",
+            Category::CopyToHost => "copy_to_host",
+            Category::HostCopy => "host_copy",
+            Category::Copy => "copy",
+            Category::Fill => "fill",
+            Category::Wait => "wait",
+            Category::Scope => "scope",
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The race sanitizer (S3): checks, when a launch is submitted, that every conflicting access is
+//! ordered before it.
+//!
+//! It examines what was enqueued, not the progress of the device: a race is found on every run,
+//! whatever the timing of the kernels. Two properties ensure this. With the sanitizer on, no wait
+//! is left out because its target is already done (`hazard`), so the order between two launches is
+//! that of the program. And it keeps its own record of the accesses to a block's bytes (`shadow`),
+//! independent of the hazards, which are what it checks.
+//!
+//! A launch is ordered after another (`clock`) if
+//! - both are on one stream, or a chain of stream-side waits leads from one to the other;
+//! - the host saw the other's end (a synchronisation, a read-back, an event that was done) before
+//!   it submitted the launch. Host threads synchronise in ways that are invisible here (a channel,
+//!   a join), so there is one clock for all of them: what one saw counts for every later
+//!   submission. A race between two host threads may be missed when one of them waits for the
+//!   device at the right moment; no order is ever overlooked, so there are no false reports;
+//! - the other's stream is gone: its last handle was dropped after all of its work.
+//!
+//! A race is refused before anything is enqueued. All of this happens under the submission lock.
+
+mod clock;
+#[cfg(test)]
+mod faults;
+#[cfg(test)]
+mod programs;
+#[cfg(test)]
+mod reference;
+mod shadow;
+
+use crate::ground::sync::{Arc, AtomicU64, Mutex, MutexGuard, OnceLock, Ordering, lock};
+use crate::ground::{Error, Race, RaceAccess, RaceKind, Result, Use};
+use crate::hooks::{Allocation, Launched, Note, Observer, Position, Touched};
+use clock::{Clock, StreamClock};
+use shadow::{Mark, Origin, Shadow};
+use std::collections::HashMap;
+use std::panic::Location;
+
+/// Largest number of races that a device remembers.
+const MOST_RACES: usize = 64;
+
+/// Commands whose end host threads have seen. One clock for the process: an event may be of another
+/// device.
+fn host() -> MutexGuard<'static, Arc<Clock>> {
+    static HOST: OnceLock<Mutex<Arc<Clock>>> = OnceLock::new();
+    lock(HOST.get_or_init(Mutex::default))
+}
+
+/// The sanitizer of a device.
+#[derive(Default)]
+pub(crate) struct Sanitizer {
+    /// Submissions checked so far.
+    submissions: AtomicU64,
+    /// History of accesses to each block's bytes, by its address.
+    shadows: Mutex<HashMap<u64, Shadow>>,
+    races: Mutex<Vec<Race>>,
+    /// Steps recorded for the slow reference check.
+    #[cfg(test)]
+    log: Mutex<Vec<reference::Step>>,
+}
+
+impl Sanitizer {
+    /// The first races found.
+    pub(crate) fn races(&self) -> Vec<Race> {
+        lock(&self.races).clone()
+    }
+
+    fn report(&self, race: Race) -> Error {
+        tracing::error!("{race}");
+        let mut races = lock(&self.races);
+        if races.len() < MOST_RACES {
+            races.push(race.clone());
+        }
+        Error::Race(Box::new(race))
+    }
+
+    /// The race of a launch that would come after the commands of `before`, if there is one.
+    fn race(&self, launch: &Launched<'_>, clock: &StreamClock, before: &Clock) -> Option<Race> {
+        let shadows = lock(&self.shadows);
+        launch.touched.iter().find_map(|Touched { allocation, address, usage, bytes }| {
+            let shadow = shadows.get(address)?;
+            let this = (*usage, allocation.id);
+            let (first, bytes) = shadow.conflict(bytes, this, (clock.tag(), before))?;
+            let order = self.submissions.load(Ordering::Relaxed) + 1;
+            let second = mark(launch, clock, order, *usage, Arc::new(origin_of(allocation)));
+            Some(race_between(&first, &second, bytes))
+        })
+    }
+}
+
+impl Observer for Sanitizer {
+    fn checks_order(&self) -> bool {
+        true
+    }
+
+    fn stream_opened(&self, name: &Arc<str>) -> Option<Note> {
+        Some(Box::new(StreamClock::new(name)))
+    }
+
+    /// Refuses a launch that is not ordered after a conflicting one, with [`Error::Race`].
+    fn launch_asked(&self, launch: &Launched<'_>) -> Result<()> {
+        let Some(clock) = clock_of(launch.at) else { return Ok(()) };
+        let before = ordered_before(clock, launch.after);
+        let Some(race) = self.race(launch, clock, &before) else { return Ok(()) };
+        #[cfg(test)]
+        self.log_submission(launch, true);
+        Err(self.report(race))
+    }
+
+    fn launch_submitted(&self, launch: &Launched<'_>) {
+        let Some(clock) = clock_of(launch.at) else { return };
+        #[cfg(test)]
+        self.log_submission(launch, false);
+        let before = ordered_before(clock, launch.after);
+        let order = self.submissions.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut shadows = lock(&self.shadows);
+        for Touched { allocation, address, usage, bytes } in launch.touched {
+            let shadow = shadows.entry(*address).or_default();
+            let origin = shadow.origin(allocation.id, || origin_of(allocation));
+            shadow.note(bytes, &Arc::new(mark(launch, clock, order, *usage, origin)), &before);
+        }
+        clock.learn(launch.at.seq, before);
+    }
+
+    fn waits_submitted(&self, at: Position<'_>, after: &[Position<'_>]) {
+        let Some(clock) = clock_of(at) else { return };
+        clock.learn(at.seq, ordered_before(clock, after));
+        #[cfg(test)]
+        self.log_wait(at, after);
+    }
+
+    fn memory_freed(&self, allocation: &Allocation, address: u64) {
+        let shadows = lock(&self.shadows);
+        let shadow = shadows.get(&address);
+        if let Some(origin) = shadow.and_then(|shadow| shadow.used_by(allocation.id)) {
+            let last = self.submissions.load(Ordering::Relaxed);
+            origin.freed_after.store(last, Ordering::Relaxed);
+        }
+    }
+
+    /// Forgets the block: the system may hand out its address again.
+    fn block_returned(&self, address: u64) {
+        lock(&self.shadows).remove(&address);
+    }
+
+    fn host_saw(&self, at: Position<'_>) {
+        let Some(clock) = clock_of(at) else { return };
+        clock.join_into(Arc::make_mut(&mut host()), at.seq);
+        #[cfg(test)]
+        self.log_sight(at);
+    }
+
+    /// Checks that the host has seen the end of the copy, with [`Error::Race`].
+    fn host_takes(
+        &self,
+        from: &Allocation,
+        end: Position<'_>,
+        site: &'static Location<'static>,
+    ) -> Result<()> {
+        let Some(clock) = clock_of(end) else { return Ok(()) };
+        if host().covers(clock.tag(), end.seq) {
+            return Ok(());
+        }
+        let first = RaceAccess {
+            operation: "read_back",
+            site,
+            stream: end.stream.name.clone(),
+            seq: end.seq,
+            order: self.submissions.load(Ordering::Relaxed),
+            writes: false,
+            origin: from.origin,
+            owner: from.owner,
+        };
+        let second = RaceAccess { stream: "host".into(), seq: 0, ..first.clone() };
+        Err(self.report(Race { kind: RaceKind::HostRead, first, second, bytes: 0..from.bytes }))
+    }
+}
+
+/// The clock of a position's stream; `None` if its device has no sanitizer.
+fn clock_of(at: Position<'_>) -> Option<&StreamClock> {
+    at.stream.note()
+}
+
+/// Commands ordered before the next command of a stream that waits for `after` first.
+fn ordered_before(clock: &StreamClock, after: &[Position<'_>]) -> Clock {
+    let mut before = (*clock.now()).clone();
+    before.join(&host());
+    for at in after {
+        if let Some(clock) = clock_of(*at) {
+            clock.join_into(&mut before, at.seq);
+        }
+    }
+    before
+}
+
+fn origin_of(allocation: &Allocation) -> Origin {
+    let &Allocation { id, owner, origin: site, .. } = allocation;
+    Origin { id, site, owner, freed_after: AtomicU64::new(0) }
+}
+
+/// An access of a launch, number `order` among the submissions.
+fn mark(
+    launch: &Launched<'_>,
+    clock: &StreamClock,
+    order: u64,
+    usage: Use,
+    origin: Arc<Origin>,
+) -> Mark {
+    let &Launched { at, operation, site, .. } = launch;
+    Mark { stream: clock.tag().clone(), seq: at.seq, order, operation, site, usage, origin }
+}
+
+/// The race of two accesses to the same bytes.
+fn race_between(first: &Mark, second: &Mark, bytes: std::ops::Range<usize>) -> Race {
+    let kind = if first.origin.id == second.origin.id {
+        RaceKind::Unordered
+    } else {
+        RaceKind::UseAfterFree { freed_after: first.origin.freed_after.load(Ordering::Relaxed) }
+    };
+    Race { kind, first: first.report(), second: second.report(), bytes }
+}
