@@ -25,63 +25,39 @@
 //! # }
 //! ```
 //!
-//! # Modules, from top to bottom
-//! - `tensor`, `transfer`, `launch`, `stream`, `device`: the user's interface.
-//! - `expect`, `scope`: checks before submission.
-//! - `submit`: submission onto a stream; `hazard`: the waits that it needs.
-//! - `work`: work of a stream, kernels and transfers; `queue`, `executor`: streams and their
-//!   workers.
-//! - `storage`, `pool`, `size_class`, `block`: memory; `memory`, `watermark`: its use by owner.
-//! - `trace`, `placement`: records of events and of tensors' locations.
-//! - `sanitize`: checks that all conflicting accesses are ordered.
+//! # Rooms
+//! From the ground up, each uses only those before it (`cargo xtask tidy` holds it):
+//! - `ground`: errors, names of devices, element types, shapes, instruction sets, random numbers.
+//! - `hooks`: the one interface between the engine and its observers; counts of acts.
+//! - `execution`: memory blocks, kernels with their arguments, and the workers of a CPU device.
+//! - `order`: queues of streams, pending accesses to memory, submission.
+//! - `memory`: stream-ordered memory, its pool, and its use by owner.
+//! - `observers`: the trace, the race sanitizer and hot scopes. They use `hooks` only, and only a
+//!   device, as it is opened, names them.
+//! - `handles`: the user's interface.
 //!
-//! Unsafe code is in `block` (allocating memory) and `args` (giving kernels slices of it);
-//! `storage`, `host` and `simd` have a call or two each. All locks and atomics come from `sync`,
-//! where `model` replaces them by those of a model checker.
+//! Unsafe code is in `execution` (`block` allocates memory, `args` gives kernels slices of it);
+//! `memory::handle`, `MappedFile` and `simd` have a call or two each. All locks and atomics come
+//! from `ground::sync`, where `model` replaces them by those of a model checker.
 
-mod args;
-mod block;
-#[cfg(test)]
-mod blocking;
-mod device;
-mod executor;
-mod expect;
+mod execution;
 mod ground;
-mod group;
-mod hazard;
+mod handles;
 mod hooks;
-mod launch;
 mod memory;
 #[cfg(all(test, any(feature = "loom", feature = "shuttle")))]
 mod model;
-#[cfg(test)]
-mod naive;
 mod observers;
-mod pool;
-mod queue;
-mod size_class;
-mod storage;
-mod stream;
-mod submit;
-mod tensor;
-mod transfer;
-mod watermark;
-mod work;
+mod order;
+#[cfg(test)]
+mod tests;
 
-pub use args::Args;
-pub use device::{Device, DeviceOptions};
-pub use expect::{Expect, Extent};
+pub use execution::{Args, Fill};
 pub use ground::{Act, Counts, Owner, OwnerUse, Property};
 pub use ground::{DType, DeviceId, Element, MAX_DIMS, MappedFile, MemoryFormat, Shape};
 pub use ground::{Error, Race, RaceAccess, RaceKind, Result};
 pub use ground::{Isa, IsaError, isa, random, simd};
-pub use group::Group;
+pub use handles::{Device, DeviceOptions, Event, Expect, Extent, Group, Launch, Stream, Tensor};
+pub use handles::{MemoryAround, MemoryReport, read_back, read_back_as, read_back_f64};
 pub use hooks::POISON;
-pub use launch::Launch;
-pub use memory::MemoryReport;
 pub use observers::{ActSite, HotScope, Policy, ScopeReport, Span, Trace, TraceReport};
-pub use stream::{Event, Stream};
-pub use tensor::Tensor;
-pub use transfer::{read_back, read_back_as, read_back_f64};
-pub use watermark::MemoryAround;
-pub use work::Fill;

@@ -234,7 +234,7 @@ fn forbidden(act: Act, permitted: u64) -> String {
     }
 }
 
-// Here and not with `DeviceId`: an error names devices, and parsing a name returns an error.
+// Not beside `DeviceId`: an error names devices, and parsing a name returns an error.
 impl FromStr for DeviceId {
     type Err = Error;
 

@@ -1,9 +1,9 @@
-//! The one interface between the engine and what looks on at it.
+//! The one interface between the engine and its observers.
 //!
-//! The engine knows nobody who looks on: it counts its acts ([`Counters`]), asks the gate of the
-//! calling thread, if there is one ([`set_gate`]), and tells the [`Observer`]s of the device, of
-//! which there usually are none: then a hook costs one check. Observers know the engine only by
-//! the plain values of this interface. A device is opened with its observers, and they stay.
+//! The engine knows no observer: it counts its acts ([`Counters`]), asks the gate of the calling
+//! thread, if there is one ([`set_gate`]), and tells the [`Observer`]s of the device. Usually there
+//! are none, and a hook costs one check. Observers know the engine only by the plain values of this
+//! interface. A device is opened with its observers, and keeps them.
 
 mod counters;
 mod observer;

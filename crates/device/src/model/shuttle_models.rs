@@ -2,7 +2,7 @@
 
 use super::{device, primitives::thread, tensor};
 use crate::ground::sync::Arc;
-use crate::queue::CAPACITY;
+use crate::order::CAPACITY;
 use crate::{Args, DType, Device, Error, Event, Owner, Stream, Tensor, read_back_as};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::sync::Barrier;

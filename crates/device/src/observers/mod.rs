@@ -1,4 +1,4 @@
-//! Onlookers of a device: the timeline of a trace, the race sanitizer, and a thread's hot scopes.
+//! Observers of a device: the timeline of a trace, the race sanitizer, and a thread's hot scopes.
 //! They see the engine through `hooks` alone; a device is opened with those that are asked for.
 
 mod hot_scope;

@@ -6,10 +6,10 @@
 //! process. If the engine is correct the flag never comes in time, and the reader's patience runs
 //! out: that is the only use of time here.
 
-use crate::device::{Device, DeviceOptions, Environment};
 use crate::ground::fault::{Fault, Faults};
 use crate::ground::sync::Arc;
 use crate::ground::{Error, Race, RaceKind, Result};
+use crate::handles::{Device, DeviceOptions, Environment};
 use crate::hooks::POISON;
 use crate::{Args, DType, DeviceId, Owner, Stream, Tensor, read_back_as};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -3,9 +3,9 @@
 //! the accepted ones still give the sequential result.
 
 use super::reference::verdicts;
-use crate::device::{Device, DeviceOptions, Environment};
 use crate::ground::fault::{Fault, Faults};
 use crate::ground::{Error, Result};
+use crate::handles::{Device, DeviceOptions, Environment};
 use crate::{Args, DeviceId, Event, Owner, Stream, Tensor, read_back_as};
 use proptest::prelude::{Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest};
 use proptest::sample::Index;

@@ -1,29 +1,17 @@
 //! Memory in use, by owner (V3).
 
+use super::watermark::{Watermark, WatermarkId};
 use crate::ground::{Owner, OwnerUse};
-use crate::watermark::{Watermark, WatermarkId};
 
-/// Memory of a device. Bytes are those that tensors asked for; rounding and cached free blocks are
-/// only in `reserved`, so `current` and `peak` do not depend on timing.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MemoryReport {
-    /// Bytes in tensors now.
-    pub current: usize,
-    /// Largest number of bytes in tensors so far.
-    pub peak: usize,
-    /// Bytes taken from the system: in tensors, or free and cached for reuse.
-    pub reserved: usize,
-    /// Largest number of bytes taken from the system so far.
-    pub reserved_peak: usize,
-    /// By owner, every owner once, in the order of [`Owner::ALL`].
-    pub owners: Vec<OwnerUse>,
-}
-
-/// Running totals behind a [`MemoryReport`].
+/// Running totals. Bytes are those that tensors asked for, but for those taken from the system.
 #[derive(Default)]
 pub(crate) struct Usage {
-    current: usize,
-    peak: usize,
+    /// Bytes in tensors, now and at most.
+    pub(crate) current: usize,
+    pub(crate) peak: usize,
+    /// Bytes taken from the system, now and at most.
+    pub(crate) reserved: usize,
+    pub(crate) reserved_peak: usize,
     owners: [(usize, usize); Owner::ALL.len()],
     /// Watermarks of the calls being measured: usually none.
     watermarks: Vec<Watermark>,
@@ -51,10 +39,6 @@ impl Usage {
         *of_owner
     }
 
-    pub(crate) fn current(&self) -> usize {
-        self.current
-    }
-
     /// Starts to measure the peak from now on.
     pub(crate) fn open_watermark(&mut self) -> WatermarkId {
         self.watermarks_opened += 1;
@@ -70,17 +54,12 @@ impl Usage {
         Some(self.watermarks.swap_remove(at))
     }
 
-    pub(crate) fn report(&self, reserved: usize, reserved_peak: usize) -> MemoryReport {
-        let owners = Owner::ALL.map(|owner| {
+    /// Bytes of each owner, in the order of [`Owner::ALL`].
+    pub(crate) fn owners(&self) -> Vec<OwnerUse> {
+        let of = |owner| {
             let (current, peak) = self.owners[owner as usize];
             OwnerUse { owner, current, peak }
-        });
-        MemoryReport {
-            current: self.current,
-            peak: self.peak,
-            reserved,
-            reserved_peak,
-            owners: owners.to_vec(),
-        }
+        };
+        Owner::ALL.map(of).to_vec()
     }
 }

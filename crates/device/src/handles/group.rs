@@ -1,13 +1,12 @@
 //! Launches of several streams that start from one state and may touch each other's tensors.
 
-use crate::expect::device_words;
+use super::Tensor;
+use super::expect::device_words;
+use super::operands::{Operands, check_overlap, touch};
+use crate::execution::Work;
 use crate::ground::sync::Arc;
 use crate::ground::{Error, Property, Result, Use};
-use crate::launch::{Arguments, check_overlap};
-use crate::queue::StreamState;
-use crate::submit::{self, Part, Touch};
-use crate::tensor::Tensor;
-use crate::work::Work;
+use crate::order::{Part, StreamState, submit_group};
 
 /// Launches of several streams of one device, submitted together: none sees the writes of another,
 /// each may use tensors of any of the group's streams, and several may write different windows of
@@ -42,7 +41,7 @@ pub struct Group<'a> {
 struct Member<'a> {
     operation: &'static str,
     stream: &'a Arc<StreamState>,
-    tensors: Arguments<'a>,
+    tensors: Operands<'a>,
     work: Work,
 }
 
@@ -51,7 +50,7 @@ impl<'a> Group<'a> {
         &mut self,
         operation: &'static str,
         stream: &'a Arc<StreamState>,
-        tensors: Arguments<'a>,
+        tensors: Operands<'a>,
         work: Work,
     ) {
         self.parts.push(Member { operation, stream, tensors, work });
@@ -77,11 +76,11 @@ impl<'a> Group<'a> {
             let touches = tensors
                 .iter()
                 .filter(|(tensor, _)| tensor.bytes() > 0)
-                .map(|&(tensor, usage)| (Touch::new(tensor, usage), tensor.stream().state()))
+                .map(|&(tensor, usage)| (touch(tensor, usage), tensor.stream().state()))
                 .collect();
             Part { stream, touches, work }
         });
-        submit::group(parts.collect())
+        submit_group(parts.collect())
     }
 
     fn check_streams(&self) -> Result<()> {

@@ -5,35 +5,31 @@
 //! and updated at one moment. Lock order: submission, one queue, one storage. No thread sleeps with
 //! one of them held. The models in `model` check this.
 
-use crate::executor;
+use super::hazard::{Edges, Hazards};
+use super::queue::{Access, Edge, Queue, StreamState};
+use super::shared::Submission;
+use crate::execution::{Work, on_worker};
 use crate::ground::sync::{Arc, MutexGuard, lock};
 use crate::ground::{Result, Use};
-use crate::hazard::{Access, Edge, Edges};
-use crate::hooks::{Launched, Position, Touched};
-use crate::queue::{Queue, StreamState};
-use crate::storage::Storage;
-use crate::tensor::Tensor;
-use crate::work::Work;
+use crate::hooks::{Allocation, Launched, Position, Touched};
 use std::ops::Range;
 
-/// Data protected by a device's submission lock: the order of submissions, and with it the hazards
-/// of all storages.
-#[derive(Default)]
-pub(crate) struct Submission;
+/// Memory as submission sees it.
+pub(crate) trait Tracked {
+    /// The accesses; call only under the device's submission lock.
+    fn hazards(&self) -> MutexGuard<'_, Hazards>;
+    /// Facts of its current use.
+    fn allocation(&self) -> &Allocation;
+    /// Address of the first byte, 0 for no bytes.
+    fn address(&self) -> u64;
+}
 
 /// Access of a launch to a part of a storage.
-pub(crate) struct Touch<'a> {
-    pub(crate) storage: &'a Storage,
+pub(crate) struct Touch<'a, M> {
+    pub(crate) storage: &'a M,
     pub(crate) usage: Use,
     /// Bytes of the storage.
     pub(crate) bytes: Range<usize>,
-}
-
-impl<'a> Touch<'a> {
-    pub(crate) fn new(tensor: &'a Tensor, usage: Use) -> Self {
-        let bytes = tensor.offset()..tensor.offset() + tensor.bytes();
-        Touch { storage: tensor.storage(), usage, bytes }
-    }
 }
 
 /// A launch at its submission, as observers that check order see it.
@@ -44,7 +40,10 @@ struct Seen<'a> {
 
 impl<'a> Seen<'a> {
     #[cold]
-    fn new(edges: &'a [Edge], touches: impl Iterator<Item = &'a Touch<'a>>) -> Self {
+    fn new<M: Tracked + 'a>(
+        edges: &'a [Edge],
+        touches: impl Iterator<Item = &'a Touch<'a, M>>,
+    ) -> Self {
         let touched = touches.map(|Touch { storage, usage, bytes }| Touched {
             allocation: storage.allocation(),
             address: storage.address(),
@@ -84,9 +83,9 @@ fn positions(edges: &[Edge]) -> Vec<Position<'_>> {
 
 /// Submits work after the waits that its accesses need. Blocks while the stream's queue is full,
 /// unless called by a worker.
-pub(crate) fn work<'a>(
+pub(crate) fn submit_work<'a, M: Tracked + 'a>(
     stream: &Arc<StreamState>,
-    touches: impl Iterator<Item = Touch<'a>> + Clone,
+    touches: impl Iterator<Item = Touch<'a, M>> + Clone,
     work: Work,
 ) -> Result<()> {
     stream.check_alive()?;
@@ -97,7 +96,7 @@ pub(crate) fn work<'a>(
     }
     let seq = queue.submitted() + edges.len() as u64 + 1;
     if stream.shared.checks_order {
-        let touches: Vec<Touch<'_>> = touches.clone().collect();
+        let touches: Vec<Touch<'_, M>> = touches.clone().collect();
         let seen = Seen::new(&edges, touches.iter());
         seen.ask(stream, seq, &work)?;
         seen.tell(stream, seq, &work);
@@ -108,7 +107,7 @@ pub(crate) fn work<'a>(
     let enqueued = stream.enqueue(queue, edges, Some(work));
     debug_assert_eq!(seq, enqueued);
     drop(submission);
-    if stream.shared.launch_blocking && !executor::on_worker() {
+    if stream.shared.launch_blocking && !on_worker() {
         stream.wait_host(seq); // S4
         stream.check_result(seq)?;
     }
@@ -116,16 +115,16 @@ pub(crate) fn work<'a>(
 }
 
 /// One stream's share of a group: its accesses, each with the stream that the tensor belongs to.
-pub(crate) struct Part<'a> {
+pub(crate) struct Part<'a, M> {
     pub(crate) stream: &'a Arc<StreamState>,
-    pub(crate) touches: Vec<(Touch<'a>, &'a Arc<StreamState>)>,
+    pub(crate) touches: Vec<(Touch<'a, M>, &'a Arc<StreamState>)>,
     pub(crate) work: Work,
 }
 
 /// Submits works of several streams as one: each waits for earlier work, none for another of the
 /// group, and every stream then waits for all. So an access to a storage is recorded once the whole
 /// group is done with it, on the stream that its tensor belongs to, which is one of the group's.
-pub(crate) fn group(parts: Vec<Part<'_>>) -> Result<()> {
+pub(crate) fn submit_group<M: Tracked>(parts: Vec<Part<'_, M>>) -> Result<()> {
     let submission = enter_all(&parts);
     let mut before = Vec::with_capacity(parts.len());
     for part in &parts {
@@ -169,7 +168,7 @@ pub(crate) fn group(parts: Vec<Part<'_>>) -> Result<()> {
     }
     drop(submission);
     for Access { stream, seq } in &ends {
-        if stream.shared.launch_blocking && !executor::on_worker() {
+        if stream.shared.launch_blocking && !on_worker() {
             stream.wait_host(*seq); // S4
             stream.check_result(*seq)?;
         }
@@ -178,7 +177,7 @@ pub(crate) fn group(parts: Vec<Part<'_>>) -> Result<()> {
 }
 
 /// Makes `stream` wait until it may read `storage` (the producer is done).
-pub(crate) fn wait_for_producer(stream: &Arc<StreamState>, storage: &Storage) -> Result<()> {
+pub(crate) fn wait_for_producer(stream: &Arc<StreamState>, storage: &impl Tracked) -> Result<()> {
     stream.check_alive()?;
     let (submission, queue) = enter(stream);
     let mut edges = Edges::new();
@@ -226,7 +225,7 @@ fn enter(stream: &StreamState) -> (MutexGuard<'_, Submission>, MutexGuard<'_, Qu
     loop {
         let submission = lock(&stream.shared.submission);
         let queue = stream.lock();
-        if !queue.is_full() || executor::on_worker() {
+        if !queue.is_full() || on_worker() {
             return (submission, queue);
         }
         drop(submission);
@@ -237,13 +236,13 @@ fn enter(stream: &StreamState) -> (MutexGuard<'_, Submission>, MutexGuard<'_, Qu
 
 /// Takes the submission lock with room in the queues of all parts, like [`enter`]. Only a holder of
 /// that lock adds to a queue, so the room stays.
-fn enter_all<'a>(parts: &[Part<'a>]) -> Option<MutexGuard<'a, Submission>> {
+fn enter_all<'a, M>(parts: &[Part<'a, M>]) -> Option<MutexGuard<'a, Submission>> {
     let shared = &parts.first()?.stream.shared;
     loop {
         let submission = lock(&shared.submission);
         let full = parts.iter().find(|part| part.stream.lock().is_full());
         match full {
-            Some(part) if !executor::on_worker() => {
+            Some(part) if !on_worker() => {
                 drop(submission);
                 let _wait = shared.observers.host_waits("wait for a place in the queue", None);
                 part.stream.wait_for_space(part.stream.lock());

@@ -1,118 +1,57 @@
 //! Devices: opening one, its streams, counts and memory.
 
-use crate::executor::{Executor, on_worker};
-use crate::ground::fault::Faults;
-use crate::ground::sync::thread::{self, JoinHandle};
-use crate::ground::sync::{Arc, AtomicU64, Mutex, Ordering, Weak, lock};
+use super::options::{DeviceOptions, Environment, MAX_THREADS};
+use super::report::MemoryReport;
+use super::{Device, DeviceHandle, Stream};
+use crate::execution::{check_may_wait, on_worker};
+use crate::ground::sync::{Arc, AtomicU64, Mutex, Ordering, Weak, lock, thread};
 use crate::ground::{Act, Counts, DeviceId, Error, Isa, Race, Result};
 use crate::hooks::{Counters, Observer, Observers};
-use crate::memory::MemoryReport;
-use crate::observers::{HotScope, Policy, Process, Sanitizer, Trace};
-use crate::pool::Pool;
-use crate::queue::{StreamState, check_may_wait};
-use crate::stream::Stream;
-use crate::submit::Submission;
+use crate::memory::Pool;
+use crate::observers::{HotScope, Policy, Sanitizer, Trace};
+use crate::order::{Shared, StreamState, Submission};
 use std::fmt;
 use std::panic::Location;
 
-/// Largest number of workers of a device.
-const MAX_THREADS: usize = 1024;
-
-/// Options for opening a device.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct DeviceOptions {
-    /// Workers of a CPU device; 0: one for each core available to the process. No result depends on
-    /// it.
-    pub threads: usize,
-    /// Largest number of bytes that the device takes from the system, `None` for no limit.
-    pub memory_limit: Option<usize>,
-    /// Instruction set of the kernels; `None`: the value of `MERISTEM_ISA`, or the best of this
-    /// machine.
-    pub isa: Option<Isa>,
-    /// Trace to record into; `None` for none.
-    pub trace: Option<Trace>,
-    /// Checks every launch for races (S3), as `MERISTEM_SANITIZE=1` does for every device.
-    pub sanitize: bool,
-}
-
-/// Settings from environment variables.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Environment {
-    /// `MERISTEM_ISA`: the instruction set of the kernels.
-    pub(crate) isa: Isa,
-    /// `MERISTEM_LAUNCH_BLOCKING`: every launch waits for its kernel (S4).
-    pub(crate) launch_blocking: bool,
-    /// `MERISTEM_SANITIZE`: every launch is checked for races (S3).
-    pub(crate) sanitize: bool,
-    /// Faults planted by tests only.
-    pub(crate) faults: Faults,
-}
-
-impl Default for Environment {
-    /// Settings with no variable set.
-    fn default() -> Self {
-        let faults = Faults::default();
-        Environment { isa: Isa::detect(), launch_blocking: false, sanitize: false, faults }
-    }
-}
-
-impl Environment {
-    fn read() -> Result<Self> {
-        let isa = Isa::from_env()?;
-        let launch_blocking = switch("MERISTEM_LAUNCH_BLOCKING")?;
-        let sanitize = switch("MERISTEM_SANITIZE")?;
-        Ok(Environment { isa, launch_blocking, sanitize, faults: Faults::default() })
-    }
-}
-
-/// Reads an environment variable that is on or off.
-fn switch(variable: &'static str) -> Result<bool> {
-    let value = std::env::var_os(variable);
-    match value.as_ref().map(|value| value.to_str()) {
-        None | Some(Some("" | "0")) => Ok(false),
-        Some(Some("1")) => Ok(true),
-        Some(_) => {
-            let got = value.unwrap_or_default().to_string_lossy().into_owned();
-            Err(Error::BadEnvironment { variable, expected: "0 or 1", got })
+impl DeviceHandle {
+    /// A device without workers yet, with the observers that are asked for.
+    fn new(id: DeviceId, options: &DeviceOptions, environment: &Environment) -> Self {
+        let trace = options.trace.as_ref().map(|trace| Arc::new(trace.process(&id.to_string())));
+        let sanitizer = environment.sanitize.then(Arc::<Sanitizer>::default);
+        let mut observers: Vec<Arc<dyn Observer>> = Vec::new();
+        if let Some(trace) = &trace {
+            observers.push(trace.clone());
+        }
+        if let Some(sanitizer) = &sanitizer {
+            observers.push(sanitizer.clone());
+        }
+        let observers = Observers::new(observers);
+        let shared = Shared {
+            id,
+            isa: options.isa.unwrap_or(environment.isa),
+            launch_blocking: environment.launch_blocking,
+            faults: environment.faults,
+            counters: Counters::default(),
+            checks_order: observers.check_order(),
+            observers: observers.clone(),
+            submission: Mutex::new(Submission),
+        };
+        DeviceHandle {
+            shared: Arc::new(shared),
+            executor: Arc::default(),
+            pool: Pool::new(options.memory_limit, environment.faults, observers),
+            trace,
+            sanitizer,
+            streams: Mutex::default(),
+            next_stream: AtomicU64::new(0),
+            workers: Vec::new(),
         }
     }
 }
 
-/// State shared by the workers and all handles of a device.
-pub(crate) struct Shared {
-    pub(crate) id: DeviceId,
-    pub(crate) executor: Executor,
-    pub(crate) pool: Pool,
-    pub(crate) counters: Counters,
-    pub(crate) submission: Mutex<Submission>,
-    pub(crate) launch_blocking: bool,
-    pub(crate) isa: Isa,
-    pub(crate) observers: Observers,
-    /// Whether an observer [checks order](Observer::checks_order).
-    pub(crate) checks_order: bool,
-    pub(crate) faults: Faults,
-    threads: usize,
-    /// Live streams, to wait for all of them.
-    streams: Mutex<Vec<Weak<StreamState>>>,
-    next_stream: AtomicU64,
-}
-
-/// A device: workers, memory and counts. A handle: clones are the same device, and streams and
-/// tensors hold one. Dropping the last handle waits until all enqueued work is done, and ends the
-/// workers.
-#[derive(Clone)]
-pub struct Device(Arc<DeviceHandle>);
-
-struct DeviceHandle {
-    shared: Arc<Shared>,
-    trace: Option<Arc<Process>>,
-    sanitizer: Option<Arc<Sanitizer>>,
-    workers: Vec<JoinHandle<()>>,
-}
-
 impl Drop for DeviceHandle {
     fn drop(&mut self) {
-        self.shared.executor.close();
+        self.executor.close();
         // The last handle may be dropped inside of a kernel's closure: a worker cannot wait for
         // itself. The workers then end by themselves.
         if !on_worker() {
@@ -122,8 +61,6 @@ impl Drop for DeviceHandle {
                 let _ = worker.join();
             }
         }
-        // Free blocks refer to streams, and streams to `shared`. No storage is left to free more.
-        self.shared.pool.clear();
     }
 }
 
@@ -162,39 +99,12 @@ impl Device {
                 return Err(Error::BadOption { option: "threads", expected, got: n.to_string() });
             }
         };
-        let trace = options.trace.as_ref().map(|trace| Arc::new(trace.process(&id.to_string())));
-        let sanitizer = environment.sanitize.then(Arc::<Sanitizer>::default);
-        let mut observers: Vec<Arc<dyn Observer>> = Vec::new();
-        if let Some(trace) = &trace {
-            observers.push(trace.clone());
-        }
-        if let Some(sanitizer) = &sanitizer {
-            observers.push(sanitizer.clone());
-        }
-        let observers = Observers::new(observers);
-        let checks_order = observers.check_order();
-        let shared = Arc::new(Shared {
-            id,
-            executor: Executor::default(),
-            pool: Pool::new(options.memory_limit, environment.faults, observers.clone()),
-            counters: Counters::default(),
-            submission: Mutex::default(),
-            launch_blocking: environment.launch_blocking,
-            isa: options.isa.unwrap_or(environment.isa),
-            observers,
-            checks_order,
-            faults: environment.faults,
-            threads,
-            streams: Mutex::default(),
-            next_stream: AtomicU64::new(0),
-        });
-        let mut handle =
-            DeviceHandle { shared, trace, sanitizer, workers: Vec::with_capacity(threads) };
+        let mut handle = DeviceHandle::new(id, options, &environment);
         for worker in 0..threads {
-            let shared = handle.shared.clone();
+            let executor = handle.executor.clone();
             let thread = thread::Builder::new()
                 .name(format!("{id}-{worker}"))
-                .spawn(move || shared.executor.work())
+                .spawn(move || executor.work())
                 // Dropping the handle ends the workers that started.
                 .map_err(|source| Error::WorkerSpawn { worker, threads, source })?;
             handle.workers.push(thread);
@@ -210,7 +120,7 @@ impl Device {
 
     /// Number of workers.
     pub fn threads(&self) -> usize {
-        self.shared().threads
+        self.0.workers.len()
     }
 
     /// Instruction set of its kernels.
@@ -220,10 +130,10 @@ impl Device {
 
     /// A new stream. The name is for errors and reports, and need not be unique.
     pub fn stream(&self, name: &str) -> Stream {
-        let shared = self.shared();
-        let id = shared.next_stream.fetch_add(1, Ordering::Relaxed);
-        let state = Arc::new(StreamState::new(shared.clone(), id, name));
-        let mut streams = lock(&shared.streams);
+        let DeviceHandle { shared, executor, next_stream, streams, .. } = &*self.0;
+        let id = next_stream.fetch_add(1, Ordering::Relaxed);
+        let state = Arc::new(StreamState::new(shared.clone(), executor.clone(), id, name));
+        let mut streams = lock(streams);
         streams.retain(|stream| stream.strong_count() > 0);
         streams.push(Arc::downgrade(&state));
         Stream::new(self, state)
@@ -241,7 +151,7 @@ impl Device {
 
     /// Memory in use, its peak, and both by owner (V3). Does not wait.
     pub fn memory(&self) -> MemoryReport {
-        self.shared().pool.report()
+        self.pool().with_usage(|usage| MemoryReport::of(usage))
     }
 
     /// Whether the race sanitizer is on ([`DeviceOptions::sanitize`] or `MERISTEM_SANITIZE=1`).
@@ -280,7 +190,7 @@ impl Device {
     /// Returns memory that is cached for reuse, and that no kernel still uses, to the system;
     /// returns the number of bytes. Does not wait.
     pub fn trim(&self) -> usize {
-        self.shared().pool.trim()
+        self.pool().trim()
     }
 
     /// Blocks the calling thread until all work enqueued so far on every stream is done. Counted as
@@ -295,7 +205,7 @@ impl Device {
         check_may_wait(operation)?;
         self.shared().counters.note(Act::Synchronize, operation, site)?;
         let _wait = self.shared().observers.host_waits(operation, Some(site));
-        let streams = lock(&self.shared().streams).clone();
+        let streams = lock(&self.0.streams).clone();
         let mut result = Ok(());
         for stream in streams.iter().filter_map(Weak::upgrade) {
             let seq = stream.lock().submitted();
@@ -308,6 +218,10 @@ impl Device {
     #[cfg(test)]
     pub(crate) fn sanitizer(&self) -> Option<&Sanitizer> {
         self.0.sanitizer.as_deref()
+    }
+
+    pub(super) fn pool(&self) -> &Pool<Stream> {
+        &self.0.pool
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {

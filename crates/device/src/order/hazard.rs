@@ -6,55 +6,19 @@
 //! total on a device, so waits point backwards only and no cycle of waits can arise. The models in
 //! `model` check this.
 //!
-//! A wait for completed work is left out, and completed accesses are forgotten; but not with the
-//! race sanitizer on, so that the order it sees is that of the program and does not depend on
-//! timing.
+//! A wait for completed work is left out, and completed accesses are forgotten; but not with an
+//! observer that checks order, so that the order it sees is that of the program and does not depend
+//! on timing.
 
+use super::queue::{Access, Edge, StreamState};
 use crate::ground::fault::Fault;
 use crate::ground::sync::Arc;
 use crate::ground::{Result, Use};
-use crate::hooks::Position;
-use crate::queue::StreamState;
 use smallvec::SmallVec;
 use std::cmp::Reverse;
 
-/// A position in a stream: done when the stream has completed that many commands.
-#[derive(Clone)]
-pub(crate) struct Access {
-    pub(crate) stream: Arc<StreamState>,
-    pub(crate) seq: u64,
-}
-
-impl Access {
-    pub(crate) fn is_done(&self) -> bool {
-        self.stream.is_done(self.seq)
-    }
-
-    pub(crate) fn is_on(&self, stream: &Arc<StreamState>) -> bool {
-        Arc::ptr_eq(&self.stream, stream)
-    }
-
-    /// The command, as observers know it.
-    pub(crate) fn position(&self) -> Position<'_> {
-        self.stream.position(self.seq)
-    }
-
-    /// Whether work on `stream` needs no wait for this access.
-    pub(crate) fn is_ordered_before(&self, stream: &Arc<StreamState>) -> bool {
-        self.is_on(stream) || self.is_done()
-    }
-}
-
 /// Accesses, usually at most one.
 type Accesses = SmallVec<[Access; 1]>;
-
-/// A wait of a stream for another.
-pub(crate) struct Edge {
-    pub(crate) access: Access,
-    /// Whether a kernel's panic on that stream also fails this one (its result is used), or not
-    /// (only its completion matters).
-    pub(crate) propagates: bool,
-}
 
 /// Waits, usually few.
 pub(crate) type Edges = SmallVec<[Edge; 4]>;

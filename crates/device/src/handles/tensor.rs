@@ -1,33 +1,14 @@
-//! Tensors: storage, shape, element type, memory format, and the stream that they belong to.
+//! Tensors: made, written and read, moved to another stream, and seen through windows.
 
-use crate::device::Device;
-use crate::expect::{Expect, device_words};
+use super::expect::{Expect, device_words};
+use super::{Device, Stream, Tensor, transfer};
 use crate::ground::sync::Arc;
 use crate::ground::{Act, DType, Element, Error, MemoryFormat, Owner, Property, Result, Shape};
 use crate::hooks::{Category, POISON, log_placement};
-use crate::pool::Request;
-use crate::storage::{Handle, Storage};
-use crate::stream::Stream;
-use crate::submit;
-use crate::transfer;
+use crate::memory::{Handle, Storage};
+use crate::order::{Tracked, wait_for_producer};
 use std::fmt;
 use std::panic::Location;
-
-/// A tensor on a device. Belongs to one stream: only launches of that stream accept it, and
-/// [`on`](Tensor::on) gives a handle for another (S1). A handle: clones share the memory. When the
-/// last handle is dropped, the memory is reused in stream order (S2): dropping a tensor whose
-/// kernels are still in flight is correct, and does not wait.
-#[derive(Clone)]
-pub struct Tensor {
-    storage: Handle,
-    /// First byte in the storage.
-    offset: usize,
-    shape: Shape,
-    dtype: DType,
-    format: MemoryFormat,
-    /// The stream it belongs to, if that is not the one that allocated the storage.
-    moved_to: Option<Stream>,
-}
 
 impl Tensor {
     /// A contiguous tensor whose elements are unspecified (but initialised: zeros, or values of an
@@ -199,7 +180,7 @@ impl Tensor {
             });
         }
         if stream != self.stream() {
-            submit::wait_for_producer(stream.state(), &self.storage)?;
+            wait_for_producer(stream.state(), &*self.storage)?;
         }
         let moved_to = (stream != self.storage.home()).then(|| stream.clone());
         let tensor = Tensor { moved_to, ..self.clone() };
@@ -360,7 +341,7 @@ impl Tensor {
         self.offset
     }
 
-    pub(crate) fn storage(&self) -> &Storage {
+    pub(crate) fn storage(&self) -> &Storage<Stream> {
         &self.storage
     }
 
@@ -400,7 +381,7 @@ impl New {
         let &New { shape, dtype, format, owner } = self;
         format.check(operation, &shape)?;
         let bytes = shape.bytes(operation, dtype.size())?;
-        let storage = Handle::new(&Request { home: stream, bytes, owner, operation, site })?;
+        let storage = Handle::new(stream, bytes, owner, operation, site)?;
         Ok(Tensor { storage, offset: 0, shape, dtype, format, moved_to: None })
     }
 }

@@ -1,31 +1,17 @@
 //! Launches: a kernel with its tensors, checked and enqueued onto a stream.
 
-use crate::args::{Arg, Args, Record};
-use crate::expect::Expect;
+use super::expect::Expect;
+use super::group::Group;
+use super::operands::{check_overlap, touch};
+use super::{Launch, Stream, Tensor};
+use crate::execution::{Arg, Args, Record, Transfer, Work};
 use crate::ground::sync::Arc;
-use crate::ground::{Act, Error, INLINE_ARGS, Result, Use};
-use crate::group::Group;
+use crate::ground::{Act, Result, Use};
 use crate::hooks::{Argument, Asked, Category, log_placement};
-use crate::stream::Stream;
-use crate::submit::{self, Touch};
-use crate::tensor::Tensor;
-use crate::work::{Transfer, Work};
+use crate::order::submit_work;
 use smallvec::SmallVec;
 use std::panic::Location;
 use std::time::Instant;
-
-/// Arguments of a launch.
-pub(crate) type Arguments<'a> = SmallVec<[(&'a Tensor, Use); INLINE_ARGS]>;
-
-/// A builder of a launch, made by [`Stream::launch`]. Nothing happens before [`run`](Launch::run).
-#[must_use = "a launch does nothing until `run`"]
-pub struct Launch<'a> {
-    stream: &'a Stream,
-    operation: &'static str,
-    act: Option<Act>,
-    site: &'static Location<'static>,
-    tensors: Arguments<'a>,
-}
 
 impl<'a> Launch<'a> {
     pub(crate) fn new(
@@ -86,12 +72,12 @@ impl<'a> Launch<'a> {
         log_placement(self.operation, || self.placements());
         let record = self.record(category);
         let touching = self.tensors.iter().filter(|(tensor, _)| tensor.bytes() > 0);
-        let touches = touching.map(|&(tensor, usage)| Touch::new(tensor, usage));
+        let touches = touching.map(|&(tensor, usage)| touch(tensor, usage));
         let state = self.stream.state();
         if let Some(act) = self.act {
             state.shared.counters.note(act, self.operation, self.site)?;
         }
-        submit::work(state, touches, work(record))
+        submit_work(state, touches, work(record))
     }
 
     /// Adds this launch to a group, which enqueues it. Its arguments may be tensors of any stream
@@ -158,39 +144,4 @@ impl<'a> Launch<'a> {
         }
         Ok(())
     }
-}
-
-/// Returns an error if a written argument shares bytes with another.
-pub(crate) fn check_overlap(operation: &'static str, tensors: &[(&Tensor, Use)]) -> Result<()> {
-    let is_written = |i: usize| tensors[i].1 == Use::Write;
-    let place = |i: usize| (std::ptr::from_ref(tensors[i].0.storage()), tensors[i].0.offset());
-    let with_bytes = (0..tensors.len()).filter(|&i| tensors[i].0.bytes() > 0);
-    let mut order: SmallVec<[usize; INLINE_ARGS]> = with_bytes.collect();
-    order.sort_unstable_by_key(|&i| place(i));
-    // The argument, and the written one, that reach furthest among those that begin earlier in the
-    // same storage: whatever overlaps an earlier one overlaps that one.
-    let (mut any, mut written): (Option<usize>, Option<usize>) = (None, None);
-    for &i in &order {
-        let earlier = if is_written(i) { any } else { written };
-        if let Some(j) = earlier.filter(|&j| tensors[j].0.overlaps(tensors[i].0)) {
-            let first_written = if is_written(i) && (i < j || !is_written(j)) { i } else { j };
-            return Err(Error::Overlap {
-                operation,
-                argument: format!("argument {first_written}"),
-                other: format!("argument {}", i + j - first_written),
-            });
-        }
-        let further = |j: Option<usize>| j.filter(|&j| reaches_as_far(tensors[j].0, tensors[i].0));
-        any = further(any).or(Some(i));
-        if is_written(i) {
-            written = further(written).or(Some(i));
-        }
-    }
-    Ok(())
-}
-
-/// Whether `earlier` ends at the end of `later`, or after it, in the same storage.
-fn reaches_as_far(earlier: &Tensor, later: &Tensor) -> bool {
-    let end = |tensor: &Tensor| tensor.offset() + tensor.bytes();
-    std::ptr::eq(earlier.storage(), later.storage()) && end(earlier) >= end(later)
 }

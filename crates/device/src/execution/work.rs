@@ -3,7 +3,7 @@
 //! A kernel is a closure over its arguments' elements. A transfer (a copy or a fill) is a value:
 //! its effect can be read off it, by this engine or by another backend's.
 
-use crate::args::{Args, Record};
+use super::args::{Args, Record};
 use crate::ground::sync::{Arc, Mutex, lock};
 use crate::hooks::{Asked, Category};
 use std::panic::Location;

@@ -1,9 +1,7 @@
 //! Requirements of an operation on its tensors, checked before it does anything (V1).
 
-use crate::device::Device;
+use super::{Device, Stream, Tensor};
 use crate::ground::{DType, DeviceId, Error, MAX_DIMS, MemoryFormat, Property, Result};
-use crate::stream::Stream;
-use crate::tensor::Tensor;
 use smallvec::SmallVec;
 use std::fmt;
 

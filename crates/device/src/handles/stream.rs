@@ -1,40 +1,24 @@
-//! Streams and events: the user's handles.
+//! Streams: launches, copies and fills, and waits.
 
-use crate::device::Device;
+use super::event::Event;
+use super::{Device, Launch, Stream, StreamHandle, Tensor, transfer};
+use crate::execution::{Fill, check_may_wait};
 use crate::ground::sync::Arc;
 use crate::ground::{Act, Result};
-use crate::hazard::Access;
-use crate::launch::Launch;
-use crate::queue::{StreamState, check_may_wait};
-use crate::submit;
-use crate::tensor::Tensor;
-use crate::transfer;
-use crate::work::Fill;
+use crate::memory::{Home, Pool};
+use crate::order::{Access, StreamState, wait_for};
 use std::fmt;
 use std::panic::Location;
 
-/// An ordered queue of work on a device (S1). Work on one stream runs in order; work on different
-/// streams runs concurrently, unless one uses the result of another. A handle: clones are the same
-/// stream. After the last handle and the last tensor are dropped, enqueued work still runs.
-#[derive(Clone)]
-pub struct Stream(Arc<StreamHandle>);
-
-struct StreamHandle {
-    state: Arc<StreamState>,
-    device: Device,
-    /// Its free list in the pool.
-    slot: usize,
-}
-
 impl Drop for StreamHandle {
     fn drop(&mut self) {
-        self.state.shared.pool.close_slot(self.slot);
+        self.device.pool().close_slot(self.slot);
     }
 }
 
 impl Stream {
-    pub(crate) fn new(device: &Device, state: Arc<StreamState>) -> Self {
-        let slot = state.shared.pool.open_slot();
+    pub(super) fn new(device: &Device, state: Arc<StreamState>) -> Self {
+        let slot = device.pool().open_slot();
         Stream(Arc::new(StreamHandle { state, device: device.clone(), slot }))
     }
 
@@ -95,7 +79,7 @@ impl Stream {
     /// [`crate::Error::KernelPanicked`] if this stream failed, or the event's stream failed before
     /// the event. If that is only known later, this stream fails then.
     pub fn wait(&self, event: &Event) -> Result<()> {
-        submit::wait_for(self.state(), &event.0)
+        wait_for(self.state(), &event.0)
     }
 
     /// Blocks the calling thread until all work on this stream is done. Counted as one
@@ -118,8 +102,18 @@ impl Stream {
     pub(crate) fn state(&self) -> &Arc<StreamState> {
         &self.0.state
     }
+}
 
-    pub(crate) fn slot(&self) -> usize {
+impl Home for Stream {
+    fn state(&self) -> &Arc<StreamState> {
+        &self.0.state
+    }
+
+    fn pool(&self) -> &Pool<Stream> {
+        self.0.device.pool()
+    }
+
+    fn slot(&self) -> usize {
         self.0.slot
     }
 }
@@ -136,42 +130,5 @@ impl Eq for Stream {}
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Stream({} `{}` on {})", self.id(), self.name(), self.device().id())
-    }
-}
-
-/// A position in a stream's order: it is reached when all work before it is done.
-#[derive(Clone)]
-pub struct Event(pub(crate) Access);
-
-impl Event {
-    /// Whether it has been reached. Does not wait.
-    pub fn is_done(&self) -> bool {
-        let done = self.0.is_done();
-        if done {
-            self.0.stream.host_saw(self.0.seq);
-        }
-        done
-    }
-
-    /// Blocks the calling thread until it has been reached. Counted as one synchronisation.
-    ///
-    /// # Errors
-    /// [`crate::Error::KernelPanicked`] if a kernel before it panicked;
-    /// [`crate::Error::InsideKernel`] if called inside of a kernel.
-    #[track_caller]
-    pub fn synchronize(&self) -> Result<()> {
-        let (operation, site) = ("Event::synchronize", Location::caller());
-        check_may_wait(operation)?;
-        let Access { stream, seq } = &self.0;
-        stream.shared.counters.note(Act::Synchronize, operation, site)?;
-        let _wait = stream.shared.observers.host_waits(operation, Some(site));
-        stream.wait_host(*seq);
-        stream.check_result(*seq)
-    }
-}
-
-impl fmt::Debug for Event {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Event({} of stream `{}`)", self.0.seq, self.0.stream.name())
     }
 }

@@ -16,15 +16,13 @@
 //!
 //! The models in `model` check these; each names the module of its invariant.
 
-use crate::device::Shared;
-use crate::executor;
+use super::shared::Shared;
+use crate::execution::{Executor, Left, Task, Work};
 use crate::ground::sync::{
     Arc, AtomicSeq, Condvar, Mutex, MutexGuard, OnceLock, Ordering, TURN, lock, spin_until, wait_on,
 };
 use crate::ground::{Error, Result};
-use crate::hazard::Edge;
 use crate::hooks::{Observed, Observers, Position, Ran};
-use crate::work::Work;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
@@ -34,6 +32,41 @@ use std::time::Instant;
 pub(crate) const CAPACITY: usize = 256;
 /// Number of commands at which it may continue: low enough that it does not wake for every command.
 const RESUME_AT: usize = CAPACITY / 2;
+
+/// A position in a stream: done when the stream has completed that many commands.
+#[derive(Clone)]
+pub(crate) struct Access {
+    pub(crate) stream: Arc<StreamState>,
+    pub(crate) seq: u64,
+}
+
+impl Access {
+    pub(crate) fn is_done(&self) -> bool {
+        self.stream.is_done(self.seq)
+    }
+
+    pub(crate) fn is_on(&self, stream: &Arc<StreamState>) -> bool {
+        Arc::ptr_eq(&self.stream, stream)
+    }
+
+    /// The command, as observers know it.
+    pub(crate) fn position(&self) -> Position<'_> {
+        self.stream.position(self.seq)
+    }
+
+    /// Whether work on `stream` needs no wait for this access.
+    pub(crate) fn is_ordered_before(&self, stream: &Arc<StreamState>) -> bool {
+        self.is_on(stream) || self.is_done()
+    }
+}
+
+/// A wait of a stream for another.
+pub(crate) struct Edge {
+    pub(crate) access: Access,
+    /// Whether a kernel's panic on that stream also fails this one (its result is used), or not
+    /// (only its completion matters).
+    pub(crate) propagates: bool,
+}
 
 /// An entry of a queue.
 pub(crate) enum Command {
@@ -46,17 +79,6 @@ enum Place {
     Idle,
     Ready,
     Parked,
-}
-
-/// Reason why a worker left a stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Left {
-    /// The queue is empty.
-    Idle,
-    /// The stream waits for another; the waker brings it back.
-    Parked,
-    /// Its turn is over; it has more work.
-    TurnOver,
 }
 
 /// A kernel's panic.
@@ -93,6 +115,8 @@ pub(crate) struct Queue {
 pub(crate) struct StreamState {
     pub(crate) id: u64,
     pub(crate) shared: Arc<Shared>,
+    /// Workers that run it.
+    executor: Arc<Executor<StreamState>>,
     observers: Observers,
     /// Its name, and what observers keep with it.
     pub(crate) observed: Observed,
@@ -121,13 +145,19 @@ impl Queue {
 }
 
 impl StreamState {
-    pub(crate) fn new(shared: Arc<Shared>, id: u64, name: &str) -> Self {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        executor: Arc<Executor<StreamState>>,
+        id: u64,
+        name: &str,
+    ) -> Self {
         let observers = shared.observers.clone();
         StreamState {
             id,
             observed: observers.open_stream(name),
             observers,
             shared,
+            executor,
             completed: AtomicSeq::new(0),
             failure: OnceLock::new(),
             queue: Mutex::new(Queue {
@@ -183,7 +213,7 @@ impl StreamState {
         }
         drop(queue);
         if starts {
-            self.shared.executor.start(self.clone());
+            self.executor.start(self.clone());
         }
         seq
     }
@@ -222,49 +252,6 @@ impl StreamState {
     /// Returns an error if a kernel of this stream panicked.
     pub(crate) fn check_alive(&self) -> Result<()> {
         self.check_result(u64::MAX)
-    }
-
-    /// Runs commands until there are none, one has to wait, or other streams wait for their turn.
-    /// Called by the one worker that took the stream from the executor.
-    pub(crate) fn run(self: &Arc<Self>) -> Left {
-        let mut turn_start = None;
-        let mut queue = self.lock();
-        loop {
-            let Some(command) = queue.commands.pop_front() else {
-                queue.place = Place::Idle;
-                return Left::Idle;
-            };
-            if queue.blocked > 0 && queue.commands.len() <= RESUME_AT {
-                self.space.notify_all();
-            }
-            drop(queue);
-            match command {
-                Command::Work(work) => match self.observers.is_empty() {
-                    true => self.run_work(work),
-                    false => self.run_observed(work),
-                },
-                Command::Wait(edge) => {
-                    for observer in self.observers.all() {
-                        observer.wait_begins(&self.observed);
-                    }
-                    if self.park_for(&edge) {
-                        return Left::Parked;
-                    }
-                    for observer in self.observers.all() {
-                        let at = self.position(self.next_seq());
-                        observer.wait_ended(at, edge.access.position());
-                    }
-                }
-            }
-            self.completed.store(self.next_seq(), Ordering::Release);
-            queue = self.wake_waiters(self.lock());
-            if self.shared.executor.has_ready() && !queue.commands.is_empty() {
-                let start = *turn_start.get_or_insert_with(Instant::now);
-                if start.elapsed() >= TURN {
-                    return Left::TurnOver;
-                }
-            }
-        }
     }
 
     /// Its name.
@@ -384,13 +371,52 @@ impl StreamState {
         drop(queue); // no two queue locks at once
         for waiter in woken {
             waiter.lock().place = Place::Ready;
-            waiter.shared.clone().executor.resume(waiter);
+            waiter.executor.clone().resume(waiter);
         }
         self.lock()
     }
 }
 
-/// Returns an error if the calling thread is a worker: a worker never waits for the device.
-pub(crate) fn check_may_wait(operation: &'static str) -> Result<()> {
-    if executor::on_worker() { Err(Error::InsideKernel { operation }) } else { Ok(()) }
+impl Task for StreamState {
+    /// Runs commands until there are none, one has to wait, or other streams wait for their turn.
+    fn run(self: &Arc<Self>) -> Left {
+        let mut turn_start = None;
+        let mut queue = self.lock();
+        loop {
+            let Some(command) = queue.commands.pop_front() else {
+                queue.place = Place::Idle;
+                return Left::Idle;
+            };
+            if queue.blocked > 0 && queue.commands.len() <= RESUME_AT {
+                self.space.notify_all();
+            }
+            drop(queue);
+            match command {
+                Command::Work(work) => match self.observers.is_empty() {
+                    true => self.run_work(work),
+                    false => self.run_observed(work),
+                },
+                Command::Wait(edge) => {
+                    for observer in self.observers.all() {
+                        observer.wait_begins(&self.observed);
+                    }
+                    if self.park_for(&edge) {
+                        return Left::Parked;
+                    }
+                    for observer in self.observers.all() {
+                        let at = self.position(self.next_seq());
+                        observer.wait_ended(at, edge.access.position());
+                    }
+                }
+            }
+            self.completed.store(self.next_seq(), Ordering::Release);
+            queue = self.wake_waiters(self.lock());
+            if self.executor.has_ready() && !queue.commands.is_empty() {
+                let start = *turn_start.get_or_insert_with(Instant::now);
+                if start.elapsed() >= TURN {
+                    return Left::TurnOver;
+                }
+            }
+        }
+    }
 }

@@ -15,19 +15,15 @@
 //!
 //! The models in `model` check these.
 
-use crate::block::Block;
-use crate::device::Shared;
-use crate::executor;
+use super::size_class::{class_of, class_size};
+use super::storage::Storage;
+use super::usage::Usage;
+use crate::execution::{Block, on_worker};
 use crate::ground::fault::{Fault, Faults};
 use crate::ground::sync::{Arc, Mutex, MutexGuard, lock};
 use crate::ground::{Act, Error, Owner, Result};
-use crate::hazard::Access;
 use crate::hooks::Observers;
-use crate::memory::{MemoryReport, Usage};
-use crate::queue::StreamState;
-use crate::size_class::{class_of, class_size};
-use crate::storage::Storage;
-use crate::stream::Stream;
+use crate::order::{Access, StreamState, Tracked};
 use std::panic::Location;
 use triomphe::UniqueArc;
 
@@ -35,20 +31,25 @@ use triomphe::UniqueArc;
 const LOOK: usize = 8;
 
 /// A storage without a tenant: a block with its pending accesses.
-type Free = UniqueArc<Storage>;
+type Free<H> = UniqueArc<Storage<H>>;
 
 /// Whether work on `stream` may use the block without a wait.
-fn is_ready_for(free: &mut Free, stream: &Arc<StreamState>) -> bool {
+fn is_ready_for<H>(free: &mut Free<H>, stream: &Arc<StreamState>) -> bool {
     let after = free.hazards_mut().inherited();
     after.is_empty() || after.iter().all(|access| access.is_ordered_before(stream))
 }
 
 /// Free storages by size class, latest last.
-#[derive(Default)]
-struct FreeLists(Vec<Vec<Free>>);
+struct FreeLists<H>(Vec<Vec<Free<H>>>);
 
-impl FreeLists {
-    fn put(&mut self, free: Free) {
+impl<H> Default for FreeLists<H> {
+    fn default() -> Self {
+        FreeLists(Vec::new())
+    }
+}
+
+impl<H> FreeLists<H> {
+    fn put(&mut self, free: Free<H>) {
         let class = free.class();
         if self.0.len() <= class {
             self.0.resize_with(class + 1, Vec::new);
@@ -57,7 +58,7 @@ impl FreeLists {
     }
 
     /// Takes a block of this class that `stream` may use without a wait.
-    fn take_ready(&mut self, class: usize, stream: &Arc<StreamState>) -> Option<Free> {
+    fn take_ready(&mut self, class: usize, stream: &Arc<StreamState>) -> Option<Free<H>> {
         let list = self.0.get_mut(class)?;
         let from = list.len().saturating_sub(LOOK);
         let found = (from..list.len()).rev().find(|&i| is_ready_for(&mut list[i], stream))?;
@@ -65,20 +66,17 @@ impl FreeLists {
     }
 
     /// Takes the block of this class that was freed earliest.
-    fn take_oldest(&mut self, class: usize) -> Option<Free> {
+    fn take_oldest(&mut self, class: usize) -> Option<Free<H>> {
         let list = self.0.get_mut(class)?;
         if list.is_empty() { None } else { Some(list.remove(0)) }
     }
 }
 
-#[derive(Default)]
-struct State {
+struct State<H> {
     /// Free blocks by the slot of their stream; the first list is that of ended streams.
-    lists: Vec<FreeLists>,
+    lists: Vec<FreeLists<H>>,
     /// Slots without a stream.
     vacant: Vec<usize>,
-    reserved: usize,
-    reserved_peak: usize,
     usage: Usage,
 }
 
@@ -86,32 +84,34 @@ struct State {
 const ORPHANS: usize = 0;
 
 /// A device's memory.
-pub(crate) struct Pool {
+pub(crate) struct Pool<H> {
     limit: Option<usize>,
     /// A planted fault; see [`crate::ground::fault::Fault`].
     forgets: bool,
     /// Whether to keep completed accesses, for an observer that checks order.
     keeps_done: bool,
     observers: Observers,
-    state: Mutex<State>,
+    state: Mutex<State<H>>,
 }
 
 /// A request for memory.
 pub(crate) struct Request<'a> {
     /// The stream that it will belong to.
-    pub(crate) home: &'a Stream,
+    pub(crate) stream: &'a Arc<StreamState>,
+    /// Its free list in the pool.
+    pub(crate) slot: usize,
     pub(crate) bytes: usize,
     pub(crate) owner: Owner,
     pub(crate) operation: &'static str,
     pub(crate) site: &'static Location<'static>,
 }
 
-impl State {
+impl<H> State<H> {
     fn take_anywhere(
         &mut self,
         slot: usize,
-        take: impl Fn(&mut FreeLists) -> Option<Free>,
-    ) -> Option<Free> {
+        take: impl Fn(&mut FreeLists<H>) -> Option<Free<H>>,
+    ) -> Option<Free<H>> {
         take(&mut self.lists[slot]).or_else(|| self.lists.iter_mut().find_map(take))
     }
 
@@ -125,39 +125,40 @@ impl State {
     /// Returns idle blocks to the system, the largest first, until `enough`; returns the number of
     /// bytes.
     fn trim(&mut self, observers: &Observers, enough: impl Fn(usize) -> bool) -> usize {
-        let before = self.reserved;
+        let before = self.usage.reserved;
         let classes = self.lists.iter().map(|l| l.0.len()).max().unwrap_or(0);
         for class in (0..classes).rev() {
             for lists in &mut self.lists {
                 let Some(list) = lists.0.get_mut(class) else { continue };
                 let mut i = 0;
-                while i < list.len() && !enough(self.reserved) {
+                while i < list.len() && !enough(self.usage.reserved) {
                     if list[i].hazards_mut().is_idle() {
                         let free = list.swap_remove(i);
                         for observer in observers.all() {
                             observer.block_returned(free.address());
                         }
-                        self.reserved -= free.reserved();
+                        self.usage.reserved -= free.reserved();
                     } else {
                         i += 1;
                     }
                 }
             }
         }
-        before - self.reserved
+        before - self.usage.reserved
     }
 }
 
-impl Pool {
+impl<H> Pool<H> {
     /// A new pool.
     pub(crate) fn new(limit: Option<usize>, faults: Faults, observers: Observers) -> Self {
-        let state = Mutex::new(State { lists: vec![FreeLists::default()], ..State::default() });
+        let lists = vec![FreeLists::default()];
+        let state = Mutex::new(State { lists, vacant: Vec::new(), usage: Usage::default() });
         let forgets = faults.has(Fault::PoolForgets);
         Pool { limit, forgets, keeps_done: observers.check_order(), observers, state }
     }
 
     /// Counts the bytes of a new tensor.
-    fn take(&self, state: &mut State, owner: Owner, bytes: usize) {
+    fn take(&self, state: &mut State<H>, owner: Owner, bytes: usize) {
         let held = state.usage.take(owner, bytes);
         for observer in self.observers.all() {
             observer.memory_changed(owner, held);
@@ -190,13 +191,13 @@ impl Pool {
     /// Allocates a storage for a request of at least 1 byte. Does not wait, unless the limit is
     /// reached and the only remaining option is to wait for free blocks of other sizes to become
     /// idle (counted as a synchronisation).
-    pub(crate) fn allocate(&self, request: &Request<'_>) -> Result<Free> {
-        let &Request { home, bytes, owner, operation, site } = request;
-        let (stream, class) = (home.state(), class_of(bytes));
+    pub(crate) fn allocate(&self, request: &Request<'_>) -> Result<Free<H>> {
+        let &Request { stream, slot, bytes, owner, operation, site } = request;
+        let class = class_of(bytes);
         let counters = &stream.shared.counters;
         let enter = || lock(&self.state);
         let mut state = counters.note_under(Act::Allocate, operation, site, enter)?;
-        let mut ready = state.lists[home.slot()].take_ready(class, stream);
+        let mut ready = state.lists[slot].take_ready(class, stream);
         if ready.is_none() {
             ready = state.lists[ORPHANS].take_ready(class, stream);
         }
@@ -209,9 +210,9 @@ impl Pool {
     #[cold]
     fn allocate_anew(
         &self,
-        mut state: MutexGuard<'_, State>,
+        mut state: MutexGuard<'_, State<H>>,
         request: &Request<'_>,
-    ) -> Result<Free> {
+    ) -> Result<Free<H>> {
         let class = class_of(request.bytes);
         let grown = if self.fits(&state, class) { self.grow(&mut state, class) } else { None };
         let (mut state, free) = match grown {
@@ -222,24 +223,25 @@ impl Pool {
         Ok(free)
     }
 
-    fn hand_out(&self, mut free: Free) -> Free {
+    fn hand_out(&self, mut free: Free<H>) -> Free<H> {
         if !self.keeps_done {
             free.hazards_mut().forget_done();
         }
         free
     }
 
-    fn fits(&self, state: &State, class: usize) -> bool {
+    fn fits(&self, state: &State<H>, class: usize) -> bool {
         let size = class_size(class);
-        self.limit.is_none_or(|limit| state.reserved.saturating_add(size) <= limit)
+        self.limit.is_none_or(|limit| state.usage.reserved.saturating_add(size) <= limit)
     }
 
     /// A new block from the system, `None` if it has no memory.
-    fn grow(&self, state: &mut State, class: usize) -> Option<Free> {
+    fn grow(&self, state: &mut State<H>, class: usize) -> Option<Free<H>> {
         let size = class_size(class);
         let block = Arc::new(Block::new(size)?);
-        state.reserved += size;
-        state.reserved_peak = state.reserved_peak.max(state.reserved);
+        let usage = &mut state.usage;
+        usage.reserved += size;
+        usage.reserved_peak = usage.reserved_peak.max(usage.reserved);
         Some(UniqueArc::new(Storage::vacant(Some(block), class)))
     }
 
@@ -248,32 +250,29 @@ impl Pool {
     /// idle. A block that is too large is never handed out.
     fn allocate_under_pressure<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State>,
+        mut state: MutexGuard<'a, State<H>>,
         request: &Request<'_>,
-    ) -> Result<(MutexGuard<'a, State>, Free)> {
-        let (stream, class) = (request.home.state(), class_of(request.bytes));
-        let shared = &stream.shared;
+    ) -> Result<(MutexGuard<'a, State<H>>, Free<H>)> {
+        let (stream, class) = (request.stream, class_of(request.bytes));
         let mut waited = false;
         loop {
             let reused = state
-                .take_anywhere(request.home.slot(), |lists| lists.take_ready(class, stream))
-                .or_else(|| {
-                    state.take_anywhere(request.home.slot(), |lists| lists.take_oldest(class))
-                });
+                .take_anywhere(request.slot, |lists| lists.take_ready(class, stream))
+                .or_else(|| state.take_anywhere(request.slot, |lists| lists.take_oldest(class)));
             if let Some(free) = reused {
                 return Ok((state, self.hand_out(free)));
             }
             // Before trimming: blocks that become idle meanwhile are found in the next turn.
-            let busy = if executor::on_worker() { None } else { state.find_busy() };
+            let busy = if on_worker() { None } else { state.find_busy() };
             if let Some(free) = self.trim_and_grow(&mut state, class) {
                 return Ok((state, free));
             }
             let Some(access) = busy else {
-                return Err(self.exhausted(shared, &state, request));
+                return Err(self.exhausted(&state, request));
             };
             drop(state);
             if !std::mem::replace(&mut waited, true) {
-                shared.counters.note(Act::Synchronize, request.operation, request.site)?;
+                stream.shared.counters.note(Act::Synchronize, request.operation, request.site)?;
             }
             let wait = self.observers.host_waits("wait for memory", Some(request.site));
             access.stream.wait_host(access.seq);
@@ -282,22 +281,22 @@ impl Pool {
         }
     }
 
-    fn exhausted(&self, shared: &Shared, state: &State, request: &Request<'_>) -> Error {
-        let mut owners = state.usage.report(state.reserved, state.reserved_peak).owners;
+    fn exhausted(&self, state: &State<H>, request: &Request<'_>) -> Error {
+        let mut owners = state.usage.owners();
         owners.retain(|held| held.current > 0);
         Error::OutOfMemory {
             owners,
             operation: request.operation,
-            device: shared.id,
+            device: request.stream.shared.id,
             owner: request.owner,
             requested: class_size(class_of(request.bytes)),
-            current: state.usage.current(),
-            reserved: state.reserved,
+            current: state.usage.current,
+            reserved: state.usage.reserved,
             limit: self.limit,
         }
     }
 
-    fn trim_and_grow(&self, state: &mut State, class: usize) -> Option<Free> {
+    fn trim_and_grow(&self, state: &mut State<H>, class: usize) -> Option<Free<H>> {
         match self.limit {
             Some(limit) => {
                 let room = limit.checked_sub(class_size(class))?;
@@ -310,7 +309,7 @@ impl Pool {
     }
 
     /// Takes back a storage whose tenant is gone; `bytes` were requested for `owner`.
-    pub(crate) fn free(&self, slot: usize, mut free: Free, owner: Owner, bytes: usize) {
+    pub(crate) fn free(&self, slot: usize, mut free: Free<H>, owner: Owner, bytes: usize) {
         if self.forgets {
             free.hazards_mut().clear();
         }
@@ -327,20 +326,8 @@ impl Pool {
         lock(&self.state).trim(&self.observers, |_| false)
     }
 
-    /// Drops all free blocks, once no more requests can come.
-    pub(crate) fn clear(&self) {
-        let mut state = lock(&self.state);
-        state.lists.iter_mut().for_each(|lists| lists.0.clear());
-    }
-
-    pub(crate) fn report(&self) -> MemoryReport {
-        self.report_with(|_| ()).0
-    }
-
-    /// A report, and the result of `look` at the same moment.
-    pub(crate) fn report_with<T>(&self, look: impl FnOnce(&mut Usage) -> T) -> (MemoryReport, T) {
-        let mut state = lock(&self.state);
-        let report = state.usage.report(state.reserved, state.reserved_peak);
-        (report, look(&mut state.usage))
+    /// Looks at the memory in use.
+    pub(crate) fn with_usage<T>(&self, look: impl FnOnce(&mut Usage) -> T) -> T {
+        look(&mut lock(&self.state).usage)
     }
 }

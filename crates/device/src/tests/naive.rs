@@ -3,9 +3,9 @@
 //! by another stream, dropped on return, and its memory reused too early. The same program on the
 //! real pool is correct.
 
-use crate::device::{Device, DeviceOptions, Environment};
 use crate::ground::fault::{Fault, Faults};
 use crate::ground::sync::Arc;
+use crate::handles::{Device, DeviceOptions, Environment};
 use crate::{Args, DType, DeviceId, Owner, Result, Stream, Tensor};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

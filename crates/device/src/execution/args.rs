@@ -5,7 +5,7 @@
 //! before every later one (`hazard`). So while a kernel runs, no other work writes the bytes it
 //! reads, and no other work touches the bytes it writes.
 
-use crate::block::Block;
+use super::block::Block;
 use crate::ground::sync::Arc;
 use crate::ground::{DType, Element, INLINE_ARGS, Isa, Use};
 use crate::hooks::Asked;
@@ -30,7 +30,7 @@ pub(crate) struct Arg {
 /// A launch in flight: its operation, call site and arguments.
 pub(crate) struct Record {
     pub(crate) operation: &'static str,
-    /// Call site of the launch; the race sanitizer reports it.
+    /// Call site of the launch, for errors and observers.
     pub(crate) site: &'static Location<'static>,
     pub(crate) args: SmallVec<[Arg; INLINE_ARGS]>,
     /// Instruction set of the device's kernels.

@@ -1,7 +1,7 @@
 //! Block sizes of the pool: multiples of 64 bytes up to 1 KiB, then eight steps per octave, so that
 //! at most an eighth is lost to rounding.
 
-use crate::block::ALIGNMENT;
+use crate::execution::ALIGNMENT;
 
 /// Classes of one granule each, before the octaves.
 const SMALL: usize = 16;

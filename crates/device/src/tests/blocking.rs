@@ -1,7 +1,7 @@
 //! Tests of launches that wait for their kernels (S4).
 
-use crate::device::{Device, DeviceOptions, Environment};
 use crate::ground::random::{Purpose, Rng};
+use crate::handles::{Device, DeviceOptions, Environment};
 use crate::{DType, DeviceId, Error, Owner, Tensor};
 
 fn open(launch_blocking: bool) -> Device {

@@ -2,16 +2,14 @@
 //! like kernels. Those between host and device are counted as copies, those inside of the device as
 //! launches.
 
-use crate::expect::Expect;
+use super::expect::Expect;
+use super::{Launch, Stream, Tensor};
+use crate::execution::{Fill, HostBytes, IntoSlots, Slots, Transfer, check_may_wait};
 use crate::ground::fault::Fault;
 use crate::ground::sync::{Arc, Mutex, lock};
 use crate::ground::{Act, Element, Error, Property, Result};
 use crate::hooks::{Category, POISON};
-use crate::launch::Launch;
-use crate::queue::check_may_wait;
-use crate::stream::Stream;
-use crate::tensor::Tensor;
-use crate::work::{Fill, HostBytes, IntoSlots, Slots, Transfer};
+use crate::order::{Access, Tracked};
 use std::panic::Location;
 
 type Site = &'static Location<'static>;
@@ -191,7 +189,7 @@ fn copy_out_of<T: bytemuck::Pod + Send>(
     members: Vec<usize>,
     slots: &Slots<T>,
     site: Site,
-) -> Result<crate::hazard::Access> {
+) -> Result<Access> {
     let mut launch = Launch::new(stream, "read_back", None, site);
     for &i in &members {
         launch = launch.read(tensors[i]);

@@ -1,0 +1,164 @@
+//! The fixed pool of workers that runs ready tasks, the streams of a device.
+//!
+//! Invariants
+//! - A task is in the ready list at most once, and only while it has work (a stream's state is
+//!   `Ready`, see `order::queue`).
+//! - `active` counts the tasks that are not idle; workers end when it is zero and the device is
+//!   closed, so all submitted work runs.
+//! - At most one worker spins. A thread that adds a task wakes a sleeper only if no worker spins;
+//!   a worker that takes one, and sees more, wakes the next. All of it under one lock, so no
+//!   wake-up is lost.
+//!
+//! The models in `model` check these.
+
+use crate::ground::sync::{
+    Arc, AtomicUsize, Condvar, Mutex, ON_WORKER, Ordering, lock, spin_until, wait_on,
+};
+use crate::ground::{Error, Result};
+use std::cell::Cell;
+use std::collections::VecDeque;
+
+/// Whether the calling thread is a worker of some device.
+pub(crate) fn on_worker() -> bool {
+    ON_WORKER.with(Cell::get)
+}
+
+/// Returns an error if the calling thread is a worker: a worker never waits for the device.
+pub(crate) fn check_may_wait(operation: &'static str) -> Result<()> {
+    if on_worker() { Err(Error::InsideKernel { operation }) } else { Ok(()) }
+}
+
+/// Reason why a worker left a task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Left {
+    /// It has no work.
+    Idle,
+    /// It waits for another; the waker brings it back.
+    Parked,
+    /// Its turn is over; it has more work.
+    TurnOver,
+}
+
+/// A task of the workers: a stream.
+pub(crate) trait Task {
+    /// Runs it until it has no work left, has to wait, or its turn is over. Called by the one
+    /// worker that took it.
+    fn run(self: &Arc<Self>) -> Left;
+}
+
+/// Tasks that are ready to run, and the state of the workers.
+struct Ready<T> {
+    tasks: VecDeque<Arc<T>>,
+    active: usize,
+    spinning: bool,
+    sleeping: usize,
+    closed: bool,
+}
+
+/// The ready list shared by the workers.
+pub(crate) struct Executor<T> {
+    ready: Mutex<Ready<T>>,
+    /// Length of the ready list, readable without the lock.
+    length: AtomicUsize,
+    /// Notified for a task that no worker is about to take, and at the end.
+    wake: Condvar,
+}
+
+impl<T> Default for Executor<T> {
+    fn default() -> Self {
+        let ready = Ready {
+            tasks: VecDeque::new(),
+            active: 0,
+            spinning: false,
+            sleeping: 0,
+            closed: false,
+        };
+        Executor { ready: Mutex::new(ready), length: AtomicUsize::new(0), wake: Condvar::new() }
+    }
+}
+
+impl<T: Task> Executor<T> {
+    /// Adds a task that was idle.
+    pub(crate) fn start(&self, task: Arc<T>) {
+        self.add(task, 1);
+    }
+
+    /// Adds a task that was parked, or whose turn is over.
+    pub(crate) fn resume(&self, task: Arc<T>) {
+        self.add(task, 0);
+    }
+
+    fn add(&self, task: Arc<T>, newly_active: usize) {
+        let mut ready = lock(&self.ready);
+        ready.active += newly_active;
+        ready.tasks.push_back(task);
+        self.length.store(ready.tasks.len(), Ordering::Release);
+        let wake = !ready.spinning && ready.sleeping > 0;
+        drop(ready);
+        if wake {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Whether some task waits for a worker; may be outdated.
+    pub(crate) fn has_ready(&self) -> bool {
+        self.length.load(Ordering::Relaxed) > 0
+    }
+
+    /// Lets the workers end once all submitted work is done.
+    pub(crate) fn close(&self) {
+        lock(&self.ready).closed = true;
+        self.wake.notify_all();
+    }
+
+    /// Body of a worker: runs tasks until the device is closed and has no work left.
+    pub(crate) fn work(&self) {
+        ON_WORKER.with(|on_worker| on_worker.set(true));
+        while let Some(task) = self.next() {
+            match task.run() {
+                Left::Parked => {}
+                Left::TurnOver => self.resume(task),
+                Left::Idle => {
+                    let mut ready = lock(&self.ready);
+                    ready.active -= 1;
+                    if ready.active == 0 && ready.closed {
+                        self.wake.notify_all();
+                    }
+                }
+            }
+        }
+    }
+
+    /// The next task to run; `None` when the worker should end.
+    fn next(&self) -> Option<Arc<T>> {
+        let mut ready = lock(&self.ready);
+        let mut may_spin = true;
+        loop {
+            if let Some(task) = ready.tasks.pop_front() {
+                self.length.store(ready.tasks.len(), Ordering::Release);
+                let more = !ready.tasks.is_empty() && !ready.spinning && ready.sleeping > 0;
+                drop(ready);
+                if more {
+                    self.wake.notify_one();
+                }
+                return Some(task);
+            }
+            if ready.closed && ready.active == 0 {
+                return None;
+            }
+            if may_spin && !ready.spinning && !ready.closed {
+                ready.spinning = true;
+                drop(ready);
+                spin_until(|| self.has_ready());
+                ready = lock(&self.ready);
+                ready.spinning = false;
+                may_spin = false;
+            } else {
+                ready.sleeping += 1;
+                ready = wait_on(&self.wake, ready);
+                ready.sleeping -= 1;
+                may_spin = true;
+            }
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! The user's interface: devices, streams, tensors and launches.
+//!
+//! The four name each other in what they offer: a device opens streams, a stream starts launches, a
+//! launch takes tensors, a tensor belongs to a stream. So they are declared here, side by side; the
+//! methods of each are in the file of its name, and no two of these files import each other.
+
+mod device;
+mod event;
+mod expect;
+mod group;
+mod launch;
+mod operands;
+mod options;
+mod report;
+mod stream;
+mod tensor;
+mod transfer;
+
+pub use event::Event;
+pub use expect::{Expect, Extent};
+pub use group::Group;
+pub use options::DeviceOptions;
+#[cfg(test)]
+pub(crate) use options::Environment;
+pub use report::{MemoryAround, MemoryReport};
+pub use transfer::{read_back, read_back_as, read_back_f64};
+
+use crate::execution::Executor;
+use crate::ground::sync::thread::JoinHandle;
+use crate::ground::sync::{Arc, AtomicU64, Mutex, Weak};
+use crate::ground::{Act, DType, MemoryFormat, Shape};
+use crate::memory::{Handle, Pool};
+use crate::observers::{Process, Sanitizer};
+use crate::order::{Shared, StreamState};
+use operands::Operands;
+use std::panic::Location;
+
+/// A device: workers, memory and counts. A handle: clones are the same device, and streams and
+/// tensors hold one. Dropping the last handle waits until all enqueued work is done, and ends the
+/// workers.
+#[derive(Clone)]
+pub struct Device(Arc<DeviceHandle>);
+
+struct DeviceHandle {
+    shared: Arc<Shared>,
+    executor: Arc<Executor<StreamState>>,
+    pool: Pool<Stream>,
+    /// Its part of a trace, if any.
+    trace: Option<Arc<Process>>,
+    /// The race sanitizer, if it is on.
+    sanitizer: Option<Arc<Sanitizer>>,
+    /// Live streams, to wait for all of them.
+    streams: Mutex<Vec<Weak<StreamState>>>,
+    next_stream: AtomicU64,
+    workers: Vec<JoinHandle<()>>,
+}
+
+/// An ordered queue of work on a device (S1). Work on one stream runs in order; work on different
+/// streams runs concurrently, unless one uses the result of another. A handle: clones are the same
+/// stream. After the last handle and the last tensor are dropped, enqueued work still runs.
+#[derive(Clone)]
+pub struct Stream(Arc<StreamHandle>);
+
+struct StreamHandle {
+    state: Arc<StreamState>,
+    device: Device,
+    /// Its free list in the pool.
+    slot: usize,
+}
+
+/// A tensor on a device. Belongs to one stream: only launches of that stream accept it, and
+/// [`on`](Tensor::on) gives a handle for another (S1). A handle: clones share the memory. When the
+/// last handle is dropped, the memory is reused in stream order (S2): dropping a tensor whose
+/// kernels are still in flight is correct, and does not wait.
+#[derive(Clone)]
+pub struct Tensor {
+    storage: Handle<Stream>,
+    /// First byte in the storage.
+    offset: usize,
+    shape: Shape,
+    dtype: DType,
+    format: MemoryFormat,
+    /// The stream it belongs to, if that is not the one that allocated the storage.
+    moved_to: Option<Stream>,
+}
+
+/// A builder of a launch, made by [`Stream::launch`]. Nothing happens before [`run`](Launch::run).
+#[must_use = "a launch does nothing until `run`"]
+pub struct Launch<'a> {
+    stream: &'a Stream,
+    operation: &'static str,
+    act: Option<Act>,
+    site: &'static Location<'static>,
+    tensors: Operands<'a>,
+}

@@ -1,0 +1,51 @@
+//! Operands of a launch: its tensors, and how it accesses them.
+
+use super::{Stream, Tensor};
+use crate::ground::{Error, INLINE_ARGS, Result, Use};
+use crate::memory::Storage;
+use crate::order::Touch;
+use smallvec::SmallVec;
+
+/// Operands of a launch.
+pub(super) type Operands<'a> = SmallVec<[(&'a Tensor, Use); INLINE_ARGS]>;
+
+/// The access of a launch to a tensor, as submission sees it.
+pub(super) fn touch(tensor: &Tensor, usage: Use) -> Touch<'_, Storage<Stream>> {
+    let bytes = tensor.offset()..tensor.offset() + tensor.bytes();
+    Touch { storage: tensor.storage(), usage, bytes }
+}
+
+/// Returns an error if a written argument shares bytes with another.
+pub(super) fn check_overlap(operation: &'static str, tensors: &[(&Tensor, Use)]) -> Result<()> {
+    let is_written = |i: usize| tensors[i].1 == Use::Write;
+    let place = |i: usize| (std::ptr::from_ref(tensors[i].0.storage()), tensors[i].0.offset());
+    let with_bytes = (0..tensors.len()).filter(|&i| tensors[i].0.bytes() > 0);
+    let mut order: SmallVec<[usize; INLINE_ARGS]> = with_bytes.collect();
+    order.sort_unstable_by_key(|&i| place(i));
+    // The argument, and the written one, that reach furthest among those that begin earlier in the
+    // same storage: whatever overlaps an earlier one overlaps that one.
+    let (mut any, mut written): (Option<usize>, Option<usize>) = (None, None);
+    for &i in &order {
+        let earlier = if is_written(i) { any } else { written };
+        if let Some(j) = earlier.filter(|&j| tensors[j].0.overlaps(tensors[i].0)) {
+            let first_written = if is_written(i) && (i < j || !is_written(j)) { i } else { j };
+            return Err(Error::Overlap {
+                operation,
+                argument: format!("argument {first_written}"),
+                other: format!("argument {}", i + j - first_written),
+            });
+        }
+        let further = |j: Option<usize>| j.filter(|&j| reaches_as_far(tensors[j].0, tensors[i].0));
+        any = further(any).or(Some(i));
+        if is_written(i) {
+            written = further(written).or(Some(i));
+        }
+    }
+    Ok(())
+}
+
+/// Whether `earlier` ends at the end of `later`, or after it, in the same storage.
+fn reaches_as_far(earlier: &Tensor, later: &Tensor) -> bool {
+    let end = |tensor: &Tensor| tensor.offset() + tensor.bytes();
+    std::ptr::eq(earlier.storage(), later.storage()) && end(earlier) >= end(later)
+}

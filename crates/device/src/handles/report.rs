@@ -1,0 +1,81 @@
+//! Reports of a device's memory (V3).
+
+use super::{Device, Stream};
+use crate::ground::{Owner, OwnerUse};
+use crate::memory::{Pool, Usage, WatermarkId};
+
+/// Memory of a device. Bytes are those that tensors asked for; rounding and cached free blocks are
+/// only in `reserved`, so `current` and `peak` do not depend on timing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryReport {
+    /// Bytes in tensors now.
+    pub current: usize,
+    /// Largest number of bytes in tensors so far.
+    pub peak: usize,
+    /// Bytes taken from the system: in tensors, or free and cached for reuse.
+    pub reserved: usize,
+    /// Largest number of bytes taken from the system so far.
+    pub reserved_peak: usize,
+    /// By owner, every owner once, in the order of [`Owner::ALL`].
+    pub owners: Vec<OwnerUse>,
+}
+
+impl MemoryReport {
+    pub(super) fn of(usage: &Usage) -> Self {
+        let &Usage { current, peak, reserved, reserved_peak, .. } = usage;
+        MemoryReport { current, peak, reserved, reserved_peak, owners: usage.owners() }
+    }
+
+    /// Runs `call`, and reports its effect on the memory of `device`: before, after, and the true
+    /// peak in between, however short it lasted. Calls may be nested, and may run concurrently on
+    /// several threads: every one sees everything that happens on the device during it, from any
+    /// thread. Bytes count from the creation of a tensor until its last handle is dropped, not
+    /// until kernels in flight have ended, so the figures do not depend on the timing of the
+    /// device. Does not wait.
+    pub fn around<T>(device: &Device, call: impl FnOnce() -> T) -> (T, MemoryAround) {
+        let pool = device.pool();
+        let (before, id) =
+            pool.with_usage(|usage| (MemoryReport::of(usage), usage.open_watermark()));
+        let open = Open { pool, id };
+        let result = call();
+        let (after, mark) =
+            pool.with_usage(|usage| (MemoryReport::of(usage), usage.close_watermark(open.id)));
+        let (peak, owners) = match mark {
+            Some(mark) => (mark.peak, mark.owners),
+            None => (after.current, [0; Owner::ALL.len()]),
+        };
+        (result, MemoryAround { before, after, peak, owners })
+    }
+}
+
+/// Memory of a device before, during and after a call; see [`MemoryReport::around`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryAround {
+    /// Memory at the start of the call.
+    pub before: MemoryReport,
+    /// Memory after the call returned.
+    pub after: MemoryReport,
+    /// Largest number of bytes in tensors at any moment of the call, earlier ones included.
+    pub peak: usize,
+    owners: [usize; Owner::ALL.len()],
+}
+
+impl MemoryAround {
+    /// Largest number of bytes of one owner at any moment of the call. Owners' peaks need not
+    /// coincide.
+    pub fn owner_peak(&self, owner: Owner) -> usize {
+        self.owners[owner as usize]
+    }
+}
+
+/// Ends the measurement when the call panics.
+struct Open<'a> {
+    pool: &'a Pool<Stream>,
+    id: WatermarkId,
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.pool.with_usage(|usage| usage.close_watermark(self.id));
+    }
+}

@@ -1,0 +1,135 @@
+//! References to storages: the last one returns the memory to where it came from.
+
+use super::pool::{Pool, Request};
+use super::storage::{Storage, Tenant, next_id};
+use crate::ground::sync::Arc;
+use crate::ground::{Owner, Result};
+use crate::hooks::Allocation;
+use crate::order::{StreamState, Tracked};
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+use std::panic::Location;
+use triomphe::{Arc as Shared, UniqueArc};
+
+/// A stream that memory belongs to, as memory sees it.
+pub(crate) trait Home: Clone {
+    fn state(&self) -> &Arc<StreamState>;
+
+    /// The pool of its device.
+    fn pool(&self) -> &Pool<Self>;
+
+    /// Its free list in the pool.
+    fn slot(&self) -> usize;
+}
+
+/// A tensor's reference to a storage.
+pub(crate) struct Handle<H: Home>(ManuallyDrop<Shared<Storage<H>>>);
+
+impl<H: Home> Handle<H> {
+    /// Allocates memory from the pool of a stream.
+    pub(crate) fn new(
+        home: &H,
+        bytes: usize,
+        owner: Owner,
+        operation: &'static str,
+        site: &'static Location<'static>,
+    ) -> Result<Self> {
+        let mut storage = match bytes {
+            0 => UniqueArc::new(Storage::vacant(None, 0)),
+            _ => {
+                let (stream, slot) = (home.state(), home.slot());
+                let request = Request { stream, slot, bytes, owner, operation, site };
+                home.pool().allocate(&request)?
+            }
+        };
+        let allocation = Allocation { id: next_id(), owner, origin: site, bytes };
+        storage.tenant = Some(Tenant { allocation, home: home.clone() });
+        Ok(Handle(ManuallyDrop::new(storage.shareable())))
+    }
+
+    /// Writes a new storage from the host, if nothing else uses it or its block; returns whether it
+    /// did.
+    pub(crate) fn fill_if_idle(&mut self, bytes: &[u8]) -> bool {
+        let Some(storage) = Shared::get_mut(&mut self.0) else { return false };
+        assert!(bytes.len() <= storage.allocation().bytes);
+        let idle = storage.hazards_mut().is_idle();
+        match &storage.block {
+            Some(block) if idle => {
+                // SAFETY: this is the only handle, so no work of this storage can be submitted
+                // meanwhile. What was submitted, for it or for earlier tenants of the block, is
+                // done, as `is_idle` says.
+                unsafe { block.fill(bytes) };
+                true
+            }
+            Some(_) => false,
+            None => true,
+        }
+    }
+
+    /// Fills a new storage with a pattern from the host, if its block comes from the system;
+    /// returns whether it did.
+    pub(crate) fn fill_fresh(&mut self, pattern: u32) -> bool {
+        let Some(storage) = Shared::get_mut(&mut self.0) else { return false };
+        if !storage.fresh {
+            return false;
+        }
+        if let Some(block) = &storage.block {
+            // SAFETY: this is the only handle, and nothing was ever submitted for this block.
+            unsafe { block.fill_with(pattern) };
+        }
+        true
+    }
+
+    /// Whether another handle exists.
+    pub(crate) fn is_shared(&self) -> bool {
+        !Shared::is_unique(&self.0)
+    }
+
+    /// Whether both are of one storage.
+    pub(crate) fn is_same(&self, other: &Handle<H>) -> bool {
+        Shared::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl<H: Home> Clone for Handle<H> {
+    fn clone(&self) -> Self {
+        Handle(self.0.clone())
+    }
+}
+
+impl<H: Home> Deref for Handle<H> {
+    type Target = Storage<H>;
+
+    fn deref(&self) -> &Storage<H> {
+        &self.0
+    }
+}
+
+impl<H: Home> Drop for Handle<H> {
+    fn drop(&mut self) {
+        // SAFETY: this is the end of the handle, and nothing looks at the field after this.
+        let storage = unsafe { ManuallyDrop::take(&mut self.0) };
+        // Of handles dropped at the same time, exactly one finds itself the last.
+        if let Some(last) = Shared::into_unique(storage) {
+            give_back(last);
+        }
+    }
+}
+
+/// Returns a storage to its pool, with the accesses to it that may not be done.
+fn give_back<H: Home>(mut storage: UniqueArc<Storage<H>>) {
+    let shared = &storage.home().state().shared;
+    let keep_done = shared.checks_order;
+    if keep_done {
+        for observer in shared.observers.all() {
+            observer.memory_freed(storage.allocation(), storage.address());
+        }
+    }
+    let Some(Tenant { allocation, home }) = storage.tenant.take() else { return };
+    let Allocation { owner, bytes, .. } = allocation;
+    if storage.block.is_some() {
+        storage.fresh = false;
+        storage.hazards_mut().bequeath(keep_done);
+        home.pool().free(home.slot(), storage, owner, bytes);
+    }
+}

@@ -1,0 +1,15 @@
+//! Stream-ordered memory (S2): storages with their pending accesses, the pool that they come from
+//! and return to, and the memory in use by owner (V3).
+
+mod handle;
+mod pool;
+mod size_class;
+mod storage;
+mod usage;
+mod watermark;
+
+pub(crate) use handle::{Handle, Home};
+pub(crate) use pool::Pool;
+pub(crate) use storage::Storage;
+pub(crate) use usage::Usage;
+pub(crate) use watermark::WatermarkId;
