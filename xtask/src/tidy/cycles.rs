@@ -21,15 +21,14 @@ struct Known {
 }
 
 /// Circles that are left. One may shrink; a module that joins it, or another circle, is a finding.
-const KNOWN: [Known; 0] = [
-];
+const KNOWN: &[Known] = &[];
 
 /// An arrow between two modules of a folder: from, to, and the first place that draws it.
 type Arrows<'a> = BTreeMap<(&'a str, &'a str), String>;
 
 /// Every circle that is not known, and every known one that is gone.
 pub(crate) fn check(tree: &Tree) -> Result<Vec<Finding>, Box<dyn Error>> {
-    judge(tree, &KNOWN)
+    judge(tree, KNOWN)
 }
 
 fn judge(tree: &Tree, known: &[Known]) -> Result<Vec<Finding>, Box<dyn Error>> {
