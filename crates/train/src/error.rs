@@ -1,4 +1,4 @@
-//! What can go wrong in a run, what to do about it, and the exit code it means (U6).
+//! Errors of a run, with their remedies and exit codes.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,159 +10,166 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A setting's value cannot be used.
+    /// A setting has an unusable value.
     #[error("`{key}`: got {got}, expected {expected}")]
     Value {
-        /// Setting, as its flag is called.
+        /// Name of the setting's flag.
         key: String,
         /// Value found.
         got: String,
-        /// What is accepted.
+        /// Description of the accepted values.
         expected: String,
     },
-    /// A configuration file cannot be used.
+    /// A configuration file is unusable.
     #[error("configuration file {}: {message}", path.display())]
     ConfigFile {
-        /// File.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of the problem.
         message: String,
     },
-    /// A new run was pointed at something that is there already.
+    /// The folder of a new run exists already.
     #[error("the run folder {} exists", path.display())]
     RunFolderExists {
-        /// Folder.
+        /// Path of the folder.
         path: PathBuf,
     },
-    /// The run folder cannot be written.
+    /// The run folder is not writable.
     #[error("cannot {action} {}: {source}", path.display())]
     RunFolder {
-        /// What was tried.
+        /// Action that failed, as a verb.
         action: &'static str,
-        /// File or folder.
+        /// Path of the file or folder.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// A weights file does not fit.
     #[error("weights {}: {message}", path.display())]
     Weights {
-        /// File.
+        /// Path of the file.
         path: PathBuf,
-        /// Everything that is wrong with it.
+        /// List of everything that does not fit.
         message: String,
     },
-    /// A checkpoint cannot be used.
+    /// A checkpoint is unusable.
     #[error("checkpoint {}: {problem}", path.display())]
     Checkpoint {
-        /// File.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of the problem.
         problem: String,
     },
-    /// A checkpoint is in order, but another version's.
-    #[error("checkpoint {}: it is of version {version}, this program reads version {own}", path.display())]
+    /// A sound checkpoint has a format version that this program does not read.
+    #[error(
+        "checkpoint {}: its format has version {version}, this program reads version {own}",
+        path.display()
+    )]
     CheckpointVersion {
-        /// File.
+        /// Path of the file.
         path: PathBuf,
-        /// Its version.
+        /// Version of the checkpoint.
         version: String,
-        /// The one that can be read.
+        /// Version that this program reads.
         own: u32,
     },
-    /// A checkpoint is in order, but `config.toml` has other settings than the run began with.
-    #[error("checkpoint {}: its run began with `{began}`, and config.toml has `{now}`", path.display())]
+    /// A checkpoint is sound, but its run began with other settings than `config.toml` has.
+    #[error(
+        "checkpoint {}: its run began with `{began}`, but config.toml has `{now}`",
+        path.display()
+    )]
     OtherSettings {
-        /// File of the checkpoint.
+        /// Path of the checkpoint.
         path: PathBuf,
         /// Line of the settings that the run began with.
         began: String,
-        /// What stands there now.
+        /// The same line in `config.toml`.
         now: String,
     },
     /// A folder cannot be resumed.
     #[error("cannot resume {}: {problem}", path.display())]
     Resume {
-        /// Folder.
+        /// Path of the folder.
         path: PathBuf,
-        /// Why not.
+        /// Description of the problem.
         problem: String,
     },
-    /// An env fails whenever it goes back to the last weights that were in order.
+    /// An env failed too often since its last snapshot.
     #[error(
-        "env {env} diverged in round {round}, step {step}: {}; failures in a row, each from the last weights \
-         that were in order: {failures}",
+        "env {env} diverged in round {round}, step {step}: {}; \
+         {failures} failures since its last snapshot",
         failure.describe()
     )]
     Diverged {
-        /// Env.
+        /// Number of the env.
         env: usize,
         /// Round, from 0.
         round: usize,
         /// Step, from 0.
         step: usize,
-        /// What it failed by.
+        /// Kind of failure.
         failure: meristem_control::Failure,
-        /// How often, with no snapshot between.
+        /// Failures since the last snapshot.
         failures: u32,
     },
-    /// Another rank failed, or this one, where it is not the first.
+    /// A rank failed: another one, or this one if it is not rank 0.
     #[error("rank {rank}: {problem}")]
     OfRank {
-        /// The rank.
+        /// Number of the rank that failed.
         rank: usize,
-        /// What went wrong there.
+        /// Its error, as text.
         problem: String,
-        /// What to do about it.
+        /// Its error's remedy.
         remedy: Option<String>,
-        /// What it means, as [`Error::exit_code`].
+        /// Its error's exit code, as in [`Error::exit_code`].
         exit_code: u8,
     },
-    /// Ranks could not be made, or do not hear of each other any more.
+    /// Ranks could not be started, or lost contact.
     #[error(transparent)]
     Ranks(#[from] meristem_comm::Error),
-    /// Replicas of one host are not the same.
+    /// Replicas of one host differ.
     #[error(
-        "the ranks' replicas of the host differ: {fingerprints}; this is a fault of the program"
+        "the replicas of the host differ between ranks: {fingerprints}; \
+         this is a bug in meristem, please report it"
     )]
     ReplicasDiffer {
-        /// Of weights, statistics and optimiser, by rank.
+        /// Fingerprints of weights, statistics and optimiser, by rank.
         fingerprints: String,
     },
-    /// The device refused or failed.
+    /// A device refused an operation or failed.
     #[error(transparent)]
     Device(#[from] meristem_device::Error),
-    /// The dataset cannot be used.
+    /// The dataset is unusable.
     #[error(transparent)]
     Data(#[from] meristem_data::Error),
-    /// The network or its weights cannot be used.
+    /// The network or its weights are unusable.
     #[error(transparent)]
     Nn(#[from] meristem_nn::Error),
     /// The controller failed.
     #[error(transparent)]
     Control(#[from] meristem_control::Error),
-    /// A host description or a lifecycle transition is not possible.
+    /// A host description or a lifecycle transition is impossible.
     #[error(transparent)]
     Grow(#[from] meristem_grow::Error),
 }
 
 impl Error {
-    /// A value outside of what its setting accepts.
+    /// An error for a value that its setting does not accept.
     pub fn value(key: &str, got: impl ToString, expected: impl ToString) -> Self {
         Self::Value { key: key.into(), got: got.to_string(), expected: expected.to_string() }
     }
 
-    /// Whether a hot scope refused something (V2).
+    /// Whether a hot scope refused an operation.
     pub fn is_hot_scope(&self) -> bool {
         matches!(self.device_error(), Some(meristem_device::Error::HotScope { .. }))
     }
 
-    /// Whether a device had no more memory.
+    /// Whether a device ran out of memory.
     pub(crate) fn is_out_of_memory(&self) -> bool {
         matches!(self.device_error(), Some(meristem_device::Error::OutOfMemory { .. }))
     }
 
-    /// Whether it is for what became of another rank.
+    /// Whether it only reports the failure of another rank.
     pub(crate) fn is_of_another_rank(&self) -> bool {
         match self {
             Self::Ranks(error) | Self::Control(meristem_control::Error::Ranks(error)) => {
@@ -172,14 +179,14 @@ impl Error {
         }
     }
 
-    /// Whether it is for a rank that did not come in time.
+    /// Whether it reports a rank that missed the deadline.
     pub(crate) fn is_of_a_late_rank(&self) -> bool {
         use meristem_comm::Error::RankLate;
         use meristem_control::Error::Ranks;
         matches!(self, Self::Ranks(RankLate { .. }) | Self::Control(Ranks(RankLate { .. })))
     }
 
-    /// The device's error below this one.
+    /// The underlying error of a device, if any.
     fn device_error(&self) -> Option<&meristem_device::Error> {
         match self {
             Self::Device(error)
@@ -194,13 +201,13 @@ impl Error {
         }
     }
 
-    /// 2 when the request itself is wrong, 1 when a run of it failed (U6).
+    /// The exit code: 2 if the request is wrong, 1 if the run failed.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Value { .. } | Self::ConfigFile { .. } | Self::RunFolderExists { .. } => 2,
             Self::Resume { .. } | Self::OtherSettings { .. } => 2,
             Self::OfRank { exit_code, .. } => *exit_code,
-            // Of this build: another flag, or another build.
+            // A property of this build: another flag or another build helps.
             Self::Ranks(meristem_comm::Error::Unavailable { .. }) => 2,
             Self::Grow(_) => 2,
             Self::Device(
@@ -210,7 +217,7 @@ impl Error {
                 | meristem_device::Error::NotCompiled { .. },
             ) => 2,
             Self::Control(meristem_control::Error::Policy { .. }) => 2,
-            // A flag with the wrong value, or one that is missing; the files are not to blame.
+            // A wrong or missing flag; the data files are sound.
             Self::Data(
                 meristem_data::Error::Argument { .. }
                 | meristem_data::Error::Hole { .. }
@@ -220,7 +227,7 @@ impl Error {
         }
     }
 
-    /// What to do about it, where the message does not say so itself.
+    /// The remedy, unless the message contains it.
     pub fn remedy(&self) -> Option<String> {
         let text = match self {
             Self::Value { key, .. } => {
@@ -231,72 +238,79 @@ impl Error {
                     .into()
             }
             Self::RunFolderExists { .. } => {
-                "give another --run-dir, or leave it out: a run never writes over another".into()
+                "give another --run-dir, or none; a run never overwrites another".into()
             }
             Self::RunFolder { source, .. } => match source.kind() {
                 io::ErrorKind::StorageFull => {
-                    "free some space and start again; what was written so far is readable".into()
+                    "free some space and start again; the files written so far are readable".into()
                 }
                 io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-                    "give a --run-dir below a folder that you may write to".into()
+                    "give a --run-dir in a writable folder".into()
                 }
-                _ => "check the path and the space left on its disk".into(),
+                _ => "check the path and the free space on its disk".into(),
             },
             Self::Weights { .. } => {
-                "--host and --dataset must be those the weights were made with; \
-                 a grown network needs the `topology` in the file's metadata"
+                "give the --host and --dataset that the weights were trained with; \
+                 a grown network also needs the `topology` in the file's metadata"
                     .into()
             }
             Self::Control(_) if self.is_out_of_memory() => {
-                "give devices more with --device-memory, or the policy fewer units with --policy-hidden".into()
+                "raise --device-memory, or lower --policy-hidden".into()
             }
             error if error.is_out_of_memory() => {
-                "give devices more with --device-memory, or use fewer --envs or a smaller --batch; a run that had begun \
-                 goes on: `meristem train --resume RUN --device-memory LIMIT`"
+                "raise --device-memory, or lower --envs or --batch; an interrupted run continues \
+                 with `meristem train --resume RUN --device-memory LIMIT`"
                     .into()
             }
             error if error.is_hot_scope() => {
-                "do it between steps, or go on from the last checkpoint and let it pass: `meristem train --resume \
-                 RUN --hot-scope warn`; without an extension of yours in the run, report it"
+                "if your own code did this, move it out of the step; otherwise report a bug; \
+                 `meristem train --resume RUN --hot-scope warn` continues from the last checkpoint"
                     .into()
             }
             Self::Checkpoint { .. } => {
-                "remove this file to resume from the checkpoint before it; nothing was overwritten"
+                "remove this file to resume from the previous checkpoint; nothing was overwritten"
                     .into()
             }
             Self::CheckpointVersion { .. } => {
-                "resume the run with the program that wrote it (its version is in the first event of events.jsonl), \
-                 or start anew with --config RUN/config.toml; nothing was overwritten"
+                "resume with the version of meristem in the first event of events.jsonl, or start \
+                 a new run with --config RUN/config.toml; nothing was overwritten"
                     .into()
             }
             Self::OtherSettings { path, began, .. } => {
                 let folder = path.parent().and_then(Path::parent).unwrap_or(Path::new("RUN"));
                 let config = folder.join("config.toml");
                 format!(
-                    "restore `{began}` in {}: a run goes on with its own settings, and its checkpoints are sound; for \
-                     others start a new run with --config and another --run-dir; nothing was overwritten",
+                    "restore `{began}` in {}, because a run resumes with its own settings; \
+                     other settings need a new run, with --config and another --run-dir; \
+                     nothing was overwritten",
                     config.display()
                 )
             }
-            Self::Resume { .. } => "nothing was changed; put it in order, or start a new run".into(),
+            Self::Resume { .. } => {
+                "correct the folder or the command, or start a new run; nothing was changed".into()
+            }
             Self::Device(
                 meristem_device::Error::BadEnvironment { .. } | meristem_device::Error::Isa(_),
-            ) => "set the variable right, or unset it; `meristem --help` lists all of them".into(),
+            ) => "correct or unset the variable; `meristem --help` lists all variables".into(),
             Self::OfRank { remedy, .. } => return remedy.clone(),
-            Self::Ranks(error) | Self::Control(meristem_control::Error::Ranks(error)) => match error {
-                meristem_comm::Error::RankGone { .. } => {
-                    "see what that rank said last, then go on: `meristem train --resume RUN`, under mpirun as before"
-                        .into()
+            Self::Ranks(error) | Self::Control(meristem_control::Error::Ranks(error)) => {
+                match error {
+                    meristem_comm::Error::RankGone { .. } => {
+                        "read the last output of that rank, then continue with \
+                         `meristem train --resume RUN`, under mpirun as before"
+                            .into()
+                    }
+                    meristem_comm::Error::RankLate { .. } => {
+                        "if that rank still runs, raise --comm-deadline above the duration of a \
+                         step; continue with `meristem train --resume RUN`, under mpirun as before"
+                            .into()
+                    }
+                    _ => return None,
                 }
-                meristem_comm::Error::RankLate { .. } => {
-                    "if that rank lives, give ranks longer than a step may take (--comm-deadline SECONDS); go on with \
-                     `meristem train --resume RUN`, under mpirun as before"
-                        .into()
-                }
-                _ => return None,
-            },
+            }
             Self::Diverged { .. } => {
-                "lower --lr, keep --clip-norm on, or start from other weights; what was done is in the run's events"
+                "lower --lr, keep --clip-norm on, or start from other weights; \
+                 the run's events show what happened"
                     .into()
             }
             _ => return None,

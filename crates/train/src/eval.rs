@@ -20,59 +20,59 @@ use crate::setup::weights::{Wanted, Weights};
 /// An evaluation of a weights file on a split.
 #[derive(Clone, Debug)]
 pub struct EvalConfig {
-    /// Weights file.
+    /// Path of the weights file.
     pub weights: PathBuf,
-    /// Host description; may be absent when the file holds a topology.
+    /// Host description; `None` if the file's metadata has the topology.
     pub host: Option<String>,
-    /// Dataset.
+    /// Dataset to evaluate on.
     pub dataset: DatasetSpec,
-    /// Which part of it.
+    /// Split of the dataset.
     pub split: Split,
-    /// Samples in a batch; the result's loss depends on it in the last bits only.
+    /// Samples in a batch. The loss depends on it only in the last bits.
     pub batch: usize,
-    /// Device.
+    /// Device to evaluate on.
     pub device: DeviceId,
-    /// Worker threads; 0: as many as there are cores.
+    /// Worker threads; 0 means one per core.
     pub threads: usize,
-    /// Where a trace is written, for Perfetto (H8).
+    /// Path of a Perfetto trace to write; must not exist.
     pub trace: Option<PathBuf>,
 }
 
-/// Whose mean and standard deviation pixels are normalised with.
+/// Source of the mean and standard deviation that pixels are normalised with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NormalizedBy {
-    /// Those in the weights' metadata: the network sees what it was trained on.
+    /// The weights' metadata: the network sees pixels as it did in training.
     Weights,
-    /// Those of the training images at hand: the file names none.
+    /// The training images at hand, because the weights' metadata has no constants.
     Dataset,
 }
 
-/// The outcome of an evaluation.
+/// Results of an evaluation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EvalReport {
     /// Mean cross-entropy in nats.
     pub loss: f64,
-    /// Share of samples classified right, 0..1.
+    /// Share of samples classified correctly, 0..1.
     pub accuracy: f64,
-    /// Samples.
+    /// Number of samples.
     pub samples: u64,
-    /// Whose constants the pixels were normalised with.
+    /// Source of the normalisation constants.
     pub normalization: NormalizedBy,
-    /// Memory that it took.
+    /// Device memory that was used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemorySummary>,
-    /// The trace, if one was asked for.
+    /// The trace, if one was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<TraceSummary>,
 }
 
 /// Evaluates weights on every sample of a split, in evaluation mode. A grown network is rebuilt
-/// from the topology in the file; pixels are normalised with the file's constants, or else with the
-/// dataset's. Waits.
+/// from the topology in the file. Pixels are normalised with the file's constants, or else with the
+/// dataset's. Waits for the device.
 ///
 /// # Errors
-/// Weights that do not fit the host or the dataset, a dataset that cannot be read, a failed device.
+/// Weights that do not fit the host or the dataset, an unreadable dataset, a device failure.
 pub fn evaluate(config: &EvalConfig) -> Result<EvalReport> {
     let weights = Weights::load(&config.weights)?;
     let spec = match &config.host {
@@ -91,7 +91,7 @@ pub fn evaluate(config: &EvalConfig) -> Result<EvalReport> {
     result
 }
 
-/// An evaluation that can start.
+/// An evaluation that is ready to run.
 struct Evaluation {
     machine: Machine,
     network: Network,

@@ -1,22 +1,22 @@
 //! Training: from a configuration to a run folder with events, weights and a summary.
 //!
-//! The modules, from what everything uses to what uses everything. None imports one below it in
-//! this list (`cargo xtask tidy` holds it):
+//! Modules, from the ones that everything uses to the ones that use everything. No module imports
+//! one below it in this list; `cargo xtask tidy` checks that.
 //!
 //! | module | contents |
 //! |---|---|
 //! | `error` | the errors of this crate, their remedies and exit codes |
 //! | [`config`] | the table of settings; how preset, file and flags combine |
-//! | `record` | what a run writes and reads back: [`events`], [`summary`], [`trace`], [`run_folder`]; who watches it |
-//! | `processes` | the processes of a run, and how they meet |
-//! | `setup` | names become objects: hosts, weights, controllers; what can be refused without training is refused |
-//! | `fleet` | devices, streams, resident data, gathers; the replicas of one host on several ranks |
-//! | `env` | one host with its network, and what was measured of it |
-//! | `checkpoint` | everything that the next step depends on, in one file |
+//! | `record` | files of a run: [`events`], [`summary`], [`trace`], [`run_folder`]; its observer |
+//! | `processes` | the processes of a run and their collectives |
+//! | `setup` | hosts, weights and controllers from their settings; checks before training |
+//! | `fleet` | devices, streams, resident data, gathers; replicas of one host on several ranks |
+//! | `env` | one host with its network and measurements |
+//! | `checkpoint` | the state that the next step depends on, in one file |
 //! | `step` | one step: train, measure, judge, decide, grow |
 //! | `run` | a run: prepare, episodes of steps, resume, close |
-//! | [`study`] | controllers compared on the same hosts, with [`statistics`] of what they reach |
-//! | [`eval`] | evaluating a weights file without a run |
+//! | [`study`] | comparison of controllers on the same hosts, with [`statistics`] |
+//! | [`eval`] | evaluation of a weights file without a run |
 //!
 //! ```no_run
 //! use meristem_train::config::{Layer, TrainConfig};

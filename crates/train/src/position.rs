@@ -1,4 +1,4 @@
-//! A step of a run.
+//! Position of a step in a run.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,10 +1,10 @@
-//! The form of a checkpoint file: safetensors, so that any tool can look into it.
+//! Format of a checkpoint file: safetensors, so that common tools can read it.
 //!
 //! Tensors are named `env.N.weights.NAME`, `env.N.optimiser.NAME`, `env.N.snapshot.NAME`,
-//! `env.N.exchange.RANK.NAME` and `controller.NAME`. Two tensors of bytes hold CBOR, which is exact
-//! for every float: `progress` and `controller_memory`. The metadata has `format` (`meristem
-//! checkpoint`), `version`, and `checksum`, the CRC-32 of all names and bytes: a file that was cut
-//! or changed is refused, never half used.
+//! `env.N.exchange.RANK.NAME` and `controller.NAME`. Two tensors of bytes, `progress` and
+//! `controller_memory`, hold CBOR, which keeps every bit of a float. The metadata has `format`
+//! (`meristem checkpoint`), `version`, and `checksum`, the CRC-32 of all names and bytes: a
+//! truncated or changed file is refused as a whole.
 
 use std::path::Path;
 
@@ -16,16 +16,16 @@ use super::{Checkpoint, Progress};
 use crate::env::EnvTensors;
 use crate::error::{Error, Result};
 
-/// Version of the form of a checkpoint.
+/// Version of the checkpoint format.
 const CHECKPOINT_VERSION: u32 = 2;
 const FORMAT: &str = "meristem checkpoint";
 const PROGRESS: &str = "progress";
 const MEMORY: &str = "controller_memory";
 
-/// The bytes of a checkpoint's file.
+/// Serialises a checkpoint for the file at `path`.
 ///
 /// # Errors
-/// None of what a run makes.
+/// None for the checkpoints that a run makes.
 pub(super) fn to_bytes(path: &Path, checkpoint: &Checkpoint) -> Result<Vec<u8>> {
     let Checkpoint { progress, envs, controller } = checkpoint;
     let mut all = StateDict::default();
@@ -52,18 +52,19 @@ pub(super) fn to_bytes(path: &Path, checkpoint: &Checkpoint) -> Result<Vec<u8>> 
     Ok(safetensors::to_bytes(path, &all, &metadata)?)
 }
 
-/// The bytes of the file at `path`.
+/// Reads the bytes of the file at `path`.
 ///
 /// # Errors
-/// [`Error::Checkpoint`]: it cannot be read.
+/// [`Error::Checkpoint`]: the file cannot be read.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
     safetensors::read(path).map_err(|error| of_file(path, error))
 }
 
-/// A checkpoint of such bytes, which came from `path`.
+/// Deserialises a checkpoint from the bytes of the file at `path`.
 ///
 /// # Errors
-/// [`Error::Checkpoint`]: it is no checkpoint, or is damaged. [`Error::CheckpointVersion`].
+/// [`Error::Checkpoint`]: the file is not a checkpoint, or is damaged.
+/// [`Error::CheckpointVersion`].
 pub(super) fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Checkpoint> {
     let (mut all, metadata) =
         safetensors::from_bytes(path, bytes).map_err(|error| of_file(path, error))?;
@@ -79,14 +80,14 @@ pub(super) fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Checkpoint> {
     for (name, tensor) in all.0 {
         let home = home(&name, &mut envs, &mut controller);
         let Some((state, name)) = home else {
-            return Err(unusable(path, format!("nothing has a tensor `{name}`")));
+            return Err(unusable(path, format!("unknown tensor `{name}`")));
         };
         state.insert(name, tensor);
     }
     Ok(Checkpoint { progress, envs, controller })
 }
 
-/// The dictionary that the tensor of this name belongs to, and its name there.
+/// The dictionary that a tensor belongs to, and its name there.
 fn home<'a, 'n>(
     name: &'n str,
     envs: &'a mut [EnvTensors],
@@ -108,7 +109,7 @@ fn home<'a, 'n>(
 
 fn check(path: &Path, all: &StateDict, metadata: &Metadata) -> Result<()> {
     if metadata.get("format").map(String::as_str) != Some(FORMAT) {
-        return Err(unusable(path, "it is no checkpoint of this program"));
+        return Err(unusable(path, "it is not a checkpoint of meristem"));
     }
     let version = metadata.get("version").map_or("none", String::as_str);
     if version != CHECKPOINT_VERSION.to_string() {
@@ -117,11 +118,11 @@ fn check(path: &Path, all: &StateDict, metadata: &Metadata) -> Result<()> {
     }
     match metadata.get("checksum") == Some(&checksum(all)) {
         true => Ok(()),
-        false => Err(unusable(path, "its checksum is wrong: the file was damaged")),
+        false => Err(unusable(path, "its checksum is wrong, so the file is damaged")),
     }
 }
 
-/// CRC-32 of all names, forms and bytes, in the order of the names.
+/// CRC-32 of all names, shapes, types and bytes, in the order of the names.
 pub(crate) fn checksum(all: &StateDict) -> String {
     let mut crc = crc32fast::Hasher::new();
     for (name, tensor) in all.iter() {

@@ -1,4 +1,4 @@
-//! The identity of a run: what must be the same for it to go on, and on all its processes.
+//! Identity of a run: inputs that must be equal when it resumes, and on all its processes.
 
 use std::path::Path;
 
@@ -8,22 +8,22 @@ use crate::config::identity;
 use crate::error::{Error, Result};
 use crate::record::summary::DatasetSummary;
 
-/// Everything that must be the same for a run to go on with the same bits.
+/// Inputs that must be equal for a resumed run to give the same bits.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Identity {
-    /// The resolved configuration, without what no result depends on.
+    /// Resolved configuration, without the settings that no result depends on.
     pub(crate) config: String,
     pub(crate) dataset: DatasetSummary,
-    /// Instruction set of the kernels: another one rounds differently.
+    /// Instruction set of the kernels, because sets round differently.
     pub(crate) instruction_set: String,
 }
 
 impl Identity {
-    /// Whether a run that is `self` may go on from the checkpoint in `file`, which is of `other`.
+    /// Checks that a run with this identity may resume from the checkpoint in `file`, whose
+    /// identity is `other`.
     ///
     /// # Errors
-    /// [`Error::OtherSettings`]; [`Error::Value`] where this machine's kernels
-    /// or the data are others.
+    /// [`Error::OtherSettings`]; [`Error::Value`] if the instruction set or the data differ.
     pub(crate) fn check(&self, file: &Path, other: &Identity) -> Result<()> {
         let [ours, theirs] = [self, other].map(|run| identity(&run.config));
         let only_in = |one: &str, another: &str| {
@@ -45,7 +45,7 @@ impl Identity {
         }
         if self.instruction_set != other.instruction_set {
             let expected = format!(
-                "{}, which the run began with: others round differently",
+                "{}, with which the run began; other instruction sets round differently",
                 other.instruction_set
             );
             return Err(Error::value("MERISTEM_ISA", &self.instruction_set, expected));
@@ -62,8 +62,8 @@ impl Identity {
         }
     }
 
-    /// The first difference of `other`, which is another process', from this one, which is rank
-    /// 0's.
+    /// Description of the first difference between `other`, the identity on another process, and
+    /// this one, rank 0's.
     fn difference(&self, other: &Self) -> Option<String> {
         let missing = |of: &Identity, from: &Identity| {
             let lines: Vec<&str> = from.config.lines().collect();
@@ -72,40 +72,42 @@ impl Identity {
         };
         match (missing(other, self), missing(self, other)) {
             (Some(other), Some(first)) => {
-                return Some(format!("it has `{other}`, rank 0 `{first}`"));
+                return Some(format!("it has `{other}`, rank 0 has `{first}`"));
             }
             (Some(line), None) | (None, Some(line)) => {
-                return Some(format!("`{line}` is not set on it and on rank 0 alike"));
+                return Some(format!("only one of it and rank 0 has `{line}`"));
             }
             (None, None) => {}
         }
         let (own, isa) = (&other.instruction_set, &self.instruction_set);
         if own != isa {
-            let how = "MERISTEM_ISA sets one for all";
-            return Some(format!("its kernels are {own}, those of rank 0 {isa}: {how}"));
+            let how = "set MERISTEM_ISA to the same value for all ranks";
+            return Some(format!("it has {own} kernels, rank 0 has {isa} kernels; {how}"));
         }
-        (other.dataset != self.dataset).then(|| "its data are others than those of rank 0".into())
+        (other.dataset != self.dataset).then(|| "its dataset differs from rank 0's".into())
     }
 }
 
-/// The identity of a run with checksums of its input files, for comparing processes.
+/// Identity of a run and checksums of its input files, for comparing processes.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct RunInputs {
     pub(crate) identity: Identity,
-    /// Names and checksums.
+    /// Name and checksum of each input.
     pub(crate) checksums: Vec<(String, String)>,
 }
 
 impl RunInputs {
-    /// Whether all processes, here by rank, have the same.
+    /// Checks that all processes, given by rank, have equal inputs.
     ///
     /// # Errors
-    /// [`Error::OfRank`] names the first that differs from rank 0, and the setting or file.
+    /// [`Error::OfRank`] names the first rank that differs from rank 0, and the setting or file.
     pub(crate) fn check_same(all: &[Self]) -> Result<()> {
         let Some((first, others)) = all.split_first() else { return Ok(()) };
         let differs = |(rank, other)| {
             let problem = first.difference(other)?;
-            let remedy = Some("start all with the same settings, data and kernels".to_string());
+            let remedy = Some(
+                "start all ranks with the same settings, data and instruction set".to_string(),
+            );
             Some(Error::OfRank { rank, problem, remedy, exit_code: 2 })
         };
         (1..).zip(others).find_map(differs).map_or(Ok(()), Err)
@@ -116,7 +118,7 @@ impl RunInputs {
         let differs = both.find(|(first, other)| first != other);
         self.identity
             .difference(&other.identity)
-            .or_else(|| differs.map(|((name, _), _)| format!("its {name} is not that of rank 0")))
+            .or_else(|| differs.map(|((name, _), _)| format!("its {name} differs from rank 0's")))
     }
 }
 
@@ -138,13 +140,13 @@ mod tests {
         };
         let all = [0, 0, 1].map(with_seed);
         RunInputs::check_same(&all[..2]).unwrap();
-        assert_eq!(difference(&all), "rank 2: it has `seed = 1`, rank 0 `seed = 0`");
+        assert_eq!(difference(&all), "rank 2: it has `seed = 1`, rank 0 has `seed = 0`");
         let with_data = |data: usize| {
             let (config, dataset, instruction_set) = Default::default();
             let identity = Identity { config, dataset, instruction_set };
             let checksums = vec![("version".into(), "1".into()), ("data".into(), data.to_string())];
             RunInputs { identity, checksums }
         };
-        assert_eq!(difference(&[0, 1].map(with_data)), "rank 1: its data is not that of rank 0");
+        assert_eq!(difference(&[0, 1].map(with_data)), "rank 1: its data differs from rank 0's");
     }
 }

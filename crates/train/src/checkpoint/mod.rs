@@ -1,13 +1,13 @@
-//! Checkpoints (U4): everything that the next step of a run depends on, in one file.
+//! Checkpoints: everything that the next step of a run depends on, in one file.
 //!
 //! - here: the contents of a checkpoint;
-//! - `identity`: the run that it is of;
-//! - `file`: the form of the file, and what is refused;
-//! - `store`: which files a run folder keeps, and which one to resume from;
-//! - `writer`: puts a checkpoint together and writes it.
+//! - `identity`: the run that it belongs to;
+//! - `file`: the format of the file;
+//! - `store`: the files in a run folder, and the one to resume from;
+//! - `writer`: assembles checkpoints and writes them.
 //!
 //! Everything else follows from the configuration and the position: random numbers are keyed by
-//! (seed, purpose, env, step), so that there is no generator whose state could be lost.
+//! (seed, purpose, env, step), so there is no generator with a state to save.
 
 mod file;
 mod identity;
@@ -30,37 +30,37 @@ use crate::record::event_writer::EventsPosition;
 use crate::record::summary::{EnvSummary, RoundSummary};
 use crate::record::totals::Totals;
 
-/// A run between two steps.
+/// State of a run between two steps.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Checkpoint {
-    /// Everything but tensors.
+    /// Everything except tensors.
     pub(crate) progress: Progress,
-    /// Tensors of each env of the episode in progress; none between two rounds.
+    /// Tensors of each env of the current episode; empty between rounds.
     pub(crate) envs: Vec<EnvTensors>,
     pub(crate) controller: ControllerState,
 }
 
 impl Checkpoint {
-    /// As its file has it; and so it goes from one process to another.
+    /// Serialises the checkpoint, for its file and for other processes.
     ///
     /// # Errors
-    /// None of what a run makes.
+    /// None for the checkpoints that a run makes.
     pub(crate) fn to_bytes(&self) -> Result<Vec<u8>> {
         file::to_bytes(Path::new(&store::file_name(self.progress.next)), self)
     }
 
-    /// Parses the bytes of the file at `path`.
+    /// Deserialises the bytes of the file at `path`.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`](crate::Error::Checkpoint): it is no checkpoint, or is damaged.
-    /// [`Error::CheckpointVersion`](crate::Error::CheckpointVersion): it is of another version of
-    /// this program.
+    /// [`Error::Checkpoint`](crate::Error::Checkpoint): the file is not a checkpoint, or is
+    /// damaged. [`Error::CheckpointVersion`](crate::Error::CheckpointVersion): another version
+    /// wrote it.
     pub(crate) fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Self> {
         file::from_bytes(path, bytes)
     }
 
-    /// The whole of parts that ranks made, by rank, as one process would have made it. All of it
-    /// but envs and policy is the first's.
+    /// Joins the ranks' parts, by rank, to the checkpoint that a single process would write.
+    /// Everything except envs and policy comes from rank 0.
     ///
     /// # Errors
     /// A controller that does not learn over ranks.
@@ -68,7 +68,7 @@ impl Checkpoint {
         if parts.len() == 1 {
             return Ok(parts.remove(0));
         }
-        let parts = parts.iter().map(|bytes| Self::from_bytes(Path::new("of a rank"), bytes));
+        let parts = parts.iter().map(|bytes| Self::from_bytes(Path::new("part of a rank"), bytes));
         let mut parts: Vec<Self> = parts.collect::<Result<_>>()?;
         let controllers = parts.iter_mut().map(|part| std::mem::take(&mut part.controller));
         let controller = PpoGroup::join(controllers.collect())?;
@@ -82,18 +82,18 @@ impl Checkpoint {
     }
 }
 
-/// Everything but tensors.
+/// Everything in a checkpoint except tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Progress {
     pub(crate) identity: Identity,
-    /// The next step.
+    /// Position of the next step.
     pub(crate) next: Position,
     pub(crate) totals: Totals,
-    /// Rounds that ended.
+    /// Results of the completed rounds.
     pub(crate) rounds: Vec<RoundSummary>,
-    /// Envs of the last round that ended.
+    /// Results of the envs in the last completed round.
     pub(crate) last_envs: Vec<EnvSummary>,
-    /// Envs of the episode in progress.
+    /// States of the envs in the current episode.
     pub(crate) envs: Vec<EnvState>,
     pub(crate) events: EventsPosition,
 }

@@ -1,4 +1,5 @@
-//! The checkpoints of a run folder: written whole, the last three kept, the newest resumed from.
+//! Checkpoints of a run folder: each is written atomically, the last three are kept, and a run
+//! resumes from the newest.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use super::file;
 use crate::error::{Error, Result};
 use crate::position::Position;
 
-/// Checkpoints that are kept.
+/// Number of checkpoints to keep.
 const KEPT: usize = 3;
 const ENDING: &str = ".safetensors";
 
@@ -20,16 +21,16 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// The checkpoints in this folder, which is made with the first.
+    /// A store in `folder`, which the first write creates.
     pub(crate) fn new(folder: PathBuf) -> Self {
         Self { folder }
     }
 
-    /// Writes a checkpoint whose next step is this, then removes what is older than the last three.
-    /// A kill at any moment leaves the ones before whole.
+    /// Writes the checkpoint before step `next`, then removes all but the last three. A kill at any
+    /// moment leaves the earlier ones intact.
     ///
     /// # Errors
-    /// The disk refused.
+    /// A write failed.
     pub(crate) fn write(&self, next: Position, bytes: &[u8]) -> Result<()> {
         let fail = |source| self.fail("create", source);
         fs::create_dir_all(&self.folder).map_err(fail)?;
@@ -41,11 +42,11 @@ impl Store {
         Ok(())
     }
 
-    /// The file of the newest checkpoint, and its bytes; `None` if none was written yet.
+    /// The newest checkpoint's path and bytes; `None` if there is none.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] if that file cannot be read: resuming from an older one is for the
-    /// user to say, by removing it.
+    /// [`Error::Checkpoint`]: the file cannot be read. An older checkpoint is used only after the
+    /// user has removed this file.
     pub(crate) fn newest(&self) -> Result<Option<(PathBuf, Vec<u8>)>> {
         let Some(name) = self.names()?.0.pop() else { return Ok(None) };
         let path = self.folder.join(name);
@@ -53,8 +54,7 @@ impl Store {
         Ok(Some((path, bytes)))
     }
 
-    /// Names of the checkpoints, oldest first, and of what kills left of some that were being
-    /// written.
+    /// Names of the checkpoints, oldest first, and of partial files left by kills.
     fn names(&self) -> Result<(Vec<String>, Vec<String>)> {
         let entries = match fs::read_dir(&self.folder) {
             Ok(entries) => entries,
@@ -80,7 +80,7 @@ impl Store {
     }
 }
 
-/// The name of the file of a checkpoint whose next step is this.
+/// File name of the checkpoint before step `next`.
 pub(super) fn file_name(Position { round, step }: Position) -> String {
     format!("round-{round:06}-step-{step:06}{ENDING}")
 }
@@ -148,7 +148,7 @@ mod tests {
         assert!(store.newest().unwrap().is_none());
         for step in [2, 4, 10, 100] {
             write(&store, step);
-            // What a kill leaves of a file that was being written.
+            // A partial file, as a kill leaves it.
             fs::write(store.folder.join(".round-000000-step-000005.safetensors.tmp-1"), "x")
                 .unwrap();
         }
@@ -190,7 +190,7 @@ mod tests {
             [&whole[..at], to.as_bytes(), &whole[at + from.len()..]].concat()
         };
         says(&text("\"version\":\"2\"", "\"version\":\"9\""), "version 9");
-        says(&text("meristem checkpoint", "meristem_checkpoint"), "no checkpoint");
+        says(&text("meristem checkpoint", "meristem_checkpoint"), "not a checkpoint");
     }
 
     #[test]
@@ -203,7 +203,10 @@ mod tests {
             assert!(text.contains(words), "{text}");
         };
         says(&identity("host = \"baseline\"\nseed = 2"), "`seed = 2`");
-        says(&Identity { instruction_set: "avx2".into(), ..ours.clone() }, "avx2, which the run");
+        says(
+            &Identity { instruction_set: "avx2".into(), ..ours.clone() },
+            "avx2, with which the run",
+        );
         let dataset = DatasetSummary { train_samples: 1, ..DatasetSummary::default() };
         says(&Identity { dataset, ..ours.clone() }, "data");
     }

@@ -1,5 +1,5 @@
-//! The checkpoints of a run: put together from what does not change in an episode, what does, and
-//! what the other processes have, and written.
+//! Assembles the checkpoints of a run, from the parts that stay the same in an episode, the parts
+//! that change and the parts of other processes, and writes them.
 
 use meristem_control::ControllerState;
 
@@ -12,33 +12,33 @@ use crate::record::journal::Journal;
 use crate::record::summary::{EnvSummary, RoundSummary};
 use crate::record::totals::Totals;
 
-/// The parts that all checkpoints of an episode have in common, and where they are written.
+/// Parts that all checkpoints of an episode share, and the store.
 pub(crate) struct Checkpoints {
-    /// Where they are, on the first rank.
+    /// The store, on rank 0.
     pub(crate) store: Option<Store>,
     pub(crate) identity: Identity,
-    /// Rounds that ended.
+    /// Results of the completed rounds.
     pub(crate) rounds: Vec<RoundSummary>,
-    /// Envs of the last of them.
+    /// Results of the envs in the last completed round.
     pub(crate) envs: Vec<EnvSummary>,
 }
 
-/// The parts that change from one checkpoint to the next.
+/// Parts that change from one checkpoint to the next.
 pub(crate) struct Current {
-    /// The next step.
+    /// Position of the next step.
     pub(crate) next: Position,
-    /// The envs of this process; none between two rounds.
+    /// The envs of this process; empty between rounds.
     pub(crate) envs: Vec<SavedEnv>,
     pub(crate) totals: Totals,
     pub(crate) controller: ControllerState,
 }
 
 impl Checkpoints {
-    /// Writes a checkpoint from which the run goes on with step `next`; every rank has a part of
-    /// it. Everything that was told before is on the disk first.
+    /// Writes a checkpoint from which the run resumes at step `next`; every rank contributes a
+    /// part. Earlier events are on the disk first.
     ///
     /// # Errors
-    /// The disk refused; a rank is gone.
+    /// A write failed, or a rank is gone.
     pub(crate) fn write(
         &self,
         current: Current,

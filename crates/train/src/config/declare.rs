@@ -1,4 +1,4 @@
-//! The parts of a setting's declaration, and the macro that makes everything else from it.
+//! The parts of a setting's declaration, and the macro that derives everything else from it.
 
 use std::fmt;
 
@@ -6,14 +6,15 @@ use super::types::Preset;
 use super::value::{Form, Measure, Value};
 use crate::error::{Error, Result};
 
-/// The consequences of a setting.
+/// Effect of a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// Results depend on it.
     Result,
-    /// It changes how a run proceeds and what is recorded, and no result. Every process of a run has the same.
+    /// It changes how a run proceeds or what it records, but no result. All processes of a run have
+    /// the same value.
     Run,
-    /// As `Run`, and each process of a run may have its own.
+    /// Like `Run`, but each process of a run may have its own value.
     Process,
 }
 
@@ -27,12 +28,12 @@ impl fmt::Display for Scope {
     }
 }
 
-/// The numbers that a setting may be, ends included.
+/// Range of numbers that a setting accepts, inclusive.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Range {
-    /// Whatever its type accepts.
+    /// Every value of the type.
     Any,
-    /// Whole numbers; `u64::MAX` stands for no upper end.
+    /// Whole numbers; `u64::MAX` means no upper limit.
     Whole(u64, u64),
     /// Real numbers.
     Real(f64, f64),
@@ -63,7 +64,7 @@ impl fmt::Display for Range {
     }
 }
 
-/// Numbers that are very small or large are written with an exponent.
+/// Writes very small and very large numbers with an exponent.
 fn write_real(f: &mut fmt::Formatter<'_>, number: f64) -> fmt::Result {
     match number.abs() {
         size if size == 0.0 || (1e-5..1e10).contains(&size) => write!(f, "{number}"),
@@ -71,40 +72,40 @@ fn write_real(f: &mut fmt::Formatter<'_>, number: f64) -> fmt::Result {
     }
 }
 
-/// Values of a setting that nobody gave.
+/// Default values of a setting.
 pub(crate) struct Defaults<T> {
     /// By preset, in the order of [`Preset::NAMES`].
     presets: [T; 3],
-    /// The same under a controller that does not learn, where it differs.
+    /// By preset, for a controller that does not learn, where that differs.
     without_learning: Option<[T; 3]>,
-    /// Effect of leaving it open.
+    /// Description of what happens if the setting is not given.
     absent: Option<String>,
 }
 
-/// One value in all presets.
+/// The same default in all presets.
 pub(crate) fn same<T: Clone>(value: impl Into<T>) -> Defaults<T> {
     let value = value.into();
     presets(value.clone(), value.clone(), value)
 }
 
-/// A value by preset.
+/// A default for each preset.
 pub(crate) fn presets<T>(default: T, quick: T, full: T) -> Defaults<T> {
     Defaults { presets: [default, quick, full], without_learning: None, absent: None }
 }
 
-/// Left open; `meaning` says what happens then.
+/// No default; `meaning` describes what happens then.
 pub(crate) fn absent<T>(meaning: impl Into<String>) -> Defaults<Option<T>> {
     let presets = [None, None, None];
     Defaults { presets, without_learning: None, absent: Some(meaning.into()) }
 }
 
 impl<T> Defaults<T> {
-    /// Other values under a controller that does not learn.
+    /// Sets other defaults for a controller that does not learn.
     pub(crate) fn without_learning(self, default: T, quick: T, full: T) -> Self {
         Self { without_learning: Some([default, quick, full]), ..self }
     }
 
-    /// The value of a preset, for a controller that learns or does not.
+    /// The default in a preset, for a controller that learns or does not.
     pub(crate) fn pick(self, preset: Preset, learns: bool) -> T {
         let Self { presets, without_learning, .. } = self;
         let [default, quick, full] = match without_learning {
@@ -122,14 +123,15 @@ impl<T> Defaults<T> {
 /// Default of a setting, as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DefaultText {
-    /// Meaning of a setting that is left open.
+    /// Description of what happens if the setting is not given.
     Absent(String),
-    /// By preset, in the order of [`Preset::NAMES`], and the same without learning, where it differs.
+    /// By preset, in the order of [`Preset::NAMES`]; then the same without learning, where that
+    /// differs.
     Presets([String; 3], Option<[String; 3]>),
 }
 
 impl DefaultText {
-    /// Default in a preset, under a controller that learns; `None` for a setting that is left open.
+    /// The default in a preset, with a learning controller; `None` for a setting without a default.
     pub(crate) fn of(&self, preset: Preset) -> Option<&str> {
         let place = Preset::NAMES.iter().position(|(_, known)| *known == preset)?;
         match self {
@@ -152,7 +154,7 @@ impl<T: Value> Defaults<T> {
     }
 }
 
-/// `4`, or `3, quick 2, full 20` where presets differ.
+/// Formats values by preset, such as `4`, or `3, quick 2, full 20` where presets differ.
 fn by_preset(texts: &[String; 3]) -> String {
     let [default, others @ ..] = texts;
     let others = Preset::NAMES.iter().skip(1).zip(others).filter(|(_, text)| *text != default);
@@ -173,41 +175,41 @@ impl fmt::Display for DefaultText {
     }
 }
 
-/// A setting: everything about it but its value.
+/// A setting: everything about it except its value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setting {
-    /// Name in files.
+    /// Key in files.
     pub key: &'static str,
-    /// Name of the flag, without the dashes before it.
+    /// Name of the flag, without leading dashes.
     pub flag: String,
-    /// Heading that it stands under.
+    /// Heading in help and reference page.
     pub heading: &'static str,
-    /// Meaning.
+    /// Help text.
     pub help: String,
-    /// Text forms that it accepts.
+    /// Description of the accepted text forms.
     pub kind: String,
-    /// How its flag looks.
+    /// Form of the flag.
     pub form: Form,
-    /// Unit, or the kind of thing that stands for the value in a usage line.
+    /// Unit or placeholder of the value in a usage line.
     pub unit: Option<&'static str>,
-    /// Numbers that it may be.
+    /// Accepted range.
     pub range: Range,
     /// Default.
     pub default: DefaultText,
-    /// Consequences.
+    /// Effect.
     pub scope: Scope,
-    /// Version of the settings that it came with.
+    /// Version of the settings that introduced it.
     pub since: u32,
-    /// Value of runs from before it came, where that is not the default.
+    /// Value in older runs, where it differs from the default.
     pub before: Option<&'static str>,
-    /// Whether it belongs to a single run: comparisons of controllers do not take it.
+    /// Whether it belongs to a single run, so that `control eval` does not accept it.
     pub train_only: bool,
     /// Whether a run may be resumed with another value.
     pub on_resume: bool,
 }
 
 impl Setting {
-    /// A setting that all results depend on, of any value, from the first version on.
+    /// A setting that results depend on, with any value of its type, since the first version.
     pub(crate) fn new<T: Value>(
         key: &'static str,
         heading: &'static str,
@@ -233,7 +235,7 @@ impl Setting {
         }
     }
 
-    /// Whether it may be left open.
+    /// Whether the setting may be absent.
     pub fn is_optional(&self) -> bool {
         matches!(self.default, DefaultText::Absent(_))
     }
@@ -284,11 +286,11 @@ impl Setting {
     }
 }
 
-/// Makes of declarations the struct of all values, that of the values which one source gives, and the table of
-/// [`Setting`]s.
+/// Derives from the declarations the struct of all values, the struct of the values from one
+/// source, and the table of [`Setting`]s.
 ///
-/// A declaration is the help as a doc comment, then `key: type = defaults, attribute(…), …;`. Defaults are
-/// [`same`], [`presets`] or [`absent`]; the attributes are the methods of [`Setting`].
+/// A declaration is a doc comment with the help text, then `key: type = defaults, attribute(…),
+/// …;`. Defaults are [`same`], [`presets`] or [`absent`]; attributes are methods of [`Setting`].
 macro_rules! settings {
     ($( $heading:literal { $(
         $(#[doc = $help:literal])+
@@ -300,7 +302,7 @@ macro_rules! settings {
             $($( $(#[doc = $help])+ pub $key: $type, )+)+
         }
 
-        /// The settings that one source gives; the others are decided by the sources below it.
+        /// Settings from one source; sources of lower priority decide the others.
         #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
         #[serde(default)]
         pub struct Layer {
@@ -317,10 +319,10 @@ macro_rules! settings {
             /// Every known key, in the order of the reference page.
             pub const KEYS: &'static [&'static str] = &[$($( stringify!($key) ),+),+];
 
-            /// Gives the setting `key` the value that `text` stands for.
+            /// Sets `key` to the value of `text`.
             ///
             /// # Errors
-            /// Text that is no such value; a key that is not known.
+            /// An unknown key, or text that is not a value of the setting's type.
             pub fn set(&mut self, key: &str, text: &str) -> Result<(), BadValue> {
                 match key {
                     $($( stringify!($key) => self.$key = Some(Value::parse(text)?), )+)+
@@ -329,20 +331,24 @@ macro_rules! settings {
                 Ok(())
             }
 
-            /// Keys that it gives a value.
+            /// Keys that have a value.
             pub fn given(&self) -> Vec<&'static str> {
                 let all = [$($( self.$key.is_some() ),+),+];
-                Self::KEYS.iter().zip(all).filter(|(_, given)| *given).map(|(key, _)| *key).collect()
+                let given = Self::KEYS.iter().zip(all).filter(|(_, given)| *given);
+                given.map(|(key, _)| *key).collect()
             }
         }
 
         impl TrainConfig {
-            /// Values of a preset, for a controller that learns or does not.
+            /// Defaults of a preset, for a controller that learns or does not.
             pub(crate) fn of_preset(preset: Preset, learns: bool) -> Self {
-                Self { $($( $key: { let it: Defaults<$type> = $default; it.pick(preset, learns) }, )+)+ }
+                Self { $($( $key: {
+                    let defaults: Defaults<$type> = $default;
+                    defaults.pick(preset, learns)
+                }, )+)+ }
             }
 
-            /// Lets `layer` override what it gives.
+            /// Overrides the settings that `layer` has.
             pub fn apply(&mut self, layer: Layer) {
                 $($( if let Some(value) = layer.$key { self.$key = value; } )+)+
             }
@@ -350,7 +356,7 @@ macro_rules! settings {
             /// Checks every number against its range.
             ///
             /// # Errors
-            /// [`Error::Value`](crate::Error::Value) names the first that is outside.
+            /// [`Error::Value`](crate::Error::Value) names the first value outside its range.
             pub(crate) fn check_ranges(&self) -> crate::error::Result<()> {
                 $($( setting(stringify!($key)).check(&self.$key)?; )+)+
                 Ok(())

@@ -1,4 +1,4 @@
-//! Devices of a run: the env of each, and where the policy is.
+//! Devices of a run: one for each env, and one for the policy.
 
 use std::collections::HashSet;
 
@@ -7,7 +7,7 @@ use meristem_device::DeviceId;
 use super::table::TrainConfig;
 use crate::error::{Error, Result};
 
-/// Devices by env, and the policy's.
+/// Device of each env, and of the policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Devices {
     /// The device of each env of the run.
@@ -17,12 +17,13 @@ pub(crate) struct Devices {
 }
 
 impl Devices {
-    /// Deals the envs out to the listed devices: in order, as evenly as possible, the first devices
-    /// one more (5 over 2 is 3, 2). The policy is on the device that is named, or on the first.
+    /// Distributes the envs over the listed devices, in order and as evenly as possible; the first
+    /// devices get one more where needed (5 over 2 is 3, 2). The policy is on its named device, or
+    /// else on the first.
     ///
     /// # Errors
-    /// No device, a name of none, one listed twice, more than envs; a policy device that is not
-    /// listed.
+    /// An empty list, an unknown name, a device listed twice, more devices than envs, or a policy
+    /// device that is not listed.
     pub(crate) fn of(config: &TrainConfig) -> Result<Self> {
         let TrainConfig { envs, policy_device, .. } = config;
         let parse = |name: &String| Ok(name.trim().parse::<DeviceId>()?);
@@ -52,7 +53,7 @@ impl Devices {
         Ok(Self { of_envs, policy })
     }
 
-    /// One env, on a device.
+    /// One env, with the policy on the same device.
     pub(crate) fn one(device: DeviceId) -> Self {
         Self { of_envs: vec![device], policy: device }
     }

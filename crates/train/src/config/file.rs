@@ -1,4 +1,4 @@
-//! Reading a configuration file: TOML or JSON, strict about its keys (U3).
+//! Configuration files in TOML or JSON; unknown keys are errors.
 
 use std::path::Path;
 
@@ -8,11 +8,11 @@ use super::identity::upgrade;
 use super::table::Layer;
 use crate::error::{Error, Result};
 
-/// Reads the file at `path`; the ending decides: `.toml` or `.json`.
+/// Reads the file at `path`, as TOML or JSON by its extension, `.toml` or `.json`.
 ///
 /// # Errors
-/// The file cannot be read, is not TOML or JSON, has an unknown key (the nearest known one is named), or a
-/// value of the wrong type.
+/// An unreadable file, invalid TOML or JSON, an unknown key (the nearest known one is suggested),
+/// or a value of the wrong type.
 pub fn read(path: &Path) -> Result<Layer> {
     let text = std::fs::read_to_string(path).map_err(|error| Error::ConfigFile {
         path: path.to_owned(),
@@ -21,7 +21,7 @@ pub fn read(path: &Path) -> Result<Layer> {
     parse(path, &text)
 }
 
-/// As [`read`], of the text of the file at `path`, which may be elsewhere.
+/// Parses `text`, the contents of the file at `path`, as [`read`] does.
 ///
 /// # Errors
 /// As [`read`].
@@ -31,7 +31,7 @@ pub(crate) fn parse(path: &Path, text: &str) -> Result<Layer> {
         Some("toml") => {
             let table: toml::Table = toml::from_str(text).map_err(|e| fail(e.to_string()))?;
             check_keys(table.keys().map(String::as_str)).map_err(&fail)?;
-            // Parsed a second time from the text: only so do the messages show the line.
+            // Parsed again from the text, because only then do messages show the line.
             toml::from_str::<Layer>(text).map_err(|e| fail(e.to_string()))
         }
         Some("json") => {
@@ -47,7 +47,7 @@ pub(crate) fn parse(path: &Path, text: &str) -> Result<Layer> {
     Ok(layer)
 }
 
-/// Refuses the first key that no setting has.
+/// Returns an error that names the first unknown key.
 fn check_keys<'a>(mut keys: impl Iterator<Item = &'a str>) -> Result<(), String> {
     let Some(unknown) = keys.find(|key| !Layer::KEYS.contains(key)) else { return Ok(()) };
     let same_with_underscores = unknown.replace('-', "_");

@@ -1,7 +1,7 @@
-//! Comparing runs by their settings, across versions of the settings.
+//! Comparison of runs by their settings, across versions of the settings.
 //!
-//! A resolved configuration is compared as a table of keys and values. A setting that came later than the file is
-//! missing there, which means the value from before it came.
+//! Resolved configurations are compared as tables of keys and values. A setting that is missing
+//! because it is newer than the file counts as having its value from before.
 
 use toml::Table;
 
@@ -9,19 +9,19 @@ use super::declare::{Scope, Setting};
 use super::table::{Layer, TrainConfig, all};
 use super::types::{BadValue, ControllerKind, Preset};
 
-/// The settings that results depend on, in a resolved configuration: equal texts, equal runs on the same data and
-/// machine.
+/// Settings that results depend on, from a resolved configuration. Runs with equal texts have equal
+/// results on the same data and machine.
 pub(crate) fn identity(resolved: &str) -> String {
     keep(resolved, |setting| setting.scope == Scope::Result)
 }
 
-/// The settings that all processes of a run have in common, in a resolved configuration.
+/// Settings that all processes of a run share, from a resolved configuration.
 pub(crate) fn in_common(resolved: &str) -> String {
     keep(resolved, |setting| setting.scope != Scope::Process)
 }
 
-/// The first line of a resolved configuration that `written`, the text of a file, lacks or has otherwise. `None` where
-/// both say the same.
+/// Description of the first difference between `written`, the text of a file, and `resolved`, a
+/// resolved configuration. `None` if they have the same settings.
 pub(crate) fn first_difference(written: &str, resolved: &str) -> Option<String> {
     let [written, resolved] = [written, resolved].map(|text| keep(text, |_| true));
     let lacks = |line: &&str| !written.lines().any(|other| other == *line);
@@ -29,11 +29,12 @@ pub(crate) fn first_difference(written: &str, resolved: &str) -> Option<String> 
     lost.or_else(|| (written != resolved).then(|| "has other lines".into()))
 }
 
-/// Gives a file that a run wrote the settings that came later, with their values from before. A file is taken for one if
-/// it has every setting of the first version, as only a resolved configuration does.
+/// Adds newer settings, with their values from before, to a file that an older run wrote. A file
+/// counts as written by a run if it has every setting of the first version, as only a resolved
+/// configuration does.
 ///
 /// # Errors
-/// A value from before that is not in its type's text form.
+/// A value from before that its type cannot parse.
 pub(crate) fn upgrade(layer: &mut Layer) -> Result<(), BadValue> {
     let given = layer.given();
     let always = |setting: &&Setting| setting.since == 1 && !setting.is_optional();
@@ -44,8 +45,8 @@ pub(crate) fn upgrade(layer: &mut Layer) -> Result<(), BadValue> {
     before.filter(|(key, _)| !given.contains(key)).try_for_each(|(key, text)| layer.set(key, text))
 }
 
-/// The lines of some settings, sorted by key; those that came later are left out where they have the values from before.
-/// Text that is no TOML stays as it is: it is the same as nothing else.
+/// The lines of the wanted settings, sorted by key, without newer settings that have their value
+/// from before. Text that is not TOML is returned unchanged and equals only itself.
 fn keep(text: &str, wanted: impl Fn(&Setting) -> bool) -> String {
     let Ok(table) = text.parse::<Table>() else { return text.into() };
     let before = from_before();
@@ -59,12 +60,12 @@ fn keep(text: &str, wanted: impl Fn(&Setting) -> bool) -> String {
     kept.to_string()
 }
 
-/// Values of later settings in the runs from before they came: the defaults, where nothing else is declared.
+/// Values of newer settings in older runs: as declared, else the defaults.
 fn from_before() -> Table {
     let mut layer = Layer::default();
     for setting in all() {
         if let Some(before) = setting.before {
-            // A test reads all of them.
+            // A test parses all of them.
             let _ = layer.set(setting.key, before);
         }
     }
@@ -82,7 +83,7 @@ mod tests {
         TrainConfig::resolve(Layer::default(), flags).unwrap()
     }
 
-    /// Without the lines whose keys begin so.
+    /// `text` without the lines whose keys have one of these prefixes.
     fn without(text: &str, beginnings: &[&str]) -> String {
         let dropped = |line: &&str| beginnings.iter().any(|beginning| line.starts_with(beginning));
         text.lines().filter(|line| !dropped(line)).flat_map(|line| [line, "\n"]).collect()
@@ -98,7 +99,7 @@ mod tests {
         }
     }
 
-    /// A run from before a setting came into being has its default, whatever its files lack.
+    /// An older run has the default of a newer setting, although its files lack it.
     #[test]
     fn later_settings_count_where_they_have_not_the_value_from_before() {
         for preset in [Preset::Default, Preset::Quick] {
@@ -131,7 +132,7 @@ mod tests {
         assert_ne!(usual.identity(), seed.identity());
     }
 
-    /// The lines of a checkpoint from before this table: other settings, in another order, at fixed values.
+    /// The lines of an older checkpoint: other settings, in another order, with fixed values.
     #[test]
     fn the_identity_of_an_older_checkpoint_is_the_same() {
         let config = resolve(Layer { checkpoint_every: Some(3), ..Layer::default() });

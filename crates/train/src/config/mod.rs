@@ -1,10 +1,8 @@
-//! Settings of a run: their table, and how presets, a file and flags combine.
+//! Settings of a run: their table, and the way presets, a file and flags combine.
 //!
-//! Every setting is declared once, in `table`; [`declare`] says what a declaration has, and makes the rest of it. A
-//! [`Layer`] is what one source gives (a file, the flags); [`TrainConfig::resolve`] lays them over the preset.
-//! - [`types`] and `value`: the types of settings and their text forms;
-//! - [`mod@file`]: TOML and JSON; `validate`: what settings must be together; `identity`: which of them make a run another one;
-//! - `policy_file`: the policy that a run starts from; `devices`: the device of each env; [`mod@reference`]: the page of all settings.
+//! Every setting is declared once, in `table`; everything else about it follows from the
+//! declaration, by the macro of [`declare`]. A [`Layer`] has the values from one source, a file or
+//! the flags, and [`TrainConfig::resolve`] combines the layers with a preset.
 
 pub mod declare;
 pub(crate) mod devices;
@@ -33,10 +31,11 @@ pub use self::value::Form;
 use crate::error::Result;
 
 impl TrainConfig {
-    /// Combines, from the lowest: the preset that `flags` or else `file` names, `file`, `flags`.
+    /// Combines three sources, lowest priority first: the preset that `flags` or else `file` names,
+    /// `file`, `flags`.
     ///
     /// # Errors
-    /// A value outside its range, named with what was expected.
+    /// A value outside its range, or settings that contradict each other.
     pub fn resolve(file: Layer, flags: Layer) -> Result<Self> {
         let preset = flags.preset.or(file.preset).unwrap_or_default();
         let controller = flags.controller.clone().or(file.controller.clone()).unwrap_or_default();
@@ -51,23 +50,23 @@ impl TrainConfig {
         Ok(config)
     }
 
-    /// Settings of a preset under a controller, before file and flags. A controller that learns has rounds to learn in;
-    /// for the others one long round is worth more.
+    /// Settings of a preset under a controller, before file and flags. A learning controller gets
+    /// several rounds to learn in; the others get one long round.
     pub(crate) fn base(preset: Preset, controller: &ControllerKind) -> Self {
         let learns = *controller == ControllerKind::Ppo;
         Self { preset, controller: controller.clone(), ..Self::of_preset(preset, learns) }
     }
 
-    /// Checks every number against its range, and what settings say together.
+    /// Checks every number against its range, and settings against each other.
     ///
     /// # Errors
-    /// [`Error::Value`](crate::Error::Value) names a setting, its value, and what was expected.
+    /// [`Error::Value`](crate::Error::Value) names the setting, its value and the accepted values.
     pub(crate) fn validate(&self) -> Result<()> {
         self.check_ranges()?;
         validate::together(self)
     }
 
-    /// The control split in force: the one set, else what the controller needs.
+    /// The share of the control split: as set, else the one that the controller needs.
     pub fn control_share(&self) -> f64 {
         self.control_split.unwrap_or(match self.controller {
             ControllerKind::None => 0.0,
@@ -75,12 +74,12 @@ impl TrainConfig {
         })
     }
 
-    /// The width of the policy: the one set, else that of a new one.
+    /// The width of the policy: as set, else the width of a new policy.
     pub(crate) fn policy_width(&self) -> usize {
         self.policy_hidden.unwrap_or_else(|| table::policy_width(self.preset))
     }
 
-    /// The file of the policy that it starts from.
+    /// The file of the policy that the run starts from.
     pub(crate) fn policy_file(&self) -> Option<&Path> {
         match &self.controller {
             ControllerKind::Policy(path) | ControllerKind::Greedy(path) => Some(path),
@@ -89,38 +88,38 @@ impl TrainConfig {
         }
     }
 
-    /// Ranks of the policy: the number set, else that of a process alone.
+    /// The number of ranks: as set, else 1.
     pub(crate) fn ranks(&self) -> usize {
         self.ranks.unwrap_or(1)
     }
 
-    /// Options that its devices are opened with.
+    /// Options for opening the devices.
     pub(crate) fn device_options(&self, trace: Option<Trace>) -> DeviceOptions {
         let memory_limit = self.device_memory.map(|limit| limit.0);
         DeviceOptions { threads: self.threads, memory_limit, trace, ..DeviceOptions::default() }
     }
 
-    /// How ranks deal with each other.
+    /// Options of the communication between ranks.
     pub(crate) fn comm_options(&self) -> CommOptions {
         CommOptions { deadline: Duration::from_secs(self.comm_deadline as u64) }
     }
 
-    /// The run's name: the one set, else host and dataset.
+    /// The run's name: as set, else made from host and dataset.
     pub fn run_name(&self) -> String {
         let name = self.name.clone().unwrap_or_else(|| format!("{}-{}", self.host, self.dataset));
         let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
         name.chars().map(plain).take(60).collect()
     }
 
-    /// The text that is written into the run folder: what is left open is filled in, and the folder
-    /// itself and the trace are left out, and paths begin at the root, so that the file starts a new run as it
-    /// is, from any working directory.
+    /// The settings as written to the run folder. Open settings are filled in, paths are absolute,
+    /// and the run folder and the trace are left out, so that the file starts a new run unchanged
+    /// from any working directory.
     pub fn resolved_toml(&self) -> String {
         let mut written = self.clone();
         let paths = [&mut written.data_root, &mut written.init, &mut written.export];
         let paths = paths.into_iter().chain([&mut written.policy]).flatten();
         for path in paths.chain(written.controller.path_mut()) {
-            // It fails for an empty path only, which is no file anywhere.
+            // Only an empty path fails, and it names no file.
             *path = std::path::absolute(&*path).unwrap_or_else(|_| path.clone());
         }
         written.run_dir = None;
@@ -134,36 +133,37 @@ impl TrainConfig {
         toml::to_string(&written).unwrap_or_default()
     }
 
-    /// The same with all that a run looks up before it begins: the width of the policy that it starts from.
+    /// The settings with the width of the policy that the run starts from filled in.
     ///
     /// # Errors
-    /// A policy that cannot be read, or is of another width than was asked for.
+    /// An unreadable policy, or one whose width differs from the requested width.
     pub fn with_policy(&self) -> Result<Self> {
         let hidden = PolicyFile::of(self)?.map(|policy| policy.hidden);
         Ok(Self { policy_hidden: hidden.or(self.policy_hidden), ..self.clone() })
     }
 
-    /// Settings that results depend on, as text: equal texts, equal runs on the same data and machine, whatever ranks are.
+    /// Settings that results depend on, as text. Runs with equal texts have equal results on the
+    /// same data and machine, whatever the kind of ranks.
     pub(crate) fn identity(&self) -> String {
         identity(&Self { ranks: Some(self.ranks()), ..self.clone() }.resolved_toml())
     }
 
-    /// Settings that are the same in all processes of a run, as text.
+    /// Settings that all processes of a run share, as text.
     pub(crate) fn in_common(&self) -> String {
         identity::in_common(&self.resolved_toml())
     }
 
-    /// Ranks that share out the envs, and learn a policy together.
+    /// Number of ranks that divide the envs and learn one policy.
     pub(crate) fn policy_ranks(&self) -> usize {
         if self.data_parallel { 1 } else { self.ranks() }
     }
 
-    /// Ranks that each have a replica of every host.
+    /// Number of ranks that each have a replica of every host.
     pub(crate) fn replicas(&self) -> usize {
         if self.data_parallel { self.ranks() } else { 1 }
     }
 
-    /// Settings of the policy.
+    /// Settings of PPO.
     pub(crate) fn ppo(&self) -> PpoConfig {
         PpoConfig {
             hidden: self.policy_width(),
@@ -199,7 +199,7 @@ impl TrainConfig {
         }
     }
 
-    /// The governor's rules.
+    /// Rules of the governor.
     pub(crate) fn governor(&self) -> GovernorConfig {
         GovernorConfig {
             collapse_width: self.governor_collapse_width,
@@ -233,7 +233,7 @@ mod tests {
         assert_eq!(config.steps, TrainConfig::base(Preset::Quick, &ControllerKind::Ppo).steps);
     }
 
-    /// Rounds are for who learns from one to the next; the others have all their steps in one.
+    /// Only a learning controller benefits from several rounds; the others have all steps in one.
     #[test]
     fn a_preset_divides_its_steps_by_who_decides() {
         for (name, preset) in Preset::NAMES {

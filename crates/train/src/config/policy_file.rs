@@ -1,4 +1,4 @@
-//! The policy that a run starts from, as its file holds it.
+//! The policy that a run starts from, as read from its file.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use meristem_nn::safetensors::{self, Metadata};
 use super::table::TrainConfig;
 use crate::error::{Error, Result};
 
-/// A policy that was read.
+/// A policy and its metadata.
 #[derive(Debug)]
 pub(crate) struct PolicyFile {
     path: PathBuf,
@@ -18,15 +18,16 @@ pub(crate) struct PolicyFile {
     metadata: Metadata,
     /// Width of the policy.
     pub(crate) hidden: usize,
-    /// Seeds of the runs that it learned in.
+    /// Seeds of the runs that the policy was trained in.
     pub(crate) seeds: Vec<u64>,
 }
 
 impl PolicyFile {
-    /// Reads the one that the settings name; `None` where they name none.
+    /// Reads the policy that the settings name, if they name one.
     ///
     /// # Errors
-    /// [`Error::Value`]: a file that cannot be read or is no policy, or one of another width than was asked for.
+    /// [`Error::Value`]: the file is unreadable or has no policy, or its width differs from the
+    /// requested width.
     pub(crate) fn of(config: &TrainConfig) -> Result<Option<Arc<Self>>> {
         let Some(path) = config.policy_file() else { return Ok(None) };
         let file = Self::read(path)?;
@@ -51,10 +52,10 @@ impl PolicyFile {
         Ok(Self { path: path.to_owned(), weights, metadata, hidden, seeds })
     }
 
-    /// Puts it in the place of a new policy of its width. Does not wait.
+    /// Copies the weights into a new policy of the same width. Does not wait for the device.
     ///
     /// # Errors
-    /// [`Error::Value`]: it is for other slots or blueprints.
+    /// [`Error::Value`]: the policy was made for other slots or blueprints.
     pub(crate) fn fill(&self, ppo: &mut Ppo) -> Result<()> {
         ppo.import(&self.weights, &self.metadata).map_err(|error| match error {
             error @ meristem_control::Error::Policy { .. } => unfit(&self.path, &error),

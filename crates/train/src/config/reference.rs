@@ -1,4 +1,4 @@
-//! The reference page of all settings, `docs/settings.md`, made from their table.
+//! The reference page of all settings, `docs/settings.md`, generated from their table.
 
 use std::fmt::Write;
 
@@ -7,32 +7,35 @@ use super::table::all;
 use super::types::Preset;
 use super::value::Form;
 
-/// The text before the tables.
+/// Text before the tables.
 const INTRODUCTION: &str = "\
 # Settings
 
-Made from the table in `crates/train/src/config/table.rs`; a test compares the two. After a change there:
+This page is generated from `crates/train/src/config/table.rs`, and a test compares the two. After
+a change to the table, run
 
 ```sh
 UPDATE_DOCS=1 cargo test -p meristem-train --lib config::reference
 ```
 
-A setting is a flag of `meristem train`, or a key in a TOML or JSON file (`--config FILE`). Flags override the file, which
-overrides the preset. `meristem train --print-config` prints the values in force and exits. `meristem control eval` takes
-the settings that are not marked with *train*.
+A setting is a flag of `meristem train`, or a key in the TOML or JSON file of `--config FILE`. Flags
+override the file, and the file overrides the preset. `meristem train --print-config` prints the
+values in force and exits. `meristem control eval` accepts every setting without the mark *train*.
 ";
 
-/// The text between presets and settings.
+/// Text between presets and settings.
 const COLUMNS: &str = "
 ## Columns
 
-- **Setting**: the key; the flag is `--` and the key with `-` for `_`.
-- **Value**: what it accepts, its unit or kind, and its range, ends included.
-- **Default**: with preset `default`; then other presets where they differ, and controllers that do not learn.
-- **Scope**: *result*: results depend on it; a run resumes with the same value. *run*: results do not depend on it.
-  *process*: as *run*, and each process of a run may have its own. *resume*: may be given with `--resume`.
-- **Since**: version of the settings that it came with. A run folder from before goes on with the value in brackets, or
-  with the default.
+- **Setting**: the key in a file. The flag is `--` and the key, with `-` for `_`.
+- **Value**: the accepted values, with unit and inclusive range.
+- **Default**: the value with preset `default`, then values of other presets and of controllers that
+  do not learn, where they differ.
+- **Scope**: *result*: results depend on the setting, and a run resumes with the same value. *run*:
+  results do not depend on it. *process*: like *run*, and each process of a run may have its own
+  value. *resume*: can be changed with `--resume`. *train*: not for `control eval`.
+- **Since**: the version of the settings that introduced it. Older run folders use the value in
+  brackets, or else the default.
 ";
 
 /// The page, as Markdown.
@@ -50,7 +53,8 @@ pub fn page() -> String {
     for setting in all() {
         if setting.heading != heading {
             heading = setting.heading;
-            let columns = "| Setting | Value | Default | Scope | Since | Meaning |\n|---|---|---|---|---|---|\n";
+            let columns = "| Setting | Value | Default | Scope | Since | Meaning |\n\
+                           |---|---|---|---|---|---|\n";
             // Writing to a string does not fail.
             let _ = write!(page, "\n## {heading}\n\n{columns}");
         }
@@ -59,7 +63,7 @@ pub fn page() -> String {
     page
 }
 
-/// The settings in which a preset differs from `default`, as `key value, …`; empty for that one.
+/// Settings in which a preset differs from `default`, as `key value, …`; empty for `default`.
 pub fn differences(preset: Preset) -> String {
     let differs = all().iter().filter_map(|setting| {
         let (usual, own) = (setting.default.of(Preset::Default)?, setting.default.of(preset)?);
@@ -86,7 +90,7 @@ fn row(setting: &Setting) -> String {
     let Setting { key, scope, since, help, .. } = setting;
     format!("| `{key}` | {value} | {default} | {scope}{marks} | {since}{before} | {help} |\n")
         .replace("on|off", "on or off")
-        // Not HTML.
+        // Not an HTML tag.
         .replace('<', "\\<")
 }
 
@@ -115,8 +119,8 @@ mod tests {
         let of = |key: &str| page.lines().find(|line| line.contains(&format!("`{key}`"))).unwrap();
         assert_eq!(
             of("batch"),
-            "| `batch` | whole number (N), 1 to 65536 | 128 | result | 1 | Samples per env and batch; with \
-             --data-parallel those of all ranks together. |"
+            "| `batch` | whole number (N), 1 to 65536 | 128 | result | 1 | \
+             Samples in a batch of one env; with --data-parallel, of all ranks together. |"
         );
         assert!(of("steps").contains("without learning"), "{}", of("steps"));
         assert!(of("threads").contains("| process, resume |"), "{}", of("threads"));

@@ -1,8 +1,8 @@
-//! All settings. Each is declared here and nowhere else: its help (the doc comment), key, type and default, then unit,
-//! range, scope, and the version that it came with.
+//! All settings. Each is declared here and nowhere else: its help (the doc comment), key, type and
+//! default, then unit, range, scope and the version that introduced it.
 //!
-//! Flags, keys of files, validation, `--help`, the identity of a run, the upgrade of older run folders and
-//! `docs/settings.md` follow from this table.
+//! Flags, keys in files, validation, `--help`, the identity of a run, the upgrade of older run
+//! folders and `docs/settings.md` follow from this table.
 
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -18,14 +18,14 @@ use super::types::{
 };
 use super::value::Value;
 
-/// Seconds that ranks wait for each other: at the end of a step a rank with small envs waits for one whose envs have
-/// grown.
+/// Seconds that ranks wait for each other. At the end of a step a rank with small envs waits for a
+/// rank whose envs have grown.
 const COMM_DEADLINE: usize = 600;
 
 /// Width of a new policy with preset full.
 const FULL_WIDTH: usize = 512;
 
-/// Most ranks of a run.
+/// Maximum number of ranks.
 const RANKS_MAX: u64 = 64;
 
 fn ppo() -> PpoConfig {
@@ -50,7 +50,7 @@ pub(crate) fn policy_width(preset: Preset) -> usize {
 
 settings! {
     "Run" {
-        /// Starting point of the other settings.
+        /// Set of defaults for the other settings.
         preset: Preset = same(Preset::Default);
         /// Last part of the default run folder's name.
         name: Option<String> = absent("host and dataset"),
@@ -58,72 +58,75 @@ settings! {
         /// Run folder; must not exist.
         run_dir: Option<PathBuf> = absent("runs/<time>-<name>"),
             unit("DIR"), scope(Scope::Process), train_only();
-        /// Seed of every random number of the run.
+        /// Seed of all random numbers of the run.
         seed: u64 = same(42u64), whole(0, i64::MAX as u64);
-        /// Rounds: episodes of all envs, each with fresh hosts. A policy learns at the end of each.
+        /// Number of rounds. In a round every env runs one episode with a fresh host; a policy
+        /// learns at the end of each round.
         rounds: usize = presets(6, 2, 20).without_learning(1, 1, 1),
             unit("N"), whole(1, 1_000_000);
-        /// Steps of an episode. A step is one epoch of host training, followed by one action per env.
+        /// Steps per episode. A step is one epoch of host training, followed by one action per env.
         steps: usize = presets(20, 10, 60).without_learning(120, 18, 60),
             unit("N"), whole(1, 1_000_000);
-        /// Steps between two checkpoints, the first of them after the first step; 0: only between rounds, and where
-        /// a run is stopped.
+        /// Steps between checkpoints; there is also one after the first step of the run. With 0
+        /// checkpoints are written only between rounds and when the run is stopped.
         checkpoint_every: usize = same(10usize),
             unit("N"), whole(0, 1_000_000), scope(Scope::Run), train_only();
-        /// Copies, waits and allocations on the hot path, from the second step on: off (count them), warn, or deny
-        /// (end the run).
+        /// Reaction to a copy, a wait or an allocation on the hot path, from the second step on:
+        /// off counts it, warn also logs it, deny ends the run.
         hot_scope: HotScopePolicy = same(HotScopePolicy::default()),
             unit("POLICY"), scope(Scope::Process), on_resume();
-        /// Report the loss of every batch of every env.
+        /// Write the loss of every batch of every env to the events.
         log_batches: bool = same(false), scope(Scope::Run), train_only();
-        /// Detail of times and gradient statistics in events: off, basic, or full, which adds the phases of a step
-        /// and the gradients of every parameter group.
+        /// Times and gradient statistics in the events: off, basic, or full, which adds the time of
+        /// each phase of a step and the gradients of every parameter group.
         telemetry: Telemetry = same(Telemetry::default()),
             unit("LEVEL"), scope(Scope::Run), since(2), before("basic"), train_only();
-        /// Steps between two reports of gradient statistics, from the first step of a round on.
+        /// Steps between gradient statistics in the events, counted from the first step of a round.
         gradient_stats_every: usize = same(1usize),
             unit("N"), whole(1, 1_000_000), scope(Scope::Run), since(2), train_only();
-        /// Steps between two reports of times, from the first step of a round on.
+        /// Steps between times in the events, counted from the first step of a round.
         time_every: usize = same(1usize),
             unit("N"), whole(1, 1_000_000), scope(Scope::Run), since(2), train_only();
-        /// File for a trace of the run, for ui.perfetto.dev or chrome://tracing; must not exist.
+        /// File to write a trace of the run to, for ui.perfetto.dev or chrome://tracing; must not
+        /// exist.
         trace: Option<PathBuf> = absent("no trace"),
             unit("FILE"), scope(Scope::Process), train_only(), on_resume();
     }
     "Data" {
         /// Dataset: embedded, fashion-mnist, cifar10, cifar100, folder or arrays.
         dataset: String = same("embedded");
-        /// Folder of the dataset; for arrays the file.
-        data_root: Option<PathBuf> = absent("none, which the embedded dataset alone can do without"),
+        /// Folder of the dataset; with --dataset arrays, the file.
+        data_root: Option<PathBuf> = absent("none; only the embedded dataset needs none"),
             unit("DIR");
-        /// Count and leave out images that do not decode, instead of stopping.
+        /// Skip and count images that do not decode, instead of stopping.
         skip_bad: bool = same(false);
-        /// Bytes that a split of the dataset may take on a device, such as 64MiB; a larger one is streamed, with the
-        /// same results.
+        /// Device memory that one split of the dataset may take, such as 64MiB. A larger split is
+        /// streamed, with the same results.
         data_budget: Option<ByteSize> = absent("no limit"),
             unit("SIZE"), whole(1, u64::MAX), scope(Scope::Run);
-        /// Share of the training set that only the controller sees.
+        /// Share of the training set kept back as the control split: hosts never train on it,
+        /// controllers and rewards see the accuracy on it.
         control_split: Option<f64> = absent("0.1 with a controller, 0 without one"),
             unit("SHARE"), real(0.0, 0.9);
-        /// Shuffle the training set every epoch; off: file order.
+        /// Shuffle the training set every epoch; off keeps the order of the files.
         shuffle: Switch = same(Switch(true)), unit("on|off");
         /// Augmentations of training images: none, or any of crop,flip,cutout.
         augment: Augmentations = same(Augmentations::default()), unit("LIST");
-        /// Samples per env and batch; with --data-parallel those of all ranks together.
+        /// Samples in a batch of one env; with --data-parallel, of all ranks together.
         batch: usize = same(128usize), unit("N"), whole(1, 65_536);
-        /// Most batches per env and step, or all.
+        /// Maximum number of batches per env and step, or all.
         max_batches: Limit = same(Limit::All), unit("N"), whole(1, 1_000_000_000);
     }
     "Hosts" {
-        /// Host: a preset (baseline, wide, deep, large, impaired, minimal), or a description such as
+        /// Host: baseline, wide, deep, large, impaired or minimal, or a description such as
         /// cnn:channels=12,blocks=4,kernel=5,pools=3.
         host: String = same("baseline");
         /// Number of hosts trained side by side; 1 with --data-parallel.
         envs: usize = same(4usize), unit("N"), whole(1, 4096);
         /// Weights that every env starts from (safetensors, PyTorch names).
         init: Option<PathBuf> = absent("random weights"), unit("FILE");
-        /// File for the best env's weights, besides the run folder; must not exist.
-        export: Option<PathBuf> = absent("the run folder alone"),
+        /// File for the best env's weights, in addition to the run folder; must not exist.
+        export: Option<PathBuf> = absent("only the run folder has them"),
             unit("FILE"), scope(Scope::Process), train_only();
         /// Learning rate of the host.
         lr: f32 = same(0.01f32), unit("RATE"), real(0.0, 1e6);
@@ -131,74 +134,82 @@ settings! {
         momentum: f32 = same(0.9f32), unit("M"), real(0.0, 0.999_999);
         /// Weight decay of the host.
         weight_decay: f32 = same(5e-4f32), unit("W"), real(0.0, 1e6);
-        /// Largest gradient norm of the host and of each module, or off.
+        /// Maximum gradient norm of the host and of each module; a longer gradient is scaled down.
+        /// off: no clipping.
         clip_norm: ClipNorm = same(ClipNorm::at(1.0)), unit("NORM");
     }
     "Devices" {
-        /// Devices, each listed once, such as cpu:0,cpu:1. Envs are dealt out to them in order and evenly; each
-        /// device has its own memory, workers and order of samples. This version has the CPU only.
+        /// Devices, such as cpu:0,cpu:1, each listed once. Envs are distributed over them in order
+        /// and evenly; each device has its own memory, workers and order of samples. This version
+        /// supports CPUs only.
         devices: Vec<String> = same(["cpu".to_string()]), unit("LIST");
         /// Device of the policy, one of --devices.
         policy_device: Option<String> = absent("the first device"),
             unit("DEVICE"), scope(Scope::Process);
-        /// Most memory that each device may take, such as 64MiB.
+        /// Memory limit of each device, such as 64MiB.
         device_memory: Option<ByteSize> = absent("no limit"),
             unit("SIZE"), whole(1, u64::MAX), scope(Scope::Process), on_resume();
-        /// Worker threads of each device; 0: one per core.
+        /// Worker threads of each device; 0 means one per core.
         threads: usize = same(0usize),
             unit("N"), whole(0, 1024), scope(Scope::Process), on_resume();
     }
     "Growth" {
-        /// Controller, which decides what grows: ppo (a policy that learns from round to round), heuristic, random,
-        /// none, ppo:FILE or greedy:FILE (a policy that does not learn: it draws its actions, or takes the most
-        /// probable one), or fixed:FILE (a script of actions).
+        /// Controller that decides what grows. ppo: a policy that learns from round to round.
+        /// ppo:FILE, greedy:FILE: a fixed policy that samples its actions, or takes the most
+        /// probable ones. heuristic: rules. random: any legal action. fixed:FILE: a script of
+        /// actions. none: nothing grows.
         controller: ControllerKind = same(ControllerKind::default()), train_only();
         /// Slots that may grow: names (r0c1), regions (r0, r1), or all.
         slots: Vec<String> = same(["r0".to_string()]), unit("LIST");
-        /// Most modules of an env at once, fossilized ones included.
+        /// Maximum number of modules in an env at once, including fossilized ones.
         max_modules: usize = same(3usize), unit("N"), whole(0, 64);
-        /// Fewest steps in stage training before a module may blend.
+        /// Minimum number of steps in stage training before a module may blend.
         min_training_steps: u32 = presets(3, 3, 10), unit("N"), whole(1, 1_000_000);
-        /// Least contribution of a module that is fossilized, in percentage points of control accuracy.
+        /// Minimum contribution of a module to be fossilized, in percentage points of control
+        /// accuracy.
         min_contribution: f64 = presets(0.5, 0.0, 1.0), unit("PP"), real(-100.0, 100.0);
-        /// Steps in a row with little gain before the heuristic grows a module.
+        /// Consecutive steps with a gain below plateau-gain after which the heuristic grows a
+        /// module.
         plateau_steps: usize = presets(3, 1, 3), unit("N"), whole(1, 1_000_000);
-        /// Gain of control accuracy per step below which it is little, in percentage points.
+        /// Gain of control accuracy per step that ends a plateau, in percentage points.
         plateau_gain: f64 = presets(0.5, 2.0, 0.5), unit("PP"), real(-100.0, 100.0);
-        /// Duration of the heuristic's blending: fast (3 steps), standard (5) or slow (8).
+        /// Duration of blending that the heuristic chooses: fast (3 steps), standard (5) or slow
+        /// (8).
         tempo: Tempo = presets(Tempo::Standard, Tempo::Fast, Tempo::Standard);
     }
     "Policy" {
-        /// Policy that controller ppo starts from (safetensors).
-        policy: Option<PathBuf> = absent("a new one"), unit("FILE"), train_only();
-        /// Width of the policy.
+        /// Policy file that controller ppo starts from.
+        policy: Option<PathBuf> = absent("a new policy"), unit("FILE"), train_only();
+        /// Width of the policy network.
         policy_hidden: Option<usize> = absent(format!(
-            "that of the policy it starts from; of a new one {}, with preset full {FULL_WIDTH}", ppo().hidden
+            "the width of the policy that the run starts from; \
+             for a new policy {}, with preset full {FULL_WIDTH}", ppo().hidden
         )), unit("N"), whole(1, 65_536);
-        /// Passes of a policy update over the round.
+        /// Passes over the round in one policy update.
         ppo_epochs: usize = same(ppo().epochs), unit("N"), whole(1, 1000);
         /// Learning rate of the policy (Adam).
         ppo_lr: f32 = same(ppo().lr), unit("RATE"), real(0.0, f64::from(f32::MAX));
         /// ε of Adam.
         ppo_adam_eps: f32 = same(ppo().adam_eps), unit("EPS"), real(1e-30, 1.0);
-        /// Largest norm of the policy's gradient.
+        /// Maximum norm of the policy's gradient; a longer gradient is scaled down.
         ppo_clip_norm: f32 = same(ppo().clip_norm), unit("NORM"), real(1e-6, 1e6);
-        /// Discount of rewards, γ; also that of the stage potential in the reward.
+        /// Discount factor γ of rewards and of the stage potential.
         ppo_gamma: f64 = same(ppo().gamma), unit("GAMMA"), real(0.0, 1.0);
-        /// λ of the advantages (GAE).
+        /// λ of generalised advantage estimation.
         ppo_lambda: f64 = same(ppo().lambda), unit("LAMBDA"), real(0.0, 1.0);
-        /// Clipping range of the ratio of probabilities around 1.
+        /// Clipping range ε of the probability ratio, which is clipped to 1 ± ε.
         ppo_clip: f32 = same(ppo().clip), unit("EPS"), real(1e-6, 1.0);
         /// Weight of the value loss.
         ppo_value_weight: f32 = same(ppo().value_weight), unit("W"), real(0.0, 1e6);
         /// Weight of the entropy bonus.
         ppo_entropy_weight: f32 = same(ppo().entropy_weight), unit("W"), real(0.0, 1e6);
-        /// Target KL divergence of an update, which stops before the step that follows a KL above 1.5 times this.
+        /// Target KL divergence of an update. An update stops early once the KL divergence is above
+        /// 1.5 times the target.
         ppo_target_kl: f64 = same(ppo().target_kl), unit("KL"), real(1e-9, 1e6);
-        /// Least standard deviation that advantages are divided by.
+        /// Lower bound of the standard deviation that advantages are divided by.
         ppo_advantage_std_floor: f64 = same(ppo().advantage_std_floor),
             unit("STD"), real(1e-9, 1e6);
-        /// Consecutive updates with a loss or gradient that is not finite that end the run.
+        /// Consecutive updates with a non-finite loss or gradient after which the run ends.
         ppo_skips_max: usize = same(ppo().skips_max), unit("N"), whole(1, 1_000_000);
     }
     "Reward" {
@@ -208,68 +219,71 @@ settings! {
         reward_gain: f64 = same(reward().gain), unit("W"), real(-1e6, 1e6), since(3);
         /// Weight of a step's rent, ln(1 + grown/host parameters).
         reward_rent: f64 = same(reward().rent), unit("W"), real(-1e6, 1e6), since(3);
-        /// Most rent of a step.
+        /// Maximum rent of a step.
         reward_rent_max: f64 = same(reward().rent_max), unit("REWARD"), real(0.0, 1e6), since(3);
-        /// Weight of the stage potential, in the reward contribution.
+        /// Weight of the stage potential. Reward contribution only.
         reward_potential: f64 = same(reward().potential), unit("W"), real(-1e6, 1e6), since(3);
-        /// Weight of the harmonic mean of contribution and gain when a good module is fossilized, in the reward
-        /// contribution.
+        /// Weight of the harmonic mean of contribution and gain when a good module is fossilized.
+        /// Reward contribution only.
         reward_fossilize: f64 = same(reward().fossilize), unit("W"), real(-1e6, 1e6), since(3);
-        /// Price of any other fossilizing, in the reward contribution.
+        /// Cost of fossilizing any other module. Reward contribution only.
         reward_fossilize_price: f64 = same(reward().fossilize_price),
             unit("REWARD"), real(-1e6, 1e6), since(3);
-        /// Reward for pruning a module that does harm, in the reward contribution.
+        /// Reward for pruning a harmful module. Reward contribution only.
         reward_prune: f64 = same(reward().prune), unit("REWARD"), real(-1e6, 1e6), since(3);
-        /// Price of every action but WAIT, in the reward contribution.
+        /// Cost of every action except WAIT. Reward contribution only.
         reward_op_price: f64 = same(reward().op_price), unit("REWARD"), real(-1e6, 1e6), since(3);
-        /// Weight of the size, ln(1 + grown/host parameters), in the reward sparse.
+        /// Weight of the size, ln(1 + grown/host parameters). Reward sparse only.
         reward_sparse_size: f64 = same(reward().sparse_size), unit("W"), real(-1e6, 1e6), since(3);
     }
     "Governor" {
-        /// Distance from ln(classes), as a share of it, within which a loss is that of guessing.
+        /// Relative distance from ln(classes) within which a loss counts as guessing.
         governor_collapse_width: f64 = same(governor().collapse_width),
             unit("SHARE"), real(0.0, 1.0), since(2);
-        /// Share of ln(classes) that the mean loss falls below once an env has learned; guessing is a failure from
-        /// then on.
+        /// Share of ln(classes). Once the mean loss of an env is below it, the env has learned, and
+        /// guessing counts as a failure.
         governor_learned_share: f64 = same(governor().learned_share),
             unit("SHARE"), real(0.0, 1.0), since(2);
-        /// Loss that a spike is above.
+        /// Minimum loss of a spike. A loss is a spike only if it exceeds all three spike limits.
         governor_spike_loss: f64 = same(governor().spike_loss),
             unit("LOSS"), real(0.0, 1e9), since(2);
-        /// Standard deviations above the running mean that a spike's loss is, too.
+        /// Minimum distance of a spike above the running mean, in standard deviations.
         governor_spike_sigmas: f64 = same(governor().spike_sigmas),
             unit("N"), real(0.0, 1e9), since(2);
-        /// Multiple of the running mean that a spike's loss is above, too.
+        /// Minimum ratio of a spike's loss to the running mean.
         governor_spike_factor: f64 = same(governor().spike_factor),
             unit("N"), real(0.0, 1e9), since(2);
         /// Consecutive loss spikes that count as a failure.
         governor_spike_patience: u32 = same(governor().spike_patience),
             unit("N"), whole(1, 1_000_000), since(2);
-        /// Steps between the snapshots that a failed env goes back to; one follows each fossilizing, too.
+        /// Steps between the snapshots that a failed env is restored from. Another is taken
+        /// whenever a module is fossilized.
         governor_snapshot_steps: u32 = same(governor().snapshot_steps),
             unit("N"), whole(1, 1_000_000), since(2);
-        /// Failures of an env, without a snapshot in between, that end the run.
+        /// Failures of an env, without a snapshot in between, after which the run ends.
         governor_failures_max: u32 = same(governor().failures_max),
             unit("N"), whole(1, 1_000_000), since(2);
-        /// Addition to the reward of the action that caused a failure.
+        /// Amount added to the reward of the action that caused a failure.
         governor_penalty: f64 = same(governor().penalty), unit("REWARD"), real(-1e6, 0.0), since(2);
     }
     "Ranks" {
-        /// Kind of ranks: threads of this process, or mpi, the processes that mpirun started (in a build with
-        /// --features mpi).
+        /// Kind of ranks: threads of one process, or mpi for the processes that mpirun started. mpi
+        /// needs a build with --features mpi.
         comm: CommKind = same(CommKind::default()), scope(Scope::Run), train_only(), on_resume();
-        /// Number of ranks that controller ppo learns over, each with its part of the envs; with --data-parallel of
-        /// ranks that train one host.
+        /// Number of ranks. With controller ppo each has an equal part of the envs, and all learn
+        /// one policy; with --data-parallel all train one host.
         ranks: Option<usize> = absent("the number of processes with --comm mpi, otherwise 1"),
             unit("N"), whole(1, RANKS_MAX), train_only();
-        /// Gradient exchange: dense, or topk:D, gtopk:D, ok-topk:D, auto:D with the share D of its elements that each
-        /// rank sends.
+        /// Gradient exchange between ranks: dense, or a sparse one, topk:D, gtopk:D, ok-topk:D or
+        /// auto:D, where each rank sends the share D of its elements.
         exchange: ExchangeKind = same(ExchangeKind::default()), train_only();
-        /// Train one host over all ranks, each on its part of every batch; they exchange its gradients.
+        /// Train one host on all ranks, each with its part of every batch; the ranks exchange
+        /// gradients.
         data_parallel: bool = same(false), since(2), before("false"), train_only();
-        /// Seconds that ranks wait for each other; more than a step may take.
+        /// Seconds that ranks wait for each other; must exceed the duration of a step.
         comm_deadline: usize = same(COMM_DEADLINE),
-            unit("SECONDS"), whole(1, 10_000_000), scope(Scope::Process), since(2), train_only(), on_resume();
+            unit("SECONDS"), whole(1, 10_000_000), scope(Scope::Process), since(2), train_only(),
+            on_resume();
     }
 }
 
@@ -278,7 +292,7 @@ pub fn all() -> &'static [Setting] {
     &SETTINGS
 }
 
-/// The setting of a key of [`Layer::KEYS`].
+/// The setting with the given key, one of [`Layer::KEYS`].
 pub(crate) fn setting(key: &str) -> &'static Setting {
     let place = Layer::KEYS.iter().position(|known| *known == key);
     &SETTINGS[place.unwrap_or_default()]
@@ -289,7 +303,7 @@ mod tests {
     use super::super::declare::Range;
     use super::*;
 
-    /// Every number has a range, and one of its kind.
+    /// Every number has a range of its kind.
     #[test]
     fn ranges_fit_their_types() {
         for setting in all() {

@@ -1,10 +1,10 @@
-//! Text forms: reading a choice, and what is said of text that is none.
+//! Text forms: parsing of choices, and errors of texts that cannot be parsed.
 
 use std::fmt;
 
 use meristem_grow::nearest;
 
-/// Text that no setting type accepts, with what would have been right.
+/// Error of a text that is not a value of a setting, with the accepted values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct BadValue {
@@ -12,20 +12,20 @@ pub struct BadValue {
 }
 
 impl BadValue {
-    /// `expected` says what is accepted.
+    /// An error for `got`; `expected` describes the accepted values.
     pub fn new(got: &str, expected: impl fmt::Display) -> Self {
         Self { message: format!("got `{got}`, expected {expected}") }
     }
 }
 
-/// A choice among `known` names.
+/// Looks up `got` among `known` names.
 pub(crate) fn choose<T: Copy>(got: &str, known: &[(&'static str, T)]) -> Result<T, BadValue> {
     let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
     let found = known.iter().find(|(name, _)| *name == got);
     found.map(|&(_, value)| value).ok_or_else(|| unknown(got, &names))
 }
 
-/// Something that is none of `names`: they are listed, and the nearest is asked for.
+/// An error for a name that is not among `names`; lists them and suggests the nearest.
 pub(crate) fn unknown(got: &str, names: &[&str]) -> BadValue {
     let mut expected = names.join(" | ");
     if let Some(name) = nearest(got, names.iter().copied()) {

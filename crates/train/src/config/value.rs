@@ -1,4 +1,4 @@
-//! The type of a setting: its text form, and the number that its range is about.
+//! Types of settings: text forms, and the number that a range limits.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use meristem_grow::Tempo;
 
 use super::text::{BadValue, choose};
 
-/// The number of a value that a [`Range`](super::declare::Range) limits.
+/// Number that a [`Range`](super::declare::Range) limits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Measure {
     /// A count.
@@ -16,35 +16,35 @@ pub(crate) enum Measure {
     Real(f64),
 }
 
-/// How a setting is given on the command line.
+/// Form of a setting on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// A flag with a value.
     Value,
     /// A flag with values separated by commas.
     List,
-    /// A flag alone: it is off where it is not given.
+    /// A flag without a value, off by default.
     Switch,
 }
 
-/// A type that a setting may have. Flags, reference page and messages use its text form.
+/// Type of a setting. Flags, reference page and messages use its text form.
 pub(crate) trait Value: Sized {
-    /// How its flag looks.
+    /// Form of the flag.
     const FORM: Form = Form::Value;
 
-    /// The values that it accepts, for the reference page.
+    /// Description of the accepted values, for the reference page.
     fn kind() -> String;
 
     /// Reads the text form.
     ///
     /// # Errors
-    /// Text that is no such value.
+    /// Text that is not a value of this type.
     fn parse(text: &str) -> Result<Self, BadValue>;
 
     /// Writes the text form.
     fn text(&self) -> String;
 
-    /// The number that is to be within the setting's range; `None` where there is none.
+    /// The number that must be within the setting's range, if any.
     fn measure(&self) -> Option<Measure> {
         None
     }
@@ -154,7 +154,7 @@ impl Value for Tempo {
     }
 }
 
-/// A setting that may be left open: the text form is that of a value.
+/// A setting that may be absent; a value has the text form of `T`.
 impl<T: Value> Value for Option<T> {
     const FORM: Form = T::FORM;
 

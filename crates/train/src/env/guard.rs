@@ -1,35 +1,35 @@
-//! The governor's memory of an env.
+//! The governor's state of an env.
 
 use meristem_control::Vitals;
 use serde::{Deserialize, Serialize};
 
-/// The governor's memory of an env in an episode, besides the snapshot.
+/// The governor's state of an env in an episode, apart from the snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Guard {
     pub(crate) vitals: Vitals,
-    /// Step after which the snapshot was taken; `None`: before the first.
+    /// Step after which the snapshot was taken; `None` if it was taken before the first step.
     pub(crate) snapshot_step: Option<usize>,
     /// Failures since the snapshot was taken.
     pub(crate) failures: u32,
-    /// Step of the trajectory's last transition that changed something.
+    /// Step of the trajectory's last transition that changed the network.
     pub(crate) changed: Option<usize>,
-    /// Rollbacks.
+    /// Number of rollbacks.
     pub(crate) rollbacks: usize,
 }
 
 impl Guard {
-    /// The memory of an env that begins an episode, with so many classes.
+    /// The state of an env at the beginning of an episode, with the dataset's number of classes.
     pub(crate) fn new(classes: usize) -> Self {
         let vitals = Vitals::new(classes);
         Self { vitals, snapshot_step: None, failures: 0, changed: None, rollbacks: 0 }
     }
 
-    /// The transition that a failure in `step` is put down to.
+    /// The transition blamed for a failure in `step`.
     pub(crate) fn cause(&self, step: usize) -> Option<usize> {
         self.changed.or(step.checked_sub(1))
     }
 
-    /// The env is back at its snapshot.
+    /// Notes that the env went back to its snapshot.
     pub(crate) fn rolled_back(&mut self) {
         self.vitals.rolled_back();
         self.changed = None;

@@ -1,4 +1,4 @@
-//! One env: a host, its network on its own stream, and what has been measured of it.
+//! One env: a host, its network on a stream of its own, and its measurements.
 
 mod guard;
 mod state;
@@ -25,65 +25,64 @@ use crate::position::Position;
 use crate::record::summary::ModuleCounts;
 use crate::setup::Setup;
 
-/// The number of an env, and what its network is made with.
+/// Number of an env, and options of its network.
 #[derive(Clone, Copy)]
 pub(crate) struct EnvOptions<'a> {
     pub(crate) index: usize,
     pub(crate) stream: &'a Stream,
-    /// Seed of the host.
+    /// Seed of the host's weights.
     pub(crate) seed: u64,
-    /// Batch losses that the network remembers.
+    /// Number of batch losses that the network keeps.
     pub(crate) batch_log: usize,
 }
 
-/// A host and everything that belongs to it alone.
+/// A host with everything that belongs to it alone.
 pub(crate) struct Env {
     /// Number of the env.
     pub(crate) index: usize,
     /// The host, which grows.
     pub(crate) host: Host,
-    /// The network that computes it.
+    /// The network of the host.
     pub(crate) network: Network,
-    /// The topology that `network` computes.
+    /// Topology that `network` was compiled for.
     key: TopologyKey,
-    /// Per enabled slot: gradient health and contribution, as last measured while a module was
-    /// there.
+    /// Gradient health and contribution of each enabled slot, as last measured with a module there.
     pub(crate) measured: Vec<GateInputs>,
-    /// Per enabled slot: the sum of its module's interactions with the others in the last step, in
-    /// percentage points.
+    /// For each enabled slot, the sum of its module's interactions with the others in the last
+    /// step, in percentage points.
     interactions_pp: Vec<Option<f32>>,
     /// Control accuracy after each step, in percentage points.
     accuracies_pp: Vec<f32>,
     /// Control loss after each step.
     losses: Vec<f32>,
-    /// States of the slots at the last steps.
+    /// States of the slots in the last steps.
     slot_history: History,
-    /// Last op, and whether it succeeded.
+    /// The last op, and whether it succeeded.
     last: Option<(Op, bool)>,
-    /// State that the next reward is compared with.
+    /// State that the next reward is computed against.
     reward_state: RewardState,
-    /// Reward of the last action, term by term.
+    /// Reward of the last action, by term.
     pub(crate) reward: RewardTerms,
-    /// The last step's training: metrics of the whole network.
+    /// Training metrics of the whole network in the last step.
     pub(crate) train: Metrics,
-    /// The last step's evaluation on the control split.
+    /// Evaluation on the control split in the last step.
     pub(crate) control: Option<EvalMetrics>,
-    /// Counts of modules that came and went.
+    /// Counts of modules by fate.
     pub(crate) history: ModuleCounts,
-    /// Configurations of the step in progress.
+    /// Configurations that the current step evaluates.
     pub(crate) counterfactual: Counterfactual,
-    /// The governor's memory of it.
+    /// The governor's state of this env.
     pub(crate) guard: Guard,
-    /// Its host and fossilized modules, as they last were in good order.
+    /// Last good state of the host and its fossilized modules.
     pub(crate) snapshot: Snapshot,
     parameters: ParameterCounts,
 }
 
 impl Env {
-    /// A fresh host for an episode of `round`.
+    /// An env with a fresh host.
     ///
     /// # Errors
-    /// Weights that do not fit, memory.
+    /// Weights that do not fit, out of memory.
     pub(crate) fn new(setup: &Setup, options: EnvOptions<'_>) -> Result<Self> {
         let mut env = Self::of(setup, setup.fresh_host()?, options)?;
         setup.initialise(&mut env.network)?;
@@ -92,10 +91,10 @@ impl Env {
         Ok(env)
     }
 
-    /// An env as a checkpoint has it.
+    /// An env restored from a checkpoint.
     ///
     /// # Errors
-    /// State that does not fit this run, memory.
+    /// A state that does not fit this run, out of memory.
     pub(crate) fn restore(
         setup: &Setup,
         options: EnvOptions<'_>,
@@ -122,7 +121,8 @@ impl Env {
         })
     }
 
-    /// Saves it for a checkpoint, its network brought up to date before. Waits for the device.
+    /// The env's state for a checkpoint, after its network is brought up to date. Waits for the
+    /// device.
     ///
     /// # Errors
     /// A failed stream.
@@ -153,7 +153,7 @@ impl Env {
         let EnvOptions { index, stream, seed, batch_log } = options;
         let slots = host.slots().len();
         let options = NetworkOptions {
-            // One more is for the test split.
+            // One additional configuration is for the test split.
             configs: Counterfactual::rows_max(slots) + 1,
             batch_log,
             ..NetworkOptions::new(seed, index as u64, setup.isa, setup.config.batch)
@@ -185,11 +185,11 @@ impl Env {
         })
     }
 
-    /// Lets time pass for the host (alpha, ages, embargo), brings the network up to date, and
-    /// chooses the configurations to evaluate. Their alphas are not set yet.
+    /// Advances the host's clocks (alpha, ages, embargo), brings the network up to date, and
+    /// chooses the configurations to evaluate. Their alphas are set later.
     ///
     /// # Errors
-    /// Memory, a failed stream.
+    /// Out of memory, a failed stream.
     pub(crate) fn open_step(&mut self, setup: &Setup, when: Position) -> Result<Vec<StageChange>> {
         let changes = self.host.step();
         self.sync_network(setup)?;
@@ -207,33 +207,34 @@ impl Env {
         Ok(changes)
     }
 
-    /// Makes the network compute the host's present topology.
+    /// Compiles the network for the host's current topology, if that changed.
     ///
     /// # Errors
-    /// Memory, a failed stream.
+    /// Out of memory, a failed stream.
     pub(crate) fn sync_network(&mut self, setup: &Setup) -> Result<()> {
         let key = self.host.topology_key();
         if key != self.key {
             self.network.set_graph(setup.graph(&self.host)?)?;
             self.key = key;
             self.parameters = self.host.parameters()?;
-            // What the smaller network used fits no larger one: kept for reuse, it would add up over a run.
+            // Blocks of the smaller network are too small for the larger one; kept, they would add
+            // up.
             self.network.stream().device().trim();
         }
         Ok(())
     }
 
-    /// Alphas of each configuration that this step evaluates.
+    /// Alphas of each configuration that the current step evaluates.
     pub(crate) fn alphas(&self) -> &[Vec<f32>] {
         self.counterfactual.rows()
     }
 
-    /// Number of configurations that this step evaluates.
+    /// Number of configurations that the current step evaluates.
     pub(crate) fn configurations(&self) -> usize {
         self.alphas().len()
     }
 
-    /// Takes in what the step measured.
+    /// Records the measurements of a step.
     pub(crate) fn note(&mut self, metrics: Metrics, has_control: bool) {
         self.note_control(&metrics, has_control);
         for (slot, measured) in self.host.slots().iter().zip(&mut self.measured) {
@@ -245,7 +246,7 @@ impl Env {
         self.train = metrics;
     }
 
-    /// Takes in what was read against the control split.
+    /// Records an evaluation on the control split.
     pub(crate) fn note_control(&mut self, metrics: &Metrics, has_control: bool) {
         self.control = metrics.eval.first().copied().filter(|_| has_control);
         if let Some(control) = self.control {
@@ -260,12 +261,12 @@ impl Env {
         }
     }
 
-    /// The parts of a snapshot: the network, where it is kept (in the memory of the one before),
-    /// and the graph of host and fossilized modules. After a fossilize the network must be up to
-    /// date.
+    /// The parts of a snapshot: the network, the snapshot whose memory is reused, and the graph of
+    /// the host with its fossilized modules. After a module was fossilized the network must be up
+    /// to date.
     ///
     /// # Errors
-    /// A topology that cannot be built.
+    /// A topology that cannot be compiled.
     pub(crate) fn snapshot_due(
         &mut self,
         setup: &Setup,
@@ -277,11 +278,12 @@ impl Env {
         Ok((&mut self.network, &mut self.snapshot, graph))
     }
 
-    /// Goes back to the snapshot: live modules are gone, the optimiser starts anew, and so does
-    /// everything that was measured but the training of this step. Does not wait.
+    /// Goes back to the snapshot. Live modules are removed, the optimiser's state and all
+    /// measurements are reset; only this step's training metrics stay. Does not wait for the
+    /// device.
     ///
     /// # Errors
-    /// Memory, a failed stream.
+    /// Out of memory, a failed stream.
     pub(crate) fn restore_snapshot(&mut self, setup: &Setup) -> Result<Vec<StageChange>> {
         let changes = self.host.prune_live();
         self.sync_network(setup)?;
@@ -301,7 +303,7 @@ impl Env {
         Ok(changes)
     }
 
-    /// The loss that it is judged by: NaN if any of its numbers is not finite.
+    /// Loss that the governor judges; NaN if any number of the step is not finite.
     pub(crate) fn vital_loss(&self) -> f64 {
         let train = self.train.loss_sum / self.train.samples.max(1) as f64;
         match train.is_finite() && self.train.non_finite == 0 {
@@ -310,27 +312,27 @@ impl Env {
         }
     }
 
-    /// Whether a snapshot is due now that a step is done.
+    /// Whether a snapshot is due after `step`.
     pub(crate) fn is_snapshot_due(&self, rules: &GovernorConfig, step: usize) -> bool {
         let calm = self.guard.vitals.is_calm();
         self.has_fossilized() || (calm && rules.snapshot_due(step as u32, false))
     }
 
-    /// The last op, if it made a module permanent.
+    /// Whether the last op fossilized a module.
     pub(crate) fn has_fossilized(&self) -> bool {
         self.last == Some((Op::Fossilize, true))
     }
 
-    /// Whether the last op changed something.
+    /// Whether the last op changed the network.
     pub(crate) fn has_changed(&self) -> bool {
         self.last.is_some_and(|(op, succeeded)| op != Op::Wait && succeeded)
     }
 
-    /// Prepares the report: every module has its row, and one more row, as the host is, is for the
-    /// test split. Returns that row's index.
+    /// Prepares the report: leave-one-out configurations of all modules for the control split, and
+    /// one configuration of the whole network for the test split. Returns the latter's index.
     ///
     /// # Errors
-    /// Memory, a failed stream.
+    /// Out of memory, a failed stream.
     pub(crate) fn open_report(&mut self, setup: &Setup) -> Result<usize> {
         self.sync_network(setup)?;
         self.counterfactual = Counterfactual::leave_one_out(&self.host, Scope::All);
@@ -341,18 +343,18 @@ impl Env {
         Ok(rows.len() - 1)
     }
 
-    /// Metrics of each row of this step's configurations on the control split; empty without one.
+    /// Metrics of each configuration on the control split; empty without a control split.
     pub(crate) fn control_rows(&self) -> &[EvalMetrics] {
         let rows = self.control.map_or(0, |_| self.configurations());
         self.train.eval.get(..rows).unwrap_or_default()
     }
 
-    /// Closes the measurements of a step: what a controller compares with is brought up to date.
+    /// Closes the measurements of a step by updating the slots' history.
     pub(crate) fn remember(&mut self) {
         self.slot_history.note(&self.host, &self.measured, &self.interactions_pp);
     }
 
-    /// The view that a controller has of it.
+    /// The controller's view of this env.
     pub(crate) fn view(&self, step: usize, episode_steps: usize) -> EnvView<'_> {
         EnvView {
             env: self.index,
@@ -372,25 +374,25 @@ impl Env {
         self.accuracies_pp.last().copied()
     }
 
-    /// Remembers the op of this step, and works out its reward.
+    /// Records the op of this step and computes its reward.
     pub(crate) fn acted(&mut self, op: Op, deed: &Deed, outcome: &Outcome, rules: &RewardConfig) {
         self.last = Some((op, outcome.succeeded));
         let Self { reward_state, host, parameters, .. } = self;
         self.reward = reward_state.transition(rules, deed, host, parameters, outcome);
     }
 
-    /// Trained parameters of the host and of each slot's module that takes part in the network.
+    /// Trained parameters of the host and of the module in each slot.
     pub(crate) fn parameters(&self) -> &ParameterCounts {
         &self.parameters
     }
 }
 
-/// The networks of some envs, to run as one.
+/// The networks of some envs, to be launched together.
 pub(crate) fn networks(envs: &mut [Env]) -> meristem_nn::Fleet<'_> {
     meristem_nn::Fleet::of(envs.iter_mut().map(|env| &mut env.network))
 }
 
-/// Gives every network the alphas of its env's configurations, and empty metrics.
+/// Sets the alphas of every env's configurations, and resets its metrics.
 ///
 /// # Errors
 /// A failed stream.
@@ -406,7 +408,7 @@ pub(crate) fn percent(metrics: &EvalMetrics) -> f64 {
     100.0 * metrics.accuracy().unwrap_or(f64::NAN)
 }
 
-/// Shares over all tensors and steps of the epoch; the norm is the mean over the steps.
+/// Gradient health of a group: shares over all tensors and steps of the epoch, and the mean norm.
 fn health(group: &GroupMetrics) -> Option<GradientHealth> {
     let health = group.health()?;
     let share = |count: u64| count as f64 / group.tensors as f64;

@@ -1,4 +1,4 @@
-//! An env as a checkpoint has it.
+//! State of an env in a checkpoint.
 
 use meristem_control::{History, Op, RewardState};
 use meristem_grow::{GateInputs, Topology};
@@ -8,14 +8,14 @@ use serde::{Deserialize, Serialize};
 use super::guard::Guard;
 use crate::record::summary::ModuleCounts;
 
-/// A saved env.
+/// Saved env.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SavedEnv {
     pub(crate) state: EnvState,
     pub(crate) tensors: EnvTensors,
 }
 
-/// An env, without its tensors.
+/// State of an env, without tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct EnvState {
     pub(crate) topology: Topology,
@@ -32,15 +32,15 @@ pub(crate) struct EnvState {
     pub(crate) guard: Guard,
 }
 
-/// The tensors of an env, under PyTorch's names.
+/// Tensors of an env, with PyTorch's names.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct EnvTensors {
     /// Parameters and running statistics.
     pub(crate) weights: StateDict,
     /// Momentum of the optimiser.
     pub(crate) optimiser: StateDict,
-    /// Snapshot that the governor goes back to.
+    /// Snapshot of the governor.
     pub(crate) snapshot: StateDict,
-    /// Gradients that the ranks which train it have not sent yet, as `fleet::Replicas` names them.
+    /// Gradients that the ranks have not sent yet, with the names from `fleet::Replicas`.
     pub(crate) exchange: StateDict,
 }

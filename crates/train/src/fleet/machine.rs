@@ -1,4 +1,4 @@
-//! The machine of a run: its devices, each opened once, and one stream per env.
+//! Devices of a run, each opened once, with one stream per env.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -14,33 +14,33 @@ use meristem_nn::Metrics;
 use crate::config::devices::Devices;
 use crate::error::Result;
 
-/// The envs of this process: their devices, each opened once, and one stream per env (S1).
+/// The envs of this process: their devices, each opened once, and one stream per env.
 #[derive(Clone)]
 pub(crate) struct Machine {
-    /// The device of each env of the run.
+    /// Device of each env of the run.
     pub(super) ids: Vec<DeviceId>,
-    /// The envs of this process.
+    /// Range of this process's envs.
     envs: Range<usize>,
-    /// Their distinct devices, in the order of their first env, and the policy's if it is none of
-    /// them.
+    /// Distinct devices of these envs, in the order of their first env; then the policy's device,
+    /// if it is not one of them.
     devices: Vec<Device>,
-    /// Device of each of them: index into `devices`.
+    /// Device of each of these envs, as an index into `devices`.
     pub(super) device_of: Vec<usize>,
-    /// Stream of each of them.
+    /// Stream of each of these envs.
     streams: Vec<Stream>,
-    /// The policy's device: index into `devices`.
+    /// Device of the policy, as an index into `devices`.
     policy: usize,
-    /// Whether memory is capped, so that an allocation may have to wait for some.
+    /// Whether memory is limited, so that an allocation may have to wait.
     capped: bool,
     trace: Option<Trace>,
 }
 
 impl Machine {
-    /// Opens the devices of this process' envs, and that of the policy. `placed` has all envs of
-    /// the run.
+    /// Opens the devices of this process's envs and of the policy. `placed` has all envs of the
+    /// run.
     ///
     /// # Errors
-    /// A device that is not there, or not part of this build.
+    /// A device that does not exist or is not part of this build.
     pub(crate) fn open(
         placed: &Devices,
         envs: Range<usize>,
@@ -67,17 +67,17 @@ impl Machine {
         Ok(Self { ids, envs, devices, device_of, streams, policy, capped, trace })
     }
 
-    /// The envs of this process.
+    /// Range of this process's envs.
     pub(crate) fn envs(&self) -> Range<usize> {
         self.envs.clone()
     }
 
-    /// Each of them with its stream.
+    /// Number and stream of each of this process's envs.
     pub(crate) fn streams_by_env(&self) -> impl Iterator<Item = (usize, &Stream)> {
         self.envs().zip(&self.streams)
     }
 
-    /// The policy's device.
+    /// The device of the policy.
     pub(crate) fn policy_device(&self) -> &Device {
         &self.devices[self.policy]
     }
@@ -94,8 +94,7 @@ impl Machine {
         names
     }
 
-    /// Begins a span of the calling thread in the trace, if there is one; it ends when it is
-    /// dropped.
+    /// Opens a span of the calling thread in the trace, if there is one. Dropping it ends the span.
     pub(crate) fn span<N: Into<Cow<'static, str>>>(
         &self,
         name: impl FnOnce() -> N,
@@ -103,12 +102,12 @@ impl Machine {
         self.trace.as_ref().map(|trace| trace.span(name()))
     }
 
-    /// The streams, one per env of this process.
+    /// Streams of this process's envs.
     pub(crate) fn streams(&self) -> &[Stream] {
         &self.streams
     }
 
-    /// A split, resident on each device that has envs.
+    /// Loads a split onto each device that has envs.
     pub(crate) fn load(
         &self,
         spec: &DatasetSpec,
@@ -120,8 +119,8 @@ impl Machine {
         self.devices[..with_envs].iter().map(load).collect()
     }
 
-    /// Opens a scope on each device for this thread, with what `permitted` says of so many envs.
-    /// Where memory is capped, an allocation may also wait for memory that others still use.
+    /// Opens a scope on each device for this thread. `permitted` has the limits for a number of
+    /// envs; if memory is limited, an allocation may also wait.
     #[track_caller]
     pub(crate) fn hot_scopes(
         &self,
@@ -141,8 +140,8 @@ impl Machine {
         scopes
     }
 
-    /// The metrics of this process' envs or replicas (`tensors` in their order): one copy and one
-    /// wait per device (H1).
+    /// Reads the metrics of this process's envs or replicas, `tensors` in their order. One copy and
+    /// one wait per device.
     pub(crate) fn read_metrics(&self, tensors: &[&Tensor]) -> Result<Vec<Metrics>> {
         let mut metrics = vec![Metrics::default(); tensors.len()];
         for device in &self.devices {

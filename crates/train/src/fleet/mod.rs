@@ -1,4 +1,4 @@
-//! The fleet of a run: the machine, the resident data, and the gathers that serve it to the envs.
+//! Fleet of a run: devices, resident data, and the gathers that serve data to the envs.
 
 mod machine;
 mod replicas;
@@ -17,36 +17,36 @@ use crate::error::{Error, Result};
 use crate::processes::World;
 use crate::setup::Setup;
 
-/// The data of a run, ready to be served to the envs of this process.
+/// Data and devices of this process's envs.
 pub(crate) struct Fleet {
     /// Devices and streams.
     pub(crate) machine: Machine,
-    /// The training set, which the control split is a part of, and the test set.
+    /// Training split, including the control split, and test split.
     pub(crate) datasets: Vec<Arc<Dataset>>,
-    /// Deals each epoch's training samples out to all envs of the run; where one host is on several
-    /// ranks, what the leader gets.
+    /// Gather that distributes each epoch's training samples over all envs of the run; with
+    /// replicas, the leader's gather.
     pub(crate) train: GatherBatches,
-    /// The ranks that the one host is on, if there are several.
+    /// Ranks that train one host, if there are several.
     pub(crate) replicas: Option<Replicas>,
-    /// Per env: all of the control split; nobody has one when it is empty.
+    /// Gather of the control split for each env; empty without a control split.
     pub(crate) control: Vec<GatherBatches>,
-    /// Per env: all of the test split.
+    /// Gather of the test split for each env.
     pub(crate) test: Vec<GatherBatches>,
-    /// Per env: the sizes that its training batches have.
+    /// Distinct sizes of each env's training batches.
     pub(crate) batch_sizes: Vec<Vec<usize>>,
-    /// Samples trained on.
+    /// Samples in the training split, without the control split.
     pub(crate) train_samples: usize,
-    /// Samples held out for the controller.
+    /// Samples in the control split.
     pub(crate) control_samples: usize,
-    /// Samples of the test split.
+    /// Samples in the test split.
     pub(crate) test_samples: usize,
 }
 
 impl Fleet {
-    /// Splits the training set, and prepares the gathers of all three parts.
+    /// Splits the training set and prepares the gathers of all splits.
     ///
     /// # Errors
-    /// Too few samples for one batch of every env, or for a control split; device errors.
+    /// Fewer samples than envs, or an empty control split; device errors.
     pub(crate) fn new(
         machine: Machine,
         setup: &Setup,
@@ -58,7 +58,7 @@ impl Fleet {
         let (kept, held_out) = order::split_by_seed(len, config.control_share(), config.seed)?;
         check_sizes(config, kept.len(), held_out.len())?;
         let (train_samples, control_samples) = (kept.len(), held_out.len());
-        // With several replicas there is one env, and to the gather each of them is one.
+        // With several replicas there is one env, and the gather treats each replica as an env.
         let replicas = config.replicas();
         let devices = machine.ids.repeat(replicas);
         let served = if replicas > 1 { world.rank()..world.rank() + 1 } else { machine.envs() };
@@ -103,7 +103,7 @@ impl Fleet {
     }
 }
 
-/// Every env must have something to learn from in every step.
+/// Checks that every env or rank has at least one sample in every epoch.
 fn check_sizes(config: &TrainConfig, train: usize, control: usize) -> Result<()> {
     for (key, got) in [("envs", config.envs), ("ranks", config.replicas())] {
         if train < got {
@@ -112,7 +112,7 @@ fn check_sizes(config: &TrainConfig, train: usize, control: usize) -> Result<()>
         }
     }
     if config.control_share() > 0.0 && control == 0 {
-        let expected = format!("a share that is at least one of the {train} training samples");
+        let expected = format!("a share that gives at least one of the {train} training samples");
         return Err(Error::value("control-split", config.control_share(), expected));
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Gathers of splits, and the batches that they serve.
+//! Gathers of splits for evaluation, and their batches.
 
 use std::sync::Arc;
 
@@ -9,19 +9,19 @@ use meristem_nn::LabelledBatch;
 use super::machine::Machine;
 use crate::error::Result;
 
-/// How a split is served for evaluation: to each env all of it, in order.
+/// Options for serving a split for evaluation: each env gets all samples, in order.
 pub(crate) struct Serving {
     /// Samples in a batch.
     pub(crate) batch: usize,
-    /// Which samples; all when absent.
+    /// Indices of the samples; all if absent.
     pub(crate) subset: Option<Arc<[u32]>>,
-    /// Constants; the dataset's own when absent.
+    /// Normalisation constants; the dataset's own if absent.
     pub(crate) normalization: Option<meristem_data::Normalization>,
 }
 
 impl Serving {
-    /// A gather for each env, on its own stream and into its own memory (D3): unlike the training
-    /// gather, which deals the samples out, each of these serves every sample.
+    /// A gather for each env, on its stream and with memory of its own. Unlike the training gather,
+    /// which distributes the samples over the envs, each of these serves every sample.
     pub(crate) fn gathers(
         &self,
         machine: &Machine,
@@ -41,7 +41,7 @@ impl Serving {
     }
 }
 
-/// The distinct sizes of an env's batches.
+/// Distinct sizes of an env's batches.
 pub(crate) fn batch_sizes(gather: &GatherBatches, env: usize) -> Vec<usize> {
     let order = gather.order();
     let mut sizes: Vec<usize> =
@@ -57,10 +57,10 @@ pub(crate) fn labelled(batches: &[Batch]) -> Vec<LabelledBatch<'_>> {
     batches.iter().map(|batch| (&batch.inputs, &batch.targets)).collect()
 }
 
-/// Serves one epoch of one gather.
+/// Calls `each` for every batch of one epoch of a gather.
 ///
 /// # Errors
-/// The gather's, and those of `each`.
+/// An error of the gather or of `each`.
 pub(crate) fn for_each_batch(
     gather: &mut GatherBatches,
     mut each: impl FnMut(&Batch) -> Result<()>,

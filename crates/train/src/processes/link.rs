@@ -1,5 +1,4 @@
-//! The wire between processes: a transport of `meristem-comm`, on a device that nothing else is
-//! done on.
+//! Link between processes: a transport of `meristem-comm`, on a device used for nothing else.
 
 use meristem_comm::{Call, Parcel, Transport};
 use meristem_device::{DType, Owner, Stream, Tensor};
@@ -7,10 +6,10 @@ use meristem_device::{DType, Owner, Stream, Tensor};
 use super::meeting::{Receivers, Wire};
 use crate::error::Result;
 
-/// The link of a process to the others.
+/// Link of this process to the others.
 pub(super) struct Link {
     pub(super) transport: Box<dyn Transport>,
-    /// A stream of a device of its own.
+    /// Stream on a device of its own.
     pub(super) stream: Stream,
 }
 
@@ -60,7 +59,7 @@ impl Wire for Link {
     }
 }
 
-/// The name of every meeting for the transport, which has it in its errors.
+/// The name of every meeting, which the transport shows in its errors.
 fn call() -> Call {
     Call::of("train")
 }

@@ -1,34 +1,35 @@
-//! The protocol by which the processes of a run meet.
+//! Protocol of a meeting between the processes of a run.
 //!
-//! All do the same steps, and meet where one needs the others. A meeting is two exchanges. In the
-//! first each says how it comes, well or failed, and how much it has to say; in the second those
-//! speak who are heard. So a failure is heard of wherever the others are, and nobody waits for one
-//! that has failed:
-//! - if all are well, each hears what it is to hear;
-//! - if one has failed, all return an error: its own where it failed, elsewhere that of the first
-//!   rank that failed by itself, or else of the first that failed for what became of another;
-//! - if one is gone or late, the others return the transport's error, which names it. After that
-//!   nobody meets.
+//! All processes do the same steps and meet where one needs the others. A meeting has two
+//! exchanges. In the first, every process sends a header: its state (well or failed) and the length
+//! of its message. In the second, messages go to the receivers. A failure therefore reaches the
+//! others in their next meeting, of whatever kind, and no process waits for one that has failed:
+//! - All processes are well: the receivers get all messages.
+//! - Some have failed: every process returns an error. A failed process returns its own; the others
+//! return the error of the first rank that failed by itself, or else of the first rank that failed
+//! because of another rank.
+//! - One is gone or late: the others return the transport's error, which names it, and meet no
+//! more.
 //!
-//! Messages are bytes; a [`Wire`] carries them.
+//! Messages are bytes, carried by a [`Wire`].
 
 use crate::error::{Error, Result};
 
 use super::message::{Failure, garbled, pack, unpack};
 
-/// Carries bytes between the processes. All make the same calls in the same order.
+/// Transport of bytes between the processes. All processes make the same calls in the same order.
 pub(super) trait Wire {
-    /// Number of this process.
+    /// Rank of this process.
     fn rank(&self) -> usize;
 
     /// Number of processes.
     fn size(&self) -> usize;
 
-    /// Sends `own` to the receivers; returns what each sent by rank, or nothing where it is no
-    /// receiver. `bytes` are the lengths of all, by rank.
+    /// Sends `own` to the receivers. Returns all messages by rank, or nothing if this process is
+    /// not a receiver. `bytes` has the lengths of all messages, by rank.
     ///
     /// # Errors
-    /// A process is gone, late, or makes another call.
+    /// A process is gone, is late, or makes another call.
     fn exchange(
         &mut self,
         own: &[u8],
@@ -36,47 +37,47 @@ pub(super) trait Wire {
         receivers: Receivers,
     ) -> Result<Vec<Vec<u8>>>;
 
-    /// Waits until all have come here.
+    /// Waits until all processes have called it.
     ///
     /// # Errors
     /// As [`Wire::exchange`].
     fn barrier(&mut self) -> Result<()>;
 }
 
-/// The processes that receive what is said in a meeting.
+/// Receivers of the messages of a meeting.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Receivers {
-    /// All of them.
+    /// All processes.
     All,
-    /// Rank 0 alone.
+    /// Rank 0 only.
     Root,
 }
 
 impl Receivers {
-    /// Whether a rank is one of them.
+    /// Whether `rank` is a receiver.
     pub(super) fn contains(self, rank: usize) -> bool {
         self == Self::All || rank == 0
     }
 }
 
-/// The state in which a process comes to a meeting, and the length of its message.
+/// State of a process in a meeting, and the length of its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Header {
     state: u64,
     bytes: u64,
 }
 
-/// It is well.
+/// State of a process without a failure.
 const WELL: u64 = 0;
-/// It has failed.
+/// State of a process that failed by itself.
 const FAILED: u64 = 1;
-/// It has failed for what became of another.
+/// State of a process that failed because of another rank.
 const LEFT_ALONE: u64 = 2;
 
-/// The meetings of one process with the others.
+/// Meetings of one process with the others.
 pub(super) struct Meetings<W> {
     wire: W,
-    /// All know that one of them has failed.
+    /// Whether all processes know that one has failed.
     failed: bool,
 }
 
@@ -86,7 +87,7 @@ impl<W: Wire> Meetings<W> {
         Self { wire, failed: false }
     }
 
-    /// Number of this process.
+    /// Rank of this process.
     pub(super) fn rank(&self) -> usize {
         self.wire.rank()
     }
@@ -96,24 +97,23 @@ impl<W: Wire> Meetings<W> {
         self.wire.size()
     }
 
-    /// This process' result, if all have one. If one has failed, all have; where all know of it,
-    /// they do not meet.
+    /// Returns `own` if all processes are well, and an error on every process otherwise. Once all
+    /// know of a failure, they no longer meet.
     ///
     /// # Errors
-    /// This process', or one that another has failed with.
+    /// This process's error, or else the error of another rank.
     pub(super) fn agree<T>(&mut self, own: Result<T>) -> Result<T> {
         match own {
             Ok(value) => self.meet(Ok(vec![]), Receivers::All).map(|_| value),
             Err(error) if self.failed => Err(error),
             Err(error) => {
-                // A meeting to which one comes that has failed is never well.
+                // A meeting with a failed process always returns an error.
                 self.meet(Err(error), Receivers::All).and_then(|_| Err(garbled(0, &"nothing")))
             }
         }
     }
 
-    /// The last meeting: agrees on the result, and waits for the others, who may not be there any
-    /// more.
+    /// The last meeting: agrees on the result and waits for the others, some of which may be gone.
     ///
     /// # Errors
     /// As [`Meetings::agree`].
@@ -123,16 +123,17 @@ impl<W: Wire> Meetings<W> {
             fine => fine,
         };
         if !result.as_ref().is_err_and(Error::is_of_a_late_rank) {
-            // Whoever is gone by now is no reason to fail.
+            // A process that is gone by now is not a failure.
             let _ = self.wire.barrier();
         }
         result
     }
 
-    /// A meeting: each sends `own`; receivers get what all sent, by rank, and the others nothing.
+    /// Holds a meeting: each process sends `own`; receivers get all messages by rank, other
+    /// processes nothing.
     ///
     /// # Errors
-    /// The one in `own`; another rank's; the transport's.
+    /// The error in `own`, another rank's error, or the transport's error.
     pub(super) fn meet(
         &mut self,
         own: Result<Vec<u8>>,
@@ -140,7 +141,7 @@ impl<W: Wire> Meetings<W> {
     ) -> Result<Vec<Vec<u8>>> {
         let (said, error) = match own {
             Ok(said) => (said, None),
-            // All have waited for it. They would again.
+            // All have already waited for the late rank, and would wait again.
             Err(error) if error.is_of_a_late_rank() => {
                 self.failed = true;
                 return Err(error);
@@ -168,7 +169,7 @@ impl<W: Wire> Meetings<W> {
             }
         };
         let rank_of = |state| headers.iter().position(|header| header.state == state);
-        // Who failed says more than those that it left.
+        // The original failure says more than those that followed from it.
         let Some(rank) = rank_of(FAILED).or(rank_of(LEFT_ALONE)) else { return Ok(all) };
         self.failed = true;
         match error {
@@ -177,7 +178,7 @@ impl<W: Wire> Meetings<W> {
         }
     }
 
-    /// The headers of all, by rank.
+    /// The headers of all processes, by rank.
     fn headers(&mut self, own: Header) -> Result<Vec<Header>> {
         let own = [own.state.to_le_bytes(), own.bytes.to_le_bytes()].concat();
         let all = self.wire.exchange(&own, &vec![own.len(); self.size()], Receivers::All)?;

@@ -1,11 +1,11 @@
-//! Messages between the processes of a run: values as CBOR, and errors that travel.
+//! Messages between the processes of a run: values in CBOR, and errors.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// An error on its way to the other processes.
+/// An error, as sent to the other processes.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Failure {
     problem: String,
@@ -14,38 +14,38 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// The report of an error, for the others.
+    /// The report of an error.
     pub(super) fn of(error: &Error) -> Self {
         let (problem, remedy) = (error.to_string(), error.remedy());
         Self { problem, remedy, exit_code: error.exit_code() }
     }
 
-    /// The error, named after the rank that it comes from.
+    /// The error, with the rank that it comes from.
     pub(super) fn at(self, rank: usize) -> Error {
         let Self { problem, remedy, exit_code } = self;
         Error::OfRank { rank, problem, remedy, exit_code }
     }
 }
 
-/// The bytes of a message.
+/// Serialises a message.
 ///
 /// # Errors
-/// None for what a run sends.
+/// None for the types that a run sends.
 pub(super) fn pack(said: &impl Serialize) -> Result<Vec<u8>> {
     let mut bytes = vec![];
     ciborium::into_writer(said, &mut bytes).map_err(|error| garbled(0, &error))?;
     Ok(bytes)
 }
 
-/// The message of a rank.
+/// Deserialises the message of a rank.
 ///
 /// # Errors
-/// [`Error::OfRank`]: bytes of another program.
+/// [`Error::OfRank`]: the bytes come from another program.
 pub(super) fn unpack<T: DeserializeOwned>(rank: usize, bytes: &[u8]) -> Result<T> {
     ciborium::from_reader(bytes).map_err(|error| garbled(rank, &error))
 }
 
-/// The messages of all ranks.
+/// Deserialises the messages of all ranks.
 ///
 /// # Errors
 /// As [`unpack`].
@@ -53,9 +53,9 @@ pub(super) fn unpack_all<T: DeserializeOwned>(all: &[Vec<u8>]) -> Result<Vec<T>>
     all.iter().enumerate().map(|(rank, bytes)| unpack(rank, bytes)).collect()
 }
 
-/// The error of a message that cannot be read.
+/// The error of a message that cannot be deserialised.
 pub(super) fn garbled(rank: usize, error: &impl ToString) -> Error {
-    let problem = format!("what it says cannot be read ({})", error.to_string());
-    let remedy = Some("start the same program everywhere".to_string());
+    let problem = format!("its message cannot be read: {}", error.to_string());
+    let remedy = Some("start the same version of meristem on every rank".to_string());
     Failure { problem, remedy, exit_code: 1 }.at(rank)
 }

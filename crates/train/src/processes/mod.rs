@@ -1,10 +1,10 @@
-//! The processes of a run, and how they meet.
+//! The processes of a run and their collectives.
 //!
-//! - `world`: how many there are, which envs each has, and the collectives by which they talk;
-//! - `meeting`: the protocol of a meeting, whatever carries the bytes;
-//! - `link`: the transport of these bytes;
+//! - `world`: number of processes, division of the envs, collectives;
+//! - `meeting`: the protocol of a meeting, independent of the transport;
+//! - `link`: the transport of its bytes;
 //! - `message`: values and errors as bytes;
-//! - `model`: the protocol on thousands of schedules, in tests.
+//! - `model`: a model check of the protocol over thousands of schedules, in tests.
 
 mod link;
 mod meeting;

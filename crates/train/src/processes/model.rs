@@ -1,6 +1,6 @@
-//! The protocol of a meeting on thousands of schedules: whatever becomes of a rank, in whatever
-//! order they come, nobody hangs (that shows as a deadlock: there is no clock here), and every rank
-//! has the error that it is to have.
+//! Model check of the protocol of a meeting, over thousands of schedules. Whatever happens to a
+//! rank, and in whatever order ranks arrive, none hangs, and each gets the right error. A hang
+//! shows as a deadlock, because the model has no clock.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 const RANKS: usize = 3;
 const SCHEDULES: usize = 400;
 
-/// The end of all meetings.
+/// End of all meetings, by an error of the transport.
 #[derive(Clone, Copy, Debug)]
 enum End {
     Gone(usize),
@@ -39,12 +39,12 @@ impl End {
     }
 }
 
-/// A call of a rank, which all have to make alike.
+/// A call of a rank, which must be equal on all ranks.
 type Call = (Vec<usize>, Receivers);
 
 #[derive(Default)]
 struct Board {
-    /// Calls of the round in progress, with what is sent.
+    /// Calls of the round in progress, with their messages.
     calls: Vec<Option<(Call, Vec<u8>)>>,
     /// Messages of the round before.
     sent: Vec<Vec<u8>>,
@@ -52,8 +52,8 @@ struct Board {
     end: Option<End>,
 }
 
-/// As a transport of `meristem-comm` does, it compares the calls of all before anything moves; a
-/// round is over for all or for none, and nothing follows an error.
+/// Model of a transport of `meristem-comm`: it compares the calls of all ranks before anything
+/// moves, a round is complete for all or for none, and nothing follows an error.
 struct Hub {
     board: Mutex<Board>,
     changed: Condvar,
@@ -85,7 +85,7 @@ impl Hub {
             board = self.changed.wait(board).unwrap();
         }
         match board.end {
-            // A round that is over is over for those, too, who wake up later.
+            // A complete round is complete for ranks that wake up later, too.
             Some(end) if board.rounds == round || matches!(end, End::Disagreed) => Err(end.error()),
             _ => Ok(board.sent.clone()),
         }
@@ -96,7 +96,7 @@ impl Hub {
         self.changed.notify_all();
     }
 
-    /// Comes only when all others have waited in vain.
+    /// Is late: arrives only after all others have timed out.
     fn come_late(&self, rank: usize) {
         let waits = |board: &Board| board.calls.iter().flatten().count() == RANKS - 1;
         while !waits(&self.board.lock().unwrap()) && self.board.lock().unwrap().end.is_none() {
@@ -140,25 +140,25 @@ impl Wire for Line {
 }
 
 impl Drop for Line {
-    /// A process that ends is gone for the others.
+    /// For the others, a process that ended is gone.
     fn drop(&mut self) {
         self.hub.end(End::Gone(self.rank));
     }
 }
 
-/// The fate of a rank before one of its meetings.
+/// Event that happens to a rank before one of its meetings.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fate {
     Fails,
     Dies,
     IsLate,
-    /// Makes another call than the others.
+    /// Makes another call than the other ranks do.
     Disagrees,
-    /// Has waited in vain for rank 2 elsewhere, where ranks exchange gradients.
+    /// Has timed out elsewhere, in an exchange of gradients, waiting for rank 2.
     HasWaited,
 }
 
-/// Which rank, before which meeting, what.
+/// A fate of one rank, before one of its meetings.
 #[derive(Clone, Copy, Debug)]
 struct Doom {
     rank: usize,
@@ -172,7 +172,7 @@ fn own_error(rank: usize) -> Error {
     Error::value("seed", rank, "another")
 }
 
-/// The run of a rank: meetings of all kinds, then it leaves. `None` if it died.
+/// Runs a rank: meetings of all kinds, then it leaves. `None` if it died.
 fn run(hub: &Arc<Hub>, rank: usize, dooms: &[Doom]) -> Option<Result<usize>> {
     let mut meetings = Meetings::over(Line { hub: Arc::clone(hub), rank });
     let own = |rank: usize| vec![rank as u8; rank + 1];
@@ -204,7 +204,7 @@ fn run(hub: &Arc<Hub>, rank: usize, dooms: &[Doom]) -> Option<Result<usize>> {
     Some(meetings.leave(agreed))
 }
 
-/// Results of all ranks on many schedules, for `judge` to judge.
+/// Runs all ranks on many schedules and passes their results to `judge`.
 fn check(dooms: &'static [Doom], judge: fn(&[Option<Result<usize>>])) {
     let program = move || {
         let hub = Arc::new(Hub::new());
@@ -221,7 +221,7 @@ fn check(dooms: &'static [Doom], judge: fn(&[Option<Result<usize>>])) {
     Runner::new(PctScheduler::new_from_seed(2, 4, SCHEDULES), Config::new()).run(program);
 }
 
-/// The error of each rank, as text; empty where it has none or has died.
+/// The error of each rank, as text; empty if it has none or has died.
 fn texts(results: &[Option<Result<usize>>]) -> Vec<String> {
     let text = |result: &Option<Result<usize>>| match result {
         Some(Err(error)) => error.to_string(),
@@ -230,7 +230,7 @@ fn texts(results: &[Option<Result<usize>>]) -> Vec<String> {
     results.iter().map(text).collect()
 }
 
-/// The dooms of a rank, each of every meeting alone.
+/// One fate of a rank, before each meeting in turn.
 const fn alone(rank: usize, fate: Fate) -> [[Doom; 1]; MEETINGS] {
     [
         [Doom { rank, meeting: 0, fate }],
@@ -303,8 +303,8 @@ fn ranks_that_make_other_calls_all_hear_of_it() {
     });
 }
 
-/// The failure may be heard of before the death, or not; nobody is left without an error, and its
-/// own says most.
+/// The others may hear of the failure before or after the death. No rank is left without an error,
+/// and the failed rank keeps its own.
 #[test]
 fn a_rank_that_fails_while_another_dies_keeps_its_error() {
     static DOOMS: [Doom; 2] = [
@@ -317,7 +317,7 @@ fn a_rank_that_fails_while_another_dies_keeps_its_error() {
     });
 }
 
-/// A rank that has waited once does not wait again: the late one finds that the others are gone.
+/// A rank that has timed out does not wait again: the late rank finds that the others are gone.
 #[test]
 fn a_rank_that_was_late_elsewhere_is_not_waited_for() {
     static DOOMS: [Doom; 2] = [

@@ -1,10 +1,10 @@
-//! The processes of a run, seen from one of them.
+//! The processes of a run and their collectives.
 //!
-//! With `comm = "mpi"` every process is one rank and has its part of the envs; otherwise there is
-//! one, which has all. Run folder, console and trace are the first rank's alone. What ranks say is
-//! small beside what they compute; it goes over a group and a device of its own, apart from the
-//! policy's gradients and the envs. How they meet, and what becomes of a failure, is in
-//! [`meeting`](super::meeting).
+//! With `comm = "mpi"` every process is one rank and has a part of the envs; otherwise there is one
+//! process with all envs. Only rank 0 writes the run folder, the console and the trace. Messages
+//! are small compared with the computation; they use a communicator and a device of their own,
+//! apart from the policy's gradients and the envs. [`meeting`](super::meeting) has the protocol and
+//! the handling of failures.
 
 use std::ops::Range;
 use std::path::Path;
@@ -26,35 +26,34 @@ use crate::settings::CommKind;
 
 /// All processes of a run, seen from one of them.
 pub(crate) struct World {
-    /// Meetings with the others, if there are any.
+    /// Meetings with the other processes, if there are any.
     meetings: Option<Meetings<Link>>,
-    /// This process' member of the group that exchanges gradients, until the policy has it.
+    /// This process's member of the communicator for gradients, until the policy takes it.
     member: Option<Communicator>,
-    /// All have the same envs, of which each trains its part of the samples; otherwise each has
-    /// envs of its own.
+    /// Whether all processes have the same envs and divide the samples; otherwise they divide the
+    /// envs.
     same_envs: bool,
 }
 
 impl World {
-    /// One process.
+    /// A single process.
     pub(crate) fn alone() -> Self {
         Self { meetings: None, member: None, same_envs: false }
     }
 
-    /// The processes of a run whose ranks are these. Waits for all of them to start.
+    /// Joins the processes of a run with this kind of ranks. Waits until all have started.
     ///
     /// # Errors
-    /// No MPI in this build; a second run in this process; processes that were started together and
-    /// would not hear of each other.
+    /// No MPI in this build, a second run in this process, or processes that were started together
+    /// but cannot communicate.
     pub(crate) fn join(comm: CommKind, deadline: Duration) -> Result<Self> {
         if comm == CommKind::Threads {
-            Self::check_alone("mpi: each would be a run of its own (`--comm mpi` makes them one)")?;
+            Self::check_alone("mpi, so that the processes are the ranks of one run")?;
             return Ok(Self::alone());
         }
         let mut all = Communicator::mpi(&CommOptions { deadline })?;
         if all.size() == 1 {
-            let expected =
-                "threads: this program was built with another MPI library than that of mpirun";
+            let expected = "mpi from the MPI library that this program was built with";
             Self::check_alone(expected)?;
             return Ok(Self::alone());
         }
@@ -66,28 +65,26 @@ impl World {
         Ok(Self { meetings, member, same_envs: false })
     }
 
-    /// Whether no others were started together with this process, by what the MPI libraries'
-    /// `mpirun` leave in the environment; `expected` is the remedy.
+    /// Checks that no other process was started together with this one, from the environment
+    /// variables of the usual MPI libraries. `expected` is for the error.
     ///
     /// # Errors
-    /// [`Error::Value`].
+    /// [`Error::Value`] if there are other processes.
     pub(crate) fn check_alone(expected: &str) -> Result<()> {
         let size = |name| std::env::var(name).ok()?.parse::<usize>().ok();
-        // Open MPI, MPICH and its kin, and what both of them set.
+        // Set by Open MPI, by MPICH and its derivatives, and by both.
         let sizes =
             ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS"].into_iter().filter_map(size);
         match sizes.max().filter(|size| *size > 1) {
             Some(size) => {
-                let got = format!(
-                    "{size} processes that mpirun started, which would not hear of each other"
-                );
+                let got = format!("{size} unconnected processes started by mpirun");
                 Err(Error::value("comm", got, expected))
             }
             None => Ok(()),
         }
     }
 
-    /// Number of this process.
+    /// Rank of this process.
     pub(crate) fn rank(&self) -> usize {
         self.meetings.as_ref().map_or(0, Meetings::rank)
     }
@@ -97,17 +94,17 @@ impl World {
         self.meetings.as_ref().map_or(1, Meetings::size)
     }
 
-    /// Whether this process writes the run folder and tells of the run.
+    /// Whether this is rank 0, which writes the run folder and reports progress.
     pub(crate) fn is_first(&self) -> bool {
         self.rank() == 0
     }
 
-    /// Whether all have the same envs.
+    /// Whether all processes have the same envs.
     pub(crate) fn has_same_envs(&self) -> bool {
         self.same_envs
     }
 
-    /// The envs of this process.
+    /// Range of this process's envs.
     pub(crate) fn part(&self, envs: usize) -> Range<usize> {
         if self.same_envs {
             return 0..envs;
@@ -116,10 +113,10 @@ impl World {
         self.rank() * each..(self.rank() + 1) * each
     }
 
-    /// The settings, with as many ranks as there are processes.
+    /// The settings, with the number of processes as the number of ranks.
     ///
     /// # Errors
-    /// [`Error::Value`]: another number was asked for, or the envs cannot be dealt out to so many.
+    /// [`Error::Value`]: another number was set, or the envs cannot be divided by it.
     pub(crate) fn resolve(&mut self, config: &TrainConfig) -> Result<TrainConfig> {
         let mut config = config.clone();
         self.same_envs = config.data_parallel;
@@ -127,7 +124,8 @@ impl World {
             let size = self.size();
             if let Some(ranks) = config.ranks.filter(|ranks| *ranks != size) {
                 let expected = format!(
-                    "{size}, the number of processes: start {ranks} of them (`mpirun -n {ranks}`), or leave it out"
+                    "{size}, the number of processes; start {ranks} with `mpirun -n {ranks}`, \
+                     or leave `ranks` out"
                 );
                 return Err(Error::value("ranks", ranks, expected));
             }
@@ -137,8 +135,8 @@ impl World {
         Ok(config)
     }
 
-    /// The members of the group that exchanges gradients over so many ranks, as far as they are in
-    /// this process. Once.
+    /// This process's members of the communicator that exchanges gradients over `ranks` ranks. May
+    /// be called once.
     ///
     /// # Errors
     /// None for at least one rank.
@@ -153,10 +151,10 @@ impl World {
         }
     }
 
-    /// The values of all processes, by rank, on each of them.
+    /// The values of all processes, by rank, on every process.
     ///
     /// # Errors
-    /// One has failed, or is gone.
+    /// A process failed or is gone.
     pub(crate) fn all_gather<T: Serialize + DeserializeOwned>(
         &mut self,
         own: Result<T>,
@@ -169,10 +167,10 @@ impl World {
         }
     }
 
-    /// The values of all processes, by rank, on the first; none on the others.
+    /// The values of all processes, by rank, on rank 0; nothing on the others.
     ///
     /// # Errors
-    /// One has failed, or is gone.
+    /// A process failed or is gone.
     pub(crate) fn gather<T: Serialize + DeserializeOwned>(&mut self, own: T) -> Result<Vec<T>> {
         match &mut self.meetings {
             None => Ok(vec![own]),
@@ -180,10 +178,10 @@ impl World {
         }
     }
 
-    /// The bytes of all processes, as [`World::gather`].
+    /// The bytes of all processes; like [`World::gather`].
     ///
     /// # Errors
-    /// One has failed, or is gone.
+    /// A process failed or is gone.
     fn gather_bytes(&mut self, own: Vec<u8>) -> Result<Vec<Vec<u8>>> {
         match &mut self.meetings {
             None => Ok(vec![own]),
@@ -191,11 +189,11 @@ impl World {
         }
     }
 
-    /// The values that processes have for their envs, by rank, on the first. Where all have the
-    /// same envs, its own is all there is.
+    /// The processes' values for their envs, by rank, on rank 0. If all have the same envs, only
+    /// the process's own value.
     ///
     /// # Errors
-    /// One has failed, or is gone.
+    /// A process failed or is gone.
     pub(crate) fn gather_envs<T: Serialize + DeserializeOwned>(
         &mut self,
         own: T,
@@ -203,11 +201,11 @@ impl World {
         if self.same_envs { Ok(vec![own]) } else { self.gather(own) }
     }
 
-    /// The bytes that processes have for their envs, as [`World::gather_envs`], made where they are
-    /// needed.
+    /// The processes' bytes for their envs; like [`World::gather_envs`]. `own` runs only where its
+    /// result is needed.
     ///
     /// # Errors
-    /// One has failed, or is gone; bytes that cannot be made.
+    /// A process failed or is gone, or `own` failed.
     pub(crate) fn gather_env_bytes(
         &mut self,
         own: impl FnOnce() -> Result<Vec<u8>>,
@@ -219,15 +217,15 @@ impl World {
         }
     }
 
-    /// The tensors of all processes, which have names of their own, as one dictionary on the first.
+    /// The tensors of all processes, whose names are distinct, as one dictionary on rank 0.
     ///
     /// # Errors
-    /// One has failed, or is gone.
+    /// A process failed or is gone.
     pub(crate) fn merge(&mut self, own: StateDict) -> Result<StateDict> {
         if self.meetings.is_none() {
             return Ok(own);
         }
-        let path = Path::new("what a rank has not sent");
+        let path = Path::new("unsent gradients of a rank");
         let own = safetensors::to_bytes(path, &own, &Metadata::new())?;
         let mut all = StateDict::default();
         for part in self.gather_bytes(own)? {
@@ -236,10 +234,10 @@ impl World {
         Ok(all)
     }
 
-    /// The value of the first rank, on all; only there is it made.
+    /// The value of rank 0, on all processes. `first` runs only on rank 0.
     ///
     /// # Errors
-    /// It has failed, or one is gone.
+    /// `first` failed, or a process is gone.
     pub(crate) fn broadcast<T: Serialize + DeserializeOwned>(
         &mut self,
         first: impl FnOnce() -> Result<T>,
@@ -250,10 +248,10 @@ impl World {
         unpack(0, &self.broadcast_bytes(|| first().and_then(|value| pack(&value)))?)
     }
 
-    /// The bytes of the first rank, as [`World::broadcast`].
+    /// The bytes of rank 0, on all processes; like [`World::broadcast`].
     ///
     /// # Errors
-    /// The first rank has failed, or one is gone.
+    /// `first` failed, or a process is gone.
     pub(crate) fn broadcast_bytes(
         &mut self,
         first: impl FnOnce() -> Result<Vec<u8>>,
@@ -265,10 +263,10 @@ impl World {
         }
     }
 
-    /// This process' result, if all have one. If one has failed, all have.
+    /// Returns `own` if all processes are well, and an error on every process otherwise.
     ///
     /// # Errors
-    /// This process', or one that another has failed with.
+    /// This process's error, or else the error of another rank.
     pub(crate) fn agree<T>(&mut self, own: Result<T>) -> Result<T> {
         match &mut self.meetings {
             None => own,
@@ -276,11 +274,11 @@ impl World {
         }
     }
 
-    /// Ends the run in this process, with its error named where it is not the first's. Waits for
-    /// the others: `mpirun` ends them all with the first one that ends by an error.
+    /// Ends the run in this process; an error gets the rank if that is not 0. Waits for the others,
+    /// because `mpirun` ends all processes once one of them exits with an error.
     ///
     /// # Errors
-    /// The result's.
+    /// The error of the result.
     pub(crate) fn leave<T>(self, result: Result<T>) -> Result<T> {
         let rank = self.rank();
         let Some(meetings) = self.meetings else { return result };
@@ -297,7 +295,7 @@ mod tests {
     use super::*;
     use meristem_comm::Communicator;
 
-    /// Ranks of threads, which meet as processes do.
+    /// Ranks as threads, which meet as processes do.
     fn worlds(ranks: usize) -> Vec<World> {
         let options = DeviceOptions { threads: 1, ..DeviceOptions::default() };
         let device = Device::open(DeviceId::Cpu(0), &options).unwrap();
@@ -310,7 +308,7 @@ mod tests {
         all.map(world).collect()
     }
 
-    /// The result of `act` on each rank.
+    /// Runs `act` on each rank and returns the results.
     fn each<T: Send>(ranks: usize, act: impl Fn(&mut World) -> T + Sync) -> Vec<T> {
         std::thread::scope(|scope| {
             let act = &act;
@@ -347,13 +345,13 @@ mod tests {
         }
     }
 
-    /// The first rank alone is asked.
+    /// Panics on every rank but 0: only rank 0 evaluates the value of a broadcast.
     fn world_is_first(rank: usize) -> bool {
         assert_eq!(rank, 0);
         true
     }
 
-    /// Wherever the others are when a rank fails: they hear of it there, once, and still part in
+    /// Wherever the others are when a rank fails, they hear of it there, once, and still leave in
     /// order.
     #[test]
     fn a_failure_is_heard_of_where_the_others_are() {
@@ -379,8 +377,8 @@ mod tests {
         }
     }
 
-    /// The error of a rank that failed by itself comes before those of ranks that it left, and each
-    /// of several keeps its own.
+    /// The error of a rank that failed by itself takes precedence over the errors that follow from
+    /// it; each of several failed ranks keeps its own.
     #[test]
     fn the_cause_of_a_failure_is_named() {
         let lonely = || meristem_comm::Error::RankGone { operation: "x", rank: 2, reason: "y" };

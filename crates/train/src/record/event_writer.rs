@@ -1,8 +1,8 @@
-//! The sink of events: a bounded queue, and a thread that writes `events.jsonl`.
+//! Writer of `events.jsonl`: a bounded queue and a thread.
 //!
-//! The loop never waits for the disk. When the writer falls behind, events are dropped and counted,
-//! and the gap shows in their numbers. When the disk refuses, the file is cut back to its last
-//! whole line, and the loop learns of it at the next step boundary.
+//! The training loop never waits for the disk. When the writer falls behind, events are dropped and
+//! counted, and the gap shows in their numbers. When a write fails, the file is cut after its last
+//! complete line, and the loop gets the error at the next step boundary.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
@@ -17,36 +17,36 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 use crate::record::events::{Event, Record, SCHEMA_VERSION};
 
-/// Events that may wait for the disk before further ones are dropped.
+/// Events that may wait in the queue; further ones are dropped.
 pub const QUEUE_EVENTS: usize = 4096;
-/// Bytes gathered before a write, when the queue does not run empty sooner.
+/// Bytes buffered before a write, unless the queue runs empty first.
 const WRITE_BYTES: usize = 64 * 1024;
-/// How long the disk may take to write what is queued.
+/// Time limit for writing all queued events.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Where `events.jsonl` stands.
+/// A position in `events.jsonl`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct EventsPosition {
-    /// Length of the file: what comes later is cut off by a resume, and happens again.
+    /// Length of the file. On resume, later events are cut off and happen again.
     pub(crate) bytes: u64,
     /// Number of the next event.
     pub(crate) seq: u64,
     /// Events lost so far.
     pub(crate) dropped: u64,
-    /// Seconds since the run started, without the time between kill and resume.
+    /// Seconds since the run started, without the time between a kill and a resume.
     pub(crate) seconds: f64,
 }
 
-/// An order to the writing thread.
+/// An order to the writer's thread.
 #[derive(Debug)]
 enum Order {
-    /// To write a line.
+    /// Writes a line.
     Line(String),
-    /// To tell how long the file is once everything before is on the disk.
+    /// Sends the length of the file once all earlier lines are on the disk.
     Sync(SyncSender<u64>),
 }
 
-/// Writes the events of one run.
+/// Writer of the events of one run.
 #[derive(Debug)]
 pub struct EventWriter {
     path: PathBuf,
@@ -61,10 +61,11 @@ pub struct EventWriter {
 }
 
 impl EventWriter {
-    /// Creates the file at `path` for a run that began at `started`, and starts the writing thread.
+    /// Creates the file at `path` for a run that started at `started`, and starts the writer's
+    /// thread.
     ///
     /// # Errors
-    /// The file or the thread cannot be made.
+    /// The file or the thread cannot be created.
     pub fn create(path: &Path, started: Instant) -> Result<Self> {
         let fail = |source| Error::RunFolder { action: "write", path: path.to_owned(), source };
         let file = File::create(path).map_err(fail)?;
@@ -73,18 +74,17 @@ impl EventWriter {
         Self::start(path, file, from, QUEUE_EVENTS).map_err(fail)
     }
 
-    /// Goes on with the file at `path` from a checkpoint: what was written after it is cut off.
+    /// Continues the file at `path` from a checkpoint, and cuts off later events.
     ///
     /// # Errors
-    /// The file is shorter than it was, is damaged, or cannot be written.
+    /// The file is shorter than the checkpoint says, is damaged, or cannot be written.
     pub(crate) fn resume(path: &Path, from: EventsPosition) -> Result<Self> {
-        let fail =
-            |source| Error::RunFolder { action: "go on with", path: path.to_owned(), source };
+        let fail = |source| Error::RunFolder { action: "resume", path: path.to_owned(), source };
         let mut file = OpenOptions::new().write(true).open(path).map_err(fail)?;
         let length = file.metadata().map_err(fail)?.len();
         if length < from.bytes {
             let problem =
-                format!("events.jsonl has {length} bytes, the checkpoint knows of {}", from.bytes);
+                format!("events.jsonl has {length} bytes, its checkpoint needs {}", from.bytes);
             let folder = path.parent().unwrap_or(path).to_owned();
             return Err(Error::Resume { path: folder, problem });
         }
@@ -115,7 +115,7 @@ impl EventWriter {
         })
     }
 
-    /// Hands an event to the writer, without waiting: dropped and counted when the queue is full.
+    /// Queues an event without waiting. If the queue is full, the event is dropped and counted.
     pub fn emit(&mut self, event: &Event) {
         let line = self.line(event);
         let Some(queue) = &self.queue else { return };
@@ -126,8 +126,7 @@ impl EventWriter {
         }
     }
 
-    /// Hands over an event that must not be lost, and waits for a place in the queue if need be.
-    /// Not for the hot loop.
+    /// Queues an event that must not be lost; waits if the queue is full. Not for the inner loop.
     pub fn emit_waiting(&mut self, event: &Event) {
         let line = self.line(event);
         let Some(queue) = &self.queue else { return };
@@ -141,19 +140,19 @@ impl EventWriter {
         self.next_seq += 1;
         let seconds = self.seconds();
         let record = Record { v: SCHEMA_VERSION, seq, seconds, event };
-        // Serialising plain structs into a string cannot fail; an empty line is skipped by the writer.
+        // Serialising plain structs cannot fail; the writer skips empty lines.
         serde_json::to_string(&record).unwrap_or_default()
     }
 
-    /// Seconds since the run started, without those between a kill and a resume.
+    /// Seconds since the run started, without the time between a kill and a resume.
     pub(crate) fn seconds(&self) -> f64 {
         self.seconds_before + self.started.elapsed().as_secs_f64()
     }
 
-    /// Waits until every event so far is on the disk; where the file then stands.
+    /// Waits until all events so far are on the disk. Returns the position in the file.
     ///
     /// # Errors
-    /// The disk refused a write.
+    /// A write failed.
     pub(crate) fn sync(&mut self) -> Result<EventsPosition> {
         let (sender, length) = sync_channel(1);
         let asked = self.queue.as_ref().map(|queue| queue.send(Order::Sync(sender)));
@@ -161,7 +160,7 @@ impl EventWriter {
             (Some(Ok(())), Ok(bytes)) => bytes,
             _ => {
                 self.check()?;
-                let source = io::Error::other("the writing thread does not answer");
+                let source = io::Error::other("the writer's thread does not respond");
                 return Err(Error::RunFolder { action: "write", path: self.path.clone(), source });
             }
         };
@@ -169,15 +168,15 @@ impl EventWriter {
         Ok(EventsPosition { bytes, seq, dropped, seconds: self.seconds() })
     }
 
-    /// Events lost so far.
+    /// Number of events lost so far.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
 
-    /// Whether the writer still works.
+    /// Checks that the writer still works.
     ///
     /// # Errors
-    /// The disk refused a write; every event since is lost. Reported once.
+    /// A write failed; all events since are lost. Reported once.
     pub fn check(&self) -> Result<()> {
         match self.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
             None => Ok(()),
@@ -187,10 +186,10 @@ impl EventWriter {
         }
     }
 
-    /// Writes what is queued, and returns how many events were lost.
+    /// Writes the queued events. Returns the number of lost events.
     ///
     /// # Errors
-    /// The disk refused a write.
+    /// A write failed.
     pub fn close(mut self) -> Result<u64> {
         self.finish();
         self.check()?;
@@ -200,21 +199,20 @@ impl EventWriter {
     fn finish(&mut self) {
         self.queue = None;
         if let Some(thread) = self.thread.take() {
-            // A panic there would be a bug of ours and was printed; the run's own result matters more.
+            // A panic there is a bug and was printed; the run's own result matters more.
             let _ = thread.join();
         }
     }
 }
 
 impl Drop for EventWriter {
-    /// Lets the thread write what is queued; a failure is seen by `close` only.
+    /// Writes the queued events. Only `close` reports a failure.
     fn drop(&mut self) {
         self.finish();
     }
 }
 
-/// Looks for what a crash of the system, unlike one of the program, leaves in a file that was being
-/// written: zero bytes where lines should be.
+/// Searches for zero bytes where lines should be: the trace of a system crash during a write.
 fn check_lines(path: &Path, bytes: u64) -> Result<()> {
     let fail = |source| Error::RunFolder { action: "read", path: path.to_owned(), source };
     let mut file = BufReader::new(File::open(path).map_err(fail)?).take(bytes);
@@ -240,7 +238,7 @@ fn damaged(path: &Path, problem: String) -> Error {
     Error::Resume { path: path.parent().unwrap_or(path).to_owned(), problem }
 }
 
-/// Writes until the queue is closed; flushes whenever it runs empty.
+/// Writes lines until the queue is closed; flushes whenever the queue is empty.
 fn write_lines(orders: &Receiver<Order>, mut file: File, mut written: u64) -> io::Result<()> {
     let mut buffer = Vec::with_capacity(WRITE_BYTES);
     loop {
@@ -262,7 +260,7 @@ fn write_lines(orders: &Receiver<Order>, mut file: File, mut written: u64) -> io
             Some(Order::Sync(answer)) => {
                 flush(&mut file, &mut buffer, &mut written)?;
                 file.sync_data()?;
-                // Who asked may have given up; the file is as it should be all the same.
+                // The requester may have given up; the file is complete all the same.
                 let _ = answer.send(written);
             }
         }
@@ -272,7 +270,7 @@ fn write_lines(orders: &Receiver<Order>, mut file: File, mut written: u64) -> io
     }
 }
 
-/// Writes the buffer; when only a part of it fits, the file is cut after its last whole line.
+/// Writes the buffer. If only a part fits, cuts the file after its last complete line.
 fn flush(file: &mut File, buffer: &mut Vec<u8>, written: &mut u64) -> io::Result<()> {
     match file.write_all(buffer) {
         Ok(()) => {
@@ -284,7 +282,7 @@ fn flush(file: &mut File, buffer: &mut Vec<u8>, written: &mut u64) -> io::Result
             let arrived = file.metadata().map_or(*written, |m| m.len()).saturating_sub(*written);
             let part = &buffer[..buffer.len().min(usize::try_from(arrived).unwrap_or(0))];
             let whole = part.iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1);
-            // The disk's refusal is what to report, also where the file cannot be cut (a device).
+            // Report the failed write, even if the file cannot be cut, as a device cannot.
             let _ = file.set_len(*written + whole as u64);
             Err(error)
         }
@@ -321,7 +319,7 @@ mod tests {
 
     #[test]
     fn a_writer_that_falls_behind_drops_and_counts() {
-        // A queue whose reader never reads.
+        // A queue that is never read.
         let (queue, _never_read) = sync_channel(2);
         let mut writer = EventWriter {
             path: PathBuf::new(),

@@ -1,21 +1,21 @@
-//! The events of a run (`docs/run-folder.md`): what `events.jsonl` holds, one JSON object a line.
+//! Events of a run: the lines of `events.jsonl`, one JSON object each. `docs/run-folder.md`
+//! describes them.
 //!
-//! Every line has `v` ([`SCHEMA_VERSION`]), `seq` (numbered from 0; a gap means dropped events),
-//! `seconds` since the run started, and `event`, the name in snake case of a variant of [`Event`],
-//! whose fields follow beside it. Envs, rounds, steps and batches count from 0. Accuracies are
-//! shares 0..1, losses mean cross-entropy in nats, contributions percentage points of control
-//! accuracy. A number that is not finite, or was not measured, is `null`; so is what `telemetry`
-//! leaves out. A reader must skip events and fields that it does not know; a change of meaning
-//! raises the version.
+//! Every line has `v` ([`SCHEMA_VERSION`]), `seq` (counted from 0; a gap means dropped events),
+//! `seconds` since the run started, and `event`, the name of a variant of [`Event`] in snake case;
+//! the variant's fields follow. Envs, rounds, steps and batches count from 0. Accuracies are shares
+//! 0..1, losses mean cross-entropy in nats, contributions percentage points of control accuracy. A
+//! number that is not finite, was not measured, or is left out by `telemetry` is `null`. Readers
+//! must skip unknown events and fields; a change of meaning raises the version.
 
 use meristem_control::{Failure, RewardTerms, RoundReport};
 use meristem_device::DeviceId;
 use serde::{Deserialize, Serialize};
 
-/// Version of the lines' form.
+/// Version of the format of the lines.
 pub const SCHEMA_VERSION: u32 = 1;
 
-/// One line of `events.jsonl`.
+/// A line of `events.jsonl`.
 #[derive(Debug, Serialize)]
 pub struct Record<'a> {
     /// [`SCHEMA_VERSION`].
@@ -34,130 +34,130 @@ pub struct Record<'a> {
 #[serde(tag = "event", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Event {
-    /// The run begins: first event of a file.
+    /// The run starts; the first event of a file.
     RunStarted(RunStarted),
-    /// Fresh hosts begin an episode.
+    /// A round starts, with fresh hosts.
     RoundStarted {
-        /// Round.
+        /// Number of the round.
         round: usize,
     },
-    /// One batch of one env was trained (with `log_batches`).
+    /// A batch of one env was trained. Written with `log_batches`.
     BatchCompleted {
-        /// Env.
+        /// Number of the env.
         env: usize,
-        /// Round.
+        /// Number of the round.
         round: usize,
-        /// Step.
+        /// Number of the step.
         step: usize,
-        /// Batch of the step.
+        /// Number of the batch in the step.
         batch: usize,
         /// Mean loss before the update.
         loss: f64,
     },
-    /// One env has trained and been evaluated for one step.
+    /// One env was trained and evaluated for one step.
     StepCompleted(StepCompleted),
-    /// A module was placed in an empty slot.
+    /// A module was planted in an empty slot.
     ModuleGerminated {
-        /// Env.
+        /// Number of the env.
         env: usize,
-        /// Round.
+        /// Number of the round.
         round: usize,
-        /// Step after which it was placed.
+        /// Step after which it was planted.
         step: usize,
-        /// Slot, such as `r0c1`.
+        /// Name of the slot, such as `r0c1`.
         slot: String,
-        /// Blueprint.
+        /// Name of the blueprint.
         blueprint: String,
-        /// How it is blended in.
+        /// Style of blending.
         style: String,
-        /// Trained parameters it adds.
+        /// Trained parameters of the module.
         parameters: usize,
     },
-    /// A slot went from one stage to another.
+    /// A slot changed its stage.
     StageChanged {
-        /// Env.
+        /// Number of the env.
         env: usize,
-        /// Round.
+        /// Number of the round.
         round: usize,
-        /// Step.
+        /// Number of the step.
         step: usize,
-        /// Slot.
+        /// Name of the slot.
         slot: String,
-        /// Stage left.
+        /// Old stage.
         from: String,
-        /// Stage entered.
+        /// New stage.
         to: String,
     },
-    /// A gate was asked.
+    /// A gate was evaluated.
     GateEvaluated {
-        /// Env.
+        /// Number of the env.
         env: usize,
-        /// Round.
+        /// Number of the round.
         round: usize,
-        /// Step.
+        /// Number of the step.
         step: usize,
-        /// Slot.
+        /// Name of the slot.
         slot: String,
-        /// Stage that the gate guards.
+        /// Stage behind the gate.
         target: String,
-        /// Whether it let the module pass.
+        /// Whether the module passed.
         passed: bool,
-        /// Conditions that held it back, in words; empty when it passed.
+        /// Conditions that failed, in words; empty if it passed.
         reasons: Vec<String>,
     },
-    /// A module was taken out.
+    /// A module was removed.
     ModulePruned {
-        /// Env.
+        /// Number of the env.
         env: usize,
-        /// Round.
+        /// Number of the round.
         round: usize,
-        /// Step.
+        /// Number of the step.
         step: usize,
-        /// Slot.
+        /// Name of the slot.
         slot: String,
-        /// Blueprint.
+        /// Name of the blueprint.
         blueprint: String,
-        /// Its last contribution.
+        /// Last contribution of the module.
         contribution: Option<f64>,
     },
-    /// A module became a part of its host for good.
+    /// A module became a permanent part of its host.
     ModuleFossilized {
-        /// Env.
+        /// Number of the env.
         env: usize,
-        /// Round.
+        /// Number of the round.
         round: usize,
-        /// Step.
+        /// Number of the step.
         step: usize,
-        /// Slot.
+        /// Name of the slot.
         slot: String,
-        /// Blueprint.
+        /// Name of the blueprint.
         blueprint: String,
-        /// Its last contribution.
+        /// Last contribution of the module.
         contribution: Option<f64>,
     },
-    /// Contributions of the live modules of an env.
+    /// Contributions of an env's live modules.
     Counterfactuals(Counterfactuals),
-    /// Everything up to this line can be resumed from (U4).
+    /// A checkpoint follows; it covers the events up to this one.
     CheckpointWritten {
         /// Round of the next step.
         round: usize,
-        /// The next step.
+        /// Number of the next step.
         step: usize,
     },
-    /// A policy has learned from a round.
+    /// A policy learned from a round.
     PolicyUpdated {
-        /// Round.
+        /// Number of the round.
         round: usize,
-        /// Returns, entropy per head (in the order of the action heads), KL and the rest.
+        /// Returns, entropy of each action head in their order, KL divergence and more.
         #[serde(flatten)]
         report: RoundReport,
     },
-    /// An env had failed, and was brought back to its snapshot before the action of this step. What
-    /// was pruned is told of by events of its own, which follow.
+    /// An env failed and was restored from its snapshot before the action of this step. Events for
+    /// pruned modules follow.
     GovernorRollback {
-        /// Env.
+        /// Number of the env.
         env: usize,
-        /// Round.
+        /// Number of the round.
         round: usize,
         /// Step that failed.
         step: usize,
@@ -165,35 +165,34 @@ pub enum Event {
         failure: Failure,
         /// Mean training loss of the step.
         train_loss: f64,
-        /// Control loss after it.
+        /// Control loss after the step.
         control_loss: Option<f64>,
-        /// Step after which the snapshot was taken; null: as the episode began.
+        /// Step after which the snapshot was taken; null if that was before the first step.
         restored_step: Option<usize>,
-        /// Slots whose live modules are gone.
+        /// Slots whose live modules were removed.
         pruned: Vec<String>,
-        /// Penalty added to the reward of the action that the failure is put down to; 0 if there is
-        /// none.
+        /// Penalty added to the reward of the action blamed for the failure; 0 if there is none.
         penalty: f64,
-        /// Step of that action: the last since the episode or the last rollback that changed
-        /// something, else the one before this step; null in an episode's first step.
+        /// Step of that action: the last one in the trajectory that changed the network, else the
+        /// one before this step. Null in the first step of an episode.
         cause_step: Option<usize>,
     },
-    /// Something that should not be: an env that fails again and again.
+    /// An anomaly: an env failed again and again.
     Anomaly {
-        /// Env.
+        /// Number of the env.
         env: usize,
-        /// Round.
+        /// Number of the round.
         round: usize,
-        /// Step.
+        /// Number of the step.
         step: usize,
         /// Description.
         what: String,
     },
-    /// An env has finished its episode and was read against the test set.
+    /// An env completed its episode and was evaluated on the test split.
     EpisodeEnded {
-        /// Env.
+        /// Number of the env.
         env: usize,
-        /// Round.
+        /// Number of the round.
         round: usize,
         /// Control accuracy.
         control_accuracy: Option<f64>,
@@ -201,65 +200,65 @@ pub enum Event {
         test_accuracy: f64,
         /// Test loss.
         test_loss: f64,
-        /// Trained parameters of the bare host.
+        /// Trained parameters of the host without modules.
         host_parameters: usize,
-        /// Trained parameters of its modules.
+        /// Trained parameters of the modules.
         grown_parameters: usize,
     },
-    /// The run ends: last event of a file, unless the process was killed.
+    /// The run ends; the last event of a file, unless the process was killed.
     RunEnded {
         /// `completed`, `interrupted` or `failed`.
         status: String,
-        /// Why, when it failed.
+        /// Error of a failed run.
         error: Option<String>,
         /// Steps of all rounds.
         steps: u64,
-        /// Images trained by all envs.
+        /// Images trained, over all envs and rounds.
         images: u64,
-        /// Seconds spent in training and evaluation.
+        /// Seconds spent in steps.
         wall_seconds: f64,
     },
 }
 
-/// The run begins.
+/// Description of a run at its start.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunStarted {
-    /// Version of the program.
+    /// Version of meristem.
     pub version: String,
-    /// Dataset.
+    /// Name of the dataset.
     pub dataset: String,
-    /// Training samples that hosts learn from.
+    /// Samples in the training split, without the control split.
     pub train_samples: usize,
-    /// Training samples that only the controller sees.
+    /// Samples in the control split.
     pub control_samples: usize,
-    /// Test samples.
+    /// Samples in the test split.
     pub test_samples: usize,
     /// Host description.
     pub host: String,
-    /// Trained parameters of the bare host.
+    /// Trained parameters of the host without modules.
     pub host_parameters: usize,
-    /// Envs.
+    /// Number of envs.
     pub envs: usize,
-    /// Rounds.
+    /// Number of rounds.
     pub rounds: usize,
-    /// Steps of an episode.
+    /// Steps per episode.
     pub steps: usize,
-    /// Batches of a step, per env.
+    /// Batches per env and step.
     pub batches: usize,
-    /// Controller.
+    /// Controller setting.
     pub controller: String,
     /// Instruction set of the kernels.
     pub instruction_set: String,
-    /// Devices of the envs; left out where it is `cpu` alone.
+    /// Devices of the envs; omitted if it is only `cpu`.
     #[serde(default = "one_cpu", skip_serializing_if = "is_one_cpu")]
     pub devices: Vec<String>,
-    /// Worker threads of each.
+    /// Worker threads of each device.
     pub threads: usize,
     /// Ranks that learn a policy or train a host together.
     pub ranks: usize,
-    /// How they exchange gradients.
+    /// Gradient exchange between the ranks.
     pub exchange: String,
-    /// Seed.
+    /// Seed of the run.
     pub seed: u64,
 }
 
@@ -271,153 +270,154 @@ fn is_one_cpu(devices: &Vec<String>) -> bool {
     *devices == one_cpu()
 }
 
-/// One env after one step.
+/// Results of one env after one step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepCompleted {
-    /// Env.
+    /// Number of the env.
     pub env: usize,
-    /// Round.
+    /// Number of the round.
     pub round: usize,
-    /// Step.
+    /// Number of the step.
     pub step: usize,
-    /// Mean training loss over the step, before each update.
+    /// Mean training loss over the step; each batch is measured before its update.
     pub train_loss: f64,
-    /// Training accuracy over the step, before each update.
+    /// Training accuracy over the step; each batch is measured before its update.
     pub train_accuracy: f64,
     /// Control loss; null without a control split.
     pub control_loss: Option<f64>,
-    /// Control accuracy. Of an env that was rolled back in this step, both are those of the
-    /// restored host.
+    /// Control accuracy; null without a control split. If the env was rolled back in this step,
+    /// both are of the restored host.
     pub control_accuracy: Option<f64>,
-    /// Mean L2 norm of the host's gradient before clipping; every so many steps
-    /// (`gradient_stats_every`).
+    /// Mean L2 norm of the host's gradient before clipping; null in steps that
+    /// `gradient_stats_every` skips.
     pub host_gradient_norm: Option<f64>,
-    /// Trained parameters of the bare host.
+    /// Trained parameters of the host without modules.
     pub host_parameters: usize,
-    /// Trained parameters of its modules.
+    /// Trained parameters of the modules.
     pub grown_parameters: usize,
     /// Slots that are not dormant.
     pub slots: Vec<SlotState>,
-    /// Action of the controller, in words; it takes effect with the next step.
+    /// Action of the controller, in words; it takes effect in the next step.
     pub action: String,
-    /// Terms of the reward for it; the reward is their sum.
+    /// Terms of the action's reward, which is their sum.
     pub reward: RewardTerms,
-    /// Seconds that the step took, for all envs together; every so many steps (`time_every`).
+    /// Seconds that the step took, for all envs together; null in steps that `time_every` skips.
     pub step_seconds: Option<f64>,
-    /// Images per second of training, all envs together; in the same steps.
+    /// Training images per second, for all envs together; null in the same steps.
     pub images_per_second: Option<f64>,
-    /// Where the time went, in the same steps; with `telemetry` full.
+    /// Seconds by phase, in the same steps; only with `telemetry` full.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phases: Option<PhaseSeconds>,
-    /// The gradients of the host and of each module in the network; with `telemetry` full, in the
-    /// steps of `host_gradient_norm`.
+    /// Gradient statistics of the host and of each module, in steps with `host_gradient_norm`; only
+    /// with `telemetry` full.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gradients: Option<Vec<GradientStatistics>>,
-    /// Fingerprint of weights, statistics and optimiser after the step, where several ranks train
-    /// the host: the same on all.
+    /// Fingerprint of weights, statistics and optimiser after the step, if several ranks train the
+    /// host. It is equal on all ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<String>,
 }
 
-/// Seconds of the phases of a step on the clock of the host, which waits nowhere for them. Training
-/// is enqueued before it is done, so what the devices still had to do when all was enqueued is in
-/// `measure`; a trace shows what they did when. For the envs of the process that has the env.
+/// Seconds that the host thread spent in each phase of a step, for the envs of one process.
+/// Training is enqueued and runs later, so the devices' remaining work is part of `measure`. A
+/// trace has the devices' own times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PhaseSeconds {
-    /// Until networks had followed their hosts: growth, plans, memory.
+    /// Updating networks after growth: plans, memory.
     pub open: f64,
-    /// Until all batches of the epoch were enqueued.
+    /// Enqueuing all batches of the epoch.
     pub train: f64,
-    /// Until the control split was enqueued and the metrics of all envs were read back.
+    /// Enqueuing the control split, then waiting for the metrics of all envs.
     pub measure: f64,
-    /// Until envs that failed were rolled back, and the controller's actions were done.
+    /// Rolling back failed envs and executing the controller's actions.
     pub decide: f64,
 }
 
-/// Gradients of one parameter group over a step, before clipping.
+/// Gradient statistics of one parameter group over a step, before clipping.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GradientStatistics {
-    /// `host`, or the slot of a module.
+    /// Name of the group: `host`, or the slot of a module.
     pub group: String,
-    /// Mean over the batches of its L2 norm.
+    /// Mean L2 norm over the batches.
     pub norm: Option<f64>,
-    /// L2 norm in the last batch; null where it is not finite.
+    /// L2 norm in the last batch; null if it is not finite.
     pub last_norm: Option<f64>,
-    /// Share of the tensors of all batches whose norm was below 1e-7.
+    /// Share of gradient tensors, over all batches, with a norm below 1e-7.
     pub vanishing: Option<f64>,
-    /// Share of the tensors of all batches whose norm was above 10 or not finite.
+    /// Share of gradient tensors, over all batches, with a norm above 10 or not finite.
     pub exploding: Option<f64>,
 }
 
-/// A slot that is not dormant.
+/// State of a slot that is not dormant.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SlotState {
-    /// Slot.
+    /// Name of the slot.
     pub slot: String,
     /// Stage.
     pub stage: String,
-    /// Blueprint, while it has a module.
+    /// Name of the blueprint, while the slot has a module.
     pub blueprint: Option<String>,
-    /// Alpha.
+    /// Blending factor.
     pub alpha: f64,
-    /// Last contribution.
+    /// Last contribution of the module.
     pub contribution: Option<f64>,
-    /// Health of the module's gradient in this step, 0..1; in the steps of `host_gradient_norm`.
-    /// Gates and policies see it in every step.
+    /// Gradient health of the module in this step, 0..1; null in steps without
+    /// `host_gradient_norm`. Gates and policies see it in every step.
     pub gradient_health: Option<f64>,
 }
 
-/// Contributions of the live modules of an env: control accuracies in this step's configurations
-/// (`docs/growth.md`, Contributions), and what follows from them.
+/// Counterfactual evaluation of an env: control accuracies with different sets of modules, and the
+/// contributions that follow from them (`docs/growth.md`, Contributions).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Counterfactuals {
-    /// Env.
+    /// Number of the env.
     pub env: usize,
-    /// Round.
+    /// Number of the round.
     pub round: usize,
-    /// Step.
+    /// Number of the step.
     pub step: usize,
-    /// Accuracy with every module as it is.
+    /// Accuracy of the unchanged network.
     pub accuracy: f64,
-    /// Each live module whose alpha is above 0.
+    /// Contributions of the live modules with an alpha above 0.
     pub modules: Vec<ModuleOff>,
-    /// Interactions: contributions of pairs beyond those of each module alone.
+    /// Interactions of pairs of modules.
     pub interactions: Vec<ModulePair>,
-    /// Everything that was evaluated, each set of modules once; the first has all of them on.
+    /// All evaluated configurations, each set of modules once; the first has all modules on.
     pub configurations: Vec<ModulesOn>,
-    /// Cost of the validation.
+    /// Cost of the evaluation.
     pub cost: ValidationCost,
 }
 
 /// Contribution of a module.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModuleOff {
-    /// Slot.
+    /// Name of the slot.
     pub slot: String,
-    /// Control accuracy without it.
+    /// Control accuracy without the module.
     pub accuracy_without: f64,
-    /// Accuracy with it minus accuracy without it, in percentage points.
+    /// Accuracy with the module minus accuracy without it, in percentage points.
     pub contribution: f64,
-    /// Shapley value, in percentage points: what it adds over all orders of switching modules on;
-    /// they sum to accuracy with all minus accuracy with none. Exact up to four modules; beyond
-    /// that an estimate, at the last step of an episode only.
+    /// Shapley value in percentage points: the module's mean gain over all orders of switching
+    /// modules on. The values sum to the accuracy with all modules minus the accuracy with none.
+    /// Exact up to four modules; with more it is an estimate, made only in the last step of an
+    /// episode.
     pub shapley: Option<f64>,
 }
 
-/// Two modules.
+/// Interaction of two modules.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModulePair {
-    /// Their slots.
+    /// Names of their slots.
     pub slots: [String; 2],
-    /// Accuracy with both, minus that with each alone, plus that with neither, in percentage
-    /// points.
+    /// Accuracy with both, minus the accuracies with each alone, plus the accuracy with neither, in
+    /// percentage points.
     pub interaction: f64,
 }
 
-/// A configuration: which of the live modules are on.
+/// Configuration: the set of live modules that are on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModulesOn {
-    /// Their slots.
+    /// Slots of the modules that are on.
     pub on: Vec<String>,
     /// Control accuracy.
     pub accuracy: f64,
@@ -425,18 +425,18 @@ pub struct ModulesOn {
     pub loss: f64,
 }
 
-/// Cost of validating an env in many configurations, and of validating them one by one (C3).
+/// Cost of evaluating an env in several configurations, and of evaluating them one by one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ValidationCost {
-    /// Configurations asked for.
+    /// Number of requested configurations.
     pub configurations: usize,
-    /// Different ones among them, which were evaluated.
+    /// Number of distinct ones, which were evaluated.
     pub evaluated: usize,
-    /// Images.
+    /// Number of images.
     pub images: u64,
-    /// Floating-point operations per image of the one pass.
+    /// Floating-point operations per image of the single pass.
     pub flops: u64,
-    /// The same, of one full pass for each configuration asked for.
+    /// Floating-point operations per image of one full pass for each requested configuration.
     pub flops_separate: u64,
 }
 
@@ -457,7 +457,10 @@ mod tests {
         let record = Record { v: SCHEMA_VERSION, seq: 3, seconds: 1.5, event: &event };
         assert_eq!(
             serde_json::to_string(&record).unwrap(),
-            r#"{"v":1,"seq":3,"seconds":1.5,"event":"stage_changed","env":1,"round":0,"step":7,"slot":"r0c1","from":"training","to":"blending"}"#
+            concat!(
+                r#"{"v":1,"seq":3,"seconds":1.5,"event":"stage_changed","env":1,"round":0,"#,
+                r#""step":7,"slot":"r0c1","from":"training","to":"blending"}"#
+            )
         );
     }
 

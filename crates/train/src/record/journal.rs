@@ -1,4 +1,4 @@
-//! The journal: one sink of events, which tells observer and file the same.
+//! Journal of a run: passes every event to the observer and to the file.
 
 use meristem_nn::Network;
 use serde::{Deserialize, Serialize};
@@ -8,29 +8,29 @@ use crate::record::event_writer::{EventWriter, EventsPosition};
 use crate::record::events::Event;
 use crate::record::observer::Observer;
 
-/// An event of a step on its way to the first rank.
+/// An event of a step, on its way to rank 0.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Kept {
     /// Phase of the step.
     phase: usize,
-    /// Whether the file may not lose it.
+    /// Whether the file must not lose it.
     waits: bool,
     pub(crate) event: Event,
 }
 
-/// Hands every event to the observer and to the file, which are the first rank's: in the order of a
-/// single process, in which all envs go through one phase of a step after another.
+/// Passes every event to rank 0's observer and file, in the order of a single process, where all
+/// envs go through one phase of a step before the next.
 pub(crate) struct Journal<'a> {
     writer: Option<EventWriter>,
     observer: &'a mut dyn Observer,
-    /// Over several processes what happens in a step is kept until they meet.
+    /// Events kept until the processes meet, if there are several.
     kept: Option<Vec<Kept>>,
     phase: usize,
 }
 
 impl<'a> Journal<'a> {
-    /// The event sink of a process: the first rank has the writer; where there are others, they
-    /// forward to it.
+    /// The journal of a process. Rank 0 has the writer; if there are other processes, they forward
+    /// their events to it.
     pub(crate) fn new(
         writer: Option<EventWriter>,
         observer: &'a mut dyn Observer,
@@ -39,13 +39,12 @@ impl<'a> Journal<'a> {
         Self { writer, observer, kept: has_others.then(Vec::new), phase: 0 }
     }
 
-    /// Tells both what happened to an env. Does not wait; the file's queue may drop the event,
-    /// which is counted.
+    /// Records an event of an env. Does not wait; a full queue drops the event, which is counted.
     pub(crate) fn emit(&mut self, event: Event) {
         self.of_env(event, false);
     }
 
-    /// As [`Journal::emit`], and waits for a place in the file's queue.
+    /// Like [`Journal::emit`], but waits if the file's queue is full.
     pub(crate) fn emit_waiting(&mut self, event: Event) {
         self.of_env(event, true);
     }
@@ -66,72 +65,72 @@ impl<'a> Journal<'a> {
         }
     }
 
-    /// Tells both what happened to the run, and waits for a place in the file's queue.
+    /// Records an event of the run; waits if the file's queue is full.
     pub(crate) fn announce(&mut self, event: Event) {
         self.write(&event, true);
     }
 
-    /// Tells the observer only.
+    /// Passes an event to the observer only.
     pub(crate) fn tell(&mut self, event: &Event) {
         if self.writer.is_some() {
             self.observer.event(event);
         }
     }
 
-    /// The next phase of the step begins: what happens to any env in it follows all of the phase
+    /// Starts the next phase of the step: events of all envs in it follow those of the phase
     /// before.
     pub(crate) fn next_phase(&mut self) {
         self.phase += 1;
     }
 
-    /// The step is over: what happened in it, if that was kept.
+    /// Ends the step and returns its events, if they were kept.
     pub(crate) fn take_kept(&mut self) -> Vec<Kept> {
         self.phase = 0;
         self.kept.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// Tells both what happened in a step on all ranks.
+    /// Records the events of a step from all ranks.
     pub(crate) fn tell_kept(&mut self, by_rank: impl Iterator<Item = Vec<Kept>>) {
         let mut all: Vec<Kept> = by_rank.flatten().collect();
-        // Stable: within a phase by rank, and on a rank in its order.
+        // The sort is stable: within a phase, events stay in order of rank and time.
         all.sort_by_key(|kept| kept.phase);
         all.iter().for_each(|kept| self.write(&kept.event, kept.waits));
     }
 
-    /// Tells the observer of a batch in the inner loop.
+    /// Notifies the observer of an enqueued batch, in the inner loop.
     ///
     /// # Errors
-    /// The observer's.
+    /// The observer's error.
     pub(crate) fn batch_enqueued(&mut self, env: usize, network: &Network) -> Result<()> {
         self.observer.batch_enqueued(env, network)
     }
 
-    /// At a step boundary: whether this process was asked to stop.
+    /// Whether the process was asked to stop, at a step boundary.
     ///
     /// # Errors
-    /// The file cannot be written any more.
+    /// Writing the file failed.
     pub(crate) fn stop_requested(&self) -> Result<bool> {
         self.writer.as_ref().map_or(Ok(()), EventWriter::check)?;
         Ok(self.observer.stop_requested())
     }
 
-    /// Waits until every event so far is on the disk; where the file then stands.
+    /// Waits until all events so far are on the disk. Returns the position in the file.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// Writing the file failed.
     pub(crate) fn sync(&mut self) -> Result<EventsPosition> {
         self.writer.as_mut().map_or(Ok(EventsPosition::default()), EventWriter::sync)
     }
 
-    /// Seconds since the run started, without those between a kill and a resume.
+    /// Seconds since the run started, without the time between a kill and a resume.
     pub(crate) fn seconds(&self) -> f64 {
         self.writer.as_ref().map_or(0.0, EventWriter::seconds)
     }
 
-    /// Writes what is queued; the number of events that were dropped.
+    /// Writes the queued events. Returns the number of dropped events.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// Writing the file failed.
     pub(crate) fn close(self) -> Result<u64> {
         self.writer.map_or(Ok(0), EventWriter::close)
     }

@@ -1,4 +1,4 @@
-//! The record of a run: its folder, what is written there while it runs, and who watches.
+//! Record of a run: the folder, the files in it, and the observer.
 
 pub mod event_writer;
 pub mod events;

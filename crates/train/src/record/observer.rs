@@ -5,25 +5,25 @@ use meristem_nn::Network;
 use crate::error::Result;
 use crate::record::events::Event;
 
-/// Watches a run, and may ask it to stop. Called on the thread that runs it: what takes long here
-/// delays the run.
+/// Watches a run, and may ask it to stop. Methods are called on the run's own thread, so slow code
+/// here delays the run.
 ///
-/// Over several processes each has one. That of the first rank is told what happens to the envs of
-/// all, once a step; the others are told of no event. Whichever asks to stop, all stop.
+/// Every process has an observer. Rank 0's gets the events of all envs, once a step; the others get
+/// no events. If any observer asks to stop, all processes stop.
 pub trait Observer {
-    /// The run begins, or goes on, in this process: its rank. Over threads there is one process, of
-    /// rank 0.
+    /// Reports the rank of this process when the run starts or resumes. With threads as ranks there
+    /// is one process, of rank 0.
     fn joined(&mut self, _rank: usize) {}
 
-    /// Something happened. The same events are written to `events.jsonl`.
+    /// Reports an event. The same events are written to `events.jsonl`.
     fn event(&mut self, _event: &Event) {}
 
-    /// A training step of an env of this process was enqueued; called in the inner loop, for every
-    /// batch. What is done to `network` here is on the hot path: a copy, a wait or an allocation is
-    /// refused by the hot scope `train_step` (V2), and an error ends the run.
+    /// Reports that a training step of an env of this process was enqueued. Called in the inner
+    /// loop, for every batch, so everything done to `network` here is on the hot path: the hot
+    /// scope `train_step` refuses copies, waits and allocations, and an error ends the run.
     ///
     /// # Errors
-    /// The observer's.
+    /// An error of the observer.
     fn batch_enqueued(&mut self, _env: usize, _network: &Network) -> Result<()> {
         Ok(())
     }
@@ -34,7 +34,7 @@ pub trait Observer {
     }
 }
 
-/// Watches nothing.
+/// Observer that ignores everything.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Silent;
 

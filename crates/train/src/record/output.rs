@@ -1,22 +1,20 @@
-//! The one rule for every file that a user has a result written to: nothing that is there is lost,
-//! and a file that could not be written is found out before the work, not after it.
+//! Checks for every result file that a user names. Existing files are never overwritten, and an
+//! unwritable file is found before the work, not after it.
 
 use std::io;
 use std::path::Path;
 
 use crate::error::{Error, Result};
 
-/// Whether the result that the setting `key` asks for can be written to `path`. Leaves nothing
-/// there.
+/// Checks that the result of the setting `key` can be written to `path`. Leaves nothing there.
 ///
 /// # Errors
-/// [`Error::Value`]: something is there already (an empty file may be), or no file can be made
-/// there.
+/// [`Error::Value`]: there is a non-empty file already, or no file can be created there.
 pub fn check_output(key: &str, path: &Path) -> Result<()> {
     let refuse = |expected: &str| Err(Error::value(key, path.display(), expected));
     match path.metadata() {
         Ok(there) if there.is_dir() || there.is_file() && there.len() == 0 => {}
-        Ok(_) => return refuse("a new file: what is there would be lost"),
+        Ok(_) => return refuse("a new file; this one exists and would be overwritten"),
         Err(_) => {}
     }
     if path.file_name().is_none() {
@@ -25,20 +23,20 @@ pub fn check_output(key: &str, path: &Path) -> Result<()> {
     check_folder(key, path)
 }
 
-/// Whether files can be made where `path` is to be written.
+/// Checks that files can be created in the folder of `path`.
 ///
 /// # Errors
-/// [`Error::Value`]: they cannot.
+/// [`Error::Value`] if not.
 pub(crate) fn check_folder(key: &str, path: &Path) -> Result<()> {
     if path.is_dir() {
-        return Err(Error::value(key, path.display(), "a file, which this is not"));
+        return Err(Error::value(key, path.display(), "a file, not a folder"));
     }
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    // It has no name, and is gone with its handle.
+    // The file has no name and disappears with its handle.
     tempfile::tempfile_in(folder.unwrap_or(Path::new("."))).map(drop).map_err(|error| {
         let expected = match error.kind() {
-            io::ErrorKind::NotFound => "a file in a folder that exists".into(),
-            _ => format!("a file that can be written ({error})"),
+            io::ErrorKind::NotFound => "a file in an existing folder".into(),
+            _ => format!("a writable file ({error})"),
         };
         Error::value(key, path.display(), expected)
     })
@@ -58,10 +56,10 @@ mod tests {
         let check = |name: &str| check_output("plot", &path(name)).map_err(|e| e.to_string());
         assert_eq!((check("new"), check("empty")), (Ok(()), Ok(())));
         for (name, words) in [
-            ("full", "would be lost"),
-            ("folder", "which this is not"),
-            ("none/file", "folder that exists"),
-            ("full/file", "can be written"),
+            ("full", "would be overwritten"),
+            ("folder", "not a folder"),
+            ("none/file", "existing folder"),
+            ("full/file", "a writable file"),
             ("none/..", "name of a file"),
         ] {
             let error = check(name).unwrap_err();

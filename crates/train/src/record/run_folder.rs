@@ -1,8 +1,7 @@
-//! The folder of a run (U4): `config.toml`, `events.jsonl`, `checkpoints/`, `summary.json`,
-//! `weights/`.
+//! Folder of a run: `config.toml`, `events.jsonl`, `checkpoints/`, `summary.json`, `weights/`.
 //!
-//! Files that are written at once appear at once: into a temporary name, then renamed. So a killed
-//! run, or a full disk, leaves no half file behind.
+//! Files that are not streamed are written under a temporary name and then renamed, so that a
+//! killed run or a full disk leaves no partial file behind.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
@@ -15,10 +14,10 @@ use crate::config::{TrainConfig, first_difference};
 use crate::error::{Error, Result};
 use crate::record::summary::Summary;
 
-/// The file that whoever writes into the folder has locked.
+/// File that a process locks while it writes to the folder.
 const LOCK: &str = ".lock";
 
-/// The file of the policy that a run ends with.
+/// File of the policy at the end of a run.
 pub(crate) const POLICY: &str = "policy.safetensors";
 
 /// File name of an env's weights.
@@ -26,22 +25,22 @@ pub(crate) fn weights_name(env: usize) -> String {
     format!("env-{env}.safetensors")
 }
 
-/// A run's own folder.
+/// Folder of one run.
 #[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,
-    /// Folders above it that were made for it, the nearest first.
+    /// Parent folders that were created for it, nearest first.
     above: Vec<PathBuf>,
-    /// Held as long as a process writes here; the system lets go of it when the process ends,
-    /// however it ends.
+    /// Held while this process writes to the folder; the system releases it when the process ends
+    /// in any way.
     _lock: File,
 }
 
 impl RunFolder {
-    /// Creates the folder `wanted`, or `runs/<time>-<name>` (UTC) when nothing is asked for.
+    /// Creates the folder `wanted`, or `runs/<time>-<name>` (in UTC) if that is `None`.
     ///
     /// # Errors
-    /// `wanted` exists, whatever it is; it cannot be created.
+    /// Something exists at `wanted`, or the folder cannot be created.
     pub fn create(wanted: Option<&Path>, name: &str) -> Result<Self> {
         let base = match wanted {
             Some(path) => path.parent().unwrap_or(Path::new("")),
@@ -63,15 +62,15 @@ impl RunFolder {
         Ok(folder)
     }
 
-    /// Opens the folder of a run that was stopped, or killed.
+    /// Opens the folder of a run that was stopped or killed.
     ///
     /// # Errors
-    /// [`Error::Resume`] if it is no run's folder, or a process writes there now.
+    /// [`Error::Resume`]: it is not the folder of a run, or another process writes to it.
     pub fn open(path: &Path) -> Result<Self> {
         let problem =
             |problem: &str| Error::Resume { path: path.to_owned(), problem: problem.into() };
         if !path.is_dir() {
-            return Err(problem("it is no folder"));
+            return Err(problem("it is not a folder"));
         }
         if !path.join("config.toml").is_file() || !path.join("weights").is_dir() {
             return Err(problem(
@@ -81,37 +80,37 @@ impl RunFolder {
         Ok(Self { _lock: lock(path)?, path: path.to_owned(), above: vec![] })
     }
 
-    /// The folder.
+    /// Path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Where the weights go.
+    /// Path of the folder of weights.
     pub fn weights(&self) -> PathBuf {
         self.path.join("weights")
     }
 
-    /// Where the configuration is.
+    /// Path of the configuration.
     pub fn config(&self) -> PathBuf {
         self.path.join("config.toml")
     }
 
-    /// Where the checkpoints go.
+    /// Path of the folder of checkpoints.
     pub fn checkpoints(&self) -> PathBuf {
         self.path.join("checkpoints")
     }
 
-    /// Where the summary goes.
+    /// Path of the summary.
     pub fn summary(&self) -> PathBuf {
         self.path.join("summary.json")
     }
 
-    /// Where the events go.
+    /// Path of the events.
     pub fn events(&self) -> PathBuf {
         self.path.join("events.jsonl")
     }
 
-    /// Where the policy goes, if there is one.
+    /// Path of the policy, which exists only if there is one.
     pub fn policy(&self) -> PathBuf {
         self.path.join(POLICY)
     }
@@ -135,32 +134,32 @@ impl RunFolder {
     /// The text of `config.toml`.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The file cannot be read.
     pub(crate) fn read_config(&self) -> Result<String> {
         let path = self.config();
         let text = fs::read_to_string(&path);
         text.map_err(|source| Error::RunFolder { action: "read", path, source })
     }
 
-    /// Whether no checkpoint was written, by what the events say, where none is there.
+    /// Checks, in a folder without checkpoints, that the events report none.
     ///
     /// # Errors
-    /// [`Error::Resume`]: starting anew would overwrite what the run did.
+    /// [`Error::Resume`]: checkpoints are missing, and starting anew would overwrite the run.
     pub(crate) fn check_no_checkpoint_is_lost(&self) -> Result<()> {
         let text = fs::read(self.events()).unwrap_or_default();
         let mark = b"\"event\":\"checkpoint_written\"";
-        // The first is told of just before it is written: a kill may come between.
+        // The first is announced just before it is written, and a kill may come in between.
         if text.windows(mark.len()).filter(|window| window == mark).count() <= 1 {
             return Ok(());
         }
-        let problem = "its events tell of checkpoints, but checkpoints/ has none".into();
+        let problem = "its events report checkpoints, but checkpoints/ has none".into();
         Err(Error::Resume { path: self.path.clone(), problem })
     }
 
-    /// The summary of a run that ended, `None` if there is none.
+    /// The summary of a run that ended; `None` if there is none.
     ///
     /// # Errors
-    /// [`Error::Resume`] if it cannot be read, or is of another version.
+    /// [`Error::Resume`]: it cannot be read, or has another version.
     pub fn read_summary(&self) -> Result<Option<Summary>> {
         let problem = |e: &dyn std::fmt::Display| Error::Resume {
             path: self.path.clone(),
@@ -174,7 +173,7 @@ impl RunFolder {
         serde_json::from_str(&text).map(Some).map_err(|e| problem(&e))
     }
 
-    /// Removes the summary of a run that goes on.
+    /// Removes the summary of a run that continues.
     ///
     /// # Errors
     /// The file cannot be removed.
@@ -187,8 +186,8 @@ impl RunFolder {
         }
     }
 
-    /// Removes the folder of a run that could not start, so that the same command can be given
-    /// again. What cannot be removed stays: the error that brought us here is the one to report.
+    /// Removes the folder of a run that could not start, so that the same command works again.
+    /// Files that cannot be removed stay, because the original error is the one to report.
     pub fn discard(self) {
         let removed = fs::remove_file(self.config())
             .or(Ok(()))
@@ -202,11 +201,11 @@ impl RunFolder {
     }
 }
 
-/// Whether `text`, the `config.toml` of `folder`, is as this program wrote it; `config` is what it
-/// says.
+/// Checks that `text`, the `config.toml` of `folder`, is as this program wrote it. `config` is its
+/// contents.
 ///
 /// # Errors
-/// [`Error::Resume`] with the first line that differs: with other settings it would be another run.
+/// [`Error::Resume`] with the first line that differs, because other settings make another run.
 pub(crate) fn check_config(folder: &Path, text: &str, config: &TrainConfig) -> Result<()> {
     let Some(what) = first_difference(text, &config.resolved_toml()) else { return Ok(()) };
     let problem = format!("its config.toml was changed or damaged: it {what}");
@@ -221,14 +220,15 @@ fn lock(folder: &Path) -> Result<File> {
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => {
-            let problem = "another process is writing there; wait for it, or stop it".into();
+            let problem =
+                "another process is writing to it; wait until that ends, or stop it".into();
             Err(Error::Resume { path: folder.to_owned(), problem })
         }
         Err(TryLockError::Error(source)) => Err(fail(source)),
     }
 }
 
-/// Creates `path` and what is above it; it must be new.
+/// Creates the new folder `path` and its parents.
 fn make_new(path: &Path) -> Result<PathBuf> {
     let fail =
         |source| Error::RunFolder { action: "create the run folder", path: path.into(), source };
@@ -244,7 +244,7 @@ fn make_new(path: &Path) -> Result<PathBuf> {
     }
 }
 
-/// `base/stem`, or `base/stem-2` and so on when two runs start in one second.
+/// Creates `base/stem`, or `base/stem-2` and so on if several runs start in one second.
 fn first_free(base: &Path, stem: &str) -> Result<PathBuf> {
     let mut path = base.join(stem);
     for number in 2..1000 {
@@ -256,7 +256,7 @@ fn first_free(base: &Path, stem: &str) -> Result<PathBuf> {
     Err(Error::RunFolderExists { path })
 }
 
-/// Writes a value as JSON for people, as [`write_whole`] does.
+/// Writes a value as indented JSON, with [`write_whole`].
 pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
     let mut text = serde_json::to_vec_pretty(value).map_err(|e| Error::RunFolder {
         action: "write",
@@ -267,25 +267,25 @@ pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
     write_whole(path, &text)
 }
 
-/// Writes a file that appears only when it is complete.
+/// Writes a file that appears only once it is complete.
 ///
 /// # Errors
-/// The folder cannot be written, or the disk is full; nothing is left behind then.
+/// The folder is not writable, or the disk is full. Nothing is left behind.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
-    // A name that is nobody else's: what a user keeps beside the file is not ours to write over.
+    // A unique name, so that no file of the user's is overwritten.
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let temporary = path.with_file_name(format!(".{name}.{}.part", std::process::id()));
     let written = File::create(&temporary)
         .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
         .and_then(|()| fs::rename(&temporary, path));
     written.map_err(|source| {
-        // The write failed: what matters is its error, not whether the rest could be cleaned up.
+        // Report the failed write, even if cleaning up fails, too.
         let _ = fs::remove_file(&temporary);
         Error::RunFolder { action: "write", path: path.to_owned(), source }
     })
 }
 
-/// `20260131T235959` in UTC: sorts by time, and is a file name everywhere.
+/// Formats a time as `20260131T235959` in UTC, which sorts by time and is a valid file name.
 fn utc_stamp(time: SystemTime) -> String {
     let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
@@ -294,7 +294,7 @@ fn utc_stamp(time: SystemTime) -> String {
     format!("{year:04}{month:02}{day:02}T{hour:02}{minute:02}{second:02}")
 }
 
-/// Days since 1970-01-01 as year, month, day (Howard Hinnant, `civil_from_days`).
+/// Converts days since 1970-01-01 to year, month, day (Howard Hinnant, `civil_from_days`).
 fn civil_date(days: u64) -> (u64, u64, u64) {
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);

@@ -1,4 +1,4 @@
-//! The summary of a run: `summary.json`.
+//! Summary of a run: `summary.json`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,23 +10,23 @@ use serde::{Deserialize, Serialize};
 use crate::record::events::ValidationCost;
 use crate::record::trace::TraceSummary;
 
-/// Version of the form of `summary.json`.
+/// Version of the format of `summary.json`.
 pub const SUMMARY_VERSION: u32 = 1;
 
-/// How a run ended.
+/// Way in which a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
-    /// All rounds.
+    /// All rounds were completed.
     Completed,
-    /// Asked to stop; ended at a step boundary.
+    /// The run was asked to stop and ended at a step boundary.
     Interrupted,
-    /// By an error.
+    /// The run ended with an error.
     Failed,
 }
 
 impl Status {
-    /// As in the file.
+    /// Name in the file.
     pub fn name(self) -> &'static str {
         match self {
             Self::Completed => "completed",
@@ -36,127 +36,127 @@ impl Status {
     }
 }
 
-/// The whole of `summary.json`. Accuracies are shares 0..1, losses mean cross-entropy in nats,
+/// Contents of `summary.json`. Accuracies are shares 0..1, losses mean cross-entropy in nats,
 /// contributions percentage points, sizes bytes, times seconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// [`SUMMARY_VERSION`].
     pub version: u32,
-    /// Version of the program.
+    /// Version of meristem.
     pub program_version: String,
-    /// How it ended.
+    /// Way in which the run ended.
     pub status: Status,
-    /// Why, when it failed.
+    /// Error of a failed run.
     pub error: Option<String>,
-    /// The run's folder.
+    /// Path of the run folder.
     pub run_dir: PathBuf,
     /// Host description.
     pub host: String,
-    /// Controller.
+    /// Controller setting.
     pub controller: String,
-    /// Seed.
+    /// Seed of the run.
     pub seed: u64,
-    /// Dataset.
+    /// Dataset of the run.
     pub dataset: DatasetSummary,
     /// Instruction set of the kernels.
     pub instruction_set: String,
     /// Worker threads of each device.
     pub threads: usize,
-    /// Ranks that learned a policy or trained a host together; 0 in a summary from before there was
-    /// a word of it.
+    /// Ranks that learned a policy or trained a host together; 0 in older summaries, which lack it.
     #[serde(default)]
     pub ranks: usize,
-    /// How they exchanged gradients.
+    /// Gradient exchange between the ranks.
     #[serde(default)]
     pub exchange: String,
-    /// Rounds that ended.
+    /// Number of completed rounds.
     pub rounds: usize,
-    /// Steps (epochs of host training) over all rounds.
+    /// Steps over all rounds. A step is one epoch of host training.
     pub steps: u64,
-    /// Training steps (one batch of one env) over all envs and rounds.
+    /// Training steps over all envs and rounds. A training step is one batch of one env.
     pub training_steps: u64,
     /// Images trained, over all envs and rounds.
     pub images: u64,
     /// Images trained per second of [`Summary::step_seconds`].
     pub images_per_s: f64,
-    /// The whole run, loading included.
+    /// Seconds of the whole run, including loading.
     pub wall_seconds: f64,
-    /// The steps alone: training and evaluation on the control split.
+    /// Seconds in steps: training and evaluation on the control split.
     pub step_seconds: f64,
-    /// Memory on devices, and of the process.
+    /// Memory of the devices and of the processes.
     pub memory: MemorySummary,
-    /// Cost of the inner loop per training step.
+    /// Cost of the inner loop, per training step.
     pub hot_path: HotPath,
-    /// Counterfactual validation.
+    /// Cost of counterfactual evaluation.
     #[serde(default)]
     pub validation: Validation,
     /// Rollbacks of all envs, over all rounds.
     #[serde(default)]
     pub rollbacks: u64,
-    /// Events that did not reach `events.jsonl`.
+    /// Events missing from `events.jsonl`.
     pub events_dropped: u64,
-    /// The trace, if one was asked for.
+    /// The trace, if one was requested.
     pub trace: Option<TraceSummary>,
-    /// The envs of the last round.
+    /// Results of the envs in the last round.
     pub envs: Vec<EnvSummary>,
-    /// Every round.
+    /// Results of every round.
     pub round_results: Vec<RoundSummary>,
 }
 
-/// The dataset of a run.
+/// Dataset of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DatasetSummary {
     /// Name.
     pub name: String,
-    /// Samples trained on.
+    /// Samples in the training split, without the control split.
     pub train_samples: usize,
-    /// Samples that only the controller saw.
+    /// Samples in the control split.
     pub control_samples: usize,
-    /// Test samples.
+    /// Samples in the test split.
     pub test_samples: usize,
-    /// Files left out because they do not decode.
+    /// Files skipped because they do not decode.
     pub skipped: usize,
-    /// Image channels, rows, columns.
+    /// Channels, rows and columns of an image.
     pub image: [usize; 3],
     /// Class names.
     pub classes: Vec<String>,
-    /// Per channel of the training images, pixels in 0..1: subtracted.
+    /// Mean of each channel over the training images, with pixels in 0..1.
     pub mean: Vec<f32>,
-    /// Likewise: divided by.
+    /// Standard deviation of each channel, likewise.
     pub std: Vec<f32>,
-    /// CRC-32 of images and labels as they lie on the device, of the training split and of the test split. Runs from
-    /// before there was a word of it have none.
+    /// CRC-32 of images and labels, as stored on the device, of the training split and of the test
+    /// split. Empty in older summaries.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub checksums: Vec<String>,
 }
 
-/// Memory in bytes (V3), of all processes of a run together.
+/// Memory in bytes, summed over all processes of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MemorySummary {
-    /// In tensors at the end, over all devices.
+    /// Memory in tensors at the end, over all devices.
     pub current: usize,
-    /// The most in tensors: of each device its own peak, summed.
+    /// Sum of the devices' peaks of memory in tensors.
     pub peak: usize,
-    /// The most taken from the system for tensors, rounding and free blocks included.
+    /// Sum of the devices' peaks of memory taken from the system for tensors, including rounding
+    /// and free blocks.
     pub reserved_peak: usize,
-    /// The most pages that each process held, summed, where the system tells (Linux). Memory of
-    /// tensors that was never written takes none, so that this may be less than what is in tensors.
+    /// Sum of the processes' peak resident sizes, where the system reports them (Linux). Memory
+    /// that was never written is not resident, so that this may be less than the memory in tensors.
     pub process_peak: Option<usize>,
-    /// By owner, every owner of [`meristem_device::Owner::ALL`] by its name.
+    /// Memory by owner, with the name of every owner of [`meristem_device::Owner::ALL`].
     pub owners: BTreeMap<String, OwnerMemory>,
 }
 
 /// Memory of one owner, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnerMemory {
-    /// In tensors at the end.
+    /// Memory in its tensors at the end.
     pub current: usize,
-    /// The most in its tensors; the peaks of owners need not fall together.
+    /// Peak of memory in its tensors. Owners may peak at different times.
     pub peak: usize,
 }
 
 impl MemorySummary {
-    /// Memory that the devices and the process took so far.
+    /// Memory of the devices and of this process so far.
     pub fn of(devices: &[Device]) -> Self {
         let mut memory = Self { process_peak: process_peak(), ..Self::default() };
         for report in devices.iter().map(Device::memory) {
@@ -172,7 +172,7 @@ impl MemorySummary {
         memory
     }
 
-    /// As much as both together.
+    /// The sum of two summaries.
     pub(crate) fn with(mut self, other: Self) -> Self {
         self.current += other.current;
         self.peak += other.peak;
@@ -187,7 +187,7 @@ impl MemorySummary {
     }
 }
 
-/// The largest resident size of this process so far: `VmHWM` of `/proc/self/status`.
+/// Peak resident size of this process: `VmHWM` in `/proc/self/status`.
 fn process_peak() -> Option<usize> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
@@ -195,16 +195,16 @@ fn process_peak() -> Option<usize> {
     Some(kib * 1024)
 }
 
-/// Counts of the inner loop (gather and train, one batch of one env after another) of every epoch
-/// but the first of each process, which makes what the others use again, per training step (H4,
-/// D5). A run of one step counts nothing. All zero, or something is wrong.
+/// Counts of the inner loop per training step, over every epoch but the first of each process,
+/// which allocates what the others reuse. The inner loop gathers and trains one batch of one env
+/// after another. A run of one step counts nothing. All counts are zero unless there is a bug.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HotPath {
-    /// Training steps measured.
+    /// Number of training steps measured.
     pub training_steps: u64,
-    /// Copies from a device.
+    /// Copies from a device to the host.
     pub copies_to_host: f64,
-    /// Copies to a device.
+    /// Copies from the host to a device.
     pub copies_to_device: f64,
     /// Waits of the host for a device.
     pub synchronizations: f64,
@@ -212,22 +212,22 @@ pub struct HotPath {
     pub allocations: f64,
 }
 
-/// Validation of envs with live modules in many configurations, over all steps: what the one pass
-/// cost, and what one full pass for each configuration would have cost (C3).
+/// Cost of evaluating envs with live modules in several configurations, over all steps: of the
+/// single pass, and of one full pass per configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Validation {
-    /// Configurations asked for.
+    /// Number of requested configurations.
     pub configurations: u64,
-    /// Different ones, which were evaluated.
+    /// Number of distinct ones, which were evaluated.
     pub evaluated: u64,
-    /// Floating-point operations.
+    /// Floating-point operations of the single passes.
     pub flops: u64,
-    /// The same, of one full pass for each configuration asked for.
+    /// Floating-point operations of one full pass for each requested configuration.
     pub flops_separate: u64,
 }
 
 impl Validation {
-    /// Adds one env's step.
+    /// Adds a step of one env.
     pub(crate) fn add(&mut self, cost: &ValidationCost) {
         self.configurations += cost.configurations as u64;
         self.evaluated += cost.evaluated as u64;
@@ -235,7 +235,7 @@ impl Validation {
         self.flops_separate += cost.images * cost.flops_separate;
     }
 
-    /// Adds what other envs, or other steps, came to.
+    /// Adds the totals of other envs or steps.
     pub(crate) fn merge(&mut self, other: &Self) {
         self.configurations += other.configurations;
         self.evaluated += other.evaluated;
@@ -243,7 +243,7 @@ impl Validation {
         self.flops_separate += other.flops_separate;
     }
 
-    /// Share of the separate passes' cost that was spent; `None` if no env had a live module.
+    /// Ratio of the cost to that of separate passes; `None` if no env had a live module.
     pub fn share(&self) -> Option<f64> {
         (self.flops_separate > 0).then(|| self.flops as f64 / self.flops_separate as f64)
     }
@@ -260,7 +260,7 @@ pub(crate) struct HotTotals {
 }
 
 impl HotTotals {
-    /// Adds an epoch, with what it cost on each device.
+    /// Adds an epoch, with its counts on each device.
     pub(crate) fn add(&mut self, training_steps: u64, spent: impl Iterator<Item = Counts>) {
         self.training_steps += training_steps;
         for spent in spent {
@@ -271,7 +271,7 @@ impl HotTotals {
         }
     }
 
-    /// Adds what other envs, or other steps, came to.
+    /// Adds the totals of other envs or steps.
     pub(crate) fn merge(&mut self, other: &Self) {
         self.training_steps += other.training_steps;
         self.copies_to_host += other.copies_to_host;
@@ -280,7 +280,7 @@ impl HotTotals {
         self.allocations += other.allocations;
     }
 
-    /// Per training step.
+    /// The counts per training step.
     pub(crate) fn per_step(&self) -> HotPath {
         let per_step = |count: u64| count as f64 / self.training_steps.max(1) as f64;
         HotPath {
@@ -293,12 +293,12 @@ impl HotTotals {
     }
 }
 
-/// One env at the end of an episode.
+/// Results of one env at the end of an episode.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EnvSummary {
-    /// Env.
+    /// Number of the env.
     pub env: usize,
-    /// Mean training loss over the last step; null if it was not finite, and the env was rolled
+    /// Mean training loss over the last step; null if it was not finite and the env was rolled
     /// back.
     #[serde(deserialize_with = "null_as_nan")]
     pub train_loss: f64,
@@ -306,32 +306,32 @@ pub struct EnvSummary {
     pub train_accuracy: f64,
     /// Control loss; null without a control split.
     pub control_loss: Option<f64>,
-    /// Control accuracy.
+    /// Control accuracy; null without a control split.
     pub control_accuracy: Option<f64>,
     /// Test loss; null if it is not finite.
     #[serde(deserialize_with = "null_as_nan")]
     pub test_loss: f64,
-    /// Test accuracy; null in runs from before an empty test split was an error.
+    /// Test accuracy; null in some older runs, with an empty test split.
     #[serde(deserialize_with = "null_as_nan")]
     pub test_accuracy: f64,
-    /// Trained parameters, host and modules.
+    /// Trained parameters of the host with its modules.
     pub parameters: usize,
-    /// Trained parameters of the bare host.
+    /// Trained parameters of the host without modules.
     pub host_parameters: usize,
-    /// Trained parameters of the modules that take part in the network.
+    /// Trained parameters of the modules that are part of the network.
     pub grown_parameters: usize,
-    /// Modules that grew, fossilized or still live.
+    /// Modules in the network: fossilized ones and live ones.
     pub modules: Vec<ModuleSummary>,
-    /// Modules germinated, pruned and fossilized in the episode.
+    /// Counts of modules germinated, pruned and fossilized in the episode.
     pub history: ModuleCounts,
-    /// How often the governor rolled it back in the episode.
+    /// Rollbacks of the env in the episode.
     #[serde(default)]
     pub rollbacks: usize,
-    /// The weights file, relative to the run's folder.
+    /// Path of the weights file, relative to the run folder.
     pub weights: PathBuf,
 }
 
-/// JSON has no NaN.
+/// Reads null as NaN, which JSON lacks.
 fn null_as_nan<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
@@ -341,25 +341,25 @@ fn nulls_as_nan<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec
     Ok(values.into_iter().map(|value| value.unwrap_or(f64::NAN)).collect())
 }
 
-/// A module at the end of an episode.
+/// State of a module at the end of an episode.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModuleSummary {
-    /// Slot.
+    /// Name of the slot.
     pub slot: String,
-    /// Blueprint.
+    /// Name of the blueprint.
     pub blueprint: String,
     /// Stage.
     pub stage: String,
-    /// Alpha.
+    /// Blending factor.
     pub alpha: f64,
     /// Trained parameters.
     pub parameters: usize,
-    /// Leave-one-out: control accuracy with it minus without it, percentage points; null for a
-    /// module that has no part in the output yet.
+    /// Control accuracy with the module minus without it, in percentage points; null for a module
+    /// that does not affect the output yet.
     pub contribution: Option<f64>,
 }
 
-/// How many modules came and went.
+/// Counts of modules by what happened to them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModuleCounts {
     /// Germinated.
@@ -370,22 +370,22 @@ pub struct ModuleCounts {
     pub fossilized: usize,
 }
 
-/// One round in short.
+/// Results of one round.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RoundSummary {
-    /// Round.
+    /// Number of the round.
     pub round: usize,
-    /// Steps that its episode had.
+    /// Steps of its episodes.
     pub steps: usize,
     /// Control accuracy of each env.
     pub control_accuracy: Vec<Option<f64>>,
     /// Test accuracy of each env; null as in [`EnvSummary`].
     #[serde(deserialize_with = "nulls_as_nan")]
     pub test_accuracy: Vec<f64>,
-    /// Parameters of each env, host and modules.
+    /// Trained parameters of each env, host and modules.
     pub parameters: Vec<usize>,
-    /// Report of the policy: its actions, and its update at the end; absent without one that
-    /// learns, and of a round that was cut short.
+    /// Report of the policy on its actions and its update. Absent without a learning policy, and
+    /// for a round that was cut short.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<RoundReport>,
 }

@@ -1,10 +1,10 @@
-//! The totals of a run: what its summary and its checkpoints count.
+//! Totals of a run, for its summary and its checkpoints.
 
 use serde::{Deserialize, Serialize};
 
 use crate::record::summary::{HotTotals, Validation};
 
-/// Totals of a run over its episodes, or of a part of it.
+/// Totals of a run over all episodes, or of a part of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Totals {
     /// Steps of all rounds.
@@ -13,18 +13,18 @@ pub(crate) struct Totals {
     pub(crate) training_steps: u64,
     /// Images trained.
     pub(crate) images: u64,
-    /// Seconds in steps.
+    /// Seconds spent in steps.
     pub(crate) step_seconds: f64,
-    /// Inner loops of the epochs after the first of each process.
+    /// Counts of the inner loop in all epochs but the first of each process.
     pub(crate) hot: HotTotals,
-    /// Counterfactual validation.
+    /// Cost of counterfactual evaluation.
     pub(crate) validation: Validation,
     /// Rollbacks of all envs.
     pub(crate) rollbacks: u64,
 }
 
 impl Totals {
-    /// Adds a step that all ranks did, side by side.
+    /// Adds a step that all ranks made side by side.
     pub(crate) fn add(&mut self, ranks: &[Totals]) {
         self.steps += ranks.first().map_or(0, |first| first.steps);
         self.step_seconds += ranks.iter().map(|rank| rank.step_seconds).fold(0.0, f64::max);

@@ -1,4 +1,4 @@
-//! The trace of a command (H8): opened before anything else happens, ended with a report.
+//! Trace of a command: opened before anything else, closed with a report.
 
 use std::path::{Path, PathBuf};
 
@@ -8,26 +8,26 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 use crate::record::output::check_output;
 
-/// A trace that is being written to the file that a user named.
+/// A trace that is being written to a file that the user named.
 #[derive(Debug)]
 pub struct RunTrace {
     trace: Trace,
     path: PathBuf,
 }
 
-/// Report of a trace that has ended.
+/// Report of a finished trace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceSummary {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Events in it: slices, spans and samples of the memory in use.
+    /// Events in the trace: slices, spans and samples of the memory in use.
     pub events: u64,
-    /// Events that found no room.
+    /// Events dropped for lack of room.
     pub dropped: u64,
 }
 
 impl RunTrace {
-    /// Begins the trace, if one was asked for. Whatever happens later, the file is whole.
+    /// Opens the trace, if one was requested. The file is valid whatever happens later.
     ///
     /// # Errors
     /// As [`check_output`].
@@ -39,15 +39,15 @@ impl RunTrace {
                 DeviceError::Trace { source, .. } => source.to_string(),
                 other => other.to_string(),
             };
-            Error::value("trace", path.display(), format!("a file that can be written ({why})"))
+            Error::value("trace", path.display(), format!("a writable file ({why})"))
         })?;
         Ok(Some(Self { trace, path: path.to_owned() }))
     }
 
-    /// Goes on with what was prepared under a trace; if that was refused, the trace goes too.
+    /// Pairs the prepared work with its trace; if the preparation failed, removes the trace.
     ///
     /// # Errors
-    /// The preparation's.
+    /// The error of the preparation.
     pub fn unless_refused<T, E>(
         trace: Option<Self>,
         prepared: Result<T, E>,
@@ -61,22 +61,22 @@ impl RunTrace {
         }
     }
 
-    /// Ends the trace and removes its file. One that cannot be removed stays: the error that led
-    /// here is the one to report.
+    /// Ends the trace and removes its file. A file that cannot be removed stays, because the
+    /// original error is the one to report.
     pub(crate) fn discard(self) {
         let _ = self.trace.finish();
         let _ = std::fs::remove_file(&self.path);
     }
 
-    /// The handle that devices are given.
+    /// The handle for devices.
     pub fn trace(&self) -> Trace {
         self.trace.clone()
     }
 
-    /// Ends the trace. Waits until it is written.
+    /// Ends the trace and waits until it is written.
     ///
     /// # Errors
-    /// The file could not be written any more.
+    /// Writing the file failed.
     pub fn finish(self) -> Result<TraceSummary> {
         let report = self.trace.finish()?;
         Ok(TraceSummary { path: self.path, events: report.events, dropped: report.dropped })

@@ -1,4 +1,4 @@
-//! How a run begins: new, or from a checkpoint.
+//! Beginning of a run: new, or from a checkpoint.
 
 use std::time::Instant;
 
@@ -8,20 +8,20 @@ use crate::position::Position;
 use crate::record::event_writer::{EventWriter, EventsPosition};
 use crate::record::run_folder::RunFolder;
 
-/// How a run begins.
+/// Beginning of a run.
 pub(crate) enum Begin {
-    /// At its start.
+    /// A new run, started at this time.
     New(Instant),
-    /// From a checkpoint.
+    /// A run resumed from a checkpoint.
     Resumed(Resumed),
 }
 
 impl Begin {
-    /// Opens the events' file in `folder`, which the first rank has, and removes the summary of an
-    /// earlier end.
+    /// Opens the file of events in `folder`, which only rank 0 has, and removes the summary of an
+    /// interrupted run.
     ///
     /// # Errors
-    /// The file cannot be written, or is not as the checkpoint knows it.
+    /// The file cannot be written, or differs from the checkpoint's description.
     pub(crate) fn open(self, folder: Option<&RunFolder>) -> Result<Begun> {
         let begun = match self {
             Begin::New(started) => {
@@ -39,17 +39,17 @@ impl Begin {
     }
 }
 
-/// The beginning of a run in one process.
+/// A run that has begun, in one process.
 pub(crate) struct Begun {
-    /// The writer of the events' file, on the first rank.
+    /// Writer of events, on rank 0.
     pub(crate) writer: Option<EventWriter>,
-    /// The next step.
+    /// Position of the next step.
     pub(crate) next: Position,
-    /// The envs of this process in the middle of a round; none at its start.
+    /// The envs of this process in the middle of a round; empty at the start of a round.
     pub(crate) envs: Vec<SavedEnv>,
 }
 
-/// The part of a checkpoint that is this process'.
+/// The part of a checkpoint for this process.
 pub(crate) struct Resumed {
     pub(crate) next: Position,
     pub(crate) envs: Vec<SavedEnv>,

@@ -1,8 +1,8 @@
-//! One episode of all envs: its steps on all processes, its checkpoints, and what a policy learns
-//! from it.
+//! One episode of all envs: its steps on all processes, its checkpoints, and the policy's update at
+//! the end.
 //!
-//! After every step all processes meet: the first hears what happened to the envs of all, and all
-//! learn whether one of them was asked to stop.
+//! After every step all processes meet: rank 0 gets the events of all envs, and all learn whether
+//! any of them was asked to stop.
 
 use meristem_control::{EnvView, RoundReport};
 use meristem_device::random::{Purpose, Rng};
@@ -22,36 +22,36 @@ use crate::step::{Context, step};
 pub(crate) struct Episode<'a, 'j> {
     pub(crate) context: Context<'a, 'j>,
     pub(crate) world: &'a mut World,
-    /// Totals of all ranks; of interest to the first alone.
+    /// Totals of all ranks; only meaningful on rank 0.
     pub(crate) totals: &'a mut Totals,
     pub(crate) round: usize,
     pub(crate) checkpoints: &'a Checkpoints,
 }
 
-/// Where an episode begins: with fresh hosts, or in the middle.
+/// Start of an episode.
 pub(crate) enum Start {
     Fresh,
-    /// At this step, with these envs of this process.
+    /// This step, with the saved envs of this process.
     At(usize, Vec<SavedEnv>),
 }
 
-/// An episode that has run.
+/// An episode that has ended.
 pub(crate) struct Trained {
-    /// The envs of this process, not yet read against the test set.
+    /// The envs of this process, before their evaluation on the test split.
     pub(crate) envs: Vec<Env>,
-    /// Steps done.
+    /// Number of completed steps.
     pub(crate) steps: usize,
-    /// Whether it was asked to stop.
+    /// Whether the run was asked to stop.
     pub(crate) interrupted: bool,
-    /// The report of the policy's update, if there is one and the episode is whole.
+    /// Report of the policy's update, if there is a policy and the episode was completed.
     pub(crate) policy: Option<RoundReport>,
 }
 
 impl Episode<'_, '_> {
-    /// Runs the steps from `start` on. One wait per step, and those of the checkpoints.
+    /// Runs the steps from `start` on. Waits for the devices once a step, and for each checkpoint.
     ///
     /// # Errors
-    /// A diverged env, a full disk, a failed device.
+    /// A diverged env, a full disk, a device failure.
     pub(crate) fn train(&mut self, start: Start) -> Result<Trained> {
         let round = self.round;
         let _round = self.context.fleet.machine.span(|| format!("round {round}"));
@@ -67,7 +67,7 @@ impl Episode<'_, '_> {
         for step in first..self.context.setup.config.steps {
             interrupted = self.step_of_all(&mut envs, Position { round, step })?;
             steps += 1;
-            // Between two rounds the run itself writes one.
+            // Between rounds, the run writes a checkpoint.
             if steps < self.context.setup.config.steps {
                 self.checkpoint(&mut envs, steps, interrupted)?;
             }
@@ -75,7 +75,7 @@ impl Episode<'_, '_> {
                 break;
             }
         }
-        // An episode that was cut short is no whole one to learn from.
+        // A policy does not learn from an incomplete episode.
         let policy = match steps == self.context.setup.config.steps {
             true => self.end_round(&envs, steps)?,
             false => None,
@@ -83,9 +83,9 @@ impl Episode<'_, '_> {
         Ok(Trained { envs, steps, interrupted, policy })
     }
 
-    /// Writes a checkpoint where one is due, and where the run is stopped. The run's first step has
-    /// one because hot scopes judge from the second on: whatever they refuse, there is a checkpoint
-    /// to go on from (V2).
+    /// Writes a checkpoint when one is due, and when the run is stopped. One follows the run's
+    /// first step, because hot scopes apply from the second step on: if they end the run, it can
+    /// resume.
     fn checkpoint(&mut self, envs: &mut [Env], step: usize, stopped: bool) -> Result<()> {
         let every = self.context.setup.config.checkpoint_every;
         let first = self.round == 0 && step == 1;
@@ -94,7 +94,7 @@ impl Episode<'_, '_> {
             return Ok(());
         }
         let next = Position { round: self.round, step };
-        // Where a run is stopped by hand must not show in its events.
+        // A stop by the user must not show in the events, which are the same without it.
         if due {
             self.context.journal.announce(Event::CheckpointWritten { round: next.round, step });
         }
@@ -125,7 +125,7 @@ impl Episode<'_, '_> {
         self.env_options().into_iter().map(fresh).collect()
     }
 
-    /// Options of the envs of this process.
+    /// Options of this process's envs.
     fn env_options(&self) -> Vec<EnvOptions<'_>> {
         let Context { setup, fleet, .. } = &self.context;
         let (seed, config) = (self.seed(), &setup.config);
@@ -137,24 +137,24 @@ impl Episode<'_, '_> {
     /// Seed of the round's hosts.
     fn seed(&self) -> u64 {
         let config = &self.context.setup.config;
-        // Round 0 uses the seed itself, so that one round is what its seed says.
+        // Round 0 uses the run's seed itself.
         match self.round {
             0 => config.seed,
             round => Rng::new(config.seed, Purpose::Init, u64::MAX, round as u64).next_u64(),
         }
     }
 
-    /// One step on all ranks; whether one of them was asked to stop.
+    /// Runs a step on all ranks. Returns whether any of them was asked to stop.
     fn step_of_all(&mut self, envs: &mut [Env], when: Position) -> Result<bool> {
         self.context.spent = Totals::default();
         let done = step(&mut self.context, envs, when);
         if done.is_err() {
             self.context.fleet.replicas.iter_mut().for_each(Replicas::leave);
         }
-        // Of a step that failed, too, what happened is told.
+        // The events of a failed step are reported, too.
         let told = self.world.gather_envs((self.context.journal.take_kept(), self.context.spent));
         let (done, told) = match (done, told) {
-            // Its own says more than that another is gone.
+            // The process's own error says more than the absence of another.
             (Err(own), Err(_)) => return Err(own),
             (done, told) => (done, told?),
         };
@@ -166,7 +166,7 @@ impl Episode<'_, '_> {
         let stops = done.and_then(|()| self.context.journal.stop_requested());
         let (stops, seen): (Vec<bool>, Vec<u32>) =
             self.world.all_gather(stops.map(|stops| (stops, seen)))?.into_iter().unzip();
-        // What all have is the same on all.
+        // Processes with the same envs must have the same results.
         if seen.iter().any(|other| *other != seen[0]) {
             let fingerprints = seen.iter().map(|seen| format!("{seen:08x}")).collect::<Vec<_>>();
             return Err(Error::ReplicasDiffer { fingerprints: fingerprints.join(", ") });
@@ -174,7 +174,7 @@ impl Episode<'_, '_> {
         Ok(stops.contains(&true))
     }
 
-    /// The episode is over: a controller that learns does so now, and it is told of.
+    /// Ends the round: a learning controller updates its policy.
     fn end_round(&mut self, envs: &[Env], steps: usize) -> Result<Option<RoundReport>> {
         let _span = self.context.fleet.machine.span(|| "policy update");
         let views: Vec<EnvView<'_>> = envs.iter().map(|env| env.view(steps, steps)).collect();
@@ -187,8 +187,7 @@ impl Episode<'_, '_> {
     }
 }
 
-/// A digest of what a step was for its envs: what they measured, what was decided, and the
-/// fingerprints.
+/// Digest of a step's results: measurements, decisions and fingerprints of all envs.
 fn digest(kept: &[Vec<Kept>]) -> u32 {
     let mut crc = crc32fast::Hasher::new();
     for Kept { event, .. } in kept.iter().flatten() {
@@ -202,8 +201,7 @@ fn digest(kept: &[Vec<Kept>]) -> u32 {
     crc.finalize()
 }
 
-/// Makes one step of what ranks did side by side: its speed, where it is told of, is that of all of
-/// them together.
+/// Sets time and throughput in the events to those of the step of all ranks together.
 fn together(kept: &mut [Vec<Kept>], spent: &[Totals]) {
     let images: u64 = spent.iter().map(|rank| rank.images).sum();
     let seconds = spent.iter().map(|rank| rank.step_seconds).fold(0.0, f64::max);

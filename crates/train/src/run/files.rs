@@ -1,4 +1,4 @@
-//! The files of a run that are open while it runs: its folder and its trace.
+//! Open files of a run: folder and trace.
 
 use crate::config::TrainConfig;
 use crate::error::Result;
@@ -7,7 +7,7 @@ use crate::record::output::check_output;
 use crate::record::run_folder::RunFolder;
 use crate::record::trace::RunTrace;
 
-/// Folder and trace of a run; on another rank than the first there are none.
+/// Folder and trace of a run; absent on all ranks but 0.
 #[derive(Default)]
 pub(crate) struct RunFiles {
     pub(crate) folder: Option<RunFolder>,
@@ -15,10 +15,10 @@ pub(crate) struct RunFiles {
 }
 
 impl RunFiles {
-    /// Creates those of a new run.
+    /// Creates the files of a new run.
     ///
     /// # Errors
-    /// A file or folder that is there already, or cannot be written.
+    /// A file or folder exists already, or cannot be written.
     pub(crate) fn create(&mut self, config: &TrainConfig, world: &World) -> Result<()> {
         if world.is_first() {
             config.export.as_deref().map_or(Ok(()), |path| check_output("export", path))?;
@@ -30,13 +30,13 @@ impl RunFiles {
         Ok(())
     }
 
-    /// Removes those of a new run that could not start.
+    /// Removes the files of a new run that could not start.
     pub(crate) fn discard(mut self) {
         self.discard_trace();
         self.folder.into_iter().for_each(RunFolder::discard);
     }
 
-    /// Removes the trace of a run that could not go on.
+    /// Removes the trace of a run that could not resume.
     pub(crate) fn discard_trace(&mut self) {
         self.trace.take().into_iter().for_each(RunTrace::discard);
     }

@@ -1,11 +1,11 @@
-//! A whole run: from a configuration to a folder with weights and a summary.
+//! A run: from a configuration to a folder with weights and a summary.
 //!
 //! - here: a new run;
-//! - `resume`: going on with one;
-//! - `files`, `begin`: where a run is written, and how it begins;
-//! - `prepared`: all rounds of one, and what is left of them;
+//! - `resume`: an earlier run, resumed;
+//! - `files`, `begin`: output files, and start from a checkpoint or without;
+//! - `prepared`: all rounds and the summary;
 //! - `episode`: one round;
-//! - `weights_files`: the weights that it leaves.
+//! - `weights_files`: the weights of all envs.
 
 mod begin;
 mod episode;
@@ -31,17 +31,17 @@ use crate::record::observer::Observer;
 use crate::record::summary::Summary;
 use crate::setup::Names;
 
-/// Trains a fleet as `config` says, growing from the standard blueprints. Blocks until it is done.
+/// Trains a fleet with the settings of `config` and the standard blueprints. Blocks until it is
+/// done.
 ///
 /// # Errors
-/// Anything that is wrong with the request is found before the run's folder is filled, and leaves
-/// none behind. A run that fails later leaves its folder readable, with the reason in
-/// `summary.json`.
+/// Errors in the request are found before the run folder is filled, and leave no folder behind. A
+/// run that fails later leaves a readable folder, with the error in `summary.json`.
 pub fn run(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Summary> {
     run_with(config, BlueprintSet::standard(), observer)
 }
 
-/// As [`run`], growing from `blueprints`.
+/// Like [`run`], with custom blueprints.
 ///
 /// # Errors
 /// As [`run`].
@@ -68,15 +68,15 @@ pub fn run_with(
                 Err(error)
             }
         };
-        // The cache would keep the data, and with it the device, beyond this run.
+        // Otherwise the cache would keep the data, and with it the device, beyond this run.
         cache::clear(|key| key.source == source);
         result
     })();
     world.leave(result)
 }
 
-/// As [`run`] with the standard blueprints, on devices that are open and whose data is loaded; both
-/// stay so. Over ranks of threads, if any.
+/// Like [`run`] with the standard blueprints, on open devices with loaded data, which stay open and
+/// loaded. Ranks are threads, if there are any.
 ///
 /// # Errors
 /// As [`run`].
@@ -112,7 +112,7 @@ mod tests {
     use crate::record::observer::Silent;
     use crate::settings::{ControllerKind, Limit, Preset};
 
-    /// An act, its operation, and the file of the call site.
+    /// An act, its operation, and the file of its call site.
     type Site = (String, String, String);
 
     fn permitted() -> BTreeSet<Site> {
@@ -125,7 +125,8 @@ mod tests {
         table["step"].as_array().unwrap().iter().map(entry_of).collect()
     }
 
-    /// Two rounds in which modules grow, blend and are judged, seen by a scope that only counts.
+    /// Acts of two rounds with growth, blending and contributions, recorded by a scope that only
+    /// counts.
     fn seen() -> BTreeSet<Site> {
         let folder = tempfile::tempdir().unwrap();
         let flags = Layer {

@@ -1,4 +1,4 @@
-//! A prepared run: its rounds, and what is left of them.
+//! A prepared run: all its rounds, and its results.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,15 +30,15 @@ use crate::setup::controllers::AnyController;
 use crate::setup::{Names, Setup, residency};
 use crate::step::{Context, report};
 
-/// A run that can start.
+/// A run that is ready to start.
 pub(crate) struct Run {
     setup: Setup,
     fleet: Fleet,
     controller: AnyController,
     totals: Totals,
-    /// Also what is known of the rounds that ended.
+    /// Also has the results of the completed rounds.
     checkpoints: Checkpoints,
-    /// Whether this process has done a step.
+    /// Whether this process has completed a step.
     warm: bool,
 }
 
@@ -56,14 +56,15 @@ impl Run {
         let prepared = Self::on(machine, config, names, blueprints, files, world);
         prepared.map_err(|error| match config.device_memory {
             Some(limit) if error.is_out_of_memory() => {
-                let expected = format!("enough for data and envs as a round begins: {error}");
+                let expected =
+                    format!("enough for the data and the envs at the start of a round: {error}");
                 Error::value("device-memory", limit, expected)
             }
             _ => error,
         })
     }
 
-    /// As [`Run::prepare`], on devices that are open.
+    /// Like [`Run::prepare`], on open devices.
     pub(crate) fn on(
         machine: Machine,
         config: &TrainConfig,
@@ -95,23 +96,23 @@ impl Run {
         Ok(Self { setup, fleet, controller, totals: Totals::default(), checkpoints, warm: false })
     }
 
-    /// Checks that all processes have the same settings, data and files.
+    /// Checks that all processes have equal settings, data and files.
     ///
     /// # Errors
-    /// [`Error::OfRank`] names the first that differs, and in what.
+    /// [`Error::OfRank`] names the first rank that differs, and the difference.
     pub(super) fn check_same(&self, world: &mut World) -> Result<()> {
         if world.size() == 1 {
             return Ok(());
         }
         let config = self.setup.config.in_common();
         let mut identity = Identity { config, ..self.checkpoints.identity.clone() };
-        // They are among the others, which have names.
+        // Compared below with the other checksums, which have names.
         identity.dataset.checksums.clear();
         let own = RunInputs { identity, checksums: self.checksums() };
         RunInputs::check_same(&world.all_gather(Ok(own))?)
     }
 
-    /// Checksums of what it starts from besides its settings, by name.
+    /// Checksums of all inputs other than settings, by name.
     fn checksums(&self) -> Vec<(String, String)> {
         let version = ("version", env!("CARGO_PKG_VERSION").to_string());
         let data = &self.checkpoints.identity.dataset.checksums;
@@ -121,14 +122,14 @@ impl Run {
         all.map(|(name, what)| (name.to_string(), what)).collect()
     }
 
-    /// Its devices.
+    /// Devices of the run.
     #[cfg(test)]
     pub(crate) fn devices(&self) -> &[meristem_device::Device] {
         self.fleet.machine.devices()
     }
 
-    /// Runs all rounds, or those that are left, and writes what is left of them, whatever happens.
-    /// The summary is that of the first rank, on all.
+    /// Runs the remaining rounds, then writes the results, even after a failure. Returns rank 0's
+    /// summary on all processes.
     pub(crate) fn finish(
         mut self,
         world: &mut World,
@@ -143,12 +144,12 @@ impl Run {
         let mut journal = Journal::new(writer, observer, world.size() > 1);
         match next {
             Position { round: 0, step: 0 } => journal.announce(self.run_started()),
-            // The file has it already; who watches has not.
+            // The file has this event already, the observer does not.
             _ => journal.tell(&self.run_started()),
         }
         let result = self.rounds(folder, world, &mut journal, next, envs);
         if result.is_err() {
-            // Others may be in the next epoch, and wait for gradients.
+            // Other ranks may be in the next epoch, waiting for gradients.
             self.fleet.replicas.iter_mut().for_each(Replicas::leave);
         }
         let result = world.agree(result);
@@ -158,17 +159,17 @@ impl Run {
             Err(error) => (Status::Failed, Some(error.to_string())),
         };
         let own = MemorySummary::of(self.fleet.machine.devices());
-        // Where ranks do not hear of each other any more, each knows its own.
+        // Ranks that have lost contact know only their own memory.
         let all = world.gather(own.clone()).unwrap_or_default();
         let memory = all.into_iter().reduce(MemorySummary::with).unwrap_or(own);
         let outcome = Outcome { status, error, memory };
         let closed = world.broadcast(|| self.close(folder, journal, outcome, trace));
-        // The first thing that went wrong is what to report.
+        // Report the first error.
         result?;
         closed
     }
 
-    /// Writes what there is to say of a run that has ended: the last event, the trace, the summary.
+    /// Closes a run: the last event, the trace, the summary.
     fn close(
         self,
         folder: Option<&RunFolder>,
@@ -228,7 +229,7 @@ impl Run {
         Ok(Status::Completed)
     }
 
-    /// One round: an episode, its report, its weights, and a checkpoint if another round follows.
+    /// One round: an episode, its report and weights, and a checkpoint if another round follows.
     fn round(
         &mut self,
         folder: Option<&RunFolder>,
@@ -295,7 +296,7 @@ impl Run {
         self.fleet.machine.devices().first().map_or(0, |device| device.threads())
     }
 
-    /// Exports the best env's weights, where that was asked for.
+    /// Exports the best env's weights, if requested.
     fn export(&self, folder: &RunFolder) -> Result<()> {
         let target = self.setup.config.export.as_deref();
         target.map_or(Ok(()), |target| export_best(target, &self.checkpoints.envs, folder))
@@ -346,10 +347,10 @@ impl Run {
         }
     }
 
-    /// Takes over what a checkpoint holds for this process, if it is one of this run.
+    /// Restores this process's part of a checkpoint, if it belongs to this run.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`], [`Error::Value`]: a checkpoint of another run.
+    /// [`Error::Checkpoint`] or [`Error::Value`]: the checkpoint belongs to another run.
     pub(super) fn restore(&mut self, file: &Path, checkpoint: Checkpoint) -> Result<Resumed> {
         let Checkpoint { progress, envs, controller } = checkpoint;
         let unfit = |problem| Error::Checkpoint { path: file.into(), problem };
@@ -358,12 +359,12 @@ impl Run {
         if in_a_round && envs.len() != self.setup.config.envs {
             return Err(unfit(format!("it has {} envs", envs.len())));
         }
-        // What a rank had not sent is there, if it is only how often it was asked.
+        // Every rank has at least the count of its exchanges in a checkpoint.
         let kept = |env: &EnvTensors, rank| env.exchange.get(&format!("{rank}.step")).is_some();
         let replicas = Some(self.setup.config.replicas()).filter(|replicas| *replicas > 1);
         let mut ranks = 0..replicas.unwrap_or(0);
         if let Some(rank) = ranks.find(|rank| envs.iter().any(|env| !kept(env, *rank))) {
-            return Err(unfit(format!("it has nothing of rank {rank}")));
+            return Err(unfit(format!("it has no exchange state for rank {rank}")));
         }
         self.controller.get().restore(&controller).map_err(|error| unfit(error.to_string()))?;
         self.totals = progress.totals;
@@ -375,15 +376,15 @@ impl Run {
     }
 }
 
-/// How a run ended.
+/// The way in which a run ended.
 struct Outcome {
     status: Status,
     error: Option<String>,
     memory: MemorySummary,
 }
 
-/// Makes all envs as a round begins with them, and lets go of them: memory that does not suffice
-/// for that is found before a run begins.
+/// Creates all envs of a round and drops them, so that too little memory is found before the run
+/// begins.
 fn try_envs(setup: &Setup, fleet: &Fleet) -> Result<()> {
     let (mut envs, seed) = (vec![], setup.config.seed);
     for ((index, stream), sizes) in fleet.machine.streams_by_env().zip(&fleet.batch_sizes) {
@@ -394,7 +395,7 @@ fn try_envs(setup: &Setup, fleet: &Fleet) -> Result<()> {
     Ok(())
 }
 
-/// Waits for the device.
+/// Describes the dataset. Waits for the device.
 fn dataset_summary(setup: &Setup, fleet: &Fleet) -> Result<DatasetSummary> {
     let info = &setup.info;
     let checksums = fleet.datasets.iter().map(|data| Ok(format!("{:08x}", data.checksum()?)));

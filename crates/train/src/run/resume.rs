@@ -1,4 +1,4 @@
-//! Going on with a run that was stopped or killed.
+//! Resuming a run that was stopped or killed.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -22,24 +22,24 @@ use crate::record::trace::RunTrace;
 use crate::settings::CommKind;
 use crate::setup::Names;
 
-/// Goes on with the run in `folder` from its newest checkpoint, or from its start if it has none:
-/// weights, events (their times aside) and summary end as if it had never stopped. A run that is
-/// complete is not touched: its summary is returned. Blocks until it is done.
+/// Resumes the run in `folder` from its newest checkpoint, or from the start if it has none.
+/// Weights, events (except their times) and summary end up as if the run had never stopped. A
+/// complete run is not touched; its summary is returned. Blocks until the run is done.
 ///
-/// `options` has settings to go on with instead of the run's own, of those that allow it
-/// ([`Setting::on_resume`](crate::config::declare::Setting)): no result depends on them. Ranks that
-/// share no disk need `comm`; they learn the rest from the first.
+/// `options` replaces settings of the run, among those that no result depends on
+/// ([`Setting::on_resume`](crate::config::declare::Setting)). Ranks without a common disk need
+/// `comm`; they get the rest from rank 0.
 ///
 /// # Errors
-/// [`Error::Resume`]: no run's folder, another process writes there, or a setting that does not
-/// allow it. [`Error::Checkpoint`]: the
-/// newest checkpoint is damaged, or of another run. [`Error::CheckpointVersion`]. As
-/// [`run`](crate::run) otherwise. Nothing is overwritten before the checkpoint was found to fit.
+/// [`Error::Resume`]: it is not the folder of a run, another process writes to it, or an option
+/// cannot be changed. [`Error::Checkpoint`]: the newest checkpoint is damaged or belongs to another
+/// run. [`Error::CheckpointVersion`]. Otherwise as [`run`](crate::run). Nothing is overwritten
+/// before the checkpoint was checked.
 pub fn resume(folder: &Path, options: &Layer, observer: &mut dyn Observer) -> Result<Summary> {
     resume_with(folder, options, BlueprintSet::standard(), observer)
 }
 
-/// As [`resume`], growing from `blueprints`, which must be those of the run.
+/// Like [`resume`], with custom blueprints, which must be those of the run.
 ///
 /// # Errors
 /// As [`resume`].
@@ -51,7 +51,7 @@ pub fn resume_with(
 ) -> Result<Summary> {
     let started = Instant::now();
     check_options(path, options)?;
-    // What is wrong with the folder is found where it is opened.
+    // Errors in the folder are reported below, where it is opened.
     let seen = config_file::read(&path.join("config.toml")).unwrap_or_default();
     let [seen, given] = [&seen, options].map(|l| Layer {
         comm: l.comm,
@@ -89,20 +89,20 @@ fn resume_in(
     let (processes, ranks) = (world.size(), config.ranks());
     if config.comm == CommKind::Mpi && processes != ranks {
         let problem = format!(
-            "it has {ranks} ranks, and there are {processes} processes; go on with `mpirun -n {ranks}`, or in \
-             one process with --comm threads"
+            "it has {ranks} ranks, but {processes} processes were started; \
+             use `mpirun -n {ranks}`, or one process with --comm threads"
         );
         return Err(Error::Resume { path: path.into(), problem });
     }
     let config = world.resolve(&config)?;
     let saved = newest(world, &files)?;
     let (config, names) = match &saved {
-        // Its policy is in there.
+        // The checkpoint has the policy.
         Some(_) => (config.clone(), Names::resolve(&config)?),
         None => Names::of_new(&config).map_err(|error| anew(path, &error))?,
     };
     if world.is_first() {
-        // A file that is there already is its own: it was stopped.
+        // An existing export is the run's own, from when it was stopped.
         config.export.as_deref().map_or(Ok(()), |path| check_folder("export", path))?;
         files.trace = RunTrace::open(config.trace.as_deref())?;
     }
@@ -127,20 +127,20 @@ fn resume_in(
     result
 }
 
-/// Refuses settings that a run cannot go on with.
+/// Checks that all options may be changed on resume.
 fn check_options(path: &Path, options: &Layer) -> Result<()> {
     let allowed = all().iter().filter(|setting| setting.on_resume);
     let allowed: Vec<String> = allowed.map(|setting| format!("--{}", setting.flag)).collect();
     let given = options.given().into_iter().map(|key| format!("--{}", key.replace('_', "-")));
     let Some(other) = given.into_iter().find(|flag| !allowed.contains(flag)) else { return Ok(()) };
     let problem = format!(
-        "it goes on with the run's own settings; {} may be given, {other} may not",
+        "{other} cannot be changed on resume; the flags that can are {}",
         allowed.join(", ")
     );
     Err(Error::Resume { path: path.into(), problem })
 }
 
-/// The newest checkpoint and its file; the first rank reads it for all.
+/// The newest checkpoint and its file; rank 0 reads it for all.
 fn newest(world: &mut World, files: &RunFiles) -> Result<Option<(PathBuf, Checkpoint)>> {
     let mut read = vec![];
     let file = world.broadcast(|| {
@@ -157,8 +157,8 @@ fn newest(world: &mut World, files: &RunFiles) -> Result<Option<(PathBuf, Checkp
     Ok(Some((file, checkpoint)))
 }
 
-/// The error of a run that cannot even be begun again.
+/// The error of a run without checkpoints that cannot be started again.
 fn anew(path: &Path, error: &Error) -> Error {
-    let problem = format!("it has no checkpoint yet and would start anew, but {error}");
+    let problem = format!("it has no checkpoint and cannot start again: {error}");
     Error::Resume { path: path.into(), problem }
 }

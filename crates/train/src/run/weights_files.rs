@@ -1,4 +1,4 @@
-//! The weights that a run leaves: of every env, and of the best where they were asked for.
+//! Weights files of a run: one for every env, and the requested copy of the best.
 
 use std::path::{Path, PathBuf};
 
@@ -14,10 +14,10 @@ use crate::record::run_folder::{RunFolder, weights_name, write_whole};
 use crate::record::summary::EnvSummary;
 use crate::setup::weights;
 
-/// Writes the weights of all envs as they are. Waits for the devices.
+/// Writes the current weights of all envs. Waits for the devices.
 ///
 /// # Errors
-/// The disk refused; a failed device; a rank is gone.
+/// A write failed, a device failed, or a rank is gone.
 pub(super) fn write_weights(
     info: &DatasetInfo,
     folder: Option<&RunFolder>,
@@ -37,9 +37,9 @@ pub(super) fn write_weights(
     Ok(())
 }
 
-/// Writes the weights of the newest checkpoint of a run that failed, unless a round that ended
-/// later left its own; `rounds` have ended. The failure is what is reported: weights that cannot be
-/// written are only logged.
+/// Writes the weights of a failed run's newest checkpoint, unless one of the `rounds` completed
+/// rounds wrote later ones. Only logs if that fails, because the run's own failure is the one to
+/// report.
 pub(super) fn write_newest(info: &DatasetInfo, folder: &RunFolder, rounds: usize) {
     if let Err(error) = try_write_newest(info, folder, rounds) {
         let path = folder.path().display();
@@ -53,7 +53,7 @@ fn try_write_newest(info: &DatasetInfo, folder: &RunFolder, rounds: usize) -> Re
     if progress.next.round < rounds {
         return Ok(());
     }
-    // Between two rounds it has no envs, and those of the round before are written.
+    // Between rounds a checkpoint has no envs, and the weights of the last round are written.
     for (index, (state, tensors)) in progress.envs.iter().zip(&envs).enumerate() {
         let path = folder.weights().join(weights_name(index));
         let bytes = weights::to_bytes(&path, &tensors.weights, &state.topology, info)?;
@@ -62,11 +62,11 @@ fn try_write_newest(info: &DatasetInfo, folder: &RunFolder, rounds: usize) -> Re
     Ok(())
 }
 
-/// Copies the best env's weights to `target`: best by control accuracy, the first one
-/// without a control split (the test split is not there to choose by).
+/// Copies the weights of the best env to `target`: the best by control accuracy, or env 0 without a
+/// control split, because the test split must not be used for selection.
 ///
 /// # Errors
-/// The disk refused.
+/// Reading or writing failed.
 pub(super) fn export_best(target: &Path, envs: &[EnvSummary], folder: &RunFolder) -> Result<()> {
     let accuracy = |env: &EnvSummary| env.control_accuracy.unwrap_or(0.0);
     let better =

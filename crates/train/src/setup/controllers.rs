@@ -1,4 +1,4 @@
-//! Makes the controller that a configuration names, and writes policies.
+//! Controllers from their settings, and writing of policies.
 
 use std::path::Path;
 
@@ -16,22 +16,21 @@ use crate::processes::World;
 use crate::settings::ControllerKind;
 use crate::setup::Setup;
 
-/// A controller, and whether it is a policy that is to be written.
+/// A controller, by the way it learns.
 pub(crate) enum AnyController {
-    /// One that does not learn.
+    /// A controller that does not learn.
     Rules(Box<dyn Controller>),
-    /// One that does.
+    /// A policy that learns in one rank.
     Policy(Box<Ppo>),
-    /// One that learns over several ranks.
+    /// A policy that learns over several ranks.
     Group(Box<PpoGroup>),
 }
 
 impl AnyController {
-    /// The controller of a run, as far as it decides for the envs of this process. A policy works
-    /// on `stream`.
+    /// The controller of a run, for the envs of this process. A policy computes on `stream`.
     ///
     /// # Errors
-    /// A script that cannot be read or does not fit, a policy that does not fit; memory.
+    /// An unreadable or unfit script, an unfit policy, out of memory.
     pub(crate) fn new(setup: &Setup, stream: &Stream, world: &mut World) -> Result<Self> {
         let config = &setup.config;
         let rules = |controller: Box<dyn Controller>| Ok(Self::Rules(controller));
@@ -56,7 +55,7 @@ impl AnyController {
         }
     }
 
-    /// To be asked.
+    /// The controller.
     pub(crate) fn get(&mut self) -> &mut dyn Controller {
         match self {
             Self::Rules(controller) => &mut **controller,
@@ -65,11 +64,11 @@ impl AnyController {
         }
     }
 
-    /// Writes the policy, if it is one; the file appears only when it is complete. Waits for the
-    /// device.
+    /// Writes the policy, if the controller learns. The file appears only once it is complete.
+    /// Waits for the device.
     ///
     /// # Errors
-    /// The file cannot be written, the device failed.
+    /// Writing the file failed, or the device failed.
     pub(crate) fn save_policy(&self, path: &Path) -> Result<()> {
         let ppo = match self {
             Self::Rules(_) => return Ok(()),
@@ -81,14 +80,14 @@ impl AnyController {
     }
 }
 
-/// The rules of the heuristic that are settings.
+/// Rules of the heuristic, with those that are settings.
 fn heuristic(config: &TrainConfig) -> HeuristicConfig {
     let usual = HeuristicConfig::default();
     HeuristicConfig {
         plateau_steps: config.plateau_steps,
         plateau_gain_pp: config.plateau_gain as f32,
         tempo: config.tempo,
-        // Where the gate asks for less, so does the heuristic.
+        // If the gate requires less, so does the heuristic.
         min_contribution_pp: usual.min_contribution_pp.min(config.min_contribution as f32),
         ..usual
     }
@@ -96,7 +95,7 @@ fn heuristic(config: &TrainConfig) -> HeuristicConfig {
 
 fn script(setup: &Setup, path: &Path) -> Result<Script> {
     let unusable = |problem: &dyn std::fmt::Display| {
-        let expected = "a readable action script: one JSON object a line";
+        let expected = "a readable action script with one JSON object per line";
         Error::value("controller", format!("fixed:{} ({problem})", path.display()), expected)
     };
     let text = std::fs::read_to_string(path).map_err(|error| unusable(&error))?;
@@ -124,7 +123,7 @@ mod tests {
     use crate::run::run;
     use crate::settings::{Limit, Preset};
 
-    /// Updates skipped, round by round.
+    /// Number of skipped updates of each round.
     #[derive(Default)]
     struct Skipped(Vec<usize>);
 

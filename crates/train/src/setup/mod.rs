@@ -1,5 +1,5 @@
-//! From a configuration to what a run works with: names become objects, and everything that can be
-//! refused without training is refused here.
+//! From settings to objects: looks up all names, and finds every error that can be found without
+//! training.
 
 pub(crate) mod controllers;
 pub(crate) mod weights;
@@ -23,39 +23,39 @@ use crate::error::{Error, Result};
 use crate::settings::Augmentations;
 use crate::setup::weights::{Wanted, Weights};
 
-/// Padding of the random crop, in pixels, as is usual for images of 32 pixels.
+/// Padding of the random crop in pixels, as usual for images of 32 pixels.
 const CROP_PADDING: usize = 4;
 
-/// The weights that `--init` names.
+/// Reads the weights of `--init`.
 fn initial_weights(path: &Path) -> Result<Weights> {
     match path.is_file() {
         true => Weights::load(path),
-        false => Err(Error::value("init", path.display(), "a weights file that is there")),
+        false => Err(Error::value("init", path.display(), "an existing weights file")),
     }
 }
 
-/// Objects that a configuration names, before any data is read.
+/// Objects named by a configuration, before any data is read.
 #[derive(Clone, Debug)]
 pub(crate) struct Names {
     /// Device of each env.
     pub(crate) devices: Devices,
-    /// Which dataset.
+    /// Dataset to train on.
     pub(crate) spec: DatasetSpec,
     /// Instruction set of the kernels.
     pub(crate) isa: Isa,
     host: HostSpec,
     slots: Vec<SlotName>,
     init: Option<Arc<Weights>>,
-    /// File that a new run's policy starts from.
+    /// Policy that a new run starts from.
     pub(crate) policy: Option<Arc<PolicyFile>>,
 }
 
 impl Names {
-    /// Resolves the names of a new run: its policy is read too, and settings that are left to its
-    /// file are filled in.
+    /// Looks up the names of a new run. Also reads its policy, and fills in the settings that
+    /// follow from the policy.
     ///
     /// # Errors
-    /// As [`Names::resolve`]; a policy that cannot be read.
+    /// As [`Names::resolve`], and for an unreadable policy.
     pub(crate) fn of_new(config: &TrainConfig) -> Result<(TrainConfig, Self)> {
         let names = Self::resolve(config)?;
         let policy = PolicyFile::of(config)?;
@@ -65,10 +65,10 @@ impl Names {
         Ok((config, Self { policy, ..names }))
     }
 
-    /// Looks everything up. Reads the initial weights, and neither policy nor dataset.
+    /// Looks up all names. Reads the initial weights, but neither policy nor dataset.
     ///
     /// # Errors
-    /// A name that is not known, sizes that cannot be, weights that cannot be read.
+    /// An unknown name, impossible sizes, unreadable weights.
     pub(crate) fn resolve(config: &TrainConfig) -> Result<Self> {
         let devices = Devices::of(config)?;
         let host: HostSpec = config.host.parse().map_err(meristem_grow::Error::from)?;
@@ -81,14 +81,14 @@ impl Names {
     }
 }
 
-/// A configuration found to be runnable on a dataset.
+/// A configuration that was checked against a dataset.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     /// The settings.
     pub(crate) config: TrainConfig,
     /// The host description.
     pub(crate) host: HostSpec,
-    /// Images that the hosts are made for.
+    /// Shape of the images that the hosts are made for.
     pub(crate) image: ImageShape,
     /// Description of the dataset.
     pub(crate) info: DatasetInfo,
@@ -100,15 +100,15 @@ pub(crate) struct Setup {
     rules: Rules,
     blueprints: Arc<BlueprintSet>,
     init: Option<Arc<Weights>>,
-    /// File that its policy starts from.
+    /// Policy that the run starts from.
     pub(crate) policy: Option<Arc<PolicyFile>>,
 }
 
 impl Setup {
-    /// Checks the host, and the weights it starts from, against the dataset.
+    /// Checks the host and its initial weights against the dataset.
     ///
     /// # Errors
-    /// A host that does not fit the images, weights that do not fit the host.
+    /// A host that does not fit the images, or weights that do not fit the host.
     pub(crate) fn new(
         config: &TrainConfig,
         names: Names,
@@ -132,14 +132,14 @@ impl Setup {
         Ok(setup)
     }
 
-    /// Tensors of the files that the run starts from, by name.
+    /// Tensors of the files that the run starts from, with names for messages.
     pub(crate) fn files(&self) -> Vec<(&'static str, &StateDict)> {
         let weights = self.init.iter().map(|weights| ("file of initial weights", &weights.state));
         let policy = self.policy.iter().map(|policy| ("policy to start from", &policy.weights));
         weights.chain(policy).collect()
     }
 
-    /// The host that every env starts an episode with: bare, or what the initial weights hold.
+    /// The host at the beginning of every episode: without modules, or as in the initial weights.
     pub(crate) fn fresh_host(&self) -> Result<Host> {
         match &self.init {
             None => {
@@ -153,10 +153,10 @@ impl Setup {
         }
     }
 
-    /// The host that a checkpoint describes, if it could be one of this run.
+    /// The host of a checkpoint's topology, if it belongs to this run.
     ///
     /// # Errors
-    /// A damaged description, another host, image or slots.
+    /// A damaged topology; another host, image shape or set of slots.
     pub(crate) fn rebuild(&self, topology: &Topology) -> Result<Host> {
         let host = topology.rebuild(&self.blueprints, self.rules)?;
         let fresh = self.fresh_host()?;
@@ -173,8 +173,8 @@ impl Setup {
         }
     }
 
-    /// The network of a host, with this run's optimiser on the host's own parameters, and its
-    /// clipping on all.
+    /// The graph of a host, with this run's optimiser for the host's own parameters and its
+    /// clipping for all.
     pub(crate) fn graph(&self, host: &Host) -> Result<Arc<Graph>> {
         let mut graph = host.graph()?;
         let TrainConfig { lr, momentum, weight_decay, .. } = self.config;
@@ -188,17 +188,17 @@ impl Setup {
         Ok(Arc::new(graph))
     }
 
-    /// The network that would be left without its live modules.
+    /// The graph of a host without its live modules.
     pub(crate) fn lasting_graph(&self, host: &Host) -> Result<Arc<Graph>> {
         let mut lasting = host.clone();
         lasting.prune_live();
         self.graph(&lasting)
     }
 
-    /// Finds out whether the initial weights fit, before a run begins. Does not wait.
+    /// Checks before the run begins that the initial weights fit. Does not wait for the device.
     ///
     /// # Errors
-    /// Everything about them that does not fit; memory.
+    /// A list of everything that does not fit; out of memory.
     pub(crate) fn try_weights(&self, stream: &Stream) -> Result<()> {
         if self.init.is_none() {
             return Ok(());
@@ -208,20 +208,20 @@ impl Setup {
         self.initialise(&mut Network::new(stream, graph, options)?)
     }
 
-    /// Fills a fresh network with the initial weights, where some were given.
+    /// Loads the initial weights, if any, into a fresh network.
     pub(crate) fn initialise(&self, network: &mut Network) -> Result<()> {
         self.init.as_ref().map_or(Ok(()), |weights| weights.fill(network))
     }
 
-    /// Rules of the reward.
+    /// Weights of the reward.
     pub(crate) fn reward(&self) -> RewardConfig {
         self.config.reward_config()
     }
 
-    /// Augmentation of training images by the gather.
+    /// Augmentation of training images in the gather.
     pub(crate) fn augment(&self) -> Augment {
         let Augmentations { crop, flip, cutout } = self.config.augment;
-        // A quarter of the image, the usual size for small images (8 of 32 pixels).
+        // A quarter of the image side, as usual for small images (8 of 32 pixels).
         let hole = (self.image.height.min(self.image.width) / 4).max(1);
         Augment {
             crop_padding: if crop { CROP_PADDING.min(2 * hole) } else { 0 },
@@ -231,7 +231,7 @@ impl Setup {
     }
 }
 
-/// Where the images are kept: on the device, or streamed when they exceed the budget (D7).
+/// Residency of the images: on the device, or streamed if they exceed the budget.
 pub(crate) fn residency(config: &TrainConfig) -> Residency {
     match config.data_budget {
         Some(budget) => Residency::Auto { budget: budget.0 },
@@ -239,16 +239,17 @@ pub(crate) fn residency(config: &TrainConfig) -> Residency {
     }
 }
 
-/// The images of a dataset, as growth sees them.
+/// Shape of a dataset's images, for hosts.
 pub(crate) fn image_shape(info: &DatasetInfo) -> ImageShape {
     let &DatasetInfo { channels, height, width, ref classes, .. } = info;
     ImageShape { channels, height, width, classes: classes.len() }
 }
 
-/// A dataset by its name; the nearest name is part of the error.
+/// The dataset with the given name.
 ///
 /// # Errors
-/// [`Error::Value`] for a name that is not known, and for a root that the embedded dataset would not read.
+/// [`Error::Value`]: an unknown name, for which the nearest is suggested, or a root for the
+/// embedded dataset, which reads no files.
 pub fn dataset_spec(name: &str, root: Option<&Path>, skip_bad: bool) -> Result<DatasetSpec> {
     let source: Source = name.parse().map_err(|_| {
         let known = Source::ALL.map(Source::name);
@@ -260,17 +261,17 @@ pub fn dataset_spec(name: &str, root: Option<&Path>, skip_bad: bool) -> Result<D
         let found = Source::found_in(root).into_iter().map(|s| format!("`--dataset {s}`"));
         let found = found.collect::<Vec<_>>().join(" or ");
         let which = match &*found {
-            "" => "none fits the files there".into(),
+            "" => "no dataset fits the files there".into(),
             found => format!("{found} fits the files there"),
         };
         let expected =
-            format!("nothing with the embedded dataset, or the name of another: {which}");
+            format!("no data root for the embedded dataset, or another dataset; {which}");
         return Err(Error::value("data-root", root.display(), expected));
     }
     Ok(DatasetSpec { source, root: root.map(Path::to_path_buf), skip_bad })
 }
 
-/// Slots by name, by region (`r0`, `r1`), or `all`.
+/// Looks up slots by name, by region (`r0`, `r1`), or `all`.
 fn parse_slots(host: &HostSpec, wanted: &[String]) -> Result<Vec<SlotName>> {
     if wanted.iter().all(|name| name.trim().is_empty()) {
         return Err(Error::value("slots", "none", "slot names, `r0`, `r1` or `all`"));

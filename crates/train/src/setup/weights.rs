@@ -1,8 +1,9 @@
-//! Weights files: what is written beside the tensors, and how a network comes back from one (U5).
+//! Weights files: their metadata, and rebuilding a network from one.
 //!
-//! A file is safetensors under PyTorch's names. Its metadata has `topology` (the host and what grew
-//! in it), `normalization` (`{"mean": […], "std": […]}` per channel, of pixels in 0..1) and
-//! `classes` (their names). A file without metadata, as PyTorch writes it, is a bare host.
+//! A file is safetensors with PyTorch's names. Its metadata has `topology` (the host and its
+//! modules), `normalization` (`{"mean": […], "std": […]}` per channel, for pixels in 0..1) and
+//! `classes` (their names). A file without metadata, as PyTorch writes it, is a host without
+//! modules.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,28 +15,28 @@ use meristem_nn::{HostTensor, Network, StateDict};
 
 use crate::error::{Error, Result};
 
-/// The host that a file is to hold.
+/// Host that a weights file should have.
 pub(crate) struct Wanted<'a> {
-    /// Its description, when one was asked for.
+    /// Description of the host, if requested.
     pub(crate) host: Option<&'a HostSpec>,
-    /// The images of the dataset at hand.
+    /// Shape of the dataset's images.
     pub(crate) image: &'a ImageShape,
 }
 
-/// A weights file in memory.
+/// Contents of a weights file.
 #[derive(Clone, Debug)]
 pub(crate) struct Weights {
     path: PathBuf,
-    /// The tensors.
+    /// Tensors by name.
     pub(crate) state: StateDict,
     metadata: Metadata,
 }
 
 impl Weights {
-    /// Reads a file.
+    /// Reads the file at `path`.
     ///
     /// # Errors
-    /// It cannot be read, or is not safetensors.
+    /// The file cannot be read, or is not safetensors.
     pub(crate) fn load(path: &Path) -> Result<Self> {
         let (state, metadata) = safetensors::load(path)?;
         Ok(Self { path: path.into(), state, metadata })
@@ -45,11 +46,11 @@ impl Weights {
         Error::Weights { path: self.path.clone(), message: message.to_string() }
     }
 
-    /// The host that these weights belong to, checked against what is `wanted`. Without a topology
-    /// in the file it is a bare host with `slots`.
+    /// The host that these weights belong to, checked against `wanted`. Without a topology in the
+    /// file, a host with empty `slots`.
     ///
     /// # Errors
-    /// No topology and no host asked for; another host or image than the one wanted; a damaged
+    /// No topology and no requested host; another host or image shape than wanted; a damaged
     /// topology.
     pub(crate) fn host(
         &self,
@@ -60,18 +61,18 @@ impl Weights {
     ) -> Result<Host> {
         let Some(json) = self.metadata.get("topology") else {
             let Some(spec) = wanted.host else {
-                return Err(self.fail("no `topology` in its metadata, so --host must be given"));
+                return Err(self.fail("its metadata has no `topology`, so --host is required"));
             };
             return Ok(Host::new(*spec, *wanted.image, slots, Arc::clone(blueprints), rules)?);
         };
         let topology = Topology::from_json(json).map_err(|e| self.fail(e))?;
         if let Some(spec) = wanted.host.filter(|spec| **spec != topology.host) {
             let (made, asked) = (topology.host, spec);
-            return Err(self.fail(format!("made with host `{made}`, asked for `{asked}`")));
+            return Err(self.fail(format!("made with host `{made}`, but `{asked}` was requested")));
         }
         if topology.image != *wanted.image {
             return Err(self.fail(format!(
-                "made for {} and the dataset has {}",
+                "made for {}, but the dataset has {}",
                 describe(&topology.image),
                 describe(wanted.image)
             )));
@@ -79,7 +80,7 @@ impl Weights {
         topology.rebuild(blueprints, rules).map_err(|e| self.fail(e))
     }
 
-    /// The host description in the file, if there is one.
+    /// The host description in the file, if it has one.
     ///
     /// # Errors
     /// A damaged topology.
@@ -88,10 +89,10 @@ impl Weights {
         Ok(Some(Topology::from_json(json).map_err(|e| self.fail(e))?.host))
     }
 
-    /// The constants that the network was trained with, if the file says so.
+    /// The normalisation constants that the network was trained with, if the file has them.
     ///
     /// # Errors
-    /// They are damaged, or not one per channel.
+    /// Damaged constants, or not one of each per channel.
     pub(crate) fn normalization(&self, channels: usize) -> Result<Option<Normalization>> {
         #[derive(serde::Deserialize)]
         struct Constants {
@@ -108,16 +109,16 @@ impl Weights {
         match usable {
             true => Ok(Some(Normalization { mean, std })),
             false => Err(self.fail(format!(
-                "`normalization` must hold {channels} finite means and positive deviations"
+                "`normalization` must hold {channels} finite means and positive standard deviations"
             ))),
         }
     }
 
-    /// Whether a label means the same to these weights as to a dataset with `classes`. Classes that are only
-    /// numbered, or that the file does not name, say nothing.
+    /// Checks that labels mean the same to these weights as in a dataset with `classes`. Classes
+    /// that are only numbered, or that the file does not have, are not compared.
     ///
     /// # Errors
-    /// Other classes, or another order of them; damaged names.
+    /// Other classes or another order; damaged names.
     pub(crate) fn check_classes(&self, classes: &[String]) -> Result<()> {
         let Some(json) = self.metadata.get("classes") else { return Ok(()) };
         let own: Vec<String> =
@@ -125,20 +126,20 @@ impl Weights {
         let numbered = |names: &[String]| names.iter().all(|name| name.parse::<usize>().is_ok());
         let mut pairs = own.iter().zip(classes).enumerate();
         match pairs.find(|(_, (own, data))| own != data) {
-            Some((label, (own_name, data))) if !numbered(&own) && !numbered(classes) => {
-                Err(self.fail(format!(
-                    "label {label} is `{own_name}` to these weights and `{data}` in the dataset: they were made with \
-                     other classes, or another order of them"
-                )))
-            }
+            Some((label, (own_name, data))) if !numbered(&own) && !numbered(classes) => Err(self
+                .fail(format!(
+                    "label {label} is `{own_name}` in these weights and `{data}` in the dataset; \
+                     the classes or their order differ"
+                ))),
             _ => Ok(()),
         }
     }
 
-    /// Puts the tensors into a network.
+    /// Loads the tensors into a network.
     ///
     /// # Errors
-    /// Tensors that are missing, too many, of another shape, or not finite, and variances below 0: each is listed.
+    /// A list of tensors that are missing, superfluous, not finite or of another shape, and of
+    /// negative variances.
     pub(crate) fn fill(&self, network: &mut Network) -> Result<()> {
         let negative =
             |tensor: &HostTensor| tensor.as_f32().is_some_and(|v| v.iter().any(|v| *v < 0.0));
@@ -155,10 +156,10 @@ fn describe(image: &ImageShape) -> String {
     format!("{image} images of {} classes", image.classes)
 }
 
-/// The bytes of the file at `path` of a network with these tensors, and with this host.
+/// Serialises a network's tensors and its host for the weights file at `path`.
 ///
 /// # Errors
-/// None of what a run makes.
+/// None for the networks of a run.
 pub(crate) fn to_bytes(
     path: &Path,
     state: &StateDict,

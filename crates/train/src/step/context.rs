@@ -1,4 +1,4 @@
-//! The context of a step: everything that its parts work with.
+//! Context of a step: everything that its parts use.
 
 use meristem_device::{Counts, HotScope, Policy};
 
@@ -8,22 +8,23 @@ use crate::record::totals::Totals;
 use crate::setup::Setup;
 use crate::setup::controllers::AnyController;
 
-/// Everything in this process that a step works with, besides the envs.
+/// Everything in this process that a step uses, apart from the envs.
 pub(crate) struct Context<'a, 'j> {
     pub(crate) setup: &'a Setup,
     pub(crate) fleet: &'a mut Fleet,
     pub(crate) controller: &'a mut AnyController,
     pub(crate) journal: &'a mut Journal<'j>,
-    /// Processes of the run.
+    /// Number of processes of the run.
     pub(crate) processes: usize,
-    /// Totals of the step in progress.
+    /// Totals of the current step.
     pub(crate) spent: Totals,
-    /// Whether this process has done a step: its first may make what the others reuse (D5).
+    /// Whether this process has completed a step. Its first step may allocate what later steps
+    /// reuse.
     pub(crate) warm: &'a mut bool,
 }
 
 impl Context<'_, '_> {
-    /// A scope on each device. This process's first step is only counted.
+    /// Opens a scope on each device. This process's first step is only counted.
     #[track_caller]
     pub(crate) fn hot_scopes(
         &self,

@@ -1,4 +1,4 @@
-//! Contributions of an env's modules, from validation in many configurations, and its cost.
+//! Contributions of an env's modules, and the cost of measuring them.
 
 use meristem_grow::{Configuration, Interaction};
 use meristem_nn::EvalMetrics;
@@ -8,10 +8,10 @@ use crate::error::Result;
 use crate::position::Position;
 use crate::record::events::{Counterfactuals, ModuleOff, ModulePair, ModulesOn, ValidationCost};
 
-/// Contributions of the live modules of an env; `None` when there is none, or no control split.
+/// Contributions of the live modules of an env; `None` without live modules or control split.
 ///
 /// # Errors
-/// None for an env whose network has a row for each configuration.
+/// None if the network has metrics of every configuration.
 pub(crate) fn of(env: &Env, Position { round, step }: Position) -> Result<Option<Counterfactuals>> {
     let (asked, rows) = (&env.counterfactual, env.control_rows());
     let Some(main) = rows.first().filter(|_| !asked.modules().is_empty()) else { return Ok(None) };

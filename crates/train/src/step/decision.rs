@@ -1,4 +1,4 @@
-//! The decision of a step.
+//! Decision of a step.
 
 use meristem_control::EnvView;
 
@@ -8,7 +8,7 @@ use crate::position::Position;
 use crate::step::context::Context;
 use crate::step::growth;
 
-/// Asks the controller about all envs at once, and does what it says; the actions in words.
+/// Asks the controller about all envs at once and executes its actions. Returns them in words.
 pub(super) fn decide(
     context: &mut Context<'_, '_>,
     envs: &mut [Env],

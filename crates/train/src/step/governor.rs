@@ -1,28 +1,28 @@
-//! The governor in the loop: what it remembers of an env, and how an env that has failed goes on
-//! (`docs/growth.md`, Governor).
+//! Governor in the training loop: detection of failed envs, and their recovery (`docs/growth.md`,
+//! Governor).
 //!
-//! After the read-back of a step and before anything is decided, every env is judged ([`Vitals`]):
-//! by its control loss, or by its training loss where there is no control split. Neither, and no
-//! weight, may be NaN or infinite.
+//! Every env is checked ([`Vitals`]) after the read-back of a step and before any decision, by its
+//! control loss, or by its training loss without a control split. Both losses and all weights must
+//! be finite.
 //!
-//! **A rollback** brings back the snapshot: the weights and statistics of the host and of its
-//! fossilized modules, bit for bit. Live modules are pruned, the optimiser starts anew. Nothing
-//! that was measured before counts any more: the restored host is read against the control split,
-//! and its history of losses and accuracies, its reward and its trajectory begin there, so that no
-//! difference reaches across. Then the step goes on as in every other env: the controller decides
-//! about the restored host, which trains again in the next step.
+//! **A rollback** restores the snapshot: the weights and statistics of the host and of its
+//! fossilized modules, bit for bit. Live modules are pruned, and the optimiser is reset. Earlier
+//! measurements are dropped: the restored host is evaluated on the control split, and its history
+//! of losses and accuracies, its reward and its trajectory start there, so that no difference spans
+//! the rollback. The step then continues as for every other env: the controller decides about the
+//! restored host, which trains again in the next step.
 //!
-//! **The cause** is the last transition of the trajectory that changed something (any op but WAIT
-//! that succeeded), or, if none did, its last transition. It bears the penalty, and the trajectory
-//! ends before this step as a termination. In an episode's first step there is no transition:
-//! nothing is ended or punished then.
+//! **The cause** is the last transition of the trajectory that changed the network (a successful op
+//! other than WAIT), or the last transition if none did. It gets the penalty, and the trajectory
+//! ends before this step as a termination. The first step of an episode has no transition before
+//! it, so nothing is ended or penalised then.
 //!
-//! **Snapshots** lie on the env's device. One is taken as the episode begins, then every so many
-//! steps and after each fossilize, so that it always has the fossilized modules of its env; in a
-//! step that failed, or whose loss was a spike, only a fossilize is a reason for one. Failures with
-//! no snapshot between them say that going back is no help: the last that is allowed ends the run
-//! (the other envs with it: what cannot be trained is for the user to mend, and a policy learns
-//! from all envs or from none), and so does an episode of nothing but failures.
+//! **Snapshots** are kept on the env's device. One is taken at the beginning of an episode, then at
+//! fixed intervals and whenever a module is fossilized, so that it always has the env's fossilized
+//! modules. In a step that failed or whose loss was a spike, only fossilizing a module takes one.
+//! Too many failures without a snapshot in between end the run, because going back does not help,
+//! and so does an episode of nothing but failures. The other envs end with it, because a policy
+//! learns from all envs or from none.
 
 use meristem_control::{Failure, GovernorConfig};
 use meristem_grow::StageChange;
@@ -36,11 +36,11 @@ use crate::step::context::Context;
 use crate::step::growth::Before;
 use crate::step::{measure, permitted};
 
-/// Judges all envs by what the step measured; those that have failed go back to their snapshots.
-/// Waits for the device where one has.
+/// Checks all envs by the measurements of the step, and restores failed ones from their snapshots.
+/// Waits for the device if there are any.
 ///
 /// # Errors
-/// [`Error::Diverged`]: going back is no help. A failed device.
+/// [`Error::Diverged`] after too many failures, or a device failure.
 pub(crate) fn govern(
     context: &mut Context<'_, '_>,
     envs: &mut [Env],
@@ -69,10 +69,10 @@ fn roll_back(
     let (index, Position { round, step }) = (env.index, when);
     env.guard.failures += 1;
     let Guard { snapshot_step: restored_step, failures, .. } = env.guard;
-    // An episode too short for so many is not to pass either if it was nothing but failures.
+    // An episode that is too short for the limit must not consist of failures only.
     if failures >= rules.failures_max || failures as usize == context.setup.config.steps {
         let error = Error::Diverged { env: index, round, step, failure, failures };
-        let what = format!("{}; going back is no help", failure.describe());
+        let what = format!("{}; rolling back does not help", failure.describe());
         context.journal.emit_waiting(Event::Anomaly { env: index, round, step, what });
         return Err(error);
     }
@@ -100,10 +100,10 @@ fn roll_back(
     Ok(())
 }
 
-/// Takes the snapshots that are due after a step. Waits for nothing.
+/// Takes the snapshots that are due after a step. Does not wait for the device.
 ///
 /// # Errors
-/// Memory, a failed device.
+/// Out of memory, a device failure.
 pub(crate) fn take_snapshots(
     context: &Context<'_, '_>,
     envs: &mut [Env],

@@ -1,4 +1,4 @@
-//! Growth in an env's slots: actions are done, and events tell of them.
+//! Growth in the slots of an env: execution of actions, and their events.
 
 use meristem_control::{Action, Deed, Op, Outcome, apply};
 use meristem_grow::{Comparison, GateReport, Host, Stage, StageChange};
@@ -10,10 +10,10 @@ use crate::record::events::{Event, SlotState};
 use crate::record::journal::Journal;
 use crate::setup::Setup;
 
-/// Opens a step for an env and tells which stages time alone has changed.
+/// Opens a step for an env and records the stages that changed with time.
 ///
 /// # Errors
-/// Memory, a failed stream.
+/// Out of memory, a failed stream.
 pub(crate) fn open_step(
     env: &mut Env,
     setup: &Setup,
@@ -26,10 +26,10 @@ pub(crate) fn open_step(
     Ok(())
 }
 
-/// Does a controller's action, works out its reward, and returns it in words.
+/// Executes a controller's action, computes its reward, and returns it in words.
 ///
 /// # Errors
-/// An action that is not legal, which would be a fault of the controller.
+/// An illegal action, which is a bug in the controller.
 pub(crate) fn act(
     env: &mut Env,
     action: &Action,
@@ -57,7 +57,7 @@ pub(crate) fn act(
     Ok(words)
 }
 
-/// An action in words: `GERMINATE r0c1 conv_light`.
+/// Describes an action, such as `GERMINATE r0c1 conv_light`.
 fn describe(action: &Action, host: &Host) -> String {
     let slot = action.slot().and_then(|slot| host.slots().get(slot));
     let name = slot.map(|slot| slot.name.to_string());
@@ -71,7 +71,7 @@ fn describe(action: &Action, host: &Host) -> String {
     parts.into_iter().flatten().collect::<Vec<String>>().join(" ")
 }
 
-/// Contents of each slot before a change that may have emptied it.
+/// Blueprint and contribution of each slot before a change that may empty it.
 pub(crate) struct Before {
     blueprints: Vec<Option<String>>,
     contributions: Vec<Option<f64>>,
@@ -88,7 +88,7 @@ impl Before {
         }
     }
 
-    /// Tells of a change of stage, and counts what came and went.
+    /// Records a change of stage, and counts modules by fate.
     pub(crate) fn tell(
         &self,
         grown: &mut Env,
@@ -170,7 +170,7 @@ fn gate_event(
     }
 }
 
-/// The slots of an env that are not dormant, with the health of gradients or without.
+/// States of the slots that are not dormant, with gradient health if `health` is set.
 pub(crate) fn slot_states(env: &Env, health: bool) -> Vec<SlotState> {
     let state = |(slot, measured): (&meristem_grow::Slot, &meristem_grow::GateInputs)| SlotState {
         slot: slot.name.to_string(),

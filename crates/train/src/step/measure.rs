@@ -1,4 +1,4 @@
-//! Measuring envs on a split: enqueued for all of them, then one read-back.
+//! Evaluation of envs on a split: enqueued for all envs, then one read-back.
 
 use std::ops::Range;
 
@@ -9,18 +9,19 @@ use crate::env::{Env, networks};
 use crate::error::Result;
 use crate::fleet::{Fleet, labelled};
 
-/// Evaluates every env on the control split, in every configuration of its step. Waits for nothing.
+/// Evaluates every env on the control split, in every configuration of its step. Does not wait for
+/// the device.
 ///
 /// # Errors
-/// A failed device.
+/// A device failure.
 pub(crate) fn control(fleet: &mut Fleet, envs: &mut [Env]) -> Result<()> {
     let _span = fleet.machine.span(|| "evaluate");
     let configurations: Vec<_> = envs.iter().map(|env| 0..env.configurations()).collect();
     serve(envs, &mut fleet.control, &configurations)
 }
 
-/// One pass over a split, batch by batch for all envs: each is gathered once, and validated in one
-/// launch for all configurations of its env (C1). Without a gather there is nothing to validate.
+/// Enqueues one pass over a split, batch by batch for all envs. Each batch is gathered once and
+/// evaluated in one launch for all configurations of its env. Without gathers it does nothing.
 pub(super) fn serve(
     envs: &mut [Env],
     gathers: &mut [GatherBatches],
@@ -34,7 +35,7 @@ pub(super) fn serve(
     loop {
         let mut batches = vec![];
         for gather in &mut *gathers {
-            // All serve one split, and end together.
+            // All gathers serve the same split and end together.
             let Some(next) = gather.next()? else { return Ok(()) };
             batches.extend(next);
         }
@@ -42,10 +43,10 @@ pub(super) fn serve(
     }
 }
 
-/// The one read-back of a step: all metrics of all envs (H1). Waits for the devices.
+/// Reads all metrics of all envs: the one read-back of a step. Waits for the devices.
 ///
 /// # Errors
-/// A failed device.
+/// A device failure.
 pub(crate) fn read(fleet: &Fleet, envs: &mut [Env]) -> Result<()> {
     let has_control = !fleet.control.is_empty();
     networks(envs).count_non_finite()?;
@@ -61,11 +62,11 @@ pub(crate) fn read(fleet: &Fleet, envs: &mut [Env]) -> Result<()> {
     Ok(())
 }
 
-/// Measures envs that were rolled back, by their indices here, on the control split once more.
-/// Waits for the devices, if there are any.
+/// Evaluates the restored envs, given by index, on the control split again. Waits for the devices
+/// if there are any.
 ///
 /// # Errors
-/// A failed device.
+/// A device failure.
 pub(crate) fn again(fleet: &mut Fleet, envs: &mut [Env], restored: &[usize]) -> Result<()> {
     if restored.is_empty() || fleet.control.is_empty() {
         return Ok(());

@@ -1,14 +1,16 @@
-//! One step of the envs of this process.
+//! One step of this process's envs:
 //!
-//! Time passes for the hosts and their networks follow (`growth::open_step`); the epoch's batches
-//! are gathered and trained on, all envs side by side, nothing is waited for (`training`, H4); the
-//! control split is evaluated in every configuration, and one read-back brings all metrics of all
-//! envs (`measure`, H1); what has failed is rolled back (`governor`); the controller decides
-//! (`decision`) and `growth::act` does it; snapshots that are due are taken.
-//! - `counterfactuals`: what modules are worth;
-//! - `telemetry`: what of a step is only told;
-//! - `permitted`: what the hot path may do;
-//! - `report`: the envs at the end of an episode.
+//! - `growth::open_step` advances the hosts and updates their networks;
+//! - `training` gathers the batches of the epoch and trains all envs side by side, without waiting;
+//! - `measure` evaluates the control split in every configuration, and reads the metrics of all
+//! envs back at once;
+//! - `governor` rolls failed envs back;
+//! - `decision` asks the controller, `growth::act` executes its actions;
+//! - `governor::take_snapshots` takes the snapshots that are due.
+//!
+//! The other modules: `counterfactuals` has the contributions of modules, `telemetry` the details
+//! for the events, `permitted` the limits of the hot path, and `report` the evaluation at the end
+//! of an episode.
 
 mod context;
 mod counterfactuals;
@@ -28,10 +30,10 @@ use crate::error::Result;
 use crate::position::Position;
 use crate::record::events::{Event, StepCompleted};
 
-/// Does one step. Waits for the devices.
+/// Runs one step. Waits for the devices.
 ///
 /// # Errors
-/// A diverged env, a failed device.
+/// A diverged env, a device failure.
 pub(crate) fn step(context: &mut Context<'_, '_>, envs: &mut [Env], when: Position) -> Result<()> {
     let telling = Telling::of(&context.setup.config, when.step);
     let mut clock = Clock::start(telling);
@@ -41,7 +43,7 @@ pub(crate) fn step(context: &mut Context<'_, '_>, envs: &mut [Env], when: Positi
     }
     set_alphas(envs)?;
     for (env, sizes) in envs.iter_mut().zip(&context.fleet.batch_sizes) {
-        // What growth makes new is made here, not in the inner loop.
+        // Memory for new plans is allocated here, not in the inner loop.
         for &size in sizes {
             env.network.prepare_training(size)?;
         }
@@ -84,7 +86,7 @@ pub(crate) fn step(context: &mut Context<'_, '_>, envs: &mut [Env], when: Positi
     governor::take_snapshots(context, envs, when)
 }
 
-/// One line per batch and env, in the order in which they were trained.
+/// Records one event per batch and env, in the order of training.
 fn tell_batches(context: &mut Context<'_, '_>, envs: &[Env], Position { round, step }: Position) {
     if !context.setup.config.log_batches {
         return;

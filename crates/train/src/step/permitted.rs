@@ -1,9 +1,8 @@
-//! Permitted copies, waits and allocations on the hot path of a step (V2, H1, H4).
+//! Copies, waits and allocations that the hot path of a step may make.
 //!
-//! The whole program's permitted waits, and the sites at which a run may copy, wait or allocate,
-//! are the table `permitted.toml` beside this crate's manifest, each with its reason. `cargo xtask
-//! tidy` holds the first half, a test of `run` the second: what is new must be entered, what is
-//! gone must be taken out.
+//! `permitted.toml`, next to this crate's manifest, lists all waits of the program, and all sites
+//! at which a run may copy, wait or allocate, with reasons. `cargo xtask tidy` checks the waits, a
+//! test of `run` the sites: new ones must be added, unused ones removed.
 
 use meristem_device::Counts;
 
@@ -13,50 +12,50 @@ pub(crate) const TRAIN_STEP: &str = "train_step";
 /// Name of the scope around evaluation on the control split and the step's read-back.
 pub(crate) const CONTROL_STEP: &str = "control_step";
 
-/// Name of the scope around the decision about all envs, the deeds and their rewards.
+/// Name of the scope around the decision about all envs, the actions and their rewards.
 pub(crate) const DECIDE: &str = "decide";
 
 /// Name of the scope around the snapshots of a step.
 pub(crate) const SNAPSHOT: &str = "snapshot";
 
-/// Limits of the inner loop on a device: nothing is permitted. The permutation was copied before
-/// it, plans and buffers were made before it.
+/// Limits of the inner loop on a device: nothing is permitted, because the permutation was copied
+/// and plans and buffers were created before.
 pub(crate) fn train_step(_envs: u64) -> Counts {
     Counts::default()
 }
 
-/// Limits of a control step on a device with so many envs.
+/// Limits of a control step on a device with `envs` envs.
 pub(crate) fn control_step(envs: u64) -> Counts {
     Counts {
-        // The metrics of all envs, in one copy (H1).
+        // The metrics of all envs, in one copy.
         copies_to_host: 1,
-        // For that copy.
+        // The wait for that copy.
         synchronizations: 1,
-        // Each env's gather of the control split uploads its order.
+        // Order of the control split, uploaded by each env's gather.
         copies_to_device: envs,
-        // A pattern of alphas that an env has not evaluated before may need a larger arena.
+        // A larger arena for a pattern of alphas that an env has not evaluated before.
         allocations: envs,
         launches: 0,
     }
 }
 
-/// Limits of a decision on a device, however many envs there are: those of a policy on so many
-/// ranks here, which is the most.
+/// Limits of a decision on a device, for any number of envs: those of a policy on `ranks` ranks,
+/// which needs the most.
 pub(crate) fn decide(ranks: u64) -> Counts {
     Counts {
-        // Choices, log-probabilities, entropies and values of all envs, in one copy (H1).
+        // Choices, log-probabilities, entropies and values of all envs, in one copy.
         copies_to_host: 1,
-        // For that copy.
+        // The wait for that copy.
         synchronizations: 1,
-        // To each rank's policy what its envs look like, and what is legal in them.
+        // Observations and legal actions of its envs, for each rank's policy.
         copies_to_device: ranks,
         allocations: 0,
         launches: 0,
     }
 }
 
-/// Limits of the snapshots of so many envs on a device.
+/// Limits of the snapshots of `envs` envs on a device.
 pub(crate) fn snapshot(envs: u64) -> Counts {
-    // Parameters, statistics and counters of a module that was fossilized; all other memory is used again.
+    // Parameters, statistics and counters of a fossilized module; all other memory is reused.
     Counts { allocations: 3 * envs, ..Counts::default() }
 }

@@ -1,4 +1,4 @@
-//! The report of an episode: its envs, measured for the last time.
+//! Report of an episode: the last measurements of its envs.
 
 use std::path::PathBuf;
 
@@ -13,11 +13,11 @@ use crate::record::summary::{EnvSummary, ModuleSummary};
 use crate::setup::Setup;
 use crate::step::measure;
 
-/// The end of an episode: leave-one-out of every module on the control split, and the one look at
-/// the test split. One wait.
+/// Evaluates the envs at the end of an episode: leave-one-out of every module on the control split,
+/// and once on the test split. Waits for the devices once.
 ///
 /// # Errors
-/// A failed device.
+/// A device failure.
 pub(crate) fn report(
     fleet: &mut Fleet,
     setup: &Setup,

@@ -1,12 +1,12 @@
-//! Telemetry: what of a step is told for readers alone, and in which steps.
+//! Telemetry: details of a step that are recorded for readers only, and the steps that record them.
 //!
-//! Nothing is measured for it. The norms of gradients are found for clipping, in the training
-//! step's own launch, and come with the step's one read-back; from them gates and policies have the
-//! health of modules, in every step and at every level. Losses, accuracies and contributions decide
-//! as well, and Shapley values come from configurations whose interactions a policy sees. So what a
-//! level leaves out is the telling, and the clock: its times are taken where the host is anyway,
-//! and no device is waited for (H7). The seconds of a whole step are always taken, once, for the
-//! summary of the run.
+//! Nothing is measured for telemetry. Gradient norms are computed for clipping, in the launch of
+//! the training step, and come with the step's one read-back; gates and policies use the gradient
+//! health that follows from them in every step and at every level. Losses, accuracies and
+//! contributions are used for decisions as well, and Shapley values follow from configurations
+//! whose interactions a policy sees. So a level only changes the contents of events and the use of
+//! the clock. Times are taken where the host thread is anyway, without waiting for a device. The
+//! time of a whole step is always taken, for the summary of the run.
 
 use std::time::Instant;
 
@@ -17,8 +17,8 @@ use crate::env::Env;
 use crate::record::events::{GradientStatistics, PhaseSeconds, StepCompleted};
 use crate::settings::Telemetry;
 
-/// Detail that a step tells besides what happened. Follows from settings and step, so that a
-/// resumed run tells the same.
+/// Details that the events of a step have. They follow from settings and step, so that a resumed
+/// run records the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Telling {
     gradients: bool,
@@ -27,7 +27,7 @@ pub(crate) struct Telling {
 }
 
 impl Telling {
-    /// In this step of a round.
+    /// The details of a step of a round.
     pub(crate) fn of(config: &TrainConfig, step: usize) -> Self {
         let due = |every: usize| config.telemetry != Telemetry::Off && step.is_multiple_of(every);
         Self {
@@ -37,17 +37,17 @@ impl Telling {
         }
     }
 
-    /// Whether statistics of gradients are told.
+    /// Whether gradient statistics are recorded.
     pub(crate) fn gradients(self) -> bool {
         self.gradients
     }
 
-    /// Mean norm of the host's gradient.
+    /// Mean gradient norm of the host, if it is recorded.
     pub(crate) fn host_gradient_norm(self, env: &Env) -> Option<f64> {
         env.train.groups.first().filter(|_| self.gradients)?.mean_norm()
     }
 
-    /// Statistics of every group of the env's network.
+    /// Gradient statistics of every group of the env's network, if they are recorded.
     pub(crate) fn gradient_statistics(self, env: &Env) -> Option<Vec<GradientStatistics>> {
         let named = env.network.graph().groups.iter().zip(&env.train.groups);
         let all = named.map(|(group, metrics)| statistics(&group.name, metrics));
@@ -66,25 +66,25 @@ fn statistics(group: &str, metrics: &GroupMetrics) -> GradientStatistics {
     }
 }
 
-/// The host's clock over one step.
+/// Clock of the host thread over one step.
 #[derive(Debug)]
 pub(crate) struct Clock {
     telling: Telling,
     started: Instant,
-    /// Seconds until everything was measured.
+    /// Seconds until all metrics were read back.
     seconds: f64,
     last: Instant,
     phases: PhaseSeconds,
 }
 
 impl Clock {
-    /// The step begins.
+    /// Starts the clock at the beginning of a step.
     pub(crate) fn start(telling: Telling) -> Self {
         let now = Instant::now();
         Self { telling, started: now, seconds: 0.0, last: now, phases: PhaseSeconds::default() }
     }
 
-    /// A phase ends, if anyone is told of it.
+    /// Ends a phase, if phases are recorded.
     pub(crate) fn lap(&mut self, phase: impl FnOnce(&mut PhaseSeconds) -> &mut f64) {
         if self.telling.times && self.telling.full {
             let now = Instant::now();
@@ -93,13 +93,13 @@ impl Clock {
         }
     }
 
-    /// Everything is measured; seconds since the step began.
+    /// Notes that all metrics were read back. Returns the seconds since the beginning of the step.
     pub(crate) fn measured(&mut self) -> f64 {
         self.seconds = self.started.elapsed().as_secs_f64();
         self.seconds
     }
 
-    /// Tells the times of a step in which so many images were trained.
+    /// Adds the times to the event of a step that trained `images` images.
     pub(crate) fn tell(&self, event: &mut StepCompleted, images: u64) {
         if self.telling.times {
             event.step_seconds = Some(self.seconds);
@@ -124,7 +124,7 @@ mod tests {
     const STEPS: usize = 6;
 
     /// Stops in the middle of the second round, so that a checkpoint with envs, policy and rollout
-    /// is left.
+    /// remains.
     #[derive(Default)]
     struct Stops {
         done: usize,
@@ -143,13 +143,13 @@ mod tests {
     /// Results of a run.
     struct Left {
         events: Vec<Value>,
-        /// File names with their bytes.
+        /// File names and contents.
         weights: Vec<(String, Vec<u8>)>,
-        /// Without times, and where the events' file ends.
+        /// The newest checkpoint, without times and without the position in the events.
         checkpoint: Checkpoint,
     }
 
-    /// A policy that learns, on two small hosts in which modules grow.
+    /// Runs a learning policy on two small hosts with growing modules.
     fn left(level: Telemetry, every: usize) -> Left {
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path().join("run");
@@ -191,7 +191,7 @@ mod tests {
         Left { events, weights, checkpoint }
     }
 
-    /// Events without what telemetry tells and without times.
+    /// Events without telemetry and times.
     fn happened(events: &[Value]) -> Vec<Value> {
         let mut events = events.to_vec();
         for event in &mut events {
@@ -224,7 +224,7 @@ mod tests {
         assert!(!basic.checkpoint.envs.is_empty() && basic.weights.len() == 2);
         for other in others {
             assert!(other.weights == basic.weights, "other weights");
-            // NaN is not equal to itself, and text has every bit of what is finite.
+            // As text, because NaN does not equal itself; the text has every bit of finite numbers.
             assert_eq!(format!("{:?}", other.checkpoint), format!("{:?}", basic.checkpoint));
             assert_eq!(happened(&other.events), happened(&basic.events));
         }

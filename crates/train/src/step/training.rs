@@ -1,4 +1,4 @@
-//! The inner loop of a step.
+//! Inner loop of a step.
 
 use meristem_device::Policy;
 use meristem_nn::Network;
@@ -9,8 +9,8 @@ use crate::fleet::{Epoch, Fleet, labelled};
 use crate::step::context::Context;
 use crate::step::permitted;
 
-/// The inner loop: every batch of the epoch, to every env. Waits for nothing (D5, H4): a hot scope
-/// counts what it does, and refuses what it must not do.
+/// The inner loop: trains every env on every batch of the epoch. Does not wait for a device; a hot
+/// scope counts copies, waits and allocations, and refuses forbidden ones.
 pub(super) fn train_epoch(
     context: &mut Context<'_, '_>,
     envs: &mut [Env],
@@ -18,7 +18,7 @@ pub(super) fn train_epoch(
 ) -> Result<()> {
     let _span = context.fleet.machine.span(|| "train_epoch");
     let Fleet { machine, train, replicas, .. } = &mut *context.fleet;
-    // What goes to another process is waited for, and counted.
+    // Data for other processes is waited for, and counted.
     let sends = replicas.is_some() && context.processes > 1;
     let policy =
         if sends || !*context.warm { Policy::Off } else { context.setup.config.hot_scope.0 };

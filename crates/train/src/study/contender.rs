@@ -1,4 +1,4 @@
-//! The contenders of a study.
+//! Contenders of a study.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,29 +8,29 @@ use serde::{Deserialize, Serialize};
 
 use crate::settings::{BadValue, ControllerKind, choose, serde_as_text, unknown};
 
-/// Prefix of the name of a contender that learns, before its reward.
+/// Prefix of a learning contender's name, before its reward.
 const LEARNER: &str = "ppo@";
 
-/// Text forms of all, as messages show them.
+/// All text forms, for messages.
 const FORMS: [&str; 8] = {
     let [heuristic, ppo, policy, greedy, random, fixed, none] = ControllerKind::FORMS;
     [none, random, heuristic, ppo, "ppo@REWARD", policy, greedy, fixed]
 };
 
-/// One of those who are compared.
+/// One of the controllers that a study compares.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Contender {
     /// A controller that does not learn. Text form: the controller's.
     Controller(ControllerKind),
-    /// A new policy for each seed: it learns by PPO for the rounds of the settings, on other hosts,
-    /// and is then compared as it is. Text forms: `ppo`, or with a reward other than that of the
-    /// settings, `ppo@REWARD`.
+    /// A new policy for each seed. It learns by PPO for the rounds in the settings, on other hosts,
+    /// and is then compared without learning. Text forms: `ppo`, or `ppo@REWARD` with another
+    /// reward than in the settings.
     Learner(Option<RewardMode>),
 }
 
 impl Contender {
-    /// Name of its folder: without the file.
+    /// Name of the contender's folder: its text form without the file.
     pub(super) fn word(&self) -> String {
         let text = self.to_string();
         text.split(':').next().unwrap_or_default().replace('@', "-")
@@ -46,7 +46,7 @@ impl FromStr for Contender {
         match text.parse() {
             Ok(ControllerKind::Ppo) => Ok(Self::Learner(None)),
             Ok(controller) => Ok(Self::Controller(controller)),
-            // Where a file is missing the answer is about that.
+            // If the file is missing, report that.
             Err(error) if text.ends_with(':') => Err(error),
             Err(_) => Err(unknown(text, &FORMS)),
         }

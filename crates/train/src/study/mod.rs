@@ -1,9 +1,9 @@
-//! A study: controllers compared on the same fresh hosts.
+//! Study: controllers compared on the same fresh hosts.
 //!
-//! For each seed and each contender one run ([`crate::run`]) of one episode, in which nobody
-//! learns. A seed gives everybody the same initial hosts, the same split and the same order of
-//! samples, so that differences between contenders are paired. Results do not depend on the number
-//! of threads, nor on who else takes part.
+//! For each seed and contender there is one run ([`crate::run`]) of one episode, without learning.
+//! All contenders of a seed have the same initial hosts, the same split and the same order of
+//! samples, so that differences between contenders are paired. Results depend neither on the number
+//! of threads nor on the other contenders.
 
 mod contender;
 mod report;
@@ -30,33 +30,32 @@ use crate::settings::{CommKind, ControllerKind, ExchangeKind};
 use crate::setup::controllers::AnyController;
 use crate::setup::{Names, Setup, residency};
 
-/// The first seed where none is asked for: not the default of training, so that a policy meets
-/// other hosts than those it learned on.
+/// Default of the first seed. It differs from the default of training, so that a policy is compared
+/// on other hosts than it learned on.
 pub const FIRST_SEED: u64 = 1000;
 
-/// The most seeds of a study.
+/// Maximum number of seeds of a study.
 const SEEDS_MAX: usize = 10_000;
 
 /// Settings of a study.
 #[derive(Clone, Debug)]
 pub struct StudyConfig {
-    /// Contenders, each once. The first is the one that the others are compared with.
+    /// Distinct contenders; the others are compared with the first.
     pub contenders: Vec<Contender>,
-    /// Number of seeds; the first is that of the settings, each next one is 1 more.
+    /// Number of seeds, which count up from the seed in the settings.
     pub seeds: usize,
-    /// The settings of every run, controller, rounds and seed aside.
+    /// Settings of every run, except controller, rounds and seed.
     pub settings: TrainConfig,
-    /// Where the runs and `study.json` are written; must not exist.
+    /// Folder for the runs and `study.json`; must not exist.
     pub folder: PathBuf,
 }
 
 impl StudyConfig {
-    /// Combines the settings as [`TrainConfig::resolve`] does. What concerns a single run (name,
-    /// folder, export, trace, log, checkpoints, controller and its policy) is left out of them.
+    /// Combines settings as [`TrainConfig::resolve`] does. Settings of single runs (name, folder,
+    /// export, trace, log, checkpoints, controller and its policy) are ignored.
     ///
     /// # Errors
-    /// A value outside its range; contenders that are missing or there twice; no seeds, or too
-    /// many.
+    /// A value outside its range, no contenders or a repeated one, no seeds or too many.
     pub fn resolve(
         file: Layer,
         flags: Layer,
@@ -88,16 +87,19 @@ impl StudyConfig {
             return Err(Error::value("seeds", self.seeds, format!("1 to {SEEDS_MAX}")));
         }
         if self.settings.comm == CommKind::Mpi {
-            let expected =
-                "threads: a study is one process, whose policies may learn over ranks of threads";
+            let expected = "threads, because a study runs in one process";
             return Err(Error::value("comm", CommKind::Mpi, expected));
         }
         if self.contenders.is_empty() {
-            return Err(Error::value("controllers", "none at all", "at least one"));
+            return Err(Error::value("controllers", "none", "at least one"));
         }
         for (index, contender) in self.contenders.iter().enumerate() {
             if self.contenders[..index].contains(contender) {
-                return Err(Error::value("controllers", format!("{contender} twice"), "each once"));
+                return Err(Error::value(
+                    "controllers",
+                    format!("{contender} twice"),
+                    "each controller once",
+                ));
             }
         }
         match self.folder.exists() {
@@ -115,16 +117,16 @@ impl StudyConfig {
         let settings = self.settings.clone();
         let from_file = matches!(controller, ControllerKind::Policy(_) | ControllerKind::Greedy(_));
         let config = TrainConfig {
-            // Policies from files have widths of their own.
+            // A policy from a file has its own width.
             policy_hidden: settings.policy_hidden.filter(|_| !from_file),
             controller,
             seed,
             rounds: 1,
-            // Ranks are for learning.
+            // Ranks are only for learning.
             ranks: None,
             exchange: ExchangeKind::default(),
             run_dir: Some(folder),
-            // Without a controller too: everybody trains on the same images.
+            // Without a controller as well, so that all contenders train on the same images.
             control_split: Some(settings.control_share()),
             ..settings
         };
@@ -132,10 +134,10 @@ impl StudyConfig {
         Ok(config)
     }
 
-    /// The run in which a contender learns before: of another seed, hence on other hosts.
+    /// The run in which a contender learns first, with another seed and therefore other hosts.
     fn training(&self, contender: &Contender, seed: u64, folder: PathBuf) -> Result<TrainConfig> {
         let mut config = self.run(ControllerKind::Ppo, seed, folder)?;
-        // TOML, in which a run is written down, has signed integers: one bit less.
+        // TOML has signed integers, and so one bit less.
         config.seed = Rng::new(seed, Purpose::Init, u64::MAX, u64::MAX).next_u64() >> 1;
         config.rounds = self.settings.rounds;
         config.ranks = self.settings.ranks;
@@ -147,62 +149,62 @@ impl StudyConfig {
     }
 }
 
-/// A run that is about to begin.
+/// A run that is about to start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Planned<'a> {
     /// Number of the pair of contender and seed, from 1.
     pub number: usize,
-    /// How many there are.
+    /// Total number of such pairs.
     pub of: usize,
     /// The contender.
     pub contender: &'a Contender,
-    /// Seed that it is compared with.
+    /// Seed of the comparison.
     pub seed: u64,
-    /// Whether it learns now, to be compared after that.
+    /// Whether this is the run in which the contender learns, before its comparison.
     pub learns: bool,
 }
 
 /// Watches a study, and may ask it to stop.
 pub trait StudyObserver: Observer {
-    /// Before the first run: the policy of a contender learned with some of the seeds, and knows
-    /// their hosts and images.
+    /// Reports, before the first run, that a contender's policy was trained with some of the seeds,
+    /// and so on their hosts and images.
     fn seeds_are_known(&mut self, _contender: &Contender, _seeds: &[u64]) {}
 
-    /// A run is about to begin; its events follow.
+    /// Reports that a run is about to start; its events follow.
     fn run_begins(&mut self, _planned: &Planned<'_>) {}
 }
 
 impl StudyObserver for crate::record::observer::Silent {}
 
-/// Compares. Blocks until it is done. Asked to stop, it ends at the next step boundary, with what
-/// is complete.
+/// Runs a study. Blocks until it is done. If the observer asks to stop, it ends at the next step
+/// boundary with the completed runs.
 ///
 /// # Errors
-/// Anything that is wrong with the request, a policy or a script that does not fit among it, is
-/// found before the first run begins. A run that fails ends the study.
+/// Errors in the request, such as a policy or a script that does not fit, are found before the
+/// first run starts. A run that fails ends the study.
 pub fn compare(config: &StudyConfig, observer: &mut dyn StudyObserver) -> Result<Study> {
-    World::check_alone("one process: hosts and policies are compared in it one after the other")?;
+    World::check_alone("one process, without mpirun")?;
     config.validate()?;
     let last = config.seeds().last().copied().unwrap_or_default();
     config.run(ControllerKind::None, last, PathBuf::new())?;
     let names = Names::resolve(&config.settings)?;
     let source = names.spec.source;
     let result = Contest::open(config, names).and_then(|contest| contest.run(observer));
-    // The cache would keep the data, and with it the device, beyond this study.
+    // Otherwise the cache would keep the data, and with it the device, beyond this study.
     cache::clear(|key| key.source == source);
     result
 }
 
-/// A study that can start.
+/// A study that is ready to start.
 struct Contest<'a> {
     config: &'a StudyConfig,
     machine: Machine,
-    /// By contender: those of the seeds that its policy learned with.
+    /// For each contender, the seeds that its policy was trained with.
     known_seeds: Vec<Vec<u64>>,
 }
 
 impl<'a> Contest<'a> {
-    /// Loads the data, and tries every contender.
+    /// Loads the data, and creates every contender once to check it.
     fn open(config: &'a StudyConfig, names: Names) -> Result<Self> {
         let settings = &config.settings;
         let machine =
@@ -226,7 +228,7 @@ impl<'a> Contest<'a> {
         Ok(Self { config, machine, known_seeds })
     }
 
-    /// Seed by seed, so that a study which is stopped has about the same seeds of everybody.
+    /// Runs seed by seed, so that a stopped study has about the same seeds of all contenders.
     fn run(&self, observer: &mut dyn StudyObserver) -> Result<Study> {
         let Self { config, .. } = self;
         for (contender, known) in config.contenders.iter().zip(&self.known_seeds) {
@@ -275,7 +277,7 @@ impl<'a> Contest<'a> {
         Ok(study)
     }
 
-    /// One contender with one seed; `None` if it was stopped.
+    /// Runs one contender with one seed; `None` if it was stopped.
     fn one(
         &self,
         planned: &Planned<'_>,

@@ -1,4 +1,4 @@
-//! The report of a study.
+//! Report of a study.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,101 +8,101 @@ use crate::record::summary::{
 };
 use crate::study::statistics::{PairedDifference, Spread};
 
-/// Version of the form of a study's JSON.
+/// Version of the format of `study.json`.
 pub const STUDY_VERSION: u32 = 1;
 
-/// The whole of a study. Accuracies are shares 0..1, on the test set, at the end of an episode.
+/// Results of a study. Accuracies are shares 0..1, on the test split, at the end of an episode.
 ///
-/// The unit of all statistics is the seed: what a seed gives is the mean over its envs, which share
-/// data and are not independent of each other.
+/// The unit of all statistics is the seed. The value of a seed is the mean over its envs, which
+/// share data and are not independent of each other.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Study {
     /// [`STUDY_VERSION`].
     pub version: u32,
-    /// Version of the program.
+    /// Version of meristem.
     pub program_version: String,
-    /// Completed, or interrupted: then what is here is what was complete.
+    /// Status; an interrupted study has the completed runs only.
     pub status: Status,
-    /// Dataset; absent before the first run is complete.
+    /// Dataset; absent if no run is complete.
     pub dataset: Option<DatasetSummary>,
     /// Host description.
     pub host: String,
-    /// Envs of each run.
+    /// Number of envs of each run.
     pub envs: usize,
-    /// Steps (epochs of host training) of each run.
+    /// Steps of each run. A step is one epoch of host training.
     pub steps: usize,
-    /// Episodes that a contender which learns had before it was compared.
+    /// Rounds in which learning contenders learn before their comparison.
     pub rounds: usize,
-    /// The seeds, the same for everybody.
+    /// Seeds, the same for all contenders.
     pub seeds: Vec<u64>,
-    /// In the order in which they were named; differences are to the first.
+    /// Results in the order of the request; differences are relative to the first.
     pub contenders: Vec<ContenderReport>,
 }
 
 impl Study {
-    /// Runs that are complete, over all contenders.
+    /// Number of complete runs, over all contenders.
     pub fn complete(&self) -> usize {
         self.contenders.iter().map(|report| report.runs.len()).sum()
     }
 }
 
-/// Results of one contender. Its statistics are over the seeds whose run is complete; absent
-/// without any.
+/// Results of one contender. Statistics are over the seeds with a complete run, and absent if there
+/// are none.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ContenderReport {
     /// The contender.
     pub contender: Contender,
-    /// Seeds of the study that its policy, from a file that says so, learned with: there it meets
-    /// hosts and images that it knows.
+    /// Seeds of the study that its policy was trained with, according to the policy's file. On
+    /// these seeds it meets hosts and images that it knows.
     #[serde(default)]
     pub known_seeds: Vec<u64>,
     /// Test accuracy.
     pub test_accuracy: Option<Spread>,
-    /// Trained parameters, host and modules.
+    /// Trained parameters of the host with its modules.
     pub parameters: Option<Spread>,
     /// Percentage points of test accuracy per 1000 parameters.
     pub points_per_1000_parameters: Option<Spread>,
     /// Test accuracy minus that of the first contender with the same seed, in percentage points;
-    /// absent for the first one itself.
+    /// absent for the first contender.
     pub difference_pp: Option<PairedDifference>,
-    /// One per seed.
+    /// Results of each seed.
     pub runs: Vec<StudyRun>,
 }
 
-/// One contender with one seed.
+/// Results of one contender with one seed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StudyRun {
-    /// Seed.
+    /// Seed of the run.
     pub seed: u64,
-    /// Mean over the envs.
+    /// Test accuracy, as the mean over the envs.
     pub test_accuracy: f64,
-    /// Mean over the envs.
+    /// Trained parameters, as the mean over the envs.
     pub parameters: f64,
-    /// Mean over the envs.
+    /// Percentage points of test accuracy per 1000 parameters, as the mean over the envs.
     pub points_per_1000_parameters: f64,
-    /// Each env.
+    /// Results of each env.
     pub envs: Vec<StudyEnv>,
-    /// The rounds in which it learned.
+    /// Results of the rounds in which the contender learned.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub training: Vec<RoundSummary>,
 }
 
-/// One env at the end of its episode.
+/// Results of one env at the end of its episode.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StudyEnv {
     /// Test accuracy.
     pub test_accuracy: f64,
     /// Control accuracy.
     pub control_accuracy: Option<f64>,
-    /// Trained parameters, host and modules.
+    /// Trained parameters of the host with its modules.
     pub parameters: usize,
     /// Trained parameters of the modules.
     pub grown_parameters: usize,
     /// Percentage points of test accuracy per 1000 parameters.
     pub points_per_1000_parameters: f64,
-    /// Modules that came and went.
+    /// Counts of modules by what happened to them.
     pub modules: ModuleCounts,
-    /// How often the governor rolled it back.
+    /// Number of rollbacks.
     pub rollbacks: usize,
 }
 
@@ -121,7 +121,7 @@ impl From<&EnvSummary> for StudyEnv {
 }
 
 impl StudyRun {
-    /// The results of a run that is complete, and the rounds in which its policy learned.
+    /// The results of a complete run; `training` has the rounds in which its policy learned.
     pub(super) fn new(summary: &Summary, training: Vec<RoundSummary>) -> Self {
         let envs: Vec<StudyEnv> = summary.envs.iter().map(StudyEnv::from).collect();
         let mean = |of: &dyn Fn(&StudyEnv) -> f64| {
@@ -141,12 +141,12 @@ impl StudyRun {
 /// A contender with its runs.
 pub(super) struct ContenderRuns {
     pub(super) contender: Contender,
-    /// The seeds that its policy learned with.
+    /// Seeds that its policy was trained with.
     pub(super) known_seeds: Vec<u64>,
     pub(super) runs: Vec<StudyRun>,
 }
 
-/// The contenders' figures, from their runs.
+/// Computes the contenders' statistics from their runs.
 pub(super) fn reports(all: Vec<ContenderRuns>) -> Vec<ContenderReport> {
     let first: Vec<(u64, f64)> = all.first().map_or(vec![], |first| {
         first.runs.iter().map(|run| (run.seed, run.test_accuracy)).collect()
@@ -184,7 +184,7 @@ mod tests {
         StudyRun { seed, test_accuracy, parameters, points_per_1000_parameters, envs, training }
     }
 
-    /// A study that was stopped: the second contender lacks a seed, the third has none.
+    /// A stopped study: the second contender lacks a seed, the third has none.
     #[test]
     fn only_seeds_that_both_have_are_compared() {
         let ran = |text: &str, runs: Vec<StudyRun>| {

@@ -1,20 +1,20 @@
-//! Mean and spread of a few measurements, and of their paired differences.
+//! Mean and standard deviation of a few measurements, and of their paired differences.
 
 use serde::{Deserialize, Serialize};
 
-/// Measurements in short.
+/// Mean and standard deviation of some measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
-    /// How many.
+    /// Number of measurements.
     pub count: usize,
-    /// Their mean.
+    /// Mean of the measurements.
     pub mean: f64,
-    /// Their sample standard deviation, `sqrt(Σ(x − mean)²/(n − 1))`; null for a single one.
+    /// Sample standard deviation, `sqrt(Σ(x − mean)²/(n − 1))`; null for a single measurement.
     pub std: Option<f64>,
 }
 
 impl Spread {
-    /// The spread of some measurements; `None` for none.
+    /// The spread of `values`; `None` if there are none.
     pub fn of(values: &[f64]) -> Option<Self> {
         let (count, n) = (values.len(), values.len() as f64);
         if count == 0 {
@@ -27,18 +27,18 @@ impl Spread {
     }
 }
 
-/// Difference of one contender from another under the same conditions, condition by condition.
+/// Paired differences of one contender from another.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PairedDifference {
-    /// The differences, this one's value minus the other's.
+    /// Spread of the differences, this contender's value minus the other's.
     #[serde(flatten)]
     pub spread: Spread,
-    /// In how many of the pairs this one's value is the larger.
+    /// Number of pairs in which this contender's value is larger.
     pub ahead: usize,
 }
 
 impl PairedDifference {
-    /// The difference over pairs (this one's value, the other's); `None` for none.
+    /// The differences of pairs (this contender's value, the other's); `None` without pairs.
     pub fn of(pairs: &[(f64, f64)]) -> Option<Self> {
         let differences: Vec<f64> = pairs.iter().map(|(own, other)| own - other).collect();
         let ahead = differences.iter().filter(|difference| **difference > 0.0).count();
@@ -51,7 +51,8 @@ mod tests {
     use super::*;
     use meristem_device::random::{Purpose, Rng};
 
-    /// Σ over all pairs of (xᵢ − xⱼ)² is 2n² times the variance with divisor n: no mean is taken.
+    /// The sum over all pairs of (xᵢ − xⱼ)² is 2n² times the variance with divisor n, so that no
+    /// mean is needed.
     fn slow_std(values: &[f64]) -> f64 {
         let n = values.len() as f64;
         let pairs = values.iter().flat_map(|a| values.iter().map(move |b| (a - b).powi(2)));
@@ -67,11 +68,12 @@ mod tests {
             let values: Vec<f64> = (0..count).map(|_| draw()).collect();
             let spread = Spread::of(&values).unwrap();
             let mean = values.iter().fold(0.0, |sum, x| sum + x / count as f64);
-            // A few roundings of numbers up to 100, of 1.1e-16 each; their squares' sum is divided by at least 1.
+            // A few roundings of numbers up to 100, of 1.1e-16 each; the sum of their squares is
+            // divided by at least 1.
             assert!((spread.mean - mean).abs() < 1e-12, "{values:?}");
             assert!((spread.std.unwrap() - slow_std(&values)).abs() < 1e-9, "{values:?}");
             assert_eq!(spread.count, count);
-            // Pairs: the same numbers in another order.
+            // The same numbers in another order.
             let other: Vec<f64> = values.iter().rev().copied().collect();
             let pairs: Vec<_> = values.iter().copied().zip(other.iter().copied()).collect();
             let paired = PairedDifference::of(&pairs).unwrap();
@@ -87,7 +89,7 @@ mod tests {
         assert_eq!(PairedDifference::of(&[]), None);
     }
 
-    /// The reason for pairing: hosts differ from seed to seed by far more than contenders do.
+    /// Pairing matters because hosts differ far more between seeds than between contenders.
     #[test]
     fn a_constant_lead_has_no_spread() {
         let pairs = [(51.0, 50.0), (81.0, 80.0), (21.0, 20.0)];

@@ -1,4 +1,4 @@
-//! One host trained by several ranks: what a run of it shows, how it grows, comes back and ends.
+//! One host trained by several ranks: its events, growth, resume and failure.
 
 use std::path::Path;
 
@@ -9,8 +9,8 @@ use meristem_train::events::{Event, StepCompleted};
 use meristem_train::settings::{ControllerKind, ExchangeKind, HotScopePolicy, Limit, Preset};
 use meristem_train::{Error, Observer, Result, Silent, Summary, resume, run};
 
-/// A host with a convolution that is large enough to be sent in part, trained on a few batches of which the last is
-/// smaller.
+/// Settings of a host with a convolution that is large enough for a sparse exchange, trained on a
+/// few batches of which the last is smaller.
 fn flags(folder: &Path, ranks: usize, exchange: ExchangeKind) -> Layer {
     Layer {
         preset: Some(Preset::Quick),
@@ -39,7 +39,7 @@ fn weights(folder: &Path) -> Vec<u8> {
     std::fs::read(folder.join("run/weights/env-0.safetensors")).unwrap()
 }
 
-/// The steps of a run, what germinated and who was rolled back.
+/// Observer of steps, germinated modules and rollbacks.
 #[derive(Default)]
 struct Seen {
     steps: Vec<StepCompleted>,
@@ -75,7 +75,7 @@ fn one_rank_is_an_env_that_is_alone() {
     assert!(expected.germinated > 0 && seen.steps.iter().all(|step| step.fingerprint.is_none()));
 }
 
-/// The host grows on all ranks alike, in any number of workers, and in two parts as in one.
+/// The host grows equally on all ranks, with any number of workers, and in two parts as in one.
 #[test]
 fn a_host_grows_on_all_ranks_and_resumes_to_the_same_bits() {
     let sparse = ExchangeKind::TopK(0.05);
@@ -107,7 +107,7 @@ fn a_host_grows_on_all_ranks_and_resumes_to_the_same_bits() {
     assert!(weights(dense.path()) != weights(whole.path()), "what was sent made a difference");
 }
 
-/// Breaks something of the leader in the inner loop.
+/// Observer that damages the leader in the inner loop.
 struct Breaks<F> {
     what: F,
     at: usize,
@@ -145,7 +145,7 @@ fn replicas_that_differ_end_the_run() {
     assert_eq!((flips.seen.steps.len(), error.exit_code()), (2, 1));
 }
 
-/// What is averaged is broken on all of them: the governor takes all of them back.
+/// Averaging breaks all replicas, and the governor restores all of them.
 #[test]
 fn a_host_that_breaks_goes_back_on_all_ranks() {
     let folder = tempfile::tempdir().unwrap();
@@ -159,7 +159,7 @@ fn a_host_that_breaks_goes_back_on_all_ranks() {
     assert!(summary.envs[0].test_loss.is_finite());
 }
 
-/// The others end with the rank that failed, and the error is its own.
+/// All ranks end with the failed one, and the error is that of the failed one.
 #[test]
 fn a_rank_that_fails_ends_all() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! Envs that break in the middle of a run: what the governor does about them, and that nobody else notices.
+//! Envs that break in the middle of a run: the governor restores them, and other envs are
+//! unaffected.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,15 +15,15 @@ use serde_json::Value;
 const ENVS: usize = 3;
 const BATCHES: usize = 4;
 
-/// What is done to the weights of a host right after a training step.
+/// Damage to a host's weights right after a training step.
 #[derive(Clone, Copy, Debug, Default)]
 enum Harm {
-    /// One is not a number any more.
+    /// One weight is NaN.
     #[default]
     NotFinite,
-    /// All are zero.
+    /// All weights are zero.
     Forgets,
-    /// All are 30 times as large.
+    /// All weights are 30 times as large.
     Grows,
 }
 
@@ -36,16 +37,16 @@ impl Harm {
     }
 }
 
-/// Does harm to hosts; stops runs.
+/// Observer that damages hosts and stops runs.
 #[derive(Debug, Default)]
 struct Breaks {
     harm: Harm,
-    /// Round, step, env, batch.
+    /// Round, step, env and batch of each damage.
     at: Vec<(usize, usize, usize, usize)>,
-    /// Ends the run at this step of the first round.
+    /// Step of the first round at which the run is stopped.
     stop_at: Option<usize>,
     now: (usize, usize),
-    /// Of each env in this step.
+    /// Number of batches of each env in the current step.
     batches: [usize; ENVS],
 }
 
@@ -54,7 +55,7 @@ impl Breaks {
         Self { at: at.to_vec(), ..Self::default() }
     }
 
-    /// Watches a run that goes on in the first round.
+    /// Observes a run that resumes at `step` of the first round.
     fn from(self, step: usize) -> Self {
         Self { now: (0, step), ..self }
     }
@@ -121,7 +122,7 @@ fn go_on(folder: &Path, mut observer: Breaks) -> Result<Summary> {
     resume(folder, &Layer::default(), &mut observer)
 }
 
-/// The events of a run, without their times.
+/// Reads the events of a run, without times.
 fn events(folder: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(folder.join("events.jsonl")).unwrap();
     let mut events: Vec<Value> =
@@ -138,7 +139,7 @@ fn of_kind<'a>(events: &'a [Value], kind: &str) -> Vec<&'a Value> {
     events.iter().filter(|event| event["event"] == kind).collect()
 }
 
-/// Of one env, without the numbers, which count those of all envs.
+/// The events of one env, without `seq`, which counts the events of all envs.
 fn of_env(events: &[Value], env: usize) -> Vec<Value> {
     let mut own: Vec<Value> = events.iter().filter(|event| event["env"] == env).cloned().collect();
     own.iter_mut().for_each(|event| drop(event.as_object_mut().unwrap().remove("seq")));
@@ -149,13 +150,13 @@ fn weights(folder: &Path, env: usize) -> Vec<u8> {
     std::fs::read(folder.join(format!("weights/env-{env}.safetensors"))).unwrap()
 }
 
-/// The checkpoint after so many steps of the first round.
+/// The checkpoint after `step` steps of the first round.
 fn checkpoint(folder: &Path, step: usize) -> StateDict {
     let file = folder.join(format!("checkpoints/round-000000-step-{step:06}.safetensors"));
     safetensors::load(&file).unwrap().0
 }
 
-/// The tensors below a prefix, as bits.
+/// The tensors with a prefix, as bytes.
 fn bits(of: &StateDict, prefix: &str) -> BTreeMap<String, Vec<u8>> {
     let own = of.iter().filter_map(|(name, t)| Some((name.strip_prefix(prefix)?.to_string(), t)));
     let bytes = |tensor: &meristem_nn::HostTensor| {
@@ -166,7 +167,7 @@ fn bits(of: &StateDict, prefix: &str) -> BTreeMap<String, Vec<u8>> {
     own.map(|(name, tensor)| (name, bytes(tensor))).collect()
 }
 
-/// Grows a module in r0c0 of every env, which is in Training from step 2 on.
+/// Script that grows a module in r0c0 of every env; the module is in Training from step 2 on.
 fn script(folder: &Path) -> ControllerKind {
     let file = folder.join("script.jsonl");
     let text = r#"{"step": 1, "op": "GERMINATE", "slot": "r0c0", "blueprint": "conv_light"}
@@ -197,20 +198,20 @@ fn a_broken_env_goes_back_and_the_others_do_not_notice() {
     assert_eq!(*rollback, expected, "ADVANCE was the last to change anything");
     let [pruned] = of_kind(&own, "module_pruned")[..] else { panic!("{own:?}") };
     assert_eq!((&pruned["step"], &pruned["blueprint"]), (&7.into(), &"conv_light".into()));
-    // The step itself tells of the training that failed, and of the host that came back: in step 5 the module was
-    // in Training, where the value is the host's.
+    // The event has the failed training, and the loss of the restored host: in step 5 the module
+    // was in Training, so the loss was the host's.
     let steps = of_kind(&own, "step_completed");
     assert_eq!(steps[7]["train_loss"], Value::Null);
     assert_eq!(steps[7]["control_loss"], steps[5]["control_loss"]);
     assert_eq!(steps[7]["slots"][0]["stage"], "pruned");
     assert_eq!(steps[7]["reward"]["gain"], 0.0);
-    // It trains on; what the script wants of a module that is gone is passed over.
+    // The env trains on, and actions of the script for the pruned module are ignored.
     assert_eq!(steps.len(), 12);
     assert!(steps[8..].iter().all(|step| step["train_loss"].as_f64().is_some()));
     assert_eq!(steps[9]["action"], "WAIT");
 }
 
-/// A checkpoint after each step shows what a rollback did to weights, optimiser and rollout.
+/// Checkpoints after each step show the effect of a rollback on weights, optimiser and rollout.
 #[test]
 fn a_rollback_restores_the_snapshot_and_ends_the_trajectory() {
     let folder = tempfile::tempdir().unwrap();
@@ -222,7 +223,8 @@ fn a_rollback_restores_the_snapshot_and_ends_the_trajectory() {
     assert!(!snapshot.is_empty());
     assert_eq!(bits(&after, "env.1.snapshot."), snapshot, "none is taken of an env that failed");
     assert_eq!(bits(&after, "env.1.weights."), snapshot, "running statistics are among them");
-    // Taken after step 5: what the checkpoint before step 6 has, without live modules.
+    // The snapshot was taken after step 5: it has the checkpoint before step 6, without live
+    // modules.
     let then = bits(&kept, "env.1.weights.");
     assert!(snapshot.iter().all(|(name, bytes)| then[name] == *bytes));
     let zero = |tensors: BTreeMap<String, Vec<u8>>| tensors.values().flatten().all(|b| *b == 0);
@@ -247,7 +249,7 @@ fn a_rollback_restores_the_snapshot_and_ends_the_trajectory() {
         let penalty = if step == cause { -10.0 } else { 0.0 };
         assert_eq!(paid, reward + penalty, "step {step}");
     }
-    // Whatever the policy did last before the failure, if it did something.
+    // The last action of the policy before the failure that changed the network.
     let acted = |step: usize| {
         let own = of_env(&events, 1);
         let action = of_kind(&own, "step_completed")[step]["action"].clone();
@@ -256,7 +258,7 @@ fn a_rollback_restores_the_snapshot_and_ends_the_trajectory() {
     assert!((cause + 1..7).all(|step| !acted(step) || is_refused(&own, step)), "cause {cause}");
 }
 
-/// Whether the gate that the action of a step asked did not let it pass.
+/// Whether a gate refused the action of a step.
 fn is_refused(events: &[Value], step: usize) -> bool {
     let gates = of_kind(events, "gate_evaluated");
     gates.iter().any(|gate| gate["step"] == step && gate["passed"] == false)
@@ -269,7 +271,7 @@ fn a_run_resumed_before_or_after_a_rollback_ends_with_the_same_bits() {
     let two_rounds = |folder: &Path| Layer {
         rounds: Some(2),
         checkpoint_every: Some(0),
-        // Envs may grow, be rolled back to a snapshot of long ago, and learn from it.
+        // Envs may grow, be rolled back to an old snapshot, and learn from that.
         ..flags(folder, ControllerKind::Ppo)
     };
     let at = [(0, 8, 1, 3), (0, 9, 2, 0), (1, 0, 0, 1)];
@@ -292,7 +294,7 @@ fn a_run_resumed_before_or_after_a_rollback_ends_with_the_same_bits() {
     }
 }
 
-/// Without a control split nothing but the weights themselves shows that the last batch broke them.
+/// Without a control split, only the weights show that the last batch broke them.
 #[test]
 fn weights_that_break_unseen_are_neither_kept_nor_written() {
     let folder = tempfile::tempdir().unwrap();
@@ -309,7 +311,7 @@ fn weights_that_break_unseen_are_neither_kept_nor_written() {
         (vec![5.into(), 11.into()], vec![0.into(), 10.into()])
     );
     assert!(of("train_loss").iter().all(|loss| loss.as_f64().is_some()), "the loss saw nothing");
-    // Every checkpoint can be loaded, the last weights can be used.
+    // Every checkpoint can be loaded, and the last weights are usable.
     for step in [9, 10, 11] {
         let finite = |state: &StateDict| {
             let values = state.iter().filter_map(|(_, tensor)| tensor.as_f32());
@@ -318,11 +320,11 @@ fn weights_that_break_unseen_are_neither_kept_nor_written() {
         assert!(finite(&checkpoint(&run, step)), "step {step}");
     }
     assert!(summary.envs.iter().all(|env| env.test_loss.is_finite()));
-    // A complete run's summary is read back by a resume.
+    // A resume reads the summary of a complete run.
     assert_eq!(go_on(&run, Breaks::default()).unwrap().rollbacks, 2);
 }
 
-/// The training loss of the step has seen nothing of it: the control loss says so, before a snapshot is taken.
+/// The step's training loss shows nothing, but its control loss does, before a snapshot is taken.
 #[test]
 fn a_host_that_forgets_what_it_has_learned_goes_back() {
     let folder = tempfile::tempdir().unwrap();
@@ -351,7 +353,7 @@ fn a_host_that_forgets_what_it_has_learned_goes_back() {
     assert!(restored < fresh, "what the snapshot had learned is there: {restored}, {fresh}");
 }
 
-/// The events of env 1, which breaks in the second run; the other envs do not notice.
+/// The events of env 1, which breaks in the second run; the other envs have equal events in both.
 fn of_the_broken(whole: &Path, broken: &Path) -> Vec<Value> {
     let (expected, got) = (events(whole), events(broken));
     for env in [0, 2] {
@@ -362,8 +364,8 @@ fn of_the_broken(whole: &Path, broken: &Path) -> Vec<Value> {
     of_env(&got, 1)
 }
 
-/// Losses far above the history, so many steps running as the settings say; then the env goes back behind them, and
-/// the action that is to blame bears the penalty of the settings.
+/// A loss far above its history for as many consecutive steps as the settings say is a failure: the
+/// env goes back to a snapshot before it, and the action to blame gets the penalty in the settings.
 #[test]
 fn a_loss_that_stays_far_too_high_goes_back() {
     let folder = tempfile::tempdir().unwrap();
@@ -376,7 +378,7 @@ fn a_loss_that_stays_far_too_high_goes_back() {
         ..flags(run, script(folder.path()))
     };
     train(layer(&whole), Breaks::default()).unwrap();
-    // Step 6, when a snapshot would be due, is the first spike: it may not be kept.
+    // A snapshot would be due in step 6, which has the first spike and must not be kept.
     let observer = Breaks { harm: Harm::Grows, ..Breaks::at(&[(0, 6, 1, BATCHES - 1)]) };
     assert_eq!(train(layer(&broken), observer).unwrap().rollbacks, 1);
     let own = of_the_broken(&whole, &broken);
@@ -399,7 +401,7 @@ fn what_cannot_be_trained_ends_with_an_error_and_a_readable_folder() {
     let absurd = Layer {
         lr: Some(1e6),
         max_batches: Some(Limit::Count(40)),
-        // A long way to the end.
+        // More steps than it completes.
         steps: Some(10_000),
         ..flags(&run, ControllerKind::Heuristic)
     };
@@ -417,7 +419,7 @@ fn what_cannot_be_trained_ends_with_an_error_and_a_readable_folder() {
     assert_eq!((&last["event"], &last["error"]), (&"run_ended".into(), &text.clone().into()));
     let rollbacks = of_kind(&events, "governor_rollback");
     assert!(rollbacks.len() >= 2, "{rollbacks:?}");
-    // Shorter episodes than three steps come to the same end, when they were nothing but failures.
+    // Episodes shorter than three steps end the run as well, if all steps failed.
     for steps in [1, 2] {
         let short = folder.path().join(format!("short-{steps}"));
         let absurd = Layer {
@@ -432,7 +434,7 @@ fn what_cannot_be_trained_ends_with_an_error_and_a_readable_folder() {
         let ends = matches!(error, Error::Diverged { round: 0, step, .. } if step == last);
         assert!(ends, "{error}");
     }
-    // What was written can be gone on from, and comes to the same end.
+    // The run can be resumed, with the same end.
     let again = go_on(&run, Breaks::default()).unwrap_err().to_string();
     assert_eq!(again, text);
 }

@@ -1,4 +1,5 @@
-//! The training step under a hot scope: what an extension must not do there, and how the run ends (V2).
+//! The training step under a hot scope: forbidden operations of an extension, and the end of the
+//! run.
 
 use std::path::Path;
 
@@ -8,7 +9,7 @@ use meristem_train::config::{Layer, TrainConfig};
 use meristem_train::settings::{ControllerKind, HotScopePolicy, Limit};
 use meristem_train::{Error, Observer, Result, Summary, resume, run};
 
-/// Reads a loss back in the inner loop, from the `from`-th batch on: the planted fault.
+/// Reads a loss back in the inner loop from the `from`-th batch on, which is forbidden.
 struct Peeks {
     from: usize,
     batches: usize,
@@ -26,7 +27,7 @@ impl Observer for Peeks {
 
 const PEEKS_AT: u32 = line!() - 6;
 
-/// Three steps of four batches of two envs.
+/// Settings of three steps of four batches of two envs.
 fn train(folder: &Path, policy: Policy, from: usize) -> Result<Summary> {
     let flags = Layer {
         host: Some("minimal".into()),
@@ -70,7 +71,7 @@ fn a_refused_read_back_ends_the_run_cleanly() {
     assert!(!folder.path().join("best.safetensors").exists());
 
     assert_eq!(std::fs::read_dir(run.join("checkpoints")).unwrap().count(), 1);
-    // The run goes on from the step that was whole, and ends as one in which nothing peeked.
+    // The run resumes after its last complete step, with the result of an undisturbed run.
     let whole = tempfile::tempdir().unwrap();
     let undisturbed = train(whole.path(), Policy::Deny, usize::MAX).unwrap();
     let options = Layer { hot_scope: Some(HotScopePolicy(Policy::Warn)), ..Default::default() };
@@ -87,14 +88,14 @@ fn warn_and_off_let_it_pass_and_count_it() {
     for policy in [Policy::Off, Policy::Warn] {
         let folder = tempfile::tempdir().unwrap();
         let hot = train(folder.path(), policy, 0).unwrap().hot_path;
-        // The first step is not measured, the two after it are.
+        // The first step is not measured, the next two are.
         assert_eq!(hot.training_steps, 2 * 4 * 2);
         assert_eq!((hot.copies_to_host, hot.synchronizations), (1.0, 1.0));
         assert_eq!((hot.copies_to_device, hot.allocations), (0.0, 0.0));
     }
 }
 
-/// The first step may allocate what the others reuse, so it is not judged.
+/// The first step may allocate what later steps reuse, so it is not judged.
 #[test]
 fn the_first_step_is_only_counted() {
     let folder = tempfile::tempdir().unwrap();

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::text::BadValue;
 use crate::config::value::{Measure, Value};
 
-/// A count with an upper end, or all there is. Text form: a number, or `all`.
+/// Count with an upper limit, or all. Text form: a number, or `all`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "NumberOrText", into = "String")]
 pub enum Limit {
@@ -49,7 +49,7 @@ impl fmt::Display for Limit {
     }
 }
 
-/// Value in a file of a setting that takes a number or a word.
+/// Value of a setting in a file: a number or a word.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "expected a number or a text")]
 enum NumberOrText {
@@ -79,7 +79,7 @@ impl From<Limit> for String {
     }
 }
 
-/// Largest L2 norm of a gradient; a longer one is scaled down. Text form: a number, or `off`.
+/// Maximum L2 norm of a gradient; a longer one is scaled down. Text form: a number, or `off`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "RealOrText", into = "String")]
 pub struct ClipNorm(Option<f32>);
@@ -90,13 +90,13 @@ impl ClipNorm {
         Self(Some(norm))
     }
 
-    /// The norm in force: infinite when off.
+    /// The norm as a number: infinite if off.
     pub fn norm(self) -> f32 {
         self.0.unwrap_or(f32::INFINITY)
     }
 }
 
-/// What a file may hold for a [`ClipNorm`].
+/// Value of a [`ClipNorm`] in a file.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "expected a number or `off`")]
 enum RealOrText {

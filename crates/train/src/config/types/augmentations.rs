@@ -16,7 +16,7 @@ pub struct Augmentations {
     pub crop: bool,
     /// Horizontal flip, half of the time.
     pub flip: bool,
-    /// One square hole.
+    /// Cutout of one square.
     pub cutout: bool,
 }
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::text::{BadValue, choose, serde_as_text};
 use crate::config::value::Value;
 
-/// Declares a choice by names: its text form, serde, and its values for the reference page.
+/// Declares a choice by names: text form, serde, and values for the reference page.
 macro_rules! choice {
     ($type:ident: $($name:literal => $value:ident),+) => {
         impl $type {
@@ -48,7 +48,7 @@ macro_rules! choice {
     };
 }
 
-/// Named starting points of a configuration.
+/// Named sets of default values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Preset {
@@ -62,12 +62,13 @@ pub enum Preset {
 }
 
 impl Preset {
-    /// One sentence for people.
+    /// Description in one sentence.
     pub fn meaning(self) -> &'static str {
         match self {
             Self::Default => "Four small hosts that grow, in about a minute on two cores.",
             Self::Quick => {
-                "Ten seconds, to see that everything works; hosts grow without waiting for a plateau."
+                "Ten seconds, to see that everything works; \
+                 hosts grow without waiting for a plateau."
             }
             Self::Full => "Whole episodes with strict gates and a wide policy, for results.",
         }
@@ -76,13 +77,13 @@ impl Preset {
 
 choice!(Preset: "default" => Default, "quick" => Quick, "full" => Full);
 
-/// Amount of detail in a run's events that nothing but a reader needs. No result depends on it.
+/// Detail of times and gradient statistics in a run's events. No result depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Telemetry {
     /// No times and no gradient statistics.
     Off,
-    /// Time and throughput of a step, the norm of the host's gradient, the gradient health of modules.
+    /// Time and throughput of a step, gradient norm of the host, gradient health of modules.
     #[default]
     Basic,
     /// Also the time of each phase of a step, and the gradient statistics of every parameter group.
@@ -98,13 +99,13 @@ pub enum CommKind {
     /// Threads of this process.
     #[default]
     Threads,
-    /// Processes that `mpirun` started together, in a build with the feature `mpi`.
+    /// Processes started together by `mpirun`, in a build with the feature `mpi`.
     Mpi,
 }
 
 choice!(CommKind: "threads" => Threads, "mpi" => Mpi);
 
-/// Consequence of a copy, a wait or an allocation on the hot path.
+/// Reaction to a copy, a wait or an allocation on the hot path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct HotScopePolicy(pub Policy);
@@ -135,12 +136,12 @@ impl Value for HotScopePolicy {
     }
 }
 
-/// `on` or `off`. In a file a plain boolean does as well.
+/// Choice of `on` or `off`. Files may also use a boolean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "BoolOrText", into = "String")]
 pub struct Switch(pub bool);
 
-/// What a file may hold for a [`Switch`].
+/// Value of a [`Switch`] in a file.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "expected `on` or `off`")]
 enum BoolOrText {
@@ -179,7 +180,7 @@ impl From<Switch> for String {
 
 impl Value for Switch {
     fn kind() -> String {
-        "on, off; in files true and false, too".into()
+        "on or off; in files also true or false".into()
     }
     fn parse(text: &str) -> Result<Self, BadValue> {
         text.parse()

@@ -9,33 +9,34 @@ use serde::{Deserialize, Serialize};
 use crate::config::text::{BadValue, serde_as_text, unknown};
 use crate::config::value::Value;
 
-/// Who decides where and when a host grows.
+/// Controller that decides where and when a host grows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum ControllerKind {
-    /// The rules of `docs/control.md`, Controllers.
+    /// The rules in `docs/control.md`.
     Heuristic,
     /// A policy that learns by PPO from round to round.
     #[default]
     Ppo,
-    /// The policy in a file: it draws its actions, and does not learn. Text form: `ppo:FILE`.
+    /// A policy from a file that samples its actions and does not learn. Text form: `ppo:FILE`.
     Policy(PathBuf),
-    /// The policy in a file: it takes the most probable action, and does not learn. Text form: `greedy:FILE`.
+    /// A policy from a file that takes the most probable action and does not learn. Text form:
+    /// `greedy:FILE`.
     Greedy(PathBuf),
-    /// Whatever is legal, drawn evenly.
+    /// A uniformly random legal action.
     Random,
-    /// What a file says, in every episode the same. Text form: `fixed:FILE`.
+    /// A script of actions from a file, the same in every episode. Text form: `fixed:FILE`.
     Fixed(PathBuf),
-    /// Nobody: bare hosts are trained.
+    /// No controller: hosts are trained and do not grow.
     None,
 }
 
 impl ControllerKind {
-    /// Text forms of all, as messages show them.
+    /// All text forms, for messages.
     pub(crate) const FORMS: [&'static str; 7] =
         ["heuristic", "ppo", "ppo:FILE", "greedy:FILE", "random", "fixed:FILE", "none"];
 
-    /// The file it comes from.
+    /// The path of its file, if it has one.
     pub(crate) fn path_mut(&mut self) -> Option<&mut PathBuf> {
         match self {
             Self::Policy(path) | Self::Greedy(path) | Self::Fixed(path) => Some(path),
@@ -43,7 +44,7 @@ impl ControllerKind {
         }
     }
 
-    /// The word of the text form, and the file after it.
+    /// The keyword of the text form, and the path after it.
     fn parts(&self) -> (&'static str, Option<&Path>) {
         match self {
             Self::Heuristic => ("heuristic", None),

@@ -1,4 +1,4 @@
-//! How ranks exchange gradients: the setting and its text forms.
+//! Gradient exchange between ranks: the setting and its text forms.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,24 +9,25 @@ use serde::{Deserialize, Serialize};
 use crate::config::text::{BadValue, serde_as_text, unknown};
 use crate::config::value::Value;
 
-/// Updates for which Ok-Topk keeps its thresholds and regions.
+/// Updates between refreshes of Ok-Topk's thresholds and regions.
 const REFRESH: u64 = 32;
 
-/// How ranks exchange gradients. Text form: `dense`, or one of the others with the share of the
-/// elements that each rank sends, such as `topk:0.01`; what is not sent is kept for the next update.
+/// Gradient exchange between ranks. Text form: `dense`, or one of the others with the share of
+/// elements that each rank sends, such as `topk:0.01`. Unsent elements are kept for the next
+/// update.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum ExchangeKind {
-    /// All elements, in rank order.
+    /// All elements, summed in rank order.
     #[default]
     Dense,
-    /// Each rank's largest, gathered by all.
+    /// The largest elements of each rank, gathered by all.
     TopK(f64),
-    /// The largest of the sum, by a tree of merges.
+    /// The largest elements of the sum, found by a tree of merges.
     GTopK(f64),
-    /// The largest of the sum, by split and reduce.
+    /// The largest elements of the sum, found by split and reduce.
     OkTopK(f64),
-    /// Whatever sends least.
+    /// The method that sends the fewest bytes.
     Auto(f64),
 }
 
@@ -43,12 +44,12 @@ impl ExchangeKind {
         }
     }
 
-    /// Whether it sends all of a gradient at once.
+    /// Whether it sends the whole gradient at once.
     pub(crate) fn sends_all(self) -> bool {
         self.parts().1.is_none_or(|density| density == 1.0)
     }
 
-    /// What it is to the exchange.
+    /// Options for the exchange.
     pub(crate) fn options(self) -> ExchangeOptions {
         let method = match self {
             Self::Dense => Method::Dense,
@@ -67,8 +68,8 @@ impl ExchangeKind {
         }
     }
 
-    /// The same for a model that is new: the density falls from a quarter by factors of four, each for an epoch of so
-    /// many exchanges (Lin et al., "Deep Gradient Compression", ICLR 2018, 3.3).
+    /// Options for a new model: the density falls from a quarter by factors of four, one factor per
+    /// epoch of `batches` exchanges (Lin et al., "Deep Gradient Compression", ICLR 2018, 3.3).
     pub(crate) fn warming_up(self, batches: usize) -> ExchangeOptions {
         let density = self.parts().1.unwrap_or(1.0);
         let densities = (1..).map(|epoch| 0.25f64.powi(epoch));

@@ -1,6 +1,6 @@
 //! Types of single settings: choices by name, limits, sizes, lists.
 //!
-//! Each has one text form, used alike by the flags, the configuration file and the messages.
+//! Each has one text form, which flags, configuration files and messages share.
 
 mod amount;
 mod augmentations;

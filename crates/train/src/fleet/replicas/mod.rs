@@ -1,34 +1,34 @@
-//! One host on several ranks (`data_parallel`): each has a replica, and trains it on its part of
-//! every batch.
+//! One host on several ranks (`data_parallel`). Each rank has a replica and trains it on its part
+//! of every batch.
 //!
-//! The first rank is the leader. Its network is the env's own: it is measured, grown, rolled back
-//! and saved, by the same code as an env that is alone. The others follow it: as a step opens they
-//! take over graph, weights, statistics and optimiser, on the device.
+//! Rank 0 is the leader. Its network is the env's own: it is measured, grown, rolled back and saved
+//! by the same code as an env without replicas. The followers copy graph, weights, statistics and
+//! optimiser from it at the start of a step, on the device.
 //!
-//! **A batch** b of n samples is dealt to the ranks as to envs ([`order`](meristem_data::order));
-//! rank r has n_r of them, and its gradient g_r is that of their mean loss. Before clipping and the
-//! optimiser's step it becomes `1/R Σ_r (n_r R/n) g_r`, the gradient of the whole batch, as far as
-//! the exchange sends it; what it does not send is kept, by rank and parameter, for the next batch
-//! (see [`trainer`]). So `batch` is the whole batch: how many ranks there are changes the order of
-//! additions, and which samples batch norm sees together. A rank without samples (in a last batch
-//! of few) brings a gradient of zeros.
+//! **Batches**: a batch of n samples is distributed over the ranks as over envs
+//! ([`order`](meristem_data::order)). Rank r has n_r samples, and its gradient g_r is that of their
+//! mean loss. Before clipping and the optimiser's step it becomes `1/R Σ_r (n_r R/n) g_r`, the
+//! gradient of the whole batch, as far as the exchange sends it; unsent elements are kept, by rank
+//! and parameter, for the next batch (see [`trainer`]). So `batch` is the size of the whole batch,
+//! and the number of ranks only changes the order of additions and the samples that batch norm sees
+//! together. A rank without samples, as may happen in a small last batch, contributes zeros.
 //!
-//! **Batch norm** normalises each rank's part by itself, as PyTorch's DistributedDataParallel does.
-//! Running statistics are averaged over the ranks at the end of the epoch. They are recursions that
-//! are linear in the batch's statistics, `s ← (1−m)s + m b_r`, so this is the same as averaging
-//! after each batch: the running mean is that of the whole batches where ranks have as many samples
-//! each, the running variance the mean of the variances that the replicas were normalised with.
-//! Training does not read them.
+//! **Batch norm** normalises each rank's part on its own, as PyTorch's DistributedDataParallel
+//! does. Running statistics are averaged over the ranks at the end of the epoch. They are
+//! recursions that are linear in the batch's statistics, `s ← (1−m)s + m b_r`, so the result equals
+//! averaging after each batch: the running mean is the mean of whole batches if all ranks have
+//! equally many samples, and the running variance is the mean of the replicas' variances. Training
+//! does not read them.
 //!
-//! **Alike**: after an epoch the replicas' weights, statistics and optimisers are hashed on the
-//! device; the hashes are gathered with what else was measured, come with the step's one read-back,
-//! and a difference ends the run.
+//! **Consistency**: after an epoch the replicas' weights, statistics and optimisers are hashed on
+//! the device. The hashes are gathered with the other metrics and read back with them; a difference
+//! ends the run.
 //!
-//! **Over processes** each has the env itself, and is the leader of one rank: all measure, decide,
-//! grow and go back alike, from the same numbers. The first writes it down.
+//! **Processes**: each process has the env itself and leads one rank. All measure, decide, grow and
+//! roll back from the same numbers; rank 0 writes the results.
 //!
-//! Each rank's inner loop runs in a thread of its own: an exchange waits for the other ranks'
-//! calls, and for nothing of the device.
+//! Each rank's inner loop runs in a thread of its own, because an exchange waits for the other
+//! ranks' calls. It does not wait for the device.
 
 mod trainer;
 
@@ -50,27 +50,27 @@ use crate::error::{Error, Result};
 use crate::fleet::machine::Machine;
 use crate::fleet::serving::batch_sizes;
 
-/// The ranks that train one host.
+/// Ranks of this process that train one host.
 pub(crate) struct Replicas {
     leader: Trainer,
     followers: Vec<Follower>,
 }
 
-/// A rank with a replica that follows.
+/// Rank with a replica of the leader's network.
 struct Follower {
     trainer: Trainer,
     stream: Stream,
     gather: GatherBatches,
-    /// None before the first step.
+    /// `None` before the first step.
     network: Option<Network>,
 }
 
 impl Replicas {
-    /// The ranks of this process, on the device of the one env. `gather` is that of all ranks
+    /// The ranks of this process, on the device of the one env. `gather` is the gather of all ranks
     /// together.
     ///
     /// # Errors
-    /// Device errors.
+    /// Errors of the device.
     pub(crate) fn new(
         config: &TrainConfig,
         machine: &Machine,
@@ -98,14 +98,15 @@ impl Replicas {
         Ok(Self { leader, followers: trainers.map(follower).collect::<Result<_>>()? })
     }
 
-    /// Forgets what was not sent, and the replicas: the optimiser, or another host, starts anew.
+    /// Drops unsent gradients and replicas, because the optimiser is reset or the host is another
+    /// one.
     pub(crate) fn forget(&mut self) {
         self.followers.iter_mut().for_each(|follower| follower.network = None);
         self.trainers()
             .for_each(|trainer| trainer.exchange = LazyExchange::Saved(ExchangeState::default()));
     }
 
-    /// Leaves the other processes, who learn of it at once instead of waiting.
+    /// Leaves the other processes, which notice it at once instead of waiting.
     pub(crate) fn leave(&mut self) {
         self.trainers().for_each(|trainer| trainer.comm = None);
     }
@@ -115,12 +116,11 @@ impl Replicas {
         std::iter::once(&mut self.leader).chain(followers)
     }
 
-    /// Brings all replicas to where the leader's network is, and makes what the inner loop needs,
-    /// in epochs of so many batches. Waits for the device if the host has other parameters than
-    /// before.
+    /// Copies the leader's network to all replicas, and allocates what the inner loop needs for
+    /// epochs of `batches` batches. Waits for the device if the host's parameters have changed.
     ///
     /// # Errors
-    /// Memory, a failed device.
+    /// Out of memory, a device failure.
     pub(crate) fn open(&mut self, network: &mut Network, batches: usize) -> Result<()> {
         for follower in &mut self.followers {
             let replica = match &mut follower.network {
@@ -135,11 +135,11 @@ impl Replicas {
         self.leader.open(network, batches)
     }
 
-    /// The inner loops of an epoch; `observed` sees the leader after every batch. Waits for no
-    /// device. `scopes` opens the hot scopes of a rank's thread.
+    /// Runs the inner loops of an epoch. `observed` is called with the leader's network after every
+    /// batch; `scopes` opens the hot scopes of a rank's thread. Does not wait for a device.
     ///
     /// # Errors
-    /// A rank's; the others then end as well.
+    /// An error of a rank, which ends the other ranks as well.
     pub(crate) fn train_epoch(
         &mut self,
         epoch: u64,
@@ -176,13 +176,13 @@ impl Replicas {
         Ok(whole)
     }
 
-    /// Metrics of the epoch over all ranks: losses and hits of all samples; the rest is the first
-    /// rank's, and so that of all, but for gradients' norms where a part is sent: they are then of
-    /// its own gradients. What was measured since the epoch's end is the leader's own. One
-    /// read-back.
+    /// Metrics of the epoch over all ranks. Losses and numbers of correct samples are sums over the
+    /// ranks; everything else is the leader's, and equal on all ranks, except gradient norms with a
+    /// sparse exchange, which are of the leader's own gradients. Measurements since the end of the
+    /// epoch are the leader's. One read-back.
     ///
     /// # Errors
-    /// [`Error::ReplicasDiffer`]; a failed device.
+    /// [`Error::ReplicasDiffer`], or a device failure.
     pub(crate) fn read(
         &self,
         machine: &Machine,
@@ -202,10 +202,10 @@ impl Replicas {
         Ok(Metrics { eval: own.eval, non_finite: own.non_finite, ..merged })
     }
 
-    /// Gradients that were not sent yet, by rank, for a checkpoint. Waits for the device.
+    /// Unsent gradients by rank, for a checkpoint. Waits for the device.
     ///
     /// # Errors
-    /// A failed device.
+    /// A device failure.
     pub(crate) fn save(&mut self) -> Result<StateDict> {
         let mut tensors = StateDict::default();
         for trainer in self.trainers() {
@@ -217,7 +217,7 @@ impl Replicas {
         Ok(tensors)
     }
 
-    /// Takes over what [`Replicas::save`] gave.
+    /// Restores the tensors from [`Replicas::save`].
     pub(crate) fn restore(&mut self, tensors: &StateDict) {
         for trainer in self.trainers() {
             let rank = trainer.rank;
@@ -231,15 +231,15 @@ impl Replicas {
     }
 }
 
-/// All results, or the error that was first the cause: not that of a rank that missed another.
+/// All results, or the first original error rather than one that reports another rank's failure.
 fn first_cause(all: Vec<Result<Epoch>>) -> Result<Vec<Epoch>> {
     let (fine, mut errors): (Vec<_>, Vec<_>) = all.into_iter().partition(Result::is_ok);
     errors.sort_by_key(|result| result.as_ref().is_err_and(Error::is_of_another_rank));
     errors.into_iter().chain(fine).collect()
 }
 
-/// Metrics of all ranks as one: see [`Replicas::read`]. `weight` is the number of samples that a
-/// rank has of a batch.
+/// Merges the metrics of all ranks, as in [`Replicas::read`]. `weight` is the number of samples of
+/// a batch on a rank.
 fn merge(all: &[Metrics], weight: impl Fn(usize, usize) -> f64) -> Metrics {
     let Some((leader, followers)) = all.split_first() else { return Metrics::default() };
     let mut merged = leader.clone();
@@ -265,8 +265,8 @@ fn merge(all: &[Metrics], weight: impl Fn(usize, usize) -> f64) -> Metrics {
 
 #[cfg(test)]
 mod tests {
-    //! Replicas against one network on the whole batch, and against a slow version that says what
-    //! they compute.
+    //! Replicas compared with one network on the whole batch, and with a slow reference
+    //! implementation.
 
     use std::sync::Arc;
 
@@ -289,8 +289,8 @@ mod tests {
     const SGD: SgdConfig =
         SgdConfig { lr: 0.05, momentum: 0.9, weight_decay: 1e-4, clip_norm: 0.5 };
 
-    /// Two convolutions, the second with more than a thousand weights, and a classifier; with batch
-    /// norm or without.
+    /// Two convolutions, of which the second has more than a thousand weights, and a classifier,
+    /// with batch norm or without.
     fn graph(normed: bool) -> Arc<Graph> {
         let mut b = GraphBuilder::new(Dims { c: 1, h: 6, w: 6 }, SGD);
         let mut x = b.conv2d(b.input(), "a", 8, ConvGeometry::same(3), true).unwrap();
@@ -305,13 +305,13 @@ mod tests {
         Arc::new(b.finish(logits).unwrap())
     }
 
-    /// A machine with data on it, and settings.
+    /// A machine with data and settings.
     struct Fixture {
         machine: Machine,
         data: Vec<Arc<Dataset>>,
         ranks: usize,
         config: TrainConfig,
-        /// Where a part is sent, as many as it takes to come to the density that was asked for.
+        /// Number of epochs; with a sparse exchange, enough to reach the requested density.
         epochs: u64,
     }
 
@@ -341,8 +341,8 @@ mod tests {
             Self { machine, data: vec![data.unwrap()], ranks, config, epochs }
         }
 
-        /// 40 = 12 + 12 + 12 + 4, of which the last is shared out unevenly by three ranks, and not
-        /// to all of six.
+        /// 40 = 12 + 12 + 12 + 4. The last batch is distributed unevenly over three ranks, and does
+        /// not reach all of six.
         fn gather(&self) -> GatherConfig {
             GatherConfig {
                 seed: 7,
@@ -356,7 +356,8 @@ mod tests {
             Network::new(stream, graph(normed), options).unwrap()
         }
 
-        /// All epochs by the replicas; weights and optimiser, and the metrics of the last.
+        /// Trains all epochs with replicas. Returns weights and optimiser, and the metrics of the
+        /// last epoch.
         fn replicas(&self, normed: bool) -> ([StateDict; 2], Metrics) {
             let stream = &self.machine.streams()[0];
             let mut network = self.network(stream, normed);
@@ -388,7 +389,7 @@ mod tests {
             (state(&network), metrics)
         }
 
-        /// All epochs by one network on whole batches.
+        /// Trains all epochs with one network on whole batches.
         fn alone(&self) -> ([StateDict; 2], Metrics) {
             let stream = &self.machine.streams()[0];
             let mut network = self.network(stream, false);
@@ -406,8 +407,9 @@ mod tests {
             (state(&network), Metrics::parse(&network.metrics().to_vec().unwrap()))
         }
 
-        /// All epochs, one network a rank, gradients averaged on the host in rank order; of the one
-        /// tensor that is large, each rank's largest, if the exchange sends a part.
+        /// Trains all epochs with one network per rank, and averages gradients on the host in rank
+        /// order. With a sparse exchange, only the largest elements of each rank are sent of the
+        /// one large tensor.
         fn slow(&self, normed: bool) -> [StateDict; 2] {
             let streams: Vec<Stream> =
                 (0..self.ranks).map(|_| self.machine.devices()[0].stream("slow")).collect();
@@ -447,7 +449,8 @@ mod tests {
         }
     }
 
-    /// `part`, if only a part is sent: the share, and what each rank keeps.
+    /// Trains one batch. With a sparse exchange, `part` has the share and the elements that each
+    /// rank keeps.
     fn slow_batch(
         networks: &mut [Network],
         batches: &[Batch],
@@ -485,7 +488,7 @@ mod tests {
         networks.iter_mut().for_each(|network| network.apply().unwrap());
     }
 
-    /// Leaves the largest of what was kept and the gradient, and keeps the rest.
+    /// Adds the kept elements to the gradient, leaves the largest there and keeps the rest.
     fn send_a_part(gradient: &Tensor, kept: &mut Vec<f32>, share: f64) {
         let new: Vec<f32> = gradient.to_vec().unwrap();
         kept.resize(new.len(), 0.0);
@@ -499,7 +502,7 @@ mod tests {
         gradient.copy_from_slice(&sent).unwrap();
     }
 
-    /// The left-to-right sum over their number, to all.
+    /// Sets all tensors to their mean, summed from left to right.
     fn mean(tensors: &[&Tensor]) {
         let values: Vec<Vec<f32>> = tensors.iter().map(|tensor| tensor.to_vec().unwrap()).collect();
         let mean = |at: usize| {
@@ -514,7 +517,7 @@ mod tests {
         [network.state_dict().unwrap(), network.momentum_dict().unwrap()]
     }
 
-    /// To the bit, the sign of zero included.
+    /// Text with every bit, including the sign of zero.
     fn text(state: &[StateDict; 2]) -> String {
         format!("{state:?}")
     }
@@ -531,8 +534,8 @@ mod tests {
         }
     }
 
-    /// Without batch norm no sample knows of another: any number of ranks trains as one rank does,
-    /// but for rounding.
+    /// Without batch norm samples are independent, so any number of ranks gives the result of one
+    /// rank, up to rounding.
     #[test]
     fn ranks_train_as_one_does_on_the_whole_batch() {
         for ranks in [2, 3, 6] {
@@ -543,9 +546,10 @@ mod tests {
                     [got[0].get(name).unwrap(), expected].map(|t| t.as_f32().unwrap());
                 let distance =
                     got.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-                // A gradient's element adds up to 12 x 36 products, in another order: 432 roundings of 2^-24 of a norm
-                // that clipping holds below 0.5, times a rate of .05 and up to 10 by momentum, in 8 steps: 5e-5 at
-                // most, and roundings mostly cancel. A step of weight decay left out moves weights by 1e-6, a batch
+                // Each element of a gradient is a sum of up to 12 x 36 products. Another order of
+                // additions gives 432 roundings of 2^-24, of a norm that clipping keeps below 0.5,
+                // times a rate of .05 and up to 10 by momentum, in 8 steps: 5e-5 at most, and most
+                // roundings cancel. A missing step of weight decay moves weights by 1e-6, a batch
                 // with wrong weights by 1e-3.
                 assert!(distance <= 2e-5, "{ranks} ranks: {name} is off by {distance}");
             }
@@ -561,7 +565,8 @@ mod tests {
         }
     }
 
-    /// All of the gradient sent is the dense exchange, in any algorithm; and workers do not matter.
+    /// Sending the whole gradient equals the dense exchange, with every method and number of
+    /// workers.
     #[test]
     fn what_is_sent_decides_and_not_how_many_work() {
         let dense = Fixture::new(3, ExchangeKind::Dense, 1).replicas(true);
@@ -590,7 +595,7 @@ mod tests {
             batch_losses: losses.to_vec(),
             ..Metrics::default()
         };
-        // Batches of 8 + 8, 8 + 8 and, in the end, 2 + 1 and then 1 + 0 samples.
+        // Batches of 8 + 8, 8 + 8, 2 + 1 and 1 + 0 samples.
         let sizes = [[8.0, 8.0], [8.0, 8.0], [2.0, 1.0], [1.0, 0.0]];
         let weight = |batch: usize, rank: usize| sizes[batch][rank];
         let (a, b) = (rank(4, &[1.0, 2.0, 3.0, 4.0], 19), rank(3, &[2.0, 4.0, 9.0], 17));
@@ -600,7 +605,7 @@ mod tests {
             (36.0, 17, 36, 4)
         );
         assert_eq!(merged.batch_losses, [1.5, 3.0, 5.0, 4.0]);
-        // A log of the last two batches, and of one rank.
+        // A log of the last two batches, with one rank that lacks the last.
         let merged = merge(&[rank(4, &[3.0, 4.0], 1), rank(3, &[4.0, 9.0], 1)], weight);
         assert_eq!(merged.batch_losses, [5.0, 4.0]);
         assert_eq!(merge(std::slice::from_ref(&a), |_, _| 3.0), a);

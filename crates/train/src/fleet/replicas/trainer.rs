@@ -1,22 +1,22 @@
-//! The training of one rank: its exchange, and its epoch.
+//! Training of one rank: its exchange, and its epoch.
 //!
-//! Where the exchange sends all of a gradient, what comes of it is clipped in the optimiser's step,
-//! as for one network on the whole batch. Where it sends a part, three things are different.
+//! If the exchange sends the whole gradient, the result is clipped in the optimiser's step, as for
+//! one network on the whole batch. A sparse exchange differs in three ways.
 //!
-//! **The first epochs** of a host send more: [`ExchangeKind::warming_up`].
+//! **Warm-up**: the first epochs of a host send more ([`ExchangeKind::warming_up`]).
 //!
 //! **Clipping**: each rank clips its own gradient before the exchange, at √R times the norm, and
-//! the sum is not clipped (Lin et al., "Deep Gradient Compression", ICLR 2018, 3.2). An element
-//! that is sent at last is a sum over many batches; clipped then, most of it would be lost.
-//! Momentum and decay stay the optimiser's, after the exchange (as in Vogels et al., "PowerSGD",
-//! NeurIPS 2019), and need no correction there.
+//! the sum is not clipped (Lin et al., "Deep Gradient Compression", ICLR 2018, 3.2). A late element
+//! is a sum over many batches, most of which clipping after the exchange would remove. Momentum and
+//! weight decay stay in the optimiser, after the exchange (as in Vogels et al., "PowerSGD", NeurIPS
+//! 2019), and need no correction there.
 //!
-//! **Running statistics** are found anew at the end of the epoch, with the weights as they are, by
-//! forward passes over its first batches (Ioffe and Szegedy, "Batch Normalization", 2015, algorithm
-//! 2; Wu and Johnson, "Rethinking 'Batch' in BatchNorm", 2021). The whole gradient of a layer
-//! before batch norm has no component along a shift or a scale that batch norm takes out again; a
-//! few of its elements have one. So weights wander in directions that training, which normalises by
-//! each batch, does not see, and statistics that lag ten batches behind fit them badly.
+//! **Running statistics** are recomputed at the end of the epoch with fixed weights, by forward
+//! passes over its first batches (Ioffe and Szegedy, "Batch Normalization", 2015, algorithm 2; Wu
+//! and Johnson, "Rethinking 'Batch' in BatchNorm", 2021). The full gradient of a layer before batch
+//! norm has no component along shifts and scales that batch norm removes, but a few of its elements
+//! do. So weights drift in directions that are invisible to training, which normalises by each
+//! batch, and statistics that lag ten batches behind fit them badly.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -28,14 +28,14 @@ use meristem_nn::Network;
 use crate::error::{Error, Result};
 use crate::settings::ExchangeKind;
 
-/// Batches that running statistics are found anew on: .9^44 = 1 % of what they were before remains.
+/// Batches for recomputing running statistics: .9^44 = 1 % of the old statistics remains.
 const STATISTICS_BATCHES: usize = 44;
 
-/// The training of one rank, whose network is its caller's.
+/// Training of one rank; the caller has the network.
 pub(super) struct Trainer {
     pub(super) rank: usize,
     pub(super) ranks: usize,
-    /// None once this rank has failed.
+    /// `None` once this rank has failed.
     pub(super) comm: Option<Communicator>,
     pub(super) kind: ExchangeKind,
     pub(super) exchange: LazyExchange,
@@ -43,26 +43,26 @@ pub(super) struct Trainer {
     pub(super) metrics: Option<Tensor>,
 }
 
-/// An exchange, which is made as a step opens; until then, the state that it will go on from.
+/// Exchange, created at the start of a step; before that, the state that it continues from.
 pub(super) enum LazyExchange {
     Saved(ExchangeState),
     Open {
-        /// Names and lengths of the gradients that it is for.
+        /// Names and lengths of the exchanged gradients.
         form: Vec<(String, usize)>,
         exchange: Box<Exchange>,
     },
 }
 
-/// The work of an epoch's inner loops.
+/// Work done in the inner loops of an epoch.
 pub(crate) struct Epoch {
-    /// Whole batches.
+    /// Number of batches.
     pub(crate) batches: u64,
-    /// By scope, of all ranks.
+    /// Counts of each scope, over all ranks of this process.
     pub(crate) counts: Vec<Counts>,
 }
 
 impl Trainer {
-    /// The state of its exchange. Waits for the device, unless nothing was exchanged.
+    /// State of the exchange. Waits for the device, unless nothing was exchanged yet.
     pub(super) fn exchange_state(&self) -> Result<ExchangeState> {
         match &self.exchange {
             LazyExchange::Saved(state) => Ok(state.clone()),
@@ -70,8 +70,8 @@ impl Trainer {
         }
     }
 
-    /// Makes the exchange for the parameters that are trained now, in epochs of so many batches;
-    /// what was kept of those that were there goes on.
+    /// Creates the exchange for the current parameters, with epochs of `batches` batches. Unsent
+    /// gradients of parameters that still exist are kept.
     pub(super) fn open(&mut self, network: &mut Network, batches: usize) -> Result<()> {
         let len = self.ranks * network.metrics().numel();
         if self.metrics.as_ref().is_none_or(|metrics| metrics.numel() != len) {
@@ -79,7 +79,7 @@ impl Trainer {
             let metrics = Tensor::zeros(stream, [len], DType::F64, Owner::Collectives)?;
             self.metrics = Some(metrics);
         }
-        // For its names and places only.
+        // Only for the names and addresses of the gradients.
         network.differentiate_nothing()?;
         let gradients = network.gradients()?;
         let form: Vec<(String, usize)> =
@@ -100,7 +100,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// An epoch. If it fails, the other ranks learn of it at once instead of waiting.
+    /// Trains an epoch. If it fails, the other ranks notice it at once instead of waiting.
     pub(super) fn train(
         &mut self,
         epoch: u64,
@@ -123,7 +123,7 @@ impl Trainer {
         done.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// The inner loop; the number of batches.
+    /// Runs the inner loop. Returns the number of batches.
     fn batches(
         &mut self,
         gather: &mut GatherBatches,
@@ -161,8 +161,8 @@ impl Trainer {
         Ok(batch as u64)
     }
 
-    /// Makes running statistics fit the weights, averages them over the ranks, and gathers metrics
-    /// and fingerprints on all.
+    /// Recomputes running statistics if needed, averages them over the ranks, and gathers metrics
+    /// and fingerprints on all ranks.
     fn finish_epoch(
         &mut self,
         epoch: u64,
@@ -181,7 +181,7 @@ impl Trainer {
         };
         for (state, counters) in network.statistics() {
             comm.all_reduce(state, Reduction::Mean)?;
-            // The first rank has samples in every batch.
+            // Rank 0 has samples in every batch.
             comm.broadcast(counters, 0)?;
         }
         network.fingerprint()?;
@@ -196,7 +196,7 @@ impl Trainer {
     }
 
     pub(super) fn not_open(&self) -> Error {
-        let got = format!("rank {}, which failed before or was not opened", self.rank);
-        Error::value("ranks", got, "ranks that were opened before they train")
+        let got = format!("rank {}, which failed or was not opened", self.rank);
+        Error::value("ranks", got, "ranks that are opened before they train")
     }
 }
