@@ -1,4 +1,4 @@
-//! Uses the gather without any network: batches for two consumers from one resident copy.
+//! The gather without a network: batches for two consumers from one resident copy.
 //!
 //!     cargo run --release -p meristem --example gather_alone
 
@@ -10,7 +10,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let data = cache::load(&device, &DatasetSpec::embedded(), Split::Train, Residency::Resident)?;
     println!("{} images, {:.1} MB on the device", data.len(), device.memory().current as f64 / 1e6);
 
-    // One stream per consumer: each gets memory of its own, and neither waits for the other.
+    // One stream per consumer: each gets its own memory, and neither waits for the other.
     let streams = [device.stream("left"), device.stream("right")];
     let config = GatherConfig {
         seed: 42,
@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         while let Some(parts) = batches.next()? {
             if count == 0 {
                 for part in &parts {
-                    // Reading a tensor back waits for it; everything else here does not.
+                    // Reading a tensor waits for it; nothing else here does.
                     let labels = part.targets.to_vec::<u32>()?;
                     println!(
                         "epoch {epoch}, consumer {}: images {:?} with strides {:?}, labels {:?} …",

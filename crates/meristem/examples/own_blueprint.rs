@@ -1,4 +1,4 @@
-//! Grows a module of your own: a blueprint is one value.
+//! A module of your own: a blueprint is one value.
 //!
 //!     cargo run --release -p meristem --example own_blueprint
 
@@ -7,7 +7,7 @@ use meristem::train::config::{Layer as Settings, TrainConfig};
 use meristem::train::settings::{ControllerKind, Preset};
 use meristem::train::{Event, Observer, run_with};
 
-/// Tells of what grows.
+/// Observer that prints growth.
 struct Tell;
 
 impl Observer for Tell {
@@ -25,8 +25,8 @@ impl Observer for Tell {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // x + GroupNorm(conv5x5 depthwise -> conv1x1). Like every residual blueprint it ends in a norm that
-    // starts at zero: so it is the identity at birth, and still has a gradient.
+    // x + GroupNorm(depthwise conv5x5, then conv1x1). Like every residual blueprint it ends with a
+    // norm that starts at zero, so the new module is the identity and still has a gradient.
     let wide_depthwise = Blueprint::new(
         "wide_depthwise",
         vec![

@@ -1,4 +1,4 @@
-//! Trains one bare host on the embedded images, and evaluates it.
+//! Training of one host without modules on the embedded images, and its evaluation.
 //!
 //!     cargo run --release -p meristem --example train_host
 
@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
     let stream = device.stream("env 0");
 
-    // The images live on the device as bytes; each batch is gathered from there.
+    // The images are on the device as bytes; each batch is gathered from there.
     let load = |split| cache::load(&device, &DatasetSpec::embedded(), split, Residency::Resident);
     let (train, test) = (load(Split::Train)?, load(Split::Test)?);
     let info = train.info();
@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         classes: info.classes.len(),
     };
 
-    // A network is data, which is compiled into a plan when it is first used.
+    // A network is a graph, which is compiled into a plan at its first use.
     let host: HostSpec = "cnn:channels=8,blocks=3,kernel=3,pools=3".parse()?;
     let graph = Arc::new(host_graph(&host, &image, HOST_SGD)?);
     let options = NetworkOptions::new(42, 0, Isa::detect(), 128);
@@ -38,10 +38,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         batches.start_epoch(epoch)?;
         while let Some(batch_of_each_env) = batches.next()? {
             for batch in &batch_of_each_env {
-                network.train_step(&batch.inputs, &batch.targets)?; // waits for nothing
+                network.train_step(&batch.inputs, &batch.targets)?; // does not wait
             }
         }
-        let metrics = Metrics::parse(&network.metrics().to_vec()?); // the one wait of an epoch
+        let metrics = Metrics::parse(&network.metrics().to_vec()?); // the only wait of an epoch
         println!("epoch {epoch}: loss {:.4}", metrics.loss_sum / metrics.samples as f64);
     }
 

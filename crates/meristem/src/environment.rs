@@ -1,4 +1,4 @@
-//! The environment variables of the program: what there is, and what is wrong with the ones that are set.
+//! Environment variables of the program: their help, and checks of the ones that are set.
 
 use meristem::comm::Communicator;
 use meristem::grow::nearest;
@@ -6,48 +6,51 @@ use tracing_subscriber::EnvFilter;
 
 use crate::failure::Failure;
 
-/// Ours begin with this.
+/// Prefix of our variables.
 const PREFIX: &str = "MERISTEM_";
 
 const LOG: &str = "MERISTEM_LOG";
 
-/// Every variable that something in the program reads.
+/// All variables that the program reads.
 const KNOWN: [&str; 4] = ["MERISTEM_ISA", "MERISTEM_LAUNCH_BLOCKING", LOG, "MERISTEM_SANITIZE"];
 
-/// What `--help` says of them.
+/// Help on these variables.
 pub(crate) const HELP: &str = "\
 Environment:
-  MERISTEM_LOG              Log to stderr: a level (debug) or target=level; meristem::placement=debug shows the
-                            device, stream, shape and type of every tensor of every operation
+  MERISTEM_LOG              Log to stderr: a level such as debug, or target=level;
+                            meristem::placement=debug logs the device, stream, shape and type of all
+                            tensors of every operation
   MERISTEM_ISA              Instruction set of the kernels: portable, avx2 or avx512
-  MERISTEM_LAUNCH_BLOCKING  1: every launch waits for its kernel, to find the one that fails
+  MERISTEM_LAUNCH_BLOCKING  1: every launch waits for its kernel, to locate a failure
   MERISTEM_SANITIZE         1: every launch is checked for races and use after free";
 
-/// Refuses a variable that begins like ours and that nothing reads: it would be set in vain.
+/// Refuses a variable with our prefix that nothing reads.
 pub(crate) fn check_names() -> Result<(), Failure> {
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     let unknown = names.filter(|n| n.starts_with(PREFIX)).find(|n| !KNOWN.contains(&n.as_str()));
     let Some(name) = unknown else { return Ok(()) };
     let known = match nearest(&name, KNOWN) {
         Some(near) => format!("did you mean {near}?"),
-        None => format!("there are {}", KNOWN.join(", ")),
+        None => format!("the known variables are {}", KNOWN.join(", ")),
     };
-    let message = format!("environment variable {name} means nothing here; {known}");
+    let message = format!("unknown environment variable {name}; {known}");
     Err(Failure::usage(message, "correct it or unset it"))
 }
 
-/// A word that the filter would take for the target of some other program's events: a mistyped level.
+/// Whether a directive is a mistyped level, which the filter would take for the target of another
+/// program.
 fn is_nothing(directive: &str) -> bool {
     let word = directive.trim();
     let ours = word.contains(['=', '[']) || word.starts_with("meristem");
     !ours && word.parse::<tracing_subscriber::filter::LevelFilter>().is_err()
 }
 
-/// Log filter that `--comm-debug` adds.
+/// Log filter of `--comm-debug`.
 const COMM_DEBUG: &str = "meristem::comm=debug,meristem::placement::comm=debug";
 
-/// Starts this process anew with the variables that make the libraries of transports log, unless they are set: they
-/// read them as a process starts. Returns if there is nothing to set.
+/// Restarts this process with the variables that make the transports' libraries log, unless they
+/// are set, because the libraries read them at the start of the process. Returns if there is
+/// nothing to set.
 #[cfg(unix)]
 pub(crate) fn let_libraries_log() -> Result<(), Failure> {
     use std::os::unix::process::CommandExt;
@@ -57,29 +60,36 @@ pub(crate) fn let_libraries_log() -> Result<(), Failure> {
         return Ok(());
     }
     let program = std::env::current_exe().map_err(|error| {
-        let message = format!("--comm-debug: this program cannot be found: {error}");
-        Failure::failed(message, "set the library's own variables, and leave --comm-debug out")
+        let message = format!("--comm-debug: cannot find the path of this program: {error}");
+        Failure::failed(
+            message,
+            "set the variables of the MPI library yourself, without --comm-debug",
+        )
     })?;
     let mut command = std::process::Command::new(program);
     command.args(std::env::args_os().skip(1)).envs(missing.copied());
-    // Does not return if it does what it is asked for.
+    // Returns only if it fails.
     let error = command.exec();
-    let message = format!("--comm-debug: this program cannot be started anew: {error}");
-    Err(Failure::failed(message, "set the library's own variables, and leave --comm-debug out"))
+    let message = format!("--comm-debug: cannot restart this program: {error}");
+    Err(Failure::failed(
+        message,
+        "set the variables of the MPI library yourself, without --comm-debug",
+    ))
 }
 
-/// The libraries are used on Unix only.
+/// Does nothing: the libraries are used on Unix only.
 #[cfg(not(unix))]
 pub(crate) fn let_libraries_log() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Log filter: nothing, or `MERISTEM_LOG`; and exchanges between ranks, if they are asked for.
+/// The log filter: `MERISTEM_LOG`, or nothing; with `--comm-debug`, also the exchanges between
+/// ranks.
 pub(crate) fn log_filter(comm_debug: bool) -> Result<EnvFilter, Failure> {
     let text = std::env::var_os(LOG).unwrap_or_default();
     let bad = |problem: String| {
         let got = text.to_string_lossy();
-        let message = format!("environment variable {LOG}: got `{got}`: {problem}");
+        let message = format!("environment variable {LOG}: got `{got}`, {problem}");
         Failure::usage(
             message,
             "set a level such as debug, or target=level such as meristem::placement=debug",
@@ -88,14 +98,14 @@ pub(crate) fn log_filter(comm_debug: bool) -> Result<EnvFilter, Failure> {
     match text.to_str() {
         Some("") if comm_debug => Ok(EnvFilter::new(COMM_DEBUG)),
         Some("") => Ok(EnvFilter::new("off")),
-        Some(directives) if directives.split(',').any(is_nothing) => {
-            Err(bad("neither a level (off, error, warn, info, debug, trace) nor a target of ours"
-                .into()))
-        }
+        Some(directives) if directives.split(',').any(is_nothing) => Err(bad(
+            "expected a level (off, error, warn, info, debug, trace) or a target of meristem"
+                .into(),
+        )),
         Some(directives) => {
             let more = if comm_debug { format!(",{COMM_DEBUG}") } else { String::new() };
             EnvFilter::try_new(directives.to_owned() + &more).map_err(|e| bad(e.to_string()))
         }
-        None => Err(bad("it is no text".into())),
+        None => Err(bad("expected valid Unicode".into())),
     }
 }

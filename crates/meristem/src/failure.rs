@@ -1,4 +1,4 @@
-//! Errors as a user sees them: one block on stderr with what, why and what to do (U6).
+//! Errors as shown to users: one block on stderr with the error, its causes and the remedy.
 
 use std::borrow::Cow;
 use std::error::Error;
@@ -6,23 +6,23 @@ use std::fmt;
 
 use meristem::{comm, data, device, grow, train};
 
-/// Width of a block.
+/// Width of a block in columns.
 const COLUMNS: usize = 100;
 
-/// Characters of a line of a message that are shown: more than a path, a list of keys or of tensors takes.
+/// Maximum length of a shown line, longer than any path or list of keys or tensors.
 const LINE_MAX: usize = 2000;
 
-/// Exit code of a run that was stopped before its end, as it was asked to: what it leaves is whole.
+/// Exit code of a run that was stopped at a step boundary by request.
 pub(crate) const STOPPED: u8 = 3;
 
-/// Exit codes, for `--help`.
+/// Help on exit codes.
 pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
-  0              All was done
+  0              Success
   1              The run failed, a check failed, or data is damaged
-  2              Wrong usage: a flag, a setting, or a file that does not fit them; nothing was changed
-  3              A run was stopped at a step boundary, as asked; `train --resume` does the rest
-  129, 130, 143  Stopped at once, by a second SIGHUP, SIGINT (Ctrl-C) or SIGTERM";
+  2              Wrong usage: a flag, a setting, or a file that does not fit; nothing was changed
+  3              The run was stopped at a step boundary by request; `train --resume` continues it
+  129, 130, 143  Stopped immediately by a second SIGHUP, SIGINT (Ctrl-C) or SIGTERM";
 
 /// A command that failed.
 #[derive(Debug)]
@@ -34,28 +34,28 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// A request that makes no sense: exit code 2.
+    /// An error in the request, with exit code 2.
     pub(crate) fn usage(message: impl Into<String>, remedy: impl Into<String>) -> Self {
         let (message, remedy) = (message.into(), Some(remedy.into()));
         Self { message, causes: vec![], remedy, exit_code: 2 }
     }
 
-    /// Something that could not be done: exit code 1.
+    /// An operation that failed, with exit code 1.
     pub(crate) fn failed(message: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { exit_code: 1, ..Self::usage(message, remedy) }
     }
 
-    /// As in [`EXIT_CODES`].
+    /// The exit code, as in [`EXIT_CODES`].
     pub(crate) fn exit_code(&self) -> u8 {
         self.exit_code
     }
 
-    /// What went wrong, without its causes.
+    /// The error, without causes.
     pub(crate) fn message(&self) -> &str {
         &self.message
     }
 
-    /// What to do.
+    /// The remedy.
     pub(crate) fn remedy(&self) -> Option<&str> {
         self.remedy.as_deref()
     }
@@ -66,7 +66,7 @@ impl Failure {
         let mut next = error.source();
         while let Some(cause) = next {
             let text = cause.to_string();
-            // Many messages already end with their cause.
+            // Many messages end with their cause.
             if !message.contains(&text) {
                 causes.push(text);
             }
@@ -86,8 +86,8 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Lines of at most [`COLUMNS`], broken between words, all but the first indented. A word is never broken:
-/// it may be a path or a command.
+/// Wraps text at [`COLUMNS`] between words, with all lines but the first indented. Words are never
+/// broken, because they may be paths or commands.
 fn wrapped(label: &str, text: &str) -> String {
     let mut out = String::new();
     for (number, line) in text.trim_end().lines().enumerate() {
@@ -113,7 +113,8 @@ fn wrapped(label: &str, text: &str) -> String {
     out
 }
 
-/// A line without what is beyond [`LINE_MAX`] characters, and how much that is: some messages quote a file.
+/// Truncates a line at [`LINE_MAX`] characters, because some messages quote a file. Notes the
+/// number of omitted characters.
 fn shortened(line: &str) -> Cow<'_, str> {
     match line.char_indices().nth(LINE_MAX) {
         None => line.into(),
@@ -131,7 +132,7 @@ impl From<train::Error> for Failure {
     }
 }
 
-/// Errors of the other crates go through the training crate's, which knows their exit codes.
+/// Converts errors of other crates by way of the training crate's error, which has the exit codes.
 macro_rules! through_train {
     ($($error:ty),*) => {$(
         impl From<$error> for Failure {

@@ -1,16 +1,17 @@
 //! Meristem: fleets of small neural networks that grow while they train.
 //!
-//! The facade: everything a program needs, under one name. `examples/` use only this.
+//! This is the facade: everything that a program needs, under one name. The programs in `examples/`
+//! use nothing else.
 //!
 //! - [`device`]: devices, streams, tensors;
 //! - [`data`]: datasets, the resident copy, gathered batches;
 //! - [`comm`]: sums over ranks, dense and sparse;
 //! - [`nn`]: networks as data, compiled into plans, trained on a stream;
 //! - [`grow`]: hosts, blueprints, the lifecycle of a module;
-//! - [`control`]: who decides what grows;
-//! - [`train`]: a whole run, from a configuration to a folder.
+//! - [`control`]: controllers, which decide what grows;
+//! - [`train`]: whole runs, from a configuration to a folder.
 //!
-//! The program `meristem` is the same things from the command line.
+//! The program `meristem` offers the same on the command line.
 #![forbid(unsafe_code)]
 
 pub use meristem_comm as comm;

@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 fn main() -> ExitCode {
-    // Wrong usage ends here, with clap's message and exit code 2 (U6).
+    // Errors of parsing end here, with clap's message and exit code 2.
     let arguments = cli::Arguments::parse();
     match environment::check_names().and_then(|()| run(arguments)) {
         Ok(code) => code,
@@ -32,7 +32,7 @@ fn main() -> ExitCode {
 
 fn run(arguments: cli::Arguments) -> commands::Outcome {
     signals::report_file_size_limit()?;
-    // Diagnostics go to stderr, and only when they are asked for: MERISTEM_LOG=debug.
+    // Diagnostics go to stderr, only on request: MERISTEM_LOG=debug.
     let comm_debug = arguments.command.comm_debug();
     if comm_debug {
         environment::let_libraries_log()?;

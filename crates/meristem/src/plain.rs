@@ -1,14 +1,15 @@
-//! Text for people: numbers, durations, and lines that survive a closed pipe.
+//! Text for people: numbers, durations, and lines written in spite of a closed pipe.
 
 use std::io::{self, Write};
 use std::time::Duration;
 
-/// Writes a line to stdout. A reader that went away (`meristem … | head`) is no failure.
+/// Writes a line to stdout. A closed pipe, as in `meristem …
+/// head`, is not an error.
 pub(crate) fn out(line: &str) {
     let _ = writeln!(io::stdout().lock(), "{line}");
 }
 
-/// Writes a line to stdout that must arrive whole, unless its reader went away.
+/// Writes a line to stdout and reports a failed write, unless the pipe was closed.
 pub(crate) fn whole(line: &str) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     match writeln!(stdout, "{line}").and_then(|()| stdout.flush()) {
@@ -17,12 +18,12 @@ pub(crate) fn whole(line: &str) -> io::Result<()> {
     }
 }
 
-/// Writes a line to stderr, under the same rule.
+/// Writes a line to stderr. A closed pipe is not an error.
 pub(crate) fn err(line: &str) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
-/// `12,345`.
+/// Formats a number with separators, such as `12,345`.
 pub(crate) fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -35,12 +36,12 @@ pub(crate) fn thousands(number: u64) -> String {
     text
 }
 
-/// `1 round`, `1,200 steps`.
+/// Formats a count with its noun, such as `1 round` or `1,200 steps`.
 pub(crate) fn counted(number: usize, [one, many]: [&str; 2]) -> String {
     format!("{} {}", thousands(number as u64), if number == 1 { one } else { many })
 }
 
-/// `47 s`, `3 min 05 s`, `2 h 07 min`.
+/// Formats a duration, such as `47 s`, `3 min 05 s` or `2 h 07 min`.
 pub(crate) fn duration(time: Duration) -> String {
     let seconds = time.as_secs_f64().round() as u64;
     match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
@@ -50,17 +51,17 @@ pub(crate) fn duration(time: Duration) -> String {
     }
 }
 
-/// `81.2 %`, or `–` for what was not measured.
+/// Formats a share, such as `81.2 %`, or `–` if it was not measured.
 pub(crate) fn percent(share: Option<f64>) -> String {
     share.map_or("–".into(), |share| format!("{:.1} %", 100.0 * share))
 }
 
-/// `12.3 MB`.
+/// Formats a size, such as `12.3 MB`.
 pub(crate) fn megabytes(bytes: usize) -> String {
     format!("{:.1} MB", bytes as f64 / 1e6)
 }
 
-/// Median, least and greatest of some figures; zeros for none.
+/// Median, minimum and maximum; zeros without values.
 pub(crate) fn spread(values: &[f64]) -> (f64, f64, f64) {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

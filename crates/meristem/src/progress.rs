@@ -1,4 +1,4 @@
-//! Live progress of a run: bars on a terminal, lines elsewhere.
+//! Progress of a run: bars on a terminal, lines elsewhere.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -11,47 +11,48 @@ use meristem::train::events::{Event, RunStarted, SlotState, StepCompleted};
 
 use crate::plain::{self, counted, duration, percent, thousands};
 
-/// Set by Ctrl-C and the other signals that ask for an end.
+/// Whether a signal has asked to stop.
 static STOP: AtomicBool = AtomicBool::new(false);
 
-/// The line of the whole run, while there are bars: a line that another thread wrote to stderr would be drawn over.
+/// The bar of the whole run, if there are bars. Lines that another thread writes to stderr would be
+/// overwritten.
 static TOTAL: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
-/// Asks the run to end at its next step boundary, and says so: in its bar, if there is one. `what_is_left` is what it
-/// leaves.
+/// Asks the run to end at its next step boundary, and reports that, in the bar if there is one.
+/// `what_is_left` describes the results that remain.
 pub(crate) fn request_stop(what_is_left: &str) {
     let total = TOTAL.lock().unwrap_or_else(PoisonError::into_inner);
     STOP.store(true, Ordering::Relaxed);
     match &*total {
-        // No more than fits beside the bar at 80 columns.
-        Some(total) => total.set_message("stopping after this step; again to stop at once"),
+        // At 80 columns, no more fits next to the bar.
+        Some(total) => total.set_message("stopping after this step; again to stop now"),
         None => plain::err(&format!(
-            "stopping after this step, with {what_is_left}; again to stop at once"
+            "stopping after this step, with {what_is_left}; send the signal again to stop now"
         )),
     }
 }
 
-/// Where progress goes.
+/// Form of progress output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Nowhere.
+    /// No progress.
     Quiet,
     /// Lines on stdout.
     Lines,
-    /// Lines on stderr, because stdout is for JSON.
+    /// Lines on stderr, because stdout has the JSON.
     LinesOnStderr,
-    /// Bars on stderr, when both are terminals.
+    /// Bars on stderr, if both are terminals.
     Bars,
 }
 
-/// Shows what a run does.
+/// Display of a run's progress.
 pub(crate) struct Progress {
     mode: Mode,
-    /// Whether a round's line has what the policy learned.
+    /// Whether to print statistics of the policy after each round.
     verbose: bool,
     rank: usize,
     run: Option<RunStarted>,
-    /// The last step of each env.
+    /// Last step of each env.
     envs: Vec<Option<StepCompleted>>,
     stepping: Stepping,
     bars: Option<Bars>,
@@ -63,28 +64,28 @@ impl Progress {
         Self { mode, verbose: false, rank: 0, run: None, envs: vec![], stepping, bars: None }
     }
 
-    /// With what a policy learned in each round, or without.
+    /// Sets whether statistics of the policy are printed after each round.
     pub(crate) fn verbose(self, verbose: bool) -> Self {
         Self { verbose, ..self }
     }
 
-    /// Whether a run has begun, or gone on.
+    /// Whether a run has started or resumed.
     pub(crate) fn has_begun(&self) -> bool {
         self.run.is_some()
     }
 
-    /// Whether this process is the one that tells of the run.
+    /// Whether this process reports progress.
     pub(crate) fn is_of_first_rank(&self) -> bool {
         self.rank == 0
     }
 
-    /// A line that stays, between the bars or among the lines.
+    /// Prints a permanent line, above the bars or among the lines.
     pub(crate) fn line(&self, text: &str) {
         match (self.mode, &self.bars) {
             (Mode::Quiet, _) => {}
             (Mode::Lines, _) => plain::out(text),
             (Mode::LinesOnStderr, _) => plain::err(text),
-            // A terminal that cannot be written to shows nothing; the run goes on.
+            // If the terminal cannot be written to, the run continues without output.
             (Mode::Bars, Some(bars)) => drop(bars.all.println(text)),
             (Mode::Bars, None) => plain::err(text),
         }
@@ -135,7 +136,7 @@ impl Progress {
         if let Some(place) = self.envs.get_mut(step.env) {
             *place = Some(step.clone());
         }
-        // The envs of a step are told one after another; the last one completes it.
+        // The envs of a step come one after another; the last one completes it.
         if step.env + 1 == self.envs.len() {
             self.complete_step(step);
         }
@@ -205,7 +206,7 @@ impl Observer for Progress {
     }
 }
 
-/// What is worth a line of its own.
+/// The text of an event that gets a line of its own.
 fn story(event: &Event) -> Option<String> {
     Some(match event {
         Event::ModuleGerminated { env, slot, blueprint, parameters, .. } => format!(
@@ -221,27 +222,28 @@ fn story(event: &Event) -> Option<String> {
             format!("  env {env}: {blueprint} in {slot} is pruned{}", worth(*contribution))
         }
         Event::ModuleFossilized { env, slot, blueprint, contribution, .. } => {
-            format!("  env {env}: {blueprint} in {slot} stays for good{}", worth(*contribution))
+            format!("  env {env}: {blueprint} in {slot} is fossilized{}", worth(*contribution))
         }
         Event::GovernorRollback { env, failure, restored_step, .. } => {
             let to = restored_step.map_or("the start of its episode".into(), |step| {
-                format!("where it was after step {}", step + 1)
+                format!("its state after step {}", step + 1)
             });
-            format!("  env {env}: {}; it goes back to {to}", failure.describe())
+            format!("  env {env}: {}; it is rolled back to {to}", failure.describe())
         }
         Event::Anomaly { env, what, .. } => format!("  env {env}: {what}"),
         _ => return None,
     })
 }
 
-/// The end of a round of a policy, in one line.
+/// Formats the end of a policy's round as one line.
 fn round_ended(round: usize, accuracy: Option<f64>, report: &RoundReport) -> String {
     let skipped = if report.skipped > 0 { "; update skipped" } else { "" };
     let (number, accuracy) = (round + 1, percent(accuracy));
     format!("  round {number}: mean accuracy {accuracy}, return {:.3}{skipped}", report.mean_return)
 }
 
-/// Statistics of a round's update, in one line: of the heads, those that had a choice.
+/// Formats the statistics of a policy's update as one line, with the entropies of all heads that
+/// had a choice.
 fn learned(report: &RoundReport) -> String {
     let heads = HEADS.iter().zip(report.entropies).filter(|(_, entropy)| *entropy > 0.0);
     let entropies: Vec<String> =
@@ -249,9 +251,9 @@ fn learned(report: &RoundReport) -> String {
     let ops = Op::ALL.iter().zip(report.ops).filter(|(_, count)| *count > 0);
     let ops: Vec<String> = ops.map(|(op, count)| format!("{op} {count}")).collect();
     let ranks = report.fingerprint.as_ref();
-    let ranks = ranks.map_or(String::new(), |hash| format!("; all ranks at {hash}"));
+    let ranks = ranks.map_or(String::new(), |hash| format!("; fingerprint {hash} on all ranks"));
     format!(
-        "    KL {:.4}, explained variance {:.2}, entropy {}; did {}{ranks}",
+        "    KL {:.4}, explained variance {:.2}, entropy {}; actions {}{ranks}",
         report.kl,
         report.explained_variance,
         entropies.join(" "),
@@ -259,7 +261,7 @@ fn learned(report: &RoundReport) -> String {
     )
 }
 
-/// Control accuracy after the last step, over all envs.
+/// Mean control accuracy over all envs after the last step.
 fn mean_accuracy(envs: &[Option<StepCompleted>]) -> Option<f64> {
     let shares = envs.iter().flatten().filter_map(|step| step.control_accuracy);
     let shares: Vec<f64> = shares.collect();
@@ -270,7 +272,7 @@ fn worth(contribution: Option<f64>) -> String {
     contribution.map_or(String::new(), |pp| format!(" (contribution {pp:+.1} points)"))
 }
 
-/// `control 81.2 80.4 79.9 82.0 %`, or least to greatest where there are many.
+/// Formats accuracies, such as `control 81.2 80.4 %`, or as a range if there are many.
 fn accuracies(envs: &[Option<StepCompleted>]) -> String {
     let shares: Vec<f64> = envs
         .iter()
@@ -291,7 +293,7 @@ fn accuracies(envs: &[Option<StepCompleted>]) -> String {
     format!("{what} accuracy {figures} %")
 }
 
-/// How fast steps go.
+/// Duration of the steps so far.
 struct Stepping {
     started: Instant,
     steps: u32,
@@ -303,17 +305,17 @@ impl Stepping {
     }
 }
 
-/// A line per env, as many as the terminal has room for, and one for the whole.
+/// One line per env, as far as the terminal has room, and one for the run.
 struct Bars {
     all: MultiProgress,
     envs: Vec<ProgressBar>,
-    /// One line for the envs that have none.
+    /// Line for all envs without a line of their own.
     others: Option<ProgressBar>,
     total: ProgressBar,
 }
 
-/// Envs that get a line of their own in a terminal of `rows`: the total, and where they are too many the line of the
-/// others, have one, and the cursor stands in the last.
+/// Number of envs that get a line of their own on a terminal with `rows` rows. The total needs a
+/// row, so do the other envs if there are too many, and so does the cursor.
 fn lines_of_envs(envs: usize, rows: usize) -> usize {
     if envs + 2 <= rows { envs } else { rows.saturating_sub(3) }
 }
@@ -331,7 +333,7 @@ impl Bars {
         let bar = |name: String| {
             let bar = all.add(ProgressBar::new_spinner().with_style(line.clone()));
             bar.set_prefix(name);
-            bar.set_message("first step");
+            bar.set_message("in the first step");
             bar
         };
         let envs = (0..shown).map(|env| bar(format!("env {env}"))).collect();
@@ -342,7 +344,7 @@ impl Bars {
         Self { all, envs, others, total }
     }
 
-    /// Shows how far the run is, unless the line says that it stops.
+    /// Updates the bar of the run, unless its line says that the run stops.
     fn step_completed(&self, done: usize, place: String, rate: String) {
         let _unchanged = TOTAL.lock().unwrap_or_else(PoisonError::into_inner);
         self.total.set_position(done as u64);
@@ -371,7 +373,8 @@ impl Bars {
     }
 }
 
-/// Accuracy, what grows and parameters of an env. What grows stands first: at 80 columns the end may be cut off.
+/// Formats accuracy, modules and parameters of an env. Modules come early, because the end may be
+/// cut off at 80 columns.
 fn standing(step: &StepCompleted) -> String {
     let accuracy = match step.control_accuracy {
         Some(share) => format!("control {}", percent(Some(share))),
@@ -387,7 +390,7 @@ fn standing(step: &StepCompleted) -> String {
     parts.collect::<Vec<_>>().join("  ")
 }
 
-/// Only a module that is blending has an α between 0 and 1, which says more than its stage.
+/// Formats a slot. A blending module shows its α instead of its stage.
 fn slot(state: &SlotState) -> String {
     let blueprint = state.blueprint.as_deref().unwrap_or("");
     let stage = match state.stage.as_str() {
@@ -458,7 +461,7 @@ mod tests {
         let text = standing(&growing);
         let expected = "control 80.0 %  r0c1 conv_light α 0.25  r1c2 conv_light α 0.25";
         assert_eq!(text, format!("{expected}  6,418 parameters"));
-        // `   env 0 ` stands before it.
+        // After the prefix `   env 0 `.
         assert!(9 + expected.chars().count() < 80);
     }
 
@@ -473,7 +476,7 @@ mod tests {
         assert_eq!(
             learned(&report),
             "    KL 0.0123, explained variance 0.50, entropy op 0.75 blueprint 1.00; \
-             did WAIT 7 GERMINATE 1"
+             actions WAIT 7 GERMINATE 1"
         );
         report.skipped = 1;
         assert_eq!(round_ended(1, Some(0.5), &report), format!("{expected}; update skipped"));

@@ -1,4 +1,5 @@
-//! What asks the program to end: Ctrl-C, SIGTERM (batch systems, containers), SIGHUP (a terminal that closes).
+//! Signals that ask the program to end: SIGINT (Ctrl-C), SIGTERM (batch systems, containers),
+//! SIGHUP (a closed terminal).
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -11,12 +12,13 @@ use signal_hook::iterator::{Handle, Signals};
 use crate::failure::Failure;
 use crate::progress;
 
-/// Signals within this time of the first are one request: `timeout` signals the process and then its group, and a
-/// terminal that closes may send two kinds.
+/// Time within which further signals belong to the first request: `timeout` signals the process and
+/// then its group, and a closing terminal may send two kinds.
 const ONE_REQUEST: Duration = Duration::from_secs(1);
 
-/// While this lives, signals stop what is done. Afterwards they are ignored: the little that is left is to be done, and
-/// `mpirun` sends one to whoever is still telling of an error when another rank has ended with it.
+/// Guard of the signal handlers. While it lives, signals stop the run. Afterwards they are ignored,
+/// so that the process can finish: `mpirun` sends signals to processes that are still reporting an
+/// error after another rank has exited.
 #[must_use]
 pub(crate) struct Listening(Handle);
 
@@ -26,18 +28,18 @@ impl Drop for Listening {
     }
 }
 
-/// Lets a write beyond the limit of `ulimit -f` fail with an error that names the file. Without a handler the signal
-/// that comes with it would kill the process in silence.
+/// Makes writes beyond the limit of `ulimit -f` fail with an error that names the file. Without a
+/// handler, the signal would kill the process silently.
 ///
 /// # Errors
-/// The system refuses a handler.
+/// The system refuses the handler.
 pub(crate) fn report_file_size_limit() -> Result<(), Failure> {
-    // Nobody reads the flag: the failed write is reported where it was tried.
+    // The flag is never read, because the failed write is reported where it happens.
     flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false))).map(drop).map_err(refused)
 }
 
-/// The first signal ends a run at the next step boundary; one that comes later than [`ONE_REQUEST`] after it ends the
-/// process at once, after `at_once`. `what_is_left` is for the message.
+/// Installs the signal handlers. The first signal ends the run at the next step boundary. A signal
+/// later than [`ONE_REQUEST`] after it runs `at_once` and exits. `what_is_left` is for the message.
 ///
 /// # Errors
 /// The system refuses a handler or a thread.
@@ -45,7 +47,7 @@ pub(crate) fn stop_on_signals(
     what_is_left: &'static str,
     at_once: impl Fn() + Send + 'static,
 ) -> Result<Listening, Failure> {
-    // What was started with nohup is to survive its terminal.
+    // A process started with nohup must survive its terminal.
     let hangup = (!is_ignored(SIGHUP)).then_some(SIGHUP);
     let listen = || {
         let mut signals = Signals::new([SIGINT, SIGTERM].into_iter().chain(hangup))?;
@@ -65,21 +67,24 @@ pub(crate) fn stop_on_signals(
 }
 
 fn refused(error: std::io::Error) -> Failure {
-    Failure::failed(format!("cannot listen for signals: {error}"), "run from another shell")
+    Failure::failed(
+        format!("cannot listen for signals: {error}"),
+        "start the program from another shell",
+    )
 }
 
 /// Meaning of a signal.
 #[derive(Debug, PartialEq, Eq)]
 enum Request {
-    /// The first one: stop at the next step boundary.
+    /// First request: stop at the next step boundary.
     Stop,
-    /// The first one once more.
+    /// Part of the first request.
     Repeated,
-    /// A second one: do not wait for the step.
+    /// Second request: exit without waiting for the step.
     AtOnce,
 }
 
-/// Meaning of a signal that comes `now`, where the first was at `requested`.
+/// Meaning of a signal received at `now`, if the first was received at `requested`.
 fn request(requested: &mut Option<Instant>, now: Instant) -> Request {
     match requested {
         None => {
@@ -100,7 +105,7 @@ fn end(signal: i32, at_once: &impl Fn()) {
     std::process::exit(128 + signal);
 }
 
-/// Whether whoever started this process had it ignore a signal, where the system tells (Linux).
+/// Whether the parent process had a signal ignored, where the system reports that (Linux).
 fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -1,4 +1,4 @@
-//! Random images of CIFAR-10's form, for benchmarks and checks.
+//! Random images with the shape of CIFAR-10, for benchmarks and checks.
 
 use std::sync::Arc;
 
@@ -8,14 +8,14 @@ use meristem::device::random::{Purpose, Rng};
 
 use crate::failure::Failure;
 
-/// Channels, rows, columns.
+/// Channels, rows and columns.
 pub(crate) const SHAPE: ImageShape = ImageShape { channels: 3, height: 32, width: 32 };
-/// As many as CIFAR-10's training set has.
+/// Size of CIFAR-10's training set.
 pub(crate) const IMAGES: usize = 50_000;
-/// Classes.
+/// Number of classes.
 pub(crate) const CLASSES: usize = 10;
 
-/// `images` images of random bytes, with random labels, resident on `device`.
+/// A dataset of random bytes with random labels, resident on `device`.
 pub(crate) fn dataset(device: &Device, images: usize) -> Result<Arc<Dataset>, Failure> {
     let mut random = Rng::new(0, Purpose::Test, 0, 0);
     let words = (0..images * SHAPE.numel() / 4).flat_map(|_| random.next_u32().to_le_bytes());

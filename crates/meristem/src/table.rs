@@ -1,4 +1,4 @@
-//! The report at the end of a run.
+//! Report at the end of a run.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use meristem::train::trace::TraceSummary;
 
 use crate::plain::{counted, duration, megabytes, percent, thousands};
 
-/// Columns of a table where stdout is no terminal.
+/// Width of a table if stdout is not a terminal.
 const COLUMNS: u16 = 100;
 
 /// An empty table, at most as wide as the terminal.
@@ -24,25 +24,29 @@ pub(crate) fn new() -> Table {
     table
 }
 
-/// Everything a user is told at the end.
+/// The report of a run.
 pub(crate) fn report(summary: &Summary) -> String {
     let mut text = vec![envs(summary).to_string()];
     if summary.status == Status::Interrupted {
-        text.push(format!("stopped at a step boundary, after {} steps", summary.steps));
+        let steps = counted(summary.steps as usize, ["step", "steps"]);
+        text.push(format!("stopped at a step boundary after {steps}"));
     }
     text.push(format!(
-        "{} images in {} ({} images/s); peak memory {} in tensors{}",
+        "trained {} images in {} ({} images/s); peak memory {} in tensors{}",
         thousands(summary.images),
         duration(Duration::from_secs_f64(summary.wall_seconds)),
         thousands(summary.images_per_s as u64),
         megabytes(summary.memory.peak),
-        summary.memory.process_peak.map_or(String::new(), |bytes| format!(
-            "; the process held {} at most",
-            megabytes(bytes)
-        )),
+        summary
+            .memory
+            .process_peak
+            .map_or(String::new(), |bytes| format!(", {} in the process", megabytes(bytes))),
     ));
     if summary.events_dropped > 0 {
-        text.push(format!("{} events did not reach the file", summary.events_dropped));
+        text.push(format!(
+            "warning: {} events are missing in events.jsonl, because the disk was too slow",
+            summary.events_dropped
+        ));
     }
     text.push(format!("run folder: {}", summary.run_dir.display()));
     text.extend(summary.trace.as_ref().map(trace));
@@ -50,13 +54,13 @@ pub(crate) fn report(summary: &Summary) -> String {
     text.join("\n")
 }
 
-/// What a trace holds.
+/// A line about the trace.
 pub(crate) fn trace(trace: &TraceSummary) -> String {
     let (path, events) = (trace.path.display(), thousands(trace.events));
     format!("trace: {path} ({events} events; open it at ui.perfetto.dev or chrome://tracing)")
 }
 
-/// Who used how much device memory (V3).
+/// Table of the device memory of each owner.
 pub(crate) fn memory(memory: &MemorySummary) -> Table {
     let mut table = new();
     table.set_header(["memory", "now", "peak"]);
@@ -70,7 +74,7 @@ pub(crate) fn memory(memory: &MemorySummary) -> Table {
     }
     table.add_row(row("all tensors", Some(memory.current), Some(memory.peak)));
     table.add_row(row("taken from the system", None, Some(memory.reserved_peak)));
-    table.add_row(row("the process, pages in use", None, memory.process_peak));
+    table.add_row(row("resident in the process", None, memory.process_peak));
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
@@ -83,8 +87,8 @@ fn envs(summary: &Summary) -> Table {
         "env",
         "control",
         "test",
-        "parameters host + grown",
-        "what grew, where, and its contribution in points of control accuracy",
+        "parameters of host + modules",
+        "modules: slot, blueprint, stage, contribution in points of control accuracy",
     ]);
     for env in &summary.envs {
         table.add_row([
@@ -112,7 +116,7 @@ fn modules(env: &EnvSummary) -> String {
         lines.push(format!("({} pruned)", env.history.pruned));
     }
     if lines.is_empty() {
-        lines.push("nothing".into());
+        lines.push("none".into());
     }
     if env.rollbacks > 0 {
         lines.push(format!("(rolled back {})", counted(env.rollbacks, ["time", "times"])));
@@ -122,11 +126,12 @@ fn modules(env: &EnvSummary) -> String {
 
 fn module(module: &ModuleSummary) -> String {
     let ModuleSummary { slot, blueprint, stage, contribution, .. } = module;
-    let worth = contribution.map_or(", not in the output yet".into(), |pp| format!(" {pp:+.1}"));
+    let worth =
+        contribution.map_or(", no effect on the output yet".into(), |pp| format!(" {pp:+.1}"));
     format!("{slot} {blueprint} ({stage}){worth}")
 }
 
-/// What a user may want to do now.
+/// Suggestions of further commands.
 fn next(summary: &Summary) -> String {
     let best = summary.envs.iter().max_by(|a, b| {
         let accuracy = |env: &EnvSummary| env.control_accuracy.unwrap_or(env.train_accuracy);
@@ -135,15 +140,17 @@ fn next(summary: &Summary) -> String {
     let mut lines = vec!["next:".to_string()];
     if summary.status == Status::Interrupted {
         let run = summary.run_dir.display();
-        lines.push(format!("  meristem train --resume {run}    the rest, from a checkpoint"));
+        lines.push(format!("  meristem train --resume {run}    continue this run"));
     }
     if let Some(env) = best.filter(|_| summary.dataset.name == "embedded") {
         let weights = summary.run_dir.join(&env.weights);
         lines.push(format!("  meristem eval --weights {} --split test", weights.display()));
     }
-    lines.push(
-        "  meristem train --preset full                 longer episodes, stricter gates".into(),
-    );
-    lines.push("  meristem train --dataset cifar10 --data-root DIR    real images; see `meristem data info`".into());
+    for (command, purpose) in [
+        ("--preset full", "longer episodes, stricter gates"),
+        ("--dataset cifar10 --data-root DIR", "other images; see `meristem data info`"),
+    ] {
+        lines.push(format!("  meristem train {command:<36}{purpose}"));
+    }
     lines.join("\n")
 }

@@ -1,7 +1,8 @@
-//! Training over processes: the run of threads, bit for bit, whatever becomes of a process (V, X).
+//! Training over processes: the results of threads, bit for bit, and an error on all ranks if one
+//! fails.
 //!
-//! A test starts `mpirun` with the real binary. What `mpirun` prints of several processes is mixed within lines, so each
-//! rank writes what it says into files of its own.
+//! A test starts `mpirun` with the meristem binary. `mpirun` mixes the output of several processes
+//! within lines, so each rank writes its output to files of its own.
 #![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
 #![cfg(unix)]
 
@@ -16,17 +17,17 @@ use common::process::{Process, wait_for};
 use common::runs::{Outcome, assert_same, outcome, with_images};
 use meristem::nn::safetensors;
 
-/// Two rounds of growing hosts on a few small images, decided by a policy that learns.
-const RUN: &str = "train --dataset arrays --data-root images.safetensors --preset quick --host minimal --slots r0,r1 \
-                   --envs 4 --rounds 2 --steps 8 --batch 16 --control-split 0.2 --policy-hidden 16 \
-                   --checkpoint-every 2 --threads 1 --log-batches";
+/// Settings of two rounds of growing hosts on a few small images, with a learning policy.
+const RUN: &str = "train --dataset arrays --data-root images.safetensors --preset quick --host \
+                   minimal --slots r0,r1 --envs 4 --rounds 2 --steps 8 --batch 16 --control-split \
+                   0.2 --policy-hidden 16 --checkpoint-every 2 --threads 1 --log-batches";
 
-/// Seconds after which a hang is a hang.
+/// Time limit of a run in seconds.
 const PATIENCE: &str = "180";
-/// Runs the rest of its arguments; what they say goes into files named by the rank.
+/// Shell script that runs its arguments, with output in files named by rank.
 const RANK: &str = "exec \"$0\" \"$@\" >said.$OMPI_COMM_WORLD_RANK 2>erred.$OMPI_COMM_WORLD_RANK";
 
-/// `mpirun` with these flags, and a rank for each of `ranks`, which has these arguments.
+/// `mpirun` with these flags, and one rank with each of these arguments.
 fn mpirun(m: &Meristem, flags: &[&str], ranks: &[&str]) -> Command {
     let mut command = Command::new("timeout");
     command.args(["--kill-after=5", PATIENCE, "mpirun", "--allow-run-as-root", "--oversubscribe"]);
@@ -39,14 +40,14 @@ fn mpirun(m: &Meristem, flags: &[&str], ranks: &[&str]) -> Command {
     command
 }
 
-/// Runs to its end.
+/// Runs a command to its end.
 fn ends(mut command: Command) -> ExitStatus {
     let status = command.status().unwrap();
     assert_ne!(status.code(), Some(124), "it hangs");
     status
 }
 
-/// Runs on so many ranks and insists on success, and on the first rank alone speaking.
+/// Runs a command on several ranks. It must succeed, and only rank 0 may write output.
 fn ok(m: &Meristem, ranks: usize, arguments: &str) {
     let status = ends(mpirun(m, &[], &vec![arguments; ranks]));
     assert!(status.success(), "{arguments}: {}", erred(m, 0));
@@ -60,26 +61,26 @@ fn said(m: &Meristem, file: &str, rank: usize) -> String {
     fs::read_to_string(m.path(&format!("{file}.{rank}"))).unwrap_or_default()
 }
 
-/// What a rank said on stderr, without line breaks.
+/// Output of a rank on stderr, without line breaks.
 fn erred(m: &Meristem, rank: usize) -> String {
     said(m, "erred", rank).split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The tensors of all checkpoints that a run has kept.
+/// Tensors of all checkpoints of a run.
 fn checkpoints(m: &Meristem, run: &str) -> Vec<(String, meristem::nn::StateDict)> {
     let files = fs::read_dir(m.path(run).join("checkpoints")).unwrap();
     let mut files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
     files.sort();
     let read = |path: std::path::PathBuf| {
         let (mut state, _) = safetensors::load(&path).unwrap();
-        // Times are in there.
+        // Contains times.
         state.0.remove("progress").unwrap();
         (path.file_name().unwrap().to_string_lossy().into_owned(), state)
     };
     files.into_iter().map(read).collect()
 }
 
-/// A run of threads in the folder `run`, and what came of it.
+/// Runs with threads in the folder `run`. Returns the outcome.
 fn threads(m: &Meristem, flags: &str, run: &str) -> Outcome {
     m.ok(&format!("{RUN} {flags} --comm threads --run-dir {run}"));
     outcome(m, run)
@@ -110,7 +111,7 @@ fn the_same_run_as_over_threads() {
     }
 }
 
-/// Data-parallel, each process has the one env and trains it on its part of the samples.
+/// With data-parallel ranks, each process has the one env and trains it on its part of the samples.
 #[test]
 fn one_host_on_processes_is_that_of_threads() {
     let m = with_images();
@@ -136,8 +137,8 @@ fn one_host_on_processes_is_that_of_threads() {
     }
 }
 
-/// What fails on one process between two steps is heard of by those that are in the next one: nobody waits for the
-/// deadline, which is longer than a test's patience.
+/// Ranks in the next step hear of a failure between steps, without waiting for the deadline, which
+/// is longer than a test may take.
 #[test]
 fn a_checkpoint_that_cannot_be_written_ends_all_ranks_of_a_host() {
     let m = with_images();
@@ -159,7 +160,7 @@ fn a_checkpoint_that_cannot_be_written_ends_all_ranks_of_a_host() {
     assert!(error.contains("checkpoints"), "{error}");
 }
 
-/// The processes of the ranks, by rank.
+/// Process ids of the ranks, by rank.
 fn ranks_of(mpirun: &Process) -> Vec<String> {
     let children = |of: &str| {
         let found = Command::new("pgrep").args(["-P", of]).output().unwrap();
@@ -178,7 +179,8 @@ fn ranks_of(mpirun: &Process) -> Vec<String> {
     ranks.into_iter().map(|(_, process)| process).collect()
 }
 
-/// Starts a run on so many ranks, and sends a signal to some of them once `events` are written.
+/// Starts a run on several ranks, and sends a signal to some of them once a number of events are
+/// written.
 fn signalled(
     m: &Meristem,
     (flags, arguments): (&[&str], &str),
@@ -204,7 +206,7 @@ fn a_run_that_is_killed_goes_on_to_the_same_bits() {
     let expected = threads(&m, &format!("{flags} --ranks 2"), "whole");
     let lines = expected.events.len();
     let start = |run: &str| format!("{RUN} {flags} --comm mpi --run-dir {run}");
-    // All at once, in both rounds.
+    // Both ranks at once, in both rounds.
     let resume = "train --resume cut --comm mpi";
     signalled(&m, (&[], &start("cut")), ("cut", lines / 3), 2, ("-KILL", &[0, 1]));
     signalled(&m, (&[], resume), ("cut", 2 * lines / 3), 2, ("-KILL", &[0, 1]));
@@ -217,7 +219,7 @@ fn a_run_that_is_killed_goes_on_to_the_same_bits() {
     assert_same(&outcome(&m, "cut"), &expected, "killed");
     ok(&m, 2, resume);
     assert!(said(&m, "said", 0).contains("cut is complete"), "{}", said(&m, "said", 0));
-    // One of them, where mpirun lets the other live, which names it and writes it down.
+    // Only one rank: with recovery mpirun leaves the other alive, which reports the failure.
     let deadline = format!("{} --comm-deadline 10", start("one"));
     signalled(&m, (&["--enable-recovery"], &deadline), ("one", lines / 3), 2, ("-KILL", &[1]));
     let summary = m.json("one/summary.json");
@@ -225,10 +227,10 @@ fn a_run_that_is_killed_goes_on_to_the_same_bits() {
     let error = summary["error"].as_str().unwrap();
     assert!(error.contains("rank 1 did not come within 10 s"), "{error}");
     assert!(erred(&m, 0).contains("rank 1 did not come") && erred(&m, 0).contains("--resume RUN"));
-    // What it was started with is in its folder.
+    // The run's folder has its settings.
     ok(&m, 2, "train --resume one");
     assert_same(&outcome(&m, "one"), &expected, "one killed");
-    // Where ranks are threads, what processes began goes on to the same bits, and the other way round.
+    // A run of processes resumes with threads with the same bits, and the other way round.
     signalled(&m, (&[], &start("over")), ("over", lines / 2), 2, ("-KILL", &[1, 0]));
     m.ok("train --resume over --comm threads --quiet");
     assert_same(&outcome(&m, "over"), &expected, "from mpi to threads");
@@ -243,7 +245,7 @@ fn a_run_that_is_killed_goes_on_to_the_same_bits() {
     assert_same(&outcome(&m, "back"), &expected, "from threads to mpi");
 }
 
-/// Whichever rank is asked to stop, all stop at the same step.
+/// If one rank is asked to stop, all ranks stop at the same step.
 #[test]
 fn a_rank_that_is_asked_to_stop_stops_all() {
     let m = with_images();
@@ -262,33 +264,34 @@ fn what_ranks_cannot_do_together_is_refused_and_leaves_nothing() {
     let other = |flags: &str| format!("{run} {flags}");
     fs::create_dir(m.path("there")).unwrap();
     for (first, second, words) in [
-        ("", "--seed 2", "rank 1: it has `seed = 2`, rank 0 `seed = 42`"),
+        ("", "--seed 2", "rank 1: it has `seed = 2`, rank 0 has `seed = 42`"),
         ("", "--data-root nowhere.safetensors", "rank 1: the arrays dataset is not in nowhere"),
         (
             "--checkpoint-every 3",
             "",
-            "rank 1: it has `checkpoint_every = 2`, rank 0 `checkpoint_every = 3`",
+            "rank 1: it has `checkpoint_every = 2`, rank 0 has `checkpoint_every = 3`",
         ),
         ("--ranks 4", "--ranks 4", "`ranks`: got 4, expected 2, the number of processes"),
-        ("--envs 3", "--envs 3", "a divisor of the 3 envs"),
+        ("--envs 3", "--envs 3", "a divisor of 3, the number of envs"),
         ("--controller random", "--controller random", "controller ppo"),
         ("--run-dir there", "--run-dir there", "the run folder there exists"),
-        ("--comm threads", "--comm threads", "`comm`: got 2 processes that mpirun started"),
+        ("--comm threads", "--comm threads", "`comm`: got 2 unconnected processes"),
     ] {
         let status = ends(mpirun(&m, &[], &[&other(first), &other(second)]));
         assert!(!status.success(), "{words}");
         let errors = [erred(&m, 0), erred(&m, 1)];
-        // A rank that hears from mpirun that the other has ended with the error may say so before its own.
+        // mpirun may tell a rank that the other failed before the rank reports its own error.
         let told = |rank: usize| errors[rank].split("error: ").nth(1).unwrap_or_default();
         assert!(told(0).contains(words), "{words}: {errors:?}");
-        // Or mpirun ends it before it says anything; and without a transport it knows of no ranks.
+        // Or mpirun ends it before it reports anything. Without a transport it knows of no ranks.
         let named = told(1).starts_with("rank ") || words.starts_with("`comm`");
         assert!(told(1).is_empty() || named, "{errors:?}");
         assert!(!m.path("no").exists(), "{words}");
     }
 }
 
-/// Envs that fail and go back do so on every rank, and one that fails for good ends the run of all.
+/// Envs fail and are rolled back on every rank; an env that fails too often ends the run on all
+/// ranks.
 #[test]
 fn an_env_that_fails_on_one_rank_is_told_of_by_the_first() {
     let m = with_images();
@@ -314,7 +317,7 @@ fn an_env_that_fails_on_one_rank_is_told_of_by_the_first() {
     assert_eq!(status("two"), status("one"));
 }
 
-/// With `--comm-debug` the collectives say what they move, and the library what it does.
+/// With `--comm-debug` the collectives and the library log their operations.
 #[test]
 fn the_exchange_and_its_library_say_what_they_do() {
     let m = Meristem::new();

@@ -1,4 +1,4 @@
-//! Sums over ranks, dense and sparse, against a sum made by one thread.
+//! Sums over ranks, dense and sparse, compared with a sum on one thread.
 
 use std::thread;
 
@@ -10,26 +10,29 @@ use super::{Fault, REPORT, Verdict, ensure};
 
 const RANKS: [usize; 4] = [1, 2, 3, 4];
 const LEN: usize = 10_007;
-/// Elements that each rank sends.
+/// Number of elements that each rank sends.
 const KEPT: usize = 101;
 
-/// The dense sum is the sum from left to right, bit for bit, on every rank (X1).
+/// Checks that the dense sum has the bits of the sum from left to right, on every rank.
 pub(super) fn dense() -> Verdict {
     compare(|comm, x| Ok(comm.all_reduce(x, Reduction::Sum)?), |_| true)?;
-    Ok(format!("{LEN} f32 over 1 to 4 ranks (threads): the bits of the sum from left to right"))
+    Ok(format!("{LEN} f32 over 1 to 4 threads: the bits of the sum from left to right"))
 }
 
-/// The sparse sum is the same of the elements that each rank sends (X2).
+/// Checks that the sparse sum has the bits of the sum over the elements that the ranks send.
 pub(super) fn sparse() -> Verdict {
     let sum = |comm: &mut Communicator, x: &Tensor| -> Result<(), Fault> {
         let mut sum = SparseSum::new(x, Sparse::TopK, Keep::Nothing)?;
         Ok(sum.run(comm, (x, x), KEPT, Reduction::Sum)?)
     };
     compare(sum, |place| place < KEPT)?;
-    Ok(format!("the {KEPT} largest of {LEN} over 1 to 4 ranks: the bits of the sum in rank order"))
+    Ok(format!(
+        "the {KEPT} largest of {LEN} over 1 to 4 threads: the bits of the sum in rank order"
+    ))
 }
 
-/// A sparse sum makes its memory once, and tells what it is: a second one needs none.
+/// Checks that a sparse sum allocates its memory once and reports it, so that a second sum needs
+/// none.
 pub(super) fn memory() -> Verdict {
     let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
     let both = on_ranks(&device, 2, |mut comm, stream| {
@@ -41,26 +44,29 @@ pub(super) fn memory() -> Verdict {
     let [first, second] = both[0];
     let PhaseMemory { before, allocation, selection, collective, peak } = first;
     ensure(allocation > before && [selection, collective, peak] == [allocation; 3], || {
-        Fault::new(format!("a sum over 2 ranks allocates where it must not: {first:?}"), REPORT)
+        Fault::new(format!("a sum over 2 ranks allocates after its first phase: {first:?}"), REPORT)
     })?;
     let PhaseMemory { before: kept, peak: again, .. } = second;
     ensure(both[0] == both[1] && [kept, again] == [allocation; 2], || {
-        Fault::new(format!("a second sum over 2 ranks is not like the first: {both:?}"), REPORT)
+        Fault::new(
+            format!("a second sum over 2 ranks allocates, or its ranks differ: {both:?}"),
+            REPORT,
+        )
     })?;
     Ok(format!(
-        "{before} bytes before, {selection} after selection, {allocation} after allocation, {collective} after the \
-         collective, {peak} at most; a second sum needs no more"
+        "{before} bytes before, {allocation} after allocation, {selection} after selection, \
+         {collective} after the collective, peak {peak}; a second sum allocates nothing"
     ))
 }
 
-/// Two processes sum, dense and sparse, over the MPI library of this build; each result is checked.
+/// Checks sums over two processes, dense and sparse, with the MPI library of this build.
 #[cfg(feature = "mpi")]
 pub(super) fn over_mpi() -> Verdict {
     const REMEDY: &str =
-        "install the library's `mpirun` (Debian: openmpi-bin), and see that it starts processes";
+        "install `mpirun` of this MPI library (Debian: openmpi-bin), and make sure that it works";
     let program = std::env::current_exe().map_err(|error| Fault::new(error.to_string(), REPORT))?;
     let mut command = std::process::Command::new("mpirun");
-    // This process may be one that mpirun started.
+    // This process may itself be one of mpirun's.
     for (name, _) in std::env::vars_os() {
         let of_process = ["OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMIX_", "PMI_"];
         let of_mpi = |name: &str| of_process.iter().any(|prefix| name.starts_with(prefix));
@@ -68,11 +74,11 @@ pub(super) fn over_mpi() -> Verdict {
             command.env_remove(name);
         }
     }
-    // Open MPI's consent to few cores and to root.
+    // Allow more processes than cores, and root.
     for name in ["MCA_rmaps_base_oversubscribe", "ALLOW_RUN_AS_ROOT", "ALLOW_RUN_AS_ROOT_CONFIRM"] {
         command.env(format!("OMPI_{name}"), "1");
     }
-    // Seconds, after which mpirun ends what hangs.
+    // Time limit in seconds, after which mpirun ends the processes.
     command.env("MPIEXEC_TIMEOUT", "120");
     command.args(["-n", "2"]).arg(program).args(["bench", "comm", "--comm", "mpi", "--json"]);
     command.args(["--min-size", "64KiB", "--max-size", "64KiB", "--density", "0.01"]);
@@ -85,11 +91,11 @@ pub(super) fn over_mpi() -> Verdict {
         let said = said.lines().find(|line| !line.trim().is_empty()).unwrap_or("nothing");
         Fault::new(format!("{rows} of 4 sums over 2 processes: {}; {said}", ended.status), REMEDY)
     })?;
-    Ok("dense, top-k, gtop-k and ok-topk over 2 processes: no element wrong".into())
+    Ok("dense, topk, gtopk and ok-topk over 2 processes: all elements correct".into())
 }
 
-/// Runs `sum` on every number of ranks, and compares with the sum of what `is_sent`, by its place in the order of
-/// magnitudes, from left to right.
+/// Runs `sum` on every number of ranks, and compares the result with the sum from left to right of
+/// the elements that `is_sent` selects by their place in the order of magnitudes.
 fn compare(
     sum: impl Fn(&mut Communicator, &Tensor) -> Result<(), Fault> + Sync,
     is_sent: impl Fn(usize) -> bool,
@@ -110,7 +116,7 @@ fn compare(
             let wrong = got.iter().zip(&expected).filter(|(a, b)| a != b).count();
             ensure(wrong == 0, || {
                 Fault::new(
-                    format!("rank {rank} of {ranks}: {wrong} of {LEN} elements wrong"),
+                    format!("rank {rank} of {ranks}: {wrong} of {LEN} elements are wrong"),
                     REPORT,
                 )
             })?;
@@ -119,7 +125,7 @@ fn compare(
     Ok(())
 }
 
-/// Runs every rank of a group in a thread of its own; what they return, by rank.
+/// Runs every rank of a group in a thread of its own. Returns their results by rank.
 fn on_ranks<T: Send>(
     device: &Device,
     ranks: usize,
@@ -137,13 +143,13 @@ fn on_ranks<T: Send>(
     })
 }
 
-/// Uneven numbers of many magnitudes, whose sum depends on the order.
+/// Values of many magnitudes, whose sum depends on the order.
 fn values(rank: usize) -> Vec<f32> {
     let mut random = Rng::new(7, Purpose::Test, rank as u64, 0);
     (0..LEN).map(|_| (random.uniform() - 0.5) * 10.0f32.powi(random.below(9) as i32 - 4)).collect()
 }
 
-/// `x` with zeros but for what is sent: ties go to the lower index.
+/// `x` with all elements set to zero except those that are sent. Ties go to the lower index.
 fn largest(x: &[f32], is_sent: &impl Fn(usize) -> bool) -> Vec<f32> {
     let mut order: Vec<usize> = (0..x.len()).collect();
     order.sort_by(|&a, &b| x[b].abs().total_cmp(&x[a].abs()).then(a.cmp(&b)));

@@ -1,4 +1,4 @@
-//! What there is to run on: devices, instruction sets.
+//! Checks of the machine: devices, libraries, instruction sets.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use meristem::nn::{Isa, Metrics, Network, NetworkOptions};
 
 use super::{Fault, REPORT, Verdict, ensure};
 
-/// The CPU device with all its workers does work that was asked for.
+/// Checks that all workers of the CPU device do their work.
 pub(super) fn devices() -> Verdict {
     let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
     let streams: Vec<Stream> =
@@ -24,23 +24,21 @@ pub(super) fn devices() -> Verdict {
         ensure(got == [i as u32], || Fault::new(format!("stream {i} wrote {got:?}"), REPORT))?;
     }
     let workers = crate::plain::counted(device.threads(), ["worker", "workers"]);
-    Ok(format!("cpu with {workers}; no CUDA in this version"))
+    Ok(format!("cpu with {workers}; this version has no CUDA"))
 }
 
-/// The libraries of transports say which they are.
+/// Checks that the transports' libraries report their versions.
 pub(super) fn libraries() -> Verdict {
     let libraries = Communicator::libraries();
     if libraries.is_empty() {
-        return Ok(
-            "none: ranks are threads (a build with --features mpi has processes, too)".into()
-        );
+        return Ok("none; ranks are threads, processes need a build with --features mpi".into());
     }
     let mut named = vec![];
     for (transport, library) in libraries {
         let first = library.lines().next().unwrap_or_default();
         ensure(!first.is_empty(), || {
-            let figure = format!("the library of transport `{transport}` does not say its version");
-            Fault::new(figure, "install an MPI library, such as libopenmpi-dev, and build anew")
+            let figure = format!("the library of transport `{transport}` reports no version");
+            Fault::new(figure, "install an MPI library, such as libopenmpi-dev, and rebuild")
         })?;
         named.push(format!("{transport}: {first}"));
     }
@@ -54,13 +52,14 @@ fn write_number(stream: &Stream, number: u32) -> meristem::device::Result<Tensor
     Ok(tensor)
 }
 
-/// How far the losses of two instruction sets may lie apart after [`STEPS`] training steps. Sums are taken
-/// in another order, an error of some 1e-6 a step at this size; a wrong kernel is off by far more than 1e-3.
+/// Tolerance between the losses of two instruction sets after [`STEPS`] training steps. They add in
+/// different orders, which gives an error of about 1e-6 a step at this size; a wrong kernel is off
+/// by far more than 1e-3.
 const TOLERANCE: f64 = 1e-3;
 const STEPS: usize = 8;
 const BATCH: usize = 32;
 
-/// Every instruction set of this machine trains the same host to the same losses.
+/// Checks that every instruction set of this machine trains the same host to the same loss.
 pub(super) fn instruction_sets() -> Verdict {
     let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
     let stream = device.stream("check");
@@ -70,8 +69,8 @@ pub(super) fn instruction_sets() -> Verdict {
     for (isa, loss) in sets.iter().zip(&losses) {
         let apart = (loss - portable).abs() / portable;
         ensure(apart <= TOLERANCE, || {
-            let figure = format!("{isa}: loss {loss}, portable kernels {portable}");
-            Fault::new(figure, "run with MERISTEM_ISA=portable, and report it")
+            let figure = format!("loss {loss} with {isa}, {portable} with portable kernels");
+            Fault::new(figure, "run with MERISTEM_ISA=portable, and report a bug")
         })?;
         widest = widest.max(apart);
     }
@@ -80,7 +79,7 @@ pub(super) fn instruction_sets() -> Verdict {
     Ok(format!("{}; losses within {widest:.0e}; in use: {used}", names.join(", ")))
 }
 
-/// Mean loss of a small host over its training steps on random images.
+/// Mean loss of a small host over its training steps, on random images.
 fn train(stream: &Stream, isa: Isa) -> Result<f64, Fault> {
     let spec: grow::HostSpec = "baseline".parse().map_err(grow::Error::from)?;
     let image = grow::ImageShape { channels: 3, height: 16, width: 16, classes: 10 };

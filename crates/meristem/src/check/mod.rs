@@ -1,12 +1,12 @@
-//! `meristem check` (V5): the checklist that a machine and this build have to pass, one line a check.
+//! `meristem check`: the checks that a machine and this build must pass, one line per check.
 //!
-//! - `machine`: what there is to run on;
-//! - `residency`: the resident copy and what is gathered from it;
+//! - `machine`: devices, libraries, instruction sets;
+//! - `residency`: the resident copy and its batches;
 //! - `streams`: streams and their memory under load;
 //! - `collectives`: sums over ranks;
-//! - `training`: real runs, compared and counted.
+//! - `training`: whole runs, compared and counted.
 //!
-//! A check measures, and judges what it measured; it never passes without having looked.
+//! A check measures and judges its measurements; it never passes without measuring.
 
 mod collectives;
 mod machine;
@@ -20,10 +20,10 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 
-/// What a check found: a figure when it holds, a figure and what to do when it does not.
+/// Result of a check: a figure if it passes, otherwise a figure and a remedy.
 type Verdict = Result<String, Fault>;
 
-/// Why a check does not hold.
+/// Failure of a check.
 #[derive(Debug)]
 struct Fault {
     figure: String,
@@ -36,7 +36,7 @@ impl Fault {
     }
 }
 
-/// An operation that failed where it must not.
+/// Makes a failed operation a failed check.
 impl<E: Into<Failure>> From<E> for Fault {
     fn from(error: E) -> Self {
         let failure: Failure = error.into();
@@ -45,31 +45,30 @@ impl<E: Into<Failure>> From<E> for Fault {
     }
 }
 
-/// What to do where the fault can only be ours.
-const REPORT: &str =
-    "this is a fault of Meristem: please report it with this line and your machine";
+/// Remedy of a failure that is a bug in meristem.
+const REPORT: &str = "this is a bug in meristem; please report it with this line and your machine";
 
-/// Holds, or is the given fault.
+/// Returns `fault` unless `holds`.
 fn ensure(holds: bool, fault: impl FnOnce() -> Fault) -> Result<(), Fault> {
     if holds { Ok(()) } else { Err(fault()) }
 }
 
-/// A line of the list.
+/// Line of the report.
 #[derive(Debug, Serialize)]
 pub(crate) struct Line {
     pub(crate) name: &'static str,
     pub(crate) ok: bool,
-    /// What was measured, or what went wrong.
+    /// Measurement, or description of the failure.
     pub(crate) figure: String,
-    /// What to do, where it does not hold.
+    /// Remedy of a failure.
     pub(crate) remedy: Option<String>,
     pub(crate) seconds: f64,
 }
 
-/// A check: its name, and what looks.
+/// Name and function of a check.
 type Check = (&'static str, fn() -> Verdict);
 
-/// Every check, in the order of the list.
+/// All checks, in the order of the report.
 const CHECKS: &[Check] = &[
     ("devices", machine::devices),
     ("libraries", machine::libraries),
@@ -89,7 +88,8 @@ const CHECKS: &[Check] = &[
     ("hot scopes", training::hot_scopes),
 ];
 
-/// Runs every check: tells `begin` its name before, and `each` its line as soon as it is there. All lines.
+/// Runs all checks. Calls `begin` with the name of each check before it runs, and `each` with its
+/// line afterwards. Returns all lines.
 pub(crate) fn run(begin: impl FnMut(&str), each: impl FnMut(&Line)) -> Vec<Line> {
     run_all(CHECKS, begin, each)
 }

@@ -1,4 +1,4 @@
-//! The resident copy, and what is gathered from it: no second copy, no lost format, no shared batch.
+//! Checks of the resident copy and its batches: no second copy, no lost format, no shared batch.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::plain::megabytes;
 const ENVS: usize = 4;
 const BATCH: usize = 32;
 
-/// The embedded dataset on a device of its own, out of the cache again at the end.
+/// The embedded dataset on a device of its own; dropping it clears the cache.
 struct Resident {
     device: Device,
     streams: Vec<Stream>,
@@ -28,7 +28,7 @@ impl Resident {
         Ok(Self { device, streams, data })
     }
 
-    /// Serves every env from the resident copy.
+    /// Gathers for every env from the resident copy.
     fn gather(&self, shuffle: bool) -> Result<GatherBatches, Fault> {
         let devices = vec![self.device.id(); ENVS];
         let config =
@@ -39,7 +39,7 @@ impl Resident {
 
 impl Drop for Resident {
     fn drop(&mut self) {
-        // The cache would keep the data, and with it the device.
+        // Otherwise the cache would keep the data, and with it the device.
         cache::clear(|key| key.source == Source::Embedded);
     }
 }
@@ -49,14 +49,17 @@ fn load(device: &Device) -> Result<Arc<Dataset>, Fault> {
     Ok(cache::load(device, &spec, Split::Train, Residency::Resident)?)
 }
 
-/// One copy, as bytes; a second request gets the same; an epoch copies its order and nothing else (D1, H4).
+/// Checks that there is one copy, of bytes, which a second request shares, and that an epoch only
+/// copies its order.
 pub(super) fn residency() -> Verdict {
     let resident = Resident::load()?;
     let images = resident.data.resident_images();
     let images = images.ok_or_else(|| Fault::new("the data is not resident", REPORT))?;
     let again = load(&resident.device)?;
     let shared = again.resident_images().map(|tensor| tensor.storage_id());
-    ensure(shared == Some(images.storage_id()), || Fault::new("there are two copies", REPORT))?;
+    ensure(shared == Some(images.storage_id()), || {
+        Fault::new("there are two resident copies", REPORT)
+    })?;
     let dtype = images.dtype();
     ensure(dtype == DType::U8, || Fault::new(format!("images are kept as {dtype}"), REPORT))?;
     let mut gather = resident.gather(true)?;
@@ -66,12 +69,9 @@ pub(super) fn residency() -> Verdict {
     let spent = resident.device.counts() - before;
     let hidden = spent.copies_to_host + spent.synchronizations + spent.allocations;
     ensure(hidden == 0 && spent.copies_to_device <= 1, || {
-        Fault::new(format!("an epoch of batches cost {spent:?}"), REPORT)
+        Fault::new(format!("an epoch of batches made hidden operations: {spent:?}"), REPORT)
     })?;
-    Ok(format!(
-        "one copy of {} as u8; an epoch uploads its order and copies nothing else",
-        megabytes(images.numel())
-    ))
+    Ok(format!("one copy of {} as u8; an epoch copies only its order", megabytes(images.numel())))
 }
 
 fn serve(gather: &mut GatherBatches, epoch: u64) -> Result<(), Fault> {
@@ -80,10 +80,11 @@ fn serve(gather: &mut GatherBatches, epoch: u64) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Rounding of (v/255 − mean)/std in f32, at values of a few units: 1e-6; a lost format is off by more than .1.
+/// Rounding of (v/255 − mean)/std in f32, for values of a few units, is 1e-6; a lost format is off
+/// by more than .1.
 const TOLERANCE: f32 = 1e-5;
 
-/// Batches are channels last by their strides, and hold the right pixels there (F1, F2).
+/// Checks that batches have channels-last strides, and the right pixels there.
 pub(super) fn format() -> Verdict {
     let resident = Resident::load()?;
     let batch = first_batch(&mut resident.gather(false)?)?.swap_remove(1);
@@ -93,7 +94,7 @@ pub(super) fn format() -> Verdict {
     ensure(strides == expected, || {
         Fault::new(format!("strides are {strides:?}, expected {expected:?}"), REPORT)
     })?;
-    // In file order, env 1 has the second run of samples.
+    // In file order, env 1 has the second batch of samples.
     let bytes = resident.data.resident_images().map(|images| images.to_vec::<u8>()).transpose()?;
     let bytes = bytes.unwrap_or_default();
     let constants = resident.data.normalization();
@@ -106,12 +107,12 @@ pub(super) fn format() -> Verdict {
         worst = worst.max((pixel - value).abs());
     }
     ensure(worst <= TOLERANCE, || {
-        Fault::new(format!("a pixel is off by {worst}, allowed are {TOLERANCE}"), REPORT)
+        Fault::new(format!("a pixel is off by {worst}, more than {TOLERANCE}"), REPORT)
     })?;
     Ok(format!("NHWC, strides {strides:?}; {} pixels within {worst:.0e}", pixels.len()))
 }
 
-/// No two batches in flight share a byte (D3).
+/// Checks that no two batches in flight share memory.
 pub(super) fn aliasing() -> Verdict {
     let resident = Resident::load()?;
     let mut gather = resident.gather(true)?;
@@ -127,12 +128,12 @@ pub(super) fn aliasing() -> Verdict {
     ranges.sort_unstable();
     let shared = ranges.windows(2).filter(|pair| pair[0].1 > pair[1].0).count();
     ensure(shared == 0 && !ranges.is_empty(), || {
-        Fault::new(format!("{shared} of {} buffers share bytes", ranges.len()), REPORT)
+        Fault::new(format!("{shared} of {} batch buffers overlap", ranges.len()), REPORT)
     })?;
-    Ok(format!("{} batch buffers of {ENVS} envs in flight, none shares a byte", ranges.len()))
+    Ok(format!("{} batch buffers of {ENVS} envs in flight, none overlap", ranges.len()))
 }
 
 fn first_batch(gather: &mut GatherBatches) -> Result<Vec<Batch>, Fault> {
     gather.start_epoch(0)?;
-    gather.next()?.ok_or_else(|| Fault::new("an epoch without batches", REPORT))
+    gather.next()?.ok_or_else(|| Fault::new("an epoch had no batches", REPORT))
 }

@@ -1,4 +1,5 @@
-//! Streams under load: many of them, short of memory, against one that has plenty.
+//! Checks of streams under load: many streams with little memory, compared with one that has
+//! plenty.
 
 use meristem::device::{
     DType, Device, DeviceId, DeviceOptions, Owner, Stream, Tensor, read_back_as,
@@ -9,10 +10,11 @@ use super::{Fault, REPORT, Verdict, ensure};
 const STREAMS: usize = 32;
 const STEPS: usize = 300;
 const LEN: usize = 256;
-/// What the states and sums take, and four temporaries for all streams.
+/// Memory for states and sums, and four temporaries for all streams.
 const LIMIT: usize = STREAMS * (4 * LEN + 64) + 4 * (4 * LEN);
 
-/// 32 streams with room for four temporaries end in the same bits as one stream with ample memory (S2, S5).
+/// Checks that 32 streams with memory for four temporaries give the bits of one stream with ample
+/// memory.
 pub(super) fn stress() -> Verdict {
     let ample = DeviceOptions { threads: 1, ..DeviceOptions::default() };
     let expected = run(&Device::open(DeviceId::Cpu(0), &ample)?, 1)?;
@@ -21,16 +23,22 @@ pub(super) fn stress() -> Verdict {
     let got = run(&device, STREAMS)?;
     let wrong = got.iter().zip(&expected).filter(|(a, b)| a != b).count();
     ensure(wrong == 0, || {
-        Fault::new(format!("{wrong} of {STREAMS} streams ended in other bits"), REPORT)
+        Fault::new(
+            format!(
+                "{wrong} of {STREAMS} streams have other bits than one stream with ample memory"
+            ),
+            REPORT,
+        )
     })?;
     let peak = device.memory().reserved_peak;
     Ok(format!(
-        "{STREAMS} streams, {STEPS} steps each, {} KiB for all: the bits of one stream with ample memory",
+        "{STREAMS} streams with {STEPS} steps each in {} KiB: \
+         the bits of one stream with ample memory",
         peak / 1024
     ))
 }
 
-/// The same program with the race sanitizer on: every launch held against vector clocks (S3).
+/// Checks the same program with the race sanitizer, which compares every launch with vector clocks.
 pub(super) fn races() -> Verdict {
     let options = DeviceOptions { sanitize: true, ..DeviceOptions::default() };
     let device = Device::open(DeviceId::Cpu(0), &options)?;
@@ -41,11 +49,12 @@ pub(super) fn races() -> Verdict {
     }
     let ample = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
     let same = got == run(&ample, 1)?;
-    ensure(same, || Fault::new("poisoned memory shows in the results", REPORT))?;
-    Ok(format!("{} launches on {STREAMS} streams, none out of order", device.counts().launches))
+    ensure(same, || Fault::new("the results depend on uninitialised memory", REPORT))?;
+    Ok(format!("{} launches on {STREAMS} streams, no races", device.counts().launches))
 }
 
-/// Every env's state goes through a temporary that another stream reads after its owner let go of it.
+/// Runs the program: every env's state goes through a temporary that another stream reads after its
+/// owner has dropped it.
 fn run(device: &Device, streams: usize) -> Result<Vec<Vec<u8>>, Fault> {
     let streams: Vec<Stream> = (0..streams).map(|i| device.stream(&format!("env {i}"))).collect();
     let side = device.stream("sums");
@@ -70,7 +79,8 @@ fn run(device: &Device, streams: usize) -> Result<Vec<Vec<u8>>, Fault> {
     Ok(states.iter().zip(&sums).map(bits).collect())
 }
 
-/// One step of the logistic map in its chaotic range: a wrong bit anywhere is everywhere soon.
+/// Runs one step of the logistic map in its chaotic range, where a wrong bit soon spreads
+/// everywhere.
 fn step(state: &Tensor, side: &Stream, sum: &Tensor) -> meristem::device::Result<()> {
     let stream = state.stream();
     let curve = Tensor::empty(stream, [LEN], DType::F32, Owner::Activations)?;

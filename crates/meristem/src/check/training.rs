@@ -1,4 +1,4 @@
-//! Real runs: equal for any number of threads, flat in memory, and without a hidden wait.
+//! Checks of whole runs: equal for any number of threads, constant memory, no hidden waits.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::{Fault, REPORT, Verdict, ensure};
 use crate::plain::megabytes;
 use crate::synthetic;
 
-/// A run in which modules grow, small enough to be done again: two hosts, a few batches a step.
+/// Runs two hosts with growing modules on a few batches a step, which is fast enough to repeat.
 fn grow_two_hosts(folder: &Path, threads: usize) -> Result<Summary, Fault> {
     let flags = Layer {
         preset: Some(Preset::Quick),
@@ -26,7 +26,7 @@ fn grow_two_hosts(folder: &Path, threads: usize) -> Result<Summary, Fault> {
         batch: Some(64),
         max_batches: Some(Limit::Count(6)),
         steps: Some(14),
-        // What a scope does not permit ends the run, with the name of its place.
+        // A forbidden operation ends the run with an error that names its place.
         hot_scope: Some(HotScopePolicy(Policy::Deny)),
         ..Layer::default()
     };
@@ -34,7 +34,7 @@ fn grow_two_hosts(folder: &Path, threads: usize) -> Result<Summary, Fault> {
     Ok(train::run(&config, &mut Silent)?)
 }
 
-/// Runs with 1, 2 and 4 threads end in the same weights, bit for bit (D6).
+/// Checks that runs with 1, 2 and 4 threads end with the same weights, bit for bit.
 pub(super) fn determinism() -> Verdict {
     let folder = temporary_folder()?;
     let (mut expected, mut grown) = (None, 0);
@@ -45,35 +45,35 @@ pub(super) fn determinism() -> Verdict {
         let read = |env: &train::summary::EnvSummary| std::fs::read(run.join(&env.weights));
         let weights = summary.envs.iter().map(read).collect::<Result<Vec<_>, _>>();
         let weights = weights.map_err(|error| {
-            Fault::new(format!("the weights cannot be read: {error}"), "look at the disk")
+            Fault::new(format!("cannot read the weights: {error}"), "check the disk")
         })?;
         ensure(*expected.get_or_insert_with(|| weights.clone()) == weights, || {
-            Fault::new(format!("{threads} threads end in other weights than 1"), REPORT)
+            Fault::new(format!("{threads} threads give other weights than 1 thread"), REPORT)
         })?;
     }
-    ensure(grown > 0, || Fault::new("no module grew, growth was not looked at", REPORT))?;
-    Ok(format!("threads 1, 2 and 4: two hosts and {grown} grown modules, the same bits"))
+    ensure(grown > 0, || Fault::new("no module grew, so growth was not checked", REPORT))?;
+    Ok(format!("two hosts and {grown} grown modules: the same bits with 1, 2 and 4 threads"))
 }
 
-/// The training step and the control step of a run do what the table of permitted waits says (V2, H1, H4).
+/// Checks that training steps and control steps of a run stay within their limits.
 pub(super) fn hot_scopes() -> Verdict {
     let folder = temporary_folder()?;
     let summary = grow_two_hosts(&folder.path().join("run"), 0)?;
     let hot = summary.hot_path;
     let hidden = hot.copies_to_host + hot.copies_to_device + hot.synchronizations + hot.allocations;
     ensure(hidden == 0.0 && hot.training_steps > 0, || {
-        Fault::new(format!("a training step cost {hot:?}"), REPORT)
+        Fault::new(format!("a training step made hidden operations: {hot:?}"), REPORT)
     })?;
     Ok(format!(
-        "{} training steps without a copy, a wait or an allocation; one read-back in each of {} control steps",
+        "{} training steps without copies, waits or allocations; one read-back in each of {} steps",
         hot.training_steps, summary.steps
     ))
 }
 
 fn temporary_folder() -> Result<tempfile::TempDir, Fault> {
     tempfile::tempdir().map_err(|error| {
-        let figure = format!("no temporary folder: {error}");
-        Fault::new(figure, "set TMPDIR to a folder that can be written")
+        let figure = format!("cannot create a temporary folder: {error}");
+        Fault::new(figure, "set TMPDIR to a writable folder")
     })
 }
 
@@ -81,7 +81,7 @@ const EPOCHS: u64 = 500;
 const ENVS: usize = 2;
 const BATCH: usize = 16;
 
-/// 500 epochs of gathering and training take not a byte more than the second did (D5).
+/// Checks that 500 epochs of gathering and training take no more memory than the second one.
 pub(super) fn leak() -> Verdict {
     let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
     let streams: Vec<_> = (0..ENVS).map(|env| device.stream(&format!("env {env}"))).collect();
@@ -107,10 +107,10 @@ pub(super) fn leak() -> Verdict {
     let flat = after.current == memory.current && after.reserved == memory.reserved;
     ensure(flat && spent.allocations == 0, || {
         let (before, after) = (megabytes(memory.reserved), megabytes(after.reserved));
-        let figure = format!("{before} became {after} by {} allocations", spent.allocations);
+        let figure = format!("{before} grew to {after} with {} allocations", spent.allocations);
         Fault::new(figure, REPORT)
     })?;
-    Ok(format!("{EPOCHS} epochs: {} throughout, no allocation", megabytes(after.reserved)))
+    Ok(format!("{EPOCHS} epochs: constantly {}, no allocations", megabytes(after.reserved)))
 }
 
 fn network(stream: &meristem::device::Stream) -> Result<Network, Fault> {

@@ -1,4 +1,4 @@
-//! What `meristem bench` takes.
+//! Arguments of `meristem bench`.
 
 use clap::{Args, Subcommand, ValueEnum};
 use meristem::train::settings::ByteSize;
@@ -7,46 +7,48 @@ use super::InsightArguments;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
-    /// Images per second of training: gather, forward, backward and update, on resident data.
+    /// Training speed in images per second: gather, forward, backward and update on resident data.
     Host(BenchHostArguments),
-    /// Validation of a host in all configurations of its modules: in one pass, and in a pass each.
+    /// Evaluation of a host in all configurations of its modules: in one pass, and in one pass
+    /// each.
     Counterfactual(BenchCounterfactualArguments),
-    /// Microseconds per gathered batch of 128 images of 3x32x32 bytes.
+    /// Gather speed in microseconds per batch of 3x32x32 images.
     Gather(BenchGatherArguments),
-    /// The convolutions of a host in NHWC, which training uses, and in NCHW: that results agree, and both times.
+    /// Convolutions of a host in NHWC, which training uses, and in NCHW: compare results and times.
     Format(BenchFormatArguments),
-    /// Sums over ranks, dense and sparse: time, bandwidth and bytes sent by size and density, every result checked.
+    /// Sums over ranks, dense and sparse: time, bandwidth and bytes sent, by size and density.
     ///
-    /// The exit code is not 0 if an element is wrong.
+    /// Every result is checked; the exit code is 1 if an element is wrong.
     Comm(BenchCommArguments),
 }
 
 #[derive(Debug, Args)]
 #[command(allow_negative_numbers = true)]
 pub(crate) struct BenchCommArguments {
-    /// What ranks are; mpi is for builds with that feature: mpirun -n 4 meristem bench comm --comm mpi
+    /// Kind of ranks. For mpi, which needs a build with --features mpi, start the command with
+    /// mpirun, such as: mpirun -n 4 meristem bench comm --comm mpi
     #[arg(long, value_enum, default_value_t = Transport::Threads)]
     pub(crate) comm: Transport,
-    /// Number of ranks [default: 2; with mpi as many as were started]
+    /// Number of ranks [default: 2; with mpi, the number of processes]
     #[arg(long, value_name = "N")]
     pub(crate) ranks: Option<usize>,
-    /// Smallest tensor, in bytes of f32; the next is twice as large
+    /// Size of the smallest tensor of f32; each next one is twice as large
     #[arg(long, value_name = "SIZE", default_value = "1KiB")]
     pub(crate) min_size: ByteSize,
-    /// Largest tensor
+    /// Size of the largest tensor
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     pub(crate) max_size: ByteSize,
-    /// Shares of the elements that each rank sends, of sparse sums; k, the number of them, is rounded down to as many
-    /// of each of --ranks regions
+    /// Densities of sparse sums: the share of elements that each rank sends. Their number k is
+    /// rounded down to a multiple of the number of ranks
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0.001,0.01,0.1")]
     pub(crate) density: Vec<f64>,
-    /// Sums of each kind, after one to warm up [default: 5 to 50, by size]
+    /// Measured sums of each kind, after one as a warm-up [default: 5 to 50, by size]
     #[arg(long, value_name = "N")]
     pub(crate) rounds: Option<usize>,
-    /// Print how much device memory a first sum of each kind takes, phase by phase
+    /// Print the device memory that the first sum of each kind takes, phase by phase
     #[arg(long)]
     pub(crate) memory: bool,
-    /// Log to stderr what ranks exchange, and what the MPI library says of it
+    /// Log the exchanges between ranks and the messages of the MPI library to stderr
     #[arg(long)]
     pub(crate) comm_debug: bool,
     /// Print JSON
@@ -54,17 +56,17 @@ pub(crate) struct BenchCommArguments {
     pub(crate) json: bool,
 }
 
-/// What ranks are.
+/// Kind of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 pub(crate) enum Transport {
-    /// Threads of this process
+    /// Threads of one process
     Threads,
-    /// Processes under mpirun
+    /// Processes started by mpirun
     Mpi,
 }
 
 impl Transport {
-    /// As on the command line.
+    /// Name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Transport::Threads => "threads",
@@ -76,16 +78,16 @@ impl Transport {
 #[derive(Debug, Args)]
 #[command(allow_negative_numbers = true)]
 pub(crate) struct BenchHostArguments {
-    /// Host description
+    /// Host: a preset or a description
     #[arg(long, default_value = "baseline")]
     pub(crate) host: String,
-    /// Hosts trained side by side
+    /// Number of hosts trained side by side
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub(crate) envs: usize,
-    /// Samples per env and batch
+    /// Samples in a batch of one env
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub(crate) batch: usize,
-    /// Worker threads, 0 for one per core
+    /// Worker threads; 0 means one per core
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) threads: usize,
     /// Seconds to measure, after a warm-up
@@ -101,13 +103,13 @@ pub(crate) struct BenchHostArguments {
 #[derive(Debug, Args)]
 #[command(allow_negative_numbers = true)]
 pub(crate) struct BenchCounterfactualArguments {
-    /// Host description
+    /// Host: a preset or a description
     #[arg(long, default_value = "baseline")]
     pub(crate) host: String,
-    /// Slots with a live module
+    /// Slots that have a live module
     #[arg(long, value_name = "LIST", default_value = "r0c0,r0c1,r0c2")]
     pub(crate) slots: String,
-    /// What grows in them
+    /// Blueprint of these modules
     #[arg(long, default_value = "conv_light")]
     pub(crate) blueprint: String,
     /// Samples in a batch
@@ -138,7 +140,7 @@ pub(crate) struct BenchGatherArguments {
 #[derive(Debug, Args)]
 #[command(allow_negative_numbers = true)]
 pub(crate) struct BenchFormatArguments {
-    /// Host description
+    /// Host: a preset or a description
     #[arg(long, default_value = "baseline")]
     pub(crate) host: String,
     /// Samples in a batch

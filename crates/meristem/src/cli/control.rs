@@ -1,4 +1,4 @@
-//! What `meristem control` takes.
+//! Arguments of `meristem control`.
 
 use std::path::PathBuf;
 
@@ -11,37 +11,43 @@ use crate::plot::PlotFile;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ControlCommand {
-    /// Compare controllers on fresh hosts: test accuracy, parameters, and the paired difference to the first.
+    /// Compare controllers on fresh hosts.
     ///
-    /// For each seed everybody gets the same hosts, the same split and the same order of samples, and one episode of
-    /// --steps. A policy from a file does not learn; it draws its actions (ppo:FILE) or takes the most probable one
-    /// (greedy:FILE). `ppo` and `ppo@REWARD` learn first, for --rounds on other hosts, a new policy for each seed.
-    /// Spreads are standard deviations over the seeds; what counts of a seed is the mean over its envs. Training
-    /// starts from --seed 42 where nothing else is said, and this from 1000: a policy meets hosts that it does not know. (A
-    /// policy's file has the seeds that it learned with; comparing it with one of them is warned of.)
+    /// For each seed, every controller gets the same hosts, the same control split and the same
+    /// order of samples, for one episode of --steps. The table has test accuracy, parameters, and
+    /// paired differences from the first controller. Values are means over the seeds, with standard
+    /// deviations; the value of a seed is the mean over its envs.
+    ///
+    /// A policy from a file does not learn: ppo:FILE samples its actions, greedy:FILE takes the
+    /// most probable ones. ppo and ppo@REWARD train a new policy for each seed first, for --rounds
+    /// on other hosts.
+    ///
+    /// Seeds start from 1000 unless --seed is given, while training starts from 42, so that a
+    /// policy is compared on hosts that it has not seen. A policy file has the seeds of its
+    /// training; a comparison on one of them gives a warning.
     Eval(Box<ControlEvalArguments>),
 }
 
 #[derive(Debug, Args)]
 #[command(allow_negative_numbers = true)]
 pub(crate) struct ControlEvalArguments {
-    /// Who is compared: none, random, heuristic, ppo:FILE, greedy:FILE, fixed:FILE, ppo or ppo@REWARD; differences are
-    /// to the first [default: none,random,heuristic]
+    /// Controllers to compare: none, random, heuristic, ppo, ppo@REWARD, ppo:FILE, greedy:FILE or
+    /// fixed:FILE; differences are from the first [default: none,random,heuristic]
     #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = "Comparison")]
     controllers: Vec<Contender>,
-    /// A policy that takes part too, as ppo:FILE in the list above does; may be given several times
+    /// Another policy to compare, like ppo:FILE; may be given several times
     #[arg(long, value_name = "FILE", help_heading = "Comparison")]
     policy: Vec<PathBuf>,
-    /// Number of seeds: --seed, and those that follow it
+    /// Number of seeds, which count up from --seed
     #[arg(long, value_name = "N", default_value_t = 5, help_heading = "Comparison")]
     pub(crate) seeds: usize,
-    /// Draw accuracy against parameters into this file, .svg or .png; must not exist
+    /// File to plot accuracy against parameters to, .svg or .png; must not exist
     #[arg(long, value_name = "FILE", help_heading = "Comparison")]
     pub(crate) plot: Option<PlotFile>,
-    /// Keep every run, and study.json, in this folder; must not exist [default: runs are thrown away]
+    /// Folder to keep all runs and study.json in; must not exist [default: runs are deleted]
     #[arg(long, value_name = "DIR", help_heading = "Run")]
     pub(crate) run_dir: Option<PathBuf>,
-    /// No progress on stderr
+    /// Print no progress
     #[arg(long, help_heading = "Run")]
     pub(crate) quiet: bool,
     /// Print the comparison as JSON instead of a table
@@ -52,7 +58,7 @@ pub(crate) struct ControlEvalArguments {
 }
 
 impl ControlEvalArguments {
-    /// Who is compared.
+    /// The contenders: --controllers, then the files of --policy.
     pub(crate) fn contenders(&self) -> Vec<Contender> {
         let mut contenders = self.controllers.clone();
         if contenders.is_empty() {

@@ -1,4 +1,4 @@
-//! What `meristem data` takes.
+//! Arguments of `meristem data`.
 
 use std::path::PathBuf;
 
@@ -9,13 +9,13 @@ use super::DatasetArguments;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum DataCommand {
-    /// Say what a dataset holds; without --dataset, what there is.
+    /// Describe a dataset; without --dataset, list all datasets and the files that they need.
     Info(InfoArguments),
-    /// Decode every image (without --dataset: of the embedded one), and list what is damaged.
+    /// Decode every image and list damaged ones; without --dataset, of the embedded dataset.
     Verify(VerifyArguments),
-    /// Convert class folders (train/CLASS/*, test/CLASS/*) into the CIFAR-10 binary layout.
+    /// Convert class folders (train/CLASS/*, test/CLASS/*) to the binary layout of CIFAR-10.
     Import(ImportArguments),
-    /// Print which samples each env gets: the order that training follows.
+    /// Print the samples of each env and batch, in the order of training.
     Plan(PlanArguments),
 }
 
@@ -45,10 +45,10 @@ pub(crate) struct ImportArguments {
     /// Folder with train/CLASS/* and test/CLASS/*
     #[arg(long, value_name = "DIR", alias = "data-root")]
     pub(crate) from: PathBuf,
-    /// Folder to write into
+    /// Folder to write to
     #[arg(long, value_name = "DIR", alias = "out")]
     pub(crate) to: PathBuf,
-    /// Count and leave out images that do not decode
+    /// Skip and count images that do not decode
     #[arg(long)]
     pub(crate) skip_bad: bool,
     /// Print JSON
@@ -59,28 +59,28 @@ pub(crate) struct ImportArguments {
 #[derive(Debug, Args)]
 #[command(allow_negative_numbers = true)]
 pub(crate) struct PlanArguments {
-    /// Samples in the dataset
+    /// Number of samples in the dataset
     #[arg(long, value_name = "N")]
     pub(crate) len: usize,
-    /// Samples per env and batch
+    /// Samples in a batch of one env
     #[arg(long, value_name = "N")]
     pub(crate) batch: usize,
-    /// Device of each env
+    /// Device of each env, such as cpu,cpu for two envs
     #[arg(long, value_name = "LIST", value_delimiter = ',', required = true)]
     pub(crate) devices: Vec<String>,
     /// Seed of the order
     #[arg(long, default_value_t = 42)]
     pub(crate) seed: u64,
-    /// Epochs to print
+    /// Number of epochs to print
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) epochs: u64,
-    /// Leave out a last batch that is not full
+    /// Leave out an incomplete last batch
     #[arg(long)]
     pub(crate) drop_last: bool,
-    /// Shuffle every epoch, or serve file order: on or off
+    /// Shuffle every epoch; off keeps the order of the files
     #[arg(long, value_name = "on|off", default_value = "on")]
     pub(crate) shuffle: Switch,
-    /// Batches of an epoch, or all
+    /// Maximum number of batches per epoch, or all
     #[arg(long, value_name = "N", default_value = "all")]
     pub(crate) max_batches: Limit,
     /// Print JSON

@@ -1,5 +1,5 @@
-//! The command line: pure parsing. What the flags mean together is decided in `commands` and in the training
-//! crate's configuration.
+//! The command line: parsing only. `commands` and the configuration of the training crate decide
+//! what flags mean together.
 
 mod bench;
 mod control;
@@ -38,21 +38,21 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Train hosts side by side and let them grow.
     ///
-    /// Flags override the configuration file, which overrides the preset. The config.toml in a run's folder shows
-    /// every setting that was in force.
+    /// Flags override the configuration file, and the file overrides the preset. The config.toml in
+    /// a run's folder has all settings of the run.
     Train(Box<TrainArguments>),
     /// Evaluate a weights file on a split of a dataset; without --dataset, of the embedded one.
     Eval(EvalArguments),
     /// Compare the controllers that decide what grows.
     #[command(subcommand)]
     Control(ControlCommand),
-    /// Look at datasets: what is there, is it sound, convert it, in which order is it served.
+    /// Inspect datasets: describe, verify, convert, print the order of samples.
     #[command(subcommand)]
     Data(DataCommand),
-    /// Check this machine and this build: one line a check, ok or FAIL with what to do.
+    /// Check this machine and this build: one line per check, ok or FAIL with a remedy.
     ///
-    /// Residency, memory format, aliasing, determinism, streams under stress, leaks, hot scopes. The exit code is 0
-    /// only if all hold.
+    /// Checks residency, memory format, aliasing, determinism, streams under load, memory leaks and
+    /// hot scopes. The exit code is 0 only if all checks pass.
     Check(CheckArguments),
     /// Measure speed on this machine.
     #[command(subcommand)]
@@ -60,7 +60,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Whether transports between ranks are to log what they do.
+    /// Whether transports between ranks should log their operations.
     pub(crate) fn comm_debug(&self) -> bool {
         match self {
             Command::Train(arguments) => arguments.comm_debug,
@@ -70,36 +70,36 @@ impl Command {
     }
 }
 
-/// A look inside.
+/// Flags for looking inside a command.
 #[derive(Debug, Args)]
 pub(crate) struct InsightArguments {
-    /// Write what happened when, for ui.perfetto.dev or chrome://tracing; must not exist
+    /// File to write a trace to, for ui.perfetto.dev or chrome://tracing; must not exist
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
-    /// Print who used how much device memory
+    /// Print the device memory of each owner
     #[arg(long)]
     pub(crate) memory: bool,
 }
 
-/// Which dataset.
+/// Flags that select a dataset.
 #[derive(Debug, Args)]
 pub(crate) struct DatasetArguments {
-    /// embedded, fashion-mnist, cifar10, cifar100, folder or arrays
+    /// Dataset: embedded, fashion-mnist, cifar10, cifar100, folder or arrays
     #[arg(long)]
     pub(crate) dataset: Option<String>,
-    /// Folder (or file) of the dataset
+    /// Folder of the dataset; with --dataset arrays, the file
     #[arg(long, value_name = "DIR")]
     pub(crate) data_root: Option<PathBuf>,
-    /// Count and leave out images that do not decode
+    /// Skip and count images that do not decode
     #[arg(long)]
     pub(crate) skip_bad: bool,
 }
 
 impl DatasetArguments {
-    /// The dataset that is meant: the embedded one where nothing was said.
+    /// The selected dataset; the embedded one by default.
     ///
     /// # Errors
-    /// A name that is not known.
+    /// An unknown name.
     pub(crate) fn spec(&self) -> Result<DatasetSpec, meristem::train::Error> {
         let name = self.dataset.as_deref().unwrap_or(Source::Embedded.name());
         dataset_spec(name, self.data_root.as_deref(), self.skip_bad)
@@ -112,21 +112,21 @@ pub(crate) struct EvalArguments {
     /// Weights file (safetensors)
     #[arg(long, value_name = "FILE")]
     pub(crate) weights: PathBuf,
-    /// Host; needed only for a file without topology [default: the file's]
+    /// Host of the weights; required only if the file has no topology [default: the file's]
     #[arg(long)]
     pub(crate) host: Option<String>,
     #[command(flatten)]
     pub(crate) dataset: DatasetArguments,
-    /// train or test
+    /// Split to evaluate on: train or test
     #[arg(long, default_value = "test")]
     pub(crate) split: String,
     /// Samples in a batch
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub(crate) batch: usize,
-    /// Device
+    /// Device to evaluate on
     #[arg(long, default_value = "cpu")]
     pub(crate) device: String,
-    /// Worker threads, 0 for one per core
+    /// Worker threads; 0 means one per core
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) threads: usize,
     #[command(flatten)]

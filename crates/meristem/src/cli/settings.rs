@@ -1,4 +1,4 @@
-//! The flags of settings, made from their table.
+//! Flags of settings, derived from their table.
 
 use std::path::PathBuf;
 
@@ -10,8 +10,8 @@ use meristem::train::config::{Form, Layer, all};
 use meristem::train::settings::{BadValue, Preset};
 use meristem::train::{self, config_file};
 
-/// Settings as flags, and the file of others. Where `SINGLE_RUN` is false, those that belong to a single run are no
-/// flags.
+/// Settings as flags, and a file with settings. Without `SINGLE_RUN`, settings of single runs are
+/// not flags.
 #[derive(Debug)]
 pub(crate) struct SettingArguments<const SINGLE_RUN: bool> {
     /// Settings from a TOML or JSON file.
@@ -20,7 +20,7 @@ pub(crate) struct SettingArguments<const SINGLE_RUN: bool> {
 }
 
 impl<const SINGLE_RUN: bool> SettingArguments<SINGLE_RUN> {
-    /// The settings of the configuration file, if one was given.
+    /// The settings of the configuration file, if there is one.
     ///
     /// # Errors
     /// As [`config_file::read`].
@@ -28,7 +28,7 @@ impl<const SINGLE_RUN: bool> SettingArguments<SINGLE_RUN> {
         self.config.as_deref().map_or_else(|| Ok(Layer::default()), config_file::read)
     }
 
-    /// The settings that were given as flags.
+    /// The settings given as flags.
     pub(crate) fn layer(&self) -> Layer {
         self.flags.clone()
     }
@@ -74,7 +74,7 @@ impl<const SINGLE_RUN: bool> FromArgMatches for SettingArguments<SINGLE_RUN> {
     }
 }
 
-/// The flag of a setting.
+/// Builds the flag of a setting.
 fn flag(setting: &'static Setting) -> Arg {
     let (help, default) = (setting.help.trim_end_matches('.'), &setting.default);
     let help = match setting.form {
@@ -99,7 +99,7 @@ fn flag(setting: &'static Setting) -> Arg {
     setting.unit.map_or_else(|| arg.clone(), |unit| arg.clone().value_name(unit))
 }
 
-/// The help of `--preset`, with what each one means and sets.
+/// Help of `--preset`, with the meaning and the settings of each preset.
 fn presets(setting: &Setting) -> String {
     let mut help = format!("{} [{}]", setting.help.trim_end_matches('.'), setting.default);
     for (name, preset) in Preset::NAMES {

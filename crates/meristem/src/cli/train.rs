@@ -1,4 +1,4 @@
-//! Flags of `meristem train`.
+//! Arguments of `meristem train`.
 
 use std::path::PathBuf;
 
@@ -6,32 +6,33 @@ use clap::Args;
 
 use super::SettingArguments;
 
-/// Settings, and flags about this call alone. Of a flag that is given twice the last counts, so that a script can be
-/// varied at its end.
+/// Settings, and flags of this call only. If a flag is given twice the last one counts, so that a
+/// script can be varied at its end.
 #[derive(Debug, Args)]
 #[command(allow_negative_numbers = true, args_override_self = true)]
 pub(crate) struct TrainArguments {
-    /// Go on with a run that was stopped or killed, from its last checkpoint to the same bits
+    /// Resume a run that was stopped or killed from its last checkpoint, with the same results
     #[arg(long, value_name = "RUN", help_heading = "Run")]
     pub(crate) resume: Option<PathBuf>,
-    /// Print the settings in force as TOML and exit, without a run
+    /// Print the settings in force as TOML and exit
     #[arg(long, help_heading = "Run", conflicts_with = "resume")]
     pub(crate) print_config: bool,
-    /// Print nothing but errors
+    /// Print only errors
     #[arg(long, help_heading = "Run")]
     pub(crate) quiet: bool,
-    /// Show what a policy learned in each round: KL, explained variance, entropies of its heads, actions
+    /// Print what the policy learned in each round: KL divergence, explained variance, entropies,
+    /// actions
     #[arg(long, help_heading = "Run")]
     pub(crate) verbose: bool,
     /// Print the summary as JSON on stdout; progress goes to stderr
     #[arg(long, help_heading = "Run")]
     pub(crate) json: bool,
-    /// Print how much device memory each owner used
+    /// Print the device memory of each owner
     #[arg(long, help_heading = "Run")]
     pub(crate) memory: bool,
     #[command(flatten)]
     pub(crate) settings: SettingArguments<true>,
-    /// Log to stderr the exchanges of ranks, and the messages of the MPI library
+    /// Log the exchanges between ranks and the messages of the MPI library to stderr
     #[arg(long, help_heading = "Ranks")]
     pub(crate) comm_debug: bool,
 }

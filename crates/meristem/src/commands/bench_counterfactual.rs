@@ -1,5 +1,5 @@
-//! `meristem bench counterfactual`: validating a host in all configurations of its modules in one pass, and in
-//! a pass each.
+//! `meristem bench counterfactual`: evaluation of a host in all configurations of its modules, in
+//! one pass and in one pass each.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -20,30 +20,31 @@ use crate::cli::BenchCounterfactualArguments;
 use crate::failure::Failure;
 use crate::plain::{self, spread};
 
-/// About the length of one block. The ways take turns, so that what else the machine does hits all alike.
+/// Approximate length of a block. The ways take turns, so that other load on the machine affects
+/// all of them equally.
 const BLOCK: Duration = Duration::from_millis(200);
-/// Time to compile plans, fill the pool and let the clock settle.
+/// Time to compile plans, fill the pool and let the clock frequency settle.
 const WARM_UP: Duration = Duration::from_millis(1000);
 
 #[derive(Serialize)]
 struct Report {
-    /// One pass of all configurations, per batch: median over the blocks.
+    /// Time of the single pass per batch.
     fused_ms: Spread,
-    /// A full pass for each configuration asked for.
+    /// Time of one full pass for each requested configuration.
     separate_ms: Spread,
-    /// A full pass for each that differs from the others.
+    /// Time of one full pass for each distinct configuration.
     distinct_ms: Spread,
-    /// Time of one pass as a share of that of separate passes in the same turn.
+    /// Ratio of the single pass to the separate passes, in the same turn.
     share: Spread,
-    /// As a share of that of passes for distinct configurations only.
+    /// Ratio of the single pass to the passes for distinct configurations, in the same turn.
     share_of_distinct: Spread,
-    /// The share by counted floating-point operations.
+    /// The first ratio, by floating-point operations.
     flops_share: f64,
     turns: usize,
     config: Config,
 }
 
-/// Over the turns.
+/// Median and range over the turns.
 #[derive(Serialize)]
 struct Spread {
     median: f64,
@@ -121,10 +122,10 @@ fn print(report: &Report) {
         report;
     let way = |name: &str, ms: &Spread, rest: String| {
         let Spread { median, min, max } = ms;
-        plain::out(&format!("{name:<24}{median:>9.2} ms a batch ({min:.2} to {max:.2}){rest}"));
+        plain::out(&format!("{name:<24}{median:>9.2} ms per batch ({min:.2} to {max:.2}){rest}"));
     };
     plain::out(&format!(
-        "{} with {} in {}: {} configurations, {} of them different; batch {}, {}, {} turns",
+        "{} with {} in {}: {} configurations, {} of them distinct; batch {}, {}, {} turns",
         config.host,
         config.blueprint,
         config.slots.join(", "),
@@ -137,17 +138,17 @@ fn print(report: &Report) {
     way("one pass", fused_ms, String::new());
     let rest = |share: &Spread| {
         let Spread { median, min, max } = share;
-        format!("; one pass takes {median:.3} of it ({min:.3} to {max:.3})")
+        format!("; one pass takes {median:.3} of this time ({min:.3} to {max:.3})")
     };
     way(&format!("{} separate passes", config.configurations), separate_ms, rest(share));
     way(&format!("{} separate passes", config.distinct), distinct_ms, rest(share_of_distinct));
-    plain::out(&format!("by floating-point operations: {:.3}", report.flops_share));
+    plain::out(&format!("ratio of floating-point operations: {:.3}", report.flops_share));
 }
 
 fn check(arguments: &BenchCounterfactualArguments) -> Result<(), Failure> {
     if !(1..=4096).contains(&arguments.batch) {
         let message = format!("--batch {}", arguments.batch);
-        return Err(Failure::usage(message, "give at least 1 and at most 4096"));
+        return Err(Failure::usage(message, "give 1 to 4096"));
     }
     if !(arguments.seconds > 0.0 && arguments.seconds <= 3600.0) {
         let message = format!("--seconds {}", arguments.seconds);
@@ -156,7 +157,7 @@ fn check(arguments: &BenchCounterfactualArguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A host with a module in Holding in each of the slots, and the slots' names.
+/// A host with a module in stage holding in each of the slots, and the names of the slots.
 fn grown(arguments: &BenchCounterfactualArguments) -> Result<(Host, Vec<String>), Failure> {
     let spec: HostSpec = arguments.host.parse().map_err(grow::Error::from)?;
     let slots = spec.parse_slots(&arguments.slots).map_err(grow::Error::from)?;
@@ -164,7 +165,7 @@ fn grown(arguments: &BenchCounterfactualArguments) -> Result<(Host, Vec<String>)
     let known = set.iter().position(|blueprint| blueprint.name == arguments.blueprint);
     let names: Vec<&str> = set.iter().map(|blueprint| &*blueprint.name).collect();
     let blueprint = known.ok_or_else(|| {
-        let message = format!("--blueprint {} is not known", arguments.blueprint);
+        let message = format!("--blueprint: unknown blueprint `{}`", arguments.blueprint);
         Failure::usage(message, format!("give one of {}", names.join(", ")))
     })?;
     let rules =
@@ -187,26 +188,26 @@ fn grown(arguments: &BenchCounterfactualArguments) -> Result<(Host, Vec<String>)
     Ok((host, names))
 }
 
-/// How configurations are evaluated.
+/// Way to evaluate configurations.
 #[derive(Clone, Copy)]
 enum Way {
     Fused,
-    /// Each that was asked for.
+    /// One pass for each requested configuration.
     Separate,
-    /// Each row.
+    /// One pass for each distinct configuration.
     Distinct,
 }
 
 const WAYS: [Way; 3] = [Way::Fused, Way::Separate, Way::Distinct];
 
-/// A network and a batch.
+/// A network and a batch for it.
 struct Bench {
     device: Device,
     network: Network,
     inputs: Tensor,
     targets: Tensor,
     rows: usize,
-    /// Row of each configuration.
+    /// Row of each requested configuration.
     asked: Vec<usize>,
 }
 
@@ -233,7 +234,8 @@ impl Bench {
         Ok(Self { device, network, inputs, targets, rows, asked })
     }
 
-    /// Runs all ways until the time is up, and returns how many batches take about a [`BLOCK`] in one pass.
+    /// Runs the network in both ways for a while. Returns the number of batches that take about a
+    /// [`BLOCK`] in one pass.
     fn warm_up(&mut self) -> Result<usize, Failure> {
         let started = Instant::now();
         let mut fused_ms = f64::INFINITY;
@@ -244,7 +246,7 @@ impl Bench {
         Ok((1e3 * BLOCK.as_secs_f64() / fused_ms).ceil() as usize)
     }
 
-    /// Milliseconds per batch over this many. One wait, at the end.
+    /// Milliseconds per batch, over the given number of batches. Waits once, at the end.
     fn time(&mut self, way: Way, batches: usize) -> Result<f64, Failure> {
         let started = Instant::now();
         for _ in 0..batches {

@@ -1,4 +1,4 @@
-//! `meristem bench format`: the convolutions of a host in NHWC and in NCHW (F4), compared and measured.
+//! `meristem bench format`: convolutions of a host in NHWC and in NCHW, compared and timed.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -16,15 +16,16 @@ use crate::cli::BenchFormatArguments;
 use crate::failure::Failure;
 use crate::plain::{self, spread};
 
-/// About the length of one block. Formats take turns, so that what else the machine does hits both alike.
+/// Approximate length of a block. The formats take turns, so that other load on the machine affects
+/// both equally.
 const BLOCK: Duration = Duration::from_millis(20);
-/// Time in which a stage's caches and the clock settle.
+/// Time to let the caches of a stage and the clock frequency settle.
 const WARM_UP: Duration = Duration::from_millis(100);
 
 #[derive(Serialize)]
 struct Report {
     stages: Vec<StageReport>,
-    /// All stages together.
+    /// Sum of all stages.
     all: Times,
     turns: usize,
     config: Config,
@@ -33,7 +34,7 @@ struct Report {
 #[derive(Serialize)]
 struct StageReport {
     name: String,
-    /// Where the results of each pass are furthest apart.
+    /// Largest difference of the results in each pass.
     agreement: Vec<PassReport>,
     #[serde(flatten)]
     times: Times,
@@ -46,17 +47,17 @@ struct PassReport {
     tolerance: f64,
 }
 
-/// Output, data gradient and weight gradient of a batch, on one thread.
+/// Times of a batch on one thread: output, data gradient and weight gradient.
 #[derive(Serialize)]
 struct Times {
     nhwc_ms: Spread,
     nchw_ms: Spread,
-    /// Time in NHWC as a share of that in NCHW in the same turn.
+    /// Ratio of the time in NHWC to the time in NCHW, in the same turn.
     ratio: Spread,
 }
 
 impl Times {
-    /// Of the turns' milliseconds in NHWC and NCHW.
+    /// Summarises the turns' milliseconds in NHWC and NCHW.
     fn of(turns: &[[f64; 2]]) -> Self {
         let over = |figure: fn(&[f64; 2]) -> f64| {
             Spread::of(&turns.iter().map(figure).collect::<Vec<_>>())
@@ -69,7 +70,7 @@ impl Times {
     }
 }
 
-/// Over the turns.
+/// Median and range over the turns.
 #[derive(Serialize)]
 struct Spread {
     median: f64,
@@ -137,12 +138,13 @@ pub(crate) fn run(arguments: &BenchFormatArguments) -> Outcome {
 fn print(report: &Report) {
     let Report { stages, all, turns, config } = report;
     plain::out(&format!(
-        "{}: output, data and weight gradient of each convolution; batch {}, one thread, {}, {turns} turns",
+        "{}: output, data gradient and weight gradient of each convolution; \
+         batch {}, one thread, {}, {turns} turns",
         config.host, config.batch, config.instruction_set
     ));
     let columns = ["NHWC ms", "NCHW ms", "NHWC / NCHW"];
     let [nhwc, nchw, ratio] = columns;
-    plain::out(&format!("{:<26}{nhwc:>9}{nchw:>9}{ratio:>13}  (least to most)", "stage"));
+    plain::out(&format!("{:<26}{nhwc:>9}{nchw:>9}{ratio:>13}  (min to max)", "stage"));
     let row = |name: &str, Times { nhwc_ms, nchw_ms, ratio }: &Times| {
         let Spread { median, min, max } = ratio;
         let times = format!("{:>9.3}{:>9.3}", nhwc_ms.median, nchw_ms.median);
@@ -150,13 +152,13 @@ fn print(report: &Report) {
     };
     stages.iter().for_each(|stage| row(&stage.name, &stage.times));
     row("all", all);
-    plain::out("the formats agree within what rounding allows, in every pass of every stage");
+    plain::out("the results of both formats agree within rounding, in every pass of every stage");
 }
 
 fn check(arguments: &BenchFormatArguments) -> Result<(), Failure> {
     if !(1..=1024).contains(&arguments.batch) {
         let message = format!("--batch {}", arguments.batch);
-        return Err(Failure::usage(message, "give at least 1 and at most 1024"));
+        return Err(Failure::usage(message, "give 1 to 1024"));
     }
     if !(arguments.seconds > 0.0 && arguments.seconds <= 3600.0) {
         let message = format!("--seconds {}", arguments.seconds);
@@ -165,7 +167,8 @@ fn check(arguments: &BenchFormatArguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The convolutions of a network; a 1×1 image lies alike in both formats.
+/// Shapes of the convolutions of a network, without those of 1×1 images: they lie alike in both
+/// formats.
 fn convolutions(graph: &Graph, batch: usize) -> impl Iterator<Item = ConvShape> {
     graph.nodes.iter().filter_map(move |node| {
         let Op::Conv2d { x, geometry, .. } = &node.op else { return None };
@@ -184,40 +187,41 @@ fn convolutions(graph: &Graph, batch: usize) -> impl Iterator<Item = ConvShape> 
     })
 }
 
-/// `3x32x32 to 8, kernel 3x3`.
+/// Names a stage, such as `3x32x32 to 8, kernel 3x3`.
 fn name(shape: &ConvShape) -> String {
     let ConvShape { in_c, in_h, in_w, out_c, kernel: [kh, kw], .. } = shape;
     format!("{in_c}x{in_h}x{in_w} to {out_c}, kernel {kh}x{kw}")
 }
 
-/// The failure, if the formats do not agree.
+/// Fails if the formats do not agree.
 fn agrees(isa: Isa, stage: &str, of: &Agreement) -> Result<(), Failure> {
     if of.holds() {
         return Ok(());
     }
     let Agreement { pass, nhwc, nchw, tolerance } = of;
     let message = format!(
-        "{stage}: {pass} is {nhwc} in NHWC and {nchw} in NCHW, further apart than {tolerance:.1e}"
+        "{stage}: {pass} is {nhwc} in NHWC and {nchw} in NCHW, \
+         which differ by more than {tolerance:.1e}"
     );
     let remedy = format!(
-        "a kernel for {isa} computes wrongly on this machine; try MERISTEM_ISA=portable, and report it"
+        "a kernel for {isa} is wrong on this machine; try MERISTEM_ISA=portable, and report a bug"
     );
     Err(Failure::failed(message, remedy))
 }
 
-/// A convolution, and what was measured of it.
+/// A convolution and its measurements.
 struct Stage {
     name: String,
     formats: ConvFormats,
     agreement: [Agreement; 3],
     /// Runs in a block.
     runs: usize,
-    /// Milliseconds of a run in NHWC and NCHW, per turn.
+    /// Milliseconds of a run in NHWC and NCHW, for each turn.
     turns: Vec<[f64; 2]>,
 }
 
 impl Stage {
-    /// Draws its values, checks that the formats agree, and warms up.
+    /// Draws random values, checks that the formats agree, and warms up.
     fn new(isa: Isa, shape: ConvShape) -> Result<Self, Failure> {
         let mut formats = ConvFormats::new(isa, shape, |rng| 2.0 * rng.uniform() - 1.0);
         let (name, agreement) = (name(&shape), formats.agreement());
@@ -232,7 +236,7 @@ impl Stage {
         Ok(stage)
     }
 
-    /// A block in each format; who is first changes from turn to turn.
+    /// Times a block in each format; the order alternates.
     fn measure(&mut self, turn: usize) {
         let times = match turn % 2 {
             0 => [self.time(ConvFormats::run_nhwc), self.time(ConvFormats::run_nchw)],
@@ -244,7 +248,7 @@ impl Stage {
         self.turns.push(times);
     }
 
-    /// Milliseconds of a run.
+    /// Milliseconds of one run.
     fn time(&mut self, run: fn(&mut ConvFormats)) -> f64 {
         let started = Instant::now();
         (0..self.runs).for_each(|_| run(&mut self.formats));

@@ -13,20 +13,20 @@ use crate::failure::Failure;
 use crate::plain::{self, spread};
 use crate::synthetic;
 
-/// Length of one measurement; the result is the median over as many as fit.
+/// Length of one measurement; the result is the median over all measurements.
 const BLOCK: Duration = Duration::from_millis(250);
-/// Envs served side by side.
+/// Number of envs served side by side.
 const ENVS: usize = 4;
-/// Steps between two waits: as many as a stream's queue takes without making the caller wait for a place.
+/// Steps between two waits: as many as fit into a stream's queue.
 const BURST: usize = 100;
 
 #[derive(Serialize)]
 struct Report {
-    /// Time per batch of one env, gathered, normalised and ready: median over the blocks.
+    /// Time per batch of one env, until it is gathered and normalised: median over the blocks.
     us_per_batch: f64,
     us_per_batch_min: f64,
     us_per_batch_max: f64,
-    /// Time of the calling thread per batch, while the device works beside it (D10).
+    /// Time of the calling thread per batch.
     us_per_batch_host: f64,
     blocks: usize,
     config: Config,
@@ -46,11 +46,14 @@ pub(crate) fn run(arguments: &BenchGatherArguments) -> Outcome {
     let sane = arguments.seconds > 0.0 && arguments.seconds <= 3600.0;
     if !(1..=synthetic::IMAGES / ENVS).contains(&arguments.batch) || !sane {
         let message = format!("--batch {} --seconds {}", arguments.batch, arguments.seconds);
-        let remedy =
-            format!("give a batch of 1 to {} and at most 3600 s", synthetic::IMAGES / ENVS);
+        let remedy = format!(
+            "give a --batch of 1 to {} and at most 3600 --seconds",
+            synthetic::IMAGES / ENVS
+        );
         return Err(Failure::usage(message, remedy));
     }
-    // As a fleet gathers: every env's batch on its own stream, the streams over all workers.
+    // As in a fleet: every env's batch is gathered on its own stream, and the streams use all
+    // workers.
     let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
     let streams: Vec<_> = (0..ENVS).map(|env| device.stream(&format!("env {env}"))).collect();
     let devices = vec![device.id(); ENVS];
@@ -88,15 +91,15 @@ pub(crate) fn run(arguments: &BenchGatherArguments) -> Outcome {
         true => print_json(&report)?,
         false => plain::out(&format!(
             "{us_per_batch:.1} µs per batch of {} images ({us_per_batch_min:.1} to \
-             {us_per_batch_max:.1} over {} blocks), {us_per_batch_host:.1} µs of them on the host",
+             {us_per_batch_max:.1} over {} blocks), {us_per_batch_host:.1} µs of it on the host",
             arguments.batch, report.blocks
         )),
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Gathers for about a block: microseconds per batch until ready, and of the calling thread. The order is drawn
-/// anew every epoch, which is part of both.
+/// Gathers for about one block. Returns microseconds per batch, until it is ready and of the
+/// calling thread. Both include the order of each epoch, which is drawn anew.
 fn measure(
     gather: &mut GatherBatches,
     device: &Device,

@@ -18,9 +18,9 @@ use crate::failure::Failure;
 use crate::plain::{self, counted, spread, thousands};
 use crate::synthetic;
 
-/// Time to compile plans, fill the pool and let the clock settle.
+/// Time to compile plans, fill the pool and let the clock frequency settle.
 const WARM_UP: Duration = Duration::from_millis(1500);
-/// About the length of one measurement; the result is the median over as many as fit.
+/// Approximate length of one measurement; the result is the median over all measurements.
 const BLOCK: Duration = Duration::from_millis(700);
 
 #[derive(Serialize)]
@@ -112,7 +112,10 @@ fn check(arguments: &BenchHostArguments) -> Result<(), Failure> {
     let most = synthetic::IMAGES / arguments.envs.max(1);
     if arguments.envs == 0 || !(1..=most).contains(&arguments.batch) {
         let message = format!("--envs {} --batch {}", arguments.envs, arguments.batch);
-        let remedy = format!("give at least 1 of each, and at most {} images", synthetic::IMAGES);
+        let remedy = format!(
+            "give at least 1 of each, and at most {} images in the batches of all envs",
+            synthetic::IMAGES
+        );
         return Err(Failure::usage(message, remedy));
     }
     if !(arguments.seconds > 0.0 && arguments.seconds <= 3600.0) {
@@ -122,13 +125,13 @@ fn check(arguments: &BenchHostArguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The synthetic images, as growth sees them.
+/// Shape of the synthetic images, for hosts.
 pub(crate) fn image_shape() -> grow::ImageShape {
     let meristem::data::ImageShape { channels, height, width } = synthetic::SHAPE;
     grow::ImageShape { channels, height, width, classes: synthetic::CLASSES }
 }
 
-/// Hosts that train on and on.
+/// Hosts in training.
 struct Bench {
     device: Device,
     gather: GatherBatches,
@@ -168,7 +171,7 @@ impl Bench {
         Ok(Self { device, gather, networks, isa, epoch: 0 })
     }
 
-    /// Trains until the time is up, and returns how many batches of every env take about a [`BLOCK`].
+    /// Trains for a while. Returns the number of batches of every env that take about a [`BLOCK`].
     fn warm_up(&mut self) -> Result<usize, Failure> {
         let started = Instant::now();
         let mut batches = 0;
@@ -180,7 +183,8 @@ impl Bench {
         Ok((BLOCK.as_secs_f64() / per_batch.as_secs_f64()).ceil() as usize)
     }
 
-    /// Trains on as many batches of every env, and returns images per second. One wait, at the end.
+    /// Trains every env on the given number of batches. Returns images per second. Waits once, at
+    /// the end.
     fn train(&mut self, batches: usize) -> Result<f64, Failure> {
         let _block = self.device.trace().map(|trace| trace.span("block"));
         let started = Instant::now();
@@ -195,7 +199,7 @@ impl Bench {
         Ok(images as f64 / started.elapsed().as_secs_f64())
     }
 
-    /// The next batch of each env, from one epoch into the next.
+    /// The next batch of each env, from one epoch to the next.
     fn next(&mut self) -> Result<Vec<Batch>, Failure> {
         if self.epoch > 0
             && let Some(batches) = self.gather.next()?

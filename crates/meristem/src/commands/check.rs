@@ -1,4 +1,4 @@
-//! `meristem check` (V5).
+//! `meristem check`.
 
 use std::process::ExitCode;
 
@@ -10,11 +10,11 @@ use crate::cli::CheckArguments;
 use crate::plain;
 
 pub(crate) fn run(arguments: &CheckArguments) -> Outcome {
-    // Some take seconds: a terminal shows which one is at work, below the lines that are there.
+    // Some checks take seconds, so a terminal shows the name of the current one below the others.
     let terminal = Term::stderr();
     let begin = |name: &str| {
         if terminal.is_term() {
-            // A terminal that cannot be written to shows nothing; the checks go on.
+            // If the terminal cannot be written to, the checks continue without this line.
             let _ = terminal.write_str(&format!("…     {name}"));
         }
     };
@@ -32,7 +32,8 @@ pub(crate) fn run(arguments: &CheckArguments) -> Outcome {
     Ok(if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// `ok    leak              500 epochs: …`, and the remedy below where there is one.
+/// Formats a line, such as `ok    leak              500 epochs: …`, with the remedy below, if there
+/// is one.
 fn shown(line: &Line) -> String {
     let mark = if line.ok { "ok  " } else { "FAIL" };
     let text = format!("{mark}  {:<16}  {}", line.name, line.figure);

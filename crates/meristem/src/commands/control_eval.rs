@@ -19,10 +19,10 @@ use crate::progress::{Mode, Progress};
 use crate::signals::stop_on_signals;
 use crate::table;
 
-/// Where the runs are written.
+/// Folder that runs are written to.
 struct Place {
     folder: PathBuf,
-    /// Of runs that nobody wants to keep.
+    /// Temporary folder of runs that are not kept.
     thrown_away: Option<TempDir>,
 }
 
@@ -34,18 +34,15 @@ impl Place {
         let temporary = tempfile::tempdir().map_err(|error| {
             let place = std::env::temp_dir();
             let message = format!("cannot create a folder in {}: {error}", place.display());
-            Failure::failed(
-                message,
-                "set TMPDIR to a folder that can be written, or give --run-dir",
-            )
+            Failure::failed(message, "set TMPDIR to a writable folder, or give --run-dir")
         })?;
         let folder = temporary.path().join("study");
         Ok(Self { folder, thrown_away: Some(temporary) })
     }
 
-    /// Removes what is not to be kept, while a run may still be writing there.
+    /// Removes the temporary folder, while a run may still be writing to it.
     fn clear(thrown_away: &Path) {
-        // A file that appears in the meantime makes one attempt fail, not a hundred.
+        // A file created in the meantime makes one attempt fail, but not a hundred.
         let _ = (0..100).find(|_| std::fs::remove_dir_all(thrown_away).is_ok());
     }
 }
@@ -60,7 +57,7 @@ pub(crate) fn run(arguments: &ControlEvalArguments) -> Outcome {
     }
     let thrown_away = place.thrown_away.as_ref().map(|folder| folder.path().to_owned());
     let at_once = move || thrown_away.iter().for_each(|folder| Place::clear(folder));
-    let _listening = stop_on_signals("what is complete so far", at_once)?;
+    let _listening = stop_on_signals("the results of complete runs", at_once)?;
     let study = compare(&config, &mut Watch::new(arguments.quiet))?;
     if let Some(plot) = &arguments.plot {
         plot.write(&study)?;
@@ -72,7 +69,7 @@ pub(crate) fn run(arguments: &ControlEvalArguments) -> Outcome {
     Ok(exit_code(study.status))
 }
 
-/// Shows one run after another, all on stderr: stdout is for the comparison.
+/// Observer that shows one run after another, on stderr, because stdout has the comparison.
 struct Watch {
     mode: Mode,
     progress: Progress,
@@ -107,36 +104,36 @@ impl StudyObserver for Watch {
     fn seeds_are_known(&mut self, contender: &Contender, seeds: &[u64]) {
         let seeds = seeds.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
         plain::err(&format!(
-            "warning: {contender} learned with seed {seeds}: it meets hosts and images there that it knows; \
-             leave --seed out, or give one that is far from it"
+            "warning: the policy of {contender} was trained with seed {seeds}, \
+             so it has seen these hosts and images; give another --seed, or none"
         ));
     }
 
     fn run_begins(&mut self, planned: &Planned<'_>) {
         self.progress = Progress::new(self.mode);
         let &Planned { number, of, contender, seed, learns } = planned;
-        let what = if learns { "learns for" } else { "with" };
+        let what = if learns { "training for" } else { "with" };
         self.progress.line(&format!("run {number} of {of}: {contender} {what} seed {seed}"));
     }
 }
 
-/// What a user is told at the end.
+/// Text of the comparison.
 fn report(study: &Study) -> String {
     let stopped = stopped(study);
     if let Some(stopped) = stopped.as_ref().filter(|_| study.complete() == 0) {
-        return format!("{stopped}: there is nothing to compare");
+        return format!("{stopped}; there is nothing to compare");
     }
     let mut table = table::new();
     let first = study.contenders.first().map(|first| first.contender.to_string());
-    let against = format!("points over {}", first.unwrap_or_default());
+    let against = format!("difference from {}", first.unwrap_or_default());
     let columns = [
         "controller",
         "seeds",
         "test accuracy",
         "parameters",
-        "points per 1000",
+        "points per 1000 parameters",
         &against,
-        "ahead",
+        "seeds ahead",
     ];
     table.set_header(columns);
     for report in &study.contenders {
@@ -154,9 +151,9 @@ fn report(study: &Study) -> String {
         column.set_cell_alignment(CellAlignment::Right);
     }
     let mut lines = vec![table.to_string()];
-    lines.extend(stopped.map(|stopped| format!("{stopped}, the others are left out")));
+    lines.extend(stopped.map(|stopped| format!("{stopped}; the others are not in the table")));
     lines.push(format!(
-        "mean ± standard deviation over seeds, each the mean of {}; {} of `{}`",
+        "mean ± standard deviation over seeds; a seed is the mean of {} with {} of `{}`",
         counted(study.envs, ["env", "envs"]),
         counted(study.steps, ["step", "steps"]),
         study.host,
@@ -164,7 +161,7 @@ fn report(study: &Study) -> String {
     lines.join("\n")
 }
 
-/// Where a study that was asked to was stopped.
+/// Position at which a study was stopped, if it was.
 fn stopped(study: &Study) -> Option<String> {
     let (complete, contenders) = (study.complete(), study.contenders.len());
     let seed = study.seeds.get(complete / contenders.max(1))?;
@@ -173,19 +170,21 @@ fn stopped(study: &Study) -> Option<String> {
     (study.status == Status::Interrupted).then(|| {
         let (number, who) = (complete + 1, &next.contender);
         format!(
-            "stopped in run {number} ({who} with seed {seed}): {complete} of {all} runs are complete"
+            "stopped in run {number} ({who} with seed {seed}); \
+             {complete} of {all} runs are complete"
         )
     })
 }
 
-/// `81.20 ± 0.31`; the spread is that of the same format without sign.
+/// Formats mean and standard deviation, such as `81.20 ± 0.31`, both in the same format, the latter
+/// without sign.
 fn spread(of: Option<Spread>, format: impl Fn(f64) -> String) -> String {
     let Some(Spread { mean, std, .. }) = of else { return "–".into() };
     let spread = std.map_or("–".into(), |std| format(std).trim_start_matches('+').to_string());
     format!("{} ± {spread}", format(mean))
 }
 
-/// `3 of 5`.
+/// Formats the number of seeds ahead, such as `3 of 5`.
 fn ahead(difference: Option<PairedDifference>) -> String {
     difference.map_or("–".into(), |d| format!("{} of {}", d.ahead, d.spread.count))
 }

@@ -37,7 +37,7 @@ fn info(arguments: &InfoArguments) -> Outcome {
     plain::out(&format!("dataset   {}", info.name));
     plain::out(&format!("images    {channels}×{height}×{width} (channels × rows × columns)"));
     let counts = [train_len, test_len].map(|n| thousands(n as u64));
-    plain::out(&format!("samples   {} train, {} test", counts[0], counts[1]));
+    plain::out(&format!("samples   {} training, {} test", counts[0], counts[1]));
     if skipped > 0 {
         plain::out(&format!("skipped   {skipped} files that do not decode"));
     }
@@ -46,21 +46,21 @@ fn info(arguments: &InfoArguments) -> Outcome {
         values.iter().map(|value| format!("{value:.4}")).collect::<Vec<String>>().join(", ")
     };
     plain::out(&format!(
-        "mean      {} (per channel of these training images",
+        "mean      {} (per channel of these training images,",
         constants(&info.mean)
     ));
     plain::out(&format!(
-        "std       {}  as 0 to 1: what training normalises with)",
+        "std       {}  with pixels in 0 to 1; training normalises with them)",
         constants(&info.std)
     ));
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is known of one kind of dataset.
+/// Description of one kind of dataset.
 #[derive(Serialize)]
 struct Known {
     dataset: &'static str,
-    /// Found in the given folder (the embedded one is always there).
+    /// Whether it was found in the given folder; the embedded dataset always is.
     found: bool,
     expected: Vec<String>,
     where_to_get: &'static str,
@@ -73,7 +73,7 @@ fn overview(arguments: &InfoArguments) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     let mut table = table::new();
-    table.set_header(["dataset", "there", "what --data-root has to hold"]);
+    table.set_header(["dataset", "found", "files in --data-root"]);
     for Known { dataset, found, expected, where_to_get } in known {
         let mut files = expected;
         files.push(where_to_get.into());
@@ -82,8 +82,8 @@ fn overview(arguments: &InfoArguments) -> Outcome {
     }
     plain::out(&table.to_string());
     match &arguments.dataset.data_root {
-        Some(root) => plain::out(&format!("looked in {}", root.display())),
-        None => plain::out("add --data-root DIR to look for files, --dataset NAME for details"),
+        Some(root) => plain::out(&format!("searched in {}", root.display())),
+        None => plain::out("add --data-root DIR to search a folder, --dataset NAME for details"),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -146,7 +146,7 @@ fn import(arguments: &ImportArguments) -> Outcome {
         report.skipped
     ));
     let root = arguments.to.display();
-    plain::out(&format!("try: meristem train --dataset cifar10 --data-root {root}"));
+    plain::out(&format!("next: meristem train --dataset cifar10 --data-root {root}"));
     Ok(ExitCode::SUCCESS)
 }
 

@@ -26,7 +26,7 @@ pub(crate) fn run(arguments: &EvalArguments) -> Outcome {
     match arguments.json {
         true => print_json(&report)?,
         false => plain::out(&format!(
-            "{}: {} of {} {} images right, loss {:.4}",
+            "{}: accuracy {} on {} {} images, loss {:.4}",
             arguments.weights.display(),
             plain::percent(Some(report.accuracy)),
             plain::thousands(report.samples),
@@ -36,7 +36,8 @@ pub(crate) fn run(arguments: &EvalArguments) -> Outcome {
     }
     if report.normalization == NormalizedBy::Dataset {
         plain::err(
-            "note: the weights have no normalisation constants: pixels were normalised with those of the dataset",
+            "note: the weights file has no normalisation constants, so pixels were normalised with \
+             those of the dataset",
         );
     }
     if !arguments.json {

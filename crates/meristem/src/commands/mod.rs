@@ -1,4 +1,4 @@
-//! One file per command: from parsed flags to work and output.
+//! One file per command: from parsed arguments to output.
 
 mod bench_comm;
 mod bench_counterfactual;
@@ -22,7 +22,7 @@ use crate::failure::{Failure, STOPPED};
 use crate::plain;
 use crate::table;
 
-/// Result of a command: its exit code.
+/// Exit code of a command, or its failure.
 pub(crate) type Outcome = Result<ExitCode, Failure>;
 
 /// Runs a command.
@@ -43,7 +43,8 @@ pub(crate) fn run(command: Command) -> Outcome {
     }
 }
 
-/// Exit code of what ended in this way: `train && deploy` must not go on with what is half trained.
+/// Exit code by status. A stopped run has a code of its own, so that `train && deploy` does not
+/// deploy a partially trained model.
 fn exit_code(status: Status) -> ExitCode {
     match status {
         Status::Completed => ExitCode::SUCCESS,
@@ -52,15 +53,17 @@ fn exit_code(status: Status) -> ExitCode {
     }
 }
 
-/// Says on stderr what a trace has no room for; even when nothing else is said.
+/// Warns on stderr that a trace lacks events, even with --quiet.
 fn tell_dropped(trace: &TraceSummary) {
     if trace.dropped > 0 {
         let (path, dropped) = (trace.path.display(), plain::thousands(trace.dropped));
-        plain::err(&format!("warning: {dropped} events found no room in the trace {path}"));
+        plain::err(&format!(
+            "warning: {dropped} events are missing in the trace {path}, because its buffer was full"
+        ));
     }
 }
 
-/// Prints what `--memory` and `--trace` asked for.
+/// Prints the output of `--memory` and `--trace`.
 fn insight(memory: Option<&MemorySummary>, trace: Option<&TraceSummary>) {
     if let Some(memory) = memory {
         plain::out(&table::memory(memory).to_string());
@@ -73,12 +76,12 @@ fn insight(memory: Option<&MemorySummary>, trace: Option<&TraceSummary>) {
 /// Prints a value as one line of JSON.
 fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     let line = serde_json::to_string(value).map_err(|error| {
-        Failure::failed(format!("the result is not JSON: {error}"), "run without --json")
+        Failure::failed(format!("cannot write the result as JSON: {error}"), "run without --json")
     })?;
     plain::whole(&line).map_err(|error| {
         Failure::failed(
             format!("cannot write the result: {error}"),
-            "free some space, or write elsewhere",
+            "free some space, or write to another disk",
         )
     })
 }

@@ -15,8 +15,8 @@ use crate::progress::{Mode, Progress};
 use crate::signals::stop_on_signals;
 use crate::table;
 
-/// What a run leaves when it is stopped.
-const LEFT: &str = "weights and summary";
+/// Results that a stopped run leaves.
+const LEFT: &str = "weights and a summary";
 
 pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
     if arguments.print_config {
@@ -70,7 +70,8 @@ fn resume(
     progress: &mut Progress,
 ) -> Result<Summary, Failure> {
     if arguments.settings.config.is_some() {
-        let message = "--resume goes on with the run's own settings, not with those of --config";
+        let message =
+            "--resume uses the run's own settings, so it cannot be combined with --config";
         let remedy = "leave --config out, or start a new run with --config RUN/config.toml";
         return Err(Failure::usage(message, remedy));
     }
@@ -78,7 +79,7 @@ fn resume(
     let summary = train::resume(folder, &arguments.settings.layer(), progress)?;
     if !progress.has_begun() && progress.is_of_first_rank() {
         let run = folder.display();
-        progress.line(&format!("{run} is complete: there is nothing to go on with"));
+        progress.line(&format!("{run} is complete; there is nothing to resume"));
     }
     Ok(summary)
 }

@@ -1,4 +1,5 @@
-//! The layout: axes, a small dot per seed, a large one with its spread per contender.
+//! Layout of a plot: axes, a small dot for each seed, a large dot with error bars for each
+//! contender.
 
 use meristem::train::statistics::Spread;
 use meristem::train::study::{ContenderReport, Study};
@@ -9,7 +10,7 @@ use crate::plain;
 const INK: Colour = [60, 60, 60];
 const GRID: Colour = [225, 225, 225];
 
-/// Told apart by everyone (Okabe and Ito, 2008), then from the start again.
+/// Colours that everyone can distinguish (Okabe and Ito, 2008), reused for more contenders.
 const COLOURS: [Colour; 7] = [
     [0, 114, 178],
     [230, 159, 0],
@@ -20,13 +21,13 @@ const COLOURS: [Colour; 7] = [
     [110, 110, 110],
 ];
 
-/// Left, top, right, bottom of the field inside the axes; the legend is to its right.
+/// Left, top, right and bottom of the plot area; the legend is to its right.
 const FIELD: [f64; 4] = [70.0, 68.0, 650.0, 455.0];
 
-/// Longest name in the legend, in characters.
+/// Maximum length of a name in the legend, in characters.
 const NAME: usize = 24;
 
-/// From a range of values to pixels.
+/// Mapping from a range of values to pixels.
 #[derive(Clone, Copy, Debug)]
 struct Axis {
     values: [f64; 2],
@@ -34,7 +35,7 @@ struct Axis {
 }
 
 impl Axis {
-    /// Around all values, with some room on both sides, more where they are all the same.
+    /// An axis for all values, with a margin on both sides, which is larger if all are equal.
     fn around(values: impl Iterator<Item = f64>, pixels: [f64; 2]) -> Self {
         let ends = (f64::INFINITY, f64::NEG_INFINITY);
         let (least, most) = values.fold(ends, |(least, most), x| (least.min(x), most.max(x)));
@@ -47,7 +48,7 @@ impl Axis {
         from + (value - a) / (b - a) * (to - from)
     }
 
-    /// About five round numbers: multiples of 1, 2 or 5 times a power of ten.
+    /// About five round ticks: multiples of 1, 2 or 5 times a power of ten.
     fn ticks(&self) -> Vec<f64> {
         let [least, most] = self.values;
         let rough = (most - least) / 5.0;
@@ -58,14 +59,14 @@ impl Axis {
         (first..).map(|n| n as f64 * step).take_while(|tick| *tick <= most).collect()
     }
 
-    /// So many decimals tell its ticks apart.
+    /// Number of decimals that distinguishes the ticks.
     fn decimals(&self) -> usize {
         let [least, most] = self.values;
         (-((most - least) / 5.0).log10().floor()).clamp(0.0, 6.0) as usize
     }
 }
 
-/// The plot of a study in which some run is complete.
+/// The shapes of a study with at least one complete run.
 pub(super) fn shapes(study: &Study) -> Vec<Shape> {
     let [left, top, right, bottom] = FIELD;
     let seeds = || study.contenders.iter().flat_map(|report| &report.runs);
@@ -90,7 +91,7 @@ pub(super) fn shapes(study: &Study) -> Vec<Shape> {
 }
 
 fn contender(report: &ContenderReport, colour: Colour, [x, y]: [&Axis; 2], to: &mut Vec<Shape>) {
-    // The dots of the seeds are paler.
+    // The dots of single seeds are paler.
     let pale = colour.map(|part| 255 - (255 - part) / 2);
     to.extend(report.runs.iter().map(|run| Shape::Disc {
         centre: [x.at(run.parameters), y.at(100.0 * run.test_accuracy)],
@@ -127,14 +128,14 @@ fn axes(x: &Axis, y: &Axis) -> Vec<Shape> {
     shapes.push(text(
         [middle, SIZE[1] - 22.0],
         Anchor::Middle,
-        "parameters, host and modules".into(),
+        "parameters of host and modules".into(),
     ));
-    // Above the field, where no line of the grid is.
+    // Above the plot area, where there are no grid lines.
     shapes.push(text([left - 40.0, top - 16.0], Anchor::Start, "test accuracy, %".into()));
     shapes
 }
 
-/// `6,274`, `86.5`.
+/// Formats the number at a tick, such as `6,274` or `86.5`.
 fn number(value: f64, decimals: usize) -> String {
     let sign = if value < 0.0 { "-" } else { "" };
     let digits = format!("{:.decimals$}", value.abs());
@@ -148,7 +149,8 @@ fn text(at: [f64; 2], anchor: Anchor, text: String) -> Shape {
     Shape::Text { at, anchor, text }
 }
 
-/// A name that fits: of a long path its beginning and its end, without what all policies are called.
+/// A name that fits the legend: of a long path the beginning and the end, without the usual file
+/// name of a policy.
 fn name(report: &ContenderReport) -> String {
     let name = report.contender.to_string();
     let short = name.trim_end_matches(".safetensors").trim_end_matches("/policy");
@@ -192,11 +194,12 @@ mod tests {
     #[test]
     fn nothing_is_written_over_a_line_of_the_grid() {
         let [left, top, right, bottom] = FIELD;
-        // A grid that begins at the very top.
+        // A grid with a line at the very top.
         let x = Axis { values: [6000.0, 7000.0], pixels: [left, right] };
         let y = Axis { values: [80.0, 90.0], pixels: [bottom, top] };
         let shapes = axes(&x, &y);
-        // What ends left of the axis has no line beside it; half of a line of text is 7 pixels high.
+        // Labels left of the axis have no grid line next to them; half a line of text is 7 pixels
+        // high.
         let within = |anchor: &Anchor| *anchor != Anchor::End;
         for shape in &shapes {
             let Shape::Text { at, anchor, .. } = shape else { continue };

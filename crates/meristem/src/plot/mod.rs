@@ -1,4 +1,4 @@
-//! A study as a picture: `draw` lays it out as shapes, `svg` and `png` write them down.
+//! Plots of studies: `draw` lays a study out as shapes, `svg` and `png` encode them.
 
 mod draw;
 mod png;
@@ -19,7 +19,7 @@ use crate::plain;
 /// Width and height of a plot, in pixels.
 const SIZE: [f64; 2] = [900.0, 520.0];
 
-/// Something to be drawn; places are in pixels from the top left.
+/// Shape to draw, with coordinates in pixels from the top left.
 #[derive(Clone, Debug, PartialEq)]
 enum Shape {
     Line {
@@ -32,7 +32,7 @@ enum Shape {
         radius: f64,
         colour: Colour,
     },
-    /// Text whose middle is at the height of `at`.
+    /// Text that is centred vertically at `at`.
     Text {
         at: [f64; 2],
         anchor: Anchor,
@@ -40,10 +40,10 @@ enum Shape {
     },
 }
 
-/// Red, green, blue.
+/// Red, green and blue.
 type Colour = [u8; 3];
 
-/// Which part of a text is where it is to be.
+/// Part of a text that is placed at the given point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Anchor {
     Start,
@@ -51,7 +51,7 @@ enum Anchor {
     End,
 }
 
-/// Where a plot goes, and as what.
+/// File and format of a plot.
 #[derive(Clone, Debug)]
 pub(crate) struct PlotFile {
     path: PathBuf,
@@ -71,36 +71,39 @@ impl FromStr for PlotFile {
         let format = match path.extension().and_then(|extension| extension.to_str()) {
             Some("svg") => Format::Svg,
             Some("png") => Format::Png,
-            _ => return Err(BadValue::new(text, "a file that ends in .svg or .png")),
+            _ => return Err(BadValue::new(text, "a file name that ends in .svg or .png")),
         };
         Ok(Self { path, format })
     }
 }
 
 impl PlotFile {
-    /// Finds out before the work whether the file could be written.
+    /// Checks before the work that the file can be written.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         Ok(check_output("plot", &self.path)?)
     }
 
-    /// Draws the study, if there is anything in it.
+    /// Draws the study, if it has a complete run.
     pub(crate) fn write(&self, study: &Study) -> Result<(), Failure> {
         if study.complete() == 0 {
-            plain::err("no run is complete: there is no plot");
+            plain::err("no plot was written, because no run is complete");
             return Ok(());
         }
         let shapes = draw::shapes(study);
         let bytes = match self.format {
             Format::Svg => svg::encode(&shapes).into_bytes(),
             Format::Png => png::encode(&shapes).map_err(|error| {
-                Failure::failed(format!("the plot is no PNG: {error}"), "draw it as .svg")
+                Failure::failed(
+                    format!("cannot encode the plot as PNG: {error}"),
+                    "plot to a .svg file",
+                )
             })?,
         };
         Ok(write_whole(&self.path, &bytes)?)
     }
 }
 
-/// What the plot says of itself.
+/// Title of the plot.
 fn title(study: &Study) -> String {
     let dataset = study.dataset.as_ref().map_or("", |dataset| &dataset.name);
     let stopped = if study.status == Status::Interrupted { ", stopped early" } else { "" };

@@ -1,4 +1,5 @@
-//! Shapes as PNG, with the letters of `embedded-graphics`: no font of the system is needed.
+//! Encoder of shapes as PNG, with the font of `embedded-graphics`, so that no system font is
+//! needed.
 
 use std::convert::Infallible;
 use std::io::Cursor;
@@ -14,7 +15,7 @@ use image::{ImageError, ImageFormat, Rgb, RgbImage};
 
 use super::{Anchor, Colour, SIZE, Shape};
 
-/// Pixels that shapes are drawn on.
+/// Image that shapes are drawn on.
 struct Canvas(RgbImage);
 
 impl OriginDimensions for Canvas {
@@ -59,7 +60,7 @@ fn draw(shape: &Shape, canvas: &mut Canvas) -> Result<(), Infallible> {
             .into_styled(PrimitiveStyle::with_stroke(rgb(*colour), 1))
             .draw(canvas),
         Shape::Disc { centre, radius, colour } => {
-            // Odd, so that there is a pixel in the middle.
+            // Odd, so that there is a centre pixel.
             let diameter = 2 * radius.round() as u32 + 1;
             Circle::with_center(point(*centre), diameter)
                 .into_styled(PrimitiveStyle::with_fill(rgb(*colour)))

@@ -1,4 +1,4 @@
-//! Shapes as SVG.
+//! Encoder of shapes as SVG.
 
 use super::{Anchor, Colour, SIZE, Shape};
 
@@ -41,7 +41,7 @@ fn element(shape: &Shape) -> String {
     }
 }
 
-/// Names of files may hold anything.
+/// Escapes the name of a file, which may contain any character.
 fn escaped(text: &str) -> String {
     let escape = |c: char| match c {
         '<' => "&lt;".into(),

@@ -1,4 +1,4 @@
-//! Bad input: what it is called, what to do, and the exit code (U6). No case leaves a run folder.
+//! Bad input: error, remedy and exit code (U6). No case leaves a run folder.
 
 use meristem::nn::safetensors::{load, save};
 
@@ -42,7 +42,7 @@ fn zero_and_absurd_sizes_are_named_with_their_range() {
     m.fails("train --data-budget lots", 2, &["lots", "64MiB"]);
     m.fails("train --host cnn:channels=0", 2, &["channels"]);
     m.fails("train --host cnn:channels=4000,blocks=12", 2, &["channels"]);
-    m.fails("train --export gone/w.safetensors", 2, &["`export`", "folder that exists"]);
+    m.fails("train --export gone/w.safetensors", 2, &["`export`", "existing folder"]);
     m.fails("data plan --len 50 --batch 0 --devices cpu", 2, &["batch", "got 0"]);
     m.fails("data plan --len 50 --batch 5 --devices cuda:x", 2, &["cuda:x"]);
     m.fails("bench host --envs 0", 2, &["--envs 0"]);
@@ -73,7 +73,7 @@ fn configuration_files_are_strict() {
     file("broken.json", "{\"batch\": 3");
     m.fails("train --config broken.json", 2, &["broken.json"]);
     m.fails("train --config gone.toml", 2, &["gone.toml", "cannot be read"]);
-    // A flag overrides what the file says.
+    // A flag overrides the file.
     file("good.json", r#"{"batch": 0, "host": "minimal", "controller": "none"}"#);
     m.ok("train --config good.json --batch 16 --max-batches 1 --steps 1 --run-dir run --quiet");
 }
@@ -89,7 +89,7 @@ fn run_folders_are_never_written_over() {
     m.fails(&format!("train {TINY} --run-dir file"), 2, &["exists"]);
     m.fails(&format!("train {TINY} --run-dir file/run"), 1, &["file/run", "cannot create"]);
     if std::path::Path::new("/proc/self").exists() {
-        // Not writable for anybody, root included.
+        // Not writable for anyone, including root.
         m.fails(&format!("train {TINY} --run-dir /proc/run"), 1, &["/proc/run", "cannot create"]);
     }
 }
@@ -125,7 +125,7 @@ fn missing_and_damaged_datasets_say_what_was_expected() {
     assert!(!m.path("run").exists());
 }
 
-/// A folder that nothing would read is not passed over.
+/// A folder that the dataset would not read is an error.
 #[test]
 fn a_data_root_without_its_dataset_is_refused() {
     let m = Meristem::new();
@@ -142,8 +142,8 @@ fn a_data_root_without_its_dataset_is_refused() {
     }
     m.fails(&format!("train {TINY} --data-root data --run-dir other"), 2, &words);
     assert!(!m.path("other").exists());
-    m.fails("data verify --data-root run", 2, &["none fits the files there"]);
-    // Without a dataset it looks for all.
+    m.fails("data verify --data-root run", 2, &["no dataset fits the files there"]);
+    // Without a dataset, data info looks for all datasets.
     let known: serde_json::Value =
         serde_json::from_str(&m.ok("data info --data-root data --json").stdout).unwrap();
     assert_eq!((&known[2]["dataset"], &known[2]["found"]), (&"cifar10".into(), &true.into()));
@@ -152,7 +152,7 @@ fn a_data_root_without_its_dataset_is_refused() {
 #[test]
 fn words_fit_what_is_wrong() {
     let m = Meristem::new();
-    let words = ["`init`: got gone.safetensors", "a weights file that is there"];
+    let words = ["`init`: got gone.safetensors", "an existing weights file"];
     m.fails(&format!("train {TINY} --init gone.safetensors --run-dir run"), 2, &words);
     std::fs::write(m.path("long.toml"), format!("host = \"{}", "x".repeat(100_000))).unwrap();
     let said =
@@ -164,7 +164,7 @@ fn words_fit_what_is_wrong() {
     assert_eq!(m.ok("help train").stdout, m.ok("train --help").stdout);
 }
 
-/// A width that the tensors do not have would be asked of the memory first.
+/// The width is checked against the tensors before memory is allocated for it.
 #[test]
 fn a_policy_file_of_an_absurd_width_is_named() {
     let m = Meristem::new();
@@ -175,7 +175,7 @@ fn a_policy_file_of_an_absurd_width_is_named() {
     save(&m.path("wide.safetensors"), &state, &metadata).unwrap();
     let run = format!("train {TINY} --controller ppo --policy wide.safetensors --run-dir other");
     m.fails(&run, 2, &["wide.safetensors", "`hidden` is 1000000000"]);
-    // More than the memory of any machine: the policy is what to make smaller.
+    // A policy that needs more memory than any machine has: the remedy is a smaller policy.
     let run = format!("{learn} --device-memory 40MiB --policy-hidden 4096 --run-dir other");
     let said = m.run(&run);
     assert!(said.code == Some(1) || said.code == Some(2), "{}", said.stderr);
@@ -209,7 +209,7 @@ fn what_is_not_compiled_in_is_called_so() {
     assert!(!m.path("run").exists());
 }
 
-/// Runs with an environment variable set.
+/// Runs a command with an environment variable set.
 fn with_variable(m: &Meristem, name: &str, value: &str, arguments: &str) -> crate::common::Said {
     let arguments: Vec<&str> = arguments.split_whitespace().collect();
     crate::common::said(output(m.command().env(name, value).args(arguments)))
@@ -221,11 +221,11 @@ fn environment_variables_are_strict() {
     let run = format!("train {TINY} --run-dir run --quiet");
     for (name, value, words) in [
         ("MERISTEM_LOG", "meristem=loud", "got `meristem=loud`"),
-        ("MERISTEM_LOG", "dbug", "got `dbug`: neither a level"),
+        ("MERISTEM_LOG", "dbug", "got `dbug`, expected a level"),
         ("MERISTEM_ISA", "avx3", "`avx3` is no instruction set; this machine has portable"),
         ("MERISTEM_LAUNCH_BLOCKING", "yes", "expected 0 or 1, got `yes`"),
         ("MERISTEM_LGO", "debug", "did you mean MERISTEM_LOG?"),
-        ("MERISTEM_ZZZZZZZZZZZZZZZZZZZ", "1", "there are MERISTEM_ISA"),
+        ("MERISTEM_ZZZZZZZZZZZZZZZZZZZ", "1", "the known variables are MERISTEM_ISA"),
     ] {
         let said = with_variable(&m, name, value, &run);
         let flat = said.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -248,7 +248,7 @@ fn exit_codes_are_the_same_in_help_and_readme() {
     }
 }
 
-/// Whatever the program reads is said in its help, and is not refused as unknown.
+/// All variables that the program reads are in its help and accepted.
 #[test]
 fn every_variable_that_is_read_is_documented() {
     let m = Meristem::new();
@@ -274,7 +274,7 @@ fn every_variable_that_is_read_is_documented() {
     }
 }
 
-/// The names of variables in a source, as string literals.
+/// Names of variables among the string literals of a source.
 fn variables(source: &str) -> Vec<String> {
     let names = source.split('"').filter(|text| text.strip_prefix("MERISTEM_").is_some());
     let plain = |c: char| c.is_ascii_uppercase() || c == '_';

@@ -1,4 +1,4 @@
-//! `meristem bench`: that it runs and says what was measured. The figures themselves are not tested.
+//! `meristem bench`: output and exit codes. The figures are not tested.
 
 use crate::common::Meristem;
 use serde_json::Value;
@@ -14,7 +14,7 @@ fn benchmarks_print_json() {
     let report: Value = serde_json::from_str(&said.stdout).unwrap();
     assert!(report["us_per_batch"].as_f64().unwrap() > 0.0);
     assert_eq!(report["config"]["batch"], 128);
-    // However short: there is something to tell.
+    // Even a very short time gives a result.
     let said = m.ok("bench host --host minimal --envs 1 --batch 8 --seconds 1e-9 --json");
     assert_eq!(serde_json::from_str::<Value>(&said.stdout).unwrap()["blocks"], 1);
     let said = m.ok("bench gather --seconds 1e-9 --json");
@@ -26,7 +26,7 @@ fn benchmarks_print_json() {
         (&report["config"]["configurations"], &report["config"]["distinct"]),
         (&12.into(), &8.into())
     );
-    // Counted, not timed: the target of issue 4.
+    // Counted operations, not times.
     assert!(report["flops_share"].as_f64().unwrap() < 0.5);
     m.fails("bench counterfactual --blueprint conv_larch", 2, &["conv_larch", "conv_light"]);
 }
@@ -53,7 +53,7 @@ fn both_formats_are_checked_and_measured() {
     }
     assert!(report["all"]["ratio"]["median"].as_f64().unwrap() > 0.0);
     assert!(m.ok(&format!("{command} --seconds 0.1")).stdout.contains("NHWC / NCHW"));
-    m.fails("bench format --batch 0", 2, &["--batch 0", "at least 1"]);
+    m.fails("bench format --batch 0", 2, &["--batch 0", "1 to 1024"]);
     m.fails("bench format --host twenty", 2, &["twenty"]);
 }
 
@@ -66,7 +66,7 @@ fn sums_over_ranks_are_checked_and_measured() {
         let report: Value = serde_json::from_str(&said.stdout).unwrap();
         assert_eq!((&report["transport"], &report["ranks"]), (&"threads".into(), &ranks.into()));
         let rows = report["rows"].as_array().unwrap();
-        // 1 KiB to 128 KiB; the dense sum, and three sparse ones at two densities.
+        // Sizes from 1 KiB to 128 KiB; the dense sum, and three sparse sums with two densities.
         assert_eq!(rows.len(), 8 * (1 + 3 * 2));
         for row in rows {
             assert_eq!(row["wrong"], 0, "{row}");
@@ -76,13 +76,13 @@ fn sums_over_ranks_are_checked_and_measured() {
             let k = row["k"].as_u64().unwrap();
             match row["algorithm"].as_str().unwrap() {
                 "dense" => assert_eq!(sent, 2 * (ranks - 1) * bytes, "{row}"),
-                // An index and a value of each pick, to all others.
+                // An index and a value of each selected element, to all other ranks.
                 "topk" => assert_eq!(sent, ranks * (ranks - 1) * 8 * k, "{row}"),
                 _ => assert_eq!(sent > 0, ranks > 1, "{row}"),
             }
         }
     }
-    // Phase by phase: memory is made before the elements are selected, and nothing after it.
+    // Memory is allocated before the selection, and not afterwards.
     let command = "bench comm --min-size 64KiB --max-size 64KiB --density 0.01 --rounds 1 --memory";
     let report: Value = serde_json::from_str(&m.ok(&format!("{command} --json")).stdout).unwrap();
     for row in report["rows"].as_array().unwrap() {
@@ -98,7 +98,7 @@ fn sums_over_ranks_are_checked_and_measured() {
         assert_eq!(later, [made; 3], "{row}");
     }
     assert_eq!(m.ok(command).stdout.matches(" after selection, ").count(), 3);
-    // Two ranks each say what they take and give; otherwise nothing is said.
+    // Two ranks log their exchanges; without the flag nothing is logged.
     let command = "bench comm --max-size 1KiB --density 0.1 --rounds 1";
     let debug = m.ok(&format!("{command} --comm-debug")).stderr;
     for words in ["meristem::placement::comm", "all_reduce", "gtopk", "rank=1", "f32 [256]"] {
@@ -107,18 +107,19 @@ fn sums_over_ranks_are_checked_and_measured() {
     assert_eq!(m.ok(command).stderr, "");
     let said = m.ok("bench comm --min-size 1MiB --max-size 1MiB --density 0.01 --rounds 1");
     assert!(said.stdout.contains("bus GB/s") && said.stdout.contains("   1 MiB  ok-topk"));
-    // A number of picks for each number of bytes: 8 bytes of 24 picks to 2 others, from 3 ranks.
+    // Bytes follow from the number of selected elements: 3 ranks send 24 elements of 8 bytes to 2
+    // others.
     let said = m.ok("bench comm --ranks 3 --max-size 1KiB --density 0.1 --rounds 1");
     let topk = said.stdout.lines().find(|line| line.contains("  topk")).unwrap();
     let words: Vec<&str> = topk.split_whitespace().collect();
     assert_eq!((words[3], words[4], words[words.len() - 2]), ("0.1", "24", "1,152"), "{topk}");
-    m.fails("bench comm --max-size 2", 2, &["--max-size 2", "the smaller one first"]);
-    m.fails("bench comm --density 0.1,2", 2, &["--density 2", "up to 1"]);
+    m.fails("bench comm --max-size 2", 2, &["--max-size 2", "--min-size at most"]);
+    m.fails("bench comm --density 0.1,2", 2, &["--density 2", "at most 1"]);
     m.fails("bench comm --ranks 0", 2, &["--ranks 0", "1 to 64"]);
     m.fails("bench comm --rounds 0", 2, &["at least 1"]);
 }
 
-/// A build without MPI says how to get one with it.
+/// A build without MPI explains how to get one with it.
 #[cfg(not(feature = "mpi"))]
 #[test]
 fn what_is_not_built_in_says_so() {

@@ -1,4 +1,4 @@
-//! `meristem check` (V5): all hold on this machine, and what does not hold is said.
+//! `meristem check` (V5): all checks pass on this machine, and failures are reported.
 
 use crate::common::process::output;
 use crate::common::{Meristem, said};
@@ -40,7 +40,7 @@ fn all_hold_here() {
 fn what_does_not_hold_is_said_with_a_remedy() {
     let m = Meristem::new();
     let mut command = m.command();
-    // Nothing that opens a device can hold in this environment.
+    // No check that opens a device can pass in this environment.
     command.env("MERISTEM_LAUNCH_BLOCKING", "perhaps").arg("check");
     let said = said(output(&mut command));
     assert_eq!(said.code, Some(1), "{}{}", said.stdout, said.stderr);

@@ -1,4 +1,4 @@
-//! `meristem control eval`: what it compares, says and refuses.
+//! `meristem control eval`: comparisons, output and errors.
 
 #[cfg(unix)]
 use std::io::{BufRead, BufReader, Lines};
@@ -9,11 +9,11 @@ use crate::common::process::{Process, output};
 use crate::common::{Meristem, Said, said};
 use serde_json::Value;
 
-/// Two tiny hosts in which modules germinate, three batches a step.
-const TINY: &str = "--host minimal --envs 2 --steps 4 --max-batches 3 --batch 32 --policy-hidden 8 --rounds 2 \
-                    --min-training-steps 1";
+/// Settings of two tiny hosts with growing modules, with three batches a step.
+const TINY: &str = "--host minimal --envs 2 --steps 4 --max-batches 3 --batch 32 --policy-hidden 8 \
+                    --rounds 2 --min-training-steps 1";
 
-/// A command whose temporary files go to a folder that can be looked into.
+/// Runs a command whose temporary files go to the test's folder.
 fn eval(m: &Meristem, arguments: &str) -> Said {
     let temporary = m.path("temporary");
     std::fs::create_dir_all(&temporary).unwrap();
@@ -33,13 +33,14 @@ fn figure(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
 }
 
-/// Mean and deviation without a mean taken first: Σ over pairs of (xᵢ − xⱼ)² is 2n(n − 1) times the variance.
+/// Mean, and standard deviation without the mean: the sum over all pairs of (xᵢ − xⱼ)² is 2n(n − 1)
+/// times the variance.
 fn assert_spread(of: &Value, values: &[f64]) {
     let n = values.len() as f64;
     let pairs = values.iter().flat_map(|a| values.iter().map(move |b| (a - b).powi(2)));
     let std = (pairs.sum::<f64>() / (2.0 * n * (n - 1.0))).sqrt();
     let mean = values.iter().sum::<f64>() / n;
-    // Some roundings of numbers up to 1000, of 1.1e-13 each.
+    // A few roundings of numbers up to 1000, of 1.1e-13 each.
     assert!((figure(&of["mean"]) - mean).abs() < 1e-10, "{of} {values:?}");
     assert!((figure(&of["std"]) - std).abs() < 1e-6, "{of} {values:?}");
     assert_eq!(of["count"], values.len());
@@ -76,7 +77,7 @@ fn everybody_gets_the_same_hosts_and_is_told_with_mean_and_spread() {
         assert_spread(difference, &pairs);
         assert_eq!(difference["ahead"], pairs.iter().filter(|pp| **pp > 0.0).count());
     }
-    // Envs become seeds by their mean; the unit is points per thousand.
+    // The value of a seed is the mean over its envs, in points per 1000 parameters.
     let run = &contenders[1]["runs"][2];
     let envs = run["envs"].as_array().unwrap();
     let of = |key: &str| envs.iter().map(|env| figure(&env[key])).sum::<f64>() / 2.0;
@@ -87,7 +88,7 @@ fn everybody_gets_the_same_hosts_and_is_told_with_mean_and_spread() {
     let svg = String::from_utf8(m.bytes("plot.svg")).unwrap();
     assert!(svg.starts_with("<svg") && svg.contains(">heuristic</text>"), "{svg}");
     assert_eq!(svg.matches("r=\"3\"").count(), 9, "a dot for each run");
-    // Each of its runs is what `train` makes of the same settings.
+    // Each run equals a `train` with the same settings.
     m.ok(&format!(
         "train {TINY} --controller random --rounds 1 --seed 1002 --run-dir alone --quiet"
     ));
@@ -100,16 +101,16 @@ fn everybody_gets_the_same_hosts_and_is_told_with_mean_and_spread() {
     assert!(
         figure(&contenders[1]["parameters"]["mean"]) > figure(&contenders[0]["parameters"]["mean"])
     );
-    // Without a controller there is a control split too: everybody trains on the same images.
+    // There is a control split without a controller as well, so that all train on the same images.
     assert_eq!(m.json("kept/seed-1002/1-none/summary.json")["dataset"]["train_samples"], 9000);
-    // Any number of threads, in a table or not, and whoever else takes part: the same.
+    // Results do not depend on threads, output format and other contenders.
     assert_eq!(study(&eval(&m, &format!("{three} --threads 4 --json --quiet"))), found);
     let alone =
         study(&eval(&m, &format!("{TINY} --controllers random --seeds 1 --seed 1002 --json")));
     assert_eq!(alone["contenders"][0]["runs"][0], contenders[1]["runs"][2]);
 }
 
-/// One figure of each seed.
+/// One figure for each seed.
 fn seeds(contender: &Value, key: &str) -> Vec<f64> {
     contender["runs"].as_array().unwrap().iter().map(|run| figure(&run[key])).collect()
 }
@@ -121,11 +122,11 @@ fn policies_are_compared_from_files_and_by_their_rewards() {
     let learned = eval(&m, &format!("{TINY} {learners} --run-dir kept --plot plot.png"));
     assert_eq!(learned.code, Some(0), "{}", learned.stderr);
     assert!(
-        learned.stderr.contains("run 4 of 4: ppo@sparse learns for seed 1001"),
+        learned.stderr.contains("run 4 of 4: ppo@sparse training for seed 1001"),
         "{}",
         learned.stderr
     );
-    assert!(learned.stdout.contains("points over"), "{}", learned.stdout);
+    assert!(learned.stdout.contains("difference from"), "{}", learned.stdout);
     assert!(learned.stdout.contains("mean ± standard deviation over seeds"), "{}", learned.stdout);
     let plot = image::load_from_memory(&m.bytes("plot.png")).unwrap();
     assert_eq!((plot.width(), plot.height()), (900, 520));
@@ -139,7 +140,7 @@ fn policies_are_compared_from_files_and_by_their_rewards() {
     let seed =
         |text: &str| text.lines().find(|line| line.starts_with("seed =")).unwrap().to_string();
     assert_ne!(seed(&config("2-ppo-sparse-learning")), seed(&config("1-ppo-basic")), "other hosts");
-    // The policy that it ended with, from its file: the same run again. Greedy: another one.
+    // The saved policy gives the same run again, and another run if it is greedy.
     let file = "kept/seed-1001/2-ppo-sparse-learning/policy.safetensors";
     let before = m.bytes(file);
     let flags = format!(
@@ -150,7 +151,7 @@ fn policies_are_compared_from_files_and_by_their_rewards() {
     assert_eq!(drawing["envs"], run["envs"]);
     assert_ne!(greedy["envs"], run["envs"]);
     assert_eq!(m.bytes(file), before, "it learns nothing");
-    // `train` knows these controllers too.
+    // `train` accepts these controllers, too.
     m.ok(&format!(
         "train {TINY} --controller ppo:{file} --rounds 1 --seed 1001 --run-dir alone --quiet"
     ));
@@ -176,7 +177,7 @@ fn what_cannot_be_compared_is_refused_before_anything_runs() {
             2,
             "`plot`: got missing/plot.svg, expected a file in a folder that",
         ),
-        ("--plot there.svg", 2, "what is there would be lost"),
+        ("--plot there.svg", 2, "would be overwritten"),
         ("--run-dir learned", 2, "the run folder learned exists"),
         (&format!("--controllers none,{policy} --slots r0c0"), 2, "for 3 slots"),
         ("--controllers none,ppo:missing.safetensors", 2, "missing.safetensors"),
@@ -199,7 +200,7 @@ fn what_cannot_be_compared_is_refused_before_anything_runs() {
         assert!(!flat.contains("run 1 of") && !flat.contains("panicked"), "{context}\n{flat}");
         assert!(!m.path("no").exists(), "{context}");
     }
-    // What clap refuses by itself.
+    // Errors of clap.
     for (flags, words) in [
         ("--plot plot.pdf", ".svg or .png"),
         ("--controllers heuristics", "did you mean `heuristic`?"),
@@ -213,7 +214,7 @@ fn what_cannot_be_compared_is_refused_before_anything_runs() {
     }
 }
 
-/// Its file says which hosts and images a policy knows.
+/// A policy file has the seeds of its training.
 #[test]
 fn a_policy_compared_on_what_it_learned_on_is_warned_of() {
     let m = Meristem::new();
@@ -228,23 +229,25 @@ fn a_policy_compared_on_what_it_learned_on_is_warned_of() {
         (study(&told)["contenders"].clone(), told.stderr)
     };
     let (contenders, stderr) = compare(&format!("ppo:{file}"), "");
-    assert!(stderr.starts_with("warning: ppo:learned/policy.safetensors learned with seed 1001:"));
+    assert!(stderr.starts_with(
+        "warning: the policy of ppo:learned/policy.safetensors was trained with seed 1001,"
+    ));
     let known = [0, 1].map(|place| &contenders[place]["known_seeds"]);
     assert_eq!(known, [&serde_json::json!([]), &serde_json::json!([1001])]);
-    // The settings of its run have its seed; one that was gone on from knows what it knew before.
+    // Its seeds include the seed of its run, and the seeds of the policy that it started from.
     for (policy, flags, seed) in [
         ("greedy:learned/policy.safetensors", "--config learned/config.toml", 1001),
         ("ppo:on/policy.safetensors", "--seed 1000", 1001),
         ("ppo:on/policy.safetensors", "--config on/config.toml", 2001),
     ] {
         let (contenders, stderr) = compare(policy, flags);
-        assert!(stderr.contains(&format!("learned with seed {seed}:")), "{flags}: {stderr}");
+        assert!(stderr.contains(&format!("trained with seed {seed},")), "{flags}: {stderr}");
         assert_eq!(contenders[1]["known_seeds"], serde_json::json!([seed]), "{flags}");
     }
     assert_eq!(compare("ppo:on/policy.safetensors", "--seed 3000").1, "");
 }
 
-/// Starts a comparison, and reads what it says on stderr up to a line that begins so.
+/// Starts a comparison, and reads stderr up to a line that begins with `until`.
 #[cfg(unix)]
 fn started(m: &Meristem, flags: &str, until: &str) -> (Process, Lines<BufReader<ChildStderr>>) {
     std::fs::create_dir_all(m.path("temporary")).unwrap();
@@ -272,12 +275,13 @@ fn ctrl_c_before_anything_is_complete_says_so() {
     interrupt(&child);
     assert!(lines.map(Result::unwrap).any(|line| line.contains("stopping after this step")));
     let told = said(child.output());
-    let expected = "stopped in run 1 (none with seed 1000): 0 of 6 runs are complete: there is nothing to compare\n";
+    let expected = "stopped in run 1 (none with seed 1000); 0 of 6 runs are complete; \
+                    there is nothing to compare\n";
     assert_eq!((told.code, &*told.stdout), (Some(3), expected));
     assert_eq!(std::fs::read_dir(m.path("temporary")).unwrap().count(), 0);
 }
 
-/// The second one does not wait for a step that takes long, and leaves nothing behind either.
+/// The second signal does not wait for a long step, and leaves no files behind.
 #[cfg(unix)]
 #[test]
 fn ctrl_c_twice_ends_at_once_and_leaves_nothing() {
@@ -287,7 +291,7 @@ fn ctrl_c_twice_ends_at_once_and_leaves_nothing() {
     interrupt(&child);
     assert!(lines.any(|line| line.unwrap().contains("stopping after this step")));
     assert_eq!(std::fs::read_dir(m.path("temporary")).unwrap().count(), 1);
-    // Within a second it would be the same request.
+    // Within a second it would belong to the first request.
     std::thread::sleep(std::time::Duration::from_millis(1100));
     interrupt(&child);
     let told = said(child.output());
@@ -307,10 +311,11 @@ fn ctrl_c_leaves_what_is_complete() {
     let told = said(child.output());
     assert_eq!(told.code, Some(3), "{rest:?}");
     assert!(
-        rest.iter().any(|line| line.contains("stopping after this step, with what is complete"))
+        rest.iter()
+            .any(|line| line.contains("stopping after this step, with the results of complete"))
     );
     assert!(
-        told.stdout.contains("of 20000 runs are complete, the others are left out"),
+        told.stdout.contains("of 20000 runs are complete; the others are not in"),
         "{}",
         told.stdout
     );

@@ -50,12 +50,13 @@ fn info_and_verify_describe_the_embedded_images() {
     assert_eq!(info["classes"].as_array().unwrap().len(), 10);
     assert!(m.ok("data info").stdout.contains("cs.toronto.edu"));
     let told = m.ok("data info --dataset embedded").stdout;
-    assert!(told.contains("what training normalises with"), "{told}");
+    assert!(told.contains("training normalises with them"), "{told}");
     assert_eq!(json(&m, "data info --json")[0]["found"], true);
     assert!(m.ok("data verify").stdout.contains("10,000 sound images"));
 }
 
-/// Ten classes with two training images and one test image each; returns the folder's name.
+/// Creates ten classes with two training images and one test image each. Returns the name of the
+/// folder.
 fn class_folders(m: &Meristem) -> &'static str {
     for class in 0..10u8 {
         for (split, count) in [("train", 2u8), ("test", 1)] {
@@ -85,8 +86,8 @@ fn imported_folders_train_as_the_folders_do() {
     for (dataset, root) in [("folder", folder), ("cifar10", "cifar")] {
         m.ok(&format!("data verify --dataset {dataset} --data-root {root}"));
         m.ok(&format!(
-            "train --dataset {dataset} --data-root {root} --host minimal --controller none --envs 2 \
-             --batch 4 --steps 2 --run-dir run-{dataset} --quiet"
+            "train --dataset {dataset} --data-root {root} --host minimal --controller none --envs \
+             2 --batch 4 --steps 2 --run-dir run-{dataset} --quiet"
         ));
     }
     m.fails(&format!("data import --from {folder} --to cifar"), 1, &["cifar", "exist"]);

@@ -1,4 +1,4 @@
-//! Runs over several logical devices, and under a cap of memory (S6, S7).
+//! Runs over several logical devices, and with limited memory (S6, S7).
 
 #![cfg(unix)]
 
@@ -10,15 +10,16 @@ use crate::common::runs::{assert_same, outcome, with_images};
 use crate::common::{Meristem, TINY, of_kind};
 use serde_json::Value;
 
-/// Growing hosts on a few small images: modules germinate, blend, are judged in fused validation,
-/// and fossilize.
-const RUN: &str = "train --dataset arrays --data-root images.safetensors --controller heuristic --preset quick \
-                   --host minimal --slots r0,r1 --envs 3 --rounds 2 --steps 24 --batch 16 --control-split 0.2 \
-                   --checkpoint-every 2 --quiet";
+/// Settings of growing hosts on a few small images: modules germinate, blend, are evaluated in one
+/// pass, and fossilize.
+const RUN: &str = "train --dataset arrays --data-root images.safetensors --controller heuristic \
+                   --preset quick --host minimal --slots r0,r1 --envs 3 --rounds 2 --steps 24 \
+                   --batch 16 --control-split 0.2 --checkpoint-every 2 --quiet";
 
-/// A policy that learns in two short rounds.
-const PPO: &str = "train --dataset arrays --data-root images.safetensors --controller ppo --policy-hidden 16 \
-                   --host minimal --slots r0 --envs 4 --rounds 2 --steps 5 --batch 16 --control-split 0.2 --quiet";
+/// Settings of a policy that learns in two short rounds.
+const PPO: &str = "train --dataset arrays --data-root images.safetensors --controller ppo \
+                   --policy-hidden 16 --host minimal --slots r0 --envs 4 --rounds 2 --steps 5 \
+                   --batch 16 --control-split 0.2 --quiet";
 
 fn grown(events: &[Value]) -> usize {
     of_kind(events, "module_germinated").len()
@@ -32,8 +33,8 @@ fn two_devices_give_the_same_bits_for_any_threads_and_after_a_kill() {
     assert!(grown(&expected.events) > 0, "nothing grew, nothing was shown");
     let started = of_kind(&expected.events, "run_started")[0];
     assert_eq!(started["devices"], serde_json::json!(["cpu", "cpu:1"]));
-    // Two envs on the first device: 400 samples are 12 batches of 32 and one of 16, for both
-    // devices.
+    // Two envs are on the first device: 400 samples give 12 batches of 32 and one of 16 on each
+    // device.
     assert_eq!(started["batches"], 13);
     m.ok(&format!("{RUN} --devices cpu:0,cpu:1 --threads 3 --run-dir three"));
     assert_same(&outcome(&m, "three"), &expected, "three threads");
@@ -52,8 +53,8 @@ fn two_devices_give_the_same_bits_for_any_threads_and_after_a_kill() {
     assert_same(&outcome(&m, "killed"), &expected, "killed");
 }
 
-/// The envs of the first device have the bits that they have on it alone, as long as both have as
-/// many; what is on the second is served in the order of that device.
+/// The envs of the first device have the bits that they have alone there, with equally many envs.
+/// Envs on the second device get samples in that device's order.
 #[test]
 fn a_further_device_changes_nothing_on_the_first() {
     let m = with_images();
@@ -71,12 +72,12 @@ fn a_further_device_changes_nothing_on_the_first() {
     assert_ne!(both.weights[2], alone.weights[0]);
     let other = run("other", "--envs 2 --devices cpu:1");
     assert_ne!(other.weights, alone.weights);
-    // Three over two: the first device has two.
+    // Of three envs on two devices, the first device has two.
     let three = run("three", "--envs 3 --devices cpu,cpu:1");
     assert_eq!(three.weights[..2], alone.weights);
 }
 
-/// The policy gives the same on any device, over ranks too.
+/// The policy gives the same results on any device, also over ranks.
 #[test]
 fn a_policy_is_the_same_on_any_device() {
     let m = with_images();
@@ -91,7 +92,7 @@ fn a_policy_is_the_same_on_any_device() {
     assert_same(&run("ranks-2", "--ranks 2 --policy-device cpu:1"), &ranks, "over ranks");
 }
 
-/// Weights are worth the same on any device, and so is a comparison of controllers.
+/// Weights and comparisons give the same results on any device.
 #[test]
 fn an_evaluation_is_the_same_on_any_device() {
     let m = with_images();
@@ -131,19 +132,18 @@ fn devices_that_cannot_be_are_refused_before_anything_runs() {
     refused("--device-memory 0", &["`device-memory`: got 0, expected at least 1"]);
     refused("--device-memory lots", &["lots", "64MiB"]);
     refused("--device-memory -1", &["--device-memory"]);
-    // The data alone is more; and then what the envs are.
+    // Too little memory for the data, then for the envs.
     for limit in ["1MiB", "9MiB"] {
         let words =
             ["`device-memory`", "out of memory on cpu", "asks for", "the limit is", "dataset"];
         refused(&format!("--host large --batch 512 --device-memory {limit}"), &words);
     }
-    // A batch of which not all envs would get a part, while those of another device still have
-    // theirs.
+    // A last batch too small for all envs of one device, while those of another still have samples.
     let holes = "--devices cpu,cpu:1 --envs 6 --batch 3333 --max-batches all";
     refused(holes, &["env 1 on cpu has no sample", "another batch size"]);
 }
 
-/// Kibibytes to run with.
+/// Memory limit in KiB.
 fn capped(m: &Meristem, name: &str, kib: usize) -> crate::common::Said {
     m.run(&format!("{RUN} --device-memory {kib}KiB --run-dir {name}"))
 }
@@ -162,7 +162,8 @@ fn under_the_smallest_cap_that_works_the_bits_are_those_of_ample_memory() {
         |run: &str, what: &str| m.json(&format!("{run}/summary.json"))["memory"][what].as_u64();
     let (peak, reserved) =
         (taken("ample", "peak").unwrap(), taken("ample", "reserved_peak").unwrap());
-    // Between what cannot be enough, for tensors are larger than it, and what always is.
+    // Between a limit that is certainly too small, because tensors are larger, and one that is
+    // large enough.
     let (mut low, mut high) = (peak as usize / 2 / 1024, reserved as usize / 1024 + 1);
     assert_ne!(capped(&m, "low", low).code, Some(0), "{low} KiB are enough");
     while high - low > high / 32 {
@@ -178,13 +179,13 @@ fn under_the_smallest_cap_that_works_the_bits_are_those_of_ample_memory() {
         &ample,
         &format!("{high} KiB of {reserved} bytes, {validated:?}"),
     );
-    // It had to use the same memory for one thing after another.
+    // Memory had to be reused.
     let reserved_tight = taken("tight", "reserved_peak").unwrap();
     assert!(reserved_tight <= 1024 * high as u64);
     assert!(reserved_tight < reserved, "{reserved_tight} of {reserved}: nothing had to be reused");
 }
 
-/// Memory that ends in the middle of a run ends the run; it goes on where it was, with more, to the
+/// Running out of memory in the middle of a run ends it; it resumes with a higher limit, with the
 /// same bits.
 #[test]
 fn beyond_the_cap_the_error_says_who_holds_what_and_the_run_goes_on() {
@@ -192,7 +193,7 @@ fn beyond_the_cap_the_error_says_who_holds_what_and_the_run_goes_on() {
     m.ok(&format!("{RUN} --run-dir ample"));
     let memory = m.json("ample/summary.json")["memory"].clone();
     let mut kib = memory["reserved_peak"].as_u64().unwrap() as usize / 1024;
-    // The largest of some caps under which it begins and does not end.
+    // The largest of several limits under which the run starts but does not complete.
     let said = loop {
         kib = kib * 31 / 32;
         let said = capped(&m, "run", kib);

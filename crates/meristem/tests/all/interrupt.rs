@@ -1,4 +1,4 @@
-//! Ctrl-C, other signals, kill and a full disk: what is left of the run.
+//! Signals, kills and a full disk: the files that a run leaves.
 
 #![cfg(unix)]
 
@@ -8,11 +8,11 @@ use std::process::{Child, Command, Stdio};
 use crate::common::process::{Process, output, wait_for};
 use crate::common::{Meristem, events_in, of_kind, said};
 
-/// A run that would go on for hours.
-const LONG: &str = "train --controller heuristic --host minimal --envs 2 --steps 100000 --max-batches 2 --batch 32 \
-                    --run-dir run --trace run.json";
+/// A run that would take hours.
+const LONG: &str = "train --controller heuristic --host minimal --envs 2 --steps 100000 \
+                    --max-batches 2 --batch 32 --run-dir run --trace run.json";
 
-/// Such a run, once it has completed a step.
+/// Starts such a run and waits until it has completed a step.
 fn long_run(m: &Meristem) -> Process {
     once_it_has_stepped(m, m.command().args(LONG.split_whitespace()))
 }
@@ -49,7 +49,7 @@ fn ctrl_c_ends_at_a_step_boundary_with_weights_and_summary() {
     assert_eq!(of_kind(&events, "step_completed").len() as u64, 2 * steps);
     assert_eq!(events[events.len() - 1]["status"], "interrupted");
     m.ok("eval --weights run/weights/env-1.safetensors");
-    // The trace is whole too, its outermost span over.
+    // The trace is complete as well, including its outermost span.
     let trace = m.json("run.json");
     let total = &summary["trace"];
     assert_eq!((&trace["otherData"]["events"], &total["dropped"]), (&total["events"], &0.into()));
@@ -59,12 +59,12 @@ fn ctrl_c_ends_at_a_step_boundary_with_weights_and_summary() {
     assert!(of("B") > 10 && of("B") == of("E"));
 }
 
-/// What batch systems and closing terminals send ends a run like Ctrl-C does.
+/// Signals of batch systems and closing terminals stop a run like Ctrl-C.
 #[test]
 fn other_signals_end_a_run_as_well_and_nohup_is_respected() {
     for name in ["-TERM", "-HUP"] {
         let m = Meristem::new();
-        // Whoever runs the tests may have it ignored, and then they have, too.
+        // The test runner may have SIGHUP ignored, and then the run ignores it, too.
         let mut command = Command::new("env");
         command.args(["--default-signal=HUP", env!("CARGO_BIN_EXE_meristem")]);
         command.args(LONG.split_whitespace()).current_dir(m.folder.path());
@@ -82,14 +82,14 @@ fn other_signals_end_a_run_as_well_and_nohup_is_respected() {
     signal(&child, "-HUP");
     let steps = || std::fs::read_to_string(m.path("run/events.jsonl")).unwrap().lines().count();
     let before = steps();
-    // It would have stopped after two of its lines at most.
+    // Otherwise it would have stopped after two lines.
     wait_for("more steps", || steps() > before + 10);
     signal(&child, "-TERM");
     let said = said(child.output());
     assert_eq!(said.code, Some(3), "{}", said.stderr);
 }
 
-/// `timeout` signals the process, and a moment later the group that it is in.
+/// Sends signals as `timeout` does: to the process, and a moment later to its group.
 #[test]
 fn a_signal_that_comes_twice_within_a_moment_is_one() {
     let m = Meristem::new();
@@ -104,7 +104,7 @@ fn a_signal_that_comes_twice_within_a_moment_is_one() {
     assert_eq!(m.json("run/summary.json")["status"], "interrupted");
 }
 
-/// A command line on a terminal of its own, of a size as `stty` takes it.
+/// Runs a command line on a terminal of its own, with a size in the syntax of `stty`.
 fn on_a_terminal(m: &Meristem, size: &str, line: &str) -> Process {
     let program = env!("CARGO_BIN_EXE_meristem");
     let line = format!("stty {size}; exec {program} {line}");
@@ -114,7 +114,7 @@ fn on_a_terminal(m: &Meristem, size: &str, line: &str) -> Process {
     Process::start(command.stdout(Stdio::piped()))
 }
 
-/// Where the bars are drawn, a line that somebody else writes is drawn over at once.
+/// Lines that are written while bars are drawn would be overwritten at once.
 #[test]
 fn on_a_terminal_ctrl_c_is_answered_in_the_bar() {
     let m = Meristem::new();
@@ -131,7 +131,7 @@ fn on_a_terminal_ctrl_c_is_answered_in_the_bar() {
     assert_eq!(said.code, Some(3), "{}", said.stdout);
     assert_eq!(m.json("run/summary.json")["status"], "interrupted");
     let stopping = "stopping after this step; again to stop at once";
-    // Part of the bar: after its place, and not a line of its own.
+    // The message is part of the bar, after its position, and not a line of its own.
     let bar = said.stdout.split(['\r', '\n']).find(|line| line.contains(stopping));
     let bar = bar.unwrap_or_else(|| panic!("{}", said.stdout));
     assert!(bar.contains("/100000  stopping"), "{bar:?}");
@@ -144,7 +144,7 @@ fn a_killed_run_leaves_whole_lines() {
     child.kill().unwrap();
     child.wait().unwrap();
     let text = std::fs::read_to_string(m.path("run/events.jsonl")).unwrap();
-    // Only the very last line may be cut, and a reader sees that it has no end.
+    // Only the last line may be truncated, and then it lacks its line break.
     let whole = &text[..=text.rfind('\n').unwrap()];
     for line in whole.lines() {
         serde_json::from_str::<serde_json::Value>(line).unwrap();
@@ -169,13 +169,13 @@ fn full_disk(m: &Meristem, script: &str, run: &Path) {
 const TALKATIVE: &str = "train --controller heuristic --host minimal --envs 2 --steps 100000 \
                          --max-batches 50 --batch 8 --log-batches --quiet";
 
-/// The kernel refuses to let any file grow beyond 64 kB: writes fail in the middle, as on a full disk.
+/// The kernel allows no file larger than 64 kB, so writes fail in the middle, as on a full disk.
 #[test]
 fn a_disk_that_refuses_a_write_ends_the_run_and_leaves_whole_lines() {
     let m = Meristem::new();
     let script = format!("ulimit -f 128; exec \"$MERISTEM\" {TALKATIVE} --run-dir run");
     full_disk(&m, &script, &m.path("run"));
-    // What its last checkpoint has is there to be used.
+    // The weights of its last checkpoint are written.
     let checkpoints = std::fs::read_dir(m.path("run/checkpoints")).unwrap();
     let newest = checkpoints.map(|entry| entry.unwrap().path()).max().unwrap();
     let (saved, _) = meristem::nn::safetensors::load(&newest).unwrap();
@@ -190,7 +190,7 @@ fn a_disk_that_refuses_a_write_ends_the_run_and_leaves_whole_lines() {
     }
 }
 
-/// The same on a file system of 200 kB, where one may be mounted.
+/// The same on a file system of 200 kB, where one can be mounted.
 #[test]
 fn a_full_disk_ends_the_run_and_leaves_whole_lines() {
     let m = Meristem::new();
@@ -201,7 +201,7 @@ fn a_full_disk_ends_the_run_and_leaves_whole_lines() {
         eprintln!("skipped: no mount namespaces here; the test above stands for it");
         return;
     }
-    // What is on the small disk is gone with its namespace: it is copied out before.
+    // The small disk disappears with its namespace, so its files are copied before.
     let inner = format!(
         "{mount} && {{ \"$MERISTEM\" {TALKATIVE} --run-dir disk/run; code=$?; \
          cp -r disk/run copy; exit $code; }}"
@@ -209,12 +209,12 @@ fn a_full_disk_ends_the_run_and_leaves_whole_lines() {
     full_disk(&m, &format!("exec unshare -Urm sh -c '{inner}'"), &m.path("copy"));
 }
 
-/// Some checks take seconds: the one at work is shown, and gone when its line is there.
+/// The name of the current check is shown, and replaced by its line.
 #[test]
 fn on_a_terminal_check_shows_what_it_looks_at() {
     let m = Meristem::new();
     let program = env!("CARGO_BIN_EXE_meristem");
-    // Nothing that opens a device holds in this environment, so that all end at once.
+    // No check that opens a device passes in this environment, so that all end at once.
     let line = format!("MERISTEM_LAUNCH_BLOCKING=perhaps exec {program} check");
     let mut command = Command::new("script");
     command.args(["--quiet", "--return", "--command", &line, "/dev/null"]).env("TERM", "xterm");
@@ -224,12 +224,12 @@ fn on_a_terminal_check_shows_what_it_looks_at() {
     assert!(at("…     races") < at("FAIL  races") && at("FAIL  races") < at("…     dense sum"));
 }
 
-/// Where the terminal has fewer rows than the run has envs, the line of the whole run is there all the same.
+/// The line of the whole run is shown even if the terminal has fewer rows than the run has envs.
 #[test]
 fn a_small_terminal_shows_the_total_and_how_many_envs_have_no_line() {
     let m = Meristem::new();
-    let line = "train --controller none --host minimal --envs 12 --steps 2 --max-batches 2 --batch 32 \
-                --run-dir run";
+    let line = "train --controller none --host minimal --envs 12 --steps 2 --max-batches 2 \
+                --batch 32 --run-dir run";
     let said = said(on_a_terminal(&m, "rows 8 cols 80", line).output());
     assert_eq!(said.code, Some(0), "{}", said.stdout);
     for words in ["env 4 ", "7 more training accuracy", "step 1/2 "] {

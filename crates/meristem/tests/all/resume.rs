@@ -1,4 +1,4 @@
-//! Killing a run at any moment and resuming it: the same bits and the same events as if it had never stopped (U4).
+//! Runs killed at any moment and resumed: the same bits and events as without the kills (U4).
 
 #![cfg(unix)]
 
@@ -13,12 +13,13 @@ use crate::common::runs::{assert_same, outcome, with_images};
 use meristem::nn::safetensors;
 use serde_json::Value;
 
-/// Two rounds of growing hosts on a few small images, a checkpoint after every second step.
-const RUN: &str = "train --dataset arrays --data-root images.safetensors --controller heuristic --preset quick --host minimal \
-                   --slots r0,r1 --envs 3 --rounds 2 --steps 24 --batch 16 --control-split 0.2 \
-                   --checkpoint-every 2 --quiet";
+/// Settings of two rounds of growing hosts on a few small images, with a checkpoint after every
+/// second step.
+const RUN: &str = "train --dataset arrays --data-root images.safetensors --controller heuristic \
+                   --preset quick --host minimal --slots r0,r1 --envs 3 --rounds 2 --steps 24 \
+                   --batch 16 --control-split 0.2 --checkpoint-every 2 --quiet";
 
-/// A configuration as runs wrote it down before the latest settings.
+/// Removes newer settings from a configuration, so that it is like an older one.
 fn as_once_written(config: &Path) {
     let text = fs::read_to_string(config).unwrap();
     let later = ["governor_", "comm_deadline", "data_parallel", "telemetry", "reward_"];
@@ -29,7 +30,7 @@ fn as_once_written(config: &Path) {
     fs::write(config, older).unwrap();
 }
 
-/// Kills at a moment of a run: when so many events are written, or while a checkpoint is being written.
+/// Moment to kill a run: after a number of events, or during the write of a checkpoint.
 #[derive(Clone, Copy, Debug)]
 enum Moment {
     Events(usize),
@@ -52,7 +53,7 @@ impl Moment {
     }
 }
 
-/// Starts, and kills at that moment; whether it was killed before it was done.
+/// Starts a run and kills it at that moment. Returns whether it was killed before its end.
 fn killed_at(m: &Meristem, arguments: &str, run: &str, moment: Moment) -> bool {
     let mut command = m.command();
     command.args(arguments.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -61,7 +62,7 @@ fn killed_at(m: &Meristem, arguments: &str, run: &str, moment: Moment) -> bool {
     while !moment.has_come(m, run) && child.try_wait().unwrap().is_none() {
         assert!(started.elapsed() < Duration::from_secs(120), "{moment:?} within two minutes");
     }
-    // Where exactly it is by now is chance, which is the point.
+    // The exact position at the kill is random, which is intended.
     child.kill().unwrap();
     !child.wait().unwrap().success()
 }
@@ -78,7 +79,8 @@ fn a_run_killed_at_any_moment_ends_as_if_it_had_not_been() {
     for attempt in 0..5 {
         let run = format!("run-{attempt}");
         let resume = format!("train --resume {run} --quiet --threads {}", attempt % 3);
-        // Spread over both rounds, each attempt a little later; every third one in the midst of a checkpoint.
+        // Kills are spread over both rounds, each attempt a little later; every third kill is
+        // during a checkpoint.
         for kill in 0..6 {
             let moment = match (attempt + kill) % 3 {
                 2 => Moment::TornCheckpoint,
@@ -97,7 +99,7 @@ fn a_run_killed_at_any_moment_ends_as_if_it_had_not_been() {
     assert!(kills >= 20, "only {kills} kills came before the end");
 }
 
-/// Where checkpoints are written must not show in what is computed.
+/// Results do not depend on the positions of checkpoints.
 #[test]
 fn how_often_checkpoints_are_written_changes_no_bit() {
     let m = with_images();
@@ -116,7 +118,7 @@ fn a_stopped_run_goes_on_and_a_complete_one_is_left_alone() {
     let said = m.ok("train --resume whole");
     assert!(said.stdout.contains("env"), "{}", said.stdout);
     assert!(
-        said.stdout.contains("whole is complete: there is nothing to go on with"),
+        said.stdout.contains("whole is complete; there is nothing to resume"),
         "{}",
         said.stdout
     );
@@ -134,13 +136,13 @@ fn a_stopped_run_goes_on_and_a_complete_one_is_left_alone() {
     assert_ne!(m.bytes("best.safetensors"), best, "what it wrote when it stopped is its own");
 }
 
-/// A policy resumes to the same bits too: its rollout, optimiser and memory are in the checkpoint.
+/// A policy resumes with the same bits: the checkpoint has its rollout, optimiser and memory.
 #[test]
 fn a_policy_resumes_to_the_same_bits() {
     resumes_to_the_same_bits("");
 }
 
-/// So does one on three ranks, with what each has not sent yet.
+/// A policy on three ranks resumes with the same bits, including unsent gradients.
 #[test]
 fn a_policy_on_ranks_resumes_to_the_same_bits() {
     let events = resumes_to_the_same_bits("--ranks 3 --exchange topk:0.05");
@@ -151,11 +153,12 @@ fn a_policy_on_ranks_resumes_to_the_same_bits() {
     assert_ne!(fingerprints[0], fingerprints[1], "it learned");
 }
 
-/// And one host on two ranks, with what each has not sent yet, killed twice while it grows.
+/// One host on two ranks, killed twice while it grows, resumes with the same bits, including unsent
+/// gradients.
 #[test]
 fn a_host_on_ranks_resumes_to_the_same_bits() {
     let m = with_images();
-    // Of a flag that is given twice the last counts.
+    // The last of two equal flags counts.
     let ranks = "--data-parallel --envs 1 --ranks 2 --exchange topk:0.05 --rounds 1";
     let run = format!("{RUN} {ranks} --host cnn:channels=12,blocks=2,kernel=3,pools=1");
     m.ok(&format!("{run} --run-dir whole"));
@@ -181,7 +184,8 @@ fn resumes_to_the_same_bits(ranks: &str) -> Vec<Value> {
     m.events("whole")
 }
 
-/// A checkpoint holds the policy: the file that the run started from may be gone, but not before the first one.
+/// A checkpoint has the policy. Before the first checkpoint, the file that the run started from is
+/// required.
 #[test]
 fn a_run_from_a_policy_resumes_without_its_file() {
     let m = with_images();
@@ -205,10 +209,10 @@ fn a_run_from_a_policy_resumes_without_its_file() {
 #[test]
 fn what_cannot_be_resumed_is_said_and_left_alone() {
     let m = with_images();
-    m.fails("train --resume nowhere", 2, &["cannot resume nowhere", "no folder"]);
+    m.fails("train --resume nowhere", 2, &["cannot resume nowhere", "not a folder"]);
     fs::create_dir(m.path("empty")).unwrap();
     m.fails("train --resume empty", 2, &["config.toml"]);
-    m.fails("train --resume empty --seed 3", 2, &["own settings", "--threads", "--seed may not"]);
+    m.fails("train --resume empty --seed 3", 2, &["--seed cannot be changed", "--threads"]);
     m.fails("train --resume empty --config x.toml", 2, &["own settings", "--config"]);
     m.fails("train --resume empty --comm-deadline 0", 2, &["`comm-deadline`: got 0"]);
     let mut child = background(&m, "--run-dir run --steps 100000 --governor-penalty -9");
@@ -226,7 +230,7 @@ fn what_cannot_be_resumed_is_said_and_left_alone() {
     let name = file_name(&newest);
     m.fails(resume, 1, &[&name, "remove this file"]);
     fs::write(&newest, &whole).unwrap();
-    // Of another version: removing it would not help.
+    // A checkpoint of another version: removing it would not help.
     let (tensors, mut metadata) = safetensors::load(&newest).unwrap();
     metadata.insert("version".into(), "1".into());
     safetensors::save(&newest, &tensors, &metadata).unwrap();
@@ -234,7 +238,7 @@ fn what_cannot_be_resumed_is_said_and_left_alone() {
     let said = m.fails(resume, 1, &words);
     assert!(!said.stderr.contains("remove"), "{}", said.stderr);
     fs::write(&newest, &whole).unwrap();
-    // Another seed in the folder's configuration: the checkpoint is sound, and stays.
+    // Another seed in the folder's configuration: the checkpoint is sound and stays.
     let config = fs::read_to_string(m.path("run/config.toml")).unwrap();
     fs::write(m.path("run/config.toml"), config.replace("seed = 42", "seed = 43")).unwrap();
     let words = [
@@ -248,23 +252,24 @@ fn what_cannot_be_resumed_is_said_and_left_alone() {
     fs::write(m.path("run/config.toml"), config.replace("minimal", "baseline")).unwrap();
     m.fails(resume, 2, &[&name, "began with `host = \"minimal\"`", "restore"]);
     fs::write(m.path("run/config.toml"), &config).unwrap();
-    // Lost settings of the governor are the defaults, and so may be another run's; an old run has no others.
+    // Missing settings of the governor have their defaults, which differ from the settings of this
+    // run.
     as_once_written(&m.path("run/config.toml"));
     m.fails(resume, 2, &[&name, "began with `governor_penalty = -9.0`", "restore"]);
     fs::write(m.path("run/config.toml"), &config).unwrap();
-    // A damaged configuration is not the checkpoints' fault, and starts nothing.
+    // A damaged configuration is reported, not the checkpoints, and nothing starts.
     let part: String = config.lines().take(5).map(|line| format!("{line}\n")).collect();
     for damaged in ["", &part] {
         fs::write(m.path("run/config.toml"), damaged).unwrap();
         m.fails(resume, 2, &["config.toml was changed or damaged"]);
     }
     fs::write(m.path("run/config.toml"), &config).unwrap();
-    // Events that are shorter than the checkpoint knows; the summary of the stop before stays.
+    // Events that are shorter than the checkpoint requires; the summary stays.
     fs::write(m.path("run/events.jsonl"), &events[..100]).unwrap();
     fs::write(m.path("run/summary.json"), &summary).unwrap();
     m.fails(resume, 2, &["events.jsonl has 100 bytes"]);
     assert_eq!(m.bytes("run/summary.json"), summary);
-    // Zeros are what a crash of the system leaves; a cut that leaves the length is damage too.
+    // Zero bytes are left by a system crash; truncation at the right length is damage, too.
     let mut holed = events.clone();
     holed[60] = 0;
     fs::write(m.path("run/events.jsonl"), &holed).unwrap();
@@ -284,7 +289,7 @@ fn what_cannot_be_resumed_is_said_and_left_alone() {
     }
 }
 
-/// Labels that were swapped are other data, though nothing else of them tells.
+/// Swapped labels are other data, although nothing but their checksum differs.
 #[test]
 fn other_labels_are_not_gone_on_with() {
     let m = with_images();
@@ -309,7 +314,7 @@ fn other_labels_are_not_gone_on_with() {
     m.ok("train --resume run --quiet");
 }
 
-/// The run was started beside its data, with a relative path.
+/// The run was started next to its data, with a relative path.
 #[test]
 fn a_run_is_resumed_from_any_working_directory() {
     let m = with_images();
@@ -337,7 +342,7 @@ fn two_processes_do_not_write_one_run() {
     first.wait().unwrap();
 }
 
-/// The summary that a run leaves when it is stopped.
+/// Stops a run and returns its summary.
 fn stopped_summary(m: &Meristem) -> Vec<u8> {
     let mut child = background(m, "--run-dir other --steps 100000");
     wait_for("a step", || {
@@ -348,7 +353,7 @@ fn stopped_summary(m: &Meristem) -> Vec<u8> {
     m.bytes("other/summary.json")
 }
 
-/// A run in the background, killed with its handle.
+/// A run in the background, killed when the handle is dropped.
 fn background(m: &Meristem, flags: &str) -> Process {
     let mut command = m.command();
     command.args(RUN.split_whitespace()).args(flags.split_whitespace());

@@ -1,4 +1,4 @@
-//! `--trace` and `--memory`: what a run did and what it took (H8, V3).
+//! `--trace` and `--memory`: timeline and memory of a run (H8, V3).
 
 #[path = "../../../device/tests/all/common/trace.rs"]
 #[allow(dead_code, reason = "shared with the tests of the device")]
@@ -11,7 +11,7 @@ use meristem::device::Owner;
 use read::{Read, Slice};
 use serde_json::Value;
 
-/// Names of the spans right below the one called `name`, in order.
+/// Names of the spans directly below the span `name`, in order.
 fn below<'a>(lane: &'a [Slice], name: &str) -> Vec<&'a str> {
     let outer = lane.iter().find(|s| s.name == name).unwrap();
     let inside =
@@ -28,8 +28,8 @@ fn a_trace_shows_the_run_and_changes_nothing() {
     for threads in [1, 2] {
         let run = format!("run{threads}");
         let said = m.ok(&format!(
-            "train {TINY} --control-split 0.02 --checkpoint-every 0 --threads {threads} --run-dir {run} \
-             --trace {run}.json"
+            "train {TINY} --control-split 0.02 --checkpoint-every 0 --threads {threads} --run-dir \
+             {run} --trace {run}.json"
         ));
         assert!(said.stdout.contains(&format!("trace: {run}.json (")), "{}", said.stdout);
         let weights = |run: &str| m.bytes(&format!("{run}/weights/env-1.safetensors"));
@@ -53,7 +53,7 @@ fn a_trace_shows_the_run_and_changes_nothing() {
             assert_eq!(summary["memory"]["owners"][owner]["peak"], peak(owner), "{owner}");
         }
     }
-    // The file of settings starts the run again, without writing over the trace.
+    // The run's configuration starts the run again, without overwriting the trace.
     m.ok("train --config run1/config.toml --run-dir again --quiet");
     assert_eq!(m.json("again/summary.json")["trace"], Value::Null);
 }
@@ -81,7 +81,7 @@ fn memory_is_printed_by_owner() {
 #[test]
 fn a_trace_that_cannot_be_written_is_found_before_the_training() {
     let m = Meristem::new();
-    let words = ["`trace`", "gone/run.json", "a folder that exists"];
+    let words = ["`trace`", "gone/run.json", "an existing folder"];
     m.fails(&format!("train {TINY} --run-dir run --trace gone/run.json"), 2, &words);
     assert!(!Path::new(&m.path("run")).exists());
     m.fails("bench host --trace gone/run.json", 2, &words);
@@ -95,7 +95,7 @@ fn a_run_that_fails_leaves_a_whole_trace() {
     assert!(!Read::file(&m.path("run.json")).of("launch").is_empty());
 }
 
-/// What a user names is never written over, an older trace no more than a configuration, weights or events.
+/// Files named by the user are never overwritten: traces, configurations, weights, events.
 #[test]
 fn results_replace_no_file() {
     let m = Meristem::new();
@@ -108,13 +108,13 @@ fn results_replace_no_file() {
     let bench = "bench host --host minimal --envs 1 --batch 8 --seconds 0.1 --trace t.json";
     m.ok(bench);
     let trace = m.bytes("t.json");
-    m.fails(bench, 2, &["`trace`: got t.json", "would be lost"]);
-    m.fails("train --run-dir there --trace t.json", 2, &["would be lost"]);
+    m.fails(bench, 2, &["`trace`: got t.json", "would be overwritten"]);
+    m.fails("train --run-dir there --trace t.json", 2, &["would be overwritten"]);
     assert_eq!((m.bytes("t.json"), m.bytes("mine.toml")), (trace, b"steps = 1\n".into()));
     assert_eq!(names(&m), ["mine.toml", "t.json"], "nothing is left of what could not start");
 }
 
-/// What is found to be wrong after the trace was opened takes it along.
+/// An error after the trace was opened removes the trace.
 #[test]
 fn a_refused_command_leaves_no_trace() {
     let m = Meristem::new();
@@ -128,7 +128,7 @@ fn a_refused_command_leaves_no_trace() {
     assert_eq!(names(&m), ["a.jsonl", "run"]);
 }
 
-/// What is in the folder.
+/// Names of the files in the folder.
 fn names(m: &Meristem) -> Vec<String> {
     let entries = std::fs::read_dir(m.folder.path()).unwrap();
     let mut names: Vec<String> =

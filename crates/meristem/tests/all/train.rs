@@ -1,4 +1,4 @@
-//! `meristem train`: what it writes, says and repeats.
+//! `meristem train`: files, output and reproducibility.
 
 use crate::common::process::output;
 use crate::common::{Meristem, TINY, of_kind};
@@ -6,7 +6,8 @@ use crate::common::{Meristem, TINY, of_kind};
 #[test]
 fn a_run_is_a_folder_that_says_what_happened() {
     let m = Meristem::new();
-    let said = m.ok("train --preset quick --controller heuristic --plateau-gain 100 --steps 13 --batch 32 --max-batches 4 --run-dir run");
+    let said = m.ok("train --preset quick --controller heuristic --plateau-gain 100 --steps 13 \
+                     --batch 32 --max-batches 4 --run-dir run");
     assert!(said.stdout.contains("control accuracy"), "{}", said.stdout);
     assert!(said.stdout.contains("run folder: run"), "{}", said.stdout);
 
@@ -20,7 +21,7 @@ fn a_run_is_a_folder_that_says_what_happened() {
     assert_eq!((&summary["events_dropped"], &summary["rollbacks"]), (&0.into(), &0.into()));
     assert!(summary["images_per_s"].as_f64().unwrap() > 0.0);
     assert!(summary["memory"]["owners"]["dataset"]["peak"].as_u64().unwrap() > 9_000_000);
-    // H4, D5: the inner loop copies nothing, waits for nothing, allocates nothing.
+    // H4, D5: the inner loop makes no copies, waits or allocations.
     let hot = &summary["hot_path"];
     assert_eq!(hot["training_steps"], 12 * 4 * 4);
     for count in ["copies_to_host", "copies_to_device", "synchronizations", "allocations"] {
@@ -40,7 +41,7 @@ fn a_run_is_a_folder_that_says_what_happened() {
     assert_eq!(events[events.len() - 1]["event"], "run_ended");
     assert_eq!(of_kind(&events, "step_completed").len(), 13 * 4);
     assert_eq!(of_kind(&events, "episode_ended").len(), 4);
-    // The quick preset is there to show growth.
+    // The quick preset must show growth.
     assert!(!of_kind(&events, "module_germinated").is_empty());
     assert!(!of_kind(&events, "gate_evaluated").is_empty());
     let worth = of_kind(&events, "counterfactuals");
@@ -53,7 +54,7 @@ fn a_run_is_a_folder_that_says_what_happened() {
         assert!(cost("flops") < cost("flops_separate"), "{event}");
         flops[0] += cost("images") * cost("flops");
         flops[1] += cost("images") * cost("flops_separate");
-        // With all on, minus with none: the sum of the Shapley values.
+        // Accuracy with all modules on, minus accuracy with none: the sum of the Shapley values.
         let modules = event["modules"].as_array().unwrap();
         let shapley: f64 = modules.iter().map(|m| m["shapley"].as_f64().unwrap()).sum();
         let off = &event["configurations"]
@@ -87,8 +88,8 @@ fn results_do_not_depend_on_threads_or_process() {
     let m = Meristem::new();
     let run = |name: &str, flags: &str| {
         m.ok(&format!(
-            "train --preset quick --controller heuristic --plateau-gain 100 --steps 9 --batch 32 --max-batches 3 --augment crop,flip,cutout \
-             --run-dir {name} --quiet {flags}"
+            "train --preset quick --controller heuristic --plateau-gain 100 --steps 9 --batch 32 \
+             --max-batches 3 --augment crop,flip,cutout --run-dir {name} --quiet {flags}"
         ));
     };
     run("one", "--threads 1");
@@ -101,7 +102,7 @@ fn results_do_not_depend_on_threads_or_process() {
         assert_eq!(weights("one"), weights("again"));
         assert_ne!(weights("one"), weights("other"));
     }
-    // What is told is the same too, times and the number of threads aside.
+    // Events are equal as well, except times and number of threads.
     let told = |run: &str| {
         let mut events = m.events(run);
         for event in &mut events {
@@ -117,13 +118,14 @@ fn results_do_not_depend_on_threads_or_process() {
     assert_eq!(told("one"), told("four"));
 }
 
-/// S4: with every launch waiting for its kernel, a run that grows ends with the same bits.
+/// S4: if every launch waits for its kernel, a run with growth has the same bits.
 #[test]
 fn launches_that_wait_give_the_same_run() {
     let m = Meristem::new();
     let run = |name: &str, blocking: &str| {
-        let flags = "train --preset quick --controller heuristic --plateau-gain 100 --steps 9 --batch 32 --max-batches 2 \
-                     --augment crop,flip,cutout --threads 2 --quiet --run-dir";
+        let flags = "train --preset quick --controller heuristic --plateau-gain 100 --steps 9 \
+                     --batch 32 --max-batches 2 --augment crop,flip,cutout --threads 2 --quiet \
+                     --run-dir";
         let mut command = m.command();
         command.args(flags.split_whitespace()).arg(name).env("MERISTEM_LAUNCH_BLOCKING", blocking);
         let said = crate::common::said(output(&mut command));
@@ -205,13 +207,13 @@ fn the_settings_in_force_are_printed_without_a_run() {
     }
 }
 
-/// Weights of the reward are settings, of flags and of files.
+/// Weights of the reward can be set by flags and files.
 #[test]
 fn a_reward_is_paid_by_the_weights_of_the_settings() {
     let m = Meristem::new();
     std::fs::write(m.path("c.toml"), "reward_gain = 0.0\nreward_rent_max = 0\n").unwrap();
-    m.ok("train --host minimal --envs 2 --steps 6 --max-batches 2 --batch 32 --policy-hidden 16 --rounds 1 \
-          --config c.toml --reward-op-price 0.5 --run-dir run --quiet");
+    m.ok("train --host minimal --envs 2 --steps 6 --max-batches 2 --batch 32 --policy-hidden 16 \
+          --rounds 1 --config c.toml --reward-op-price 0.5 --run-dir run --quiet");
     let events = m.events("run");
     let mut prices = 0;
     for event in of_kind(&events, "step_completed") {
@@ -285,7 +287,7 @@ fn a_dataset_beyond_the_budget_is_streamed_with_the_same_result() {
     assert!(dataset("streamed") < dataset("resident") / 10);
 }
 
-/// A policy learns from round to round, is told of, is written, and can be gone on from.
+/// A policy learns from round to round, and is reported, written and resumed.
 #[test]
 fn a_policy_learns_and_is_kept() {
     let m = Meristem::new();
@@ -299,14 +301,14 @@ fn a_policy_learns_and_is_kept() {
     for (round, update) in updates.iter().enumerate() {
         assert_eq!((&update["round"], &update["transitions"]), (&round.into(), &12.into()));
         assert_eq!(update["entropies"].as_array().unwrap().len(), 8);
-        // What was paid step by step is what the policy was told.
+        // The sum of all reward terms equals the reward that the policy reports.
         let of_round = events.iter().filter(|e| e["event"] == "step_completed");
         let paid: f64 = of_round
             .filter(|e| e["round"] == round)
             .flat_map(|e| e["reward"].as_object().unwrap().values())
             .map(|term| term.as_f64().unwrap())
             .sum();
-        // The same figures are in the summary.
+        // The summary has the same figures.
         let told = &summary["round_results"][round]["policy"];
         for key in ["mean_return", "kl", "entropies", "explained_variance", "ops"] {
             assert_eq!(told[key], update[key], "{key}");
@@ -338,7 +340,7 @@ fn a_policy_learns_and_is_kept() {
     assert_eq!(of_kind(&m.events("fixed"), "module_germinated").len(), 3);
 }
 
-/// A policy that learns over ranks: one run folder, the same policy on all ranks, the same bits on any machine.
+/// A policy learns over ranks: one run folder, the same policy on all ranks, the same bits.
 #[test]
 fn a_policy_learns_over_ranks() {
     let m = Meristem::new();
@@ -357,7 +359,7 @@ fn a_policy_learns_over_ranks() {
     {
         let ranks = format!("--comm threads --ranks 2 --exchange {exchange}");
         let said = m.ok(&format!("{ppo} {ranks} --threads {threads} --verbose --run-dir {run}"));
-        assert!(said.stdout.contains("all ranks at "), "{}", said.stdout);
+        assert!(said.stdout.contains("on all ranks"), "{}", said.stdout);
         assert!((0..4).all(|env| m.path(&format!("{run}/weights/env-{env}.safetensors")).exists()));
         let seen = fingerprints(run);
         assert!(seen.len() == 2 && seen[0] != seen[1], "{seen:?}");
@@ -369,9 +371,13 @@ fn a_policy_learns_over_ranks() {
     assert!(fingerprints("alone").is_empty(), "alone there is nobody to compare with");
     m.ok("train --config one/config.toml --run-dir again");
     assert_eq!(fingerprints("again"), fingerprints("one"));
-    m.fails(&format!("{ppo} --ranks 3"), 2, &["`ranks`: got 3", "divisor of the 4 envs"]);
+    m.fails(
+        &format!("{ppo} --ranks 3"),
+        2,
+        &["`ranks`: got 3", "divisor of 4, the number of envs"],
+    );
     m.fails(&format!("{tiny} --controller random --ranks 2"), 2, &["controller ppo"]);
-    m.fails(&format!("{ppo} --exchange topk:0.1"), 2, &["`exchange`", "a single rank"]);
+    m.fails(&format!("{ppo} --exchange topk:0.1"), 2, &["`exchange`", "at least 2 `ranks`"]);
     m.fails(&format!("{ppo} --ranks 2 --exchange topk"), 2, &["topk:D"]);
     m.fails(&format!("{ppo} --ranks 2 --comm mpl"), 2, &["did you mean `mpi`"]);
     m.fails(&format!("{ppo} --comm-deadline 0"), 2, &["`comm-deadline`"]);
@@ -379,7 +385,7 @@ fn a_policy_learns_over_ranks() {
     m.fails(&format!("{ppo} --comm mpi"), 2, &["this build has no MPI", "`--features mpi`"]);
 }
 
-/// One host on several ranks: what can be asked for, and what cannot.
+/// One host on several ranks: valid and invalid settings.
 #[test]
 fn a_host_is_trained_by_all_ranks() {
     let m = Meristem::new();
@@ -393,18 +399,22 @@ fn a_host_is_trained_by_all_ranks() {
     }
     m.ok("train --config two/config.toml --run-dir again");
     assert!(m.bytes("two/weights/env-0.safetensors") == m.bytes("again/weights/env-0.safetensors"));
-    // A policy is that of the one env, and learns alone.
+    // The policy sees one env, and learns without ranks.
     m.ok(&format!("{tiny} --ranks 2 --rounds 2 --policy-hidden 8 --run-dir ppo"));
     assert_eq!(of_kind(&m.events("ppo"), "policy_updated").len(), 2);
     m.fails(&format!("{none} --ranks 2 --envs 2"), 2, &["`envs`: got 2", "data-parallel"]);
-    m.fails(&format!("{none} --ranks 3"), 2, &["`ranks`: got 3", "divisor of the 32 samples"]);
-    m.fails(&format!("{none} --ranks 4 --batch 2"), 2, &["`ranks`: got 4", "2 samples"]);
-    m.fails(&format!("{none} --exchange topk:0.01"), 2, &["`exchange`", "a single rank"]);
+    m.fails(
+        &format!("{none} --ranks 3"),
+        2,
+        &["`ranks`: got 3", "divisor of 32, the samples of a batch"],
+    );
+    m.fails(&format!("{none} --ranks 4 --batch 2"), 2, &["`ranks`: got 4", "divisor of 2"]);
+    m.fails(&format!("{none} --exchange topk:0.01"), 2, &["`exchange`", "at least 2 `ranks`"]);
     let without = none.replace("--data-parallel", "");
     m.fails(&format!("{without} --ranks 2"), 2, &["data-parallel"]);
 }
 
-/// Whoever reads the error may have gone: it is no reason to panic.
+/// A closed stderr is no reason to panic.
 #[test]
 fn an_error_that_nobody_reads_has_its_exit_code() {
     let m = Meristem::new();
@@ -414,7 +424,8 @@ fn an_error_that_nobody_reads_has_its_exit_code() {
     assert_eq!(status.code(), Some(2));
 }
 
-/// An absurd learning rate: updates are skipped, then the run ends with an error and a folder that can be read.
+/// With an absurd learning rate updates are skipped, then the run ends with an error and a readable
+/// folder.
 #[test]
 fn a_policy_that_diverges_ends_the_run() {
     let m = Meristem::new();
@@ -426,7 +437,7 @@ fn a_policy_that_diverges_ends_the_run() {
     let skipped = |event: &&&serde_json::Value| event["skipped"] == 1;
     assert!(of_kind(&m.events("run"), "policy_updated").iter().filter(skipped).count() >= 2);
     assert!(m.path("run/weights/env-1.safetensors").is_file());
-    // The settings of a policy are part of what a run is.
+    // Settings of the policy are part of the run's identity.
     let flags = "--ppo-lr 0.01 --ppo-epochs 2 --ppo-entropy-weight 0 --ppo-gamma 0.9 --rounds 2";
     m.ok(&format!("train {tiny} {flags} --run-dir other --quiet"));
     m.ok(&format!("train {tiny} --rounds 2 --run-dir usual --quiet"));

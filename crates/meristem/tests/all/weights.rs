@@ -1,4 +1,4 @@
-//! Weights out and in, and `meristem eval`.
+//! `meristem eval`, and weights written and read by runs.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,11 @@ use serde_json::Value;
 #[test]
 fn eval_repeats_the_accuracy_of_the_report() {
     let m = Meristem::new();
-    // Once with modules on their way, once with modules that stayed.
+    // A run with live modules, and one with fossilized modules.
     for (run, flags) in [("live", "--steps 9"), ("fossil", "--steps 14 --min-contribution -100")] {
         m.ok(&format!(
-            "train --preset quick --controller heuristic --plateau-gain 100 {flags} --batch 32 --max-batches 4 --run-dir {run} --quiet"
+            "train --preset quick --controller heuristic --plateau-gain 100 {flags} --batch 32 \
+             --max-batches 4 --run-dir {run} --quiet"
         ));
         let summary = m.json(&format!("{run}/summary.json"));
         let mut grown = vec![];
@@ -26,10 +27,11 @@ fn eval_repeats_the_accuracy_of_the_report() {
         assert!(grown.iter().any(|stage| stages.contains(&stage.as_str())), "{run}: {grown:?}");
     }
     let said = m.ok("eval --weights live/weights/env-0.safetensors --split train");
-    assert!(said.stdout.contains("10,000 train images"), "{}", said.stdout);
+    assert!(said.stdout.contains("on 10,000 train images"), "{}", said.stdout);
 }
 
-/// Evaluates a file on the test split in several ways, and compares with the run's own report.
+/// Evaluates a file on the test split in several ways, and compares the results with the run's
+/// summary.
 fn check_eval(m: &Meristem, weights: &str, env: &Value) {
     for flags in ["", "--host baseline", "--batch 77"] {
         let said = m.ok(&format!("eval --weights {weights} --split test --json {flags}"));
@@ -59,7 +61,7 @@ fn files_carry_pytorch_names_and_what_a_reader_needs() {
     assert_eq!(classes[9], "Ankle boot");
     let normalization: Value = serde_json::from_str(&metadata["normalization"]).unwrap();
     assert!((normalization["mean"][0].as_f64().unwrap() - 0.2867).abs() < 1e-3);
-    // Without a control split the first env is exported.
+    // Without a control split, env 0 is exported.
     assert_eq!(m.bytes("best.safetensors"), m.bytes("run/weights/env-0.safetensors"));
 }
 
@@ -67,15 +69,16 @@ fn files_carry_pytorch_names_and_what_a_reader_needs() {
 fn a_run_starts_from_given_weights_in_file_order() {
     let m = Meristem::new();
     m.ok(&format!("train {TINY} --run-dir first --quiet"));
-    let base = "train --host minimal --controller none --envs 1 --init first/weights/env-0.safetensors \
-                --shuffle off --augment none --batch 128 --max-batches 5 --steps 1 --log-batches --quiet";
+    let base = "train --host minimal --controller none --envs 1 --init \
+                first/weights/env-0.safetensors --shuffle off --augment none --batch 128 \
+                --max-batches 5 --steps 1 --log-batches --quiet";
     m.ok(&format!("{base} --export a.safetensors --run-dir a"));
     m.ok(&format!("{base} --export b.safetensors --run-dir b --seed 7"));
-    // Neither order nor weights are drawn: the seed says nothing.
+    // Neither order nor weights are random here, so that the seed has no effect.
     assert_eq!(m.bytes("a.safetensors"), m.bytes("b.safetensors"));
     assert_ne!(m.bytes("a.safetensors"), m.bytes("first/weights/env-0.safetensors"));
 
-    // A learning rate of 0 moves the statistics only.
+    // With a learning rate of 0 only the running statistics change.
     m.ok(&format!("{base} --lr 0 --export c.safetensors --run-dir c"));
     let (before, _) = load(&m.path("first/weights/env-0.safetensors")).unwrap();
     let (after, _) = load(&m.path("c.safetensors")).unwrap();
@@ -99,7 +102,7 @@ fn a_file_as_pytorch_writes_it_is_a_bare_host() {
     let (expected, told) = eval("run/weights/env-0.safetensors");
     assert_eq!((&expected["normalization"], &*told), (&"weights".into(), ""));
     let (mut plain, told) = eval("plain.safetensors --host minimal");
-    // It names no constants; those of the data at hand are the same here.
+    // The file has no constants; the dataset's constants are the same here.
     assert_eq!(plain["normalization"], "dataset");
     assert!(told.contains("no normalisation constants"), "{told}");
     plain["normalization"] = "weights".into();
@@ -129,7 +132,7 @@ fn weights_that_do_not_fit_are_refused_with_every_reason() {
     m.fails(&format!("train {TINY} --init bad.safetensors --run-dir x"), 1, &reasons);
     assert!(!m.path("x").exists(), "a run that cannot start leaves no folder");
 
-    // A variance below 0 would make a loss of NaN, and other classes wrong answers.
+    // A negative variance would give a loss of NaN, other classes wrong results.
     let (mut state, mut metadata) = load(&m.path("run/weights/env-0.safetensors")).unwrap();
     state.insert("blocks.1.bn.running_var", HostTensor::f32(&[4], vec![1.0, -0.5, 1.0, 1.0]));
     save(&m.path("below.safetensors"), &state, &metadata).unwrap();
@@ -139,7 +142,7 @@ fn weights_that_do_not_fit_are_refused_with_every_reason() {
     let (state, _) = load(&m.path("run/weights/env-0.safetensors")).unwrap();
     let mut classes: Vec<String> = serde_json::from_str(&metadata["classes"]).unwrap();
     classes.swap(3, 4);
-    let reasons = ["order.safetensors", "label 3 is `Coat` to these weights and `Dress`"];
+    let reasons = ["order.safetensors", "label 3 is `Coat` in these weights and `Dress`"];
     metadata.insert("classes".into(), serde_json::to_string(&classes).unwrap());
     save(&m.path("order.safetensors"), &state, &metadata).unwrap();
     m.fails("eval --weights order.safetensors", 1, &reasons);

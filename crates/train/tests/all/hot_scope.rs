@@ -1,5 +1,5 @@
 //! The training step under a hot scope: forbidden operations of an extension, and the end of the
-//! run.
+//! run (V2).
 
 use std::path::Path;
 

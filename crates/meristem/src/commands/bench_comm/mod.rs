@@ -1,4 +1,4 @@
-//! `meristem bench comm`: time and bandwidth of the sums over ranks, each result checked.
+//! `meristem bench comm`: time and bandwidth of sums over ranks, with every result checked.
 
 mod pattern;
 
@@ -22,19 +22,19 @@ use crate::plain::{self, spread};
 
 /// Bytes of one element: f32.
 const ELEMENT: usize = size_of::<f32>();
-/// Ok-Topk's thresholds and regions are made anew after so many sums.
+/// Sums between refreshes of Ok-Topk's thresholds and regions.
 const REFRESH: u64 = 32;
-/// Largest tensor: indices are 32 bits, and every rank holds four of them.
+/// Size of the largest tensor: indices have 32 bits, and every rank has four such tensors.
 const BYTES_MAX: usize = 4 << 30;
-/// Sums are exact up to this many ranks.
+/// Maximum number of ranks for which sums are exact.
 const RANKS_MAX: usize = 64;
 
-/// What is measured, the same on all ranks.
+/// Measurements, the same on all ranks.
 struct Plan {
     sizes: Vec<usize>,
     densities: Vec<f64>,
     rounds: Option<usize>,
-    /// Rank 0 prints rows as they come.
+    /// Whether rank 0 prints rows as they come.
     lines: bool,
     memory: bool,
 }
@@ -53,27 +53,28 @@ struct Row {
     bytes: usize,
     algorithm: &'static str,
     density: f64,
-    /// Elements that each rank sends.
+    /// Number of elements that each rank sends.
     k: usize,
-    /// Of the slowest rank, from a barrier until its result is there: median over the rounds.
+    /// Time of the slowest rank from a barrier to its result: median over the rounds.
     ms: f64,
     ms_min: f64,
     ms_max: f64,
-    /// Bytes of the tensor over time.
+    /// Size of the tensor divided by the time.
     algorithm_gb_per_s: f64,
-    /// The same times 2 (n - 1) / n: what a link carries if the sum is dense.
+    /// The same times 2 (n - 1) / n: the load of a link in a dense sum.
     bus_gb_per_s: f64,
-    /// Payload that all ranks together sent for one sum.
+    /// Payload that all ranks together send for one sum.
     sent_bytes: u64,
-    /// Elements that differ from the known sum, over all ranks and rounds.
+    /// Number of elements that differ from the known sum, over all ranks and rounds.
     wrong: u64,
     rounds: usize,
-    /// Memory of a sparse sum's first round, if it was asked for.
+    /// Memory of a sparse sum's first round, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     memory: Option<Memory>,
 }
 
-/// Bytes in tensors of rank 0's device, which ranks that are threads share, at the ends of a sum's phases.
+/// Bytes in tensors of rank 0's device at the ends of a sum's phases. Ranks that are threads share
+/// the device.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Memory {
     before: usize,
@@ -90,8 +91,8 @@ impl Memory {
         let [before, selection, allocation, collective, peak] =
             all.map(|bytes| plain::thousands(*bytes as u64));
         format!(
-            "{:>10}memory: {before} before, {selection} after selection, {allocation} after allocation, \
-             {collective} after the collective, {peak} at most",
+            "{:>10}bytes: {before} before, {allocation} after allocation, \
+             {selection} after selection, {collective} after the collective, peak {peak}",
             ""
         )
     }
@@ -121,13 +122,13 @@ pub(crate) fn run(arguments: &BenchCommArguments) -> Outcome {
     verdict(wrong)
 }
 
-/// Wrong elements are a failure.
+/// Fails if elements are wrong.
 fn verdict(wrong: u64) -> Outcome {
     match wrong {
         0 => Ok(ExitCode::SUCCESS),
         _ => Err(Failure::failed(
             format!("{wrong} elements of sums over ranks are wrong"),
-            "this is a defect: please report it with this machine's `meristem check`",
+            "this is a bug in meristem; please report it with the output of `meristem check`",
         )),
     }
 }
@@ -135,11 +136,17 @@ fn verdict(wrong: u64) -> Outcome {
 fn plan(arguments: &BenchCommArguments) -> Result<Plan, Failure> {
     let (min, max) = (arguments.min_size.0, arguments.max_size.0);
     if min < ELEMENT || min > max || max > BYTES_MAX {
-        let message = format!("--min-size {min} --max-size {max}");
-        return Err(Failure::usage(message, "give 4 bytes to 4GiB, the smaller one first"));
+        let message = format!("--min-size {min} --max-size {max}: sizes out of range");
+        return Err(Failure::usage(
+            message,
+            "give sizes from 4 bytes to 4GiB, with --min-size at most --max-size",
+        ));
     }
     if let Some(density) = arguments.density.iter().find(|d| !(**d > 0.0 && **d <= 1.0)) {
-        return Err(Failure::usage(format!("--density {density}"), "give shares above 0, up to 1"));
+        return Err(Failure::usage(
+            format!("--density {density}"),
+            "give shares above 0 and at most 1",
+        ));
     }
     if arguments.rounds == Some(0) {
         return Err(Failure::usage("--rounds 0", "give at least 1"));
@@ -168,21 +175,22 @@ fn over_threads(device: &Device, ranks: usize, plan: &Plan) -> Result<Rows, Fail
             scope.spawn(move || Rank::new(comm, stream).run(plan))
         });
         let members: Vec<_> = members.collect();
-        let panicked =
-            || Err(Failure::failed("a rank panicked", "this is a defect: please report it"));
+        let panicked = || {
+            Err(Failure::failed("a rank panicked", "this is a bug in meristem; please report it"))
+        };
         members.into_iter().map(|rank| rank.join().unwrap_or_else(|_| panicked())).collect()
     });
     let mut all = all.into_iter().collect::<Result<Vec<_>, _>>()?;
     Ok((ranks, all.swap_remove(0)))
 }
 
-/// This process's rank, and the rows.
+/// Runs this process's rank. Returns its number and the rows.
 fn over_mpi(device: &Device, ranks: Option<usize>, plan: &Plan) -> Result<(usize, Rows), Failure> {
     let comm = Communicator::mpi(&CommOptions::default())?;
     let (rank, size) = (comm.rank(), comm.size());
     if let Some(ranks) = ranks.filter(|ranks| *ranks != size) {
         let message = format!("--ranks {ranks}, but {size} processes were started");
-        let remedy = format!("start it as `mpirun -n {ranks} meristem bench comm --comm mpi`");
+        let remedy = format!("start `mpirun -n {ranks} meristem bench comm --comm mpi`");
         return Err(Failure::usage(message, remedy));
     }
     if size > RANKS_MAX {
@@ -199,7 +207,7 @@ struct Rank {
     stream: Stream,
 }
 
-/// What is summed, where to, and what must come out: each [elements].
+/// Input, output and expected sum, each with shape [elements].
 struct Tensors {
     input: Tensor,
     output: Tensor,
@@ -216,7 +224,7 @@ impl Rank {
         if loud {
             let (ranks, transport) = (self.comm.size(), self.comm.transport());
             plain::out(&format!(
-                "f32 over {ranks} ranks ({transport}), medians of the slowest rank"
+                "f32 over {ranks} ranks ({transport}); median times of the slowest rank"
             ));
             plain::out(&heading());
         }
@@ -241,7 +249,7 @@ impl Rank {
         Ok(rows)
     }
 
-    /// Measures one sum, `None` for the dense one.
+    /// Measures one sum; `None` means the dense one.
     fn row(
         &mut self,
         tensors: &Tensors,
@@ -266,7 +274,7 @@ impl Rank {
             Some(way) => Some(SparseSum::new(input, way, Keep::Residual)?),
             None => None,
         };
-        // By round: time; then bytes sent and wrong elements.
+        // Times of the rounds; then bytes sent and wrong elements.
         let mut seen = Vec::with_capacity(rounds + 2);
         let (mut sent, mut wrong, mut memory) = (0, 0, None);
         for round in 0..=rounds {
@@ -293,7 +301,7 @@ impl Rank {
                 })?,
             }
             self.settle()?;
-            // The first makes the memory.
+            // The first round allocates memory.
             if round > 0 {
                 seen.push(start.elapsed().as_secs_f64() * 1e3);
             }
@@ -306,7 +314,7 @@ impl Rank {
         Ok(Row { memory, ..Row::new(bytes, (algorithm, density, pattern.k()), &all, ranks) })
     }
 
-    /// Poisons what will be written, and forgets what was kept.
+    /// Poisons the output and clears the residual.
     fn reset(&self, output: &Tensor, sum: Option<&SparseSum>) -> Result<(), Failure> {
         let poison = self.stream.launch("bench comm, poison").write(output);
         poison.run(|args| args.write::<f32>(0).fill(f32::NAN))?;
@@ -321,7 +329,7 @@ impl Rank {
         self.stream.synchronize()
     }
 
-    /// Elements that are not as expected.
+    /// Counts the elements that differ from `expected`.
     fn wrong(&self, output: &Tensor, expected: &Tensor) -> Result<i64, Failure> {
         let count = Tensor::zeros(&self.stream, [1], DType::I64, Owner::Other)?;
         let launch = self.stream.launch("bench comm, check").read(output).read(expected);
@@ -331,7 +339,7 @@ impl Rank {
         Ok(count.to_vec::<i64>()?[0])
     }
 
-    /// What all ranks saw, by rank.
+    /// Gathers the figures of all ranks, by rank.
     fn of_all_ranks(&mut self, seen: &[f64]) -> Result<Vec<Vec<f64>>, Failure> {
         let own = Tensor::from_slice(&self.stream, seen, [seen.len()], Owner::Other)?;
         let len = seen.len() * self.comm.size();
@@ -341,13 +349,13 @@ impl Rank {
     }
 }
 
-/// NaN, with which the output was poisoned, is as wrong as any other number.
+/// Counts elements that differ, among them the NaN that the output was poisoned with.
 fn count_wrong(got: &[f32], expected: &[f32]) -> usize {
     got.iter().zip(expected).filter(|(got, expected)| got != expected).count()
 }
 
 impl Row {
-    /// `all`: by rank, its times in milliseconds, its bytes sent and its wrong elements.
+    /// A row from the figures by rank: times in milliseconds, bytes sent, wrong elements.
     fn new(
         bytes: usize,
         (algorithm, density, k): (&'static str, f64, usize),
@@ -395,13 +403,14 @@ impl Row {
 fn heading() -> String {
     let [size, algorithm, density, k, ms] = ["size", "sum", "density", "k", "ms"];
     let [least, speed, bus, sent, wrong] =
-        ["least to most", "GB/s", "bus GB/s", "bytes sent", "wrong"];
+        ["min to max", "GB/s", "bus GB/s", "bytes sent", "wrong"];
     format!(
-        "{size:>8}  {algorithm:<8}{density:>8}{k:>12}{ms:>11}{least:>25}{speed:>9}{bus:>9}{sent:>15}{wrong:>7}"
+        "{size:>8}  {algorithm:<8}{density:>8}{k:>12}{ms:>11}{least:>25}{speed:>9}{bus:>9}\
+         {sent:>15}{wrong:>7}"
     )
 }
 
-/// `64 KiB`.
+/// Formats a size, such as `64 KiB`.
 fn size(bytes: usize) -> String {
     match bytes {
         b if b.is_multiple_of(1 << 20) => format!("{} MiB", b >> 20),
@@ -429,7 +438,7 @@ mod tests {
         let row = Row::new(8_000_000, ("dense", 1.0, 0), &all, 2);
         assert_eq!((row.ms, row.ms_min, row.ms_max), (3.0, 2.0, 4.0));
         assert_eq!((row.sent_bytes, row.wrong, row.rounds), (150, 3, 3));
-        // 8 MB in 3 ms; two ranks: the same on the bus.
+        // 8 MB in 3 ms; with two ranks, the same on the bus.
         assert!((row.algorithm_gb_per_s - 8.0 / 3.0).abs() < 1e-9);
         assert!((row.bus_gb_per_s - row.algorithm_gb_per_s).abs() < 1e-9);
         assert_eq!([size(4), size(1536), size(256 << 20)], ["4 B", "1536 B", "256 MiB"]);

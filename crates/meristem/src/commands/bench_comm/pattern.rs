@@ -1,21 +1,22 @@
-//! Inputs whose sums are known: whole numbers, exact in any order, with the largest elements of every rank, and of
-//! the sum, where we put them.
+//! Inputs with known sums: whole numbers, exact in any order, with the largest elements of every
+//! rank and of the sum in known places.
 //!
-//! An element is of one of four kinds, by its place: *common* ones are large on all ranks; *winners* and *losers*
-//! are large on one; the others are small on all. What a rank sends are the common ones and its own winners and
-//! losers, k in all. The largest k of the sum are the common ones and all ranks' winners. Kinds are mixed evenly
-//! over the tensor, so that regions of equal length (Ok-Topk) hold equally many of each.
+//! There are four kinds of elements: *common* ones are large on all ranks, *winners* and *losers*
+//! are large on one, and the others are small on all. A rank sends the common elements and its own
+//! winners and losers, k in all. The largest k elements of the sum are the common ones and all
+//! ranks' winners. Kinds are mixed evenly over the tensor, so that regions of equal length
+//! (Ok-Topk) have equally many of each.
 
 use meristem::comm::picks;
 
-/// Which sum is expected.
+/// Kind of sum.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Expected {
-    /// Of everything.
+    /// Sum of all elements.
     Dense,
-    /// Of what each rank sends.
+    /// Sum of the elements that the ranks send.
     Sent,
-    /// The largest of it.
+    /// Largest elements of the sum that is sent.
     Largest,
 }
 
@@ -23,11 +24,11 @@ pub(super) enum Expected {
 pub(super) struct Pattern {
     len: usize,
     ranks: usize,
-    /// Parts of equal length and content.
+    /// Number of parts of equal length and content.
     regions: usize,
-    /// In each region: common ones.
+    /// Common elements in each region.
     common: usize,
-    /// In each region: winners of each rank.
+    /// Winners of each rank in each region.
     winners: usize,
 }
 
@@ -39,12 +40,14 @@ enum Kind {
 }
 
 impl Pattern {
-    /// For about `density * len` picks of each rank: see [`k`](Pattern::k).
+    /// A pattern in which each rank sends about `density * len` elements; [`k`](Pattern::k) has the
+    /// exact number.
     pub(super) fn new(len: usize, ranks: usize, density: f64) -> Pattern {
         let k = picks(density, len);
         let regions = ranks.min(k).max(1);
         let each = k / regions;
-        // A region's largest are as many as a rank sends of it, half of them winners.
+        // A region has as many large elements in the sum as a rank sends of it, half of them
+        // winners.
         let winners = each / (2 * ranks);
         let common = each - ranks * winners;
         let fits = common + ranks * ranks * winners <= len / regions;
@@ -52,12 +55,12 @@ impl Pattern {
         Pattern { len, ranks, regions, common, winners }
     }
 
-    /// Elements that each rank sends: as many of each region.
+    /// Number of elements that each rank sends: equally many of each region.
     pub(super) fn k(&self) -> usize {
         self.regions * (self.common + self.ranks * self.winners)
     }
 
-    /// Writes a rank's values.
+    /// Writes the values of a rank.
     pub(super) fn input(&self, rank: usize, out: &mut [f32]) {
         out.iter_mut().enumerate().for_each(|(at, value)| *value = small(at, rank));
         for (at, kind) in self.large() {
@@ -68,7 +71,7 @@ impl Pattern {
         }
     }
 
-    /// Writes the sum of all ranks' values.
+    /// Writes the sum over all ranks.
     pub(super) fn expected(&self, expected: Expected, out: &mut [f32]) {
         let sum = |value: &dyn Fn(usize) -> f32| (0..self.ranks).map(value).sum::<f32>();
         match expected {
@@ -91,15 +94,16 @@ impl Pattern {
         }
     }
 
-    /// The large elements with their places.
+    /// Indices and kinds of the large elements.
     fn large(&self) -> impl Iterator<Item = (usize, Kind)> {
         let Pattern { len, ranks, regions, common, winners } = *self;
         let count = common + ranks * ranks * winners;
         (0..regions).flat_map(move |region| {
             let (start, end) = (region * len / regions, (region + 1) * len / regions);
             (0..count).map(move |j| {
-                // Common ones evenly among the others, of which every rank has one in turn; in one turn of as
-                // many as there are ranks these are winners.
+                // Common elements are spread evenly among the others. The others go to the ranks in
+                // turns; every turn whose number is a multiple of the number of ranks is of
+                // winners.
                 let before = j * common / count;
                 let kind = if before != (j + 1) * common / count {
                     Kind::Common
@@ -113,19 +117,19 @@ impl Pattern {
     }
 }
 
-/// Bits that depend on all bits of both numbers.
+/// Hash of two numbers.
 fn scramble(at: usize, rank: usize) -> u32 {
     let mixed = (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (rank as u64) << 32;
     (mixed.wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40) as u32
 }
 
-/// Within 2^13 of zero: as many magnitudes as make ties rare, as in gradients.
+/// Value below 2^13 in magnitude: enough different magnitudes to make ties rare, as in gradients.
 fn small(at: usize, rank: usize) -> f32 {
     (scramble(at, rank) % 16_383) as f32 - 8191.0
 }
 
-/// Losers are 2^14 to 2^15, winners up to 2^16, common ones up to 2^17, with one sign on all ranks. Sums over 64
-/// ranks stay below 2^24.
+/// Value of a large element: losers are from 2^14 to 2^15, winners up to 2^16, common elements up
+/// to 2^17, with the same sign on all ranks. Sums over 64 ranks stay below 2^24.
 fn large(at: usize, kind: Kind, rank: usize) -> f32 {
     let bits = scramble(at, rank);
     let magnitude = match kind {
@@ -152,7 +156,7 @@ mod tests {
         all.reduce(|a, b| a.iter().zip(&b).map(|(a, b)| a + b).collect()).unwrap()
     }
 
-    /// What is expected is what slow sums of the inputs give.
+    /// Expected sums equal slow sums of the inputs.
     #[test]
     fn expected_sums_are_those_of_the_inputs() {
         for (len, ranks) in [(1, 1), (7, 3), (256, 2), (1000, 3), (5003, 4), (3001, 5), (0, 2)] {
@@ -180,7 +184,7 @@ mod tests {
                 assert_eq!(expected(Expected::Sent), sent, "{pattern:?}");
             }
         }
-        // Ranks that send the same elements would hide a mix-up.
+        // If all ranks sent the same elements, mixed-up ranks would not show.
         let Pattern { common, winners, .. } = Pattern::new(100_000, 2, 0.01);
         assert!(common > 0 && winners > 0);
     }

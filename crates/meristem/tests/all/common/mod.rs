@@ -1,4 +1,4 @@
-//! Running the real binary.
+//! Runs of the meristem binary.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
 #![allow(dead_code, reason = "each test file uses a part")]
@@ -12,12 +12,12 @@ use std::process::{Command, Output};
 use self::process::output;
 use serde_json::Value;
 
-/// The binary, in a folder of its own.
+/// The binary, with a working directory of its own.
 pub(crate) struct Meristem {
     pub(crate) folder: tempfile::TempDir,
 }
 
-/// What a command said.
+/// Output and exit code of a command.
 pub(crate) struct Said {
     pub(crate) code: Option<i32>,
     pub(crate) stdout: String,
@@ -39,26 +39,26 @@ impl Meristem {
         command
     }
 
-    /// Runs with these arguments, split at spaces.
+    /// Runs a command; arguments are separated by spaces.
     pub(crate) fn run(&self, arguments: &str) -> Said {
         said(output(self.command().args(arguments.split_whitespace())))
     }
 
-    /// Runs and insists on success.
+    /// Runs a command that must succeed.
     pub(crate) fn ok(&self, arguments: &str) -> Said {
         let said = self.run(arguments);
         assert_eq!(said.code, Some(0), "{arguments}\n{}{}", said.stdout, said.stderr);
         said
     }
 
-    /// Runs and insists on failure with this code, and a block on stderr that holds all of `words`.
+    /// Runs a command that must fail with the exit code `code`, and with all of `words` on stderr.
     pub(crate) fn fails(&self, arguments: &str, code: i32, words: &[&str]) -> Said {
         let said = self.run(arguments);
         let context = format!("{arguments}\n{}{}", said.stdout, said.stderr);
         assert_eq!(said.code, Some(code), "{context}");
         assert!(said.stderr.starts_with("error: "), "{context}");
         assert!(!said.stderr.contains("panicked"), "{context}");
-        // The block is wrapped: a phrase may be broken over two lines.
+        // Messages are wrapped, so a phrase may be broken over two lines.
         let flat = said.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
         for word in words {
             assert!(flat.contains(word), "`{word}` is not in:\n{context}");
@@ -79,7 +79,7 @@ impl Meristem {
         std::fs::read(self.path(name)).unwrap()
     }
 
-    /// The events of a run, each line a whole JSON object with a number of its own.
+    /// The events of a run. Every line must be a complete JSON object.
     pub(crate) fn events(&self, run: &str) -> Vec<Value> {
         events_in(&self.path(run).join("events.jsonl"))
     }
@@ -103,7 +103,7 @@ pub(crate) fn events_in(path: &Path) -> Vec<Value> {
     events
 }
 
-/// Asserts that the guide's page on the files of a run has this section, and all keys in it.
+/// Asserts that the documentation of a run's files has a section `title`, with all keys of `value`.
 fn assert_documented(title: &str, value: &Value) {
     const PAGE: &str = include_str!("../../../../../docs/run-folder.md");
     const OF_ALL_EVENTS: &[&str] = &["v", "seq", "seconds", "event", "env", "round", "step"];
@@ -135,6 +135,6 @@ pub(crate) fn of_kind<'a>(events: &'a [Value], kind: &str) -> Vec<&'a Value> {
     events.iter().filter(|event| event["event"] == kind).collect()
 }
 
-/// A small run: two tiny hosts, three batches a step.
+/// A small run of two tiny hosts, with three batches a step.
 pub(crate) const TINY: &str =
     "--host minimal --envs 2 --steps 3 --max-batches 3 --batch 32 --controller none";

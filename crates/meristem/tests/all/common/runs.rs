@@ -1,4 +1,4 @@
-//! Runs that grow on a few small images, and what must be equal of two that are the same.
+//! Runs with growth on a few small images, and comparison of their results.
 
 use meristem::device::random::{Purpose, Rng};
 use meristem::nn::safetensors::{self, Metadata};
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::Meristem;
 
-/// A folder with 600 images of 8x8 bytes: the label is where the bright half is.
+/// A folder with 600 images of 8x8 bytes; the label is the position of the bright half.
 pub(crate) fn with_images() -> Meristem {
     let m = Meristem::new();
     let mut random = Rng::new(1, Purpose::Test, 0, 0);
@@ -32,14 +32,14 @@ pub(crate) fn with_images() -> Meristem {
     m
 }
 
-/// What must be equal: weights, and events without their times and the number of threads.
+/// Results that must be equal: weights, and events without times and number of threads.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Outcome {
     pub(crate) weights: Vec<Vec<u8>>,
     policy: Option<Vec<u8>>,
     pub(crate) events: Vec<Value>,
     pub(crate) envs: Value,
-    /// Without times, memory, and where it is.
+    /// Without times, memory and path.
     summary: Value,
 }
 
@@ -58,7 +58,7 @@ pub(crate) fn outcome(m: &Meristem, run: &str) -> Outcome {
         }
     }
     let fields = summary.as_object_mut().unwrap();
-    // What a process counts begins anew with a resume: its first step is not among it.
+    // Counts of the hot path start anew with each process, without its first step.
     for own in
         ["run_dir", "wall_seconds", "step_seconds", "images_per_s", "memory", "threads", "hot_path"]
     {
@@ -67,7 +67,7 @@ pub(crate) fn outcome(m: &Meristem, run: &str) -> Outcome {
     Outcome { weights, policy, events, envs, summary }
 }
 
-/// Insists on the same, and names the first difference.
+/// Asserts that two results are equal, event by event.
 pub(crate) fn assert_same(got: &Outcome, expected: &Outcome, context: &str) {
     for (got, expected) in got.events.iter().zip(&expected.events) {
         assert_eq!(got, expected, "{context}");
