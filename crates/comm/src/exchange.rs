@@ -10,6 +10,7 @@ use crate::spans::Spans;
 use crate::sparse::feedback::{Momentum, check_momentum};
 use crate::sparse::sum::{Keep, Sparse, SparseSum};
 use crate::sparse::{check_density, picks};
+use crate::state::{ExchangeState, Kept};
 use crate::transport::{Call, Order, Reduction, Sum};
 use meristem_device::{DType, Expect, MemoryFormat, Stream, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,27 +56,6 @@ impl Default for ExchangeOptions {
             table: Table::default(),
         }
     }
-}
-
-/// State of an exchange between steps: part of a checkpoint.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct ExchangeState {
-    /// Steps made: the position in the warm-up.
-    pub step: u64,
-    /// State by parameter.
-    pub kept: BTreeMap<String, Kept>,
-}
-
-/// State of one parameter as bytes, in memory order and native byte order; a part that does not
-/// exist is empty.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Kept {
-    /// Sum of the gradients that were not sent.
-    pub residual: Vec<u8>,
-    /// Velocity of momentum correction.
-    pub velocity: Vec<u8>,
-    /// Threshold and regions of Ok-Topk, with the first parameter of a bucket.
-    pub split: Vec<u8>,
 }
 
 /// The exchange of a model's gradients. Create a new one when the model grows: the state is

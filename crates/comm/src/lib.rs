@@ -26,6 +26,7 @@
 //!
 //! # Modules, from top to bottom
 //! - `exchange`: the gradients of a model.
+//! - `state`: the state of an exchange in a checkpoint.
 //! - `auto`: choice of the fastest sum.
 //! - `sparse`: sums of the largest elements.
 //! - `communicator`: the interface of a rank.
@@ -54,6 +55,7 @@ mod number;
 mod scratch;
 mod spans;
 mod sparse;
+mod state;
 mod sync;
 mod threads;
 mod transport;
@@ -61,11 +63,12 @@ mod transport;
 pub use auto::{Method, Table, Timing};
 pub use communicator::{CommOptions, Communicator, Traffic};
 pub use error::{Error, Result};
-pub use exchange::{Exchange, ExchangeOptions, ExchangeState, Kept};
+pub use exchange::{Exchange, ExchangeOptions};
 pub use memory::PhaseMemory;
 pub use number::{Magnitude, Number};
 pub use spans::Spans;
 pub use sparse::gather::{Picked, TopKStorage, topk, topk_all_gather};
 pub use sparse::picks;
 pub use sparse::sum::{Keep, Sparse, SparseSum};
+pub use state::{ExchangeState, Kept};
 pub use transport::{Call, Order, Parcel, Reduction, Sum, Transport};

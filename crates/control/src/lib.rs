@@ -19,7 +19,6 @@
 mod action;
 mod controller;
 mod error;
-pub mod exchange;
 mod gae;
 mod governor;
 mod heads;

@@ -4,13 +4,12 @@
 
 use meristem_comm::{Communicator, Exchange, ExchangeOptions, ExchangeState};
 use meristem_device::{DType, Owner, Stream, Tensor};
-use meristem_nn::{HostData, StateDict};
+use meristem_nn::{HostData, HostTensor, StateDict};
 
 use super::protocol;
 use super::rollout::Rollout;
 use super::targets::{ReturnScale, Targets};
 use crate::error::{Error, Result};
-use crate::exchange::{kept_from, kept_into};
 use crate::normalizer::{Moments, Normalizer};
 use crate::policy::Policy;
 use crate::report::RoundReport;
@@ -160,13 +159,19 @@ impl Ranks {
             Keeping::Now(exchange) => exchange.export()?,
         };
         let step = state.step;
-        kept_into(state, PREFIX, tensors);
+        for (name, bytes) in state.into_parts() {
+            tensors.insert(format!("{PREFIX}{name}"), HostTensor::bytes(bytes));
+        }
         Ok(step)
     }
 
     /// Restores the state that [`Ranks::save`] wrote.
     pub(super) fn restore(&mut self, step: u64, tensors: &StateDict) {
-        self.kept = Keeping::Before(kept_from(step, PREFIX, tensors));
+        let parts = tensors.iter().filter_map(|(name, tensor)| match &tensor.data {
+            HostData::U8(bytes) => Some((name.strip_prefix(PREFIX)?, &bytes[..])),
+            _ => None,
+        });
+        self.kept = Keeping::Before(ExchangeState::from_parts(step, parts));
     }
 }
 

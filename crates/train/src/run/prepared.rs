@@ -359,11 +359,10 @@ impl Run {
         if in_a_round && envs.len() != self.setup.config.envs {
             return Err(unfit(format!("it has {} envs", envs.len())));
         }
-        // Every rank has at least the count of its exchanges in a checkpoint.
-        let kept = |env: &EnvTensors, rank| env.exchange.get(&format!("{rank}.step")).is_some();
+        let saved = |env: &EnvTensors, rank| Replicas::has_saved(&env.exchange, rank);
         let replicas = Some(self.setup.config.replicas()).filter(|replicas| *replicas > 1);
         let mut ranks = 0..replicas.unwrap_or(0);
-        if let Some(rank) = ranks.find(|rank| envs.iter().any(|env| !kept(env, *rank))) {
+        if let Some(rank) = ranks.find(|rank| envs.iter().any(|env| !saved(env, *rank))) {
             return Err(unfit(format!("it has no exchange state for rank {rank}")));
         }
         self.controller.get().restore(&controller).map_err(|error| unfit(error.to_string()))?;

@@ -37,7 +37,6 @@ use std::sync::Arc;
 use std::thread;
 
 use meristem_comm::{Communicator, ExchangeState};
-use meristem_control::exchange::{kept_from, kept_into};
 use meristem_data::order::EpochOrder;
 use meristem_data::{Dataset, GatherBatches, GatherConfig};
 use meristem_device::{HotScope, Stream, Tensor};
@@ -210,25 +209,39 @@ impl Replicas {
         let mut tensors = StateDict::default();
         for trainer in self.trainers() {
             let (rank, state) = (trainer.rank, trainer.exchange_state()?);
-            let step = HostTensor::scalar_i64(state.step as i64);
-            tensors.insert(format!("{rank}.step"), step);
-            kept_into(state, &format!("{rank}."), &mut tensors);
+            tensors.insert(step_name(rank), HostTensor::scalar_i64(state.step as i64));
+            for (name, bytes) in state.into_parts() {
+                tensors.insert(format!("{rank}.{name}"), HostTensor::bytes(bytes));
+            }
         }
         Ok(tensors)
+    }
+
+    /// Whether [`Replicas::save`] of this rank is there: it has at least the count of its exchanges.
+    pub(crate) fn has_saved(tensors: &StateDict, rank: usize) -> bool {
+        tensors.get(&step_name(rank)).is_some()
     }
 
     /// Restores the tensors from [`Replicas::save`].
     pub(crate) fn restore(&mut self, tensors: &StateDict) {
         for trainer in self.trainers() {
-            let rank = trainer.rank;
-            let step = match tensors.get(&format!("{rank}.step")).map(|t| &t.data) {
+            let step = match tensors.get(&step_name(trainer.rank)).map(|t| &t.data) {
                 Some(HostData::I64(step)) => step.first().copied().unwrap_or(0) as u64,
                 _ => 0,
             };
-            let state = kept_from(step, &format!("{rank}."), tensors);
-            trainer.exchange = LazyExchange::Saved(state);
+            let prefix = format!("{}.", trainer.rank);
+            let parts = tensors.iter().filter_map(|(name, tensor)| match &tensor.data {
+                HostData::U8(bytes) => Some((name.strip_prefix(&prefix)?, &bytes[..])),
+                _ => None,
+            });
+            trainer.exchange = LazyExchange::Saved(ExchangeState::from_parts(step, parts));
         }
     }
+}
+
+/// Name of a rank's number of exchanges in a checkpoint.
+fn step_name(rank: usize) -> String {
+    format!("{rank}.step")
 }
 
 /// All results, or the first original error rather than one that reports another rank's failure.

@@ -1,0 +1,88 @@
+//! State of an exchange of gradients between steps, and its form in a checkpoint.
+
+use std::collections::BTreeMap;
+
+const RESIDUAL: &str = "residual";
+const VELOCITY: &str = "velocity";
+const SPLIT: &str = "split";
+
+/// State of an exchange between steps: part of a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ExchangeState {
+    /// Steps made: the position in the warm-up.
+    pub step: u64,
+    /// State by parameter.
+    pub kept: BTreeMap<String, Kept>,
+}
+
+/// State of one parameter as bytes, in memory order and native byte order; a part that does not
+/// exist is empty.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Kept {
+    /// Sum of the gradients that were not sent.
+    pub residual: Vec<u8>,
+    /// Velocity of momentum correction.
+    pub velocity: Vec<u8>,
+    /// Threshold and regions of Ok-Topk, with the first parameter of a bucket.
+    pub split: Vec<u8>,
+}
+
+impl ExchangeState {
+    /// The parts of the state that a checkpoint holds, each with its name: `residual.NAME`,
+    /// `velocity.NAME` and `split.NAME` of a parameter, as far as they exist. The caller stores the
+    /// number of steps.
+    pub fn into_parts(self) -> impl Iterator<Item = (String, Vec<u8>)> {
+        self.kept.into_iter().flat_map(|(name, Kept { residual, velocity, split })| {
+            let parts = [(RESIDUAL, residual), (VELOCITY, velocity), (SPLIT, split)];
+            let parts = parts.into_iter().filter(|(_, bytes)| !bytes.is_empty());
+            parts.map(move |(part, bytes)| (format!("{part}.{name}"), bytes))
+        })
+    }
+
+    /// The state after this many steps with these parts, as [`into_parts`](Self::into_parts) names
+    /// them. Parts of other names are ignored.
+    pub fn from_parts<'a>(step: u64, parts: impl Iterator<Item = (&'a str, &'a [u8])>) -> Self {
+        let mut kept: BTreeMap<String, Kept> = BTreeMap::new();
+        for (name, bytes) in parts {
+            let Some((part, name)) = name.split_once('.') else { continue };
+            let place: fn(&mut Kept) -> &mut Vec<u8> = match part {
+                RESIDUAL => |kept| &mut kept.residual,
+                VELOCITY => |kept| &mut kept.velocity,
+                SPLIT => |kept| &mut kept.split,
+                _ => continue,
+            };
+            place(kept.entry(name.to_owned()).or_default()).extend_from_slice(bytes);
+        }
+        Self { step, kept }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_have_the_names_of_a_checkpoint() {
+        let kept = |residual: &[u8], velocity: &[u8], split: &[u8]| Kept {
+            residual: residual.to_vec(),
+            velocity: velocity.to_vec(),
+            split: split.to_vec(),
+        };
+        let all =
+            [("blocks.0.conv.weight", kept(&[1, 2], &[3], &[4])), ("b", kept(&[], &[5], &[]))];
+        let all = all.map(|(name, kept)| (name.to_owned(), kept)).into();
+        let state = ExchangeState { step: 7, kept: all };
+        let parts: Vec<(String, Vec<u8>)> = state.clone().into_parts().collect();
+        let named: Vec<(&str, &[u8])> = parts.iter().map(|(n, b)| (&n[..], &b[..])).collect();
+        let expected: [(&str, &[u8]); 4] = [
+            ("velocity.b", &[5]),
+            ("residual.blocks.0.conv.weight", &[1, 2]),
+            ("velocity.blocks.0.conv.weight", &[3]),
+            ("split.blocks.0.conv.weight", &[4]),
+        ];
+        assert_eq!(named, expected);
+        let others: [(&str, &[u8]); 2] = [("step", &[9]), ("other.b", &[9])];
+        let back = ExchangeState::from_parts(7, named.into_iter().chain(others));
+        assert_eq!(back, state);
+    }
+}
