@@ -62,15 +62,6 @@ impl Default for HeuristicConfig {
     }
 }
 
-impl HeuristicConfig {
-    /// Constants for runs of a dozen steps: one step that gains less than 3 points is a plateau,
-    /// and modules blend in over 3 steps. While the accuracy still climbs, the defaults would leave
-    /// no time to grow anything.
-    pub fn quick() -> Self {
-        Self { plateau_steps: 1, plateau_gain_pp: 3.0, tempo: Tempo::Fast, ..Self::default() }
-    }
-}
-
 /// Memory of an env. Rotation and penalties outlast an episode, so that the next one continues
 /// them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

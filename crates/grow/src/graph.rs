@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::lifecycle::{Slot, Stage};
-use crate::optimisers::{HOST_SGD, MODULE_SGD};
+use crate::optimisers::Optimisers;
 use crate::spec::{HostSpec, ImageShape, SlotName};
 
 /// Contribution of a slot to the topology; two slots of equal class give equal graphs.
@@ -81,10 +81,15 @@ pub fn host_graph(spec: &HostSpec, image: &ImageShape, sgd: SgdConfig) -> Result
 }
 
 /// The graph of a host with the modules in its enabled slots.
-pub(crate) fn grown_graph(spec: &HostSpec, image: &ImageShape, slots: &[Slot]) -> Result<Graph> {
-    let mut graph = build(spec, image, HOST_SGD, |b, name, x| {
+pub(crate) fn grown_graph(
+    spec: &HostSpec,
+    image: &ImageShape,
+    slots: &[Slot],
+    optimisers: &Optimisers,
+) -> Result<Graph> {
+    let mut graph = build(spec, image, optimisers.host, |b, name, x| {
         match slots.iter().position(|slot| slot.name == name) {
-            Some(index) => grow(b, index, &slots[index], x),
+            Some(index) => grow(b, index, &slots[index], optimisers.module, x),
             None => Ok(x),
         }
     })?;
@@ -119,13 +124,19 @@ fn build(
 }
 
 /// Adds the module of the slot with this index after `host`.
-fn grow(b: &mut GraphBuilder, index: usize, slot: &Slot, host: NodeId) -> Result<NodeId> {
+fn grow(
+    b: &mut GraphBuilder,
+    index: usize,
+    slot: &Slot,
+    sgd: SgdConfig,
+    host: NodeId,
+) -> Result<NodeId> {
     let class = SlotClass::of(slot);
     let (Some(module), false) = (&slot.module, class == SlotClass::Empty) else {
         return Ok(host);
     };
     let prefix = format!("slots.{}.", slot.name);
-    b.group(&slot.name.to_string(), MODULE_SGD);
+    b.group(&slot.name.to_string(), sgd);
     let input = match class {
         SlotClass::Fossilized { .. } => host,
         _ => b.detach(host),

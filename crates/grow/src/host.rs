@@ -11,6 +11,7 @@ use crate::lifecycle::{
     AlphaController, AlphaTarget, Curve, Gate, GateInputs, GateReport, Germination, LifecycleError,
     Module, Rules, Slot, Speed, Stage, StageChange, Style,
 };
+use crate::optimisers::Optimisers;
 use crate::spec::{HostSpec, ImageShape, SlotName};
 
 /// A new blending formula, target, speed and curve for alpha.
@@ -137,14 +138,13 @@ impl Host {
         TopologyKey { host: self.spec, slots: self.slots.iter().map(SlotClass::of).collect() }
     }
 
-    /// The network, for training and for evaluation, with the optimisers of `docs/growth.md`. Group
-    /// 0 is the host, then one group, named by its slot, per module that takes part, in forward
-    /// order.
+    /// The network, for training and for evaluation, with these optimisers. Group 0 is the host,
+    /// then one group, named by its slot, per module that takes part, in forward order.
     ///
     /// # Errors
     /// Never for a host built by [`Host::new`], which checked its sizes and blueprints.
-    pub fn graph(&self) -> Result<Graph> {
-        grown_graph(&self.spec, &self.image, &self.slots)
+    pub fn graph(&self, optimisers: &Optimisers) -> Result<Graph> {
+        grown_graph(&self.spec, &self.image, &self.slots, optimisers)
     }
 
     /// Trained parameters of host and modules, counted on the graph.
@@ -152,7 +152,7 @@ impl Host {
     /// # Errors
     /// The errors of [`Host::graph`].
     pub fn parameters(&self) -> Result<ParameterCounts> {
-        Ok(ParameterCounts::of(&self.graph()?, &self.slots))
+        Ok(ParameterCounts::of(&self.graph(&Optimisers::default())?, &self.slots))
     }
 
     fn slot(&self, index: usize) -> Result<&Slot, LifecycleError> {

@@ -47,7 +47,7 @@ pub use lifecycle::{
     GateInputs, GateReport, Gates, Germination, GradientHealth, LifecycleError, Module, RuleError,
     Rules, Slot, Speed, Stage, StageChange, Style, Tempo,
 };
-pub use optimisers::{HOST_SGD, MODULE_SGD};
+pub use optimisers::Optimisers;
 pub use spec::{HostError, HostSpec, ImageShape, PRESETS, Region, SlotName, SlotNameError};
 pub use suggest::nearest;
 pub use topology::{TOPOLOGY_VERSION, Topology, TopologyModule, TopologySlot};

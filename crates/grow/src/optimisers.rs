@@ -1,10 +1,20 @@
-//! Optimisers of hosts and modules.
+//! Optimisers of a host and of its modules.
 
 use meristem_nn::graph::SgdConfig;
 
-/// The host's optimiser and clip norm.
-pub const HOST_SGD: SgdConfig =
-    SgdConfig { lr: 0.01, momentum: 0.9, weight_decay: 5e-4, clip_norm: 1.0 };
+/// Optimisers and clip norms that a network trains with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Optimisers {
+    /// Optimiser of the host's own parameters.
+    pub host: SgdConfig,
+    /// Optimiser of each module, which has a clip norm of its own.
+    pub module: SgdConfig,
+}
 
-/// Each module's optimiser and clip norm: as the host's, without decay.
-pub const MODULE_SGD: SgdConfig = SgdConfig { weight_decay: 0.0, ..HOST_SGD };
+impl Default for Optimisers {
+    /// The optimisers of `docs/growth.md`: a module's is the host's without decay.
+    fn default() -> Self {
+        let host = SgdConfig { lr: 0.01, momentum: 0.9, weight_decay: 5e-4, clip_norm: 1.0 };
+        Self { host, module: SgdConfig { weight_decay: 0.0, ..host } }
+    }
+}

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use meristem::data::{DatasetSpec, GatherBatches, GatherConfig, Residency, Split, cache};
 use meristem::device::{Device, DeviceId, DeviceOptions};
-use meristem::grow::{HOST_SGD, HostSpec, ImageShape, host_graph};
+use meristem::grow::{HostSpec, ImageShape, Optimisers, host_graph};
 use meristem::nn::{Isa, Metrics, Network, NetworkOptions};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // A network is a graph, which is compiled into a plan at its first use.
     let host: HostSpec = "cnn:channels=8,blocks=3,kernel=3,pools=3".parse()?;
-    let graph = Arc::new(host_graph(&host, &image, HOST_SGD)?);
+    let graph = Arc::new(host_graph(&host, &image, Optimisers::default().host)?);
     let options = NetworkOptions::new(42, 0, Isa::detect(), 128);
     let mut network = Network::new(&stream, graph, options)?;
     println!("{host}: {} parameters", host.parameters(&image));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use meristem_data::{DatasetSpec, GatherBatches, Residency, Split, cache};
 use meristem_device::{DeviceId, DeviceOptions};
-use meristem_grow::{BlueprintSet, HostSpec, Rules};
+use meristem_grow::{BlueprintSet, HostSpec, Optimisers, Rules};
 use meristem_nn::{Isa, Network, NetworkOptions};
 use serde::{Deserialize, Serialize};
 
@@ -125,7 +125,8 @@ impl Evaluation {
 
         let options = NetworkOptions { configs: 1, ..NetworkOptions::new(0, 0, isa, config.batch) };
         let stream = &machine.streams()[0];
-        let mut network = Network::new(stream, Arc::new(host.graph()?), options)?;
+        let mut network =
+            Network::new(stream, Arc::new(host.graph(&Optimisers::default())?), options)?;
         weights.fill(&mut network)?;
         network.set_alphas(&[host.alphas()])?;
         let serving = Serving { batch: config.batch, subset: None, normalization: constants };

@@ -20,7 +20,7 @@ use meristem_nn::{
 };
 
 pub use self::loss::LossConfig;
-pub use self::network::{PolicyConfig, PolicyShape};
+pub use self::network::{ADAM, PolicyConfig, PolicyShape};
 
 /// The inputs of a run, on the policy's stream. Rows are `[steps][sequences]`, a sequence per env.
 #[derive(Clone, Copy, Debug)]

@@ -32,22 +32,25 @@ pub struct PolicyShape {
     pub hidden: usize,
 }
 
+/// Optimiser of a policy (`docs/control.md`); gradients are clipped over the whole network.
+pub const ADAM: AdamConfig =
+    AdamConfig { lr: 3e-4, betas: [0.9, 0.999], eps: 1e-5, clip_norm: 5.0 };
+
 /// Initialisation and optimiser of a policy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PolicyConfig {
     /// Seed of the initial weights, and of the draws.
     pub seed: u64,
-    /// The optimiser: lr 3e-4, eps 1e-5, gradients clipped to 5 over the whole network.
+    /// The optimiser; [`ADAM`] unless it is set.
     pub adam: AdamConfig,
     /// Whether it takes the most probable actions instead of drawing.
     pub greedy: bool,
 }
 
 impl PolicyConfig {
-    /// A configuration with the optimiser of `docs/control.md`.
+    /// A configuration with [`ADAM`] that draws its actions.
     pub fn new(seed: u64) -> Self {
-        let adam = AdamConfig { lr: 3e-4, betas: [0.9, 0.999], eps: 1e-5, clip_norm: 5.0 };
-        Self { seed, adam, greedy: false }
+        Self { seed, adam: ADAM, greedy: false }
     }
 }
 

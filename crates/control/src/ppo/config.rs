@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::targets::Targets;
 use crate::gae::Discounts;
-use crate::policy::{LossConfig, PolicyConfig};
+use crate::policy::{ADAM, LossConfig};
 
 /// Settings of PPO; the defaults are those of `docs/control.md`. In files every key is optional and
 /// unknown keys are errors.
@@ -42,17 +42,18 @@ pub struct PpoConfig {
 
 impl Default for PpoConfig {
     fn default() -> Self {
+        let LossConfig { clip, value, entropy, .. } = LossConfig::default();
         Self {
             hidden: 128,
             epochs: 4,
-            lr: 3e-4,
-            adam_eps: 1e-5,
-            clip_norm: 5.0,
+            lr: ADAM.lr,
+            adam_eps: ADAM.eps,
+            clip_norm: ADAM.clip_norm,
             gamma: 0.995,
             lambda: 0.98,
-            clip: 0.2,
-            value_weight: 0.5,
-            entropy_weight: 0.05,
+            clip,
+            value_weight: value,
+            entropy_weight: entropy,
             target_kl: 0.015,
             advantage_std_floor: 0.1,
             skips_max: 3,
@@ -73,14 +74,8 @@ impl PpoConfig {
         }
     }
 
-    pub(super) fn policy(&self, seed: u64) -> PolicyConfig {
-        let adam = AdamConfig {
-            lr: self.lr,
-            betas: [0.9, 0.999],
-            eps: self.adam_eps,
-            clip_norm: self.clip_norm,
-        };
-        PolicyConfig { adam, ..PolicyConfig::new(seed) }
+    pub(super) fn adam(&self) -> AdamConfig {
+        AdamConfig { lr: self.lr, eps: self.adam_eps, clip_norm: self.clip_norm, ..ADAM }
     }
 
     pub(super) fn loss(&self) -> LossConfig {

@@ -168,7 +168,7 @@ impl Ppo {
         let (features, hidden) = (observation_len(slots), config.hidden);
         let shape = PolicyShape { features, slots, blueprints, hidden };
         let greedy = learning == Learning::Greedy;
-        let of = PolicyConfig { greedy, ..config.policy(seed) };
+        let of = PolicyConfig { seed, adam: config.adam(), greedy };
         let policy = Policy::new(stream, shape, &of, &config.loss(), isa)?;
         let PpoSizes { envs, steps } = sizes;
         let logits = shape.logits();

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::common::quick_heuristic;
 use meristem_control::{
     Action, Controller, ControllerState, EnvView, Heuristic, HeuristicConfig, NoController, Op,
     Outcome, apply, legal,
@@ -345,12 +346,12 @@ proptest! {
 /// A heuristic that is saved and restored decides as the one that went on.
 #[test]
 fn a_restored_heuristic_goes_on() {
-    let mut original = Heuristic::new(HeuristicConfig::quick());
+    let mut original = Heuristic::new(quick_heuristic());
     let mut env = Env::new(1, "r0c0,r0c1", Rules::default());
     for _ in 0..12 {
         env.op(&mut original, 50.0);
     }
-    let mut restored = Heuristic::new(HeuristicConfig::quick());
+    let mut restored = Heuristic::new(quick_heuristic());
     restored.restore(&original.save().unwrap()).unwrap();
     assert_eq!(restored, original);
     let foreign = ControllerState { memory: vec![1, 2, 3], ..ControllerState::default() };

@@ -1,5 +1,6 @@
 //! PPO on a task whose best behaviour is known (see `common::toy`).
 
+use crate::common::quick_heuristic;
 use crate::common::toy::{STEPS, Toy, best_return, play};
 use meristem_control::{
     Controller, Heuristic, HeuristicConfig, Learning, Ppo, PpoConfig, PpoSizes, RandomController,
@@ -56,7 +57,7 @@ fn learn(seed: u64, goal: f64) -> (usize, f64) {
 #[test]
 fn ppo_comes_close_to_the_best_behaviour() {
     let best = best_return();
-    let heuristics = [HeuristicConfig::default(), HeuristicConfig::quick()]
+    let heuristics = [HeuristicConfig::default(), quick_heuristic()]
         .map(|config| mean_return(&mut Heuristic::new(config)));
     let random = mean_return(&mut RandomController::new(1));
     println!("best {best:.3}, heuristics {heuristics:.3?}, random {random:.3}");

@@ -9,7 +9,7 @@ use meristem_control::{
     observation_len, probabilities, write_observation,
 };
 use meristem_device::random::{Purpose, Rng};
-use meristem_grow::{GateInputs, Host, Stage, StageChange, TopologyKey};
+use meristem_grow::{GateInputs, Host, Optimisers, Stage, StageChange, TopologyKey};
 use meristem_nn::Graph;
 use meristem_nn::kernels::ppo::PpoHead;
 use meristem_nn::kernels::sample::{SampleFrom, SampleStep, Sampled, Sampler};
@@ -164,7 +164,7 @@ impl Witness {
         let graphs = &mut self.graphs;
         let checked = &mut self.checked;
         graphs.entry(host.topology_key()).or_insert_with(|| {
-            let graph = host.graph().unwrap();
+            let graph = host.graph(&Optimisers::default()).unwrap();
             let mut groups: Vec<&str> = graph.groups[1..].iter().map(|g| g.name.as_str()).collect();
             groups.sort_unstable();
             let takes_part = |slot: &&meristem_grow::Slot| {

@@ -10,10 +10,10 @@ mod layer;
 pub use error::BlueprintError;
 pub use layer::{Channels, Layer, group_norm_groups};
 
-use meristem_nn::graph::{Dims, Graph, GraphBuilder, NodeId};
+use meristem_nn::graph::{Dims, Graph, GraphBuilder, NodeId, SgdConfig};
 use serde::{Deserialize, Serialize};
 
-use crate::optimisers::MODULE_SGD;
+use crate::optimisers::Optimisers;
 
 /// How the layers' output f(x) becomes the module's output.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -139,7 +139,9 @@ impl Blueprint {
     /// [`BlueprintError::Shape`] if the layers do not fit together.
     pub fn parameters(&self, channels: usize) -> Result<usize, BlueprintError> {
         // Counted on the graph, so that there is no second table to keep in step.
-        Ok(self.graph(Dims { c: channels, h: 4, w: 4 })?.parameters(None))
+        Ok(self
+            .graph(Dims { c: channels, h: 4, w: 4 }, Optimisers::default().module)?
+            .parameters(None))
     }
 
     /// The module as a graph of its own, for tests and benchmarks of a blueprint. Input and output
@@ -147,8 +149,8 @@ impl Blueprint {
     ///
     /// # Errors
     /// [`BlueprintError::Shape`] if the layers do not fit together.
-    pub fn graph(&self, dims: Dims) -> Result<Graph, BlueprintError> {
-        let mut b = GraphBuilder::new(dims, MODULE_SGD);
+    pub fn graph(&self, dims: Dims, sgd: SgdConfig) -> Result<Graph, BlueprintError> {
+        let mut b = GraphBuilder::new(dims, sgd);
         let input = b.input();
         let output = self.add_to(&mut b, "", input)?;
         Ok(b.finish_at(output))

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::common::{CIFAR, grow_to, host};
 use meristem_grow::{
-    Blueprint, BlueprintError, BlueprintSet, Channels, Host, Join, Layer, Rules, SlotName, Stage,
-    Style, group_norm_groups,
+    Blueprint, BlueprintError, BlueprintSet, Channels, Host, Join, Layer, Optimisers, Rules,
+    SlotName, Stage, Style, group_norm_groups,
 };
 use meristem_nn::graph::{Init, Op};
 
@@ -47,7 +47,7 @@ fn the_same_numbers_stand_in_the_built_network() {
             assert_eq!(grown.host, bare.host, "{name}");
             assert_eq!(grown.grown(), expected, "{name} in {slot}");
             assert_eq!(grown.modules[host.index_of(slot).unwrap()], expected, "{name} in {slot}");
-            assert_eq!(grown.total(), host.graph().unwrap().parameters(None));
+            assert_eq!(grown.total(), host.graph(&Optimisers::default()).unwrap().parameters(None));
         }
     }
 }
@@ -58,7 +58,7 @@ fn modules_and_gates_have_the_names_of_the_contract() {
         let mut host = host("baseline", CIFAR, Rules::default());
         let index = host.blueprints().find(blueprint).unwrap();
         grow_to(&mut host, SlotName::after_pool(1), index, style, Stage::Blending);
-        let graph = host.graph().unwrap();
+        let graph = host.graph(&Optimisers::default()).unwrap();
         let of_module = |name: &&String| name.starts_with("slots.");
         graph.params.iter().map(|p| &p.name).filter(of_module).cloned().collect::<Vec<_>>()
     };
@@ -216,7 +216,7 @@ fn what_makes_it_the_identity_starts_at_zero_and_nothing_else_does() {
     for (index, (name, _)) in TABLE.into_iter().enumerate() {
         let mut host = host("baseline", CIFAR, Rules::default());
         grow_to(&mut host, SlotName::before_pool(0), index, Style::LinearAdd, Stage::Training);
-        let graph = host.graph().unwrap();
+        let graph = host.graph(&Optimisers::default()).unwrap();
         let zero: Vec<&str> = graph
             .params
             .iter()
@@ -239,7 +239,7 @@ fn what_makes_it_the_identity_starts_at_zero_and_nothing_else_does() {
 #[test]
 fn the_graph_follows_stage_blueprint_and_mode_and_not_alpha() {
     let ops = |host: &Host| {
-        let graph = host.graph().unwrap();
+        let graph = host.graph(&Optimisers::default()).unwrap();
         let count = |of: &dyn Fn(&Op) -> bool| graph.nodes.iter().filter(|n| of(&n.op)).count();
         (
             count(&|op| matches!(op, Op::Detach(_))),
@@ -258,15 +258,20 @@ fn the_graph_follows_stage_blueprint_and_mode_and_not_alpha() {
         let mut host = host("baseline", CIFAR, Rules::default());
         grow_to(&mut host, slot, 5, Style::LinearAdd, stage);
         assert_eq!(ops(&host), expected, "{stage}");
-        assert_eq!(host.graph().unwrap().alphas, 6, "one alpha per enabled slot");
+        assert_eq!(
+            host.graph(&Optimisers::default()).unwrap().alphas,
+            6,
+            "one alpha per enabled slot"
+        );
     }
     let mut host = host("baseline", CIFAR, Rules::default());
     grow_to(&mut host, slot, 5, Style::LinearAdd, Stage::Blending);
-    let (key, graph, alpha) = (host.topology_key(), host.graph().unwrap(), host.alphas());
+    let (key, graph, alpha) =
+        (host.topology_key(), host.graph(&Optimisers::default()).unwrap(), host.alphas());
     host.step();
     assert_ne!(host.alphas(), alpha);
     assert_eq!(host.topology_key(), key);
-    assert_eq!(host.graph().unwrap(), graph);
+    assert_eq!(host.graph(&Optimisers::default()).unwrap(), graph);
     let index = host.index_of(slot).unwrap();
     let Op::Blend { alpha, .. } =
         graph.nodes.iter().find(|n| matches!(n.op, Op::Blend { .. })).unwrap().op

@@ -8,8 +8,8 @@ use crate::common::{CIFAR, germination, grow_to};
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{DType, Device, DeviceId, DeviceOptions, MemoryFormat, Owner, Tensor};
 use meristem_grow::{
-    Configuration, Counterfactual, Host, ImageShape, PERMUTATIONS, Rules, Scope, SlotName, Stage,
-    Style,
+    Configuration, Counterfactual, Host, ImageShape, Optimisers, PERMUTATIONS, Rules, Scope,
+    SlotName, Stage, Style,
 };
 use meristem_nn::{HostTensor, Isa, Metrics, Network, NetworkOptions};
 use proptest::prelude::*;
@@ -278,7 +278,9 @@ fn network(host: &Host, isa: Isa, configs: usize) -> Network {
     let options = DeviceOptions { threads: 1, ..DeviceOptions::default() };
     let stream = Device::open(DeviceId::Cpu(0), &options).unwrap().stream("env 0");
     let options = NetworkOptions { configs, ..NetworkOptions::new(7, 0, isa, 6) };
-    let mut network = Network::new(&stream, Arc::new(host.graph().unwrap()), options).unwrap();
+    let mut network =
+        Network::new(&stream, Arc::new(host.graph(&Optimisers::default()).unwrap()), options)
+            .unwrap();
     // Away from the identity that every module is at birth.
     let mut random = random(9);
     let mut state = network.state_dict().unwrap();

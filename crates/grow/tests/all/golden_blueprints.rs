@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use meristem_grow::{Blueprint, BlueprintSet, Layer};
+use meristem_grow::{Blueprint, BlueprintSet, Layer, Optimisers};
 use meristem_nn::graph::{Dims, Graph};
 use meristem_nn::layout::{Layout, packing};
 use meristem_nn::plan::{GroupMemory, Memory, Mode, Plan, PlanOptions, Space};
@@ -99,7 +99,7 @@ fn blueprints_compute_what_pytorch_does() {
             panic!("{name}: x is no batch of images")
         };
         let blueprint = set.get(set.find(case["op"].as_str().unwrap()).unwrap()).unwrap();
-        let graph = blueprint.graph(Dims { c, h, w }).unwrap();
+        let graph = blueprint.graph(Dims { c, h, w }, Optimisers::default().module).unwrap();
         // Each parameter is in the file under its name, and nothing else is.
         let inputs = tensors.keys().filter(|key| key.starts_with("in.")).count();
         assert_eq!(inputs, graph.params.len() + 1, "{name}");

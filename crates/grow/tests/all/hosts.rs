@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::common::CIFAR;
 use meristem_grow::{
-    BlueprintSet, HOST_SGD, Host, HostError, HostSpec, ImageShape, PRESETS, Rules, SlotName,
-    host_graph,
+    BlueprintSet, Error, Gates, Host, HostError, HostSpec, ImageShape, Optimisers, PRESETS, Rules,
+    SlotName, host_graph,
 };
 use meristem_nn::graph::Op;
 use proptest::prelude::*;
@@ -27,7 +27,7 @@ fn presets_have_the_parameters_of_the_table() {
     ];
     assert_eq!(PRESETS.map(|(name, _)| name), table.map(|(name, _)| name));
     for (name, parameters) in table {
-        let graph = host_graph(&spec(name), &CIFAR, HOST_SGD).unwrap();
+        let graph = host_graph(&spec(name), &CIFAR, Optimisers::default().host).unwrap();
         assert_eq!(graph.parameters(None), parameters, "{name}, on the graph");
         assert_eq!(spec(name).parameters(&CIFAR), parameters, "{name}, by the formula");
     }
@@ -35,7 +35,7 @@ fn presets_have_the_parameters_of_the_table() {
 
 #[test]
 fn a_host_has_pytorchs_names_and_shapes() {
-    let graph = host_graph(&spec("baseline"), &CIFAR, HOST_SGD).unwrap();
+    let graph = host_graph(&spec("baseline"), &CIFAR, Optimisers::default().host).unwrap();
     let got: BTreeMap<String, Vec<usize>> =
         graph.params.iter().map(|p| (p.name.clone(), p.shape.clone())).collect();
     let mut expected = BTreeMap::new();
@@ -59,7 +59,7 @@ fn a_host_has_pytorchs_names_and_shapes() {
 #[test]
 fn pools_follow_the_first_blocks_only() {
     for (text, pools) in [("baseline", 3), ("minimal", 0), ("cnn:blocks=4,pools=1", 1)] {
-        let graph = host_graph(&spec(text), &CIFAR, HOST_SGD).unwrap();
+        let graph = host_graph(&spec(text), &CIFAR, Optimisers::default().host).unwrap();
         let found = graph.nodes.iter().filter(|n| matches!(n.op, Op::MaxPool2d { .. })).count();
         assert_eq!(found, pools, "{text}");
     }
@@ -100,35 +100,53 @@ fn unknown_names_come_with_the_nearest_known_one() {
 
 #[test]
 fn descriptions_that_mean_nothing_are_refused() {
-    let bad = [
-        "",
-        "cnn:",
-        "cnn:channels",
-        "cnn:channels=",
-        "cnn:channels=x",
-        "cnn:channels=-1",
-        "cnn:channels=+8",
-        "cnn:channels=8,,blocks=3",
-        "cnn:channels=8,channels=8",
-        "cnn:channels=0",
-        "cnn:blocks=0",
-        "cnn:blocks=1",
-        "cnn:blocks=13",
-        "cnn:blocks=99999999999999999999999",
-        "cnn:kernel=0",
-        "cnn:kernel=2",
-        "cnn:kernel=33",
-        "cnn:blocks=3,pools=4",
-        "cnn:channels=8193",
-        "cnn:channels=8,blocks=12",
-        "Baseline",
-        "cnn;channels=8",
-    ]; // 8 channels in 12 blocks are 16,384 in the last
-    for text in bad {
-        assert!(text.parse::<HostSpec>().is_err(), "`{text}` parsed");
+    let unknown = |given: &'static str, nearest: Option<&str>| {
+        let nearest = nearest.map(Into::into);
+        (given, HostError::UnknownHost { given: given.into(), nearest })
+    };
+    let part = |given: &'static str, part: &str| {
+        (given, HostError::BadPart { given: given.into(), part: part.into() })
+    };
+    let size = |given: &'static str, what, expected: &str, got| {
+        (given, HostError::Size { what, expected: expected.into(), got })
+    };
+    let refused = [
+        unknown("", None),
+        unknown("Baseline", Some("baseline")),
+        unknown("cnn;channels=8", None),
+        part("cnn:", ""),
+        part("cnn:channels", "channels"),
+        part("cnn:channels=", "channels="),
+        part("cnn:channels=x", "channels=x"),
+        part("cnn:channels=-1", "channels=-1"),
+        part("cnn:channels=+8", "channels=+8"),
+        part("cnn:channels=8,,blocks=3", ""),
+        part("cnn:blocks=99999999999999999999999", "blocks=99999999999999999999999"),
+        size("cnn:channels=0", "channels", "1 to 2048", 0),
+        size("cnn:channels=8193", "channels", "1 to 2048", 8193),
+        // 8 channels in 12 blocks are 16,384 in the last.
+        size("cnn:channels=8,blocks=12", "channels", "1 to 4", 8),
+        size("cnn:blocks=0", "blocks", "2 to 12", 0),
+        size("cnn:blocks=1", "blocks", "2 to 12", 1),
+        size("cnn:blocks=13", "blocks", "2 to 12", 13),
+        size("cnn:kernel=0", "kernel", "1 to 31", 0),
+        size("cnn:kernel=2", "kernel", "odd, so that the padding keeps the image's size", 2),
+        size("cnn:kernel=33", "kernel", "1 to 31", 33),
+        size("cnn:blocks=3,pools=4", "pools", "0 to 3", 4),
+    ];
+    for (text, error) in refused {
+        assert_eq!(text.parse::<HostSpec>(), Err(error), "`{text}`");
     }
-    let even = "cnn:kernel=4".parse::<HostSpec>().unwrap_err().to_string();
-    assert!(even.contains("`kernel` must be odd") && even.contains("got 4"), "{even}");
+    let message = |text: &str| text.parse::<HostSpec>().unwrap_err().to_string();
+    let even = "`kernel` must be odd, so that the padding keeps the image's size, got 4";
+    assert_eq!(message("cnn:kernel=4"), even);
+    assert_eq!(
+        message("cnn:kernel=x"),
+        "host `cnn:kernel=x`: expected `key=number`, got `kernel=x`"
+    );
+    let twice = "host `cnn:pools=1,pools=1`: `pools` is given twice";
+    assert_eq!(message("cnn:pools=1,pools=1"), twice);
+    assert_eq!(message("cnn:blocks=1"), "`blocks` must be 2 to 12, got 1");
 }
 
 #[test]
@@ -144,43 +162,54 @@ fn a_host_too_deep_for_the_image_says_what_fits() {
     // No block is lost to a side of one: blocks without a pool keep the size.
     let dot = ImageShape { height: 1, width: 9, ..CIFAR };
     spec("minimal").validate(&dot).unwrap();
-    assert!(spec("baseline").validate(&dot).is_err());
+    let HostError::TooDeep { fits: 0, .. } = spec("baseline").validate(&dot).unwrap_err() else {
+        panic!("an image of one row has no room for a pool")
+    };
 }
 
 #[test]
 fn absurd_images_and_rules_are_refused() {
-    for image in [
-        ImageShape { channels: 0, ..CIFAR },
-        ImageShape { height: 0, ..CIFAR },
-        ImageShape { width: 0, ..CIFAR },
-        ImageShape { classes: 0, ..CIFAR },
-        ImageShape { width: usize::MAX, ..CIFAR },
-        ImageShape { classes: usize::MAX, ..CIFAR },
+    let range = "1 to 65536";
+    for (image, what, got) in [
+        (ImageShape { channels: 0, ..CIFAR }, "image channels", 0),
+        (ImageShape { height: 0, ..CIFAR }, "image height", 0),
+        (ImageShape { width: 0, ..CIFAR }, "image width", 0),
+        (ImageShape { classes: 0, ..CIFAR }, "classes", 0),
+        (ImageShape { width: usize::MAX, ..CIFAR }, "image width", usize::MAX),
+        (ImageShape { classes: usize::MAX, ..CIFAR }, "classes", usize::MAX),
     ] {
         let error = spec("baseline").validate(&image).unwrap_err();
-        assert!(matches!(error, HostError::Size { .. }), "{error}");
+        assert_eq!(error, HostError::Size { what, expected: range.into(), got });
     }
     let huge = spec("cnn:channels=4096,blocks=2,kernel=31,pools=0");
-    assert!(matches!(huge.validate(&CIFAR), Err(HostError::TooLarge { .. })));
+    let (parameters, limit) = (huge.parameters(&CIFAR), 1 << 28);
+    assert_eq!(huge.validate(&CIFAR), Err(HostError::TooLarge { host: huge, parameters, limit }));
 
     let make = |rules| {
         let set = Arc::new(BlueprintSet::standard());
         Host::new(spec("baseline"), CIFAR, &[SlotName::before_pool(0)], set, rules)
     };
     let gates = Rules::default().gates;
-    for rules in [
-        Rules { embargo_steps: 0, ..Rules::default() },
-        Rules { resetting_steps: 0, ..Rules::default() },
-        Rules {
-            gates: meristem_grow::Gates { min_gradient_health: f64::NAN, ..gates },
-            ..Rules::default()
-        },
-        Rules {
-            gates: meristem_grow::Gates { min_contribution_pp: 101.0, ..gates },
-            ..Rules::default()
-        },
+    for (rules, message) in [
+        (
+            Rules { embargo_steps: 0, ..Rules::default() },
+            "rule `embargo_steps` must be within 1 and inf, got 0",
+        ),
+        (
+            Rules { resetting_steps: 0, ..Rules::default() },
+            "rule `resetting_steps` must be within 1 and inf, got 0",
+        ),
+        (
+            Rules { gates: Gates { min_gradient_health: f64::NAN, ..gates }, ..Rules::default() },
+            "rule `gates.min_gradient_health` must be within 0 and 1, got NaN",
+        ),
+        (
+            Rules { gates: Gates { min_contribution_pp: 101.0, ..gates }, ..Rules::default() },
+            "rule `gates.min_contribution_pp` must be within -100 and 100, got 101",
+        ),
     ] {
-        assert!(make(rules).is_err(), "{rules:?}");
+        let Error::Rule(error) = make(rules).unwrap_err() else { panic!("{rules:?}") };
+        assert_eq!(error.to_string(), message);
     }
     make(Rules::default()).unwrap();
 }
@@ -199,7 +228,7 @@ proptest! {
         (0..spec.pools).for_each(|_| side /= 2);
         prop_assert_eq!(spec.validate(&image).is_ok(), side > 0);
         if side > 0 {
-            let graph = host_graph(&spec, &image, HOST_SGD).unwrap();
+            let graph = host_graph(&spec, &image, Optimisers::default().host).unwrap();
             prop_assert_eq!(graph.parameters(None), spec.parameters(&image));
         }
         prop_assert_eq!(spec.description().parse::<HostSpec>().unwrap(), spec);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::common::{germination, grow_to};
 use meristem_device::{Device, DeviceId, DeviceOptions, MemoryFormat, Owner, Stream, Tensor};
 use meristem_grow::{
-    BlueprintSet, Host, HostSpec, ImageShape, MODULE_SGD, Rules, SlotName, Stage, Style,
+    BlueprintSet, Host, HostSpec, ImageShape, Optimisers, Rules, SlotName, Stage, Style,
 };
 use meristem_nn::{Isa, Metrics, Network, NetworkOptions, StateDict};
 
@@ -54,7 +54,7 @@ impl Net {
     /// A network of this host; the weights of the bare host are the same for all.
     fn new(host: &Host, isa: Isa) -> Self {
         let stream = stream();
-        let graph = Arc::new(host.graph().unwrap());
+        let graph = Arc::new(host.graph(&Optimisers::default()).unwrap());
         let options = NetworkOptions::new(7, 0, isa, BATCH);
         let mut network = Network::new(&stream, graph, options).unwrap();
         network.set_alphas(&[host.alphas()]).unwrap();
@@ -226,14 +226,14 @@ fn growth_keeps_weights_by_name_and_alpha_alone_keeps_the_graph() {
     host.germinate(0, germination(4, Style::LinearGate)).unwrap();
     host.step();
     assert!(host.advance(0, &crate::common::fine()).unwrap().change.is_some());
-    net.network.set_graph(Arc::new(host.graph().unwrap())).unwrap();
+    net.network.set_graph(Arc::new(host.graph(&Optimisers::default()).unwrap())).unwrap();
     assert_eq!(host_bits(&net.state()), host_bits(&bare));
-    assert_eq!(net.network.graph().groups[1].optimiser, MODULE_SGD.into());
+    assert_eq!(net.network.graph().groups[1].optimiser, Optimisers::default().module.into());
     net.train();
     let trained = net.state();
     (0..10).for_each(|_| drop(host.step()));
     assert!(host.advance(0, &crate::common::fine()).unwrap().change.is_some());
-    net.network.set_graph(Arc::new(host.graph().unwrap())).unwrap();
+    net.network.set_graph(Arc::new(host.graph(&Optimisers::default()).unwrap())).unwrap();
     let blending = net.state();
     for (name, tensor) in trained.iter() {
         assert_eq!(blending.get(name), Some(tensor), "{name}");

@@ -3,7 +3,7 @@
 use crate::common::{CIFAR, fine, germination, grow_to, host};
 use meristem_grow::{
     AlphaMode, AlphaTarget, Comparison, Curve, Gate, GateInputs, Gates, GradientHealth, Host,
-    LifecycleError, Retarget, Rules, SlotName, Speed, Stage, StageChange, Style,
+    LifecycleError, Optimisers, Retarget, Rules, SlotName, Speed, Stage, StageChange, Style,
 };
 use proptest::prelude::*;
 
@@ -360,7 +360,7 @@ fn check(host: &Host) {
         }
         assert!(!module.pruning || slot.stage == Stage::Blending);
     }
-    let graph = host.graph().unwrap();
+    let graph = host.graph(&Optimisers::default()).unwrap();
     assert_eq!(graph.alphas, host.slots().len());
     let counts = host.parameters().unwrap();
     assert_eq!(counts.total(), graph.parameters(None));
@@ -407,7 +407,9 @@ proptest! {
                 prop_assert_eq!(host.slots()[change.index].stage, change.to);
             }
             if before.topology_key() == host.topology_key() {
-                prop_assert_eq!(before.graph().unwrap(), host.graph().unwrap());
+                let optimisers = Optimisers::default();
+                let graphs = [&before, &host].map(|host| host.graph(&optimisers).unwrap());
+                prop_assert_eq!(&graphs[0], &graphs[1]);
             }
             check(&host);
         }

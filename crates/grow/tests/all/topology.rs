@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::common::{CIFAR, grow_to, host};
 use meristem_grow::{
-    Blueprint, BlueprintSet, Channels, Error, Host, Join, Layer, Rules, SlotName, Stage, Style,
-    Topology, TopologyError,
+    Blueprint, BlueprintSet, Channels, Error, Host, Join, Layer, Optimisers, Rules, SlotName,
+    Stage, Style, Topology, TopologyError,
 };
 use serde_json::{Value, json};
 
@@ -27,7 +27,10 @@ fn a_grown_host_survives_the_file() {
     let text = Topology::of(&host).to_json().unwrap();
     let back = rebuild(&text).unwrap();
     assert_eq!(back, host);
-    assert_eq!(back.graph().unwrap(), host.graph().unwrap());
+    assert_eq!(
+        back.graph(&Optimisers::default()).unwrap(),
+        host.graph(&Optimisers::default()).unwrap()
+    );
     assert_eq!(back.topology_key(), host.topology_key());
     let value: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(
@@ -56,7 +59,10 @@ fn a_users_blueprint_travels_with_the_file() {
     let text = Topology::of(&host).to_json().unwrap();
     let back = rebuild(&text).unwrap();
     assert_eq!(back.blueprints().len(), 8);
-    assert_eq!(back.graph().unwrap(), host.graph().unwrap());
+    assert_eq!(
+        back.graph(&Optimisers::default()).unwrap(),
+        host.graph(&Optimisers::default()).unwrap()
+    );
     // Another blueprint of that name is not silently taken for it.
     let other =
         Blueprint { join: Join::TanhMix, layers: vec![Layer::GroupNorm { zero: false }], ..own };

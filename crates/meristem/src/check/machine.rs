@@ -7,7 +7,7 @@ use meristem::device::random::{Purpose, Rng};
 use meristem::device::{
     DType, Device, DeviceId, DeviceOptions, MemoryFormat, Owner, Stream, Tensor,
 };
-use meristem::grow::{self, HOST_SGD, host_graph};
+use meristem::grow::{self, Optimisers, host_graph};
 use meristem::nn::{Isa, Metrics, Network, NetworkOptions};
 
 use super::{Fault, REPORT, Verdict, ensure};
@@ -83,7 +83,7 @@ pub(super) fn instruction_sets() -> Verdict {
 fn train(stream: &Stream, isa: Isa) -> Result<f64, Fault> {
     let spec: grow::HostSpec = "baseline".parse().map_err(grow::Error::from)?;
     let image = grow::ImageShape { channels: 3, height: 16, width: 16, classes: 10 };
-    let graph = Arc::new(host_graph(&spec, &image, HOST_SGD)?);
+    let graph = Arc::new(host_graph(&spec, &image, Optimisers::default().host)?);
     let mut network = Network::new(stream, graph, NetworkOptions::new(1, 0, isa, BATCH))?;
     let mut random = Rng::new(1, Purpose::Test, 0, 0);
     let (shape, format) = ([BATCH, 3, 16, 16], MemoryFormat::ChannelsLast);

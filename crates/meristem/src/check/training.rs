@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use meristem::data::{GatherBatches, GatherConfig};
 use meristem::device::{Device, DeviceId, DeviceOptions, Policy};
-use meristem::grow::{self, HOST_SGD, host_graph};
+use meristem::grow::{self, Optimisers, host_graph};
 use meristem::nn::{Network, NetworkOptions};
 use meristem::train::config::{Layer, TrainConfig};
 use meristem::train::settings::{ControllerKind, HotScopePolicy, Limit, Preset};
@@ -122,7 +122,7 @@ fn network(stream: &meristem::device::Stream) -> Result<Network, Fault> {
         width: shape.width,
         classes: synthetic::CLASSES,
     };
-    let graph = Arc::new(host_graph(&spec, &image, HOST_SGD)?);
+    let graph = Arc::new(host_graph(&spec, &image, Optimisers::default().host)?);
     let isa = stream.device().isa();
     Ok(Network::new(stream, graph, NetworkOptions::new(0, stream.id(), isa, BATCH))?)
 }

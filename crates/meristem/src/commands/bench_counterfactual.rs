@@ -9,7 +9,7 @@ use meristem::device::random::{Purpose, Rng};
 use meristem::device::{DType, Device, DeviceId, DeviceOptions, MemoryFormat, Owner, Tensor};
 use meristem::grow::{
     self, AlphaTarget, BlueprintSet, Counterfactual, GateInputs, Gates, Germination,
-    GradientHealth, Host, HostSpec, Rules, Stage, Style, Tempo,
+    GradientHealth, Host, HostSpec, Optimisers, Rules, Stage, Style, Tempo,
 };
 use meristem::nn::{Network, NetworkOptions};
 use serde::Serialize;
@@ -218,7 +218,8 @@ impl Bench {
         let isa = device.isa();
         let rows = asked.rows().len();
         let options = NetworkOptions { configs: rows, ..NetworkOptions::new(0, 0, isa, batch) };
-        let mut network = Network::new(&stream, Arc::new(host.graph()?), options)?;
+        let mut network =
+            Network::new(&stream, Arc::new(host.graph(&Optimisers::default())?), options)?;
         network.set_alphas(asked.rows())?;
         let image = *host.image();
         let shape = [batch, image.channels, image.height, image.width];

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use meristem::grow::{self, HOST_SGD, HostSpec, host_graph};
+use meristem::grow::{self, HostSpec, Optimisers, host_graph};
 use meristem::nn::Isa;
 use meristem::nn::formats::{Agreement, ConvFormats};
 use meristem::nn::graph::{Graph, Op};
@@ -99,7 +99,7 @@ pub(crate) fn run(arguments: &BenchFormatArguments) -> Outcome {
     check(arguments)?;
     let spec: HostSpec = arguments.host.parse().map_err(grow::Error::from)?;
     let image = image_shape();
-    let graph = host_graph(&spec, &image, HOST_SGD)?;
+    let graph = host_graph(&spec, &image, Optimisers::default().host)?;
     let isa = Isa::from_env().map_err(meristem::device::Error::from)?;
     let mut stages = convolutions(&graph, arguments.batch)
         .map(|shape| Stage::new(isa, shape))

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use meristem::data::{Batch, GatherBatches, GatherConfig};
 use meristem::device::{Device, DeviceId, DeviceOptions};
-use meristem::grow::{self, HOST_SGD, HostSpec, host_graph};
+use meristem::grow::{self, HostSpec, Optimisers, host_graph};
 use meristem::nn::{Isa, Network, NetworkOptions};
 use meristem::train::summary::MemorySummary;
 use meristem::train::trace::{RunTrace, TraceSummary};
@@ -151,7 +151,7 @@ impl Bench {
             DeviceOptions { threads: arguments.threads, trace, ..DeviceOptions::default() };
         let device = Device::open(DeviceId::Cpu(0), &options)?;
         let isa = device.isa();
-        let graph = Arc::new(host_graph(spec, &image_shape(), HOST_SGD)?);
+        let graph = Arc::new(host_graph(spec, &image_shape(), Optimisers::default().host)?);
         let streams: Vec<_> =
             (0..arguments.envs).map(|env| device.stream(&format!("env {env}"))).collect();
         let network = |(env, stream): (usize, &meristem::device::Stream)| {

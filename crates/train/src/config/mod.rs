@@ -22,6 +22,8 @@ use std::time::Duration;
 use meristem_comm::CommOptions;
 use meristem_control::{GovernorConfig, PpoConfig, RewardConfig};
 use meristem_device::{DeviceOptions, Trace};
+use meristem_grow::Optimisers;
+use meristem_nn::graph::SgdConfig;
 
 pub(crate) use self::identity::{first_difference, identity};
 pub(crate) use self::policy_file::PolicyFile;
@@ -161,6 +163,14 @@ impl TrainConfig {
     /// Number of ranks that each have a replica of every host.
     pub(crate) fn replicas(&self) -> usize {
         if self.data_parallel { self.ranks() } else { 1 }
+    }
+
+    /// Optimisers of the host, and of its modules.
+    pub(crate) fn optimisers(&self) -> Optimisers {
+        let &Self { lr, momentum, weight_decay, .. } = self;
+        let clip_norm = self.clip_norm.norm();
+        let module = SgdConfig { clip_norm, ..Optimisers::default().module };
+        Optimisers { host: SgdConfig { lr, momentum, weight_decay, clip_norm }, module }
     }
 
     /// Settings of PPO.

@@ -7,8 +7,9 @@
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-use meristem_control::{GovernorConfig, PpoConfig, RewardConfig, RewardMode};
-use meristem_grow::Tempo;
+use meristem_control::{GovernorConfig, HeuristicConfig, PpoConfig, RewardConfig, RewardMode};
+use meristem_grow::{Gates, Optimisers, Rules, Tempo};
+use meristem_nn::graph::SgdConfig;
 use serde::{Deserialize, Serialize};
 
 use super::declare::{Defaults, Scope, Setting, absent, presets, same, settings};
@@ -30,6 +31,24 @@ const RANKS_MAX: u64 = 64;
 
 fn ppo() -> PpoConfig {
     PpoConfig::default()
+}
+
+/// Optimiser of a host.
+fn host() -> SgdConfig {
+    Optimisers::default().host
+}
+
+fn rules() -> Rules {
+    Rules::default()
+}
+
+/// Gates of short runs.
+fn quick_gates() -> Gates {
+    Gates::default().quick()
+}
+
+fn heuristic() -> HeuristicConfig {
+    HeuristicConfig::default()
 }
 
 fn governor() -> GovernorConfig {
@@ -129,14 +148,14 @@ settings! {
         export: Option<PathBuf> = absent("only the run folder has them"),
             unit("FILE"), scope(Scope::Process), train_only();
         /// Learning rate of the host.
-        lr: f32 = same(0.01f32), unit("RATE"), real(0.0, 1e6);
+        lr: f32 = same(host().lr), unit("RATE"), real(0.0, 1e6);
         /// Momentum of the host.
-        momentum: f32 = same(0.9f32), unit("M"), real(0.0, 0.999_999);
+        momentum: f32 = same(host().momentum), unit("M"), real(0.0, 0.999_999);
         /// Weight decay of the host.
-        weight_decay: f32 = same(5e-4f32), unit("W"), real(0.0, 1e6);
+        weight_decay: f32 = same(host().weight_decay), unit("W"), real(0.0, 1e6);
         /// Maximum gradient norm of the host and of each module; a longer gradient is scaled down.
         /// off: no clipping.
-        clip_norm: ClipNorm = same(ClipNorm::at(1.0)), unit("NORM");
+        clip_norm: ClipNorm = same(ClipNorm::at(host().clip_norm)), unit("NORM");
     }
     "Devices" {
         /// Devices, such as cpu:0,cpu:1, each listed once. Envs are distributed over them in order
@@ -162,20 +181,30 @@ settings! {
         /// Slots that may grow: names (r0c1), regions (r0, r1), or all.
         slots: Vec<String> = same(["r0".to_string()]), unit("LIST");
         /// Maximum number of modules in an env at once, including fossilized ones.
-        max_modules: usize = same(3usize), unit("N"), whole(0, 64);
+        max_modules: usize = same(rules().max_modules), unit("N"), whole(0, 64);
         /// Minimum number of steps in stage training before a module may blend.
-        min_training_steps: u32 = presets(3, 3, 10), unit("N"), whole(1, 1_000_000);
+        min_training_steps: u32 = presets(
+            quick_gates().min_training_steps,
+            quick_gates().min_training_steps,
+            rules().gates.min_training_steps
+        ), unit("N"), whole(1, 1_000_000);
         /// Minimum contribution of a module to be fossilized, in percentage points of control
         /// accuracy.
-        min_contribution: f64 = presets(0.5, 0.0, 1.0), unit("PP"), real(-100.0, 100.0);
+        min_contribution: f64 = presets(0.5, 0.0, rules().gates.min_contribution_pp),
+            unit("PP"), real(-100.0, 100.0);
         /// Consecutive steps with a gain below plateau-gain after which the heuristic grows a
         /// module.
-        plateau_steps: usize = presets(3, 1, 3), unit("N"), whole(1, 1_000_000);
+        plateau_steps: usize = presets(heuristic().plateau_steps, 1, heuristic().plateau_steps),
+            unit("N"), whole(1, 1_000_000);
         /// Gain of control accuracy per step that ends a plateau, in percentage points.
-        plateau_gain: f64 = presets(0.5, 2.0, 0.5), unit("PP"), real(-100.0, 100.0);
+        plateau_gain: f64 = presets(
+            f64::from(heuristic().plateau_gain_pp),
+            2.0,
+            f64::from(heuristic().plateau_gain_pp)
+        ), unit("PP"), real(-100.0, 100.0);
         /// Duration of blending that the heuristic chooses: fast (3 steps), standard (5) or slow
         /// (8).
-        tempo: Tempo = presets(Tempo::Standard, Tempo::Fast, Tempo::Standard);
+        tempo: Tempo = presets(heuristic().tempo, Tempo::Fast, heuristic().tempo);
     }
     "Policy" {
         /// Policy file that controller ppo starts from.

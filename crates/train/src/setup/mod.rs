@@ -13,7 +13,7 @@ use meristem_device::Stream;
 use meristem_grow::{
     BlueprintSet, Gates, Host, HostSpec, ImageShape, Rules, SlotName, Topology, nearest,
 };
-use meristem_nn::graph::{Graph, Optimiser, SgdConfig};
+use meristem_nn::graph::Graph;
 use meristem_nn::{Isa, Network, NetworkOptions, Plans, StateDict};
 
 use crate::config::PolicyFile;
@@ -176,16 +176,7 @@ impl Setup {
     /// The graph of a host, with this run's optimiser for the host's own parameters and its
     /// clipping for all.
     pub(crate) fn graph(&self, host: &Host) -> Result<Arc<Graph>> {
-        let mut graph = host.graph()?;
-        let TrainConfig { lr, momentum, weight_decay, .. } = self.config;
-        for (i, group) in graph.groups.iter_mut().enumerate() {
-            let Optimiser::Sgd(sgd) = &mut group.optimiser else { continue };
-            sgd.clip_norm = self.config.clip_norm.norm();
-            if i == 0 {
-                *sgd = SgdConfig { lr, momentum, weight_decay, ..*sgd };
-            }
-        }
-        Ok(Arc::new(graph))
+        Ok(Arc::new(host.graph(&self.config.optimisers())?))
     }
 
     /// The graph of a host without its live modules.

@@ -5,9 +5,9 @@ pub(crate) mod toy;
 
 use std::sync::Arc;
 
-use meristem_control::{Action, EnvView, History, Op, Outcome, apply};
+use meristem_control::{Action, EnvView, HeuristicConfig, History, Op, Outcome, apply};
 use meristem_grow::{
-    BlueprintSet, GateInputs, Gates, GradientHealth, Host, HostSpec, ImageShape, Rules,
+    BlueprintSet, GateInputs, Gates, GradientHealth, Host, HostSpec, ImageShape, Rules, Tempo,
 };
 
 /// A tiny host with the first `slots` slots of `minimal` enabled.
@@ -21,6 +21,17 @@ pub(crate) fn tiny(slots: usize, rules: Rules) -> Host {
 /// The rules of quick presets.
 pub(crate) fn quick() -> Rules {
     Rules { gates: Gates::default().quick(), ..Rules::default() }
+}
+
+/// A heuristic for a dozen steps: one step that gains less than 3 points is a plateau, and modules
+/// blend in over 3 steps.
+pub(crate) fn quick_heuristic() -> HeuristicConfig {
+    HeuristicConfig {
+        plateau_steps: 1,
+        plateau_gain_pp: 3.0,
+        tempo: Tempo::Fast,
+        ..HeuristicConfig::default()
+    }
 }
 
 /// Measurements of a slot.
