@@ -165,7 +165,7 @@ fn rank(mut comm: Communicator, stream: &Stream, len: usize, k: usize) -> Outcom
             comm.barrier()?;
             let before = comm.traffic().sent_bytes;
             let start = Instant::now();
-            run(&mut comm, stream, (&x, &y), *case, (sums[i].as_mut(), k))?;
+            run(&mut comm, (&x, &y), *case, sums[i].as_mut(), k)?;
             stream.synchronize()?;
             match round {
                 0 => lines[i].wrong = check(&comm, (&x, &y), *case, k)?,
@@ -179,10 +179,10 @@ fn rank(mut comm: Communicator, stream: &Stream, len: usize, k: usize) -> Outcom
 
 fn run(
     comm: &mut Communicator,
-    stream: &Stream,
     (x, y): (&Tensor, &Tensor),
     case: Case,
-    (sum, k): (Option<&mut SparseSum>, usize),
+    sum: Option<&mut SparseSum>,
+    k: usize,
 ) -> Outcome<()> {
     let (reduction, order) = (Reduction::Sum, Order::Rank);
     match (case, sum) {
@@ -190,7 +190,7 @@ fn run(
         (Case::DenseOutOfPlace, _) => {
             comm.all_reduce_with(&Sum { input: x, output: y, reduction, order })?;
         }
-        (Case::Read, _) => stream.launch("read").read(x).run(|args| {
+        (Case::Read, _) => x.stream().launch("read").read(x).run(|args| {
             std::hint::black_box(vectorize(args.isa(), Read(args.read(0))));
         })?,
         _ => comm.all_reduce(x, reduction)?,

@@ -187,13 +187,15 @@ impl Exchange {
         for bucket in buckets {
             let of_bucket = bucket.members.iter().map(|(member, _)| gradients[*member]);
             let whole = Spans::new(operation, &of_bucket.collect::<Vec<_>>())?;
-            let (k, reduction) = (bucket.pick(options, density, comm.size()), options.reduction);
+            let k = bucket.pick(options, density, comm.size());
+            let (reduction, order) = (options.reduction, Order::Rank);
             if let Some(sparse) = &mut bucket.sparse {
                 let call = Call::flat(sparse.operation(), &whole);
-                sparse.sum(comm, call, (&whole, &whole), k, reduction)?;
+                let sum = Sum { input: &whole, output: &whole, reduction, order };
+                sparse.sum(comm, call, &sum, k)?;
                 continue;
             }
-            let (call, order) = (Call::flat("all_reduce", &whole), Order::Rank);
+            let call = Call::flat("all_reduce", &whole);
             let velocity = bucket.momentum.as_ref().map(|momentum| momentum.advance(&whole));
             let velocity = velocity.transpose()?;
             let input = velocity.as_ref().unwrap_or(&whole);

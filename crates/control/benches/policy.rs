@@ -16,7 +16,7 @@ use common::{FakeEnv, quick, tiny, worth};
 use meristem_control::policy::{
     LossConfig, Pass, Policy, PolicyBatch, PolicyConfig, PolicyInputs, PolicyShape,
 };
-use meristem_control::{Controller, Learning, Ppo, PpoConfig, PpoSizes};
+use meristem_control::{Controller, Learning, Ppo, PpoConfig, PpoOptions};
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Stream, Tensor};
 use meristem_nn::Isa;
@@ -72,9 +72,10 @@ fn new(stream: &Stream, hidden: usize, isa: Isa) -> Outcome<Policy> {
 fn control_step(stream: &Stream, isa: Isa) -> Outcome<Vec<f64>> {
     const STEPS: usize = 40;
     let config = PpoConfig { hidden: 128, ..PpoConfig::default() };
-    let sizes = PpoSizes { envs: STEP_ENVS, steps: STEPS };
+    let (seed, learning) = (1, Learning::On);
+    let options = PpoOptions { envs: STEP_ENVS, steps: STEPS, seed, isa, learning };
     let host = tiny(SLOTS, quick());
-    let mut ppo = Ppo::new(stream, config, (&host, sizes), (1, isa), Learning::On)?;
+    let mut ppo = Ppo::new(stream, config, &host, options)?;
     let mut times = vec![];
     for _round in 0..4 {
         let env = |i| FakeEnv::new(i, host.clone(), STEPS as u32);

@@ -129,9 +129,9 @@ fn one_host_on_processes_is_that_of_threads() {
         assert!(checkpoints(&m, &other) == checkpoints(&m, &one), "{other}: other checkpoints");
         let step = expected.events.iter().find(|event| event["event"] == "step_completed").unwrap();
         assert!(step.get("fingerprint").is_some(), "{step}");
-        let at = (cut.as_str(), expected.events.len() / 2);
-        let start = format!("{run} {flags} --comm mpi --run-dir {cut}");
-        signalled(&m, (&[], &start), at, ranks, ("-KILL", &[1]));
+        let (arguments, events) =
+            (&format!("{run} {flags} --comm mpi --run-dir {cut}"), expected.events.len() / 2);
+        Signalled { ranks, arguments, folder: &cut, events, to: &[1], ..KILLED }.run(&m);
         ok(&m, ranks, &format!("train --resume {cut}"));
         assert_same(&outcome(&m, &cut), &expected, &cut);
     }
@@ -179,24 +179,43 @@ fn ranks_of(mpirun: &Process) -> Vec<String> {
     ranks.into_iter().map(|(_, process)| process).collect()
 }
 
-/// Starts a run on several ranks, and sends a signal to some of them once a number of events are
-/// written.
-fn signalled(
-    m: &Meristem,
-    (flags, arguments): (&[&str], &str),
-    events: (&str, usize),
+/// A run of which some ranks get a signal once it has written some events.
+struct Signalled<'a> {
+    /// Flags of `mpirun`.
+    flags: &'a [&'a str],
     ranks: usize,
-    (signal, to): (&str, &[usize]),
-) {
-    let mut child = Process::start(&mut mpirun(m, flags, &vec![arguments; ranks]));
-    wait_for("events", || {
-        let text = fs::read_to_string(m.path(events.0).join("events.jsonl")).unwrap_or_default();
-        text.lines().count() >= events.1
-    });
-    let ranks = ranks_of(&child);
-    let processes = to.iter().map(|rank| ranks[*rank].as_str());
-    assert!(Command::new("kill").arg(signal).args(processes).status().unwrap().success());
-    assert_ne!(child.wait().unwrap().code(), Some(124), "it hangs");
+    arguments: &'a str,
+    /// Run folder, and number of events after which the signal is sent.
+    folder: &'a str,
+    events: usize,
+    signal: &'a str,
+    to: &'a [usize],
+}
+
+/// Both ranks of a run are killed.
+const KILLED: Signalled<'_> = Signalled {
+    flags: &[],
+    ranks: 2,
+    arguments: "",
+    folder: "",
+    events: 0,
+    signal: "-KILL",
+    to: &[0, 1],
+};
+
+impl Signalled<'_> {
+    fn run(&self, m: &Meristem) {
+        let Self { flags, ranks, arguments, folder, events, signal, to } = *self;
+        let mut child = Process::start(&mut mpirun(m, flags, &vec![arguments; ranks]));
+        wait_for("events", || {
+            let text = fs::read_to_string(m.path(folder).join("events.jsonl")).unwrap_or_default();
+            text.lines().count() >= events
+        });
+        let ranks = ranks_of(&child);
+        let processes = to.iter().map(|rank| ranks[*rank].as_str());
+        assert!(Command::new("kill").arg(signal).args(processes).status().unwrap().success());
+        assert_ne!(child.wait().unwrap().code(), Some(124), "it hangs");
+    }
 }
 
 #[test]
@@ -208,8 +227,9 @@ fn a_run_that_is_killed_goes_on_to_the_same_bits() {
     let start = |run: &str| format!("{RUN} {flags} --comm mpi --run-dir {run}");
     // Both ranks at once, in both rounds.
     let resume = "train --resume cut --comm mpi";
-    signalled(&m, (&[], &start("cut")), ("cut", lines / 3), 2, ("-KILL", &[0, 1]));
-    signalled(&m, (&[], resume), ("cut", 2 * lines / 3), 2, ("-KILL", &[0, 1]));
+    let cut = Signalled { folder: "cut", ..KILLED };
+    Signalled { arguments: &start("cut"), events: lines / 3, ..cut }.run(&m);
+    Signalled { arguments: resume, events: 2 * lines / 3, ..cut }.run(&m);
     for other in [1, 3] {
         assert!(!ends(mpirun(&m, &[], &vec![resume; other])).success());
         let remedy = "it has 2 ranks";
@@ -220,8 +240,9 @@ fn a_run_that_is_killed_goes_on_to_the_same_bits() {
     ok(&m, 2, resume);
     assert!(said(&m, "said", 0).contains("cut is complete"), "{}", said(&m, "said", 0));
     // Only one rank: with recovery mpirun leaves the other alive, which reports the failure.
-    let deadline = format!("{} --comm-deadline 10", start("one"));
-    signalled(&m, (&["--enable-recovery"], &deadline), ("one", lines / 3), 2, ("-KILL", &[1]));
+    let deadline = &format!("{} --comm-deadline 10", start("one"));
+    let one = Signalled { arguments: deadline, folder: "one", events: lines / 3, ..KILLED };
+    Signalled { flags: &["--enable-recovery"], to: &[1], ..one }.run(&m);
     let summary = m.json("one/summary.json");
     assert_eq!(summary["status"], "failed");
     let error = summary["error"].as_str().unwrap();
@@ -231,7 +252,8 @@ fn a_run_that_is_killed_goes_on_to_the_same_bits() {
     ok(&m, 2, "train --resume one");
     assert_same(&outcome(&m, "one"), &expected, "one killed");
     // A run of processes resumes with threads with the same bits, and the other way round.
-    signalled(&m, (&[], &start("over")), ("over", lines / 2), 2, ("-KILL", &[1, 0]));
+    let over = &start("over");
+    Signalled { arguments: over, folder: "over", events: lines / 2, to: &[1, 0], ..KILLED }.run(&m);
     m.ok("train --resume over --comm threads --quiet");
     assert_same(&outcome(&m, "over"), &expected, "from mpi to threads");
     let mut command = m.command();
@@ -250,8 +272,9 @@ fn a_run_that_is_killed_goes_on_to_the_same_bits() {
 fn a_rank_that_is_asked_to_stop_stops_all() {
     let m = with_images();
     let expected = threads(&m, "--ranks 2", "whole");
-    let start = format!("{RUN} --comm mpi --run-dir stopped");
-    signalled(&m, (&[], &start), ("stopped", expected.events.len() / 3), 2, ("-TERM", &[1]));
+    let arguments = &format!("{RUN} --comm mpi --run-dir stopped");
+    let (folder, events) = ("stopped", expected.events.len() / 3);
+    Signalled { arguments, folder, events, signal: "-TERM", to: &[1], ..KILLED }.run(&m);
     assert_eq!(m.json("stopped/summary.json")["status"], "interrupted");
     ok(&m, 2, "train --resume stopped --comm mpi");
     assert_same(&outcome(&m, "stopped"), &expected, "stopped");

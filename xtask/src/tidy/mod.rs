@@ -1,5 +1,6 @@
 //! Rules of the house that no compiler checks, as one command.
 
+mod arguments;
 mod arrows;
 mod cycles;
 mod documents;
@@ -30,6 +31,7 @@ impl Finding {
 pub(crate) fn run(root: &Path) -> ExitCode {
     let checked = tree::read(root).and_then(|tree| {
         let mut findings = arrows::check(&tree)?;
+        findings.extend(arguments::check(&tree)?);
         findings.extend(cycles::check(&tree)?);
         findings.extend(documents::check(&tree));
         findings.extend(lints::check(&tree)?);

@@ -80,8 +80,11 @@ mod tests {
         assert_eq!(found("crates/comm/src/a.rs", &columns(100)), [""; 0]);
         assert_eq!(found("crates/comm/src/a.rs", &columns(101)), [at("1")]);
         assert_eq!(found("reference/a.rs", &columns(101)), [""; 0]);
-        let long = format!("    \"{{events_missing}}{}\"\n", "x".repeat(100));
-        assert_eq!(found("crates/device/src/observers/trace/event.rs", &long), [""; 0]);
-        assert_eq!(found("crates/comm/src/a.rs", &long), [at("1")]);
+        for (path, begins, _) in LONG {
+            let long = format!("    {begins}{}
+", "x".repeat(100));
+            assert_eq!(found(path, &long), [""; 0]);
+            assert_eq!(found("crates/comm/src/a.rs", &long), [at("1")]);
+        }
     }
 }

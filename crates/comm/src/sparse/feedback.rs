@@ -11,7 +11,7 @@
 
 use super::lists::{Lists, NONE};
 use super::pieces::Pieces;
-use super::select::{Part, RUN, Source, top_k};
+use super::select::{Part, Picks, RUN, Source, top_k};
 use crate::error::{Error, Result};
 use crate::number::{Magnitude, Number, with_number};
 use crate::spans::{Spans, parts};
@@ -195,7 +195,7 @@ struct Kind {
 
 fn run<T: Number>(args: &mut Args<'_>, kind: &Kind) {
     let (indices, values) = (args.write::<u32>(0), args.write::<T>(1));
-    let candidates = (args.write::<u32>(2), args.write::<T>(3));
+    let candidates = Picks { indices: args.write::<u32>(2), values: args.write::<T>(3) };
     let mut next = 4;
     let mut threshold = None;
     if kind.refresh.is_some() {
@@ -209,13 +209,14 @@ fn run<T: Number>(args: &mut Args<'_>, kind: &Kind) {
     let first = next + usize::from(kind.kept) + usize::from(kind.factor.is_some());
     let mut gradient = Pieces::new((first..args.len()).map(|at| args.read::<T>(at)));
     let isa = args.isa();
+    let picks = Picks { indices: &mut *indices, values: &mut *values };
     let picked = match (kind.kept, kind.factor) {
-        (false, _) => top_k(isa, &mut gradient, known, candidates, indices, values),
+        (false, _) => top_k(isa, &mut gradient, known, candidates, picks),
         (true, factor) => {
             let residual = args.write(next);
             let velocity = factor.map(|factor| (args.write(next + 1), T::from_f64(factor)));
             let mut source = Kept { residual, velocity, gradient };
-            top_k(isa, &mut source, known, candidates, indices, values)
+            top_k(isa, &mut source, known, candidates, picks)
         }
     };
     indices[picked..].fill(NONE);

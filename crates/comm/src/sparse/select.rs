@@ -81,9 +81,15 @@ pub(crate) fn candidates_len(len: usize, k: usize) -> usize {
 /// Bits of a source's elements.
 pub(crate) type Bits<S> = <<S as Source>::Item as Number>::Magnitude;
 
-/// Writes the indices, ascending, of the `indices.len()` elements of largest magnitude, and their
-/// values; there must be at least as many elements. `candidates` has room for [`candidates_len`] of
-/// them: less is slower, not wrong.
+/// Indices and values of elements, both of one length, to be written.
+pub(crate) struct Picks<'a, T> {
+    pub(crate) indices: &'a mut [u32],
+    pub(crate) values: &'a mut [T],
+}
+
+/// Writes the indices, ascending, and the values of the elements of largest magnitude, as many as
+/// `picks` has room for; there must be at least as many elements. `candidates` has room for
+/// [`candidates_len`] of them: less is slower, not wrong.
 ///
 /// With a threshold known from before, elements below it are left out, if at least half as many as
 /// wanted reach it. Returns the number selected.
@@ -91,13 +97,13 @@ pub(crate) fn top_k<S: Source>(
     isa: Isa,
     source: &mut S,
     known: Option<Bits<S>>,
-    candidates: (&mut [u32], &mut [S::Item]),
-    indices: &mut [u32],
-    values: &mut [S::Item],
+    candidates: Picks<'_, S::Item>,
+    picks: Picks<'_, S::Item>,
 ) -> usize {
+    let Picks { indices: places, values: held } = candidates;
+    let Picks { indices, values } = picks;
     let (len, k) = (len_of(source), indices.len());
     let low = known.unwrap_or_else(|| sampled_threshold(source, k));
-    let (places, held) = candidates;
     let found = Collect { source: &mut *source, low, found: &mut *places, values: &mut *held };
     let found = vectorize(isa, found);
     let mut picked = k;
@@ -124,7 +130,9 @@ pub(crate) fn top_k<S: Source>(
             }
             // The known threshold is outdated: use a sample.
             _ if known.is_some() => {
-                return top_k(isa, &mut visited.clone(), None, (places, held), indices, values);
+                let candidates = Picks { indices: places, values: held };
+                let picks = Picks { indices, values };
+                return top_k(isa, &mut visited.clone(), None, candidates, picks);
             }
             _ => {
                 let cut = Cut::at(visited.iter().map(|value| value.magnitude()), k);
@@ -344,9 +352,10 @@ mod tests {
         let (more, rest) = others.split_at(others.len().min(65));
         for mut source in [Pieces::from(values), Pieces::new([some, more, rest].into_iter())] {
             let (mut places, mut held) = (vec![0; room], vec![T::ZERO; room]);
-            let candidates = (&mut places[..], &mut held[..]);
+            let candidates = Picks { indices: &mut places, values: &mut held };
             let (mut indices, mut picked) = (vec![u32::MAX; k], vec![T::ZERO; k]);
-            let n = top_k(Isa::detect(), &mut source, None, candidates, &mut indices, &mut picked);
+            let picks = Picks { indices: &mut indices, values: &mut picked };
+            let n = top_k(Isa::detect(), &mut source, None, candidates, picks);
             prop_assert_eq!(n, k);
             prop_assert_eq!(&indices, &slow(values, k));
             for (i, value) in indices.iter().zip(&picked) {
@@ -423,15 +432,9 @@ mod tests {
         let pick = |threshold: f32, k: usize| {
             let (mut indices, mut picked) = (vec![0; k], vec![0.0; k]);
             let known = Some(threshold.to_bits());
-            let room = (&mut [0; 5][..], &mut [0.0; 5][..]);
-            let n = top_k(
-                Isa::detect(),
-                &mut Pieces::from(&values[..]),
-                known,
-                room,
-                &mut indices,
-                &mut picked,
-            );
+            let room = Picks { indices: &mut [0; 5], values: &mut [0.0; 5] };
+            let picks = Picks { indices: &mut indices, values: &mut picked };
+            let n = top_k(Isa::detect(), &mut Pieces::from(&values[..]), known, room, picks);
             indices.truncate(n);
             indices
         };
@@ -443,9 +446,10 @@ mod tests {
         let (mut places, mut held) = ([0; 1100], [0.0; 1100]);
         let (mut indices, mut picked) = ([0; 50], [0.0; 50]);
         let known = Some(1.0f32.to_bits());
-        let room = (&mut places[..], &mut held[..]);
+        let room = Picks { indices: &mut places, values: &mut held };
+        let picks = Picks { indices: &mut indices, values: &mut picked };
         let mut source = Pieces::from(&values[..]);
-        assert_eq!(top_k(Isa::detect(), &mut source, known, room, &mut indices, &mut picked), 50);
+        assert_eq!(top_k(Isa::detect(), &mut source, known, room, picks), 50);
         assert_eq!(indices[..], slow(&values, 50));
     }
 

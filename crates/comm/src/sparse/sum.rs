@@ -243,24 +243,26 @@ impl SparseSum {
         }
         check::output(operation, input, output)?;
         comm.log_placement(operation, &[input], &[output]);
-        let spans = (&Spans::try_from(input)?, &Spans::try_from(output)?);
-        self.sum(comm, Call::on(operation, input), spans, k, reduction)?;
+        let spans = [Spans::try_from(input)?, Spans::try_from(output)?];
+        let sum = Sum { input: &spans[0], output: &spans[1], reduction, order: Order::Rank };
+        self.sum(comm, Call::on(operation, input), &sum, k)?;
         Ok(check::like(input).check(operation, "output", output)?)
     }
 
-    /// Runs the sum as [`run`](SparseSum::run), on elements whose layouts have been checked.
+    /// Runs the sum as [`run`](SparseSum::run), on elements whose layouts have been checked. The
+    /// order of the additions is that of the algorithm.
     pub(crate) fn sum(
         &mut self,
         comm: &mut Communicator,
         call: Call,
-        (input, output): (&Spans, &Spans),
+        sum: &Sum<'_, Spans>,
         k: usize,
-        reduction: Reduction,
     ) -> Result<()> {
         check_k(call.operation, self.len, k)?;
         if k == self.len {
-            return self.dense(comm, call, (input, output), reduction);
+            return self.dense(comm, call, sum);
         }
+        let &Sum { input, output, reduction, .. } = sum;
         let parameter = k as u64 * 2 + u64::from(reduction == Reduction::Mean);
         let mut call = Call { parameter, ..call };
         if k == 0 {
@@ -325,21 +327,15 @@ impl SparseSum {
     }
 
     /// Sends everything.
-    fn dense(
-        &self,
-        comm: &mut Communicator,
-        call: Call,
-        (input, output): (&Spans, &Spans),
-        reduction: Reduction,
-    ) -> Result<()> {
+    fn dense(&self, comm: &mut Communicator, call: Call, sum: &Sum<'_, Spans>) -> Result<()> {
         let input = match &self.feedback {
             Some(feedback) => {
-                feedback.drain(input, output)?;
-                output
+                feedback.drain(sum.input, sum.output)?;
+                sum.output
             }
-            None => input,
+            None => sum.input,
         };
-        comm.sum(call, &Sum { input, output, reduction, order: Order::Rank })
+        comm.sum(call, &Sum { input, ..sum.clone() })
     }
 
     /// Sends nothing: everything is added to the residual.

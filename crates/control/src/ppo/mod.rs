@@ -74,13 +74,19 @@ pub enum Learning {
     Greedy,
 }
 
-/// Sizes of a run.
+/// Use of a policy in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PpoSizes {
+pub struct PpoOptions {
     /// Number of envs.
     pub envs: usize,
     /// Largest number of steps of an episode.
     pub steps: usize,
+    /// Seed of the initial weights, and of the draws.
+    pub seed: u64,
+    /// Instruction set of the kernels.
+    pub isa: Isa,
+    /// Whether it learns, and how it chooses actions.
+    pub learning: Learning,
 }
 
 /// A PPO policy that acts, and learns if [`Learning::On`].
@@ -151,18 +157,18 @@ impl Decided {
 }
 
 impl Ppo {
-    /// A new policy on a stream, for `sizes.envs` envs like `host`. Allocates all its memory. Does
-    /// not wait for the device.
+    /// A new policy on a stream, for envs like `host`. Allocates all its memory. Does not wait for
+    /// the device.
     ///
     /// # Errors
     /// A width, slots or steps of 0, memory.
     pub fn new(
         stream: &Stream,
         config: PpoConfig,
-        (host, sizes): (&Host, PpoSizes),
-        (seed, isa): (u64, Isa),
-        learning: Learning,
+        host: &Host,
+        options: PpoOptions,
     ) -> Result<Self> {
+        let PpoOptions { envs, steps, seed, isa, learning } = options;
         let domain = PolicyDomain::of(host);
         let (slots, blueprints) = (domain.slots.len(), domain.blueprints.len());
         let (features, hidden) = (observation_len(slots), config.hidden);
@@ -170,7 +176,6 @@ impl Ppo {
         let greedy = learning == Learning::Greedy;
         let of = PolicyConfig { seed, adam: config.adam(), greedy };
         let policy = Policy::new(stream, shape, &of, &config.loss(), isa)?;
-        let PpoSizes { envs, steps } = sizes;
         let logits = shape.logits();
         // Without learning a step is forgotten as soon as it is done.
         let steps = if learning == Learning::On { steps } else { 1 };

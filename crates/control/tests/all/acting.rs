@@ -6,7 +6,7 @@ use crate::common::{quick, tiny};
 use meristem_comm::{CommOptions, Communicator, ExchangeOptions};
 use meristem_control::{
     Controller, ControllerState, HEADS, HeadLayout, Learning, Legality, Ppo, PpoConfig, PpoGroup,
-    PpoSizes,
+    PpoOptions,
 };
 use meristem_device::{Counts, Device, DeviceId, DeviceOptions};
 use meristem_nn::Isa;
@@ -18,10 +18,10 @@ fn device() -> Device {
 }
 
 fn ppo(device: &Device, envs: usize, learning: Learning) -> Ppo {
-    let sizes = PpoSizes { envs, steps: STEPS as usize };
     let config = PpoConfig { hidden: 8, ..PpoConfig::default() };
-    let (host, key) = (tiny(2, quick()), (7, Isa::detect()));
-    Ppo::new(&device.stream("policy"), config, (&host, sizes), key, learning).unwrap()
+    let (steps, isa) = (STEPS as usize, Isa::detect());
+    let options = PpoOptions { envs, steps, seed: 7, isa, learning };
+    Ppo::new(&device.stream("policy"), config, &tiny(2, quick()), options).unwrap()
 }
 
 fn fleet() -> Vec<Toy> {

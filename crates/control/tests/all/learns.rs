@@ -3,7 +3,7 @@
 use crate::common::quick_heuristic;
 use crate::common::toy::{STEPS, Toy, best_return, play};
 use meristem_control::{
-    Controller, Heuristic, HeuristicConfig, Learning, Ppo, PpoConfig, PpoSizes, RandomController,
+    Controller, Heuristic, HeuristicConfig, Learning, Ppo, PpoConfig, PpoOptions, RandomController,
 };
 use meristem_device::{Device, DeviceId, DeviceOptions, Stream};
 use meristem_nn::Isa;
@@ -22,9 +22,10 @@ fn mean_return(controller: &mut dyn Controller) -> f64 {
 fn new(stream: &Stream, envs: usize, seed: u64, learning: Learning) -> Ppo {
     // A small policy and a small task: it may learn faster than the defaults let it.
     let config = PpoConfig { hidden: 32, lr: 2e-3, ..PpoConfig::default() };
-    let sizes = PpoSizes { envs, steps: STEPS as usize };
+    let (steps, isa) = (STEPS as usize, Isa::detect());
+    let options = PpoOptions { envs, steps, seed, isa, learning };
     let toy = Toy::new(0);
-    Ppo::new(stream, config, (&toy.env.host, sizes), (seed, Isa::detect()), learning).unwrap()
+    Ppo::new(stream, config, &toy.env.host, options).unwrap()
 }
 
 /// The round after which the policy, without exploring, earns `goal`, and what it earns then.

@@ -3,7 +3,7 @@
 use crate::common::toy::{STEPS, Toy, play};
 use crate::common::{FakeEnv, quick, tiny};
 use meristem_control::{
-    Action, Controller, ControllerState, Error, Learning, Ppo, PpoConfig, PpoSizes, policy_seeds,
+    Action, Controller, ControllerState, Error, Learning, Ppo, PpoConfig, PpoOptions, policy_seeds,
     policy_width,
 };
 use meristem_device::{Device, DeviceId, DeviceOptions, Stream};
@@ -22,9 +22,10 @@ fn small() -> PpoConfig {
 }
 
 fn ppo(config: PpoConfig, slots: usize, learning: Learning) -> Ppo {
-    let sizes = PpoSizes { envs: ENVS, steps: STEPS as usize };
+    let (steps, isa) = (STEPS as usize, Isa::detect());
+    let options = PpoOptions { envs: ENVS, steps, seed: SEED, isa, learning };
     let host = tiny(slots, quick());
-    Ppo::new(&stream(), config, (&host, sizes), (SEED, Isa::detect()), learning).unwrap()
+    Ppo::new(&stream(), config, &host, options).unwrap()
 }
 
 fn fleet() -> Vec<Toy> {
@@ -85,6 +86,7 @@ fn a_restored_policy_goes_on_bit_for_bit() {
     let mut damaged = saved;
     damaged.tensors.0.remove("rollout.legal");
     let error = restored.restore(&damaged).unwrap_err();
+    assert!(matches!(error, Error::BadState { .. }), "{error:?}");
     assert!(error.to_string().contains("rollout.legal"), "{error}");
     assert_eq!(foreign.save().unwrap(), before);
     assert_eq!(restored.save().unwrap(), one);
@@ -148,15 +150,20 @@ fn a_rollback_is_a_termination_and_its_penalty_lands_where_it_was_caused() {
     assert_eq!(ones("rollout.terminated", 1.0), [5 * ENVS + 1], "the last before the rollback");
     assert_eq!(ones("rollout.keep", 0.0), [0, 1, 2, 6 * ENVS + 1], "where trajectories begin");
     assert_eq!(ones("rollout.truncated", 1.0), [0; 0]);
-    let error = it.roll_back(1, Some(7), -10.0).unwrap_err();
-    assert!(error.to_string().contains("the 7 steps"), "{error}");
-    assert!(it.roll_back(1, None, -10.0).is_err(), "there are transitions to end");
-    assert!(it.roll_back(ENVS, Some(0), -10.0).is_err());
+    let refused = |it: &mut Ppo, env, cause, words: &str| {
+        let error = it.roll_back(env, cause, -10.0).unwrap_err();
+        assert!(matches!(error, Error::Protocol { .. }), "{error:?}");
+        assert!(error.to_string().contains(words), "{error}");
+    };
+    refused(&mut it, 1, Some(7), "one of the 7 steps of this round so far, got Some(7)");
+    // There are transitions to end.
+    refused(&mut it, 1, None, "one of the 7 steps of this round so far, got None");
+    refused(&mut it, ENVS, Some(0), &format!("one of {ENVS} envs, got env {ENVS}"));
     // What is refused has changed nothing, and before the first transition there is nothing to end.
     assert_eq!(it.save().unwrap(), state);
     let mut early = ppo(small(), 2, Learning::On);
     early.roll_back(1, None, -10.0).unwrap();
-    assert!(early.roll_back(1, Some(0), -10.0).is_err());
+    refused(&mut early, 1, Some(0), "one of the 0 steps of this round so far, got Some(0)");
     let rewards = buffer(&early.save().unwrap(), "rollout.rewards");
     assert!(rewards.iter().all(|reward| *reward == 0.0));
 }

@@ -5,7 +5,7 @@ use crate::common::{quick, tiny};
 use ciborium::Value;
 use meristem_comm::{CommOptions, Communicator, ExchangeOptions, Keep, Method, Reduction, Sparse};
 use meristem_control::{
-    Action, Controller, ControllerState, Error, Learning, Ppo, PpoConfig, PpoGroup, PpoSizes,
+    Action, Controller, ControllerState, Error, Learning, Ppo, PpoConfig, PpoGroup, PpoOptions,
     RoundReport,
 };
 use meristem_device::{Device, DeviceId, DeviceOptions};
@@ -15,10 +15,10 @@ use meristem_nn::Isa;
 const ENVS: usize = 6;
 
 fn ppo(device: &Device, envs: usize) -> Ppo {
-    let sizes = PpoSizes { envs, steps: STEPS as usize };
     let config = PpoConfig { hidden: 8, ..PpoConfig::default() };
-    let (host, key) = (tiny(2, quick()), (7, Isa::detect()));
-    Ppo::new(&device.stream("policy"), config, (&host, sizes), key, Learning::On).unwrap()
+    let (steps, isa) = (STEPS as usize, Isa::detect());
+    let options = PpoOptions { envs, steps, seed: 7, isa, learning: Learning::On };
+    Ppo::new(&device.stream("policy"), config, &tiny(2, quick()), options).unwrap()
 }
 
 fn device() -> Device {
@@ -218,7 +218,8 @@ fn parts_of_a_group_are_the_group() {
         }
         whole.roll_back(4, Some(4), -1.0).unwrap();
         own[2].roll_back(4, Some(4), -1.0).unwrap();
-        assert!(own[1].roll_back(4, Some(4), -1.0).is_err(), "not its env");
+        let foreign = own[1].roll_back(4, Some(4), -1.0).unwrap_err();
+        protocol(&foreign, "expected one of 2 envs from 2 on, got env 4");
         let views: Vec<_> = envs.iter().map(|toy| toy.env.view()).collect();
         let reports: Vec<RoundReport> = std::thread::scope(|scope| {
             let ends = own
@@ -258,22 +259,28 @@ fn what_one_rank_skips_all_skip() {
     }
 }
 
+/// Asserts that calls came in another order, or for other envs, than was expected.
+fn protocol(error: &Error, words: &str) {
+    assert!(matches!(error, Error::Protocol { .. }), "{error:?}");
+    assert!(error.to_string().contains(words), "{error}");
+}
+
 #[test]
 fn ranks_that_do_not_fit_are_refused() {
     let members = |n| Communicator::threads(n, &CommOptions::default()).unwrap();
     let (device, options) = (device(), ExchangeOptions::default());
     let refused = |sizes: &[usize], n: usize, words: &str| {
         let ranks = sizes.iter().map(|envs| ppo(&device, *envs)).collect();
-        let error = PpoGroup::new(ranks, members(n), &options).unwrap_err().to_string();
-        assert!(error.contains(words), "{error}");
+        protocol(&PpoGroup::new(ranks, members(n), &options).unwrap_err(), words);
     };
     refused(&[2, 3], 2, "as many envs each");
     refused(&[], 1, "as many envs each");
     refused(&[2, 2], 3, "2 members");
     refused(&[2, 2], 1, "2 members");
     let mut it = group(2, Method::Dense);
-    assert!(it.decide_all(&[]).is_err());
-    assert!(it.roll_back(ENVS, Some(0), -1.0).is_err());
+    protocol(&it.decide_all(&[]).unwrap_err(), "expected 6 envs, got 0");
+    let beyond = it.roll_back(ENVS, Some(0), -1.0).unwrap_err();
+    protocol(&beyond, "expected one of 6 envs from 0 on, got env 6");
 }
 
 /// A rank that fails ends the round for all, at once and with its own error; nobody learns
@@ -287,11 +294,9 @@ fn a_rank_that_fails_ends_the_round_for_all() {
     let mut views: Vec<_> = envs.iter().map(|toy| toy.env.view()).collect();
     // The last rank gets its envs in another order.
     views.swap(4, 5);
-    let error = it.end_round(&views).unwrap_err();
-    assert!(error.to_string().contains("2 envs in order"), "{error}");
+    protocol(&it.end_round(&views).unwrap_err(), "2 envs in order");
     views.swap(4, 5);
-    let error = it.end_round(&views).unwrap_err();
-    assert!(error.to_string().contains("none failed before"), "{error}");
+    protocol(&it.end_round(&views).unwrap_err(), "none failed before");
     let after = it.save().unwrap();
     (0..3).for_each(|rank| assert_eq!(shared(&after, rank), shared(&before, rank)));
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use meristem_comm::Communicator;
 use meristem_control::{
-    Controller, Heuristic, HeuristicConfig, Learning, NoController, Ppo, PpoGroup, PpoSizes,
+    Controller, Heuristic, HeuristicConfig, Learning, NoController, Ppo, PpoGroup, PpoOptions,
     RandomController, Script,
 };
 use meristem_device::Stream;
@@ -106,9 +106,14 @@ fn script(setup: &Setup, path: &Path) -> Result<Script> {
 /// A new policy, or the one that the run starts from.
 fn policy(setup: &Setup, stream: &Stream, learning: Learning) -> Result<Ppo> {
     let config = &setup.config;
-    let sizes = PpoSizes { envs: config.envs / config.policy_ranks(), steps: config.steps };
-    let (host, key) = (setup.fresh_host()?, (config.seed, setup.isa));
-    let mut ppo = Ppo::new(stream, config.ppo(), (&host, sizes), key, learning)?;
+    let options = PpoOptions {
+        envs: config.envs / config.policy_ranks(),
+        steps: config.steps,
+        seed: config.seed,
+        isa: setup.isa,
+        learning,
+    };
+    let mut ppo = Ppo::new(stream, config.ppo(), &setup.fresh_host()?, options)?;
     setup.policy.as_ref().map_or(Ok(()), |file| file.fill(&mut ppo))?;
     Ok(ppo)
 }

@@ -12,7 +12,13 @@ use proptest::sample::Index;
 use proptest::test_runner::Config;
 
 /// A part of a tensor; indices are taken modulo what exists.
-type Part = (Index, Index, Index);
+#[derive(Debug, Clone)]
+struct Part {
+    tensor: Index,
+    /// One end, and the other.
+    from: Index,
+    to: Index,
+}
 
 /// A step of a random program.
 #[derive(Debug, Clone)]
@@ -57,7 +63,8 @@ enum Op {
 }
 
 fn part() -> impl Strategy<Value = Part> {
-    (any::<Index>(), any::<Index>(), any::<Index>())
+    let index = any::<Index>;
+    (index(), index(), index()).prop_map(|(tensor, from, to)| Part { tensor, from, to })
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -178,10 +185,10 @@ impl Machine {
     }
 
     /// The tensor, and the range of its elements.
-    fn part(&self, (tensor, start, end): &Part) -> (usize, std::ops::Range<usize>) {
-        let i = tensor.index(self.tensors.len());
+    fn part(&self, part: &Part) -> (usize, std::ops::Range<usize>) {
+        let i = part.tensor.index(self.tensors.len());
         let len = self.tensors[i].1.len();
-        let (a, b) = (start.index(len), end.index(len));
+        let (a, b) = (part.from.index(len), part.to.index(len));
         (i, a.min(b)..a.max(b) + 1)
     }
 
