@@ -148,6 +148,12 @@ mod tests {
     use super::*;
     use meristem_device::{Device, DeviceId, DeviceOptions, Owner};
 
+    fn refused(spans: Result<Spans>, text: &str) {
+        let error = spans.unwrap_err();
+        assert!(matches!(error, Error::BadArgument { .. }), "{error:?}");
+        assert!(error.to_string().contains(text), "{error}");
+    }
+
     #[test]
     fn neighbours_are_one_piece_and_windows_are_cut_at_the_others() {
         let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default()).unwrap();
@@ -165,7 +171,7 @@ mod tests {
         assert_eq!((sizes(&window), window.len()), (vec![1, 5, 1], 7));
         assert_eq!(window.pieces()[1].address(), view(20, 5).address());
         assert_eq!(sizes(&spans.window(5..5).unwrap()), [0]);
-        assert!(spans.window(30..34).is_err());
+        refused(spans.window(30..34), "`range` must be within the 33 elements, got 30..34");
         let whole = of(&[&make(33)]);
         let cut = parts([&spans, &whole].into_iter(), &(3..30));
         assert_eq!(cut[..], [3..16, 16..21, 21..28, 28..30]);
@@ -173,8 +179,8 @@ mod tests {
         assert_eq!((of(&[&make(0)]).len(), of(&[&make(0), &y, &make(0)]).pieces().len()), (0, 1));
         // Streams and types must be the same.
         let far = Tensor::zeros(&other, [1], DType::F32, Owner::Other).unwrap();
-        let error = Spans::new("test", &[&x, &far]).unwrap_err().to_string();
-        assert!(error.contains("`test`: `tensors[1]` must be of stream `a`"), "{error}");
-        assert!(Spans::new("test", &[]).is_err());
+        let of_two = Spans::new("test", &[&x, &far]);
+        refused(of_two, "`test`: `tensors[1]` must be of stream `a`");
+        refused(Spans::new("test", &[]), "`test`: `tensors` must be at least one, got none");
     }
 }

@@ -37,7 +37,10 @@ mod tests {
         assert_eq!(of(1.0), [0, 1, 149, 150, 250, 1000]);
         assert_eq!(of(1e-9), [0, 1, 1, 1, 1, 1]);
         for density in [0.0, -1.0, 1.1, f64::NAN, f64::INFINITY] {
-            assert!(check_density("test", density).is_err(), "{density}");
+            let error = check_density("test", density).unwrap_err();
+            assert!(matches!(error, Error::BadArgument { .. }), "{error:?}");
+            let text = format!("`test`: `density` must be above 0, at most 1, got {density}");
+            assert_eq!(error.to_string(), text);
         }
     }
 }

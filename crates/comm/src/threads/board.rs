@@ -265,7 +265,8 @@ mod model {
             let fail = |operation| Error::RankGone { operation, rank: 7, reason: "refused" };
             let result = board.meet("fail", rank, 0, |_, _| Err(fail("fail")));
             assert!(matches!(result, Err(Error::RankGone { rank: 7, .. })));
-            assert!(sum(board, rank, 1).is_err());
+            let after = sum(board, rank, 1);
+            assert!(matches!(after, Err(Error::RankGone { rank: 7, reason: "refused", .. })));
         });
     }
 }

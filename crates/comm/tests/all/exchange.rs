@@ -2,8 +2,8 @@
 
 use crate::common::{noise, ranks, upload};
 use meristem_comm::{
-    Communicator, Exchange, ExchangeOptions, ExchangeState, Keep, Kept, Method, Reduction, Sparse,
-    Table, Timing,
+    Communicator, Error, Exchange, ExchangeOptions, ExchangeState, Keep, Kept, Method, Reduction,
+    Sparse, Table, Timing,
 };
 use meristem_device::{Counts, Policy, Stream, Tensor};
 
@@ -337,7 +337,10 @@ fn an_import_takes_the_place_of_what_was_kept() {
             let (before, mut state) = (used.export().unwrap(), other.export().unwrap());
             let mut broken = state.clone();
             broken.kept.get_mut("c").unwrap().residual.push(0);
-            used.import(&comm, &broken).unwrap_err();
+            let error = used.import(&comm, &broken).unwrap_err();
+            let text = "`Exchange::import`: `c` must be 1200 bytes, as it is now, got 1201";
+            assert!(matches!(error, Error::BadArgument { .. }), "{error:?}");
+            assert_eq!(error.to_string(), text);
             assert_eq!(used.export().unwrap(), before);
 
             let missing = ["b.weight", "a.weight"];
@@ -487,7 +490,10 @@ fn bad_options_and_gradients_are_refused_by_name() {
             let error = made(&options, stream, &MODEL).err().unwrap().to_string();
             assert!(error.contains("`momentum` must be at least 0, below 1"), "{error}");
         }
-        assert!(made(&options(Method::Auto), stream, &[]).is_err());
+        let none = made(&options(Method::Auto), stream, &[]).err().unwrap();
+        assert!(matches!(none, Error::BadArgument { .. }), "{none:?}");
+        let text = "`Exchange::new`: `gradients` must be at least one, got none";
+        assert_eq!(none.to_string(), text);
         let twice = made(&options(Method::Auto), stream, &[("a", 7), ("b", 7), ("a", 7)]);
         let error = twice.err().unwrap().to_string();
         assert!(error.contains("two named `a`"), "{error}");
@@ -497,7 +503,10 @@ fn bad_options_and_gradients_are_refused_by_name() {
         wrong.swap(0, 1);
         let error = exchange.run(&mut comm, &wrong).unwrap_err().to_string();
         assert!(error.contains("`a.weight` must be of 300 elements, got 7"), "{error}");
-        assert!(exchange.run(&mut comm, &wrong[..3]).is_err());
+        let error = exchange.run(&mut comm, &wrong[..3]).unwrap_err();
+        assert!(matches!(error, Error::BadArgument { .. }), "{error:?}");
+        let text = "`Exchange::run`: `gradients` must be 6 tensors, got 3";
+        assert_eq!(error.to_string(), text);
         let empty = ExchangeState::default();
         exchange.import(&comm, &empty).unwrap();
     });

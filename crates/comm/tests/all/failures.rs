@@ -171,7 +171,8 @@ fn an_error_of_one_rank_reaches_the_others() {
                 let x = upload(s, &[1.0f32; 8]);
                 let mut sum = SparseSum::new(&x, Sparse::TopK, Keep::Residual)?;
                 s.launch("bad").write(&x).run(|_| panic!("on purpose"))?;
-                assert!(s.synchronize().is_err());
+                let error = s.synchronize().unwrap_err();
+                assert!(matches!(error, meristem_device::Error::KernelPanicked { .. }), "{error}");
                 sum.run(comm, (&x, &x), 2, Reduction::Sum)
             },
             "on purpose",

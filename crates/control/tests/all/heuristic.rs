@@ -302,7 +302,11 @@ fn none_does_nothing() {
 fn its_constants_are_read_strictly() {
     let config: HeuristicConfig = serde_json::from_str(r#"{"plateau_gain_pp": 1.5}"#).unwrap();
     assert_eq!(config, HeuristicConfig { plateau_gain_pp: 1.5, ..HeuristicConfig::default() });
-    assert!(serde_json::from_str::<HeuristicConfig>(r#"{"plateau": 1}"#).is_err());
+    let unknown = serde_json::from_str::<HeuristicConfig>(r#"{"plateau": 1}"#).unwrap_err();
+    assert!(
+        unknown.is_data() && unknown.to_string().contains("unknown field `plateau`"),
+        "{unknown}"
+    );
 }
 
 proptest! {

@@ -249,10 +249,14 @@ fn what_does_not_fit_is_refused() {
     );
     let loss = LossConfig { clip: -1.0, ..LossConfig::default() };
     let config = PolicyConfig::new(0);
-    assert!(Policy::new(&stream, SHAPE, &config, &loss, Isa::detect()).is_err());
+    let refused = |shape, loss: &LossConfig, words: &str| {
+        let error = Policy::new(&stream, shape, &config, loss, Isa::detect()).unwrap_err();
+        assert!(matches!(error, meristem_nn::Error::Argument { .. }), "{error:?}");
+        assert!(error.to_string().contains(words), "{error}");
+    };
+    refused(SHAPE, &loss, "a number from 0 on");
     let none = PolicyShape { hidden: 0, ..SHAPE };
-    let loss = LossConfig::default();
-    assert!(Policy::new(&stream, none, &config, &loss, Isa::detect()).is_err());
+    refused(none, &LossConfig::default(), "at least one feature, slot and hidden number");
 }
 
 fn policy_of(stream: &Stream, shape: PolicyShape) -> Policy {

@@ -144,9 +144,15 @@ mod tests {
         let text = "{'descr': '>i8', 'fortran_order': False, 'shape': (7,), }";
         let dtype = IntType { bytes: 8, signed: true, big_endian: true };
         assert_eq!(parse(text), Ok(Header { dtype, shape: vec![7] }));
-        for wrong in ["", "{'descr': '<f4', 'fortran_order': False, 'shape': (7,), }", "'shape': ("]
-        {
-            assert!(parse(wrong).is_err());
+        let order = "'fortran_order': False, 'descr': '|u1', ";
+        for (wrong, expected, got) in [
+            (String::new(), "a `fortran_order`", "\"\""),
+            ("'fortran_order': True, ".into(), "C order (fortran_order False)", "True"),
+            (format!("{order}'shape': ("), "a shape such as (3, 4)", "("),
+            (format!("{order}'shape': (7, x)"), "a shape such as (3, 4)", "(7, x"),
+            (order.replace("|u1", "<f4"), "an integer type such as |u1 or <i8", "<f4"),
+        ] {
+            assert_eq!(parse(&wrong), Err((expected.into(), got.into())), "{wrong}");
         }
     }
 

@@ -206,15 +206,18 @@ fn edges_of_d4() {
 
 #[test]
 fn errors_of_d4_name_what_is_wrong() {
-    let error = |config: &OrderConfig| EpochOrder::new(config).unwrap_err().to_string();
-    let text = error(&config(50, 0, "cpu"));
-    assert!(text.contains("`batch_per_env` must be at least 1, got 0"), "{text}");
-    let text = error(&OrderConfig { devices: vec![], ..config(50, 5, "cpu") });
-    assert!(text.contains("`devices` must be one device for each env"), "{text}");
-    let text = error(&OrderConfig { max_batches: Some(0), ..config(50, 5, "cpu") });
-    assert!(text.contains("`max_batches` must be at least 1, got 0"), "{text}");
-    let text = error(&config(1 << 33, 5, "cpu"));
-    assert!(text.contains("`len` must be at most 4294967295"), "{text}");
+    let refused = |result: Result<(), Error>, words: &str| {
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::Argument { .. }), "{error:?}");
+        assert!(error.to_string().contains(words), "{error}");
+    };
+    let order = |config: &OrderConfig| EpochOrder::new(config).map(drop);
+    refused(order(&config(50, 0, "cpu")), "`batch_per_env` must be at least 1, got 0");
+    let nowhere = OrderConfig { devices: vec![], ..config(50, 5, "cpu") };
+    refused(order(&nowhere), "`devices` must be one device for each env");
+    let nothing = OrderConfig { max_batches: Some(0), ..config(50, 5, "cpu") };
+    refused(order(&nothing), "`max_batches` must be at least 1, got 0");
+    refused(order(&config(1 << 33, 5, "cpu")), "`len` must be at most 4294967295");
     // 51 samples: cpu has 1 left for two envs in its last batch, cuda:1 still has a full one.
     let hole = EpochOrder::new(&config(51, 5, "cpu,cpu,cuda:1")).unwrap_err();
     assert!(matches!(hole, Error::Hole { batch: 5, empty_env: 1, later_env: 2, .. }), "{hole}");
@@ -224,7 +227,10 @@ fn errors_of_d4_name_what_is_wrong() {
     let dropped = OrderConfig { max_batches: Some(5), ..config(51, 5, "cpu,cpu,cuda:1") };
     assert!(EpochOrder::new(&dropped).is_ok());
     for epochs in [u64::MAX, 1 << 40] {
-        assert!(plan(&config(0, 5, "cpu"), epochs).is_err());
+        let words = format!("at most 100000000, got 0 × 1 × {epochs}");
+        refused(plan(&config(0, 5, "cpu"), epochs).map(drop), &words);
     }
-    assert!(split_by_seed(10, f64::NAN, 0).is_err() && split_by_seed(10, 1.5, 0).is_err());
+    for share in [f64::NAN, 1.5] {
+        refused(split_by_seed(10, share, 0).map(drop), &format!("got {share}"));
+    }
 }

@@ -28,7 +28,8 @@ impl Scene {
         let (on_a, on_b, lost) = (filled(&a, 4, 1), filled(&b, 4, 2), filled(&failed, 4, 3));
         let foreign = filled(&elsewhere.stream("a"), 4, 4);
         failed.launch("bad").write(&lost).run(|_| panic!("spoilt")).unwrap();
-        assert!(device.synchronize().is_err());
+        let error = device.synchronize().unwrap_err();
+        assert!(matches!(error, Error::KernelPanicked { operation: "bad", .. }), "{error}");
         Scene { device, elsewhere, a, b, failed, on_a, on_b, foreign, lost }
     }
 
@@ -173,7 +174,14 @@ fn logical_devices_are_apart() {
     );
     let error = b.launch("read").read(&x).run(|_| {}).unwrap_err();
     assert_eq!(error.to_string(), "`read`: `argument 0` must be on cpu:1, got cpu");
-    assert!(x.on(&b).is_err() && b.copy("copy", &[(&x, &x)]).is_err());
+    for (refused, words) in [
+        (x.on(&b).map(drop), "`Tensor::on`: `stream` must be on cpu, got cpu:1"),
+        (b.copy("copy", &[(&x, &x)]), "must be on cpu:1, got cpu"),
+    ] {
+        let error = refused.unwrap_err();
+        assert!(matches!(error, Error::Mismatch { .. }), "{error:?}");
+        assert!(error.to_string().contains(words), "{error}");
+    }
     // A stream may wait for another device; values go by way of the host.
     b.wait(&a.record()).unwrap();
     let y = Tensor::from_slice(&b, &x.to_vec::<u32>().unwrap(), [2], Owner::Other).unwrap();

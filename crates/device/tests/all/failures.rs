@@ -68,7 +68,7 @@ fn a_failure_follows_its_result() {
         let gate = in_flight.then(|| Gate::close(&a));
         a.launch("bad").write(&x).run(|_| panic!("spoilt")).unwrap();
         if !in_flight {
-            assert!(a.synchronize().is_err());
+            assert_panicked(a.synchronize(), "bad", "spoilt");
         }
         let used = x.on(&b);
         if in_flight {
@@ -107,7 +107,7 @@ fn a_failure_is_never_missed() {
             std::hint::spin_loop();
         }
         let used = if n % 2 == 0 { x.on(&c).map(drop) } else { c.wait(&a.record()) };
-        assert!(used.and_then(|()| c.synchronize()).is_err(), "{n}");
+        assert_panicked(used.and_then(|()| c.synchronize()), "bad", "spoilt");
     }
     b.synchronize().unwrap();
 }

@@ -124,7 +124,8 @@ fn the_limit_is_a_typed_error_after_reclaiming() {
     assert_eq!(device.memory().current, held.len() * 4096);
     assert_eq!(device.memory().reserved_peak, 40960);
     // A request beyond the limit fails without giving up what others use.
-    assert!(Tensor::empty(&b, [40961], DType::U8, Owner::Other).is_err());
+    let error = Tensor::empty(&b, [40961], DType::U8, Owner::Other).unwrap_err();
+    assert!(matches!(error, Error::OutOfMemory { current: 40960, .. }), "{error:?}");
     assert_eq!(device.memory().current, 40960);
 }
 

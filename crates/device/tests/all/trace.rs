@@ -223,7 +223,10 @@ fn work_after_a_panic_shows_as_dropped() {
     a.launch("lost").run(|_| {}).unwrap();
     b.wait(&a.record()).unwrap();
     gate.open();
-    assert!(a.synchronize().is_err() && b.synchronize().is_err());
+    for stream in [&a, &b] {
+        let error = stream.synchronize().unwrap_err();
+        assert!(matches!(error, Error::KernelPanicked { operation: "bad", .. }), "{error}");
+    }
     trace.finish().unwrap();
     let read = Read::file(&path);
     let dropped = |s: &read::Slice| s.args["dropped"] == true;

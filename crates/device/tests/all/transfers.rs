@@ -24,7 +24,9 @@ fn many_tensors_of_many_streams_come_back_in_one_copy() {
     assert_eq!(device.counts() - before, one);
     assert_eq!(read_back(&[&tensors[3], &tensors[3]]).unwrap()[1][..4], 3u32.to_ne_bytes());
     assert!(read_back(&[]).unwrap().is_empty());
-    assert!(read_back_f64(&[&tensors[0]]).is_err());
+    let error = read_back_f64(&[&tensors[0]]).unwrap_err();
+    assert!(matches!(error, Error::Mismatch { .. }), "{error:?}");
+    assert!(error.to_string().contains("must be f64, got u32"), "{error}");
 }
 
 #[test]
@@ -99,7 +101,8 @@ fn views_are_windows_of_the_same_memory() {
     set(&a, &cell, 99).unwrap();
     let expected: Vec<u32> = (0..24).map(|i| if i == 13 { 99 } else { i }).collect();
     assert_eq!(x.to_vec::<u32>().unwrap(), expected);
-    assert!(rows.view(7, [6]).is_err());
+    let error = rows.view(7, [6]).unwrap_err();
+    assert!(matches!(error, Error::OutOfBounds { start: 7, end: 13, len: 12, .. }), "{error}");
 }
 
 #[test]
@@ -145,7 +148,10 @@ fn channels_last_keeps_the_shape_that_the_user_sees() {
     let first = x.view_with_format(0, [1, 3, 4, 5], format).unwrap();
     assert_eq!(first.strides(), [60, 1, 15, 3]);
     assert_eq!(first.to_vec::<f32>().unwrap(), values[..60]);
-    assert!(Tensor::zeros_with_format(&a, [2, 3], DType::F32, format, Owner::Other).is_err());
+    let flat = Tensor::zeros_with_format(&a, [2, 3], DType::F32, format, Owner::Other);
+    let error = flat.unwrap_err();
+    assert!(matches!(error, Error::BadShape { .. }), "{error:?}");
+    assert!(error.to_string().contains("got [2, 3]"), "{error}");
 }
 
 #[test]

@@ -96,7 +96,8 @@ mod tests {
         assert!(
             read_text("c.toml", "augment = \"flop\"").unwrap_err().to_string().contains("flip")
         );
-        assert!(read_text("c.toml", "batch = -1").is_err());
+        let message = read_text("c.toml", "batch = -1").unwrap_err().to_string();
+        assert!(message.contains("line 1") && message.contains("batch"), "{message}");
         assert!(read_text("c.yaml", "batch: 1").unwrap_err().to_string().contains(".toml"));
     }
 

@@ -345,12 +345,19 @@ mod tests {
         assert!(first.ends_with("t-x") && second.ends_with("t-x-2"));
     }
 
+    fn refused(written: Result<()>, file: &Path) {
+        let Err(Error::RunFolder { action: "write", path, .. }) = &written else {
+            panic!("{written:?}")
+        };
+        assert_eq!(path, file);
+    }
+
     #[test]
     fn a_failed_write_leaves_nothing() {
         let base = tempfile::tempdir().unwrap();
         let target = base.path().join("summary.json");
         fs::create_dir(&target).unwrap();
-        assert!(write_whole(&target, b"x").is_err());
+        refused(write_whole(&target, b"x"), &target);
         assert_eq!(fs::read_dir(base.path()).unwrap().count(), 1);
     }
 
@@ -360,7 +367,8 @@ mod tests {
         let [file, neighbour] = ["best.st", "best.part"].map(|name| base.path().join(name));
         fs::write(&neighbour, "mine").unwrap();
         write_whole(&file, b"new").unwrap();
-        assert!(write_whole(&base.path().join("none/best.st"), b"new").is_err());
+        let nowhere = base.path().join("none/best.st");
+        refused(write_whole(&nowhere, b"new"), &nowhere);
         assert_eq!(fs::read(&file).unwrap(), b"new");
         assert_eq!(fs::read(&neighbour).unwrap(), b"mine");
         assert_eq!(fs::read_dir(base.path()).unwrap().count(), 2);

@@ -324,7 +324,8 @@ fn unspecified_elements_are_poison() {
     assert_eq!(odd.to_vec::<u8>().unwrap()[4 * LEN - 4..], POISON.to_ne_bytes()[..3]);
     // On a failed stream memory can still be allocated, as without the sanitizer.
     stream.launch("bad").run(|_| panic!("on purpose")).unwrap();
-    assert!(stream.synchronize().is_err());
+    let error = stream.synchronize().unwrap_err();
+    assert!(matches!(error, Error::KernelPanicked { operation: "bad", .. }), "{error}");
     drop(odd);
     Tensor::empty(&stream, [4 * LEN], DType::U8, Owner::Other).unwrap();
 }

@@ -40,15 +40,18 @@ mod tests {
     fn sizes_have_units() {
         assert_eq!("3MiB".parse::<ByteSize>().unwrap().0, 3 << 20);
         assert_eq!("200 MB".parse::<ByteSize>().unwrap().0, 200_000_000);
-        assert!("3 parsecs".parse::<ByteSize>().is_err());
-        assert!("99999999999999GB".parse::<ByteSize>().is_err());
+        for wrong in ["3 parsecs", "99999999999999GB"] {
+            let message = wrong.parse::<ByteSize>().unwrap_err().to_string();
+            assert!(message.contains(wrong), "{message}");
+        }
     }
 
     #[test]
     fn a_wrong_name_is_answered_with_the_nearest() {
         let message = "flop".parse::<Augmentations>().unwrap_err().to_string();
         assert!(message.contains("did you mean `flip`?"), "{message}");
-        assert!("none,flip".parse::<Augmentations>().is_err());
+        let message = "none,flip".parse::<Augmentations>().unwrap_err().to_string();
+        assert!(message.contains("none"), "{message}");
         let message = "dney".parse::<HotScopePolicy>().unwrap_err().to_string();
         assert!(message.contains("off | warn | deny; did you mean `deny`?"), "{message}");
     }
