@@ -81,8 +81,7 @@ mod tests {
         assert_eq!(found("crates/comm/src/a.rs", &columns(101)), [at("1")]);
         assert_eq!(found("reference/a.rs", &columns(101)), [""; 0]);
         for (path, begins, _) in LONG {
-            let long = format!("    {begins}{}
-", "x".repeat(100));
+            let long = format!("    {begins}{}\n", "x".repeat(100));
             assert_eq!(found(path, &long), [""; 0]);
             assert_eq!(found("crates/comm/src/a.rs", &long), [at("1")]);
         }

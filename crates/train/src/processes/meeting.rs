@@ -6,10 +6,10 @@
 //! others in their next meeting, of whatever kind, and no process waits for one that has failed:
 //! - All processes are well: the receivers get all messages.
 //! - Some have failed: every process returns an error. A failed process returns its own; the others
-//! return the error of the first rank that failed by itself, or else of the first rank that failed
-//! because of another rank.
+//!   return the error of the first rank that failed by itself, or else of the first rank that
+//!   failed because of another rank.
 //! - One is gone or late: the others return the transport's error, which names it, and meet no
-//! more.
+//!   more.
 //!
 //! Messages are bytes, carried by a [`Wire`].
 

@@ -3,7 +3,7 @@
 //! - `growth::open_step` advances the hosts and updates their networks;
 //! - `training` gathers the batches of the epoch and trains all envs side by side, without waiting;
 //! - `measure` evaluates the control split in every configuration, and reads the metrics of all
-//! envs back at once;
+//!   envs back at once;
 //! - `governor` rolls failed envs back;
 //! - `decision` asks the controller, `growth::act` executes its actions;
 //! - `governor::take_snapshots` takes the snapshots that are due.

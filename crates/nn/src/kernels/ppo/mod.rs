@@ -20,10 +20,10 @@
 //! loss = Σₖ −mean min(r·A, clip(r, 1 ± ε)·A)  +  c_V·mean (V − R)²
 //!        − Σₖ cₖ·Hₖ  +  Σₖ c_F·max(0, Fₖ − Hₖ)²,     Hₖ = mean (−Σᵢ p'ᵢ ln p'ᵢ)/ln n
 //! ```
-//! `V − R` goes over all rows that count; rows with one legal choice of a head have an entropy of
-//! 0. Divergence from the reference is estimated by `eˣ − 1 − x`, x the sum over used heads of `ln
-//! r`, a mean over decisions (Schulman, "Approximating KL divergence", 2020, estimator k3, r and x
-//! of the draw).
+//! `V − R` goes over all rows that count; the entropy of a row with one legal choice of a head
+//! is 0. Divergence from the reference is estimated by `eˣ − 1 − x`, x the sum over used heads of
+//! `ln r`, a mean over decisions (Schulman, "Approximating KL divergence", 2020, estimator k3, r
+//! and x of the draw).
 //!
 //! Probabilities are f32 and the same for every instruction set; sums over rows are f64, in order.
 

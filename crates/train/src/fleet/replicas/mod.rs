@@ -217,7 +217,7 @@ impl Replicas {
         Ok(tensors)
     }
 
-    /// Whether [`Replicas::save`] of this rank is there: it has at least the count of its exchanges.
+    /// Whether [`Replicas::save`] of this rank is there: at least the count of its exchanges.
     pub(crate) fn has_saved(tensors: &StateDict, rank: usize) -> bool {
         tensors.get(&step_name(rank)).is_some()
     }
