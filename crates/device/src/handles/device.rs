@@ -220,6 +220,7 @@ impl Device {
         self.0.sanitizer.as_deref()
     }
 
+    #[inline]
     pub(super) fn pool(&self) -> &Pool<Stream> {
         &self.0.pool
     }

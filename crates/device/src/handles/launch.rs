@@ -43,16 +43,16 @@ impl<'a> Launch<'a> {
     ///
     /// A kernel must not wait for the device, and should not block on other host threads. If it
     /// panics, its stream fails: later work is dropped, and later calls return
-    /// [`Error::KernelPanicked`].
+    /// [`crate::Error::KernelPanicked`].
     ///
     /// # Errors
     /// Nothing was enqueued if this returns an error, except with `MERISTEM_LAUNCH_BLOCKING=1`,
     /// where the kernel's own panic is returned.
-    /// - [`Error::Mismatch`]: an argument belongs to another stream.
-    /// - [`Error::Overlap`]: a written argument shares bytes with another.
-    /// - [`Error::KernelPanicked`]: an earlier kernel of this stream, or of one whose result is an
-    ///   argument, panicked.
-    /// - [`Error::Race`], only with `MERISTEM_SANITIZE=1`.
+    /// - [`crate::Error::Mismatch`]: an argument belongs to another stream.
+    /// - [`crate::Error::Overlap`]: a written argument shares bytes with another.
+    /// - [`crate::Error::KernelPanicked`]: an earlier kernel of this stream, or of one whose result
+    ///   is an argument, panicked.
+    /// - [`crate::Error::Race`], only with `MERISTEM_SANITIZE=1`.
     pub fn run<F>(self, kernel: F) -> Result<()>
     where
         F: FnOnce(&mut Args<'_>) + Send + 'static,
@@ -84,8 +84,8 @@ impl<'a> Launch<'a> {
     /// of the group.
     ///
     /// # Errors
-    /// [`Error::HotScope`] if an open scope forbids it; errors of the arguments are returned by
-    /// [`Group::run`].
+    /// [`crate::Error::HotScope`] if an open scope forbids it; errors of the arguments are returned
+    /// by [`Group::run`].
     pub fn join<F>(self, group: &mut Group<'a>, kernel: F) -> Result<()>
     where
         F: FnOnce(&mut Args<'_>) + Send + 'static,

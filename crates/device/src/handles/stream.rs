@@ -105,14 +105,17 @@ impl Stream {
 }
 
 impl Home for Stream {
+    #[inline]
     fn state(&self) -> &Arc<StreamState> {
         &self.0.state
     }
 
+    #[inline]
     fn pool(&self) -> &Pool<Stream> {
         self.0.device.pool()
     }
 
+    #[inline]
     fn slot(&self) -> usize {
         self.0.slot
     }

@@ -326,6 +326,7 @@ impl Tensor {
     }
 
     /// Logs that an operation created it, from another tensor or without input.
+    #[inline]
     fn log_made(&self, operation: &'static str, input: Option<&Tensor>) {
         log_placement(operation, || {
             (input.map(Tensor::placement).unwrap_or_default(), self.placement())

@@ -162,9 +162,8 @@ fn copy_out<T: bytemuck::Pod + Send>(tensors: &[&Tensor], site: Site) -> Result<
         ends.iter().for_each(|end| end.stream.wait_host(end.seq));
     }
     for end in &ends {
-        for observer in shared.observers.all() {
-            observer.host_takes(first.storage().allocation(), end.position(), site)?;
-        }
+        let from = first.storage().allocation();
+        shared.observers.ask(|observer| observer.host_takes(from, end.position(), site))?;
         end.stream.check_result(end.seq)?;
     }
     Ok(slots.iter().map(|slot| std::mem::take(&mut *lock(slot))).collect())

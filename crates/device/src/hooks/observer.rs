@@ -96,21 +96,42 @@ impl Observers {
         Observers(observers.into())
     }
 
-    /// All of them, to be called one after the other.
-    #[inline]
-    pub(crate) fn all(&self) -> &[Arc<dyn Observer>] {
-        if cfg!(meristem_bare) { &[] } else { &self.0 } // see bench/README.md
-    }
-
     /// Whether there are none.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.all().is_empty()
+        cfg!(meristem_bare) || self.0.is_empty() // see bench/README.md
+    }
+
+    /// Calls a hook of each, one after the other.
+    #[inline]
+    pub(crate) fn tell(&self, hook: impl FnMut(&dyn Observer)) {
+        if !self.is_empty() {
+            self.tell_all(hook);
+        }
+    }
+
+    #[cold]
+    fn tell_all(&self, mut hook: impl FnMut(&dyn Observer)) {
+        self.0.iter().for_each(|observer| hook(&**observer));
+    }
+
+    /// Calls a hook of each that may refuse, one after the other.
+    ///
+    /// # Errors
+    /// The first error; the others are not asked then.
+    #[inline]
+    pub(crate) fn ask(&self, hook: impl Fn(&dyn Observer) -> Result<()>) -> Result<()> {
+        if self.is_empty() { Ok(()) } else { self.ask_all(hook) }
+    }
+
+    #[cold]
+    fn ask_all(&self, hook: impl Fn(&dyn Observer) -> Result<()>) -> Result<()> {
+        self.0.iter().try_for_each(|observer| hook(&**observer))
     }
 
     /// Whether one of them [checks order](Observer::checks_order).
     pub(crate) fn check_order(&self) -> bool {
-        self.all().iter().any(|observer| observer.checks_order())
+        !self.is_empty() && self.0.iter().any(|observer| observer.checks_order())
     }
 
     /// Tells them that the calling host thread waits for the device until the result is dropped.
@@ -134,13 +155,15 @@ impl Observers {
     }
 
     fn host_begins(&self, activity: HostActivity) -> HostSpan {
-        HostSpan(self.all().iter().filter_map(|o| o.host_begins(activity)).collect())
+        let mut spans = Vec::new();
+        self.tell(|observer| spans.extend(observer.host_begins(activity)));
+        HostSpan(spans)
     }
 
     /// Opens a stream.
     pub(crate) fn open_stream(&self, name: &str) -> Observed {
         let name = name.into();
-        let notes = self.all().iter().filter_map(|observer| observer.stream_opened(&name));
+        let notes = self.0.iter().filter_map(|observer| observer.stream_opened(&name));
         Observed { notes: notes.collect(), name }
     }
 }

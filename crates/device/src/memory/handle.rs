@@ -121,12 +121,11 @@ fn give_back<H: Home>(mut storage: UniqueArc<Storage<H>>) {
     let shared = &storage.home().state().shared;
     let keep_done = shared.checks_order;
     if keep_done {
-        for observer in shared.observers.all() {
-            observer.memory_freed(storage.allocation(), storage.address());
-        }
+        let (allocation, address) = (storage.allocation(), storage.address());
+        shared.observers.tell(|observer| observer.memory_freed(allocation, address));
     }
-    let Some(Tenant { allocation, home }) = storage.tenant.take() else { return };
-    let Allocation { owner, bytes, .. } = allocation;
+    let Some(tenant) = storage.tenant.take() else { return };
+    let (home, Allocation { owner, bytes, .. }) = (tenant.home, tenant.allocation);
     if storage.block.is_some() {
         storage.fresh = false;
         storage.hazards_mut().bequeath(keep_done);

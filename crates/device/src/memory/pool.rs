@@ -134,9 +134,7 @@ impl<H> State<H> {
                 while i < list.len() && !enough(self.usage.reserved) {
                     if list[i].hazards_mut().is_idle() {
                         let free = list.swap_remove(i);
-                        for observer in observers.all() {
-                            observer.block_returned(free.address());
-                        }
+                        observers.tell(|observer| observer.block_returned(free.address()));
                         self.usage.reserved -= free.reserved();
                     } else {
                         i += 1;
@@ -160,9 +158,7 @@ impl<H> Pool<H> {
     /// Counts the bytes of a new tensor.
     fn take(&self, state: &mut State<H>, owner: Owner, bytes: usize) {
         let held = state.usage.take(owner, bytes);
-        for observer in self.observers.all() {
-            observer.memory_changed(owner, held);
-        }
+        self.observers.tell(|observer| observer.memory_changed(owner, held));
     }
 
     /// A slot for a new stream.
@@ -315,9 +311,7 @@ impl<H> Pool<H> {
         }
         let mut state = lock(&self.state);
         let held = state.usage.give(owner, bytes);
-        for observer in self.observers.all() {
-            observer.memory_changed(owner, held);
-        }
+        self.observers.tell(|observer| observer.memory_changed(owner, held));
         state.lists[slot].put(free);
     }
 

@@ -232,9 +232,7 @@ impl StreamState {
 
     /// Tells observers that a host thread has seen the end of the command with this number.
     pub(crate) fn host_saw(&self, seq: u64) {
-        for observer in self.observers.all() {
-            observer.host_saw(self.position(seq));
-        }
+        self.observers.tell(|observer| observer.host_saw(self.position(seq)));
     }
 
     /// Returns an error if the result of the command with this number was lost to a panic. Reliable
@@ -277,9 +275,8 @@ impl StreamState {
         let (asked, dropped) = (&asked, self.failure.get().is_some());
         let start = Instant::now();
         self.run_work(work);
-        for observer in self.observers.all() {
-            observer.launch_ran(&Ran { at, operation, site, asked, start, dropped });
-        }
+        let ran = Ran { at, operation, site, asked, start, dropped };
+        self.observers.tell(|observer| observer.launch_ran(&ran));
     }
 
     /// Runs work, or drops it if an earlier kernel of the stream panicked.
@@ -397,16 +394,14 @@ impl Task for StreamState {
                     false => self.run_observed(work),
                 },
                 Command::Wait(edge) => {
-                    for observer in self.observers.all() {
-                        observer.wait_begins(&self.observed);
-                    }
+                    self.observers.tell(|observer| observer.wait_begins(&self.observed));
                     if self.park_for(&edge) {
                         return Left::Parked;
                     }
-                    for observer in self.observers.all() {
+                    self.observers.tell(|observer| {
                         let at = self.position(self.next_seq());
                         observer.wait_ended(at, edge.access.position());
-                    }
+                    });
                 }
             }
             self.completed.store(self.next_seq(), Ordering::Release);

@@ -61,19 +61,13 @@ impl<'a> Seen<'a> {
     /// Asks every observer whether the launch may be enqueued as command `seq` of `stream`.
     fn ask(&self, stream: &StreamState, seq: u64, work: &Work) -> Result<()> {
         let launched = self.launched(stream, seq, work);
-        stream
-            .shared
-            .observers
-            .all()
-            .iter()
-            .try_for_each(|observer| observer.launch_asked(&launched))
+        stream.shared.observers.ask(|observer| observer.launch_asked(&launched))
     }
 
     /// Tells every observer that it is.
     fn tell(&self, stream: &StreamState, seq: u64, work: &Work) {
         let launched = self.launched(stream, seq, work);
-        let observers = stream.shared.observers.all();
-        observers.iter().for_each(|observer| observer.launch_submitted(&launched));
+        stream.shared.observers.tell(|observer| observer.launch_submitted(&launched));
     }
 }
 
@@ -212,9 +206,7 @@ fn enqueue_waits(stream: &Arc<StreamState>, queue: MutexGuard<'_, Queue>, edges:
     if stream.shared.checks_order {
         let (at, after) =
             (stream.position(queue.submitted() + edges.len() as u64), positions(&edges));
-        for observer in stream.shared.observers.all() {
-            observer.waits_submitted(at, &after);
-        }
+        stream.shared.observers.tell(|observer| observer.waits_submitted(at, &after));
     }
     stream.enqueue(queue, edges, None)
 }
