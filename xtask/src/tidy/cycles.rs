@@ -66,6 +66,18 @@ fn judge(tree: &Tree, known: &[Known]) -> Result<Vec<Finding>, Box<dyn Error>> {
     Ok(findings)
 }
 
+/// The arrows between the modules of a crate's `src` folder: from, to, and the first place that
+/// draws it.
+pub(crate) fn arrows(
+    tree: &Tree,
+    root: &str,
+) -> Result<BTreeMap<(String, String), String>, Box<dyn Error>> {
+    let sources = paths::read(tree, root)?;
+    let arrows = folders(root, &sources).remove(root).unwrap_or_default();
+    let own = |((from, to), place): ((&str, &str), String)| ((from.into(), to.into()), place);
+    Ok(arrows.into_iter().map(own).collect())
+}
+
 /// The `src` folder that a file is in.
 fn crate_root(path: &str) -> Option<&str> {
     path.find("/src/").map(|at| &path[..at + "/src".len()])

@@ -7,6 +7,7 @@ mod documents;
 mod lints;
 mod paths;
 mod prose;
+mod rooms;
 mod sizes;
 mod tree;
 mod waits;
@@ -36,6 +37,7 @@ pub(crate) fn run(root: &Path) -> ExitCode {
         findings.extend(documents::check(&tree));
         findings.extend(lints::check(&tree)?);
         findings.extend(prose::check(&tree));
+        findings.extend(rooms::check(&tree)?);
         findings.extend(sizes::check(&tree)?);
         findings.extend(waits::check(&tree)?);
         findings.sort();

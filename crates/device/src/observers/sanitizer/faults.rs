@@ -329,3 +329,28 @@ fn unspecified_elements_are_poison() {
     drop(odd);
     Tensor::empty(&stream, [4 * LEN], DType::U8, Owner::Other).unwrap();
 }
+
+/// A block from the system has no history, although the system hands out addresses again, and
+/// although the host has not seen the end of the work that used the address before.
+#[test]
+fn an_address_that_the_system_hands_out_again_has_no_history() {
+    let device = open(&[], true, None);
+    let (a, b) = (device.stream("a"), device.stream("b"));
+    let write = |stream: &Stream| {
+        let x = Tensor::empty(stream, [LEN], DType::U32, Owner::Other).unwrap();
+        let kernel = |args: &mut Args<'_>| args.write::<u32>(0).fill(1);
+        stream.launch("write").write(&x).run(kernel).unwrap();
+        x.address()
+    };
+    let mut was_there_before = false;
+    for _ in 0..100 {
+        let address = write(&a);
+        while device.trim() == 0 {
+            std::thread::yield_now();
+        }
+        was_there_before |= write(&b) == address;
+        device.synchronize().unwrap();
+        device.trim();
+    }
+    assert!(was_there_before, "the system hands out no address again");
+}
