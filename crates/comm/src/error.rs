@@ -15,7 +15,7 @@ pub enum Error {
     #[error(transparent)]
     Device(Arc<meristem_device::Error>),
     /// A rank that cannot respond any more.
-    #[error("`{operation}`: rank {rank} is gone: {reason}; the other ranks cannot go on")]
+    #[error("`{operation}`: rank {rank} is gone: {reason}; the other ranks cannot continue")]
     RankGone {
         /// Operation that needed the rank.
         operation: &'static str,
@@ -25,7 +25,7 @@ pub enum Error {
         reason: &'static str,
     },
     /// A rank that failed with an error of its own, in an operation in which the others need it.
-    #[error("rank {rank} failed: {reason}; the other ranks cannot go on")]
+    #[error("rank {rank} failed: {reason}; the other ranks cannot continue")]
     RankFailed {
         /// The rank.
         rank: usize,
@@ -34,8 +34,8 @@ pub enum Error {
     },
     /// A rank that did not join an operation within the deadline.
     #[error(
-        "`{operation}`: rank {rank} did not come within {seconds} s; it hangs, died, or makes \
-         other calls (the deadline is an option)"
+        "`{operation}`: rank {rank} did not arrive within {seconds} s; it hangs, has died, or \
+         makes other calls"
     )]
     RankLate {
         /// Operation that waited.

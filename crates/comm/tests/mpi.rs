@@ -249,7 +249,7 @@ fn kill(mut comm: Communicator, stream: &Stream) {
 #[test]
 fn a_killed_process_is_named_within_the_deadline() {
     for n in 2..=4 {
-        let late = "rank 1 did not come within 3 s";
+        let late = "rank 1 did not arrive within 3 s";
         let (sum, barrier) = (format!("`all_reduce`: {late}"), format!("`barrier`: {late}"));
         all_say(&mpirun(n, "kill", true), Some(1), &[&sum, &barrier]);
     }
@@ -312,7 +312,7 @@ fn late(mut comm: Communicator, stream: &Stream) {
 
 #[test]
 fn who_comes_late_is_named_and_hears_of_it() {
-    all_say(&mpirun(3, "late", true), None, &["rank 1 did not come within 3 s"]);
+    all_say(&mpirun(3, "late", true), None, &["rank 1 did not arrive within 3 s"]);
 }
 
 /// Rank 1 makes one call less than the others. One of these may still be in the sum when another,
@@ -397,6 +397,6 @@ fn an_error_of_one_rank_reaches_the_others() {
 #[test]
 fn a_process_has_mpi_once() {
     let heard = mpirun(2, "twice", false);
-    all_say(&heard, None, &["runs in this process already"]);
+    all_say(&heard, None, &["already runs in this process"]);
     assert!(heard.content, "{}", heard.printed);
 }

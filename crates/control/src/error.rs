@@ -18,8 +18,8 @@ pub enum Error {
     Ranks(#[from] meristem_comm::Error),
     /// Ranks that learn together have different policies after an update.
     #[error(
-        "the ranks' policies differ after an update (fingerprints {fingerprints}): this is a \
-         defect, please report it"
+        "the policies differ between ranks after an update, with fingerprints {fingerprints}; \
+         this is a bug in meristem, please report it"
     )]
     RanksDiffer {
         /// Fingerprint of each rank's policy, by rank.
@@ -43,8 +43,8 @@ pub enum Error {
     },
     /// The action script asks for an action that is not legal at its step.
     #[error(
-        "action script, line {line}: not legal in env {env} at step {step}: {reason}. Correct the \
-         script"
+        "action script, line {line}: not legal in env {env} at step {step}: {reason}; \
+         correct the script"
     )]
     ScriptIllegal {
         /// Line in the file, from 1.
@@ -65,9 +65,8 @@ pub enum Error {
     /// Too many updates of the policy in a row were skipped because loss or gradient was not
     /// finite.
     #[error(
-        "the policy diverged: {skipped} updates in a row had a loss or gradient that is not \
-         finite. \
-         Start again with a smaller learning rate (`PpoConfig::lr`, `--ppo-lr`)"
+        "the policy diverged: {skipped} consecutive updates had a non-finite loss or gradient; \
+         start again with a lower learning rate (`PpoConfig::lr`, `--ppo-lr`)"
     )]
     Diverged {
         /// Updates skipped in a row.

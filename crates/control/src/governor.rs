@@ -69,7 +69,7 @@ impl Failure {
     pub fn describe(self) -> &'static str {
         match self {
             Failure::NotFinite => "a loss or weight is not finite",
-            Failure::Collapse => "the loss fell back to that of guessing",
+            Failure::Collapse => "the loss fell back to the level of guessing",
             Failure::Spike => "the loss was far above its history for several steps",
         }
     }

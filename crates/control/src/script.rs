@@ -101,7 +101,7 @@ impl Script {
             let key = (parsed.step, parsed.env);
             if let Some(Entry { line: first, .. }) = entries.insert(key, Entry { line, action }) {
                 let problem = format!(
-                    "step {} has an action already, in line {first}: one per step and env",
+                    "step {} has an action already, in line {first}; give one per step and env",
                     parsed.step
                 );
                 return Err(fault(problem));

@@ -132,7 +132,7 @@ impl FromStr for Augment {
                         argument: "augment",
                         expected: "none, standard, or of crop=PIXELS, flip, cutout=PIXELS".into(),
                         got: format!("`{part}`"),
-                        remedy: "join several by commas: crop=4,flip,cutout=8".into(),
+                        remedy: "separate several by commas: crop=4,flip,cutout=8".into(),
                     });
                 }
             }

@@ -91,7 +91,7 @@ pub enum Error {
 
     /// A source that reads files needs a folder, and none was given.
     #[error(
-        "the {dataset} dataset needs `data_root` (`--data-root DIR`): expected there {}; {remedy}",
+        "the {dataset} dataset needs a data root (`--data-root DIR`) with {}; {remedy}",
         expected.join(", ")
     )]
     RootNotGiven {
@@ -170,7 +170,7 @@ impl Mismatch {
         expected: impl Into<String>,
         got: impl Into<String>,
     ) -> Self {
-        let remedy = "get the file again from where it came".into();
+        let remedy = "download or copy the file again".into();
         Self { what: what.into(), expected: expected.into(), got: got.into(), remedy }
     }
 

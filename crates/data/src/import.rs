@@ -77,12 +77,12 @@ fn check(root: &Path, layout: &Layout) -> Result<()> {
     let Layout { channels, height, width, ref classes, .. } = *layout;
     if (channels, height, width) != (3, SIDE, SIDE) {
         let got = format!("{width}×{height} with {channels} channels");
-        let remedy = "the layout has no place for others; read them with `--dataset folder`";
+        let remedy = "CIFAR-10 has no other shape; read these images with `--dataset folder`";
         return wrong("the images", "32×32 RGB", got, remedy);
     }
     if classes.len() != 10 {
         let got = format!("{}: {}", classes.len(), classes.join(", "));
-        let remedy = "the layout has labels 0 to 9; read others with `--dataset folder`";
+        let remedy = "CIFAR-10 has 10 classes; read these images with `--dataset folder`";
         return wrong("the number of class folders in train", "10", got, remedy);
     }
     Ok(())

@@ -37,8 +37,8 @@ pub enum Error {
 pub enum TopologyError {
     /// Invalid JSON, or JSON with other fields.
     #[error(
-        "`topology` of the weights file does not parse: {0}; it was not written by Meristem, or \
-         is damaged"
+        "cannot parse the `topology` of the weights file: {0}; the file is damaged, or was not \
+         written by meristem"
     )]
     Parse(#[from] serde_json::Error),
     /// A version that this build does not read.

@@ -105,10 +105,7 @@ impl TopologySlot {
         }
         alpha.check()?;
         if !(0.0..=1.0).contains(&module.alpha_target) {
-            return Err(format!(
-                "alpha_target must be within 0 and 1, got {}",
-                module.alpha_target
-            ));
+            return Err(format!("alpha_target must be from 0 to 1, got {}", module.alpha_target));
         }
         let fits = match stage {
             Stage::Germinated | Stage::Training => alpha.is_at_rest() && alpha.alpha() == 0.0,

@@ -246,8 +246,10 @@ fn a_run_that_is_killed_goes_on_to_the_same_bits() {
     let summary = m.json("one/summary.json");
     assert_eq!(summary["status"], "failed");
     let error = summary["error"].as_str().unwrap();
-    assert!(error.contains("rank 1 did not come within 10 s"), "{error}");
-    assert!(erred(&m, 0).contains("rank 1 did not come") && erred(&m, 0).contains("--resume RUN"));
+    assert!(error.contains("rank 1 did not arrive within 10 s"), "{error}");
+    assert!(
+        erred(&m, 0).contains("rank 1 did not arrive") && erred(&m, 0).contains("--resume RUN")
+    );
     // The run's folder has its settings.
     ok(&m, 2, "train --resume one");
     assert_same(&outcome(&m, "one"), &expected, "one killed");

@@ -70,12 +70,12 @@ pub(crate) fn world(deadline: Duration) -> Result<Box<dyn Transport>> {
     std::thread::Builder::new()
         .name("mpi".to_owned())
         .spawn(move || thread::run(todo, &ready, deadline, finish))
-        .map_err(|_| unavailable("no thread could be started for it", "free some memory"))?;
+        .map_err(|_| unavailable("cannot start its thread", "free some memory"))?;
     let gone = |error| match error {
-        RecvTimeoutError::Disconnected => unavailable("it did not start", "see what it printed"),
+        RecvTimeoutError::Disconnected => unavailable("it did not start", "read its output"),
         RecvTimeoutError::Timeout => unavailable(
-            "not all processes that were started together came to it within the deadline",
-            "start the same program with the same transport in all of them",
+            "not all processes joined within the deadline",
+            "start the same program with the same transport in all processes",
         ),
     };
     let (rank, size) = started.recv_timeout(deadline).map_err(gone)??;
@@ -103,7 +103,7 @@ impl Mpi {
     fn tell(&self, job: Job) -> Result<()> {
         let jobs = self.link.jobs.as_ref();
         let told = jobs.is_some_and(|jobs| jobs.send(job).is_ok());
-        told.then_some(()).ok_or_else(|| unavailable("its thread is gone", "see what it printed"))
+        told.then_some(()).ok_or_else(|| unavailable("its thread ended", "read its output"))
     }
 
     /// Sends and receives bytes; returns what was received, in the order of `receives`.
@@ -116,7 +116,7 @@ impl Mpi {
         let (reply, answer) = sync_channel(1);
         let (context, call) = (self.context, *call);
         self.tell(Job::Exchange(Box::new(Exchange { context, call, sends, receives, reply })))?;
-        let gone = |_| unavailable("its thread is gone", "see what it printed");
+        let gone = |_| unavailable("its thread ended", "read its output");
         answer.recv().map_err(gone)?
     }
 
@@ -276,7 +276,7 @@ impl Transport for Mpi {
         let highest = wishes.iter().map(|wish| wish.next_context).max().unwrap_or(1);
         *next_context = highest.saturating_add(n as i32);
         if *next_context > GROUPS_MAX {
-            return Err(unavailable("too many groups were made", "use groups more than once"));
+            return Err(unavailable("too many communicators were created", "reuse communicators"));
         }
         let members: Arc<[i32]> = ranks.iter().map(|rank| self.members[*rank]).collect();
         let rank = ranks.iter().position(|rank| *rank == me).unwrap_or(0);

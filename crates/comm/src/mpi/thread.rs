@@ -68,7 +68,8 @@ pub(super) fn run(
     finish: SyncSender<()>,
 ) {
     let Some((universe, level)) = mpi::initialize_with_threading(Threading::Funneled) else {
-        let _ = ready.send(Err(unavailable("it runs in this process already", "split the group")));
+        let _ = ready
+            .send(Err(unavailable("it already runs in this process", "split its communicator")));
         return;
     };
     if level < Threading::Funneled {

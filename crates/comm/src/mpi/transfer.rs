@@ -175,7 +175,7 @@ impl<'s, 'a> Transfer<'s, 'a> {
                 let header = Header::decode(&take(found), &self.call);
                 let step = self.group.step;
                 let header = header.filter(|header| header.step == step);
-                let reason = "it sent what no rank of this version sends";
+                let reason = "it sent data that this version does not send";
                 let header = header.ok_or_else(|| self.gone(peer, reason))?;
                 self.receive(peer, &header);
                 self.headers[peer] = Some(header);
@@ -285,7 +285,7 @@ pub(super) fn read_notices(world: &SimpleCommunicator, group: &mut Group) -> Opt
             }
             Some(Notice::Failed(error)) => return Some(error),
             None => {
-                let reason = "it sent what no rank of this version sends";
+                let reason = "it sent data that this version does not send";
                 return Some(Error::RankGone { operation: "exchange", rank, reason });
             }
         }

@@ -124,8 +124,8 @@ fn who_does_not_come_is_named_after_the_deadline_and_the_group_stays_dead() {
         (first, comm.barrier().unwrap_err().to_string())
     });
     for (first, again) in errors {
-        assert!(first.contains("`all_reduce`: rank 1 did not come within 0.05 s"), "{first}");
-        assert!(again.contains("`barrier`: rank 1 did not come"), "{again}");
+        assert!(first.contains("`all_reduce`: rank 1 did not arrive within 0.05 s"), "{first}");
+        assert!(again.contains("`barrier`: rank 1 did not arrive"), "{again}");
     }
 }
 

@@ -24,8 +24,8 @@ pub fn policy_width(metadata: &Metadata) -> Result<usize> {
     let version = entry(metadata, "meristem_policy")?;
     if version != VERSION {
         return Err(mismatch(format!(
-            "it has version {version}, this program reads version {VERSION}: use the program that \
-             wrote it"
+            "its format has version {version}, this program reads version {VERSION}; \
+             use the program that wrote it"
         )));
     }
     parse(metadata, "hidden")
@@ -76,8 +76,8 @@ impl Ppo {
         let own = &self.domain;
         if slots.len() != own.slots.len() {
             return Err(mismatch(format!(
-                "it is for {} slots ({}), this run has {} ({}): enable as many slots, or train a \
-                 new one",
+                "it was trained for {} slots ({}), this run has {} ({}); \
+                 enable the same number of slots, or train a new policy",
                 slots.len(),
                 slots.join(", "),
                 own.slots.len(),
@@ -86,19 +86,20 @@ impl Ppo {
         }
         if blueprints != own.blueprints {
             return Err(mismatch(format!(
-                "it knows the blueprints {}, this run has {}: use the same set, or train a new one",
+                "it was trained with the blueprints {}, this run has {}; \
+                 use the same blueprints, or train a new policy",
                 blueprints.join(", "),
                 own.blueprints.join(", ")
             )));
         }
         if width != self.config.hidden {
             return Err(mismatch(format!(
-                "its width is {width}, this run's is {}: set the policy's width to {width}",
+                "its width is {width}, this run needs {}; set the policy's width to {width}",
                 self.config.hidden
             )));
         }
         if !normalizer.fits(self.normalizer.len()) || !scale.is_usable() {
-            return Err(mismatch("its normaliser is damaged: use another copy".into()));
+            return Err(mismatch("its normaliser is damaged; use another copy".into()));
         }
         self.policy.load_state_dict(weights).map_err(|error| mismatch(error.to_string()))?;
         (self.normalizer, self.scale) = (normalizer, scale);

@@ -98,20 +98,27 @@ impl Ppo {
             && memory.fresh.len() == envs
             && memory.step <= self.rollout.shape().steps;
         if !fits {
-            return Err(bad(format!("it is not of a run with {envs} envs and these slots")));
+            return Err(bad(format!(
+                "it belongs to a run with another number of envs than {envs}, or with other slots"
+            )));
         }
         if memory.seed != self.seed {
             let (got, own) = (memory.seed, self.seed);
-            return Err(bad(format!("it is of a run with seed {got}, this one has seed {own}")));
+            return Err(bad(format!(
+                "it belongs to a run with seed {got}, this run has seed {own}"
+            )));
         }
         if memory.exchanges.is_some() != self.ranks.is_some() {
-            return Err(bad("one of both learns with others, the other alone".into()));
+            return Err(bad("only one of the two runs learns over several ranks".into()));
         }
         // Everything is checked before anything is changed.
         let mut buffers = vec![];
         for (name, tensor) in self.buffers() {
             let Some(values) = saved(state, name, tensor) else {
-                return Err(bad(format!("no `{name}` of the form {:?} in it", tensor.dims())));
+                return Err(bad(format!(
+                    "it has no tensor `{name}` with shape {:?}",
+                    tensor.dims()
+                )));
             };
             buffers.push((tensor.clone(), values));
         }

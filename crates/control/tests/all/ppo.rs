@@ -255,7 +255,7 @@ fn a_policy_file_brings_back_the_same_policy() {
     let text = refused(&mut ppo(small(), 3, Learning::On), &metadata);
     assert!(text.contains("for 2 slots (r0c0, r0c1), this run has 3"), "{text}");
     let text = refused(&mut ppo(PpoConfig { hidden: 16, ..small() }, 2, Learning::On), &metadata);
-    assert!(text.contains("width is 8, this run's is 16"), "{text}");
+    assert!(text.contains("width is 8, this run needs 16"), "{text}");
     let with = |key: &str, value: &str| {
         let mut metadata = metadata.clone();
         metadata.insert(key.into(), value.into());
@@ -264,7 +264,7 @@ fn a_policy_file_brings_back_the_same_policy() {
     let mut it = ppo(small(), 2, Learning::On);
     let cases = [
         ("meristem_policy", "9", "version 9"),
-        ("blueprints", r#"["norm"]"#, "knows the blueprints norm"),
+        ("blueprints", r#"["norm"]"#, "with the blueprints norm"),
         ("slots", "three", "`slots` is damaged"),
         ("normalizer", "{}", "`normalizer` is damaged"),
         ("seeds", "7", "`seeds` is damaged"),

@@ -198,7 +198,7 @@ fn count_records(path: &Path, variant: &Variant) -> Result<usize> {
     let expected = format!("a multiple of {record} bytes, the size of a record");
     let got = format!("{len} bytes: {whole} records and {} bytes", len % record);
     Err(Mismatch::new("the length of the file", expected, got)
-        .remedy("it is truncated or of another format; get it again from where it came")
+        .remedy("it is truncated or has another format; download or copy it again")
         .at(path, len))
 }
 
@@ -227,7 +227,7 @@ fn check_records(
                 let expected = format!("{} as in {by}", expected.unwrap_or_default());
                 let what = "the number of records";
                 return Err(Mismatch::new(what, expected, got.to_string())
-                    .remedy("the copy may have been interrupted; get the file again")
+                    .remedy("the copy may have been interrupted; download or copy the file again")
                     .at(path, offset));
             }
         }

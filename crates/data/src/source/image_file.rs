@@ -11,7 +11,7 @@ use crate::error::{Error, Mismatch, Result};
 
 /// Size limit of an image file, in bytes.
 const FILE_BYTES_MAX: u64 = 256 << 20;
-const REMEDY: &str = "replace or remove the file, or go on without it by `skip_bad` (--skip-bad)";
+const REMEDY: &str = "replace or remove the file, or skip it with `skip_bad` (--skip-bad)";
 
 /// Channels, height and width of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub(crate) fn decode(path: &Path, expected: Size, like: &Path, pixels: &mut [u8]
     // A truncated JPEG decodes without an error, its rest grey.
     if bytes.starts_with(&JPEG_MAGIC) {
         find_jpeg_end(&bytes)
-            .map_err(|(offset, got)| undecodable(path, offset, "whole JPEG data", got))?;
+            .map_err(|(offset, got)| undecodable(path, offset, "complete JPEG data", got))?;
     }
     let image = DynamicImage::from_decoder(decoder).map_err(|error| {
         undecodable(path, bytes.len(), "an image that decodes", error.to_string())

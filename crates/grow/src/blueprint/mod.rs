@@ -111,7 +111,7 @@ impl Blueprint {
                     )
                 };
                 let rule =
-                    "a mix needs a layer with parameters: a ReLU alone leaves x, which is no mix";
+                    "a mix needs a layer with parameters, because a ReLU alone leaves x unchanged";
                 self.birth(self.layers.iter().any(trains), rule)?;
                 0
             }
@@ -120,8 +120,8 @@ impl Blueprint {
         let zero = |layer: &Layer| {
             matches!(layer, Layer::GroupNorm { zero: true } | Layer::Linear { zero: true, .. })
         };
-        let rule = "only the layer that makes it the identity may start at zero, any other is \
-         dead for ever";
+        let rule = "only the layer that makes it the identity may start at zero, because any \
+                    other would never learn";
         self.birth(!before_end.iter().any(zero), rule)?;
         [8, 32].into_iter().try_for_each(|channels| self.parameters(channels).map(|_| ()))
     }

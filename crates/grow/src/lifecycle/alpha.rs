@@ -300,7 +300,7 @@ impl AlphaController {
     pub(crate) fn check(&self) -> Result<(), String> {
         let within = |a: f32| (0.0..=1.0).contains(&a);
         if !(within(self.alpha) && within(self.start) && within(self.target)) {
-            return Err(format!("alpha, start and target must be within 0 and 1: {self:?}"));
+            return Err(format!("alpha, start and target must be from 0 to 1: {self:?}"));
         }
         let moving = match self.mode {
             AlphaMode::Rest => self.alpha != self.target || self.steps_done != self.steps_total,

@@ -6,7 +6,7 @@ use super::stage::Stage;
 
 /// A rule of growth that is out of its range.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
-#[error("rule `{what}` must be within {least} and {most}, got {got}")]
+#[error("rule `{what}` must be from {least} to {most}, got {got}")]
 pub struct RuleError {
     /// Name of the rule.
     pub what: &'static str,
@@ -24,8 +24,8 @@ pub struct RuleError {
 pub enum AlphaError {
     /// `retarget` while moving.
     #[error(
-        "alpha is on its way to {target} ({steps_to_go} steps to go); retarget it when it is at \
-         rest"
+        "alpha moves to {target} for another {steps_to_go} steps; \
+         set a new target when it is at rest"
     )]
     NotAtRest {
         /// Current target.
@@ -34,7 +34,7 @@ pub enum AlphaError {
         steps_to_go: u32,
     },
     /// A target outside `[0, 1]`.
-    #[error("alpha target must be within 0 and 1, got {0}")]
+    #[error("alpha target must be from 0 to 1, got {0}")]
     BadTarget(f32),
 }
 
@@ -81,7 +81,7 @@ pub enum LifecycleError {
         stage: Stage,
     },
     /// The host has its largest number of modules already.
-    #[error("the host has {modules} modules and may have {limit}")]
+    #[error("the host has {modules} modules, and its limit is {limit}")]
     Full {
         /// Modules now.
         modules: usize,
@@ -89,7 +89,7 @@ pub enum LifecycleError {
         limit: usize,
     },
     /// Another module has not begun to blend.
-    #[error("slot {slot} is still {stage}: the next module may germinate once it blends")]
+    #[error("slot {slot} is still {stage}; another module may germinate once this one blends")]
     NotYet {
         /// The slot of the other module.
         slot: SlotName,
@@ -98,8 +98,8 @@ pub enum LifecycleError {
     },
     /// The module is younger than the least age for pruning.
     #[error(
-        "slot {slot}: a module of age {age_steps} is too young to be pruned, that takes \
-         {min_steps} steps"
+        "slot {slot}: its module is {age_steps} steps old, and may be pruned after {min_steps} \
+         steps"
     )]
     TooYoung {
         /// The slot.
