@@ -96,6 +96,7 @@ def script(envs: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+# Preset quick deals the samples out to the envs, as builds do that do not have `--epoch`.
 BASE = {"preset": "quick", "rounds": 1, "steps": 4, "max-batches": 2, "control-split": 0.01}
 BASE |= {"envs": 2, "threads": 1, "checkpoint-every": 2, "seed": 42}
 SCRIPT = {"steps": 16, "max-batches": 1, "batch": 32, "min-training-steps": 1}

@@ -3,38 +3,91 @@
 //! This order is part of the contract: the gather serves it, `meristem data plan` prints it, and
 //! anyone can recompute it.
 //!
-//! 1. Envs are grouped by device; a device's group keeps the envs' order.
-//! 2. Each device has its own permutation of `0..len` for each epoch. Without `shuffle` it is the
+//! 1. Envs are put into groups that keep their order. With [`EpochMode::Dealt`] a device's envs are
+//!    one group; with [`EpochMode::Full`] each env is a group of its own.
+//! 2. Each group has its own permutation of `0..len` for each epoch. Without `shuffle` it is the
 //!    identity. With it, the generator is ChaCha with 8 rounds (`rand_chacha::ChaCha8Rng`),
-//!    `seed_from_u64(seed + 1009 * device_index)` (wrapping) and then `set_stream(epoch)`, so that
-//!    any epoch is reached without drawing those before it. `device_index` is 0 for `cpu` and
-//!    `cuda`, and k for `cpu:k` and `cuda:k`. Starting from `0, 1, …, len−1`, Fisher–Yates from the
-//!    end: `for i in (1..len).rev() { swap(i, below(i + 1)) }`.
+//!    `seed_from_u64(seed + 1009 * device_index)` (wrapping) and then `set_stream(epoch + (rank <<
+//!    40))` (wrapping), so that any epoch is reached without drawing those before it.
+//!    `device_index` is 0 for `cpu` and `cuda`, and k for `cpu:k` and `cuda:k`; `rank` counts the
+//!    envs of a device from 0, and is that of the group's first env: always 0 with `Dealt`. The
+//!    streams of two envs are disjoint for epochs below 2^40. Starting from `0, 1, …, len−1`,
+//!    Fisher–Yates from the end: `for i in (1..len).rev() { swap(i, below(i + 1)) }`.
 //! 3. `below(n)` is Lemire's unbiased draw: with x the generator's next u32 and m = x·n as 64 bits,
 //!    the result is the high word of m, unless the low word of m is less than `2^32 mod n`, in
 //!    which case x is drawn anew.
-//! 4. Batch b of a device takes places `b·step .. min((b+1)·step, len)` of its permutation, `step`
-//!    = `batch_per_env` × envs on that device, and deals them out in order, as evenly as possible,
+//! 4. Batch b of a group takes places `b·step .. min((b+1)·step, len)` of its permutation, `step`
+//!    = `batch_per_env` × envs in the group, and deals them out in order, as evenly as possible,
 //!    the first envs one more (10 over 3 is 4, 3, 3).
-//! 5. An epoch has the least number of batches over all devices, counting `len / step` rounded down
+//! 5. An epoch has the least number of batches over all groups, counting `len / step` rounded down
 //!    with `drop_last` and up without, and at most `max_batches`.
 //! 6. In a partial last batch the envs without samples are left out. They must be the last ones:
 //!    anything else is [`Error::Hole`].
+//!
+//! So with `Full` an env's order depends on nothing but seed, device and its rank there, and with
+//! one env on each device both modes are the same.
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::Range;
+use std::str::FromStr;
 
 use meristem_device::DeviceId;
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
 /// Difference between the seeds of two neighbouring devices.
 const SEED_STRIDE: u64 = 1009;
 
+/// Bits of an epoch in a generator's stream; the rank of an env on its device is above them.
+const EPOCH_BITS: u32 = 40;
+
 /// The longest listing of [`plan`], in indices; a longer one comes from a mistyped length.
 pub const PLAN_INDICES_MAX: usize = 100_000_000;
+
+/// Share of the samples that an env gets in an epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EpochMode {
+    /// Every env gets every sample once, in an order of its own.
+    Full,
+    /// The samples are dealt out to the envs of a device: each of N envs gets 1/N of them.
+    Dealt,
+}
+
+impl EpochMode {
+    /// Both modes, with their names in configuration.
+    pub const NAMES: [(&'static str, Self); 2] = [("full", Self::Full), ("dealt", Self::Dealt)];
+
+    /// The name in configuration.
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self as usize].0
+    }
+}
+
+impl fmt::Display for EpochMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for EpochMode {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let known = Self::NAMES.iter().find(|(known, _)| *known == name);
+        known.map(|(_, mode)| *mode).ok_or_else(|| Error::Argument {
+            operation: "order",
+            argument: "epoch_mode",
+            expected: Self::NAMES.map(|(name, _)| name).join(" or "),
+            got: format!("`{name}`"),
+            remedy: "`dealt` gives each of N envs 1/N of the samples, `full` all of them".into(),
+        })
+    }
+}
 
 /// Parameters of an order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,9 +98,11 @@ pub struct OrderConfig {
     pub batch_per_env: usize,
     /// The device of each env, in env order.
     pub devices: Vec<DeviceId>,
+    /// Share of the samples that an env gets in an epoch.
+    pub epoch_mode: EpochMode,
     /// Seed of the permutations.
     pub seed: u64,
-    /// Whether to permute; false serves `0..len` in order on each device.
+    /// Whether to permute; false serves `0..len` in order to each group.
     pub shuffle: bool,
     /// Whether to leave out a last batch that is not full.
     pub drop_last: bool,
@@ -55,10 +110,12 @@ pub struct OrderConfig {
     pub max_batches: Option<usize>,
 }
 
-/// The envs of one device.
+/// Envs of one device that a permutation is dealt out to.
 #[derive(Clone, Debug)]
 struct Group {
     device: DeviceId,
+    /// Rank of the first of them among the envs of the device.
+    rank: u64,
     /// `batch_per_env` × envs; saturating, which is more than any dataset holds.
     step: usize,
     envs: usize,
@@ -86,11 +143,18 @@ impl EpochOrder {
         check(config)?;
         let mut groups: Vec<Group> = vec![];
         let mut envs = vec![];
+        let mut envs_on: BTreeMap<DeviceId, u64> = BTreeMap::new();
         for &device in &config.devices {
-            let group = groups.iter().position(|g| g.device == device).unwrap_or_else(|| {
-                groups.push(Group { device, step: 0, envs: 0 });
+            let on_device = envs_on.entry(device).or_default();
+            let shared = match config.epoch_mode {
+                EpochMode::Dealt => groups.iter().position(|group| group.device == device),
+                EpochMode::Full => None,
+            };
+            let group = shared.unwrap_or_else(|| {
+                groups.push(Group { device, rank: *on_device, step: 0, envs: 0 });
                 groups.len() - 1
             });
+            *on_device += 1;
             envs.push((group, groups[group].envs));
             groups[group].envs += 1;
         }
@@ -120,18 +184,19 @@ impl EpochOrder {
         self.envs.len()
     }
 
-    /// The distinct devices, in the order of their first env.
-    pub fn devices(&self) -> impl Iterator<Item = DeviceId> + '_ {
-        self.groups.iter().map(|group| group.device)
+    /// Number of permutations of an epoch.
+    pub fn permutations(&self) -> usize {
+        self.groups.len()
     }
 
-    /// Index of the device of `env` in [`Self::devices`]. `env` < [`Self::envs`].
-    pub fn device_of(&self, env: usize) -> usize {
+    /// Number of the permutation that `env` gets its samples from, below [`Self::permutations`].
+    /// `env` < [`Self::envs`].
+    pub fn permutation_of(&self, env: usize) -> usize {
         self.envs[env].0
     }
 
-    /// The positions in its device's permutation that `env` gets in `batch`; empty if none. `batch`
-    /// < [`Self::batches`], `env` < [`Self::envs`].
+    /// The positions in its permutation that `env` gets in `batch`; empty if none. `batch` <
+    /// [`Self::batches`], `env` < [`Self::envs`].
     pub fn part(&self, batch: usize, env: usize) -> Range<usize> {
         let (group, rank) = self.envs[env];
         let Group { step, envs, .. } = self.groups[group];
@@ -150,17 +215,21 @@ impl EpochOrder {
         (0..self.envs()).map(|env| self.part(0, env).len()).max().unwrap_or(0)
     }
 
-    /// Writes the permutation of device number `device` (of [`Self::devices`]) in `epoch`; `len`
-    /// entries. Reuses the vector's memory.
-    pub fn permutation_into(&self, device: usize, epoch: u64, permutation: &mut Vec<u32>) {
-        permutation.clear();
-        permutation.extend(0..self.len as u32);
+    /// Number of samples that `env` gets in an epoch. `env` < [`Self::envs`].
+    pub fn samples_of(&self, env: usize) -> usize {
+        (0..self.batches).map(|batch| self.part(batch, env).len()).sum()
+    }
+
+    /// Writes a permutation of `epoch`; `permutation` < [`Self::permutations`], `indices` has `len`
+    /// entries.
+    pub fn permutation_into(&self, permutation: usize, epoch: u64, indices: &mut [u32]) {
+        (0..).zip(indices.iter_mut()).for_each(|(place, index)| *index = place);
         if self.shuffle {
-            let index = self.groups[device].device.index() as u64;
-            let seed = self.seed.wrapping_add(SEED_STRIDE.wrapping_mul(index));
-            let mut random = ChaCha8Rng::seed_from_u64(seed);
-            random.set_stream(epoch);
-            shuffle(&mut random, permutation);
+            let Group { device, rank, .. } = &self.groups[permutation];
+            let offset = SEED_STRIDE.wrapping_mul(device.index() as u64);
+            let mut random = ChaCha8Rng::seed_from_u64(self.seed.wrapping_add(offset));
+            random.set_stream(epoch.wrapping_add(rank << EPOCH_BITS));
+            shuffle(&mut random, indices);
         }
     }
 
@@ -173,7 +242,7 @@ impl EpochOrder {
         let Some(later_env) = (empty_env + 1..self.envs()).find(|env| !empty(env)) else {
             return Ok(());
         };
-        let device = |env: usize| self.groups[self.device_of(env)].device;
+        let device = |env: usize| self.groups[self.permutation_of(env)].device;
         Err(Error::Hole {
             batch,
             empty_env,
@@ -241,6 +310,8 @@ pub struct Plan {
     pub batch_per_env: usize,
     /// The device of each env.
     pub devices: Vec<String>,
+    /// Share of the samples that an env gets in an epoch.
+    pub epoch_mode: EpochMode,
     /// Seed of the permutations.
     pub seed: u64,
     /// Whether the order is permuted.
@@ -268,35 +339,38 @@ pub struct EpochPlan {
 /// would be listed.
 pub fn plan(config: &OrderConfig, epochs: u64) -> Result<Plan> {
     let order = EpochOrder::new(config)?;
-    let devices = order.groups.len();
-    let indices = config.len.max(1).saturating_mul(devices).saturating_mul(epochs as usize);
+    let count = order.permutations();
+    let indices = config.len.max(1).saturating_mul(count).saturating_mul(epochs as usize);
     if indices > PLAN_INDICES_MAX {
         return Err(Error::Argument {
             operation: "plan",
             argument: "len",
-            expected: format!("such that len × devices × epochs is at most {PLAN_INDICES_MAX}"),
-            got: format!("{} × {devices} × {epochs}", config.len),
+            expected: format!(
+                "such that len × permutations × epochs is at most {PLAN_INDICES_MAX}"
+            ),
+            got: format!("{} × {count} × {epochs}", config.len),
             remedy: "list fewer epochs or a shorter dataset".into(),
         });
     }
-    let mut permutations = vec![vec![]; devices];
+    let mut permutations = vec![vec![0; config.len]; count];
     let mut listed = vec![];
     for epoch in 0..epochs {
-        for (device, permutation) in permutations.iter_mut().enumerate() {
-            order.permutation_into(device, epoch, permutation);
+        for (number, permutation) in permutations.iter_mut().enumerate() {
+            order.permutation_into(number, epoch, permutation);
         }
         let part = |batch, env| {
             let part: Range<usize> = order.part(batch, env);
-            (!part.is_empty()).then(|| permutations[order.device_of(env)][part].to_vec())
+            (!part.is_empty()).then(|| permutations[order.permutation_of(env)][part].to_vec())
         };
         let batches = (0..order.batches())
             .map(|batch| (0..order.envs()).map_while(|env| part(batch, env)).collect())
             .collect();
         listed.push(EpochPlan { epoch, batches });
     }
-    let OrderConfig { len, batch_per_env, seed, shuffle, drop_last, .. } = *config;
+    let OrderConfig { len, batch_per_env, epoch_mode, seed, shuffle, drop_last, .. } = *config;
     let devices = config.devices.iter().map(DeviceId::to_string).collect();
-    Ok(Plan { len, batch_per_env, devices, seed, shuffle, drop_last, epochs: listed })
+    let epochs = listed;
+    Ok(Plan { len, batch_per_env, devices, epoch_mode, seed, shuffle, drop_last, epochs })
 }
 
 /// Splits `0..len` into a training part and a held-out part, by seed alone (`docs/data.md`: the

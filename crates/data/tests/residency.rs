@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use common::files::*;
 use common::{cpu, epoch_of, read_split};
+use meristem_data::order::EpochMode;
 use meristem_data::{
     Dataset, DatasetSpec, GatherConfig, ImageShape, Normalization, Residency, Source, Split, cache,
 };
@@ -99,9 +100,15 @@ fn every_residency_serves_the_same_bits() {
     write_folder(folder.path(), 30, 7);
     let spec = spec_of(Source::Folder, folder.path());
     for augment in ["none", "crop=2,flip,cutout=2"] {
-        for (batch, envs, shuffle) in [(7, 1, true), (4, 3, true), (16, 2, false)] {
+        for (batch, envs, shuffle, epoch_mode) in [
+            (7, 1, true, EpochMode::Dealt),
+            (4, 3, true, EpochMode::Dealt),
+            (4, 3, true, EpochMode::Full),
+            (16, 2, false, EpochMode::Dealt),
+        ] {
             let config = GatherConfig {
                 augment: augment.parse().unwrap(),
+                epoch_mode,
                 shuffle,
                 seed: 5,
                 ..GatherConfig::new(batch, vec![DeviceId::Cpu(0); envs])

@@ -93,14 +93,22 @@ impl Progress {
 
     fn begin(&mut self, run: &RunStarted) {
         self.line(&format!(
-            "{} of `{}` ({} parameters) on {}: {} training, {} control, {} test images",
+            "{} of `{}` ({} parameters) on {}: {} images a step each (epoch {})",
             counted(run.envs, ["env", "envs"]),
             run.host,
             thousands(run.host_parameters as u64),
             run.dataset,
+            images_per_step(run.images_per_step),
+            run.epoch,
+        ));
+        self.line(&format!(
+            "{} training, {} control, {} test images; {} of {} of {}",
             thousands(run.train_samples as u64),
             thousands(run.control_samples as u64),
             thousands(run.test_samples as u64),
+            counted(run.rounds, ["round", "rounds"]),
+            counted(run.steps, ["step", "steps"]),
+            counted(run.batches, ["batch", "batches"]),
         ));
         let ranks = match run.ranks {
             1 => String::new(),
@@ -112,10 +120,7 @@ impl Progress {
             devices => format!("{} devices ({}) of ", devices.len(), devices.join(", ")),
         };
         self.line(&format!(
-            "{} of {} of {}, controller {}, {devices}{}{ranks}, {}, seed {}",
-            counted(run.rounds, ["round", "rounds"]),
-            counted(run.steps, ["step", "steps"]),
-            counted(run.batches, ["batch", "batches"]),
+            "controller {}, {devices}{}{ranks}, {}, seed {}",
             run.controller,
             counted(run.threads, ["thread", "threads"]),
             run.instruction_set,
@@ -203,6 +208,14 @@ impl Observer for Progress {
 
     fn stop_requested(&self) -> bool {
         STOP.load(Ordering::Relaxed)
+    }
+}
+
+/// `9,000`, or `2,176 to 2,250` where envs differ.
+fn images_per_step([least, most]: [usize; 2]) -> String {
+    match least == most {
+        true => thousands(most as u64),
+        false => format!("{} to {}", thousands(least as u64), thousands(most as u64)),
     }
 }
 

@@ -89,8 +89,14 @@ fn threads(m: &Meristem, flags: &str, run: &str) -> Outcome {
 #[test]
 fn the_same_run_as_over_threads() {
     let m = with_images();
-    for (ranks, exchange) in [(1, "dense"), (2, "dense"), (2, "topk:0.05"), (4, "ok-topk:0.05")] {
-        let flags = format!("--exchange {exchange}");
+    let cases = [
+        (1, "dense", "dealt"),
+        (2, "dense", "full"),
+        (2, "topk:0.05", "dealt"),
+        (4, "ok-topk:0.05", "full"),
+    ];
+    for (ranks, exchange, epoch) in cases {
+        let flags = format!("--exchange {exchange} --epoch {epoch}");
         let [one, other] =
             ["threads", "mpi"].map(|comm| format!("{comm}-{ranks}-{}", &exchange[..4]));
         let expected = threads(&m, &format!("{flags} --ranks {ranks}"), &one);

@@ -119,8 +119,8 @@ impl Kernel {
         Self { shape, constants: MultiplyAdd::new(normalization), augment, seed }
     }
 
-    /// Runs one gather. Arguments: images, labels u32 [N], permutation u32 [len]; outputs: inputs
-    /// f32 [n, H, W, C], targets u32 [n]. `part` is the range of n positions in the permutation.
+    /// Runs one gather. Arguments: images, labels u32 [N], permutations u32 [..]; outputs: inputs
+    /// f32 [n, H, W, C], targets u32 [n]. `part` is the range of n places in the permutations.
     pub(super) fn run(&self, args: &mut Args<'_>, form: Form, epoch: u64, part: Range<usize>) {
         let labels = args.read::<u32>(1);
         let samples = &args.read::<u32>(2)[part];

@@ -12,14 +12,14 @@ use std::sync::Arc;
 use meristem_device::{DType, Device, DeviceId, DeviceOptions, Expect, Stream, Tensor};
 
 use self::kernel::{Form, Kernel};
-use self::permutation::Permutation;
+use self::permutation::Permutations;
 use self::ring::Ring;
 use self::stage::Stage;
 use crate::augment::Augment;
 use crate::dataset::{Dataset, Images};
 use crate::error::{Error, Result};
 use crate::normalization::Normalization;
-use crate::order::{EpochOrder, OrderConfig};
+use crate::order::{EpochMode, EpochOrder, OrderConfig};
 
 /// Configuration of a gather.
 #[derive(Clone, Debug)]
@@ -30,6 +30,8 @@ pub struct GatherConfig {
     pub devices: Vec<DeviceId>,
     /// The envs served here, `None` for all: gathers of other ranks serve the others.
     pub served: Option<Range<usize>>,
+    /// Share of the samples that an env gets in an epoch.
+    pub epoch_mode: EpochMode,
     /// Whether each epoch is permuted; false serves the samples in order.
     pub shuffle: bool,
     /// Whether to leave out a last batch that is not full.
@@ -50,12 +52,14 @@ pub struct GatherConfig {
 }
 
 impl GatherConfig {
-    /// The defaults: shuffled with seed 0, partial last batches kept, no augmentation, two buffers.
+    /// The defaults: samples dealt out to the envs of a device, shuffled with seed 0, partial last
+    /// batches kept, no augmentation, two buffers.
     pub fn new(batch_per_env: usize, devices: Vec<DeviceId>) -> Self {
         Self {
             batch_per_env,
             devices,
             served: None,
+            epoch_mode: EpochMode::Dealt,
             shuffle: true,
             drop_last: false,
             seed: 0,
@@ -89,8 +93,10 @@ enum EnvImages {
 
 struct Env {
     stream: Stream,
-    /// Index of the permutation.
-    permutation: usize,
+    /// Index of its device's permutations.
+    device: usize,
+    /// Place in them at which its own permutation begins.
+    first: usize,
     images: EnvImages,
     form: Form,
     labels: Tensor,
@@ -104,8 +110,8 @@ pub struct GatherBatches {
     order: EpochOrder,
     subset: Option<Arc<[u32]>>,
     kernel: Arc<Kernel>,
-    /// Each permutation with the index of its device in the order.
-    permutations: Vec<(usize, Permutation)>,
+    /// Permutations of each device.
+    permutations: Vec<Permutations>,
     first_env: usize,
     envs: Vec<Env>,
     /// `None` before the first `start_epoch`.
@@ -131,6 +137,7 @@ impl GatherBatches {
             len,
             batch_per_env: config.batch_per_env,
             devices: config.devices.clone(),
+            epoch_mode: config.epoch_mode,
             seed: config.seed,
             shuffle: config.shuffle,
             drop_last: config.drop_last,
@@ -148,22 +155,23 @@ impl GatherBatches {
         streams.iter().try_for_each(|s| dataset_on(datasets, s.device()).map(drop))?;
         let permutations = devices
             .iter()
-            .map(|(number, device)| Ok((*number, Permutation::new(device, len)?)))
+            .map(|(device, numbers)| Permutations::new(device, numbers.clone(), len))
             .collect::<Result<Vec<_>>>()?;
         let envs = streams.iter().enumerate().map(|(env, stream)| {
             let dataset = dataset_on(datasets, stream.device())?;
-            let device = order.device_of(first_env + env);
-            let permutation = devices.iter().position(|(number, _)| *number == device);
-            let permutation = permutation.unwrap_or(0);
+            let device = devices.iter().position(|(device, _)| device == stream.device());
+            let device = device.unwrap_or(0);
+            let permutation = order.permutation_of(first_env + env);
             let capacity = order.part_max();
             let (images, form) = env_images(dataset, stream, capacity)?;
             Ok(Env {
                 stream: stream.clone(),
-                permutation,
+                device,
+                first: permutations[device].start_of(permutation),
                 images,
                 form,
                 labels: dataset.labels().on(stream)?,
-                permutations: permutations[permutation].1.on(stream)?,
+                permutations: permutations[device].on(stream)?,
                 ring: Ring::new(stream, shape, capacity, config.ring_depth)?,
             })
         });
@@ -193,15 +201,15 @@ impl GatherBatches {
         self.envs.iter().map(|env| env.ring.grown()).sum()
     }
 
-    /// Begins an epoch: any epoch, at any time. One counted copy to each device: its permutation.
+    /// Begins an epoch: any epoch, at any time. One counted copy to each device: its permutations.
     /// Does not wait.
     ///
     /// # Errors
     /// Device errors.
     pub fn start_epoch(&mut self, epoch: u64) -> Result<()> {
         self.epoch = None;
-        for (device, permutation) in &mut self.permutations {
-            permutation.start(&self.order, *device, epoch, self.subset.as_deref())?;
+        for permutations in &mut self.permutations {
+            permutations.start(&self.order, epoch, self.subset.as_deref())?;
         }
         for env in 0..self.envs.len() {
             self.stage(env, 0)?;
@@ -236,14 +244,14 @@ impl GatherBatches {
     }
 
     fn gather(&mut self, env_index: usize, epoch: u64) -> Result<Batch> {
-        let part = self.order.part(self.batch, self.first_env + env_index);
+        let part = self.places(env_index, self.batch);
         let env = &mut self.envs[env_index];
         let (inputs, targets) = env.ring.take(part.len())?;
         let images = match &env.images {
             EnvImages::Resident(images) => images,
             EnvImages::Staged(stage) => stage.filled(),
         };
-        let permutation = &env.permutations[self.permutations[env.permutation].1.turn()];
+        let permutation = &env.permutations[self.permutations[env.device].turn()];
         let (kernel, form) = (self.kernel.clone(), env.form);
         env.stream
             .launch("gather")
@@ -258,6 +266,13 @@ impl GatherBatches {
             "gather: {inputs:?}, {targets:?}"
         );
         Ok(Batch { env: self.first_env + env_index, inputs, targets })
+    }
+
+    /// The places of its device's permutations that an env gets in `batch`.
+    fn places(&self, env: usize, batch: usize) -> Range<usize> {
+        let part = self.order.part(batch, self.first_env + env);
+        let first = self.envs[env].first;
+        first + part.start..first + part.end
     }
 
     /// Whether the tensors have the shapes and types that [`Batch`] promises (V1).
@@ -279,11 +294,11 @@ impl GatherBatches {
         if batch >= self.order.batches() {
             return Ok(());
         }
-        let part = self.order.part(batch, self.first_env + env);
-        let Env { images, permutation, .. } = &mut self.envs[env];
+        let part = self.places(env, batch);
+        let Env { images, device, .. } = &mut self.envs[env];
         match images {
             EnvImages::Staged(stage) if !part.is_empty() => {
-                stage.fill(self.permutations[*permutation].1.indices(), part)
+                stage.fill(self.permutations[*device].indices(), part)
             }
             _ => Ok(()),
         }
@@ -387,19 +402,23 @@ fn check_normalization(given: &Normalization, datasets: &[Arc<Dataset>]) -> Resu
     Ok(())
 }
 
-/// The opened device of each of the order's devices that has a stream.
+/// The opened devices of the streams, with the numbers of the permutations that their envs need.
 fn devices_of(
     order: &EpochOrder,
     first_env: usize,
     streams: &[Stream],
-) -> Result<Vec<(usize, Device)>> {
-    let mut devices: Vec<(usize, Device)> = vec![];
+) -> Result<Vec<(Device, Vec<usize>)>> {
+    let mut devices: Vec<(Device, Vec<usize>)> = vec![];
     for (env, stream) in (first_env..).zip(streams) {
-        let number = order.device_of(env);
-        match devices.iter().find(|(known, _)| *known == number) {
-            None => devices.push((number, stream.device().clone())),
-            Some((_, device)) if device == stream.device() => {}
-            Some((_, device)) => {
+        let (device, number) = (stream.device(), order.permutation_of(env));
+        match devices.iter_mut().find(|(known, _)| known.id() == device.id()) {
+            None => devices.push((device.clone(), vec![number])),
+            Some((known, numbers)) if known == device => {
+                if !numbers.contains(&number) {
+                    numbers.push(number);
+                }
+            }
+            Some(_) => {
                 let expected = format!("on one opening of {}", device.id());
                 let got = format!("env {env} on another");
                 return wrong("streams", expected, got, "open each device once");

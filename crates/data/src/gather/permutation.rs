@@ -1,4 +1,4 @@
-//! The permutation of an epoch on a device: copied once per epoch, not once per batch.
+//! The permutations of an epoch on a device: copied once per epoch, not once per batch.
 
 use std::sync::Arc;
 
@@ -23,22 +23,33 @@ impl AsRef<[u8]> for Indices {
     }
 }
 
-/// Permutations of one device. There are two, used in turn, so that an env that begins an epoch
-/// does not wait for one that is still finishing the last.
-pub(super) struct Permutation {
+/// The permutations that the envs of one device get their samples from, one after another. There
+/// are two sets, used in turn, so that an env that begins an epoch does not wait for one that is
+/// still finishing the last.
+pub(super) struct Permutations {
     stream: Stream,
-    /// u32 [len] each.
+    /// Their numbers in the order.
+    numbers: Vec<usize>,
+    /// Entries of each.
+    len: usize,
+    /// u32 [numbers · len] each.
     tensors: [Tensor; 2],
     indices: [Arc<Indices>; 2],
     turn: usize,
 }
 
-impl Permutation {
-    pub(super) fn new(device: &Device, len: usize) -> Result<Self> {
+impl Permutations {
+    pub(super) fn new(device: &Device, numbers: Vec<usize>, len: usize) -> Result<Self> {
         let stream = device.stream("order");
-        let tensor = || Tensor::empty(&stream, [len], DType::U32, Owner::Batches);
+        let tensor = || Tensor::empty(&stream, [numbers.len() * len], DType::U32, Owner::Batches);
         let tensors = [tensor()?, tensor()?];
-        Ok(Self { stream, tensors, indices: Default::default(), turn: 0 })
+        Ok(Self { stream, numbers, len, tensors, indices: Default::default(), turn: 0 })
+    }
+
+    /// Place of the first entry of the permutation with this number in the order.
+    pub(super) fn start_of(&self, number: usize) -> usize {
+        let before = self.numbers.iter().take_while(|other| **other != number).count();
+        before * self.len
     }
 
     /// Handles to both tensors on another stream.
@@ -46,12 +57,11 @@ impl Permutation {
         Ok([self.tensors[0].on(stream)?, self.tensors[1].on(stream)?])
     }
 
-    /// Draws an epoch's permutation of device number `device`, maps it through `subset`, and begins
-    /// to copy it to the device.
+    /// Draws an epoch's permutations, maps them through `subset`, and begins to copy them to the
+    /// device.
     pub(super) fn start(
         &mut self,
         order: &EpochOrder,
-        device: usize,
         epoch: u64,
         subset: Option<&[u32]>,
     ) -> Result<()> {
@@ -61,14 +71,19 @@ impl Permutation {
             // Still being read: an epoch was started twice without being used.
             *indices = Arc::default();
         }
-        if let Some(Indices(permutation)) = Arc::get_mut(indices) {
-            order.permutation_into(device, epoch, permutation);
+        if let Some(Indices(indices)) = Arc::get_mut(indices) {
+            indices.resize(self.numbers.len() * self.len, 0);
+            for (number, permutation) in
+                self.numbers.iter().zip(indices.chunks_exact_mut(self.len.max(1)))
+            {
+                order.permutation_into(*number, epoch, permutation);
+            }
             if let Some(subset) = subset {
-                permutation.iter_mut().for_each(|i| *i = subset[*i as usize]);
+                indices.iter_mut().for_each(|i| *i = subset[*i as usize]);
             }
         }
         self.tensors[self.turn].copy_from_shared(indices.clone(), 0)?;
-        tracing::trace!(stream = self.stream.name(), epoch, "permutation drawn");
+        tracing::trace!(stream = self.stream.name(), epoch, "permutations drawn");
         Ok(())
     }
 
@@ -77,7 +92,7 @@ impl Permutation {
         self.turn
     }
 
-    /// The current permutation, on the host.
+    /// The current permutations, on the host.
     pub(super) fn indices(&self) -> &Arc<Indices> {
         &self.indices[self.turn]
     }

@@ -39,7 +39,7 @@ impl Stage {
         Ok(Self { loader, file: file.clone(), image, slots, turn: 0 })
     }
 
-    /// Begins to copy the images at positions `part` of the permutation into the other buffer. Does
+    /// Begins to copy the images at places `part` of the permutations into the other buffer. Does
     /// not wait; the loader waits on the device for the gather that last read the buffer.
     pub(super) fn fill(&mut self, permutation: &Arc<Indices>, part: Range<usize>) -> Result<()> {
         self.turn ^= 1;

@@ -1,7 +1,9 @@
 //! The order of samples against a slow, obvious version (D2, D4, D6).
 
+use std::collections::BTreeSet;
+
 use meristem_data::Error;
-use meristem_data::order::{EpochOrder, OrderConfig, Plan, plan, split_by_seed};
+use meristem_data::order::{EpochMode, EpochOrder, OrderConfig, Plan, plan, split_by_seed};
 use meristem_device::DeviceId;
 use proptest::prelude::*;
 use rand_chacha::ChaCha8Rng;
@@ -12,6 +14,7 @@ fn config(len: usize, batch_per_env: usize, devices: &str) -> OrderConfig {
         len,
         batch_per_env,
         devices: devices.split(',').map(|name| name.parse().unwrap()).collect(),
+        epoch_mode: EpochMode::Dealt,
         seed: 42,
         shuffle: true,
         drop_last: false,
@@ -19,15 +22,19 @@ fn config(len: usize, batch_per_env: usize, devices: &str) -> OrderConfig {
     }
 }
 
-/// The documentation of `order`, step by step.
-fn slow_permutation(config: &OrderConfig, device: DeviceId, epoch: u64) -> Vec<u32> {
+fn full(config: OrderConfig) -> OrderConfig {
+    OrderConfig { epoch_mode: EpochMode::Full, ..config }
+}
+
+/// The documentation of `order`, step by step; `rank` counts the envs of the device.
+fn slow_permutation(config: &OrderConfig, device: DeviceId, rank: u64, epoch: u64) -> Vec<u32> {
     let mut items: Vec<u32> = (0..config.len as u32).collect();
     if config.shuffle {
         let index = match device {
             DeviceId::Cpu(k) | DeviceId::Cuda(k) => u64::from(k),
         };
         let mut random = ChaCha8Rng::seed_from_u64(config.seed.wrapping_add(1009 * index));
-        random.set_stream(epoch);
+        random.set_stream(epoch + rank * (1 << 40));
         for i in (1..items.len()).rev() {
             let n = i as u64 + 1;
             let j = loop {
@@ -42,21 +49,32 @@ fn slow_permutation(config: &OrderConfig, device: DeviceId, epoch: u64) -> Vec<u
     items
 }
 
+/// Envs that share a permutation, and the rank of the first of them on its device.
+fn slow_groups(config: &OrderConfig) -> Vec<(DeviceId, u64, Vec<usize>)> {
+    let mut groups: Vec<(DeviceId, u64, Vec<usize>)> = vec![];
+    for (env, device) in config.devices.iter().enumerate() {
+        let rank = config.devices[..env].iter().filter(|d| *d == device).count() as u64;
+        if config.epoch_mode == EpochMode::Full || rank == 0 {
+            groups.push((*device, rank, vec![env]));
+        } else {
+            groups.iter_mut().find(|group| group.0 == *device).unwrap().2.push(env);
+        }
+    }
+    groups
+}
+
 /// Batches of an epoch by dealing out one sample at a time; `None` if there is a hole.
 fn slow_epoch(config: &OrderConfig, epoch: u64) -> Option<Vec<Vec<Vec<u32>>>> {
-    let envs_on = |device| config.devices.iter().filter(|d| **d == device).count();
-    let count = |device: &DeviceId| {
-        let step = config.batch_per_env * envs_on(*device);
-        let exact = config.len as f64 / step as f64;
+    let groups = slow_groups(config);
+    let count = |envs: &[usize]| {
+        let exact = config.len as f64 / (config.batch_per_env * envs.len()) as f64;
         (if config.drop_last { exact.floor() } else { exact.ceil() }) as usize
     };
-    let batches = config.devices.iter().map(count).min().unwrap();
+    let batches = groups.iter().map(|(.., envs)| count(envs)).min().unwrap();
     let batches = batches.min(config.max_batches.unwrap_or(usize::MAX));
     let mut listed = vec![vec![vec![]; config.devices.len()]; batches];
-    for device in config.devices.iter().copied() {
-        let envs: Vec<usize> =
-            (0..config.devices.len()).filter(|e| config.devices[*e] == device).collect();
-        let permutation = slow_permutation(config, device, epoch);
+    for (device, rank, envs) in groups {
+        let permutation = slow_permutation(config, device, rank, epoch);
         let steps = permutation.chunks(config.batch_per_env * envs.len());
         for (batch, samples) in listed.iter_mut().zip(steps) {
             let mut sizes = vec![0; envs.len()];
@@ -78,6 +96,14 @@ fn slow_epoch(config: &OrderConfig, epoch: u64) -> Option<Vec<Vec<Vec<u32>>>> {
     Some(listed)
 }
 
+/// An env's samples of an epoch, in order.
+fn samples_of(config: &OrderConfig, env: usize, epoch: u64) -> Vec<u32> {
+    let order = EpochOrder::new(config).unwrap();
+    let mut indices = vec![0; config.len];
+    order.permutation_into(order.permutation_of(env), epoch, &mut indices);
+    (0..order.batches()).flat_map(|batch| indices[order.part(batch, env)].to_vec()).collect()
+}
+
 fn any_config() -> impl Strategy<Value = OrderConfig> {
     let device = prop_oneof![
         3 => Just(DeviceId::Cpu(0)),
@@ -89,15 +115,20 @@ fn any_config() -> impl Strategy<Value = OrderConfig> {
     let numbers = (0..200_usize, 1..40_usize, any::<u64>());
     let devices = prop::collection::vec(device, 1..7);
     let flags = (any::<bool>(), any::<bool>(), prop::option::of(1..8_usize));
-    (numbers, devices, flags).prop_map(
-        |((len, batch_per_env, seed), devices, (shuffle, drop_last, max_batches))| OrderConfig {
-            len,
-            batch_per_env,
-            devices,
-            seed,
-            shuffle,
-            drop_last,
-            max_batches,
+    let mode = prop::sample::select(vec![EpochMode::Full, EpochMode::Dealt]);
+    (numbers, devices, mode, flags).prop_map(
+        |((len, batch_per_env, seed), devices, epoch_mode, flags)| {
+            let (shuffle, drop_last, max_batches) = flags;
+            OrderConfig {
+                len,
+                batch_per_env,
+                devices,
+                epoch_mode,
+                seed,
+                shuffle,
+                drop_last,
+                max_batches,
+            }
         },
     )
 }
@@ -123,10 +154,10 @@ proptest! {
             ..config.clone()
         };
         if let (Ok(before), Ok(after)) = (EpochOrder::new(&config), EpochOrder::new(&more)) {
-            let (mut a, mut b) = (vec![], vec![]);
-            for device in 0..before.devices().count() {
-                before.permutation_into(device, 5, &mut a);
-                after.permutation_into(device, 5, &mut b);
+            let (mut a, mut b) = (vec![0; config.len], vec![0; config.len]);
+            for env in 0..before.envs() {
+                before.permutation_into(before.permutation_of(env), 5, &mut a);
+                after.permutation_into(after.permutation_of(env), 5, &mut b);
                 prop_assert_eq!(&a, &b);
             }
             for batch in 0..after.batches() {
@@ -135,6 +166,48 @@ proptest! {
                 }
             }
         }
+    }
+
+    /// Whatever the others are: with `full` an env gets every sample once, in an order that follows
+    /// from seed, device and its rank there alone.
+    #[test]
+    fn with_full_an_env_gets_every_sample_in_an_order_of_its_own(
+        config in any_config(), epoch in 0..1_u64 << 40
+    ) {
+        let config = full(OrderConfig { drop_last: false, max_batches: None, ..config });
+        let all: Vec<u32> = (0..config.len as u32).collect();
+        let mut orders = vec![];
+        for (env, device) in config.devices.iter().enumerate() {
+            let order = samples_of(&config, env, epoch);
+            let mut sorted = order.clone();
+            sorted.sort_unstable();
+            prop_assert_eq!(&sorted, &all);
+            // As if the device's envs up to this one were alone.
+            let others = config.devices[..=env].iter().filter(|other| *other == device);
+            let devices: Vec<DeviceId> = others.copied().collect();
+            let last = devices.len() - 1;
+            let fewer = OrderConfig { devices, ..config.clone() };
+            prop_assert_eq!(&order, &samples_of(&fewer, last, epoch));
+            orders.push((device.index(), last, order));
+        }
+        // 25 samples have more than 2^83 orders.
+        if config.shuffle && config.len >= 25 {
+            orders.sort();
+            orders.dedup_by_key(|(index, rank, _)| (*index, *rank));
+            let distinct = orders.iter().map(|(.., order)| order).collect::<BTreeSet<_>>().len();
+            prop_assert_eq!(distinct, orders.len());
+        }
+    }
+
+    /// One env on each device gets the same in both modes.
+    #[test]
+    fn alone_on_a_device_both_modes_are_the_same(config in any_config()) {
+        let mut devices = config.devices.clone();
+        devices.sort_unstable();
+        devices.dedup();
+        let alone = OrderConfig { devices, epoch_mode: EpochMode::Dealt, ..config };
+        let listed = |config: &OrderConfig| plan(config, 2).unwrap().epochs;
+        prop_assert_eq!(listed(&alone), listed(&full(alone.clone())));
     }
 
     #[test]
@@ -157,13 +230,18 @@ proptest! {
 fn pinned_orders() {
     let order = EpochOrder::new(&config(10, 2, "cpu,cuda:1")).unwrap();
     let permutation = |device, epoch| {
-        let mut permutation = vec![];
+        let mut permutation = [0; 10];
         order.permutation_into(device, epoch, &mut permutation);
         permutation
     };
     assert_eq!(permutation(0, 0), [0, 5, 3, 7, 9, 4, 8, 1, 6, 2]);
     assert_eq!(permutation(0, 1), [3, 7, 4, 8, 2, 0, 1, 9, 6, 5]);
     assert_eq!(permutation(1, 0), [9, 5, 7, 0, 6, 3, 8, 2, 4, 1]);
+    let full = full(config(10, 2, "cpu,cuda:1,cpu"));
+    assert_eq!(samples_of(&full, 0, 1), [3, 7, 4, 8, 2, 0, 1, 9, 6, 5]);
+    assert_eq!(samples_of(&full, 1, 0), [9, 5, 7, 0, 6, 3, 8, 2, 4, 1]);
+    assert_eq!(samples_of(&full, 2, 0), [6, 4, 3, 8, 7, 1, 5, 2, 0, 9]);
+    assert_eq!(samples_of(&full, 2, 3), [6, 8, 2, 7, 5, 9, 0, 3, 4, 1]);
     let (train, control) = split_by_seed(20, 0.2, 42).unwrap();
     assert_eq!(control, [5, 11, 14, 15]);
     assert_eq!(train.len(), 16);
@@ -201,6 +279,10 @@ fn edges_of_d4() {
     assert_eq!(listed.epochs[0].batches, [[[0]]]);
     // Uneven envs: both devices see the fewer batches.
     assert_eq!(batches(&config(50, 5, "cpu,cpu,cuda:1")), 5);
+    assert_eq!(batches(&full(config(50, 5, "cpu,cpu,cuda:1"))), 10);
+    // One sample goes to every env.
+    let listed = plan(&full(config(1, 5, "cpu,cpu")), 1).unwrap();
+    assert_eq!(listed.epochs[0].batches, [[[0], [0]]]);
     assert_eq!(EpochOrder::new(&config(0, 5, "cpu")).unwrap().part_max(), 0);
 }
 
@@ -226,6 +308,10 @@ fn errors_of_d4_name_what_is_wrong() {
     assert!(EpochOrder::new(&config(51, 5, "cuda:1,cpu,cpu")).is_ok());
     let dropped = OrderConfig { max_batches: Some(5), ..config(51, 5, "cpu,cpu,cuda:1") };
     assert!(EpochOrder::new(&dropped).is_ok());
+    // Where every env has all samples, all end with the same batch.
+    assert!(EpochOrder::new(&full(config(51, 5, "cpu,cpu,cuda:1"))).is_ok());
+    let text = "half".parse::<EpochMode>().unwrap_err().to_string();
+    assert!(text.contains("must be full or dealt, got `half`"), "{text}");
     for epochs in [u64::MAX, 1 << 40] {
         let words = format!("at most 100000000, got 0 × 1 × {epochs}");
         refused(plan(&config(0, 5, "cpu"), epochs).map(drop), &words);

@@ -68,6 +68,7 @@ fn expected(case: &Case, config: &GatherConfig, epochs: u64) -> Vec<Vec<Seen>> {
         len: case.toy.len,
         batch_per_env: case.batch,
         devices: config.devices.clone(),
+        epoch_mode: config.epoch_mode,
         seed: case.seed,
         shuffle: true,
         drop_last: case.drop_last,

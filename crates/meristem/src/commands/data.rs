@@ -156,6 +156,7 @@ fn plan(arguments: &PlanArguments) -> Outcome {
         len: arguments.len,
         batch_per_env: arguments.batch,
         devices: devices.collect::<Result<_, meristem::device::Error>>()?,
+        epoch_mode: arguments.epoch,
         seed: arguments.seed,
         shuffle: arguments.shuffle.0,
         drop_last: arguments.drop_last,

@@ -33,6 +33,22 @@ fn the_plan_deals_out_every_sample_once() {
         assert_eq!(all, (0..50).collect::<Vec<_>>());
     }
     assert_eq!(plan, json(&m, base), "two processes, one order");
+    assert_eq!(plan, json(&m, &format!("{base} --epoch dealt")));
+    m.fails(&format!("{base} --epoch half"), 2, &["--epoch", "full or dealt"]);
+    let full = json(&m, &format!("{base} --epoch full"));
+    assert_eq!((&plan["epoch_mode"], &full["epoch_mode"]), (&"dealt".into(), &"full".into()));
+    let batches = full["epochs"][1]["batches"].as_array().unwrap();
+    assert_eq!(batches.len(), 10);
+    let of_env = |env: usize| -> Vec<u64> {
+        let samples = batches.iter().flat_map(|batch| batch[env].as_array().unwrap());
+        samples.map(|sample| sample.as_u64().unwrap()).collect()
+    };
+    assert_ne!(of_env(0), of_env(2));
+    for env in 0..3 {
+        let mut all = of_env(env);
+        all.sort_unstable();
+        assert_eq!(all, (0..50).collect::<Vec<_>>(), "env {env}");
+    }
     let dropped = json(&m, &format!("{base} --drop-last"));
     assert_eq!(dropped["epochs"][0]["batches"].as_array().unwrap().len(), 3);
     assert_eq!(dropped["epochs"][1]["batches"][2], plan["epochs"][1]["batches"][2]);

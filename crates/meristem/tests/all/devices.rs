@@ -25,32 +25,38 @@ fn grown(events: &[Value]) -> usize {
     of_kind(events, "module_germinated").len()
 }
 
+/// In both modes of an epoch. Two envs are on the first device: dealt out, its 400 samples are 12
+/// batches of 32 and one of 16, for both devices; otherwise 25 of 16.
 #[test]
 fn two_devices_give_the_same_bits_for_any_threads_and_after_a_kill() {
-    let m = with_images();
-    m.ok(&format!("{RUN} --devices cpu:0,cpu:1 --threads 1 --run-dir one"));
-    let expected = outcome(&m, "one");
-    assert!(grown(&expected.events) > 0, "nothing grew, nothing was shown");
-    let started = of_kind(&expected.events, "run_started")[0];
-    assert_eq!(started["devices"], serde_json::json!(["cpu", "cpu:1"]));
-    // Two envs are on the first device: 400 samples give 12 batches of 32 and one of 16 on each
-    // device.
-    assert_eq!(started["batches"], 13);
-    m.ok(&format!("{RUN} --devices cpu:0,cpu:1 --threads 3 --run-dir three"));
-    assert_same(&outcome(&m, "three"), &expected, "three threads");
+    let dealt = ("dealt", 13, serde_json::json!([200, 208]));
+    let full = ("full", 25, serde_json::json!([400, 400]));
+    for (epoch, batches, images) in [dealt, full] {
+        let m = with_images();
+        let run = format!("{RUN} --devices cpu:0,cpu:1 --epoch {epoch}");
+        m.ok(&format!("{run} --threads 1 --run-dir one"));
+        let expected = outcome(&m, "one");
+        assert!(grown(&expected.events) > 0, "nothing grew, nothing was shown");
+        let started = of_kind(&expected.events, "run_started")[0];
+        assert_eq!(started["devices"], serde_json::json!(["cpu", "cpu:1"]));
+        assert_eq!((&started["epoch"], &started["batches"]), (&epoch.into(), &batches.into()));
+        assert_eq!(started["images_per_step"], images);
+        m.ok(&format!("{run} --threads 3 --run-dir three"));
+        assert_same(&outcome(&m, "three"), &expected, "three threads");
 
-    let start = format!("{RUN} --devices cpu:0,cpu:1 --threads 2 --run-dir killed");
-    for (arguments, steps) in [(start.as_str(), 20), ("train --resume killed --quiet", 90)] {
-        let mut command = m.command();
-        command.args(arguments.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::null());
-        let mut child = Process::start(&mut command);
-        let events = || fs::read_to_string(m.path("killed/events.jsonl")).unwrap_or_default();
-        wait_for("some steps", || events().matches("step_completed").count() >= steps);
-        child.kill().unwrap();
-        child.wait().unwrap();
+        let start = format!("{run} --threads 2 --run-dir killed");
+        for (arguments, steps) in [(start.as_str(), 20), ("train --resume killed --quiet", 90)] {
+            let mut command = m.command();
+            command.args(arguments.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::null());
+            let mut child = Process::start(&mut command);
+            let events = || fs::read_to_string(m.path("killed/events.jsonl")).unwrap_or_default();
+            wait_for("some steps", || events().matches("step_completed").count() >= steps);
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        m.ok("train --resume killed --quiet --threads 1");
+        assert_same(&outcome(&m, "killed"), &expected, "killed");
     }
-    m.ok("train --resume killed --quiet --threads 1");
-    assert_same(&outcome(&m, "killed"), &expected, "killed");
 }
 
 /// The envs of the first device have the bits that they have alone there, with equally many envs.
@@ -75,6 +81,13 @@ fn a_further_device_changes_nothing_on_the_first() {
     // Of three envs on two devices, the first device has two.
     let three = run("three", "--envs 3 --devices cpu,cpu:1");
     assert_eq!(three.weights[..2], alone.weights);
+    // Where each env has all samples, its order follows from device and rank there alone.
+    let full = |name: &str, flags: &str| run(name, &format!("{flags} --epoch full")).weights;
+    let (one, five) = (full("one", "--envs 1"), full("five", "--envs 5 --devices cpu,cpu:1"));
+    assert_eq!(one, run("dealt", "--envs 1 --epoch dealt").weights);
+    assert_eq!(five[..1], one);
+    assert_eq!(five[..3], full("first", "--envs 3"));
+    assert_ne!(five[..2], alone.weights);
 }
 
 /// The policy gives the same results on any device, also over ranks.
@@ -139,7 +152,7 @@ fn devices_that_cannot_be_are_refused_before_anything_runs() {
         refused(&format!("--host large --batch 512 --device-memory {limit}"), &words);
     }
     // A last batch too small for all envs of one device, while those of another still have samples.
-    let holes = "--devices cpu,cpu:1 --envs 6 --batch 3333 --max-batches all";
+    let holes = "--devices cpu,cpu:1 --envs 6 --batch 3333 --max-batches all --epoch dealt";
     refused(holes, &["env 1 on cpu has no sample", "another batch size"]);
 }
 

@@ -22,7 +22,7 @@ const RUN: &str = "train --dataset arrays --data-root images.safetensors --contr
 /// Removes newer settings from a configuration, so that it is like an older one.
 fn as_once_written(config: &Path) {
     let text = fs::read_to_string(config).unwrap();
-    let later = ["governor_", "comm_deadline", "data_parallel", "telemetry", "reward_"];
+    let later = ["governor_", "comm_deadline", "data_parallel", "telemetry", "reward_", "epoch"];
     let later = |line: &&str| later.iter().any(|name| line.starts_with(name));
     let older: String =
         text.lines().filter(|line| !later(line)).flat_map(|line| [line, "\n"]).collect();
@@ -173,7 +173,7 @@ fn a_host_on_ranks_resumes_to_the_same_bits() {
 
 fn resumes_to_the_same_bits(ranks: &str) -> Vec<Value> {
     let m = with_images();
-    let run = format!("{RUN} --controller ppo --policy-hidden 16 --steps 12 {ranks}");
+    let run = format!("{RUN} --controller ppo --policy-hidden 16 --steps 12 --epoch full {ranks}");
     m.ok(&format!("{run} --run-dir whole"));
     let start = format!("{run} --run-dir cut");
     let lines = m.events("whole").len();

@@ -171,6 +171,33 @@ fn without_a_controller_the_whole_training_set_is_trained_on() {
     assert_eq!(summary["envs"][0]["modules"].as_array().unwrap().len(), 0);
 }
 
+/// The first line says how many images a step of an env is, and so do the events.
+#[test]
+fn an_env_sees_all_images_in_a_step_or_its_part_of_them() {
+    let m = Meristem::new();
+    let run = "train --host minimal --envs 3 --steps 1 --controller none";
+    for (flags, said, images, batches) in [
+        ("", "10,000 images a step each (epoch full)", [10_000, 10_000], 79),
+        ("--epoch dealt", "3,333 to 3,334 images a step each (epoch dealt)", [3333, 3334], 27),
+        ("--max-batches 2", "256 images a step each (epoch full)", [256, 256], 2),
+        ("--preset quick", "3,333 to 3,334 images a step each (epoch dealt)", [3333, 3334], 27),
+    ] {
+        let told = m.ok(&format!("{run} {flags} --run-dir run")).stdout;
+        assert!(told.lines().next().unwrap().contains(said), "{told}");
+        let started = m.events("run")[0].clone();
+        assert_eq!(started["images_per_step"], serde_json::json!(images), "{flags}");
+        assert_eq!(started["batches"], batches, "{flags}");
+        let all = m.json("run/summary.json")["images"].as_u64().unwrap();
+        assert!((3 * images[0]..=3 * images[1]).contains(&all), "{flags}: {all}");
+        std::fs::remove_dir_all(m.path("run")).unwrap();
+    }
+    // With --data-parallel the ranks have the images of the one env.
+    let shared = "train --host minimal --data-parallel --ranks 2 --steps 1 --controller none";
+    let told = m.ok(&format!("{shared} --run-dir run")).stdout;
+    assert!(told.starts_with("1 env of `minimal`") && told.contains("10,000 images"), "{told}");
+    assert_eq!(m.json("run/summary.json")["images"], 10_000);
+}
+
 #[test]
 fn rounds_begin_with_fresh_hosts() {
     let m = Meristem::new();

@@ -76,6 +76,8 @@ fn from_before() -> Table {
 
 #[cfg(test)]
 mod tests {
+    use meristem_data::order::EpochMode;
+
     use super::*;
     use crate::config::Layer;
 
@@ -112,6 +114,23 @@ mod tests {
             let lines: Vec<&str> = told.lines().filter(|l| l.contains("governor")).collect();
             assert_eq!(lines, ["governor_penalty = -5.0"]);
         }
+    }
+
+    /// A run from before `epoch` goes on with the samples dealt out; a file that somebody wrote has the default.
+    #[test]
+    fn a_run_from_before_epochs_were_full_goes_on_as_it_began() {
+        let epoch = |text: &str| {
+            let mut layer: Layer = toml::from_str(text).unwrap();
+            upgrade(&mut layer).unwrap();
+            resolve(layer).epoch
+        };
+        let full = resolve(Layer::default());
+        let dealt = resolve(Layer { epoch: Some(EpochMode::Dealt), ..Layer::default() });
+        let older = without(&dealt.resolved_toml(), &["epoch"]);
+        assert_eq!(epoch(&older), EpochMode::Dealt);
+        assert_eq!(identity(&older), dealt.identity());
+        assert_ne!(full.identity(), dealt.identity());
+        assert_eq!(epoch("batch = 64\n"), EpochMode::Full);
     }
 
     #[test]

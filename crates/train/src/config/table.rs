@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use meristem_control::{GovernorConfig, HeuristicConfig, PpoConfig, RewardConfig, RewardMode};
+use meristem_data::order::EpochMode;
 use meristem_grow::{Gates, Optimisers, Rules, Tempo};
 use meristem_nn::graph::SgdConfig;
 use serde::{Deserialize, Serialize};
@@ -81,10 +82,11 @@ settings! {
         seed: u64 = same(42u64), whole(0, i64::MAX as u64);
         /// Number of rounds. In a round every env runs one episode with a fresh host; a policy
         /// learns at the end of each round.
-        rounds: usize = presets(6, 2, 20).without_learning(1, 1, 1),
+        rounds: usize = presets(3, 2, 20).without_learning(1, 1, 1),
             unit("N"), whole(1, 1_000_000);
-        /// Steps per episode. A step is one epoch of host training, followed by one action per env.
-        steps: usize = presets(20, 10, 60).without_learning(120, 18, 60),
+        /// Steps per episode. A step is one epoch of host training (see --epoch), followed by one
+        /// action per env.
+        steps: usize = presets(15, 10, 60).without_learning(40, 18, 60),
             unit("N"), whole(1, 1_000_000);
         /// Steps between checkpoints; there is also one after the first step of the run. With 0
         /// checkpoints are written only between rounds and when the run is stopped.
@@ -131,6 +133,11 @@ settings! {
         shuffle: Switch = same(Switch(true)), unit("on|off");
         /// Augmentations of training images: none, or any of crop,flip,cutout.
         augment: Augmentations = same(Augmentations::default()), unit("LIST");
+        /// Training images of an env in a step: full (every env sees each of them once, in an order
+        /// of its own), or dealt (they are dealt out to the envs of a device, so that each of N envs
+        /// sees 1/N of them).
+        epoch: EpochMode = presets(EpochMode::Full, EpochMode::Dealt, EpochMode::Full),
+            since(4), before("dealt");
         /// Samples in a batch of one env; with --data-parallel, of all ranks together.
         batch: usize = same(128usize), unit("N"), whole(1, 65_536);
         /// Maximum number of batches per env and step, or all.

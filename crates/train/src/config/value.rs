@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use meristem_control::RewardMode;
+use meristem_data::order::EpochMode;
 use meristem_grow::Tempo;
 
 use super::text::{BadValue, choose};
@@ -130,6 +131,18 @@ impl Value for Vec<String> {
 }
 
 impl Value for RewardMode {
+    fn kind() -> String {
+        Self::NAMES.map(|(name, _)| name).join(", ")
+    }
+    fn parse(text: &str) -> Result<Self, BadValue> {
+        choose(text, &Self::NAMES)
+    }
+    fn text(&self) -> String {
+        self.name().into()
+    }
+}
+
+impl Value for EpochMode {
     fn kind() -> String {
         Self::NAMES.map(|(name, _)| name).join(", ")
     }

@@ -6,7 +6,8 @@ mod serving;
 
 use std::sync::Arc;
 
-use meristem_data::{Dataset, GatherBatches, GatherConfig, order};
+use meristem_data::order::{self, EpochMode, EpochOrder};
+use meristem_data::{Dataset, GatherBatches, GatherConfig};
 
 pub(crate) use self::machine::Machine;
 pub(crate) use self::replicas::{Epoch, Replicas};
@@ -23,7 +24,7 @@ pub(crate) struct Fleet {
     pub(crate) machine: Machine,
     /// Training split, including the control split, and test split.
     pub(crate) datasets: Vec<Arc<Dataset>>,
-    /// Gather that distributes each epoch's training samples over all envs of the run; with
+    /// Gather that serves each epoch's training samples to all envs of the run; with
     /// replicas, the leader's gather.
     pub(crate) train: GatherBatches,
     /// Ranks that train one host, if there are several.
@@ -34,6 +35,8 @@ pub(crate) struct Fleet {
     pub(crate) test: Vec<GatherBatches>,
     /// Distinct sizes of each env's training batches.
     pub(crate) batch_sizes: Vec<Vec<usize>>,
+    /// Least and most images that an env of the run is trained on in a step.
+    pub(crate) images_per_step: [usize; 2],
     /// Samples in the training split, without the control split.
     pub(crate) train_samples: usize,
     /// Samples in the control split.
@@ -63,6 +66,8 @@ impl Fleet {
         let devices = machine.ids.repeat(replicas);
         let served = if replicas > 1 { world.rank()..world.rank() + 1 } else { machine.envs() };
         let gather = GatherConfig {
+            // The replicas of the one env share what it sees.
+            epoch_mode: if replicas > 1 { EpochMode::Dealt } else { config.epoch },
             shuffle: config.shuffle.0,
             seed: config.seed,
             subset: (control_samples > 0).then(|| kept.into()),
@@ -87,6 +92,7 @@ impl Fleet {
         let datasets = train.first().into_iter().chain(test.first()).cloned().collect();
         let test_samples = test.first().map_or(0, |dataset| dataset.len());
         let test = serving(None).gathers(&machine, &test)?;
+        let images_per_step = images_per_step(gather.order(), config.replicas());
         let batch_sizes = served.map(|env| batch_sizes(&gather, env)).collect();
         Ok(Self {
             machine,
@@ -96,6 +102,7 @@ impl Fleet {
             control,
             test,
             batch_sizes,
+            images_per_step,
             train_samples,
             control_samples,
             test_samples,
@@ -103,9 +110,21 @@ impl Fleet {
     }
 }
 
+/// Least and most images of an env in a step, where each has so many parts of a batch.
+fn images_per_step(order: &EpochOrder, parts: usize) -> [usize; 2] {
+    let samples: Vec<usize> = (0..order.envs()).map(|env| order.samples_of(env)).collect();
+    let of_envs = samples.chunks(parts).map(|parts| parts.iter().sum());
+    of_envs.fold([usize::MAX, 0], |[least, most], samples| [least.min(samples), most.max(samples)])
+}
+
 /// Checks that every env or rank has at least one sample in every epoch.
 fn check_sizes(config: &TrainConfig, train: usize, control: usize) -> Result<()> {
-    for (key, got) in [("envs", config.envs), ("ranks", config.replicas())] {
+    if train == 0 {
+        let expected = "a share that leaves a training sample";
+        return Err(Error::value("control-split", config.control_share(), expected));
+    }
+    let sharing = if config.epoch == EpochMode::Dealt { config.envs } else { 1 };
+    for (key, got) in [("envs", sharing), ("ranks", config.replicas())] {
         if train < got {
             let expected = format!("at most {train}, the number of training samples");
             return Err(Error::value(key, got, expected));

@@ -9,6 +9,7 @@
 //! must skip unknown events and fields; a change of meaning raises the version.
 
 use meristem_control::{Failure, RewardTerms, RoundReport};
+use meristem_data::order::EpochMode;
 use meristem_device::DeviceId;
 use serde::{Deserialize, Serialize};
 
@@ -245,6 +246,13 @@ pub struct RunStarted {
     pub steps: usize,
     /// Batches per env and step.
     pub batches: usize,
+    /// Share of the training samples that an env gets in a step; `dealt` in runs from before there
+    /// was a choice.
+    #[serde(default = "dealt")]
+    pub epoch: EpochMode,
+    /// Least and most images that an env is trained on in a step.
+    #[serde(default)]
+    pub images_per_step: [usize; 2],
     /// Controller setting.
     pub controller: String,
     /// Instruction set of the kernels.
@@ -260,6 +268,10 @@ pub struct RunStarted {
     pub exchange: String,
     /// Seed of the run.
     pub seed: u64,
+}
+
+fn dealt() -> EpochMode {
+    EpochMode::Dealt
 }
 
 fn one_cpu() -> Vec<String> {

@@ -282,6 +282,8 @@ impl Run {
             rounds: config.rounds,
             steps: config.steps,
             batches: fleet.train.len(),
+            epoch: config.epoch,
+            images_per_step: fleet.images_per_step,
             controller: config.controller.to_string(),
             instruction_set: setup.isa.to_string(),
             devices: fleet.machine.device_names(),
