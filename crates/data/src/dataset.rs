@@ -106,7 +106,7 @@ impl Dataset {
             width,
             classes,
             train_len: labels.len(),
-            test_len: 0,
+            test_len: None,
             mean,
             std,
             skipped: 0,
@@ -129,9 +129,9 @@ impl Dataset {
         split: Split,
         residency: Residency,
     ) -> Result<Self> {
-        let layout = files.layout();
+        files.check_has(split)?;
         let stream = device.stream("dataset");
-        let mut labels = Vec::with_capacity(layout.len[split as usize]);
+        let mut labels = Vec::with_capacity(files.layout().len(split));
         let images = match residency {
             Residency::Streamed => {
                 Images::Spooled(Arc::new(spool::write(files, split, &mut labels)?))
@@ -249,7 +249,7 @@ impl fmt::Debug for Dataset {
 /// Bytes that a split takes when it is resident as u8: images and labels.
 pub(crate) fn resident_bytes(layout: &Layout, split: Split) -> usize {
     let label = size_of::<u32>();
-    layout.len[split as usize].saturating_mul(layout.image_bytes().saturating_add(label))
+    layout.len(split).saturating_mul(layout.image_bytes().saturating_add(label))
 }
 
 fn shape_of(layout: &Layout) -> ImageShape {
@@ -274,7 +274,7 @@ fn load_u8(
     labels: &mut Vec<u32>,
 ) -> Result<Tensor> {
     let shape = shape_of(files.layout());
-    let images = empty_images(stream, shape, files.layout().len[split as usize], DType::U8)?;
+    let images = empty_images(stream, shape, files.layout().len(split), DType::U8)?;
     files.read(split, &mut |pixels, chunk_labels| {
         let window = images.view(labels.len() * shape.numel(), [pixels.len()])?;
         window.copy_from_slice(pixels)?;
@@ -297,7 +297,7 @@ fn load_f32(
 ) -> Result<Tensor> {
     let shape = shape_of(files.layout());
     let constants = files.facts(Split::Train)?.histogram.normalization().multiply_add();
-    let images = empty_images(stream, shape, files.layout().len[split as usize], DType::F32)?;
+    let images = empty_images(stream, shape, files.layout().len(split), DType::F32)?;
     let mut converted = vec![];
     // Whole pixels, so that every piece begins with channel 0.
     let piece = CONVERTED_BYTES / shape.channels * shape.channels;

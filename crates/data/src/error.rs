@@ -89,6 +89,21 @@ pub enum Error {
         remedy: String,
     },
 
+    /// The test split was asked for, and the dataset has none. It can be trained on all the same.
+    #[error(
+        "{}: the {dataset} dataset has no test split: expected {expected}; put some images aside \
+         for it, or read the train split",
+        path.display()
+    )]
+    NoTestSplit {
+        /// Name of the dataset's source, as on the command line.
+        dataset: &'static str,
+        /// The data root.
+        path: PathBuf,
+        /// Files or arrays of a test split, for messages.
+        expected: &'static str,
+    },
+
     /// A source that reads files needs a folder, and none was given.
     #[error(
         "the {dataset} dataset needs a data root (`--data-root DIR`) with {}; {remedy}",

@@ -12,7 +12,7 @@ use crate::source::cifar::{
     CIFAR_10_FILES, CIFAR_10_FOLDER, CIFAR_10_NAMES, IMAGE, RECORDS, SIDE, planes_of,
 };
 use crate::source::folder::Folder;
-use crate::source::{DatasetSpec, Layout, Reader, Source, Split, canonical_root};
+use crate::source::{DatasetSpec, Layout, Reader, Source, Split, TestSplit, canonical_root};
 
 /// Result of an import.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -40,9 +40,9 @@ pub struct ImportReport {
 /// leaves no partial result.
 ///
 /// # Errors
-/// [`Error::Layout`] if the images are not 32×32 RGB, the classes are not ten, or the target
-/// exists; [`Error::Damaged`] without `skip_bad`; [`Error::Missing`]; [`Error::Io`] if writing
-/// fails.
+/// [`Error::Layout`] if the images are not 32×32 RGB, the classes are not ten, there is no test
+/// split, or the target exists; [`Error::Damaged`] without `skip_bad`; [`Error::Missing`];
+/// [`Error::Io`] if writing fails.
 pub fn import_cifar10(from: &Path, to: &Path, skip_bad: bool) -> Result<ImportReport> {
     let root = Some(from.to_path_buf());
     let spec = DatasetSpec { source: Source::Folder, root, skip_bad };
@@ -84,6 +84,10 @@ fn check(root: &Path, layout: &Layout) -> Result<()> {
         let got = format!("{}: {}", classes.len(), classes.join(", "));
         let remedy = "CIFAR-10 has 10 classes; read these images with `--dataset folder`";
         return wrong("the number of class folders in train", "10", got, remedy);
+    }
+    if let TestSplit::Missing(expected) = layout.test {
+        let remedy = "put some images aside for it: the layout has a file of test images";
+        return wrong("the test split", expected, "none".into(), remedy);
     }
     Ok(())
 }

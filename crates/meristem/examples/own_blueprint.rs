@@ -50,7 +50,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let summary = run_with(&config, only_mine, &mut Tell)?;
 
     for env in &summary.envs {
-        println!("env {}: test accuracy {:.1} %", env.env, 100.0 * env.test_accuracy);
+        let share = env.test_accuracy.unwrap_or(f64::NAN);
+        println!("env {}: test accuracy {:.1} %", env.env, 100.0 * share);
         for module in &env.modules {
             let contribution = module.contribution.map_or("unknown".into(), |c| format!("{c:+.1}"));
             println!("  {} in {}: contribution {contribution}", module.blueprint, module.slot);

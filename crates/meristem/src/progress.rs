@@ -102,10 +102,10 @@ impl Progress {
             run.epoch,
         ));
         self.line(&format!(
-            "{} training, {} control, {} test images; {} of {} of {}",
+            "{} training, {} control{}; {} of {} of {}",
             thousands(run.train_samples as u64),
             thousands(run.control_samples as u64),
-            thousands(run.test_samples as u64),
+            test_images(run.test_samples),
             counted(run.rounds, ["round", "rounds"]),
             counted(run.steps, ["step", "steps"]),
             counted(run.batches, ["batch", "batches"]),
@@ -216,6 +216,14 @@ fn images_per_step([least, most]: [usize; 2]) -> String {
     match least == most {
         true => thousands(most as u64),
         false => format!("{} to {}", thousands(least as u64), thousands(most as u64)),
+    }
+}
+
+/// The end of the splits' sizes.
+fn test_images(samples: Option<usize>) -> String {
+    match samples {
+        Some(samples) => format!(", {} test images", thousands(samples as u64)),
+        None => " images, no test split".into(),
     }
 }
 

@@ -90,11 +90,15 @@ fn envs(summary: &Summary) -> Table {
         "parameters of host + modules",
         "modules: slot, blueprint, stage, contribution in points of control accuracy",
     ]);
+    let test = |share| match summary.dataset.test_samples {
+        Some(_) => percent(share),
+        None => "no test split".into(),
+    };
     for env in &summary.envs {
         table.add_row([
             env.env.to_string(),
             percent(env.control_accuracy),
-            percent(Some(env.test_accuracy)),
+            test(env.test_accuracy),
             parameters(env),
             modules(env),
         ]);

@@ -221,6 +221,7 @@ impl Error {
             Self::Data(
                 meristem_data::Error::Argument { .. }
                 | meristem_data::Error::Hole { .. }
+                | meristem_data::Error::NoTestSplit { .. }
                 | meristem_data::Error::RootNotGiven { .. },
             ) => 2,
             _ => 1,

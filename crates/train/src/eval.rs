@@ -72,7 +72,8 @@ pub struct EvalReport {
 /// dataset's. Waits for the device.
 ///
 /// # Errors
-/// Weights that do not fit the host or the dataset, an unreadable dataset, a device failure.
+/// Weights that do not fit the host or the dataset, an unreadable dataset or one without the split,
+/// a device failure.
 pub fn evaluate(config: &EvalConfig) -> Result<EvalReport> {
     let weights = Weights::load(&config.weights)?;
     let spec = match &config.host {

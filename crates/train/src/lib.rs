@@ -26,7 +26,9 @@
 //! let quick = Layer { preset: Some(Preset::Quick), ..Layer::default() };
 //! let config = TrainConfig::resolve(Layer::default(), quick)?;
 //! let summary = meristem_train::run(&config, &mut meristem_train::Silent)?;
-//! println!("{:.1} % of the test images", 100.0 * summary.envs[0].test_accuracy);
+//! if let Some(share) = summary.envs[0].test_accuracy {
+//!     println!("{:.1} % of the test images", 100.0 * share);
+//! }
 //! # Ok(())
 //! # }
 //! ```

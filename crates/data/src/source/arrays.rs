@@ -2,7 +2,8 @@
 //!
 //! `train_images` and `test_images` are unsigned bytes, [N, H, W] (grey) or [N, H, W, C] with C
 //! from 1 to 4; `train_labels` and `test_labels` are integers of any width, [N]. The classes are 0
-//! to the largest training label, named by their number.
+//! to the largest training label, named by their number. A file without both `test_images` and
+//! `test_labels` has no test split.
 
 use std::fs::{self, File};
 use std::io::{BufReader, Read, Seek, SeekFrom};
@@ -15,7 +16,9 @@ use zip::result::ZipError;
 
 use super::input::Input;
 use super::npy::{self, Header, IntType};
-use super::{Layout, OnBad, Reader, SIDE_MAX, Sink, Source, Split, missing, missing_files};
+use super::{
+    Layout, OnBad, Reader, SIDE_MAX, Sink, Source, Split, TestSplit, missing, missing_files,
+};
 use crate::error::{Error, Mismatch, Result, damaged};
 
 /// Largest label; one above it is damage, not a class.
@@ -33,6 +36,9 @@ type Visit<'v> = &'v mut dyn FnMut(&Header, &mut Input<'_>) -> Result<()>;
 
 /// A file of named arrays.
 trait ArrayFile: Send + Sync {
+    /// Whether there is an array called `name`.
+    fn has(&self, name: &str) -> Result<bool>;
+
     /// Opens the array called `name`; the header agrees with the number of bytes that follow.
     fn visit(&self, name: &str, visit: Visit<'_>) -> Result<()>;
 }
@@ -90,7 +96,8 @@ impl Arrays {
     fn open(file: Box<dyn ArrayFile>) -> Result<Self> {
         let mut labels = [vec![], vec![]];
         let mut shapes = [(0, [0; 3]); 2];
-        for split in [0, 1] {
+        let has_test = file.has(IMAGES[1])? || file.has(LABELS[1])?;
+        for split in if has_test { 0..2 } else { 0..1 } {
             let shape = &mut shapes[split];
             file.visit(IMAGES[split], &mut |header, input| {
                 *shape = images_shape(IMAGES[split], header, input)?;
@@ -105,7 +112,7 @@ impl Arrays {
         let [(train_len, size), (test_len, test_size)] = shapes;
         let classes = labels[0].iter().max().map_or(0, |max| max + 1);
         // Both belong to the test arrays; they are opened again only to name the file in the error.
-        if test_size != size {
+        if has_test && test_size != size {
             file.visit(IMAGES[1], &mut |_, input| {
                 let (expected, got) =
                     (format!("{size:?} as in training"), format!("{test_size:?}"));
@@ -136,7 +143,11 @@ impl Arrays {
         }
         let [height, width, channels] = size;
         let classes = (0..classes).map(|class| class.to_string()).collect();
-        let layout = Layout { channels, height, width, classes, len: [train_len, test_len] };
+        let test = match has_test {
+            true => TestSplit::Images(test_len),
+            false => TestSplit::Missing("the arrays `test_images` and `test_labels`"),
+        };
+        let layout = Layout { channels, height, width, classes, train: train_len, test };
         Ok(Self { file, layout, labels })
     }
 }
@@ -222,6 +233,15 @@ struct Npz {
 }
 
 impl Npz {
+    /// The archive, opened for the array `name`, and the length of its file.
+    fn archive(&self, name: &str) -> Result<(ZipArchive<BufReader<File>>, u64)> {
+        let file = File::open(&self.path).map_err(Error::io("open", &self.path))?;
+        let file_len = file.metadata().map_err(Error::io("read", &self.path))?.len();
+        let archive =
+            ZipArchive::new(BufReader::new(file)).map_err(|error| self.refused(name, error))?;
+        Ok((archive, file_len))
+    }
+
     fn refused(&self, name: &str, error: ZipError) -> Error {
         match error {
             ZipError::Io(source) if source.kind() != std::io::ErrorKind::UnexpectedEof => {
@@ -236,11 +256,13 @@ impl Npz {
 }
 
 impl ArrayFile for Npz {
+    fn has(&self, name: &str) -> Result<bool> {
+        let archive = self.archive(name)?.0;
+        Ok(archive.index_for_name(&format!("{name}.npy")).is_some())
+    }
+
     fn visit(&self, name: &str, visit: Visit<'_>) -> Result<()> {
-        let file = File::open(&self.path).map_err(Error::io("open", &self.path))?;
-        let file_len = file.metadata().map_err(Error::io("read", &self.path))?.len();
-        let mut archive =
-            ZipArchive::new(BufReader::new(file)).map_err(|error| self.refused(name, error))?;
+        let (mut archive, file_len) = self.archive(name)?;
         let member_name = format!("{name}.npy");
         let member = archive.by_name(&member_name).map_err(|error| self.refused(name, error))?;
         // The member's length in the archive is trusted only as far as it is possible.
@@ -295,6 +317,10 @@ impl SafeTensors {
 }
 
 impl ArrayFile for SafeTensors {
+    fn has(&self, name: &str) -> Result<bool> {
+        Ok(self.metadata.info(name).is_some())
+    }
+
     fn visit(&self, name: &str, visit: Visit<'_>) -> Result<()> {
         let info = self.metadata.info(name).ok_or_else(|| {
             missing_files(Source::Arrays, &self.path, vec![format!("an array `{name}`")])

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::input::Input;
-use super::{Layout, OnBad, Reader, Sink, Source, Split, missing_files};
+use super::{Layout, OnBad, Reader, Sink, Source, Split, TestSplit, missing_files};
 use crate::error::{Error, Mismatch, Result, damaged};
 
 /// Rows and columns.
@@ -119,8 +119,9 @@ impl Cifar {
         let [train, test]: [Result<Vec<usize>>; 2] = counts;
         let counts = [train?, test?];
         check_records(folder, variant, &files, &counts)?;
-        let len = counts.map(|counts| counts.iter().sum());
-        let layout = Layout { channels: 3, height: SIDE, width: SIDE, classes, len };
+        let [train, test] = counts.map(|counts| counts.iter().sum());
+        let test = TestSplit::Images(test);
+        let layout = Layout { channels: 3, height: SIDE, width: SIDE, classes, train, test };
         Ok(Self { variant, layout, files })
     }
 
@@ -159,7 +160,10 @@ impl Cifar {
         for (i, (byte, values)) in bytes.iter().zip(self.variant.label_values).enumerate() {
             if byte >= values {
                 let (offset, expected) = (offset + i as u64, format!("below {values}"));
-                return Err(damaged(path, offset, "a label", expected, byte.to_string()));
+                let remedy = "get the file again, or go on without the record by `skip_bad` \
+                              (--skip-bad)";
+                let mismatch = Mismatch::new("a label", expected, byte.to_string());
+                return Err(mismatch.remedy(remedy).at(path, offset));
             }
         }
         Ok(bytes.last().map_or(0, |label| u32::from(*label)))

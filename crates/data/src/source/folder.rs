@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use super::image_file::{self, Size};
-use super::{Layout, OnBad, Reader, Sink, Source, Split, missing};
+use super::{Layout, OnBad, Reader, Sink, Source, Split, TestSplit, missing};
 use crate::error::{Error, Mismatch, Result};
 
 /// Largest number of decoding threads; more would only wait for the disk.
@@ -35,22 +35,30 @@ pub(crate) struct Folder {
 }
 
 impl Folder {
-    /// Lists `root` and reads the header of the first training image that has one.
+    /// Lists `root` and reads the header of the first training image that has one. Without a folder
+    /// `test` there is no test split.
     pub(crate) fn open(root: &Path) -> Result<Self> {
         let [train, test] = Split::ALL.map(|split| root.join(split.name()));
-        if !train.is_dir() || !test.is_dir() {
+        let has_test = has_entry(&test)?;
+        if !train.is_dir() || (has_test && !test.is_dir()) {
             return Err(missing(Source::Folder, root));
         }
         let classes = list(&train)?;
         if classes.is_empty() {
             return Err(missing(Source::Folder, root));
         }
-        let splits = [list_split(&train, &classes)?, list_split(&test, &classes)?];
+        let test = has_test.then(|| list_split(&test, &classes)).transpose()?;
+        let splits = [list_split(&train, &classes)?, test.unwrap_or_default()];
         let (first, size) = first_size(&splits[0])?.ok_or_else(|| missing(Source::Folder, root))?;
         let classes = classes.iter().map(|name| name.to_string_lossy().into_owned()).collect();
-        let len = [0, 1].map(|i: usize| splits[i].iter().map(|class| class.files.len()).sum());
+        let [train, test] =
+            splits.each_ref().map(|split| split.iter().map(|class| class.files.len()).sum());
+        let test = match has_test {
+            true => TestSplit::Images(test),
+            false => TestSplit::Missing("test/CLASS/*.{png,jpg,jpeg}"),
+        };
         let Size { channels, height, width } = size;
-        let layout = Layout { channels, height, width, classes, len };
+        let layout = Layout { channels, height, width, classes, train, test };
         Ok(Self { layout, size, first, splits })
     }
 
@@ -94,7 +102,7 @@ impl Reader for Folder {
 
     fn read(&self, split: Split, on_bad: OnBad<'_>, sink: Sink<'_>) -> Result<()> {
         let image = self.layout.image_bytes();
-        let chunk = self.layout.chunk_images().min(self.layout.len[split as usize]);
+        let chunk = self.layout.chunk_images().min(self.layout.len(split));
         let mut pixels = vec![0; chunk * image];
         let mut files = self.files(split);
         loop {
@@ -116,6 +124,15 @@ impl Reader for Folder {
             }
             sink(&pixels[..labels.len() * image], &labels)?;
         }
+    }
+}
+
+/// Whether anything has this name, a link that leads nowhere included.
+fn has_entry(path: &Path) -> Result<bool> {
+    match fs::symlink_metadata(path) {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(Error::io("open", path)(error)),
     }
 }
 

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use super::input::{Bytes, Input};
-use super::{Layout, OnBad, Reader, SIDE_MAX, Sink, Source, Split, missing_files};
+use super::{Layout, OnBad, Reader, SIDE_MAX, Sink, Source, Split, TestSplit, missing_files};
 use crate::error::{Error, Result, damaged};
 
 const IMAGES_MAGIC: u32 = 0x0000_0803;
@@ -98,7 +98,14 @@ impl Idx {
             read_labels(&mut Input::open(&test_labels)?, test[0], classes.len())?,
         ];
         let [_, height, width] = train;
-        let layout = Layout { channels: 1, height, width, classes, len: [train[0], test[0]] };
+        let layout = Layout {
+            channels: 1,
+            height,
+            width,
+            classes,
+            train: train[0],
+            test: TestSplit::Images(test[0]),
+        };
         Ok(Self { layout, images: [train_images, test_images], labels })
     }
 }

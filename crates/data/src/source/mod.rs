@@ -92,10 +92,12 @@ impl Source {
             ],
             Self::Cifar10 => &["data_batch_1.bin .. data_batch_5.bin", "test_batch.bin"],
             Self::Cifar100 => &["train.bin", "test.bin"],
-            Self::Folder => &["train/CLASS/*.{png,jpg,jpeg}", "test/CLASS/*.{png,jpg,jpeg}"],
+            Self::Folder => {
+                &["train/CLASS/*.{png,jpg,jpeg}", "test/CLASS/*.{png,jpg,jpeg} for a test split"]
+            }
             Self::Arrays => {
                 &["one .npz or .safetensors file with train_images (u8, N×H×W or N×H×W×C), \
-                 train_labels (integers), test_images, test_labels"]
+                 train_labels (integers), and test_images, test_labels for a test split"]
             }
         };
         names.iter().map(|name| name.to_string()).collect()
@@ -210,14 +212,23 @@ pub struct DatasetInfo {
     pub classes: Vec<String>,
     /// Training images.
     pub train_len: usize,
-    /// Test images.
-    pub test_len: usize,
+    /// Test images; `None` where the dataset has no test split.
+    pub test_len: Option<usize>,
     /// Mean per channel of the training images, in [0, 1] units, exact.
     pub mean: Vec<f32>,
     /// Population standard deviation per channel of the training images, in [0, 1] units, exact.
     pub std: Vec<f32>,
-    /// Files left out under `skip_bad`, both splits together.
+    /// Images left out under `skip_bad`, both splits together.
     pub skipped: usize,
+}
+
+/// The test split, before decoding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TestSplit {
+    /// Number of images, damaged ones included.
+    Images(usize),
+    /// None in the files; the text says what it would be.
+    Missing(&'static str),
 }
 
 /// Facts about a dataset that are known before decoding.
@@ -227,11 +238,21 @@ pub(crate) struct Layout {
     pub(crate) height: usize,
     pub(crate) width: usize,
     pub(crate) classes: Vec<String>,
-    /// Train and test images, damaged ones included.
-    pub(crate) len: [usize; 2],
+    /// Training images, damaged ones included.
+    pub(crate) train: usize,
+    pub(crate) test: TestSplit,
 }
 
 impl Layout {
+    /// Images of a split, damaged ones included; 0 where there is no such split.
+    pub(crate) fn len(&self, split: Split) -> usize {
+        match (split, self.test) {
+            (Split::Train, _) => self.train,
+            (Split::Test, TestSplit::Images(len)) => len,
+            (Split::Test, TestSplit::Missing(_)) => 0,
+        }
+    }
+
     /// Bytes of one image.
     pub(crate) fn image_bytes(&self) -> usize {
         self.channels * self.height * self.width
@@ -293,10 +314,30 @@ impl DatasetFiles {
         };
         let spec = DatasetSpec { root, ..spec.clone() };
         let files = Self { spec, reader, facts: [const { OnceLock::new() }; 2] };
-        for split in Split::ALL {
-            files.check_not_empty(split, files.layout().len[split as usize])?;
+        for split in Split::ALL.into_iter().filter(|split| files.has(*split)) {
+            files.check_not_empty(split, files.layout().len(split))?;
         }
         Ok(Arc::new(files))
+    }
+
+    /// Whether the dataset has this split: always that for training.
+    pub fn has(&self, split: Split) -> bool {
+        self.check_has(split).is_ok()
+    }
+
+    /// Checks that the dataset has this split.
+    ///
+    /// # Errors
+    /// [`Error::NoTestSplit`] says what is missing.
+    pub fn check_has(&self, split: Split) -> Result<()> {
+        match (split, self.layout().test) {
+            (Split::Test, TestSplit::Missing(expected)) => Err(Error::NoTestSplit {
+                dataset: self.spec.source.name(),
+                path: self.spec.root.clone().unwrap_or_default(),
+                expected,
+            }),
+            _ => Ok(()),
+        }
     }
 
     fn check_not_empty(&self, split: Split, len: usize) -> Result<()> {
@@ -319,15 +360,16 @@ impl DatasetFiles {
     /// # Errors
     /// Any error of reading the images: [`Error::Damaged`], [`Error::Layout`], [`Error::Io`].
     pub fn info(&self) -> Result<DatasetInfo> {
-        let Layout { channels, height, width, ref classes, len } = *self.layout();
+        let Layout { channels, height, width, ref classes, test, .. } = *self.layout();
         let train = self.facts(Split::Train)?;
-        let (test_len, test_skipped) = match self.facts[Split::Test as usize].get() {
-            Some(test) => (test.len, test.skipped),
-            None if self.spec.skip_bad => {
+        let (test_len, test_skipped) = match (self.facts[Split::Test as usize].get(), test) {
+            (_, TestSplit::Missing(_)) => (None, 0),
+            (Some(test), _) => (Some(test.len), test.skipped),
+            (None, _) if self.spec.skip_bad => {
                 let test = self.facts(Split::Test)?;
-                (test.len, test.skipped)
+                (Some(test.len), test.skipped)
             }
-            None => (len[Split::Test as usize], 0),
+            (None, TestSplit::Images(len)) => (Some(len), 0),
         };
         let Normalization { mean, std } = train.histogram.normalization();
         Ok(DatasetInfo {
@@ -382,6 +424,7 @@ impl DatasetFiles {
         on_bad: OnBad<'_>,
         sink: Sink<'_>,
     ) -> Result<SplitFacts> {
+        self.check_has(split)?;
         let layout = self.layout();
         let mut facts = SplitFacts {
             len: 0,

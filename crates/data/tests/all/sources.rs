@@ -45,7 +45,7 @@ fn the_embedded_subset_is_balanced_and_pinned() {
     assert!(report.splits[0].per_class.iter().all(|(_, count)| *count == 1000));
     assert!(report.splits[1].per_class.iter().all(|(_, count)| *count == 250));
     let info = DatasetFiles::open(&DatasetSpec::embedded()).unwrap().info().unwrap();
-    assert_eq!((info.train_len, info.test_len, info.skipped), (10_000, 2_500, 0));
+    assert_eq!((info.train_len, info.test_len, info.skipped), (10_000, Some(2_500), 0));
     assert_eq!(info.classes[9], "Ankle boot");
     assert!((info.mean[0] - 0.286).abs() < 0.005 && (info.std[0] - 0.353).abs() < 0.005);
     let (images, labels) = read_split(&DatasetSpec::embedded(), Split::Train);
@@ -132,6 +132,12 @@ fn missing_datasets_say_where_to_get_them() {
     let error = open_error(&spec_of(Source::Cifar10, here));
     let Error::Missing { expected, .. } = error else { panic!("{error}") };
     assert_eq!(expected, ["data_batch_4.bin"]);
+    // A published set without its test files is an incomplete copy.
+    write_cifar10(here, 3);
+    fs::remove_file(here.join("test_batch.bin")).unwrap();
+    let error = open_error(&spec_of(Source::Cifar10, here));
+    let Error::Missing { expected, .. } = error else { panic!("{error}") };
+    assert_eq!(expected, ["test_batch.bin"]);
     let error = "imagenet".parse::<Source>().unwrap_err().to_string();
     assert!(error.contains("`imagenet`") && error.contains("fashion-mnist"), "{error}");
 }
@@ -144,7 +150,7 @@ fn cifar_files() {
     assert_eq!(read_split(&spec, Split::Train), train);
     assert_eq!(read_split(&spec, Split::Test), test);
     let info = DatasetFiles::open(&spec).unwrap().info().unwrap();
-    assert_eq!((info.train_len, info.test_len, info.channels, info.height), (15, 3, 3, 32));
+    assert_eq!((info.train_len, info.test_len, info.channels, info.height), (15, Some(3), 3, 32));
     assert_eq!(info.classes[9], "truck");
 
     let folder = tempfile::tempdir().unwrap();
@@ -249,7 +255,12 @@ fn every_bad_label_of_a_cifar_split_is_named() {
             "{error}"
         );
     }
-    assert_damaged(&any_error(&spec), "data_batch_1.bin", 3073, &["below 10", "got 200"]);
+    assert_damaged(
+        &any_error(&spec),
+        "data_batch_1.bin",
+        3073,
+        &["below 10", "got 200", "--skip-bad"],
+    );
     // What is left out moves nothing else.
     let lenient = DatasetSpec { skip_bad: true, ..spec };
     let (images, labels) = read_split(&lenient, Split::Train);
@@ -332,7 +343,7 @@ fn damaged_images_are_named_and_can_be_left_out() {
         let lenient = DatasetSpec { skip_bad: true, ..strict.clone() };
         assert_eq!(read_split(&lenient, Split::Train).1, [0, 0]);
         let info = DatasetFiles::open(&lenient).unwrap().info().unwrap();
-        assert_eq!((info.train_len, info.test_len, info.skipped), (2, 3, 1));
+        assert_eq!((info.train_len, info.test_len, info.skipped), (2, Some(3), 1));
         let report = verify(&strict).unwrap();
         assert_eq!((report.splits[0].images, report.splits[0].damaged.len()), (2, 1));
         assert!(report.splits[0].damaged[0].error.contains(name));
@@ -380,9 +391,66 @@ fn arrays_of_both_kinds() {
                 "{kind}"
             );
             let info = DatasetFiles::open(&spec).unwrap().info().unwrap();
-            assert_eq!((info.train_len, info.test_len, info.channels), (3, 2, 2), "{kind}");
+            assert_eq!((info.train_len, info.test_len, info.channels), (3, Some(2), 2), "{kind}");
             assert_eq!(info.classes, ["0", "1", "2"], "{kind}");
         }
+    }
+}
+
+/// A dataset without a test split can be trained on; a request for the split says what is missing.
+#[test]
+fn no_test_split_is_a_state_and_an_empty_one_an_error() {
+    let check = |spec: &DatasetSpec, train: &Samples, missing: &str| {
+        for skip_bad in [false, true] {
+            let spec = DatasetSpec { skip_bad, ..spec.clone() };
+            assert_eq!(read_split(&spec, Split::Train), *train);
+            let files = DatasetFiles::open(&spec).unwrap();
+            assert!(files.has(Split::Train) && !files.has(Split::Test));
+            let info = files.info().unwrap();
+            assert_eq!((info.train_len, info.test_len, info.skipped), (train.1.len(), None, 0));
+            let load = cache::load(&cpu(1), &spec, Split::Test, Residency::Resident);
+            for error in [files.check_has(Split::Test).unwrap_err(), load.unwrap_err()] {
+                assert!(matches!(error, Error::NoTestSplit { .. }), "{error}");
+                let text = error.to_string();
+                assert!(text.contains("no test split") && text.contains(missing), "{text}");
+            }
+            let report = verify(&spec).unwrap();
+            assert!(report.is_sound() && report.splits.len() == 1, "{report:?}");
+            assert_eq!(report.splits[0].split, Split::Train);
+        }
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let (train, _) = write_folder(folder.path(), 2, 1);
+    let test = folder.path().join("test");
+    fs::remove_dir_all(&test).unwrap();
+    let spec = spec_of(Source::Folder, folder.path());
+    check(&spec, &train, "test/CLASS/*");
+    let target = tempfile::tempdir().unwrap();
+    let folder_32 = tempfile::tempdir().unwrap();
+    for class in 0..10 {
+        save_rgb(&folder_32.path().join(format!("train/{class}/a.png")), 32, 32, 1);
+    }
+    let error = import_cifar10(folder_32.path(), target.path(), false).unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, Error::Layout { .. }) && text.contains("the test split"), "{text}");
+    // What is there but holds nothing, or leads nowhere, is not meant to be missing.
+    fs::create_dir(&test).unwrap();
+    assert!(matches!(open_error(&spec), Error::EmptySplit { split: "test", .. }));
+    fs::remove_dir(&test).unwrap();
+    fs::write(&test, "x").unwrap();
+    assert!(matches!(open_error(&spec), Error::Missing { .. }));
+    #[cfg(unix)]
+    {
+        fs::remove_file(&test).unwrap();
+        std::os::unix::fs::symlink("nowhere", &test).unwrap();
+        assert!(matches!(open_error(&spec), Error::Missing { .. }));
+    }
+    for kind in ["npz", "npz-deflated", "safetensors"] {
+        let folder = tempfile::tempdir().unwrap();
+        let arrays = Arrays { leave_out: Some("test"), ..Arrays::small() };
+        let path = write_arrays(folder.path(), kind, &arrays);
+        let labels = arrays.train_labels.iter().map(|label| *label as u32).collect();
+        check(&spec_of(Source::Arrays, &path), &(arrays.train_images, labels), "`test_images`");
     }
 }
 
@@ -404,8 +472,11 @@ fn damaged_arrays_are_named() {
         assert!(text.contains("[3], one for each image") && text.contains("[2]"), "{kind}: {text}");
         let text = damage(kind, &|a| a.channels = 0).to_string();
         assert!(text.contains("C from 1 to 4"), "{kind}: {text}");
-        let text = damage(kind, &|a| a.leave_out = Some("test_images")).to_string();
-        assert!(text.contains("`test_images`"), "{kind}: {text}");
+        for name in ["test_images", "test_labels", "train_images"] {
+            let error = damage(kind, &|a| a.leave_out = Some(name));
+            assert!(matches!(error, Error::Missing { .. }), "{kind}: {error}");
+            assert!(error.to_string().contains(&format!("`{name}`")), "{kind}: {error}");
+        }
         for (name, split) in [("train", Split::Train), ("test", Split::Test)] {
             let error = damage(kind, &|a| match split {
                 Split::Train => (a.train_images, a.train_labels) = (vec![], vec![]),

@@ -90,7 +90,7 @@ pub(crate) struct DatasetArguments {
     /// Folder of the dataset; with --dataset arrays, the file
     #[arg(long, value_name = "DIR")]
     pub(crate) data_root: Option<PathBuf>,
-    /// Skip and count images that do not decode
+    /// Skip and count images that do not decode and CIFAR records whose label is no class
     #[arg(long)]
     pub(crate) skip_bad: bool,
 }

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use meristem::data::order::{self, OrderConfig};
 use meristem::data::{
-    DatasetFiles, DatasetInfo, DatasetSpec, Source, VerifyReport, import_cifar10, verify,
+    DatasetFiles, DatasetInfo, DatasetSpec, Source, Split, VerifyReport, import_cifar10, verify,
 };
 use serde::Serialize;
 
@@ -36,10 +36,10 @@ fn info(arguments: &InfoArguments) -> Outcome {
     let DatasetInfo { channels, height, width, train_len, test_len, skipped, .. } = info;
     plain::out(&format!("dataset   {}", info.name));
     plain::out(&format!("images    {channels}×{height}×{width} (channels × rows × columns)"));
-    let counts = [train_len, test_len].map(|n| thousands(n as u64));
-    plain::out(&format!("samples   {} training, {} test", counts[0], counts[1]));
+    let test = test_len.map_or("no test split".into(), |n| format!("{} test", thousands(n as u64)));
+    plain::out(&format!("samples   {} training, {test}", thousands(train_len as u64)));
     if skipped > 0 {
-        plain::out(&format!("skipped   {skipped} files that do not decode"));
+        plain::out(&format!("skipped   {skipped} images that do not decode or have a bad label"));
     }
     plain::out(&format!("classes   {}: {}", info.classes.len(), info.classes.join(", ")));
     let constants = |values: &[f32]| {
@@ -127,6 +127,9 @@ fn print_verification(report: &VerifyReport) {
             thousands(most),
         ));
         split.damaged.iter().for_each(|damage| plain::out(&format!("  {}", damage.error)));
+    }
+    if report.splits.iter().all(|split| split.split != Split::Test) {
+        plain::out(&format!("{}: no test split", report.name));
     }
     plain::out(if report.is_sound() { "sound" } else { "damaged" });
 }

@@ -1,6 +1,6 @@
 //! `meristem data`.
 
-use crate::common::Meristem;
+use crate::common::{Meristem, of_kind};
 use serde_json::Value;
 
 fn json(m: &Meristem, arguments: &str) -> Value {
@@ -126,4 +126,49 @@ fn a_damaged_image_is_named_or_skipped() {
     let said = m.run(&format!("data verify --dataset folder --data-root {folder}"));
     assert_eq!(said.code, Some(1));
     assert!(said.stdout.contains("class3/1.png"), "{}", said.stdout);
+}
+
+/// Without a test split there is training, and nothing in place of its figures.
+#[test]
+fn a_dataset_without_a_test_split_is_trained_on() {
+    let m = Meristem::new();
+    let folder = class_folders(&m);
+    std::fs::remove_dir_all(m.path("images/test")).unwrap();
+    let data = format!("--dataset folder --data-root {folder}");
+    let info = m.ok(&format!("data info {data}")).stdout;
+    assert!(info.contains("20 training, no test split"), "{info}");
+    assert!(json(&m, &format!("data info {data} --json"))["test_len"].is_null());
+    assert!(m.ok(&format!("data verify {data}")).stdout.contains("no test split"));
+    let said = m.ok(&format!(
+        "train {data} --host minimal --controller random --control-split 0.2 --envs 2 --batch 4 --steps 3 \
+         --rounds 2 --checkpoint-every 1 --run-dir run"
+    ));
+    assert!(said.stdout.contains("4 control images, no test split"), "{}", said.stdout);
+    let table = said.stdout.lines().find(|line| line.starts_with("│   0"));
+    assert!(table.unwrap().contains("no test split"), "{}", said.stdout);
+    let summary = m.json("run/summary.json");
+    assert!(summary["dataset"]["test_samples"].is_null());
+    for env in summary["envs"].as_array().unwrap() {
+        assert!(env["test_accuracy"].is_null() && env["test_loss"].is_null(), "{env}");
+        assert!(env["control_accuracy"].is_number(), "{env}");
+    }
+    assert_eq!(summary["round_results"][1]["test_accuracy"], serde_json::json!([null, null]));
+    let events = m.events("run");
+    assert!(events[0]["test_samples"].is_null());
+    assert!(of_kind(&events, "episode_ended").iter().all(|end| end["test_accuracy"].is_null()));
+    // It goes on from its newest checkpoint, in the second round, to the same end.
+    let weights = m.bytes("run/weights/env-1.safetensors");
+    std::fs::remove_file(m.path("run/summary.json")).unwrap();
+    std::fs::remove_dir_all(m.path("run/weights")).unwrap();
+    std::fs::create_dir(m.path("run/weights")).unwrap();
+    m.ok("train --resume run --quiet");
+    assert!(m.bytes("run/weights/env-1.safetensors") == weights);
+    assert_eq!(m.json("run/summary.json")["envs"], summary["envs"]);
+    let eval = format!("eval --weights run/weights/env-1.safetensors {data} --split");
+    m.ok(&format!("{eval} train"));
+    let words = ["the folder dataset has no test split", "test/CLASS/*", "read the train split"];
+    m.fails(&format!("{eval} test"), 2, &words);
+    m.fails(&format!("control eval {data} --controllers none,random --seeds 1"), 2, &words);
+    std::fs::create_dir(m.path("images/test")).unwrap();
+    m.fails(&format!("data info {data}"), 1, &["the test split is empty"]);
 }

@@ -119,7 +119,8 @@ settings! {
         /// Folder of the dataset; with --dataset arrays, the file.
         data_root: Option<PathBuf> = absent("none; only the embedded dataset needs none"),
             unit("DIR");
-        /// Skip and count images that do not decode, instead of stopping.
+        /// Skip and count images that do not decode and CIFAR records whose label is no class,
+        /// instead of stopping.
         skip_bad: bool = same(false);
         /// Device memory that one split of the dataset may take, such as 64MiB. A larger split is
         /// streamed, with the same results.

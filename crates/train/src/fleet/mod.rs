@@ -31,7 +31,7 @@ pub(crate) struct Fleet {
     pub(crate) replicas: Option<Replicas>,
     /// Gather of the control split for each env; empty without a control split.
     pub(crate) control: Vec<GatherBatches>,
-    /// Gather of the test split for each env.
+    /// Gather of the test split for each env; empty without a test split.
     pub(crate) test: Vec<GatherBatches>,
     /// Distinct sizes of each env's training batches.
     pub(crate) batch_sizes: Vec<Vec<usize>>,
@@ -41,12 +41,13 @@ pub(crate) struct Fleet {
     pub(crate) train_samples: usize,
     /// Samples in the control split.
     pub(crate) control_samples: usize,
-    /// Samples in the test split.
-    pub(crate) test_samples: usize,
+    /// Samples in the test split, if there is one.
+    pub(crate) test_samples: Option<usize>,
 }
 
 impl Fleet {
-    /// Splits the training set and prepares the gathers of all splits.
+    /// Splits the training set and prepares the gathers of all splits. Each split is one dataset
+    /// for each device with envs, or none where there is no test split.
     ///
     /// # Errors
     /// Fewer samples than envs, or an empty control split; device errors.
@@ -90,8 +91,11 @@ impl Fleet {
             _ => serving(Some(held_out.into())).gathers(&machine, &train)?,
         };
         let datasets = train.first().into_iter().chain(test.first()).cloned().collect();
-        let test_samples = test.first().map_or(0, |dataset| dataset.len());
-        let test = serving(None).gathers(&machine, &test)?;
+        let test_samples = test.first().map(|dataset| dataset.len());
+        let test = match test_samples {
+            None => vec![],
+            Some(_) => serving(None).gathers(&machine, &test)?,
+        };
         let images_per_step = images_per_step(gather.order(), config.replicas());
         let batch_sizes = served.map(|env| batch_sizes(&gather, env)).collect();
         Ok(Self {

@@ -197,10 +197,10 @@ pub enum Event {
         round: usize,
         /// Control accuracy.
         control_accuracy: Option<f64>,
-        /// Test accuracy.
-        test_accuracy: f64,
-        /// Test loss.
-        test_loss: f64,
+        /// Test accuracy; null without a test split.
+        test_accuracy: Option<f64>,
+        /// Test loss; null without a test split.
+        test_loss: Option<f64>,
         /// Trained parameters of the host without modules.
         host_parameters: usize,
         /// Trained parameters of the modules.
@@ -232,8 +232,8 @@ pub struct RunStarted {
     pub train_samples: usize,
     /// Samples in the control split.
     pub control_samples: usize,
-    /// Samples in the test split.
-    pub test_samples: usize,
+    /// Samples in the test split; null without one.
+    pub test_samples: Option<usize>,
     /// Host description.
     pub host: String,
     /// Trained parameters of the host without modules.

@@ -111,9 +111,9 @@ pub struct DatasetSummary {
     pub train_samples: usize,
     /// Samples in the control split.
     pub control_samples: usize,
-    /// Samples in the test split.
-    pub test_samples: usize,
-    /// Files skipped because they do not decode.
+    /// Samples in the test split; null without one.
+    pub test_samples: Option<usize>,
+    /// Images left out by `skip_bad`.
     pub skipped: usize,
     /// Channels, rows and columns of an image.
     pub image: [usize; 3],
@@ -308,12 +308,10 @@ pub struct EnvSummary {
     pub control_loss: Option<f64>,
     /// Control accuracy; null without a control split.
     pub control_accuracy: Option<f64>,
-    /// Test loss; null if it is not finite.
-    #[serde(deserialize_with = "null_as_nan")]
-    pub test_loss: f64,
-    /// Test accuracy; null in some older runs, with an empty test split.
-    #[serde(deserialize_with = "null_as_nan")]
-    pub test_accuracy: f64,
+    /// Test loss; null without a test split, and if it is not finite.
+    pub test_loss: Option<f64>,
+    /// Test accuracy; null without a test split.
+    pub test_accuracy: Option<f64>,
     /// Trained parameters of the host with its modules.
     pub parameters: usize,
     /// Trained parameters of the host without modules.
@@ -334,11 +332,6 @@ pub struct EnvSummary {
 /// Reads null as NaN, which JSON lacks.
 fn null_as_nan<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
-}
-
-fn nulls_as_nan<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<f64>, D::Error> {
-    let values: Vec<Option<f64>> = Vec::deserialize(deserializer)?;
-    Ok(values.into_iter().map(|value| value.unwrap_or(f64::NAN)).collect())
 }
 
 /// State of a module at the end of an episode.
@@ -379,9 +372,8 @@ pub struct RoundSummary {
     pub steps: usize,
     /// Control accuracy of each env.
     pub control_accuracy: Vec<Option<f64>>,
-    /// Test accuracy of each env; null as in [`EnvSummary`].
-    #[serde(deserialize_with = "nulls_as_nan")]
-    pub test_accuracy: Vec<f64>,
+    /// Test accuracy of each env; null without a test split.
+    pub test_accuracy: Vec<Option<f64>>,
     /// Trained parameters of each env, host and modules.
     pub parameters: Vec<usize>,
     /// Report of the policy on its actions and its update. Absent without a learning policy, and

@@ -76,8 +76,12 @@ impl Run {
         let _span = machine.span(|| "prepare");
         let residency = residency(config);
         let train = machine.load(&names.spec, Split::Train, residency)?;
-        let test = machine.load(&names.spec, Split::Test, residency)?;
-        let info = cache::files(&names.spec)?.info()?;
+        let files_of_data = cache::files(&names.spec)?;
+        let test = match files_of_data.has(Split::Test) {
+            true => machine.load(&names.spec, Split::Test, residency)?,
+            false => vec![],
+        };
+        let info = files_of_data.info()?;
         let setup = Setup::new(config, names, info, Arc::new(blueprints))?;
         setup.try_weights(&machine.streams()[0])?;
         let fleet = Fleet::new(machine, &setup, [train, test], world)?;

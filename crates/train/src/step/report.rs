@@ -14,7 +14,7 @@ use crate::setup::Setup;
 use crate::step::measure;
 
 /// Evaluates the envs at the end of an episode: leave-one-out of every module on the control split,
-/// and once on the test split. Waits for the devices once.
+/// and once on the test split, if there is one. Waits for the devices once.
 ///
 /// # Errors
 /// A device failure.
@@ -51,8 +51,8 @@ fn summarise(env: &mut Env, metrics: Metrics, test: EvalMetrics, has_control: bo
         train_accuracy: train_correct / samples,
         control_loss: env.control.and_then(|control| control.loss()),
         control_accuracy: env.control.and_then(|control| control.accuracy()),
-        test_loss: test.loss().unwrap_or(f64::NAN),
-        test_accuracy: test.accuracy().unwrap_or(f64::NAN),
+        test_loss: test.loss(),
+        test_accuracy: test.accuracy(),
         parameters: env.parameters().total(),
         host_parameters: host,
         grown_parameters: env.parameters().grown(),

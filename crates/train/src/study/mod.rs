@@ -210,7 +210,9 @@ impl<'a> Contest<'a> {
         let machine =
             Machine::open(&names.devices, 0..settings.envs, &settings.device_options(None))?;
         machine.load(&names.spec, Split::Train, residency(settings))?;
-        let info = cache::files(&names.spec)?.info()?;
+        let files = cache::files(&names.spec)?;
+        files.check_has(Split::Test)?;
+        let info = files.info()?;
         let (seeds, mut known_seeds) = (config.seeds(), vec![]);
         for contender in &config.contenders {
             let Contender::Controller(controller) = contender else {

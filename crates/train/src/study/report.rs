@@ -108,12 +108,14 @@ pub struct StudyEnv {
 
 impl From<&EnvSummary> for StudyEnv {
     fn from(env: &EnvSummary) -> Self {
+        // A study begins only where there is a test split.
+        let test_accuracy = env.test_accuracy.unwrap_or(f64::NAN);
         Self {
-            test_accuracy: env.test_accuracy,
+            test_accuracy,
             control_accuracy: env.control_accuracy,
             parameters: env.parameters,
             grown_parameters: env.grown_parameters,
-            points_per_1000_parameters: 100_000.0 * env.test_accuracy / env.parameters as f64,
+            points_per_1000_parameters: 100_000.0 * test_accuracy / env.parameters as f64,
             modules: env.history,
             rollbacks: env.rollbacks,
         }

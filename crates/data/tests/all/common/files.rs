@@ -118,6 +118,7 @@ pub(crate) struct Arrays {
     pub(crate) train_labels: Vec<i64>,
     pub(crate) test_images: Vec<u8>,
     pub(crate) test_labels: Vec<i64>,
+    /// The beginning of the names of arrays that are left out.
     pub(crate) leave_out: Option<&'static str>,
 }
 
@@ -150,7 +151,7 @@ impl Arrays {
             ("test_labels", "<i8", labels(&self.test_labels)),
         ];
         all.into_iter()
-            .filter(|(name, ..)| Some(*name) != self.leave_out)
+            .filter(|(name, ..)| !self.leave_out.is_some_and(|out| name.starts_with(out)))
             .map(|(name, dtype, (shape, bytes))| (name, dtype, shape, bytes))
             .collect()
     }
