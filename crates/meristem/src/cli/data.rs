@@ -69,7 +69,7 @@ pub(crate) struct PlanArguments {
     /// Device of each env, such as cpu,cpu for two envs
     #[arg(long, value_name = "LIST", value_delimiter = ',', required = true)]
     pub(crate) devices: Vec<String>,
-    /// Samples of an env in an epoch: full (all of them, the default of `train`), or dealt (1/N of them to each of the N
+    /// Samples of an env in an epoch: full (all of them), or dealt (1/N of them to each of the N
     /// envs of a device)
     #[arg(long, value_name = "full|dealt", default_value_t = EpochMode::Dealt)]
     pub(crate) epoch: EpochMode,

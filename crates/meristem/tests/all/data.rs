@@ -140,8 +140,8 @@ fn a_dataset_without_a_test_split_is_trained_on() {
     assert!(json(&m, &format!("data info {data} --json"))["test_len"].is_null());
     assert!(m.ok(&format!("data verify {data}")).stdout.contains("no test split"));
     let said = m.ok(&format!(
-        "train {data} --host minimal --controller random --control-split 0.2 --envs 2 --batch 4 --steps 3 \
-         --rounds 2 --checkpoint-every 1 --run-dir run"
+        "train {data} --host minimal --controller random --control-split 0.2 --envs 2 --batch 4 \
+         --steps 3 --rounds 2 --checkpoint-every 1 --run-dir run"
     ));
     assert!(said.stdout.contains("4 control images, no test split"), "{}", said.stdout);
     let table = said.stdout.lines().find(|line| line.starts_with("│   0"));

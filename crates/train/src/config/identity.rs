@@ -116,7 +116,8 @@ mod tests {
         }
     }
 
-    /// A run from before `epoch` goes on with the samples dealt out; a file that somebody wrote has the default.
+    /// A run from before `epoch` resumes with the samples dealt out; a file without it has the
+    /// default.
     #[test]
     fn a_run_from_before_epochs_were_full_goes_on_as_it_began() {
         let epoch = |text: &str| {
