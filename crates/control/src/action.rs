@@ -52,6 +52,9 @@ impl fmt::Display for Op {
     }
 }
 
+/// One choice per head of an action, in the order of [`crate::HEADS`].
+pub type Choices = [usize; 8];
+
 /// An action. Slots are indices among a host's enabled slots, blueprints among its blueprint set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "SCREAMING_SNAKE_CASE", deny_unknown_fields)]
@@ -127,6 +130,54 @@ impl Action {
             | Action::Prune { slot, .. }
             | Action::Fossilize { slot }
             | Action::Advance { slot } => Some(slot),
+        }
+    }
+
+    /// The action of these choices; heads that the op does not use are ignored. `None` if a choice
+    /// is out of its head's range. Slot and blueprint are checked by [`crate::legal`].
+    pub fn from_choices(choices: &Choices) -> Option<Self> {
+        let [op, slot, blueprint, style, tempo, target, speed, curve] = *choices;
+        let style = || Style::ALL.get(style).copied();
+        let alpha_target = || AlphaTarget::ALL.get(target).copied();
+        let speed = || Speed::ALL.get(speed).copied();
+        let curve = || Curve::ALL.get(curve).copied();
+        Some(match *Op::ALL.get(op)? {
+            Op::Wait => Action::Wait,
+            Op::Germinate => Action::Germinate {
+                slot,
+                blueprint,
+                style: style()?,
+                tempo: *Tempo::ALL.get(tempo)?,
+                alpha_target: alpha_target()?,
+            },
+            Op::SetAlphaTarget => Action::SetAlphaTarget {
+                slot,
+                style: style()?,
+                alpha_target: alpha_target()?,
+                speed: speed()?,
+                curve: curve()?,
+            },
+            Op::Prune => Action::Prune { slot, speed: speed()?, curve: curve()? },
+            Op::Fossilize => Action::Fossilize { slot },
+            Op::Advance => Action::Advance { slot },
+        })
+    }
+
+    /// One choice per head; 0 for the heads that this action does not use.
+    pub fn choices(&self) -> Choices {
+        let op = self.op().index();
+        match *self {
+            Action::Wait => [op, 0, 0, 0, 0, 0, 0, 0],
+            Action::Germinate { slot, blueprint, style, tempo, alpha_target } => {
+                [op, slot, blueprint, style.index(), tempo.index(), alpha_target.index(), 0, 0]
+            }
+            Action::SetAlphaTarget { slot, style, alpha_target, speed, curve } => {
+                [op, slot, 0, style.index(), 0, alpha_target.index(), speed.index(), curve.index()]
+            }
+            Action::Prune { slot, speed, curve } => {
+                [op, slot, 0, 0, 0, 0, speed.index(), curve.index()]
+            }
+            Action::Fossilize { slot } | Action::Advance { slot } => [op, slot, 0, 0, 0, 0, 0, 0],
         }
     }
 }

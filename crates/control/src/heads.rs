@@ -2,7 +2,7 @@
 
 use meristem_grow::{AlphaTarget, Curve, Speed, Style, Tempo};
 
-use crate::action::{Action, Op};
+use crate::action::Op;
 
 /// A head, in the order in which choices are sampled; also its index in [`HEADS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -71,9 +71,6 @@ impl Head {
     }
 }
 
-/// One choice per head, in the order of [`HEADS`].
-pub type Choices = [usize; 8];
-
 /// The heads of `docs/control.md`, Actions, in sampling order.
 pub static HEADS: [Head; 8] = {
     use HeadSize::{Blueprints, Fixed, Slots};
@@ -108,54 +105,4 @@ const fn head(
     [floor, entropy_multiplier]: [f32; 2],
 ) -> Head {
     Head { kind, name, size, used_by, floor, entropy_multiplier }
-}
-
-impl Action {
-    /// The action of these choices; heads that the op does not use are ignored. `None` if a choice
-    /// is out of its head's range. Slot and blueprint are checked by [`crate::legal`].
-    pub fn from_choices(choices: &Choices) -> Option<Self> {
-        let [op, slot, blueprint, style, tempo, target, speed, curve] = *choices;
-        let style = || Style::ALL.get(style).copied();
-        let alpha_target = || AlphaTarget::ALL.get(target).copied();
-        let speed = || Speed::ALL.get(speed).copied();
-        let curve = || Curve::ALL.get(curve).copied();
-        Some(match *Op::ALL.get(op)? {
-            Op::Wait => Action::Wait,
-            Op::Germinate => Action::Germinate {
-                slot,
-                blueprint,
-                style: style()?,
-                tempo: *Tempo::ALL.get(tempo)?,
-                alpha_target: alpha_target()?,
-            },
-            Op::SetAlphaTarget => Action::SetAlphaTarget {
-                slot,
-                style: style()?,
-                alpha_target: alpha_target()?,
-                speed: speed()?,
-                curve: curve()?,
-            },
-            Op::Prune => Action::Prune { slot, speed: speed()?, curve: curve()? },
-            Op::Fossilize => Action::Fossilize { slot },
-            Op::Advance => Action::Advance { slot },
-        })
-    }
-
-    /// One choice per head; 0 for the heads that this action does not use.
-    pub fn choices(&self) -> Choices {
-        let op = self.op().index();
-        match *self {
-            Action::Wait => [op, 0, 0, 0, 0, 0, 0, 0],
-            Action::Germinate { slot, blueprint, style, tempo, alpha_target } => {
-                [op, slot, blueprint, style.index(), tempo.index(), alpha_target.index(), 0, 0]
-            }
-            Action::SetAlphaTarget { slot, style, alpha_target, speed, curve } => {
-                [op, slot, 0, style.index(), 0, alpha_target.index(), speed.index(), curve.index()]
-            }
-            Action::Prune { slot, speed, curve } => {
-                [op, slot, 0, 0, 0, 0, speed.index(), curve.index()]
-            }
-            Action::Fossilize { slot } | Action::Advance { slot } => [op, slot, 0, 0, 0, 0, 0, 0],
-        }
-    }
 }

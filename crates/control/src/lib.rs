@@ -38,12 +38,12 @@ mod script;
 mod state;
 mod view;
 
-pub use action::{Action, Op};
+pub use action::{Action, Choices, Op};
 pub use controller::{Controller, NoController};
 pub use error::{Error, Result};
 pub use gae::{Discounts, Trajectories, advantages};
 pub use governor::{Failure, GovernorConfig, Vitals};
-pub use heads::{Choices, HEADS, Head, HeadKind, HeadSize};
+pub use heads::{HEADS, Head, HeadKind, HeadSize};
 pub use heuristic::{Heuristic, HeuristicConfig};
 pub use history::{History, SlotHistory, Tracked};
 pub use masks::{HEAD_COUNT, HeadLayout, Legality};

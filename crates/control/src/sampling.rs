@@ -6,8 +6,8 @@
 
 use meristem_device::random::Rng;
 
-use crate::action::{Action, Op};
-use crate::heads::{Choices, HEADS, HeadKind};
+use crate::action::{Action, Choices, Op};
+use crate::heads::{HEADS, HeadKind};
 use crate::masks::{HEAD_COUNT, HeadLayout, Legality};
 
 /// Represents minus infinity among logits: its exponential is 0, and being finite it gives no NaN
