@@ -38,6 +38,12 @@ fn step(
     tensors.iter().map(|tensor| tensor.to_vec().unwrap()).collect()
 }
 
+/// Asserts that an argument was refused in these words.
+fn refused(error: &Error, words: &str) {
+    assert!(matches!(error, Error::BadArgument { .. }), "{error:?}");
+    assert!(error.to_string().contains(words), "{error}");
+}
+
 fn options(method: Method) -> ExchangeOptions {
     ExchangeOptions { method, density: 0.1, small: 50, bucket: 1000, ..ExchangeOptions::default() }
 }
@@ -275,8 +281,8 @@ fn a_model_that_grew_keeps_what_it_had() {
         let nothing: Vec<u8> = [(-0.0f32).to_ne_bytes(); 200].concat();
         assert_eq!(after.kept["seed"].residual, nothing);
         let mut other = made(&options, stream, &[("c", 200)]).unwrap();
-        let error = other.import(&comm, &before).unwrap_err().to_string();
-        assert!(error.contains("`c` must be 800 bytes") && error.contains("1200"), "{error}");
+        let error = other.import(&comm, &before).unwrap_err();
+        refused(&error, "`Exchange::import`: `c` must be 800 bytes, as it is now, got 1200");
     });
 }
 
@@ -338,9 +344,7 @@ fn an_import_takes_the_place_of_what_was_kept() {
             let mut broken = state.clone();
             broken.kept.get_mut("c").unwrap().residual.push(0);
             let error = used.import(&comm, &broken).unwrap_err();
-            let text = "`Exchange::import`: `c` must be 1200 bytes, as it is now, got 1201";
-            assert!(matches!(error, Error::BadArgument { .. }), "{error:?}");
-            assert_eq!(error.to_string(), text);
+            refused(&error, "`Exchange::import`: `c` must be 1200 bytes, as it is now, got 1201");
             assert_eq!(used.export().unwrap(), before);
 
             let missing = ["b.weight", "a.weight"];
@@ -480,33 +484,28 @@ fn bad_options_and_gradients_are_refused_by_name() {
     ranks(1, |mut comm, stream| {
         for density in [0.0, -1.0, 1.5, f64::NAN] {
             let options = ExchangeOptions { density, ..options(Method::Auto) };
-            let error = made(&options, stream, &MODEL).err().unwrap().to_string();
-            assert!(error.contains("density"), "{error}");
+            let error = made(&options, stream, &MODEL).err().unwrap();
+            refused(&error, &format!("`density` must be above 0, at most 1, got {density}"));
         }
         for (method, factor) in
             [(Method::Dense, 1.0), (Method::Auto, -0.1), (Method::Auto, f64::NAN)]
         {
             let options = ExchangeOptions { keep: Keep::Momentum(factor), ..options(method) };
-            let error = made(&options, stream, &MODEL).err().unwrap().to_string();
-            assert!(error.contains("`momentum` must be at least 0, below 1"), "{error}");
+            let error = made(&options, stream, &MODEL).err().unwrap();
+            refused(&error, "`momentum` must be at least 0, below 1");
         }
         let none = made(&options(Method::Auto), stream, &[]).err().unwrap();
-        assert!(matches!(none, Error::BadArgument { .. }), "{none:?}");
-        let text = "`Exchange::new`: `gradients` must be at least one, got none";
-        assert_eq!(none.to_string(), text);
+        refused(&none, "`Exchange::new`: `gradients` must be at least one, got none");
         let twice = made(&options(Method::Auto), stream, &[("a", 7), ("b", 7), ("a", 7)]);
-        let error = twice.err().unwrap().to_string();
-        assert!(error.contains("two named `a`"), "{error}");
+        refused(&twice.err().unwrap(), "two named `a`");
         let mut exchange = made(&options(Method::Auto), stream, &MODEL).unwrap();
         let tensors = gradients(stream, 0, 0, &MODEL);
         let mut wrong: Vec<&Tensor> = tensors.iter().collect();
         wrong.swap(0, 1);
-        let error = exchange.run(&mut comm, &wrong).unwrap_err().to_string();
-        assert!(error.contains("`a.weight` must be of 300 elements, got 7"), "{error}");
+        let error = exchange.run(&mut comm, &wrong).unwrap_err();
+        refused(&error, "`a.weight` must be of 300 elements, got 7");
         let error = exchange.run(&mut comm, &wrong[..3]).unwrap_err();
-        assert!(matches!(error, Error::BadArgument { .. }), "{error:?}");
-        let text = "`Exchange::run`: `gradients` must be 6 tensors, got 3";
-        assert_eq!(error.to_string(), text);
+        refused(&error, "`Exchange::run`: `gradients` must be 6 tensors, got 3");
         let empty = ExchangeState::default();
         exchange.import(&comm, &empty).unwrap();
     });

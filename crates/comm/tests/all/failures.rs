@@ -78,8 +78,9 @@ fn who_leaves_or_panics_is_named_at_once() {
                 result.unwrap();
                 continue;
             }
-            let error = result.unwrap_err().to_string();
-            assert!(error.contains(&format!("rank {odd} is gone: it left the group")), "{error}");
+            let error = result.unwrap_err();
+            assert!(matches!(error, Error::RankGone { rank, .. } if rank == odd), "{error:?}");
+            assert!(error.to_string().contains("is gone: it left the group"), "{error}");
         }
         let group = Communicator::threads(n, &options()).unwrap();
         let errors = on(&open(), group, |mut comm, stream| {
@@ -89,13 +90,14 @@ fn who_leaves_or_panics_is_named_at_once() {
                 assert!(me != odd, "on purpose");
                 comm.all_reduce(&x, Reduction::Sum)
             });
-            catch_unwind(run).map(|result| result.unwrap_err().to_string())
+            catch_unwind(run).map(Result::unwrap_err)
         });
         for (rank, error) in errors.into_iter().enumerate() {
             match error {
                 Ok(error) => {
-                    let expected = format!("rank {odd} is gone: its thread panicked");
-                    assert!(rank != odd && error.contains(&expected), "{error}");
+                    assert!(matches!(error, Error::RankGone { rank, .. } if rank == odd));
+                    assert!(error.to_string().contains("is gone: its thread panicked"), "{error}");
+                    assert_ne!(rank, odd);
                 }
                 Err(_) => assert_eq!(rank, odd),
             }
@@ -117,15 +119,20 @@ fn who_does_not_come_is_named_after_the_deadline_and_the_group_stays_dead() {
             told.recv().unwrap();
             told.recv().unwrap();
         }
-        let first = comm.all_reduce(&x, Reduction::Sum).unwrap_err().to_string();
+        let first = comm.all_reduce(&x, Reduction::Sum).unwrap_err();
         if comm.rank() != 1 {
             tell.send(()).unwrap();
         }
-        (first, comm.barrier().unwrap_err().to_string())
+        (first, comm.barrier().unwrap_err())
     });
     for (first, again) in errors {
-        assert!(first.contains("`all_reduce`: rank 1 did not arrive within 0.05 s"), "{first}");
-        assert!(again.contains("`barrier`: rank 1 did not arrive"), "{again}");
+        for (error, words) in [
+            (first, "`all_reduce`: rank 1 did not arrive within 0.05 s"),
+            (again, "`barrier`: rank 1 did not arrive within 0.05 s"),
+        ] {
+            assert!(matches!(error, Error::RankLate { rank: 1, .. }), "{error:?}");
+            assert!(error.to_string().contains(words), "{error}");
+        }
     }
 }
 
@@ -185,23 +192,25 @@ fn an_error_of_one_rank_reaches_the_others() {
             on(&open(), Communicator::threads(3, &options()).unwrap(), |mut comm, stream| {
                 let me = comm.rank();
                 let first = if me == 1 {
-                    call(&mut comm, stream).unwrap_err().to_string()
+                    call(&mut comm, stream).unwrap_err()
                 } else {
-                    comm.all_reduce(&upload(stream, &[1.0f32; 8]), Reduction::Sum)
-                        .unwrap_err()
-                        .to_string()
+                    let x = upload(stream, &[1.0f32; 8]);
+                    comm.all_reduce(&x, Reduction::Sum).unwrap_err()
                 };
                 // It does not leave before the others have heard.
                 match me {
                     1 => (0..2).for_each(|_| heard.lock().unwrap().recv().unwrap()),
                     _ => hear.send(()).unwrap(),
                 }
-                (first, comm.barrier().unwrap_err().to_string())
+                (first, comm.barrier().unwrap_err())
             });
+        let of_another = |error: &Error| matches!(error, Error::RankFailed { rank: 1, .. });
         for (rank, (first, again)) in errors.iter().enumerate() {
-            assert!(first.contains(words), "{words}: {first}");
-            assert_eq!(first.starts_with("rank 1 failed: "), rank != 1, "{first}");
-            assert!(again.starts_with("rank 1 failed: ") && again.contains(words), "{again}");
+            assert_eq!(of_another(first), rank != 1, "{first:?}");
+            assert!(of_another(again), "{again:?}");
+            for text in [first, again].map(ToString::to_string) {
+                assert!(text.contains(words), "{words}: {text}");
+            }
         }
     }
 }
@@ -235,8 +244,10 @@ fn what_does_not_fit_is_refused_on_every_rank() {
         }
     });
     for error in errors {
-        let error = error.unwrap_err().to_string();
-        assert!(error.contains("rank 0 has a message of 4 x f32, the others 5 x f32"), "{error}");
+        let error = error.unwrap_err();
+        assert!(matches!(error, Error::Disagreement { rank: 0, .. }), "{error:?}");
+        let words = "has a message of 4 x f32, the others 5 x f32";
+        assert!(error.to_string().contains(words), "{error}");
     }
     let group = Communicator::threads(2, &options()).unwrap();
     let errors = on(&open(), group, |mut comm, stream| {
@@ -245,8 +256,9 @@ fn what_does_not_fit_is_refused_on_every_rank() {
         comm.all_reduce(&upload(stream, &[1.0f32; 4]), Reduction::Sum)
     });
     for error in errors {
-        let error = error.unwrap_err().to_string();
-        assert!(error.contains("rank 1 has a device of another opening"), "{error}");
+        let error = error.unwrap_err();
+        assert!(matches!(error, Error::Disagreement { rank: 1, .. }), "{error:?}");
+        assert!(error.to_string().contains("has a device of another opening"), "{error}");
     }
 }
 
@@ -280,9 +292,10 @@ fn a_rank_of_another_memory_format_is_named() {
     };
     for call in calls {
         for result in on_ranks(call, [2, 3, 4, 5]) {
-            let error = result.unwrap_err().to_string();
-            let words = "rank 1 has memory format channels last, the others contiguous";
-            assert!(error.contains(words), "{error}");
+            let error = result.unwrap_err();
+            assert!(matches!(error, Error::Disagreement { rank: 1, .. }), "{error:?}");
+            let words = "has memory format channels last, the others contiguous";
+            assert!(error.to_string().contains(words), "{error}");
         }
     }
     // With one pixel both are the same order.
