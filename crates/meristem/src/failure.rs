@@ -40,6 +40,11 @@ impl Failure {
         Self { message, causes: vec![], remedy, exit_code: 2 }
     }
 
+    /// A flag with a value that it does not accept, with exit code 2.
+    pub(crate) fn value(flag: &str, got: impl ToString, expected: impl ToString) -> Self {
+        train::Error::value(flag, got, expected).into()
+    }
+
     /// An operation that failed, with exit code 1.
     pub(crate) fn failed(message: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { exit_code: 1, ..Self::usage(message, remedy) }

@@ -87,8 +87,8 @@ fn envs(summary: &Summary) -> Table {
         "env",
         "control",
         "test",
-        "parameters of host + modules",
-        "modules: slot, blueprint, stage, contribution in points of control accuracy",
+        "parameters: host + modules",
+        "modules: slot, blueprint, stage, contribution in points",
     ]);
     let test = |share| match summary.dataset.test_samples {
         Some(_) => percent(share),

@@ -235,7 +235,8 @@ impl Error {
                 format!("give `{key}` another value, or leave it out")
             }
             Self::ConfigFile { .. } => {
-                "keys are the flags' names with `_` for `-`; every run folder holds a config.toml"
+                "give a .toml or .json file; its keys are the names of the flags with `_` for `-`, \
+                 as in the config.toml of every run"
                     .into()
             }
             Self::RunFolderExists { .. } => {

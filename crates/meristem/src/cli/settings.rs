@@ -106,7 +106,7 @@ fn presets(setting: &Setting) -> String {
         help.push_str(&format!("\n- {name}: {}", preset.meaning()));
         let differences = differences(preset);
         if !differences.is_empty() {
-            help.push_str(&format!(" It sets {differences}."));
+            help.push_str(&format!(" Sets {differences}."));
         }
     }
     help

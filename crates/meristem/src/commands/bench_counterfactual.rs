@@ -15,10 +15,10 @@ use meristem::nn::{Network, NetworkOptions};
 use serde::Serialize;
 
 use super::bench_host::image_shape;
-use super::{Outcome, print_json};
+use super::{Outcome, check_seconds, print_json};
 use crate::cli::BenchCounterfactualArguments;
 use crate::failure::Failure;
-use crate::plain::{self, spread};
+use crate::plain::{self, counted, spread};
 
 /// Approximate length of a block. The ways take turns, so that other load on the machine affects
 /// all of them equally.
@@ -125,7 +125,7 @@ fn print(report: &Report) {
         plain::out(&format!("{name:<24}{median:>9.2} ms per batch ({min:.2} to {max:.2}){rest}"));
     };
     plain::out(&format!(
-        "{} with {} in {}: {} configurations, {} of them distinct; batch {}, {}, {} turns",
+        "{} with {} in {}: {} configurations, {} of them distinct; batch {}, {}, {}",
         config.host,
         config.blueprint,
         config.slots.join(", "),
@@ -133,7 +133,7 @@ fn print(report: &Report) {
         config.distinct,
         config.batch,
         config.instruction_set,
-        report.turns
+        counted(report.turns, ["turn", "turns"])
     ));
     way("one pass", fused_ms, String::new());
     let rest = |share: &Spread| {
@@ -147,14 +147,9 @@ fn print(report: &Report) {
 
 fn check(arguments: &BenchCounterfactualArguments) -> Result<(), Failure> {
     if !(1..=4096).contains(&arguments.batch) {
-        let message = format!("--batch {}", arguments.batch);
-        return Err(Failure::usage(message, "give 1 to 4096"));
+        return Err(Failure::value("batch", arguments.batch, "1 to 4096"));
     }
-    if !(arguments.seconds > 0.0 && arguments.seconds <= 3600.0) {
-        let message = format!("--seconds {}", arguments.seconds);
-        return Err(Failure::usage(message, "give more than 0 and at most 3600"));
-    }
-    Ok(())
+    check_seconds(arguments.seconds)
 }
 
 /// A host with a module in stage holding in each of the slots, and the names of the slots.
@@ -165,8 +160,7 @@ fn grown(arguments: &BenchCounterfactualArguments) -> Result<(Host, Vec<String>)
     let known = set.iter().position(|blueprint| blueprint.name == arguments.blueprint);
     let names: Vec<&str> = set.iter().map(|blueprint| &*blueprint.name).collect();
     let blueprint = known.ok_or_else(|| {
-        let message = format!("--blueprint: unknown blueprint `{}`", arguments.blueprint);
-        Failure::usage(message, format!("give one of {}", names.join(", ")))
+        Failure::value("blueprint", &arguments.blueprint, format!("one of {}", names.join(", ")))
     })?;
     let rules =
         Rules { max_modules: slots.len(), gates: Gates::default().quick(), ..Rules::default() };

@@ -11,10 +11,10 @@ use meristem::nn::kernels::conv::ConvShape;
 use serde::Serialize;
 
 use super::bench_host::image_shape;
-use super::{Outcome, print_json};
+use super::{Outcome, check_seconds, print_json};
 use crate::cli::BenchFormatArguments;
 use crate::failure::Failure;
-use crate::plain::{self, spread};
+use crate::plain::{self, counted, spread};
 
 /// Approximate length of a block. The formats take turns, so that other load on the machine affects
 /// both equally.
@@ -139,8 +139,11 @@ fn print(report: &Report) {
     let Report { stages, all, turns, config } = report;
     plain::out(&format!(
         "{}: output, data gradient and weight gradient of each convolution; \
-         batch {}, one thread, {}, {turns} turns",
-        config.host, config.batch, config.instruction_set
+         batch {}, one thread, {}, {}",
+        config.host,
+        config.batch,
+        config.instruction_set,
+        counted(*turns, ["turn", "turns"])
     ));
     let columns = ["NHWC ms", "NCHW ms", "NHWC / NCHW"];
     let [nhwc, nchw, ratio] = columns;
@@ -157,14 +160,9 @@ fn print(report: &Report) {
 
 fn check(arguments: &BenchFormatArguments) -> Result<(), Failure> {
     if !(1..=1024).contains(&arguments.batch) {
-        let message = format!("--batch {}", arguments.batch);
-        return Err(Failure::usage(message, "give 1 to 1024"));
+        return Err(Failure::value("batch", arguments.batch, "1 to 1024"));
     }
-    if !(arguments.seconds > 0.0 && arguments.seconds <= 3600.0) {
-        let message = format!("--seconds {}", arguments.seconds);
-        return Err(Failure::usage(message, "give more than 0 and at most 3600"));
-    }
-    Ok(())
+    check_seconds(arguments.seconds)
 }
 
 /// Shapes of the convolutions of a network, without those of 1×1 images: they lie alike in both

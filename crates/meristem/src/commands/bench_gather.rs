@@ -7,10 +7,10 @@ use meristem::data::{GatherBatches, GatherConfig};
 use meristem::device::{Device, DeviceId, DeviceOptions};
 use serde::Serialize;
 
-use super::{Outcome, print_json};
+use super::{Outcome, check_seconds, print_json};
 use crate::cli::BenchGatherArguments;
 use crate::failure::Failure;
-use crate::plain::{self, spread};
+use crate::plain::{self, counted, spread};
 use crate::synthetic;
 
 /// Length of one measurement; the result is the median over all measurements.
@@ -43,15 +43,11 @@ struct Config {
 }
 
 pub(crate) fn run(arguments: &BenchGatherArguments) -> Outcome {
-    let sane = arguments.seconds > 0.0 && arguments.seconds <= 3600.0;
-    if !(1..=synthetic::IMAGES / ENVS).contains(&arguments.batch) || !sane {
-        let message = format!("--batch {} --seconds {}", arguments.batch, arguments.seconds);
-        let remedy = format!(
-            "give a --batch of 1 to {} and at most 3600 --seconds",
-            synthetic::IMAGES / ENVS
-        );
-        return Err(Failure::usage(message, remedy));
+    let most = synthetic::IMAGES / ENVS;
+    if !(1..=most).contains(&arguments.batch) {
+        return Err(Failure::value("batch", arguments.batch, format!("1 to {most}")));
     }
+    check_seconds(arguments.seconds)?;
     // As in a fleet: every env's batch is gathered on its own stream, and the streams use all
     // workers.
     let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
@@ -91,8 +87,9 @@ pub(crate) fn run(arguments: &BenchGatherArguments) -> Outcome {
         true => print_json(&report)?,
         false => plain::out(&format!(
             "{us_per_batch:.1} µs per batch of {} images ({us_per_batch_min:.1} to \
-             {us_per_batch_max:.1} over {} blocks), {us_per_batch_host:.1} µs of it on the host",
-            arguments.batch, report.blocks
+             {us_per_batch_max:.1} over {}), {us_per_batch_host:.1} µs of it on the host",
+            arguments.batch,
+            counted(report.blocks, ["block", "blocks"])
         )),
     }
     Ok(ExitCode::SUCCESS)

@@ -12,7 +12,7 @@ use meristem::train::summary::MemorySummary;
 use meristem::train::trace::{RunTrace, TraceSummary};
 use serde::Serialize;
 
-use super::{Outcome, insight, print_json, tell_dropped};
+use super::{Outcome, check_seconds, insight, print_json, tell_dropped};
 use crate::cli::BenchHostArguments;
 use crate::failure::Failure;
 use crate::plain::{self, counted, spread, thousands};
@@ -89,12 +89,12 @@ pub(crate) fn run(arguments: &BenchHostArguments) -> Outcome {
     match arguments.json {
         true => print_json(&report)?,
         false => plain::out(&format!(
-            "{}: {} images/s ({} to {} over {} blocks), {}, batch {}, {}, {}",
+            "{}: {} images/s ({} to {} over {}), {}, batch {}, {}, {}",
             report.config.host,
             thousands(images_per_s as u64),
             thousands(images_per_s_min as u64),
             thousands(images_per_s_max as u64),
-            report.blocks,
+            counted(report.blocks, ["block", "blocks"]),
             counted(report.config.envs, ["env", "envs"]),
             report.config.batch,
             counted(report.config.threads, ["thread", "threads"]),
@@ -109,20 +109,15 @@ pub(crate) fn run(arguments: &BenchHostArguments) -> Outcome {
 }
 
 fn check(arguments: &BenchHostArguments) -> Result<(), Failure> {
-    let most = synthetic::IMAGES / arguments.envs.max(1);
-    if arguments.envs == 0 || !(1..=most).contains(&arguments.batch) {
-        let message = format!("--envs {} --batch {}", arguments.envs, arguments.batch);
-        let remedy = format!(
-            "give at least 1 of each, and at most {} images in the batches of all envs",
-            synthetic::IMAGES
-        );
-        return Err(Failure::usage(message, remedy));
+    let &BenchHostArguments { envs, batch, seconds, .. } = arguments;
+    if !(1..=synthetic::IMAGES).contains(&envs) {
+        return Err(Failure::value("envs", envs, format!("1 to {}", synthetic::IMAGES)));
     }
-    if !(arguments.seconds > 0.0 && arguments.seconds <= 3600.0) {
-        let message = format!("--seconds {}", arguments.seconds);
-        return Err(Failure::usage(message, "give more than 0 and at most 3600"));
+    let most = synthetic::IMAGES / envs;
+    if !(1..=most).contains(&batch) {
+        return Err(Failure::value("batch", batch, format!("1 to {most} for {envs} envs")));
     }
-    Ok(())
+    check_seconds(seconds)
 }
 
 /// Shape of the synthetic images, for hosts.

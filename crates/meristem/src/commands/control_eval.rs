@@ -125,7 +125,7 @@ fn report(study: &Study) -> String {
     }
     let mut table = table::new();
     let first = study.contenders.first().map(|first| first.contender.to_string());
-    let against = format!("difference from {}", first.unwrap_or_default());
+    let against = format!("points above {}", first.unwrap_or_default());
     let columns = [
         "controller",
         "seeds",
@@ -151,7 +151,7 @@ fn report(study: &Study) -> String {
         column.set_cell_alignment(CellAlignment::Right);
     }
     let mut lines = vec![table.to_string()];
-    lines.extend(stopped.map(|stopped| format!("{stopped}; the others are not in the table")));
+    lines.extend(stopped.map(|stopped| format!("{stopped}; others are left out")));
     lines.push(format!(
         "mean ± standard deviation over seeds; a seed is the mean of {} with {} of `{}`",
         counted(study.envs, ["env", "envs"]),

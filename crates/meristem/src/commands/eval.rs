@@ -51,5 +51,5 @@ fn split(name: &str) -> Result<Split, Failure> {
     Split::ALL
         .into_iter()
         .find(|split| split.name() == name)
-        .ok_or_else(|| Failure::usage(format!("--split: got `{name}`"), "give train or test"))
+        .ok_or_else(|| Failure::value("split", name, "train or test"))
 }

@@ -53,6 +53,14 @@ fn exit_code(status: Status) -> ExitCode {
     }
 }
 
+/// Checks the duration of a benchmark.
+fn check_seconds(seconds: f64) -> Result<(), Failure> {
+    match seconds > 0.0 && seconds <= 3600.0 {
+        true => Ok(()),
+        false => Err(Failure::value("seconds", seconds, "above 0, at most 3600")),
+    }
+}
+
 /// Warns on stderr that a trace lacks events, even with --quiet.
 fn tell_dropped(trace: &TraceSummary) {
     if trace.dropped > 0 {

@@ -45,8 +45,8 @@ fn zero_and_absurd_sizes_are_named_with_their_range() {
     m.fails("train --export gone/w.safetensors", 2, &["`export`", "existing folder"]);
     m.fails("data plan --len 50 --batch 0 --devices cpu", 2, &["batch", "got 0"]);
     m.fails("data plan --len 50 --batch 5 --devices cuda:x", 2, &["cuda:x"]);
-    m.fails("bench host --envs 0", 2, &["--envs 0"]);
-    m.fails("bench gather --batch 0", 2, &["--batch 0"]);
+    m.fails("bench host --envs 0", 2, &["`envs`: got 0, expected 1"]);
+    m.fails("bench gather --batch 0", 2, &["`batch`: got 0, expected 1"]);
     assert_eq!(std::fs::read_dir(m.folder.path()).unwrap().count(), 0);
 }
 
@@ -174,7 +174,7 @@ fn a_policy_file_of_an_absurd_width_is_named() {
     metadata.insert("hidden".into(), "1000000000".into());
     save(&m.path("wide.safetensors"), &state, &metadata).unwrap();
     let run = format!("train {TINY} --controller ppo --policy wide.safetensors --run-dir other");
-    m.fails(&run, 2, &["wide.safetensors", "`hidden` is 1000000000"]);
+    m.fails(&run, 2, &["wide.safetensors", "`hidden` of 1000000000"]);
     // A policy that needs more memory than any machine has: the remedy is a smaller policy.
     let run = format!("{learn} --device-memory 40MiB --policy-hidden 4096 --run-dir other");
     let said = m.run(&run);

@@ -53,7 +53,7 @@ fn both_formats_are_checked_and_measured() {
     }
     assert!(report["all"]["ratio"]["median"].as_f64().unwrap() > 0.0);
     assert!(m.ok(&format!("{command} --seconds 0.1")).stdout.contains("NHWC / NCHW"));
-    m.fails("bench format --batch 0", 2, &["--batch 0", "1 to 1024"]);
+    m.fails("bench format --batch 0", 2, &["`batch`: got 0, expected 1 to 1024"]);
     m.fails("bench format --host twenty", 2, &["twenty"]);
 }
 
@@ -113,10 +113,10 @@ fn sums_over_ranks_are_checked_and_measured() {
     let topk = said.stdout.lines().find(|line| line.contains("  topk")).unwrap();
     let words: Vec<&str> = topk.split_whitespace().collect();
     assert_eq!((words[3], words[4], words[words.len() - 2]), ("0.1", "24", "1,152"), "{topk}");
-    m.fails("bench comm --max-size 2", 2, &["--max-size 2", "--min-size at most"]);
-    m.fails("bench comm --density 0.1,2", 2, &["--density 2", "at most 1"]);
-    m.fails("bench comm --ranks 0", 2, &["--ranks 0", "1 to 64"]);
-    m.fails("bench comm --rounds 0", 2, &["at least 1"]);
+    m.fails("bench comm --max-size 2", 2, &["`max-size`: got 2", "4 bytes to 4GiB"]);
+    m.fails("bench comm --density 0.1,2", 2, &["`density`: got 2", "at most 1"]);
+    m.fails("bench comm --ranks 0", 2, &["`ranks`: got 0, expected 1 to 64"]);
+    m.fails("bench comm --rounds 0", 2, &["`rounds`: got 0, expected at least 1"]);
 }
 
 /// A build without MPI explains how to get one with it.

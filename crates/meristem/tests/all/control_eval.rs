@@ -126,7 +126,7 @@ fn policies_are_compared_from_files_and_by_their_rewards() {
         "{}",
         learned.stderr
     );
-    assert!(learned.stdout.contains("difference from"), "{}", learned.stdout);
+    assert!(learned.stdout.contains("points above"), "{}", learned.stdout);
     assert!(learned.stdout.contains("mean ± standard deviation over seeds"), "{}", learned.stdout);
     let plot = image::load_from_memory(&m.bytes("plot.png")).unwrap();
     assert_eq!((plot.width(), plot.height()), (900, 520));
@@ -175,7 +175,7 @@ fn what_cannot_be_compared_is_refused_before_anything_runs() {
         (
             "--plot missing/plot.svg",
             2,
-            "`plot`: got missing/plot.svg, expected a file in a folder that",
+            "`plot`: got missing/plot.svg, expected a file in an existing folder",
         ),
         ("--plot there.svg", 2, "would be overwritten"),
         ("--run-dir learned", 2, "the run folder learned exists"),
@@ -315,7 +315,7 @@ fn ctrl_c_leaves_what_is_complete() {
             .any(|line| line.contains("stopping after this step, with the results of complete"))
     );
     assert!(
-        told.stdout.contains("of 20000 runs are complete; the others are not in"),
+        told.stdout.contains("of 20000 runs are complete; others are left out"),
         "{}",
         told.stdout
     );

@@ -130,7 +130,7 @@ fn on_a_terminal_ctrl_c_is_answered_in_the_bar() {
     let said = said(child.output());
     assert_eq!(said.code, Some(3), "{}", said.stdout);
     assert_eq!(m.json("run/summary.json")["status"], "interrupted");
-    let stopping = "stopping after this step; again to stop at once";
+    let stopping = "stopping after this step; again to stop now";
     // The message is part of the bar, after its position, and not a line of its own.
     let bar = said.stdout.split(['\r', '\n']).find(|line| line.contains(stopping));
     let bar = bar.unwrap_or_else(|| panic!("{}", said.stdout));

@@ -202,7 +202,7 @@ fn a_run_from_a_policy_resumes_without_its_file() {
     assert!(m.bytes("cut/policy.safetensors") == m.bytes("whole/policy.safetensors"));
     fs::create_dir_all(m.path("early/weights")).unwrap();
     fs::copy(m.path("cut/config.toml"), m.path("early/config.toml")).unwrap();
-    let words = ["no checkpoint yet", "first/policy.safetensors"];
+    let words = ["no checkpoint and cannot start again", "first/policy.safetensors"];
     m.fails("train --resume early", 2, &words);
 }
 
@@ -234,7 +234,7 @@ fn what_cannot_be_resumed_is_said_and_left_alone() {
     let (tensors, mut metadata) = safetensors::load(&newest).unwrap();
     metadata.insert("version".into(), "1".into());
     safetensors::save(&newest, &tensors, &metadata).unwrap();
-    let words = [&name, "version 1", "version 2", "the program that wrote it"];
+    let words = [&name, "version 1", "version 2", "resume with the version of meristem"];
     let said = m.fails(resume, 1, &words);
     assert!(!said.stderr.contains("remove"), "{}", said.stderr);
     fs::write(&newest, &whole).unwrap();
@@ -243,7 +243,7 @@ fn what_cannot_be_resumed_is_said_and_left_alone() {
     fs::write(m.path("run/config.toml"), config.replace("seed = 42", "seed = 43")).unwrap();
     let words = [
         &name,
-        "began with `seed = 42`, and config.toml has `seed = 43`",
+        "began with `seed = 42`, but config.toml has `seed = 43`",
         "restore",
         "run/config.toml",
     ];

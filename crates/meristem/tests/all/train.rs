@@ -227,8 +227,7 @@ fn the_settings_in_force_are_printed_without_a_run() {
     m.fails("train --print-config --resume run", 2, &["--print-config", "--resume"]);
     let help = m.ok("train --help").stdout;
     let flat = help.split_whitespace().collect::<Vec<_>>().join(" ");
-    for words in
-        ["[default: 128]", "quick: Ten seconds", "plateau_steps 1", "[when absent: no trace]"]
+    for words in ["[default: 128]", "quick: Ten seconds", "plateau_steps 1", "[default: no trace]"]
     {
         assert!(flat.contains(words), "{words}\n{help}");
     }
@@ -457,7 +456,7 @@ fn an_error_that_nobody_reads_has_its_exit_code() {
 fn a_policy_that_diverges_ends_the_run() {
     let m = Meristem::new();
     let tiny = "--host minimal --envs 2 --steps 6 --max-batches 2 --batch 32 --policy-hidden 16";
-    let words = ["the policy diverged", "smaller learning rate"];
+    let words = ["the policy diverged", "lower learning rate"];
     m.fails(&format!("train {tiny} --rounds 20 --ppo-lr 1e30 --run-dir run"), 1, &words);
     let summary = m.json("run/summary.json");
     assert_eq!(summary["status"], "failed");

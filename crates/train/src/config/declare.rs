@@ -165,11 +165,13 @@ fn by_preset(texts: &[String; 3]) -> String {
 impl fmt::Display for DefaultText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Absent(meaning) => write!(f, "when absent: {meaning}"),
+            Self::Absent(meaning) => write!(f, "default: {meaning}"),
             Self::Presets(learning, without) => {
                 write!(f, "default: {}", by_preset(learning))?;
                 let without = without.as_ref().map(by_preset);
-                without.map_or(Ok(()), |texts| write!(f, "; without learning {texts}"))
+                without.map_or(Ok(()), |texts| {
+                    write!(f, "; if the controller does not learn: {texts}")
+                })
             }
         }
     }

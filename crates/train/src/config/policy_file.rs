@@ -34,7 +34,7 @@ impl PolicyFile {
         match config.policy_hidden {
             Some(asked) if asked != file.hidden => {
                 let (hidden, path) = (file.hidden, path.display());
-                let expected = format!("{hidden}, the width of the policy in {path}, or nothing");
+                let expected = format!("{hidden}, the width of the policy in {path}");
                 Err(Error::value("policy-hidden", asked, expected))
             }
             _ => Ok(Some(Arc::new(file))),
@@ -45,8 +45,11 @@ impl PolicyFile {
         let (weights, metadata) = safetensors::load(path).map_err(|error| unfit(path, &error))?;
         let hidden = policy_width(&metadata).map_err(|error| unfit(path, &error))?;
         if !weights.iter().any(|(_, tensor)| tensor.shape.contains(&hidden)) {
-            let got = format!("{} (`hidden` is {hidden}, and its tensors are not)", path.display());
-            return Err(Error::value("policy", got, "a policy.safetensors as a run writes it"));
+            let got = format!(
+                "{} (its `hidden` of {hidden} is not the width of its tensors)",
+                path.display()
+            );
+            return Err(Error::value("policy", got, "a policy.safetensors written by a run"));
         }
         let seeds = policy_seeds(&metadata).map_err(|error| unfit(path, &error))?;
         Ok(Self { path: path.to_owned(), weights, metadata, hidden, seeds })
@@ -70,5 +73,9 @@ fn unfit(path: &Path, error: &dyn std::error::Error) -> Error {
     if !got.contains(&name) {
         got = format!("{name} ({got})");
     }
-    Error::value("policy", got, "a readable policy.safetensors of hosts with as many slots")
+    Error::value(
+        "policy",
+        got,
+        "a policy.safetensors that fits the slots and blueprints of this run",
+    )
 }

@@ -117,7 +117,7 @@ settings! {
         /// Dataset: embedded, fashion-mnist, cifar10, cifar100, folder or arrays.
         dataset: String = same("embedded");
         /// Folder of the dataset; with --dataset arrays, the file.
-        data_root: Option<PathBuf> = absent("none; only the embedded dataset needs none"),
+        data_root: Option<PathBuf> = absent("none, for the embedded dataset"),
             unit("DIR");
         /// Skip and count images that do not decode and CIFAR records whose label is no class,
         /// instead of stopping.
@@ -150,10 +150,10 @@ settings! {
         host: String = same("baseline");
         /// Number of hosts trained side by side; 1 with --data-parallel.
         envs: usize = same(4usize), unit("N"), whole(1, 4096);
-        /// Weights that every env starts from (safetensors, PyTorch names).
+        /// Weights file that every env starts from: safetensors with PyTorch's names.
         init: Option<PathBuf> = absent("random weights"), unit("FILE");
         /// File for the best env's weights, in addition to the run folder; must not exist.
-        export: Option<PathBuf> = absent("only the run folder has them"),
+        export: Option<PathBuf> = absent("no additional file"),
             unit("FILE"), scope(Scope::Process), train_only();
         /// Learning rate of the host.
         lr: f32 = same(host().lr), unit("RATE"), real(0.0, 1e6);
@@ -258,19 +258,19 @@ settings! {
         reward_rent: f64 = same(reward().rent), unit("W"), real(-1e6, 1e6), since(3);
         /// Maximum rent of a step.
         reward_rent_max: f64 = same(reward().rent_max), unit("REWARD"), real(0.0, 1e6), since(3);
-        /// Weight of the stage potential. Reward contribution only.
+        /// Weight of the stage potential. Only with reward contribution.
         reward_potential: f64 = same(reward().potential), unit("W"), real(-1e6, 1e6), since(3);
         /// Weight of the harmonic mean of contribution and gain when a good module is fossilized.
-        /// Reward contribution only.
+        /// Only with reward contribution.
         reward_fossilize: f64 = same(reward().fossilize), unit("W"), real(-1e6, 1e6), since(3);
-        /// Cost of fossilizing any other module. Reward contribution only.
+        /// Cost of fossilizing any other module. Only with reward contribution.
         reward_fossilize_price: f64 = same(reward().fossilize_price),
             unit("REWARD"), real(-1e6, 1e6), since(3);
-        /// Reward for pruning a harmful module. Reward contribution only.
+        /// Reward for pruning a harmful module. Only with reward contribution.
         reward_prune: f64 = same(reward().prune), unit("REWARD"), real(-1e6, 1e6), since(3);
-        /// Cost of every action except WAIT. Reward contribution only.
+        /// Cost of every action except WAIT. Only with reward contribution.
         reward_op_price: f64 = same(reward().op_price), unit("REWARD"), real(-1e6, 1e6), since(3);
-        /// Weight of the size, ln(1 + grown/host parameters). Reward sparse only.
+        /// Weight of the size, ln(1 + grown/host parameters). Only with reward sparse.
         reward_sparse_size: f64 = same(reward().sparse_size), unit("W"), real(-1e6, 1e6), since(3);
     }
     "Governor" {

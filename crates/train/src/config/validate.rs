@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 /// [`Error::Value`] names a setting, its value and the accepted values.
 pub(crate) fn together(config: &TrainConfig) -> Result<()> {
     if config.controller != ControllerKind::None && config.control_share() == 0.0 {
-        let expected = "above 0: the controller judges modules on the control split";
+        let expected = "above 0, because the controller judges modules on the control split";
         return Err(Error::value("control-split", 0, expected));
     }
     if config.policy.is_some() && config.controller != ControllerKind::Ppo {
@@ -37,7 +37,7 @@ fn check_ranks(config: &TrainConfig) -> Result<()> {
     let (ranks, envs, batch) = (config.ranks(), config.envs, config.batch);
     if config.data_parallel {
         if envs != 1 {
-            let expected = "1: with data-parallel all ranks train one host";
+            let expected = "1, because with data-parallel all ranks train one host";
             return Err(Error::value("envs", envs, expected));
         }
         if !batch.is_multiple_of(ranks) {

@@ -135,25 +135,20 @@ fn verdict(wrong: u64) -> Outcome {
 
 fn plan(arguments: &BenchCommArguments) -> Result<Plan, Failure> {
     let (min, max) = (arguments.min_size.0, arguments.max_size.0);
-    if min < ELEMENT || min > max || max > BYTES_MAX {
-        let message = format!("--min-size {min} --max-size {max}: sizes out of range");
-        return Err(Failure::usage(
-            message,
-            "give sizes from 4 bytes to 4GiB, with --min-size at most --max-size",
-        ));
+    if !(ELEMENT..=BYTES_MAX).contains(&max) {
+        return Err(Failure::value("max-size", max, "4 bytes to 4GiB"));
+    }
+    if !(ELEMENT..=max).contains(&min) {
+        return Err(Failure::value("min-size", min, format!("4 bytes to {max}, the --max-size")));
     }
     if let Some(density) = arguments.density.iter().find(|d| !(**d > 0.0 && **d <= 1.0)) {
-        return Err(Failure::usage(
-            format!("--density {density}"),
-            "give shares above 0 and at most 1",
-        ));
+        return Err(Failure::value("density", density, "shares above 0, at most 1"));
     }
     if arguments.rounds == Some(0) {
-        return Err(Failure::usage("--rounds 0", "give at least 1"));
+        return Err(Failure::value("rounds", 0, "at least 1"));
     }
     if let Some(ranks) = arguments.ranks.filter(|ranks| !(1..=RANKS_MAX).contains(ranks)) {
-        let remedy = format!("give 1 to {RANKS_MAX}");
-        return Err(Failure::usage(format!("--ranks {ranks}"), remedy));
+        return Err(Failure::value("ranks", ranks, format!("1 to {RANKS_MAX}")));
     }
     let double = |bytes: &usize| Some(2 * bytes);
     Ok(Plan {
