@@ -171,6 +171,7 @@ impl Progress {
 
     fn batch(&self, event: &Event) {
         let Event::BatchCompleted { env, round, step, batch, loss } = event else { return };
+        let [round, step, batch] = [round, step, batch].map(|index| index + 1);
         let line = format!("round {round} step {step} batch {batch} env {env} loss {loss:?}");
         self.line(&line);
     }

@@ -228,11 +228,11 @@ fn on_a_terminal_check_shows_what_it_looks_at() {
 #[test]
 fn a_small_terminal_shows_the_total_and_how_many_envs_have_no_line() {
     let m = Meristem::new();
-    let line = "train --controller none --host minimal --envs 12 --steps 2 --max-batches 2 \
-                --batch 32 --run-dir run";
+    let line = "train --controller none --host minimal --envs 12 --rounds 2 --steps 2 \
+                --max-batches 2 --batch 32 --run-dir run";
     let said = said(on_a_terminal(&m, "rows 8 cols 80", line).output());
     assert_eq!(said.code, Some(0), "{}", said.stdout);
-    for words in ["env 4 ", "7 more training accuracy", "step 1/2 "] {
+    for words in ["env 4 ", "7 more training accuracy", "round 2/2 step 1/2 "] {
         assert!(said.stdout.contains(words), "{words}: {}", said.stdout);
     }
     assert!(!said.stdout.contains("env 5 "), "{}", said.stdout);

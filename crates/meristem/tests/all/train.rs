@@ -213,6 +213,7 @@ fn rounds_begin_with_fresh_hosts() {
         .filter(|e| e["step"] == 0 && e["env"] == 0)
         .map(|e| e["train_loss"].as_f64().unwrap())
         .collect();
+    assert_eq!(first_losses.len(), 2, "one of each round: steps count from 0");
     assert!(first_losses.iter().all(|loss| (2.0..2.8).contains(loss)), "{first_losses:?}");
 }
 
@@ -260,10 +261,12 @@ fn every_batch_can_be_logged_with_all_its_bits() {
     let batches = of_kind(&events, "batch_completed");
     assert_eq!(batches.len(), 3 * 3 * 2);
     for event in batches {
+        // The screen counts from 1, and names envs as the files do.
+        let number = |key: &str| event[key].as_u64().unwrap() + 1;
         let line = format!(
-            "round 0 step {} batch {} env {} loss {:?}",
-            event["step"],
-            event["batch"],
+            "round 1 step {} batch {} env {} loss {:?}",
+            number("step"),
+            number("batch"),
             event["env"],
             event["loss"].as_f64().unwrap()
         );
@@ -319,7 +322,10 @@ fn a_policy_learns_and_is_kept() {
     let m = Meristem::new();
     let tiny = "--host minimal --envs 2 --steps 6 --max-batches 2 --batch 32 --policy-hidden 16";
     let said = m.ok(&format!("train {tiny} --rounds 2 --slots r0 --hot-scope deny --run-dir run"));
-    assert!(said.stdout.contains("round 2: mean accuracy "), "{}", said.stdout);
+    for words in ["round 2/2 step   6/6  ", "round 2: mean accuracy "] {
+        assert!(said.stdout.contains(words), "{words}: {}", said.stdout);
+    }
+    assert!(!said.stdout.contains("KL "), "only with --verbose: {}", said.stdout);
     let summary = m.json("run/summary.json");
     let events = m.events("run");
     let updates = of_kind(&events, "policy_updated");
@@ -349,6 +355,8 @@ fn a_policy_learns_and_is_kept() {
         &["for 3 slots", "this run has 1"],
     );
     assert!(!m.path("no").exists(), "nothing is left behind");
+    let printed = m.ok(&format!("{go_on} --policy run/policy.safetensors --print-config")).stdout;
+    assert!(printed.lines().any(|line| line == "policy_hidden = 16"), "{printed}");
     m.fails(
         &format!("{go_on} --controller none --policy run/policy.safetensors"),
         2,

@@ -93,7 +93,7 @@ fn a_run_starts_from_given_weights_in_file_order() {
 fn a_file_as_pytorch_writes_it_is_a_bare_host() {
     let m = Meristem::new();
     m.ok(&format!("train {TINY} --run-dir run --quiet"));
-    let (state, _) = load(&m.path("run/weights/env-0.safetensors")).unwrap();
+    let (state, mut metadata) = load(&m.path("run/weights/env-0.safetensors")).unwrap();
     save(&m.path("plain.safetensors"), &state, &BTreeMap::new()).unwrap();
     let eval = |flags: &str| -> (Value, String) {
         let said = m.ok(&format!("eval --json --weights {flags}"));
@@ -108,6 +108,12 @@ fn a_file_as_pytorch_writes_it_is_a_bare_host() {
     plain["normalization"] = "weights".into();
     assert_eq!(plain, expected);
     m.fails("eval --weights plain.safetensors", 1, &["topology", "--host"]);
+    // The constants of the file count, and not those of the dataset.
+    metadata.insert("normalization".into(), r#"{"mean":[0.5],"std":[0.1]}"#.into());
+    save(&m.path("other.safetensors"), &state, &metadata).unwrap();
+    let (other, _) = eval("other.safetensors");
+    assert_eq!(other["normalization"], "weights");
+    assert_ne!(other["loss"], expected["loss"], "pixels were normalised as the dataset says");
 }
 
 #[test]

@@ -311,6 +311,28 @@ mod tests {
     }
 
     #[test]
+    fn every_weight_of_the_reward_is_the_setting_of_its_name() {
+        let weights = |flags: Layer| {
+            let config = resolve(Layer::default(), flags).unwrap();
+            toml::Table::try_from(config.reward_config()).unwrap()
+        };
+        let usual = weights(Layer::default());
+        for key in usual.keys() {
+            let (setting, text) = match key.as_str() {
+                "mode" => ("reward".into(), "sparse"),
+                "gamma" => ("ppo_gamma".into(), "0.25"),
+                weight => (format!("reward_{weight}"), "0.25"),
+            };
+            let mut flags = Layer::default();
+            flags.set(&setting, text).unwrap_or_else(|error| panic!("{setting}: {error}"));
+            let mut expected = usual.clone();
+            let value = text.parse().map_or_else(|_| text.into(), toml::Value::Float);
+            assert_ne!(expected.insert(key.clone(), value.clone()), Some(value), "{setting}");
+            assert_eq!(weights(flags), expected, "{setting} is to change `{key}` and nothing else");
+        }
+    }
+
+    #[test]
     fn the_name_of_a_run_is_a_plain_file_name() {
         let host = Some("cnn:channels=12,blocks=4".to_string());
         let config = resolve(Layer::default(), Layer { host, ..Layer::default() }).unwrap();
