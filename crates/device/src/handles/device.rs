@@ -156,7 +156,7 @@ impl Device {
 
     /// Whether the race sanitizer is on ([`DeviceOptions::sanitize`] or `MERISTEM_SANITIZE=1`).
     pub fn is_sanitized(&self) -> bool {
-        self.0.sanitizer.is_some()
+        self.0.shared.checks_order
     }
 
     /// The races found so far, at most the first 64; none without the sanitizer. Does not wait.

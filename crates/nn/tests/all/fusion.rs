@@ -3,16 +3,20 @@
 use crate::common::host::{self, BASELINE, DEEP, MINIMAL, Shape};
 use crate::common::{Case, assert_close};
 use meristem_nn::Isa;
-use meristem_nn::graph::Dims;
-use meristem_nn::plan::{Mode, Plan, PlanOptions};
+use meristem_nn::graph::{Dims, Graph, GraphBuilder, SgdConfig};
+use meristem_nn::kernels::conv::ConvShape;
+use meristem_nn::ops::{Op, conv};
+use meristem_nn::plan::{Mode, Phase, Plan, PlanOptions};
 
 /// Both compute the same sums in f32 or f64, perhaps in another order: statistics of up to 3·33·35
 /// values gathered per image or at once, a few ulps (1e-7) each, which five layers of batch norm
 /// and the sums of their gradients amplify. Twenty times that.
 const RELATIVE: f64 = 1e-5;
 
-fn check(shape: Shape, dims: Dims, batch: usize) {
-    let case = Case::random((*host::bare(shape, dims)).clone(), batch, 3);
+const SGD: SgdConfig = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 0.0, clip_norm: 1.0 };
+
+fn check(graph: Graph, batch: usize) {
+    let case = Case::random(graph, batch, 3);
     let gradient = case.output_gradient(4);
     for isa in Isa::available() {
         for mode in [Mode::Gradient, Mode::Infer] {
@@ -42,11 +46,41 @@ fn check(shape: Shape, dims: Dims, batch: usize) {
 
 #[test]
 fn fused_is_unfused() {
+    let check = |shape: Shape, dims, batch| check((*host::bare(shape, dims)).clone(), batch);
     for batch in [1, 3, 5] {
         check(BASELINE, Dims { c: 3, h: 17, w: 14 }, batch);
         check(MINIMAL, Dims { c: 1, h: 6, w: 5 }, batch);
     }
     check(DEEP, Dims { c: 3, h: 33, w: 35 }, 3);
+}
+
+/// Batch norm of vectors takes its statistics from the linear layer before it.
+#[test]
+fn a_linear_layer_is_fused_with_its_batch_norm() {
+    let mut b = GraphBuilder::new(Dims { c: 5, h: 1, w: 1 }, SGD);
+    let x = b.linear(b.input(), "fc", 20, true, None).unwrap();
+    let x = b.batch_norm(x, "bn").unwrap();
+    let x = b.relu(x);
+    let y = b.linear(x, "out", 3, true, None).unwrap();
+    let graph = b.finish(y).unwrap();
+    [2, 130].into_iter().for_each(|batch| check(graph.clone(), batch));
+}
+
+/// The samples of a linear layer are the pixels of one image, so that more of them than a block has
+/// pixels are summed at once: any other shape has other bits.
+#[test]
+fn a_linear_layer_is_one_image_of_its_samples() {
+    let mut b = GraphBuilder::new(Dims { c: 5, h: 1, w: 1 }, SGD);
+    let y = b.linear(b.input(), "fc", 3, true, None).unwrap();
+    let graph = b.finish(y).unwrap();
+    let plan = Plan::compile(&graph, PlanOptions::new(1000, Mode::Train)).unwrap();
+    let shape = |op: &Op| match *op {
+        Op::Conv(conv::Op::Forward(shape) | conv::Op::WeightGradient(shape)) => Some(shape),
+        _ => None,
+    };
+    let steps = plan.steps(Phase::Forward..=Phase::Backward);
+    let shapes: Vec<_> = steps.iter().filter_map(|step| shape(&step.op)).collect();
+    assert_eq!(shapes, [ConvShape::linear(1000, 5, 3); 2]);
 }
 
 #[test]

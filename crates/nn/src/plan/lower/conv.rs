@@ -1,6 +1,6 @@
 //! 2-d convolutions; linear layers are those of 1×1 images.
 
-use crate::graph::{ConvGeometry, NodeId, Op, ParamId};
+use crate::graph::{ConvGeometry, NodeId, Op, ParamId, ParamKind};
 use crate::kernels::ImageShape;
 use crate::kernels::conv::ConvShape;
 use crate::ops::conv;
@@ -26,7 +26,11 @@ impl Conv {
         let ConvGeometry { kernel, stride, padding, groups } = geometry;
         let ImageShape { batch, h: in_h, w: in_w, c: in_c } = b.shape(x);
         let out_c = b.shape(node).c;
-        let shape = ConvShape { batch, in_c, in_h, in_w, out_c, kernel, stride, padding, groups };
+        let shape = match b.graph.params[weight.index()].kind {
+            // One image of a pixel per sample: its weight gradient is one sum over all of them.
+            ParamKind::LinearWeight => ConvShape::linear(batch, in_c, out_c),
+            _ => ConvShape { batch, in_c, in_h, in_w, out_c, kernel, stride, padding, groups },
+        };
         Some(Self { node, x, weight, bias, shape })
     }
 
