@@ -193,19 +193,19 @@ fn absurd_images_and_rules_are_refused() {
     for (rules, message) in [
         (
             Rules { embargo_steps: 0, ..Rules::default() },
-            "rule `embargo_steps` must be within 1 and inf, got 0",
+            "rule `embargo_steps` must be from 1 to inf, got 0",
         ),
         (
             Rules { resetting_steps: 0, ..Rules::default() },
-            "rule `resetting_steps` must be within 1 and inf, got 0",
+            "rule `resetting_steps` must be from 1 to inf, got 0",
         ),
         (
             Rules { gates: Gates { min_gradient_health: f64::NAN, ..gates }, ..Rules::default() },
-            "rule `gates.min_gradient_health` must be within 0 and 1, got NaN",
+            "rule `gates.min_gradient_health` must be from 0 to 1, got NaN",
         ),
         (
             Rules { gates: Gates { min_contribution_pp: 101.0, ..gates }, ..Rules::default() },
-            "rule `gates.min_contribution_pp` must be within -100 and 100, got 101",
+            "rule `gates.min_contribution_pp` must be from -100 to 100, got 101",
         ),
     ] {
         let Error::Rule(error) = make(rules).unwrap_err() else { panic!("{rules:?}") };
