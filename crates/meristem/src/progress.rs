@@ -93,7 +93,7 @@ impl Progress {
 
     fn begin(&mut self, run: &RunStarted) {
         self.line(&format!(
-            "{} of `{}` ({} parameters) on {}: {} images a step each (epoch {})",
+            "{} of `{}` ({} parameters) on {}, each with {} images per step (epoch {})",
             counted(run.envs, ["env", "envs"]),
             run.host,
             thousands(run.host_parameters as u64),

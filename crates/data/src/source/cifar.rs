@@ -160,7 +160,7 @@ impl Cifar {
         for (i, (byte, values)) in bytes.iter().zip(self.variant.label_values).enumerate() {
             if byte >= values {
                 let (offset, expected) = (offset + i as u64, format!("below {values}"));
-                let remedy = "get the file again, or go on without the record by `skip_bad` \
+                let remedy = "download or copy the file again, or skip the record with `skip_bad` \
                               (--skip-bad)";
                 let mismatch = Mismatch::new("a label", expected, byte.to_string());
                 return Err(mismatch.remedy(remedy).at(path, offset));

@@ -69,8 +69,8 @@ pub(crate) struct PlanArguments {
     /// Device of each env, such as cpu,cpu for two envs
     #[arg(long, value_name = "LIST", value_delimiter = ',', required = true)]
     pub(crate) devices: Vec<String>,
-    /// Samples of an env in an epoch: full (all of them), or dealt (1/N of them to each of the N
-    /// envs of a device)
+    /// Samples of an env in an epoch. full, the default of `train`: all of them. dealt: each of the
+    /// N envs of a device gets 1/N
     #[arg(long, value_name = "full|dealt", default_value_t = EpochMode::Dealt)]
     pub(crate) epoch: EpochMode,
     /// Seed of the order

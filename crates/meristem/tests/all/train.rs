@@ -177,10 +177,10 @@ fn an_env_sees_all_images_in_a_step_or_its_part_of_them() {
     let m = Meristem::new();
     let run = "train --host minimal --envs 3 --steps 1 --controller none";
     for (flags, said, images, batches) in [
-        ("", "10,000 images a step each (epoch full)", [10_000, 10_000], 79),
-        ("--epoch dealt", "3,333 to 3,334 images a step each (epoch dealt)", [3333, 3334], 27),
-        ("--max-batches 2", "256 images a step each (epoch full)", [256, 256], 2),
-        ("--preset quick", "3,333 to 3,334 images a step each (epoch dealt)", [3333, 3334], 27),
+        ("", "10,000 images per step (epoch full)", [10_000, 10_000], 79),
+        ("--epoch dealt", "3,333 to 3,334 images per step (epoch dealt)", [3333, 3334], 27),
+        ("--max-batches 2", "256 images per step (epoch full)", [256, 256], 2),
+        ("--preset quick", "3,333 to 3,334 images per step (epoch dealt)", [3333, 3334], 27),
     ] {
         let told = m.ok(&format!("{run} {flags} --run-dir run")).stdout;
         assert!(told.lines().next().unwrap().contains(said), "{told}");

@@ -116,8 +116,8 @@ mod tests {
         }
     }
 
-    /// A run from before `epoch` resumes with the samples dealt out; a file without it has the
-    /// default.
+    /// A run from before `epoch` resumes with its samples dealt out; a file written by a user has
+    /// the default.
     #[test]
     fn a_run_from_before_epochs_were_full_goes_on_as_it_began() {
         let epoch = |text: &str| {

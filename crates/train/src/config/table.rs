@@ -134,9 +134,8 @@ settings! {
         shuffle: Switch = same(Switch(true)), unit("on|off");
         /// Augmentations of training images: none, or any of crop,flip,cutout.
         augment: Augmentations = same(Augmentations::default()), unit("LIST");
-        /// Training images of an env in a step: full (every env sees each of them once, in an order
-        /// of its own), or dealt (they are dealt out to the envs of a device, so that each of N
-        /// envs sees 1/N of them).
+        /// Training images of an env in a step. full: every env sees all of them, in an order of
+        /// its own. dealt: the envs of a device share them, so that each of N envs sees 1/N.
         epoch: EpochMode = presets(EpochMode::Full, EpochMode::Dealt, EpochMode::Full),
             since(4), before("dealt");
         /// Samples in a batch of one env; with --data-parallel, of all ranks together.
