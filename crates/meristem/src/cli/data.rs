@@ -16,7 +16,7 @@ pub(crate) enum DataCommand {
     Verify(VerifyArguments),
     /// Convert class folders (train/CLASS/*, test/CLASS/*) to the binary layout of CIFAR-10.
     Import(ImportArguments),
-    /// Print the samples of each env and batch, in the order of training.
+    /// Print the samples of each env and batch, in the order of `train` with the same --epoch.
     Plan(PlanArguments),
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct PlanArguments {
     /// Samples in a batch of one env
     #[arg(long, value_name = "N")]
     pub(crate) batch: usize,
-    /// Device of each env, such as cpu,cpu for two envs
+    /// Device of each env, such as cpu,cpu for two envs on one device
     #[arg(long, value_name = "LIST", value_delimiter = ',', required = true)]
     pub(crate) devices: Vec<String>,
     /// Samples of an env in an epoch. full, the default of `train`: all of them. dealt: each of the
