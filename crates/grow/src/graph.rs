@@ -11,7 +11,7 @@
 //! ReLU, Linear)`.
 
 use meristem_nn::graph::{
-    BlendMode, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, NodeId, SgdConfig,
+    BlendInputs, BlendMode, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, NodeId, SgdConfig,
 };
 use serde::{Deserialize, Serialize};
 
@@ -150,7 +150,7 @@ fn grow(
                 BlendMode::Gate => Some(gate(b, &prefix, input)?),
                 BlendMode::Add | BlendMode::Multiply => None,
             };
-            b.blend(mode, index, [host, output, input], gate)?
+            b.blend(mode, index, BlendInputs { host, module: output, input, gate })?
         }
     };
     b.resume_group(GroupId::HOST);

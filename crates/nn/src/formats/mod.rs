@@ -164,8 +164,7 @@ impl ConvFormats {
 
     /// All passes in NCHW.
     pub fn run_nchw(&mut self) {
-        let Values { x, w, dy, y, dx, dw } = &mut self.nchw;
-        run(&mut self.peer, (x, w, dy), (y, dx, dw));
+        run(&mut self.peer, &mut self.nchw);
     }
 
     /// Runs both, and says per pass where they are furthest apart.
@@ -183,8 +182,7 @@ impl ConvFormats {
         let magnitudes = |values: &[f32]| values.iter().map(|v| v.abs()).collect::<Vec<_>>();
         let Values { x, w, dy, .. } = &self.nchw;
         let mut sums = Values::new(magnitudes(x), magnitudes(w), magnitudes(dy));
-        let Values { x, w, dy, y, dx, dw } = &mut sums;
-        run(&mut self.peer, (x, w, dy), (y, dx, dw));
+        run(&mut self.peer, &mut sums);
         let shape = &self.shape;
         let (taps, pixels) = (shape.kernel[0] * shape.kernel[1], shape.output().pixels());
         let y = transposed(&self.nhwc.y, pixels, shape.out_c);
@@ -202,12 +200,8 @@ impl ConvFormats {
     }
 }
 
-/// All passes in NCHW, from `x`, `w` and `dy` to `y`, `dx` and `dw`.
-fn run(
-    peer: &mut NchwConv,
-    (x, w, dy): (&[f32], &[f32], &[f32]),
-    (y, dx, dw): (&mut [f32], &mut [f32], &mut [f32]),
-) {
+/// All passes in NCHW.
+fn run(peer: &mut NchwConv, Values { x, w, dy, y, dx, dw }: &mut Values) {
     peer.forward(x, w, y);
     peer.backward_data(dy, w, dx);
     dw.fill(0.0);

@@ -83,8 +83,15 @@ impl NchwConv {
         for (i, (x, y)) in images.enumerate() {
             let w = group_of(w, i % shape.groups, out * depth);
             fill(shape, x, windows);
-            let (rows, depths) = (line(out, depth), line(depth, 1));
-            multiply(*isa, (w, rows, depths), (windows, step), (y, pixels, pixels), false);
+            let a = Left { values: w, rows: line(out, depth), depth: line(depth, 1) };
+            multiply(
+                *isa,
+                a,
+                windows,
+                step,
+                Product { values: y, step: pixels, cols: pixels },
+                false,
+            );
         }
     }
 
@@ -99,8 +106,15 @@ impl NchwConv {
             for (row, dy) in gradient.chunks_exact_mut(step).zip(dy.chunks_exact(pixels)) {
                 row[..pixels].copy_from_slice(dy);
             }
-            let (rows, depths) = (line(depth, 1), line(out, depth));
-            multiply(*isa, (w, rows, depths), (gradient, step), (windows, step, pixels), false);
+            let a = Left { values: w, rows: line(depth, 1), depth: line(out, depth) };
+            multiply(
+                *isa,
+                a,
+                gradient,
+                step,
+                Product { values: windows, step, cols: pixels },
+                false,
+            );
             dx.fill(0.0);
             add_windows(shape, windows, dx);
         }
@@ -122,8 +136,9 @@ impl NchwConv {
                     row[o] = *dy;
                 }
             }
-            let (rows, depths) = (line(depth, step), line(pixels, 1));
-            multiply(*isa, (windows, rows, depths), (gradient, pad16(out)), (to, out, out), true);
+            let a = Left { values: windows, rows: line(depth, step), depth: line(pixels, 1) };
+            let to = Product { values: to, step: out, cols: out };
+            multiply(*isa, a, gradient, pad16(out), to, true);
         }
         let groups = dw.chunks_exact_mut(out * depth).zip(weights.chunks_exact(out * depth));
         for (dw, from) in groups {
@@ -143,16 +158,24 @@ fn line(count: usize, stride: usize) -> Nest {
     Nest { counts: [1, 1, count], strides: [0, 0, stride] }
 }
 
-/// `c = a · b`, or `c += a · b`, with rows and depth of `a`, the row step of `b`, and the row step
-/// and columns of `c`.
-fn multiply(
-    isa: Isa,
-    (a, rows, depth): (&[f32], Nest, Nest),
-    (b, b_step): (&[f32], usize),
-    (c, c_step, cols): (&mut [f32], usize, usize),
-    accumulate: bool,
-) {
+/// Left factor of a product, with its rows and its columns.
+struct Left<'a> {
+    values: &'a [f32],
+    rows: Nest,
+    depth: Nest,
+}
+
+/// Destination of a product, with its row step and columns.
+struct Product<'a> {
+    values: &'a mut [f32],
+    step: usize,
+    cols: usize,
+}
+
+/// `c = a · b`, or `c += a · b`; `b_step` is the row step of `b`.
+fn multiply(isa: Isa, a: Left<'_>, b: &[f32], b_step: usize, c: Product<'_>, accumulate: bool) {
     let (mode, b_layout) = (Mode::Broadcast, Layout::Rows(b_step));
+    let (Left { values: a, rows, depth }, Product { values: c, step: c_step, cols }) = (a, c);
     tile::run(
         isa,
         Job { mode, a, rows, depth, b, b_layout, c, c_step, cols, bias: None, accumulate },

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use super::{
-    BlendMode, BufferId, BufferSpec, ConvGeometry, Dims, Function, Graph, GroupId, GroupSpec, Init,
-    Node, NodeId, Op, Optimiser, ParamId, ParamKind, ParamSpec,
+    BlendInputs, BlendMode, BufferId, BufferSpec, ConvGeometry, Dims, Function, Graph, GroupId,
+    GroupSpec, Init, Node, NodeId, Op, Optimiser, ParamId, ParamKind, ParamSpec,
 };
 use crate::error::{Error, Result};
 
@@ -295,8 +295,7 @@ impl GraphBuilder {
         &mut self,
         mode: BlendMode,
         alpha: usize,
-        [host, module, input]: [NodeId; 3],
-        gate: Option<NodeId>,
+        BlendInputs { host, module, input, gate }: BlendInputs,
     ) -> Result<NodeId> {
         let d = self.same_dims("blend", host, module)?;
         self.same_dims("blend", host, input)?;
@@ -310,7 +309,8 @@ impl GraphBuilder {
             }
         }
         self.graph.alphas = self.graph.alphas.max(alpha + 1);
-        Ok(self.push(Op::Blend { host, module, input, gate, mode, alpha }, d))
+        let inputs = BlendInputs { host, module, input, gate };
+        Ok(self.push(Op::Blend { inputs, mode, alpha }, d))
     }
 
     /// The graph, with `logits` (a vector, one value per class) as its output.

@@ -155,6 +155,19 @@ pub struct GroupSpec {
     pub optimiser: Optimiser,
 }
 
+/// Values that a blend reads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BlendInputs {
+    /// Host value h.
+    pub host: NodeId,
+    /// Module value m.
+    pub module: NodeId,
+    /// Module input x (equal in value to h; behind a `Detach` while blending).
+    pub input: NodeId,
+    /// Gate g (one value per sample) for [`BlendMode::Gate`].
+    pub gate: Option<NodeId>,
+}
+
 /// One operation. The comments give the output in terms of the inputs.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
@@ -271,14 +284,8 @@ pub enum Op {
     },
     /// Mix of host and module, see [`BlendMode`]. Alpha is read from device memory, by slot.
     Blend {
-        /// Host value h.
-        host: NodeId,
-        /// Module value m.
-        module: NodeId,
-        /// Module input x (equal in value to h; behind a `Detach` while blending).
-        input: NodeId,
-        /// Gate g (one value per sample) for [`BlendMode::Gate`].
-        gate: Option<NodeId>,
+        /// Values that are mixed.
+        inputs: BlendInputs,
         /// Formula.
         mode: BlendMode,
         /// Index into the alpha vector.
@@ -289,26 +296,15 @@ pub enum Op {
 impl Op {
     /// Whether the operation has parameters of its own.
     pub fn has_params(&self) -> bool {
-        match self {
+        matches!(
+            self,
             Op::Conv2d { .. }
-            | Op::BatchNorm { .. }
-            | Op::GroupNorm { .. }
-            | Op::Embedding { .. }
-            | Op::Lstm { .. }
-            | Op::TanhMix { .. } => true,
-            Op::Input(_)
-            | Op::Indices(_)
-            | Op::State(_)
-            | Op::Concat(_)
-            | Op::Activation(..)
-            | Op::MaxPool2d { .. }
-            | Op::GlobalAvgPool(_)
-            | Op::Add(..)
-            | Op::ScaleChannels { .. }
-            | Op::Detach(_)
-            | Op::StraightThrough { .. }
-            | Op::Blend { .. } => false,
-        }
+                | Op::BatchNorm { .. }
+                | Op::GroupNorm { .. }
+                | Op::Embedding { .. }
+                | Op::Lstm { .. }
+                | Op::TanhMix { .. }
+        )
     }
 
     /// Its number among the inputs, if it is one.
@@ -337,7 +333,7 @@ impl Op {
             Op::ScaleChannels { x, scale, .. } => vec![x, scale],
             Op::TanhMix { x, y, .. } => vec![x, y],
             Op::StraightThrough { host, module } => vec![host, module],
-            Op::Blend { host, module, input, gate, .. } => {
+            Op::Blend { inputs: BlendInputs { host, module, input, gate }, .. } => {
                 [Some(host), Some(module), Some(input), gate].into_iter().flatten().collect()
             }
         }

@@ -71,6 +71,8 @@ pub struct LstmSaved<'a> {
     pub c: &'a [f32],
     /// Gates behind their activations.
     pub gates: &'a [f32],
+    /// Gradient of every step's h, `[T·B][H]`.
+    pub dh: &'a [f32],
 }
 
 impl LstmShape {
@@ -123,7 +125,7 @@ pub fn forward(
     let panels = if shape.uses_panels() { panels } else { &mut [] };
     let all = Product { rows: shape.rows(), inputs: shape.inputs, outputs: 4 * n };
     let weight = all.weight(of.weight_ih, panels);
-    all.run(isa, (of.x, Some(bias)), weight, to.gates);
+    all.run(isa, of.x, Some(bias), weight, to.gates);
     let step = Product { rows: b, inputs: n, outputs: 4 * n };
     let weight = step.weight(of.weight_hh, panels);
     for t in 0..shape.steps {
@@ -132,11 +134,11 @@ pub fn forward(
         let keep = &of.keep[t * b..][..b];
         let gates = &mut to.gates[t * b * 4 * n..][..b * 4 * n];
         for (i, (before, keep)) in before.chunks_exact_mut(n).zip(keep).enumerate() {
-            masked(isa, *keep, earlier(of.state, done, (t, b, n), i, 0), before);
+            masked(isa, *keep, earlier(shape, of.state, done, [t, i], 0), before);
         }
-        step.run(isa, (before, None), weight, gates);
+        step.run(isa, before, None, weight, gates);
         for (i, keep) in keep.iter().enumerate() {
-            let c_before = earlier(of.state, c_done, (t, b, n), i, n);
+            let c_before = earlier(shape, of.state, c_done, [t, i], n);
             let row = i * n..(i + 1) * n;
             let gates = &mut gates[i * 4 * n..][..4 * n];
             cell(isa, *keep, c_before, gates, &mut c[row.clone()], &mut h[row]);
@@ -151,16 +153,24 @@ pub fn forward(
 
 /// The state of sequence `i` after the step before `t`: in `done`, or the half `part..` of `state`.
 fn earlier<'a>(
+    shape: &LstmShape,
     state: &'a [f32],
     done: &'a [f32],
-    (t, b, n): (usize, usize, usize),
-    i: usize,
+    [t, i]: [usize; 2],
     part: usize,
 ) -> &'a [f32] {
+    let LstmShape { sequences: b, hidden: n, .. } = *shape;
     match t {
         0 => &state[i * 2 * n + part..][..n],
         _ => &done[((t - 1) * b + i) * n..][..n],
     }
+}
+
+/// Weights of a product.
+#[derive(Clone, Copy)]
+struct Weight<'a> {
+    values: &'a [f32],
+    layout: Layout,
 }
 
 /// A matrix product with weights.
@@ -173,14 +183,14 @@ struct Product {
 
 impl Product {
     /// Packed weights as they are, or as panels if there is room for them.
-    fn weight<'a>(&self, packed: &'a [f32], panels: &'a mut [f32]) -> (&'a [f32], Layout) {
+    fn weight<'a>(&self, packed: &'a [f32], panels: &'a mut [f32]) -> Weight<'a> {
         let width = pad16(self.outputs);
         match panels.get_mut(..self.inputs * width) {
             Some(panels) => {
                 tile::to_panels([self.inputs, self.outputs], packed, panels);
-                (panels, Layout::Panels)
+                Weight { values: panels, layout: Layout::Panels }
             }
-            None => (packed, Layout::Rows(width)),
+            None => Weight { values: packed, layout: Layout::Rows(width) },
         }
     }
 
@@ -189,8 +199,9 @@ impl Product {
     fn run(
         &self,
         isa: Isa,
-        (a, bias): (&[f32], Option<&[f32]>),
-        (b, b_layout): (&[f32], Layout),
+        a: &[f32],
+        bias: Option<&[f32]>,
+        Weight { values: b, layout: b_layout }: Weight<'_>,
         c: &mut [f32],
     ) {
         let job = Job {
@@ -214,18 +225,18 @@ impl Product {
 pub fn states_before(isa: Isa, shape: &LstmShape, [h, keep, state]: [&[f32]; 3], to: &mut [f32]) {
     let LstmShape { sequences: b, hidden: n, .. } = *shape;
     for (row, (to, keep)) in to.chunks_exact_mut(n).zip(keep).enumerate() {
-        masked(isa, *keep, earlier(state, h, (row / b, b, n), row % b, 0), to);
+        masked(isa, *keep, earlier(shape, state, h, [row / b, row % b], 0), to);
     }
 }
 
-/// Back through time: from `dh` `[T·B][H]`, the gradient of every step's h, to that of the gates
-/// before their activations `[T·B][4H]`, overwritten, and of the state before the first step.
+/// Back through time: from the gradient of every step's h to that of the gates before their
+/// activations `[T·B][4H]`, overwritten, and of the state before the first step.
 pub fn backward(
     isa: Isa,
     shape: &LstmShape,
     of: &LstmSaved<'_>,
-    dh: &[f32],
-    (dgates, dstate): (&mut [f32], GradOut<'_>),
+    dgates: &mut [f32],
+    dstate: GradOut<'_>,
     scratch: &mut [f32],
 ) {
     let LstmShape { sequences: b, hidden: n, .. } = *shape;
@@ -234,6 +245,7 @@ pub fn backward(
     let dc_next = &mut rest[..b * n];
     transpose(isa, [n, 4 * n], of.weight_hh, transposed, [4 * n, 0]);
     let product = Product { rows: b, inputs: 4 * n, outputs: n };
+    let weight = Weight { values: transposed, layout: Layout::Panels };
     dh_next.fill(0.0);
     dc_next.fill(0.0);
     for t in (0..shape.steps).rev() {
@@ -245,14 +257,14 @@ pub fn backward(
                 keep: of.keep[t * b + i],
                 gates: &of.gates[4 * at..][..4 * n],
                 c: &c[row.clone()],
-                c_before: earlier(of.state, c_done, (t, b, n), i, n),
-                dh: &dh[at..at + n],
+                c_before: earlier(shape, of.state, c_done, [t, i], n),
+                dh: &of.dh[at..at + n],
                 dh_next: &dh_next[row.clone()],
             };
             cell_backward(isa, &step, &mut dc_next[row], &mut dgates[i * 4 * n..][..4 * n]);
         }
         dh_next.fill(0.0);
-        product.run(isa, (dgates, None), (transposed, Layout::Panels), dh_next);
+        product.run(isa, dgates, None, weight, dh_next);
         for (dh, keep) in dh_next.chunks_exact_mut(n).zip(&of.keep[t * b..]) {
             dh.iter_mut().for_each(|dh| *dh *= keep);
         }

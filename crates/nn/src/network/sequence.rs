@@ -127,7 +127,7 @@ impl SequenceNetwork {
     ) -> Result<()> {
         let rows = self.check_inputs("forward", run)?;
         let features = self.graph.classes();
-        check(&self.stream, ("forward", "output"), output, (DType::F32, rows, features))?;
+        check(&self.stream, ("forward", "output"), output, DType::F32, [rows, features])?;
         let plan = self.plan(rows, run.steps, Mode::Infer)?;
         self.check_states("forward", &plan, states)?;
         let outputs: Vec<&Tensor> = std::iter::once(output).chain(states.iter().copied()).collect();
@@ -325,12 +325,13 @@ impl SequenceNetwork {
             return Err(Error::argument(operation, "steps", expected, got));
         }
         for (node, input) in self.input_nodes().zip(run.inputs) {
-            let expected = match node.op {
-                Op::State(_) => (DType::F32, rows / run.steps, node.dims.numel()),
-                Op::Indices(_) => (DType::U32, rows, node.dims.numel()),
-                _ => (DType::F32, rows, node.dims.numel()),
+            let (dtype, rows) = match node.op {
+                Op::State(_) => (DType::F32, rows / run.steps),
+                Op::Indices(_) => (DType::U32, rows),
+                _ => (DType::F32, rows),
             };
-            check(&self.stream, (operation, "inputs"), input, expected)?;
+            let shape = [rows, node.dims.numel()];
+            check(&self.stream, (operation, "inputs"), input, dtype, shape)?;
         }
         Ok(rows)
     }
@@ -343,8 +344,8 @@ impl SequenceNetwork {
             return Err(Error::argument(operation, "states", expected, states.len()));
         }
         for (span, state) in spans.iter().zip(states) {
-            let expected = (DType::F32, sequences, span.len / sequences);
-            check(&self.stream, (operation, "states"), state, expected)?;
+            let shape = [sequences, span.len / sequences];
+            check(&self.stream, (operation, "states"), state, DType::F32, shape)?;
         }
         Ok(())
     }
@@ -377,8 +378,8 @@ impl SequenceNetwork {
             (to[3], "entropies", DType::F32, [rows, heads]),
             (to[4], "values", DType::F32, [rows, 1]),
         ];
-        for (tensor, name, dtype, [rows, columns]) in forms {
-            check(&self.stream, ("act", name), tensor, (dtype, rows, columns))?;
+        for (tensor, name, dtype, shape) in forms {
+            check(&self.stream, ("act", name), tensor, dtype, shape)?;
         }
         let nodes = self.input_nodes().zip(run.inputs);
         let like: Vec<_> = nodes.filter(|(node, _)| !matches!(node.op, Op::State(_))).collect();
@@ -387,8 +388,8 @@ impl SequenceNetwork {
             return Err(Error::argument("act", "seen", expected, seen.len()));
         }
         for (to, (node, from)) in seen.iter().zip(like) {
-            let expected = (from.dtype(), rows, node.dims.numel());
-            check(&self.stream, ("act", "seen"), to, expected)?;
+            let shape = [rows, node.dims.numel()];
+            check(&self.stream, ("act", "seen"), to, from.dtype(), shape)?;
         }
         Ok(())
     }
@@ -418,12 +419,13 @@ fn check(
     stream: &Stream,
     (operation, name): (&'static str, &'static str),
     tensor: &Tensor,
-    (dtype, rows, columns): (DType, usize, usize),
+    dtype: DType,
+    shape: [usize; 2],
 ) -> Result<()> {
     let expect = Expect::stream(stream).dtype(dtype).contiguous();
-    let expect = match columns == 1 && tensor.dims().len() == 1 {
-        true => expect.shape([rows]),
-        false => expect.shape([rows, columns]),
+    let expect = match shape[1] == 1 && tensor.dims().len() == 1 {
+        true => expect.shape([shape[0]]),
+        false => expect.shape(shape),
     };
     Ok(expect.check(operation, name, tensor)?)
 }

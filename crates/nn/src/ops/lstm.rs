@@ -57,9 +57,9 @@ impl Op {
             Op::Gradient { shape, accumulate } => {
                 let (reads, [dgates, dstate, scratch]) = operands.floats::<6, 3>();
                 let [keep, state, weight_hh, c, gates, dh] = reads;
-                let of = LstmSaved { keep, state, weight_hh, c, gates };
+                let of = LstmSaved { keep, state, weight_hh, c, gates, dh };
                 let dstate = GradOut { values: dstate, accumulate: *accumulate };
-                lstm::backward(isa, shape, &of, dh, (dgates, dstate), scratch);
+                lstm::backward(isa, shape, &of, dgates, dstate, scratch);
             }
             Op::StatesBefore(shape) => {
                 let (reads, [before]) = operands.floats::<3, 1>();

@@ -144,7 +144,7 @@ impl Path<'_> {
         match *self.op(at)? {
             Op::Detach(x) => Some(x),
             Op::StraightThrough { host, .. } => Some(host),
-            Op::Blend { host, .. } if self.class(at) == OFF => Some(host),
+            Op::Blend { inputs, .. } if self.class(at) == OFF => Some(inputs.host),
             _ => None,
         }
     }
@@ -221,7 +221,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::graph::{BlendMode, ConvGeometry, Dims, GraphBuilder, SgdConfig};
+    use crate::graph::{BlendInputs, BlendMode, ConvGeometry, Dims, GraphBuilder, SgdConfig};
 
     const SGD: SgdConfig = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 0.0, clip_norm: 1.0 };
 
@@ -250,7 +250,7 @@ mod tests {
             let g = b.global_avg_pool(input);
             b.linear(g, &format!("g{at}"), 1, true, None).unwrap()
         });
-        b.blend(mode, at, [x, m, input], gate).unwrap()
+        b.blend(mode, at, BlendInputs { host: x, module: m, input, gate }).unwrap()
     }
 
     /// Two slots a block, before and after the pool, in forward order.
@@ -298,7 +298,7 @@ mod tests {
             let mut all = BTreeMap::new();
             let inputs = match graph.nodes[node.index()].op {
                 Op::StraightThrough { host, .. } => vec![host],
-                Op::Blend { host, alpha, .. } if alphas[alpha] == 0.0 => vec![host],
+                Op::Blend { inputs, alpha, .. } if alphas[alpha] == 0.0 => vec![inputs.host],
                 Op::Blend { alpha, .. } => {
                     all.insert(alpha, alphas[alpha].to_bits());
                     graph.nodes[node.index()].op.inputs()

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::common::Random;
 use crate::common::host::{self, MINIMAL};
 use meristem_device::{Device, Stream, Tensor};
-use meristem_nn::graph::{BlendMode, Dims, Graph};
+use meristem_nn::graph::{BlendInputs, BlendMode, Dims, Graph};
 use meristem_nn::{Error, Fleet, Isa, LabelledBatch, Metrics, Network, NetworkOptions, Plans};
 use meristem_nn::{HostTensor, Snapshot};
 
@@ -18,7 +18,7 @@ fn graph(grown: bool) -> Arc<Graph> {
             return x;
         }
         let module = b.tanh(x);
-        b.blend(BlendMode::Add, 0, [x, module, x], None).unwrap()
+        b.blend(BlendMode::Add, 0, BlendInputs { host: x, module, input: x, gate: None }).unwrap()
     })
 }
 

@@ -15,13 +15,20 @@ use std::collections::BTreeMap;
 
 use crate::common::golden::{self, Golden};
 use crate::common::{Case, Outcome, to_nchw, to_nhwc};
-use meristem_nn::graph::{BlendMode, ConvGeometry, Dims, GraphBuilder, NodeId, SgdConfig};
+use meristem_nn::graph::{
+    BlendInputs, BlendMode, ConvGeometry, Dims, GraphBuilder, NodeId, SgdConfig,
+};
 use meristem_nn::kernels::{loss, optim};
 use meristem_nn::plan::Mode;
 use meristem_nn::{Isa, Result};
 use serde_json::Value;
 
 const SGD: SgdConfig = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 0.0, clip_norm: 1.0 };
+
+/// Host, module, its input, and a gate if there is one.
+fn blended(x: &[NodeId]) -> BlendInputs {
+    BlendInputs { host: x[0], module: x[1], input: x[2], gate: x.get(3).copied() }
+}
 
 fn ulps(op: &str) -> f64 {
     match op {
@@ -91,9 +98,9 @@ fn layer(b: &mut GraphBuilder, case: &Value, x: &[NodeId], out: usize) -> Result
         "add" => b.add(x[0], x[1]),
         "channel_scale" => b.scale_channels(x[0], x[1], 1.0),
         "norm_mix" => b.tanh_mix(x[0], x[1], "s"),
-        "blend_add" => b.blend(BlendMode::Add, 0, [x[0], x[1], x[2]], None),
-        "blend_multiply" => b.blend(BlendMode::Multiply, 0, [x[0], x[1], x[2]], None),
-        "blend_gate" => b.blend(BlendMode::Gate, 0, [x[0], x[1], x[2]], Some(x[3])),
+        "blend_add" => b.blend(BlendMode::Add, 0, blended(&x)),
+        "blend_multiply" => b.blend(BlendMode::Multiply, 0, blended(&x)),
+        "blend_gate" => b.blend(BlendMode::Gate, 0, blended(&x)),
         "straight_through" => b.straight_through(x[0], x[1]),
         op => panic!("no graph for {op}"),
     }

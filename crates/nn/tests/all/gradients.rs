@@ -3,7 +3,9 @@
 
 use crate::common::reference::{Expected, expected};
 use crate::common::{Case, Random, assert_close};
-use meristem_nn::graph::{BlendMode, ConvGeometry, Dims, Graph, GraphBuilder, NodeId, SgdConfig};
+use meristem_nn::graph::{
+    BlendInputs, BlendMode, ConvGeometry, Dims, Graph, GraphBuilder, NodeId, SgdConfig,
+};
 use meristem_nn::plan::Mode;
 use meristem_nn::{Isa, Result};
 
@@ -134,7 +136,7 @@ fn blends() {
                 let x = images(b, 3);
                 let gate = b.another_input(Dims { c: 1, h: 1, w: 1 });
                 let gate = (mode == BlendMode::Gate).then_some(gate);
-                b.blend(mode, alpha, [x[0], x[1], x[2]], gate)
+                b.blend(mode, alpha, BlendInputs { host: x[0], module: x[1], input: x[2], gate })
             });
             // As in a fossilized module: its input is the host's own value, and gets a gradient.
             check_op(&format!("{mode:?} {alpha} shared"), [5, 3, 4], 3, |b| {
@@ -143,7 +145,8 @@ fn blends() {
                 let pooled = b.global_avg_pool(x);
                 let gate = b.linear(pooled, "gate", 1, true, None)?;
                 let gate = b.sigmoid(gate);
-                b.blend(mode, alpha, [x, m, x], (mode == BlendMode::Gate).then_some(gate))
+                let gate = (mode == BlendMode::Gate).then_some(gate);
+                b.blend(mode, alpha, BlendInputs { host: x, module: m, input: x, gate })
             });
         }
     }
@@ -283,7 +286,7 @@ fn random_graph(seed: u64) -> Graph {
                     let g = b.linear(g, &name, 1, true, None).unwrap();
                     b.sigmoid(g)
                 });
-                b.blend(mode, r.below(3), [x, y, z], gate)
+                b.blend(mode, r.below(3), BlendInputs { host: x, module: y, input: z, gate })
             }
         };
         nodes.push(node.unwrap());

@@ -6,7 +6,8 @@ use crate::common::Random;
 use crate::common::host::{self, BASELINE, MINIMAL, Shape};
 use meristem_device::{Owner, Stream, Tensor};
 use meristem_nn::graph::{
-    AdamConfig, BlendMode, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, NodeId, SgdConfig,
+    AdamConfig, BlendInputs, BlendMode, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, NodeId,
+    SgdConfig,
 };
 use meristem_nn::{HostData, HostTensor, Isa, Metrics, Network, NetworkOptions, StateDict};
 
@@ -40,7 +41,7 @@ fn module(b: &mut GraphBuilder, slot: &str, x: NodeId, stage: Stage) -> NodeId {
                 let g = b.linear(g, &format!("slots.{slot}.gate"), 1, true, None).unwrap();
                 b.sigmoid(g)
             });
-            b.blend(mode, 0, [x, m, input], gate).unwrap()
+            b.blend(mode, 0, BlendInputs { host: x, module: m, input, gate }).unwrap()
         }
         Stage::Fossilized => m,
     };

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use crate::common::Random;
 use crate::common::host::{self, BASELINE, Shape};
 use meristem_device::{Owner, Stream, Tensor};
-use meristem_nn::graph::{BlendMode, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, NodeId};
+use meristem_nn::graph::{
+    BlendInputs, BlendMode, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, NodeId,
+};
 use meristem_nn::{HostTensor, Isa, Metrics, Network, NetworkOptions};
 
 const DIMS: Dims = Dims { c: 3, h: 16, w: 16 };
@@ -25,7 +27,7 @@ fn module(b: &mut GraphBuilder, slot: usize, x: NodeId, mode: BlendMode) -> Node
         let g = b.linear(g, &format!("{name}.gate"), 1, true, None).unwrap();
         b.sigmoid(g)
     });
-    let mixed = b.blend(mode, slot, [x, m, input], gate).unwrap();
+    let mixed = b.blend(mode, slot, BlendInputs { host: x, module: m, input, gate }).unwrap();
     b.resume_group(GroupId::HOST);
     mixed
 }

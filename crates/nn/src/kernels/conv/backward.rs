@@ -1,6 +1,7 @@
 //! Gradients of a convolution.
 
 use super::forward::{mode, pixels, window};
+use super::shape::Group;
 use super::{ConvShape, ParamGrads, aligned};
 use crate::kernels::norm::channels::add_channel_sums;
 use crate::kernels::tile::{self, Job, Layout, Nest};
@@ -21,17 +22,17 @@ pub fn backward_data(
     let GradOut { values, accumulate } = dx;
     for g in 0..shape.jobs() {
         let w = &w[g * shape.job_weight_len()..(g + 1) * shape.job_weight_len()];
-        data_group(isa, shape, dy, w, GradOut { values, accumulate }, (g, scratch));
+        data_group(isa, Group { shape, g }, dy, w, GradOut { values, accumulate }, scratch);
     }
 }
 
 fn data_group(
     isa: Isa,
-    shape: &ConvShape,
+    Group { shape, g }: Group<'_>,
     dy: &[f32],
     w: &[f32],
     dx: GradOut<'_>,
-    (g, scratch): (usize, &mut [f32]),
+    scratch: &mut [f32],
 ) {
     let (image, in_image) =
         (shape.output().pixels() * shape.out_c, shape.input().pixels() * shape.in_c);
@@ -119,18 +120,18 @@ pub fn backward_weight(
     shape.check();
     let scratch = aligned(scratch);
     for (g, dw) in to.dw.chunks_exact_mut(shape.job_weight_len()).enumerate() {
-        weight_group(isa, shape, x, dy, dw, (g, scratch));
+        weight_group(isa, Group { shape, g }, x, dy, dw, scratch);
     }
     add_channel_sums(isa, dy, to.db);
 }
 
 fn weight_group(
     isa: Isa,
-    shape: &ConvShape,
+    Group { shape, g }: Group<'_>,
     x: &[f32],
     dy: &[f32],
     dw: &mut [f32],
-    (g, scratch): (usize, &mut [f32]),
+    scratch: &mut [f32],
 ) {
     let (image, out_pixels) = (shape.input().pixels() * shape.in_c, shape.output().pixels());
     let placement = shape.input_placement(g);

@@ -1,6 +1,7 @@
 //! Forward convolution.
 
 use super::place::Strides;
+use super::shape::Group;
 use super::{ConvInputs, ConvShape, aligned};
 use crate::kernels::norm::batch::StatsSums;
 use crate::kernels::norm::{self, BatchStats};
@@ -18,7 +19,7 @@ pub fn forward(
     shape.check();
     let scratch = aligned(scratch);
     for g in 0..shape.jobs() {
-        group(isa, shape, of, y, (g, scratch), |_| {});
+        group(isa, Group { shape, g }, of, y, scratch, |_| {});
     }
 }
 
@@ -40,17 +41,18 @@ pub fn forward_with_stats(
     }
     let (sums, scratch) = scratch.split_at_mut(norm::batch::stats_scratch_len(shape.out_c));
     let mut sums = StatsSums::new(sums, shape.output());
-    group(isa, shape, of, y, (0, aligned(scratch)), |images| sums.add(isa, images));
+    let all = Group { shape, g: 0 };
+    group(isa, all, of, y, aligned(scratch), |images| sums.add(isa, images));
     sums.finish(stats);
 }
 
 /// Computes the output channels of job `g`, and shows each block of finished images to `done`.
 fn group(
     isa: Isa,
-    shape: &ConvShape,
+    Group { shape, g }: Group<'_>,
     of: &ConvInputs<'_>,
     y: &mut [f32],
-    (g, scratch): (usize, &mut [f32]),
+    scratch: &mut [f32],
     mut done: impl FnMut(&[f32]),
 ) {
     let (image, out_image) =

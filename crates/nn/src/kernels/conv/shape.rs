@@ -38,6 +38,14 @@ const fn apart(n: usize) -> usize {
     if n.is_multiple_of(1024) { n + PAD } else { n }
 }
 
+/// One tile job of a convolution: a group, or all channels of a depthwise one.
+#[derive(Clone, Copy)]
+pub(super) struct Group<'a> {
+    pub(super) shape: &'a ConvShape,
+    /// Its number.
+    pub(super) g: usize,
+}
+
 impl ConvShape {
     /// A linear layer: `x` `[batch][in_f]`, weights `[in_f][pad16(out_f)]`, `y` `[batch][out_f]`.
     pub const fn linear(batch: usize, in_f: usize, out_f: usize) -> Self {

@@ -78,7 +78,6 @@ pub fn group_norm_forward(
     }
     let (c, each) = (shape.c, shape.c / of.groups);
     let (values, rest) = split_f64(scratch, 2 * c);
-    let (sums, squares) = values.split_at_mut(c);
     let (mean, rest) = rest.split_at_mut(c);
     let scale = &mut rest[..c];
     let share = 1.0 / (shape.pixels() * each) as f64;
@@ -88,14 +87,16 @@ pub fn group_norm_forward(
         saved.mean.chunks_exact_mut(of.groups).zip(saved.invstd.chunks_exact_mut(of.groups));
     for ((x, out), (saved_mean, saved_invstd)) in images.zip(saved) {
         mean.fill(0.0);
-        zero_sums(sums, squares);
+        values.fill(0.0);
+        let (sums, squares) = values.split_at_mut(c);
         channels::add_shifted(isa, x, mean, sums, squares);
         for (g, saved) in saved_mean.iter_mut().enumerate() {
             let sum: f64 = sums[g * each..(g + 1) * each].iter().sum();
             *saved = (sum * share) as f32;
             mean[g * each..(g + 1) * each].fill(*saved);
         }
-        zero_sums(sums, squares);
+        values.fill(0.0);
+        let (sums, squares) = values.split_at_mut(c);
         channels::add_shifted(isa, x, mean, sums, squares);
         for (g, saved) in saved_invstd.iter_mut().enumerate() {
             let here = g * each..(g + 1) * each;
@@ -129,14 +130,13 @@ pub fn group_norm_backward(
     let image = shape.pixels() * shape.c;
     let (values, rest) = split_f64(scratch, 4 * shape.c);
     values.fill(0.0);
-    let (sums, values) = values.split_at_mut(shape.c);
-    let (dots, totals) = values.split_at_mut(shape.c);
+    let (sums, totals) = values.split_at_mut(2 * shape.c);
     for (n, (x, dout)) in of.x.chunks_exact(image).zip(of.dout.chunks_exact(image)).enumerate() {
-        let gradient = sample_gradient(isa, shape, (of, n), (&mut *sums, &mut *dots), rest);
+        let gradient = sample_gradient(isa, shape, of, n, sums, rest);
         for c in 0..shape.c {
             let invstd = of.invstd[n * of.groups + c / (shape.c / of.groups)];
             totals[c] += sums[c];
-            totals[shape.c + c] += dots[c] * f64::from(invstd);
+            totals[shape.c + c] += sums[shape.c + c] * f64::from(invstd);
         }
         let Some(dx) = to.dx.values.get_mut(n * image..(n + 1) * image) else { continue };
         if to.dx.accumulate {
@@ -155,8 +155,9 @@ pub fn group_norm_backward(
 fn sample_gradient<'a>(
     isa: Isa,
     shape: &ImageShape,
-    (of, n): (&GroupNormBackward<'_>, usize),
-    (sums, dots): (&mut [f64], &mut [f64]),
+    of: &GroupNormBackward<'_>,
+    n: usize,
+    sums: &mut [f64],
     room: &'a mut [f32],
 ) -> Gradient<'a> {
     let (c, each, image) = (shape.c, shape.c / of.groups, shape.pixels() * shape.c);
@@ -172,7 +173,8 @@ fn sample_gradient<'a>(
     }
     let affine = Affine { mean, scale: of.gamma, beta, floor: f32::NEG_INFINITY };
     let (x, dout) = (&of.x[n * image..(n + 1) * image], &of.dout[n * image..(n + 1) * image]);
-    zero_sums(sums, dots);
+    sums.fill(0.0);
+    let (sums, dots) = sums.split_at_mut(c);
     for_channels(isa, c, &mut Reduce { affine, x, dout, sums, dots });
     let share = 1.0 / (shape.pixels() * each) as f64;
     for g in 0..of.groups {
@@ -189,11 +191,6 @@ fn sample_gradient<'a>(
         }
     }
     Gradient { affine: Affine { mean, scale, beta, floor: f32::NEG_INFINITY }, offset, slope }
-}
-
-fn zero_sums(a: &mut [f64], b: &mut [f64]) {
-    a.fill(0.0);
-    b.fill(0.0);
 }
 
 #[track_caller]

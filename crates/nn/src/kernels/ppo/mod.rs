@@ -62,6 +62,13 @@ pub struct PpoLoss {
     pub entropy_floor_coefficient: f32,
 }
 
+/// A row of a batch.
+#[derive(Clone, Copy)]
+struct At<'a> {
+    batch: &'a PpoBatch<'a>,
+    row: usize,
+}
+
 /// Choices, masks, advantages and returns of each row.
 #[derive(Clone, Copy, Debug)]
 pub struct PpoBatch<'a> {
@@ -200,7 +207,7 @@ impl PpoLoss {
         let l = self.logits();
         let mut sums = Sums::new(report);
         for row in 0..rows {
-            self.forward(batch, row, &mut reference, outputs, (gradient, &mut sums));
+            self.forward(At { batch, row }, &mut reference, outputs, gradient, &mut sums);
         }
         self.losses(&mut sums);
         let reference: &[f32] = match &reference {
@@ -209,7 +216,7 @@ impl PpoLoss {
         };
         for row in 0..rows {
             let gradient = &mut gradient[row * (l + 1)..][..l + 1];
-            self.backward(batch, row, (reference, outputs), gradient, &sums);
+            self.backward(At { batch, row }, reference, outputs, gradient, &sums);
         }
     }
 
@@ -247,11 +254,11 @@ impl PpoLoss {
     /// recorded, and adds to the sums.
     fn forward(
         &self,
-        batch: &PpoBatch<'_>,
-        row: usize,
+        At { batch, row }: At<'_>,
         reference: &mut Reference<'_>,
         outputs: &[f32],
-        (gradient, sums): (&mut [f32], &mut Sums<'_>),
+        gradient: &mut [f32],
+        sums: &mut Sums<'_>,
     ) {
         let (kk, l) = (self.heads.len(), self.logits());
         let (outputs, p) =
@@ -319,9 +326,9 @@ impl PpoLoss {
     /// The gradient of one row, from the softmax that lies there.
     fn backward(
         &self,
-        batch: &PpoBatch<'_>,
-        row: usize,
-        (reference, outputs): (&[f32], &[f32]),
+        At { batch, row }: At<'_>,
+        reference: &[f32],
+        outputs: &[f32],
         gradient: &mut [f32],
         sums: &Sums<'_>,
     ) {

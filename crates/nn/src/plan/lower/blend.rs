@@ -1,6 +1,6 @@
 //! Where a module meets its host: blends, straight-through, detach, and the `norm` blueprint's mix.
 
-use crate::graph::{BlendMode, NodeId, ParamId};
+use crate::graph::{BlendInputs, BlendMode, NodeId, ParamId};
 use crate::ops::blend::{Blend, Op};
 use crate::plan::builder::{Backward, Builder};
 use crate::plan::value::ValueId;
@@ -17,21 +17,15 @@ pub(super) fn straight_through(
     Box::new(move |b, dy| [host, module].into_iter().for_each(|x| b.pass_gradient(node, x, dy)))
 }
 
-/// Inputs of a blend: host, module, the module's input, and the gate of [`BlendMode::Gate`].
-pub(super) struct Inputs {
-    pub(super) hmx: [NodeId; 3],
-    pub(super) gate: Option<NodeId>,
-}
-
 /// `Blend`.
 pub(super) fn blend(
     b: &mut Builder<'_>,
     node: NodeId,
     mode: BlendMode,
     alpha: usize,
-    inputs: Inputs,
+    inputs: BlendInputs,
 ) -> Backward {
-    let Inputs { hmx: [host, module, input], gate } = inputs;
+    let BlendInputs { host, module, input, gate } = inputs;
     let alpha = b.alpha(alpha);
     let gate_value = gate.map_or(ValueId::NONE, |g| b.node(g));
     // Only MULTIPLY reads the module's input.

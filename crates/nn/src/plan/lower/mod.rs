@@ -58,9 +58,6 @@ fn node(b: &mut Builder<'_>, node: NodeId) -> Option<Backward> {
         Op::StraightThrough { host, module } => {
             Some(blend::straight_through(b, node, [host, module]))
         }
-        Op::Blend { host, module, input, gate, mode, alpha } => {
-            let inputs = blend::Inputs { hmx: [host, module, input], gate };
-            Some(blend::blend(b, node, mode, alpha, inputs))
-        }
+        Op::Blend { inputs, mode, alpha } => Some(blend::blend(b, node, mode, alpha, inputs)),
     }
 }

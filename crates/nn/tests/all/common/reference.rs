@@ -1,7 +1,7 @@
 //! The slow obvious version: a graph interpreted node by node in f64 over `[N][C][H][W]`, and
 //! gradients by central differences.
 
-use meristem_nn::graph::{BlendMode, Dims, Function, LstmParams, NodeId, Op, ParamId};
+use meristem_nn::graph::{BlendInputs, BlendMode, Dims, Function, LstmParams, NodeId, Op, ParamId};
 
 use super::Case;
 
@@ -245,7 +245,8 @@ impl Interpreter<'_> {
     }
 
     fn blend(&self, i: usize) -> Vec<f64> {
-        let Op::Blend { host, module, input, gate, mode, alpha } = &self.case.graph.nodes[i].op
+        let Op::Blend { inputs: BlendInputs { host, module, input, gate }, mode, alpha } =
+            &self.case.graph.nodes[i].op
         else {
             unreachable!()
         };
