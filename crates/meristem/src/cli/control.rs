@@ -23,8 +23,8 @@ pub(crate) enum ControlCommand {
     /// on other hosts.
     ///
     /// Seeds start from 1000, whatever default --seed has below, and from --seed where it is
-    /// given: training starts from 42, so a policy is compared on hosts that it has not seen. A policy file has the seeds of its
-    /// training; a comparison on one of them gives a warning.
+    /// given: training starts from 42, so a policy is compared on hosts that it has not seen. A
+    /// policy file has the seeds of its training; a comparison on one of them gives a warning.
     Eval(Box<ControlEvalArguments>),
 }
 

@@ -98,9 +98,9 @@ fn layer(b: &mut GraphBuilder, case: &Value, x: &[NodeId], out: usize) -> Result
         "add" => b.add(x[0], x[1]),
         "channel_scale" => b.scale_channels(x[0], x[1], 1.0),
         "norm_mix" => b.tanh_mix(x[0], x[1], "s"),
-        "blend_add" => b.blend(BlendMode::Add, 0, blended(&x)),
-        "blend_multiply" => b.blend(BlendMode::Multiply, 0, blended(&x)),
-        "blend_gate" => b.blend(BlendMode::Gate, 0, blended(&x)),
+        "blend_add" => b.blend(BlendMode::Add, 0, blended(x)),
+        "blend_multiply" => b.blend(BlendMode::Multiply, 0, blended(x)),
+        "blend_gate" => b.blend(BlendMode::Gate, 0, blended(x)),
         "straight_through" => b.straight_through(x[0], x[1]),
         op => panic!("no graph for {op}"),
     }
