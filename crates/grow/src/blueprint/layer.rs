@@ -34,7 +34,8 @@ impl Channels {
     }
 }
 
-/// One layer of a module. Its parameters are named by its position in [`Blueprint::layers`].
+/// One layer of a module. Its parameters are named by its position in
+/// [`Blueprint::layers`](super::Blueprint::layers).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Layer {

@@ -367,8 +367,9 @@ impl Network {
         self.launch_steps("reset_metrics", vec![step])
     }
 
-    /// The metrics that have accumulated, as f64 on the device; [`Metrics::parse`] reads them after
-    /// a read-back, which may serve many networks at once (H1).
+    /// The metrics that have accumulated, as f64 on the device;
+    /// [`Metrics::parse`](crate::Metrics::parse) reads them after a read-back, which may serve many
+    /// networks at once (H1).
     pub fn metrics(&self) -> &Tensor {
         &self.metrics
     }

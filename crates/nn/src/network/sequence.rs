@@ -203,7 +203,7 @@ impl SequenceNetwork {
     }
 
     /// Norm of the last gradient before clipping, as `last_norm` of each group of
-    /// [`Metrics::parse`](super::Metrics::parse), f64 on the device. The other figures add up over
+    /// [`Metrics::parse`](crate::Metrics::parse), f64 on the device. The other figures add up over
     /// every time that a gradient was measured, and mean nothing here.
     pub fn metrics(&self) -> &Tensor {
         &self.metrics
