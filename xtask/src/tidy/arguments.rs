@@ -191,7 +191,6 @@ mod tests {
             ("crates/x/src/a.rs", "fn f(a: Fine, b: Fine, c: &[(u8, u8)], d: [u8; 9]) {}"),
             ("crates/x/src/a.rs", "struct Pairs; fn f(a: &Pairs, b: &Pairs, c: u8) {}"),
             ("crates/y/src/a.rs", "fn f(a: Pairs, b: Pairs, c: impl Fn(u8, u8)) {}"),
-            ("crates/nn/src/a.rs", "fn f(a: (u8, u8, u8, u8, u8, u8, u8)) {}"),
         ] {
             assert_eq!(found(path, text), Vec::<String>::new(), "{text}");
         }
