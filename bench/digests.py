@@ -60,6 +60,8 @@ class Run:
     resume_at: tuple[int, int] | None = None
     script_envs: int = 0
     words: list[str] = field(default_factory=list)
+    # A flag and its value, left out for builds that lack the flag and do as it says.
+    newer: tuple[str, str] | None = None
 
     def folder(self) -> str:
         return self.name.translate(str.maketrans(" :,=", "----"))
@@ -231,7 +233,8 @@ def rows_of_commands() -> Iterator[Run]:
     learning = study | {"controllers": "none,ppo@sparse", "seeds": 1, "rounds": 2}
     yield Run("control eval learning", learning, "control eval")
     plan = ["--len", "50", "--batch", "5", "--devices", "cpu,cpu,cpu", "--seed", "42"]
-    yield Run("data plan", {}, "data plan", words=[*plan, "--epochs", "2", "--json"], quick=True)
+    plan += ["--epochs", "2", "--json"]
+    yield Run("data plan", {}, "data plan", words=plan, newer=("--epoch", "dealt"), quick=True)
 
 
 def all_runs() -> list[Run]:
@@ -281,7 +284,11 @@ def measure(program: Path, run: Run, changed: dict[str, str], scratch: Path) -> 
     """The columns of a row."""
     if run.script_envs:
         (scratch / f"script-{run.script_envs}.jsonl").write_text(script(run.script_envs))
-    output = call(program, run, arguments(run, changed), scratch)
+    words = arguments(run, changed)
+    if run.newer:
+        known = call(program, run, [*run.command.split(), "--help"], scratch)
+        words += run.newer if f"{run.newer[0]} " in known else ()
+    output = call(program, run, words, scratch)
     if run.command != "train":
         return {"output": output_parts(output)}
     folder = scratch / run.folder()

@@ -22,9 +22,12 @@ Parts = dict[str, str]
 
 # Left out wherever they stand: see the head of this file.
 NO_RESULT = {
-    *("v", "seq", "seconds", "step_seconds", "wall_seconds", "images_per_second", "version"),
+    *("v", "version", "program_version", "seq", "seconds", "step_seconds", "step_seconds_total"),
+    *("wall_seconds", "images_per_s", "images_per_second"),
     *("identity", "events", "hot"),
 }
+# Names of keys in older builds -> the names now.
+RENAMED = {"validation": "counterfactual_cost"}
 # What is a result in records that mostly repeat settings.
 RUN_STARTED = ["train_samples", "control_samples", "test_samples", "host_parameters", "batches"]
 # Events whose order is digested, so that a new kind between them is no difference.
@@ -34,7 +37,8 @@ ORDERED = {
     *("checkpoint_written", "policy_updated", "governor_rollback", "anomaly", "episode_ended"),
     "run_ended",
 }
-SUMMARY = ["status", "training_steps", "images", "validation", "rollbacks", "envs", "round_results"]
+SUMMARY = ["status", "training_steps", "images", "rollbacks", "envs", "round_results"]
+SUMMARY += ["counterfactual_cost"]
 
 
 def digest(value: Any) -> str:
@@ -51,7 +55,7 @@ def fields(prefix: str, records: list[Any]) -> Parts:
     def visit(path: str, value: Any) -> None:
         if isinstance(value, dict):
             for key in value.keys() - NO_RESULT:
-                visit(f"{path}.{key}", value[key])
+                visit(f"{path}.{RENAMED.get(key, key)}", value[key])
         elif isinstance(value, list) and any(isinstance(entry, dict) for entry in value):
             values.setdefault(f"{path}.count", []).append(len(value))
             for entry in value:
@@ -194,6 +198,7 @@ def policy_parts(folder: Path) -> Parts:
 
 def summary_parts(folder: Path) -> Parts:
     summary = json.loads((folder / "summary.json").read_text())
+    summary = {RENAMED.get(key, key): value for key, value in summary.items()}
     return fields("summary", [{key: summary[key] for key in SUMMARY}])
 
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub enum Op {
     /// Do nothing.
     Wait,
-    /// Put a module into an empty slot.
+    /// Put a module into a dormant slot.
     Germinate,
     /// Give a blended module's alpha a new target.
     SetAlphaTarget,
@@ -61,13 +61,13 @@ pub type Choices = [usize; 8];
 pub enum Action {
     /// Do nothing.
     Wait,
-    /// Put a module into an empty slot.
+    /// Put a module into a dormant slot.
     Germinate {
         /// The slot.
         slot: usize,
         /// The blueprint.
         blueprint: usize,
-        /// Curve and formula of its blending.
+        /// Blending style.
         style: Style,
         /// Duration of the blending.
         tempo: Tempo,
@@ -78,7 +78,7 @@ pub enum Action {
     SetAlphaTarget {
         /// The slot.
         slot: usize,
-        /// Blending formula from now on.
+        /// Blending style from now on.
         style: Style,
         /// The target.
         alpha_target: AlphaTarget,

@@ -219,7 +219,7 @@ fn is_plateau(accuracies_pp: &[f32], config: &HeuristicConfig) -> bool {
     }
 }
 
-/// The empty slot in which this blueprint has the fewest parameters; among equals the first.
+/// The dormant slot in which this blueprint has the fewest parameters; among equals the first.
 fn smallest_slot(host: &Host, blueprint: usize) -> Option<usize> {
     let blueprint = host.blueprints().get(blueprint)?;
     let empty = host.slots().iter().enumerate().filter(|(_, slot)| slot.stage == Stage::Dormant);

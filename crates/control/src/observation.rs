@@ -75,7 +75,7 @@ pub struct SlotObservation {
     pub steps_to_go: f32,
     /// Change of alpha since the step before.
     pub alpha_velocity: f32,
-    /// Blending formula (add 0, multiply 1, gate 2) / 2.
+    /// Mode of the blending style (add 0, multiply 1, gate 2) / 2.
     pub blend: f32,
     /// Sum of the interactions with other modules in percentage points / 10, clipped to ±1.
     pub interaction_sum: f32,
@@ -217,7 +217,7 @@ pub fn observation_len(slots: usize) -> usize {
 }
 
 /// Writes an env's observation into `row` (23 + 31·S floats) and the blueprints of its slots into
-/// `blueprints` (S indices in the host's blueprint set; an empty slot has the number of
+/// `blueprints` (S indices in the host's blueprint set; a slot without a module has the number of
 /// blueprints).
 ///
 /// Values beyond the end of either slice are dropped; the caller provides the lengths above.

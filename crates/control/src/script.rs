@@ -16,7 +16,7 @@
 //! | `slot` | name of the slot | all but WAIT |
 //! | `blueprint` | name of the blueprint | GERMINATE |
 //! | `tempo` | duration of the first blending | GERMINATE |
-//! | `style` | curve and formula of the blending | GERMINATE, SET_ALPHA_TARGET |
+//! | `style` | blending style | GERMINATE, SET_ALPHA_TARGET |
 //! | `alpha_target` | target of alpha, as text | GERMINATE, SET_ALPHA_TARGET |
 //! | `alpha_speed` | duration of alpha's move | SET_ALPHA_TARGET, PRUNE |
 //! | `alpha_curve` | curve of alpha's move | SET_ALPHA_TARGET, PRUNE |

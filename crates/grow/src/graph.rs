@@ -34,14 +34,14 @@ pub enum SlotClass {
     Blended {
         /// Index of its blueprint.
         blueprint: usize,
-        /// Formula.
+        /// Blend mode.
         mode: BlendMode,
     },
     /// A module blended in and trained with the host: its input is not detached (fossilized).
     Fossilized {
         /// Index of its blueprint.
         blueprint: usize,
-        /// Formula.
+        /// Blend mode.
         mode: BlendMode,
     },
 }

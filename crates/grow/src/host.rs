@@ -14,10 +14,10 @@ use crate::lifecycle::{
 use crate::optimisers::Optimisers;
 use crate::spec::{HostSpec, ImageShape, SlotName};
 
-/// A new blending formula, target, speed and curve for alpha.
+/// A new blending style, target, speed and curve for alpha.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retarget {
-    /// Formula from now on (its curve is not used: `curve` is).
+    /// Blending style from now on; its curve is not used, `curve` is.
     pub style: Style,
     /// Target of alpha.
     pub target: AlphaTarget,
@@ -180,7 +180,7 @@ impl Host {
         }
     }
 
-    /// Checks that a blueprint may germinate in a slot: an empty slot, fewer than `max_modules`
+    /// Checks that a blueprint may germinate in a slot: a dormant slot, fewer than `max_modules`
     /// modules, and no module that is still before Blending.
     ///
     /// # Errors
@@ -188,7 +188,7 @@ impl Host {
     pub fn check_germinate(&self, index: usize, blueprint: usize) -> Result<(), LifecycleError> {
         let slot = self.slot(index)?;
         if slot.stage != Stage::Dormant {
-            let (action, needs) = ("GERMINATE", "an empty slot (dormant)");
+            let (action, needs) = ("GERMINATE", "a dormant slot");
             return Err(LifecycleError::WrongStage {
                 slot: slot.name,
                 action,
@@ -211,7 +211,7 @@ impl Host {
         }
     }
 
-    /// Puts a module into an empty slot. It takes no part in the network before Training.
+    /// Puts a module into a dormant slot. It takes no part in the network before Training.
     ///
     /// # Errors
     /// The errors of [`Host::check_germinate`].

@@ -55,7 +55,7 @@ pub struct TopologySlot {
 pub struct TopologyModule {
     /// Name of its blueprint.
     pub blueprint: String,
-    /// Curve and formula of its blending.
+    /// Blending style.
     pub style: Style,
     /// Duration of the first blending.
     pub tempo: Tempo,

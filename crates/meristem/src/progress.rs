@@ -153,7 +153,7 @@ impl Progress {
         let done = step.round * run.steps + step.step + 1;
         let left = self.stepping.left((run.steps * run.rounds).saturating_sub(done));
         let told = |rate| format!("{} images/s, ", thousands(rate as u64));
-        let rate = step.images_per_second.map_or_else(String::new, told);
+        let rate = step.images_per_s.map_or_else(String::new, told);
         let rate = format!("{rate}{} left", duration(left));
         let round = match run.rounds {
             1 => String::new(),
@@ -442,7 +442,7 @@ mod tests {
             action: "WAIT".into(),
             reward: Default::default(),
             step_seconds: Some(1.0),
-            images_per_second: Some(1.0),
+            images_per_s: Some(1.0),
             phases: None,
             gradients: None,
             fingerprint: None,

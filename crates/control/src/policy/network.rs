@@ -55,7 +55,7 @@ impl PolicyConfig {
 }
 
 impl PolicyShape {
-    /// Index of an empty slot among the blueprints.
+    /// Index of a slot without a module among the blueprints.
     pub fn empty(&self) -> u32 {
         self.blueprints as u32
     }

@@ -79,7 +79,8 @@ impl Curve {
 }
 
 choices! {
-    /// Blending of a module into its host: a curve and a formula.
+    /// Blending style: the curve of alpha's first move, and the mode of blending a module into its
+    /// host.
     Style {
         /// [`Curve::Linear`], `h + a(m − h)`.
         LinearAdd = "linear_add",
@@ -101,7 +102,7 @@ impl Style {
         }
     }
 
-    /// Formula of the blending.
+    /// Mode of the blending.
     pub fn blend_mode(self) -> BlendMode {
         match self {
             Style::LinearAdd | Style::SigmoidAdd => BlendMode::Add,

@@ -16,7 +16,7 @@ use super::stage::Stage;
 pub struct Germination {
     /// Index of the blueprint in the host's set.
     pub blueprint: usize,
-    /// Curve and formula of the blending.
+    /// Blending style.
     pub style: Style,
     /// Duration of the blending.
     pub tempo: Tempo,
@@ -34,7 +34,7 @@ pub struct Module {
     pub blueprint: Arc<Blueprint>,
     /// Its index in the host's blueprint set.
     pub blueprint_index: usize,
-    /// Curve and formula of its blending.
+    /// Blending style.
     pub style: Style,
     /// Duration of the first blending.
     pub tempo: Tempo,

@@ -19,12 +19,15 @@ pub(crate) enum ControlCommand {
     /// deviations; the value of a seed is the mean over its envs.
     ///
     /// A policy from a file does not learn: ppo:FILE samples its actions, greedy:FILE takes the
-    /// most probable ones. ppo and ppo@REWARD train a new policy for each seed first, for --rounds
-    /// on other hosts.
+    /// most probable ones. ppo and ppo@REWARD first train a new policy for each seed, in --rounds
+    /// rounds on other hosts.
     ///
-    /// Seeds start from 1000, whatever default --seed has below, and from --seed where it is
-    /// given: training starts from 42, so a policy is compared on hosts that it has not seen. A
-    /// policy file has the seeds of its training; a comparison on one of them gives a warning.
+    /// Seeds count up from --seed, which is 1000 by default. The default of `train` is 42, so a
+    /// policy is compared on hosts that it has not seen. A policy file has the seeds of its
+    /// training; a comparison on one of them gives a warning.
+    ///
+    /// --policy and --run-dir differ from those of `train`, where they are the policy that the run
+    /// starts from and the folder of a single run.
     Eval(Box<ControlEvalArguments>),
 }
 
@@ -35,7 +38,7 @@ pub(crate) struct ControlEvalArguments {
     /// fixed:FILE; differences are from the first [default: none,random,heuristic]
     #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = "Comparison")]
     controllers: Vec<Contender>,
-    /// Another policy to compare, like ppo:FILE; may be given several times
+    /// One more policy to compare, as ppo:FILE in --controllers; may be given several times
     #[arg(long, value_name = "FILE", help_heading = "Comparison")]
     policy: Vec<PathBuf>,
     /// Number of seeds, which count up from --seed
@@ -44,7 +47,8 @@ pub(crate) struct ControlEvalArguments {
     /// File to plot accuracy against parameters to, .svg or .png; must not exist
     #[arg(long, value_name = "FILE", help_heading = "Comparison")]
     pub(crate) plot: Option<PlotFile>,
-    /// Folder to keep all runs and study.json in; must not exist [default: runs are deleted]
+    /// Folder that keeps all runs of the comparison and study.json; must not exist [default:
+    /// runs are deleted]
     #[arg(long, value_name = "DIR", help_heading = "Run")]
     pub(crate) run_dir: Option<PathBuf>,
     /// Print no progress

@@ -66,12 +66,13 @@ pub(crate) struct PlanArguments {
     /// Samples in a batch of one env
     #[arg(long, value_name = "N")]
     pub(crate) batch: usize,
-    /// Device of each env, such as cpu,cpu for two envs on one device
+    /// Device of each env, in the order of the envs: cpu,cpu is two envs on one device. In `train`
+    /// --devices lists each device once
     #[arg(long, value_name = "LIST", value_delimiter = ',', required = true)]
     pub(crate) devices: Vec<String>,
-    /// Samples of an env in an epoch. full, the default of `train`: all of them. dealt: each of the
-    /// N envs of a device gets 1/N
-    #[arg(long, value_name = "full|dealt", default_value_t = EpochMode::Dealt)]
+    /// Samples of an env in an epoch. full: all of them, in an order of its own. dealt: the envs of
+    /// a device share them, so that each of N envs gets 1/N
+    #[arg(long, value_name = "full|dealt", default_value_t = EpochMode::Full)]
     pub(crate) epoch: EpochMode,
     /// Seed of the order
     #[arg(long, default_value_t = 42)]

@@ -90,7 +90,7 @@ pub(crate) struct DatasetArguments {
     /// Folder of the dataset; with --dataset arrays, the file
     #[arg(long, value_name = "DIR")]
     pub(crate) data_root: Option<PathBuf>,
-    /// Skip and count images that do not decode and CIFAR records whose label is no class
+    /// Skip and count images that do not decode and CIFAR records with an invalid label
     #[arg(long)]
     pub(crate) skip_bad: bool,
 }
@@ -131,7 +131,8 @@ pub(crate) struct EvalArguments {
     pub(crate) threads: usize,
     #[command(flatten)]
     pub(crate) insight: InsightArguments,
-    /// Print {"loss":…,"accuracy":…,"samples":…}
+    /// Print {"loss":…,"accuracy":…,"samples":…,"normalization":…}, where normalization is weights
+    /// or dataset: the source of mean and standard deviation
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -163,6 +164,38 @@ mod tests {
             let help = flag.unwrap().get_help().unwrap().to_string();
             let said = help.contains("[default: ");
             assert_eq!(said, setting.form != Form::Switch, "--{}: {help}", setting.flag);
+        }
+    }
+
+    /// A comparison has its own first seed, and other values only where controllers learn.
+    #[test]
+    fn the_help_of_control_eval_has_the_defaults_of_control_eval() {
+        let command = Arguments::command();
+        let control = command.find_subcommand("control").unwrap();
+        let eval = control.find_subcommand("eval").unwrap();
+        let help = |flag: &str| {
+            let flag = eval.get_arguments().find(|a| a.get_long() == Some(flag)).unwrap();
+            flag.get_help().unwrap().to_string()
+        };
+        let seed = help("seed");
+        assert!(seed.ends_with("[default: 1000]"), "{seed}");
+        assert!(help("control-split").ends_with("[default: 0.1]"));
+        assert!(help("steps").ends_with("[default: 15, quick 10, full 60]"), "{}", help("steps"));
+        for argument in eval.get_arguments() {
+            let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
+            assert!(!help.contains("does not learn:"), "{help}");
+        }
+    }
+
+    #[test]
+    fn the_help_of_resume_lists_every_setting_that_may_change() {
+        let command = Arguments::command();
+        let train = command.find_subcommand("train").unwrap();
+        let resume = train.get_arguments().find(|a| a.get_long() == Some("resume")).unwrap();
+        let help = resume.get_help().unwrap().to_string();
+        for setting in all() {
+            let listed = help.contains(&format!("--{}", setting.flag));
+            assert_eq!(listed, setting.on_resume, "{}: {help}", setting.flag);
         }
     }
 }

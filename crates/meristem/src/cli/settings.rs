@@ -10,8 +10,8 @@ use meristem::train::config::{Form, Layer, all};
 use meristem::train::settings::{BadValue, Preset};
 use meristem::train::{self, config_file};
 
-/// Settings as flags, and a file with settings. Without `SINGLE_RUN`, settings of single runs are
-/// not flags.
+/// Settings as flags, and a file with settings: all of `train`, or without `SINGLE_RUN` those of
+/// `control eval`, with its defaults.
 #[derive(Debug)]
 pub(crate) struct SettingArguments<const SINGLE_RUN: bool> {
     /// Settings from a TOML or JSON file.
@@ -43,7 +43,10 @@ impl<const SINGLE_RUN: bool> Args for SettingArguments<SINGLE_RUN> {
         let config = Arg::new("config").long("config").value_name("FILE").help_heading("Run");
         let config = config.value_parser(clap::value_parser!(PathBuf));
         let config = config.help("Settings from a TOML or JSON file; flags override it");
-        command.arg(config).args(Self::settings().map(flag))
+        command.arg(config).args(Self::settings().map(|setting| match SINGLE_RUN {
+            true => flag(setting, &setting.default.to_string()),
+            false => flag(setting, &setting.default_in_study()),
+        }))
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -74,9 +77,9 @@ impl<const SINGLE_RUN: bool> FromArgMatches for SettingArguments<SINGLE_RUN> {
     }
 }
 
-/// Builds the flag of a setting.
-fn flag(setting: &'static Setting) -> Arg {
-    let (help, default) = (setting.help.trim_end_matches('.'), &setting.default);
+/// Builds the flag of a setting, with the default of its command.
+fn flag(setting: &'static Setting, default: &str) -> Arg {
+    let help = setting.help.trim_end_matches('.');
     let help = match setting.form {
         Form::Switch => help.to_string(),
         Form::Value | Form::List => format!("{help} [{default}]"),
@@ -106,7 +109,7 @@ fn presets(setting: &Setting) -> String {
         help.push_str(&format!("\n- {name}: {}", preset.meaning()));
         let differences = differences(preset);
         if !differences.is_empty() {
-            help.push_str(&format!(" Sets {differences}."));
+            help.push_str(&format!(" Sets {}.", differences.replace('_', "-")));
         }
     }
     help

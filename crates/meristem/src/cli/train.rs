@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use meristem::train::config::all;
 
 use super::SettingArguments;
 
@@ -11,8 +12,8 @@ use super::SettingArguments;
 #[derive(Debug, Args)]
 #[command(allow_negative_numbers = true, args_override_self = true)]
 pub(crate) struct TrainArguments {
-    /// Resume a run that was stopped or killed from its last checkpoint, with the same results
-    #[arg(long, value_name = "RUN", help_heading = "Run")]
+    /// Resume a run that was stopped or killed.
+    #[arg(long, value_name = "RUN", help_heading = "Run", help = resume_help())]
     pub(crate) resume: Option<PathBuf>,
     /// Print the settings in force as TOML and exit
     #[arg(long, help_heading = "Run", conflicts_with = "resume")]
@@ -35,4 +36,15 @@ pub(crate) struct TrainArguments {
     /// Log the exchanges between ranks and the messages of the MPI library to stderr
     #[arg(long, help_heading = "Ranks")]
     pub(crate) comm_debug: bool,
+}
+
+/// Help of `--resume`, with the settings that it accepts.
+fn resume_help() -> String {
+    let settings = all().iter().filter(|setting| setting.on_resume);
+    let flags: Vec<String> = settings.map(|setting| format!("--{}", setting.flag)).collect();
+    format!(
+        "Resume the run in folder RUN, which was stopped or killed, from its last checkpoint, with \
+         the results of an unbroken run. The run has its own settings; only {} may be given",
+        flags.join(", ")
+    )
 }

@@ -12,6 +12,7 @@ use super::{Outcome, print_json};
 use crate::cli::{
     DataCommand, DatasetArguments, ImportArguments, InfoArguments, PlanArguments, VerifyArguments,
 };
+use crate::failure::Failure;
 use crate::plain::{self, thousands};
 use crate::table;
 
@@ -154,16 +155,23 @@ fn import(arguments: &ImportArguments) -> Outcome {
 }
 
 fn plan(arguments: &PlanArguments) -> Outcome {
+    let (batch, max_batches) = (arguments.batch, arguments.max_batches.count());
+    for (flag, number) in [("batch", Some(batch)), ("max-batches", max_batches)] {
+        if number == Some(0) {
+            let message = format!("`{flag}`: got 0, expected at least 1");
+            return Err(Failure::usage(message, format!("give `{flag}` another value")));
+        }
+    }
     let devices = arguments.devices.iter().map(|name| name.trim().parse());
     let config = OrderConfig {
         len: arguments.len,
-        batch_per_env: arguments.batch,
+        batch_per_env: batch,
         devices: devices.collect::<Result<_, meristem::device::Error>>()?,
         epoch_mode: arguments.epoch,
         seed: arguments.seed,
         shuffle: arguments.shuffle.0,
         drop_last: arguments.drop_last,
-        max_batches: arguments.max_batches.count(),
+        max_batches,
     };
     let plan = order::plan(&config, arguments.epochs)?;
     if arguments.json {

@@ -43,7 +43,13 @@ fn zero_and_absurd_sizes_are_named_with_their_range() {
     m.fails("train --host cnn:channels=0", 2, &["channels"]);
     m.fails("train --host cnn:channels=4000,blocks=12", 2, &["channels"]);
     m.fails("train --export gone/w.safetensors", 2, &["`export`", "existing folder"]);
-    m.fails("data plan --len 50 --batch 0 --devices cpu", 2, &["batch", "got 0"]);
+    m.fails(
+        "data plan --len 50 --batch 0 --devices cpu",
+        2,
+        &["`batch`: got 0, expected at least 1"],
+    );
+    let plan = "data plan --len 50 --batch 5 --devices cpu --max-batches 0";
+    m.fails(plan, 2, &["`max-batches`: got 0, expected at least 1"]);
     m.fails("data plan --len 50 --batch 5 --devices cuda:x", 2, &["cuda:x"]);
     m.fails("bench host --envs 0", 2, &["`envs`: got 0, expected 1"]);
     m.fails("bench gather --batch 0", 2, &["`batch`: got 0, expected 1"]);

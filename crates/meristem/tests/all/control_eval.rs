@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Lines};
 use std::process::{Child, ChildStderr, Command, Stdio};
 
 use crate::common::process::{Process, output};
-use crate::common::{Meristem, Said, said};
+use crate::common::{Meristem, Said, assert_documented, said};
 use serde_json::Value;
 
 /// Settings of two tiny hosts with growing modules, with three batches a step.
@@ -26,7 +26,9 @@ fn eval(m: &Meristem, arguments: &str) -> Said {
 
 fn study(said: &Said) -> Value {
     assert_eq!(said.code, Some(0), "{}", said.stderr);
-    serde_json::from_str(&said.stdout).unwrap()
+    let study = serde_json::from_str(&said.stdout).unwrap();
+    assert_documented("## study.json", &study);
+    study
 }
 
 fn figure(value: &Value) -> f64 {

@@ -10,7 +10,8 @@ fn json(m: &Meristem, arguments: &str) -> Value {
 #[test]
 fn the_plan_deals_out_every_sample_once() {
     let m = Meristem::new();
-    let base = "data plan --len 50 --batch 5 --devices cpu,cpu,cpu --seed 42 --epochs 2 --json";
+    let usual = "data plan --len 50 --batch 5 --devices cpu,cpu,cpu --seed 42 --epochs 2 --json";
+    let base = &format!("{usual} --epoch dealt");
     let plan = json(&m, base);
     let epochs = plan["epochs"].as_array().unwrap();
     assert_eq!(epochs.len(), 2);
@@ -33,9 +34,9 @@ fn the_plan_deals_out_every_sample_once() {
         assert_eq!(all, (0..50).collect::<Vec<_>>());
     }
     assert_eq!(plan, json(&m, base), "two processes, one order");
-    assert_eq!(plan, json(&m, &format!("{base} --epoch dealt")));
-    m.fails(&format!("{base} --epoch half"), 2, &["--epoch", "full or dealt"]);
-    let full = json(&m, &format!("{base} --epoch full"));
+    m.fails(&format!("{usual} --epoch half"), 2, &["--epoch", "full or dealt"]);
+    let full = json(&m, usual);
+    assert_eq!(full, json(&m, &format!("{usual} --epoch full")), "the default, as in `train`");
     assert_eq!((&plan["epoch_mode"], &full["epoch_mode"]), (&"dealt".into(), &"full".into()));
     let batches = full["epochs"][1]["batches"].as_array().unwrap();
     assert_eq!(batches.len(), 10);

@@ -123,6 +123,23 @@ fn a_stopped_run_goes_on_and_a_complete_one_is_left_alone() {
         said.stdout
     );
     assert_eq!(m.bytes("whole/events.jsonl"), before);
+    // A summary from before its keys had the names of today is the same summary.
+    let summary = m.json("whole/summary.json");
+    let written = m.bytes("whole/summary.json");
+    let mut older = String::from_utf8(written.clone()).unwrap();
+    for (name, before) in [
+        ("v", "version"),
+        ("step_seconds_total", "step_seconds"),
+        ("counterfactual_cost", "validation"),
+    ] {
+        let renamed = older.replace(&format!("\"{name}\":"), &format!("\"{before}\":"));
+        assert_ne!(renamed, older, "{name}");
+        older = renamed;
+    }
+    fs::write(m.path("whole/summary.json"), older).unwrap();
+    let told = m.ok("train --resume whole --json").stdout;
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&told).unwrap(), summary);
+    fs::write(m.path("whole/summary.json"), written).unwrap();
     let mut child = background(&m, "--run-dir stopped --export best.safetensors");
     wait_for("a step", || {
         fs::read_to_string(m.path("stopped/events.jsonl"))

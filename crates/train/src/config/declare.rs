@@ -79,7 +79,16 @@ pub(crate) struct Defaults<T> {
     /// By preset, for a controller that does not learn, where that differs.
     without_learning: Option<[T; 3]>,
     /// Description of what happens if the setting is not given.
-    absent: Option<String>,
+    absent: Option<Absent>,
+}
+
+/// Replacement for a setting that is not given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Absent {
+    /// Description of the value that applies then.
+    meaning: String,
+    /// The values that end the description, by preset, if they depend on the preset.
+    by_preset: Option<[String; 3]>,
 }
 
 /// The same default in all presets.
@@ -95,8 +104,18 @@ pub(crate) fn presets<T>(default: T, quick: T, full: T) -> Defaults<T> {
 
 /// No default; `meaning` describes what happens then.
 pub(crate) fn absent<T>(meaning: impl Into<String>) -> Defaults<Option<T>> {
-    let presets = [None, None, None];
-    Defaults { presets, without_learning: None, absent: Some(meaning.into()) }
+    let absent = Absent { meaning: meaning.into(), by_preset: None };
+    Defaults { presets: [None, None, None], without_learning: None, absent: Some(absent) }
+}
+
+/// No default; `meaning` describes what happens then, followed by the value of each preset.
+pub(crate) fn absent_by_preset<T, V: ToString>(
+    meaning: &str,
+    values: [V; 3],
+) -> Defaults<Option<T>> {
+    let by_preset = Some(values.map(|value| value.to_string()));
+    let absent = Absent { meaning: meaning.into(), by_preset };
+    Defaults { presets: [None, None, None], without_learning: None, absent: Some(absent) }
 }
 
 impl<T> Defaults<T> {
@@ -123,20 +142,29 @@ impl<T> Defaults<T> {
 /// Default of a setting, as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DefaultText {
-    /// Description of what happens if the setting is not given.
-    Absent(String),
+    /// Replacement for a setting that is not given.
+    Absent(Absent),
     /// By preset, in the order of [`Preset::NAMES`]; then the same without learning, where that
     /// differs.
     Presets([String; 3], Option<[String; 3]>),
 }
 
 impl DefaultText {
-    /// The default in a preset, with a learning controller; `None` for a setting without a default.
+    /// The default in a preset, with a learning controller; `None` for a setting whose default does
+    /// not depend on the preset alone.
     pub(crate) fn of(&self, preset: Preset) -> Option<&str> {
         let place = Preset::NAMES.iter().position(|(_, known)| *known == preset)?;
         match self {
-            Self::Absent(_) => None,
+            Self::Absent(absent) => Some(&absent.by_preset.as_ref()?[place]),
             Self::Presets(learning, _) => Some(&learning[place]),
+        }
+    }
+
+    /// The default with a learning controller only.
+    fn with_learning(&self) -> Self {
+        match self {
+            Self::Presets(learning, _) => Self::Presets(learning.clone(), None),
+            Self::Absent(_) => self.clone(),
         }
     }
 }
@@ -145,7 +173,7 @@ impl<T: Value> Defaults<T> {
     fn text(&self) -> DefaultText {
         let texts = |values: &[T; 3]| values.each_ref().map(T::text);
         match &self.absent {
-            Some(meaning) => DefaultText::Absent(meaning.clone()),
+            Some(absent) => DefaultText::Absent(absent.clone()),
             None => {
                 let without_learning = self.without_learning.as_ref().map(texts);
                 DefaultText::Presets(texts(&self.presets), without_learning)
@@ -165,7 +193,11 @@ fn by_preset(texts: &[String; 3]) -> String {
 impl fmt::Display for DefaultText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Absent(meaning) => write!(f, "default: {meaning}"),
+            Self::Absent(Absent { meaning, by_preset: values }) => {
+                let values = values.as_ref().map(by_preset);
+                write!(f, "default: {meaning}")?;
+                values.map_or(Ok(()), |values| write!(f, " {values}"))
+            }
             Self::Presets(learning, without) => {
                 write!(f, "default: {}", by_preset(learning))?;
                 let without = without.as_ref().map(by_preset);
@@ -196,8 +228,10 @@ pub struct Setting {
     pub unit: Option<&'static str>,
     /// Accepted range.
     pub range: Range,
-    /// Default.
+    /// Default of `train`.
     pub default: DefaultText,
+    /// Default of `control eval`, where it is another value than that of `train`.
+    pub study_default: Option<String>,
     /// Effect.
     pub scope: Scope,
     /// Version of the settings that introduced it.
@@ -229,6 +263,7 @@ impl Setting {
             unit: None,
             range: Range::Any,
             default: defaults.text(),
+            study_default: None,
             scope: Scope::Result,
             since: 1,
             before: None,
@@ -266,12 +301,22 @@ impl Setting {
         Self { before: Some(value), ..self }
     }
 
+    pub(crate) fn study_default(self, value: impl ToString) -> Self {
+        Self { study_default: Some(value.to_string()), ..self }
+    }
+
     pub(crate) fn train_only(self) -> Self {
         Self { train_only: true, ..self }
     }
 
     pub(crate) fn on_resume(self) -> Self {
         Self { on_resume: true, ..self }
+    }
+
+    /// Text of the default of `control eval`, whose settings are those of contenders that learn.
+    pub fn default_in_study(&self) -> String {
+        let usual = || self.default.with_learning().to_string();
+        self.study_default.as_ref().map_or_else(usual, |value| format!("default: {value}"))
     }
 
     /// Checks a value against the range.

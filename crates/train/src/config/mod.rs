@@ -27,6 +27,7 @@ use meristem_nn::graph::SgdConfig;
 
 pub(crate) use self::identity::{first_difference, identity};
 pub(crate) use self::policy_file::PolicyFile;
+pub(crate) use self::table::FIRST_STUDY_SEED;
 pub use self::table::{Layer, TrainConfig, all};
 use self::types::{CommKind, ControllerKind, Preset};
 pub use self::value::Form;
@@ -72,7 +73,7 @@ impl TrainConfig {
     pub fn control_share(&self) -> f64 {
         self.control_split.unwrap_or(match self.controller {
             ControllerKind::None => 0.0,
-            _ => 0.1,
+            _ => table::CONTROL_SHARE,
         })
     }
 

@@ -20,7 +20,17 @@ UPDATE_DOCS=1 cargo test -p meristem-train --lib config::reference
 
 A setting is a flag of `meristem train`, or a key in the TOML or JSON file of `--config FILE`. Flags
 override the file, and the file overrides the preset. `meristem train --print-config` prints the
-values in force and exits. `meristem control eval` accepts every setting without the mark *train*.
+values in force and exits.
+
+`meristem control eval` accepts every setting without the mark *train*. Two of its own flags have
+names that mean something else in `train`:
+
+| flag | in `train` | in `control eval` |
+|---|---|---|
+| `--policy FILE` | the policy that the run starts from and trains further | \
+one more policy to compare; it does not learn, and the flag may be given several times |
+| `--run-dir DIR` | the folder of the run | \
+the folder that keeps all runs of the comparison, and `study.json` |
 ";
 
 /// Text between presets and settings.
@@ -29,8 +39,9 @@ const COLUMNS: &str = "
 
 - **Setting**: the key in a file. The flag is `--` and the key, with `-` for `_`.
 - **Value**: the accepted values, with unit and inclusive range.
-- **Default**: the value with preset `default`, then values of other presets and of controllers that
-  do not learn, where they differ.
+- **Default**: the value with preset `default`, then values of other presets, of controllers that do
+  not learn, and of `control eval`, where they differ. `control eval` has the values of a controller
+  that learns.
 - **Scope**: *result*: results depend on the setting, and a run resumes with the same value. *run*:
   results do not depend on it. *process*: like *run*, and each process of a run may have its own
   value. *resume*: can be changed with `--resume`. *train*: not for `control eval`.
@@ -87,11 +98,15 @@ fn row(setting: &Setting) -> String {
     let before = setting.before.map(|before| format!(" (`{before}`)")).unwrap_or_default();
     let default = setting.default.to_string();
     let default = default.trim_start_matches("default: ");
+    let study = setting.study_default.as_ref();
+    let study = study.map(|value| format!("; `control eval`: {value}")).unwrap_or_default();
     let Setting { key, scope, since, help, .. } = setting;
-    format!("| `{key}` | {value} | {default} | {scope}{marks} | {since}{before} | {help} |\n")
-        .replace("on|off", "on or off")
-        // Not an HTML tag.
-        .replace('<', "\\<")
+    format!(
+        "| `{key}` | {value} | {default}{study} | {scope}{marks} | {since}{before} | {help} |\n"
+    )
+    .replace("on|off", "on or off")
+    // Not an HTML tag.
+    .replace('<', "\\<")
 }
 
 #[cfg(test)]
@@ -126,5 +141,9 @@ mod tests {
         assert!(of("threads").contains("| process, resume |"), "{}", of("threads"));
         assert!(of("min_contribution").contains("| 0.5, quick 0, full 1 |"));
         assert!(of("run_dir").contains(r"| runs/\<time>-\<name> |"));
+        assert!(of("seed").contains("| 42; `control eval`: 1000 |"), "{}", of("seed"));
+        assert!(of("policy_hidden").contains("for a new policy 128, full 512 |"));
+        let full = page.lines().find(|line| line.starts_with("| `full` |")).unwrap();
+        assert!(full.ends_with("policy_hidden 512 |"), "{full}");
     }
 }

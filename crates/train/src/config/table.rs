@@ -13,7 +13,7 @@ use meristem_grow::{Gates, Optimisers, Rules, Tempo};
 use meristem_nn::graph::SgdConfig;
 use serde::{Deserialize, Serialize};
 
-use super::declare::{Defaults, Scope, Setting, absent, presets, same, settings};
+use super::declare::{Defaults, Scope, Setting, absent, absent_by_preset, presets, same, settings};
 use super::types::{
     Augmentations, BadValue, ByteSize, ClipNorm, CommKind, ControllerKind, ExchangeKind,
     HotScopePolicy, Limit, Preset, Switch, Telemetry, unknown,
@@ -26,6 +26,13 @@ const COMM_DEADLINE: usize = 600;
 
 /// Width of a new policy with preset full.
 const FULL_WIDTH: usize = 512;
+
+/// First seed of `control eval`. It differs from the seed of training, so that a policy is compared
+/// on other hosts than it learned on.
+pub(crate) const FIRST_STUDY_SEED: u64 = 1000;
+
+/// Share of the control split, with a controller.
+pub(crate) const CONTROL_SHARE: f64 = 0.1;
 
 /// Maximum number of ranks.
 const RANKS_MAX: u64 = 64;
@@ -75,11 +82,11 @@ settings! {
         /// Last part of the default run folder's name.
         name: Option<String> = absent("host and dataset"),
             scope(Scope::Run), train_only();
-        /// Run folder; must not exist.
+        /// Run folder; must not exist. In control eval, --run-dir is the folder of a comparison.
         run_dir: Option<PathBuf> = absent("runs/<time>-<name>"),
             unit("DIR"), scope(Scope::Process), train_only();
         /// Seed of all random numbers of the run.
-        seed: u64 = same(42u64), whole(0, i64::MAX as u64);
+        seed: u64 = same(42u64), whole(0, i64::MAX as u64), study_default(FIRST_STUDY_SEED);
         /// Number of rounds. In a round every env runs one episode with a fresh host; a policy
         /// learns at the end of each round.
         rounds: usize = presets(3, 2, 20).without_learning(1, 1, 1),
@@ -92,8 +99,8 @@ settings! {
         /// checkpoints are written only between rounds and when the run is stopped.
         checkpoint_every: usize = same(10usize),
             unit("N"), whole(0, 1_000_000), scope(Scope::Run), train_only();
-        /// Reaction to a copy, a wait or an allocation on the hot path, from the second step on:
-        /// off counts it, warn also logs it, deny ends the run.
+        /// Reaction to a copy, a wait or an allocation while batches are trained, from the second
+        /// step on: off counts it, warn also logs it, deny ends the run.
         hot_scope: HotScopePolicy = same(HotScopePolicy::default()),
             unit("POLICY"), scope(Scope::Process), on_resume();
         /// Write the loss of every batch of every env to the events.
@@ -119,7 +126,7 @@ settings! {
         /// Folder of the dataset; with --dataset arrays, the file.
         data_root: Option<PathBuf> = absent("none, for the embedded dataset"),
             unit("DIR");
-        /// Skip and count images that do not decode and CIFAR records whose label is no class,
+        /// Skip and count images that do not decode and CIFAR records with an invalid label,
         /// instead of stopping.
         skip_bad: bool = same(false);
         /// Device memory that one split of the dataset may take, such as 64MiB. A larger split is
@@ -128,8 +135,9 @@ settings! {
             unit("SIZE"), whole(1, u64::MAX), scope(Scope::Run);
         /// Share of the training set kept back as the control split: hosts never train on it,
         /// controllers and rewards see the accuracy on it.
-        control_split: Option<f64> = absent("0.1 with a controller, 0 without one"),
-            unit("SHARE"), real(0.0, 0.9);
+        control_split: Option<f64> =
+            absent(format!("{CONTROL_SHARE} with a controller, 0 without one")),
+            unit("SHARE"), real(0.0, 0.9), study_default(CONTROL_SHARE);
         /// Shuffle the training set every epoch; off keeps the order of the files.
         shuffle: Switch = same(Switch(true)), unit("on|off");
         /// Augmentations of training images: none, or any of crop,flip,cutout.
@@ -151,7 +159,8 @@ settings! {
         envs: usize = same(4usize), unit("N"), whole(1, 4096);
         /// Weights file that every env starts from: safetensors with PyTorch's names.
         init: Option<PathBuf> = absent("random weights"), unit("FILE");
-        /// File for the best env's weights, in addition to the run folder; must not exist.
+        /// File for a copy of the weights of the best env: best by control accuracy after the last
+        /// round, or env 0 without a control split. Must not exist.
         export: Option<PathBuf> = absent("no additional file"),
             unit("FILE"), scope(Scope::Process), train_only();
         /// Learning rate of the host.
@@ -214,13 +223,14 @@ settings! {
         tempo: Tempo = presets(heuristic().tempo, Tempo::Fast, heuristic().tempo);
     }
     "Policy" {
-        /// Policy file that controller ppo starts from.
+        /// Policy file that controller ppo starts from. In control eval, --policy adds a policy to
+        /// the comparison.
         policy: Option<PathBuf> = absent("a new policy"), unit("FILE"), train_only();
         /// Width of the policy network.
-        policy_hidden: Option<usize> = absent(format!(
-            "the width of the policy that the run starts from; \
-             for a new policy {}, with preset full {FULL_WIDTH}", ppo().hidden
-        )), unit("N"), whole(1, 65_536);
+        policy_hidden: Option<usize> = absent_by_preset(
+            "the width of the policy that the run starts from; for a new policy",
+            Preset::NAMES.map(|(_, preset)| policy_width(preset))
+        ), unit("N"), whole(1, 65_536);
         /// Passes over the round in one policy update.
         ppo_epochs: usize = same(ppo().epochs), unit("N"), whole(1, 1000);
         /// Learning rate of the policy (Adam).
@@ -253,7 +263,8 @@ settings! {
         reward: RewardMode = same(RewardMode::default());
         /// Reward per percentage point of control accuracy gained in a step.
         reward_gain: f64 = same(reward().gain), unit("W"), real(-1e6, 1e6), since(3);
-        /// Weight of a step's rent, ln(1 + grown/host parameters).
+        /// Weight of a step's rent, ln(1 + E / max(H, 200)). E is the number of parameters of all
+        /// modules, each weighted by its alpha; H is that of the host.
         reward_rent: f64 = same(reward().rent), unit("W"), real(-1e6, 1e6), since(3);
         /// Maximum rent of a step.
         reward_rent_max: f64 = same(reward().rent_max), unit("REWARD"), real(0.0, 1e6), since(3);
@@ -269,7 +280,7 @@ settings! {
         reward_prune: f64 = same(reward().prune), unit("REWARD"), real(-1e6, 1e6), since(3);
         /// Cost of every action except WAIT. Only with reward contribution.
         reward_op_price: f64 = same(reward().op_price), unit("REWARD"), real(-1e6, 1e6), since(3);
-        /// Weight of the size, ln(1 + grown/host parameters). Only with reward sparse.
+        /// Weight of the size, ln(1 + E / max(H, 200)) as in reward-rent. Only with reward sparse.
         reward_sparse_size: f64 = same(reward().sparse_size), unit("W"), real(-1e6, 1e6), since(3);
     }
     "Governor" {

@@ -57,7 +57,7 @@ pub enum Event {
     },
     /// One env was trained and evaluated for one step.
     StepCompleted(StepCompleted),
-    /// A module was planted in an empty slot.
+    /// A module was planted in a dormant slot.
     ModuleGerminated {
         /// Number of the env.
         env: usize,
@@ -216,7 +216,7 @@ pub enum Event {
         steps: u64,
         /// Images trained, over all envs and rounds.
         images: u64,
-        /// Seconds spent in steps.
+        /// Seconds since the run started, including loading.
         wall_seconds: f64,
     },
 }
@@ -225,7 +225,8 @@ pub enum Event {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunStarted {
     /// Version of meristem.
-    pub version: String,
+    #[serde(alias = "version")]
+    pub program_version: String,
     /// Name of the dataset.
     pub dataset: String,
     /// Samples in the training split, without the control split.
@@ -315,8 +316,9 @@ pub struct StepCompleted {
     pub reward: RewardTerms,
     /// Seconds that the step took, for all envs together; null in steps that `time_every` skips.
     pub step_seconds: Option<f64>,
-    /// Training images per second, for all envs together; null in the same steps.
-    pub images_per_second: Option<f64>,
+    /// Training images per second of `step_seconds`, for all envs together; null in the same steps.
+    #[serde(alias = "images_per_second")]
+    pub images_per_s: Option<f64>,
     /// Seconds by phase, in the same steps; only with `telemetry` full.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phases: Option<PhaseSeconds>,
@@ -397,7 +399,7 @@ pub struct Counterfactuals {
     /// All evaluated configurations, each set of modules once; the first has all modules on.
     pub configurations: Vec<ModulesOn>,
     /// Cost of the evaluation.
-    pub cost: ValidationCost,
+    pub cost: CounterfactualCost,
 }
 
 /// Contribution of a module.
@@ -439,7 +441,7 @@ pub struct ModulesOn {
 
 /// Cost of evaluating an env in several configurations, and of evaluating them one by one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ValidationCost {
+pub struct CounterfactualCost {
     /// Number of requested configurations.
     pub configurations: usize,
     /// Number of distinct ones, which were evaluated.
@@ -474,6 +476,27 @@ mod tests {
                 r#""step":7,"slot":"r0c1","from":"training","to":"blending"}"#
             )
         );
+    }
+
+    /// Keys that have been renamed since.
+    #[test]
+    fn lines_of_older_runs_are_read() {
+        let started = r#"{"v": 1, "seq": 0, "seconds": 0.1, "event": "run_started",
+            "version": "0.1.0", "dataset": "embedded", "train_samples": 9000,
+            "control_samples": 1000, "test_samples": 2500, "host": "baseline",
+            "host_parameters": 6274, "envs": 4, "rounds": 1, "steps": 20, "batches": 18,
+            "controller": "ppo", "instruction_set": "avx2", "threads": 2, "ranks": 1,
+            "exchange": "dense", "seed": 42}"#;
+        let completed = r#"{"v": 1, "seq": 1, "seconds": 0.2, "event": "step_completed", "env": 0,
+            "round": 0, "step": 0, "train_loss": 2.0, "train_accuracy": 0.2, "control_loss": 2.0,
+            "control_accuracy": 0.3, "host_gradient_norm": 1.0, "host_parameters": 6274,
+            "grown_parameters": 0, "slots": [], "action": "WAIT", "reward": {"gain": 0.0,
+            "rent": 0.0, "potential": 0.0, "fossilize": 0.0, "prune": 0.0, "op": 0.0,
+            "result": 0.0}, "step_seconds": 0.5, "images_per_second": 4608.0}"#;
+        let Event::RunStarted(started) = serde_json::from_str(started).unwrap() else { panic!() };
+        assert_eq!((started.program_version.as_str(), started.epoch), ("0.1.0", EpochMode::Dealt));
+        let Event::StepCompleted(step) = serde_json::from_str(completed).unwrap() else { panic!() };
+        assert_eq!((step.step_seconds, step.images_per_s), (Some(0.5), Some(4608.0)));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use meristem_control::RoundReport;
 use meristem_device::{Counts, Device};
 use serde::{Deserialize, Serialize};
 
-use crate::record::events::ValidationCost;
+use crate::record::events::CounterfactualCost;
 use crate::record::trace::TraceSummary;
 
 /// Version of the format of `summary.json`.
@@ -37,11 +37,13 @@ impl Status {
 }
 
 /// Contents of `summary.json`. Accuracies are shares 0..1, losses mean cross-entropy in nats,
-/// contributions percentage points, sizes bytes, times seconds.
+/// contributions percentage points, sizes bytes, times seconds. Aliases are the names of keys in
+/// older files.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// [`SUMMARY_VERSION`].
-    pub version: u32,
+    #[serde(alias = "version")]
+    pub v: u32,
     /// Version of meristem.
     pub program_version: String,
     /// Way in which the run ended.
@@ -76,19 +78,20 @@ pub struct Summary {
     pub training_steps: u64,
     /// Images trained, over all envs and rounds.
     pub images: u64,
-    /// Images trained per second of [`Summary::step_seconds`].
+    /// Images trained per second of [`Summary::step_seconds_total`].
     pub images_per_s: f64,
     /// Seconds of the whole run, including loading.
     pub wall_seconds: f64,
-    /// Seconds in steps: training and evaluation on the control split.
-    pub step_seconds: f64,
+    /// Seconds in all steps: training and evaluation on the control split.
+    #[serde(alias = "step_seconds")]
+    pub step_seconds_total: f64,
     /// Memory of the devices and of the processes.
     pub memory: MemorySummary,
     /// Cost of the inner loop, per training step.
     pub hot_path: HotPath,
-    /// Cost of counterfactual evaluation.
-    #[serde(default)]
-    pub validation: Validation,
+    /// Cost of the counterfactual evaluations of all envs and steps.
+    #[serde(default, alias = "validation")]
+    pub counterfactual_cost: CounterfactualTotals,
     /// Rollbacks of all envs, over all rounds.
     #[serde(default)]
     pub rollbacks: u64,
@@ -215,7 +218,7 @@ pub struct HotPath {
 /// Cost of evaluating envs with live modules in several configurations, over all steps: of the
 /// single pass, and of one full pass per configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Validation {
+pub struct CounterfactualTotals {
     /// Number of requested configurations.
     pub configurations: u64,
     /// Number of distinct ones, which were evaluated.
@@ -226,9 +229,9 @@ pub struct Validation {
     pub flops_separate: u64,
 }
 
-impl Validation {
+impl CounterfactualTotals {
     /// Adds a step of one env.
-    pub(crate) fn add(&mut self, cost: &ValidationCost) {
+    pub(crate) fn add(&mut self, cost: &CounterfactualCost) {
         self.configurations += cost.configurations as u64;
         self.evaluated += cost.evaluated as u64;
         self.flops += cost.images * cost.flops;

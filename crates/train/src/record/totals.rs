@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::record::summary::{HotTotals, Validation};
+use crate::record::summary::{CounterfactualTotals, HotTotals};
 
 /// Totals of a run over all episodes, or of a part of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -18,7 +18,8 @@ pub(crate) struct Totals {
     /// Counts of the inner loop in all epochs but the first of each process.
     pub(crate) hot: HotTotals,
     /// Cost of counterfactual evaluation.
-    pub(crate) validation: Validation,
+    #[serde(alias = "validation")]
+    pub(crate) counterfactual_cost: CounterfactualTotals,
     /// Rollbacks of all envs.
     pub(crate) rollbacks: u64,
 }
@@ -32,8 +33,24 @@ impl Totals {
             self.training_steps += rank.training_steps;
             self.images += rank.images;
             self.hot.merge(&rank.hot);
-            self.validation.merge(&rank.validation);
+            self.counterfactual_cost.merge(&rank.counterfactual_cost);
             self.rollbacks += rank.rollbacks;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A checkpoint from before a key was renamed is read.
+    #[test]
+    fn totals_of_older_checkpoints_are_read() {
+        let mut totals = Totals { steps: 3, images: 5, ..Totals::default() };
+        totals.counterfactual_cost.flops = 7;
+        let text = serde_json::to_string(&totals).unwrap();
+        let older = text.replace("\"counterfactual_cost\"", "\"validation\"");
+        assert_ne!(older, text);
+        assert_eq!(serde_json::from_str::<Totals>(&older).unwrap(), totals);
     }
 }

@@ -208,7 +208,7 @@ fn together(kept: &mut [Vec<Kept>], spent: &[Totals]) {
     for Kept { event, .. } in kept.iter_mut().flatten() {
         if let Event::StepCompleted(step) = event {
             step.step_seconds = step.step_seconds.map(|_| seconds);
-            step.images_per_second = step.images_per_second.map(|_| images as f64 / seconds);
+            step.images_per_s = step.images_per_s.map(|_| images as f64 / seconds);
         }
     }
 }

@@ -275,7 +275,7 @@ impl Run {
         let Self { setup, fleet, .. } = self;
         let config = &setup.config;
         Event::RunStarted(RunStarted {
-            version: env!("CARGO_PKG_VERSION").into(),
+            program_version: env!("CARGO_PKG_VERSION").into(),
             dataset: setup.info.name.clone(),
             train_samples: fleet.train_samples,
             control_samples: fleet.control_samples,
@@ -315,14 +315,13 @@ impl Run {
         wall_seconds: f64,
         events_dropped: u64,
     ) -> Summary {
-        let Totals { steps, training_steps, images, step_seconds, hot, validation, rollbacks } =
-            self.totals;
+        let totals = self.totals;
         let Outcome { status, error, memory } = outcome;
         let threads = self.threads();
         let Self { setup, checkpoints, .. } = self;
-        let rate = images as f64 / step_seconds;
+        let rate = totals.images as f64 / totals.step_seconds;
         Summary {
-            version: SUMMARY_VERSION,
+            v: SUMMARY_VERSION,
             program_version: env!("CARGO_PKG_VERSION").into(),
             status,
             error,
@@ -336,16 +335,16 @@ impl Run {
             ranks: setup.config.ranks(),
             exchange: setup.config.exchange.to_string(),
             rounds: checkpoints.rounds.len(),
-            steps,
-            training_steps,
-            images,
+            steps: totals.steps,
+            training_steps: totals.training_steps,
+            images: totals.images,
             images_per_s: if rate.is_finite() { rate } else { 0.0 },
             wall_seconds,
-            step_seconds,
+            step_seconds_total: totals.step_seconds,
             memory,
-            hot_path: hot.per_step(),
-            validation,
-            rollbacks,
+            hot_path: totals.hot.per_step(),
+            counterfactual_cost: totals.counterfactual_cost,
+            rollbacks: totals.rollbacks,
             events_dropped,
             trace: None,
             envs: checkpoints.envs,

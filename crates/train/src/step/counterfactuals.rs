@@ -6,7 +6,9 @@ use meristem_nn::EvalMetrics;
 use crate::env::{Env, percent};
 use crate::error::Result;
 use crate::position::Position;
-use crate::record::events::{Counterfactuals, ModuleOff, ModulePair, ModulesOn, ValidationCost};
+use crate::record::events::{
+    CounterfactualCost, Counterfactuals, ModuleOff, ModulePair, ModulesOn,
+};
 
 /// Contributions of the live modules of an env; `None` without live modules or control split.
 ///
@@ -40,7 +42,7 @@ pub(crate) fn of(env: &Env, Position { round, step }: Position) -> Result<Option
         modules: asked.modules().iter().filter_map(module).collect(),
         interactions: asked.interactions_pp(&accuracies).into_iter().map(pair).collect(),
         configurations: rows.iter().enumerate().map(on).collect(),
-        cost: ValidationCost {
+        cost: CounterfactualCost {
             configurations,
             evaluated: rows.len(),
             images: main.samples,

@@ -76,7 +76,7 @@ pub(crate) fn step(context: &mut Context<'_, '_>, envs: &mut [Env], when: Positi
     context.journal.next_phase();
     for (env, action) in envs.iter().zip(actions) {
         if let Some(found) = counterfactuals::of(env, when)? {
-            context.spent.validation.add(&found.cost);
+            context.spent.counterfactual_cost.add(&found.cost);
             context.journal.emit(Event::Counterfactuals(found));
         }
         let mut event = step_event(env, when, action, telling);
@@ -131,7 +131,7 @@ fn step_event(
         action,
         reward: env.reward,
         step_seconds: None,
-        images_per_second: None,
+        images_per_s: None,
         phases: None,
         gradients: telling.gradient_statistics(env),
         fingerprint: (train.fingerprint != 0).then(|| format!("{:016x}", train.fingerprint)),

@@ -103,7 +103,7 @@ impl Clock {
     pub(crate) fn tell(&self, event: &mut StepCompleted, images: u64) {
         if self.telling.times {
             event.step_seconds = Some(self.seconds);
-            event.images_per_second = Some(images as f64 / self.seconds);
+            event.images_per_s = Some(images as f64 / self.seconds);
             event.phases = self.telling.full.then_some(self.phases);
         }
     }
@@ -197,7 +197,7 @@ mod tests {
         for event in &mut events {
             let event = event.as_object_mut().unwrap();
             let telemetry =
-                ["host_gradient_norm", "step_seconds", "images_per_second", "phases", "gradients"];
+                ["host_gradient_norm", "step_seconds", "images_per_s", "phases", "gradients"];
             for key in telemetry.into_iter().chain(["seconds", "wall_seconds"]) {
                 event.remove(key);
             }
@@ -239,7 +239,7 @@ mod tests {
             for event in steps(&left.events) {
                 let due = event["step"].as_u64().unwrap().is_multiple_of(every as u64);
                 let basic = level != Telemetry::Off && due;
-                for key in ["host_gradient_norm", "step_seconds", "images_per_second"] {
+                for key in ["host_gradient_norm", "step_seconds", "images_per_s"] {
                     assert_eq!(told(event, key), basic, "{level} {key} {event}");
                 }
                 for key in ["phases", "gradients"] {

@@ -18,7 +18,7 @@ use meristem_grow::BlueprintSet;
 pub use self::contender::Contender;
 use self::report::ContenderRuns;
 pub use self::report::{ContenderReport, STUDY_VERSION, Study, StudyEnv, StudyRun};
-use crate::config::{Layer, TrainConfig};
+use crate::config::{FIRST_STUDY_SEED, Layer, TrainConfig};
 use crate::error::{Error, Result};
 use crate::fleet::Machine;
 use crate::processes::World;
@@ -29,10 +29,6 @@ use crate::run::run_on;
 use crate::settings::{CommKind, ControllerKind, ExchangeKind};
 use crate::setup::controllers::AnyController;
 use crate::setup::{Names, Setup, residency};
-
-/// Default of the first seed. It differs from the default of training, so that a policy is compared
-/// on other hosts than it learned on.
-pub const FIRST_SEED: u64 = 1000;
 
 /// Maximum number of seeds of a study.
 const SEEDS_MAX: usize = 10_000;
@@ -63,7 +59,7 @@ impl StudyConfig {
         seeds: usize,
         folder: PathBuf,
     ) -> Result<Self> {
-        let seed = flags.seed.or(file.seed).unwrap_or(FIRST_SEED);
+        let seed = flags.seed.or(file.seed).unwrap_or(FIRST_STUDY_SEED);
         let flags = Layer {
             seed: Some(seed),
             name: Some(None),
@@ -262,7 +258,7 @@ impl<'a> Contest<'a> {
             runs,
         });
         let study = Study {
-            version: STUDY_VERSION,
+            v: STUDY_VERSION,
             program_version: env!("CARGO_PKG_VERSION").into(),
             status,
             dataset,

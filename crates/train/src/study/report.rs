@@ -18,7 +18,8 @@ pub const STUDY_VERSION: u32 = 1;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Study {
     /// [`STUDY_VERSION`].
-    pub version: u32,
+    #[serde(alias = "version")]
+    pub v: u32,
     /// Version of meristem.
     pub program_version: String,
     /// Status; an interrupted study has the completed runs only.

@@ -69,8 +69,9 @@ impl Meristem {
     pub(crate) fn json(&self, name: &str) -> Value {
         let value = serde_json::from_str(&std::fs::read_to_string(self.path(name)).unwrap());
         let value = value.unwrap();
-        if name.ends_with("summary.json") {
-            assert_documented("## summary.json", &value);
+        let file = name.rsplit('/').next().unwrap();
+        if ["summary.json", "study.json"].contains(&file) {
+            assert_documented(&format!("## {file}"), &value);
         }
         value
     }
@@ -104,7 +105,7 @@ pub(crate) fn events_in(path: &Path) -> Vec<Value> {
 }
 
 /// Asserts that the documentation of a run's files has a section `title`, with all keys of `value`.
-fn assert_documented(title: &str, value: &Value) {
+pub(crate) fn assert_documented(title: &str, value: &Value) {
     const PAGE: &str = include_str!("../../../../../docs/run-folder.md");
     const OF_ALL_EVENTS: &[&str] = &["v", "seq", "seconds", "event", "env", "round", "step"];
     let mut lines = PAGE.lines().skip_while(|line| *line != title);
@@ -124,6 +125,8 @@ fn assert_documented(title: &str, value: &Value) {
                 // Its keys are names of owners.
                 "owners" => left.extend(value.as_object().and_then(|all| all.values().next())),
                 "policy" => assert_documented("### policy_updated", value),
+                // The same in a comparison as in its runs.
+                "dataset" | "training" => assert_documented("## summary.json", value),
                 _ => left.push(value),
             }
         }

@@ -53,15 +53,21 @@ pub(crate) fn outcome(m: &Meristem, run: &str) -> Outcome {
     let mut events = m.events(run);
     for event in &mut events {
         let event = event.as_object_mut().unwrap();
-        for time in ["seconds", "step_seconds", "images_per_second", "wall_seconds", "threads"] {
+        for time in ["seconds", "step_seconds", "images_per_s", "wall_seconds", "threads"] {
             event.remove(time);
         }
     }
     let fields = summary.as_object_mut().unwrap();
     // Counts of the hot path start anew with each process, without its first step.
-    for own in
-        ["run_dir", "wall_seconds", "step_seconds", "images_per_s", "memory", "threads", "hot_path"]
-    {
+    for own in [
+        "run_dir",
+        "wall_seconds",
+        "step_seconds_total",
+        "images_per_s",
+        "memory",
+        "threads",
+        "hot_path",
+    ] {
         fields.remove(own);
     }
     Outcome { weights, policy, events, envs, summary }

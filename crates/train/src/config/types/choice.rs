@@ -57,7 +57,7 @@ pub enum Preset {
     Default,
     /// Ten seconds; shows that everything works.
     Quick,
-    /// Whole episodes over the whole training set, with the gates of `docs/growth.md`.
+    /// Many rounds of long episodes, with strict gates and a wide policy.
     Full,
 }
 
@@ -70,7 +70,7 @@ impl Preset {
                 "Ten seconds, to see that everything works; \
                  hosts grow without waiting for a plateau."
             }
-            Self::Full => "Whole episodes with strict gates and a wide policy, for results.",
+            Self::Full => "Long runs for results, with strict gates and a wide policy.",
         }
     }
 }
