@@ -5,7 +5,7 @@
 
 Equal digests mean the same bits: weights, events, checkpoints, policies and summaries. Every run is
 on the embedded data, with few batches and steps; together they go through hosts, controllers, every
-blueprint and blend style, ranks, exchanges, instruction sets, numbers of threads, and resuming.
+blueprint and blending style, ranks, exchanges, instruction sets, numbers of threads, and resuming.
 
 A result is digested field by field, so that a difference has a name (`events:
 step_completed.train_loss`). Fields, events and tensors of a checkpoint's controller that the other

@@ -194,7 +194,8 @@ mod tests {
         let resume = train.get_arguments().find(|a| a.get_long() == Some("resume")).unwrap();
         let help = resume.get_help().unwrap().to_string();
         for setting in all() {
-            let listed = help.contains(&format!("--{}", setting.flag));
+            let flag = format!("--{}", setting.flag);
+            let listed = help.split([' ', ',']).any(|word| word == flag);
             assert_eq!(listed, setting.on_resume, "{}: {help}", setting.flag);
         }
     }
