@@ -40,77 +40,67 @@ pub fn policy_seeds(metadata: &Metadata) -> Result<Vec<u64>> {
     metadata.get(SEEDS).map_or_else(|| Ok(vec![]), |_| parse(metadata, SEEDS))
 }
 
-impl Ppo {
-    /// Exports weights and metadata of a policy file: slots, blueprints, width, normaliser, scale
-    /// of the returns, and the seeds it learned with. One read-back.
-    ///
-    /// # Errors
-    /// A failed device.
-    pub fn export(&self) -> Result<(StateDict, Metadata)> {
-        let metadata = [
-            ("format", "pt".to_string()),
-            ("meristem_policy", VERSION.to_string()),
-            ("hidden", self.config.hidden.to_string()),
-            ("slots", json(&self.domain.slots)?),
-            ("blueprints", json(&self.domain.blueprints)?),
-            ("normalizer", json(&self.normalizer)?),
-            ("return_scale", json(&self.scale)?),
-            (SEEDS, json(&self.seeds)?),
-        ];
-        let metadata = metadata.into_iter().map(|(key, text)| (key.to_string(), text));
-        Ok((self.policy.state_dict()?, metadata.collect()))
-    }
+/// Weights and metadata of a policy file, as [`Ppo::export`] returns them.
+pub(super) fn export(ppo: &Ppo) -> Result<(StateDict, Metadata)> {
+    let metadata = [
+        ("format", "pt".to_string()),
+        ("meristem_policy", VERSION.to_string()),
+        ("hidden", ppo.config.hidden.to_string()),
+        ("slots", json(&ppo.domain.slots)?),
+        ("blueprints", json(&ppo.domain.blueprints)?),
+        ("normalizer", json(&ppo.normalizer)?),
+        ("return_scale", json(&ppo.scale)?),
+        (SEEDS, json(&ppo.seeds)?),
+    ];
+    let metadata = metadata.into_iter().map(|(key, text)| (key.to_string(), text));
+    Ok((ppo.policy.state_dict()?, metadata.collect()))
+}
 
-    /// Imports a policy from a file; the optimiser starts over. All or nothing. Does not wait.
-    ///
-    /// # Errors
-    /// [`Error::Policy`] for a policy of another number of slots, other blueprints or another
-    /// width, and for weights that do not fit; each says what was expected and what came.
-    pub fn import(&mut self, weights: &StateDict, metadata: &Metadata) -> Result<()> {
-        let width = policy_width(metadata)?;
-        let slots: Vec<String> = parse(metadata, "slots")?;
-        let blueprints: Vec<String> = parse(metadata, "blueprints")?;
-        let normalizer: Normalizer = parse(metadata, "normalizer")?;
-        let scale: ReturnScale = parse(metadata, "return_scale")?;
-        let learned_with = policy_seeds(metadata)?;
-        let own = &self.domain;
-        if slots.len() != own.slots.len() {
-            return Err(mismatch(format!(
-                "it was trained for {} slots ({}), this run has {} ({}); \
-                 enable the same number of slots, or train a new policy",
-                slots.len(),
-                slots.join(", "),
-                own.slots.len(),
-                own.slots.join(", ")
-            )));
-        }
-        if blueprints != own.blueprints {
-            return Err(mismatch(format!(
-                "it was trained with the blueprints {}, this run has {}; \
-                 use the same blueprints, or train a new policy",
-                blueprints.join(", "),
-                own.blueprints.join(", ")
-            )));
-        }
-        if width != self.config.hidden {
-            return Err(mismatch(format!(
-                "its width is {width}, this run needs {}; set the policy's width to {width}",
-                self.config.hidden
-            )));
-        }
-        if !normalizer.fits(self.normalizer.len()) || !scale.is_usable() {
-            return Err(mismatch("its normaliser is damaged; use another copy".into()));
-        }
-        self.policy.load_state_dict(weights).map_err(|error| mismatch(error.to_string()))?;
-        (self.normalizer, self.scale) = (normalizer, scale);
-        let own = std::mem::replace(&mut self.seeds, learned_with);
-        for seed in own {
-            if !self.seeds.contains(&seed) {
-                self.seeds.push(seed);
-            }
-        }
-        Ok(())
+/// Takes a policy from a file, as [`Ppo::import`] does.
+pub(super) fn import(ppo: &mut Ppo, weights: &StateDict, metadata: &Metadata) -> Result<()> {
+    let width = policy_width(metadata)?;
+    let slots: Vec<String> = parse(metadata, "slots")?;
+    let blueprints: Vec<String> = parse(metadata, "blueprints")?;
+    let normalizer: Normalizer = parse(metadata, "normalizer")?;
+    let scale: ReturnScale = parse(metadata, "return_scale")?;
+    let learned_with = policy_seeds(metadata)?;
+    let own = &ppo.domain;
+    if slots.len() != own.slots.len() {
+        return Err(mismatch(format!(
+            "it was trained for {} slots ({}), this run has {} ({}); \
+             enable the same number of slots, or train a new policy",
+            slots.len(),
+            slots.join(", "),
+            own.slots.len(),
+            own.slots.join(", ")
+        )));
     }
+    if blueprints != own.blueprints {
+        return Err(mismatch(format!(
+            "it was trained with the blueprints {}, this run has {}; \
+             use the same blueprints, or train a new policy",
+            blueprints.join(", "),
+            own.blueprints.join(", ")
+        )));
+    }
+    if width != ppo.config.hidden {
+        return Err(mismatch(format!(
+            "its width is {width}, this run needs {}; set the policy's width to {width}",
+            ppo.config.hidden
+        )));
+    }
+    if !normalizer.fits(ppo.normalizer.len()) || !scale.is_usable() {
+        return Err(mismatch("its normaliser is damaged; use another copy".into()));
+    }
+    ppo.policy.load_state_dict(weights).map_err(|error| mismatch(error.to_string()))?;
+    (ppo.normalizer, ppo.scale) = (normalizer, scale);
+    let own = std::mem::replace(&mut ppo.seeds, learned_with);
+    for seed in own {
+        if !ppo.seeds.contains(&seed) {
+            ppo.seeds.push(seed);
+        }
+    }
+    Ok(())
 }
 
 fn mismatch(problem: String) -> Error {

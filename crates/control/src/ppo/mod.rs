@@ -20,8 +20,9 @@ mod update;
 
 use meristem_device::{Stream, Tensor, read_back_as};
 use meristem_grow::Host;
-use meristem_nn::Isa;
 use meristem_nn::kernels::sample::SampleStep;
+use meristem_nn::safetensors::Metadata;
+use meristem_nn::{Isa, StateDict};
 
 pub use self::config::PpoConfig;
 pub use self::file::{policy_seeds, policy_width};
@@ -229,6 +230,24 @@ impl Ppo {
         &self.decided
     }
 
+    /// Exports weights and metadata of a policy file: slots, blueprints, width, normaliser, scale
+    /// of the returns, and the seeds it learned with. One read-back.
+    ///
+    /// # Errors
+    /// A failed device.
+    pub fn export(&self) -> Result<(StateDict, Metadata)> {
+        file::export(self)
+    }
+
+    /// Imports a policy from a file; the optimiser starts over. All or nothing. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Policy`] for a policy of another number of slots, other blueprints or another
+    /// width, and for weights that do not fit; each says what was expected and what came.
+    pub fn import(&mut self, weights: &StateDict, metadata: &Metadata) -> Result<()> {
+        file::import(self, weights, metadata)
+    }
+
     /// Uploads the observations of all envs, and enqueues the policy's step. One copy to the
     /// device, one launch; does not wait.
     fn observe(&mut self, views: &[EnvView<'_>], gather: bool) -> Result<()> {
@@ -396,11 +415,11 @@ impl Controller for Ppo {
     }
 
     fn save(&self) -> Result<ControllerState> {
-        self.save_state()
+        state::save(self)
     }
 
     fn restore(&mut self, state: &ControllerState) -> Result<()> {
-        self.restore_state(state)
+        state::restore(self, state)
     }
 
     fn end_round(&mut self, last: &[EnvView<'_>]) -> Result<Option<RoundReport>> {
@@ -410,6 +429,6 @@ impl Controller for Ppo {
         }
         self.observe(last, false)?;
         self.rollout.truncate(self.step - 1)?;
-        self.learn().map(Some)
+        update::learn(self).map(Some)
     }
 }

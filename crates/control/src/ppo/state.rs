@@ -33,125 +33,126 @@ struct Memory {
 
 const ENTROPIES: &str = "rollout.entropies";
 
-impl Ppo {
-    /// Tensors besides the policy's own, with their names, without those that are computed from
-    /// others at the end of a round.
-    fn buffers(&self) -> [(&'static str, &Tensor); 13] {
-        let rollout = &self.rollout;
-        [
-            ("state", &self.state),
-            ("rollout.observations", &rollout.observations),
-            ("rollout.blueprints", &rollout.blueprints),
-            ("rollout.keep", &rollout.keep),
-            ("rollout.choices", &rollout.choices),
-            ("rollout.legal", &rollout.legal),
-            ("rollout.log_probs", &rollout.log_probs),
-            (ENTROPIES, &rollout.entropies),
-            ("rollout.values", &rollout.values),
-            ("rollout.rewards", &rollout.rewards),
-            ("rollout.bootstraps", &rollout.bootstraps),
-            ("rollout.truncated", &rollout.truncated),
-            ("rollout.terminated", &rollout.terminated),
-        ]
-    }
+/// Tensors besides the policy's own, with their names, without those that are computed from
+/// others at the end of a round.
+fn buffers(ppo: &Ppo) -> [(&'static str, &Tensor); 13] {
+    let rollout = &ppo.rollout;
+    [
+        ("state", &ppo.state),
+        ("rollout.observations", &rollout.observations),
+        ("rollout.blueprints", &rollout.blueprints),
+        ("rollout.keep", &rollout.keep),
+        ("rollout.choices", &rollout.choices),
+        ("rollout.legal", &rollout.legal),
+        ("rollout.log_probs", &rollout.log_probs),
+        (ENTROPIES, &rollout.entropies),
+        ("rollout.values", &rollout.values),
+        ("rollout.rewards", &rollout.rewards),
+        ("rollout.bootstraps", &rollout.bootstraps),
+        ("rollout.truncated", &rollout.truncated),
+        ("rollout.terminated", &rollout.terminated),
+    ]
+}
 
-    pub(super) fn save_state(&self) -> Result<ControllerState> {
-        let mut tensors = StateDict::default();
-        let ranks = self.ranks.as_ref();
-        let exchanges = ranks.map(|ranks| ranks.save(&mut tensors)).transpose()?;
-        let memory = Memory {
-            seed: self.seed,
-            seeds: self.seeds.clone(),
-            normalizer: self.normalizer.clone(),
-            scale: self.scale,
-            step: self.step,
-            owed: self.owed,
-            fresh: self.fresh.clone(),
-            decisions: self.decisions,
-            ops: self.ops,
-            skipped: self.skipped,
-            exchanges,
-        };
-        let mut state = ControllerState { tensors, ..ControllerState::of(NAME, &memory)? };
-        let weights = self.policy.state_dict()?;
-        let optimiser = self.policy.optimiser_dict()?;
-        for (part, dict) in [("policy.", weights), ("optimiser.", optimiser)] {
-            for (name, tensor) in dict.0 {
-                state.tensors.insert(format!("{part}{name}"), tensor);
-            }
+/// The state of a checkpoint. One read-back.
+///
+/// # Errors
+/// A failed device.
+pub(super) fn save(ppo: &Ppo) -> Result<ControllerState> {
+    let mut tensors = StateDict::default();
+    let ranks = ppo.ranks.as_ref();
+    let exchanges = ranks.map(|ranks| ranks.save(&mut tensors)).transpose()?;
+    let memory = Memory {
+        seed: ppo.seed,
+        seeds: ppo.seeds.clone(),
+        normalizer: ppo.normalizer.clone(),
+        scale: ppo.scale,
+        step: ppo.step,
+        owed: ppo.owed,
+        fresh: ppo.fresh.clone(),
+        decisions: ppo.decisions,
+        ops: ppo.ops,
+        skipped: ppo.skipped,
+        exchanges,
+    };
+    let mut state = ControllerState { tensors, ..ControllerState::of(NAME, &memory)? };
+    let weights = ppo.policy.state_dict()?;
+    let optimiser = ppo.policy.optimiser_dict()?;
+    for (part, dict) in [("policy.", weights), ("optimiser.", optimiser)] {
+        for (name, tensor) in dict.0 {
+            state.tensors.insert(format!("{part}{name}"), tensor);
         }
-        let buffers = self.buffers();
-        let raw = read_back(&buffers.map(|(_, tensor)| tensor))?;
-        for ((name, tensor), bytes) in buffers.iter().zip(raw) {
-            let values = as_f32(tensor.dtype(), &bytes);
-            state.tensors.insert(*name, HostTensor::f32(tensor.dims(), values));
-        }
-        Ok(state)
     }
+    let buffers = buffers(ppo);
+    let raw = read_back(&buffers.map(|(_, tensor)| tensor))?;
+    for ((name, tensor), bytes) in buffers.iter().zip(raw) {
+        let values = as_f32(tensor.dtype(), &bytes);
+        state.tensors.insert(*name, HostTensor::f32(tensor.dims(), values));
+    }
+    Ok(state)
+}
 
-    pub(super) fn restore_state(&mut self, state: &ControllerState) -> Result<()> {
-        let memory: Memory = state.memory(NAME)?;
-        let bad = |problem: String| Error::BadState { controller: NAME.into(), problem };
-        let envs = self.rollout.shape().envs;
-        let fits = memory.normalizer.fits(self.normalizer.len())
-            && memory.scale.is_usable()
-            && memory.fresh.len() == envs
-            && memory.step <= self.rollout.shape().steps;
-        if !fits {
-            return Err(bad(format!(
-                "it belongs to a run with another number of envs than {envs}, or with other slots"
-            )));
-        }
-        if memory.seed != self.seed {
-            let (got, own) = (memory.seed, self.seed);
-            return Err(bad(format!(
-                "it belongs to a run with seed {got}, this run has seed {own}"
-            )));
-        }
-        if memory.exchanges.is_some() != self.ranks.is_some() {
-            return Err(bad("only one of the two runs learns over several ranks".into()));
-        }
-        // Everything is checked before anything is changed.
-        let mut buffers = vec![];
-        for (name, tensor) in self.buffers() {
-            let Some(values) = saved(state, name, tensor) else {
-                return Err(bad(format!(
-                    "it has no tensor `{name}` with shape {:?}",
-                    tensor.dims()
-                )));
-            };
-            buffers.push((tensor.clone(), values));
-        }
-        let part = |part: &str| {
-            let of = state.tensors.iter();
-            let own = of.filter_map(|(name, t)| Some((name.strip_prefix(part)?, t)));
-            StateDict(own.map(|(name, t)| (name.to_string(), t.clone())).collect())
-        };
-        let before = self.policy.state_dict()?;
-        self.policy.load_state_dict(&part("policy.")).map_err(|error| bad(error.to_string()))?;
-        if let Err(error) = self.policy.load_optimiser_dict(&part("optimiser.")) {
-            self.policy.load_state_dict(&before)?;
-            return Err(bad(error.to_string()));
-        }
-        for (tensor, values) in buffers {
-            match tensor.dtype() {
-                DType::U8 => tensor.copy_from_slice(&whole(&values, |x| x as u8))?,
-                DType::U32 => tensor.copy_from_slice(&whole(&values, |x| x as u32))?,
-                _ => tensor.copy_from_slice(&values)?,
-            }
-        }
-        if let Some((ranks, exchanges)) = self.ranks.as_mut().zip(memory.exchanges) {
-            ranks.restore(exchanges, &state.tensors);
-        }
-        let Memory { normalizer, scale, step, owed, fresh, decisions, ops, skipped, .. } = memory;
-        if !memory.seeds.is_empty() {
-            self.seeds = memory.seeds;
-        }
-        (self.normalizer, self.scale, self.step) = (normalizer, scale, step);
-        (self.owed, self.fresh, self.decisions) = (owed, fresh, decisions);
-        (self.ops, self.skipped) = (ops, skipped);
-        Ok(())
+/// Restores the state of a checkpoint. All or nothing.
+///
+/// # Errors
+/// [`Error::BadState`] for a state of another run, or a damaged one; a failed device.
+pub(super) fn restore(ppo: &mut Ppo, state: &ControllerState) -> Result<()> {
+    let memory: Memory = state.memory(NAME)?;
+    let bad = |problem: String| Error::BadState { controller: NAME.into(), problem };
+    let envs = ppo.rollout.shape().envs;
+    let fits = memory.normalizer.fits(ppo.normalizer.len())
+        && memory.scale.is_usable()
+        && memory.fresh.len() == envs
+        && memory.step <= ppo.rollout.shape().steps;
+    if !fits {
+        return Err(bad(format!(
+            "it belongs to a run with another number of envs than {envs}, or with other slots"
+        )));
     }
+    if memory.seed != ppo.seed {
+        let (got, own) = (memory.seed, ppo.seed);
+        return Err(bad(format!("it belongs to a run with seed {got}, this run has seed {own}")));
+    }
+    if memory.exchanges.is_some() != ppo.ranks.is_some() {
+        return Err(bad("only one of the two runs learns over several ranks".into()));
+    }
+    // Everything is checked before anything is changed.
+    let mut restored = vec![];
+    for (name, tensor) in buffers(ppo) {
+        let Some(values) = saved(state, name, tensor) else {
+            return Err(bad(format!("it has no tensor `{name}` with shape {:?}", tensor.dims())));
+        };
+        restored.push((tensor.clone(), values));
+    }
+    let part = |part: &str| {
+        let of = state.tensors.iter();
+        let own = of.filter_map(|(name, t)| Some((name.strip_prefix(part)?, t)));
+        StateDict(own.map(|(name, t)| (name.to_string(), t.clone())).collect())
+    };
+    let before = ppo.policy.state_dict()?;
+    ppo.policy.load_state_dict(&part("policy.")).map_err(|error| bad(error.to_string()))?;
+    if let Err(error) = ppo.policy.load_optimiser_dict(&part("optimiser.")) {
+        ppo.policy.load_state_dict(&before)?;
+        return Err(bad(error.to_string()));
+    }
+    for (tensor, values) in restored {
+        match tensor.dtype() {
+            DType::U8 => tensor.copy_from_slice(&whole(&values, |x| x as u8))?,
+            DType::U32 => tensor.copy_from_slice(&whole(&values, |x| x as u32))?,
+            _ => tensor.copy_from_slice(&values)?,
+        }
+    }
+    if let Some((ranks, exchanges)) = ppo.ranks.as_mut().zip(memory.exchanges) {
+        ranks.restore(exchanges, &state.tensors);
+    }
+    let Memory { normalizer, scale, step, owed, fresh, decisions, ops, skipped, .. } = memory;
+    if !memory.seeds.is_empty() {
+        ppo.seeds = memory.seeds;
+    }
+    (ppo.normalizer, ppo.scale, ppo.step) = (normalizer, scale, step);
+    (ppo.owed, ppo.fresh, ppo.decisions) = (owed, fresh, decisions);
+    (ppo.ops, ppo.skipped) = (ops, skipped);
+    Ok(())
 }
 
 /// The elements of a buffer in a saved state. A rollout that was saved before actions were drawn on

@@ -8,101 +8,99 @@ use crate::policy::{Pass, PolicyBatch, PolicyInputs};
 use crate::report::RoundReport;
 use meristem_nn::kernels::ppo::PpoReport;
 
-impl Ppo {
-    /// Learns from the steps of this round, then clears them. Waits for the device once per epoch.
-    ///
-    /// # Errors
-    /// [`Error::Diverged`] when too many updates in a row were skipped; a failed device.
-    pub(super) fn learn(&mut self) -> Result<RoundReport> {
-        let steps = self.step;
-        let targets = self.config.targets();
-        let (rollout, scale) = (&self.rollout, &mut self.scale);
-        let mean_return = match &mut self.ranks {
-            None => rollout.finish(steps, targets, scale)?,
-            Some(ranks) => ranks.finish(rollout, steps, targets, scale)?,
-        };
-        let mut report = RoundReport {
-            transitions: steps * self.rollout.shape().envs,
-            mean_return,
-            ops: std::mem::take(&mut self.ops),
-            return_scale: self.scale.std(),
-            ..RoundReport::default()
-        };
-        self.update(steps, &mut report)?;
-        match &mut self.ranks {
-            None => self.normalizer.commit(),
-            Some(ranks) => {
-                ranks.commit(&mut self.normalizer)?;
-                ranks.total(&mut report)?;
-                report.fingerprint = Some(ranks.agree(&self.policy)?);
-            }
+/// Learns from the steps of this round, then clears them. Waits for the device once per epoch.
+///
+/// # Errors
+/// [`Error::Diverged`] when too many updates in a row were skipped; a failed device.
+pub(super) fn learn(ppo: &mut Ppo) -> Result<RoundReport> {
+    let steps = ppo.step;
+    let targets = ppo.config.targets();
+    let (rollout, scale) = (&ppo.rollout, &mut ppo.scale);
+    let mean_return = match &mut ppo.ranks {
+        None => rollout.finish(steps, targets, scale)?,
+        Some(ranks) => ranks.finish(rollout, steps, targets, scale)?,
+    };
+    let mut report = RoundReport {
+        transitions: steps * ppo.rollout.shape().envs,
+        mean_return,
+        ops: std::mem::take(&mut ppo.ops),
+        return_scale: ppo.scale.std(),
+        ..RoundReport::default()
+    };
+    update(ppo, steps, &mut report)?;
+    match &mut ppo.ranks {
+        None => ppo.normalizer.commit(),
+        Some(ranks) => {
+            ranks.commit(&mut ppo.normalizer)?;
+            ranks.total(&mut report)?;
+            report.fingerprint = Some(ranks.agree(&ppo.policy)?);
         }
-        self.step = 0;
-        self.fresh.fill(true);
-        self.rollout.begin()?;
-        match report.skipped {
-            0 => self.skipped = 0,
-            skipped => self.skipped += skipped,
-        }
-        if self.skipped >= self.config.skips_max {
-            return Err(Error::Diverged { skipped: self.skipped });
-        }
-        Ok(report)
     }
+    ppo.step = 0;
+    ppo.fresh.fill(true);
+    ppo.rollout.begin()?;
+    match report.skipped {
+        0 => ppo.skipped = 0,
+        skipped => ppo.skipped += skipped,
+    }
+    if ppo.skipped >= ppo.config.skips_max {
+        return Err(Error::Diverged { skipped: ppo.skipped });
+    }
+    Ok(report)
+}
 
-    /// Runs passes over the whole round until the KL limit, the last epoch, or a number that is not
-    /// finite.
-    fn update(&mut self, steps: usize, report: &mut RoundReport) -> Result<()> {
-        let rollout = &self.rollout;
-        let RolloutShape { envs, .. } = *rollout.shape();
-        let rows = |of| rollout.rows(of, steps);
-        let initial = self.policy.initial_state(envs)?;
-        let inputs = PolicyInputs {
-            observations: &rows(&rollout.observations)?,
-            blueprints: &rows(&rollout.blueprints)?,
-            keep: &rows(&rollout.keep)?,
-            state: &initial,
-        };
-        let batch = PolicyBatch {
-            steps,
-            inputs,
-            choices: &rows(&rollout.choices)?,
-            legal: &rows(&rollout.legal)?,
-            advantages: &rows(&rollout.advantages)?,
-            returns: &rows(&rollout.returns)?,
-        };
-        for epoch in 0..self.config.epochs {
-            let pass = if epoch == 0 { Pass::First } else { Pass::Later };
-            self.policy.differentiate(&batch, pass)?;
-            let (of_pass, gradient_norm) = self.policy.report()?;
-            let mut seen = Seen::of(&of_pass, gradient_norm);
-            // If one rank stops, all stop.
-            if let Some(ranks) = &mut self.ranks {
-                seen = Seen::from_slice(&ranks.mean(&seen.to_vec())?);
-            }
-            seen.note(report, epoch);
-            if !seen.is_finite() {
+/// Runs passes over the whole round until the KL limit, the last epoch, or a number that is not
+/// finite.
+fn update(ppo: &mut Ppo, steps: usize, report: &mut RoundReport) -> Result<()> {
+    let rollout = &ppo.rollout;
+    let RolloutShape { envs, .. } = *rollout.shape();
+    let rows = |of| rollout.rows(of, steps);
+    let initial = ppo.policy.initial_state(envs)?;
+    let inputs = PolicyInputs {
+        observations: &rows(&rollout.observations)?,
+        blueprints: &rows(&rollout.blueprints)?,
+        keep: &rows(&rollout.keep)?,
+        state: &initial,
+    };
+    let batch = PolicyBatch {
+        steps,
+        inputs,
+        choices: &rows(&rollout.choices)?,
+        legal: &rows(&rollout.legal)?,
+        advantages: &rows(&rollout.advantages)?,
+        returns: &rows(&rollout.returns)?,
+    };
+    for epoch in 0..ppo.config.epochs {
+        let pass = if epoch == 0 { Pass::First } else { Pass::Later };
+        ppo.policy.differentiate(&batch, pass)?;
+        let (of_pass, gradient_norm) = ppo.policy.report()?;
+        let mut seen = Seen::of(&of_pass, gradient_norm);
+        // If one rank stops, all stop.
+        if let Some(ranks) = &mut ppo.ranks {
+            seen = Seen::from_slice(&ranks.mean(&seen.to_vec())?);
+        }
+        seen.note(report, epoch);
+        if !seen.is_finite() {
+            report.skipped = 1;
+            break;
+        }
+        if seen.kl > ppo.config.kl_limit() {
+            report.stopped_by_kl = true;
+            break;
+        }
+        if let Some(ranks) = &mut ppo.ranks {
+            ranks.exchange(&mut ppo.policy)?;
+            let (_, gradient_norm) = ppo.policy.report()?;
+            report.gradient_norm = gradient_norm;
+            if !gradient_norm.is_finite() {
                 report.skipped = 1;
                 break;
             }
-            if seen.kl > self.config.kl_limit() {
-                report.stopped_by_kl = true;
-                break;
-            }
-            if let Some(ranks) = &mut self.ranks {
-                ranks.exchange(&mut self.policy)?;
-                let (_, gradient_norm) = self.policy.report()?;
-                report.gradient_norm = gradient_norm;
-                if !gradient_norm.is_finite() {
-                    report.skipped = 1;
-                    break;
-                }
-            }
-            self.policy.apply()?;
-            report.epochs += 1;
         }
-        Ok(())
+        ppo.policy.apply()?;
+        report.epochs += 1;
     }
+    Ok(())
 }
 
 /// Statistics of one PPO pass that are reported or control early stopping.
