@@ -35,7 +35,7 @@ pub(crate) struct Record {
     pub(crate) args: SmallVec<[Arg; INLINE_ARGS]>,
     /// Instruction set of the device's kernels.
     pub(crate) isa: Isa,
-    /// Its call, for observers; `None` without any.
+    /// Its call, for observers that watch runs; `None` without any.
     pub(crate) asked: Option<Arc<Asked>>,
 }
 

@@ -32,7 +32,7 @@ impl Work {
         self.record().site
     }
 
-    /// Its call, for observers; `None` without any.
+    /// Its call, for observers that watch runs; `None` without any.
     pub(crate) fn take_asked(&mut self) -> Option<Arc<Asked>> {
         match self {
             Work::Kernel(kernel) => kernel.record_mut().asked.take(),

@@ -111,7 +111,7 @@ impl<'a> Launch<'a> {
         });
         let (operation, site) = (self.operation, self.site);
         let shared = &self.stream.state().shared;
-        let asked = (!shared.observers.is_empty()).then(|| self.asked(category));
+        let asked = shared.observers.watch_runs().then(|| self.asked(category));
         Record { operation, site, args: args.collect(), isa: shared.isa, asked }
     }
 
@@ -143,5 +143,26 @@ impl<'a> Launch<'a> {
             expect.check(self.operation, format_args!("argument {i}"), tensor)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Device, DeviceId, DeviceOptions, Trace};
+
+    /// The call of a launch costs a clock read and an allocation, which only a trace makes use of.
+    #[test]
+    fn a_call_is_recorded_only_for_an_observer_of_runs() {
+        let folder = tempfile::tempdir().unwrap();
+        let trace = Trace::create(&folder.path().join("t.json")).unwrap();
+        for (sanitize, trace, recorded) in
+            [(false, None, false), (true, None, false), (true, Some(trace), true)]
+        {
+            let options = DeviceOptions { threads: 1, sanitize, trace, ..DeviceOptions::default() };
+            let stream = Device::open(DeviceId::Cpu(0), &options).unwrap().stream("s");
+            let record = stream.launch("nothing").record(Category::Launch);
+            assert_eq!(record.asked.is_some(), recorded, "sanitize: {sanitize}");
+        }
     }
 }

@@ -25,6 +25,12 @@ pub(crate) trait Observer: Send + Sync {
         false
     }
 
+    /// Whether it looks at launches after they have run. The engine then records the call of each
+    /// launch ([`Asked`]) and calls [`launch_ran`](Observer::launch_ran).
+    fn watches_runs(&self) -> bool {
+        false
+    }
+
     /// A stream is opened; returns the state to keep with it.
     fn stream_opened(&self, _name: &Arc<str>) -> Option<Note> {
         None
@@ -62,7 +68,8 @@ pub(crate) trait Observer: Send + Sync {
     /// The wait at `_at` is over: `_producer` is done. On the stream's worker.
     fn wait_ended(&self, _at: Position<'_>, _producer: Position<'_>) {}
 
-    /// A launch has run, and no other thread knows yet. On the stream's worker.
+    /// A launch has run, and no other thread knows yet. On the stream's worker, for observers that
+    /// watch runs.
     fn launch_ran(&self, _ran: &Ran<'_>) {}
 
     /// The calling host thread begins to wait or to copy; it ends as the result is dropped.
@@ -132,6 +139,12 @@ impl Observers {
     /// Whether one of them [checks order](Observer::checks_order).
     pub(crate) fn check_order(&self) -> bool {
         !self.is_empty() && self.0.iter().any(|observer| observer.checks_order())
+    }
+
+    /// Whether one of them [watches runs](Observer::watches_runs).
+    #[inline]
+    pub(crate) fn watch_runs(&self) -> bool {
+        !self.is_empty() && self.0.iter().any(|observer| observer.watches_runs())
     }
 
     /// Tells them that the calling host thread waits for the device until the result is dropped.
@@ -225,7 +238,7 @@ pub(crate) struct Launched<'a> {
     pub(crate) touched: &'a [Touched<'a>],
 }
 
-/// A launch at its call; it is recorded with the launch if there are observers.
+/// A launch at its call; it is recorded with the launch if an observer watches runs.
 pub(crate) struct Asked {
     pub(crate) category: Category,
     /// Time of the call.

@@ -6,6 +6,10 @@
 //! device's counts only. Scopes nest: an act is counted by every open scope of its device, and the
 //! strictest of them applies; of several that would refuse it, the innermost is named in the error.
 //!
+//! A scope knows its device by a number that no other device of the process ever gets. So it holds
+//! nothing of the device and keeps neither its memory nor its workers alive; it applies for as long
+//! as streams and tensors do, and has nothing more to count once the last of them is gone.
+//!
 //! While a thread has open scopes they are the gate of its acts (`hooks`); without one it pays a
 //! check of a thread-local for each act.
 
@@ -94,7 +98,9 @@ impl fmt::Display for ScopeReport {
 }
 
 /// An open scope, made by [`Device::hot_scope`](crate::Device::hot_scope); it ends when it is
-/// dropped, in any order. Stays on the thread that opened it.
+/// dropped, in any order. Stays on the thread that opened it. Does not keep the device alive, and
+/// may outlive it: it applies to the device's streams and tensors while there are any, and its
+/// report remains.
 #[must_use = "a scope ends when it is dropped"]
 pub struct HotScope {
     open: Rc<Open>,

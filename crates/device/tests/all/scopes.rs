@@ -108,6 +108,26 @@ fn so_many_are_permitted_and_no_more() {
     assert_eq!(scope.finish().counts, permitted);
 }
 
+/// A scope outlives the device that it was opened on, and never applies to a later one.
+#[test]
+fn a_scope_does_not_keep_its_device_alive() {
+    let device = cpu(1);
+    let x = filled(&device.stream("s"), 4, 1);
+    let scope = device.hot_scope("outlives", Policy::Deny);
+    // The tensor keeps the device open.
+    drop(device);
+    assert!(matches!(read(&x), Err(Error::HotScope { scope: "outlives", .. })));
+    drop(x);
+    let later = cpu(1);
+    let y = filled(&later.stream("s"), 4, 2);
+    assert_eq!(y.to_vec::<u32>().unwrap(), [2; 4]);
+    let report = scope.finish();
+    assert_eq!(
+        (report.counts, report.sites.len(), report.sites[0].refused),
+        (Counts::default(), 1, 1)
+    );
+}
+
 fn read(x: &Tensor) -> Result<()> {
     x.to_vec::<u32>().map(drop)
 }

@@ -207,6 +207,10 @@ impl Observer for Process {
         }
     }
 
+    fn watches_runs(&self) -> bool {
+        true
+    }
+
     fn launch_ran(&self, ran: &Ran<'_>) {
         if let Some(lane) = ran.at.stream.note::<Arc<Lane>>() {
             lane.work_ends(ran);
