@@ -57,7 +57,7 @@ pub enum Error {
         reason: meristem_grow::LifecycleError,
     },
     /// A policy from a file cannot be used here.
-    #[error("the policy does not fit: {problem}")]
+    #[error("the policy cannot be used: {problem}")]
     Policy {
         /// Expected and actual content, and the remedy.
         problem: String,

@@ -34,7 +34,8 @@ pub enum Error {
     },
     /// Channels are not divisible by the groups, or there are none.
     #[error(
-        "`{layer}`: {groups} groups do not divide {} input and {} output channels",
+        "`{layer}`: {groups} groups do not divide {} input and {} output channels; use a divisor \
+         of both",
         channels[0], channels[1]
     )]
     Groups {
@@ -47,7 +48,9 @@ pub enum Error {
     },
     /// A linear layer was given an image, or no outputs.
     #[error(
-        "`{layer}`: expected a vector and at least one output, got {dims:?}; pool the image first"
+        "`{layer}`: expected one vector per sample and at least one output, got {}; pool images \
+         first",
+        form(dims)
     )]
     NotAVector {
         /// Layer.
@@ -56,7 +59,7 @@ pub enum Error {
         dims: Dims,
     },
     /// Two values that must agree in shape do not.
-    #[error("{op}: expected {expected:?}, got {got:?}")]
+    #[error("{op}: expected {} per sample, got {}", form(expected), form(got))]
     Dims {
         /// Operation.
         op: &'static str,
@@ -66,19 +69,23 @@ pub enum Error {
         got: Dims,
     },
     /// A plan was asked for of no samples, or of values without elements.
-    #[error("a plan needs at least one sample and no empty layer; got batch {batch}")]
+    #[error(
+        "a plan needs at least one sample and no layer without channels, got a batch of {batch}"
+    )]
     EmptyBatch {
         /// Samples asked for.
         batch: usize,
     },
     /// A plan was asked for of more samples than memory can have addresses for.
-    #[error("a batch of {batch} samples has no place in memory; use a smaller one")]
+    #[error(
+        "a batch of {batch} samples needs more memory than can be addressed; use a smaller batch"
+    )]
     BatchTooLarge {
         /// Samples asked for.
         batch: usize,
     },
     /// A plan was asked for of sequences that do not have as many steps each.
-    #[error("{batch} rows are not a whole number of sequences of {steps} steps")]
+    #[error("expected a whole number of sequences of {steps} steps, got {batch} rows")]
     Steps {
         /// Rows asked for.
         batch: usize,
@@ -142,6 +149,16 @@ pub enum Error {
     #[error(transparent)]
     State(#[from] crate::state::StateError),
     /// A weights file cannot be read or written.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// Action that failed, as a verb: "read" or "write".
+        action: &'static str,
+        /// The file.
+        path: std::path::PathBuf,
+        /// Error of the operating system.
+        source: std::io::Error,
+    },
+    /// A weights file whose content is unusable.
     #[error("{}: {problem}", path.display())]
     File {
         /// The file.
@@ -152,6 +169,15 @@ pub enum Error {
 }
 
 impl Error {
+    /// The message without the path of a file, for messages that name the file themselves.
+    pub fn without_path(&self) -> String {
+        match self {
+            Error::File { problem, .. } => problem.clone(),
+            Error::Io { action, source, .. } => format!("cannot {action} it: {source}"),
+            error => error.to_string(),
+        }
+    }
+
     /// [`Error::Argument`].
     pub(crate) fn argument(
         operation: &'static str,
@@ -161,4 +187,10 @@ impl Error {
     ) -> Self {
         Error::Argument { operation, argument, expected: expected.into(), got: got.to_string() }
     }
+}
+
+/// The shape of a sample in words.
+fn form(dims: &Dims) -> String {
+    let Dims { c, h, w } = dims;
+    format!("{c} channels of {h} x {w}")
 }

@@ -29,7 +29,7 @@ struct Entry<'a> {
 /// same content gives the same bytes. Whatever happens, `path` holds the old file or the new one.
 ///
 /// # Errors
-/// [`Error::File`].
+/// [`Error::File`] as from [`to_bytes`], [`Error::Io`].
 pub fn save(path: &Path, state: &StateDict, metadata: &Metadata) -> Result<()> {
     write(path, &to_bytes(path, state, metadata)?)
 }
@@ -45,9 +45,10 @@ pub fn to_bytes(path: &Path, state: &StateDict, metadata: &Metadata) -> Result<V
 /// Writes such bytes as [`save`] does.
 ///
 /// # Errors
-/// [`Error::File`].
+/// [`Error::Io`].
 pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    write_atomically(path, bytes).map_err(|e| file_error(path, format!("cannot write: {e}")))
+    let failed = |source| Error::Io { action: "write", path: path.into(), source };
+    write_atomically(path, bytes).map_err(failed)
 }
 
 /// The bytes of a file.
@@ -109,8 +110,8 @@ fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// Reads weights and metadata. Tensors are f32, i64 or u8.
 ///
 /// # Errors
-/// [`Error::File`] for a file that cannot be read, is no safetensors file, is truncated, or holds
-/// other element types.
+/// [`Error::Io`] for a file that cannot be read; [`Error::File`] for one that is not a safetensors
+/// file, is truncated, or holds other element types.
 pub fn load(path: &Path) -> Result<(StateDict, Metadata)> {
     from_bytes(path, &read(path)?)
 }
@@ -118,21 +119,22 @@ pub fn load(path: &Path) -> Result<(StateDict, Metadata)> {
 /// The bytes of a file.
 ///
 /// # Errors
-/// [`Error::File`].
+/// [`Error::Io`].
 pub fn read(path: &Path) -> Result<Vec<u8>> {
-    fs::read(path).map_err(|e| file_error(path, format!("cannot read: {e}")))
+    fs::read(path).map_err(|source| Error::Io { action: "read", path: path.into(), source })
 }
 
-/// As [`load`], of bytes that came from a file at `path`, here or elsewhere.
+/// Parses bytes that came from a file at `path`, here or elsewhere, as [`load`] does.
 ///
 /// # Errors
-/// As [`load`].
+/// [`Error::File`], as from [`load`].
 pub fn from_bytes(path: &Path, bytes: &[u8]) -> Result<(StateDict, Metadata)> {
     decode(bytes).map_err(|e| file_error(path, e))
 }
 
 fn decode(bytes: &[u8]) -> Result<(StateDict, Metadata), String> {
-    let broken = |e| format!("not a whole safetensors file ({e}); export it again");
+    let broken =
+        |e| format!("not a safetensors file, or a damaged one ({e}); copy or export it again");
     let (_, header) = SafeTensors::read_metadata(bytes).map_err(broken)?;
     let metadata = header.metadata().iter().flatten();
     let metadata = metadata.map(|(key, value)| (key.clone(), value.clone())).collect();
@@ -196,13 +198,21 @@ mod tests {
         fs::create_dir(&target).unwrap();
         fs::write(target.join("kept"), "x").unwrap();
         let error = save(&target, &state, &metadata).unwrap_err();
-        assert!(error.to_string().contains("taken"), "{error}");
+        assert!(matches!(error, Error::Io { action: "write", .. }), "{error:?}");
+        let words = format!("cannot write {}: ", target.display());
+        assert!(error.to_string().starts_with(&words), "{error}");
         assert!(target.join("kept").exists());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
-        assert!(load(&folder.path().join("none")).unwrap_err().to_string().contains("none"));
+        let none = folder.path().join("none");
+        let error = load(&none).unwrap_err();
+        assert!(matches!(error, Error::Io { action: "read", .. }), "{error:?}");
+        let words = format!("cannot read {}: ", none.display());
+        assert!(error.to_string().starts_with(&words), "{error}");
         let mut torn = StateDict::default();
         torn.insert("w", HostTensor::f32(&[2], vec![1.0]));
-        assert!(save(&folder.path().join("w"), &torn, &metadata).is_err());
+        let error = save(&folder.path().join("w"), &torn, &metadata).unwrap_err();
+        assert!(matches!(error, Error::File { .. }), "{error:?}");
+        assert!(error.to_string().contains("`w` f32 [2] has 1 elements"), "{error}");
     }
 
     #[test]
@@ -218,7 +228,8 @@ mod tests {
         fn a_truncated_or_damaged_file_is_an_error_or_whole(cut in 0usize..400, at in 0usize..400) {
             let (state, metadata) = example();
             let bytes = encode(&state, &metadata).unwrap();
-            prop_assert!(decode(&bytes[..cut.min(bytes.len() - 1)]).is_err());
+            let error = decode(&bytes[..cut.min(bytes.len() - 1)]).unwrap_err();
+            prop_assert!(error.contains("copy or export it again"), "{}", error);
             let mut damaged = bytes.clone();
             damaged[at % bytes.len()] ^= 0x41;
             let _ = decode(&damaged); // no panic

@@ -242,12 +242,19 @@ impl Error {
             Self::RunFolderExists { .. } => {
                 "give another --run-dir, or none; a run never overwrites another".into()
             }
-            Self::RunFolder { source, .. } => match source.kind() {
+            Self::Nn(meristem_nn::Error::Io { action: "read", .. }) => {
+                "give a .safetensors file that exists and is readable; those of a run are in \
+                 RUN/weights"
+                    .into()
+            }
+            Self::RunFolder { source, .. }
+            | Self::Nn(meristem_nn::Error::Io { source, .. })
+            | Self::Device(meristem_device::Error::Trace { source, .. }) => match source.kind() {
                 io::ErrorKind::StorageFull => {
                     "free some space and start again; the files written so far are readable".into()
                 }
                 io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-                    "give a --run-dir in a writable folder".into()
+                    "give a path in a writable folder".into()
                 }
                 _ => "check the path and the free space on its disk".into(),
             },

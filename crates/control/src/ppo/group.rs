@@ -47,7 +47,10 @@ impl PpoGroup {
         let envs = ranks.first().map_or(0, Ppo::envs);
         if ranks.is_empty() || ranks.iter().any(|rank| rank.envs() != envs) {
             let got: Vec<usize> = ranks.iter().map(Ppo::envs).collect();
-            return Err(protocol("ranks with as many envs each".into(), format!("{got:?}")));
+            return Err(protocol(
+                "ranks with the same number of envs each".into(),
+                format!("{got:?}"),
+            ));
         }
         let (first, of) = members.first().map_or((0, 0), |comm| (comm.rank(), comm.size()));
         let got: Vec<usize> = members.iter().map(Communicator::rank).collect();

@@ -176,7 +176,7 @@ impl Ranks {
 }
 
 fn joined(comm: &mut Option<Communicator>) -> Result<&mut Communicator> {
-    let gone = || protocol("ranks of which none failed before".into(), "one that did".into());
+    let gone = || protocol("ranks that have not failed".into(), "a failed one".into());
     comm.as_mut().ok_or_else(gone)
 }
 

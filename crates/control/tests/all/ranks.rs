@@ -188,8 +188,9 @@ fn a_restored_group_goes_on_bit_for_bit() {
         // What does not fit changes nothing.
         let mut three = group(3, method);
         let before = three.save().unwrap();
-        let error = three.restore(&saved).unwrap_err().to_string();
-        assert!(error.contains("of 2 ranks, not 3"), "{error}");
+        let error = three.restore(&saved).unwrap_err();
+        assert!(matches!(error, Error::BadState { .. }), "{error:?}");
+        assert!(error.to_string().contains("of 2 ranks, not 3"), "{error}");
         let mut damaged = saved.clone();
         damaged.tensors.0.remove("rank.1.rollout.legal");
         let before_damage = restored.save().unwrap();
@@ -273,8 +274,8 @@ fn ranks_that_do_not_fit_are_refused() {
         let ranks = sizes.iter().map(|envs| ppo(&device, *envs)).collect();
         protocol(&PpoGroup::new(ranks, members(n), &options).unwrap_err(), words);
     };
-    refused(&[2, 3], 2, "as many envs each");
-    refused(&[], 1, "as many envs each");
+    refused(&[2, 3], 2, "expected ranks with the same number of envs each");
+    refused(&[], 1, "expected ranks with the same number of envs each");
     refused(&[2, 2], 3, "2 members");
     refused(&[2, 2], 1, "2 members");
     let mut it = group(2, Method::Dense);
@@ -296,7 +297,10 @@ fn a_rank_that_fails_ends_the_round_for_all() {
     views.swap(4, 5);
     protocol(&it.end_round(&views).unwrap_err(), "2 envs in order");
     views.swap(4, 5);
-    protocol(&it.end_round(&views).unwrap_err(), "none failed before");
+    protocol(
+        &it.end_round(&views).unwrap_err(),
+        "expected ranks that have not failed, got a failed one",
+    );
     let after = it.save().unwrap();
     (0..3).for_each(|rank| assert_eq!(shared(&after, rank), shared(&before, rank)));
 }

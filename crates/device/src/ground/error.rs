@@ -15,7 +15,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// A text that is no device name.
-    #[error("`{name}` is no device; use cpu, cpu:N, cuda or cuda:N with N from 0")]
+    #[error("`{name}` is not a device; use cpu, cpu:N, cuda or cuda:N with N from 0")]
     BadDeviceName {
         /// The text given.
         name: String,
@@ -136,7 +136,7 @@ pub enum Error {
         got: usize,
     },
     /// A window outside of the bounds of its memory.
-    #[error("`{operation}`: elements {start}..{end} are outside of {argument} with {len}")]
+    #[error("`{operation}`: elements {start}..{end} are outside {argument}, which has {len}")]
     OutOfBounds {
         /// Operation.
         operation: &'static str,
@@ -177,8 +177,8 @@ pub enum Error {
     },
     /// A kernel panicked: its stream, and every stream that waited for its result, is unusable.
     #[error(
-        "kernel `{operation}` on stream `{stream}`, launched at {site}, panicked: {message}; what \
-         was enqueued after it was dropped"
+        "kernel `{operation}` on stream `{stream}`, launched at {site}, panicked: {message}; the \
+         work enqueued after it was dropped"
     )]
     KernelPanicked {
         /// The kernel's operation.
@@ -192,7 +192,7 @@ pub enum Error {
     },
     /// A wait for the device from inside of a kernel, which would wait for itself.
     #[error(
-        "`{operation}` waits for the device and was called inside of a kernel; call it from a \
+        "`{operation}` waits for the device and was called inside a kernel; call it from a \
          host thread"
     )]
     InsideKernel {
@@ -211,7 +211,7 @@ pub enum Error {
     #[error("{0}")]
     Race(Box<Race>),
     /// A host file that could not be opened or mapped.
-    #[error("cannot map {}: {source}", path.display())]
+    #[error("cannot map the file {}: {source}", path.display())]
     MapFile {
         /// The file.
         path: PathBuf,

@@ -34,7 +34,7 @@ pub enum Level {
 pub enum IsaError {
     /// No instruction set has this name.
     #[error(
-        "`{name}` is no instruction set; this machine has {}; set MERISTEM_ISA to one of these, \
+        "`{name}` is not an instruction set; this machine has {}; set MERISTEM_ISA to one of these, \
          or unset it",
         names_of_this_machine()
     )]
@@ -155,6 +155,7 @@ mod tests {
             assert_eq!(isa.name().parse(), Ok(*isa));
         }
         let unknown = "avx3".parse::<Isa>().unwrap_err();
+        assert_eq!(unknown, IsaError::Unknown { name: "avx3".into() });
         for error in [unknown, IsaError::Missing { name: "avx512" }] {
             let names: Vec<&str> = all.iter().map(|isa| isa.name()).collect();
             assert!(error.to_string().contains(&names.join(", ")), "{error}");

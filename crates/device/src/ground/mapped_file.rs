@@ -84,8 +84,9 @@ mod tests {
         std::fs::write(&path, b"").unwrap();
         assert_eq!(MappedFile::open(&path).unwrap().as_bytes(), b"");
         for bad in [folder.path().join("missing"), folder.path().to_owned()] {
-            let error = MappedFile::open(&bad).unwrap_err().to_string();
-            assert!(error.contains(bad.to_str().unwrap()), "{error}");
+            let error = MappedFile::open(&bad).unwrap_err();
+            assert!(matches!(error, Error::MapFile { .. }), "{error:?}");
+            assert!(error.to_string().contains(bad.to_str().unwrap()), "{error}");
         }
     }
 }

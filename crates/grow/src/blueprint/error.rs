@@ -7,7 +7,7 @@ use crate::suggest::hint;
 #[non_exhaustive]
 pub enum BlueprintError {
     /// An empty name, or one with characters other than `a-z`, `0-9`, `_`.
-    #[error("blueprint name `{name}`: expected letters a-z, digits and `_` only, and at least one")]
+    #[error("blueprint name `{name}`: expected one or more of the letters a-z, digits and `_`")]
     BadName {
         /// The name.
         name: String,

@@ -6,7 +6,7 @@ use super::stage::Stage;
 
 /// A rule of growth that is out of its range.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
-#[error("rule `{what}` must be from {least} to {most}, got {got}")]
+#[error("rule `{what}` must be {}, got {got}", range(*least, *most))]
 pub struct RuleError {
     /// Name of the rule.
     pub what: &'static str,
@@ -16,6 +16,14 @@ pub struct RuleError {
     pub most: f64,
     /// The value.
     pub got: f64,
+}
+
+/// A range in words; the largest value may be infinite.
+fn range(least: f64, most: f64) -> String {
+    match most.is_finite() {
+        true => format!("from {least} to {most}"),
+        false => format!("at least {least}"),
+    }
 }
 
 /// Errors of alpha controllers.

@@ -228,7 +228,7 @@ fn environment_variables_are_strict() {
     for (name, value, words) in [
         ("MERISTEM_LOG", "meristem=loud", "got `meristem=loud`"),
         ("MERISTEM_LOG", "dbug", "got `dbug`, expected a level"),
-        ("MERISTEM_ISA", "avx3", "`avx3` is no instruction set; this machine has portable"),
+        ("MERISTEM_ISA", "avx3", "`avx3` is not an instruction set; this machine has portable"),
         ("MERISTEM_LAUNCH_BLOCKING", "yes", "expected 0 or 1, got `yes`"),
         ("MERISTEM_LGO", "debug", "did you mean MERISTEM_LOG?"),
         ("MERISTEM_ZZZZZZZZZZZZZZZZZZZ", "1", "the known variables are MERISTEM_ISA"),

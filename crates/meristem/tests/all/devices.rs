@@ -132,8 +132,8 @@ fn devices_that_cannot_be_are_refused_before_anything_runs() {
         m.fails(&format!("train {TINY} --run-dir run {flags}"), 2, words);
         assert!(!m.path("run").exists(), "{flags}");
     };
-    refused("--devices gpu", &["`gpu` is no device", "cpu:N"]);
-    refused("--devices cpu:x", &["`cpu:x` is no device"]);
+    refused("--devices gpu", &["`gpu` is not a device", "cpu:N"]);
+    refused("--devices cpu:x", &["`cpu:x` is not a device"]);
     refused("--devices cuda:1", &["cuda:1", "not part of this build"]);
     refused("--devices cpu,cpu:0", &["`devices`", "each device once", "cpu is listed twice"]);
     refused("--devices cpu,cpu:1,cpu:2", &["`devices`: got cpu,cpu:1,cpu:2, expected at most 2"]);

@@ -160,7 +160,8 @@ fn weights_that_do_not_fit_are_refused_with_every_reason() {
         &["made with host", "minimal", "wide"],
     );
     m.fails("eval --weights run/config.toml --host wide", 1, &["safetensors", "config.toml"]);
-    m.fails("eval --weights gone.safetensors --host wide", 1, &["gone.safetensors"]);
+    let gone = ["cannot read gone.safetensors: ", "help: give a .safetensors file that exists"];
+    m.fails("eval --weights gone.safetensors --host wide", 1, &gone);
     let bytes = m.bytes(good);
     std::fs::write(m.path("short.safetensors"), &bytes[..bytes.len() - 40]).unwrap();
     m.fails("eval --weights short.safetensors", 1, &["short.safetensors", "export it again"]);

@@ -137,7 +137,7 @@ impl<'a> Fleet<'a> {
             return Ok(());
         }
         let most = if fits.start() == fits.end() { "" } else { "at most " };
-        let expected = format!("{most}{}, one a network", fits.end());
+        let expected = format!("{most}{}, one per network", fits.end());
         Err(Error::argument(operation, argument, expected, got))
     }
 }

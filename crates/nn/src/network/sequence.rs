@@ -88,7 +88,8 @@ impl SequenceNetwork {
     /// [`Error::Argument`] for a graph with alphas; memory.
     pub fn new(stream: &Stream, graph: Arc<Graph>, options: SequenceOptions) -> Result<Self> {
         if graph.alphas > 0 {
-            let (expected, got) = ("a graph without alphas", graph.alphas);
+            let expected = "a graph without alphas";
+            let got = format!("one with {} alphas", graph.alphas);
             return Err(Error::argument("SequenceNetwork::new", "graph", expected, got));
         }
         let fresh = Fresh { seed: options.seed, env: 0, owner: options.owner };
@@ -320,7 +321,7 @@ impl SequenceNetwork {
         }
         let rows = run.inputs[0].dims().first().copied().unwrap_or(0);
         if run.steps == 0 || rows == 0 || !rows.is_multiple_of(run.steps) {
-            let expected = "at least one, a divisor of the rows";
+            let expected = "at least 1 and a divisor of the rows";
             let got = format!("{} for {rows} rows", run.steps);
             return Err(Error::argument(operation, "steps", expected, got));
         }

@@ -57,7 +57,7 @@ pub(super) fn to_bytes(path: &Path, checkpoint: &Checkpoint) -> Result<Vec<u8>> 
 /// # Errors
 /// [`Error::Checkpoint`]: the file cannot be read.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
-    safetensors::read(path).map_err(|error| of_file(path, error))
+    safetensors::read(path).map_err(|error| unusable(path, error.without_path()))
 }
 
 /// Deserialises a checkpoint from the bytes of the file at `path`.
@@ -66,8 +66,8 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
 /// [`Error::Checkpoint`]: the file is not a checkpoint, or is damaged.
 /// [`Error::CheckpointVersion`].
 pub(super) fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Checkpoint> {
-    let (mut all, metadata) =
-        safetensors::from_bytes(path, bytes).map_err(|error| of_file(path, error))?;
+    let (mut all, metadata) = safetensors::from_bytes(path, bytes)
+        .map_err(|error| unusable(path, error.without_path()))?;
     check(path, &all, &metadata)?;
     let mut take_bytes = |name: &str| match all.0.remove(name).map(|tensor| tensor.data) {
         Some(HostData::U8(bytes)) => Ok(bytes),
@@ -131,13 +131,6 @@ pub(crate) fn checksum(all: &StateDict) -> String {
         tensor.data.le_bytes(|bytes| crc.update(bytes));
     }
     format!("{:08x}", crc.finalize())
-}
-
-fn of_file(path: &Path, error: meristem_nn::Error) -> Error {
-    match error {
-        meristem_nn::Error::File { problem, .. } => unusable(path, problem),
-        error => unusable(path, error),
-    }
 }
 
 fn unusable(path: &Path, problem: impl ToString) -> Error {

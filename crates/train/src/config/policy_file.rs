@@ -1,5 +1,6 @@
 //! The policy that a run starts from, as read from its file.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -42,8 +43,9 @@ impl PolicyFile {
     }
 
     fn read(path: &Path) -> Result<Self> {
-        let (weights, metadata) = safetensors::load(path).map_err(|error| unfit(path, &error))?;
-        let hidden = policy_width(&metadata).map_err(|error| unfit(path, &error))?;
+        let (weights, metadata) =
+            safetensors::load(path).map_err(|error| unfit(path, error.without_path()))?;
+        let hidden = policy_width(&metadata).map_err(|error| unfit(path, error))?;
         if !weights.iter().any(|(_, tensor)| tensor.shape.contains(&hidden)) {
             let got = format!(
                 "{} (its `hidden` of {hidden} is not the width of its tensors)",
@@ -51,7 +53,7 @@ impl PolicyFile {
             );
             return Err(Error::value("policy", got, "a policy.safetensors written by a run"));
         }
-        let seeds = policy_seeds(&metadata).map_err(|error| unfit(path, &error))?;
+        let seeds = policy_seeds(&metadata).map_err(|error| unfit(path, error))?;
         Ok(Self { path: path.to_owned(), weights, metadata, hidden, seeds })
     }
 
@@ -61,21 +63,16 @@ impl PolicyFile {
     /// [`Error::Value`]: the policy was made for other slots or blueprints.
     pub(crate) fn fill(&self, ppo: &mut Ppo) -> Result<()> {
         ppo.import(&self.weights, &self.metadata).map_err(|error| match error {
-            error @ meristem_control::Error::Policy { .. } => unfit(&self.path, &error),
+            error @ meristem_control::Error::Policy { .. } => unfit(&self.path, error),
             error => error.into(),
         })
     }
 }
 
-fn unfit(path: &Path, error: &dyn std::error::Error) -> Error {
-    let mut got = error.to_string();
-    let name = path.display().to_string();
-    if !got.contains(&name) {
-        got = format!("{name} ({got})");
-    }
+fn unfit(path: &Path, problem: impl Display) -> Error {
     Error::value(
         "policy",
-        got,
+        format!("{} ({problem})", path.display()),
         "a policy.safetensors that fits the slots and blueprints of this run",
     )
 }
