@@ -152,7 +152,9 @@ mod tests {
         }
         assert_eq!("standard".parse::<Augment>().unwrap(), Augment::STANDARD);
         for wrong in ["", "crop", "crop=x", "flip=1", "rotate", "crop=4 flip"] {
-            assert!(wrong.parse::<Augment>().unwrap_err().to_string().contains("crop=4,flip"));
+            let error = wrong.parse::<Augment>().unwrap_err();
+            assert!(matches!(error, Error::Argument { .. }), "{error:?}");
+            assert!(error.to_string().contains("crop=4,flip"), "{error}");
         }
     }
 

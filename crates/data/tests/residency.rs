@@ -12,7 +12,8 @@ use common::files::*;
 use common::{cpu, epoch_of, read_split};
 use meristem_data::order::EpochMode;
 use meristem_data::{
-    Dataset, DatasetSpec, GatherConfig, ImageShape, Normalization, Residency, Source, Split, cache,
+    Dataset, DatasetSpec, Error, GatherConfig, ImageShape, Normalization, Residency, Source, Split,
+    cache,
 };
 use meristem_device::DeviceId;
 
@@ -70,7 +71,10 @@ fn a_failed_load_leaves_nothing() {
         let mut broken = sound.clone();
         broken[3073] = 77;
         fs::write(&path, &broken).unwrap();
-        assert!(cache::load(&device, &spec, Split::Train, residency).unwrap_err().is_damage());
+        let error = cache::load(&device, &spec, Split::Train, residency).unwrap_err();
+        assert!(matches!(error, Error::Damaged { .. }), "{error:?}");
+        let words = "data_batch_5.bin: damaged at byte 3073";
+        assert!(error.to_string().contains(words), "{error}");
         assert_eq!(device.memory().current, 0);
         let root = spec.root.as_ref().unwrap().canonicalize().unwrap();
         assert_eq!(cache::clear(|key| key.root.as_deref() == Some(root.as_path())), 0);

@@ -389,6 +389,7 @@ fn states_that_do_not_belong_together_are_found() {
         });
         for result in &results {
             let Err(error) = result else { return false };
+            assert!(matches!(error, Error::Disagreement { rank: 1, .. }), "{error:?}");
             assert!(error.to_string().contains("rank 1 has a state between calls"), "{error}");
         }
         true

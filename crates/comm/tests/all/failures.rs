@@ -5,7 +5,7 @@ use meristem_comm::{
     Call, CommOptions, Communicator, Error, Exchange, ExchangeOptions, Keep, Order, Parcel,
     Reduction, Result, Sparse, SparseSum, Sum,
 };
-use meristem_device::{DType, MemoryFormat, Owner, Stream, Tensor};
+use meristem_device::{DType, Error as DeviceError, MemoryFormat, Owner, Stream, Tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
@@ -315,14 +315,21 @@ fn a_panicked_kernel_reaches_every_rank() {
         let (input, output, reduction, order) = (&x, &x, Reduction::Sum, Order::Fast);
         let sum = comm.all_reduce_with(&Sum { input, output, reduction, order });
         let error = match sum {
-            Ok(()) => x.to_vec::<f32>().unwrap_err().to_string(),
-            Err(error) => error.to_string(),
+            Ok(()) => Error::from(x.to_vec::<f32>().unwrap_err()),
+            Err(error) => error,
         };
         // Stay until everybody has its answer.
         let _ = comm.barrier();
         error
     });
     for error in errors {
-        assert!(error.contains("`bad`") && error.contains("on purpose"), "{error}");
+        match &error {
+            Error::Device(cause) => {
+                assert!(matches!(**cause, DeviceError::KernelPanicked { operation: "bad", .. }));
+            }
+            _ => assert!(matches!(error, Error::RankFailed { rank: 2, .. }), "{error:?}"),
+        }
+        let text = error.to_string();
+        assert!(text.contains("`bad`") && text.contains("on purpose"), "{text}");
     }
 }

@@ -86,8 +86,10 @@ fn what_is_wrong_with_a_script_is_said_with_its_line() {
     ];
     for (line, expected) in bad {
         let text = format!("{{\"step\": 0, \"op\": \"WAIT\"}}\n\n{line}\n");
-        let error = script(&text).unwrap_err().to_string();
-        assert!(error.contains("line 3") && error.contains(expected), "{error}");
+        let error = script(&text).unwrap_err();
+        assert!(matches!(error, Error::Script { line: 3, .. }), "{error:?}");
+        let text = error.to_string();
+        assert!(text.contains("line 3") && text.contains(expected), "{text}");
     }
 }
 

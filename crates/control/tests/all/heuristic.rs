@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::common::quick_heuristic;
 use meristem_control::{
-    Action, Controller, ControllerState, EnvView, Heuristic, HeuristicConfig, NoController, Op,
-    Outcome, apply, legal,
+    Action, Controller, ControllerState, EnvView, Error, Heuristic, HeuristicConfig, NoController,
+    Op, Outcome, apply, legal,
 };
 use meristem_grow::{
     BlueprintSet, GateInputs, Gates, GradientHealth, Host, HostSpec, ImageShape, Rules, Stage,
@@ -360,6 +360,7 @@ fn a_restored_heuristic_goes_on() {
     assert_eq!(restored, original);
     let foreign = ControllerState { memory: vec![1, 2, 3], ..ControllerState::default() };
     let error = restored.restore(&foreign).unwrap_err();
+    assert!(matches!(error, Error::BadState { .. }), "{error:?}");
     assert!(error.to_string().contains("`heuristic`"), "{error}");
     assert_eq!(restored, original, "a state that does not fit changes nothing");
 }

@@ -4,9 +4,11 @@ use meristem_control::policy::{
     LossConfig, Pass, Policy, PolicyBatch, PolicyConfig, PolicyInputs, PolicyShape,
 };
 use meristem_device::random::{Purpose, Rng};
-use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Stream, Tensor};
+use meristem_device::{
+    DType, Device, DeviceId, DeviceOptions, Error as DeviceError, Owner, Stream, Tensor,
+};
 use meristem_nn::kernels::ppo::PpoReport;
-use meristem_nn::{Isa, StateDict};
+use meristem_nn::{Error, Isa, Result, StateDict};
 
 const SHAPE: PolicyShape = PolicyShape { features: 19, slots: 3, blueprints: 7, hidden: 24 };
 const STEPS: usize = 7;
@@ -228,31 +230,32 @@ fn what_does_not_fit_is_refused() {
     let stream = stream();
     let mut policy = policy(&stream, 10);
     let round = Round::new(11).upload(&stream);
-    let error = policy.apply().unwrap_err().to_string();
-    assert!(error.contains("a gradient, from `differentiate`"), "{error}");
-    let error = policy.differentiate(&round.batch(), Pass::Later).unwrap_err().to_string();
-    assert!(error.contains("a first pass of 21 rows"), "{error}");
+    let argument = |refused: Result<()>, words: &str| {
+        let error = refused.unwrap_err();
+        assert!(matches!(error, Error::Argument { .. }), "{error:?}");
+        assert!(error.to_string().contains(words), "{error}");
+    };
+    argument(policy.apply(), "a gradient, from `differentiate`");
+    argument(policy.differentiate(&round.batch(), Pass::Later), "a first pass of 21 rows");
     let wrong = PolicyBatch { legal: &round.choices, ..round.batch() };
-    let error = policy.differentiate(&wrong, Pass::First).unwrap_err().to_string();
-    assert!(error.contains("`legal` must be u8 [21, 35], got u32 [21, 8]"), "{error}");
+    let words = "`legal` must be u8 [21, 35], got u32 [21, 8]";
+    argument(policy.differentiate(&wrong, Pass::First), words);
     let wrong = PolicyBatch { steps: 4, ..round.batch() };
-    let error = policy.differentiate(&wrong, Pass::First).unwrap_err().to_string();
-    assert!(error.contains("`steps` must be"), "{error}");
+    argument(policy.differentiate(&wrong, Pass::First), "`steps` must be");
     let inputs = PolicyInputs { blueprints: &round.observations, ..round.inputs() };
-    let error = policy.forward(1, &inputs, &round.returns, &round.state).unwrap_err().to_string();
-    assert!(error.contains("`inputs` must be"), "{error}");
+    let error = policy.forward(1, &inputs, &round.returns, &round.state).unwrap_err();
+    assert!(matches!(error, Error::Device(DeviceError::Mismatch { .. })), "{error:?}");
+    assert!(error.to_string().contains("`inputs` must be u32, got f32"), "{error}");
     let other = policy_of(&stream, PolicyShape { slots: 2, ..SHAPE });
-    let error = policy.load_state_dict(&other.state_dict().unwrap()).unwrap_err().to_string();
-    assert!(
-        error.contains("heads.slot.2.weight (expected f32 [3, 18], got f32 [2, 18])"),
-        "{error}"
-    );
+    let error = policy.load_state_dict(&other.state_dict().unwrap()).unwrap_err();
+    assert!(matches!(error, Error::State(_)), "{error:?}");
+    let words = "heads.slot.2.weight (expected f32 [3, 18], got f32 [2, 18])";
+    assert!(error.to_string().contains(words), "{error}");
     let loss = LossConfig { clip: -1.0, ..LossConfig::default() };
     let config = PolicyConfig::new(0);
     let refused = |shape, loss: &LossConfig, words: &str| {
-        let error = Policy::new(&stream, shape, &config, loss, Isa::detect()).unwrap_err();
-        assert!(matches!(error, meristem_nn::Error::Argument { .. }), "{error:?}");
-        assert!(error.to_string().contains(words), "{error}");
+        let made = Policy::new(&stream, shape, &config, loss, Isa::detect());
+        argument(made.map(drop), words);
     };
     refused(SHAPE, &loss, "a number from 0 on");
     let none = PolicyShape { hidden: 0, ..SHAPE };

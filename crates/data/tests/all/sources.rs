@@ -138,8 +138,10 @@ fn missing_datasets_say_where_to_get_them() {
     let error = open_error(&spec_of(Source::Cifar10, here));
     let Error::Missing { expected, .. } = error else { panic!("{error}") };
     assert_eq!(expected, ["test_batch.bin"]);
-    let error = "imagenet".parse::<Source>().unwrap_err().to_string();
-    assert!(error.contains("`imagenet`") && error.contains("fashion-mnist"), "{error}");
+    let error = "imagenet".parse::<Source>().unwrap_err();
+    assert!(matches!(error, Error::Argument { .. }), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains("`imagenet`") && text.contains("fashion-mnist"), "{text}");
 }
 
 #[test]
@@ -534,11 +536,13 @@ fn an_import_reads_back_as_the_folder() {
     assert!(records.starts_with("data_batch_1.bin 6\n"), "{records}");
     assert!(records.ends_with("test_batch.bin 10\n"), "{records}");
 
-    let again = import_cifar10(&source, &target, false).unwrap_err().to_string();
-    assert!(again.contains("an existing one"), "{again}");
+    let again = import_cifar10(&source, &target, false).unwrap_err();
+    assert!(matches!(again, Error::Layout { .. }), "{again:?}");
+    assert!(again.to_string().contains("an existing one"), "{again}");
     let other = folder.path().join("other");
     fs::write(source.join("train/class 3/1.png"), "no image").unwrap();
     let error = import_cifar10(&source, &other, false).unwrap_err();
+    assert!(matches!(error, Error::Damaged { .. }), "{error:?}");
     assert!(error.to_string().contains("1.png"), "{error}");
     assert_eq!(fs::read_dir(&other).unwrap().count(), 0, "nothing half-written stays");
     let report = import_cifar10(&source, &other, true).unwrap();
@@ -546,8 +550,10 @@ fn an_import_reads_back_as_the_folder() {
     fs::remove_dir_all(source.join("train/class 9")).unwrap();
     fs::remove_dir_all(source.join("test/class 9")).unwrap();
     let error = import_cifar10(&source, &folder.path().join("nine"), false).unwrap_err();
+    assert!(matches!(error, Error::Layout { .. }), "{error:?}");
     assert!(error.to_string().contains("must be 10, got 9"), "{error}");
     write_folder(&folder.path().join("small"), 1, 1);
     let error = import_cifar10(&folder.path().join("small"), &other, false).unwrap_err();
+    assert!(matches!(error, Error::Layout { .. }), "{error:?}");
     assert!(error.to_string().contains("32×32 RGB"), "{error}");
 }

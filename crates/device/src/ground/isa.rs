@@ -34,8 +34,8 @@ pub enum Level {
 pub enum IsaError {
     /// No instruction set has this name.
     #[error(
-        "`{name}` is not an instruction set; this machine has {}; set MERISTEM_ISA to one of these, \
-         or unset it",
+        "`{name}` is not an instruction set; this machine has {}; set MERISTEM_ISA to one of \
+         these, or unset it",
         names_of_this_machine()
     )]
     Unknown {

@@ -39,10 +39,12 @@ impl Scene {
     }
 }
 
-type Case = (&'static str, fn(&Scene) -> Result<()>);
+type Operation = fn(&Scene) -> Result<()>;
+type Case = (&'static str, Operation);
 
-/// Each operation with its expected message.
-const REFUSED: &[Case] = &[
+/// Each operation that is refused because of a property of a tensor or stream, with its expected
+/// message.
+const MISMATCHES: &[Case] = &[
     ("`read`: `argument 0` must be on cpu, got another opening of cpu", |s| {
         s.a.launch("read").read(&s.foreign).run(|_| {})
     }),
@@ -79,27 +81,21 @@ const REFUSED: &[Case] = &[
     ("`Tensor::copy_from_slice`: `elements` must be u32, got u8", |s| {
         s.on_a.copy_from_slice(&[1u8; 4])
     }),
-    ("`Tensor::copy_from_slice`: `elements` must have 4 elements, got 3", |s| {
-        s.on_a.copy_from_slice(&[1u32; 3])
-    }),
-    ("elements 2..5 are outside of", |s| s.on_a.view(2, [3]).map(drop)),
-    ("`Tensor::view`: `shape` must be four dimensions", |s| {
-        s.on_a.view_with_format(0, [4], MemoryFormat::ChannelsLast).map(drop)
-    }),
-    // A stream whose kernel panicked takes nothing more.
-    ("kernel `bad` on stream `failed`", |s| s.failed.launch("t").write(&s.lost).run(|_| {})),
-    ("kernel `bad` on stream `failed`", |s| s.failed.launch("t").run(|_| {})),
-    ("kernel `bad` on stream `failed`", |s| s.lost.on(&s.a).map(drop)),
-    ("kernel `bad` on stream `failed`", |s| s.on_a.on(&s.failed).map(drop)),
-    ("kernel `bad` on stream `failed`", |s| {
-        Tensor::from_slice(&s.failed, &[1u32], [1], Owner::Other).map(drop)
-    }),
+];
+
+/// Operations on a stream whose kernel panicked, which takes nothing more.
+const ON_A_FAILED_STREAM: &[Operation] = &[
+    |s| s.failed.launch("t").write(&s.lost).run(|_| {}),
+    |s| s.failed.launch("t").run(|_| {}),
+    |s| s.lost.on(&s.a).map(drop),
+    |s| s.on_a.on(&s.failed).map(drop),
+    |s| Tensor::from_slice(&s.failed, &[1u32], [1], Owner::Other).map(drop),
 ];
 
 #[test]
 fn every_operation_refuses_and_nothing_has_run() {
     let scene = Scene::new();
-    for (words, operation) in REFUSED {
+    let refused = |words: &str, operation: Operation| {
         let (counts, other) = (scene.device.counts(), scene.elsewhere.counts());
         let (ends, memory) = (scene.ends(), scene.device.memory());
         let error = operation(&scene).unwrap_err();
@@ -110,6 +106,25 @@ fn every_operation_refuses_and_nothing_has_run() {
             assert_eq!(scene.elsewhere.counts(), other, "{words}");
         }
         assert_eq!((scene.ends(), scene.device.memory()), (ends, memory), "{words}");
+        error
+    };
+    for (words, operation) in MISMATCHES {
+        let error = refused(words, *operation);
+        assert!(matches!(error, Error::Mismatch { .. }), "{error:?}");
+    }
+    let words = "`Tensor::copy_from_slice`: `elements` must have 4 elements, got 3";
+    let error = refused(words, |s| s.on_a.copy_from_slice(&[1u32; 3]));
+    assert!(matches!(error, Error::WrongLength { .. }), "{error:?}");
+    let words = "elements 2..5 are outside the tensor, which has 4";
+    let error = refused(words, |s| s.on_a.view(2, [3]).map(drop));
+    assert!(matches!(error, Error::OutOfBounds { .. }), "{error:?}");
+    let error = refused("`Tensor::view`: `shape` must be four dimensions", |s| {
+        s.on_a.view_with_format(0, [4], MemoryFormat::ChannelsLast).map(drop)
+    });
+    assert!(matches!(error, Error::BadShape { .. }), "{error:?}");
+    for operation in ON_A_FAILED_STREAM {
+        let error = refused("kernel `bad` on stream `failed`", *operation);
+        assert!(matches!(error, Error::KernelPanicked { .. }), "{error:?}");
     }
     assert_eq!(scene.on_a.to_vec::<u32>().unwrap(), [1; 4]);
 }

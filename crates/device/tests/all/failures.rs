@@ -227,29 +227,49 @@ fn bad_arguments_are_named() {
     let s = device.stream("s");
     let other = Owner::Other;
     let x = filled(&s, 6, 1);
-    for (error, words) in [
-        (Tensor::from_slice(&s, &[1.0f32], [2], other).unwrap_err(), ["2 elements", "got 1"]),
-        (x.copy_from_slice(&[1u32]).unwrap_err(), ["6 elements", "got 1"]),
-        (x.copy_from_slice(&[1i64; 6]).unwrap_err(), ["must be u32", "got i64"]),
-        (x.to_vec::<f32>().unwrap_err(), ["u32", "f32"]),
-        (x.view(3, [4]).unwrap_err(), ["3..7", "tensor with 6"]),
-        (x.view(usize::MAX, [2]).unwrap_err(), ["outside", "tensor with 6"]),
-        (
-            Tensor::empty(&s, &[1, 1, 1, 1, 1][..], DType::U8, other).unwrap_err(),
-            ["at most 4 dimensions", "5 dimensions"],
-        ),
-        (Tensor::empty(&s, [usize::MAX, 9], DType::U8, other).unwrap_err(), ["shape", "9]"]),
-        (
-            x.view_with_format(0, [2, 3], MemoryFormat::ChannelsLast).unwrap_err(),
-            ["(N, C, H, W)", "[2, 3]"],
-        ),
-        (
-            x.copy_from_shared(Arc::new([0u8; 30]), 10).unwrap_err(),
-            ["10..34", "source (bytes) with 30"],
-        ),
-    ] {
+    let texts = |error: &Error, words: [&str; 2]| {
         let text = error.to_string();
         assert!(words.iter().all(|word| text.contains(word)), "{text}");
+    };
+    for (result, words) in [
+        (Tensor::from_slice(&s, &[1.0f32], [2], other).map(drop), ["2 elements", "got 1"]),
+        (x.copy_from_slice(&[1u32]), ["6 elements", "got 1"]),
+    ] {
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::WrongLength { .. }), "{error:?}");
+        texts(&error, words);
+    }
+    for (result, words) in [
+        (x.copy_from_slice(&[1i64; 6]), ["must be u32", "got i64"]),
+        (x.to_vec::<f32>().map(drop), ["u32", "f32"]),
+    ] {
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::Mismatch { property: Property::DType, .. }), "{error:?}");
+        texts(&error, words);
+    }
+    for (result, words) in [
+        (x.view(3, [4]).map(drop), ["3..7", "the tensor, which has 6"]),
+        (x.view(usize::MAX, [2]).map(drop), ["outside", "the tensor, which has 6"]),
+        (
+            x.copy_from_shared(Arc::new([0u8; 30]), 10),
+            ["10..34", "the source (bytes), which has 30"],
+        ),
+    ] {
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::OutOfBounds { .. }), "{error:?}");
+        texts(&error, words);
+    }
+    for (result, words) in [
+        (
+            Tensor::empty(&s, &[1, 1, 1, 1, 1][..], DType::U8, other),
+            ["at most 4 dimensions", "5 dimensions"],
+        ),
+        (Tensor::empty(&s, [usize::MAX, 9], DType::U8, other), ["shape", "9]"]),
+        (x.view_with_format(0, [2, 3], MemoryFormat::ChannelsLast), ["(N, C, H, W)", "[2, 3]"]),
+    ] {
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::BadShape { .. }), "{error:?}");
+        texts(&error, words);
     }
 }
 
@@ -257,10 +277,8 @@ fn bad_arguments_are_named() {
 fn devices_that_cannot_be_opened() {
     let options = DeviceOptions::default();
     let error = Device::open(DeviceId::Cuda(1), &options).unwrap_err();
-    assert!(
-        error.to_string().contains("not part of this build")
-            && error.to_string().contains("cuda:1")
-    );
+    assert!(matches!(error, Error::NotCompiled { device: DeviceId::Cuda(1) }), "{error:?}");
+    assert!(error.to_string().starts_with("cuda:1 is not part of this build"), "{error}");
     let options = DeviceOptions { threads: usize::MAX, ..options };
     let error = Device::open(DeviceId::Cpu(0), &options).unwrap_err();
     assert!(matches!(error, Error::BadOption { option: "threads", .. }), "{error}");

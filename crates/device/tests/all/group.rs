@@ -127,7 +127,9 @@ fn a_panic_fails_every_stream_of_the_group() {
     b.launch("good").write(&y).join(&mut group, |_| {}).unwrap();
     group.run().unwrap();
     for tensor in [&x, &y] {
-        let error = tensor.to_vec::<f32>().unwrap_err().to_string();
-        assert!(error.contains("on purpose") && error.contains("stream `a`"), "{error}");
+        let error = tensor.to_vec::<f32>().unwrap_err();
+        assert!(matches!(error, Error::KernelPanicked { operation: "bad", .. }), "{error:?}");
+        let text = error.to_string();
+        assert!(text.contains("on purpose") && text.contains("stream `a`"), "{text}");
     }
 }

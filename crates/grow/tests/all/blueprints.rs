@@ -207,8 +207,9 @@ fn layers_that_do_not_fit_are_refused_before_anything_grows() {
     }
     let twice = Blueprint { name: "norm".into(), ..own() };
     assert!(matches!(BlueprintSet::standard().with(twice), Err(BlueprintError::Duplicate { .. })));
-    let unknown = BlueprintSet::standard().find("conv_hevy").unwrap_err().to_string();
-    assert!(unknown.contains("did you mean `conv_heavy`"), "{unknown}");
+    let unknown = BlueprintSet::standard().find("conv_hevy").unwrap_err();
+    assert!(matches!(unknown, BlueprintError::Unknown { .. }), "{unknown:?}");
+    assert!(unknown.to_string().contains("did you mean `conv_heavy`"), "{unknown}");
 }
 
 #[test]

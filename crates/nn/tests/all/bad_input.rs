@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use crate::common::host::{self, MINIMAL, Shape};
 use crate::network::{DIMS, MODULE, Stage, batch, grown, metrics, network, train};
-use meristem_device::{DType, Owner, Tensor};
+use meristem_device::{DType, Error as DeviceError, Owner, Tensor};
 use meristem_nn::graph::{Dims, GraphBuilder};
-use meristem_nn::{Error, Network, NetworkOptions};
+use meristem_nn::{Error, Network, NetworkOptions, Result};
 
 #[test]
 fn bad_input_is_a_typed_error() {
@@ -14,25 +14,32 @@ fn bad_input_is_a_typed_error() {
     let graph = host::bare(MINIMAL, DIMS);
     let mut network = network(&stream, &graph, 4);
     let (x, y) = batch(&stream, 4, DIMS, 0);
-    let text = |result: meristem_nn::Result<()>| result.unwrap_err().to_string();
+    let argument = |result: Result<()>, words: &str| {
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::Argument { .. }), "{error:?}");
+        assert!(error.to_string().contains(words), "{error}");
+    };
+    let mismatch = |result: Result<()>, words: &str| {
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::Device(DeviceError::Mismatch { .. })), "{error:?}");
+        assert!(error.to_string().contains(words), "{error}");
+    };
     let (large, labels) = batch(&stream, 5, DIMS, 0);
-    assert!(
-        text(network.train_step(&large, &labels))
-            .contains("of shape [1..=4, 3, 16, 16], got [5, 3, 16, 16]")
-    );
-    assert!(text(network.train_step(&x, &labels)).contains("of shape [4], got [5]"));
-    assert!(text(network.eval_step(&x, &y, 99)).contains("`config` must be below 32, got 99"));
+    let words = "of shape [1..=4, 3, 16, 16], got [5, 3, 16, 16]";
+    mismatch(network.train_step(&large, &labels), words);
+    mismatch(network.train_step(&x, &labels), "of shape [4], got [5]");
+    argument(network.eval_step(&x, &y, 99), "`config` must be below 32, got 99");
     let nchw = Tensor::zeros(&stream, [4, 3, 16, 16], DType::F32, Owner::Batches).unwrap();
-    assert!(text(network.train_step(&nchw, &y)).contains("channels last"));
+    mismatch(network.train_step(&nchw, &y), "channels last");
     let (other, _) = batch(&stream, 4, Dims { c: 3, h: 16, w: 8 }, 0);
-    assert!(text(network.infer(&other, 0).map(drop)).contains("got [4, 3, 16, 8]"));
-    assert!(text(network.set_alphas(&[vec![0.0]])).contains("rows of 0 alphas"));
+    mismatch(network.infer(&other, 0).map(drop), "got [4, 3, 16, 8]");
+    argument(network.set_alphas(&[vec![0.0]]), "rows of 0 alphas");
     let elsewhere = stream.device().stream("another");
     let (x, y) = batch(&elsewhere, 4, DIMS, 0);
-    assert!(text(network.train_step(&x, &y)).contains("another"));
+    mismatch(network.train_step(&x, &y), "another");
     let zero = NetworkOptions { batch_max: 0, ..*network.options() };
     let refused = Network::new(&stream, graph, zero).map(drop);
-    assert!(text(refused).contains("`batch_max` must be at least 1, got 0"));
+    argument(refused, "`batch_max` must be at least 1, got 0");
     train(&mut network, 0..1, 4); // still in order
     assert_eq!(metrics(&network).steps, 1);
 }
@@ -69,6 +76,7 @@ fn a_graph_that_cannot_be_leaves_the_network_as_it_was() {
     two_inputs.another_input(DIMS);
     let x = two_inputs.global_avg_pool(two_inputs.input());
     let refused = network.set_graph(Arc::new(two_inputs.finish(x).unwrap())).unwrap_err();
+    assert!(matches!(refused, Error::Argument { .. }), "{refused:?}");
     assert!(refused.to_string().contains("`graph` must be a graph with one input, got 2 inputs"));
     assert_eq!((network.state_dict().unwrap(), metrics(&network)), before);
     train(&mut network, 1..2, 4);

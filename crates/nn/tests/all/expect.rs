@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use crate::common::host::{self, MINIMAL};
 use meristem_device::{
-    DType, Device, DeviceId, DeviceOptions, MemoryFormat, Owner, Stream, Tensor,
+    DType, Device, DeviceId, DeviceOptions, Error as DeviceError, MemoryFormat, Owner, Stream,
+    Tensor,
 };
 use meristem_nn::graph::{Dims, GraphBuilder};
 use meristem_nn::kernels::ppo::{PpoHead, PpoLoss, report_len};
@@ -84,23 +85,28 @@ fn every_operation_refuses_and_nothing_has_run() {
     let mut refused = |operation: Operation, x: &Tensor, y: &Tensor, words: String| {
         let state = || (device.counts(), device.memory(), format!("{:?}", own.record()));
         let before = state();
-        let error = operation(&mut network, x, y).unwrap_err().to_string();
-        assert!(error.starts_with(&words), "expected {words}\ngot      {error}");
+        let Err(Error::Device(error)) = operation(&mut network, x, y) else { panic!("{words}") };
+        let text = error.to_string();
+        assert!(text.starts_with(&words), "expected {words}\ngot      {text}");
         assert_eq!(state(), before, "{words}");
+        error
     };
     for (name, takes_labels, operation) in OPERATIONS {
         for (bad, words) in &bad_inputs {
-            refused(operation, bad, &y, format!("`{name}`: `inputs` must be {words}"));
+            let error = refused(operation, bad, &y, format!("`{name}`: `inputs` must be {words}"));
+            assert!(matches!(error, DeviceError::Mismatch { .. }), "{error:?}");
         }
         for (bad, words) in bad_targets.iter().filter(|_| takes_labels) {
-            refused(operation, &x, bad, format!("`{name}`: `targets` must be {words}"));
+            let error = refused(operation, &x, bad, format!("`{name}`: `targets` must be {words}"));
+            assert!(matches!(error, DeviceError::Mismatch { .. }), "{error:?}");
         }
     }
     // A stream whose kernel panicked takes nothing more.
     own.launch("bad").run(|_| panic!("spoilt")).unwrap();
-    assert!(own.synchronize().is_err());
+    assert!(matches!(own.synchronize(), Err(DeviceError::KernelPanicked { .. })));
     for (_, _, operation) in OPERATIONS {
-        refused(operation, &x, &y, "kernel `bad` on stream `own`".into());
+        let error = refused(operation, &x, &y, "kernel `bad` on stream `own`".into());
+        assert!(matches!(error, DeviceError::KernelPanicked { .. }), "{error:?}");
     }
 }
 
@@ -110,7 +116,10 @@ fn a_batch_that_no_memory_can_hold_is_refused() {
     for batch in [usize::MAX, 1 << 62, 1 << 50] {
         for mode in [Mode::Infer, Mode::Train, Mode::Evaluate] {
             let refused = Plan::compile(&graph, PlanOptions::new(batch, mode)).unwrap_err();
-            assert!(matches!(refused, Error::BatchTooLarge { .. }), "{refused}");
+            assert!(matches!(refused, Error::BatchTooLarge { .. }), "{refused:?}");
+            let words =
+                format!("a batch of {batch} samples needs more memory than can be addressed");
+            assert!(refused.to_string().starts_with(&words), "{refused}");
         }
     }
 }

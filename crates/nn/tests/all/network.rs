@@ -9,7 +9,7 @@ use meristem_nn::graph::{
     AdamConfig, BlendInputs, BlendMode, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, NodeId,
     SgdConfig,
 };
-use meristem_nn::{HostData, HostTensor, Isa, Metrics, Network, NetworkOptions, StateDict};
+use meristem_nn::{Error, HostData, HostTensor, Isa, Metrics, Network, NetworkOptions, StateDict};
 
 pub(crate) const DIMS: Dims = Dims { c: 3, h: 16, w: 16 };
 pub(crate) const MODULE: SgdConfig =
@@ -367,7 +367,8 @@ fn weights_that_do_not_fit_are_listed_and_change_nothing() {
     bad.insert("classifier.bias", HostTensor::f32(&[3], vec![0.0; 3]));
     bad.insert("blocks.1.bn.weight", HostTensor::f32(&[4], vec![f32::INFINITY; 4]));
     bad.insert("blocks.1.bn.num_batches_tracked", HostTensor::f32(&[], vec![0.0]));
-    let error = network.load_state_dict(&bad, true).unwrap_err().to_string();
+    let error = network.load_state_dict(&bad, true).unwrap_err();
+    assert!(matches!(error, Error::State(_)), "{error:?}");
     for part in [
         "missing (1): blocks.0.conv.weight",
         "not in the network (1): blocks.9.conv.weight",
@@ -375,13 +376,14 @@ fn weights_that_do_not_fit_are_listed_and_change_nothing() {
         "blocks.1.bn.num_batches_tracked (expected i64 [], got f32 [])",
         "with NaN or infinity (1): blocks.1.bn.weight",
     ] {
-        assert!(error.contains(part), "{error}");
+        assert!(error.to_string().contains(part), "{error}");
     }
     assert_eq!(network.state_dict().unwrap(), good);
     let mut part = StateDict::default();
     part.insert("classifier.bias", HostTensor::f32(&[10], vec![2.0; 10]));
     part.insert("of another network", HostTensor::scalar_i64(1));
-    assert!(network.load_state_dict(&part, true).is_err());
+    let Err(Error::State(error)) = network.load_state_dict(&part, true) else { panic!("taken") };
+    assert_eq!(error.extra, ["of another network"]);
     network.load_state_dict(&part, false).unwrap();
     let mut expected = good;
     expected.insert("classifier.bias", HostTensor::f32(&[10], vec![2.0; 10]));
@@ -450,7 +452,9 @@ fn adam_trains_is_resumed_and_does_not_grow() {
     whole.clear_momentum().unwrap();
     let cleared = whole.momentum_dict().unwrap();
     assert_eq!(cleared.get("host.step"), Some(&HostTensor::scalar_i64(0)));
-    let error = whole.set_graph(under_adam(&["r0c0", "r1c0"])).unwrap_err().to_string();
-    assert!(error.contains("groups with SGD, or the same parameters as before"), "{error}");
+    let error = whole.set_graph(under_adam(&["r0c0", "r1c0"])).unwrap_err();
+    assert!(matches!(error, Error::Argument { .. }), "{error:?}");
+    let words = "groups with SGD, or the same parameters as before";
+    assert!(error.to_string().contains(words), "{error}");
     assert_eq!(*whole.graph(), graph);
 }

@@ -127,7 +127,9 @@ mod tests {
     use super::*;
 
     fn difference(all: &[RunInputs]) -> String {
-        RunInputs::check_same(all).unwrap_err().to_string()
+        let error = RunInputs::check_same(all).unwrap_err();
+        assert!(matches!(error, Error::OfRank { exit_code: 2, .. }), "{error:?}");
+        error.to_string()
     }
 
     #[test]

@@ -173,8 +173,11 @@ mod tests {
         let says = |bytes: &[u8], words: &str| {
             fs::write(&path, bytes).unwrap();
             let error = newest(&store).unwrap_err();
-            let version = matches!(error, Error::CheckpointVersion { .. });
-            assert!(version == words.starts_with("version"), "{error}");
+            let fits = match words.starts_with("version") {
+                true => matches!(error, Error::CheckpointVersion { .. }),
+                false => matches!(error, Error::Checkpoint { .. }),
+            };
+            assert!(fits, "{error:?}");
             let text = error.to_string();
             assert!(text.contains("step-000001") && text.contains(words), "{text}");
             assert_eq!(fs::read(&path).unwrap(), bytes, "left as it was");
@@ -199,15 +202,17 @@ mod tests {
         let file = Path::new("round-1.safetensors");
         ours.check(file, &ours).unwrap();
         let says = |other: &Identity, words: &str| {
-            let text = ours.check(file, other).unwrap_err().to_string();
-            assert!(text.contains(words), "{text}");
+            let error = ours.check(file, other).unwrap_err();
+            assert!(error.to_string().contains(words), "{error}");
+            error
         };
-        says(&identity("host = \"baseline\"\nseed = 2"), "`seed = 2`");
-        says(
-            &Identity { instruction_set: "avx2".into(), ..ours.clone() },
-            "avx2, with which the run",
-        );
+        let error = says(&identity("host = \"baseline\"\nseed = 2"), "`seed = 2`");
+        assert!(matches!(error, Error::OtherSettings { .. }), "{error:?}");
+        let avx2 = Identity { instruction_set: "avx2".into(), ..ours.clone() };
+        let error = says(&avx2, "avx2, with which the run");
+        assert!(matches!(error, Error::Value { .. }), "{error:?}");
         let dataset = DatasetSummary { train_samples: 1, ..DatasetSummary::default() };
-        says(&Identity { dataset, ..ours.clone() }, "data");
+        let error = says(&Identity { dataset, ..ours.clone() }, "the data that the run began with");
+        assert!(matches!(error, Error::Value { .. }), "{error:?}");
     }
 }

@@ -63,6 +63,7 @@ impl Devices {
 mod tests {
     use super::*;
     use crate::config::Layer;
+    use meristem_device::Error::BadDeviceName;
 
     fn devices(names: &[&str], policy: Option<&str>, envs: usize) -> Result<Devices> {
         let flags = Layer {
@@ -88,7 +89,7 @@ mod tests {
     fn what_cannot_be_is_named_with_what_was_expected() {
         for (names, policy, envs, words) in [
             (&[][..], None, 2, "at least one device"),
-            (&["gpu"], None, 2, "`gpu` is no device"),
+            (&["gpu"], None, 2, "`gpu` is not a device"),
             (&["cpu", "cpu:0"], None, 2, "cpu is listed twice"),
             (&["cpu:1", "cpu:2", "cpu:1"], None, 4, "cpu:1 is listed twice"),
             (&["cpu:0", "cpu:1", "cpu:2"], None, 2, "at most 2, a device for each env"),
@@ -98,9 +99,14 @@ mod tests {
                 2,
                 "got cpu:2, expected one of the `devices`: cpu, cpu:1",
             ),
-            (&["cpu:0"], Some("x"), 2, "`x` is no device"),
+            (&["cpu:0"], Some("x"), 2, "`x` is not a device"),
         ] {
             let error = devices(names, policy, envs).unwrap_err();
+            let fits = match words.ends_with("is not a device") {
+                true => matches!(error, Error::Device(BadDeviceName { .. })),
+                false => matches!(error, Error::Value { .. }),
+            };
+            assert!(fits, "{error:?}");
             assert!(error.to_string().contains(words), "{error}");
             assert_eq!(error.exit_code(), 2, "{error}");
         }

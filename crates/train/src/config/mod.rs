@@ -279,8 +279,12 @@ mod tests {
             (Layer { time_every: Some(0), ..Layer::default() }, "time-every"),
         ];
         for (layer, key) in bad {
-            let message = resolve(Layer::default(), layer).unwrap_err().to_string();
-            assert!(message.contains(key), "{message}");
+            let error = resolve(Layer::default(), layer).unwrap_err();
+            assert!(
+                matches!(&error, crate::error::Error::Value { key: of, .. } if of == key),
+                "{error:?}"
+            );
+            assert!(error.to_string().contains(", expected "), "{error}");
         }
     }
 

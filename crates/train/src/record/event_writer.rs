@@ -347,6 +347,8 @@ mod tests {
         let mut writer = EventWriter::start(path, file, EventsPosition::default(), 8).unwrap();
         writer.emit_waiting(&anomaly(0));
         let error = writer.close().unwrap_err();
+        assert!(matches!(error, Error::RunFolder { action: "write", .. }), "{error:?}");
+        assert!(error.to_string().starts_with("cannot write /dev/full: "), "{error}");
         assert_eq!(error.exit_code(), 1);
         assert!(error.remedy().unwrap().contains("free some space"), "{error}");
     }

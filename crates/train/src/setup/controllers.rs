@@ -162,6 +162,7 @@ mod tests {
         let mut skipped = Skipped::default();
         let error = run(&config, &mut skipped).unwrap_err();
         let diverged = meristem_control::Error::Diverged { skipped: 3 };
+        assert!(matches!(error, Error::Control(meristem_control::Error::Diverged { skipped: 3 })));
         assert_eq!(error.to_string(), diverged.to_string());
         assert_eq!(error.exit_code(), 1);
         let [.., one, other] = skipped.0[..] else { panic!("{:?}", skipped.0) };

@@ -288,6 +288,7 @@ fn parse_slots(host: &HostSpec, wanted: &[String]) -> Result<Vec<SlotName>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use meristem_grow::HostError;
 
     fn slots(wanted: &[&str]) -> Result<String> {
         let wanted: Vec<String> = wanted.iter().map(|name| name.to_string()).collect();
@@ -302,15 +303,27 @@ mod tests {
         assert_eq!(slots(&["r0"]).unwrap(), "r0c0,r0c1,r0c2");
         assert_eq!(slots(&["r1c2", "r0"]).unwrap(), "r0c0,r0c1,r0c2,r1c2");
         assert_eq!(slots(&["all"]).unwrap(), "r0c0,r0c1,r0c2,r1c0,r1c1,r1c2");
-        for bad in [&["r0c7"][..], &["r2"], &["r0", "r0c1"], &[""]] {
-            let error = slots(bad).unwrap_err();
+        for (bad, unknown) in [(["r0c7"], "`r0c7`"), (["r2"], "`r2`")] {
+            let error = slots(&bad).unwrap_err();
+            assert!(error.to_string().contains(unknown), "{error}");
             assert_eq!(error.exit_code(), 2, "{error}");
+            let Error::Grow(meristem_grow::Error::Host(host)) = error else { panic!("{error}") };
+            assert!(matches!(host, HostError::UnknownSlot { .. }), "{host:?}");
         }
+        let twice = slots(&["r0", "r0c1"]).unwrap_err();
+        assert_eq!(twice.exit_code(), 2, "{twice}");
+        let Error::Grow(meristem_grow::Error::Host(host)) = twice else { panic!("{twice}") };
+        assert_eq!(host, HostError::DuplicateSlot(SlotName::before_pool(1)));
+        let none = slots(&[""]).unwrap_err();
+        assert!(matches!(none, Error::Value { .. }), "{none:?}");
+        assert!(none.to_string().contains("slot names, `r0`, `r1` or `all`"), "{none}");
+        assert_eq!(none.exit_code(), 2, "{none}");
     }
 
     #[test]
     fn a_wrong_dataset_names_the_nearest() {
-        let message = dataset_spec("cifar-10", None, false).unwrap_err().to_string();
-        assert!(message.contains("did you mean `cifar10`?"), "{message}");
+        let error = dataset_spec("cifar-10", None, false).unwrap_err();
+        assert!(matches!(&error, Error::Value { key, .. } if key == "dataset"), "{error:?}");
+        assert!(error.to_string().contains("did you mean `cifar10`?"), "{error}");
     }
 }

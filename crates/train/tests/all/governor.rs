@@ -438,6 +438,7 @@ fn what_cannot_be_trained_ends_with_an_error_and_a_readable_folder() {
         assert!(ends, "{error}");
     }
     // The run can be resumed, with the same end.
-    let again = go_on(&run, Breaks::default()).unwrap_err().to_string();
-    assert_eq!(again, text);
+    let again = go_on(&run, Breaks::default()).unwrap_err();
+    assert!(matches!(again, Error::Diverged { failures: 3, round: 0, .. }), "{again:?}");
+    assert_eq!(again.to_string(), text);
 }

@@ -50,5 +50,6 @@ fn operands_that_do_not_fit_are_refused() {
     let reads = [Slice::of(&three), Slice::of(&three)].into_iter().collect();
     let operands = Operands { reads, ..Operands::default() };
     let error = ops::run(Backend::Cpu(Isa::portable()), &op, operands).unwrap_err();
+    assert!(matches!(error, Error::Operand { .. }), "{error:?}");
     assert!(error.to_string().contains("read: expected 1 in all, got 2 in all"), "{error}");
 }
