@@ -37,18 +37,22 @@ impl Wait {
 pub(crate) fn check(tree: &Tree) -> Result<Vec<Finding>, Box<dyn Error>> {
     let table = tree.get(TABLE).map_or("", |file| &file.text);
     let (mut entries, mut findings) = entries(table)?;
+    let (mut waits, mut tests) = (vec![], vec![]);
     for file in tree.ending(".rs").filter(|file| is_looked_at(&file.path)) {
-        for wait in waits_of(file)? {
-            match entries.iter().position(|entry| entry.same(&wait)) {
-                Some(at) => drop(entries.remove(at)),
-                None => {
-                    let Wait { file, line, function, call } = wait;
-                    let message = format!(
-                        "`{call}` in `{function}` waits for the device: do without, or enter it \
-                         into {TABLE} with its reason"
-                    );
-                    findings.push(Finding::new(format!("{file}:{line}"), message));
-                }
+        let found = waits_of(file)?;
+        waits.extend(found.waits);
+        tests.extend(found.tests);
+    }
+    for wait in waits.into_iter().filter(|wait| !tests.contains(&wait.file)) {
+        match entries.iter().position(|entry| entry.same(&wait)) {
+            Some(at) => drop(entries.remove(at)),
+            None => {
+                let Wait { file, line, function, call } = wait;
+                let message = format!(
+                    "`{call}` in `{function}` waits for the device: do without, or enter it into \
+                     {TABLE} with its reason"
+                );
+                findings.push(Finding::new(format!("{file}:{line}"), message));
             }
         }
     }
@@ -78,25 +82,27 @@ fn entries(table: &str) -> Result<(Vec<Wait>, Vec<Finding>), Box<dyn Error>> {
     Ok((entries, findings))
 }
 
-fn waits_of(file: &File) -> Result<Vec<Wait>, Box<dyn Error>> {
+fn waits_of(file: &File) -> Result<Waits<'_>, Box<dyn Error>> {
     let parsed = syn::parse_file(&file.text).map_err(|e| format!("{}: {e}", file.path))?;
-    let mut visitor = Waits { file: &file.path, functions: vec![], found: vec![] };
+    let mut visitor = Waits { file: &file.path, functions: vec![], waits: vec![], tests: vec![] };
     visitor.visit_file(&parsed);
-    Ok(visitor.found)
+    Ok(visitor)
 }
 
 /// Collects the calls that wait, with the function around each. Tests may wait.
 struct Waits<'a> {
     file: &'a str,
     functions: Vec<String>,
-    found: Vec<Wait>,
+    waits: Vec<Wait>,
+    /// Files of modules that are declared here for tests only.
+    tests: Vec<String>,
 }
 
 impl Waits<'_> {
     fn add(&mut self, call: String, at: Span) {
         let function = self.functions.last().cloned().unwrap_or_default();
         let (file, line) = (self.file.to_string(), at.start().line);
-        self.found.push(Wait { file, line, function, call });
+        self.waits.push(Wait { file, line, function, call });
     }
 
     fn within(&mut self, name: &syn::Ident, look: impl FnOnce(&mut Self)) {
@@ -104,6 +110,13 @@ impl Waits<'_> {
         look(self);
         self.functions.pop();
     }
+}
+
+/// The file of a module that `parent` declares.
+fn file_of(parent: &str, module: &syn::Ident) -> String {
+    let stem = parent.trim_end_matches(".rs");
+    let root = ["/mod", "/lib", "/main"].iter().find_map(|root| stem.strip_suffix(root));
+    format!("{}/{module}.rs", root.unwrap_or(stem))
 }
 
 fn is_test(attributes: &[syn::Attribute]) -> bool {
@@ -123,6 +136,8 @@ impl<'ast> Visit<'ast> for Waits<'_> {
     fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
         if !is_test(&item.attrs) {
             visit::visit_item_mod(self, item);
+        } else if item.content.is_none() {
+            self.tests.push(file_of(self.file, &item.ident));
         }
     }
 
@@ -181,11 +196,18 @@ mod tests {
         mod tests { fn may() { device.synchronize().unwrap(); } }
         #[test]
         fn may_too() { device.synchronize().unwrap(); }
+        #[cfg(test)]
+        mod model;
     ";
 
     fn findings(table: &str) -> Vec<String> {
-        let files =
-            [(TABLE, table), ("crates/comm/src/x.rs", SOURCE), ("crates/device/src/y.rs", SOURCE)];
+        let files = [
+            (TABLE, table),
+            ("crates/comm/src/x.rs", SOURCE),
+            ("crates/device/src/y.rs", SOURCE),
+            // A module of `x` for tests only.
+            ("crates/comm/src/x/model.rs", SOURCE),
+        ];
         let files = files.map(|(path, text)| File { path: path.into(), text: text.into() });
         let findings = check(&Tree { files: files.into() }).unwrap();
         findings.into_iter().map(|f| format!("{} {}", f.place, f.message)).collect()
