@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn a_call_is_recorded_only_for_an_observer_of_runs() {
         let folder = tempfile::tempdir().unwrap();
-        let trace = Trace::create(&folder.path().join("t.json")).unwrap();
+        let trace = Trace::create(folder.path().join("t.json")).unwrap();
         for (sanitize, trace, recorded) in
             [(false, None, false), (true, None, false), (true, Some(trace), true)]
         {
