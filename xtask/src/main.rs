@@ -1,19 +1,25 @@
-//! Repository chores: `cargo xtask tidy`.
+//! Repository chores: `cargo xtask tidy` and `cargo xtask standin`.
 #![forbid(unsafe_code)]
 
+mod standin;
 mod tidy;
 
 use std::path::Path;
 use std::process::ExitCode;
 
+/// The commands.
+const USAGE: &str = "\
+usage: cargo xtask tidy                   checks what the compiler does not; see CONTRIBUTING.md
+       cargo xtask standin [...] COMMAND  runs COMMAND on the stand-in for CUDA; see --help
+";
+
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["tidy"] => tidy::run(&root()),
+    match arguments.split_first() {
+        Some((command, [])) if command == "tidy" => tidy::run(&root()),
+        Some((command, rest)) if command == "standin" => standin::run(&root(), rest),
         _ => {
-            eprintln!(
-                "usage: cargo xtask tidy   (checks what the compiler does not; see CONTRIBUTING.md)"
-            );
+            eprint!("{USAGE}");
             ExitCode::from(2)
         }
     }

@@ -1,0 +1,89 @@
+//! Events.
+
+use std::ffi::c_uint;
+
+use cudarc::driver::sys::{CUevent, CUresult, CUstream};
+
+use super::call::{INVALID, driver, in_context, write};
+use super::stream::stream;
+use crate::order::Event;
+
+/// All flags that an event can have.
+const FLAGS: c_uint = 0b111;
+
+/// The flag of events without a time.
+const DISABLE_TIMING: c_uint = 0b10;
+
+driver! {
+    /// Creates an event.
+    fn cuEventCreate(phEvent: *mut CUevent, Flags: c_uint) {
+        in_context(|machine, device| {
+            if Flags & !FLAGS != 0 || phEvent.is_null() {
+                return Err(INVALID);
+            }
+            let timed = Flags & DISABLE_TIMING == 0;
+            let handle = machine.events.insert(Event { device, timed, recorded: None });
+            write(phEvent, handle as CUevent)
+        })
+    }
+
+    /// Destroys an event. What waits for it still does.
+    fn cuEventDestroy_v2(hEvent: CUevent) {
+        in_context(|machine, _| machine.events.remove(hEvent as u64).map(drop))
+    }
+
+    /// Records the end of a stream as it is now.
+    fn cuEventRecord(hEvent: CUevent, hStream: CUstream) {
+        in_context(|machine, device| {
+            let end = machine.end(stream(machine, device, hStream)?)?;
+            let event = machine.events.get_mut(hEvent as u64)?;
+            if event.device != device {
+                return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+            }
+            event.recorded = Some(end);
+            Ok(())
+        })
+    }
+
+    /// Whether what an event was recorded after is done. Some commands of any streams run before.
+    fn cuEventQuery(hEvent: CUevent) {
+        in_context(|machine, device| {
+            let recorded = machine.events.get(hEvent as u64)?.recorded;
+            let done = recorded.is_none_or(|point| machine.query(point));
+            machine.healthy(device)?;
+            done.then_some(()).ok_or(CUresult::CUDA_ERROR_NOT_READY)
+        })
+    }
+
+    /// Waits for what an event was recorded after.
+    fn cuEventSynchronize(hEvent: CUevent) {
+        in_context(|machine, device| {
+            let recorded = machine.events.get(hEvent as u64)?.recorded;
+            machine.wait(recorded.as_slice())?;
+            machine.healthy(device)
+        })
+    }
+
+    /// Milliseconds between two events: one microsecond for each command between them, as the
+    /// stand-in has no time.
+    fn cuEventElapsedTime_v2(pMilliseconds: *mut f32, hStart: CUevent, hEnd: CUevent) {
+        in_context(|machine, _| {
+            let (start, end) = (hStart as u64, hEnd as u64);
+            let [start, end] = [*machine.events.get(start)?, *machine.events.get(end)?];
+            if !start.timed || !end.timed {
+                return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+            }
+            let (Some(start), Some(end)) = (start.recorded, end.recorded) else {
+                return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+            };
+            if !machine.is_done(start) || !machine.is_done(end) {
+                return Err(CUresult::CUDA_ERROR_NOT_READY);
+            }
+            let commands = match start.stream == end.stream {
+                true => end.at as f32 - start.at as f32,
+                false => 1.0,
+            };
+            write(pMilliseconds, commands * 1e-3)
+        })
+    }
+}

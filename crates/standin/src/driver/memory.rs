@@ -1,0 +1,65 @@
+//! Memory of devices, and page-locked memory of the host.
+
+use std::ffi::{c_uint, c_void};
+
+use cudarc::driver::sys::{CUdeviceptr, CUresult};
+
+use super::call::{INVALID, driver, in_context, write};
+use crate::memory::Kind;
+
+driver! {
+    /// Allocates memory of the device, full of poison.
+    fn cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytesize: usize) {
+        in_context(|machine, device| {
+            if bytesize == 0 {
+                return Err(INVALID);
+            }
+            let address = machine.memory.allocate(Kind::Device(device), bytesize);
+            write(dptr, address.ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?)
+        })
+    }
+
+    /// Frees memory of the device after everything that was enqueued on it.
+    fn cuMemFree_v2(dptr: CUdeviceptr) {
+        in_context(|machine, device| {
+            if dptr == 0 {
+                return Ok(());
+            }
+            // Memory of another device is freed after its work.
+            let owner = match machine.memory.owner(dptr, 0) {
+                Some(Kind::Device(owner)) => owner,
+                _ => device,
+            };
+            machine.wait_for_device(owner)?;
+            machine.memory.free(dptr, false).then_some(()).ok_or(INVALID)
+        })
+    }
+
+    /// Bytes of the device's memory that are free, and all.
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
+        in_context(|machine, device| {
+            write(free, machine.memory.available(device))?;
+            write(total, machine.memory.capacity())
+        })
+    }
+
+    /// Allocates page-locked memory of the host, full of poison.
+    fn cuMemHostAlloc(pp: *mut *mut c_void, bytesize: usize, Flags: c_uint) {
+        in_context(|machine, _| {
+            // Portable, mapped and write-combined memory is all the same here.
+            if bytesize == 0 || Flags > 7 {
+                return Err(INVALID);
+            }
+            let address = machine.memory.allocate(Kind::Pinned, bytesize);
+            write(pp, address.ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)? as *mut c_void)
+        })
+    }
+
+    /// Frees page-locked memory after everything that was enqueued on the device.
+    fn cuMemFreeHost(p: *mut c_void) {
+        in_context(|machine, device| {
+            machine.wait_for_device(device)?;
+            machine.memory.free(p as u64, true).then_some(()).ok_or(INVALID)
+        })
+    }
+}

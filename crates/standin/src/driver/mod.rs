@@ -1,0 +1,15 @@
+//! Functions of the CUDA driver, one file for each family.
+//!
+//! Each does what NVIDIA documents for it, error codes included. Where the real driver may crash,
+//! as on a handle that was destroyed, these return an error.
+
+mod call;
+pub mod context;
+pub mod copy;
+pub mod device;
+pub mod error;
+pub mod event;
+pub mod graph;
+pub mod memory;
+pub mod module;
+pub mod stream;

@@ -1,0 +1,218 @@
+//! Fibers: stacks that take turns on one thread of the host.
+//!
+//! The switch saves the registers that a callee must keep, and nothing else: `swapcontext` makes
+//! two system calls each time.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use crate::memory::{Asan, Mapping};
+
+/// Bytes of a stack.
+const STACK: usize = 256 << 10;
+
+/// Stacks begin at different distances from their ends, so that they do not share the same sets of
+/// the cache: an odd number of its lines times the number of the stack, modulo a prime.
+const COLOUR: usize = 17 * 64;
+const COLOURS: usize = 61;
+
+/// A stack, and where it was left.
+#[derive(Debug)]
+pub(super) struct Fiber {
+    stack: Mapping,
+    /// One past the highest byte in use.
+    top: *mut u8,
+    /// Stack pointer while another fiber runs.
+    pointer: *mut u8,
+    /// AddressSanitizer's memory of the stack.
+    saved: *mut c_void,
+}
+
+/// The thread of the host, while a fiber runs.
+#[derive(Debug)]
+pub(super) struct Home {
+    pointer: *mut u8,
+    saved: *mut c_void,
+    stack: (*const u8, usize),
+}
+
+/// A place to switch from or to.
+pub(super) struct Place {
+    pointer: *mut *mut u8,
+    saved: *mut *mut c_void,
+    stack: (*const u8, usize),
+}
+
+impl Home {
+    pub(super) fn new() -> Self {
+        Self { pointer: ptr::null_mut(), saved: ptr::null_mut(), stack: (ptr::null(), 0) }
+    }
+
+    pub(super) fn place(&mut self) -> Place {
+        Place { pointer: &raw mut self.pointer, saved: &raw mut self.saved, stack: self.stack }
+    }
+
+    /// Takes note of the host's stack; the first act on a fiber that home switched to.
+    pub(super) fn left(&mut self, stack: (*const u8, usize)) {
+        self.stack = stack;
+    }
+}
+
+impl Fiber {
+    /// A fiber that will call `main` when it is first switched to; `None` without memory.
+    pub(super) fn new(number: usize, main: extern "C" fn() -> !) -> Option<Self> {
+        let stack = Mapping::new(STACK)?;
+        // SAFETY: a place in the open pages, which are more than all colours.
+        let top = unsafe { stack.open().add(stack.open_bytes() - number % COLOURS * COLOUR) };
+        let mut fiber = Self { stack, top, pointer: ptr::null_mut(), saved: ptr::null_mut() };
+        fiber.restart(main);
+        Some(fiber)
+    }
+
+    /// Forgets what the fiber was doing: it will call `main` when it is next switched to.
+    pub(super) fn restart(&mut self, main: extern "C" fn() -> !) {
+        if let Some(asan) = Asan::get() {
+            asan.unpoison(self.stack.open(), self.stack.open_bytes());
+        }
+        self.saved = ptr::null_mut();
+        // SAFETY: the top words of the stack, which nobody uses.
+        self.pointer = unsafe { prepare(self.top, main) };
+    }
+
+    pub(super) fn place(&mut self) -> Place {
+        Place {
+            pointer: &raw mut self.pointer,
+            saved: &raw mut self.saved,
+            stack: (self.stack.open(), self.stack.open_bytes()),
+        }
+    }
+
+    /// One past the highest byte in use.
+    pub(super) fn top(&self) -> *mut u8 {
+        self.top
+    }
+}
+
+/// Leaves `from` and goes on at `to`. Returns when something switches back; the stack that was left
+/// then is the result, under AddressSanitizer.
+///
+/// # Safety
+/// The thread runs on `from`; `to` was left before or has just been made; both stay where they are.
+pub(super) unsafe fn switch(from: Place, to: Place) -> (*const u8, usize) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match Asan::get() {
+            None => {
+                exchange(from.pointer, *to.pointer);
+                (ptr::null(), 0)
+            }
+            Some(asan) => {
+                asan.before_switch(from.saved, to.stack.0, to.stack.1);
+                exchange(from.pointer, *to.pointer);
+                asan.after_switch(*from.saved)
+            }
+        }
+    }
+}
+
+/// The first act of a fiber; the stack that was left is the result, under AddressSanitizer.
+pub(super) fn arrived() -> (*const u8, usize) {
+    // SAFETY: called once on a fresh stack, which has nothing saved.
+    Asan::get().map_or((ptr::null(), 0), |asan| unsafe { asan.after_switch(ptr::null_mut()) })
+}
+
+/// Saves the registers and the stack pointer, and takes those of the other stack.
+///
+/// # Safety
+/// `to` is what this function stored for a stack, or what `prepare` returned.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+unsafe extern "C" fn exchange(from: *mut *mut u8, to: *mut u8) {
+    core::arch::naked_asm!(
+        "push rbp",
+        "push rbx",
+        "push r12",
+        "push r13",
+        "push r14",
+        "push r15",
+        "mov [rdi], rsp",
+        "mov rsp, rsi",
+        "pop r15",
+        "pop r14",
+        "pop r13",
+        "pop r12",
+        "pop rbx",
+        "pop rbp",
+        "ret",
+    )
+}
+
+/// A stack on which `exchange` will find `main` to return to; its stack pointer.
+///
+/// # Safety
+/// `top` is the end of a stack that nobody uses.
+#[cfg(target_arch = "x86_64")]
+unsafe fn prepare(top: *mut u8, main: extern "C" fn() -> !) -> *mut u8 {
+    // Six registers, the address to return to, and none to return to from there, which leaves the
+    // stack aligned as after a call.
+    // SAFETY: the caller's contract.
+    unsafe {
+        let words = top.cast::<usize>().sub(8);
+        words.write_bytes(0, 8);
+        *words.add(6) = main as *const () as usize;
+        words.cast()
+    }
+}
+
+/// Saves the registers and the stack pointer, and takes those of the other stack.
+///
+/// # Safety
+/// `to` is what this function stored for a stack, or what `prepare` returned.
+#[cfg(target_arch = "aarch64")]
+#[unsafe(naked)]
+unsafe extern "C" fn exchange(from: *mut *mut u8, to: *mut u8) {
+    core::arch::naked_asm!(
+        "sub sp, sp, #160",
+        "stp x19, x20, [sp, #0]",
+        "stp x21, x22, [sp, #16]",
+        "stp x23, x24, [sp, #32]",
+        "stp x25, x26, [sp, #48]",
+        "stp x27, x28, [sp, #64]",
+        "stp x29, x30, [sp, #80]",
+        "stp d8, d9, [sp, #96]",
+        "stp d10, d11, [sp, #112]",
+        "stp d12, d13, [sp, #128]",
+        "stp d14, d15, [sp, #144]",
+        "mov x9, sp",
+        "str x9, [x0]",
+        "mov sp, x1",
+        "ldp x19, x20, [sp, #0]",
+        "ldp x21, x22, [sp, #16]",
+        "ldp x23, x24, [sp, #32]",
+        "ldp x25, x26, [sp, #48]",
+        "ldp x27, x28, [sp, #64]",
+        "ldp x29, x30, [sp, #80]",
+        "ldp d8, d9, [sp, #96]",
+        "ldp d10, d11, [sp, #112]",
+        "ldp d12, d13, [sp, #128]",
+        "ldp d14, d15, [sp, #144]",
+        "add sp, sp, #160",
+        "ret",
+    )
+}
+
+/// A stack on which `exchange` will find `main` to return to; its stack pointer.
+///
+/// # Safety
+/// `top` is the end of a stack that nobody uses.
+#[cfg(target_arch = "aarch64")]
+unsafe fn prepare(top: *mut u8, main: extern "C" fn() -> !) -> *mut u8 {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let words = top.cast::<usize>().sub(20);
+        words.write_bytes(0, 20);
+        // x30, the address to return to.
+        *words.add(11) = main as *const () as usize;
+        words.cast()
+    }
+}

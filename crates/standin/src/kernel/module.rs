@@ -1,0 +1,212 @@
+//! Loaded modules: shared objects that `compile` wrote, and their kernels.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::slice;
+
+use super::compile;
+use crate::memory::Asan;
+
+/// Bytes behind dynamic shared memory that are checked.
+pub(super) const GUARD_BYTES: usize = 256;
+
+/// Bytes that a module has for dynamic shared memory; `meristem_dynamic_bytes` of the shim.
+pub(super) const DYNAMIC_ROOM: usize = super::DYNAMIC_MAX + GUARD_BYTES;
+
+/// Functions that kernels call; `meristem_host` of the shim.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Host {
+    pub(super) wait: extern "C" fn(c_int, *const c_char, c_int),
+    pub(super) ended: extern "C" fn(),
+    pub(super) fail: extern "C" fn(c_int, *const c_char, *const c_char, c_int) -> !,
+    pub(super) copy: extern "C" fn(*mut u8, *const u8, usize),
+    pub(super) commit: extern "C" fn(),
+    pub(super) arrive: extern "C" fn(c_uint),
+}
+
+/// The block that runs; `meristem_block` of the shim.
+#[repr(C)]
+pub(super) struct Block {
+    pub(super) host: *const Host,
+    pub(super) order: *const u32,
+    pub(super) started: u32,
+    pub(super) count: u32,
+    pub(super) live: u32,
+    pub(super) waiting: u32,
+    pub(super) current: u32,
+    pub(super) lanes: *mut u64,
+    pub(super) turn: [u8; 32],
+}
+
+/// One argument of a kernel.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Argument {
+    /// Its size.
+    pub(crate) bytes: c_uint,
+    /// Whether its type is a pointer.
+    pub(crate) is_pointer: c_uint,
+}
+
+/// An entry of the module's table; `meristem_kernel` of the shim.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Entry {
+    name: *const c_char,
+    pub(super) run: unsafe extern "C" fn(*mut *mut c_void),
+    threads_max: c_uint,
+    arguments: c_uint,
+    argument: *const Argument,
+}
+
+/// The table that a module exports; `meristem_module` of the shim.
+#[repr(C)]
+pub(super) struct Exported {
+    kernels: c_uint,
+    kernel: *const Entry,
+    pub(super) block: *mut Block,
+    pub(super) thread_index: *mut [u32; 3],
+    pub(super) block_index: *mut [u32; 3],
+    pub(super) block_size: *mut [u32; 3],
+    pub(super) grid_size: *mut [u32; 3],
+    pub(super) dynamic: *mut u8,
+    pub(super) shared: *mut u8,
+    pub(super) shared_end: *mut u8,
+}
+
+/// A loaded module. It stays loaded as long as something holds it.
+#[derive(Debug)]
+pub(crate) struct Module {
+    library: *mut c_void,
+    exported: *const Exported,
+    /// Keeps the number of the file taken: the loader takes a path that it knows for the same file.
+    _file: File,
+}
+
+// SAFETY: a module is only used under the lock of the machine.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+impl Module {
+    /// Loads code that `compile` made; the error says why it is none.
+    ///
+    /// # Safety
+    /// `image` points to the whole of such code.
+    pub(crate) unsafe fn load(image: *const u8) -> Result<Self, String> {
+        // SAFETY: the caller's contract.
+        let code = unsafe { elf(image) }.ok_or("the image is no code")?;
+        // Looked at before anything of it runs: code for AddressSanitizer ends other processes.
+        let code = compile::unstamped(code).ok_or("the image is code of another compiler")?;
+        // SAFETY: creates a file without a name.
+        let file = unsafe { libc::memfd_create(c"meristem-kernels".as_ptr(), 0) };
+        if file < 0 {
+            return Err("memfd_create failed".into());
+        }
+        // SAFETY: the file was just created and belongs to nobody else.
+        let mut file = unsafe { File::from_raw_fd(file) };
+        file.write_all(&code).map_err(|error| format!("code could not be written: {error}"))?;
+        let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()))
+            .map_err(|error| error.to_string())?;
+        // SAFETY: the code's constructors are the compiler's; the shim has none.
+        let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if library.is_null() {
+            // SAFETY: after a failed call it is a message.
+            let why = unsafe { CStr::from_ptr(libc::dlerror()) };
+            return Err(why.to_string_lossy().into_owned());
+        }
+        // SAFETY: a lookup in the library just opened.
+        let exported =
+            unsafe { libc::dlsym(library, c"meristem_module_of_kernels".as_ptr()) }.cast();
+        let module = Self { library, exported, _file: file };
+        if exported.is_null() {
+            return Err("the code has no table of kernels".into());
+        }
+        Ok(module)
+    }
+
+    /// The number of the kernel with this name.
+    pub(crate) fn find(&self, name: &CStr) -> Option<usize> {
+        // SAFETY: a lookup in a library that is open. A kernel that is not extern "C" has another
+        // name there, as it has on a device.
+        if unsafe { libc::dlsym(self.library, name.as_ptr()) }.is_null() {
+            return None;
+        }
+        // SAFETY: the shim's names are C strings.
+        self.entries().iter().position(|entry| unsafe { CStr::from_ptr(entry.name) } == name)
+    }
+
+    /// The name of a kernel.
+    pub(crate) fn name(&self, kernel: usize) -> String {
+        // SAFETY: as above.
+        unsafe { CStr::from_ptr(self.entry(kernel).name) }.to_string_lossy().into_owned()
+    }
+
+    /// Arguments of a kernel.
+    pub(crate) fn arguments(&self, kernel: usize) -> &[Argument] {
+        let entry = self.entry(kernel);
+        // SAFETY: the shim's table has as many arguments as it says.
+        unsafe { slice::from_raw_parts(entry.argument, entry.arguments as usize) }
+    }
+
+    /// Most threads of a block, if the kernel has launch bounds.
+    pub(crate) fn threads_max(&self, kernel: usize) -> Option<usize> {
+        let threads = self.entry(kernel).threads_max as usize;
+        (threads > 0).then_some(threads)
+    }
+
+    /// Bytes of static shared memory of all kernels of the module together.
+    pub(crate) fn shared_bytes(&self) -> usize {
+        let exported = self.exported();
+        exported.shared_end as usize - exported.shared as usize
+    }
+
+    pub(super) fn exported(&self) -> &Exported {
+        // SAFETY: found when the module was loaded, and there as long as it is.
+        unsafe { &*self.exported }
+    }
+
+    pub(super) fn entry(&self, kernel: usize) -> &Entry {
+        &self.entries()[kernel]
+    }
+
+    fn entries(&self) -> &[Entry] {
+        let exported = self.exported();
+        // SAFETY: the shim's table has as many entries as it says.
+        unsafe { slice::from_raw_parts(exported.kernel, exported.kernels as usize) }
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // Other code or data will have these addresses, and must not find them closed.
+        if let (Some(asan), false) = (Asan::get(), self.exported.is_null()) {
+            asan.unpoison(self.exported().dynamic, DYNAMIC_ROOM);
+        }
+        // SAFETY: opened by `load`; nothing refers to it any more.
+        unsafe { libc::dlclose(self.library) };
+    }
+}
+
+/// The bytes of the ELF file at `image`: the table of its sections stands at its end.
+///
+/// # Safety
+/// `image` points to at least four bytes, and to a whole file if they are those of ELF.
+unsafe fn elf<'a>(image: *const u8) -> Option<&'a [u8]> {
+    // SAFETY: the caller's contract; the header of a 64-bit file has 64 bytes.
+    let header = unsafe {
+        if slice::from_raw_parts(image, 4) != b"\x7fELF" {
+            return None;
+        }
+        slice::from_raw_parts(image, 64)
+    };
+    let number = |at: usize, bytes: usize| {
+        header[at..at + bytes].iter().rev().fold(0, |number, byte| number << 8 | usize::from(*byte))
+    };
+    let end = number(0x28, 8) + number(0x3a, 2) * number(0x3c, 2);
+    // SAFETY: the caller's contract.
+    Some(unsafe { slice::from_raw_parts(image, end) })
+}

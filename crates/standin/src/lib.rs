@@ -1,0 +1,64 @@
+//! A stand-in for the CUDA driver and NVRTC, on a machine without a GPU.
+//!
+//! The library exports the functions that the CUDA backend loads. `cargo xtask standin COMMAND`
+//! runs a command with it in the place of `libcuda.so` and `libnvrtc.so`, so the backend that is
+//! tested is the one that runs on a GPU. Nothing of Meristem is in here, and nothing of it knows of
+//! this crate. The types of all signatures are those of `cudarc`, so that they cannot drift.
+//!
+//! # How it works
+//! - **Lazy and adversarial.** A stream is a queue. It advances when the host has to see a result
+//!   (a synchronisation, a blocking copy, `cuMemFree`) or asks (a query lets a random number of
+//!   commands run), in an order that the seed decides and that only stream order and events
+//!   restrict. A missing wait, a page-locked buffer that is reused too early and memory that is
+//!   freed too early are seen. The same seed and the same calls give the same order.
+//! - **Kernels are compiled** by the C++ compiler after a header (`kernel/shim.h`) that has the
+//!   built-in functions. Threads of a block are fibers. Blocks run forward, reversed or shuffled,
+//!   and so do the threads of a block between two barriers.
+//! - **Memory is hostile.** Fresh memory and shared memory are full of poison (a NaN). Beside each
+//!   allocation are a guard zone, checked after each command, and closed pages. Freed memory has no
+//!   pages any more. Pointers among the arguments of kernels and of graph nodes are checked against
+//!   live allocations when they are enqueued and when they run.
+//! - **A fault stays**: every later call on the context returns the same error. One line on stderr
+//!   says what happened.
+//!
+//! # Kernels
+//! The sources are those that NVRTC gets. The header asks this of them:
+//!
+//! | subject | rule |
+//! |---|---|
+//! | kernels | `extern "C" __global__ void NAME(…)`, also from macros and headers |
+//! | exchanges of a warp | the mask 0xffffffff, and all 32 lanes there |
+//! | `__syncthreads` | all threads that have not ended, at the same line |
+//! | atomics | `int`, `unsigned`, `unsigned long long`; with floats a compile error |
+//! | `expf`, `tanhf`, … | a compile error: a device has other bits; to be written with `fmaf` |
+//! | vectors | aligned accesses; others are a fault |
+//!
+//! `MERISTEM_STANDIN` is defined, for what a device needs in assembly. The header has instead:
+//!
+//! | instruction | function |
+//! |---|---|
+//! | `cp.async` | `__pipeline_memcpy_async`, `__pipeline_commit`, `__pipeline_wait_prior` |
+//! | `mma.sync` m16n8k8, TF32 | `meristem_mma_tf32` |
+//! | `mma.sync` m16n8k16, bf16 | `meristem_mma_bf16` |
+//! | `cvt.rna.tf32.f32` | `meristem_to_tf32` |
+//!
+//! # Settings
+//! | variable | meaning | default |
+//! |---|---|---|
+//! | `MERISTEM_STANDIN_SEED` | decides every order | 0 |
+//! | `MERISTEM_STANDIN_DEVICES` | number of devices | 1 |
+//! | `MERISTEM_STANDIN_MEMORY` | bytes of memory of each device | 8 GiB |
+//! | `MERISTEM_STANDIN_COMPILER` | the C++ compiler, GCC 12 or newer | `g++` |
+//! | `MERISTEM_STANDIN_FLAGS` | more flags for it, such as `-fsanitize=address` | |
+//!
+//! # Limits
+//! It cannot show times, occupancy, the memory model of a GPU (threads take turns, so each sees all
+//! writes of the others at once) and the rounding of tensor cores. Device variables without a value
+//! in the source (`__device__ float x;`) are taken for shared memory.
+
+pub mod driver;
+mod ground;
+mod kernel;
+mod memory;
+pub mod nvrtc;
+mod order;

@@ -1,0 +1,90 @@
+//! AddressSanitizer's own functions, where the process has it loaded.
+
+use std::ffi::{CStr, c_void};
+use std::ptr;
+use std::sync::OnceLock;
+
+type Region = unsafe extern "C" fn(*const c_void, usize);
+type StartSwitch = unsafe extern "C" fn(*mut *mut c_void, *const c_void, usize);
+type FinishSwitch = unsafe extern "C" fn(*mut c_void, *mut *const c_void, *mut usize);
+
+/// Functions of the sanitizer's run-time library.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asan {
+    poison: Region,
+    unpoison: Region,
+    start_switch: StartSwitch,
+    finish_switch: FinishSwitch,
+}
+
+impl Asan {
+    /// The library's functions, or `None` in a process without it.
+    pub(crate) fn get() -> Option<&'static Self> {
+        static LOADED: OnceLock<Option<Asan>> = OnceLock::new();
+        LOADED.get_or_init(Self::find).as_ref()
+    }
+
+    fn find() -> Option<Self> {
+        // SAFETY: the types are those that sanitizer/asan_interface.h and
+        // sanitizer/common_interface_defs.h declare for these names.
+        unsafe {
+            Some(Self {
+                poison: std::mem::transmute::<*mut c_void, Region>(symbol(
+                    c"__asan_poison_memory_region",
+                )?),
+                unpoison: std::mem::transmute::<*mut c_void, Region>(symbol(
+                    c"__asan_unpoison_memory_region",
+                )?),
+                start_switch: std::mem::transmute::<*mut c_void, StartSwitch>(symbol(
+                    c"__sanitizer_start_switch_fiber",
+                )?),
+                finish_switch: std::mem::transmute::<*mut c_void, FinishSwitch>(symbol(
+                    c"__sanitizer_finish_switch_fiber",
+                )?),
+            })
+        }
+    }
+
+    /// Makes accesses of instrumented code to these bytes errors.
+    pub(crate) fn poison(&self, from: *const u8, bytes: usize) {
+        // SAFETY: only the shadow of the range is written; the caller owns the range.
+        unsafe { (self.poison)(from.cast(), bytes) }
+    }
+
+    /// Permits accesses to these bytes again.
+    pub(crate) fn unpoison(&self, from: *const u8, bytes: usize) {
+        // SAFETY: as above.
+        unsafe { (self.unpoison)(from.cast(), bytes) }
+    }
+
+    /// Tells the sanitizer that the stack is about to change to the one at `bottom`.
+    ///
+    /// # Safety
+    /// The next switch of this thread goes to that stack, and `save` lives until it comes back.
+    pub(crate) unsafe fn before_switch(
+        &self,
+        save: *mut *mut c_void,
+        bottom: *const u8,
+        bytes: usize,
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe { (self.start_switch)(save, bottom.cast(), bytes) }
+    }
+
+    /// Tells the sanitizer that the switch is done; returns the stack that was left.
+    ///
+    /// # Safety
+    /// The first act after a switch; `saved` is what leaving this stack stored, or null.
+    pub(crate) unsafe fn after_switch(&self, saved: *mut c_void) -> (*const u8, usize) {
+        let (mut bottom, mut bytes) = (ptr::null(), 0);
+        // SAFETY: the caller's contract; both places are ours.
+        unsafe { (self.finish_switch)(saved, &raw mut bottom, &raw mut bytes) };
+        (bottom.cast(), bytes)
+    }
+}
+
+fn symbol(name: &CStr) -> Option<*mut c_void> {
+    // SAFETY: a lookup of a name among what the process has loaded.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    (!found.is_null()).then_some(found)
+}

@@ -1,0 +1,428 @@
+//! The machine: devices, their streams, and the moments at which streams advance.
+//!
+//! Nothing runs when it is enqueued. Streams advance when the host has to see a result, in an order
+//! that the seed decides and that nothing but stream order and events restricts.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUresult;
+
+use super::graph::{Exec, Graph, Run};
+use super::point::Point;
+use super::stream::{Command, Event, Stream, Task};
+use super::work::Work;
+use crate::ground::{Fault, Random, Settings, Table};
+use crate::kernel::{Engine, Module};
+use crate::memory::Memory;
+
+/// Most commands that a query lets run.
+const QUERY_COMMANDS: usize = 4;
+
+/// One device.
+#[derive(Debug)]
+pub(crate) struct Device {
+    /// Handle of its primary context.
+    pub(crate) context: u64,
+    /// How often the context was retained and not released.
+    pub(crate) retained: usize,
+    /// Handle of its default stream.
+    pub(crate) default_stream: u64,
+    /// The error that all calls return from now on.
+    pub(crate) fault: Option<Fault>,
+}
+
+/// A kernel as the host knows it.
+#[derive(Clone, Debug)]
+pub(crate) struct Function {
+    /// Handle of its module.
+    pub(crate) owner: u64,
+    pub(crate) module: Arc<Module>,
+    /// Its number in the module.
+    pub(crate) kernel: usize,
+    /// Dynamic shared memory that launches may have.
+    pub(crate) dynamic_max: usize,
+}
+
+/// Everything that the driver knows.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    pub(crate) devices: Vec<Device>,
+    pub(crate) memory: Memory,
+    pub(crate) streams: Table<Stream>,
+    pub(crate) events: Table<Event>,
+    /// Modules with the numbers of their devices.
+    pub(crate) modules: Table<(usize, Arc<Module>)>,
+    pub(crate) functions: Table<Function>,
+    pub(crate) graphs: Table<Graph>,
+    pub(crate) execs: Table<Exec>,
+    engine: Engine,
+    random: Random,
+}
+
+/// How eagerly streams run that the host does not wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mood {
+    /// Not at all.
+    Idle,
+    /// As much as the others.
+    Fair,
+    /// First.
+    Eager,
+}
+
+impl Machine {
+    pub(crate) fn new(settings: &Settings) -> Self {
+        let mut contexts: Table<()> = Table::new();
+        let mut streams = Table::new();
+        let devices = (0..settings.devices).map(|device| Device {
+            context: contexts.insert(()),
+            retained: 0,
+            default_stream: streams.insert(Stream::new(device, true)),
+            fault: None,
+        });
+        let devices = devices.collect();
+        Self {
+            devices,
+            memory: Memory::new(settings.devices, settings.memory),
+            streams,
+            events: Table::new(),
+            modules: Table::new(),
+            functions: Table::new(),
+            graphs: Table::new(),
+            execs: Table::new(),
+            engine: Engine::new(settings.seed),
+            random: Random::new(settings.seed, 0),
+        }
+    }
+
+    /// The code of the device's fault, if it has one.
+    pub(crate) fn healthy(&self, device: usize) -> Result<(), CUresult> {
+        self.devices[device].fault.as_ref().map_or(Ok(()), |fault| Err(fault.code))
+    }
+
+    /// Appends work to a stream, after those places in other streams.
+    pub(crate) fn enqueue(
+        &mut self,
+        stream: u64,
+        after: Vec<Point>,
+        work: Work,
+    ) -> Result<Point, CUresult> {
+        self.push(stream, Command { after, task: Task::Work(work) })
+    }
+
+    /// Appends a launch of a graph to a stream.
+    pub(crate) fn enqueue_graph(&mut self, stream: u64, exec: u64) -> Result<Point, CUresult> {
+        let Exec { plan, last, .. } = self.execs.get(exec)?;
+        let command = Command {
+            after: last.iter().copied().collect(),
+            task: Task::Graph(Run::new(Arc::clone(plan))),
+        };
+        let point = self.push(stream, command)?;
+        self.execs.get_mut(exec)?.last = Some(point);
+        Ok(point)
+    }
+
+    fn push(&mut self, stream: u64, mut command: Command) -> Result<Point, CUresult> {
+        let device = self.streams.get(stream)?.device;
+        self.healthy(device)?;
+        command.after.extend(self.legacy(stream)?);
+        let queue = self.streams.get_mut(stream)?;
+        queue.queue.push_back(command);
+        queue.enqueued += 1;
+        Ok(Point { stream, at: queue.enqueued })
+    }
+
+    /// Order with the default stream: its commands come after those of all blocking streams of the
+    /// device, and theirs after its.
+    fn legacy(&self, stream: u64) -> Result<Vec<Point>, CUresult> {
+        let own = self.streams.get(stream)?;
+        let default = self.devices[own.device].default_stream;
+        let point = |(stream, of): (u64, &Stream)| Point { stream, at: of.enqueued };
+        Ok(if stream == default {
+            let others = self
+                .streams
+                .iter()
+                .filter(|(other, of)| *other != stream && of.device == own.device && of.blocking);
+            others.map(point).collect()
+        } else if own.blocking {
+            vec![point((default, self.streams.get(default)?))]
+        } else {
+            vec![]
+        })
+    }
+
+    /// Whether all commands before a place are done.
+    pub(crate) fn is_done(&self, point: Point) -> bool {
+        self.streams.get(point.stream).map_or(true, |stream| stream.done >= point.at)
+    }
+
+    /// The end of a stream as it is now.
+    pub(crate) fn end(&self, stream: u64) -> Result<Point, CUresult> {
+        Ok(Point { stream, at: self.streams.get(stream)?.enqueued })
+    }
+
+    /// Lets streams run until all these places are done, or a device that they are on has a fault.
+    pub(crate) fn wait(&mut self, points: &[Point]) -> Result<(), CUresult> {
+        let mood = [Mood::Idle, Mood::Fair, Mood::Eager][self.random.below(3)];
+        let waiting = |machine: &Self| points.iter().any(|point| !machine.is_done(*point));
+        if mood == Mood::Eager && waiting(self) {
+            let commands = self.random.below(64);
+            self.run_some(commands);
+        }
+        let needed = self.needed(points);
+        while waiting(self) {
+            let mut able = self.able();
+            if mood == Mood::Idle {
+                able.retain(|stream| needed.contains(stream));
+            }
+            assert!(!able.is_empty(), "the host waits for what can never run");
+            let stream = able[self.random.below(able.len())];
+            self.step(stream);
+        }
+        self.sweep();
+        for point in points {
+            if let Ok(stream) = self.streams.get(point.stream) {
+                self.healthy(stream.device)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for everything that was enqueued on a device.
+    pub(crate) fn wait_for_device(&mut self, device: usize) -> Result<(), CUresult> {
+        let of_device = self.streams.iter().filter(|(_, stream)| stream.device == device);
+        let ends: Vec<Point> = of_device
+            .map(|(handle, stream)| Point { stream: handle, at: stream.enqueued })
+            .collect();
+        self.wait(&ends)?;
+        self.healthy(device)
+    }
+
+    /// Lets a random number of commands run, and says whether a place is done.
+    pub(crate) fn query(&mut self, point: Point) -> bool {
+        let commands = self.random.below(QUERY_COMMANDS + 1);
+        self.run_some(commands);
+        let done = self.is_done(point);
+        self.sweep();
+        done
+    }
+
+    fn run_some(&mut self, commands: usize) {
+        for _ in 0..commands {
+            let able = self.able();
+            if able.is_empty() {
+                return;
+            }
+            let stream = able[self.random.below(able.len())];
+            self.step(stream);
+        }
+    }
+
+    /// Streams whose first command may run.
+    fn able(&self) -> Vec<u64> {
+        let may_run = |stream: &Stream| {
+            let first = stream.queue.front();
+            first.is_some_and(|first| first.after.iter().all(|point| self.is_done(*point)))
+        };
+        self.streams.iter().filter(|(_, of)| may_run(of)).map(|(stream, _)| stream).collect()
+    }
+
+    /// Streams that have to run for these places to be done.
+    fn needed(&self, points: &[Point]) -> Vec<u64> {
+        let mut needed = vec![];
+        let mut open: Vec<Point> = points.to_vec();
+        let mut seen: Vec<Point> = vec![];
+        while let Some(point) = open.pop() {
+            if self.is_done(point) || seen.contains(&point) {
+                continue;
+            }
+            seen.push(point);
+            let Ok(stream) = self.streams.get(point.stream) else { continue };
+            if !needed.contains(&point.stream) {
+                needed.push(point.stream);
+            }
+            let commands = stream.queue.iter().take((point.at - stream.done) as usize);
+            open.extend(commands.flat_map(|command| command.after.iter().copied()));
+        }
+        needed
+    }
+
+    /// Runs the first command of a stream, or one node of it.
+    fn step(&mut self, handle: u64) {
+        let Ok(stream) = self.streams.get_mut(handle) else { return };
+        let device = stream.device;
+        let Some(first) = stream.queue.front_mut() else { return };
+        let (work, is_last) = match &mut first.task {
+            Task::Work(work) => (std::mem::replace(work, Work::Nothing), true),
+            Task::Graph(run) => {
+                let work = run.take(&mut self.random).unwrap_or(Work::Nothing);
+                (work, run.is_done())
+            }
+        };
+        if is_last {
+            stream.queue.pop_front();
+            stream.done += 1;
+        }
+        if let Err(fault) = work.run(&mut self.engine, &self.memory) {
+            self.fail(device, fault);
+        }
+    }
+
+    /// Notes a fault of a device: its streams lose their commands.
+    pub(crate) fn fail(&mut self, device: usize, fault: Fault) {
+        let hint = match fault.code {
+            CUresult::CUDA_ERROR_ILLEGAL_ADDRESS => "; `cargo xtask standin --asan` names the line",
+            _ => "",
+        };
+        eprintln!("meristem-standin: device {device}: {:?}: {}{hint}", fault.code, fault.cause);
+        self.devices[device].fault.get_or_insert(fault);
+        for (_, stream) in self.streams.iter_mut().filter(|(_, of)| of.device == device) {
+            stream.queue.clear();
+            stream.done = stream.enqueued;
+        }
+    }
+
+    /// Destroys everything that was made in the context of a device, when its work is done.
+    pub(crate) fn close(&mut self, device: usize) {
+        // A fault has been reported; there is nothing to wait for then.
+        let _ = self.wait_for_device(device);
+        let default = self.devices[device].default_stream;
+        self.streams.retain(|handle, of| of.device != device || handle == default);
+        self.events.retain(|_, of| of.device != device);
+        self.execs.retain(|_, of| of.device != device);
+        let gone = |(handle, (of, _)): (u64, &(usize, _))| (*of == device).then_some(handle);
+        let modules: Vec<u64> = self.modules.iter().filter_map(gone).collect();
+        self.functions.retain(|_, of| !modules.contains(&of.owner));
+        self.modules.retain(|_, (of, _)| *of != device);
+        self.memory.close(device);
+    }
+
+    /// Removes destroyed streams that are done.
+    fn sweep(&mut self) {
+        self.streams.retain(|_, stream| !stream.destroyed || !stream.queue.is_empty());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::super::work::{Copy, Fill, From, To};
+    use super::*;
+    use crate::memory::Kind;
+
+    /// A machine with one device, two streams that do not block, and some memory on the device and
+    /// on the host.
+    struct Fixture {
+        machine: Machine,
+        streams: [u64; 2],
+        on_device: u64,
+        on_host: u64,
+    }
+
+    impl Fixture {
+        fn new(seed: u64) -> Self {
+            let settings = Settings { seed, devices: 2, memory: 1 << 20 };
+            let mut machine = Machine::new(&settings);
+            let streams = [(); 2].map(|()| machine.streams.insert(Stream::new(0, false)));
+            let [on_device, on_host] = [Kind::Device(0), Kind::Pinned]
+                .map(|kind| machine.memory.allocate(kind, 4).unwrap());
+            Self { machine, streams, on_device, on_host }
+        }
+
+        fn fill(&mut self, stream: u64, value: u8, after: &[Point]) -> Point {
+            let fill = Fill { to: self.on_device, value: vec![value], count: 4 };
+            self.machine.enqueue(stream, after.to_vec(), Work::Fill(fill)).unwrap()
+        }
+
+        /// Copies to the host, waits, and returns the first byte there.
+        fn look(&mut self, stream: u64, after: &[Point]) -> u8 {
+            let (from, to) = (From::Device(self.on_device), To::Host(self.on_host));
+            let copy = Work::Copy(Copy { from, to, bytes: 4 });
+            let point = self.machine.enqueue(stream, after.to_vec(), copy).unwrap();
+            self.machine.wait(&[point]).unwrap();
+            // SAFETY: the fixture's own memory.
+            unsafe { *(self.on_host as *const u8) }
+        }
+    }
+
+    /// Results of a case over many seeds.
+    fn over_seeds(case: impl Fn(Fixture) -> u8) -> BTreeSet<u8> {
+        (0..40).map(|seed| case(Fixture::new(seed))).collect()
+    }
+
+    const POISON: u8 = crate::memory::POISON[0];
+
+    #[test]
+    fn only_waits_order_streams() {
+        let unordered = over_seeds(|mut of| {
+            let [a, b] = of.streams;
+            of.fill(a, 1, &[]);
+            of.look(b, &[])
+        });
+        assert_eq!(unordered, BTreeSet::from([POISON, 1]));
+        let ordered = over_seeds(|mut of| {
+            let [a, b] = of.streams;
+            let point = of.fill(a, 1, &[]);
+            // The place is before the second fill, which may come before or after the look.
+            of.fill(a, 2, &[]);
+            of.look(b, &[point])
+        });
+        assert_eq!(ordered, BTreeSet::from([1, 2]));
+    }
+
+    #[test]
+    fn the_default_stream_is_in_order_with_those_that_block() {
+        let results = over_seeds(|mut of| {
+            let blocking = of.machine.streams.insert(Stream::new(0, true));
+            let default = of.machine.devices[0].default_stream;
+            of.fill(blocking, 1, &[]);
+            of.fill(default, 2, &[]);
+            of.look(blocking, &[])
+        });
+        assert_eq!(results, BTreeSet::from([2]));
+    }
+
+    #[test]
+    fn commands_of_a_destroyed_stream_run_and_queries_get_there() {
+        let results = over_seeds(|mut of| {
+            let [a, b] = of.streams;
+            let point = of.fill(a, 1, &[]);
+            of.machine.streams.get_mut(a).unwrap().destroyed = true;
+            let queries = (0..1000).take_while(|_| !of.machine.query(point)).count();
+            assert!(queries < 1000, "never done");
+            assert!(of.machine.streams.get(a).is_err(), "done and destroyed, and still there");
+            of.look(b, &[])
+        });
+        assert_eq!(results, BTreeSet::from([1]));
+    }
+
+    #[test]
+    fn a_fault_stays_on_its_device() {
+        let mut of = Fixture::new(0);
+        let [a, b] = of.streams;
+        let point = of.fill(a, 1, &[]);
+        of.machine.memory.free(of.on_device, false);
+        assert_eq!(of.machine.wait(&[point]), Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
+        let later = of.machine.enqueue(b, vec![], Work::Nothing);
+        assert_eq!(later, Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
+        let cause = &of.machine.devices[0].fault.as_ref().unwrap().cause;
+        assert!(cause.starts_with("a fill of 4 bytes at 0x"), "{cause}");
+        assert!(cause.ends_with("at byte 0 of freed allocation 0 of 4 bytes"), "{cause}");
+        let other = of.machine.devices[1].default_stream;
+        assert!(of.machine.enqueue(other, vec![], Work::Nothing).is_ok());
+        assert_eq!(of.machine.wait_for_device(1), Ok(()));
+    }
+
+    #[test]
+    fn closing_a_device_frees_what_is_its_own() {
+        let mut of = Fixture::new(0);
+        let other = of.machine.memory.allocate(Kind::Device(1), 4).unwrap();
+        of.fill(of.streams[0], 1, &[]);
+        of.machine.close(0);
+        assert_eq!(of.machine.memory.available(0), 1 << 20);
+        assert_eq!(of.machine.memory.owner(other, 4), Some(Kind::Device(1)));
+        assert!(of.machine.streams.get(of.streams[0]).is_err());
+        assert!(of.machine.streams.get(of.machine.devices[0].default_stream).is_ok());
+    }
+}
