@@ -29,14 +29,16 @@
 //! From the ground up, each uses only those before it (`cargo xtask tidy` holds it):
 //! - `ground`: errors, names of devices, element types, shapes, instruction sets, random numbers.
 //! - `hooks`: the one interface between the engine and its observers; counts of acts.
-//! - `execution`: memory blocks, kernels with their arguments, and the workers of a CPU device.
+//! - `execution`: memory blocks, kernels with their arguments, and what runs them: the workers of a
+//!   CPU device, or a CUDA device.
 //! - `order`: queues of streams, pending accesses to memory, submission.
 //! - `memory`: stream-ordered memory, its pool, and its use by owner.
 //! - `observers`: the trace, the race sanitizer and hot scopes. They use `hooks` only, and only a
 //!   device, as it is opened, names them.
 //! - `handles`: the user's interface.
 //!
-//! Unsafe code is in `execution` (`block` allocates memory, `args` gives kernels slices of it);
+//! Unsafe code is in `execution` (`host_block` allocates memory, `args` gives kernels slices of it,
+//! `cuda` calls the driver);
 //! `memory::handle`, `MappedFile` and `simd` have a call or two each. All locks and atomics come
 //! from `ground::sync`, where `model` replaces them by those of a model checker.
 
@@ -53,7 +55,8 @@ mod order;
 mod tests;
 
 pub use execution::{Args, Fill};
-pub use ground::{Act, Counts, Owner, OwnerUse, Property};
+pub use execution::{Call, Header, Kernel, Operand, Piece, Program, Source};
+pub use ground::{Act, Counts, CudaError, Owner, OwnerUse, Property};
 pub use ground::{DType, DeviceId, Element, MAX_DIMS, MappedFile, MemoryFormat, Shape};
 pub use ground::{Error, Race, RaceAccess, RaceKind, Result};
 pub use ground::{Isa, IsaError, isa, random, simd};

@@ -6,6 +6,7 @@
 //! reads, and no other work touches the bytes it writes.
 
 use super::block::Block;
+use super::host_block::HostBlock;
 use crate::ground::sync::Arc;
 use crate::ground::{DType, Element, INLINE_ARGS, Isa, Use};
 use crate::hooks::Asked;
@@ -25,6 +26,22 @@ pub(crate) struct Arg {
     pub(crate) usage: Use,
     /// Whether its mutable slice has been handed out.
     pub(crate) taken: bool,
+}
+
+impl Arg {
+    /// The memory of an argument of a kernel that runs on the processor; `None` for no elements.
+    fn host(&self) -> Option<&HostBlock> {
+        self.block.as_ref().map(|block| match block.host() {
+            Some(block) => block,
+            None => unreachable!("a CPU device takes its memory from the host"),
+        })
+    }
+
+    /// Address of the first byte, in the device's address space; 0 for no elements.
+    #[cfg(feature = "cuda")]
+    pub(super) fn address(&self) -> u64 {
+        self.block.as_ref().map_or(0, |block| block.address() + self.offset as u64)
+    }
 }
 
 /// A launch in flight: its operation, call site and arguments.
@@ -81,7 +98,7 @@ impl<'a> Args<'a> {
     #[track_caller]
     pub fn read<T: Element>(&self, i: usize) -> &'a [T] {
         let arg = self.arg::<T>(i, Use::Read);
-        let Some(block) = &arg.block else { return &[] };
+        let Some(block) = arg.host() else { return &[] };
         block.race.read();
         let len = arg.bytes / size_of::<T>();
         // SAFETY: `offset` and `bytes` are inside of the block, which `Record` keeps alive for 'a;
@@ -102,7 +119,7 @@ impl<'a> Args<'a> {
         assert!(!arg.taken, "{}: argument {i} was taken before", self.operation());
         self.record.args[i].taken = true;
         let arg = &self.record.args[i];
-        let Some(block) = &arg.block else { return &mut [] };
+        let Some(block) = arg.host() else { return &mut [] };
         block.race.write();
         let len = arg.bytes / size_of::<T>();
         // SAFETY: inside, alive, initialised and aligned as in `read`. Exclusive during 'a: `taken`

@@ -1,112 +1,79 @@
-//! Raw device memory: the only place that allocates from the system and frees to it.
+//! Blocks: the pieces of memory that a device takes from its system.
 
-use crate::ground::sync::RaceCell;
-use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::ptr::NonNull;
+use super::host_block::HostBlock;
+use std::fmt;
 
-/// Alignment of every block, in bytes: a cache line, and the widest vector register.
-pub(crate) const ALIGNMENT: usize = 64;
-
-/// A run of bytes that lives at one address until it is dropped. Always initialised: it starts as
-/// zeros, and later holds the writes of kernels. Access to the bytes is governed by the order of
-/// submission (`submit`), not here.
+/// A run of bytes at one address until it is dropped, aligned to [`ALIGNMENT`](super::ALIGNMENT).
 #[derive(Debug)]
-pub(crate) struct Block {
-    /// Address from the allocator.
-    base: NonNull<u8>,
-    layout: Layout,
-    /// First aligned byte.
-    data: NonNull<u8>,
-    size: usize,
-    /// Notified of every access to the bytes; see [`RaceCell`].
-    pub(crate) race: RaceCell,
+pub(crate) enum Block {
+    Host(HostBlock),
+    Device(Box<dyn DeviceMemory>),
 }
 
-// SAFETY: a block is memory and its address; it has no thread affinity. Its methods hand out
-// addresses only; whoever dereferences them proves exclusiveness there.
-unsafe impl Send for Block {}
-// SAFETY: as above: shared use only reads the address and the size, which never change.
-unsafe impl Sync for Block {}
+/// Memory that the host cannot address, given back when it is dropped.
+pub(crate) trait DeviceMemory: fmt::Debug + Send + Sync {
+    /// Usable bytes.
+    fn size(&self) -> usize;
+
+    /// Address of the first byte, in the device's address space.
+    fn address(&self) -> u64;
+}
 
 impl Block {
-    /// A block of `size` zeroed bytes, `None` if the system has no memory.
-    pub(crate) fn new(size: usize) -> Option<Block> {
-        // A large alignment would make the allocator touch every page to zero it; with its natural
-        // one the pages stay untouched until a kernel writes them. So align by hand.
-        let layout = Layout::from_size_align(size.checked_add(ALIGNMENT)?, 16).ok()?;
-        // SAFETY: the layout's size is at least ALIGNMENT, so not zero.
-        let base = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        let skip = base.as_ptr().align_offset(ALIGNMENT);
-        debug_assert!(skip < ALIGNMENT);
-        // SAFETY: `skip` < ALIGNMENT and the allocation is `size + ALIGNMENT` bytes, so the result
-        // and `size` bytes after it are inside.
-        let data = unsafe { base.add(skip) };
-        Some(Block { base, layout, data, size, race: RaceCell::new() })
-    }
-
     /// Usable bytes.
     pub(crate) fn size(&self) -> usize {
-        self.size
-    }
-
-    /// Address of the first byte, aligned to [`ALIGNMENT`].
-    pub(crate) fn data(&self) -> NonNull<u8> {
-        self.data
-    }
-
-    /// Fills the block with a pattern.
-    ///
-    /// # Safety
-    /// The condition of [`fill`](Block::fill).
-    pub(crate) unsafe fn fill_with(&self, pattern: u32) {
-        // SAFETY: the block is initialised, aligned for u32, its size a multiple of 64, and only
-        // the caller has access to it.
-        unsafe {
-            std::slice::from_raw_parts_mut(self.data.as_ptr().cast::<u32>(), self.size / 4)
-                .fill(pattern);
+        match self {
+            Block::Host(block) => block.size(),
+            Block::Device(block) => block.size(),
         }
     }
 
-    /// Copies `bytes` to the block's start.
-    ///
-    /// # Safety
-    /// No other thread and no queued work reads or writes the block meanwhile.
-    pub(crate) unsafe fn fill(&self, bytes: &[u8]) {
-        assert!(bytes.len() <= self.size);
-        self.race.write();
-        // SAFETY: the length was checked, `bytes` cannot overlap memory to which only the caller
-        // has access, and both are valid for that length.
-        unsafe { self.data.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) }
-    }
-}
-
-impl Drop for Block {
-    fn drop(&mut self) {
-        // SAFETY: `base` came from the allocator with this layout, and is given back once.
-        unsafe { dealloc(self.base.as_ptr(), self.layout) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn aligned_zeroed_and_writable_to_the_end() {
-        for size in [64, 128, 4096, 1 << 20] {
-            let block = Block::new(size).unwrap();
-            assert_eq!(block.data().as_ptr() as usize % ALIGNMENT, 0);
-            // SAFETY: nobody else knows this block.
-            let bytes = unsafe { std::slice::from_raw_parts(block.data().as_ptr(), size) };
-            assert!(bytes.iter().all(|&b| b == 0));
-            // SAFETY: nobody else knows this block, and `bytes` is not used after this.
-            unsafe { block.fill(&vec![7; size]) };
+    /// Address of the first byte, in the device's address space.
+    pub(crate) fn address(&self) -> u64 {
+        match self {
+            Block::Host(block) => block.data().as_ptr().addr() as u64,
+            Block::Device(block) => block.address(),
         }
     }
 
-    #[test]
-    fn absurd_sizes_are_refused() {
-        assert!(Block::new(usize::MAX).is_none());
-        assert!(Block::new(isize::MAX as usize).is_none());
+    /// The block as host memory; `None` if the host cannot address it.
+    #[inline]
+    pub(crate) fn host(&self) -> Option<&HostBlock> {
+        match self {
+            Block::Host(block) => Some(block),
+            Block::Device(_) => None,
+        }
+    }
+}
+
+/// A device's memory, from which it takes blocks.
+pub(crate) enum Memory {
+    Host,
+    Device(Box<dyn Allocator>),
+}
+
+/// Allocator of a device's own memory. Returning memory to it stops the device.
+pub(crate) trait Allocator: Send + Sync {
+    /// Memory of `size` bytes with undefined contents, `None` if there is none left.
+    fn allocate(&self, size: usize) -> Option<Box<dyn DeviceMemory>>;
+}
+
+impl Memory {
+    /// A new block of `size` bytes, `None` if there is no memory left.
+    pub(crate) fn block(&self, size: usize) -> Option<Block> {
+        match self {
+            Memory::Host => HostBlock::new(size).map(Block::Host),
+            Memory::Device(allocator) => allocator.allocate(size).map(Block::Device),
+        }
+    }
+
+    /// Whether the device stops when a block returns to its system.
+    pub(crate) fn stops(&self) -> bool {
+        matches!(self, Memory::Device(_))
+    }
+
+    /// Whether a new block holds zeros.
+    pub(crate) fn is_zeroed(&self) -> bool {
+        matches!(self, Memory::Host)
     }
 }

@@ -1,15 +1,33 @@
-//! Execution on the processor: memory blocks, kernels with their arguments, and the workers that
-//! run them. Whatever another backend brings of its own takes the place of this; order and memory
-//! above it are bookkeeping that does not depend on it.
+//! Execution: memory blocks, kernels with their arguments, and what runs them. Order and memory
+//! above it are bookkeeping that does not depend on the backend.
+//!
+//! - The processor: `host_block`, `args` (kernels are closures over slices), `executor` (workers).
+//! - CUDA: `call` (kernels are declared values), and `cuda` with everything that talks to the
+//!   driver. In a build without the feature `absent` takes its place.
+//! - Both: `transfer` (copies and fills are values), `block` and `work`, which say of which kind a
+//!   piece of memory or of work is.
+
+#[cfg(not(feature = "cuda"))]
+#[path = "absent.rs"]
+pub(crate) mod cuda;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
 
 mod args;
 mod block;
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only a CUDA device looks at calls"))]
+mod call;
 mod executor;
+mod host_block;
+mod transfer;
 mod work;
 
 pub use args::Args;
 pub(crate) use args::{Arg, Record};
-pub(crate) use block::{ALIGNMENT, Block};
+pub(crate) use block::{Block, Memory};
+pub use call::{Call, Header, Kernel, Operand, Piece, Program, Source};
 pub(crate) use executor::{Executor, Left, Task, check_may_wait, on_worker};
-pub use work::Fill;
-pub(crate) use work::{HostBytes, IntoSlots, Slots, Transfer, Work};
+pub(crate) use host_block::ALIGNMENT;
+pub use transfer::Fill;
+pub(crate) use transfer::{HostBytes, IntoSlots, Make, Slots, Transfer};
+pub(crate) use work::Work;

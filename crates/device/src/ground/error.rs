@@ -1,7 +1,7 @@
 //! Errors of a device. Every message names the operation, the argument, and the expected and actual
 //! values (V1).
 
-use super::{Act, DeviceId, IsaError, Owner, OwnerUse, Property, Race};
+use super::{Act, CudaError, DeviceId, IsaError, Owner, OwnerUse, Property, Race};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -22,11 +22,44 @@ pub enum Error {
     },
     /// The device's backend is not part of this build.
     #[error(
-        "{device} is not part of this build, which has the CPU only; use cpu, or cpu:N for several"
+        "{device} is not part of this build, which has the CPU only; build with `--features cuda`, \
+         or use cpu (cpu:N for several)"
     )]
     NotCompiled {
         /// Device asked for.
         device: DeviceId,
+    },
+    /// CUDA cannot be used for a device, or a call of it failed.
+    #[error("{device}: {source}")]
+    Cuda {
+        /// Device asked for.
+        device: DeviceId,
+        /// Cause.
+        source: CudaError,
+    },
+    /// An operation without a kernel for the device's backend.
+    #[error("`{operation}` has no kernel for {device} yet; run it on the cpu")]
+    NoKernel {
+        /// Operation.
+        operation: &'static str,
+        /// Device.
+        device: DeviceId,
+    },
+    /// The device failed: nothing on any of its streams runs any more.
+    #[error(
+        "{device} failed: {cause} (noticed at `{operation}`, launched at {site}); nothing runs on \
+         it any more, so start the process again; MERISTEM_LAUNCH_BLOCKING=1 finds the operation \
+         that fails"
+    )]
+    DeviceFailed {
+        /// Device.
+        device: DeviceId,
+        /// Latest operation when the failure was noticed: a device reports it late.
+        operation: &'static str,
+        /// Its call site.
+        site: &'static std::panic::Location<'static>,
+        /// Cause.
+        cause: Arc<CudaError>,
     },
     /// An environment variable has an invalid value.
     #[error(

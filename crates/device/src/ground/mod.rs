@@ -2,6 +2,7 @@
 
 mod access;
 mod act;
+mod cuda_error;
 mod dtype;
 mod error;
 pub(crate) mod fault;
@@ -18,6 +19,9 @@ pub(crate) mod sync;
 
 pub(crate) use access::{INLINE_ARGS, Use};
 pub use act::{Act, Counts};
+pub use cuda_error::CudaError;
+#[cfg(feature = "cuda")]
+pub(crate) use cuda_error::DRIVER_NEEDED;
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use id::DeviceId;

@@ -2,20 +2,82 @@
 
 use super::options::{DeviceOptions, Environment, MAX_THREADS};
 use super::report::MemoryReport;
-use super::{Device, DeviceHandle, Stream};
-use crate::execution::{check_may_wait, on_worker};
+use super::{Backend, Device, DeviceHandle, Stream};
+use crate::execution::cuda::{Context, Lane, Track};
+use crate::execution::{Executor, Memory, Source, check_may_wait, on_worker};
 use crate::ground::sync::{Arc, AtomicU64, Mutex, Ordering, Weak, lock, thread};
 use crate::ground::{Act, Counts, DeviceId, Error, Isa, Race, Result};
 use crate::hooks::{Counters, Observer, Observers};
 use crate::memory::Pool;
 use crate::observers::{HotScope, Policy, Sanitizer, Trace};
-use crate::order::{Shared, StreamState, Submission};
+use crate::order::{Engine, Shared, StreamState, Submission};
 use std::fmt;
 use std::panic::Location;
 
+impl Backend {
+    /// Workers that wait for tasks, named after the device.
+    fn cpu(id: DeviceId, threads: usize) -> Result<Backend> {
+        let executor = Arc::<Executor<StreamState>>::default();
+        let mut backend = Backend::Cpu { executor, workers: Vec::new() };
+        for worker in 0..threads {
+            let Backend::Cpu { executor, workers } = &mut backend else { break };
+            let executor = executor.clone();
+            let thread = thread::Builder::new()
+                .name(format!("{id}-{worker}"))
+                .spawn(move || executor.work())
+                // Dropping the backend ends the workers that started.
+                .map_err(|source| Error::WorkerSpawn { worker, threads, source })?;
+            workers.push(thread);
+        }
+        Ok(backend)
+    }
+
+    /// So many lanes of a CUDA device.
+    fn cuda(context: &Arc<Context>, lanes: usize) -> Result<Backend> {
+        let lanes = (0..lanes).map(|_| Lane::new(context)).collect::<Result<_>>()?;
+        Ok(Backend::Cuda { lanes })
+    }
+
+    /// The engine of stream `id`.
+    fn engine(&self, id: u64) -> Engine {
+        match self {
+            Backend::Cpu { executor, .. } => Engine::Cpu(executor.clone()),
+            Backend::Cuda { lanes } => {
+                Engine::Cuda(Track::new(lanes[id as usize % lanes.len()].clone()))
+            }
+        }
+    }
+}
+
+impl Drop for Backend {
+    fn drop(&mut self) {
+        match self {
+            Backend::Cpu { executor, workers } => {
+                executor.close();
+                // The last handle may be dropped inside of a kernel's closure: a worker cannot wait
+                // for itself. The workers then end by themselves.
+                if !on_worker() {
+                    for worker in workers.drain(..) {
+                        // A worker catches the panics of kernels; a panic of its own cannot be
+                        // reported to anyone.
+                        let _ = worker.join();
+                    }
+                }
+            }
+            // Before the memory goes, which the device may still use.
+            Backend::Cuda { lanes } => lanes.iter().for_each(|lane| lane.drain()),
+        }
+    }
+}
+
 impl DeviceHandle {
-    /// A device without workers yet, with the observers that are asked for.
-    fn new(id: DeviceId, options: &DeviceOptions, environment: &Environment) -> Self {
+    /// A device with the observers that are asked for.
+    fn new(
+        id: DeviceId,
+        (memory, backend): (Memory, Backend),
+        options: &DeviceOptions,
+        environment: &Environment,
+    ) -> Self {
         let trace = options.trace.as_ref().map(|trace| Arc::new(trace.process(&id.to_string())));
         let sanitizer = environment.sanitize.then(Arc::<Sanitizer>::default);
         let mut observers: Vec<Arc<dyn Observer>> = Vec::new();
@@ -38,34 +100,20 @@ impl DeviceHandle {
         };
         DeviceHandle {
             shared: Arc::new(shared),
-            executor: Arc::default(),
-            pool: Pool::new(options.memory_limit, environment.faults, observers),
+            backend,
+            pool: Pool::new(memory, options.memory_limit, environment.faults, observers),
             trace,
             sanitizer,
             streams: Mutex::default(),
             next_stream: AtomicU64::new(0),
-            workers: Vec::new(),
-        }
-    }
-}
-
-impl Drop for DeviceHandle {
-    fn drop(&mut self) {
-        self.executor.close();
-        // The last handle may be dropped inside of a kernel's closure: a worker cannot wait for
-        // itself. The workers then end by themselves.
-        if !on_worker() {
-            for worker in self.workers.drain(..) {
-                // A worker catches the panics of kernels; a panic of its own cannot be reported to
-                // anyone.
-                let _ = worker.join();
-            }
         }
     }
 }
 
 impl Device {
-    /// Opens a device. Opening it twice gives two devices with memory and workers of their own.
+    /// Opens a device. Opening it twice gives two devices with memory and workers of their own. A
+    /// CUDA device needs the crate's `cuda` feature, NVIDIA's driver for CUDA 13.0 or newer, and a
+    /// GPU of compute capability 8.0 or higher.
     ///
     /// - `MERISTEM_LAUNCH_BLOCKING=1` makes every launch wait for its kernel (S4), to find out
     ///   which one fails or hangs; the results are the same.
@@ -74,9 +122,9 @@ impl Device {
     ///   conflicting one returns [`Error::Race`].
     ///
     /// # Errors
-    /// [`Error::NotCompiled`] for a CUDA device; [`Error::BadOption`] for too many workers;
-    /// [`Error::WorkerSpawn`] if the system refuses them; [`Error::BadEnvironment`];
-    /// [`Error::Isa`].
+    /// [`Error::NotCompiled`] for a CUDA device without the `cuda` feature, and [`Error::Cuda`] if
+    /// it cannot be used; [`Error::BadOption`] for too many workers; [`Error::WorkerSpawn`] if the
+    /// system refuses them; [`Error::BadEnvironment`]; [`Error::Isa`].
     pub fn open(id: DeviceId, options: &DeviceOptions) -> Result<Device> {
         Device::open_in(id, options, Environment::read()?)
     }
@@ -88,27 +136,26 @@ impl Device {
     ) -> Result<Device> {
         let sanitize = environment.sanitize || options.sanitize;
         let environment = Environment { sanitize, ..environment };
-        if let DeviceId::Cuda(_) = id {
-            return Err(Error::NotCompiled { device: id });
-        }
         let threads = match options.threads {
-            0 => std::thread::available_parallelism().map_or(1, |n| n.get()).min(MAX_THREADS),
             n if n <= MAX_THREADS => n,
             n => {
                 let expected = format!("0 (one for each core) to {MAX_THREADS}");
                 return Err(Error::BadOption { option: "threads", expected, got: n.to_string() });
             }
         };
-        let mut handle = DeviceHandle::new(id, options, &environment);
-        for worker in 0..threads {
-            let executor = handle.executor.clone();
-            let thread = thread::Builder::new()
-                .name(format!("{id}-{worker}"))
-                .spawn(move || executor.work())
-                // Dropping the handle ends the workers that started.
-                .map_err(|source| Error::WorkerSpawn { worker, threads, source })?;
-            handle.workers.push(thread);
-        }
+        let parts = match id {
+            DeviceId::Cpu(_) => {
+                let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
+                let threads = if threads == 0 { cores().min(MAX_THREADS) } else { threads };
+                (Memory::Host, Backend::cpu(id, threads)?)
+            }
+            DeviceId::Cuda(_) => {
+                let context = Context::open(id)?;
+                let backend = Backend::cuda(&context, threads.max(1))?;
+                (Memory::Device(Box::new(context)), backend)
+            }
+        };
+        let handle = DeviceHandle::new(id, parts, options, &environment);
         tracing::debug!(device = %id, threads, limit = ?options.memory_limit, "device opened");
         Ok(Device(Arc::new(handle)))
     }
@@ -118,9 +165,12 @@ impl Device {
         self.shared().id
     }
 
-    /// Number of workers.
+    /// Number of workers, or of the driver's streams on a CUDA device.
     pub fn threads(&self) -> usize {
-        self.0.workers.len()
+        match &self.0.backend {
+            Backend::Cpu { workers, .. } => workers.len(),
+            Backend::Cuda { lanes } => lanes.len(),
+        }
     }
 
     /// Instruction set of its kernels.
@@ -130,13 +180,32 @@ impl Device {
 
     /// A new stream. The name is for errors and reports, and need not be unique.
     pub fn stream(&self, name: &str) -> Stream {
-        let DeviceHandle { shared, executor, next_stream, streams, .. } = &*self.0;
+        let DeviceHandle { shared, backend, next_stream, streams, .. } = &*self.0;
         let id = next_stream.fetch_add(1, Ordering::Relaxed);
-        let state = Arc::new(StreamState::new(shared.clone(), executor.clone(), id, name));
+        let state = Arc::new(StreamState::new(shared.clone(), backend.engine(id), id, name));
         let mut streams = lock(streams);
         streams.retain(|stream| stream.strong_count() > 0);
         streams.push(Arc::downgrade(&state));
         Stream::new(self, state)
+    }
+
+    /// Compiles and loads kernels, so that no launch has to: whoever has kernels calls this before
+    /// its hot path. On a CUDA device it waits, and counts one synchronisation, if some are not
+    /// loaded yet; on a CPU device it does nothing.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] if a source cannot be compiled or loaded; [`Error::HotScope`] if an open
+    /// scope forbids the wait.
+    #[track_caller]
+    pub fn load_kernels(&self, sources: &[&'static Source]) -> Result<()> {
+        let (counters, site) = (&self.shared().counters, Location::caller());
+        match &self.0.backend {
+            Backend::Cpu { .. } => Ok(()),
+            Backend::Cuda { lanes } => {
+                let wait = || counters.note(Act::Synchronize, "Device::load_kernels", site);
+                lanes.first().map_or(Ok(()), |lane| lane.load(sources, wait))
+            }
+        }
     }
 
     /// The trace it is recorded in, to add [spans](Trace::span).
@@ -188,9 +257,14 @@ impl Device {
     }
 
     /// Returns memory that is cached for reuse, and that no kernel still uses, to the system;
-    /// returns the number of bytes. Does not wait.
+    /// returns the number of bytes. Does not wait on a CPU device. On a CUDA device it waits for
+    /// all work, which is counted as a synchronisation: in a hot scope that forbids waits it does
+    /// nothing.
+    #[track_caller]
     pub fn trim(&self) -> usize {
-        self.pool().trim()
+        let (counters, site) = (&self.shared().counters, Location::caller());
+        let forbidden = || counters.note(Act::Synchronize, "Device::trim", site).is_err();
+        if self.pool().stops() && forbidden() { 0 } else { self.pool().trim() }
     }
 
     /// Blocks the calling thread until all work enqueued so far on every stream is done. Counted as

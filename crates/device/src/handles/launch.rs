@@ -4,11 +4,11 @@ use super::expect::Expect;
 use super::group::Group;
 use super::operands::{check_overlap, touch};
 use super::{Launch, Stream, Tensor};
-use crate::execution::{Arg, Args, Record, Transfer, Work};
+use crate::execution::{Arg, Args, Program, Record, Transfer, Work};
 use crate::ground::sync::Arc;
 use crate::ground::{Act, Result, Use};
 use crate::hooks::{Argument, Asked, Category, log_placement};
-use crate::order::submit_work;
+use crate::order::{StreamState, submit_work};
 use smallvec::SmallVec;
 use std::panic::Location;
 use std::time::Instant;
@@ -20,7 +20,7 @@ impl<'a> Launch<'a> {
         act: Option<Act>,
         site: &'static Location<'static>,
     ) -> Self {
-        Launch { stream, operation, act, site, tensors: SmallVec::new() }
+        Launch { stream, operation, act, site, tensors: SmallVec::new(), program: None }
     }
 
     /// Adds an argument that the kernel only reads. Its index is the number of earlier arguments.
@@ -36,10 +36,20 @@ impl<'a> Launch<'a> {
         self
     }
 
-    /// Enqueues the kernel. It runs on a worker of the device, after all earlier work of the
-    /// stream, and after every earlier launch of other streams that wrote memory it touches or
-    /// touched memory it writes; those waits happen on the device. Does not wait for the device,
-    /// but for room if the stream's queue is full.
+    /// Sets what the launch is on a CUDA device: a [`Call`](crate::Call) of a kernel, or several.
+    /// `program` is asked there only.
+    pub fn gpu<P: Into<Program>>(mut self, program: impl FnOnce() -> P) -> Self {
+        if self.stream.state().track().is_some() {
+            self.program = Some(program().into());
+        }
+        self
+    }
+
+    /// Enqueues the kernel: on the processor the closure, on a CUDA device what
+    /// [`gpu`](Launch::gpu) set. It runs on a worker of the device, or on the GPU, after all
+    /// earlier work of the stream, and after every earlier launch of other streams that wrote
+    /// memory it touches or touched memory it writes; those waits happen on the device. Does not
+    /// wait for the device, but for room if the stream's queue is full.
     ///
     /// A kernel must not wait for the device, and should not block on other host threads. If it
     /// panics, its stream fails: later work is dropped, and later calls return
@@ -53,20 +63,32 @@ impl<'a> Launch<'a> {
     /// - [`crate::Error::KernelPanicked`]: an earlier kernel of this stream, or of one whose result
     ///   is an argument, panicked.
     /// - [`crate::Error::Race`], only with `MERISTEM_SANITIZE=1`.
-    pub fn run<F>(self, kernel: F) -> Result<()>
+    /// - On a CUDA device: [`crate::Error::NoKernel`] without a program, [`crate::Error::Mismatch`]
+    ///   if a call is not what its kernel declares, [`crate::Error::Cuda`] if one cannot be
+    ///   compiled, [`crate::Error::DeviceFailed`].
+    pub fn run<F>(mut self, kernel: F) -> Result<()>
     where
         F: FnOnce(&mut Args<'_>) + Send + 'static,
     {
-        self.submit(Category::Launch, |record| Work::kernel(record, kernel))
+        let program = self.program.take();
+        let stream = self.stream.state();
+        self.submit(Category::Launch, |record| bound(stream, program, record, kernel))
     }
 
     /// Enqueues a copy or a fill of the arguments, like the kernel of [`run`](Launch::run).
     pub(crate) fn transfer(self, transfer: Transfer) -> Result<()> {
         let category = transfer.category();
-        self.submit(category, |record| Work::Transfer(Box::new((record, transfer))))
+        let stream = self.stream.state();
+        self.submit(category, |record| match stream.track() {
+            None => Ok(Work::Transfer(Box::new((record, transfer)))),
+            Some(track) => {
+                let task = track.transfer(transfer, record, &stream.shared.counters)?;
+                Ok(Work::Cuda(Box::new(task)))
+            }
+        })
     }
 
-    fn submit(self, category: Category, work: impl FnOnce(Record) -> Work) -> Result<()> {
+    fn submit(self, category: Category, work: impl FnOnce(Record) -> Result<Work>) -> Result<()> {
         self.check_streams()?;
         check_overlap(self.operation, &self.tensors)?;
         log_placement(self.operation, || self.placements());
@@ -74,29 +96,31 @@ impl<'a> Launch<'a> {
         let touching = self.tensors.iter().filter(|(tensor, _)| tensor.bytes() > 0);
         let touches = touching.map(|&(tensor, usage)| touch(tensor, usage));
         let state = self.stream.state();
+        let work = work(record)?;
         if let Some(act) = self.act {
             state.shared.counters.note(act, self.operation, self.site)?;
         }
-        submit_work(state, touches, work(record))
+        submit_work(state, touches, work)
     }
 
     /// Adds this launch to a group, which enqueues it. Its arguments may be tensors of any stream
     /// of the group.
     ///
     /// # Errors
-    /// [`crate::Error::HotScope`] if an open scope forbids it; errors of the arguments are returned
-    /// by [`Group::run`].
-    pub fn join<F>(self, group: &mut Group<'a>, kernel: F) -> Result<()>
+    /// [`crate::Error::HotScope`] if an open scope forbids it; the errors of [`run`](Launch::run)
+    /// about a call on a CUDA device. Errors of the arguments are returned by [`Group::run`].
+    pub fn join<F>(mut self, group: &mut Group<'a>, kernel: F) -> Result<()>
     where
         F: FnOnce(&mut Args<'_>) + Send + 'static,
     {
         log_placement(self.operation, || self.placements());
         let record = self.record(Category::Launch);
         let state = self.stream.state();
+        let work = bound(state, self.program.take(), record, kernel)?;
         if let Some(act) = self.act {
             state.shared.counters.note(act, self.operation, self.site)?;
         }
-        group.push(self.operation, state, self.tensors, Work::kernel(record, kernel));
+        group.push(self.operation, state, self.tensors, work);
         Ok(())
     }
 
@@ -143,6 +167,28 @@ impl<'a> Launch<'a> {
             expect.check(self.operation, format_args!("argument {i}"), tensor)?;
         }
         Ok(())
+    }
+}
+
+/// The kernel of a launch for its stream's device.
+///
+/// # Errors
+/// The errors of a program on a CUDA device; see [`Launch::run`].
+fn bound<F>(
+    stream: &StreamState,
+    program: Option<Program>,
+    record: Record,
+    kernel: F,
+) -> Result<Work>
+where
+    F: FnOnce(&mut Args<'_>) + Send + 'static,
+{
+    match stream.track() {
+        None => Ok(Work::kernel(record, kernel)),
+        Some(track) => {
+            let task = track.calls(program, record, &stream.shared.counters)?;
+            Ok(Work::Cuda(Box::new(task)))
+        }
     }
 }
 

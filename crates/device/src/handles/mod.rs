@@ -25,7 +25,8 @@ pub(crate) use options::Environment;
 pub use report::{MemoryAround, MemoryReport};
 pub use transfer::{read_back, read_back_as, read_back_f64};
 
-use crate::execution::Executor;
+use crate::execution::cuda::Lane;
+use crate::execution::{Executor, Program};
 use crate::ground::sync::thread::JoinHandle;
 use crate::ground::sync::{Arc, AtomicU64, Mutex, Weak};
 use crate::ground::{Act, DType, MemoryFormat, Shape};
@@ -35,15 +36,15 @@ use crate::order::{Shared, StreamState};
 use operands::Operands;
 use std::panic::Location;
 
-/// A device: workers, memory and counts. A handle: clones are the same device, and streams and
-/// tensors hold one. Dropping the last handle waits until all enqueued work is done, and ends the
-/// workers.
+/// A device: its workers or its GPU, memory and counts. A handle: clones are the same device, and
+/// streams and tensors hold one. Dropping the last handle waits until all enqueued work is done,
+/// and ends the workers.
 #[derive(Clone)]
 pub struct Device(Arc<DeviceHandle>);
 
 struct DeviceHandle {
     shared: Arc<Shared>,
-    executor: Arc<Executor<StreamState>>,
+    backend: Backend,
     pool: Pool<Stream>,
     /// Its part of a trace, if any.
     trace: Option<Arc<Process>>,
@@ -52,7 +53,18 @@ struct DeviceHandle {
     /// Live streams, to wait for all of them.
     streams: Mutex<Vec<Weak<StreamState>>>,
     next_stream: AtomicU64,
-    workers: Vec<JoinHandle<()>>,
+}
+
+/// The workers or the lanes of a device.
+enum Backend {
+    Cpu {
+        executor: Arc<Executor<StreamState>>,
+        workers: Vec<JoinHandle<()>>,
+    },
+    /// The lanes onto which streams are dealt in turn.
+    Cuda {
+        lanes: Vec<Arc<Lane>>,
+    },
 }
 
 /// An ordered queue of work on a device (S1). Work on one stream runs in order; work on different
@@ -92,4 +104,6 @@ pub struct Launch<'a> {
     act: Option<Act>,
     site: &'static Location<'static>,
     tensors: Operands<'a>,
+    /// Its calls on a CUDA device.
+    program: Option<Program>,
 }

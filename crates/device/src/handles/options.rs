@@ -10,8 +10,8 @@ pub(super) const MAX_THREADS: usize = 1024;
 /// Options for opening a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeviceOptions {
-    /// Workers of a CPU device; 0: one for each core available to the process. No result depends on
-    /// it.
+    /// Workers of a CPU device; 0: one for each core available to the process. Streams of the
+    /// driver for a CUDA device, onto which its streams are dealt; 0: one. No result depends on it.
     pub threads: usize,
     /// Largest number of bytes that the device takes from the system, `None` for no limit.
     pub memory_limit: Option<usize>,

@@ -56,6 +56,26 @@ impl Stream {
         transfer::copy(self, operation, pieces, Location::caller())
     }
 
+    /// Overwrites a tensor with the bytes that `make` writes, in stream order: one command, counted
+    /// as one launch. `make` gets as many bytes as the tensor has, whatever they hold.
+    ///
+    /// - On the processor they are the tensor's own, and a worker calls `make` when its turn comes;
+    ///   if it panics, the stream fails.
+    /// - For a CUDA device they are staging memory, and this call fills it; a panic of `make` is
+    ///   the caller's, and nothing was enqueued. Waits for earlier copies if very much staging
+    ///   memory is in use.
+    ///
+    /// # Errors
+    /// The errors of [`Launch::run`], the tensor being argument 0; [`crate::Error::HotScope`] if an
+    /// open scope forbids waits, and the system has no page-locked memory left.
+    #[track_caller]
+    pub fn upload<F>(&self, operation: &'static str, tensor: &Tensor, make: F) -> Result<()>
+    where
+        F: FnOnce(&mut [u8]) + Send + 'static,
+    {
+        transfer::upload(self, operation, tensor, (Box::new(make), Location::caller()))
+    }
+
     /// Fills the tensors, in stream order: one command, counted as one launch, for all of them.
     /// `operation` names it in errors and reports. Does not wait.
     ///
@@ -73,13 +93,17 @@ impl Stream {
     }
 
     /// Makes later work of this stream wait for the event, which may be of another device. The wait
-    /// happens on the device; the host continues.
+    /// happens on the device; the host continues. Only a CUDA device's wait for an event of a CPU
+    /// device that is not reached yet is one of the host, counted as a synchronisation.
     ///
     /// # Errors
-    /// [`crate::Error::KernelPanicked`] if this stream failed, or the event's stream failed before
-    /// the event. If that is only known later, this stream fails then.
+    /// - [`crate::Error::KernelPanicked`] if this stream failed, or the event's stream failed
+    ///   before the event; [`crate::Error::DeviceFailed`]. If that is only known later, this stream
+    ///   fails then.
+    /// - For a wait of the host: [`crate::Error::InsideKernel`], [`crate::Error::HotScope`].
+    #[track_caller]
     pub fn wait(&self, event: &Event) -> Result<()> {
-        wait_for(self.state(), &event.0)
+        wait_for(self.state(), &event.0, Location::caller())
     }
 
     /// Blocks the calling thread until all work on this stream is done. Counted as one

@@ -4,7 +4,7 @@
 
 use super::expect::Expect;
 use super::{Launch, Stream, Tensor};
-use crate::execution::{Fill, HostBytes, IntoSlots, Slots, Transfer, check_may_wait};
+use crate::execution::{Fill, HostBytes, IntoSlots, Make, Slots, Transfer, check_may_wait};
 use crate::ground::fault::Fault;
 use crate::ground::sync::{Arc, Mutex, lock};
 use crate::ground::{Act, Element, Error, Property, Result};
@@ -93,6 +93,17 @@ pub(crate) fn copy(
         launch = launch.read(from).write(to);
     }
     launch.transfer(Transfer::Copy)
+}
+
+/// Overwrites a tensor with what a function writes: one command.
+pub(crate) fn upload(
+    stream: &Stream,
+    operation: &'static str,
+    tensor: &Tensor,
+    (make, site): (Make, Site),
+) -> Result<()> {
+    let launch = Launch::new(stream, operation, Some(Act::Launch), site).write(tensor);
+    launch.transfer(Transfer::Upload(HostBytes::Made(make)))
 }
 
 /// Fills tensors of a stream: one command.

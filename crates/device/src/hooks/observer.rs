@@ -262,6 +262,8 @@ pub(crate) struct Ran<'a> {
     pub(crate) asked: &'a Arc<Asked>,
     /// Time at which it began.
     pub(crate) start: Instant,
+    /// Time at which it ended.
+    pub(crate) end: Instant,
     /// Whether it was dropped because a kernel before it panicked.
     pub(crate) dropped: bool,
 }

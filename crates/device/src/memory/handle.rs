@@ -35,7 +35,7 @@ impl<H: Home> Handle<H> {
         site: &'static Location<'static>,
     ) -> Result<Self> {
         let mut storage = match bytes {
-            0 => UniqueArc::new(Storage::vacant(None, 0)),
+            0 => UniqueArc::new(Storage::vacant(None, 0, true)),
             _ => {
                 let (stream, slot) = (home.state(), home.slot());
                 let request = Request { stream, slot, bytes, owner, operation, site };
@@ -47,13 +47,14 @@ impl<H: Home> Handle<H> {
         Ok(Handle(ManuallyDrop::new(storage.shareable())))
     }
 
-    /// Writes a new storage from the host, if nothing else uses it or its block; returns whether it
-    /// did.
+    /// Writes a new storage from the host, if that can address it and nothing else uses it or its
+    /// block; returns whether it did.
     pub(crate) fn fill_if_idle(&mut self, bytes: &[u8]) -> bool {
         let Some(storage) = Shared::get_mut(&mut self.0) else { return false };
         assert!(bytes.len() <= storage.allocation().bytes);
         let idle = storage.hazards_mut().is_idle();
-        match &storage.block {
+        let Some(block) = &storage.block else { return true };
+        match block.host() {
             Some(block) if idle => {
                 // SAFETY: this is the only handle, so no work of this storage can be submitted
                 // meanwhile. What was submitted, for it or for earlier tenants of the block, is
@@ -61,19 +62,18 @@ impl<H: Home> Handle<H> {
                 unsafe { block.fill(bytes) };
                 true
             }
-            Some(_) => false,
-            None => true,
+            _ => false,
         }
     }
 
-    /// Fills a new storage with a pattern from the host, if its block comes from the system;
-    /// returns whether it did.
+    /// Fills a new storage with a pattern from the host, if its block comes from the system as
+    /// zeros; returns whether it did.
     pub(crate) fn fill_fresh(&mut self, pattern: u32) -> bool {
         let Some(storage) = Shared::get_mut(&mut self.0) else { return false };
         if !storage.fresh {
             return false;
         }
-        if let Some(block) = &storage.block {
+        if let Some(block) = storage.block.as_ref().and_then(|block| block.host()) {
             // SAFETY: this is the only handle, and nothing was ever submitted for this block.
             unsafe { block.fill_with(pattern) };
         }

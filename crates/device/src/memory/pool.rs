@@ -18,7 +18,7 @@
 use super::size_class::{class_of, class_size};
 use super::storage::Storage;
 use super::usage::Usage;
-use crate::execution::{Block, on_worker};
+use crate::execution::{Memory, on_worker};
 use crate::ground::fault::{Fault, Faults};
 use crate::ground::sync::{Arc, Mutex, MutexGuard, lock};
 use crate::ground::{Act, Error, Owner, Result};
@@ -85,6 +85,8 @@ const ORPHANS: usize = 0;
 
 /// A device's memory.
 pub(crate) struct Pool<H> {
+    /// Where blocks come from.
+    memory: Memory,
     limit: Option<usize>,
     /// A planted fault; see [`crate::ground::fault::Fault`].
     forgets: bool,
@@ -148,11 +150,17 @@ impl<H> State<H> {
 
 impl<H> Pool<H> {
     /// A new pool.
-    pub(crate) fn new(limit: Option<usize>, faults: Faults, observers: Observers) -> Self {
+    pub(crate) fn new(
+        memory: Memory,
+        limit: Option<usize>,
+        faults: Faults,
+        observers: Observers,
+    ) -> Self {
         let lists = vec![FreeLists::default()];
         let state = Mutex::new(State { lists, vacant: Vec::new(), usage: Usage::default() });
         let forgets = faults.has(Fault::PoolForgets);
-        Pool { limit, forgets, keeps_done: observers.check_order(), observers, state }
+        let keeps_done = observers.check_order();
+        Pool { memory, limit, forgets, keeps_done, observers, state }
     }
 
     /// Counts the bytes of a new tensor.
@@ -234,11 +242,12 @@ impl<H> Pool<H> {
     /// A new block from the system, `None` if it has no memory.
     fn grow(&self, state: &mut State<H>, class: usize) -> Option<Free<H>> {
         let size = class_size(class);
-        let block = Arc::new(Block::new(size)?);
+        let block = Arc::new(self.memory.block(size)?);
         let usage = &mut state.usage;
         usage.reserved += size;
         usage.reserved_peak = usage.reserved_peak.max(usage.reserved);
-        Some(UniqueArc::new(Storage::vacant(Some(block), class)))
+        let fresh = self.memory.is_zeroed();
+        Some(UniqueArc::new(Storage::vacant(Some(block), class, fresh)))
     }
 
     /// Allocates when the limit, or the system's memory, is reached: reuses a block that costs a
@@ -260,10 +269,15 @@ impl<H> Pool<H> {
             }
             // Before trimming: blocks that become idle meanwhile are found in the next turn.
             let busy = if on_worker() { None } else { state.find_busy() };
+            if self.memory.stops() {
+                let counters = &stream.shared.counters;
+                counters.note(Act::Synchronize, request.operation, request.site)?;
+            }
             if let Some(free) = self.trim_and_grow(&mut state, class) {
                 return Ok((state, free));
             }
             let Some(access) = busy else {
+                stream.check_alive()?; // a device that failed has no memory either
                 return Err(self.exhausted(&state, request));
             };
             drop(state);
@@ -313,6 +327,11 @@ impl<H> Pool<H> {
         let held = state.usage.give(owner, bytes);
         self.observers.tell(|observer| observer.memory_changed(owner, held));
         state.lists[slot].put(free);
+    }
+
+    /// Whether the device stops when a block returns to the system.
+    pub(crate) fn stops(&self) -> bool {
+        self.memory.stops()
     }
 
     /// Returns every idle block to the system; returns the number of bytes.

@@ -50,9 +50,9 @@ pub(super) struct Tenant<H> {
 }
 
 impl<H> Storage<H> {
-    /// A storage without a tenant, of a block that was never used.
-    pub(crate) fn vacant(block: Option<Arc<Block>>, class: usize) -> Self {
-        Storage { block, class, fresh: true, hazards: Mutex::default(), tenant: None }
+    /// A storage without a tenant, of a block that was never used; `fresh` if it holds zeros.
+    pub(crate) fn vacant(block: Option<Arc<Block>>, class: usize, fresh: bool) -> Self {
+        Storage { block, class, fresh, hazards: Mutex::default(), tenant: None }
     }
 
     fn tenant(&self) -> &Tenant<H> {
@@ -101,6 +101,6 @@ impl<H> Tracked for Storage<H> {
     }
 
     fn address(&self) -> u64 {
-        self.block.as_ref().map_or(0, |block| block.data().as_ptr().addr() as u64)
+        self.block.as_ref().map_or(0, |block| block.address())
     }
 }

@@ -87,7 +87,7 @@ impl Hazards {
                     return;
                 }
                 if self.reads.len() >= 2 && !stream.shared.checks_order {
-                    self.reads.retain(|read| !read.is_done());
+                    self.reads.retain(|read| !read.seems_done());
                 }
                 self.reads.push(Access { stream: stream.clone(), seq });
             }
@@ -113,10 +113,10 @@ impl Hazards {
         }
     }
 
-    /// Forgets inherited accesses that are done.
+    /// Forgets inherited accesses that are known to be done.
     pub(crate) fn forget_done(&mut self) {
         if !self.inherited.is_empty() {
-            self.inherited.retain(|access| !access.is_done());
+            self.inherited.retain(|access| !access.seems_done());
         }
     }
 
@@ -147,7 +147,8 @@ fn replace(slot: &mut Option<Access>, stream: &Arc<StreamState>, seq: u64) {
 
 /// Adds a wait for `access`, unless it is ordered before already; one wait per stream, the latest.
 fn add_edge(edges: &mut Edges, stream: &Arc<StreamState>, access: &Access, propagates: bool) {
-    if access.is_on(stream) || (access.is_done() && !stream.shared.checks_order) {
+    let ordered = || !stream.shared.checks_order && access.is_ordered_before(stream);
+    if access.is_on(stream) || ordered() {
         return;
     }
     match edges.iter_mut().find(|edge| edge.access.is_on(&access.stream)) {

@@ -14,9 +14,14 @@
 //! - A host thread that found the queue full is woken when it is half empty.
 //! - No two queue locks are held at once.
 //!
+//! - On a CUDA device nothing waits in a queue: a command is issued to the device as it is
+//!   submitted, under the queue's lock, and the device orders it. `completed` is not used then; the
+//!   stream's track knows how far the device is.
+//!
 //! The models in `model` check these; each names the module of its invariant.
 
 use super::shared::Shared;
+use crate::execution::cuda::{Told, Track};
 use crate::execution::{Executor, Left, Task, Work};
 use crate::ground::sync::{
     Arc, AtomicSeq, Condvar, Mutex, MutexGuard, OnceLock, Ordering, TURN, lock, spin_until, wait_on,
@@ -32,6 +37,10 @@ use std::time::Instant;
 pub(crate) const CAPACITY: usize = 256;
 /// Number of commands at which it may continue: low enough that it does not wake for every command.
 const RESUME_AT: usize = CAPACITY / 2;
+
+/// Number of commands of a stream that a CUDA device may be behind: more than are needed to keep it
+/// busy, and less than what makes the driver wait under a lock of ours.
+const IN_FLIGHT: u64 = 512;
 
 /// A position in a stream: done when the stream has completed that many commands.
 #[derive(Clone)]
@@ -56,7 +65,15 @@ impl Access {
 
     /// Whether work on `stream` needs no wait for this access.
     pub(crate) fn is_ordered_before(&self, stream: &Arc<StreamState>) -> bool {
-        self.is_on(stream) || self.is_done()
+        self.is_on(stream) || self.stream.shares_lane(stream) || self.is_done()
+    }
+
+    /// Whether it is known to be done, without a look at the device. For what only saves work.
+    pub(crate) fn seems_done(&self) -> bool {
+        match self.stream.track() {
+            None => self.is_done(),
+            Some(track) => track.seems_done(self.seq),
+        }
     }
 }
 
@@ -111,12 +128,19 @@ pub(crate) struct Queue {
     blocked: usize,
 }
 
+/// The device that carries out the commands of a stream.
+pub(crate) enum Engine {
+    /// Workers of this process.
+    Cpu(Arc<Executor<StreamState>>),
+    /// A CUDA device.
+    Cuda(Track),
+}
+
 /// State of a stream. The user's handles are in `stream`.
 pub(crate) struct StreamState {
     pub(crate) id: u64,
     pub(crate) shared: Arc<Shared>,
-    /// Workers that run it.
-    executor: Arc<Executor<StreamState>>,
+    engine: Engine,
     observers: Observers,
     /// Its name, and what observers keep with it.
     pub(crate) observed: Observed,
@@ -128,11 +152,6 @@ pub(crate) struct StreamState {
 }
 
 impl Queue {
-    /// Whether a host thread must wait before it adds to the queue.
-    pub(crate) fn is_full(&self) -> bool {
-        self.commands.len() >= CAPACITY
-    }
-
     /// Number of the last command submitted.
     pub(crate) fn submitted(&self) -> u64 {
         self.submitted
@@ -145,19 +164,14 @@ impl Queue {
 }
 
 impl StreamState {
-    pub(crate) fn new(
-        shared: Arc<Shared>,
-        executor: Arc<Executor<StreamState>>,
-        id: u64,
-        name: &str,
-    ) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, engine: Engine, id: u64, name: &str) -> Self {
         let observers = shared.observers.clone();
         StreamState {
             id,
             observed: observers.open_stream(name),
             observers,
             shared,
-            executor,
+            engine,
             completed: AtomicSeq::new(0),
             failure: OnceLock::new(),
             queue: Mutex::new(Queue {
@@ -175,7 +189,24 @@ impl StreamState {
 
     /// Whether the command with this number, and all before it, are done.
     pub(crate) fn is_done(&self, seq: u64) -> bool {
-        self.completed.load(Ordering::Acquire) >= seq
+        match &self.engine {
+            Engine::Cpu(_) => self.completed.load(Ordering::Acquire) >= seq,
+            Engine::Cuda(track) => track.is_done(seq),
+        }
+    }
+
+    /// Whether a CUDA device carries out the commands of both in the order of their submission.
+    fn shares_lane(&self, other: &StreamState) -> bool {
+        let tracks = self.track().zip(other.track());
+        tracks.is_some_and(|(a, b)| a.shares_lane(b))
+    }
+
+    /// Its track on a CUDA device; `None` on the processor.
+    pub(crate) fn track(&self) -> Option<&Track> {
+        match &self.engine {
+            Engine::Cpu(_) => None,
+            Engine::Cuda(track) => Some(track),
+        }
     }
 
     /// The queue's lock.
@@ -183,9 +214,22 @@ impl StreamState {
         lock(&self.queue)
     }
 
+    /// Whether a host thread must wait before it adds to the queue; `queue` is its guard.
+    pub(crate) fn is_full(&self, queue: &Queue) -> bool {
+        match &self.engine {
+            Engine::Cpu(_) => queue.commands.len() >= CAPACITY,
+            Engine::Cuda(track) => track.behind(queue.submitted) >= IN_FLIGHT,
+        }
+    }
+
     /// Sleeps until the queue has room; `queue` is its locked guard.
     pub(crate) fn wait_for_space(&self, mut queue: MutexGuard<'_, Queue>) {
-        while queue.is_full() {
+        if let Engine::Cuda(track) = &self.engine {
+            let last = queue.submitted;
+            drop(queue);
+            return track.wait(last.saturating_sub(IN_FLIGHT / 2));
+        }
+        while self.is_full(&queue) {
             queue.blocked += 1;
             queue = wait_on(&self.space, queue);
             queue.blocked -= 1;
@@ -200,6 +244,13 @@ impl StreamState {
         edges: impl IntoIterator<Item = Edge>,
         work: Option<Work>,
     ) -> u64 {
+        let executor = match &self.engine {
+            Engine::Cpu(executor) => executor,
+            Engine::Cuda(track) => {
+                let edges: SmallVec<[Edge; 4]> = edges.into_iter().collect();
+                return self.issue(track, queue, &edges, work);
+            }
+        };
         for edge in edges {
             queue.push(Command::Wait(edge));
         }
@@ -213,14 +264,50 @@ impl StreamState {
         }
         drop(queue);
         if starts {
-            self.executor.start(self.clone());
+            executor.start(self.clone());
         }
         seq
     }
 
+    /// Hands waits and optionally work to the device; returns the number of the last command.
+    fn issue(
+        self: &Arc<Self>,
+        track: &Track,
+        mut queue: MutexGuard<'_, Queue>,
+        edges: &[Edge],
+        mut work: Option<Work>,
+    ) -> u64 {
+        queue.submitted += edges.len() as u64 + u64::from(work.is_some());
+        let seq = queue.submitted;
+        let told = work.as_mut().and_then(|work| self.told(seq, work));
+        let waits = edges.iter().filter_map(|Edge { access, .. }| {
+            // A wait for a stream of another kind of device is over by now: see `wait_for`.
+            Some((access.stream.track()?, access.seq))
+        });
+        let task = work.map(|work| match work {
+            Work::Cuda(task) => *task,
+            _ => unreachable!("a launch makes a task for a CUDA device"),
+        });
+        track.issue(seq, waits, task, told);
+        seq
+    }
+
+    /// Tells the observers of a work once the device has run it; `None` without any.
+    fn told(self: &Arc<Self>, seq: u64, work: &mut Work) -> Option<Told> {
+        let asked = work.take_asked()?;
+        let (stream, operation, site) = (self.clone(), work.operation(), work.site());
+        Some(Box::new(move |start, end| {
+            let at = stream.position(seq);
+            let ran = Ran { at, operation, site, asked: &asked, start, end, dropped: false };
+            stream.observers.tell(|observer| observer.launch_ran(&ran));
+        }))
+    }
+
     /// Blocks the calling host thread until the command with this number is done.
     pub(crate) fn wait_host(&self, seq: u64) {
-        if !spin_until(|| self.is_done(seq)) {
+        if let Engine::Cuda(track) = &self.engine {
+            track.wait(seq);
+        } else if !spin_until(|| self.is_done(seq)) {
             let mut queue = self.lock();
             while !self.is_done(seq) {
                 queue.host_wake_at = queue.host_wake_at.min(seq);
@@ -235,9 +322,12 @@ impl StreamState {
         self.observers.tell(|observer| observer.host_saw(self.position(seq)));
     }
 
-    /// Returns an error if the result of the command with this number was lost to a panic. Reliable
-    /// for completed commands; for others the error may come later.
+    /// Returns an error if the result of the command with this number was lost, to a panic or with
+    /// the device. Reliable for completed commands; for others the error may come later.
     pub(crate) fn check_result(&self, seq: u64) -> Result<()> {
+        if let Engine::Cuda(track) = &self.engine {
+            return track.check();
+        }
         match self.failure.get() {
             Some(failure) if failure.seq <= seq => {
                 let Panic { operation, stream, site, message } = failure.panic.clone();
@@ -247,7 +337,7 @@ impl StreamState {
         }
     }
 
-    /// Returns an error if a kernel of this stream panicked.
+    /// Returns an error if a kernel of this stream panicked, or its device failed.
     pub(crate) fn check_alive(&self) -> Result<()> {
         self.check_result(u64::MAX)
     }
@@ -275,7 +365,7 @@ impl StreamState {
         let (asked, dropped) = (&asked, self.failure.get().is_some());
         let start = Instant::now();
         self.run_work(work);
-        let ran = Ran { at, operation, site, asked, start, dropped };
+        let ran = Ran { at, operation, site, asked, start, end: Instant::now(), dropped };
         self.observers.tell(|observer| observer.launch_ran(&ran));
     }
 
@@ -300,6 +390,16 @@ impl StreamState {
         }
     }
 
+    /// The failure of a stream whose device failed, as that of a kernel there.
+    fn lost(&self, producer: &StreamState, error: &Error) -> Panic {
+        let (operation, site) = match error {
+            Error::DeviceFailed { operation, site, .. } => (*operation, *site),
+            _ => ("wait", Location::caller()),
+        };
+        let (stream, message) = (producer.name().clone(), error.to_string().into());
+        Panic { operation, stream, site, message }
+    }
+
     /// Marks the current command and everything after it as failed.
     fn fail(&self, panic: Panic) {
         let seq = self.next_seq();
@@ -311,7 +411,14 @@ impl StreamState {
     /// already have it: the caller must not touch it any more.
     fn park_for(self: &Arc<Self>, edge: &Edge) -> bool {
         let producer = &edge.access.stream;
-        if !edge.access.is_done() {
+        if let Engine::Cuda(track) = &producer.engine {
+            track.wait(edge.access.seq); // nothing would wake this stream
+            if edge.propagates
+                && let Err(error) = track.check()
+            {
+                self.fail(self.lost(producer, &error));
+            }
+        } else if !edge.access.is_done() {
             // Parked first: as soon as the producer knows of this stream it may wake it. The wait
             // is put back so that it is checked again then.
             {
@@ -368,7 +475,9 @@ impl StreamState {
         drop(queue); // no two queue locks at once
         for waiter in woken {
             waiter.lock().place = Place::Ready;
-            waiter.executor.clone().resume(waiter);
+            if let Engine::Cpu(executor) = &waiter.engine {
+                executor.clone().resume(waiter);
+            }
         }
         self.lock()
     }
@@ -377,6 +486,9 @@ impl StreamState {
 impl Task for StreamState {
     /// Runs commands until there are none, one has to wait, or other streams wait for their turn.
     fn run(self: &Arc<Self>) -> Left {
+        let Engine::Cpu(executor) = &self.engine else {
+            unreachable!("workers get the streams of their own device")
+        };
         let mut turn_start = None;
         let mut queue = self.lock();
         loop {
@@ -406,7 +518,7 @@ impl Task for StreamState {
             }
             self.completed.store(self.next_seq(), Ordering::Release);
             queue = self.wake_waiters(self.lock());
-            if self.executor.has_ready() && !queue.commands.is_empty() {
+            if executor.has_ready() && !queue.commands.is_empty() {
                 let start = *turn_start.get_or_insert_with(Instant::now);
                 if start.elapsed() >= TURN {
                     return Left::TurnOver;

@@ -8,11 +8,12 @@
 use super::hazard::{Edges, Hazards};
 use super::queue::{Access, Edge, Queue, StreamState};
 use super::shared::Submission;
-use crate::execution::{Work, on_worker};
+use crate::execution::{Work, check_may_wait, on_worker};
 use crate::ground::sync::{Arc, MutexGuard, lock};
-use crate::ground::{Result, Use};
+use crate::ground::{Act, Result, Use};
 use crate::hooks::{Allocation, Launched, Position, Touched};
 use std::ops::Range;
+use std::panic::Location;
 
 /// Memory as submission sees it.
 pub(crate) trait Tracked {
@@ -182,7 +183,11 @@ pub(crate) fn wait_for_producer(stream: &Arc<StreamState>, storage: &impl Tracke
 }
 
 /// Makes `stream` wait for a position in another stream, possibly of another device.
-pub(crate) fn wait_for(stream: &Arc<StreamState>, access: &Access) -> Result<()> {
+pub(crate) fn wait_for(
+    stream: &Arc<StreamState>,
+    access: &Access,
+    site: &'static Location<'static>,
+) -> Result<()> {
     stream.check_alive()?;
     if access.is_on(stream) {
         return Ok(());
@@ -193,6 +198,15 @@ pub(crate) fn wait_for(stream: &Arc<StreamState>, access: &Access) -> Result<()>
     access.stream.check_result(access.seq)?;
     if done {
         return Ok(());
+    }
+    if stream.track().is_some() && access.stream.track().is_none() {
+        // A CUDA device cannot wait for a worker of this process: the host waits for both.
+        let operation = "Stream::wait";
+        check_may_wait(operation)?;
+        stream.shared.counters.note(Act::Synchronize, operation, site)?;
+        let _wait = stream.shared.observers.host_waits(operation, Some(site));
+        access.stream.wait_host(access.seq);
+        return access.stream.check_result(access.seq);
     }
     let (submission, queue) = enter(stream);
     let edge = Edge { access: access.clone(), propagates: true };
@@ -217,7 +231,7 @@ fn enter(stream: &StreamState) -> (MutexGuard<'_, Submission>, MutexGuard<'_, Qu
     loop {
         let submission = lock(&stream.shared.submission);
         let queue = stream.lock();
-        if !queue.is_full() || on_worker() {
+        if !stream.is_full(&queue) || on_worker() {
             return (submission, queue);
         }
         drop(submission);
@@ -232,7 +246,7 @@ fn enter_all<'a, M>(parts: &[Part<'a, M>]) -> Option<MutexGuard<'a, Submission>>
     let shared = &parts.first()?.stream.shared;
     loop {
         let submission = lock(&shared.submission);
-        let full = parts.iter().find(|part| part.stream.lock().is_full());
+        let full = parts.iter().find(|part| part.stream.is_full(&part.stream.lock()));
         match full {
             Some(part) if !on_worker() => {
                 drop(submission);

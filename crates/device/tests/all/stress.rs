@@ -1,9 +1,10 @@
 //! Many streams under a tight limit, and random programs: always the sequential result (S5).
 
-use crate::common::{THREADS, cpu, limited};
+use crate::common::{THREADS, cpu, kernels, limited, open};
 use meristem_device::random::{Purpose, Rng};
-use meristem_device::{Args, DType, Device, Event, Owner, Stream, Tensor, read_back_as};
-use proptest::prelude::{Strategy, any, prop_assert_eq, proptest};
+use meristem_device::{Args, DType, Device, DeviceId, Event, Owner};
+use meristem_device::{Stream, Tensor, read_back_as};
+use proptest::prelude::{Strategy, any, proptest};
 use proptest::test_runner::Config;
 
 const ENVS: usize = 32;
@@ -243,7 +244,8 @@ impl Machine {
             let read: Vec<_> = (0..args.len() - 1).map(|i| args.read(i)).collect();
             mix(args.write(args.len() - 1), &read);
         };
-        launch.write(&written).run(kernel).unwrap();
+        let call = || kernels::mix(from.len(), written.numel());
+        launch.write(&written).gpu(call).run(kernel).unwrap();
         let mut model = std::mem::take(&mut self.model[to]);
         mix(&mut model, &from.iter().map(|&f| self.model[f].as_slice()).collect::<Vec<_>>());
         self.model[to] = model;
@@ -260,7 +262,8 @@ impl Machine {
         } else {
             self.tensors[from].on(&stream).unwrap()
         };
-        let launch = stream.launch("mix_half").read(&read).write(&upper);
+        let call = || kernels::mix(1, upper.numel());
+        let launch = stream.launch("mix_half").read(&read).write(&upper).gpu(call);
         launch.run(|args| mix(args.write(1), &[args.read(0)])).unwrap();
         let read =
             if from == to { self.model[to][..half].to_vec() } else { self.model[from].clone() };
@@ -268,12 +271,52 @@ impl Machine {
     }
 }
 
-proptest! {
-    #![proptest_config(Config {
+/// Runs a program on a device with so many workers or lanes, and compares every tensor with the
+/// model. Live tensors take at most 400 * 4 bytes each; a tight limit is found by doubling, so that
+/// reuse and waiting happen at all degrees of pressure.
+fn check_program(id: DeviceId, ops: &[Op], (streams, threads): (usize, usize), tight: bool) {
+    let mut limit = if tight { Some(1 << 13) } else { None };
+    loop {
+        let device = open(id, threads, limit);
+        let streams = (0..streams).map(|i| device.stream(&format!("s{i}"))).collect();
+        let mut machine = Machine { streams, tensors: Vec::new(), model: Vec::new(), event: None };
+        let fits = |machine: &Machine, op: &Op| {
+            let new = match op {
+                Op::New { len, .. } => *len,
+                Op::Renew { .. } => 400,
+                _ => 0,
+            };
+            let live: usize =
+                machine.model.iter().map(|m| (m.len() * 4).next_multiple_of(256)).sum();
+            limit.is_none_or(|limit| live + new * 4 + 256 <= limit)
+        };
+        let mut ran = 0;
+        for op in ops {
+            if !fits(&machine, op) {
+                break;
+            }
+            machine.do_op(op);
+            ran += 1;
+        }
+        let back = read_back_as::<u32>(&machine.tensors.iter().collect::<Vec<_>>()).unwrap();
+        assert_eq!(back, machine.model);
+        match limit {
+            Some(bytes) if ran < ops.len() => limit = Some(2 * bytes),
+            _ => break,
+        }
+    }
+}
+
+fn config() -> Config {
+    Config {
         cases: if cfg!(miri) { 4 } else { 150 },
         failure_persistence: None,
         ..Config::default()
-    })]
+    }
+}
+
+proptest! {
+    #![proptest_config(config())]
 
     #[test]
     fn random_programs_equal_the_sequential_run(
@@ -282,38 +325,17 @@ proptest! {
         threads in proptest::sample::select(&THREADS[..]),
         tight in any::<bool>(),
     ) {
-        // Live tensors take at most 400 * 4 bytes each; a tight limit is found by doubling, so
-        // that reuse and waiting happen at all degrees of pressure.
-        let mut limit = if tight { Some(1 << 13) } else { None };
-        loop {
-            let device = limited(threads, limit);
-            let streams = (0..streams).map(|i| device.stream(&format!("s{i}"))).collect();
-            let mut machine =
-                Machine { streams, tensors: Vec::new(), model: Vec::new(), event: None };
-            let fits = |machine: &Machine, op: &Op| {
-                let new = match op {
-                    Op::New { len, .. } => *len,
-                    Op::Renew { .. } => 400,
-                    _ => 0,
-                };
-                let live: usize =
-                    machine.model.iter().map(|m| (m.len() * 4).next_multiple_of(256)).sum();
-                limit.is_none_or(|limit| live + new * 4 + 256 <= limit)
-            };
-            let mut ran = 0;
-            for op in &ops {
-                if !fits(&machine, op) {
-                    break;
-                }
-                machine.do_op(op);
-                ran += 1;
-            }
-            let back = read_back_as::<u32>(&machine.tensors.iter().collect::<Vec<_>>()).unwrap();
-            prop_assert_eq!(back, machine.model);
-            match limit {
-                Some(bytes) if ran < ops.len() => limit = Some(2 * bytes),
-                _ => break,
-            }
-        }
+        check_program(DeviceId::Cpu(0), &ops, (streams, threads), tight);
+    }
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn random_programs_on_a_gpu_equal_the_sequential_run(
+        ops in proptest::collection::vec(op(), 1..400),
+        streams in 1usize..7,
+        lanes in 1usize..4,
+        tight in any::<bool>(),
+    ) {
+        check_program(DeviceId::Cuda(0), &ops, (streams, lanes), tight);
     }
 }

@@ -134,11 +134,12 @@ impl Lane {
         }));
     }
 
-    /// Command `ran` has just ended.
+    /// Command `ran` has ended.
     pub(super) fn work_ends(&self, ran: &Ran<'_>) {
-        let &Ran { at, operation, site, asked, start, dropped } = ran;
-        let (called, start) = (self.recorder.moment(asked.at), self.recorder.moment(start));
-        let (end, asked, seq) = (self.recorder.now(), asked.clone(), at.seq);
+        let &Ran { at, operation, site, asked, start, end, dropped } = ran;
+        let moment = |at| self.recorder.moment(at);
+        let (called, start, end) = (moment(asked.at), moment(start), moment(end));
+        let (asked, seq) = (asked.clone(), at.seq);
         let worked = Worked { called, start, end, operation, site, asked, seq, dropped };
         self.push(Entry::Work(worked));
     }

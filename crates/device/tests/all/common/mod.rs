@@ -1,6 +1,8 @@
 //! Helpers shared by the tests of this crate.
 #![allow(clippy::unwrap_used, reason = "helpers of tests may unwrap")]
 
+pub(crate) mod kernels;
+
 use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Result, Stream, Tensor};
 use std::sync::mpsc;
 
@@ -12,11 +14,12 @@ pub(crate) fn cpu(threads: usize) -> Device {
 }
 
 pub(crate) fn limited(threads: usize, memory_limit: Option<usize>) -> Device {
-    Device::open(
-        DeviceId::Cpu(0),
-        &DeviceOptions { threads, memory_limit, ..DeviceOptions::default() },
-    )
-    .unwrap()
+    open(DeviceId::Cpu(0), threads, memory_limit)
+}
+
+pub(crate) fn open(id: DeviceId, threads: usize, memory_limit: Option<usize>) -> Device {
+    let options = DeviceOptions { threads, memory_limit, ..DeviceOptions::default() };
+    Device::open(id, &options).unwrap()
 }
 
 /// A tensor of `len` elements that a kernel sets to `value`.
@@ -28,7 +31,8 @@ pub(crate) fn filled(stream: &Stream, len: usize, value: u32) -> Tensor {
 
 /// Sets all elements.
 pub(crate) fn set(stream: &Stream, tensor: &Tensor, value: u32) -> Result<()> {
-    stream.launch("set").write(tensor).run(move |args| args.write::<u32>(0).fill(value))
+    let launch = stream.launch("set").write(tensor).gpu(|| kernels::set(tensor.numel(), value));
+    launch.run(move |args| args.write::<u32>(0).fill(value))
 }
 
 /// Keeps a stream busy from the moment this returns until the gate is opened (or dropped).

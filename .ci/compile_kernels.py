@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""Compiles every CUDA source of the repository with NVRTC, for each architecture, and reads the compiler's
+report: a kernel that spills registers to memory, or does not compile, is an error.
+
+Needs no GPU. NVRTC comes from PyPI: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-crt
+
+    python3 .ci/compile_kernels.py [--arch sm_80 …] [FILE.cu …]
+"""
+
+import argparse
+import ctypes
+import pathlib
+import re
+import sys
+import sysconfig
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+HEADERS = sorted(ROOT.glob("crates/**/*.cuh"))
+# As `Target::options` in crates/device/src/execution/cuda/compiler.rs, and the report.
+OPTIONS = ["--std=c++17", "--fmad=false", "--ptxas-options=-v"]
+
+
+def library():
+    folder = pathlib.Path(sysconfig.get_paths()["purelib"]) / "nvidia"
+    found = sorted(folder.glob("*/lib/libnvrtc.so.*")) or ["libnvrtc.so"]
+    return ctypes.CDLL(str(found[0]))
+
+
+def text_of(nvrtc, program, size, get):
+    length = ctypes.c_size_t()
+    getattr(nvrtc, size)(program, ctypes.byref(length))
+    text = ctypes.create_string_buffer(length.value)
+    getattr(nvrtc, get)(program, text)
+    return text.raw
+
+
+def compile_source(nvrtc, path, arch):
+    """Returns whether it compiled, the compiler's messages, and the size of the code."""
+    program = ctypes.c_void_p()
+    texts = (ctypes.c_char_p * len(HEADERS))(*(header.read_bytes() for header in HEADERS))
+    names = (ctypes.c_char_p * len(HEADERS))(*(header.name.encode() for header in HEADERS))
+    source, label = path.read_bytes(), str(path.relative_to(ROOT)).encode()
+    nvrtc.nvrtcCreateProgram(
+        ctypes.byref(program), source, label, len(HEADERS), texts, names
+    )
+    options = [f"--gpu-architecture={arch}", *OPTIONS]
+    array = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+    failed = nvrtc.nvrtcCompileProgram(program, len(options), array)
+    log = text_of(nvrtc, program, "nvrtcGetProgramLogSize", "nvrtcGetProgramLog")
+    size = 0
+    if not failed:
+        size = len(text_of(nvrtc, program, "nvrtcGetCUBINSize", "nvrtcGetCUBIN"))
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    return not failed, log.rstrip(b"\0").decode(errors="replace"), size
+
+
+def report(log):
+    """Yields (kernel, registers, bytes spilled) of the compiler's report."""
+    for part in re.split(r"Compiling entry function '", log)[1:]:
+        registers = re.search(r"Used (\d+) registers", part)
+        spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", part)
+        yield part.split("'")[0], int(registers.group(1)), sum(map(int, spills))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--arch", nargs="+", default=["sm_80", "sm_90a", "sm_100a"])
+    parser.add_argument("files", nargs="*", type=pathlib.Path)
+    given = parser.parse_args()
+    files = [f.resolve() for f in given.files] or sorted(ROOT.glob("crates/**/*.cu"))
+    if not files:
+        sys.exit("no CUDA source was found")
+    nvrtc, wrong, kernels = library(), [], 0
+    for path in files:
+        for arch in given.arch:
+            label = f"{path.relative_to(ROOT)} for {arch}"
+            compiled, log, size = compile_source(nvrtc, path, arch)
+            if not compiled:
+                wrong.append(f"{label} does not compile:\n{log}")
+                continue
+            found = list(report(log))
+            if not found:
+                wrong.append(f"{label}: the compiler reports no kernel:\n{log}")
+            kernels += len(found)
+            for kernel, registers, spilled in found:
+                if spilled:
+                    wrong.append(f"{label}: {kernel} spills {spilled} bytes ({registers} registers)")
+            most = max((registers for _, registers, _ in found), default=0)
+            print(f"{label}: {len(found)} kernels, at most {most} registers, {size} bytes")
+    if wrong:
+        sys.exit("\n".join(wrong))
+    print(f"{len(files)} sources, {kernels} kernels compiled, none spills")
+
+
+main()

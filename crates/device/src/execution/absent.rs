@@ -1,0 +1,132 @@
+//! CUDA in a build without it: types without values, so that everything above compiles alike. That
+//! they have none is known here only, as elsewhere the compiler would warn of unreachable code.
+
+use super::args::Record;
+use super::block::{Allocator, DeviceMemory};
+use super::call::{Program, Source};
+use super::transfer::Transfer;
+use crate::ground::sync::Arc;
+use crate::ground::{DeviceId, Error, Result};
+use crate::hooks::Counters;
+use std::time::Instant;
+
+/// Called when a work has run, with the times of its beginning and its end.
+pub(crate) type Told = Box<dyn FnOnce(Instant, Instant) + Send>;
+
+/// No value.
+#[derive(Debug)]
+enum Never {}
+
+/// An opened device.
+#[derive(Debug)]
+pub(crate) struct Context(Never);
+
+impl Context {
+    /// # Errors
+    /// [`Error::NotCompiled`].
+    pub(crate) fn open(device: DeviceId) -> Result<Arc<Context>> {
+        Err(Error::NotCompiled { device })
+    }
+}
+
+impl Allocator for Arc<Context> {
+    fn allocate(&self, _size: usize) -> Option<Box<dyn DeviceMemory>> {
+        match self.0 {}
+    }
+}
+
+/// A real stream.
+#[derive(Debug)]
+pub(crate) struct Lane(Never);
+
+impl Lane {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Arc<Lane>> {
+        match context.0 {}
+    }
+
+    pub(crate) fn drain(&self) {
+        match self.0 {}
+    }
+
+    pub(crate) fn load(
+        &self,
+        _sources: &[&'static Source],
+        _before: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        match self.0 {}
+    }
+}
+
+/// A launch in flight.
+pub(crate) struct Task(Never);
+
+impl Task {
+    pub(crate) fn record(&self) -> &Record {
+        match self.0 {}
+    }
+
+    pub(crate) fn record_mut(&mut self) -> &mut Record {
+        match self.0 {}
+    }
+}
+
+/// One of the device's streams.
+pub(crate) struct Track(Never);
+
+impl Track {
+    pub(crate) fn new(lane: Arc<Lane>) -> Track {
+        match lane.0 {}
+    }
+
+    pub(crate) fn calls(
+        &self,
+        _program: Option<Program>,
+        _record: Record,
+        _counters: &Counters,
+    ) -> Result<Task> {
+        match self.0 {}
+    }
+
+    pub(crate) fn transfer(
+        &self,
+        _transfer: Transfer,
+        _record: Record,
+        _counters: &Counters,
+    ) -> Result<Task> {
+        match self.0 {}
+    }
+
+    pub(crate) fn shares_lane(&self, _other: &Track) -> bool {
+        match self.0 {}
+    }
+
+    pub(crate) fn seems_done(&self, _number: u64) -> bool {
+        match self.0 {}
+    }
+
+    pub(crate) fn behind(&self, _number: u64) -> u64 {
+        match self.0 {}
+    }
+
+    pub(crate) fn issue<'a>(
+        &self,
+        _number: u64,
+        _waits: impl Iterator<Item = (&'a Track, u64)>,
+        _task: Option<Task>,
+        _told: Option<Told>,
+    ) {
+        match self.0 {}
+    }
+
+    pub(crate) fn is_done(&self, _number: u64) -> bool {
+        match self.0 {}
+    }
+
+    pub(crate) fn wait(&self, _number: u64) {
+        match self.0 {}
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.0 {}
+    }
+}

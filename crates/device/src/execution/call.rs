@@ -1,0 +1,185 @@
+//! Calls of CUDA kernels: plain values that name a kernel and how it is started, checked against
+//! the launch's arguments before anything is enqueued. They are part of every build; only a build
+//! with the `cuda` feature runs them.
+
+use crate::ground::{DType, Element, Use};
+use bytemuck::Pod;
+use smallvec::SmallVec;
+use std::ffi::CStr;
+
+/// A file of CUDA C++ kernels. It is compiled when one of them is first called; `meristem.cuh` is
+/// among its headers.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Source {
+    /// Name for compiler messages: the file's path in the repository.
+    pub name: &'static str,
+    /// Contents of the file.
+    pub text: &'static str,
+    /// Other headers that it includes.
+    pub headers: &'static [Header],
+}
+
+/// A header of a source.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Name by which it is included.
+    pub name: &'static CStr,
+    /// Contents of the file.
+    pub text: &'static str,
+}
+
+/// A tensor among the parameters of a kernel: `Span<const T>` for `Read`, `Span<T>` for `Write`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operand {
+    /// A tensor that the kernel only reads.
+    Read(DType),
+    /// A tensor that the kernel writes, and may read.
+    Write(DType),
+}
+
+impl Operand {
+    /// An operand that the kernel only reads.
+    pub const fn read<T: Element>() -> Operand {
+        Operand::Read(T::DTYPE)
+    }
+
+    /// An operand that the kernel writes, and may read.
+    pub const fn write<T: Element>() -> Operand {
+        Operand::Write(T::DTYPE)
+    }
+
+    pub(crate) fn usage(self) -> Use {
+        match self {
+            Operand::Read(_) => Use::Read,
+            Operand::Write(_) => Use::Write,
+        }
+    }
+
+    pub(crate) fn dtype(self) -> DType {
+        match self {
+            Operand::Read(dtype) | Operand::Write(dtype) => dtype,
+        }
+    }
+}
+
+/// A kernel of a source: declared beside the file, as
+/// `extern "C" __global__ void entry(Span<…> …, Values values)`. It uses `blockIdx.x` only.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Kernel {
+    /// The file it is in.
+    pub source: &'static Source,
+    /// Name of its function.
+    pub entry: &'static str,
+    /// Its tensors, in the order of the launch's arguments.
+    pub operands: &'static [Operand],
+    /// Size in bytes of the struct of values after the tensors; 0 for none.
+    pub values: usize,
+}
+
+/// Words of a call's values stored without an allocation.
+type Words = SmallVec<[u64; 8]>;
+
+/// A part of one of the launch's arguments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// Index of the argument.
+    pub argument: usize,
+    /// Its first byte, aligned for the elements.
+    pub start: usize,
+    /// Elements, of the type that the kernel declares, whatever the argument's own is.
+    pub len: usize,
+}
+
+/// A call of a kernel.
+#[derive(Debug, Clone)]
+pub struct Call {
+    pub(crate) kernel: &'static Kernel,
+    /// The kernel's tensors; `None` for the launch's arguments.
+    pub(crate) pieces: Option<SmallVec<[Piece; 8]>>,
+    pub(crate) blocks: u32,
+    pub(crate) threads: u32,
+    /// Bytes of dynamic shared memory.
+    pub(crate) shared: u32,
+    /// The bytes of the values, padded to whole words.
+    pub(crate) values: Words,
+    /// Number of bytes of the values.
+    pub(crate) values_len: usize,
+}
+
+impl Call {
+    /// A call with so many blocks of `threads` threads each, whose tensors are the launch's
+    /// arguments. Without blocks it does nothing.
+    pub fn new(kernel: &'static Kernel, blocks: u32, threads: u32) -> Call {
+        let (values, values_len) = (Words::new(), 0);
+        Call { kernel, pieces: None, blocks, threads, shared: 0, values, values_len }
+    }
+
+    /// A call with a thread for each of `n` elements.
+    pub fn each(kernel: &'static Kernel, n: usize) -> Call {
+        const THREADS: u32 = 256;
+        let blocks = n.div_ceil(THREADS as usize);
+        Call::new(kernel, u32::try_from(blocks).unwrap_or(u32::MAX >> 1), THREADS)
+    }
+
+    /// The call with these pieces of the launch's arguments as tensors.
+    pub fn of(mut self, pieces: impl IntoIterator<Item = Piece>) -> Call {
+        self.pieces = Some(pieces.into_iter().collect());
+        self
+    }
+
+    /// The call with so many bytes of dynamic shared memory for each block.
+    pub fn shared(mut self, bytes: u32) -> Call {
+        self.shared = bytes;
+        self
+    }
+
+    /// The call with this struct of values, which the kernel declares with the same layout.
+    pub fn values<V: Pod>(mut self, values: V) -> Call {
+        let bytes = bytemuck::bytes_of(&values);
+        self.values = Words::from_elem(0, bytes.len().div_ceil(8));
+        bytemuck::cast_slice_mut::<u64, u8>(&mut self.values)[..bytes.len()].copy_from_slice(bytes);
+        self.values_len = bytes.len();
+        self
+    }
+}
+
+/// The calls of a launch, one after the other.
+#[derive(Debug, Clone, Default)]
+pub struct Program(pub(crate) Vec<Call>);
+
+impl From<Call> for Program {
+    fn from(call: Call) -> Program {
+        Program(vec![call])
+    }
+}
+
+impl From<Vec<Call>> for Program {
+    fn from(calls: Vec<Call>) -> Program {
+        Program(calls)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static SOURCE: Source = Source { name: "test.cu", text: "", headers: &[] };
+    static KERNEL: Kernel = Kernel {
+        source: &SOURCE,
+        entry: "test",
+        operands: &[Operand::read::<u8>(), Operand::write::<f32>()],
+        values: 12,
+    };
+
+    #[test]
+    fn values_are_kept_byte_by_byte() {
+        let call = Call::new(&KERNEL, 3, 32).shared(64).values([1u32, 2, 3]);
+        let bytes: &[u8] = bytemuck::cast_slice(&call.values);
+        assert_eq!(call.values_len, 12);
+        assert_eq!(bytes[..12], *bytemuck::bytes_of(&[1u32, 2, 3]));
+        assert_eq!((call.blocks, call.threads, call.shared), (3, 32, 64));
+        assert_eq!((Call::each(&KERNEL, 257).blocks, Call::each(&KERNEL, 0).blocks), (2, 0));
+        assert_eq!(KERNEL.operands[0].usage(), Use::Read);
+        assert_eq!(KERNEL.operands[1].dtype(), DType::F32);
+    }
+}

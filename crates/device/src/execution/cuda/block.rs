@@ -1,0 +1,55 @@
+//! Memory of a CUDA device.
+
+use super::context::Context;
+use super::driver::{OUT_OF_MEMORY, check, driver};
+use crate::execution::block::{Allocator, DeviceMemory};
+use crate::ground::sync::Arc;
+use std::panic::Location;
+
+/// Memory from the driver's plain allocator. Its contents are undefined until something writes
+/// them.
+#[derive(Debug)]
+struct DeviceBlock {
+    context: Arc<Context>,
+    address: u64,
+    size: usize,
+}
+
+impl Allocator for Arc<Context> {
+    /// `None` as well if the device has failed.
+    fn allocate(&self, size: usize) -> Option<Box<dyn DeviceMemory>> {
+        if self.has_failed() || self.bind().is_err() {
+            return None;
+        }
+        let mut address = 0;
+        // SAFETY: writes one address.
+        let code = unsafe { (driver().cuMemAlloc_v2)(&mut address, size) };
+        if let Err(cause) = check("cuMemAlloc", code) {
+            if code != OUT_OF_MEMORY {
+                self.fail("allocate", Location::caller(), cause);
+            }
+            return None;
+        }
+        Some(Box::new(DeviceBlock { context: self.clone(), address, size }))
+    }
+}
+
+impl DeviceMemory for DeviceBlock {
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for DeviceBlock {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: allocated once by `new`, and no work uses it any more: a block leaves the
+            // pool when its accesses are done. A failure cannot be reported to anyone.
+            let _ = unsafe { (driver().cuMemFree_v2)(self.address) };
+        }
+    }
+}

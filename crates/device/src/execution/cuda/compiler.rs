@@ -1,0 +1,200 @@
+//! The compiler of kernels, NVRTC: from the text of a source to code for a device.
+
+use super::bindings::functions;
+use super::driver::Called;
+use crate::execution::call::{Header, Source};
+use crate::ground::CudaError;
+use cudarc::nvrtc::sys as nvrtc;
+use std::ffi::{CString, c_char, c_int};
+use std::fmt;
+use std::ptr;
+
+/// Header of every source: spans of elements, and what is not in the language.
+static HEADER: Header = Header { name: c"meristem.cuh", text: include_str!("meristem.cuh") };
+
+functions!(nvrtc, nvrtc::nvrtcResult, "libnvrtc", {
+    nvrtcVersion(*mut c_int, *mut c_int);
+    nvrtcCreateProgram(
+        *mut nvrtc::nvrtcProgram, *const c_char, *const c_char, c_int, *const *const c_char,
+        *const *const c_char,
+    );
+    nvrtcCompileProgram(nvrtc::nvrtcProgram, c_int, *const *const c_char);
+    nvrtcGetProgramLogSize(nvrtc::nvrtcProgram, *mut usize);
+    nvrtcGetProgramLog(nvrtc::nvrtcProgram, *mut c_char);
+    nvrtcGetCUBINSize(nvrtc::nvrtcProgram, *mut usize);
+    nvrtcGetCUBIN(nvrtc::nvrtcProgram, *mut c_char);
+    nvrtcDestroyProgram(*mut nvrtc::nvrtcProgram);
+});
+
+/// Architecture that code is compiled for, such as `sm_90a`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Target(String);
+
+impl Target {
+    /// The architecture of a device with this compute capability, with everything that only this
+    /// architecture has.
+    pub(super) fn of((major, minor): (i32, i32)) -> Target {
+        let own = if major >= 9 { "a" } else { "" };
+        Target(format!("sm_{major}{minor}{own}"))
+    }
+
+    /// Options of the compiler. Products are not contracted into sums unless a kernel says `fmaf`,
+    /// so that results do not depend on the compiler's choice.
+    fn options(&self) -> [String; 3] {
+        [format!("--gpu-architecture={self}"), "--std=c++17".into(), "--fmad=false".into()]
+    }
+
+    /// All that the code of a source depends on, apart from the compiler.
+    pub(super) fn inputs(&self, source: &Source) -> String {
+        let headers = headers(source).map(|header| header.text);
+        let texts: Vec<&str> = headers.chain([source.text]).collect();
+        format!("{}\n{}", self.options().join(" "), texts.join("\n"))
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The compiler's library.
+pub(super) struct Compiler {
+    functions: Functions,
+    /// Its version, as `13.0`.
+    pub(super) version: String,
+}
+
+impl Compiler {
+    /// Finds the library.
+    pub(super) fn find() -> Called<Compiler> {
+        // SAFETY: this loads the library named libnvrtc, whose initialisers are the compiler's own.
+        if !unsafe { nvrtc::is_culib_present() } {
+            return Err(CudaError::NoCompiler);
+        }
+        let functions = Functions::find()?;
+        let (mut major, mut minor): (c_int, c_int) = (0, 0);
+        // SAFETY: writes two numbers.
+        check("nvrtcVersion", unsafe { (functions.nvrtcVersion)(&mut major, &mut minor) })?;
+        Ok(Compiler { functions, version: format!("{major}.{minor}") })
+    }
+
+    /// Compiles a source to code for the target.
+    ///
+    /// # Errors
+    /// [`CudaError::Compile`] with the compiler's messages.
+    pub(super) fn compile(&self, source: &'static Source, target: &Target) -> Called<Vec<u8>> {
+        let program = Program::new(&self.functions, source)?;
+        let options = target.options().map(|option| c_string("option", &option));
+        let options = options.into_iter().collect::<Called<Vec<CString>>>()?;
+        let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        // SAFETY: the program lives, and the options for the call.
+        let code = unsafe {
+            let count = pointers.len() as c_int;
+            (self.functions.nvrtcCompileProgram)(program.raw, count, pointers.as_ptr())
+        };
+        if code == nvrtc::nvrtcResult::NVRTC_ERROR_COMPILATION as u32 {
+            let (source_name, architecture) = (source.name, target.to_string());
+            return Err(CudaError::Compile { source_name, architecture, log: program.log()? });
+        }
+        check("nvrtcCompileProgram", code)?;
+        program.code()
+    }
+}
+
+fn headers(source: &Source) -> impl Iterator<Item = &Header> {
+    std::iter::once(&HEADER).chain(source.headers)
+}
+
+/// A program of the compiler.
+struct Program<'a> {
+    functions: &'a Functions,
+    raw: nvrtc::nvrtcProgram,
+}
+
+impl<'a> Program<'a> {
+    fn new(functions: &'a Functions, source: &'static Source) -> Called<Program<'a>> {
+        let (text, name) = (c_string("source", source.text)?, c_string("name", source.name)?);
+        let texts = headers(source).map(|header| c_string("header", header.text));
+        let texts = texts.collect::<Called<Vec<CString>>>()?;
+        let contents: Vec<*const c_char> = texts.iter().map(|text| text.as_ptr()).collect();
+        let names: Vec<*const c_char> = headers(source).map(|h| h.name.as_ptr()).collect();
+        let mut raw = ptr::null_mut();
+        // SAFETY: writes one handle; all texts live for the call, as many headers in both lists.
+        let code = unsafe {
+            (functions.nvrtcCreateProgram)(
+                &mut raw,
+                text.as_ptr(),
+                name.as_ptr(),
+                names.len() as c_int,
+                contents.as_ptr(),
+                names.as_ptr(),
+            )
+        };
+        check("nvrtcCreateProgram", code)?;
+        Ok(Program { functions, raw })
+    }
+
+    /// Messages of the compilation.
+    fn log(&self) -> Called<String> {
+        let mut size = 0;
+        // SAFETY: writes one number.
+        let code = unsafe { (self.functions.nvrtcGetProgramLogSize)(self.raw, &mut size) };
+        check("nvrtcGetProgramLogSize", code)?;
+        let mut log = vec![0u8; size];
+        // SAFETY: writes `size` bytes, the last of them zero.
+        let code =
+            unsafe { (self.functions.nvrtcGetProgramLog)(self.raw, log.as_mut_ptr().cast()) };
+        check("nvrtcGetProgramLog", code)?;
+        Ok(String::from_utf8_lossy(&log).trim_end_matches('\0').trim_end().to_owned())
+    }
+
+    /// The compiled code.
+    fn code(&self) -> Called<Vec<u8>> {
+        let mut size = 0;
+        // SAFETY: writes one number.
+        let code = unsafe { (self.functions.nvrtcGetCUBINSize)(self.raw, &mut size) };
+        check("nvrtcGetCUBINSize", code)?;
+        let mut binary = vec![0u8; size];
+        // SAFETY: writes `size` bytes.
+        let code = unsafe { (self.functions.nvrtcGetCUBIN)(self.raw, binary.as_mut_ptr().cast()) };
+        check("nvrtcGetCUBIN", code)?;
+        Ok(binary)
+    }
+}
+
+impl Drop for Program<'_> {
+    fn drop(&mut self) {
+        // SAFETY: created once by `new`. A failure cannot be reported to anyone.
+        let _ = unsafe { (self.functions.nvrtcDestroyProgram)(&mut self.raw) };
+    }
+}
+
+/// Turns a code of the compiler into a result.
+fn check(function: &'static str, code: u32) -> Called {
+    if code == nvrtc::nvrtcResult::NVRTC_SUCCESS as u32 {
+        return Ok(());
+    }
+    let message = "NVRTC's documentation lists its codes (nvrtcResult)".to_owned();
+    Err(CudaError::Call { function, code: format!("code {code}"), message })
+}
+
+fn c_string(what: &'static str, text: &str) -> Called<CString> {
+    CString::new(text).map_err(|_| CudaError::Call {
+        function: "nvrtcCreateProgram",
+        code: "NVRTC_ERROR_INVALID_INPUT".to_owned(),
+        message: format!("the {what} holds a zero byte"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_is_the_devices_own_architecture() {
+        assert_eq!(Target::of((8, 0)).to_string(), "sm_80");
+        assert_eq!(Target::of((9, 0)).to_string(), "sm_90a");
+        assert_eq!(Target::of((10, 0)).to_string(), "sm_100a");
+    }
+}

@@ -1,0 +1,202 @@
+//! An opened CUDA device: its context, its kernels, its staging memory, and its failure.
+
+use super::compiler::Target;
+use super::driver::{self, Called, Pinned, Primary};
+use super::module::Module;
+use crate::execution::call::Source;
+use crate::ground::sync::{Arc, Mutex, OnceLock, lock};
+use crate::ground::{CudaError, DeviceId, Error, Result};
+use cudarc::driver::sys::CUdevice_attribute_enum as Attribute;
+use std::collections::HashMap;
+use std::fmt;
+use std::panic::Location;
+
+/// Smallest piece of staging memory in bytes; others are twice, four times … as large.
+const SMALLEST_PINNED: usize = 4096;
+/// Largest piece: more is copied through plain memory, in steps of the driver's.
+pub(super) const LARGEST_PINNED: usize = 64 << 20;
+/// Most bytes that are kept for reuse.
+const KEPT_MAX: usize = 256 << 20;
+
+/// Lowest compute capability that the kernels are written for.
+const CAPABILITY_NEEDED: (i32, i32) = (8, 0);
+
+/// A device failure: sticky, for every stream of the device.
+#[derive(Debug, Clone)]
+struct Failure {
+    operation: &'static str,
+    site: &'static Location<'static>,
+    cause: Arc<CudaError>,
+}
+
+/// Page-locked memory without a user.
+#[derive(Default)]
+struct FreePinned {
+    /// By size: 4 KiB, 8 KiB …
+    classes: Vec<Vec<Pinned>>,
+    bytes: usize,
+}
+
+/// An opened device.
+pub(crate) struct Context {
+    pub(super) id: DeviceId,
+    /// Architecture that the kernels are compiled for.
+    pub(super) target: Target,
+    /// Compiled sources, by their addresses.
+    modules: Mutex<HashMap<usize, Arc<Module>>>,
+    pinned: Mutex<FreePinned>,
+    failure: OnceLock<Failure>,
+    /// Dropped last: everything else is freed in it.
+    primary: Primary,
+}
+
+impl Context {
+    /// Opens a device.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] without a driver or such a device, or if either is too old.
+    pub(crate) fn open(id: DeviceId) -> Result<Arc<Context>> {
+        Context::try_open(id).map_err(|source| Error::Cuda { device: id, source })
+    }
+
+    fn try_open(id: DeviceId) -> Called<Arc<Context>> {
+        driver::load()?;
+        let device = driver::device(id.index())?;
+        let of = |attribute| driver::attribute(device, attribute);
+        let capability = (
+            of(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            of(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        );
+        if capability < CAPABILITY_NEEDED {
+            return Err(CudaError::DeviceTooOld { name: driver::name(device)?, capability });
+        }
+        let context = Context {
+            id,
+            target: Target::of(capability),
+            modules: Mutex::default(),
+            pinned: Mutex::default(),
+            failure: OnceLock::new(),
+            primary: Primary::retain(device)?,
+        };
+        context.bind()?;
+        Ok(Arc::new(context))
+    }
+
+    /// Makes it the calling thread's context.
+    pub(super) fn bind(&self) -> Called {
+        self.primary.bind()
+    }
+
+    /// Whether it has failed: nothing runs on it any more.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failure.get().is_some()
+    }
+
+    /// Marks the device as failed; only the first failure counts.
+    pub(super) fn fail(
+        &self,
+        operation: &'static str,
+        site: &'static Location<'static>,
+        cause: CudaError,
+    ) {
+        let _ = self.failure.set(Failure { operation, site, cause: Arc::new(cause) });
+    }
+
+    /// Returns an error if the device has failed.
+    ///
+    /// # Errors
+    /// [`Error::DeviceFailed`].
+    pub(super) fn check(&self) -> Result<()> {
+        match self.failure.get().cloned() {
+            None => Ok(()),
+            Some(Failure { operation, site, cause }) => {
+                Err(Error::DeviceFailed { device: self.id, operation, site, cause })
+            }
+        }
+    }
+
+    /// Whether the kernels of a source are loaded.
+    pub(super) fn has_module(&self, source: &'static Source) -> bool {
+        lock(&self.modules).contains_key(&key(source))
+    }
+
+    /// The kernels of a source, compiled and loaded at the first call.
+    pub(super) fn module(&self, source: &'static Source) -> Called<Arc<Module>> {
+        let mut modules = lock(&self.modules);
+        if let Some(module) = modules.get(&key(source)) {
+            return Ok(module.clone());
+        }
+        self.bind()?;
+        let module = Arc::new(Module::load(source, &self.target)?);
+        modules.insert(key(source), module.clone());
+        Ok(module)
+    }
+
+    /// Page-locked memory of at least `bytes` bytes, `None` if that is too much or the system has
+    /// none. Bind first.
+    pub(super) fn take_pinned(&self, bytes: usize) -> Option<Pinned> {
+        if bytes > LARGEST_PINNED {
+            return None;
+        }
+        let class = class_of(bytes);
+        let taken = {
+            let mut free = lock(&self.pinned);
+            let taken = free.classes.get_mut(class).and_then(Vec::pop);
+            free.bytes -= taken.as_ref().map_or(0, Pinned::size);
+            taken
+        };
+        taken.or_else(|| Pinned::new(SMALLEST_PINNED << class).ok())
+    }
+
+    /// Takes back memory that no copy uses any more. Bind first.
+    pub(super) fn give_pinned(&self, pinned: Pinned) {
+        let class = class_of(pinned.size());
+        let mut free = lock(&self.pinned);
+        if free.bytes + pinned.size() > KEPT_MAX {
+            drop(free);
+            return; // to the system
+        }
+        free.bytes += pinned.size();
+        if free.classes.len() <= class {
+            free.classes.resize_with(class + 1, Vec::new);
+        }
+        free.classes[class].push(pinned);
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // What is freed below is freed in the current context.
+        let _ = self.bind();
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Context({} for {})", self.id, self.target)
+    }
+}
+
+/// Sources are statics, so their addresses tell them apart.
+fn key(source: &'static Source) -> usize {
+    std::ptr::from_ref(source).addr()
+}
+
+/// Size class of a piece of staging memory: the smallest that holds so many bytes.
+fn class_of(bytes: usize) -> usize {
+    let pieces = bytes.div_ceil(SMALLEST_PINNED).max(1);
+    pieces.next_power_of_two().trailing_zeros() as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_class_holds_its_bytes() {
+        for (bytes, class) in [(0, 0), (1, 0), (4096, 0), (4097, 1), (8192, 1), (1 << 20, 8)] {
+            assert_eq!(class_of(bytes), class, "{bytes}");
+            assert!(SMALLEST_PINNED << class_of(bytes) >= bytes);
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! How a task becomes calls of the driver.
+
+use super::context::Context;
+use super::driver::{Called, RawStream, check, driver};
+use super::staging::Staging;
+use super::task::{Task, TaskAct};
+use crate::execution::args::{Arg, Record};
+use crate::execution::transfer::{Download, Fill};
+use crate::ground::sync::Arc;
+use smallvec::SmallVec;
+use std::ops::Range;
+
+/// Alignment of the pieces of a download in staging memory.
+const PIECE_ALIGNMENT: usize = 64;
+
+/// Things to keep until a task has run, and to do then.
+#[derive(Default)]
+pub(super) struct Landing {
+    /// Staging memory that a copy reads or writes.
+    pub(super) staging: Option<Staging>,
+    /// Where the pieces of a download go, and their bytes in the staging memory.
+    pub(super) download: Option<(Box<dyn Download>, Pieces)>,
+}
+
+/// Ranges in staging memory.
+type Pieces = SmallVec<[Range<usize>; 4]>;
+
+impl Landing {
+    /// Hands over the download, and gives the staging memory back. The work has run; the context is
+    /// current.
+    pub(super) fn land(self) {
+        let Some(mut staging) = self.staging else { return };
+        if let Some((to, pieces)) = self.download {
+            // SAFETY: the copy into it is done.
+            let bytes = unsafe { staging.bytes() };
+            pieces.into_iter().enumerate().for_each(|(i, piece)| to.put(i, &bytes[piece]));
+        }
+        staging.release();
+    }
+}
+
+/// The queue of the driver that tasks are put into.
+pub(super) struct Enqueue<'a> {
+    pub(super) context: &'a Arc<Context>,
+    pub(super) stream: &'a RawStream,
+}
+
+impl Enqueue<'_> {
+    /// Enqueues a task. `landing` gets what must be kept, before anything uses it, so that it is
+    /// kept after an error as well.
+    pub(super) fn task(&self, Task { record, act }: Task, landing: &mut Landing) -> Called {
+        match act {
+            TaskAct::Calls(bound) => bound.launch(self.stream.raw(), &record),
+            TaskAct::Copy => self.copy(&record),
+            TaskAct::Fill(fill) => record.args.iter().try_for_each(|arg| self.fill(arg, fill)),
+            TaskAct::Upload(staging) => {
+                self.upload(&record.args[0], landing.staging.insert(staging))
+            }
+            TaskAct::Download(to) => self.download(&record, to, landing),
+        }
+    }
+
+    fn copy(&self, record: &Record) -> Called {
+        for pair in record.args.chunks_exact(2).filter(|pair| pair[0].bytes > 0) {
+            let (from, to) = (&pair[0], &pair[1]);
+            // SAFETY: both are inside of live blocks of this length (the launch checked that they
+            // have as many bytes), and the launch is ordered like any other.
+            check("cuMemcpyDtoDAsync", unsafe {
+                let (to, from, stream) = (to.address(), from.address(), self.stream.raw());
+                (driver().cuMemcpyDtoDAsync_v2)(to, from, pair[0].bytes, stream)
+            })?;
+        }
+        Ok(())
+    }
+
+    fn fill(&self, arg: &Arg, fill: Fill) -> Called {
+        let word = match fill {
+            Fill::Zero => 0,
+            Fill::Word(word) => word,
+        };
+        let bytes = word.to_ne_bytes();
+        if bytes == [bytes[0]; 4] {
+            return self.fill_bytes(arg.address(), bytes[0], arg.bytes);
+        }
+        // Whole words lie between what is before the first and behind the last of them.
+        let address = arg.address();
+        let head = (address.next_multiple_of(4) - address).min(arg.bytes as u64) as usize;
+        let words = (arg.bytes - head) / 4;
+        let single = (0..head).chain(head + 4 * words..arg.bytes);
+        single
+            .into_iter()
+            .try_for_each(|i| self.fill_bytes(address + i as u64, bytes[i % 4], 1))?;
+        if words == 0 {
+            return Ok(());
+        }
+        let turned = std::array::from_fn(|i| bytes[(head + i) % 4]);
+        // SAFETY: inside of a live block, and aligned.
+        check("cuMemsetD32Async", unsafe {
+            let (to, word) = (address + head as u64, u32::from_ne_bytes(turned));
+            (driver().cuMemsetD32Async)(to, word, words, self.stream.raw())
+        })
+    }
+
+    fn fill_bytes(&self, address: u64, byte: u8, len: usize) -> Called {
+        if len == 0 {
+            return Ok(());
+        }
+        // SAFETY: the callers' bytes are inside of a live block.
+        check("cuMemsetD8Async", unsafe {
+            (driver().cuMemsetD8Async)(address, byte, len, self.stream.raw())
+        })
+    }
+
+    fn upload(&self, arg: &Arg, staging: &mut Staging) -> Called {
+        if arg.bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the argument is inside of a live block; the staging memory is at least as large,
+        // and kept until the copy is done.
+        check("cuMemcpyHtoDAsync", unsafe {
+            let (to, from) = (arg.address(), staging.address());
+            (driver().cuMemcpyHtoDAsync_v2)(to, from, arg.bytes, self.stream.raw())
+        })
+    }
+
+    fn download(&self, record: &Record, to: Box<dyn Download>, landing: &mut Landing) -> Called {
+        let mut end = 0usize;
+        let place = |arg: &Arg| {
+            let start = end.next_multiple_of(PIECE_ALIGNMENT);
+            end = start + arg.bytes;
+            start..end
+        };
+        let pieces: Pieces = record.args.iter().map(place).collect();
+        let staging = landing.staging.insert(Staging::new(self.context, end));
+        for (arg, piece) in record.args.iter().zip(&pieces).filter(|(arg, _)| arg.bytes > 0) {
+            // SAFETY: the argument is inside of a live block; the piece is inside of the staging
+            // memory, which is kept until the copy is done.
+            check("cuMemcpyDtoHAsync", unsafe {
+                let to = staging.address().byte_add(piece.start);
+                (driver().cuMemcpyDtoHAsync_v2)(to, arg.address(), arg.bytes, self.stream.raw())
+            })?;
+        }
+        landing.download = Some((to, pieces));
+        Ok(())
+    }
+}

@@ -1,0 +1,111 @@
+//! Loaded kernels.
+
+use super::cache::Cache;
+use super::compiler::{Compiler, Target};
+use super::driver::{Called, check, driver};
+use crate::execution::call::{Kernel, Source};
+use crate::ground::sync::{Mutex, lock};
+use cudarc::driver::sys as cu;
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::ptr;
+
+/// The kernels of a source on one device.
+pub(super) struct Module {
+    raw: cu::CUmodule,
+    functions: Mutex<HashMap<&'static str, Function>>,
+}
+
+/// A kernel's function.
+#[derive(Clone, Copy)]
+pub(super) struct Function {
+    pub(super) raw: cu::CUfunction,
+    /// Bytes of dynamic shared memory that it may have.
+    shared: u32,
+    /// Most threads of a block, by its registers.
+    pub(super) threads: u32,
+}
+
+// SAFETY: modules and functions are handles of the driver, which locks what is behind them.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+impl Module {
+    /// Compiles and loads a source, or loads its code from the cache. The context is current.
+    pub(super) fn load(source: &'static Source, target: &Target) -> Called<Module> {
+        let (cache, inputs) = (Cache::of_user(), target.inputs(source));
+        let compiler = Compiler::find();
+        let version = compiler.as_ref().ok().map(|compiler| compiler.version.as_str());
+        let cached = cache.as_ref().and_then(|cache| cache.load(&inputs, version));
+        // Code that the driver refuses was damaged, or made for another driver.
+        if let Some(module) = cached.and_then(|code| Module::of_code(&code).ok()) {
+            return Ok(module);
+        }
+        let compiler = compiler?;
+        let code = compiler.compile(source, target)?;
+        let module = Module::of_code(&code)?;
+        if let Some(cache) = cache {
+            cache.store(&inputs, &compiler.version, &code);
+        }
+        Ok(module)
+    }
+
+    fn of_code(code: &[u8]) -> Called<Module> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: writes one handle; the driver checks the code, and reads no more than its header
+        // says, which the compiler wrote (the cache keeps whole files only).
+        check("cuModuleLoadData", unsafe {
+            (driver().cuModuleLoadData)(&mut raw, code.as_ptr().cast::<c_void>())
+        })?;
+        Ok(Module { raw, functions: Mutex::default() })
+    }
+
+    /// The function of a kernel, with so much dynamic shared memory at least.
+    pub(super) fn function(&self, kernel: &'static Kernel, shared: u32) -> Called<Function> {
+        let mut functions = lock(&self.functions);
+        let known = functions.get(kernel.entry).copied();
+        let mut function = known.map_or_else(|| self.find(kernel.entry), Ok)?;
+        if shared > function.shared {
+            let attribute =
+                cu::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function belongs to this module, which lives.
+            check("cuFuncSetAttribute", unsafe {
+                (driver().cuFuncSetAttribute)(function.raw, attribute, shared as i32)
+            })?;
+            function.shared = shared;
+        }
+        functions.insert(kernel.entry, function);
+        Ok(function)
+    }
+
+    fn find(&self, entry: &'static str) -> Called<Function> {
+        let name = CString::new(entry).unwrap_or_default();
+        let mut raw = ptr::null_mut();
+        // SAFETY: writes one handle; the module and the name live.
+        check("cuModuleGetFunction", unsafe {
+            (driver().cuModuleGetFunction)(&mut raw, self.raw, name.as_ptr())
+        })?;
+        use cu::CUfunction_attribute as Attribute;
+        let shared = attribute(raw, Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)?;
+        let threads = attribute(raw, Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?;
+        Ok(Function { raw, shared, threads })
+    }
+}
+
+fn attribute(function: cu::CUfunction, of: cu::CUfunction_attribute) -> Called<u32> {
+    let mut value = 0;
+    // SAFETY: writes one number; the function's module lives.
+    check("cuFuncGetAttribute", unsafe {
+        (driver().cuFuncGetAttribute)(&mut value, of, function)
+    })?;
+    Ok(u32::try_from(value).unwrap_or(0))
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // SAFETY: loaded once by `of_code`; it is dropped with its context, whose work is done. A
+        // failure cannot be reported to anyone.
+        let _ = unsafe { (driver().cuModuleUnload)(self.raw) };
+    }
+}

@@ -1,0 +1,36 @@
+//! Work of a CUDA device, as it is handed to a lane.
+
+use super::program::Bound;
+use super::staging::Staging;
+use crate::execution::args::Record;
+use crate::execution::transfer::{Download, Fill};
+
+/// A launch in flight.
+pub(crate) struct Task {
+    pub(super) record: Record,
+    pub(super) act: TaskAct,
+}
+
+/// The act of a task on the arguments of its record.
+pub(super) enum TaskAct {
+    /// Calls of kernels.
+    Calls(Bound),
+    /// Copies argument 0 into argument 1, 2 into 3, and so on.
+    Copy,
+    /// Fills every argument.
+    Fill(Fill),
+    /// Copies staging memory into argument 0.
+    Upload(Staging),
+    /// Copies the arguments to the host.
+    Download(Box<dyn Download>),
+}
+
+impl Task {
+    pub(crate) fn record(&self) -> &Record {
+        &self.record
+    }
+
+    pub(crate) fn record_mut(&mut self) -> &mut Record {
+        &mut self.record
+    }
+}

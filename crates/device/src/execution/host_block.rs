@@ -1,0 +1,112 @@
+//! Memory of a CPU device: the only place that allocates from the system and frees to it.
+
+use crate::ground::sync::RaceCell;
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::NonNull;
+
+/// Alignment of every block, in bytes: a cache line, and the widest vector register.
+pub(crate) const ALIGNMENT: usize = 64;
+
+/// A run of bytes that lives at one address until it is dropped. Always initialised: it starts as
+/// zeros, and later holds the writes of kernels. Access to the bytes is governed by the order of
+/// submission (`submit`), not here.
+#[derive(Debug)]
+pub(crate) struct HostBlock {
+    /// Address from the allocator.
+    base: NonNull<u8>,
+    layout: Layout,
+    /// First aligned byte.
+    data: NonNull<u8>,
+    size: usize,
+    /// Notified of every access to the bytes; see [`RaceCell`].
+    pub(crate) race: RaceCell,
+}
+
+// SAFETY: a block is memory and its address; it has no thread affinity. Its methods hand out
+// addresses only; whoever dereferences them proves exclusiveness there.
+unsafe impl Send for HostBlock {}
+// SAFETY: as above: shared use only reads the address and the size, which never change.
+unsafe impl Sync for HostBlock {}
+
+impl HostBlock {
+    /// A block of `size` zeroed bytes, `None` if the system has no memory.
+    pub(crate) fn new(size: usize) -> Option<HostBlock> {
+        // A large alignment would make the allocator touch every page to zero it; with its natural
+        // one the pages stay untouched until a kernel writes them. So align by hand.
+        let layout = Layout::from_size_align(size.checked_add(ALIGNMENT)?, 16).ok()?;
+        // SAFETY: the layout's size is at least ALIGNMENT, so not zero.
+        let base = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        let skip = base.as_ptr().align_offset(ALIGNMENT);
+        debug_assert!(skip < ALIGNMENT);
+        // SAFETY: `skip` < ALIGNMENT and the allocation is `size + ALIGNMENT` bytes, so the result
+        // and `size` bytes after it are inside.
+        let data = unsafe { base.add(skip) };
+        Some(HostBlock { base, layout, data, size, race: RaceCell::new() })
+    }
+
+    /// Usable bytes.
+    pub(crate) fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Address of the first byte, aligned to [`ALIGNMENT`].
+    pub(crate) fn data(&self) -> NonNull<u8> {
+        self.data
+    }
+
+    /// Fills the block with a pattern.
+    ///
+    /// # Safety
+    /// The condition of [`fill`](HostBlock::fill).
+    pub(crate) unsafe fn fill_with(&self, pattern: u32) {
+        // SAFETY: the block is initialised, aligned for u32, its size a multiple of 64, and only
+        // the caller has access to it.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.data.as_ptr().cast::<u32>(), self.size / 4)
+                .fill(pattern);
+        }
+    }
+
+    /// Copies `bytes` to the block's start.
+    ///
+    /// # Safety
+    /// No other thread and no queued work reads or writes the block meanwhile.
+    pub(crate) unsafe fn fill(&self, bytes: &[u8]) {
+        assert!(bytes.len() <= self.size);
+        self.race.write();
+        // SAFETY: the length was checked, `bytes` cannot overlap memory to which only the caller
+        // has access, and both are valid for that length.
+        unsafe { self.data.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) }
+    }
+}
+
+impl Drop for HostBlock {
+    fn drop(&mut self) {
+        // SAFETY: `base` came from the allocator with this layout, and is given back once.
+        unsafe { dealloc(self.base.as_ptr(), self.layout) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn aligned_zeroed_and_writable_to_the_end() {
+        for size in [64, 128, 4096, 1 << 20] {
+            let block = HostBlock::new(size).unwrap();
+            assert_eq!(block.data().as_ptr() as usize % ALIGNMENT, 0);
+            // SAFETY: nobody else knows this block.
+            let bytes = unsafe { std::slice::from_raw_parts(block.data().as_ptr(), size) };
+            assert!(bytes.iter().all(|&b| b == 0));
+            // SAFETY: nobody else knows this block, and `bytes` is not used after this.
+            unsafe { block.fill(&vec![7; size]) };
+        }
+    }
+
+    #[test]
+    fn absurd_sizes_are_refused() {
+        assert!(HostBlock::new(usize::MAX).is_none());
+        assert!(HostBlock::new(isize::MAX as usize).is_none());
+    }
+}

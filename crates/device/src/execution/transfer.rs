@@ -1,0 +1,113 @@
+//! Copies and fills, as values that each backend carries out in its own way.
+
+use super::args::Args;
+use crate::ground::sync::{Arc, Mutex, lock};
+use crate::hooks::Category;
+
+/// A pattern of bytes to fill memory with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fill {
+    /// Zeros.
+    Zero,
+    /// The bytes of a word, in native order, repeated from the first byte on.
+    Word(u32),
+}
+
+impl Fill {
+    fn write(self, bytes: &mut [u8]) {
+        match self {
+            Fill::Zero => bytes.fill(0),
+            Fill::Word(word) => {
+                let word = word.to_ne_bytes();
+                bytes.chunks_mut(4).for_each(|chunk| chunk.copy_from_slice(&word[..chunk.len()]));
+            }
+        }
+    }
+}
+
+/// Work on a command's arguments other than a kernel.
+pub(crate) enum Transfer {
+    /// Copies argument 0 into argument 1, 2 into 3, and so on.
+    Copy,
+    /// Fills every argument.
+    Fill(Fill),
+    /// Copies host memory into argument 0.
+    Upload(HostBytes),
+    /// Copies the arguments to the host.
+    Download(Box<dyn Download>),
+}
+
+impl Transfer {
+    /// Its category, as observers know it.
+    pub(crate) fn category(&self) -> Category {
+        match self {
+            Transfer::Copy => Category::Copy,
+            Transfer::Fill(_) => Category::Fill,
+            Transfer::Upload(_) => Category::CopyToDevice,
+            Transfer::Download(_) => Category::CopyToHost,
+        }
+    }
+
+    pub(super) fn run(self, args: &mut Args<'_>) {
+        match self {
+            Transfer::Copy => {
+                for i in (0..args.len()).step_by(2) {
+                    args.bytes_mut(i + 1).copy_from_slice(args.bytes(i));
+                }
+            }
+            Transfer::Fill(fill) => (0..args.len()).for_each(|i| fill.write(args.bytes_mut(i))),
+            Transfer::Upload(source) => source.write(args.bytes_mut(0)),
+            Transfer::Download(to) => (0..args.len()).for_each(|i| to.put(i, args.bytes(i))),
+        }
+    }
+}
+
+/// A function that writes bytes.
+pub(crate) type Make = Box<dyn FnOnce(&mut [u8]) + Send>;
+
+/// Source of an upload: as many bytes as its tensor has.
+pub(crate) enum HostBytes {
+    /// A staging buffer.
+    Staged(Box<[u8]>),
+    /// Shared host memory: `bytes` bytes from `start` on.
+    Shared { source: Arc<dyn AsRef<[u8]> + Send + Sync>, start: usize, bytes: usize },
+    /// The bytes that a function writes; it gets the bytes as they happen to be.
+    Made(Make),
+}
+
+impl HostBytes {
+    /// Writes the bytes to memory of their length.
+    pub(super) fn write(self, to: &mut [u8]) {
+        match self {
+            HostBytes::Staged(bytes) => to.copy_from_slice(&bytes),
+            HostBytes::Shared { source, start, bytes } => {
+                to.copy_from_slice(&(*source).as_ref()[start..start + bytes]);
+            }
+            HostBytes::Made(make) => make(to),
+        }
+    }
+}
+
+/// Host memory that receives a download.
+pub(crate) trait Download: Send {
+    /// Receives the bytes of argument `i`.
+    fn put(&self, i: usize, bytes: &[u8]);
+}
+
+/// Results of the workers' copies.
+pub(crate) type Slots<T> = Arc<[Mutex<Vec<T>>]>;
+
+/// Destination of the elements of a read-back, for the tensors of one stream.
+pub(crate) struct IntoSlots<T> {
+    /// One for each tensor of the read-back.
+    pub(crate) slots: Slots<T>,
+    /// The slot of each argument.
+    pub(crate) places: Vec<usize>,
+}
+
+impl<T: bytemuck::Pod + Send> Download for IntoSlots<T> {
+    fn put(&self, i: usize, bytes: &[u8]) {
+        // Blocks are aligned to more than any element needs, and views to their element.
+        *lock(&self.slots[self.places[i]]) = bytemuck::cast_slice(bytes).to_vec();
+    }
+}
