@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use meristem_device::MappedFile;
-use meristem_device::{DType, Device, MemoryFormat, Owner, Stream, Tensor};
+use meristem_device::{DType, Device, MemoryFormat, Owner, Stream, Tensor, read_back};
 
 use crate::error::{Error, Result};
 use crate::normalization::{Histogram, Normalization};
@@ -205,33 +205,26 @@ impl Dataset {
         &self.labels
     }
 
-    /// CRC-32 of the stored images and labels: equal for equal files with equal storage. Waits for
-    /// the device.
+    /// CRC-32 of the stored labels and images: equal for equal files with equal storage. Waits for
+    /// the device, and copies them to the host piece by piece.
     ///
     /// # Errors
     /// A failed device.
     pub fn checksum(&self) -> Result<u32> {
-        let stream = self.labels.stream();
-        let sum = Tensor::zeros(stream, [1], DType::U32, Owner::Dataset)?;
-        let resident = self.resident_images().map(|images| images.on(stream)).transpose()?;
-        let dtype = resident.as_ref().map(Tensor::dtype);
-        let spooled = match &self.images {
-            Images::Spooled(file) => Some(Arc::clone(file)),
-            Images::Resident(_) => None,
-        };
-        let launch = stream.launch("checksum").write(&sum).read(&self.labels);
-        let launch = resident.iter().fold(launch, |launch, images| launch.read(images));
-        launch.run(move |args| {
-            let mut crc = crc32fast::Hasher::new();
-            crc.update(bytemuck::cast_slice(args.read::<u32>(1)));
-            match dtype {
-                None => spooled.iter().for_each(|file| crc.update(file.as_bytes())),
-                Some(DType::F32) => crc.update(bytemuck::cast_slice(args.read::<f32>(2))),
-                Some(_) => crc.update(args.read::<u8>(2)),
+        let mut crc = crc32fast::Hasher::new();
+        crc.update(bytemuck::cast_slice(&self.labels.to_vec::<u32>()?));
+        match &self.images {
+            Images::Spooled(file) => crc.update(file.as_bytes()),
+            Images::Resident(images) => {
+                // In pieces, so that the host needs little memory for it.
+                let (len, piece) = (images.numel(), CHECKSUM_PIECE / images.dtype().size());
+                for start in (0..len).step_by(piece) {
+                    let piece = images.view(start, [piece.min(len - start)])?;
+                    read_back(&[&piece])?.iter().for_each(|bytes| crc.update(bytes));
+                }
             }
-            args.write::<u32>(0)[0] = crc.finalize();
-        })?;
-        Ok(sum.to_vec::<u32>()?[0])
+        }
+        Ok(crc.finalize())
     }
 
     pub(crate) fn images(&self) -> &Images {
@@ -288,6 +281,9 @@ fn load_u8(
 
 /// Bytes converted to f32 at a time; the converted f32 are no larger than a chunk.
 const CONVERTED_BYTES: usize = 256 << 10;
+
+/// Bytes that a checksum copies to the host at once.
+const CHECKSUM_PIECE: usize = 16 << 20;
 
 fn load_f32(
     stream: &Stream,

@@ -1,4 +1,4 @@
-//! The gather kernel on a worker: select, augment and normalise in one pass (D2, D8).
+//! The gather on the processor: select, augment and normalise in one pass (D2, D8).
 
 use std::ops::Range;
 

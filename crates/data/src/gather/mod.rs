@@ -1,5 +1,6 @@
 //! Batches gathered from the resident copy, one for each env on its own stream (D2–D6, F2).
 
+mod gpu;
 mod kernel;
 mod permutation;
 mod ring;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 
 use meristem_device::{DType, Device, DeviceId, DeviceOptions, Expect, Stream, Tensor};
 
+use self::gpu::GpuGather;
 use self::kernel::{Form, Kernel};
 use self::permutation::Permutations;
 use self::ring::Ring;
@@ -110,6 +112,7 @@ pub struct GatherBatches {
     order: EpochOrder,
     subset: Option<Arc<[u32]>>,
     kernel: Arc<Kernel>,
+    gpu: GpuGather,
     /// Permutations of each device.
     permutations: Vec<Permutations>,
     first_env: usize,
@@ -153,6 +156,7 @@ impl GatherBatches {
         let devices = devices_of(&order, first_env, streams)?;
         // Everything is checked before anything is allocated (V1).
         streams.iter().try_for_each(|s| dataset_on(datasets, s.device()).map(drop))?;
+        streams.iter().try_for_each(|s| s.device().load_kernels(&[&gpu::SOURCE]))?;
         let permutations = devices
             .iter()
             .map(|(device, numbers)| Permutations::new(device, numbers.clone(), len))
@@ -177,8 +181,9 @@ impl GatherBatches {
         });
         let envs = envs.collect::<Result<Vec<_>>>()?;
         let kernel = Arc::new(Kernel::new(shape, &normalization, config.augment, config.seed));
-        let subset = config.subset.clone();
-        Ok(Self { order, subset, kernel, permutations, first_env, envs, epoch: None, batch: 0 })
+        let gpu = GpuGather::new(shape, &normalization, config.augment, config.seed);
+        let (subset, epoch) = (config.subset.clone(), None);
+        Ok(Self { order, subset, kernel, gpu, permutations, first_env, envs, epoch, batch: 0 })
     }
 
     /// Batches in an epoch.
@@ -252,7 +257,8 @@ impl GatherBatches {
             EnvImages::Staged(stage) => stage.filled(),
         };
         let permutation = &env.permutations[self.permutations[env.device].turn()];
-        let (kernel, form) = (self.kernel.clone(), env.form);
+        let (kernel, gpu, form) = (self.kernel.clone(), &self.gpu, env.form);
+        let place = (part.start, part.len());
         env.stream
             .launch("gather")
             .read(images)
@@ -260,6 +266,7 @@ impl GatherBatches {
             .read(permutation)
             .write(&inputs)
             .write(&targets)
+            .gpu(|| gpu.call(form, epoch, place))
             .run(move |args| kernel.run(args, form, epoch, part))?;
         debug_assert!(
             self.is_a_batch(env_index, &inputs, &targets),

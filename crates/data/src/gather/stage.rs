@@ -44,10 +44,10 @@ impl Stage {
     pub(super) fn fill(&mut self, permutation: &Arc<Indices>, part: Range<usize>) -> Result<()> {
         self.turn ^= 1;
         let (file, permutation, size) = (self.file.clone(), permutation.clone(), self.image);
-        self.loader.launch("stage").write(&self.slots[self.turn].0).run(move |args| {
+        self.loader.upload("stage", &self.slots[self.turn].0, move |buffer| {
             let images = file.as_bytes();
             let samples = &permutation.as_slice()[part];
-            for (sample, staged) in samples.iter().zip(args.write::<u8>(0).chunks_exact_mut(size)) {
+            for (sample, staged) in samples.iter().zip(buffer.chunks_exact_mut(size)) {
                 let start = *sample as usize * size;
                 staged.copy_from_slice(&images[start..start + size]);
             }

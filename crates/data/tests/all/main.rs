@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 mod common;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod gather;
 mod order;
 mod ring;

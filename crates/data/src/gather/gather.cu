@@ -1,0 +1,148 @@
+// The gather on a GPU: select, augment and normalise in one pass (D2, D8). One block makes one image.
+// The bits are those of kernel.rs.
+#include "meristem.cuh"
+
+typedef unsigned char u8;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// As `GpuValues` in gpu.rs.
+struct Values {
+    u64 seed;
+    u64 epoch;
+    u64 first;  // place of the batch's first sample in the permutations
+    float scale[4];
+    float shift[4];
+    u32 channels;  // 1 to 4
+    u32 height;
+    u32 width;
+    u32 padding;
+    u32 flip;
+    u32 cutout;
+    u32 staged;  // whether `images` holds the images of this batch only
+    u32 unused;
+};
+
+struct Words {
+    u32 w[4];
+};
+
+// Philox4x32 with 10 rounds, as crates/device/src/ground/random.rs.
+__device__ Words philox(u32 k0, u32 k1, u32 c0, u32 c1, u32 c2, u32 c3) {
+    for (int round = 0; round < 10; round++) {
+        u64 a = (u64)0xD2511F53u * c0, b = (u64)0xCD9E8D57u * c2;
+        c0 = (u32)(b >> 32) ^ c1 ^ k0;
+        c1 = (u32)b;
+        c2 = (u32)(a >> 32) ^ c3 ^ k1;
+        c3 = (u32)a;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return Words{{c0, c1, c2, c3}};
+}
+
+// The augmentation of one image, as `Draw` in augment.rs.
+struct Draw {
+    int top, left, flip;
+    int cut_top, cut_bottom, cut_left, cut_right;
+};
+
+__device__ int place(u32 word, u32 n) {
+    return (int)(((u64)word * n) >> 32);
+}
+
+__device__ Draw draw(const Values& v, u32 sample) {
+    const u32 augment[2] = {0, 3};  // Purpose::Augment
+    Words key = philox((u32)v.seed, (u32)(v.seed >> 32), augment[0], augment[1], (u32)v.epoch,
+                       (u32)(v.epoch >> 32));
+    Words a = philox(key.w[0], key.w[1], 0, 0, sample, 0);
+    Words b = philox(key.w[0], key.w[1], 1, 0, sample, 0);
+    int span = 2 * (int)v.padding + 1, side = (int)v.cutout;
+    Draw d;
+    d.top = place(a.w[0], span) - (int)v.padding;
+    d.left = place(a.w[1], span) - (int)v.padding;
+    d.flip = v.flip && (a.w[2] >> 31);
+    d.cut_top = side ? place(a.w[3], v.height) - side / 2 : 0;
+    d.cut_left = side ? place(b.w[0], v.width) - side / 2 : 0;
+    d.cut_bottom = d.cut_top + side;
+    d.cut_right = d.cut_left + side;
+    return d;
+}
+
+// u8 images are normalised, f32 images were when they were stored. Black is byte 0; where the shift
+// is −0, the processor has 0 for a byte and −0 for a float.
+__device__ float normalized(u8 stored, float scale, float shift) {
+    return (float)stored * scale + shift;
+}
+__device__ float normalized(float stored, float, float) {
+    return stored;
+}
+
+__device__ float black(u8, float scale, float shift) {
+    return normalized((u8)0, scale, shift);
+}
+__device__ float black(float, float, float shift) {
+    return shift;
+}
+
+template <int C, class T>
+__device__ void gather(Span<const T> images, Span<const u32> labels, Span<const u32> order,
+                       Span<float> inputs, Span<u32> targets, const Values& v) {
+    __shared__ Draw shared;
+    u32 i = blockIdx.x, sample = order[(long long)v.first + i];
+    bool augmented = v.padding || v.flip || v.cutout;
+    if (threadIdx.x == 0) {
+        targets[i] = labels[sample];
+        if (augmented) shared = draw(v, sample);
+    }
+    __syncthreads();
+    long long size = (long long)v.height * v.width * C;
+    long long from = (v.staged ? i : sample) * size, to = i * size;
+    if (!augmented) {
+        for (long long n = threadIdx.x; n < size; n += blockDim.x) {
+            inputs[to + n] = normalized(images[from + n], v.scale[n % C], v.shift[n % C]);
+        }
+        return;
+    }
+    Draw d = shared;
+    int height = (int)v.height, width = (int)v.width, row = width * C;
+    int lanes = 32, warp = threadIdx.x / lanes, warps = blockDim.x / lanes;
+    for (int y = warp; y < height; y += warps) {
+        int source_y = y + d.top;
+        bool row_inside = 0 <= source_y && source_y < height;
+        for (int n = threadIdx.x % lanes; n < row; n += lanes) {
+            int x = n / C, c = n % C;
+            int source_x = (d.flip ? width - 1 - x : x) + d.left;
+            float value = black(T(), v.scale[c], v.shift[c]);
+            if (row_inside && 0 <= source_x && source_x < width) {
+                long long pixel = from + (long long)source_y * row + source_x * C + c;
+                value = normalized(images[pixel], v.scale[c], v.shift[c]);
+            }
+            bool cut = d.cut_top <= y && y < d.cut_bottom && d.cut_left <= x && x < d.cut_right;
+            inputs[to + (long long)y * row + n] = cut ? 0.0f : value;
+        }
+    }
+}
+
+template <class T>
+__device__ void gather_any(Span<const T> images, Span<const u32> labels, Span<const u32> order,
+                           Span<float> inputs, Span<u32> targets, const Values& v) {
+    switch (v.channels) {
+        case 1: return gather<1>(images, labels, order, inputs, targets, v);
+        case 2: return gather<2>(images, labels, order, inputs, targets, v);
+        case 3: return gather<3>(images, labels, order, inputs, targets, v);
+        default: return gather<4>(images, labels, order, inputs, targets, v);
+    }
+}
+
+extern "C" __global__ void gather_bytes(Span<const u8> images, Span<const u32> labels,
+                                        Span<const u32> order, Span<float> inputs,
+                                        Span<u32> targets, Values values) {
+    gather_any(images, labels, order, inputs, targets, values);
+}
+
+extern "C" __global__ void gather_floats(Span<const float> images, Span<const u32> labels,
+                                         Span<const u32> order, Span<float> inputs,
+                                         Span<u32> targets, Values values) {
+    gather_any(images, labels, order, inputs, targets, values);
+}

@@ -1,0 +1,105 @@
+//! Gathers on a GPU, or on the stand-in driver: the bits are those of the processor.
+
+use std::sync::Arc;
+
+use crate::common::{Image, batch_of, epoch_of};
+use crate::gather::{Case, any_case};
+use meristem_data::{
+    Augment, Dataset, DatasetSpec, GatherBatches, GatherConfig, Normalization, Residency, Split,
+    cache,
+};
+use meristem_device::{Device, DeviceId, DeviceOptions, Stream};
+use proptest::prelude::*;
+
+fn open(id: DeviceId) -> Device {
+    let options = DeviceOptions { threads: 2, ..DeviceOptions::default() };
+    Device::open(id, &options).unwrap()
+}
+
+/// The config with every env on one device.
+fn on(id: DeviceId, config: &GatherConfig) -> GatherConfig {
+    GatherConfig { devices: vec![id; config.devices.len()], served: None, ..config.clone() }
+}
+
+/// An image as bits, and its label.
+type Bits = (Vec<u32>, u32);
+
+/// Batches with −0 and 0 told apart.
+fn bits(batches: Vec<Vec<Image>>) -> Vec<Vec<Bits>> {
+    let image =
+        |image: Image| (image.inputs.iter().map(|value| value.to_bits()).collect(), image.target);
+    batches.into_iter().map(|batch| batch.into_iter().map(image).collect()).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn batches_on_a_gpu_are_those_of_the_processor(case in any_case(), centred in any::<bool>()) {
+        let Case { toy, mut config, epoch, .. } = case;
+        if centred {
+            let (mean, std) = (vec![0.0; toy.channels], vec![0.5; toy.channels]);
+            config.normalization = Some(Normalization { mean, std });
+        }
+        let gathered = |id| {
+            let (device, dataset) = toy.dataset_on(open(id));
+            let config = on(id, &config);
+            // A hole in the plan is refused before anything is gathered.
+            let streams: Vec<Stream> = config.devices.iter().map(|_| device.stream("s")).collect();
+            let copies = std::slice::from_ref(&dataset);
+            let refused = GatherBatches::new(&config, copies, &streams).is_err();
+            if refused { None } else { Some(bits(epoch_of(&device, &dataset, &config, epoch))) }
+        };
+        prop_assert_eq!(gathered(DeviceId::Cuda(0)), gathered(DeviceId::Cpu(0)));
+    }
+}
+
+/// The first batches of an epoch of the embedded dataset, in this storage.
+fn batches(id: DeviceId, residency: Residency) -> (u32, Vec<Vec<Bits>>) {
+    let device = open(id);
+    let dataset = cache::load(&device, &DatasetSpec::embedded(), Split::Train, residency).unwrap();
+    let augment = Augment { crop_padding: 3, flip: true, cutout: 8 };
+    let config = GatherConfig {
+        augment,
+        seed: 7,
+        max_batches: Some(3),
+        ..GatherConfig::new(24, vec![id; 2])
+    };
+    let epoch = bits(epoch_of(&device, &dataset, &config, 2));
+    let checksum = dataset.checksum().unwrap();
+    let key = |key: &cache::CacheKey| key.device == id && key.residency == residency;
+    drop::<Arc<Dataset>>(dataset);
+    cache::clear(key);
+    (checksum, epoch)
+}
+
+#[test]
+fn every_storage_of_a_dataset_serves_the_same_bits() {
+    for residency in [Residency::Resident, Residency::ResidentF32, Residency::Streamed] {
+        let expected = batches(DeviceId::Cpu(0), residency);
+        assert_eq!(expected.1.len(), 6);
+        assert!(batches(DeviceId::Cuda(0), residency) == expected, "{residency:?}");
+    }
+}
+
+/// A gathered batch is the env's own memory, although batches of a ring use it in turn.
+#[test]
+fn a_ring_is_reused_in_stream_order() {
+    let toy = crate::common::Toy { len: 40, channels: 3, height: 5, width: 4, threads: 1 };
+    let (device, dataset) = toy.dataset_on(open(DeviceId::Cuda(0)));
+    let config = GatherConfig::new(4, vec![DeviceId::Cuda(0); 2]);
+    let streams = [device.stream("a"), device.stream("b")];
+    let mut gather = GatherBatches::new(&config, &[dataset], &streams).unwrap();
+    gather.start_epoch(0).unwrap();
+    let mut held = vec![];
+    let mut targets = vec![];
+    while let Some(step) = gather.next().unwrap() {
+        for batch in step {
+            targets.push(batch_of(&batch));
+            held.push(batch); // the ring grows
+        }
+    }
+    for (batch, before) in held.iter().zip(&targets) {
+        assert_eq!(&batch_of(batch), before);
+    }
+}
