@@ -26,7 +26,7 @@ use self::gradient::Gradient;
 use self::groups::Group;
 use self::growth::Fresh;
 pub use self::plans::Plans;
-use self::plans::Topology;
+use self::plans::{RowPlan, Topology};
 use self::run::{Run, Tensors};
 pub use self::sequence::{SequenceDraw, SequenceNetwork, SequenceOptions, SequenceRun};
 pub use self::snapshot::Snapshot;
@@ -35,6 +35,7 @@ use crate::graph::Graph;
 use crate::kernels::Isa;
 use crate::metrics::MetricsLayout;
 use crate::ops;
+use crate::ops::Target;
 use crate::plan::{self, AlphaPattern, Mode, Phase, Plan, PlanOptions, Step};
 
 /// Options of a network besides its graph.
@@ -64,8 +65,8 @@ impl NetworkOptions {
         Fresh { seed: self.seed, env: self.env, owner: Owner::Parameters }
     }
 
-    fn plan(&self, batch: usize, mode: Mode) -> PlanOptions {
-        PlanOptions { batch_log: self.batch_log, ..PlanOptions::new(batch, mode) }
+    fn plan(&self, batch: usize, mode: Mode, target: Target) -> PlanOptions {
+        PlanOptions { batch_log: self.batch_log, target, ..PlanOptions::new(batch, mode) }
     }
 }
 
@@ -123,8 +124,9 @@ impl Network {
         old: Option<&Network>,
     ) -> Result<Self> {
         check_graph(&graph)?;
+        stream.device().load_kernels(&ops::gpu::SOURCES)?;
         let topology = plans.topology(&graph);
-        let arena_len = largest_arena(&topology, &options)?;
+        let arena_len = largest_arena(&topology, &options, Target::of(stream.device()))?;
         let groups = growth::build(stream, &graph, old.map(Self::weights), options.fresh())?;
         let arena = match old.filter(|old| old.arena.numel() >= arena_len) {
             Some(old) => old.arena.clone(),
@@ -238,7 +240,8 @@ impl Network {
     ) -> Result<()> {
         let batch = self.check_batch("eval_rows", inputs, targets)?;
         let pattern = self.pattern("eval_rows", &configs)?;
-        let plan = self.topology.rows(batch, pattern)?;
+        let target = Target::of(self.stream.device());
+        let plan = self.topology.rows(RowPlan { batch, pattern, target })?;
         self.make_room(&plan)?;
         let run = Run::of(&plan, Phase::Forward..=Phase::Backward);
         self.launch("eval_rows", run, &self.tensors(&[inputs], Some(targets), configs.start))
@@ -319,7 +322,8 @@ impl Network {
     }
 
     fn plan(&mut self, batch: usize, mode: Mode) -> Result<Arc<Plan>> {
-        let plan = self.topology.plan(self.options.plan(batch, mode))?;
+        let options = self.options.plan(batch, mode, Target::of(self.stream.device()));
+        let plan = self.topology.plan(options)?;
         self.make_room(&plan)?;
         Ok(plan)
     }
@@ -426,8 +430,8 @@ impl Network {
 
 /// Compiles the plans of the largest batch; returns the arena they need. A batch that only training
 /// refuses is left to the training step.
-fn largest_arena(topology: &Topology, options: &NetworkOptions) -> Result<usize> {
-    let plan = |mode| topology.plan(options.plan(options.batch_max, mode));
+fn largest_arena(topology: &Topology, options: &NetworkOptions, target: Target) -> Result<usize> {
+    let plan = |mode| topology.plan(options.plan(options.batch_max, mode, target));
     let arena_len = plan(Mode::Evaluate)?.arena_len();
     match plan(Mode::Train) {
         Ok(plan) => Ok(arena_len.max(plan.arena_len())),

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::Result;
 use crate::graph::Graph;
+use crate::ops::Target;
 use crate::plan::{AlphaPattern, Plan, PlanOptions};
 
 /// Topologies kept; of those that no network has, the one used longest ago goes first.
@@ -46,8 +47,7 @@ impl Plans {
 pub(super) struct Topology {
     graph: Arc<Graph>,
     plans: Mutex<Recent<PlanOptions>>,
-    /// By batch size and pattern of alphas.
-    rows: Mutex<Recent<(usize, AlphaPattern)>>,
+    rows: Mutex<Recent<RowPlan>>,
 }
 
 impl Topology {
@@ -73,11 +73,19 @@ impl Topology {
     ///
     /// # Errors
     /// As [`Plan::compile_rows`].
-    pub(super) fn rows(&self, batch: usize, pattern: AlphaPattern) -> Result<Arc<Plan>> {
-        lock(&self.rows).plan((batch, pattern), ROW_PLANS_MAX, |(_, pattern)| {
-            Plan::compile_rows(&self.graph, pattern, batch)
+    pub(super) fn rows(&self, of: RowPlan) -> Result<Arc<Plan>> {
+        lock(&self.rows).plan(of, ROW_PLANS_MAX, |of| {
+            Plan::compile_rows(&self.graph, &of.pattern, of.batch, of.target)
         })
     }
+}
+
+/// A plan of many rows of alphas.
+#[derive(Debug, PartialEq)]
+pub(super) struct RowPlan {
+    pub(super) batch: usize,
+    pub(super) pattern: AlphaPattern,
+    pub(super) target: Target,
 }
 
 /// Plans by what they are for; the one used longest ago is the first.

@@ -4,13 +4,15 @@ use std::borrow::Cow;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use meristem_device::{Stream, Tensor};
+use meristem_device::{Call, Program, Stream, Tensor};
 use smallvec::SmallVec;
 
 use super::groups::Group;
 use crate::error::{Error, Result};
 use crate::kernels::Isa;
+use crate::ops::gpu::{self, Lies};
 use crate::plan::{Memory, Phase, Plan, Space, SpaceUse, Step, add_use, uses};
+use crate::space::Span;
 
 /// Tensors that the spaces of a plan stand for in one launch; those that its steps do not use may
 /// be absent.
@@ -86,6 +88,28 @@ impl Run {
         of_plan.into_iter().flatten().chain(&self.then).for_each(|step| step.run(isa, memory));
     }
 
+    /// The steps as calls of CUDA kernels; `bound` has, for each argument of the launch, the space
+    /// that it stands for and the space's first byte in it.
+    fn program(&self, bound: &[(SpaceUse, usize)]) -> Program {
+        let of_plan = self.phases.as_ref().map(|(plan, phases)| plan.steps(phases.clone()));
+        let steps = of_plan.into_iter().flatten().chain(&self.then);
+        let lies = |span: Span| {
+            let argument = bound.iter().position(|(of, _)| of.space == span.space).unwrap_or(0);
+            let start = bound.get(argument).map_or(0, |(_, start)| *start) + span.bytes().start;
+            Lies { argument, start, len: span.len, size: span.dtype.size() }
+        };
+        steps
+            .flat_map(|step| {
+                gpu::emit(&step.op).into_iter().map(move |call| {
+                    call.place(|written, at| {
+                        lies(if written { step.writes[at] } else { step.reads[at] })
+                    })
+                })
+            })
+            .collect::<Vec<Call>>()
+            .into()
+    }
+
     /// Enqueues the steps as one launch that reads and writes what they do. Waits for nothing.
     ///
     /// # Errors
@@ -105,6 +129,7 @@ impl Run {
             bound.push((of, start * tensor.dtype().size()));
             launch = if of.written { launch.write(tensor) } else { launch.read(tensor) };
         }
+        let launch = launch.gpu(|| self.program(&bound));
         launch.run(move |args| {
             let mut memory = Memory::default();
             for (i, (SpaceUse { space, written, .. }, start)) in bound.into_iter().enumerate() {

@@ -24,6 +24,7 @@ use crate::layout::packing;
 use crate::metrics::MetricsLayout;
 use crate::ops::ppo::Pass;
 use crate::ops::state;
+use crate::ops::{Target, gpu};
 use crate::plan::{Mode, Phase, Plan, PlanOptions, Step};
 use crate::state::{HostTensor, StateDict};
 
@@ -92,6 +93,7 @@ impl SequenceNetwork {
             let got = format!("one with {} alphas", graph.alphas);
             return Err(Error::argument("SequenceNetwork::new", "graph", expected, got));
         }
+        stream.device().load_kernels(&gpu::SOURCES)?;
         let fresh = Fresh { seed: options.seed, env: 0, owner: options.owner };
         let groups = growth::build(stream, &graph, None, fresh)?;
         let metrics_layout = MetricsLayout { groups: graph.groups.len(), configs: 0, log: 0 };
@@ -398,7 +400,8 @@ impl SequenceNetwork {
     /// The plan of so many rows; its arena is made large enough.
     fn plan(&mut self, batch: usize, steps: usize, mode: Mode) -> Result<Arc<Plan>> {
         let arena = &mut self.arenas[usize::from(mode.is_training())];
-        let options = PlanOptions { steps, ..PlanOptions::new(batch, mode) };
+        let target = Target::of(self.stream.device());
+        let options = PlanOptions { steps, target, ..PlanOptions::new(batch, mode) };
         let plan = self
             .plans
             .plan(options, PLANS_MAX, |options| Plan::compile(&self.graph, options.clone()))?;

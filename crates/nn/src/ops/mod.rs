@@ -10,7 +10,9 @@
 
 pub mod blend;
 pub mod conv;
+mod cuda;
 pub mod elementwise;
+pub(crate) mod gpu;
 pub mod loss;
 pub mod lstm;
 pub mod norm;
@@ -24,15 +26,49 @@ pub mod state;
 
 pub use operand::{Form, Operands, Role, Signature, Slice, SliceMut, Spec};
 
+use meristem_device::{Device, DeviceId, Stream};
+
 use crate::error::{Error, Result};
 use crate::kernels::Isa;
 
-/// The processor that runs an operation.
+/// Device that runs an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Backend {
+pub enum Backend<'s> {
     /// The calling thread, with the kernels of an instruction set.
     Cpu(Isa),
+    /// The CUDA device of a stream.
+    Cuda(&'s Stream),
+}
+
+/// Kind of device that a plan is compiled for: it decides how much scratch the operations get.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Target {
+    /// Kernels of the processor, of any instruction set.
+    #[default]
+    Cpu,
+    /// CUDA kernels.
+    Cuda,
+}
+
+impl Target {
+    /// The target of a device.
+    pub fn of(device: &Device) -> Target {
+        match device.id() {
+            DeviceId::Cpu(_) => Target::Cpu,
+            DeviceId::Cuda(_) => Target::Cuda,
+        }
+    }
+}
+
+impl Backend<'_> {
+    /// Kind of its device.
+    pub fn target(&self) -> Target {
+        match self {
+            Backend::Cpu(_) => Target::Cpu,
+            Backend::Cuda(_) => Target::Cuda,
+        }
+    }
 }
 
 macro_rules! families {
@@ -50,9 +86,14 @@ macro_rules! families {
         })*
 
         impl Op {
-            /// Element types and lengths of its operands, in order.
-            pub fn signature(&self) -> Signature {
-                match self { $(Op::$variant(op) => op.signature(),)* }
+            /// Element types and lengths of its operands on a target, in order. Scratch is the last
+            /// write, if there is any; nothing else depends on the target.
+            pub fn signature(&self, target: Target) -> Signature {
+                let signature = match self { $(Op::$variant(op) => op.signature(),)* };
+                match target {
+                    Target::Cpu => signature,
+                    Target::Cuda => signature.with_scratch(gpu::scratch(self)),
+                }
             }
 
             /// Runs on the calling thread. The operands fit the signature.
@@ -96,19 +137,22 @@ families! {
 /// Runs one operation: the entry for tests of backends. Waits until it is done.
 ///
 /// # Errors
-/// [`Error::Operand`] for operands that do not fit the signature; nothing has run.
+/// [`Error::Operand`] for operands that do not fit the signature; nothing has run. Errors of the
+/// device.
 ///
 /// # Panics
 /// For indices out of range: labels, embedding indices and choices among the elements, ranges of
 /// parameters in the operation.
-pub fn run(on: Backend, op: &Op, operands: Operands<'_>) -> Result<()> {
+pub fn run(on: Backend<'_>, op: &Op, operands: Operands<'_>) -> Result<()> {
+    let signature = op.signature(on.target());
     let reads: Vec<Form> = operands.reads.iter().map(Slice::form).collect();
     let writes: Vec<Form> = operands.writes.iter().map(SliceMut::form).collect();
-    if let Some([operand, expected, got]) = op.signature().misfit(&reads, &writes) {
+    if let Some([operand, expected, got]) = signature.misfit(&reads, &writes) {
         return Err(Error::Operand { op: format!("{op:?}"), operand, expected, got });
     }
     match on {
         Backend::Cpu(isa) => op.run(isa, operands),
+        Backend::Cuda(stream) => cuda::run(stream, op, operands)?,
     }
     Ok(())
 }

@@ -63,7 +63,7 @@ pub enum Op {
         /// Values per channel.
         count: usize,
     },
-    /// Reads x, mean, variance, γ, β; writes y, pooling's codes (optional), scratch.
+    /// Reads x, mean, variance, γ, β; writes y, the codes (if pooled, and optional), scratch.
     Forward(BatchNorm),
     /// Reads x, mean, variance, γ, β, dy, codes (if pooled); writes dx; adds to dγ, dβ; scratch.
     Gradient {
@@ -96,7 +96,7 @@ impl Op {
             }
             Op::Forward(norm) => {
                 let (x, c, y) = (f32s(norm.shape.len()), f32s(norm.shape.c), norm.output().len());
-                let codes = u8s(y).optional();
+                let codes = u8s(if norm.pool { y } else { 0 }).optional();
                 Signature::new(&[x, c, c, c, c], &[f32s(y), codes, scratch(norm.scratch_len())])
             }
             Op::Gradient { norm, .. } => {

@@ -94,6 +94,15 @@ impl Signature {
         Self { reads: SmallVec::from_slice(reads), writes: SmallVec::from_slice(writes) }
     }
 
+    /// The signature with so much scratch in the place of its own.
+    pub(super) fn with_scratch(mut self, len: usize) -> Self {
+        self.writes.retain(|spec| spec.role != Role::Scratch);
+        if len > 0 {
+            self.writes.push(scratch(len));
+        }
+        self
+    }
+
     /// The first thing about given operands that does not fit: which, what is expected, what came.
     pub(crate) fn misfit(&self, reads: &[Form], writes: &[Form]) -> Option<[String; 3]> {
         let kinds = [("read", &self.reads, reads), ("written", &self.writes, writes)];
@@ -152,6 +161,11 @@ impl<'a> Slice<'a> {
         if self.bytes.is_empty() { &[] } else { bytemuck::cast_slice(self.bytes) }
     }
 
+    /// Its bytes.
+    pub(super) fn bytes(self) -> &'a [u8] {
+        self.bytes
+    }
+
     /// The elements as words of 32 bits, of a longer element the lower word first.
     pub(super) fn words(self) -> &'a [u32] {
         Self { dtype: DType::U32, ..self }.elements()
@@ -172,6 +186,16 @@ impl<'a> SliceMut<'a> {
     /// Element type and number of elements. An absent operand has none.
     pub fn form(&self) -> Form {
         (self.dtype, self.bytes.len() / self.dtype.size())
+    }
+
+    /// The same operand for reading.
+    pub(super) fn as_slice(&self) -> Slice<'_> {
+        Slice::new(self.dtype, self.bytes)
+    }
+
+    /// Its bytes.
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        self.bytes
     }
 
     /// The elements.

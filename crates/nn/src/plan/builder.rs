@@ -226,7 +226,7 @@ impl<'g> Builder<'g> {
     /// For operands that do not fit the signature: they are checked here, once for all runs.
     pub(crate) fn emit(&mut self, op: impl Into<StepOp>, reads: &[ValueId], writes: &[ValueId]) {
         let op = op.into();
-        let signature = op.signature();
+        let signature = op.signature(self.options.target);
         let (reads, mut writes) = (ValueList::from_slice(reads), ValueList::from_slice(writes));
         let scratch = signature.writes.iter().filter(|spec| spec.role == Role::Scratch);
         writes.extend(scratch.map(|spec| self.arena(spec.len)));

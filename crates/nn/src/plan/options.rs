@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::kernels::ppo::PpoLoss;
 use crate::kernels::sample::Sampler;
+use crate::ops::Target;
 use crate::ops::ppo::Pass;
 
 /// Computation of a plan.
@@ -57,14 +58,16 @@ pub struct PlanOptions {
     /// Whether convolution, batch norm, ReLU and max pooling may become one pass. Off in tests that
     /// compare both.
     pub fuse: bool,
+    /// Kind of device that it runs on.
+    pub target: Target,
     /// In training: mean losses of how many last batches the metrics keep.
     pub batch_log: usize,
 }
 
 impl PlanOptions {
-    /// With fusion, samples on their own, no log of batches.
+    /// With fusion, for the processor, samples on their own, no log of batches.
     pub fn new(batch: usize, mode: Mode) -> Self {
-        Self { batch, steps: 1, mode, fuse: true, batch_log: 0 }
+        Self { batch, steps: 1, mode, fuse: true, target: Target::Cpu, batch_log: 0 }
     }
 
     /// Sequences that the samples belong to.

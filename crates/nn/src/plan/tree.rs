@@ -19,6 +19,7 @@ use super::{Mode, Plan, PlanOptions, lower};
 use crate::error::Result;
 use crate::graph::{Graph, NodeId, Op};
 use crate::layout::Layout;
+use crate::ops::Target;
 
 /// Pattern of a table of alphas `[rows][slots]`: which are zero, and which are the same in several
 /// rows. Their values stay in device memory: tables of one pattern share a plan.
@@ -178,10 +179,16 @@ impl Plan {
     /// [`Error::EmptyBatch`](crate::Error::EmptyBatch) for a batch of no samples or a graph with an
     /// empty value;
     /// [`Error::BatchTooLarge`](crate::Error::BatchTooLarge).
-    pub fn compile_rows(graph: &Graph, pattern: &AlphaPattern, batch: usize) -> Result<Self> {
+    pub fn compile_rows(
+        graph: &Graph,
+        pattern: &AlphaPattern,
+        batch: usize,
+        target: Target,
+    ) -> Result<Self> {
         check_batch(graph, batch)?;
         let layout = Layout::new(graph);
-        let mut b = Builder::new(graph, &layout, PlanOptions::new(batch, Mode::Evaluate));
+        let options = PlanOptions { target, ..PlanOptions::new(batch, Mode::Evaluate) };
+        let mut b = Builder::new(graph, &layout, options);
         let mut values: Vec<ValueId> = vec![];
         for visit in tree(graph, &fuse::units(graph, &b.options), pattern) {
             match visit {
@@ -360,7 +367,7 @@ mod tests {
             }).collect();
             scored.sort_unstable();
             prop_assert_eq!(scored, (0..rows).collect::<Vec<_>>());
-            Plan::compile_rows(&graph, &AlphaPattern::of(&table, rows), 2).unwrap();
+            Plan::compile_rows(&graph, &AlphaPattern::of(&table, rows), 2, Target::Cpu).unwrap();
         }
     }
 
@@ -414,7 +421,7 @@ mod tests {
     fn branches_hand_their_memory_on() {
         let (graph, pattern) = all_subsets();
         let one = Plan::compile(&graph, PlanOptions::new(16, Mode::Evaluate)).unwrap();
-        let tree = Plan::compile_rows(&graph, &pattern, 16).unwrap();
+        let tree = Plan::compile_rows(&graph, &pattern, 16, Target::Cpu).unwrap();
         let at_slots: usize = [8, 4, 2].iter().map(|side| 16 * 2 * side * side).sum();
         let (tree, most) = (tree.arena_len(), one.arena_len() + at_slots);
         assert!(tree <= most, "{tree} elements, expected at most {most}");

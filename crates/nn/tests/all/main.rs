@@ -4,6 +4,10 @@
 mod bad_input;
 mod common;
 mod conformance;
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(feature = "cuda")]
+mod cuda_policy;
 mod expect;
 mod fleet;
 mod fusion;

@@ -125,17 +125,17 @@ impl ConvShape {
     }
 
     /// Tile jobs per image block: one per group, but one for all of a depthwise convolution.
-    pub(super) const fn jobs(&self) -> usize {
+    pub(crate) const fn jobs(&self) -> usize {
         if self.is_depthwise() { 1 } else { self.groups }
     }
 
     /// Input channels of a job.
-    pub(super) const fn job_in(&self) -> usize {
+    pub(crate) const fn job_in(&self) -> usize {
         self.in_c / self.jobs()
     }
 
     /// Output channels of a job.
-    pub(super) const fn job_out(&self) -> usize {
+    pub(crate) const fn job_out(&self) -> usize {
         self.out_c / self.jobs()
     }
 

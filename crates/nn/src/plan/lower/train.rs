@@ -10,7 +10,7 @@ use crate::kernels::ppo::PpoLoss;
 use crate::kernels::sample::Sampler;
 use crate::metrics;
 use crate::ops::ppo::Pass;
-use crate::ops::{self, Spec, elementwise, loss, optim, ppo, rows, sample};
+use crate::ops::{self, Role, Spec, elementwise, loss, optim, ppo, rows, sample};
 use crate::plan::Phase;
 use crate::plan::builder::Builder;
 use crate::plan::value::{Value, ValueId};
@@ -134,11 +134,13 @@ fn emit_given(
     writes: &[ValueId],
 ) -> usize {
     let op = op.into();
-    let (signature, first) = (op.signature(), b.graph.inputs());
+    let (signature, first) = (op.signature(b.options.target), b.graph.inputs());
     let mut fixed = |space, spec: &Spec| b.fixed(Span::new(space, spec.dtype, 0, spec.len));
     let inputs = signature.reads.iter().skip(reads.len()).zip(first..);
     let inputs: Vec<_> = inputs.map(|(spec, n)| fixed(Space::Input(n), spec)).collect();
-    let outputs = signature.writes.iter().skip(writes.len()).enumerate();
+    // Scratch is the builder's.
+    let kept = signature.writes.iter().filter(|spec| spec.role != Role::Scratch);
+    let outputs = kept.skip(writes.len()).enumerate();
     let outputs: Vec<_> = outputs.map(|(n, spec)| fixed(Space::Output(n), spec)).collect();
     b.emit(op, &[reads, &inputs].concat(), &[writes, &outputs].concat());
     outputs.len()

@@ -284,3 +284,10 @@ pub(crate) fn assert_close(
         );
     }
 }
+
+/// The CUDA device of the tests, or of the stand-in driver.
+#[cfg(feature = "cuda")]
+pub(crate) fn cuda() -> meristem_device::Device {
+    use meristem_device::{Device, DeviceId, DeviceOptions};
+    Device::open(DeviceId::Cuda(0), &DeviceOptions::default()).unwrap()
+}

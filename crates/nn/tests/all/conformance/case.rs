@@ -157,8 +157,9 @@ impl Case {
         self
     }
 
-    pub(super) fn run(&self, on: Backend) -> Vec<Data> {
-        let (signature, mut random) = (self.op.signature(), Random(kind(&self.op) as u64));
+    pub(super) fn run(&self, on: Backend<'_>) -> Vec<Data> {
+        let (signature, mut random) =
+            (self.op.signature(on.target()), Random(kind(&self.op) as u64));
         let mut make = |specs: &[Spec], given: &[(usize, Data)]| -> Vec<Data> {
             let of = |(at, spec): (usize, &Spec)| {
                 let fixed = given.iter().find(|(position, _)| *position == at);
@@ -178,12 +179,13 @@ impl Case {
     }
 
     /// Panics unless both results are the same up to rounding; whole numbers are the same.
-    pub(super) fn compare(&self, on: Backend, expected: &[Data]) {
+    pub(super) fn compare(&self, on: Backend<'_>, expected: &[Data]) {
         for (at, (got, expected)) in self.run(on).iter().zip(expected).enumerate() {
             let own = self.bounds.iter().find(|(write, ..)| *write == at);
             let (terms, most) = own.map_or((self.terms, self.most), |(_, n, most)| (*n, *most));
             let limit = 2.0 * (terms * terms) as f64 * most * 2f64.powi(-24);
-            let near = |a: f64, b: f64| a == b || (a - b).abs() <= limit;
+            let near =
+                |a: f64, b: f64| a == b || (a - b).abs() <= limit || (a.is_nan() && b.is_nan());
             let same = match (got, expected) {
                 (Data::F32(a), Data::F32(b)) => {
                     a.iter().zip(b).all(|(a, b)| near(f64::from(*a), f64::from(*b)))
@@ -191,7 +193,25 @@ impl Case {
                 (Data::F64(a), Data::F64(b)) => a.iter().zip(b).all(|(a, b)| near(*a, *b)),
                 (a, b) => a == b,
             };
-            assert!(same, "{on:?}: {:?}: write {at}: {got:?}, expected {expected:?}", self.op);
+            let differ = differences(got, expected);
+            assert!(same, "{on:?}: {:?}: write {at} differs: {differ}", self.op);
         }
+    }
+}
+
+/// The first elements that are not the same, each with its index.
+fn differences(got: &Data, expected: &Data) -> String {
+    fn of<T: PartialEq + std::fmt::Debug>(got: &[T], expected: &[T]) -> String {
+        let pairs = got.iter().zip(expected).enumerate().filter(|(_, (a, b))| a != b);
+        let text = pairs.take(8).map(|(i, (a, b))| format!("[{i}] {a:?}, expected {b:?}"));
+        text.collect::<Vec<_>>().join("; ")
+    }
+    match (got, expected) {
+        (Data::F32(a), Data::F32(b)) => of(a, b),
+        (Data::F64(a), Data::F64(b)) => of(a, b),
+        (Data::U32(a), Data::U32(b)) => of(a, b),
+        (Data::I64(a), Data::I64(b)) => of(a, b),
+        (Data::U8(a), Data::U8(b)) => of(a, b),
+        _ => format!("{got:?} is of another type than {expected:?}"),
     }
 }

@@ -7,6 +7,9 @@
 
 mod case;
 mod cases;
+mod image_cases;
+mod policy;
+mod training;
 
 use self::case::{KINDS, kind};
 use self::cases::cases;
@@ -14,8 +17,11 @@ use meristem_nn::ops::elementwise;
 use meristem_nn::ops::{self, Backend, Op, Operands, Slice, SliceMut};
 use meristem_nn::{Error, Isa};
 
+#[cfg(feature = "cuda")]
+use crate::common::cuda;
+
 /// The backends of this machine besides the portable kernels.
-fn backends() -> Vec<Backend> {
+fn backends() -> Vec<Backend<'static>> {
     Isa::available().into_iter().filter(|isa| *isa != Isa::portable()).map(Backend::Cpu).collect()
 }
 
@@ -24,6 +30,17 @@ fn every_backend_computes_what_the_portable_kernels_do() {
     for case in cases() {
         let expected = case.run(Backend::Cpu(Isa::portable()));
         backends().into_iter().for_each(|on| case.compare(on, &expected));
+    }
+}
+
+/// On a GPU, or on the stand-in driver.
+#[cfg(feature = "cuda")]
+#[test]
+fn cuda_computes_what_the_portable_kernels_do() {
+    let stream = cuda().stream("conformance");
+    for case in cases() {
+        let expected = case.run(Backend::Cpu(Isa::portable()));
+        case.compare(Backend::Cuda(&stream), &expected);
     }
 }
 

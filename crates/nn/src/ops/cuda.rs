@@ -1,0 +1,36 @@
+//! One operation on a CUDA device, with operands of the host: for tests of its kernels.
+
+use meristem_device::{Owner, Stream, Tensor, read_back};
+
+use super::gpu::{self, Lies};
+use super::{Op, Operands, Slice};
+use crate::error::Result;
+
+/// Copies the operands to the device, runs the operation there, and copies back what it writes.
+pub(super) fn run(stream: &Stream, op: &Op, operands: Operands<'_>) -> Result<()> {
+    let Operands { reads, mut writes } = operands;
+    let upload = |operand: Slice<'_>| -> Result<Tensor> {
+        let (dtype, len) = operand.form();
+        let tensor = Tensor::empty(stream, [len], dtype, Owner::Other)?;
+        let bytes = operand.bytes().to_vec();
+        stream.upload("operand", &tensor, move |to| to.copy_from_slice(&bytes))?;
+        Ok(tensor)
+    };
+    let read: Vec<Tensor> = reads.iter().map(|of| upload(*of)).collect::<Result<_>>()?;
+    let written: Vec<Tensor> =
+        writes.iter().map(|of| upload(of.as_slice())).collect::<Result<_>>()?;
+    let lies = |is_written: bool, index: usize| {
+        let (tensors, before) = if is_written { (&written, read.len()) } else { (&read, 0) };
+        let (len, size) = (tensors[index].numel(), tensors[index].dtype().size());
+        Lies { argument: before + index, start: 0, len, size }
+    };
+    let calls: Vec<_> = gpu::emit(op).into_iter().map(|call| call.place(lies)).collect();
+    let launch = read.iter().fold(stream.launch("operation"), |launch, of| launch.read(of));
+    let launch = written.iter().fold(launch, |launch, of| launch.write(of));
+    launch.gpu(|| calls).run(|_| unreachable!("the device is a CUDA device"))?;
+    let results = read_back(&written.iter().collect::<Vec<_>>())?;
+    for (to, bytes) in writes.iter_mut().zip(results) {
+        to.bytes_mut().copy_from_slice(&bytes);
+    }
+    Ok(())
+}

@@ -1,0 +1,115 @@
+//! Calls for [`ops::blend`](crate::ops::blend).
+
+use bytemuck::{Pod, Zeroable};
+use meristem_device::{Call, Kernel, Operand, Source};
+use smallvec::smallvec;
+
+use super::divisor::Divisor;
+use super::{Emission, READ, WRITE, emitted, kernel, plain, read, source, write};
+use crate::kernels::blend::BlendMode;
+use crate::ops::blend::{Blend, Op};
+
+pub(super) static SOURCE: Source = source!("blend.cu");
+
+static FORWARD: Kernel =
+    kernel::<Mix>(&SOURCE, "blend_forward", &[READ, READ, READ, READ, READ, WRITE]);
+static GRADIENT: Kernel = kernel::<Mix>(
+    &SOURCE,
+    "blend_gradient",
+    &[READ, READ, READ, READ, READ, READ, WRITE, WRITE, WRITE],
+);
+static GATE_GRADIENT: Kernel =
+    kernel::<Mix>(&SOURCE, "gate_gradient", &[READ, READ, READ, READ, WRITE]);
+static TANH_MIX: Kernel = kernel::<()>(&SOURCE, "tanh_mix", &[READ, READ, READ, WRITE]);
+static TANH_MIX_GRADIENT: Kernel = kernel::<Chunks>(
+    &SOURCE,
+    "tanh_mix_gradient",
+    &[READ, READ, READ, READ, WRITE, WRITE, Operand::write::<f64>()],
+);
+static TANH_MIX_SCALAR: Kernel =
+    kernel::<()>(&SOURCE, "tanh_mix_scalar", &[Operand::read::<f64>(), READ, WRITE]);
+
+/// Threads of a block that sums.
+const THREADS: usize = 256;
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Mix {
+    mode: u32,
+    each: Divisor,
+    accumulate: u32,
+}
+
+fn mix(of: &Blend, accumulate: [bool; 4]) -> Mix {
+    let mode = match of.mode {
+        BlendMode::Add => 0,
+        BlendMode::Multiply => 1,
+        BlendMode::Gate => 2,
+    };
+    Mix { mode, each: Divisor::new(of.len / of.samples.max(1)), accumulate: bits(&accumulate) }
+}
+
+/// The n-th as bit n.
+fn bits(of: &[bool]) -> u32 {
+    of.iter().rev().fold(0, |bits, &bit| 2 * bits + u32::from(bit))
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Chunks {
+    chunk: u32,
+    accumulate: u32,
+}
+
+/// Elements of a block that leaves a part of a sum: at least 16 for a thread, and at most 256
+/// blocks. From the length alone: the sum depends on it.
+fn chunk(len: usize) -> usize {
+    len.div_ceil(256).next_multiple_of(THREADS).max(16 * THREADS)
+}
+
+pub(super) fn emit(op: &Op) -> Emission {
+    match *op {
+        Op::Forward(of) => {
+            let operands = [read(0), read(1), read(2), read(3), read(4), write(0)];
+            smallvec![emitted(Call::each(&FORWARD, of.len), &operands, mix(&of, [false; 4]))]
+        }
+        Op::Gradient { blend, accumulate } => gradient(&blend, mix(&blend, accumulate)),
+        Op::TanhMix { len } => {
+            let operands = [read(0), read(1), read(2), write(0)];
+            smallvec![plain(Call::each(&TANH_MIX, len), &operands)]
+        }
+        Op::TanhMixGradient { len, accumulate } => {
+            let (chunk, [x, y, s, dout]) = (chunk(len), std::array::from_fn(read));
+            let (chunks, [dx, dy, ds, scratch]) = (len.div_ceil(chunk), std::array::from_fn(write));
+            let partial = scratch.part(0, chunks);
+            let values = Chunks { chunk: chunk as u32, accumulate: bits(&accumulate) };
+            let parts = Call::new(&TANH_MIX_GRADIENT, chunks as u32, THREADS as u32);
+            let total = Call::new(&TANH_MIX_SCALAR, 1, THREADS as u32);
+            smallvec![
+                emitted(parts, &[x, y, s, dout, dx, dy, partial], values),
+                plain(total, &[partial, s, ds]),
+            ]
+        }
+    }
+}
+
+pub(super) fn scratch(op: &Op) -> usize {
+    match *op {
+        Op::TanhMixGradient { len, .. } => {
+            len.div_ceil(chunk(len)) * size_of::<f64>() / size_of::<f32>()
+        }
+        Op::Forward(_) | Op::Gradient { .. } | Op::TanhMix { .. } => 0,
+    }
+}
+
+fn gradient(of: &Blend, values: Mix) -> Emission {
+    let [h, m, x, gate, alpha, dy] = std::array::from_fn(read);
+    let [dh, dm, dx, dgate] = std::array::from_fn(write);
+    let operands = [h, m, x, gate, alpha, dy, dh, dm, dx];
+    let mut calls: Emission = smallvec![emitted(Call::each(&GRADIENT, of.len), &operands, values)];
+    if of.mode == BlendMode::Gate {
+        let call = Call::new(&GATE_GRADIENT, of.samples as u32, THREADS as u32);
+        calls.push(emitted(call, &[h, m, alpha, dy, dgate], values));
+    }
+    calls
+}

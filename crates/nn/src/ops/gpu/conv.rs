@@ -1,0 +1,309 @@
+//! Calls for [`ops::conv`](crate::ops::conv).
+
+mod window;
+
+use bytemuck::{Pod, Zeroable};
+use meristem_device::{Call, Header, Kernel, Operand, Source};
+use smallvec::smallvec;
+
+use super::{Emission, Emitted, HEADERS, READ, WRITE, emitted, kernel, read, source, write};
+use crate::kernels::conv::ConvShape;
+use crate::kernels::pad16;
+use crate::ops::conv::Op;
+
+/// Headers of this family.
+static CONV_HEADERS: [Header; 2] =
+    [Header { name: c"conv.cuh", text: include_str!("conv/conv.cuh") }, Header { ..HEADERS[0] }];
+
+/// Convolutions of any shape.
+pub(super) static ANY: Source = Source { headers: &CONV_HEADERS, ..source!("conv/any.cu") };
+/// One filter for each channel.
+pub(super) static DEPTHWISE: Source =
+    Source { headers: &CONV_HEADERS, ..source!("conv/depthwise.cu") };
+/// 3 × 3 with stride 1.
+pub(super) static WINDOW: Source = Source { headers: &CONV_HEADERS, ..source!("conv/window.cu") };
+pub(super) static SUMS: Source = source!("conv/sums.cu");
+
+/// x, w, bias, y.
+const FORWARD_OPERANDS: [Operand; 4] = [READ, READ, READ, WRITE];
+/// dy, w, dx; or x, dy, sums.
+const BACKWARD_OPERANDS: [Operand; 3] = [READ, READ, WRITE];
+
+static FORWARD: Tiled = Tiled {
+    wide: kernel::<Conv>(&ANY, "forward_wide", &FORWARD_OPERANDS),
+    narrow: kernel::<Conv>(&ANY, "forward_narrow", &FORWARD_OPERANDS),
+    small: kernel::<Conv>(&ANY, "forward_small", &FORWARD_OPERANDS),
+    narrow_rows: 128,
+};
+static DATA: Tiled = Tiled {
+    wide: kernel::<Conv>(&ANY, "data_wide", &BACKWARD_OPERANDS),
+    narrow: kernel::<Conv>(&ANY, "data_narrow", &BACKWARD_OPERANDS),
+    small: kernel::<Conv>(&ANY, "data_small", &BACKWARD_OPERANDS),
+    narrow_rows: 128,
+};
+static WEIGHT: Tiled = Tiled {
+    wide: kernel::<Conv>(&ANY, "weight_wide", &BACKWARD_OPERANDS),
+    narrow: kernel::<Conv>(&ANY, "weight_narrow", &BACKWARD_OPERANDS),
+    small: kernel::<Conv>(&ANY, "weight_small", &BACKWARD_OPERANDS),
+    narrow_rows: 64,
+};
+static DEPTHWISE_FORWARD: Kernel =
+    kernel::<Conv>(&DEPTHWISE, "depthwise_forward", &FORWARD_OPERANDS);
+static DEPTHWISE_DATA: Kernel = kernel::<Conv>(&DEPTHWISE, "depthwise_data", &BACKWARD_OPERANDS);
+static DEPTHWISE_WEIGHT: Kernel =
+    kernel::<Conv>(&DEPTHWISE, "depthwise_weight", &BACKWARD_OPERANDS);
+static STATISTICS_PARTS: Kernel =
+    kernel::<Statistics>(&SUMS, "statistics_parts", &[READ, Operand::write::<f64>()]);
+static STATISTICS_FINISH: Kernel =
+    kernel::<Statistics>(&SUMS, "statistics_finish", &[Operand::read::<f64>(), WRITE, WRITE]);
+static WEIGHT_FINISH: Kernel = kernel::<Finish>(&SUMS, "weight_finish", &[READ, WRITE, WRITE]);
+
+/// As in conv.cuh.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Conv {
+    batch: u32,
+    input: [u32; 3],
+    output: [u32; 3],
+    kernel: [u32; 2],
+    stride: [u32; 2],
+    padding: [u32; 2],
+    jobs: u32,
+    job_in: u32,
+    job_out: u32,
+    step: u32,
+    accumulate: u32,
+    parts: u32,
+    part_pixels: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Statistics {
+    pixels: u32,
+    channels: u32,
+    lanes: u32,
+    parts: u32,
+    part_pixels: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Finish {
+    weights: u32,
+    columns: u32,
+    step: u32,
+    channels: u32,
+    parts: u32,
+}
+
+/// A partition of the output pixels, which sums over them are taken by.
+#[derive(Clone, Copy)]
+struct Parts {
+    count: usize,
+    /// Pixels of each part but the last.
+    pixels: usize,
+}
+
+impl Parts {
+    /// For a call that takes no sums over pixels.
+    const NONE: Parts = Parts { count: 0, pixels: 0 };
+
+    /// At most `most` parts of at least `least` pixels each, if there are so many.
+    fn new(pixels: usize, least: usize, most: usize) -> Parts {
+        let each = pixels.div_ceil(most.max(1)).max(least);
+        Parts { count: pixels.div_ceil(each), pixels: each }
+    }
+}
+
+fn conv(shape: &ConvShape, parts: Parts, accumulate: bool) -> Conv {
+    let n = |[a, b]: [usize; 2]| [a as u32, b as u32];
+    let (jobs, output) = (shape.jobs(), shape.output());
+    Conv {
+        batch: shape.batch as u32,
+        input: [shape.in_h as u32, shape.in_w as u32, shape.in_c as u32],
+        output: [output.h as u32, output.w as u32, output.c as u32],
+        kernel: n(shape.kernel),
+        stride: n(shape.stride),
+        padding: n(shape.padding),
+        jobs: jobs as u32,
+        job_in: shape.job_in() as u32,
+        job_out: shape.job_out() as u32,
+        step: pad16(shape.job_out()) as u32,
+        accumulate: accumulate.into(),
+        parts: parts.count as u32,
+        part_pixels: parts.pixels as u32,
+    }
+}
+
+/// Output pixels of the batch.
+fn pixels(shape: &ConvShape) -> usize {
+    shape.batch * shape.output().pixels()
+}
+
+/// Parts for the weight gradient.
+fn weight_parts(shape: &ConvShape) -> Parts {
+    let [rows, cols] = [shape.taps() * shape.job_in(), shape.job_out()].map(|n| n.div_ceil(64));
+    let tiles = if shape.is_depthwise() { cols } else { rows * cols * shape.jobs() };
+    Parts::new(pixels(shape), 128, most_parts(shape, tiles, 256))
+}
+
+/// Most parts that a weight gradient is cut into, of `tiles` blocks each. A part has sums as long
+/// as the weights, which are written once and read once: they are to be a quarter of what is summed
+/// at most, but blocks enough for a GPU.
+fn most_parts(shape: &ConvShape, tiles: usize, limit: usize) -> usize {
+    let summed = shape.input().len() + shape.output().len();
+    (summed / 4 / sums_len(shape)).max(64 / tiles).clamp(1, limit)
+}
+
+/// Gradients of the weights without padding lanes.
+fn weights(shape: &ConvShape) -> usize {
+    shape.weight_len() / pad16(shape.job_out()) * shape.job_out()
+}
+
+/// Elements of a part's gradients of weights and bias.
+fn sums_len(shape: &ConvShape) -> usize {
+    weights(shape) + shape.out_c
+}
+
+/// Kernels of a product, by the elements that a block computes: 64 × 64, a number of rows × 16, and
+/// 32 × 32. The bits of a result are the same.
+struct Tiled {
+    wide: Kernel,
+    narrow: Kernel,
+    small: Kernel,
+    narrow_rows: usize,
+}
+
+impl Tiled {
+    /// The call for products of so many rows and columns, so many times: the tile that wastes
+    /// least, or a small one where others are too few to keep a GPU busy.
+    fn call(&'static self, [rows, cols, times]: [usize; 3]) -> Call {
+        const FEW: usize = 64;
+        let blocks = |tile: [usize; 2]| rows.div_ceil(tile[0]) * cols.div_ceil(tile[1]) * times;
+        let (kernel, tile) = match cols <= 16 {
+            true => (&self.narrow, [self.narrow_rows, 16]),
+            false => (&self.wide, [64, 64]),
+        };
+        let (kernel, tile) = match blocks(tile) < FEW {
+            true => (&self.small, [32, 32]),
+            false => (kernel, tile),
+        };
+        Call::new(kernel, blocks(tile) as u32, (tile[0] * tile[1] / 16) as u32)
+    }
+}
+
+pub(super) fn emit(op: &Op) -> Emission {
+    match op {
+        Op::Forward(shape) if window::fits(shape) => window::forward(shape),
+        Op::Forward(shape) => smallvec![forward(shape)],
+        Op::ForwardWithStats(shape) => forward_with_statistics(shape),
+        Op::WeightGradient(shape) if window::fits(shape) => window::weight_gradient(shape),
+        Op::WeightGradient(shape) => weight_gradient(shape),
+        Op::DataGradient { shape, accumulate } if window::fits(shape) => {
+            window::data_gradient(shape, *accumulate)
+        }
+        Op::DataGradient { shape, accumulate } => smallvec![data_gradient(shape, *accumulate)],
+    }
+}
+
+pub(super) fn scratch(op: &Op) -> usize {
+    match op {
+        Op::Forward(_) | Op::DataGradient { .. } => 0,
+        // Without images there are no parts, but the operand stays.
+        Op::ForwardWithStats(shape) => (2 * statistics_len(shape)).max(1),
+        Op::WeightGradient(shape) => {
+            let parts = match window::fits(shape) {
+                true => window::weight_parts(shape),
+                false => weight_parts(shape).count,
+            };
+            (parts * sums_len(shape)).max(1)
+        }
+    }
+}
+
+fn forward(shape: &ConvShape) -> Emitted {
+    let of = conv(shape, Parts::NONE, false);
+    let size = [pixels(shape), shape.job_out(), shape.jobs()];
+    let call = if shape.is_depthwise() {
+        Call::each(&DEPTHWISE_FORWARD, shape.output().len())
+    } else {
+        FORWARD.call(size)
+    };
+    emitted(call, &[read(0), read(1), read(2), write(0)], of)
+}
+
+/// Parts of the output pixels whose sums the statistics are made of: tiles if these are summed
+/// while they are at hand; else enough of them for a GPU, of a few passes of a block's threads.
+fn statistics_parts(shape: &ConvShape) -> Parts {
+    if window::fits(shape) {
+        Parts { count: window::statistics_tiles(shape), pixels: 0 }
+    } else {
+        Parts::new(pixels(shape), 256, 256)
+    }
+}
+
+/// Sums of all parts for the statistics, in f64.
+fn statistics_len(shape: &ConvShape) -> usize {
+    statistics_parts(shape).count * 2 * shape.out_c
+}
+
+fn forward_with_statistics(shape: &ConvShape) -> Emission {
+    let parts = statistics_parts(shape);
+    let lanes = shape.out_c.next_power_of_two().min(32);
+    let of = Statistics {
+        pixels: pixels(shape) as u32,
+        channels: shape.out_c as u32,
+        lanes: lanes as u32,
+        parts: parts.count as u32,
+        part_pixels: parts.pixels as u32,
+    };
+    let sums = write(3).part(0, statistics_len(shape));
+    let finish = Call::each(&STATISTICS_FINISH, 32 * shape.out_c);
+    let finish = emitted(finish, &[sums, write(1), write(2)], of);
+    if window::fits(shape) {
+        return smallvec![window::forward_with_sums(shape, statistics_len(shape)), finish];
+    }
+    let blocks = parts.count * shape.out_c.div_ceil(lanes);
+    let call = Call::new(&STATISTICS_PARTS, blocks as u32, 256);
+    smallvec![forward(shape), emitted(call, &[write(0), sums], of), finish]
+}
+
+fn weight_gradient(shape: &ConvShape) -> Emission {
+    let parts = weight_parts(shape);
+    let of = conv(shape, parts, true);
+    let rows = shape.taps() * shape.job_in();
+    let size = [rows, shape.job_out(), shape.jobs() * parts.count];
+    let call = if shape.is_depthwise() {
+        let blocks = parts.count * shape.out_c.div_ceil(32);
+        Call::new(&DEPTHWISE_WEIGHT, blocks as u32, 256)
+    } else {
+        WEIGHT.call(size)
+    };
+    let call = emitted(call, &[read(0), read(1), write(2)], of);
+    smallvec![call, finish(shape, parts.count)]
+}
+
+/// Adds the parts' sums in scratch to the gradients of the parameters.
+fn finish(shape: &ConvShape, parts: usize) -> Emitted {
+    let finish = Finish {
+        weights: weights(shape) as u32,
+        columns: shape.job_out() as u32,
+        step: pad16(shape.job_out()) as u32,
+        channels: shape.out_c as u32,
+        parts: parts as u32,
+    };
+    let call = Call::new(&WEIGHT_FINISH, sums_len(shape).div_ceil(32) as u32, 256);
+    emitted(call, &[write(2), write(0), write(1)], finish)
+}
+
+fn data_gradient(shape: &ConvShape, accumulate: bool) -> Emitted {
+    let of = conv(shape, Parts::NONE, accumulate);
+    let size = [shape.batch * shape.input().pixels(), shape.job_in(), shape.jobs()];
+    let call = if shape.is_depthwise() {
+        Call::each(&DEPTHWISE_DATA, shape.input().len())
+    } else {
+        DATA.call(size)
+    };
+    emitted(call, &[read(0), read(1), write(0)], of)
+}

@@ -1,0 +1,65 @@
+// What the kernels of convolutions share.
+#pragma once
+#include "nn.cuh"
+
+// A convolution by its jobs (`ConvShape::jobs`): a job is a group, or everything if there is one
+// group. Elements of an image batch, of weights and of a pixel's coordinates fit in 31 bits.
+struct Conv {
+    u32 batch;
+    u32 in_h, in_w, in_c;
+    u32 out_h, out_w, out_c;
+    u32 kh, kw;
+    u32 sh, sw;
+    u32 ph, pw;
+    u32 jobs;
+    u32 job_in, job_out;  // channels of a job
+    u32 step;             // pad16(job_out): from row to row of the weights
+    u32 accumulate;
+    u32 parts;        // of the output pixels, for the weight gradient and the statistics
+    u32 part_pixels;  // of each part but the last
+};
+
+// Four elements: at once where their address permits it.
+__device__ __forceinline__ void store4(float* to, const float* v) {
+    if ((reinterpret_cast<u64>(to) & 15) == 0) {
+        *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
+    } else {
+        for (int j = 0; j < 4; ++j) to[j] = v[j];
+    }
+}
+
+// Output pixels of a part: first and end.
+__device__ __forceinline__ void part_range(const Conv& s, u32 part, u32& first, u32& end) {
+    u32 pixels = s.batch * s.out_h * s.out_w;
+    first = part * s.part_pixels;
+    end = first + s.part_pixels < pixels ? first + s.part_pixels : pixels;
+}
+
+// Copies into shared memory that come while the thread goes on. Those since the last `commit` are a
+// group; `arrived<N>` waits until all of the thread's groups but the last N have come. A barrier
+// behind it shows them to the block.
+__device__ __forceinline__ void copy(float* to, const float* from) {
+#ifdef MERISTEM_STANDIN
+    __pipeline_memcpy_async(to, from, 4);
+#else
+    u32 address = (u32)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address), "l"(from) : "memory");
+#endif
+}
+
+__device__ __forceinline__ void commit() {
+#ifdef MERISTEM_STANDIN
+    __pipeline_commit();
+#else
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+template <int N>
+__device__ __forceinline__ void arrived() {
+#ifdef MERISTEM_STANDIN
+    __pipeline_wait_prior(N);
+#else
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}

@@ -1,0 +1,91 @@
+// Depthwise convolutions: every channel has its own filter, weights [kh][kw][pad16(C)].
+// Consecutive threads have consecutive channels.
+#include "conv.cuh"
+
+extern "C" __global__ void __launch_bounds__(256)
+    depthwise_forward(Span<const float> x, Span<const float> w, Span<const float> bias,
+                      Span<float> y, Conv s) {
+    u32 i = first();
+    if (i >= y.len) return;
+    u32 c = i % s.out_c, pixel = i / s.out_c, row = pixel / s.out_w;
+    u32 x0 = pixel % s.out_w * s.sw - s.pw, y0 = row % s.out_h * s.sh - s.ph;
+    i64 image = (i64)(row / s.out_h) * (s.in_h * s.in_w * s.in_c) + c;
+    float sum = 0.0f;
+    for (u32 ky = 0; ky < s.kh; ++ky) {
+        for (u32 kx = 0; kx < s.kw; ++kx) {
+            // What lies left of or above the image wraps around to large numbers.
+            u32 ys = y0 + ky, xs = x0 + kx;
+            bool inside = ys < s.in_h && xs < s.in_w;
+            float v = inside ? x[image + (i64)(ys * s.in_w + xs) * s.in_c] : 0.0f;
+            sum = fmaf(v, w[(ky * s.kw + kx) * s.step + c], sum);
+        }
+    }
+    y[i] = bias.len > 0 ? sum + bias[c] : sum;
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    depthwise_data(Span<const float> dy, Span<const float> w, Span<float> dx, Conv s) {
+    u32 i = first();
+    if (i >= dx.len) return;
+    u32 c = i % s.in_c, pixel = i / s.in_c, row = pixel / s.in_w;
+    u32 x0 = pixel % s.in_w + s.pw, y0 = row % s.in_h + s.ph;
+    i64 image = (i64)(row / s.in_h) * (s.out_h * s.out_w * s.out_c) + c;
+    float sum = 0.0f;
+    for (u32 ky = 0; ky < s.kh && ky <= y0; ++ky) {
+        u32 ys = y0 - ky;
+        if (ys % s.sh != 0 || ys / s.sh >= s.out_h) continue;
+        for (u32 kx = 0; kx < s.kw && kx <= x0; ++kx) {
+            u32 xs = x0 - kx;
+            if (xs % s.sw != 0 || xs / s.sw >= s.out_w) continue;
+            float v = dy[image + (i64)(ys / s.sh * s.out_w + xs / s.sw) * s.out_c];
+            sum = fmaf(v, w[(ky * s.kw + kx) * s.step + c], sum);
+        }
+    }
+    put(dx[i], sum, s.accumulate);
+}
+
+// Taps that are summed at a time: all of 3 × 3, and the bias, whose input is 1.
+constexpr u32 TAPS = 10;
+
+// Gradients of the weights and the bias over a part of the output pixels: [part][taps + 1][C]. Of a
+// block's 8 rows of 32 threads each takes every eighth pixel.
+extern "C" __global__ void __launch_bounds__(256)
+    depthwise_weight(Span<const float> x, Span<const float> dy, Span<float> sums, Conv s) {
+    __shared__ float shared[TAPS][8][32];
+    u32 tiles = (s.out_c + 31) / 32, t = threadIdx.x, lane = t % 32, row = t / 32, first, end;
+    u32 part = blockIdx.x / tiles, c = blockIdx.x % tiles * 32 + lane, taps = s.kh * s.kw;
+    part_range(s, part, first, end);
+    for (u32 tap0 = 0; tap0 <= taps; tap0 += TAPS) {
+        float sum[TAPS] = {};
+        u32 p = first + row, px = p % s.out_w, py = p / s.out_w % s.out_h;
+        u32 sample = p / s.out_w / s.out_h;
+        for (; c < s.out_c && p < end; p += 8, px += 8) {
+            while (px >= s.out_w) {
+                px -= s.out_w;
+                if (++py == s.out_h) py = 0, ++sample;
+            }
+            u32 ky = tap0 / s.kw, kx = tap0 % s.kw;
+            u32 x0 = px * s.sw - s.pw, y0 = py * s.sh - s.ph;
+            i64 image = (i64)sample * (s.in_h * s.in_w * s.in_c) + c;
+            float d = dy[(i64)p * s.out_c + c];
+#pragma unroll
+            for (u32 j = 0; j < TAPS; ++j) {
+                u32 ys = y0 + ky, xs = x0 + kx;
+                bool inside = tap0 + j < taps && ys < s.in_h && xs < s.in_w;
+                float v = tap0 + j == taps ? 1.0f : 0.0f;
+                if (inside) v = x[image + (i64)(ys * s.in_w + xs) * s.in_c];
+                sum[j] = fmaf(v, d, sum[j]);
+                if (++kx == s.kw) kx = 0, ++ky;
+            }
+        }
+#pragma unroll
+        for (u32 j = 0; j < TAPS; ++j) shared[j][row][lane] = sum[j];
+        __syncthreads();
+        for (u32 j = row; j < TAPS && tap0 + j <= taps && c < s.out_c; j += 8) {
+            double all = 0.0;
+            for (u32 r = 0; r < 8; ++r) all += (double)shared[j][r][lane];
+            sums[((i64)part * (taps + 1) + tap0 + j) * s.out_c + c] = (float)all;
+        }
+        __syncthreads();
+    }
+}

@@ -1,0 +1,100 @@
+// Sums over the output pixels of a convolution: batch statistics, and what finishes the gradients
+// of parameters. Blocks sum parts of the pixels, which follow from shapes; another call adds them.
+#include "nn.cuh"
+
+struct Statistics {
+    u32 pixels, channels;
+    u32 lanes;  // threads across channels: a power of two, at most 32
+    u32 parts, part_pixels;
+};
+
+constexpr u32 THREADS = 256;
+
+// Sums and sums of squares of a part's pixels: [part][2][channels]. f64 holds them exactly enough
+// for a variance far below the squared mean.
+extern "C" __global__ void __launch_bounds__(256)
+    statistics_parts(Span<const float> y, Span<double> sums, Statistics s) {
+    __shared__ double shared[2][THREADS];
+    u32 tiles = (s.channels + s.lanes - 1) / s.lanes, t = threadIdx.x, rows = THREADS / s.lanes;
+    u32 part = blockIdx.x / tiles, channel = blockIdx.x % tiles * s.lanes + t % s.lanes;
+    u32 first = part * s.part_pixels;
+    u32 end = first + s.part_pixels < s.pixels ? first + s.part_pixels : s.pixels;
+    double sum = 0.0, square = 0.0;
+    if (channel < s.channels) {
+        for (u32 p = first + t / s.lanes; p < end; p += rows) {
+            double v = y[(i64)p * s.channels + channel];
+            sum += v;
+            square = fma(v, v, square);
+        }
+    }
+    shared[0][t] = sum, shared[1][t] = square;
+    __syncthreads();
+    for (u32 half = rows / 2; half > 0; half /= 2) {
+        if (t < half * s.lanes) {
+            shared[0][t] += shared[0][t + half * s.lanes];
+            shared[1][t] += shared[1][t + half * s.lanes];
+        }
+        __syncthreads();
+    }
+    if (t < s.lanes && channel < s.channels) {
+        i64 to = (i64)part * 2 * s.channels + channel;
+        sums[to] = shared[0][t], sums[to + s.channels] = shared[1][t];
+    }
+}
+
+// Mean and biased variance of a channel. One warp each.
+extern "C" __global__ void __launch_bounds__(256)
+    statistics_finish(Span<const double> sums, Span<float> mean, Span<float> var, Statistics s) {
+    u32 channel = first() / 32, lane = threadIdx.x % 32;
+    double sum = 0.0, square = 0.0;
+    if (channel < s.channels) {
+        for (u32 part = lane; part < s.parts; part += 32) {
+            i64 at = (i64)part * 2 * s.channels + channel;
+            sum += sums[at], square += sums[at + s.channels];
+        }
+    }
+    for (u32 step = 16; step > 0; step /= 2) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, step);
+        square += __shfl_xor_sync(0xffffffffu, square, step);
+    }
+    if (channel < s.channels && lane == 0) {
+        double scale = 1.0 / (double)s.pixels, m = sum * scale, v = square * scale - m * m;
+        mean[channel] = (float)m;
+        // Rounding may leave a constant channel slightly below 0; NaN stays.
+        var[channel] = v < 0.0 ? 0.0f : (float)v;
+    }
+}
+
+struct Finish {
+    u32 weights;   // gradients of weights without padding lanes
+    u32 columns;   // of a row of the weights
+    u32 step;      // from row to row of the packed weights
+    u32 channels;  // of the bias
+    u32 parts;
+};
+
+// Adds to the gradients the sums of all parts: [part][weights + channels]. Eight threads for each,
+// with every eighth part.
+extern "C" __global__ void __launch_bounds__(256)
+    weight_finish(Span<const float> sums, Span<float> dw, Span<float> db, Finish f) {
+    __shared__ double shared[THREADS];
+    u32 t = threadIdx.x, at = blockIdx.x * 32 + t % 32, all = f.weights + f.channels;
+    double sum = 0.0;
+    if (at < all) {
+        for (u32 part = t / 32; part < f.parts; part += 8) {
+            sum += (double)sums[(i64)part * all + at];
+        }
+    }
+    shared[t] = sum;
+    __syncthreads();
+    for (u32 half = 128; half >= 32; half /= 2) {
+        if (t < half) shared[t] += shared[t + half];
+        __syncthreads();
+    }
+    if (t >= 32 || at >= all) return;
+    if (at < f.weights) {
+        dw[(i64)(at / f.columns) * f.step + at % f.columns] += (float)shared[t];
+    } else if (db.len > 0) {
+        db[at - f.weights] += (float)shared[t];
+    }
+}

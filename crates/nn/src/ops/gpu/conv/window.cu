@@ -1,0 +1,346 @@
+// 3 × 3 convolutions with stride 1 and one group: what small images with few channels are made of.
+//
+// A block computes a tile of pixels, of several images if they are small, for up to 64 channels. It
+// goes through the channels that it reads 8 at a time: the tile with a halo of one pixel lies in
+// shared memory as planes [channel][image][row][column], the weights as [channel][tap][column].
+// Four input channels of eight pixels fill a warp's loads, so that they read whole sectors and, as
+// planes are 4 banks apart, write to 32 banks.
+#include "conv.cuh"
+
+struct Window {
+    u32 batch;
+    u32 in_h, in_w, in_c;     // of the images that are read: x, or dy for the data gradient
+    u32 out_h, out_w, out_c;  // of those that are written
+    u32 ph, pw;               // zero rows above, zero columns to the left
+    u32 step;                 // from row to row of the packed weights
+    u32 accumulate;
+    u32 images, tile_h, tile_w;  // of a tile
+    u32 across, down;            // tiles of an image, or of a few small ones
+    u32 column_tiles;            // tiles of the channels that are written
+    u32 column_groups;           // groups of 8 such channels in a tile
+    u32 pitch, plane;            // of the tile in shared memory: of a row, of a channel
+    u32 stage;                   // forward: plane of a result in shared memory; else row of dy
+    u32 weights;                 // first float of the weights, or of dy, in shared memory
+    u32 parts, part_tiles;       // weight gradient: parts, and tiles of each
+    u32 subsets;                 // weight gradient: threads that share a tile's rows
+    u32 slots;                   // weight gradient: first double of the bias's sums
+};
+
+constexpr u32 CHUNK = 8;
+
+// The first pixel of a tile, in the images that are written.
+struct Origin {
+    u32 image, y, x;
+
+    __device__ Origin(const Window& s, u32 tile) {
+        x = tile % s.across * s.tile_w, tile /= s.across;
+        y = tile % s.down * s.tile_h, image = tile / s.down * s.images;
+    }
+};
+
+// Copies channels [c0, c0 + n) of a tile and its halo to shared memory.
+__device__ __forceinline__ void load_planes(const Window& s, Span<const float> x, float* planes,
+                                            const Origin& at, u32 c0, u32 n) {
+    u32 lanes = n > 4 ? 8 : 4, lane = threadIdx.x % 32, c = lane % lanes, rows = s.tile_h + 2;
+    if (c >= n) return;
+    for (u32 r = threadIdx.x / 32; r < s.images * rows; r += blockDim.x / 32) {
+        // What lies above the image, or left of it, wraps around to large numbers.
+        u32 image = at.image + r / rows, y = at.y + r % rows - s.ph;
+        bool inside = image < s.batch && y < s.in_h;
+        i64 from = (i64)((image * s.in_h + y) * s.in_w) * s.in_c + c0 + c;
+        float* to = planes + c * s.plane + r * s.pitch;
+#pragma unroll 4
+        for (u32 j = lane / lanes; j < s.tile_w + 2; j += 32 / lanes) {
+            u32 column = at.x + j - s.pw;
+            if (inside && column < s.in_w) {
+                copy(to + j, &x[from + (i64)column * s.in_c]);
+            } else {
+                to[j] = 0.0f;
+            }
+        }
+    }
+}
+
+// Weights of channels [c0, c0 + n) that are read and of those that are written from `col` on; the
+// data gradient reads them transposed, taps in reverse order.
+template <bool GRADIENT>
+__device__ __forceinline__ void load_weights(const Window& s, Span<const float> w, float* weights,
+                                             u32 col, u32 c0, u32 n) {
+    u32 cols = 8 * s.column_groups, lane = threadIdx.x % 8;
+    for (u32 q = threadIdx.x / 8; q < 72; q += blockDim.x / 8) {
+        u32 tap = q / 8, c = GRADIENT ? lane : q % 8;
+        if (c >= n) continue;
+        float* to = weights + c * (9 * cols + 4) + tap * cols;
+        for (u32 j = GRADIENT ? q % 8 : lane; j < cols; j += 8) {
+            i64 from = GRADIENT ? (i64)((8 - tap) * s.out_c + col + j) * s.step + c0 + c
+                                : (i64)(tap * s.in_c + c0 + c) * s.step + col + j;
+            if (col + j < s.out_c) {
+                copy(to + j, &w[from]);
+            } else {
+                to[j] = 0.0f;
+            }
+        }
+    }
+}
+
+// Adds a channel's window products for 2 rows of 4 pixels and 8 channels.
+__device__ __forceinline__ void multiply(const float* x, u32 pitch, const float* w, u32 cols,
+                                         float (&sum)[2][4][8]) {
+    float v[4][6];
+#pragma unroll
+    for (u32 r = 0; r < 4; ++r) {
+        float4 a = *reinterpret_cast<const float4*>(x + r * pitch);
+        float2 b = *reinterpret_cast<const float2*>(x + r * pitch + 4);
+        v[r][0] = a.x, v[r][1] = a.y, v[r][2] = a.z, v[r][3] = a.w, v[r][4] = b.x, v[r][5] = b.y;
+    }
+#pragma unroll
+    for (u32 tap = 0; tap < 9; ++tap) {
+        float4 a = *reinterpret_cast<const float4*>(w + tap * cols);
+        float4 b = *reinterpret_cast<const float4*>(w + tap * cols + 4);
+        float of[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) {
+            float here = v[i / 4 + tap / 3][i % 4 + tap % 3];
+#pragma unroll
+            for (u32 k = 0; k < 8; ++k) {
+                sum[i / 4][i % 4][k] = fmaf(here, of[k], sum[i / 4][i % 4][k]);
+            }
+        }
+    }
+}
+
+// Writes a tile's results, which lie in planes [channel][image][row][column], and the sums and the
+// sums of squares of its channels: [tile][2][out_c].
+template <bool STATISTICS>
+__device__ __forceinline__ void write_tile(const Window& s, const float* stage, const Origin& at,
+                                           u32 col0, Span<const float> bias, Span<float> y,
+                                           Span<double> sums) {
+    __shared__ double partial[2][4][STATISTICS ? 64 : 1];
+    u32 t = threadIdx.x, lane = t % 32, warp = t / 32, warps = blockDim.x / 32;
+    for (u32 g = 0; g < s.column_groups; ++g) {
+        u32 mine = 8 * g + lane % 8, col = col0 + mine;
+        bool is = col < s.out_c;
+        float b = is && bias.len > 0 ? bias[col] : 0.0f;
+        double sum = 0.0, square = 0.0;
+        for (u32 r = warp; r < s.images * s.tile_h; r += warps) {
+            u32 image = at.image + r / s.tile_h, row = at.y + r % s.tile_h;
+            if (!is || image >= s.batch || row >= s.out_h) continue;
+            i64 to = (i64)((image * s.out_h + row) * s.out_w + at.x) * s.out_c + col;
+            const float* from = stage + mine * s.stage + r * s.tile_w;
+            for (u32 k = lane / 8; k < s.tile_w && at.x + k < s.out_w; k += 4) {
+                float v = from[k] + b;
+                put(y[to + (i64)k * s.out_c], v, s.accumulate);
+                if (STATISTICS) sum += (double)v, square = fma((double)v, (double)v, square);
+            }
+        }
+        if (STATISTICS) {
+            for (u32 step = 8; step < 32; step *= 2) {
+                sum += __shfl_xor_sync(0xffffffffu, sum, step);
+                square += __shfl_xor_sync(0xffffffffu, square, step);
+            }
+            if (lane < 8) partial[0][warp][mine] = sum, partial[1][warp][mine] = square;
+        }
+    }
+    if constexpr (!STATISTICS) return;
+    __syncthreads();
+    i64 to = (i64)(blockIdx.x / s.column_tiles) * 2 * s.out_c + col0;
+    for (u32 i = t; i < 16 * s.column_groups; i += blockDim.x) {
+        u32 which = i / (8 * s.column_groups), col = i % (8 * s.column_groups);
+        double sum = 0.0;
+        for (u32 of = 0; of < warps; ++of) sum += partial[which][of][col];
+        if (col0 + col < s.out_c) sums[to + which * s.out_c + col] = sum;
+    }
+}
+
+// A block's threads: pixel groups of 4 × 2 first, so that a warp reads the same weights.
+template <bool GRADIENT, bool STATISTICS>
+__device__ __forceinline__ void window_tile(const Window& s, Span<const float> x,
+                                            Span<const float> w, Span<const float> bias,
+                                            Span<float> y, Span<double> sums) {
+    extern __shared__ float4 shared4[];
+    float* shared = reinterpret_cast<float*>(shared4);
+    u32 col0 = blockIdx.x % s.column_tiles * 8 * s.column_groups, cols = 8 * s.column_groups;
+    Origin at(s, blockIdx.x / s.column_tiles);
+    u32 wide = s.tile_w / 4, high = s.tile_h / 2, groups = s.images * high * wide;
+    u32 group = threadIdx.x % groups, g = threadIdx.x / groups;
+    u32 px = group % wide * 4, py = group / wide % high * 2, image = group / wide / high;
+    bool works = g < s.column_groups;
+    float sum[2][4][8] = {};
+    const float* planes = shared + (image * (s.tile_h + 2) + py) * s.pitch + px;
+    const float* weights = shared + s.weights + 8 * g;
+    for (u32 c0 = 0; c0 < s.in_c; c0 += CHUNK) {
+        u32 n = s.in_c - c0 < CHUNK ? s.in_c - c0 : CHUNK;
+        load_planes(s, x, shared, at, c0, n);
+        load_weights<GRADIENT>(s, w, shared + s.weights, col0, c0, n);
+        commit();
+        arrived<0>();
+        __syncthreads();
+        for (u32 c = 0; works && c < n; ++c) {
+            multiply(planes + c * s.plane, s.pitch, weights + c * (9 * cols + 4), cols, sum);
+        }
+        __syncthreads();
+    }
+    if (works) {
+        float* to = shared + 8 * g * s.stage + (image * s.tile_h + py) * s.tile_w + px;
+#pragma unroll
+        for (u32 k = 0; k < 8; ++k) {
+#pragma unroll
+            for (u32 i = 0; i < 2; ++i) {
+                const float(&of)[4][8] = sum[i];
+                *reinterpret_cast<float4*>(to + k * s.stage + i * s.tile_w) =
+                    make_float4(of[0][k], of[1][k], of[2][k], of[3][k]);
+            }
+        }
+    }
+    __syncthreads();
+    write_tile<STATISTICS>(s, shared, at, col0, bias, y, sums);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 4)
+    forward_3x3(Span<const float> x, Span<const float> w, Span<const float> bias, Span<float> y,
+                Window s) {
+    window_tile<false, false>(s, x, w, bias, y, {nullptr, 0});
+}
+
+extern "C" __global__ void __launch_bounds__(128, 4)
+    statistics_3x3(Span<const float> x, Span<const float> w, Span<const float> bias,
+                   Span<float> y, Span<double> sums, Window s) {
+    window_tile<false, true>(s, x, w, bias, y, sums);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 4)
+    data_3x3(Span<const float> dy, Span<const float> w, Span<float> dx, Window s) {
+    window_tile<true, false>(s, dy, w, {nullptr, 0}, dx, {nullptr, 0});
+}
+
+// Copies the output gradient of a tile's pixels, channels from `col0` on, to rows of shared memory:
+// [image and row][column][channel]. What lies outside is zero.
+__device__ __forceinline__ void load_gradient(const Window& s, Span<const float> dy, float* to,
+                                              const Origin& at, u32 col0) {
+    u32 cols = 8 * s.column_groups, lane = threadIdx.x % 32;
+    u32 lanes = cols % 32 == 0 ? 32 : cols % 16 == 0 ? 16 : 8;
+    for (u32 r = threadIdx.x / 32; r < s.images * s.tile_h; r += blockDim.x / 32) {
+        u32 image = at.image + r / s.tile_h, y = at.y + r % s.tile_h;
+        bool inside = image < s.batch && y < s.out_h;
+        i64 from = (i64)((image * s.out_h + y) * s.out_w + at.x) * s.out_c + col0;
+#pragma unroll 4
+        for (u32 k = lane / lanes; k < s.tile_w; k += 32 / lanes) {
+            for (u32 j = lane % lanes; j < cols; j += lanes) {
+                float* here = to + r * s.stage + k * cols + j;
+                if (inside && at.x + k < s.out_w && col0 + j < s.out_c) {
+                    copy(here, &dy[from + (i64)k * s.out_c + j]);
+                } else {
+                    *here = 0.0f;
+                }
+            }
+        }
+    }
+}
+
+// Adds a row's products of one channel's windows with 8 channels of the gradient: 9 taps × 8. Four
+// pixels at a time, whose windows overlap.
+__device__ __forceinline__ void row_products(const float* x, u32 pitch, const float* dy, u32 cols,
+                                             u32 width, float (&sum)[9][8]) {
+    float v[3][6];
+#pragma unroll
+    for (u32 r = 0; r < 3; ++r) v[r][4] = x[r * pitch], v[r][5] = x[r * pitch + 1];
+    for (u32 px = 0; px < width; px += 4) {
+#pragma unroll
+        for (u32 r = 0; r < 3; ++r) {
+            v[r][0] = v[r][4], v[r][1] = v[r][5];
+#pragma unroll
+            for (u32 j = 2; j < 6; ++j) v[r][j] = x[r * pitch + px + j];
+        }
+#pragma unroll
+        for (u32 j = 0; j < 4; ++j) {
+            float4 a = *reinterpret_cast<const float4*>(dy + (px + j) * cols);
+            float4 b = *reinterpret_cast<const float4*>(dy + (px + j) * cols + 4);
+            float of[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+            for (u32 tap = 0; tap < 9; ++tap) {
+                float here = v[tap / 3][j + tap % 3];
+#pragma unroll
+                for (u32 k = 0; k < 8; ++k) sum[tap][k] = fmaf(here, of[k], sum[tap][k]);
+            }
+        }
+    }
+}
+
+// Adds the sums of a tile's gradient per channel to the thread's: of channel t % 8 of each group,
+// over the rows that it takes.
+__device__ __forceinline__ void add_bias(const Window& s, const float* dy, double* slots) {
+    u32 t = threadIdx.x, cols = 8 * s.column_groups;
+    for (u32 g = 0; g < s.column_groups; ++g) {
+        float here = 0.0f;
+        for (u32 r = t / 8; r < s.images * s.tile_h; r += blockDim.x / 8) {
+            for (u32 k = 0; k < s.tile_w; ++k) here += dy[r * s.stage + k * cols + 8 * g + t % 8];
+        }
+        slots[g * blockDim.x + t] += (double)here;
+    }
+}
+
+// Adds up the subsets' sums, which lie in shared memory [9 · 8][thread], and those of the bias.
+__device__ __forceinline__ void write_sums(const Window& s, const float* shared,
+                                           const double* slots, u32 col0, u32 c0, u32 part,
+                                           Span<float> sums) {
+    u32 cols = 8 * s.column_groups, chunk = s.in_c < CHUNK ? s.in_c : CHUNK, t = threadIdx.x;
+    u32 apart = s.column_groups * chunk, weights = 9 * s.in_c * s.out_c;
+    i64 to = (i64)part * (weights + s.out_c);
+    for (u32 i = t; i < 9 * chunk * cols; i += blockDim.x) {
+        u32 col = i % cols, c = i / cols % chunk, tap = i / cols / chunk;
+        const float* from = shared + (tap * 8 + col % 8) * blockDim.x + col / 8 * chunk + c;
+        double sum = 0.0;
+        for (u32 of = 0; of < s.subsets; ++of) sum += (double)from[of * apart];
+        if (c0 + c < s.in_c && col0 + col < s.out_c) {
+            sums[to + (i64)(tap * s.in_c + c0 + c) * s.out_c + col0 + col] = (float)sum;
+        }
+    }
+    for (u32 col = t; c0 == 0 && col < cols && col0 + col < s.out_c; col += blockDim.x) {
+        double sum = 0.0;
+        for (u32 i = 0; i < blockDim.x / 8; ++i) {
+            sum += slots[col / 8 * blockDim.x + 8 * i + col % 8];
+        }
+        sums[to + weights + col0 + col] = (float)sum;
+    }
+}
+
+// Gradients of the parameters over a part's tiles, of up to 8 input channels and up to 64 output
+// channels: [part][tap][in_c][out_c], behind them [out_c] of the bias, zeros if `db` is absent.
+// Threads: input channels first, then groups of 8 output channels, then subsets of a tile's rows.
+extern "C" __global__ void __launch_bounds__(128, 4)
+    weight_3x3(Span<const float> x, Span<const float> dy, Span<float> sums, Span<float> db,
+               Window s) {
+    extern __shared__ float4 shared4[];
+    float* shared = reinterpret_cast<float*>(shared4);
+    u32 chunk = s.in_c < CHUNK ? s.in_c : CHUNK, chunks = (s.in_c + chunk - 1) / chunk;
+    u32 t = threadIdx.x, at = blockIdx.x;
+    u32 col0 = at % s.column_tiles * 8 * s.column_groups, cols = 8 * s.column_groups;
+    at /= s.column_tiles;
+    u32 c0 = at % chunks * chunk, part = at / chunks, n = s.in_c - c0 < chunk ? s.in_c - c0 : chunk;
+    u32 c = t % chunk, g = t / chunk % s.column_groups, subset = t / chunk / s.column_groups;
+    bool works = subset < s.subsets && c < n, biased = c0 == 0 && db.len > 0;
+    float* gradient = shared + s.weights;
+    double* slots = reinterpret_cast<double*>(shared4) + s.slots;
+    for (u32 i = 0; i < s.column_groups; ++i) slots[i * blockDim.x + t] = 0.0;
+    float sum[9][8] = {};
+    u32 tiles = (s.batch + s.images - 1) / s.images * s.down * s.across;
+    u32 end = (part + 1) * s.part_tiles < tiles ? (part + 1) * s.part_tiles : tiles;
+    for (u32 tile = part * s.part_tiles; tile < end; ++tile) {
+        Origin origin(s, tile);
+        load_planes(s, x, shared, origin, c0, n);
+        load_gradient(s, dy, gradient, origin, col0);
+        commit();
+        arrived<0>();
+        __syncthreads();
+        for (u32 r = subset; works && r < s.images * s.tile_h; r += s.subsets) {
+            const float* row = shared + c * s.plane + (r + r / s.tile_h * 2) * s.pitch;
+            row_products(row, s.pitch, gradient + r * s.stage + 8 * g, cols, s.tile_w, sum);
+        }
+        if (biased) add_bias(s, gradient, slots);
+        __syncthreads();
+    }
+#pragma unroll
+    for (u32 i = 0; i < 72; ++i) shared[i * blockDim.x + t] = sum[i / 8][i % 8];
+    __syncthreads();
+    write_sums(s, shared, slots, col0, c0, part, sums);
+}

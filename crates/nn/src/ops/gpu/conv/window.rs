@@ -1,0 +1,258 @@
+//! Tiles of 3 × 3 convolutions with stride 1 (`window.cu`).
+
+use bytemuck::{Pod, Zeroable};
+use meristem_device::{Call, Kernel, Operand};
+use smallvec::smallvec;
+
+use super::{WINDOW, finish, most_parts};
+use crate::kernels::conv::ConvShape;
+use crate::kernels::{ImageShape, pad16};
+use crate::ops::gpu::{Emission, Emitted, READ, WRITE, emitted, kernel, read, write};
+
+static FORWARD: Kernel = kernel::<Window>(&WINDOW, "forward_3x3", &[READ, READ, READ, WRITE]);
+static STATISTICS: Kernel = kernel::<Window>(
+    &WINDOW,
+    "statistics_3x3",
+    &[READ, READ, READ, WRITE, Operand::write::<f64>()],
+);
+static DATA: Kernel = kernel::<Window>(&WINDOW, "data_3x3", &[READ, READ, WRITE]);
+static WEIGHT: Kernel = kernel::<Window>(&WINDOW, "weight_3x3", &[READ, READ, WRITE, WRITE]);
+
+/// As in window.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+struct Window {
+    batch: u32,
+    read: [u32; 3],
+    written: [u32; 3],
+    padding: [u32; 2],
+    step: u32,
+    accumulate: u32,
+    tile: [u32; 3],
+    across: u32,
+    down: u32,
+    column_tiles: u32,
+    column_groups: u32,
+    pitch: u32,
+    plane: u32,
+    stage: u32,
+    weights: u32,
+    parts: u32,
+    part_tiles: u32,
+    subsets: u32,
+    slots: u32,
+}
+
+/// Most threads of a block: each has up to 128 registers.
+const THREADS: usize = 128;
+/// Channels of a group: a thread has one.
+const GROUP: usize = 8;
+/// Channels that are read at a time.
+const CHUNK: usize = 8;
+/// Most columns of a tile.
+const WIDTH: usize = 32;
+
+/// Whether these kernels do it.
+pub(super) fn fits(shape: &ConvShape) -> bool {
+    let [ph, pw] = shape.padding;
+    shape.kernel == [3, 3] && shape.stride == [1, 1] && shape.groups == 1 && ph <= 2 && pw <= 2
+}
+
+/// Channels that a block writes, in groups of 8: tiles of them, and groups of a tile.
+fn columns(channels: usize) -> [usize; 2] {
+    let groups = channels.div_ceil(GROUP);
+    let tiles = groups.div_ceil(8);
+    [tiles, groups.div_ceil(tiles)]
+}
+
+/// How the pixels of a batch are cut into tiles.
+#[derive(Clone, Copy)]
+struct Tiles {
+    images: usize,
+    h: usize,
+    w: usize,
+    across: usize,
+    down: usize,
+}
+
+impl Tiles {
+    /// Tiles of at most so many pixels (at least [`WIDTH`] · `rows`), whose rows are a multiple of
+    /// `rows` and columns one of 4. Tiles of an image are about as high and wide as each other;
+    /// of images that fit several times, there are several.
+    fn new(of: &ImageShape, pixels: usize, rows: usize) -> Tiles {
+        let across = of.w.div_ceil(WIDTH).max(1);
+        let w = of.w.div_ceil(across).next_multiple_of(4);
+        let steps = of.h.div_ceil(rows).max(1);
+        let down = steps.div_ceil((pixels / (w * rows)).max(1));
+        let h = steps.div_ceil(down) * rows;
+        let whole = across == 1 && down == 1;
+        let images = if whole { (pixels / (w * h)).clamp(1, of.batch.max(1)) } else { 1 };
+        Tiles { images, h, w, across, down: of.h.div_ceil(h) }
+    }
+
+    /// Rows of a tile.
+    fn rows(&self) -> usize {
+        self.images * self.h
+    }
+
+    fn pixels(&self) -> usize {
+        self.rows() * self.w
+    }
+
+    fn count(&self, batch: usize) -> usize {
+        batch.div_ceil(self.images) * self.down * self.across
+    }
+
+    /// From channel to channel of a tile with its halo in shared memory, if rows are so far apart:
+    /// 4 banks on.
+    fn plane(&self, pitch: usize) -> usize {
+        (self.images * (self.h + 2) * pitch).next_multiple_of(32) + 4
+    }
+}
+
+/// A convolution as these kernels see it: what is read, what is written, and the zeros around.
+struct Pass {
+    read: ImageShape,
+    written: ImageShape,
+    padding: [usize; 2],
+    tiles: Tiles,
+    step: usize,
+}
+
+impl Pass {
+    /// Forward pass.
+    fn forward(shape: &ConvShape) -> Pass {
+        let step = pad16(shape.out_c);
+        Pass::new([shape.input(), shape.output()], shape.padding, step)
+    }
+
+    /// Data gradient: a forward pass over `dy`, whose windows reach as far as the input's did.
+    fn data(shape: &ConvShape) -> Pass {
+        let step = pad16(shape.out_c);
+        Pass::new([shape.output(), shape.input()], shape.padding.map(|p| 2 - p), step)
+    }
+
+    /// A thread has 2 rows of 4 pixels and a group of channels.
+    fn new([read, written]: [ImageShape; 2], padding: [usize; 2], step: usize) -> Pass {
+        let [_, groups] = columns(written.c);
+        let tiles = Tiles::new(&written, THREADS / groups * 8, 2);
+        Pass { read, written, padding, tiles, step }
+    }
+
+    fn values(&self) -> Window {
+        let size = |of: &ImageShape| [of.h as u32, of.w as u32, of.c as u32];
+        let Tiles { images, h, w, across, down } = self.tiles;
+        let [column_tiles, column_groups] = columns(self.written.c).map(|n| n as u32);
+        Window {
+            batch: self.written.batch as u32,
+            read: size(&self.read),
+            written: size(&self.written),
+            padding: self.padding.map(|n| n as u32),
+            step: self.step as u32,
+            tile: [images, h, w].map(|n| n as u32),
+            across: across as u32,
+            down: down as u32,
+            column_tiles,
+            column_groups,
+            ..Window::default()
+        }
+    }
+
+    /// The call over all tiles. Its results take the place of the images in shared memory.
+    fn call(&self, kernel: &'static Kernel, accumulate: bool) -> (Call, Window) {
+        let [column_tiles, groups] = columns(self.written.c);
+        let (tiles, cols, chunk) = (self.tiles, groups * GROUP, self.read.c.min(CHUNK));
+        let pitch = tiles.w + 4;
+        let (plane, stage) = (tiles.plane(pitch), tiles.pixels().next_multiple_of(32) + 4);
+        let weights = chunk * plane;
+        let floats = (weights + chunk * (9 * cols + 4)).max(cols * stage);
+        let values = Window {
+            accumulate: accumulate.into(),
+            pitch: pitch as u32,
+            plane: plane as u32,
+            stage: stage as u32,
+            weights: weights as u32,
+            ..self.values()
+        };
+        let blocks = tiles.count(self.written.batch) * column_tiles;
+        let threads = (tiles.pixels() / 8 * groups).next_multiple_of(32);
+        (Call::new(kernel, blocks as u32, threads as u32).shared(4 * floats as u32), values)
+    }
+}
+
+/// The forward pass.
+pub(super) fn forward(shape: &ConvShape) -> Emission {
+    let (call, values) = Pass::forward(shape).call(&FORWARD, false);
+    smallvec![emitted(call, &[read(0), read(1), read(2), write(0)], values)]
+}
+
+/// Tiles whose sums the statistics are made of.
+pub(super) fn statistics_tiles(shape: &ConvShape) -> usize {
+    Pass::forward(shape).tiles.count(shape.batch)
+}
+
+/// The forward pass, which writes sums and sums of squares of so many elements to scratch.
+pub(super) fn forward_with_sums(shape: &ConvShape, sums: usize) -> Emitted {
+    let (call, values) = Pass::forward(shape).call(&STATISTICS, false);
+    let sums = write(3).part(0, sums);
+    emitted(call, &[read(0), read(1), read(2), write(0), sums], values)
+}
+
+/// The data gradient.
+pub(super) fn data_gradient(shape: &ConvShape, accumulate: bool) -> Emission {
+    let (call, values) = Pass::data(shape).call(&DATA, accumulate);
+    smallvec![emitted(call, &[read(0), read(1), write(0)], values)]
+}
+
+/// How the weight gradient is cut: tiles, and parts of several, which a block adds up.
+struct Cut {
+    tiles: Tiles,
+    parts: usize,
+    part_tiles: usize,
+}
+
+/// Tiles so small that several blocks fit on a multiprocessor.
+fn cut(shape: &ConvShape) -> Cut {
+    let [_, groups] = columns(shape.out_c);
+    let floats = if shape.in_c <= 4 { 8192 } else { 4096 };
+    let tiles = Tiles::new(&shape.output(), floats / (groups * GROUP), 1);
+    let count = tiles.count(shape.batch);
+    let blocks = columns(shape.out_c)[0] * shape.in_c.div_ceil(CHUNK);
+    let part_tiles = count.div_ceil(most_parts(shape, blocks, 128)).max(1);
+    Cut { tiles, parts: count.div_ceil(part_tiles), part_tiles }
+}
+
+/// Parts of the weight gradient.
+pub(super) fn weight_parts(shape: &ConvShape) -> usize {
+    cut(shape).parts
+}
+
+/// The weight gradient.
+pub(super) fn weight_gradient(shape: &ConvShape) -> Emission {
+    let Cut { tiles, parts, part_tiles } = cut(shape);
+    let [column_tiles, groups] = columns(shape.out_c);
+    let (cols, chunk) = (groups * GROUP, shape.in_c.min(CHUNK));
+    // Rows are an odd number of banks apart: the threads of a warp read four rows at a time.
+    let pitch = tiles.w + 3;
+    let (plane, stage) = (tiles.plane(pitch), tiles.w * cols + 4);
+    let weights = chunk * plane;
+    let subsets = (THREADS / (chunk * groups)).min(tiles.rows());
+    let threads = (subsets * chunk * groups).next_multiple_of(32);
+    let floats = (weights + tiles.rows() * stage).max(9 * GROUP * threads);
+    let slots = floats.div_ceil(2);
+    let values = Window {
+        pitch: pitch as u32,
+        plane: plane as u32,
+        stage: stage as u32,
+        weights: weights as u32,
+        parts: parts as u32,
+        part_tiles: part_tiles as u32,
+        subsets: subsets as u32,
+        slots: slots as u32,
+        ..Pass { tiles, ..Pass::forward(shape) }.values()
+    };
+    let blocks = parts * shape.in_c.div_ceil(chunk) * column_tiles;
+    let call = Call::new(&WEIGHT, blocks as u32, threads as u32);
+    let call = call.shared(8 * (slots + groups * threads) as u32);
+    smallvec![emitted(call, &[read(0), read(1), write(2), write(1)], values), finish(shape, parts),]
+}

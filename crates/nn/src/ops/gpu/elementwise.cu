@@ -1,0 +1,88 @@
+// Element by element, and per channel (kernels/elementwise.rs). One thread an element unless said.
+#include "nn.cuh"
+
+struct Constant {
+    float value;
+};
+
+extern "C" __global__ void fill(Span<float> y, Constant c) {
+    i64 i = first();
+    if (i < y.len) y[i] = c.value;
+}
+
+extern "C" __global__ void multiply(Span<float> y, Constant c) {
+    i64 i = first();
+    if (i < y.len) y[i] *= c.value;
+}
+
+// How a result is made: which function, and whether it is added to what is there.
+struct Options {
+    u32 function;  // 0 ReLU, 1 sigmoid, 2 tanh
+    u32 accumulate;
+};
+
+extern "C" __global__ void pass(Span<const float> x, Span<float> y, Options o) {
+    i64 i = first();
+    if (i < y.len) put(y[i], x[i], o.accumulate);
+}
+
+// NaN stays NaN.
+extern "C" __global__ void forward(Span<const float> x, Span<float> y, Options o) {
+    i64 i = first();
+    if (i >= y.len) return;
+    float v = x[i];
+    y[i] = o.function == 0 ? (v <= 0.0f ? 0.0f : v) : o.function == 1 ? sigmoid_(v) : tanh_(v);
+}
+
+extern "C" __global__ void gradient(Span<const float> y, Span<const float> dy, Span<float> dx,
+                                    Options o) {
+    i64 i = first();
+    if (i >= dx.len) return;
+    float v = y[i], d = dy[i];
+    float value = o.function == 0   ? (v <= 0.0f ? 0.0f : d)
+                  : o.function == 1 ? d * ((1.0f - v) * v)
+                                    : d * (1.0f - v * v);
+    put(dx[i], value, o.accumulate);
+}
+
+extern "C" __global__ void add(Span<const float> a, Span<const float> b, Span<float> y) {
+    i64 i = first();
+    if (i < y.len) y[i] = a[i] + b[i];
+}
+
+// x [N][pixels][C], scale [N][C].
+struct Channels {
+    u32 pixels;
+    u32 c;
+    float factor;
+    u32 accumulate;
+};
+
+// y = factor · x · scale; the gradient with respect to x is the same with dy in the place of x.
+extern "C" __global__ void scale(Span<const float> x, Span<const float> scale, Span<float> y,
+                                 Channels of) {
+    i64 i = first();
+    if (i >= y.len) return;
+    u32 c = i % of.c;
+    i64 sample = i / of.c / of.pixels;
+    put(y[i], of.factor * x[i] * scale[sample * of.c + c], of.accumulate);
+}
+
+// dscale[n][c] = factor · Σ over pixels of dy · x, in f64. One warp for a sample and channel.
+extern "C" __global__ void scale_gradient(Span<const float> x, Span<const float> dy,
+                                          Span<float> dscale, Channels of) {
+    i64 at = first() / 32;
+    u32 lane = threadIdx.x % 32;
+    double sum = 0.0;
+    if (at < dscale.len) {
+        i64 sample = at / of.c, c = at % of.c, image = sample * of.pixels * of.c;
+        for (u32 p = lane; p < of.pixels; p += 32) {
+            i64 i = image + (i64)p * of.c + c;
+            sum += (double)(dy[i] * x[i]);
+        }
+    }
+    for (u32 step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    if (at < dscale.len && lane == 0) {
+        put(dscale[at], (float)((double)of.factor * sum), of.accumulate);
+    }
+}

@@ -1,0 +1,133 @@
+//! Calls for [`ops::loss`](crate::ops::loss).
+//!
+//! A batch that fits one block is one call. A larger one is two: each block leaves its sums in
+//! scratch, `[blocks][loss, hits]` in f64, and one block adds them up.
+
+use bytemuck::{Pod, Zeroable};
+use meristem_device::{Call, Kernel, Operand, Source};
+use smallvec::smallvec;
+
+use super::{At, Emission, Emitted, READ, WRITE, emitted, kernel, read, source, write};
+use crate::ops::loss::{Logits, Op};
+
+pub(super) static SOURCE: Source = source!("loss.cu");
+
+const LABELS: Operand = Operand::read::<u32>();
+const SUMS: Operand = Operand::read::<f64>();
+const METRICS: Operand = Operand::write::<f64>();
+
+static TRAIN: Kernel = kernel::<Batch>(&SOURCE, "train", &[READ, LABELS, WRITE, METRICS, METRICS]);
+static PARTIAL: Kernel = kernel::<Batch>(&SOURCE, "partial", &[READ, LABELS, WRITE, METRICS]);
+static TRAIN_SUM: Kernel = kernel::<u32>(&SOURCE, "train_sum", &[SUMS, METRICS, METRICS]);
+static EVALUATE: Kernel = kernel::<Evaluation>(&SOURCE, "evaluate", &[READ, LABELS, METRICS]);
+static EVALUATE_SUM: Kernel = kernel::<Rows>(&SOURCE, "evaluate_sum", &[SUMS, METRICS]);
+
+/// Threads of a block that has samples, and of one that adds sums.
+const THREADS: usize = 512;
+const SUM_THREADS: u32 = 128;
+
+/// Rounds in which a block goes through its samples, at most.
+const ROUNDS: usize = 8;
+
+/// Rows of the scores that one call adds to.
+const ROWS: usize = 62;
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Batch {
+    samples: u32,
+    classes: u32,
+    lanes: u32,
+    rows: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Rows {
+    samples: u32,
+    count: u32,
+    rows: [u32; ROWS],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Evaluation {
+    of: Batch,
+    to: Rows,
+}
+
+/// How a batch is dealt out, and the blocks that takes. A thread has two classes of a small sample,
+/// so that one waits for the other's result.
+fn batch(of: Logits) -> (Batch, u32) {
+    let lanes = of.classes.div_ceil(2).next_power_of_two().min(32);
+    let at_once = THREADS / lanes;
+    let rows = at_once * of.batch.div_ceil(at_once).clamp(1, ROUNDS);
+    let blocks = of.batch.div_ceil(rows).max(1) as u32;
+    let [samples, classes, lanes, rows] = [of.batch, of.classes, lanes, rows].map(|n| n as u32);
+    (Batch { samples, classes, lanes, rows }, blocks)
+}
+
+/// Rows of the scores, in as many calls as it takes.
+fn rows(samples: usize, all: &[usize]) -> impl Iterator<Item = Rows> {
+    all.chunks(ROWS).map(move |some| {
+        let mut rows = [0; ROWS];
+        rows.iter_mut().zip(some).for_each(|(to, row)| *to = *row as u32);
+        Rows { samples: samples as u32, count: some.len() as u32, rows }
+    })
+}
+
+/// Whether all of it is one call.
+fn is_one_call(op: &Op) -> bool {
+    match op {
+        Op::Train { logits, .. } => batch(*logits).1 == 1,
+        Op::Evaluate { logits, rows } => batch(*logits).1 == 1 && rows.len() <= ROWS,
+    }
+}
+
+pub(super) fn scratch(op: &Op) -> usize {
+    let (Op::Train { logits, .. } | Op::Evaluate { logits, .. }) = op;
+    if is_one_call(op) { 0 } else { 4 * batch(*logits).1 as usize }
+}
+
+/// The sums of all blocks, to scratch.
+fn partial(logits: Logits, gradient: At, sums: At) -> Emitted {
+    let (values, blocks) = batch(logits);
+    let call = Call::new(&PARTIAL, blocks, THREADS as u32);
+    emitted(call, &[read(0), read(1), gradient, sums], values)
+}
+
+pub(super) fn emit(op: &Op) -> Emission {
+    let (one, threads) = (is_one_call(op), THREADS as u32);
+    match op {
+        Op::Train { logits, .. } if one => {
+            let operands = [read(0), read(1), write(0), write(1), write(2)];
+            smallvec![emitted(Call::new(&TRAIN, 1, threads), &operands, batch(*logits).0)]
+        }
+        Op::Train { logits, .. } => {
+            let sums = write(3).part(0, 2 * batch(*logits).1 as usize);
+            let call = Call::new(&TRAIN_SUM, 1, SUM_THREADS);
+            let samples = logits.batch as u32;
+            smallvec![
+                partial(*logits, write(0), sums),
+                emitted(call, &[sums, write(1), write(2)], samples),
+            ]
+        }
+        Op::Evaluate { logits, rows: all } if one => {
+            let call = Call::new(&EVALUATE, 1, threads);
+            let of = batch(*logits).0;
+            let each = rows(logits.batch, all).map(|to| {
+                emitted(call.clone(), &[read(0), read(1), write(0)], Evaluation { of, to })
+            });
+            each.collect()
+        }
+        Op::Evaluate { logits, rows: all } => {
+            let sums = write(1).part(0, 2 * batch(*logits).1 as usize);
+            let each = rows(logits.batch, all).map(|to| {
+                let call = Call::new(&EVALUATE_SUM, 1, SUM_THREADS);
+                emitted(call, &[sums, write(0)], to)
+            });
+            // No gradient is wanted.
+            std::iter::once(partial(*logits, read(0).part(0, 0), sums)).chain(each).collect()
+        }
+    }
+}

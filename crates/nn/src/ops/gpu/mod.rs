@@ -1,0 +1,192 @@
+//! Operations on a GPU: for every operation the calls of CUDA kernels that carry it out.
+//!
+//! Each family of [`ops`](crate::ops) has a file here and one of kernels beside it (`.cu`). An
+//! operation becomes one call or several, each over some of the operation's operands, which lie
+//! where the plan put them. Nothing here depends on the `cuda` feature: calls are plain values, and
+//! a build without it only never runs them.
+//!
+//! # Conventions of the kernels
+//! - Layouts are those of [`kernels`](crate::kernels), and so are results, up to rounding. A result
+//!   depends on shapes alone, never on the number of blocks that run at once: no float atomics, and
+//!   every sum has one order.
+//! - Only `blockIdx.x` is used: the other axes are for the envs of a fleet.
+//! - An operand that is absent has no elements.
+//! - Scratch is counted in f32 by [`scratch`], as the blocks of a GPU need another amount than the
+//!   tiles of a processor.
+
+mod blend;
+mod conv;
+mod divisor;
+mod elementwise;
+mod loss;
+mod lstm;
+mod norm;
+mod optim;
+mod pool;
+mod ppo;
+mod rows;
+mod sample;
+mod state;
+
+use bytemuck::Pod;
+use meristem_device::{Call, Header, Kernel, Operand, Piece, Source};
+use smallvec::SmallVec;
+
+use crate::ops::Op;
+
+/// Header of the families' kernels.
+static HEADERS: [Header; 3] = [
+    Header { name: c"nn.cuh", text: include_str!("nn.cuh") },
+    Header { name: c"norm.cuh", text: include_str!("norm.cuh") },
+    Header { name: c"policy.cuh", text: include_str!("policy.cuh") },
+];
+
+/// A family's file of kernels.
+macro_rules! source {
+    ($file:literal) => {
+        meristem_device::Source {
+            name: concat!("crates/nn/src/ops/gpu/", $file),
+            text: include_str!($file),
+            headers: &$crate::ops::gpu::HEADERS,
+        }
+    };
+}
+use source;
+
+/// Operands by their element types.
+const READ: Operand = Operand::read::<f32>();
+const WRITE: Operand = Operand::write::<f32>();
+
+/// A kernel of a family, with a struct of values of type `V`; `()` for none.
+const fn kernel<V>(
+    source: &'static Source,
+    entry: &'static str,
+    operands: &'static [Operand],
+) -> Kernel {
+    Kernel { source, entry, operands, values: size_of::<V>() }
+}
+
+/// An operand of the operation, or a part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct At {
+    written: bool,
+    /// Position among the operation's reads or writes.
+    index: usize,
+    /// First element, and the number of elements; `None` for all.
+    part: Option<(usize, usize)>,
+}
+
+/// The operation's n-th read.
+const fn read(index: usize) -> At {
+    At { written: false, index, part: None }
+}
+
+/// The operation's n-th write.
+const fn write(index: usize) -> At {
+    At { written: true, index, part: None }
+}
+
+impl At {
+    /// `len` of its elements from `start` on.
+    const fn part(self, start: usize, len: usize) -> At {
+        At { part: Some((start, len)), ..self }
+    }
+}
+
+/// A call with the operands that are its tensors.
+#[derive(Clone, Debug)]
+pub(crate) struct Emitted {
+    call: Call,
+    operands: SmallVec<[At; 8]>,
+}
+
+/// A call over these operands, with these values.
+fn emitted<V: Pod>(call: Call, operands: &[At], values: V) -> Emitted {
+    Emitted { call: call.values(values), operands: SmallVec::from_slice(operands) }
+}
+
+/// A call over these operands without values.
+fn plain(call: Call, operands: &[At]) -> Emitted {
+    Emitted { call, operands: SmallVec::from_slice(operands) }
+}
+
+/// Calls of an operation, in order.
+type Emission = SmallVec<[Emitted; 2]>;
+
+/// Where an operand lies: an argument of the launch, the operand's first byte in it, its elements
+/// and the bytes of one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lies {
+    pub(crate) argument: usize,
+    pub(crate) start: usize,
+    pub(crate) len: usize,
+    pub(crate) size: usize,
+}
+
+impl Emitted {
+    /// The call, with its operands where `lies` says that the operation's reads (`false`) and
+    /// writes (`true`) lie.
+    pub(crate) fn place(self, lies: impl Fn(bool, usize) -> Lies) -> Call {
+        self.call.of(self.operands.into_iter().map(|At { written, index, part }| {
+            let Lies { argument, start, len, size } = lies(written, index);
+            let (first, len) = if len == 0 { (0, 0) } else { part.unwrap_or((0, len)) };
+            Piece { argument, start: start + first * size, len }
+        }))
+    }
+}
+
+/// All kernels of all families.
+pub(crate) static SOURCES: [&Source; 16] = [
+    &blend::SOURCE,
+    &conv::ANY,
+    &conv::DEPTHWISE,
+    &conv::WINDOW,
+    &conv::SUMS,
+    &elementwise::SOURCE,
+    &loss::SOURCE,
+    &lstm::SOURCE,
+    &norm::SOURCE,
+    &norm::GROUP,
+    &optim::SOURCE,
+    &pool::SOURCE,
+    &ppo::SOURCE,
+    &rows::SOURCE,
+    &sample::SOURCE,
+    &state::SOURCE,
+];
+
+/// The calls that carry out an operation.
+pub(crate) fn emit(op: &Op) -> Emission {
+    match op {
+        Op::Conv(op) => conv::emit(op),
+        Op::Norm(op) => norm::emit(op),
+        Op::Pool(op) => pool::emit(op),
+        Op::Elementwise(op) => elementwise::emit(op),
+        Op::Blend(op) => blend::emit(op),
+        Op::Rows(op) => rows::emit(op),
+        Op::Lstm(op) => lstm::emit(op),
+        Op::Loss(op) => loss::emit(op),
+        Op::Optim(op) => optim::emit(op),
+        Op::Ppo(op) => ppo::emit(op),
+        Op::Sample(op) => sample::emit(op),
+        Op::State(op) => state::emit(op),
+    }
+}
+
+/// Elements of scratch that the calls of an operation need.
+pub(crate) fn scratch(op: &Op) -> usize {
+    match op {
+        Op::Conv(op) => conv::scratch(op),
+        Op::Norm(op) => norm::scratch(op),
+        Op::Blend(op) => blend::scratch(op),
+        Op::Loss(op) => loss::scratch(op),
+        Op::Optim(op) => optim::scratch(op),
+        Op::Ppo(op) => ppo::scratch(op),
+        Op::Pool(_)
+        | Op::Elementwise(_)
+        | Op::Rows(_)
+        | Op::Lstm(_)
+        | Op::Sample(_)
+        | Op::State(_) => 0,
+    }
+}

@@ -1,0 +1,145 @@
+// What the kernels of networks share.
+#pragma once
+#include "meristem.cuh"
+
+typedef unsigned char u8;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+// Channels of packed weights are padded to a multiple of 16 (`kernels::PAD`).
+__device__ __forceinline__ u32 pad16(u32 channels) {
+    return (channels + 15) / 16 * 16;
+}
+
+// Division by a number that the host knows, as a multiplication and a shift (divisor.rs); for numbers
+// below 2^31.
+struct Divisor {
+    u32 by;
+    u32 magic;
+    u32 shift;
+
+    // The quotient; the rest goes to `rest`.
+    __device__ __forceinline__ u32 divide(u32 n, u32& rest) const {
+        u32 quotient = (__umulhi(n, magic) + n) >> shift;
+        rest = n - quotient * by;
+        return quotient;
+    }
+};
+
+// Writes a value, or adds it to what is there.
+__device__ __forceinline__ void put(float& to, float value, bool accumulate) {
+    to = accumulate ? to + value : value;
+}
+
+// Transcendental functions with the bits of kernels/math.rs.
+
+__device__ __forceinline__ float power_of_2(int e) {
+    return __int_as_float((e + 127) << 23);
+}
+
+// e^x within 2 ulp; 0 below, infinity above, NaN for NaN.
+__device__ __forceinline__ float exp_(float x) {
+    const float ROUND = 12582912.0f;
+    float clamped = x < -87.33654f ? -87.33654f : x;
+    clamped = clamped > 88.72283f ? 88.72283f : clamped;
+    float shifted = clamped * 1.44269504088896341f + ROUND;
+    float n = shifted - ROUND;
+    float r = (clamped - n * 0.6933594f) - n * -2.1219444e-4f;
+    float p = 1.9875691e-4f;
+    p = p * r + 1.3981999e-3f;
+    p = p * r + 8.333452e-3f;
+    p = p * r + 4.1665796e-2f;
+    p = p * r + 1.6666665e-1f;
+    p = p * r + 0.5f;
+    float mantissa = (p * (r * r) + r) + 1.0f;
+    int exponent = __float_as_int(shifted) - __float_as_int(ROUND);
+    int half = exponent >> 1;
+    float y = mantissa * power_of_2(half) * power_of_2(exponent - half);
+    y = x < -87.33654f ? 0.0f : y;
+    return x > 88.72283f ? __int_as_float(0x7f800000) : y;
+}
+
+__device__ __forceinline__ float tanh_(float x) {
+    float a = fabsf(x), z = x * x;
+    float p = -5.7049885e-3f;
+    p = p * z + 2.063909e-2f;
+    p = p * z + -5.3739716e-2f;
+    p = p * z + 1.3331442e-1f;
+    p = p * z + -3.3333328e-1f;
+    float small = p * z * x + x;
+    float large = 1.0f - 2.0f / (exp_(2.0f * a) + 1.0f);
+    large = x < 0.0f ? -large : large;
+    return a < 0.625f ? small : large;
+}
+
+__device__ __forceinline__ float sigmoid_(float x) {
+    return 1.0f / (1.0f + exp_(-x));
+}
+
+// Natural logarithm, within 1 ulp, in plain arithmetic so that every device has the same bits; the
+// reduction and the coefficients are those of FreeBSD's msun (e_log.c).
+__device__ __forceinline__ double log_(double x) {
+    const i64 ROOT_HALF = 0x3fe6a09e667f3bcdll;
+    if (!(x > 0.0)) {
+        return __longlong_as_double(x == 0.0 ? 0xfff0000000000000ll : 0x7ff8000000000000ll);
+    }
+    if (__double_as_longlong(x) >= 0x7ff0000000000000ll) return x;  // infinity
+    bool subnormal = x < 2.2250738585072014e-308;
+    i64 bits = __double_as_longlong(subnormal ? x * 18014398509481984.0 : x);  // times 2^54
+    // x = 2^k·m, m in [√½, √2).
+    i64 shifted = bits - ROOT_HALF;
+    i64 k = shifted >> 52;
+    double m = __longlong_as_double(bits - (k << 52));
+    double n = (double)(subnormal ? k - 54 : k);
+    double f = m - 1.0, half = 0.5 * f * f, s = f / (2.0 + f), z = s * s, w = z * z;
+    double even = w * (3.999999999940941908e-01 +
+                       w * (2.222219843214978396e-01 + w * 1.531383769920937332e-01));
+    double odd =
+        z * (6.666666666666735130e-01 +
+             w * (2.857142874366239149e-01 +
+                  w * (1.818357216161805012e-01 + w * 1.479819860511658591e-01)));
+    return s * (half + (odd + even)) + n * 1.90821492927058770002e-10 - half + f +
+           n * 6.93147180369123816490e-01;
+}
+
+// Sum over the threads of a block, a power of two of them, in an order that depends on their number
+// alone: a tree in shared memory. Every thread gets it. `part` has an element for each thread.
+template <class T>
+__device__ T block_sum(T value, T* part) {
+    part[threadIdx.x] = value;
+    __syncthreads();
+    for (u32 half = blockDim.x / 2; half > 0; half /= 2) {
+        if (threadIdx.x < half) part[threadIdx.x] += part[threadIdx.x + half];
+        __syncthreads();
+    }
+    T sum = part[0];
+    __syncthreads();  // `part` may be used again
+    return sum;
+}
+
+// Sum of each column of a block whose threads are rows of `columns` threads, both powers of two, by
+// the same kind of tree. Every thread gets its column's, and `part` starts with those of all
+// columns until it is used again.
+template <class T>
+__device__ T column_sum(T value, T* part, u32 columns) {
+    __syncthreads();  // `part` may still be read
+    part[threadIdx.x] = value;
+    __syncthreads();
+    for (u32 half = blockDim.x / 2; half >= columns; half /= 2) {
+        if (threadIdx.x < half) part[threadIdx.x] += part[threadIdx.x + half];
+        __syncthreads();
+    }
+    return part[threadIdx.x & (columns - 1)];
+}
+
+// Two sums that are taken together.
+struct Pair {
+    double a;
+    double b;
+
+    __device__ __forceinline__ void operator+=(const Pair& other) {
+        a += other.a;
+        b += other.b;
+    }
+};

@@ -1,0 +1,334 @@
+//! Calls for [`ops::norm`](crate::ops::norm).
+
+use bytemuck::{Pod, Zeroable};
+use meristem_device::{Call, Kernel, Operand, Source};
+use smallvec::smallvec;
+
+use super::divisor::Divisor;
+use super::{At, Emission, READ, WRITE, emitted, kernel, read, source, write};
+use crate::kernels::ImageShape;
+use crate::kernels::norm::Activation;
+use crate::ops::norm::{BatchNorm, GroupNorm, Op};
+
+pub(super) static SOURCE: Source = source!("norm.cu");
+pub(super) static GROUP: Source = source!("group_norm.cu");
+
+const READ_SUMS: Operand = Operand::read::<f64>();
+const WRITE_SUMS: Operand = Operand::write::<f64>();
+const READ_CODES: Operand = Operand::read::<u8>();
+const WRITE_CODES: Operand = Operand::write::<u8>();
+
+static BATCH_SUMS: Kernel = kernel::<Tiles>(&SOURCE, "batch_sums", &[READ, WRITE_SUMS]);
+static BATCH_MOMENTS: Kernel =
+    kernel::<Finish>(&SOURCE, "batch_moments", &[READ, READ_SUMS, WRITE, WRITE]);
+static UPDATE_RUNNING: Kernel = kernel::<Running>(
+    &SOURCE,
+    "update_running",
+    &[READ, READ, WRITE, WRITE, Operand::write::<i64>()],
+);
+static FORWARD: Kernel =
+    kernel::<Batch>(&SOURCE, "batch_forward", &[READ, READ, READ, READ, READ, WRITE]);
+static FORWARD_POOLED: Kernel = kernel::<Batch>(
+    &SOURCE,
+    "batch_forward_pooled",
+    &[READ, READ, READ, READ, READ, WRITE, WRITE_CODES],
+);
+static GRADIENT_SUMS: Kernel = kernel::<Batch>(
+    &SOURCE,
+    "batch_gradient_sums",
+    &[READ, READ, READ, READ, READ, READ, WRITE_SUMS],
+);
+static GRADIENT_SUMS_POOLED: Kernel = kernel::<Batch>(
+    &SOURCE,
+    "batch_gradient_sums_pooled",
+    &[READ, READ, READ, READ_CODES, WRITE_SUMS],
+);
+static COEFFICIENTS: Kernel =
+    kernel::<Finish>(&SOURCE, "batch_coefficients", &[READ_SUMS, READ, READ, WRITE, WRITE, WRITE]);
+static INPUT_GRADIENT: Kernel =
+    kernel::<Batch>(&SOURCE, "batch_input_gradient", &[READ, READ, READ, READ, READ, WRITE]);
+static INPUT_GRADIENT_POOLED: Kernel = kernel::<Batch>(
+    &SOURCE,
+    "batch_input_gradient_pooled",
+    &[READ, READ, READ, READ, READ_CODES, WRITE],
+);
+static GROUP_FORWARD: Kernel =
+    kernel::<Group>(&GROUP, "group_forward", &[READ, READ, READ, WRITE, WRITE, WRITE]);
+static GROUP_GRADIENT: Kernel =
+    kernel::<Group>(&GROUP, "group_gradient", &[READ, READ, READ, READ, READ, WRITE, WRITE_SUMS]);
+static GROUP_PARAMETERS: Kernel =
+    kernel::<Finish>(&GROUP, "group_parameters", &[READ_SUMS, WRITE, WRITE]);
+
+/// Threads of a block that goes through pixels.
+const THREADS: usize = 256;
+/// Threads of a block that adds up partial sums, and most of one of a group norm.
+const MANY: usize = 512;
+/// Channels side by side: a warp reads at least this many in a row, if there are so many.
+const COLUMNS: usize = 32;
+
+/// How `[pixels][C]` is dealt to blocks.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Tiles {
+    c: u32,
+    columns: u32,
+    pixels: u32,
+    /// Pixels of a block.
+    chunk: u32,
+}
+
+fn columns(c: usize) -> usize {
+    c.next_power_of_two().min(COLUMNS)
+}
+
+impl Tiles {
+    /// At least `each` pixels for a thread, and at most `chunks` blocks to a channel. From the
+    /// shape alone: sums depend on it.
+    fn new(c: usize, pixels: usize, each: usize, chunks: usize) -> Tiles {
+        let rows = THREADS / columns(c);
+        let chunk = pixels.div_ceil(chunks).next_multiple_of(rows).max(each * rows);
+        let [c, columns, pixels, chunk] = [c, columns(c), pixels, chunk].map(|n| n as u32);
+        Tiles { c, columns, pixels, chunk }
+    }
+
+    /// For a kernel that leaves sums.
+    fn summing(c: usize, pixels: usize) -> Tiles {
+        let across = c.div_ceil(columns(c));
+        Tiles::new(c, pixels, 16, (1024 / across).clamp(16, 256))
+    }
+
+    /// For a kernel that writes each pixel.
+    fn mapping(c: usize, pixels: usize, each: usize) -> Tiles {
+        Tiles::new(c, pixels, each, usize::MAX)
+    }
+
+    fn chunks(&self) -> usize {
+        self.pixels.div_ceil(self.chunk) as usize
+    }
+
+    fn call(&self, kernel: &'static Kernel) -> Call {
+        let across = self.c.div_ceil(self.columns) as usize;
+        Call::new(kernel, (across * self.chunks()) as u32, THREADS as u32)
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Batch {
+    tiles: Tiles,
+    across: Divisor,
+    down: Divisor,
+    h: u32,
+    w: u32,
+    eps: f32,
+    floor: f32,
+    accumulate: u32,
+}
+
+/// Windows of 2 × 2 down and across an image.
+type Windows = [usize; 2];
+
+/// The windows that are pooled.
+fn pooled(shape: &ImageShape) -> Windows {
+    [shape.h / 2, shape.w / 2]
+}
+
+/// All windows, those that an odd last row or column cuts off among them.
+fn covering(shape: &ImageShape) -> Windows {
+    [shape.h.div_ceil(2), shape.w.div_ceil(2)]
+}
+
+fn batch(of: &BatchNorm, tiles: Tiles, windows: Windows, accumulate: bool) -> Batch {
+    let BatchNorm { shape, eps, act, .. } = *of;
+    let floor = if act == Activation::Relu { 0.0 } else { f32::NEG_INFINITY };
+    let [h, w] = [shape.h, shape.w].map(|n| n as u32);
+    let [down, across] = windows.map(Divisor::new);
+    Batch { tiles, across, down, h, w, eps, floor, accumulate: accumulate.into() }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Finish {
+    count: f64,
+    c: u32,
+    columns: u32,
+    chunks: u32,
+    eps: f32,
+}
+
+impl Finish {
+    fn new(c: usize, chunks: usize, count: usize, eps: f32) -> Finish {
+        let [columns, chunks] = [columns(c), chunks].map(|n| n as u32);
+        Finish { count: count as f64, c: c as u32, columns, chunks, eps }
+    }
+
+    fn call(&self, kernel: &'static Kernel) -> Call {
+        Call::new(kernel, self.c.div_ceil(self.columns), MANY as u32)
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Running {
+    momentum: f32,
+    rest: f32,
+    unbiased: f32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Group {
+    share: f64,
+    c: u32,
+    groups: u32,
+    each: u32,
+    span: u32,
+    columns: u32,
+    pixels: u32,
+    eps: f32,
+    accumulate: u32,
+}
+
+/// Values and call of a group norm's kernel.
+fn group(kernel: &'static Kernel, of: &GroupNorm, accumulate: bool) -> (Group, Call) {
+    let GroupNorm { shape, groups, eps } = *of;
+    let (c, pixels, each) = (shape.c, shape.pixels(), shape.c / groups);
+    // Groups that are narrower than half a row of columns share a block.
+    let span = each * (COLUMNS / each).min(groups).max(1);
+    let span = if 2 * each < COLUMNS { span } else { each };
+    let threads = (pixels * span).div_ceil(8).next_power_of_two().clamp(COLUMNS, MANY);
+    let wide = span.next_power_of_two().min(threads);
+    let share = 1.0 / (pixels * each) as f64;
+    let blocks = shape.batch * c.div_ceil(span);
+    let [c, groups, each, span, columns, pixels] =
+        [c, groups, each, span, wide, pixels].map(|n| n as u32);
+    let accumulate = accumulate.into();
+    let values = Group { share, c, groups, each, span, columns, pixels, eps, accumulate };
+    (values, Call::new(kernel, blocks as u32, threads as u32))
+}
+
+/// `n` f64 at the start of scratch.
+fn sums(scratch: At, n: usize) -> At {
+    scratch.part(0, n)
+}
+
+pub(super) fn emit(op: &Op) -> Emission {
+    match *op {
+        Op::Statistics(shape) => statistics(&shape),
+        Op::UpdateRunning { channels, momentum, count } => {
+            let unbiased = (count as f64 / (count as f64 - 1.0)) as f32;
+            let values = Running { momentum, rest: 1.0 - momentum, unbiased };
+            let operands = [read(0), read(1), write(0), write(1), write(2)];
+            smallvec![emitted(Call::each(&UPDATE_RUNNING, channels), &operands, values)]
+        }
+        Op::Forward(norm) => {
+            let output = norm.output();
+            let (kernel, each) = if norm.pool { (&FORWARD_POOLED, 4) } else { (&FORWARD, 8) };
+            let tiles = Tiles::mapping(output.c, output.batch * output.pixels(), each);
+            let all = [read(0), read(1), read(2), read(3), read(4), write(0), write(1)];
+            let operands = if norm.pool { &all } else { &all[..6] };
+            smallvec![emitted(
+                tiles.call(kernel),
+                operands,
+                batch(&norm, tiles, pooled(&norm.shape), false)
+            )]
+        }
+        Op::Gradient { norm, accumulate } => gradient(&norm, accumulate),
+        Op::GroupForward(norm) => {
+            let (values, call) = group(&GROUP_FORWARD, &norm, false);
+            let operands = [read(0), read(1), read(2), write(0), write(1), write(2)];
+            smallvec![emitted(call, &operands, values)]
+        }
+        Op::GroupGradient { norm, accumulate } => group_gradient(&norm, accumulate),
+    }
+}
+
+/// Sums and the outputs that they are over, of a batch norm's gradient.
+fn gradient_tiles(norm: &BatchNorm) -> Tiles {
+    let output = norm.output();
+    Tiles::summing(output.c, output.batch * output.pixels())
+}
+
+/// Elements of the f64 sums of so many chunks.
+const fn sums_len(c: usize, chunks: usize) -> usize {
+    2 * c * chunks
+}
+
+pub(super) fn scratch(op: &Op) -> usize {
+    let f32s = size_of::<f64>() / size_of::<f32>();
+    match *op {
+        Op::Statistics(shape) => {
+            let tiles = Tiles::summing(shape.c, shape.batch * shape.pixels());
+            f32s * sums_len(shape.c, tiles.chunks())
+        }
+        // Sums, and three coefficients of each channel.
+        Op::Gradient { norm, .. } => {
+            let c = norm.shape.c;
+            f32s * sums_len(c, gradient_tiles(&norm).chunks()) + 3 * c
+        }
+        Op::GroupGradient { norm, .. } => f32s * sums_len(norm.shape.c, norm.shape.batch),
+        Op::UpdateRunning { .. } | Op::Forward(_) | Op::GroupForward(_) => 0,
+    }
+}
+
+fn statistics(shape: &ImageShape) -> Emission {
+    let count = shape.batch * shape.pixels();
+    let tiles = Tiles::summing(shape.c, count);
+    let finish = Finish::new(shape.c, tiles.chunks(), count, 0.0);
+    let partial = sums(write(2), sums_len(shape.c, tiles.chunks()));
+    smallvec![
+        emitted(tiles.call(&BATCH_SUMS), &[read(0), partial], tiles),
+        emitted(finish.call(&BATCH_MOMENTS), &[read(0), partial, write(0), write(1)], finish,),
+    ]
+}
+
+/// Sums over the outputs, the coefficients that follow from them, and the input's gradient.
+fn gradient(norm: &BatchNorm, accumulate: bool) -> Emission {
+    let BatchNorm { shape, eps, pool, .. } = *norm;
+    let [x, mean, var, gamma, beta, dy, codes] = std::array::from_fn(read);
+    let [dx, dgamma, dbeta, scratch] = std::array::from_fn(write);
+    let tiles = gradient_tiles(norm);
+    let len = sums_len(shape.c, tiles.chunks());
+    let partial = sums(scratch, len);
+    let coefficients = scratch.part(2 * len, 3 * shape.c);
+    let finish = Finish::new(shape.c, tiles.chunks(), shape.batch * shape.pixels(), eps);
+    let summing = batch(norm, tiles, pooled(&shape), accumulate);
+    let finishing = emitted(
+        finish.call(&COEFFICIENTS),
+        &[partial, var, gamma, dgamma, dbeta, coefficients],
+        finish,
+    );
+    let windows = covering(&shape);
+    let (pixels, each) = match pool {
+        true => (windows[0] * windows[1], 4),
+        false => (shape.pixels(), 8),
+    };
+    let tiles = Tiles::mapping(shape.c, shape.batch * pixels, each);
+    let mapping = batch(norm, tiles, windows, accumulate);
+    if pool {
+        let operands = [x, mean, dy, codes, partial];
+        let first = emitted(summing.tiles.call(&GRADIENT_SUMS_POOLED), &operands, summing);
+        let operands = [x, mean, coefficients, dy, codes, dx];
+        let last = emitted(tiles.call(&INPUT_GRADIENT_POOLED), &operands, mapping);
+        return smallvec![first, finishing, last];
+    }
+    let operands = [x, mean, var, gamma, beta, dy, partial];
+    let first = emitted(summing.tiles.call(&GRADIENT_SUMS), &operands, summing);
+    let operands = [x, mean, beta, coefficients, dy, dx];
+    let last = emitted(tiles.call(&INPUT_GRADIENT), &operands, mapping);
+    smallvec![first, finishing, last]
+}
+
+/// Each sample's sums and input gradient, then the sums over samples.
+fn group_gradient(norm: &GroupNorm, accumulate: bool) -> Emission {
+    let shape = norm.shape;
+    let [x, gamma, mean, invstd, dy] = std::array::from_fn(read);
+    let [dx, dgamma, dbeta, scratch] = std::array::from_fn(write);
+    let partial = sums(scratch, sums_len(shape.c, shape.batch));
+    let (values, call) = group(&GROUP_GRADIENT, norm, accumulate);
+    let finish = Finish::new(shape.c, shape.batch, 1, 0.0);
+    smallvec![
+        emitted(call, &[x, gamma, mean, invstd, dy, dx, partial], values),
+        emitted(finish.call(&GROUP_PARAMETERS), &[partial, dgamma, dbeta], finish),
+    ]
+}

@@ -1,0 +1,185 @@
+// Gradient norms, clipping, SGD and Adam (kernels/optim.rs, metrics.rs) over ranges of a group's
+// elements. Each range is cut into chunks; a block has one.
+#include "nn.cuh"
+
+// Ranges of elements, in order.
+struct Ranges {
+    u32 count;
+    u32 start[120];
+    u32 len[120];
+    u32 block[120];  // the first block of each; those of an empty range are none
+};
+
+// Elements of a block.
+struct Part {
+    i64 start;
+    u32 len;
+};
+
+// The part of this block: in the last range that begins with it or an earlier block.
+__device__ __forceinline__ Part part_of(const Ranges& ranges, u32 chunk) {
+    u32 low = 0, high = ranges.count;
+    while (high - low > 1) {
+        u32 middle = (low + high) / 2;
+        if (ranges.block[middle] <= blockIdx.x) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    u32 before = (blockIdx.x - ranges.block[low]) * chunk, len = ranges.len[low] - before;
+    return {(i64)ranges.start[low] + before, len < chunk ? len : chunk};
+}
+
+// Sums of squares of chunks of 4096 elements, in f64; 256 threads.
+extern "C" __global__ void squares(Span<const float> gradient, Span<double> partials,
+                                   const __grid_constant__ Ranges ranges) {
+    __shared__ double part[256];
+    Part of = part_of(ranges, 4096);
+    double sum = 0.0;
+#pragma unroll
+    for (u32 i = 0; i < 4096; i += 256) {
+        double g = threadIdx.x + i < of.len ? (double)gradient[of.start + threadIdx.x + i] : 0.0;
+        sum += g * g;
+    }
+    sum = block_sum(sum, part);
+    if (threadIdx.x == 0) partials[blockIdx.x] = sum;
+}
+
+// Tensors of the group, in order. `begins` and `ends`: whether they are its first and its last.
+struct Tensors {
+    u32 count;
+    u32 begins;
+    u32 ends;
+    float norm_max;
+    u32 first[121];  // of the partial sums of each tensor, and the end of the last's
+};
+
+// Adds the tensors' norms to the group's metrics (`add_group`); behind the last comes the
+// coefficient of `clip_coefficient`. One block of 256 threads, a warp for a tensor; the group's sum
+// over the tensors is in order. `carried` is the sum so far where they come in several calls.
+extern "C" __global__ void norms(Span<const double> partials, Span<double> carried,
+                                 Span<double> row, Span<float> clip,
+                                 const __grid_constant__ Tensors of) {
+    __shared__ double square[120];
+    __shared__ u32 flags[120];
+    for (u32 tensor = threadIdx.x / 32; tensor < of.count; tensor += blockDim.x / 32) {
+        double sum = 0.0;
+        u32 end = of.first[tensor + 1];
+        for (u32 i = of.first[tensor] + threadIdx.x % 32; i < end; i += 32) sum += partials[i];
+        for (u32 step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+        if (threadIdx.x % 32 == 0) {
+            double norm = sqrt(sum);
+            square[tensor] = sum;
+            flags[tensor] = (norm < 1e-7 ? 1 : 0) + (norm > 10.0 || !isfinite(norm) ? 2 : 0);
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    double sum = of.begins ? 0.0 : carried[0];
+    u32 vanishing = 0, exploding = 0;
+    for (u32 tensor = 0; tensor < of.count; ++tensor) {
+        sum += square[tensor];
+        vanishing += flags[tensor] & 1;
+        exploding += flags[tensor] >> 1;
+    }
+    row[2] += (double)vanishing;
+    row[3] += (double)exploding;
+    row[4] += (double)of.count;
+    if (!of.ends) {
+        carried[0] = sum;
+        return;
+    }
+    double norm = sqrt(sum);
+    row[0] = norm;
+    row[1] += norm;
+    row[5] += 1.0;
+    float coefficient = of.norm_max / ((float)norm + 1e-6f);
+    clip[0] = coefficient > 1.0f ? 1.0f : coefficient;
+}
+
+// Scales chunks of 1024 elements; most gradients are within bounds, and are not written.
+extern "C" __global__ void clip(Span<float> gradient, Span<const float> coefficient,
+                                const __grid_constant__ Ranges ranges) {
+    float factor = coefficient[0];
+    if (factor == 1.0f) return;
+    Part of = part_of(ranges, 1024);
+    for (u32 i = threadIdx.x; i < of.len; i += blockDim.x) gradient[of.start + i] *= factor;
+}
+
+// Behind the last block that reads the coefficient.
+extern "C" __global__ void clipped(Span<float> coefficient) {
+    if (first() == 0) coefficient[0] = 1.0f;
+}
+
+struct Sgd {
+    float lr;
+    float momentum;
+    float decay;
+    Ranges ranges;
+};
+
+// Chunks of 1024 elements.
+extern "C" __global__ void sgd(Span<const float> gradient, Span<const float> clip,
+                               Span<float> values, Span<float> momentum,
+                               const __grid_constant__ Sgd of) {
+    float factor = clip[0];
+    Part part = part_of(of.ranges, 1024);
+    for (u32 at = threadIdx.x; at < part.len; at += blockDim.x) {
+        i64 i = part.start + at;
+        float p = values[i];
+        float b = of.momentum * momentum[i] + (factor * gradient[i] + of.decay * p);
+        momentum[i] = b;
+        values[i] = p - of.lr * b;
+    }
+}
+
+struct Decays {
+    double betas[2];
+    double lr;
+};
+
+// xⁿ by squares, n > 0. What that rounds more than `pow` is lost when the result becomes an f32.
+__device__ double power(double x, i64 n) {
+    double y = 1.0;
+    for (; n > 0; n >>= 1) {
+        if (n & 1) y *= x;
+        x *= x;
+    }
+    return y;
+}
+
+// Counts a step of Adam, and finds its rate and root (`AdamStep`), which are the same for all
+// elements.
+extern "C" __global__ void adam_begin(Span<i64> steps, Span<float> corrections, Decays of) {
+    if (first() != 0) return;
+    i64 step = steps[0] + 1;
+    steps[0] = step;
+    corrections[0] = (float)(of.lr / (1.0 - power(of.betas[0], step)));
+    corrections[1] = (float)sqrt(1.0 - power(of.betas[1], step));
+}
+
+struct Adam {
+    float decay;
+    float shares[2];
+    float eps;
+    Ranges ranges;
+};
+
+// Chunks of 1024 elements.
+extern "C" __global__ void adam(Span<const float> gradient, Span<const float> clip,
+                                Span<const float> corrections, Span<float> values,
+                                Span<float> average, Span<float> square,
+                                const __grid_constant__ Adam of) {
+    float factor = clip[0], rate = corrections[0], root = corrections[1];
+    Part part = part_of(of.ranges, 1024);
+    for (u32 at = threadIdx.x; at < part.len; at += blockDim.x) {
+        i64 i = part.start + at;
+        float g = factor * gradient[i], m = average[i];
+        m += of.shares[0] * (g - m);
+        float v = of.decay * square[i] + of.shares[1] * g * g;
+        average[i] = m;
+        square[i] = v;
+        values[i] -= rate * (m / (sqrtf(v) / root + of.eps));
+    }
+}

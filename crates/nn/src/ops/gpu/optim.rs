@@ -1,0 +1,182 @@
+//! Calls for [`ops::optim`](crate::ops::optim).
+//!
+//! Ranges of elements go by value, [`RANGES`] in a call. The scratch of a measurement is, in f64,
+//! the sum over the tensors of earlier calls, then the sum of squares of each chunk; that of Adam's
+//! step are rate and root of the step in f32.
+
+use std::ops::Range;
+
+use bytemuck::{Pod, Zeroable};
+use meristem_device::{Call, Kernel, Operand, Source};
+use smallvec::smallvec;
+
+use super::{Emission, READ, WRITE, emitted, kernel, plain, read, source, write};
+use crate::graph::Optimiser;
+use crate::kernels::optim::{AdamConfig, AdamStep, SgdConfig};
+use crate::ops::optim::Op;
+
+pub(super) static SOURCE: Source = source!("optim.cu");
+
+const SUMS: Operand = Operand::read::<f64>();
+const METRICS: Operand = Operand::write::<f64>();
+const STEPS: Operand = Operand::write::<i64>();
+
+static SQUARES: Kernel = kernel::<Ranges>(&SOURCE, "squares", &[READ, METRICS]);
+static NORMS: Kernel = kernel::<Tensors>(&SOURCE, "norms", &[SUMS, METRICS, METRICS, WRITE]);
+static CLIP: Kernel = kernel::<Ranges>(&SOURCE, "clip", &[WRITE, READ]);
+static CLIPPED: Kernel = kernel::<()>(&SOURCE, "clipped", &[WRITE]);
+static SGD: Kernel = kernel::<Sgd>(&SOURCE, "sgd", &[READ, READ, WRITE, WRITE]);
+static ADAM_BEGIN: Kernel = kernel::<Decays>(&SOURCE, "adam_begin", &[STEPS, WRITE]);
+static ADAM: Kernel = kernel::<Adam>(&SOURCE, "adam", &[READ, READ, READ, WRITE, WRITE, WRITE]);
+
+const THREADS: u32 = 256;
+
+/// Elements of a block that sums, and of one that updates.
+const SUM_CHUNK: usize = 4096;
+const CHUNK: usize = 1024;
+
+/// Ranges of a call.
+const RANGES: usize = 120;
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Ranges {
+    count: u32,
+    start: [u32; RANGES],
+    len: [u32; RANGES],
+    block: [u32; RANGES],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Tensors {
+    count: u32,
+    begins: u32,
+    ends: u32,
+    norm_max: f32,
+    first: [u32; RANGES + 1],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Sgd {
+    lr: f32,
+    momentum: f32,
+    decay: f32,
+    ranges: Ranges,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Decays {
+    betas: [f64; 2],
+    lr: f64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Adam {
+    decay: f32,
+    shares: [f32; 2],
+    eps: f32,
+    ranges: Ranges,
+}
+
+/// Chunks of a range.
+fn chunks(range: &Range<usize>, chunk: usize) -> usize {
+    range.len().div_ceil(chunk)
+}
+
+/// Ranges by calls, each with its number of blocks.
+fn tables(ranges: &[Range<usize>], chunk: usize) -> impl Iterator<Item = (Ranges, u32)> {
+    ranges.chunks(RANGES).map(move |some| {
+        let mut table = Ranges { count: some.len() as u32, ..Ranges::zeroed() };
+        let mut blocks = 0;
+        for (i, range) in some.iter().enumerate() {
+            table.start[i] = range.start as u32;
+            table.len[i] = range.len() as u32;
+            table.block[i] = blocks;
+            blocks += chunks(range, chunk) as u32;
+        }
+        (table, blocks)
+    })
+}
+
+pub(super) fn scratch(op: &Op) -> usize {
+    match op {
+        Op::Measure { tensors, .. } => {
+            2 + 2 * tensors.iter().map(|tensor| chunks(tensor, SUM_CHUNK)).sum::<usize>()
+        }
+        Op::Clip { .. } | Op::Update { optimiser: Optimiser::Sgd(_), .. } => 0,
+        Op::Update { optimiser: Optimiser::Adam(_), .. } => 2,
+    }
+}
+
+pub(super) fn emit(op: &Op) -> Emission {
+    match op {
+        Op::Measure { tensors, norm_max, .. } => measure(tensors, *norm_max),
+        Op::Clip { tensors, .. } => {
+            let clip = tables(tensors, CHUNK).map(|(table, blocks)| {
+                emitted(Call::new(&CLIP, blocks, THREADS), &[write(0), write(1)], table)
+            });
+            clip.chain([plain(Call::new(&CLIPPED, 1, 32), &[write(1)])]).collect()
+        }
+        Op::Update { optimiser: Optimiser::Sgd(config), runs, .. } => {
+            let SgdConfig { lr, momentum, weight_decay: decay, clip_norm: _ } = *config;
+            let step = tables(runs, CHUNK).map(|(ranges, blocks)| {
+                let call = Call::new(&SGD, blocks, THREADS);
+                let values = Sgd { lr, momentum, decay, ranges };
+                emitted(call, &[read(0), read(1), write(0), write(1)], values)
+            });
+            step.collect()
+        }
+        Op::Update { optimiser: Optimiser::Adam(config), runs, len } => adam(config, runs, *len),
+    }
+}
+
+/// The squares of all chunks, then the norms of the tensors, in order.
+fn measure(tensors: &[Range<usize>], norm_max: f32) -> Emission {
+    let mut calls = Emission::new();
+    let mut before = 0;
+    for (table, blocks) in tables(tensors, SUM_CHUNK) {
+        let sums = write(2).part(2 + 2 * before, blocks as usize);
+        calls.push(emitted(Call::new(&SQUARES, blocks, THREADS), &[read(0), sums], table));
+        before += blocks as usize;
+    }
+    let (sums, carried) = (write(2).part(2, before), write(2).part(0, 1));
+    // Without tensors the norm is 0.
+    let count = tensors.len().div_ceil(RANGES).max(1);
+    let mut first = 0;
+    for n in 0..count {
+        let some = &tensors[n * RANGES..tensors.len().min((n + 1) * RANGES)];
+        let [begins, ends] = [n == 0, n + 1 == count].map(u32::from);
+        let mut of =
+            Tensors { count: some.len() as u32, begins, ends, norm_max, ..Tensors::zeroed() };
+        of.first[0] = first;
+        for (to, tensor) in of.first[1..].iter_mut().zip(some) {
+            first += chunks(tensor, SUM_CHUNK) as u32;
+            *to = first;
+        }
+        let operands = [sums, carried, write(0), write(1)];
+        calls.push(emitted(Call::new(&NORMS, 1, THREADS), &operands, of));
+    }
+    calls
+}
+
+/// The step's count and corrections, then the step.
+fn adam(config: &AdamConfig, runs: &[Range<usize>], len: usize) -> Emission {
+    let AdamConfig { betas, lr, .. } = *config;
+    // What depends neither on the clip coefficient nor on the count.
+    let AdamStep { decay, shares, eps, .. } = AdamStep::new(config, 1.0, 1);
+    let decays = Decays { betas, lr: lr.into() };
+    let corrections = write(3).part(0, 2);
+    let (average, square) = (write(1).part(0, len), write(1).part(len, len));
+    let operands = [read(0), read(1), corrections, write(0), average, square];
+    let mut calls: Emission =
+        smallvec![emitted(Call::new(&ADAM_BEGIN, 1, 32), &[write(2), corrections], decays)];
+    calls.extend(tables(runs, CHUNK).map(|(ranges, blocks)| {
+        let values = Adam { decay, shares, eps, ranges };
+        emitted(Call::new(&ADAM, blocks, THREADS), &operands, values)
+    }));
+    calls
+}

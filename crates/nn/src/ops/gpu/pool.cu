@@ -1,0 +1,105 @@
+// Max pooling and global average pooling (kernels/pool.rs). One thread an element unless said; the
+// channel runs fastest, so neighbours read neighbours.
+#include "nn.cuh"
+
+const u32 BLOCKED = 4;  // as in norm.cu
+
+struct Shape {
+    Divisor h;
+    Divisor w;
+    Divisor c;
+    Divisor out_h;
+    Divisor out_w;
+    Divisor stride;
+    u32 kernel;
+    u32 accumulate;
+};
+
+// The maximum of each window: the first of equals in row-major order, the last NaN.
+extern "C" __global__ void max_forward(Span<const float> x, Span<float> y, Span<u8> positions,
+                                       Shape of) {
+    u32 i = (u32)first();
+    if (i >= y.len) return;
+    u32 c, left, upper;
+    u32 n = of.out_h.divide(of.out_w.divide(of.c.divide(i, c), left), upper);
+    u32 pixel = (n * of.h.by + upper * of.stride.by) * of.w.by + left * of.stride.by;
+    i64 from = (i64)pixel * of.c.by + c;
+    float best = x[from];
+    u32 position = 0, k = 0;
+    for (u32 ky = 0; ky < of.kernel; ++ky) {
+        for (u32 kx = 0; kx < of.kernel; ++kx, ++k) {
+            float value = x[from + (ky * of.w.by + kx) * of.c.by];
+            if (value > best || isnan(value)) {
+                best = value;
+                position = k;
+            }
+        }
+    }
+    y[i] = best;
+    if (positions.len > 0) positions[i] = (u8)position;
+}
+
+// One thread an input: it gathers from the windows that it is in, in their order.
+extern "C" __global__ void max_gradient(Span<const float> dy, Span<const u8> positions,
+                                        Span<float> dx, Shape of) {
+    u32 i = (u32)first();
+    if (i >= dx.len) return;
+    u32 c, x, y, rest;
+    u32 n = of.h.divide(of.w.divide(of.c.divide(i, c), x), y);
+    // The windows that start at most kernel - 1 before, and not after.
+    u32 top = y < of.kernel ? 0 : of.stride.divide(y - of.kernel, rest) + 1;
+    u32 left = x < of.kernel ? 0 : of.stride.divide(x - of.kernel, rest) + 1;
+    u32 bottom = min(of.stride.divide(y, rest) + 1, of.out_h.by);
+    u32 right = min(of.stride.divide(x, rest) + 1, of.out_w.by);
+    float sum = of.accumulate ? dx[i] : 0.0f;
+    for (u32 oy = top; oy < bottom; ++oy) {
+        for (u32 ox = left; ox < right; ++ox) {
+            u32 window = (n * of.out_h.by + oy) * of.out_w.by + ox;
+            u32 own = (y - oy * of.stride.by) * of.kernel + (x - ox * of.stride.by);
+            i64 from = (i64)window * of.c.by + c;
+            sum += positions[from] == own ? dy[from] : 0.0f;
+        }
+    }
+    dx[i] = sum;
+}
+
+// The codes that a pooled batch norm would have written.
+extern "C" __global__ void norm_codes(Span<const float> y, Span<const u8> positions,
+                                      Span<u8> codes) {
+    i64 i = first();
+    if (i < codes.len) codes[i] = y[i] <= 0.0f ? (u8)BLOCKED : positions[i];
+}
+
+// x [N][pixels][C], and [N][C].
+struct Average {
+    Divisor pixels;
+    Divisor c;
+    u32 columns;
+    float scale;  // 1/pixels
+    u32 accumulate;
+};
+
+// Sums in f64. A block has `columns` channels of a sample; its rows of threads share the pixels.
+extern "C" __global__ void average_forward(Span<const float> x, Span<float> y, Average of) {
+    __shared__ double part[256];
+    u32 log = __popc(of.columns - 1), across = (of.c.by + of.columns - 1) >> log;
+    u32 n = blockIdx.x / across;
+    u32 c = (blockIdx.x - n * across) * of.columns + (threadIdx.x & (of.columns - 1));
+    double sum = 0.0;
+    if (c < of.c.by) {
+        i64 image = (i64)n * of.pixels.by * of.c.by + c;
+#pragma unroll 4
+        for (u32 p = threadIdx.x >> log; p < of.pixels.by; p += blockDim.x >> log) {
+            sum += (double)x[image + (i64)p * of.c.by];
+        }
+    }
+    sum = column_sum(sum, part, of.columns);
+    if (threadIdx.x < of.columns && c < of.c.by) y[(i64)n * of.c.by + c] = (float)sum * of.scale;
+}
+
+extern "C" __global__ void average_gradient(Span<const float> dy, Span<float> dx, Average of) {
+    u32 i = (u32)first();
+    if (i >= dx.len) return;
+    u32 c, pixel, n = of.pixels.divide(of.c.divide(i, c), pixel);
+    put(dx[i], dy[(i64)n * of.c.by + c] * of.scale, of.accumulate);
+}

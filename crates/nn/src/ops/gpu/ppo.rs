@@ -1,0 +1,109 @@
+//! Calls for [`ops::ppo`](crate::ops::ppo): rows forward, sums over them, rows backward. Scratch is
+//! what each row adds to the sums, `[columns][rows]` in f64.
+
+use bytemuck::{Pod, Zeroable};
+use meristem_device::{Call, Kernel, Operand, Source};
+use smallvec::smallvec;
+
+use super::{Emission, READ, WRITE, emitted, kernel, read, source, write};
+use crate::kernels::ppo::PpoLoss;
+use crate::ops::ppo::{Op, Pass};
+
+pub(super) static SOURCE: Source = source!("ppo.cu");
+
+const WORDS: Operand = Operand::read::<u32>();
+const MASKS: Operand = Operand::read::<u8>();
+const SUMS: Operand = Operand::read::<f64>();
+const REPORT: Operand = Operand::write::<f64>();
+
+static FORWARD: Kernel = kernel::<Objective>(
+    &SOURCE,
+    "rows_forward",
+    &[READ, WORDS, MASKS, READ, READ, WRITE, WRITE, REPORT],
+);
+static COLUMNS_SUM: Kernel = kernel::<Objective>(&SOURCE, "columns_sum", &[SUMS, REPORT]);
+static BACKWARD: Kernel = kernel::<Objective>(
+    &SOURCE,
+    "rows_backward",
+    &[READ, WORDS, MASKS, READ, READ, WRITE, READ, SUMS],
+);
+
+/// Heads that a policy may have.
+const HEADS: usize = 128;
+
+/// Threads of the block that adds up the columns.
+const SUM_THREADS: u32 = 1024;
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Head {
+    choices: u32,
+    used_by: u32,
+    floor: f32,
+    entropy_coefficient: f32,
+    entropy_floor: f32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Objective {
+    rows: u32,
+    count: u32,
+    logits: u32,
+    first: u32,
+    clip: f32,
+    value_coefficient: f32,
+    entropy_floor_coefficient: f32,
+    heads: [Head; HEADS],
+}
+
+/// Columns of scratch: those of the front and of each head.
+const fn columns(heads: usize) -> usize {
+    8 + 6 * heads
+}
+
+pub(super) fn scratch(op: &Op) -> usize {
+    let Op::Objective { loss, rows, .. } = op;
+    2 * columns(loss.heads.len()) * rows
+}
+
+fn objective(loss: &PpoLoss, pass: Pass, rows: usize) -> Objective {
+    let (count, logits) = (loss.heads.len(), loss.logits());
+    assert!(count <= HEADS, "a policy with {count} heads: expected at most {HEADS}");
+    let mut heads = [Head::zeroed(); HEADS];
+    for (to, head) in heads.iter_mut().zip(&loss.heads) {
+        *to = Head {
+            choices: head.choices as u32,
+            used_by: head.used_by,
+            floor: head.floor,
+            entropy_coefficient: head.entropy_coefficient,
+            entropy_floor: head.entropy_floor,
+        };
+    }
+    Objective {
+        rows: rows as u32,
+        count: count as u32,
+        logits: logits as u32,
+        first: (pass == Pass::First).into(),
+        clip: loss.clip,
+        value_coefficient: loss.value_coefficient,
+        entropy_floor_coefficient: loss.entropy_floor_coefficient,
+        heads,
+    }
+}
+
+pub(super) fn emit(op: &Op) -> Emission {
+    let Op::Objective { loss, pass, rows } = op;
+    let values = objective(loss, *pass, *rows);
+    let most = loss.heads.iter().map(|head| head.choices).max().unwrap_or(0);
+    let row_by_row =
+        |kernel| Call::new(kernel, *rows as u32, 32).shared((most * size_of::<f32>()) as u32);
+    let (report, sums) = (write(2), write(3).part(0, columns(loss.heads.len()) * rows));
+    let row = [read(0), read(1), read(2), read(3), read(4), write(0), write(1)];
+    let with = |last| [&row[..], &[last]].concat();
+    smallvec![
+        emitted(row_by_row(&FORWARD), &with(sums), values),
+        emitted(Call::new(&COLUMNS_SUM, 1, SUM_THREADS), &[sums, report], values),
+        emitted(row_by_row(&BACKWARD), &with(report), values),
+    ]
+}

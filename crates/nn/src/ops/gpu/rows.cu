@@ -1,0 +1,75 @@
+// Embeddings, and vectors side by side (kernels/rows.rs). One thread an element unless said.
+#include "nn.cuh"
+
+const u32 THREADS = 128;  // of a block that adds to a row of a table
+
+// Rows of `size`.
+struct Lookup {
+    Divisor size;
+};
+
+extern "C" __global__ void embed(Span<const u32> indices, Span<const float> table, Span<float> y,
+                                 Lookup of) {
+    u32 i = (u32)first();
+    if (i >= y.len) return;
+    u32 c, n = of.size.divide(i, c);
+    y[i] = table[(i64)indices[n] * of.size.by + c];
+}
+
+// A block has one row of the table. It lists where the row is named, THREADS indices at a time, and
+// adds those rows of dy in their order.
+extern "C" __global__ void embed_gradient(Span<const u32> indices, Span<const float> dy,
+                                          Span<float> table, Lookup of) {
+    __shared__ u32 named[THREADS];
+    __shared__ u32 counts[THREADS / 32];
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    i64 row = (i64)blockIdx.x * of.size.by;
+    for (u32 begin = 0; begin < indices.len; begin += THREADS) {
+        u32 at = begin + threadIdx.x;
+        bool own = at < indices.len && indices[at] == blockIdx.x;
+        u32 lanes = __ballot_sync(0xffffffffu, own), before = 0, count = 0;
+        // What was read of the last list was read before the first of these barriers.
+        if (lane == 0) counts[warp] = __popc(lanes);
+        __syncthreads();
+        for (u32 k = 0; k < THREADS / 32; ++k) {
+            before += k < warp ? counts[k] : 0;
+            count += counts[k];
+        }
+        if (own) named[before + __popc(lanes & ((1u << lane) - 1))] = at;
+        __syncthreads();
+        for (u32 c = threadIdx.x; c < (count > 0 ? of.size.by : 0); c += THREADS) {
+            float sum = table[row + c];
+#pragma unroll 4
+            for (u32 k = 0; k < count; ++k) sum += dy[(i64)named[k] * of.size.by + c];
+            table[row + c] = sum;
+        }
+    }
+}
+
+extern "C" __global__ void copy_indices(Span<const u32> from, Span<u32> to) {
+    i64 i = first();
+    if (i < to.len) to[i] = from[i];
+}
+
+// Columns first, … first + count of rows of `width`.
+struct Columns {
+    u32 width;
+    u32 first;
+    Divisor count;
+    u32 accumulate;
+};
+
+__device__ __forceinline__ i64 in_whole(u32 i, const Columns& at) {
+    u32 column, row = at.count.divide(i, column);
+    return (i64)row * at.width + at.first + column;
+}
+
+extern "C" __global__ void put_columns(Span<const float> part, Span<float> whole, Columns at) {
+    u32 i = (u32)first();
+    if (i < part.len) whole[in_whole(i, at)] = part[i];
+}
+
+extern "C" __global__ void take_columns(Span<const float> whole, Span<float> part, Columns at) {
+    u32 i = (u32)first();
+    if (i < part.len) put(part[i], whole[in_whole(i, at)], at.accumulate);
+}

@@ -1,0 +1,121 @@
+//! Cases of losses, optimisers, and checks of state.
+
+use meristem_device::DType;
+use meristem_nn::MetricsLayout;
+use meristem_nn::graph::{AdamConfig, Optimiser, SgdConfig};
+use meristem_nn::ops::{Spec, loss, optim, state};
+
+use super::case::{Case, Data, Random, case};
+use super::cases::FUNCTION;
+
+/// Batches of several blocks of a GPU, or of one with threads to spare; classes of one thread, and
+/// of more than a warp; ties and NaN, which the hits go by.
+pub(super) fn loss_cases() -> Vec<Case> {
+    let mut random = Random(7);
+    let mut cases = vec![];
+    for (batch, classes) in [(1, 1), (3, 2), (130, 10), (1100, 10), (300, 100)] {
+        let logits = loss::Logits { batch, classes };
+        let targets = (0..batch).map(|_| (random.bits() % classes as u64) as u32).collect();
+        let train = case(loss::Op::Train { logits, log: batch % 3 }, 4 * FUNCTION, 1.0)
+            .reading(1, Data::U32(targets))
+            .writing(1, Data::F64(vec![1.0, 2.0, 3.0, 7.0]));
+        cases.push(train);
+        // Three values, so that most samples have several largest ones.
+        let values = (0..batch * classes).map(|_| match random.bits() % 4 {
+            0 if batch % 3 == 1 => f32::NAN,
+            n => n as f32 / 4.0,
+        });
+        let values = Data::F32(values.collect());
+        let rows = (0..batch % 80).rev().collect();
+        let targets = Data::U32(vec![(classes / 2) as u32; batch]);
+        let evaluate = case(loss::Op::Evaluate { logits, rows }, 4 * FUNCTION, 1.0);
+        cases.push(evaluate.reading(0, values).reading(1, targets));
+    }
+    cases
+}
+
+/// Groups whose tensors are more than a GPU takes in one call, and some larger than one of its
+/// blocks or empty; norms that vanish and explode. Sums are f64 throughout.
+pub(super) fn group_cases() -> Vec<Case> {
+    let sgd = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 5e-4, clip_norm: 1.0 };
+    let adam = AdamConfig { lr: 1e-3, betas: [0.9, 0.999], eps: 1e-5, clip_norm: 5.0 };
+    let mut cases = vec![];
+    for (count, long) in [(0, 1), (3, 9000), (130, 17), (250, 3000)] {
+        let mut tensors = vec![];
+        let mut len = 0;
+        for i in 0..count {
+            let size = [long, 40, 0, 1][i % 4];
+            tensors.push(len..len + size);
+            len += size + 5;
+        }
+        let mut random = Random(count as u64);
+        let gradient = (0..len).map(|i| match i % 300 {
+            0..100 => random.unit() * 1e-12,
+            _ => random.unit(),
+        });
+        let gradient = Data::F32(gradient.collect());
+        let row = Data::F64(vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        let measure = optim::Op::Measure { len, tensors: tensors.clone(), norm_max: 0.5 };
+        // The norm is below 500; it and the coefficient are rounded once or twice.
+        cases.push(case(measure, 2, 1.0).reading(0, gradient).writing(0, row));
+        cases.push(case(optim::Op::Clip { len, tensors: tensors.clone() }, 1, 0.0));
+        let update = |optimiser| optim::Op::Update { len, optimiser, runs: tensors.clone() };
+        cases.push(case(update(sgd.into()), 5, 2.0));
+        let squares = Data::F32((0..2 * len).map(|i| 0.5 + (i % 7) as f32 / 7.0).collect());
+        for steps in [0, 1, 1_000_000] {
+            let step = case(update(Optimiser::Adam(adam)), 2, 2.0).writing(1, squares.clone());
+            cases.push(step.writing(2, Data::I64(vec![steps])));
+        }
+    }
+    cases
+}
+
+pub(super) fn training_cases() -> Vec<Case> {
+    let logits = loss::Logits { batch: 6, classes: 10 };
+    let sgd = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 5e-4, clip_norm: 1.0 };
+    let adam = AdamConfig { lr: 1e-3, betas: [0.9, 0.999], eps: 1e-5, clip_norm: 5.0 };
+    let (len, tensors) = (48, vec![0..20, 32..41]);
+    let squares = Data::F32((0..96).map(|i| 0.5 + i as f32 / 96.0).collect());
+    // A count of steps that the ring's positions follow from.
+    let counts = Data::F64(vec![1.0, 2.0, 3.0, 4.0]);
+    vec![
+        case(loss::Op::Train { logits, log: 3 }, 10 * FUNCTION, 4.0).writing(1, counts),
+        case(loss::Op::Evaluate { logits, rows: vec![0, 2] }, 10 * FUNCTION, 4.0),
+        case(
+            optim::Op::Measure { len, tensors: tensors.clone(), norm_max: 0.5 },
+            30, // Sums are f64; the coefficient is one division.
+            1.0,
+        ),
+        case(optim::Op::Clip { len, tensors: tensors.clone() }, 1, 1.0),
+        case(optim::Op::Update { len, optimiser: sgd.into(), runs: tensors.clone() }, 5, 2.0),
+        case(optim::Op::Update { len, optimiser: Optimiser::Adam(adam), runs: tensors }, 8, 2.0)
+            .writing(1, squares),
+    ]
+}
+
+pub(super) fn state_cases() -> Vec<Case> {
+    let layout = MetricsLayout { groups: 2, configs: 3, log: 4 };
+    let spoiled = Data::F32(vec![f32::NAN, 1.0, f32::INFINITY]);
+    let tensors = vec![Spec::new(DType::F32, 5), Spec::new(DType::I64, 2)];
+    let lengths = [0, 9000, 1, 4096, 0, 300, 4097, 2048, 2, 5000, 0];
+    let spoilt = |len: usize| {
+        let value = |i| if i % 7 == 2 { f32::NAN } else { i as f32 };
+        Data::F32((0..len).map(value).collect())
+    };
+    let types = [DType::F32, DType::I64, DType::F64].into_iter().cycle();
+    let mixed = lengths.into_iter().zip(types).map(|(len, dtype)| Spec::new(dtype, len));
+    vec![
+        case(state::Op::ResetMetrics(layout), 1, 0.0),
+        case(state::Op::CountNonFinite(vec![3, 4]), 1, 0.0).reading(0, spoiled),
+        case(state::Op::Fingerprint(tensors), 1, 0.0),
+        // More tensors than a GPU takes in one call, and longer than one of its blocks.
+        case(state::Op::ResetMetrics(MetricsLayout { groups: 9, configs: 300, log: 100 }), 1, 0.0),
+        case(state::Op::CountNonFinite(vec![]), 1, 0.0),
+        case(state::Op::CountNonFinite(lengths.to_vec()), 1, 0.0)
+            .reading(1, spoilt(lengths[1]))
+            .reading(3, spoilt(lengths[3]))
+            .reading(9, spoilt(lengths[9])),
+        case(state::Op::Fingerprint(vec![]), 1, 0.0),
+        case(state::Op::Fingerprint(mixed.collect()), 1, 0.0),
+    ]
+}

@@ -1,0 +1,160 @@
+//! Networks on a GPU, or on the stand-in driver: they learn what the processor's learn, and every
+//! way to run them gives the same bits.
+
+use std::sync::Arc;
+
+use crate::common::cuda;
+use crate::common::host::{self, BASELINE, DEEP, MINIMAL};
+use crate::network::{DIMS, Stage, batch, grown, metrics, network, train};
+use meristem_device::{Device, DeviceId, DeviceOptions, Stream};
+use meristem_nn::graph::{BlendMode, Graph};
+use meristem_nn::{Fleet, HostData, LabelledBatch, Metrics, Network, Snapshot, StateDict};
+
+const BATCH: usize = 6;
+const STEPS: u64 = 3;
+
+fn graphs() -> Vec<Arc<Graph>> {
+    let slots = ["r0c0", "r1c1"];
+    let mut graphs = vec![host::bare(BASELINE, DIMS), host::bare(MINIMAL, DIMS)];
+    graphs.push(host::bare(DEEP, meristem_nn::graph::Dims { c: 3, h: 32, w: 32 }));
+    let stages = [
+        Stage::Training,
+        Stage::Blending(BlendMode::Add),
+        Stage::Blending(BlendMode::Multiply),
+        Stage::Blending(BlendMode::Gate),
+        Stage::Fossilized,
+    ];
+    graphs.extend(stages.map(|stage| grown(BASELINE, DIMS, &slots, stage)));
+    graphs
+}
+
+/// Everything that a few training steps leave behind.
+fn trained(stream: &Stream, graph: &Arc<Graph>) -> (StateDict, StateDict, Metrics) {
+    let mut network = network(stream, graph, BATCH);
+    network.set_alphas(&[vec![0.3; graph.alphas]]).unwrap();
+    train(&mut network, 0..STEPS, BATCH);
+    let dicts = (network.state_dict().unwrap(), network.momentum_dict().unwrap());
+    (dicts.0, dicts.1, metrics(&network))
+}
+
+/// Largest difference of two dictionaries' f32 values; other types and names must be equal.
+fn apart(a: &StateDict, b: &StateDict) -> f32 {
+    let mut most = 0.0f32;
+    for ((name, a), (other, b)) in a.iter().zip(b.iter()) {
+        assert_eq!(name, other);
+        match (&a.data, &b.data) {
+            (HostData::F32(a), HostData::F32(b)) => {
+                assert_eq!(a.len(), b.len());
+                let pairs = a.iter().zip(b);
+                most = pairs.map(|(a, b)| (a - b).abs()).fold(most, f32::max);
+                assert!(a.iter().all(|a| a.is_finite()), "{name}");
+            }
+            (a, b) => assert_eq!(a, b, "{name}"),
+        }
+    }
+    most
+}
+
+/// Rounding makes a relative difference of about 2⁻²⁴ per term in a gradient's sums, of which there
+/// are at most 6·32·32; clipped gradients have norms of at most 1, and three steps of rate 0.01
+/// with momentum 0.9 move a weight by at most 0.06 of them. Batch norm's division by the deviation
+/// can make that tenfold a layer; 1e-4 leaves room for two. Momenta are the gradients themselves.
+#[test]
+fn training_follows_the_processors() {
+    let (gpu, cpu) = (cuda().stream("env 0"), host::stream(1));
+    for graph in graphs() {
+        let (ours, theirs) = (trained(&gpu, &graph), trained(&cpu, &graph));
+        let (weights, momenta) = (apart(&ours.0, &theirs.0), apart(&ours.1, &theirs.1));
+        assert!(weights < 1e-4 && momenta < 5e-3, "{weights} {momenta}");
+        let (ours, theirs) = (ours.2, theirs.2);
+        assert_eq!((ours.samples, ours.steps), (theirs.samples, theirs.steps));
+        assert!((ours.loss_sum - theirs.loss_sum).abs() < 1e-3 * theirs.loss_sum);
+        assert_eq!(ours.batch_losses.len(), STEPS as usize);
+        for (ours, theirs) in ours.groups.iter().zip(&theirs.groups) {
+            assert_eq!((ours.tensors, ours.steps), (theirs.tensors, theirs.steps));
+            assert!((ours.norm_sum - theirs.norm_sum).abs() < 1e-3 * theirs.norm_sum.max(1e-3));
+        }
+    }
+}
+
+fn state_bits(network: &Network) -> Vec<u32> {
+    let state = network.state_dict().unwrap();
+    let of = |data: &HostData| match data {
+        HostData::F32(values) => values.iter().map(|value| value.to_bits()).collect(),
+        _ => vec![],
+    };
+    state.iter().flat_map(|(_, tensor)| of(&tensor.data)).collect()
+}
+
+/// A network alone, several in a fleet on several lanes, and after a rollback: the same bits.
+#[test]
+fn company_lanes_and_rollbacks_change_no_bit() {
+    let graph = grown(BASELINE, DIMS, &["r0c1"], Stage::Blending(BlendMode::Add));
+    let stream = cuda().stream("alone");
+    let mut alone = network(&stream, &graph, BATCH);
+    alone.set_alphas(&[vec![0.5; graph.alphas]]).unwrap();
+    train(&mut alone, 0..1, BATCH);
+    let snapshot = Snapshot::new(&alone, &graph).unwrap();
+    train(&mut alone, 1..STEPS, BATCH);
+    let expected = state_bits(&alone);
+    alone.restore(&snapshot).unwrap();
+    train(&mut alone, 1..STEPS, BATCH);
+    // The optimiser starts anew.
+    let rolled_back = state_bits(&alone);
+    assert!(rolled_back != expected);
+    for lanes in [1, 3] {
+        let options = DeviceOptions { threads: lanes, ..DeviceOptions::default() };
+        let device = Device::open(DeviceId::Cuda(0), &options).unwrap();
+        let streams: Vec<Stream> = (0..3).map(|i| device.stream(&format!("env {i}"))).collect();
+        let mut networks: Vec<Network> =
+            streams.iter().map(|stream| network(stream, &graph, BATCH)).collect();
+        let alphas = vec![vec![vec![0.5; graph.alphas]]; 3];
+        Fleet::of(&mut networks).set_alphas(&alphas).unwrap();
+        let mut snapshot = None;
+        for step in 0..STEPS {
+            let batches: Vec<_> =
+                streams.iter().map(|stream| batch(stream, BATCH, DIMS, step)).collect();
+            let labelled: Vec<LabelledBatch<'_>> =
+                batches.iter().map(|(inputs, targets)| (inputs, targets)).collect();
+            Fleet::of(&mut networks).train_step(&labelled).unwrap();
+            if step == 0 {
+                snapshot = Some(Snapshot::new(&networks[2], &graph).unwrap());
+            }
+        }
+        for network in &networks {
+            assert!(state_bits(network) == expected, "{lanes} lanes");
+        }
+        networks[2].restore(&snapshot.unwrap()).unwrap();
+        train(&mut networks[2], 1..STEPS, BATCH);
+        assert!(state_bits(&networks[2]) == rolled_back, "{lanes} lanes, after a rollback");
+    }
+}
+
+/// Many rows of alphas in one plan give the scores of one evaluation for each row.
+#[test]
+fn rows_of_alphas_are_scored_alike_at_once_and_one_by_one() {
+    let graph = grown(BASELINE, DIMS, &["r0c0", "r1c1"], Stage::Blending(BlendMode::Add));
+    let (gpu, cpu) = (cuda().stream("env 0"), host::stream(1));
+    let rows = [[1.0, 1.0], [0.0, 1.0], [1.0, 0.0], [0.0, 0.0], [0.5, 0.25]];
+    let rows: Vec<Vec<f32>> =
+        rows.iter().map(|row| row.iter().copied().cycle().take(graph.alphas).collect()).collect();
+    let scores = |stream: &Stream, at_once: bool| {
+        let mut network = network(stream, &graph, 40);
+        network.set_alphas(&rows).unwrap();
+        network.reset_metrics().unwrap();
+        for seed in [1, 2] {
+            let (x, y) = batch(stream, 20 * seed as usize, DIMS, seed);
+            match at_once {
+                true => network.eval_rows(&x, &y, 0..rows.len()).unwrap(),
+                false => (0..rows.len()).for_each(|row| network.eval_step(&x, &y, row).unwrap()),
+            }
+        }
+        metrics(&network).eval
+    };
+    let (at_once, one_by_one) = (scores(&gpu, true), scores(&gpu, false));
+    assert_eq!(at_once, one_by_one);
+    for (ours, theirs) in at_once.iter().zip(scores(&cpu, true)) {
+        assert_eq!(ours.samples, theirs.samples);
+        assert!((ours.loss_sum - theirs.loss_sum).abs() <= 1e-4 * theirs.loss_sum, "{ours:?}");
+    }
+}

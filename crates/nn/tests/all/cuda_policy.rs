@@ -1,0 +1,134 @@
+//! A policy over sequences on a GPU, or on the stand-in driver: it acts as the processor's does and
+//! learns the same.
+
+use std::sync::Arc;
+
+use crate::common::cuda;
+use crate::common::host;
+use meristem_device::{DType, Element, Owner, Stream, Tensor};
+use meristem_nn::graph::{AdamConfig, Dims, Graph, GraphBuilder};
+use meristem_nn::kernels::ppo::{PpoHead, PpoLoss, PpoReport, report_len};
+use meristem_nn::kernels::sample::{SampleStep, Sampler};
+use meristem_nn::ops::ppo::Pass;
+use meristem_nn::{HostData, Isa, SequenceDraw, SequenceNetwork, SequenceOptions, SequenceRun};
+
+const FEATURES: usize = 6;
+const HIDDEN: usize = 12;
+const STEPS: usize = 5;
+const SEQUENCES: usize = 7;
+const ROWS: usize = STEPS * SEQUENCES;
+const HEADS: [(usize, u32); 3] = [(3, 0b111), (4, 0b110), (2, 0b010)];
+const LOGITS: usize = 9;
+
+fn graph() -> Arc<Graph> {
+    let adam = AdamConfig { lr: 3e-3, betas: [0.9, 0.999], eps: 1e-5, clip_norm: 0.5 };
+    let vector = |c| Dims { c, h: 1, w: 1 };
+    let mut b = GraphBuilder::new(vector(FEATURES), adam);
+    let keep = b.another_input(vector(1));
+    let state = b.lstm_state(HIDDEN);
+    let x = b.linear(b.input(), "in", 10, true, None).unwrap();
+    let x = b.layer_norm(x, "norm").unwrap();
+    let h = b.lstm([x, keep, state], "lstm").unwrap();
+    let y = b.linear(h, "out", LOGITS + 1, true, None).unwrap();
+    Arc::new(b.finish(y).unwrap())
+}
+
+fn heads() -> Vec<PpoHead> {
+    let head = |(choices, used_by)| PpoHead {
+        choices,
+        used_by,
+        floor: 0.02,
+        entropy_coefficient: 0.05,
+        entropy_floor: 0.3,
+    };
+    HEADS.into_iter().map(head).collect()
+}
+
+fn tensor<T: Element>(stream: &Stream, shape: [usize; 2], of: impl Fn(usize) -> T) -> Tensor {
+    let elements: Vec<T> = (0..shape[0] * shape[1]).map(of).collect();
+    Tensor::from_slice(stream, &elements, shape, Owner::Policy).unwrap()
+}
+
+/// A number in [−1, 1) that follows from its index.
+fn value(i: usize) -> f32 {
+    (i as u32).wrapping_mul(2_654_435_761) as f32 / 2f32.powi(31) - 1.0
+}
+
+/// Draws, and everything that four gradients and steps leave behind: choices, masks, other numbers.
+fn ran(stream: &Stream) -> (Vec<u32>, Vec<u8>, Vec<Vec<f32>>) {
+    let options = SequenceOptions { seed: 5, isa: Isa::portable(), owner: Owner::Policy };
+    let mut network = SequenceNetwork::new(stream, graph(), options).unwrap();
+    let empty = |shape, dtype| Tensor::zeros(stream, shape, dtype, Owner::Policy).unwrap();
+    let (x, keep) = (
+        tensor(stream, [ROWS, FEATURES], value),
+        tensor(stream, [ROWS, 1], |i| (i % 9 != 4) as u8 as f32),
+    );
+    let state = tensor(stream, [SEQUENCES, 2 * HIDDEN], |i| value(i + 99));
+    let inputs = [&x, &keep, &state];
+    let run = SequenceRun { steps: STEPS, inputs: &inputs };
+    let sampler = Arc::new(Sampler { heads: heads(), seed: 3, greedy: false });
+    let legality = tensor(stream, [ROWS, 4], |i| (value(i).to_bits() >> 9) & 0b110);
+    let words = SampleStep { step: 5, first_env: 2, value_scale: 0.5 }.to_words();
+    let step = tensor(stream, [1, 4], |i| words[i]).view(0, [4]).unwrap();
+    let (choices, legal) = (empty([ROWS, 3], DType::U32), empty([ROWS, LOGITS], DType::U8));
+    let of_heads = [0; 2].map(|_| empty([ROWS, 3], DType::F32));
+    let values = Tensor::zeros(stream, [ROWS], DType::F32, Owner::Policy).unwrap();
+    let last = empty([SEQUENCES, 2 * HIDDEN], DType::F32);
+    let seen = [empty([ROWS, FEATURES], DType::F32), empty([ROWS, 1], DType::F32)];
+    let draw = SequenceDraw {
+        sampler: &sampler,
+        from: [&legality, &step],
+        to: [&choices, &legal, &of_heads[0], &of_heads[1], &values],
+        seen: &[&seen[0], &seen[1]],
+    };
+    network.act(&run, &draw, &[&last]).unwrap();
+    let mut floats: Vec<Vec<f32>> =
+        [&of_heads[0], &of_heads[1], &values, &last].map(|of| of.to_vec().unwrap()).into();
+    let loss = Arc::new(PpoLoss {
+        heads: heads(),
+        clip: 0.2,
+        value_coefficient: 0.5,
+        entropy_floor_coefficient: 1.0,
+    });
+    let row = |n: usize| tensor(stream, [ROWS, 1], |i| value(i + n));
+    let data = [&choices, &legal, &row(1000), &row(2000)];
+    let report = Tensor::zeros(stream, [report_len(3)], DType::F64, Owner::Policy).unwrap();
+    let results = [&empty([ROWS, 3], DType::F32), &report];
+    for pass in [Pass::First, Pass::Later, Pass::Later, Pass::First] {
+        network.differentiate(&run, &loss, pass, &data, &results).unwrap();
+        let raw = report.to_vec::<f64>().unwrap();
+        assert_eq!(PpoReport::parse(&raw).rows, ROWS as u64);
+        floats.push(raw.into_iter().map(|v| v as f32).collect());
+        floats.push(results[0].to_vec().unwrap());
+        let gradients = network.gradient_dict().unwrap();
+        floats.extend(gradients.iter().filter_map(|(_, of)| of.as_f32().map(<[f32]>::to_vec)));
+        network.apply().unwrap();
+    }
+    for state in [network.state_dict().unwrap(), network.momentum_dict().unwrap()] {
+        for (name, of) in state.iter() {
+            match &of.data {
+                HostData::F32(of) => floats.push(of.clone()),
+                HostData::I64(steps) => assert_eq!(steps, &[4], "{name}"),
+                HostData::U8(_) => {}
+            }
+        }
+    }
+    (choices.to_vec().unwrap(), legal.to_vec().unwrap(), floats)
+}
+
+/// Choices and masks are the same: no drawn number lies within rounding of the bound between two
+/// choices. Other numbers are below 4 and come of sums of at most 48 terms that are smaller; 16
+/// units in the last place of the largest are 4e-6. Adam divides a gradient by its own size, which
+/// is far above its ε here: a step is as exact as the gradient.
+#[test]
+fn policies_act_and_learn_as_on_a_processor() {
+    let (ours, theirs) = (ran(&cuda().stream("policy")), ran(&host::stream(1)));
+    assert_eq!((&ours.0, &ours.1), (&theirs.0, &theirs.1));
+    assert!(ours.0.iter().any(|choice| *choice > 0));
+    assert_eq!(ours.2.len(), theirs.2.len());
+    for (n, (ours, theirs)) in ours.2.iter().zip(&theirs.2).enumerate() {
+        assert_eq!(ours.len(), theirs.len());
+        let apart = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(apart < 4e-6 && ours.iter().all(|of| of.is_finite()), "{n}: {apart}");
+    }
+}
