@@ -10,6 +10,7 @@
 
 mod config;
 mod file;
+mod gpu;
 mod group;
 mod inbox;
 mod ranks;

@@ -1,8 +1,9 @@
 //! The transitions of a round, on the policy's device (H6). Every tensor is laid out `[step, env,
 //! …]` and allocated once per run.
 
-use meristem_device::{DType, Fill, Owner, Result, Stream, Tensor};
+use meristem_device::{Call, DType, Fill, Owner, Result, Stream, Tensor};
 
+use super::gpu;
 use super::targets::{ReturnScale, Targets};
 use crate::gae::Trajectories;
 use crate::masks::HEAD_COUNT;
@@ -88,6 +89,7 @@ impl Rollout {
     /// Allocates all buffers.
     pub(super) fn new(stream: &Stream, shape: RolloutShape) -> Result<Self> {
         let RolloutShape { steps, envs, features, slots, logits } = shape;
+        stream.device().load_kernels(&[&gpu::SOURCE])?;
         let zeros = |dims: &[usize], dtype| Tensor::zeros(stream, dims, dtype, Owner::Policy);
         let scalar = || zeros(&[steps, envs], DType::F32);
         let flag = || zeros(&[steps, envs], DType::U8);
@@ -158,7 +160,8 @@ impl Rollout {
     /// Adds to the rewards of a step.
     pub(super) fn reward(&self, step: usize, rewards: &[f32]) -> Result<()> {
         let (row, rewards) = (self.row(&self.rewards, step)?, rewards.to_vec());
-        self.rewards.stream().launch("reward").write(&row).run(move |args| {
+        let launch = self.rewards.stream().launch("reward").write(&row);
+        launch.gpu(|| gpu::reward(&rewards)).run(move |args| {
             args.write::<f32>(0).iter_mut().zip(rewards).for_each(|(sum, reward)| *sum += reward);
         })
     }
@@ -173,7 +176,8 @@ impl Rollout {
         let cell = |of: &Tensor, step: usize| of.view(step * self.shape.envs + env, [1]);
         cell(&self.terminated, last)?.copy_from_slice(&[1u8])?;
         let paid = cell(&self.rewards, cause)?;
-        self.rewards.stream().launch("penalty").write(&paid).run(move |args| {
+        let launch = self.rewards.stream().launch("penalty").write(&paid);
+        launch.gpu(|| gpu::reward(&[penalty])).run(move |args| {
             args.write::<f32>(0).iter_mut().for_each(|reward| *reward += penalty);
         })
     }
@@ -197,7 +201,8 @@ impl Rollout {
         scale: &mut ReturnScale,
     ) -> Result<f64> {
         let before = *scale;
-        let stats = self.targets(steps, move |of, a, returns| {
+        let call = gpu::targets(&targets, before, self.shape.envs, false);
+        let stats = self.targets(steps, call, move |of, a, returns| {
             let [count, mean, m2] = targets.write(of, before, a, returns).to_array();
             [count, mean, m2, 0.0, 0.0, 0.0]
         })?;
@@ -213,7 +218,8 @@ impl Rollout {
         steps: usize,
         targets: Targets,
     ) -> Result<([ReturnScale; 2], f64)> {
-        let stats = self.targets(steps, move |of, a, returns| {
+        let call = gpu::targets(&targets, ReturnScale::default(), self.shape.envs, true);
+        let stats = self.targets(steps, call, move |of, a, returns| {
             let [scale, advantages] = targets.write_part(of, a, returns).map(ReturnScale::to_array);
             [scale[0], scale[1], scale[2], advantages[0], advantages[1], advantages[2]]
         })?;
@@ -233,17 +239,19 @@ impl Rollout {
     ) -> Result<()> {
         let (a, returns) = (self.rows(&self.advantages, steps)?, self.rows(&self.returns, steps)?);
         let launch = a.stream().launch("normalise advantages").write(&a).write(&returns);
+        let launch = launch.gpu(|| gpu::normalise(&targets, returns_std, advantages));
         launch.run(move |args| {
             let (a, returns) = (args.write(0), args.write(1));
             targets.normalise(returns_std, advantages, a, returns);
         })
     }
 
-    /// Computes advantages and returns by `write`. Returns the result of `write`, then the mean sum
-    /// of rewards of an env. One read-back.
+    /// Computes advantages and returns by `write`, or on a GPU by `call`. Returns the result of
+    /// `write`, then the mean sum of rewards of an env. One read-back.
     fn targets(
         &self,
         steps: usize,
+        call: Call,
         write: impl Fn(&Trajectories<'_>, &mut [f32], &mut [f32]) -> [f64; 6] + Send + 'static,
     ) -> Result<Vec<f64>> {
         let rows = |of| self.rows(of, steps);
@@ -259,7 +267,7 @@ impl Rollout {
         let launch = reads.iter().fold(launch, |launch, tensor| launch.read(tensor));
         let launch = writes.iter().fold(launch, |launch, tensor| launch.write(tensor));
         let envs = self.shape.envs;
-        launch.write(&self.stats).run(move |args| {
+        launch.write(&self.stats).gpu(|| call).run(move |args| {
             let of = Trajectories {
                 envs,
                 rewards: args.read(0),
@@ -274,5 +282,51 @@ impl Rollout {
             stats[6] = paid / envs as f64;
         })?;
         self.stats.to_vec::<f64>()
+    }
+}
+
+#[cfg(test)]
+#[cfg(feature = "cuda")]
+mod tests {
+    use super::*;
+    use crate::gae::Discounts;
+    use meristem_device::random::{Purpose, Rng};
+    use meristem_device::{Device, DeviceId, DeviceOptions};
+
+    /// Advantages, returns and scale of a round of random transitions, bit for bit.
+    fn finished(id: DeviceId) -> (Vec<u32>, Vec<u32>, [u64; 7]) {
+        let stream = Device::open(id, &DeviceOptions::default()).unwrap().stream("policy");
+        let shape = RolloutShape { steps: 9, envs: 300, features: 1, slots: 1, logits: 1 };
+        let rollout = Rollout::new(&stream, shape).unwrap();
+        let mut random = Rng::new(3, Purpose::Test, 0, 0);
+        for step in 0..9 {
+            let mut row = || (0..300).map(|_| random.uniform() - 0.5).collect::<Vec<f32>>();
+            for of in [&rollout.values, &rollout.bootstraps] {
+                rollout.row(of, step).unwrap().copy_from_slice(&row()).unwrap();
+            }
+            rollout.reward(step, &row()).unwrap();
+        }
+        rollout.terminate(2, (3, 4), -10.0).unwrap();
+        rollout.truncate(7).unwrap();
+        let targets = Targets {
+            discounts: Discounts { gamma: 0.995, lambda: 0.98 },
+            advantage_std_floor: 0.1,
+        };
+        let mut scale = ReturnScale { count: 7.0, mean: 0.25, m2: 3.0 };
+        let paid = rollout.finish(8, targets, &mut scale).unwrap();
+        let (parts, _) = rollout.finish_part(8, targets).unwrap();
+        rollout.normalise(8, targets, parts[0].std(), (0.1, 0.3)).unwrap();
+        let bits = |of: &Tensor| -> Vec<u32> {
+            of.to_vec::<f32>().unwrap().iter().map(|value| value.to_bits()).collect()
+        };
+        let [a, b, c] = scale.to_array();
+        let [d, e, f] = parts[1].to_array();
+        let numbers = [a, b, c, d, e, f, paid].map(f64::to_bits);
+        (bits(&rollout.advantages), bits(&rollout.returns), numbers)
+    }
+
+    #[test]
+    fn targets_on_a_gpu_have_the_processors_bits() {
+        assert!(finished(DeviceId::Cuda(0)) == finished(DeviceId::Cpu(0)));
     }
 }

@@ -1,0 +1,79 @@
+//! Kernels of rewards and targets on a GPU, declared: `targets.cu`.
+
+use bytemuck::{Pod, Zeroable};
+use meristem_device::{Call, Kernel, Operand, Piece, Source};
+
+use super::targets::{ReturnScale, Targets};
+
+pub(super) static SOURCE: Source = Source {
+    name: "crates/control/src/ppo/targets.cu",
+    text: include_str!("targets.cu"),
+    headers: &[],
+};
+
+const READ: Operand = Operand::read::<f32>();
+const FLAGS: Operand = Operand::read::<u8>();
+const WRITE: Operand = Operand::write::<f32>();
+
+/// Rewards that one call adds.
+const ROW: usize = 256;
+
+static REWARD: Kernel = Kernel {
+    source: &SOURCE,
+    entry: "reward",
+    operands: &[WRITE],
+    values: size_of::<[f32; ROW]>(),
+};
+static TARGETS: Kernel = Kernel {
+    source: &SOURCE,
+    entry: "targets",
+    operands: &[READ, READ, READ, FLAGS, FLAGS, WRITE, WRITE, Operand::write::<f64>()],
+    values: size_of::<TargetValues>(),
+};
+static NORMALISE: Kernel = Kernel {
+    source: &SOURCE,
+    entry: "normalise",
+    operands: &[WRITE, WRITE],
+    values: size_of::<[f64; 3]>(),
+};
+
+/// `Values` of `targets.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct TargetValues {
+    gamma: f64,
+    lambda: f64,
+    floor: f64,
+    scale: [f64; 3],
+    envs: u32,
+    part: u32,
+}
+
+/// Adds rewards to a row of as many.
+pub(super) fn reward(rewards: &[f32]) -> Vec<Call> {
+    let chunk = |(i, rewards): (usize, &[f32])| {
+        let mut values = [0.0f32; ROW];
+        values[..rewards.len()].copy_from_slice(rewards);
+        let piece = Piece { argument: 0, start: i * ROW * size_of::<f32>(), len: rewards.len() };
+        Call::new(&REWARD, 1, ROW as u32).of([piece]).values(values)
+    };
+    rewards.chunks(ROW).enumerate().map(chunk).collect()
+}
+
+/// Writes advantages and returns of all envs, or, with `part`, of some of them.
+pub(super) fn targets(of: &Targets, scale: ReturnScale, envs: usize, part: bool) -> Call {
+    let values = TargetValues {
+        gamma: of.discounts.gamma,
+        lambda: of.discounts.lambda,
+        floor: of.advantage_std_floor,
+        scale: scale.to_array(),
+        envs: envs as u32,
+        part: part.into(),
+    };
+    Call::new(&TARGETS, 1, 64).values(values)
+}
+
+/// [`Targets::normalise`].
+pub(super) fn normalise(of: &Targets, returns_std: f64, (mean, std): (f64, f64)) -> Call {
+    Call::new(&NORMALISE, 1, 1).values([returns_std, mean, std.max(of.advantage_std_floor)])
+}
