@@ -12,7 +12,11 @@ const PREFIX: &str = "MERISTEM_";
 const LOG: &str = "MERISTEM_LOG";
 
 /// All variables that the program reads.
-const KNOWN: [&str; 4] = ["MERISTEM_ISA", "MERISTEM_LAUNCH_BLOCKING", LOG, "MERISTEM_SANITIZE"];
+const KNOWN: [&str; 5] =
+    ["MERISTEM_CACHE", "MERISTEM_ISA", "MERISTEM_LAUNCH_BLOCKING", LOG, "MERISTEM_SANITIZE"];
+
+/// Prefix of the variables of the stand-in for the CUDA driver, which reads them itself.
+const OF_STANDIN: &str = "MERISTEM_STANDIN_";
 
 /// Help on these variables.
 pub(crate) const HELP: &str = "\
@@ -22,12 +26,14 @@ Environment:
                             tensors of every operation
   MERISTEM_ISA              Instruction set of the kernels: portable, avx2 or avx512
   MERISTEM_LAUNCH_BLOCKING  1: every launch waits for its kernel, to locate a failure
+  MERISTEM_CACHE            Folder for compiled CUDA kernels; ~/.cache/meristem without it
   MERISTEM_SANITIZE         1: every launch is checked for races and use after free";
 
 /// Refuses a variable with our prefix that nothing reads.
 pub(crate) fn check_names() -> Result<(), Failure> {
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-    let unknown = names.filter(|n| n.starts_with(PREFIX)).find(|n| !KNOWN.contains(&n.as_str()));
+    let ours = names.filter(|n| n.starts_with(PREFIX) && !n.starts_with(OF_STANDIN));
+    let unknown = ours.into_iter().find(|n| !KNOWN.contains(&n.as_str()));
     let Some(name) = unknown else { return Ok(()) };
     let known = match nearest(&name, KNOWN) {
         Some(near) => format!("did you mean {near}?"),

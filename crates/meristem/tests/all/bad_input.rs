@@ -231,7 +231,7 @@ fn environment_variables_are_strict() {
         ("MERISTEM_ISA", "avx3", "`avx3` is not an instruction set; this machine has portable"),
         ("MERISTEM_LAUNCH_BLOCKING", "yes", "expected 0 or 1, got `yes`"),
         ("MERISTEM_LGO", "debug", "did you mean MERISTEM_LOG?"),
-        ("MERISTEM_ZZZZZZZZZZZZZZZZZZZ", "1", "the known variables are MERISTEM_ISA"),
+        ("MERISTEM_ZZZZZZZZZZZZZZZZZZZ", "1", "the known variables are MERISTEM_CACHE"),
     ] {
         let said = with_variable(&m, name, value, &run);
         let flat = said.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -254,7 +254,8 @@ fn exit_codes_are_the_same_in_help_and_readme() {
     }
 }
 
-/// All variables that the program reads are in its help and accepted.
+/// All variables that the program reads are in its help and accepted. Those of the stand-in for the
+/// CUDA driver are its own.
 #[test]
 fn every_variable_that_is_read_is_documented() {
     let m = Meristem::new();
@@ -273,7 +274,7 @@ fn every_variable_that_is_read_is_documented() {
         }
     }
     assert!(found.len() >= 3, "{found:?}");
-    for name in found {
+    for name in found.into_iter().filter(|name| !name.starts_with("MERISTEM_STANDIN_")) {
         assert!(help.contains(&name), "{name} is not in --help");
         let said = with_variable(&m, &name, "", "data info");
         assert_eq!(said.code, Some(0), "{name}: {}", said.stderr);

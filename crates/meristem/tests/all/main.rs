@@ -6,6 +6,8 @@ mod bench;
 mod check;
 mod common;
 mod control_eval;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod data;
 mod devices;
 mod interrupt;

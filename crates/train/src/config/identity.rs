@@ -3,16 +3,28 @@
 //! Resolved configurations are compared as tables of keys and values. A setting that is missing
 //! because it is newer than the file counts as having its value from before.
 
-use toml::Table;
+use meristem_device::DeviceId;
+use toml::{Table, Value};
 
 use super::declare::{Scope, Setting};
 use super::table::{Layer, TrainConfig, all};
 use super::types::{BadValue, ControllerKind, Preset};
 
 /// Settings that results depend on, from a resolved configuration. Runs with equal texts have equal
-/// results on the same data and machine.
+/// results on the same data, machine and kinds of devices: of a device only the number counts, from
+/// which its order of samples follows, so that a run may go on on another kind.
 pub(crate) fn identity(resolved: &str) -> String {
-    keep(resolved, |setting| setting.scope == Scope::Result)
+    let kept = keep(resolved, |setting| setting.scope == Scope::Result);
+    let Ok(mut table) = kept.parse::<Table>() else { return kept };
+    if let Some(Value::Array(devices)) = table.get_mut("devices") {
+        for device in devices {
+            let id = device.as_str().and_then(|name| name.trim().parse::<DeviceId>().ok());
+            if let Some(id) = id {
+                *device = Value::String(DeviceId::Cpu(id.index()).to_string());
+            }
+        }
+    }
+    table.to_string()
 }
 
 /// Settings that all processes of a run share, from a resolved configuration.
@@ -132,6 +144,19 @@ mod tests {
         assert_eq!(identity(&older), dealt.identity());
         assert_ne!(full.identity(), dealt.identity());
         assert_eq!(epoch("batch = 64\n"), EpochMode::Full);
+    }
+
+    /// A run may go on on devices of another kind, but not with another order of samples.
+    #[test]
+    fn of_a_device_only_its_number_is_part_of_a_run_s_identity() {
+        let of = |names: &[&str]| {
+            let devices = Some(names.iter().map(|name| name.to_string()).collect());
+            resolve(Layer { devices, envs: Some(2), ..Layer::default() }).identity()
+        };
+        assert_eq!(of(&["cpu:0", "cpu:1"]), of(&["cuda", "cuda:1"]));
+        assert_eq!(of(&["cpu"]), of(&["cuda:0"]));
+        assert_ne!(of(&["cpu"]), of(&["cuda:1"]));
+        assert_ne!(of(&["cpu:0", "cpu:1"]), of(&["cuda:1", "cuda:0"]));
     }
 
     #[test]

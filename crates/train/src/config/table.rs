@@ -175,12 +175,13 @@ settings! {
     }
     "Devices" {
         /// Devices, such as cpu:0,cpu:1, each listed once. Envs are distributed over them in order
-        /// and evenly; each device has its own memory, workers and order of samples. This version
-        /// supports CPUs only.
-        devices: Vec<String> = same(["cpu".to_string()]), unit("LIST");
+        /// and evenly; each device has its own memory, workers and order of samples. GPUs, such as
+        /// cuda:0, need a build with the feature cuda. On resume cpu:N may become cuda:N or the
+        /// reverse; from there on the results differ by rounding.
+        devices: Vec<String> = same(["cpu".to_string()]), unit("LIST"), on_resume();
         /// Device of the policy, one of --devices.
         policy_device: Option<String> = absent("the first device"),
-            unit("DEVICE"), scope(Scope::Process);
+            unit("DEVICE"), scope(Scope::Process), on_resume();
         /// Memory limit of each device, such as 64MiB.
         device_memory: Option<ByteSize> = absent("no limit"),
             unit("SIZE"), whole(1, u64::MAX), scope(Scope::Process), on_resume();

@@ -83,9 +83,17 @@ fn resume_in(
         return Ok(summary);
     }
     let settings = config_file::parse(&path.join("config.toml"), &text)?;
-    check_config(path, &text, &TrainConfig::resolve(settings.clone(), Layer::default())?)?;
+    let began = TrainConfig::resolve(settings.clone(), Layer::default())?;
+    check_config(path, &text, &began)?;
     let flags = Layer { run_dir: Some(Some(path.into())), ..options.clone() };
     let config = TrainConfig::resolve(settings, flags)?;
+    if world.is_first() && config.devices != began.devices {
+        let [began, now] = [&began, &config].map(|config| config.devices.join(","));
+        tracing::warn!(
+            "the run began on {began} and goes on on {now}; other kinds of devices round \
+             differently"
+        );
+    }
     let (processes, ranks) = (world.size(), config.ranks());
     if config.comm == CommKind::Mpi && processes != ranks {
         let problem = format!(

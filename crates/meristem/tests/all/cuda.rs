@@ -1,0 +1,98 @@
+//! Runs on a GPU, or on the stand-in driver (`cargo xtask standin cargo test …`).
+
+#![cfg(unix)]
+
+use std::fs;
+use std::process::Stdio;
+
+use crate::common::process::{Process, output, wait_for};
+use crate::common::runs::{Outcome, assert_same, outcome, with_images};
+use crate::common::{Meristem, of_kind, said};
+
+/// A few steps of hosts that do not grow.
+const BARE: &str = "train --dataset arrays --data-root images.safetensors --controller none \
+                    --host minimal --envs 3 --steps 3 --batch 16 --max-batches 4 \
+                    --control-split 0.2 --augment crop,flip --checkpoint-every 1 --quiet";
+
+/// Hosts that grow: modules germinate, blend, are evaluated in one pass, and fossilize.
+const GROWING: &str = "train --dataset arrays --data-root images.safetensors \
+                       --controller heuristic --preset quick --host minimal --slots r0,r1 --envs 2 \
+                       --rounds 1 --steps 16 --batch 16 --max-batches 2 --control-split 0.2 \
+                       --checkpoint-every 2 --quiet";
+
+/// A policy that learns in two short rounds.
+const PPO: &str = "train --dataset arrays --data-root images.safetensors --controller ppo \
+                   --policy-hidden 16 --host minimal --slots r0 --envs 2 --rounds 2 --steps 4 \
+                   --batch 16 --max-batches 2 --control-split 0.2 --quiet";
+
+/// Runs on the GPU; on the stand-in driver `seed` decides every order that CUDA leaves open.
+fn run(m: &Meristem, arguments: &str, name: &str, seed: u32) -> Outcome {
+    let mut command = m.command();
+    let arguments = format!("{arguments} --devices cuda:0 --run-dir {name}");
+    command.args(arguments.split_whitespace()).env("MERISTEM_STANDIN_SEED", seed.to_string());
+    let said = said(output(&mut command));
+    assert_eq!(said.code, Some(0), "{arguments}\n{}{}", said.stdout, said.stderr);
+    outcome(m, name)
+}
+
+/// Neither the order in which the device runs what is not ordered, nor the number of its streams.
+#[test]
+fn no_order_of_the_device_changes_a_bit() {
+    for arguments in [BARE, GROWING, PPO] {
+        let m = with_images();
+        let expected = run(&m, arguments, "one", 1);
+        let other = format!("{arguments} --threads 3");
+        assert_same(&run(&m, &other, "three", 2), &expected, "three lanes, another order");
+    }
+}
+
+/// The learning is the processor's up to rounding, which a few steps cannot make large.
+#[test]
+fn the_processor_learns_the_same() {
+    let m = with_images();
+    run(&m, BARE, "gpu", 1);
+    m.ok(&format!("{BARE} --run-dir cpu"));
+    let losses = |name: &str| -> Vec<f64> {
+        let events = m.events(name);
+        let steps = of_kind(&events, "step_completed");
+        steps.iter().map(|step| step["train_loss"].as_f64().unwrap()).collect()
+    };
+    let (gpu, cpu) = (losses("gpu"), losses("cpu"));
+    assert_eq!(gpu.len(), 9);
+    for (gpu, cpu) in gpu.iter().zip(&cpu) {
+        assert!((gpu - cpu).abs() < 1e-3 * cpu, "{gpu} {cpu}");
+    }
+}
+
+/// A killed run goes on with the bits of a run that was not.
+#[test]
+fn a_killed_run_goes_on() {
+    let m = with_images();
+    let expected = run(&m, GROWING, "whole", 1);
+    assert!(!of_kind(&expected.events, "module_germinated").is_empty(), "nothing grew");
+    let start = format!("{GROWING} --devices cuda:0 --run-dir killed");
+    let mut command = m.command();
+    command.args(start.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = Process::start(&mut command);
+    let events = || fs::read_to_string(m.path("killed/events.jsonl")).unwrap_or_default();
+    wait_for("some steps", || events().matches("step_completed").count() >= 5);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    m.ok("train --resume killed --quiet");
+    assert_same(&outcome(&m, "killed"), &expected, "killed");
+}
+
+/// Without a driver the command says what is missing before it does anything.
+#[test]
+fn a_missing_driver_is_named() {
+    let m = with_images();
+    let mut command = m.command();
+    let arguments = format!("{BARE} --devices cuda:0 --run-dir none");
+    command.args(arguments.split_whitespace()).env_remove("LD_LIBRARY_PATH");
+    let said = said(output(&mut command));
+    if said.code == Some(0) {
+        return; // a driver is installed on this machine
+    }
+    assert!(said.stderr.starts_with("error: cuda:0: no CUDA driver was found"), "{}", said.stderr);
+    assert!(!m.path("none").exists());
+}
