@@ -20,6 +20,9 @@ HEADERS = sorted(ROOT.glob("crates/**/*.cuh"))
 OPTIONS = ["--std=c++17", "--fmad=false", "--ptxas-options=-v"]
 
 
+ARCHITECTURES = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"]
+
+
 def library():
     folder = pathlib.Path(sysconfig.get_paths()["purelib"]) / "nvidia"
     found = sorted(folder.glob("*/lib/libnvrtc.so.*")) or ["libnvrtc.so"]
@@ -64,7 +67,7 @@ def report(log):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--arch", nargs="+", default=["sm_80", "sm_90a", "sm_100a"])
+    parser.add_argument("--arch", nargs="+", default=ARCHITECTURES)
     parser.add_argument("files", nargs="*", type=pathlib.Path)
     given = parser.parse_args()
     files = [f.resolve() for f in given.files] or sorted(ROOT.glob("crates/**/*.cu"))

@@ -230,9 +230,11 @@ __device__ void finish(const Objective& of, const double* sums, Span<double> rep
     report[8] = 1.0 - rest / spread;
 }
 
-// Adds up the columns, a warp for each, and finishes the report. One block.
-extern "C" __global__ void columns_sum(Span<const double> columns, Span<double> report,
-                                       const __grid_constant__ Objective of) {
+// Adds up the columns, a warp for each, and finishes the report. One block of 1024 threads, for which
+// the compiler must leave room in registers.
+extern "C" __global__ void __launch_bounds__(1024)
+    columns_sum(Span<const double> columns, Span<double> report,
+                const __grid_constant__ Objective of) {
     __shared__ double front[FRONT];
     u32 lane = threadIdx.x % 32, count = FRONT + OF_HEAD * of.count;
     for (u32 column = threadIdx.x / 32; column < count; column += blockDim.x / 32) {
