@@ -14,6 +14,7 @@ struct Rewards {
 
 // Adds to the rewards of a step.
 extern "C" __global__ void reward(Span<float> row, Rewards of) {
+    locate(row);
     if (first() < row.len) row[first()] += of.rewards[first()];
 }
 
@@ -78,6 +79,7 @@ extern "C" __global__ void targets(Span<const float> rewards, Span<const float> 
                                    Span<const float> bootstraps, Span<const u8> truncated,
                                    Span<const u8> terminated, Span<float> a, Span<float> returns,
                                    Span<double> stats, Values v) {
+    locate(rewards, values, bootstraps, truncated, terminated, a, returns, stats);
     Trajectories of = {rewards, values, bootstraps, truncated, terminated};
     for (u32 env = threadIdx.x; env < v.envs; env += blockDim.x) advantages(of, v, env, a);
     __syncthreads();
@@ -112,5 +114,6 @@ struct Norm {
 
 // One thread.
 extern "C" __global__ void normalise(Span<float> a, Span<float> returns, Norm of) {
+    locate(a, returns);
     normalise_all(of.returns_std, of.mean, of.std, a, returns);
 }

@@ -138,11 +138,13 @@ __device__ void gather_any(Span<const T> images, Span<const u32> labels, Span<co
 extern "C" __global__ void gather_bytes(Span<const u8> images, Span<const u32> labels,
                                         Span<const u32> order, Span<float> inputs,
                                         Span<u32> targets, Values values) {
+    locate(images, labels, order, inputs, targets);
     gather_any(images, labels, order, inputs, targets, values);
 }
 
 extern "C" __global__ void gather_floats(Span<const float> images, Span<const u32> labels,
                                          Span<const u32> order, Span<float> inputs,
                                          Span<u32> targets, Values values) {
+    locate(images, labels, order, inputs, targets);
     gather_any(images, labels, order, inputs, targets, values);
 }

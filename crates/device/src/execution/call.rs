@@ -63,7 +63,8 @@ impl Operand {
 }
 
 /// A kernel of a source: declared beside the file, as
-/// `extern "C" __global__ void entry(Span<…> …, Values values)`. It uses `blockIdx.x` only.
+/// `extern "C" __global__ void entry(Span<…> …, Values values)`. It begins with `locate` of its spans,
+/// and uses `blockIdx.x` only: `blockIdx.y` is the member of a call for several.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Kernel {
     /// The file it is in.

@@ -2,12 +2,17 @@
 //
 // A tensor comes as a span: its first element and its number of elements. An index out of bounds is
 // undefined on a GPU; with MERISTEM_CHECKED it is a device fault.
+//
+// A call may run for several members at once, such as networks of one plan: blockIdx.y is the
+// member, and a span then has a row of addresses, one for each member, with its first element as an
+// offset to them. So a kernel begins with `locate` of all its spans.
 #pragma once
 
 template <class T>
 struct Span {
     T* data;
     long long len;
+    const unsigned long long* row;  // null: `data` is the address
 
     __device__ __forceinline__ T& operator[](long long i) const {
 #ifdef MERISTEM_CHECKED
@@ -24,4 +29,13 @@ __device__ __forceinline__ long long first() {
 }
 __device__ __forceinline__ long long threads() {
     return (long long)gridDim.x * blockDim.x;
+}
+
+// Turns spans into those of this block's member.
+template <class... Spans>
+__device__ __forceinline__ void locate(Spans&... spans) {
+    ((spans.data = spans.row ? (decltype(spans.data))(spans.row[blockIdx.y] +
+                                                      (unsigned long long)spans.data)
+                             : spans.data),
+     ...);
 }

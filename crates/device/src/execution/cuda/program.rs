@@ -30,8 +30,11 @@ unsafe impl Send for BoundCall {}
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Span {
-    address: u64,
+    /// Address of the first element, or its offset to each address of the row.
+    data: u64,
     len: i64,
+    /// Address of a row of addresses, one for each member of a call; 0 for none.
+    row: u64,
 }
 
 impl Bound {
@@ -123,8 +126,8 @@ fn pieces<'a>(call: &'a Call, record: &'a Record) -> impl Iterator<Item = Piece>
 /// As the kernel gets them.
 fn spans<'a>(call: &'a Call, record: &'a Record) -> impl Iterator<Item = Span> + 'a {
     pieces(call, record).map(|Piece { argument, start, len }| {
-        let address = if len == 0 { 0 } else { record.args[argument].address() + start as u64 };
-        Span { address, len: len as i64 }
+        let data = if len == 0 { 0 } else { record.args[argument].address() + start as u64 };
+        Span { data, len: len as i64, row: 0 }
     })
 }
 
@@ -191,6 +194,6 @@ mod tests {
 
     #[test]
     fn a_span_has_the_layout_of_the_header() {
-        assert_eq!((size_of::<Span>(), align_of::<Span>()), (16, 8));
+        assert_eq!((size_of::<Span>(), align_of::<Span>()), (24, 8));
     }
 }

@@ -4,6 +4,7 @@
 typedef unsigned int u32;
 
 extern "C" __global__ void set(Span<u32> x, u32 value) {
+    locate(x);
     for (long long i = first(); i < x.len; i += threads()) x[i] = value;
 }
 
@@ -13,14 +14,17 @@ __device__ u32 read(Span<const u32> from, long long i) {
 }
 
 extern "C" __global__ void mix0(Span<u32> x) {
+    locate(x);
     for (long long i = first(); i < x.len; i += threads()) x[i] = 3 * x[i] + (u32)i;
 }
 
 extern "C" __global__ void mix1(Span<const u32> a, Span<u32> x) {
+    locate(a, x);
     for (long long i = first(); i < x.len; i += threads()) x[i] = 3 * x[i] + (u32)i + read(a, i);
 }
 
 extern "C" __global__ void mix2(Span<const u32> a, Span<const u32> b, Span<u32> x) {
+    locate(a, b, x);
     for (long long i = first(); i < x.len; i += threads()) {
         x[i] = 3 * x[i] + (u32)i + read(a, i) + read(b, i);
     }
@@ -28,6 +32,7 @@ extern "C" __global__ void mix2(Span<const u32> a, Span<const u32> b, Span<u32> 
 
 // Sums of the blocks' elements, by a tree in shared memory.
 extern "C" __global__ void sum_blocks(Span<const u32> x, Span<u32> sums) {
+    locate(x, sums);
     extern __shared__ u32 part[];
     part[threadIdx.x] = first() < x.len ? x[first()] : 0;
     __syncthreads();
@@ -46,11 +51,13 @@ struct Line {
 
 // y[i] = slope x[i] + offset for i >= from.
 extern "C" __global__ void line(Span<const float> x, Span<float> y, Line line) {
+    locate(x, y);
     for (long long i = first(); i < x.len; i += threads()) {
         if (i >= line.from) y[i] = line.slope * x[i] + line.offset;
     }
 }
 
 extern "C" __global__ void trap(Span<u32> x) {
+    locate(x);
     if (x[0] == 7) __trap();
 }

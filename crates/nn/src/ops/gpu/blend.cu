@@ -22,6 +22,7 @@ __device__ __forceinline__ float weight(Span<const float> gate, float a, i64 i, 
 extern "C" __global__ void blend_forward(Span<const float> h, Span<const float> m,
                                          Span<const float> x, Span<const float> gate,
                                          Span<const float> alpha, Span<float> y, Mix of) {
+    locate(h, m, x, gate, alpha, y);
     i64 i = first();
     if (i >= y.len) return;
     float a = alpha[0], host = h[i];
@@ -39,6 +40,7 @@ extern "C" __global__ void blend_gradient(Span<const float> h, Span<const float>
                                           Span<const float> x, Span<const float> gate,
                                           Span<const float> alpha, Span<const float> dy,
                                           Span<float> dh, Span<float> dm, Span<float> dx, Mix of) {
+    locate(h, m, x, gate, alpha, dy, dh, dm, dx);
     i64 i = first();
     if (i >= dy.len) return;
     float a = alpha[0], d = dy[i], to_h, to_m, to_x = 0.0f;
@@ -61,6 +63,7 @@ extern "C" __global__ void blend_gradient(Span<const float> h, Span<const float>
 extern "C" __global__ void gate_gradient(Span<const float> h, Span<const float> m,
                                          Span<const float> alpha, Span<const float> dy,
                                          Span<float> dgate, Mix of) {
+    locate(h, m, alpha, dy, dgate);
     __shared__ double part[THREADS];
     if (dgate.len == 0) return;
     i64 sample = (i64)blockIdx.x * of.each.by;
@@ -78,6 +81,7 @@ extern "C" __global__ void gate_gradient(Span<const float> h, Span<const float> 
 
 extern "C" __global__ void tanh_mix(Span<const float> x, Span<const float> y, Span<const float> s,
                                     Span<float> out) {
+    locate(x, y, s, out);
     i64 i = first();
     if (i < out.len) out[i] = x[i] + tanh_(s[0]) * (y[i] - x[i]);
 }
@@ -92,6 +96,7 @@ extern "C" __global__ void tanh_mix_gradient(Span<const float> x, Span<const flo
                                              Span<const float> s, Span<const float> dout,
                                              Span<float> dx, Span<float> dy, Span<double> partial,
                                              Chunks of) {
+    locate(x, y, s, dout, dx, dy, partial);
     __shared__ double part[THREADS];
     float t = tanh_(s[0]);
     i64 begin = (i64)blockIdx.x * of.chunk, left = dout.len - begin;
@@ -111,6 +116,7 @@ extern "C" __global__ void tanh_mix_gradient(Span<const float> x, Span<const flo
 // ds += (1 - tanh²)·Σ; one block, which adds the parts.
 extern "C" __global__ void tanh_mix_scalar(Span<const double> partial, Span<const float> s,
                                            Span<float> ds) {
+    locate(partial, s, ds);
     __shared__ double part[THREADS];
     double sum = 0.0;
     for (i64 i = threadIdx.x; i < partial.len; i += blockDim.x) sum += partial[i];

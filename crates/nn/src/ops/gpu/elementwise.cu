@@ -6,11 +6,13 @@ struct Constant {
 };
 
 extern "C" __global__ void fill(Span<float> y, Constant c) {
+    locate(y);
     i64 i = first();
     if (i < y.len) y[i] = c.value;
 }
 
 extern "C" __global__ void multiply(Span<float> y, Constant c) {
+    locate(y);
     i64 i = first();
     if (i < y.len) y[i] *= c.value;
 }
@@ -22,12 +24,14 @@ struct Options {
 };
 
 extern "C" __global__ void pass(Span<const float> x, Span<float> y, Options o) {
+    locate(x, y);
     i64 i = first();
     if (i < y.len) put(y[i], x[i], o.accumulate);
 }
 
 // NaN stays NaN.
 extern "C" __global__ void forward(Span<const float> x, Span<float> y, Options o) {
+    locate(x, y);
     i64 i = first();
     if (i >= y.len) return;
     float v = x[i];
@@ -36,6 +40,7 @@ extern "C" __global__ void forward(Span<const float> x, Span<float> y, Options o
 
 extern "C" __global__ void gradient(Span<const float> y, Span<const float> dy, Span<float> dx,
                                     Options o) {
+    locate(y, dy, dx);
     i64 i = first();
     if (i >= dx.len) return;
     float v = y[i], d = dy[i];
@@ -46,6 +51,7 @@ extern "C" __global__ void gradient(Span<const float> y, Span<const float> dy, S
 }
 
 extern "C" __global__ void add(Span<const float> a, Span<const float> b, Span<float> y) {
+    locate(a, b, y);
     i64 i = first();
     if (i < y.len) y[i] = a[i] + b[i];
 }
@@ -61,6 +67,7 @@ struct Channels {
 // y = factor · x · scale; the gradient with respect to x is the same with dy in the place of x.
 extern "C" __global__ void scale(Span<const float> x, Span<const float> scale, Span<float> y,
                                  Channels of) {
+    locate(x, scale, y);
     i64 i = first();
     if (i >= y.len) return;
     u32 c = i % of.c;
@@ -71,6 +78,7 @@ extern "C" __global__ void scale(Span<const float> x, Span<const float> scale, S
 // dscale[n][c] = factor · Σ over pixels of dy · x, in f64. One warp for a sample and channel.
 extern "C" __global__ void scale_gradient(Span<const float> x, Span<const float> dy,
                                           Span<float> dscale, Channels of) {
+    locate(x, dy, dscale);
     i64 at = first() / 32;
     u32 lane = threadIdx.x % 32;
     double sum = 0.0;

@@ -64,6 +64,7 @@ __device__ T group_sum(T value, T* part, const Group& of) {
 extern "C" __global__ void group_forward(Span<const float> x, Span<const float> gamma,
                                          Span<const float> beta, Span<float> y, Span<float> mean,
                                          Span<float> invstd, Group of) {
+    locate(x, gamma, beta, y, mean, invstd);
     __shared__ Pair part[THREADS];
     Part at(of);
     Pair sums = {0.0, 0.0};
@@ -115,6 +116,7 @@ extern "C" __global__ void group_gradient(Span<const float> x, Span<const float>
                                           Span<const float> mean, Span<const float> invstd,
                                           Span<const float> dy, Span<float> dx,
                                           Span<double> partial, Group of) {
+    locate(x, gamma, mean, invstd, dy, dx, partial);
     __shared__ Pair part[THREADS];
     Part at(of);
     float centre = mean[at.saved];
@@ -154,6 +156,7 @@ extern "C" __global__ void group_gradient(Span<const float> x, Span<const float>
 // Adds the sums over all samples to the parameters' gradients.
 extern "C" __global__ void group_parameters(Span<const double> partial, Span<float> dgamma,
                                             Span<float> dbeta, Finish of) {
+    locate(partial, dgamma, dbeta);
     Pair sums = finish(partial, of);
     u32 i = finished_channel(of);
     if (threadIdx.x >= of.columns || i >= of.c) return;

@@ -94,6 +94,7 @@ __device__ void add_train(Sums sums, u32 samples, Span<double> counts, Span<doub
 extern "C" __global__ void __launch_bounds__(512)
     train(Span<const float> logits, Span<const u32> targets, Span<float> gradient,
           Span<double> counts, Span<double> log, Batch of) {
+    locate(logits, targets, gradient, counts, log);
     __shared__ double part[512];
     Sums sums = of_block(logits, targets, gradient, of, part);
     if (threadIdx.x == 0) add_train(sums, of.samples, counts, log);
@@ -103,6 +104,7 @@ extern "C" __global__ void __launch_bounds__(512)
 extern "C" __global__ void __launch_bounds__(512)
     partial(Span<const float> logits, Span<const u32> targets, Span<float> gradient,
             Span<double> partials, Batch of) {
+    locate(logits, targets, gradient, partials);
     __shared__ double part[512];
     Sums sums = of_block(logits, targets, gradient, of, part);
     if (threadIdx.x != 0) return;
@@ -128,6 +130,7 @@ struct Samples {
 
 extern "C" __global__ void train_sum(Span<const double> partials, Span<double> counts,
                                      Span<double> log, Samples of) {
+    locate(partials, counts, log);
     __shared__ double part[128];
     Sums sums = of_all(partials, part);
     if (threadIdx.x == 0) add_train(sums, of.samples, counts, log);
@@ -157,6 +160,7 @@ struct Evaluation {
 extern "C" __global__ void __launch_bounds__(512)
     evaluate(Span<const float> logits, Span<const u32> targets, Span<double> scores,
              Evaluation batch) {
+    locate(logits, targets, scores);
     __shared__ double part[512];
     Span<float> none = {nullptr, 0};
     Sums sums = of_block(logits, targets, none, batch.of, part);
@@ -164,6 +168,7 @@ extern "C" __global__ void __launch_bounds__(512)
 }
 
 extern "C" __global__ void evaluate_sum(Span<const double> partials, Span<double> scores, Rows to) {
+    locate(partials, scores);
     __shared__ double part[128];
     Sums sums = of_all(partials, part);
     add_scores(sums, to, scores);

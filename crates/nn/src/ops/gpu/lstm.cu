@@ -16,6 +16,7 @@ struct Product {
 extern "C" __global__ void inputs(Span<const float> x, Span<const float> weight,
                                   Span<const float> bias_ih, Span<const float> bias_hh,
                                   Span<float> gates, Product of) {
+    locate(x, weight, bias_ih, bias_hh, gates);
     // 66: threads that store 16 inputs of two rows meet no bank twice.
     __shared__ float rows[16][66], columns[16][64];
     i64 first_row = (i64)(blockIdx.x / of.tiles) * 64;
@@ -107,6 +108,7 @@ __device__ float by_state(const float* state, Span<const float> weight, const Sh
 extern "C" __global__ void __launch_bounds__(1024)
     forward(Span<const float> keep, Span<const float> state, Span<const float> weight,
             Span<float> h, Span<float> c, Span<float> gates, Span<float> last, Shape of) {
+    locate(keep, state, weight, h, c, gates, last);
     extern __shared__ float shared[];
     u32 n = of.hidden, sequence = blockIdx.x;
     float *h_before = shared, *c_before = shared + n, *active = shared + 2 * n;
@@ -144,6 +146,7 @@ extern "C" __global__ void __launch_bounds__(1024)
 
 extern "C" __global__ void states_before(Span<const float> h, Span<const float> keep,
                                          Span<const float> state, Span<float> to, Shape of) {
+    locate(h, keep, state, to);
     i64 i = first();
     if (i >= to.len) return;
     i64 row = i / of.hidden;
@@ -183,6 +186,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     backward(Span<const float> keep, Span<const float> state, Span<const float> weight,
              Span<const float> c, Span<const float> gates, Span<const float> dh,
              Span<float> dgates, Span<float> dstate, Shape of) {
+    locate(keep, state, weight, c, gates, dh, dgates, dstate);
     extern __shared__ float shared[];
     Saved saved = {keep, state, c, gates, dh};
     u32 n = of.hidden, sequence = blockIdx.x, lane = threadIdx.x % 32;

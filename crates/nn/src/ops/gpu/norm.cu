@@ -61,6 +61,7 @@ __device__ void leave(Pair sums, const Tile& at, u32 c, Span<double> partial) {
 // Sums of the distance from the first pixel, and of its square. A distance from one of the values
 // is exactly 0 in a constant channel, and f64 leaves nothing else to cancel.
 extern "C" __global__ void batch_sums(Span<const float> x, Span<double> partial, Tiles of) {
+    locate(x, partial);
     Tile at(of);
     double shift = at.channel < of.c ? (double)x[at.channel] : 0.0;
     Pair sums = {0.0, 0.0};
@@ -75,6 +76,7 @@ extern "C" __global__ void batch_sums(Span<const float> x, Span<double> partial,
 
 extern "C" __global__ void batch_moments(Span<const float> x, Span<const double> partial,
                                          Span<float> mean, Span<float> var, Finish of) {
+    locate(x, partial, mean, var);
     Pair sums = finish(partial, of);
     u32 channel = finished_channel(of);
     if (threadIdx.x >= of.columns || channel >= of.c) return;
@@ -94,6 +96,7 @@ struct Running {
 extern "C" __global__ void update_running(Span<const float> mean, Span<const float> var,
                                           Span<float> running_mean, Span<float> running_var,
                                           Span<i64> batches, Running of) {
+    locate(mean, var, running_mean, running_var, batches);
     i64 i = first();
     if (i < mean.len) {
         running_mean[i] = of.rest * running_mean[i] + of.momentum * mean[i];
@@ -123,6 +126,7 @@ __device__ Affine affine(Span<const float> mean, Span<const float> var, Span<con
 extern "C" __global__ void batch_forward(Span<const float> x, Span<const float> mean,
                                          Span<const float> var, Span<const float> gamma,
                                          Span<const float> beta, Span<float> y, Batch of) {
+    locate(x, mean, var, gamma, beta, y);
     Tile at(of.tiles);
     Affine z = affine(mean, var, gamma, beta, at, of);
     for (u32 p = at.first; p < at.end; p += BATCH * at.rows) {
@@ -152,6 +156,7 @@ extern "C" __global__ void batch_forward_pooled(Span<const float> x, Span<const 
                                                 Span<const float> var, Span<const float> gamma,
                                                 Span<const float> beta, Span<float> y,
                                                 Span<u8> codes, Batch of) {
+    locate(x, mean, var, gamma, beta, y, codes);
     Tile at(of.tiles);
     Affine z = affine(mean, var, gamma, beta, at, of);
     u32 c = of.tiles.c, row = of.w * c;
@@ -179,6 +184,7 @@ extern "C" __global__ void batch_gradient_sums(Span<const float> x, Span<const f
                                                Span<const float> var, Span<const float> gamma,
                                                Span<const float> beta, Span<const float> dy,
                                                Span<double> partial, Batch of) {
+    locate(x, mean, var, gamma, beta, dy, partial);
     Tile at(of.tiles);
     Affine z = affine(mean, var, gamma, beta, at, of);
     Pair sums = {0.0, 0.0};
@@ -198,6 +204,7 @@ extern "C" __global__ void batch_gradient_sums(Span<const float> x, Span<const f
 extern "C" __global__ void batch_gradient_sums_pooled(Span<const float> x, Span<const float> mean,
                                                       Span<const float> dy, Span<const u8> codes,
                                                       Span<double> partial, Batch of) {
+    locate(x, mean, dy, codes, partial);
     Tile at(of.tiles);
     u32 c = of.tiles.c, row = of.w * c;
     float centre = at.channel < c ? mean[at.channel] : 0.0f;
@@ -220,6 +227,7 @@ extern "C" __global__ void batch_coefficients(Span<const double> partial, Span<c
                                               Span<const float> gamma, Span<float> dgamma,
                                               Span<float> dbeta, Span<float> coefficients,
                                               Finish of) {
+    locate(partial, var, gamma, dgamma, dbeta, coefficients);
     Pair sums = finish(partial, of);
     u32 i = finished_channel(of);
     if (threadIdx.x >= of.columns || i >= of.c) return;
@@ -236,6 +244,7 @@ extern "C" __global__ void batch_input_gradient(Span<const float> x, Span<const 
                                                 Span<const float> beta,
                                                 Span<const float> coefficients,
                                                 Span<const float> dy, Span<float> dx, Batch of) {
+    locate(x, mean, beta, coefficients, dy, dx);
     Tile at(of.tiles);
     u32 c = of.tiles.c, i = at.channel;
     if (i >= c) return;
@@ -265,6 +274,7 @@ extern "C" __global__ void batch_input_gradient_pooled(Span<const float> x, Span
                                                        Span<const float> coefficients,
                                                        Span<const float> dy, Span<const u8> codes,
                                                        Span<float> dx, Batch of) {
+    locate(x, mean, coefficients, dy, codes, dx);
     Tile at(of.tiles);
     u32 c = of.tiles.c, i = at.channel;
     if (i >= c) return;

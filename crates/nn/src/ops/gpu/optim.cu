@@ -34,6 +34,7 @@ __device__ __forceinline__ Part part_of(const Ranges& ranges, u32 chunk) {
 // Sums of squares of chunks of 4096 elements, in f64; 256 threads.
 extern "C" __global__ void squares(Span<const float> gradient, Span<double> partials,
                                    const __grid_constant__ Ranges ranges) {
+    locate(gradient, partials);
     __shared__ double part[256];
     Part of = part_of(ranges, 4096);
     double sum = 0.0;
@@ -61,6 +62,7 @@ struct Tensors {
 extern "C" __global__ void norms(Span<const double> partials, Span<double> carried,
                                  Span<double> row, Span<float> clip,
                                  const __grid_constant__ Tensors of) {
+    locate(partials, carried, row, clip);
     __shared__ double square[120];
     __shared__ u32 flags[120];
     for (u32 tensor = threadIdx.x / 32; tensor < of.count; tensor += blockDim.x / 32) {
@@ -101,6 +103,7 @@ extern "C" __global__ void norms(Span<const double> partials, Span<double> carri
 // Scales chunks of 1024 elements; most gradients are within bounds, and are not written.
 extern "C" __global__ void clip(Span<float> gradient, Span<const float> coefficient,
                                 const __grid_constant__ Ranges ranges) {
+    locate(gradient, coefficient);
     float factor = coefficient[0];
     if (factor == 1.0f) return;
     Part of = part_of(ranges, 1024);
@@ -109,6 +112,7 @@ extern "C" __global__ void clip(Span<float> gradient, Span<const float> coeffici
 
 // Behind the last block that reads the coefficient.
 extern "C" __global__ void clipped(Span<float> coefficient) {
+    locate(coefficient);
     if (first() == 0) coefficient[0] = 1.0f;
 }
 
@@ -123,6 +127,7 @@ struct Sgd {
 extern "C" __global__ void sgd(Span<const float> gradient, Span<const float> clip,
                                Span<float> values, Span<float> momentum,
                                const __grid_constant__ Sgd of) {
+    locate(gradient, clip, values, momentum);
     float factor = clip[0];
     Part part = part_of(of.ranges, 1024);
     for (u32 at = threadIdx.x; at < part.len; at += blockDim.x) {
@@ -152,6 +157,7 @@ __device__ double power(double x, i64 n) {
 // Counts a step of Adam, and finds its rate and root (`AdamStep`), which are the same for all
 // elements.
 extern "C" __global__ void adam_begin(Span<i64> steps, Span<float> corrections, Decays of) {
+    locate(steps, corrections);
     if (first() != 0) return;
     i64 step = steps[0] + 1;
     steps[0] = step;
@@ -171,6 +177,7 @@ extern "C" __global__ void adam(Span<const float> gradient, Span<const float> cl
                                 Span<const float> corrections, Span<float> values,
                                 Span<float> average, Span<float> square,
                                 const __grid_constant__ Adam of) {
+    locate(gradient, clip, corrections, values, average, square);
     float factor = clip[0], rate = corrections[0], root = corrections[1];
     Part part = part_of(of.ranges, 1024);
     for (u32 at = threadIdx.x; at < part.len; at += blockDim.x) {

@@ -150,6 +150,7 @@ extern "C" __global__ void rows_forward(Span<const float> outputs, Span<const u3
                                         Span<float> gradient, Span<float> reference,
                                         Span<double> columns,
                                         const __grid_constant__ Objective of) {
+    locate(outputs, choices, legal, advantages, returns, gradient, reference, columns);
     extern __shared__ float terms[];
     Batch batch = {outputs, choices, legal, advantages, returns};
     Span<const float> p = {gradient.data, gradient.len};
@@ -235,6 +236,7 @@ __device__ void finish(const Objective& of, const double* sums, Span<double> rep
 extern "C" __global__ void __launch_bounds__(1024)
     columns_sum(Span<const double> columns, Span<double> report,
                 const __grid_constant__ Objective of) {
+    locate(columns, report);
     __shared__ double front[FRONT];
     u32 lane = threadIdx.x % 32, count = FRONT + OF_HEAD * of.count;
     for (u32 column = threadIdx.x / 32; column < count; column += blockDim.x / 32) {
@@ -286,6 +288,7 @@ extern "C" __global__ void rows_backward(Span<const float> outputs, Span<const u
                                          Span<float> gradient, Span<const float> reference,
                                          Span<const double> report,
                                          const __grid_constant__ Objective of) {
+    locate(outputs, choices, legal, advantages, returns, gradient, reference, report);
     extern __shared__ float terms[];
     Batch batch = {outputs, choices, legal, advantages, returns};
     i64 row = blockIdx.x, at = row * (of.logits + 1), masks = row * of.logits;

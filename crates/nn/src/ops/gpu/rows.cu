@@ -10,6 +10,7 @@ struct Lookup {
 
 extern "C" __global__ void embed(Span<const u32> indices, Span<const float> table, Span<float> y,
                                  Lookup of) {
+    locate(indices, table, y);
     u32 i = (u32)first();
     if (i >= y.len) return;
     u32 c, n = of.size.divide(i, c);
@@ -20,6 +21,7 @@ extern "C" __global__ void embed(Span<const u32> indices, Span<const float> tabl
 // adds those rows of dy in their order.
 extern "C" __global__ void embed_gradient(Span<const u32> indices, Span<const float> dy,
                                           Span<float> table, Lookup of) {
+    locate(indices, dy, table);
     __shared__ u32 named[THREADS];
     __shared__ u32 counts[THREADS / 32];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -47,6 +49,7 @@ extern "C" __global__ void embed_gradient(Span<const u32> indices, Span<const fl
 }
 
 extern "C" __global__ void copy_indices(Span<const u32> from, Span<u32> to) {
+    locate(from, to);
     i64 i = first();
     if (i < to.len) to[i] = from[i];
 }
@@ -65,11 +68,13 @@ __device__ __forceinline__ i64 in_whole(u32 i, const Columns& at) {
 }
 
 extern "C" __global__ void put_columns(Span<const float> part, Span<float> whole, Columns at) {
+    locate(part, whole);
     u32 i = (u32)first();
     if (i < part.len) whole[in_whole(i, at)] = part[i];
 }
 
 extern "C" __global__ void take_columns(Span<const float> whole, Span<float> part, Columns at) {
+    locate(whole, part);
     u32 i = (u32)first();
     if (i < part.len) put(part[i], whole[in_whole(i, at)], at.accumulate);
 }

@@ -148,6 +148,7 @@ extern "C" __global__ void draw(Span<const float> outputs, Span<const u32> legal
                                 Span<unsigned char> legal, Span<float> log_probs,
                                 Span<float> entropies, Span<float> values,
                                 const __grid_constant__ Rules rules) {
+    locate(outputs, legality, step, choices, legal, log_probs, entropies, values);
     extern __shared__ float p[];
     From from = {outputs, legality, step};
     To to = {choices, legal, log_probs, entropies, values};

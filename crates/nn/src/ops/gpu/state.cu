@@ -7,6 +7,7 @@ struct Layout {
 
 extern "C" __global__ void reset_metrics(Span<double> metrics,
                                          const __grid_constant__ Layout of) {
+    locate(metrics);
     i64 i = first();
     if (i < metrics.len) metrics[i] = i < 3 ? of.head[i] : 0.0;
 }
@@ -24,10 +25,12 @@ __device__ __forceinline__ u64* whole(Span<double> count) {
 }
 
 extern "C" __global__ void count_begin(Span<double> count) {
+    locate(count);
     if (first() == 0) *whole(count) = 0;
 }
 
 extern "C" __global__ void count_end(Span<double> count) {
+    locate(count);
     if (first() == 0) count[0] = (double)*whole(count);
 }
 
@@ -36,6 +39,7 @@ extern "C" __global__ void count(Span<const float> a, Span<const float> b, Span<
                                  Span<const float> d, Span<const float> e, Span<const float> f,
                                  Span<const float> g, Span<const float> h, Span<double> count,
                                  Blocks of) {
+    locate(a, b, c, d, e, f, g, h, count);
     __shared__ u32 part[256];
     Span<const float> x = a;
     u32 begin = 0;
@@ -65,6 +69,7 @@ extern "C" __global__ void fingerprint(Span<const u32> a, Span<const u32> b, Spa
                                        Span<const u32> d, Span<const u32> e, Span<const u32> f,
                                        Span<const u32> g, Span<const u32> h, Span<double> halves,
                                        Begin of) {
+    locate(a, b, c, d, e, f, g, h, halves);
     __shared__ u32 tile[2][2048];
     u64 hash = 0xcbf29ce484222325ull;
     if (!of.begins) hash = (u64)halves[0] << 32 | (u64)halves[1];

@@ -200,18 +200,21 @@ __device__ void forward_tile(const Conv& s, Span<const float> x, Span<const floa
 extern "C" __global__ void __launch_bounds__(256, 4)
     forward_wide(Span<const float> x, Span<const float> w, Span<const float> bias, Span<float> y,
                  Conv s) {
+    locate(x, w, bias, y);
     forward_tile<64, 64>(s, x, w, bias, y);
 }
 
 extern "C" __global__ void __launch_bounds__(128)
     forward_narrow(Span<const float> x, Span<const float> w, Span<const float> bias, Span<float> y,
                    Conv s) {
+    locate(x, w, bias, y);
     forward_tile<128, 16>(s, x, w, bias, y);
 }
 
 extern "C" __global__ void __launch_bounds__(64)
     forward_small(Span<const float> x, Span<const float> w, Span<const float> bias, Span<float> y,
                   Conv s) {
+    locate(x, w, bias, y);
     forward_tile<32, 32>(s, x, w, bias, y);
 }
 
@@ -262,16 +265,19 @@ __device__ void data_tile(const Conv& s, Span<const float> dy, Span<const float>
 
 extern "C" __global__ void __launch_bounds__(256, 4)
     data_wide(Span<const float> dy, Span<const float> w, Span<float> dx, Conv s) {
+    locate(dy, w, dx);
     data_tile<64, 64>(s, dy, w, dx);
 }
 
 extern "C" __global__ void __launch_bounds__(128)
     data_narrow(Span<const float> dy, Span<const float> w, Span<float> dx, Conv s) {
+    locate(dy, w, dx);
     data_tile<128, 16>(s, dy, w, dx);
 }
 
 extern "C" __global__ void __launch_bounds__(64)
     data_small(Span<const float> dy, Span<const float> w, Span<float> dx, Conv s) {
+    locate(dy, w, dx);
     data_tile<32, 32>(s, dy, w, dx);
 }
 
@@ -338,15 +344,18 @@ __device__ void weight_tile(const Conv& s, Span<const float> x, Span<const float
 
 extern "C" __global__ void __launch_bounds__(256, 3)
     weight_wide(Span<const float> x, Span<const float> dy, Span<float> sums, Conv s) {
+    locate(x, dy, sums);
     weight_tile<64, 64>(s, x, dy, sums);
 }
 
 extern "C" __global__ void __launch_bounds__(64)
     weight_narrow(Span<const float> x, Span<const float> dy, Span<float> sums, Conv s) {
+    locate(x, dy, sums);
     weight_tile<64, 16>(s, x, dy, sums);
 }
 
 extern "C" __global__ void __launch_bounds__(64)
     weight_small(Span<const float> x, Span<const float> dy, Span<float> sums, Conv s) {
+    locate(x, dy, sums);
     weight_tile<32, 32>(s, x, dy, sums);
 }

@@ -5,6 +5,7 @@
 extern "C" __global__ void __launch_bounds__(256)
     depthwise_forward(Span<const float> x, Span<const float> w, Span<const float> bias,
                       Span<float> y, Conv s) {
+    locate(x, w, bias, y);
     u32 i = first();
     if (i >= y.len) return;
     u32 c = i % s.out_c, pixel = i / s.out_c, row = pixel / s.out_w;
@@ -25,6 +26,7 @@ extern "C" __global__ void __launch_bounds__(256)
 
 extern "C" __global__ void __launch_bounds__(256)
     depthwise_data(Span<const float> dy, Span<const float> w, Span<float> dx, Conv s) {
+    locate(dy, w, dx);
     u32 i = first();
     if (i >= dx.len) return;
     u32 c = i % s.in_c, pixel = i / s.in_c, row = pixel / s.in_w;
@@ -51,6 +53,7 @@ constexpr u32 TAPS = 10;
 // block's 8 rows of 32 threads each takes every eighth pixel.
 extern "C" __global__ void __launch_bounds__(256)
     depthwise_weight(Span<const float> x, Span<const float> dy, Span<float> sums, Conv s) {
+    locate(x, dy, sums);
     __shared__ float shared[TAPS][8][32];
     u32 tiles = (s.out_c + 31) / 32, t = threadIdx.x, lane = t % 32, row = t / 32, first, end;
     u32 part = blockIdx.x / tiles, c = blockIdx.x % tiles * 32 + lane, taps = s.kh * s.kw;

@@ -14,6 +14,7 @@ constexpr u32 THREADS = 256;
 // for a variance far below the squared mean.
 extern "C" __global__ void __launch_bounds__(256)
     statistics_parts(Span<const float> y, Span<double> sums, Statistics s) {
+    locate(y, sums);
     __shared__ double shared[2][THREADS];
     u32 tiles = (s.channels + s.lanes - 1) / s.lanes, t = threadIdx.x, rows = THREADS / s.lanes;
     u32 part = blockIdx.x / tiles, channel = blockIdx.x % tiles * s.lanes + t % s.lanes;
@@ -45,6 +46,7 @@ extern "C" __global__ void __launch_bounds__(256)
 // Mean and biased variance of a channel. One warp each.
 extern "C" __global__ void __launch_bounds__(256)
     statistics_finish(Span<const double> sums, Span<float> mean, Span<float> var, Statistics s) {
+    locate(sums, mean, var);
     u32 channel = first() / 32, lane = threadIdx.x % 32;
     double sum = 0.0, square = 0.0;
     if (channel < s.channels) {
@@ -77,6 +79,7 @@ struct Finish {
 // with every eighth part.
 extern "C" __global__ void __launch_bounds__(256)
     weight_finish(Span<const float> sums, Span<float> dw, Span<float> db, Finish f) {
+    locate(sums, dw, db);
     __shared__ double shared[THREADS];
     u32 t = threadIdx.x, at = blockIdx.x * 32 + t % 32, all = f.weights + f.channels;
     double sum = 0.0;

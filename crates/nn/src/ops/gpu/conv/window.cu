@@ -199,17 +199,20 @@ __device__ __forceinline__ void window_tile(const Window& s, Span<const float> x
 extern "C" __global__ void __launch_bounds__(128, 4)
     forward_3x3(Span<const float> x, Span<const float> w, Span<const float> bias, Span<float> y,
                 Window s) {
+    locate(x, w, bias, y);
     window_tile<false, false>(s, x, w, bias, y, {nullptr, 0});
 }
 
 extern "C" __global__ void __launch_bounds__(128, 4)
     statistics_3x3(Span<const float> x, Span<const float> w, Span<const float> bias,
                    Span<float> y, Span<double> sums, Window s) {
+    locate(x, w, bias, y, sums);
     window_tile<false, true>(s, x, w, bias, y, sums);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 4)
     data_3x3(Span<const float> dy, Span<const float> w, Span<float> dx, Window s) {
+    locate(dy, w, dx);
     window_tile<true, false>(s, dy, w, {nullptr, 0}, dx, {nullptr, 0});
 }
 
@@ -310,6 +313,7 @@ __device__ __forceinline__ void write_sums(const Window& s, const float* shared,
 extern "C" __global__ void __launch_bounds__(128, 4)
     weight_3x3(Span<const float> x, Span<const float> dy, Span<float> sums, Span<float> db,
                Window s) {
+    locate(x, dy, sums, db);
     extern __shared__ float4 shared4[];
     float* shared = reinterpret_cast<float*>(shared4);
     u32 chunk = s.in_c < CHUNK ? s.in_c : CHUNK, chunks = (s.in_c + chunk - 1) / chunk;
