@@ -60,7 +60,9 @@ pub use ground::{Act, Counts, CudaError, Owner, OwnerUse, Property};
 pub use ground::{DType, DeviceId, Element, MAX_DIMS, MappedFile, MemoryFormat, Shape};
 pub use ground::{Error, Race, RaceAccess, RaceKind, Result};
 pub use ground::{Isa, IsaError, isa, random, simd};
-pub use handles::{Device, DeviceOptions, Event, Expect, Extent, Group, Launch, Stream, Tensor};
+pub use handles::{
+    Device, DeviceOptions, Event, Expect, Extent, Group, Launch, Launches, Stream, Tensor,
+};
 pub use handles::{MemoryAround, MemoryReport, read_back, read_back_as, read_back_f64};
 pub use hooks::POISON;
 pub use observers::{ActSite, HotScope, Policy, ScopeReport, Span, Trace, TraceReport};

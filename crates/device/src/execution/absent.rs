@@ -68,6 +68,10 @@ impl Task {
     pub(crate) fn record_mut(&mut self) -> &mut Record {
         match self.0 {}
     }
+
+    pub(crate) fn is_placed(&self) -> bool {
+        match self.0 {}
+    }
 }
 
 /// One of the device's streams.
@@ -93,6 +97,10 @@ impl Track {
         _record: Record,
         _counters: &Counters,
     ) -> Result<Task> {
+        match self.0 {}
+    }
+
+    pub(crate) fn fuse(&self, _tasks: Vec<Task>, _counters: &Counters) -> Result<Option<Task>> {
         match self.0 {}
     }
 

@@ -2,10 +2,13 @@
 //! the launch's arguments before anything is enqueued. They are part of every build; only a build
 //! with the `cuda` feature runs them.
 
+use crate::ground::sync::{Arc, Mutex};
 use crate::ground::{DType, Element, Use};
 use bytemuck::Pod;
 use smallvec::SmallVec;
+use std::any::Any;
 use std::ffi::CStr;
+use std::fmt;
 
 /// A file of CUDA C++ kernels. It is compiled when one of them is first called; `meristem.cuh` is
 /// among its headers.
@@ -63,8 +66,8 @@ impl Operand {
 }
 
 /// A kernel of a source: declared beside the file, as
-/// `extern "C" __global__ void entry(Span<…> …, Values values)`. It begins with `locate` of its spans,
-/// and uses `blockIdx.x` only: `blockIdx.y` is the member of a call for several.
+/// `extern "C" __global__ void entry(Span<…> …, Values values)`. It begins with `locate` of its
+/// spans, and uses `blockIdx.x` only: `blockIdx.y` is the member of a call for several.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Kernel {
     /// The file it is in.
@@ -144,19 +147,41 @@ impl Call {
     }
 }
 
-/// The calls of a launch, one after the other.
-#[derive(Debug, Clone, Default)]
-pub struct Program(pub(crate) Vec<Call>);
+/// The calls of a launch, one after the other. A handle: clones are the same program. One that is
+/// launched again is not bound to its kernels again.
+#[derive(Clone)]
+pub struct Program(pub(crate) Arc<Calls>);
+
+pub(crate) struct Calls {
+    pub(crate) list: Vec<Call>,
+    /// A device's own form of the program, for each that it was launched on.
+    pub(crate) bound: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
+}
+
+impl Program {
+    /// Whether every call names the pieces of the arguments that are its tensors. Then what it does
+    /// follows from the program alone, whatever the arguments' lengths are.
+    pub(crate) fn is_placed(&self) -> bool {
+        self.0.list.iter().all(|call| call.pieces.is_some())
+    }
+}
 
 impl From<Call> for Program {
     fn from(call: Call) -> Program {
-        Program(vec![call])
+        Program::from(vec![call])
     }
 }
 
 impl From<Vec<Call>> for Program {
-    fn from(calls: Vec<Call>) -> Program {
-        Program(calls)
+    fn from(list: Vec<Call>) -> Program {
+        Program(Arc::new(Calls { list, bound: Mutex::default() }))
+    }
+}
+
+impl fmt::Debug for Program {
+    /// Writes the names of the kernels.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.list.iter().map(|call| call.kernel.entry)).finish()
     }
 }
 

@@ -13,4 +13,6 @@ pub enum Property {
     Shape,
     /// The memory format.
     Format,
+    /// Whether it is only read, or written.
+    Access,
 }

@@ -34,28 +34,18 @@ use crate::order::{Part, StreamState, submit_group};
 #[derive(Default)]
 #[must_use = "a group does nothing until `run`"]
 pub struct Group<'a> {
-    parts: Vec<Member<'a>>,
+    pub(super) parts: Vec<Member<'a>>,
 }
 
-/// A launch in the group.
-struct Member<'a> {
-    operation: &'static str,
-    stream: &'a Arc<StreamState>,
-    tensors: Operands<'a>,
-    work: Work,
+/// A launch among others.
+pub(super) struct Member<'a> {
+    pub(super) operation: &'static str,
+    pub(super) stream: &'a Arc<StreamState>,
+    pub(super) tensors: Operands<'a>,
+    pub(super) work: Work,
 }
 
 impl<'a> Group<'a> {
-    pub(crate) fn push(
-        &mut self,
-        operation: &'static str,
-        stream: &'a Arc<StreamState>,
-        tensors: Operands<'a>,
-        work: Work,
-    ) {
-        self.parts.push(Member { operation, stream, tensors, work });
-    }
-
     /// Enqueues all launches, each on its stream. Does not wait for the device, but for room if a
     /// stream's queue is full. If one of the kernels panics, the streams of all of them fail.
     ///
@@ -78,7 +68,7 @@ impl<'a> Group<'a> {
                 .filter(|(tensor, _)| tensor.bytes() > 0)
                 .map(|&(tensor, usage)| (touch(tensor, usage), tensor.stream().state()))
                 .collect();
-            Part { stream, touches, work }
+            Part { stream, touches, work: Some(work) }
         });
         submit_group(parts.collect())
     }

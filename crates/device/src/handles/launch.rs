@@ -1,7 +1,8 @@
 //! Launches: a kernel with its tensors, checked and enqueued onto a stream.
 
 use super::expect::Expect;
-use super::group::Group;
+use super::group::{Group, Member};
+use super::launches::Launches;
 use super::operands::{check_overlap, touch};
 use super::{Launch, Stream, Tensor};
 use crate::execution::{Arg, Args, Program, Record, Transfer, Work};
@@ -120,8 +121,30 @@ impl<'a> Launch<'a> {
         if let Some(act) = self.act {
             state.shared.counters.note(act, self.operation, self.site)?;
         }
-        group.push(self.operation, state, self.tensors, work);
+        group.parts.push(self.member(work));
         Ok(())
+    }
+
+    /// Adds this launch to others that have nothing to do with it, which are enqueued together.
+    ///
+    /// # Errors
+    /// The errors of [`run`](Launch::run) about the arguments, and about a call on a CUDA device.
+    pub fn add<F>(mut self, launches: &mut Launches<'a>, kernel: F) -> Result<()>
+    where
+        F: FnOnce(&mut Args<'_>) + Send + 'static,
+    {
+        self.check_streams()?;
+        check_overlap(self.operation, &self.tensors)?;
+        log_placement(self.operation, || self.placements());
+        let record = self.record(Category::Launch);
+        let work = bound(self.stream.state(), self.program.take(), record, kernel)?;
+        launches.parts.push(self.member(work));
+        Ok(())
+    }
+
+    fn member(self, work: Work) -> Member<'a> {
+        let Launch { stream, operation, tensors, .. } = self;
+        Member { operation, stream: stream.state(), tensors, work }
     }
 
     fn record(&self, category: Category) -> Record {

@@ -9,6 +9,7 @@ mod event;
 mod expect;
 mod group;
 mod launch;
+mod launches;
 mod operands;
 mod options;
 mod report;
@@ -19,6 +20,7 @@ mod transfer;
 pub use event::Event;
 pub use expect::{Expect, Extent};
 pub use group::Group;
+pub use launches::Launches;
 pub use options::DeviceOptions;
 #[cfg(test)]
 pub(crate) use options::Environment;

@@ -113,7 +113,8 @@ pub(crate) fn submit_work<'a, M: Tracked + 'a>(
 pub(crate) struct Part<'a, M> {
     pub(crate) stream: &'a Arc<StreamState>,
     pub(crate) touches: Vec<(Touch<'a, M>, &'a Arc<StreamState>)>,
-    pub(crate) work: Work,
+    /// `None` if another part does this stream's work.
+    pub(crate) work: Option<Work>,
 }
 
 /// Submits works of several streams as one: each waits for earlier work, none for another of the
@@ -128,16 +129,19 @@ pub(crate) fn submit_group<M: Tracked>(parts: Vec<Part<'_, M>>) -> Result<()> {
         for (Touch { storage, usage, .. }, _) in &part.touches {
             storage.hazards().waits(part.stream, *usage, &mut edges)?;
         }
-        if part.stream.shared.checks_order {
+        if let Some(work) = part.work.as_ref().filter(|_| part.stream.shared.checks_order) {
             let seq = part.stream.lock().submitted() + edges.len() as u64 + 1;
             let touches = part.touches.iter().map(|(touch, _)| touch);
-            Seen::new(&edges, touches).ask(part.stream, seq, &part.work)?;
+            Seen::new(&edges, touches).ask(part.stream, seq, work)?;
         }
         before.push(edges);
     }
     let mut all = Vec::with_capacity(parts.len());
     let mut works = Vec::with_capacity(parts.len());
+    let mut streams = Vec::with_capacity(parts.len());
     for (Part { stream, touches, work }, edges) in parts.into_iter().zip(before) {
+        streams.push(stream);
+        let Some(work) = work else { continue };
         let queue = stream.lock();
         if stream.shared.checks_order {
             let seq = queue.submitted() + edges.len() as u64 + 1;
@@ -148,9 +152,9 @@ pub(crate) fn submit_group<M: Tracked>(parts: Vec<Part<'_, M>>) -> Result<()> {
         works.push(Access { stream: stream.clone(), seq });
         all.extend(touches);
     }
-    let ends: Vec<Access> = works
-        .iter()
-        .map(|Access { stream, .. }| {
+    let ends: Vec<Access> = streams
+        .into_iter()
+        .map(|stream| {
             let others = works.iter().filter(|other| !Arc::ptr_eq(&other.stream, stream));
             let edges = others.map(|other| Edge { access: other.clone(), propagates: true });
             let seq = enqueue_waits(stream, stream.lock(), edges.collect());

@@ -3,17 +3,15 @@
 use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
-use meristem_device::Tensor;
+use meristem_device::Launches;
 
-use super::{Network, Snapshot};
+use super::run::Run;
+use super::{LabelledBatch, Network, Snapshot};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 
-/// A batch of one network: inputs and labels, on its stream.
-pub type LabelledBatch<'a> = (&'a Tensor, &'a Tensor);
-
-/// Networks that do the same at the same time, each on its stream. What all of them do goes through
-/// one call, so that a backend can run those of one device and topology as one; on the CPU each
+/// Networks that do the same at the same time, each on its stream. On a CUDA device a step of all of
+/// them is one graph, in which networks of one plan share the calls of its kernels; on the CPU each
 /// network's plan is launched on that network's stream. Nothing here waits for the device.
 ///
 /// The networks are borrowed: a fleet is made where it is used, and costs one list of references.
@@ -47,15 +45,21 @@ impl<'a> Fleet<'a> {
     /// last batch of an epoch may be there for some of them only: these are the first ones.
     ///
     /// # Errors
-    /// [`Error::Argument`] for more batches than networks; nothing has run. As
-    /// [`Network::train_step`]; networks before the one at fault have their step.
+    /// [`Error::Argument`] for more batches than networks; as [`Network::train_step`]: nothing has
+    /// run then. A failed stream, and the errors of
+    /// [`Launches::run`](meristem_device::Launches::run): networks before the one at fault may have
+    /// their step.
     #[track_caller]
     pub fn train_step(&mut self, batches: &[LabelledBatch<'_>]) -> Result<()> {
         self.check("train_step", "batches", batches.len(), 0..=self.len())?;
-        for (network, (inputs, targets)) in self.networks.iter_mut().zip(batches) {
-            network.train_step(inputs, targets)?;
+        let pairs = self.networks.iter_mut().zip(batches);
+        let runs: Vec<Run> =
+            pairs.map(|(network, &batch)| network.training(batch)).collect::<Result<_>>()?;
+        let mut launches = Launches::default();
+        for ((network, batch), run) in self.networks.iter().zip(batches).zip(runs) {
+            network.add(&mut launches, ("train_step", run), batch, 0)?;
         }
-        Ok(())
+        Ok(launches.run()?)
     }
 
     /// Evaluates a batch of each of the first `batches.len()` networks with these rows of its
@@ -74,11 +78,16 @@ impl<'a> Fleet<'a> {
             let expected = format!("one range for each of {} batches", batches.len());
             return Err(Error::argument("eval_rows", "rows", expected, rows.len()));
         }
-        for ((network, (inputs, targets)), rows) in self.networks.iter_mut().zip(batches).zip(rows)
-        {
-            network.eval_rows(inputs, targets, rows.clone())?;
+        let pairs = self.networks.iter_mut().zip(batches).zip(rows);
+        let runs: Vec<Run> = pairs
+            .map(|((network, &batch), rows)| network.evaluation(batch, rows))
+            .collect::<Result<_>>()?;
+        let mut launches = Launches::default();
+        let all = self.networks.iter().zip(batches).zip(rows);
+        for (((network, batch), rows), run) in all.zip(runs) {
+            network.add(&mut launches, ("eval_rows", run), batch, rows.start)?;
         }
-        Ok(())
+        Ok(launches.run()?)
     }
 
     /// Empties the metrics of all; see [`Network::reset_metrics`].

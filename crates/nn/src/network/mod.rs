@@ -19,9 +19,9 @@ mod state;
 use std::ops::Range;
 use std::sync::Arc;
 
-use meristem_device::{DType, Expect, Extent, Owner, Stream, Tensor};
+use meristem_device::{DType, Expect, Extent, Launches, Owner, Stream, Tensor};
 
-pub use self::fleet::{Fleet, LabelledBatch};
+pub use self::fleet::Fleet;
 use self::gradient::Gradient;
 use self::groups::Group;
 use self::growth::Fresh;
@@ -37,6 +37,9 @@ use crate::metrics::MetricsLayout;
 use crate::ops;
 use crate::ops::Target;
 use crate::plan::{self, AlphaPattern, Mode, Phase, Plan, PlanOptions, Step};
+
+/// A batch of one network: inputs and labels, on its stream.
+pub type LabelledBatch<'a> = (&'a Tensor, &'a Tensor);
 
 /// Options of a network besides its graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -201,10 +204,15 @@ impl Network {
     /// [`Error::OneValuePerChannel`], a failed stream.
     #[track_caller]
     pub fn train_step(&mut self, inputs: &Tensor, targets: &Tensor) -> Result<()> {
+        let run = self.training((inputs, targets))?;
+        self.launch("train_step", run, &self.tensors(&[inputs], Some(targets), 0))
+    }
+
+    /// The steps of a training step over this batch, which the network is ready for.
+    fn training(&mut self, (inputs, targets): LabelledBatch<'_>) -> Result<Run> {
         let batch = self.check_batch("train_step", inputs, targets)?;
         let plan = self.plan(batch, Mode::Train)?;
-        let run = Run::of(&plan, Phase::Forward..=Phase::Update);
-        self.launch("train_step", run, &self.tensors(&[inputs], Some(targets), 0))
+        Ok(Run::of(&plan, Phase::Forward..=Phase::Update))
     }
 
     /// Evaluates a batch with row `config` of the alphas: loss and hits are added to that row of
@@ -238,13 +246,22 @@ impl Network {
         targets: &Tensor,
         configs: Range<usize>,
     ) -> Result<()> {
+        let run = self.evaluation((inputs, targets), &configs)?;
+        self.launch("eval_rows", run, &self.tensors(&[inputs], Some(targets), configs.start))
+    }
+
+    /// The steps of an evaluation of this batch with these rows, which the network is ready for.
+    fn evaluation(
+        &mut self,
+        (inputs, targets): LabelledBatch<'_>,
+        configs: &Range<usize>,
+    ) -> Result<Run> {
         let batch = self.check_batch("eval_rows", inputs, targets)?;
-        let pattern = self.pattern("eval_rows", &configs)?;
+        let pattern = self.pattern("eval_rows", configs)?;
         let target = Target::of(self.stream.device());
         let plan = self.topology.rows(RowPlan { batch, pattern, target })?;
         self.make_room(&plan)?;
-        let run = Run::of(&plan, Phase::Forward..=Phase::Backward);
-        self.launch("eval_rows", run, &self.tensors(&[inputs], Some(targets), configs.start))
+        Ok(Run::of(&plan, Phase::Forward..=Phase::Backward))
     }
 
     /// Floating-point operations per sample ([`Graph::flops`]) of one [`Network::eval_rows`] of
@@ -313,6 +330,19 @@ impl Network {
     #[track_caller]
     fn launch(&self, operation: &'static str, run: Run, tensors: &Tensors<'_>) -> Result<()> {
         run.launch((&self.stream, operation), self.options.isa, tensors)
+    }
+
+    /// Adds steps over a batch to the launches of other networks.
+    #[track_caller]
+    fn add<'a>(
+        &'a self,
+        to: &mut Launches<'a>,
+        (operation, run): (&'static str, Run),
+        (inputs, targets): &'a LabelledBatch<'a>,
+        config: usize,
+    ) -> Result<()> {
+        let tensors = self.tensors(std::slice::from_ref(inputs), Some(targets), config);
+        run.add(to, (&self.stream, operation), self.options.isa, &tensors)
     }
 
     /// Launches steps that use nothing of a batch.

@@ -4,15 +4,14 @@ use std::borrow::Cow;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use meristem_device::{Call, Program, Stream, Tensor};
+use meristem_device::{Args, Launch, Launches, Program, Stream, Tensor};
 use smallvec::SmallVec;
 
 use super::groups::Group;
 use crate::error::{Error, Result};
 use crate::kernels::Isa;
-use crate::ops::gpu::{self, Lies};
+use crate::plan::programs::program;
 use crate::plan::{Memory, Phase, Plan, Space, SpaceUse, Step, add_use, uses};
-use crate::space::Span;
 
 /// Tensors that the spaces of a plan stand for in one launch; those that its steps do not use may
 /// be absent.
@@ -91,23 +90,13 @@ impl Run {
     /// The steps as calls of CUDA kernels; `bound` has, for each argument of the launch, the space
     /// that it stands for and the space's first byte in it.
     fn program(&self, bound: &[(SpaceUse, usize)]) -> Program {
-        let of_plan = self.phases.as_ref().map(|(plan, phases)| plan.steps(phases.clone()));
-        let steps = of_plan.into_iter().flatten().chain(&self.then);
-        let lies = |span: Span| {
-            let argument = bound.iter().position(|(of, _)| of.space == span.space).unwrap_or(0);
-            let start = bound.get(argument).map_or(0, |(_, start)| *start) + span.bytes().start;
-            Lies { argument, start, len: span.len, size: span.dtype.size() }
-        };
-        steps
-            .flat_map(|step| {
-                gpu::emit(&step.op).into_iter().map(move |call| {
-                    call.place(|written, at| {
-                        lies(if written { step.writes[at] } else { step.reads[at] })
-                    })
-                })
-            })
-            .collect::<Vec<Call>>()
-            .into()
+        match &self.phases {
+            None => program(&self.then, bound),
+            Some((plan, phases)) if self.then.is_empty() => plan.program(phases.clone(), bound),
+            Some((plan, phases)) => {
+                program(plan.steps(phases.clone()).iter().chain(&self.then), bound)
+            }
+        }
     }
 
     /// Enqueues the steps as one launch that reads and writes what they do. Waits for nothing.
@@ -122,6 +111,34 @@ impl Run {
         isa: Isa,
         tensors: &Tensors<'_>,
     ) -> Result<()> {
+        let (launch, kernel) = self.kernel((stream, operation), isa, tensors)?;
+        Ok(launch.run(kernel)?)
+    }
+
+    /// Adds the steps as one launch to others, which have nothing to do with it.
+    ///
+    /// # Errors
+    /// As [`Run::launch`], and [`Launch::add`](meristem_device::Launch::add).
+    #[track_caller]
+    pub(super) fn add<'a>(
+        self,
+        to: &mut Launches<'a>,
+        (stream, operation): (&'a Stream, &'static str),
+        isa: Isa,
+        tensors: &Tensors<'a>,
+    ) -> Result<()> {
+        let (launch, kernel) = self.kernel((stream, operation), isa, tensors)?;
+        Ok(launch.add(to, kernel)?)
+    }
+
+    /// The launch, and its kernel on the processor.
+    #[track_caller]
+    fn kernel<'a>(
+        self,
+        (stream, operation): (&'a Stream, &'static str),
+        isa: Isa,
+        tensors: &Tensors<'a>,
+    ) -> Result<(Launch<'a>, impl FnOnce(&mut Args<'_>) + Send + 'static)> {
         let mut launch = stream.launch(operation);
         let mut bound: SmallVec<[(SpaceUse, usize); 16]> = SmallVec::new();
         for &of in &*self.uses() {
@@ -130,7 +147,7 @@ impl Run {
             launch = if of.written { launch.write(tensor) } else { launch.read(tensor) };
         }
         let launch = launch.gpu(|| self.program(&bound));
-        launch.run(move |args| {
+        let kernel = move |args: &mut Args<'_>| {
             let mut memory = Memory::default();
             for (i, (SpaceUse { space, written, .. }, start)) in bound.into_iter().enumerate() {
                 match written {
@@ -139,8 +156,8 @@ impl Run {
                 }
             }
             self.execute(isa, &mut memory);
-        })?;
-        Ok(())
+        };
+        Ok((launch, kernel))
     }
 }
 

@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 use super::arena::{self, Lifetime};
 use super::builder::Builder;
+use super::programs::Programs;
 use super::step::{Draft, Phase, Step, uses};
 use super::value::{Home, Value, ValueId, root};
 use super::{Mode, Plan, PlanOptions, check, fuse, lower};
@@ -122,6 +123,7 @@ pub(super) fn finish(mut b: Builder<'_>, output_gradient: Option<ValueId>) -> Pl
         group_gradients: groups.into_iter().map(|g| g.map(span)).collect(),
         layout: layout.clone(),
         trained,
+        programs: Programs::default(),
     }
 }
 

@@ -16,14 +16,18 @@ mod fuse;
 mod lower;
 mod memory;
 mod options;
+pub(crate) mod programs;
 mod step;
 mod tree;
 mod value;
 
 use std::ops::{Range, RangeInclusive};
 
+use meristem_device::Program;
+
 pub use self::memory::{GroupMemory, Memory};
 pub use self::options::{Mode, PlanOptions};
+use self::programs::{Binding, Programs};
 pub use self::step::{Phase, SpaceUse, Step};
 pub(crate) use self::step::{add_use, uses};
 pub use self::tree::{AlphaPattern, flops};
@@ -52,6 +56,7 @@ pub struct Plan {
     group_gradients: Vec<Option<Span>>,
     layout: Layout,
     trained: Vec<bool>,
+    programs: Programs,
 }
 
 impl Plan {
@@ -154,6 +159,18 @@ impl Plan {
     /// The memories that these steps use, in the order of first use.
     pub fn uses(&self, phases: RangeInclusive<Phase>) -> &[SpaceUse] {
         &self.uses[*phases.start() as usize][*phases.end() as usize]
+    }
+
+    /// The steps of some phases as calls of CUDA kernels. `bound` has, for each argument of the
+    /// launch, the space that it stands for and the space's first byte in it. Made once for each
+    /// binding.
+    pub(crate) fn program(
+        &self,
+        phases: RangeInclusive<Phase>,
+        bound: &[(SpaceUse, usize)],
+    ) -> Program {
+        let key = Binding::of(&phases, bound);
+        self.programs.get(key, || programs::program(self.steps(phases), bound))
     }
 
     /// Steps that clip the gradient where it lies, at `factor` times the norms that the optimisers

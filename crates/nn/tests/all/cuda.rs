@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use crate::common::cuda;
 use crate::common::host::{self, BASELINE, DEEP, MINIMAL};
-use crate::network::{DIMS, Stage, batch, grown, metrics, network, train};
+use crate::network::{DIMS, Stage, batch, grown, metrics, network, sharing, train};
 use meristem_device::{Device, DeviceId, DeviceOptions, Stream};
 use meristem_nn::graph::{BlendMode, Graph};
-use meristem_nn::{Fleet, HostData, LabelledBatch, Metrics, Network, Snapshot, StateDict};
+use meristem_nn::{Fleet, HostData, LabelledBatch, Metrics, Network, Plans, Snapshot, StateDict};
 
 const BATCH: usize = 6;
 const STEPS: u64 = 3;
@@ -127,6 +127,55 @@ fn company_lanes_and_rollbacks_change_no_bit() {
         networks[2].restore(&snapshot.unwrap()).unwrap();
         train(&mut networks[2], 1..STEPS, BATCH);
         assert!(state_bits(&networks[2]) == rolled_back, "{lanes} lanes, after a rollback");
+    }
+}
+
+/// Networks of three topologies in one fleet, five steps over a ring of two batches, the last for some
+/// of them only: one launch a step, and the bits of each network alone.
+#[test]
+fn a_mixed_fleet_is_one_launch_and_has_the_bits_of_each_network_alone() {
+    let device = cuda();
+    let graphs = [
+        host::bare(BASELINE, DIMS),
+        grown(BASELINE, DIMS, &["r0c0"], Stage::Training),
+        grown(BASELINE, DIMS, &["r0c1", "r1c1"], Stage::Blending(BlendMode::Gate)),
+    ];
+    let graphs: Vec<&Arc<Graph>> = [0, 1, 0, 2, 1, 0].map(|i| &graphs[i]).into();
+    let streams: Vec<Stream> = (0..6).map(|i| device.stream(&format!("env {i}"))).collect();
+    let plans = Plans::default();
+    let make = |alone: bool| -> Vec<Network> {
+        let pairs = streams.iter().zip(&graphs);
+        let networks = pairs.map(|(stream, graph)| {
+            let mut network = match alone {
+                true => network(stream, graph, BATCH),
+                false => sharing(stream, graph, BATCH, &plans),
+            };
+            network.set_alphas(&[vec![0.5; graph.alphas], vec![0.0; graph.alphas]]).unwrap();
+            network
+        });
+        networks.collect()
+    };
+    let (mut alone, mut fleet) = (make(true), make(false));
+    let ring: Vec<Vec<_>> = (0..2)
+        .map(|seed| streams.iter().map(|stream| batch(stream, BATCH, DIMS, seed)).collect())
+        .collect();
+    for step in 0..5 {
+        let count = if step == 4 { 4 } else { 6 };
+        let batches: Vec<LabelledBatch<'_>> =
+            ring[step % 2].iter().take(count).map(|(inputs, targets)| (inputs, targets)).collect();
+        let before = device.counts();
+        Fleet::of(&mut fleet).train_step(&batches).unwrap();
+        assert_eq!((device.counts() - before).launches, 1, "step {step}");
+        Fleet::of(&mut fleet).eval_rows(&batches, &vec![0..2; count]).unwrap();
+        assert_eq!((device.counts() - before).launches, 2, "step {step}");
+        for (network, (inputs, targets)) in alone.iter_mut().zip(batches) {
+            network.train_step(inputs, targets).unwrap();
+            network.eval_rows(inputs, targets, 0..2).unwrap();
+        }
+    }
+    for (i, (alone, fleet)) in alone.iter().zip(&fleet).enumerate() {
+        assert!(state_bits(alone) == state_bits(fleet), "network {i}");
+        assert_eq!(metrics(alone), metrics(fleet), "network {i}");
     }
 }
 

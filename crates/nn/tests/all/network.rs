@@ -9,7 +9,9 @@ use meristem_nn::graph::{
     AdamConfig, BlendInputs, BlendMode, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, NodeId,
     SgdConfig,
 };
-use meristem_nn::{Error, HostData, HostTensor, Isa, Metrics, Network, NetworkOptions, StateDict};
+use meristem_nn::{
+    Error, HostData, HostTensor, Isa, Metrics, Network, NetworkOptions, Plans, StateDict,
+};
 
 pub(crate) const DIMS: Dims = Dims { c: 3, h: 16, w: 16 };
 pub(crate) const MODULE: SgdConfig =
@@ -75,8 +77,18 @@ pub(crate) fn batch(stream: &Stream, n: usize, dims: Dims, seed: u64) -> (Tensor
 }
 
 pub(crate) fn network(stream: &Stream, graph: &Arc<Graph>, batch_max: usize) -> Network {
+    sharing(stream, graph, batch_max, &Plans::default())
+}
+
+/// A network whose plans others share.
+pub(crate) fn sharing(
+    stream: &Stream,
+    graph: &Arc<Graph>,
+    batch_max: usize,
+    plans: &Plans,
+) -> Network {
     let options = NetworkOptions::new(5, 0, Isa::detect(), batch_max);
-    Network::new(stream, Arc::clone(graph), options).unwrap()
+    Network::with_plans(stream, Arc::clone(graph), options, plans).unwrap()
 }
 
 pub(crate) fn train(network: &mut Network, steps: std::ops::Range<u64>, n: usize) {

@@ -1,7 +1,7 @@
 //! Memory of a CUDA device.
 
 use super::context::Context;
-use super::driver::{OUT_OF_MEMORY, check, driver};
+use super::driver::{Called, OUT_OF_MEMORY, check, driver};
 use crate::execution::block::{Allocator, DeviceMemory};
 use crate::ground::sync::Arc;
 use std::panic::Location;
@@ -15,15 +15,28 @@ struct DeviceBlock {
     size: usize,
 }
 
+/// Memory of the backend's own, beside that of the pool. The context is current.
+pub(super) fn block(context: &Arc<Context>, size: usize) -> Called<Box<dyn DeviceMemory>> {
+    let (code, address) = request(size);
+    check("cuMemAlloc", code)?;
+    Ok(Box::new(DeviceBlock { context: context.clone(), address, size }))
+}
+
+/// Asks the driver for memory; returns its code, and the address.
+fn request(size: usize) -> (u32, u64) {
+    let mut address = 0;
+    // SAFETY: writes one address.
+    let code = unsafe { (driver().cuMemAlloc_v2)(&mut address, size.max(1)) };
+    (code, address)
+}
+
 impl Allocator for Arc<Context> {
     /// `None` as well if the device has failed.
     fn allocate(&self, size: usize) -> Option<Box<dyn DeviceMemory>> {
         if self.has_failed() || self.bind().is_err() {
             return None;
         }
-        let mut address = 0;
-        // SAFETY: writes one address.
-        let code = unsafe { (driver().cuMemAlloc_v2)(&mut address, size) };
+        let (code, address) = request(size);
         if let Err(cause) = check("cuMemAlloc", code) {
             if code != OUT_OF_MEMORY {
                 self.fail("allocate", Location::caller(), cause);

@@ -6,7 +6,7 @@
 use super::bindings::functions;
 use crate::ground::{CudaError, DRIVER_NEEDED};
 use cudarc::driver::sys as cu;
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
 
@@ -50,6 +50,15 @@ functions!(cu, cu::CUresult, "libcuda", {
         cu::CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, cu::CUstream,
         *mut *mut c_void, *mut *mut c_void,
     );
+    cuGraphCreate(*mut cu::CUgraph, c_uint);
+    cuGraphDestroy(cu::CUgraph);
+    cuGraphAddKernelNode_v2(
+        *mut cu::CUgraphNode, cu::CUgraph, *const cu::CUgraphNode, usize,
+        *const cu::CUDA_KERNEL_NODE_PARAMS,
+    );
+    cuGraphInstantiateWithFlags(*mut cu::CUgraphExec, cu::CUgraph, c_ulonglong);
+    cuGraphExecDestroy(cu::CUgraphExec);
+    cuGraphLaunch(cu::CUgraphExec, cu::CUstream);
 });
 
 /// The driver's functions, once they were found.

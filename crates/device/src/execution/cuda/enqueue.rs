@@ -2,6 +2,7 @@
 
 use super::context::Context;
 use super::driver::{Called, RawStream, check, driver};
+use super::graph::Graph;
 use super::staging::Staging;
 use super::task::{Task, TaskAct};
 use crate::execution::args::{Arg, Record};
@@ -18,6 +19,8 @@ const PIECE_ALIGNMENT: usize = 64;
 pub(super) struct Landing {
     /// Staging memory that a copy reads or writes.
     pub(super) staging: Option<Staging>,
+    /// A graph that runs.
+    pub(super) graph: Option<Arc<Graph>>,
     /// Where the pieces of a download go, and their bytes in the staging memory.
     pub(super) download: Option<(Box<dyn Download>, Pieces)>,
 }
@@ -50,7 +53,11 @@ impl Enqueue<'_> {
     /// kept after an error as well.
     pub(super) fn task(&self, Task { record, act }: Task, landing: &mut Landing) -> Called {
         match act {
-            TaskAct::Calls(bound) => bound.launch(self.stream.raw(), &record),
+            TaskAct::Calls(program, bound) => bound.launch(&program, self.stream.raw(), &record),
+            TaskAct::Graph(graph) => {
+                let graph = landing.graph.insert(graph);
+                graph.launch((self.context, self.stream), &record, &mut landing.staging)
+            }
             TaskAct::Copy => self.copy(&record),
             TaskAct::Fill(fill) => record.args.iter().try_for_each(|arg| self.fill(arg, fill)),
             TaskAct::Upload(staging) => {

@@ -17,6 +17,7 @@
 use super::context::Context;
 use super::driver::{Called, Event, RawStream};
 use super::enqueue::{Enqueue, Landing};
+use super::graph::{Branch, Graph};
 use super::staging::Staging;
 use super::task::Task;
 use crate::execution::call::Source;
@@ -32,6 +33,9 @@ const LOOK_AT: usize = 64;
 /// Bytes of staging memory in flight at which an upload waits for the oldest to land.
 const STAGED_MAX: usize = 256 << 20;
 
+/// Graphs that a lane keeps: some sizes of batches, and phases of a few topologies of fleets.
+const GRAPHS_MAX: usize = 64;
+
 /// Called when a work has run, with the times of its beginning and its end.
 pub(crate) type Told = Box<dyn FnOnce(Instant, Instant) + Send>;
 
@@ -42,6 +46,9 @@ pub(crate) struct Lane {
     /// The latest ticket known to be completed.
     completed: AtomicSeq,
     state: Mutex<State>,
+    /// Graphs that were launched last, the latest at the end. Of this lane, as launches of a graph
+    /// must follow one another.
+    graphs: Mutex<Vec<Arc<Graph>>>,
 }
 
 #[derive(Default)]
@@ -86,8 +93,8 @@ impl Lane {
         };
         let device = context.id;
         let stream = open().map_err(|source| Error::Cuda { device, source })?;
-        let (completed, state) = (AtomicSeq::new(0), Mutex::default());
-        Ok(Arc::new(Lane { context: context.clone(), stream, completed, state }))
+        let (completed, state, graphs) = (AtomicSeq::new(0), Mutex::default(), Mutex::default());
+        Ok(Arc::new(Lane { context: context.clone(), stream, completed, state, graphs }))
     }
 
     /// Compiles and loads kernels; returns at once if they are loaded.
@@ -130,6 +137,35 @@ impl Lane {
         }
         self.context.bind()?;
         Ok(Staging::new(&self.context, bytes))
+    }
+
+    /// The graph of these branches. `before` is called if it must be built.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`]; any error of `before`.
+    pub(super) fn graph(
+        &self,
+        branches: Vec<Branch>,
+        before: impl FnOnce() -> Result<()>,
+    ) -> Result<Arc<Graph>> {
+        let mut graphs = lock(&self.graphs);
+        let graph = match graphs.iter().position(|graph| graph.runs(&branches)) {
+            Some(known) => graphs.remove(known),
+            None => {
+                before()?;
+                let build = || {
+                    self.context.bind()?;
+                    Graph::build(&self.context, branches)
+                };
+                let device = self.context.id;
+                Arc::new(build().map_err(|source| Error::Cuda { device, source })?)
+            }
+        };
+        if graphs.len() >= GRAPHS_MAX {
+            graphs.remove(0);
+        }
+        graphs.push(graph.clone());
+        Ok(graph)
     }
 
     /// Whether everything up to the ticket is known to be done, or was lost with the device.
@@ -243,7 +279,7 @@ impl Lane {
             Ok(timed) => (timed, Ok(())),
             Err(cause) => (None, Err(cause)),
         };
-        if landing.staging.is_some() || timed.is_some() {
+        if landing.staging.is_some() || landing.graph.is_some() || timed.is_some() {
             state.staged += landing.staging.as_ref().map_or(0, Staging::size);
             state.flights.push_back(Flight { ticket: state.issued, landing, timed });
         }

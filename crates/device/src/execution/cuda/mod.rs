@@ -6,6 +6,7 @@
 //! - `block`: its memory.
 //! - `compiler`, `cache`, `module`: from the text of kernels to functions of the device.
 //! - `program`: the calls of a launch, checked and bound to their kernels.
+//! - `graph`, `fusion`: the programs of several launches, started by one call.
 //! - `task`: a launch as it is handed to a lane.
 //! - `staging`: host memory that copies go through.
 //! - `enqueue`: how a work becomes calls of the driver.
@@ -25,6 +26,8 @@ mod compiler;
 mod context;
 mod driver;
 mod enqueue;
+mod fusion;
+mod graph;
 mod lane;
 mod module;
 mod program;

@@ -2,111 +2,193 @@
 
 use super::context::Context;
 use super::driver::{Called, check, driver};
-use super::module::{Function, Module};
+use super::module::Function;
 use crate::execution::args::{Arg, Record};
 use crate::execution::call::{Call, Piece, Program};
-use crate::ground::sync::Arc;
+use crate::ground::sync::{Arc, Weak, lock};
 use crate::ground::{Error, Property, Result, Use};
 use cudarc::driver::sys as cu;
 use smallvec::SmallVec;
 use std::ffi::c_void;
-use std::fmt;
 use std::ptr;
 
-/// A program that was checked, with the functions that it calls.
-pub(crate) struct Bound(Vec<BoundCall>);
-
-struct BoundCall {
-    call: Call,
-    function: Function,
-    /// Keeps the function loaded.
-    _module: Arc<Module>,
+/// A program's functions on a device.
+pub(crate) struct Bound {
+    /// Its modules live as long as it does.
+    context: Weak<Context>,
+    functions: Vec<Function>,
+    /// Bounds of the arguments by their positions; `None` if a call takes them whole, so that every
+    /// launch is checked call by call.
+    needs: Option<Vec<Need>>,
 }
 
-// SAFETY: a function is a handle of the driver.
-unsafe impl Send for BoundCall {}
+// SAFETY: functions are handles of the driver, which locks what is behind them.
+unsafe impl Send for Bound {}
+// SAFETY: as above.
+unsafe impl Sync for Bound {}
+
+/// Bounds of an argument.
+#[derive(Clone, Copy, Default)]
+struct Need {
+    bytes: usize,
+    /// Largest element that a piece of it has.
+    alignment: usize,
+    written: bool,
+}
 
 /// A tensor as kernels see it: `Span` of meristem.cuh.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Span {
+pub(super) struct Span {
     /// Address of the first element, or its offset to each address of the row.
-    data: u64,
-    len: i64,
+    pub(super) data: u64,
+    pub(super) len: i64,
     /// Address of a row of addresses, one for each member of a call; 0 for none.
-    row: u64,
+    pub(super) row: u64,
 }
 
 impl Bound {
-    /// Checks a program against the launch's arguments, and compiles the sources that were not
-    /// compiled yet.
+    /// Checks a program against the launch's arguments. At its first launch on the device it is
+    /// bound to its functions, and the sources that were not compiled yet are.
     ///
     /// # Errors
     /// [`Error::Mismatch`] if the tensors or the values of a call are not those that its kernel
     /// declares; [`Error::Cuda`] if one cannot be compiled or loaded.
-    pub(super) fn new(context: &Context, program: Program, record: &Record) -> Result<Bound> {
-        let calls = program.0.into_iter().map(|call| {
-            check_call(&call, record)?;
-            let bound = bind(context, call);
-            let bound = bound.map_err(|source| Error::Cuda { device: context.id, source })?;
-            check_threads(&bound, record)?;
-            Ok(bound)
+    pub(super) fn of(
+        context: &Arc<Context>,
+        program: &Program,
+        record: &Record,
+    ) -> Result<Arc<Bound>> {
+        if let Some(bound) = Bound::known(context, program) {
+            if !bound.fits(record) {
+                program.0.list.iter().try_for_each(|call| check_call(call, record))?;
+            }
+            return Ok(bound);
+        }
+        let functions = program.0.list.iter().map(|call| {
+            check_call(call, record)?;
+            let function = bind(context, call);
+            let function = function.map_err(|source| Error::Cuda { device: context.id, source })?;
+            check_threads(call, &function, record)?;
+            Ok(function)
         });
-        Ok(Bound(calls.collect::<Result<_>>()?))
+        let functions = functions.collect::<Result<_>>()?;
+        let needs = needs(program, record.args.len());
+        let bound = Arc::new(Bound { context: Arc::downgrade(context), functions, needs });
+        let mut all = lock(&program.0.bound);
+        let dropped = |bound: &Bound| bound.context.strong_count() == 0;
+        all.retain(|known| !known.downcast_ref::<Bound>().is_some_and(dropped));
+        all.push(bound.clone());
+        Ok(bound)
+    }
+
+    /// Whether the program was launched on this device.
+    pub(super) fn is_known(context: &Arc<Context>, program: &Program) -> bool {
+        Bound::known(context, program).is_some()
+    }
+
+    /// The program's functions on this device, if it was launched there.
+    fn known(context: &Arc<Context>, program: &Program) -> Option<Arc<Bound>> {
+        let all = lock(&program.0.bound);
+        let mut all = all.iter().filter_map(|known| known.clone().downcast::<Bound>().ok());
+        all.find(|bound| ptr::eq(bound.context.as_ptr(), Arc::as_ptr(context)))
+    }
+
+    /// Whether the arguments are known to be within the bounds of all calls.
+    fn fits(&self, record: &Record) -> bool {
+        let fits = |(arg, need): (&Arg, &Need)| {
+            let access = !need.written || arg.usage == Use::Write;
+            let aligned = need.alignment == 0 || arg.offset.is_multiple_of(need.alignment);
+            access && aligned && arg.bytes >= need.bytes
+        };
+        let Some(needs) = &self.needs else { return false };
+        needs.len() == record.args.len() && record.args.iter().zip(needs).all(fits)
+    }
+
+    /// The calls with their functions, in order; those without blocks are left out.
+    pub(super) fn calls<'a>(
+        &'a self,
+        program: &'a Program,
+    ) -> impl Iterator<Item = (&'a Call, cu::CUfunction)> {
+        let all = program.0.list.iter().zip(&self.functions);
+        all.filter(|(call, _)| call.blocks > 0).map(|(call, function)| (call, function.raw))
     }
 
     /// Launches the calls. The context is current.
-    pub(super) fn launch(self, stream: cu::CUstream, record: &Record) -> Called {
-        self.0.into_iter().try_for_each(|call| call.launch(stream, record))
-    }
-}
-
-fn bind(context: &Context, call: Call) -> Called<BoundCall> {
-    let module = context.module(call.kernel.source)?;
-    context.bind()?;
-    let function = module.function(call.kernel, call.shared)?;
-    Ok(BoundCall { call, function, _module: module })
-}
-
-impl BoundCall {
-    /// Launches it; a call without blocks does nothing.
-    fn launch(mut self, stream: cu::CUstream, record: &Record) -> Called {
-        let Call { blocks, threads, shared, .. } = self.call;
-        if blocks == 0 {
-            return Ok(());
-        }
-        let mut spans: SmallVec<[Span; 8]> = spans(&self.call, record).collect();
-        let mut parameters: SmallVec<[*mut c_void; 9]> =
-            spans.iter_mut().map(|span| ptr::from_mut(span).cast()).collect();
-        if self.call.values_len > 0 {
-            parameters.push(self.call.values.as_mut_ptr().cast());
-        }
-        // SAFETY: the function lives with its module. Its parameters are one span for each operand
-        // and the struct of values, with the types and sizes that `check_call` compared with its
-        // declaration; they are copied during the call. The spans are inside of memory that is
-        // alive and ordered until the kernel has ended: see `lane`.
-        check("cuLaunchKernel", unsafe {
-            (driver().cuLaunchKernel)(
-                self.function.raw,
-                blocks,
-                1,
-                1,
-                threads,
-                1,
-                1,
-                shared,
-                stream,
-                parameters.as_mut_ptr(),
-                ptr::null_mut(),
-            )
+    pub(super) fn launch(
+        &self,
+        program: &Program,
+        stream: cu::CUstream,
+        record: &Record,
+    ) -> Called {
+        self.calls(program).try_for_each(|(call, function)| {
+            let mut parameters = Parameters::new(call, spans(call, record));
+            // SAFETY: the function lives with its module, and that with the context, which the lane
+            // holds. For the parameters see `Parameters`. The spans are inside of memory that is
+            // alive and ordered until the kernel has ended: see `lane`.
+            check("cuLaunchKernel", unsafe {
+                (driver().cuLaunchKernel)(
+                    function,
+                    call.blocks,
+                    1,
+                    1,
+                    call.threads,
+                    1,
+                    1,
+                    call.shared,
+                    stream,
+                    parameters.pointers().as_mut_ptr(),
+                    ptr::null_mut(),
+                )
+            })
         })
     }
 }
 
-impl fmt::Debug for Bound {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.0.iter().map(|call| call.call.kernel.entry)).finish()
+/// Parameters of a kernel: one span for each operand and the struct of values, with the types and
+/// sizes that `check_call` compared with its declaration. The driver copies them during the call
+/// that they are given to.
+pub(super) struct Parameters<'a> {
+    call: &'a Call,
+    spans: SmallVec<[Span; 8]>,
+}
+
+impl<'a> Parameters<'a> {
+    pub(super) fn new(call: &'a Call, spans: impl Iterator<Item = Span>) -> Self {
+        Parameters { call, spans: spans.collect() }
     }
+
+    /// Addresses of the parameters, which live as long as `self`.
+    pub(super) fn pointers(&mut self) -> SmallVec<[*mut c_void; 9]> {
+        let spans = self.spans.iter_mut().map(|span| ptr::from_mut(span).cast());
+        // The driver only reads them.
+        let values =
+            (self.call.values_len > 0).then(|| self.call.values.as_ptr().cast_mut().cast());
+        spans.chain(values).collect()
+    }
+}
+
+fn bind(context: &Context, call: &Call) -> Called<Function> {
+    let module = context.module(call.kernel.source)?;
+    context.bind()?;
+    module.function(call.kernel, call.shared)
+}
+
+/// Bounds of the arguments of a program whose calls were checked.
+fn needs(program: &Program, args: usize) -> Option<Vec<Need>> {
+    let mut needs = vec![Need::default(); args];
+    for call in &program.0.list {
+        for (piece, operand) in call.pieces.as_ref()?.iter().zip(call.kernel.operands) {
+            if piece.len > 0 {
+                let size = operand.dtype().size();
+                let need = &mut needs[piece.argument];
+                need.bytes = need.bytes.max(piece.start + piece.len * size);
+                need.alignment = need.alignment.max(size);
+                need.written |= operand.usage() == Use::Write;
+            }
+        }
+    }
+    Some(needs)
 }
 
 /// The tensors of a call, in the order of its kernel's operands.
@@ -162,7 +244,7 @@ fn check_call(call: &Call, record: &Record) -> Result<()> {
         // A kernel that only reads may get an argument that the launch declares as written.
         if operand.usage() == Use::Write && arg.usage == Use::Read && len > 0 {
             let words = (String::from("declared as written"), String::from("one that is read"));
-            return mismatch(named(), Property::DType, words.0, words.1);
+            return mismatch(named(), Property::Access, words.0, words.1);
         }
     }
     if kernel.values != call.values_len {
@@ -175,7 +257,7 @@ fn check_call(call: &Call, record: &Record) -> Result<()> {
 }
 
 /// Compares the threads of a call with what its kernel's registers leave room for.
-fn check_threads(BoundCall { call, function, .. }: &BoundCall, record: &Record) -> Result<()> {
+fn check_threads(call: &Call, function: &Function, record: &Record) -> Result<()> {
     if (1..=function.threads).contains(&call.threads) {
         return Ok(());
     }

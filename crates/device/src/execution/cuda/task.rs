@@ -1,9 +1,12 @@
 //! Work of a CUDA device, as it is handed to a lane.
 
+use super::graph::Graph;
 use super::program::Bound;
 use super::staging::Staging;
 use crate::execution::args::Record;
+use crate::execution::call::Program;
 use crate::execution::transfer::{Download, Fill};
+use crate::ground::sync::Arc;
 
 /// A launch in flight.
 pub(crate) struct Task {
@@ -14,7 +17,9 @@ pub(crate) struct Task {
 /// The act of a task on the arguments of its record.
 pub(super) enum TaskAct {
     /// Calls of kernels.
-    Calls(Bound),
+    Calls(Program, Arc<Bound>),
+    /// Calls of kernels for several launches at once.
+    Graph(Arc<Graph>),
     /// Copies argument 0 into argument 1, 2 into 3, and so on.
     Copy,
     /// Fills every argument.
@@ -26,6 +31,11 @@ pub(super) enum TaskAct {
 }
 
 impl Task {
+    /// Whether it may become a part of a graph.
+    pub(crate) fn is_placed(&self) -> bool {
+        matches!(&self.act, TaskAct::Calls(program, _) if program.is_placed())
+    }
+
     pub(crate) fn record(&self) -> &Record {
         &self.record
     }

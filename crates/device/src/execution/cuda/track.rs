@@ -4,12 +4,13 @@
 //! which ticket of the lane completes which number.
 
 use super::context::Context;
+use super::fusion::Fusion;
 use super::lane::{Lane, Told};
 use super::program::Bound;
 use super::staging::Staging;
 use super::task::{Task, TaskAct};
 use crate::execution::args::Record;
-use crate::execution::call::Program;
+use crate::execution::call::{Call, Program};
 use crate::execution::transfer::{HostBytes, Transfer};
 use crate::ground::sync::{Arc, AtomicSeq, Mutex, Ordering, lock};
 use crate::ground::{Act, Error, Result};
@@ -52,11 +53,24 @@ impl Track {
     ) -> Result<Task> {
         let (operation, context) = (record.operation, self.lane.context());
         let program = program.ok_or(Error::NoKernel { operation, device: self.lane.device() })?;
-        if program.0.iter().any(|call| !context.has_module(call.kernel.source)) {
+        let unloaded = |call: &Call| !context.has_module(call.kernel.source);
+        if !Bound::is_known(context, &program) && program.0.list.iter().any(unloaded) {
             counters.note(Act::Synchronize, "load kernels", record.site)?;
         }
-        let act = TaskAct::Calls(Bound::new(context, program, &record)?);
-        Ok(Task { record, act })
+        let bound = Bound::of(context, &program, &record)?;
+        Ok(Task { record, act: TaskAct::Calls(program, bound) })
+    }
+
+    /// Makes one task of several that have nothing to do with one another, each of which
+    /// [is placed](Task::is_placed); `None` without any. Building its graph counts as an allocation.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`]; [`Error::HotScope`] if an open scope forbids the allocation.
+    pub(crate) fn fuse(&self, tasks: Vec<Task>, counters: &Counters) -> Result<Option<Task>> {
+        let Some(Fusion { record, branches }) = Fusion::of(tasks) else { return Ok(None) };
+        let build = || counters.note(Act::Allocate, "build a graph", record.site);
+        let graph = self.lane.graph(branches, build)?;
+        Ok(Some(Task { record, act: TaskAct::Graph(graph) }))
     }
 
     /// A copy or a fill. Fills the staging memory of an upload, so that nobody else's code runs

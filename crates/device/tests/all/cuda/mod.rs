@@ -2,6 +2,8 @@
 //! the stand-in driver (`cargo xtask standin cargo test …`), which runs everything as late and in
 //! as bad an order as CUDA allows.
 
+mod graphs;
+
 use crate::common::kernels::cuda::{LINE, Line, MISSING, SUM_BLOCKS, TRAP, WRONG_KERNEL};
 use crate::common::kernels::{mix, set};
 use crate::common::{cpu, filled, open};
@@ -235,6 +237,7 @@ fn launches_that_do_not_fit_their_kernel_are_refused() {
     assert!(matches!(error, Error::Mismatch { property: Property::DType, .. }), "{error}");
     let launch = stream.launch("odd").read(&x).gpu(|| mix(0, 10));
     let error = launch.run(no_cpu_kernel).unwrap_err();
+    assert!(matches!(error, Error::Mismatch { property: Property::Access, .. }), "{error}");
     assert_eq!(
         error.to_string(),
         "`odd`: `tensor 0 of mix0` must be declared as written, got one that is read"

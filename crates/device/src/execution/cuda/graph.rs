@@ -1,0 +1,232 @@
+//! Graphs: the programs of several launches that have nothing to do with one another, started by one
+//! call of the driver.
+//!
+//! Launches of one program are a branch: each of its calls runs for all of them at once, as members
+//! (`blockIdx.y`). Branches of different programs run side by side.
+//!
+//! Addresses are data. A kernel finds those of its member in a table of the graph, so that a graph
+//! fits every launch of the same programs, and its table is written anew only when addresses change.
+//! Inputs usually come from a ring of two batches; so a graph has two forms, each with a table.
+
+use super::block::block;
+use super::context::Context;
+use super::driver::{Called, RawStream, check, driver};
+use super::program::{Bound, Parameters, Span};
+use super::staging::Staging;
+use crate::execution::args::Record;
+use crate::execution::block::DeviceMemory;
+use crate::execution::call::{Call, Piece, Program};
+use crate::ground::sync::{Arc, Mutex, lock};
+use cudarc::driver::sys as cu;
+use std::ptr;
+
+/// Forms of a graph: batches of a ring.
+const FORMS: usize = 2;
+
+/// Members of a branch: the most blocks along the second axis of a grid.
+pub(super) const MEMBERS_MAX: usize = 65_535;
+
+/// Launches of one program.
+#[derive(Clone)]
+pub(super) struct Branch {
+    pub(super) program: Program,
+    pub(super) bound: Arc<Bound>,
+    pub(super) members: usize,
+    /// Arguments of each launch.
+    pub(super) args: usize,
+}
+
+impl Branch {
+    /// Whether launches of both can be members of one branch.
+    pub(super) fn is_alike(&self, other: &Branch) -> bool {
+        Arc::ptr_eq(&self.program.0, &other.program.0) && self.args == other.args
+    }
+
+    /// Addresses that it has in a table.
+    fn addresses(&self) -> usize {
+        self.members * self.args
+    }
+}
+
+/// A graph of branches, ready to be launched.
+pub(crate) struct Graph {
+    branches: Vec<Branch>,
+    forms: Mutex<Forms>,
+}
+
+struct Forms {
+    all: [Form; FORMS],
+    /// The one that was launched last.
+    last: usize,
+}
+
+/// An executable graph with its table.
+struct Form {
+    exec: Exec,
+    table: Box<dyn DeviceMemory>,
+    /// Contents of the table, once the device has run what was enqueued: by branch, then by
+    /// argument, then by member.
+    addresses: Vec<u64>,
+}
+
+impl Graph {
+    /// Builds the graph. The context is current. Waits for the driver, but not for the device.
+    pub(super) fn build(context: &Arc<Context>, branches: Vec<Branch>) -> Called<Graph> {
+        let form = |_| {
+            let addresses: usize = branches.iter().map(Branch::addresses).sum();
+            let table = block(context, addresses * size_of::<u64>())?;
+            let exec = Builder::new()?.build(&branches, table.address())?;
+            Ok(Form { exec, table, addresses: vec![] })
+        };
+        let [a, b] = [0, 1].map(form);
+        let forms = Mutex::new(Forms { all: [a?, b?], last: 0 });
+        Ok(Graph { branches, forms })
+    }
+
+    /// Whether it may run these branches.
+    pub(super) fn runs(&self, branches: &[Branch]) -> bool {
+        let mut pairs = self.branches.iter().zip(branches);
+        let same = |(a, b): (&Branch, &Branch)| a.is_alike(b) && a.members == b.members;
+        self.branches.len() == branches.len() && pairs.all(same)
+    }
+
+    /// Launches it over the arguments of a record, which are in the order of the tables. The
+    /// context is current. `staging` gets what a copy reads, to be kept until the work is done.
+    pub(super) fn launch(
+        &self,
+        (context, stream): (&Arc<Context>, &RawStream),
+        record: &Record,
+        staging: &mut Option<Staging>,
+    ) -> Called {
+        let addresses: Vec<u64> = record.args.iter().map(|arg| arg.address()).collect();
+        let forms = &mut *lock(&self.forms);
+        let known = forms.all.iter().position(|form| form.addresses == addresses);
+        let at = known.unwrap_or((forms.last + 1) % FORMS);
+        forms.last = at;
+        let form = &mut forms.all[at];
+        if known.is_none() {
+            // Not what the table holds should the copy fail.
+            form.addresses.clear();
+            form.write(
+                &addresses,
+                stream,
+                staging.insert(Staging::new(context, 8 * addresses.len())),
+            )?;
+            form.addresses = addresses;
+        }
+        form.exec.launch(stream)
+    }
+}
+
+impl Form {
+    /// Writes the table, after earlier launches that read it: they are of the same real stream.
+    fn write(&self, addresses: &[u64], stream: &RawStream, staging: &mut Staging) -> Called {
+        let bytes: &[u8] = bytemuck::cast_slice(addresses);
+        // SAFETY: nothing was enqueued with it yet.
+        let free = unsafe { staging.bytes() };
+        free[..bytes.len()].copy_from_slice(bytes);
+        // SAFETY: the table has room for so many; the staging memory is kept until the copy is done.
+        check("cuMemcpyHtoDAsync", unsafe {
+            let (to, from) = (self.table.address(), staging.address());
+            (driver().cuMemcpyHtoDAsync_v2)(to, from, bytes.len(), stream.raw())
+        })
+    }
+}
+
+/// An executable graph of the driver.
+struct Exec(cu::CUgraphExec);
+
+// SAFETY: a handle, which is used under the lock of its graph.
+unsafe impl Send for Exec {}
+
+impl Exec {
+    fn launch(&self, stream: &RawStream) -> Called {
+        // SAFETY: both live. Kernels read addresses from the table, which were written before: they
+        // are those of a record whose memory is alive and ordered until the graph has ended.
+        check("cuGraphLaunch", unsafe { (driver().cuGraphLaunch)(self.0, stream.raw()) })
+    }
+}
+
+impl Drop for Exec {
+    fn drop(&mut self) {
+        // SAFETY: made once by `Builder::build`. A lane keeps a graph until its launches are done.
+        // A failure cannot be reported to anyone.
+        let _ = unsafe { (driver().cuGraphExecDestroy)(self.0) };
+    }
+}
+
+/// A graph of the driver while it is built.
+struct Builder(cu::CUgraph);
+
+impl Builder {
+    fn new() -> Called<Builder> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: writes one handle; 0 is the only valid flag.
+        check("cuGraphCreate", unsafe { (driver().cuGraphCreate)(&mut raw, 0) })?;
+        Ok(Builder(raw))
+    }
+
+    /// The executable graph of the branches, with the table at this address.
+    fn build(self, branches: &[Branch], table: u64) -> Called<Exec> {
+        let mut row = table;
+        for branch in branches {
+            let mut last = None;
+            for (call, function) in branch.bound.calls(&branch.program) {
+                last = Some(self.add(branch, (call, function), row, last)?);
+            }
+            row += (branch.addresses() * size_of::<u64>()) as u64;
+        }
+        let mut raw = ptr::null_mut();
+        // SAFETY: writes one handle; the graph lives.
+        check("cuGraphInstantiate", unsafe {
+            (driver().cuGraphInstantiateWithFlags)(&mut raw, self.0, 0)
+        })?;
+        Ok(Exec(raw))
+    }
+
+    /// Adds a call of a branch, whose addresses begin at `rows`, behind the node `after`.
+    fn add(
+        &self,
+        branch: &Branch,
+        (call, function): (&Call, cu::CUfunction),
+        rows: u64,
+        after: Option<cu::CUgraphNode>,
+    ) -> Called<cu::CUgraphNode> {
+        let row = |argument: usize| rows + (argument * branch.members * size_of::<u64>()) as u64;
+        let span = |&Piece { argument, start, len }: &Piece| match len {
+            0 => Span { data: 0, len: 0, row: 0 },
+            _ => Span { data: start as u64, len: len as i64, row: row(argument) },
+        };
+        let mut parameters = Parameters::new(call, call.pieces.iter().flatten().map(span));
+        let mut pointers = parameters.pointers();
+        let of = cu::CUDA_KERNEL_NODE_PARAMS {
+            func: function,
+            gridDimX: call.blocks,
+            gridDimY: branch.members as u32,
+            gridDimZ: 1,
+            blockDimX: call.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: call.shared,
+            kernelParams: pointers.as_mut_ptr(),
+            extra: ptr::null_mut(),
+            kern: ptr::null_mut(),
+            ctx: ptr::null_mut(),
+        };
+        let (mut node, after) = (ptr::null_mut(), after.as_slice());
+        // SAFETY: writes one handle; the graph, the nodes before it and the function live. For the
+        // parameters see `Parameters`.
+        check("cuGraphAddKernelNode", unsafe {
+            (driver().cuGraphAddKernelNode_v2)(&mut node, self.0, after.as_ptr(), after.len(), &of)
+        })?;
+        Ok(node)
+    }
+}
+
+impl Drop for Builder {
+    fn drop(&mut self) {
+        // SAFETY: made once by `new`; executable graphs do not need it. A failure cannot be reported
+        // to anyone.
+        let _ = unsafe { (driver().cuGraphDestroy)(self.0) };
+    }
+}

@@ -1,0 +1,102 @@
+//! Launches that have nothing to do with one another, enqueued together.
+
+use super::Tensor;
+use super::group::Member;
+use super::operands::{check_overlap, touch};
+use crate::execution::Work;
+use crate::ground::sync::Arc;
+use crate::ground::{Act, Result, Use};
+use crate::order::{Part, StreamState, submit_group, submit_work};
+
+/// Launches of any streams of any devices, none of which uses what another writes: one step of many
+/// networks, for instance. On the processor each is enqueued on its stream, as by
+/// [`Launch::run`](crate::Launch::run). On a CUDA device they become one: a graph, in which launches
+/// of one [`Program`](crate::Program) are one call of each of its kernels. It is kept, and started
+/// by one call of the driver from then on. Launches join with [`Launch::add`](crate::Launch::add).
+///
+/// ```
+/// # use meristem_device::*;
+/// # fn main() -> Result<()> {
+/// let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
+/// let streams = [device.stream("a"), device.stream("b")];
+/// let x = Tensor::zeros(&streams[0], [2], DType::F32, Owner::Other)?;
+/// let y = Tensor::zeros(&streams[1], [2], DType::F32, Owner::Other)?;
+/// let mut launches = Launches::default();
+/// for (stream, tensor) in streams.iter().zip([&x, &y]) {
+///     let launch = stream.launch("fill").write(tensor);
+///     launch.add(&mut launches, |args| args.write::<f32>(0).fill(1.0))?;
+/// }
+/// launches.run()?;
+/// assert_eq!((x.to_vec::<f32>()?, y.to_vec::<f32>()?), (vec![1.0; 2], vec![1.0; 2]));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Default)]
+#[must_use = "launches do nothing until `run`"]
+pub struct Launches<'a> {
+    pub(super) parts: Vec<Member<'a>>,
+}
+
+impl<'a> Launches<'a> {
+    /// Enqueues all. Does not wait for a device, but for room if a stream's queue is full; building
+    /// a graph counts as an allocation, and as no launch of its own.
+    ///
+    /// # Errors
+    /// The errors of [`Launch::run`](crate::Launch::run); on a CUDA device [`crate::Error::Overlap`]
+    /// too if one launch writes what another uses, and [`crate::Error::HotScope`] if an open scope
+    /// forbids to build a graph. Launches before the one at fault are enqueued; those of one CUDA
+    /// device are all or none.
+    pub fn run(self) -> Result<()> {
+        let mut devices: Vec<Vec<Member<'a>>> = vec![];
+        for part in self.parts {
+            let same = |device: &&mut Vec<Member<'a>>| {
+                device.first().is_some_and(|of| Arc::ptr_eq(&of.stream.shared, &part.stream.shared))
+            };
+            match devices.iter_mut().find(same) {
+                Some(device) => device.push(part),
+                None => devices.push(vec![part]),
+            }
+        }
+        devices.into_iter().try_for_each(run_on_device)
+    }
+}
+
+fn run_on_device(parts: Vec<Member<'_>>) -> Result<()> {
+    let placed = |part: &Member<'_>| matches!(&part.work, Work::Cuda(task) if task.is_placed());
+    match parts.iter().all(placed) {
+        true => run_fused(parts),
+        false => parts.into_iter().try_for_each(run_alone),
+    }
+}
+
+fn run_alone(Member { operation, stream, tensors, work }: Member<'_>) -> Result<()> {
+    stream.shared.counters.note(Act::Launch, operation, work.site())?;
+    let touching = tensors.iter().filter(|(tensor, _)| tensor.bytes() > 0);
+    submit_work(stream, touching.map(|&(tensor, usage)| touch(tensor, usage)), work)
+}
+
+/// Enqueues launches of a CUDA device as one, on the first one's stream; the others wait for it.
+fn run_fused(parts: Vec<Member<'_>>) -> Result<()> {
+    let Some((first, operation)) = parts.first().map(|part| (part.stream, part.operation)) else {
+        return Ok(());
+    };
+    let Some(track) = first.track() else { return Ok(()) };
+    let all: Vec<(&Tensor, Use)> =
+        parts.iter().flat_map(|part| part.tensors.iter().copied()).collect();
+    check_overlap(operation, &all)?;
+    let streams: Vec<&Arc<StreamState>> = parts.iter().map(|part| part.stream).collect();
+    let tasks = parts.into_iter().filter_map(|part| match part.work {
+        Work::Cuda(task) => Some(*task),
+        _ => None,
+    });
+    let Some(task) = track.fuse(tasks.collect(), &first.shared.counters)? else { return Ok(()) };
+    let work = Work::Cuda(Box::new(task));
+    first.shared.counters.note(Act::Launch, operation, work.site())?;
+    let touching = all.iter().filter(|(tensor, _)| tensor.bytes() > 0);
+    let touches =
+        touching.map(|&(tensor, usage)| (touch(tensor, usage), tensor.stream().state())).collect();
+    let fused = Part { stream: first, touches, work: Some(work) };
+    let others =
+        streams.into_iter().skip(1).map(|stream| Part { stream, touches: vec![], work: None });
+    submit_group([fused].into_iter().chain(others).collect())
+}

@@ -1,0 +1,208 @@
+//! Launches that become one graph.
+
+use super::{LANES, empty, gpu, no_cpu_kernel, run_set};
+use crate::common::kernels::{mix, set};
+use crate::common::{cpu, filled, open};
+use meristem_device::{
+    Act, Device, DeviceId, Error, Launches, Piece, Policy, Program, Stream, Tensor, read_back_as,
+};
+
+const LEN: usize = 150;
+
+/// The whole of so many arguments of `LEN` elements.
+fn whole(arguments: usize) -> impl Iterator<Item = Piece> {
+    (0..arguments).map(|argument| Piece { argument, start: 0, len: LEN })
+}
+
+/// x = 3 x + i + a of two tensors, twice.
+fn twice() -> Program {
+    let call = || mix(1, LEN).of(whole(2));
+    vec![call(), call()].into()
+}
+
+fn streams(device: &Device, count: usize) -> Vec<Stream> {
+    (0..count).map(|i| device.stream(&format!("env {i}"))).collect()
+}
+
+/// Adds `program` over the tensors of each stream.
+fn add<'a>(
+    launches: &mut Launches<'a>,
+    program: &Program,
+    (stream, from, to): (&'a Stream, &'a Tensor, &'a Tensor),
+) -> Result<(), Error> {
+    let launch = stream.launch("twice").read(from).write(to).gpu(|| program.clone());
+    launch.add(launches, no_cpu_kernel)
+}
+
+/// What `twice` leaves of `x`, with `a` everywhere in the first tensor.
+fn expected(x: &[u32], a: u32) -> Vec<u32> {
+    let mix = |x: u32, i: usize| 3 * x + i as u32 + a;
+    x.iter().enumerate().map(|(i, &x)| mix(mix(x, i), i)).collect()
+}
+
+/// Two programs, five networks of the one and two of the other, inputs of a ring and others.
+#[test]
+fn launches_side_by_side_are_one_and_leave_what_each_would() {
+    for lanes in LANES {
+        let device = gpu(lanes);
+        let streams = streams(&device, 7);
+        let programs = [twice(), Program::from(vec![mix(1, LEN).of(whole(2))])];
+        let states: Vec<Tensor> = streams.iter().map(|s| filled(s, LEN, 1)).collect();
+        let ring: [Vec<Tensor>; 2] =
+            [5, 6].map(|value| streams.iter().map(|s| filled(s, LEN, value)).collect());
+        let mut expect = vec![vec![1u32; LEN]; 7];
+        for round in 0..8u32 {
+            // Every fourth batch is of no ring, and freed while the graph runs.
+            let fresh: Vec<Tensor> = streams.iter().map(|s| filled(s, LEN, 7)).collect();
+            let (batch, value) = match round % 4 {
+                3 => (&fresh, 7),
+                n => (&ring[n as usize % 2], 5 + n % 2),
+            };
+            let before = device.counts();
+            let scope = (round > 0).then(|| device.hot_scope("step", Policy::Deny));
+            let mut launches = Launches::default();
+            for (i, stream) in streams.iter().enumerate() {
+                let tensors = (stream, &batch[i], &states[i]);
+                add(&mut launches, &programs[usize::from(i % 3 == 2)], tensors).unwrap();
+            }
+            launches.run().unwrap();
+            drop(scope);
+            let counts = device.counts() - before;
+            assert_eq!((counts.launches, counts.allocations), (1, u64::from(round == 0)));
+            for (i, of) in expect.iter_mut().enumerate() {
+                *of = match i % 3 {
+                    2 => (0u32..).zip(&*of).map(|(i, x)| 3 * x + i + value).collect(),
+                    _ => expected(of, value),
+                };
+            }
+            // The next work of each stream comes after the graph.
+            run_set(&streams[1], &batch[1], value);
+        }
+        let all: Vec<&Tensor> = states.iter().collect();
+        assert!(read_back_as::<u32>(&all).unwrap() == expect, "{lanes} lanes");
+    }
+}
+
+/// The whole of a graph waits for what a member waits for, on any lane.
+#[test]
+fn a_graph_waits_for_what_its_members_wait_for() {
+    for lanes in LANES {
+        let device = gpu(lanes);
+        let (program, streams) = (twice(), streams(&device, 3));
+        let source = device.stream("source");
+        for round in 0..10 {
+            let made: Vec<Tensor> = (0..3).map(|i| filled(&source, LEN, round + i)).collect();
+            let inputs: Vec<Tensor> =
+                made.iter().zip(&streams).map(|(made, s)| made.on(s).unwrap()).collect();
+            let states: Vec<Tensor> = streams.iter().map(|s| filled(s, LEN, 2)).collect();
+            let mut launches = Launches::default();
+            for i in 0..3 {
+                add(&mut launches, &program, (&streams[i], &inputs[i], &states[i])).unwrap();
+            }
+            launches.run().unwrap();
+            made.iter().for_each(|made| run_set(&source, made, 1000)); // after the graph has read it
+            let back = read_back_as::<u32>(&states.iter().collect::<Vec<_>>()).unwrap();
+            let expect: Vec<_> = (0..3).map(|i| expected(&[2; LEN], round + i)).collect();
+            assert!(back == expect, "{lanes} lanes, round {round}");
+        }
+    }
+}
+
+#[test]
+fn building_a_graph_counts_as_an_allocation_that_a_hot_scope_refuses() {
+    let device = gpu(1);
+    let (program, streams) = (twice(), streams(&device, 2));
+    let states: Vec<Tensor> = streams.iter().map(|s| filled(s, LEN, 2)).collect();
+    let inputs: Vec<Tensor> = streams.iter().map(|s| filled(s, LEN, 1)).collect();
+    let launches = || {
+        let mut launches = Launches::default();
+        for i in 0..2 {
+            add(&mut launches, &program, (&streams[i], &inputs[i], &states[i])).unwrap();
+        }
+        launches
+    };
+    let first = launches(); // loads the kernels
+    let scope = device.hot_scope("step", Policy::Deny);
+    let error = first.run().unwrap_err();
+    assert!(
+        matches!(error, Error::HotScope { act: Act::Allocate, operation: "build a graph", .. }),
+        "{error}"
+    );
+    drop(scope);
+    launches().run().unwrap();
+    let back = read_back_as::<u32>(&[&states[0], &states[1]]).unwrap();
+    assert!(back == vec![expected(&[2; LEN], 1); 2], "only the one that was not refused ran");
+}
+
+#[test]
+fn launches_that_share_what_they_write_are_refused_and_nothing_runs() {
+    let device = gpu(2);
+    let (program, streams) = (twice(), streams(&device, 2));
+    let (input, state) = (filled(&streams[0], LEN, 1), filled(&streams[0], LEN, 2));
+    let of_other = state.on(&streams[1]).unwrap();
+    let input_of_other = input.on(&streams[1]).unwrap();
+    let mut launches = Launches::default();
+    add(&mut launches, &program, (&streams[0], &input, &state)).unwrap();
+    add(&mut launches, &program, (&streams[1], &input_of_other, &of_other)).unwrap();
+    let error = launches.run().unwrap_err();
+    assert!(matches!(error, Error::Overlap { operation: "twice", .. }), "{error}");
+    let mut launches = Launches::default();
+    let error = add(&mut launches, &program, (&streams[1], &input, &of_other)).unwrap_err();
+    assert!(matches!(error, Error::Mismatch { operation: "twice", .. }), "{error}");
+    assert_eq!(state.to_vec::<u32>().unwrap(), [2; LEN]);
+}
+
+/// More programs than a lane keeps graphs: the oldest go, also while they run.
+#[test]
+fn graphs_that_were_forgotten_are_built_again() {
+    let device = gpu(2);
+    let stream = device.stream("s");
+    let input = filled(&stream, LEN, 1);
+    let programs: Vec<Program> = (0..70).map(|_| twice()).collect();
+    let states: Vec<Tensor> = programs.iter().map(|_| filled(&stream, LEN, 2)).collect();
+    for _ in 0..2 {
+        for (program, state) in programs.iter().zip(&states) {
+            let mut launches = Launches::default();
+            add(&mut launches, program, (&stream, &input, state)).unwrap();
+            launches.run().unwrap();
+        }
+    }
+    let expect = expected(&expected(&[2; LEN], 1), 1);
+    let back = read_back_as::<u32>(&states.iter().collect::<Vec<_>>()).unwrap();
+    assert!(back.iter().all(|state| *state == expect));
+}
+
+/// Two devices and the processor side by side; programs over whole arguments run one by one.
+#[test]
+fn devices_are_taken_apart() {
+    let devices = [gpu(1), cpu(1), gpu(2)];
+    let placed = Program::from(vec![set(LEN, 9).of(whole(1))]);
+    for program in [placed, Program::from(set(LEN, 9))] {
+        let streams: Vec<Stream> =
+            (0..6).map(|i| devices[i % 3].stream(&format!("s{i}"))).collect();
+        let tensors: Vec<Tensor> = streams.iter().map(|s| filled(s, LEN, 1)).collect();
+        let mut launches = Launches::default();
+        for (stream, tensor) in streams.iter().zip(&tensors) {
+            let launch = stream.launch("set").write(tensor).gpu(|| program.clone());
+            launch.add(&mut launches, |args| args.write::<u32>(0).fill(9)).unwrap();
+        }
+        launches.run().unwrap();
+        tensors.iter().for_each(|tensor| assert_eq!(tensor.to_vec::<u32>().unwrap(), [9; LEN]));
+    }
+}
+
+/// A member's launch is refused by its own name before anything of the others ran.
+#[test]
+fn a_member_that_does_not_fit_is_refused() {
+    let device = open(DeviceId::Cuda(0), 1, None);
+    let stream = device.stream("s");
+    let (long, short, to) =
+        (empty(&stream, LEN), empty(&stream, LEN - 1), [empty(&stream, LEN), empty(&stream, LEN)]);
+    let program = twice();
+    let mut launches = Launches::default();
+    add(&mut launches, &program, (&stream, &long, &to[0])).unwrap();
+    let error = add(&mut launches, &program, (&stream, &short, &to[1])).unwrap_err();
+    let expected = "`twice`: `tensor 0 of mix1` must be aligned and inside of one of 2 arguments, \
+                    got Piece { argument: 0, start: 0, len: 150 }";
+    assert_eq!(error.to_string(), expected);
+}

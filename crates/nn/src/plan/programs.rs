@@ -1,0 +1,88 @@
+//! Steps as programs of CUDA kernels.
+
+use std::ops::RangeInclusive;
+use std::sync::{Mutex, PoisonError};
+
+use meristem_device::{Call, Program};
+
+use super::step::{Phase, SpaceUse, Step};
+use crate::ops::gpu::{self, Lies};
+use crate::space::Span;
+
+/// Programs kept for a plan: rows of phases, each with the rows of alphas and scores that one and
+/// the same plan is run with.
+const PROGRAMS_MAX: usize = 16;
+
+/// What a plan's program depends on: phases, and the first byte of every space in its argument.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Binding {
+    phases: [Phase; 2],
+    starts: Vec<usize>,
+}
+
+impl Binding {
+    pub(super) fn of(phases: &RangeInclusive<Phase>, bound: &[(SpaceUse, usize)]) -> Self {
+        let starts = bound.iter().map(|(_, start)| *start).collect();
+        Self { phases: [*phases.start(), *phases.end()], starts }
+    }
+}
+
+/// The programs of a plan that were used last.
+#[derive(Debug, Default)]
+pub(super) struct Programs(Mutex<Vec<(Binding, Program)>>);
+
+impl Programs {
+    /// The program of a binding.
+    pub(super) fn get(&self, binding: Binding, make: impl FnOnce() -> Program) -> Program {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = all.iter().position(|(of, _)| *of == binding);
+        let entry = known.map_or_else(|| (binding, make()), |at| all.remove(at));
+        if all.len() >= PROGRAMS_MAX {
+            all.remove(0);
+        }
+        all.push(entry.clone());
+        entry.1
+    }
+}
+
+/// The calls of steps; `bound` has, for each argument of the launch, the space that it stands for
+/// and the space's first byte in it.
+pub(crate) fn program<'a>(
+    steps: impl IntoIterator<Item = &'a Step>,
+    bound: &[(SpaceUse, usize)],
+) -> Program {
+    let lies = |span: Span| {
+        let argument = bound.iter().position(|(of, _)| of.space == span.space).unwrap_or(0);
+        let start = bound.get(argument).map_or(0, |(_, start)| *start) + span.bytes().start;
+        Lies { argument, start, len: span.len, size: span.dtype.size() }
+    };
+    let calls = steps.into_iter().flat_map(|step| {
+        let calls = gpu::emit(&step.op).into_iter();
+        calls.map(|call| {
+            call.place(|written, at| lies(if written { step.writes[at] } else { step.reads[at] }))
+        })
+    });
+    calls.collect::<Vec<Call>>().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_used_last_are_kept() {
+        let programs = Programs::default();
+        let binding = |start| Binding { phases: [Phase::Forward; 2], starts: vec![start] };
+        let made = |start| {
+            let mut made = false;
+            programs.get(binding(start), || {
+                made = true;
+                Program::from(vec![])
+            });
+            made
+        };
+        assert!(made(0) && made(1) && !made(0) && !made(1));
+        assert!((2..=PROGRAMS_MAX).all(made), "as many more as there is room for, and one");
+        assert!(!made(1) && made(0), "the one that was used longest ago went");
+    }
+}
