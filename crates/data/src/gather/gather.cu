@@ -9,8 +9,6 @@ typedef unsigned long long u64;
 // As `GpuValues` in gpu.rs.
 struct Values {
     u64 seed;
-    u64 epoch;
-    u64 first;  // place of the batch's first sample in the permutations
     float scale[4];
     float shift[4];
     u32 channels;  // 1 to 4
@@ -51,10 +49,9 @@ __device__ int place(u32 word, u32 n) {
     return (int)(((u64)word * n) >> 32);
 }
 
-__device__ Draw draw(const Values& v, u32 sample) {
+__device__ Draw draw(const Values& v, Span<const u32> epoch, u32 sample) {
     const u32 augment[2] = {0, 3};  // Purpose::Augment
-    Words key = philox((u32)v.seed, (u32)(v.seed >> 32), augment[0], augment[1], (u32)v.epoch,
-                       (u32)(v.epoch >> 32));
+    Words key = philox((u32)v.seed, (u32)(v.seed >> 32), augment[0], augment[1], epoch[0], epoch[1]);
     Words a = philox(key.w[0], key.w[1], 0, 0, sample, 0);
     Words b = philox(key.w[0], key.w[1], 1, 0, sample, 0);
     int span = 2 * (int)v.padding + 1, side = (int)v.cutout;
@@ -86,14 +83,15 @@ __device__ float black(float, float, float shift) {
 }
 
 template <int C, class T>
-__device__ void gather(Span<const T> images, Span<const u32> labels, Span<const u32> order,
-                       Span<float> inputs, Span<u32> targets, const Values& v) {
+__device__ void gather(Span<const T> images, Span<const u32> labels, Span<const u32> samples,
+                       Span<float> inputs, Span<u32> targets, Span<const u32> epoch,
+                       const Values& v) {
     __shared__ Draw shared;
-    u32 i = blockIdx.x, sample = order[(long long)v.first + i];
+    u32 i = blockIdx.x, sample = samples[i];
     bool augmented = v.padding || v.flip || v.cutout;
     if (threadIdx.x == 0) {
         targets[i] = labels[sample];
-        if (augmented) shared = draw(v, sample);
+        if (augmented) shared = draw(v, epoch, sample);
     }
     __syncthreads();
     long long size = (long long)v.height * v.width * C;
@@ -125,26 +123,27 @@ __device__ void gather(Span<const T> images, Span<const u32> labels, Span<const 
 }
 
 template <class T>
-__device__ void gather_any(Span<const T> images, Span<const u32> labels, Span<const u32> order,
-                           Span<float> inputs, Span<u32> targets, const Values& v) {
+__device__ void gather_any(Span<const T> images, Span<const u32> labels, Span<const u32> samples,
+                           Span<float> inputs, Span<u32> targets, Span<const u32> epoch,
+                           const Values& v) {
     switch (v.channels) {
-        case 1: return gather<1>(images, labels, order, inputs, targets, v);
-        case 2: return gather<2>(images, labels, order, inputs, targets, v);
-        case 3: return gather<3>(images, labels, order, inputs, targets, v);
-        default: return gather<4>(images, labels, order, inputs, targets, v);
+        case 1: return gather<1>(images, labels, samples, inputs, targets, epoch, v);
+        case 2: return gather<2>(images, labels, samples, inputs, targets, epoch, v);
+        case 3: return gather<3>(images, labels, samples, inputs, targets, epoch, v);
+        default: return gather<4>(images, labels, samples, inputs, targets, epoch, v);
     }
 }
 
 extern "C" __global__ void gather_bytes(Span<const u8> images, Span<const u32> labels,
-                                        Span<const u32> order, Span<float> inputs,
-                                        Span<u32> targets, Values values) {
-    locate(images, labels, order, inputs, targets);
-    gather_any(images, labels, order, inputs, targets, values);
+                                        Span<const u32> samples, Span<float> inputs,
+                                        Span<u32> targets, Span<const u32> epoch, Values values) {
+    locate(images, labels, samples, inputs, targets, epoch);
+    gather_any(images, labels, samples, inputs, targets, epoch, values);
 }
 
 extern "C" __global__ void gather_floats(Span<const float> images, Span<const u32> labels,
-                                         Span<const u32> order, Span<float> inputs,
-                                         Span<u32> targets, Values values) {
-    locate(images, labels, order, inputs, targets);
-    gather_any(images, labels, order, inputs, targets, values);
+                                         Span<const u32> samples, Span<float> inputs,
+                                         Span<u32> targets, Span<const u32> epoch, Values values) {
+    locate(images, labels, samples, inputs, targets, epoch);
+    gather_any(images, labels, samples, inputs, targets, epoch, values);
 }

@@ -1,7 +1,9 @@
 //! The gather's kernel on a GPU, declared: `gather.cu`.
 
+use std::sync::{Mutex, PoisonError};
+
 use bytemuck::{Pod, Zeroable};
-use meristem_device::{Call, Kernel, Operand, Source};
+use meristem_device::{Call, Kernel, Operand, Piece, Program, Source};
 
 use super::kernel::Form;
 use crate::augment::Augment;
@@ -18,20 +20,21 @@ pub(super) static SOURCE: Source = Source {
 const THREADS: u32 = 256;
 
 const LABELS: Operand = Operand::read::<u32>();
-const ORDER: Operand = Operand::read::<u32>();
+const SAMPLES: Operand = Operand::read::<u32>();
 const INPUTS: Operand = Operand::write::<f32>();
 const TARGETS: Operand = Operand::write::<u32>();
+const EPOCH: Operand = Operand::read::<u32>();
 
 static BYTES: Kernel = Kernel {
     source: &SOURCE,
     entry: "gather_bytes",
-    operands: &[Operand::read::<u8>(), LABELS, ORDER, INPUTS, TARGETS],
+    operands: &[Operand::read::<u8>(), LABELS, SAMPLES, INPUTS, TARGETS, EPOCH],
     values: size_of::<GpuValues>(),
 };
 
 static FLOATS: Kernel = Kernel {
     entry: "gather_floats",
-    operands: &[Operand::read::<f32>(), LABELS, ORDER, INPUTS, TARGETS],
+    operands: &[Operand::read::<f32>(), LABELS, SAMPLES, INPUTS, TARGETS, EPOCH],
     ..BYTES
 };
 
@@ -40,8 +43,6 @@ static FLOATS: Kernel = Kernel {
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct GpuValues {
     seed: u64,
-    epoch: u64,
-    first: u64,
     scale: [f32; 4],
     shift: [f32; 4],
     channels: u32,
@@ -54,9 +55,13 @@ struct GpuValues {
     unused: u32,
 }
 
-/// Values that the gathers of a [`super::GatherBatches`] share; epoch, place and form are set for
-/// each.
-pub(super) struct GpuGather(GpuValues);
+/// The programs of a [`super::GatherBatches`]: which samples are gathered, and in which epoch, is
+/// among the tensors, so that there is one for each number of samples.
+pub(super) struct GpuGather {
+    values: GpuValues,
+    /// By form and elements of the tensors.
+    programs: Mutex<Vec<(Form, [usize; 6], Program)>>,
+}
 
 impl GpuGather {
     pub(super) fn new(
@@ -80,17 +85,27 @@ impl GpuGather {
             values.scale[channel] = scale;
             values.shift[channel] = shift;
         }
-        GpuGather(values)
+        GpuGather { values, programs: Mutex::default() }
     }
 
-    /// The call that gathers the `n` samples from place `first` of the permutations on.
-    pub(super) fn call(&self, form: Form, epoch: u64, (first, n): (usize, usize)) -> Call {
+    /// The program that gathers over tensors of so many elements: images, labels, samples, inputs,
+    /// targets, epoch.
+    pub(super) fn program(&self, form: Form, lens: [usize; 6]) -> Program {
+        let mut programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = programs.iter().find(|(of, with, _)| (*of, *with) == (form, lens));
+        if let Some((_, _, program)) = known {
+            return program.clone();
+        }
         let kernel = match form {
             Form::Bytes | Form::Staged => &BYTES,
             Form::Normalized => &FLOATS,
         };
-        let staged = (form == Form::Staged).into();
-        let values = GpuValues { epoch, first: first as u64, staged, ..self.0 };
-        Call::new(kernel, n as u32, THREADS).values(values)
+        let values = GpuValues { staged: (form == Form::Staged).into(), ..self.values };
+        let pieces = lens.into_iter().enumerate();
+        let pieces = pieces.map(|(argument, len)| Piece { argument, start: 0, len });
+        let call = Call::new(kernel, lens[2] as u32, THREADS).values(values).of(pieces);
+        let program = Program::from(call);
+        programs.push((form, lens, program.clone()));
+        program
     }
 }

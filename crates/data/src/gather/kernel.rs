@@ -119,11 +119,11 @@ impl Kernel {
         Self { shape, constants: MultiplyAdd::new(normalization), augment, seed }
     }
 
-    /// Runs one gather. Arguments: images, labels u32 [N], permutations u32 [..]; outputs: inputs
-    /// f32 [n, H, W, C], targets u32 [n]. `part` is the range of n places in the permutations.
-    pub(super) fn run(&self, args: &mut Args<'_>, form: Form, epoch: u64, part: Range<usize>) {
+    /// Runs one gather. Arguments: images, labels u32 [N], samples u32 [n]; outputs: inputs f32
+    /// [n, H, W, C], targets u32 [n].
+    pub(super) fn run(&self, args: &mut Args<'_>, form: Form, epoch: u64) {
         let labels = args.read::<u32>(1);
-        let samples = &args.read::<u32>(2)[part];
+        let samples = args.read::<u32>(2);
         let inputs = args.write::<f32>(3);
         for (target, sample) in args.write::<u32>(4).iter_mut().zip(samples) {
             *target = labels[*sample as usize];

@@ -10,7 +10,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use meristem_device::{DType, Device, DeviceId, DeviceOptions, Expect, Stream, Tensor};
+use meristem_device::{DType, Device, DeviceId, DeviceOptions, Expect, Launches, Stream, Tensor};
 
 use self::gpu::GpuGather;
 use self::kernel::{Form, Kernel};
@@ -103,6 +103,8 @@ struct Env {
     form: Form,
     labels: Tensor,
     permutations: [Tensor; 2],
+    /// Words of the epoch in each.
+    epochs: [Tensor; 2],
     ring: Ring,
 }
 
@@ -166,6 +168,7 @@ impl GatherBatches {
             let device = devices.iter().position(|(device, _)| device == stream.device());
             let device = device.unwrap_or(0);
             let permutation = order.permutation_of(first_env + env);
+            let both = permutations[device].on(stream)?;
             let capacity = order.part_max();
             let (images, form) = env_images(dataset, stream, capacity)?;
             Ok(Env {
@@ -175,7 +178,11 @@ impl GatherBatches {
                 images,
                 form,
                 labels: dataset.labels().on(stream)?,
-                permutations: permutations[device].on(stream)?,
+                epochs: [
+                    permutations[device].epoch_of(&both[0])?,
+                    permutations[device].epoch_of(&both[1])?,
+                ],
+                permutations: both,
                 ring: Ring::new(stream, shape, capacity, config.ring_depth)?,
             })
         });
@@ -237,42 +244,54 @@ impl GatherBatches {
             return Ok(None);
         }
         let mut batches = Vec::with_capacity(self.envs.len());
+        let mut samples = Vec::with_capacity(self.envs.len());
         for env in 0..self.envs.len() {
-            if self.order.part(self.batch, self.first_env + env).is_empty() {
+            let part = self.places(env, self.batch);
+            if part.is_empty() {
                 break;
             }
-            batches.push(self.gather(env, epoch)?);
+            let Env { ring, permutations, device, .. } = &mut self.envs[env];
+            let (inputs, targets) = ring.take(part.len())?;
+            let permutation = &permutations[self.permutations[*device].turn()];
+            samples.push(permutation.view(part.start, [part.len()])?);
+            batches.push(Batch { env: self.first_env + env, inputs, targets });
+        }
+        let mut launches = Launches::default();
+        for ((env, batch), samples) in self.envs.iter().zip(&batches).zip(&samples) {
+            self.gather(env, batch, samples, epoch, &mut launches)?;
+        }
+        launches.run()?;
+        for env in 0..batches.len() {
             self.stage(env, self.batch + 1)?;
         }
         self.batch += 1;
         Ok(Some(batches))
     }
 
-    fn gather(&mut self, env_index: usize, epoch: u64) -> Result<Batch> {
-        let part = self.places(env_index, self.batch);
-        let env = &mut self.envs[env_index];
-        let (inputs, targets) = env.ring.take(part.len())?;
+    /// Adds the gather of an env's batch to those of the others.
+    fn gather<'a>(
+        &'a self,
+        env: &'a Env,
+        Batch { env: index, inputs, targets }: &'a Batch,
+        samples: &'a Tensor,
+        epoch: u64,
+        launches: &mut Launches<'a>,
+    ) -> Result<()> {
+        debug_assert!(
+            self.is_a_batch(index - self.first_env, inputs, targets),
+            "gather: {inputs:?}, {targets:?}"
+        );
         let images = match &env.images {
             EnvImages::Resident(images) => images,
             EnvImages::Staged(stage) => stage.filled(),
         };
-        let permutation = &env.permutations[self.permutations[env.device].turn()];
-        let (kernel, gpu, form) = (self.kernel.clone(), &self.gpu, env.form);
-        let place = (part.start, part.len());
-        env.stream
-            .launch("gather")
-            .read(images)
-            .read(&env.labels)
-            .read(permutation)
-            .write(&inputs)
-            .write(&targets)
-            .gpu(|| gpu.call(form, epoch, place))
-            .run(move |args| kernel.run(args, form, epoch, part))?;
-        debug_assert!(
-            self.is_a_batch(env_index, &inputs, &targets),
-            "gather: {inputs:?}, {targets:?}"
-        );
-        Ok(Batch { env: self.first_env + env_index, inputs, targets })
+        let epoch_words = &env.epochs[self.permutations[env.device].turn()];
+        let (kernel, form) = (self.kernel.clone(), env.form);
+        let lens = [images, &env.labels, samples, inputs, targets, epoch_words].map(Tensor::numel);
+        let launch = env.stream.launch("gather").read(images).read(&env.labels).read(samples);
+        let launch = launch.write(inputs).write(targets).read(epoch_words);
+        let launch = launch.gpu(|| self.gpu.program(form, lens));
+        Ok(launch.add(launches, move |args| kernel.run(args, form, epoch))?)
     }
 
     /// The places of its device's permutations that an env gets in `batch`.

@@ -7,7 +7,10 @@ use meristem_device::{DType, Device, Owner, Stream, Tensor};
 use crate::error::Result;
 use crate::order::EpochOrder;
 
-/// Sample indices that are copied to the device without staging.
+/// Words of an epoch's number.
+const EPOCH_WORDS: usize = 2;
+
+/// Sample indices and the epoch, which are copied to the device without staging.
 #[derive(Default)]
 pub(super) struct Indices(Vec<u32>);
 
@@ -32,7 +35,7 @@ pub(super) struct Permutations {
     numbers: Vec<usize>,
     /// Entries of each.
     len: usize,
-    /// u32 [numbers · len] each.
+    /// u32 [numbers · len + 2] each: the permutations, then the epoch, low word first.
     tensors: [Tensor; 2],
     indices: [Arc<Indices>; 2],
     turn: usize,
@@ -41,7 +44,8 @@ pub(super) struct Permutations {
 impl Permutations {
     pub(super) fn new(device: &Device, numbers: Vec<usize>, len: usize) -> Result<Self> {
         let stream = device.stream("order");
-        let tensor = || Tensor::empty(&stream, [numbers.len() * len], DType::U32, Owner::Batches);
+        let words = numbers.len() * len + EPOCH_WORDS;
+        let tensor = || Tensor::empty(&stream, [words], DType::U32, Owner::Batches);
         let tensors = [tensor()?, tensor()?];
         Ok(Self { stream, numbers, len, tensors, indices: Default::default(), turn: 0 })
     }
@@ -55,6 +59,11 @@ impl Permutations {
     /// Handles to both tensors on another stream.
     pub(super) fn on(&self, stream: &Stream) -> Result<[Tensor; 2]> {
         Ok([self.tensors[0].on(stream)?, self.tensors[1].on(stream)?])
+    }
+
+    /// The words of the epoch in such a tensor.
+    pub(super) fn epoch_of(&self, tensor: &Tensor) -> Result<Tensor> {
+        Ok(tensor.view(self.numbers.len() * self.len, [EPOCH_WORDS])?)
     }
 
     /// Draws an epoch's permutations, maps them through `subset`, and begins to copy them to the
@@ -72,15 +81,17 @@ impl Permutations {
             *indices = Arc::default();
         }
         if let Some(Indices(indices)) = Arc::get_mut(indices) {
-            indices.resize(self.numbers.len() * self.len, 0);
+            indices.resize(self.numbers.len() * self.len + EPOCH_WORDS, 0);
+            let (places, words) = indices.split_at_mut(self.numbers.len() * self.len);
             for (number, permutation) in
-                self.numbers.iter().zip(indices.chunks_exact_mut(self.len.max(1)))
+                self.numbers.iter().zip(places.chunks_exact_mut(self.len.max(1)))
             {
                 order.permutation_into(*number, epoch, permutation);
             }
             if let Some(subset) = subset {
-                indices.iter_mut().for_each(|i| *i = subset[*i as usize]);
+                places.iter_mut().for_each(|i| *i = subset[*i as usize]);
             }
+            words.copy_from_slice(&[epoch as u32, (epoch >> 32) as u32]);
         }
         self.tensors[self.turn].copy_from_shared(indices.clone(), 0)?;
         tracing::trace!(stream = self.stream.name(), epoch, "permutations drawn");

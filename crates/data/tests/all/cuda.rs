@@ -82,6 +82,27 @@ fn every_storage_of_a_dataset_serves_the_same_bits() {
     }
 }
 
+/// The gathers of all envs are one launch, and none but the first of its size allocates.
+#[test]
+fn the_envs_of_a_device_are_gathered_at_once() {
+    let toy = crate::common::Toy { len: 40, channels: 3, height: 5, width: 4, threads: 1 };
+    let (device, dataset) = toy.dataset_on(open(DeviceId::Cuda(0)));
+    let config = GatherConfig::new(4, vec![DeviceId::Cuda(0); 3]);
+    let streams = ["a", "b", "c"].map(|name| device.stream(name));
+    let mut gather = GatherBatches::new(&config, &[dataset], &streams).unwrap();
+    for epoch in 0..2 {
+        gather.start_epoch(epoch).unwrap();
+        let (before, mut batches) = (device.counts(), 0);
+        while gather.next().unwrap().is_some() {
+            batches += 1;
+        }
+        let counts = device.counts() - before;
+        // Batches of 4 samples for each env, and a last one of 4 in all.
+        assert_eq!((batches, counts.launches), (4, 4));
+        assert_eq!(counts.allocations, if epoch == 0 { 2 } else { 0 });
+    }
+}
+
 /// A gathered batch is the env's own memory, although batches of a ring use it in turn.
 #[test]
 fn a_ring_is_reused_in_stream_order() {

@@ -164,6 +164,17 @@ impl Program {
     pub(crate) fn is_placed(&self) -> bool {
         self.0.list.iter().all(|call| call.pieces.is_some())
     }
+
+    /// The kernel of each call that has blocks, in order, and the bytes of the pieces that are its
+    /// tensors: what it moves if it reads or writes each element once.
+    pub fn traffic(&self) -> impl Iterator<Item = (&'static str, usize)> {
+        let calls = self.0.list.iter().filter(|call| call.blocks > 0);
+        calls.map(|call| {
+            let pieces = call.pieces.iter().flatten().zip(call.kernel.operands);
+            let bytes = pieces.map(|(piece, operand)| piece.len * operand.dtype().size());
+            (call.kernel.entry, bytes.sum())
+        })
+    }
 }
 
 impl From<Call> for Program {

@@ -8,11 +8,12 @@ use crate::ground::sync::Arc;
 use crate::ground::{Act, Result, Use};
 use crate::order::{Part, StreamState, submit_group, submit_work};
 
-/// Launches of any streams of any devices, none of which uses what another writes: one step of many
-/// networks, for instance. On the processor each is enqueued on its stream, as by
-/// [`Launch::run`](crate::Launch::run). On a CUDA device they become one: a graph, in which launches
-/// of one [`Program`](crate::Program) are one call of each of its kernels. It is kept, and started
-/// by one call of the driver from then on. Launches join with [`Launch::add`](crate::Launch::add).
+/// Launches of any streams of any devices, none of which uses what another writes: one step of
+/// many networks, for instance. On the processor each is enqueued on its stream, as by
+/// [`Launch::run`](crate::Launch::run). On a CUDA device they become one: a graph, in which
+/// launches of one [`Program`](crate::Program) are one call of each of its kernels. It is kept, and
+/// started by one call of the driver from then on. Launches are added with
+/// [`Launch::add`](crate::Launch::add).
 ///
 /// ```
 /// # use meristem_device::*;
@@ -42,10 +43,10 @@ impl<'a> Launches<'a> {
     /// a graph counts as an allocation, and as no launch of its own.
     ///
     /// # Errors
-    /// The errors of [`Launch::run`](crate::Launch::run); on a CUDA device [`crate::Error::Overlap`]
-    /// too if one launch writes what another uses, and [`crate::Error::HotScope`] if an open scope
-    /// forbids to build a graph. Launches before the one at fault are enqueued; those of one CUDA
-    /// device are all or none.
+    /// The errors of [`Launch::run`](crate::Launch::run); on a CUDA device
+    /// [`crate::Error::Overlap`] too if one launch writes what another uses, and
+    /// [`crate::Error::HotScope`] if an open scope forbids to build a graph. Launches before the
+    /// one at fault are enqueued; those of one CUDA device are all or none.
     pub fn run(self) -> Result<()> {
         let mut devices: Vec<Vec<Member<'a>>> = vec![];
         for part in self.parts {

@@ -5,14 +5,13 @@ use std::sync::Arc;
 
 use meristem_device::Launches;
 
-use super::run::Run;
-use super::{LabelledBatch, Network, Snapshot};
+use super::{LabelledBatch, Network, Pass, Snapshot};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 
-/// Networks that do the same at the same time, each on its stream. On a CUDA device a step of all of
-/// them is one graph, in which networks of one plan share the calls of its kernels; on the CPU each
-/// network's plan is launched on that network's stream. Nothing here waits for the device.
+/// Networks that do the same at the same time, each on its stream. On a CUDA device a step of all
+/// of them is one graph, in which networks of one plan share the calls of its kernels; on the CPU
+/// each network's plan is launched on that network's stream. Nothing here waits for the device.
 ///
 /// The networks are borrowed: a fleet is made where it is used, and costs one list of references.
 #[derive(Debug)]
@@ -53,13 +52,9 @@ impl<'a> Fleet<'a> {
     pub fn train_step(&mut self, batches: &[LabelledBatch<'_>]) -> Result<()> {
         self.check("train_step", "batches", batches.len(), 0..=self.len())?;
         let pairs = self.networks.iter_mut().zip(batches);
-        let runs: Vec<Run> =
-            pairs.map(|(network, &batch)| network.training(batch)).collect::<Result<_>>()?;
-        let mut launches = Launches::default();
-        for ((network, batch), run) in self.networks.iter().zip(batches).zip(runs) {
-            network.add(&mut launches, ("train_step", run), batch, 0)?;
-        }
-        Ok(launches.run()?)
+        let passes = pairs.map(|(network, &batch)| network.training(batch));
+        let passes = passes.collect::<Result<_>>()?;
+        self.run(passes, batches)
     }
 
     /// Evaluates a batch of each of the first `batches.len()` networks with these rows of its
@@ -79,13 +74,16 @@ impl<'a> Fleet<'a> {
             return Err(Error::argument("eval_rows", "rows", expected, rows.len()));
         }
         let pairs = self.networks.iter_mut().zip(batches).zip(rows);
-        let runs: Vec<Run> = pairs
-            .map(|((network, &batch), rows)| network.evaluation(batch, rows))
-            .collect::<Result<_>>()?;
+        let passes = pairs.map(|((network, &batch), rows)| network.evaluation(batch, rows));
+        let passes = passes.collect::<Result<_>>()?;
+        self.run(passes, batches)
+    }
+
+    #[track_caller]
+    fn run(&self, passes: Vec<Pass>, batches: &[LabelledBatch<'_>]) -> Result<()> {
         let mut launches = Launches::default();
-        let all = self.networks.iter().zip(batches).zip(rows);
-        for (((network, batch), rows), run) in all.zip(runs) {
-            network.add(&mut launches, ("eval_rows", run), batch, rows.start)?;
+        for ((network, batch), pass) in self.networks.iter().zip(batches).zip(passes) {
+            network.add(&mut launches, pass, batch)?;
         }
         Ok(launches.run()?)
     }

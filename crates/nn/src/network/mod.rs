@@ -41,6 +41,14 @@ use crate::plan::{self, AlphaPattern, Mode, Phase, Plan, PlanOptions, Step};
 /// A batch of one network: inputs and labels, on its stream.
 pub type LabelledBatch<'a> = (&'a Tensor, &'a Tensor);
 
+/// A launch over a batch.
+struct Pass {
+    operation: &'static str,
+    run: Run,
+    /// First row of the alphas and scores.
+    config: usize,
+}
+
 /// Options of a network besides its graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NetworkOptions {
@@ -204,15 +212,16 @@ impl Network {
     /// [`Error::OneValuePerChannel`], a failed stream.
     #[track_caller]
     pub fn train_step(&mut self, inputs: &Tensor, targets: &Tensor) -> Result<()> {
-        let run = self.training((inputs, targets))?;
-        self.launch("train_step", run, &self.tensors(&[inputs], Some(targets), 0))
+        let Pass { operation, run, config } = self.training((inputs, targets))?;
+        self.launch(operation, run, &self.tensors(&[inputs], Some(targets), config))
     }
 
-    /// The steps of a training step over this batch, which the network is ready for.
-    fn training(&mut self, (inputs, targets): LabelledBatch<'_>) -> Result<Run> {
+    /// A training step over this batch, which the network is then ready for.
+    fn training(&mut self, (inputs, targets): LabelledBatch<'_>) -> Result<Pass> {
         let batch = self.check_batch("train_step", inputs, targets)?;
         let plan = self.plan(batch, Mode::Train)?;
-        Ok(Run::of(&plan, Phase::Forward..=Phase::Update))
+        let run = Run::of(&plan, Phase::Forward..=Phase::Update);
+        Ok(Pass { operation: "train_step", run, config: 0 })
     }
 
     /// Evaluates a batch with row `config` of the alphas: loss and hits are added to that row of
@@ -246,22 +255,23 @@ impl Network {
         targets: &Tensor,
         configs: Range<usize>,
     ) -> Result<()> {
-        let run = self.evaluation((inputs, targets), &configs)?;
-        self.launch("eval_rows", run, &self.tensors(&[inputs], Some(targets), configs.start))
+        let Pass { operation, run, config } = self.evaluation((inputs, targets), &configs)?;
+        self.launch(operation, run, &self.tensors(&[inputs], Some(targets), config))
     }
 
-    /// The steps of an evaluation of this batch with these rows, which the network is ready for.
+    /// An evaluation of this batch with these rows, which the network is then ready for.
     fn evaluation(
         &mut self,
         (inputs, targets): LabelledBatch<'_>,
         configs: &Range<usize>,
-    ) -> Result<Run> {
+    ) -> Result<Pass> {
         let batch = self.check_batch("eval_rows", inputs, targets)?;
         let pattern = self.pattern("eval_rows", configs)?;
         let target = Target::of(self.stream.device());
         let plan = self.topology.rows(RowPlan { batch, pattern, target })?;
         self.make_room(&plan)?;
-        Ok(Run::of(&plan, Phase::Forward..=Phase::Backward))
+        let run = Run::of(&plan, Phase::Forward..=Phase::Backward);
+        Ok(Pass { operation: "eval_rows", run, config: configs.start })
     }
 
     /// Floating-point operations per sample ([`Graph::flops`]) of one [`Network::eval_rows`] of
@@ -332,14 +342,13 @@ impl Network {
         run.launch((&self.stream, operation), self.options.isa, tensors)
     }
 
-    /// Adds steps over a batch to the launches of other networks.
+    /// Adds a pass over a batch to those of other networks.
     #[track_caller]
     fn add<'a>(
         &'a self,
         to: &mut Launches<'a>,
-        (operation, run): (&'static str, Run),
+        Pass { operation, run, config }: Pass,
         (inputs, targets): &'a LabelledBatch<'a>,
-        config: usize,
     ) -> Result<()> {
         let tensors = self.tensors(std::slice::from_ref(inputs), Some(targets), config);
         run.add(to, (&self.stream, operation), self.options.isa, &tensors)

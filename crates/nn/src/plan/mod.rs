@@ -173,6 +173,14 @@ impl Plan {
         self.programs.get(key, || programs::program(self.steps(phases), bound))
     }
 
+    /// The CUDA kernels that a run of all phases calls, in order, and the bytes of each one's
+    /// tensors: what it moves if it reads or writes each element once.
+    pub fn traffic(&self) -> Vec<(&'static str, usize)> {
+        let phases = Phase::Forward..=Phase::Deliver;
+        let bound: Vec<_> = self.uses(phases.clone()).iter().map(|of| (*of, 0)).collect();
+        programs::program(self.steps(phases), &bound).traffic().collect()
+    }
+
     /// Steps that clip the gradient where it lies, at `factor` times the norms that the optimisers
     /// allow: in place of [`Phase::Measure`], after which [`Phase::Update`] takes it as it is.
     pub(crate) fn clipping(&self, factor: f32) -> Vec<Step> {

@@ -13,7 +13,8 @@ use crate::space::Span;
 /// the same plan is run with.
 const PROGRAMS_MAX: usize = 16;
 
-/// What a plan's program depends on: phases, and the first byte of every space in its argument.
+/// Things that a plan's program depends on: phases, and the first byte of every space in its
+/// argument.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Binding {
     phases: [Phase; 2],

@@ -130,8 +130,8 @@ fn company_lanes_and_rollbacks_change_no_bit() {
     }
 }
 
-/// Networks of three topologies in one fleet, five steps over a ring of two batches, the last for some
-/// of them only: one launch a step, and the bits of each network alone.
+/// Networks of three topologies in one fleet, five steps over a ring of two batches, the last for
+/// some of them only: one launch a step, and the bits of each network alone.
 #[test]
 fn a_mixed_fleet_is_one_launch_and_has_the_bits_of_each_network_alone() {
     let device = cuda();

@@ -5,7 +5,7 @@ use crate::common::{Case, assert_close};
 use meristem_nn::Isa;
 use meristem_nn::graph::{Dims, Graph, GraphBuilder, SgdConfig};
 use meristem_nn::kernels::conv::ConvShape;
-use meristem_nn::ops::{Op, conv};
+use meristem_nn::ops::{Op, Target, conv};
 use meristem_nn::plan::{Mode, Phase, Plan, PlanOptions};
 
 /// Both compute the same sums in f32 or f64, perhaps in another order: statistics of up to 3·33·35
@@ -14,6 +14,23 @@ use meristem_nn::plan::{Mode, Phase, Plan, PlanOptions};
 const RELATIVE: f64 = 1e-5;
 
 const SGD: SgdConfig = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 0.0, clip_norm: 1.0 };
+
+/// Calls, and bytes of device memory a sample, that a plan for CUDA needs: its cost, counted. A
+/// step of a fleet is one graph with so many nodes for each topology.
+#[test]
+fn a_plan_for_cuda_is_few_calls_and_little_traffic() {
+    let dims = Dims { c: 3, h: 32, w: 32 };
+    let cost = |graph: &Graph, mode: Mode| {
+        let options = PlanOptions { target: Target::Cuda, ..PlanOptions::new(128, mode) };
+        let traffic = Plan::compile(graph, options).unwrap().traffic();
+        (traffic.len(), traffic.iter().map(|(_, bytes)| bytes).sum::<usize>() / 128)
+    };
+    let graph = host::bare(BASELINE, dims);
+    let (calls, bytes) = cost(&graph, Mode::Train);
+    assert!(calls <= 40 && bytes <= 520_000, "{calls} calls, {bytes} bytes");
+    let (calls, bytes) = cost(&graph, Mode::Evaluate);
+    assert!(calls <= 9 && bytes <= 160_000, "{calls} calls, {bytes} bytes");
+}
 
 fn check(graph: Graph, batch: usize) {
     let case = Case::random(graph, batch, 3);

@@ -1,12 +1,13 @@
-//! Graphs: the programs of several launches that have nothing to do with one another, started by one
-//! call of the driver.
+//! Graphs: the programs of several launches that have nothing to do with one another, started by
+//! one call of the driver.
 //!
 //! Launches of one program are a branch: each of its calls runs for all of them at once, as members
 //! (`blockIdx.y`). Branches of different programs run side by side.
 //!
 //! Addresses are data. A kernel finds those of its member in a table of the graph, so that a graph
-//! fits every launch of the same programs, and its table is written anew only when addresses change.
-//! Inputs usually come from a ring of two batches; so a graph has two forms, each with a table.
+//! fits every launch of the same programs, and its table is written anew only when addresses
+//! change. Inputs usually come from a ring of two batches; so a graph has two forms, each with a
+//! table.
 
 use super::block::block;
 use super::context::Context;
@@ -125,7 +126,8 @@ impl Form {
         // SAFETY: nothing was enqueued with it yet.
         let free = unsafe { staging.bytes() };
         free[..bytes.len()].copy_from_slice(bytes);
-        // SAFETY: the table has room for so many; the staging memory is kept until the copy is done.
+        // SAFETY: the table has room for so many; the staging memory is kept until the copy is
+        // done.
         check("cuMemcpyHtoDAsync", unsafe {
             let (to, from) = (self.table.address(), staging.address());
             (driver().cuMemcpyHtoDAsync_v2)(to, from, bytes.len(), stream.raw())
@@ -225,8 +227,8 @@ impl Builder {
 
 impl Drop for Builder {
     fn drop(&mut self) {
-        // SAFETY: made once by `new`; executable graphs do not need it. A failure cannot be reported
-        // to anyone.
+        // SAFETY: made once by `new`; executable graphs do not need it. A failure cannot be
+        // reported to anyone.
         let _ = unsafe { (driver().cuGraphDestroy)(self.0) };
     }
 }

@@ -62,7 +62,8 @@ impl Track {
     }
 
     /// Makes one task of several that have nothing to do with one another, each of which
-    /// [is placed](Task::is_placed); `None` without any. Building its graph counts as an allocation.
+    /// [is placed](Task::is_placed); `None` without any. Building its graph counts as an
+    /// allocation.
     ///
     /// # Errors
     /// [`Error::Cuda`]; [`Error::HotScope`] if an open scope forbids the allocation.

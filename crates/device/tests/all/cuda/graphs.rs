@@ -34,7 +34,7 @@ fn add<'a>(
     launch.add(launches, no_cpu_kernel)
 }
 
-/// What `twice` leaves of `x`, with `a` everywhere in the first tensor.
+/// Result of `twice` on `x`, with `a` everywhere in the first tensor.
 fn expected(x: &[u32], a: u32) -> Vec<u32> {
     let mix = |x: u32, i: usize| 3 * x + i as u32 + a;
     x.iter().enumerate().map(|(i, &x)| mix(mix(x, i), i)).collect()
@@ -100,7 +100,8 @@ fn a_graph_waits_for_what_its_members_wait_for() {
                 add(&mut launches, &program, (&streams[i], &inputs[i], &states[i])).unwrap();
             }
             launches.run().unwrap();
-            made.iter().for_each(|made| run_set(&source, made, 1000)); // after the graph has read it
+            // After the graph has read them.
+            made.iter().for_each(|made| run_set(&source, made, 1000));
             let back = read_back_as::<u32>(&states.iter().collect::<Vec<_>>()).unwrap();
             let expect: Vec<_> = (0..3).map(|i| expected(&[2; LEN], round + i)).collect();
             assert!(back == expect, "{lanes} lanes, round {round}");
