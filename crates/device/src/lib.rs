@@ -61,7 +61,7 @@ pub use ground::{DType, DeviceId, Element, MAX_DIMS, MappedFile, MemoryFormat, S
 pub use ground::{Error, Race, RaceAccess, RaceKind, Result};
 pub use ground::{Isa, IsaError, isa, random, simd};
 pub use handles::{
-    Device, DeviceOptions, Event, Expect, Extent, Group, Launch, Launches, Stream, Tensor,
+    Ahead, Device, DeviceOptions, Event, Expect, Extent, Group, Launch, Launches, Stream, Tensor,
 };
 pub use handles::{MemoryAround, MemoryReport, read_back, read_back_as, read_back_f64};
 pub use hooks::POISON;

@@ -8,6 +8,7 @@ use super::transfer::Transfer;
 use crate::ground::sync::Arc;
 use crate::ground::{DeviceId, Error, Result};
 use crate::hooks::Counters;
+use std::panic::Location;
 use std::time::Instant;
 
 /// Called when a work has run, with the times of its beginning and its end.
@@ -101,6 +102,15 @@ impl Track {
     }
 
     pub(crate) fn fuse(&self, _tasks: Vec<Task>, _counters: &Counters) -> Result<Option<Task>> {
+        match self.0 {}
+    }
+
+    pub(crate) fn prepare(
+        &self,
+        _programs: &[(Program, usize)],
+        _launch: (&'static str, &'static Location<'static>),
+        _counters: &Counters,
+    ) -> Result<()> {
         match self.0 {}
     }
 

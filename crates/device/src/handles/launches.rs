@@ -1,12 +1,13 @@
 //! Launches that have nothing to do with one another, enqueued together.
 
-use super::Tensor;
 use super::group::Member;
 use super::operands::{check_overlap, touch};
-use crate::execution::Work;
+use super::{Stream, Tensor};
+use crate::execution::{Program, Work};
 use crate::ground::sync::Arc;
 use crate::ground::{Act, Result, Use};
 use crate::order::{Part, StreamState, submit_group, submit_work};
+use std::panic::Location;
 
 /// Launches of any streams of any devices, none of which uses what another writes: one step of
 /// many networks, for instance. On the processor each is enqueued on its stream, as by
@@ -59,6 +60,47 @@ impl<'a> Launches<'a> {
             }
         }
         devices.into_iter().try_for_each(run_on_device)
+    }
+}
+
+/// The launch of a program, before there are tensors for it.
+#[derive(Debug)]
+pub struct Ahead<'a> {
+    /// Its stream, of a CUDA device.
+    pub stream: &'a Stream,
+    /// Its operation.
+    pub operation: &'static str,
+    /// Its program.
+    pub program: Program,
+    /// Number of its arguments.
+    pub arguments: usize,
+}
+
+impl Launches<'_> {
+    /// Builds the graphs ahead that these launches, added in this order, will need on CUDA devices.
+    /// Does not wait for a device; building a graph counts as an allocation. Streams of other
+    /// devices are left out.
+    ///
+    /// # Errors
+    /// [`crate::Error::HotScope`] if an open scope forbids to build a graph;
+    /// [`crate::Error::Cuda`].
+    #[track_caller]
+    pub fn prepare(launches: Vec<Ahead<'_>>) -> Result<()> {
+        let site = Location::caller();
+        let mut rest = launches;
+        while let Some(first) = rest.first() {
+            let (state, operation) = (first.stream.state().clone(), first.operation);
+            let (of_device, others) = rest.into_iter().partition::<Vec<_>, _>(|launch| {
+                Arc::ptr_eq(&launch.stream.state().shared, &state.shared)
+            });
+            rest = others;
+            if let Some(track) = state.track() {
+                let programs: Vec<_> =
+                    of_device.into_iter().map(|of| (of.program, of.arguments)).collect();
+                track.prepare(&programs, (operation, site), &state.shared.counters)?;
+            }
+        }
+        Ok(())
     }
 }
 

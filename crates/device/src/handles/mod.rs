@@ -20,7 +20,7 @@ mod transfer;
 pub use event::Event;
 pub use expect::{Expect, Extent};
 pub use group::Group;
-pub use launches::Launches;
+pub use launches::{Ahead, Launches};
 pub use options::DeviceOptions;
 #[cfg(test)]
 pub(crate) use options::Environment;

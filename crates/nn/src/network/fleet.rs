@@ -8,6 +8,12 @@ use meristem_device::Launches;
 use super::{LabelledBatch, Network, Pass, Snapshot};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
+use crate::ops::Target;
+
+/// Whether the launches of a network become parts of graphs.
+fn has_graphs(network: &Network) -> bool {
+    Target::of(network.stream.device()) == Target::Cuda
+}
 
 /// Networks that do the same at the same time, each on its stream. On a CUDA device a step of all
 /// of them is one graph, in which networks of one plan share the calls of its kernels; on the CPU
@@ -55,6 +61,47 @@ impl<'a> Fleet<'a> {
         let passes = pairs.map(|(network, &batch)| network.training(batch));
         let passes = passes.collect::<Result<_>>()?;
         self.run(passes, batches)
+    }
+
+    /// Makes the first networks ready for a training step over so many samples each: builds what a
+    /// backend needs for a step of all of them. Plans are compiled, and memory is allocated, if
+    /// need be. On the CPU nothing is to be done, as a network is ready for its batches once it has
+    /// its graph.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for more sizes than networks; as [`Network::prepare_training`] and
+    /// [`Launches::prepare`].
+    #[track_caller]
+    pub fn prepare_training(&mut self, sizes: &[usize]) -> Result<()> {
+        self.check("prepare_training", "sizes", sizes.len(), 0..=self.len())?;
+        let pairs = self.networks.iter_mut().zip(sizes).filter(|(network, _)| has_graphs(network));
+        let passes: Vec<_> =
+            pairs.map(|(network, &size)| network.training_of(size)).collect::<Result<_>>()?;
+        self.prepare(passes)
+    }
+
+    /// As [`Fleet::prepare_training`], for an evaluation with these rows of the alphas, which are
+    /// set: see [`Fleet::eval_rows`].
+    ///
+    /// # Errors
+    /// As [`Fleet::prepare_training`], and [`Network::eval_rows`].
+    #[track_caller]
+    pub fn prepare_evaluation(&mut self, sizes: &[usize], rows: &[Range<usize>]) -> Result<()> {
+        self.check("prepare_evaluation", "sizes", sizes.len(), 0..=self.len().min(rows.len()))?;
+        let all = self.networks.iter_mut().zip(sizes).zip(rows);
+        let passes: Vec<_> = all
+            .filter(|((network, _), _)| has_graphs(network))
+            .map(|((network, &size), rows)| network.evaluation_of(size, rows))
+            .collect::<Result<_>>()?;
+        self.prepare(passes)
+    }
+
+    /// Builds what passes of the first networks that have graphs need.
+    #[track_caller]
+    fn prepare(&self, passes: Vec<Pass>) -> Result<()> {
+        let networks = self.networks.iter().filter(|network| has_graphs(network));
+        let ahead = networks.zip(passes).map(|(network, pass)| network.ahead(pass));
+        Ok(Launches::prepare(ahead.collect())?)
     }
 
     /// Evaluates a batch of each of the first `batches.len()` networks with these rows of its

@@ -19,7 +19,7 @@ mod state;
 use std::ops::Range;
 use std::sync::Arc;
 
-use meristem_device::{DType, Expect, Extent, Launches, Owner, Stream, Tensor};
+use meristem_device::{Ahead, DType, Expect, Extent, Launches, Owner, Stream, Tensor};
 
 pub use self::fleet::Fleet;
 use self::gradient::Gradient;
@@ -219,6 +219,11 @@ impl Network {
     /// A training step over this batch, which the network is then ready for.
     fn training(&mut self, (inputs, targets): LabelledBatch<'_>) -> Result<Pass> {
         let batch = self.check_batch("train_step", inputs, targets)?;
+        self.training_of(batch)
+    }
+
+    /// A training step over so many samples.
+    fn training_of(&mut self, batch: usize) -> Result<Pass> {
         let plan = self.plan(batch, Mode::Train)?;
         let run = Run::of(&plan, Phase::Forward..=Phase::Update);
         Ok(Pass { operation: "train_step", run, config: 0 })
@@ -266,6 +271,11 @@ impl Network {
         configs: &Range<usize>,
     ) -> Result<Pass> {
         let batch = self.check_batch("eval_rows", inputs, targets)?;
+        self.evaluation_of(batch, configs)
+    }
+
+    /// An evaluation of so many samples.
+    fn evaluation_of(&mut self, batch: usize, configs: &Range<usize>) -> Result<Pass> {
         let pattern = self.pattern("eval_rows", configs)?;
         let target = Target::of(self.stream.device());
         let plan = self.topology.rows(RowPlan { batch, pattern, target })?;
@@ -340,6 +350,12 @@ impl Network {
     #[track_caller]
     fn launch(&self, operation: &'static str, run: Run, tensors: &Tensors<'_>) -> Result<()> {
         run.launch((&self.stream, operation), self.options.isa, tensors)
+    }
+
+    /// A pass before there is a batch.
+    fn ahead(&self, Pass { operation, run, config }: Pass) -> Ahead<'_> {
+        let (program, arguments) = run.ahead(&self.tensors(&[], None, config));
+        Ahead { stream: &self.stream, operation, program, arguments }
     }
 
     /// Adds a pass over a batch to those of other networks.

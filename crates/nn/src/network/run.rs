@@ -115,6 +115,16 @@ impl Run {
         Ok(launch.run(kernel)?)
     }
 
+    /// The steps' program and its number of arguments, before there is a batch: its tensors are
+    /// used from their first element on.
+    pub(super) fn ahead(&self, tensors: &Tensors<'_>) -> (Program, usize) {
+        let start = |of: &SpaceUse| {
+            tensors.of(of.space).map_or(0, |(tensor, start)| start * tensor.dtype().size())
+        };
+        let bound: Vec<_> = self.uses().iter().map(|of| (*of, start(of))).collect();
+        (self.program(&bound), bound.len())
+    }
+
     /// Adds the steps as one launch to others, which have nothing to do with it.
     ///
     /// # Errors

@@ -11,8 +11,8 @@ use meristem_data::{Dataset, GatherBatches, GatherConfig};
 
 pub(crate) use self::machine::Machine;
 pub(crate) use self::replicas::{Epoch, Replicas};
-use self::serving::batch_sizes;
 pub(crate) use self::serving::{Serving, for_each_batch, labelled};
+use self::serving::{batch_sizes, batches_of};
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
 use crate::processes::World;
@@ -35,6 +35,10 @@ pub(crate) struct Fleet {
     pub(crate) test: Vec<GatherBatches>,
     /// Distinct sizes of each env's training batches.
     pub(crate) batch_sizes: Vec<Vec<usize>>,
+    /// Distinct batches of the training split, by the sizes of the envs' parts.
+    pub(crate) train_batches: Vec<Vec<usize>>,
+    /// Distinct batches of the control split, likewise.
+    pub(crate) control_batches: Vec<Vec<usize>>,
     /// Least and most images that an env of the run is trained on in a step.
     pub(crate) images_per_step: [usize; 2],
     /// Samples in the training split, without the control split.
@@ -97,7 +101,11 @@ impl Fleet {
             Some(_) => serving(None).gathers(&machine, &test)?,
         };
         let images_per_step = images_per_step(gather.order(), config.replicas());
+        let train_batches = batches_of(&gather, served.clone());
         let batch_sizes = served.map(|env| batch_sizes(&gather, env)).collect();
+        // Every env sees the whole control split, in batches of its own.
+        let one = control.first().map(|gather| batches_of(gather, 0..1)).unwrap_or_default();
+        let control_batches = one.iter().map(|size| size.repeat(control.len())).collect();
         Ok(Self {
             machine,
             datasets,
@@ -106,6 +114,8 @@ impl Fleet {
             control,
             test,
             batch_sizes,
+            train_batches,
+            control_batches,
             images_per_step,
             train_samples,
             control_samples,

@@ -1,5 +1,6 @@
 //! Gathers of splits for evaluation, and their batches.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use meristem_data::{Batch, Dataset, GatherBatches, GatherConfig};
@@ -50,6 +51,19 @@ pub(crate) fn batch_sizes(gather: &GatherBatches, env: usize) -> Vec<usize> {
     sizes.dedup();
     sizes.retain(|&size| size > 0);
     sizes
+}
+
+/// Distinct batches, as the sizes of the envs' parts; envs without a part are the last ones.
+pub(crate) fn batches_of(gather: &GatherBatches, envs: Range<usize>) -> Vec<Vec<usize>> {
+    let order = gather.order();
+    let sizes = |batch| {
+        let parts = envs.clone().map(|env| order.part(batch, env).len());
+        parts.take_while(|&size| size > 0).collect()
+    };
+    let mut batches: Vec<Vec<usize>> = (0..order.batches()).map(sizes).collect();
+    batches.sort_unstable();
+    batches.dedup();
+    batches
 }
 
 /// Inputs and labels of batches.

@@ -25,8 +25,9 @@ mod training;
 
 pub(crate) use self::context::Context;
 use self::telemetry::{Clock, Telling};
-use crate::env::{Env, set_alphas};
+use crate::env::{Env, networks, set_alphas};
 use crate::error::Result;
+use crate::fleet::Fleet;
 use crate::position::Position;
 use crate::record::events::{Event, StepCompleted};
 
@@ -48,6 +49,7 @@ pub(crate) fn step(context: &mut Context<'_, '_>, envs: &mut [Env], when: Positi
             env.network.prepare_training(size)?;
         }
     }
+    prepare(context.fleet, envs)?;
     for (env, replicas) in envs.iter_mut().zip(&mut context.fleet.replicas) {
         replicas.open(&mut env.network, context.fleet.train.order().batches())?;
     }
@@ -84,6 +86,17 @@ pub(crate) fn step(context: &mut Context<'_, '_>, envs: &mut [Env], when: Positi
         context.journal.emit(Event::StepCompleted(event));
     }
     governor::take_snapshots(context, envs, when)
+}
+
+/// Builds what the inner loop and the evaluation launch for all envs at once, so that neither does.
+fn prepare(fleet: &Fleet, envs: &mut [Env]) -> Result<()> {
+    let rows: Vec<_> = envs.iter().map(|env| 0..env.configurations()).collect();
+    let mut networks = networks(envs);
+    if fleet.replicas.is_none() {
+        fleet.train_batches.iter().try_for_each(|sizes| networks.prepare_training(sizes))?;
+    }
+    let mut evaluated = fleet.control_batches.iter();
+    Ok(evaluated.try_for_each(|sizes| networks.prepare_evaluation(sizes, &rows))?)
 }
 
 /// Records one event per batch and env, in the order of training.

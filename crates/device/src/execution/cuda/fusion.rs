@@ -1,8 +1,11 @@
 //! Several launches as one: their programs as branches of a graph, their arguments in one record.
 
 use super::graph::{Branch, MEMBERS_MAX};
+use super::program::Bound;
 use super::task::{Task, TaskAct};
 use crate::execution::args::Record;
+use crate::execution::call::Program;
+use crate::ground::sync::Arc;
 use smallvec::SmallVec;
 
 /// Tasks that have nothing to do with one another, as one.
@@ -16,32 +19,48 @@ pub(super) struct Fusion {
 impl Fusion {
     /// Fuses tasks that are [placed](Task::is_placed); `None` without any.
     pub(super) fn of(tasks: Vec<Task>) -> Option<Fusion> {
-        let mut groups: Vec<(Branch, Vec<Record>)> = vec![];
-        for Task { record, act } in tasks {
-            let TaskAct::Calls(program, bound) = act else {
-                unreachable!("only calls are placed");
-            };
-            let branch = Branch { program, bound, members: 1, args: record.args.len() };
-            let open = groups
-                .iter_mut()
-                .find(|(known, members)| known.is_alike(&branch) && members.len() < MEMBERS_MAX);
-            match open {
-                Some((_, members)) => members.push(record),
-                None => groups.push((branch, vec![record])),
+        let tasks = tasks.into_iter().map(|Task { record, act }| match act {
+            TaskAct::Calls(program, bound) => {
+                (Branch { program, bound, members: 1, args: record.args.len() }, record)
             }
-        }
+            _ => unreachable!("only calls are placed"),
+        });
+        let groups = grouped(tasks);
         let Record { operation, site, isa, ref asked, .. } = *groups.first()?.1.first()?;
         let mut record =
             Record { operation, site, isa, asked: asked.clone(), args: SmallVec::new() };
         let branches = groups.into_iter().map(|(branch, members)| {
-            let (args, members_len) = (branch.args, members.len());
             let mut members: Vec<_> = members.into_iter().map(|of| of.args.into_iter()).collect();
-            for _ in 0..args {
+            for _ in 0..branch.args {
                 record.args.extend(members.iter_mut().filter_map(Iterator::next));
             }
-            Branch { members: members_len, ..branch }
+            branch
         });
         let branches = branches.collect();
         Some(Fusion { record, branches })
     }
+}
+
+/// The branches of a graph of programs, each with its number of arguments.
+pub(super) fn branches(programs: Vec<(Program, Arc<Bound>, usize)>) -> Vec<Branch> {
+    let alone = |(program, bound, args)| (Branch { program, bound, members: 1, args }, ());
+    grouped(programs.into_iter().map(alone)).into_iter().map(|(branch, _)| branch).collect()
+}
+
+/// Branches of one member each by those that can be one, with what belongs to the members.
+fn grouped<T>(all: impl Iterator<Item = (Branch, T)>) -> Vec<(Branch, Vec<T>)> {
+    let mut groups: Vec<(Branch, Vec<T>)> = vec![];
+    for (branch, of) in all {
+        let open = groups
+            .iter_mut()
+            .find(|(known, _)| known.is_alike(&branch) && known.members < MEMBERS_MAX);
+        match open {
+            Some((known, members)) => {
+                known.members += 1;
+                members.push(of);
+            }
+            None => groups.push((branch, vec![of])),
+        }
+    }
+    groups
 }

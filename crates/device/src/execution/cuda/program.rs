@@ -27,6 +27,9 @@ unsafe impl Send for Bound {}
 // SAFETY: as above.
 unsafe impl Sync for Bound {}
 
+/// Arguments of a program whose bounds are kept.
+const ARGUMENTS_MAX: usize = 256;
+
 /// Bounds of an argument.
 #[derive(Clone, Copy, Default)]
 struct Need {
@@ -59,21 +62,35 @@ impl Bound {
         program: &Program,
         record: &Record,
     ) -> Result<Arc<Bound>> {
+        let bound = Bound::ahead(context, program, record.operation)?;
+        if !bound.fits(record) {
+            program.0.list.iter().try_for_each(|call| check_call(call, record))?;
+        }
+        Ok(bound)
+    }
+
+    /// The program as bound to its functions, before there are arguments.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if a call has more threads than its kernel can have, or is not what its
+    /// kernel declares; [`Error::Cuda`] if one cannot be compiled or loaded.
+    pub(super) fn ahead(
+        context: &Arc<Context>,
+        program: &Program,
+        operation: &'static str,
+    ) -> Result<Arc<Bound>> {
         if let Some(bound) = Bound::known(context, program) {
-            if !bound.fits(record) {
-                program.0.list.iter().try_for_each(|call| check_call(call, record))?;
-            }
             return Ok(bound);
         }
         let functions = program.0.list.iter().map(|call| {
-            check_call(call, record)?;
+            check_declared(call, operation)?;
             let function = bind(context, call);
             let function = function.map_err(|source| Error::Cuda { device: context.id, source })?;
-            check_threads(call, &function, record)?;
+            check_threads(call, &function, operation)?;
             Ok(function)
         });
         let functions = functions.collect::<Result<_>>()?;
-        let needs = needs(program, record.args.len());
+        let needs = needs(program);
         let bound = Arc::new(Bound { context: Arc::downgrade(context), functions, needs });
         let mut all = lock(&program.0.bound);
         let dropped = |bound: &Bound| bound.context.strong_count() == 0;
@@ -102,7 +119,7 @@ impl Bound {
             access && aligned && arg.bytes >= need.bytes
         };
         let Some(needs) = &self.needs else { return false };
-        needs.len() == record.args.len() && record.args.iter().zip(needs).all(fits)
+        needs.len() <= record.args.len() && record.args.iter().zip(needs).all(fits)
     }
 
     /// The calls with their functions, in order; those without blocks are left out.
@@ -174,15 +191,23 @@ fn bind(context: &Context, call: &Call) -> Called<Function> {
     module.function(call.kernel, call.shared)
 }
 
-/// Bounds of the arguments of a program whose calls were checked.
-fn needs(program: &Program, args: usize) -> Option<Vec<Need>> {
-    let mut needs = vec![Need::default(); args];
+/// Bounds of the arguments of a program; `None` as well for pieces whose ends no number can say.
+fn needs(program: &Program) -> Option<Vec<Need>> {
+    let mut needs = vec![];
     for call in &program.0.list {
         for (piece, operand) in call.pieces.as_ref()?.iter().zip(call.kernel.operands) {
             if piece.len > 0 {
                 let size = operand.dtype().size();
+                if piece.argument >= ARGUMENTS_MAX {
+                    return None;
+                }
+                needs.resize(needs.len().max(piece.argument + 1), Need::default());
                 let need = &mut needs[piece.argument];
-                need.bytes = need.bytes.max(piece.start + piece.len * size);
+                let end = piece.len.checked_mul(size)?.checked_add(piece.start)?;
+                if !piece.start.is_multiple_of(size) {
+                    return None;
+                }
+                need.bytes = need.bytes.max(end);
                 need.alignment = need.alignment.max(size);
                 need.written |= operand.usage() == Use::Write;
             }
@@ -213,7 +238,28 @@ fn spans<'a>(call: &'a Call, record: &'a Record) -> impl Iterator<Item = Span> +
     })
 }
 
-/// Compares a call with its kernel's declaration and the launch's arguments.
+/// Compares a call with its kernel's declaration, as far as it does not take arguments whole.
+fn check_declared(call: &Call, operation: &'static str) -> Result<()> {
+    let kernel = call.kernel;
+    let mismatch = |argument: String, expected: String, got: String| {
+        let property = Property::Shape;
+        Err(Error::Mismatch { operation, argument, property, expected, got })
+    };
+    let expected = kernel.operands.len();
+    let got = call.pieces.as_ref().map_or(expected, |pieces| pieces.len());
+    if expected != got {
+        let argument = format!("tensors of {}", kernel.entry);
+        return mismatch(argument, expected.to_string(), got.to_string());
+    }
+    if kernel.values != call.values_len {
+        let (argument, words) =
+            (format!("values of {}", kernel.entry), |n: usize| format!("{n} bytes"));
+        return mismatch(argument, words(kernel.values), words(call.values_len));
+    }
+    Ok(())
+}
+
+/// Compares a call with the launch's arguments.
 fn check_call(call: &Call, record: &Record) -> Result<()> {
     let kernel = call.kernel;
     let mismatch = |argument: String, property, expected: String, got: String| {
@@ -247,22 +293,16 @@ fn check_call(call: &Call, record: &Record) -> Result<()> {
             return mismatch(named(), Property::Access, words.0, words.1);
         }
     }
-    if kernel.values != call.values_len {
-        let (argument, words) =
-            (format!("values of {}", kernel.entry), |n: usize| format!("{n} bytes"));
-        let (expected, got) = (words(kernel.values), words(call.values_len));
-        return mismatch(argument, Property::Shape, expected, got);
-    }
     Ok(())
 }
 
 /// Compares the threads of a call with what its kernel's registers leave room for.
-fn check_threads(call: &Call, function: &Function, record: &Record) -> Result<()> {
+fn check_threads(call: &Call, function: &Function, operation: &'static str) -> Result<()> {
     if (1..=function.threads).contains(&call.threads) {
         return Ok(());
     }
     Err(Error::Mismatch {
-        operation: record.operation,
+        operation,
         argument: format!("threads of {}", call.kernel.entry),
         property: Property::Shape,
         expected: format!("1 to {}", function.threads),

@@ -4,7 +4,7 @@
 //! which ticket of the lane completes which number.
 
 use super::context::Context;
-use super::fusion::Fusion;
+use super::fusion::{Fusion, branches};
 use super::lane::{Lane, Told};
 use super::program::Bound;
 use super::staging::Staging;
@@ -17,6 +17,7 @@ use crate::ground::{Act, Error, Result};
 use crate::hooks::Counters;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
+use std::panic::Location;
 
 /// Marks at which a track looks which of them are done.
 const LOOK_AT: usize = 256;
@@ -53,12 +54,24 @@ impl Track {
     ) -> Result<Task> {
         let (operation, context) = (record.operation, self.lane.context());
         let program = program.ok_or(Error::NoKernel { operation, device: self.lane.device() })?;
-        let unloaded = |call: &Call| !context.has_module(call.kernel.source);
-        if !Bound::is_known(context, &program) && program.0.list.iter().any(unloaded) {
-            counters.note(Act::Synchronize, "load kernels", record.site)?;
-        }
+        self.note_loading(&program, record.site, counters)?;
         let bound = Bound::of(context, &program, &record)?;
         Ok(Task { record, act: TaskAct::Calls(program, bound) })
+    }
+
+    /// Counts the stop of the device if kernels of a program must be loaded.
+    fn note_loading(
+        &self,
+        program: &Program,
+        site: &'static Location<'static>,
+        counters: &Counters,
+    ) -> Result<()> {
+        let context = self.lane.context();
+        let unloaded = |call: &Call| !context.has_module(call.kernel.source);
+        if !Bound::is_known(context, program) && program.0.list.iter().any(unloaded) {
+            counters.note(Act::Synchronize, "load kernels", site)?;
+        }
+        Ok(())
     }
 
     /// Makes one task of several that have nothing to do with one another, each of which
@@ -72,6 +85,30 @@ impl Track {
         let build = || counters.note(Act::Allocate, "build a graph", record.site);
         let graph = self.lane.graph(branches, build)?;
         Ok(Some(Task { record, act: TaskAct::Graph(graph) }))
+    }
+
+    /// Builds the graph ahead that tasks of these programs will be, each with its number of
+    /// arguments.
+    ///
+    /// # Errors
+    /// The errors of [`fuse`](Track::fuse), and of binding the programs.
+    pub(crate) fn prepare(
+        &self,
+        programs: &[(Program, usize)],
+        (operation, site): (&'static str, &'static Location<'static>),
+        counters: &Counters,
+    ) -> Result<()> {
+        let bind = |(program, args): &(Program, usize)| {
+            self.note_loading(program, site, counters)?;
+            let bound = Bound::ahead(self.lane.context(), program, operation)?;
+            Ok((program.clone(), bound, *args))
+        };
+        let bound = programs.iter().map(bind).collect::<Result<Vec<_>>>()?;
+        let branches = branches(bound);
+        if !branches.is_empty() {
+            self.lane.graph(branches, || counters.note(Act::Allocate, "build a graph", site))?;
+        }
+        Ok(())
     }
 
     /// A copy or a fill. Fills the staging memory of an upload, so that nobody else's code runs

@@ -4,7 +4,8 @@ use super::{LANES, empty, gpu, no_cpu_kernel, run_set};
 use crate::common::kernels::{mix, set};
 use crate::common::{cpu, filled, open};
 use meristem_device::{
-    Act, Device, DeviceId, Error, Launches, Piece, Policy, Program, Stream, Tensor, read_back_as,
+    Act, Ahead, Device, DeviceId, Error, Launches, Piece, Policy, Program, Stream, Tensor,
+    read_back_as,
 };
 
 const LEN: usize = 150;
@@ -133,6 +134,28 @@ fn building_a_graph_counts_as_an_allocation_that_a_hot_scope_refuses() {
     launches().run().unwrap();
     let back = read_back_as::<u32>(&[&states[0], &states[1]]).unwrap();
     assert!(back == vec![expected(&[2; LEN], 1); 2], "only the one that was not refused ran");
+}
+
+#[test]
+fn a_graph_that_was_prepared_is_not_built_in_a_hot_scope() {
+    let (device, host) = (gpu(2), cpu(1));
+    let (program, streams) = (twice(), streams(&device, 3));
+    let ahead =
+        |stream| Ahead { stream, operation: "twice", program: program.clone(), arguments: 2 };
+    let worker = host.stream("w");
+    let before = device.counts();
+    Launches::prepare(streams.iter().chain([&worker]).map(ahead).collect()).unwrap();
+    assert_eq!((device.counts() - before).allocations, 1);
+    let states: Vec<Tensor> = streams.iter().map(|s| filled(s, LEN, 2)).collect();
+    let inputs: Vec<Tensor> = streams.iter().map(|s| filled(s, LEN, 1)).collect();
+    let scope = device.hot_scope("step", Policy::Deny);
+    let mut launches = Launches::default();
+    for i in 0..3 {
+        add(&mut launches, &program, (&streams[i], &inputs[i], &states[i])).unwrap();
+    }
+    launches.run().unwrap();
+    drop(scope);
+    assert_eq!(states[2].to_vec::<u32>().unwrap(), expected(&[2; LEN], 1));
 }
 
 #[test]
