@@ -58,8 +58,6 @@ pub struct Head {
     pub size: HeadSize,
     /// Ops that use it. For any other op it is pinned to choice 0: log-probability and entropy 0.
     pub used_by: &'static [Op],
-    /// Probability floor: with n legal choices each gets at least `min(floor, .99/n)`.
-    pub floor: f32,
     /// Multiplier of its entropy bonus.
     pub entropy_multiplier: f32,
 }
@@ -71,6 +69,10 @@ impl Head {
     }
 }
 
+/// Probability floor per head, in the order of [`HEADS`]: with n legal choices each gets at least
+/// `min(floor, .99/n)`.
+pub type Floors = [f32; HEADS.len()];
+
 /// The heads of `docs/control.md`, Actions, in sampling order.
 pub static HEADS: [Head; 8] = {
     use HeadSize::{Blueprints, Fixed, Slots};
@@ -80,20 +82,14 @@ pub static HEADS: [Head; 8] = {
     const TARGET: &[Op] = &[Op::Germinate, Op::SetAlphaTarget];
     const MOVE: &[Op] = &[Op::SetAlphaTarget, Op::Prune];
     [
-        head(HeadKind::Op, "op", Fixed(Op::ALL.len()), &Op::ALL, [0.15, 1.0]),
-        head(HeadKind::Slot, "slot", Slots, ANY_SLOT, [0.05, 1.0]),
-        head(HeadKind::Blueprint, "blueprint", Blueprints, GERMINATE, [0.12, 1.3]),
-        head(HeadKind::Style, "style", Fixed(Style::ALL.len()), TARGET, [0.08, 1.2]),
-        head(HeadKind::Tempo, "tempo", Fixed(Tempo::ALL.len()), GERMINATE, [0.12, 1.3]),
-        head(
-            HeadKind::AlphaTarget,
-            "alpha_target",
-            Fixed(AlphaTarget::ALL.len()),
-            TARGET,
-            [0.08, 1.2],
-        ),
-        head(HeadKind::AlphaSpeed, "alpha_speed", Fixed(Speed::ALL.len()), MOVE, [0.06, 1.2]),
-        head(HeadKind::AlphaCurve, "alpha_curve", Fixed(Curve::ALL.len()), MOVE, [0.06, 1.2]),
+        head(HeadKind::Op, "op", Fixed(Op::ALL.len()), &Op::ALL, 1.0),
+        head(HeadKind::Slot, "slot", Slots, ANY_SLOT, 1.0),
+        head(HeadKind::Blueprint, "blueprint", Blueprints, GERMINATE, 1.3),
+        head(HeadKind::Style, "style", Fixed(Style::ALL.len()), TARGET, 1.2),
+        head(HeadKind::Tempo, "tempo", Fixed(Tempo::ALL.len()), GERMINATE, 1.3),
+        head(HeadKind::AlphaTarget, "alpha_target", Fixed(AlphaTarget::ALL.len()), TARGET, 1.2),
+        head(HeadKind::AlphaSpeed, "alpha_speed", Fixed(Speed::ALL.len()), MOVE, 1.2),
+        head(HeadKind::AlphaCurve, "alpha_curve", Fixed(Curve::ALL.len()), MOVE, 1.2),
     ]
 };
 
@@ -102,7 +98,7 @@ const fn head(
     name: &'static str,
     size: HeadSize,
     used_by: &'static [Op],
-    [floor, entropy_multiplier]: [f32; 2],
+    entropy_multiplier: f32,
 ) -> Head {
-    Head { kind, name, size, used_by, floor, entropy_multiplier }
+    Head { kind, name, size, used_by, entropy_multiplier }
 }

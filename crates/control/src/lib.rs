@@ -43,7 +43,7 @@ pub use controller::{Controller, NoController};
 pub use error::{Error, Result};
 pub use gae::{Discounts, Trajectories, advantages};
 pub use governor::{Failure, GovernorConfig, Vitals};
-pub use heads::{HEADS, Head, HeadKind, HeadSize};
+pub use heads::{Floors, HEADS, Head, HeadKind, HeadSize};
 pub use heuristic::{Heuristic, HeuristicConfig};
 pub use history::{History, SlotHistory, Tracked};
 pub use masks::{HEAD_COUNT, HeadLayout, Legality};

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::action::Action;
 use crate::controller::Controller;
 use crate::error::Result;
+use crate::heads::Floors;
 use crate::masks::{HeadLayout, Legality};
 use crate::sampling::{Pick, draw};
 use crate::state::ControllerState;
@@ -36,7 +37,8 @@ impl RandomController {
         let layout = HeadLayout::new(view.host.slots().len(), view.host.blueprints().len());
         let (mut logits, mut mask) = (vec![0.0; layout.total()], vec![0; layout.total()]);
         let legality = Legality::of(view.host);
-        draw(&layout, &legality, &mut logits, &mut mask, Pick::Sample(&mut rng)).action()
+        let (floors, pick) = (Floors::default(), Pick::Sample(&mut rng));
+        draw(&layout, &legality, &floors, &mut logits, &mut mask, pick).action()
     }
 }
 

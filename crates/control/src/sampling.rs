@@ -7,7 +7,7 @@
 use meristem_device::random::Rng;
 
 use crate::action::{Action, Choices, Op};
-use crate::heads::{HEADS, HeadKind};
+use crate::heads::{Floors, HEADS, HeadKind};
 use crate::masks::{HEAD_COUNT, HeadLayout, Legality};
 
 /// Represents minus infinity among logits: its exponential is 0, and being finite it gives no NaN
@@ -83,6 +83,7 @@ pub fn normalized_entropy(probabilities: &[f32], mask: &[u8]) -> f32 {
 pub fn draw(
     layout: &HeadLayout,
     legality: &Legality,
+    floors: &Floors,
     logits: &mut [f32],
     mask: &mut [u8],
     mut pick: Pick<'_>,
@@ -96,7 +97,7 @@ pub fn draw(
     for (index, head) in HEADS.iter().enumerate() {
         let range = layout.range(index);
         let row = &mut logits[range.clone()];
-        probabilities(row, &mask[range.clone()], head.floor);
+        probabilities(row, &mask[range.clone()], floors[index]);
         let choice = choose(row, &mask[range.clone()], &mut pick);
         draw.choices[index] = choice;
         draw.log_probs[index] = row.get(choice).map_or(0.0, |p| p.ln());

@@ -5,7 +5,7 @@ use meristem_nn::kernels::ppo::{PpoHead, PpoLoss};
 
 use super::{PolicyShape, argument};
 use crate::action::Op;
-use crate::heads::HEADS;
+use crate::heads::{Floors, HEADS};
 
 /// Configuration of the loss; see [`meristem_nn::kernels::ppo`] for the formula.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,6 +18,8 @@ pub struct LossConfig {
     pub entropy: f32,
     /// Mean entropy (over its largest possible value) below which a head is penalised.
     pub entropy_floor: f32,
+    /// Probability floors.
+    pub floors: Floors,
     /// Weight of that penalty, on the square of the difference to the floor.
     pub entropy_floor_penalty: f32,
 }
@@ -29,6 +31,7 @@ impl Default for LossConfig {
             value: 0.5,
             entropy: 0.05,
             entropy_floor: 0.3,
+            floors: Floors::default(),
             entropy_floor_penalty: 1.0,
         }
     }
@@ -40,22 +43,20 @@ impl LossConfig {
     /// # Errors
     /// [`meristem_nn::Error::Argument`] for a number that is negative or not finite.
     pub(super) fn build(&self, shape: &PolicyShape) -> Result<PpoLoss> {
-        for (name, value) in [
+        check([
             ("clip", self.clip),
             ("value", self.value),
             ("entropy", self.entropy),
             ("entropy_floor", self.entropy_floor),
             ("entropy_floor_penalty", self.entropy_floor_penalty),
-        ] {
-            if !(value.is_finite() && value >= 0.0) {
-                return Err(argument(name, "a number from 0 on".into(), value.to_string()));
-            }
-        }
+        ])?;
+        check(self.floors.map(|floor| ("floors", floor)))?;
         let ops = |used_by: &[Op]| used_by.iter().fold(0, |bits, op| bits | 1 << op.index());
-        let heads = HEADS.iter().zip(shape.heads()).map(|(head, choices)| PpoHead {
+        let sized = HEADS.iter().zip(shape.heads()).zip(self.floors);
+        let heads = sized.map(|((head, choices), floor)| PpoHead {
             choices,
             used_by: ops(head.used_by),
-            floor: head.floor,
+            floor,
             entropy_coefficient: self.entropy * head.entropy_multiplier,
             entropy_floor: self.entropy_floor,
         });
@@ -65,5 +66,16 @@ impl LossConfig {
             value_coefficient: self.value,
             entropy_floor_coefficient: self.entropy_floor_penalty,
         })
+    }
+}
+
+/// Checks numbers of the loss, given with their names.
+///
+/// # Errors
+/// [`meristem_nn::Error::Argument`] for a number that is negative or not finite.
+pub(super) fn check<const N: usize>(numbers: [(&'static str, f32); N]) -> Result<()> {
+    match numbers.into_iter().find(|(_, value)| !(value.is_finite() && *value >= 0.0)) {
+        Some((name, value)) => Err(argument(name, "a number from 0 on".into(), value.to_string())),
+        None => Ok(()),
     }
 }

@@ -21,6 +21,7 @@ use meristem_nn::{
 
 pub use self::loss::LossConfig;
 pub use self::network::{ADAM, PolicyConfig, PolicyShape};
+use crate::heads::Floors;
 
 /// The inputs of a run, on the policy's stream. Rows are `[steps][sequences]`, a sequence per env.
 #[derive(Clone, Copy, Debug)]
@@ -117,6 +118,22 @@ impl Policy {
         let len = report_len(loss.heads.len());
         let report = Tensor::zeros(stream, [len], DType::F64, Owner::Policy)?;
         Ok(Self { network, shape, loss, sampler, report, reference: None })
+    }
+
+    /// Sets the probability floors from the next draw and pass on. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a floor that is negative or not finite.
+    pub fn set_floors(&mut self, floors: &Floors) -> Result<()> {
+        if self.loss.heads.iter().map(|head| head.floor).eq(floors.iter().copied()) {
+            return Ok(());
+        }
+        loss::check(floors.map(|floor| ("floors", floor)))?;
+        let mut loss = PpoLoss::clone(&self.loss);
+        loss.heads.iter_mut().zip(floors).for_each(|(head, floor)| head.floor = *floor);
+        self.sampler = Arc::new(Sampler { heads: loss.heads.clone(), ..*self.sampler });
+        self.loss = Arc::new(loss);
+        Ok(())
     }
 
     /// Zero state of `sequences` envs before their first step, f32 `[sequences, 2·hidden]`.

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::targets::Targets;
 use crate::gae::Discounts;
+use crate::heads::{Floors, HEADS};
 use crate::policy::{ADAM, LossConfig};
 
 /// Settings of PPO; the defaults are those of `docs/control.md`. In files every key is optional and
@@ -32,6 +33,10 @@ pub struct PpoConfig {
     pub value_weight: f32,
     /// Weight of the entropy bonus: .05, times the multiplier of each head.
     pub entropy_weight: f32,
+    /// Probability floors in the first round, per head: .02.
+    pub floors: Floors,
+    /// Rounds over which the floors fall to 0, linearly: 10. With 0 they stay.
+    pub floor_rounds: usize,
     /// Target KL: .015. An update stops before its step when the KL exceeds 1.5 times this.
     pub target_kl: f64,
     /// Least divisor in the normalisation of advantages: .1.
@@ -54,6 +59,8 @@ impl Default for PpoConfig {
             clip,
             value_weight: value,
             entropy_weight: entropy,
+            floors: [0.02; HEADS.len()],
+            floor_rounds: 10,
             target_kl: 0.015,
             advantage_std_floor: 0.1,
             skips_max: 3,
@@ -65,6 +72,15 @@ impl PpoConfig {
     /// KL above which an update stops.
     pub(super) fn kl_limit(&self) -> f64 {
         1.5 * self.target_kl
+    }
+
+    /// Probability floors of a round of learning, counted from 0.
+    pub(super) fn floors(&self, round: u64) -> Floors {
+        let left = match self.floor_rounds {
+            0 => 1.0,
+            rounds => (1.0 - round as f64 / rounds as f64).max(0.0),
+        };
+        self.floors.map(|floor| (left * f64::from(floor)) as f32)
     }
 
     pub(super) fn targets(&self) -> Targets {

@@ -35,6 +35,7 @@ use self::targets::ReturnScale;
 use crate::action::{Action, Choices};
 use crate::controller::Controller;
 use crate::error::{Error, Result};
+use crate::heads::Floors;
 use crate::masks::HEAD_COUNT;
 use crate::normalizer::Normalizer;
 use crate::observation::observation_len;
@@ -206,6 +207,7 @@ impl Ppo {
             ranks: None,
             decided: Decided::default(),
         };
+        it.set_floors()?;
         // Compiles the plan of a step, so that no later step allocates. Its results are not read.
         it.run_policy()?;
         Ok(it)
@@ -268,6 +270,16 @@ impl Ppo {
         std::mem::swap(&mut self.state, &mut self.next_state);
         self.fresh.fill(false);
         Ok(())
+    }
+
+    /// Sets the probability floors of the current round; a policy that does not learn has none.
+    fn set_floors(&mut self) -> Result<()> {
+        let round = self.decisions / self.rollout.shape().steps as u64;
+        let floors = match self.learning {
+            Learning::On => self.config.floors(round),
+            Learning::Off | Learning::Greedy => Floors::default(),
+        };
+        Ok(self.policy.set_floors(&floors)?)
     }
 
     /// Begins a decision: enqueues the draw and returns the tensors to read back.

@@ -152,7 +152,7 @@ pub(super) fn restore(ppo: &mut Ppo, state: &ControllerState) -> Result<()> {
     (ppo.normalizer, ppo.scale, ppo.step) = (normalizer, scale, step);
     (ppo.owed, ppo.fresh, ppo.decisions) = (owed, fresh, decisions);
     (ppo.ops, ppo.skipped) = (ops, skipped);
-    Ok(())
+    ppo.set_floors()
 }
 
 /// The elements of a buffer in a saved state. A rollout that was saved before actions were drawn on

@@ -39,6 +39,7 @@ pub(super) fn learn(ppo: &mut Ppo) -> Result<RoundReport> {
     ppo.step = 0;
     ppo.fresh.fill(true);
     ppo.rollout.begin()?;
+    ppo.set_floors()?;
     match report.skipped {
         0 => ppo.skipped = 0,
         skipped => ppo.skipped += skipped,

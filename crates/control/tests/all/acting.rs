@@ -9,7 +9,7 @@ use meristem_control::{
     PpoOptions,
 };
 use meristem_device::{Counts, Device, DeviceId, DeviceOptions};
-use meristem_nn::Isa;
+use meristem_nn::{HostTensor, Isa};
 
 const ENVS: usize = 6;
 
@@ -135,4 +135,63 @@ fn the_rollout_has_what_was_drawn() {
     let (values, bootstraps) = (buffer(&state, "values"), buffer(&state, "bootstraps"));
     assert_eq!(bootstraps[rows - ENVS..], values[rows..]);
     assert!(values[rows..].iter().any(|v| *v != 0.0));
+}
+
+/// Mean entropy of the op, over its largest possible value, in a round of a policy whose logits are
+/// far apart.
+fn op_entropies(learning: Learning, rounds: usize) -> Vec<f64> {
+    let config =
+        PpoConfig { hidden: 8, floors: [0.99; 8], floor_rounds: 2, ..PpoConfig::default() };
+    let (device, isa) = (device(), Isa::detect());
+    let options = PpoOptions { envs: ENVS, steps: STEPS as usize, seed: 7, isa, learning };
+    let mut it = Ppo::new(&device.stream("policy"), config, &tiny(2, quick()), options).unwrap();
+    let (mut weights, metadata) = it.export().unwrap();
+    for (name, tensor) in &mut weights.0 {
+        // So far apart that the softmax of a choice underflows to 0.
+        if name.starts_with("heads.") {
+            *tensor = HostTensor::f32(
+                &tensor.shape,
+                tensor.as_f32().unwrap().iter().map(|x| 1e4 * x).collect(),
+            );
+        }
+    }
+    it.import(&weights, &metadata).unwrap();
+    let mut fleet = fleet();
+    let entropy =
+        |it: &Ppo| it.decided().entropies.iter().map(|row| f64::from(row[0])).sum::<f64>();
+    (0..rounds)
+        .map(|_| {
+            let mut sum = 0.0;
+            fleet.iter_mut().for_each(Toy::reset);
+            for _ in 0..STEPS {
+                fleet.iter_mut().for_each(Toy::epoch);
+                let views: Vec<_> = fleet.iter().map(|toy| toy.env.view()).collect();
+                let before = device.counts();
+                let actions = it.decide_all(&views).unwrap();
+                assert_eq!((device.counts() - before).allocations, 0);
+                sum += entropy(&it);
+                let both = fleet.iter_mut().zip(&actions);
+                let rewards: Vec<f32> = both.map(|(toy, act)| toy.act(act).1 as f32).collect();
+                it.reward_all(&rewards).unwrap();
+            }
+            let views: Vec<_> = fleet.iter().map(|toy| toy.env.view()).collect();
+            if let Some(report) = it.end_round(&views).unwrap() {
+                assert_eq!(report.skipped, 0, "{report:?}");
+            }
+            sum / f64::from(STEPS) / ENVS as f64
+        })
+        .collect()
+}
+
+/// Floors of .99 leave hardly a choice to a policy; they last two rounds, and a policy that does
+/// not learn has none. Without floors, logits this far apart leave no doubt, and learning from
+/// probabilities of 0 gives finite numbers.
+#[test]
+fn floors_fall_to_zero_and_are_absent_without_learning() {
+    let learning = op_entropies(Learning::On, 3);
+    assert!(learning[0] > 0.5 && learning[1] > 0.5 && learning[2] < 0.1, "{learning:?}");
+    for still in [Learning::Off, Learning::Greedy] {
+        let entropies = op_entropies(still, 1);
+        assert!(entropies[0] < 0.1, "{still:?} {entropies:?}");
+    }
 }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use meristem_control::{
-    Action, HEADS, HeadKind, HeadSize, Illegal, Op, apply, legal, legal_ops, legal_slots,
+    Action, HEADS, HeadKind, HeadSize, Illegal, Op, PpoConfig, apply, legal, legal_ops, legal_slots,
 };
 use meristem_grow::{
     AlphaTarget, BlueprintSet, Curve, GateInputs, Gates, GradientHealth, Host, HostSpec,
@@ -32,12 +32,11 @@ fn the_table_is_that_of_the_specification() {
         ["op", "slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve"];
     assert_eq!(names, expected);
     assert_eq!(HEADS.map(|head| head.size.of(3, 7)), [6, 3, 7, 4, 3, 3, 4, 5]);
-    assert_eq!(HEADS.map(|head| head.floor), [0.15, 0.05, 0.12, 0.08, 0.12, 0.08, 0.06, 0.06]);
+    assert_eq!(PpoConfig::default().floors, [0.02; 8]);
     let multipliers = HEADS.map(|head| head.entropy_multiplier);
     assert_eq!(multipliers, [1.0, 1.0, 1.3, 1.2, 1.3, 1.2, 1.2, 1.2]);
     for (i, head) in HEADS.iter().enumerate() {
         assert_eq!(head.kind as usize, i, "sampling order");
-        assert!(head.floor * (head.size.of(3, 7) as f32) < 1.0);
     }
     assert_eq!(HEADS[HeadKind::Slot as usize].size, HeadSize::Slots);
     let ops = Op::ALL.map(Op::name);

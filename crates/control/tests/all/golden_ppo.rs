@@ -92,6 +92,7 @@ impl Golden {
             entropy: self.float("entropy"),
             entropy_floor: self.float("entropy_floor"),
             entropy_floor_penalty: self.float("entropy_floor_penalty"),
+            floors: [0.15, 0.05, 0.12, 0.08, 0.12, 0.08, 0.06, 0.06],
         };
         let config = PolicyConfig { adam, ..PolicyConfig::new(1) };
         let mut policy = Policy::new(stream, self.shape(), &config, &loss, isa).unwrap();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::common::{FakeEnv, quick, tiny, worth};
 use meristem_control::{
-    Action, HEADS, HeadLayout, Legality, Op, Pick, draw, legal, normalized_entropy,
+    Action, Floors, HEADS, HeadLayout, Legality, Op, Pick, draw, legal, normalized_entropy,
     observation_len, probabilities, write_observation,
 };
 use meristem_device::random::{Purpose, Rng};
@@ -14,6 +14,9 @@ use meristem_nn::Graph;
 use meristem_nn::kernels::ppo::PpoHead;
 use meristem_nn::kernels::sample::{SampleFrom, SampleStep, Sampled, Sampler};
 use proptest::prelude::*;
+
+/// Different for every head.
+const FLOORS: Floors = [0.15, 0.05, 0.12, 0.08, 0.12, 0.08, 0.06, 0.06];
 
 fn rng(seed: u64, step: u64) -> Rng {
     Rng::new(seed, Purpose::Test, 0, step)
@@ -85,7 +88,8 @@ fn draws_follow_the_probabilities() {
         logits[0] = 1.0;
         let mut mask = vec![0; layout.total()];
         let mut rng = rng(1, step);
-        let drawn = draw(&layout, &legality, &mut logits, &mut mask, Pick::Sample(&mut rng));
+        let drawn =
+            draw(&layout, &legality, &FLOORS, &mut logits, &mut mask, Pick::Sample(&mut rng));
         counts[drawn.choices[0]] += 1;
         expected.copy_from_slice(&logits[..6]);
         assert_eq!(drawn.log_probs[0], logits[drawn.choices[0]].ln());
@@ -105,7 +109,7 @@ fn greedy_takes_the_most_probable_legal_choice() {
     (logits[1], logits[5]) = (2.0, 50.0); // GERMINATE; ADVANCE is not legal
     (logits[8], logits[12]) = (1.0, 1.0); // slot 2, blueprint 3
     let mut mask = vec![0; layout.total()];
-    let drawn = draw(&layout, &legality, &mut logits, &mut mask, Pick::Greedy);
+    let drawn = draw(&layout, &legality, &FLOORS, &mut logits, &mut mask, Pick::Greedy);
     assert_eq!(drawn.choices, [1, 2, 3, 0, 0, 0, 0, 0]);
     assert_eq!(drawn.log_probs[6..], [0.0, 0.0], "speed and curve are pinned");
     assert_eq!(drawn.entropies[6..], [0.0, 0.0]);
@@ -119,7 +123,7 @@ fn check_draw(layout: &HeadLayout, legality: &Legality, host: &Host, rng: &mut R
     let mut mask = vec![0; layout.total()];
     let greedy = rng.below(8) == 0;
     let pick = if greedy { Pick::Greedy } else { Pick::Sample(rng) };
-    let drawn = draw(layout, legality, &mut logits, &mut mask, pick);
+    let drawn = draw(layout, legality, &FLOORS, &mut logits, &mut mask, pick);
     let action = drawn.action();
     assert_eq!(legal(&action, host), Ok(()), "{action:?}");
     for (index, head) in HEADS.iter().enumerate() {
@@ -226,14 +230,14 @@ fn random_legal_actions_never_break_the_lifecycle() {
 
 /// The heads as the policy's step has them.
 fn heads(layout: &HeadLayout) -> Vec<PpoHead> {
-    let head = |(head, choices): (&meristem_control::Head, usize)| PpoHead {
+    let head = |((head, choices), floor): ((&meristem_control::Head, usize), f32)| PpoHead {
         choices,
         used_by: head.used_by.iter().fold(0, |bits, op| bits | 1 << op.index()),
-        floor: head.floor,
+        floor,
         entropy_coefficient: 0.0,
         entropy_floor: 0.0,
     };
-    HEADS.iter().zip(layout.sizes()).map(head).collect()
+    HEADS.iter().zip(layout.sizes()).zip(FLOORS).map(head).collect()
 }
 
 /// The kernel on the policy's device draws the same as the slow version with the same numbers,
@@ -278,7 +282,7 @@ fn the_kernel_draws_what_the_slow_version_draws() {
             let mut numbers = Rng::new(SEED, Purpose::Actions, u64::from(episode), step);
             let pick = if greedy { Pick::Greedy } else { Pick::Sample(&mut numbers) };
             let mut logits = outputs[..total].to_vec();
-            let drawn = draw(&layout, &legality, &mut logits, &mut mask, pick);
+            let drawn = draw(&layout, &legality, &FLOORS, &mut logits, &mut mask, pick);
             let context = format!("episode {episode}, step {step}, {outputs:?} {places:?}");
             assert_eq!(choices.map(|choice| choice as usize), drawn.choices, "{context}");
             assert_eq!(legal, mask, "{context}");

@@ -256,6 +256,34 @@ settings! {
         /// Lower bound of the standard deviation that advantages are divided by.
         ppo_advantage_std_floor: f64 = same(ppo().advantage_std_floor),
             unit("STD"), real(1e-9, 1e6);
+        /// Minimum probability of every legal op in the first round of learning.
+        ppo_floor_op: f32 = same(ppo().floors[0]),
+            unit("P"), real(0.0, 0.99), since(5), before("0.15");
+        /// Minimum probability of every legal slot in the first round of learning.
+        ppo_floor_slot: f32 = same(ppo().floors[1]),
+            unit("P"), real(0.0, 0.99), since(5), before("0.05");
+        /// Minimum probability of every legal blueprint in the first round of learning.
+        ppo_floor_blueprint: f32 = same(ppo().floors[2]),
+            unit("P"), real(0.0, 0.99), since(5), before("0.12");
+        /// Minimum probability of every legal blending style in the first round of learning.
+        ppo_floor_style: f32 = same(ppo().floors[3]),
+            unit("P"), real(0.0, 0.99), since(5), before("0.08");
+        /// Minimum probability of every legal tempo in the first round of learning.
+        ppo_floor_tempo: f32 = same(ppo().floors[4]),
+            unit("P"), real(0.0, 0.99), since(5), before("0.12");
+        /// Minimum probability of every legal target of alpha in the first round of learning.
+        ppo_floor_alpha_target: f32 = same(ppo().floors[5]),
+            unit("P"), real(0.0, 0.99), since(5), before("0.08");
+        /// Minimum probability of every legal speed of alpha in the first round of learning.
+        ppo_floor_alpha_speed: f32 = same(ppo().floors[6]),
+            unit("P"), real(0.0, 0.99), since(5), before("0.06");
+        /// Minimum probability of every legal curve of alpha in the first round of learning.
+        ppo_floor_alpha_curve: f32 = same(ppo().floors[7]),
+            unit("P"), real(0.0, 0.99), since(5), before("0.06");
+        /// Rounds over which the ppo-floor settings fall to 0, linearly; with 0 they stay. A policy
+        /// that does not learn has no floors.
+        ppo_floor_rounds: usize = same(ppo().floor_rounds),
+            unit("N"), whole(0, 1_000_000), since(5), before("0");
         /// Consecutive updates with a non-finite loss or gradient after which the run ends.
         ppo_skips_max: usize = same(ppo().skips_max), unit("N"), whole(1, 1_000_000);
     }

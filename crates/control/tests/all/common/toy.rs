@@ -16,8 +16,7 @@ use meristem_grow::{
 
 use super::{FakeEnv, quick, tiny};
 
-/// Percentage points that each blueprint is worth in each slot. One is far better than the others;
-/// with the probability floors even a policy that knows it draws it in 28 of 100 germinations only.
+/// Percentage points that each blueprint is worth in each slot. One is far better than the others.
 pub(crate) const WORTH_PP: [[f32; 7]; 2] =
     [[4.0, 2.0, -1.0, 3.0, 10.0, 1.0, 3.0], [2.0, 3.0, 4.0, 1.0, 9.0, -1.0, 3.0]];
 

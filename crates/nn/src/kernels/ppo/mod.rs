@@ -133,9 +133,10 @@ impl Floored {
         }
     }
 
-    /// p' of p.
+    /// p' of p. Without a floor a choice may be so improbable that p is 0; it then has the
+    /// smallest normal probability, so that logarithms and ratios stay finite.
     pub(super) fn of(self, p: f32) -> f32 {
-        self.floor + self.free * p
+        (self.floor + self.free * p).max(f32::MIN_POSITIVE)
     }
 }
 
