@@ -6,7 +6,8 @@
 A study is a TOML file with `seeds`, `[train]` (settings of all runs), and lists of `[[setting]]`
 (dataset and host) and `[[arm]]` (controller), each with a `name` and the settings of `train` that it
 stands for. An arm's settings go over those of its setting, and these over `[train]`. `{NAME}` in a
-value is a path from `--data NAME=DIR`, or the folder of the TOML file for `{here}`. An arm with
+value is a path from `--data NAME=DIR`, the folder of the TOML file for `{here}`, or a word from
+`[setting.words]`, so that one arm means another host in each setting. An arm with
 `program = "NAME"` runs the build from `--program NAME=PATH`, for comparisons with the state before
 a change.
 
@@ -50,8 +51,12 @@ class Run:
     program: str
     settings: dict[str, Any]
 
+    def label(self) -> str:
+        return f"{self.setting}.{self.arm}.{self.seed}"
+
     def name(self) -> str:
-        return f"{self.setting}.{self.arm}.{self.seed}".replace("/", "-")
+        """The name of its folder."""
+        return "".join(c if c.isalnum() or c in "-." else "-" for c in self.label())
 
     def words(self) -> list[str]:
         """Arguments of `train`, without the run folder."""
@@ -67,12 +72,11 @@ def runs_of(path: Path, places: dict[str, str]) -> list[Run]:
     study = tomllib.loads(path.read_text())
     places = {"here": str(path.resolve().parent), **places}
 
-    def fill(value: Any) -> Any:
-        return value.format_map(places) if isinstance(value, str) else value
-
     def run(seed: int, setting: dict[str, Any], arm: dict[str, Any]) -> Run:
+        words = {**places, **setting.get("words", {})}
         both = {**study.get("train", {}), **setting, **arm}
-        settings = {k: fill(v) for k, v in both.items() if k not in ("name", "program")}
+        both = {k: v for k, v in both.items() if k not in ("name", "program", "words")}
+        settings = {k: v.format_map(words) if isinstance(v, str) else v for k, v in both.items()}
         return Run(setting["name"], arm["name"], seed, arm.get("program", ""), settings)
 
     settings, arms = study["setting"], study["arm"]
