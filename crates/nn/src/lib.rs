@@ -54,7 +54,7 @@ pub mod state;
 pub use error::{Error, Result};
 pub use graph::Graph;
 pub use kernels::Isa;
-pub use metrics::{EvalMetrics, GroupMetrics, Metrics, MetricsLayout};
+pub use metrics::{EvalMetrics, GroupMetrics, Metrics, MetricsLayout, PairedLoss};
 pub use network::{
     Fleet, LabelledBatch, Network, NetworkOptions, Plans, SequenceDraw, SequenceNetwork,
     SequenceOptions, SequenceRun, Snapshot,

@@ -10,7 +10,10 @@
 //! | `[8..10]` | the upper and the lower half of the last fingerprint |
 //! | `groups × 6` | last norm, sum of norms, vanishing, exploding, measured tensors, steps |
 //! | `capacity` | ring of the mean losses of the last batches |
-//! | `configurations × 3` | scores of an evaluation: loss sum over samples, correct, samples |
+//! | `configurations × 4` | scores of an evaluation: loss sum, correct, samples, squares |
+//!
+//! Squares are the sum over samples of the squared difference of the loss from that in the first
+//! configuration of the pass.
 //!
 //! Training and checks write to all but the scores ([`Space::Metrics`]), an evaluation to its rows
 //! of the scores ([`Space::Scores`]).
@@ -26,7 +29,7 @@ pub(crate) const TRAIN_LEN: usize = 4;
 /// Elements of a group's row.
 pub(crate) const GROUP_LEN: usize = 6;
 /// Elements of a configuration's row.
-const SCORE_LEN: usize = 3;
+const SCORE_LEN: usize = 4;
 /// Below this L2 norm a tensor's gradient vanishes (`docs/growth.md`, Gates).
 const VANISHING: f64 = 1e-7;
 /// Above this L2 norm, or when not finite, it explodes.
@@ -99,9 +102,36 @@ pub struct EvalMetrics {
     pub correct: u64,
     /// Samples.
     pub samples: u64,
+    /// Sum over the samples of the squared difference of their cross-entropy from that in the
+    /// first configuration of the pass.
+    #[serde(default)]
+    pub squares: f64,
+}
+
+/// Difference of the mean loss of two configurations on the same samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PairedLoss {
+    /// Difference of the means.
+    pub difference: f64,
+    /// Standard error of the difference, from the differences of the samples.
+    pub standard_error: f64,
 }
 
 impl EvalMetrics {
+    /// Mean loss of this configuration minus that of `first`, the first configuration of the same
+    /// pass, with its standard error `√((Σd²/n − (Σd/n)²)/(n − 1))`; `None` with fewer than two
+    /// samples, different samples, or a difference that is not finite.
+    pub fn loss_over(&self, first: &Self) -> Option<PairedLoss> {
+        if self.samples < 2 || self.samples != first.samples {
+            return None;
+        }
+        let n = self.samples as f64;
+        let difference = (self.loss_sum - first.loss_sum) / n;
+        let variance = (self.squares / n - difference * difference).max(0.0);
+        let paired = PairedLoss { difference, standard_error: (variance / (n - 1.0)).sqrt() };
+        (difference + paired.standard_error).is_finite().then_some(paired)
+    }
+
     /// Share of samples classified right, 0..1; `None` without samples.
     pub fn accuracy(&self) -> Option<f64> {
         (self.samples > 0).then(|| self.correct as f64 / self.samples as f64)
@@ -132,7 +162,12 @@ impl Metrics {
         };
         let eval = |k: usize| {
             let row = &raw[layout.score(k)];
-            EvalMetrics { loss_sum: row[0], correct: count(row[1]), samples: count(row[2]) }
+            EvalMetrics {
+                loss_sum: row[0],
+                correct: count(row[1]),
+                samples: count(row[2]),
+                squares: row[3],
+            }
         };
         let steps = count(raw[6]);
         let log = &raw[log_start(layout.groups)..][..layout.log];
@@ -218,6 +253,8 @@ pub(crate) struct BatchResult {
     pub(crate) correct: u64,
     /// Samples.
     pub(crate) samples: usize,
+    /// Sum over the samples of the squared difference of loss from the first configuration.
+    pub(crate) squares: f64,
 }
 
 /// Counts of training, for [`add_train`].
@@ -268,6 +305,7 @@ pub(crate) fn add_score(batch: BatchResult, row: usize, scores: &mut [f64]) {
     row[0] += batch.loss_sum;
     row[1] += batch.correct as f64;
     row[2] += batch.samples as f64;
+    row[3] += batch.squares;
 }
 
 /// Adds one step's gradients of a group to its row, from the squared L2 norm of each tensor;
@@ -298,7 +336,8 @@ mod tests {
         LAYOUT.reset(&mut raw);
         let (counts, ring) = (TRAIN.range(), log_span(LAYOUT.groups, LAYOUT.log).range());
         for i in 0..batches {
-            let batch = BatchResult { loss_sum: 10.0 * i as f64, correct: 3, samples: 10 };
+            let batch =
+                BatchResult { loss_sum: 10.0 * i as f64, correct: 3, samples: 10, squares: 0.0 };
             let (head, tail) = raw.split_at_mut(ring.start);
             add_train(batch, &mut head[counts.clone()], &mut tail[..LAYOUT.log]);
         }
@@ -320,13 +359,17 @@ mod tests {
         let mut raw = filled(1);
         // An evaluation that begins with the second configuration.
         let scores = &mut raw[LAYOUT.scores_of(1)..];
-        add_score(BatchResult { loss_sum: 2.5, correct: 4, samples: 5 }, 1, scores);
+        let batch = BatchResult { loss_sum: 2.5, correct: 4, samples: 5, squares: 1.5 };
+        add_score(batch, 1, scores);
         let row = group_span(1).range();
         let squares = [9.0, 16.0, 1e-16, f64::NAN].into_iter().take(3);
         assert_eq!(add_group(&mut raw[row.clone()], squares), 5.0);
         add_group(&mut raw[row], [f64::INFINITY, 121.0].into_iter());
         let metrics = Metrics::parse(&raw);
-        assert_eq!(metrics.eval[2], EvalMetrics { loss_sum: 2.5, correct: 4, samples: 5 });
+        assert_eq!(
+            metrics.eval[2],
+            EvalMetrics { loss_sum: 2.5, correct: 4, samples: 5, squares: 1.5 }
+        );
         assert_eq!(metrics.eval[2].accuracy(), Some(0.8));
         assert_eq!(metrics.eval[..2], [EvalMetrics::default(); 2]);
         assert_eq!(metrics.groups[0], GroupMetrics::default());

@@ -15,19 +15,24 @@ pub struct LossSums {
 isa_kernels! {
     /// Cross-entropy of `logits` `[N][classes]` with `targets` `[N]`, shifted by the largest logit
     /// so that nothing overflows. `dlogits`, if wanted, is overwritten with the gradient of the
-    /// batch *mean*: `(softmax − onehot)/N`. A target out of range panics: labels are checked
-    /// when a dataset is loaded (D9).
+    /// batch *mean*: `(softmax − onehot)/N`; `losses`, if wanted, with each sample's loss. A target
+    /// out of range panics: labels are checked when a dataset is loaded (D9).
     pub fn softmax_cross_entropy(isa: Isa, classes: usize, logits: &[f32], targets: &[u32],
-                                 dlogits: &mut [f32]) -> LossSums {
+                                 dlogits: &mut [f32], losses: &mut [f32]) -> LossSums {
         let mut sums = LossSums::default();
         if targets.is_empty() {
             return sums;
         }
+        let mut losses = losses.iter_mut();
         for (logits, &target) in logits.chunks_exact(classes).zip(targets) {
             let (best, max) = argmax(logits);
             sums.correct += u64::from(best == target as usize);
             let sum: f64 = logits.iter().map(|&z| f64::from(math::exp(z - max))).sum();
-            sums.loss += sum.ln() - (f64::from(logits[target as usize]) - f64::from(max));
+            let loss = sum.ln() - (f64::from(logits[target as usize]) - f64::from(max));
+            sums.loss += loss;
+            if let Some(to) = losses.next() {
+                *to = loss as f32;
+            }
         }
         let mean = 1.0 / targets.len() as f32;
         let samples = logits.chunks_exact(classes).zip(dlogits.chunks_exact_mut(classes));

@@ -104,6 +104,20 @@ impl<'a> Fleet<'a> {
         Ok(Launches::prepare(ahead.collect())?)
     }
 
+    /// The forward pass of a training step of the first `inputs.len()` networks, for their running
+    /// statistics; see [`Network::observe`].
+    ///
+    /// # Errors
+    /// As [`Fleet::train_step`], and [`Network::observe`].
+    #[track_caller]
+    pub fn observe(&mut self, inputs: &[&Tensor]) -> Result<()> {
+        self.check("observe", "inputs", inputs.len(), 0..=self.len())?;
+        for (network, inputs) in self.networks.iter_mut().zip(inputs) {
+            network.observe(inputs)?;
+        }
+        Ok(())
+    }
+
     /// Evaluates a batch of each of the first `batches.len()` networks with these rows of its
     /// alphas; see [`Network::eval_rows`].
     ///

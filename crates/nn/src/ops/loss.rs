@@ -26,7 +26,10 @@ pub enum Op {
         /// Capacity of the ring.
         log: usize,
     },
-    /// Reads logits, labels (u32); adds loss, hits and samples to rows of the scores (f64).
+    /// Reads logits, labels (u32); adds loss, hits and samples to rows of the scores (f64). With
+    /// row 0 among them writes the losses of the samples; without it reads those, and adds squares
+    /// of differences to its rows. Its own losses are written to the last operand, which nobody
+    /// reads.
     Evaluate {
         /// Shape.
         logits: Logits,
@@ -44,7 +47,10 @@ impl Op {
             Op::Train { log, .. } => {
                 Signature::new(&reads, &[values, f64s(metrics::TRAIN_LEN), f64s(*log)])
             }
-            Op::Evaluate { rows, .. } => Signature::new(&reads, &[f64s(metrics::scores_len(rows))]),
+            Op::Evaluate { rows, .. } => {
+                let losses = f32s(logits.batch);
+                Signature::new(&reads, &[f64s(metrics::scores_len(rows)), losses, losses])
+            }
         }
     }
 
@@ -53,12 +59,19 @@ impl Op {
             Op::Train { logits, .. } => {
                 let ([values, targets], [gradient, counts, log]) = operands.split();
                 let (values, gradient) = (values.elements(), gradient.elements());
-                let batch = result(isa, *logits, (values, targets.elements()), gradient);
+                let given = (values, targets.elements());
+                let batch = result(isa, *logits, given, gradient, &mut []);
                 metrics::add_train(batch, counts.elements(), log.elements());
             }
             Op::Evaluate { logits, rows } => {
-                let ([values, targets], [scores]) = operands.split();
-                let batch = result(isa, *logits, (values.elements(), targets.elements()), &mut []);
+                let ([values, targets], [scores, first, own]) = operands.split();
+                let given = (values.elements(), targets.elements());
+                let (first, own): (&mut [f32], &mut [f32]) = (first.elements(), own.elements());
+                let mut batch = result(isa, *logits, given, &mut [], own);
+                match rows.contains(&0) {
+                    true => first.copy_from_slice(own),
+                    false => batch.squares = squares(first, own),
+                }
                 let scores = scores.elements();
                 rows.iter().for_each(|row| metrics::add_score(batch, *row, scores));
             }
@@ -71,7 +84,14 @@ fn result(
     logits: Logits,
     (values, targets): (&[f32], &[u32]),
     gradient: &mut [f32],
+    losses: &mut [f32],
 ) -> BatchResult {
-    let sums = loss::softmax_cross_entropy(isa, logits.classes, values, targets, gradient);
-    BatchResult { loss_sum: sums.loss, correct: sums.correct, samples: targets.len() }
+    let sums = loss::softmax_cross_entropy(isa, logits.classes, values, targets, gradient, losses);
+    let samples = targets.len();
+    BatchResult { loss_sum: sums.loss, correct: sums.correct, samples, squares: 0.0 }
+}
+
+/// Sum of the squared differences of two lists.
+fn squares(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2)).sum()
 }

@@ -56,7 +56,10 @@ impl Plan {
         }
         match &mode {
             Mode::Train | Mode::TrainPolicy { .. } => lower::train::update(&mut b),
-            Mode::Evaluate => lower::train::score(&mut b, &[0]),
+            Mode::Evaluate => {
+                let first = b.arena(b.batch());
+                lower::train::score(&mut b, &[0], first);
+            }
             Mode::Infer => lower::train::deliver(&mut b, None),
             Mode::Draw(sampler) => lower::train::deliver(&mut b, Some(sampler)),
             Mode::Gradient => {}

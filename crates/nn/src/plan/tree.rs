@@ -106,14 +106,20 @@ fn tree(graph: &Graph, units: &[Unit], pattern: &AlphaPattern) -> Vec<Visit> {
     visits
 }
 
-/// The rows in depth-first order of the slots; rows that are equal in all of them share a leaf.
+/// The rows in depth-first order of the slots; rows that are equal in all of them share a leaf. The
+/// leaf of row 0, with which the others are compared, is the first.
 fn leaves(graph: &Graph, pattern: &AlphaPattern) -> Vec<Vec<usize>> {
     let slot = |op: &Op| if let Op::Blend { alpha, .. } = op { Some(*alpha) } else { None };
     let slots: Vec<usize> = graph.nodes.iter().filter_map(|node| slot(&node.op)).collect();
     let key = |row: usize| slots.iter().map(move |slot| pattern.class(row, *slot));
     let mut rows: Vec<usize> = (0..pattern.rows).collect();
     rows.sort_by(|a, b| key(*a).cmp(key(*b)));
-    rows.chunk_by(|a, b| key(*a).eq(key(*b))).map(<[usize]>::to_vec).collect()
+    let leaves = rows.chunk_by(|a, b| key(*a).eq(key(*b)));
+    let mut leaves: Vec<Vec<usize>> = leaves.map(<[usize]>::to_vec).collect();
+    if let Some(first) = leaves.iter().position(|rows| rows.contains(&0)) {
+        leaves[..=first].rotate_right(1);
+    }
+    leaves
 }
 
 /// The way of one row through a graph.
@@ -190,6 +196,7 @@ impl Plan {
         let options = PlanOptions { target, ..PlanOptions::new(batch, Mode::Evaluate) };
         let mut b = Builder::new(graph, &layout, options);
         let mut values: Vec<ValueId> = vec![];
+        let first = b.arena(batch);
         for visit in tree(graph, &fuse::units(graph, &b.options), pattern) {
             match visit {
                 Visit::Compute { unit, row, inputs } => {
@@ -200,7 +207,7 @@ impl Plan {
                 }
                 Visit::Score { logits, rows } => {
                     b.bind(graph.output, values[logits]);
-                    lower::train::score(&mut b, &rows);
+                    lower::train::score(&mut b, &rows, first);
                 }
             }
         }

@@ -43,12 +43,15 @@ fn output_like(b: &mut Builder<'_>) -> ValueId {
     b.arena(b.shape(b.graph.output).len())
 }
 
-/// Emits loss and hits of the graph's output, for these rows of the scores.
-pub(in crate::plan) fn score(b: &mut Builder<'_>, rows: &[usize]) {
+/// Emits loss and hits of the graph's output, for these rows of the scores. `first` has the losses
+/// of row 0, which comes before all others.
+pub(in crate::plan) fn score(b: &mut Builder<'_>, rows: &[usize], first: ValueId) {
     let value = b.node(b.graph.output);
     let (targets, rows) = (targets(b), rows.to_vec());
     let scores = b.fixed(Span::new(Space::Scores, DType::F64, 0, metrics::scores_len(&rows)));
-    b.emit(loss::Op::Evaluate { logits: logits(b), rows }, &[value, targets], &[scores]);
+    let own = b.arena(b.batch());
+    let op = loss::Op::Evaluate { logits: logits(b), rows };
+    b.emit(op, &[value, targets], &[scores, first, own]);
 }
 
 fn logits(b: &Builder<'_>) -> loss::Logits {

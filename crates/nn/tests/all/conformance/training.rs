@@ -81,6 +81,8 @@ pub(super) fn training_cases() -> Vec<Case> {
     vec![
         case(loss::Op::Train { logits, log: 3 }, 10 * FUNCTION, 4.0).writing(1, counts),
         case(loss::Op::Evaluate { logits, rows: vec![0, 2] }, 10 * FUNCTION, 4.0),
+        // Squares of differences of two losses, with the errors of both.
+        case(loss::Op::Evaluate { logits, rows: vec![1, 2] }, 40 * FUNCTION, 16.0),
         case(
             optim::Op::Measure { len, tensors: tensors.clone(), norm_max: 0.5 },
             30, // Sums are f64; the coefficient is one division.

@@ -29,8 +29,14 @@ fn cross_entropy_agrees_with_f64() {
             }
             for isa in Isa::available() {
                 let mut d = Guarded::poisoned(logits.len());
-                let sums = softmax_cross_entropy(isa, classes, &logits, &targets, d.get());
-                assert_eq!(sums, softmax_cross_entropy(isa, classes, &logits, &targets, &mut []));
+                let mut each = vec![f32::NAN; n];
+                let sums =
+                    softmax_cross_entropy(isa, classes, &logits, &targets, d.get(), &mut each);
+                let none = (&mut [][..], &mut [][..]);
+                let alone = softmax_cross_entropy(isa, classes, &logits, &targets, none.0, none.1);
+                assert_eq!(sums, alone);
+                let total: f64 = each.iter().copied().map(f64::from).sum();
+                assert!((total - sums.loss).abs() <= 2.0 * ROUNDING * sums.loss.abs(), "{isa}");
                 assert_eq!(sums.correct, correct);
                 // Each exponential is good to 3 ulp, and so are their sum and quotient; its
                 // argument is rounded once, which matters in proportion to its size (up to 88, then
@@ -50,15 +56,15 @@ fn cross_entropy_agrees_with_f64() {
 fn cross_entropy_counts_first_of_equals_and_passes_nan() {
     for isa in Isa::available() {
         let logits = [1.0, 1.0, 0.0, 2.0, 2.0, 2.0];
-        assert_eq!(softmax_cross_entropy(isa, 3, &logits, &[0, 1], &mut []).correct, 1);
+        assert_eq!(softmax_cross_entropy(isa, 3, &logits, &[0, 1], &mut [], &mut []).correct, 1);
         let logits = [1.0, f32::NAN, 0.0];
         let mut d = [0.0; 3];
-        let sums = softmax_cross_entropy(isa, 3, &logits, &[1], &mut d);
+        let sums = softmax_cross_entropy(isa, 3, &logits, &[1], &mut d, &mut []);
         assert!(sums.loss.is_nan() && sums.correct == 1 && d.iter().all(|d| d.is_nan()));
         let logits = [f32::NEG_INFINITY, 0.0];
-        let sums = softmax_cross_entropy(isa, 2, &logits, &[0], &mut []);
+        let sums = softmax_cross_entropy(isa, 2, &logits, &[0], &mut [], &mut []);
         assert_eq!((sums.loss, sums.correct), (f64::INFINITY, 0));
-        assert_eq!(softmax_cross_entropy(isa, 4, &[], &[], &mut []), Default::default());
+        assert_eq!(softmax_cross_entropy(isa, 4, &[], &[], &mut [], &mut []), Default::default());
     }
 }
 
