@@ -104,7 +104,10 @@ BASE |= {"envs": 2, "threads": 1, "checkpoint-every": 2, "seed": 42}
 SCRIPT = {"steps": 16, "max-batches": 1, "batch": 32, "min-training-steps": 1}
 SCRIPT |= {"min-contribution": -100, "checkpoint-every": 5}
 LEARN = {"controller": "ppo", "envs": 4, "rounds": 2, "steps": 3}
-SHARE = {"controller": "heuristic", "data-parallel": True, "ranks": 2, "envs": 1}
+# The heuristic germinates only what it can finish, within a budget, in hosts that do not overfit.
+GROW = {"controller": "heuristic", "steps": 9, "min-training-steps": 1, "min-contribution": -100}
+GROW |= {"parameters-per-image": 99, "max-gap": 99}
+SHARE = GROW | {"data-parallel": True, "ranks": 2, "envs": 1}
 
 
 def scripted(name: str, envs: int = 7, **more: Any) -> Run:
@@ -136,10 +139,11 @@ def rows_of_hosts() -> Iterator[Run]:
         for controller in ("none", "heuristic", "random", "ppo"):
             if not plain or controller != "none":
                 settings = {"host": host, "controller": controller, "steps": 6}
+                settings |= GROW if controller == "heuristic" else {}
                 yield Run(f"{name} {controller}", settings, quick=plain)
     large = {"host": "large", "envs": 1, "steps": 2}
     yield Run("large none", large | {"controller": "none"})
-    yield Run("large heuristic", large | {"controller": "heuristic", "plateau-steps": 1})
+    yield Run("large heuristic", large | GROW)
 
 
 def rows_of_ranks() -> Iterator[Run]:
@@ -166,7 +170,7 @@ def rows_of_machines() -> Iterator[Run]:
     for isa in ("portable", "avx512"):
         yield Run(f"{isa} none", {"controller": "none"}, isa=isa, quick=True)
         yield scripted(f"{isa} script", 4, isa=isa, quick=isa == "avx512")
-        cnn = {"host": HOSTS[2], "controller": "heuristic", "envs": 1, "plateau-steps": 1}
+        cnn = GROW | {"host": HOSTS[2], "envs": 1}
         yield Run(f"{isa} cnn heuristic", cnn, isa=isa)
         yield Run(f"{isa} wide none", {"host": "wide", "controller": "none", "envs": 1}, isa=isa)
         yield Run(f"{isa} large none", {"host": "large", "controller": "none", "envs": 1}, isa=isa)
@@ -214,7 +218,7 @@ def rows_of_settings() -> Iterator[Run]:
         "all batches": {"controller": "none", "max-batches": "all", "steps": 1},
         "no clip": bare | {"clip-norm": "off", "momentum": 0, "weight-decay": 0},
         "from weights": bare | {"init": "baseline-none/weights/env-0.safetensors"},
-        "rollback": wild | {"controller": "heuristic"},
+        "rollback": GROW | wild,
         "rollback ppo": wild | LEARN | {"steps": 6, "ranks": 2},
         "slots r0,r1": {"controller": "random", "slots": "r0,r1", "steps": 8},
         "reward basic": LEARN | {"reward": "basic"},

@@ -1,6 +1,8 @@
 //! A controller of written rules (`docs/control.md`, Controllers).
 
-use meristem_grow::{AlphaTarget, Curve, Host, Module, Slot, Speed, Stage, Style, Tempo};
+use std::cmp::Reverse;
+
+use meristem_grow::{AlphaTarget, Curve, Host, Slot, Speed, Stage, Style, Tempo};
 use serde::{Deserialize, Serialize};
 
 use crate::action::Action;
@@ -8,15 +10,16 @@ use crate::controller::Controller;
 use crate::error::Result;
 use crate::rules::legal;
 use crate::state::ControllerState;
+use crate::trend::Trend;
 use crate::view::EnvView;
 
 /// Constants of the heuristic. In files every key is optional and unknown keys are errors.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HeuristicConfig {
-    /// Consecutive steps of small gain before it germinates: 3.
+    /// Steps that a plateau must last before it germinates; 0, the default, does not wait for one.
     pub plateau_steps: usize,
-    /// Gain in percentage points of control accuracy per step below which it is small: .5.
+    /// Gain in percentage points of control accuracy per step that ends a plateau: .5.
     pub plateau_gain_pp: f32,
     /// Steps to wait after a prune before it germinates again: 5.
     pub pause_after_prune_steps: u32,
@@ -24,20 +27,20 @@ pub struct HeuristicConfig {
     pub prune_penalty: f64,
     /// Factor on every penalty, applied each step: .5.
     pub penalty_decay: f64,
-    /// Steps in Training after which a drop of accuracy counts: 5.
-    pub drop_after_steps: u32,
-    /// Drop since germination, in percentage points, that prunes a module in Training: 2.
-    pub max_drop_pp: f32,
-    /// Contribution in percentage points above which a module in Holding is fossilized: .5.
-    pub min_contribution_pp: f32,
+    /// Standard errors by which a trend or a contribution must differ from its threshold: 2.
+    pub significance: f64,
+    /// Largest share by which the control loss may exceed the training loss: .25. Beyond it the
+    /// host overfits, and nothing more is blended in.
+    pub max_gap: f64,
+    /// Largest number of parameters of a host with its modules; no limit by default.
+    pub max_parameters: Option<usize>,
     /// Steps for which a gate may keep refusing before the module is pruned: 5. Counted in Training
-    /// from `min_training_steps` on and in Holding from the start. Not in the specification:
-    /// without it a module that contributes enough for this controller but not for the gate would
-    /// block its env for ever.
+    /// from `min_training_steps` on and in Holding from the start: without it a module that
+    /// contributes enough for this controller but not for the gate would block its env for ever.
     pub patience_steps: u32,
     /// Style of every germination: linear_add.
     pub style: Style,
-    /// Tempo of every germination: standard (5 steps).
+    /// Tempo of every germination: fast (3 steps).
     pub tempo: Tempo,
     /// Alpha target of every germination: 1.
     pub alpha_target: AlphaTarget,
@@ -46,28 +49,28 @@ pub struct HeuristicConfig {
 impl Default for HeuristicConfig {
     fn default() -> Self {
         Self {
-            plateau_steps: 3,
+            plateau_steps: 0,
             plateau_gain_pp: 0.5,
             pause_after_prune_steps: 5,
             prune_penalty: 2.0,
             penalty_decay: 0.5,
-            drop_after_steps: 5,
-            max_drop_pp: 2.0,
-            min_contribution_pp: 0.5,
+            significance: 2.0,
+            max_gap: 0.25,
+            max_parameters: None,
             patience_steps: 5,
             style: Style::LinearAdd,
-            tempo: Tempo::Standard,
+            tempo: Tempo::Fast,
             alpha_target: AlphaTarget::Full,
         }
     }
 }
 
-/// Memory of an env. Rotation and penalties outlast an episode, so that the next one continues
-/// them.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Steps over which losses are averaged before control and training loss are compared.
+const GAP_STEPS: usize = 3;
+
+/// Memory of an env. Penalties outlast an episode, so that the next one continues them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Memory {
-    /// Index of the next blueprint in the rotation.
-    next: usize,
     /// Penalty per blueprint.
     penalties: Vec<f64>,
     /// Steps since a prune was noticed; the step after the prune is 1.
@@ -76,11 +79,10 @@ struct Memory {
     seen: Vec<Option<usize>>,
 }
 
-/// Grows one module at a time: germinates on a plateau, advances when gates pass, fossilizes
-/// modules that contribute.
+/// Grows the largest modules that its budget allows, one after another, for as long as the host
+/// does not overfit; keeps those without which the control loss is significantly higher.
 ///
-/// The rotation of env e starts at blueprint e (modulo their number), so that the envs of a fleet
-/// try different ones. A prune is noticed by the absence of the module, whoever removed it.
+/// A prune is noticed by the absence of the module, whoever removed it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Heuristic {
     config: HeuristicConfig,
@@ -103,12 +105,7 @@ impl Heuristic {
         if self.memories.len() <= env {
             self.memories.resize(env + 1, None);
         }
-        let memory = self.memories[env].get_or_insert_with(|| Memory {
-            next: env % blueprints.max(1),
-            penalties: vec![],
-            steps_since_prune: None,
-            seen: vec![],
-        });
+        let memory = self.memories[env].get_or_insert_with(Memory::default);
         memory.penalties.resize(blueprints, 0.0);
         memory.seen.resize(slots, None);
         memory
@@ -148,22 +145,16 @@ impl Controller for Heuristic {
 }
 
 impl Heuristic {
+    /// Tends the live modules; where none needs anything, germinates another.
     fn decide(&mut self, view: &EnvView<'_>) -> Action {
         let config = self.config;
         let memory = self.memory(view.env, view.host);
         memory.notice(view.host, &config);
-        let mut live = view.host.live().peekable();
-        let action = match live.peek() {
-            None => memory.germinate(view, &config),
-            Some(_) => live
-                .map(|index| tend(index, view, &config))
-                .find(|action| *action != Action::Wait && legal(action, view.host).is_ok())
-                .unwrap_or(Action::Wait),
-        };
-        if let Action::Germinate { blueprint, .. } = action {
-            memory.next = (blueprint + 1) % view.host.blueprints().len();
-        }
-        action
+        let tended = view.host.live().map(|index| tend(index, view, &config));
+        let mut wanted = tended.chain(std::iter::once_with(|| memory.germinate(view, &config)));
+        wanted
+            .find(|action| *action != Action::Wait && legal(action, view.host).is_ok())
+            .unwrap_or(Action::Wait)
     }
 }
 
@@ -187,86 +178,111 @@ impl Memory {
 
     fn germinate(&self, view: &EnvView<'_>, config: &HeuristicConfig) -> Action {
         let paused = self.steps_since_prune.is_some_and(|s| s < config.pause_after_prune_steps);
-        if paused || !is_plateau(view.accuracies_pp, config) {
-            return Action::Wait;
-        }
-        let Some(blueprint) = self.blueprint() else {
-            return Action::Wait;
-        };
-        let Some(slot) = smallest_slot(view.host, blueprint) else {
-            return Action::Wait;
-        };
+        let waits = paused
+            || !is_plateau(view.accuracies_pp, config)
+            || overfits(view, config)
+            || !can_finish(view, config);
         let HeuristicConfig { style, tempo, alpha_target, .. } = *config;
-        let action = Action::Germinate { slot, blueprint, style, tempo, alpha_target };
-        legal(&action, view.host).map_or(Action::Wait, |()| action)
+        match self.place(view.host, config).filter(|_| !waits) {
+            Some((slot, blueprint)) => {
+                Action::Germinate { slot, blueprint, style, tempo, alpha_target }
+            }
+            None => Action::Wait,
+        }
     }
 
-    /// The blueprint with the smallest penalty; among equals the first in the rotation.
-    fn blueprint(&self) -> Option<usize> {
-        let n = self.penalties.len();
-        let in_turn = (0..n).map(|i| (self.next + i) % n);
-        in_turn.min_by(|a, b| self.penalties[*a].total_cmp(&self.penalties[*b]))
+    /// Empty slot and blueprint with the smallest penalty, among equals with the most parameters,
+    /// that leave the host within its budget.
+    fn place(&self, host: &Host, config: &HeuristicConfig) -> Option<(usize, usize)> {
+        let slots = host.slots().iter().enumerate();
+        let empty = slots.filter(|(_, slot)| slot.stage == Stage::Dormant);
+        let sized = empty.flat_map(|(index, slot)| {
+            let size = |blueprint: usize| size_in(host, slot, blueprint);
+            (0..host.blueprints().len()).map(move |b| (index, b, size(b)))
+        });
+        let room =
+            config.max_parameters.map_or(usize::MAX, |most| most.saturating_sub(parameters(host)));
+        let fitting = sized.filter_map(|(slot, b, size)| Some((slot, b, size?)));
+        let best = fitting.filter(|(_, _, size)| *size <= room).min_by(|one, other| {
+            let penalties = [one, other].map(|(_, blueprint, _)| self.penalties[*blueprint]);
+            let rank = |(slot, blueprint, size): &(usize, usize, usize)| {
+                (Reverse(*size), *slot, *blueprint)
+            };
+            penalties[0].total_cmp(&penalties[1]).then_with(|| rank(one).cmp(&rank(other)))
+        });
+        best.map(|(slot, blueprint, _)| (slot, blueprint))
     }
 }
 
-/// Whether each of the last `plateau_steps` steps gained less than `plateau_gain_pp`.
+/// Parameters of a blueprint in a slot, if it fits there.
+fn size_in(host: &Host, slot: &Slot, blueprint: usize) -> Option<usize> {
+    host.blueprints().get(blueprint)?.parameters(slot.channels).ok()
+}
+
+/// Parameters of a host with its modules, those outside of the network included.
+fn parameters(host: &Host) -> usize {
+    let module = |slot: &Slot| size_in(host, slot, slot.module.as_ref()?.blueprint_index);
+    let modules: usize = host.slots().iter().filter_map(module).sum();
+    host.spec().parameters(host.image()) + modules
+}
+
+/// Whether accuracy has not risen by significantly more than `plateau_gain_pp` per step over the
+/// last `plateau_steps` steps. A gain over one step has no known error and counts as it is.
 fn is_plateau(accuracies_pp: &[f32], config: &HeuristicConfig) -> bool {
     let steps = config.plateau_steps;
-    let little = |pair: &[f32]| pair[1] - pair[0] < config.plateau_gain_pp;
-    match accuracies_pp.len().checked_sub(steps.saturating_add(1)) {
-        Some(from) => accuracies_pp[from..].windows(2).all(little),
-        None => false,
-    }
+    let Some(from) = accuracies_pp.len().checked_sub(steps.saturating_add(1)) else {
+        return steps == 0;
+    };
+    steps == 0
+        || Trend::of(&accuracies_pp[from..]).is_none_or(|trend| {
+            let surely = trend.slope - config.significance * trend.standard_error.unwrap_or(0.0);
+            surely < f64::from(config.plateau_gain_pp)
+        })
 }
 
-/// The dormant slot in which this blueprint has the fewest parameters; among equals the first.
-fn smallest_slot(host: &Host, blueprint: usize) -> Option<usize> {
-    let blueprint = host.blueprints().get(blueprint)?;
-    let empty = host.slots().iter().enumerate().filter(|(_, slot)| slot.stage == Stage::Dormant);
-    let sized = empty.filter_map(|(i, slot)| Some((blueprint.parameters(slot.channels).ok()?, i)));
-    sized.min().map(|(_, index)| index)
+/// Whether the control loss exceeds the training loss by more than `max_gap`, on the average of the
+/// last steps. The training loss is measured before each update, half a step earlier on average, so
+/// that a host that still learns fast is not taken to overfit.
+fn overfits(view: &EnvView<'_>, config: &HeuristicConfig) -> bool {
+    let mean = |losses: &[f32]| {
+        let last = &losses[losses.len().saturating_sub(GAP_STEPS)..];
+        last.iter().copied().map(f64::from).sum::<f64>() / last.len() as f64
+    };
+    mean(view.losses) > (1.0 + config.max_gap) * mean(view.train_losses)
+}
+
+/// Whether a module that germinates now can become permanent before the episode ends: one step to
+/// Training, then Training, blending, and Holding.
+fn can_finish(view: &EnvView<'_>, config: &HeuristicConfig) -> bool {
+    let training = view.host.rules().gates.min_training_steps;
+    let needed = 2u32.saturating_add(training).saturating_add(config.tempo.steps());
+    view.step.saturating_add(needed) < view.episode_steps
 }
 
 /// The next action for a live module.
 fn tend(index: usize, view: &EnvView<'_>, config: &HeuristicConfig) -> Action {
     let slot = &view.host.slots()[index];
-    let Some(module) = slot.module.as_ref().filter(|module| !module.pruning) else {
+    if slot.is_pruning() {
         return Action::Wait;
-    };
+    }
     let prune = Action::Prune { slot: index, speed: Speed::Instant, curve: Curve::Linear };
+    let due = view.host.rules().gates.min_training_steps.saturating_add(config.patience_steps);
     match slot.stage {
         Stage::Germinated => Action::Advance { slot: index },
-        Stage::Training if gate_passes(index, view) => Action::Advance { slot: index },
-        Stage::Training if training_failed(slot, module, view, config) => prune,
-        Stage::Blending if gate_passes(index, view) => Action::Advance { slot: index },
-        Stage::Holding => match view.measured(index).contribution_pp {
-            _ if slot.stage_steps >= config.patience_steps => prune,
+        // A module in training does no harm to its host; one that is blended in might.
+        Stage::Training if overfits(view, config) => prune,
+        Stage::Training | Stage::Blending if view.gate_passes(index) => {
+            Action::Advance { slot: index }
+        }
+        Stage::Training if slot.stage_steps >= due => prune,
+        Stage::Holding if slot.stage_steps >= config.patience_steps => prune,
+        Stage::Holding => match view.measured(index).contribution_loss {
             None => Action::Wait,
-            Some(contribution) => {
-                let improved =
-                    view.gain_since_germination_pp(module).is_some_and(|gain| gain > 0.0);
-                match contribution > config.min_contribution_pp && improved {
-                    true => Action::Fossilize { slot: index },
-                    false => prune,
-                }
+            Some(c) if c.difference > config.significance * c.standard_error => {
+                Action::Fossilize { slot: index }
             }
+            Some(_) => prune,
         },
         _ => Action::Wait,
     }
-}
-
-fn gate_passes(index: usize, view: &EnvView<'_>) -> bool {
-    view.host.gate(index, &view.measured(index)).is_some_and(|report| report.passed)
-}
-
-fn training_failed(
-    slot: &Slot,
-    module: &Module,
-    view: &EnvView<'_>,
-    config: &HeuristicConfig,
-) -> bool {
-    let fell =
-        view.gain_since_germination_pp(module).is_some_and(|gain| gain < -config.max_drop_pp);
-    let due = view.host.rules().gates.min_training_steps.saturating_add(config.patience_steps);
-    (slot.stage_steps >= config.drop_after_steps && fell) || slot.stage_steps >= due
 }

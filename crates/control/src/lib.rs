@@ -36,6 +36,7 @@ mod rules;
 mod sampling;
 mod script;
 mod state;
+mod trend;
 mod view;
 
 pub use action::{Action, Choices, Op};

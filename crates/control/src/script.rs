@@ -6,6 +6,7 @@
 //! {"step": 0, "op": "GERMINATE", "slot": "r0c1", "blueprint": "conv_light", "tempo": "fast"}
 //! {"step": 1, "op": "ADVANCE", "slot": "r0c1"}
 //! {"step": 9, "env": 2, "op": "PRUNE", "slot": "r0c1", "alpha_speed": "instant"}
+//! {"step": 9, "op": "GERMINATE", "slot": "r0c0", "blueprint": "norm", "then": "FOSSILIZE"}
 //! ```
 //!
 //! | key | meaning | for |
@@ -15,6 +16,7 @@
 //! | `op` | the operation | all |
 //! | `slot` | name of the slot | all but WAIT |
 //! | `blueprint` | name of the blueprint | GERMINATE |
+//! | `then` | what follows: FOSSILIZE | GERMINATE |
 //! | `tempo` | duration of the first blending | GERMINATE |
 //! | `style` | blending style | GERMINATE, SET_ALPHA_TARGET |
 //! | `alpha_target` | target of alpha, as text | GERMINATE, SET_ALPHA_TARGET |
@@ -31,15 +33,17 @@
 //! | `alpha_speed` | `instant`, `fast`, `medium`, `slow` |
 //! | `alpha_curve` | `linear`, `cosine`, `sigmoid_gentle`, `sigmoid`, `sigmoid_sharp` |
 //!
-//! Steps without a line are WAIT. A key that is unknown, or that the op does not use, is an error;
-//! so are two lines for the same step and env, and an action that is not legal at its step. A gate
-//! that refuses is no error: the script may ask again. In an env that the governor has rolled back,
-//! modules that the script expects may be gone: there illegal actions are skipped until the end of
-//! the episode.
+//! With `then` the germination takes place in the first step from `step` on in which it is legal;
+//! the module advances and becomes permanent as soon as gates pass, in steps that have no line of
+//! their own. Other steps without a line are WAIT. A key that is unknown, or that the op does not
+//! use, is an error; so are two lines for the same step and env, and an action that is not legal at
+//! its step. A gate that refuses is no error: the script may ask again. In an env that the governor
+//! has rolled back, modules that the script expects may be gone: there illegal actions are skipped
+//! until the end of the episode.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use meristem_grow::{AlphaTarget, Curve, Host, SlotName, Speed, Style, Tempo, nearest};
+use meristem_grow::{AlphaTarget, Curve, Host, SlotName, Speed, Stage, Style, Tempo, nearest};
 use serde::Deserialize;
 
 use crate::action::{Action, Op};
@@ -57,6 +61,7 @@ struct Line {
     step: u32,
     env: Option<usize>,
     op: Op,
+    then: Option<Op>,
     slot: Option<String>,
     blueprint: Option<String>,
     style: Option<Style>,
@@ -64,6 +69,34 @@ struct Line {
     alpha_target: Option<AlphaTarget>,
     alpha_speed: Option<Speed>,
     alpha_curve: Option<Curve>,
+}
+
+/// A germination with all that follows from it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Growth {
+    /// First step in which it may happen.
+    from: u32,
+    env: Option<usize>,
+    slot: usize,
+    germinate: Action,
+}
+
+impl Growth {
+    /// The next action for the module, if there is one now.
+    fn next(&self, view: &EnvView<'_>) -> Option<Action> {
+        let Self { from, env, slot, germinate } = *self;
+        if view.step < from || env.is_some_and(|env| env != view.env) {
+            return None;
+        }
+        let action = match view.host.slots()[slot].stage {
+            Stage::Dormant => germinate,
+            Stage::Holding if view.gate_passes(slot) => Action::Fossilize { slot },
+            Stage::Holding => return None,
+            _ if view.gate_passes(slot) => Action::Advance { slot },
+            _ => return None,
+        };
+        legal(&action, view.host).is_ok().then_some(action)
+    }
 }
 
 /// An action and the line it comes from.
@@ -79,6 +112,8 @@ struct Entry {
 pub struct Script {
     name: String,
     entries: BTreeMap<(u32, Option<usize>), Entry>,
+    /// Germinations with `then`, in the order of the file.
+    growths: Vec<Growth>,
     /// Envs that were rolled back in this episode.
     rolled_back: BTreeSet<usize>,
 }
@@ -89,7 +124,7 @@ impl Script {
     /// # Errors
     /// [`Error::Script`] naming the line and what was expected.
     pub fn parse(name: &str, text: &str, host: &Host) -> Result<Self> {
-        let mut entries = BTreeMap::new();
+        let (mut entries, mut growths) = (BTreeMap::new(), vec![]);
         for (index, text) in text.lines().enumerate() {
             let (line, text) = (index + 1, text.trim());
             if text.is_empty() || text.starts_with('#') {
@@ -98,6 +133,10 @@ impl Script {
             let fault = |problem| Error::Script { line, problem };
             let parsed: Line = serde_json::from_str(text).map_err(|e| fault(e.to_string()))?;
             let action = parsed.action(host).map_err(fault)?;
+            if let Some(growth) = parsed.growth(action).map_err(fault)? {
+                growths.push(growth);
+                continue;
+            }
             let key = (parsed.step, parsed.env);
             if let Some(Entry { line: first, .. }) = entries.insert(key, Entry { line, action }) {
                 let problem = format!(
@@ -107,13 +146,14 @@ impl Script {
                 return Err(fault(problem));
             }
         }
-        Ok(Self { name: name.into(), entries, rolled_back: BTreeSet::new() })
+        Ok(Self { name: name.into(), entries, growths, rolled_back: BTreeSet::new() })
     }
 
     fn decide(&self, view: &EnvView<'_>) -> Result<Action> {
         let own = self.entries.get(&(view.step, Some(view.env)));
         let Some(entry) = own.or_else(|| self.entries.get(&(view.step, None))) else {
-            return Ok(Action::Wait);
+            let next = self.growths.iter().find_map(|growth| growth.next(view));
+            return Ok(next.unwrap_or(Action::Wait));
         };
         let Entry { line, action } = *entry;
         let (env, step) = (view.env, view.step);
@@ -177,6 +217,19 @@ impl Line {
             Op::Fossilize => Action::Fossilize { slot: self.slot(host)? },
             Op::Advance => Action::Advance { slot: self.slot(host)? },
         })
+    }
+
+    /// The germination of a line with `then`.
+    fn growth(&self, germinate: Action) -> Result<Option<Growth>, String> {
+        let (from, env) = (self.step, self.env);
+        match (self.then, germinate) {
+            (None, _) => Ok(None),
+            (Some(Op::Fossilize), Action::Germinate { slot, .. }) => {
+                Ok(Some(Growth { from, env, slot, germinate }))
+            }
+            (Some(Op::Fossilize), _) => Err(format!("{} has no `then`", self.op)),
+            (Some(op), _) => Err(format!("`then` is FOSSILIZE, not {op}")),
+        }
     }
 
     /// Checks that no key is present that the op does not use.

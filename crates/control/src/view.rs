@@ -22,6 +22,9 @@ pub struct EnvView<'a> {
     pub accuracies_pp: &'a [f32],
     /// Mean control loss after each step of the episode so far; the last is now.
     pub losses: &'a [f32],
+    /// Mean training loss over each step of the episode so far, before each update; the last is
+    /// now.
+    pub train_losses: &'a [f32],
     /// Measurements of each enabled slot: gradient health and contribution. The gates get the same
     /// numbers.
     pub measured: &'a [GateInputs],
@@ -40,6 +43,11 @@ impl EnvView<'_> {
     /// Measurements of a slot; none if the list is too short.
     pub fn measured(&self, slot: usize) -> GateInputs {
         self.measured.get(slot).copied().unwrap_or_default()
+    }
+
+    /// Whether the gate that leads on from a slot's stage would pass now.
+    pub fn gate_passes(&self, slot: usize) -> bool {
+        self.host.gate(slot, &self.measured(slot)).is_some_and(|report| report.passed)
     }
 
     /// Change of the control accuracy since a module germinated, in percentage points, if both are

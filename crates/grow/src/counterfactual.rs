@@ -6,6 +6,7 @@
 //! first one off is the second one alone.
 
 use meristem_device::random::Rng;
+use meristem_nn::{EvalMetrics, PairedLoss};
 use serde::{Deserialize, Serialize};
 
 use crate::host::Host;
@@ -239,6 +240,18 @@ impl Counterfactual {
         for (i, &slot) in self.modules.iter().enumerate() {
             let without = self.accuracy(accuracies_pp, self.full() & !(1 << i));
             contributions[slot] = main.zip(without).map(|(main, without)| (main - without) as f32);
+        }
+        contributions
+    }
+
+    /// Contribution per slot in mean loss: without the module minus with it, paired by image, from
+    /// the evaluation of the rows. `None` as for [`Counterfactual::contributions_pp`].
+    pub fn contributions_loss(&self, rows: &[EvalMetrics]) -> Vec<Option<PairedLoss>> {
+        let mut contributions = vec![None; self.main.len()];
+        let main = rows.first();
+        for (i, &slot) in self.modules.iter().enumerate() {
+            let without = self.row_with(self.full() & !(1 << i)).and_then(|row| rows.get(row));
+            contributions[slot] = main.zip(without).and_then(|(main, off)| off.loss_over(main));
         }
         contributions
     }

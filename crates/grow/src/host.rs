@@ -394,6 +394,22 @@ impl Host {
         slots.filter_map(|(index, slot)| slot.enter(index, Stage::Pruned).ok()).collect()
     }
 
+    /// Turns the topology into that of a network that never grew: every module that is blended in
+    /// becomes permanent, the others are removed, and all other slots are dormant. For comparisons
+    /// with fixed networks, not for actions: no gate is asked.
+    pub fn settle(&mut self) {
+        for slot in &mut self.slots {
+            let blended = matches!(slot.stage, Stage::Blending | Stage::Holding);
+            let stays = slot.stage == Stage::Fossilized || (blended && !slot.is_pruning());
+            slot.module = slot.module.take().filter(|_| stays);
+            slot.stage = if slot.module.is_some() { Stage::Fossilized } else { Stage::Dormant };
+            slot.stage_steps = 0;
+            if let Some(module) = &mut slot.module {
+                module.alpha = AlphaController::at_rest(1.0);
+            }
+        }
+    }
+
     /// Opens a step (see [`Host`], Time): call it once, before the epoch's training. Returns the
     /// changes of stage that follow from time alone.
     pub fn step(&mut self) -> Vec<StageChange> {

@@ -22,7 +22,7 @@ fn host(rules: Rules) -> Host {
 
 fn fine() -> GateInputs {
     let gradient_health = GradientHealth::from_norms(&[1.0]);
-    GateInputs { gradient_health, contribution_pp: Some(2.0) }
+    GateInputs { gradient_health, contribution_pp: Some(2.0), ..GateInputs::default() }
 }
 
 #[test]

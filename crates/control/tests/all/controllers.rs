@@ -63,6 +63,42 @@ fn a_script_is_done_to_the_letter() {
     assert_eq!(run(&mut script, 1, 8), [wait; 8]);
 }
 
+/// A line with `then` grows a module to its end, one step after another, as gates pass; the next
+/// such line begins as soon as it may.
+#[test]
+fn a_script_tends_what_it_germinates_where_it_is_told_to() {
+    let text = r#"
+{"step": 1, "op": "GERMINATE", "slot": "r0c1", "blueprint": "norm", "then": "FOSSILIZE"}
+{"step": 2, "op": "GERMINATE", "slot": "r0c0", "blueprint": "norm", "then": "FOSSILIZE"}
+{"step": 3, "op": "WAIT"}
+"#;
+    let text = &text.replace("norm\"", "norm\", \"tempo\": \"fast\"");
+    let ops = |env: usize, text: &str| {
+        let actions = run(&mut script(text).unwrap(), env, 16);
+        actions.iter().map(|a| (a.op(), a.slot().unwrap_or(9))).collect::<Vec<_>>()
+    };
+    use Op::*;
+    let w = (Wait, 9);
+    let first = [w, (Germinate, 1), (Advance, 1), w, w, (Advance, 1)];
+    // While the first blends, the second begins.
+    let second = [(Germinate, 0), (Advance, 0), (Advance, 1), (Fossilize, 1), (Advance, 0)];
+    let end = [w, w, (Advance, 0), (Fossilize, 0), w];
+    assert_eq!(ops(0, text), [&first[..], &second, &end].concat());
+    let own = text.replace("{\"step\"", "{\"env\": 1, \"step\"");
+    assert_eq!(ops(0, &own), [w; 16], "lines of another env");
+    for (line, problem) in [
+        (r#"{"step": 0, "op": "ADVANCE", "slot": "r0c1", "then": "FOSSILIZE"}"#, "ADVANCE has no"),
+        (
+            r#"{"step":0,"op":"GERMINATE","slot": "r0c1", "blueprint": "norm", "then": "PRUNE"}"#,
+            "`then` is FOSSILIZE, not PRUNE",
+        ),
+    ] {
+        let error = script(line).unwrap_err();
+        assert!(matches!(error, Error::Script { line: 1, .. }), "{error:?}");
+        assert!(error.to_string().contains(problem), "{error}");
+    }
+}
+
 #[test]
 fn what_is_wrong_with_a_script_is_said_with_its_line() {
     let bad = [

@@ -44,7 +44,11 @@ fn every_index_is_pinned() {
         [(health(0.5, 1.0), Some(3.0), Some(-4.0)), (health(0.75, 2.0), Some(2.0), None)]
     {
         env.epoch(1.0, 50.0);
-        env.measured[1] = GateInputs { gradient_health: health, contribution_pp: contribution };
+        env.measured[1] = GateInputs {
+            gradient_health: health,
+            contribution_pp: contribution,
+            ..GateInputs::default()
+        };
         env.remember(&[None, sum, None]);
         env.act(&Action::Wait);
     }

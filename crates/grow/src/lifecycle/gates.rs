@@ -1,5 +1,6 @@
 //! Gates: the conditions for a module to enter its next stage.
 
+use meristem_nn::PairedLoss;
 use serde::{Deserialize, Serialize};
 
 use super::health::GradientHealth;
@@ -93,6 +94,10 @@ pub struct GateInputs {
     pub gradient_health: Option<GradientHealth>,
     /// Contribution in percentage points of control accuracy: with it minus without it.
     pub contribution_pp: Option<f32>,
+    /// Contribution in mean control loss: without it minus with it, on the same images. Above 0
+    /// where the module helps.
+    #[serde(default)]
+    pub contribution_loss: Option<PairedLoss>,
 }
 
 /// Comparison of a condition's value with its threshold.

@@ -284,7 +284,7 @@ fn what_was_never_measured_fails_its_gate() {
 fn gates_turn_at_their_thresholds() {
     let norms = |norms: &[f64]| GateInputs {
         gradient_health: GradientHealth::from_norms(norms),
-        contribution_pp: None,
+        ..GateInputs::default()
     };
     let gates = Gates::default();
     let mut host = host("baseline", CIFAR, Rules::default());

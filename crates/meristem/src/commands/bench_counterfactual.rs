@@ -168,6 +168,7 @@ fn grown(arguments: &BenchCounterfactualArguments) -> Result<(Host, Vec<String>)
     let passes = GateInputs {
         gradient_health: GradientHealth::from_norms(&[1.0]),
         contribution_pp: Some(100.0),
+        ..GateInputs::default()
     };
     let (tempo, alpha_target, style) = (Tempo::Fast, AlphaTarget::Most, Style::LinearAdd);
     let what = Germination { blueprint, style, tempo, alpha_target, accuracy_pp: None };

@@ -26,7 +26,7 @@ fn wrong_flags_name_the_nearest() {
 #[test]
 fn zero_and_absurd_sizes_are_named_with_their_range() {
     let m = Meristem::new();
-    for flag in ["batch", "envs", "steps", "rounds", "max-batches", "plateau-steps"] {
+    for flag in ["batch", "envs", "steps", "rounds", "max-batches"] {
         m.fails(&format!("train --{flag} 0"), 2, &[&format!("`{flag}`: got 0, expected 1")]);
     }
     m.fails("train --batch 99999999", 2, &["`batch`", "65536"]);

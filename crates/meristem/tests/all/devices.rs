@@ -14,7 +14,8 @@ use serde_json::Value;
 /// pass, and fossilize.
 const RUN: &str = "train --dataset arrays --data-root images.safetensors --controller heuristic \
                    --preset quick --host minimal --slots r0,r1 --envs 3 --rounds 2 --steps 24 \
-                   --batch 16 --control-split 0.2 --checkpoint-every 2 --quiet";
+                   --batch 16 --control-split 0.2 --checkpoint-every 2 --quiet \
+                   --parameters-per-image 99 --max-gap 99";
 
 /// Settings of a policy that learns in two short rounds.
 const PPO: &str = "train --dataset arrays --data-root images.safetensors --controller ppo \

@@ -6,8 +6,9 @@ use crate::common::{Meristem, TINY, of_kind};
 #[test]
 fn a_run_is_a_folder_that_says_what_happened() {
     let m = Meristem::new();
-    let said = m.ok("train --preset quick --controller heuristic --plateau-gain 100 --steps 13 \
-                     --batch 32 --max-batches 4 --run-dir run");
+    let said = m
+        .ok("train --preset quick --controller heuristic --parameters-per-image 99 --max-gap 99 \
+                     --steps 13 --batch 32 --max-batches 4 --run-dir run");
     assert!(said.stdout.contains("control accuracy"), "{}", said.stdout);
     assert!(said.stdout.contains("run folder: run"), "{}", said.stdout);
 
@@ -85,8 +86,9 @@ fn results_do_not_depend_on_threads_or_process() {
     let m = Meristem::new();
     let run = |name: &str, flags: &str| {
         m.ok(&format!(
-            "train --preset quick --controller heuristic --plateau-gain 100 --steps 9 --batch 32 \
-             --max-batches 3 --augment crop,flip,cutout --run-dir {name} --quiet {flags}"
+            "train --preset quick --controller heuristic --parameters-per-image 99 --max-gap 99 \
+             --steps 9 --batch 32 --max-batches 3 --augment crop,flip,cutout \
+             --run-dir {name} --quiet {flags}"
         ));
     };
     run("one", "--threads 1");
@@ -118,9 +120,9 @@ fn results_do_not_depend_on_threads_or_process() {
 fn launches_that_wait_give_the_same_run() {
     let m = Meristem::new();
     let run = |name: &str, blocking: &str| {
-        let flags = "train --preset quick --controller heuristic --plateau-gain 100 --steps 9 \
-                     --batch 32 --max-batches 2 --augment crop,flip,cutout --threads 2 --quiet \
-                     --run-dir";
+        let flags = "train --preset quick --controller heuristic --parameters-per-image 99 \
+                     --max-gap 99 --steps 9 --batch 32 --max-batches 2 --threads 2 --quiet \
+                     --augment crop,flip,cutout --run-dir";
         let mut command = m.command();
         command.args(flags.split_whitespace()).arg(name).env("MERISTEM_LAUNCH_BLOCKING", blocking);
         let said = crate::common::said(output(&mut command));
@@ -230,7 +232,7 @@ fn the_settings_in_force_are_printed_without_a_run() {
     for words in [
         "[default: 128]",
         "quick: Ten seconds",
-        "plateau-steps 1",
+        "min-contribution 0",
         "policy-hidden 512",
         "[default: no trace]",
     ] {

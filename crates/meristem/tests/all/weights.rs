@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::common::{Meristem, TINY};
+use crate::common::{Meristem, TINY, of_kind};
 use meristem::nn::safetensors::{load, save};
 use meristem::nn::{HostData, HostTensor};
 use serde_json::Value;
@@ -13,8 +13,8 @@ fn eval_repeats_the_accuracy_of_the_report() {
     // A run with live modules, and one with fossilized modules.
     for (run, flags) in [("live", "--steps 9"), ("fossil", "--steps 14 --min-contribution -100")] {
         m.ok(&format!(
-            "train --preset quick --controller heuristic --plateau-gain 100 {flags} --batch 32 \
-             --max-batches 4 --run-dir {run} --quiet"
+            "train --preset quick --controller heuristic --parameters-per-image 99 --max-gap 99 \
+             {flags} --batch 32 --max-batches 4 --run-dir {run} --quiet"
         ));
         let summary = m.json(&format!("{run}/summary.json"));
         let mut grown = vec![];
@@ -87,6 +87,51 @@ fn a_run_starts_from_given_weights_in_file_order() {
         let statistic = name.contains("running_") || name.contains("num_batches");
         assert_eq!(same, !statistic, "{name}");
     }
+}
+
+/// A run that starts with the topology of another trains exactly the modules that the other ended
+/// with, as a fixed network with new weights; a module that was not blended in is left out.
+#[test]
+fn a_topology_is_trained_from_the_beginning() {
+    let m = Meristem::new();
+    let script = r#"
+{"step": 0, "op": "GERMINATE", "slot": "r0c1", "blueprint": "norm", "tempo": "fast"}
+{"step": 1, "op": "ADVANCE", "slot": "r0c1"}
+{"step": 3, "op": "ADVANCE", "slot": "r0c1"}
+{"step": 4, "op": "GERMINATE", "slot": "r0c0", "blueprint": "conv_small"}
+"#;
+    std::fs::write(m.path("script"), script).unwrap();
+    let small = "train --host minimal --envs 1 --rounds 1 --batch 32 --max-batches 2 --quiet";
+    m.ok(&format!(
+        "{small} --controller fixed:script --min-training-steps 1 --steps 6 --run-dir grown"
+    ));
+    let grown = &m.json("grown/summary.json")["envs"][0];
+    assert_eq!(grown["modules"][0]["stage"], "germinated");
+    assert_eq!(grown["modules"][1]["stage"], "blending");
+
+    let fixed = format!(
+        "{small} --controller none --steps 2 \
+         --start-topology grown/weights/env-0.safetensors --run-dir"
+    );
+    m.ok(&format!("{fixed} fixed"));
+    let summary = m.json("fixed/summary.json");
+    let env = &summary["envs"][0];
+    let modules = env["modules"].as_array().unwrap();
+    assert_eq!(modules.len(), 1, "{modules:?}");
+    assert_eq!((&modules[0]["slot"], &modules[0]["stage"]), (&"r0c1".into(), &"fossilized".into()));
+    assert_eq!(modules[0]["parameters"], grown["modules"][1]["parameters"]);
+    assert_eq!(modules[0]["alpha"], 1.0);
+    // It begins anew: the first step's loss is that of a new network, about ln 10.
+    let first = of_kind(&m.events("fixed"), "step_completed")[0]["train_loss"].as_f64().unwrap();
+    assert!((first - 10f64.ln()).abs() < 0.5, "{first}");
+    let other = fixed.replace("--host minimal", "--host baseline");
+    m.fails(&format!("{other} x"), 1, &["made with host", "cnn:channels=2"]);
+    m.fails(&format!("{fixed} x --init y"), 2, &["init"]);
+    m.fails(
+        &format!("{small} --start-topology nothing --run-dir x"),
+        2,
+        &["`start-topology`", "an existing weights file"],
+    );
 }
 
 #[test]

@@ -27,7 +27,7 @@ use meristem_nn::graph::SgdConfig;
 
 pub(crate) use self::identity::{first_difference, identity};
 pub(crate) use self::policy_file::PolicyFile;
-pub(crate) use self::table::FIRST_STUDY_SEED;
+pub(crate) use self::table::{FIRST_STUDY_SEED, STATISTICS_BATCHES};
 pub use self::table::{Layer, TrainConfig, all};
 use self::types::{CommKind, ControllerKind, Preset};
 pub use self::value::Form;
@@ -119,8 +119,8 @@ impl TrainConfig {
     /// from any working directory.
     pub fn resolved_toml(&self) -> String {
         let mut written = self.clone();
-        let paths = [&mut written.data_root, &mut written.init, &mut written.export];
-        let paths = paths.into_iter().chain([&mut written.policy]).flatten();
+        let paths = [&mut written.data_root, &mut written.init, &mut written.start_topology];
+        let paths = paths.into_iter().chain([&mut written.export, &mut written.policy]).flatten();
         for path in paths.chain(written.controller.path_mut()) {
             // Only an empty path fails, and it names no file.
             *path = std::path::absolute(&*path).unwrap_or_else(|_| path.clone());
@@ -166,12 +166,20 @@ impl TrainConfig {
         if self.data_parallel { self.ranks() } else { 1 }
     }
 
-    /// Optimisers of the host, and of its modules.
-    pub(crate) fn optimisers(&self) -> Optimisers {
-        let &Self { lr, momentum, weight_decay, .. } = self;
+    /// Optimisers of the host, and of its modules, with learning rates scaled by `rate`.
+    pub(crate) fn optimisers(&self, rate: f64) -> Optimisers {
+        let &Self { momentum, weight_decay, .. } = self;
         let clip_norm = self.clip_norm.norm();
-        let module = SgdConfig { clip_norm, ..Optimisers::default().module };
+        let scaled = |lr: f32| (rate * f64::from(lr)) as f32;
+        let usual = Optimisers::default().module;
+        let module = SgdConfig { clip_norm, lr: scaled(usual.lr), ..usual };
+        let lr = scaled(self.lr);
         Optimisers { host: SgdConfig { lr, momentum, weight_decay, clip_norm }, module }
+    }
+
+    /// Factor of the learning rates in a step of an episode.
+    pub(crate) fn rate(&self, step: usize) -> f64 {
+        self.lr_schedule.factor(step, self.steps, self.lr_warmup)
     }
 
     /// Settings of PPO.

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::declare::{Defaults, Scope, Setting, absent, absent_by_preset, presets, same, settings};
 use super::types::{
     Augmentations, BadValue, ByteSize, ClipNorm, CommKind, ControllerKind, ExchangeKind,
-    HotScopePolicy, Limit, Preset, Switch, Telemetry, unknown,
+    HotScopePolicy, Limit, LrSchedule, Preset, Switch, Telemetry, unknown,
 };
 use super::value::Value;
 
@@ -33,6 +33,9 @@ pub(crate) const FIRST_STUDY_SEED: u64 = 1000;
 
 /// Share of the control split, with a controller.
 pub(crate) const CONTROL_SHARE: f64 = 0.1;
+
+/// Batches for recomputing running statistics: .9^44 = 1 % of the old statistics remains.
+pub(crate) const STATISTICS_BATCHES: usize = 44;
 
 /// Maximum number of ranks.
 const RANKS_MAX: u64 = 64;
@@ -159,12 +162,27 @@ settings! {
         envs: usize = same(4usize), unit("N"), whole(1, 4096);
         /// Weights file that every env starts from: safetensors with PyTorch's names.
         init: Option<PathBuf> = absent("random weights"), unit("FILE");
+        /// Weights file of any run, whose topology every env starts from: its modules are permanent
+        /// from the beginning and have random weights, as the host has.
+        start_topology: Option<PathBuf> = absent("no modules"), unit("FILE"), since(5);
         /// File for a copy of the weights of the best env: best by control accuracy after the last
         /// round, or env 0 without a control split. Must not exist.
         export: Option<PathBuf> = absent("no additional file"),
             unit("FILE"), scope(Scope::Process), train_only();
         /// Learning rate of the host.
         lr: f32 = same(host().lr), unit("RATE"), real(0.0, 1e6);
+        /// Schedule of the learning rates of hosts and modules over an episode: constant, cosine or
+        /// one-cycle. A module that germinates late follows the schedule from where it is.
+        lr_schedule: LrSchedule = same(LrSchedule::default()),
+            unit("NAME"), since(5), before("constant");
+        /// Steps over which the learning rates rise to their schedule. With 0 there is no warm-up,
+        /// and one-cycle rises over 30 % of the steps.
+        lr_warmup: usize = same(0usize), unit("N"), whole(0, 1_000_000), since(5), before("0");
+        /// Batches of the training set with which the running statistics of batch norm are
+        /// recomputed before every evaluation, with fixed weights. With 0 they are the averages
+        /// that training leaves, except with --data-parallel and a sparse exchange.
+        statistics_batches: usize = same(STATISTICS_BATCHES),
+            unit("N"), whole(0, 1_000_000), since(5), before("0");
         /// Momentum of the host.
         momentum: f32 = same(host().momentum), unit("M"), real(0.0, 0.999_999);
         /// Weight decay of the host.
@@ -209,19 +227,20 @@ settings! {
         /// accuracy.
         min_contribution: f64 = presets(0.5, 0.0, rules().gates.min_contribution_pp),
             unit("PP"), real(-100.0, 100.0);
-        /// Consecutive steps with a gain below plateau-gain after which the heuristic grows a
-        /// module.
-        plateau_steps: usize = presets(heuristic().plateau_steps, 1, heuristic().plateau_steps),
-            unit("N"), whole(1, 1_000_000);
+        /// Number of steps without a significant gain above plateau-gain after which the heuristic
+        /// grows a module. With 0 it does not wait for a plateau.
+        plateau_steps: usize = same(heuristic().plateau_steps), unit("N"), whole(0, 1_000_000);
         /// Gain of control accuracy per step that ends a plateau, in percentage points.
-        plateau_gain: f64 = presets(
-            f64::from(heuristic().plateau_gain_pp),
-            2.0,
-            f64::from(heuristic().plateau_gain_pp)
-        ), unit("PP"), real(-100.0, 100.0);
+        plateau_gain: f64 = same(f64::from(heuristic().plateau_gain_pp)),
+            unit("PP"), real(-100.0, 100.0);
+        /// Maximum number of parameters of a host with its modules, per training image, up to which
+        /// the heuristic grows.
+        parameters_per_image: f64 = same(1.0), unit("N"), real(0.0, 1e9), since(5);
+        /// Share by which the control loss may exceed the training loss while the heuristic grows.
+        max_gap: f64 = same(heuristic().max_gap), unit("SHARE"), real(0.0, 1e9), since(5);
         /// Duration of blending that the heuristic chooses: fast (3 steps), standard (5) or slow
         /// (8).
-        tempo: Tempo = presets(heuristic().tempo, Tempo::Fast, heuristic().tempo);
+        tempo: Tempo = same(heuristic().tempo);
     }
     "Policy" {
         /// Policy file that controller ppo starts from. In control eval, --policy adds a policy to

@@ -46,6 +46,8 @@ pub(crate) struct Env {
     pub(crate) network: Network,
     /// Topology that `network` was compiled for.
     key: TopologyKey,
+    /// Factor of the learning rates of `network`.
+    rate: f64,
     /// Gradient health and contribution of each enabled slot, as last measured with a module there.
     pub(crate) measured: Vec<GateInputs>,
     /// For each enabled slot, the sum of its module's interactions with the others in the last
@@ -55,6 +57,8 @@ pub(crate) struct Env {
     accuracies_pp: Vec<f32>,
     /// Control loss after each step.
     losses: Vec<f32>,
+    /// Training loss of each step.
+    train_losses: Vec<f32>,
     /// States of the slots in the last steps.
     slot_history: History,
     /// The last op, and whether it succeeded.
@@ -111,6 +115,7 @@ impl Env {
             interactions_pp: state.interactions_pp,
             accuracies_pp: state.accuracies_pp,
             losses: state.losses,
+            train_losses: state.train_losses,
             slot_history: state.slot_history,
             last: state.last,
             reward_state: state.reward_state,
@@ -135,6 +140,7 @@ impl Env {
             interactions_pp: self.interactions_pp.clone(),
             accuracies_pp: self.accuracies_pp.clone(),
             losses: self.losses.clone(),
+            train_losses: self.train_losses.clone(),
             slot_history: self.slot_history.clone(),
             last: self.last,
             reward_state: self.reward_state,
@@ -158,13 +164,14 @@ impl Env {
             batch_log,
             ..NetworkOptions::new(seed, index as u64, setup.isa, setup.config.batch)
         };
-        let graph = setup.graph(&host)?;
+        let graph = setup.graph(&host, 1.0)?;
         let network = Network::with_plans(stream, graph, options, &setup.plans)?;
         let counterfactual = Counterfactual::leave_one_out(&host, Scope::Live);
         let snapshot = Snapshot::new(&network, &setup.lasting_graph(&host)?)?;
         Ok(Self {
             index,
             key: host.topology_key(),
+            rate: 1.0,
             parameters: host.parameters()?,
             reward_state: RewardState::begin(&host),
             guard: Guard::new(setup.image.classes),
@@ -175,6 +182,7 @@ impl Env {
             interactions_pp: vec![None; slots],
             accuracies_pp: vec![],
             losses: vec![],
+            train_losses: vec![],
             slot_history: History::default(),
             last: None,
             reward: RewardTerms::default(),
@@ -192,8 +200,13 @@ impl Env {
     /// Out of memory, a failed stream.
     pub(crate) fn open_step(&mut self, setup: &Setup, when: Position) -> Result<Vec<StageChange>> {
         let changes = self.host.step();
-        self.sync_network(setup)?;
         let config = &setup.config;
+        let rate = config.rate(when.step);
+        if rate != self.rate {
+            self.rate = rate;
+            self.set_rate(setup)?;
+        }
+        self.sync_network(setup)?;
         self.counterfactual = if when.step + 1 == config.steps {
             let round = when.round as u64;
             let (purpose, env) = (Purpose::Counterfactuals, self.index as u64);
@@ -214,12 +227,21 @@ impl Env {
     pub(crate) fn sync_network(&mut self, setup: &Setup) -> Result<()> {
         let key = self.host.topology_key();
         if key != self.key {
-            self.network.set_graph(setup.graph(&self.host)?)?;
+            self.network.set_graph(setup.graph(&self.host, self.rate)?)?;
             self.key = key;
             self.parameters = self.host.parameters()?;
             // Blocks of the smaller network are too small for the larger one; kept, they would add
             // up.
             self.network.stream().device().trim();
+        }
+        Ok(())
+    }
+
+    /// Compiles the network for the current learning rates, where its topology is up to date. Its
+    /// memory stays as it is.
+    fn set_rate(&mut self, setup: &Setup) -> Result<()> {
+        if self.host.topology_key() == self.key {
+            self.network.set_graph(setup.graph(&self.host, self.rate)?)?;
         }
         Ok(())
     }
@@ -243,6 +265,7 @@ impl Env {
             let group = group.and_then(|index| metrics.groups.get(index));
             measured.gradient_health = group.and_then(health);
         }
+        self.train_losses.push((metrics.loss_sum / metrics.samples.max(1) as f64) as f32);
         self.train = metrics;
     }
 
@@ -255,8 +278,10 @@ impl Env {
             let accuracies: Vec<f64> = metrics.eval.iter().map(percent).collect();
             self.interactions_pp = self.counterfactual.interaction_sums_pp(&accuracies);
             let contributions = self.counterfactual.contributions_pp(&accuracies);
-            for (measured, contribution) in self.measured.iter_mut().zip(contributions) {
-                measured.contribution_pp = contribution;
+            let in_loss = self.counterfactual.contributions_loss(&metrics.eval);
+            let contributions = contributions.into_iter().zip(in_loss);
+            for (measured, (in_pp, in_loss)) in self.measured.iter_mut().zip(contributions) {
+                (measured.contribution_pp, measured.contribution_loss) = (in_pp, in_loss);
             }
         }
     }
@@ -288,11 +313,14 @@ impl Env {
         let changes = self.host.prune_live();
         self.sync_network(setup)?;
         self.network.restore(&self.snapshot)?;
+        // The graph of the snapshot has the learning rates of another step.
+        self.set_rate(setup)?;
         let slots = self.host.slots().len();
         self.measured = vec![GateInputs::default(); slots];
         self.interactions_pp = vec![None; slots];
         self.accuracies_pp.clear();
         self.losses.clear();
+        self.train_losses.clear();
         self.slot_history = History::default();
         self.last = None;
         self.reward_state = RewardState::begin(&self.host);
@@ -363,6 +391,7 @@ impl Env {
             episode_steps: episode_steps as u32,
             accuracies_pp: &self.accuracies_pp,
             losses: &self.losses,
+            train_losses: &self.train_losses,
             measured: &self.measured,
             history: self.slot_history.slots(),
             last: self.last,

@@ -23,6 +23,8 @@ pub(crate) struct EnvState {
     pub(crate) interactions_pp: Vec<Option<f32>>,
     pub(crate) accuracies_pp: Vec<f32>,
     pub(crate) losses: Vec<f32>,
+    #[serde(default)]
+    pub(crate) train_losses: Vec<f32>,
     pub(crate) slot_history: History,
     pub(crate) reward_state: RewardState,
     pub(crate) last: Option<(Op, bool)>,

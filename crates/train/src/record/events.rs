@@ -11,6 +11,7 @@
 use meristem_control::{Failure, RewardTerms, RoundReport};
 use meristem_data::order::EpochMode;
 use meristem_device::DeviceId;
+use meristem_nn::PairedLoss;
 use serde::{Deserialize, Serialize};
 
 /// Version of the format of the lines.
@@ -411,6 +412,10 @@ pub struct ModuleOff {
     pub accuracy_without: f64,
     /// Accuracy with the module minus accuracy without it, in percentage points.
     pub contribution: f64,
+    /// Control loss without the module minus control loss with it, and its standard error, from the
+    /// differences of the images.
+    #[serde(default)]
+    pub contribution_loss: Option<PairedLoss>,
     /// Shapley value in percentage points: the module's mean gain over all orders of switching
     /// modules on. The values sum to the accuracy with all modules minus the accuracy with none.
     /// Exact up to four modules; with more it is an estimate, made only in the last step of an

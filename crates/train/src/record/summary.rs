@@ -78,6 +78,11 @@ pub struct Summary {
     pub training_steps: u64,
     /// Images trained, over all envs and rounds.
     pub images: u64,
+    /// Floating-point operations of training, over all envs and rounds: three times those of an
+    /// evaluation for every image trained (forward, and backward with respect to activations and to
+    /// weights), once for every image with which running statistics are recomputed.
+    #[serde(default)]
+    pub training_flops: u64,
     /// Images trained per second of [`Summary::step_seconds_total`].
     pub images_per_s: f64,
     /// Seconds of the whole run, including loading.

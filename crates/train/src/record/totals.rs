@@ -13,6 +13,9 @@ pub(crate) struct Totals {
     pub(crate) training_steps: u64,
     /// Images trained.
     pub(crate) images: u64,
+    /// Floating-point operations of training, of all envs.
+    #[serde(default)]
+    pub(crate) training_flops: u64,
     /// Seconds spent in steps.
     pub(crate) step_seconds: f64,
     /// Counts of the inner loop in all epochs but the first of each process.
@@ -32,6 +35,7 @@ impl Totals {
         for rank in ranks {
             self.training_steps += rank.training_steps;
             self.images += rank.images;
+            self.training_flops += rank.training_flops;
             self.hot.merge(&rank.hot);
             self.counterfactual_cost.merge(&rank.counterfactual_cost);
             self.rollbacks += rank.rollbacks;

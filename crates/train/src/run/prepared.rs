@@ -86,7 +86,7 @@ impl Run {
         setup.try_weights(&machine.streams()[0])?;
         let fleet = Fleet::new(machine, &setup, [train, test], world)?;
         let stream = fleet.machine.policy_device().stream("policy");
-        let controller = AnyController::new(&setup, &stream, world)?;
+        let controller = AnyController::new(&setup, fleet.train_samples, &stream, world)?;
         if setup.config.device_memory.is_some() {
             try_envs(&setup, &fleet)?;
         }
@@ -338,6 +338,7 @@ impl Run {
             steps: totals.steps,
             training_steps: totals.training_steps,
             images: totals.images,
+            training_flops: totals.training_flops,
             images_per_s: if rate.is_finite() { rate } else { 0.0 },
             wall_seconds,
             step_seconds_total: totals.step_seconds,

@@ -27,17 +27,25 @@ pub(crate) enum AnyController {
 }
 
 impl AnyController {
-    /// The controller of a run, for the envs of this process. A policy computes on `stream`.
+    /// The controller of a run with `train_samples` training images, for the envs of this process.
+    /// A policy computes on `stream`.
     ///
     /// # Errors
     /// An unreadable or unfit script, an unfit policy, out of memory.
-    pub(crate) fn new(setup: &Setup, stream: &Stream, world: &mut World) -> Result<Self> {
+    pub(crate) fn new(
+        setup: &Setup,
+        train_samples: usize,
+        stream: &Stream,
+        world: &mut World,
+    ) -> Result<Self> {
         let config = &setup.config;
         let rules = |controller: Box<dyn Controller>| Ok(Self::Rules(controller));
         match &config.controller {
             ControllerKind::None => rules(Box::new(NoController)),
             ControllerKind::Random => rules(Box::new(RandomController::new(config.seed))),
-            ControllerKind::Heuristic => rules(Box::new(Heuristic::new(heuristic(config)))),
+            ControllerKind::Heuristic => {
+                rules(Box::new(Heuristic::new(heuristic(config, train_samples))))
+            }
             ControllerKind::Fixed(path) => rules(Box::new(script(setup, path)?)),
             ControllerKind::Ppo if config.policy_ranks() > 1 => {
                 let members = world.members(config.policy_ranks(), &config.comm_options())?;
@@ -81,14 +89,14 @@ impl AnyController {
 }
 
 /// Rules of the heuristic, with those that are settings.
-fn heuristic(config: &TrainConfig) -> HeuristicConfig {
+fn heuristic(config: &TrainConfig, train_samples: usize) -> HeuristicConfig {
     let usual = HeuristicConfig::default();
     HeuristicConfig {
         plateau_steps: config.plateau_steps,
         plateau_gain_pp: config.plateau_gain as f32,
         tempo: config.tempo,
-        // If the gate requires less, so does the heuristic.
-        min_contribution_pp: usual.min_contribution_pp.min(config.min_contribution as f32),
+        max_parameters: Some((config.parameters_per_image * train_samples as f64) as usize),
+        max_gap: config.max_gap,
         ..usual
     }
 }

@@ -26,11 +26,12 @@ use crate::setup::weights::{Wanted, Weights};
 /// Padding of the random crop in pixels, as usual for images of 32 pixels.
 const CROP_PADDING: usize = 4;
 
-/// Reads the weights of `--init`.
-fn initial_weights(path: &Path) -> Result<Weights> {
-    match path.is_file() {
-        true => Weights::load(path),
-        false => Err(Error::value("init", path.display(), "an existing weights file")),
+/// Reads the weights file of a setting, if it is given.
+fn weights_of(key: &'static str, path: Option<&Path>) -> Result<Option<Arc<Weights>>> {
+    match path {
+        None => Ok(None),
+        Some(path) if path.is_file() => Ok(Some(Arc::new(Weights::load(path)?))),
+        Some(path) => Err(Error::value(key, path.display(), "an existing weights file")),
     }
 }
 
@@ -46,6 +47,7 @@ pub(crate) struct Names {
     host: HostSpec,
     slots: Vec<SlotName>,
     init: Option<Arc<Weights>>,
+    start: Option<Arc<Weights>>,
     /// Policy that a new run starts from.
     pub(crate) policy: Option<Arc<PolicyFile>>,
 }
@@ -76,8 +78,13 @@ impl Names {
         let slots = parse_slots(&host, &config.slots)?;
         let isa = Isa::from_env().map_err(meristem_device::Error::from)?;
         let spec = dataset_spec(&config.dataset, config.data_root.as_deref(), config.skip_bad)?;
-        let init = config.init.as_deref().map(initial_weights).transpose()?.map(Arc::new);
-        Ok(Self { devices, spec, isa, host, slots, init, policy: None })
+        let init = weights_of("init", config.init.as_deref())?;
+        let start = weights_of("start-topology", config.start_topology.as_deref())?;
+        if init.is_some() && start.is_some() {
+            let expected = "one of --init, which brings its own topology, and --start-topology";
+            return Err(Error::value("start-topology", "with --init", expected));
+        }
+        Ok(Self { devices, spec, isa, host, slots, init, start, policy: None })
     }
 }
 
@@ -100,6 +107,8 @@ pub(crate) struct Setup {
     rules: Rules,
     blueprints: Arc<BlueprintSet>,
     init: Option<Arc<Weights>>,
+    /// File whose topology the hosts begin with, as a fixed network.
+    start: Option<Arc<Weights>>,
     /// Policy that the run starts from.
     pub(crate) policy: Option<Arc<PolicyFile>>,
 }
@@ -115,7 +124,7 @@ impl Setup {
         info: DatasetInfo,
         blueprints: Arc<BlueprintSet>,
     ) -> Result<Self> {
-        let Names { host, slots, isa, init, policy, .. } = names;
+        let Names { host, slots, isa, init, start, policy, .. } = names;
         let image = image_shape(&info);
         host.validate(&image).map_err(meristem_grow::Error::from)?;
         let gates = Gates {
@@ -126,8 +135,20 @@ impl Setup {
         let rules = Rules { max_modules: config.max_modules, gates, ..Rules::default() };
         let config = config.clone();
         let plans = Plans::default();
-        let setup =
-            Self { config, host, image, info, isa, plans, slots, rules, blueprints, init, policy };
+        let setup = Self {
+            config,
+            host,
+            image,
+            info,
+            isa,
+            plans,
+            slots,
+            rules,
+            blueprints,
+            init,
+            start,
+            policy,
+        };
         setup.fresh_host()?;
         Ok(setup)
     }
@@ -135,13 +156,24 @@ impl Setup {
     /// Tensors of the files that the run starts from, with names for messages.
     pub(crate) fn files(&self) -> Vec<(&'static str, &StateDict)> {
         let weights = self.init.iter().map(|weights| ("file of initial weights", &weights.state));
+        let start = self.start.iter().map(|start| ("file of the start topology", &start.state));
         let policy = self.policy.iter().map(|policy| ("policy to start from", &policy.weights));
-        weights.chain(policy).collect()
+        weights.chain(start).chain(policy).collect()
     }
 
-    /// The host at the beginning of every episode: without modules, or as in the initial weights.
+    /// The host at the beginning of every episode: without modules, as in the initial weights, or
+    /// with the modules of the start topology.
     pub(crate) fn fresh_host(&self) -> Result<Host> {
-        match &self.init {
+        let mut host = self.host_of(self.init.as_ref().or(self.start.as_ref()))?;
+        if self.start.is_some() {
+            host.settle();
+        }
+        Ok(host)
+    }
+
+    /// The host in a weights file, or without one an empty host.
+    fn host_of(&self, file: Option<&Arc<Weights>>) -> Result<Host> {
+        match file {
             None => {
                 let blueprints = Arc::clone(&self.blueprints);
                 Ok(Host::new(self.host, self.image, &self.slots, blueprints, self.rules)?)
@@ -173,17 +205,16 @@ impl Setup {
         }
     }
 
-    /// The graph of a host, with this run's optimiser for the host's own parameters and its
-    /// clipping for all.
-    pub(crate) fn graph(&self, host: &Host) -> Result<Arc<Graph>> {
-        Ok(Arc::new(host.graph(&self.config.optimisers())?))
+    /// The graph of a host, with this run's optimisers and learning rates scaled by `rate`.
+    pub(crate) fn graph(&self, host: &Host, rate: f64) -> Result<Arc<Graph>> {
+        Ok(Arc::new(host.graph(&self.config.optimisers(rate))?))
     }
 
     /// The graph of a host without its live modules.
     pub(crate) fn lasting_graph(&self, host: &Host) -> Result<Arc<Graph>> {
         let mut lasting = host.clone();
         lasting.prune_live();
-        self.graph(&lasting)
+        self.graph(&lasting, 1.0)
     }
 
     /// Checks before the run begins that the initial weights fit. Does not wait for the device.
@@ -194,7 +225,7 @@ impl Setup {
         if self.init.is_none() {
             return Ok(());
         }
-        let graph = self.graph(&self.fresh_host()?)?;
+        let graph = self.graph(&self.fresh_host()?, 1.0)?;
         let options = NetworkOptions::new(self.config.seed, 0, self.isa, 1);
         self.initialise(&mut Network::new(stream, graph, options)?)
     }

@@ -21,10 +21,12 @@ pub(crate) fn of(env: &Env, Position { round, step }: Position) -> Result<Option
     let name = |slot: usize| env.host.slots()[slot].name.to_string();
     let shapley = asked.shapley_pp(&accuracies);
     let module = |&slot: &usize| {
-        let without = rows.get(asked.row_of(Configuration::SoloOff(slot))?)?.accuracy()?;
+        let off = rows.get(asked.row_of(Configuration::SoloOff(slot))?)?;
+        let (without, contribution_loss) = (off.accuracy()?, off.loss_over(main));
         let contribution = 100.0 * (main.accuracy()? - without);
         let (name, shapley) = (name(slot), shapley[slot]);
-        Some(ModuleOff { slot: name, accuracy_without: without, contribution, shapley })
+        let (slot, accuracy_without) = (name, without);
+        Some(ModuleOff { slot, accuracy_without, contribution, contribution_loss, shapley })
     };
     let pair = |pair: Interaction| ModulePair { slots: pair.slots.map(name), interaction: pair.pp };
     let on = |(row, metrics): (usize, &EvalMetrics)| ModulesOn {

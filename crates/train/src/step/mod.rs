@@ -56,12 +56,17 @@ pub(crate) fn step(context: &mut Context<'_, '_>, envs: &mut [Env], when: Positi
     clock.lap(|phases| &mut phases.open);
     let epoch = when.round * context.setup.config.steps + when.step;
     training::train_epoch(context, envs, epoch as u64)?;
+    training::recompute_statistics(context, envs, epoch as u64)?;
     clock.lap(|phases| &mut phases.train);
     let control = context.hot_scopes(permitted::CONTROL_STEP, permitted::control_step);
     measure::control(context.fleet, envs)?;
     measure::read(context.fleet, envs)?;
     clock.lap(|phases| &mut phases.measure);
     context.spent.images = envs.iter().map(|env| env.train.samples).sum();
+    for env in &*envs {
+        let (_, flops) = env.network.eval_flops(0..1)?;
+        context.spent.training_flops += 3 * env.train.samples * flops;
+    }
     context.spent.step_seconds = clock.measured();
     tell_batches(context, envs, when);
     drop(control);

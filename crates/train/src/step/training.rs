@@ -9,6 +9,34 @@ use crate::fleet::{Epoch, Fleet, labelled};
 use crate::step::context::Context;
 use crate::step::permitted;
 
+/// Recomputes the running statistics of all envs on the first batches of the epoch, with fixed
+/// weights. A training step leaves averages over weights that have changed since; with them the
+/// loss of an evaluation moves from step to step by more than what a module is worth. Does not wait
+/// for a device. Replicas of one env do so in their own loops.
+pub(super) fn recompute_statistics(
+    context: &mut Context<'_, '_>,
+    envs: &mut [Env],
+    epoch: u64,
+) -> Result<()> {
+    let Fleet { machine, train, replicas, .. } = &mut *context.fleet;
+    let batches = context.setup.config.statistics_batches;
+    if batches == 0 || replicas.is_some() {
+        return Ok(());
+    }
+    let _span = machine.span(|| "recompute statistics");
+    train.start_epoch(epoch)?;
+    let mut networks = networks(envs);
+    for _ in 0..batches {
+        let Some(next) = train.next()? else { break };
+        networks.observe(&next.iter().map(|batch| &batch.inputs).collect::<Vec<_>>())?;
+        for (batch, network) in next.iter().zip(networks.networks()) {
+            let images = batch.inputs.dims().first().map_or(0, |images| *images as u64);
+            context.spent.training_flops += images * network.eval_flops(0..1)?.1;
+        }
+    }
+    Ok(())
+}
+
 /// The inner loop: trains every env on every batch of the epoch. Does not wait for a device; a hot
 /// scope counts copies, waits and allocations, and refuses forbidden ones.
 pub(super) fn train_epoch(

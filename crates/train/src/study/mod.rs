@@ -221,7 +221,9 @@ impl<'a> Contest<'a> {
             let learned: &[u64] = names.policy.as_ref().map_or(&[], |policy| &policy.seeds);
             known_seeds.push(seeds.iter().copied().filter(|s| learned.contains(s)).collect());
             let setup = Setup::new(&run, names, info.clone(), blueprints)?;
-            AnyController::new(&setup, &machine.streams()[0], &mut World::alone())?;
+            // The number of images is no part of what is checked.
+            let stream = &machine.streams()[0];
+            AnyController::new(&setup, info.train_len, stream, &mut World::alone())?;
         }
         Ok(Self { config, machine, known_seeds })
     }

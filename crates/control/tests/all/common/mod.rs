@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use meristem_control::{Action, EnvView, HeuristicConfig, History, Op, Outcome, apply};
 use meristem_grow::{
-    BlueprintSet, GateInputs, Gates, GradientHealth, Host, HostSpec, ImageShape, Rules, Tempo,
+    BlueprintSet, GateInputs, Gates, GradientHealth, Host, HostSpec, ImageShape, Rules,
 };
+use meristem_nn::PairedLoss;
 
 /// A tiny host with the first `slots` slots of `minimal` enabled.
 pub(crate) fn tiny(slots: usize, rules: Rules) -> Host {
@@ -23,20 +24,23 @@ pub(crate) fn quick() -> Rules {
     Rules { gates: Gates::default().quick(), ..Rules::default() }
 }
 
-/// A heuristic for a dozen steps: one step that gains less than 3 points is a plateau, and modules
-/// blend in over 3 steps.
+/// A heuristic that waits for a plateau, and for one step only: one that gains less than 3 points.
 pub(crate) fn quick_heuristic() -> HeuristicConfig {
-    HeuristicConfig {
-        plateau_steps: 1,
-        plateau_gain_pp: 3.0,
-        tempo: Tempo::Fast,
-        ..HeuristicConfig::default()
-    }
+    HeuristicConfig { plateau_steps: 1, plateau_gain_pp: 3.0, ..HeuristicConfig::default() }
+}
+
+/// A contribution in loss as a contribution in accuracy may come with: .02 a point, known to .005.
+pub(crate) fn loss_of(contribution_pp: f32) -> PairedLoss {
+    PairedLoss { difference: 0.02 * f64::from(contribution_pp), standard_error: 0.005 }
 }
 
 /// Measurements of a slot.
 pub(crate) fn worth(contribution_pp: Option<f32>) -> GateInputs {
-    GateInputs { gradient_health: GradientHealth::from_norms(&[1.0, 2.0]), contribution_pp }
+    GateInputs {
+        gradient_health: GradientHealth::from_norms(&[1.0, 2.0]),
+        contribution_pp,
+        contribution_loss: contribution_pp.map(loss_of),
+    }
 }
 
 /// An env whose measurements are set by hand.
@@ -48,6 +52,7 @@ pub(crate) struct FakeEnv {
     pub(crate) episode_steps: u32,
     pub(crate) accuracies_pp: Vec<f32>,
     pub(crate) losses: Vec<f32>,
+    pub(crate) train_losses: Vec<f32>,
     pub(crate) measured: Vec<GateInputs>,
     pub(crate) history: History,
     pub(crate) last: Option<(Op, bool)>,
@@ -63,6 +68,7 @@ impl FakeEnv {
             episode_steps,
             accuracies_pp: vec![],
             losses: vec![],
+            train_losses: vec![],
             measured,
             history: History::default(),
             last: None,
@@ -73,6 +79,7 @@ impl FakeEnv {
     pub(crate) fn epoch(&mut self, loss: f32, accuracy_pp: f32) {
         self.host.step();
         self.losses.push(loss);
+        self.train_losses.push(loss);
         self.accuracies_pp.push(accuracy_pp);
     }
 
@@ -89,6 +96,7 @@ impl FakeEnv {
             episode_steps: self.episode_steps,
             accuracies_pp: &self.accuracies_pp,
             losses: &self.losses,
+            train_losses: &self.train_losses,
             measured: &self.measured,
             history: self.history.slots(),
             last: self.last,

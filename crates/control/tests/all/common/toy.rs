@@ -14,7 +14,7 @@ use meristem_grow::{
     TopologyKey,
 };
 
-use super::{FakeEnv, quick, tiny};
+use super::{FakeEnv, loss_of, quick, tiny};
 
 /// Percentage points that each blueprint is worth in each slot. One is far better than the others.
 pub(crate) const WORTH_PP: [[f32; 7]; 2] =
@@ -68,6 +68,7 @@ impl Toy {
             env.measured[index] = GateInputs {
                 gradient_health: GradientHealth::from_norms(&[1.0]).filter(|_| worth.is_some()),
                 contribution_pp: (counts && slot.alpha() > 0.0).then_some(share),
+                contribution_loss: (counts && slot.alpha() > 0.0).then(|| loss_of(share)),
             };
         }
         env.accuracies_pp.push(accuracy);

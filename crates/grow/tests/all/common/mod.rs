@@ -22,6 +22,7 @@ pub(crate) fn fine() -> GateInputs {
     GateInputs {
         gradient_health: GradientHealth::from_norms(&[1.0, 0.5]),
         contribution_pp: Some(3.0),
+        ..GateInputs::default()
     }
 }
 

@@ -66,10 +66,7 @@ impl Preset {
     pub fn meaning(self) -> &'static str {
         match self {
             Self::Default => "Four small hosts that grow, in about a minute on two cores.",
-            Self::Quick => {
-                "Ten seconds, to see that everything works; \
-                 hosts grow without waiting for a plateau."
-            }
+            Self::Quick => "Ten seconds, to see that everything works.",
             Self::Full => "Long runs for results, with strict gates and a wide policy.",
         }
     }
@@ -91,6 +88,53 @@ pub enum Telemetry {
 }
 
 choice!(Telemetry: "off" => Off, "basic" => Basic, "full" => Full);
+
+/// Schedule of the learning rate over an episode, as a factor of the configured rate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum LrSchedule {
+    /// The factor is 1.
+    #[default]
+    Constant,
+    /// The factor falls from 1 along half a cosine (Loshchilov and Hutter, "SGDR", 2017, without
+    /// restarts).
+    Cosine,
+    /// The factor rises from 1/25 to 1 over 30 % of the steps, or over the warm-up, then falls
+    /// along half a cosine (Smith and Topin, "Super-convergence", 2018).
+    OneCycle,
+}
+
+choice!(LrSchedule: "constant" => Constant, "cosine" => Cosine, "one-cycle" => OneCycle);
+
+impl LrSchedule {
+    /// Share of the steps over which [`LrSchedule::OneCycle`] rises.
+    const RISE: f64 = 0.3;
+
+    /// Factor of [`LrSchedule::OneCycle`] before the first step.
+    const LOWEST: f64 = 1.0 / 25.0;
+
+    /// Factor in step `step` of an episode of `steps` steps, of which the first `warmup` are the
+    /// warm-up. It is above 0 in every step.
+    pub(crate) fn factor(self, step: usize, steps: usize, warmup: usize) -> f64 {
+        let [at, all] = [step, steps].map(|n| n as f64);
+        let (rise, lowest) = match self {
+            Self::OneCycle if warmup == 0 => (Self::RISE * all, Self::LOWEST),
+            Self::OneCycle => (warmup as f64, Self::LOWEST),
+            Self::Constant | Self::Cosine => (warmup as f64, 0.0),
+        };
+        if at < rise {
+            // The rise ends with the first step after it.
+            return lowest + (1.0 - lowest) * (at + 1.0) / (rise + 1.0);
+        }
+        match self {
+            Self::Constant => 1.0,
+            Self::Cosine | Self::OneCycle => {
+                let part = (at - rise) / (all - rise).max(1.0);
+                0.5 * (1.0 + (std::f64::consts::PI * part).cos())
+            }
+        }
+    }
+}
 
 /// Kinds of ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

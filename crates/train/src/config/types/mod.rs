@@ -10,7 +10,7 @@ mod exchange;
 
 pub use self::amount::{ByteSize, ClipNorm, Limit};
 pub use self::augmentations::Augmentations;
-pub use self::choice::{CommKind, HotScopePolicy, Preset, Switch, Telemetry};
+pub use self::choice::{CommKind, HotScopePolicy, LrSchedule, Preset, Switch, Telemetry};
 pub use self::controller::ControllerKind;
 pub use self::exchange::ExchangeKind;
 pub use super::text::BadValue;
@@ -33,6 +33,36 @@ mod tests {
         }
         for (name, level) in Telemetry::NAMES {
             assert_eq!(level.to_string(), name);
+        }
+        for (name, schedule) in LrSchedule::NAMES {
+            assert_eq!(schedule.to_string(), name);
+        }
+    }
+
+    #[test]
+    fn learning_rates_follow_their_schedules() {
+        let factors = |schedule: LrSchedule, steps: usize, warmup: usize| -> Vec<f64> {
+            (0..steps).map(|step| schedule.factor(step, steps, warmup)).collect()
+        };
+        let near = |got: Vec<f64>, expected: &[f64]| {
+            let fits = got.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-3);
+            assert!(got.len() == expected.len() && fits, "{got:?} {expected:?}");
+        };
+        use LrSchedule::{Constant, Cosine, OneCycle};
+        assert_eq!(factors(Constant, 3, 0), [1.0; 3], "exactly");
+        near(factors(Constant, 4, 2), &[1.0 / 3.0, 2.0 / 3.0, 1.0, 1.0]);
+        near(factors(Cosine, 4, 0), &[1.0, 0.8536, 0.5, 0.1464]);
+        near(factors(Cosine, 5, 1), &[0.5, 1.0, 0.8536, 0.5, 0.1464]);
+        near(
+            factors(OneCycle, 10, 0),
+            &[0.28, 0.52, 0.76, 1.0, 0.9505, 0.8117, 0.6113, 0.3887, 0.1883, 0.0495],
+        );
+        near(factors(OneCycle, 4, 1), &[0.52, 1.0, 0.75, 0.25]);
+        for schedule in [Constant, Cosine, OneCycle] {
+            for (steps, warmup) in [(1, 0), (1, 5), (2, 1), (3, 3), (60, 0), (60, 7)] {
+                let all = factors(schedule, steps, warmup);
+                assert!(all.iter().all(|f| *f > 0.0 && *f <= 1.0), "{schedule} {all:?}");
+            }
         }
     }
 

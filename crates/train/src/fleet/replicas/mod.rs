@@ -48,7 +48,7 @@ use meristem_nn::{HostData, HostTensor, Metrics, Network, StateDict};
 use self::metrics::merge;
 pub(crate) use self::trainer::Epoch;
 use self::trainer::{LazyExchange, Trainer};
-use crate::config::TrainConfig;
+use crate::config::{STATISTICS_BATCHES, TrainConfig};
 use crate::error::{Error, Result};
 use crate::fleet::machine::Machine;
 use crate::fleet::serving::batch_sizes;
@@ -86,6 +86,11 @@ impl Replicas {
             ranks: comm.size(),
             comm: Some(comm),
             kind: config.exchange,
+            // Where a part of the gradient is sent late, the averages of training do not do.
+            statistics_batches: match config.statistics_batches {
+                0 if !config.exchange.sends_all() => STATISTICS_BATCHES,
+                batches => batches,
+            },
             exchange: LazyExchange::Saved(ExchangeState::default()),
             metrics: None,
         };

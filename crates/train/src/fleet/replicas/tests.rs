@@ -155,12 +155,11 @@ impl Fixture {
             while let Some(batches) = gather.next().unwrap() {
                 slow_batch(&mut networks, &batches, share.map(|share| (share, &mut kept[..])));
             }
-            if share.is_some() {
-                gather.start_epoch(epoch).unwrap();
-                while let Some(batches) = gather.next().unwrap() {
-                    for (network, batch) in networks.iter_mut().zip(batches) {
-                        network.observe(&batch.inputs).unwrap();
-                    }
+            // An epoch has fewer batches than statistics are recomputed with.
+            gather.start_epoch(epoch).unwrap();
+            while let Some(batches) = gather.next().unwrap() {
+                for (network, batch) in networks.iter_mut().zip(batches) {
+                    network.observe(&batch.inputs).unwrap();
                 }
             }
             let statistics =

@@ -11,9 +11,10 @@
 //! weight decay stay in the optimiser, after the exchange (as in Vogels et al., "PowerSGD", NeurIPS
 //! 2019), and need no correction there.
 //!
-//! **Running statistics** are recomputed at the end of the epoch with fixed weights, by forward
-//! passes over its first batches (Ioffe and Szegedy, "Batch Normalization", 2015, algorithm 2; Wu
-//! and Johnson, "Rethinking 'Batch' in BatchNorm", 2021). The full gradient of a layer before batch
+//! **Running statistics** are always recomputed at the end of the epoch with fixed weights, by
+//! forward passes over its first batches (Ioffe and Szegedy, "Batch Normalization", 2015, algorithm
+//! 2; Wu and Johnson, "Rethinking 'Batch' in BatchNorm", 2021); with a whole gradient a setting may
+//! leave that out. The full gradient of a layer before batch
 //! norm has no component along shifts and scales that batch norm removes, but a few of its elements
 //! do. So weights drift in directions that are invisible to training, which normalises by each
 //! batch, and statistics that lag ten batches behind fit them badly.
@@ -28,9 +29,6 @@ use meristem_nn::Network;
 use crate::error::{Error, Result};
 use crate::settings::ExchangeKind;
 
-/// Batches for recomputing running statistics: .9^44 = 1 % of the old statistics remains.
-const STATISTICS_BATCHES: usize = 44;
-
 /// Training of one rank; the caller has the network.
 pub(super) struct Trainer {
     pub(super) rank: usize,
@@ -38,6 +36,8 @@ pub(super) struct Trainer {
     /// `None` once this rank has failed.
     pub(super) comm: Option<Communicator>,
     pub(super) kind: ExchangeKind,
+    /// Batches of an epoch with which running statistics are recomputed at its end.
+    pub(super) statistics_batches: usize,
     pub(super) exchange: LazyExchange,
     /// Metrics of all ranks at the end of an epoch.
     pub(super) metrics: Option<Tensor>,
@@ -169,9 +169,9 @@ impl Trainer {
         gather: &mut GatherBatches,
         network: &mut Network,
     ) -> Result<()> {
-        if !self.kind.sends_all() && network.statistics().next().is_some() {
+        if self.statistics_batches > 0 && network.statistics().next().is_some() {
             gather.start_epoch(epoch)?;
-            for _ in 0..STATISTICS_BATCHES {
+            for _ in 0..self.statistics_batches {
                 let Some(part) = gather.next()? else { break };
                 part.first().map_or(Ok(()), |part| network.observe(&part.inputs))?;
             }
