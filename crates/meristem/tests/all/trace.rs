@@ -41,7 +41,8 @@ fn a_trace_shows_the_run_and_changes_nothing() {
         let host = &read.lanes["main"];
         assert_eq!(below(host, "run"), ["round 0", "report and save"]);
         assert_eq!(below(host, "round 0"), ["step 0", "step 1", "step 2", "policy update"]);
-        assert_eq!(below(host, "step 1"), ["train_epoch", "evaluate", "read", "decide"]);
+        let step = ["train_epoch", "recompute statistics", "evaluate", "read", "decide"];
+        assert_eq!(below(host, "step 1"), step);
         assert_eq!(below(host, "train_epoch"), Vec::<&str>::new());
         assert!(read.lanes.contains_key("env 0") && read.lanes.contains_key("env 1"));
         let steps = read.of("launch").into_iter().filter(|s| s.name == "train_step");
