@@ -243,6 +243,8 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     results = read_results(args.out)
     for place, run in enumerate([] if args.table else chosen, 1):
+        if run.program not in programs:
+            raise SystemExit(f"{run.label()} needs --program {run.program}=PATH, or --only others")
         program = programs[run.program]
         done = results.get(run.name())
         if done and done["command"][1:] != run.words():
