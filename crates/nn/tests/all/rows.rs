@@ -105,6 +105,65 @@ fn one_pass_is_a_pass_for_each_row_bit_for_bit() {
     assert_eq!((some[2].2, some[3].2, some[8].2, some[9].2), (0, 16, 16, 0));
 }
 
+/// Differences of loss from the first row, against the losses of single images: a pass over batches
+/// of one image leaves each in a metric of its own. Losses are f32 where they are compared: an error
+/// of 2⁻²⁴ of about 3, and as much from sums in another order, is below 1e-6.
+#[test]
+fn differences_of_loss_are_paired_by_image() {
+    let stream = host::stream(1);
+    let mut network = network(&stream, &graph(BASELINE));
+    let mut rows = subsets([1.0, 0.25, 0.7]);
+    rows.reverse();
+    network.set_alphas(&rows).unwrap();
+    const IMAGES: usize = 12;
+    let mut random = Random(4);
+    let x = random.normals(IMAGES * DIMS.numel());
+    let y: Vec<u32> = (0..IMAGES).map(|_| random.below(10) as u32).collect();
+    let part = |from: usize, to: usize| {
+        let numel = DIMS.numel();
+        let images = host::images(&stream, &x[from * numel..to * numel], DIMS);
+        (images, host::labels(&stream, &y[from..to]))
+    };
+    // Row 0 is not the first of the tree's leaves, and not the only row that is compared with it.
+    for first in [0, 3] {
+        let mut losses = vec![vec![]; rows.len()];
+        for image in 0..IMAGES {
+            let (x, y) = part(image, image + 1);
+            (first..rows.len()).for_each(|row| network.eval_step(&x, &y, row).unwrap());
+            let metrics = Metrics::parse(&network.metrics().to_vec().unwrap());
+            network.reset_metrics().unwrap();
+            losses.iter_mut().zip(&metrics.eval).for_each(|(all, row)| all.push(row.loss_sum));
+        }
+        for (from, to) in [(0, 7), (7, IMAGES)] {
+            let (x, y) = part(from, to);
+            network.eval_rows(&x, &y, first..rows.len()).unwrap();
+        }
+        let metrics = Metrics::parse(&network.metrics().to_vec().unwrap());
+        network.reset_metrics().unwrap();
+        let n = IMAGES as f64;
+        for row in first..rows.len() {
+            let both = losses[row].iter().zip(&losses[first]);
+            let differences: Vec<f64> = both.map(|(own, main)| own - main).collect();
+            let mean = differences.iter().sum::<f64>() / n;
+            let variance: f64 =
+                differences.iter().map(|d| (d - mean).powi(2)).sum::<f64>() / (n - 1.0) / n;
+            let paired = metrics.eval[row].loss_over(&metrics.eval[first]).unwrap();
+            let near = |a: f64, b: f64| (a - b).abs() <= 1e-6 + 1e-4 * b.abs();
+            let context = format!("row {row} from {first}: {paired:?}, {mean} ± {variance:e}²");
+            match row == first {
+                true => assert_eq!((paired.difference, paired.standard_error), (0.0, 0.0)),
+                false => {
+                    assert!(near(paired.difference, mean), "{context}");
+                    assert!(near(paired.standard_error, variance.sqrt()), "{context}");
+                    assert!(variance > 1e-12, "{context}");
+                }
+            }
+        }
+    }
+    let none = meristem_nn::EvalMetrics::default();
+    assert_eq!(none.loss_over(&none), None);
+}
+
 /// A module that is switched off changes nothing, whatever it holds.
 #[test]
 fn a_module_of_nan_at_alpha_zero_is_left_out() {
