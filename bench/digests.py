@@ -107,7 +107,8 @@ LEARN = {"controller": "ppo", "envs": 4, "rounds": 2, "steps": 3}
 # The heuristic germinates only what it can finish, within a budget, in hosts that do not overfit.
 GROW = {"controller": "heuristic", "steps": 9, "min-training-steps": 1, "min-contribution": -100}
 GROW |= {"parameters-per-image": 99, "max-gap": 99}
-SHARE = GROW | {"data-parallel": True, "ranks": 2, "envs": 1}
+TOGETHER = {"data-parallel": True, "ranks": 2, "envs": 1}
+SHARE = GROW | TOGETHER
 
 
 def scripted(name: str, envs: int = 7, **more: Any) -> Run:
@@ -159,7 +160,7 @@ def rows_of_ranks() -> Iterator[Run]:
     yield Run("ppo ranks=3 gtopk:0.05", LEARN | three | {"envs": 3})
     yield Run("data-parallel ranks=3 gtopk:0.05", SHARE | three | {"batch": 51})
     for exchange in ("dense", "topk:0.05"):
-        settings = {**SHARE, "exchange": exchange, "controller": "fixed:script-1.jsonl"}
+        settings = {**TOGETHER, "exchange": exchange, "controller": "fixed:script-1.jsonl"}
         name = f"data-parallel script {exchange}"
         yield scripted(name, 1, settings=settings, quick=exchange == "dense")
     yield Run("data-parallel wide topk:0.01", SHARE | {"host": "wide", "exchange": "topk:0.01"})
@@ -203,7 +204,7 @@ def rows_of_resumes() -> Iterator[Run]:
     for name, base in (("ppo", LEARN), ("data-parallel", SHARE)):
         same = f"{name} ranks=2 topk:0.01"
         settings = base | {"ranks": 2, "exchange": "topk:0.01"}
-        at = (1, 0) if name == "ppo" else (0, 2)
+        at = (1, 0) if name == "ppo" else (0, 6)
         yield Run(f"{same} resumed", settings, resume_at=at, same_as=same, quick=name != "ppo")
 
 
