@@ -106,8 +106,8 @@ fn one_pass_is_a_pass_for_each_row_bit_for_bit() {
 }
 
 /// Differences of loss from the first row, against the losses of single images: a pass over batches
-/// of one image leaves each in a metric of its own. Losses are f32 where they are compared: an error
-/// of 2⁻²⁴ of about 3, and as much from sums in another order, is below 1e-6.
+/// of one image leaves each in a metric of its own. Losses are f32 where they are compared: an
+/// error of 2⁻²⁴ of about 3, and as much from sums in another order, is below 1e-6.
 #[test]
 fn differences_of_loss_are_paired_by_image() {
     let stream = host::stream(1);
