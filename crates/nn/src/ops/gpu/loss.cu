@@ -8,6 +8,7 @@ struct Batch {
     u32 classes;
     u32 lanes;  // threads for a sample
     u32 rows;   // samples of a block, a multiple of those it has at a time
+    u32 is_first;  // whether the first configuration is among those evaluated
 };
 
 struct Best {
@@ -40,16 +41,32 @@ __device__ Best argmax(Span<const float> logits, i64 row, bool any, Batch of, u3
 struct Sums {
     double loss;
     double correct;
+    double squares;  // of differences from the losses of the first configuration
 };
 
-// Loss and hits of a block's samples, in every thread; and the gradient of the batch's mean, if it
-// is wanted. A target that is out of range makes the loss NaN: it is no address.
+// Losses of the samples of an evaluation, in the first configuration and in this one.
+struct Losses {
+    Span<float> first, own;
+    bool is_first;
+
+    // Keeps the loss of a sample; returns the square of its difference from the first's.
+    __device__ double keep(i64 sample, float loss) const {
+        if (own.len == 0) return 0.0;
+        own[sample] = loss;
+        if (is_first) first[sample] = loss;
+        double difference = (double)first[sample] - (double)loss;
+        return difference * difference;
+    }
+};
+
+// Sums over a block's samples, in every thread; and the gradient of the batch's mean, if it is
+// wanted. A target that is out of range makes the loss NaN: it is no address.
 __device__ Sums of_block(Span<const float> logits, Span<const u32> targets, Span<float> gradient,
-                         Batch of, double* part) {
+                         Losses losses, Batch of, double* part) {
     u32 lane = threadIdx.x % of.lanes, group = threadIdx.x / of.lanes;
     u32 groups = blockDim.x / of.lanes;
     float mean = 1.0f / (float)of.samples;
-    Sums sums = {0.0, 0.0};
+    Sums sums = {0.0, 0.0, 0.0};
     // Every thread goes round as often: a warp's samples are summed by all of its lanes.
     for (u32 at = group; at < of.rows; at += groups) {
         i64 sample = (i64)blockIdx.x * of.rows + at, row = sample * of.classes;
@@ -65,7 +82,9 @@ __device__ Sums of_block(Span<const float> logits, Span<const u32> targets, Span
         }
         if (any && lane == 0) {
             float own = target < of.classes ? logits[row + target] : __int_as_float(0x7fc00000);
-            sums.loss += log_(sum) - ((double)own - (double)best.value);
+            double loss = log_(sum) - ((double)own - (double)best.value);
+            sums.loss += loss;
+            sums.squares += losses.keep(sample, (float)loss);
             sums.correct += best.index == target ? 1.0 : 0.0;
         }
         if (!any || gradient.len == 0) continue;
@@ -77,6 +96,7 @@ __device__ Sums of_block(Span<const float> logits, Span<const u32> targets, Span
     }
     sums.loss = block_sum(sums.loss, part);
     sums.correct = block_sum(sums.correct, part);
+    sums.squares = block_sum(sums.squares, part);
     return sums;
 }
 
@@ -96,31 +116,36 @@ extern "C" __global__ void __launch_bounds__(512)
           Span<double> counts, Span<double> log, Batch of) {
     locate(logits, targets, gradient, counts, log);
     __shared__ double part[512];
-    Sums sums = of_block(logits, targets, gradient, of, part);
+    Losses none = {{nullptr, 0}, {nullptr, 0}, false};
+    Sums sums = of_block(logits, targets, gradient, none, of, part);
     if (threadIdx.x == 0) add_train(sums, of.samples, counts, log);
 }
 
 // One of several blocks of a batch: its sums, for the kernels below.
 extern "C" __global__ void __launch_bounds__(512)
     partial(Span<const float> logits, Span<const u32> targets, Span<float> gradient,
-            Span<double> partials, Batch of) {
-    locate(logits, targets, gradient, partials);
+            Span<float> first, Span<float> own, Span<double> partials, Batch of) {
+    locate(logits, targets, gradient, first, own, partials);
     __shared__ double part[512];
-    Sums sums = of_block(logits, targets, gradient, of, part);
+    Losses losses = {first, own, of.is_first != 0};
+    Sums sums = of_block(logits, targets, gradient, losses, of, part);
     if (threadIdx.x != 0) return;
-    partials[2 * (i64)blockIdx.x] = sums.loss;
-    partials[2 * (i64)blockIdx.x + 1] = sums.correct;
+    partials[3 * (i64)blockIdx.x] = sums.loss;
+    partials[3 * (i64)blockIdx.x + 1] = sums.correct;
+    partials[3 * (i64)blockIdx.x + 2] = sums.squares;
 }
 
 // The sums of all blocks, by one block.
 __device__ Sums of_all(Span<const double> partials, double* part) {
-    Sums sums = {0.0, 0.0};
-    for (i64 i = threadIdx.x; i < partials.len / 2; i += blockDim.x) {
-        sums.loss += partials[2 * i];
-        sums.correct += partials[2 * i + 1];
+    Sums sums = {0.0, 0.0, 0.0};
+    for (i64 i = threadIdx.x; i < partials.len / 3; i += blockDim.x) {
+        sums.loss += partials[3 * i];
+        sums.correct += partials[3 * i + 1];
+        sums.squares += partials[3 * i + 2];
     }
     sums.loss = block_sum(sums.loss, part);
     sums.correct = block_sum(sums.correct, part);
+    sums.squares = block_sum(sums.squares, part);
     return sums;
 }
 
@@ -145,10 +170,11 @@ struct Rows {
 
 __device__ __forceinline__ void add_scores(Sums sums, const Rows& to, Span<double> scores) {
     if (threadIdx.x >= to.count) return;
-    i64 at = 3 * (i64)to.rows[threadIdx.x];
+    i64 at = 4 * (i64)to.rows[threadIdx.x];
     scores[at] += sums.loss;
     scores[at + 1] += sums.correct;
     scores[at + 2] += (double)to.samples;
+    scores[at + 3] += sums.squares;
 }
 
 struct Evaluation {
@@ -159,11 +185,12 @@ struct Evaluation {
 // A batch of one block.
 extern "C" __global__ void __launch_bounds__(512)
     evaluate(Span<const float> logits, Span<const u32> targets, Span<double> scores,
-             Evaluation batch) {
-    locate(logits, targets, scores);
+             Span<float> first, Span<float> own, Evaluation batch) {
+    locate(logits, targets, scores, first, own);
     __shared__ double part[512];
     Span<float> none = {nullptr, 0};
-    Sums sums = of_block(logits, targets, none, batch.of, part);
+    Losses losses = {first, own, batch.of.is_first != 0};
+    Sums sums = of_block(logits, targets, none, losses, batch.of, part);
     add_scores(sums, batch.to, scores);
 }
 

@@ -1,7 +1,7 @@
 //! Calls for [`ops::loss`](crate::ops::loss).
 //!
 //! A batch that fits one block is one call. A larger one is two: each block leaves its sums in
-//! scratch, `[blocks][loss, hits]` in f64, and one block adds them up.
+//! scratch, `[blocks][loss, hits, squares]` in f64, and one block adds them up.
 
 use bytemuck::{Pod, Zeroable};
 use meristem_device::{Call, Kernel, Operand, Source};
@@ -17,9 +17,11 @@ const SUMS: Operand = Operand::read::<f64>();
 const METRICS: Operand = Operand::write::<f64>();
 
 static TRAIN: Kernel = kernel::<Batch>(&SOURCE, "train", &[READ, LABELS, WRITE, METRICS, METRICS]);
-static PARTIAL: Kernel = kernel::<Batch>(&SOURCE, "partial", &[READ, LABELS, WRITE, METRICS]);
+static PARTIAL: Kernel =
+    kernel::<Batch>(&SOURCE, "partial", &[READ, LABELS, WRITE, WRITE, WRITE, METRICS]);
 static TRAIN_SUM: Kernel = kernel::<u32>(&SOURCE, "train_sum", &[SUMS, METRICS, METRICS]);
-static EVALUATE: Kernel = kernel::<Evaluation>(&SOURCE, "evaluate", &[READ, LABELS, METRICS]);
+static EVALUATE: Kernel =
+    kernel::<Evaluation>(&SOURCE, "evaluate", &[READ, LABELS, METRICS, WRITE, WRITE]);
 static EVALUATE_SUM: Kernel = kernel::<Rows>(&SOURCE, "evaluate_sum", &[SUMS, METRICS]);
 
 /// Threads of a block that has samples, and of one that adds sums.
@@ -39,6 +41,7 @@ struct Batch {
     classes: u32,
     lanes: u32,
     rows: u32,
+    is_first: u32,
 }
 
 #[repr(C)]
@@ -64,7 +67,7 @@ fn batch(of: Logits) -> (Batch, u32) {
     let rows = at_once * of.batch.div_ceil(at_once).clamp(1, ROUNDS);
     let blocks = of.batch.div_ceil(rows).max(1) as u32;
     let [samples, classes, lanes, rows] = [of.batch, of.classes, lanes, rows].map(|n| n as u32);
-    (Batch { samples, classes, lanes, rows }, blocks)
+    (Batch { samples, classes, lanes, rows, is_first: 0 }, blocks)
 }
 
 /// Rows of the scores, in as many calls as it takes.
@@ -86,14 +89,16 @@ fn is_one_call(op: &Op) -> bool {
 
 pub(super) fn scratch(op: &Op) -> usize {
     let (Op::Train { logits, .. } | Op::Evaluate { logits, .. }) = op;
-    if is_one_call(op) { 0 } else { 4 * batch(*logits).1 as usize }
+    if is_one_call(op) { 0 } else { 6 * batch(*logits).1 as usize }
 }
 
-/// The sums of all blocks, to scratch.
-fn partial(logits: Logits, gradient: At, sums: At) -> Emitted {
-    let (values, blocks) = batch(logits);
+/// The sums of all blocks, to scratch: `gradient`, the losses of the first configuration and of
+/// this one, each empty where it is not wanted, and the scratch.
+fn partial(logits: Logits, [gradient, first, own, sums]: [At; 4], is_first: bool) -> Emitted {
+    let (of, blocks) = batch(logits);
     let call = Call::new(&PARTIAL, blocks, THREADS as u32);
-    emitted(call, &[read(0), read(1), gradient, sums], values)
+    let values = Batch { is_first: is_first.into(), ..of };
+    emitted(call, &[read(0), read(1), gradient, first, own, sums], values)
 }
 
 pub(super) fn emit(op: &Op) -> Emission {
@@ -104,30 +109,33 @@ pub(super) fn emit(op: &Op) -> Emission {
             smallvec![emitted(Call::new(&TRAIN, 1, threads), &operands, batch(*logits).0)]
         }
         Op::Train { logits, .. } => {
-            let sums = write(3).part(0, 2 * batch(*logits).1 as usize);
+            let sums = write(3).part(0, 3 * batch(*logits).1 as usize);
+            let none = write(0).part(0, 0);
             let call = Call::new(&TRAIN_SUM, 1, SUM_THREADS);
             let samples = logits.batch as u32;
             smallvec![
-                partial(*logits, write(0), sums),
+                partial(*logits, [write(0), none, none, sums], false),
                 emitted(call, &[sums, write(1), write(2)], samples),
             ]
         }
         Op::Evaluate { logits, rows: all } if one => {
             let call = Call::new(&EVALUATE, 1, threads);
-            let of = batch(*logits).0;
-            let each = rows(logits.batch, all).map(|to| {
-                emitted(call.clone(), &[read(0), read(1), write(0)], Evaluation { of, to })
-            });
+            let of = Batch { is_first: all.contains(&0).into(), ..batch(*logits).0 };
+            let operands = [read(0), read(1), write(0), write(1), write(2)];
+            let each = rows(logits.batch, all)
+                .map(|to| emitted(call.clone(), &operands, Evaluation { of, to }));
             each.collect()
         }
         Op::Evaluate { logits, rows: all } => {
-            let sums = write(1).part(0, 2 * batch(*logits).1 as usize);
+            let sums = write(3).part(0, 3 * batch(*logits).1 as usize);
             let each = rows(logits.batch, all).map(|to| {
                 let call = Call::new(&EVALUATE_SUM, 1, SUM_THREADS);
                 emitted(call, &[sums, write(0)], to)
             });
             // No gradient is wanted.
-            std::iter::once(partial(*logits, read(0).part(0, 0), sums)).chain(each).collect()
+            let operands = [write(0).part(0, 0), write(1), write(2), sums];
+            let partial = partial(*logits, operands, all.contains(&0));
+            std::iter::once(partial).chain(each).collect()
         }
     }
 }
