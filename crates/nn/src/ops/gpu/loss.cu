@@ -49,11 +49,15 @@ struct Losses {
     Span<float> first, own;
     bool is_first;
 
-    // Keeps the loss of a sample; returns the square of its difference from the first's.
+    // Keeps the loss of a sample; returns the square of its difference from the first's, which is 0
+    // for the first itself, also where its loss is not finite.
     __device__ double keep(i64 sample, float loss) const {
         if (own.len == 0) return 0.0;
         own[sample] = loss;
-        if (is_first) first[sample] = loss;
+        if (is_first) {
+            first[sample] = loss;
+            return 0.0;
+        }
         double difference = (double)first[sample] - (double)loss;
         return difference * difference;
     }

@@ -26,10 +26,15 @@ pub(super) fn loss_cases() -> Vec<Case> {
             n => n as f32 / 4.0,
         });
         let values = Data::F32(values.collect());
-        let rows = (0..batch % 80).rev().collect();
         let targets = Data::U32(vec![(classes / 2) as u32; batch]);
-        let evaluate = case(loss::Op::Evaluate { logits, rows }, 4 * FUNCTION, 1.0);
-        cases.push(evaluate.reading(0, values).reading(1, targets));
+        let rows = (0..batch % 80).rev().collect();
+        let with_first = case(loss::Op::Evaluate { logits, rows }, 4 * FUNCTION, 1.0);
+        // Squares of differences of two losses, with the errors of both.
+        let rows = (1..(batch % 80).max(2)).collect();
+        let others = case(loss::Op::Evaluate { logits, rows }, 16 * FUNCTION, 16.0);
+        for evaluate in [with_first, others] {
+            cases.push(evaluate.reading(0, values.clone()).reading(1, targets.clone()));
+        }
     }
     cases
 }
