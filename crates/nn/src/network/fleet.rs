@@ -3,7 +3,7 @@
 use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
-use meristem_device::Launches;
+use meristem_device::{Launches, Tensor};
 
 use super::{LabelledBatch, Network, Pass, Snapshot};
 use crate::error::{Error, Result};
