@@ -24,6 +24,8 @@ options:
 
 environment:
   MERISTEM_STANDIN_MEMORY     bytes of memory of each device (8 GiB)
+  MERISTEM_STANDIN_SHARED     most bytes of dynamic shared memory of a block (232448; 101376 is the
+                              most on compute capability 8.6, 8.9 and 12.0)
   MERISTEM_STANDIN_COMPILER   the C++ compiler (g++)
   MERISTEM_STANDIN_FLAGS      more flags for it
 

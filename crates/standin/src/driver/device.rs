@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_uint};
 use cudarc::driver::sys::{CUdevice, CUdevice_attribute, CUresult, CUuuid};
 
 use super::call::{Answer, INVALID, driver, initialise, machine, write};
-use crate::kernel::{DYNAMIC_MAX, THREADS_MAX, WARP};
+use crate::kernel::{THREADS_MAX, WARP};
 use crate::order::Machine;
 
 /// The version of CUDA whose functions these are.
@@ -19,7 +19,7 @@ pub(super) fn place(machine: &Machine, device: CUdevice) -> Answer<usize> {
     place.ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)
 }
 
-fn attribute(of: CUdevice_attribute, device: usize) -> Option<c_int> {
+fn attribute(machine: &Machine, of: CUdevice_attribute, device: usize) -> Option<c_int> {
     use CUdevice_attribute as A;
     Some(match of {
         A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => 9,
@@ -33,7 +33,7 @@ fn attribute(of: CUdevice_attribute, device: usize) -> Option<c_int> {
         A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X => c_int::MAX,
         A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y | A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z => 65535,
         A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK => 48 << 10,
-        A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN => DYNAMIC_MAX as c_int,
+        A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN => machine.shared_max as c_int,
         A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR => 228 << 10,
         A::CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK => 1 << 10,
         A::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK
@@ -116,7 +116,7 @@ driver! {
     fn cuDeviceGetAttribute(pi: *mut c_int, attrib: CUdevice_attribute, dev: CUdevice) {
         machine(|machine| {
             let device = place(machine, dev)?;
-            let value = attribute(attrib, device).ok_or_else(|| {
+            let value = attribute(machine, attrib, device).ok_or_else(|| {
                 eprintln!("meristem-standin: {attrib:?} is not modelled");
                 INVALID
             })?;

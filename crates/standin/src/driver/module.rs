@@ -8,7 +8,7 @@ use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUmodule, CUresult, 
 use super::call::{Answer, INVALID, driver, in_context, write};
 use super::copy::check;
 use super::stream::stream;
-use crate::kernel::{DYNAMIC_MAX, Grid, Module, THREADS_MAX};
+use crate::kernel::{Grid, Module, THREADS_MAX};
 use crate::order::{Function, Machine, Work};
 
 /// Dynamic shared memory that a kernel may have without asking for more.
@@ -135,10 +135,11 @@ driver! {
     fn cuFuncSetAttribute(hfunc: CUfunction, attrib: CUfunction_attribute, value: c_int) {
         use CUfunction_attribute as A;
         in_context(|machine, _| {
+            let most = machine.shared_max;
             let function = machine.functions.get_mut(hfunc as u64)?;
             match attrib {
                 A::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES => {
-                    let bytes = usize::try_from(value).ok().filter(|bytes| *bytes <= DYNAMIC_MAX);
+                    let bytes = usize::try_from(value).ok().filter(|bytes| *bytes <= most);
                     function.dynamic_max = bytes.ok_or(INVALID)?;
                     Ok(())
                 }

@@ -8,4 +8,4 @@ mod settings;
 pub(crate) use fault::Fault;
 pub(crate) use handles::Table;
 pub(crate) use random::Random;
-pub(crate) use settings::Settings;
+pub(crate) use settings::{SHARED_MAX, Settings};

@@ -2,6 +2,9 @@
 
 use std::env;
 
+/// Most dynamic shared memory of compute capability 9.0, in bytes: what kernels have room for.
+pub(crate) const SHARED_MAX: usize = 232_448;
+
 /// Settings, read once by `cuInit`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Settings {
@@ -11,6 +14,8 @@ pub(crate) struct Settings {
     pub(crate) devices: usize,
     /// Memory of each device in bytes.
     pub(crate) memory: usize,
+    /// Most bytes of dynamic shared memory that a kernel may be permitted.
+    pub(crate) shared: usize,
 }
 
 impl Settings {
@@ -20,8 +25,17 @@ impl Settings {
             seed: number("MERISTEM_STANDIN_SEED", 0)?,
             devices: number("MERISTEM_STANDIN_DEVICES", 1)? as usize,
             memory: number("MERISTEM_STANDIN_MEMORY", 8 << 30)? as usize,
+            shared: shared(number("MERISTEM_STANDIN_SHARED", SHARED_MAX as u64)?)?,
         })
     }
+}
+
+/// Some limit above what every device permits without being asked, and up to what there is room for.
+fn shared(bytes: u64) -> Result<usize, String> {
+    let known = usize::try_from(bytes).ok().filter(|n| (48 << 10..=SHARED_MAX).contains(n));
+    known.ok_or_else(|| {
+        format!("MERISTEM_STANDIN_SHARED={bytes} is not between {} and {SHARED_MAX}", 48 << 10)
+    })
 }
 
 fn number(name: &str, default: u64) -> Result<u64, String> {

@@ -19,6 +19,3 @@ pub(crate) const WARP: usize = 32;
 
 /// Most threads of a block.
 pub(crate) const THREADS_MAX: usize = 1024;
-
-/// Most bytes of dynamic shared memory, as on compute capability 9.0.
-pub(crate) const DYNAMIC_MAX: usize = 232_448;

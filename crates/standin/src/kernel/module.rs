@@ -7,13 +7,14 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::slice;
 
 use super::compile;
+use crate::ground::SHARED_MAX;
 use crate::memory::Asan;
 
 /// Bytes behind dynamic shared memory that are checked.
 pub(super) const GUARD_BYTES: usize = 256;
 
 /// Bytes that a module has for dynamic shared memory; `meristem_dynamic_bytes` of the shim.
-pub(super) const DYNAMIC_ROOM: usize = super::DYNAMIC_MAX + GUARD_BYTES;
+pub(super) const DYNAMIC_ROOM: usize = SHARED_MAX + GUARD_BYTES;
 
 /// Functions that kernels call; `meristem_host` of the shim.
 #[repr(C)]

@@ -48,6 +48,8 @@ pub(crate) struct Function {
 pub(crate) struct Machine {
     pub(crate) devices: Vec<Device>,
     pub(crate) memory: Memory,
+    /// Most bytes of dynamic shared memory that a kernel may be permitted.
+    pub(crate) shared_max: usize,
     pub(crate) streams: Table<Stream>,
     pub(crate) events: Table<Event>,
     /// Modules with the numbers of their devices.
@@ -84,6 +86,7 @@ impl Machine {
         Self {
             devices,
             memory: Memory::new(settings.devices, settings.memory),
+            shared_max: settings.shared,
             streams,
             events: Table::new(),
             modules: Table::new(),

@@ -50,6 +50,9 @@ fn conv_shapes() -> Vec<ConvShape> {
         square(3, 16, shape(1, 3, 8, 16)),
         square(5, 8, shape(1, 3, 17, 40)),
         square(2, 4, shape(1, 3, 70, 100)),
+        // More small images than fit in the shared memory of a block.
+        square(70, 4, shape(1, 3, 8, 8)),
+        square(130, 2, shape(1, 3, 9, 3)),
         square(1, 1, shape(1, 3, 1, 1)),
         square(1, 33, shape(1, 3, 4, 5)),
         // Parts of two tiles each, the last of one.

@@ -52,6 +52,11 @@ const CHUNK: usize = 8;
 /// Most columns of a tile.
 const WIDTH: usize = 32;
 
+/// Bytes of shared memory that a block of any GPU has without asking for more, and those that
+/// window.cu declares besides what a call asks for.
+const SHARED: usize = 48 << 10;
+const DECLARED: usize = 4 << 10;
+
 /// Whether these kernels do it.
 pub(super) fn fits(shape: &ConvShape) -> bool {
     let [ph, pw] = shape.padding;
@@ -88,6 +93,24 @@ impl Tiles {
         let whole = across == 1 && down == 1;
         let images = if whole { (pixels / (w * h)).clamp(1, of.batch.max(1)) } else { 1 };
         Tiles { images, h, w, across, down: of.h.div_ceil(h) }
+    }
+
+    /// The largest tiles of at most so many pixels that fit. (Tiles of the smallest images have halos
+    /// of several times their pixels.)
+    fn fitting(
+        of: &ImageShape,
+        pixels: usize,
+        rows: usize,
+        fits: impl Fn(&Tiles) -> bool,
+    ) -> Tiles {
+        let (mut pixels, least) = (pixels, WIDTH * rows);
+        loop {
+            let tiles = Tiles::new(of, pixels, rows);
+            if pixels <= least || fits(&tiles) {
+                return tiles;
+            }
+            pixels = (pixels / 2).max(least);
+        }
     }
 
     /// Rows of a tile.
@@ -135,7 +158,9 @@ impl Pass {
     /// A thread has 2 rows of 4 pixels and a group of channels.
     fn new([read, written]: [ImageShape; 2], padding: [usize; 2], step: usize) -> Pass {
         let [_, groups] = columns(written.c);
-        let tiles = Tiles::new(&written, THREADS / groups * 8, 2);
+        let fits =
+            |tiles: &Tiles| PassShared::new(tiles, read.c, groups).bytes() + DECLARED <= SHARED;
+        let tiles = Tiles::fitting(&written, THREADS / groups * 8, 2, fits);
         Pass { read, written, padding, tiles, step }
     }
 
@@ -158,25 +183,47 @@ impl Pass {
         }
     }
 
-    /// The call over all tiles. Its results take the place of the images in shared memory.
+    /// The call over all tiles.
     fn call(&self, kernel: &'static Kernel, accumulate: bool) -> (Call, Window) {
         let [column_tiles, groups] = columns(self.written.c);
-        let (tiles, cols, chunk) = (self.tiles, groups * GROUP, self.read.c.min(CHUNK));
-        let pitch = tiles.w + 4;
-        let (plane, stage) = (tiles.plane(pitch), tiles.pixels().next_multiple_of(32) + 4);
-        let weights = chunk * plane;
-        let floats = (weights + chunk * (9 * cols + 4)).max(cols * stage);
+        let shared = PassShared::new(&self.tiles, self.read.c, groups);
         let values = Window {
             accumulate: accumulate.into(),
-            pitch: pitch as u32,
-            plane: plane as u32,
-            stage: stage as u32,
-            weights: weights as u32,
+            pitch: shared.pitch as u32,
+            plane: shared.plane as u32,
+            stage: shared.stage as u32,
+            weights: shared.weights as u32,
             ..self.values()
         };
-        let blocks = tiles.count(self.written.batch) * column_tiles;
-        let threads = (tiles.pixels() / 8 * groups).next_multiple_of(32);
-        (Call::new(kernel, blocks as u32, threads as u32).shared(4 * floats as u32), values)
+        let blocks = self.tiles.count(self.written.batch) * column_tiles;
+        let threads = (self.tiles.pixels() / 8 * groups).next_multiple_of(32);
+        let call = Call::new(kernel, blocks as u32, threads as u32);
+        (call.shared(shared.bytes() as u32), values)
+    }
+}
+
+/// Shared memory of a pass, in floats: planes of images, then weights. Results take their place.
+struct PassShared {
+    pitch: usize,
+    plane: usize,
+    /// From channel to channel of the results.
+    stage: usize,
+    weights: usize,
+    all: usize,
+}
+
+impl PassShared {
+    /// For so many channels that are read and groups that are written.
+    fn new(tiles: &Tiles, channels: usize, groups: usize) -> PassShared {
+        let (cols, chunk, pitch) = (groups * GROUP, channels.min(CHUNK), tiles.w + 4);
+        let (plane, stage) = (tiles.plane(pitch), tiles.pixels().next_multiple_of(32) + 4);
+        let weights = chunk * plane;
+        let all = (weights + chunk * (9 * cols + 4)).max(cols * stage);
+        PassShared { pitch, plane, stage, weights, all }
+    }
+
+    fn bytes(&self) -> usize {
+        self.all * size_of::<f32>()
     }
 }
 
@@ -213,13 +260,51 @@ struct Cut {
 
 /// Tiles so small that several blocks fit on a multiprocessor.
 fn cut(shape: &ConvShape) -> Cut {
-    let [_, groups] = columns(shape.out_c);
+    let [column_tiles, groups] = columns(shape.out_c);
     let floats = if shape.in_c <= 4 { 8192 } else { 4096 };
-    let tiles = Tiles::new(&shape.output(), floats / (groups * GROUP), 1);
+    let fits = |tiles: &Tiles| WeightShared::new(tiles, shape.in_c, groups).bytes() <= SHARED;
+    let tiles = Tiles::fitting(&shape.output(), floats / (groups * GROUP), 1, fits);
     let count = tiles.count(shape.batch);
-    let blocks = columns(shape.out_c)[0] * shape.in_c.div_ceil(CHUNK);
+    let blocks = column_tiles * shape.in_c.div_ceil(CHUNK);
     let part_tiles = count.div_ceil(most_parts(shape, blocks, 128)).max(1);
     Cut { tiles, parts: count.div_ceil(part_tiles), part_tiles }
+}
+
+/// Shared memory of the weight gradient, in floats: planes of images, then rows of the gradient; both
+/// make room for the sums of all threads in the end. Behind them are sums of the bias, in doubles.
+struct WeightShared {
+    pitch: usize,
+    plane: usize,
+    /// From row to row of the gradient.
+    stage: usize,
+    /// Planes, the first float of the gradient.
+    weights: usize,
+    /// Threads that share a tile's rows, and all threads.
+    subsets: usize,
+    threads: usize,
+    /// First double of the bias's sums, and their number.
+    slots: usize,
+    sums: usize,
+}
+
+impl WeightShared {
+    /// For so many channels that are read and groups that are written.
+    fn new(tiles: &Tiles, channels: usize, groups: usize) -> WeightShared {
+        let (cols, chunk) = (groups * GROUP, channels.min(CHUNK));
+        // Rows are an odd number of banks apart: the threads of a warp read four rows at a time.
+        let pitch = tiles.w + 3;
+        let (plane, stage) = (tiles.plane(pitch), tiles.w * cols + 4);
+        let weights = chunk * plane;
+        let subsets = (THREADS / (chunk * groups)).min(tiles.rows());
+        let threads = (subsets * chunk * groups).next_multiple_of(32);
+        let floats = (weights + tiles.rows() * stage).max(9 * GROUP * threads);
+        let (slots, sums) = (floats.div_ceil(2), groups * threads);
+        WeightShared { pitch, plane, stage, weights, subsets, threads, slots, sums }
+    }
+
+    fn bytes(&self) -> usize {
+        (self.slots + self.sums) * size_of::<f64>()
+    }
 }
 
 /// Parts of the weight gradient.
@@ -231,28 +316,62 @@ pub(super) fn weight_parts(shape: &ConvShape) -> usize {
 pub(super) fn weight_gradient(shape: &ConvShape) -> Emission {
     let Cut { tiles, parts, part_tiles } = cut(shape);
     let [column_tiles, groups] = columns(shape.out_c);
-    let (cols, chunk) = (groups * GROUP, shape.in_c.min(CHUNK));
-    // Rows are an odd number of banks apart: the threads of a warp read four rows at a time.
-    let pitch = tiles.w + 3;
-    let (plane, stage) = (tiles.plane(pitch), tiles.w * cols + 4);
-    let weights = chunk * plane;
-    let subsets = (THREADS / (chunk * groups)).min(tiles.rows());
-    let threads = (subsets * chunk * groups).next_multiple_of(32);
-    let floats = (weights + tiles.rows() * stage).max(9 * GROUP * threads);
-    let slots = floats.div_ceil(2);
+    let shared = WeightShared::new(&tiles, shape.in_c, groups);
     let values = Window {
-        pitch: pitch as u32,
-        plane: plane as u32,
-        stage: stage as u32,
-        weights: weights as u32,
+        pitch: shared.pitch as u32,
+        plane: shared.plane as u32,
+        stage: shared.stage as u32,
+        weights: shared.weights as u32,
         parts: parts as u32,
         part_tiles: part_tiles as u32,
-        subsets: subsets as u32,
-        slots: slots as u32,
+        subsets: shared.subsets as u32,
+        slots: shared.slots as u32,
         ..Pass { tiles, ..Pass::forward(shape) }.values()
     };
-    let blocks = parts * shape.in_c.div_ceil(chunk) * column_tiles;
-    let call = Call::new(&WEIGHT, blocks as u32, threads as u32);
-    let call = call.shared(8 * (slots + groups * threads) as u32);
-    smallvec![emitted(call, &[read(0), read(1), write(2), write(1)], values), finish(shape, parts),]
+    let blocks = parts * shape.in_c.div_ceil(CHUNK) * column_tiles;
+    let call = Call::new(&WEIGHT, blocks as u32, shared.threads as u32);
+    let call = call.shared(shared.bytes() as u32);
+    smallvec![emitted(call, &[read(0), read(1), write(2), write(1)], values), finish(shape, parts)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIDES: [[usize; 2]; 9] =
+        [[1, 1], [2, 2], [3, 3], [4, 4], [5, 4], [4, 300], [300, 1], [16, 16], [40, 40]];
+    const CHANNELS: [usize; 9] = [1, 3, 5, 8, 9, 24, 64, 65, 200];
+
+    /// Shapes with these channels, small and narrow ones among them, in batches of any size.
+    fn shapes(in_c: usize, out_c: usize) -> impl Iterator<Item = ConvShape> {
+        let (kernel, stride, padding) = ([3; 2], [1; 2], [1; 2]);
+        SIDES.into_iter().flat_map(move |[in_h, in_w]| {
+            [1, 7, 1024].map(|batch| ConvShape {
+                batch,
+                in_c,
+                in_h,
+                in_w,
+                out_c,
+                kernel,
+                stride,
+                padding,
+                groups: 1,
+            })
+        })
+    }
+
+    #[test]
+    fn no_block_asks_for_more_shared_memory_than_every_gpu_has() {
+        let channels = CHANNELS.into_iter().flat_map(|a| CHANNELS.map(|b| [a, b]));
+        for shape in channels.flat_map(|[in_c, out_c]| shapes(in_c, out_c)) {
+            for pass in [Pass::forward(&shape), Pass::data(&shape)] {
+                let [_, groups] = columns(pass.written.c);
+                let bytes = PassShared::new(&pass.tiles, pass.read.c, groups).bytes();
+                assert!(bytes + DECLARED <= SHARED, "{shape:?}: {bytes} bytes");
+            }
+            let [_, groups] = columns(shape.out_c);
+            let bytes = WeightShared::new(&cut(&shape).tiles, shape.in_c, groups).bytes();
+            assert!(bytes <= SHARED, "{shape:?}: {bytes} bytes for the weight gradient");
+        }
+    }
 }
