@@ -30,18 +30,21 @@ const FORWARD_OPERANDS: [Operand; 4] = [READ, READ, READ, WRITE];
 const BACKWARD_OPERANDS: [Operand; 3] = [READ, READ, WRITE];
 
 static FORWARD: Tiled = Tiled {
+    large: kernel::<Conv>(&ANY, "forward_large", &FORWARD_OPERANDS),
     wide: kernel::<Conv>(&ANY, "forward_wide", &FORWARD_OPERANDS),
     narrow: kernel::<Conv>(&ANY, "forward_narrow", &FORWARD_OPERANDS),
     small: kernel::<Conv>(&ANY, "forward_small", &FORWARD_OPERANDS),
     narrow_rows: 128,
 };
 static DATA: Tiled = Tiled {
+    large: kernel::<Conv>(&ANY, "data_large", &BACKWARD_OPERANDS),
     wide: kernel::<Conv>(&ANY, "data_wide", &BACKWARD_OPERANDS),
     narrow: kernel::<Conv>(&ANY, "data_narrow", &BACKWARD_OPERANDS),
     small: kernel::<Conv>(&ANY, "data_small", &BACKWARD_OPERANDS),
     narrow_rows: 128,
 };
 static WEIGHT: Tiled = Tiled {
+    large: kernel::<Conv>(&ANY, "weight_large", &BACKWARD_OPERANDS),
     wide: kernel::<Conv>(&ANY, "weight_wide", &BACKWARD_OPERANDS),
     narrow: kernel::<Conv>(&ANY, "weight_narrow", &BACKWARD_OPERANDS),
     small: kernel::<Conv>(&ANY, "weight_small", &BACKWARD_OPERANDS),
@@ -57,6 +60,9 @@ static STATISTICS_PARTS: Kernel =
 static STATISTICS_FINISH: Kernel =
     kernel::<Statistics>(&SUMS, "statistics_finish", &[Operand::read::<f64>(), WRITE, WRITE]);
 static WEIGHT_FINISH: Kernel = kernel::<Finish>(&SUMS, "weight_finish", &[READ, WRITE, WRITE]);
+
+/// Blocks that keep a GPU busy, which has 100 to 150 multiprocessors.
+const BUSY: usize = 256;
 
 /// As in conv.cuh.
 #[repr(C)]
@@ -153,7 +159,7 @@ fn weight_parts(shape: &ConvShape) -> Parts {
 /// at most, but blocks enough for a GPU.
 fn most_parts(shape: &ConvShape, tiles: usize, limit: usize) -> usize {
     let summed = shape.input().len() + shape.output().len();
-    (summed / 4 / sums_len(shape)).max(64 / tiles).clamp(1, limit)
+    (summed / 4 / sums_len(shape)).max(BUSY / tiles).clamp(1, limit)
 }
 
 /// Gradients of the weights without padding lanes.
@@ -166,9 +172,10 @@ fn sums_len(shape: &ConvShape) -> usize {
     weights(shape) + shape.out_c
 }
 
-/// Kernels of a product, by the elements that a block computes: 64 × 64, a number of rows × 16, and
-/// 32 × 32. The bits of a result are the same.
+/// Kernels of a product, by the elements that a block computes: 128 × 64, 64 × 64, a number of
+/// rows × 16, and 32 × 32. The bits of a result are the same.
 struct Tiled {
+    large: Kernel,
     wide: Kernel,
     narrow: Kernel,
     small: Kernel,
@@ -176,20 +183,21 @@ struct Tiled {
 }
 
 impl Tiled {
-    /// The call for products of so many rows and columns, so many times: the tile that wastes
-    /// least, or a small one where others are too few to keep a GPU busy.
+    /// The call for products of so many rows and columns, so many times: the largest tile of which
+    /// there are enough, and of which a third at most is for nothing.
     fn call(&'static self, [rows, cols, times]: [usize; 3]) -> Call {
-        const FEW: usize = 64;
-        let blocks = |tile: [usize; 2]| rows.div_ceil(tile[0]) * cols.div_ceil(tile[1]) * times;
-        let (kernel, tile) = match cols <= 16 {
-            true => (&self.narrow, [self.narrow_rows, 16]),
-            false => (&self.wide, [64, 64]),
+        // Threads have 8 × 8 elements of a large tile, and 4 × 4 of the others.
+        let (narrow, small) = ([self.narrow_rows, 16], (&self.small, [32, 32], 16));
+        let larger = match cols <= 16 {
+            true => &[(&self.narrow, narrow, 16)][..],
+            false => &[(&self.large, [128, 64], 64), (&self.wide, [64, 64], 16)],
         };
-        let (kernel, tile) = match blocks(tile) < FEW {
-            true => (&self.small, [32, 32]),
-            false => (kernel, tile),
-        };
-        Call::new(kernel, blocks(tile) as u32, (tile[0] * tile[1] / 16) as u32)
+        let blocks = |[h, w]: [usize; 2]| rows.div_ceil(h) * cols.div_ceil(w) * times;
+        let elements = |tile: [usize; 2]| blocks(tile) * tile[0] * tile[1];
+        let fits = |tile| blocks(tile) >= BUSY && 2 * elements(tile) <= 3 * elements(small.1);
+        let (kernel, tile, each) =
+            *larger.iter().find(|(_, tile, _)| fits(*tile)).unwrap_or(&small);
+        Call::new(kernel, blocks(tile) as u32, (tile[0] * tile[1] / each) as u32)
     }
 }
 
@@ -299,7 +307,10 @@ fn finish(shape: &ConvShape, parts: usize) -> Emitted {
 
 fn data_gradient(shape: &ConvShape, accumulate: bool) -> Emitted {
     let of = conv(shape, Parts::NONE, accumulate);
-    let size = [shape.batch * shape.input().pixels(), shape.job_in(), shape.jobs()];
+    // As many tiles for every phase of the stride (`Phase` in any.cu) as for the first.
+    let [sh, sw] = shape.stride;
+    let pixels = shape.batch * shape.in_h.div_ceil(sh) * shape.in_w.div_ceil(sw);
+    let size = [pixels, shape.job_in(), shape.jobs() * sh * sw];
     let call = if shape.is_depthwise() {
         Call::each(&DEPTHWISE_DATA, shape.input().len())
     } else {

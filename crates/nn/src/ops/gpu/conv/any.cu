@@ -1,39 +1,78 @@
 // Convolutions of any shape, and linear layers, as products of matrices (kernels/conv). The matrix
 // of windows is never stored: tiles of it are gathered from the image.
 //
-// A block computes a tile of ROWS × COLS elements of the product, a thread 4 × 4 of them, in steps
-// of DEPTH products: both factors' parts lie in shared memory, [k][row] and [k][column], so that a
-// thread reads its four rows and four columns of each k at once. A sum's terms are added one after
-// the other, with fused multiplications as on the processor: its bits do not depend on the tile.
-// While a step is computed the parts of the next STAGES − 1 are on their way.
+// A block computes a tile of ROWS × COLS elements of the product in steps of DEPTH products. Both
+// factors' parts lie in shared memory, [k][row] and [k][column]. A thread has EACH × EACH elements,
+// which it computes from EACH + EACH numbers for each k. A sum's terms are added one after the
+// other, with fused multiplications as on the processor: its bits do not depend on the tile. While
+// a step is computed the parts of the next STAGES − 1 are on their way.
 #include "conv.cuh"
 
-constexpr int DEPTH = 16;
-constexpr int STAGES = 3;
+constexpr u32 DEPTH = 16;
+constexpr u32 STAGES = 3;
 
-// Rows of shared memory are 4 longer than the tile: a column's elements lie in different banks.
-template <int ROWS, int COLS>
+// A thread's elements lie in pieces of 4 × 4, as far apart as its neighbours need for theirs. Of each
+// k, a warp reads 4 to 16 quads of columns side by side, and 8 to 2 quads of rows; threads that
+// read the same share it. At most 256 bytes in a row are two transactions, in which no bank comes
+// twice.
+template <u32 ROWS, u32 COLS, u32 EACH>
 struct Tile {
-    static constexpr int THREADS = ROWS * COLS / 16;
-    static constexpr int A = ROWS + 4, B = COLS + 4;
+    static constexpr u32 THREADS = ROWS * COLS / (EACH * EACH), ACROSS = COLS / EACH;
+    static constexpr u32 PIECES = EACH / 4;
+    // From k to k: 4 banks on (see `Lane`), or 20 for 16 columns, in steps of 16 bytes.
+    static constexpr u32 A = ROWS + 4, B = COLS + 4;
     __align__(16) float a[DEPTH * A];
     __align__(16) float b[DEPTH * B];
 
+    // Row and column of a piece's first element in the tile.
+    static __device__ __forceinline__ u32 row(u32 piece) {
+        return piece * (ROWS / PIECES) + threadIdx.x / ACROSS * 4;
+    }
+    static __device__ __forceinline__ u32 col(u32 piece) {
+        return piece * (COLS / PIECES) + threadIdx.x % ACROSS * 4;
+    }
+
     // Adds DEPTH products to the thread's elements.
-    __device__ __forceinline__ void multiply(float (&sum)[4][4]) const {
-        u32 row = threadIdx.x / (COLS / 4) * 4, col = threadIdx.x % (COLS / 4) * 4;
+    __device__ __forceinline__ void multiply(float (&sum)[EACH][EACH]) const {
 #pragma unroll
-        for (int k = 0; k < DEPTH; ++k) {
-            float4 x = *reinterpret_cast<const float4*>(a + k * A + row);
-            float4 y = *reinterpret_cast<const float4*>(b + k * B + col);
-            float xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
+        for (u32 k = 0; k < DEPTH; ++k) {
+            float x[EACH], y[EACH];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
+            for (u32 p = 0; p < PIECES; ++p) {
+                load4(a + k * A + row(p), x + 4 * p);
+                load4(b + k * B + col(p), y + 4 * p);
+            }
 #pragma unroll
-                for (int j = 0; j < 4; ++j) sum[i][j] = fmaf(xs[i], ys[j], sum[i][j]);
+            for (u32 i = 0; i < EACH; ++i) {
+#pragma unroll
+                for (u32 j = 0; j < EACH; ++j) sum[i][j] = fmaf(x[i], y[j], sum[i][j]);
             }
         }
     }
+
+    // Gives the thread's elements to `write(row in the tile, column, four side by side)`.
+    template <class Write>
+    static __device__ __forceinline__ void each(const float (&sum)[EACH][EACH], Write write) {
+#pragma unroll
+        for (u32 i = 0; i < EACH; ++i) {
+#pragma unroll
+            for (u32 p = 0; p < PIECES; ++p) {
+                const float* from = sum[i] + 4 * p;
+                float four[4] = {from[0], from[1], from[2], from[3]};
+                write(row(i / 4) + i % 4, col(p), four);
+            }
+        }
+    }
+};
+
+// What a thread copies of a factor whose products are side by side in memory: product `k` of the
+// step and rows `row`, row + THREADS / DEPTH, …. A warp copies 8 products (whole sectors) of 4 rows,
+// which are 32 banks since products are an odd number of times 4 banks apart.
+template <u32 THREADS>
+struct Lane {
+    static constexpr u32 STEP = THREADS / DEPTH;
+    u32 k = threadIdx.x % 8 + threadIdx.x / 32 % 2 * 8;
+    u32 row = threadIdx.x % 32 / 8 + threadIdx.x / 64 * 4;
 };
 
 // A pixel whose window is read: its image's first element in the batch, and the window's corner.
@@ -49,6 +88,14 @@ __device__ __forceinline__ void fetch(float* to, Span<const float> from, i64 at)
     } else {
         *to = 0.0f;
     }
+}
+
+// Copies the first `left` of four elements side by side, and zeros for the others; at once where
+// their address permits it.
+__device__ __forceinline__ void fetch4(float* to, Span<const float> from, i64 at, u32 left) {
+    if (left >= 4 && (reinterpret_cast<u64>(from.data + at) & 15) == 0) return copy4(to, &from[at]);
+#pragma unroll
+    for (u32 j = 0; j < 4; ++j) fetch(to + j, from, j < left ? at + j : -1);
 }
 
 // Runs a block's steps: `load(stage)` starts the copies of the next step into a stage, and
@@ -82,13 +129,41 @@ __device__ Corner input_corner(const Conv& s, u32 pixel, u32 end) {
             (int)(row % s.out_h * s.sh) - (int)s.ph, (int)(x * s.sw) - (int)s.pw};
 }
 
-// The output pixels whose windows hold an input pixel: their last one, for tap (0, 0).
-__device__ Corner output_corner(const Conv& s, u32 pixel, u32 end) {
-    if (pixel >= end) return {0, OUTSIDE, OUTSIDE};
-    u32 x = pixel % s.in_w, row = pixel / s.in_w;
-    return {(i64)(row / s.in_h) * (s.out_h * s.out_w * s.out_c), (int)(row % s.in_h + s.ph),
-            (int)(x + s.pw)};
-}
+// Input pixels that the same taps reach: y = first.y + stride · n, and the same for x. With a stride
+// of 1 that is all of them. So nothing is multiplied with the zeros between the gradient's pixels.
+struct Phase {
+    u32 y, x;    // the first of the pixels
+    u32 h, w;    // number of rows and columns of pixels
+    u32 ky, kx;  // the first of the taps, which are a stride apart
+    u32 kh, kw;  // number of taps
+
+    __device__ Phase(const Conv& s, u32 n) : y(n / s.sw), x(n % s.sw) {
+        h = y < s.in_h ? (s.in_h - y - 1) / s.sh + 1 : 0;
+        w = x < s.in_w ? (s.in_w - x - 1) / s.sw + 1 : 0;
+        ky = (y + s.ph) % s.sh, kx = (x + s.pw) % s.sw;
+        kh = ky < s.kh ? (s.kh - ky - 1) / s.sh + 1 : 0;
+        kw = kx < s.kw ? (s.kw - kx - 1) / s.sw + 1 : 0;
+    }
+
+    __device__ u32 pixels(const Conv& s) const {
+        return s.batch * h * w;
+    }
+
+    // Number of the n-th of its pixels among all pixels of the batch.
+    __device__ u32 pixel(const Conv& s, u32 n) const {
+        u32 row = n / w;
+        return (row / h * s.in_h + row % h * s.sh + y) * s.in_w + n % w * s.sw + x;
+    }
+
+    // The output pixels whose windows hold the n-th pixel: their last one, for the first tap. Those
+    // of the next taps are one before each.
+    __device__ Corner corner(const Conv& s, u32 n) const {
+        if (n >= pixels(s)) return {0, OUTSIDE, OUTSIDE};
+        u32 row = n / w;
+        return {(i64)(row / h) * (s.out_h * s.out_w * s.out_c),
+                (int)(row % h + (y + s.ph - ky) / s.sh), (int)(n % w + (x + s.pw - kx) / s.sw)};
+    }
+};
 
 // An element of the window, of `channels` a pixel.
 struct Element {
@@ -120,24 +195,15 @@ __device__ __forceinline__ i64 input_at(const Conv& s, const Corner& of, const E
 // Where the output gradient lies that a tap brings back to an input pixel; −1 if there is none.
 __device__ __forceinline__ i64 gradient_at(const Conv& s, const Corner& of, const Element& k,
                                            u32 channel) {
-    int y = of.y - (int)k.ky, x = of.x - (int)k.kx;
-    if (y < 0 || x < 0) return -1;
-    u32 row = y, column = x;
-    if (s.sh != 1) {
-        if (row % s.sh != 0) return -1;
-        row /= s.sh;
-    }
-    if (s.sw != 1) {
-        if (column % s.sw != 0) return -1;
-        column /= s.sw;
-    }
-    if (row >= s.out_h || column >= s.out_w) return -1;
-    return of.image + (i64)(row * s.out_w + column) * s.out_c + channel + k.c;
+    // What lies above the image, or left of it, wraps around to large numbers.
+    u32 y = of.y - (int)k.ky, x = of.x - (int)k.kx;
+    if (y >= s.out_h || x >= s.out_w) return -1;
+    return of.image + (i64)(y * s.out_w + x) * s.out_c + channel + k.c;
 }
 
 // Where a block's tile lies: columns of tiles first, so that blocks that run at a time read the
 // same rows.
-template <int ROWS, int COLS>
+template <u32 ROWS, u32 COLS>
 struct Place {
     u32 job, row, col, part;
 
@@ -149,136 +215,156 @@ struct Place {
     }
 };
 
+// Writes, or adds, the first `left` of four elements side by side. Their indices are constants, so
+// that they stay in registers.
+__device__ __forceinline__ void put4(Span<float> to, i64 at, const float (&v)[4], u32 left,
+                                     bool accumulate) {
+    if (left >= 4 && !accumulate) return store4(&to[at], v);
+#pragma unroll
+    for (u32 j = 0; j < 4; ++j) {
+        if (j < left) put(to[at + j], v[j], accumulate);
+    }
+}
+
 // y = window(x) · w + bias.
-template <int ROWS, int COLS>
-__device__ void forward_tile(const Conv& s, Span<const float> x, Span<const float> w,
-                             Span<const float> bias, Span<float> y) {
-    using T = Tile<ROWS, COLS>;
+template <u32 ROWS, u32 COLS, u32 EACH>
+__device__ __forceinline__ void forward_tile(const Conv& s, Span<const float> x,
+                                             Span<const float> w, Span<const float> bias,
+                                             Span<float> y) {
+    using T = Tile<ROWS, COLS, EACH>;
     __shared__ T tiles[STAGES];
     __shared__ Corner corners[ROWS];
     u32 pixels = s.batch * s.out_h * s.out_w, depth = s.kh * s.kw * s.job_in, t = threadIdx.x;
     Place<ROWS, COLS> at(pixels, s.job_out, s.jobs);
     for (u32 i = t; i < ROWS; i += T::THREADS) corners[i] = input_corner(s, at.row + i, pixels);
-    Element element(t % DEPTH, s.kw, s.job_in);
+    Lane<T::THREADS> lane;
+    Element element(lane.k, s.kw, s.job_in);
     u32 k0 = 0;
     auto load = [&](u32 stage) {
         T& tile = tiles[stage];
-        bool inside = k0 + t % DEPTH < depth;
+        bool inside = k0 + lane.k < depth;
 #pragma unroll
-        for (u32 j = 0; j < ROWS; j += T::THREADS / DEPTH) {
-            u32 i = j + t / DEPTH;
+        for (u32 i = lane.row; i < ROWS; i += lane.STEP) {
             i64 from = inside ? input_at(s, corners[i], element, at.job * s.job_in) : -1;
-            fetch(tile.a + t % DEPTH * T::A + i, x, from);
+            fetch(tile.a + lane.k * T::A + i, x, from);
         }
-#pragma unroll
-        for (u32 j = 0; j < DEPTH; j += T::THREADS / COLS) {
-            u32 k = j + t / COLS, col = at.col + t % COLS;
-            bool is = k0 + k < depth && col < s.job_out;
-            i64 from = is ? ((i64)at.job * depth + k0 + k) * s.step + col : -1;
-            fetch(tile.b + k * T::B + t % COLS, w, from);
+        // A row of weights is padded to whole quads.
+        u32 quad = t % (COLS / 4) * 4, col = at.col + quad;
+        for (u32 k = t / (COLS / 4); k < DEPTH; k += T::THREADS / (COLS / 4)) {
+            bool is = k0 + k < depth && col < s.step;
+            i64 from = ((i64)at.job * depth + k0 + k) * s.step + col;
+            fetch4(tile.b + k * T::B + quad, w, from, is ? 4 : 0);
         }
         element.advance(s.kw, s.job_in), k0 += DEPTH;
     };
-    float sum[4][4] = {};
+    float sum[EACH][EACH] = {};
     __syncthreads();
     pipeline((depth + DEPTH - 1) / DEPTH, load, [&](u32 stage) { tiles[stage].multiply(sum); });
-    u32 row = at.row + t / (COLS / 4) * 4, col = at.col + t % (COLS / 4) * 4;
-    u32 channel = at.job * s.job_out + col, left = col < s.job_out ? s.job_out - col : 0;
-    for (u32 i = 0; i < 4 && row + i < pixels; ++i) {
+    T::each(sum, [&](u32 row, u32 col, float(&four)[4]) {
+        row += at.row, col += at.col;
+        if (row >= pixels || col >= s.job_out) return;
+        u32 channel = at.job * s.job_out + col, left = s.job_out - col;
         if (bias.len > 0) {
-            for (u32 j = 0; j < 4 && j < left; ++j) sum[i][j] += bias[channel + j];
+#pragma unroll
+            for (u32 j = 0; j < 4; ++j) four[j] += j < left ? bias[channel + j] : 0.0f;
         }
-        i64 to = (i64)(row + i) * s.out_c + channel;
-        if (left >= 4) {
-            store4(&y[to], sum[i]);
-        } else {
-            for (u32 j = 0; j < left; ++j) y[to + j] = sum[i][j];
-        }
-    }
+        put4(y, (i64)row * s.out_c + channel, four, left, false);
+    });
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4)
+extern "C" __global__ void __launch_bounds__(128, 3)
+    forward_large(Span<const float> x, Span<const float> w, Span<const float> bias, Span<float> y,
+                  Conv s) {
+    locate(x, w, bias, y);
+    forward_tile<128, 64, 8>(s, x, w, bias, y);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 3)
     forward_wide(Span<const float> x, Span<const float> w, Span<const float> bias, Span<float> y,
                  Conv s) {
     locate(x, w, bias, y);
-    forward_tile<64, 64>(s, x, w, bias, y);
+    forward_tile<64, 64, 4>(s, x, w, bias, y);
 }
 
 extern "C" __global__ void __launch_bounds__(128)
     forward_narrow(Span<const float> x, Span<const float> w, Span<const float> bias, Span<float> y,
                    Conv s) {
     locate(x, w, bias, y);
-    forward_tile<128, 16>(s, x, w, bias, y);
+    forward_tile<128, 16, 4>(s, x, w, bias, y);
 }
 
 extern "C" __global__ void __launch_bounds__(64)
     forward_small(Span<const float> x, Span<const float> w, Span<const float> bias, Span<float> y,
                   Conv s) {
     locate(x, w, bias, y);
-    forward_tile<32, 32>(s, x, w, bias, y);
+    forward_tile<32, 32, 4>(s, x, w, bias, y);
 }
 
-// dx (+)= windows of dy · transposed w.
-template <int ROWS, int COLS>
-__device__ void data_tile(const Conv& s, Span<const float> dy, Span<const float> w,
-                          Span<float> dx) {
-    using T = Tile<ROWS, COLS>;
+// dx (+)= windows of dy · transposed w, for the pixels of a phase.
+template <u32 ROWS, u32 COLS, u32 EACH>
+__device__ __forceinline__ void data_tile(const Conv& s, Span<const float> dy, Span<const float> w,
+                                          Span<float> dx) {
+    using T = Tile<ROWS, COLS, EACH>;
     __shared__ T tiles[STAGES];
     __shared__ Corner corners[ROWS];
-    u32 pixels = s.batch * s.in_h * s.in_w, depth = s.kh * s.kw * s.job_out, t = threadIdx.x;
-    Place<ROWS, COLS> at(pixels, s.job_in, s.jobs);
-    for (u32 i = t; i < ROWS; i += T::THREADS) corners[i] = output_corner(s, at.row + i, pixels);
-    Element element(t % DEPTH, s.kw, s.job_out);
-    u32 k = t % DEPTH;
+    u32 t = threadIdx.x;
+    // As many tiles for each phase as the first, and largest, needs.
+    Place<ROWS, COLS> at(Phase(s, 0).pixels(s), s.job_in, s.jobs);
+    Phase phase(s, at.part);
+    u32 pixels = phase.pixels(s), depth = phase.kh * phase.kw * s.job_out;
+    for (u32 i = t; i < ROWS; i += T::THREADS) corners[i] = phase.corner(s, at.row + i);
+    Lane<T::THREADS> lane;
+    Element element(lane.k, max(phase.kw, 1u), s.job_out);
+    u32 k = lane.k;
     auto load = [&](u32 stage) {
         T& tile = tiles[stage];
 #pragma unroll
-        for (u32 j = 0; j < ROWS; j += T::THREADS / DEPTH) {
-            u32 i = j + t / DEPTH;
+        for (u32 i = lane.row; i < ROWS; i += lane.STEP) {
             i64 from = k < depth ? gradient_at(s, corners[i], element, at.job * s.job_out) : -1;
-            fetch(tile.a + t % DEPTH * T::A + i, dy, from);
+            fetch(tile.a + lane.k * T::A + i, dy, from);
         }
-        u32 tap = (at.job * s.kh + element.ky) * s.kw + element.kx;
+        u32 ky = phase.ky + element.ky * s.sh, kx = phase.kx + element.kx * s.sw;
+        i64 first = (i64)((at.job * s.kh + ky) * s.kw + kx) * s.job_in + at.col;
 #pragma unroll
-        for (u32 j = 0; j < COLS; j += T::THREADS / DEPTH) {
-            u32 i = j + t / DEPTH;
+        for (u32 i = lane.row; i < COLS; i += lane.STEP) {
             bool is = k < depth && at.col + i < s.job_in;
-            i64 from = is ? ((i64)tap * s.job_in + at.col + i) * s.step + element.c : -1;
-            fetch(tile.b + t % DEPTH * T::B + i, w, from);
+            fetch(tile.b + lane.k * T::B + i, w, is ? (first + i) * s.step + element.c : -1);
         }
-        element.advance(s.kw, s.job_out), k += DEPTH;
+        element.advance(phase.kw, s.job_out), k += DEPTH;
     };
-    float sum[4][4] = {};
+    float sum[EACH][EACH] = {};
     __syncthreads();
     pipeline((depth + DEPTH - 1) / DEPTH, load, [&](u32 stage) { tiles[stage].multiply(sum); });
-    u32 row = at.row + t / (COLS / 4) * 4, col = at.col + t % (COLS / 4) * 4;
-    u32 left = col < s.job_in ? s.job_in - col : 0;
-    for (u32 i = 0; i < 4 && row + i < pixels; ++i) {
-        i64 to = (i64)(row + i) * s.in_c + at.job * s.job_in + col;
-        if (left >= 4 && !s.accumulate) {
-            store4(&dx[to], sum[i]);
-        } else {
-            for (u32 j = 0; j < 4 && j < left; ++j) put(dx[to + j], sum[i][j], s.accumulate);
-        }
-    }
+    T::each(sum, [&](u32 row, u32 col, float(&four)[4]) {
+        row += at.row, col += at.col;
+        if (row >= pixels || col >= s.job_in) return;
+        i64 to = (i64)phase.pixel(s, row) * s.in_c + at.job * s.job_in + col;
+        put4(dx, to, four, s.job_in - col, s.accumulate);
+    });
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4)
+extern "C" __global__ void __launch_bounds__(128, 3)
+    data_large(Span<const float> dy, Span<const float> w, Span<float> dx, Conv s) {
+    locate(dy, w, dx);
+    data_tile<128, 64, 8>(s, dy, w, dx);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 3)
     data_wide(Span<const float> dy, Span<const float> w, Span<float> dx, Conv s) {
     locate(dy, w, dx);
-    data_tile<64, 64>(s, dy, w, dx);
+    data_tile<64, 64, 4>(s, dy, w, dx);
 }
 
 extern "C" __global__ void __launch_bounds__(128)
     data_narrow(Span<const float> dy, Span<const float> w, Span<float> dx, Conv s) {
     locate(dy, w, dx);
-    data_tile<128, 16>(s, dy, w, dx);
+    data_tile<128, 16, 4>(s, dy, w, dx);
 }
 
 extern "C" __global__ void __launch_bounds__(64)
     data_small(Span<const float> dy, Span<const float> w, Span<float> dx, Conv s) {
     locate(dy, w, dx);
-    data_tile<32, 32>(s, dy, w, dx);
+    data_tile<32, 32, 4>(s, dy, w, dx);
 }
 
 // Steps whose pixels are known. A step's are found STAGES steps before; the first STAGES − 1 steps
@@ -286,11 +372,12 @@ extern "C" __global__ void __launch_bounds__(64)
 constexpr u32 RING = STAGES + 2;
 
 // Gradients of the parameters over a part of the output pixels: [part][job][k][job_out], behind
-// them [out_c] of the bias. Rows of the product are elements of the window, depth the pixels.
-template <int ROWS, int COLS>
-__device__ void weight_tile(const Conv& s, Span<const float> x, Span<const float> dy,
-                            Span<float> sums) {
-    using T = Tile<ROWS, COLS>;
+// them [out_c] of the bias. Rows of the product are elements of the window, depth the pixels. A warp
+// copies rows and columns that lie side by side, to banks in a row.
+template <u32 ROWS, u32 COLS, u32 EACH>
+__device__ __forceinline__ void weight_tile(const Conv& s, Span<const float> x,
+                                            Span<const float> dy, Span<float> sums) {
+    using T = Tile<ROWS, COLS, EACH>;
     __shared__ T tiles[STAGES];
     __shared__ Corner corners[RING][DEPTH];  // of the steps that come next
     u32 depth = s.kh * s.kw * s.job_in, t = threadIdx.x, first, end;
@@ -304,24 +391,22 @@ __device__ void weight_tile(const Conv& s, Span<const float> x, Span<const float
     auto load = [&](u32 stage) {
         T& tile = tiles[stage];
 #pragma unroll
-        for (u32 j = 0; j < DEPTH; j += T::THREADS / ROWS) {
-            u32 k = j + t / ROWS;
+        for (u32 k = t / ROWS; k < DEPTH; k += T::THREADS / ROWS) {
             const Corner& corner = corners[turn][k];
             i64 from = mine < depth ? input_at(s, corner, element, at.job * s.job_in) : -1;
             fetch(tile.a + k * T::A + t % ROWS, x, from);
         }
-#pragma unroll
-        for (u32 j = 0; j < DEPTH; j += T::THREADS / COLS) {
-            u32 k = j + t / COLS, col = at.col + t % COLS;
+        u32 quad = t % (COLS / 4) * 4, col = at.col + quad;
+        for (u32 k = t / (COLS / 4); k < DEPTH; k += T::THREADS / (COLS / 4)) {
             bool is = p0 + k < end && col < s.job_out;
-            i64 from = is ? (i64)(p0 + k) * s.out_c + at.job * s.job_out + col : -1;
-            fetch(tile.b + k * T::B + t % COLS, dy, from);
+            i64 from = (i64)(p0 + k) * s.out_c + at.job * s.job_out + col;
+            fetch4(tile.b + k * T::B + quad, dy, from, is ? s.job_out - col : 0);
         }
         u32 later = turn + STAGES < RING ? turn + STAGES : turn + STAGES - RING;
         if (t < DEPTH) corners[later][t] = input_corner(s, p0 + STAGES * DEPTH + t, end);
         turn = turn == RING - 1 ? 0 : turn + 1, p0 += DEPTH;
     };
-    float sum[4][4] = {};
+    float sum[EACH][EACH] = {};
     double bias = 0.0;
     __syncthreads();
     pipeline((end - first + DEPTH - 1) / DEPTH, load, [&](u32 stage) {
@@ -335,27 +420,34 @@ __device__ void weight_tile(const Conv& s, Span<const float> x, Span<const float
     if (at.row == 0 && t < COLS && at.col + t < s.job_out) {
         sums[part + weights + at.job * s.job_out + at.col + t] = (float)bias;
     }
-    u32 row = at.row + t / (COLS / 4) * 4, col = at.col + t % (COLS / 4) * 4;
-    for (u32 i = 0; i < 4 && row + i < depth; ++i) {
-        i64 to = part + ((i64)at.job * depth + row + i) * s.job_out + col;
-        for (u32 j = 0; j < 4 && col + j < s.job_out; ++j) sums[to + j] = sum[i][j];
-    }
+    T::each(sum, [&](u32 row, u32 col, float(&four)[4]) {
+        row += at.row, col += at.col;
+        if (row >= depth || col >= s.job_out) return;
+        i64 to = part + ((i64)at.job * depth + row) * s.job_out + col;
+        put4(sums, to, four, s.job_out - col, false);
+    });
 }
 
-extern "C" __global__ void __launch_bounds__(256, 3)
+extern "C" __global__ void __launch_bounds__(128, 3)
+    weight_large(Span<const float> x, Span<const float> dy, Span<float> sums, Conv s) {
+    locate(x, dy, sums);
+    weight_tile<128, 64, 8>(s, x, dy, sums);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 2)
     weight_wide(Span<const float> x, Span<const float> dy, Span<float> sums, Conv s) {
     locate(x, dy, sums);
-    weight_tile<64, 64>(s, x, dy, sums);
+    weight_tile<64, 64, 4>(s, x, dy, sums);
 }
 
 extern "C" __global__ void __launch_bounds__(64)
     weight_narrow(Span<const float> x, Span<const float> dy, Span<float> sums, Conv s) {
     locate(x, dy, sums);
-    weight_tile<64, 16>(s, x, dy, sums);
+    weight_tile<64, 16, 4>(s, x, dy, sums);
 }
 
 extern "C" __global__ void __launch_bounds__(64)
     weight_small(Span<const float> x, Span<const float> dy, Span<float> sums, Conv s) {
     locate(x, dy, sums);
-    weight_tile<32, 32>(s, x, dy, sums);
+    weight_tile<32, 32, 4>(s, x, dy, sums);
 }

@@ -19,12 +19,19 @@ struct Conv {
     u32 part_pixels;  // of each part but the last
 };
 
+// Four elements of shared memory, at once.
+__device__ __forceinline__ void load4(const float* from, float* v) {
+    float4 four = *reinterpret_cast<const float4*>(from);
+    v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
+}
+
 // Four elements: at once where their address permits it.
 __device__ __forceinline__ void store4(float* to, const float* v) {
     if ((reinterpret_cast<u64>(to) & 15) == 0) {
         *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
     } else {
-        for (int j = 0; j < 4; ++j) to[j] = v[j];
+#pragma unroll
+        for (u32 j = 0; j < 4; ++j) to[j] = v[j];
     }
 }
 
@@ -44,6 +51,16 @@ __device__ __forceinline__ void copy(float* to, const float* from) {
 #else
     u32 address = (u32)__cvta_generic_to_shared(to);
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address), "l"(from) : "memory");
+#endif
+}
+
+// The same for four elements, at addresses that are multiples of 16 bytes.
+__device__ __forceinline__ void copy4(float* to, const float* from) {
+#ifdef MERISTEM_STANDIN
+    __pipeline_memcpy_async(to, from, 16);
+#else
+    u32 address = (u32)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
 #endif
 }
 
