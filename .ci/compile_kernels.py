@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Compiles every CUDA source of the repository with NVRTC, for each architecture, and reads the compiler's
-report: a kernel that spills registers to memory, or does not compile, is an error.
+report. It is an error if a kernel does not compile, has a stack frame (registers spilled to memory, or arrays
+that do not lie in registers), or needs more registers for its largest block than a multiprocessor has.
 
 Needs no GPU. NVRTC comes from PyPI: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-crt
 
@@ -18,9 +19,10 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 HEADERS = sorted(ROOT.glob("crates/**/*.cuh"))
 # As `Target::options` in crates/device/src/execution/cuda/compiler.rs, and the report.
 OPTIONS = ["--std=c++17", "--fmad=false", "--ptxas-options=-v"]
-
-
 ARCHITECTURES = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"]
+# Registers of a multiprocessor, and threads of a block that says nothing, on all of them.
+REGISTERS = 65536
+THREADS_MAX = 1024
 
 
 def library():
@@ -58,11 +60,27 @@ def compile_source(nvrtc, path, arch):
 
 
 def report(log):
-    """Yields (kernel, registers, bytes spilled) of the compiler's report."""
+    """Yields (kernel, registers of a thread, bytes of stack) of the compiler's report."""
     for part in re.split(r"Compiling entry function '", log)[1:]:
         registers = re.search(r"Used (\d+) registers", part)
-        spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", part)
-        yield part.split("'")[0], int(registers.group(1)), sum(map(int, spills))
+        stack = re.findall(r"(\d+) bytes (?:stack frame|spill stores|spill loads)", part)
+        yield part.split("'")[0], int(registers.group(1)), sum(map(int, stack))
+
+
+def bounds(path):
+    """The most threads of a block of each kernel that says so."""
+    found = re.findall(r"__launch_bounds__\((\d+)[^)]*\)\s*(\w+)\(", path.read_text())
+    return {kernel: int(threads) for threads, kernel in found}
+
+
+def faults(kernel, registers, stack, threads):
+    """What is wrong with a kernel by the compiler's report."""
+    if stack:
+        yield f"{kernel} has {stack} bytes of stack ({registers} registers)"
+    # Registers are given out by the warp, eight of each thread at a time.
+    block = (registers + 7) // 8 * 8 * threads
+    if block > REGISTERS:
+        yield f"{kernel} needs {block} registers for {threads} threads, of {REGISTERS}"
 
 
 def main():
@@ -81,18 +99,18 @@ def main():
             if not compiled:
                 wrong.append(f"{label} does not compile:\n{log}")
                 continue
-            found = list(report(log))
+            found, threads = list(report(log)), bounds(path)
             if not found:
                 wrong.append(f"{label}: the compiler reports no kernel:\n{log}")
             kernels += len(found)
-            for kernel, registers, spilled in found:
-                if spilled:
-                    wrong.append(f"{label}: {kernel} spills {spilled} bytes ({registers} registers)")
+            for kernel, registers, stack in found:
+                said = faults(kernel, registers, stack, threads.get(kernel, THREADS_MAX))
+                wrong += [f"{label}: {fault}" for fault in said]
             most = max((registers for _, registers, _ in found), default=0)
             print(f"{label}: {len(found)} kernels, at most {most} registers, {size} bytes")
     if wrong:
         sys.exit("\n".join(wrong))
-    print(f"{len(files)} sources, {kernels} kernels compiled, none spills")
+    print(f"{len(files)} sources, {kernels} kernels compiled, none with a stack frame")
 
 
 main()

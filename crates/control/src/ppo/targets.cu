@@ -13,7 +13,7 @@ struct Rewards {
 };
 
 // Adds to the rewards of a step.
-extern "C" __global__ void reward(Span<float> row, Rewards of) {
+extern "C" __global__ void __launch_bounds__(256) reward(Span<float> row, Rewards of) {
     locate(row);
     if (first() < row.len) row[first()] += of.rewards[first()];
 }

@@ -94,10 +94,10 @@ __device__ void gather(Span<const T> images, Span<const u32> labels, Span<const 
         if (augmented) shared = draw(v, epoch, sample);
     }
     __syncthreads();
-    long long size = (long long)v.height * v.width * C;
-    long long from = (v.staged ? i : sample) * size, to = i * size;
+    u32 size = v.height * v.width * C;
+    long long from = (long long)(v.staged ? i : sample) * size, to = (long long)i * size;
     if (!augmented) {
-        for (long long n = threadIdx.x; n < size; n += blockDim.x) {
+        for (u32 n = threadIdx.x; n < size; n += blockDim.x) {
             inputs[to + n] = normalized(images[from + n], v.scale[n % C], v.shift[n % C]);
         }
         return;
@@ -134,16 +134,18 @@ __device__ void gather_any(Span<const T> images, Span<const u32> labels, Span<co
     }
 }
 
-extern "C" __global__ void gather_bytes(Span<const u8> images, Span<const u32> labels,
-                                        Span<const u32> samples, Span<float> inputs,
-                                        Span<u32> targets, Span<const u32> epoch, Values values) {
+extern "C" __global__ void __launch_bounds__(256)
+    gather_bytes(Span<const u8> images, Span<const u32> labels, Span<const u32> samples,
+                 Span<float> inputs, Span<u32> targets, Span<const u32> epoch,
+                 const __grid_constant__ Values values) {
     locate(images, labels, samples, inputs, targets, epoch);
     gather_any(images, labels, samples, inputs, targets, epoch, values);
 }
 
-extern "C" __global__ void gather_floats(Span<const float> images, Span<const u32> labels,
-                                         Span<const u32> samples, Span<float> inputs,
-                                         Span<u32> targets, Span<const u32> epoch, Values values) {
+extern "C" __global__ void __launch_bounds__(256)
+    gather_floats(Span<const float> images, Span<const u32> labels, Span<const u32> samples,
+                  Span<float> inputs, Span<u32> targets, Span<const u32> epoch,
+                  const __grid_constant__ Values values) {
     locate(images, labels, samples, inputs, targets, epoch);
     gather_any(images, labels, samples, inputs, targets, epoch, values);
 }

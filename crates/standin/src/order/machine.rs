@@ -312,6 +312,7 @@ mod tests {
 
     use super::super::work::{Copy, Fill, From, To};
     use super::*;
+    use crate::ground::SHARED_MAX;
     use crate::memory::Kind;
 
     /// A machine with one device, two streams that do not block, and some memory on the device and
@@ -325,7 +326,7 @@ mod tests {
 
     impl Fixture {
         fn new(seed: u64) -> Self {
-            let settings = Settings { seed, devices: 2, memory: 1 << 20 };
+            let settings = Settings { seed, devices: 2, memory: 1 << 20, shared: SHARED_MAX };
             let mut machine = Machine::new(&settings);
             let streams = [(); 2].map(|()| machine.streams.insert(Stream::new(0, false)));
             let [on_device, on_host] = [Kind::Device(0), Kind::Pinned]

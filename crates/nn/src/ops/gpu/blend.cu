@@ -19,9 +19,9 @@ __device__ __forceinline__ float weight(Span<const float> gate, float a, i64 i, 
 }
 
 // With an alpha of zero it is h, whatever the others hold.
-extern "C" __global__ void blend_forward(Span<const float> h, Span<const float> m,
-                                         Span<const float> x, Span<const float> gate,
-                                         Span<const float> alpha, Span<float> y, Mix of) {
+extern "C" __global__ void __launch_bounds__(256)
+    blend_forward(Span<const float> h, Span<const float> m, Span<const float> x,
+                  Span<const float> gate, Span<const float> alpha, Span<float> y, Mix of) {
     locate(h, m, x, gate, alpha, y);
     i64 i = first();
     if (i >= y.len) return;
@@ -36,10 +36,10 @@ extern "C" __global__ void blend_forward(Span<const float> h, Span<const float> 
 }
 
 // All gradients but the gate's.
-extern "C" __global__ void blend_gradient(Span<const float> h, Span<const float> m,
-                                          Span<const float> x, Span<const float> gate,
-                                          Span<const float> alpha, Span<const float> dy,
-                                          Span<float> dh, Span<float> dm, Span<float> dx, Mix of) {
+extern "C" __global__ void __launch_bounds__(256)
+    blend_gradient(Span<const float> h, Span<const float> m, Span<const float> x,
+                   Span<const float> gate, Span<const float> alpha, Span<const float> dy,
+                   Span<float> dh, Span<float> dm, Span<float> dx, Mix of) {
     locate(h, m, x, gate, alpha, dy, dh, dm, dx);
     i64 i = first();
     if (i >= dy.len) return;
@@ -60,9 +60,9 @@ extern "C" __global__ void blend_gradient(Span<const float> h, Span<const float>
 }
 
 // dgate = a·Σ dy·(m - h), in f64; a block for a sample.
-extern "C" __global__ void gate_gradient(Span<const float> h, Span<const float> m,
-                                         Span<const float> alpha, Span<const float> dy,
-                                         Span<float> dgate, Mix of) {
+extern "C" __global__ void __launch_bounds__(256)
+    gate_gradient(Span<const float> h, Span<const float> m, Span<const float> alpha,
+                  Span<const float> dy, Span<float> dgate, Mix of) {
     locate(h, m, alpha, dy, dgate);
     __shared__ double part[THREADS];
     if (dgate.len == 0) return;
@@ -79,8 +79,8 @@ extern "C" __global__ void gate_gradient(Span<const float> h, Span<const float> 
     }
 }
 
-extern "C" __global__ void tanh_mix(Span<const float> x, Span<const float> y, Span<const float> s,
-                                    Span<float> out) {
+extern "C" __global__ void __launch_bounds__(256)
+    tanh_mix(Span<const float> x, Span<const float> y, Span<const float> s, Span<float> out) {
     locate(x, y, s, out);
     i64 i = first();
     if (i < out.len) out[i] = x[i] + tanh_(s[0]) * (y[i] - x[i]);
@@ -92,10 +92,10 @@ struct Chunks {
 };
 
 // dx and dy, and a block's part of Σ dout·(y - x).
-extern "C" __global__ void tanh_mix_gradient(Span<const float> x, Span<const float> y,
-                                             Span<const float> s, Span<const float> dout,
-                                             Span<float> dx, Span<float> dy, Span<double> partial,
-                                             Chunks of) {
+extern "C" __global__ void __launch_bounds__(256)
+    tanh_mix_gradient(Span<const float> x, Span<const float> y, Span<const float> s,
+                      Span<const float> dout, Span<float> dx, Span<float> dy, Span<double> partial,
+                      Chunks of) {
     locate(x, y, s, dout, dx, dy, partial);
     __shared__ double part[THREADS];
     float t = tanh_(s[0]);
@@ -114,8 +114,8 @@ extern "C" __global__ void tanh_mix_gradient(Span<const float> x, Span<const flo
 }
 
 // ds += (1 - tanh²)·Σ; one block, which adds the parts.
-extern "C" __global__ void tanh_mix_scalar(Span<const double> partial, Span<const float> s,
-                                           Span<float> ds) {
+extern "C" __global__ void __launch_bounds__(256)
+    tanh_mix_scalar(Span<const double> partial, Span<const float> s, Span<float> ds) {
     locate(partial, s, ds);
     __shared__ double part[THREADS];
     double sum = 0.0;

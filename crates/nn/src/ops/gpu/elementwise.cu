@@ -5,13 +5,15 @@ struct Constant {
     float value;
 };
 
-extern "C" __global__ void fill(Span<float> y, Constant c) {
+extern "C" __global__ void __launch_bounds__(256)
+    fill(Span<float> y, Constant c) {
     locate(y);
     i64 i = first();
     if (i < y.len) y[i] = c.value;
 }
 
-extern "C" __global__ void multiply(Span<float> y, Constant c) {
+extern "C" __global__ void __launch_bounds__(256)
+    multiply(Span<float> y, Constant c) {
     locate(y);
     i64 i = first();
     if (i < y.len) y[i] *= c.value;
@@ -23,14 +25,16 @@ struct Options {
     u32 accumulate;
 };
 
-extern "C" __global__ void pass(Span<const float> x, Span<float> y, Options o) {
+extern "C" __global__ void __launch_bounds__(256)
+    pass(Span<const float> x, Span<float> y, Options o) {
     locate(x, y);
     i64 i = first();
     if (i < y.len) put(y[i], x[i], o.accumulate);
 }
 
 // NaN stays NaN.
-extern "C" __global__ void forward(Span<const float> x, Span<float> y, Options o) {
+extern "C" __global__ void __launch_bounds__(256)
+    forward(Span<const float> x, Span<float> y, Options o) {
     locate(x, y);
     i64 i = first();
     if (i >= y.len) return;
@@ -38,8 +42,8 @@ extern "C" __global__ void forward(Span<const float> x, Span<float> y, Options o
     y[i] = o.function == 0 ? (v <= 0.0f ? 0.0f : v) : o.function == 1 ? sigmoid_(v) : tanh_(v);
 }
 
-extern "C" __global__ void gradient(Span<const float> y, Span<const float> dy, Span<float> dx,
-                                    Options o) {
+extern "C" __global__ void __launch_bounds__(256)
+    gradient(Span<const float> y, Span<const float> dy, Span<float> dx, Options o) {
     locate(y, dy, dx);
     i64 i = first();
     if (i >= dx.len) return;
@@ -50,7 +54,8 @@ extern "C" __global__ void gradient(Span<const float> y, Span<const float> dy, S
     put(dx[i], value, o.accumulate);
 }
 
-extern "C" __global__ void add(Span<const float> a, Span<const float> b, Span<float> y) {
+extern "C" __global__ void __launch_bounds__(256)
+    add(Span<const float> a, Span<const float> b, Span<float> y) {
     locate(a, b, y);
     i64 i = first();
     if (i < y.len) y[i] = a[i] + b[i];
@@ -65,8 +70,8 @@ struct Channels {
 };
 
 // y = factor · x · scale; the gradient with respect to x is the same with dy in the place of x.
-extern "C" __global__ void scale(Span<const float> x, Span<const float> scale, Span<float> y,
-                                 Channels of) {
+extern "C" __global__ void __launch_bounds__(256)
+    scale(Span<const float> x, Span<const float> scale, Span<float> y, Channels of) {
     locate(x, scale, y);
     i64 i = first();
     if (i >= y.len) return;
@@ -76,8 +81,8 @@ extern "C" __global__ void scale(Span<const float> x, Span<const float> scale, S
 }
 
 // dscale[n][c] = factor · Σ over pixels of dy · x, in f64. One warp for a sample and channel.
-extern "C" __global__ void scale_gradient(Span<const float> x, Span<const float> dy,
-                                          Span<float> dscale, Channels of) {
+extern "C" __global__ void __launch_bounds__(256)
+    scale_gradient(Span<const float> x, Span<const float> dy, Span<float> dscale, Channels of) {
     locate(x, dy, dscale);
     i64 at = first() / 32;
     u32 lane = threadIdx.x % 32;

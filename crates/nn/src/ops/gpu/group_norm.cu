@@ -61,9 +61,9 @@ __device__ T group_sum(T value, T* part, const Group& of) {
 }
 
 // Mean first, then the variance in a second sweep about it, then the result.
-extern "C" __global__ void group_forward(Span<const float> x, Span<const float> gamma,
-                                         Span<const float> beta, Span<float> y, Span<float> mean,
-                                         Span<float> invstd, Group of) {
+extern "C" __global__ void __launch_bounds__(512)
+    group_forward(Span<const float> x, Span<const float> gamma, Span<const float> beta,
+                  Span<float> y, Span<float> mean, Span<float> invstd, Group of) {
     locate(x, gamma, beta, y, mean, invstd);
     __shared__ Pair part[THREADS];
     Part at(of);
@@ -112,10 +112,10 @@ extern "C" __global__ void group_forward(Span<const float> x, Span<const float> 
 
 // Sums of a sample, per channel of dy and dy·(x - mean)/deviation to `partial` [N][2][C], and of
 // those times gamma over a group; then dx, if it is wanted.
-extern "C" __global__ void group_gradient(Span<const float> x, Span<const float> gamma,
-                                          Span<const float> mean, Span<const float> invstd,
-                                          Span<const float> dy, Span<float> dx,
-                                          Span<double> partial, Group of) {
+extern "C" __global__ void __launch_bounds__(512)
+    group_gradient(Span<const float> x, Span<const float> gamma, Span<const float> mean,
+                   Span<const float> invstd, Span<const float> dy, Span<float> dx,
+                   Span<double> partial, Group of) {
     locate(x, gamma, mean, invstd, dy, dx, partial);
     __shared__ Pair part[THREADS];
     Part at(of);
@@ -154,8 +154,8 @@ extern "C" __global__ void group_gradient(Span<const float> x, Span<const float>
 }
 
 // Adds the sums over all samples to the parameters' gradients.
-extern "C" __global__ void group_parameters(Span<const double> partial, Span<float> dgamma,
-                                            Span<float> dbeta, Finish of) {
+extern "C" __global__ void __launch_bounds__(512)
+    group_parameters(Span<const double> partial, Span<float> dgamma, Span<float> dbeta, Finish of) {
     locate(partial, dgamma, dbeta);
     Pair sums = finish(partial, of);
     u32 i = finished_channel(of);

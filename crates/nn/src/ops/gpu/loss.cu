@@ -157,8 +157,8 @@ struct Samples {
     u32 samples;
 };
 
-extern "C" __global__ void train_sum(Span<const double> partials, Span<double> counts,
-                                     Span<double> log, Samples of) {
+extern "C" __global__ void __launch_bounds__(128)
+    train_sum(Span<const double> partials, Span<double> counts, Span<double> log, Samples of) {
     locate(partials, counts, log);
     __shared__ double part[128];
     Sums sums = of_all(partials, part);
@@ -198,7 +198,8 @@ extern "C" __global__ void __launch_bounds__(512)
     add_scores(sums, batch.to, scores);
 }
 
-extern "C" __global__ void evaluate_sum(Span<const double> partials, Span<double> scores, Rows to) {
+extern "C" __global__ void __launch_bounds__(128)
+    evaluate_sum(Span<const double> partials, Span<double> scores, Rows to) {
     locate(partials, scores);
     __shared__ double part[128];
     Sums sums = of_all(partials, part);

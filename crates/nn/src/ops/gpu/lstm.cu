@@ -13,9 +13,9 @@ struct Product {
 
 // gates = x · weight + both biases, in tiles of 64 by 64: 256 threads, each with 4 by 4 of them.
 // Every sum goes over the inputs in order, in `fmaf`.
-extern "C" __global__ void inputs(Span<const float> x, Span<const float> weight,
-                                  Span<const float> bias_ih, Span<const float> bias_hh,
-                                  Span<float> gates, Product of) {
+extern "C" __global__ void __launch_bounds__(256)
+    inputs(Span<const float> x, Span<const float> weight, Span<const float> bias_ih,
+           Span<const float> bias_hh, Span<float> gates, Product of) {
     locate(x, weight, bias_ih, bias_hh, gates);
     // 66: threads that store 16 inputs of two rows meet no bank twice.
     __shared__ float rows[16][66], columns[16][64];
@@ -144,8 +144,9 @@ extern "C" __global__ void __launch_bounds__(1024)
     }
 }
 
-extern "C" __global__ void states_before(Span<const float> h, Span<const float> keep,
-                                         Span<const float> state, Span<float> to, Shape of) {
+extern "C" __global__ void __launch_bounds__(256)
+    states_before(Span<const float> h, Span<const float> keep, Span<const float> state,
+                  Span<float> to, Shape of) {
     locate(h, keep, state, to);
     i64 i = first();
     if (i >= to.len) return;

@@ -60,7 +60,8 @@ __device__ void leave(Pair sums, const Tile& at, u32 c, Span<double> partial) {
 
 // Sums of the distance from the first pixel, and of its square. A distance from one of the values
 // is exactly 0 in a constant channel, and f64 leaves nothing else to cancel.
-extern "C" __global__ void batch_sums(Span<const float> x, Span<double> partial, Tiles of) {
+extern "C" __global__ void __launch_bounds__(256)
+    batch_sums(Span<const float> x, Span<double> partial, Tiles of) {
     locate(x, partial);
     Tile at(of);
     double shift = at.channel < of.c ? (double)x[at.channel] : 0.0;
@@ -74,8 +75,9 @@ extern "C" __global__ void batch_sums(Span<const float> x, Span<double> partial,
     leave(sums, at, of.c, partial);
 }
 
-extern "C" __global__ void batch_moments(Span<const float> x, Span<const double> partial,
-                                         Span<float> mean, Span<float> var, Finish of) {
+extern "C" __global__ void __launch_bounds__(512)
+    batch_moments(Span<const float> x, Span<const double> partial, Span<float> mean,
+                  Span<float> var, Finish of) {
     locate(x, partial, mean, var);
     Pair sums = finish(partial, of);
     u32 channel = finished_channel(of);
@@ -93,9 +95,9 @@ struct Running {
     float unbiased;
 };
 
-extern "C" __global__ void update_running(Span<const float> mean, Span<const float> var,
-                                          Span<float> running_mean, Span<float> running_var,
-                                          Span<i64> batches, Running of) {
+extern "C" __global__ void __launch_bounds__(256)
+    update_running(Span<const float> mean, Span<const float> var, Span<float> running_mean,
+                   Span<float> running_var, Span<i64> batches, Running of) {
     locate(mean, var, running_mean, running_var, batches);
     i64 i = first();
     if (i < mean.len) {
@@ -123,9 +125,9 @@ __device__ Affine affine(Span<const float> mean, Span<const float> var, Span<con
     return {mean[at.channel], scales[column], beta[at.channel]};
 }
 
-extern "C" __global__ void batch_forward(Span<const float> x, Span<const float> mean,
-                                         Span<const float> var, Span<const float> gamma,
-                                         Span<const float> beta, Span<float> y, Batch of) {
+extern "C" __global__ void __launch_bounds__(256)
+    batch_forward(Span<const float> x, Span<const float> mean, Span<const float> var,
+                  Span<const float> gamma, Span<const float> beta, Span<float> y, Batch of) {
     locate(x, mean, var, gamma, beta, y);
     Tile at(of.tiles);
     Affine z = affine(mean, var, gamma, beta, at, of);
@@ -152,10 +154,10 @@ __device__ __forceinline__ i64 window(u32 p, u32 channel, const Batch& of) {
     return (i64)((n * of.h + 2 * y) * of.w + 2 * x) * of.tiles.c + channel;
 }
 
-extern "C" __global__ void batch_forward_pooled(Span<const float> x, Span<const float> mean,
-                                                Span<const float> var, Span<const float> gamma,
-                                                Span<const float> beta, Span<float> y,
-                                                Span<u8> codes, Batch of) {
+extern "C" __global__ void __launch_bounds__(256)
+    batch_forward_pooled(Span<const float> x, Span<const float> mean, Span<const float> var,
+                         Span<const float> gamma, Span<const float> beta, Span<float> y,
+                         Span<u8> codes, Batch of) {
     locate(x, mean, var, gamma, beta, y, codes);
     Tile at(of.tiles);
     Affine z = affine(mean, var, gamma, beta, at, of);
@@ -180,10 +182,10 @@ extern "C" __global__ void batch_forward_pooled(Span<const float> x, Span<const 
 }
 
 // Sums of dz and of dz·(x - mean), dz being what the activation lets pass of dy.
-extern "C" __global__ void batch_gradient_sums(Span<const float> x, Span<const float> mean,
-                                               Span<const float> var, Span<const float> gamma,
-                                               Span<const float> beta, Span<const float> dy,
-                                               Span<double> partial, Batch of) {
+extern "C" __global__ void __launch_bounds__(256)
+    batch_gradient_sums(Span<const float> x, Span<const float> mean, Span<const float> var,
+                        Span<const float> gamma, Span<const float> beta, Span<const float> dy,
+                        Span<double> partial, Batch of) {
     locate(x, mean, var, gamma, beta, dy, partial);
     Tile at(of.tiles);
     Affine z = affine(mean, var, gamma, beta, at, of);
@@ -201,9 +203,9 @@ extern "C" __global__ void batch_gradient_sums(Span<const float> x, Span<const f
 
 // The same through a pool, over outputs: the codes say which pixel each came from. (Of a blocked
 // window the last one, as on the processor, where only an infinity or NaN matters.)
-extern "C" __global__ void batch_gradient_sums_pooled(Span<const float> x, Span<const float> mean,
-                                                      Span<const float> dy, Span<const u8> codes,
-                                                      Span<double> partial, Batch of) {
+extern "C" __global__ void __launch_bounds__(256)
+    batch_gradient_sums_pooled(Span<const float> x, Span<const float> mean, Span<const float> dy,
+                               Span<const u8> codes, Span<double> partial, Batch of) {
     locate(x, mean, dy, codes, partial);
     Tile at(of.tiles);
     u32 c = of.tiles.c, row = of.w * c;
@@ -223,10 +225,9 @@ extern "C" __global__ void batch_gradient_sums_pooled(Span<const float> x, Span<
 
 // From the sums to the parameters' gradients, and to `coefficients` [3][C] of the input's: scale,
 // and what mean and variance take away.
-extern "C" __global__ void batch_coefficients(Span<const double> partial, Span<const float> var,
-                                              Span<const float> gamma, Span<float> dgamma,
-                                              Span<float> dbeta, Span<float> coefficients,
-                                              Finish of) {
+extern "C" __global__ void __launch_bounds__(512)
+    batch_coefficients(Span<const double> partial, Span<const float> var, Span<const float> gamma,
+                       Span<float> dgamma, Span<float> dbeta, Span<float> coefficients, Finish of) {
     locate(partial, var, gamma, dgamma, dbeta, coefficients);
     Pair sums = finish(partial, of);
     u32 i = finished_channel(of);
@@ -240,10 +241,10 @@ extern "C" __global__ void batch_coefficients(Span<const double> partial, Span<c
     coefficients[2 * of.c + i] = (float)((double)scale * dot / deviation / of.count);
 }
 
-extern "C" __global__ void batch_input_gradient(Span<const float> x, Span<const float> mean,
-                                                Span<const float> beta,
-                                                Span<const float> coefficients,
-                                                Span<const float> dy, Span<float> dx, Batch of) {
+extern "C" __global__ void __launch_bounds__(256)
+    batch_input_gradient(Span<const float> x, Span<const float> mean, Span<const float> beta,
+                         Span<const float> coefficients, Span<const float> dy, Span<float> dx,
+                         Batch of) {
     locate(x, mean, beta, coefficients, dy, dx);
     Tile at(of.tiles);
     u32 c = of.tiles.c, i = at.channel;
@@ -270,10 +271,10 @@ extern "C" __global__ void batch_input_gradient(Span<const float> x, Span<const 
 }
 
 // Over windows, those cut off by an odd last row or column among them, which get no dz.
-extern "C" __global__ void batch_input_gradient_pooled(Span<const float> x, Span<const float> mean,
-                                                       Span<const float> coefficients,
-                                                       Span<const float> dy, Span<const u8> codes,
-                                                       Span<float> dx, Batch of) {
+extern "C" __global__ void __launch_bounds__(256)
+    batch_input_gradient_pooled(Span<const float> x, Span<const float> mean,
+                                Span<const float> coefficients, Span<const float> dy,
+                                Span<const u8> codes, Span<float> dx, Batch of) {
     locate(x, mean, coefficients, dy, codes, dx);
     Tile at(of.tiles);
     u32 c = of.tiles.c, i = at.channel;

@@ -32,8 +32,9 @@ __device__ __forceinline__ Part part_of(const Ranges& ranges, u32 chunk) {
 }
 
 // Sums of squares of chunks of 4096 elements, in f64; 256 threads.
-extern "C" __global__ void squares(Span<const float> gradient, Span<double> partials,
-                                   const __grid_constant__ Ranges ranges) {
+extern "C" __global__ void __launch_bounds__(256)
+    squares(Span<const float> gradient, Span<double> partials,
+            const __grid_constant__ Ranges ranges) {
     locate(gradient, partials);
     __shared__ double part[256];
     Part of = part_of(ranges, 4096);
@@ -59,9 +60,9 @@ struct Tensors {
 // Adds the tensors' norms to the group's metrics (`add_group`); behind the last comes the
 // coefficient of `clip_coefficient`. One block of 256 threads, a warp for a tensor; the group's sum
 // over the tensors is in order. `carried` is the sum so far where they come in several calls.
-extern "C" __global__ void norms(Span<const double> partials, Span<double> carried,
-                                 Span<double> row, Span<float> clip,
-                                 const __grid_constant__ Tensors of) {
+extern "C" __global__ void __launch_bounds__(256, 1)
+    norms(Span<const double> partials, Span<double> carried, Span<double> row, Span<float> clip,
+          const __grid_constant__ Tensors of) {
     locate(partials, carried, row, clip);
     __shared__ double square[120];
     __shared__ u32 flags[120];
@@ -101,8 +102,9 @@ extern "C" __global__ void norms(Span<const double> partials, Span<double> carri
 }
 
 // Scales chunks of 1024 elements; most gradients are within bounds, and are not written.
-extern "C" __global__ void clip(Span<float> gradient, Span<const float> coefficient,
-                                const __grid_constant__ Ranges ranges) {
+extern "C" __global__ void __launch_bounds__(256)
+    clip(Span<float> gradient, Span<const float> coefficient,
+         const __grid_constant__ Ranges ranges) {
     locate(gradient, coefficient);
     float factor = coefficient[0];
     if (factor == 1.0f) return;
@@ -111,7 +113,8 @@ extern "C" __global__ void clip(Span<float> gradient, Span<const float> coeffici
 }
 
 // Behind the last block that reads the coefficient.
-extern "C" __global__ void clipped(Span<float> coefficient) {
+extern "C" __global__ void __launch_bounds__(32)
+    clipped(Span<float> coefficient) {
     locate(coefficient);
     if (first() == 0) coefficient[0] = 1.0f;
 }
@@ -124,9 +127,9 @@ struct Sgd {
 };
 
 // Chunks of 1024 elements.
-extern "C" __global__ void sgd(Span<const float> gradient, Span<const float> clip,
-                               Span<float> values, Span<float> momentum,
-                               const __grid_constant__ Sgd of) {
+extern "C" __global__ void __launch_bounds__(256)
+    sgd(Span<const float> gradient, Span<const float> clip, Span<float> values,
+        Span<float> momentum, const __grid_constant__ Sgd of) {
     locate(gradient, clip, values, momentum);
     float factor = clip[0];
     Part part = part_of(of.ranges, 1024);
@@ -156,7 +159,8 @@ __device__ double power(double x, i64 n) {
 
 // Counts a step of Adam, and finds its rate and root (`AdamStep`), which are the same for all
 // elements.
-extern "C" __global__ void adam_begin(Span<i64> steps, Span<float> corrections, Decays of) {
+extern "C" __global__ void __launch_bounds__(32)
+    adam_begin(Span<i64> steps, Span<float> corrections, Decays of) {
     locate(steps, corrections);
     if (first() != 0) return;
     i64 step = steps[0] + 1;
@@ -173,10 +177,10 @@ struct Adam {
 };
 
 // Chunks of 1024 elements.
-extern "C" __global__ void adam(Span<const float> gradient, Span<const float> clip,
-                                Span<const float> corrections, Span<float> values,
-                                Span<float> average, Span<float> square,
-                                const __grid_constant__ Adam of) {
+extern "C" __global__ void __launch_bounds__(256)
+    adam(Span<const float> gradient, Span<const float> clip, Span<const float> corrections,
+         Span<float> values, Span<float> average, Span<float> square,
+         const __grid_constant__ Adam of) {
     locate(gradient, clip, corrections, values, average, square);
     float factor = clip[0], rate = corrections[0], root = corrections[1];
     Part part = part_of(of.ranges, 1024);

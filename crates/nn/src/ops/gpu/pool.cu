@@ -16,8 +16,8 @@ struct Shape {
 };
 
 // The maximum of each window: the first of equals in row-major order, the last NaN.
-extern "C" __global__ void max_forward(Span<const float> x, Span<float> y, Span<u8> positions,
-                                       Shape of) {
+extern "C" __global__ void __launch_bounds__(256)
+    max_forward(Span<const float> x, Span<float> y, Span<u8> positions, Shape of) {
     locate(x, y, positions);
     u32 i = (u32)first();
     if (i >= y.len) return;
@@ -41,8 +41,8 @@ extern "C" __global__ void max_forward(Span<const float> x, Span<float> y, Span<
 }
 
 // One thread an input: it gathers from the windows that it is in, in their order.
-extern "C" __global__ void max_gradient(Span<const float> dy, Span<const u8> positions,
-                                        Span<float> dx, Shape of) {
+extern "C" __global__ void __launch_bounds__(256, 1)
+    max_gradient(Span<const float> dy, Span<const u8> positions, Span<float> dx, Shape of) {
     locate(dy, positions, dx);
     u32 i = (u32)first();
     if (i >= dx.len) return;
@@ -66,8 +66,8 @@ extern "C" __global__ void max_gradient(Span<const float> dy, Span<const u8> pos
 }
 
 // The codes that a pooled batch norm would have written.
-extern "C" __global__ void norm_codes(Span<const float> y, Span<const u8> positions,
-                                      Span<u8> codes) {
+extern "C" __global__ void __launch_bounds__(256)
+    norm_codes(Span<const float> y, Span<const u8> positions, Span<u8> codes) {
     locate(y, positions, codes);
     i64 i = first();
     if (i < codes.len) codes[i] = y[i] <= 0.0f ? (u8)BLOCKED : positions[i];
@@ -83,7 +83,8 @@ struct Average {
 };
 
 // Sums in f64. A block has `columns` channels of a sample; its rows of threads share the pixels.
-extern "C" __global__ void average_forward(Span<const float> x, Span<float> y, Average of) {
+extern "C" __global__ void __launch_bounds__(256)
+    average_forward(Span<const float> x, Span<float> y, Average of) {
     locate(x, y);
     __shared__ double part[256];
     u32 log = __popc(of.columns - 1), across = (of.c.by + of.columns - 1) >> log;
@@ -101,7 +102,8 @@ extern "C" __global__ void average_forward(Span<const float> x, Span<float> y, A
     if (threadIdx.x < of.columns && c < of.c.by) y[(i64)n * of.c.by + c] = (float)sum * of.scale;
 }
 
-extern "C" __global__ void average_gradient(Span<const float> dy, Span<float> dx, Average of) {
+extern "C" __global__ void __launch_bounds__(256)
+    average_gradient(Span<const float> dy, Span<float> dx, Average of) {
     locate(dy, dx);
     u32 i = (u32)first();
     if (i >= dx.len) return;

@@ -144,12 +144,11 @@ __device__ u32 softmax(const Batch& batch, Span<float> gradient, Part of, float*
 // Leaves the softmax of the heads that are used in the gradient, records the reference, and writes
 // what the row adds to the sums. A block of 32 threads a row; shared memory for the choices of the
 // largest head.
-extern "C" __global__ void rows_forward(Span<const float> outputs, Span<const u32> choices,
-                                        Span<const unsigned char> legal,
-                                        Span<const float> advantages, Span<const float> returns,
-                                        Span<float> gradient, Span<float> reference,
-                                        Span<double> columns,
-                                        const __grid_constant__ Objective of) {
+extern "C" __global__ void __launch_bounds__(32)
+    rows_forward(Span<const float> outputs, Span<const u32> choices,
+                 Span<const unsigned char> legal, Span<const float> advantages,
+                 Span<const float> returns, Span<float> gradient, Span<float> reference,
+                 Span<double> columns, const __grid_constant__ Objective of) {
     locate(outputs, choices, legal, advantages, returns, gradient, reference, columns);
     extern __shared__ float terms[];
     Batch batch = {outputs, choices, legal, advantages, returns};
@@ -282,12 +281,11 @@ __device__ void differentiate(const Batch& batch, Span<float> gradient, Part of,
 
 // The gradient of a row, from the softmax that lies there and the report. Blocks as in
 // `rows_forward`.
-extern "C" __global__ void rows_backward(Span<const float> outputs, Span<const u32> choices,
-                                         Span<const unsigned char> legal,
-                                         Span<const float> advantages, Span<const float> returns,
-                                         Span<float> gradient, Span<const float> reference,
-                                         Span<const double> report,
-                                         const __grid_constant__ Objective of) {
+extern "C" __global__ void __launch_bounds__(32)
+    rows_backward(Span<const float> outputs, Span<const u32> choices,
+                  Span<const unsigned char> legal, Span<const float> advantages,
+                  Span<const float> returns, Span<float> gradient, Span<const float> reference,
+                  Span<const double> report, const __grid_constant__ Objective of) {
     locate(outputs, choices, legal, advantages, returns, gradient, reference, report);
     extern __shared__ float terms[];
     Batch batch = {outputs, choices, legal, advantages, returns};

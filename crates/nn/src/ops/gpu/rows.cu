@@ -8,8 +8,8 @@ struct Lookup {
     Divisor size;
 };
 
-extern "C" __global__ void embed(Span<const u32> indices, Span<const float> table, Span<float> y,
-                                 Lookup of) {
+extern "C" __global__ void __launch_bounds__(256)
+    embed(Span<const u32> indices, Span<const float> table, Span<float> y, Lookup of) {
     locate(indices, table, y);
     u32 i = (u32)first();
     if (i >= y.len) return;
@@ -19,8 +19,8 @@ extern "C" __global__ void embed(Span<const u32> indices, Span<const float> tabl
 
 // A block has one row of the table. It lists where the row is named, THREADS indices at a time, and
 // adds those rows of dy in their order.
-extern "C" __global__ void embed_gradient(Span<const u32> indices, Span<const float> dy,
-                                          Span<float> table, Lookup of) {
+extern "C" __global__ void __launch_bounds__(128)
+    embed_gradient(Span<const u32> indices, Span<const float> dy, Span<float> table, Lookup of) {
     locate(indices, dy, table);
     __shared__ u32 named[THREADS];
     __shared__ u32 counts[THREADS / 32];
@@ -48,7 +48,8 @@ extern "C" __global__ void embed_gradient(Span<const u32> indices, Span<const fl
     }
 }
 
-extern "C" __global__ void copy_indices(Span<const u32> from, Span<u32> to) {
+extern "C" __global__ void __launch_bounds__(256)
+    copy_indices(Span<const u32> from, Span<u32> to) {
     locate(from, to);
     i64 i = first();
     if (i < to.len) to[i] = from[i];
@@ -67,13 +68,15 @@ __device__ __forceinline__ i64 in_whole(u32 i, const Columns& at) {
     return (i64)row * at.width + at.first + column;
 }
 
-extern "C" __global__ void put_columns(Span<const float> part, Span<float> whole, Columns at) {
+extern "C" __global__ void __launch_bounds__(256)
+    put_columns(Span<const float> part, Span<float> whole, Columns at) {
     locate(part, whole);
     u32 i = (u32)first();
     if (i < part.len) whole[in_whole(i, at)] = part[i];
 }
 
-extern "C" __global__ void take_columns(Span<const float> whole, Span<float> part, Columns at) {
+extern "C" __global__ void __launch_bounds__(256)
+    take_columns(Span<const float> whole, Span<float> part, Columns at) {
     locate(whole, part);
     u32 i = (u32)first();
     if (i < part.len) put(part[i], whole[in_whole(i, at)], at.accumulate);

@@ -143,11 +143,10 @@ __device__ float entropy(Floored of, float* p, u32 choices) {
 }
 
 // A block of 32 threads a row; shared memory for the choices of the largest head.
-extern "C" __global__ void draw(Span<const float> outputs, Span<const u32> legality,
-                                Span<const u32> step, Span<u32> choices,
-                                Span<unsigned char> legal, Span<float> log_probs,
-                                Span<float> entropies, Span<float> values,
-                                const __grid_constant__ Rules rules) {
+extern "C" __global__ void __launch_bounds__(32)
+    draw(Span<const float> outputs, Span<const u32> legality, Span<const u32> step,
+         Span<u32> choices, Span<unsigned char> legal, Span<float> log_probs, Span<float> entropies,
+         Span<float> values, const __grid_constant__ Rules rules) {
     locate(outputs, legality, step, choices, legal, log_probs, entropies, values);
     extern __shared__ float p[];
     From from = {outputs, legality, step};

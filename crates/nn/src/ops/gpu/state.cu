@@ -5,8 +5,8 @@ struct Layout {
     double head[3];  // groups, configurations, capacity of the log
 };
 
-extern "C" __global__ void reset_metrics(Span<double> metrics,
-                                         const __grid_constant__ Layout of) {
+extern "C" __global__ void __launch_bounds__(256)
+    reset_metrics(Span<double> metrics, const __grid_constant__ Layout of) {
     locate(metrics);
     i64 i = first();
     if (i < metrics.len) metrics[i] = i < 3 ? of.head[i] : 0.0;
@@ -24,21 +24,23 @@ __device__ __forceinline__ u64* whole(Span<double> count) {
     return (u64*)&count[0];
 }
 
-extern "C" __global__ void count_begin(Span<double> count) {
+extern "C" __global__ void __launch_bounds__(32)
+    count_begin(Span<double> count) {
     locate(count);
     if (first() == 0) *whole(count) = 0;
 }
 
-extern "C" __global__ void count_end(Span<double> count) {
+extern "C" __global__ void __launch_bounds__(32)
+    count_end(Span<double> count) {
     locate(count);
     if (first() == 0) count[0] = (double)*whole(count);
 }
 
 // Counts what is NaN or infinite in chunks of 4096 elements; 256 threads.
-extern "C" __global__ void count(Span<const float> a, Span<const float> b, Span<const float> c,
-                                 Span<const float> d, Span<const float> e, Span<const float> f,
-                                 Span<const float> g, Span<const float> h, Span<double> count,
-                                 Blocks of) {
+extern "C" __global__ void __launch_bounds__(256)
+    count(Span<const float> a, Span<const float> b, Span<const float> c, Span<const float> d,
+          Span<const float> e, Span<const float> f, Span<const float> g, Span<const float> h,
+          Span<double> count, Blocks of) {
     locate(a, b, c, d, e, f, g, h, count);
     __shared__ u32 part[256];
     Span<const float> x = a;
@@ -65,19 +67,24 @@ struct Begin {
 
 // The hash goes on over the words of these tensors. Each word's step needs the one before, so one
 // thread takes them all, while the others fetch the next words for it. One block of 256 threads.
-extern "C" __global__ void fingerprint(Span<const u32> a, Span<const u32> b, Span<const u32> c,
-                                       Span<const u32> d, Span<const u32> e, Span<const u32> f,
-                                       Span<const u32> g, Span<const u32> h, Span<double> halves,
-                                       Begin of) {
+extern "C" __global__ void __launch_bounds__(256)
+    fingerprint(Span<const u32> a, Span<const u32> b, Span<const u32> c, Span<const u32> d,
+                Span<const u32> e, Span<const u32> f, Span<const u32> g, Span<const u32> h,
+                Span<double> halves, Begin of) {
     locate(a, b, c, d, e, f, g, h, halves);
     __shared__ u32 tile[2][2048];
     u64 hash = 0xcbf29ce484222325ull;
     if (!of.begins) hash = (u64)halves[0] << 32 | (u64)halves[1];
-    const Span<const u32> tensors[8] = {a, b, c, d, e, f, g, h};
+    const Span<const u32> others[7] = {b, c, d, e, f, g, h};
     u32 turn = 0;
 #pragma unroll 1
     for (u32 n = 0; n < 8; ++n) {
-        Span<const u32> words = tensors[n];
+        Span<const u32> words = a;
+        // An index that the compiler knows: the spans stay in registers.
+#pragma unroll
+        for (u32 i = 0; i < 7; ++i) {
+            if (n == i + 1) words = others[i];
+        }
         // In a round the tile of the round before is hashed.
         for (i64 start = 0; words.len > 0 && start < words.len + 2048; start += 2048) {
             if (threadIdx.x >= 32) {
