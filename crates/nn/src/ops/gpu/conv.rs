@@ -6,7 +6,9 @@ use bytemuck::{Pod, Zeroable};
 use meristem_device::{Call, Header, Kernel, Operand, Source};
 use smallvec::smallvec;
 
-use super::{Emission, Emitted, HEADERS, READ, WRITE, emitted, kernel, read, source, write};
+use super::{
+    At, Emission, Emitted, HEADERS, READ, WRITE, emitted, kernel, norm, read, source, write,
+};
 use crate::kernels::conv::ConvShape;
 use crate::kernels::pad16;
 use crate::ops::conv::Op;
@@ -58,8 +60,8 @@ static DEPTHWISE_WEIGHT: Kernel =
 static STATISTICS_PARTS: Kernel =
     kernel::<Statistics>(&SUMS, "statistics_parts", &[READ, Operand::write::<f64>()]);
 static STATISTICS_FINISH: Kernel =
-    kernel::<Statistics>(&SUMS, "statistics_finish", &[Operand::read::<f64>(), WRITE, WRITE]);
-static WEIGHT_FINISH: Kernel = kernel::<Finish>(&SUMS, "weight_finish", &[READ, WRITE, WRITE]);
+    kernel::<norm::Finish>(&SUMS, "statistics_finish", &[Operand::read::<f64>(), WRITE, WRITE]);
+static WEIGHT_FINISH: Kernel = kernel::<Weights>(&SUMS, "weight_finish", &[READ, WRITE, WRITE]);
 
 /// Blocks that keep a GPU busy, which has 100 to 150 multiprocessors.
 const BUSY: usize = 256;
@@ -95,7 +97,7 @@ struct Statistics {
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct Finish {
+struct Weights {
     weights: u32,
     columns: u32,
     step: u32,
@@ -231,14 +233,18 @@ pub(super) fn scratch(op: &Op) -> usize {
 }
 
 fn forward(shape: &ConvShape) -> Emitted {
-    let of = conv(shape, Parts::NONE, false);
+    product(shape, &[read(0), read(1), read(2), write(0)])
+}
+
+/// A convolution of any shape, over x, weights, bias and y.
+pub(super) fn product(shape: &ConvShape, operands: &[At; 4]) -> Emitted {
     let size = [pixels(shape), shape.job_out(), shape.jobs()];
     let call = if shape.is_depthwise() {
         Call::each(&DEPTHWISE_FORWARD, shape.output().len())
     } else {
         FORWARD.call(size)
     };
-    emitted(call, &[read(0), read(1), read(2), write(0)], of)
+    emitted(call, operands, conv(shape, Parts::NONE, false))
 }
 
 /// Parts of the output pixels whose sums the statistics are made of: tiles if these are summed
@@ -267,8 +273,8 @@ fn forward_with_statistics(shape: &ConvShape) -> Emission {
         part_pixels: parts.pixels as u32,
     };
     let sums = write(3).part(0, statistics_len(shape));
-    let finish = Call::each(&STATISTICS_FINISH, 32 * shape.out_c);
-    let finish = emitted(finish, &[sums, write(1), write(2)], of);
+    let finish = norm::Finish::new(shape.out_c, parts.count, pixels(shape), 0.0);
+    let finish = emitted(finish.call(&STATISTICS_FINISH), &[sums, write(1), write(2)], finish);
     if window::fits(shape) {
         return smallvec![window::forward_with_sums(shape, statistics_len(shape)), finish];
     }
@@ -294,7 +300,7 @@ fn weight_gradient(shape: &ConvShape) -> Emission {
 
 /// Adds the parts' sums in scratch to the gradients of the parameters.
 fn finish(shape: &ConvShape, parts: usize) -> Emitted {
-    let finish = Finish {
+    let finish = Weights {
         weights: weights(shape) as u32,
         columns: shape.job_out() as u32,
         step: pad16(shape.job_out()) as u32,

@@ -63,8 +63,9 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // x [N][pixels][C], scale [N][C].
 struct Channels {
-    u32 pixels;
-    u32 c;
+    Divisor pixels;
+    Divisor c;
+    u32 columns;
     float factor;
     u32 accumulate;
 };
@@ -73,29 +74,29 @@ struct Channels {
 extern "C" __global__ void __launch_bounds__(256)
     scale(Span<const float> x, Span<const float> scale, Span<float> y, Channels of) {
     locate(x, scale, y);
-    i64 i = first();
+    u32 i = (u32)first();
     if (i >= y.len) return;
-    u32 c = i % of.c;
-    i64 sample = i / of.c / of.pixels;
-    put(y[i], of.factor * x[i] * scale[sample * of.c + c], of.accumulate);
+    u32 c, pixel, sample = of.pixels.divide(of.c.divide(i, c), pixel);
+    put(y[i], of.factor * x[i] * scale[(i64)sample * of.c.by + c], of.accumulate);
 }
 
-// dscale[n][c] = factor · Σ over pixels of dy · x, in f64. One warp for a sample and channel.
+// dscale[n][c] = factor · Σ over pixels of dy · x, in f64.
 extern "C" __global__ void __launch_bounds__(256)
     scale_gradient(Span<const float> x, Span<const float> dy, Span<float> dscale, Channels of) {
     locate(x, dy, dscale);
-    i64 at = first() / 32;
-    u32 lane = threadIdx.x % 32;
+    __shared__ double part[256];
+    OverPixels at(of.columns, of.c.by);
     double sum = 0.0;
-    if (at < dscale.len) {
-        i64 sample = at / of.c, c = at % of.c, image = sample * of.pixels * of.c;
-        for (u32 p = lane; p < of.pixels; p += 32) {
-            i64 i = image + (i64)p * of.c + c;
+    if (at.channel < of.c.by) {
+        i64 image = (i64)at.sample * of.pixels.by * of.c.by + at.channel;
+#pragma unroll 4
+        for (u32 p = at.row; p < of.pixels.by; p += at.rows) {
+            i64 i = image + (i64)p * of.c.by;
             sum += (double)(dy[i] * x[i]);
         }
     }
-    for (u32 step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    if (at < dscale.len && lane == 0) {
-        put(dscale[at], (float)((double)of.factor * sum), of.accumulate);
-    }
+    sum = column_sum(sum, part, of.columns);
+    if (at.row > 0 || at.channel >= of.c.by) return;
+    float total = (float)((double)of.factor * sum);
+    put(dscale[(i64)at.sample * of.c.by + at.channel], total, of.accumulate);
 }

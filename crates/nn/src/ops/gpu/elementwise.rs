@@ -4,6 +4,8 @@ use bytemuck::{Pod, Zeroable};
 use meristem_device::{Call, Kernel, Source};
 use smallvec::smallvec;
 
+use super::divisor::Divisor;
+use super::over_pixels::{columns, over_pixels};
 use super::{Emission, READ, WRITE, emitted, kernel, plain, read, source, write};
 use crate::kernels::ImageShape;
 use crate::ops::elementwise::{Function, Op};
@@ -29,8 +31,9 @@ struct Options {
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct Channels {
-    pixels: u32,
-    c: u32,
+    pixels: Divisor,
+    c: Divisor,
+    columns: u32,
     factor: f32,
     accumulate: u32,
 }
@@ -45,8 +48,8 @@ fn options(function: Function, accumulate: bool) -> Options {
 }
 
 fn channels(shape: &ImageShape, factor: f32, accumulate: bool) -> Channels {
-    let (pixels, c) = (shape.pixels() as u32, shape.c as u32);
-    Channels { pixels, c, factor, accumulate: accumulate.into() }
+    let [pixels, c] = [shape.pixels(), shape.c].map(Divisor::new);
+    Channels { pixels, c, columns: columns(shape), factor, accumulate: accumulate.into() }
 }
 
 pub(super) fn emit(op: &Op) -> Emission {
@@ -74,7 +77,6 @@ pub(super) fn emit(op: &Op) -> Emission {
             smallvec![emitted(each(&SCALE, shape.len()), &[read(0), read(1), write(0)], of)]
         }
         Op::ScaleGradient { shape, factor, accumulate: [dx, dscale] } => {
-            let warps = 32 * shape.batch * shape.c;
             smallvec![
                 emitted(
                     each(&SCALE, shape.len()),
@@ -82,7 +84,7 @@ pub(super) fn emit(op: &Op) -> Emission {
                     channels(&shape, factor, dx),
                 ),
                 emitted(
-                    each(&SCALE_GRADIENT, warps),
+                    over_pixels(&SCALE_GRADIENT, &shape),
                     &[read(0), read(2), write(1)],
                     channels(&shape, factor, dscale),
                 ),

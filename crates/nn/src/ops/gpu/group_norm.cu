@@ -146,9 +146,21 @@ extern "C" __global__ void __launch_bounds__(512)
                      (float)(inverse * inverse * inverse * weighted.b * of.share)};
     for (u32 ch = at.column; ch < at.width; ch += of.columns) {
         Affine z = {centre, (float)((double)gamma[at.begin + ch] * inverse), 0.0f};
-        for (u32 p = at.row; p < of.pixels; p += at.rows) {
-            i64 i = at.image + (i64)p * of.c + ch;
-            put(dx[i], slopes(dy[i], x[i], z), of.accumulate);
+        for (u32 p = at.row; p < of.pixels; p += BATCH * at.rows) {
+            float v[BATCH], d[BATCH];
+#pragma unroll
+            for (u32 k = 0; k < BATCH; ++k) {
+                i64 pixel = p + k * at.rows;
+                if (pixel >= of.pixels) continue;
+                v[k] = x[at.image + pixel * of.c + ch];
+                d[k] = dy[at.image + pixel * of.c + ch];
+            }
+#pragma unroll
+            for (u32 k = 0; k < BATCH; ++k) {
+                i64 pixel = p + k * at.rows;
+                if (pixel >= of.pixels) continue;
+                put(dx[at.image + pixel * of.c + ch], slopes(d[k], v[k], z), of.accumulate);
+            }
         }
     }
 }

@@ -1,62 +1,7 @@
-// LSTM over sequences (kernels/lstm.rs). Rows are [T][B]; gates i, f, g, o lie side by side in a
+// LSTM over sequences (kernels/lstm.rs), behind the product with all inputs. Rows are [T][B]; gates i, f, g, o lie side by side in a
 // row of 4H; weights have rows of `pitch`, 4H padded; a state is h, then c. Steps of a sequence
 // depend on each other and on no other sequence: one block goes through all of them.
 #include "nn.cuh"
-
-struct Product {
-    u32 rows;
-    u32 depth;
-    u32 columns;
-    u32 pitch;
-    u32 tiles;  // across the columns
-};
-
-// gates = x · weight + both biases, in tiles of 64 by 64: 256 threads, each with 4 by 4 of them.
-// Every sum goes over the inputs in order, in `fmaf`.
-extern "C" __global__ void __launch_bounds__(256)
-    inputs(Span<const float> x, Span<const float> weight, Span<const float> bias_ih,
-           Span<const float> bias_hh, Span<float> gates, Product of) {
-    locate(x, weight, bias_ih, bias_hh, gates);
-    // 66: threads that store 16 inputs of two rows meet no bank twice.
-    __shared__ float rows[16][66], columns[16][64];
-    i64 first_row = (i64)(blockIdx.x / of.tiles) * 64;
-    u32 first_column = blockIdx.x % of.tiles * 64;
-    u32 across = threadIdx.x % 16, down = threadIdx.x / 16;
-    float sums[4][4] = {};
-    for (u32 start = 0; start < of.depth; start += 16) {
-#pragma unroll
-        for (u32 i = 0; i < 4; ++i) {
-            u32 k = start + across, at = down + 16 * i;
-            bool inside = k < of.depth && first_row + at < of.rows;
-            rows[across][at] = inside ? x[(first_row + at) * of.depth + k] : 0.0f;
-            k = start + threadIdx.x / 64 + 4 * i;
-            u32 column = first_column + threadIdx.x % 64;
-            inside = k < of.depth && column < of.columns;
-            columns[k - start][threadIdx.x % 64] =
-                inside ? weight[(i64)k * of.pitch + column] : 0.0f;
-        }
-        __syncthreads();
-#pragma unroll
-        for (u32 k = 0; k < 16; ++k) {
-            for (u32 i = 0; i < 4; ++i) {
-                for (u32 j = 0; j < 4; ++j) {
-                    sums[i][j] =
-                        fmaf(rows[k][4 * down + i], columns[k][across + 16 * j], sums[i][j]);
-                }
-            }
-        }
-        __syncthreads();
-    }
-    for (u32 j = 0; j < 4; ++j) {
-        u32 column = first_column + across + 16 * j;
-        if (column >= of.columns) continue;
-        float bias = bias_ih[column] + bias_hh[column];
-        for (u32 i = 0; i < 4; ++i) {
-            i64 row = first_row + 4 * down + i;
-            if (row < of.rows) gates[row * of.columns + column] = bias + sums[i][j];
-        }
-    }
-}
 
 struct Shape {
     u32 steps;
@@ -64,6 +9,7 @@ struct Shape {
     u32 hidden;
     u32 pitch;
     u32 accumulate;
+    u32 keeps;  // whether a block keeps the state's weights in shared memory
 };
 
 // Exactly 0 for a keep of 0, whatever x is.
@@ -85,33 +31,71 @@ __device__ __forceinline__ float earlier(const Shape& of, Span<const float> stat
     return done[((at.step - 1) * of.sequences + at.sequence) * of.hidden + at.k];
 }
 
-// Product of the state with a column of the weight, in four sums for the sake of latency.
-__device__ float by_state(const float* state, Span<const float> weight, const Shape& of,
-                          u32 column) {
-    float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    u32 whole = of.hidden / 4 * 4;
-    i64 at = column;
-    for (u32 k = 0; k < whole; k += 4, at += 4 * (i64)of.pitch) {
-#pragma unroll
-        for (u32 i = 0; i < 4; ++i) {
-            sums[i] = fmaf(state[k + i], weight[at + (i64)i * of.pitch], sums[i]);
+// The state's weights, in rows: in shared memory if they fit there, else where they lie, from where
+// they are read again in each step. Threads of a warp read a row's neighbours in either case.
+struct Weights {
+    const float* rows;
+    u32 pitch;
+
+    __device__ Weights(const Shape& of, Span<const float> weight, float* room)
+        : rows(weight.data), pitch(of.pitch) {
+        if (!of.keeps) return;
+        u32 width = 4 * of.hidden;
+        for (u32 k = threadIdx.x / 32; k < of.hidden; k += blockDim.x / 32) {
+            for (u32 j = threadIdx.x % 32; j < width; j += 32) {
+                room[k * width + j] = weight[(i64)k * of.pitch + j];
+            }
         }
+        rows = room, pitch = width;
     }
-    for (u32 k = whole; k < of.hidden; ++k, at += of.pitch) {
-        sums[0] = fmaf(state[k], weight[at], sums[0]);
+
+    __device__ __forceinline__ float at(u32 k, u32 j) const {
+        return rows[(u64)k * pitch + j];
     }
-    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
-}
+
+    // Product of the state with a column, in four sums for the sake of latency; 16 weights are on
+    // their way at a time.
+    __device__ __forceinline__ float column(const float* state, u32 n, u32 j) const {
+        float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        u32 k = 0;
+        for (; k + 16 <= n; k += 16) {
+            float w[16], h[16];
+#pragma unroll
+            for (u32 i = 0; i < 16; ++i) w[i] = at(k + i, j);
+#pragma unroll
+            for (u32 i = 0; i < 16; i += 4) load4(state + k + i, h + i);
+#pragma unroll
+            for (u32 i = 0; i < 16; ++i) sums[i % 4] = fmaf(h[i], w[i], sums[i % 4]);
+        }
+        for (; k + 4 <= n; k += 4) {
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) sums[i] = fmaf(state[k + i], at(k + i, j), sums[i]);
+        }
+        for (; k < n; ++k) sums[0] = fmaf(state[k], at(k, j), sums[0]);
+        return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    }
+
+    // A lane's share of the product of a row with the gates' gradients.
+    __device__ __forceinline__ float row(const float* d, u32 width, u32 k) const {
+        float sum = 0.0f;
+#pragma unroll 8
+        for (u32 j = threadIdx.x % 32; j < width; j += 32) sum = fmaf(d[j], at(k, j), sum);
+        return sum;
+    }
+};
 
 // A sequence forward, from `gates` with the products of the inputs. A block a sequence; shared
-// memory for [h, c, gates], [6][H].
-extern "C" __global__ void __launch_bounds__(1024)
+// memory for [h, c, gates], [6][H], and for the weights if they are kept.
+extern "C" __global__ void __launch_bounds__(1024, 1)
     forward(Span<const float> keep, Span<const float> state, Span<const float> weight,
-            Span<float> h, Span<float> c, Span<float> gates, Span<float> last, Shape of) {
-    locate(keep, state, weight, h, c, gates, last);
-    extern __shared__ float shared[];
+            Span<const float> bias_ih, Span<const float> bias_hh, Span<float> h, Span<float> c,
+            Span<float> gates, Span<float> last, Shape of) {
+    locate(keep, state, weight, bias_ih, bias_hh, h, c, gates, last);
+    extern __shared__ float4 shared4[];
+    float* shared = reinterpret_cast<float*>(shared4);
     u32 n = of.hidden, sequence = blockIdx.x;
     float *h_before = shared, *c_before = shared + n, *active = shared + 2 * n;
+    Weights weights(of, weight, shared + 6 * n);
     for (u32 k = threadIdx.x; k < n; k += blockDim.x) {
         h_before[k] = state[(i64)sequence * 2 * n + k];
         c_before[k] = state[(i64)sequence * 2 * n + n + k];
@@ -123,8 +107,9 @@ extern "C" __global__ void __launch_bounds__(1024)
         for (u32 k = threadIdx.x; k < n; k += blockDim.x) h_before[k] = masked(kept, h_before[k]);
         __syncthreads();
         for (u32 j = threadIdx.x; j < 4 * n; j += blockDim.x) {
-            float v = gates[row * 4 * n + j] + by_state(h_before, weight, of, j);
-            v = j / n == 2 ? tanh_(v) : sigmoid_(v);
+            float v = bias_ih[j] + bias_hh[j] + gates[row * 4 * n + j];
+            v += weights.column(h_before, n, j);
+            v = j - 2 * n < n ? tanh_(v) : sigmoid_(v);
             gates[row * 4 * n + j] = v;
             active[j] = v;
         }
@@ -148,10 +133,10 @@ extern "C" __global__ void __launch_bounds__(256)
     states_before(Span<const float> h, Span<const float> keep, Span<const float> state,
                   Span<float> to, Shape of) {
     locate(h, keep, state, to);
-    i64 i = first();
+    u32 i = (u32)first();
     if (i >= to.len) return;
-    i64 row = i / of.hidden;
-    At at = {row / of.sequences, (u32)(row % of.sequences), (u32)(i % of.hidden)};
+    u32 row = i / of.hidden;
+    At at = {row / of.sequences, row % of.sequences, i % of.hidden};
     to[i] = masked(keep[row], earlier(of, state, h, 0, at));
 }
 
@@ -182,16 +167,19 @@ __device__ void cell_backward(const Saved& saved, const Shape& of, At at, float 
     dc = dcell * f * keep;
 }
 
-// A sequence backward. A block a sequence; shared memory for [dh, dc, dgates], [6][H].
-extern "C" __global__ void __launch_bounds__(1024)
+// A sequence backward. A block a sequence; shared memory for [dh, dc, dgates], [6][H], and for the
+// weights if they are kept.
+extern "C" __global__ void __launch_bounds__(1024, 1)
     backward(Span<const float> keep, Span<const float> state, Span<const float> weight,
              Span<const float> c, Span<const float> gates, Span<const float> dh,
              Span<float> dgates, Span<float> dstate, Shape of) {
     locate(keep, state, weight, c, gates, dh, dgates, dstate);
-    extern __shared__ float shared[];
+    extern __shared__ float4 shared4[];
+    float* shared = reinterpret_cast<float*>(shared4);
     Saved saved = {keep, state, c, gates, dh};
     u32 n = of.hidden, sequence = blockIdx.x, lane = threadIdx.x % 32;
     float *dh_next = shared, *dc = shared + n, *d = shared + 2 * n;
+    Weights weights(of, weight, shared + 6 * n);
     for (u32 k = threadIdx.x; k < 2 * n; k += blockDim.x) shared[k] = 0.0f;
     __syncthreads();
     for (i64 t = (i64)of.steps - 1; t >= 0; --t) {
@@ -203,10 +191,7 @@ extern "C" __global__ void __launch_bounds__(1024)
         for (u32 j = threadIdx.x; j < 4 * n; j += blockDim.x) dgates[row * 4 * n + j] = d[j];
         // A warp for each element: a row of the weight, in `fmaf`.
         for (u32 k = threadIdx.x / 32; k < n; k += blockDim.x / 32) {
-            float sum = 0.0f;
-            for (u32 j = lane; j < 4 * n; j += 32) {
-                sum = fmaf(d[j], weight[(i64)k * of.pitch + j], sum);
-            }
+            float sum = weights.row(d, 4 * n, k);
             for (u32 step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
             if (lane == 0) dh_next[k] = keep[row] * sum;
         }

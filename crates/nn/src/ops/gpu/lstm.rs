@@ -5,36 +5,28 @@ use bytemuck::{Pod, Zeroable};
 use meristem_device::{Call, Kernel, Source};
 use smallvec::smallvec;
 
-use super::{Emission, READ, WRITE, emitted, kernel, read, source, write};
+use super::{Emission, READ, WRITE, conv, emitted, kernel, read, source, write};
 use crate::kernels::lstm::LstmShape;
 use crate::kernels::pad16;
 use crate::ops::lstm::Op;
 
 pub(super) static SOURCE: Source = source!("lstm.cu");
 
-static INPUTS: Kernel = kernel::<Product>(&SOURCE, "inputs", &[READ, READ, READ, READ, WRITE]);
-static FORWARD: Kernel =
-    kernel::<Shape>(&SOURCE, "forward", &[READ, READ, READ, WRITE, WRITE, WRITE, WRITE]);
+static FORWARD: Kernel = kernel::<Shape>(
+    &SOURCE,
+    "forward",
+    &[READ, READ, READ, READ, READ, WRITE, WRITE, WRITE, WRITE],
+);
 static BACKWARD: Kernel =
     kernel::<Shape>(&SOURCE, "backward", &[READ, READ, READ, READ, READ, READ, WRITE, WRITE]);
 static STATES_BEFORE: Kernel =
     kernel::<Shape>(&SOURCE, "states_before", &[READ, READ, READ, WRITE]);
 
-/// Rows and columns of a tile of the product.
-const TILE: usize = 64;
-
 /// Most threads of a block.
 const THREADS: usize = 1024;
 
-#[repr(C)]
-#[derive(Clone, Copy, Pod, Zeroable)]
-struct Product {
-    rows: u32,
-    depth: u32,
-    columns: u32,
-    pitch: u32,
-    tiles: u32,
-}
+/// Bytes of shared memory that a block of any GPU has without asking for more.
+const SHARED: usize = 48 << 10;
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -44,37 +36,42 @@ struct Shape {
     hidden: u32,
     pitch: u32,
     accumulate: u32,
+    keeps: u32,
 }
 
 fn shape(of: &LstmShape, accumulate: bool) -> Shape {
     let pitch = pad16(4 * of.hidden);
     let [steps, sequences, hidden, pitch] =
         [of.steps, of.sequences, of.hidden, pitch].map(|n| n as u32);
-    Shape { steps, sequences, hidden, pitch, accumulate: accumulate.into() }
+    let keeps = (shared(of) > 6 * of.hidden).into();
+    Shape { steps, sequences, hidden, pitch, accumulate: accumulate.into(), keeps }
+}
+
+/// Floats of shared memory of a block: h and c, or their gradients, the gates, and the state's
+/// weights if these fit.
+fn shared(of: &LstmShape) -> usize {
+    let (least, weights) = (6 * of.hidden, 4 * of.hidden * of.hidden);
+    least + if (least + weights) * size_of::<f32>() <= SHARED { weights } else { 0 }
 }
 
 /// A call with a block for each sequence, which has work for so many threads.
 fn by_sequence(kernel: &'static Kernel, of: &LstmShape, work: usize) -> Call {
     let threads = work.next_multiple_of(32).min(THREADS) as u32;
-    let shared = 6 * of.hidden * size_of::<f32>();
+    let shared = shared(of) * size_of::<f32>();
     Call::new(kernel, of.sequences as u32, threads).shared(shared as u32)
 }
 
 pub(super) fn emit(op: &Op) -> Emission {
     match op {
         Op::Forward(of) => {
-            let columns = 4 * of.hidden;
-            let tiles = columns.div_ceil(TILE);
-            let [rows, depth, columns, pitch, across] =
-                [of.rows(), of.inputs, columns, pad16(columns), tiles].map(|n| n as u32);
-            let product = Product { rows, depth, columns, pitch, tiles: across };
-            let blocks = (of.rows().div_ceil(TILE) * tiles) as u32;
-            let inputs = [read(0), read(3), read(5), read(6), write(2)];
-            let steps = [read(1), read(2), read(4), write(0), write(1), write(2), write(3)];
+            // Both biases come behind it, in the steps.
+            let inputs = [read(0), read(3), read(5).part(0, 0), write(2)];
+            let steps = [1, 2, 4, 5, 6].map(read);
+            let operands = [&steps[..], &[write(0), write(1), write(2), write(3)]].concat();
             let forward = by_sequence(&FORWARD, of, 4 * of.hidden);
             smallvec![
-                emitted(Call::new(&INPUTS, blocks, 256), &inputs, product),
-                emitted(forward, &steps, shape(of, false)),
+                conv::product(&of.input_product(), &inputs),
+                emitted(forward, &operands, shape(of, false)),
             ]
         }
         Op::Gradient { shape: of, accumulate } => {

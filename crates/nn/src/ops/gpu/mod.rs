@@ -22,6 +22,7 @@ mod loss;
 mod lstm;
 mod norm;
 mod optim;
+mod over_pixels;
 mod pool;
 mod ppo;
 mod rows;

@@ -32,6 +32,12 @@ __device__ __forceinline__ void put(float& to, float value, bool accumulate) {
     to = accumulate ? to + value : value;
 }
 
+// Four elements of shared memory, at once.
+__device__ __forceinline__ void load4(const float* from, float* v) {
+    float4 four = *reinterpret_cast<const float4*>(from);
+    v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
+}
+
 // Transcendental functions with the bits of kernels/math.rs.
 
 __device__ __forceinline__ float power_of_2(int e) {
@@ -132,6 +138,20 @@ __device__ T column_sum(T value, T* part, u32 columns) {
     }
     return part[threadIdx.x & (columns - 1)];
 }
+
+// A block that sums over the pixels of a sample: `columns` channels side by side, a power of two up
+// to 32, so that a warp reads rows of them; the rows of threads share the pixels.
+struct OverPixels {
+    u32 sample, channel;
+    u32 row, rows;
+
+    __device__ __forceinline__ OverPixels(u32 columns, u32 channels) {
+        u32 log = __popc(columns - 1), across = (channels + columns - 1) >> log;
+        sample = blockIdx.x / across;
+        channel = (blockIdx.x - sample * across) * columns + (threadIdx.x & (columns - 1));
+        row = threadIdx.x >> log, rows = blockDim.x >> log;
+    }
+};
 
 // Two sums that are taken together.
 struct Pair {

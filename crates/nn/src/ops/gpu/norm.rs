@@ -146,9 +146,10 @@ fn batch(of: &BatchNorm, tiles: Tiles, windows: Windows, accumulate: bool) -> Ba
     Batch { tiles, across, down, h, w, eps, floor, accumulate: accumulate.into() }
 }
 
+/// How the sums `[chunks][2][C]` are added up.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct Finish {
+pub(super) struct Finish {
     count: f64,
     c: u32,
     columns: u32,
@@ -157,12 +158,14 @@ struct Finish {
 }
 
 impl Finish {
-    fn new(c: usize, chunks: usize, count: usize, eps: f32) -> Finish {
+    /// Of `c` channels, each with `count` values in so many chunks.
+    pub(super) fn new(c: usize, chunks: usize, count: usize, eps: f32) -> Finish {
         let [columns, chunks] = [columns(c), chunks].map(|n| n as u32);
         Finish { count: count as f64, c: c as u32, columns, chunks, eps }
     }
 
-    fn call(&self, kernel: &'static Kernel) -> Call {
+    /// The call with a block for the channels that it has side by side.
+    pub(super) fn call(&self, kernel: &'static Kernel) -> Call {
         Call::new(kernel, self.c.div_ceil(self.columns), MANY as u32)
     }
 }

@@ -82,24 +82,23 @@ struct Average {
     u32 accumulate;
 };
 
-// Sums in f64. A block has `columns` channels of a sample; its rows of threads share the pixels.
+// Sums in f64.
 extern "C" __global__ void __launch_bounds__(256)
     average_forward(Span<const float> x, Span<float> y, Average of) {
     locate(x, y);
     __shared__ double part[256];
-    u32 log = __popc(of.columns - 1), across = (of.c.by + of.columns - 1) >> log;
-    u32 n = blockIdx.x / across;
-    u32 c = (blockIdx.x - n * across) * of.columns + (threadIdx.x & (of.columns - 1));
+    OverPixels at(of.columns, of.c.by);
     double sum = 0.0;
-    if (c < of.c.by) {
-        i64 image = (i64)n * of.pixels.by * of.c.by + c;
+    if (at.channel < of.c.by) {
+        i64 image = (i64)at.sample * of.pixels.by * of.c.by + at.channel;
 #pragma unroll 4
-        for (u32 p = threadIdx.x >> log; p < of.pixels.by; p += blockDim.x >> log) {
+        for (u32 p = at.row; p < of.pixels.by; p += at.rows) {
             sum += (double)x[image + (i64)p * of.c.by];
         }
     }
     sum = column_sum(sum, part, of.columns);
-    if (threadIdx.x < of.columns && c < of.c.by) y[(i64)n * of.c.by + c] = (float)sum * of.scale;
+    if (at.row > 0 || at.channel >= of.c.by) return;
+    y[(i64)at.sample * of.c.by + at.channel] = (float)sum * of.scale;
 }
 
 extern "C" __global__ void __launch_bounds__(256)

@@ -5,6 +5,7 @@ use meristem_device::{Call, Kernel, Operand, Source};
 use smallvec::smallvec;
 
 use super::divisor::Divisor;
+use super::over_pixels::{columns, over_pixels};
 use super::{Emission, READ, WRITE, emitted, kernel, plain, read, source, write};
 use crate::kernels::ImageShape;
 use crate::kernels::pool::PoolShape;
@@ -54,9 +55,8 @@ struct Average {
 
 fn average(of: &ImageShape, accumulate: bool) -> Average {
     let scale = 1.0 / of.pixels() as f32;
-    let columns = of.c.next_power_of_two().min(32) as u32;
     let [pixels, c] = [of.pixels(), of.c].map(Divisor::new);
-    Average { pixels, c, columns, scale, accumulate: accumulate.into() }
+    Average { pixels, c, columns: columns(of), scale, accumulate: accumulate.into() }
 }
 
 pub(super) fn emit(op: &Op) -> Emission {
@@ -73,13 +73,8 @@ pub(super) fn emit(op: &Op) -> Emission {
             smallvec![plain(Call::each(&NORM_CODES, len), &[read(0), read(1), write(0)])]
         }
         Op::Average(of) => {
-            let values = average(&of, false);
-            let blocks = of.batch * of.c.div_ceil(values.columns as usize);
-            // Eight pixels for a thread.
-            let rows = of.pixels().div_ceil(8).next_power_of_two() as u32;
-            let threads = (values.columns * rows).clamp(32, 256);
-            let call = Call::new(&AVERAGE, blocks as u32, threads);
-            smallvec![emitted(call, &[read(0), write(0)], values)]
+            let call = over_pixels(&AVERAGE, &of);
+            smallvec![emitted(call, &[read(0), write(0)], average(&of, false))]
         }
         Op::AverageGradient { shape: of, accumulate } => {
             let call = Call::each(&AVERAGE_GRADIENT, of.len());

@@ -127,6 +127,13 @@ fn elementwise_cases() -> Vec<Case> {
             2.0,
         ),
     ];
+    // More channels than a warp, and more pixels than a block has rows of threads.
+    for (h, w, c) in [(3, 3, 70), (40, 21, 5), (1, 1, 32)] {
+        let (shape, accumulate) = (ImageShape { batch: 2, h, w, c }, [false, true]);
+        cases.push(case(elementwise::Op::Scale { shape, factor: 0.5 }, 2, 1.0));
+        let gradient = elementwise::Op::ScaleGradient { shape, factor: 0.5, accumulate };
+        cases.push(case(gradient, h * w, 1.0));
+    }
     for function in [Function::Relu, Function::Sigmoid, Function::Tanh] {
         cases.push(case(elementwise::Op::Forward { function, len }, FUNCTION, 1.0));
         let gradient = elementwise::Op::Gradient { function, len, accumulate: true };
@@ -238,9 +245,11 @@ fn lstm_cases() -> Vec<Case> {
             .reading(2, hh),
         case(lstm::Op::StatesBefore(shape), 1, 1.0).reading(1, keep),
     ];
-    // One row; rows, inputs and gates beyond a tile of a GPU; gates beyond its largest block.
+    // One row; rows, inputs and gates beyond a tile of a GPU; the last weights that its shared memory
+    // has room for, and the first that it has not; gates beyond its largest block.
+    let last = [[3, 2, 4, 54], [3, 2, 4, 55], [2, 2, 3, 260]];
     for [steps, sequences, inputs, hidden] in
-        [[1, 1, 1, 1], [7, 5, 37, 9], [3, 70, 70, 41], [2, 2, 3, 260]]
+        [[1, 1, 1, 1], [7, 5, 37, 9], [3, 70, 70, 41]].into_iter().chain(last)
     {
         let shape = LstmShape { steps, sequences, inputs, hidden };
         let mut random = Random(hidden as u64);

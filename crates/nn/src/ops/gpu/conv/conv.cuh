@@ -19,12 +19,6 @@ struct Conv {
     u32 part_pixels;  // of each part but the last
 };
 
-// Four elements of shared memory, at once.
-__device__ __forceinline__ void load4(const float* from, float* v) {
-    float4 four = *reinterpret_cast<const float4*>(from);
-    v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
-}
-
 // Four elements: at once where their address permits it.
 __device__ __forceinline__ void store4(float* to, const float* v) {
     if ((reinterpret_cast<u64>(to) & 15) == 0) {

@@ -33,13 +33,14 @@ extern "C" __global__ void __launch_bounds__(256)
     u32 x0 = pixel % s.in_w + s.pw, y0 = row % s.in_h + s.ph;
     i64 image = (i64)(row / s.in_h) * (s.out_h * s.out_w * s.out_c) + c;
     float sum = 0.0f;
-    for (u32 ky = 0; ky < s.kh && ky <= y0; ++ky) {
-        u32 ys = y0 - ky;
-        if (ys % s.sh != 0 || ys / s.sh >= s.out_h) continue;
-        for (u32 kx = 0; kx < s.kw && kx <= x0; ++kx) {
-            u32 xs = x0 - kx;
-            if (xs % s.sw != 0 || xs / s.sw >= s.out_w) continue;
-            float v = dy[image + (i64)(ys / s.sh * s.out_w + xs / s.sw) * s.out_c];
+    // Taps that reach an output pixel are a stride apart, and their pixels one: no division for each.
+    u32 ky = y0 % s.sh, kx0 = x0 % s.sw;
+    for (u32 ys = (y0 - ky) / s.sh; ky < s.kh && ky <= y0; ky += s.sh, --ys) {
+        if (ys >= s.out_h) continue;
+        u32 xs = (x0 - kx0) / s.sw;
+        for (u32 kx = kx0; kx < s.kw && kx <= x0; kx += s.sw, --xs) {
+            if (xs >= s.out_w) continue;
+            float v = dy[image + (i64)(ys * s.out_w + xs) * s.out_c];
             sum = fmaf(v, w[(ky * s.kw + kx) * s.step + c], sum);
         }
     }

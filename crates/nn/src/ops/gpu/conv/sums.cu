@@ -1,6 +1,6 @@
 // Sums over the output pixels of a convolution: batch statistics, and what finishes the gradients
 // of parameters. Blocks sum parts of the pixels, which follow from shapes; another call adds them.
-#include "nn.cuh"
+#include "norm.cuh"
 
 struct Statistics {
     u32 pixels, channels;
@@ -8,20 +8,19 @@ struct Statistics {
     u32 parts, part_pixels;
 };
 
-constexpr u32 THREADS = 256;
-
 // Sums and sums of squares of a part's pixels: [part][2][channels]. f64 holds them exactly enough
 // for a variance far below the squared mean.
 extern "C" __global__ void __launch_bounds__(256)
     statistics_parts(Span<const float> y, Span<double> sums, Statistics s) {
     locate(y, sums);
-    __shared__ double shared[2][THREADS];
-    u32 tiles = (s.channels + s.lanes - 1) / s.lanes, t = threadIdx.x, rows = THREADS / s.lanes;
+    __shared__ double shared[2][256];
+    u32 tiles = (s.channels + s.lanes - 1) / s.lanes, t = threadIdx.x, rows = 256 / s.lanes;
     u32 part = blockIdx.x / tiles, channel = blockIdx.x % tiles * s.lanes + t % s.lanes;
     u32 first = part * s.part_pixels;
     u32 end = first + s.part_pixels < s.pixels ? first + s.part_pixels : s.pixels;
     double sum = 0.0, square = 0.0;
     if (channel < s.channels) {
+#pragma unroll 4
         for (u32 p = first + t / s.lanes; p < end; p += rows) {
             double v = y[(i64)p * s.channels + channel];
             sum += v;
@@ -43,31 +42,20 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-// Mean and biased variance of a channel. One warp each.
-extern "C" __global__ void __launch_bounds__(256)
-    statistics_finish(Span<const double> sums, Span<float> mean, Span<float> var, Statistics s) {
+// Mean and biased variance of each channel.
+extern "C" __global__ void __launch_bounds__(512)
+    statistics_finish(Span<const double> sums, Span<float> mean, Span<float> var, Finish of) {
     locate(sums, mean, var);
-    u32 channel = first() / 32, lane = threadIdx.x % 32;
-    double sum = 0.0, square = 0.0;
-    if (channel < s.channels) {
-        for (u32 part = lane; part < s.parts; part += 32) {
-            i64 at = (i64)part * 2 * s.channels + channel;
-            sum += sums[at], square += sums[at + s.channels];
-        }
-    }
-    for (u32 step = 16; step > 0; step /= 2) {
-        sum += __shfl_xor_sync(0xffffffffu, sum, step);
-        square += __shfl_xor_sync(0xffffffffu, square, step);
-    }
-    if (channel < s.channels && lane == 0) {
-        double scale = 1.0 / (double)s.pixels, m = sum * scale, v = square * scale - m * m;
-        mean[channel] = (float)m;
-        // Rounding may leave a constant channel slightly below 0; NaN stays.
-        var[channel] = v < 0.0 ? 0.0f : (float)v;
-    }
+    Pair all = finish(sums, of);
+    u32 channel = finished_channel(of);
+    if (threadIdx.x >= of.columns || channel >= of.c) return;
+    double m = all.a / of.count, v = all.b / of.count - m * m;
+    mean[channel] = (float)m;
+    // Rounding may leave a constant channel slightly below 0; NaN stays.
+    var[channel] = v < 0.0 ? 0.0f : (float)v;
 }
 
-struct Finish {
+struct Weights {
     u32 weights;   // gradients of weights without padding lanes
     u32 columns;   // of a row of the weights
     u32 step;      // from row to row of the packed weights
@@ -78,12 +66,13 @@ struct Finish {
 // Adds to the gradients the sums of all parts: [part][weights + channels]. Eight threads for each,
 // with every eighth part.
 extern "C" __global__ void __launch_bounds__(256)
-    weight_finish(Span<const float> sums, Span<float> dw, Span<float> db, Finish f) {
+    weight_finish(Span<const float> sums, Span<float> dw, Span<float> db, Weights f) {
     locate(sums, dw, db);
-    __shared__ double shared[THREADS];
+    __shared__ double shared[256];
     u32 t = threadIdx.x, at = blockIdx.x * 32 + t % 32, all = f.weights + f.channels;
     double sum = 0.0;
     if (at < all) {
+#pragma unroll 4
         for (u32 part = t / 32; part < f.parts; part += 8) {
             sum += (double)sums[(i64)part * all + at];
         }
