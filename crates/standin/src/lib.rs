@@ -48,7 +48,7 @@
 //! | `MERISTEM_STANDIN_SEED` | decides every order | 0 |
 //! | `MERISTEM_STANDIN_DEVICES` | number of devices | 1 |
 //! | `MERISTEM_STANDIN_MEMORY` | bytes of memory of each device | 8 GiB |
-//! | `MERISTEM_STANDIN_SHARED` | most bytes of dynamic shared memory of a block; 101376 is that of compute capability 8.6, 8.9 and 12.0 | 232448 |
+//! | `MERISTEM_STANDIN_SHARED` | most bytes of shared memory of a block; 101376 of 8.6 | 232448 |
 //! | `MERISTEM_STANDIN_COMPILER` | the C++ compiler, GCC 12 or newer | `g++` |
 //! | `MERISTEM_STANDIN_FLAGS` | more flags for it, such as `-fsanitize=address` | |
 //!

@@ -30,7 +30,7 @@ impl Settings {
     }
 }
 
-/// Some limit above what every device permits without being asked, and up to what there is room for.
+/// A limit between what every device permits without being asked and what there is room for.
 fn shared(bytes: u64) -> Result<usize, String> {
     let known = usize::try_from(bytes).ok().filter(|n| (48 << 10..=SHARED_MAX).contains(n));
     known.ok_or_else(|| {

@@ -158,7 +158,7 @@ pub(super) struct Finish {
 }
 
 impl Finish {
-    /// Of `c` channels, each with `count` values in so many chunks.
+    /// For `c` channels, each with `count` values in so many chunks.
     pub(super) fn new(c: usize, chunks: usize, count: usize, eps: f32) -> Finish {
         let [columns, chunks] = [columns(c), chunks].map(|n| n as u32);
         Finish { count: count as f64, c: c as u32, columns, chunks, eps }

@@ -57,8 +57,8 @@ fn conv_shapes() -> Vec<ConvShape> {
         square(1, 33, shape(1, 3, 4, 5)),
         // Parts of two tiles each, the last of one.
         ConvShape { in_h: 40, in_w: 1, ..shape(1, 3, 65, 64) },
-        // Enough tiles for narrow ones, and for wide ones, forward and back; 250 of the large ones are
-        // too few, 257 enough, the last of them cut off in both directions.
+        // Enough tiles for narrow ones, and for wide ones, forward and back; 250 of the large ones
+        // are too few, 257 enough, the last of them cut off in both directions.
         square(2, 64, shape(4, 1, 8, 68)),
         square(2, 64, shape(4, 1, 72, 12)),
         ConvShape::linear(32_000, 9, 50),
@@ -245,8 +245,8 @@ fn lstm_cases() -> Vec<Case> {
             .reading(2, hh),
         case(lstm::Op::StatesBefore(shape), 1, 1.0).reading(1, keep),
     ];
-    // One row; rows, inputs and gates beyond a tile of a GPU; the last weights that its shared memory
-    // has room for, and the first that it has not; gates beyond its largest block.
+    // One row; rows, inputs and gates beyond a tile of a GPU; the last weights that its shared
+    // memory has room for, and the first that it has not; gates beyond its largest block.
     let last = [[3, 2, 4, 54], [3, 2, 4, 55], [2, 2, 3, 260]];
     for [steps, sequences, inputs, hidden] in
         [[1, 1, 1, 1], [7, 5, 37, 9], [3, 70, 70, 41]].into_iter().chain(last)

@@ -81,23 +81,6 @@ struct Corner {
     int y, x;
 };
 
-// Copies an element of a factor, or 0 if there is none.
-__device__ __forceinline__ void fetch(float* to, Span<const float> from, i64 at) {
-    if (at >= 0) {
-        copy(to, &from[at]);
-    } else {
-        *to = 0.0f;
-    }
-}
-
-// Copies the first `left` of four elements side by side, and zeros for the others; at once where
-// their address permits it.
-__device__ __forceinline__ void fetch4(float* to, Span<const float> from, i64 at, u32 left) {
-    if (left >= 4 && (reinterpret_cast<u64>(from.data + at) & 15) == 0) return copy4(to, &from[at]);
-#pragma unroll
-    for (u32 j = 0; j < 4; ++j) fetch(to + j, from, j < left ? at + j : -1);
-}
-
 // Runs a block's steps: `load(stage)` starts the copies of the next step into a stage, and
 // `add(stage)` computes with a stage that has come.
 template <class Load, class Add>

@@ -58,6 +58,23 @@ __device__ __forceinline__ void copy4(float* to, const float* from) {
 #endif
 }
 
+// Copies an element, or writes 0 if there is none: `at` is negative.
+__device__ __forceinline__ void fetch(float* to, Span<const float> from, i64 at) {
+    if (at >= 0) {
+        copy(to, &from[at]);
+    } else {
+        *to = 0.0f;
+    }
+}
+
+// Copies the first `left` of four elements side by side, and writes zeros for the others. At once
+// where the address permits it: in tensors whose rows are multiples of four.
+__device__ __forceinline__ void fetch4(float* to, Span<const float> from, i64 at, u32 left) {
+    if (left >= 4 && (reinterpret_cast<u64>(from.data + at) & 15) == 0) return copy4(to, &from[at]);
+#pragma unroll
+    for (u32 j = 0; j < 4; ++j) fetch(to + j, from, j < left ? at + j : -1);
+}
+
 __device__ __forceinline__ void commit() {
 #ifdef MERISTEM_STANDIN
     __pipeline_commit();

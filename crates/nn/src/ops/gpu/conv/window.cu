@@ -1,10 +1,12 @@
 // 3 × 3 convolutions with stride 1 and one group: what small images with few channels are made of.
 //
 // A block computes a tile of pixels, of several images if they are small, for up to 64 channels. It
-// goes through the channels that it reads 8 at a time: the tile with a halo of one pixel lies in
-// shared memory as planes [channel][image][row][column], the weights as [channel][tap][column].
-// Four input channels of eight pixels fill a warp's loads, so that they read whole sectors and, as
-// planes are 4 banks apart, write to 32 banks.
+// goes through the channels that it reads a chunk at a time: the tile with a halo of one pixel lies
+// in shared memory as planes [channel][image][row][column], the weights as [channel][tap][column].
+// While a chunk is computed the next one is on its way to a second buffer.
+//
+// A warp's loads of an image are 8 channels of 4 pixels, or 4 of 8, which are whole sectors of a row;
+// planes are 4 banks apart, or 8, so that the loads go to all 32 banks.
 #include "conv.cuh"
 
 struct Window {
@@ -18,15 +20,16 @@ struct Window {
     u32 across, down;            // tiles of an image, or of a few small ones
     u32 column_tiles;            // tiles of the channels that are written
     u32 column_groups;           // groups of 8 such channels in a tile
+    u32 chunk;                   // channels that are read at a time
+    u32 buffer;                  // floats of shared memory of a chunk
     u32 pitch, plane;            // of the tile in shared memory: of a row, of a channel
     u32 stage;                   // forward: plane of a result in shared memory; else row of dy
-    u32 weights;                 // first float of the weights, or of dy, in shared memory
+    u32 weights;                 // first float of the weights, or of dy, in a buffer
+    u32 filter;                  // from channel to channel of the weights
     u32 parts, part_tiles;       // weight gradient: parts, and tiles of each
     u32 subsets;                 // weight gradient: threads that share a tile's rows
     u32 slots;                   // weight gradient: first double of the bias's sums
 };
-
-constexpr u32 CHUNK = 8;
 
 // The first pixel of a tile, in the images that are written.
 struct Origin {
@@ -52,38 +55,42 @@ __device__ __forceinline__ void load_planes(const Window& s, Span<const float> x
 #pragma unroll 4
         for (u32 j = lane / lanes; j < s.tile_w + 2; j += 32 / lanes) {
             u32 column = at.x + j - s.pw;
-            if (inside && column < s.in_w) {
-                copy(to + j, &x[from + (i64)column * s.in_c]);
-            } else {
-                to[j] = 0.0f;
-            }
+            bool is = inside && column < s.in_w;
+            fetch(to + j, x, is ? from + (i64)column * s.in_c : -1);
         }
     }
 }
 
-// Weights of channels [c0, c0 + n) that are read and of those that are written from `col` on; the
-// data gradient reads them transposed, taps in reverse order.
-template <bool GRADIENT>
+// Weights of channels [c0, c0 + n) that are read and of those that are written from `col` on. The
+// threads of a warp copy what lies in a row here and in shared memory, 16 bytes each.
 __device__ __forceinline__ void load_weights(const Window& s, Span<const float> w, float* weights,
                                              u32 col, u32 c0, u32 n) {
-    u32 cols = 8 * s.column_groups, lane = threadIdx.x % 8;
-    for (u32 q = threadIdx.x / 8; q < 72; q += blockDim.x / 8) {
-        u32 tap = q / 8, c = GRADIENT ? lane : q % 8;
-        if (c >= n) continue;
-        float* to = weights + c * (9 * cols + 4) + tap * cols;
-        for (u32 j = GRADIENT ? q % 8 : lane; j < cols; j += 8) {
-            i64 from = GRADIENT ? (i64)((8 - tap) * s.out_c + col + j) * s.step + c0 + c
-                                : (i64)(tap * s.in_c + c0 + c) * s.step + col + j;
-            if (col + j < s.out_c) {
-                copy(to + j, &w[from]);
-            } else {
-                to[j] = 0.0f;
-            }
-        }
+    u32 quads = 2 * s.column_groups;
+    for (u32 i = threadIdx.x; i < 9 * n * quads; i += blockDim.x) {
+        u32 j = i % quads * 4, tap = i / quads % 9, c = i / quads / 9;
+        i64 from = (i64)(tap * s.in_c + c0 + c) * s.step + col + j;
+        // Rows of weights are padded to a multiple of 16.
+        fetch4(weights + c * s.filter + tap * 8 * s.column_groups + j, w, from,
+               col + j < s.step ? 4 : 0);
     }
 }
 
-// Adds a channel's window products for 2 rows of 4 pixels and 8 channels.
+// The same for the data gradient, which reads weights transposed, taps in reverse order. A warp copies
+// 8 channels that are read of 4 that are written, or 4 of 8, to all 32 banks as in `load_planes`.
+__device__ __forceinline__ void load_transposed(const Window& s, Span<const float> w,
+                                                float* weights, u32 col, u32 c0, u32 n) {
+    u32 lanes = n > 4 ? 8 : 4, c = threadIdx.x % lanes, cols = 8 * s.column_groups;
+    if (c >= n) return;
+    for (u32 i = threadIdx.x / lanes; i < 9 * cols; i += blockDim.x / lanes) {
+        u32 tap = i / cols, j = i % cols;
+        i64 from = (i64)((8 - tap) * s.out_c + col + j) * s.step + c0 + c;
+        fetch(weights + c * s.filter + i, w, col + j < s.out_c ? from : -1);
+    }
+}
+
+// Adds a channel's window products for 2 rows of 4 pixels and 8 channels. The threads of a warp read
+// the same weights. Their quads of pixels lie side by side in a row; rows of narrow tiles may meet in
+// a bank, which is little beside 576 multiplications for 26 reads.
 __device__ __forceinline__ void multiply(const float* x, u32 pitch, const float* w, u32 cols,
                                          float (&sum)[2][4][8]) {
     float v[4][6];
@@ -168,18 +175,31 @@ __device__ __forceinline__ void window_tile(const Window& s, Span<const float> x
     float sum[2][4][8] = {};
     const float* planes = shared + (image * (s.tile_h + 2) + py) * s.pitch + px;
     const float* weights = shared + s.weights + 8 * g;
-    for (u32 c0 = 0; c0 < s.in_c; c0 += CHUNK) {
-        u32 n = s.in_c - c0 < CHUNK ? s.in_c - c0 : CHUNK;
-        load_planes(s, x, shared, at, c0, n);
-        load_weights<GRADIENT>(s, w, shared + s.weights, col0, c0, n);
+    auto load = [&](u32 c0, u32 buffer) {
+        u32 n = min(s.in_c - c0, s.chunk);
+        float* to = shared + buffer * s.buffer;
+        load_planes(s, x, to, at, c0, n);
+        if (GRADIENT) {
+            load_transposed(s, w, to + s.weights, col0, c0, n);
+        } else {
+            load_weights(s, w, to + s.weights, col0, c0, n);
+        }
         commit();
+    };
+    load(0, 0);
+    u32 buffer = 0;
+    for (u32 c0 = 0; c0 < s.in_c; c0 += s.chunk, buffer ^= 1) {
         arrived<0>();
         __syncthreads();
+        // Every thread is done with the chunk before, in whose place the next one comes.
+        if (c0 + s.chunk < s.in_c) load(c0 + s.chunk, buffer ^ 1);
+        u32 n = min(s.in_c - c0, s.chunk), from = buffer * s.buffer;
         for (u32 c = 0; works && c < n; ++c) {
-            multiply(planes + c * s.plane, s.pitch, weights + c * (9 * cols + 4), cols, sum);
+            multiply(planes + from + c * s.plane, s.pitch, weights + from + c * s.filter, cols,
+                     sum);
         }
-        __syncthreads();
     }
+    __syncthreads();
     if (works) {
         float* to = shared + 8 * g * s.stage + (image * s.tile_h + py) * s.tile_w + px;
 #pragma unroll
@@ -217,31 +237,30 @@ extern "C" __global__ void __launch_bounds__(128, 4)
 }
 
 // Copies the output gradient of a tile's pixels, channels from `col0` on, to rows of shared memory:
-// [image and row][column][channel]. What lies outside is zero.
+// [image and row][column][channel]. What lies outside is zero. A warp copies 16 bytes for each
+// thread, of channels and pixels that lie side by side.
 __device__ __forceinline__ void load_gradient(const Window& s, Span<const float> dy, float* to,
                                               const Origin& at, u32 col0) {
-    u32 cols = 8 * s.column_groups, lane = threadIdx.x % 32;
-    u32 lanes = cols % 32 == 0 ? 32 : cols % 16 == 0 ? 16 : 8;
+    u32 quads = 2 * s.column_groups, lane = threadIdx.x % 32;
+    u32 lanes = quads % 8 == 0 ? 8 : quads % 4 == 0 ? 4 : 2;
     for (u32 r = threadIdx.x / 32; r < s.images * s.tile_h; r += blockDim.x / 32) {
         u32 image = at.image + r / s.tile_h, y = at.y + r % s.tile_h;
         bool inside = image < s.batch && y < s.out_h;
         i64 from = (i64)((image * s.out_h + y) * s.out_w + at.x) * s.out_c + col0;
-#pragma unroll 4
         for (u32 k = lane / lanes; k < s.tile_w; k += 32 / lanes) {
-            for (u32 j = lane % lanes; j < cols; j += lanes) {
-                float* here = to + r * s.stage + k * cols + j;
-                if (inside && at.x + k < s.out_w && col0 + j < s.out_c) {
-                    copy(here, &dy[from + (i64)k * s.out_c + j]);
-                } else {
-                    *here = 0.0f;
-                }
+            bool is = inside && at.x + k < s.out_w;
+            for (u32 j = lane % lanes * 4; j < 4 * quads; j += 4 * lanes) {
+                u32 left = is && col0 + j < s.out_c ? s.out_c - col0 - j : 0;
+                fetch4(to + r * s.stage + k * 4 * quads + j, dy, from + (i64)k * s.out_c + j, left);
             }
         }
     }
 }
 
 // Adds a row's products of one channel's windows with 8 channels of the gradient: 9 taps × 8. Four
-// pixels at a time, whose windows overlap.
+// pixels at a time, whose windows overlap. A warp has up to 8 channels and four rows: planes are 4
+// banks apart and rows an odd number, so that no bank comes twice, and of the gradient's rows,
+// which are 8 banks apart, it reads the same 8 channels.
 __device__ __forceinline__ void row_products(const float* x, u32 pitch, const float* dy, u32 cols,
                                              u32 width, float (&sum)[9][8]) {
     float v[3][6];
@@ -270,7 +289,7 @@ __device__ __forceinline__ void row_products(const float* x, u32 pitch, const fl
 }
 
 // Adds the sums of a tile's gradient per channel to the thread's: of channel t % 8 of each group,
-// over the rows that it takes.
+// over the rows that it takes, of which a warp reads four at a time, 8 banks apart.
 __device__ __forceinline__ void add_bias(const Window& s, const float* dy, double* slots) {
     u32 t = threadIdx.x, cols = 8 * s.column_groups;
     for (u32 g = 0; g < s.column_groups; ++g) {
@@ -286,7 +305,7 @@ __device__ __forceinline__ void add_bias(const Window& s, const float* dy, doubl
 __device__ __forceinline__ void write_sums(const Window& s, const float* shared,
                                            const double* slots, u32 col0, u32 c0, u32 part,
                                            Span<float> sums) {
-    u32 cols = 8 * s.column_groups, chunk = s.in_c < CHUNK ? s.in_c : CHUNK, t = threadIdx.x;
+    u32 cols = 8 * s.column_groups, chunk = s.chunk, t = threadIdx.x;
     u32 apart = s.column_groups * chunk, weights = 9 * s.in_c * s.out_c;
     i64 to = (i64)part * (weights + s.out_c);
     for (u32 i = t; i < 9 * chunk * cols; i += blockDim.x) {
@@ -307,7 +326,7 @@ __device__ __forceinline__ void write_sums(const Window& s, const float* shared,
     }
 }
 
-// Gradients of the parameters over a part's tiles, of up to 8 input channels and up to 64 output
+// Gradients of the parameters over a part's tiles, of a chunk of input channels and up to 64 output
 // channels: [part][tap][in_c][out_c], behind them [out_c] of the bias, zeros if `db` is absent.
 // Threads: input channels first, then groups of 8 output channels, then subsets of a tile's rows.
 extern "C" __global__ void __launch_bounds__(128, 4)
@@ -316,33 +335,39 @@ extern "C" __global__ void __launch_bounds__(128, 4)
     locate(x, dy, sums, db);
     extern __shared__ float4 shared4[];
     float* shared = reinterpret_cast<float*>(shared4);
-    u32 chunk = s.in_c < CHUNK ? s.in_c : CHUNK, chunks = (s.in_c + chunk - 1) / chunk;
+    u32 chunk = s.chunk, chunks = (s.in_c + chunk - 1) / chunk;
     u32 t = threadIdx.x, at = blockIdx.x;
     u32 col0 = at % s.column_tiles * 8 * s.column_groups, cols = 8 * s.column_groups;
     at /= s.column_tiles;
     u32 c0 = at % chunks * chunk, part = at / chunks, n = s.in_c - c0 < chunk ? s.in_c - c0 : chunk;
     u32 c = t % chunk, g = t / chunk % s.column_groups, subset = t / chunk / s.column_groups;
     bool works = subset < s.subsets && c < n, biased = c0 == 0 && db.len > 0;
-    float* gradient = shared + s.weights;
     double* slots = reinterpret_cast<double*>(shared4) + s.slots;
     for (u32 i = 0; i < s.column_groups; ++i) slots[i * blockDim.x + t] = 0.0;
     float sum[9][8] = {};
     u32 tiles = (s.batch + s.images - 1) / s.images * s.down * s.across;
-    u32 end = (part + 1) * s.part_tiles < tiles ? (part + 1) * s.part_tiles : tiles;
-    for (u32 tile = part * s.part_tiles; tile < end; ++tile) {
+    u32 tile = part * s.part_tiles, end = min(tile + s.part_tiles, tiles);
+    auto load = [&](u32 tile, u32 buffer) {
         Origin origin(s, tile);
-        load_planes(s, x, shared, origin, c0, n);
-        load_gradient(s, dy, gradient, origin, col0);
+        float* to = shared + buffer * s.buffer;
+        load_planes(s, x, to, origin, c0, n);
+        load_gradient(s, dy, to + s.weights, origin, col0);
         commit();
+    };
+    load(tile, 0);
+    for (u32 buffer = 0; tile < end; ++tile, buffer ^= 1) {
         arrived<0>();
         __syncthreads();
+        // Every thread is done with the tile before, in whose place the next one comes.
+        if (tile + 1 < end) load(tile + 1, buffer ^ 1);
+        const float *planes = shared + buffer * s.buffer, *gradient = planes + s.weights;
         for (u32 r = subset; works && r < s.images * s.tile_h; r += s.subsets) {
-            const float* row = shared + c * s.plane + (r + r / s.tile_h * 2) * s.pitch;
+            const float* row = planes + c * s.plane + (r + r / s.tile_h * 2) * s.pitch;
             row_products(row, s.pitch, gradient + r * s.stage + 8 * g, cols, s.tile_w, sum);
         }
         if (biased) add_bias(s, gradient, slots);
-        __syncthreads();
     }
+    __syncthreads();
 #pragma unroll
     for (u32 i = 0; i < 72; ++i) shared[i * blockDim.x + t] = sum[i / 8][i % 8];
     __syncthreads();

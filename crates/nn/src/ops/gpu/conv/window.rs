@@ -33,10 +33,13 @@ struct Window {
     down: u32,
     column_tiles: u32,
     column_groups: u32,
+    chunk: u32,
+    buffer: u32,
     pitch: u32,
     plane: u32,
     stage: u32,
     weights: u32,
+    filter: u32,
     parts: u32,
     part_tiles: u32,
     subsets: u32,
@@ -47,7 +50,7 @@ struct Window {
 const THREADS: usize = 128;
 /// Channels of a group: a thread has one.
 const GROUP: usize = 8;
-/// Channels that are read at a time.
+/// Most channels that are read at a time.
 const CHUNK: usize = 8;
 /// Most columns of a tile.
 const WIDTH: usize = 32;
@@ -95,8 +98,8 @@ impl Tiles {
         Tiles { images, h, w, across, down: of.h.div_ceil(h) }
     }
 
-    /// The largest tiles of at most so many pixels that fit. (Tiles of the smallest images have halos
-    /// of several times their pixels.)
+    /// The largest tiles of at most so many pixels that fit: tiles of the smallest images have halos
+    /// of several times their pixels.
     fn fitting(
         of: &ImageShape,
         pixels: usize,
@@ -109,7 +112,7 @@ impl Tiles {
             if pixels <= least || fits(&tiles) {
                 return tiles;
             }
-            pixels = (pixels / 2).max(least);
+            pixels = (pixels / 4 * 3).max(least);
         }
     }
 
@@ -126,11 +129,17 @@ impl Tiles {
         batch.div_ceil(self.images) * self.down * self.across
     }
 
-    /// From channel to channel of a tile with its halo in shared memory, if rows are so far apart:
-    /// 4 banks on.
-    fn plane(&self, pitch: usize) -> usize {
-        (self.images * (self.h + 2) * pitch).next_multiple_of(32) + 4
+    /// From channel to channel of a tile with its halo in shared memory, if rows are so far apart.
+    fn plane(&self, pitch: usize, chunk: usize) -> usize {
+        apart(self.images * (self.h + 2) * pitch, chunk)
     }
+}
+
+/// A distance of at least `floats` at which a warp that copies to rows of shared memory, 4 floats of
+/// each of 8 rows or 8 of each of 4, meets no bank twice.
+fn apart(floats: usize, rows: usize) -> usize {
+    let banks = if rows > 4 { 4 } else { 8 };
+    floats.saturating_sub(banks).next_multiple_of(32) + banks
 }
 
 /// A convolution as these kernels see it: what is read, what is written, and the zeros around.
@@ -189,10 +198,13 @@ impl Pass {
         let shared = PassShared::new(&self.tiles, self.read.c, groups);
         let values = Window {
             accumulate: accumulate.into(),
+            chunk: shared.chunk as u32,
+            buffer: shared.buffer as u32,
             pitch: shared.pitch as u32,
             plane: shared.plane as u32,
             stage: shared.stage as u32,
             weights: shared.weights as u32,
+            filter: shared.filter as u32,
             ..self.values()
         };
         let blocks = self.tiles.count(self.written.batch) * column_tiles;
@@ -202,24 +214,34 @@ impl Pass {
     }
 }
 
-/// Shared memory of a pass, in floats: planes of images, then weights. Results take their place.
+/// Shared memory of a pass, in floats: of each chunk planes of images, then weights. Results take
+/// their place.
 struct PassShared {
+    /// Channels of a chunk: all of them if they are few, else half as many for two at a time.
+    chunk: usize,
+    /// From chunk to chunk.
+    buffer: usize,
     pitch: usize,
     plane: usize,
     /// From channel to channel of the results.
     stage: usize,
+    /// Planes, the first float of the weights.
     weights: usize,
+    /// From channel to channel of the weights.
+    filter: usize,
     all: usize,
 }
 
 impl PassShared {
     /// For so many channels that are read and groups that are written.
     fn new(tiles: &Tiles, channels: usize, groups: usize) -> PassShared {
-        let (cols, chunk, pitch) = (groups * GROUP, channels.min(CHUNK), tiles.w + 4);
-        let (plane, stage) = (tiles.plane(pitch), tiles.pixels().next_multiple_of(32) + 4);
-        let weights = chunk * plane;
-        let all = (weights + chunk * (9 * cols + 4)).max(cols * stage);
-        PassShared { pitch, plane, stage, weights, all }
+        let (chunk, count) = if channels <= CHUNK { (channels, 1) } else { (CHUNK / 2, 2) };
+        let (cols, pitch) = (groups * GROUP, tiles.w + 4);
+        let (plane, filter) = (tiles.plane(pitch, chunk), apart(9 * cols, chunk));
+        let (stage, weights) = (apart(tiles.pixels(), GROUP), chunk * plane);
+        let buffer = weights + chunk * filter;
+        let all = (count * buffer).max(cols * stage);
+        PassShared { chunk, buffer, pitch, plane, stage, weights, filter, all }
     }
 
     fn bytes(&self) -> usize {
@@ -261,7 +283,7 @@ struct Cut {
 /// Tiles so small that several blocks fit on a multiprocessor.
 fn cut(shape: &ConvShape) -> Cut {
     let [column_tiles, groups] = columns(shape.out_c);
-    let floats = if shape.in_c <= 4 { 8192 } else { 4096 };
+    let floats = if shape.in_c <= 4 { 4096 } else { 2048 };
     let fits = |tiles: &Tiles| WeightShared::new(tiles, shape.in_c, groups).bytes() <= SHARED;
     let tiles = Tiles::fitting(&shape.output(), floats / (groups * GROUP), 1, fits);
     let count = tiles.count(shape.batch);
@@ -270,9 +292,13 @@ fn cut(shape: &ConvShape) -> Cut {
     Cut { tiles, parts: count.div_ceil(part_tiles), part_tiles }
 }
 
-/// Shared memory of the weight gradient, in floats: planes of images, then rows of the gradient; both
-/// make room for the sums of all threads in the end. Behind them are sums of the bias, in doubles.
+/// Shared memory of the weight gradient, in floats: of each of two tiles planes of images, then rows
+/// of the gradient; all of it makes room for the sums of all threads in the end. Behind it are the
+/// bias's sums, in doubles.
 struct WeightShared {
+    chunk: usize,
+    /// From tile to tile.
+    buffer: usize,
     pitch: usize,
     plane: usize,
     /// From row to row of the gradient.
@@ -293,13 +319,14 @@ impl WeightShared {
         let (cols, chunk) = (groups * GROUP, channels.min(CHUNK));
         // Rows are an odd number of banks apart: the threads of a warp read four rows at a time.
         let pitch = tiles.w + 3;
-        let (plane, stage) = (tiles.plane(pitch), tiles.w * cols + 4);
+        let (plane, stage) = (tiles.plane(pitch, chunk), apart(tiles.w * cols, 4));
         let weights = chunk * plane;
         let subsets = (THREADS / (chunk * groups)).min(tiles.rows());
         let threads = (subsets * chunk * groups).next_multiple_of(32);
-        let floats = (weights + tiles.rows() * stage).max(9 * GROUP * threads);
+        let buffer = weights + tiles.rows() * stage;
+        let floats = (2 * buffer).max(9 * GROUP * threads);
         let (slots, sums) = (floats.div_ceil(2), groups * threads);
-        WeightShared { pitch, plane, stage, weights, subsets, threads, slots, sums }
+        WeightShared { chunk, buffer, pitch, plane, stage, weights, subsets, threads, slots, sums }
     }
 
     fn bytes(&self) -> usize {
@@ -318,6 +345,8 @@ pub(super) fn weight_gradient(shape: &ConvShape) -> Emission {
     let [column_tiles, groups] = columns(shape.out_c);
     let shared = WeightShared::new(&tiles, shape.in_c, groups);
     let values = Window {
+        chunk: shared.chunk as u32,
+        buffer: shared.buffer as u32,
         pitch: shared.pitch as u32,
         plane: shared.plane as u32,
         stage: shared.stage as u32,
