@@ -18,6 +18,9 @@ const WRITE: Operand = Operand::write::<f32>();
 /// Rewards that one call adds.
 const ROW: usize = 256;
 
+/// Threads of a block that writes targets.
+const THREADS: u32 = 256;
+
 static REWARD: Kernel = Kernel {
     source: &SOURCE,
     entry: "reward",
@@ -70,10 +73,11 @@ pub(super) fn targets(of: &Targets, scale: ReturnScale, envs: usize, part: bool)
         envs: envs as u32,
         part: part.into(),
     };
-    Call::new(&TARGETS, 1, 64).values(values)
+    Call::new(&TARGETS, 1, THREADS).values(values)
 }
 
 /// [`Targets::normalise`].
 pub(super) fn normalise(of: &Targets, returns_std: f64, (mean, std): (f64, f64)) -> Call {
-    Call::new(&NORMALISE, 1, 1).values([returns_std, mean, std.max(of.advantage_std_floor)])
+    let values = [returns_std, mean, std.max(of.advantage_std_floor)];
+    Call::new(&NORMALISE, 8, THREADS).values(values)
 }

@@ -1,6 +1,6 @@
 // Rewards and targets of a round on a GPU. The bits are those of targets.rs and gae.rs: everything
 // is f64 and in the same order. A round has a few thousand transitions at most, and this runs once
-// for each, so one thread does what has one order.
+// for each, so one warp does what has one order; what has none is shared by all threads.
 #include "meristem.cuh"
 
 typedef unsigned char u8;
@@ -49,61 +49,53 @@ struct Trajectories {
     Span<const u8> truncated, terminated;
 };
 
-// Generalised advantage estimation of one env.
-__device__ void advantages(const Trajectories& of, const Values& v, u32 env, Span<float> a) {
-    i64 steps = a.len / v.envs;
-    double next = 0.0;
-    for (i64 step = steps - 1; step >= 0; step--) {
-        i64 at = step * v.envs + env;
+// A transition: its temporal difference, and whether nothing comes after it.
+struct Transition {
+    double delta;
+    bool ends;
+
+    __device__ Transition(const Trajectories& of, const Values& v, i64 at, bool last) {
         bool terminated = of.terminated[at] != 0, truncated = of.truncated[at] != 0;
-        bool last = step + 1 == steps;
         double next_value = terminated  ? 0.0
                             : truncated ? (double)of.bootstraps[at]
                             : last      ? 0.0
                                         : (double)of.values[at + v.envs];
-        double delta = (double)of.rewards[at] + v.gamma * next_value - (double)of.values[at];
-        next = delta + (terminated || truncated || last ? 0.0 : v.gamma * v.lambda * next);
-        a[at] = (float)next;
+        delta = (double)of.rewards[at] + v.gamma * next_value - (double)of.values[at];
+        ends = terminated || truncated || last;
+    }
+};
+
+// Generalised advantage estimation of one env. Threads of a warp have envs side by side. The
+// transition of the step before is on its way while an advantage is written.
+__device__ void advantages(const Trajectories& of, const Values& v, u32 env, Span<float> a) {
+    if (a.len == 0) return;
+    i64 at = a.len - v.envs + env;
+    double advantage = 0.0;
+    for (Transition now(of, v, at, true); at >= 0; at -= v.envs) {
+        Transition before = at >= v.envs ? Transition(of, v, at - v.envs, false) : now;
+        advantage = now.delta + (now.ends ? 0.0 : v.gamma * v.lambda * advantage);
+        a[at] = (float)advantage;
+        now = before;
     }
 }
 
-__device__ void normalise_all(double returns_std, double mean, double std, Span<float> a,
-                              Span<float> returns) {
-    for (i64 i = 0; i < returns.len; i++) returns[i] = (float)((double)returns[i] / returns_std);
-    for (i64 i = 0; i < a.len; i++) a[i] = (float)(((double)a[i] - mean) / std);
+// Gives the elements to `take` in order. A warp reads them together, and all of its lanes take each.
+template <class Take>
+__device__ void in_order(Span<const float> x, Take take) {
+    u32 lane = threadIdx.x % 32;
+    float next = lane < x.len ? x[lane] : 0.0f;
+    for (i64 begin = 0; begin < x.len; begin += 32) {
+        float own = next;
+        if (begin + 32 + lane < x.len) next = x[begin + 32 + lane];
+        i64 count = min(x.len - begin, 32ll);
+        for (i64 i = 0; i < count; i++) take((double)__shfl_sync(0xffffffffu, own, (int)i));
+    }
 }
 
-// Writes advantages and returns; the first numbers of `stats` are the moments of the returns, for a
-// part those of its advantages too, and the seventh is the mean sum of rewards of an env. One block.
-extern "C" __global__ void targets(Span<const float> rewards, Span<const float> values,
-                                   Span<const float> bootstraps, Span<const u8> truncated,
-                                   Span<const u8> terminated, Span<float> a, Span<float> returns,
-                                   Span<double> stats, Values v) {
-    locate(rewards, values, bootstraps, truncated, terminated, a, returns, stats);
-    Trajectories of = {rewards, values, bootstraps, truncated, terminated};
-    for (u32 env = threadIdx.x; env < v.envs; env += blockDim.x) advantages(of, v, env, a);
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    Moments scale = v.scale, part = {0.0, 0.0, 0.0};
-    for (i64 i = 0; i < returns.len; i++) {
-        returns[i] = a[i] + values[i];
-        scale.push((double)returns[i]);
-    }
-    if (v.part) {
-        for (i64 i = 0; i < a.len; i++) part.push((double)a[i]);
-    } else {
-        double n = (double)(a.len > 1 ? a.len : 1), sum = 0.0, squares = 0.0;
-        for (i64 i = 0; i < a.len; i++) sum += (double)a[i];
-        double mean = sum / n;
-        for (i64 i = 0; i < a.len; i++) squares += ((double)a[i] - mean) * ((double)a[i] - mean);
-        double std = sqrt(squares / n);
-        normalise_all(scale.std(), mean, std > v.floor ? std : v.floor, a, returns);
-    }
-    double paid = 0.0;
-    for (i64 i = 0; i < rewards.len; i++) paid += (double)rewards[i];
-    double found[7] = {scale.count, scale.mean, scale.m2, part.count, part.mean, part.m2,
-                       paid / (double)v.envs};
-    for (int i = 0; i < 7; i++) stats[i] = found[i];
+__device__ double sum_of(Span<const float> x) {
+    double sum = 0.0;
+    in_order(x, [&](double x) { sum += x; });
+    return sum;
 }
 
 struct Norm {
@@ -112,8 +104,70 @@ struct Norm {
     double std;
 };
 
-// One thread.
-extern "C" __global__ void normalise(Span<float> a, Span<float> returns, Norm of) {
+// By all threads of the grid.
+__device__ void normalise_all(const Norm& of, Span<float> a, Span<float> returns) {
+    for (i64 i = first(); i < returns.len; i += threads()) {
+        returns[i] = (float)((double)returns[i] / of.returns_std);
+    }
+    for (i64 i = first(); i < a.len; i += threads()) {
+        a[i] = (float)(((double)a[i] - of.mean) / of.std);
+    }
+}
+
+// Mean of the advantages, and their standard deviation or its floor.
+__device__ void moments(Span<const float> a, double floor, Norm& to) {
+    double n = (double)(a.len > 1 ? a.len : 1), squares = 0.0;
+    double mean = sum_of(a) / n;
+    in_order(a, [&](double x) { squares += (x - mean) * (x - mean); });
+    double std = sqrt(squares / n);
+    to.mean = mean, to.std = std > floor ? std : floor;
+}
+
+// Writes advantages and returns; the first numbers of `stats` are the moments of the returns, for a
+// part those of its advantages too, and the seventh is the mean sum of rewards of an env. One block.
+extern "C" __global__ void __launch_bounds__(256)
+    targets(Span<const float> rewards, Span<const float> values, Span<const float> bootstraps,
+            Span<const u8> truncated, Span<const u8> terminated, Span<float> a, Span<float> returns,
+            Span<double> stats, Values v) {
+    locate(rewards, values, bootstraps, truncated, terminated, a, returns, stats);
+    __shared__ Moments scale, part;
+    __shared__ Norm norm;
+    __shared__ double paid;
+    Trajectories of = {rewards, values, bootstraps, truncated, terminated};
+    for (u32 env = threadIdx.x; env < v.envs; env += blockDim.x) advantages(of, v, env, a);
+    __syncthreads();
+    for (i64 i = threadIdx.x; i < returns.len; i += blockDim.x) returns[i] = a[i] + values[i];
+    __syncthreads();
+    Span<const float> advantages = {a.data, a.len};
+    u32 warp = threadIdx.x / 32;
+    bool leads = threadIdx.x % 32 == 0;
+    if (warp == 0) {
+        Moments all = v.scale;
+        in_order({returns.data, returns.len}, [&](double x) { all.push(x); });
+        if (leads) scale = all, norm.returns_std = all.std();
+    } else if (warp == 1) {
+        Moments own = {0.0, 0.0, 0.0};
+        Norm of = {};
+        if (v.part) {
+            in_order(advantages, [&](double x) { own.push(x); });
+        } else {
+            moments(advantages, v.floor, of);
+        }
+        if (leads) part = own, norm.mean = of.mean, norm.std = of.std;
+    } else if (warp == 2) {
+        double sum = sum_of(rewards);
+        if (leads) paid = sum;
+    }
+    __syncthreads();
+    if (!v.part) normalise_all(norm, a, returns);
+    if (threadIdx.x != 0) return;
+    stats[0] = scale.count, stats[1] = scale.mean, stats[2] = scale.m2;
+    stats[3] = part.count, stats[4] = part.mean, stats[5] = part.m2;
+    stats[6] = paid / (double)v.envs;
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    normalise(Span<float> a, Span<float> returns, Norm of) {
     locate(a, returns);
-    normalise_all(of.returns_std, of.mean, of.std, a, returns);
+    normalise_all(of, a, returns);
 }
