@@ -33,7 +33,7 @@ use bytemuck::Pod;
 use meristem_device::{Call, Header, Kernel, Operand, Piece, Source};
 use smallvec::SmallVec;
 
-use crate::ops::Op;
+use crate::ops::{Op, Signature, Target};
 
 /// Header of the families' kernels.
 static HEADERS: [Header; 3] = [
@@ -157,7 +157,16 @@ pub(crate) static SOURCES: [&Source; 16] = [
 ];
 
 /// The calls that carry out an operation.
+///
+/// # Panics
+/// If a tensor has 2³¹ elements or more, which the kernels' indices do not reach.
 pub(crate) fn emit(op: &Op) -> Emission {
+    let Signature { reads, writes } = op.signature(Target::Cuda);
+    let most = reads.iter().chain(&writes).map(|spec| spec.len).max().unwrap_or(0);
+    assert!(
+        most < 1 << 31,
+        "a tensor of {most} elements: expected less than 2³¹ on a GPU, in {op:?}"
+    );
     match op {
         Op::Conv(op) => conv::emit(op),
         Op::Norm(op) => norm::emit(op),
@@ -189,5 +198,17 @@ pub(crate) fn scratch(op: &Op) -> usize {
         | Op::Lstm(_)
         | Op::Sample(_)
         | Op::State(_) => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::elementwise;
+
+    #[test]
+    #[should_panic(expected = "a tensor of 2147483648 elements: expected less than 2³¹")]
+    fn a_tensor_that_indices_do_not_reach_is_refused() {
+        let _ = emit(&Op::from(elementwise::Op::Fill { len: 1 << 31, value: 0.0 }));
     }
 }

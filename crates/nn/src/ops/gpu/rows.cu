@@ -14,11 +14,13 @@ extern "C" __global__ void __launch_bounds__(256)
     u32 i = (u32)first();
     if (i >= y.len) return;
     u32 c, n = of.size.divide(i, c);
-    y[i] = table[(i64)indices[n] * of.size.by + c];
+    // An index that is out of range is no address: its row is NaN.
+    i64 at = (i64)indices[n] * of.size.by + c;
+    y[i] = at < table.len ? table[at] : __int_as_float(0x7fc00000);
 }
 
 // A block has one row of the table. It lists where the row is named, THREADS indices at a time, and
-// adds those rows of dy in their order.
+// adds those rows of dy in their order. An index that is out of range names no row.
 extern "C" __global__ void __launch_bounds__(128)
     embed_gradient(Span<const u32> indices, Span<const float> dy, Span<float> table, Lookup of) {
     locate(indices, dy, table);

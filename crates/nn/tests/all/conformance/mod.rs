@@ -19,6 +19,8 @@ use meristem_nn::{Error, Isa};
 
 #[cfg(feature = "cuda")]
 use crate::common::cuda;
+#[cfg(feature = "cuda")]
+use meristem_nn::ops::rows::{self, Lookup};
 
 /// The backends of this machine besides the portable kernels.
 fn backends() -> Vec<Backend<'static>> {
@@ -42,6 +44,31 @@ fn cuda_computes_what_the_portable_kernels_do() {
         let expected = case.run(Backend::Cpu(Isa::portable()));
         case.compare(Backend::Cuda(&stream), &expected);
     }
+}
+
+/// An index that is out of range is flagged: its row is NaN, and no row of the table gets a
+/// gradient. (A processor panics.)
+#[cfg(feature = "cuda")]
+#[test]
+fn cuda_flags_an_index_out_of_range() {
+    let stream = cuda().stream("indices");
+    let of = Lookup { indices: 4, entries: 3, size: 2 };
+    let indices = [2, 3, u32::MAX, 0];
+    let (table, mut y) = ([0.5f32, 1.0, 2.0, 3.0, 4.0, 5.0], [0.0f32; 8]);
+    let operands = Operands {
+        reads: [Slice::of(&indices), Slice::of(&table)].into_iter().collect(),
+        writes: [SliceMut::of(&mut y)].into_iter().collect(),
+    };
+    ops::run(Backend::Cuda(&stream), &rows::Op::Embed(of).into(), operands).unwrap();
+    assert_eq!([y[0], y[1], y[6], y[7]], [4.0, 5.0, 0.5, 1.0]);
+    assert!(y[2..6].iter().all(|value| value.is_nan()), "{y:?}");
+    let (dy, mut dtable) = ([1.0f32; 8], [0.0f32; 6]);
+    let operands = Operands {
+        reads: [Slice::of(&indices), Slice::of(&dy)].into_iter().collect(),
+        writes: [SliceMut::of(&mut dtable)].into_iter().collect(),
+    };
+    ops::run(Backend::Cuda(&stream), &rows::Op::EmbedGradient(of).into(), operands).unwrap();
+    assert_eq!(dtable, [1.0, 1.0, 0.0, 0.0, 1.0, 1.0]);
 }
 
 #[test]
