@@ -1,5 +1,5 @@
-// The gather on a GPU: select, augment and normalise in one pass (D2, D8). One block makes one image.
-// The bits are those of kernel.rs.
+// The gather on a GPU: select, augment and normalise in one pass (D2, D8). One block makes one
+// image. The bits are those of kernel.rs.
 #include "meristem.cuh"
 
 typedef unsigned char u8;
@@ -97,6 +97,7 @@ __device__ void gather(Span<const T> images, Span<const u32> labels, Span<const 
     u32 size = v.height * v.width * C;
     long long from = (long long)(v.staged ? i : sample) * size, to = (long long)i * size;
     if (!augmented) {
+#pragma unroll 4
         for (u32 n = threadIdx.x; n < size; n += blockDim.x) {
             inputs[to + n] = normalized(images[from + n], v.scale[n % C], v.shift[n % C]);
         }
@@ -108,6 +109,7 @@ __device__ void gather(Span<const T> images, Span<const u32> labels, Span<const 
     for (int y = warp; y < height; y += warps) {
         int source_y = y + d.top;
         bool row_inside = 0 <= source_y && source_y < height;
+#pragma unroll 4
         for (int n = threadIdx.x % lanes; n < row; n += lanes) {
             int x = n / C, c = n % C;
             int source_x = (d.flip ? width - 1 - x : x) + d.left;
@@ -134,7 +136,7 @@ __device__ void gather_any(Span<const T> images, Span<const u32> labels, Span<co
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 4)
     gather_bytes(Span<const u8> images, Span<const u32> labels, Span<const u32> samples,
                  Span<float> inputs, Span<u32> targets, Span<const u32> epoch,
                  const __grid_constant__ Values values) {
@@ -142,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(256)
     gather_any(images, labels, samples, inputs, targets, epoch, values);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 4)
     gather_floats(Span<const float> images, Span<const u32> labels, Span<const u32> samples,
                   Span<float> inputs, Span<u32> targets, Span<const u32> epoch,
                   const __grid_constant__ Values values) {

@@ -65,6 +65,25 @@ struct Begin {
     u32 begins;  // there is no hash yet
 };
 
+__device__ __forceinline__ u64 hashed(u64 hash, u32 word) {
+    return (hash ^ word) * 0x00000100000001b3ull;
+}
+
+// The hash after these words. A step is an exclusive or and a product: eight words come at once, so
+// that no step waits for shared memory.
+__device__ u64 hashed(u64 hash, const u32* words, u32 count) {
+    u32 i = 0;
+    for (; i + 8 <= count; i += 8) {
+        uint4 a = *reinterpret_cast<const uint4*>(words + i);
+        uint4 b = *reinterpret_cast<const uint4*>(words + i + 4);
+        u32 of[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+        for (u32 k = 0; k < 8; ++k) hash = hashed(hash, of[k]);
+    }
+    for (; i < count; ++i) hash = hashed(hash, words[i]);
+    return hash;
+}
+
 // The hash goes on over the words of these tensors. Each word's step needs the one before, so one
 // thread takes them all, while the others fetch the next words for it. One block of 256 threads.
 extern "C" __global__ void __launch_bounds__(256)
@@ -72,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(256)
                 Span<const u32> e, Span<const u32> f, Span<const u32> g, Span<const u32> h,
                 Span<double> halves, Begin of) {
     locate(a, b, c, d, e, f, g, h, halves);
-    __shared__ u32 tile[2][2048];
+    __shared__ __align__(16) u32 tile[2][2048];
     u64 hash = 0xcbf29ce484222325ull;
     if (!of.begins) hash = (u64)halves[0] << 32 | (u64)halves[1];
     const Span<const u32> others[7] = {b, c, d, e, f, g, h};
@@ -88,15 +107,14 @@ extern "C" __global__ void __launch_bounds__(256)
         // In a round the tile of the round before is hashed.
         for (i64 start = 0; words.len > 0 && start < words.len + 2048; start += 2048) {
             if (threadIdx.x >= 32) {
-                for (i64 i = threadIdx.x - 32; i < 2048 && start + i < words.len; i += 224) {
+                i64 count = min(words.len - start, 2048ll);
+#pragma unroll 4
+                for (i64 i = threadIdx.x - 32; i < count; i += 224) {
                     tile[turn][i] = words[start + i];
                 }
             } else if (threadIdx.x == 0 && start > 0) {
                 i64 left = words.len - (start - 2048);
-                u32 count = left < 2048 ? left : 2048;
-                for (u32 i = 0; i < count; ++i) {
-                    hash = (hash ^ tile[turn ^ 1][i]) * 0x00000100000001b3ull;
-                }
+                hash = hashed(hash, tile[turn ^ 1], left < 2048 ? (u32)left : 2048);
             }
             turn ^= 1;
             __syncthreads();
