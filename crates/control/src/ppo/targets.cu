@@ -79,7 +79,8 @@ __device__ void advantages(const Trajectories& of, const Values& v, u32 env, Spa
     }
 }
 
-// Gives the elements to `take` in order. A warp reads them together, and all of its lanes take each.
+// Gives the elements to `take` in order. A warp reads them together, and all of its lanes take
+// each.
 template <class Take>
 __device__ void in_order(Span<const float> x, Take take) {
     u32 lane = threadIdx.x % 32;
@@ -124,7 +125,8 @@ __device__ void moments(Span<const float> a, double floor, Norm& to) {
 }
 
 // Writes advantages and returns; the first numbers of `stats` are the moments of the returns, for a
-// part those of its advantages too, and the seventh is the mean sum of rewards of an env. One block.
+// part those of its advantages too, and the seventh is the mean sum of rewards of an env. One
+// block.
 extern "C" __global__ void __launch_bounds__(256)
     targets(Span<const float> rewards, Span<const float> values, Span<const float> bootstraps,
             Span<const u8> truncated, Span<const u8> terminated, Span<float> a, Span<float> returns,

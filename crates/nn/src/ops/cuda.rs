@@ -1,8 +1,8 @@
 //! One operation on a CUDA device, with operands of the host: for tests of its kernels.
 
-use meristem_device::{Owner, Stream, Tensor, read_back};
+use meristem_device::{Owner, Piece, Stream, Tensor, read_back};
 
-use super::gpu::{self, Lies};
+use super::gpu;
 use super::{Op, Operands, Slice};
 use crate::error::Result;
 
@@ -21,8 +21,7 @@ pub(super) fn run(stream: &Stream, op: &Op, operands: Operands<'_>) -> Result<()
         writes.iter().map(|of| upload(of.as_slice())).collect::<Result<_>>()?;
     let lies = |is_written: bool, index: usize| {
         let (tensors, before) = if is_written { (&written, read.len()) } else { (&read, 0) };
-        let (len, size) = (tensors[index].numel(), tensors[index].dtype().size());
-        Lies { argument: before + index, start: 0, len, size }
+        Piece { argument: before + index, start: 0, len: tensors[index].numel() }
     };
     let calls: Vec<_> = gpu::emit(op).into_iter().map(|call| call.place(lies)).collect();
     let launch = read.iter().fold(stream.launch("operation"), |launch, of| launch.read(of));

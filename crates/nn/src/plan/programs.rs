@@ -3,10 +3,10 @@
 use std::ops::RangeInclusive;
 use std::sync::{Mutex, PoisonError};
 
-use meristem_device::{Call, Program};
+use meristem_device::{Call, Piece, Program};
 
 use super::step::{Phase, SpaceUse, Step};
-use crate::ops::gpu::{self, Lies};
+use crate::ops::gpu;
 use crate::space::Span;
 
 /// Programs kept for a plan: rows of phases, each with the rows of alphas and scores that one and
@@ -55,7 +55,7 @@ pub(crate) fn program<'a>(
     let lies = |span: Span| {
         let argument = bound.iter().position(|(of, _)| of.space == span.space).unwrap_or(0);
         let start = bound.get(argument).map_or(0, |(_, start)| *start) + span.bytes().start;
-        Lies { argument, start, len: span.len, size: span.dtype.size() }
+        Piece { argument, start, len: span.len }
     };
     let calls = steps.into_iter().flat_map(|step| {
         let calls = gpu::emit(&step.op).into_iter();

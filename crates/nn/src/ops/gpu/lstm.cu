@@ -1,6 +1,7 @@
-// LSTM over sequences (kernels/lstm.rs), behind the product with all inputs. Rows are [T][B]; gates i, f, g, o lie side by side in a
-// row of 4H; weights have rows of `pitch`, 4H padded; a state is h, then c. Steps of a sequence
-// depend on each other and on no other sequence: one block goes through all of them.
+// LSTM over sequences (kernels/lstm.rs), behind the product with all inputs. Rows are [T][B]; gates
+// i, f, g, o lie side by side in a row of 4H; weights have rows of `pitch`, 4H padded; a state is
+// h, then c. Steps of a sequence depend on each other and on no other sequence: one block goes
+// through all of them.
 #include "nn.cuh"
 
 struct Shape {

@@ -23,6 +23,7 @@ mod lstm;
 mod norm;
 mod optim;
 mod over_pixels;
+mod policy;
 mod pool;
 mod ppo;
 mod rows;
@@ -73,7 +74,7 @@ struct At {
     written: bool,
     /// Position among the operation's reads or writes.
     index: usize,
-    /// First element, and the number of elements; `None` for all.
+    /// First element, counted in f32, and the number of elements; `None` for all.
     part: Option<(usize, usize)>,
 }
 
@@ -88,7 +89,7 @@ const fn write(index: usize) -> At {
 }
 
 impl At {
-    /// `len` of its elements from `start` on.
+    /// `len` of its elements from `start` on, which is counted in f32 as scratch is.
     const fn part(self, start: usize, len: usize) -> At {
         At { part: Some((start, len)), ..self }
     }
@@ -114,24 +115,14 @@ fn plain(call: Call, operands: &[At]) -> Emitted {
 /// Calls of an operation, in order.
 type Emission = SmallVec<[Emitted; 2]>;
 
-/// Where an operand lies: an argument of the launch, the operand's first byte in it, its elements
-/// and the bytes of one.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Lies {
-    pub(crate) argument: usize,
-    pub(crate) start: usize,
-    pub(crate) len: usize,
-    pub(crate) size: usize,
-}
-
 impl Emitted {
     /// The call, with its operands where `lies` says that the operation's reads (`false`) and
     /// writes (`true`) lie.
-    pub(crate) fn place(self, lies: impl Fn(bool, usize) -> Lies) -> Call {
+    pub(crate) fn place(self, lies: impl Fn(bool, usize) -> Piece) -> Call {
         self.call.of(self.operands.into_iter().map(|At { written, index, part }| {
-            let Lies { argument, start, len, size } = lies(written, index);
-            let (first, len) = if len == 0 { (0, 0) } else { part.unwrap_or((0, len)) };
-            Piece { argument, start: start + first * size, len }
+            let whole = lies(written, index);
+            let (first, len) = part.filter(|_| whole.len > 0).unwrap_or((0, whole.len));
+            Piece { start: whole.start + first * size_of::<f32>(), len, ..whole }
         }))
     }
 }

@@ -12,8 +12,8 @@ __device__ __forceinline__ u32 pad16(u32 channels) {
     return (channels + 15) / 16 * 16;
 }
 
-// Division by a number that the host knows, as a multiplication and a shift (divisor.rs); for numbers
-// below 2^31.
+// Division by a number that the host knows, as a multiplication and a shift (divisor.rs); for
+// numbers below 2^31.
 struct Divisor {
     u32 by;
     u32 magic;

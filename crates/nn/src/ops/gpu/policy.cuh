@@ -6,6 +6,15 @@
 const u32 WARP = 0xffffffffu;
 const float SMALLEST = 1.17549435e-38f;  // normal number
 
+// A head of a policy, as `Head` in policy.rs.
+struct Head {
+    u32 choices;
+    u32 used_by;
+    float floor;
+    float entropy_coefficient;
+    float entropy_floor;
+};
+
 __device__ __forceinline__ float ln(float x) {
     return (float)log_((double)x);
 }

@@ -2,14 +2,6 @@
 // rows backward. A warp has a row; what a row adds to the sums lies in scratch, [columns][rows].
 #include "policy.cuh"
 
-struct Head {
-    u32 choices;
-    u32 used_by;
-    float floor;
-    float entropy_coefficient;
-    float entropy_floor;
-};
-
 struct Objective {
     u32 rows;
     u32 count;   // of heads
@@ -230,8 +222,8 @@ __device__ void finish(const Objective& of, const double* sums, Span<double> rep
     report[8] = 1.0 - rest / spread;
 }
 
-// Adds up the columns, a warp for each, and finishes the report. One block of 1024 threads, for which
-// the compiler must leave room in registers.
+// Adds up the columns, a warp for each, and finishes the report. One block of 1024 threads, for
+// which the compiler must leave room in registers.
 extern "C" __global__ void __launch_bounds__(1024)
     columns_sum(Span<const double> columns, Span<double> report,
                 const __grid_constant__ Objective of) {

@@ -5,13 +5,13 @@ use bytemuck::{Pod, Zeroable};
 use meristem_device::{Call, Kernel, Operand, Source};
 use smallvec::smallvec;
 
+use super::policy::{Heads, WORDS, by_row, table};
 use super::{Emission, READ, WRITE, emitted, kernel, read, source, write};
 use crate::kernels::ppo::PpoLoss;
 use crate::ops::ppo::{Op, Pass};
 
 pub(super) static SOURCE: Source = source!("ppo.cu");
 
-const WORDS: Operand = Operand::read::<u32>();
 const MASKS: Operand = Operand::read::<u8>();
 const SUMS: Operand = Operand::read::<f64>();
 const REPORT: Operand = Operand::write::<f64>();
@@ -28,21 +28,8 @@ static BACKWARD: Kernel = kernel::<Objective>(
     &[READ, WORDS, MASKS, READ, READ, WRITE, READ, SUMS],
 );
 
-/// Heads that a policy may have.
-const HEADS: usize = 128;
-
 /// Threads of the block that adds up the columns.
 const SUM_THREADS: u32 = 1024;
-
-#[repr(C)]
-#[derive(Clone, Copy, Pod, Zeroable)]
-struct Head {
-    choices: u32,
-    used_by: u32,
-    floor: f32,
-    entropy_coefficient: f32,
-    entropy_floor: f32,
-}
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -54,7 +41,7 @@ struct Objective {
     clip: f32,
     value_coefficient: f32,
     entropy_floor_coefficient: f32,
-    heads: [Head; HEADS],
+    heads: Heads,
 }
 
 /// Columns of scratch: those of the front and of each head.
@@ -68,36 +55,22 @@ pub(super) fn scratch(op: &Op) -> usize {
 }
 
 fn objective(loss: &PpoLoss, pass: Pass, rows: usize) -> Objective {
-    let (count, logits) = (loss.heads.len(), loss.logits());
-    assert!(count <= HEADS, "a policy with {count} heads: expected at most {HEADS}");
-    let mut heads = [Head::zeroed(); HEADS];
-    for (to, head) in heads.iter_mut().zip(&loss.heads) {
-        *to = Head {
-            choices: head.choices as u32,
-            used_by: head.used_by,
-            floor: head.floor,
-            entropy_coefficient: head.entropy_coefficient,
-            entropy_floor: head.entropy_floor,
-        };
-    }
     Objective {
         rows: rows as u32,
-        count: count as u32,
-        logits: logits as u32,
+        count: loss.heads.len() as u32,
+        logits: loss.logits() as u32,
         first: (pass == Pass::First).into(),
         clip: loss.clip,
         value_coefficient: loss.value_coefficient,
         entropy_floor_coefficient: loss.entropy_floor_coefficient,
-        heads,
+        heads: table(&loss.heads),
     }
 }
 
 pub(super) fn emit(op: &Op) -> Emission {
     let Op::Objective { loss, pass, rows } = op;
     let values = objective(loss, *pass, *rows);
-    let most = loss.heads.iter().map(|head| head.choices).max().unwrap_or(0);
-    let row_by_row =
-        |kernel| Call::new(kernel, *rows as u32, 32).shared((most * size_of::<f32>()) as u32);
+    let row_by_row = |kernel| by_row(kernel, *rows, &loss.heads);
     let (report, sums) = (write(2), write(3).part(0, columns(loss.heads.len()) * rows));
     let row = [read(0), read(1), read(2), read(3), read(4), write(0), write(1)];
     let with = |last| [&row[..], &[last]].concat();

@@ -28,12 +28,6 @@ __device__ float uniform(Word4 key, u32 n, u32 step0, u32 step1) {
     return (float)(word >> 8) * (1.0f / 16777216.0f);
 }
 
-struct Head {
-    u32 choices;
-    u32 used_by;
-    float floor;
-};
-
 struct Rules {
     u32 seed[2];
     u32 greedy;

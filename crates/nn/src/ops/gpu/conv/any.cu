@@ -11,10 +11,10 @@
 constexpr u32 DEPTH = 16;
 constexpr u32 STAGES = 3;
 
-// A thread's elements lie in pieces of 4 × 4, as far apart as its neighbours need for theirs. Of each
-// k, a warp reads 4 to 16 quads of columns side by side, and 8 to 2 quads of rows; threads that
-// read the same share it. At most 256 bytes in a row are two transactions, in which no bank comes
-// twice.
+// A thread's elements lie in pieces of 4 × 4, as far apart as its neighbours need for theirs. Of
+// each k, a warp reads 4 to 16 quads of columns side by side, and 8 to 2 quads of rows; threads
+// that read the same share it. At most 256 bytes in a row are two transactions, in which no bank
+// comes twice.
 template <u32 ROWS, u32 COLS, u32 EACH>
 struct Tile {
     static constexpr u32 THREADS = ROWS * COLS / (EACH * EACH), ACROSS = COLS / EACH;
@@ -66,8 +66,8 @@ struct Tile {
 };
 
 // What a thread copies of a factor whose products are side by side in memory: product `k` of the
-// step and rows `row`, row + THREADS / DEPTH, …. A warp copies 8 products (whole sectors) of 4 rows,
-// which are 32 banks since products are an odd number of times 4 banks apart.
+// step and rows `row`, row + THREADS / DEPTH, …. A warp copies 8 products (whole sectors) of 4
+// rows, which are 32 banks since products are an odd number of times 4 banks apart.
 template <u32 THREADS>
 struct Lane {
     static constexpr u32 STEP = THREADS / DEPTH;
@@ -112,8 +112,9 @@ __device__ Corner input_corner(const Conv& s, u32 pixel, u32 end) {
             (int)(row % s.out_h * s.sh) - (int)s.ph, (int)(x * s.sw) - (int)s.pw};
 }
 
-// Input pixels that the same taps reach: y = first.y + stride · n, and the same for x. With a stride
-// of 1 that is all of them. So nothing is multiplied with the zeros between the gradient's pixels.
+// Input pixels that the same taps reach: y = first.y + stride · n, and the same for x. With a
+// stride of 1 that is all of them. So nothing is multiplied with the zeros between the gradient's
+// pixels.
 struct Phase {
     u32 y, x;    // the first of the pixels
     u32 h, w;    // number of rows and columns of pixels
@@ -355,8 +356,8 @@ extern "C" __global__ void __launch_bounds__(64)
 constexpr u32 RING = STAGES + 2;
 
 // Gradients of the parameters over a part of the output pixels: [part][job][k][job_out], behind
-// them [out_c] of the bias. Rows of the product are elements of the window, depth the pixels. A warp
-// copies rows and columns that lie side by side, to banks in a row.
+// them [out_c] of the bias. Rows of the product are elements of the window, depth the pixels. A
+// warp copies rows and columns that lie side by side, to banks in a row.
 template <u32 ROWS, u32 COLS, u32 EACH>
 __device__ __forceinline__ void weight_tile(const Conv& s, Span<const float> x,
                                             Span<const float> dy, Span<float> sums) {

@@ -33,7 +33,8 @@ extern "C" __global__ void __launch_bounds__(256)
     u32 x0 = pixel % s.in_w + s.pw, y0 = row % s.in_h + s.ph;
     i64 image = (i64)(row / s.in_h) * (s.out_h * s.out_w * s.out_c) + c;
     float sum = 0.0f;
-    // Taps that reach an output pixel are a stride apart, and their pixels one: no division for each.
+    // Taps that reach an output pixel are a stride apart, and their pixels one: no division for
+    // each.
     u32 ky = y0 % s.sh, kx0 = x0 % s.sw;
     for (u32 ys = (y0 - ky) / s.sh; ky < s.kh && ky <= y0; ky += s.sh, --ys) {
         if (ys >= s.out_h) continue;

@@ -5,8 +5,8 @@
 // in shared memory as planes [channel][image][row][column], the weights as [channel][tap][column].
 // While a chunk is computed the next one is on its way to a second buffer.
 //
-// A warp's loads of an image are 8 channels of 4 pixels, or 4 of 8, which are whole sectors of a row;
-// planes are 4 banks apart, or 8, so that the loads go to all 32 banks.
+// A warp's loads of an image are 8 channels of 4 pixels, or 4 of 8, which are whole sectors of a
+// row; planes are 4 banks apart, or 8, so that the loads go to all 32 banks.
 #include "conv.cuh"
 
 struct Window {
@@ -75,8 +75,9 @@ __device__ __forceinline__ void load_weights(const Window& s, Span<const float> 
     }
 }
 
-// The same for the data gradient, which reads weights transposed, taps in reverse order. A warp copies
-// 8 channels that are read of 4 that are written, or 4 of 8, to all 32 banks as in `load_planes`.
+// The same for the data gradient, which reads weights transposed, taps in reverse order. A warp
+// copies 8 channels that are read of 4 that are written, or 4 of 8, to all 32 banks as in
+// `load_planes`.
 __device__ __forceinline__ void load_transposed(const Window& s, Span<const float> w,
                                                 float* weights, u32 col, u32 c0, u32 n) {
     u32 lanes = n > 4 ? 8 : 4, c = threadIdx.x % lanes, cols = 8 * s.column_groups;
@@ -88,9 +89,9 @@ __device__ __forceinline__ void load_transposed(const Window& s, Span<const floa
     }
 }
 
-// Adds a channel's window products for 2 rows of 4 pixels and 8 channels. The threads of a warp read
-// the same weights. Their quads of pixels lie side by side in a row; rows of narrow tiles may meet in
-// a bank, which is little beside 576 multiplications for 26 reads.
+// Adds a channel's window products for 2 rows of 4 pixels and 8 channels. The threads of a warp
+// read the same weights. Their quads of pixels lie side by side in a row; rows of narrow tiles may
+// meet in a bank, which is little beside 576 multiplications for 26 reads.
 __device__ __forceinline__ void multiply(const float* x, u32 pitch, const float* w, u32 cols,
                                          float (&sum)[2][4][8]) {
     float v[4][6];

@@ -98,8 +98,8 @@ impl Tiles {
         Tiles { images, h, w, across, down: of.h.div_ceil(h) }
     }
 
-    /// The largest tiles of at most so many pixels that fit: tiles of the smallest images have halos
-    /// of several times their pixels.
+    /// The largest tiles of at most so many pixels that fit: tiles of the smallest images have
+    /// halos of several times their pixels.
     fn fitting(
         of: &ImageShape,
         pixels: usize,
@@ -135,8 +135,8 @@ impl Tiles {
     }
 }
 
-/// A distance of at least `floats` at which a warp that copies to rows of shared memory, 4 floats of
-/// each of 8 rows or 8 of each of 4, meets no bank twice.
+/// A distance of at least `floats` at which a warp that copies to rows of shared memory, 4 floats
+/// of each of 8 rows or 8 of each of 4, meets no bank twice.
 fn apart(floats: usize, rows: usize) -> usize {
     let banks = if rows > 4 { 4 } else { 8 };
     floats.saturating_sub(banks).next_multiple_of(32) + banks
@@ -292,9 +292,9 @@ fn cut(shape: &ConvShape) -> Cut {
     Cut { tiles, parts: count.div_ceil(part_tiles), part_tiles }
 }
 
-/// Shared memory of the weight gradient, in floats: of each of two tiles planes of images, then rows
-/// of the gradient; all of it makes room for the sums of all threads in the end. Behind it are the
-/// bias's sums, in doubles.
+/// Shared memory of the weight gradient, in floats: of each of two tiles planes of images, then
+/// rows of the gradient; all of it makes room for the sums of all threads in the end. Behind it are
+/// the bias's sums, in doubles.
 struct WeightShared {
     chunk: usize,
     /// From tile to tile.
