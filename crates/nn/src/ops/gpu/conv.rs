@@ -158,10 +158,10 @@ fn weight_parts(shape: &ConvShape) -> Parts {
 
 /// Most parts that a weight gradient is cut into, of `tiles` blocks each. A part has sums as long
 /// as the weights, which are written once and read once: they are to be a quarter of what is summed
-/// at most, but blocks enough for a GPU.
+/// at most, but blocks enough for half a GPU.
 fn most_parts(shape: &ConvShape, tiles: usize, limit: usize) -> usize {
     let summed = shape.input().len() + shape.output().len();
-    (summed / 4 / sums_len(shape)).max(BUSY / tiles).clamp(1, limit)
+    (summed / 4 / sums_len(shape)).max(64 / tiles).clamp(1, limit)
 }
 
 /// Gradients of the weights without padding lanes.
