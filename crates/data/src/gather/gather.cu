@@ -51,7 +51,8 @@ __device__ int place(u32 word, u32 n) {
 
 __device__ Draw draw(const Values& v, Span<const u32> epoch, u32 sample) {
     const u32 augment[2] = {0, 3};  // Purpose::Augment
-    Words key = philox((u32)v.seed, (u32)(v.seed >> 32), augment[0], augment[1], epoch[0], epoch[1]);
+    Words key =
+        philox((u32)v.seed, (u32)(v.seed >> 32), augment[0], augment[1], epoch[0], epoch[1]);
     Words a = philox(key.w[0], key.w[1], 0, 0, sample, 0);
     Words b = philox(key.w[0], key.w[1], 1, 0, sample, 0);
     int span = 2 * (int)v.padding + 1, side = (int)v.cutout;

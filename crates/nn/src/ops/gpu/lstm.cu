@@ -33,7 +33,8 @@ __device__ __forceinline__ float earlier(const Shape& of, Span<const float> stat
 }
 
 // The state's weights, in rows: in shared memory if they fit there, else where they lie, from where
-// they are read again in each step. Threads of a warp read a row's neighbours in either case.
+// they are read again in each step. Threads of a warp read a row's neighbours in either case, and
+// all the same element of the state: no bank comes twice.
 struct Weights {
     const float* rows;
     u32 pitch;

@@ -31,6 +31,33 @@ __device__ __forceinline__ Part part_of(const Ranges& ranges, u32 chunk) {
     return {(i64)ranges.start[low] + before, len < chunk ? len : chunk};
 }
 
+// Elements of a block that updates, and of one of its threads: all are loaded before any is
+// written.
+const u32 CHUNK = 1024;
+const u32 EACH = CHUNK / 256;
+
+// The thread's elements of a part, or zeros; neighbours have neighbours.
+struct Four {
+    float v[EACH];
+
+    __device__ __forceinline__ Four(Span<const float> of, const Part& part) {
+#pragma unroll
+        for (u32 k = 0; k < EACH; ++k) {
+            u32 at = threadIdx.x + k * 256;
+            v[k] = at < part.len ? of[part.start + at] : 0.0f;
+        }
+    }
+};
+
+// Writes the thread's elements of a part.
+__device__ __forceinline__ void write(const Four& four, Span<float> to, const Part& part) {
+#pragma unroll
+    for (u32 k = 0; k < EACH; ++k) {
+        u32 at = threadIdx.x + k * 256;
+        if (at < part.len) to[part.start + at] = four.v[k];
+    }
+}
+
 // Sums of squares of chunks of 4096 elements, in f64; 256 threads.
 extern "C" __global__ void __launch_bounds__(256)
     squares(Span<const float> gradient, Span<double> partials,
@@ -101,15 +128,18 @@ extern "C" __global__ void __launch_bounds__(256, 1)
     clip[0] = coefficient > 1.0f ? 1.0f : coefficient;
 }
 
-// Scales chunks of 1024 elements; most gradients are within bounds, and are not written.
+// Scales chunks; most gradients are within bounds, and are not written.
 extern "C" __global__ void __launch_bounds__(256)
     clip(Span<float> gradient, Span<const float> coefficient,
          const __grid_constant__ Ranges ranges) {
     locate(gradient, coefficient);
     float factor = coefficient[0];
     if (factor == 1.0f) return;
-    Part of = part_of(ranges, 1024);
-    for (u32 i = threadIdx.x; i < of.len; i += blockDim.x) gradient[of.start + i] *= factor;
+    Part part = part_of(ranges, CHUNK);
+    Four g({gradient.data, gradient.len}, part);
+#pragma unroll
+    for (u32 k = 0; k < EACH; ++k) g.v[k] *= factor;
+    write(g, gradient, part);
 }
 
 // Behind the last block that reads the coefficient.
@@ -126,20 +156,21 @@ struct Sgd {
     Ranges ranges;
 };
 
-// Chunks of 1024 elements.
 extern "C" __global__ void __launch_bounds__(256)
     sgd(Span<const float> gradient, Span<const float> clip, Span<float> values,
         Span<float> momentum, const __grid_constant__ Sgd of) {
     locate(gradient, clip, values, momentum);
     float factor = clip[0];
-    Part part = part_of(of.ranges, 1024);
-    for (u32 at = threadIdx.x; at < part.len; at += blockDim.x) {
-        i64 i = part.start + at;
-        float p = values[i];
-        float b = of.momentum * momentum[i] + (factor * gradient[i] + of.decay * p);
-        momentum[i] = b;
-        values[i] = p - of.lr * b;
+    Part part = part_of(of.ranges, CHUNK);
+    Four g(gradient, part), p({values.data, values.len}, part);
+    Four b({momentum.data, momentum.len}, part);
+#pragma unroll
+    for (u32 k = 0; k < EACH; ++k) {
+        b.v[k] = of.momentum * b.v[k] + (factor * g.v[k] + of.decay * p.v[k]);
+        p.v[k] = p.v[k] - of.lr * b.v[k];
     }
+    write(b, momentum, part);
+    write(p, values, part);
 }
 
 struct Decays {
@@ -176,21 +207,23 @@ struct Adam {
     Ranges ranges;
 };
 
-// Chunks of 1024 elements.
 extern "C" __global__ void __launch_bounds__(256)
     adam(Span<const float> gradient, Span<const float> clip, Span<const float> corrections,
          Span<float> values, Span<float> average, Span<float> square,
          const __grid_constant__ Adam of) {
     locate(gradient, clip, corrections, values, average, square);
     float factor = clip[0], rate = corrections[0], root = corrections[1];
-    Part part = part_of(of.ranges, 1024);
-    for (u32 at = threadIdx.x; at < part.len; at += blockDim.x) {
-        i64 i = part.start + at;
-        float g = factor * gradient[i], m = average[i];
-        m += of.shares[0] * (g - m);
-        float v = of.decay * square[i] + of.shares[1] * g * g;
-        average[i] = m;
-        square[i] = v;
-        values[i] -= rate * (m / (sqrtf(v) / root + of.eps));
+    Part part = part_of(of.ranges, CHUNK);
+    Four gradients(gradient, part), p({values.data, values.len}, part);
+    Four m({average.data, average.len}, part), v({square.data, square.len}, part);
+#pragma unroll
+    for (u32 k = 0; k < EACH; ++k) {
+        float g = factor * gradients.v[k];
+        m.v[k] += of.shares[0] * (g - m.v[k]);
+        v.v[k] = of.decay * v.v[k] + of.shares[1] * g * g;
+        p.v[k] -= rate * (m.v[k] / (sqrtf(v.v[k]) / root + of.eps));
     }
+    write(m, average, part);
+    write(v, square, part);
+    write(p, values, part);
 }

@@ -52,7 +52,8 @@ extern "C" __global__ void __launch_bounds__(256)
 constexpr u32 TAPS = 10;
 
 // Gradients of the weights and the bias over a part of the output pixels: [part][taps + 1][C]. Of a
-// block's 8 rows of 32 threads each takes every eighth pixel.
+// block's 8 rows of 32 threads each takes every eighth pixel; in shared memory a row has a bank for
+// each thread.
 extern "C" __global__ void __launch_bounds__(256)
     depthwise_weight(Span<const float> x, Span<const float> dy, Span<float> sums, Conv s) {
     locate(x, dy, sums);

@@ -64,7 +64,7 @@ struct Weights {
 };
 
 // Adds to the gradients the sums of all parts: [part][weights + channels]. Eight threads for each,
-// with every eighth part.
+// with every eighth part; a warp has 32 of the gradients side by side.
 extern "C" __global__ void __launch_bounds__(256)
     weight_finish(Span<const float> sums, Span<float> dw, Span<float> db, Weights f) {
     locate(sums, dw, db);

@@ -302,7 +302,8 @@ __device__ __forceinline__ void add_bias(const Window& s, const float* dy, doubl
     }
 }
 
-// Adds up the subsets' sums, which lie in shared memory [9 · 8][thread], and those of the bias.
+// Adds up the subsets' sums, which lie in shared memory [9 · 8][thread], and those of the bias. A
+// warp reads 8 rows, which are 4 banks apart, of 4 threads.
 __device__ __forceinline__ void write_sums(const Window& s, const float* shared,
                                            const double* slots, u32 col0, u32 c0, u32 part,
                                            Span<float> sums) {
@@ -311,7 +312,7 @@ __device__ __forceinline__ void write_sums(const Window& s, const float* shared,
     i64 to = (i64)part * (weights + s.out_c);
     for (u32 i = t; i < 9 * chunk * cols; i += blockDim.x) {
         u32 col = i % cols, c = i / cols % chunk, tap = i / cols / chunk;
-        const float* from = shared + (tap * 8 + col % 8) * blockDim.x + col / 8 * chunk + c;
+        const float* from = shared + (tap * 8 + col % 8) * (blockDim.x + 4) + col / 8 * chunk + c;
         double sum = 0.0;
         for (u32 of = 0; of < s.subsets; ++of) sum += (double)from[of * apart];
         if (c0 + c < s.in_c && col0 + col < s.out_c) {
@@ -370,7 +371,7 @@ extern "C" __global__ void __launch_bounds__(128, 4)
     }
     __syncthreads();
 #pragma unroll
-    for (u32 i = 0; i < 72; ++i) shared[i * blockDim.x + t] = sum[i / 8][i % 8];
+    for (u32 i = 0; i < 72; ++i) shared[i * (blockDim.x + 4) + t] = sum[i / 8][i % 8];
     __syncthreads();
     write_sums(s, shared, slots, col0, c0, part, sums);
 }

@@ -324,7 +324,7 @@ impl WeightShared {
         let subsets = (THREADS / (chunk * groups)).min(tiles.rows());
         let threads = (subsets * chunk * groups).next_multiple_of(32);
         let buffer = weights + tiles.rows() * stage;
-        let floats = (2 * buffer).max(9 * GROUP * threads);
+        let floats = (2 * buffer).max(9 * GROUP * (threads + 4));
         let (slots, sums) = (floats.div_ceil(2), groups * threads);
         WeightShared { chunk, buffer, pitch, plane, stage, weights, subsets, threads, slots, sums }
     }
