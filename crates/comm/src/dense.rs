@@ -6,6 +6,7 @@
 //! over the ranks, and the left-to-right sum bit for bit.
 
 use crate::error::Result;
+use crate::gpu;
 use crate::number::{Number, divide, with_number};
 use crate::scratch::Scratch;
 use crate::spans::{Spans, parts};
@@ -66,17 +67,18 @@ fn add(
             pieces.extend(input.window(part)?.into_pieces());
         }
     }
-    let mut launch = stream.launch("all_reduce, add").read(rows);
+    let mut launch = stream.launch("all_reduce, add").write(rows);
     for (i, piece) in pieces.iter().enumerate() {
         let is_output = in_place || i % 2 == 0;
         launch = if is_output { launch.write(piece) } else { launch.read(piece) };
     }
     let divisor = (reduction == Reduction::Mean).then_some(n);
     let len = own.len();
+    let launch = launch.gpu(|| adds(&pieces, in_place, (me, n), len, divisor));
     with_number!(
         input.dtype(),
         T => launch.run(move |args| {
-            let (rows, mut start) = (args.read::<T>(0), 0);
+            let (rows, mut start) = (&*args.write::<T>(0), 0);
             for at in (1..args.len()).step_by(if in_place { 1 } else { 2 }) {
                 let own = args.write::<T>(at);
                 if !in_place {
@@ -90,6 +92,36 @@ fn add(
         unreachable!("checked when the sum was asked for")
     );
     Ok(())
+}
+
+/// The same on a CUDA device, part by part. `pieces` are the arguments after the rows.
+fn adds(
+    pieces: &[Tensor],
+    in_place: bool,
+    (me, n): (usize, usize),
+    len: usize,
+    divisor: Option<usize>,
+) -> Vec<gpu::Call> {
+    let mut start = 0;
+    let part = |(i, part): (usize, &[Tensor])| {
+        let (dtype, own) = (part[0].dtype(), part[0].numel());
+        let at = 1 + i * part.len();
+        let target = gpu::whole(at, &part[0]);
+        let source = if in_place { target } else { gpu::whole(at + 1, &part[1]) };
+        let row = |row: usize| gpu::part(0, dtype, row * len + start, own);
+        let of = |rank: usize| match rank.cmp(&me) {
+            Ordering::Less => row(rank),
+            Ordering::Equal => source,
+            Ordering::Greater => row(rank - 1),
+        };
+        let sources: SmallVec<[_; 8]> = (0..n).map(of).collect();
+        // A row, since the own elements may be added late.
+        let partial = if n > 1 { row(0) } else { target };
+        start += own;
+        gpu::sum(dtype, &gpu::Ranks { sources: &sources, targets: &[target], partial }, divisor)
+    };
+    let parts = pieces.chunks(if in_place { 1 } else { 2 }).enumerate();
+    parts.flat_map(part).collect()
 }
 
 struct Add<'a, T> {

@@ -5,6 +5,7 @@ use crate::auto::{Method, Table};
 use crate::check;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
+use crate::gpu;
 use crate::number::with_number;
 use crate::spans::Spans;
 use crate::sparse::feedback::{Momentum, check_momentum};
@@ -114,6 +115,7 @@ impl Exchange {
             check::number(operation, *name, tensor)?;
         }
         let stream = first.stream().clone();
+        stream.device().load_kernels(&gpu::SOURCES)?;
         let parameters = gradients.iter().map(|(name, tensor)| Parameter {
             name: (*name).to_owned(),
             dtype: tensor.dtype(),

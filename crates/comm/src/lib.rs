@@ -35,6 +35,7 @@
 //! - `mpi`: ranks that are processes.
 //! - `agree`: agreement of the ranks' calls.
 //! - `transport`: the interface of transports.
+//! - `gpu`: the kernels of all of them on a CUDA device.
 //! - `spans`: elements in several pieces of memory.
 //! - `check`: checks of arguments before anything runs.
 
@@ -47,6 +48,7 @@ mod communicator;
 mod dense;
 mod error;
 mod exchange;
+mod gpu;
 mod log;
 mod memory;
 #[cfg_attr(not(feature = "mpi"), path = "mpi/off.rs")]

@@ -9,10 +9,11 @@
 //! nothing is outdated: the velocity stays, and the sum of the velocities is that of ordinary
 //! momentum.
 
-use super::lists::{Lists, NONE};
+use super::lists::{Candidates, Lists, NONE};
 use super::pieces::Pieces;
 use super::select::{Part, Picks, RUN, Source, top_k};
 use crate::error::{Error, Result};
+use crate::gpu;
 use crate::number::{Magnitude, Number, with_number};
 use crate::spans::{Spans, parts};
 use meristem_device::{Args, DType, Owner, Stream, Tensor};
@@ -47,7 +48,16 @@ impl Momentum {
         let Momentum { factor, velocity } = self;
         let launch = velocity.stream().launch("feedback, velocity").write(velocity);
         let launch = gradient.pieces().iter().fold(launch, |launch, piece| launch.read(piece));
-        let factor = *factor;
+        let (factor, dtype) = (*factor, gradient.dtype());
+        let launch = launch.gpu(|| {
+            let mut start = 0;
+            let call = |(i, piece): (usize, &Tensor)| {
+                let window = gpu::part(0, dtype, start, piece.numel());
+                start += piece.numel();
+                gpu::advance(dtype, gpu::whole(1 + i, piece), window, factor)
+            };
+            gradient.pieces().iter().enumerate().map(call).collect::<Vec<_>>()
+        });
         with_number!(gradient.dtype(), T => launch.run(move |args| {
             let factor = T::from_f64(factor);
             let mut rest = args.write::<T>(0);
@@ -95,9 +105,22 @@ impl Feedback {
             launch = launch.write(&output.pieces()[0]);
             launch = if in_place { launch } else { launch.read(&added.pieces()[0]) };
         }
+        let step = if in_place { 1 } else { 2 };
+        let launch = launch.gpu(|| {
+            let (dtype, mut start) = (output.dtype(), 0);
+            let call = |(i, [output, _]): (usize, &[Spans; 2])| {
+                let (at, output) = (1 + i * step, &output.pieces()[0]);
+                let to = gpu::whole(at, output);
+                let added = gpu::Piece { argument: at + step - 1, ..to };
+                let residual = gpu::part(0, dtype, start, to.len);
+                start += to.len;
+                gpu::drain(dtype, added, residual, to)
+            };
+            pieces.iter().enumerate().map(call).collect::<Vec<_>>()
+        });
         with_number!(gradient.dtype(), T => launch.run(move |args| {
             let mut rest = args.write::<T>(0);
-            for at in (1..args.len()).step_by(if in_place { 1 } else { 2 }) {
+            for at in (1..args.len()).step_by(step) {
                 let output = args.write::<T>(at);
                 if !in_place {
                     output.copy_from_slice(args.read(at + 1));
@@ -120,7 +143,15 @@ impl Feedback {
         if let Some(momentum) = &self.momentum {
             launch = launch.write(&momentum.velocity);
         }
-        with_number!(self.residual.dtype(), T => launch.run(|args| {
+        let dtype = self.residual.dtype();
+        let kept = if self.momentum.is_some() { 1..3 } else { 1..2 };
+        let launch = launch.gpu(|| {
+            let indices = gpu::whole(0, indices);
+            let kept =
+                kept.map(|argument| gpu::Piece { argument, ..gpu::whole(1, &self.residual) });
+            kept.map(|kept| gpu::clear(dtype, indices, kept)).collect::<Vec<_>>()
+        });
+        with_number!(dtype, T => launch.run(|args| {
             for argument in 1..args.len() {
                 let kept = args.write::<T>(argument);
                 for index in args.read::<u32>(0).iter().take_while(|index| **index != NONE) {
@@ -136,6 +167,7 @@ impl Feedback {
 fn nothing(stream: &Stream, dtype: DType, len: usize) -> Result<Tensor> {
     let tensor = Tensor::empty(stream, [len], dtype, Owner::Collectives)?;
     let launch = stream.launch("feedback, nothing kept").write(&tensor);
+    let launch = launch.gpu(|| gpu::nothing(dtype, gpu::whole(0, &tensor)));
     with_number!(
         dtype,
         T => launch.run(|args| args.write::<T>(0).fill(T::NEUTRAL))?,
@@ -152,17 +184,22 @@ pub(crate) fn select(
     gradient: &Spans,
     feedback: Option<&Feedback>,
     picks: &Lists,
-    candidates: &Lists,
+    candidates: &Candidates,
     threshold: Option<(&Tensor, bool)>,
 ) -> Result<()> {
+    let pieces = gradient.pieces().len();
+    if candidates.tables.is_some() && feedback.is_none() && pieces > gpu::PIECES_MAX {
+        let expected = format!("in at most {} pieces of memory", gpu::PIECES_MAX);
+        return Err(Error::argument("topk, select", "input", expected, pieces));
+    }
     let mut launch = picks
         .indices
         .stream()
         .launch("topk, select")
         .write(&picks.indices)
         .write(&picks.values)
-        .write(&candidates.indices)
-        .write(&candidates.values);
+        .write(&candidates.lists.indices)
+        .write(&candidates.lists.values);
     let mut refresh = None;
     if let Some((threshold, now)) = threshold {
         launch = launch.write(threshold);
@@ -177,6 +214,10 @@ pub(crate) fn select(
         }
     }
     launch = gradient.pieces().iter().fold(launch, |launch, piece| launch.read(piece));
+    for tensor in candidates.tables.iter().flat_map(gpu::Tables::tensors) {
+        launch = launch.write(tensor);
+    }
+    launch = launch.gpu(|| on_gpu(gradient, feedback, picks, candidates, threshold));
     let kind = Kind { refresh, kept: feedback.is_some(), factor };
     with_number!(
         gradient.dtype(),
@@ -184,6 +225,34 @@ pub(crate) fn select(
         unreachable!("checked when the exchange was made")
     );
     Ok(())
+}
+
+/// The selection on a CUDA device.
+fn on_gpu(
+    gradient: &Spans,
+    feedback: Option<&Feedback>,
+    picks: &Lists,
+    candidates: &Candidates,
+    threshold: Option<(&Tensor, bool)>,
+) -> Vec<gpu::Call> {
+    let mut arguments = 4..;
+    let mut next = |tensor: &Tensor| gpu::whole(arguments.next().unwrap_or(0), tensor);
+    let threshold = threshold.map(|(threshold, refresh)| (next(threshold), !refresh));
+    let residual = feedback.map(|feedback| next(&feedback.residual));
+    let momentum = feedback.and_then(|feedback| feedback.momentum.as_ref());
+    let velocity = momentum.map(|momentum| (next(&momentum.velocity), momentum.factor));
+    let gradient_at: Vec<_> = gradient.pieces().iter().map(&mut next).collect();
+    let Candidates { lists, tables } = candidates;
+    gpu::select(&gpu::Elements {
+        dtype: gradient.dtype(),
+        gradient: &gradient_at,
+        residual,
+        velocity,
+        threshold,
+        candidates: [gpu::whole(2, &lists.indices), gpu::whole(3, &lists.values)],
+        picks: [gpu::whole(0, &picks.indices), gpu::whole(1, &picks.values)],
+        tables: tables.as_ref().map(|tables| gpu::InTables::at(arguments.start, tables)),
+    })
 }
 
 /// Arguments of the selection kernel after the first four and before the gradient.

@@ -2,11 +2,11 @@
 //! device (X9).
 
 use super::feedback;
-use super::lists::{Lists, check_k};
-use super::select::candidates_len;
+use super::lists::{Candidates, Lists, check_k};
 use crate::check;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
+use crate::gpu;
 use crate::number::with_number;
 use crate::spans::Spans;
 use crate::transport::Call;
@@ -20,7 +20,7 @@ pub struct TopKStorage {
     shape: Shape,
     ranks: usize,
     k_max: usize,
-    candidates: Lists,
+    candidates: Candidates,
     /// `[ranks, k_max]`; shorter rows are packed at the front.
     lists: Lists,
 }
@@ -50,9 +50,9 @@ impl TopKStorage {
         if ranks == 0 {
             return Err(Error::argument(operation, "ranks", "at least 1", ranks));
         }
+        like.stream().device().load_kernels(&gpu::SOURCES)?;
         let (stream, dtype, shape) = (like.stream().clone(), like.dtype(), like.shape());
-        let room = candidates_len(like.numel(), k_max);
-        let candidates = Lists::new(&stream, dtype, 1, room)?;
+        let candidates = Candidates::new(&stream, dtype, like.numel(), k_max)?;
         let lists = Lists::new(&stream, dtype, ranks, k_max)?;
         Ok(TopKStorage { stream, dtype, shape, ranks, k_max, candidates, lists })
     }
@@ -119,7 +119,7 @@ pub fn topk(tensor: &Tensor, storage: &mut TopKStorage, k: usize) -> Result<Pick
 /// # Errors
 /// The errors of [`topk`], a storage for another number of ranks, and those of every collective,
 /// see [`Communicator::all_reduce_with`]. An index outside of the tensor fails the stream like a
-/// kernel that panicked.
+/// kernel that panicked; on a CUDA device it fails the device.
 pub fn topk_all_gather(
     comm: &mut Communicator,
     tensor: &Tensor,
@@ -167,6 +167,11 @@ fn take(tensor: &Tensor, indices: &Tensor, to: &Lists) -> Result<()> {
     let in_place = indices.storage_id() == to.indices.storage_id()
         && indices.address() == to.indices.address();
     let launch = if in_place { launch } else { launch.write(&to.indices) };
+    let launch = launch.gpu(|| {
+        let copies = (!in_place).then(|| gpu::whole(3, &to.indices));
+        let from = [gpu::whole(0, tensor), gpu::whole(1, indices)];
+        gpu::take(tensor.dtype(), from, gpu::whole(2, &to.values), copies)
+    });
     with_number!(tensor.dtype(), T => launch.run(move |args| {
         let (elements, indices) = (args.read::<T>(0), args.read::<u32>(1));
         if let Some(index) = indices.iter().find(|index| **index as usize >= elements.len()) {

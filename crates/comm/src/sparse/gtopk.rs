@@ -13,10 +13,11 @@ use super::lists::{Entries, Lists, NONE, intersect, keep_largest, merge};
 use super::topk;
 use crate::communicator::Communicator;
 use crate::error::Result;
+use crate::gpu;
 use crate::number::{Number, with_number};
 use crate::spans::Spans;
 use crate::transport::{Call, Parcel};
-use meristem_device::{Args, DType, Owner, Stream, Tensor};
+use meristem_device::{Args, DType, Launch, Owner, Stream, Tensor};
 
 /// Memory for one size of exchange.
 pub(crate) struct Buffers {
@@ -33,6 +34,8 @@ pub(crate) struct Buffers {
     /// k x u32: the entries of the current list that are part of the result.
     alive: Tensor,
     levels: usize,
+    /// On a CUDA device.
+    tables: Option<gpu::Tables>,
 }
 
 impl Buffers {
@@ -52,6 +55,7 @@ impl Buffers {
             mask: words(k.div_ceil(32))?,
             alive: words(k)?,
             levels,
+            tables: gpu::Tables::new(stream, 1, 2 * k)?,
         })
     }
 
@@ -118,6 +122,7 @@ impl Buffers {
         let launch = launch.read(&came.indices).read(&came.values);
         let launch = launch.write(&next.indices).write(&next.values);
         let launch = launch.write(&self.union.indices).write(&self.union.values);
+        let launch = self.with_tables(launch).gpu(|| self.merge_on_gpu(&own, &came, &next));
         with_number!(
             own.values.dtype(),
             T => launch.run(merge_and_keep::<T>)?,
@@ -131,7 +136,16 @@ impl Buffers {
         let (own, came) = (self.own.row(merges)?, self.incoming.row(level)?);
         let stream = self.alive.stream();
         let launch = stream.launch("gtopk, mark").read(&own.indices).read(&came.indices);
-        let launch = launch.write(&self.alive).write(&self.mask);
+        let launch = launch.write(&self.alive).write(&self.mask).write(&self.union.indices);
+        let launch = self.with_tables(launch).gpu(|| {
+            let (own, came) = (gpu::whole(0, &own.indices), gpu::whole(1, &came.indices));
+            let (alive, mask) = (gpu::whole(2, &self.alive), gpu::whole(3, &self.mask));
+            let mut calls = vec![gpu::mark(came, alive, mask)];
+            calls.extend(
+                self.compaction(alive, alive, 4).iter().flat_map(|of| gpu::common(of, own)),
+            );
+            calls
+        });
         launch.run(|args| {
             let (own, came) = (args.read::<u32>(0), args.read::<u32>(1));
             let (alive, mask) = (args.write::<u32>(2), args.write::<u32>(3));
@@ -153,7 +167,13 @@ impl Buffers {
         let own = self.own.row(merges)?;
         let stream = self.alive.stream();
         let launch = stream.launch("gtopk, unmark").read(&own.indices).read(&self.mask);
-        launch.write(&self.alive).run(|args| {
+        let launch = launch.write(&self.alive).write(&self.union.indices);
+        let launch = self.with_tables(launch).gpu(|| {
+            let (own, mask) = (gpu::whole(0, &own.indices), gpu::whole(1, &self.mask));
+            let of = self.compaction(own, gpu::whole(2, &self.alive), 3);
+            of.iter().flat_map(|of| gpu::unmark(of, mask)).collect::<Vec<_>>()
+        });
+        launch.run(|args| {
             let (own, mask) = (args.read::<u32>(0), args.read::<u32>(1));
             let alive = args.write::<u32>(2);
             let mut n = 0;
@@ -166,6 +186,37 @@ impl Buffers {
             alive[n..].fill(NONE);
         })?;
         Ok(())
+    }
+}
+
+/// On a CUDA device.
+impl Buffers {
+    fn with_tables<'a>(&'a self, launch: Launch<'a>) -> Launch<'a> {
+        let tables = self.tables.iter().flat_map(gpu::Tables::tensors);
+        tables.fold(launch, |launch, tensor| launch.write(tensor))
+    }
+
+    /// [`merge_and_keep`], with the tables as the last arguments.
+    fn merge_on_gpu(&self, own: &Lists, came: &Lists, next: &Lists) -> Vec<gpu::Call> {
+        let Some(tables) = &self.tables else { return Vec::new() };
+        let dtype = own.values.dtype();
+        let rows = gpu::Merge { own: own.at(0), me: 0, others: came.at(2), first: 1, rows: 2 };
+        let (list, to, tables) = (self.union.at(6), next.at(4), gpu::InTables::at(8, tables));
+        let listed = gpu::Listed { dtype, list, bounds: None, to, tables };
+        let mut calls = vec![gpu::merge(dtype, &rows, list)];
+        calls.extend(gpu::from_list(&listed));
+        calls
+    }
+
+    /// A compaction whose holes are in the union's indices: argument `first`, before the tables.
+    fn compaction(
+        &self,
+        list: gpu::Piece,
+        to: gpu::Piece,
+        first: usize,
+    ) -> Option<gpu::Compaction> {
+        let tables = gpu::InTables::at(first + 1, self.tables.as_ref()?);
+        Some(gpu::Compaction { list, holes: gpu::whole(first, &self.union.indices), to, tables })
     }
 }
 

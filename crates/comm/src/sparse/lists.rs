@@ -1,8 +1,9 @@
 //! Lists of (index, value): ascending indices, padded at the end with [`NONE`].
 
-use super::select::Cut;
+use super::select::{Cut, candidates_len};
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
+use crate::gpu;
 use crate::number::{Number, divide};
 use crate::transport::{Call, Parcel, others};
 use meristem_device::simd::{Vectorized, vectorize, write_blocks};
@@ -35,6 +36,11 @@ impl Lists {
         Ok(Lists { indices, values, len })
     }
 
+    /// Indices and values as arguments of a launch, from `first` on, for a CUDA device.
+    pub(crate) fn at(&self, first: usize) -> [gpu::Piece; 2] {
+        [gpu::whole(first, &self.indices), gpu::whole(first + 1, &self.values)]
+    }
+
     /// All-gathers the rows: sends this rank's row to all others, and receives theirs.
     pub(crate) fn gather(&self, comm: &mut Communicator, call: &Call) -> Result<()> {
         let (own, n) = (self.row(comm.rank())?, comm.size());
@@ -49,6 +55,25 @@ impl Lists {
     /// Indices and values as parcels, to a peer or from it.
     pub(crate) fn parcels(&self, peer: usize) -> Result<[Parcel; 2]> {
         Ok([Parcel::new(peer, &self.indices)?, Parcel::new(peer, &self.values)?])
+    }
+}
+
+/// Memory of a selection.
+pub(crate) struct Candidates {
+    pub(crate) lists: Lists,
+    /// On a CUDA device.
+    pub(crate) tables: Option<gpu::Tables>,
+}
+
+impl Candidates {
+    /// Memory for the selection of k of `len` elements.
+    pub(crate) fn new(stream: &Stream, dtype: DType, len: usize, k: usize) -> Result<Candidates> {
+        let tables = if k == 0 { None } else { gpu::Tables::new(stream, 1, len)? };
+        let room = match tables {
+            Some(_) => gpu::candidates_len(len, k),
+            None => candidates_len(len, k),
+        };
+        Ok(Candidates { lists: Lists::new(stream, dtype, 1, room)?, tables })
     }
 }
 

@@ -15,10 +15,11 @@
 use super::lists::{Entries, Lists, NONE, intersect, keep_largest, merge, scatter};
 use crate::communicator::Communicator;
 use crate::error::Result;
+use crate::gpu;
 use crate::number::{Number, with_number};
 use crate::spans::Spans;
 use crate::transport::{Call, others};
-use meristem_device::{Args, DType, Owner, Stream, Tensor};
+use meristem_device::{Args, DType, Launch, Owner, Stream, Tensor};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Memory for one size of exchange.
@@ -45,6 +46,8 @@ pub(crate) struct Buffers {
     imported: u64,
     refresh: u64,
     me: usize,
+    /// On a CUDA device.
+    tables: Option<gpu::Tables>,
 }
 
 impl Buffers {
@@ -57,6 +60,7 @@ impl Buffers {
     ) -> Result<Self> {
         let (n, m) = (comm.size(), comm.size().min(k));
         let (room, back) = (k / m, 2 * k / m);
+        let union = (n * room).max(m * back);
         let lists = |rows, len| Lists::new(stream, dtype, rows, len);
         // Initially the regions are of equal size.
         let even: Vec<u32> = (1..m).map(|i| (i * len / m) as u32).collect();
@@ -66,7 +70,7 @@ impl Buffers {
             sends: lists(m, room)?,
             received: lists(if comm.rank() < m { n } else { 0 }, room)?,
             reduced: lists(m, back)?,
-            unions: [lists(1, (n * room).max(m * back))?, lists(1, (n * room).max(m * back))?],
+            unions: [lists(1, union)?, lists(1, union)?],
             last: lists(1, k)?,
             bounds,
             threshold: Tensor::zeros(stream, [1], DType::I64, Owner::Collectives)?,
@@ -74,6 +78,7 @@ impl Buffers {
             imported: 0,
             refresh: refresh.max(1),
             me: comm.rank(),
+            tables: gpu::Tables::new(stream, m, union.max(k))?,
         })
     }
 
@@ -158,6 +163,7 @@ impl Buffers {
         let launch = self.bounds.stream().launch("ok-topk, split");
         let launch = launch.read(&picks.indices).read(&picks.values).read(&self.bounds);
         let launch = launch.write(&sends.indices).write(&sends.values);
+        let launch = self.with_tables(launch).gpu(|| self.split_on_gpu());
         with_number!(
             picks.values.dtype(),
             T => launch.run(move |args| split::<T>(args, room))?,
@@ -178,6 +184,7 @@ impl Buffers {
             .unions
             .iter()
             .fold(launch, |launch, union| launch.write(&union.indices).write(&union.values));
+        let launch = self.with_tables(launch).gpu(|| self.reduce_on_gpu(&own, &to));
         with_number!(
             own.values.dtype(),
             T => launch.run(move |args| reduce::<T>(args, me, room))?,
@@ -199,6 +206,7 @@ impl Buffers {
         let launch = launch.write(&self.last.indices).write(&self.last.values);
         let launch = launch.write(&self.picks.indices).write(&self.bounds);
         let launch = output.pieces().iter().fold(launch, |launch, piece| launch.write(piece));
+        let launch = self.with_tables(launch).gpu(|| self.finish_on_gpu(divisor, output, anew));
         let room = self.sends.len;
         with_number!(
             output.dtype(),
@@ -206,6 +214,62 @@ impl Buffers {
             unreachable!("checked when the exchange was made")
         );
         Ok(())
+    }
+}
+
+/// On a CUDA device: the arguments are those of the launches, with the tables at the end.
+impl Buffers {
+    fn with_tables<'a>(&'a self, launch: Launch<'a>) -> Launch<'a> {
+        let tables = self.tables.iter().flat_map(gpu::Tables::tensors);
+        tables.fold(launch, |launch, tensor| launch.write(tensor))
+    }
+
+    fn split_on_gpu(&self) -> Vec<gpu::Call> {
+        let Some(tables) = &self.tables else { return Vec::new() };
+        gpu::from_list(&gpu::Listed {
+            dtype: self.picks.values.dtype(),
+            list: self.picks.at(0),
+            bounds: Some(gpu::whole(2, &self.bounds)),
+            to: self.sends.at(3),
+            tables: gpu::InTables::at(5, tables),
+        })
+    }
+
+    fn reduce_on_gpu(&self, own: &Lists, to: &Lists) -> Vec<gpu::Call> {
+        let Some(tables) = &self.tables else { return Vec::new() };
+        let (dtype, received) = (own.values.dtype(), &self.received);
+        let rows = received.indices.numel() / received.len;
+        let merge =
+            gpu::Merge { own: own.at(0), me: self.me, others: received.at(2), first: 0, rows };
+        let list = self.unions[0].at(6).map(|piece| gpu::Piece { len: rows * own.len, ..piece });
+        let tables = gpu::InTables::at(10, tables);
+        let listed = gpu::Listed { dtype, list, bounds: None, to: to.at(4), tables };
+        let mut calls = vec![gpu::merge(dtype, &merge, list)];
+        calls.extend(gpu::from_list(&listed));
+        calls
+    }
+
+    fn finish_on_gpu(&self, divisor: Option<usize>, output: &Spans, anew: bool) -> Vec<gpu::Call> {
+        let Some(tables) = &self.tables else { return Vec::new() };
+        let (dtype, outputs) = (output.dtype(), output.pieces());
+        let output_at = |(i, piece): (usize, &Tensor)| gpu::whole(9 + i, piece);
+        let outputs_at: Vec<_> = outputs.iter().enumerate().map(output_at).collect();
+        let tables = gpu::InTables::at(9 + outputs.len(), tables);
+        let (list, last) = (self.reduced.at(0), self.last.at(5));
+        let mut calls =
+            gpu::from_list(&gpu::Listed { dtype, list, bounds: None, to: last, tables });
+        if anew {
+            calls.push(gpu::divide_up(last[0], tables, gpu::whole(8, &self.bounds)));
+        }
+        calls.extend(gpu::scatter(dtype, last, self.last.len, &outputs_at, divisor));
+        let sent = gpu::Compaction {
+            list: gpu::whole(2, &self.sends.indices),
+            holes: gpu::whole(3, &self.unions[0].indices),
+            to: gpu::whole(7, &self.picks.indices),
+            tables,
+        };
+        calls.extend(gpu::common(&sent, last[0]));
+        calls
     }
 }
 

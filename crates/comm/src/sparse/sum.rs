@@ -2,12 +2,12 @@
 //! memory.
 
 use super::feedback::{Feedback, check_momentum, select};
-use super::lists::{Lists, check_k};
-use super::select::candidates_len;
+use super::lists::{Candidates, Lists, check_k};
 use super::{gtopk, ok_topk, topk};
 use crate::check;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
+use crate::gpu;
 use crate::memory::{PhaseMemory, in_use};
 use crate::spans::Spans;
 use crate::transport::{Call, Order, Reduction, Sum};
@@ -89,7 +89,7 @@ struct Work {
     k: usize,
     rank: usize,
     ranks: usize,
-    candidates: Lists,
+    candidates: Candidates,
     buffers: Buffers,
 }
 
@@ -118,6 +118,7 @@ impl SparseSum {
     ) -> Result<SparseSum> {
         let operation = sparse.operation();
         check_k(operation, len, 0)?;
+        stream.device().load_kernels(&gpu::SOURCES)?;
         let stream = stream.clone();
         let momentum = match keep {
             Keep::Momentum(factor) => Some(check_momentum(operation, factor)?),
@@ -320,8 +321,7 @@ impl SparseSum {
                 Buffers::OkTopK(Box::new(made))
             }
         };
-        let room = candidates_len(self.len, k);
-        let candidates = Lists::new(stream, dtype, 1, room)?;
+        let candidates = Candidates::new(stream, dtype, self.len, k)?;
         self.work = Some(Work { k, rank, ranks, candidates, buffers });
         Ok(())
     }
@@ -342,7 +342,8 @@ impl SparseSum {
     fn nothing(&self, input: &Spans, output: &Spans) -> Result<()> {
         let empty = Lists::new(&self.stream, self.dtype, 1, 0)?;
         if self.feedback.is_some() {
-            let none = Lists::new(&self.stream, self.dtype, 1, 0)?;
+            let none =
+                Candidates { lists: Lists::new(&self.stream, self.dtype, 1, 0)?, tables: None };
             select(input, self.feedback.as_ref(), &empty, &none, None)?;
         }
         topk::add(&empty, None, output)

@@ -3,6 +3,7 @@
 use super::lists::{Entries, Lists, scatter};
 use crate::communicator::Communicator;
 use crate::error::Result;
+use crate::gpu;
 use crate::number::with_number;
 use crate::spans::Spans;
 use crate::transport::Call;
@@ -50,6 +51,12 @@ pub(crate) fn add(lists: &Lists, divisor: Option<usize>, output: &Spans) -> Resu
     let (stream, len) = (output.stream(), lists.len);
     let launch = stream.launch("topk, add").read(&lists.indices).read(&lists.values);
     let launch = output.pieces().iter().fold(launch, |launch, piece| launch.write(piece));
+    let launch = launch.gpu(|| {
+        let lists = [gpu::whole(0, &lists.indices), gpu::whole(1, &lists.values)];
+        let output_at = |(i, piece): (usize, &Tensor)| gpu::whole(2 + i, piece);
+        let outputs: Vec<_> = output.pieces().iter().enumerate().map(output_at).collect();
+        gpu::scatter(output.dtype(), lists, len, &outputs, divisor)
+    });
     with_number!(output.dtype(), T => launch.run(move |args| {
         let lists = Entries::rows(args.read(0), args.read::<T>(1), len);
         scatter(lists, divisor, args, 2..);

@@ -10,6 +10,7 @@ mod board;
 mod sum;
 
 use crate::error::{Error, Result};
+use crate::gpu;
 use crate::number::with_number;
 use crate::spans::{Spans, parts};
 use crate::sync::Arc;
@@ -198,7 +199,7 @@ fn exchange(arrivals: &[&Arrival]) -> Result<()> {
         let launch = pairs.iter().fold(stream.launch(operation), |launch, [source, target]| {
             launch.read(source).write(target)
         });
-        launch.join(&mut group, copy)?;
+        launch.gpu(|| copies(pairs)).join(&mut group, copy)?;
     }
     group.run()?;
     Ok(())
@@ -224,6 +225,16 @@ fn parcels(arrival: &Arrival) -> (&[Parcel], &[Parcel]) {
         Wish::Exchange { sends, receives } => (sends, receives),
         _ => (&[], &[]),
     }
+}
+
+/// [`copy`] on a CUDA device.
+fn copies(pairs: &[[Tensor; 2]]) -> Vec<gpu::Call> {
+    let pieces = |(i, pair): (usize, &[Tensor; 2])| {
+        let len = pair[0].numel() * pair[0].dtype().size();
+        [2 * i, 2 * i + 1].map(|argument| gpu::Piece { argument, start: 0, len })
+    };
+    let pieces: Vec<_> = pairs.iter().enumerate().map(pieces).collect();
+    gpu::copies(&pieces)
 }
 
 /// Copies argument 0 to 1, 2 to 3 and so on.
@@ -261,6 +272,7 @@ fn sum(arrivals: &[&Arrival]) -> Result<()> {
             launch = if i % arguments < n { launch.write(piece) } else { launch.read(piece) };
         }
         let (divisor, sources) = (mean.then_some(n), sources.clone());
+        let launch = launch.gpu(|| sums(pieces, arguments, &sources, divisor));
         with_number!(
             call.dtype.unwrap_or(DType::F32),
             T => launch.join(&mut group, move |args| {
@@ -273,6 +285,24 @@ fn sum(arrivals: &[&Arrival]) -> Result<()> {
     }
     group.run()?;
     Ok(())
+}
+
+/// [`sum::run`] of all parts on a CUDA device.
+fn sums(
+    pieces: &[Tensor],
+    arguments: usize,
+    sources: &[Option<usize>],
+    divisor: Option<usize>,
+) -> Vec<gpu::Call> {
+    let parts = (0..pieces.len()).step_by(arguments).map(|first| {
+        let piece = |i: usize| gpu::whole(first + i, &pieces[first + i]);
+        let targets: SmallVec<[_; 8]> = (0..sources.len()).map(piece).collect();
+        let from = sources.iter().enumerate().map(|(rank, source)| piece(source.unwrap_or(rank)));
+        let sources: SmallVec<[_; 8]> = from.collect();
+        let ranks = gpu::Ranks { sources: &sources, targets: &targets, partial: targets[0] };
+        gpu::sum(pieces[first].dtype(), &ranks, divisor)
+    });
+    parts.flatten().collect()
 }
 
 /// The elements of a share, part by part: all ranks' outputs, and the inputs that are separate

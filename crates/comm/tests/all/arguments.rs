@@ -48,7 +48,7 @@ impl World {
             (self.make(&self.a, DType::F64, contiguous), "must be f32, got f64"),
             (short, ", got "),
             (self.make(&self.b, DType::F32, contiguous), "of stream `a`, got one of stream `b`"),
-            (self.make(&self.far, DType::F32, contiguous), "on cpu, got another opening of cpu"),
+            (self.make(&self.far, DType::F32, contiguous), ", got another opening of c"),
         ]
     }
 
@@ -184,7 +184,7 @@ fn picks_refuse_what_does_not_fit() {
         (made::<i64>(&a, 3), "must be u32, got i64"),
         (made::<u32>(&a, 4), "of shape [3], got [4]"),
         (made::<u32>(&b, 3), "of stream `a`"),
-        (made::<u32>(&far, 3), "on cpu, got another opening"),
+        (made::<u32>(&far, 3), ", got another opening of c"),
     ] {
         let all = &mut storage;
         w.refused(("topk_all_gather", "indices"), words, |comm| {

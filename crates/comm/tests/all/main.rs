@@ -3,6 +3,8 @@
 
 mod arguments;
 mod common;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod dense;
 mod exchange;
 mod failures;

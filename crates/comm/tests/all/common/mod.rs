@@ -8,9 +8,14 @@ use std::time::Duration;
 /// Numbers of ranks that every algorithm is tested with.
 pub(crate) const RANKS: [usize; 7] = [1, 2, 3, 4, 5, 7, 8];
 
+/// The device of the tests: the processor, or the one that `MERISTEM_TEST_DEVICE` names.
 pub(crate) fn open() -> Device {
-    Device::open(DeviceId::Cpu(0), &DeviceOptions { threads: 2, ..DeviceOptions::default() })
-        .unwrap()
+    let named = std::env::var("MERISTEM_TEST_DEVICE");
+    open_on(named.map_or(DeviceId::Cpu(0), |name| name.parse().unwrap()))
+}
+
+pub(crate) fn open_on(id: DeviceId) -> Device {
+    Device::open(id, &DeviceOptions { threads: 2, ..DeviceOptions::default() }).unwrap()
 }
 
 /// A deadline long enough for a busy machine; no test waits for it.

@@ -1,0 +1,32 @@
+//! Calls of `feedback.cu`.
+
+use super::{Typed, bits_of, source, typed};
+use meristem_device::{Call, DType, Piece, Source};
+
+pub(super) static SOURCE: Source = source!("feedback.cu");
+
+static ADVANCE: Typed = typed!("advance", u64, [read T, write T]);
+static DRAIN: Typed = typed!("drain", (), [read T, write T, write T]);
+static CLEAR: Typed = typed!("clear", (), [read u32, write T]);
+static NOTHING: Typed = typed!("nothing", (), [write T]);
+
+/// Velocity of a gradient.
+pub(crate) fn advance(dtype: DType, gradient: Piece, velocity: Piece, factor: f64) -> Call {
+    let call = Call::each(ADVANCE.of(dtype), gradient.len).of([gradient, velocity]);
+    call.values(bits_of(dtype, factor))
+}
+
+/// Writes residual plus `added` to `output`, which may be the same, and clears the residual.
+pub(crate) fn drain(dtype: DType, added: Piece, residual: Piece, output: Piece) -> Call {
+    Call::each(DRAIN.of(dtype), output.len).of([added, residual, output])
+}
+
+/// Clears what is kept at these indices.
+pub(crate) fn clear(dtype: DType, indices: Piece, kept: Piece) -> Call {
+    Call::each(CLEAR.of(dtype), indices.len).of([indices, kept])
+}
+
+/// Fills with minus zero.
+pub(crate) fn nothing(dtype: DType, kept: Piece) -> Call {
+    Call::each(NOTHING.of(dtype), kept.len).of([kept])
+}

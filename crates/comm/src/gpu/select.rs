@@ -1,0 +1,389 @@
+//! Calls of `select.cu`.
+
+use super::{ABSENT, Typed, bits_of, source, typed, whole};
+use crate::number::{Magnitude, Number, with_number};
+use bytemuck::{Pod, Zeroable};
+use meristem_device::{Call, DType, DeviceId, Kernel, Operand, Owner, Piece, Result, Source};
+use meristem_device::{Stream, Tensor};
+
+pub(super) static SOURCE: Source = source!("select.cu");
+
+/// Bits of a digit, entries of a tile, and words of a row's state without and with its bins.
+const DIGIT: u32 = 12;
+pub(super) const TILE: usize = 1024;
+const STATE: usize = 16;
+const ROW: usize = STATE + (1 << DIGIT);
+/// Word of the state that has the number of entries selected.
+const PICKED: usize = 13;
+/// Warps of a block that works on tiles, each on one.
+const WARPS: usize = 8;
+const THREADS: u32 = 256;
+/// Threads of a block that chooses a digit.
+const CHOOSERS: u32 = 256;
+/// Most blocks that count digits: each clears and adds up bins of its own.
+const COUNTERS: usize = 1024;
+/// Elements that a block which counts digits has at least.
+const COUNTED: usize = 4096;
+
+const WORDS: Operand = Operand::write::<u32>();
+const TABLE: Operand = Operand::write::<i64>();
+const LIST: Operand = Operand::read::<u32>();
+const THRESHOLD: Operand = Operand::read::<i64>();
+
+static BEGIN: Kernel = kernel::<BeginValues>("begin", &[LIST, LIST, WORDS]);
+static CHOOSE: Kernel = kernel::<ChooseValues>("choose", &[THRESHOLD, WORDS]);
+static SCAN: Kernel = kernel::<[u32; 2]>("scan", &[TABLE, TABLE, WORDS]);
+static VISIT: Typed = typed!("visit", VisitValues, [read T, write T, write T, read i64, write u32]);
+static COLLECT: Typed =
+    typed!("collect", Place, [read T, write u32, write T, write i64, write u32]);
+static REFINE: Typed = typed!("refine", Digit, [read u32, read T, read u32, read T, write u32]);
+static COUNT: Typed =
+    typed!("count", Place, [read u32, read T, read u32, read T, write i64, write u32]);
+static WRITE: Typed = typed!("write", Place, [
+    read u32, read T, read u32, read T, write i64, write u32, write u32, write T,
+]);
+
+const fn kernel<V>(entry: &'static str, operands: &'static [Operand]) -> Kernel {
+    Kernel { source: &SOURCE, entry, operands, values: size_of::<V>() }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct BeginValues {
+    wanted: u32,
+    len: u32,
+    rows: u32,
+    unused: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct VisitValues {
+    factor: u64,
+    known: u32,
+    unused: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct ChooseValues {
+    bits: u32,
+    first: u32,
+    last: u32,
+    known: u32,
+    room: u32,
+    unused: u32,
+}
+
+/// Slots of a call among all.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Place {
+    start: u32,
+    tile: u32,
+    tiles: u32,
+    blocks: u32,
+    all: u32,
+    listed: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Digit {
+    place: Place,
+    shift: u32,
+    bits: u32,
+}
+
+/// Pieces of memory for which tiles are counted: each may end with a tile that is not full.
+pub(crate) const PIECES_MAX: usize = 1024;
+
+/// Memory of selections on a CUDA device: states of the rows and numbers of the tiles.
+pub(crate) struct Tables {
+    control: Tensor,
+    tiles: Tensor,
+}
+
+impl Tables {
+    /// Memory for selections in `rows` rows of up to `len` entries. A processor needs none.
+    ///
+    /// # Errors
+    /// Those of an allocation.
+    pub(crate) fn new(stream: &Stream, rows: usize, len: usize) -> Result<Option<Tables>> {
+        if matches!(stream.device().id(), DeviceId::Cpu(_)) {
+            return Ok(None);
+        }
+        let zeros = |len, dtype| Tensor::zeros(stream, [len], dtype, Owner::Collectives);
+        let tiles = rows * (len.div_ceil(TILE) + PIECES_MAX);
+        let (control, tiles) = (zeros(rows * ROW, DType::U32)?, zeros(2 * tiles, DType::I64)?);
+        Ok(Some(Tables { control, tiles }))
+    }
+
+    /// The two tensors, as arguments of a launch.
+    pub(crate) fn tensors(&self) -> [&Tensor; 2] {
+        [&self.control, &self.tiles]
+    }
+}
+
+/// Tables among the arguments of a launch.
+#[derive(Clone, Copy)]
+pub(crate) struct InTables {
+    control: Piece,
+    tiles: Piece,
+}
+
+impl InTables {
+    /// Tables that are the arguments from `first` on.
+    pub(crate) fn at(first: usize, tables: &Tables) -> InTables {
+        let [control, tiles] = tables.tensors();
+        InTables { control: whole(first, control), tiles: whole(first + 1, tiles) }
+    }
+
+    pub(super) fn tiles(self) -> Piece {
+        self.tiles
+    }
+
+    /// Number of entries that the last selection in the first row has picked.
+    pub(super) fn picked(self) -> Piece {
+        Piece { start: self.control.start + PICKED * size_of::<u32>(), len: 1, ..self.control }
+    }
+
+    /// Sums up the tiles' numbers.
+    pub(super) fn scan(self, rows: usize, all: u32, threshold: Piece) -> Call {
+        let threads = all.clamp(32, 1024).next_power_of_two();
+        let call = Call::new(&SCAN, rows as u32, threads);
+        call.of([threshold, self.tiles, self.control]).values([all, 0])
+    }
+}
+
+/// Room for candidates: of usual gradients, less than four times as many as are selected share the
+/// first digit of the threshold or are above it.
+pub(crate) fn candidates_len(len: usize, k: usize) -> usize {
+    len.min(4 * k + len / 32 + TILE)
+}
+
+/// Elements from which the largest are selected.
+pub(crate) struct Elements<'a> {
+    pub(crate) dtype: DType,
+    /// The gradient.
+    pub(crate) gradient: &'a [Piece],
+    /// The residual, to which it is added.
+    pub(crate) residual: Option<Piece>,
+    /// The velocity, which is added in its place, with the factor of its momentum.
+    pub(crate) velocity: Option<(Piece, f64)>,
+    /// A threshold of earlier, and whether it may be used.
+    pub(crate) threshold: Option<(Piece, bool)>,
+    /// Indices and values of candidates.
+    pub(crate) candidates: [Piece; 2],
+    /// Indices and values of what is selected.
+    pub(crate) picks: [Piece; 2],
+    pub(crate) tables: Option<InTables>,
+}
+
+/// Selects the largest elements, in two passes over them; see `select.cu`.
+pub(crate) fn select(of: &Elements<'_>) -> Vec<Call> {
+    let (wanted, dtype) = (of.picks[0].len, of.dtype);
+    let Some(tables) = of.tables.filter(|_| wanted > 0) else { return visits(of, ABSENT) };
+    let sources = places(of);
+    let all = sources.iter().map(|source| source.place.tiles).sum();
+    let (threshold, known) = of.threshold.unwrap_or((ABSENT, false));
+    let selection = Selection { dtype, tables, sources, rows: 1, all, threshold };
+    let mut calls = vec![begin([ABSENT; 2], (1, wanted, 0), tables)];
+    calls.extend(visits(of, tables.control));
+    let (digits, room) = (digits(dtype), of.candidates[0].len as u32);
+    let first = ChooseValues { first: 1, known: known.into(), room, ..digits[0].choice() };
+    calls.push(selection.choose(first));
+    for Entries { values: elements, place, .. } in &selection.sources {
+        let [indices, values] = of.candidates;
+        let pieces = [*elements, indices, values, tables.tiles, tables.control];
+        let call = Call::new(COLLECT.of(dtype), place.blocks, THREADS);
+        calls.push(call.of(pieces).values(*place));
+    }
+    digits[1..].iter().for_each(|digit| selection.refine(*digit, &mut calls));
+    selection.compact(of.picks, &mut calls);
+    calls
+}
+
+/// A list from which the largest entries are selected, in one or more rows.
+pub(crate) struct Listed {
+    pub(crate) dtype: DType,
+    /// Indices, ascending except for holes, and values.
+    pub(crate) list: [Piece; 2],
+    /// Indices at which the rows but the first begin; the list has no holes but padding then.
+    pub(crate) bounds: Option<Piece>,
+    /// Indices and values of what is selected, row by row.
+    pub(crate) to: [Piece; 2],
+    pub(crate) tables: InTables,
+}
+
+/// Selects the largest entries of a list, as many of each row as there is room for.
+pub(crate) fn from_list(of: &Listed) -> Vec<Call> {
+    let Listed { dtype, list: [indices, values], bounds, to, tables } = *of;
+    let rows = 1 + bounds.map_or(0, |bounds| bounds.len);
+    let (wanted, tiles) = (to[0].len / rows, indices.len.div_ceil(TILE) as u32);
+    if wanted == 0 || tiles == 0 {
+        return Vec::new();
+    }
+    let blocks = tiles.div_ceil(WARPS as u32);
+    let place = Place { start: 0, tile: 0, tiles, blocks, all: tiles, listed: 1 };
+    let sources = vec![Entries { indices, values, candidates: [ABSENT; 2], place }];
+    let selection = Selection { dtype, tables, sources, rows, all: tiles, threshold: ABSENT };
+    let bounds = bounds.unwrap_or(ABSENT);
+    let mut calls = vec![begin([indices, bounds], (rows, wanted, indices.len), tables)];
+    digits(dtype).into_iter().for_each(|digit| selection.refine(digit, &mut calls));
+    selection.compact(to, &mut calls);
+    calls
+}
+
+/// A selection from some pieces of memory.
+struct Selection {
+    dtype: DType,
+    tables: InTables,
+    sources: Vec<Entries>,
+    rows: usize,
+    /// Tiles of a row.
+    all: u32,
+    threshold: Piece,
+}
+
+/// Entries in one piece of memory.
+struct Entries {
+    indices: Piece,
+    values: Piece,
+    candidates: [Piece; 2],
+    place: Place,
+}
+
+impl Entries {
+    fn pieces(&self) -> [Piece; 4] {
+        [self.indices, self.values, self.candidates[0], self.candidates[1]]
+    }
+}
+
+impl Selection {
+    /// Finds the digit of the threshold among those of its predecessors.
+    fn refine(&self, digit: Digit, calls: &mut Vec<Call>) {
+        for source in &self.sources {
+            let blocks = source.place.blocks.min(COUNTERS as u32);
+            let digit = Digit { place: Place { blocks, ..source.place }, ..digit };
+            let call = Call::new(REFINE.of(self.dtype), self.rows as u32 * blocks, THREADS);
+            let pieces = source.pieces().into_iter().chain([self.tables.control]);
+            calls.push(call.of(pieces).values(digit));
+        }
+        calls.push(self.choose(digit.choice()));
+    }
+
+    fn choose(&self, values: ChooseValues) -> Call {
+        let call = Call::new(&CHOOSE, self.rows as u32, CHOOSERS);
+        call.of([self.threshold, self.tables.control]).values(values)
+    }
+
+    /// Writes what reaches the threshold, in order.
+    fn compact(&self, to: [Piece; 2], calls: &mut Vec<Call>) {
+        let InTables { control, tiles } = self.tables;
+        let mut over = |kernel: &'static Typed, to: &[Piece]| {
+            for source in &self.sources {
+                let blocks = self.rows as u32 * source.place.blocks;
+                let pieces = source.pieces().into_iter().chain([tiles, control]);
+                let call = Call::new(kernel.of(self.dtype), blocks, THREADS);
+                calls.push(call.of(pieces.chain(to.iter().copied())).values(source.place));
+            }
+        };
+        over(&COUNT, &[]);
+        over(&WRITE, &to);
+        let scan = self.tables.scan(self.rows, self.all, self.threshold);
+        calls.insert(calls.len() - self.sources.len(), scan);
+    }
+}
+
+/// Where the elements lie: the residual, or the gradient.
+fn places(of: &Elements<'_>) -> Vec<Entries> {
+    let elements = of.residual.as_ref().map_or(of.gradient, std::slice::from_ref);
+    let all = elements.iter().map(|piece| piece.len.div_ceil(TILE) as u32).sum();
+    let (mut start, mut tile) = (0, 0);
+    let place = |values: &Piece| {
+        let tiles = values.len.div_ceil(TILE) as u32;
+        let blocks = tiles.div_ceil(WARPS as u32);
+        let place = Place { start, tile, tiles, blocks, all, listed: 0 };
+        (start, tile) = (start + values.len as u32, tile + tiles);
+        Entries { indices: ABSENT, values: *values, candidates: of.candidates, place }
+    };
+    elements.iter().map(place).collect()
+}
+
+/// Clears the bins and sets the rows up: `rows`, entries wanted of each, and entries of the list.
+fn begin(
+    [list, bounds]: [Piece; 2],
+    (rows, wanted, len): (usize, usize, usize),
+    tables: InTables,
+) -> Call {
+    let (wanted, len) = (wanted as u32, len as u32);
+    let values = BeginValues { wanted, len, rows: rows as u32, unused: 0 };
+    Call::new(&BEGIN, rows as u32, THREADS).of([list, bounds, tables.control]).values(values)
+}
+
+/// Adds the gradient to what was kept, and counts first digits.
+fn visits(of: &Elements<'_>, control: Piece) -> Vec<Call> {
+    let dtype = of.dtype;
+    let (velocity, factor) = of.velocity.map_or((None, 0.0), |(v, factor)| (Some(v), factor));
+    let (threshold, known) = of.threshold.unwrap_or((ABSENT, false));
+    let mut start = 0;
+    let visit = |gradient: &Piece| {
+        let kept = |piece: Option<Piece>| {
+            let window = |piece: Piece| Piece {
+                start: piece.start + start * dtype.size(),
+                len: gradient.len,
+                ..piece
+            };
+            piece.map_or(ABSENT, window)
+        };
+        let pieces = [*gradient, kept(of.residual), kept(velocity), threshold, control];
+        start += gradient.len;
+        let blocks = gradient.len.div_ceil(COUNTED).min(COUNTERS) as u32;
+        let known = u32::from(known);
+        let values = VisitValues { factor: bits_of(dtype, factor), known, unused: 0 };
+        Call::new(VISIT.of(dtype), blocks, THREADS).of(pieces).values(values)
+    };
+    of.gradient.iter().map(visit).collect()
+}
+
+/// Digits of a magnitude, from the first to the last.
+fn digits(dtype: DType) -> Vec<Digit> {
+    fn bits<T: Number>() -> u32 {
+        <T::Magnitude as Magnitude>::BITS
+    }
+    let mut shift = with_number!(dtype, T => bits::<T>(), 0);
+    let place = Place::zeroed();
+    std::iter::from_fn(|| {
+        let bits = shift.min(DIGIT);
+        shift -= bits;
+        (bits > 0).then_some(Digit { place, shift, bits })
+    })
+    .collect()
+}
+
+impl Digit {
+    /// The choice among its values.
+    fn choice(self) -> ChooseValues {
+        let last = (self.shift == 0).into();
+        ChooseValues { bits: self.bits, first: 0, last, known: 0, room: 0, unused: 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digits_cover_a_magnitude() {
+        for (dtype, all) in [
+            (DType::F32, &[(19, 12), (7, 12), (0, 7)][..]),
+            (DType::BF16, &[(3, 12), (0, 3)]),
+            (DType::F64, &[(51, 12), (39, 12), (27, 12), (15, 12), (3, 12), (0, 3)]),
+        ] {
+            let found: Vec<_> =
+                digits(dtype).iter().map(|digit| (digit.shift, digit.bits)).collect();
+            assert_eq!(found, all);
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Calls of `sum.cu`.
+
+use super::{ABSENT, Divide, Typed, source, typed};
+use bytemuck::{Pod, Zeroable};
+use meristem_device::{Call, DType, Kernel, Operand, Piece, Source};
+use smallvec::SmallVec;
+
+pub(super) static SOURCE: Source = source!("sum.cu");
+
+/// Sources and targets of a call, at most.
+const MOST: usize = 8;
+/// Elements of a block: 256 threads with four each.
+const BLOCK: usize = 1024;
+
+static SUM: Typed = typed!("sum", SumValues, [
+    read T, read T, read T, read T, read T, read T, read T, read T,
+    write T, write T, write T, write T, write T, write T, write T, write T,
+]);
+
+/// Copies of a call.
+const COPIES: usize = 4;
+/// Bytes that a block copies.
+const CHUNK: usize = 16384;
+
+const FROM: Operand = Operand::read::<u8>();
+const TO: Operand = Operand::write::<u8>();
+
+static COPY: Kernel = Kernel {
+    source: &SOURCE,
+    entry: "copy",
+    operands: &[FROM, FROM, FROM, FROM, TO, TO, TO, TO],
+    values: size_of::<[u32; COPIES]>(),
+};
+
+/// `SumValues` of `sum.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct SumValues {
+    divide: Divide,
+    sources: u32,
+    targets: u32,
+}
+
+/// Elements of a sum over ranks, all of one length.
+pub(crate) struct Ranks<'a> {
+    /// Those that are added, in order.
+    pub(crate) sources: &'a [Piece],
+    /// Those that get the result. Each may be one of the sources, too.
+    pub(crate) targets: &'a [Piece],
+    /// Memory for partial sums of more ranks than a call takes: a target, or one of the first
+    /// sources.
+    pub(crate) partial: Piece,
+}
+
+/// The sum of all sources, from the first to the last, in all targets.
+pub(crate) fn sum(dtype: DType, ranks: &Ranks<'_>, divisor: Option<usize>) -> Vec<Call> {
+    let &Ranks { sources, targets, partial } = ranks;
+    let (whole, divided) = (Divide::new(dtype, None), Divide::new(dtype, divisor));
+    let mut calls = Vec::new();
+    let (first, rest) = sources.split_at(sources.len().min(MOST));
+    let mut now: SmallVec<[Piece; MOST]> = first.into();
+    for next in rest.chunks(MOST - 1) {
+        calls.push(call(dtype, (&now, &[partial]), whole));
+        now = std::iter::once(partial).chain(next.iter().copied()).collect();
+    }
+    let (first, rest) = targets.split_at(targets.len().min(MOST));
+    calls.push(call(dtype, (&now, first), divided));
+    calls.extend(rest.chunks(MOST).map(|next| call(dtype, (&first[..1], next), whole)));
+    calls
+}
+
+fn call(dtype: DType, (sources, targets): (&[Piece], &[Piece]), divide: Divide) -> Call {
+    let filled = |pieces: &[Piece]| {
+        let mut all = [ABSENT; MOST];
+        all[..pieces.len()].copy_from_slice(pieces);
+        all
+    };
+    let blocks = targets.first().map_or(0, |target| target.len.div_ceil(BLOCK)) as u32;
+    let values = SumValues { divide, sources: sources.len() as u32, targets: targets.len() as u32 };
+    let pieces = filled(sources).into_iter().chain(filled(targets));
+    Call::new(SUM.of(dtype), blocks, 256).of(pieces).values(values)
+}
+
+/// Copies of bytes, each from one piece to another of the same length.
+pub(crate) fn copies(pairs: &[[Piece; 2]]) -> Vec<Call> {
+    let filled: Vec<[Piece; 2]> = pairs.iter().copied().filter(|pair| pair[0].len > 0).collect();
+    let call = |pairs: &[[Piece; 2]]| {
+        let (mut from, mut to, mut ends) = ([ABSENT; COPIES], [ABSENT; COPIES], [0u32; COPIES]);
+        let mut end = 0;
+        for (i, last) in ends.iter_mut().enumerate() {
+            if let Some(pair) = pairs.get(i) {
+                [from[i], to[i]] = *pair;
+                end += pair[0].len.div_ceil(CHUNK) as u32;
+            }
+            *last = end;
+        }
+        Call::new(&COPY, end, 256).of(from.into_iter().chain(to)).values(ends)
+    };
+    filled.chunks(COPIES).map(call).collect()
+}

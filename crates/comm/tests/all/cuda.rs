@@ -1,0 +1,205 @@
+//! Exchanges on a GPU, or on the stand-in driver: the bits are those of the processor.
+
+use crate::common::{noise, on, only_exchange, open_on, options, upload};
+use half::bf16;
+use meristem_comm::{
+    Communicator, Exchange, ExchangeOptions, Keep, Method, Number, Reduction, Sparse, TopKStorage,
+    topk, topk_all_gather,
+};
+use meristem_device::{Counts, DeviceId, Stream, Tensor};
+use proptest::prelude::*;
+
+/// Kind of gradients: how often magnitudes are equal decides which way a selection takes.
+#[derive(Debug, Clone, Copy)]
+enum Values {
+    Noise,
+    /// Few different magnitudes, zeros of both signs among them.
+    Ties,
+    /// With NaN and infinities.
+    Special,
+    /// Mostly zero.
+    Rare,
+    /// All the same.
+    Equal,
+}
+
+fn values_of<T: Number>(kind: Values, len: usize, (rank, step): (usize, usize)) -> Vec<T> {
+    let number = |(i, x): (usize, f32)| {
+        let x = f64::from(x);
+        match kind {
+            Values::Noise => x,
+            Values::Ties => (x * 2.0).round() * if i % 2 == 0 { 1.0 } else { -1.0 },
+            Values::Special if i % 29 == rank => [f64::NAN, f64::INFINITY, -0.0][i % 3],
+            Values::Special => x,
+            Values::Rare => {
+                if i % 101 == 7 {
+                    x
+                } else {
+                    -0.0
+                }
+            }
+            Values::Equal => -1.5,
+        }
+    };
+    noise(len, rank, step).into_iter().enumerate().map(number).map(T::from_f64).collect()
+}
+
+/// Bits; all NaNs are one, since what adding two of them gives is not defined.
+fn bits<T: Number>(values: &[T]) -> Vec<Vec<u8>> {
+    let bits = |value: &T| if value == value { bytemuck::bytes_of(value).to_vec() } else { vec![] };
+    values.iter().map(bits).collect()
+}
+
+/// An exchange of several tensors, which lie in one buffer with gaps between some of them.
+#[derive(Debug, Clone)]
+struct Case {
+    ranks: usize,
+    lens: Vec<usize>,
+    options: ExchangeOptions,
+    values: Values,
+    /// Whether dense sums are made by exchanges.
+    only_exchange: bool,
+}
+
+const STEPS: usize = 3;
+
+/// Results and what is kept, step by step, of one rank.
+fn steps<T: Number>(case: &Case, comm: &mut Communicator, stream: &Stream) -> Vec<Vec<Vec<u8>>> {
+    let gap = |i: usize| i % 3;
+    let all = case.lens.iter().enumerate().map(|(i, len)| len + gap(i)).sum();
+    let buffer = upload(stream, &vec![T::ZERO; all]);
+    let mut start = 0;
+    let windows = case.lens.iter().enumerate().map(|(i, len)| {
+        let window = buffer.view(start, [*len]).unwrap();
+        start += len + gap(i);
+        window
+    });
+    let windows: Vec<Tensor> = windows.collect();
+    let names: Vec<String> = (0..windows.len()).map(|i| i.to_string()).collect();
+    let named: Vec<_> = names.iter().map(String::as_str).zip(&windows).collect();
+    let mut exchange = Exchange::new(&case.options, &named).unwrap();
+    let refs: Vec<&Tensor> = windows.iter().collect();
+    let mut seen = Vec::new();
+    for step in 0..STEPS {
+        buffer.copy_from_slice(&values_of::<T>(case.values, all, (comm.rank(), step))).unwrap();
+        exchange.run(comm, &refs).unwrap();
+        seen.push(bits(&buffer.to_vec::<T>().unwrap()));
+        for kept in exchange.export().unwrap().kept.into_values() {
+            for kept in [kept.residual, kept.velocity] {
+                let kept = kept.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned);
+                seen.push(bits(&kept.collect::<Vec<T>>()));
+            }
+            seen.push(vec![kept.split]);
+        }
+    }
+    seen
+}
+
+fn check<T: Number>(case: &Case) {
+    let of = |id| {
+        let group = match case.only_exchange {
+            true => only_exchange(case.ranks),
+            false => Communicator::threads(case.ranks, &options()).unwrap(),
+        };
+        on(&open_on(id), group, |mut comm, stream| steps::<T>(case, &mut comm, stream))
+    };
+    let (gpu, cpu) = (of(DeviceId::Cuda(0)), of(DeviceId::Cpu(0)));
+    for (rank, (gpu, cpu)) in gpu.iter().zip(&cpu).enumerate() {
+        for (i, (gpu, cpu)) in gpu.iter().zip(cpu).enumerate() {
+            let differ = gpu.iter().zip(cpu).position(|(gpu, cpu)| gpu != cpu);
+            assert_eq!(differ, None, "rank {rank}, part {i}: {case:?}");
+        }
+    }
+    assert!(gpu == cpu, "{case:?}");
+}
+
+fn any_method() -> impl Strategy<Value = Method> {
+    prop_oneof![
+        1 => Just(Method::Dense),
+        2 => Just(Method::Sparse(Sparse::TopK)),
+        2 => Just(Method::Sparse(Sparse::GTopK)),
+        3 => (1u64..4).prop_map(|refresh| Method::Sparse(Sparse::OkTopK { refresh })),
+    ]
+}
+
+fn any_values() -> impl Strategy<Value = Values> {
+    let kinds = [Values::Noise, Values::Ties, Values::Special, Values::Rare, Values::Equal];
+    prop::sample::select(kinds.to_vec())
+}
+
+prop_compose! {
+    fn any_case()(
+        ranks in 1usize..6,
+        lens in prop::collection::vec(prop_oneof![0usize..40, 1000usize..3000], 1..6),
+        (method, values) in (any_method(), any_values()),
+        keep in prop::sample::select(vec![Keep::Nothing, Keep::Residual, Keep::Momentum(0.875)]),
+        density in prop::sample::select(vec![0.001, 0.03, 0.4, 1.0]),
+        (mean, only_exchange) in any::<(bool, bool)>(),
+    ) -> Case {
+        let reduction = if mean { Reduction::Mean } else { Reduction::Sum };
+        let options = ExchangeOptions {
+            method, density, keep, reduction, small: 20, bucket: 4000, ..ExchangeOptions::default()
+        };
+        Case { ranks, lens, options, values, only_exchange }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn any_exchange_is_that_of_the_processor(case in any_case(), dtype in 0..3) {
+        match dtype {
+            0 => check::<f32>(&case),
+            1 => check::<f64>(&case),
+            _ => check::<bf16>(&case),
+        }
+    }
+}
+
+/// More ranks than a call of the sum takes, in place and not, by rank order and by exchanges.
+#[test]
+fn sums_of_many_ranks() {
+    for (ranks, only_exchange) in [(8, false), (9, false), (17, false), (10, true)] {
+        let options = ExchangeOptions { reduction: Reduction::Mean, ..ExchangeOptions::default() };
+        let lens = vec![1500, 1, 333];
+        let case = Case { ranks, lens, options, values: Values::Noise, only_exchange };
+        check::<f32>(&case);
+        check::<bf16>(&case);
+    }
+}
+
+/// Selections whose candidates have no room, have just enough, and are spread over many tiles.
+#[test]
+fn selections_of_large_tensors() {
+    for (values, len, k) in [
+        (Values::Noise, 70_001, 700),
+        (Values::Ties, 70_001, 700),
+        (Values::Equal, 70_001, 69_000),
+        (Values::Rare, 150_000, 3000),
+        (Values::Noise, 150_000, 1),
+    ] {
+        let selected = |id| {
+            let stream = open_on(id).stream("s");
+            let x = upload(&stream, &values_of::<f32>(values, len, (0, 0)));
+            let mut storage = TopKStorage::new(&x, 1, k).unwrap();
+            let picked = topk(&x, &mut storage, k).unwrap();
+            (picked.indices.to_vec::<u32>().unwrap(), bits(&picked.values.to_vec::<f32>().unwrap()))
+        };
+        let (gpu, cpu) = (selected(DeviceId::Cuda(0)), selected(DeviceId::Cpu(0)));
+        assert!(gpu == cpu, "{k} of {len} {values:?}");
+    }
+}
+
+/// Selections count no waits, copies or allocations once their storage is made.
+#[test]
+fn a_selection_only_launches() {
+    let device = open_on(DeviceId::Cuda(0));
+    let stream = device.stream("s");
+    let x = upload(&stream, &noise(5000, 0, 0));
+    let mut comm = Communicator::threads(1, &options()).unwrap().remove(0);
+    let mut storage = TopKStorage::new(&x, 1, 50).unwrap();
+    let before = device.counts();
+    topk_all_gather(&mut comm, &x, &mut storage, None, 50).unwrap();
+    assert_eq!(device.counts(), Counts { launches: before.launches + 1, ..before });
+}
