@@ -48,7 +48,10 @@ macro_rules! typed {
             typed!(@one $entry, "_bf16", half::bf16, $values, [$($usage $element),*]),
         ])
     };
-    (@one $entry:literal, $suffix:literal, $number:ty, $values:ty, [$($usage:ident $element:ident),*]) => {
+    (
+        @one $entry:literal, $suffix:literal, $number:ty, $values:ty,
+        [$($usage:ident $element:ident),*]
+    ) => {
         meristem_device::Kernel {
             source: &SOURCE,
             entry: concat!($entry, $suffix),

@@ -108,7 +108,7 @@ impl Tables {
     /// Memory for selections in `rows` rows of up to `len` entries. A processor needs none.
     ///
     /// # Errors
-    /// Those of an allocation.
+    /// The errors of an allocation.
     pub(crate) fn new(stream: &Stream, rows: usize, len: usize) -> Result<Option<Tables>> {
         if matches!(stream.device().id(), DeviceId::Cpu(_)) {
             return Ok(None);

@@ -43,9 +43,9 @@ struct SumValues {
 
 /// Elements of a sum over ranks, all of one length.
 pub(crate) struct Ranks<'a> {
-    /// Those that are added, in order.
+    /// Elements that are added, in order.
     pub(crate) sources: &'a [Piece],
-    /// Those that get the result. Each may be one of the sources, too.
+    /// Memory for the result. Each may be one of the sources, too.
     pub(crate) targets: &'a [Piece],
     /// Memory for partial sums of more ranks than a call takes: a target, or one of the first
     /// sources.

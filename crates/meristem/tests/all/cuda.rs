@@ -25,6 +25,18 @@ const PPO: &str = "train --dataset arrays --data-root images.safetensors --contr
                    --policy-hidden 16 --host minimal --slots r0 --envs 2 --rounds 2 --steps 4 \
                    --batch 16 --max-batches 2 --control-split 0.2 --quiet";
 
+/// One host trained by two ranks, which exchange the largest elements of their gradients.
+const REPLICAS: &str = "train --dataset arrays --data-root images.safetensors --quiet \
+                        --controller heuristic --preset quick --envs 1 --ranks 2 --steps 4 \
+                        --host cnn:channels=8,blocks=2,kernel=3,pools=1 --data-parallel \
+                        --exchange ok-topk:0.05 --batch 16 --max-batches 3 --control-split 0.2";
+
+/// A policy that two ranks learn, each with one of the envs.
+const RANKS: &str = "train --dataset arrays --data-root images.safetensors --controller ppo \
+                     --policy-hidden 16 --host minimal --slots r0 --envs 2 --ranks 2 \
+                     --exchange gtopk:0.02 --rounds 2 --steps 3 --batch 16 --max-batches 2 \
+                     --control-split 0.2 --quiet";
+
 /// Runs on the GPU; on the stand-in driver `seed` decides every order that CUDA leaves open.
 fn run(m: &Meristem, arguments: &str, name: &str, seed: u32) -> Outcome {
     let mut command = m.command();
@@ -38,7 +50,7 @@ fn run(m: &Meristem, arguments: &str, name: &str, seed: u32) -> Outcome {
 /// Neither the order in which the device runs what is not ordered, nor the number of its streams.
 #[test]
 fn no_order_of_the_device_changes_a_bit() {
-    for arguments in [BARE, GROWING, PPO] {
+    for arguments in [BARE, GROWING, PPO, REPLICAS, RANKS] {
         let m = with_images();
         let expected = run(&m, arguments, "one", 1);
         let other = format!("{arguments} --threads 3");
