@@ -182,6 +182,14 @@ impl Observer for Progress {
         self.rank = rank;
     }
 
+    fn devices_changed(&mut self, began: &[String], now: &[String]) {
+        let [began, now] = [began, now].map(|devices| devices.join(","));
+        plain::err(&format!(
+            "warning: the run began on {began} and goes on on {now}; another kind of device rounds \
+             differently, so its results differ from here on"
+        ));
+    }
+
     fn event(&mut self, event: &Event) {
         match event {
             Event::RunStarted(run) => self.begin(run),

@@ -14,18 +14,18 @@ const LEN: usize = 10_007;
 const KEPT: usize = 101;
 
 /// Checks that the dense sum has the bits of the sum from left to right, on every rank.
-pub(super) fn dense() -> Verdict {
-    compare(|comm, x| Ok(comm.all_reduce(x, Reduction::Sum)?), |_| true)?;
+pub(super) fn dense(id: DeviceId) -> Verdict {
+    compare(id, |comm, x| Ok(comm.all_reduce(x, Reduction::Sum)?), |_| true)?;
     Ok(format!("{LEN} f32 over 1 to 4 threads: the bits of the sum from left to right"))
 }
 
 /// Checks that the sparse sum has the bits of the sum over the elements that the ranks send.
-pub(super) fn sparse() -> Verdict {
+pub(super) fn sparse(id: DeviceId) -> Verdict {
     let sum = |comm: &mut Communicator, x: &Tensor| -> Result<(), Fault> {
         let mut sum = SparseSum::new(x, Sparse::TopK, Keep::Nothing)?;
         Ok(sum.run(comm, (x, x), KEPT, Reduction::Sum)?)
     };
-    compare(sum, |place| place < KEPT)?;
+    compare(id, sum, |place| place < KEPT)?;
     Ok(format!(
         "the {KEPT} largest of {LEN} over 1 to 4 threads: the bits of the sum in rank order"
     ))
@@ -33,8 +33,8 @@ pub(super) fn sparse() -> Verdict {
 
 /// Checks that a sparse sum allocates its memory once and reports it, so that a second sum needs
 /// none.
-pub(super) fn memory() -> Verdict {
-    let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
+pub(super) fn memory(id: DeviceId) -> Verdict {
+    let device = Device::open(id, &DeviceOptions::default())?;
     let both = on_ranks(&device, 2, |mut comm, stream| {
         let x = Tensor::from_slice(stream, &values(comm.rank()), [LEN], Owner::Collectives)?;
         let mut sum = SparseSum::new(&x, Sparse::TopK, Keep::Residual)?;
@@ -97,10 +97,11 @@ pub(super) fn over_mpi() -> Verdict {
 /// Runs `sum` on every number of ranks, and compares the result with the sum from left to right of
 /// the elements that `is_sent` selects by their place in the order of magnitudes.
 fn compare(
+    id: DeviceId,
     sum: impl Fn(&mut Communicator, &Tensor) -> Result<(), Fault> + Sync,
     is_sent: impl Fn(usize) -> bool,
 ) -> Result<(), Fault> {
-    let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
+    let device = Device::open(id, &DeviceOptions::default())?;
     for ranks in RANKS {
         let inputs: Vec<Vec<f32>> = (0..ranks).map(values).collect();
         let sent: Vec<Vec<f32>> = inputs.iter().map(|x| largest(x, &is_sent)).collect();

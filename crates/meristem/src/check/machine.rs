@@ -5,16 +5,16 @@ use std::sync::Arc;
 use meristem::comm::Communicator;
 use meristem::device::random::{Purpose, Rng};
 use meristem::device::{
-    DType, Device, DeviceId, DeviceOptions, MemoryFormat, Owner, Stream, Tensor,
+    DType, Device, DeviceId, DeviceOptions, Fill, MemoryFormat, Owner, Stream, Tensor,
 };
 use meristem::grow::{self, Optimisers, host_graph};
 use meristem::nn::{Isa, Metrics, Network, NetworkOptions};
 
 use super::{Fault, REPORT, Verdict, ensure};
 
-/// Checks that all workers of the CPU device do their work.
-pub(super) fn devices() -> Verdict {
-    let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
+/// Checks that all workers of the CPU device, or all streams of a GPU, do their work.
+pub(super) fn devices(id: DeviceId) -> Verdict {
+    let device = Device::open(id, &DeviceOptions::default())?;
     let streams: Vec<Stream> =
         (0..device.threads()).map(|worker| device.stream(&worker.to_string())).collect();
     let written = streams.iter().enumerate().map(|(i, stream)| write_number(stream, i as u32));
@@ -23,8 +23,11 @@ pub(super) fn devices() -> Verdict {
         let got = tensor.to_vec::<u32>()?;
         ensure(got == [i as u32], || Fault::new(format!("stream {i} wrote {got:?}"), REPORT))?;
     }
-    let workers = crate::plain::counted(device.threads(), ["worker", "workers"]);
-    Ok(format!("cpu with {workers}; this version has no CUDA"))
+    let kind = match id {
+        DeviceId::Cpu(_) => ["worker", "workers"],
+        DeviceId::Cuda(_) => ["stream of the driver", "streams of the driver"],
+    };
+    Ok(format!("{id} with {}", crate::plain::counted(device.threads(), kind)))
 }
 
 /// Checks that the transports' libraries report their versions.
@@ -47,8 +50,7 @@ pub(super) fn libraries() -> Verdict {
 
 fn write_number(stream: &Stream, number: u32) -> meristem::device::Result<Tensor> {
     let tensor = Tensor::zeros(stream, [1], DType::U32, Owner::Other)?;
-    let launch = stream.launch("write_number").write(&tensor);
-    launch.run(move |args| args.write::<u32>(0)[0] = number)?;
+    stream.fill("write_number", &[&tensor], Fill::Word(number))?;
     Ok(tensor)
 }
 
@@ -77,6 +79,20 @@ pub(super) fn instruction_sets() -> Verdict {
     let names: Vec<&str> = sets.iter().map(|isa| isa.name()).collect();
     let used = device.isa();
     Ok(format!("{}; losses within {widest:.0e}; in use: {used}", names.join(", ")))
+}
+
+/// Checks that a GPU trains the same host to the loss of the processor.
+pub(super) fn kernels(id: DeviceId) -> Verdict {
+    let on = |id| -> Result<f64, Fault> {
+        let device = Device::open(id, &DeviceOptions::default())?;
+        train(&device.stream("check"), Isa::portable())
+    };
+    let (portable, got) = (on(DeviceId::Cpu(0))?, on(id)?);
+    let apart = (got - portable).abs() / portable;
+    ensure(apart <= TOLERANCE, || {
+        Fault::new(format!("loss {got} on {id}, {portable} with portable kernels"), REPORT)
+    })?;
+    Ok(format!("the loss of the processor within {apart:.0e} after {STEPS} steps"))
 }
 
 /// Mean loss of a small host over its training steps, on random images.

@@ -16,16 +16,17 @@ mod training;
 
 use std::time::Instant;
 
+use meristem::device::DeviceId;
 use serde::Serialize;
 
 use crate::failure::Failure;
 
 /// Result of a check: a figure if it passes, otherwise a figure and a remedy.
-type Verdict = Result<String, Fault>;
+pub(crate) type Verdict = Result<String, Fault>;
 
 /// Failure of a check.
 #[derive(Debug)]
-struct Fault {
+pub(crate) struct Fault {
     figure: String,
     remedy: String,
 }
@@ -65,36 +66,65 @@ pub(crate) struct Line {
     pub(crate) seconds: f64,
 }
 
+/// Function of a check.
+#[derive(Clone, Copy)]
+pub(crate) enum Look {
+    /// Looks at any device.
+    Device(fn(DeviceId) -> Verdict),
+    /// Looks at the processor, or at the program.
+    Processor(fn() -> Verdict),
+    /// Looks at a GPU.
+    Gpu(fn(DeviceId) -> Verdict),
+}
+
 /// Name and function of a check.
-type Check = (&'static str, fn() -> Verdict);
+pub(crate) type Check = (&'static str, Look);
 
 /// All checks, in the order of the report.
 const CHECKS: &[Check] = &[
-    ("devices", machine::devices),
-    ("libraries", machine::libraries),
-    ("instruction sets", machine::instruction_sets),
-    ("residency", residency::residency),
-    ("format", residency::format),
-    ("aliasing", residency::aliasing),
-    ("stream stress", streams::stress),
-    ("races", streams::races),
-    ("dense sum", collectives::dense),
-    ("sparse sum", collectives::sparse),
-    ("sum's memory", collectives::memory),
+    ("devices", Look::Device(machine::devices)),
+    ("libraries", Look::Processor(machine::libraries)),
+    ("instruction sets", Look::Processor(machine::instruction_sets)),
+    ("kernels", Look::Gpu(machine::kernels)),
+    ("residency", Look::Device(residency::residency)),
+    ("format", Look::Device(residency::format)),
+    ("aliasing", Look::Device(residency::aliasing)),
+    ("stream stress", Look::Device(streams::stress)),
+    ("races", Look::Device(streams::races)),
+    ("dense sum", Look::Device(collectives::dense)),
+    ("sparse sum", Look::Device(collectives::sparse)),
+    ("sum's memory", Look::Device(collectives::memory)),
     #[cfg(feature = "mpi")]
-    ("exchange over MPI", collectives::over_mpi),
-    ("leak", training::leak),
-    ("determinism", training::determinism),
-    ("hot scopes", training::hot_scopes),
+    ("exchange over MPI", Look::Processor(collectives::over_mpi)),
+    ("leak", Look::Device(training::leak)),
+    ("determinism", Look::Device(training::determinism)),
+    ("hot scopes", Look::Device(training::hot_scopes)),
 ];
 
-/// Runs all checks. Calls `begin` with the name of each check before it runs, and `each` with its
-/// line afterwards. Returns all lines.
-pub(crate) fn run(begin: impl FnMut(&str), each: impl FnMut(&Line)) -> Vec<Line> {
-    run_all(CHECKS, begin, each)
+/// The checks of a device, or those of these names.
+///
+/// # Errors
+/// A name that none of them has.
+pub(crate) fn select(device: DeviceId, names: &[String]) -> Result<Vec<Check>, Failure> {
+    let on_gpu = matches!(device, DeviceId::Cuda(_));
+    let of_device = |&(_, look): &Check| match look {
+        Look::Device(_) => true,
+        Look::Processor(_) => !on_gpu,
+        Look::Gpu(_) => on_gpu,
+    };
+    let all: Vec<Check> = CHECKS.iter().copied().filter(of_device).collect();
+    if let Some(unknown) = names.iter().find(|name| all.iter().all(|(known, _)| known != name)) {
+        let known: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
+        return Err(Failure::value("check", unknown, format!("one of {}", known.join(", "))));
+    }
+    let asked = |(name, _): &Check| names.is_empty() || names.iter().any(|asked| asked == name);
+    Ok(all.into_iter().filter(asked).collect())
 }
 
-fn run_all(
+/// Runs checks on a device. Calls `begin` with the name of each check before it runs, and `each`
+/// with its line afterwards. Returns all lines.
+pub(crate) fn run(
+    device: DeviceId,
     checks: &[Check],
     mut begin: impl FnMut(&str),
     mut each: impl FnMut(&Line),
@@ -102,7 +132,10 @@ fn run_all(
     let look = |&(name, check): &Check| {
         begin(name);
         let started = Instant::now();
-        let verdict = check();
+        let verdict = match check {
+            Look::Device(check) | Look::Gpu(check) => check(device),
+            Look::Processor(check) => check(),
+        };
         let seconds = started.elapsed().as_secs_f64();
         let line = match verdict {
             Ok(figure) => Line { name, ok: true, figure, remedy: None, seconds },
@@ -123,17 +156,33 @@ mod tests {
     #[test]
     fn a_fault_does_not_hide_what_comes_after_it() {
         let checks: &[Check] = &[
-            ("good", || Ok("7 of 7".into())),
-            ("bad", || Err(Fault::new("6 of 7", "do the seventh"))),
-            ("late", || Ok("done".into())),
+            ("good", Look::Processor(|| Ok("7 of 7".into()))),
+            ("bad", Look::Processor(|| Err(Fault::new("6 of 7", "do the seventh")))),
+            ("late", Look::Device(|device| Ok(format!("{device} done")))),
         ];
         let told = std::cell::RefCell::new(vec![]);
         let begin = |name: &str| told.borrow_mut().push(format!("{name} begins"));
-        let lines = run_all(checks, begin, |line| told.borrow_mut().push(line.name.into()));
+        let each = |line: &Line| told.borrow_mut().push(line.name.into());
+        let lines = run(DeviceId::Cpu(0), checks, begin, each);
         let expected = ["good begins", "good", "bad begins", "bad", "late begins", "late"];
         assert_eq!(told.into_inner(), expected);
         assert_eq!(lines.iter().map(|line| line.ok).collect::<Vec<_>>(), [true, false, true]);
         assert_eq!(lines[1].remedy.as_deref(), Some("do the seventh"));
+        assert_eq!(lines[2].figure, "cpu done");
+    }
+
+    #[test]
+    fn checks_are_those_of_the_device_and_of_the_names() {
+        let names = |device, asked: &[&str]| -> Result<Vec<&str>, Failure> {
+            let asked: Vec<String> = asked.iter().map(|name| (*name).into()).collect();
+            Ok(select(device, &asked)?.into_iter().map(|(name, _)| name).collect())
+        };
+        let (cpu, gpu) = (DeviceId::Cpu(0), DeviceId::Cuda(0));
+        assert_eq!(names(cpu, &["leak", "devices"]).unwrap(), ["devices", "leak"]);
+        let all = names(gpu, &[]).unwrap();
+        assert!(all.contains(&"kernels") && !all.contains(&"instruction sets"), "{all:?}");
+        let error = names(cpu, &["kernels"]).unwrap_err();
+        assert!(error.message().starts_with("`check`: got kernels, expected one of devices, "));
     }
 
     #[test]

@@ -21,8 +21,8 @@ struct Resident {
 }
 
 impl Resident {
-    fn load() -> Result<Self, Fault> {
-        let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
+    fn load(id: DeviceId) -> Result<Self, Fault> {
+        let device = Device::open(id, &DeviceOptions::default())?;
         let streams = (0..ENVS).map(|env| device.stream(&format!("env {env}"))).collect();
         let data = load(&device)?;
         Ok(Self { device, streams, data })
@@ -51,8 +51,8 @@ fn load(device: &Device) -> Result<Arc<Dataset>, Fault> {
 
 /// Checks that there is one copy, of bytes, which a second request shares, and that an epoch only
 /// copies its order.
-pub(super) fn residency() -> Verdict {
-    let resident = Resident::load()?;
+pub(super) fn residency(id: DeviceId) -> Verdict {
+    let resident = Resident::load(id)?;
     let images = resident.data.resident_images();
     let images = images.ok_or_else(|| Fault::new("the data is not resident", REPORT))?;
     let again = load(&resident.device)?;
@@ -85,8 +85,8 @@ fn serve(gather: &mut GatherBatches, epoch: u64) -> Result<(), Fault> {
 const TOLERANCE: f32 = 1e-5;
 
 /// Checks that batches have channels-last strides, and the right pixels there.
-pub(super) fn format() -> Verdict {
-    let resident = Resident::load()?;
+pub(super) fn format(id: DeviceId) -> Verdict {
+    let resident = Resident::load(id)?;
     let batch = first_batch(&mut resident.gather(false)?)?.swap_remove(1);
     let image = resident.data.image_shape();
     let (c, h, w) = (image.channels, image.height, image.width);
@@ -113,8 +113,8 @@ pub(super) fn format() -> Verdict {
 }
 
 /// Checks that no two batches in flight share memory.
-pub(super) fn aliasing() -> Verdict {
-    let resident = Resident::load()?;
+pub(super) fn aliasing(id: DeviceId) -> Verdict {
+    let resident = Resident::load(id)?;
     let mut gather = resident.gather(true)?;
     let mut held = first_batch(&mut gather)?;
     held.extend(gather.next()?.unwrap_or_default());

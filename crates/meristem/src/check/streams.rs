@@ -2,10 +2,27 @@
 //! plenty.
 
 use meristem::device::{
-    DType, Device, DeviceId, DeviceOptions, Owner, Stream, Tensor, read_back_as,
+    Call, DType, Device, DeviceId, DeviceOptions, Kernel, Operand, Owner, Source, Stream, Tensor,
+    read_back_as,
 };
 
 use super::{Fault, REPORT, Verdict, ensure};
+
+static SOURCE: Source = Source {
+    name: "crates/meristem/src/check/streams.cu",
+    text: include_str!("streams.cu"),
+    headers: &[],
+};
+
+const READ: Operand = Operand::read::<f32>();
+
+const fn kernel(entry: &'static str, operands: &'static [Operand]) -> Kernel {
+    Kernel { source: &SOURCE, entry, operands, values: 0 }
+}
+
+static CURVE: Kernel = kernel("curve", &[READ, Operand::write::<f32>()]);
+static SUM: Kernel = kernel("sum", &[READ, Operand::write::<f64>()]);
+static UPDATE: Kernel = kernel("update", &[READ, Operand::write::<f32>()]);
 
 const STREAMS: usize = 32;
 const STEPS: usize = 300;
@@ -15,11 +32,11 @@ const LIMIT: usize = STREAMS * (4 * LEN + 64) + 4 * (4 * LEN);
 
 /// Checks that 32 streams with memory for four temporaries give the bits of one stream with ample
 /// memory.
-pub(super) fn stress() -> Verdict {
+pub(super) fn stress(id: DeviceId) -> Verdict {
     let ample = DeviceOptions { threads: 1, ..DeviceOptions::default() };
-    let expected = run(&Device::open(DeviceId::Cpu(0), &ample)?, 1)?;
+    let expected = run(&Device::open(id, &ample)?, 1)?;
     let tight = DeviceOptions { memory_limit: Some(LIMIT), ..DeviceOptions::default() };
-    let device = Device::open(DeviceId::Cpu(0), &tight)?;
+    let device = Device::open(id, &tight)?;
     let got = run(&device, STREAMS)?;
     let wrong = got.iter().zip(&expected).filter(|(a, b)| a != b).count();
     ensure(wrong == 0, || {
@@ -39,15 +56,15 @@ pub(super) fn stress() -> Verdict {
 }
 
 /// Checks the same program with the race sanitizer, which compares every launch with vector clocks.
-pub(super) fn races() -> Verdict {
+pub(super) fn races(id: DeviceId) -> Verdict {
     let options = DeviceOptions { sanitize: true, ..DeviceOptions::default() };
-    let device = Device::open(DeviceId::Cpu(0), &options)?;
+    let device = Device::open(id, &options)?;
     let got = run(&device, STREAMS)?;
     let races = device.races();
     if let Some(race) = races.first() {
         return Err(Fault::new(race.to_string(), REPORT));
     }
-    let ample = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
+    let ample = Device::open(id, &DeviceOptions::default())?;
     let same = got == run(&ample, 1)?;
     ensure(same, || Fault::new("the results depend on uninitialised memory", REPORT))?;
     Ok(format!("{} launches on {STREAMS} streams, no races", device.counts().launches))
@@ -84,17 +101,19 @@ fn run(device: &Device, streams: usize) -> Result<Vec<Vec<u8>>, Fault> {
 fn step(state: &Tensor, side: &Stream, sum: &Tensor) -> meristem::device::Result<()> {
     let stream = state.stream();
     let curve = Tensor::empty(stream, [LEN], DType::F32, Owner::Activations)?;
-    stream.launch("curve").read(state).write(&curve).run(|args| {
+    let launch = stream.launch("curve").read(state).write(&curve);
+    launch.gpu(|| Call::each(&CURVE, LEN)).run(|args| {
         let x = args.read::<f32>(0);
         args.write::<f32>(1).iter_mut().zip(x).for_each(|(y, x)| *y = x * (1.0 - x));
     })?;
     let aside = curve.on(side)?;
-    side.launch("sum").read(&aside).write(sum).run(|args| {
+    side.launch("sum").read(&aside).write(sum).gpu(|| Call::new(&SUM, 1, 32)).run(|args| {
         let total: f32 = args.read::<f32>(0).iter().sum();
         args.write::<f64>(1)[0] += f64::from(total);
     })?;
     drop(aside);
-    stream.launch("update").read(&curve).write(state).run(|args| {
+    let launch = stream.launch("update").read(&curve).write(state);
+    launch.gpu(|| Call::each(&UPDATE, LEN)).run(|args| {
         let y = args.read::<f32>(0);
         args.write::<f32>(1).iter_mut().zip(y).for_each(|(x, y)| *x = 3.7 * y + 0.01);
     })

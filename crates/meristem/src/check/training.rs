@@ -16,10 +16,11 @@ use crate::plain::megabytes;
 use crate::synthetic;
 
 /// Runs two hosts with growing modules on a few batches a step, which is fast enough to repeat.
-fn grow_two_hosts(folder: &Path, threads: usize) -> Result<Summary, Fault> {
+fn grow_two_hosts(id: DeviceId, folder: &Path, threads: usize) -> Result<Summary, Fault> {
     let flags = Layer {
         preset: Some(Preset::Quick),
         run_dir: Some(Some(folder.to_path_buf())),
+        devices: Some(vec![id.to_string()]),
         threads: Some(threads),
         controller: Some(ControllerKind::Heuristic),
         envs: Some(2),
@@ -35,12 +36,12 @@ fn grow_two_hosts(folder: &Path, threads: usize) -> Result<Summary, Fault> {
 }
 
 /// Checks that runs with 1, 2 and 4 threads end with the same weights, bit for bit.
-pub(super) fn determinism() -> Verdict {
+pub(super) fn determinism(id: DeviceId) -> Verdict {
     let folder = temporary_folder()?;
     let (mut expected, mut grown) = (None, 0);
     for threads in [1, 2, 4] {
         let run = folder.path().join(threads.to_string());
-        let summary = grow_two_hosts(&run, threads)?;
+        let summary = grow_two_hosts(id, &run, threads)?;
         grown = summary.envs.iter().map(|env| env.history.germinated).sum();
         let read = |env: &train::summary::EnvSummary| std::fs::read(run.join(&env.weights));
         let weights = summary.envs.iter().map(read).collect::<Result<Vec<_>, _>>();
@@ -56,9 +57,9 @@ pub(super) fn determinism() -> Verdict {
 }
 
 /// Checks that training steps and control steps of a run stay within their limits.
-pub(super) fn hot_scopes() -> Verdict {
+pub(super) fn hot_scopes(id: DeviceId) -> Verdict {
     let folder = temporary_folder()?;
-    let summary = grow_two_hosts(&folder.path().join("run"), 0)?;
+    let summary = grow_two_hosts(id, &folder.path().join("run"), 0)?;
     let hot = summary.hot_path;
     let hidden = hot.copies_to_host + hot.copies_to_device + hot.synchronizations + hot.allocations;
     ensure(hidden == 0.0 && hot.training_steps > 0, || {
@@ -82,8 +83,8 @@ const ENVS: usize = 2;
 const BATCH: usize = 16;
 
 /// Checks that 500 epochs of gathering and training take no more memory than the second one.
-pub(super) fn leak() -> Verdict {
-    let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
+pub(super) fn leak(id: DeviceId) -> Verdict {
+    let device = Device::open(id, &DeviceOptions::default())?;
     let streams: Vec<_> = (0..ENVS).map(|env| device.stream(&format!("env {env}"))).collect();
     let config =
         GatherConfig { max_batches: Some(3), ..GatherConfig::new(BATCH, vec![device.id(); ENVS]) };

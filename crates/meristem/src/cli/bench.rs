@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand, ValueEnum};
 use meristem::train::settings::ByteSize;
 
-use super::InsightArguments;
+use super::{DeviceArguments, InsightArguments};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
@@ -45,6 +45,8 @@ pub(crate) struct BenchCommArguments {
     /// Measured sums of each kind, after one as a warm-up [default: 5 to 50, by size]
     #[arg(long, value_name = "N")]
     pub(crate) rounds: Option<usize>,
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
     /// Print the device memory that the first sum of each kind takes, phase by phase
     #[arg(long)]
     pub(crate) memory: bool,
@@ -90,6 +92,8 @@ pub(crate) struct BenchHostArguments {
     /// Worker threads; 0 means one per core
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) threads: usize,
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
     /// Seconds to measure, after a warm-up
     #[arg(long, value_name = "S", default_value_t = 5.0)]
     pub(crate) seconds: f64,
@@ -115,6 +119,8 @@ pub(crate) struct BenchCounterfactualArguments {
     /// Samples in a batch
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub(crate) batch: usize,
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
     /// Seconds to measure, after a warm-up
     #[arg(long, value_name = "S", default_value_t = 5.0)]
     pub(crate) seconds: f64,
@@ -129,6 +135,8 @@ pub(crate) struct BenchGatherArguments {
     /// Samples in a batch
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub(crate) batch: usize,
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
     /// Seconds to measure, after a warm-up
     #[arg(long, value_name = "S", default_value_t = 3.0)]
     pub(crate) seconds: f64,

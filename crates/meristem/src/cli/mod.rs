@@ -11,6 +11,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use meristem::data::{DatasetSpec, Source};
+use meristem::device::DeviceId;
 use meristem::train::dataset_spec;
 
 pub(crate) use self::bench::{
@@ -81,6 +82,24 @@ pub(crate) struct InsightArguments {
     pub(crate) memory: bool,
 }
 
+/// The device of a command that uses one.
+#[derive(Debug, Args)]
+pub(crate) struct DeviceArguments {
+    /// Device: cpu, or cuda:N in a build with --features cuda
+    #[arg(long, default_value = "cpu")]
+    device: String,
+}
+
+impl DeviceArguments {
+    /// Its name.
+    ///
+    /// # Errors
+    /// Not the name of a device.
+    pub(crate) fn id(&self) -> Result<DeviceId, meristem::device::Error> {
+        self.device.parse()
+    }
+}
+
 /// Flags that select a dataset.
 #[derive(Debug, Args)]
 pub(crate) struct DatasetArguments {
@@ -123,9 +142,8 @@ pub(crate) struct EvalArguments {
     /// Samples in a batch
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub(crate) batch: usize,
-    /// Device to evaluate on
-    #[arg(long, default_value = "cpu")]
-    pub(crate) device: String,
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
     /// Worker threads; 0 means one per core
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) threads: usize,
@@ -139,6 +157,11 @@ pub(crate) struct EvalArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct CheckArguments {
+    /// Names of the checks to run, such as residency or "hot scopes" [default: all]
+    #[arg(value_name = "CHECK")]
+    pub(crate) checks: Vec<String>,
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
     /// Print [{"name":…,"ok":…,"figure":…,"remedy":…,"seconds":…}, …]
     #[arg(long)]
     pub(crate) json: bool,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use meristem::device::random::{Purpose, Rng};
-use meristem::device::{DType, Device, DeviceId, DeviceOptions, MemoryFormat, Owner, Tensor};
+use meristem::device::{DType, Device, DeviceOptions, MemoryFormat, Owner, Tensor};
 use meristem::grow::{
     self, AlphaTarget, BlueprintSet, Counterfactual, GateInputs, Gates, Germination,
     GradientHealth, Host, HostSpec, Optimisers, Rules, Stage, Style, Tempo,
@@ -68,6 +68,7 @@ struct Config {
     distinct: usize,
     batch: usize,
     image: [usize; 3],
+    device: String,
     instruction_set: String,
     seconds: f64,
 }
@@ -76,7 +77,7 @@ pub(crate) fn run(arguments: &BenchCounterfactualArguments) -> Outcome {
     check(arguments)?;
     let (host, slots) = grown(arguments)?;
     let asked = Counterfactual::of_step(&host);
-    let mut bench = Bench::new(&host, &asked, arguments.batch)?;
+    let mut bench = Bench::new(&host, &asked, arguments)?;
     let batches = bench.warm_up()?;
     let mut times: [Vec<f64>; 3] = Default::default();
     let started = Instant::now();
@@ -106,6 +107,7 @@ pub(crate) fn run(arguments: &BenchCounterfactualArguments) -> Outcome {
             distinct: asked.rows().len(),
             batch: arguments.batch,
             image: [image.channels, image.height, image.width],
+            device: bench.device.id().to_string(),
             instruction_set: bench.network.options().isa.to_string(),
             seconds: arguments.seconds,
         },
@@ -132,7 +134,10 @@ fn print(report: &Report) {
         config.configurations,
         config.distinct,
         config.batch,
-        config.instruction_set,
+        match config.device.as_str() {
+            "cpu" => &config.instruction_set,
+            device => device,
+        },
         counted(report.turns, ["turn", "turns"])
     ));
     way("one pass", fused_ms, String::new());
@@ -207,8 +212,13 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(host: &Host, asked: &Counterfactual, batch: usize) -> Result<Self, Failure> {
-        let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
+    fn new(
+        host: &Host,
+        asked: &Counterfactual,
+        arguments: &BenchCounterfactualArguments,
+    ) -> Result<Self, Failure> {
+        let device = Device::open(arguments.device.id()?, &DeviceOptions::default())?;
+        let batch = arguments.batch;
         let stream = device.stream("env 0");
         let isa = device.isa();
         let rows = asked.rows().len();

@@ -4,10 +4,10 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use meristem::data::{GatherBatches, GatherConfig};
-use meristem::device::{Device, DeviceId, DeviceOptions};
+use meristem::device::{Device, DeviceOptions};
 use serde::Serialize;
 
-use super::{Outcome, check_seconds, print_json};
+use super::{Outcome, check_seconds, on_device, print_json};
 use crate::cli::BenchGatherArguments;
 use crate::failure::Failure;
 use crate::plain::{self, counted, spread};
@@ -38,6 +38,7 @@ struct Config {
     batch: usize,
     image: [usize; 3],
     images: usize,
+    device: String,
     threads: usize,
     seconds: f64,
 }
@@ -50,7 +51,7 @@ pub(crate) fn run(arguments: &BenchGatherArguments) -> Outcome {
     check_seconds(arguments.seconds)?;
     // As in a fleet: every env's batch is gathered on its own stream, and the streams use all
     // workers.
-    let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
+    let device = Device::open(arguments.device.id()?, &DeviceOptions::default())?;
     let streams: Vec<_> = (0..ENVS).map(|env| device.stream(&format!("env {env}"))).collect();
     let devices = vec![device.id(); ENVS];
     let config = GatherConfig { drop_last: true, ..GatherConfig::new(arguments.batch, devices) };
@@ -79,6 +80,7 @@ pub(crate) fn run(arguments: &BenchGatherArguments) -> Outcome {
             batch: arguments.batch,
             image: [image.channels, image.height, image.width],
             images: synthetic::IMAGES,
+            device: device.id().to_string(),
             threads: device.threads(),
             seconds: arguments.seconds,
         },
@@ -87,9 +89,10 @@ pub(crate) fn run(arguments: &BenchGatherArguments) -> Outcome {
         true => print_json(&report)?,
         false => plain::out(&format!(
             "{us_per_batch:.1} µs per batch of {} images ({us_per_batch_min:.1} to \
-             {us_per_batch_max:.1} over {}), {us_per_batch_host:.1} µs of it on the host",
+             {us_per_batch_max:.1} over {}), {us_per_batch_host:.1} µs of it on the host, {}",
             arguments.batch,
-            counted(report.blocks, ["block", "blocks"])
+            counted(report.blocks, ["block", "blocks"]),
+            on_device(&device),
         )),
     }
     Ok(ExitCode::SUCCESS)

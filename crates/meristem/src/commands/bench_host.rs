@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use meristem::data::{Batch, GatherBatches, GatherConfig};
-use meristem::device::{Device, DeviceId, DeviceOptions};
+use meristem::device::{Device, DeviceOptions};
 use meristem::grow::{self, HostSpec, Optimisers, host_graph};
-use meristem::nn::{Isa, Network, NetworkOptions};
+use meristem::nn::{Fleet, Isa, LabelledBatch, Network, NetworkOptions};
 use meristem::train::summary::MemorySummary;
 use meristem::train::trace::{RunTrace, TraceSummary};
 use serde::Serialize;
 
-use super::{Outcome, check_seconds, insight, print_json, tell_dropped};
+use super::{Outcome, check_seconds, insight, on_device, print_json, tell_dropped};
 use crate::cli::BenchHostArguments;
 use crate::failure::Failure;
 use crate::plain::{self, counted, spread, thousands};
@@ -45,6 +45,7 @@ struct Config {
     batch: usize,
     image: [usize; 3],
     images: usize,
+    device: String,
     threads: usize,
     instruction_set: String,
     seconds: f64,
@@ -81,6 +82,7 @@ pub(crate) fn run(arguments: &BenchHostArguments) -> Outcome {
             batch: arguments.batch,
             image: [image.channels, image.height, image.width],
             images: synthetic::IMAGES,
+            device: device.id().to_string(),
             threads: device.threads(),
             instruction_set: bench.isa.to_string(),
             seconds: arguments.seconds,
@@ -89,7 +91,7 @@ pub(crate) fn run(arguments: &BenchHostArguments) -> Outcome {
     match arguments.json {
         true => print_json(&report)?,
         false => plain::out(&format!(
-            "{}: {} images/s ({} to {} over {}), {}, batch {}, {}, {}",
+            "{}: {} images/s ({} to {} over {}), {}, batch {}, {}",
             report.config.host,
             thousands(images_per_s as u64),
             thousands(images_per_s_min as u64),
@@ -97,8 +99,7 @@ pub(crate) fn run(arguments: &BenchHostArguments) -> Outcome {
             counted(report.blocks, ["block", "blocks"]),
             counted(report.config.envs, ["env", "envs"]),
             report.config.batch,
-            counted(report.config.threads, ["thread", "threads"]),
-            report.config.instruction_set,
+            on_device(&device),
         )),
     }
     if !arguments.json {
@@ -144,7 +145,7 @@ impl Bench {
         let trace = trace.map(RunTrace::trace);
         let options =
             DeviceOptions { threads: arguments.threads, trace, ..DeviceOptions::default() };
-        let device = Device::open(DeviceId::Cpu(0), &options)?;
+        let device = Device::open(arguments.device.id()?, &options)?;
         let isa = device.isa();
         let graph = Arc::new(host_graph(spec, &image_shape(), Optimisers::default().host)?);
         let streams: Vec<_> =
@@ -185,10 +186,11 @@ impl Bench {
         let started = Instant::now();
         let mut images = 0;
         for _ in 0..batches {
-            for batch in &self.next()? {
-                self.networks[batch.env].train_step(&batch.inputs, &batch.targets)?;
-                images += batch.targets.numel();
-            }
+            let batches = self.next()?;
+            let labelled: Vec<LabelledBatch<'_>> =
+                batches.iter().map(|batch| (&batch.inputs, &batch.targets)).collect();
+            Fleet::of(&mut self.networks).train_step(&labelled)?;
+            images += batches.iter().map(|batch| batch.targets.numel()).sum::<usize>();
         }
         self.device.synchronize()?;
         Ok(images as f64 / started.elapsed().as_secs_f64())

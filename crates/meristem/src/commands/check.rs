@@ -10,6 +10,8 @@ use crate::cli::CheckArguments;
 use crate::plain;
 
 pub(crate) fn run(arguments: &CheckArguments) -> Outcome {
+    let device = arguments.device.id()?;
+    let checks = check::select(device, &arguments.checks)?;
     // Some checks take seconds, so a terminal shows the name of the current one below the others.
     let terminal = Term::stderr();
     let begin = |name: &str| {
@@ -24,7 +26,7 @@ pub(crate) fn run(arguments: &CheckArguments) -> Outcome {
             plain::out(&shown(line));
         }
     };
-    let lines = check::run(begin, each);
+    let lines = check::run(device, &checks, begin, each);
     if arguments.json {
         print_json(&lines)?;
     }

@@ -17,7 +17,7 @@ pub(crate) fn run(arguments: &EvalArguments) -> Outcome {
         dataset: arguments.dataset.spec()?,
         split: split(&arguments.split)?,
         batch: arguments.batch,
-        device: arguments.device.parse()?,
+        device: arguments.device.id()?,
         threads: arguments.threads,
         trace: arguments.insight.trace.clone(),
     };

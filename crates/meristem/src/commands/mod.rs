@@ -13,13 +13,14 @@ mod train;
 
 use std::process::ExitCode;
 
+use meristem::device::{Device, DeviceId};
 use meristem::train::summary::{MemorySummary, Status};
 use meristem::train::trace::TraceSummary;
 use serde::Serialize;
 
 use crate::cli::{BenchCommand, Command, ControlCommand};
 use crate::failure::{Failure, STOPPED};
-use crate::plain;
+use crate::plain::{self, counted};
 use crate::table;
 
 /// Exit code of a command, or its failure.
@@ -68,6 +69,16 @@ fn tell_dropped(trace: &TraceSummary) {
         plain::err(&format!(
             "warning: {dropped} events are missing in the trace {path}, because its buffer was full"
         ));
+    }
+}
+
+/// Words for what a benchmark ran on: threads and instruction set, or the GPU.
+fn on_device(device: &Device) -> String {
+    match device.id() {
+        DeviceId::Cpu(_) => {
+            format!("{}, {}", counted(device.threads(), ["thread", "threads"]), device.isa())
+        }
+        id => id.to_string(),
     }
 }
 

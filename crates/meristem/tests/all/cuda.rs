@@ -58,6 +58,55 @@ fn no_order_of_the_device_changes_a_bit() {
     }
 }
 
+/// Checks and benchmarks on the device, as far as they are quick on the stand-in.
+#[test]
+fn checks_and_benchmarks_run_on_the_device() {
+    let m = Meristem::new();
+    let checks = "devices|kernels|residency|format|aliasing|stream stress|races|\
+                  dense sum|sparse sum|sum's memory";
+    let mut command = m.command();
+    command.args(["check", "--device", "cuda:0"]).args(checks.split('|'));
+    let said = said(output(&mut command));
+    assert_eq!(said.code, Some(0), "{}{}", said.stdout, said.stderr);
+    assert_eq!(said.stdout.matches("ok    ").count(), 10, "{}", said.stdout);
+    for bench in [
+        "host --host minimal --envs 2 --batch 4",
+        "gather --batch 4",
+        "counterfactual --host minimal --slots r0c0 --batch 4",
+    ] {
+        let command = format!("bench {bench} --device cuda:0 --seconds 0.1 --json");
+        let report: serde_json::Value = serde_json::from_str(&m.ok(&command).stdout).unwrap();
+        assert_eq!(report["config"]["device"], "cuda:0", "{report}");
+    }
+    m.ok("bench comm --device cuda:0 --min-size 4KiB --max-size 4KiB --rounds 1 --json");
+    m.fails("bench host --device cuda:7", 1, &["there is no CUDA device 7"]);
+}
+
+/// Envs on a processor and on a GPU beside it, whose policy is on the GPU; and a run that moves.
+#[test]
+fn devices_of_both_kinds_serve_one_run() {
+    let m = with_images();
+    let mixed = "train --dataset arrays --data-root images.safetensors --controller ppo \
+                 --policy-hidden 16 --host minimal --slots r0 --envs 3 --rounds 1 --steps 3 \
+                 --batch 16 --max-batches 2 --control-split 0.2 --quiet \
+                 --devices cpu,cuda:0 --policy-device cuda:0";
+    let outcomes = [1, 2].map(|seed| {
+        let mut command = m.command();
+        let arguments = format!("{mixed} --run-dir mixed-{seed}");
+        let seed = seed.to_string();
+        command.args(arguments.split_whitespace()).env("MERISTEM_STANDIN_SEED", &seed);
+        let said = said(output(&mut command));
+        assert_eq!(said.code, Some(0), "{}{}", said.stdout, said.stderr);
+        outcome(&m, &format!("mixed-{seed}"))
+    });
+    assert_same(&outcomes[1], &outcomes[0], "another order of the GPU");
+    m.ok(&format!("{BARE} --run-dir moved"));
+    fs::remove_file(m.path("moved/summary.json")).unwrap();
+    let said = m.ok("train --resume moved --devices cuda:0 --quiet");
+    let warning = "warning: the run began on cpu and goes on on cuda:0; another kind of device";
+    assert!(said.stderr.contains(warning), "{}", said.stderr);
+}
+
 /// The learning is the processor's up to rounding, which a few steps cannot make large.
 #[test]
 fn the_processor_learns_the_same() {

@@ -15,6 +15,10 @@ pub trait Observer {
     /// is one process, of rank 0.
     fn joined(&mut self, _rank: usize) {}
 
+    /// Reports, before anything runs, that a run goes on on other devices than those it began on.
+    /// Other kinds of devices round differently. Called in the first process.
+    fn devices_changed(&mut self, _began: &[String], _now: &[String]) {}
+
     /// Reports an event. The same events are written to `events.jsonl`.
     fn event(&mut self, _event: &Event) {}
 

@@ -88,11 +88,7 @@ fn resume_in(
     let flags = Layer { run_dir: Some(Some(path.into())), ..options.clone() };
     let config = TrainConfig::resolve(settings, flags)?;
     if world.is_first() && config.devices != began.devices {
-        let [began, now] = [&began, &config].map(|config| config.devices.join(","));
-        tracing::warn!(
-            "the run began on {began} and goes on on {now}; other kinds of devices round \
-             differently"
-        );
+        observer.devices_changed(&began.devices, &config.devices);
     }
     let (processes, ranks) = (world.size(), config.ranks());
     if config.comm == CommKind::Mpi && processes != ranks {

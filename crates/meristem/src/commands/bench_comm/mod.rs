@@ -10,7 +10,7 @@ use meristem::comm::{
     CommOptions, Communicator, Keep, Order, PhaseMemory, Reduction, Sparse, SparseSum, Sum,
 };
 use meristem::device::{
-    DType, Device, DeviceId, DeviceOptions, Error as DeviceError, Owner, Stream, Tensor,
+    DType, Device, DeviceOptions, Error as DeviceError, Fill, Owner, Stream, Tensor,
 };
 use serde::Serialize;
 
@@ -108,7 +108,7 @@ impl From<PhaseMemory> for Memory {
 
 pub(crate) fn run(arguments: &BenchCommArguments) -> Outcome {
     let plan = plan(arguments)?;
-    let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
+    let device = Device::open(arguments.device.id()?, &DeviceOptions::default())?;
     let (rank, rows) = match arguments.comm {
         Transport::Threads => (0, over_threads(&device, arguments.ranks.unwrap_or(2), &plan)?),
         Transport::Mpi => over_mpi(&device, arguments.ranks, &plan)?,
@@ -261,10 +261,12 @@ impl Rank {
             Some(Sparse::GTopK) => ("gtopk", Expected::Largest),
             Some(Sparse::OkTopK { .. }) => ("ok-topk", Expected::Largest),
         };
-        self.stream.launch("bench comm, values").write(input).write(expected).run(move |args| {
-            pattern.input(rank, args.write(0));
-            pattern.expected(which, args.write(1));
-        })?;
+        let mut values = vec![0.0; input.numel()];
+        pattern.input(rank, &mut values);
+        input.copy_from_slice(&values)?;
+        pattern.expected(which, &mut values);
+        expected.copy_from_slice(&values)?;
+        drop(values);
         let mut sum = match way {
             Some(way) => Some(SparseSum::new(input, way, Keep::Residual)?),
             None => None,
@@ -311,11 +313,12 @@ impl Rank {
 
     /// Poisons the output and clears the residual.
     fn reset(&self, output: &Tensor, sum: Option<&SparseSum>) -> Result<(), Failure> {
-        let poison = self.stream.launch("bench comm, poison").write(output);
-        poison.run(|args| args.write::<f32>(0).fill(f32::NAN))?;
+        let fill = |name, tensor: &Tensor, value: f32| {
+            self.stream.fill(name, &[tensor], Fill::Word(value.to_bits()))
+        };
+        fill("bench comm, poison", output, f32::NAN)?;
         if let Some(kept) = sum.and_then(SparseSum::residual) {
-            let clear = self.stream.launch("bench comm, clear").write(kept);
-            clear.run(|args| args.write::<f32>(0).fill(-0.0))?;
+            fill("bench comm, clear", kept, -0.0)?;
         }
         Ok(())
     }
@@ -326,12 +329,7 @@ impl Rank {
 
     /// Counts the elements that differ from `expected`.
     fn wrong(&self, output: &Tensor, expected: &Tensor) -> Result<i64, Failure> {
-        let count = Tensor::zeros(&self.stream, [1], DType::I64, Owner::Other)?;
-        let launch = self.stream.launch("bench comm, check").read(output).read(expected);
-        launch.write(&count).run(|args| {
-            args.write::<i64>(2)[0] = count_wrong(args.read(0), args.read(1)) as i64;
-        })?;
-        Ok(count.to_vec::<i64>()?[0])
+        Ok(count_wrong(&output.to_vec::<f32>()?, &expected.to_vec::<f32>()?) as i64)
     }
 
     /// Gathers the figures of all ranks, by rank.
