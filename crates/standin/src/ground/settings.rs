@@ -44,3 +44,17 @@ fn number(name: &str, default: u64) -> Result<u64, String> {
         Err(_) => Ok(default),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_memory_is_between_what_all_devices_have_and_the_room() {
+        assert_eq!([shared(48 << 10), shared(101_376)], [Ok(48 << 10), Ok(101_376)]);
+        for bytes in [0, (48 << 10) - 1, SHARED_MAX as u64 + 1, u64::MAX] {
+            let why = format!("MERISTEM_STANDIN_SHARED={bytes} is not between 49152 and 232448");
+            assert_eq!(shared(bytes), Err(why));
+        }
+    }
+}

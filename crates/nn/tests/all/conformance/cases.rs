@@ -57,11 +57,10 @@ fn conv_shapes() -> Vec<ConvShape> {
         square(1, 33, shape(1, 3, 4, 5)),
         // Parts of two tiles each, the last of one.
         ConvShape { in_h: 40, in_w: 1, ..shape(1, 3, 65, 64) },
-        // Enough tiles for narrow ones, and for wide ones, forward and back; 250 of the large ones
-        // are too few, 257 enough, the last of them cut off in both directions.
+        // Enough tiles for narrow ones, and for wide ones, forward and back; then for large ones,
+        // the last of them cut off in both directions: forward, back, and for the weights.
         square(2, 64, shape(4, 1, 8, 68)),
         square(2, 64, shape(4, 1, 72, 12)),
-        ConvShape::linear(32_000, 9, 50),
         ConvShape::linear(32_801, 9, 50),
         ConvShape::linear(32_801, 50, 9),
         ConvShape::linear(20, 1090, 1990),

@@ -19,6 +19,8 @@ template <u32 ROWS, u32 COLS, u32 EACH>
 struct Tile {
     static constexpr u32 THREADS = ROWS * COLS / (EACH * EACH), ACROSS = COLS / EACH;
     static constexpr u32 PIECES = EACH / 4;
+    // Rows of columns that all threads copy at a time, four columns each.
+    static constexpr u32 QUADS = THREADS / (COLS / 4);
     // From k to k: 4 banks on (see `Lane`), or 20 for 16 columns, in steps of 16 bytes.
     static constexpr u32 A = ROWS + 4, B = COLS + 4;
     __align__(16) float a[DEPTH * A];
@@ -228,13 +230,17 @@ __device__ __forceinline__ void forward_tile(const Conv& s, Span<const float> x,
         T& tile = tiles[stage];
         bool inside = k0 + lane.k < depth;
 #pragma unroll
-        for (u32 i = lane.row; i < ROWS; i += lane.STEP) {
+        for (u32 j = 0; j < ROWS; j += lane.STEP) {
+            u32 i = j + lane.row;
             i64 from = inside ? input_at(s, corners[i], element, at.job * s.job_in) : -1;
             fetch(tile.a + lane.k * T::A + i, x, from);
         }
         // A row of weights is padded to whole quads.
         u32 quad = t % (COLS / 4) * 4, col = at.col + quad;
-        for (u32 k = t / (COLS / 4); k < DEPTH; k += T::THREADS / (COLS / 4)) {
+#pragma unroll
+        for (u32 j = 0; j < DEPTH; j += T::QUADS) {
+            u32 k = j + t / (COLS / 4);
+            if (T::QUADS > DEPTH && k >= DEPTH) break;
             bool is = k0 + k < depth && col < s.step;
             i64 from = ((i64)at.job * depth + k0 + k) * s.step + col;
             fetch4(tile.b + k * T::B + quad, w, from, is ? 4 : 0);
@@ -303,14 +309,16 @@ __device__ __forceinline__ void data_tile(const Conv& s, Span<const float> dy, S
     auto load = [&](u32 stage) {
         T& tile = tiles[stage];
 #pragma unroll
-        for (u32 i = lane.row; i < ROWS; i += lane.STEP) {
+        for (u32 j = 0; j < ROWS; j += lane.STEP) {
+            u32 i = j + lane.row;
             i64 from = k < depth ? gradient_at(s, corners[i], element, at.job * s.job_out) : -1;
             fetch(tile.a + lane.k * T::A + i, dy, from);
         }
         u32 ky = phase.ky + element.ky * s.sh, kx = phase.kx + element.kx * s.sw;
         i64 first = (i64)((at.job * s.kh + ky) * s.kw + kx) * s.job_in + at.col;
 #pragma unroll
-        for (u32 i = lane.row; i < COLS; i += lane.STEP) {
+        for (u32 j = 0; j < COLS; j += lane.STEP) {
+            u32 i = j + lane.row;
             bool is = k < depth && at.col + i < s.job_in;
             fetch(tile.b + lane.k * T::B + i, w, is ? (first + i) * s.step + element.c : -1);
         }
@@ -375,13 +383,17 @@ __device__ __forceinline__ void weight_tile(const Conv& s, Span<const float> x,
     auto load = [&](u32 stage) {
         T& tile = tiles[stage];
 #pragma unroll
-        for (u32 k = t / ROWS; k < DEPTH; k += T::THREADS / ROWS) {
+        for (u32 j = 0; j < DEPTH; j += T::THREADS / ROWS) {
+            u32 k = j + t / ROWS;
             const Corner& corner = corners[turn][k];
             i64 from = mine < depth ? input_at(s, corner, element, at.job * s.job_in) : -1;
             fetch(tile.a + k * T::A + t % ROWS, x, from);
         }
         u32 quad = t % (COLS / 4) * 4, col = at.col + quad;
-        for (u32 k = t / (COLS / 4); k < DEPTH; k += T::THREADS / (COLS / 4)) {
+#pragma unroll
+        for (u32 j = 0; j < DEPTH; j += T::QUADS) {
+            u32 k = j + t / (COLS / 4);
+            if (T::QUADS > DEPTH && k >= DEPTH) break;
             bool is = p0 + k < end && col < s.job_out;
             i64 from = (i64)(p0 + k) * s.out_c + at.job * s.job_out + col;
             fetch4(tile.b + k * T::B + quad, dy, from, is ? s.job_out - col : 0);

@@ -29,6 +29,8 @@ struct Window {
     u32 parts, part_tiles;       // weight gradient: parts, and tiles of each
     u32 subsets;                 // weight gradient: threads that share a tile's rows
     u32 slots;                   // weight gradient: first double of the bias's sums
+    Divisor columns;             // by the channels of a tile that are written
+    Divisor high, halo;          // by the rows of a tile, without and with its halo
 };
 
 // The first pixel of a tile, in the images that are written.
@@ -44,11 +46,11 @@ struct Origin {
 // Copies channels [c0, c0 + n) of a tile and its halo to shared memory.
 __device__ __forceinline__ void load_planes(const Window& s, Span<const float> x, float* planes,
                                             const Origin& at, u32 c0, u32 n) {
-    u32 lanes = n > 4 ? 8 : 4, lane = threadIdx.x % 32, c = lane % lanes, rows = s.tile_h + 2;
+    u32 lanes = n > 4 ? 8 : 4, lane = threadIdx.x % 32, c = lane % lanes;
     if (c >= n) return;
-    for (u32 r = threadIdx.x / 32; r < s.images * rows; r += blockDim.x / 32) {
+    for (u32 r = threadIdx.x / 32; r < s.images * s.halo.by; r += blockDim.x / 32) {
         // What lies above the image, or left of it, wraps around to large numbers.
-        u32 image = at.image + r / rows, y = at.y + r % rows - s.ph;
+        u32 row, image = at.image + s.halo.divide(r, row), y = at.y + row - s.ph;
         bool inside = image < s.batch && y < s.in_h;
         i64 from = (i64)((image * s.in_h + y) * s.in_w) * s.in_c + c0 + c;
         float* to = planes + c * s.plane + r * s.pitch;
@@ -65,13 +67,12 @@ __device__ __forceinline__ void load_planes(const Window& s, Span<const float> x
 // threads of a warp copy what lies in a row here and in shared memory, 16 bytes each.
 __device__ __forceinline__ void load_weights(const Window& s, Span<const float> w, float* weights,
                                              u32 col, u32 c0, u32 n) {
-    u32 quads = 2 * s.column_groups;
-    for (u32 i = threadIdx.x; i < 9 * n * quads; i += blockDim.x) {
-        u32 j = i % quads * 4, tap = i / quads % 9, c = i / quads / 9;
+    for (u32 i = 4 * threadIdx.x; i < 9 * n * s.columns.by; i += 4 * blockDim.x) {
+        u32 j, row = s.columns.divide(i, j), tap = row % 9, c = row / 9;
         i64 from = (i64)(tap * s.in_c + c0 + c) * s.step + col + j;
+        float* to = weights + c * s.filter + tap * s.columns.by + j;
         // Rows of weights are padded to a multiple of 16.
-        fetch4(weights + c * s.filter + tap * 8 * s.column_groups + j, w, from,
-               col + j < s.step ? 4 : 0);
+        fetch4(to, w, from, col + j < s.step ? 4 : 0);
     }
 }
 
@@ -80,10 +81,10 @@ __device__ __forceinline__ void load_weights(const Window& s, Span<const float> 
 // `load_planes`.
 __device__ __forceinline__ void load_transposed(const Window& s, Span<const float> w,
                                                 float* weights, u32 col, u32 c0, u32 n) {
-    u32 lanes = n > 4 ? 8 : 4, c = threadIdx.x % lanes, cols = 8 * s.column_groups;
+    u32 lanes = n > 4 ? 8 : 4, c = threadIdx.x % lanes;
     if (c >= n) return;
-    for (u32 i = threadIdx.x / lanes; i < 9 * cols; i += blockDim.x / lanes) {
-        u32 tap = i / cols, j = i % cols;
+    for (u32 i = threadIdx.x / lanes; i < 9 * s.columns.by; i += blockDim.x / lanes) {
+        u32 j, tap = s.columns.divide(i, j);
         i64 from = (i64)((8 - tap) * s.out_c + col + j) * s.step + c0 + c;
         fetch(weights + c * s.filter + i, w, col + j < s.out_c ? from : -1);
     }
@@ -131,7 +132,8 @@ __device__ __forceinline__ void write_tile(const Window& s, const float* stage, 
         float b = is && bias.len > 0 ? bias[col] : 0.0f;
         double sum = 0.0, square = 0.0;
         for (u32 r = warp; r < s.images * s.tile_h; r += warps) {
-            u32 image = at.image + r / s.tile_h, row = at.y + r % s.tile_h;
+            u32 row, image = at.image + s.high.divide(r, row);
+            row += at.y;
             if (!is || image >= s.batch || row >= s.out_h) continue;
             i64 to = (i64)((image * s.out_h + row) * s.out_w + at.x) * s.out_c + col;
             const float* from = stage + mine * s.stage + r * s.tile_w;
@@ -245,7 +247,8 @@ __device__ __forceinline__ void load_gradient(const Window& s, Span<const float>
     u32 quads = 2 * s.column_groups, lane = threadIdx.x % 32;
     u32 lanes = quads % 8 == 0 ? 8 : quads % 4 == 0 ? 4 : 2;
     for (u32 r = threadIdx.x / 32; r < s.images * s.tile_h; r += blockDim.x / 32) {
-        u32 image = at.image + r / s.tile_h, y = at.y + r % s.tile_h;
+        u32 y, image = at.image + s.high.divide(r, y);
+        y += at.y;
         bool inside = image < s.batch && y < s.out_h;
         i64 from = (i64)((image * s.out_h + y) * s.out_w + at.x) * s.out_c + col0;
         for (u32 k = lane / lanes; k < s.tile_w; k += 32 / lanes) {
@@ -364,7 +367,8 @@ extern "C" __global__ void __launch_bounds__(128, 4)
         if (tile + 1 < end) load(tile + 1, buffer ^ 1);
         const float *planes = shared + buffer * s.buffer, *gradient = planes + s.weights;
         for (u32 r = subset; works && r < s.images * s.tile_h; r += s.subsets) {
-            const float* row = planes + c * s.plane + (r + r / s.tile_h * 2) * s.pitch;
+            u32 y, image = s.high.divide(r, y);
+            const float* row = planes + c * s.plane + (r + 2 * image) * s.pitch;
             row_products(row, s.pitch, gradient + r * s.stage + 8 * g, cols, s.tile_w, sum);
         }
         if (biased) add_bias(s, gradient, slots);

@@ -7,6 +7,7 @@ use smallvec::smallvec;
 use super::{WINDOW, finish, most_parts};
 use crate::kernels::conv::ConvShape;
 use crate::kernels::{ImageShape, pad16};
+use crate::ops::gpu::divisor::Divisor;
 use crate::ops::gpu::{Emission, Emitted, READ, WRITE, emitted, kernel, read, write};
 
 static FORWARD: Kernel = kernel::<Window>(&WINDOW, "forward_3x3", &[READ, READ, READ, WRITE]);
@@ -20,7 +21,7 @@ static WEIGHT: Kernel = kernel::<Window>(&WINDOW, "weight_3x3", &[READ, READ, WR
 
 /// As in window.cu.
 #[repr(C)]
-#[derive(Clone, Copy, Default, Pod, Zeroable)]
+#[derive(Clone, Copy, Pod, Zeroable)]
 struct Window {
     batch: u32,
     read: [u32; 3],
@@ -44,6 +45,9 @@ struct Window {
     part_tiles: u32,
     subsets: u32,
     slots: u32,
+    columns: Divisor,
+    high: Divisor,
+    halo: Divisor,
 }
 
 /// Most threads of a block: each has up to 128 registers.
@@ -188,7 +192,10 @@ impl Pass {
             down: down as u32,
             column_tiles,
             column_groups,
-            ..Window::default()
+            columns: Divisor::new(column_groups as usize * GROUP),
+            high: Divisor::new(h),
+            halo: Divisor::new(h + 2),
+            ..Window::zeroed()
         }
     }
 
