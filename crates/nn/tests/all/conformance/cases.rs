@@ -57,13 +57,16 @@ fn conv_shapes() -> Vec<ConvShape> {
         square(1, 33, shape(1, 3, 4, 5)),
         // Parts of two tiles each, the last of one.
         ConvShape { in_h: 40, in_w: 1, ..shape(1, 3, 65, 64) },
-        // Enough tiles for narrow ones, and for wide ones, forward and back; then for large ones,
-        // the last of them cut off in both directions: forward, back, and for the weights.
+        // Enough tiles for narrow ones; for wide and for large ones, the last of them cut off in
+        // both directions: each forward, back, and for the weights.
         square(2, 64, shape(4, 1, 8, 68)),
         square(2, 64, shape(4, 1, 72, 12)),
-        ConvShape::linear(32_801, 9, 50),
-        ConvShape::linear(32_801, 50, 9),
-        ConvShape::linear(20, 1090, 1990),
+        ConvShape::linear(16_401, 7, 50),
+        ConvShape::linear(16_401, 50, 7),
+        ConvShape::linear(10, 1000, 1100),
+        ConvShape::linear(32_801, 7, 50),
+        ConvShape::linear(32_801, 50, 7),
+        ConvShape::linear(10, 1090, 1990),
         ConvShape { stride: [2; 2], ..square(3, 110, shape(4, 3, 12, 132)) },
     ]
 }
