@@ -22,6 +22,7 @@ pub mod pool;
 pub mod ppo;
 pub mod rows;
 pub mod sample;
+pub mod stage;
 pub mod state;
 
 pub use operand::{Form, Operands, Role, Signature, Slice, SliceMut, Spec};
@@ -130,6 +131,8 @@ families! {
     Ppo(ppo),
     /// Draws of actions.
     Sample(sample),
+    /// Convolutions with their neighbours.
+    Stage(stage),
     /// Metrics, and checks of a network's state.
     State(state),
 }

@@ -6,13 +6,14 @@
 
 use meristem_device::DType;
 
+use super::stages::Stages;
 use super::step::{Draft, Phase, ValueList};
 use super::value::{Home, Value, ValueId};
 use super::{Mode, PlanOptions};
 use crate::graph::{BufferId, Graph, NodeId, Op, ParamId};
 use crate::kernels::ImageShape;
 use crate::layout::Layout;
-use crate::ops::{Form, Op as StepOp, Role, elementwise};
+use crate::ops::{Form, Op as StepOp, Role, elementwise, stage};
 use crate::space::{Space, Span};
 
 /// Emits the backward steps of a lowered node, given the gradient of its output.
@@ -65,6 +66,8 @@ pub(crate) struct Builder<'g> {
     alpha_row: usize,
     /// State of each LSTM after the last step.
     pub(crate) last_states: Vec<ValueId>,
+    /// Notes on stages.
+    pub(crate) stages: Stages,
 }
 
 impl<'g> Builder<'g> {
@@ -84,6 +87,7 @@ impl<'g> Builder<'g> {
             trained: vec![false; graph.params.len()],
             alpha_row: 0,
             last_states: vec![],
+            stages: Stages::default(),
         };
         builder.leads = builder.leading();
         builder
@@ -274,9 +278,7 @@ impl<'g> Builder<'g> {
         let whole = match self.group_grads[place.group.index()] {
             Some(whole) => whole,
             None => {
-                let whole = self.arena(self.layout.groups[place.group.index()].values);
-                self.group_grads[place.group.index()] = Some(whole);
-                self.keep([whole]);
+                let whole = self.new_group_gradient(place.group.index());
                 let len = self.values[whole.index()].len;
                 self.emit(elementwise::Op::Fill { len, value: 0.0 }, &[], &[whole]);
                 whole
@@ -285,9 +287,40 @@ impl<'g> Builder<'g> {
         self.value(Home::Part { of: whole, start: place.start }, DType::F32, place.len)
     }
 
+    /// Memory for the gradient of a group's parameters, which the caller zeroes.
+    fn new_group_gradient(&mut self, group: usize) -> ValueId {
+        let whole = self.arena(self.layout.groups[group].values);
+        self.group_grads[group] = Some(whole);
+        self.keep([whole]);
+        whole
+    }
+
     /// As [`Builder::param_gradient`], for a parameter that may be absent.
     pub(crate) fn optional_param_gradient(&mut self, id: Option<ParamId>) -> ValueId {
         id.map_or(ValueId::NONE, |id| self.param_gradient(id))
+    }
+
+    /// Begins a training plan of stages with so many tickets: they are zeroed, and with them the
+    /// gradient of a group, so that it takes no step of its own.
+    pub(crate) fn begin_stages(&mut self, tickets: usize, group: usize) {
+        let all = self.value(Home::Arena, DType::U32, tickets);
+        let gradient = self.new_group_gradient(group);
+        let len = self.values[gradient.index()].len;
+        self.stages.tickets = Some((all, 0));
+        self.emit(stage::Op::Begin { gradient: len, tickets }, &[], &[gradient, all]);
+    }
+
+    /// The next tickets.
+    pub(crate) fn tickets(&mut self, n: usize) -> ValueId {
+        match &mut self.stages.tickets {
+            Some((of, taken)) => {
+                let home = Home::Part { of: *of, start: *taken };
+                *taken += n;
+                self.value(home, DType::U32, n)
+            }
+            // There are none outside of training.
+            None => ValueId::NONE,
+        }
     }
 
     /// The gradient of a group's parameters, if any of them got one.

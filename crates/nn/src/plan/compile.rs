@@ -32,7 +32,9 @@ impl Plan {
         let mode = options.mode.clone();
         let mut b = Builder::new(graph, &layout, options);
         let mut backward = vec![];
-        for unit in &fuse::units(graph, &b.options) {
+        let units = fuse::units(graph, &b.options);
+        lower::stage::begin(&mut b, &units);
+        for unit in &units {
             if let Some(emit) = lower::forward(&mut b, unit)? {
                 backward.push((unit.output(), emit));
             }

@@ -2,7 +2,9 @@
 //! read by the next one only.
 
 use super::{Mode, PlanOptions};
-use crate::graph::{Function, Graph, NodeId, Op};
+use crate::graph::{ConvGeometry, Function, Graph, NodeId, Op, ParamKind};
+use crate::kernels::conv::ConvShape;
+use crate::ops::{Target, stage};
 
 /// Nodes that are lowered together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +23,14 @@ pub(crate) enum Unit {
         /// bit, though sums in another order differ in the last one.
         norm: NodeId,
     },
+    /// Global average pooling and the linear layer behind it, of a norm unit that is computed where
+    /// they read it.
+    Head {
+        /// The pooling.
+        pool: NodeId,
+        /// The linear layer.
+        linear: NodeId,
+    },
 }
 
 /// A batch norm with its neighbours.
@@ -36,6 +46,10 @@ pub(crate) struct NormUnit {
     pub(crate) pool: bool,
     /// The last of these nodes.
     pub(crate) output: NodeId,
+    /// Whether convolution and norm are a stage, see [`ops::stage`](crate::ops::stage).
+    pub(crate) stage: bool,
+    /// Whether a stage is all that reads its output, and computes it from the raw one.
+    pub(crate) on_load: bool,
 }
 
 impl Unit {
@@ -45,6 +59,7 @@ impl Unit {
             Unit::Node(node) => *node,
             Unit::Norm(unit) => unit.output,
             Unit::StraightPool { pool, .. } => *pool,
+            Unit::Head { linear, .. } => *linear,
         }
     }
 
@@ -53,7 +68,7 @@ impl Unit {
         let first = match self {
             Unit::Node(node) => *node,
             Unit::Norm(unit) => unit.conv.unwrap_or(unit.norm),
-            Unit::StraightPool { pool, .. } => *pool,
+            Unit::StraightPool { pool, .. } | Unit::Head { pool, .. } => *pool,
         };
         graph.nodes[first.index()].op.inputs()
     }
@@ -61,6 +76,9 @@ impl Unit {
     /// The nodes that the unit computes, the last one first.
     pub(crate) fn nodes(&self, graph: &Graph) -> Vec<NodeId> {
         let mut nodes = vec![self.output()];
+        if let Unit::Head { pool, .. } = self {
+            nodes.push(*pool);
+        }
         if let Unit::Norm(unit) = self {
             let first = unit.conv.unwrap_or(unit.norm);
             let mut node = unit.output;
@@ -94,7 +112,16 @@ pub(crate) fn units(graph: &Graph, options: &PlanOptions) -> Vec<Unit> {
             at[unit.output.index()] = Some(unit);
         }
     }
+    let heads = match options.fuse && options.target == Target::Cuda {
+        true => stages(graph, &readers, &mut at),
+        false => vec![],
+    };
+    heads.iter().for_each(|(pool, _)| taken[pool.index()] = true);
     for i in (0..graph.nodes.len()).filter(|&i| needed(i)) {
+        if let Some(&(pool, linear)) = heads.iter().find(|(_, linear)| linear.index() == i) {
+            units.push(Unit::Head { pool, linear });
+            continue;
+        }
         match at[i] {
             Some(unit) => units.push(Unit::Norm(unit)),
             None if taken[i] => {}
@@ -106,6 +133,57 @@ pub(crate) fn units(graph: &Graph, options: &PlanOptions) -> Vec<Unit> {
         }
     }
     units
+}
+
+/// Finds the units that are stages, and those of them that their reader computes. Returns the
+/// heads: pooling and linear layer.
+fn stages(
+    graph: &Graph,
+    readers: &[Vec<NodeId>],
+    units: &mut [Option<NormUnit>],
+) -> Vec<(NodeId, NodeId)> {
+    for unit in units.iter_mut().flatten() {
+        unit.stage = unit.relu && unit.conv.is_some_and(|conv| is_stage(graph, conv));
+    }
+    let convs: Vec<(NodeId, bool)> =
+        units.iter().flatten().filter_map(|unit| Some((unit.conv?, unit.stage))).collect();
+    let only_reader = |node: NodeId| match readers[node.index()][..] {
+        [reader] if reader != node => Some(reader),
+        _ => None,
+    };
+    // Of a pooling, the linear layer that alone reads it.
+    let linear = |pool: NodeId| {
+        let linear =
+            only_reader(pool).filter(|linear| convs.iter().all(|(conv, _)| conv != linear))?;
+        match (&graph.nodes[pool.index()].op, &graph.nodes[linear.index()].op) {
+            (Op::GlobalAvgPool(_), Op::Conv2d { weight, .. }) => {
+                let kind = graph.params[weight.index()].kind;
+                (kind == ParamKind::LinearWeight).then_some((pool, linear))
+            }
+            _ => None,
+        }
+    };
+    let mut heads = vec![];
+    for unit in units.iter_mut().flatten().filter(|unit| unit.stage) {
+        let Some(reader) = only_reader(unit.output) else { continue };
+        let head = linear(reader);
+        unit.on_load = head.is_some() || convs.contains(&(reader, true));
+        heads.extend(head);
+    }
+    heads
+}
+
+/// Whether a convolution can be that of a stage.
+fn is_stage(graph: &Graph, conv: NodeId) -> bool {
+    let Op::Conv2d { x, weight, bias: None, geometry } = graph.nodes[conv.index()].op else {
+        return false;
+    };
+    let ConvGeometry { kernel, stride, padding, groups } = geometry;
+    let (from, out_c) = (graph.nodes[x.index()].dims, graph.nodes[conv.index()].dims.c);
+    let (batch, in_c, in_h, in_w) = (1, from.c, from.h, from.w);
+    let shape = ConvShape { batch, in_c, in_h, in_w, out_c, kernel, stride, padding, groups };
+    let is_linear = graph.params[weight.index()].kind == ParamKind::LinearWeight;
+    !is_linear && stage::fits(&shape)
 }
 
 /// The norm unit's output that `pool` reads through a `StraightThrough`, if no gradient reaches it
@@ -155,7 +233,15 @@ fn norm_unit(
     norm: NodeId,
     x: NodeId,
 ) -> NormUnit {
-    let mut unit = NormUnit { conv: None, norm, relu: false, pool: false, output: norm };
+    let mut unit = NormUnit {
+        conv: None,
+        norm,
+        relu: false,
+        pool: false,
+        output: norm,
+        stage: false,
+        on_load: false,
+    };
     if !options.fuse {
         return unit;
     }
@@ -219,7 +305,10 @@ mod tests {
         let output = NodeId(4);
         let norm = NodeId(2);
         let conv = Some(NodeId(1));
-        assert_eq!(unit, NormUnit { conv, norm, relu: true, pool: true, output });
+        assert_eq!(
+            unit,
+            NormUnit { conv, norm, relu: true, pool: true, output, stage: false, on_load: false }
+        );
         let options = PlanOptions::new(2, Mode::Train);
         assert_eq!(units(&host(false, false), &options).len(), 4); // input, block, pool, linear
     }
@@ -235,7 +324,15 @@ mod tests {
         let unit = norm_of(&host(false, false), Mode::Train, false);
         assert_eq!(
             unit,
-            NormUnit { conv: None, norm: NodeId(2), relu: false, pool: false, output: NodeId(2) }
+            NormUnit {
+                conv: None,
+                norm: NodeId(2),
+                relu: false,
+                pool: false,
+                output: NodeId(2),
+                stage: false,
+                on_load: false
+            }
         );
     }
 

@@ -17,6 +17,7 @@ mod lower;
 mod memory;
 mod options;
 pub(crate) mod programs;
+mod stages;
 mod step;
 mod tree;
 mod value;

@@ -134,7 +134,7 @@ impl Path<'_> {
     fn op(&self, at: usize) -> Option<&Op> {
         match self.units[at] {
             Unit::Node(node) => Some(&self.graph.nodes[node.index()].op),
-            Unit::Norm(_) | Unit::StraightPool { .. } => None,
+            Unit::Norm(_) | Unit::StraightPool { .. } | Unit::Head { .. } => None,
         }
     }
 

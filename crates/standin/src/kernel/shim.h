@@ -353,6 +353,7 @@ static inline T atomicCAS(T* address, typename meristem_same<T>::type compare, t
 // ------------------------------------------------------------------------------------- arithmetic
 
 template <typename T> static inline T __ldg(const T* address) { return *address; }
+template <typename T> static inline T __ldcg(const T* address) { return *address; }
 
 static inline float fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 static inline double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }

@@ -28,6 +28,7 @@ mod pool;
 mod ppo;
 mod rows;
 mod sample;
+mod stage;
 mod state;
 
 use bytemuck::Pod;
@@ -128,7 +129,7 @@ impl Emitted {
 }
 
 /// All kernels of all families.
-pub(crate) static SOURCES: [&Source; 16] = [
+pub(crate) static SOURCES: [&Source; 19] = [
     &blend::SOURCE,
     &conv::ANY,
     &conv::DEPTHWISE,
@@ -144,6 +145,9 @@ pub(crate) static SOURCES: [&Source; 16] = [
     &ppo::SOURCE,
     &rows::SOURCE,
     &sample::SOURCE,
+    &stage::FORWARD,
+    &stage::BACKWARD,
+    &stage::HEAD,
     &state::SOURCE,
 ];
 
@@ -170,6 +174,7 @@ pub(crate) fn emit(op: &Op) -> Emission {
         Op::Optim(op) => optim::emit(op),
         Op::Ppo(op) => ppo::emit(op),
         Op::Sample(op) => sample::emit(op),
+        Op::Stage(op) => stage::emit(op),
         Op::State(op) => state::emit(op),
     }
 }
@@ -183,6 +188,7 @@ pub(crate) fn scratch(op: &Op) -> usize {
         Op::Loss(op) => loss::scratch(op),
         Op::Optim(op) => optim::scratch(op),
         Op::Ppo(op) => ppo::scratch(op),
+        Op::Stage(op) => stage::scratch(op),
         Op::Pool(_)
         | Op::Elementwise(_)
         | Op::Rows(_)

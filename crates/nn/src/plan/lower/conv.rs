@@ -10,11 +10,11 @@ use crate::plan::value::ValueId;
 /// A convolution node, as its steps need it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Conv {
-    node: NodeId,
-    x: NodeId,
-    weight: ParamId,
-    bias: Option<ParamId>,
-    shape: ConvShape,
+    pub(super) node: NodeId,
+    pub(super) x: NodeId,
+    pub(super) weight: ParamId,
+    pub(super) bias: Option<ParamId>,
+    pub(super) shape: ConvShape,
 }
 
 impl Conv {

@@ -11,6 +11,7 @@ mod lstm;
 mod norm;
 mod pool;
 mod rows;
+pub(super) mod stage;
 pub(super) mod train;
 
 use super::builder::{Backward, Builder};
@@ -22,8 +23,10 @@ use crate::graph::{NodeId, Op};
 pub(super) fn forward(b: &mut Builder<'_>, unit: &Unit) -> Result<Option<Backward>> {
     match unit {
         Unit::Node(node) => Ok(self::node(b, *node)),
-        Unit::Norm(unit) => norm::batch_norm(b, unit).map(Some),
+        Unit::Norm(unit) if unit.stage => stage::convolution(b, unit),
+        Unit::Norm(unit) => norm::batch_norm(b, unit),
         Unit::StraightPool { pool, norm } => Ok(pool::straight_max(b, *pool, *norm)),
+        Unit::Head { pool, linear } => Ok(stage::head(b, *pool, *linear)),
     }
 }
 

@@ -1,54 +1,88 @@
 //! Batch norm with its fusions, and group norm.
 
 use crate::error::{Error, Result};
-use crate::graph::{NodeId, Op};
+use crate::graph::{BufferId, NodeId, Op, ParamId};
 use crate::kernels::norm::Activation;
-use crate::ops::norm::{BatchNorm, GroupNorm, Op as Norm};
+use crate::ops::norm::{BatchNorm, GroupNorm, Op as NormOp};
 use crate::plan::builder::{Backward, Builder};
 use crate::plan::fuse::NormUnit;
 use crate::plan::value::ValueId;
 
 use super::conv::Conv;
 
+/// A batch norm node.
+#[derive(Clone, Copy)]
+pub(super) struct Norm {
+    x: NodeId,
+    pub(super) of: BatchNorm,
+    /// γ and β.
+    pub(super) params: [ParamId; 2],
+    /// Running mean and variance.
+    running: [BufferId; 2],
+    /// Batches counted.
+    pub(super) batches: BufferId,
+    pub(super) momentum: f32,
+}
+
+impl Norm {
+    /// The batch norm of a unit; `None` if there is another operation (`fuse` makes no such units).
+    ///
+    /// # Errors
+    /// [`Error::OneValuePerChannel`].
+    pub(super) fn at(b: &Builder<'_>, unit: &NormUnit) -> Result<Option<Self>> {
+        let Op::BatchNorm { x, weight, bias, running, num_batches_tracked, eps, momentum } =
+            b.graph.nodes[unit.norm.index()].op
+        else {
+            return Ok(None);
+        };
+        let shape = b.shape(x);
+        if b.options.mode.is_training() && shape.batch * shape.pixels() == 1 {
+            let parameter = b.graph.params[weight.index()].name.clone();
+            return Err(Error::OneValuePerChannel { parameter });
+        }
+        let act = if unit.relu { Activation::Relu } else { Activation::None };
+        let of = BatchNorm { shape, eps, act, pool: unit.pool };
+        let params = [weight, bias];
+        Ok(Some(Self { x, of, params, running, batches: num_batches_tracked, momentum }))
+    }
+
+    /// Running mean and variance, and those that it goes by: of the batch in training.
+    pub(super) fn statistics(&self, b: &mut Builder<'_>) -> ([ValueId; 2], [ValueId; 2]) {
+        let running = self.running.map(|id| b.buffer(id));
+        let c = self.of.shape.c;
+        let own = b.options.mode.is_training().then(|| [b.arena(c), b.arena(c)]);
+        (running, own.unwrap_or(running))
+    }
+}
+
 /// A batch norm unit: statistics (riding on the convolution if there is one), then one pass of
 /// normalise, ReLU and max pooling.
-pub(super) fn batch_norm(b: &mut Builder<'_>, unit: &NormUnit) -> Result<Backward> {
+pub(super) fn batch_norm(b: &mut Builder<'_>, unit: &NormUnit) -> Result<Option<Backward>> {
     let unit = *unit;
-    let Op::BatchNorm { x, weight, bias, running, num_batches_tracked, eps, momentum } =
-        b.graph.nodes[unit.norm.index()].op
-    else {
-        // `fuse` makes units of batch norms only.
-        return Ok(Box::new(|_, _| {}));
-    };
-    let shape = b.shape(x);
-    let act = if unit.relu { Activation::Relu } else { Activation::None };
-    let norm = BatchNorm { shape, eps, act, pool: unit.pool };
+    let Some(node) = Norm::at(b, &unit)? else { return Ok(None) };
+    let Norm { x, of: norm, params: [weight, bias], batches, momentum, .. } = node;
+    let shape = norm.shape;
     let (training, count) = (b.options.mode.is_training(), shape.batch * shape.pixels());
-    if training && count == 1 {
-        let parameter = b.graph.params[weight.index()].name.clone();
-        return Err(Error::OneValuePerChannel { parameter });
-    }
     let conv = unit.conv.and_then(|conv| Conv::at(b, conv));
-    let running = running.map(|id| b.buffer(id));
-    let [mean, var] = if training { [b.arena(shape.c), b.arena(shape.c)] } else { running };
+    let (running, [mean, var]) = node.statistics(b);
     let input = match conv {
         Some(conv) => conv.forward(b, training.then_some([mean, var])),
         None => b.node(x),
     };
     if training {
         if conv.is_none() {
-            b.emit(Norm::Statistics(shape), &[input], &[mean, var]);
+            b.emit(NormOp::Statistics(shape), &[input], &[mean, var]);
         }
-        let batches = b.buffer(num_batches_tracked);
-        let op = Norm::UpdateRunning { channels: shape.c, momentum, count };
+        let batches = b.buffer(batches);
+        let op = NormOp::UpdateRunning { channels: shape.c, momentum, count };
         b.emit(op, &[mean, var], &[running[0], running[1], batches]);
     }
     let [gamma, beta] = [weight, bias].map(|id| b.param(id));
     let y = b.output(unit.output);
     let saves_codes = unit.pool && b.backward() && b.wants(unit.output);
     let codes = if saves_codes { b.arena_bytes(norm.output().len()) } else { ValueId::NONE };
-    b.emit(Norm::Forward(norm), &[input, mean, var, gamma, beta], &[y, codes]);
-    Ok(Box::new(move |b, dy| {
+    b.emit(NormOp::Forward(norm), &[input, mean, var, gamma, beta], &[y, codes]);
+    Ok(Some(Box::new(move |b, dy| {
         let [dgamma, dbeta] = [weight, bias].map(|id| b.param_gradient(id));
         let (norm, dy, codes) = match b.pooled(unit.output) {
             Some(pooled) => (BatchNorm { pool: true, ..norm }, pooled.dout, pooled.codes),
@@ -56,7 +90,7 @@ pub(super) fn batch_norm(b: &mut Builder<'_>, unit: &NormUnit) -> Result<Backwar
         };
         let reads = [input, mean, var, gamma, beta, dy, codes];
         let emit = |b: &mut Builder<'_>, dx: ValueId, accumulate: bool| {
-            b.emit(Norm::Gradient { norm, accumulate }, &reads, &[dx, dgamma, dbeta]);
+            b.emit(NormOp::Gradient { norm, accumulate }, &reads, &[dx, dgamma, dbeta]);
         };
         if conv.is_none() && b.wants(x) {
             b.send_gradients(unit.output, [x], |b, [dx]| emit(b, dx.value, dx.accumulate));
@@ -68,7 +102,7 @@ pub(super) fn batch_norm(b: &mut Builder<'_>, unit: &NormUnit) -> Result<Backwar
         if let Some(conv) = conv {
             conv.backward(b, dx);
         }
-    }))
+    })))
 }
 
 /// `GroupNorm`.
@@ -82,11 +116,11 @@ pub(super) fn group_norm(b: &mut Builder<'_>, node: NodeId) -> Option<Backward> 
     let input = b.node(x);
     let y = b.output(node);
     let [mean, invstd] = [(); 2].map(|()| b.arena(shape.batch * groups));
-    b.emit(Norm::GroupForward(norm), &[input, gamma, beta], &[y, mean, invstd]);
+    b.emit(NormOp::GroupForward(norm), &[input, gamma, beta], &[y, mean, invstd]);
     Some(Box::new(move |b, dy| {
         let [dgamma, dbeta] = [weight, bias].map(|id| b.param_gradient(id));
         b.send_gradients(node, [x], |b, [dx]| {
-            let op = Norm::GroupGradient { norm, accumulate: dx.accumulate };
+            let op = NormOp::GroupGradient { norm, accumulate: dx.accumulate };
             b.emit(op, &[input, gamma, mean, invstd, dy], &[dx.value, dgamma, dbeta]);
         });
     }))

@@ -3,11 +3,11 @@
 use meristem_device::DType;
 use meristem_nn::ops::{self, Backend, Op, Operands, Role, Slice, SliceMut, Spec};
 use meristem_nn::ops::{
-    blend, conv, elementwise, loss, lstm, norm, optim, pool, ppo, rows, sample, state,
+    blend, conv, elementwise, loss, lstm, norm, optim, pool, ppo, rows, sample, stage, state,
 };
 
 /// Number of kinds of operations; see [`kind`].
-pub(super) const KINDS: usize = 45;
+pub(super) const KINDS: usize = 51;
 
 /// A number for each kind of operation. A new one does not compile before it has a number, and the
 /// test fails until it has a case.
@@ -58,6 +58,12 @@ pub(super) fn kind(op: &Op) -> usize {
         Op::State(state::Op::CountNonFinite(_)) => 44,
         Op::State(state::Op::Fingerprint(_)) => 6,
         Op::Sample(sample::Op::Draw { .. }) => 5,
+        Op::Stage(stage::Op::Begin { .. }) => 45,
+        Op::Stage(stage::Op::Forward { .. }) => 46,
+        Op::Stage(stage::Op::Backward { .. }) => 47,
+        Op::Stage(stage::Op::Sums(_)) => 48,
+        Op::Stage(stage::Op::Head(_)) => 49,
+        Op::Stage(stage::Op::HeadGradient(_)) => 50,
     }
 }
 

@@ -12,7 +12,7 @@ use meristem_nn::ops::{blend, conv, elementwise, lstm, rows};
 
 use super::case::{Case, Data, Random, case};
 use super::image_cases::{norm_cases, pool_cases};
-use super::{policy, training};
+use super::{policy, stage_cases, training};
 
 pub(super) const IMAGE: ImageShape = ImageShape { batch: 3, h: 7, w: 6, c: 20 };
 
@@ -72,7 +72,7 @@ fn conv_shapes() -> Vec<ConvShape> {
 }
 
 /// Random weights whose padding lanes are zero.
-fn packed_weights(shape: &ConvShape, len: usize) -> Data {
+pub(super) fn packed_weights(shape: &ConvShape, len: usize) -> Data {
     let depthwise = shape.groups > 1 && [shape.in_c, shape.out_c] == [shape.groups; 2];
     let cols = if depthwise { shape.out_c } else { shape.out_c / shape.groups };
     let (step, mut random) = (cols.next_multiple_of(16), Random(7));
@@ -289,6 +289,7 @@ pub(super) fn cases() -> Vec<Case> {
         policy::sample_cases,
         policy::objective_cases,
         training::state_cases,
+        stage_cases::stage_cases,
     ];
     families.into_iter().flat_map(|family| family()).collect()
 }

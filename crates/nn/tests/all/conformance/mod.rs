@@ -9,6 +9,7 @@ mod case;
 mod cases;
 mod image_cases;
 mod policy;
+mod stage_cases;
 mod training;
 
 use self::case::{KINDS, kind};

@@ -1,0 +1,461 @@
+// A stage's backward pass: gradients of the weights and of what precedes the convolution, from that
+// of what follows the batch norm behind it.
+//
+// Both need the gradient of the raw output, which is computed from raw output and incoming gradient
+// where they are read. The images are cut into slices; a slice has blocks for the weights, for some
+// channels each, and blocks for the data, for a tile each. They follow one another, so that what one
+// has read is still near when the other reads it. The last block of each kind adds up its sums.
+#include "stage.cuh"
+
+// How many blocks a slice has, and what each computes.
+struct Slices {
+    u32 images;        // of a slice
+    u32 count;
+    u32 weight_rows;   // blocks across the channels that are read, a chunk each
+    u32 weight_tiles;  // and across those that are written
+    u32 weight_groups;  // groups of 8 of these in a block
+    u32 data_tiles;    // tiles of pixels; none if no gradient of the data is wanted
+    u32 columns;       // blocks across the channels that the data has
+    u32 column_groups;  // groups of 8 of these in a block
+};
+
+struct Backward {
+    Source from;     // what the convolution reads
+    Source to;       // the raw output, and what is behind it
+    u32 batch, h, w;
+    u32 image_step, pixel_step;  // of the incoming gradient: from image to image, pixel to pixel
+    u32 accumulate;              // add to the gradient of the data
+    Slices slices;
+    Tile data;
+    u32 data_stage;    // plane of a result in shared memory
+    u32 data_weights;  // first float of the weights
+    Tile weight;
+    u32 weight_stage;     // row of the gradient in shared memory
+    u32 weight_gradient;  // first float of the gradient
+    u32 subsets;          // threads that share a tile's rows
+    u32 affine;           // first float of what normalises, of what is read and of what is written
+};
+
+// The tensors that a block reads.
+struct Reads {
+    Span<const float> x, w, z, dy;
+};
+
+// A channel of the raw output.
+struct Channel {
+    Affine z;
+    Slopes slopes;
+
+    __device__ __forceinline__ Channel(const float* from, u32 channels, u32 channel)
+        : z(affine_of(from, channels, channel)),
+          slopes({from[3 * channels + channel], from[4 * channels + channel]}) {}
+};
+
+// The gradient of the raw output in the window of 2 × 2 pixels whose first is (y, x), both even;
+// zeros outside of the image.
+__device__ __forceinline__ void window_gradient(const Backward& s, const Reads& of,
+                                                const Channel& channel, u32 image, u32 y, u32 x,
+                                                u32 c, u32 end, float (&d)[4]) {
+    bool inside[4];
+    float v[4];
+    u32 first = ((image * s.h + y) * s.w + x) * s.to.c + c;
+#pragma unroll
+    for (u32 k = 0; k < 4; ++k) {
+        inside[k] = image < end && y + k / 2 < s.h && x + k % 2 < s.w;
+        v[k] = inside[k] ? of.z[(i64)(first + (k / 2 * s.w + k % 2) * s.to.c)] : 0.0f;
+        d[k] = 0.0f;
+    }
+    if (s.to.kind == POOL) {
+        // Not of a window that an odd last row or column cuts off.
+        if (inside[3]) {
+            u32 from = image * s.image_step + (y / 2 * (s.w / 2) + x / 2) * s.pixel_step + c;
+            float incoming = of.dy[(i64)from];
+            Winner best(v, channel.z);
+            float dz = best.value <= 0.0f ? 0.0f : incoming;
+#pragma unroll
+            for (u32 k = 0; k < 4; ++k) d[k] = best.at == k ? dz : 0.0f;
+        }
+    } else {
+#pragma unroll
+        for (u32 k = 0; k < 4; ++k) {
+            if (!inside[k] || channel.z(v[k]) <= 0.0f) continue;
+            u32 pixel = (y + k / 2) * s.w + x + k % 2;
+            d[k] = of.dy[(i64)(image * s.image_step + pixel * s.pixel_step + c)];
+        }
+    }
+#pragma unroll
+    for (u32 k = 0; k < 4; ++k) d[k] = inside[k] ? channel.slopes(d[k], v[k], channel.z) : 0.0f;
+}
+
+// Puts the gradient of the raw output of a tile, with a border of one pixel, into shared memory as
+// planes. Windows begin at even pixels, as tiles do.
+__device__ __forceinline__ void load_gradient_planes(const Backward& s, const Reads& of,
+                                                     const float* channels, float* planes,
+                                                     const Origin& at, Channels which) {
+    const Tile& t = s.data;
+    u32 lanes = which.n > 4 ? 8 : 4, lane = threadIdx.x % 32, c = lane % lanes;
+    if (c >= which.n) return;
+    Channel channel(channels, s.to.c, which.first + c);
+    u32 rows = t.h / 2 + 2, across = t.w / 2 + 2;
+#pragma unroll 1
+    for (u32 r = threadIdx.x / 32; r < t.images * rows; r += blockDim.x / 32) {
+        u32 image = r / rows, row = r % rows;  // of windows, the first one above the tile
+        float* to = planes + c * t.plane + image * (t.h + 2) * t.pitch;
+#pragma unroll 1
+        for (u32 j = lane / lanes; j < across; j += 32 / lanes) {
+            float d[4];
+            window_gradient(s, of, channel, at.image + image, at.y + 2 * row - 2,
+                            at.x + 2 * j - 2, which.first + c, s.batch, d);
+#pragma unroll
+            for (u32 k = 0; k < 4; ++k) {
+                u32 y = 2 * row + k / 2 - 1, x = 2 * j + k % 2 - 1;
+                if (y < t.h + 2 && x < t.w + 2) to[y * t.pitch + x] = d[k];
+            }
+        }
+    }
+}
+
+// Puts that of a tile's pixels, channels from `col0` on, into rows of shared memory: [image and row]
+// [column][channel].
+__device__ __forceinline__ void load_gradient_rows(const Backward& s, const Reads& of,
+                                                   const float* channels, float* to,
+                                                   const Origin& at, u32 col0, u32 end) {
+    const Tile& t = s.weight;
+    u32 cols = 8 * s.slices.weight_groups, lane = threadIdx.x % 32;
+    u32 lanes = cols % 32 == 0 ? 32 : cols % 16 == 0 ? 16 : 8;
+#pragma unroll 1
+    for (u32 j = lane % lanes; j < cols; j += lanes) {
+        bool is = col0 + j < s.to.c;
+        Channel channel(channels, s.to.c, is ? col0 + j : 0);
+#pragma unroll 1
+        for (u32 r = threadIdx.x / 32; r < t.images * t.h / 2; r += blockDim.x / 32) {
+            u32 image = r / (t.h / 2), row = r % (t.h / 2);
+#pragma unroll 1
+            for (u32 k = lane / lanes; k < t.w / 2; k += 32 / lanes) {
+                float d[4];
+                window_gradient(s, of, channel, at.image + image, at.y + 2 * row, at.x + 2 * k,
+                                col0 + j, is ? end : 0, d);
+                float* here = to + 2 * r * s.weight_stage + 2 * k * cols + j;
+                here[0] = d[0], here[cols] = d[1];
+                here[s.weight_stage] = d[2], here[s.weight_stage + cols] = d[3];
+            }
+        }
+    }
+}
+
+// Writes the data's gradient, and the sums that the batch norm before the convolution needs.
+template <u32 KIND>
+__device__ __forceinline__ void write_data(const Backward& s, const Reads& of, const float* affine,
+                                           const float* stage, const Origin& at, u32 col0,
+                                           Span<float> dx, double* partial) {
+    __shared__ TileSums sums;
+    const Tile& t = s.data;
+    u32 lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (u32 g = 0; g < s.slices.column_groups; ++g) {
+        u32 mine = 8 * g + lane % 8, col = col0 + mine;
+        bool is = col < s.from.c;
+        Affine z = {0.0f, 0.0f, 0.0f};
+        if (KIND != NOTHING && is) z = affine_of(affine, s.from.c, col);
+        Pair own = {0.0, 0.0};
+#pragma unroll 1
+        for (u32 r = threadIdx.x / 32; r < t.images * t.h; r += blockDim.x / 32) {
+            u32 image = at.image + r / t.h, row = at.y + r % t.h;
+            if (!is || image >= s.batch || row >= s.h) continue;
+            u32 to = ((image * s.h + row) * s.w + at.x) * s.from.c + col;
+            const float* from = stage + mine * s.data_stage + r * t.w;
+#pragma unroll 1
+            for (u32 k = lane / 8; k < t.w && at.x + k < s.w; k += 4) {
+                float d = from[k];
+                put(dx[(i64)(to + k * s.from.c)], d, s.accumulate);
+                if (KIND == NOTHING) continue;
+                u32 pixel = element<KIND>(s.from, image, row, at.x + k, col);
+                add_gradient<KIND>(s.from, of.x, z, pixel, d, own);
+            }
+        }
+        if (KIND != NOTHING) sums.put(own, g);
+    }
+    if (KIND != NOTHING) sums.write(partial, col0, s.slices.column_groups, s.from.c);
+}
+
+// A tile of the data's gradient.
+__device__ __forceinline__ void data_gradient(const Backward& s, const Reads& of, float* shared,
+                                              const Origin& at, u32 col0) {
+    u32 cols = 8 * s.slices.column_groups;
+    const Tile& t = s.data;
+    Place p(t);
+    bool works = p.group < s.slices.column_groups;
+    const float* planes = shared + (p.image * (t.h + 2) + p.y) * t.pitch + p.x;
+    const float* weights = shared + s.data_weights + 8 * p.group;
+    const float* channels = shared + s.affine + 3 * s.from.c;
+    float sum[2][4][8] = {};
+#pragma unroll 1
+    for (u32 c0 = 0; c0 < s.to.c; c0 += t.chunk) {
+        Channels which = {c0, min(t.chunk, s.to.c - c0)};
+        load_gradient_planes(s, of, channels, shared, at, which);
+        load_weights<true>(of.w, shared + s.data_weights, which, col0, cols, s.from.c, s.to.c);
+        __syncthreads();
+#pragma unroll 1
+        for (u32 c = 0; works && c < which.n; ++c) {
+            multiply(planes + c * t.plane, t.pitch, weights + c * (9 * cols + 4), cols, sum);
+        }
+        __syncthreads();
+    }
+    if (works) put_results(t, p, s.data_stage, shared, sum);
+    __syncthreads();
+}
+
+// Adds a row's products of one channel's windows with 8 channels of the gradient: 9 taps × 8. Four
+// pixels at a time, whose windows overlap.
+__device__ __forceinline__ void row_products(const float* x, u32 pitch, const float* dy, u32 cols,
+                                             u32 width, float (&sum)[9][8]) {
+    float v[3][6];
+#pragma unroll
+    for (u32 r = 0; r < 3; ++r) v[r][4] = x[r * pitch], v[r][5] = x[r * pitch + 1];
+#pragma unroll 1
+    for (u32 px = 0; px < width; px += 4) {
+#pragma unroll
+        for (u32 r = 0; r < 3; ++r) {
+            v[r][0] = v[r][4], v[r][1] = v[r][5];
+#pragma unroll
+            for (u32 j = 2; j < 6; ++j) v[r][j] = x[r * pitch + px + j];
+        }
+#pragma unroll
+        for (u32 j = 0; j < 4; ++j) {
+            float4 a = *reinterpret_cast<const float4*>(dy + (px + j) * cols);
+            float4 b = *reinterpret_cast<const float4*>(dy + (px + j) * cols + 4);
+            float of[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+            for (u32 tap = 0; tap < 9; ++tap) {
+                float here = v[tap / 3][j + tap % 3];
+#pragma unroll
+                for (u32 k = 0; k < 8; ++k) sum[tap][k] = fmaf(here, of[k], sum[tap][k]);
+            }
+        }
+    }
+}
+
+// Which channels a block for the weights has.
+struct Weights {
+    u32 c0, col0;   // first that are read, first that are written
+    u32 slice;
+    u32 chunk, cols;
+};
+
+// The gradient of the weights over a slice, of some channels: to shared memory [9 · 8][thread].
+// Threads: channels that are read first, then groups of 8 that are written, then subsets of rows.
+template <u32 KIND>
+__device__ __forceinline__ void weight_gradient(const Backward& s, const Reads& of, float* shared,
+                                                const Weights& at) {
+    const Tile& tile = s.weight;
+    u32 t = threadIdx.x, c = t % at.chunk, g = t / at.chunk % s.slices.weight_groups;
+    u32 subset = t / at.chunk / s.slices.weight_groups;
+    Channels which = {at.c0, min(at.chunk, s.from.c - at.c0)};
+    bool works = subset < s.subsets && c < which.n;
+    float* gradient = shared + s.weight_gradient;
+    const float *affine = shared + s.affine, *channels = affine + 3 * s.from.c;
+    float sum[9][8] = {};
+    u32 begin = at.slice * s.slices.images, end = min(begin + s.slices.images, s.batch);
+    u32 tiles = (s.slices.images + tile.images - 1) / tile.images * tile.down * tile.across;
+#pragma unroll 1
+    for (u32 n = 0; n < tiles; ++n) {
+        Origin origin(tile, n);
+        origin.image += begin;
+        if (origin.image >= end) break;
+        load_planes<KIND>(s.from, of.x, affine, shared, tile, origin, which, s.h, s.w, end);
+        load_gradient_rows(s, of, channels, gradient, origin, at.col0, end);
+        __syncthreads();
+#pragma unroll 1
+        for (u32 r = subset; works && r < tile.images * tile.h; r += s.subsets) {
+            const float* row = shared + c * tile.plane + (r + r / tile.h * 2) * tile.pitch;
+            row_products(row, tile.pitch, gradient + r * s.weight_stage + 8 * g, at.cols, tile.w,
+                         sum);
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (u32 i = 0; i < 72; ++i) shared[i * blockDim.x + t] = sum[i / 8][i % 8];
+    __syncthreads();
+}
+
+// A block's weights, as [tap][channel that is read][channel that is written].
+struct Weight {
+    u32 tap, c, col;
+    bool is;
+
+    __device__ __forceinline__ Weight(const Backward& s, const Weights& at, u32 i) {
+        col = at.col0 + i % at.cols, c = at.c0 + i / at.cols % at.chunk;
+        tap = i / at.cols / at.chunk;
+        is = c < s.from.c && col < s.to.c;
+    }
+};
+
+// Adds up the subsets' sums: [slice][tap][in_c][out_c].
+__device__ __forceinline__ void leave_weights(const Backward& s, const Weights& at,
+                                              const float* shared, Span<float> partial) {
+    u32 apart = s.slices.weight_groups * at.chunk, all = 9 * s.from.c * s.to.c;
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < 9 * at.chunk * at.cols; i += blockDim.x) {
+        Weight w(s, at, i);
+        u32 col = i % at.cols, c = i / at.cols % at.chunk;
+        const float* from = shared + (w.tap * 8 + col % 8) * blockDim.x + col / 8 * at.chunk + c;
+        double sum = 0.0;
+        for (u32 k = 0; k < s.subsets; ++k) sum += (double)from[k * apart];
+        if (!w.is) continue;
+        partial[(i64)at.slice * all + (w.tap * s.from.c + w.c) * s.to.c + w.col] = (float)sum;
+    }
+}
+
+// Adds the slices' sums to the gradient of the weights.
+__device__ __forceinline__ void finish_weights(const Backward& s, const Weights& at,
+                                               Span<float> partial, Span<float> dw) {
+    u32 all = 9 * s.from.c * s.to.c, step = pad16(s.to.c);
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < 9 * at.chunk * at.cols; i += blockDim.x) {
+        Weight w(s, at, i);
+        if (!w.is) continue;
+        u32 row = w.tap * s.from.c + w.c;
+        const float* from = &partial[(i64)(row * s.to.c + w.col)];
+        double sum = 0.0;
+#pragma unroll 8
+        for (u32 slice = 0; slice < s.slices.count; ++slice) {
+            sum += (double)__ldcg(from + (i64)slice * all);
+        }
+        dw[(i64)(row * step + w.col)] += (float)sum;
+    }
+}
+
+// What the batch norm before the convolution goes by.
+struct NormReads {
+    Span<const float> mean, var, gamma, beta;
+};
+
+// The parameters of what normalises, to shared memory: [3][in_c] of what is read, and [5][out_c] of
+// the raw output.
+__device__ __forceinline__ void load_channels(const Backward& s, Span<const float> mean,
+                                              Span<const float> beta,
+                                              Span<const float> coefficients, float* to) {
+    u32 c = s.to.c;
+    for (u32 i = threadIdx.x; i < c; i += blockDim.x) {
+        to[i] = mean[i], to[c + i] = coefficients[i], to[2 * c + i] = beta[i];
+        to[3 * c + i] = coefficients[c + i], to[4 * c + i] = coefficients[2 * c + i];
+    }
+}
+
+// The tensors that the last blocks write. They are located there: until then registers are for sums.
+struct Results {
+    Span<float> dw;
+    NormGradient norm;
+    Span<u32> tickets;
+};
+
+// A block's part of the weights.
+template <u32 KIND>
+__device__ __forceinline__ void weight_block(const Backward& s, const Reads& of, float* shared,
+                                             u32 slice, u32 at, Span<float> partial,
+                                             Results& to) {
+    const Slices& slices = s.slices;
+    u32 chunk = min(s.weight.chunk, s.from.c), cols = 8 * slices.weight_groups;
+    u32 row = at / slices.weight_tiles, column = at % slices.weight_tiles;
+    Weights mine = {row * chunk, column * cols, slice, chunk, cols};
+    weight_gradient<KIND>(s, of, shared, mine);
+    locate(partial, to.dw, to.tickets);
+    leave_weights(s, mine, shared, partial);
+    if (is_last(to.tickets, at, slices.count)) finish_weights(s, mine, partial, to.dw);
+}
+
+// A tile of the data.
+template <u32 KIND>
+__device__ __forceinline__ void data_block(const Backward& s, const Reads& of, float* shared,
+                                           u32 slice, u32 at, Span<float> dx, Span<double> sums,
+                                           Results& to) {
+    const Slices& slices = s.slices;
+    u32 tile = at / slices.columns, col0 = at % slices.columns * 8 * slices.column_groups;
+    Origin origin(s.data, tile);
+    origin.image += slice * slices.images;
+    data_gradient(s, of, shared, origin, col0);
+    locate(dx, sums, to.tickets);
+    tile += slice * slices.data_tiles;
+    double* partial = KIND == NOTHING ? nullptr : &sums[(i64)tile * 2 * s.from.c];
+    write_data<KIND>(s, of, shared + s.affine, shared, origin, col0, dx, partial);
+    u32 ticket = slices.weight_rows * slices.weight_tiles;
+    u32 blocks = slices.count * slices.data_tiles * slices.columns;
+    if (KIND == NOTHING || !is_last(to.tickets, ticket, blocks)) return;
+    NormGradient& norm = to.norm;
+    locate(norm.var, norm.gamma, norm.dgamma, norm.dbeta, norm.coefficients);
+    double count = (double)s.batch * (double)s.from.h * (double)s.from.w;
+    finish_gradient(s.from, count, sums, slices.count * slices.data_tiles, norm);
+}
+
+template <u32 KIND>
+__device__ __forceinline__ void run_block(const Backward& s, Reads of, float* shared,
+                                          Span<float> dx, Span<float> weights, Span<double> sums,
+                                          Results& to) {
+    u32 of_weights = s.slices.weight_rows * s.slices.weight_tiles;
+    u32 all = of_weights + s.slices.data_tiles * s.slices.columns;
+    u32 slice = blockIdx.x / all, at = blockIdx.x % all;
+    if (at < of_weights) {
+        weight_block<KIND>(s, of, shared, slice, at, weights, to);
+    } else {
+        data_block<KIND>(s, of, shared, slice, at - of_weights, dx, sums, to);
+    }
+}
+
+template <u32 KIND>
+__device__ __forceinline__ float* prepare(const Backward& s, const NormReads& x,
+                                          Span<const float> mean, Span<const float> beta,
+                                          Span<const float> coefficients) {
+    extern __shared__ float4 shared4[];
+    float* shared = reinterpret_cast<float*>(shared4);
+    if (KIND != NOTHING) load_affine(x.mean, x.var, x.gamma, x.beta, s.from, shared + s.affine);
+    load_channels(s, mean, beta, coefficients, shared + s.affine + 3 * s.from.c);
+    __syncthreads();
+    return shared;
+}
+
+// A stage that reads its input as it is.
+extern "C" __global__ void __launch_bounds__(128, 4)
+    stage_backward(Span<const float> x, Span<const float> w, Span<const float> z,
+                   Span<const float> mean, Span<const float> beta,
+                   Span<const float> coefficients, Span<const float> dy, Span<float> dx,
+                   Span<float> dw, Span<u32> tickets, Span<float> weights,
+                   const __grid_constant__ Backward s) {
+    Results to = {dw, {}, tickets};
+    locate(x, w, z, mean, beta, coefficients, dy);
+    float* shared = prepare<NOTHING>(s, {}, mean, beta, coefficients);
+    run_block<NOTHING>(s, {x, w, z, dy}, shared, dx, weights, {}, to);
+}
+
+// Behind batch norm and ReLU.
+extern "C" __global__ void __launch_bounds__(128, 4)
+    stage_backward_norm(Span<const float> x, Span<const float> x_mean, Span<const float> x_var,
+                        Span<const float> x_gamma, Span<const float> x_beta,
+                        Span<const float> w, Span<const float> z, Span<const float> mean,
+                        Span<const float> beta, Span<const float> coefficients,
+                        Span<const float> dy, Span<float> dx, Span<float> dw,
+                        Span<float> dgamma, Span<float> dbeta, Span<float> x_coefficients,
+                        Span<u32> tickets, Span<float> weights, Span<double> sums,
+                        const __grid_constant__ Backward s) {
+    Results to = {dw, {x_var, x_gamma, dgamma, dbeta, x_coefficients}, tickets};
+    locate(x, x_mean, x_var, x_gamma, x_beta, w, z, mean, beta, coefficients, dy);
+    float* shared =
+        prepare<NORM>(s, {x_mean, x_var, x_gamma, x_beta}, mean, beta, coefficients);
+    run_block<NORM>(s, {x, w, z, dy}, shared, dx, weights, sums, to);
+}
+
+// Behind batch norm, ReLU and max pooling.
+extern "C" __global__ void __launch_bounds__(128, 4)
+    stage_backward_pool(Span<const float> x, Span<const float> x_mean, Span<const float> x_var,
+                        Span<const float> x_gamma, Span<const float> x_beta,
+                        Span<const float> w, Span<const float> z, Span<const float> mean,
+                        Span<const float> beta, Span<const float> coefficients,
+                        Span<const float> dy, Span<float> dx, Span<float> dw,
+                        Span<float> dgamma, Span<float> dbeta, Span<float> x_coefficients,
+                        Span<u32> tickets, Span<float> weights, Span<double> sums,
+                        const __grid_constant__ Backward s) {
+    Results to = {dw, {x_var, x_gamma, dgamma, dbeta, x_coefficients}, tickets};
+    locate(x, x_mean, x_var, x_gamma, x_beta, w, z, mean, beta, coefficients, dy);
+    float* shared =
+        prepare<POOL>(s, {x_mean, x_var, x_gamma, x_beta}, mean, beta, coefficients);
+    run_block<POOL>(s, {x, w, z, dy}, shared, dx, weights, sums, to);
+}

@@ -1,0 +1,212 @@
+// The classifier behind the last stage: batch norm, ReLU and max pooling on load, the mean of each
+// channel, and a linear layer. And the sums that a batch norm's gradient needs, where they do not
+// come from the stage behind it.
+#include "stage.cuh"
+
+constexpr u32 THREADS_HERE = 128;
+
+struct Head {
+    Source of;
+    u32 batch, classes;
+    u32 pixels, across;  // of an image as the mean sees it, and of a row of them
+    u32 columns;         // threads across channels: a power of two, at most 32
+    u32 images;          // of a block
+    u32 parts;           // blocks
+    u32 affine;          // first float of what normalises, in shared memory
+};
+
+// Sum over an image's pixels of one channel, by the threads of a column.
+template <u32 KIND>
+__device__ __forceinline__ double sum_of(const Head& s, Span<const float> z, const Affine& a,
+                                         u32 image, u32 channel) {
+    double sum = 0.0;
+    for (u32 p = threadIdx.x / s.columns; p < s.pixels; p += THREADS_HERE / s.columns) {
+        u32 at = element<KIND>(s.of, image, p / s.across, p % s.across, channel);
+        sum += (double)value_at<KIND>(s.of, z, a, at);
+    }
+    return sum;
+}
+
+// Means of an image's channels, to memory and to shared memory.
+__device__ __forceinline__ void load_features(const Head& s, Span<const float> z,
+                                              const float* affine, u32 image, float* to,
+                                              Span<float> features) {
+    __shared__ double part[THREADS_HERE];
+    for (u32 first = 0; first < s.of.c; first += s.columns) {
+        u32 channel = first + threadIdx.x % s.columns;
+        double sum = 0.0;
+        if (channel < s.of.c) {
+            Affine a = affine_of(affine, s.of.c, channel);
+            sum = s.of.kind == POOL ? sum_of<POOL>(s, z, a, image, channel)
+                                    : sum_of<NORM>(s, z, a, image, channel);
+        }
+        sum = column_sum(sum, part, s.columns);
+        if (threadIdx.x >= s.columns || channel >= s.of.c) continue;
+        float mean = (float)(sum / (double)s.pixels);
+        to[channel] = mean;
+        features[(i64)(image * s.of.c + channel)] = mean;
+    }
+    __syncthreads();
+}
+
+// A block has an image at a time, and a warp of it a class at a time.
+extern "C" __global__ void __launch_bounds__(128, 8)
+    head_forward(Span<const float> z, Span<const float> mean, Span<const float> var,
+                 Span<const float> gamma, Span<const float> beta, Span<const float> w,
+                 Span<const float> bias, Span<float> features, Span<float> logits, Head s) {
+    locate(z, mean, var, gamma, beta, w, bias, features, logits);
+    extern __shared__ float shared[];
+    load_affine(mean, var, gamma, beta, s.of, shared + s.affine);
+    __syncthreads();
+    u32 step = pad16(s.classes), lane = threadIdx.x % 32;
+    u32 first = blockIdx.x * s.images, end = min(first + s.images, s.batch);
+    for (u32 image = first; image < end; ++image) {
+        load_features(s, z, shared + s.affine, image, shared, features);
+        for (u32 k = threadIdx.x / 32; k < s.classes; k += THREADS_HERE / 32) {
+            float sum = 0.0f;
+            for (u32 c = lane; c < s.of.c; c += 32) {
+                sum = fmaf(shared[c], w[(i64)(c * step + k)], sum);
+            }
+            for (u32 by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, by);
+            if (lane > 0) continue;
+            logits[(i64)(image * s.classes + k)] = bias.len > 0 ? sum + bias[k] : sum;
+        }
+        __syncthreads();
+    }
+}
+
+// Gradient of an image's channels at each pixel: that of their mean, divided by the pixels.
+__device__ __forceinline__ void load_gradient(const Head& s, Span<const float> w,
+                                              Span<const float> dlogits, u32 image, float* to,
+                                              Span<float> dy) {
+    u32 step = pad16(s.classes);
+    float share = 1.0f / (float)s.pixels;
+    for (u32 c = threadIdx.x; c < s.of.c; c += THREADS_HERE) {
+        float sum = 0.0f;
+        for (u32 k = 0; k < s.classes; ++k) {
+            sum = fmaf(dlogits[(i64)(image * s.classes + k)], w[(i64)(c * step + k)], sum);
+        }
+        to[c] = sum * share;
+        dy[(i64)(image * s.of.c + c)] = sum * share;
+    }
+    __syncthreads();
+}
+
+// Leaves a block's sums over its images: `incoming(image, pixel, channel)` is the gradient there.
+template <class Incoming>
+__device__ __forceinline__ void leave_sums(const Head& s, Span<const float> z,
+                                           const float* affine, Span<double> partial,
+                                           Incoming incoming) {
+    __shared__ Pair part[THREADS_HERE];
+    u32 begin = blockIdx.x * s.images, end = min(begin + s.images, s.batch);
+    for (u32 first = 0; first < s.of.c; first += s.columns) {
+        u32 channel = first + threadIdx.x % s.columns;
+        Pair sums = {0.0, 0.0};
+        if (channel < s.of.c) {
+            Affine a = affine_of(affine, s.of.c, channel);
+            u32 rows = THREADS_HERE / s.columns, all = (end - begin) * s.pixels;
+            for (u32 i = threadIdx.x / s.columns; i < all; i += rows) {
+                u32 image = begin + i / s.pixels, p = i % s.pixels;
+                float d = incoming(image, p, channel);
+                u32 y = p / s.across, x = p % s.across;
+                if (s.of.kind == POOL) {
+                    u32 at = element<POOL>(s.of, image, y, x, channel);
+                    add_gradient<POOL>(s.of, z, a, at, d, sums);
+                } else {
+                    u32 at = element<NORM>(s.of, image, y, x, channel);
+                    add_gradient<NORM>(s.of, z, a, at, d, sums);
+                }
+            }
+        }
+        sums = column_sum(sums, part, s.columns);
+        if (threadIdx.x >= s.columns || channel >= s.of.c) continue;
+        partial[(i64)(2 * blockIdx.x) * s.of.c + channel] = sums.a;
+        partial[(i64)(2 * blockIdx.x + 1) * s.of.c + channel] = sums.b;
+    }
+}
+
+// A block's part of the gradients of the classifier: [block][channel or bias][class].
+__device__ __forceinline__ void leave_classifier(const Head& s, Span<const float> features,
+                                                 Span<const float> dlogits,
+                                                 Span<float> weights) {
+    u32 begin = blockIdx.x * s.images, end = min(begin + s.images, s.batch);
+    u32 all = (s.of.c + 1) * s.classes;
+    for (u32 i = threadIdx.x; i < all; i += THREADS_HERE) {
+        u32 c = i / s.classes, k = i % s.classes;
+        float sum = 0.0f;
+        for (u32 image = begin; image < end; ++image) {
+            float f = c < s.of.c ? features[(i64)(image * s.of.c + c)] : 1.0f;
+            sum = fmaf(f, dlogits[(i64)(image * s.classes + k)], sum);
+        }
+        weights[(i64)blockIdx.x * all + i] = sum;
+    }
+}
+
+__device__ __forceinline__ void finish_classifier(const Head& s, Span<float> weights,
+                                                  Span<float> dw, Span<float> db) {
+    u32 all = (s.of.c + 1) * s.classes, step = pad16(s.classes);
+    for (u32 i = threadIdx.x; i < all; i += THREADS_HERE) {
+        u32 c = i / s.classes, k = i % s.classes;
+        double sum = 0.0;
+#pragma unroll 8
+        for (u32 part = 0; part < s.parts; ++part) {
+            sum += (double)__ldcg(&weights[(i64)part * all + i]);
+        }
+        if (c < s.of.c) {
+            dw[(i64)(c * step + k)] += (float)sum;
+        } else if (db.len > 0) {
+            db[k] += (float)sum;
+        }
+    }
+}
+
+// Gradients of the classifier, of the channels at each pixel, and the sums of the batch norm's.
+extern "C" __global__ void __launch_bounds__(128, 8)
+    head_backward(Span<const float> z, Span<const float> mean, Span<const float> var,
+                  Span<const float> gamma, Span<const float> beta, Span<const float> w,
+                  Span<const float> features, Span<const float> dlogits, Span<float> dy,
+                  Span<float> dw, Span<float> db, Span<float> dgamma, Span<float> dbeta,
+                  Span<float> coefficients, Span<u32> tickets, Span<double> sums,
+                  Span<float> weights, Head s) {
+    locate(z, mean, var, gamma, beta, w, features, dlogits, dy, dw, db, dgamma, dbeta,
+           coefficients, tickets, sums, weights);
+    extern __shared__ float shared[];
+    load_affine(mean, var, gamma, beta, s.of, shared + s.affine);
+    u32 begin = blockIdx.x * s.images, end = min(begin + s.images, s.batch);
+    for (u32 image = begin; image < end; ++image) {
+        load_gradient(s, w, dlogits, image, shared + (image - begin) * s.of.c, dy);
+    }
+    leave_sums(s, z, shared + s.affine, sums, [&](u32 image, u32, u32 channel) {
+        return shared[(image - begin) * s.of.c + channel];
+    });
+    leave_classifier(s, features, dlogits, weights);
+    if (!is_last(tickets, 0, gridDim.x)) return;
+    finish_classifier(s, weights, dw, db);
+    double count = (double)s.batch * (double)s.of.h * (double)s.of.w;
+    finish_gradient(s.of, count, sums, s.parts, {var, gamma, dgamma, dbeta, coefficients});
+}
+
+// The sums of a batch norm's gradient, from the gradient of each pixel behind it.
+extern "C" __global__ void __launch_bounds__(128, 8)
+    norm_sums(Span<const float> z, Span<const float> mean, Span<const float> var,
+              Span<const float> gamma, Span<const float> beta, Span<const float> dy,
+              Span<float> dgamma, Span<float> dbeta, Span<float> coefficients,
+              Span<u32> tickets, Span<double> sums, Head s) {
+    locate(z, mean, var, gamma, beta, dy, dgamma, dbeta, coefficients, tickets, sums);
+    extern __shared__ float shared[];
+    load_affine(mean, var, gamma, beta, s.of, shared + s.affine);
+    __syncthreads();
+    leave_sums(s, z, shared + s.affine, sums, [&](u32 image, u32 pixel, u32 channel) {
+        return dy[(i64)((image * s.pixels + pixel) * s.of.c + channel)];
+    });
+    if (!is_last(tickets, 0, gridDim.x)) return;
+    double count = (double)s.batch * (double)s.of.h * (double)s.of.w;
+    finish_gradient(s.of, count, sums, s.parts, {var, gamma, dgamma, dbeta, coefficients});
+}
+
+// Zeros for the gradients of a group, and for the tickets of a run.
+extern "C" __global__ void begin(Span<float> gradient, Span<u32> tickets) {
+    locate(gradient, tickets);
+    for (i64 i = first(); i < gradient.len; i += threads()) gradient[i] = 0.0f;
+    for (i64 i = first(); i < tickets.len; i += threads()) tickets[i] = 0;
+}

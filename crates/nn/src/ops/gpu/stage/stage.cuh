@@ -1,0 +1,314 @@
+// What the kernels of stages share. A stage is a 3 × 3 convolution with stride 1 and a border of one
+// zero; batch norm, ReLU and max pooling before it are computed where its input is read, and those
+// behind it where its raw output is read. So they are never stored.
+#pragma once
+#include "norm.cuh"
+
+// Before a convolution, or behind it.
+constexpr u32 NOTHING = 0, NORM = 1, POOL = 2;  // POOL: batch norm, ReLU and 2 × 2 max pooling
+
+// Images that a kernel reads: raw ones, and what is computed of them.
+struct Source {
+    u32 h, w, c;
+    u32 kind;
+    float eps;
+};
+
+// A tile of pixels: of several images if they are small. In shared memory it lies as planes
+// [channel][image][row][column], which are `plane` apart, with rows `pitch` apart.
+struct Tile {
+    u32 images, h, w;
+    u32 across, down;  // tiles of an image
+    u32 pitch, plane;
+    u32 chunk;  // channels that are read at a time, at most 8
+};
+
+// First pixel of a tile.
+struct Origin {
+    u32 image, y, x;
+
+    __device__ Origin(const Tile& t, u32 tile) {
+        x = tile % t.across * t.w, tile /= t.across;
+        y = tile % t.down * t.h, image = tile / t.down * t.images;
+    }
+};
+
+// Which channels: `n` from `first` on.
+struct Channels {
+    u32 first, n;
+};
+
+__device__ __forceinline__ float relu(float v) {
+    return v <= 0.0f ? 0.0f : v;
+}
+
+__device__ __forceinline__ float norm_scale(float gamma, float var, float eps) {
+    return (float)((double)gamma / sqrt((double)var + (double)eps));
+}
+
+// Mean, scale and shift of each channel, to shared memory [3][c]. A barrier follows.
+__device__ __forceinline__ void load_affine(Span<const float> mean, Span<const float> var,
+                                            Span<const float> gamma, Span<const float> beta,
+                                            const Source& of, float* to) {
+#pragma unroll 1
+    for (u32 i = threadIdx.x; of.kind != NOTHING && i < of.c; i += blockDim.x) {
+        to[i] = mean[i];
+        to[of.c + i] = norm_scale(gamma[i], var[i], of.eps);
+        to[2 * of.c + i] = beta[i];
+    }
+}
+
+__device__ __forceinline__ Affine affine_of(const float* from, u32 channels, u32 channel) {
+    return {from[channel], from[channels + channel], from[2 * channels + channel]};
+}
+
+// The largest of a window's values before ReLU: the first of equals, the last NaN. All kernels
+// compute it in the same way, so that they agree on where a gradient goes.
+struct Winner {
+    float value, raw;
+    u32 at;
+
+    __device__ __forceinline__ Winner(const float (&v)[4], const Affine& z) {
+        value = z(v[0]), raw = v[0], at = 0;
+#pragma unroll
+        for (u32 k = 1; k < 4; ++k) {
+            float other = z(v[k]);
+            if (other > value || isnan(other)) value = other, raw = v[k], at = k;
+        }
+    }
+};
+
+// Loads a window whose first element is this one.
+__device__ __forceinline__ void load_window(const Source& of, Span<const float> x, u32 first,
+                                            float (&v)[4]) {
+#pragma unroll
+    for (u32 k = 0; k < 4; ++k) v[k] = x[(i64)(first + (k / 2 * of.w + k % 2) * of.c)];
+}
+
+// The element of a pixel of the images that are read, or the first of its window.
+template <u32 KIND>
+__device__ __forceinline__ u32 element(const Source& of, u32 image, u32 y, u32 x, u32 channel) {
+    u32 each = KIND == POOL ? 2 : 1;
+    return ((image * of.h + each * y) * of.w + each * x) * of.c + channel;
+}
+
+// The value of a pixel.
+template <u32 KIND>
+__device__ __forceinline__ float value_at(const Source& of, Span<const float> x, const Affine& z,
+                                          u32 at) {
+    if (KIND == NOTHING) return x[(i64)at];
+    if (KIND == NORM) return relu(z(x[(i64)at]));
+    float v[4];
+    load_window(of, x, at, v);
+    return relu(Winner(v, z).value);
+}
+
+// A pixel's part in the sums of a batch norm's gradient: of dz and dz·(x - mean), dz being what pool
+// and ReLU let pass.
+template <u32 KIND>
+__device__ __forceinline__ void add_gradient(const Source& of, Span<const float> x, const Affine& z,
+                                             u32 at, float d, Pair& sums) {
+    float value, raw;
+    if (KIND == NORM) {
+        raw = x[(i64)at], value = z(raw);
+    } else {
+        float v[4];
+        load_window(of, x, at, v);
+        Winner best(v, z);
+        raw = best.raw, value = best.value;
+    }
+    double dz = value <= 0.0f ? 0.0 : (double)d;
+    sums.a += dz;
+    sums.b = fma(dz, (double)(raw - z.mean), sums.b);
+}
+
+// Copies channels of a tile and a border of one pixel to shared memory, as the convolution reads
+// them: images of h × w pixels from `at` to `end`. Eight channels of four pixels fill a warp's
+// loads, so that they read whole sectors.
+template <u32 KIND>
+__device__ __forceinline__ void load_planes(const Source& of, Span<const float> x,
+                                            const float* affine, float* planes, const Tile& t,
+                                            const Origin& at, Channels which, u32 h, u32 w,
+                                            u32 end) {
+    u32 lanes = which.n > 4 ? 8 : 4, lane = threadIdx.x % 32, c = lane % lanes, rows = t.h + 2;
+    if (c >= which.n) return;
+    u32 channel = which.first + c;
+    Affine z = {0.0f, 0.0f, 0.0f};
+    if (KIND != NOTHING) z = affine_of(affine, of.c, channel);
+#pragma unroll 1
+    for (u32 r = threadIdx.x / 32; r < t.images * rows; r += blockDim.x / 32) {
+        // What lies above the image, or left of it, wraps around to large numbers.
+        u32 image = at.image + r / rows, y = at.y + r % rows - 1;
+        bool inside = image < end && y < h;
+        float* to = planes + c * t.plane + r * t.pitch;
+#pragma unroll 2
+        for (u32 j = lane / lanes; j < t.w + 2; j += 32 / lanes) {
+            u32 column = at.x + j - 1;
+            bool is = inside && column < w;
+            to[j] = is ? value_at<KIND>(of, x, z, element<KIND>(of, image, y, column, channel))
+                       : 0.0f;
+        }
+    }
+}
+
+// Weights of channels that are read and of `cols` that are written from `col` on, as
+// [channel][tap][column]; the data gradient reads them transposed, taps in reverse order. `in_c` and
+// `out_c` are the convolution's.
+template <bool GRADIENT>
+__device__ __forceinline__ void load_weights(Span<const float> w, float* weights, Channels which,
+                                             u32 col, u32 cols, u32 in_c, u32 out_c) {
+    u32 lane = threadIdx.x % 8, step = pad16(out_c), written = GRADIENT ? in_c : out_c;
+#pragma unroll 1
+    for (u32 q = threadIdx.x / 8; q < 72; q += blockDim.x / 8) {
+        u32 tap = q / 8, c = GRADIENT ? lane : q % 8;
+        if (c >= which.n) continue;
+        float* to = weights + c * (9 * cols + 4) + tap * cols;
+        for (u32 j = GRADIENT ? q % 8 : lane; j < cols; j += 8) {
+            u32 from = GRADIENT ? ((8 - tap) * in_c + col + j) * step + which.first + c
+                                : (tap * in_c + which.first + c) * step + col + j;
+            to[j] = col + j < written ? w[(i64)from] : 0.0f;
+        }
+    }
+}
+
+// Adds a channel's window products for 2 rows of 4 pixels and 8 channels.
+__device__ __forceinline__ void multiply(const float* x, u32 pitch, const float* w, u32 cols,
+                                         float (&sum)[2][4][8]) {
+    float v[4][6];
+#pragma unroll
+    for (u32 r = 0; r < 4; ++r) {
+        float4 a = *reinterpret_cast<const float4*>(x + r * pitch);
+        float2 b = *reinterpret_cast<const float2*>(x + r * pitch + 4);
+        v[r][0] = a.x, v[r][1] = a.y, v[r][2] = a.z, v[r][3] = a.w, v[r][4] = b.x, v[r][5] = b.y;
+    }
+#pragma unroll
+    for (u32 tap = 0; tap < 9; ++tap) {
+        float4 a = *reinterpret_cast<const float4*>(w + tap * cols);
+        float4 b = *reinterpret_cast<const float4*>(w + tap * cols + 4);
+        float of[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) {
+            float here = v[i / 4 + tap / 3][i % 4 + tap % 3];
+#pragma unroll
+            for (u32 k = 0; k < 8; ++k) {
+                sum[i / 4][i % 4][k] = fmaf(here, of[k], sum[i / 4][i % 4][k]);
+            }
+        }
+    }
+}
+
+// Where a thread's 2 rows of 4 pixels lie in a tile, and which 8 channels it writes. Pixels first,
+// so that a warp reads the same weights.
+struct Place {
+    u32 image, y, x, group;
+
+    __device__ __forceinline__ explicit Place(const Tile& t) {
+        u32 wide = t.w / 4, high = t.h / 2, all = t.images * high * wide, at = threadIdx.x % all;
+        group = threadIdx.x / all, x = at % wide * 4, y = at / wide % high * 2;
+        image = at / wide / high;
+    }
+};
+
+// Puts a thread's results into shared memory, planes [channel][image][row][column] `stage` apart.
+__device__ __forceinline__ void put_results(const Tile& t, const Place& p, u32 stage, float* shared,
+                                            const float (&sum)[2][4][8]) {
+    float* to = shared + 8 * p.group * stage + (p.image * t.h + p.y) * t.w + p.x;
+#pragma unroll
+    for (u32 k = 0; k < 8; ++k) {
+#pragma unroll
+        for (u32 i = 0; i < 2; ++i) {
+            const float(&of)[4][8] = sum[i];
+            *reinterpret_cast<float4*>(to + k * stage + i * t.w) =
+                make_float4(of[0][k], of[1][k], of[2][k], of[3][k]);
+        }
+    }
+}
+
+// Whether this is the last of so many blocks to come here: then it sees all that the others wrote
+// before. Its ticket is 0 before and after.
+__device__ __forceinline__ bool is_last(Span<u32> tickets, u32 which, u32 blocks) {
+    __shared__ bool last;
+    __threadfence();  // what this thread wrote comes before the count of its block
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = atomicAdd(&tickets[which], 1u) == blocks - 1;
+        if (last) tickets[which] = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    return last;
+}
+
+// Sums of 8 channels from `first` on over all parts [part][2][channels], by a whole warp: lanes 0 to
+// 7 get theirs.
+__device__ __forceinline__ Pair sum_parts(Span<double> partial, u32 parts, u32 channels,
+                                          u32 first) {
+    u32 lane = threadIdx.x % 32, channel = first + lane % 8;
+    Pair sums = {0.0, 0.0};
+    if (channel < channels) {
+#pragma unroll 4
+        for (u32 part = lane / 8; part < parts; part += 4) {
+            const double* at = &partial[(i64)part * 2 * channels + channel];
+            sums.a += __ldcg(at);
+            sums.b += __ldcg(at + channels);
+        }
+    }
+    for (u32 step = 8; step < 32; step *= 2) {
+        sums.a += __shfl_xor_sync(0xffffffffu, sums.a, step);
+        sums.b += __shfl_xor_sync(0xffffffffu, sums.b, step);
+    }
+    return sums;
+}
+
+// Sums of the channels of a block's tile, over its lanes and warps: 8 channels in each group.
+struct TileSums {
+    double part[4][8][16];  // [warp][group][2][channel]
+
+    // Adds up a warp's: its lanes have channel lane % 8 of a group.
+    __device__ __forceinline__ void put(Pair sums, u32 group) {
+        for (u32 step = 8; step < 32; step *= 2) {
+            sums.a += __shfl_xor_sync(0xffffffffu, sums.a, step);
+            sums.b += __shfl_xor_sync(0xffffffffu, sums.b, step);
+        }
+        u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        if (lane < 8) part[warp][group][lane] = sums.a, part[warp][group][8 + lane] = sums.b;
+    }
+
+    // Writes those of all warps to `to` [2][channels]; this tile's are from `first` on.
+    __device__ __forceinline__ void write(double* to, u32 first, u32 groups, u32 channels) {
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < 16 * groups; i += blockDim.x) {
+            u32 group = i / 16, which = i / 8 % 2, channel = first + 8 * group + i % 8;
+            double sum = 0.0;
+            for (u32 warp = 0; warp < blockDim.x / 32; ++warp) sum += part[warp][group][i % 16];
+            if (channel < channels) to[which * channels + channel] = sum;
+        }
+    }
+};
+
+// The tensors of a batch norm's gradient.
+struct NormGradient {
+    Span<const float> var, gamma;
+    Span<float> dgamma, dbeta;
+    Span<float> coefficients;  // [3][C]: scale, and what mean and variance take away
+};
+
+// From the sums of dz and dz·(x - mean) over all parts to the parameters' gradients and the
+// coefficients of the input's; `count` values of a channel. By the last block.
+__device__ __forceinline__ void finish_gradient(const Source& of, double count,
+                                                Span<double> partial, u32 parts,
+                                                const NormGradient& to) {
+#pragma unroll 1
+    for (u32 c0 = threadIdx.x / 32 * 8; c0 < of.c; c0 += blockDim.x / 32 * 8) {
+        Pair sums = sum_parts(partial, parts, of.c, c0);
+        u32 i = c0 + threadIdx.x % 32;
+        if (threadIdx.x % 32 >= 8 || i >= of.c) continue;
+        double deviation = sqrt((double)to.var[i] + (double)of.eps), dot = sums.b / deviation;
+        float scale = norm_scale(to.gamma[i], to.var[i], of.eps);
+        to.dbeta[i] += (float)sums.a;
+        to.dgamma[i] += (float)dot;
+        to.coefficients[i] = scale;
+        to.coefficients[of.c + i] = (float)((double)scale * sums.a / count);
+        to.coefficients[2 * of.c + i] = (float)((double)scale * dot / deviation / count);
+    }
+}

@@ -1,0 +1,185 @@
+//! How the images of a stage are cut into tiles, and what a block's shared memory holds.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::THREADS;
+use crate::kernels::ImageShape;
+
+/// As in stage.cuh.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub(super) struct Tile {
+    images: u32,
+    h: u32,
+    w: u32,
+    across: u32,
+    down: u32,
+    pitch: u32,
+    plane: u32,
+    pub(super) chunk: u32,
+}
+
+/// Floats of dynamic shared memory: with what kernels declare themselves it is less than 48 KiB.
+const FLOATS_MAX: usize = 11_000;
+/// Channels of a group: a thread writes one group.
+const GROUP: usize = 8;
+/// Channels that are read at a time.
+const CHUNK: usize = 8;
+/// Most columns of a tile.
+const WIDTH: usize = 32;
+/// Sums of a thread that has weights: nine taps of a group.
+pub(super) const SUMS: usize = 9 * GROUP;
+
+/// Channels that a block writes, in groups of 8: tiles of them, and groups of a tile.
+pub(super) fn columns(channels: usize) -> [usize; 2] {
+    let groups = channels.div_ceil(GROUP);
+    let tiles = groups.div_ceil(8);
+    [tiles, groups.div_ceil(tiles)]
+}
+
+/// How the pixels of a batch are cut into tiles.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cut {
+    pub(super) images: usize,
+    h: usize,
+    w: usize,
+    across: usize,
+    down: usize,
+}
+
+impl Cut {
+    /// Tiles of at most so many pixels (at least two rows of [`WIDTH`]), of an even number of rows
+    /// and columns that are a multiple of 4. Of images that fit several times, there are several.
+    fn new(of: &ImageShape, pixels: usize) -> Cut {
+        let across = of.w.div_ceil(WIDTH);
+        let w = of.w.div_ceil(across).next_multiple_of(4);
+        let pairs = of.h.div_ceil(2);
+        let down = pairs.div_ceil((pixels / (2 * w)).max(1));
+        let h = 2 * pairs.div_ceil(down);
+        let whole = across == 1 && down == 1;
+        let images = if whole { (pixels / (w * h)).clamp(1, of.batch) } else { 1 };
+        Cut { images, h, w, across, down: of.h.div_ceil(h) }
+    }
+
+    fn pixels(&self) -> usize {
+        self.images * self.h * self.w
+    }
+
+    fn rows(&self) -> usize {
+        self.images * self.h
+    }
+
+    /// Tiles of so many images.
+    pub(super) fn count(&self, images: usize) -> usize {
+        images.div_ceil(self.images) * self.down * self.across
+    }
+
+    /// The tile, with rows so far apart: from channel to channel 4 banks on.
+    fn tile(&self, pitch: usize, chunk: usize) -> Tile {
+        let plane = (self.images * (self.h + 2) * pitch).next_multiple_of(32) + 4;
+        let [images, h, w, across, down, pitch, plane, chunk] =
+            [self.images, self.h, self.w, self.across, self.down, pitch, plane, chunk]
+                .map(|n| n as u32);
+        Tile { images, h, w, across, down, pitch, plane, chunk }
+    }
+}
+
+/// A cut whose tiles fit into shared memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fit {
+    pub(super) cut: Cut,
+    pub(super) tile: Tile,
+    /// Plane of a result; of rows, floats of all of them.
+    pub(super) stage: usize,
+    /// First float of the weights, or of the rows.
+    pub(super) weights: usize,
+    /// Floats of all that.
+    pub(super) floats: usize,
+    pub(super) threads: usize,
+    /// Floats from one row to the next, and threads that share the rows.
+    pub(super) row: usize,
+    pub(super) subsets: usize,
+}
+
+impl Fit {
+    /// The fit of a pass that reads `read` channels of windows and writes images, with `others`
+    /// floats besides: planes and weights, then the results in their place. A thread has 2 rows of
+    /// 4 pixels and a group of channels.
+    pub(super) fn window(written: &ImageShape, read: usize, others: usize) -> Fit {
+        let [_, groups] = columns(written.c);
+        let most = THREADS / groups * 8;
+        let sizes = std::iter::successors(Some(most), |n| Some(n / 2)).take_while(|n| *n > 0);
+        let fits = sizes.flat_map(|pixels| {
+            [CHUNK, CHUNK / 2].map(|chunk| {
+                let (cut, chunk) = (Cut::new(written, pixels), chunk.min(read));
+                let cols = groups * GROUP;
+                let tile = cut.tile(cut.w + 4, chunk);
+                let stage = cut.pixels().next_multiple_of(32) + 4;
+                let weights = chunk * tile.plane as usize;
+                let floats = (weights + chunk * (9 * cols + 4)).max(cols * stage);
+                let threads = (cut.pixels() / 8 * groups).next_multiple_of(32);
+                Fit { cut, tile, stage, weights, floats, threads, row: 0, subsets: 0 }
+            })
+        });
+        first_that_fits(fits, others)
+    }
+
+    /// The fit of a pass that has sums over pixels: planes of `read` channels, and rows of the
+    /// channels that are written. Small, so that several blocks fit on a multiprocessor.
+    pub(super) fn rows(written: &ImageShape, read: usize, others: usize) -> Fit {
+        let [_, groups] = columns(written.c);
+        let (cols, chunk) = (groups * GROUP, read.min(CHUNK));
+        let most = if read <= 4 { 8192 } else { 4096 } / cols;
+        let sizes = std::iter::successors(Some(most), |n| Some(n / 2)).take_while(|n| *n > 0);
+        let fits = sizes.map(|pixels| {
+            let cut = Cut::new(written, pixels);
+            // Rows are an odd number of banks apart: a warp reads several at a time.
+            let tile = cut.tile(cut.w + 3, chunk);
+            let weights = chunk * tile.plane as usize;
+            let row = cut.w * cols + 4;
+            let stage = cut.rows() * row;
+            let subsets = (THREADS / (chunk * groups)).min(cut.rows());
+            let threads = (subsets * chunk * groups).next_multiple_of(32);
+            let floats = weights + stage;
+            Fit { cut, tile, stage, weights, floats, threads, row, subsets }
+        });
+        first_that_fits(fits, others)
+    }
+}
+
+/// The first that leaves room for so many other floats. The smallest tiles do, for as many channels
+/// as a stage has at most.
+fn first_that_fits(fits: impl Iterator<Item = Fit>, others: usize) -> Fit {
+    let mut last = None;
+    for fit in fits {
+        last = Some(fit);
+        if fit.floats + others <= FLOATS_MAX {
+            break;
+        }
+    }
+    last.expect("there are sizes")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_stage_fits() {
+        let sizes =
+            [(1, 1), (2, 3), (4, 4), (7, 6), (8, 8), (16, 16), (32, 32), (33, 35), (96, 96)];
+        for (h, w) in sizes {
+            for read in [1, 3, 8, 12, 64, 128, 256] {
+                for c in [1, 8, 16, 32, 64, 128, 256] {
+                    let shape = ImageShape { batch: 128, h, w, c };
+                    let others = 3 * read.max(c) + 5 * read.max(c);
+                    for fit in [Fit::window, Fit::rows].map(|fit| fit(&shape, read, others)) {
+                        assert!(fit.floats + others <= FLOATS_MAX, "{shape:?} {read} {fit:?}");
+                        assert!(fit.threads <= THREADS && fit.cut.h % 2 == 0, "{fit:?}");
+                    }
+                }
+            }
+        }
+        assert!(SUMS * THREADS <= FLOATS_MAX);
+    }
+}

@@ -1,0 +1,165 @@
+//! Cases of stages and of classifiers behind them.
+
+use meristem_nn::kernels::ImageShape;
+use meristem_nn::kernels::conv::ConvShape;
+use meristem_nn::kernels::norm::Activation;
+use meristem_nn::ops::norm::BatchNorm;
+use meristem_nn::ops::stage::{Data as Gradient, Head, Op, Stage};
+
+use super::case::{Case, Data, Random, case};
+use super::cases::packed_weights;
+
+/// Variances are at least ½, so that a normalised value is at most 2·√2 + 1.
+const NORMALISED: f64 = 4.0;
+
+fn variances(c: usize) -> Data {
+    let mut random = Random(99);
+    Data::F32((0..c).map(|_| 0.5 + random.unit().abs()).collect())
+}
+
+/// Tickets are zero before an operation.
+fn tickets(n: usize) -> Data {
+    Data::U32(vec![0; n])
+}
+
+fn norm(shape: ImageShape, pool: bool) -> BatchNorm {
+    BatchNorm { shape, eps: 1e-5, act: Activation::Relu, pool }
+}
+
+/// Before the convolution.
+#[derive(Clone, Copy)]
+enum Before {
+    Nothing,
+    Norm,
+    /// With pooling, whose windows leave so many rows and columns over.
+    Pool(usize, usize),
+}
+
+/// Batch, height, width and channels of the convolution. Several images in a tile and several tiles
+/// in an image; a last tile and a last slice that are not whole; more channels than a block has;
+/// windows that are cut off; one pixel.
+const STAGES: [([usize; 5], Before); 11] = [
+    ([5, 8, 6, 3, 8], Before::Nothing),
+    ([2, 32, 32, 3, 8], Before::Nothing),
+    ([1, 5, 5, 1, 1], Before::Nothing),
+    ([6, 16, 16, 8, 16], Before::Pool(0, 0)),
+    ([17, 8, 8, 16, 32], Before::Pool(1, 0)),
+    ([3, 5, 7, 20, 40], Before::Norm),
+    ([2, 4, 4, 70, 100], Before::Pool(0, 1)),
+    ([1, 40, 3, 8, 72], Before::Norm),
+    ([40, 2, 2, 8, 8], Before::Pool(1, 1)),
+    ([2, 35, 33, 4, 5], Before::Norm),
+    ([1, 1, 1, 2, 3], Before::Pool(0, 0)),
+];
+
+fn stage([batch, in_h, in_w, in_c, out_c]: [usize; 5], before: Before) -> Stage {
+    let [kernel, stride, padding] = [[3; 2], [1; 2], [1; 2]];
+    let shape = ConvShape { batch, in_c, in_h, in_w, out_c, kernel, stride, padding, groups: 1 };
+    let raw = |h, w| ImageShape { batch, h, w, c: in_c };
+    let before = match before {
+        Before::Nothing => None,
+        Before::Norm => Some(norm(raw(in_h, in_w), false)),
+        Before::Pool(h, w) => Some(norm(raw(2 * in_h + h, 2 * in_w + w), true)),
+    };
+    Stage { shape, before }
+}
+
+/// Variances of the norm before, and the weights.
+fn given(stage: &Stage, case: Case) -> Case {
+    let weights = packed_weights(&stage.shape, stage.shape.weight_len());
+    let case = case.reading(5, weights);
+    match stage.before {
+        Some(norm) => case.reading(2, variances(norm.shape.c)),
+        None => case,
+    }
+}
+
+/// A sum of products of what is read, the statistics are f64 sums of those: as for a convolution,
+/// but for values that are up to [`NORMALISED`].
+fn forward_cases(stage: Stage) -> Vec<Case> {
+    let taps = 9 * stage.shape.in_c + 4;
+    let of = |momentum| given(&stage, case(Op::Forward { stage, momentum }, taps, NORMALISED));
+    let most = 2.0 * NORMALISED * NORMALISED * taps as f64;
+    let training = of(Some(0.25)).bound(2, taps, most).bound(4, taps, 2.0 * most);
+    vec![training.writing(6, tickets(1)), of(None)]
+}
+
+/// The raw output's gradient is at most 4, a sum of few products. The data's is a sum over taps and
+/// channels of its products with weights; what the norm before gets are f64 sums of that and of its
+/// products with distances of at most 2, divided by deviations of at least 0.7. The weights' is an
+/// f32 sum over pixels, by the processor in runs of about 256.
+fn backward_cases(stage: Stage) -> Vec<Case> {
+    let (output, wanted) = (stage.shape.output(), stage.before.is_some());
+    let data: &[Gradient] = match wanted {
+        true => &[Gradient::Overwrite],
+        false => &[Gradient::Unwanted, Gradient::Overwrite, Gradient::Accumulate],
+    };
+    let taps = 9 * stage.shape.out_c + 8;
+    let pixels = output.batch * output.pixels();
+    let runs = (pixels as f64 / 256.0).ceil();
+    let mut cases = vec![];
+    for &data in data {
+        for (pool, uniform) in [(false, false), (true, false), (true, true)] {
+            let behind = norm(output, pool);
+            if behind.output().is_empty() {
+                continue;
+            }
+            let op = Op::Backward { stage, behind, uniform, data };
+            let sums = 4.0 * 3.0 * pixels as f64;
+            let backward = case(op, taps, 4.0)
+                .bound(1, pixels.min(256) + 8, 4.0 * NORMALISED * runs)
+                .bound(2, taps, sums)
+                .bound(3, taps, sums)
+                .bound(4, taps, 4.0 * 9.0)
+                .writing(5, tickets(stage.tickets()[1]));
+            cases.push(given(&stage, backward));
+        }
+    }
+    cases
+}
+
+/// Means are sums of pixels, which the processor adds in f32; the sums of a gradient are f64.
+fn head_cases() -> Vec<Case> {
+    let mut cases = vec![];
+    let shapes = [([5, 8, 8, 32], 10), ([3, 7, 9, 70], 33), ([9, 2, 2, 3], 2), ([1, 3, 2, 1], 1)];
+    for (([batch, h, w, c], classes), pool) in
+        shapes.into_iter().flat_map(|of| [false, true].map(|pool| (of, pool)))
+    {
+        let norm = norm(ImageShape { batch, h, w, c }, pool);
+        let (head, pixels) = (Head { norm, classes }, norm.output().pixels());
+        let linear = ConvShape::linear(batch, c, classes);
+        let weights = packed_weights(&linear, linear.weight_len());
+        let forward = case(Op::Head(head), pixels + 8, NORMALISED)
+            .bound(1, pixels + c + 8, NORMALISED)
+            .reading(2, variances(c))
+            .reading(5, weights.clone());
+        cases.push(forward);
+        let (of_batch, sums) = ((batch * pixels) as f64, classes + 2);
+        let gradient = case(Op::HeadGradient(head), sums, 1.0)
+            .bound(1, batch + 1, 1.0)
+            .bound(2, batch + 1, 1.0)
+            .bound(3, sums, 3.0 * of_batch)
+            .bound(4, sums, of_batch)
+            .bound(5, sums, 9.0)
+            .reading(2, variances(c))
+            .reading(5, weights)
+            .writing(6, tickets(1));
+        cases.push(gradient);
+        // Nothing but the results is rounded.
+        let most = 3.0 * of_batch;
+        let of_norm = case(Op::Sums(norm), 2, most).reading(2, variances(c));
+        cases.push(of_norm.writing(3, tickets(1)));
+    }
+    cases
+}
+
+pub(super) fn stage_cases() -> Vec<Case> {
+    let mut cases = vec![case(Op::Begin { gradient: 700, tickets: 3 }, 1, 0.0)];
+    for (shape, before) in STAGES {
+        let stage = stage(shape, before);
+        cases.extend(forward_cases(stage));
+        cases.extend(backward_cases(stage));
+    }
+    cases.extend(head_cases());
+    cases
+}
