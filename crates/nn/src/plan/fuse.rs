@@ -347,6 +347,45 @@ mod tests {
         assert!(!found(&host(true, true), Mode::Train), "another reader of the value");
     }
 
+    /// Two blocks and a classifier; a module behind the first block's pooling is blended in.
+    fn blocks(slot: bool) -> Graph {
+        let mut b = GraphBuilder::new(Dims { c: 3, h: 8, w: 8 }, SGD);
+        let mut x = b.input();
+        for (i, c) in [(0, 4), (1, 8)] {
+            x = b.conv2d(x, &format!("conv{i}"), c, ConvGeometry::same(3), false).unwrap();
+            x = b.batch_norm(x, &format!("bn{i}")).unwrap();
+            x = b.relu(x);
+            x = b.max_pool2d(x, "pool", 2, 2).unwrap();
+            if slot && i == 0 {
+                let m = b.tanh(x);
+                x = b.add(x, m).unwrap();
+            }
+        }
+        let x = b.global_avg_pool(x);
+        let y = b.linear(x, "fc", 2, true, None).unwrap();
+        b.finish(y).unwrap()
+    }
+
+    #[test]
+    fn only_a_stage_or_a_classifier_computes_what_is_before_it() {
+        let found = |graph: &Graph, target| {
+            let options = PlanOptions { target, ..PlanOptions::new(2, Mode::Train) };
+            let units = units(graph, &options);
+            let norms = units.iter().filter_map(|unit| match unit {
+                Unit::Norm(unit) => Some((unit.stage, unit.on_load)),
+                _ => None,
+            });
+            let heads = units.iter().filter(|unit| matches!(unit, Unit::Head { .. })).count();
+            (norms.collect::<Vec<_>>(), heads)
+        };
+        let [bare, grown] = [false, true].map(blocks);
+        assert_eq!(found(&bare, Target::Cuda), (vec![(true, true); 2], 1));
+        assert_eq!(found(&grown, Target::Cuda), (vec![(true, false), (true, true)], 1));
+        assert_eq!(found(&bare, Target::Cpu), (vec![(false, false); 2], 0));
+        // The classifier's input has another reader.
+        assert_eq!(found(&host(true, false), Target::Cuda), (vec![(true, false)], 0));
+    }
+
     #[test]
     fn evaluation_skips_a_straight_through_module() {
         let graph = host(false, true);

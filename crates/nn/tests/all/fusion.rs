@@ -20,16 +20,30 @@ const SGD: SgdConfig = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 0.0, cl
 #[test]
 fn a_plan_for_cuda_is_few_calls_and_little_traffic() {
     let dims = Dims { c: 3, h: 32, w: 32 };
-    let cost = |graph: &Graph, mode: Mode| {
-        let options = PlanOptions { target: Target::Cuda, ..PlanOptions::new(128, mode) };
-        let traffic = Plan::compile(graph, options).unwrap().traffic();
+    let graph = host::bare(BASELINE, dims);
+    let cost = |mode: Mode, fuse| {
+        let options = PlanOptions { target: Target::Cuda, fuse, ..PlanOptions::new(128, mode) };
+        let traffic = Plan::compile(&graph, options).unwrap().traffic();
         (traffic.len(), traffic.iter().map(|(_, bytes)| bytes).sum::<usize>() / 128)
     };
-    let graph = host::bare(BASELINE, dims);
-    let (calls, bytes) = cost(&graph, Mode::Train);
-    assert!(calls <= 40 && bytes <= 520_000, "{calls} calls, {bytes} bytes");
-    let (calls, bytes) = cost(&graph, Mode::Evaluate);
-    assert!(calls <= 9 && bytes <= 160_000, "{calls} calls, {bytes} bytes");
+    let (calls, bytes) = cost(Mode::Train, true);
+    assert!(calls <= 13 && bytes <= 290_000, "{calls} calls, {bytes} bytes");
+    let (calls, bytes) = cost(Mode::Evaluate, true);
+    assert!(calls <= 5 && bytes <= 130_000, "{calls} calls, {bytes} bytes");
+    let (calls, bytes) = cost(Mode::Train, false);
+    assert!(calls > 40 && bytes > 520_000, "without fusion: {calls} calls, {bytes} bytes");
+}
+
+/// A stage is for devices on which memory is what costs: a processor has its passes.
+#[test]
+fn plans_of_a_processor_have_no_stages() {
+    let graph = host::bare(BASELINE, Dims { c: 3, h: 32, w: 32 });
+    let has = |target, fuse| {
+        let options = PlanOptions { target, fuse, ..PlanOptions::new(8, Mode::Train) };
+        Plan::compile(&graph, options).unwrap().describe().contains("Stage(")
+    };
+    assert!(has(Target::Cuda, true));
+    assert!(!has(Target::Cpu, true) && !has(Target::Cuda, false));
 }
 
 fn check(graph: Graph, batch: usize) {
