@@ -97,11 +97,9 @@ __device__ __forceinline__ void load_gradient_planes(const Backward& s, const Re
     if (c >= which.n) return;
     Channel channel(channels, s.to.c, which.first + c);
     u32 rows = t.h / 2 + 2, across = t.w / 2 + 2;
-#pragma unroll 1
     for (u32 r = threadIdx.x / 32; r < t.images * rows; r += blockDim.x / 32) {
         u32 image = r / rows, row = r % rows;  // of windows, the first one above the tile
         float* to = planes + c * t.plane + image * (t.h + 2) * t.pitch;
-#pragma unroll 1
         for (u32 j = lane / lanes; j < across; j += 32 / lanes) {
             float d[4];
             window_gradient(s, of, channel, at.image + image, at.y + 2 * row - 2,
@@ -123,14 +121,11 @@ __device__ __forceinline__ void load_gradient_rows(const Backward& s, const Read
     const Tile& t = s.weight;
     u32 cols = 8 * s.slices.weight_groups, lane = threadIdx.x % 32;
     u32 lanes = cols % 32 == 0 ? 32 : cols % 16 == 0 ? 16 : 8;
-#pragma unroll 1
     for (u32 j = lane % lanes; j < cols; j += lanes) {
         bool is = col0 + j < s.to.c;
         Channel channel(channels, s.to.c, is ? col0 + j : 0);
-#pragma unroll 1
         for (u32 r = threadIdx.x / 32; r < t.images * t.h / 2; r += blockDim.x / 32) {
             u32 image = r / (t.h / 2), row = r % (t.h / 2);
-#pragma unroll 1
             for (u32 k = lane / lanes; k < t.w / 2; k += 32 / lanes) {
                 float d[4];
                 window_gradient(s, of, channel, at.image + image, at.y + 2 * row, at.x + 2 * k,
@@ -151,20 +146,17 @@ __device__ __forceinline__ void write_data(const Backward& s, const Reads& of, c
     __shared__ TileSums sums;
     const Tile& t = s.data;
     u32 lane = threadIdx.x % 32;
-#pragma unroll 1
     for (u32 g = 0; g < s.slices.column_groups; ++g) {
         u32 mine = 8 * g + lane % 8, col = col0 + mine;
         bool is = col < s.from.c;
         Affine z = {0.0f, 0.0f, 0.0f};
         if (KIND != NOTHING && is) z = affine_of(affine, s.from.c, col);
         Pair own = {0.0, 0.0};
-#pragma unroll 1
         for (u32 r = threadIdx.x / 32; r < t.images * t.h; r += blockDim.x / 32) {
             u32 image = at.image + r / t.h, row = at.y + r % t.h;
             if (!is || image >= s.batch || row >= s.h) continue;
             u32 to = ((image * s.h + row) * s.w + at.x) * s.from.c + col;
             const float* from = stage + mine * s.data_stage + r * t.w;
-#pragma unroll 1
             for (u32 k = lane / 8; k < t.w && at.x + k < s.w; k += 4) {
                 float d = from[k];
                 put(dx[(i64)(to + k * s.from.c)], d, s.accumulate);
@@ -189,13 +181,11 @@ __device__ __forceinline__ void data_gradient(const Backward& s, const Reads& of
     const float* weights = shared + s.data_weights + 8 * p.group;
     const float* channels = shared + s.affine + 3 * s.from.c;
     float sum[2][4][8] = {};
-#pragma unroll 1
     for (u32 c0 = 0; c0 < s.to.c; c0 += t.chunk) {
         Channels which = {c0, min(t.chunk, s.to.c - c0)};
         load_gradient_planes(s, of, channels, shared, at, which);
         load_weights<true>(of.w, shared + s.data_weights, which, col0, cols, s.from.c, s.to.c);
         __syncthreads();
-#pragma unroll 1
         for (u32 c = 0; works && c < which.n; ++c) {
             multiply(planes + c * t.plane, t.pitch, weights + c * (9 * cols + 4), cols, sum);
         }
@@ -212,7 +202,6 @@ __device__ __forceinline__ void row_products(const float* x, u32 pitch, const fl
     float v[3][6];
 #pragma unroll
     for (u32 r = 0; r < 3; ++r) v[r][4] = x[r * pitch], v[r][5] = x[r * pitch + 1];
-#pragma unroll 1
     for (u32 px = 0; px < width; px += 4) {
 #pragma unroll
         for (u32 r = 0; r < 3; ++r) {
@@ -257,7 +246,6 @@ __device__ __forceinline__ void weight_gradient(const Backward& s, const Reads& 
     float sum[9][8] = {};
     u32 begin = at.slice * s.slices.images, end = min(begin + s.slices.images, s.batch);
     u32 tiles = (s.slices.images + tile.images - 1) / tile.images * tile.down * tile.across;
-#pragma unroll 1
     for (u32 n = 0; n < tiles; ++n) {
         Origin origin(tile, n);
         origin.image += begin;
@@ -265,7 +253,6 @@ __device__ __forceinline__ void weight_gradient(const Backward& s, const Reads& 
         load_planes<KIND>(s.from, of.x, affine, shared, tile, origin, which, s.h, s.w, end);
         load_gradient_rows(s, of, channels, gradient, origin, at.col0, end);
         __syncthreads();
-#pragma unroll 1
         for (u32 r = subset; works && r < tile.images * tile.h; r += s.subsets) {
             const float* row = shared + c * tile.plane + (r + r / tile.h * 2) * tile.pitch;
             row_products(row, tile.pitch, gradient + r * s.weight_stage + 8 * g, at.cols, tile.w,
@@ -294,7 +281,6 @@ struct Weight {
 __device__ __forceinline__ void leave_weights(const Backward& s, const Weights& at,
                                               const float* shared, Span<float> partial) {
     u32 apart = s.slices.weight_groups * at.chunk, all = 9 * s.from.c * s.to.c;
-#pragma unroll 1
     for (u32 i = threadIdx.x; i < 9 * at.chunk * at.cols; i += blockDim.x) {
         Weight w(s, at, i);
         u32 col = i % at.cols, c = i / at.cols % at.chunk;
@@ -309,19 +295,31 @@ __device__ __forceinline__ void leave_weights(const Backward& s, const Weights& 
 // Adds the slices' sums to the gradient of the weights.
 __device__ __forceinline__ void finish_weights(const Backward& s, const Weights& at,
                                                Span<float> partial, Span<float> dw) {
-    u32 all = 9 * s.from.c * s.to.c, step = pad16(s.to.c);
-#pragma unroll 1
-    for (u32 i = threadIdx.x; i < 9 * at.chunk * at.cols; i += blockDim.x) {
-        Weight w(s, at, i);
-        if (!w.is) continue;
-        u32 row = w.tap * s.from.c + w.c;
-        const float* from = &partial[(i64)(row * s.to.c + w.col)];
-        double sum = 0.0;
+    constexpr u32 AT_ONCE = 4;  // weights of a thread whose loads are under way together
+    u32 all = 9 * s.from.c * s.to.c, step = pad16(s.to.c), mine = 9 * at.chunk * at.cols;
+    for (u32 first = threadIdx.x; first < mine; first += AT_ONCE * blockDim.x) {
+        u32 from[AT_ONCE], to[AT_ONCE];
+        bool is[AT_ONCE];
+        double sum[AT_ONCE];
+#pragma unroll
+        for (u32 j = 0; j < AT_ONCE; ++j) {
+            u32 i = first + j * blockDim.x;
+            Weight w(s, at, i);
+            u32 row = w.tap * s.from.c + w.c;
+            is[j] = w.is && i < mine;
+            from[j] = is[j] ? row * s.to.c + w.col : 0;
+            to[j] = row * step + w.col, sum[j] = 0.0;
+        }
 #pragma unroll 8
         for (u32 slice = 0; slice < s.slices.count; ++slice) {
-            sum += (double)__ldcg(from + (i64)slice * all);
+            const float* of = &partial[(i64)(slice * all)];
+#pragma unroll
+            for (u32 j = 0; j < AT_ONCE; ++j) sum[j] += (double)__ldcg(of + from[j]);
         }
-        dw[(i64)(row * step + w.col)] += (float)sum;
+#pragma unroll
+        for (u32 j = 0; j < AT_ONCE; ++j) {
+            if (is[j]) dw[(i64)to[j]] += (float)sum[j];
+        }
     }
 }
 

@@ -30,14 +30,12 @@ __device__ __forceinline__ void convolve(const Forward& s, Span<const float> x,
         shared + (p.image * (s.tile.h + 2) + p.y) * s.tile.pitch + p.x;
     const float* weights = shared + s.weights + 8 * p.group;
     float sum[2][4][8] = {};
-#pragma unroll 1
     for (u32 c0 = 0; c0 < s.from.c; c0 += s.tile.chunk) {
         Channels which = {c0, min(s.tile.chunk, s.from.c - c0)};
         load_planes<KIND>(s.from, x, shared + s.affine, shared, s.tile, at, which, s.h, s.w,
                           s.batch);
         load_weights<false>(w, shared + s.weights, which, col0, cols, s.from.c, s.out_c);
         __syncthreads();
-#pragma unroll 1
         for (u32 c = 0; works && c < which.n; ++c) {
             multiply(planes + c * s.tile.plane, s.tile.pitch, weights + c * (9 * cols + 4), cols,
                      sum);
@@ -53,11 +51,9 @@ __device__ __forceinline__ void write_tile(const Forward& s, const float* stage,
                                            u32 col0, Span<float> z, Span<double> partial) {
     __shared__ TileSums sums;
     u32 lane = threadIdx.x % 32;
-#pragma unroll 1
     for (u32 g = 0; g < s.column_groups; ++g) {
         u32 mine = 8 * g + lane % 8, col = col0 + mine;
         Pair own = {0.0, 0.0};
-#pragma unroll 1
         for (u32 r = threadIdx.x / 32; r < s.tile.images * s.tile.h; r += blockDim.x / 32) {
             u32 image = at.image + r / s.tile.h, row = at.y + r % s.tile.h;
             if (col >= s.out_c || image >= s.batch || row >= s.h) continue;

@@ -50,7 +50,6 @@ __device__ __forceinline__ float norm_scale(float gamma, float var, float eps) {
 __device__ __forceinline__ void load_affine(Span<const float> mean, Span<const float> var,
                                             Span<const float> gamma, Span<const float> beta,
                                             const Source& of, float* to) {
-#pragma unroll 1
     for (u32 i = threadIdx.x; of.kind != NOTHING && i < of.c; i += blockDim.x) {
         to[i] = mean[i];
         to[of.c + i] = norm_scale(gamma[i], var[i], of.eps);
@@ -135,7 +134,6 @@ __device__ __forceinline__ void load_planes(const Source& of, Span<const float> 
     u32 channel = which.first + c;
     Affine z = {0.0f, 0.0f, 0.0f};
     if (KIND != NOTHING) z = affine_of(affine, of.c, channel);
-#pragma unroll 1
     for (u32 r = threadIdx.x / 32; r < t.images * rows; r += blockDim.x / 32) {
         // What lies above the image, or left of it, wraps around to large numbers.
         u32 image = at.image + r / rows, y = at.y + r % rows - 1;
@@ -158,7 +156,6 @@ template <bool GRADIENT>
 __device__ __forceinline__ void load_weights(Span<const float> w, float* weights, Channels which,
                                              u32 col, u32 cols, u32 in_c, u32 out_c) {
     u32 lane = threadIdx.x % 8, step = pad16(out_c), written = GRADIENT ? in_c : out_c;
-#pragma unroll 1
     for (u32 q = threadIdx.x / 8; q < 72; q += blockDim.x / 8) {
         u32 tap = q / 8, c = GRADIENT ? lane : q % 8;
         if (c >= which.n) continue;
@@ -246,7 +243,7 @@ __device__ __forceinline__ Pair sum_parts(Span<double> partial, u32 parts, u32 c
     u32 lane = threadIdx.x % 32, channel = first + lane % 8;
     Pair sums = {0.0, 0.0};
     if (channel < channels) {
-#pragma unroll 4
+#pragma unroll 8
         for (u32 part = lane / 8; part < parts; part += 4) {
             const double* at = &partial[(i64)part * 2 * channels + channel];
             sums.a += __ldcg(at);
@@ -298,7 +295,6 @@ struct NormGradient {
 __device__ __forceinline__ void finish_gradient(const Source& of, double count,
                                                 Span<double> partial, u32 parts,
                                                 const NormGradient& to) {
-#pragma unroll 1
     for (u32 c0 = threadIdx.x / 32 * 8; c0 < of.c; c0 += blockDim.x / 32 * 8) {
         Pair sums = sum_parts(partial, parts, of.c, c0);
         u32 i = c0 + threadIdx.x % 32;

@@ -61,6 +61,16 @@ impl Cut {
         Cut { images, h, w, across, down: of.h.div_ceil(h) }
     }
 
+    /// Floats from row to row of a tile whose windows are read 4 pixels at a time: a multiple of 4,
+    /// and if there is one, such that the rows that a warp reads together lie in different banks
+    /// (they are 2 apart, and 32 floats are read at once).
+    fn pitch(&self) -> usize {
+        let least = self.w + 4;
+        let banks = |pitch: usize| 2 * pitch % 32;
+        let apart = |pitch: &usize| [self.w, 32 - self.w].contains(&banks(*pitch)) && self.w < 32;
+        (least..least + 16).step_by(4).find(apart).unwrap_or(least)
+    }
+
     fn pixels(&self) -> usize {
         self.images * self.h * self.w
     }
@@ -113,7 +123,7 @@ impl Fit {
             [CHUNK, CHUNK / 2].map(|chunk| {
                 let (cut, chunk) = (Cut::new(written, pixels), chunk.min(read));
                 let cols = groups * GROUP;
-                let tile = cut.tile(cut.w + 4, chunk);
+                let tile = cut.tile(cut.pitch(), chunk);
                 let stage = cut.pixels().next_multiple_of(32) + 4;
                 let weights = chunk * tile.plane as usize;
                 let floats = (weights + chunk * (9 * cols + 4)).max(cols * stage);
