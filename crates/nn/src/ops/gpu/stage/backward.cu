@@ -3,8 +3,8 @@
 //
 // Both need the gradient of the raw output, which is computed from raw output and incoming gradient
 // where they are read. The images are cut into slices; a slice has blocks for the weights, for some
-// channels each, and blocks for the data, for a tile each. They follow one another, so that what one
-// has read is still near when the other reads it. The last block of each kind adds up its sums.
+// channels each, and blocks for the data, for a tile each. They follow one another, so that what
+// one has read is still near when the other reads it. The last block of each kind adds up its sums.
 #include "stage.cuh"
 
 // How many blocks a slice has, and what each computes.
@@ -36,28 +36,34 @@ struct Backward {
     u32 affine;           // first float of what normalises, of what is read and of what is written
 };
 
-// The tensors that a block reads.
+// What a block reads: tensors, and in shared memory [5][out_c] of the raw output's channels.
 struct Reads {
-    Span<const float> x, w, z, dy;
+    Input x;
+    Filter filter;
+    Span<const float> z, dy;
+    const float* channels;
 };
 
 // A channel of the raw output.
 struct Channel {
+    u32 c;
     Affine z;
     Slopes slopes;
 
     __device__ __forceinline__ Channel(const float* from, u32 channels, u32 channel)
-        : z(affine_of(from, channels, channel)),
+        : c(channel),
+          z(affine_of(from, channels, channel)),
           slopes({from[3 * channels + channel], from[4 * channels + channel]}) {}
 };
 
-// The gradient of the raw output in the window of 2 × 2 pixels whose first is (y, x), both even;
-// zeros outside of the image.
+// The gradient of the raw output in the window of 2 × 2 pixels whose first is `at`, in an even row
+// and column; zeros outside of the image, and from image `end` on.
 __device__ __forceinline__ void window_gradient(const Backward& s, const Reads& of,
-                                                const Channel& channel, u32 image, u32 y, u32 x,
-                                                u32 c, u32 end, float (&d)[4]) {
+                                                const Channel& channel, const Origin& at,
+                                                u32 end, float (&d)[4]) {
     bool inside[4];
     float v[4];
+    u32 image = at.image, y = at.y, x = at.x, c = channel.c;
     u32 first = ((image * s.h + y) * s.w + x) * s.to.c + c;
 #pragma unroll
     for (u32 k = 0; k < 4; ++k) {
@@ -90,20 +96,20 @@ __device__ __forceinline__ void window_gradient(const Backward& s, const Reads& 
 // Puts the gradient of the raw output of a tile, with a border of one pixel, into shared memory as
 // planes. Windows begin at even pixels, as tiles do.
 __device__ __forceinline__ void load_gradient_planes(const Backward& s, const Reads& of,
-                                                     const float* channels, float* planes,
-                                                     const Origin& at, Channels which) {
+                                                     const Origin& at, Channels which,
+                                                     float* planes) {
     const Tile& t = s.data;
     u32 lanes = which.n > 4 ? 8 : 4, lane = threadIdx.x % 32, c = lane % lanes;
     if (c >= which.n) return;
-    Channel channel(channels, s.to.c, which.first + c);
+    Channel channel(of.channels, s.to.c, which.first + c);
     u32 rows = t.h / 2 + 2, across = t.w / 2 + 2;
     for (u32 r = threadIdx.x / 32; r < t.images * rows; r += blockDim.x / 32) {
         u32 image = r / rows, row = r % rows;  // of windows, the first one above the tile
         float* to = planes + c * t.plane + image * (t.h + 2) * t.pitch;
         for (u32 j = lane / lanes; j < across; j += 32 / lanes) {
             float d[4];
-            window_gradient(s, of, channel, at.image + image, at.y + 2 * row - 2,
-                            at.x + 2 * j - 2, which.first + c, s.batch, d);
+            Origin window = {at.image + image, at.y + 2 * row - 2, at.x + 2 * j - 2};
+            window_gradient(s, of, channel, window, s.batch, d);
 #pragma unroll
             for (u32 k = 0; k < 4; ++k) {
                 u32 y = 2 * row + k / 2 - 1, x = 2 * j + k % 2 - 1;
@@ -113,23 +119,23 @@ __device__ __forceinline__ void load_gradient_planes(const Backward& s, const Re
     }
 }
 
-// Puts that of a tile's pixels, channels from `col0` on, into rows of shared memory: [image and row]
-// [column][channel].
+// Puts that of a tile's pixels, channels from `col0` on, into rows of shared memory: [image and
+// row] [column][channel].
 __device__ __forceinline__ void load_gradient_rows(const Backward& s, const Reads& of,
-                                                   const float* channels, float* to,
-                                                   const Origin& at, u32 col0, u32 end) {
+                                                   const Origin& at, u32 col0, u32 end,
+                                                   float* to) {
     const Tile& t = s.weight;
     u32 cols = 8 * s.slices.weight_groups, lane = threadIdx.x % 32;
     u32 lanes = cols % 32 == 0 ? 32 : cols % 16 == 0 ? 16 : 8;
     for (u32 j = lane % lanes; j < cols; j += lanes) {
         bool is = col0 + j < s.to.c;
-        Channel channel(channels, s.to.c, is ? col0 + j : 0);
+        Channel channel(of.channels, s.to.c, is ? col0 + j : 0);
         for (u32 r = threadIdx.x / 32; r < t.images * t.h / 2; r += blockDim.x / 32) {
             u32 image = r / (t.h / 2), row = r % (t.h / 2);
             for (u32 k = lane / lanes; k < t.w / 2; k += 32 / lanes) {
                 float d[4];
-                window_gradient(s, of, channel, at.image + image, at.y + 2 * row, at.x + 2 * k,
-                                col0 + j, is ? end : 0, d);
+                Origin window = {at.image + image, at.y + 2 * row, at.x + 2 * k};
+                window_gradient(s, of, channel, window, is ? end : 0, d);
                 float* here = to + 2 * r * s.weight_stage + 2 * k * cols + j;
                 here[0] = d[0], here[cols] = d[1];
                 here[s.weight_stage] = d[2], here[s.weight_stage + cols] = d[3];
@@ -138,11 +144,16 @@ __device__ __forceinline__ void load_gradient_rows(const Backward& s, const Read
     }
 }
 
+// Where a tile of the data goes, and its sums [2][in_c].
+struct Written {
+    Span<float> dx;
+    double* partial;
+};
+
 // Writes the data's gradient, and the sums that the batch norm before the convolution needs.
 template <u32 KIND>
-__device__ __forceinline__ void write_data(const Backward& s, const Reads& of, const float* affine,
-                                           const float* stage, const Origin& at, u32 col0,
-                                           Span<float> dx, double* partial) {
+__device__ __forceinline__ void write_data(const Backward& s, const Reads& of, const float* stage,
+                                           const Origin& at, u32 col0, const Written& written) {
     __shared__ TileSums sums;
     const Tile& t = s.data;
     u32 lane = threadIdx.x % 32;
@@ -150,7 +161,7 @@ __device__ __forceinline__ void write_data(const Backward& s, const Reads& of, c
         u32 mine = 8 * g + lane % 8, col = col0 + mine;
         bool is = col < s.from.c;
         Affine z = {0.0f, 0.0f, 0.0f};
-        if (KIND != NOTHING && is) z = affine_of(affine, s.from.c, col);
+        if (KIND != NOTHING && is) z = affine_of(of.x.affine, s.from.c, col);
         Pair own = {0.0, 0.0};
         for (u32 r = threadIdx.x / 32; r < t.images * t.h; r += blockDim.x / 32) {
             u32 image = at.image + r / t.h, row = at.y + r % t.h;
@@ -159,15 +170,16 @@ __device__ __forceinline__ void write_data(const Backward& s, const Reads& of, c
             const float* from = stage + mine * s.data_stage + r * t.w;
             for (u32 k = lane / 8; k < t.w && at.x + k < s.w; k += 4) {
                 float d = from[k];
-                put(dx[(i64)(to + k * s.from.c)], d, s.accumulate);
+                put(written.dx[(i64)(to + k * s.from.c)], d, s.accumulate);
                 if (KIND == NOTHING) continue;
                 u32 pixel = element<KIND>(s.from, image, row, at.x + k, col);
-                add_gradient<KIND>(s.from, of.x, z, pixel, d, own);
+                add_gradient<KIND>(s.from, of.x.x, z, pixel, d, own);
             }
         }
         if (KIND != NOTHING) sums.put(own, g);
     }
-    if (KIND != NOTHING) sums.write(partial, col0, s.slices.column_groups, s.from.c);
+    u32 groups = s.slices.column_groups;
+    if (KIND != NOTHING) sums.write(written.partial, col0, groups, s.from.c);
 }
 
 // A tile of the data's gradient.
@@ -179,12 +191,11 @@ __device__ __forceinline__ void data_gradient(const Backward& s, const Reads& of
     bool works = p.group < s.slices.column_groups;
     const float* planes = shared + (p.image * (t.h + 2) + p.y) * t.pitch + p.x;
     const float* weights = shared + s.data_weights + 8 * p.group;
-    const float* channels = shared + s.affine + 3 * s.from.c;
     float sum[2][4][8] = {};
     for (u32 c0 = 0; c0 < s.to.c; c0 += t.chunk) {
         Channels which = {c0, min(t.chunk, s.to.c - c0)};
-        load_gradient_planes(s, of, channels, shared, at, which);
-        load_weights<true>(of.w, shared + s.data_weights, which, col0, cols, s.from.c, s.to.c);
+        load_gradient_planes(s, of, at, which, shared);
+        load_weights<true>(of.filter, which, col0, cols, shared + s.data_weights);
         __syncthreads();
         for (u32 c = 0; works && c < which.n; ++c) {
             multiply(planes + c * t.plane, t.pitch, weights + c * (9 * cols + 4), cols, sum);
@@ -242,7 +253,6 @@ __device__ __forceinline__ void weight_gradient(const Backward& s, const Reads& 
     Channels which = {at.c0, min(at.chunk, s.from.c - at.c0)};
     bool works = subset < s.subsets && c < which.n;
     float* gradient = shared + s.weight_gradient;
-    const float *affine = shared + s.affine, *channels = affine + 3 * s.from.c;
     float sum[9][8] = {};
     u32 begin = at.slice * s.slices.images, end = min(begin + s.slices.images, s.batch);
     u32 tiles = (s.slices.images + tile.images - 1) / tile.images * tile.down * tile.across;
@@ -250,8 +260,8 @@ __device__ __forceinline__ void weight_gradient(const Backward& s, const Reads& 
         Origin origin(tile, n);
         origin.image += begin;
         if (origin.image >= end) break;
-        load_planes<KIND>(s.from, of.x, affine, shared, tile, origin, which, s.h, s.w, end);
-        load_gradient_rows(s, of, channels, gradient, origin, at.col0, end);
+        load_planes<KIND>(of.x, tile, origin, which, end, shared);
+        load_gradient_rows(s, of, origin, at.col0, end, gradient);
         __syncthreads();
         for (u32 r = subset; works && r < tile.images * tile.h; r += s.subsets) {
             const float* row = shared + c * tile.plane + (r + r / tile.h * 2) * tile.pitch;
@@ -340,63 +350,71 @@ __device__ __forceinline__ void load_channels(const Backward& s, Span<const floa
     }
 }
 
-// The tensors that the last blocks write. They are located there: until then registers are for sums.
+// What blocks write. It is located where it is written: until then registers are for sums.
 struct Results {
-    Span<float> dw;
+    Span<float> dx, dw;
     NormGradient norm;
     Span<u32> tickets;
+    Span<float> weights;  // sums of the slices
+    Span<double> sums;    // of the tiles of the data
 };
 
 // A block's part of the weights.
 template <u32 KIND>
 __device__ __forceinline__ void weight_block(const Backward& s, const Reads& of, float* shared,
-                                             u32 slice, u32 at, Span<float> partial,
-                                             Results& to) {
+                                             u32 slice, u32 at, Results& to) {
     const Slices& slices = s.slices;
     u32 chunk = min(s.weight.chunk, s.from.c), cols = 8 * slices.weight_groups;
     u32 row = at / slices.weight_tiles, column = at % slices.weight_tiles;
     Weights mine = {row * chunk, column * cols, slice, chunk, cols};
     weight_gradient<KIND>(s, of, shared, mine);
-    locate(partial, to.dw, to.tickets);
-    leave_weights(s, mine, shared, partial);
-    if (is_last(to.tickets, at, slices.count)) finish_weights(s, mine, partial, to.dw);
+    locate(to.weights, to.dw, to.tickets);
+    leave_weights(s, mine, shared, to.weights);
+    if (is_last(to.tickets, at, slices.count)) finish_weights(s, mine, to.weights, to.dw);
 }
 
 // A tile of the data.
 template <u32 KIND>
 __device__ __forceinline__ void data_block(const Backward& s, const Reads& of, float* shared,
-                                           u32 slice, u32 at, Span<float> dx, Span<double> sums,
-                                           Results& to) {
+                                           u32 slice, u32 at, Results& to) {
     const Slices& slices = s.slices;
     u32 tile = at / slices.columns, col0 = at % slices.columns * 8 * slices.column_groups;
     Origin origin(s.data, tile);
     origin.image += slice * slices.images;
     data_gradient(s, of, shared, origin, col0);
-    locate(dx, sums, to.tickets);
+    locate(to.dx, to.sums, to.tickets);
     tile += slice * slices.data_tiles;
-    double* partial = KIND == NOTHING ? nullptr : &sums[(i64)tile * 2 * s.from.c];
-    write_data<KIND>(s, of, shared + s.affine, shared, origin, col0, dx, partial);
+    Written written = {to.dx, nullptr};
+    if (KIND != NOTHING) written.partial = &to.sums[(i64)tile * 2 * s.from.c];
+    write_data<KIND>(s, of, shared, origin, col0, written);
     u32 ticket = slices.weight_rows * slices.weight_tiles;
     u32 blocks = slices.count * slices.data_tiles * slices.columns;
     if (KIND == NOTHING || !is_last(to.tickets, ticket, blocks)) return;
     NormGradient& norm = to.norm;
     locate(norm.var, norm.gamma, norm.dgamma, norm.dbeta, norm.coefficients);
     double count = (double)s.batch * (double)s.from.h * (double)s.from.w;
-    finish_gradient(s.from, count, sums, slices.count * slices.data_tiles, norm);
+    finish_gradient(s.from, count, to.sums, slices.count * slices.data_tiles, norm);
 }
 
 template <u32 KIND>
-__device__ __forceinline__ void run_block(const Backward& s, Reads of, float* shared,
-                                          Span<float> dx, Span<float> weights, Span<double> sums,
+__device__ __forceinline__ void run_block(const Backward& s, const Reads& of, float* shared,
                                           Results& to) {
     u32 of_weights = s.slices.weight_rows * s.slices.weight_tiles;
     u32 all = of_weights + s.slices.data_tiles * s.slices.columns;
     u32 slice = blockIdx.x / all, at = blockIdx.x % all;
     if (at < of_weights) {
-        weight_block<KIND>(s, of, shared, slice, at, weights, to);
+        weight_block<KIND>(s, of, shared, slice, at, to);
     } else {
-        data_block<KIND>(s, of, shared, slice, at - of_weights, dx, sums, to);
+        data_block<KIND>(s, of, shared, slice, at - of_weights, to);
     }
+}
+
+// What a block with this shared memory reads.
+__device__ __forceinline__ Reads reads_of(const Backward& s, Span<const float> x,
+                                          Span<const float> w, Span<const float> z,
+                                          Span<const float> dy, const float* shared) {
+    const float* affine = shared + s.affine;
+    return {{s.from, x, affine}, {w, s.from.c, s.to.c}, z, dy, affine + 3 * s.from.c};
 }
 
 template <u32 KIND>
@@ -418,10 +436,10 @@ extern "C" __global__ void __launch_bounds__(128, 4)
                    Span<const float> coefficients, Span<const float> dy, Span<float> dx,
                    Span<float> dw, Span<u32> tickets, Span<float> weights,
                    const __grid_constant__ Backward s) {
-    Results to = {dw, {}, tickets};
+    Results to = {dx, dw, {}, tickets, weights, {}};
     locate(x, w, z, mean, beta, coefficients, dy);
     float* shared = prepare<NOTHING>(s, {}, mean, beta, coefficients);
-    run_block<NOTHING>(s, {x, w, z, dy}, shared, dx, weights, {}, to);
+    run_block<NOTHING>(s, reads_of(s, x, w, z, dy, shared), shared, to);
 }
 
 // Behind batch norm and ReLU.
@@ -434,11 +452,12 @@ extern "C" __global__ void __launch_bounds__(128, 4)
                         Span<float> dgamma, Span<float> dbeta, Span<float> x_coefficients,
                         Span<u32> tickets, Span<float> weights, Span<double> sums,
                         const __grid_constant__ Backward s) {
-    Results to = {dw, {x_var, x_gamma, dgamma, dbeta, x_coefficients}, tickets};
+    NormGradient norm = {x_var, x_gamma, dgamma, dbeta, x_coefficients};
+    Results to = {dx, dw, norm, tickets, weights, sums};
     locate(x, x_mean, x_var, x_gamma, x_beta, w, z, mean, beta, coefficients, dy);
     float* shared =
         prepare<NORM>(s, {x_mean, x_var, x_gamma, x_beta}, mean, beta, coefficients);
-    run_block<NORM>(s, {x, w, z, dy}, shared, dx, weights, sums, to);
+    run_block<NORM>(s, reads_of(s, x, w, z, dy, shared), shared, to);
 }
 
 // Behind batch norm, ReLU and max pooling.
@@ -451,9 +470,10 @@ extern "C" __global__ void __launch_bounds__(128, 4)
                         Span<float> dgamma, Span<float> dbeta, Span<float> x_coefficients,
                         Span<u32> tickets, Span<float> weights, Span<double> sums,
                         const __grid_constant__ Backward s) {
-    Results to = {dw, {x_var, x_gamma, dgamma, dbeta, x_coefficients}, tickets};
+    NormGradient norm = {x_var, x_gamma, dgamma, dbeta, x_coefficients};
+    Results to = {dx, dw, norm, tickets, weights, sums};
     locate(x, x_mean, x_var, x_gamma, x_beta, w, z, mean, beta, coefficients, dy);
     float* shared =
         prepare<POOL>(s, {x_mean, x_var, x_gamma, x_beta}, mean, beta, coefficients);
-    run_block<POOL>(s, {x, w, z, dy}, shared, dx, weights, sums, to);
+    run_block<POOL>(s, reads_of(s, x, w, z, dy, shared), shared, to);
 }

@@ -29,12 +29,13 @@ __device__ __forceinline__ void convolve(const Forward& s, Span<const float> x,
     const float* planes =
         shared + (p.image * (s.tile.h + 2) + p.y) * s.tile.pitch + p.x;
     const float* weights = shared + s.weights + 8 * p.group;
+    Input from = {s.from, x, shared + s.affine};
+    Filter filter = {w, s.from.c, s.out_c};
     float sum[2][4][8] = {};
     for (u32 c0 = 0; c0 < s.from.c; c0 += s.tile.chunk) {
         Channels which = {c0, min(s.tile.chunk, s.from.c - c0)};
-        load_planes<KIND>(s.from, x, shared + s.affine, shared, s.tile, at, which, s.h, s.w,
-                          s.batch);
-        load_weights<false>(w, shared + s.weights, which, col0, cols, s.from.c, s.out_c);
+        load_planes<KIND>(from, s.tile, at, which, s.batch, shared);
+        load_weights<false>(filter, which, col0, cols, shared + s.weights);
         __syncthreads();
         for (u32 c = 0; works && c < which.n; ++c) {
             multiply(planes + c * s.tile.plane, s.tile.pitch, weights + c * (9 * cols + 4), cols,

@@ -1,6 +1,6 @@
-// What the kernels of stages share. A stage is a 3 × 3 convolution with stride 1 and a border of one
-// zero; batch norm, ReLU and max pooling before it are computed where its input is read, and those
-// behind it where its raw output is read. So they are never stored.
+// What the kernels of stages share. A stage is a 3 × 3 convolution with stride 1 and a border of
+// one zero; batch norm, ReLU and max pooling before it are computed where its input is read, and
+// those behind it where its raw output is read. So they are never stored.
 #pragma once
 #include "norm.cuh"
 
@@ -14,10 +14,12 @@ struct Source {
     float eps;
 };
 
-// A tile of pixels: of several images if they are small. In shared memory it lies as planes
-// [channel][image][row][column], which are `plane` apart, with rows `pitch` apart.
+// A tile of pixels of images of `rows` × `columns`: of several if they are small. In shared memory
+// it lies as planes [channel][image][row][column], which are `plane` apart, with rows `pitch`
+// apart.
 struct Tile {
     u32 images, h, w;
+    u32 rows, columns;
     u32 across, down;  // tiles of an image
     u32 pitch, plane;
     u32 chunk;  // channels that are read at a time, at most 8
@@ -27,7 +29,9 @@ struct Tile {
 struct Origin {
     u32 image, y, x;
 
-    __device__ Origin(const Tile& t, u32 tile) {
+    __device__ __forceinline__ Origin(u32 image, u32 y, u32 x) : image(image), y(y), x(x) {}
+
+    __device__ __forceinline__ Origin(const Tile& t, u32 tile) {
         x = tile % t.across * t.w, tile /= t.across;
         y = tile % t.down * t.h, image = tile / t.down * t.images;
     }
@@ -36,6 +40,19 @@ struct Origin {
 // Which channels: `n` from `first` on.
 struct Channels {
     u32 first, n;
+};
+
+// Images that a convolution reads, and what normalises them, in shared memory.
+struct Input {
+    const Source& of;
+    Span<const float> x;
+    const float* affine;
+};
+
+// The convolution's weights.
+struct Filter {
+    Span<const float> w;
+    u32 in_c, out_c;
 };
 
 __device__ __forceinline__ float relu(float v) {
@@ -102,8 +119,8 @@ __device__ __forceinline__ float value_at(const Source& of, Span<const float> x,
     return relu(Winner(v, z).value);
 }
 
-// A pixel's part in the sums of a batch norm's gradient: of dz and dz·(x - mean), dz being what pool
-// and ReLU let pass.
+// A pixel's part in the sums of a batch norm's gradient: of dz and dz·(x - mean), dz being what
+// pool and ReLU let pass.
 template <u32 KIND>
 __device__ __forceinline__ void add_gradient(const Source& of, Span<const float> x, const Affine& z,
                                              u32 at, float d, Pair& sums) {
@@ -122,48 +139,46 @@ __device__ __forceinline__ void add_gradient(const Source& of, Span<const float>
 }
 
 // Copies channels of a tile and a border of one pixel to shared memory, as the convolution reads
-// them: images of h × w pixels from `at` to `end`. Eight channels of four pixels fill a warp's
-// loads, so that they read whole sectors.
+// them: those of images before `end`. Eight channels of four pixels fill a warp's loads, so that
+// they read whole sectors.
 template <u32 KIND>
-__device__ __forceinline__ void load_planes(const Source& of, Span<const float> x,
-                                            const float* affine, float* planes, const Tile& t,
-                                            const Origin& at, Channels which, u32 h, u32 w,
-                                            u32 end) {
+__device__ __forceinline__ void load_planes(const Input& from, const Tile& t, const Origin& at,
+                                            Channels which, u32 end, float* planes) {
     u32 lanes = which.n > 4 ? 8 : 4, lane = threadIdx.x % 32, c = lane % lanes, rows = t.h + 2;
     if (c >= which.n) return;
+    const Source& of = from.of;
     u32 channel = which.first + c;
     Affine z = {0.0f, 0.0f, 0.0f};
-    if (KIND != NOTHING) z = affine_of(affine, of.c, channel);
+    if (KIND != NOTHING) z = affine_of(from.affine, of.c, channel);
     for (u32 r = threadIdx.x / 32; r < t.images * rows; r += blockDim.x / 32) {
         // What lies above the image, or left of it, wraps around to large numbers.
         u32 image = at.image + r / rows, y = at.y + r % rows - 1;
-        bool inside = image < end && y < h;
+        bool inside = image < end && y < t.rows;
         float* to = planes + c * t.plane + r * t.pitch;
 #pragma unroll 2
         for (u32 j = lane / lanes; j < t.w + 2; j += 32 / lanes) {
             u32 column = at.x + j - 1;
-            bool is = inside && column < w;
-            to[j] = is ? value_at<KIND>(of, x, z, element<KIND>(of, image, y, column, channel))
-                       : 0.0f;
+            bool is = inside && column < t.columns;
+            u32 element_at = element<KIND>(of, image, y, column, channel);
+            to[j] = is ? value_at<KIND>(of, from.x, z, element_at) : 0.0f;
         }
     }
 }
 
 // Weights of channels that are read and of `cols` that are written from `col` on, as
-// [channel][tap][column]; the data gradient reads them transposed, taps in reverse order. `in_c` and
-// `out_c` are the convolution's.
+// [channel][tap][column]; the data gradient reads them transposed, taps in reverse order.
 template <bool GRADIENT>
-__device__ __forceinline__ void load_weights(Span<const float> w, float* weights, Channels which,
-                                             u32 col, u32 cols, u32 in_c, u32 out_c) {
-    u32 lane = threadIdx.x % 8, step = pad16(out_c), written = GRADIENT ? in_c : out_c;
+__device__ __forceinline__ void load_weights(const Filter& of, Channels which, u32 col, u32 cols,
+                                             float* weights) {
+    u32 lane = threadIdx.x % 8, step = pad16(of.out_c), written = GRADIENT ? of.in_c : of.out_c;
     for (u32 q = threadIdx.x / 8; q < 72; q += blockDim.x / 8) {
         u32 tap = q / 8, c = GRADIENT ? lane : q % 8;
         if (c >= which.n) continue;
         float* to = weights + c * (9 * cols + 4) + tap * cols;
         for (u32 j = GRADIENT ? q % 8 : lane; j < cols; j += 8) {
-            u32 from = GRADIENT ? ((8 - tap) * in_c + col + j) * step + which.first + c
-                                : (tap * in_c + which.first + c) * step + col + j;
-            to[j] = col + j < written ? w[(i64)from] : 0.0f;
+            u32 from = GRADIENT ? ((8 - tap) * of.in_c + col + j) * step + which.first + c
+                                : (tap * of.in_c + which.first + c) * step + col + j;
+            to[j] = col + j < written ? of.w[(i64)from] : 0.0f;
         }
     }
 }
@@ -236,8 +251,8 @@ __device__ __forceinline__ bool is_last(Span<u32> tickets, u32 which, u32 blocks
     return last;
 }
 
-// Sums of 8 channels from `first` on over all parts [part][2][channels], by a whole warp: lanes 0 to
-// 7 get theirs.
+// Sums of 8 channels from `first` on over all parts [part][2][channels], by a whole warp: lanes 0
+// to 7 get theirs.
 __device__ __forceinline__ Pair sum_parts(Span<double> partial, u32 parts, u32 channels,
                                           u32 first) {
     u32 lane = threadIdx.x % 32, channel = first + lane % 8;

@@ -12,6 +12,8 @@ pub(super) struct Tile {
     images: u32,
     h: u32,
     w: u32,
+    rows: u32,
+    columns: u32,
     across: u32,
     down: u32,
     pitch: u32,
@@ -40,6 +42,8 @@ pub(super) fn columns(channels: usize) -> [usize; 2] {
 /// How the pixels of a batch are cut into tiles.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cut {
+    /// Rows and columns of an image.
+    size: [usize; 2],
     pub(super) images: usize,
     h: usize,
     w: usize,
@@ -58,7 +62,7 @@ impl Cut {
         let h = 2 * pairs.div_ceil(down);
         let whole = across == 1 && down == 1;
         let images = if whole { (pixels / (w * h)).clamp(1, of.batch) } else { 1 };
-        Cut { images, h, w, across, down: of.h.div_ceil(h) }
+        Cut { size: [of.h, of.w], images, h, w, across, down: of.h.div_ceil(h) }
     }
 
     /// Floats from row to row of a tile whose windows are read 4 pixels at a time: a multiple of 4,
@@ -87,10 +91,19 @@ impl Cut {
     /// The tile, with rows so far apart: from channel to channel 4 banks on.
     fn tile(&self, pitch: usize, chunk: usize) -> Tile {
         let plane = (self.images * (self.h + 2) * pitch).next_multiple_of(32) + 4;
-        let [images, h, w, across, down, pitch, plane, chunk] =
-            [self.images, self.h, self.w, self.across, self.down, pitch, plane, chunk]
-                .map(|n| n as u32);
-        Tile { images, h, w, across, down, pitch, plane, chunk }
+        let n = |n: usize| n as u32;
+        Tile {
+            images: n(self.images),
+            h: n(self.h),
+            w: n(self.w),
+            rows: n(self.size[0]),
+            columns: n(self.size[1]),
+            across: n(self.across),
+            down: n(self.down),
+            pitch: n(pitch),
+            plane: n(plane),
+            chunk: n(chunk),
+        }
     }
 }
 
