@@ -100,7 +100,7 @@ def script(envs: int) -> str:
 
 # Preset quick deals the samples out to the envs, as builds do that do not have `--epoch`.
 BASE = {"preset": "quick", "rounds": 1, "steps": 4, "max-batches": 2, "control-split": 0.01}
-BASE |= {"envs": 2, "threads": 1, "checkpoint-every": 2, "seed": 42}
+BASE |= {"host": "baseline", "envs": 2, "threads": 1, "checkpoint-every": 2, "seed": 42}
 SCRIPT = {"steps": 16, "max-batches": 1, "batch": 32, "min-training-steps": 1}
 SCRIPT |= {"min-contribution": -100, "checkpoint-every": 5}
 LEARN = {"controller": "ppo", "envs": 4, "rounds": 2, "steps": 3}
@@ -253,7 +253,8 @@ def arguments(run: Run, changed: dict[str, str]) -> list[str]:
         return [*run.command.split(), *run.words]
     settings = BASE | run.settings
     if run.command == "train":
-        settings |= {"run-dir": run.folder(), "quiet": True}
+        # A twin is the env without a controller, which has rows of its own.
+        settings |= {"twin": "off", "run-dir": run.folder(), "quiet": True}
     else:
         settings.pop("checkpoint-every")
     words = run.command.split()

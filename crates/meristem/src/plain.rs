@@ -61,6 +61,20 @@ pub(crate) fn megabytes(bytes: usize) -> String {
     format!("{:.1} MB", bytes as f64 / 1e6)
 }
 
+/// Mean; `None` without values.
+pub(crate) fn mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let (sum, count) = values.into_iter().fold((0.0, 0), |(s, n), value| (s + value, n + 1));
+    (count > 0).then(|| sum / f64::from(count))
+}
+
+/// Formats a number of floating-point operations, such as `3.42 TFLOP`.
+pub(crate) fn flops(operations: f64) -> String {
+    let units = [(1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP")];
+    let (scale, unit) =
+        units.into_iter().find(|(scale, _)| operations >= *scale).unwrap_or((1e6, "MFLOP"));
+    format!("{:.2} {unit}", operations / scale)
+}
+
 /// Median, minimum and maximum; zeros without values.
 pub(crate) fn spread(values: &[f64]) -> (f64, f64, f64) {
     let mut sorted = values.to_vec();
@@ -90,6 +104,15 @@ mod tests {
         assert_eq!([counted(1, steps), counted(1200, steps)], ["1 step", "1,200 steps"]);
         assert_eq!(percent(Some(0.8123)), "81.2 %");
         assert_eq!(percent(None), "–");
+        assert_eq!(
+            [flops(3.416e12), flops(2e9), flops(5e5)],
+            ["3.42 TFLOP", "2.00 GFLOP", "0.50 MFLOP"]
+        );
+    }
+
+    #[test]
+    fn the_mean_of_nothing_is_nothing() {
+        assert_eq!((mean([1.0, 4.0]), mean([])), (Some(2.5), None));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use meristem::control::{HEADS, Op, RoundReport};
 use meristem::train::Observer;
 use meristem::train::events::{Event, RunStarted, SlotState, StepCompleted};
 
-use crate::plain::{self, counted, duration, percent, thousands};
+use crate::plain::{self, counted, duration, mean, percent, thousands};
 
 /// Whether a signal has asked to stop.
 static STOP: AtomicBool = AtomicBool::new(false);
@@ -293,16 +293,15 @@ fn learned(report: &RoundReport) -> String {
 
 /// Mean control accuracy over all envs after the last step.
 fn mean_accuracy(envs: &[Option<StepCompleted>]) -> Option<f64> {
-    let shares = envs.iter().flatten().filter_map(|step| step.control_accuracy);
-    let shares: Vec<f64> = shares.collect();
-    (!shares.is_empty()).then(|| shares.iter().sum::<f64>() / shares.len() as f64)
+    mean(envs.iter().flatten().filter_map(|step| step.control_accuracy))
 }
 
 fn worth(contribution: Option<f64>) -> String {
     contribution.map_or(String::new(), |pp| format!(" (contribution {pp:+.1} points)"))
 }
 
-/// Formats accuracies, such as `control 81.2 80.4 %`, or as a range if there are many.
+/// Formats accuracies, such as `control accuracy 81.2 80.4 %, bare 78.5 %`, or as a range if there
+/// are many. Of twins it gives the mean.
 fn accuracies(envs: &[Option<StepCompleted>]) -> String {
     let shares: Vec<f64> = envs
         .iter()
@@ -320,7 +319,10 @@ fn accuracies(envs: &[Option<StepCompleted>]) -> String {
             format!("{:.1} to {:.1}, median {:.1}", 100.0 * least, 100.0 * greatest, 100.0 * median)
         }
     };
-    format!("{what} accuracy {figures} %")
+    let twins = envs.iter().flatten().filter_map(|step| step.twin?.control_accuracy);
+    let bare =
+        mean(twins).map_or(String::new(), |share| format!(", bare {}", percent(Some(share))));
+    format!("{what} accuracy {figures} %{bare}")
 }
 
 /// Duration of the steps so far.
@@ -432,6 +434,8 @@ fn slot(state: &SlotState) -> String {
 
 #[cfg(test)]
 mod tests {
+    use meristem::train::events::TwinStep;
+
     use super::*;
 
     fn step(env: usize, control_accuracy: Option<f64>) -> Option<StepCompleted> {
@@ -454,6 +458,7 @@ mod tests {
             phases: None,
             gradients: None,
             fingerprint: None,
+            twin: None,
         })
     }
 
@@ -464,6 +469,13 @@ mod tests {
         let bare = [step(0, None)];
         assert_eq!(accuracies(&bare), "training accuracy 50.0 %");
         assert_eq!(mean_accuracy(&few), Some(0.656));
+        let twin = |share| {
+            let twin = TwinStep { train_loss: None, control_loss: None, control_accuracy: share };
+            step(0, Some(0.812)).map(|step| StepCompleted { twin: Some(twin), ..step })
+        };
+        let beside = [twin(Some(0.7)), twin(Some(0.71))];
+        assert_eq!(accuracies(&beside), "control accuracy 81.2 81.2 %, bare 70.5 %");
+        assert_eq!(accuracies(&[twin(None)]), "control accuracy 81.2 %");
         assert_eq!(mean_accuracy(&bare), None);
         let many: Vec<_> = (0..9).map(|env| step(env, Some(env as f64 / 10.0))).collect();
         assert_eq!(accuracies(&many), "control accuracy 0.0 to 80.0, median 40.0 %");

@@ -6,11 +6,11 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use meristem::device::Owner;
 use meristem::train::summary::{
-    EnvSummary, MemorySummary, ModuleSummary, OwnerMemory, Status, Summary,
+    EnvSummary, MemorySummary, ModuleSummary, OwnerMemory, Status, Summary, TwinSummary,
 };
 use meristem::train::trace::TraceSummary;
 
-use crate::plain::{counted, duration, megabytes, percent, thousands};
+use crate::plain::{counted, duration, flops, mean, megabytes, percent, thousands};
 
 /// Width of a table if stdout is not a terminal.
 const COLUMNS: u16 = 100;
@@ -27,6 +27,7 @@ pub(crate) fn new() -> Table {
 /// The report of a run.
 pub(crate) fn report(summary: &Summary) -> String {
     let mut text = vec![envs(summary).to_string()];
+    text.extend(comparison(&summary.envs).map(|table| table.to_string()));
     if summary.status == Status::Interrupted {
         let steps = counted(summary.steps as usize, ["step", "steps"]);
         text.push(format!("stopped at a step boundary after {steps}"));
@@ -107,6 +108,80 @@ fn envs(summary: &Summary) -> Table {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table
+}
+
+/// Means over the envs, of their twins, and the difference; `None` without twins.
+fn comparison(envs: &[EnvSummary]) -> Option<Table> {
+    let twins: Vec<&TwinSummary> = envs.iter().filter_map(|env| env.twin.as_ref()).collect();
+    if envs.is_empty() || twins.len() < envs.len() {
+        return None;
+    }
+    let grown = Means::of(envs.iter().map(|env| Figures {
+        accuracies: [env.control_accuracy, env.test_accuracy],
+        parameters: env.parameters,
+        training_flops: env.training_flops,
+    }));
+    let bare = Means::of(twins.iter().map(|twin| Figures {
+        accuracies: [twin.control_accuracy, twin.test_accuracy],
+        parameters: twin.parameters,
+        training_flops: twin.training_flops,
+    }));
+    let mut table = new();
+    let of = counted(envs.len(), ["env", "envs"]);
+    let name = if envs.len() == 1 { of } else { format!("mean of {of}") };
+    table.set_header([name.as_str(), "control", "test", "parameters", "training compute"]);
+    table.add_row(bare.row("bare"));
+    table.add_row(grown.row("grown"));
+    table.add_row(grown.over(&bare));
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    Some(table)
+}
+
+/// Figures of a network in the comparison with a bare host.
+struct Figures {
+    /// On the control split and on the test split.
+    accuracies: [Option<f64>; 2],
+    parameters: usize,
+    training_flops: u64,
+}
+
+/// Means of figures.
+struct Means {
+    accuracies: [Option<f64>; 2],
+    parameters: f64,
+    training_flops: f64,
+}
+
+impl Means {
+    fn of(figures: impl Iterator<Item = Figures> + Clone) -> Self {
+        let accuracy =
+            |split: usize| mean(figures.clone().filter_map(move |f| f.accuracies[split]));
+        Self {
+            accuracies: [0, 1].map(accuracy),
+            parameters: mean(figures.clone().map(|f| f.parameters as f64)).unwrap_or(0.0),
+            training_flops: mean(figures.clone().map(|f| f.training_flops as f64)).unwrap_or(0.0),
+        }
+    }
+
+    fn row(&self, name: &str) -> [String; 5] {
+        let [control, test] = self.accuracies.map(percent);
+        let parameters = thousands(self.parameters.round() as u64);
+        [name.into(), control, test, parameters, flops(self.training_flops)]
+    }
+
+    /// The row of the differences from a bare host: points of accuracy, and ratios of the rest.
+    fn over(&self, bare: &Self) -> [String; 5] {
+        let points = |split: usize| match (self.accuracies[split], bare.accuracies[split]) {
+            (Some(grown), Some(bare)) => format!("{:+.1} points", 100.0 * (grown - bare)),
+            _ => percent(None),
+        };
+        let ratio = |grown: f64, bare: f64| format!("× {:.2}", grown / bare);
+        let parameters = ratio(self.parameters, bare.parameters);
+        let compute = ratio(self.training_flops, bare.training_flops);
+        ["difference".into(), points(0), points(1), parameters, compute]
+    }
 }
 
 fn parameters(env: &EnvSummary) -> String {

@@ -220,9 +220,11 @@ fn what_cannot_be_compared_is_refused_before_anything_runs() {
 #[test]
 fn a_policy_compared_on_what_it_learned_on_is_warned_of() {
     let m = Meristem::new();
-    m.ok(&format!("train {TINY} --seed 1001 --run-dir learned --quiet"));
+    m.ok(&format!("train {TINY} --controller ppo --seed 1001 --run-dir learned --quiet"));
     let file = "learned/policy.safetensors";
-    m.ok(&format!("train {TINY} --policy {file} --seed 2001 --run-dir on --quiet"));
+    m.ok(&format!(
+        "train {TINY} --controller ppo --policy {file} --seed 2001 --run-dir on --quiet"
+    ));
     let compare = |policy: &str, flags: &str| {
         let told = eval(
             &m,

@@ -14,4 +14,5 @@ mod interrupt;
 mod resume;
 mod trace;
 mod train;
+mod twin;
 mod weights;

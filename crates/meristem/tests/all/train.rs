@@ -6,17 +6,17 @@ use crate::common::{Meristem, TINY, of_kind};
 #[test]
 fn a_run_is_a_folder_that_says_what_happened() {
     let m = Meristem::new();
-    let said = m
-        .ok("train --preset quick --controller heuristic --parameters-per-image 99 --max-gap 99 \
-                     --steps 13 --batch 32 --max-batches 4 --run-dir run");
+    let said = m.ok("train --preset quick --host baseline --controller heuristic --max-gap 99 \
+             --parameters-per-image 99 --steps 13 --batch 32 --max-batches 4 --run-dir run");
     assert!(said.stdout.contains("control accuracy"), "{}", said.stdout);
     assert!(said.stdout.contains("run folder: run"), "{}", said.stdout);
 
     let summary = m.json("run/summary.json");
     assert_eq!(summary["status"], "completed");
     assert_eq!(summary["steps"], 13);
-    assert_eq!(summary["training_steps"], 13 * 4 * 4);
-    assert_eq!(summary["images"], 13 * 4 * 4 * 32);
+    // Of envs and of their twins.
+    assert_eq!(summary["training_steps"], 2 * 13 * 4 * 4);
+    assert_eq!(summary["images"], 2 * 13 * 4 * 4 * 32);
     assert_eq!(summary["dataset"]["train_samples"], 9000);
     assert_eq!(summary["dataset"]["control_samples"], 1000);
     assert_eq!((&summary["events_dropped"], &summary["rollbacks"]), (&0.into(), &0.into()));
@@ -24,7 +24,7 @@ fn a_run_is_a_folder_that_says_what_happened() {
     assert!(summary["memory"]["owners"]["dataset"]["peak"].as_u64().unwrap() > 9_000_000);
     // H4, D5: the inner loop makes no copies, waits or allocations.
     let hot = &summary["hot_path"];
-    assert_eq!(hot["training_steps"], 12 * 4 * 4);
+    assert_eq!(hot["training_steps"], 2 * 12 * 4 * 4);
     for count in ["copies_to_host", "copies_to_device", "synchronizations", "allocations"] {
         assert_eq!(hot[count], 0.0, "{count}");
     }
@@ -245,7 +245,7 @@ fn the_settings_in_force_are_printed_without_a_run() {
 fn a_reward_is_paid_by_the_weights_of_the_settings() {
     let m = Meristem::new();
     std::fs::write(m.path("c.toml"), "reward_gain = 0.0\nreward_rent_max = 0\n").unwrap();
-    m.ok("train --host minimal --envs 2 --steps 6 --max-batches 2 --batch 32 --policy-hidden 16 \
+    m.ok("train --controller random --host minimal --envs 2 --steps 6 --max-batches 2 --batch 32 \
           --rounds 1 --config c.toml --reward-op-price 0.5 --run-dir run --quiet");
     let events = m.events("run");
     let mut prices = 0;
@@ -326,7 +326,8 @@ fn a_dataset_beyond_the_budget_is_streamed_with_the_same_result() {
 #[test]
 fn a_policy_learns_and_is_kept() {
     let m = Meristem::new();
-    let tiny = "--host minimal --envs 2 --steps 6 --max-batches 2 --batch 32 --policy-hidden 16";
+    let tiny = "--controller ppo --host minimal --envs 2 --steps 6 --max-batches 2 --batch 32 \
+                --policy-hidden 16";
     let said = m.ok(&format!("train {tiny} --rounds 2 --slots r0 --hot-scope deny --run-dir run"));
     for words in ["round 2/2 step   6/6  ", "round 2: mean accuracy "] {
         assert!(said.stdout.contains(words), "{words}: {}", said.stdout);
@@ -354,21 +355,22 @@ fn a_policy_learns_and_is_kept() {
         assert!((update["mean_return"].as_f64().unwrap() - paid / 2.0).abs() < 1e-4, "{update}");
     }
     let go_on = "train --host minimal --envs 3 --steps 4 --max-batches 2 --batch 32";
-    m.ok(&format!("{go_on} --slots r0 --policy run/policy.safetensors --run-dir on"));
+    let ppo = format!("{go_on} --controller ppo");
+    m.ok(&format!("{ppo} --slots r0 --policy run/policy.safetensors --run-dir on"));
     m.fails(
-        &format!("{go_on} --slots r0c0 --policy run/policy.safetensors --run-dir no"),
+        &format!("{ppo} --slots r0c0 --policy run/policy.safetensors --run-dir no"),
         2,
         &["for 3 slots", "this run has 1"],
     );
     assert!(!m.path("no").exists(), "nothing is left behind");
-    let printed = m.ok(&format!("{go_on} --policy run/policy.safetensors --print-config")).stdout;
+    let printed = m.ok(&format!("{ppo} --policy run/policy.safetensors --print-config")).stdout;
     assert!(printed.lines().any(|line| line == "policy_hidden = 16"), "{printed}");
     m.fails(
         &format!("{go_on} --controller none --policy run/policy.safetensors"),
         2,
         &["`controller`: got none, expected ppo"],
     );
-    let narrow = format!("{go_on} --policy run/policy.safetensors --policy-hidden 8 --run-dir no");
+    let narrow = format!("{ppo} --policy run/policy.safetensors --policy-hidden 8 --run-dir no");
     m.fails(&narrow, 2, &["`policy-hidden`: got 8, expected 16, the width of the policy in run"]);
     assert!(!m.path("no").exists(), "nothing is left behind");
     m.ok(&format!("{go_on} --controller random --run-dir random"));
@@ -440,7 +442,8 @@ fn a_host_is_trained_by_all_ranks() {
     m.ok("train --config two/config.toml --run-dir again");
     assert!(m.bytes("two/weights/env-0.safetensors") == m.bytes("again/weights/env-0.safetensors"));
     // The policy sees one env, and learns without ranks.
-    m.ok(&format!("{tiny} --ranks 2 --rounds 2 --policy-hidden 8 --run-dir ppo"));
+    let ppo = format!("{tiny} --controller ppo --policy-hidden 8");
+    m.ok(&format!("{ppo} --ranks 2 --rounds 2 --run-dir ppo"));
     assert_eq!(of_kind(&m.events("ppo"), "policy_updated").len(), 2);
     m.fails(&format!("{none} --ranks 2 --envs 2"), 2, &["`envs`: got 2", "data-parallel"]);
     m.fails(
@@ -469,7 +472,8 @@ fn an_error_that_nobody_reads_has_its_exit_code() {
 #[test]
 fn a_policy_that_diverges_ends_the_run() {
     let m = Meristem::new();
-    let tiny = "--host minimal --envs 2 --steps 6 --max-batches 2 --batch 32 --policy-hidden 16";
+    let tiny = "--controller ppo --host minimal --envs 2 --steps 6 --max-batches 2 --batch 32 \
+                --policy-hidden 16";
     let words = ["the policy diverged", "lower learning rate"];
     m.fails(&format!("train {tiny} --rounds 20 --ppo-lr 1e30 --run-dir run"), 1, &words);
     let summary = m.json("run/summary.json");

@@ -16,8 +16,8 @@ fn eval_repeats_the_accuracy_of_the_report() {
         ("fossil", "--steps 14 --min-contribution -100"),
     ] {
         m.ok(&format!(
-            "train --preset quick --controller heuristic --parameters-per-image 99 --max-gap 99 \
-             {flags} --batch 32 --max-batches 4 --run-dir {run} --quiet"
+            "train --preset quick --host baseline --controller heuristic --max-gap 99 \
+             --parameters-per-image 99 {flags} --batch 32 --max-batches 4 --run-dir {run} --quiet"
         ));
         let summary = m.json(&format!("{run}/summary.json"));
         let mut grown = vec![];

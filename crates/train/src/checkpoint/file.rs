@@ -1,7 +1,8 @@
 //! Format of a checkpoint file: safetensors, so that common tools can read it.
 //!
 //! Tensors are named `env.N.weights.NAME`, `env.N.optimiser.NAME`, `env.N.snapshot.NAME`,
-//! `env.N.exchange.RANK.NAME` and `controller.NAME`. Two tensors of bytes, `progress` and
+//! `env.N.exchange.RANK.NAME`, `env.N.twin.weights.NAME`, `env.N.twin.optimiser.NAME` and
+//! `controller.NAME`. Two tensors of bytes, `progress` and
 //! `controller_memory`, hold CBOR, which keeps every bit of a float. The metadata has `format`
 //! (`meristem checkpoint`), `version`, and `checksum`, the CRC-32 of all names and bytes: a
 //! truncated or changed file is refused as a whole.
@@ -37,6 +38,8 @@ pub(super) fn to_bytes(path: &Path, checkpoint: &Checkpoint) -> Result<Vec<u8>> 
         put(format!("env.{env}.optimiser."), &tensors.optimiser);
         put(format!("env.{env}.snapshot."), &tensors.snapshot);
         put(format!("env.{env}.exchange."), &tensors.exchange);
+        put(format!("env.{env}.twin.weights."), &tensors.twin.weights);
+        put(format!("env.{env}.twin.optimiser."), &tensors.twin.optimiser);
     }
     put("controller.".into(), &controller.tensors);
     let mut bytes = vec![];
@@ -103,6 +106,11 @@ fn home<'a, 'n>(
         ("optimiser", name) => Some((&mut env.optimiser, name)),
         ("snapshot", name) => Some((&mut env.snapshot, name)),
         ("exchange", name) => Some((&mut env.exchange, name)),
+        ("twin", name) => match name.split_once('.')? {
+            ("weights", name) => Some((&mut env.twin.weights, name)),
+            ("optimiser", name) => Some((&mut env.twin.optimiser, name)),
+            _ => None,
+        },
         _ => None,
     }
 }

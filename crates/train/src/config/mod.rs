@@ -29,7 +29,7 @@ pub(crate) use self::identity::{first_difference, identity};
 pub(crate) use self::policy_file::PolicyFile;
 pub(crate) use self::table::{FIRST_STUDY_SEED, STATISTICS_BATCHES};
 pub use self::table::{Layer, TrainConfig, all};
-use self::types::{CommKind, ControllerKind, Preset};
+use self::types::{CommKind, ControllerKind, Preset, Switch};
 pub use self::value::Form;
 use crate::error::Result;
 
@@ -75,6 +75,13 @@ impl TrainConfig {
             ControllerKind::None => 0.0,
             _ => table::CONTROL_SHARE,
         })
+    }
+
+    /// Whether every env has a twin: as set, else where a controller grows the env, and one process
+    /// trains it.
+    pub(crate) fn twin(&self) -> bool {
+        let grows = self.controller != ControllerKind::None && !self.data_parallel;
+        self.twin.map_or(grows, |twin| twin.0)
     }
 
     /// The width of the policy: as set, else the width of a new policy.
@@ -130,6 +137,7 @@ impl TrainConfig {
         written.name = Some(self.run_name());
         written.control_split = Some(self.control_share());
         written.policy_hidden = Some(self.policy_width());
+        written.twin = Some(Switch(self.twin()));
         if self.comm == CommKind::Threads {
             written.ranks = Some(self.ranks());
         }
@@ -260,7 +268,10 @@ mod tests {
         let flags = Layer { batch: Some(32), preset: Some(Preset::Quick), ..Layer::default() };
         let config = resolve(file, flags).unwrap();
         assert_eq!((config.batch, config.envs, config.preset), (32, 2, Preset::Quick));
-        assert_eq!(config.steps, TrainConfig::base(Preset::Quick, &ControllerKind::Ppo).steps);
+        assert_eq!(
+            config.steps,
+            TrainConfig::base(Preset::Quick, &ControllerKind::default()).steps
+        );
     }
 
     /// Only a learning controller benefits from several rounds; the others have all steps in one.

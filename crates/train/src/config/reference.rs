@@ -137,7 +137,7 @@ mod tests {
             "| `batch` | whole number (N), 1 to 65536 | 128 | result | 1 | \
              Samples in a batch of one env; with --data-parallel, of all ranks together. |"
         );
-        assert!(of("steps").contains("if the controller does not learn: 40"), "{}", of("steps"));
+        assert!(of("steps").contains("if the controller does not learn: 30"), "{}", of("steps"));
         assert!(of("threads").contains("| process, resume |"), "{}", of("threads"));
         assert!(of("min_contribution").contains("| 0.5, quick 0, full 1 |"));
         assert!(of("run_dir").contains(r"| runs/\<time>-\<name> |"));

@@ -24,6 +24,9 @@ use super::value::Value;
 /// rank whose envs have grown.
 const COMM_DEADLINE: usize = 600;
 
+/// Host that is too small for the embedded dataset, so that growth pays there: 496 parameters.
+const SMALL_HOST: &str = "cnn:channels=2";
+
 /// Width of a new policy with preset full.
 const FULL_WIDTH: usize = 512;
 
@@ -96,7 +99,7 @@ settings! {
             unit("N"), whole(1, 1_000_000);
         /// Steps per episode. A step is one epoch of host training (see --epoch), followed by one
         /// action per env.
-        steps: usize = presets(15, 10, 60).without_learning(40, 18, 60),
+        steps: usize = presets(15, 10, 60).without_learning(30, 18, 60),
             unit("N"), whole(1, 1_000_000);
         /// Steps between checkpoints; there is also one after the first step of the run. With 0
         /// checkpoints are written only between rounds and when the run is stopped.
@@ -157,7 +160,7 @@ settings! {
     "Hosts" {
         /// Host: baseline, wide, deep, large, impaired or minimal, or a description such as
         /// cnn:channels=12,blocks=4,kernel=5,pools=3.
-        host: String = same("baseline");
+        host: String = presets(SMALL_HOST.into(), SMALL_HOST.into(), "baseline".into());
         /// Number of hosts trained side by side; 1 with --data-parallel.
         envs: usize = same(4usize), unit("N"), whole(1, 4096);
         /// Weights file that every env starts from: safetensors with PyTorch's names.
@@ -165,6 +168,10 @@ settings! {
         /// Weights file of any run, whose topology every env starts from: its modules are permanent
         /// from the beginning and have random weights, as the host has.
         start_topology: Option<PathBuf> = absent("no modules"), unit("FILE"), since(5);
+        /// Train beside every env its bare twin, for comparison: the same host without growth, with
+        /// the same initial weights, on the same batches.
+        twin: Option<Switch> = absent("on with a controller, except with --data-parallel"),
+            unit("on|off"), since(5), before("off"), train_only();
         /// File for a copy of the weights of the best env: best by control accuracy after the last
         /// round, or env 0 without a control split. Must not exist.
         export: Option<PathBuf> = absent("no additional file"),
@@ -208,10 +215,10 @@ settings! {
             unit("N"), whole(0, 1024), scope(Scope::Process), on_resume();
     }
     "Growth" {
-        /// Controller that decides what grows. ppo: a policy that learns from round to round.
-        /// ppo:FILE, greedy:FILE: a fixed policy that samples its actions, or takes the most
-        /// probable ones. heuristic: rules. random: any legal action. fixed:FILE: a script of
-        /// actions. none: nothing grows.
+        /// Controller that decides what grows. heuristic: rules. ppo: a policy that learns from
+        /// round to round. ppo:FILE, greedy:FILE: a fixed policy that samples its actions, or takes
+        /// the most probable ones. random: any legal action. fixed:FILE: a script of actions. none:
+        /// nothing grows.
         controller: ControllerKind = same(ControllerKind::default()), train_only();
         /// Slots that may grow: names (r0c1), regions (r0, r1), or all.
         slots: Vec<String> = same(["r0".to_string()]), unit("LIST");

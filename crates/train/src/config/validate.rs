@@ -24,6 +24,10 @@ pub(crate) fn together(config: &TrainConfig) -> Result<()> {
         let got = config.trace.as_deref().unwrap_or(Path::new("")).display();
         return Err(Error::value("trace", got, "a file other than that of `export`"));
     }
+    if config.data_parallel && config.twin() {
+        let expected = "off with data-parallel, whose ranks train one network";
+        return Err(Error::value("twin", "on", expected));
+    }
     check_ranks(config)?;
     Devices::of(config).map(drop)
 }

@@ -1,7 +1,9 @@
 //! One env: a host, its network on a stream of its own, and its measurements.
 
 mod guard;
+mod networks;
 mod state;
+mod twin;
 
 use std::sync::Arc;
 
@@ -19,7 +21,9 @@ use meristem_nn::{
 };
 
 pub(crate) use self::guard::Guard;
-pub(crate) use self::state::{EnvState, EnvTensors, SavedEnv};
+pub(crate) use self::networks::{Networks, networks};
+pub(crate) use self::state::{EnvState, EnvTensors, SavedEnv, TwinTensors};
+pub(crate) use self::twin::{TEST as TWIN_TEST, Twin};
 use crate::error::Result;
 use crate::position::Position;
 use crate::record::summary::ModuleCounts;
@@ -79,6 +83,10 @@ pub(crate) struct Env {
     pub(crate) guard: Guard,
     /// Last good state of the host and its fossilized modules.
     pub(crate) snapshot: Snapshot,
+    /// The same host without growth, if the run trains one.
+    pub(crate) twin: Option<Twin>,
+    /// Floating-point operations of training in this episode.
+    pub(crate) training_flops: u64,
     parameters: ParameterCounts,
 }
 
@@ -90,6 +98,7 @@ impl Env {
     pub(crate) fn new(setup: &Setup, options: EnvOptions<'_>) -> Result<Self> {
         let mut env = Self::of(setup, setup.fresh_host()?, options)?;
         setup.initialise(&mut env.network)?;
+        env.twin = setup.config.twin().then(|| Twin::new(setup, options)).transpose()?;
         let (network, snapshot, graph) = env.snapshot_due(setup)?;
         snapshot.take(network, &graph)?;
         Ok(env)
@@ -109,7 +118,11 @@ impl Env {
         env.network.load_state_dict(&tensors.weights, true)?;
         env.network.load_momentum_dict(&tensors.optimiser)?;
         env.snapshot.load_state_dict(&tensors.snapshot)?;
+        let twin = |twin| Twin::restore(setup, options, twin, &tensors.twin);
+        let twin = state.twin.map(twin).transpose()?;
         Ok(Self {
+            twin,
+            training_flops: state.training_flops,
             guard: state.guard,
             measured: state.measured,
             interactions_pp: state.interactions_pp,
@@ -147,11 +160,14 @@ impl Env {
             train: self.train.clone(),
             control: self.control,
             history: self.history,
+            training_flops: self.training_flops,
+            twin: self.twin.as_ref().map(Twin::state),
         };
         let (weights, optimiser) = (self.network.state_dict()?, self.network.momentum_dict()?);
         let snapshot = self.snapshot.state_dict()?;
         let exchange = StateDict::default();
-        let tensors = EnvTensors { weights, optimiser, snapshot, exchange };
+        let twin = self.twin.as_ref().map_or(Ok(TwinTensors::default()), Twin::save)?;
+        let tensors = EnvTensors { weights, optimiser, snapshot, exchange, twin };
         Ok(SavedEnv { state, tensors })
     }
 
@@ -190,6 +206,8 @@ impl Env {
             control: None,
             history: ModuleCounts::default(),
             counterfactual,
+            twin: None,
+            training_flops: 0,
         })
     }
 
@@ -205,6 +223,7 @@ impl Env {
         if rate != self.rate {
             self.rate = rate;
             self.set_rate(setup)?;
+            self.twin.as_mut().map_or(Ok(()), |twin| twin.set_rate(setup, rate))?;
         }
         self.sync_network(setup)?;
         self.counterfactual = if when.step + 1 == config.steps {
@@ -244,6 +263,30 @@ impl Env {
             self.network.set_graph(setup.graph(&self.host, self.rate)?)?;
         }
         Ok(())
+    }
+
+    /// Compiles the training plans for batches of these sizes, also those of the twin.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub(crate) fn prepare_training(&mut self, sizes: &[usize]) -> Result<()> {
+        let twin = self.twin.as_mut().map(|twin| &mut twin.network);
+        for network in std::iter::once(&mut self.network).chain(twin) {
+            sizes.iter().try_for_each(|&size| network.prepare_training(size))?;
+        }
+        Ok(())
+    }
+
+    /// Adds the operations of `passes` forward passes over `images` images to those of the episode,
+    /// also to those of the twin. Returns their sum.
+    ///
+    /// # Errors
+    /// None for the network of an env.
+    pub(crate) fn count_flops(&mut self, passes: u64, images: u64) -> Result<u64> {
+        let flops = passes * images * self.network.eval_flops(0..1)?.1;
+        self.training_flops += flops;
+        let of_twin = self.twin.as_mut().map_or(Ok(0), |twin| twin.count_flops(passes, images))?;
+        Ok(flops + of_twin)
     }
 
     /// Alphas of each configuration that the current step evaluates.
@@ -368,6 +411,7 @@ impl Env {
         rows.push(self.host.alphas());
         self.network.set_alphas(&rows)?;
         self.network.reset_metrics()?;
+        self.twin.as_ref().map_or(Ok(()), |twin| twin.network.reset_metrics())?;
         Ok(rows.len() - 1)
     }
 
@@ -416,20 +460,16 @@ impl Env {
     }
 }
 
-/// The networks of some envs, to be launched together.
-pub(crate) fn networks(envs: &mut [Env]) -> meristem_nn::Fleet<'_> {
-    meristem_nn::Fleet::of(envs.iter_mut().map(|env| &mut env.network))
-}
-
-/// Sets the alphas of every env's configurations, and resets its metrics.
+/// Sets the alphas of every env's configurations, and resets all metrics.
 ///
 /// # Errors
 /// A failed stream.
 pub(crate) fn set_alphas(envs: &mut [Env]) -> Result<()> {
     let tables: Vec<Vec<Vec<f32>>> = envs.iter().map(|env| env.alphas().to_vec()).collect();
-    let mut networks = networks(envs);
-    networks.set_alphas(&tables)?;
-    Ok(networks.reset_metrics()?)
+    let Networks { mut grown, twins } = networks(envs);
+    grown.set_alphas(&tables)?;
+    grown.reset_metrics()?;
+    Ok(twins.reset_metrics()?)
 }
 
 /// Accuracy in percentage points; NaN without samples.

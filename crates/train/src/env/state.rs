@@ -32,6 +32,19 @@ pub(crate) struct EnvState {
     pub(crate) control: Option<EvalMetrics>,
     pub(crate) history: ModuleCounts,
     pub(crate) guard: Guard,
+    /// Floating-point operations of training in this episode.
+    #[serde(default)]
+    pub(crate) training_flops: u64,
+    /// State of the twin, if there is one.
+    #[serde(default)]
+    pub(crate) twin: Option<TwinState>,
+}
+
+/// State of an env's twin, without tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct TwinState {
+    pub(crate) training_flops: u64,
+    pub(crate) diverged: bool,
 }
 
 /// Tensors of an env, with PyTorch's names.
@@ -45,4 +58,15 @@ pub(crate) struct EnvTensors {
     pub(crate) snapshot: StateDict,
     /// Gradients that the ranks have not sent yet, with the names from `fleet::Replicas`.
     pub(crate) exchange: StateDict,
+    /// Tensors of the twin; empty without one.
+    pub(crate) twin: TwinTensors,
+}
+
+/// Tensors of an env's twin, with PyTorch's names.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct TwinTensors {
+    /// Parameters and running statistics.
+    pub(crate) weights: StateDict,
+    /// Momentum of the optimiser.
+    pub(crate) optimiser: StateDict,
 }

@@ -331,6 +331,22 @@ pub struct StepCompleted {
     /// host. It is equal on all ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<String>,
+    /// Results of the bare twin, if the run trains one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub twin: Option<TwinStep>,
+}
+
+/// Results of an env's twin after one step: of the same host without growth, trained on the same
+/// batches.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TwinStep {
+    /// Mean training loss over the step; each batch is measured before its update. Null from the
+    /// step on in which the twin diverged, as are the others.
+    pub train_loss: Option<f64>,
+    /// Control loss; null without a control split.
+    pub control_loss: Option<f64>,
+    /// Control accuracy; null without a control split.
+    pub control_accuracy: Option<f64>,
 }
 
 /// Seconds that the host thread spent in each phase of a step, for the envs of one process.

@@ -74,11 +74,12 @@ pub struct Summary {
     pub rounds: usize,
     /// Steps over all rounds. A step is one epoch of host training.
     pub steps: u64,
-    /// Training steps over all envs and rounds. A training step is one batch of one env.
+    /// Training steps over all envs, their twins and all rounds. A training step is one batch of
+    /// one of them.
     pub training_steps: u64,
-    /// Images trained, over all envs and rounds.
+    /// Images trained, over all envs, their twins and all rounds.
     pub images: u64,
-    /// Floating-point operations of training, over all envs and rounds: three times those of an
+    /// Floating-point operations of training, over the same: three times those of an
     /// evaluation for every image trained (forward, and backward with respect to activations and to
     /// weights), once for every image with which running statistics are recomputed.
     #[serde(default)]
@@ -326,6 +327,13 @@ pub struct EnvSummary {
     pub host_parameters: usize,
     /// Trained parameters of the modules that are part of the network.
     pub grown_parameters: usize,
+    /// Floating-point operations of training in the episode, counted as in
+    /// [`Summary::training_flops`]; 0 in older summaries.
+    #[serde(default)]
+    pub training_flops: u64,
+    /// Results of the bare twin, if the run trained one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub twin: Option<TwinSummary>,
     /// Modules in the network: fossilized ones and live ones.
     pub modules: Vec<ModuleSummary>,
     /// Counts of modules germinated, pruned and fossilized in the episode.
@@ -335,6 +343,25 @@ pub struct EnvSummary {
     pub rollbacks: usize,
     /// Path of the weights file, relative to the run folder.
     pub weights: PathBuf,
+}
+
+/// Results of an env's twin at the end of an episode: of the same host without growth, trained on
+/// the same batches.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TwinSummary {
+    /// Control loss; null without a control split, as the accuracy. All four are null if the twin
+    /// diverged.
+    pub control_loss: Option<f64>,
+    /// Control accuracy.
+    pub control_accuracy: Option<f64>,
+    /// Test loss; null without a test split, as the accuracy.
+    pub test_loss: Option<f64>,
+    /// Test accuracy.
+    pub test_accuracy: Option<f64>,
+    /// Trained parameters.
+    pub parameters: usize,
+    /// Floating-point operations of training in the episode.
+    pub training_flops: u64,
 }
 
 /// Reads null as NaN, which JSON lacks.

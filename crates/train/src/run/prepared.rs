@@ -394,7 +394,7 @@ fn try_envs(setup: &Setup, fleet: &Fleet) -> Result<()> {
     let (mut envs, seed) = (vec![], setup.config.seed);
     for ((index, stream), sizes) in fleet.machine.streams_by_env().zip(&fleet.batch_sizes) {
         let mut env = Env::new(setup, EnvOptions { index, stream, seed, batch_log: 1 })?;
-        sizes.iter().try_for_each(|&size| env.network.prepare_training(size))?;
+        env.prepare_training(sizes)?;
         envs.push(env);
     }
     Ok(())

@@ -3,35 +3,36 @@
 use std::ops::Range;
 
 use meristem_data::GatherBatches;
-use meristem_nn::Metrics;
+use meristem_nn::{Fleet as NetworkFleet, Metrics};
 
-use crate::env::{Env, networks};
+use crate::env::{Env, Networks, networks};
 use crate::error::Result;
 use crate::fleet::{Fleet, labelled};
 
-/// Evaluates every env on the control split, in every configuration of its step. Does not wait for
-/// the device.
+/// Evaluates every env on the control split, in every configuration of its step, and every twin.
+/// Does not wait for the device.
 ///
 /// # Errors
 /// A device failure.
 pub(crate) fn control(fleet: &mut Fleet, envs: &mut [Env]) -> Result<()> {
     let _span = fleet.machine.span(|| "evaluate");
     let configurations: Vec<_> = envs.iter().map(|env| 0..env.configurations()).collect();
-    serve(envs, &mut fleet.control, &configurations)
+    serve(networks(envs), &mut fleet.control, &configurations, 0)
 }
 
 /// Enqueues one pass over a split, batch by batch for all envs. Each batch is gathered once and
-/// evaluated in one launch for all configurations of its env. Without gathers it does nothing.
+/// evaluated in one launch for all configurations of its env, and in another for this row of its
+/// twin. Without gathers it does nothing.
 pub(super) fn serve(
-    envs: &mut [Env],
+    mut networks: Networks<'_>,
     gathers: &mut [GatherBatches],
     configurations: &[Range<usize>],
+    of_twins: usize,
 ) -> Result<()> {
     if gathers.is_empty() {
         return Ok(());
     }
     gathers.iter_mut().try_for_each(|gather| gather.start_epoch(0))?;
-    let mut networks = networks(envs);
     loop {
         let mut batches = vec![];
         for gather in &mut *gathers {
@@ -39,7 +40,7 @@ pub(super) fn serve(
             let Some(next) = gather.next()? else { return Ok(()) };
             batches.extend(next);
         }
-        networks.eval_rows(&labelled(&batches), configurations)?;
+        networks.eval_rows(&labelled(&batches), configurations, of_twins)?;
     }
 }
 
@@ -49,8 +50,10 @@ pub(super) fn serve(
 /// A device failure.
 pub(crate) fn read(fleet: &Fleet, envs: &mut [Env]) -> Result<()> {
     let has_control = !fleet.control.is_empty();
-    networks(envs).count_non_finite()?;
-    let all = match (&fleet.replicas, &envs[..]) {
+    let Networks { grown, twins } = networks(envs);
+    grown.count_non_finite()?;
+    twins.count_non_finite()?;
+    let all = match (&fleet.replicas, &mut *envs) {
         (Some(replicas), [env]) => {
             vec![replicas.read(&fleet.machine, fleet.train.order(), &env.network)?]
         }
@@ -75,7 +78,10 @@ pub(crate) fn again(fleet: &mut Fleet, envs: &mut [Env], restored: &[usize]) -> 
     for &index in restored {
         let one = index..index + 1;
         let row = 0..1;
-        serve(&mut envs[one.clone()], &mut fleet.control[one], &[row])?;
+        // A twin has been evaluated, and is not restored.
+        let networks = networks(&mut envs[one.clone()]);
+        let networks = Networks { twins: NetworkFleet::of([]), ..networks };
+        serve(networks, &mut fleet.control[one], &[row], 0)?;
     }
     let all = read_all(fleet, envs)?;
     for (index, (env, metrics)) in envs.iter_mut().zip(all).enumerate() {
@@ -86,8 +92,15 @@ pub(crate) fn again(fleet: &mut Fleet, envs: &mut [Env], restored: &[usize]) -> 
     Ok(())
 }
 
-pub(super) fn read_all(fleet: &Fleet, envs: &[Env]) -> Result<Vec<Metrics>> {
+/// Reads the metrics of all envs and of their twins, which keep their own.
+pub(super) fn read_all(fleet: &Fleet, envs: &mut [Env]) -> Result<Vec<Metrics>> {
     let _span = fleet.machine.span(|| "read");
-    let tensors: Vec<_> = envs.iter().map(|env| env.network.metrics()).collect();
-    fleet.machine.read_metrics(&tensors)
+    let twins = envs.iter().filter_map(|env| env.twin.as_ref());
+    let of_twins = twins.map(|twin| twin.network.metrics());
+    let tensors: Vec<_> = envs.iter().map(|env| env.network.metrics()).chain(of_twins).collect();
+    let mut all = fleet.machine.read_metrics(&tensors)?;
+    let of_twins = all.split_off(envs.len());
+    let twins = envs.iter_mut().filter_map(|env| env.twin.as_mut());
+    twins.zip(of_twins).for_each(|(twin, metrics)| twin.note(metrics));
+    Ok(all)
 }

@@ -25,11 +25,11 @@ mod training;
 
 pub(crate) use self::context::Context;
 use self::telemetry::{Clock, Telling};
-use crate::env::{Env, networks, set_alphas};
+use crate::env::{Env, Twin, networks, set_alphas};
 use crate::error::Result;
 use crate::fleet::Fleet;
 use crate::position::Position;
-use crate::record::events::{Event, StepCompleted};
+use crate::record::events::{Event, StepCompleted, TwinStep};
 
 /// Runs one step. Waits for the devices.
 ///
@@ -45,9 +45,7 @@ pub(crate) fn step(context: &mut Context<'_, '_>, envs: &mut [Env], when: Positi
     set_alphas(envs)?;
     for (env, sizes) in envs.iter_mut().zip(&context.fleet.batch_sizes) {
         // Memory for new plans is allocated here, not in the inner loop.
-        for &size in sizes {
-            env.network.prepare_training(size)?;
-        }
+        env.prepare_training(sizes)?;
     }
     prepare(context.fleet, envs)?;
     for (env, replicas) in envs.iter_mut().zip(&mut context.fleet.replicas) {
@@ -62,10 +60,12 @@ pub(crate) fn step(context: &mut Context<'_, '_>, envs: &mut [Env], when: Positi
     measure::control(context.fleet, envs)?;
     measure::read(context.fleet, envs)?;
     clock.lap(|phases| &mut phases.measure);
-    context.spent.images = envs.iter().map(|env| env.train.samples).sum();
-    for env in &*envs {
-        let (_, flops) = env.network.eval_flops(0..1)?;
-        context.spent.training_flops += 3 * env.train.samples * flops;
+    for env in &mut *envs {
+        let images = env.train.samples;
+        let twin = env.twin.as_ref().map_or(0, Twin::images);
+        context.spent.images += images + twin;
+        // A backward pass costs two forward passes: by activations, and by weights.
+        context.spent.training_flops += env.count_flops(3, images)?;
     }
     context.spent.step_seconds = clock.measured();
     tell_batches(context, envs, when);
@@ -101,7 +101,7 @@ fn prepare(fleet: &Fleet, envs: &mut [Env]) -> Result<()> {
         fleet.train_batches.iter().try_for_each(|sizes| networks.prepare_training(sizes))?;
     }
     let mut evaluated = fleet.control_batches.iter();
-    Ok(evaluated.try_for_each(|sizes| networks.prepare_evaluation(sizes, &rows))?)
+    evaluated.try_for_each(|sizes| networks.prepare_evaluation(sizes, &rows, 0))
 }
 
 /// Records one event per batch and env, in the order of training.
@@ -153,5 +153,15 @@ fn step_event(
         phases: None,
         gradients: telling.gradient_statistics(env),
         fingerprint: (train.fingerprint != 0).then(|| format!("{:016x}", train.fingerprint)),
+        twin: env.twin.as_ref().map(twin_step),
+    }
+}
+
+fn twin_step(twin: &Twin) -> TwinStep {
+    let control = twin.control();
+    TwinStep {
+        train_loss: twin.train_loss(),
+        control_loss: control.loss(),
+        control_accuracy: control.accuracy(),
     }
 }

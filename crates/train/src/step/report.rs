@@ -5,16 +5,16 @@ use std::path::PathBuf;
 use meristem_grow::ParameterCounts;
 use meristem_nn::{EvalMetrics, Metrics};
 
-use crate::env::Env;
+use crate::env::{Env, TWIN_TEST, Twin, networks};
 use crate::error::Result;
 use crate::fleet::Fleet;
 use crate::record::run_folder::weights_name;
-use crate::record::summary::{EnvSummary, ModuleSummary};
+use crate::record::summary::{EnvSummary, ModuleSummary, TwinSummary};
 use crate::setup::Setup;
 use crate::step::measure;
 
 /// Evaluates the envs at the end of an episode: leave-one-out of every module on the control split,
-/// and once on the test split, if there is one. Waits for the devices once.
+/// and once on the test split, if there is one; the twins likewise. Waits for the devices once.
 ///
 /// # Errors
 /// A device failure.
@@ -29,7 +29,7 @@ pub(crate) fn report(
     }
     measure::control(fleet, envs)?;
     let rows: Vec<_> = test_rows.iter().map(|&row| row..row + 1).collect();
-    measure::serve(envs, &mut fleet.test, &rows)?;
+    measure::serve(networks(envs), &mut fleet.test, &rows, TWIN_TEST)?;
     let has_control = !fleet.control.is_empty();
     let all = measure::read_all(fleet, envs)?;
     let mut summaries = vec![];
@@ -57,9 +57,23 @@ fn summarise(env: &mut Env, metrics: Metrics, test: EvalMetrics, has_control: bo
         host_parameters: host,
         grown_parameters: env.parameters().grown(),
         modules: modules(env),
+        training_flops: env.training_flops,
+        twin: env.twin.as_ref().map(summarise_twin),
         history: env.history,
         rollbacks: env.guard.rollbacks,
         weights: PathBuf::from("weights").join(weights_name(env.index)),
+    }
+}
+
+fn summarise_twin(twin: &Twin) -> TwinSummary {
+    let (control, test) = (twin.control(), twin.test());
+    TwinSummary {
+        control_loss: control.loss(),
+        control_accuracy: control.accuracy(),
+        test_loss: test.loss(),
+        test_accuracy: test.accuracy(),
+        parameters: twin.parameters,
+        training_flops: twin.training_flops,
     }
 }
 

@@ -20,6 +20,7 @@ pub(super) fn recompute_statistics(
 ) -> Result<()> {
     let Fleet { machine, train, replicas, .. } = &mut *context.fleet;
     let batches = context.setup.config.statistics_batches;
+    let mut images = vec![0; envs.len()];
     if batches == 0 || replicas.is_some() {
         return Ok(());
     }
@@ -29,10 +30,12 @@ pub(super) fn recompute_statistics(
     for _ in 0..batches {
         let Some(next) = train.next()? else { break };
         networks.observe(&next.iter().map(|batch| &batch.inputs).collect::<Vec<_>>())?;
-        for (batch, network) in next.iter().zip(networks.networks()) {
-            let images = batch.inputs.dims().first().map_or(0, |images| *images as u64);
-            context.spent.training_flops += images * network.eval_flops(0..1)?.1;
+        for (batch, images) in next.iter().zip(&mut images) {
+            *images += batch.inputs.dims().first().map_or(0, |images| *images as u64);
         }
+    }
+    for (env, images) in envs.iter_mut().zip(images) {
+        context.spent.training_flops += env.count_flops(1, images)?;
     }
     Ok(())
 }
@@ -63,9 +66,8 @@ pub(super) fn train_epoch(
             let mut networks = networks(envs);
             let mut batches = 0;
             while let Some(next) = train.next()? {
-                batches += next.len() as u64;
-                networks.train_step(&labelled(&next))?;
-                for (batch, network) in next.iter().zip(networks.networks()) {
+                batches += networks.train_step(&labelled(&next))?;
+                for (batch, network) in next.iter().zip(networks.grown.networks()) {
                     journal.batch_enqueued(batch.env, network)?;
                 }
             }

@@ -26,7 +26,7 @@ use crate::record::observer::Observer;
 use crate::record::run_folder::{POLICY, write_json};
 use crate::record::summary::{Status, Summary};
 use crate::run::run_on;
-use crate::settings::{CommKind, ControllerKind, ExchangeKind};
+use crate::settings::{CommKind, ControllerKind, ExchangeKind, Switch};
 use crate::setup::controllers::AnyController;
 use crate::setup::{Names, Setup, residency};
 
@@ -122,6 +122,8 @@ impl StudyConfig {
             ranks: None,
             exchange: ExchangeKind::default(),
             run_dir: Some(folder),
+            // The contender `none` is the bare host.
+            twin: Some(Switch(false)),
             // Without a controller as well, so that all contenders train on the same images.
             control_split: Some(settings.control_share()),
             ..settings

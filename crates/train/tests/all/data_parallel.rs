@@ -6,7 +6,9 @@ use meristem_device::Policy;
 use meristem_nn::Network;
 use meristem_train::config::{Layer, TrainConfig};
 use meristem_train::events::{Event, StepCompleted};
-use meristem_train::settings::{ControllerKind, ExchangeKind, HotScopePolicy, Limit, Preset};
+use meristem_train::settings::{
+    ControllerKind, ExchangeKind, HotScopePolicy, Limit, Preset, Switch,
+};
 use meristem_train::{Error, Observer, Result, Silent, Summary, resume, run};
 
 /// Settings of a host with a convolution that is large enough for a sparse exchange, trained on a
@@ -69,8 +71,12 @@ fn one_rank_is_an_env_that_is_alone() {
     let [one, plain] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let (mut seen, mut expected) = (Seen::default(), Seen::default());
     let summary = train(flags(one.path(), 1, ExchangeKind::Dense), &mut seen).unwrap();
-    let alone =
-        Layer { data_parallel: None, envs: Some(1), ..flags(plain.path(), 1, ExchangeKind::Dense) };
+    let alone = Layer {
+        data_parallel: None,
+        envs: Some(1),
+        twin: Some(Some(Switch(false))),
+        ..flags(plain.path(), 1, ExchangeKind::Dense)
+    };
     assert_eq!(train(alone, &mut expected).unwrap().envs, summary.envs);
     assert!(weights(one.path()) == weights(plain.path()));
     assert!(expected.germinated > 0 && seen.steps.iter().all(|step| step.fingerprint.is_none()));

@@ -6,7 +6,7 @@ use std::path::Path;
 use meristem_device::Policy;
 use meristem_nn::Network;
 use meristem_train::config::{Layer, TrainConfig};
-use meristem_train::settings::{ControllerKind, HotScopePolicy, Limit};
+use meristem_train::settings::{ControllerKind, HotScopePolicy, Limit, Switch};
 use meristem_train::{Error, Observer, Result, Summary, resume, run};
 
 /// Reads a loss back in the inner loop from the `from`-th batch on, which is forbidden.
@@ -38,6 +38,8 @@ fn train(folder: &Path, policy: Policy, from: usize) -> Result<Summary> {
         max_batches: Some(Limit::Count(4)),
         run_dir: Some(Some(folder.join("run"))),
         export: Some(Some(folder.join("best.safetensors"))),
+        // Its batches would be counted, but not observed.
+        twin: Some(Some(Switch(false))),
         hot_scope: Some(HotScopePolicy(policy)),
         ..Layer::default()
     };

@@ -14,9 +14,9 @@ use crate::config::value::Value;
 #[serde(try_from = "String", into = "String")]
 pub enum ControllerKind {
     /// The rules in `docs/control.md`.
+    #[default]
     Heuristic,
     /// A policy that learns by PPO from round to round.
-    #[default]
     Ppo,
     /// A policy from a file that samples its actions and does not learn. Text form: `ppo:FILE`.
     Policy(PathBuf),

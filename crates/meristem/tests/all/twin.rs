@@ -1,0 +1,84 @@
+//! The bare twin of every env: results, reports, and what it leaves alone.
+
+use crate::common::{Meristem, of_kind};
+
+/// A run that grows: a module in r0c1 of each of two hosts, whose learning rate falls.
+const GROWING: &str = "train --host minimal --envs 2 --steps 9 --max-batches 3 --batch 32 \
+                       --control-split 0.1 --lr-schedule cosine --seed 7";
+
+fn script(m: &Meristem) {
+    let line = "{\"step\":0,\"op\":\"GERMINATE\",\"slot\":\"r0c1\",\"blueprint\":\"conv_light\",\
+                 \"tempo\":\"fast\",\"then\":\"FOSSILIZE\"}\n";
+    std::fs::write(m.path("a.jsonl"), line).unwrap();
+}
+
+/// Its results are those of the same run without a controller, to the last bit.
+#[test]
+fn a_twin_is_the_host_that_nothing_grows_in() {
+    let m = Meristem::new();
+    script(&m);
+    let said =
+        m.ok(&format!("{GROWING} --controller fixed:a.jsonl --hot-scope deny --run-dir both"));
+    m.ok(&format!("{GROWING} --controller none --run-dir none --quiet"));
+    let [both, none] = ["both", "none"].map(|run| m.json(&format!("{run}/summary.json")));
+    for env in 0..2 {
+        let (twin, bare) = (&both["envs"][env]["twin"], &none["envs"][env]);
+        for key in ["control_loss", "control_accuracy", "test_loss", "test_accuracy", "parameters"]
+        {
+            assert_eq!(twin[key], bare[key], "{key}");
+        }
+        assert_eq!(twin["training_flops"], bare["training_flops"]);
+        assert_ne!(twin["test_loss"], both["envs"][env]["test_loss"], "nothing grew");
+        assert!(both["envs"][env]["training_flops"].as_u64() > twin["training_flops"].as_u64());
+        assert!(bare.get("twin").is_none(), "{bare}");
+    }
+    let [both_events, none_events] = ["both", "none"].map(|run| m.events(run));
+    let steps = of_kind(&none_events, "step_completed");
+    for (grown, bare) in of_kind(&both_events, "step_completed").iter().zip(steps) {
+        for key in ["train_loss", "control_loss", "control_accuracy"] {
+            assert_eq!(grown["twin"][key], bare[key], "{key} {grown}");
+        }
+    }
+    assert_eq!(both["images"], 2 * none["images"].as_u64().unwrap());
+    assert_eq!(both["training_steps"], 2 * none["training_steps"].as_u64().unwrap());
+    for words in [" %, bare ", "mean of 2 envs", "│ bare ", "│ grown ", "│ difference ", "× "]
+    {
+        assert!(said.stdout.contains(words), "{words}: {}", said.stdout);
+    }
+}
+
+/// Without it the env is the same, and nothing is said of it.
+#[test]
+fn an_env_does_not_depend_on_its_twin() {
+    let m = Meristem::new();
+    script(&m);
+    let run = format!("{GROWING} --controller fixed:a.jsonl --run-dir");
+    m.ok(&format!("{run} with --quiet"));
+    let said = m.ok(&format!("{run} without --twin off"));
+    assert!(!said.stdout.contains("bare"), "{}", said.stdout);
+    for env in 0..2 {
+        let weights = |run: &str| m.bytes(&format!("{run}/weights/env-{env}.safetensors"));
+        assert_eq!(weights("with"), weights("without"));
+    }
+    assert!(m.json("without/summary.json")["envs"][0].get("twin").is_none());
+    m.fails(
+        "train --data-parallel --ranks 2 --controller none --twin on --run-dir no",
+        2,
+        &["`twin`: got on, expected off with data-parallel"],
+    );
+}
+
+/// A run that loses its last steps ends with the same twins.
+#[test]
+fn a_twin_is_resumed() {
+    let m = Meristem::new();
+    script(&m);
+    let run =
+        format!("{GROWING} --controller fixed:a.jsonl --checkpoint-every 4 --quiet --run-dir");
+    m.ok(&format!("{run} run"));
+    let whole = m.json("run/summary.json")["envs"].clone();
+    std::fs::remove_file(m.path("run/summary.json")).unwrap();
+    std::fs::remove_file(m.path("run/checkpoints/round-000000-step-000008.safetensors")).unwrap();
+    m.ok("train --resume run --quiet");
+    assert_eq!(m.json("run/summary.json")["envs"], whole);
+}
