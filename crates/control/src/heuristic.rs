@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::action::Action;
 use crate::controller::Controller;
 use crate::error::Result;
-use crate::rules::legal;
+use crate::rules::{legal, legal_blueprints};
 use crate::state::ControllerState;
 use crate::trend::Trend;
 use crate::view::EnvView;
@@ -191,14 +191,12 @@ impl Memory {
         }
     }
 
-    /// Empty slot and blueprint with the smallest penalty, among equals with the most parameters,
-    /// that leave the host within its budget.
+    /// Slot and blueprint that may germinate there, with the smallest penalty, among equals with
+    /// the most parameters, that leave the host within its budget.
     fn place(&self, host: &Host, config: &HeuristicConfig) -> Option<(usize, usize)> {
-        let slots = host.slots().iter().enumerate();
-        let empty = slots.filter(|(_, slot)| slot.stage == Stage::Dormant);
-        let sized = empty.flat_map(|(index, slot)| {
-            let size = |blueprint: usize| size_in(host, slot, blueprint);
-            (0..host.blueprints().len()).map(move |b| (index, b, size(b)))
+        let sized = host.slots().iter().enumerate().flat_map(|(index, slot)| {
+            let legal = legal_blueprints(index, host).enumerate().filter(|(_, legal)| *legal);
+            legal.map(move |(b, _)| (index, b, size_in(host, slot, b)))
         });
         let room =
             config.max_parameters.map_or(usize::MAX, |most| most.saturating_sub(parameters(host)));

@@ -60,7 +60,7 @@ pub use ppo::{
 pub use random::RandomController;
 pub use report::RoundReport;
 pub use reward::{Deed, RewardConfig, RewardMode, RewardState, RewardTerms};
-pub use rules::{Outcome, apply, legal, legal_ops, legal_slots};
+pub use rules::{Outcome, apply, legal, legal_blueprints, legal_ops, legal_slots};
 pub use sampling::{
     Draw, MASKED_LOGIT, Pick, draw, effective_floor, normalized_entropy, probabilities,
 };

@@ -4,7 +4,7 @@ use meristem_grow::Host;
 
 use crate::action::Op;
 use crate::heads::{HEADS, HeadKind};
-use crate::rules::legal_slots;
+use crate::rules::{legal_blueprints, legal_slots};
 
 /// Number of heads.
 pub const HEAD_COUNT: usize = HEADS.len();
@@ -47,16 +47,22 @@ impl HeadLayout {
     }
 }
 
-/// Legal ops of one env, and the slots in which each is legal.
+/// Legal ops of one env, the slots in which each is legal, and the blueprints that may germinate in
+/// each slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Legality {
     slots: [Vec<bool>; Op::ALL.len()], // [op][slot]
+    blueprints: Vec<Vec<bool>>,        // [slot][blueprint]
 }
 
 impl Legality {
     /// Legality in the host's current state.
     pub fn of(host: &Host) -> Self {
-        Self { slots: Op::ALL.map(|op| legal_slots(op, host)) }
+        let blueprints = |slot| legal_blueprints(slot, host).collect();
+        Self {
+            slots: Op::ALL.map(|op| legal_slots(op, host)),
+            blueprints: (0..host.slots().len()).map(blueprints).collect(),
+        }
     }
 
     /// Whether an op is legal: WAIT always, the others if they are legal in some slot.
@@ -69,11 +75,20 @@ impl Legality {
         &self.slots[op.index()]
     }
 
-    /// Writes for each slot the ops that are legal there, op i as bit i.
+    /// Writes the words of each slot as the kernel of the draws reads them: the ops that are legal
+    /// there, op i as bit i, then the blueprints that may germinate there, likewise.
+    ///
+    /// # Panics
+    /// If there are no words for every slot.
     pub fn write_places(&self, places: &mut [u32]) {
-        for (slot, place) in places.iter_mut().enumerate() {
-            let is = |op: &Op| self.slots(*op).get(slot).is_some_and(|legal| *legal);
-            *place = Op::ALL.iter().filter(|op| is(op)).fold(0, |bits, op| bits | 1 << op.index());
+        let words = places.len() / self.blueprints.len().max(1);
+        let slots = places.chunks_exact_mut(words.max(1)).zip(&self.blueprints).enumerate();
+        for (slot, (words, blueprints)) in slots {
+            words.fill(0);
+            let is = |op: &&Op| self.slots(**op).get(slot).is_some_and(|legal| *legal);
+            Op::ALL.iter().filter(is).for_each(|op| words[0] |= 1 << op.index());
+            let legal = blueprints.iter().enumerate().filter(|(_, legal)| **legal);
+            legal.for_each(|(b, _)| words[1 + b / 32] |= 1 << (b % 32));
         }
     }
 
@@ -83,21 +98,23 @@ impl Legality {
         ops.iter_mut().zip(Op::ALL).for_each(|(legal, op)| *legal = u8::from(self.op(op)));
     }
 
-    /// Writes the masks of all heads after the op, given the op that was chosen: the slot head gets
-    /// the slots of that op, a head that the op does not use is pinned to choice 0, the others are
-    /// free. With one choice left a head's log-probability and entropy are 0.
-    pub fn write_rest(&self, op: Op, layout: &HeadLayout, mask: &mut [u8]) {
-        for (index, head) in HEADS.iter().enumerate().skip(1) {
-            let part = &mut mask[layout.range(index)];
-            if !head.is_used_by(op) {
-                part.fill(0);
-                part.iter_mut().take(1).for_each(|choice| *choice = 1);
-            } else if head.kind == HeadKind::Slot {
-                let slots = part.iter_mut().zip(self.slots(op));
-                slots.for_each(|(choice, legal)| *choice = u8::from(*legal));
-            } else {
-                part.fill(1);
+    /// Writes the mask of a head after the op, given the op and the slot that were chosen: the slot
+    /// head, for which `slot` does not matter, gets the slots of that op, the blueprint head the
+    /// blueprints that may germinate in the slot. A head that the op does not use is pinned to
+    /// choice 0, the others are free. With one choice left a head's log-probability and entropy are
+    /// 0.
+    pub fn write_head(&self, head: usize, (op, slot): (Op, usize), part: &mut [u8]) {
+        let head = &HEADS[head];
+        let free = vec![true; part.len()];
+        let legal = match head.kind {
+            _ if !head.is_used_by(op) => {
+                part.iter_mut().enumerate().for_each(|(i, choice)| *choice = u8::from(i == 0));
+                return;
             }
-        }
+            HeadKind::Slot => self.slots(op),
+            HeadKind::Blueprint => self.blueprints.get(slot).unwrap_or(&free),
+            _ => &free,
+        };
+        part.iter_mut().zip(legal).for_each(|(choice, legal)| *choice = u8::from(*legal));
     }
 }

@@ -33,18 +33,23 @@ pub fn legal(action: &Action, host: &Host) -> Result<(), LifecycleError> {
     }
 }
 
-/// The slot mask of an op: true where the op is legal. The other heads are free wherever this is
-/// true, since legality depends on op and slot alone. For WAIT, which has no slot, all false.
+/// The slot mask of an op: true where the op is legal, GERMINATE where it is with some blueprint.
+/// For WAIT, which has no slot, all false.
 pub fn legal_slots(op: Op, host: &Host) -> Vec<bool> {
     let legal = |slot: usize| match op {
         Op::Wait => false,
-        Op::Germinate => host.check_germinate(slot, 0).is_ok(),
+        Op::Germinate => legal_blueprints(slot, host).any(|legal| legal),
         Op::SetAlphaTarget => host.check_set_alpha_target(slot).is_ok(),
         Op::Prune => host.check_prune(slot).is_ok(),
         Op::Fossilize => host.check_fossilize(slot).is_ok(),
         Op::Advance => host.check_advance(slot).is_ok(),
     };
     (0..host.slots().len()).map(legal).collect()
+}
+
+/// The blueprint mask of a GERMINATE in a slot. All other heads are free where their op is legal.
+pub fn legal_blueprints(slot: usize, host: &Host) -> impl Iterator<Item = bool> {
+    (0..host.blueprints().len()).map(move |blueprint| host.check_germinate(slot, blueprint).is_ok())
 }
 
 /// The op mask: an op is legal if it is legal in some slot; WAIT always.

@@ -96,15 +96,16 @@ pub fn draw(
     legality.write_ops(layout, mask);
     for (index, head) in HEADS.iter().enumerate() {
         let range = layout.range(index);
+        if head.kind != HeadKind::Op {
+            let [op, slot, ..] = draw.choices;
+            legality.write_head(index, (Op::ALL[op], slot), &mut mask[range.clone()]);
+        }
         let row = &mut logits[range.clone()];
         probabilities(row, &mask[range.clone()], floors[index]);
         let choice = choose(row, &mask[range.clone()], &mut pick);
         draw.choices[index] = choice;
         draw.log_probs[index] = row.get(choice).map_or(0.0, |p| p.ln());
         draw.entropies[index] = normalized_entropy(row, &mask[range]);
-        if head.kind == HeadKind::Op {
-            legality.write_rest(Op::ALL[choice], layout, mask);
-        }
     }
     draw
 }

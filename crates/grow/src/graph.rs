@@ -16,7 +16,7 @@ use meristem_nn::graph::{
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
-use crate::lifecycle::{Slot, Stage};
+use crate::lifecycle::{Slot, Stage, Style};
 use crate::optimisers::Optimisers;
 use crate::spec::{HostSpec, ImageShape, SlotName};
 
@@ -165,6 +165,30 @@ fn gate(b: &mut GraphBuilder, prefix: &str, x: NodeId) -> Result<NodeId> {
     let first = b.relu(first);
     let second = b.linear(first, &format!("{prefix}gate.2"), 1, true, None)?;
     Ok(b.sigmoid(second))
+}
+
+/// Size of a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    /// Trained parameters.
+    pub parameters: u64,
+    /// Multiply-accumulate operations per image, in evaluation.
+    pub macs: u64,
+}
+
+impl Size {
+    /// Size of a host in which every module is permanent and has a gate, the largest that it can
+    /// become by other actions than a germination.
+    pub(crate) fn at_most(spec: &HostSpec, image: &ImageShape, slots: &[Slot]) -> Result<Self> {
+        let mut slots = slots.to_vec();
+        for slot in &mut slots {
+            if let Some(module) = &mut slot.module {
+                (slot.stage, module.style) = (Stage::Fossilized, Style::LinearGate);
+            }
+        }
+        let graph = grown_graph(spec, image, &slots, &Optimisers::default())?;
+        Ok(Self { parameters: graph.parameters(None) as u64, macs: graph.macs() })
+    }
 }
 
 /// Trained parameters of a host and of its modules.

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use meristem_nn::graph::Graph;
 
+use crate::blueprint::Blueprint;
 use crate::blueprint_set::BlueprintSet;
 use crate::error::Result;
-use crate::graph::{ParameterCounts, SlotClass, TopologyKey, grown_graph};
+use crate::graph::{ParameterCounts, Size, SlotClass, TopologyKey, grown_graph};
 use crate::lifecycle::{
     AlphaController, AlphaTarget, Curve, Gate, GateInputs, GateReport, Germination, LifecycleError,
-    Module, Rules, Slot, Speed, Stage, StageChange, Style,
+    Module, Rules, Slot, Speed, Stage, StageChange, Style, Tempo,
 };
 use crate::optimisers::Optimisers;
 use crate::spec::{HostSpec, ImageShape, SlotName};
@@ -180,8 +181,63 @@ impl Host {
         }
     }
 
+    /// Size of the host, at most: with every module permanent, and with a gate, since its style may
+    /// change.
+    ///
+    /// # Errors
+    /// The errors of [`Host::graph`].
+    pub fn size(&self) -> Result<Size> {
+        Size::at_most(&self.spec, &self.image, &self.slots)
+    }
+
+    /// Size of the host if a module of this blueprint germinated in this slot, as [`Host::size`].
+    ///
+    /// # Errors
+    /// [`LifecycleError::NoSuchSlot`], [`LifecycleError::NoSuchBlueprint`].
+    pub fn size_with(&self, index: usize, blueprint: usize) -> Result<Size> {
+        self.slot(index)?;
+        let what = Germination {
+            blueprint,
+            style: Style::LinearGate,
+            tempo: Tempo::Fast,
+            alpha_target: AlphaTarget::Full,
+            accuracy_pp: None,
+        };
+        let mut slots = self.slots.clone();
+        slots[index].module = Some(Module::germinated(self.blueprint(blueprint)?, what));
+        Size::at_most(&self.spec, &self.image, &slots)
+    }
+
+    fn blueprint(&self, index: usize) -> Result<Arc<Blueprint>, LifecycleError> {
+        let blueprints = self.blueprints.len();
+        let missing = LifecycleError::NoSuchBlueprint { index, blueprints };
+        self.blueprints.get(index).cloned().ok_or(missing)
+    }
+
+    /// Checks that a host with a module of this blueprint in this slot is not too large.
+    fn check_size(&self, index: usize, blueprint: usize) -> Result<(), LifecycleError> {
+        let Rules { max_parameters, max_macs, .. } = self.rules;
+        if max_parameters.is_none() && max_macs.is_none() {
+            return Ok(());
+        }
+        // Every blueprint fits every slot, see `Host::new`, so that there is a size.
+        let Ok(Size { parameters, macs }) = self.size_with(index, blueprint) else {
+            return Ok(());
+        };
+        let limits = [("parameters", parameters, max_parameters), ("MACs", macs, max_macs)];
+        for (what, needs, limit) in limits {
+            if let Some(limit) = limit.filter(|limit| needs > *limit) {
+                let (slot, blueprint) = (self.slot(index)?.name, self.blueprint(blueprint)?);
+                let blueprint = blueprint.name.clone();
+                return Err(LifecycleError::TooLarge { slot, blueprint, what, needs, limit });
+            }
+        }
+        Ok(())
+    }
+
     /// Checks that a blueprint may germinate in a slot: a dormant slot, fewer than `max_modules`
-    /// modules, and no module that is still before Blending.
+    /// modules, no module that is still before Blending, and room for the module below
+    /// `max_parameters` and `max_macs`.
     ///
     /// # Errors
     /// The rule that forbids it.
@@ -196,10 +252,7 @@ impl Host {
                 stage: slot.stage,
             });
         }
-        let blueprints = self.blueprints.len();
-        if blueprint >= blueprints {
-            return Err(LifecycleError::NoSuchBlueprint { index: blueprint, blueprints });
-        }
+        self.blueprint(blueprint)?;
         let (modules, limit) = (self.modules(), self.rules.max_modules);
         if modules >= limit {
             return Err(LifecycleError::Full { modules, limit });
@@ -207,7 +260,7 @@ impl Host {
         let early = |slot: &&Slot| matches!(slot.stage, Stage::Germinated | Stage::Training);
         match self.slots.iter().find(early) {
             Some(slot) => Err(LifecycleError::NotYet { slot: slot.name, stage: slot.stage }),
-            None => Ok(()),
+            None => self.check_size(index, blueprint),
         }
     }
 
@@ -221,9 +274,7 @@ impl Host {
         what: Germination,
     ) -> Result<StageChange, LifecycleError> {
         self.check_germinate(index, what.blueprint)?;
-        let (index_of_blueprint, blueprints) = (what.blueprint, self.blueprints.len());
-        let missing = LifecycleError::NoSuchBlueprint { index: index_of_blueprint, blueprints };
-        let blueprint = Arc::clone(self.blueprints.get(index_of_blueprint).ok_or(missing)?);
+        let blueprint = self.blueprint(what.blueprint)?;
         let slot = &mut self.slots[index];
         let change = slot.enter(index, Stage::Germinated)?;
         slot.module = Some(Module::germinated(blueprint, what));

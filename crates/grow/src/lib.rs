@@ -40,7 +40,7 @@ pub use blueprint::{Blueprint, BlueprintError, Channels, Join, Layer, group_norm
 pub use blueprint_set::BlueprintSet;
 pub use counterfactual::{Configuration, Counterfactual, Interaction, PERMUTATIONS, Scope};
 pub use error::{Error, Result, TopologyError};
-pub use graph::{ParameterCounts, SlotClass, TopologyKey, host_graph};
+pub use graph::{ParameterCounts, Size, SlotClass, TopologyKey, host_graph};
 pub use host::{Advance, Host, Retarget};
 pub use lifecycle::{
     AlphaController, AlphaError, AlphaMode, AlphaTarget, Comparison, Condition, Curve, Gate,

@@ -64,7 +64,7 @@ pub struct PolicyBatch<'a> {
 /// besides the network's output, and its results. See [`meristem_nn::kernels::sample`].
 #[derive(Clone, Copy, Debug)]
 pub struct Acting<'a> {
-    /// Bit i of a slot is set if op i is legal there, u32 `[rows, slots]`.
+    /// Legality, u32 `[rows, slots · words]`: [`crate::Legality::write_places`].
     pub legality: &'a Tensor,
     /// The key of the random numbers, and the factor of V:
     /// [`SampleStep`](meristem_nn::kernels::sample::SampleStep), u32 `[4]`.
@@ -118,6 +118,11 @@ impl Policy {
         let len = report_len(loss.heads.len());
         let report = Tensor::zeros(stream, [len], DType::F64, Owner::Policy)?;
         Ok(Self { network, shape, loss, sampler, report, reference: None })
+    }
+
+    /// Words for the legality of a slot: [`crate::Legality::write_places`].
+    pub fn legality_words(&self) -> usize {
+        self.sampler.words()
     }
 
     /// Sets the probability floors from the next draw and pass on. Does not wait.

@@ -22,17 +22,18 @@ pub(super) struct Inbox {
     pub(super) blueprints: Tensor,
     /// f32 `[envs]`: 0 where a trajectory begins.
     pub(super) keep: Tensor,
-    /// u32 `[envs, slots]`: bit i where op i is legal.
+    /// u32 `[envs, slots · words]`: [`Legality::write_places`].
     pub(super) legality: Tensor,
     /// u32 `[4]`: [`SampleStep`].
     pub(super) step: Tensor,
 }
 
 impl Inbox {
-    /// Allocates the memory. Does not wait.
-    pub(super) fn new(stream: &Stream, shape: RolloutShape) -> Result<Self> {
+    /// Allocates the memory, with `words` for the legality of a slot. Does not wait.
+    pub(super) fn new(stream: &Stream, shape: RolloutShape, words: usize) -> Result<Self> {
         let RolloutShape { envs, features, slots, .. } = shape;
-        let len = envs * (features + 2 * slots + 1) + SampleStep::WORDS;
+        let places = slots * words;
+        let len = envs * (features + slots + 1 + places) + SampleStep::WORDS;
         let whole = Tensor::zeros(stream, [len], DType::U32, Owner::Policy)?;
         let mut first = 0;
         let mut part = |dims: &[usize], dtype| {
@@ -46,7 +47,7 @@ impl Inbox {
             observations: part(&[envs, features], DType::F32)?,
             blueprints: part(&[envs, slots], DType::U32)?,
             keep: part(&[envs], DType::F32)?,
-            legality: part(&[envs, slots], DType::U32)?,
+            legality: part(&[envs, places], DType::U32)?,
             step: part(&[SampleStep::WORDS], DType::U32)?,
             whole,
         })
@@ -65,14 +66,16 @@ impl Inbox {
         let (observations, rest) = self.words.split_at_mut(envs * features);
         let (blueprints, rest) = rest.split_at_mut(envs * slots);
         let (keep, rest) = rest.split_at_mut(envs);
-        let (legality, key) = rest.split_at_mut(envs * slots);
+        let (legality, key) = rest.split_at_mut(self.legality.numel());
         let rows = bytemuck::cast_slice_mut::<u32, f32>(observations).chunks_exact_mut(features);
         let rows = rows.zip(blueprints.chunks_exact_mut(slots));
         for (view, (row, blueprints)) in views.iter().zip(rows) {
             write_observation(view, row, blueprints);
             normalize(row);
         }
-        for (view, places) in views.iter().zip(legality.chunks_exact_mut(slots)) {
+        for (view, places) in
+            views.iter().zip(legality.chunks_exact_mut(self.legality.numel() / envs))
+        {
             Legality::of(view.host).write_places(places);
         }
         let goes_on = |fresh: &bool| if *fresh { 0.0f32 } else { 1.0 };

@@ -97,7 +97,10 @@ fn the_rollout_has_what_was_drawn() {
             let mut mask = vec![0; total];
             let legality = Legality::of(view.host);
             legality.write_ops(&layout, &mut mask);
-            legality.write_rest(action.op(), &layout, &mut mask);
+            for head in 1..heads {
+                let chosen = (action.op(), action.slot().unwrap_or(0));
+                legality.write_head(head, chosen, &mut mask[layout.range(head)]);
+            }
             let row = (step * ENVS + env) * total;
             assert!(legal[row..row + total].iter().zip(mask).all(|(a, b)| *a == f32::from(b)));
         }

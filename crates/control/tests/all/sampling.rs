@@ -9,7 +9,7 @@ use meristem_control::{
     observation_len, probabilities, write_observation,
 };
 use meristem_device::random::{Purpose, Rng};
-use meristem_grow::{GateInputs, Host, Optimisers, Stage, StageChange, TopologyKey};
+use meristem_grow::{GateInputs, Host, Optimisers, Rules, Stage, StageChange, TopologyKey};
 use meristem_nn::Graph;
 use meristem_nn::kernels::ppo::PpoHead;
 use meristem_nn::kernels::sample::{SampleFrom, SampleStep, Sampled, Sampler};
@@ -195,7 +195,8 @@ fn random_legal_actions_never_break_the_lifecycle() {
     let mut witness = Witness { stages: vec![], graphs: HashMap::new(), checked: 0 };
     let mut ops = [0u32; 6];
     for episode in 0..10_000 {
-        let mut env = FakeEnv::new(0, tiny(3, quick()), 40);
+        let rules = limited(episode);
+        let mut env = FakeEnv::new(0, tiny(3, rules), 40);
         witness.stages = vec![Stage::Dormant; 3];
         for step in 0..40 {
             let mut rng = rng(episode, step);
@@ -217,6 +218,8 @@ fn random_legal_actions_never_break_the_lifecycle() {
             ops[action.op().index()] += 1;
             let outcome = env.act(&action);
             outcome.change.iter().for_each(|change| witness.change(change));
+            let parameters = env.host.size().unwrap().parameters;
+            assert!(rules.max_parameters.is_none_or(|most| parameters <= most), "{parameters}");
             if rng.below(100) == 0 {
                 env.host.prune_live().iter().for_each(|change| witness.change(change));
             }
@@ -226,6 +229,12 @@ fn random_legal_actions_never_break_the_lifecycle() {
     assert!(ops.iter().all(|count| *count > 1000), "every op was tried: {ops:?}");
     assert!(witness.checked > 100, "{} topologies", witness.checked);
     assert_eq!(Op::ALL.len(), ops.len());
+}
+
+/// Rules of an episode: in half of them hosts have a limit, which a few modules reach.
+fn limited(episode: u64) -> Rules {
+    let max_parameters = (episode % 2 == 1).then(|| 400 + 40 * (episode % 50));
+    Rules { max_parameters, ..quick() }
 }
 
 /// The heads as the policy's step has them.
@@ -250,12 +259,13 @@ fn the_kernel_draws_what_the_slow_version_draws() {
     const SEED: u64 = 11;
     let layout = HeadLayout::new(3, 7);
     let (total, heads) = (layout.total(), heads(&layout));
-    let (mut mask, mut legal, mut places) = (vec![0; total], vec![9; total], [u32::MAX; 3]);
+    let (mut mask, mut legal, mut places) = (vec![0; total], vec![9; total], [u32::MAX; 6]);
     let (mut choices, mut values) = ([u32::MAX; 8], [f32::NAN]);
     let (mut log_probs, mut entropies) = ([f32::NAN; 8], [f32::NAN; 8]);
     let mut ops = [0u32; 6];
+    let mut masked = 0;
     for episode in 0..1000u32 {
-        let mut env = FakeEnv::new(0, tiny(3, quick()), 40);
+        let mut env = FakeEnv::new(0, tiny(3, limited(u64::from(episode))), 40);
         for step in 0..40 {
             let mut random = rng(u64::from(episode), step);
             env.epoch(1.0, 100.0 * random.uniform());
@@ -293,8 +303,11 @@ fn the_kernel_draws_what_the_slow_version_draws() {
             }
             assert_eq!(values, [0.5 * outputs[total]]);
             ops[drawn.choices[0]] += 1;
+            let is_masked = mask[layout.range(2)].contains(&0);
+            masked += u32::from(drawn.choices[0] == Op::Germinate.index() && is_masked);
             env.act(&drawn.action());
         }
     }
     assert!(ops.iter().all(|count| *count > 200), "every op was drawn: {ops:?}");
+    assert!(masked > 200, "blueprints were too large in {masked} germinations");
 }

@@ -96,6 +96,20 @@ pub enum LifecycleError {
         /// Largest number allowed.
         limit: usize,
     },
+    /// With the module the host would exceed a limit of its size.
+    #[error("slot {slot}: with {blueprint} the host has {needs} {what}, and its limit is {limit}")]
+    TooLarge {
+        /// The slot.
+        slot: SlotName,
+        /// The blueprint.
+        blueprint: String,
+        /// Unit of the size: `parameters` or `MACs`.
+        what: &'static str,
+        /// Size with the module.
+        needs: u64,
+        /// Largest size allowed.
+        limit: u64,
+    },
     /// Another module has not begun to blend.
     #[error("slot {slot} is still {stage}; another module may germinate once this one blends")]
     NotYet {

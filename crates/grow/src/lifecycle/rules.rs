@@ -13,6 +13,11 @@ use super::gates::Gates;
 pub struct Rules {
     /// Largest number of modules in a host at a time, fossilized ones included: 3.
     pub max_modules: usize,
+    /// Largest number of trained parameters of a host with its modules: no limit.
+    pub max_parameters: Option<u64>,
+    /// Largest number of multiply-accumulate operations per image of a host with its modules, in
+    /// evaluation: no limit.
+    pub max_macs: Option<u64>,
     /// Least age at which a module may be pruned: 5 steps.
     pub min_prune_age_steps: u32,
     /// Steps that a slot is embargoed after a module was pruned: 5 (at least 1).
@@ -27,6 +32,8 @@ impl Default for Rules {
     fn default() -> Self {
         Self {
             max_modules: 3,
+            max_parameters: None,
+            max_macs: None,
             min_prune_age_steps: 5,
             embargo_steps: 5,
             resetting_steps: 1,

@@ -2,8 +2,9 @@
 
 use crate::common::{CIFAR, fine, germination, grow_to, host};
 use meristem_grow::{
-    AlphaMode, AlphaTarget, Comparison, Curve, Gate, GateInputs, Gates, GradientHealth, Host,
-    LifecycleError, Optimisers, Retarget, Rules, SlotName, Speed, Stage, StageChange, Style,
+    AlphaMode, AlphaTarget, BlueprintSet, Comparison, Curve, Gate, GateInputs, Gates,
+    GradientHealth, Host, LifecycleError, Optimisers, Retarget, Rules, SlotName, Speed, Stage,
+    StageChange, Style,
 };
 use proptest::prelude::*;
 
@@ -129,6 +130,38 @@ fn germination_waits_for_the_one_before_and_for_room() {
         host.check_germinate(3, 0).unwrap_err(),
         LifecycleError::Full { modules: 3, limit: 3 }
     );
+}
+
+/// Sizes counted by hand: a host of 6,418 parameters, conv_heavy at 8 channels with 1,184, and its
+/// gate from 8 to 8 to 1 with 81; the three convolutions and the classifier of the host on 32×32
+/// pixels, two convolutions of 3×3 in 8 channels, and the gate.
+#[test]
+fn germination_keeps_a_host_within_its_limits() {
+    let heavy = BlueprintSet::standard().find("conv_heavy").unwrap();
+    let parameters = 6418 + 1184 + 81;
+    let convolutions = 1024 * 8 * 27 + 256 * 16 * 72 + 64 * 32 * 144;
+    let macs = convolutions + 320 + 2 * 1024 * 8 * 72 + 72;
+    let of = |max_parameters, max_macs| {
+        let rules = Rules { max_parameters, max_macs, ..Rules::default() };
+        host("baseline", CIFAR, rules).check_germinate(0, heavy)
+    };
+    assert_eq!(of(Some(parameters), Some(macs)), Ok(()));
+    let refused = of(Some(parameters - 1), Some(macs)).unwrap_err();
+    let (slot, blueprint) = (SLOT, "conv_heavy".to_string());
+    let (needs, limit) = (parameters, parameters - 1);
+    let what = "parameters";
+    assert_eq!(refused, LifecycleError::TooLarge { slot, blueprint, what, needs, limit });
+    assert_eq!(
+        refused.to_string(),
+        "slot r0c0: with conv_heavy the host has 7683 parameters, and its limit is 7682"
+    );
+    let refused = of(None, Some(macs - 1)).unwrap_err();
+    assert!(matches!(refused, LifecycleError::TooLarge { what: "MACs", .. }), "{refused}");
+    // A module counts in any stage, as what it may become.
+    let mut host = host("baseline", CIFAR, Rules::default());
+    let bare = host.size().unwrap();
+    host.germinate(0, germination(heavy, Style::LinearAdd)).unwrap();
+    assert_eq!((bare.parameters, host.size().unwrap().parameters), (6418, parameters));
 }
 
 #[test]

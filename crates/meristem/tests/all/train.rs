@@ -382,6 +382,51 @@ fn a_policy_learns_and_is_kept() {
     assert_eq!(of_kind(&m.events("fixed"), "module_germinated").len(), 3);
 }
 
+/// No controller grows a host beyond its limits, in parameters or in operations.
+#[test]
+fn hosts_stay_within_their_limits() {
+    let m = Meristem::new();
+    let tiny = "train --host minimal --envs 4 --steps 20 --max-batches 2 --batch 32 --twin off \
+                --min-training-steps 1 --min-contribution -100 --max-gap 99 --quiet";
+    let largest = |run: &str| {
+        let size = |event: &&serde_json::Value| event["parameters"].as_u64().unwrap();
+        let events = m.events(run);
+        let most = of_kind(&events, "module_germinated").iter().map(size).max();
+        let grown = |e: &&serde_json::Value| e["grown_parameters"].as_u64().unwrap();
+        let total = of_kind(&events, "step_completed").iter().map(grown).max().unwrap();
+        (most.unwrap_or(0), total)
+    };
+    for controller in ["random", "heuristic", "ppo --rounds 1 --policy-hidden 8"] {
+        let run = controller.split(' ').next().unwrap();
+        let limit = "--max-parameters 420";
+        m.ok(&format!("{tiny} --controller {controller} {limit} --run-dir {run}"));
+        let (most, total) = largest(run);
+        assert!(most > 0 && 160 + total <= 420, "{run}: {most}, {total}");
+        m.ok(&format!("{tiny} --controller {controller} --run-dir free-{run}"));
+        assert!(160 + largest(&format!("free-{run}")).1 > 420, "{run}: the limit has no effect");
+    }
+    // One image through the host takes 33,008 multiplications; `conv_small` adds 3,136.
+    m.ok(&format!("{tiny} --controller random --max-macs 33500 --run-dir macs"));
+    let small = ["norm", "attention"];
+    let events = m.events("macs");
+    for event in of_kind(&events, "module_germinated") {
+        assert!(small.contains(&event["blueprint"].as_str().unwrap()), "{event}");
+    }
+    m.fails(
+        &format!("{tiny} --controller random --max-parameters 100 --run-dir no"),
+        2,
+        &["`max-parameters`: got 100, expected at least 160, the host's parameters"],
+    );
+    m.fails(&format!("{tiny} --max-macs 9 --run-dir no"), 2, &["`max-macs`: got 9", "MACs"]);
+    let text = "{\"step\":0,\"op\":\"GERMINATE\",\"slot\":\"r0c1\",\"blueprint\":\"conv_heavy\"}\n";
+    std::fs::write(m.path("a.jsonl"), text).unwrap();
+    m.fails(
+        &format!("{tiny} --controller fixed:a.jsonl --max-parameters 200 --run-dir script"),
+        1,
+        &["slot r0c1: with conv_heavy the host has", "and its limit is 200"],
+    );
+}
+
 /// A policy learns over ranks: one run folder, the same policy on all ranks, the same bits.
 #[test]
 fn a_policy_learns_over_ranks() {

@@ -35,4 +35,19 @@ impl Graph {
         };
         flops as u64
     }
+
+    /// Multiply-accumulate operations (MACs) per sample of all convolutions, linear layers and
+    /// LSTMs, in evaluation.
+    pub fn macs(&self) -> u64 {
+        let of = |node: NodeId| self.nodes[node.index()].dims;
+        let macs = self.nodes.iter().map(|node| match node.op {
+            Op::Conv2d { x, geometry, .. } => {
+                let window = geometry.kernel[0] * geometry.kernel[1] * of(x).c / geometry.groups;
+                node.dims.numel() * window
+            }
+            Op::Lstm { x, .. } => 4 * node.dims.numel() * (of(x).c + node.dims.numel()),
+            _ => 0,
+        });
+        macs.map(|macs| macs as u64).sum()
+    }
 }

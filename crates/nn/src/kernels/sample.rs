@@ -3,8 +3,9 @@
 //!
 //! Heads are drawn in order. Head 0 is the op. Which choices of head 1, the place, are legal
 //! depends on the op; an op that uses no place is always legal, another where it is legal in some
-//! place. A head that the op does not use is pinned to choice 0: log-probability and entropy are
-//! exactly 0. All other choices are legal.
+//! place. Which choices of head 2, the kind, are legal depends on the place, if the op uses one. A
+//! head that the op does not use is pinned to choice 0: log-probability and entropy are exactly 0.
+//! All other choices are legal.
 //!
 //! Numbers are keyed by (seed, [`Purpose::Actions`], env, step), head k taking the k-th: a row is
 //! drawn alike among whatever rows it is, on whatever rank. One thread a row would do; the same
@@ -65,7 +66,8 @@ impl SampleStep {
 pub struct SampleFrom<'a> {
     /// Logits of all heads, then V, `[N][L + 1]`. A logit that is not finite counts as 0.
     pub outputs: &'a [f32],
-    /// `[N][S]`: bit i where op i is legal in this place.
+    /// `[N][S][words]`: bit i of the first word where op i is legal in this place; the others have
+    /// a bit for each choice of head 2, set where it is legal in this place.
     pub legality: &'a [u32],
     /// [`SampleStep::to_words`].
     pub step: &'a [u32],
@@ -97,9 +99,15 @@ impl Sampler {
         self.heads.get(1).map_or(0, |head| head.choices)
     }
 
+    /// Words of a place: one for the ops, then a bit for each choice of head 2.
+    pub fn words(&self) -> usize {
+        1 + self.heads.get(2).map_or(0, |head| head.choices.div_ceil(32))
+    }
+
     /// Draws all rows.
     pub fn draw(&self, from: &SampleFrom<'_>, to: &mut Sampled<'_>) {
-        let (rows, k, l, s) = (to.values.len(), self.heads.len(), self.logits(), self.places());
+        let (rows, k, l) = (to.values.len(), self.heads.len(), self.logits());
+        let s = self.places() * self.words();
         let step = SampleStep::from_words(from.step);
         for row in 0..rows {
             let (logits, value) = from.outputs[row * (l + 1)..][..l + 1].split_at(l);
@@ -108,16 +116,16 @@ impl Sampler {
             let mut rng = Rng::new(self.seed, Purpose::Actions, env, step.step);
             let places = &from.legality[row * s..][..s];
             let legal = &mut to.legal[row * l..][..l];
-            let (mut op, mut first) = (0, 0);
+            let (mut chosen, mut first) = ([0; 2], 0);
             for (head, spec) in self.heads.iter().enumerate() {
                 let columns = first..first + spec.choices;
                 first = columns.end;
                 let legal = &mut legal[columns.clone()];
-                self.mask(head, op, places, legal);
+                self.mask(head, chosen, places, legal);
                 let of = Distribution::new(&logits[columns], legal, spec.floor);
                 let choice = if self.greedy { of.likeliest() } else { of.draw(rng.uniform()) };
-                if head == 0 {
-                    op = choice;
+                if let Some(chosen) = chosen.get_mut(head) {
+                    *chosen = choice;
                 }
                 let at = row * k + head;
                 to.choices[at] = choice as u32;
@@ -127,19 +135,26 @@ impl Sampler {
         }
     }
 
-    /// The choices of a head that are legal, for head 0 whatever `op` is.
-    fn mask(&self, head: usize, op: usize, places: &[u32], legal: &mut [u8]) {
-        let is = |op: usize, bits: u32| bits >> op & 1 == 1;
+    /// The choices of a head that are legal, with the op and the place that were chosen before it.
+    fn mask(&self, head: usize, [op, place]: [usize; 2], places: &[u32], legal: &mut [u8]) {
+        let is = |bit: usize, bits: u32| bits >> bit & 1 == 1;
+        let placed = |op| self.heads.get(1).is_some_and(|place| is(op, place.used_by));
+        let words = self.words();
+        let mut ops = places.iter().step_by(words);
         match head {
             0 => legal.iter_mut().enumerate().for_each(|(op, legal)| {
-                let placed = self.heads.get(1).is_some_and(|place| is(op, place.used_by));
-                *legal = u8::from(!placed || places.iter().any(|place| is(op, *place)));
+                *legal = u8::from(!placed(op) || ops.clone().any(|place| is(op, *place)));
             }),
             _ if !is(op, self.heads[head].used_by) => {
                 legal.fill(0);
                 legal.iter_mut().take(1).for_each(|legal| *legal = 1);
             }
-            1 => legal.iter_mut().zip(places).for_each(|(to, place)| *to = is(op, *place).into()),
+            1 => legal.iter_mut().zip(&mut ops).for_each(|(to, ops)| *to = is(op, *ops).into()),
+            2 if placed(op) => {
+                let kinds = places.get(place * words + 1..).unwrap_or_default();
+                let kind = |i: usize| kinds.get(i / 32).is_some_and(|bits| is(i % 32, *bits));
+                legal.iter_mut().enumerate().for_each(|(i, to)| *to = kind(i).into());
+            }
             _ => legal.fill(1),
         }
     }

@@ -58,7 +58,7 @@ pub struct SequenceRun<'a> {
 pub struct SequenceDraw<'a> {
     /// Rules of the draw.
     pub sampler: &'a Arc<Sampler>,
-    /// Legality, u32 `[rows, places]`; [`SampleStep`], u32 `[4]`.
+    /// Legality, u32 `[rows, places · words]`, see [`Sampler::words`]; [`SampleStep`], u32 `[4]`.
     pub from: [&'a Tensor; 2],
     /// Choices, u32 `[rows, heads]`; masks, u8 `[rows, logits]`; log-probabilities and entropies,
     /// f32 `[rows, heads]`; values, f32 `[rows]`.
@@ -373,7 +373,7 @@ impl SequenceNetwork {
             return Err(Error::argument("act", "sampler", expected, got));
         }
         let forms = [
-            (from[0], "legality", DType::U32, [rows, sampler.places()]),
+            (from[0], "legality", DType::U32, [rows, sampler.places() * sampler.words()]),
             (from[1], "step", DType::U32, [SampleStep::WORDS, 1]),
             (to[0], "choices", DType::U32, [rows, heads]),
             (to[1], "legal", DType::U8, [rows, logits]),

@@ -24,7 +24,7 @@ impl Op {
     pub(super) fn signature(&self) -> Signature {
         let Op::Draw { sampler, rows } = self;
         let (logits, heads) = (sampler.logits(), f32s(rows * sampler.heads.len()));
-        let legality = u32s(rows * sampler.places());
+        let legality = u32s(rows * sampler.places() * sampler.words());
         Signature::new(
             &[f32s(rows * (logits + 1)), legality, u32s(SampleStep::WORDS)],
             &[u32s(heads.len), u8s(rows * logits), heads, heads, f32s(*rows)],

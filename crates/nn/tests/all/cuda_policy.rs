@@ -67,7 +67,11 @@ fn ran(stream: &Stream) -> (Vec<u32>, Vec<u8>, Vec<Vec<f32>>) {
     let inputs = [&x, &keep, &state];
     let run = SequenceRun { steps: STEPS, inputs: &inputs };
     let sampler = Arc::new(Sampler { heads: heads(), seed: 3, greedy: false });
-    let legality = tensor(stream, [ROWS, 4], |i| (value(i).to_bits() >> 9) & 0b110);
+    // A word of ops and one of kinds for each of four places.
+    let legality = tensor(stream, [ROWS, 4 * 2], |i| match i % 2 {
+        0 => (value(i).to_bits() >> 9) & 0b110,
+        _ => value(i).to_bits() >> 9 | 1,
+    });
     let words = SampleStep { step: 5, first_env: 2, value_scale: 0.5 }.to_words();
     let step = tensor(stream, [1, 4], |i| words[i]).view(0, [4]).unwrap();
     let (choices, legal) = (empty([ROWS, 3], DType::U32), empty([ROWS, LOGITS], DType::U8));

@@ -224,6 +224,12 @@ settings! {
         slots: Vec<String> = same(["r0".to_string()]), unit("LIST");
         /// Maximum number of modules in an env at once, including fossilized ones.
         max_modules: usize = same(rules().max_modules), unit("N"), whole(0, 64);
+        /// Maximum number of parameters of a host with its modules. An action that would exceed it
+        /// is illegal, for every controller. A module counts with the gate of style linear_gate.
+        max_parameters: Option<usize> = absent("no limit"), unit("N"), whole(1, u64::MAX), since(5);
+        /// Maximum number of multiply-accumulate operations per image of a host with its modules,
+        /// in evaluation, likewise.
+        max_macs: Option<usize> = absent("no limit"), unit("N"), whole(1, u64::MAX), since(5);
         /// Minimum number of steps in stage training before a module may blend.
         min_training_steps: u32 = presets(
             quick_gates().min_training_steps,

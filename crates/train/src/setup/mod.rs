@@ -11,7 +11,7 @@ use meristem_control::RewardConfig;
 use meristem_data::{Augment, DatasetInfo, DatasetSpec, Residency, Source};
 use meristem_device::Stream;
 use meristem_grow::{
-    BlueprintSet, Gates, Host, HostSpec, ImageShape, Rules, SlotName, Topology, nearest,
+    BlueprintSet, Gates, Host, HostSpec, ImageShape, Rules, Size, SlotName, Topology, nearest,
 };
 use meristem_nn::graph::Graph;
 use meristem_nn::{Isa, Network, NetworkOptions, Plans, StateDict};
@@ -132,7 +132,13 @@ impl Setup {
             min_contribution_pp: config.min_contribution,
             ..Gates::default()
         };
-        let rules = Rules { max_modules: config.max_modules, gates, ..Rules::default() };
+        let rules = Rules {
+            max_modules: config.max_modules,
+            max_parameters: config.max_parameters.map(|most| most as u64),
+            max_macs: config.max_macs.map(|most| most as u64),
+            gates,
+            ..Rules::default()
+        };
         let config = config.clone();
         let plans = Plans::default();
         let setup = Self {
@@ -149,8 +155,24 @@ impl Setup {
             start,
             policy,
         };
-        setup.fresh_host()?;
+        setup.check_size(&setup.fresh_host()?)?;
         Ok(setup)
+    }
+
+    /// Checks that the host at the beginning of an episode is within its limits.
+    fn check_size(&self, host: &Host) -> Result<()> {
+        let Size { parameters, macs } = host.size()?;
+        let Rules { max_parameters, max_macs, .. } = self.rules;
+        let limits = [
+            ("max-parameters", "parameters", parameters, max_parameters),
+            ("max-macs", "MACs", macs, max_macs),
+        ];
+        for (key, what, own, limit) in limits {
+            if let Some(limit) = limit.filter(|limit| own > *limit) {
+                return Err(Error::value(key, limit, format!("at least {own}, the host's {what}")));
+            }
+        }
+        Ok(())
     }
 
     /// Tensors of the files that the run starts from, with names for messages.

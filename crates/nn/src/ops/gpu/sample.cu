@@ -34,6 +34,7 @@ struct Rules {
     u32 count;   // of heads
     u32 logits;  // of all heads
     u32 places;
+    u32 words;  // of a place: ops, then a bit for each choice of head 2
     Head heads[128];
 };
 
@@ -56,18 +57,22 @@ struct Turn {
     u32 head;
     u32 column;    // of its first logit
     u32 op;        // that was drawn, if it is not the first head's turn
+    u32 place;     // likewise
     u32 anywhere;  // the ops that are legal in some place
 };
 
 // Whether a choice is legal, by the row's places.
 __device__ __forceinline__ bool is_legal(const Rules& rules, Turn turn, u32 choice,
                                          Span<const u32> legality) {
+    i64 places = (i64)blockIdx.x * rules.places;
     if (turn.head == 0) {
         bool placed = rules.count > 1 && has(rules.heads[1].used_by, choice);
         return !placed || has(turn.anywhere, choice);
     }
     if (!has(rules.heads[turn.head].used_by, turn.op)) return choice == 0;
-    return turn.head != 1 || has(legality[(i64)blockIdx.x * rules.places + choice], turn.op);
+    if (turn.head == 1) return has(legality[(places + choice) * rules.words], turn.op);
+    if (turn.head != 2 || !has(rules.heads[1].used_by, turn.op)) return true;
+    return has(legality[(places + turn.place) * rules.words + 1 + choice / 32], choice % 32);
 }
 
 // Index of the drawn choice among p' (below 0 where it is illegal); the same in every lane.
@@ -150,16 +155,17 @@ extern "C" __global__ void __launch_bounds__(32)
     Word4 key = philox(rules.seed[0], rules.seed[1], {{0, 6, (u32)env, (u32)(env >> 32)}});
     u32 anywhere = 0;
     for (u32 i = threadIdx.x; i < rules.places; i += 32) {
-        anywhere |= legality[row * rules.places + i];
+        anywhere |= legality[(row * rules.places + i) * rules.words];
     }
     for (u32 bits = 16; bits > 0; bits /= 2) anywhere |= __shfl_xor_sync(WARP, anywhere, bits);
-    Turn turn = {0, 0, 0, anywhere};
+    Turn turn = {0, 0, 0, 0, anywhere};
     for (u32& head = turn.head; head < rules.count; ++head) {
         u32 count = rules.heads[head].choices;
         Floored of = probabilities(rules, from, to, turn, p);
         u32 choice = rules.greedy ? likeliest(p, count)
                                   : pick(p, count, uniform(key, head, step[0], step[1]));
         turn.op = head == 0 ? choice : turn.op;
+        turn.place = head == 1 ? choice : turn.place;
         turn.column += count;
         float chosen = count > 0 ? p[choice] : 0.0f;
         float ended = entropy(of, p, count);

@@ -25,6 +25,7 @@ struct Rules {
     count: u32,
     logits: u32,
     places: u32,
+    words: u32,
     heads: Heads,
 }
 
@@ -37,6 +38,7 @@ pub(super) fn emit(op: &Op) -> Emission {
         count: heads.len() as u32,
         logits: sampler.logits() as u32,
         places: sampler.places() as u32,
+        words: sampler.words() as u32,
         heads: table(heads),
     };
     let operands = [read(0), read(1), read(2), write(0), write(1), write(2), write(3), write(4)];

@@ -33,7 +33,9 @@ pub(super) fn sample_cases() -> Vec<Case> {
             _ => random.unit() * scale,
         });
         let outputs: Data = Data::F32(outputs.collect());
-        let legality = (0..rows * places).map(|i| match i / places % 3 {
+        // A word of ops and three of kinds for each place.
+        let words = 1 + 70_usize.div_ceil(32);
+        let legality = (0..rows * places * words).map(|i| match i / (places * words) % 3 {
             0 => 0,
             1 => random.bits() as u32 & random.bits() as u32 & random.bits() as u32,
             _ => random.bits() as u32,

@@ -63,8 +63,8 @@ fn draws_follow_the_probabilities_of_the_loss() {
     let sampler = sampler(false, 0.02);
     let mut values = super::support::Values::new(5);
     let outputs: Vec<f32> = values.vec(L + 1).iter().map(|v| 2.0 * v).collect();
-    // Op 1 in places 0 and 2, op 2 in all but the first.
-    let legality = [0b010, 0b100, 0b110, 0b100];
+    // Op 1 in places 0 and 2, op 2 in all but the first; in each place choices of head 2.
+    let legality = [0b010, 0b11111, 0b100, 0b11111, 0b110, 0b11111, 0b100, 0b11111];
     // By op and head.
     let mut counts = vec![vec![[0u32; 5]; K]; 3];
     const STEPS: u64 = 60_000;
@@ -121,19 +121,25 @@ proptest! {
         let mut values = super::support::Values::new(seed);
         let mut outputs: Vec<f32> = values.vec(rows * (L + 1)).iter().map(|v| scale * v).collect();
         outputs[seed as usize % L] += strange;
-        let legality: Vec<u32> = (0..rows * S).map(|_| values.pick(&[0, 2, 4, 6])).collect();
+        let mut place = || [values.pick(&[0, 2, 4, 6]), values.pick(&[1, 0b10110, 0b11111])];
+        let legality: Vec<u32> = (0..rows * S).flat_map(|_| place()).collect();
         let step = SampleStep { step: seed << 33, first_env: 3, value_scale: 2.0 };
         let drawn = draw(&sampler, &outputs, &legality, step);
         for row in 0..rows {
             let op = drawn.choices[row * K] as usize;
-            let places = &legality[row * S..][..S];
+            let places = &legality[2 * row * S..][..2 * S];
+            let ops: Vec<u32> = places.iter().copied().step_by(2).collect();
             for (head, columns) in COLUMNS.into_iter().enumerate() {
                 let legal = &drawn.legal[row * L..][..L][columns.clone()];
                 let used = sampler.heads[head].used_by >> op & 1 == 1;
                 let expected: Vec<u8> = (0..columns.len()).map(|choice| u8::from(match head {
-                    0 => choice == 0 || places.iter().any(|place| place >> choice & 1 == 1),
+                    0 => choice == 0 || ops.iter().any(|ops| ops >> choice & 1 == 1),
                     _ if !used => choice == 0,
-                    1 => places[choice] >> op & 1 == 1,
+                    1 => ops[choice] >> op & 1 == 1,
+                    2 => {
+                        let place = drawn.choices[row * K + 1] as usize;
+                        places[2 * place + 1] >> choice & 1 == 1
+                    }
                     _ => true,
                 })).collect();
                 prop_assert_eq!(legal, &expected[..]);
@@ -173,7 +179,7 @@ proptest! {
 /// Seed, step and env are all of the key, each with all its bits; head k takes number k.
 #[test]
 fn numbers_are_those_of_the_key() {
-    let (outputs, legality) = (vec![0.0; L + 1], [0b110; S]);
+    let (outputs, legality) = (vec![0.0; L + 1], [0b110, 0b11111].repeat(S));
     let sampler = Sampler { heads: sampler(false, 0.0).heads, seed: 1 << 40 | 3, greedy: false };
     for (step, env) in [(0, 0), (5, 7), (u64::MAX - 1, 7), (1 << 32, u32::MAX)] {
         let key = SampleStep { step, first_env: env, value_scale: 1.0 };
