@@ -6,6 +6,7 @@
 Equal digests mean the same bits: weights, events, checkpoints, policies and summaries. Every run is
 on the embedded data, with few batches and steps; together they go through hosts, controllers, every
 blueprint and blending style, ranks, exchanges, instruction sets, numbers of threads, and resuming.
+With `--cuda` they are a few runs on `cuda:0` instead, for builds with the feature `cuda`.
 
 A result is digested field by field, so that a difference has a name (`events:
 step_completed.train_loss`). Fields, events and tensors of a checkpoint's controller that the other
@@ -23,6 +24,7 @@ import argparse
 import json
 import os
 import shlex
+import struct
 import subprocess
 import sys
 import tempfile
@@ -30,6 +32,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from result_parts import Parts, digest, folder_parts, output_parts
@@ -242,6 +245,46 @@ def rows_of_commands() -> Iterator[Run]:
     yield Run("data plan", {}, "data plan", words=plan, newer=("--epoch", "dealt"), quick=True)
 
 
+def rows_of_gpus() -> list[Run]:
+    """Runs on a GPU, small enough for the stand-in of its driver. The processor's part does not
+    depend on the instruction set."""
+    gpu = {"devices": "cuda:0", "host": "minimal", "envs": 3, "batch": 16, "control-split": 0.2}
+    gpu |= {"dataset": "arrays", "data-root": "images.safetensors"}
+    bare = gpu | {"controller": "none", "augment": "crop,flip"}
+    grown = GROW | gpu | {"slots": "r0,r1", "envs": 2, "checkpoint-every": 3}
+    learn = LEARN | gpu | {"slots": "r0", "envs": 2, "policy-hidden": 16}
+    runs = [
+        Run("cuda none", bare),
+        Run("cuda none threads=3", bare | {"threads": 3}, same_as="cuda none"),
+        Run("cuda baseline", bare | {"host": "baseline", "envs": 1, "steps": 2}),
+        Run("cuda heuristic", grown),
+        Run("cuda heuristic resumed", grown, resume_at=(0, 6), same_as="cuda heuristic"),
+        scripted("cuda script", 4, settings=gpu | {"envs": 4, "slots": "r0"}),
+        Run("cuda ppo", learn),
+    ]
+    for run in runs:
+        run.isa = "portable"
+    return runs
+
+
+def small_images() -> bytes:
+    """A dataset of 600 images of 8x8 bytes in four classes: the half that is bright."""
+    random, header, data = Random(1), {}, b""
+    for split, count in (("train", 500), ("test", 100)):
+        labels = [random.randrange(4) for _ in range(count)]
+        halves = [[(i % 8 < 4, i % 8 >= 4, i < 32, i >= 32)[k] for i in range(64)] for k in range(4)]
+        pixels = [random.randrange(160) + 90 * bright for k in labels for bright in halves[k]]
+        arrays = {"images": ("U8", [count, 8, 8], bytes(pixels))}
+        arrays["labels"] = ("I64", [count], struct.pack(f"<{count}q", *labels))
+        for name, (dtype, shape, content) in arrays.items():
+            offsets = [len(data), len(data) + len(content)]
+            header[f"{split}_{name}"] = {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+            data += content
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + data
+
+
 def all_runs() -> list[Run]:
     parts = (rows_of_hosts, rows_of_ranks, rows_of_machines, rows_of_resumes, rows_of_settings)
     return [run for part in (*parts, rows_of_commands) for run in part()]
@@ -322,7 +365,9 @@ def make_table(args: argparse.Namespace, scratch: Path) -> tuple[list[Run], Tabl
         cells = [f"{column} {digest(parts)[:10]}" for column, parts in columns.items() if parts]
         print(f"{run.name:42} {'  '.join(cells) or 'FAILED'}", flush=True)
 
-    for runs in (first_runs(), all_runs()):
+    if args.cuda:
+        (scratch / "images.safetensors").write_bytes(small_images())
+    for runs in (rows_of_gpus(),) if args.cuda else (first_runs(), all_runs()):
         runs = [run for run in runs if ISAS[run.isa] in flags and (run.quick or not args.quick)]
         with ThreadPoolExecutor(args.jobs) as pool:
             list(pool.map(add, runs))
@@ -362,6 +407,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("program", type=Path, help="target/release/meristem of the build")
     parser.add_argument("--quick", action="store_true", help="a fourth of the rows")
+    parser.add_argument("--cuda", action="store_true", help="rows that run on cuda:0 instead")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
     changes = "changes a setting of all rows, to see that the table changes with it"
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=changes)

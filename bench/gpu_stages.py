@@ -1,0 +1,136 @@
+"""Stages of `gpu_phases.py` that are more than one command: `gpu_stages.py STAGE`.
+
+    versions   driver, GPU, nvcc, PyTorch and JAX
+    killed     a run that is killed and resumed has the results of one that was not
+    loss       losses on the GPU beside those on the processor, step by step
+    kernels    ncu with the words that follow, and its kernels by time
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from digests import GROW, Run, arguments, differences, small_images
+from result_parts import folder_parts
+
+from gpu_phases import DEVICE, MERISTEM, setting, small
+
+HOST = {"devices": DEVICE, "host": "minimal", "envs": 2, "batch": 16, "control-split": 0.2}
+HOST |= {"dataset": "arrays", "data-root": "images.safetensors"}
+
+
+def versions() -> int:
+    query = "--query-gpu=name,driver_version,compute_cap,memory.total,clocks.max.sm,clocks.max.mem"
+    codes = [subprocess.run(["nvidia-smi", query, "--format=csv"]).returncode]
+    codes.append(subprocess.run(["nvcc", "--version"]).returncode)
+    for module in ("torch", "jax", "numpy", "safetensors"):
+        code = f"import {module}; print('{module}', {module}.__version__)"
+        if subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL).returncode:
+            print(f"there is no {module}", flush=True)
+    return max(codes)
+
+
+def completed(folder: Path) -> list[dict[str, Any]]:
+    """The events of steps that a run has written."""
+    path = folder / "events.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if '"step_completed"' in line]
+
+
+def killed() -> int:
+    Path("images.safetensors").write_bytes(small_images())
+    steps = 16 if small() else 200
+    settings = GROW | HOST | {"slots": "r0,r1", "steps": steps, "checkpoint-every": 2}
+    runs = [Run(name, settings, isa="portable") for name in ("whole", "killed")]
+    subprocess.run([MERISTEM, *arguments(runs[0], {})], check=True)
+    child = subprocess.Popen([MERISTEM, *arguments(runs[1], {})])
+    while child.poll() is None and len(completed(Path("killed"))) < 10:
+        time.sleep(0.002)
+    child.kill()
+    if child.wait() != -signal.SIGKILL:
+        print(f"the run ended with {child.returncode} before it was killed")
+        return 1
+    subprocess.run([MERISTEM, "train", "--quiet", "--resume", "killed"], check=True)
+    whole, resumed = folder_parts(Path("whole")), folder_parts(Path("killed"))
+    found, _ = differences(whole, resumed)
+    print("\n".join(found) or f"killed after {steps} steps or fewer, and resumed: the same bits")
+    return 1 if found else 0
+
+
+def losses(name: str, isa: str, settings: dict[str, Any]) -> list[float]:
+    """Training loss of each env in each step."""
+    words = arguments(Run(name, settings), {})
+    subprocess.run([MERISTEM, *words], check=True, env=os.environ | {"MERISTEM_ISA": isa})
+    return [step["train_loss"] for step in completed(Path(name))]
+
+
+def loss() -> int:
+    """The GPU's rounding is one more, beside those of two instruction sets. What training makes of
+    rounding is measured by the distance between these; the GPU may be ten times as far, or as far
+    as the tests of short runs allow (a thousandth)."""
+    settings: dict[str, Any] = {"controller": "none", "steps": 5}
+    settings |= {"host": setting("HOST", "baseline"), "envs": 4, "batch": 128, "epoch": "full"}
+    settings |= {"max-batches": "all", "control-split": 0.1}
+    if small():
+        Path("images.safetensors").write_bytes(small_images())
+        settings |= HOST | {"steps": 3, "max-batches": 4}
+    settings.pop("devices", None)
+    other = losses("portable", "portable", settings)
+    cpu = losses("cpu", "avx2", settings)
+    gpu = losses("gpu", "avx2", settings | {"devices": DEVICE})
+    apart = max(abs(a - b) for a, b in zip(cpu, other, strict=True))
+    allowed = max(10 * apart, 1e-3 * max(cpu))
+    print("     gpu      cpu  portable")
+    for row in zip(gpu, cpu, other, strict=True):
+        print(" ".join(f"{value:8.5f}" for value in row))
+    farthest = max(abs(a - b) for a, b in zip(gpu, cpu, strict=True))
+    print(f"farthest from the processor: {farthest:.2e}, allowed {allowed:.2e}")
+    # Not `>`: NaN must fail.
+    return 0 if farthest <= allowed else 1
+
+
+def kernels(command: list[str]) -> int:
+    """Launches by kernel: share of the time, achieved bandwidth, occupancy."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith('"')]
+    if done.returncode != 0 or len(lines) < 3:
+        print(done.stdout[-3000:])
+        return done.returncode or 1
+    # The second line has the units.
+    names = next(csv.reader(lines[:1]))
+    units = dict(zip(names, next(csv.reader(lines[1:2])), strict=True))
+    columns = {
+        "time": "gpu__time_duration.sum",
+        "bandwidth %": "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
+        "occupancy %": "sm__warps_active.avg.pct_of_peak_sustained_active",
+    }
+    rows = list(csv.DictReader([lines[0], *lines[2:]]))
+    found: dict[str, list[list[float]]] = {}
+    for row in rows:
+        values = [float((row.get(key) or "nan").replace(",", "")) for key in columns.values()]
+        found.setdefault(row["Kernel Name"], []).append(values)
+    total = sum(values[0] for launches in found.values() for values in launches)
+    print(f"time in {units.get(columns['time'])}; {', '.join(columns)} by kernel")
+    by_time = sorted(found.items(), key=lambda item: -sum(values[0] for values in item[1]))
+    for name, launches in by_time[:15]:
+        time_sum = sum(values[0] for values in launches)
+        # Means weighted by time.
+        means = [sum(v[0] * v[i] for v in launches) / time_sum for i in (1, 2)]
+        print(f"{time_sum / total:6.1%} {time_sum:10.1f} {means[0]:6.1f} {means[1]:6.1f}  "
+              f"{len(launches):3} x {name[:60]}")  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    stage, *words = sys.argv[1:]
+    if stage == "kernels":
+        sys.exit(kernels(words))
+    sys.exit({"versions": versions, "killed": killed, "loss": loss}[stage]())
