@@ -272,8 +272,8 @@ def small_images() -> bytes:
     random, header, data = Random(1), {}, b""
     for split, count in (("train", 500), ("test", 100)):
         labels = [random.randrange(4) for _ in range(count)]
-        halves = [[(i % 8 < 4, i % 8 >= 4, i < 32, i >= 32)[k] for i in range(64)] for k in range(4)]
-        pixels = [random.randrange(160) + 90 * bright for k in labels for bright in halves[k]]
+        bright = [(i % 8 < 4, i % 8 >= 4, i < 32, i >= 32) for i in range(64)]
+        pixels = [random.randrange(160) + 90 * half[k] for k in labels for half in bright]
         arrays = {"images": ("U8", [count, 8, 8], bytes(pixels))}
         arrays["labels"] = ("I64", [count], struct.pack(f"<{count}q", *labels))
         for name, (dtype, shape, content) in arrays.items():

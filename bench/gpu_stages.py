@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from digests import GROW, Run, arguments, differences, small_images
-from result_parts import folder_parts
-
 from gpu_phases import DEVICE, MERISTEM, setting, small
+from result_parts import folder_parts
 
 HOST = {"devices": DEVICE, "host": "minimal", "envs": 2, "batch": 16, "control-split": 0.2}
 HOST |= {"dataset": "arrays", "data-root": "images.safetensors"}

@@ -18,7 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpu_phases import BENCH, DEVICE, MERISTEM, Record, Stage, environment, run_stages, setting, small
+from gpu_phases import BENCH, DEVICE, MERISTEM, Record, Stage, environment, run_stages
+from gpu_phases import setting, small
 
 SECONDS = setting("SECONDS", "0.1" if small() else "1")
 ROUNDS = int(setting("ROUNDS", "1" if small() else "3"))

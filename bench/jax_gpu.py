@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 IMAGES, CLASSES, SIDE = 50_000, 10, 32
@@ -31,7 +32,7 @@ def initial(key: Any, host: str) -> tuple[Any, Any]:
     first, count = HOSTS[host]
     widths = [3] + [first * 2**i for i in range(count)]
     blocks, statistics = [], []
-    for inputs, outputs in zip(widths, widths[1:]):
+    for inputs, outputs in pairwise(widths):
         key, own = random.split(key)
         bound = (9 * inputs) ** -0.5
         kernel = random.uniform(own, (3, 3, inputs, outputs), minval=-bound, maxval=bound)
@@ -46,7 +47,7 @@ def initial(key: Any, host: str) -> tuple[Any, Any]:
 def forward(parameters: Any, statistics: Any, images: Any, dtype: Any) -> tuple[Any, Any]:
     """Logits of images [batch, height, width, channels], and the new running statistics."""
     x, after = images.astype(dtype), []
-    for block, running in zip(parameters["blocks"], statistics):
+    for block, running in zip(parameters["blocks"], statistics, strict=True):
         numbers = ("NHWC", "HWIO", "NHWC")
         kernel = block["kernel"].astype(dtype)
         x = lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers)

@@ -150,7 +150,7 @@ def stacked(args: argparse.Namespace, gather: Gather, labels: Tensor, cast: Any)
         grads, after = gradients(named, buffers, images, labels[picks])
         torch._foreach_copy_(list(buffers.values()), [after[name] for name in buffers])
         found = [grads[name] for name in parameters]
-        norm = sum((g.flatten(1).square().sum(1) for g in found)).sqrt()
+        norm = sum(g.flatten(1).square().sum(1) for g in found).sqrt()
         scale = (1.0 / (norm + 1e-6)).clamp(max=1.0)
         found = [g * scale.view(-1, *[1] * (g.dim() - 1)) for g in found]
         torch._foreach_add_(found, values, alpha=DECAY)
@@ -265,7 +265,8 @@ def main() -> None:
     parser.add_argument("--arrangement", choices=ARRANGEMENTS, default="eager")
     parser.add_argument("--precision", choices=("f32", "tf32", "bf16"), default="f32")
     parser.add_argument("--device", type=torch.device, default="cuda")
-    parser.add_argument("--host", choices=("baseline", "large", "deep", "minimal"), default="baseline")
+    hosts = ("baseline", "large", "deep", "minimal")
+    parser.add_argument("--host", choices=hosts, default="baseline")
     parser.add_argument("--envs", type=int, default=64)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--ceilings", action="store_true", help="measures the device and exits")
