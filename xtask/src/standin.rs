@@ -10,7 +10,7 @@ use std::{env, fs, io};
 
 /// Help of the command.
 const HELP: &str = "\
-Runs COMMAND on the stand-in driver: what loads libcuda.so and libnvrtc.so gets the library of
+Runs COMMAND on the stand-in driver: what loads libcuda, libnvrtc or libnccl gets the library of
 crates/standin, which runs kernels on the CPU in hostile orders. No GPU and no CUDA is needed, but a
 C++ compiler is.
 
@@ -33,7 +33,7 @@ The exit code is that of COMMAND.
 ";
 
 /// The names under which the CUDA backend looks for its libraries.
-const LINKS: [&str; 2] = ["libcuda.so", "libnvrtc.so"];
+const LINKS: [&str; 3] = ["libcuda.so", "libnvrtc.so", "libnccl.so.2"];
 
 /// Runs the command that `arguments` name.
 pub(crate) fn run(root: &Path, arguments: &[String]) -> ExitCode {

@@ -2,11 +2,12 @@
 
 use crate::error::{Error, Result};
 use crate::log::{self, COMM_LOG};
+use crate::nccl::Nccl;
 use crate::scratch::Scratch;
 use crate::spans::Spans;
 use crate::threads::Threads;
 use crate::transport::{Call, Order, Parcel, Reduction, Sum, Transport, others, share};
-use crate::{check, dense};
+use crate::{check, dense, tcp};
 use meristem_device::{Stream, Tensor};
 use std::fmt;
 use std::time::Duration;
@@ -88,6 +89,41 @@ impl Communicator {
         Ok(Communicator::new(crate::mpi::world(options.deadline())?))
     }
 
+    /// This process's rank among all processes that were started together, for messages that are
+    /// small compared with the computation; waits until all have come. Processes find each other
+    /// - by `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, as torchrun sets them: rank 0
+    ///   listens there (one port higher if torchrun's agent uses that one), and all messages pass
+    ///   through it. Its last communicator, when dropped, waits for the others to be dropped, until
+    ///   the deadline.
+    /// - or else by MPI: see [`mpi`](Communicator::mpi).
+    ///
+    /// # Errors
+    /// [`Error::BadArgument`] for variables that are missing or do not fit, and a rank 0 that
+    /// cannot be reached, which they name; [`Error::RankLate`] for a rank that does not come;
+    /// [`Error::Unavailable`].
+    pub fn rendezvous(options: &CommOptions) -> Result<Communicator> {
+        let deadline = options.deadline();
+        match tcp::Place::of_environment()? {
+            Some(place) => Ok(Communicator::new(tcp::world(&place, deadline)?)),
+            None => Communicator::mpi(options),
+        }
+    }
+
+    /// Ranks whose tensors are on CUDA devices, one for each process: elements move over NCCL, in
+    /// stream order, and calls do not wait for the device. `control` connects the processes; every
+    /// call begins with an agreement of all over it. Tensors of a processor are exchanged over
+    /// `control`.
+    ///
+    /// Dense sums are made in rank order, by this library's kernels. A device that waits for a rank
+    /// which died after all agreed on a call waits without a limit.
+    ///
+    /// # Errors
+    /// [`Error::Device`] without NCCL, with one that is too old, or in a build without the feature
+    /// `cuda`.
+    pub fn nccl(control: Communicator) -> Result<Communicator> {
+        Ok(Communicator::new(Box::new(Nccl::over(control.into_transport())?)))
+    }
+
     /// The libraries that this build's transports use, each with the transport's name and the
     /// library's own version text. Empty without such libraries: ranks that are threads need none.
     pub fn libraries() -> Vec<(&'static str, String)> {
@@ -95,10 +131,9 @@ impl Communicator {
     }
 
     /// Environment variables that make the libraries of this build's transports log their activity.
-    /// They are read when a process starts, so they must be set before. (NCCL's would be listed
-    /// here as well.)
-    pub fn debug_environment() -> &'static [(&'static str, &'static str)] {
-        crate::mpi::DEBUG_ENVIRONMENT
+    /// They are read when a process starts, so they must be set before.
+    pub fn debug_environment() -> impl Iterator<Item = (&'static str, &'static str)> {
+        crate::mpi::DEBUG_ENVIRONMENT.iter().chain(crate::nccl::DEBUG_ENVIRONMENT).copied()
     }
 
     /// A communicator over a custom transport.

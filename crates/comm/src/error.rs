@@ -105,7 +105,6 @@ impl Error {
     }
 }
 
-#[cfg(feature = "mpi")]
 impl Error {
     /// The same error, returned by another operation.
     pub(crate) fn at(&self, operation: &'static str) -> Error {

@@ -33,6 +33,10 @@
 //! - `dense`: the dense sum over any transport.
 //! - `threads`: ranks of one process.
 //! - `mpi`: ranks that are processes.
+//! - `nccl`: elements on GPUs, between ranks that another transport connects.
+//! - `tcp`: ranks that are processes, which find each other by their environment.
+//! - `wire`: messages besides elements.
+//! - `host`: elements of a device in host memory.
 //! - `agree`: agreement of the ranks' calls.
 //! - `transport`: the interface of transports.
 //! - `gpu`: the kernels of all of them on a CUDA device.
@@ -49,18 +53,22 @@ mod dense;
 mod error;
 mod exchange;
 mod gpu;
+mod host;
 mod log;
 mod memory;
 #[cfg_attr(not(feature = "mpi"), path = "mpi/off.rs")]
 mod mpi;
+mod nccl;
 mod number;
 mod scratch;
 mod spans;
 mod sparse;
 mod state;
 mod sync;
+mod tcp;
 mod threads;
 mod transport;
+mod wire;
 
 pub use auto::{Method, Table, Timing};
 pub use communicator::{CommOptions, Communicator, Traffic};

@@ -60,8 +60,8 @@ const COMM_DEBUG: &str = "meristem::comm=debug,meristem::placement::comm=debug";
 #[cfg(unix)]
 pub(crate) fn let_libraries_log() -> Result<(), Failure> {
     use std::os::unix::process::CommandExt;
-    let missing = |(name, _): &&(&str, &str)| std::env::var_os(name).is_none();
-    let mut missing = Communicator::debug_environment().iter().filter(missing).peekable();
+    let missing = |(name, _): &(&str, &str)| std::env::var_os(name).is_none();
+    let mut missing = Communicator::debug_environment().filter(missing).peekable();
     if missing.peek().is_none() {
         return Ok(());
     }
@@ -69,17 +69,17 @@ pub(crate) fn let_libraries_log() -> Result<(), Failure> {
         let message = format!("--comm-debug: cannot find the path of this program: {error}");
         Failure::failed(
             message,
-            "set the variables of the MPI library yourself, without --comm-debug",
+            "set the variables of the library (MPI's, NCCL_DEBUG) yourself, without --comm-debug",
         )
     })?;
     let mut command = std::process::Command::new(program);
-    command.args(std::env::args_os().skip(1)).envs(missing.copied());
+    command.args(std::env::args_os().skip(1)).envs(missing);
     // Returns only if it fails.
     let error = command.exec();
     let message = format!("--comm-debug: cannot restart this program: {error}");
     Err(Failure::failed(
         message,
-        "set the variables of the MPI library yourself, without --comm-debug",
+        "set the variables of the library (MPI's, NCCL_DEBUG) yourself, without --comm-debug",
     ))
 }
 

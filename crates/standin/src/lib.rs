@@ -1,9 +1,10 @@
-//! A stand-in for the CUDA driver and NVRTC, on a machine without a GPU.
+//! A stand-in for the CUDA driver, NVRTC and NCCL, on a machine without a GPU.
 //!
 //! The library exports the functions that the CUDA backend loads. `cargo xtask standin COMMAND`
-//! runs a command with it in the place of `libcuda.so` and `libnvrtc.so`, so the backend that is
-//! tested is the one that runs on a GPU. Nothing of Meristem is in here, and nothing of it knows of
-//! this crate. The types of all signatures are those of `cudarc`, so that they cannot drift.
+//! runs a command with it in the place of `libcuda.so`, `libnvrtc.so` and `libnccl.so.2`, so the
+//! backend that is tested is the one that runs on a GPU. Nothing of Meristem is in here, and
+//! nothing of it knows of this crate. The types of all signatures are those of `cudarc`, so that
+//! they cannot drift.
 //!
 //! # How it works
 //! - **Lazy and adversarial.** A stream is a queue. It advances when the host has to see a result
@@ -18,6 +19,8 @@
 //!   allocation are a guard zone, checked after each command, and closed pages. Freed memory has no
 //!   pages any more. Pointers among the arguments of kernels and of graph nodes are checked against
 //!   live allocations when they are enqueued and when they run.
+//! - **Exchanges of NCCL** are commands, too, and go over sockets to other processes of this
+//!   machine, each of which has a machine of its own.
 //! - **A fault stays**: every later call on the context returns the same error. One line on stderr
 //!   says what happened.
 //!
@@ -49,6 +52,7 @@
 //! | `MERISTEM_STANDIN_DEVICES` | number of devices | 1 |
 //! | `MERISTEM_STANDIN_MEMORY` | bytes of memory of each device | 8 GiB |
 //! | `MERISTEM_STANDIN_SHARED` | most bytes of shared memory of a block; 101376 of 8.6 | 232448 |
+//! | `MERISTEM_STANDIN_NCCL` | version of NCCL, as 22703 | 2.27.3 |
 //! | `MERISTEM_STANDIN_COMPILER` | the C++ compiler, GCC 12 or newer | `g++` |
 //! | `MERISTEM_STANDIN_FLAGS` | more flags for it, such as `-fsanitize=address` | |
 //!

@@ -209,6 +209,11 @@ impl Error {
             Self::OfRank { exit_code, .. } => *exit_code,
             // A property of this build: another flag or another build helps.
             Self::Ranks(meristem_comm::Error::Unavailable { .. }) => 2,
+            // Environment variables that do not fit.
+            Self::Ranks(meristem_comm::Error::BadArgument {
+                operation: "Communicator::rendezvous",
+                ..
+            }) => 2,
             Self::Grow(_) => 2,
             Self::Device(
                 meristem_device::Error::BadEnvironment { .. }
@@ -303,19 +308,7 @@ impl Error {
             ) => "correct or unset the variable; `meristem --help` lists all variables".into(),
             Self::OfRank { remedy, .. } => return remedy.clone(),
             Self::Ranks(error) | Self::Control(meristem_control::Error::Ranks(error)) => {
-                match error {
-                    meristem_comm::Error::RankGone { .. } => {
-                        "read the last output of that rank, then continue with \
-                         `meristem train --resume RUN`, under mpirun as before"
-                            .into()
-                    }
-                    meristem_comm::Error::RankLate { .. } => {
-                        "if that rank still runs, raise --comm-deadline above the duration of a \
-                         step; continue with `meristem train --resume RUN`, under mpirun as before"
-                            .into()
-                    }
-                    _ => return None,
-                }
+                of_ranks(error)?.into()
             }
             Self::Diverged { .. } => {
                 "lower --lr, keep --clip-norm on, or start from other weights; \
@@ -325,5 +318,24 @@ impl Error {
             _ => return None,
         };
         Some(text)
+    }
+}
+
+/// The remedy for an error between ranks.
+fn of_ranks(error: &meristem_comm::Error) -> Option<&'static str> {
+    match error {
+        meristem_comm::Error::RankGone { .. } => Some(
+            "read the last output of that rank, then continue with \
+             `meristem train --resume RUN`, under mpirun as before",
+        ),
+        meristem_comm::Error::RankLate { .. } => Some(
+            "if that rank still runs, raise --comm-deadline above the duration of a step; \
+             continue with `meristem train --resume RUN`, under mpirun as before",
+        ),
+        meristem_comm::Error::BadArgument { operation: "Communicator::rendezvous", .. } => Some(
+            "start all processes with torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and \
+             MASTER_PORT for each",
+        ),
+        _ => None,
     }
 }

@@ -15,15 +15,15 @@
 mod group;
 mod thread;
 mod transfer;
-mod wire;
 
 use crate::error::{Error, Result};
 use crate::log::COMM_LOG;
 use crate::spans::Spans;
 use crate::sync::lock;
 use crate::transport::{Call, Parcel, Sum, Transport, check_parcels, others};
+use crate::{host, wire};
 use group::GROUPS_MAX;
-use meristem_device::{Stream, Tensor, read_back};
+use meristem_device::Stream;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -120,29 +120,13 @@ impl Mpi {
         answer.recv().map_err(gone)?
     }
 
-    /// Reads the parcels' bytes, once for those that go to several ranks. Waits for the device.
+    /// Reads the parcels' bytes. Waits for the device.
     fn fetch(&self, parcels: &[Parcel]) -> Result<Vec<Outgoing>> {
-        let mut all: Vec<&Spans> = Vec::new();
-        let mut places = Vec::with_capacity(parcels.len());
-        for Parcel { elements, .. } in parcels {
-            let place = all.iter().position(|known| known.is_same(elements));
-            places.push(place.unwrap_or(all.len()));
-            if place.is_none() {
-                all.push(elements);
-            }
-        }
-        let pieces: Vec<&Tensor> = all.iter().flat_map(|spans| spans.pieces()).collect();
-        let mut read = read_back(&pieces)?.into_iter();
-        let mut message = |spans: &&Spans| {
-            let mut pieces: Vec<Vec<u8>> = read.by_ref().take(spans.pieces().len()).collect();
-            let whole = pieces.len() == 1;
-            Arc::new(if whole { pieces.swap_remove(0) } else { pieces.concat() })
-        };
-        let bytes: Vec<Arc<Vec<u8>>> = all.iter().map(&mut message).collect();
-        let outgoing = parcels.iter().zip(places).map(|(parcel, place)| Outgoing {
+        let bytes = host::fetch(parcels)?;
+        let outgoing = parcels.iter().zip(bytes).map(|(parcel, bytes)| Outgoing {
             peer: parcel.peer,
             content: (Some(parcel.elements.dtype()), parcel.elements.len()),
-            bytes: bytes[place].clone(),
+            bytes,
         });
         Ok(outgoing.collect())
     }
@@ -234,11 +218,8 @@ impl Transport for Mpi {
         let incoming = incoming.collect();
         let received = self.transfer(call, outgoing, incoming)?;
         for (Parcel { elements, .. }, bytes) in receives.iter().zip(received) {
-            let (bytes, mut start) = (Arc::new(bytes), 0);
-            for piece in elements.pieces() {
-                piece.copy_from_shared(bytes.clone(), start)?;
-                start += piece.numel() * piece.dtype().size();
-            }
+            let bytes = Arc::new(bytes);
+            host::deliver(elements, &bytes)?;
             self.pool.push(bytes);
         }
         Ok(())

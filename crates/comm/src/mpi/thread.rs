@@ -7,9 +7,9 @@
 
 use super::group::{Group, Tags};
 use super::transfer::{self, Idle, Incoming, Outgoing};
-use super::wire::Notice;
 use crate::error::{Error, Result};
 use crate::transport::Call;
+use crate::wire::Notice;
 use mpi::Threading;
 use mpi::request::StaticScope;
 use mpi::topology::SimpleCommunicator;

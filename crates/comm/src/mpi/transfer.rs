@@ -2,10 +2,10 @@
 //! rank reports or shows by its silence that it never will complete them.
 
 use super::group::{Group, Left, Tags};
-use super::wire::{Content, Header, Notice};
 use crate::agree;
 use crate::error::{Error, Result};
 use crate::transport::Call;
+use crate::wire::{Content, Header, Notice};
 use mpi::point_to_point::{Message, Status};
 use mpi::request::{LocalScope, Request};
 use mpi::topology::SimpleCommunicator;
@@ -172,7 +172,7 @@ impl<'s, 'a> Transfer<'s, 'a> {
             }
             let process = self.world.process_at_rank(self.group.members[peer]);
             if let Some(found) = process.immediate_matched_probe_with_tag(self.tags.header) {
-                let header = Header::decode(&take(found), &self.call);
+                let header = Header::decode(&take(found));
                 let step = self.group.step;
                 let header = header.filter(|header| header.step == step);
                 let reason = "it sent data that this version does not send";

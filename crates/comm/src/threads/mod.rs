@@ -6,7 +6,7 @@
 //! the device, and no kernel blocks, so any number of workers suffices. Nothing is staged: a rank
 //! reads the others' elements in place.
 
-mod board;
+pub(crate) mod board;
 mod sum;
 
 use crate::error::{Error, Result};

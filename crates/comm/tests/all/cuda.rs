@@ -46,7 +46,10 @@ fn values_of<T: Number>(kind: Values, len: usize, (rank, step): (usize, usize)) 
 
 /// Bits; all NaNs are one, since what adding two of them gives is not defined.
 fn bits<T: Number>(values: &[T]) -> Vec<Vec<u8>> {
-    let bits = |value: &T| if value == value { bytemuck::bytes_of(value).to_vec() } else { vec![] };
+    let bits = |value: &T| match value.partial_cmp(value) {
+        Some(_) => bytemuck::bytes_of(value).to_vec(),
+        None => vec![],
+    };
     values.iter().map(bits).collect()
 }
 

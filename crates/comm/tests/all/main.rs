@@ -10,5 +10,6 @@ mod exchange;
 mod failures;
 mod instruction_sets;
 mod ok_topk;
+mod processes;
 mod sparse;
 mod topk;

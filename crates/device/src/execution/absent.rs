@@ -58,6 +58,38 @@ impl Lane {
     }
 }
 
+/// Bytes of the name of a group.
+pub(crate) const ID_BYTES: usize = 128;
+
+/// Membership in a group of devices.
+#[derive(Debug)]
+pub(crate) struct Member(Never);
+
+impl Member {
+    /// # Errors
+    /// [`Error::NotCompiled`].
+    pub(crate) fn check_library() -> Result<()> {
+        Err(Error::NotCompiled { device: DeviceId::Cuda(0) })
+    }
+
+    pub(crate) fn new_id(context: &Arc<Context>) -> Result<[u8; ID_BYTES]> {
+        match context.0 {}
+    }
+
+    pub(crate) fn join(
+        context: &Arc<Context>,
+        _id: &[u8; ID_BYTES],
+        _rank: usize,
+        _size: usize,
+    ) -> Result<Arc<Member>> {
+        match context.0 {}
+    }
+
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        match self.0 {}
+    }
+}
+
 /// A launch in flight.
 pub(crate) struct Task(Never);
 
@@ -111,6 +143,19 @@ impl Track {
         _launch: (&'static str, &'static Location<'static>),
         _counters: &Counters,
     ) -> Result<()> {
+        match self.0 {}
+    }
+
+    pub(crate) fn exchange(
+        &self,
+        _member: &Arc<Member>,
+        _ranks: Vec<usize>,
+        _record: Record,
+    ) -> Task {
+        match self.0 {}
+    }
+
+    pub(crate) fn context(&self) -> &Arc<Context> {
         match self.0 {}
     }
 

@@ -2,6 +2,8 @@
 
 /// Lowest driver version whose functions this crate calls: CUDA 13.0.
 pub(crate) const DRIVER_NEEDED: i32 = 13_000;
+/// Lowest NCCL version, the first that was made for CUDA 13: 2.27.
+pub(crate) const NCCL_NEEDED: i32 = 22_700;
 
 /// Reason why CUDA cannot be used, or why a call of it failed.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -58,6 +60,24 @@ pub enum CudaError {
          (`pip install nvidia-cuda-nvrtc`) and add its folder to LD_LIBRARY_PATH"
     )]
     NoCompiler,
+    /// NCCL's library was not found.
+    #[error(
+        "NCCL was not found: neither libnccl.so.2 nor libnccl.so is in a folder of LD_LIBRARY_PATH \
+         or in the system's library folders; install NCCL (Debian: libnccl2, or \
+         `pip install nvidia-nccl-cu13` with its `lib` folder in LD_LIBRARY_PATH), or use another \
+         kind of ranks"
+    )]
+    NoNccl,
+    /// NCCL is older than this build needs.
+    #[error(
+        "the NCCL that was found is version {}, and {} is needed; install a newer one",
+        nccl_version(*found),
+        nccl_version(NCCL_NEEDED)
+    )]
+    NcclTooOld {
+        /// Its version, as 10000 × major + 100 × minor + patch.
+        found: i32,
+    },
     /// A source of kernels does not compile.
     #[error("the compiler refused {source_name} for {architecture}:\n{log}")]
     Compile {
@@ -78,6 +98,11 @@ pub enum CudaError {
         /// CUDA's explanation of the code.
         message: String,
     },
+}
+
+/// A version as NCCL writes it: `2.27.3` of 22703.
+fn nccl_version(number: i32) -> String {
+    format!("{}.{}.{}", number / 10000, number % 10000 / 100, number % 100)
 }
 
 /// A version as CUDA writes it: `13.0` of 13000.

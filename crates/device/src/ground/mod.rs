@@ -21,7 +21,7 @@ pub(crate) use access::{INLINE_ARGS, Use};
 pub use act::{Act, Counts};
 pub use cuda_error::CudaError;
 #[cfg(feature = "cuda")]
-pub(crate) use cuda_error::DRIVER_NEEDED;
+pub(crate) use cuda_error::{DRIVER_NEEDED, NCCL_NEEDED};
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use id::DeviceId;

@@ -89,7 +89,11 @@ impl<'a> Launch<'a> {
         })
     }
 
-    fn submit(self, category: Category, work: impl FnOnce(Record) -> Result<Work>) -> Result<()> {
+    pub(super) fn submit(
+        self,
+        category: Category,
+        work: impl FnOnce(Record) -> Result<Work>,
+    ) -> Result<()> {
         self.check_streams()?;
         check_overlap(self.operation, &self.tensors)?;
         log_placement(self.operation, || self.placements());

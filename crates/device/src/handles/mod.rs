@@ -12,6 +12,7 @@ mod launch;
 mod launches;
 mod operands;
 mod options;
+mod peers;
 mod report;
 mod stream;
 mod tensor;
@@ -24,6 +25,7 @@ pub use launches::{Ahead, Launches};
 pub use options::DeviceOptions;
 #[cfg(test)]
 pub(crate) use options::Environment;
+pub use peers::Peers;
 pub use report::{MemoryAround, MemoryReport};
 pub use transfer::{read_back, read_back_as, read_back_f64};
 

@@ -3,6 +3,7 @@
 #![cfg(unix)]
 
 use std::fs;
+use std::net::TcpListener;
 use std::process::Stdio;
 
 use crate::common::process::{Process, output, wait_for};
@@ -156,4 +157,35 @@ fn a_missing_driver_is_named() {
     }
     assert!(said.stderr.starts_with("error: cuda:0: no CUDA driver was found"), "{}", said.stderr);
     assert!(!m.path("none").exists());
+}
+
+/// Runs on two processes, each with a GPU of its own, or a stand-in driver of its own.
+fn on_processes(m: &Meristem, arguments: &str, name: &str) -> Outcome {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let start = |rank: usize| {
+        let arguments = format!("{arguments} --comm nccl --devices cuda:0 --run-dir {name}");
+        let mut command = m.command();
+        command.args(arguments.split_whitespace()).env("RANK", rank.to_string());
+        command.env("WORLD_SIZE", "2").env("MASTER_ADDR", "127.0.0.1");
+        command.env("MASTER_PORT", port.to_string());
+        command.env("MERISTEM_STANDIN_SEED", (rank + 3).to_string());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    for (rank, child) in [0, 1].map(start).into_iter().enumerate() {
+        let output = child.wait_with_output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{arguments}, rank {rank}: {text}");
+    }
+    outcome(m, name)
+}
+
+/// A run over NCCL has the bits of a run whose ranks are threads.
+#[test]
+fn processes_over_nccl_learn_the_same_as_threads() {
+    for arguments in [REPLICAS, RANKS] {
+        let m = with_images();
+        let expected = run(&m, arguments, "threads", 1);
+        assert_same(&on_processes(&m, arguments, "nccl"), &expected, arguments);
+    }
 }

@@ -1,4 +1,4 @@
-//! Functions of the CUDA driver, one file for each family.
+//! Functions of the CUDA driver, one file for each family, and those of NCCL.
 //!
 //! Each does what NVIDIA documents for it, error codes included. Where the real driver may crash,
 //! as on a handle that was destroyed, these return an error.
@@ -12,4 +12,6 @@ pub mod event;
 pub mod graph;
 pub mod memory;
 pub mod module;
+#[allow(non_snake_case, reason = "NCCL's names")]
+pub mod nccl;
 pub mod stream;

@@ -2,6 +2,7 @@
 
 use cudarc::driver::sys::CUresult;
 
+use super::links::{Exchange, Message};
 use crate::ground::Fault;
 use crate::kernel::{Engine, Grid};
 use crate::memory::{Kind, Memory};
@@ -14,6 +15,8 @@ pub(crate) enum Work {
     Copy(Copy),
     Fill(Fill),
     Grid(Grid),
+    /// Messages between processes.
+    Exchange(Exchange),
 }
 
 /// Bytes of one place that go to another.
@@ -89,6 +92,12 @@ impl Work {
             }
             Self::Fill(fill) => on_device(fill.to, fill.value.len() * fill.count, "a fill"),
             Self::Grid(grid) => grid.check(memory),
+            Self::Exchange(exchange) => {
+                let mut all = exchange.sends.iter().chain(&exchange.receives);
+                all.try_for_each(|Message { address, bytes, .. }| {
+                    on_device(*address, *bytes, "an exchange")
+                })
+            }
         }
     }
 
@@ -100,6 +109,9 @@ impl Work {
             Self::Copy(copy) => copy.run(),
             Self::Fill(fill) => fill.run(),
             Self::Grid(grid) => engine.run(grid, memory)?,
+            Self::Exchange(exchange) => exchange.run().map_err(|error| {
+                Fault::new(CUresult::CUDA_ERROR_UNKNOWN, format!("an exchange: {error}"))
+            })?,
         }
         match memory.damage() {
             None => Ok(()),
@@ -117,6 +129,7 @@ impl Work {
             Self::Copy(copy) => format!("a copy of {} bytes", copy.bytes),
             Self::Fill(fill) => format!("a fill of {} bytes", fill.value.len() * fill.count),
             Self::Grid(grid) => format!("kernel {}", grid.name()),
+            Self::Exchange(_) => "an exchange".into(),
         }
     }
 }

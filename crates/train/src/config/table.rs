@@ -375,12 +375,14 @@ settings! {
         governor_penalty: f64 = same(governor().penalty), unit("REWARD"), real(-1e6, 0.0), since(2);
     }
     "Ranks" {
-        /// Kind of ranks: threads of one process, or mpi for the processes that mpirun started. mpi
-        /// needs a build with --features mpi.
+        /// Kind of ranks: threads of one process; mpi for the processes that mpirun started; nccl
+        /// for processes with a GPU each that torchrun or mpirun started. mpi needs a build with
+        /// --features mpi, nccl one with --features cuda.
         comm: CommKind = same(CommKind::default()), scope(Scope::Run), train_only(), on_resume();
         /// Number of ranks. With controller ppo each has an equal part of the envs, and all learn
         /// one policy; with --data-parallel all train one host.
-        ranks: Option<usize> = absent("the number of processes with --comm mpi, otherwise 1"),
+        ranks: Option<usize> =
+            absent("the number of processes with --comm mpi or nccl, otherwise 1"),
             unit("N"), whole(1, RANKS_MAX), train_only();
         /// Gradient exchange between ranks: dense, or a sparse one, topk:D, gtopk:D, ok-topk:D or
         /// auto:D, where each rank sends the share D of its elements.

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use meristem_device::DeviceId;
+
 use super::devices::Devices;
 use super::table::TrainConfig;
 use super::types::{CommKind, ControllerKind, ExchangeKind};
@@ -29,13 +31,20 @@ pub(crate) fn together(config: &TrainConfig) -> Result<()> {
         return Err(Error::value("twin", "on", expected));
     }
     check_ranks(config)?;
-    Devices::of(config).map(drop)
+    let devices = Devices::of(config)?;
+    let on_processor = |device: &&DeviceId| matches!(device, DeviceId::Cpu(_));
+    let other = devices.of_envs.iter().find(on_processor);
+    if let (CommKind::Nccl, Some(device)) = (config.comm, other) {
+        let expected = "CUDA devices only with `comm` nccl, such as cuda:0; on a processor use mpi";
+        return Err(Error::value("devices", device, expected));
+    }
+    Ok(())
 }
 
 /// Checks that the envs, or the samples of a batch, divide evenly among the ranks. If the number of
 /// ranks is open, this is checked again once the processes have met.
 fn check_ranks(config: &TrainConfig) -> Result<()> {
-    if config.comm == CommKind::Mpi && config.ranks.is_none() {
+    if config.comm.is_processes() && config.ranks.is_none() {
         return Ok(());
     }
     let (ranks, envs, batch) = (config.ranks(), config.envs, config.batch);

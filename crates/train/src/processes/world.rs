@@ -1,7 +1,8 @@
 //! The processes of a run and their collectives.
 //!
-//! With `comm = "mpi"` every process is one rank and has a part of the envs; otherwise there is one
-//! process with all envs. Only rank 0 writes the run folder, the console and the trace. Messages
+//! With `comm = "mpi"` or `"nccl"` every process is one rank and has a part of the envs; otherwise
+//! there is one process with all envs. Only rank 0 writes the run folder, the console and the
+//! trace. Messages
 //! are small compared with the computation; they use a communicator and a device of their own,
 //! apart from the policy's gradients and the envs. [`meeting`](super::meeting) has the protocol and
 //! the handling of failures.
@@ -44,20 +45,28 @@ impl World {
     /// Joins the processes of a run with this kind of ranks. Waits until all have started.
     ///
     /// # Errors
-    /// No MPI in this build, a second run in this process, or processes that were started together
-    /// but cannot communicate.
+    /// No MPI in this build, a second run in this process, environment variables that do not fit,
+    /// or processes that were started together but cannot communicate.
     pub(crate) fn join(comm: CommKind, deadline: Duration) -> Result<Self> {
         if comm == CommKind::Threads {
             Self::check_alone("mpi, so that the processes are the ranks of one run")?;
             return Ok(Self::alone());
         }
-        let mut all = Communicator::mpi(&CommOptions { deadline })?;
+        let options = CommOptions { deadline };
+        let mut all = match comm {
+            CommKind::Nccl => Communicator::rendezvous(&options)?,
+            _ => Communicator::mpi(&options)?,
+        };
         if all.size() == 1 {
             let expected = "mpi from the MPI library that this program was built with";
             Self::check_alone(expected)?;
             return Ok(Self::alone());
         }
-        let member = Some(all.split(0, 0)?);
+        let member = all.split(0, 0)?;
+        let member = Some(match comm {
+            CommKind::Nccl => Communicator::nccl(member)?,
+            _ => member,
+        });
         let options = DeviceOptions { threads: 1, ..DeviceOptions::default() };
         let stream = Device::open(DeviceId::Cpu(0), &options)?.stream("ranks");
         let transport = all.into_transport();
@@ -120,12 +129,12 @@ impl World {
     pub(crate) fn resolve(&mut self, config: &TrainConfig) -> Result<TrainConfig> {
         let mut config = config.clone();
         self.same_envs = config.data_parallel;
-        if config.comm == CommKind::Mpi {
+        if config.comm.is_processes() {
             let size = self.size();
             if let Some(ranks) = config.ranks.filter(|ranks| *ranks != size) {
                 let expected = format!(
-                    "{size}, the number of processes; start {ranks} with `mpirun -n {ranks}`, \
-                     or leave `ranks` out"
+                    "{size}, the number of processes; start {ranks} (`mpirun -n {ranks}`), or \
+                     leave `ranks` out"
                 );
                 return Err(Error::value("ranks", ranks, expected));
             }

@@ -19,7 +19,6 @@ use crate::record::output::check_folder;
 use crate::record::run_folder::{RunFolder, check_config};
 use crate::record::summary::{Status, Summary};
 use crate::record::trace::RunTrace;
-use crate::settings::CommKind;
 use crate::setup::Names;
 
 /// Resumes the run in `folder` from its newest checkpoint, or from the start if it has none.
@@ -91,10 +90,10 @@ fn resume_in(
         observer.devices_changed(&began.devices, &config.devices);
     }
     let (processes, ranks) = (world.size(), config.ranks());
-    if config.comm == CommKind::Mpi && processes != ranks {
+    if config.comm.is_processes() && processes != ranks {
         let problem = format!(
             "it has {ranks} ranks, but {processes} processes were started; \
-             use `mpirun -n {ranks}`, or one process with --comm threads"
+             start {ranks} (`mpirun -n {ranks}`), or one process with --comm threads"
         );
         return Err(Error::Resume { path: path.into(), problem });
     }

@@ -26,7 +26,7 @@ use crate::record::observer::Observer;
 use crate::record::run_folder::{POLICY, write_json};
 use crate::record::summary::{Status, Summary};
 use crate::run::run_on;
-use crate::settings::{CommKind, ControllerKind, ExchangeKind, Switch};
+use crate::settings::{ControllerKind, ExchangeKind, Switch};
 use crate::setup::controllers::AnyController;
 use crate::setup::{Names, Setup, residency};
 
@@ -82,9 +82,9 @@ impl StudyConfig {
         if !(1..=SEEDS_MAX).contains(&self.seeds) {
             return Err(Error::value("seeds", self.seeds, format!("1 to {SEEDS_MAX}")));
         }
-        if self.settings.comm == CommKind::Mpi {
+        if self.settings.comm.is_processes() {
             let expected = "threads, because a study runs in one process";
-            return Err(Error::value("comm", CommKind::Mpi, expected));
+            return Err(Error::value("comm", self.settings.comm, expected));
         }
         if self.contenders.is_empty() {
             return Err(Error::value("controllers", "none", "at least one"));

@@ -3,6 +3,7 @@
 use super::context::Context;
 use super::driver::{Called, RawStream, check, driver};
 use super::graph::Graph;
+use super::nccl::Member;
 use super::staging::Staging;
 use super::task::{Task, TaskAct};
 use crate::execution::args::{Arg, Record};
@@ -21,6 +22,8 @@ pub(super) struct Landing {
     pub(super) staging: Option<Staging>,
     /// A graph that runs.
     pub(super) graph: Option<Arc<Graph>>,
+    /// The group whose memory an exchange uses.
+    pub(super) member: Option<Arc<Member>>,
     /// Where the pieces of a download go, and their bytes in the staging memory.
     pub(super) download: Option<(Box<dyn Download>, Pieces)>,
 }
@@ -62,6 +65,10 @@ impl Enqueue<'_> {
             TaskAct::Fill(fill) => record.args.iter().try_for_each(|arg| self.fill(arg, fill)),
             TaskAct::Upload(staging) => {
                 self.upload(&record.args[0], landing.staging.insert(staging))
+            }
+            TaskAct::Exchange(member, ranks) => {
+                let member = landing.member.insert(member);
+                member.exchange(&record, &ranks, self.stream.raw())
             }
             TaskAct::Download(to) => self.download(&record, to, landing),
         }

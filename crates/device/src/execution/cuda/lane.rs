@@ -279,7 +279,8 @@ impl Lane {
             Ok(timed) => (timed, Ok(())),
             Err(cause) => (None, Err(cause)),
         };
-        if landing.staging.is_some() || landing.graph.is_some() || timed.is_some() {
+        let kept = landing.staging.is_some() || landing.graph.is_some();
+        if kept || landing.member.is_some() || timed.is_some() {
             state.staged += landing.staging.as_ref().map_or(0, Staging::size);
             state.flights.push_back(Flight { ticket: state.issued, landing, timed });
         }

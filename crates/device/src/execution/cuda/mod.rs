@@ -5,6 +5,7 @@
 //! - `context`: an opened device with its kernels, staging memory and failure.
 //! - `block`: its memory.
 //! - `compiler`, `cache`, `module`: from the text of kernels to functions of the device.
+//! - `nccl`: memberships in groups of devices that exchange data.
 //! - `program`: the calls of a launch, checked and bound to their kernels.
 //! - `graph`, `fusion`: the programs of several launches, started by one call.
 //! - `task`: a launch as it is handed to a lane.
@@ -30,6 +31,7 @@ mod fusion;
 mod graph;
 mod lane;
 mod module;
+mod nccl;
 mod program;
 mod staging;
 mod task;
@@ -37,5 +39,6 @@ mod track;
 
 pub(crate) use context::Context;
 pub(crate) use lane::{Lane, Told};
+pub(crate) use nccl::{ID_BYTES, Member};
 pub(crate) use task::Task;
 pub(crate) use track::Track;

@@ -1,6 +1,7 @@
 //! Work of a CUDA device, as it is handed to a lane.
 
 use super::graph::Graph;
+use super::nccl::Member;
 use super::program::Bound;
 use super::staging::Staging;
 use crate::execution::args::Record;
@@ -26,6 +27,9 @@ pub(super) enum TaskAct {
     Fill(Fill),
     /// Copies staging memory into argument 0.
     Upload(Staging),
+    /// Sends the arguments that are read and receives those that are written, to and from these
+    /// ranks.
+    Exchange(Arc<Member>, Vec<usize>),
     /// Copies the arguments to the host.
     Download(Box<dyn Download>),
 }

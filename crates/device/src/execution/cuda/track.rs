@@ -6,6 +6,7 @@
 use super::context::Context;
 use super::fusion::{Fusion, branches};
 use super::lane::{Lane, Told};
+use super::nccl::Member;
 use super::program::Bound;
 use super::staging::Staging;
 use super::task::{Task, TaskAct};
@@ -129,6 +130,16 @@ impl Track {
             Transfer::Download(to) => TaskAct::Download(to),
         };
         Ok(Task { record, act })
+    }
+
+    /// An exchange with other ranks of a group.
+    pub(crate) fn exchange(&self, member: &Arc<Member>, ranks: Vec<usize>, record: Record) -> Task {
+        Task { record, act: TaskAct::Exchange(member.clone(), ranks) }
+    }
+
+    /// The device's context.
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        self.lane.context()
     }
 
     /// Fills staging memory for the upload of a record. Waits for earlier copies if very much of it

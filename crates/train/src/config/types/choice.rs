@@ -145,9 +145,19 @@ pub enum CommKind {
     Threads,
     /// Processes started together by `mpirun`, in a build with the feature `mpi`.
     Mpi,
+    /// Processes with a GPU each, started together by `torchrun` or `mpirun`, in a build with the
+    /// feature `cuda`.
+    Nccl,
 }
 
-choice!(CommKind: "threads" => Threads, "mpi" => Mpi);
+choice!(CommKind: "threads" => Threads, "mpi" => Mpi, "nccl" => Nccl);
+
+impl CommKind {
+    /// Whether the ranks are processes.
+    pub fn is_processes(self) -> bool {
+        self != CommKind::Threads
+    }
+}
 
 /// Reaction to a copy, a wait or an allocation on the hot path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,30 +5,31 @@
 use crate::error::Error;
 use crate::transport::Call;
 use meristem_device::{DType, MemoryFormat, Shape};
+use std::collections::BTreeSet;
 
 /// Largest number of parcels from one rank to another in one exchange.
-pub(super) const PARCELS_MAX: usize = 32;
+pub(crate) const PARCELS_MAX: usize = 32;
 /// Largest size of a text in bytes; the rest is cut off.
 const TEXT_MAX: usize = 200;
 
 const DTYPES: [DType; 6] = [DType::F32, DType::F64, DType::BF16, DType::U8, DType::U32, DType::I64];
 
 /// Elements of a parcel: their type, `None` for internal bytes, and their number.
-pub(super) type Content = (Option<DType>, usize);
+pub(crate) type Content = (Option<DType>, usize);
 
 /// Header from a rank to each other rank at the start of an exchange.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Header {
+pub(crate) struct Header {
     /// Number of the exchange in its group, from 1.
-    pub(super) step: u64,
-    pub(super) call: Call,
+    pub(crate) step: u64,
+    pub(crate) call: Call,
     /// Parcels that it sends to the reader.
-    pub(super) parcels: Vec<Content>,
+    pub(crate) parcels: Vec<Content>,
 }
 
 /// Notice from a rank to the others outside of an exchange.
 #[derive(Debug, Clone)]
-pub(super) enum Notice {
+pub(crate) enum Notice {
     /// The rank made this many exchanges, and makes no more.
     Left {
         steps: u64,
@@ -41,7 +42,7 @@ pub(super) enum Notice {
 }
 
 impl Header {
-    pub(super) fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let Call { operation, dtype, shape, format, parameter, kept } = self.call;
         let mut out = Writer::default();
         out.number(self.step).dtype(dtype).shape(shape);
@@ -55,10 +56,8 @@ impl Header {
         out.0
     }
 
-    /// Decodes a header; `None` for bytes that no rank of this version writes. Names of operations
-    /// are `'static`: `own`'s is used if it is the same, another is leaked, which happens once per
-    /// group.
-    pub(super) fn decode(bytes: &[u8], own: &Call) -> Option<Header> {
+    /// Decodes a header; `None` for bytes that no rank of this version writes.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Header> {
         let mut from = Reader(bytes);
         let (step, dtype, shape) = (from.number()?, from.dtype()?, from.shape()?);
         let format = match from.number()? {
@@ -66,8 +65,7 @@ impl Header {
             _ => MemoryFormat::ChannelsLast,
         };
         let (parameter, kept) = (from.number()?, from.number()?);
-        let name = from.text()?;
-        let operation = if name == own.operation { own.operation } else { name.leak() };
+        let operation = name_of(from.text()?);
         let call = Call { operation, dtype, shape, format, parameter, kept };
         let mut parcels = Vec::new();
         while !from.0.is_empty() {
@@ -78,7 +76,7 @@ impl Header {
 }
 
 impl Notice {
-    pub(super) fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Writer::default();
         match self {
             Notice::Left { steps, panicked, in_order } => {
@@ -108,7 +106,7 @@ impl Notice {
 
     /// Decodes a notice; `None` for bytes that no rank of this version writes. Texts are leaked: a
     /// group fails once.
-    pub(super) fn decode(bytes: &[u8]) -> Option<Notice> {
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Notice> {
         let mut from = Reader(bytes);
         let kind = from.number()?;
         if kind == 0 {
@@ -134,16 +132,37 @@ impl Notice {
     }
 }
 
+/// A name of an operation, which is `'static`: each is kept once.
+fn name_of(text: String) -> &'static str {
+    static NAMES: std::sync::Mutex<BTreeSet<&'static str>> = std::sync::Mutex::new(BTreeSet::new());
+    let mut names = NAMES.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    match names.get(&*text) {
+        Some(name) => name,
+        None => {
+            let name: &'static str = text.leak();
+            names.insert(name);
+            name
+        }
+    }
+}
+
+/// Bytes that are written one value after the other.
 #[derive(Default)]
-struct Writer(Vec<u8>);
+pub(crate) struct Writer(pub(crate) Vec<u8>);
 
 impl Writer {
-    fn number(&mut self, number: u64) -> &mut Self {
+    pub(crate) fn number(&mut self, number: u64) -> &mut Self {
         self.0.extend(number.to_le_bytes());
         self
     }
 
-    fn dtype(&mut self, dtype: Option<DType>) -> &mut Self {
+    /// A number of bytes, and they.
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
+        self.number(bytes.len() as u64).0.extend(bytes);
+        self
+    }
+
+    pub(crate) fn dtype(&mut self, dtype: Option<DType>) -> &mut Self {
         let place = DTYPES.iter().position(|known| Some(*known) == dtype);
         self.0.push(place.map_or(u8::MAX, |place| place as u8));
         self
@@ -154,7 +173,7 @@ impl Writer {
         shape.dims().iter().fold(self, |out, extent| out.number(*extent as u64))
     }
 
-    fn text(&mut self, text: &str) -> &mut Self {
+    pub(crate) fn text(&mut self, text: &str) -> &mut Self {
         let end = (0..=text.len().min(TEXT_MAX)).rev().find(|end| text.is_char_boundary(*end));
         let text = &text.as_bytes()[..end.unwrap_or(0)];
         self.0.push(text.len() as u8);
@@ -163,20 +182,26 @@ impl Writer {
     }
 }
 
-struct Reader<'a>(&'a [u8]);
+/// Bytes that are read one value after the other; `None` if there are too few.
+pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
-impl Reader<'_> {
-    fn take(&mut self, len: usize) -> Option<&[u8]> {
+impl<'a> Reader<'a> {
+    fn take(&mut self, len: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(len)?;
         self.0 = rest;
         Some(taken)
     }
 
-    fn number(&mut self) -> Option<u64> {
+    pub(crate) fn number(&mut self) -> Option<u64> {
         self.take(8)?.try_into().ok().map(u64::from_le_bytes)
     }
 
-    fn dtype(&mut self) -> Option<Option<DType>> {
+    pub(crate) fn bytes(&mut self) -> Option<&'a [u8]> {
+        let len = usize::try_from(self.number()?).ok()?;
+        self.take(len)
+    }
+
+    pub(crate) fn dtype(&mut self) -> Option<Option<DType>> {
         match self.take(1)?[0] {
             u8::MAX => Some(None),
             place => DTYPES.get(usize::from(place)).map(|dtype| Some(*dtype)),
@@ -190,7 +215,7 @@ impl Reader<'_> {
         Some(Shape::from(&dims))
     }
 
-    fn text(&mut self) -> Option<String> {
+    pub(crate) fn text(&mut self) -> Option<String> {
         let len = usize::from(self.take(1)?[0]);
         String::from_utf8(self.take(len)?.to_vec()).ok()
     }
@@ -213,12 +238,10 @@ mod tests {
         let parcels = vec![(Some(DType::U32), 3), (None, 24), (Some(DType::F64), 1 << 40)];
         let header = Header { step: 9, call, parcels };
         let bytes = header.encode();
-        assert_eq!(Header::decode(&bytes, &call), Some(header.clone()));
-        let other = Call { operation: "barrier", ..call };
-        assert_eq!(Header::decode(&bytes, &other), Some(header.clone()));
+        assert_eq!(Header::decode(&bytes), Some(header.clone()));
         // Up to the end of the operation's name; parcels follow it.
         for cut in 0..8 + 1 + 33 + 8 + 16 + 11 {
-            assert_eq!(Header::decode(&bytes[..cut], &call), None, "{cut}");
+            assert_eq!(Header::decode(&bytes[..cut]), None, "{cut}");
         }
         let parcels = vec![(Some(DType::F32), 1); PARCELS_MAX];
         assert!(Header { parcels, ..header }.encode().len() < 1000);

@@ -1,0 +1,170 @@
+//! Ranks whose elements are on GPUs, one for each process: they move over NCCL, from device to
+//! device. Another transport connects the processes for everything else.
+//!
+//! NCCL has no deadlines, and does not notice that ranks make different calls. So every exchange
+//! begins with an agreement of the processes; only then is anything handed to NCCL. Elements in
+//! host memory take the way of the agreement.
+
+use crate::error::Result;
+use crate::spans::Spans;
+use crate::transport::{Call, Parcel, Sum, Transport, check_parcels, others};
+use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Peers, Stream, Tensor};
+
+/// Environment variables that make NCCL log its activity.
+pub(crate) const DEBUG_ENVIRONMENT: &[(&str, &str)] =
+    if cfg!(feature = "cuda") { &[("NCCL_DEBUG", "INFO")] } else { &[] };
+
+/// The link of a rank.
+pub(crate) struct Nccl {
+    control: Box<dyn Transport>,
+    /// A stream of the processor, for messages between the processes.
+    host: Stream,
+    /// Membership of the device of the exchanges so far.
+    peers: Option<(Device, Peers)>,
+    /// Memory for parcels in several pieces, by their position in an exchange.
+    packed: Vec<Tensor>,
+}
+
+impl Nccl {
+    /// Ranks that `control` connects.
+    ///
+    /// # Errors
+    /// Without NCCL, or without CUDA in this build.
+    pub(crate) fn over(control: Box<dyn Transport>) -> Result<Nccl> {
+        Peers::check()?;
+        let options = DeviceOptions { threads: 1, ..DeviceOptions::default() };
+        let host = Device::open(DeviceId::Cpu(0), &options)?.stream("nccl, control");
+        Ok(Nccl { control, host, peers: None, packed: Vec::new() })
+    }
+
+    /// The group of the stream's device; all ranks join it at their first exchange.
+    fn peers(&mut self, stream: &Stream) -> Result<Peers> {
+        if let Some((device, peers)) = &self.peers
+            && device == stream.device()
+        {
+            return Ok(peers.clone());
+        }
+        let (rank, size) = (self.control.rank(), self.control.size());
+        let id = Tensor::zeros(&self.host, [Peers::ID_BYTES], DType::U8, Owner::Collectives)?;
+        let call = Call::on("nccl, join", &id);
+        if rank == 0 {
+            id.copy_from_slice(&Peers::new_id(stream)?)?;
+            let sends = others(0, size).map(|peer| Parcel::new(peer, &id));
+            let sends: Vec<Parcel> = sends.collect::<Result<_>>()?;
+            self.control.exchange(&call, &self.host, &sends, &[])?;
+        } else {
+            self.control.exchange(&call, &self.host, &[], &[Parcel::new(0, &id)?])?;
+        }
+        let mut name = [0; Peers::ID_BYTES];
+        name.copy_from_slice(&id.to_vec::<u8>()?);
+        let peers = Peers::join(stream, &name, rank, size)?;
+        self.peers = Some((stream.device().clone(), peers.clone()));
+        Ok(peers)
+    }
+}
+
+impl Nccl {
+    /// Memory in one piece for a parcel: its own, or that of earlier exchanges if it fits.
+    fn whole(&mut self, slot: usize, elements: &Spans) -> Result<Tensor> {
+        if let [piece] = elements.pieces() {
+            return Ok(piece.clone());
+        }
+        let (stream, dtype, len) = (elements.stream(), elements.dtype(), elements.len());
+        let fits =
+            |kept: &Tensor| kept.stream() == stream && kept.dtype() == dtype && kept.numel() >= len;
+        while self.packed.len() <= slot {
+            self.packed.push(Tensor::empty(stream, [0], dtype, Owner::Collectives)?);
+        }
+        if !fits(&self.packed[slot]) {
+            self.packed[slot] = Tensor::empty(stream, [len], dtype, Owner::Collectives)?;
+        }
+        Ok(self.packed[slot].view(0, [len])?)
+    }
+}
+
+/// Copies between the pieces of a parcel and memory in one piece, unless that is the same;
+/// `direction` orders a piece and its part into source and target.
+fn copy_pieces(
+    operation: &'static str,
+    elements: &Spans,
+    whole: &Tensor,
+    direction: for<'a> fn(&'a Tensor, &'a Tensor) -> (&'a Tensor, &'a Tensor),
+) -> Result<()> {
+    let pieces = elements.pieces();
+    if pieces.len() == 1 {
+        return Ok(());
+    }
+    let mut start = 0;
+    let part = |piece: &Tensor| {
+        let part = whole.view(start, [piece.numel()]);
+        start += piece.numel();
+        part
+    };
+    let parts = pieces.iter().map(part).collect::<meristem_device::Result<Vec<_>>>()?;
+    let pairs: Vec<_> = pieces.iter().zip(&parts).map(|(a, b)| direction(a, b)).collect();
+    Ok(elements.stream().copy(operation, &pairs)?)
+}
+
+impl Transport for Nccl {
+    fn name(&self) -> &'static str {
+        "nccl"
+    }
+
+    fn rank(&self) -> usize {
+        self.control.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.control.size()
+    }
+
+    fn exchange(
+        &mut self,
+        call: &Call,
+        stream: &Stream,
+        sends: &[Parcel],
+        receives: &[Parcel],
+    ) -> Result<()> {
+        if matches!(stream.device().id(), DeviceId::Cpu(_)) {
+            return self.control.exchange(call, stream, sends, receives);
+        }
+        check_parcels(call.operation, stream, (self.rank(), self.size()), [sends, receives])?;
+        self.control.exchange(call, &self.host, &[], &[])?;
+        let peers = self.peers(stream)?;
+        // A message is one piece: what is sent in several may be received in others.
+        let mut whole = Vec::with_capacity(sends.len() + receives.len());
+        for (slot, Parcel { elements, .. }) in sends.iter().chain(receives).enumerate() {
+            whole.push(self.whole(slot, elements)?);
+        }
+        let (to_send, to_receive) = whole.split_at(sends.len());
+        for (Parcel { elements, .. }, whole) in sends.iter().zip(to_send) {
+            copy_pieces("nccl, pack", elements, whole, |piece, part| (piece, part))?;
+        }
+        let mut launch = stream.launch(call.operation);
+        launch = to_send.iter().fold(launch, |launch, whole| launch.read(whole));
+        launch = to_receive.iter().fold(launch, |launch, whole| launch.write(whole));
+        let ranks = sends.iter().chain(receives).map(|parcel| parcel.peer).collect();
+        launch.exchange(&peers, ranks)?;
+        for (Parcel { elements, .. }, whole) in receives.iter().zip(to_receive) {
+            copy_pieces("nccl, unpack", elements, whole, |piece, part| (part, piece))?;
+        }
+        Ok(())
+    }
+
+    fn all_reduce(&mut self, _: &Call, _: &Stream, _: &Sum<'_, Spans>) -> Result<bool> {
+        // NCCL's own sums add in an order that depends on the machine.
+        Ok(false)
+    }
+
+    fn barrier(&mut self, call: &Call) -> Result<()> {
+        self.control.barrier(call)
+    }
+
+    fn abort(&mut self, reason: &str) {
+        self.control.abort(reason);
+    }
+
+    fn split(&mut self, call: &Call, color: u64, key: u64) -> Result<Box<dyn Transport>> {
+        Ok(Box::new(Nccl::over(self.control.split(call, color, key)?)?))
+    }
+}

@@ -1,0 +1,234 @@
+//! Messages between a rank and the hub, and their bytes: a length and a content.
+
+use crate::error::{Error, Result};
+use crate::transport::Call;
+use crate::wire::{Content, Header, Notice, Reader, Writer};
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+
+/// First number of a connection: that of this protocol.
+const MAGIC: u64 = u64::from_le_bytes(*b"meristm1");
+/// Largest greeting in bytes: whoever sends more is no rank.
+const GREETING_MAX: u64 = 64;
+/// Largest message in bytes.
+const MESSAGE_MAX: u64 = 1 << 40;
+
+/// First message of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Greeting {
+    /// Number of the group.
+    pub(super) group: u64,
+    pub(super) rank: u64,
+    pub(super) size: u64,
+}
+
+impl Greeting {
+    pub(super) fn encode(self) -> Vec<u8> {
+        let mut out = Writer::default();
+        out.number(MAGIC).number(self.group).number(self.rank).number(self.size);
+        out.0
+    }
+
+    /// Reads the greeting of a connection; `None` if it is not one of a rank.
+    pub(super) fn read(from: &mut TcpStream) -> io::Result<Option<Greeting>> {
+        let bytes = read_at_most(from, GREETING_MAX)?;
+        let mut from = Reader(&bytes);
+        let known = from.number() == Some(MAGIC);
+        let mut number = || from.number().filter(|_| known);
+        let numbers = number().zip(number()).zip(number());
+        Ok(numbers.map(|((group, rank), size)| Greeting { group, rank, size }))
+    }
+}
+
+/// Elements for another rank.
+#[derive(Debug, Clone)]
+pub(super) struct Sent {
+    pub(super) peer: usize,
+    pub(super) content: Content,
+    pub(super) bytes: Arc<Vec<u8>>,
+}
+
+/// Contribution of a rank to a meeting.
+#[derive(Debug)]
+pub(super) struct Arrival {
+    pub(super) call: Call,
+    pub(super) wish: Wish,
+}
+
+/// Arguments of a rank's call.
+#[derive(Debug)]
+pub(super) enum Wish {
+    /// Messages, and what is expected from which rank.
+    Exchange {
+        sends: Vec<Sent>,
+        receives: Vec<(usize, Content)>,
+    },
+    Split {
+        color: u64,
+        key: u64,
+    },
+}
+
+/// Answer to a rank.
+#[derive(Debug)]
+pub(super) enum Answer {
+    /// The messages to it, in the order in which it expects them.
+    Received(Vec<Arc<Vec<u8>>>),
+    /// Its new group.
+    Group(Greeting),
+}
+
+/// Message from a rank to the hub.
+#[derive(Debug)]
+pub(super) enum Request {
+    Meet(Arrival),
+    /// It makes no more calls.
+    Left {
+        panicked: bool,
+    },
+    /// It failed with an error of its own.
+    Aborted(String),
+}
+
+impl Request {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut out = Writer::default();
+        match self {
+            Request::Meet(Arrival { call, wish }) => {
+                let header = Header { step: 0, call: *call, parcels: Vec::new() };
+                match wish {
+                    Wish::Split { color, key } => {
+                        out.number(1).bytes(&header.encode()).number(*color).number(*key);
+                    }
+                    Wish::Exchange { sends, receives } => {
+                        out.number(0).bytes(&header.encode()).number(sends.len() as u64);
+                        for Sent { peer, content: (dtype, len), bytes } in sends {
+                            out.number(*peer as u64).dtype(*dtype).number(*len as u64).bytes(bytes);
+                        }
+                        for (peer, (dtype, len)) in receives {
+                            out.number(*peer as u64).dtype(*dtype).number(*len as u64);
+                        }
+                    }
+                }
+            }
+            Request::Left { panicked } => {
+                out.number(2).number(u64::from(*panicked));
+            }
+            Request::Aborted(reason) => {
+                out.number(3).bytes(reason.as_bytes());
+            }
+        }
+        out.0
+    }
+
+    /// Decodes a request; `None` for bytes that no rank of this version writes.
+    pub(super) fn decode(bytes: &[u8]) -> Option<Request> {
+        let mut from = Reader(bytes);
+        Some(match from.number()? {
+            0 => {
+                let call = Header::decode(from.bytes()?)?.call;
+                let sends = from.number()?;
+                let sends: Option<Vec<Sent>> = (0..sends)
+                    .map(|_| {
+                        let (peer, content) = (from.number()? as usize, content(&mut from)?);
+                        Some(Sent { peer, content, bytes: Arc::new(from.bytes()?.to_vec()) })
+                    })
+                    .collect();
+                let mut receives = Vec::new();
+                while !from.0.is_empty() {
+                    receives.push((from.number()? as usize, content(&mut from)?));
+                }
+                Request::Meet(Arrival { call, wish: Wish::Exchange { sends: sends?, receives } })
+            }
+            1 => {
+                let call = Header::decode(from.bytes()?)?.call;
+                let (color, key) = (from.number()?, from.number()?);
+                Request::Meet(Arrival { call, wish: Wish::Split { color, key } })
+            }
+            2 => Request::Left { panicked: from.number()? == 1 },
+            3 => Request::Aborted(String::from_utf8(from.bytes()?.to_vec()).ok()?),
+            _ => return None,
+        })
+    }
+}
+
+fn content(from: &mut Reader<'_>) -> Option<Content> {
+    Some((from.dtype()?, from.number()? as usize))
+}
+
+/// Bytes of an answer.
+pub(super) fn encode(answer: &Result<Answer>) -> Vec<u8> {
+    let mut out = Writer::default();
+    match answer {
+        Ok(Answer::Received(messages)) => {
+            out.number(0);
+            messages.iter().for_each(|bytes| {
+                out.bytes(bytes);
+            });
+        }
+        Ok(Answer::Group(Greeting { group, rank, size })) => {
+            out.number(1).number(*group).number(*rank).number(*size);
+        }
+        Err(error) => {
+            out.number(2).bytes(&Notice::Failed(error.clone()).encode());
+        }
+    }
+    out.0
+}
+
+/// Decodes an answer; `None` for bytes that no hub of this version writes.
+pub(super) fn decode(bytes: &[u8]) -> Option<Result<Answer>> {
+    let mut from = Reader(bytes);
+    Some(match from.number()? {
+        0 => {
+            let mut messages = Vec::new();
+            while !from.0.is_empty() {
+                messages.push(Arc::new(from.bytes()?.to_vec()));
+            }
+            Ok(Answer::Received(messages))
+        }
+        1 => {
+            let (group, rank, size) = (from.number()?, from.number()?, from.number()?);
+            Ok(Answer::Group(Greeting { group, rank, size }))
+        }
+        _ => match Notice::decode(from.bytes()?)? {
+            Notice::Failed(error) => Err(error),
+            Notice::Left { .. } => return None,
+        },
+    })
+}
+
+/// The error of a rank alone as the others see it, which alone can be sent.
+pub(super) fn shared(rank: usize, error: Error) -> Error {
+    match error.is_own() {
+        true => Error::RankFailed { rank, reason: error.to_string() },
+        false => error,
+    }
+}
+
+/// Writes a message.
+pub(super) fn write(to: &mut TcpStream, bytes: &[u8]) -> io::Result<()> {
+    to.write_all(&(bytes.len() as u64).to_le_bytes())?;
+    to.write_all(bytes)
+}
+
+/// Reads a message.
+pub(super) fn read(from: &mut TcpStream) -> io::Result<Vec<u8>> {
+    read_at_most(from, MESSAGE_MAX)
+}
+
+fn read_at_most(from: &mut TcpStream, most: u64) -> io::Result<Vec<u8>> {
+    let mut len = [0; 8];
+    from.read_exact(&mut len)?;
+    let len = u64::from_le_bytes(len);
+    if len > most {
+        return Err(io::Error::other(format!("a message of {len} bytes")));
+    }
+    let mut bytes = Vec::new();
+    from.take(len).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 == len {
+        true => Ok(bytes),
+        false => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}

@@ -1,0 +1,248 @@
+//! Ranks that are processes and find each other by their environment: copies of this program, which
+//! run only the test `rank` with a role. With `MERISTEM_TEST_DEVICE=cuda:0` tensors are on a GPU,
+//! or on the stand-in driver, and are exchanged over NCCL.
+
+use crate::common::{noise, on, open, open_on, upload};
+use meristem_comm::{
+    CommOptions, Communicator, Error, Exchange, ExchangeOptions, Keep, Method, Reduction, Result,
+    Sparse,
+};
+use meristem_device::{DeviceId, Stream, Tensor};
+use std::env;
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Variable with the role of a process of a test.
+const ROLE: &str = "MERISTEM_TEST_ROLE";
+
+/// Time after which a process of a test counts as hanging.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// A port that nobody uses.
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Starts a rank of `size`.
+fn start(role: &str, (rank, size): (usize, usize), port: u16, more: &[(&str, &str)]) -> Child {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args(["processes::rank", "--exact", "--ignored", "--nocapture"]);
+    command.env(ROLE, role).env("RANK", rank.to_string()).env("WORLD_SIZE", size.to_string());
+    command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+    command.env("MERISTEM_STANDIN_SEED", (rank + 1).to_string()).env("RUST_BACKTRACE", "0");
+    command.envs(more.iter().copied()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().unwrap()
+}
+
+/// Whether the process succeeded, and its output. Ends one that hangs.
+fn end(mut child: Child) -> (bool, String) {
+    let limit = Instant::now() + LIMIT;
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > limit {
+            child.kill().unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let output = child.wait_with_output().unwrap();
+    let text = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    (output.status.success(), text.concat())
+}
+
+/// Runs all ranks of a role, which must succeed.
+fn run(role: &str, size: usize, more: &[(&str, &str)]) {
+    let port = free_port();
+    let ranks: Vec<Child> = (0..size).map(|rank| start(role, (rank, size), port, more)).collect();
+    for (rank, child) in ranks.into_iter().enumerate() {
+        let (succeeded, text) = end(child);
+        assert!(succeeded, "{role}, rank {rank} of {size}:\n{text}");
+    }
+}
+
+/// Results of collectives of a rank, as bits.
+fn collectives(comm: &mut Communicator, stream: &Stream) -> Vec<Vec<u32>> {
+    let (me, n) = (comm.rank(), comm.size());
+    let bits = |x: &Tensor| x.to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect();
+    let mut seen = Vec::new();
+    let methods = [
+        Method::Dense,
+        Method::Sparse(Sparse::TopK),
+        Method::Sparse(Sparse::GTopK),
+        Method::Sparse(Sparse::OkTopK { refresh: 2 }),
+    ];
+    for method in methods {
+        let keep = Keep::Momentum(0.5);
+        let options =
+            ExchangeOptions { method, density: 0.05, keep, small: 10, ..Default::default() };
+        // The two large ones are in one bucket, in two pieces of memory.
+        let tensors = |step| [1003, 5, 400].map(|len| upload(stream, &noise(len, me, step)));
+        let first = tensors(0);
+        let named = [("a", &first[0]), ("b", &first[1]), ("c", &first[2])];
+        let mut exchange = Exchange::new(&options, &named).unwrap();
+        for step in 0..3 {
+            let tensors = tensors(step);
+            exchange.run(comm, &tensors.each_ref()).unwrap();
+            seen.extend(tensors.iter().map(bits));
+        }
+    }
+    let x = upload(stream, &noise(70, me, 9));
+    comm.broadcast(&x, n - 1).unwrap();
+    seen.push(bits(&x));
+    let all = upload(stream, &vec![0.0f32; 70 * n]);
+    comm.all_gather(&upload(stream, &noise(70, me, 10)), &all).unwrap();
+    seen.push(bits(&all));
+    // Ranks in reverse order, the first one alone.
+    let mut part = comm.split(u64::from(me == 0), (n - me) as u64).unwrap();
+    let x = upload(stream, &noise(33, me, 11));
+    part.all_reduce(&x, Reduction::Mean).unwrap();
+    part.barrier().unwrap();
+    seen.push(bits(&x));
+    comm.barrier().unwrap();
+    seen
+}
+
+fn join(deadline: Duration) -> Result<Communicator> {
+    let control = Communicator::rendezvous(&CommOptions { deadline })?;
+    match env::var("MERISTEM_TEST_DEVICE") {
+        Ok(_) => Communicator::nccl(control),
+        Err(_) => Ok(control),
+    }
+}
+
+fn sum(comm: &mut Communicator, stream: &Stream, len: usize) -> Result<Vec<f32>> {
+    let x = upload(stream, &vec![1.0f32; len]);
+    comm.all_reduce(&x, Reduction::Sum)?;
+    Ok(x.to_vec()?)
+}
+
+/// A process of one of the tests below.
+#[test]
+#[ignore = "the other tests of this file run it in processes of its own"]
+fn rank() {
+    let role = env::var(ROLE).unwrap();
+    let short = Duration::from_secs(2);
+    let long = Duration::from_secs(60);
+    match &*role {
+        "collectives" => {
+            let mut comm = join(long).unwrap();
+            let (me, n) = (comm.rank(), comm.size());
+            let stream = open().stream("rank");
+            let seen = collectives(&mut comm, &stream);
+            let group = Communicator::threads(n, &CommOptions::default()).unwrap();
+            let expected = on(&open_on(DeviceId::Cpu(0)), group, |mut comm, stream| {
+                collectives(&mut comm, stream)
+            });
+            assert!(seen == expected[me], "rank {me}");
+        }
+        "alone" => {
+            let error = join(short).unwrap_err();
+            assert!(matches!(error, Error::RankLate { rank: 1, .. }), "{error:?}");
+            assert!(error.to_string().contains("rank 1 did not arrive within 2 s"), "{error}");
+        }
+        "unreachable" => {
+            let error = join(short).unwrap_err();
+            assert!(matches!(error, Error::BadArgument { .. }), "{error:?}");
+            let words = "`MASTER_ADDR` must be the machine of rank 0, which listens at port";
+            assert!(error.to_string().contains(words), "{error}");
+        }
+        "taken" => {
+            let error = join(3 * short).unwrap_err();
+            if matches!(error, Error::BadArgument { .. }) {
+                assert!(error.to_string().contains("another process has RANK 1"), "{error}");
+                panic!("this process was refused");
+            }
+            assert!(matches!(error, Error::RankLate { rank: 2, .. }), "{error:?}");
+        }
+        "dies" => {
+            let mut comm = join(long).unwrap();
+            let stream = open().stream("rank");
+            assert_eq!(sum(&mut comm, &stream, 100).unwrap(), [3.0; 100]);
+            if comm.rank() == 1 {
+                #[allow(clippy::disallowed_methods, reason = "it dies")]
+                std::process::exit(0);
+            }
+            let error = sum(&mut comm, &stream, 100).unwrap_err();
+            assert!(matches!(error, Error::RankGone { rank: 1, .. }), "{error:?}");
+            let again = comm.barrier().unwrap_err();
+            assert!(matches!(again, Error::RankGone { rank: 1, .. }), "{again:?}");
+        }
+        "differs" => {
+            let mut comm = join(long).unwrap();
+            let stream = open().stream("rank");
+            let len = if comm.rank() == 2 { 7 } else { 8 };
+            let error = sum(&mut comm, &stream, len).unwrap_err();
+            assert!(matches!(error, Error::Disagreement { rank: 2, .. }), "{error:?}");
+            assert!(error.to_string().contains("element count 7, the others 8"), "{error}");
+        }
+        "late" => {
+            let mut comm = join(short).unwrap();
+            let stream = open().stream("rank");
+            if comm.rank() == 1 {
+                std::thread::sleep(3 * short);
+            }
+            let error = sum(&mut comm, &stream, 8).unwrap_err();
+            // By the time that it comes the others may have ended.
+            let named = matches!(error, Error::RankLate { rank: 1, .. });
+            assert!(named || comm.rank() == 1, "{error:?}");
+        }
+        "refused" => {
+            let error = join(long).unwrap_err().to_string();
+            let words = env::var("MERISTEM_TEST_WORDS").unwrap();
+            assert!(error.contains(&words), "{error}");
+        }
+        role => panic!("no role {role}"),
+    }
+}
+
+#[test]
+fn processes_have_the_results_of_threads() {
+    for size in 1..=4 {
+        run("collectives", size, &[]);
+    }
+}
+
+#[test]
+fn a_rank_that_dies_differs_or_is_late_is_named() {
+    run("dies", 3, &[]);
+    run("differs", 3, &[]);
+    run("late", 3, &[]);
+}
+
+#[test]
+fn processes_that_do_not_find_each_other_say_why() {
+    let port = free_port();
+    let (succeeded, text) = end(start("alone", (0, 2), port, &[]));
+    assert!(succeeded, "{text}");
+    let (succeeded, text) = end(start("unreachable", (1, 2), port, &[]));
+    assert!(succeeded, "{text}");
+    // Two processes of one rank: the second is refused, and the last rank never comes.
+    let port = free_port();
+    let ranks = [0, 1, 1].map(|rank| start("taken", (rank, 3), port, &[]));
+    let results = ranks.map(end);
+    let refused = results.iter().filter(|(_, text)| text.contains("this process was refused"));
+    assert_eq!(refused.count(), 1, "{results:?}");
+    assert_eq!(results.iter().filter(|(succeeded, _)| *succeeded).count(), 2, "{results:?}");
+}
+
+/// An old NCCL, and none at all.
+#[test]
+fn a_library_that_cannot_be_used_is_named() {
+    if env::var("MERISTEM_TEST_DEVICE").is_err() {
+        return;
+    }
+    let old = "the NCCL that was found is version 2.18.5, and 2.27.0 is needed";
+    run("refused", 2, &[("MERISTEM_STANDIN_NCCL", "21805"), ("MERISTEM_TEST_WORDS", old)]);
+    // The stand-in without its name for NCCL.
+    let folder = tempfile::tempdir().unwrap();
+    let paths = env::var("LD_LIBRARY_PATH").unwrap();
+    let standin = env::split_paths(&paths).find(|path| path.join("libcuda.so").exists()).unwrap();
+    for name in ["libcuda.so", "libnvrtc.so"] {
+        let library = std::fs::canonicalize(standin.join(name)).unwrap();
+        std::os::unix::fs::symlink(library, folder.path().join(name)).unwrap();
+    }
+    let more = [
+        ("LD_LIBRARY_PATH", folder.path().to_str().unwrap()),
+        ("MERISTEM_TEST_WORDS", "NCCL was not found: neither libnccl.so.2 nor libnccl.so is in"),
+    ];
+    run("refused", 2, &more);
+}
