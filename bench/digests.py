@@ -248,7 +248,7 @@ def rows_of_commands() -> Iterator[Run]:
 def rows_of_gpus() -> list[Run]:
     """Runs on a GPU, small enough for the stand-in of its driver. The processor's part does not
     depend on the instruction set."""
-    gpu = {"devices": "cuda:0", "host": "minimal", "envs": 3, "batch": 16, "control-split": 0.2}
+    gpu: dict[str, Any] = {"devices": "cuda:0", "host": "minimal", "envs": 3, "batch": 16, "control-split": 0.2}
     gpu |= {"dataset": "arrays", "data-root": "images.safetensors"}
     bare = gpu | {"controller": "none", "augment": "crop,flip"}
     grown = GROW | gpu | {"slots": "r0,r1", "envs": 2, "checkpoint-every": 3}

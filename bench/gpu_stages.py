@@ -22,7 +22,7 @@ from digests import GROW, Run, arguments, differences, small_images
 from gpu_phases import DEVICE, MERISTEM, setting, small
 from result_parts import folder_parts
 
-HOST = {"devices": DEVICE, "host": "minimal", "envs": 2, "batch": 16, "control-split": 0.2}
+HOST: dict[str, Any] = {"devices": DEVICE, "host": "minimal", "envs": 2, "batch": 16, "control-split": 0.2}
 HOST |= {"dataset": "arrays", "data-root": "images.safetensors"}
 
 
