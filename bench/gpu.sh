@@ -46,7 +46,7 @@ pack() {
   for crate in device control; do
     carry "$crate-lib" "$(programs test --no-run -p "meristem-$crate" --features cuda --lib)"
   done
-  for crate in device data nn; do
+  for crate in device data nn comm; do
     carry "$crate" "$(programs test --no-run -p "meristem-$crate" --features cuda --test all)"
   done
   cp bench/gpu.sh bench/gpu_*.py bench/{torch,jax}_gpu.py bench/torch_host.py bench/digests.py bench/result_parts.py \

@@ -198,6 +198,7 @@ def correct_stages() -> list[Stage]:
         Stage("fault", 30, tests("device", *fault)),
         Stage("data", 60, tests("data", "cuda")),
         Stage("nn", 120, tests("nn", "cuda")),
+        Stage("comm", 60, tests("comm", "cuda")),
         Stage("control", 30, tests("control-lib", "gpu")),
         Stage("digests", 120, helper("digests.py", MERISTEM, *digests)),
         Stage("killed", 60, helper("gpu_stages.py", "killed")),
