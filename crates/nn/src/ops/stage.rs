@@ -26,7 +26,7 @@ const CHANNELS_MAX: usize = 256;
 /// A convolution, and the batch norm before it if that is computed on load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stage {
-    /// Shape of the convolution; see [`fits`].
+    /// Shape of the convolution: 3×3 with stride 1 and padding 1, without a bias.
     pub shape: ConvShape,
     /// Batch norm before it, with ReLU and perhaps pooling.
     pub before: Option<BatchNorm>,
