@@ -18,9 +18,10 @@ use common::runs::{Outcome, assert_same, outcome, with_images};
 use meristem::nn::safetensors;
 
 /// Settings of two rounds of growing hosts on a few small images, with a learning policy.
-const RUN: &str = "train --dataset arrays --data-root images.safetensors --preset quick --host \
-                   minimal --slots r0,r1 --envs 4 --rounds 2 --steps 8 --batch 16 --control-split \
-                   0.2 --policy-hidden 16 --checkpoint-every 2 --threads 1 --log-batches";
+const RUN: &str = "train --controller ppo --dataset arrays --data-root images.safetensors \
+                   --preset quick --host minimal --slots r0,r1 --envs 4 --rounds 2 --steps 8 \
+                   --batch 16 --control-split 0.2 --policy-hidden 16 --checkpoint-every 2 \
+                   --threads 1 --log-batches";
 
 /// Time limit of a run in seconds.
 const PATIENCE: &str = "180";

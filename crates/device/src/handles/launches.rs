@@ -79,7 +79,8 @@ pub struct Ahead<'a> {
 impl Launches<'_> {
     /// Builds the graphs ahead that these launches, added in this order, will need on CUDA devices.
     /// Does not wait for a device; building a graph counts as an allocation. Streams of other
-    /// devices are left out.
+    /// devices are left out, and devices with a program that takes arguments whole: launches of
+    /// such a one are no graph.
     ///
     /// # Errors
     /// [`crate::Error::HotScope`] if an open scope forbids to build a graph;
@@ -94,7 +95,8 @@ impl Launches<'_> {
                 Arc::ptr_eq(&launch.stream.state().shared, &state.shared)
             });
             rest = others;
-            if let Some(track) = state.track() {
+            let placed = of_device.iter().all(|launch| launch.program.is_placed());
+            if let Some(track) = state.track().filter(|_| placed) {
                 let programs: Vec<_> =
                     of_device.into_iter().map(|of| (of.program, of.arguments)).collect();
                 track.prepare(&programs, (operation, site), &state.shared.counters)?;

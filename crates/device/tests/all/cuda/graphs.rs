@@ -146,6 +146,11 @@ fn a_graph_that_was_prepared_is_not_built_in_a_hot_scope() {
     let before = device.counts();
     Launches::prepare(streams.iter().chain([&worker]).map(ahead).collect()).unwrap();
     assert_eq!((device.counts() - before).allocations, 1);
+    // Calls over whole arguments are no graph.
+    let whole = Program::from(set(LEN, 9));
+    let ahead = Ahead { stream: &streams[0], operation: "set", program: whole, arguments: 1 };
+    Launches::prepare(vec![ahead]).unwrap();
+    assert_eq!((device.counts() - before).allocations, 1);
     let states: Vec<Tensor> = streams.iter().map(|s| filled(s, LEN, 2)).collect();
     let inputs: Vec<Tensor> = streams.iter().map(|s| filled(s, LEN, 1)).collect();
     let scope = device.hot_scope("step", Policy::Deny);
