@@ -127,8 +127,10 @@ struct Rows {
     __device__ __forceinline__ i64 at(u32 row) const {
         return row == v.me ? 0 : (i64)(row - v.first) * v.len;
     }
-    __device__ __forceinline__ const Span<const u32>& indices(u32 row) const {
-        return row == v.me ? own : others;
+    // Field by field, so that no span needs an address.
+    __device__ __forceinline__ Span<const u32> indices(u32 row) const {
+        bool mine = row == v.me;
+        return {mine ? own.data : others.data, mine ? own.len : others.len, nullptr};
     }
     __device__ __forceinline__ T value(u32 row, u32 i) const {
         return row == v.me ? own_values[i] : other_values[at(row) + i];

@@ -137,19 +137,22 @@ __device__ __forceinline__ void visit(const Span<const T>& gradient, const Span<
     if (v.known && reaching > 0) atomicAdd(&state_of(control, 0)->reaching, reaching);
 }
 
-extern "C" __global__ void visit_f32(Span<const float> gradient, Span<float> residual,
+extern "C" __global__ void __launch_bounds__(256)
+    visit_f32(Span<const float> gradient, Span<float> residual,
                                      Span<float> velocity, Span<const i64> threshold,
                                      Span<u32> control, VisitValues v) {
     locate(gradient, residual, velocity, threshold, control);
     visit(gradient, residual, velocity, threshold, control, v);
 }
-extern "C" __global__ void visit_f64(Span<const double> gradient, Span<double> residual,
+extern "C" __global__ void __launch_bounds__(256)
+    visit_f64(Span<const double> gradient, Span<double> residual,
                                      Span<double> velocity, Span<const i64> threshold,
                                      Span<u32> control, VisitValues v) {
     locate(gradient, residual, velocity, threshold, control);
     visit(gradient, residual, velocity, threshold, control, v);
 }
-extern "C" __global__ void visit_bf16(Span<const bf16> gradient, Span<bf16> residual,
+extern "C" __global__ void __launch_bounds__(256)
+    visit_bf16(Span<const bf16> gradient, Span<bf16> residual,
                                       Span<bf16> velocity, Span<const i64> threshold,
                                       Span<u32> control, VisitValues v) {
     locate(gradient, residual, velocity, threshold, control);
@@ -304,19 +307,22 @@ __device__ __forceinline__ void collect(const Span<const T>& elements, const Spa
     }
 }
 
-extern "C" __global__ void collect_f32(Span<const float> elements, Span<u32> indices,
+extern "C" __global__ void __launch_bounds__(256)
+    collect_f32(Span<const float> elements, Span<u32> indices,
                                        Span<float> values, Span<i64> table, Span<u32> control,
                                        Place v) {
     locate(elements, indices, values, table, control);
     collect(elements, indices, values, table, control, v);
 }
-extern "C" __global__ void collect_f64(Span<const double> elements, Span<u32> indices,
+extern "C" __global__ void __launch_bounds__(256)
+    collect_f64(Span<const double> elements, Span<u32> indices,
                                        Span<double> values, Span<i64> table, Span<u32> control,
                                        Place v) {
     locate(elements, indices, values, table, control);
     collect(elements, indices, values, table, control, v);
 }
-extern "C" __global__ void collect_bf16(Span<const bf16> elements, Span<u32> indices,
+extern "C" __global__ void __launch_bounds__(256)
+    collect_bf16(Span<const bf16> elements, Span<u32> indices,
                                         Span<bf16> values, Span<i64> table, Span<u32> control,
                                         Place v) {
     locate(elements, indices, values, table, control);
