@@ -14,8 +14,11 @@ use crate::kernels::pad16;
 use crate::ops::conv::Op;
 
 /// Headers of this family.
-static CONV_HEADERS: [Header; 2] =
-    [Header { name: c"conv.cuh", text: include_str!("conv/conv.cuh") }, Header { ..HEADERS[0] }];
+static CONV_HEADERS: [Header; 3] = [
+    Header { name: c"conv.cuh", text: include_str!("conv/conv.cuh") },
+    Header { ..HEADERS[0] },
+    Header { ..HEADERS[3] },
+];
 
 /// Convolutions of any shape.
 pub(super) static ANY: Source = Source { headers: &CONV_HEADERS, ..source!("conv/any.cu") };

@@ -38,10 +38,11 @@ use smallvec::SmallVec;
 use crate::ops::{Op, Signature, Target};
 
 /// Header of the families' kernels.
-static HEADERS: [Header; 3] = [
+static HEADERS: [Header; 4] = [
     Header { name: c"nn.cuh", text: include_str!("nn.cuh") },
     Header { name: c"norm.cuh", text: include_str!("norm.cuh") },
     Header { name: c"policy.cuh", text: include_str!("policy.cuh") },
+    Header { name: c"window.cuh", text: include_str!("window.cuh") },
 ];
 
 /// A family's file of kernels.

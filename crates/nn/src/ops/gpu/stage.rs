@@ -13,10 +13,11 @@ use crate::ops::norm::BatchNorm;
 use crate::ops::stage::{Data, Head, Op, Stage};
 
 /// Headers of this family.
-static STAGE_HEADERS: [Header; 3] = [
+static STAGE_HEADERS: [Header; 4] = [
     Header { name: c"stage.cuh", text: include_str!("stage/stage.cuh") },
     Header { ..HEADERS[0] },
     Header { ..HEADERS[1] },
+    Header { ..HEADERS[3] },
 ];
 
 pub(super) static FORWARD: Source =

@@ -206,35 +206,6 @@ __device__ __forceinline__ void data_gradient(const Backward& s, const Reads& of
     __syncthreads();
 }
 
-// Adds a row's products of one channel's windows with 8 channels of the gradient: 9 taps × 8. Four
-// pixels at a time, whose windows overlap.
-__device__ __forceinline__ void row_products(const float* x, u32 pitch, const float* dy, u32 cols,
-                                             u32 width, float (&sum)[9][8]) {
-    float v[3][6];
-#pragma unroll
-    for (u32 r = 0; r < 3; ++r) v[r][4] = x[r * pitch], v[r][5] = x[r * pitch + 1];
-    for (u32 px = 0; px < width; px += 4) {
-#pragma unroll
-        for (u32 r = 0; r < 3; ++r) {
-            v[r][0] = v[r][4], v[r][1] = v[r][5];
-#pragma unroll
-            for (u32 j = 2; j < 6; ++j) v[r][j] = x[r * pitch + px + j];
-        }
-#pragma unroll
-        for (u32 j = 0; j < 4; ++j) {
-            float4 a = *reinterpret_cast<const float4*>(dy + (px + j) * cols);
-            float4 b = *reinterpret_cast<const float4*>(dy + (px + j) * cols + 4);
-            float of[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-#pragma unroll
-            for (u32 tap = 0; tap < 9; ++tap) {
-                float here = v[tap / 3][j + tap % 3];
-#pragma unroll
-                for (u32 k = 0; k < 8; ++k) sum[tap][k] = fmaf(here, of[k], sum[tap][k]);
-            }
-        }
-    }
-}
-
 // Which channels a block for the weights has.
 struct Weights {
     u32 c0, col0;   // first that are read, first that are written

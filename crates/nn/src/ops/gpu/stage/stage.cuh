@@ -3,6 +3,7 @@
 // those behind it where its raw output is read. So they are never stored.
 #pragma once
 #include "norm.cuh"
+#include "window.cuh"
 
 // Before a convolution, or behind it.
 constexpr u32 NOTHING = 0, NORM = 1, POOL = 2;  // POOL: batch norm, ReLU and 2 × 2 max pooling
@@ -179,32 +180,6 @@ __device__ __forceinline__ void load_weights(const Filter& of, Channels which, u
             u32 from = GRADIENT ? ((8 - tap) * of.in_c + col + j) * step + which.first + c
                                 : (tap * of.in_c + which.first + c) * step + col + j;
             to[j] = col + j < written ? of.w[(i64)from] : 0.0f;
-        }
-    }
-}
-
-// Adds a channel's window products for 2 rows of 4 pixels and 8 channels.
-__device__ __forceinline__ void multiply(const float* x, u32 pitch, const float* w, u32 cols,
-                                         float (&sum)[2][4][8]) {
-    float v[4][6];
-#pragma unroll
-    for (u32 r = 0; r < 4; ++r) {
-        float4 a = *reinterpret_cast<const float4*>(x + r * pitch);
-        float2 b = *reinterpret_cast<const float2*>(x + r * pitch + 4);
-        v[r][0] = a.x, v[r][1] = a.y, v[r][2] = a.z, v[r][3] = a.w, v[r][4] = b.x, v[r][5] = b.y;
-    }
-#pragma unroll
-    for (u32 tap = 0; tap < 9; ++tap) {
-        float4 a = *reinterpret_cast<const float4*>(w + tap * cols);
-        float4 b = *reinterpret_cast<const float4*>(w + tap * cols + 4);
-        float of[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-#pragma unroll
-        for (u32 i = 0; i < 8; ++i) {
-            float here = v[i / 4 + tap / 3][i % 4 + tap % 3];
-#pragma unroll
-            for (u32 k = 0; k < 8; ++k) {
-                sum[i / 4][i % 4][k] = fmaf(here, of[k], sum[i / 4][i % 4][k]);
-            }
         }
     }
 }
