@@ -10,13 +10,17 @@ Needs no GPU. NVRTC comes from PyPI: pip install nvidia-cuda-nvrtc nvidia-cuda-r
 
 import argparse
 import ctypes
+import itertools
 import pathlib
 import re
 import sys
 import sysconfig
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-HEADERS = sorted(ROOT.glob("crates/**/*.cuh"))
+# Headers by the name under which they are included. Those of a folder `element` stand for one another: a
+# source that reads "element.cuh" is compiled with each, as crates/comm/src/gpu/mod.rs does.
+HEADERS = {path.name: path for path in sorted(ROOT.glob("crates/**/*.cuh")) if path.parent.name != "element"}
+ELEMENTS = {path.stem: path for path in sorted(ROOT.glob("crates/**/element/*.cuh"))}
 # As `Target::options` in crates/device/src/execution/cuda/compiler.rs, and the report.
 OPTIONS = ["--std=c++17", "--fmad=false", "--ptxas-options=-v"]
 ARCHITECTURES = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"]
@@ -39,14 +43,27 @@ def text_of(nvrtc, program, size, get):
     return text.raw
 
 
-def compile_source(nvrtc, path, arch):
+def includes(path):
+    """Names of all headers that a source reads."""
+    names = set(re.findall(r'#include "(.+)"', path.read_text()))
+    return names.union(*(includes(HEADERS[name]) for name in names if name in HEADERS))
+
+
+def variants(path):
+    """The headers with which a source is compiled, by what tells them apart."""
+    if "element.cuh" not in includes(path):
+        return {"": HEADERS}
+    return {f" of {name}": HEADERS | {"element.cuh": element} for name, element in ELEMENTS.items()}
+
+
+def compile_source(nvrtc, path, headers, arch):
     """Returns whether it compiled, the compiler's messages, and the size of the code."""
     program = ctypes.c_void_p()
-    texts = (ctypes.c_char_p * len(HEADERS))(*(header.read_bytes() for header in HEADERS))
-    names = (ctypes.c_char_p * len(HEADERS))(*(header.name.encode() for header in HEADERS))
+    texts = (ctypes.c_char_p * len(headers))(*(header.read_bytes() for header in headers.values()))
+    names = (ctypes.c_char_p * len(headers))(*(name.encode() for name in headers))
     source, label = path.read_bytes(), str(path.relative_to(ROOT)).encode()
     nvrtc.nvrtcCreateProgram(
-        ctypes.byref(program), source, label, len(HEADERS), texts, names
+        ctypes.byref(program), source, label, len(headers), texts, names
     )
     options = [f"--gpu-architecture={arch}", *OPTIONS]
     array = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
@@ -93,9 +110,9 @@ def main():
         sys.exit("no CUDA source was found")
     nvrtc, wrong, kernels = library(), [], 0
     for path in files:
-        for arch in given.arch:
-            label = f"{path.relative_to(ROOT)} for {arch}"
-            compiled, log, size = compile_source(nvrtc, path, arch)
+        for (variant, headers), arch in itertools.product(variants(path).items(), given.arch):
+            label = f"{path.relative_to(ROOT)}{variant} for {arch}"
+            compiled, log, size = compile_source(nvrtc, path, headers, arch)
             if not compiled:
                 wrong.append(f"{label} does not compile:\n{log}")
                 continue

@@ -115,7 +115,9 @@ impl Exchange {
             check::number(operation, *name, tensor)?;
         }
         let stream = first.stream().clone();
-        stream.device().load_kernels(&gpu::SOURCES)?;
+        for (_, tensor) in gradients {
+            stream.device().load_kernels(&gpu::sources(tensor.dtype()))?;
+        }
         let parameters = gradients.iter().map(|(name, tensor)| Parameter {
             name: (*name).to_owned(),
             dtype: tensor.dtype(),

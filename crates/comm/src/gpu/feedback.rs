@@ -1,9 +1,9 @@
 //! Calls of `feedback.cu`.
 
-use super::{Typed, bits_of, source, typed};
+use super::{PerType, Typed, bits_of, source_per_type, typed};
 use meristem_device::{Call, DType, Piece, Source};
 
-pub(super) static SOURCE: Source = source!("feedback.cu");
+pub(super) static SOURCE: PerType<Source> = source_per_type!("feedback.cu");
 
 static ADVANCE: Typed = typed!("advance", u64, [read T, write T]);
 static DRAIN: Typed = typed!("drain", (), [read T, write T, write T]);

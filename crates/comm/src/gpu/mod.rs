@@ -4,10 +4,13 @@
 //! Nothing here depends on the `cuda` feature: calls are plain values, and a build without it only
 //! never runs them. Operands are [`Piece`]s: parts of the launch's arguments.
 
+mod copy;
 mod feedback;
+mod indices;
 mod lists;
 mod select;
 mod sum;
+mod threshold;
 
 use crate::number::{Number, with_number};
 use bytemuck::{Pod, Zeroable};
@@ -15,46 +18,102 @@ use meristem_device::{DType, Header, Kernel, Source, Tensor};
 
 pub(crate) use meristem_device::{Call, Piece};
 
+pub(crate) use copy::copies;
 pub(crate) use feedback::{advance, clear, drain, nothing};
-pub(crate) use lists::{Compaction, Merge, common, divide_up, mark, merge, scatter, take, unmark};
-pub(crate) use select::{Elements, InTables, Listed, PIECES_MAX, Tables};
-pub(crate) use select::{candidates_len, from_list, select};
-pub(crate) use sum::{Ranks, copies, sum};
+pub(crate) use indices::{Compaction, common, divide_up, mark, unmark};
+pub(crate) use lists::{Merge, merge, scatter, take};
+pub(crate) use select::{Elements, Listed, candidates_len, from_list, select};
+pub(crate) use sum::{Ranks, sum};
+pub(crate) use threshold::{InTables, PIECES_MAX, Tables};
 
-static HEADERS: [Header; 1] = [Header { name: c"comm.cuh", text: include_str!("comm.cuh") }];
+/// Headers of the sources for one type of element: a file of the folder `element`.
+macro_rules! headers {
+    ($element:literal) => {{
+        const fn header(name: &'static std::ffi::CStr, text: &'static str) -> Header {
+            Header { name, text }
+        }
+        [
+            header(c"comm.cuh", include_str!("comm.cuh")),
+            header(c"number.cuh", include_str!("number.cuh")),
+            header(c"select.cuh", include_str!("select.cuh")),
+            header(c"element.cuh", include_str!($element)),
+        ]
+    }};
+}
 
-/// All kernels of this crate.
-pub(crate) static SOURCES: [&Source; 4] =
-    [&feedback::SOURCE, &lists::SOURCE, &select::SOURCE, &sum::SOURCE];
+static HEADERS: PerType<[Header; 4]> = PerType([
+    headers!("element/f32.cuh"),
+    headers!("element/f64.cuh"),
+    headers!("element/bf16.cuh"),
+]);
 
-/// A file of kernels.
+/// All kernels for elements of a type.
+pub(crate) fn sources(dtype: DType) -> [&'static Source; 7] {
+    let [advance, list, pick, add] =
+        [&feedback::SOURCE, &lists::SOURCE, &select::SOURCE, &sum::SOURCE].map(|of| of.of(dtype));
+    [advance, list, pick, add, &indices::SOURCE, &threshold::SOURCE, &copy::SOURCE]
+}
+
+/// One thing for each of f32, f64 and bf16.
+struct PerType<T>([T; 3]);
+
+impl<T> PerType<T> {
+    /// The one for a type of number.
+    fn of(&self, dtype: DType) -> &T {
+        match dtype {
+            DType::F64 => &self.0[1],
+            DType::BF16 => &self.0[2],
+            _ => &self.0[0],
+        }
+    }
+}
+
+/// A kernel for each type of number.
+type Typed = PerType<Kernel>;
+
+/// A file of kernels: for one type, by its place in a [`PerType`], or in which no number occurs.
 macro_rules! source {
     ($file:literal) => {
+        $crate::gpu::source!($file, 0)
+    };
+    ($file:literal, $of:literal) => {
         meristem_device::Source {
             name: concat!("crates/comm/src/gpu/", $file),
             text: include_str!($file),
-            headers: &$crate::gpu::HEADERS,
+            headers: &$crate::gpu::HEADERS.0[$of],
         }
     };
 }
 use source;
 
-/// A kernel for each type of number, named after it: `T` stands for the type among its operands.
+/// A file of kernels that is compiled for each type of number.
+macro_rules! source_per_type {
+    ($file:literal) => {
+        $crate::gpu::PerType([
+            $crate::gpu::source!($file, 0),
+            $crate::gpu::source!($file, 1),
+            $crate::gpu::source!($file, 2),
+        ])
+    };
+}
+use source_per_type;
+
+/// A kernel for each type of number: `T` stands for the type among its operands.
 macro_rules! typed {
     ($entry:literal, $values:ty, [$($usage:ident $element:ident),* $(,)?]) => {
-        $crate::gpu::Typed([
-            typed!(@one $entry, "_f32", f32, $values, [$($usage $element),*]),
-            typed!(@one $entry, "_f64", f64, $values, [$($usage $element),*]),
-            typed!(@one $entry, "_bf16", half::bf16, $values, [$($usage $element),*]),
+        $crate::gpu::PerType([
+            typed!(@one $entry, 0, f32, $values, [$($usage $element),*]),
+            typed!(@one $entry, 1, f64, $values, [$($usage $element),*]),
+            typed!(@one $entry, 2, half::bf16, $values, [$($usage $element),*]),
         ])
     };
     (
-        @one $entry:literal, $suffix:literal, $number:ty, $values:ty,
+        @one $entry:literal, $of:literal, $number:ty, $values:ty,
         [$($usage:ident $element:ident),*]
     ) => {
         meristem_device::Kernel {
-            source: &SOURCE,
-            entry: concat!($entry, $suffix),
+            source: &SOURCE.0[$of],
+            entry: $entry,
             operands: {
                 #[allow(dead_code, reason = "not every kernel has an operand of the type")]
                 type T = $number;
@@ -65,20 +124,6 @@ macro_rules! typed {
     };
 }
 use typed;
-
-/// Kernels for f32, f64 and bf16.
-struct Typed([Kernel; 3]);
-
-impl Typed {
-    /// The kernel for a type of number.
-    fn of(&'static self, dtype: DType) -> &'static Kernel {
-        match dtype {
-            DType::F64 => &self.0[1],
-            DType::BF16 => &self.0[2],
-            _ => &self.0[0],
-        }
-    }
-}
 
 /// An operand that is absent.
 const ABSENT: Piece = Piece { argument: 0, start: 0, len: 0 };

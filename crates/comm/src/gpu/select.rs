@@ -1,77 +1,36 @@
 //! Calls of `select.cu`.
 
-use super::{ABSENT, Typed, bits_of, source, typed, whole};
+use super::threshold::{Choice, DIGIT, InTables, TILE};
+use super::{ABSENT, PerType, Typed, bits_of, source_per_type, typed};
 use crate::number::{Magnitude, Number, with_number};
 use bytemuck::{Pod, Zeroable};
-use meristem_device::{Call, DType, DeviceId, Kernel, Operand, Owner, Piece, Result, Source};
-use meristem_device::{Stream, Tensor};
+use meristem_device::{Call, DType, Piece, Source};
 
-pub(super) static SOURCE: Source = source!("select.cu");
+pub(super) static SOURCE: PerType<Source> = source_per_type!("select.cu");
 
-/// Bits of a digit, entries of a tile, and words of a row's state without and with its bins.
-const DIGIT: u32 = 12;
-pub(super) const TILE: usize = 1024;
-const STATE: usize = 16;
-const ROW: usize = STATE + (1 << DIGIT);
-/// Word of the state that has the number of entries selected.
-const PICKED: usize = 13;
 /// Warps of a block that works on tiles, each on one.
 const WARPS: usize = 8;
 const THREADS: u32 = 256;
-/// Threads of a block that chooses a digit.
-const CHOOSERS: u32 = 256;
 /// Most blocks that count digits: each clears and adds up bins of its own.
 const COUNTERS: usize = 1024;
 /// Elements that a block which counts digits has at least.
 const COUNTED: usize = 4096;
 
-const WORDS: Operand = Operand::write::<u32>();
-const TABLE: Operand = Operand::write::<i64>();
-const LIST: Operand = Operand::read::<u32>();
-const THRESHOLD: Operand = Operand::read::<i64>();
-
-static BEGIN: Kernel = kernel::<BeginValues>("begin", &[LIST, LIST, WORDS]);
-static CHOOSE: Kernel = kernel::<ChooseValues>("choose", &[THRESHOLD, WORDS]);
-static SCAN: Kernel = kernel::<[u32; 2]>("scan", &[TABLE, TABLE, WORDS]);
 static VISIT: Typed = typed!("visit", VisitValues, [read T, write T, write T, read i64, write u32]);
 static COLLECT: Typed =
     typed!("collect", Place, [read T, write u32, write T, write i64, write u32]);
 static REFINE: Typed = typed!("refine", Digit, [read u32, read T, read u32, read T, write u32]);
 static COUNT: Typed =
-    typed!("count", Place, [read u32, read T, read u32, read T, write i64, write u32]);
-static WRITE: Typed = typed!("write", Place, [
+    typed!("count_selected", Place, [read u32, read T, read u32, read T, write i64, write u32]);
+static WRITE: Typed = typed!("write_selected", Place, [
     read u32, read T, read u32, read T, write i64, write u32, write u32, write T,
 ]);
-
-const fn kernel<V>(entry: &'static str, operands: &'static [Operand]) -> Kernel {
-    Kernel { source: &SOURCE, entry, operands, values: size_of::<V>() }
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Pod, Zeroable)]
-struct BeginValues {
-    wanted: u32,
-    len: u32,
-    rows: u32,
-    unused: u32,
-}
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct VisitValues {
     factor: u64,
     known: u32,
-    unused: u32,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Pod, Zeroable)]
-struct ChooseValues {
-    bits: u32,
-    first: u32,
-    last: u32,
-    known: u32,
-    room: u32,
     unused: u32,
 }
 
@@ -93,67 +52,6 @@ struct Digit {
     place: Place,
     shift: u32,
     bits: u32,
-}
-
-/// Pieces of memory for which tiles are counted: each may end with a tile that is not full.
-pub(crate) const PIECES_MAX: usize = 1024;
-
-/// Memory of selections on a CUDA device: states of the rows and numbers of the tiles.
-pub(crate) struct Tables {
-    control: Tensor,
-    tiles: Tensor,
-}
-
-impl Tables {
-    /// Memory for selections in `rows` rows of up to `len` entries. A processor needs none.
-    ///
-    /// # Errors
-    /// The errors of an allocation.
-    pub(crate) fn new(stream: &Stream, rows: usize, len: usize) -> Result<Option<Tables>> {
-        if matches!(stream.device().id(), DeviceId::Cpu(_)) {
-            return Ok(None);
-        }
-        let zeros = |len, dtype| Tensor::zeros(stream, [len], dtype, Owner::Collectives);
-        let tiles = rows * (len.div_ceil(TILE) + PIECES_MAX);
-        let (control, tiles) = (zeros(rows * ROW, DType::U32)?, zeros(2 * tiles, DType::I64)?);
-        Ok(Some(Tables { control, tiles }))
-    }
-
-    /// The two tensors, as arguments of a launch.
-    pub(crate) fn tensors(&self) -> [&Tensor; 2] {
-        [&self.control, &self.tiles]
-    }
-}
-
-/// Tables among the arguments of a launch.
-#[derive(Clone, Copy)]
-pub(crate) struct InTables {
-    control: Piece,
-    tiles: Piece,
-}
-
-impl InTables {
-    /// Tables that are the arguments from `first` on.
-    pub(crate) fn at(first: usize, tables: &Tables) -> InTables {
-        let [control, tiles] = tables.tensors();
-        InTables { control: whole(first, control), tiles: whole(first + 1, tiles) }
-    }
-
-    pub(super) fn tiles(self) -> Piece {
-        self.tiles
-    }
-
-    /// Number of entries that the last selection in the first row has picked.
-    pub(super) fn picked(self) -> Piece {
-        Piece { start: self.control.start + PICKED * size_of::<u32>(), len: 1, ..self.control }
-    }
-
-    /// Sums up the tiles' numbers.
-    pub(super) fn scan(self, rows: usize, all: u32, threshold: Piece) -> Call {
-        let threads = all.clamp(32, 1024).next_power_of_two();
-        let call = Call::new(&SCAN, rows as u32, threads);
-        call.of([threshold, self.tiles, self.control]).values([all, 0])
-    }
 }
 
 /// Room for candidates: of usual gradients, less than four times as many as are selected share the
@@ -188,10 +86,10 @@ pub(crate) fn select(of: &Elements<'_>) -> Vec<Call> {
     let all = sources.iter().map(|source| source.place.tiles).sum();
     let (threshold, known) = of.threshold.unwrap_or((ABSENT, false));
     let selection = Selection { dtype, tables, sources, rows: 1, all, threshold };
-    let mut calls = vec![begin([ABSENT; 2], (1, wanted, 0), tables)];
+    let mut calls = vec![tables.begin([ABSENT; 2], 1, wanted)];
     calls.extend(visits(of, tables.control));
     let (digits, room) = (digits(dtype), of.candidates[0].len as u32);
-    let first = ChooseValues { first: 1, known: known.into(), room, ..digits[0].choice() };
+    let first = Choice { first: 1, known: known.into(), room, ..digits[0].choice() };
     calls.push(selection.choose(first));
     for Entries { values: elements, place, .. } in &selection.sources {
         let [indices, values] = of.candidates;
@@ -229,7 +127,7 @@ pub(crate) fn from_list(of: &Listed) -> Vec<Call> {
     let sources = vec![Entries { indices, values, candidates: [ABSENT; 2], place }];
     let selection = Selection { dtype, tables, sources, rows, all: tiles, threshold: ABSENT };
     let bounds = bounds.unwrap_or(ABSENT);
-    let mut calls = vec![begin([indices, bounds], (rows, wanted, indices.len), tables)];
+    let mut calls = vec![tables.begin([indices, bounds], rows, wanted)];
     digits(dtype).into_iter().for_each(|digit| selection.refine(digit, &mut calls));
     selection.compact(to, &mut calls);
     calls
@@ -273,9 +171,8 @@ impl Selection {
         calls.push(self.choose(digit.choice()));
     }
 
-    fn choose(&self, values: ChooseValues) -> Call {
-        let call = Call::new(&CHOOSE, self.rows as u32, CHOOSERS);
-        call.of([self.threshold, self.tables.control]).values(values)
+    fn choose(&self, values: Choice) -> Call {
+        self.tables.choose(self.rows, self.threshold, values)
     }
 
     /// Writes what reaches the threshold, in order.
@@ -309,17 +206,6 @@ fn places(of: &Elements<'_>) -> Vec<Entries> {
         Entries { indices: ABSENT, values: *values, candidates: of.candidates, place }
     };
     elements.iter().map(place).collect()
-}
-
-/// Clears the bins and sets the rows up: `rows`, entries wanted of each, and entries of the list.
-fn begin(
-    [list, bounds]: [Piece; 2],
-    (rows, wanted, len): (usize, usize, usize),
-    tables: InTables,
-) -> Call {
-    let (wanted, len) = (wanted as u32, len as u32);
-    let values = BeginValues { wanted, len, rows: rows as u32, unused: 0 };
-    Call::new(&BEGIN, rows as u32, THREADS).of([list, bounds, tables.control]).values(values)
 }
 
 /// Adds the gradient to what was kept, and counts first digits.
@@ -364,9 +250,9 @@ fn digits(dtype: DType) -> Vec<Digit> {
 
 impl Digit {
     /// The choice among its values.
-    fn choice(self) -> ChooseValues {
+    fn choice(self) -> Choice {
         let last = (self.shift == 0).into();
-        ChooseValues { bits: self.bits, first: 0, last, known: 0, room: 0, unused: 0 }
+        Choice { bits: self.bits, first: 0, last, known: 0, room: 0, unused: 0 }
     }
 }
 

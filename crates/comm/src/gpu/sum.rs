@@ -1,11 +1,11 @@
 //! Calls of `sum.cu`.
 
-use super::{ABSENT, Divide, Typed, source, typed};
+use super::{ABSENT, Divide, PerType, Typed, source_per_type, typed};
 use bytemuck::{Pod, Zeroable};
-use meristem_device::{Call, DType, Kernel, Operand, Piece, Source};
+use meristem_device::{Call, DType, Piece, Source};
 use smallvec::SmallVec;
 
-pub(super) static SOURCE: Source = source!("sum.cu");
+pub(super) static SOURCE: PerType<Source> = source_per_type!("sum.cu");
 
 /// Sources and targets of a call, at most.
 const MOST: usize = 8;
@@ -16,21 +16,6 @@ static SUM: Typed = typed!("sum", SumValues, [
     read T, read T, read T, read T, read T, read T, read T, read T,
     write T, write T, write T, write T, write T, write T, write T, write T,
 ]);
-
-/// Copies of a call.
-const COPIES: usize = 4;
-/// Bytes that a block copies.
-const CHUNK: usize = 16384;
-
-const FROM: Operand = Operand::read::<u8>();
-const TO: Operand = Operand::write::<u8>();
-
-static COPY: Kernel = Kernel {
-    source: &SOURCE,
-    entry: "copy",
-    operands: &[FROM, FROM, FROM, FROM, TO, TO, TO, TO],
-    values: size_of::<[u32; COPIES]>(),
-};
 
 /// `SumValues` of `sum.cu`.
 #[repr(C)]
@@ -79,22 +64,4 @@ fn call(dtype: DType, (sources, targets): (&[Piece], &[Piece]), divide: Divide) 
     let values = SumValues { divide, sources: sources.len() as u32, targets: targets.len() as u32 };
     let pieces = filled(sources).into_iter().chain(filled(targets));
     Call::new(SUM.of(dtype), blocks, 256).of(pieces).values(values)
-}
-
-/// Copies of bytes, each from one piece to another of the same length.
-pub(crate) fn copies(pairs: &[[Piece; 2]]) -> Vec<Call> {
-    let filled: Vec<[Piece; 2]> = pairs.iter().copied().filter(|pair| pair[0].len > 0).collect();
-    let call = |pairs: &[[Piece; 2]]| {
-        let (mut from, mut to, mut ends) = ([ABSENT; COPIES], [ABSENT; COPIES], [0u32; COPIES]);
-        let mut end = 0;
-        for (i, last) in ends.iter_mut().enumerate() {
-            if let Some(pair) = pairs.get(i) {
-                [from[i], to[i]] = *pair;
-                end += pair[0].len.div_ceil(CHUNK) as u32;
-            }
-            *last = end;
-        }
-        Call::new(&COPY, end, 256).of(from.into_iter().chain(to)).values(ends)
-    };
-    filled.chunks(COPIES).map(call).collect()
 }

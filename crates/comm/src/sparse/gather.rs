@@ -50,7 +50,7 @@ impl TopKStorage {
         if ranks == 0 {
             return Err(Error::argument(operation, "ranks", "at least 1", ranks));
         }
-        like.stream().device().load_kernels(&gpu::SOURCES)?;
+        like.stream().device().load_kernels(&gpu::sources(like.dtype()))?;
         let (stream, dtype, shape) = (like.stream().clone(), like.dtype(), like.shape());
         let candidates = Candidates::new(&stream, dtype, like.numel(), k_max)?;
         let lists = Lists::new(&stream, dtype, ranks, k_max)?;

@@ -118,7 +118,7 @@ impl SparseSum {
     ) -> Result<SparseSum> {
         let operation = sparse.operation();
         check_k(operation, len, 0)?;
-        stream.device().load_kernels(&gpu::SOURCES)?;
+        stream.device().load_kernels(&gpu::sources(dtype))?;
         let stream = stream.clone();
         let momentum = match keep {
             Keep::Momentum(factor) => Some(check_momentum(operation, factor)?),

@@ -1,0 +1,39 @@
+//! Calls of `copy.cu`.
+
+use super::{ABSENT, source};
+use meristem_device::{Call, Kernel, Operand, Piece, Source};
+
+pub(super) static SOURCE: Source = source!("copy.cu");
+
+/// Copies of a call.
+const COPIES: usize = 4;
+/// Bytes that a block copies.
+const CHUNK: usize = 16384;
+
+const FROM: Operand = Operand::read::<u8>();
+const TO: Operand = Operand::write::<u8>();
+
+static COPY: Kernel = Kernel {
+    source: &SOURCE,
+    entry: "copy",
+    operands: &[FROM, FROM, FROM, FROM, TO, TO, TO, TO],
+    values: size_of::<[u32; COPIES]>(),
+};
+
+/// Copies of bytes, each from one piece to another of the same length.
+pub(crate) fn copies(pairs: &[[Piece; 2]]) -> Vec<Call> {
+    let filled: Vec<[Piece; 2]> = pairs.iter().copied().filter(|pair| pair[0].len > 0).collect();
+    let call = |pairs: &[[Piece; 2]]| {
+        let (mut from, mut to, mut ends) = ([ABSENT; COPIES], [ABSENT; COPIES], [0u32; COPIES]);
+        let mut end = 0;
+        for (i, last) in ends.iter_mut().enumerate() {
+            if let Some(pair) = pairs.get(i) {
+                [from[i], to[i]] = *pair;
+                end += pair[0].len.div_ceil(CHUNK) as u32;
+            }
+            *last = end;
+        }
+        Call::new(&COPY, end, 256).of(from.into_iter().chain(to)).values(ends)
+    };
+    filled.chunks(COPIES).map(call).collect()
+}

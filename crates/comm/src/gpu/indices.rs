@@ -1,0 +1,69 @@
+//! Calls of `indices.cu`.
+
+use super::threshold::{InTables, TILE};
+use super::{ABSENT, source};
+use meristem_device::{Call, Kernel, Operand, Piece, Source};
+
+pub(super) static SOURCE: Source = source!("indices.cu");
+
+/// Entries of a block that takes holes out.
+const HOLES: usize = 8 * 1024;
+
+const READ: Operand = Operand::read::<u32>();
+const WRITE: Operand = Operand::write::<u32>();
+
+static COMMON: Kernel = kernel("common", &[READ, READ, WRITE]);
+static MARK: Kernel = kernel("mark", &[READ, READ, WRITE]);
+static UNMARK: Kernel = kernel("unmark", &[READ, READ, WRITE]);
+static COUNT_PRESENT: Kernel = kernel("count_present", &[READ, Operand::write::<i64>()]);
+static WRITE_PRESENT: Kernel =
+    kernel("write_present", &[READ, Operand::read::<i64>(), READ, WRITE]);
+static DIVIDE_UP: Kernel = kernel("divide_up", &[READ, READ, WRITE]);
+
+const fn kernel(entry: &'static str, operands: &'static [Operand]) -> Kernel {
+    Kernel { source: &SOURCE, entry, operands, values: 0 }
+}
+
+/// Sets a bit for each entry of a list whose index is in `kept`.
+pub(crate) fn mark(list: Piece, kept: Piece, mask: Piece) -> Call {
+    Call::each(&MARK, list.len).of([list, kept, mask])
+}
+
+/// A list that is written without some of its entries.
+pub(crate) struct Compaction {
+    /// The list.
+    pub(crate) list: Piece,
+    /// Memory for as many entries.
+    pub(crate) holes: Piece,
+    /// Target, padded.
+    pub(crate) to: Piece,
+    pub(crate) tables: InTables,
+}
+
+/// Writes the entries that are also in `kept`, which is ascending.
+pub(crate) fn common(of: &Compaction, kept: Piece) -> Vec<Call> {
+    with_holes(of, Call::each(&COMMON, of.list.len).of([of.list, kept, of.holes]))
+}
+
+/// Writes the entries whose bits are set.
+pub(crate) fn unmark(of: &Compaction, mask: Piece) -> Vec<Call> {
+    with_holes(of, Call::each(&UNMARK, of.list.len).of([of.list, mask, of.holes]))
+}
+
+/// Takes out the holes that a call leaves.
+fn with_holes(of: &Compaction, call: Call) -> Vec<Call> {
+    let &Compaction { list, holes, to, tables } = of;
+    let holes = Piece { len: list.len, ..holes };
+    let tiles = list.len.div_ceil(TILE) as u32;
+    // Blocks for the padding, too.
+    let blocks = list.len.max(1).div_ceil(HOLES) as u32;
+    let count = Call::new(&COUNT_PRESENT, blocks, 256).of([holes, tables.tiles]);
+    let write = Call::new(&WRITE_PRESENT, blocks, 256);
+    let write = write.of([holes, tables.tiles, tables.picked(), to]);
+    vec![call, count, tables.scan(1, tiles, ABSENT), write]
+}
+
+/// Redraws the bounds of regions by a result, which was the last selection of these tables.
+pub(crate) fn divide_up(result: Piece, tables: InTables, bounds: Piece) -> Call {
+    Call::each(&DIVIDE_UP, bounds.len).of([result, tables.picked(), bounds])
+}

@@ -1,0 +1,24 @@
+// Arithmetic of elements, with the bits of number.rs. Sources that include this are compiled for
+// each type: "element.cuh" stands for a file of the folder `element`.
+#pragma once
+#include "element.cuh"
+
+__device__ __forceinline__ Element zero() {
+    return element_of(0);
+}
+// Minus zero, to which every number may be added without a change of its bits.
+__device__ __forceinline__ Element neutral() {
+    return element_of(1ull << MAGNITUDE_BITS);
+}
+
+// Division of a sum by the number of ranks, as `number::divide`: `Divide` of mod.rs.
+struct Divide {
+    u64 reciprocal;  // bits of an element, if `by` is a power of two
+    u32 by;          // 0: no division
+    u32 exact;       // whether the reciprocal is exact
+};
+
+__device__ __forceinline__ Element divide(Element x, const Divide& d) {
+    if (d.by == 0) return x;
+    return d.exact ? times(x, element_of(d.reciprocal)) : divided(x, d.by);
+}

@@ -1,0 +1,45 @@
+// What the kernels of a selection share: its state in memory, and the numbers of its tiles.
+#pragma once
+#include "comm.cuh"
+
+// As in select.rs.
+#define DIGIT 12u
+#define BINS 4096u
+#define TILE 1024u
+#define STATE 16u
+#define ROW (STATE + BINS)
+
+// State of a row's selection: the first words of its part of `control`; bins follow.
+struct State {
+    u64 prefix;    // upper bits of the threshold, as far as they are known; in the end all
+    u64 digit;     // first digit of the threshold
+    u32 left;      // entries to take among those with these bits, in order
+    u32 wanted;    // entries to select
+    u32 start;     // first slot of the row
+    u32 end;       // slot after the last
+    u32 decided;   // whether the threshold is known
+    u32 narrow;    // whether there is room for candidates
+    u32 found;     // candidates
+    u32 reserved;  // candidates for which tiles have got room
+    u32 reaching;  // elements that reach the threshold of earlier
+    u32 picked;    // entries selected
+    u32 unused[2];
+};
+
+__device__ __forceinline__ State* state_of(const Span<u32>& control, u32 row) {
+    return (State*)&control[(i64)row * ROW];
+}
+__device__ __forceinline__ u32* bins_of(const Span<u32>& control, u32 row) {
+    return &control[(i64)row * ROW + STATE];
+}
+
+// Numbers of a tile: entries above the threshold, and entries at it. They add up as one number.
+__device__ __forceinline__ u64 both(u32 above, u32 at) {
+    return (u64)above << 32 | at;
+}
+
+// Entries that are selected if `at` come before them at the threshold and `above` above it.
+__device__ __forceinline__ u32 selected(u64 before, u32 left) {
+    u32 at = (u32)before;
+    return (u32)(before >> 32) + (at < left ? at : left);
+}

@@ -1,0 +1,123 @@
+//! Calls of `threshold.cu`, and the memory of a selection.
+
+use super::{source, whole};
+use bytemuck::{Pod, Zeroable};
+use meristem_device::{Call, DType, DeviceId, Kernel, Operand, Owner, Piece, Result, Source};
+use meristem_device::{Stream, Tensor};
+
+pub(super) static SOURCE: Source = source!("threshold.cu");
+
+/// Bits of a digit, entries of a tile, and words of a row's state without and with its bins.
+pub(super) const DIGIT: u32 = 12;
+pub(super) const TILE: usize = 1024;
+const STATE: usize = 16;
+const ROW: usize = STATE + (1 << DIGIT);
+/// Word of the state that has the number of entries selected.
+const PICKED: usize = 13;
+/// Threads of a block that sets a row up, or chooses its digit.
+const CHOOSERS: u32 = 256;
+
+const WORDS: Operand = Operand::write::<u32>();
+const TABLE: Operand = Operand::write::<i64>();
+const LIST: Operand = Operand::read::<u32>();
+const THRESHOLD: Operand = Operand::read::<i64>();
+
+static BEGIN: Kernel = kernel::<BeginValues>("begin", &[LIST, LIST, WORDS]);
+static CHOOSE: Kernel = kernel::<Choice>("choose", &[THRESHOLD, WORDS]);
+static SCAN: Kernel = kernel::<[u32; 2]>("scan", &[TABLE, TABLE, WORDS]);
+
+const fn kernel<V>(entry: &'static str, operands: &'static [Operand]) -> Kernel {
+    Kernel { source: &SOURCE, entry, operands, values: size_of::<V>() }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct BeginValues {
+    wanted: u32,
+    len: u32,
+    rows: u32,
+    unused: u32,
+}
+
+/// `ChooseValues` of `threshold.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+pub(super) struct Choice {
+    pub(super) bits: u32,
+    pub(super) first: u32,
+    pub(super) last: u32,
+    pub(super) known: u32,
+    pub(super) room: u32,
+    pub(super) unused: u32,
+}
+
+/// Pieces of memory for which tiles are counted: each may end with a tile that is not full.
+pub(crate) const PIECES_MAX: usize = 1024;
+
+/// Memory of selections on a CUDA device: states of the rows and numbers of the tiles.
+pub(crate) struct Tables {
+    control: Tensor,
+    tiles: Tensor,
+}
+
+impl Tables {
+    /// Memory for selections in `rows` rows of up to `len` entries. A processor needs none.
+    ///
+    /// # Errors
+    /// The errors of an allocation.
+    pub(crate) fn new(stream: &Stream, rows: usize, len: usize) -> Result<Option<Tables>> {
+        if matches!(stream.device().id(), DeviceId::Cpu(_)) {
+            return Ok(None);
+        }
+        let zeros = |len, dtype| Tensor::zeros(stream, [len], dtype, Owner::Collectives);
+        let tiles = rows * (len.div_ceil(TILE) + PIECES_MAX);
+        let (control, tiles) = (zeros(rows * ROW, DType::U32)?, zeros(2 * tiles, DType::I64)?);
+        Ok(Some(Tables { control, tiles }))
+    }
+
+    /// The two tensors, as arguments of a launch.
+    pub(crate) fn tensors(&self) -> [&Tensor; 2] {
+        [&self.control, &self.tiles]
+    }
+}
+
+/// Tables among the arguments of a launch.
+#[derive(Clone, Copy)]
+pub(crate) struct InTables {
+    pub(super) control: Piece,
+    pub(super) tiles: Piece,
+}
+
+impl InTables {
+    /// Tables that are the arguments from `first` on.
+    pub(crate) fn at(first: usize, tables: &Tables) -> InTables {
+        let [control, tiles] = tables.tensors();
+        InTables { control: whole(first, control), tiles: whole(first + 1, tiles) }
+    }
+
+    /// Number of entries that the last selection in the first row has picked.
+    pub(super) fn picked(self) -> Piece {
+        Piece { start: self.control.start + PICKED * size_of::<u32>(), len: 1, ..self.control }
+    }
+
+    /// Clears the bins and sets the rows of a list up, with as many entries wanted of each.
+    pub(super) fn begin(self, [list, bounds]: [Piece; 2], rows: usize, wanted: usize) -> Call {
+        let (len, wanted) = (list.len as u32, wanted as u32);
+        let values = BeginValues { wanted, len, rows: rows as u32, unused: 0 };
+        let call = Call::new(&BEGIN, rows as u32, CHOOSERS);
+        call.of([list, bounds, self.control]).values(values)
+    }
+
+    /// Finds the digit of the threshold in each row.
+    pub(super) fn choose(self, rows: usize, threshold: Piece, values: Choice) -> Call {
+        let call = Call::new(&CHOOSE, rows as u32, CHOOSERS);
+        call.of([threshold, self.control]).values(values)
+    }
+
+    /// Sums up the tiles' numbers.
+    pub(super) fn scan(self, rows: usize, all: u32, threshold: Piece) -> Call {
+        let threads = all.clamp(32, 1024).next_power_of_two();
+        let call = Call::new(&SCAN, rows as u32, threads);
+        call.of([threshold, self.tiles, self.control]).values([all, 0])
+    }
+}
