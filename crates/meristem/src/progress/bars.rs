@@ -1,0 +1,100 @@
+//! Bars of a run on a terminal.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use meristem::train::events::{RunStarted, StepCompleted};
+
+use super::STOP;
+use super::lines::{accuracies, standing};
+
+/// The bar of the whole run, if there are bars. Lines that another thread writes to stderr would be
+/// overwritten.
+static TOTAL: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
+/// The bar of the whole run, which no other thread changes meanwhile.
+pub(super) fn shared_total() -> MutexGuard<'static, Option<ProgressBar>> {
+    TOTAL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One line per env, as far as the terminal has room, and one for the run.
+pub(super) struct Bars {
+    pub(super) all: MultiProgress,
+    envs: Vec<ProgressBar>,
+    /// Line for all envs without a line of their own.
+    others: Option<ProgressBar>,
+    total: ProgressBar,
+}
+
+/// Number of envs that get a line of their own on a terminal with `rows` rows. The total needs a
+/// row, so do the other envs if there are too many, and so does the cursor.
+fn lines_of_envs(envs: usize, rows: usize) -> usize {
+    if envs + 2 <= rows { envs } else { rows.saturating_sub(3) }
+}
+
+impl Bars {
+    pub(super) fn new(run: &RunStarted) -> Self {
+        let rows =
+            console::Term::stderr().size_checked().map_or(usize::MAX, |(rows, _)| rows.into());
+        let shown = lines_of_envs(run.envs, rows);
+        let all = MultiProgress::new();
+        let line = ProgressStyle::with_template("{prefix:>8} {wide_msg}")
+            .unwrap_or_else(|_| ProgressStyle::default_bar());
+        let whole = ProgressStyle::with_template("{bar:10} {prefix}  {wide_msg}")
+            .unwrap_or_else(|_| ProgressStyle::default_bar());
+        let bar = |name: String| {
+            let bar = all.add(ProgressBar::new_spinner().with_style(line.clone()));
+            bar.set_prefix(name);
+            bar.set_message("in the first step");
+            bar
+        };
+        let envs = (0..shown).map(|env| bar(format!("env {env}"))).collect();
+        let others = (shown < run.envs).then(|| bar(format!("{} more", run.envs - shown)));
+        let total = all.add(ProgressBar::new((run.steps * run.rounds) as u64).with_style(whole));
+        total.enable_steady_tick(Duration::from_millis(500));
+        *shared_total() = Some(total.clone());
+        Self { all, envs, others, total }
+    }
+
+    /// Updates the bar of the run, unless its line says that the run stops.
+    pub(super) fn step_completed(&self, done: usize, place: String, rate: String) {
+        let _unchanged = shared_total();
+        self.total.set_position(done as u64);
+        self.total.set_prefix(place);
+        if !STOP.load(Ordering::Relaxed) {
+            self.total.set_message(rate);
+        }
+    }
+
+    pub(super) fn show_others(&self, envs: &[Option<StepCompleted>]) {
+        let Some(bar) = &self.others else { return };
+        bar.set_message(accuracies(envs.get(self.envs.len()..).unwrap_or_default()));
+        bar.tick();
+    }
+
+    pub(super) fn env(&self, step: &StepCompleted) {
+        let Some(bar) = self.envs.get(step.env) else { return };
+        bar.set_message(standing(step));
+        bar.tick();
+    }
+
+    pub(super) fn clear(self) {
+        *shared_total() = None;
+        self.envs.iter().chain(&self.others).for_each(ProgressBar::finish_and_clear);
+        self.total.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn envs_leave_room_for_the_total() {
+        assert_eq!(lines_of_envs(4, 24), 4);
+        assert_eq!([lines_of_envs(22, 24), lines_of_envs(23, 24)], [22, 21]);
+        assert_eq!([lines_of_envs(64, 10), lines_of_envs(64, 2)], [7, 0]);
+    }
+}

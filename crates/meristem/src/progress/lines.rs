@@ -1,0 +1,264 @@
+//! Texts of progress.
+
+use meristem::control::{HEADS, Op, RoundReport};
+use meristem::train::events::{Event, RunStarted, SlotState, StepCompleted};
+
+use crate::plain::{self, counted, mean, percent, thousands};
+
+/// Formats a run that begins: what is trained on which data, how much of it, and where.
+pub(super) fn beginning(run: &RunStarted) -> [String; 3] {
+    let ranks = match run.ranks {
+        1 => String::new(),
+        ranks => format!(", {ranks} ranks ({})", run.exchange),
+    };
+    let devices = match &run.devices[..] {
+        [one] if one == "cpu" => String::new(),
+        [one] => format!("on {one} with "),
+        devices => format!("{} devices ({}) of ", devices.len(), devices.join(", ")),
+    };
+    [
+        format!(
+            "{} of `{}` ({} parameters) on {}, each with {} images per step (epoch {})",
+            counted(run.envs, ["env", "envs"]),
+            run.host,
+            thousands(run.host_parameters as u64),
+            run.dataset,
+            images_per_step(run.images_per_step),
+            run.epoch,
+        ),
+        format!(
+            "{} training, {} control{}; {} of {} of {}",
+            thousands(run.train_samples as u64),
+            thousands(run.control_samples as u64),
+            test_images(run.test_samples),
+            counted(run.rounds, ["round", "rounds"]),
+            counted(run.steps, ["step", "steps"]),
+            counted(run.batches, ["batch", "batches"]),
+        ),
+        format!(
+            "controller {}, {devices}{}{ranks}, {}, seed {}",
+            run.controller,
+            counted(run.threads, ["thread", "threads"]),
+            run.instruction_set,
+            run.seed,
+        ),
+    ]
+}
+
+/// `9,000`, or `2,176 to 2,250` where envs differ.
+fn images_per_step([least, most]: [usize; 2]) -> String {
+    match least == most {
+        true => thousands(most as u64),
+        false => format!("{} to {}", thousands(least as u64), thousands(most as u64)),
+    }
+}
+
+/// The end of the splits' sizes.
+fn test_images(samples: Option<usize>) -> String {
+    match samples {
+        Some(samples) => format!(", {} test images", thousands(samples as u64)),
+        None => " images, no test split".into(),
+    }
+}
+
+/// The text of an event that gets a line of its own.
+pub(super) fn story(event: &Event) -> Option<String> {
+    Some(match event {
+        Event::ModuleGerminated { env, slot, blueprint, parameters, .. } => format!(
+            "  env {env}: {blueprint} germinates in {slot} ({} parameters)",
+            thousands(*parameters as u64)
+        ),
+        Event::StageChanged { env, slot, to, .. }
+            if ["training", "blending", "holding"].contains(&to.as_str()) =>
+        {
+            format!("  env {env}: {slot} is {to}")
+        }
+        Event::ModulePruned { env, slot, blueprint, contribution, .. } => {
+            format!("  env {env}: {blueprint} in {slot} is pruned{}", worth(*contribution))
+        }
+        Event::ModuleFossilized { env, slot, blueprint, contribution, .. } => {
+            format!("  env {env}: {blueprint} in {slot} is fossilized{}", worth(*contribution))
+        }
+        Event::GovernorRollback { env, failure, restored_step, .. } => {
+            let to = restored_step.map_or("the start of its episode".into(), |step| {
+                format!("its state after step {}", step + 1)
+            });
+            format!("  env {env}: {}; it is rolled back to {to}", failure.describe())
+        }
+        Event::Anomaly { env, what, .. } => format!("  env {env}: {what}"),
+        _ => return None,
+    })
+}
+
+/// Formats the end of a policy's round as one line.
+pub(super) fn round_ended(round: usize, accuracy: Option<f64>, report: &RoundReport) -> String {
+    let skipped = if report.skipped > 0 { "; update skipped" } else { "" };
+    let (number, accuracy) = (round + 1, percent(accuracy));
+    format!("  round {number}: mean accuracy {accuracy}, return {:.3}{skipped}", report.mean_return)
+}
+
+/// Formats the statistics of a policy's update as one line, with the entropies of all heads that
+/// had a choice.
+pub(super) fn learned(report: &RoundReport) -> String {
+    let heads = HEADS.iter().zip(report.entropies).filter(|(_, entropy)| *entropy > 0.0);
+    let entropies: Vec<String> =
+        heads.map(|(head, entropy)| format!("{} {entropy:.2}", head.name)).collect();
+    let ops = Op::ALL.iter().zip(report.ops).filter(|(_, count)| *count > 0);
+    let ops: Vec<String> = ops.map(|(op, count)| format!("{op} {count}")).collect();
+    let ranks = report.fingerprint.as_ref();
+    let ranks = ranks.map_or(String::new(), |hash| format!("; fingerprint {hash} on all ranks"));
+    format!(
+        "    KL {:.4}, explained variance {:.2}, entropy {}; actions {}{ranks}",
+        report.kl,
+        report.explained_variance,
+        entropies.join(" "),
+        ops.join(" ")
+    )
+}
+
+/// Mean control accuracy over all envs after the last step.
+pub(super) fn mean_accuracy(envs: &[Option<StepCompleted>]) -> Option<f64> {
+    mean(envs.iter().flatten().filter_map(|step| step.control_accuracy))
+}
+
+fn worth(contribution: Option<f64>) -> String {
+    contribution.map_or(String::new(), |pp| format!(" (contribution {pp:+.1} points)"))
+}
+
+/// Formats accuracies, such as `control accuracy 81.2 80.4 %, bare 78.5 %`, or as a range if there
+/// are many. Of twins it gives the mean.
+pub(super) fn accuracies(envs: &[Option<StepCompleted>]) -> String {
+    let shares: Vec<f64> = envs
+        .iter()
+        .flatten()
+        .map(|step| step.control_accuracy.unwrap_or(step.train_accuracy))
+        .collect();
+    let what = match envs.iter().flatten().any(|step| step.control_accuracy.is_some()) {
+        true => "control",
+        false => "training",
+    };
+    let (median, least, greatest) = plain::spread(&shares);
+    let figures = match shares.len() {
+        0..=8 => shares.iter().map(|s| format!("{:4.1}", 100.0 * s)).collect::<Vec<_>>().join(" "),
+        _ => {
+            format!("{:.1} to {:.1}, median {:.1}", 100.0 * least, 100.0 * greatest, 100.0 * median)
+        }
+    };
+    let twins = envs.iter().flatten().filter_map(|step| step.twin?.control_accuracy);
+    let bare =
+        mean(twins).map_or(String::new(), |share| format!(", bare {}", percent(Some(share))));
+    format!("{what} accuracy {figures} %{bare}")
+}
+
+/// Formats accuracy, modules and parameters of an env. Modules come early, because the end may be
+/// cut off at 80 columns.
+pub(super) fn standing(step: &StepCompleted) -> String {
+    let accuracy = match step.control_accuracy {
+        Some(share) => format!("control {}", percent(Some(share))),
+        None => format!("training {}", percent(Some(step.train_accuracy))),
+    };
+    let grown = match step.grown_parameters {
+        0 => String::new(),
+        grown => format!(" + {}", thousands(grown as u64)),
+    };
+    let host = thousands(step.host_parameters as u64);
+    let slots = step.slots.iter().map(slot);
+    let parts = std::iter::once(accuracy).chain(slots).chain([format!("{host}{grown} parameters")]);
+    parts.collect::<Vec<_>>().join("  ")
+}
+
+/// Formats a slot. A blending module shows its α instead of its stage.
+fn slot(state: &SlotState) -> String {
+    let blueprint = state.blueprint.as_deref().unwrap_or("");
+    let stage = match state.stage.as_str() {
+        "blending" => format!("α {:.2}", state.alpha),
+        stage => stage.to_string(),
+    };
+    format!("{} {blueprint} {stage}", state.slot).replace("  ", " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use meristem::train::events::TwinStep;
+
+    use super::*;
+
+    fn step(env: usize, control_accuracy: Option<f64>) -> Option<StepCompleted> {
+        Some(StepCompleted {
+            env,
+            round: 0,
+            step: 0,
+            train_loss: 1.0,
+            train_accuracy: 0.5,
+            control_loss: None,
+            control_accuracy,
+            host_gradient_norm: None,
+            host_parameters: 6418,
+            grown_parameters: 0,
+            slots: vec![],
+            action: "WAIT".into(),
+            reward: Default::default(),
+            step_seconds: Some(1.0),
+            images_per_s: Some(1.0),
+            phases: None,
+            gradients: None,
+            fingerprint: None,
+            twin: None,
+        })
+    }
+
+    #[test]
+    fn a_step_is_told_in_one_line() {
+        let few = [step(0, Some(0.812)), step(1, Some(0.5))];
+        assert_eq!(accuracies(&few), "control accuracy 81.2 50.0 %");
+        let bare = [step(0, None)];
+        assert_eq!(accuracies(&bare), "training accuracy 50.0 %");
+        assert_eq!(mean_accuracy(&few), Some(0.656));
+        let twin = |share| {
+            let twin = TwinStep { train_loss: None, control_loss: None, control_accuracy: share };
+            step(0, Some(0.812)).map(|step| StepCompleted { twin: Some(twin), ..step })
+        };
+        let beside = [twin(Some(0.7)), twin(Some(0.71))];
+        assert_eq!(accuracies(&beside), "control accuracy 81.2 81.2 %, bare 70.5 %");
+        assert_eq!(accuracies(&[twin(None)]), "control accuracy 81.2 %");
+        assert_eq!(mean_accuracy(&bare), None);
+        let many: Vec<_> = (0..9).map(|env| step(env, Some(env as f64 / 10.0))).collect();
+        assert_eq!(accuracies(&many), "control accuracy 0.0 to 80.0, median 40.0 %");
+    }
+
+    #[test]
+    fn what_grows_stands_within_80_columns() {
+        let slot = |slot: &str| SlotState {
+            slot: slot.into(),
+            stage: "blending".into(),
+            blueprint: Some("conv_light".into()),
+            alpha: 0.25,
+            contribution: None,
+            gradient_health: None,
+        };
+        let mut growing = step(0, Some(0.8)).unwrap();
+        growing.slots = vec![slot("r0c1"), slot("r1c2")];
+        let text = standing(&growing);
+        let expected = "control 80.0 %  r0c1 conv_light α 0.25  r1c2 conv_light α 0.25";
+        assert_eq!(text, format!("{expected}  6,418 parameters"));
+        // After the prefix `   env 0 `.
+        assert!(9 + expected.chars().count() < 80);
+    }
+
+    #[test]
+    fn a_round_of_a_policy_is_told_in_a_line_and_a_verbose_one() {
+        let mut report = RoundReport { mean_return: 1.25, kl: 0.0123, ..RoundReport::default() };
+        report.explained_variance = 0.5;
+        (report.entropies[0], report.entropies[2]) = (0.75, 1.0);
+        (report.ops[0], report.ops[1]) = (7, 1);
+        let expected = "  round 2: mean accuracy 50.0 %, return 1.250";
+        assert_eq!(round_ended(1, Some(0.5), &report), expected);
+        assert_eq!(
+            learned(&report),
+            "    KL 0.0123, explained variance 0.50, entropy op 0.75 blueprint 1.00; \
+             actions WAIT 7 GERMINATE 1"
+        );
+        report.skipped = 1;
+        assert_eq!(round_ended(1, Some(0.5), &report), format!("{expected}; update skipped"));
+    }
+}

@@ -1,0 +1,198 @@
+//! Progress of a run: bars on a terminal, lines elsewhere.
+
+mod bars;
+mod lines;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use meristem::train::Observer;
+use meristem::train::events::{Event, RunStarted, StepCompleted};
+
+use crate::plain::{self, duration, thousands};
+use bars::Bars;
+use lines::{accuracies, beginning, learned, mean_accuracy, round_ended, story};
+
+/// Whether a signal has asked to stop.
+static STOP: AtomicBool = AtomicBool::new(false);
+
+/// Asks the run to end at its next step boundary, and reports that, in the bar if there is one.
+/// `what_is_left` describes the results that remain.
+pub(crate) fn request_stop(what_is_left: &str) {
+    let total = bars::shared_total();
+    STOP.store(true, Ordering::Relaxed);
+    match &*total {
+        // At 80 columns, no more fits next to the bar.
+        Some(total) => total.set_message("stopping after this step; again to stop now"),
+        None => plain::err(&format!(
+            "stopping after this step, with {what_is_left}; send the signal again to stop now"
+        )),
+    }
+}
+
+/// Form of progress output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// No progress.
+    Quiet,
+    /// Lines on stdout.
+    Lines,
+    /// Lines on stderr, because stdout has the JSON.
+    LinesOnStderr,
+    /// Bars on stderr, if both are terminals.
+    Bars,
+}
+
+/// Display of a run's progress.
+pub(crate) struct Progress {
+    mode: Mode,
+    /// Whether to print statistics of the policy after each round.
+    verbose: bool,
+    rank: usize,
+    run: Option<RunStarted>,
+    /// Last step of each env.
+    envs: Vec<Option<StepCompleted>>,
+    stepping: Stepping,
+    bars: Option<Bars>,
+}
+
+impl Progress {
+    pub(crate) fn new(mode: Mode) -> Self {
+        let stepping = Stepping { started: Instant::now(), steps: 0 };
+        Self { mode, verbose: false, rank: 0, run: None, envs: vec![], stepping, bars: None }
+    }
+
+    /// Sets whether statistics of the policy are printed after each round.
+    pub(crate) fn verbose(self, verbose: bool) -> Self {
+        Self { verbose, ..self }
+    }
+
+    /// Whether a run has started or resumed.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.run.is_some()
+    }
+
+    /// Whether this process reports progress.
+    pub(crate) fn is_of_first_rank(&self) -> bool {
+        self.rank == 0
+    }
+
+    /// Prints a permanent line, above the bars or among the lines.
+    pub(crate) fn line(&self, text: &str) {
+        match (self.mode, &self.bars) {
+            (Mode::Quiet, _) => {}
+            (Mode::Lines, _) => plain::out(text),
+            (Mode::LinesOnStderr, _) => plain::err(text),
+            // If the terminal cannot be written to, the run continues without output.
+            (Mode::Bars, Some(bars)) => drop(bars.all.println(text)),
+            (Mode::Bars, None) => plain::err(text),
+        }
+    }
+
+    fn begin(&mut self, run: &RunStarted) {
+        beginning(run).iter().for_each(|line| self.line(line));
+        self.envs = vec![None; run.envs];
+        self.stepping = Stepping { started: Instant::now(), steps: 0 };
+        if self.mode == Mode::Bars {
+            self.bars = Some(Bars::new(run));
+        }
+        self.run = Some(run.clone());
+    }
+
+    fn step(&mut self, step: &StepCompleted) {
+        if let Some(bars) = &self.bars {
+            bars.env(step);
+        }
+        if let Some(place) = self.envs.get_mut(step.env) {
+            *place = Some(step.clone());
+        }
+        // The envs of a step come one after another; the last one completes it.
+        if step.env + 1 == self.envs.len() {
+            self.complete_step(step);
+        }
+    }
+
+    fn complete_step(&mut self, step: &StepCompleted) {
+        let Some(run) = &self.run else { return };
+        self.stepping.steps += 1;
+        let done = step.round * run.steps + step.step + 1;
+        let left = self.stepping.left((run.steps * run.rounds).saturating_sub(done));
+        let told = |rate| format!("{} images/s, ", thousands(rate as u64));
+        let rate = step.images_per_s.map_or_else(String::new, told);
+        let rate = format!("{rate}{} left", duration(left));
+        let round = match run.rounds {
+            1 => String::new(),
+            rounds => format!("round {}/{rounds} ", step.round + 1),
+        };
+        let (number, steps) = (step.step + 1, run.steps);
+        if let Some(bars) = &self.bars {
+            bars.step_completed(done, format!("{round}step {number}/{steps}"), rate);
+            bars.show_others(&self.envs);
+            return;
+        }
+        let accuracies = accuracies(&self.envs);
+        self.line(&format!("{round}step {number:>3}/{steps}  {accuracies}  {rate}"));
+    }
+
+    fn batch(&self, event: &Event) {
+        let Event::BatchCompleted { env, round, step, batch, loss } = event else { return };
+        let [round, step, batch] = [round, step, batch].map(|index| index + 1);
+        let line = format!("round {round} step {step} batch {batch} env {env} loss {loss:?}");
+        self.line(&line);
+    }
+}
+
+impl Observer for Progress {
+    fn joined(&mut self, rank: usize) {
+        self.rank = rank;
+    }
+
+    fn devices_changed(&mut self, began: &[String], now: &[String]) {
+        let [began, now] = [began, now].map(|devices| devices.join(","));
+        plain::err(&format!(
+            "warning: the run began on {began} and goes on on {now}; another kind of device rounds \
+             differently, so its results differ from here on"
+        ));
+    }
+
+    fn event(&mut self, event: &Event) {
+        match event {
+            Event::RunStarted(run) => self.begin(run),
+            Event::StepCompleted(step) => self.step(step),
+            Event::BatchCompleted { .. } => self.batch(event),
+            Event::PolicyUpdated { round, report } => {
+                let accuracy = mean_accuracy(&self.envs);
+                self.line(&round_ended(*round, accuracy, report));
+                if self.verbose {
+                    self.line(&learned(report));
+                }
+            }
+            Event::RunEnded { .. } => {
+                if let Some(bars) = self.bars.take() {
+                    bars.clear();
+                }
+            }
+            other => {
+                if let Some(text) = story(other) {
+                    self.line(&text);
+                }
+            }
+        }
+    }
+
+    fn stop_requested(&self) -> bool {
+        STOP.load(Ordering::Relaxed)
+    }
+}
+
+/// Duration of the steps so far.
+struct Stepping {
+    started: Instant,
+    steps: u32,
+}
+
+impl Stepping {
+    fn left(&self, steps: usize) -> Duration {
+        self.started.elapsed() / self.steps.max(1) * u32::try_from(steps).unwrap_or(u32::MAX)
+    }
+}
