@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use meristem_data::{DatasetSpec, GatherBatches, Residency, Split, cache};
+use meristem_data::{DatasetSpec, Residency, Split, cache};
 use meristem_device::{DeviceId, DeviceOptions};
 use meristem_grow::{BlueprintSet, HostSpec, Optimisers, Rules};
 use meristem_nn::{Isa, Network, NetworkOptions};
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::devices::Devices;
 use crate::error::{Error, Result};
-use crate::fleet::{Machine, Serving, for_each_batch};
+use crate::fleet::{Machine, Served, Serving};
 use crate::record::summary::MemorySummary;
 use crate::record::trace::{RunTrace, TraceSummary};
 use crate::setup::image_shape;
@@ -96,7 +96,7 @@ pub fn evaluate(config: &EvalConfig) -> Result<EvalReport> {
 struct Evaluation {
     machine: Machine,
     network: Network,
-    gathers: Vec<GatherBatches>,
+    served: Served,
     normalization: NormalizedBy,
 }
 
@@ -131,18 +131,18 @@ impl Evaluation {
         weights.fill(&mut network)?;
         network.set_alphas(&[host.alphas()])?;
         let serving = Serving { batch: config.batch, subset: None, normalization: constants };
-        let gathers = serving.gathers(&machine, &datasets)?;
-        Ok(Self { machine, network, gathers, normalization })
+        let served = Served::new(serving, &machine, &datasets)?;
+        Ok(Self { machine, network, served, normalization })
     }
 
     fn run(mut self, trace: Option<RunTrace>) -> Result<EvalReport> {
-        let Self { machine, network, gathers, normalization } = &mut self;
+        let Self { machine, network, served, normalization } = &mut self;
         let span = machine.span(|| "eval");
-        for gather in gathers {
-            gather.start_epoch(0)?;
-            for_each_batch(gather, |batch| {
-                Ok(network.eval_step(&batch.inputs, &batch.targets, 0)?)
-            })?;
+        let mut pass = served.pass(0..1)?;
+        while let Some(batches) = pass.next()? {
+            for [inputs, targets] in &batches {
+                network.eval_step(inputs, targets, 0)?;
+            }
         }
         let metrics = machine.read_metrics(&[network.metrics()])?;
         drop(span);

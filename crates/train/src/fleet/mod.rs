@@ -11,7 +11,7 @@ use meristem_data::{Dataset, GatherBatches, GatherConfig};
 
 pub(crate) use self::machine::Machine;
 pub(crate) use self::replicas::{Epoch, Replicas};
-pub(crate) use self::serving::{Serving, for_each_batch, labelled};
+pub(crate) use self::serving::{Pass, Served, Serving, labelled};
 use self::serving::{batch_sizes, batches_of};
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
@@ -29,10 +29,10 @@ pub(crate) struct Fleet {
     pub(crate) train: GatherBatches,
     /// Ranks that train one host, if there are several.
     pub(crate) replicas: Option<Replicas>,
-    /// Gather of the control split for each env; empty without a control split.
-    pub(crate) control: Vec<GatherBatches>,
-    /// Gather of the test split for each env; empty without a test split.
-    pub(crate) test: Vec<GatherBatches>,
+    /// The control split, if there is one.
+    pub(crate) control: Option<Served>,
+    /// The test split, if there is one.
+    pub(crate) test: Option<Served>,
     /// Distinct sizes of each env's training batches.
     pub(crate) batch_sizes: Vec<Vec<usize>>,
     /// Distinct batches of the training split, by the sizes of the envs' parts.
@@ -89,23 +89,19 @@ impl Fleet {
             }
         };
         let gather = GatherBatches::new(&gather, &train, machine.streams())?;
-        let serving = |subset| Serving { batch: config.batch, subset, normalization: None };
-        let control = match control_samples {
-            0 => vec![],
-            _ => serving(Some(held_out.into())).gathers(&machine, &train)?,
+        let serve = |subset, split: &[Arc<Dataset>]| {
+            let options = Serving { batch: config.batch, subset, normalization: None };
+            Served::new(options, &machine, split)
         };
+        let control = (control_samples > 0).then(|| serve(Some(held_out.into()), &train));
+        let control = control.transpose()?;
         let datasets = train.first().into_iter().chain(test.first()).cloned().collect();
         let test_samples = test.first().map(|dataset| dataset.len());
-        let test = match test_samples {
-            None => vec![],
-            Some(_) => serving(None).gathers(&machine, &test)?,
-        };
+        let test = test_samples.map(|_| serve(None, &test)).transpose()?;
         let images_per_step = images_per_step(gather.order(), config.replicas());
         let train_batches = batches_of(&gather, served.clone());
-        let batch_sizes = served.map(|env| batch_sizes(&gather, env)).collect();
-        // Every env sees the whole control split, in batches of its own.
-        let one = control.first().map(|gather| batches_of(gather, 0..1)).unwrap_or_default();
-        let control_batches = one.iter().map(|size| size.repeat(control.len())).collect();
+        let batch_sizes = served.clone().map(|env| batch_sizes(&gather, env)).collect();
+        let control_batches = control.as_ref().map_or_else(Vec::new, |of| of.batches(served.len()));
         Ok(Self {
             machine,
             datasets,

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use meristem_data::{Batch, Dataset, GatherBatches, GatherConfig};
-use meristem_device::Stream;
+use meristem_device::{Device, Stream, Tensor};
 use meristem_nn::LabelledBatch;
 
 use super::machine::Machine;
@@ -20,25 +20,83 @@ pub(crate) struct Serving {
     pub(crate) normalization: Option<meristem_data::Normalization>,
 }
 
-impl Serving {
-    /// A gather for each env, on its stream and with memory of its own. Unlike the training gather,
-    /// which distributes the samples over the envs, each of these serves every sample.
-    pub(crate) fn gathers(
-        &self,
+/// A split that every env sees whole, in order. Unlike the training gather, which gives each env
+/// samples and memory of its own, it is gathered once for each device, and all envs read that.
+pub(crate) struct Served {
+    /// Gathers of the devices with envs, each on a stream of its own.
+    gathers: Vec<GatherBatches>,
+    /// Gather and stream of each env.
+    envs: Vec<(usize, Stream)>,
+}
+
+impl Served {
+    /// Prepares the gathers, with memory for the batches of each device. `datasets` has one for
+    /// each device with envs.
+    ///
+    /// # Errors
+    /// Device errors.
+    pub(crate) fn new(
+        options: Serving,
         machine: &Machine,
         datasets: &[Arc<Dataset>],
-    ) -> Result<Vec<GatherBatches>> {
-        let gather = |(env, stream): (usize, &Stream)| {
+    ) -> Result<Self> {
+        let Serving { batch, subset, normalization } = options;
+        let gather = |(dataset, device): (&Arc<Dataset>, &Device)| {
             let config = GatherConfig {
                 shuffle: false,
-                subset: self.subset.clone(),
-                normalization: self.normalization.clone(),
-                ..GatherConfig::new(self.batch, vec![stream.device().id()])
+                subset: subset.clone(),
+                normalization: normalization.clone(),
+                ..GatherConfig::new(batch, vec![device.id()])
             };
-            let dataset = datasets[machine.device_of[env]].clone();
-            Ok(GatherBatches::new(&config, &[dataset], std::slice::from_ref(stream))?)
+            let stream = device.stream("evaluated images");
+            Ok(GatherBatches::new(&config, std::slice::from_ref(dataset), &[stream])?)
         };
-        machine.streams().iter().enumerate().map(gather).collect()
+        let gathers = datasets.iter().zip(machine.devices()).map(gather);
+        let gathers = gathers.collect::<Result<_>>()?;
+        let envs = machine.device_of.iter().copied().zip(machine.streams().iter().cloned());
+        Ok(Self { gathers, envs: envs.collect() })
+    }
+
+    /// Sizes of the distinct batches of some envs.
+    pub(crate) fn batches(&self, envs: usize) -> Vec<Vec<usize>> {
+        let sizes = self.gathers.first().map(|gather| batch_sizes(gather, 0)).unwrap_or_default();
+        sizes.into_iter().map(|size| vec![size; envs]).collect()
+    }
+
+    /// Begins a pass of some envs over the split. Does not wait for the devices.
+    ///
+    /// # Errors
+    /// Device errors.
+    pub(crate) fn pass(&mut self, envs: Range<usize>) -> Result<Pass<'_>> {
+        self.gathers.iter_mut().try_for_each(|gather| gather.start_epoch(0))?;
+        Ok(Pass { gathers: &mut self.gathers, envs: &self.envs[envs] })
+    }
+}
+
+/// A pass over a split.
+pub(crate) struct Pass<'a> {
+    gathers: &'a mut [GatherBatches],
+    envs: &'a [(usize, Stream)],
+}
+
+impl Pass<'_> {
+    /// The next batch: inputs and labels, on the stream of each env. `None` at the end. Does not
+    /// wait for the devices.
+    ///
+    /// # Errors
+    /// Device errors.
+    pub(crate) fn next(&mut self) -> Result<Option<Vec<[Tensor; 2]>>> {
+        let mut gathered: Vec<Batch> = vec![];
+        for gather in &mut *self.gathers {
+            // All serve the same split and end together.
+            let Some(next) = gather.next()? else { return Ok(None) };
+            gathered.extend(next);
+        }
+        let on = |(gather, stream): &(usize, Stream)| {
+            let Batch { inputs, targets, .. } = &gathered[*gather];
+            Ok([inputs.on(stream)?, targets.on(stream)?])
+        };
+        self.envs.iter().map(on).collect::<Result<_>>().map(Some)
     }
 }
 
@@ -69,18 +127,4 @@ pub(crate) fn batches_of(gather: &GatherBatches, envs: Range<usize>) -> Vec<Vec<
 /// Inputs and labels of batches.
 pub(crate) fn labelled(batches: &[Batch]) -> Vec<LabelledBatch<'_>> {
     batches.iter().map(|batch| (&batch.inputs, &batch.targets)).collect()
-}
-
-/// Calls `each` for every batch of one epoch of a gather.
-///
-/// # Errors
-/// An error of the gather or of `each`.
-pub(crate) fn for_each_batch(
-    gather: &mut GatherBatches,
-    mut each: impl FnMut(&Batch) -> Result<()>,
-) -> Result<()> {
-    while let Some(batches) = gather.next()? {
-        batches.iter().try_for_each(&mut each)?;
-    }
-    Ok(())
 }

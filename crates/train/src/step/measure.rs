@@ -2,12 +2,11 @@
 
 use std::ops::Range;
 
-use meristem_data::GatherBatches;
 use meristem_nn::{Fleet as NetworkFleet, Metrics};
 
 use crate::env::{Env, Networks, networks};
 use crate::error::Result;
-use crate::fleet::{Fleet, labelled};
+use crate::fleet::{Fleet, Pass};
 
 /// Evaluates every env on the control split, in every configuration of its step, and every twin.
 /// Does not wait for the device.
@@ -17,31 +16,24 @@ use crate::fleet::{Fleet, labelled};
 pub(crate) fn control(fleet: &mut Fleet, envs: &mut [Env]) -> Result<()> {
     let _span = fleet.machine.span(|| "evaluate");
     let configurations: Vec<_> = envs.iter().map(|env| 0..env.configurations()).collect();
-    serve(networks(envs), &mut fleet.control, &configurations, 0)
+    let Some(control) = &mut fleet.control else { return Ok(()) };
+    let pass = control.pass(0..envs.len())?;
+    serve(networks(envs), pass, &configurations, 0)
 }
 
-/// Enqueues one pass over a split, batch by batch for all envs. Each batch is gathered once and
-/// evaluated in one launch for all configurations of its env, and in another for this row of its
-/// twin. Without gathers it does nothing.
+/// Enqueues one pass over a split, batch by batch for all envs. Each batch is evaluated in one
+/// launch for all configurations of its env, and in another for this row of its twin.
 pub(super) fn serve(
     mut networks: Networks<'_>,
-    gathers: &mut [GatherBatches],
+    mut pass: Pass<'_>,
     configurations: &[Range<usize>],
     of_twins: usize,
 ) -> Result<()> {
-    if gathers.is_empty() {
-        return Ok(());
+    while let Some(batches) = pass.next()? {
+        let batches: Vec<_> = batches.iter().map(|[inputs, targets]| (inputs, targets)).collect();
+        networks.eval_rows(&batches, configurations, of_twins)?;
     }
-    gathers.iter_mut().try_for_each(|gather| gather.start_epoch(0))?;
-    loop {
-        let mut batches = vec![];
-        for gather in &mut *gathers {
-            // All gathers serve the same split and end together.
-            let Some(next) = gather.next()? else { return Ok(()) };
-            batches.extend(next);
-        }
-        networks.eval_rows(&labelled(&batches), configurations, of_twins)?;
-    }
+    Ok(())
 }
 
 /// Reads all metrics of all envs: the one read-back of a step. Waits for the devices.
@@ -49,7 +41,7 @@ pub(super) fn serve(
 /// # Errors
 /// A device failure.
 pub(crate) fn read(fleet: &Fleet, envs: &mut [Env]) -> Result<()> {
-    let has_control = !fleet.control.is_empty();
+    let has_control = fleet.control.is_some();
     let Networks { grown, twins } = networks(envs);
     grown.count_non_finite()?;
     twins.count_non_finite()?;
@@ -71,9 +63,9 @@ pub(crate) fn read(fleet: &Fleet, envs: &mut [Env]) -> Result<()> {
 /// # Errors
 /// A device failure.
 pub(crate) fn again(fleet: &mut Fleet, envs: &mut [Env], restored: &[usize]) -> Result<()> {
-    if restored.is_empty() || fleet.control.is_empty() {
+    let Some(control) = fleet.control.as_mut().filter(|_| !restored.is_empty()) else {
         return Ok(());
-    }
+    };
     let _span = fleet.machine.span(|| "evaluate again");
     for &index in restored {
         let one = index..index + 1;
@@ -81,7 +73,7 @@ pub(crate) fn again(fleet: &mut Fleet, envs: &mut [Env], restored: &[usize]) -> 
         // A twin has been evaluated, and is not restored.
         let networks = networks(&mut envs[one.clone()]);
         let networks = Networks { twins: NetworkFleet::of([]), ..networks };
-        serve(networks, &mut fleet.control[one], &[row], 0)?;
+        serve(networks, control.pass(one)?, &[row], 0)?;
     }
     let all = read_all(fleet, envs)?;
     for (index, (env, metrics)) in envs.iter_mut().zip(all).enumerate() {

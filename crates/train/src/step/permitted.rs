@@ -31,8 +31,8 @@ pub(crate) fn control_step(envs: u64) -> Counts {
         copies_to_host: 1,
         // The wait for that copy.
         synchronizations: 1,
-        // Order of the control split, uploaded by each env's gather.
-        copies_to_device: envs,
+        // Order of the control split.
+        copies_to_device: 1,
         // A larger arena for a pattern of alphas that an env has not evaluated before.
         allocations: envs,
         launches: 0,

@@ -29,8 +29,11 @@ pub(crate) fn report(
     }
     measure::control(fleet, envs)?;
     let rows: Vec<_> = test_rows.iter().map(|&row| row..row + 1).collect();
-    measure::serve(networks(envs), &mut fleet.test, &rows, TWIN_TEST)?;
-    let has_control = !fleet.control.is_empty();
+    if let Some(test) = &mut fleet.test {
+        let pass = test.pass(0..envs.len())?;
+        measure::serve(networks(envs), pass, &rows, TWIN_TEST)?;
+    }
+    let has_control = fleet.control.is_some();
     let all = measure::read_all(fleet, envs)?;
     let mut summaries = vec![];
     for ((env, metrics), row) in envs.iter_mut().zip(all).zip(test_rows) {
