@@ -114,8 +114,11 @@ impl Communicator {
     /// call begins with an agreement of all over it. Tensors of a processor are exchanged over
     /// `control`.
     ///
-    /// Dense sums are made in rank order, by this library's kernels. A device that waits for a rank
-    /// which died after all agreed on a call waits without a limit.
+    /// Dense sums are made in rank order, by this library's kernels. A rank that is lost while
+    /// devices exchange fails the devices of the others: reading a result from them returns
+    /// [`meristem_device::CudaError::ExchangeAborted`], which converts to the [`Error`] that names
+    /// the rank. Dropping the communicator waits until its exchanges have ended, for the deadline
+    /// at most.
     ///
     /// # Errors
     /// [`Error::Device`] without NCCL, with one that is too old, or in a build without the feature

@@ -1,5 +1,6 @@
 //! Errors between ranks. An error that another rank caused names it.
 
+use meristem_device::CudaError;
 use std::sync::Arc;
 
 /// Result of this crate.
@@ -119,11 +120,19 @@ impl Error {
     }
 }
 
-/// Argument errors of the device become this crate's, whichever of the two detects them.
+/// Argument errors of the device become this crate's, whichever of the two detects them. So does
+/// the loss of a rank for which a device's exchanges were aborted.
 impl From<meristem_device::Error> for Error {
     fn from(error: meristem_device::Error) -> Self {
-        use meristem_device::Error::{Mismatch, Overlap};
+        use meristem_device::Error::{DeviceFailed, Mismatch, Overlap};
         match error {
+            DeviceFailed { ref cause, .. } => {
+                let loss = match &**cause {
+                    CudaError::ExchangeAborted(loss) => loss.downcast_ref::<Error>().cloned(),
+                    _ => None,
+                };
+                loss.unwrap_or_else(|| Error::Device(Arc::new(error)))
+            }
             Mismatch { operation, argument, expected, got, .. } => {
                 Error::BadArgument { operation, argument, expected, got }
             }

@@ -68,6 +68,7 @@ mod sync;
 mod tcp;
 mod threads;
 mod transport;
+mod watch;
 mod wire;
 
 pub use auto::{Method, Table, Timing};
@@ -82,3 +83,4 @@ pub use sparse::picks;
 pub use sparse::sum::{Keep, Sparse, SparseSum};
 pub use state::{ExchangeState, Kept};
 pub use transport::{Call, Order, Parcel, Reduction, Sum, Transport};
+pub use watch::{Pulse, Trouble, Watch};

@@ -3,8 +3,10 @@
 use crate::check;
 use crate::error::{Error, Result};
 use crate::spans::Spans;
+use crate::watch::{Blind, Watch};
 use meristem_device::{DType, Expect, MemoryFormat, Shape, Stream, Tensor};
 use std::ops::Range;
+use std::time::Duration;
 
 /// Description of a collective call, exchanged by the ranks: calls that differ fail on all ranks,
 /// with an error that names the rank that differs.
@@ -180,6 +182,19 @@ pub trait Transport: Send {
     /// more calls: they get [`RankFailed`](crate::Error::RankFailed), at once or from their next
     /// call. Not collective; has no effect after an error that all ranks know.
     fn abort(&mut self, reason: &str);
+
+    /// The time for which a rank waits for another.
+    fn deadline(&self) -> Duration;
+
+    /// A view of the group for another thread. One of a transport that does not implement this
+    /// learns of a loss by the deadline alone.
+    ///
+    /// # Errors
+    /// The errors of the trait.
+    fn watch(&mut self) -> Result<Box<dyn Watch>> {
+        let (rank, deadline) = (self.rank(), self.deadline());
+        Ok(Box::new(Blind::new(rank, deadline)))
+    }
 
     /// Splits the group: ranks with equal `color` form a new group, ranked by `key` and then by
     /// rank.

@@ -4,13 +4,16 @@
 
 use crate::error::Error;
 use crate::transport::Call;
-use meristem_device::{DType, MemoryFormat, Shape};
+use meristem_device::{DType, MAX_DIMS, MemoryFormat, Shape};
 use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
 
 /// Largest number of parcels from one rank to another in one exchange.
 pub(crate) const PARCELS_MAX: usize = 32;
 /// Largest size of a text in bytes; the rest is cut off.
 const TEXT_MAX: usize = 200;
+/// Most texts that ranks name: what no rank of this version writes is not kept for ever.
+const NAMES_MAX: usize = 1000;
 
 const DTYPES: [DType; 6] = [DType::F32, DType::F64, DType::BF16, DType::U8, DType::U32, DType::I64];
 
@@ -65,7 +68,7 @@ impl Header {
             _ => MemoryFormat::ChannelsLast,
         };
         let (parameter, kept) = (from.number()?, from.number()?);
-        let operation = name_of(from.text()?);
+        let operation = name_of(from.text()?)?;
         let call = Call { operation, dtype, shape, format, parameter, kept };
         let mut parcels = Vec::new();
         while !from.0.is_empty() {
@@ -104,8 +107,7 @@ impl Notice {
         out.0
     }
 
-    /// Decodes a notice; `None` for bytes that no rank of this version writes. Texts are leaked: a
-    /// group fails once.
+    /// Decodes a notice; `None` for bytes that no rank of this version writes.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Notice> {
         let mut from = Reader(bytes);
         let kind = from.number()?;
@@ -117,13 +119,13 @@ impl Notice {
             let (rank, reason) = (from.number()? as usize, from.text()?);
             return Some(Notice::Failed(Error::RankFailed { rank, reason }));
         }
-        let operation: &'static str = from.text()?.leak();
+        let operation = name_of(from.text()?)?;
         let rank = from.number()? as usize;
         Some(Notice::Failed(match kind {
-            1 => Error::RankGone { operation, rank, reason: from.text()?.leak() },
+            1 => Error::RankGone { operation, rank, reason: name_of(from.text()?)? },
             2 => Error::RankLate { operation, rank, seconds: f64::from_bits(from.number()?) },
             3 => {
-                let what = from.text()?.leak();
+                let what = name_of(from.text()?)?;
                 let (expected, got) = (from.text()?, from.text()?);
                 Error::Disagreement { operation, rank, what, expected, got }
             }
@@ -132,18 +134,19 @@ impl Notice {
     }
 }
 
-/// A name of an operation, which is `'static`: each is kept once.
-fn name_of(text: String) -> &'static str {
-    static NAMES: std::sync::Mutex<BTreeSet<&'static str>> = std::sync::Mutex::new(BTreeSet::new());
-    let mut names = NAMES.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    match names.get(&*text) {
-        Some(name) => name,
-        None => {
-            let name: &'static str = text.leak();
-            names.insert(name);
-            name
-        }
+/// A text of the program, such as the name of an operation, which is `'static`: each is kept once.
+/// `None` for more of them than a program has.
+fn name_of(text: String) -> Option<&'static str> {
+    static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(name) = names.get(&*text) {
+        return Some(name);
     }
+    (names.len() < NAMES_MAX).then(|| {
+        let name: &'static str = text.leak();
+        names.insert(name);
+        name
+    })
 }
 
 /// Bytes that are written one value after the other.
@@ -210,9 +213,10 @@ impl<'a> Reader<'a> {
 
     fn shape(&mut self) -> Option<Shape> {
         let rank = usize::from(self.take(1)?[0]);
-        let dims: Vec<usize> =
-            (0..rank).map(|_| self.number().map(|n| n as usize)).collect::<Option<_>>()?;
-        Some(Shape::from(&dims))
+        let dims = (0..rank.min(MAX_DIMS + 1)).map(|_| self.number().map(|n| n as usize));
+        let dims: Vec<usize> = dims.collect::<Option<_>>()?;
+        let numel = dims.iter().try_fold(1usize, |numel, extent| numel.checked_mul(*extent));
+        (rank <= MAX_DIMS && numel.is_some()).then(|| Shape::from(&dims))
     }
 
     pub(crate) fn text(&mut self) -> Option<String> {

@@ -53,6 +53,8 @@
 //! | `MERISTEM_STANDIN_MEMORY` | bytes of memory of each device | 8 GiB |
 //! | `MERISTEM_STANDIN_SHARED` | most bytes of shared memory of a block; 101376 of 8.6 | 232448 |
 //! | `MERISTEM_STANDIN_NCCL` | version of NCCL, as 22703 | 2.27.3 |
+//! | `MERISTEM_STANDIN_NCCL_DIE` | number of the point in NCCL's work at which the process dies | |
+//! | `MERISTEM_STANDIN_NCCL_HANG` | number of the group of calls at which the process hangs | |
 //! | `MERISTEM_STANDIN_COMPILER` | the C++ compiler, GCC 12 or newer | `g++` |
 //! | `MERISTEM_STANDIN_FLAGS` | more flags for it, such as `-fsanitize=address` | |
 //!

@@ -21,6 +21,7 @@ use crate::log::COMM_LOG;
 use crate::spans::Spans;
 use crate::sync::lock;
 use crate::transport::{Call, Parcel, Sum, Transport, check_parcels, others};
+use crate::watch::{Blind, Pulse, Trouble, Watch};
 use crate::{host, wire};
 use group::GROUPS_MAX;
 use meristem_device::Stream;
@@ -239,6 +240,16 @@ impl Transport for Mpi {
         let _ = self.tell(Job::Abort { context: self.context, reason: reason.to_owned() });
     }
 
+    fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
+    fn watch(&mut self) -> Result<Box<dyn Watch>> {
+        let (jobs, context, rank) = (self.link.jobs.clone(), self.context, self.rank);
+        let blind = Blind::new(rank, self.deadline);
+        Ok(Box::new(Watcher { jobs, context, rank, blind }))
+    }
+
     fn split(&mut self, call: &Call, color: u64, key: u64) -> Result<Box<dyn Transport>> {
         let link = self.link.clone();
         let mut next_context = lock(&link.next_context);
@@ -265,6 +276,30 @@ impl Transport for Mpi {
         drop(next_context);
         let (deadline, pool) = (self.deadline, Vec::new());
         Ok(Box::new(Mpi { link, context, members, rank, deadline, pool }))
+    }
+}
+
+/// A view of a group over MPI. Its notices name a rank that failed or panicked; one that died is
+/// ended by `mpirun` with all others, or noticed by the deadline.
+struct Watcher {
+    jobs: Option<SyncSender<Job>>,
+    context: i32,
+    rank: usize,
+    blind: Blind,
+}
+
+impl Watch for Watcher {
+    fn pulse(&mut self, pulse: &Pulse) -> Option<Error> {
+        let error = match &pulse.trouble {
+            Some(Trouble::Failed(reason)) => {
+                Some(Error::RankFailed { rank: self.rank, reason: reason.clone() })
+            }
+            _ => self.blind.pulse(pulse),
+        };
+        let (reply, answer) = sync_channel(1);
+        let job = Job::Watch { context: self.context, error, reply };
+        let asked = self.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
+        if asked { answer.recv().ok().flatten() } else { None }
     }
 }
 

@@ -47,6 +47,12 @@ pub(super) enum Job {
         context: i32,
         panicked: bool,
     },
+    /// Say whether the group has failed, or fail it with an error.
+    Watch {
+        context: i32,
+        error: Option<Error>,
+        reply: SyncSender<Option<Error>>,
+    },
 }
 
 /// All sends and receives of one rank in one call.
@@ -114,16 +120,44 @@ impl Thread {
                     self.groups.insert(context, group);
                 }
                 Job::Abort { context, reason } => {
-                    let Some(group) = self.groups.get_mut(&context) else { continue };
-                    if group.failure.is_none() {
-                        let error = Error::RankFailed { rank: group.rank, reason };
-                        group.failure = Some(error.clone());
-                        self.notify(context, &Notice::Failed(error));
-                    }
+                    let Some(group) = self.groups.get(&context) else { continue };
+                    let rank = group.rank;
+                    self.fail(context, Error::RankFailed { rank, reason });
+                }
+                Job::Watch { context, error, reply } => {
+                    // Without anybody who reads the answer it is not needed.
+                    let _ = reply.send(self.watch(context, error));
                 }
                 Job::Leave { context, panicked } => self.leave(context, panicked),
             }
         }
+    }
+
+    /// Fails a group that has not failed, and tells the others.
+    fn fail(&mut self, context: i32, error: Error) {
+        let Some(group) = self.groups.get_mut(&context) else { return };
+        if group.failure.is_none() {
+            group.failure = Some(error.clone());
+            self.notify(context, &Notice::Failed(error));
+        }
+    }
+
+    /// The failure of a group, as far as notices tell; after `error` it has one.
+    fn watch(&mut self, context: i32, error: Option<Error>) -> Option<Error> {
+        let group = self.groups.get_mut(&context)?;
+        if group.failure.is_none() {
+            group.failure = transfer::read_notices(&self.world, group);
+        }
+        if let Some(error) = error {
+            self.fail(context, error);
+        }
+        let group = self.groups.get(&context)?;
+        let panicked = |rank: usize| group.left[rank].is_some_and(|left| left.panicked);
+        let gone = group.peers().find(|rank| panicked(*rank)).map(|rank| {
+            let (operation, reason) = ("exchange", "its thread panicked");
+            Error::RankGone { operation, rank, reason }
+        });
+        group.failure.clone().or(gone)
     }
 
     fn leave(&mut self, context: i32, panicked: bool) {

@@ -2,42 +2,74 @@
 
 use crate::error::{Error, Result};
 use crate::transport::Call;
+use crate::watch::{Pulse, Trouble};
 use crate::wire::{Content, Header, Notice, Reader, Writer};
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// First number of a connection: that of this protocol.
-const MAGIC: u64 = u64::from_le_bytes(*b"meristm1");
+const MAGIC: u64 = u64::from_le_bytes(*b"meristm2");
 /// Largest greeting in bytes: whoever sends more is no rank.
 const GREETING_MAX: u64 = 64;
 /// Largest message in bytes.
 const MESSAGE_MAX: u64 = 1 << 40;
 
-/// First message of a connection.
+/// Member of a rank in a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Greeting {
+pub(super) struct Member {
     /// Number of the group.
     pub(super) group: u64,
     pub(super) rank: u64,
     pub(super) size: u64,
 }
 
+/// First message of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Greeting {
+    pub(super) member: Member,
+    /// Whether it is for the thread that watches, beside the connection of the rank itself.
+    pub(super) watches: bool,
+}
+
 impl Greeting {
     pub(super) fn encode(self) -> Vec<u8> {
+        let Greeting { member: Member { group, rank, size }, watches } = self;
         let mut out = Writer::default();
-        out.number(MAGIC).number(self.group).number(self.rank).number(self.size);
+        out.number(MAGIC).number(group).number(rank).number(size).number(u64::from(watches));
         out.0
     }
 
-    /// Reads the greeting of a connection; `None` if it is not one of a rank.
-    pub(super) fn read(from: &mut TcpStream) -> io::Result<Option<Greeting>> {
-        let bytes = read_at_most(from, GREETING_MAX)?;
+    /// Reads the greeting of a connection, until `end`; `None` if it is not one of a rank.
+    pub(super) fn read(from: &mut TcpStream, end: Instant) -> io::Result<Option<Greeting>> {
+        let bytes = read_at_most(&mut Until { stream: from, end }, GREETING_MAX)?;
         let mut from = Reader(&bytes);
-        let known = from.number() == Some(MAGIC);
-        let mut number = || from.number().filter(|_| known);
-        let numbers = number().zip(number()).zip(number());
-        Ok(numbers.map(|((group, rank), size)| Greeting { group, rank, size }))
+        if from.number() != Some(MAGIC) {
+            return Ok(None);
+        }
+        let mut numbers = || Some([from.number()?, from.number()?, from.number()?, from.number()?]);
+        Ok(numbers().map(|[group, rank, size, watches]| Greeting {
+            member: Member { group, rank, size },
+            watches: watches == 1,
+        }))
+    }
+}
+
+/// A connection that is read until a moment, however slowly bytes come.
+struct Until<'a> {
+    stream: &'a mut TcpStream,
+    end: Instant,
+}
+
+impl Read for Until<'_> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        let left = self.end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        self.stream.read(to)
     }
 }
 
@@ -75,8 +107,10 @@ pub(super) enum Wish {
 pub(super) enum Answer {
     /// The messages to it, in the order in which it expects them.
     Received(Vec<Arc<Vec<u8>>>),
-    /// Its new group.
-    Group(Greeting),
+    /// Its place in its new group.
+    Group(Member),
+    /// Nothing is known that devices might wait for in vain.
+    Sound,
 }
 
 /// Message from a rank to the hub.
@@ -89,6 +123,8 @@ pub(super) enum Request {
     },
     /// It failed with an error of its own.
     Aborted(String),
+    /// State of its device.
+    Pulse(Pulse),
 }
 
 impl Request {
@@ -117,6 +153,14 @@ impl Request {
             }
             Request::Aborted(reason) => {
                 out.number(3).bytes(reason.as_bytes());
+            }
+            Request::Pulse(Pulse { reached, trouble }) => {
+                out.number(4).number(*reached);
+                match trouble {
+                    None => out.number(0),
+                    Some(Trouble::Overdue) => out.number(1),
+                    Some(Trouble::Failed(reason)) => out.number(2).bytes(reason.as_bytes()),
+                };
             }
         }
         out.0
@@ -147,10 +191,24 @@ impl Request {
                 Request::Meet(Arrival { call, wish: Wish::Split { color, key } })
             }
             2 => Request::Left { panicked: from.number()? == 1 },
-            3 => Request::Aborted(String::from_utf8(from.bytes()?.to_vec()).ok()?),
+            3 => Request::Aborted(text(&mut from)?),
+            4 => {
+                let reached = from.number()?;
+                let trouble = match from.number()? {
+                    0 => None,
+                    1 => Some(Trouble::Overdue),
+                    2 => Some(Trouble::Failed(text(&mut from)?)),
+                    _ => return None,
+                };
+                Request::Pulse(Pulse { reached, trouble })
+            }
             _ => return None,
         })
     }
+}
+
+fn text(from: &mut Reader<'_>) -> Option<String> {
+    String::from_utf8(from.bytes()?.to_vec()).ok()
 }
 
 fn content(from: &mut Reader<'_>) -> Option<Content> {
@@ -167,8 +225,11 @@ pub(super) fn encode(answer: &Result<Answer>) -> Vec<u8> {
                 out.bytes(bytes);
             });
         }
-        Ok(Answer::Group(Greeting { group, rank, size })) => {
+        Ok(Answer::Group(Member { group, rank, size })) => {
             out.number(1).number(*group).number(*rank).number(*size);
+        }
+        Ok(Answer::Sound) => {
+            out.number(3);
         }
         Err(error) => {
             out.number(2).bytes(&Notice::Failed(error.clone()).encode());
@@ -190,8 +251,9 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Result<Answer>> {
         }
         1 => {
             let (group, rank, size) = (from.number()?, from.number()?, from.number()?);
-            Ok(Answer::Group(Greeting { group, rank, size }))
+            Ok(Answer::Group(Member { group, rank, size }))
         }
+        3 => Ok(Answer::Sound),
         _ => match Notice::decode(from.bytes()?)? {
             Notice::Failed(error) => Err(error),
             Notice::Left { .. } => return None,
@@ -218,7 +280,7 @@ pub(super) fn read(from: &mut TcpStream) -> io::Result<Vec<u8>> {
     read_at_most(from, MESSAGE_MAX)
 }
 
-fn read_at_most(from: &mut TcpStream, most: u64) -> io::Result<Vec<u8>> {
+fn read_at_most(from: &mut impl Read, most: u64) -> io::Result<Vec<u8>> {
     let mut len = [0; 8];
     from.read_exact(&mut len)?;
     let len = u64::from_le_bytes(len);

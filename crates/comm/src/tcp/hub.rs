@@ -3,15 +3,19 @@
 //!
 //! Invariants
 //! - A rank has one connection to each of its groups, and one thread of the hub. The thread writes
-//!   the answer of a meeting before it reads the next request.
-//! - A connection that ends without a word leaves the group.
+//!   the answer of a meeting before it reads the next request. A second connection, with a thread
+//!   of its own, is for the thread of the rank that watches.
+//! - A connection that ends without a word leaves the group; so does one whose thread panics.
+//! - Whatever else connects changes nothing, and is heard for a limited time: port scanners, ranks
+//!   of another version.
 
-use super::frame::{self, Answer, Arrival, Greeting, Request, Sent, Wish};
+use super::frame::{self, Answer, Arrival, Greeting, Member, Request, Sent, Wish};
 use crate::agree;
 use crate::error::{Error, Result};
 use crate::sync::{Arc, Condvar, Mutex, lock, wait_until};
-use crate::threads::board::Board;
+use crate::threads::board::{Board, Parting};
 use crate::transport::Call;
+use crate::watch::Pulse;
 use crate::wire::Content;
 use std::collections::HashMap;
 use std::io;
@@ -19,19 +23,38 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Time for which a connection may be silent before it has said who it is.
+/// Time that a connection has to say who it is.
 const GREETING: Duration = Duration::from_secs(10);
+/// Connections that may be about to say it; more are closed, and ranks try again.
+const GREETING_MAX: usize = 256;
+/// Time after which a failed accept is tried again, such as for want of a file descriptor.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
 /// A group, as the hub knows it.
 pub(super) struct Group {
     board: Board<Arrival, Answer>,
-    /// Ranks that have come.
-    seats: Mutex<Vec<bool>>,
+    seats: Mutex<Seats>,
+}
+
+/// Ranks of a group that have come, and the number of those that have left.
+struct Seats {
+    taken: Vec<bool>,
+    left: usize,
 }
 
 impl Group {
+    /// See [`Board::abort`].
+    pub(super) fn abort(&self, rank: usize, reason: &str) {
+        self.board.abort(rank, reason);
+    }
+
+    /// See [`Board::pulse`].
+    pub(super) fn pulse(&self, rank: usize, pulse: &Pulse) -> Option<Error> {
+        self.board.pulse(rank, pulse)
+    }
+
     fn new(size: usize, deadline: Duration) -> Arc<Group> {
-        let seats = Mutex::new(vec![false; size]);
+        let seats = Mutex::new(Seats { taken: vec![false; size], left: 0 });
         Arc::new(Group { board: Board::new(size, deadline), seats })
     }
 }
@@ -44,6 +67,8 @@ struct State {
     /// Connections of ranks, and places of this process.
     connected: usize,
     here: usize,
+    /// Connections that have not said who they are.
+    strangers: usize,
 }
 
 /// All groups of the processes that found each other.
@@ -63,16 +88,17 @@ impl Hub {
     ) -> io::Result<Arc<Hub>> {
         let listener = TcpListener::bind(address)?;
         let groups = HashMap::from([(0, Group::new(size, deadline))]);
-        let state = Mutex::new(State { groups, next: 1, connected: 0, here: 0 });
+        let state = Mutex::new(State { groups, next: 1, connected: 0, here: 0, strangers: 0 });
         let address = listener.local_addr()?;
         let hub = Arc::new(Hub { address, deadline, state, left: Condvar::new() });
         let weak = Arc::downgrade(&hub);
         thread::Builder::new().name("rendezvous".to_owned()).spawn(move || {
             for stream in listener.incoming() {
-                let (Some(hub), Ok(stream)) = (weak.upgrade(), stream) else { return };
-                let serve = move || hub.serve(stream);
-                // Without a thread the connection closes, which its rank reports.
-                let _ = thread::Builder::new().name("rank".to_owned()).spawn(serve);
+                let Some(hub) = weak.upgrade() else { return };
+                match stream {
+                    Ok(stream) => hub.welcome(stream),
+                    Err(_) => thread::sleep(ACCEPT_AGAIN),
+                }
             }
         })?;
         Ok(hub)
@@ -83,71 +109,114 @@ impl Hub {
         self.address
     }
 
-    /// The place of a rank in a group, which is taken once; the reason if it cannot be.
-    fn take(&self, greeting: Greeting) -> Result<Arc<Group>, String> {
-        let Greeting { group: number, rank, size } = greeting;
-        let group = lock(&self.state).groups.get(&number).cloned();
+    /// Starts a thread for a connection. One without a thread closes, and its rank tries again.
+    fn welcome(self: Arc<Self>, stream: TcpStream) {
+        {
+            let mut state = lock(&self.state);
+            if state.strangers >= GREETING_MAX {
+                return;
+            }
+            state.strangers += 1;
+        }
+        let hub = self.clone();
+        let serve = move || hub.serve(stream);
+        if thread::Builder::new().name("rank".to_owned()).spawn(serve).is_err() {
+            lock(&self.state).strangers -= 1;
+        }
+    }
+
+    fn group(&self, member: Member) -> Result<Arc<Group>, String> {
+        let group = lock(&self.state).groups.get(&member.group).cloned();
         let group = group.ok_or("there is no such group")?;
-        let mut seats = lock(&group.seats);
-        if seats.len() as u64 != size {
-            return Err(format!("rank 0 was started with WORLD_SIZE {}", seats.len()));
+        let size = group.board.size() as u64;
+        if size != member.size {
+            return Err(format!("rank 0 was started with WORLD_SIZE {size}"));
         }
-        match seats.get_mut(rank as usize) {
-            None => return Err(format!("a RANK below {size} was expected")),
-            Some(true) => return Err(format!("another process has RANK {rank}")),
-            Some(seat) => *seat = true,
+        if member.rank >= size {
+            return Err(format!("a RANK below {size} was expected"));
         }
-        drop(seats);
         Ok(group)
     }
 
+    /// The place of a rank in a group, which is taken once; the reason if it cannot be.
+    fn take(&self, member: Member) -> Result<Arc<Group>, String> {
+        let group = self.group(member)?;
+        let taken = std::mem::replace(&mut lock(&group.seats).taken[member.rank as usize], true);
+        match taken {
+            true => Err(format!("another process has RANK {}", member.rank)),
+            false => Ok(group),
+        }
+    }
+
     /// The place of this process in a group; see [`take`](Hub::take).
-    pub(super) fn take_here(&self, greeting: Greeting) -> Result<Arc<Group>, String> {
-        let group = self.take(greeting)?;
+    pub(super) fn take_here(&self, member: Member) -> Result<Arc<Group>, String> {
+        let group = self.take(member)?;
         lock(&self.state).here += 1;
         Ok(group)
     }
 
-    /// Serves a connection until it ends.
-    fn serve(self: Arc<Self>, mut stream: TcpStream) {
-        let mut greeted = || -> io::Result<Option<Greeting>> {
-            stream.set_nodelay(true)?;
-            stream.set_read_timeout(Some(GREETING))?;
-            let greeting = Greeting::read(&mut stream)?;
-            stream.set_read_timeout(None)?;
-            Ok(greeting)
+    /// Leaves a group, which is forgotten after the last rank. The first one stays, so that late
+    /// processes are told that their rank is taken.
+    fn part(&self, group: &Group, member: Member, parting: Parting) {
+        group.board.leave(member.rank as usize, parting);
+        let left = {
+            let mut seats = lock(&group.seats);
+            seats.left += 1;
+            seats.left
         };
-        // Whoever says nothing sensible is no rank.
-        let Ok(Some(greeting)) = greeted() else { return };
-        let taken = self.take(greeting);
-        let words = taken.as_ref().err().cloned().unwrap_or_default();
-        let group = match (frame::write(&mut stream, words.as_bytes()), taken) {
-            (Ok(()), Ok(group)) => group,
-            _ => return,
-        };
-        lock(&self.state).connected += 1;
-        let reason = self.serve_rank(&mut stream, &group, greeting.rank as usize);
-        group.board.leave(greeting.rank as usize, reason);
-        lock(&self.state).connected -= 1;
-        self.left.notify_all();
+        if left == group.board.size() && member.group != 0 {
+            lock(&self.state).groups.remove(&member.group);
+        }
     }
 
-    /// Serves a rank; the reason for which it has left.
-    fn serve_rank(&self, stream: &mut TcpStream, group: &Group, rank: usize) -> &'static str {
+    /// Serves a connection until it ends.
+    fn serve(self: Arc<Self>, mut stream: TcpStream) {
+        let greeting = self.greet(&mut stream);
+        lock(&self.state).strangers -= 1;
+        // Whoever says nothing sensible is no rank.
+        let Ok(Some(Greeting { member, watches })) = greeting else { return };
+        let found = if watches { self.group(member) } else { self.take(member) };
+        let words = found.as_ref().err().cloned().unwrap_or_default();
+        let answered = frame::write(&mut stream, words.as_bytes());
+        let Ok(group) = found else { return };
+        if watches {
+            return serve_watch(&mut stream, &group, member.rank as usize);
+        }
+        if answered.is_err() {
+            // It does not know that it has come, and may try again.
+            lock(&group.seats).taken[member.rank as usize] = false;
+            return;
+        }
+        lock(&self.state).connected += 1;
+        let mut seat = Connected { hub: &self, group: &group, member, parting: Parting::Panicked };
+        seat.parting = self.serve_rank(&mut stream, &group, member.rank as usize);
+    }
+
+    /// Reads the first message of a connection.
+    fn greet(&self, stream: &mut TcpStream) -> io::Result<Option<Greeting>> {
+        stream.set_nodelay(true)?;
+        stream.set_write_timeout(Some(self.deadline))?;
+        let greeting = Greeting::read(stream, Instant::now() + GREETING)?;
+        stream.set_read_timeout(None)?;
+        Ok(greeting)
+    }
+
+    /// Serves a rank; the manner in which it has left.
+    fn serve_rank(&self, stream: &mut TcpStream, group: &Group, rank: usize) -> Parting {
         loop {
-            let Ok(bytes) = frame::read(stream) else { return "its connection closed" };
+            let Ok(bytes) = frame::read(stream) else { return Parting::Closed };
             match Request::decode(&bytes) {
                 Some(Request::Meet(arrival)) => {
                     let answer = self.meet(group, rank, arrival);
                     let answer = answer.map_err(|error| frame::shared(0, error));
                     if frame::write(stream, &frame::encode(&answer)).is_err() {
-                        return "its connection closed";
+                        return Parting::Closed;
                     }
                 }
-                Some(Request::Left { panicked: true }) => return "its thread panicked",
-                Some(Request::Left { panicked: false }) => return "it left the group",
+                Some(Request::Left { panicked: true }) => return Parting::Panicked,
+                Some(Request::Left { panicked: false }) => return Parting::Orderly,
                 Some(Request::Aborted(reason)) => group.board.abort(rank, &reason),
-                None => return "it sent data that this version does not send",
+                Some(Request::Pulse(_)) | None => return Parting::Strange,
             }
         }
     }
@@ -159,6 +228,12 @@ impl Hub {
             let arrivals: Vec<&Arrival> = arrivals.iter().flatten().collect();
             let calls: Vec<Call> = arrivals.iter().map(|arrival| arrival.call).collect();
             agree::check(&calls)?;
+            // Equal calls have equal kinds of arguments, unless other bytes were sent.
+            let kind = |arrival: &&Arrival| std::mem::discriminant(&arrival.wish);
+            if let Some(rank) = arrivals.iter().position(|a| kind(a) != kind(&arrivals[0])) {
+                let reason = Parting::Strange.reason();
+                return Err(Error::RankGone { operation, rank, reason });
+            }
             match arrivals[0].wish {
                 Wish::Exchange { .. } => route(&arrivals, answers),
                 Wish::Split { .. } => {
@@ -170,9 +245,8 @@ impl Hub {
     }
 
     /// Gives a place of this process up; after the last one waits for the other processes.
-    pub(super) fn leave(&self, group: &Group, rank: usize, panicked: bool) {
-        let reason = if panicked { "its thread panicked" } else { "it left the group" };
-        group.board.leave(rank, reason);
+    pub(super) fn leave(&self, group: &Group, member: Member, parting: Parting) {
+        self.part(group, member, parting);
         let mut state = lock(&self.state);
         state.here -= 1;
         let last = state.here == 0;
@@ -180,10 +254,6 @@ impl Hub {
         if last {
             self.wait_for_others();
         }
-    }
-
-    pub(super) fn abort(&self, group: &Group, rank: usize, reason: &str) {
-        group.board.abort(rank, reason);
     }
 
     /// Makes a group for each color.
@@ -202,7 +272,7 @@ impl Hub {
             state.groups.insert(number, Group::new(size, self.deadline));
             for (rank, (_, _, old)) in group.iter().enumerate() {
                 let (rank, size) = (rank as u64, size as u64);
-                answers[*old] = Some(Answer::Group(Greeting { group: number, rank, size }));
+                answers[*old] = Some(Answer::Group(Member { group: number, rank, size }));
             }
         }
     }
@@ -214,6 +284,43 @@ impl Hub {
         let mut state = lock(&self.state);
         while state.connected > 0 && Instant::now() < end {
             state = wait_until(&self.left, state, end);
+        }
+    }
+}
+
+/// A rank with a connection: it leaves whatever ends the thread that serves it.
+struct Connected<'a> {
+    hub: &'a Hub,
+    group: &'a Group,
+    member: Member,
+    parting: Parting,
+}
+
+impl Drop for Connected<'_> {
+    fn drop(&mut self) {
+        self.hub.part(self.group, self.member, self.parting);
+        lock(&self.hub.state).connected -= 1;
+        self.hub.left.notify_all();
+    }
+}
+
+/// Answers the watching thread of a rank, until it says that it ends. Without that word its process
+/// is gone. The connection of the rank itself may not show that, while its thread of the hub waits
+/// in a meeting.
+fn serve_watch(stream: &mut TcpStream, group: &Group, rank: usize) {
+    loop {
+        let Ok(bytes) = frame::read(stream) else {
+            return group.board.leave(rank, Parting::Closed);
+        };
+        let pulse = match Request::decode(&bytes) {
+            Some(Request::Pulse(pulse)) => pulse,
+            Some(Request::Left { .. }) => return,
+            _ => return group.board.leave(rank, Parting::Strange),
+        };
+        let answer = group.pulse(rank, &pulse).map_or(Ok(Answer::Sound), Err);
+        let answer = answer.map_err(|error| frame::shared(0, error));
+        if frame::write(stream, &frame::encode(&answer)).is_err() {
+            return group.board.leave(rank, Parting::Closed);
         }
     }
 }

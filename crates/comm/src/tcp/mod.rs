@@ -7,14 +7,18 @@
 mod frame;
 mod hub;
 mod place;
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests;
 
 use crate::error::{Error, Result};
 use crate::host;
 use crate::log::COMM_LOG;
 use crate::spans::Spans;
 use crate::sync::Arc;
+use crate::threads::board::Parting;
 use crate::transport::{Call, Parcel, Sum, Transport, check_parcels};
-use frame::{Answer, Arrival, Greeting, Request, Sent, Wish};
+use crate::watch::{Pulse, Watch};
+use frame::{Answer, Arrival, Greeting, Member, Request, Sent, Wish};
 use hub::{Group, Hub};
 use meristem_device::Stream;
 pub(crate) use place::Place;
@@ -25,6 +29,8 @@ use std::time::{Duration, Instant};
 
 /// Time between two attempts to reach rank 0.
 const RETRY: Duration = Duration::from_millis(50);
+/// Time that one address of rank 0 has to answer before the next one is tried.
+const ATTEMPT: Duration = Duration::from_secs(3);
 /// Time that an answer may take in addition to the deadline, which the hub keeps.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -33,8 +39,7 @@ struct Tcp {
     seat: Seat,
     /// Address of the hub.
     address: SocketAddr,
-    rank: usize,
-    size: usize,
+    member: Member,
     deadline: Duration,
     failure: Option<Error>,
 }
@@ -56,39 +61,45 @@ enum Seat {
 /// not come.
 pub(crate) fn world(place: &Place, deadline: Duration) -> Result<Box<dyn Transport>> {
     let addresses = place.addresses()?;
-    let greeting = Greeting { group: 0, rank: place.rank as u64, size: place.size as u64 };
-    let mut world = if place.rank == 0 {
+    let member = Member { group: 0, rank: place.rank as u64, size: place.size as u64 };
+    let (seat, address) = if place.rank == 0 {
         let hub = Hub::open(&addresses, place.size, deadline);
         let hub = hub.map_err(|error| place.cannot_listen(&error))?;
-        let group = hub.take_here(greeting).map_err(|reason| place.refused(&reason))?;
+        let group = hub.take_here(member).map_err(|reason| place.refused(&reason))?;
         let address = hub.address();
-        Tcp::new(Seat::Here { hub, group }, address, greeting, deadline)
+        (Seat::Here { hub, group }, address)
     } else {
-        let (address, stream) = reach(&addresses, deadline).map_err(|e| place.unreachable(&e))?;
-        let seat = sit(stream, greeting, deadline).map_err(|error| match error.kind() {
+        let greeting = Greeting { member, watches: false };
+        let seat = reach(&addresses, greeting, deadline).map_err(|error| match error.kind() {
             io::ErrorKind::PermissionDenied => place.refused(&error.to_string()),
             _ => place.unreachable(&error),
-        })?;
-        Tcp::new(seat, address, greeting, deadline)
+        });
+        let (address, stream) = seat?;
+        (Seat::There(stream), address)
     };
+    let mut world = Tcp { seat, address, member, deadline, failure: None };
     world.barrier(&Call::of("rendezvous"))?;
-    let (rank, size) = (world.rank, world.size);
+    let Member { rank, size, .. } = member;
     tracing::debug!(target: COMM_LOG, rank, size, address = %world.address, "all have come");
     Ok(Box::new(world))
 }
 
-/// Connects to the hub, as soon as it listens.
-fn reach(addresses: &[SocketAddr], deadline: Duration) -> io::Result<(SocketAddr, TcpStream)> {
+/// Connects to the hub, as soon as it listens, and takes a place there. A refusal is
+/// [`io::ErrorKind::PermissionDenied`] with the reason.
+fn reach(
+    addresses: &[SocketAddr],
+    greeting: Greeting,
+    deadline: Duration,
+) -> io::Result<(SocketAddr, TcpStream)> {
     let end = Instant::now() + deadline;
+    let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
     loop {
-        let left = end.saturating_duration_since(Instant::now()).max(RETRY);
-        let connect = |address: &SocketAddr| -> io::Result<(SocketAddr, TcpStream)> {
-            Ok((*address, TcpStream::connect_timeout(address, left)?))
-        };
-        let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
         for address in addresses {
-            match connect(address) {
-                Ok(connected) => return Ok(connected),
+            let left = end.saturating_duration_since(Instant::now()).clamp(RETRY, ATTEMPT);
+            let connected = TcpStream::connect_timeout(address, left);
+            match connected.and_then(|stream| sit(stream, greeting, deadline)) {
+                Ok(stream) => return Ok((*address, stream)),
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Err(error),
                 Err(error) => last = error,
             }
         }
@@ -99,14 +110,15 @@ fn reach(addresses: &[SocketAddr], deadline: Duration) -> io::Result<(SocketAddr
     }
 }
 
-/// Takes a place at the hub. A refusal is [`io::ErrorKind::PermissionDenied`] with the reason.
-fn sit(mut stream: TcpStream, greeting: Greeting, deadline: Duration) -> io::Result<Seat> {
+/// Takes a place at the hub.
+fn sit(mut stream: TcpStream, greeting: Greeting, deadline: Duration) -> io::Result<TcpStream> {
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(deadline.saturating_add(GRACE)))?;
+    stream.set_write_timeout(Some(deadline.saturating_add(GRACE)))?;
     frame::write(&mut stream, &greeting.encode())?;
     let reason = frame::read(&mut stream)?;
     match reason.is_empty() {
-        true => Ok(Seat::There(stream)),
+        true => Ok(stream),
         false => {
             let reason = String::from_utf8_lossy(&reason).into_owned();
             Err(io::Error::new(io::ErrorKind::PermissionDenied, reason))
@@ -114,58 +126,45 @@ fn sit(mut stream: TcpStream, greeting: Greeting, deadline: Duration) -> io::Res
     }
 }
 
-impl Tcp {
-    fn new(seat: Seat, address: SocketAddr, greeting: Greeting, deadline: Duration) -> Tcp {
-        let (rank, size) = (greeting.rank as usize, greeting.size as usize);
-        Tcp { seat, address, rank, size, deadline, failure: None }
-    }
+/// Asks the hub over a connection.
+fn ask(stream: &mut TcpStream, request: &Request) -> io::Result<Option<Result<Answer>>> {
+    frame::write(stream, &request.encode())?;
+    Ok(frame::decode(&frame::read(stream)?))
+}
 
+/// The error for a hub that does not answer, or answers with other bytes than it should.
+fn lost(operation: &'static str, error: Option<&io::Error>, deadline: Duration) -> Error {
+    let rank = 0;
+    match error.map(io::Error::kind) {
+        Some(io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+            Error::RankLate { operation, rank, seconds: deadline.as_secs_f64() }
+        }
+        Some(_) => Error::RankGone { operation, rank, reason: Parting::Closed.reason() },
+        None => Error::RankGone { operation, rank, reason: Parting::Strange.reason() },
+    }
+}
+
+impl Tcp {
     fn meet(&mut self, call: &Call, wish: Wish) -> Result<Answer> {
         if let Some(failure) = &self.failure {
             return Err(failure.at(call.operation));
         }
         let arrival = Arrival { call: *call, wish };
+        let (operation, deadline) = (call.operation, self.deadline);
         let answer = match &mut self.seat {
-            Seat::Here { hub, group } => hub.meet(group, self.rank, arrival),
-            Seat::There(stream) => {
-                let asked = frame::write(stream, &Request::Meet(arrival).encode());
-                let answer = asked.and_then(|()| frame::read(stream));
-                let answer = answer.map_err(|error| gone(call, &error, self.deadline));
-                answer.and_then(|bytes| {
-                    let reason = "it sent data that this version does not send";
-                    let strange = || Error::RankGone { operation: call.operation, rank: 0, reason };
-                    frame::decode(&bytes).unwrap_or_else(|| Err(strange()))
-                })
-            }
+            Seat::Here { hub, group } => hub.meet(group, self.member.rank as usize, arrival),
+            Seat::There(stream) => match ask(stream, &Request::Meet(arrival)) {
+                Ok(Some(answer)) => answer,
+                Ok(None) => Err(lost(operation, None, deadline)),
+                Err(error) => Err(lost(operation, Some(&error), deadline)),
+            },
         };
         answer.inspect_err(|error| self.failure = Some(error.clone()))
     }
 
-    fn tell(&mut self, request: &Request) {
-        match (&mut self.seat, request) {
-            (Seat::There(stream), request) => {
-                // A hub that is gone needs no notice.
-                let _ = frame::write(stream, &request.encode());
-            }
-            (Seat::Here { hub, group }, Request::Left { panicked }) => {
-                hub.leave(group, self.rank, *panicked);
-            }
-            (Seat::Here { hub, group }, Request::Aborted(reason)) => {
-                hub.abort(group, self.rank, reason);
-            }
-            (Seat::Here { .. }, Request::Meet(_)) => {}
-        }
-    }
-}
-
-/// The error for a hub that does not answer.
-fn gone(call: &Call, error: &io::Error, deadline: Duration) -> Error {
-    let (operation, rank) = (call.operation, 0);
-    match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-            Error::RankLate { operation, rank, seconds: deadline.as_secs_f64() }
-        }
-        _ => Error::RankGone { operation, rank, reason: "its connection closed" },
+    /// The error for an answer to another request than was made.
+    fn strange(&mut self, call: &Call) -> Error {
+        self.failure.insert(lost(call.operation, None, self.deadline)).clone()
     }
 }
 
@@ -175,11 +174,11 @@ impl Transport for Tcp {
     }
 
     fn rank(&self) -> usize {
-        self.rank
+        self.member.rank as usize
     }
 
     fn size(&self) -> usize {
-        self.size
+        self.member.size as usize
     }
 
     fn exchange(
@@ -189,7 +188,7 @@ impl Transport for Tcp {
         sends: &[Parcel],
         receives: &[Parcel],
     ) -> Result<()> {
-        check_parcels(call.operation, stream, (self.rank, self.size), [sends, receives])?;
+        check_parcels(call.operation, stream, (self.rank(), self.size()), [sends, receives])?;
         let content = |elements: &Spans| (Some(elements.dtype()), elements.len());
         let bytes = host::fetch(sends)?;
         let sends = sends.iter().zip(bytes).map(|(Parcel { peer, elements }, bytes)| Sent {
@@ -199,8 +198,9 @@ impl Transport for Tcp {
         });
         let expected = receives.iter().map(|Parcel { peer, elements }| (*peer, content(elements)));
         let wish = Wish::Exchange { sends: sends.collect(), receives: expected.collect() };
-        let Answer::Received(messages) = self.meet(call, wish)? else {
-            unreachable!("calls are checked to be exchanges on all ranks")
+        let messages = match self.meet(call, wish)? {
+            Answer::Received(messages) if messages.len() == receives.len() => messages,
+            _ => return Err(self.strange(call)),
         };
         let pairs = receives.iter().zip(&messages);
         pairs.into_iter().try_for_each(|(parcel, bytes)| host::deliver(&parcel.elements, bytes))
@@ -216,34 +216,113 @@ impl Transport for Tcp {
     }
 
     fn abort(&mut self, reason: &str) {
-        if self.failure.is_none() {
-            self.tell(&Request::Aborted(reason.to_owned()));
+        if self.failure.is_some() {
+            return;
+        }
+        match &mut self.seat {
+            Seat::Here { group, .. } => group.abort(self.member.rank as usize, reason),
+            Seat::There(stream) => {
+                // A hub that is gone needs no notice.
+                let _ = frame::write(stream, &Request::Aborted(reason.to_owned()).encode());
+            }
         }
     }
 
+    fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
+    fn watch(&mut self) -> Result<Box<dyn Watch>> {
+        let (member, deadline) = (self.member, self.deadline);
+        let to = match &self.seat {
+            Seat::Here { group, .. } => Watched::Here(group.clone()),
+            Seat::There(_) => {
+                let greeting = Greeting { member, watches: true };
+                let connected = reach(&[self.address], greeting, deadline);
+                let (_, stream) =
+                    connected.map_err(|error| lost("watch", Some(&error), deadline))?;
+                Watched::There(stream)
+            }
+        };
+        Ok(Box::new(Watcher { to, rank: member.rank as usize, deadline, failure: None }))
+    }
+
     fn split(&mut self, call: &Call, color: u64, key: u64) -> Result<Box<dyn Transport>> {
-        let Answer::Group(greeting) = self.meet(call, Wish::Split { color, key })? else {
-            unreachable!("calls are checked to be splits on all ranks")
+        let member = match self.meet(call, Wish::Split { color, key })? {
+            Answer::Group(member) => member,
+            _ => return Err(self.strange(call)),
         };
         let (address, deadline) = (self.address, self.deadline);
-        let gone = |error: &io::Error| gone(call, error, deadline);
         let seat = match &self.seat {
             Seat::Here { hub, .. } => {
-                let lost = |_| gone(&io::ErrorKind::NotConnected.into());
-                let group = hub.take_here(greeting).map_err(lost)?;
+                let refused = |_| lost(call.operation, None, deadline);
+                let group = hub.take_here(member).map_err(refused)?;
                 Seat::Here { hub: hub.clone(), group }
             }
             Seat::There(_) => {
-                let (_, stream) = reach(&[address], deadline).map_err(|error| gone(&error))?;
-                sit(stream, greeting, deadline).map_err(|error| gone(&error))?
+                let greeting = Greeting { member, watches: false };
+                let connected = reach(&[address], greeting, deadline);
+                let (_, stream) =
+                    connected.map_err(|error| lost(call.operation, Some(&error), deadline))?;
+                Seat::There(stream)
             }
         };
-        Ok(Box::new(Tcp::new(seat, address, greeting, deadline)))
+        Ok(Box::new(Tcp { seat, address, member, deadline, failure: None }))
     }
 }
 
 impl Drop for Tcp {
     fn drop(&mut self) {
-        self.tell(&Request::Left { panicked: thread::panicking() });
+        let parting = Parting::of_thread();
+        match &mut self.seat {
+            Seat::Here { hub, group } => hub.leave(group, self.member, parting),
+            Seat::There(stream) => {
+                let panicked = parting == Parting::Panicked;
+                // A hub that is gone needs no notice.
+                let _ = frame::write(stream, &Request::Left { panicked }.encode());
+            }
+        }
+    }
+}
+
+/// The view of a rank's watching thread.
+struct Watcher {
+    to: Watched,
+    rank: usize,
+    deadline: Duration,
+    /// The loss of the hub.
+    failure: Option<Error>,
+}
+
+enum Watched {
+    Here(Arc<Group>),
+    There(TcpStream),
+}
+
+impl Watch for Watcher {
+    fn pulse(&mut self, pulse: &Pulse) -> Option<Error> {
+        if self.failure.is_some() {
+            return self.failure.clone();
+        }
+        let stream = match &mut self.to {
+            Watched::Here(group) => return group.pulse(self.rank, pulse),
+            Watched::There(stream) => stream,
+        };
+        let lost = |error| lost("exchange", error, self.deadline);
+        match ask(stream, &Request::Pulse(pulse.clone())) {
+            Ok(Some(Ok(Answer::Sound))) => None,
+            Ok(Some(Err(error))) => Some(error),
+            Ok(_) => self.failure.insert(lost(None)).clone().into(),
+            Err(error) => self.failure.insert(lost(Some(&error))).clone().into(),
+        }
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        if let Watched::There(stream) = &mut self.to {
+            // A hub that is gone needs no notice.
+            let _ = frame::write(stream, &Request::Left { panicked: false }.encode());
+        }
     }
 }

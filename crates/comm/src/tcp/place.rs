@@ -6,6 +6,9 @@ use std::net::{SocketAddr, ToSocketAddrs};
 
 const OPERATION: &str = "Communicator::rendezvous";
 
+/// Most processes: far more than one hub can serve.
+const SIZE_MAX: usize = 1 << 16;
+
 /// Place of a process among those that were started together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Place {
@@ -40,8 +43,9 @@ impl Place {
             text.trim().parse().map_err(|_| wrong(name, expected, &text))
         };
         let size = number("WORLD_SIZE", "the number of processes")?;
-        if size == 0 {
-            return Err(wrong("WORLD_SIZE", "at least 1", "0"));
+        if !(1..=SIZE_MAX).contains(&size) {
+            let expected = format!("between 1 and {SIZE_MAX}");
+            return Err(wrong("WORLD_SIZE", &expected, &size.to_string()));
         }
         let expected = format!("a number below WORLD_SIZE, which is {size}");
         let rank = number("RANK", &expected)?;
@@ -54,10 +58,9 @@ impl Place {
         // There torchrun's own agent listens at the port that it names.
         let agent = variable("TORCHELASTIC_USE_AGENT_STORE");
         let taken = usize::from(agent.is_some_and(|agent| agent.eq_ignore_ascii_case("true")));
-        let port = u16::try_from(port + taken).ok().filter(|port| *port > 0);
-        let port = port.ok_or_else(|| {
-            wrong("MASTER_PORT", expected, &variable("MASTER_PORT").unwrap_or_default())
-        })?;
+        let listens = port.checked_add(taken).filter(|_| port > 0);
+        let listens = listens.and_then(|port| u16::try_from(port).ok());
+        let port = listens.ok_or_else(|| wrong("MASTER_PORT", expected, &port.to_string()))?;
         Ok(Some(Place { rank, size, address, port }))
     }
 
@@ -125,11 +128,19 @@ mod tests {
 
     #[test]
     fn variables_that_do_not_fit_are_named() {
+        const HUGE: &str = "18446744073709551615";
+        let agent = [("TORCHELASTIC_USE_AGENT_STORE", "true")];
+        let last = GOOD.map(|(n, v)| if n == "MASTER_PORT" { (n, HUGE) } else { (n, v) });
+        let error = read(&[&last[..], &agent].concat()).unwrap_err().to_string();
+        assert!(error.contains("`MASTER_PORT` must be a port that is free"), "{error}");
         for (name, value, words) in [
             ("RANK", "3", "`RANK` must be a number below WORLD_SIZE, which is 3, got 3"),
             ("RANK", "x", "`RANK` must be a number below WORLD_SIZE, which is 3, got x"),
-            ("WORLD_SIZE", "0", "`WORLD_SIZE` must be at least 1, got 0"),
+            ("WORLD_SIZE", "0", "`WORLD_SIZE` must be between 1 and 65536, got 0"),
+            ("WORLD_SIZE", HUGE, "`WORLD_SIZE` must be between 1 and 65536, got 18446744"),
             ("MASTER_PORT", "70000", "`MASTER_PORT` must be a port that is free"),
+            ("MASTER_PORT", "0", "`MASTER_PORT` must be a port that is free"),
+            ("MASTER_PORT", HUGE, "`MASTER_PORT` must be a port that is free"),
             ("MASTER_PORT", "", "got "),
         ] {
             let changed = GOOD.map(|(n, v)| if n == name { (n, value) } else { (n, v) });

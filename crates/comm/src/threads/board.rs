@@ -8,6 +8,7 @@
 
 use crate::error::{Error, Result};
 use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, spin_until, wait_until};
+use crate::watch::{Pulse, Trouble};
 use std::time::{Duration, Instant};
 
 /// A rendezvous of a fixed number of ranks: each brings an `A`, and takes a `B`.
@@ -30,15 +31,57 @@ struct State<A, B> {
     here: Vec<bool>,
     /// Answers of the last round until they are taken, by rank.
     answers: Vec<Option<B>>,
+    /// Exchanges that each rank's device has reached, by rank, where ranks tell that.
+    reached: Vec<u64>,
+    /// The first failure.
     failure: Option<Failure>,
+    /// The first that is no orderly parting: the ranks' devices may wait in vain.
+    loss: Option<Failure>,
 }
 
 /// Reason why no round ends any more.
 #[derive(Clone)]
 enum Failure {
-    Gone { rank: usize, reason: &'static str },
+    Gone { rank: usize, parting: Parting },
     Late { rank: usize },
     Other(Error),
+}
+
+/// Manner in which a rank leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Parting {
+    /// All its exchanges have ended.
+    Orderly,
+    Panicked,
+    /// A connection that ended without a word.
+    Closed,
+    /// It sent bytes that no rank of this version sends.
+    Strange,
+}
+
+impl Parting {
+    /// The manner in which the calling thread leaves.
+    pub(crate) fn of_thread() -> Parting {
+        if std::thread::panicking() { Parting::Panicked } else { Parting::Orderly }
+    }
+
+    pub(crate) fn reason(self) -> &'static str {
+        match self {
+            Parting::Orderly => "it left the group",
+            Parting::Panicked => "its thread panicked",
+            Parting::Closed => "its connection closed",
+            Parting::Strange => "it sent data that this version does not send",
+        }
+    }
+}
+
+impl<A, B> State<A, B> {
+    /// The rank that others wait for: among those that `counts` returns true for, the lowest whose
+    /// device has reached the fewest exchanges.
+    fn last(&self, counts: impl Fn(&Self, usize) -> bool) -> usize {
+        let ranks = (0..self.reached.len()).filter(|rank| counts(self, *rank));
+        ranks.min_by_key(|rank| self.reached[*rank]).unwrap_or_default()
+    }
 }
 
 impl<A, B> Board<A, B> {
@@ -49,7 +92,9 @@ impl<A, B> Board<A, B> {
             brought: (0..size).map(|_| None).collect(),
             here: vec![false; size],
             answers: (0..size).map(|_| None).collect(),
+            reached: vec![0; size],
             failure: None,
+            loss: None,
         };
         let (state, turned) = (Mutex::new(state), Condvar::new());
         Board { size, deadline, state, turned, signal: AtomicU64::new(0) }
@@ -113,10 +158,10 @@ impl<A, B> Board<A, B> {
         state.here.fill(false);
         state.arrived = 0;
         state.round += 1;
-        if let Err(error) = outcome {
-            state.failure = Some(Failure::Other(error));
+        match outcome {
+            Ok(()) => self.turn(),
+            Err(error) => self.fail(&mut state, Failure::Other(error)),
         }
-        self.turn();
         state
     }
 
@@ -133,9 +178,8 @@ impl<A, B> Board<A, B> {
         let mut state = lock(&self.state);
         while state.round == round && state.failure.is_none() {
             if Instant::now() >= end && state.arrived < self.size {
-                let rank = state.here.iter().position(|here| !here).unwrap_or_default();
-                state.failure = Some(Failure::Late { rank });
-                self.turn();
+                let rank = state.last(|state, rank| !state.here[rank]);
+                self.fail(&mut state, Failure::Late { rank });
                 break;
             }
             // A round in which all have arrived is being completed: its end depends on the device.
@@ -147,22 +191,45 @@ impl<A, B> Board<A, B> {
     }
 
     /// Records that a rank will not arrive any more.
-    pub(crate) fn leave(&self, rank: usize, reason: &'static str) {
-        self.fail(Failure::Gone { rank, reason });
+    pub(crate) fn leave(&self, rank: usize, parting: Parting) {
+        self.fail(&mut lock(&self.state), Failure::Gone { rank, parting });
     }
 
     /// Records that a rank failed with an error of its own.
     pub(crate) fn abort(&self, rank: usize, reason: &str) {
-        self.fail(Failure::Other(Error::RankFailed { rank, reason: reason.to_owned() }));
+        let error = Error::RankFailed { rank, reason: reason.to_owned() };
+        self.fail(&mut lock(&self.state), Failure::Other(error));
+    }
+
+    /// Records how far a rank's device is, and its trouble; returns the error for which devices may
+    /// wait in vain. Does not wait.
+    pub(crate) fn pulse(&self, rank: usize, pulse: &Pulse) -> Option<Error> {
+        let mut state = lock(&self.state);
+        state.reached[rank] = pulse.reached;
+        match &pulse.trouble {
+            None => {}
+            Some(Trouble::Overdue) => {
+                let rank = state.last(|_, other| other != rank);
+                self.fail(&mut state, Failure::Late { rank });
+            }
+            Some(Trouble::Failed(reason)) => {
+                let error = Error::RankFailed { rank, reason: reason.clone() };
+                self.fail(&mut state, Failure::Other(error));
+            }
+        }
+        state.loss.as_ref().map(|loss| self.error("exchange", loss))
     }
 
     /// Sets the failure; the first one stays.
-    fn fail(&self, failure: Failure) {
-        let mut state = lock(&self.state);
+    fn fail(&self, state: &mut State<A, B>, failure: Failure) {
+        let parted = matches!(failure, Failure::Gone { parting: Parting::Orderly, .. });
+        if !parted && state.loss.is_none() {
+            state.loss = Some(failure.clone());
+        }
         if state.failure.is_none() {
             state.failure = Some(failure);
-            self.turn();
         }
+        self.turn();
     }
 
     fn turn(&self) {
@@ -172,7 +239,9 @@ impl<A, B> Board<A, B> {
 
     fn error(&self, operation: &'static str, failure: &Failure) -> Error {
         match *failure {
-            Failure::Gone { rank, reason } => Error::RankGone { operation, rank, reason },
+            Failure::Gone { rank, parting } => {
+                Error::RankGone { operation, rank, reason: parting.reason() }
+            }
             Failure::Late { rank } => {
                 Error::RankLate { operation, rank, seconds: self.deadline.as_secs_f64() }
             }
@@ -225,7 +294,7 @@ mod model {
                 assert_eq!(sum(board, rank, number).unwrap(), 30 * round + 3);
             }
             // A rank that is done may leave: the others have their answers.
-            board.leave(rank, "done");
+            board.leave(rank, Parting::Orderly);
         });
     }
 
@@ -234,7 +303,7 @@ mod model {
         check(|rank, board| {
             assert_eq!(sum(board, rank, 1).unwrap(), 3);
             if rank == 1 {
-                return board.leave(1, "on purpose");
+                return board.leave(1, Parting::Orderly);
             }
             for _ in 0..2 {
                 let error = sum(board, rank, 1).unwrap_err();
@@ -249,7 +318,7 @@ mod model {
             assert_eq!(sum(board, rank, 1).unwrap(), 3);
             if rank == 2 {
                 board.abort(2, "a reason");
-                return board.leave(2, "it left");
+                return board.leave(2, Parting::Orderly);
             }
             for _ in 0..2 {
                 let error = sum(board, rank, 1).unwrap_err();

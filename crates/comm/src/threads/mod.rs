@@ -15,7 +15,8 @@ use crate::number::with_number;
 use crate::spans::{Spans, parts};
 use crate::sync::Arc;
 use crate::transport::{Call, Parcel, Reduction, Sum, Transport, check_parcels, share};
-use board::Board;
+use crate::watch::{Pulse, Watch};
+use board::{Board, Parting};
 use meristem_device::{Args, DType, Device, Group, Stream, Tensor};
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -88,9 +89,7 @@ impl Threads {
 
 impl Drop for Threads {
     fn drop(&mut self) {
-        let reason =
-            if std::thread::panicking() { "its thread panicked" } else { "it left the group" };
-        self.board.leave(self.rank, reason);
+        self.board.leave(self.rank, Parting::of_thread());
     }
 }
 
@@ -134,11 +133,31 @@ impl Transport for Threads {
         self.board.abort(self.rank, reason);
     }
 
+    fn deadline(&self) -> Duration {
+        self.board.deadline()
+    }
+
+    fn watch(&mut self) -> Result<Box<dyn Watch>> {
+        Ok(Box::new(Seat { board: self.board.clone(), rank: self.rank }))
+    }
+
     fn split(&mut self, call: &Call, color: u64, key: u64) -> Result<Box<dyn Transport>> {
         match self.meet(call, None, Wish::Split { color, key })? {
             Answer::Split(threads) => Ok(Box::new(threads)),
             Answer::Done => unreachable!("calls are checked to be splits on all ranks"),
         }
+    }
+}
+
+/// The place of a rank, for a watching thread.
+struct Seat {
+    board: Arc<Meeting>,
+    rank: usize,
+}
+
+impl Watch for Seat {
+    fn pulse(&mut self, pulse: &Pulse) -> Option<Error> {
+        self.board.pulse(self.rank, pulse)
     }
 }
 

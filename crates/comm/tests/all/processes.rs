@@ -16,6 +16,9 @@ use std::time::{Duration, Instant};
 /// Variable with the role of a process of a test.
 const ROLE: &str = "MERISTEM_TEST_ROLE";
 
+/// Variable with the number of calls after which a process of a test dies.
+const CALLS: &str = "MERISTEM_TEST_CALLS";
+
 /// Time after which a process of a test counts as hanging.
 const LIMIT: Duration = Duration::from_secs(300);
 
@@ -157,6 +160,8 @@ fn rank() {
             let mut comm = join(long).unwrap();
             let stream = open().stream("rank");
             assert_eq!(sum(&mut comm, &stream, 100).unwrap(), [3.0; 100]);
+            // All have their results, which the death of a rank could end.
+            comm.barrier().unwrap();
             if comm.rank() == 1 {
                 #[allow(clippy::disallowed_methods, reason = "it dies")]
                 std::process::exit(0);
@@ -185,6 +190,24 @@ fn rank() {
             let named = matches!(error, Error::RankLate { rank: 1, .. });
             assert!(named || comm.rank() == 1, "{error:?}");
         }
+        "mortal" | "hangs" => {
+            let mut comm = join(if role == "hangs" { short } else { long }).unwrap();
+            let stream = open().stream("rank");
+            let calls = env::var(CALLS).map_or(usize::MAX, |calls| calls.parse().unwrap());
+            let ended = (0..calls).try_for_each(|_| {
+                sum(&mut comm, &stream, 100).map(|seen| assert_eq!(seen, [3.0; 100]))
+            });
+            // Without a point at which the stand-in ends it.
+            let Err(error) = ended else { std::process::abort() };
+            let named = |error: &Error| match error {
+                Error::RankGone { rank: 1, .. } => role == "mortal",
+                Error::RankLate { rank: 1, .. } => role == "hangs",
+                _ => false,
+            };
+            assert!(named(&error), "{error:?}");
+            let again = comm.barrier().unwrap_err();
+            assert!(named(&again), "{again:?}");
+        }
         "refused" => {
             let error = join(long).unwrap_err().to_string();
             let words = env::var("MERISTEM_TEST_WORDS").unwrap();
@@ -206,6 +229,50 @@ fn a_rank_that_dies_differs_or_is_late_is_named() {
     run("dies", 3, &[]);
     run("differs", 3, &[]);
     run("late", 3, &[]);
+}
+
+/// Ranks 0 and 2 of three find out about rank 1, which has these variables.
+fn lose_rank_1(role: &str, variables: &[(&str, &str)]) {
+    let port = free_port();
+    let ranks = [0, 1, 2].map(|rank| {
+        let more = if rank == 1 { variables } else { &[] };
+        start(role, (rank, 3), port, more)
+    });
+    let [first, mut lost, last] = ranks;
+    for (rank, child) in [(0, first), (2, last)] {
+        let (succeeded, text) = end(child);
+        assert!(succeeded, "{variables:?}: rank {rank}:\n{text}");
+    }
+    // One that hangs.
+    let _ = lost.kill();
+    let (succeeded, text) = end(lost);
+    assert!(!succeeded, "{variables:?}: rank 1 lives:\n{text}");
+}
+
+/// Deaths before a call, and over NCCL at points within: while it joins the group, before and after
+/// a part of its messages was handed over, before and after a part of them was written, and once
+/// its own device is done. `MERISTEM_TEST_POINTS` names others.
+#[test]
+fn a_rank_that_dies_at_any_point_is_named() {
+    let over_nccl = env::var("MERISTEM_TEST_DEVICE").is_ok();
+    let points = env::var("MERISTEM_TEST_POINTS").unwrap_or_else(|_| "1 3 6 7 17 26".to_owned());
+    let points = points.split(' ').filter(|_| over_nccl);
+    std::thread::scope(|scope| {
+        for calls in ["0", "3"] {
+            scope.spawn(|| lose_rank_1("mortal", &[(CALLS, calls)]));
+        }
+        for point in points {
+            scope.spawn(move || lose_rank_1("mortal", &[("MERISTEM_STANDIN_NCCL_DIE", point)]));
+        }
+    });
+}
+
+/// Over NCCL, after the agreement: nothing but the deadline tells of that.
+#[test]
+fn a_rank_that_hangs_within_an_exchange_is_named() {
+    if env::var("MERISTEM_TEST_DEVICE").is_ok() {
+        lose_rank_1("hangs", &[("MERISTEM_STANDIN_NCCL_HANG", "4")]);
+    }
 }
 
 #[test]

@@ -6,8 +6,9 @@ use super::block::{Allocator, DeviceMemory};
 use super::call::{Program, Source};
 use super::transfer::Transfer;
 use crate::ground::sync::Arc;
-use crate::ground::{DeviceId, Error, Result};
+use crate::ground::{DeviceId, Error, ID_BYTES, PeerPlace, PeerProgress, Result};
 use crate::hooks::Counters;
+use std::error::Error as StdError;
 use std::panic::Location;
 use std::time::Instant;
 
@@ -58,9 +59,6 @@ impl Lane {
     }
 }
 
-/// Bytes of the name of a group.
-pub(crate) const ID_BYTES: usize = 128;
-
 /// Membership in a group of devices.
 #[derive(Debug)]
 pub(crate) struct Member(Never);
@@ -78,14 +76,29 @@ impl Member {
 
     pub(crate) fn join(
         context: &Arc<Context>,
-        _id: &[u8; ID_BYTES],
-        _rank: usize,
-        _size: usize,
-    ) -> Result<Arc<Member>> {
+        _place: &PeerPlace,
+        _proceed: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<Arc<Member>>> {
         match context.0 {}
     }
 
     pub(crate) fn context(&self) -> &Arc<Context> {
+        match self.0 {}
+    }
+
+    pub(crate) fn progress(&self) -> PeerProgress {
+        match self.0 {}
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.0 {}
+    }
+
+    pub(crate) fn abort(&self, _cause: Arc<dyn StdError + Send + Sync>) {
+        match self.0 {}
+    }
+
+    pub(crate) fn close(&self, _proceed: &mut dyn FnMut() -> bool) {
         match self.0 {}
     }
 }

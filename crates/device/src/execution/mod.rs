@@ -26,7 +26,7 @@ pub use args::Args;
 pub(crate) use args::{Arg, Record};
 pub(crate) use block::{Block, Memory};
 pub use call::{Call, Header, Kernel, Operand, Piece, Program, Source};
-pub(crate) use cuda::{ID_BYTES, Member};
+pub(crate) use cuda::Member;
 pub(crate) use executor::{Executor, Left, Task, check_may_wait, on_worker};
 pub(crate) use host_block::ALIGNMENT;
 pub use transfer::Fill;

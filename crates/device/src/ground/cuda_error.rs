@@ -1,5 +1,8 @@
 //! Errors of CUDA: the driver, the compiler of kernels, and what they report.
 
+use std::error::Error as StdError;
+use std::sync::Arc;
+
 /// Lowest driver version whose functions this crate calls: CUDA 13.0.
 pub(crate) const DRIVER_NEEDED: i32 = 13_000;
 /// Lowest NCCL version, the first that was made for CUDA 13: 2.27.
@@ -88,6 +91,9 @@ pub enum CudaError {
         /// Messages of the compiler.
         log: String,
     },
+    /// Exchanges with other devices were given up, as a rank of the group is lost.
+    #[error("its exchanges were aborted: {0}")]
+    ExchangeAborted(#[source] Arc<dyn StdError + Send + Sync>),
     /// A call failed.
     #[error("{function} failed with {code}: {message}")]
     Call {
@@ -98,6 +104,14 @@ pub enum CudaError {
         /// CUDA's explanation of the code.
         message: String,
     },
+}
+
+impl CudaError {
+    /// Whether the driver had no memory.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn is_out_of_memory(&self) -> bool {
+        matches!(self, CudaError::Call { code, .. } if code == "CUDA_ERROR_OUT_OF_MEMORY")
+    }
 }
 
 /// A version as NCCL writes it: `2.27.3` of 22703.

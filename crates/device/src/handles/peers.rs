@@ -1,14 +1,16 @@
 //! Groups of CUDA devices, of one process each, that exchange tensors over NCCL.
 
 use super::{Launch, Stream};
-use crate::execution::{ID_BYTES, Member, Work};
+use crate::execution::{Member, Work};
 use crate::ground::sync::Arc;
-use crate::ground::{Error, Property, Result};
+use crate::ground::{Error, ID_BYTES, PeerPlace, PeerProgress, Property, Result};
 use crate::hooks::Category;
+use std::error::Error as StdError;
 use std::fmt;
 
 /// Membership of a device in a group of devices, over NCCL. Every process has one device of the
-/// group. Dropping it gives it up, once its exchanges have run.
+/// group. Dropping the last handle without [`close`](Peers::close) ends it, once its exchanges have
+/// run; what was sent to other machines may then be lost.
 #[derive(Clone)]
 pub struct Peers(Arc<Member>);
 
@@ -32,13 +34,47 @@ impl Peers {
         Member::new_id(track(stream)?.context())
     }
 
-    /// Joins a group as `rank` of `size`, with a stream's device. Waits until all have joined;
-    /// NCCL has no deadline for that, so ranks make sure before that all will.
+    /// Joins a group with a stream's device, and connects it to all others. Waits until all have
+    /// joined, for as long as `proceed` returns true, which is called again and again; then returns
+    /// `None`.
     ///
     /// # Errors
     /// The errors of [`new_id`](Peers::new_id).
-    pub fn join(stream: &Stream, id: &[u8; ID_BYTES], rank: usize, size: usize) -> Result<Peers> {
-        Ok(Peers(Member::join(track(stream)?.context(), id, rank, size)?))
+    pub fn join(
+        stream: &Stream,
+        place: &PeerPlace,
+        proceed: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<Peers>> {
+        let member = Member::join(track(stream)?.context(), place, proceed)?;
+        Ok(member.map(Peers))
+    }
+
+    /// How far the device is with the exchanges of this membership; all count as ended once the
+    /// device has failed. Asks the device, and does not wait for it.
+    pub fn progress(&self) -> PeerProgress {
+        self.0.progress()
+    }
+
+    /// Returns an error if the device has failed, or NCCL has noticed that the group is broken. It
+    /// need not notice that a process is gone. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::DeviceFailed`], [`Error::Cuda`].
+    pub fn check_group(&self) -> Result<()> {
+        self.0.check()
+    }
+
+    /// Ends all exchanges, from any thread. Their results are lost, so the device fails, with
+    /// [`CudaError::ExchangeAborted`](crate::CudaError::ExchangeAborted) and this cause. Waits for
+    /// the exchange that the device is in, which ends.
+    pub fn abort(&self, cause: Arc<dyn StdError + Send + Sync>) {
+        self.0.abort(cause);
+    }
+
+    /// Leaves the group once all exchanges have ended. Waits until everything that was sent is on
+    /// its way, for as long as `proceed` returns true.
+    pub fn close(&self, proceed: &mut dyn FnMut() -> bool) {
+        self.0.close(proceed);
     }
 }
 
@@ -51,8 +87,8 @@ impl Launch<'_> {
     /// Enqueues an exchange with other devices in the place of a kernel: sends every argument that
     /// is read to the rank of `ranks` at its position, and receives every argument that is written
     /// from it, all at once. Messages from one rank to another are matched in order; the other rank
-    /// makes the exchange with arguments of the same sizes. Does not wait for the device, but may
-    /// wait for the other ranks when two of them exchange for the first time.
+    /// makes the exchange with arguments of the same sizes. Does not wait for the device, nor for
+    /// other ranks.
     ///
     /// # Errors
     /// The errors of [`run`](Launch::run); [`Error::Mismatch`] for another number of ranks, or

@@ -2,11 +2,12 @@
 
 use std::cell::Cell;
 use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
 
 use cudarc::driver::sys::CUresult;
 
 use crate::ground::Settings;
-use crate::order::Machine;
+use crate::order::{Machine, Point};
 
 static MACHINE: Mutex<Option<Machine>> = Mutex::new(None);
 
@@ -36,10 +37,10 @@ macro_rules! driver {
         #[allow(non_snake_case, reason = "the driver's name")]
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($argument: $kind),*) -> CUresult {
+            #[allow(unused_unsafe, reason = "not every function has a pointer")]
             let body = || -> crate::driver::call::Answer {
                 // SAFETY: pointers come from the caller, who keeps the driver's contract; `write`
                 // and `read` refuse null.
-                #[allow(unused_unsafe, reason = "not every function has a pointer")]
                 unsafe { $body }
             };
             body().err().unwrap_or(CUresult::CUDA_SUCCESS)
@@ -83,6 +84,27 @@ pub(super) fn in_context<T>(work: impl FnOnce(&mut Machine, usize) -> Answer<T>)
         machine.healthy(device)?;
         work(machine, device)
     })
+}
+
+/// Time between two looks at what other processes have sent.
+const LOOK: Duration = Duration::from_micros(100);
+
+/// Waits for places in streams. The machine is free for other threads while it needs messages of
+/// other processes.
+pub(super) fn wait_for(points: &[Point]) -> Answer {
+    while !machine(|machine| machine.advance(points))? {
+        std::thread::sleep(LOOK);
+    }
+    Ok(())
+}
+
+/// Waits for the places that `find` names on the device of the current context; returns the device,
+/// which then has no fault.
+pub(super) fn wait(find: impl FnOnce(&mut Machine, usize) -> Answer<Vec<Point>>) -> Answer<usize> {
+    let (points, device) = in_context(|machine, device| Ok((find(machine, device)?, device)))?;
+    wait_for(&points)?;
+    machine(|machine| machine.healthy(device))?;
+    Ok(device)
 }
 
 /// Handle of the current context, or zero.

@@ -2,7 +2,7 @@
 
 use cudarc::driver::sys::{CUcontext, CUdevice, CUresult};
 
-use super::call::{current, driver, in_context, machine, set_current, write};
+use super::call::{current, driver, machine, set_current, wait, write};
 use super::device::place;
 
 driver! {
@@ -53,6 +53,6 @@ driver! {
 
     /// Waits for everything on the device of the current context.
     fn cuCtxSynchronize() {
-        in_context(|machine, device| machine.wait_for_device(device))
+        wait(|machine, device| Ok(machine.ends(device))).map(drop)
     }
 }

@@ -5,7 +5,7 @@ use std::slice;
 
 use cudarc::driver::sys::{CUdeviceptr, CUresult, CUstream};
 
-use super::call::{Answer, INVALID, driver, in_context};
+use super::call::{Answer, INVALID, driver, in_context, wait_for};
 use super::stream::stream;
 use crate::memory::{Kind, Memory};
 use crate::order::{Copy, Fill, From, Machine, To, Work};
@@ -39,13 +39,13 @@ pub(super) fn check(machine: &Machine, work: &Work) -> Answer {
 
 /// Enqueues work; with `wait`, the host goes on when it is done.
 fn enqueue(on: CUstream, wait: bool, work: impl FnOnce(&Memory) -> Answer<Work>) -> Answer {
-    in_context(|machine, device| {
+    let point = in_context(|machine, device| {
         let handle = stream(machine, device, on)?;
         let work = work(&machine.memory)?;
         check(machine, &work)?;
-        let point = machine.enqueue(handle, vec![], work)?;
-        if wait { machine.wait(&[point]) } else { Ok(()) }
-    })
+        machine.enqueue(handle, vec![], work)
+    })?;
+    if wait { wait_for(&[point]) } else { Ok(()) }
 }
 
 fn copy(from: From, to: To, bytes: usize) -> Work {

@@ -4,7 +4,7 @@ use std::ffi::c_uint;
 
 use cudarc::driver::sys::{CUevent, CUresult, CUstream};
 
-use super::call::{INVALID, driver, in_context, write};
+use super::call::{INVALID, driver, in_context, wait, write};
 use super::stream::stream;
 use crate::order::Event;
 
@@ -57,11 +57,8 @@ driver! {
 
     /// Waits for what an event was recorded after.
     fn cuEventSynchronize(hEvent: CUevent) {
-        in_context(|machine, device| {
-            let recorded = machine.events.get(hEvent as u64)?.recorded;
-            machine.wait(recorded.as_slice())?;
-            machine.healthy(device)
-        })
+        let event = hEvent as u64;
+        wait(|machine, _| Ok(machine.events.get(event)?.recorded.into_iter().collect())).map(drop)
     }
 
     /// Milliseconds between two events: one microsecond for each command between them, as the

@@ -4,7 +4,7 @@ use std::ffi::{c_uint, c_void};
 
 use cudarc::driver::sys::{CUdeviceptr, CUresult};
 
-use super::call::{INVALID, driver, in_context, write};
+use super::call::{INVALID, driver, in_context, wait, write};
 use crate::memory::Kind;
 
 driver! {
@@ -21,18 +21,15 @@ driver! {
 
     /// Frees memory of the device after everything that was enqueued on it.
     fn cuMemFree_v2(dptr: CUdeviceptr) {
-        in_context(|machine, device| {
-            if dptr == 0 {
-                return Ok(());
-            }
-            // Memory of another device is freed after its work.
-            let owner = match machine.memory.owner(dptr, 0) {
-                Some(Kind::Device(owner)) => owner,
-                _ => device,
-            };
-            machine.wait_for_device(owner)?;
-            machine.memory.free(dptr, false).then_some(()).ok_or(INVALID)
-        })
+        if dptr == 0 {
+            return in_context(|_, _| Ok(()));
+        }
+        // Memory of another device is freed after its work.
+        wait(|machine, device| match machine.memory.owner(dptr, 0) {
+            Some(Kind::Device(owner)) => Ok(machine.ends(owner)),
+            _ => Ok(machine.ends(device)),
+        })?;
+        in_context(|machine, _| machine.memory.free(dptr, false).then_some(()).ok_or(INVALID))
     }
 
     /// Bytes of the device's memory that are free, and all.
@@ -57,9 +54,7 @@ driver! {
 
     /// Frees page-locked memory after everything that was enqueued on the device.
     fn cuMemFreeHost(p: *mut c_void) {
-        in_context(|machine, device| {
-            machine.wait_for_device(device)?;
-            machine.memory.free(p as u64, true).then_some(()).ok_or(INVALID)
-        })
+        wait(|machine, device| Ok(machine.ends(device)))?;
+        in_context(|machine, _| machine.memory.free(p as u64, true).then_some(()).ok_or(INVALID))
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUmodule, CUresult, CUstream};
 
-use super::call::{Answer, INVALID, driver, in_context, write};
+use super::call::{Answer, INVALID, driver, in_context, wait, write};
 use super::copy::check;
 use super::stream::stream;
 use crate::kernel::{Grid, Module, THREADS_MAX};
@@ -81,10 +81,9 @@ driver! {
 
     /// Unloads a module with its kernels, after everything that was enqueued on the device.
     fn cuModuleUnload(hmod: CUmodule) {
-        in_context(|machine, device| {
-            let owner = hmod as u64;
-            machine.modules.get(owner)?;
-            machine.wait_for_device(device)?;
+        let owner = hmod as u64;
+        wait(|machine, device| machine.modules.get(owner).map(|_| machine.ends(device)))?;
+        in_context(|machine, _| {
             machine.functions.retain(|_, function| function.owner != owner);
             machine.modules.remove(owner).map(drop)
         })

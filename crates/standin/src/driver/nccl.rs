@@ -1,39 +1,120 @@
 //! The functions of NCCL that the backend uses: memory of devices goes from process to process over
 //! sockets of this machine.
 //!
+//! Communicators are of the kind that does not block: joining a group, ending a group of calls and
+//! finalizing go on in a thread, and meanwhile nothing but `ncclCommGetAsyncError` and
+//! `ncclCommAbort` may be called.
+//!
 //! An exchange is a command of its stream. As it waits for other processes, which may wait for this
-//! one, a thread lets streams run until it is done, some time after it was enqueued.
+//! one, a thread lets streams run until it is done, some time after it was enqueued. It never ends
+//! if a process is gone, but for `ncclCommAbort`; the device stays healthy. Every other
+//! communicator notices the loss, and `ncclCommGetAsyncError` says it.
 
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::sys::CUresult;
 use cudarc::nccl::sys::{
-    cudaStream_t, ncclComm, ncclComm_t, ncclDataType_t, ncclResult_t, ncclUniqueId,
+    cudaStream_t, ncclComm, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclResult_t, ncclUniqueId,
 };
 
-use super::call::{Answer, INVALID, in_context, machine};
+use super::call::{Answer, INVALID, current, in_context, set_current, wait_for};
 use super::copy::check;
 use super::stream::stream;
-use crate::order::{Exchange, Links, Message, Point, Work, open_group};
+use crate::order::{Exchange, Links, Message, Point, Work, hangs, mortal, open_group};
 
 /// Version that is said to be installed, unless `MERISTEM_STANDIN_NCCL` names another.
 const VERSION: c_int = 22_703;
 
+/// The magic number of a configuration, from NCCL's header.
+const MAGIC: u32 = 0xcafe_beef;
+
 /// A member of a group.
 struct Member {
-    links: Arc<Links>,
+    state: Mutex<State>,
+    /// Whether it notices that another process is gone.
+    notices: bool,
+}
+
+/// State of a member, which a thread may be changing.
+#[derive(Default)]
+struct State {
+    /// Connections, once it has joined.
+    links: Option<Arc<Links>>,
+    /// Number of ranks.
+    ranks: usize,
     /// The end of its last exchange: they are in order, on whatever streams.
-    last: Mutex<Option<Point>>,
+    last: Option<Point>,
+    /// A thread is at work for it.
+    in_progress: bool,
+    finalized: bool,
+    aborted: bool,
+    error: Option<ncclResult_t>,
+}
+
+impl State {
+    /// The failure that calls return.
+    fn failure(&self, notices: bool) -> ncclResult_t {
+        let starved = self.links.as_ref().is_some_and(|links| links.is_starved());
+        match self.error {
+            Some(error) => error,
+            None if starved && notices => ncclResult_t::ncclRemoteError,
+            None => ncclResult_t::ncclSuccess,
+        }
+    }
+}
+
+type Shared = Arc<Member>;
+
+fn lock(member: &Member) -> MutexGuard<'_, State> {
+    member.state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The member behind a handle; `None` for null.
+///
+/// # Safety
+/// `comm` is null, or was made by `ncclCommInitRankConfig` and neither destroyed nor aborted.
+unsafe fn member<'a>(comm: ncclComm_t) -> Option<&'a Shared> {
+    // SAFETY: the caller's contract.
+    unsafe { comm.cast::<Shared>().cast_const().as_ref() }
+}
+
+/// Refuses a call while a thread is at work for the member, or after it was finalized.
+fn idle(member: &Member, function: &str) -> Result<(), ncclResult_t> {
+    let state = lock(member);
+    if state.in_progress || state.finalized {
+        eprintln!("meristem-standin: {function} on a communicator that is in progress, or final");
+        return Err(ncclResult_t::ncclInvalidUsage);
+    }
+    match state.failure(member.notices) {
+        ncclResult_t::ncclSuccess => Ok(()),
+        error => Err(error),
+    }
+}
+
+/// Goes on in a thread, with the context of this one; the member is in progress until it has
+/// ended.
+fn go_on(member: &Shared, work: impl FnOnce(&Shared) -> Result<(), ncclResult_t> + Send + 'static) {
+    lock(member).in_progress = true;
+    let (member, context) = (member.clone(), current());
+    thread::spawn(move || {
+        set_current(context);
+        let result = work(&member);
+        let mut state = lock(&member);
+        state.in_progress = false;
+        state.error = state.error.or(result.err());
+    });
 }
 
 /// A send or a receive of the group of calls that is being made.
 struct Pending {
-    member: *const Member,
-    on: cudaStream_t,
+    member: Shared,
+    /// The stream, as an address.
+    on: usize,
     sends: bool,
     message: Message,
 }
@@ -71,6 +152,9 @@ pub extern "C" fn ncclGetErrorString(result: u32) -> *const c_char {
         1 => c"unhandled cuda error".as_ptr(),
         2 => c"unhandled system error".as_ptr(),
         4 => c"invalid argument".as_ptr(),
+        5 => c"invalid usage".as_ptr(),
+        6 => c"remote process exited or there was a network error".as_ptr(),
+        7 => c"NCCL operation in progress".as_ptr(),
         _ => c"unknown result code".as_ptr(),
     }
 }
@@ -90,18 +174,24 @@ pub unsafe extern "C" fn ncclGetUniqueId(id: *mut ncclUniqueId) -> ncclResult_t 
     code(unsafe { super::call::write(id, name) })
 }
 
-/// Joins a group, and waits until all have joined.
+/// Joins a group, in a thread that waits until all have joined.
 ///
 /// # Safety
-/// `comm` is null or may be written to.
+/// `comm` is null or may be written to; `config` is null or points to a configuration.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommInitRank(
+pub unsafe extern "C" fn ncclCommInitRankConfig(
     comm: *mut ncclComm_t,
     ranks: c_int,
     id: ncclUniqueId,
     rank: c_int,
+    config: *mut ncclConfig_t,
 ) -> ncclResult_t {
-    if ranks < 1 || !(0..ranks).contains(&rank) || comm.is_null() {
+    // SAFETY: the caller's contract.
+    let fits = unsafe { config.as_ref() }.is_some_and(|config| {
+        let size = size_of::<ncclConfig_t>();
+        config.size == size && config.magic == MAGIC && config.blocking == 0
+    });
+    if !fits || ranks < 1 || !(0..ranks).contains(&rank) || comm.is_null() {
         return ncclResult_t::ncclInvalidArgument;
     }
     // As NCCL does, it uses the current context.
@@ -109,25 +199,109 @@ pub unsafe extern "C" fn ncclCommInitRank(
         return ncclResult_t::ncclUnhandledCudaError;
     }
     let port = [id.internal[0], id.internal[1]].map(|byte| byte.to_ne_bytes()[0]);
-    let links = Links::join(u16::from_le_bytes(port), rank as usize, ranks as usize);
-    let Ok(links) = links else { return ncclResult_t::ncclSystemError };
-    let member = Member { links: Arc::new(links), last: Mutex::new(None) };
+    let state = State { ranks: ranks as usize, ..State::default() };
+    let member = Arc::new(Member { state: Mutex::new(state), notices: port[0] % 2 == 0 });
+    go_on(&member, move |member| {
+        let links = Links::join(u16::from_le_bytes(port), rank as usize, ranks as usize);
+        let links = Arc::new(links.map_err(|_| ncclResult_t::ncclSystemError)?);
+        let mut state = lock(member);
+        if state.aborted {
+            links.abort();
+        }
+        state.links = Some(links);
+        Ok(())
+    });
     // SAFETY: checked not to be null; the caller's contract.
     unsafe { comm.write(Box::into_raw(Box::new(member)).cast::<ncclComm>()) };
-    ncclResult_t::ncclSuccess
+    ncclResult_t::ncclInProgress
 }
 
-/// Leaves a group. Exchanges that were enqueued keep their connections.
+/// Says how a communicator is: in progress, well, or lost.
 ///
 /// # Safety
-/// `comm` was returned by `ncclCommInitRank`, and is not used any more.
+/// `comm` is a communicator, or null; `error` may be written to, or is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommGetAsyncError(
+    comm: ncclComm_t,
+    error: *mut ncclResult_t,
+) -> ncclResult_t {
+    // SAFETY: the caller's contract.
+    let Some(member) = (unsafe { member(comm) }) else { return ncclResult_t::ncclInvalidArgument };
+    let state = lock(member);
+    let found = match state.in_progress {
+        true => ncclResult_t::ncclInProgress,
+        false => state.failure(member.notices),
+    };
+    drop(state);
+    // SAFETY: the caller's contract.
+    code(unsafe { super::call::write(error, found) })
+}
+
+/// Ends what was enqueued, and leaves the group. May be called from any thread.
+///
+/// # Safety
+/// `comm` is a communicator, or null, and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
     if comm.is_null() {
         return ncclResult_t::ncclInvalidArgument;
     }
     // SAFETY: the caller's contract.
-    drop(unsafe { Box::from_raw(comm.cast::<Member>()) });
+    let member = unsafe { Box::from_raw(comm.cast::<Shared>()) };
+    let mut state = lock(&member);
+    state.aborted = true;
+    if let Some(links) = &state.links {
+        links.abort();
+    }
+    let last = state.last;
+    drop(state);
+    // As NCCL does, it waits for its kernels.
+    let _ = wait_for(last.as_slice());
+    ncclResult_t::ncclSuccess
+}
+
+/// Sees everything through that was enqueued, in a thread.
+///
+/// # Safety
+/// `comm` is a communicator, or null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t {
+    // SAFETY: the caller's contract.
+    let Some(member) = (unsafe { member(comm) }) else { return ncclResult_t::ncclInvalidArgument };
+    if let Err(error) = idle(member, "ncclCommFinalize") {
+        return error;
+    }
+    lock(member).finalized = true;
+    go_on(member, |member| {
+        let (links, last) = {
+            let state = lock(member);
+            (state.links.clone(), state.last)
+        };
+        wait_for(last.as_slice()).map_err(|_| ncclResult_t::ncclUnhandledCudaError)?;
+        while links.as_ref().is_some_and(|links| !links.is_flushed() && !lock(member).aborted) {
+            thread::sleep(Duration::from_micros(100));
+        }
+        Ok(())
+    });
+    ncclResult_t::ncclInProgress
+}
+
+/// Frees a communicator that was finalized.
+///
+/// # Safety
+/// `comm` is a communicator, or null, and is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
+    // SAFETY: the caller's contract.
+    let Some(known) = (unsafe { member(comm) }) else { return ncclResult_t::ncclInvalidArgument };
+    let state = lock(known);
+    if state.in_progress || !state.finalized {
+        eprintln!("meristem-standin: ncclCommDestroy before the communicator was finalized");
+        return ncclResult_t::ncclInvalidUsage;
+    }
+    drop(state);
+    // SAFETY: as above.
+    drop(unsafe { Box::from_raw(comm.cast::<Shared>()) });
     ncclResult_t::ncclSuccess
 }
 
@@ -138,45 +312,56 @@ pub extern "C" fn ncclGroupStart() -> ncclResult_t {
     ncclResult_t::ncclSuccess
 }
 
-/// Ends a group of calls and enqueues them.
+/// Ends a group of calls and enqueues them, some of them in a thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGroupEnd() -> ncclResult_t {
+    static GROUPS: AtomicU64 = AtomicU64::new(0);
     let ended = OPEN.with_borrow_mut(|(depth, pending)| {
         *depth = depth.checked_sub(1)?;
         Some(if *depth == 0 { std::mem::take(pending) } else { vec![] })
     });
     let Some(mut pending) = ended else { return ncclResult_t::ncclInvalidUsage };
+    let mut result = ncclResult_t::ncclSuccess;
     while let Some(first) = pending.first() {
-        let (member, on) = (first.member, first.on);
-        let same = |call: &Pending| call.member == member && call.on == on;
+        mortal();
+        hangs();
+        let (member, on) = (first.member.clone(), first.on);
+        let same = |call: &Pending| Arc::ptr_eq(&call.member, &member) && call.on == on;
         let (now, later) = pending.into_iter().partition(same);
-        // SAFETY: the caller's contract: members live until they are aborted.
-        let answer = enqueue(unsafe { &*member }, on, now);
-        if answer.is_err() {
-            return code(answer);
-        }
         pending = later;
+        let work = move |member: &Shared| match enqueue(member, on, now) {
+            Ok(()) => Ok(()),
+            answer => Err(code(answer)),
+        };
+        if GROUPS.fetch_add(1, Ordering::Relaxed).is_multiple_of(3) {
+            if let Err(error) = work(&member) {
+                return error;
+            }
+        } else {
+            go_on(&member, work);
+            result = ncclResult_t::ncclInProgress;
+        }
     }
-    ncclResult_t::ncclSuccess
+    result
 }
 
 /// Enqueues the calls of one member on one stream.
-fn enqueue(member: &Member, on: cudaStream_t, calls: Vec<Pending>) -> Answer {
+fn enqueue(member: &Shared, on: usize, calls: Vec<Pending>) -> Answer {
     let (sends, receives): (Vec<Pending>, _) = calls.into_iter().partition(|call| call.sends);
     let messages = |calls: Vec<Pending>| calls.into_iter().map(|call| call.message).collect();
-    let (sends, receives) = (messages(sends), messages(receives));
-    let work = Work::Exchange(Exchange { links: member.links.clone(), sends, receives });
+    let mut state = lock(member);
+    let links = state.links.clone().ok_or(INVALID)?;
+    let work = Work::Exchange(Exchange::new(links, messages(sends), messages(receives)));
     let point = in_context(|machine, device| {
         check(machine, &work)?;
-        let handle = stream(machine, device, on.cast())?;
-        let mut last = member.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let point = machine.enqueue(handle, last.into_iter().collect(), work)?;
-        *last = Some(point);
-        Ok(point)
+        let handle = stream(machine, device, on as cudarc::driver::sys::CUstream)?;
+        machine.enqueue(handle, state.last.into_iter().collect(), work)
     })?;
+    state.last = Some(point);
+    drop(state);
     thread::spawn(move || {
         thread::sleep(Duration::from_micros(point.at * 997 % 3000));
-        machine(|machine| machine.wait(&[point]))
+        wait_for(&[point])
     });
     Ok(())
 }
@@ -202,13 +387,16 @@ struct Call {
 }
 
 fn add(Call { address, bytes, peer, comm, on, sends }: Call) -> ncclResult_t {
-    let member = comm.cast::<Member>().cast_const();
     // SAFETY: null, or a member that lives: the caller's contract.
-    let ranks = unsafe { member.as_ref() }.map_or(0, |member| member.links.size());
+    let Some(member) = (unsafe { member(comm) }).cloned() else { return code(Err(INVALID)) };
+    if let Err(error) = idle(&member, "a send or a receive") {
+        return error;
+    }
+    let ranks = lock(&member).ranks;
     let Some(peer) = usize::try_from(peer).ok().filter(|peer| *peer < ranks) else {
         return code(Err(INVALID));
     };
-    let message = Message { address, bytes, peer };
+    let (message, on) = (Message { address, bytes, peer }, on as usize);
     ncclGroupStart();
     OPEN.with_borrow_mut(|(_, calls)| calls.push(Pending { member, on, sends, message }));
     ncclGroupEnd()

@@ -4,7 +4,7 @@ use std::ffi::c_uint;
 
 use cudarc::driver::sys::{CUevent, CUresult, CUstream};
 
-use super::call::{Answer, INVALID, driver, in_context, write};
+use super::call::{Answer, INVALID, driver, in_context, wait, write};
 use crate::order::{Machine, Stream, Work};
 
 /// The flag of streams that do not wait for the default stream.
@@ -49,11 +49,8 @@ driver! {
 
     /// Waits for all commands of a stream.
     fn cuStreamSynchronize(hStream: CUstream) {
-        in_context(|machine, device| {
-            let end = machine.end(stream(machine, device, hStream)?)?;
-            machine.wait(&[end])?;
-            machine.healthy(device)
-        })
+        let end = |machine: &mut Machine, device| machine.end(stream(machine, device, hStream)?);
+        wait(|machine, device| Ok(vec![end(machine, device)?])).map(drop)
     }
 
     /// Whether all commands of a stream are done. Some commands of any streams run before that.

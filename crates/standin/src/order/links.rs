@@ -1,24 +1,95 @@
 //! Connections between the processes of a group of devices, and exchanges over them.
+//!
+//! As in NCCL, a process that is gone ends nothing: whoever waits for its messages waits until its
+//! own member of the group is aborted.
 
+use std::collections::VecDeque;
 use std::io::{Read, Result, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Mutex, PoisonError};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
-/// Messages that may wait to be written.
-const MESSAGES: usize = 1024;
+/// Messages that may wait to be written: more than any test sends at once.
+const MESSAGES: usize = 1 << 14;
+
+/// Variable with the number of the point at which this process dies.
+const DIE: &str = "MERISTEM_STANDIN_NCCL_DIE";
+/// Variable with the number of the group of calls at whose end this process hangs.
+const HANG: &str = "MERISTEM_STANDIN_NCCL_HANG";
+
+/// Occurrences of something, of which one may be the last.
+struct Fate {
+    variable: &'static str,
+    seen: AtomicUsize,
+    last: OnceLock<Option<usize>>,
+}
+
+impl Fate {
+    const fn of(variable: &'static str) -> Self {
+        Self { variable, seen: AtomicUsize::new(0), last: OnceLock::new() }
+    }
+
+    /// Counts an occurrence; whether it is the one of the number that the variable names, from 1.
+    fn is_met(&self) -> bool {
+        let last = self.last.get_or_init(|| std::env::var(self.variable).ok()?.parse().ok());
+        let met = Some(self.seen.fetch_add(1, Ordering::Relaxed) + 1) == *last;
+        if met {
+            eprintln!("meristem-standin: {}: the moment has come", self.variable);
+        }
+        met
+    }
+}
+
+/// A point at which a process may die.
+pub(crate) fn mortal() {
+    static FATE: Fate = Fate::of(DIE);
+    if FATE.is_met() {
+        std::process::abort();
+    }
+}
+
+/// A group of calls, at whose end a process may hang.
+pub(crate) fn hangs() {
+    static FATE: Fate = Fate::of(HANG);
+    if FATE.is_met() {
+        loop {
+            thread::park();
+        }
+    }
+}
 
 /// Connections of one process to the others, by rank.
 #[derive(Debug)]
-pub(crate) struct Links(Vec<Option<Link>>);
+pub(crate) struct Links {
+    links: Vec<Option<Link>>,
+    aborted: AtomicBool,
+    /// Whether an exchange waits for a process that is gone.
+    starved: AtomicBool,
+}
 
 /// A connection. Messages arrive in order.
 #[derive(Debug)]
 struct Link {
-    reader: Mutex<TcpStream>,
+    stream: TcpStream,
+    inbox: Arc<Mutex<Inbox>>,
     /// Messages for a thread that writes them, since a device sends while it receives.
     writer: SyncSender<Vec<u8>>,
+    /// Messages that were handed to that thread, and are not written yet.
+    unwritten: Arc<AtomicUsize>,
+}
+
+/// Messages that another process sent and nobody has read.
+#[derive(Debug, Default)]
+struct Inbox {
+    messages: VecDeque<Vec<u8>>,
+    /// The process is gone, or has left.
+    closed: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn write_number(to: &mut impl Write, number: u64) -> Result<()> {
@@ -68,12 +139,14 @@ fn gather(listener: &TcpListener) -> Result<()> {
 impl Links {
     /// Connects to all others of a group. Waits until all have come.
     pub(crate) fn join(group: u16, rank: usize, size: usize) -> Result<Self> {
+        mortal();
         let (listener, own) = listen()?;
         let connect = |port: u64| TcpStream::connect((Ipv4Addr::LOCALHOST, port as u16));
         let mut root = connect(u64::from(group))?;
         for number in [rank as u64, size as u64, u64::from(own)] {
             write_number(&mut root, number)?;
         }
+        mortal();
         let ports: Vec<u64> = (0..size).map(|_| read_number(&mut root)).collect::<Result<_>>()?;
         let mut links: Vec<Option<Link>> = (0..size).map(|_| None).collect();
         for (peer, port) in ports.into_iter().enumerate().take(rank) {
@@ -81,56 +154,117 @@ impl Links {
             write_number(&mut stream, rank as u64)?;
             links[peer] = Some(Link::new(stream)?);
         }
+        mortal();
         for _ in rank + 1..size {
             let (mut stream, _) = listener.accept()?;
             let peer = read_number(&mut stream)? as usize;
             links[peer] = Some(Link::new(stream)?);
         }
-        Ok(Self(links))
+        Ok(Self { links, aborted: AtomicBool::new(false), starved: AtomicBool::new(false) })
     }
 
     /// Number of ranks.
     pub(crate) fn size(&self) -> usize {
-        self.0.len()
+        self.links.len()
     }
 
-    fn link(&self, peer: usize) -> Result<&Link> {
-        let link = self.0.get(peer).and_then(Option::as_ref);
-        link.ok_or_else(|| std::io::Error::other(format!("no connection to rank {peer}")))
+    /// Ends all exchanges, and the connections.
+    pub(crate) fn abort(&self) {
+        self.aborted.store(true, Ordering::Release);
+        for link in self.links.iter().flatten() {
+            // A connection that has ended needs no end.
+            let _ = link.stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Whether an exchange waits for a process that is gone.
+    pub(crate) fn is_starved(&self) -> bool {
+        self.starved.load(Ordering::Acquire)
+    }
+
+    /// Whether everything that was sent is on its way.
+    pub(crate) fn is_flushed(&self) -> bool {
+        let mut links = self.links.iter().flatten();
+        links.all(|link| link.unwritten.load(Ordering::Acquire) == 0)
+    }
+
+    fn link(&self, peer: usize) -> Option<&Link> {
+        self.links.get(peer).and_then(Option::as_ref)
     }
 
     /// Hands a message over; does not wait for the other rank, unless very many are on the way.
-    pub(crate) fn send(&self, peer: usize, bytes: Vec<u8>) -> Result<()> {
-        let gone = |_| std::io::Error::other(format!("rank {peer} is gone"));
-        self.link(peer)?.writer.send(bytes).map_err(gone)
+    fn send(&self, peer: usize, bytes: Vec<u8>) {
+        let Some(link) = self.link(peer) else { return };
+        link.unwritten.fetch_add(1, Ordering::AcqRel);
+        // Without its thread the other process is gone, and reads nothing.
+        let _ = link.writer.send(bytes);
     }
 
-    /// Waits for a message of so many bytes.
-    pub(crate) fn receive(&self, peer: usize, bytes: &mut [u8]) -> Result<()> {
-        let reader = &self.link(peer)?.reader;
-        let mut reader = reader.lock().unwrap_or_else(PoisonError::into_inner);
-        let len = read_number(&mut *reader)?;
-        if len != bytes.len() as u64 {
-            let words = format!("rank {peer} sent {len} bytes, and {} are received", bytes.len());
-            return Err(std::io::Error::other(words));
+    /// Whether so many messages of a rank are there.
+    fn has(&self, peer: usize, messages: usize) -> bool {
+        let Some(link) = self.link(peer) else { return messages == 0 };
+        let inbox = lock(&link.inbox);
+        let enough = inbox.messages.len() >= messages;
+        if !enough && inbox.closed {
+            self.starved.store(true, Ordering::Release);
         }
-        reader.read_exact(bytes)
+        enough
+    }
+
+    /// Reads a message of so many bytes, which is there.
+    fn receive(&self, peer: usize, bytes: &mut [u8]) -> std::result::Result<(), String> {
+        let message = self.link(peer).and_then(|link| lock(&link.inbox).messages.pop_front());
+        let message = message.ok_or_else(|| format!("no message of rank {peer}"))?;
+        if message.len() != bytes.len() {
+            let (sent, received) = (message.len(), bytes.len());
+            return Err(format!("rank {peer} sent {sent} bytes, and {received} are received"));
+        }
+        bytes.copy_from_slice(&message);
+        Ok(())
+    }
+}
+
+impl Drop for Links {
+    fn drop(&mut self) {
+        for link in self.links.iter().flatten() {
+            // As above.
+            let _ = link.stream.shutdown(Shutdown::Both);
+        }
     }
 }
 
 impl Link {
     fn new(stream: TcpStream) -> Result<Self> {
         stream.set_nodelay(true)?;
-        let (writer, messages) = sync_channel::<Vec<u8>>(MESSAGES);
-        let mut to = stream.try_clone()?;
-        thread::spawn(move || -> Result<()> {
-            for message in messages {
-                write_number(&mut to, message.len() as u64)?;
-                to.write_all(&message)?;
-            }
-            Ok(())
+        let (writer, messages) = sync_channel(MESSAGES);
+        let (inbox, unwritten) = (Arc::<Mutex<Inbox>>::default(), Arc::<AtomicUsize>::default());
+        let (to, left) = (stream.try_clone()?, unwritten.clone());
+        thread::spawn(move || write_all(to, &messages, &left));
+        let (from, filled) = (stream.try_clone()?, inbox.clone());
+        thread::spawn(move || {
+            // Whatever ends the connection, nothing comes any more.
+            let _ = read_all(from, &filled);
+            lock(&filled).closed = true;
         });
-        Ok(Self { reader: Mutex::new(stream), writer })
+        Ok(Self { stream, inbox, writer, unwritten })
+    }
+}
+
+fn write_all(mut to: TcpStream, messages: &Receiver<Vec<u8>>, left: &AtomicUsize) -> Result<()> {
+    for message in messages {
+        mortal();
+        write_number(&mut to, message.len() as u64)?;
+        to.write_all(&message)?;
+        left.fetch_sub(1, Ordering::AcqRel);
+    }
+    Ok(())
+}
+
+fn read_all(mut from: TcpStream, inbox: &Mutex<Inbox>) -> Result<()> {
+    loop {
+        let mut message = vec![0; read_number(&mut from)? as usize];
+        from.read_exact(&mut message)?;
+        lock(inbox).messages.push_back(message);
     }
 }
 
@@ -145,24 +279,54 @@ pub(crate) struct Message {
 /// Messages that are sent and received at once.
 #[derive(Clone, Debug)]
 pub(crate) struct Exchange {
-    pub(crate) links: std::sync::Arc<Links>,
-    pub(crate) sends: Vec<Message>,
-    pub(crate) receives: Vec<Message>,
+    links: Arc<Links>,
+    sends: Vec<Message>,
+    receives: Vec<Message>,
+    /// Whether its messages were sent.
+    begun: Arc<AtomicBool>,
 }
 
 impl Exchange {
-    /// Sends all, then waits for all.
-    pub(crate) fn run(&self) -> Result<()> {
-        for Message { address, bytes, peer } in &self.sends {
-            // SAFETY: `Work::check` found the memory.
-            let from = unsafe { std::slice::from_raw_parts(*address as *const u8, *bytes) };
-            self.links.send(*peer, from.to_vec())?;
+    pub(crate) fn new(links: Arc<Links>, sends: Vec<Message>, receives: Vec<Message>) -> Self {
+        Self { links, sends, receives, begun: Arc::default() }
+    }
+
+    /// All memory that is read or written.
+    pub(crate) fn messages(&self) -> impl Iterator<Item = &Message> {
+        self.sends.iter().chain(&self.receives)
+    }
+
+    /// Sends everything at the first call. Whether all that it receives is there, or it was
+    /// aborted. `Work::check` has found the memory.
+    pub(crate) fn is_ready(&self) -> bool {
+        if self.links.aborted.load(Ordering::Acquire) {
+            return true;
+        }
+        if !self.begun.swap(true, Ordering::AcqRel) {
+            for Message { address, bytes, peer } in &self.sends {
+                mortal();
+                // SAFETY: the memory was found.
+                let from = unsafe { std::slice::from_raw_parts(*address as *const u8, *bytes) };
+                self.links.send(*peer, from.to_vec());
+            }
+        }
+        (0..self.links.size()).all(|peer| {
+            let of_peer = self.receives.iter().filter(|message| message.peer == peer);
+            self.links.has(peer, of_peer.count())
+        })
+    }
+
+    /// Receives everything. One that was aborted leaves the memory as it is.
+    pub(crate) fn run(&self) -> std::result::Result<(), String> {
+        if self.links.aborted.load(Ordering::Acquire) {
+            return Ok(());
         }
         for Message { address, bytes, peer } in &self.receives {
-            // SAFETY: as above; nothing else runs on the device meanwhile.
+            // SAFETY: `Work::check` found the memory; nothing else runs on the device meanwhile.
             let to = unsafe { std::slice::from_raw_parts_mut(*address as *mut u8, *bytes) };
             self.links.receive(*peer, to)?;
         }
+        mortal();
         Ok(())
     }
 }

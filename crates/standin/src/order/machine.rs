@@ -164,8 +164,9 @@ impl Machine {
         Ok(Point { stream, at: self.streams.get(stream)?.enqueued })
     }
 
-    /// Lets streams run until all these places are done, or a device that they are on has a fault.
-    pub(crate) fn wait(&mut self, points: &[Point]) -> Result<(), CUresult> {
+    /// Lets streams run until all these places are done, or a device that they are on has a fault:
+    /// then it returns true. Returns false once nothing can run but what other processes send.
+    pub(crate) fn advance(&mut self, points: &[Point]) -> Result<bool, CUresult> {
         let mood = [Mood::Idle, Mood::Fair, Mood::Eager][self.random.below(3)];
         let waiting = |machine: &Self| points.iter().any(|point| !machine.is_done(*point));
         if mood == Mood::Eager && waiting(self) {
@@ -178,6 +179,9 @@ impl Machine {
             if mood == Mood::Idle {
                 able.retain(|stream| needed.contains(stream));
             }
+            if able.is_empty() && needed.iter().any(|stream| self.awaits_others(*stream)) {
+                return Ok(false);
+            }
             assert!(!able.is_empty(), "the host waits for what can never run");
             let stream = able[self.random.below(able.len())];
             self.step(stream);
@@ -188,17 +192,13 @@ impl Machine {
                 self.healthy(stream.device)?;
             }
         }
-        Ok(())
+        Ok(true)
     }
 
-    /// Waits for everything that was enqueued on a device.
-    pub(crate) fn wait_for_device(&mut self, device: usize) -> Result<(), CUresult> {
+    /// The ends of all streams of a device.
+    pub(crate) fn ends(&self, device: usize) -> Vec<Point> {
         let of_device = self.streams.iter().filter(|(_, stream)| stream.device == device);
-        let ends: Vec<Point> = of_device
-            .map(|(handle, stream)| Point { stream: handle, at: stream.enqueued })
-            .collect();
-        self.wait(&ends)?;
-        self.healthy(device)
+        of_device.map(|(handle, stream)| Point { stream: handle, at: stream.enqueued }).collect()
     }
 
     /// Lets a random number of commands run, and says whether a place is done.
@@ -223,11 +223,33 @@ impl Machine {
 
     /// Streams whose first command may run.
     fn able(&self) -> Vec<u64> {
-        let may_run = |stream: &Stream| {
-            let first = stream.queue.front();
-            first.is_some_and(|first| first.after.iter().all(|point| self.is_done(*point)))
-        };
+        let may_run = |of: &Stream| self.reached(of).is_some_and(|task| self.is_ready(task));
         self.streams.iter().filter(|(_, of)| may_run(of)).map(|(stream, _)| stream).collect()
+    }
+
+    /// The first command of a stream, if everything before it is done.
+    fn reached<'a>(&self, stream: &'a Stream) -> Option<&'a Task> {
+        let first = stream.queue.front()?;
+        first.after.iter().all(|point| self.is_done(*point)).then_some(&first.task)
+    }
+
+    /// Whether a command that was reached needs nothing from other processes any more. One whose
+    /// memory is gone is ready to report that.
+    fn is_ready(&self, task: &Task) -> bool {
+        match task {
+            Task::Work(Work::Exchange(exchange)) => {
+                let work = Work::Exchange(exchange.clone());
+                work.check(&self.memory).is_err() || exchange.is_ready()
+            }
+            _ => true,
+        }
+    }
+
+    /// Whether a stream has reached an exchange that other processes have not.
+    fn awaits_others(&self, stream: u64) -> bool {
+        let stream = self.streams.get(stream).ok();
+        let reached = stream.and_then(|stream| self.reached(stream));
+        reached.is_some_and(|task| !self.is_ready(task))
     }
 
     /// Streams that have to run for these places to be done.
@@ -287,8 +309,10 @@ impl Machine {
 
     /// Destroys everything that was made in the context of a device, when its work is done.
     pub(crate) fn close(&mut self, device: usize) {
-        // A fault has been reported; there is nothing to wait for then.
-        let _ = self.wait_for_device(device);
+        // A fault has been reported; there is nothing to wait for then. Exchanges that others never
+        // reach end with the context.
+        let ends = self.ends(device);
+        let _ = self.advance(&ends);
         let default = self.devices[device].default_stream;
         self.streams.retain(|handle, of| of.device != device || handle == default);
         self.events.retain(|_, of| of.device != device);
@@ -344,7 +368,7 @@ mod tests {
             let (from, to) = (From::Device(self.on_device), To::Host(self.on_host));
             let copy = Work::Copy(Copy { from, to, bytes: 4 });
             let point = self.machine.enqueue(stream, after.to_vec(), copy).unwrap();
-            self.machine.wait(&[point]).unwrap();
+            assert_eq!(self.machine.advance(&[point]), Ok(true));
             // SAFETY: the fixture's own memory.
             unsafe { *(self.on_host as *const u8) }
         }
@@ -407,7 +431,7 @@ mod tests {
         let [a, b] = of.streams;
         let point = of.fill(a, 1, &[]);
         of.machine.memory.free(of.on_device, false);
-        assert_eq!(of.machine.wait(&[point]), Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
+        assert_eq!(of.machine.advance(&[point]), Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
         let later = of.machine.enqueue(b, vec![], Work::Nothing);
         assert_eq!(later, Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
         let cause = &of.machine.devices[0].fault.as_ref().unwrap().cause;
@@ -415,7 +439,8 @@ mod tests {
         assert!(cause.ends_with("at byte 0 of freed allocation 0 of 4 bytes"), "{cause}");
         let other = of.machine.devices[1].default_stream;
         assert!(of.machine.enqueue(other, vec![], Work::Nothing).is_ok());
-        assert_eq!(of.machine.wait_for_device(1), Ok(()));
+        let ends = of.machine.ends(1);
+        assert_eq!(of.machine.advance(&ends), Ok(true));
     }
 
     #[test]

@@ -93,8 +93,7 @@ impl Work {
             Self::Fill(fill) => on_device(fill.to, fill.value.len() * fill.count, "a fill"),
             Self::Grid(grid) => grid.check(memory),
             Self::Exchange(exchange) => {
-                let mut all = exchange.sends.iter().chain(&exchange.receives);
-                all.try_for_each(|Message { address, bytes, .. }| {
+                exchange.messages().try_for_each(|Message { address, bytes, .. }| {
                     on_device(*address, *bytes, "an exchange")
                 })
             }
@@ -109,8 +108,8 @@ impl Work {
             Self::Copy(copy) => copy.run(),
             Self::Fill(fill) => fill.run(),
             Self::Grid(grid) => engine.run(grid, memory)?,
-            Self::Exchange(exchange) => exchange.run().map_err(|error| {
-                Fault::new(CUresult::CUDA_ERROR_UNKNOWN, format!("an exchange: {error}"))
+            Self::Exchange(exchange) => exchange.run().map_err(|why| {
+                Fault::new(CUresult::CUDA_ERROR_UNKNOWN, format!("an exchange: {why}"))
             })?,
         }
         match memory.damage() {

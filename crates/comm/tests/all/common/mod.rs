@@ -89,6 +89,9 @@ impl Transport for OnlyExchange {
     fn abort(&mut self, reason: &str) {
         self.0.abort(reason);
     }
+    fn deadline(&self) -> Duration {
+        self.0.deadline()
+    }
     fn split(&mut self, call: &Call, color: u64, key: u64) -> Result<Box<dyn Transport>> {
         Ok(Box::new(OnlyExchange(self.0.split(call, color, key)?)))
     }

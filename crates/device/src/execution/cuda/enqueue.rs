@@ -68,7 +68,7 @@ impl Enqueue<'_> {
             }
             TaskAct::Exchange(member, ranks) => {
                 let member = landing.member.insert(member);
-                member.exchange(&record, &ranks, self.stream.raw())
+                member.exchange(&record, &ranks, self.stream)
             }
             TaskAct::Download(to) => self.download(&record, to, landing),
         }

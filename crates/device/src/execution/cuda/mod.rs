@@ -39,6 +39,6 @@ mod track;
 
 pub(crate) use context::Context;
 pub(crate) use lane::{Lane, Told};
-pub(crate) use nccl::{ID_BYTES, Member};
+pub(crate) use nccl::Member;
 pub(crate) use task::Task;
 pub(crate) use track::Track;

@@ -2,13 +2,21 @@
 //! device. Another transport connects the processes for everything else.
 //!
 //! NCCL has no deadlines, and does not notice that ranks make different calls. So every exchange
-//! begins with an agreement of the processes; only then is anything handed to NCCL. Elements in
-//! host memory take the way of the agreement.
+//! begins with an agreement of the processes; only then is anything handed to NCCL. What can fail
+//! on one rank alone is done before. A rank that is lost after an agreement is noticed by a thread
+//! that watches the group, and ends what the device waits for ([`watcher`]). Elements in host
+//! memory take the way of the agreement.
+
+mod watcher;
 
 use crate::error::Result;
 use crate::spans::Spans;
 use crate::transport::{Call, Parcel, Sum, Transport, check_parcels, others};
-use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Peers, Stream, Tensor};
+use meristem_device::{
+    DType, Device, DeviceId, DeviceOptions, Owner, PeerPlace, Peers, Stream, Tensor,
+};
+use std::time::Duration;
+use watcher::Watcher;
 
 /// Environment variables that make NCCL log its activity.
 pub(crate) const DEBUG_ENVIRONMENT: &[(&str, &str)] =
@@ -16,11 +24,11 @@ pub(crate) const DEBUG_ENVIRONMENT: &[(&str, &str)] =
 
 /// The link of a rank.
 pub(crate) struct Nccl {
+    /// Membership of the device of the exchanges so far. Closed before `control`.
+    member: Option<(Device, Peers, Watcher)>,
     control: Box<dyn Transport>,
     /// A stream of the processor, for messages between the processes.
     host: Stream,
-    /// Membership of the device of the exchanges so far.
-    peers: Option<(Device, Peers)>,
     /// Memory for parcels in several pieces, by their position in an exchange.
     packed: Vec<Tensor>,
 }
@@ -34,32 +42,38 @@ impl Nccl {
         Peers::check()?;
         let options = DeviceOptions { threads: 1, ..DeviceOptions::default() };
         let host = Device::open(DeviceId::Cpu(0), &options)?.stream("nccl, control");
-        Ok(Nccl { control, host, peers: None, packed: Vec::new() })
+        Ok(Nccl { member: None, control, host, packed: Vec::new() })
     }
 
-    /// The group of the stream's device; all ranks join it at their first exchange.
-    fn peers(&mut self, stream: &Stream) -> Result<Peers> {
-        if let Some((device, peers)) = &self.peers
-            && device == stream.device()
-        {
-            return Ok(peers.clone());
+    /// The membership of the stream's device; all ranks join it at their first exchange, and wait
+    /// for each other.
+    fn member(&mut self, stream: &Stream) -> Result<(&Peers, &Watcher)> {
+        if !matches!(&self.member, Some((device, ..)) if device == stream.device()) {
+            self.member = None;
+            let (peers, watcher) = self.join(stream)?;
+            self.member = Some((stream.device().clone(), peers, watcher));
         }
+        match &self.member {
+            Some((_, peers, watcher)) => Ok((peers, watcher)),
+            None => unreachable!("set above"),
+        }
+    }
+
+    fn join(&mut self, stream: &Stream) -> Result<(Peers, Watcher)> {
         let (rank, size) = (self.control.rank(), self.control.size());
-        let id = Tensor::zeros(&self.host, [Peers::ID_BYTES], DType::U8, Owner::Collectives)?;
-        let call = Call::on("nccl, join", &id);
+        let name = Tensor::zeros(&self.host, [Peers::ID_BYTES], DType::U8, Owner::Collectives)?;
+        let call = Call::on("nccl, join", &name);
         if rank == 0 {
-            id.copy_from_slice(&Peers::new_id(stream)?)?;
-            let sends = others(0, size).map(|peer| Parcel::new(peer, &id));
+            name.copy_from_slice(&Peers::new_id(stream)?)?;
+            let sends = others(0, size).map(|peer| Parcel::new(peer, &name));
             let sends: Vec<Parcel> = sends.collect::<Result<_>>()?;
             self.control.exchange(&call, &self.host, &sends, &[])?;
         } else {
-            self.control.exchange(&call, &self.host, &[], &[Parcel::new(0, &id)?])?;
+            self.control.exchange(&call, &self.host, &[], &[Parcel::new(0, &name)?])?;
         }
-        let mut name = [0; Peers::ID_BYTES];
-        name.copy_from_slice(&id.to_vec::<u8>()?);
-        let peers = Peers::join(stream, &name, rank, size)?;
-        self.peers = Some((stream.device().clone(), peers.clone()));
-        Ok(peers)
+        let mut id = [0; Peers::ID_BYTES];
+        id.copy_from_slice(&name.to_vec::<u8>()?);
+        Watcher::join(&mut *self.control, stream, &PeerPlace { id, rank, size })
     }
 }
 
@@ -129,8 +143,11 @@ impl Transport for Nccl {
             return self.control.exchange(call, stream, sends, receives);
         }
         check_parcels(call.operation, stream, (self.rank(), self.size()), [sends, receives])?;
-        self.control.exchange(call, &self.host, &[], &[])?;
-        let peers = self.peers(stream)?;
+        // Whatever this rank alone may fail at comes before the agreement: after it the devices of
+        // the others wait for this one.
+        let (peers, watcher) = self.member(stream)?;
+        watcher.check(call.operation)?;
+        let peers = peers.clone();
         // A message is one piece: what is sent in several may be received in others.
         let mut whole = Vec::with_capacity(sends.len() + receives.len());
         for (slot, Parcel { elements, .. }) in sends.iter().chain(receives).enumerate() {
@@ -140,6 +157,7 @@ impl Transport for Nccl {
         for (Parcel { elements, .. }, whole) in sends.iter().zip(to_send) {
             copy_pieces("nccl, pack", elements, whole, |piece, part| (piece, part))?;
         }
+        self.control.exchange(call, &self.host, &[], &[])?;
         let mut launch = stream.launch(call.operation);
         launch = to_send.iter().fold(launch, |launch, whole| launch.read(whole));
         launch = to_receive.iter().fold(launch, |launch, whole| launch.write(whole));
@@ -162,6 +180,10 @@ impl Transport for Nccl {
 
     fn abort(&mut self, reason: &str) {
         self.control.abort(reason);
+    }
+
+    fn deadline(&self) -> Duration {
+        self.control.deadline()
     }
 
     fn split(&mut self, call: &Call, color: u64, key: u64) -> Result<Box<dyn Transport>> {

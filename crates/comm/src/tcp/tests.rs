@@ -1,0 +1,174 @@
+//! A hub among connections that are none of its ranks'.
+#![allow(clippy::unwrap_used, reason = "helpers of tests may unwrap")]
+
+use super::frame::{self, Greeting, Member, Request};
+use super::{Place, world};
+use crate::error::{Error, Result};
+use crate::transport::{Call, Transport};
+use crate::watch::{Pulse, Trouble};
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+const DEADLINE: Duration = Duration::from_secs(30);
+
+type Joined = Result<Box<dyn Transport>>;
+
+fn place(rank: usize, size: usize) -> Place {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    Place { rank, size, address: "127.0.0.1".into(), port }
+}
+
+/// Rank 0 of a group, which waits for the others, and its address.
+fn hub(size: usize) -> (Place, SocketAddr, JoinHandle<Joined>) {
+    let place = place(0, size);
+    let address = place.addresses().unwrap()[0];
+    let of = place.clone();
+    let first = thread::spawn(move || world(&of, DEADLINE));
+    let end = Instant::now() + DEADLINE;
+    while TcpStream::connect(address).is_err() {
+        assert!(Instant::now() < end);
+    }
+    (place, address, first)
+}
+
+fn connect(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    stream
+}
+
+fn greeting(group: u64, rank: u64, size: u64) -> Vec<u8> {
+    Greeting { member: Member { group, rank, size }, watches: false }.encode()
+}
+
+/// The reason for which a greeting is refused; empty for none, `None` without an answer.
+fn answer(address: SocketAddr, bytes: &[u8]) -> Option<String> {
+    let mut stream = connect(address);
+    frame::write(&mut stream, bytes).unwrap();
+    frame::read(&mut stream).ok().map(|reason| String::from_utf8(reason).unwrap())
+}
+
+/// Everything that a port scanner or another program may do, and ranks that do not fit.
+#[test]
+fn foreign_connections_change_nothing() {
+    let (place, address, first) = hub(3);
+    // Nothing; half a length; a request of another protocol; more than a greeting; silence, slow.
+    (0..100).for_each(|_| drop(connect(address)));
+    let mut kept = vec![];
+    for bytes in [&b""[..], b"\x08\0", b"GET / HTTP/1.1\r\n\r\n", &[0xff; 64], &[0; 4096]] {
+        for end in [false, true] {
+            let mut stream = connect(address);
+            // The hub may have closed it in the meantime.
+            let _ = stream.write_all(bytes);
+            let mut rest = vec![];
+            if end {
+                let _ = stream.shutdown(Shutdown::Write);
+                let _ = stream.read_to_end(&mut rest);
+            }
+            assert!(rest.is_empty(), "{rest:?}");
+            kept.push(stream);
+        }
+    }
+    let mut other = greeting(0, 1, 3);
+    other[7] ^= 1;
+    assert_eq!(answer(address, &other), None, "another version");
+    for (bytes, words) in [
+        (greeting(9, 1, 3), "there is no such group"),
+        (greeting(0, 1, 4), "rank 0 was started with WORLD_SIZE 3"),
+        (greeting(0, 3, 3), "a RANK below 3 was expected"),
+        (greeting(0, u64::MAX, 3), "a RANK below 3 was expected"),
+        (greeting(0, 0, 3), "another process has RANK 0"),
+    ] {
+        assert_eq!(answer(address, &bytes).as_deref(), Some(words));
+    }
+    let others = [1, 2].map(|rank| {
+        let place = Place { rank, ..place.clone() };
+        thread::spawn(move || world(&place, DEADLINE))
+    });
+    let ranks = [first].into_iter().chain(others);
+    let meet = |rank: JoinHandle<Joined>| {
+        thread::spawn(move || {
+            let mut rank = rank.join().unwrap().unwrap();
+            (0..10).try_for_each(|_| rank.barrier(&Call::of("barrier")))
+        })
+    };
+    let met: Vec<_> = ranks.map(meet).collect();
+    met.into_iter().for_each(|rank| rank.join().unwrap().unwrap());
+}
+
+/// Messages of a rank that has come, and the error of the others.
+#[test]
+fn a_rank_that_sends_other_bytes_is_named() {
+    let barrier = Call::of("barrier");
+    let header = |kind: u64, words: &[u64]| {
+        let rest = words.iter().flat_map(|word| word.to_le_bytes());
+        kind.to_le_bytes().into_iter().chain(rest).collect::<Vec<u8>>()
+    };
+    let split = Request::Meet(frame::Arrival {
+        call: barrier,
+        wish: frame::Wish::Split { color: 0, key: 0 },
+    });
+    let cases = [
+        vec![],
+        header(9, &[]),
+        // Lengths beyond the message, a split among barriers, a state of a device.
+        header(0, &[u64::MAX]),
+        header(3, &[1 << 50]),
+        split.encode(),
+        Request::Pulse(Pulse { reached: 1, trouble: Some(Trouble::Overdue) }).encode(),
+    ];
+    for bytes in cases {
+        let (_, address, first) = hub(2);
+        let mut stream = connect(address);
+        frame::write(&mut stream, &greeting(0, 1, 2)).unwrap();
+        assert!(frame::read(&mut stream).unwrap().is_empty());
+        let wish = || frame::Wish::Exchange { sends: vec![], receives: vec![] };
+        let call = Call::of("rendezvous");
+        let arrival = Request::Meet(frame::Arrival { call, wish: wish() });
+        frame::write(&mut stream, &arrival.encode()).unwrap();
+        frame::read(&mut stream).unwrap();
+        let mut first = first.join().unwrap().unwrap();
+        frame::write(&mut stream, &bytes).unwrap();
+        let error = first.barrier(&barrier).unwrap_err();
+        let words = "it sent data that this version does not send";
+        assert!(matches!(error, Error::RankGone { rank: 1, reason, .. } if reason == words));
+        drop(stream);
+    }
+}
+
+/// A shape that has more extents than tensors have, or more elements than can be counted.
+#[test]
+fn a_shape_that_no_tensor_has_is_no_request() {
+    let call = Call::of("barrier");
+    let wish = frame::Wish::Exchange { sends: vec![], receives: vec![] };
+    let bytes = Request::Meet(frame::Arrival { call, wish }).encode();
+    assert!(Request::decode(&bytes).is_some());
+    // The rank of the shape follows the kind, the header's length, its step and the element type.
+    let at = 8 + 8 + 8 + 1;
+    assert_eq!(bytes[at], 1, "an extent");
+    for (rank, extents) in [(200u8, 200), (5, 5), (4, 4)] {
+        let mut other = bytes[..at].to_vec();
+        other.push(rank);
+        other.extend(std::iter::repeat_n(0xff, 8 * extents));
+        other.extend_from_slice(&bytes[at + 9..]);
+        let len = (other.len() - 24) as u64;
+        other[8..16].copy_from_slice(&len.to_le_bytes());
+        assert!(Request::decode(&other).is_none(), "{rank}");
+    }
+}
+
+/// An address that does not answer does not use up the time of the next one.
+#[test]
+fn a_rank_tries_every_address() {
+    let (_, address, first) = hub(2);
+    // A port at which nobody listens.
+    let nobody = place(0, 1).addresses().unwrap()[0];
+    let greeting = Greeting { member: Member { group: 0, rank: 1, size: 2 }, watches: false };
+    let (found, stream) = super::reach(&[nobody, address], greeting, DEADLINE).unwrap();
+    assert_eq!(found, address);
+    drop(stream);
+    let error = first.join().unwrap().err().unwrap();
+    assert!(matches!(error, Error::RankGone { rank: 1, .. }), "{error}");
+}

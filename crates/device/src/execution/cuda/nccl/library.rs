@@ -1,0 +1,105 @@
+//! NCCL's library: its functions, with typed errors.
+
+use super::super::bindings::functions;
+use super::super::driver::Called;
+use crate::ground::{CudaError, NCCL_NEEDED};
+use cudarc::nccl::sys as nccl;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::OnceLock;
+
+/// The bindings, with a library that is looked for under its usual name, too, which those of
+/// cudarc do not do.
+mod linked {
+    pub(super) use cudarc::nccl::sys::*;
+    use std::sync::OnceLock;
+
+    /// Names that are tried, in order.
+    const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+
+    static FOUND: OnceLock<Option<libloading::Library>> = OnceLock::new();
+
+    /// The library, if there is one.
+    pub(super) fn find() -> Option<&'static libloading::Library> {
+        let open = |name: &&str| {
+            // SAFETY: the initialisers of a library of this name are NCCL's own.
+            unsafe { libloading::Library::new(*name) }.ok()
+        };
+        FOUND.get_or_init(|| NAMES.iter().find_map(open)).as_ref()
+    }
+
+    /// The library, which was found.
+    ///
+    /// # Safety
+    /// None is needed; the bindings' own function has the same signature.
+    pub(super) unsafe fn culib() -> &'static libloading::Library {
+        match find() {
+            Some(library) => library,
+            None => unreachable!("asked for after `find` only"),
+        }
+    }
+}
+
+/// A stream, as NCCL's bindings name it.
+type Queue = nccl::cudaStream_t;
+
+functions!(linked, nccl::ncclResult_t, "libnccl", {
+    ncclGetUniqueId(*mut nccl::ncclUniqueId);
+    ncclCommInitRankConfig(
+        *mut nccl::ncclComm_t, c_int, nccl::ncclUniqueId, c_int, *mut nccl::ncclConfig_t,
+    );
+    ncclCommGetAsyncError(nccl::ncclComm_t, *mut nccl::ncclResult_t);
+    ncclCommFinalize(nccl::ncclComm_t);
+    ncclCommDestroy(nccl::ncclComm_t);
+    ncclCommAbort(nccl::ncclComm_t);
+    ncclGroupStart();
+    ncclGroupEnd();
+    ncclSend(*const c_void, usize, nccl::ncclDataType_t, c_int, nccl::ncclComm_t, Queue);
+    ncclRecv(*mut c_void, usize, nccl::ncclDataType_t, c_int, nccl::ncclComm_t, Queue);
+});
+
+/// NCCL's functions, once they were found.
+static FOUND: OnceLock<Functions> = OnceLock::new();
+
+/// Finds the library and its functions.
+pub(super) fn load() -> Called<&'static Functions> {
+    if let Some(functions) = FOUND.get() {
+        return Ok(functions);
+    }
+    type Version = unsafe extern "C" fn(*mut c_int) -> u32;
+    let library = linked::find().ok_or(CudaError::NoNccl)?;
+    let (name, mut found) = ("ncclGetVersion", 0);
+    // SAFETY: the function writes one number.
+    let code = unsafe {
+        let version = library.get::<Version>(name.as_bytes());
+        let lacking = |_| CudaError::MissingFunction { library: "libnccl", function: name };
+        version.map_err(lacking)?(&mut found)
+    };
+    check(name, code)?;
+    if found < NCCL_NEEDED {
+        return Err(CudaError::NcclTooOld { found });
+    }
+    let functions = Functions::find()?;
+    Ok(FOUND.get_or_init(|| functions))
+}
+
+/// Code of a call that goes on in a thread of NCCL's.
+pub(super) const IN_PROGRESS: u32 = nccl::ncclResult_t::ncclInProgress as u32;
+
+/// Turns a code into a result; a call in progress is no error.
+pub(super) fn check(function: &'static str, code: u32) -> Called {
+    type Describe = unsafe extern "C" fn(u32) -> *const c_char;
+    if code == 0 || code == IN_PROGRESS {
+        return Ok(());
+    }
+    let describe = || {
+        // SAFETY: the function takes a code and returns a string that lives as long as the process.
+        unsafe {
+            let describe = linked::find()?.get::<Describe>(b"ncclGetErrorString").ok()?;
+            let text = describe(code);
+            (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
+        }
+    };
+    let message = describe().unwrap_or_else(|| "NCCL has no words for it".to_owned());
+    let message = format!("{message}; NCCL_DEBUG=INFO (--comm-debug) shows why");
+    Err(CudaError::Call { function, code: format!("code {code}"), message })
+}

@@ -1,0 +1,26 @@
+//! Groups of devices that exchange data, as values.
+
+/// Bytes of the name of a group.
+pub(crate) const ID_BYTES: usize = 128;
+
+/// Place of a device in a new group.
+#[derive(Debug, Clone, Copy)]
+pub struct PeerPlace {
+    /// Name of the group, from [`Peers::new_id`](crate::Peers::new_id) of one member.
+    pub id: [u8; ID_BYTES],
+    /// Number of this device in the group.
+    pub rank: usize,
+    /// Number of devices in the group.
+    pub size: usize,
+}
+
+/// Numbers of exchanges of a membership.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PeerProgress {
+    /// Exchanges that were enqueued.
+    pub enqueued: u64,
+    /// Exchanges that the device has begun.
+    pub reached: u64,
+    /// Exchanges that it has ended.
+    pub ended: u64,
+}
