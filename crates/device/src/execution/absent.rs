@@ -146,7 +146,12 @@ impl Track {
         match self.0 {}
     }
 
-    pub(crate) fn fuse(&self, _tasks: Vec<Task>, _counters: &Counters) -> Result<Option<Task>> {
+    pub(crate) fn fuse(
+        &self,
+        _tasks: Vec<Task>,
+        _counters: &Counters,
+        _reclaim: &dyn Fn(),
+    ) -> Result<Option<Task>> {
         match self.0 {}
     }
 
@@ -155,6 +160,7 @@ impl Track {
         _programs: &[(Program, usize)],
         _launch: (&'static str, &'static Location<'static>),
         _counters: &Counters,
+        _reclaim: &dyn Fn(),
     ) -> Result<()> {
         match self.0 {}
     }

@@ -91,6 +91,7 @@ impl Launches<'_> {
         let mut rest = launches;
         while let Some(first) = rest.first() {
             let (state, operation) = (first.stream.state().clone(), first.operation);
+            let device = first.stream.device().clone();
             let (of_device, others) = rest.into_iter().partition::<Vec<_>, _>(|launch| {
                 Arc::ptr_eq(&launch.stream.state().shared, &state.shared)
             });
@@ -99,7 +100,10 @@ impl Launches<'_> {
             if let Some(track) = state.track().filter(|_| placed) {
                 let programs: Vec<_> =
                     of_device.into_iter().map(|of| (of.program, of.arguments)).collect();
-                track.prepare(&programs, (operation, site), &state.shared.counters)?;
+                let reclaim = || {
+                    device.trim();
+                };
+                track.prepare(&programs, (operation, site), &state.shared.counters, &reclaim)?;
             }
         }
         Ok(())
@@ -134,7 +138,14 @@ fn run_fused(parts: Vec<Member<'_>>) -> Result<()> {
         Work::Cuda(task) => Some(*task),
         _ => None,
     });
-    let Some(task) = track.fuse(tasks.collect(), &first.shared.counters)? else { return Ok(()) };
+    // Memory that the pool keeps for reuse serves a graph as well.
+    let reclaim = || {
+        if let Some((tensor, _)) = all.first() {
+            tensor.stream().device().trim();
+        }
+    };
+    let fused = track.fuse(tasks.collect(), &first.shared.counters, &reclaim)?;
+    let Some(task) = fused else { return Ok(()) };
     let work = Work::Cuda(Box::new(task));
     first.shared.counters.note(Act::Launch, operation, work.site())?;
     let touching = all.iter().filter(|(tensor, _)| tensor.bytes() > 0);

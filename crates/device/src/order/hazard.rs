@@ -146,7 +146,12 @@ fn replace(slot: &mut Option<Access>, stream: &Arc<StreamState>, seq: u64) {
 }
 
 /// Adds a wait for `access`, unless it is ordered before already; one wait per stream, the latest.
-fn add_edge(edges: &mut Edges, stream: &Arc<StreamState>, access: &Access, propagates: bool) {
+pub(super) fn add_edge(
+    edges: &mut Edges,
+    stream: &Arc<StreamState>,
+    access: &Access,
+    propagates: bool,
+) {
     let ordered = || !stream.shared.checks_order && access.is_ordered_before(stream);
     if access.is_on(stream) || ordered() {
         return;

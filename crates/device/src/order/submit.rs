@@ -5,7 +5,7 @@
 //! and updated at one moment. Lock order: submission, one queue, one storage. No thread sleeps with
 //! one of them held. The models in `model` check this.
 
-use super::hazard::{Edges, Hazards};
+use super::hazard::{Edges, Hazards, add_edge};
 use super::queue::{Access, Edge, Queue, StreamState};
 use super::shared::Submission;
 use crate::execution::{Work, check_may_wait, on_worker};
@@ -122,10 +122,20 @@ pub(crate) struct Part<'a, M> {
 /// group is done with it, on the stream that its tensor belongs to, which is one of the group's.
 pub(crate) fn submit_group<M: Tracked>(parts: Vec<Part<'_, M>>) -> Result<()> {
     let submission = enter_all(&parts);
+    // A part that does a stream's work for it comes after what that stream has got.
+    let followers = parts.iter().filter(|part| part.work.is_none());
+    let end = |stream: &Arc<StreamState>| stream.lock().submitted();
+    let handed: Vec<Access> = followers
+        .map(|Part { stream, .. }| Access { stream: (*stream).clone(), seq: end(stream) })
+        .filter(|access| access.seq > 0)
+        .collect();
     let mut before = Vec::with_capacity(parts.len());
     for part in &parts {
         part.stream.check_alive()?;
         let mut edges = Edges::new();
+        if part.work.is_some() {
+            handed.iter().for_each(|access| add_edge(&mut edges, part.stream, access, true));
+        }
         for (Touch { storage, usage, .. }, _) in &part.touches {
             storage.hazards().waits(part.stream, *usage, &mut edges)?;
         }

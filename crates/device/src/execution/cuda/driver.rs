@@ -57,6 +57,7 @@ functions!(cu, cu::CUresult, "libcuda", {
         *const cu::CUDA_KERNEL_NODE_PARAMS,
     );
     cuGraphInstantiateWithFlags(*mut cu::CUgraphExec, cu::CUgraph, c_ulonglong);
+    cuGraphUpload(cu::CUgraphExec, cu::CUstream);
     cuGraphExecDestroy(cu::CUgraphExec);
     cuGraphLaunch(cu::CUgraphExec, cu::CUstream);
 });
@@ -257,14 +258,18 @@ unsafe impl Sync for Event {}
 
 impl Event {
     /// An event; only one that is `timed` has a time.
+    ///
+    /// A thread that waits for it sleeps: the host waits about once an epoch, so that the time to
+    /// wake up is nothing, while other threads, of loaders and of other ranks, need the core.
     pub(super) fn new(timed: bool) -> Called<Event> {
         let mut raw = ptr::null_mut();
-        let flags = match timed {
+        let time = match timed {
             true => cu::CUevent_flags::CU_EVENT_DEFAULT,
             false => cu::CUevent_flags::CU_EVENT_DISABLE_TIMING,
         };
+        let flags = time as u32 | cu::CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
         // SAFETY: writes one handle.
-        check("cuEventCreate", unsafe { (driver().cuEventCreate)(&mut raw, flags as u32) })?;
+        check("cuEventCreate", unsafe { (driver().cuEventCreate)(&mut raw, flags) })?;
         Ok(Event(raw))
     }
 

@@ -71,12 +71,17 @@ struct Form {
 }
 
 impl Graph {
-    /// Builds the graph. The context is current. Waits for the driver, but not for the device.
-    pub(super) fn build(context: &Arc<Context>, branches: Vec<Branch>) -> Called<Graph> {
+    /// Builds the graph, with all memory that its launches need: they take none. The context is
+    /// current. Waits for the driver, but not for the device.
+    pub(super) fn build(
+        (context, stream): (&Arc<Context>, &RawStream),
+        branches: Vec<Branch>,
+    ) -> Called<Graph> {
         let form = |_| {
             let addresses: usize = branches.iter().map(Branch::addresses).sum();
             let table = block(context, addresses * size_of::<u64>())?;
             let exec = Builder::new()?.build(&branches, table.address())?;
+            exec.upload(stream)?;
             Ok(Form { exec, table, addresses: vec![] })
         };
         let [a, b] = [0, 1].map(form);
@@ -142,6 +147,12 @@ struct Exec(cu::CUgraphExec);
 unsafe impl Send for Exec {}
 
 impl Exec {
+    /// Takes the device's memory that a first launch would take otherwise.
+    fn upload(&self, stream: &RawStream) -> Called {
+        // SAFETY: both live.
+        check("cuGraphUpload", unsafe { (driver().cuGraphUpload)(self.0, stream.raw()) })
+    }
+
     fn launch(&self, stream: &RawStream) -> Called {
         // SAFETY: both live. Kernels read addresses from the table, which were written before: they
         // are those of a record whose memory is alive and ordered until the graph has ended.

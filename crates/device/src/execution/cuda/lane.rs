@@ -139,7 +139,8 @@ impl Lane {
         Ok(Staging::new(&self.context, bytes))
     }
 
-    /// The graph of these branches. `before` is called if it must be built.
+    /// The graph of these branches. `before` is called if it must be built, and `reclaim` if there
+    /// is no memory for it, which it may free.
     ///
     /// # Errors
     /// [`Error::Cuda`]; any error of `before`.
@@ -147,25 +148,41 @@ impl Lane {
         &self,
         branches: Vec<Branch>,
         before: impl FnOnce() -> Result<()>,
+        reclaim: &dyn Fn(),
     ) -> Result<Arc<Graph>> {
-        let mut graphs = lock(&self.graphs);
-        let graph = match graphs.iter().position(|graph| graph.runs(&branches)) {
-            Some(known) => graphs.remove(known),
-            None => {
-                before()?;
-                let build = || {
-                    self.context.bind()?;
-                    Graph::build(&self.context, branches)
-                };
-                let device = self.context.id;
-                Arc::new(build().map_err(|source| Error::Cuda { device, source })?)
-            }
-        };
-        if graphs.len() >= GRAPHS_MAX {
-            graphs.remove(0);
+        if let Some(known) = self.known_graph(&branches) {
+            return Ok(known);
         }
+        before()?;
+        let build = || {
+            self.context.bind()?;
+            Graph::build((&self.context, &self.stream), branches.clone())
+        };
+        let built = build().or_else(|cause| match cause.is_out_of_memory() {
+            true => {
+                reclaim();
+                build()
+            }
+            false => Err(cause),
+        });
+        let device = self.context.id;
+        let graph = Arc::new(built.map_err(|source| Error::Cuda { device, source })?);
+        let mut graphs = lock(&self.graphs);
         graphs.push(graph.clone());
+        let oldest = (graphs.len() > GRAPHS_MAX).then(|| graphs.remove(0));
+        // To free its memory may stop the device.
+        drop(graphs);
+        drop(oldest);
         Ok(graph)
+    }
+
+    /// A graph of these branches that was launched before, from now on the latest.
+    fn known_graph(&self, branches: &[Branch]) -> Option<Arc<Graph>> {
+        let mut graphs = lock(&self.graphs);
+        let known = graphs.iter().position(|graph| graph.runs(branches))?;
+        let graph = graphs.remove(known);
+        graphs.push(graph.clone());
+        Some(graph)
     }
 
     /// Whether everything up to the ticket is known to be done, or was lost with the device.
@@ -201,6 +218,9 @@ impl Lane {
         let issued = lock(&self.state).issued;
         self.wait(issued);
         if self.context.has_failed() {
+            // A device whose results count as lost may still be at work, on memory of the flights.
+            // One that CUDA gave up says so at once.
+            let _ = self.context.bind().and_then(|()| self.stream.synchronize());
             let mut state = lock(&self.state);
             let lost = (std::mem::take(&mut state.flights), std::mem::take(&mut state.marks));
             drop(state);

@@ -77,14 +77,19 @@ impl Track {
 
     /// Makes one task of several that have nothing to do with one another, each of which
     /// [is placed](Task::is_placed); `None` without any. Building its graph counts as an
-    /// allocation.
+    /// allocation; without memory for it `reclaim` is called, which may free some.
     ///
     /// # Errors
     /// [`Error::Cuda`]; [`Error::HotScope`] if an open scope forbids the allocation.
-    pub(crate) fn fuse(&self, tasks: Vec<Task>, counters: &Counters) -> Result<Option<Task>> {
+    pub(crate) fn fuse(
+        &self,
+        tasks: Vec<Task>,
+        counters: &Counters,
+        reclaim: &dyn Fn(),
+    ) -> Result<Option<Task>> {
         let Some(Fusion { record, branches }) = Fusion::of(tasks) else { return Ok(None) };
         let build = || counters.note(Act::Allocate, "build a graph", record.site);
-        let graph = self.lane.graph(branches, build)?;
+        let graph = self.lane.graph(branches, build, reclaim)?;
         Ok(Some(Task { record, act: TaskAct::Graph(graph) }))
     }
 
@@ -98,6 +103,7 @@ impl Track {
         programs: &[(Program, usize)],
         (operation, site): (&'static str, &'static Location<'static>),
         counters: &Counters,
+        reclaim: &dyn Fn(),
     ) -> Result<()> {
         let bind = |(program, args): &(Program, usize)| {
             self.note_loading(program, site, counters)?;
@@ -107,7 +113,8 @@ impl Track {
         let bound = programs.iter().map(bind).collect::<Result<Vec<_>>>()?;
         let branches = branches(bound);
         if !branches.is_empty() {
-            self.lane.graph(branches, || counters.note(Act::Allocate, "build a graph", site))?;
+            let build = || counters.note(Act::Allocate, "build a graph", site);
+            self.lane.graph(branches, build, reclaim)?;
         }
         Ok(())
     }

@@ -4,8 +4,8 @@ use super::{LANES, empty, gpu, no_cpu_kernel, run_set};
 use crate::common::kernels::{mix, set};
 use crate::common::{cpu, filled, open};
 use meristem_device::{
-    Act, Ahead, Device, DeviceId, Error, Launches, Piece, Policy, Program, Stream, Tensor,
-    read_back_as,
+    Act, Ahead, DType, Device, DeviceId, Error, Launches, Owner, Piece, Policy, Program, Stream,
+    Tensor, read_back_as,
 };
 
 const LEN: usize = 150;
@@ -108,6 +108,66 @@ fn a_graph_waits_for_what_its_members_wait_for() {
             assert!(back == expect, "{lanes} lanes, round {round}");
         }
     }
+}
+
+/// The launch of a stream comes after what the stream got before, though another's lane runs it: no
+/// tensor tells of that order.
+#[test]
+fn a_graph_comes_after_what_its_members_got_before() {
+    for lanes in LANES {
+        let device = gpu(lanes);
+        let (program, streams) = (twice(), streams(&device, 3));
+        let tensors: Vec<_> =
+            streams.iter().map(|s| (filled(s, LEN, 1), filled(s, LEN, 2))).collect();
+        let (source, other) = (device.stream("source"), device.stream("other"));
+        for round in 0..30 {
+            device.synchronize().unwrap();
+            run_set(&other, &empty(&other, LEN), round);
+            streams[1].wait(&other.record()).unwrap();
+            run_set(&streams[2], &empty(&source, LEN).on(&streams[2]).unwrap(), round);
+            let before = [streams[1].record(), streams[2].record()];
+            let mut launches = Launches::default();
+            for (stream, (from, to)) in streams.iter().zip(&tensors) {
+                add(&mut launches, &program, (stream, from, to)).unwrap();
+            }
+            launches.run().unwrap();
+            streams[0].synchronize().unwrap();
+            let done = before.map(|event| event.is_done());
+            assert_eq!(done, [true; 2], "{lanes} lanes, round {round}");
+        }
+    }
+}
+
+/// A process with little memory, all of which the pool keeps.
+#[test]
+#[ignore = "the next test runs it in a process of its own"]
+fn a_graph_where_the_pool_has_all_memory() {
+    let device = gpu(1);
+    let (program, streams) = (twice(), streams(&device, 2));
+    let tensors: Vec<_> = streams.iter().map(|s| (filled(s, LEN, 1), filled(s, LEN, 2))).collect();
+    let mut all = vec![];
+    for len in [16 << 10, 1 << 10, 64, 1] {
+        while let Ok(tensor) = Tensor::empty(&streams[0], [len], DType::U32, Owner::Other) {
+            all.push(tensor);
+        }
+    }
+    drop(all);
+    let mut launches = Launches::default();
+    for (stream, (from, to)) in streams.iter().zip(&tensors) {
+        add(&mut launches, &program, (stream, from, to)).unwrap();
+    }
+    launches.run().unwrap();
+    assert_eq!(tensors[1].1.to_vec::<u32>().unwrap(), expected(&[2; LEN], 1));
+}
+
+/// On a GPU, where the variable is nothing, there is memory enough.
+#[test]
+fn a_graph_gets_memory_that_the_pool_keeps() {
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    let name = "cuda::graphs::a_graph_where_the_pool_has_all_memory";
+    command.args([name, "--exact", "--ignored"]).env("MERISTEM_STANDIN_MEMORY", "1048576");
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
 }
 
 #[test]

@@ -20,18 +20,19 @@
 //!
 //! The models in `model` check these; each names the module of its invariant.
 
+mod run;
+
 use super::shared::Shared;
 use crate::execution::cuda::{Told, Track};
-use crate::execution::{Executor, Left, Task, Work};
+use crate::execution::{Executor, Work};
 use crate::ground::sync::{
-    Arc, AtomicSeq, Condvar, Mutex, MutexGuard, OnceLock, Ordering, TURN, lock, spin_until, wait_on,
+    Arc, AtomicSeq, Condvar, Mutex, MutexGuard, OnceLock, Ordering, lock, spin_until, wait_on,
 };
 use crate::ground::{Error, Result};
 use crate::hooks::{Observed, Observers, Position, Ran};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, Location, catch_unwind};
-use std::time::Instant;
+use std::panic::Location;
 
 /// Number of commands at which a host thread has to wait before it may enqueue more.
 pub(crate) const CAPACITY: usize = 256;
@@ -350,180 +351,5 @@ impl StreamState {
     /// The command with this number, as observers know it.
     pub(crate) fn position(&self, seq: u64) -> Position<'_> {
         Position { stream: &self.observed, seq }
-    }
-
-    /// Number of the command that is running; for its worker.
-    fn next_seq(&self) -> u64 {
-        self.completed.load(Ordering::Relaxed) + 1
-    }
-
-    /// Runs work, and tells the observers before any other thread can know.
-    fn run_observed(&self, mut work: Work) {
-        let Some(asked) = work.take_asked() else { return self.run_work(work) };
-        let (operation, site) = (work.operation(), work.site());
-        let at = self.position(self.next_seq());
-        let (asked, dropped) = (&asked, self.failure.get().is_some());
-        let start = Instant::now();
-        self.run_work(work);
-        let ran = Ran { at, operation, site, asked, start, end: Instant::now(), dropped };
-        self.observers.tell(|observer| observer.launch_ran(&ran));
-    }
-
-    /// Runs work, or drops it if an earlier kernel of the stream panicked.
-    fn run_work(&self, work: Work) {
-        let (operation, site) = (work.operation(), work.site());
-        let alive = self.failure.get().is_none();
-        let run = AssertUnwindSafe(|| if alive { work.run() } else { drop(work) });
-        if let Err(payload) = catch_unwind(run) {
-            let message = match payload.downcast::<String>() {
-                Ok(message) => message.as_str().into(),
-                Err(payload) => match payload.downcast::<&'static str>() {
-                    Ok(message) => Arc::from(*message),
-                    Err(payload) => {
-                        // The payload's destructor is user code too, and may panic in turn.
-                        let _ = catch_unwind(AssertUnwindSafe(|| drop(payload)));
-                        Arc::from("(no message)")
-                    }
-                },
-            };
-            self.fail(Panic { operation, stream: self.name().clone(), site, message });
-        }
-    }
-
-    /// The failure of a stream whose device failed, as that of a kernel there.
-    fn lost(&self, producer: &StreamState, error: &Error) -> Panic {
-        let (operation, site) = match error {
-            Error::DeviceFailed { operation, site, .. } => (*operation, *site),
-            _ => ("wait", Location::caller()),
-        };
-        let (stream, message) = (producer.name().clone(), error.to_string().into());
-        Panic { operation, stream, site, message }
-    }
-
-    /// Marks the current command and everything after it as failed.
-    fn fail(&self, panic: Panic) {
-        let seq = self.next_seq();
-        // Only the first failure counts; later work is not run.
-        let _ = self.failure.set(Failure { seq, panic });
-    }
-
-    /// Parks this stream if the wait is not over; returns whether it did. If so another worker may
-    /// already have it: the caller must not touch it any more.
-    fn park_for(self: &Arc<Self>, edge: &Edge) -> bool {
-        let producer = &edge.access.stream;
-        if let Engine::Cuda(track) = &producer.engine {
-            track.wait(edge.access.seq); // nothing would wake this stream
-            if edge.propagates
-                && let Err(error) = track.check()
-            {
-                self.fail(self.lost(producer, &error));
-            }
-        } else if !edge.access.is_done() {
-            // Parked first: as soon as the producer knows of this stream it may wake it. The wait
-            // is put back so that it is checked again then.
-            {
-                let mut queue = self.lock();
-                let access = edge.access.clone();
-                let again = Edge { access, propagates: edge.propagates };
-                queue.commands.push_front(Command::Wait(again));
-                queue.place = Place::Parked;
-            }
-            if producer.add_waiter(edge.access.seq, self) {
-                return true;
-            }
-            let mut queue = self.lock();
-            queue.place = Place::Ready;
-            queue.commands.pop_front();
-        }
-        if edge.propagates
-            && let Some(failure) = producer.failure.get()
-            && failure.seq <= edge.access.seq
-        {
-            self.fail(failure.panic.clone());
-        }
-        false
-    }
-
-    /// Registers a parked stream; false if the command it waits for is done by now.
-    fn add_waiter(&self, seq: u64, waiter: &Arc<StreamState>) -> bool {
-        let mut queue = self.lock();
-        // The worker stores `completed` before it takes this lock to look for waiters.
-        let waits = !self.is_done(seq);
-        if waits {
-            queue.waiters.push((seq, waiter.clone()));
-        }
-        waits
-    }
-
-    /// Wakes the host threads and streams whose wait is over.
-    fn wake_waiters<'a>(&'a self, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
-        if queue.host_wake_at != u64::MAX && self.is_done(queue.host_wake_at) {
-            queue.host_wake_at = u64::MAX;
-            self.done.notify_all();
-        }
-        if queue.waiters.is_empty() {
-            return queue;
-        }
-        let mut woken: SmallVec<[Arc<StreamState>; 4]> = SmallVec::new();
-        queue.waiters.retain(|(seq, waiter)| {
-            let done = self.is_done(*seq);
-            if done {
-                woken.push(waiter.clone());
-            }
-            !done
-        });
-        drop(queue); // no two queue locks at once
-        for waiter in woken {
-            waiter.lock().place = Place::Ready;
-            if let Engine::Cpu(executor) = &waiter.engine {
-                executor.clone().resume(waiter);
-            }
-        }
-        self.lock()
-    }
-}
-
-impl Task for StreamState {
-    /// Runs commands until there are none, one has to wait, or other streams wait for their turn.
-    fn run(self: &Arc<Self>) -> Left {
-        let Engine::Cpu(executor) = &self.engine else {
-            unreachable!("workers get the streams of their own device")
-        };
-        let mut turn_start = None;
-        let mut queue = self.lock();
-        loop {
-            let Some(command) = queue.commands.pop_front() else {
-                queue.place = Place::Idle;
-                return Left::Idle;
-            };
-            if queue.blocked > 0 && queue.commands.len() <= RESUME_AT {
-                self.space.notify_all();
-            }
-            drop(queue);
-            match command {
-                Command::Work(work) => match self.observers.is_empty() {
-                    true => self.run_work(work),
-                    false => self.run_observed(work),
-                },
-                Command::Wait(edge) => {
-                    self.observers.tell(|observer| observer.wait_begins(&self.observed));
-                    if self.park_for(&edge) {
-                        return Left::Parked;
-                    }
-                    self.observers.tell(|observer| {
-                        let at = self.position(self.next_seq());
-                        observer.wait_ended(at, edge.access.position());
-                    });
-                }
-            }
-            self.completed.store(self.next_seq(), Ordering::Release);
-            queue = self.wake_waiters(self.lock());
-            if executor.has_ready() && !queue.commands.is_empty() {
-                let start = *turn_start.get_or_insert_with(Instant::now);
-                if start.elapsed() >= TURN {
-                    return Left::TurnOver;
-                }
-            }
-        }
     }
 }
