@@ -7,6 +7,8 @@ mod conformance;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "cuda")]
+mod cuda_mma;
+#[cfg(feature = "cuda")]
 mod cuda_policy;
 mod expect;
 mod fleet;

@@ -1,0 +1,133 @@
+// Products by precision: how factors are rounded, and the matrix products of tensor cores.
+//
+// At every precision factors are rounded one by one and sums are f32. A tensor core multiplies the
+// fragments of a warp, a 16 × 8 words and b 8 × 8 words, where a word of 32 bits has one factor of
+// TF32 or two of bf16, neighbours along the sum. `row` being lane / 4 and `at` lane % 4, a lane has
+//
+//   a: words (row, at), (row + 8, at), (row, at + 4), (row + 8, at + 4)
+//   b: words (at, row), (at + 4, row), of column `row`
+//   d: elements (row, 2·at), (row, 2·at + 1), (row + 8, 2·at), (row + 8, 2·at + 1)
+//
+// The order of the sums within one product is not documented, nor whether they are rounded one by
+// one. The stand-in adds one after another.
+#pragma once
+#include "nn.cuh"
+
+// To TF32, which has 10 bits of mantissa: the nearest, of two the one farther from zero. NaN has
+// one form.
+__device__ __forceinline__ u32 to_tf32(float value) {
+#ifdef MERISTEM_STANDIN
+    u32 bits = isnan(value) ? 0x7fffffff : meristem_to_tf32(value);
+#else
+    u32 bits;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+#endif
+    // A tensor core ignores what lies below the mantissa, other units do not.
+    return bits & 0xffffe000;
+}
+
+// Two to bf16, which has 7 bits of mantissa: the nearest, of two the even one. NaN has one form.
+__device__ __forceinline__ u32 to_bf16(float low, float high) {
+#ifdef MERISTEM_STANDIN
+    auto half = [](float value) {
+        u32 bits = __float_as_uint(value);
+        return isnan(value) ? 0x7fffu : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    };
+    return half(high) << 16 | half(low);
+#else
+    u32 bits;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    return bits;
+#endif
+}
+
+// Factors as they are, for units of f32.
+struct F32 {
+    static constexpr bool MATRIX = false;
+    static constexpr u32 EACH = 1;  // factors of a word
+    using Single = F32;             // the same factors, one to a word
+
+    __device__ __forceinline__ static float round(float value) { return value; }
+
+    // Puts a factor into a word of shared memory: the one that is `which` of it.
+    __device__ __forceinline__ static void put(float* word, u32, float value) { *word = value; }
+};
+
+// Factors that are rounded to TF32.
+struct Tf32 {
+    static constexpr bool MATRIX = true;
+    static constexpr u32 EACH = 1;
+    using Single = Tf32;
+
+    __device__ __forceinline__ static float round(float value) {
+        return __uint_as_float(to_tf32(value));
+    }
+
+    __device__ __forceinline__ static u32 word(const float (&v)[EACH]) { return to_tf32(v[0]); }
+
+    __device__ __forceinline__ static void put(float* word, u32, float value) {
+        *word = round(value);
+    }
+
+    // Adds the product of two fragments.
+    __device__ __forceinline__ static void multiply(float (&d)[4], const u32 (&a)[4],
+                                                    const u32 (&b)[2]) {
+#ifdef MERISTEM_STANDIN
+        meristem_mma_tf32(d, a, b, d);
+#else
+        asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+            "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+    }
+};
+
+// Factors that are rounded to bf16, one to a word: where two that are neighbours along the sum do
+// not lie side by side. They are factors of TF32, too.
+struct Bf16Single {
+    static constexpr bool MATRIX = true;
+    static constexpr u32 EACH = 1;
+
+    __device__ __forceinline__ static float round(float value) {
+        return __uint_as_float(to_bf16(value, value) << 16);
+    }
+
+    __device__ __forceinline__ static void put(float* word, u32, float value) {
+        *word = round(value);
+    }
+
+    __device__ __forceinline__ static void multiply(float (&d)[4], const u32 (&a)[4],
+                                                    const u32 (&b)[2]) {
+        Tf32::multiply(d, a, b);
+    }
+};
+
+// Factors that are rounded to bf16.
+struct Bf16 {
+    static constexpr bool MATRIX = true;
+    static constexpr u32 EACH = 2;
+    using Single = Bf16Single;
+
+    __device__ __forceinline__ static float round(float value) { return Single::round(value); }
+
+    __device__ __forceinline__ static void put(float* word, u32 which, float value) {
+        reinterpret_cast<unsigned short*>(word)[which] = (unsigned short)to_bf16(value, 0.0f);
+    }
+
+    __device__ __forceinline__ static u32 word(const float (&v)[EACH]) {
+        return to_bf16(v[0], v[1]);
+    }
+
+    __device__ __forceinline__ static void multiply(float (&d)[4], const u32 (&a)[4],
+                                                    const u32 (&b)[2]) {
+#ifdef MERISTEM_STANDIN
+        meristem_mma_bf16(d, a, b, d);
+#else
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+            "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+    }
+};
