@@ -1,6 +1,9 @@
 //! Errors of graphs, plans, networks, weights and the tensors they are given.
 
+use meristem_device::DeviceId;
+
 use crate::dims::Dims;
+use crate::precision::Precision;
 
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -110,6 +113,16 @@ pub enum Error {
         expected: &'static str,
         /// The value asked for.
         got: String,
+    },
+    /// A device does not compute in this precision.
+    #[error(
+        "{device} computes in f32 only, got the precision {precision}; use f32, or a CUDA device"
+    )]
+    Precision {
+        /// The device.
+        device: DeviceId,
+        /// The precision asked for.
+        precision: Precision,
     },
     /// The memory given to a plan is not what it was compiled for.
     #[error("plan: {what}: expected {expected}, got {got}")]

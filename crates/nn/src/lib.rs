@@ -47,6 +47,7 @@ mod metrics;
 pub mod network;
 pub mod ops;
 pub mod plan;
+mod precision;
 pub mod safetensors;
 mod space;
 pub mod state;
@@ -60,4 +61,5 @@ pub use network::{
     SequenceOptions, SequenceRun, Snapshot,
 };
 pub use plan::{Mode, Plan, PlanOptions};
+pub use precision::Precision;
 pub use state::{HostData, HostTensor, StateDict, StateError};

@@ -37,6 +37,7 @@ use crate::metrics::MetricsLayout;
 use crate::ops;
 use crate::ops::Target;
 use crate::plan::{self, AlphaPattern, Mode, Phase, Plan, PlanOptions, Step};
+use crate::precision::Precision;
 
 /// A batch of one network: inputs and labels, on its stream.
 pub type LabelledBatch<'a> = (&'a Tensor, &'a Tensor);
@@ -64,12 +65,15 @@ pub struct NetworkOptions {
     pub configs: usize,
     /// Mean losses of how many last batches are kept.
     pub batch_log: usize,
+    /// Precision of products, in training and evaluation alike; a processor has f32 only.
+    pub precision: Precision,
 }
 
 impl NetworkOptions {
-    /// With 32 configurations and a log of 1024 batches.
+    /// With 32 configurations, a log of 1024 batches, and f32.
     pub fn new(seed: u64, env: u64, isa: Isa, batch_max: usize) -> Self {
-        Self { seed, env, isa, batch_max, configs: 32, batch_log: 1024 }
+        let precision = Precision::F32;
+        Self { seed, env, isa, batch_max, configs: 32, batch_log: 1024, precision }
     }
 
     fn fresh(&self) -> Fresh {
@@ -77,7 +81,8 @@ impl NetworkOptions {
     }
 
     fn plan(&self, batch: usize, mode: Mode, target: Target) -> PlanOptions {
-        PlanOptions { batch_log: self.batch_log, target, ..PlanOptions::new(batch, mode) }
+        let Self { batch_log, precision, .. } = *self;
+        PlanOptions { batch_log, precision, target, ..PlanOptions::new(batch, mode) }
     }
 }
 
@@ -106,8 +111,8 @@ impl Network {
     /// A network with fresh parameters and plans of its own. Does not wait for the device.
     ///
     /// # Errors
-    /// An option of zero, a graph with several inputs or two groups of one name, an image too
-    /// small, memory.
+    /// An option of zero, [`Error::Precision`], a graph with several inputs or two groups of one
+    /// name, an image too small, memory.
     pub fn new(stream: &Stream, graph: Arc<Graph>, options: NetworkOptions) -> Result<Self> {
         Self::with_plans(stream, graph, options, &Plans::default())
     }
@@ -122,7 +127,7 @@ impl Network {
         options: NetworkOptions,
         plans: &Plans,
     ) -> Result<Self> {
-        check_options(&options)?;
+        check_options(stream, &options)?;
         Self::assemble(stream, graph, options, plans, None)
     }
 
@@ -277,8 +282,8 @@ impl Network {
     /// An evaluation of so many samples.
     fn evaluation_of(&mut self, batch: usize, configs: &Range<usize>) -> Result<Pass> {
         let pattern = self.pattern("eval_rows", configs)?;
-        let target = Target::of(self.stream.device());
-        let plan = self.topology.rows(RowPlan { batch, pattern, target })?;
+        let options = self.options.plan(batch, Mode::Evaluate, Target::of(self.stream.device()));
+        let plan = self.topology.rows(RowPlan { options, pattern })?;
         self.make_room(&plan)?;
         let run = Run::of(&plan, Phase::Forward..=Phase::Backward);
         Ok(Pass { operation: "eval_rows", run, config: configs.start })
@@ -499,7 +504,11 @@ fn new_arena(stream: &Stream, len: usize) -> Result<Tensor> {
     Ok(Tensor::empty(stream, [len], DType::F32, Owner::Activations)?)
 }
 
-fn check_options(options: &NetworkOptions) -> Result<()> {
+fn check_options(stream: &Stream, options: &NetworkOptions) -> Result<()> {
+    let (device, precision) = (stream.device().id(), options.precision);
+    if !precision.runs_on(device) {
+        return Err(Error::Precision { device, precision });
+    }
     for (name, value) in [("batch_max", options.batch_max), ("configs", options.configs)] {
         if value == 0 {
             return Err(Error::argument("Network::new", name, "at least 1", 0));

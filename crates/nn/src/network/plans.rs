@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::Result;
 use crate::graph::Graph;
-use crate::ops::Target;
 use crate::plan::{AlphaPattern, Plan, PlanOptions};
 
 /// Topologies kept; of those that no network has, the one used longest ago goes first.
@@ -75,7 +74,7 @@ impl Topology {
     /// As [`Plan::compile_rows`].
     pub(super) fn rows(&self, of: RowPlan) -> Result<Arc<Plan>> {
         lock(&self.rows).plan(of, ROW_PLANS_MAX, |of| {
-            Plan::compile_rows(&self.graph, &of.pattern, of.batch, of.target)
+            Plan::compile_rows(&self.graph, &of.pattern, of.options.clone())
         })
     }
 }
@@ -83,9 +82,8 @@ impl Topology {
 /// A plan of many rows of alphas.
 #[derive(Debug, PartialEq)]
 pub(super) struct RowPlan {
-    pub(super) batch: usize,
+    pub(super) options: PlanOptions,
     pub(super) pattern: AlphaPattern,
-    pub(super) target: Target,
 }
 
 /// Plans by what they are for; the one used longest ago is the first.

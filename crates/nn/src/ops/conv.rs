@@ -1,38 +1,60 @@
 //! Steps of 2-d convolution, and of linear layers, whose shape is [`ConvShape::linear`].
+//!
+//! Factors are rounded where they are multiplied (see [`Precision`]): images, weights, and the
+//! gradient of the output. The gradient of the bias is a sum of what was not rounded.
 
 use super::operand::{Operands, Signature, f32s, scratch};
 use crate::kernels::conv::{self, ConvInputs, ConvShape, ParamGrads};
 use crate::kernels::norm::BatchStats;
 use crate::kernels::{GradOut, Isa};
+use crate::precision::Precision;
+
+/// Products of a convolution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Product {
+    /// Shape of the convolution.
+    pub shape: ConvShape,
+    /// Precision of the factors.
+    pub precision: Precision,
+}
 
 /// A convolution's forward and backward steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Op {
     /// Reads x, weight, bias (optional); writes y, scratch.
-    Forward(ConvShape),
+    Forward(Product),
     /// As [`Op::Forward`], and writes mean and variance of y per channel between y and scratch.
-    ForwardWithStats(ConvShape),
+    ForwardWithStats(Product),
     /// Reads x, dy; adds to dweight and dbias (optional); scratch.
-    WeightGradient(ConvShape),
+    WeightGradient(Product),
     /// Reads dy, weight; writes dx, scratch.
     DataGradient {
-        /// Shape.
-        shape: ConvShape,
+        /// Shape and precision.
+        product: Product,
         /// Add to dx.
         accumulate: bool,
     },
 }
 
+impl Product {
+    /// Products whose factors are not rounded.
+    pub const fn f32(shape: ConvShape) -> Self {
+        Self { shape, precision: Precision::F32 }
+    }
+}
+
 impl Op {
-    fn shape(&self) -> &ConvShape {
-        match self {
-            Op::Forward(shape) | Op::ForwardWithStats(shape) | Op::WeightGradient(shape) => shape,
-            Op::DataGradient { shape, .. } => shape,
+    fn product(&self) -> Product {
+        match *self {
+            Op::Forward(product) | Op::ForwardWithStats(product) | Op::WeightGradient(product) => {
+                product
+            }
+            Op::DataGradient { product, .. } => product,
         }
     }
 
     pub(super) fn signature(&self) -> Signature {
-        let shape = self.shape();
+        let shape = self.product().shape;
         let [x, y] = [shape.input(), shape.output()].map(|image| f32s(image.len()));
         let (w, channels) = (f32s(shape.weight_len()), f32s(shape.out_c));
         let (bias, rest) = (channels.optional(), scratch(shape.scratch_len()));
@@ -46,28 +68,36 @@ impl Op {
         }
     }
 
+    /// Rounded factors are copies, in memory of their own: they are the definition that a GPU's
+    /// kernels are compared with, and no plan of a processor has them.
     pub(super) fn run(&self, isa: Isa, operands: Operands<'_>) {
+        let Product { shape, precision } = &self.product();
+        let round = |factor| precision.rounded(factor);
         match self {
-            Op::Forward(shape) => {
+            Op::Forward(_) => {
                 let ([x, w, bias], [y, scratch]) = operands.floats();
-                let of = ConvInputs { x, w, bias };
+                let (x, w) = (round(x), round(w));
+                let of = ConvInputs { x: &x, w: &w, bias };
                 conv::forward(isa, shape, &of, y, scratch);
             }
-            Op::ForwardWithStats(shape) => {
+            Op::ForwardWithStats(_) => {
                 let ([x, w, bias], [y, mean, var, scratch]) = operands.floats();
-                let of = ConvInputs { x, w, bias };
+                let (x, w) = (round(x), round(w));
+                let of = ConvInputs { x: &x, w: &w, bias };
                 let stats = BatchStats { mean, var };
                 conv::forward_with_stats(isa, shape, &of, y, stats, scratch);
             }
-            Op::WeightGradient(shape) => {
+            Op::WeightGradient(_) => {
                 let ([x, dy], [dw, db, scratch]) = operands.floats();
-                let to = ParamGrads { dw, db };
-                conv::backward_weight(isa, shape, x, dy, to, scratch);
+                let (weights, bias) =
+                    (ParamGrads { dw, db: &mut [] }, ParamGrads { dw: &mut [], db });
+                conv::backward_weight(isa, shape, &round(x), &round(dy), weights, scratch);
+                conv::backward_weight(isa, shape, x, dy, bias, scratch);
             }
-            Op::DataGradient { shape, accumulate } => {
+            Op::DataGradient { accumulate, .. } => {
                 let ([dy, w], [values, scratch]) = operands.floats();
                 let dx = GradOut { values, accumulate: *accumulate };
-                conv::backward_data(isa, shape, dy, w, dx, scratch);
+                conv::backward_data(isa, shape, &round(dy), &round(w), dx, scratch);
             }
         }
     }

@@ -11,10 +11,12 @@
 
 mod reference;
 
+use super::conv::Product;
 use super::norm::BatchNorm;
 use super::operand::{Operands, Signature, Spec, f32s, i64s, u32s};
 use crate::kernels::conv::ConvShape;
 use crate::kernels::{Isa, pad16};
+use crate::precision::Precision;
 
 /// Channels that are read, and channels that are written, of a block of a GPU that has a part of
 /// the weights.
@@ -30,6 +32,8 @@ pub struct Stage {
     pub shape: ConvShape,
     /// Batch norm before it, with ReLU and perhaps pooling.
     pub before: Option<BatchNorm>,
+    /// Precision of the products' factors: images behind the norm, weights, raw gradients.
+    pub precision: Precision,
 }
 
 /// A classifier: the mean of each channel behind a batch norm, and a linear layer.
@@ -39,6 +43,8 @@ pub struct Head {
     pub norm: BatchNorm,
     /// Outputs of the linear layer.
     pub classes: usize,
+    /// Precision of the products' factors: means, weights, gradients of the outputs.
+    pub precision: Precision,
 }
 
 /// Operations on stages.
@@ -105,11 +111,20 @@ pub(crate) fn fits(shape: &ConvShape) -> bool {
 }
 
 impl Stage {
+    pub(crate) fn new(Product { shape, precision }: Product, before: Option<BatchNorm>) -> Self {
+        Self { shape, before, precision }
+    }
+
     /// Tickets of the forward pass and of the backward pass.
     pub fn tickets(&self) -> [usize; 2] {
         let [read, written] = WEIGHT_BLOCK;
         let ConvShape { in_c, out_c, .. } = self.shape;
         [1, in_c.div_ceil(read) * out_c.div_ceil(written) + 1]
+    }
+
+    /// Products of the convolution.
+    pub(super) fn product(&self) -> Product {
+        Product { shape: self.shape, precision: self.precision }
     }
 
     /// Elements that it reads: raw images if there is a norm before it.
@@ -181,14 +196,15 @@ impl Op {
 impl Head {
     /// Raw images, something per channel, weight, bias, means, outputs.
     fn specs(&self) -> [Spec; 6] {
-        let Self { norm, classes } = *self;
+        let Self { norm, classes, .. } = *self;
         let (c, batch) = (norm.shape.c, norm.shape.batch);
         let weight = c * pad16(classes);
         [norm.shape.len(), c, weight, classes, batch * c, batch * classes].map(f32s)
     }
 
-    /// Shape of the linear layer.
-    pub(super) fn linear(&self) -> ConvShape {
-        ConvShape::linear(self.norm.shape.batch, self.norm.shape.c, self.classes)
+    /// Products of the linear layer.
+    pub(super) fn linear(&self) -> Product {
+        let Self { norm: BatchNorm { shape, .. }, classes, precision } = *self;
+        Product { shape: ConvShape::linear(shape.batch, shape.c, classes), precision }
     }
 }

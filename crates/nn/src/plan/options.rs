@@ -6,6 +6,7 @@ use crate::kernels::ppo::PpoLoss;
 use crate::kernels::sample::Sampler;
 use crate::ops::Target;
 use crate::ops::ppo::Pass;
+use crate::precision::Precision;
 
 /// Computation of a plan.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,14 +61,17 @@ pub struct PlanOptions {
     pub fuse: bool,
     /// Kind of device that it runs on.
     pub target: Target,
+    /// Precision of the products of convolutions and linear layers.
+    pub precision: Precision,
     /// In training: mean losses of how many last batches the metrics keep.
     pub batch_log: usize,
 }
 
 impl PlanOptions {
-    /// With fusion, for the processor, samples on their own, no log of batches.
+    /// With fusion, for the processor, in f32, samples on their own, no log of batches.
     pub fn new(batch: usize, mode: Mode) -> Self {
-        Self { batch, steps: 1, mode, fuse: true, target: Target::Cpu, batch_log: 0 }
+        let (target, precision) = Default::default();
+        Self { batch, steps: 1, mode, fuse: true, target, precision, batch_log: 0 }
     }
 
     /// Sequences that the samples belong to.

@@ -19,7 +19,6 @@ use super::{Mode, Plan, PlanOptions, lower};
 use crate::error::Result;
 use crate::graph::{Graph, NodeId, Op};
 use crate::layout::Layout;
-use crate::ops::Target;
 
 /// Pattern of a table of alphas `[rows][slots]`: which are zero, and which are the same in several
 /// rows. Their values stay in device memory: tables of one pattern share a plan.
@@ -179,7 +178,8 @@ impl Path<'_> {
 impl Plan {
     /// Compiles the evaluation of all rows of a table of alphas: forward with running statistics,
     /// cross-entropy and metrics for each row. The plan reads the whole table; the loss of row k
-    /// goes to the k-th configuration from the one it is run with.
+    /// goes to the k-th configuration from the one it is run with. The options' mode is that of an
+    /// evaluation, whatever they say.
     ///
     /// # Errors
     /// [`Error::EmptyBatch`](crate::Error::EmptyBatch) for a batch of no samples or a graph with an
@@ -188,12 +188,12 @@ impl Plan {
     pub fn compile_rows(
         graph: &Graph,
         pattern: &AlphaPattern,
-        batch: usize,
-        target: Target,
+        options: PlanOptions,
     ) -> Result<Self> {
+        let batch = options.batch;
         check_batch(graph, batch)?;
         let layout = Layout::new(graph);
-        let options = PlanOptions { target, ..PlanOptions::new(batch, Mode::Evaluate) };
+        let options = PlanOptions { mode: Mode::Evaluate, ..options };
         let mut b = Builder::new(graph, &layout, options);
         let mut values: Vec<ValueId> = vec![];
         let first = b.arena(batch);
@@ -374,7 +374,8 @@ mod tests {
             }).collect();
             scored.sort_unstable();
             prop_assert_eq!(scored, (0..rows).collect::<Vec<_>>());
-            Plan::compile_rows(&graph, &AlphaPattern::of(&table, rows), 2, Target::Cpu).unwrap();
+            let options = PlanOptions::new(2, Mode::Evaluate);
+            Plan::compile_rows(&graph, &AlphaPattern::of(&table, rows), options).unwrap();
         }
     }
 
@@ -428,7 +429,8 @@ mod tests {
     fn branches_hand_their_memory_on() {
         let (graph, pattern) = all_subsets();
         let one = Plan::compile(&graph, PlanOptions::new(16, Mode::Evaluate)).unwrap();
-        let tree = Plan::compile_rows(&graph, &pattern, 16, Target::Cpu).unwrap();
+        let tree =
+            Plan::compile_rows(&graph, &pattern, PlanOptions::new(16, Mode::Evaluate)).unwrap();
         let at_slots: usize = [8, 4, 2].iter().map(|side| 16 * 2 * side * side).sum();
         let (tree, most) = (tree.arena_len(), one.arena_len() + at_slots);
         assert!(tree <= most, "{tree} elements, expected at most {most}");

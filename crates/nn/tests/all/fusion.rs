@@ -106,7 +106,7 @@ fn a_linear_layer_is_one_image_of_its_samples() {
     let graph = b.finish(y).unwrap();
     let plan = Plan::compile(&graph, PlanOptions::new(1000, Mode::Train)).unwrap();
     let shape = |op: &Op| match *op {
-        Op::Conv(conv::Op::Forward(shape) | conv::Op::WeightGradient(shape)) => Some(shape),
+        Op::Conv(conv::Op::Forward(of) | conv::Op::WeightGradient(of)) => Some(of.shape),
         _ => None,
     };
     let steps = plan.steps(Phase::Forward..=Phase::Backward);

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::kernels::conv::ConvShape;
 use crate::kernels::pad16;
-use crate::ops::conv::Op;
+use crate::ops::conv::{Op, Product};
 
 /// Headers of this family.
 static CONV_HEADERS: [Header; 3] = [
@@ -208,15 +208,15 @@ impl Tiled {
 
 pub(super) fn emit(op: &Op) -> Emission {
     match op {
-        Op::Forward(shape) if window::fits(shape) => window::forward(shape),
-        Op::Forward(shape) => smallvec![forward(shape)],
-        Op::ForwardWithStats(shape) => forward_with_statistics(shape),
-        Op::WeightGradient(shape) if window::fits(shape) => window::weight_gradient(shape),
-        Op::WeightGradient(shape) => weight_gradient(shape),
-        Op::DataGradient { shape, accumulate } if window::fits(shape) => {
-            window::data_gradient(shape, *accumulate)
+        Op::Forward(of) if window::fits(&of.shape) => window::forward(of),
+        Op::Forward(of) => smallvec![forward(of)],
+        Op::ForwardWithStats(of) => forward_with_statistics(of),
+        Op::WeightGradient(of) if window::fits(&of.shape) => window::weight_gradient(of),
+        Op::WeightGradient(of) => weight_gradient(of),
+        Op::DataGradient { product, accumulate } if window::fits(&product.shape) => {
+            window::data_gradient(product, *accumulate)
         }
-        Op::DataGradient { shape, accumulate } => smallvec![data_gradient(shape, *accumulate)],
+        Op::DataGradient { product, accumulate } => smallvec![data_gradient(product, *accumulate)],
     }
 }
 
@@ -224,8 +224,8 @@ pub(super) fn scratch(op: &Op) -> usize {
     match op {
         Op::Forward(_) | Op::DataGradient { .. } => 0,
         // Without images there are no parts, but the operand stays.
-        Op::ForwardWithStats(shape) => (2 * statistics_len(shape)).max(1),
-        Op::WeightGradient(shape) => {
+        Op::ForwardWithStats(Product { shape, .. }) => (2 * statistics_len(shape)).max(1),
+        Op::WeightGradient(Product { shape, .. }) => {
             let parts = match window::fits(shape) {
                 true => window::weight_parts(shape),
                 false => weight_parts(shape).count,
@@ -235,12 +235,13 @@ pub(super) fn scratch(op: &Op) -> usize {
     }
 }
 
-fn forward(shape: &ConvShape) -> Emitted {
-    product(shape, &[read(0), read(1), read(2), write(0)])
+fn forward(of: &Product) -> Emitted {
+    product(of, &[read(0), read(1), read(2), write(0)])
 }
 
 /// A convolution of any shape, over x, weights, bias and y.
-pub(super) fn product(shape: &ConvShape, operands: &[At; 4]) -> Emitted {
+pub(super) fn product(of: &Product, operands: &[At; 4]) -> Emitted {
+    let shape = &of.shape;
     let size = [pixels(shape), shape.job_out(), shape.jobs()];
     let call = if shape.is_depthwise() {
         Call::each(&DEPTHWISE_FORWARD, shape.output().len())
@@ -265,7 +266,8 @@ fn statistics_len(shape: &ConvShape) -> usize {
     statistics_parts(shape).count * 2 * shape.out_c
 }
 
-fn forward_with_statistics(shape: &ConvShape) -> Emission {
+fn forward_with_statistics(product: &Product) -> Emission {
+    let shape = &product.shape;
     let parts = statistics_parts(shape);
     let lanes = shape.out_c.next_power_of_two().min(32);
     let of = Statistics {
@@ -279,14 +281,15 @@ fn forward_with_statistics(shape: &ConvShape) -> Emission {
     let finish = norm::Finish::new(shape.out_c, parts.count, pixels(shape), 0.0);
     let finish = emitted(finish.call(&STATISTICS_FINISH), &[sums, write(1), write(2)], finish);
     if window::fits(shape) {
-        return smallvec![window::forward_with_sums(shape, statistics_len(shape)), finish];
+        return smallvec![window::forward_with_sums(product, statistics_len(shape)), finish];
     }
     let blocks = parts.count * shape.out_c.div_ceil(lanes);
     let call = Call::new(&STATISTICS_PARTS, blocks as u32, 256);
-    smallvec![forward(shape), emitted(call, &[write(0), sums], of), finish]
+    smallvec![forward(product), emitted(call, &[write(0), sums], of), finish]
 }
 
-fn weight_gradient(shape: &ConvShape) -> Emission {
+fn weight_gradient(product: &Product) -> Emission {
+    let shape = &product.shape;
     let parts = weight_parts(shape);
     let of = conv(shape, parts, true);
     let rows = shape.taps() * shape.job_in();
@@ -314,7 +317,8 @@ fn finish(shape: &ConvShape, parts: usize) -> Emitted {
     emitted(call, &[write(2), write(0), write(1)], finish)
 }
 
-fn data_gradient(shape: &ConvShape, accumulate: bool) -> Emitted {
+fn data_gradient(product: &Product, accumulate: bool) -> Emitted {
+    let shape = &product.shape;
     let of = conv(shape, Parts::NONE, accumulate);
     // As many tiles for every phase of the stride (`Phase` in any.cu) as for the first.
     let [sh, sw] = shape.stride;

@@ -8,6 +8,7 @@ use smallvec::smallvec;
 use super::{Emission, READ, WRITE, conv, emitted, kernel, read, source, write};
 use crate::kernels::lstm::LstmShape;
 use crate::kernels::pad16;
+use crate::ops::conv::Product;
 use crate::ops::lstm::Op;
 
 pub(super) static SOURCE: Source = source!("lstm.cu");
@@ -70,7 +71,7 @@ pub(super) fn emit(op: &Op) -> Emission {
             let operands = [&steps[..], &[write(0), write(1), write(2), write(3)]].concat();
             let forward = by_sequence(&FORWARD, of, 4 * of.hidden);
             smallvec![
-                conv::product(&of.input_product(), &inputs),
+                conv::product(&Product::f32(of.input_product()), &inputs),
                 emitted(forward, &operands, shape(of, false)),
             ]
         }

@@ -196,13 +196,13 @@ pub(super) fn emit(op: &Op) -> Emission {
             let writes = [dgamma, dbeta, coefficients, ticket, head_scratch(&norm, 0, 4)[0]];
             smallvec![emitted(call, &[&reads[..], &writes].concat(), values)]
         }
-        Op::Head(Head { norm, classes }) => {
+        Op::Head(Head { norm, classes, .. }) => {
             let (values, call) = head(&HEAD_FORWARD, &norm, classes);
             let reads: [At; 7] = std::array::from_fn(read);
             let operands = [&reads[..], &[write(0), write(1)]].concat();
             smallvec![emitted(call, &operands, values)]
         }
-        Op::HeadGradient(Head { norm, classes }) => {
+        Op::HeadGradient(Head { norm, classes, .. }) => {
             let (values, call) = head(&HEAD_BACKWARD, &norm, classes);
             let (reads, writes): ([At; 8], [At; 7]) =
                 (std::array::from_fn(read), std::array::from_fn(write));

@@ -20,7 +20,7 @@ pub(super) fn run(op: &Op, isa: Isa, operands: Operands<'_>) {
         Op::Forward { stage, momentum: None } => {
             let ([x, mean, var, gamma, beta, weight], [z]) = operands.floats();
             let input = images(isa, &stage, x, [mean, var, gamma, beta]);
-            let op = conv::Op::Forward(stage.shape);
+            let op = conv::Op::Forward(stage.product());
             run_conv(isa, op, &[&input, weight, &[]], [z]);
         }
         Op::Forward { stage, momentum: Some(momentum) } => forward(isa, &stage, momentum, operands),
@@ -88,7 +88,7 @@ fn forward(isa: Isa, stage: &Stage, momentum: f32, operands: Operands<'_>) {
     let [z, batch_mean, batch_var, running_mean, running_var, batches, _] = writes;
     let [z, batch_mean, batch_var] = [z, batch_mean, batch_var].map(SliceMut::elements::<f32>);
     let input = images(isa, stage, x, [mean, var, gamma, beta]);
-    let op = conv::Op::ForwardWithStats(stage.shape);
+    let op = conv::Op::ForwardWithStats(stage.product());
     run_conv(isa, op, &[&input, weight, &[]], [z, &mut *batch_mean, &mut *batch_var]);
     let [mean, var] = [running_mean, running_var].map(SliceMut::elements);
     let count = stage.shape.batch * stage.shape.output().pixels();
@@ -181,13 +181,13 @@ impl Backward {
             [dx, dweight, dgamma, dbeta, coefficients].map(SliceMut::elements);
         let dz = self.raw_gradient(z, [z_mean, z_beta, slopes], dy);
         let input = images(isa, &self.stage, x, [mean, var, gamma, beta]);
-        let shape = self.stage.shape;
-        run_conv(isa, conv::Op::WeightGradient(shape), &[&input, &dz], [dweight, &mut []]);
+        let product = self.stage.product();
+        run_conv(isa, conv::Op::WeightGradient(product), &[&input, &dz], [dweight, &mut []]);
         if self.data == Data::Unwanted {
             return;
         }
         let accumulate = self.data == Data::Accumulate;
-        run_conv(isa, conv::Op::DataGradient { shape, accumulate }, &[&dz, weight], [&mut *dx]);
+        run_conv(isa, conv::Op::DataGradient { product, accumulate }, &[&dz, weight], [&mut *dx]);
         if let Some(norm) = self.stage.before {
             Raw { norm, z: x, mean, var, gamma, beta }.sums(dx, dgamma, dbeta, coefficients);
         }
@@ -235,7 +235,7 @@ impl Head {
             [dy, dweight, dbias, dgamma, dbeta, coefficients].map(SliceMut::elements::<f32>);
         let (linear, shape) = (self.linear(), self.norm.output());
         run_conv(isa, conv::Op::WeightGradient(linear), &[means, dlogits], [dweight, dbias]);
-        let op = conv::Op::DataGradient { shape: linear, accumulate: false };
+        let op = conv::Op::DataGradient { product: linear, accumulate: false };
         run_conv(isa, op, &[dlogits, weight], [&mut *dy]);
         let mut all = vec![0.0; shape.len()];
         pool::global_avg_backward(isa, &shape, dy, GradOut::overwrite(&mut all));

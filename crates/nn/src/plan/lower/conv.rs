@@ -3,7 +3,7 @@
 use crate::graph::{ConvGeometry, NodeId, Op, ParamId, ParamKind};
 use crate::kernels::ImageShape;
 use crate::kernels::conv::ConvShape;
-use crate::ops::conv;
+use crate::ops::conv::{self, Product};
 use crate::plan::builder::{Backward, Builder};
 use crate::plan::value::ValueId;
 
@@ -14,7 +14,7 @@ pub(super) struct Conv {
     pub(super) x: NodeId,
     pub(super) weight: ParamId,
     pub(super) bias: Option<ParamId>,
-    pub(super) shape: ConvShape,
+    pub(super) product: Product,
 }
 
 impl Conv {
@@ -31,7 +31,8 @@ impl Conv {
             ParamKind::LinearWeight => ConvShape::linear(batch, in_c, out_c),
             _ => ConvShape { batch, in_c, in_h, in_w, out_c, kernel, stride, padding, groups },
         };
-        Some(Self { node, x, weight, bias, shape })
+        let product = Product { shape, precision: b.options.precision };
+        Some(Self { node, x, weight, bias, product })
     }
 
     /// Emits the forward step; with `stats` (mean and variance) it also gathers those of its
@@ -41,21 +42,21 @@ impl Conv {
         let y = b.output(self.node);
         match stats {
             Some([mean, var]) => {
-                b.emit(conv::Op::ForwardWithStats(self.shape), &reads, &[y, mean, var]);
+                b.emit(conv::Op::ForwardWithStats(self.product), &reads, &[y, mean, var]);
             }
-            None => b.emit(conv::Op::Forward(self.shape), &reads, &[y]),
+            None => b.emit(conv::Op::Forward(self.product), &reads, &[y]),
         }
         y
     }
 
     /// Emits the backward steps from the gradient of the output.
     pub(super) fn backward(self, b: &mut Builder<'_>, dy: ValueId) {
-        let Self { node, x, weight, bias, shape } = self;
+        let Self { node, x, weight, bias, product } = self;
         let to = [b.param_gradient(weight), b.optional_param_gradient(bias)];
-        b.emit(conv::Op::WeightGradient(shape), &[b.node(x), dy], &to);
+        b.emit(conv::Op::WeightGradient(product), &[b.node(x), dy], &to);
         let w = b.param(weight);
         b.send_gradient([node, x], &[dy, w], |accumulate| conv::Op::DataGradient {
-            shape,
+            product,
             accumulate,
         });
     }

@@ -2,7 +2,8 @@
 
 use crate::graph::{LstmParams, NodeId};
 use crate::kernels::lstm::LstmShape;
-use crate::ops::{conv, lstm};
+use crate::ops::conv::{self, Product};
+use crate::ops::lstm;
 use crate::plan::builder::{Backward, Builder};
 
 /// `Lstm`. Inputs: x, keep, state.
@@ -42,10 +43,10 @@ pub(super) fn lstm(
             (shape.state_product(), before, weight_hh, bias_hh),
         ] {
             let to = [weight, bias].map(|param| b.param_gradient(param));
-            b.emit(conv::Op::WeightGradient(of), &[by, dgates], &to);
+            b.emit(conv::Op::WeightGradient(Product::f32(of)), &[by, dgates], &to);
         }
-        let shape = shape.input_product();
-        let op = |accumulate| conv::Op::DataGradient { shape, accumulate };
+        let product = Product::f32(shape.input_product());
+        let op = |accumulate| conv::Op::DataGradient { product, accumulate };
         b.send_gradient([node, inputs[0]], &[dgates, w_ih], op);
     })
 }

@@ -4,6 +4,7 @@ use super::conv::Conv;
 use super::norm::Norm;
 use crate::error::Result;
 use crate::graph::{NodeId, Op};
+use crate::ops::conv::Product;
 use crate::ops::norm::{BatchNorm, Op as NormOp};
 use crate::ops::stage::{Data, Head, Op as StageOp, Stage};
 use crate::plan::builder::{Backward, Builder};
@@ -24,7 +25,7 @@ pub(in crate::plan) fn begin(b: &mut Builder<'_>, units: &[Unit]) {
     // One more for the sums of each norm, which its own stage or a classifier takes.
     let tickets = stages.map(|conv| {
         group.get_or_insert(b.graph.params[conv.weight.index()].group.index());
-        let stage = Stage { shape: conv.shape, before: None };
+        let stage = Stage::new(conv.product, None);
         stage.tickets().iter().sum::<usize>() + 1
     });
     let tickets = tickets.sum();
@@ -55,7 +56,7 @@ pub(super) fn convolution(b: &mut Builder<'_>, unit: &NormUnit) -> Result<Option
     let x = b.node(conv.x);
     let before = b.stages.loaded(x);
     let [m, v, g, s] = before.map_or([ValueId::NONE; 4], |of| of.parameters);
-    let stage = Stage { shape: conv.shape, before: before.map(|of| of.norm) };
+    let stage = Stage::new(conv.product, before.map(|of| of.norm));
     let reads = [x, m, v, g, s, b.param(conv.weight)];
     let z = b.output(conv.node);
     let (running, statistics) = norm.statistics(b);
@@ -138,7 +139,8 @@ pub(super) fn head(b: &mut Builder<'_>, pool: NodeId, linear: NodeId) -> Option<
     let Op::GlobalAvgPool(x) = b.graph.nodes[pool.index()].op else { return None };
     let (conv, z) = (Conv::at(b, linear)?, b.node(x));
     let loaded = b.stages.loaded(z)?;
-    let head = Head { norm: loaded.norm, classes: conv.shape.out_c };
+    let Product { shape, precision } = conv.product;
+    let head = Head { norm: loaded.norm, classes: shape.out_c, precision };
     let ([mean, var, gamma, beta], channels) = (loaded.parameters, loaded.norm.shape.c);
     let (weight, bias) = (b.param(conv.weight), b.optional_param(conv.bias));
     let means = b.arena(b.batch() * channels);

@@ -5,6 +5,7 @@ use meristem_nn::kernels::ImageShape;
 use meristem_nn::kernels::conv::ConvShape;
 use meristem_nn::kernels::lstm::LstmShape;
 use meristem_nn::kernels::rows::Columns;
+use meristem_nn::ops::conv::Product;
 use meristem_nn::ops::elementwise::Function;
 use meristem_nn::ops::rows::Lookup;
 use meristem_nn::ops::{Op, Target};
@@ -83,26 +84,27 @@ pub(super) fn packed_weights(shape: &ConvShape, len: usize) -> Data {
 fn conv_cases() -> Vec<Case> {
     let mut cases = vec![];
     for shape in conv_shapes() {
+        let of = Product::f32(shape);
         let taps = shape.kernel[0] * shape.kernel[1] * shape.in_c / shape.groups;
         let outputs = shape.output().batch * shape.output().pixels();
-        cases.push(case(conv::Op::Forward(shape), taps + 1, 1.0));
-        cases.push(case(conv::Op::Forward(shape), taps, 1.0).reading(2, Data::F32(vec![])));
+        cases.push(case(conv::Op::Forward(of), taps + 1, 1.0));
+        cases.push(case(conv::Op::Forward(of), taps, 1.0).reading(2, Data::F32(vec![])));
         // Sums of outputs are f64 throughout: what differs is the outputs, by `taps` roundings
         // each, and in the variance times twice their size, which is below `taps`.
-        let stats = case(conv::Op::ForwardWithStats(shape), taps + 1, 1.0);
+        let stats = case(conv::Op::ForwardWithStats(of), taps + 1, 1.0);
         cases.push(stats.bound(2, taps + 1, 2.0 * taps as f64));
-        cases.push(case(conv::Op::WeightGradient(shape), outputs + 1, 1.0));
-        let weights = case(conv::Op::WeightGradient(shape), outputs + 1, 1.0);
+        cases.push(case(conv::Op::WeightGradient(of), outputs + 1, 1.0));
+        let weights = case(conv::Op::WeightGradient(of), outputs + 1, 1.0);
         cases.push(weights.writing(1, Data::F32(vec![])));
         let back = shape.kernel[0] * shape.kernel[1] * shape.out_c / shape.groups;
         for accumulate in [false, true] {
-            cases.push(case(conv::Op::DataGradient { shape, accumulate }, back + 1, 1.0));
+            cases.push(case(conv::Op::DataGradient { product: of, accumulate }, back + 1, 1.0));
         }
     }
     for case in &mut cases {
         let shape = match case.op {
-            Op::Conv(conv::Op::Forward(shape) | conv::Op::ForwardWithStats(shape)) => shape,
-            Op::Conv(conv::Op::DataGradient { shape, .. }) => shape,
+            Op::Conv(conv::Op::Forward(of) | conv::Op::ForwardWithStats(of)) => of.shape,
+            Op::Conv(conv::Op::DataGradient { product, .. }) => product.shape,
             _ => continue,
         };
         let len = case.op.signature(Target::Cpu).reads[1].len;

@@ -1,5 +1,6 @@
 //! Cases of stages and of classifiers behind them.
 
+use meristem_nn::Precision;
 use meristem_nn::kernels::ImageShape;
 use meristem_nn::kernels::conv::ConvShape;
 use meristem_nn::kernels::norm::Activation;
@@ -61,7 +62,7 @@ fn stage([batch, in_h, in_w, in_c, out_c]: [usize; 5], before: Before) -> Stage 
         Before::Norm => Some(norm(raw(in_h, in_w), false)),
         Before::Pool(h, w) => Some(norm(raw(2 * in_h + h, 2 * in_w + w), true)),
     };
-    Stage { shape, before }
+    Stage { shape, before, precision: Precision::F32 }
 }
 
 /// Variances of the norm before, and the weights.
@@ -126,7 +127,8 @@ fn head_cases() -> Vec<Case> {
         shapes.into_iter().flat_map(|of| [false, true].map(|pool| (of, pool)))
     {
         let norm = norm(ImageShape { batch, h, w, c }, pool);
-        let (head, pixels) = (Head { norm, classes }, norm.output().pixels());
+        let (head, pixels) =
+            (Head { norm, classes, precision: Precision::F32 }, norm.output().pixels());
         let linear = ConvShape::linear(batch, c, classes);
         let weights = packed_weights(&linear, linear.weight_len());
         let forward = case(Op::Head(head), pixels + 8, NORMALISED)

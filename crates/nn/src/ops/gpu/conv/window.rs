@@ -7,6 +7,7 @@ use smallvec::smallvec;
 use super::{WINDOW, finish, most_parts};
 use crate::kernels::conv::ConvShape;
 use crate::kernels::{ImageShape, pad16};
+use crate::ops::conv::Product;
 use crate::ops::gpu::divisor::Divisor;
 use crate::ops::gpu::{Emission, Emitted, READ, WRITE, emitted, kernel, read, write};
 
@@ -257,8 +258,8 @@ impl PassShared {
 }
 
 /// The forward pass.
-pub(super) fn forward(shape: &ConvShape) -> Emission {
-    let (call, values) = Pass::forward(shape).call(&FORWARD, false);
+pub(super) fn forward(product: &Product) -> Emission {
+    let (call, values) = Pass::forward(&product.shape).call(&FORWARD, false);
     smallvec![emitted(call, &[read(0), read(1), read(2), write(0)], values)]
 }
 
@@ -268,15 +269,15 @@ pub(super) fn statistics_tiles(shape: &ConvShape) -> usize {
 }
 
 /// The forward pass, which writes sums and sums of squares of so many elements to scratch.
-pub(super) fn forward_with_sums(shape: &ConvShape, sums: usize) -> Emitted {
-    let (call, values) = Pass::forward(shape).call(&STATISTICS, false);
+pub(super) fn forward_with_sums(product: &Product, sums: usize) -> Emitted {
+    let (call, values) = Pass::forward(&product.shape).call(&STATISTICS, false);
     let sums = write(3).part(0, sums);
     emitted(call, &[read(0), read(1), read(2), write(0), sums], values)
 }
 
 /// The data gradient.
-pub(super) fn data_gradient(shape: &ConvShape, accumulate: bool) -> Emission {
-    let (call, values) = Pass::data(shape).call(&DATA, accumulate);
+pub(super) fn data_gradient(product: &Product, accumulate: bool) -> Emission {
+    let (call, values) = Pass::data(&product.shape).call(&DATA, accumulate);
     smallvec![emitted(call, &[read(0), read(1), write(0)], values)]
 }
 
@@ -347,7 +348,8 @@ pub(super) fn weight_parts(shape: &ConvShape) -> usize {
 }
 
 /// The weight gradient.
-pub(super) fn weight_gradient(shape: &ConvShape) -> Emission {
+pub(super) fn weight_gradient(product: &Product) -> Emission {
+    let shape = &product.shape;
     let Cut { tiles, parts, part_tiles } = cut(shape);
     let [column_tiles, groups] = columns(shape.out_c);
     let shared = WeightShared::new(&tiles, shape.in_c, groups);
