@@ -17,10 +17,11 @@ import sys
 import sysconfig
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# Headers by the name under which they are included. Those of a folder `element` stand for one another: a
-# source that reads "element.cuh" is compiled with each, as crates/comm/src/gpu/mod.rs does.
-HEADERS = {path.name: path for path in sorted(ROOT.glob("crates/**/*.cuh")) if path.parent.name != "element"}
-ELEMENTS = {path.stem: path for path in sorted(ROOT.glob("crates/**/element/*.cuh"))}
+# Folders whose headers stand for one another: a source that reads "element.cuh" is compiled with each of the
+# folder `element`, as crates/comm/src/gpu/mod.rs does, and likewise for crates/nn/src/ops/gpu/mod.rs.
+FOLDERS = ["element", "product"]
+# All other headers by the name under which they are included.
+HEADERS = {path.name: path for path in sorted(ROOT.glob("crates/**/*.cuh")) if path.parent.name not in FOLDERS}
 # As `Target::options` in crates/device/src/execution/cuda/compiler.rs, and the report.
 OPTIONS = ["--std=c++17", "--fmad=false", "--ptxas-options=-v"]
 ARCHITECTURES = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"]
@@ -51,9 +52,11 @@ def includes(path):
 
 def variants(path):
     """The headers with which a source is compiled, by what tells them apart."""
-    if "element.cuh" not in includes(path):
-        return {"": HEADERS}
-    return {f" of {name}": HEADERS | {"element.cuh": element} for name, element in ELEMENTS.items()}
+    for folder in FOLDERS:
+        if f"{folder}.cuh" in includes(path):
+            found = sorted(ROOT.glob(f"crates/**/{folder}/*.cuh"))
+            return {f" of {header.stem}": HEADERS | {f"{folder}.cuh": header} for header in found}
+    return {"": HEADERS}
 
 
 def compile_source(nvrtc, path, headers, arch):

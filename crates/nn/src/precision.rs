@@ -4,11 +4,13 @@ use std::borrow::Cow;
 use std::fmt;
 
 use meristem_device::DeviceId;
+use serde::{Deserialize, Serialize};
 
 /// How the two factors of each product of a convolution or a linear layer are rounded before they
 /// are multiplied, forward and backward. Sums are f32, as is all that lies in memory: weights,
 /// values and gradients are rounded where they are read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Precision {
     /// Factors as they are.
     #[default]
@@ -40,10 +42,10 @@ impl Precision {
         match self {
             _ if value.is_nan() => value,
             Precision::F32 => value,
-            Precision::Tf32 => f32::from_bits(bits.saturating_add(0x1000) & !0x1FFF),
+            Precision::Tf32 => f32::from_bits((bits + 0x1000) & !0x1FFF),
             Precision::Bf16 => {
                 let even = 0x7FFF + (bits >> 16 & 1);
-                f32::from_bits(bits.saturating_add(even) & !0xFFFF)
+                f32::from_bits((bits + even) & !0xFFFF)
             }
         }
     }

@@ -140,7 +140,7 @@ impl Network {
         old: Option<&Network>,
     ) -> Result<Self> {
         check_graph(&graph)?;
-        stream.device().load_kernels(&ops::gpu::SOURCES)?;
+        stream.device().load_kernels(&ops::gpu::sources(options.precision))?;
         let topology = plans.topology(&graph);
         let arena_len = largest_arena(&topology, &options, Target::of(stream.device()))?;
         let groups = growth::build(stream, &graph, old.map(Self::weights), options.fresh())?;

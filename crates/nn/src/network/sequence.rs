@@ -26,6 +26,7 @@ use crate::ops::ppo::Pass;
 use crate::ops::state;
 use crate::ops::{Target, gpu};
 use crate::plan::{Mode, Phase, Plan, PlanOptions, Step};
+use crate::precision::Precision;
 use crate::state::{HostTensor, StateDict};
 
 /// Plans kept: a step and whole sequences, each for a few numbers of rows, the latter in two
@@ -93,7 +94,7 @@ impl SequenceNetwork {
             let got = format!("one with {} alphas", graph.alphas);
             return Err(Error::argument("SequenceNetwork::new", "graph", expected, got));
         }
-        stream.device().load_kernels(&gpu::SOURCES)?;
+        stream.device().load_kernels(&gpu::sources(Precision::F32))?;
         let fresh = Fresh { seed: options.seed, env: 0, owner: options.owner };
         let groups = growth::build(stream, &graph, None, fresh)?;
         let metrics_layout = MetricsLayout { groups: graph.groups.len(), configs: 0, log: 0 };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::common::cuda;
 use crate::common::host::{self, BASELINE, DEEP, MINIMAL};
-use crate::network::{DIMS, Stage, batch, grown, metrics, network, sharing, train};
+use crate::network::{DIMS, Stage, batch, grown, metrics, network, sharing, state_bits, train};
 use meristem_device::{Device, DeviceId, DeviceOptions, Stream};
 use meristem_nn::graph::{BlendMode, Graph};
 use meristem_nn::{Fleet, HostData, LabelledBatch, Metrics, Network, Plans, Snapshot, StateDict};
@@ -75,15 +75,6 @@ fn training_follows_the_processors() {
             assert!((ours.norm_sum - theirs.norm_sum).abs() < 1e-3 * theirs.norm_sum.max(1e-3));
         }
     }
-}
-
-fn state_bits(network: &Network) -> Vec<u32> {
-    let state = network.state_dict().unwrap();
-    let of = |data: &HostData| match data {
-        HostData::F32(values) => values.iter().map(|value| value.to_bits()).collect(),
-        _ => vec![],
-    };
-    state.iter().flat_map(|(_, tensor)| of(&tensor.data)).collect()
 }
 
 /// A network alone, several in a fleet on several lanes, and after a rollback: the same bits.

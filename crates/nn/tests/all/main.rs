@@ -10,6 +10,8 @@ mod cuda;
 mod cuda_mma;
 #[cfg(feature = "cuda")]
 mod cuda_policy;
+#[cfg(feature = "cuda")]
+mod cuda_precision;
 mod expect;
 mod fleet;
 mod fusion;

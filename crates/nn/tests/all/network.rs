@@ -115,6 +115,12 @@ fn all_bits(state: &StateDict) -> Vec<u64> {
     state.iter().flat_map(|(_, tensor)| bits(tensor)).collect()
 }
 
+/// Bits of all parameters and buffers.
+#[cfg(feature = "cuda")]
+pub(crate) fn state_bits(network: &Network) -> Vec<u64> {
+    all_bits(&network.state_dict().unwrap())
+}
+
 /// The same names, and the same bits.
 #[track_caller]
 fn assert_same(what: &str, got: &StateDict, expected: &StateDict) {

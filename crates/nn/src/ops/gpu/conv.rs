@@ -7,26 +7,30 @@ use meristem_device::{Call, Header, Kernel, Operand, Source};
 use smallvec::smallvec;
 
 use super::{
-    At, Emission, Emitted, HEADERS, READ, WRITE, emitted, kernel, norm, read, source, write,
+    At, Emission, Emitted, HEADERS, READ, WRITE, by_precision, emitted, kernel, norm,
+    product_headers, product_kernels, product_sources, read, source, write,
 };
 use crate::kernels::conv::ConvShape;
 use crate::kernels::pad16;
 use crate::ops::conv::{Op, Product};
+use crate::precision::Precision;
 
 /// Headers of this family.
-static CONV_HEADERS: [Header; 3] = [
+static CONV_HEADERS: [[Header; 6]; 3] = product_headers![
     Header { name: c"conv.cuh", text: include_str!("conv/conv.cuh") },
+    Header { name: c"tile.cuh", text: include_str!("conv/tile.cuh") },
     Header { ..HEADERS[0] },
     Header { ..HEADERS[3] },
+    Header { ..HEADERS[4] },
 ];
 
 /// Convolutions of any shape.
-pub(super) static ANY: Source = Source { headers: &CONV_HEADERS, ..source!("conv/any.cu") };
+pub(super) static ANY: [Source; 3] = product_sources!(CONV_HEADERS, "conv/any.cu");
 /// One filter for each channel.
-pub(super) static DEPTHWISE: Source =
-    Source { headers: &CONV_HEADERS, ..source!("conv/depthwise.cu") };
+pub(super) static DEPTHWISE: [Source; 3] = product_sources!(CONV_HEADERS, "conv/depthwise.cu");
 /// 3 × 3 with stride 1.
-pub(super) static WINDOW: Source = Source { headers: &CONV_HEADERS, ..source!("conv/window.cu") };
+pub(super) static WINDOW: Source =
+    Source { headers: &CONV_HEADERS[0], ..source!("conv/window.cu") };
 pub(super) static SUMS: Source = source!("conv/sums.cu");
 
 /// x, w, bias, y.
@@ -35,31 +39,32 @@ const FORWARD_OPERANDS: [Operand; 4] = [READ, READ, READ, WRITE];
 const BACKWARD_OPERANDS: [Operand; 3] = [READ, READ, WRITE];
 
 static FORWARD: Tiled = Tiled {
-    large: kernel::<Conv>(&ANY, "forward_large", &FORWARD_OPERANDS),
-    wide: kernel::<Conv>(&ANY, "forward_wide", &FORWARD_OPERANDS),
-    narrow: kernel::<Conv>(&ANY, "forward_narrow", &FORWARD_OPERANDS),
-    small: kernel::<Conv>(&ANY, "forward_small", &FORWARD_OPERANDS),
+    large: product_kernels::<Conv>(&ANY, "forward_large", &FORWARD_OPERANDS),
+    wide: product_kernels::<Conv>(&ANY, "forward_wide", &FORWARD_OPERANDS),
+    narrow: product_kernels::<Conv>(&ANY, "forward_narrow", &FORWARD_OPERANDS),
+    small: product_kernels::<Conv>(&ANY, "forward_small", &FORWARD_OPERANDS),
     narrow_rows: 128,
 };
 static DATA: Tiled = Tiled {
-    large: kernel::<Conv>(&ANY, "data_large", &BACKWARD_OPERANDS),
-    wide: kernel::<Conv>(&ANY, "data_wide", &BACKWARD_OPERANDS),
-    narrow: kernel::<Conv>(&ANY, "data_narrow", &BACKWARD_OPERANDS),
-    small: kernel::<Conv>(&ANY, "data_small", &BACKWARD_OPERANDS),
+    large: product_kernels::<Conv>(&ANY, "data_large", &BACKWARD_OPERANDS),
+    wide: product_kernels::<Conv>(&ANY, "data_wide", &BACKWARD_OPERANDS),
+    narrow: product_kernels::<Conv>(&ANY, "data_narrow", &BACKWARD_OPERANDS),
+    small: product_kernels::<Conv>(&ANY, "data_small", &BACKWARD_OPERANDS),
     narrow_rows: 128,
 };
 static WEIGHT: Tiled = Tiled {
-    large: kernel::<Conv>(&ANY, "weight_large", &BACKWARD_OPERANDS),
-    wide: kernel::<Conv>(&ANY, "weight_wide", &BACKWARD_OPERANDS),
-    narrow: kernel::<Conv>(&ANY, "weight_narrow", &BACKWARD_OPERANDS),
-    small: kernel::<Conv>(&ANY, "weight_small", &BACKWARD_OPERANDS),
+    large: product_kernels::<Conv>(&ANY, "weight_large", &BACKWARD_OPERANDS),
+    wide: product_kernels::<Conv>(&ANY, "weight_wide", &BACKWARD_OPERANDS),
+    narrow: product_kernels::<Conv>(&ANY, "weight_narrow", &BACKWARD_OPERANDS),
+    small: product_kernels::<Conv>(&ANY, "weight_small", &BACKWARD_OPERANDS),
     narrow_rows: 64,
 };
-static DEPTHWISE_FORWARD: Kernel =
-    kernel::<Conv>(&DEPTHWISE, "depthwise_forward", &FORWARD_OPERANDS);
-static DEPTHWISE_DATA: Kernel = kernel::<Conv>(&DEPTHWISE, "depthwise_data", &BACKWARD_OPERANDS);
-static DEPTHWISE_WEIGHT: Kernel =
-    kernel::<Conv>(&DEPTHWISE, "depthwise_weight", &BACKWARD_OPERANDS);
+static DEPTHWISE_FORWARD: [Kernel; 3] =
+    product_kernels::<Conv>(&DEPTHWISE, "depthwise_forward", &FORWARD_OPERANDS);
+static DEPTHWISE_DATA: [Kernel; 3] =
+    product_kernels::<Conv>(&DEPTHWISE, "depthwise_data", &BACKWARD_OPERANDS);
+static DEPTHWISE_WEIGHT: [Kernel; 3] =
+    product_kernels::<Conv>(&DEPTHWISE, "depthwise_weight", &BACKWARD_OPERANDS);
 static STATISTICS_PARTS: Kernel =
     kernel::<Statistics>(&SUMS, "statistics_parts", &[READ, Operand::write::<f64>()]);
 static STATISTICS_FINISH: Kernel =
@@ -178,19 +183,19 @@ fn sums_len(shape: &ConvShape) -> usize {
 }
 
 /// Kernels of a product, by the elements that a block computes: 128 × 64, 64 × 64, a number of
-/// rows × 16, and 32 × 32. The bits of a result are the same.
+/// rows × 16, and 32 × 32. The bits of a result are the same. Each is for all precisions.
 struct Tiled {
-    large: Kernel,
-    wide: Kernel,
-    narrow: Kernel,
-    small: Kernel,
+    large: [Kernel; 3],
+    wide: [Kernel; 3],
+    narrow: [Kernel; 3],
+    small: [Kernel; 3],
     narrow_rows: usize,
 }
 
 impl Tiled {
     /// The call for products of so many rows and columns, so many times: the largest tile of which
     /// there are enough, and of which a third at most is for nothing.
-    fn call(&'static self, [rows, cols, times]: [usize; 3]) -> Call {
+    fn call(&'static self, precision: Precision, [rows, cols, times]: [usize; 3]) -> Call {
         // Threads have 8 × 8 elements of a large tile, and 4 × 4 of the others.
         let (narrow, small) = ([self.narrow_rows, 16], (&self.small, [32, 32], 16));
         let larger = match cols <= 16 {
@@ -200,20 +205,29 @@ impl Tiled {
         let blocks = |[h, w]: [usize; 2]| rows.div_ceil(h) * cols.div_ceil(w) * times;
         let elements = |tile: [usize; 2]| blocks(tile) * tile[0] * tile[1];
         let fits = |tile| blocks(tile) >= BUSY && 2 * elements(tile) <= 3 * elements(small.1);
-        let (kernel, tile, each) =
+        let (kernels, tile, each) =
             *larger.iter().find(|(_, tile, _)| fits(*tile)).unwrap_or(&small);
-        Call::new(kernel, blocks(tile) as u32, (tile[0] * tile[1] / each) as u32)
+        Call::new(
+            by_precision(kernels, precision),
+            blocks(tile) as u32,
+            (tile[0] * tile[1] / each) as u32,
+        )
     }
+}
+
+/// Whether the tiles of 3 × 3 convolutions do it: they multiply in f32.
+fn is_window(of: &Product) -> bool {
+    of.precision == Precision::F32 && window::fits(&of.shape)
 }
 
 pub(super) fn emit(op: &Op) -> Emission {
     match op {
-        Op::Forward(of) if window::fits(&of.shape) => window::forward(of),
+        Op::Forward(of) if is_window(of) => window::forward(of),
         Op::Forward(of) => smallvec![forward(of)],
         Op::ForwardWithStats(of) => forward_with_statistics(of),
-        Op::WeightGradient(of) if window::fits(&of.shape) => window::weight_gradient(of),
+        Op::WeightGradient(of) if is_window(of) => window::weight_gradient(of),
         Op::WeightGradient(of) => weight_gradient(of),
-        Op::DataGradient { product, accumulate } if window::fits(&product.shape) => {
+        Op::DataGradient { product, accumulate } if is_window(product) => {
             window::data_gradient(product, *accumulate)
         }
         Op::DataGradient { product, accumulate } => smallvec![data_gradient(product, *accumulate)],
@@ -224,13 +238,13 @@ pub(super) fn scratch(op: &Op) -> usize {
     match op {
         Op::Forward(_) | Op::DataGradient { .. } => 0,
         // Without images there are no parts, but the operand stays.
-        Op::ForwardWithStats(Product { shape, .. }) => (2 * statistics_len(shape)).max(1),
-        Op::WeightGradient(Product { shape, .. }) => {
-            let parts = match window::fits(shape) {
-                true => window::weight_parts(shape),
-                false => weight_parts(shape).count,
+        Op::ForwardWithStats(of) => (2 * statistics_len(of)).max(1),
+        Op::WeightGradient(of) => {
+            let parts = match is_window(of) {
+                true => window::weight_parts(&of.shape),
+                false => weight_parts(&of.shape).count,
             };
-            (parts * sums_len(shape)).max(1)
+            (parts * sums_len(&of.shape)).max(1)
         }
     }
 }
@@ -244,31 +258,31 @@ pub(super) fn product(of: &Product, operands: &[At; 4]) -> Emitted {
     let shape = &of.shape;
     let size = [pixels(shape), shape.job_out(), shape.jobs()];
     let call = if shape.is_depthwise() {
-        Call::each(&DEPTHWISE_FORWARD, shape.output().len())
+        Call::each(by_precision(&DEPTHWISE_FORWARD, of.precision), shape.output().len())
     } else {
-        FORWARD.call(size)
+        FORWARD.call(of.precision, size)
     };
     emitted(call, operands, conv(shape, Parts::NONE, false))
 }
 
 /// Parts of the output pixels whose sums the statistics are made of: tiles if these are summed
 /// while they are at hand; else enough of them for a GPU, of a few passes of a block's threads.
-fn statistics_parts(shape: &ConvShape) -> Parts {
-    if window::fits(shape) {
-        Parts { count: window::statistics_tiles(shape), pixels: 0 }
+fn statistics_parts(of: &Product) -> Parts {
+    if is_window(of) {
+        Parts { count: window::statistics_tiles(&of.shape), pixels: 0 }
     } else {
-        Parts::new(pixels(shape), 256, 256)
+        Parts::new(pixels(&of.shape), 256, 256)
     }
 }
 
 /// Sums of all parts for the statistics, in f64.
-fn statistics_len(shape: &ConvShape) -> usize {
-    statistics_parts(shape).count * 2 * shape.out_c
+fn statistics_len(of: &Product) -> usize {
+    statistics_parts(of).count * 2 * of.shape.out_c
 }
 
 fn forward_with_statistics(product: &Product) -> Emission {
     let shape = &product.shape;
-    let parts = statistics_parts(shape);
+    let parts = statistics_parts(product);
     let lanes = shape.out_c.next_power_of_two().min(32);
     let of = Statistics {
         pixels: pixels(shape) as u32,
@@ -277,11 +291,11 @@ fn forward_with_statistics(product: &Product) -> Emission {
         parts: parts.count as u32,
         part_pixels: parts.pixels as u32,
     };
-    let sums = write(3).part(0, statistics_len(shape));
+    let sums = write(3).part(0, statistics_len(product));
     let finish = norm::Finish::new(shape.out_c, parts.count, pixels(shape), 0.0);
     let finish = emitted(finish.call(&STATISTICS_FINISH), &[sums, write(1), write(2)], finish);
-    if window::fits(shape) {
-        return smallvec![window::forward_with_sums(product, statistics_len(shape)), finish];
+    if is_window(product) {
+        return smallvec![window::forward_with_sums(product, statistics_len(product)), finish];
     }
     let blocks = parts.count * shape.out_c.div_ceil(lanes);
     let call = Call::new(&STATISTICS_PARTS, blocks as u32, 256);
@@ -296,9 +310,9 @@ fn weight_gradient(product: &Product) -> Emission {
     let size = [rows, shape.job_out(), shape.jobs() * parts.count];
     let call = if shape.is_depthwise() {
         let blocks = parts.count * shape.out_c.div_ceil(32);
-        Call::new(&DEPTHWISE_WEIGHT, blocks as u32, 256)
+        Call::new(by_precision(&DEPTHWISE_WEIGHT, product.precision), blocks as u32, 256)
     } else {
-        WEIGHT.call(size)
+        WEIGHT.call(product.precision, size)
     };
     let call = emitted(call, &[read(0), read(1), write(2)], of);
     smallvec![call, finish(shape, parts.count)]
@@ -325,9 +339,9 @@ fn data_gradient(product: &Product, accumulate: bool) -> Emitted {
     let pixels = shape.batch * shape.in_h.div_ceil(sh) * shape.in_w.div_ceil(sw);
     let size = [pixels, shape.job_in(), shape.jobs() * sh * sw];
     let call = if shape.is_depthwise() {
-        Call::each(&DEPTHWISE_DATA, shape.input().len())
+        Call::each(by_precision(&DEPTHWISE_DATA, product.precision), shape.input().len())
     } else {
-        DATA.call(size)
+        DATA.call(product.precision, size)
     };
     emitted(call, &[read(0), read(1), write(0)], of)
 }

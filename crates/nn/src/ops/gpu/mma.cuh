@@ -41,6 +41,12 @@ __device__ __forceinline__ u32 to_bf16(float low, float high) {
 #endif
 }
 
+// A factor at a precision that is a value: 0 is f32, 1 TF32, 2 bf16.
+__device__ __forceinline__ float factor(u32 precision, float value) {
+    if (precision == 0) return value;
+    return __uint_as_float(precision == 1 ? to_tf32(value) : to_bf16(0.0f, value));
+}
+
 // Factors as they are, for units of f32.
 struct F32 {
     static constexpr bool MATRIX = false;
@@ -90,7 +96,7 @@ struct Bf16Single {
     static constexpr u32 EACH = 1;
 
     __device__ __forceinline__ static float round(float value) {
-        return __uint_as_float(to_bf16(value, value) << 16);
+        return __uint_as_float(to_bf16(0.0f, value));
     }
 
     __device__ __forceinline__ static void put(float* word, u32, float value) {

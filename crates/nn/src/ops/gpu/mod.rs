@@ -36,13 +36,15 @@ use meristem_device::{Call, Header, Kernel, Operand, Piece, Source};
 use smallvec::SmallVec;
 
 use crate::ops::{Op, Signature, Target};
+use crate::precision::Precision;
 
 /// Header of the families' kernels.
-static HEADERS: [Header; 4] = [
+static HEADERS: [Header; 5] = [
     Header { name: c"nn.cuh", text: include_str!("nn.cuh") },
     Header { name: c"norm.cuh", text: include_str!("norm.cuh") },
     Header { name: c"policy.cuh", text: include_str!("policy.cuh") },
     Header { name: c"window.cuh", text: include_str!("window.cuh") },
+    Header { name: c"mma.cuh", text: include_str!("mma.cuh") },
 ];
 
 /// A family's file of kernels.
@@ -57,6 +59,34 @@ macro_rules! source {
 }
 use source;
 
+/// Headers of sources that multiply, for each precision: these, and a file of the folder `product`.
+macro_rules! product_headers {
+    ($($header:expr),* $(,)?) => {
+        product_headers!(
+            @each [$($header),*] "product/f32.cuh", "product/tf32.cuh", "product/bf16.cuh"
+        )
+    };
+    (@each $headers:tt $($product:literal),*) => {
+        [$(product_headers!(@one $headers $product)),*]
+    };
+    (@one [$($header:expr),*] $product:literal) => {
+        [$($header,)* Header { name: c"product.cuh", text: include_str!($product) }]
+    };
+}
+use product_headers;
+
+/// A file of kernels that multiply, for each precision, with its headers.
+macro_rules! product_sources {
+    ($headers:ident, $file:literal) => {
+        [
+            Source { headers: &$headers[0], ..$crate::ops::gpu::source!($file) },
+            Source { headers: &$headers[1], ..$crate::ops::gpu::source!($file) },
+            Source { headers: &$headers[2], ..$crate::ops::gpu::source!($file) },
+        ]
+    };
+}
+use product_sources;
+
 /// Operands by their element types.
 const READ: Operand = Operand::read::<f32>();
 const WRITE: Operand = Operand::write::<f32>();
@@ -68,6 +98,30 @@ const fn kernel<V>(
     operands: &'static [Operand],
 ) -> Kernel {
     Kernel { source, entry, operands, values: size_of::<V>() }
+}
+
+/// A kernel that multiplies, for each precision.
+const fn product_kernels<V>(
+    sources: &'static [Source; 3],
+    entry: &'static str,
+    operands: &'static [Operand],
+) -> [Kernel; 3] {
+    let [f32, tf32, bf16] = sources;
+    [
+        kernel::<V>(f32, entry, operands),
+        kernel::<V>(tf32, entry, operands),
+        kernel::<V>(bf16, entry, operands),
+    ]
+}
+
+/// The one for a precision, of one for each.
+fn by_precision<T>(each: &[T; 3], precision: Precision) -> &T {
+    let [f32, tf32, bf16] = each;
+    match precision {
+        Precision::F32 => f32,
+        Precision::Tf32 => tf32,
+        Precision::Bf16 => bf16,
+    }
 }
 
 /// An operand of the operation, or a part of it.
@@ -129,11 +183,9 @@ impl Emitted {
     }
 }
 
-/// All kernels of all families.
-pub(crate) static SOURCES: [&Source; 19] = [
+/// Kernels of all families, apart from those that multiply.
+static SOURCES: [&Source; 17] = [
     &blend::SOURCE,
-    &conv::ANY,
-    &conv::DEPTHWISE,
     &conv::WINDOW,
     &conv::SUMS,
     &elementwise::SOURCE,
@@ -151,6 +203,15 @@ pub(crate) static SOURCES: [&Source; 19] = [
     &stage::HEAD,
     &state::SOURCE,
 ];
+
+/// Kernels that multiply, for each precision.
+static PRODUCTS: [&[Source; 3]; 2] = [&conv::ANY, &conv::DEPTHWISE];
+
+/// All kernels of all families, with products of this precision.
+pub(crate) fn sources(precision: Precision) -> Vec<&'static Source> {
+    let products = PRODUCTS.iter().map(|each| by_precision(each, precision));
+    SOURCES.into_iter().chain(products).collect()
+}
 
 /// The calls that carry out an operation.
 ///

@@ -38,6 +38,12 @@ __device__ __forceinline__ void load4(const float* from, float* v) {
     v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
 }
 
+// Two elements, at an address that is a multiple of 8 bytes.
+__device__ __forceinline__ void load2(const float* from, float* v) {
+    float2 two = *reinterpret_cast<const float2*>(from);
+    v[0] = two.x, v[1] = two.y;
+}
+
 // Transcendental functions with the bits of kernels/math.rs.
 
 __device__ __forceinline__ float power_of_2(int e) {

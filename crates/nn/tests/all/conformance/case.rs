@@ -129,6 +129,7 @@ impl Random {
 }
 
 /// An operation with the sizes that bound its rounding, and operands that may not be just anything.
+#[derive(Clone)]
 pub(super) struct Case {
     pub(super) op: Op,
     /// Terms of the longest sum of a result.
@@ -186,10 +187,29 @@ impl Case {
 
     /// Panics unless both results are the same up to rounding; whole numbers are the same.
     pub(super) fn compare(&self, on: Backend<'_>, expected: &[Data]) {
-        for (at, (got, expected)) in self.run(on).iter().zip(expected).enumerate() {
+        self.compare_within(0.0, on, expected);
+    }
+
+    /// The same operands for another operation of their kind.
+    #[cfg(feature = "cuda")]
+    pub(super) fn of(&self, op: Op) -> Self {
+        Self { op, ..self.clone() }
+    }
+
+    /// As [`Case::compare`], with factors of products that differ by this share of each at most.
+    /// Returns the result.
+    pub(super) fn compare_within(
+        &self,
+        unit: f64,
+        on: Backend<'_>,
+        expected: &[Data],
+    ) -> Vec<Data> {
+        let results = self.run(on);
+        for (at, (got, expected)) in results.iter().zip(expected).enumerate() {
             let own = self.bounds.iter().find(|(write, ..)| *write == at);
             let (terms, most) = own.map_or((self.terms, self.most), |(_, n, most)| (*n, *most));
-            let limit = 2.0 * (terms * terms) as f64 * most * 2f64.powi(-24);
+            let sum = 2.0 * (terms * terms) as f64 * most * 2f64.powi(-24);
+            let limit = sum + terms as f64 * most * (2.0 * unit + unit * unit);
             let near =
                 |a: f64, b: f64| a == b || (a - b).abs() <= limit || (a.is_nan() && b.is_nan());
             let same = match (got, expected) {
@@ -202,6 +222,7 @@ impl Case {
             let differ = differences(got, expected);
             assert!(same, "{on:?}: {:?}: write {at} differs: {differ}", self.op);
         }
+        results
     }
 }
 

@@ -1,14 +1,15 @@
 //! Cases of every kind of operation.
 
+use meristem_nn::Precision;
 use meristem_nn::graph::BlendMode;
 use meristem_nn::kernels::ImageShape;
 use meristem_nn::kernels::conv::ConvShape;
 use meristem_nn::kernels::lstm::LstmShape;
 use meristem_nn::kernels::rows::Columns;
+use meristem_nn::ops::Target;
 use meristem_nn::ops::conv::Product;
 use meristem_nn::ops::elementwise::Function;
 use meristem_nn::ops::rows::Lookup;
-use meristem_nn::ops::{Op, Target};
 use meristem_nn::ops::{blend, conv, elementwise, lstm, rows};
 
 use super::case::{Case, Data, Random, case};
@@ -82,33 +83,38 @@ pub(super) fn packed_weights(shape: &ConvShape, len: usize) -> Data {
 }
 
 fn conv_cases() -> Vec<Case> {
-    let mut cases = vec![];
-    for shape in conv_shapes() {
-        let of = Product::f32(shape);
-        let taps = shape.kernel[0] * shape.kernel[1] * shape.in_c / shape.groups;
-        let outputs = shape.output().batch * shape.output().pixels();
-        cases.push(case(conv::Op::Forward(of), taps + 1, 1.0));
-        cases.push(case(conv::Op::Forward(of), taps, 1.0).reading(2, Data::F32(vec![])));
-        // Sums of outputs are f64 throughout: what differs is the outputs, by `taps` roundings
-        // each, and in the variance times twice their size, which is below `taps`.
-        let stats = case(conv::Op::ForwardWithStats(of), taps + 1, 1.0);
-        cases.push(stats.bound(2, taps + 1, 2.0 * taps as f64));
-        cases.push(case(conv::Op::WeightGradient(of), outputs + 1, 1.0));
-        let weights = case(conv::Op::WeightGradient(of), outputs + 1, 1.0);
-        cases.push(weights.writing(1, Data::F32(vec![])));
-        let back = shape.kernel[0] * shape.kernel[1] * shape.out_c / shape.groups;
-        for accumulate in [false, true] {
-            cases.push(case(conv::Op::DataGradient { product: of, accumulate }, back + 1, 1.0));
-        }
+    let all = conv_shapes().into_iter();
+    let all = all.flat_map(|shape| Precision::ALL.map(|precision| Product { shape, precision }));
+    all.flat_map(product_cases).collect()
+}
+
+fn product_cases(product: Product) -> Vec<Case> {
+    let shape = product.shape;
+    let taps = shape.kernel[0] * shape.kernel[1] * shape.in_c / shape.groups;
+    let outputs = shape.output().batch * shape.output().pixels();
+    let back = shape.kernel[0] * shape.kernel[1] * shape.out_c / shape.groups;
+    let data = |accumulate| case(conv::Op::DataGradient { product, accumulate }, back + 1, 1.0);
+    // Sums of outputs are f64 throughout: what differs is the outputs, by `taps` roundings each,
+    // and in the variance times twice their size, which is below `taps`.
+    let stats = case(conv::Op::ForwardWithStats(product), taps + 1, 1.0);
+    let (forward, weights) = (conv::Op::Forward(product), conv::Op::WeightGradient(product));
+    let mut cases = vec![
+        case(forward, taps + 1, 1.0),
+        stats.bound(2, taps + 1, 2.0 * taps as f64),
+        case(weights, outputs + 1, 1.0),
+        data(true),
+    ];
+    if product.precision == Precision::F32 {
+        let absent = Data::F32(vec![]);
+        cases.push(case(forward, taps, 1.0).reading(2, absent.clone()));
+        cases.push(case(weights, outputs + 1, 1.0).writing(1, absent));
+        cases.push(data(false));
     }
     for case in &mut cases {
-        let shape = match case.op {
-            Op::Conv(conv::Op::Forward(of) | conv::Op::ForwardWithStats(of)) => of.shape,
-            Op::Conv(conv::Op::DataGradient { product, .. }) => product.shape,
-            _ => continue,
-        };
-        let len = case.op.signature(Target::Cpu).reads[1].len;
-        case.reads.push((1, packed_weights(&shape, len)));
+        if case.op != weights.into() {
+            let len = case.op.signature(Target::Cpu).reads[1].len;
+            case.reads.push((1, packed_weights(&shape, len)));
+        }
     }
     cases
 }

@@ -9,6 +9,8 @@ mod case;
 mod cases;
 mod image_cases;
 mod policy;
+#[cfg(feature = "cuda")]
+mod precision;
 mod stage_cases;
 mod training;
 

@@ -2,70 +2,17 @@
 // of windows is never stored: tiles of it are gathered from the image.
 //
 // A block computes a tile of ROWS × COLS elements of the product in steps of DEPTH products. Both
-// factors' parts lie in shared memory, [k][row] and [k][column]. A thread has EACH × EACH elements,
-// which it computes from EACH + EACH numbers for each k. A sum's terms are added one after the
-// other, with fused multiplications as on the processor: its bits do not depend on the tile. While
-// a step is computed the parts of the next STAGES − 1 are on their way.
+// factors' parts lie in shared memory, [k][row] and [k][column]. A thread has EACH × EACH elements.
+// In f32 it computes them from EACH + EACH numbers for each k: a sum's terms are added one after
+// the other, with fused multiplications as on the processor. Otherwise a warp computes them with
+// tensor cores, from factors that are rounded when they are read from shared memory. Either way a
+// sum's bits do not depend on the tile. While a step is computed the parts of the next STAGES − 1
+// are on their way.
 #include "conv.cuh"
+#include "product.cuh"
+#include "tile.cuh"
 
-constexpr u32 DEPTH = 16;
 constexpr u32 STAGES = 3;
-
-// A thread's elements lie in pieces of 4 × 4, as far apart as its neighbours need for theirs. Of
-// each k, a warp reads 4 to 16 quads of columns side by side, and 8 to 2 quads of rows; threads
-// that read the same share it. At most 256 bytes in a row are two transactions, in which no bank
-// comes twice.
-template <u32 ROWS, u32 COLS, u32 EACH>
-struct Tile {
-    static constexpr u32 THREADS = ROWS * COLS / (EACH * EACH), ACROSS = COLS / EACH;
-    static constexpr u32 PIECES = EACH / 4;
-    // Rows of columns that all threads copy at a time, four columns each.
-    static constexpr u32 QUADS = THREADS / (COLS / 4);
-    // From k to k: 4 banks on (see `Lane`), or 20 for 16 columns, in steps of 16 bytes.
-    static constexpr u32 A = ROWS + 4, B = COLS + 4;
-    __align__(16) float a[DEPTH * A];
-    __align__(16) float b[DEPTH * B];
-
-    // Row and column of a piece's first element in the tile.
-    static __device__ __forceinline__ u32 row(u32 piece) {
-        return piece * (ROWS / PIECES) + threadIdx.x / ACROSS * 4;
-    }
-    static __device__ __forceinline__ u32 col(u32 piece) {
-        return piece * (COLS / PIECES) + threadIdx.x % ACROSS * 4;
-    }
-
-    // Adds DEPTH products to the thread's elements.
-    __device__ __forceinline__ void multiply(float (&sum)[EACH][EACH]) const {
-#pragma unroll
-        for (u32 k = 0; k < DEPTH; ++k) {
-            float x[EACH], y[EACH];
-#pragma unroll
-            for (u32 p = 0; p < PIECES; ++p) {
-                load4(a + k * A + row(p), x + 4 * p);
-                load4(b + k * B + col(p), y + 4 * p);
-            }
-#pragma unroll
-            for (u32 i = 0; i < EACH; ++i) {
-#pragma unroll
-                for (u32 j = 0; j < EACH; ++j) sum[i][j] = fmaf(x[i], y[j], sum[i][j]);
-            }
-        }
-    }
-
-    // Gives the thread's elements to `write(row in the tile, column, four side by side)`.
-    template <class Write>
-    static __device__ __forceinline__ void each(const float (&sum)[EACH][EACH], Write write) {
-#pragma unroll
-        for (u32 i = 0; i < EACH; ++i) {
-#pragma unroll
-            for (u32 p = 0; p < PIECES; ++p) {
-                const float* from = sum[i] + 4 * p;
-                float four[4] = {from[0], from[1], from[2], from[3]};
-                write(row(i / 4) + i % 4, col(p), four);
-            }
-        }
-    }
-};
 
 // What a thread copies of a factor whose products are side by side in memory: product `k` of the
 // step and rows `row`, row + THREADS / DEPTH, …. A warp copies 8 products (whole sectors) of 4
@@ -217,7 +164,7 @@ template <u32 ROWS, u32 COLS, u32 EACH>
 __device__ __forceinline__ void forward_tile(const Conv& s, Span<const float> x,
                                              Span<const float> w, Span<const float> bias,
                                              Span<float> y) {
-    using T = Tile<ROWS, COLS, EACH>;
+    using T = Tile<ROWS, COLS, EACH, Product>;
     __shared__ T tiles[STAGES];
     __shared__ Corner corners[ROWS];
     u32 pixels = s.batch * s.out_h * s.out_w, depth = s.kh * s.kw * s.job_in, t = threadIdx.x;
@@ -294,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(64)
 template <u32 ROWS, u32 COLS, u32 EACH>
 __device__ __forceinline__ void data_tile(const Conv& s, Span<const float> dy, Span<const float> w,
                                           Span<float> dx) {
-    using T = Tile<ROWS, COLS, EACH>;
+    using T = Tile<ROWS, COLS, EACH, Product>;
     __shared__ T tiles[STAGES];
     __shared__ Corner corners[ROWS];
     u32 t = threadIdx.x;
@@ -369,7 +316,7 @@ constexpr u32 RING = STAGES + 2;
 template <u32 ROWS, u32 COLS, u32 EACH>
 __device__ __forceinline__ void weight_tile(const Conv& s, Span<const float> x,
                                             Span<const float> dy, Span<float> sums) {
-    using T = Tile<ROWS, COLS, EACH>;
+    using T = Tile<ROWS, COLS, EACH, Product>;
     __shared__ T tiles[STAGES];
     __shared__ Corner corners[RING][DEPTH];  // of the steps that come next
     u32 depth = s.kh * s.kw * s.job_in, t = threadIdx.x, first, end;

@@ -1,6 +1,8 @@
 // Depthwise convolutions: every channel has its own filter, weights [kh][kw][pad16(C)].
-// Consecutive threads have consecutive channels.
+// Consecutive threads have consecutive channels. Each weight meets few values, which is no work for
+// tensor cores: at every precision the units of f32 multiply the rounded factors.
 #include "conv.cuh"
+#include "product.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)
     depthwise_forward(Span<const float> x, Span<const float> w, Span<const float> bias,
@@ -18,7 +20,8 @@ extern "C" __global__ void __launch_bounds__(256)
             u32 ys = y0 + ky, xs = x0 + kx;
             bool inside = ys < s.in_h && xs < s.in_w;
             float v = inside ? x[image + (i64)(ys * s.in_w + xs) * s.in_c] : 0.0f;
-            sum = fmaf(v, w[(ky * s.kw + kx) * s.step + c], sum);
+            float weight = Product::round(w[(ky * s.kw + kx) * s.step + c]);
+            sum = fmaf(Product::round(v), weight, sum);
         }
     }
     y[i] = bias.len > 0 ? sum + bias[c] : sum;
@@ -42,7 +45,8 @@ extern "C" __global__ void __launch_bounds__(256)
         for (u32 kx = kx0; kx < s.kw && kx <= x0; kx += s.sw, --xs) {
             if (xs >= s.out_w) continue;
             float v = dy[image + (i64)(ys * s.out_w + xs) * s.out_c];
-            sum = fmaf(v, w[(ky * s.kw + kx) * s.step + c], sum);
+            float weight = Product::round(w[(ky * s.kw + kx) * s.step + c]);
+            sum = fmaf(Product::round(v), weight, sum);
         }
     }
     put(dx[i], sum, s.accumulate);
@@ -73,14 +77,15 @@ extern "C" __global__ void __launch_bounds__(256)
             u32 ky = tap0 / s.kw, kx = tap0 % s.kw;
             u32 x0 = px * s.sw - s.pw, y0 = py * s.sh - s.ph;
             i64 image = (i64)sample * (s.in_h * s.in_w * s.in_c) + c;
-            float d = dy[(i64)p * s.out_c + c];
+            float d = dy[(i64)p * s.out_c + c], factor = Product::round(d);
 #pragma unroll
             for (u32 j = 0; j < TAPS; ++j) {
                 u32 ys = y0 + ky, xs = x0 + kx;
                 bool inside = tap0 + j < taps && ys < s.in_h && xs < s.in_w;
-                float v = tap0 + j == taps ? 1.0f : 0.0f;
-                if (inside) v = x[image + (i64)(ys * s.in_w + xs) * s.in_c];
-                sum[j] = fmaf(v, d, sum[j]);
+                bool bias = tap0 + j == taps;
+                float v = bias ? 1.0f : 0.0f;
+                if (inside) v = Product::round(x[image + (i64)(ys * s.in_w + xs) * s.in_c]);
+                sum[j] = fmaf(v, bias ? d : factor, sum[j]);
                 if (++kx == s.kw) kx = 0, ++ky;
             }
         }
