@@ -26,6 +26,7 @@ PACK = BENCH.parent
 MERISTEM = str(PACK / "bin" / "meristem")
 # `CUDA_VISIBLE_DEVICES` says which one that is.
 DEVICE = "cuda:0"
+PRECISIONS = ("f32", "tf32", "bf16")
 # Characters of output that a line of the record keeps.
 TAIL = 4000
 
@@ -229,9 +230,9 @@ def peers() -> Iterator[tuple[str, str, str]]:
             yield family, arrangement, precision
         return
     for arrangement in ("eager", "graphs", "compile", "compile-graphs", "vmap", "vmap-graphs"):
-        for precision in ("f32", "tf32", "bf16"):
+        for precision in PRECISIONS:
             yield "torch", arrangement, precision
-    for precision in ("f32", "tf32", "bf16"):
+    for precision in PRECISIONS:
         yield "jax", "scan", precision
 
 

@@ -1,8 +1,8 @@
 """Phase `fast` of `bench/gpu.sh`: ceilings, ours, and ours and the peers in turns.
 
 Peers stay alive between turns: each starts once, compiles and warms up, says `ready`, and then
-trains for some seconds whenever it is asked to. They are grouped by precision, so that memory
-suffices and like is compared with like. Ours starts anew for each turn; its start and its warm-up
+trains for some seconds whenever it is asked to. Ours and the peers are grouped by precision, so
+that memory suffices and like is compared with like. Ours starts anew for each turn; its start and its warm-up
 are outside the time that it measures.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_phases import BENCH, DEVICE, MERISTEM, Record, Stage, environment, run_stages
-from gpu_phases import setting, small
+from gpu_phases import PRECISIONS, setting, small
 
 SECONDS = setting("SECONDS", "0.1" if small() else "1")
 ROUNDS = int(setting("ROUNDS", "1" if small() else "3"))
@@ -42,11 +42,12 @@ def summary(values: Values) -> dict[str, Any]:
     }
 
 
-def ours(envs: str, seconds_max: float) -> float:
+def ours(envs: str, precision: str, seconds_max: float) -> float:
     """Images per second of one turn of ours."""
+    which = ["--envs", envs, "--precision", precision]
     words = ["--host", HOST, "--device", DEVICE, "--batch", BATCH, "--seconds", SECONDS, "--json"]
     done = subprocess.run(
-        [MERISTEM, "bench", "host", "--envs", envs, *words],
+        [MERISTEM, "bench", "host", *which, *words],
         env=environment(), capture_output=True, text=True, timeout=seconds_max, check=True,
     )  # fmt: skip
     return float(json.loads(done.stdout)["images_per_s"])
@@ -95,7 +96,7 @@ class Peer:
 
 
 def sweep(record: Record, end: float, marks: dict[str, Any]) -> None:
-    """Ours for each number of hosts."""
+    """Ours for each number of hosts, in f32."""
     values: Values = {f"ours:{envs}": [] for envs in ENVS}
     problems = {}
     for _ in range(ROUNDS):
@@ -103,7 +104,8 @@ def sweep(record: Record, end: float, marks: dict[str, Any]) -> None:
             name = f"ours:{envs}"
             try:
                 if name not in problems:
-                    values[name].append(ours(envs, max(1, min(60, end - time.monotonic()))))
+                    left = max(1, min(60, end - time.monotonic()))
+                    values[name].append(ours(envs, "f32", left))
             except (subprocess.SubprocessError, ValueError) as error:
                 problems[name] = f"{error} {getattr(error, 'stderr', '')}"[-1500:]
     results = summary(values)
@@ -111,10 +113,11 @@ def sweep(record: Record, end: float, marks: dict[str, Any]) -> None:
     show("ours", results, problems)
 
 
-def compare(record: Record, peers: list[Peer], end: float, marks: dict[str, Any]) -> None:
-    """Ours and the peers of one precision in turns."""
-    precision = peers[0].name.rpartition(":")[2]
-    mine = f"ours:{PEER_ENVS}"
+def compare(
+    record: Record, precision: str, peers: list[Peer], end: float, marks: dict[str, Any]
+) -> None:
+    """Ours and the peers of one precision in turns; ours alone where there are no peers."""
+    mine = f"ours:{PEER_ENVS}:{precision}"
     values: Values = {name: [] for name in [mine, *(peer.name for peer in peers)]}
     problems: dict[str, str] = {}
     ready = {}
@@ -134,8 +137,10 @@ def compare(record: Record, peers: list[Peer], end: float, marks: dict[str, Any]
             try:
                 if name not in problems:
                     left = max(1, until - time.monotonic())
-                    rate = ours(PEER_ENVS, left) if peer is None else peer.turn(until)
-                    values[name].append(rate)
+                    if peer is None:
+                        values[name].append(ours(PEER_ENVS, precision, left))
+                    else:
+                        values[name].append(peer.turn(until))
             except (RuntimeError, ValueError, subprocess.SubprocessError) as error:
                 problems[name] = str(error)[-1500:]
     results = summary(values)
@@ -187,13 +192,13 @@ def take_turns(record: Record, peers: list[tuple[str, str, str]], marks: dict[st
     ]  # fmt: skip
     run_stages(record, stages, **marks)
     sweep(record, end, marks)
-    for precision in dict.fromkeys(precision for _, _, precision in peers):
+    for precision in PRECISIONS:
         if time.monotonic() > end:
             record.add(stage=f"turns_{precision}", exit=None, skipped="no time is left", **marks)
             continue
         started = [Peer(*peer) for peer in peers if peer[2] == precision]
         try:
-            compare(record, started, end, marks)
+            compare(record, precision, started, end, marks)
         finally:
             for peer in started:
                 peer.close()

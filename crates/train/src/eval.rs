@@ -6,9 +6,10 @@ use std::sync::Arc;
 use meristem_data::{DatasetSpec, Residency, Split, cache};
 use meristem_device::{DeviceId, DeviceOptions};
 use meristem_grow::{BlueprintSet, HostSpec, Optimisers, Rules};
-use meristem_nn::{Isa, Network, NetworkOptions};
+use meristem_nn::{Isa, Network, NetworkOptions, Precision};
 use serde::{Deserialize, Serialize};
 
+use crate::config::check_precision;
 use crate::config::devices::Devices;
 use crate::error::{Error, Result};
 use crate::fleet::{Machine, Served, Serving};
@@ -32,6 +33,8 @@ pub struct EvalConfig {
     pub batch: usize,
     /// Device to evaluate on.
     pub device: DeviceId,
+    /// Precision of convolutions and linear layers.
+    pub precision: Precision,
     /// Worker threads; 0 means one per core.
     pub threads: usize,
     /// Path of a Perfetto trace to write; must not exist.
@@ -72,8 +75,8 @@ pub struct EvalReport {
 /// dataset's. Waits for the device.
 ///
 /// # Errors
-/// Weights that do not fit the host or the dataset, an unreadable dataset or one without the split,
-/// a device failure.
+/// Weights that do not fit the host or the dataset, a precision that the device lacks, an
+/// unreadable dataset or one without the split, a device failure.
 pub fn evaluate(config: &EvalConfig) -> Result<EvalReport> {
     let weights = Weights::load(&config.weights)?;
     let spec = match &config.host {
@@ -83,6 +86,7 @@ pub fn evaluate(config: &EvalConfig) -> Result<EvalReport> {
     if config.batch == 0 {
         return Err(Error::value("batch", 0, "at least 1"));
     }
+    check_precision(config.precision, [config.device])?;
     let isa = Isa::from_env().map_err(meristem_device::Error::from)?;
     let trace = RunTrace::open(config.trace.as_deref())?;
     let prepared = Evaluation::prepare(config, &weights, spec.as_ref(), isa, trace.as_ref());
@@ -124,7 +128,12 @@ impl Evaluation {
             None => NormalizedBy::Dataset,
         };
 
-        let options = NetworkOptions { configs: 1, ..NetworkOptions::new(0, 0, isa, config.batch) };
+        let precision = config.precision;
+        let options = NetworkOptions {
+            configs: 1,
+            precision,
+            ..NetworkOptions::new(0, 0, isa, config.batch)
+        };
         let stream = &machine.streams()[0];
         let mut network =
             Network::new(stream, Arc::new(host.graph(&Optimisers::default())?), options)?;

@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand, ValueEnum};
 use meristem::train::settings::ByteSize;
 
-use super::{DeviceArguments, InsightArguments};
+use super::{DeviceArguments, InsightArguments, NetworkArguments};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
@@ -93,7 +93,7 @@ pub(crate) struct BenchHostArguments {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) threads: usize,
     #[command(flatten)]
-    pub(crate) device: DeviceArguments,
+    pub(crate) network: NetworkArguments,
     /// Seconds to measure, after a warm-up
     #[arg(long, value_name = "S", default_value_t = 5.0)]
     pub(crate) seconds: f64,
@@ -120,7 +120,7 @@ pub(crate) struct BenchCounterfactualArguments {
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub(crate) batch: usize,
     #[command(flatten)]
-    pub(crate) device: DeviceArguments,
+    pub(crate) network: NetworkArguments,
     /// Seconds to measure, after a warm-up
     #[arg(long, value_name = "S", default_value_t = 5.0)]
     pub(crate) seconds: f64,

@@ -9,9 +9,12 @@ mod train;
 
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use meristem::data::{DatasetSpec, Source};
 use meristem::device::DeviceId;
+use meristem::nn::Precision;
+use meristem::train::config::check_precision;
 use meristem::train::dataset_spec;
 
 pub(crate) use self::bench::{
@@ -100,6 +103,34 @@ impl DeviceArguments {
     }
 }
 
+/// The device and the precision of a command that runs networks.
+#[derive(Debug, Args)]
+pub(crate) struct NetworkArguments {
+    #[command(flatten)]
+    device: DeviceArguments,
+    /// Precision of convolutions and linear layers; other than f32 with --device cuda:N only
+    #[arg(long, default_value = "f32", value_parser = precision())]
+    pub(crate) precision: Precision,
+}
+
+impl NetworkArguments {
+    /// The device.
+    ///
+    /// # Errors
+    /// Not the name of a device, or a device without this precision.
+    pub(crate) fn device(&self) -> meristem::train::Result<DeviceId> {
+        let id = self.device.id()?;
+        check_precision(self.precision, [id])?;
+        Ok(id)
+    }
+}
+
+fn precision() -> impl TypedValueParser<Value = Precision> {
+    let named = |text: String| Precision::ALL.into_iter().find(|of| of.name() == text);
+    PossibleValuesParser::new(Precision::ALL.map(Precision::name))
+        .map(move |text| named(text).unwrap_or_default())
+}
+
 /// Flags that select a dataset.
 #[derive(Debug, Args)]
 pub(crate) struct DatasetArguments {
@@ -143,7 +174,7 @@ pub(crate) struct EvalArguments {
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub(crate) batch: usize,
     #[command(flatten)]
-    pub(crate) device: DeviceArguments,
+    pub(crate) network: NetworkArguments,
     /// Worker threads; 0 means one per core
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) threads: usize,

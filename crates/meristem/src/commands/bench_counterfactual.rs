@@ -69,6 +69,7 @@ struct Config {
     batch: usize,
     image: [usize; 3],
     device: String,
+    precision: &'static str,
     instruction_set: String,
     seconds: f64,
 }
@@ -108,6 +109,7 @@ pub(crate) fn run(arguments: &BenchCounterfactualArguments) -> Outcome {
             batch: arguments.batch,
             image: [image.channels, image.height, image.width],
             device: bench.device.id().to_string(),
+            precision: arguments.network.precision.name(),
             instruction_set: bench.network.options().isa.to_string(),
             seconds: arguments.seconds,
         },
@@ -127,7 +129,7 @@ fn print(report: &Report) {
         plain::out(&format!("{name:<24}{median:>9.2} ms per batch ({min:.2} to {max:.2}){rest}"));
     };
     plain::out(&format!(
-        "{} with {} in {}: {} configurations, {} of them distinct; batch {}, {}, {}",
+        "{} with {} in {}: {} configurations, {} of them distinct; batch {}, {}, {}, {}",
         config.host,
         config.blueprint,
         config.slots.join(", "),
@@ -138,6 +140,7 @@ fn print(report: &Report) {
             "cpu" => &config.instruction_set,
             device => device,
         },
+        config.precision,
         counted(report.turns, ["turn", "turns"])
     ));
     way("one pass", fused_ms, String::new());
@@ -217,12 +220,14 @@ impl Bench {
         asked: &Counterfactual,
         arguments: &BenchCounterfactualArguments,
     ) -> Result<Self, Failure> {
-        let device = Device::open(arguments.device.id()?, &DeviceOptions::default())?;
+        let device = Device::open(arguments.network.device()?, &DeviceOptions::default())?;
         let batch = arguments.batch;
         let stream = device.stream("env 0");
         let isa = device.isa();
         let rows = asked.rows().len();
-        let options = NetworkOptions { configs: rows, ..NetworkOptions::new(0, 0, isa, batch) };
+        let precision = arguments.network.precision;
+        let options =
+            NetworkOptions { configs: rows, precision, ..NetworkOptions::new(0, 0, isa, batch) };
         let mut network =
             Network::new(&stream, Arc::new(host.graph(&Optimisers::default())?), options)?;
         network.set_alphas(asked.rows())?;

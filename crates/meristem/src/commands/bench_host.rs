@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use meristem::data::{Batch, GatherBatches, GatherConfig};
 use meristem::device::{Device, DeviceOptions};
 use meristem::grow::{self, HostSpec, Optimisers, host_graph};
-use meristem::nn::{Fleet, Isa, LabelledBatch, Network, NetworkOptions};
+use meristem::nn::{Fleet, Isa, LabelledBatch, Network, NetworkOptions, Plans};
 use meristem::train::summary::MemorySummary;
 use meristem::train::trace::{RunTrace, TraceSummary};
 use serde::Serialize;
@@ -46,6 +46,7 @@ struct Config {
     image: [usize; 3],
     images: usize,
     device: String,
+    precision: &'static str,
     threads: usize,
     instruction_set: String,
     seconds: f64,
@@ -83,6 +84,7 @@ pub(crate) fn run(arguments: &BenchHostArguments) -> Outcome {
             image: [image.channels, image.height, image.width],
             images: synthetic::IMAGES,
             device: device.id().to_string(),
+            precision: arguments.network.precision.name(),
             threads: device.threads(),
             instruction_set: bench.isa.to_string(),
             seconds: arguments.seconds,
@@ -91,7 +93,7 @@ pub(crate) fn run(arguments: &BenchHostArguments) -> Outcome {
     match arguments.json {
         true => print_json(&report)?,
         false => plain::out(&format!(
-            "{}: {} images/s ({} to {} over {}), {}, batch {}, {}",
+            "{}: {} images/s ({} to {} over {}), {}, batch {}, {}, {}",
             report.config.host,
             thousands(images_per_s as u64),
             thousands(images_per_s_min as u64),
@@ -100,6 +102,7 @@ pub(crate) fn run(arguments: &BenchHostArguments) -> Outcome {
             counted(report.config.envs, ["env", "envs"]),
             report.config.batch,
             on_device(&device),
+            report.config.precision,
         )),
     }
     if !arguments.json {
@@ -145,14 +148,18 @@ impl Bench {
         let trace = trace.map(RunTrace::trace);
         let options =
             DeviceOptions { threads: arguments.threads, trace, ..DeviceOptions::default() };
-        let device = Device::open(arguments.device.id()?, &options)?;
+        let device = Device::open(arguments.network.device()?, &options)?;
         let isa = device.isa();
         let graph = Arc::new(host_graph(spec, &image_shape(), Optimisers::default().host)?);
         let streams: Vec<_> =
             (0..arguments.envs).map(|env| device.stream(&format!("env {env}"))).collect();
+        let plans = Plans::default();
         let network = |(env, stream): (usize, &meristem::device::Stream)| {
-            let options = NetworkOptions::new(0, env as u64, isa, arguments.batch);
-            Network::new(stream, Arc::clone(&graph), options)
+            let options = NetworkOptions {
+                precision: arguments.network.precision,
+                ..NetworkOptions::new(0, env as u64, isa, arguments.batch)
+            };
+            Network::with_plans(stream, Arc::clone(&graph), options, &plans)
         };
         let networks = streams.iter().enumerate().map(network).collect::<Result<_, _>>()?;
         let config = GatherConfig {

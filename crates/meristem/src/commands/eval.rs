@@ -17,7 +17,8 @@ pub(crate) fn run(arguments: &EvalArguments) -> Outcome {
         dataset: arguments.dataset.spec()?,
         split: split(&arguments.split)?,
         batch: arguments.batch,
-        device: arguments.device.id()?,
+        device: arguments.network.device()?,
+        precision: arguments.network.precision,
         threads: arguments.threads,
         trace: arguments.insight.trace.clone(),
     };

@@ -6,6 +6,7 @@ mod lines;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use meristem::nn::Precision;
 use meristem::train::Observer;
 use meristem::train::events::{Event, RunStarted, StepCompleted};
 
@@ -152,6 +153,13 @@ impl Observer for Progress {
         plain::err(&format!(
             "warning: the run began on {began} and goes on on {now}; another kind of device rounds \
              differently, so its results differ from here on"
+        ));
+    }
+
+    fn precision_changed(&mut self, began: Precision, now: Precision) {
+        plain::err(&format!(
+            "warning: the run began at precision {began} and goes on at {now}; its results differ \
+             from here on"
         ));
     }
 

@@ -51,7 +51,10 @@ fn run(m: &Meristem, arguments: &str, name: &str, seed: u32) -> Outcome {
 /// Neither the order in which the device runs what is not ordered, nor the number of its streams.
 #[test]
 fn no_order_of_the_device_changes_a_bit() {
-    for arguments in [BARE, GROWING, PPO, REPLICAS, RANKS] {
+    let rounded = [(BARE, "bf16"), (GROWING, "tf32")]
+        .map(|(of, precision)| format!("{of} --precision {precision}"));
+    let rounded = rounded.each_ref().map(String::as_str);
+    for arguments in [BARE, GROWING, PPO, REPLICAS, RANKS].into_iter().chain(rounded) {
         let m = with_images();
         let expected = run(&m, arguments, "one", 1);
         let other = format!("{arguments} --threads 3");
@@ -72,8 +75,9 @@ fn checks_and_benchmarks_run_on_the_device() {
     assert_eq!(said.stdout.matches("ok    ").count(), 10, "{}", said.stdout);
     for bench in [
         "host --host minimal --envs 2 --batch 4",
+        "host --host minimal --envs 2 --batch 4 --precision bf16",
         "gather --batch 4",
-        "counterfactual --host minimal --slots r0c0 --batch 4",
+        "counterfactual --host minimal --slots r0c0 --batch 4 --precision tf32",
     ] {
         let command = format!("bench {bench} --device cuda:0 --seconds 0.1 --json");
         let report: serde_json::Value = serde_json::from_str(&m.ok(&command).stdout).unwrap();
@@ -126,13 +130,19 @@ fn the_processor_learns_the_same() {
     }
 }
 
-/// A killed run goes on with the bits of a run that was not.
+/// A killed run goes on with the bits of a run that was not, at its own precision.
 #[test]
 fn a_killed_run_goes_on() {
+    for precision in ["f32", "bf16"] {
+        kill(&format!("{GROWING} --precision {precision}"));
+    }
+}
+
+fn kill(arguments: &str) {
     let m = with_images();
-    let expected = run(&m, GROWING, "whole", 1);
+    let expected = run(&m, arguments, "whole", 1);
     assert!(!of_kind(&expected.events, "module_germinated").is_empty(), "nothing grew");
-    let start = format!("{GROWING} --devices cuda:0 --run-dir killed");
+    let start = format!("{arguments} --devices cuda:0 --run-dir killed");
     let mut command = m.command();
     command.args(start.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = Process::start(&mut command);
@@ -142,6 +152,40 @@ fn a_killed_run_goes_on() {
     child.wait().unwrap();
     m.ok("train --resume killed --quiet");
     assert_same(&outcome(&m, "killed"), &expected, "killed");
+}
+
+/// Rounded products learn, and not the same; a run may change its precision when it is resumed.
+#[test]
+fn hosts_learn_at_every_precision() {
+    let m = with_images();
+    let mut weights = vec![];
+    for precision in ["f32", "tf32", "bf16"] {
+        let of = run(&m, &format!("{BARE} --steps 5 --precision {precision}"), precision, 1);
+        let started = of_kind(&of.events, "run_started")[0];
+        let said = (precision != "f32").then_some(precision);
+        assert_eq!(started.get("precision").and_then(|of| of.as_str()), said);
+        let steps = of_kind(&of.events, "step_completed");
+        let loss = |step: &&serde_json::Value| step["train_loss"].as_f64().unwrap();
+        let [first, last] =
+            [&steps[..3], &steps[steps.len() - 3..]].map(|envs| envs.iter().map(loss).sum::<f64>());
+        assert!(last < first, "{precision}: {first} {last}");
+        weights.push(of.weights);
+    }
+    assert!(weights[0] != weights[1] && weights[1] != weights[2] && weights[0] != weights[2]);
+    let accuracy = |precision: &str| {
+        let file = "--weights f32/weights/env-0.safetensors";
+        let data = "--dataset arrays --data-root images.safetensors --device cuda:0 --json";
+        let report = m.ok(&format!("eval {file} {data} --precision {precision}")).stdout;
+        serde_json::from_str::<serde_json::Value>(&report).unwrap()["loss"].as_f64().unwrap()
+    };
+    assert_ne!(accuracy("f32"), accuracy("bf16"));
+    fs::remove_file(m.path("f32/summary.json")).unwrap();
+    let said = m.ok("train --resume f32 --precision tf32 --quiet");
+    let warning = "warning: the run began at precision f32 and goes on at tf32;";
+    assert!(said.stderr.contains(warning), "{}", said.stderr);
+    fs::remove_file(m.path("bf16/summary.json")).unwrap();
+    let words = ["got bf16, expected f32 on cpu"];
+    m.fails("train --resume bf16 --devices cpu --quiet", 2, &words);
 }
 
 /// Without a driver the command says what is missing before it does anything.

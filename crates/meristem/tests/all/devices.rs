@@ -234,3 +234,33 @@ fn beyond_the_cap_the_error_says_who_holds_what_and_the_run_goes_on() {
     m.ok("train --resume run --quiet --device-memory 64MiB");
     assert_same(&outcome(&m, "run"), &outcome(&m, "ample"), "with more memory");
 }
+
+/// A precision that a device lacks is refused before anything is done, and named with a way out.
+#[test]
+fn a_processor_computes_in_f32_only() {
+    let m = with_images();
+    for (devices, other) in [("cpu", "cpu"), ("cuda:0,cpu:1", "cpu:1")] {
+        let run = format!("{RUN} --devices {devices} --precision tf32 --run-dir none");
+        let expected = format!(
+            "precision: got tf32, expected f32 on {other}; tf32 needs CUDA devices only, such as \
+             cuda:0"
+        );
+        m.fails(&run, 2, &[&expected]);
+        assert!(!m.path("none").exists());
+    }
+    let words = ["precision: got bf16, expected f32 on cpu"];
+    for command in [
+        "bench host --seconds 0.1",
+        "bench counterfactual --seconds 0.1",
+        "eval --weights none.safetensors",
+    ] {
+        m.fails(&format!("{command} --precision bf16"), 2, &words);
+    }
+    m.fails("bench host --precision f16", 2, &["possible values: f32, tf32, bf16"]);
+    m.fails("train --precision f16", 2, &["f32 | tf32 | bf16"]);
+    let said = m.ok(&format!("{RUN} --precision f32 --print-config"));
+    assert!(said.stdout.contains("precision = \"f32\"\n"), "{}", said.stdout);
+    m.ok(&format!("{RUN} --steps 1 --rounds 1 --run-dir cut"));
+    fs::remove_file(m.path("cut/summary.json")).unwrap();
+    m.fails("train --resume cut --precision tf32 --quiet", 2, &["expected f32 on cpu"]);
+}

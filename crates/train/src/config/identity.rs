@@ -11,11 +11,13 @@ use super::table::{Layer, TrainConfig, all};
 use super::types::{BadValue, ControllerKind, Preset};
 
 /// Settings that results depend on, from a resolved configuration. Runs with equal texts have equal
-/// results on the same data, machine and kinds of devices: of a device only the number counts, from
-/// which its order of samples follows, so that a run may go on on another kind.
+/// results on the same data, machine and kinds of devices, at the same precision: of a device only
+/// the number counts, from which its order of samples follows, and the precision does not, so that
+/// a run may go on on another kind of device or at another precision.
 pub(crate) fn identity(resolved: &str) -> String {
     let kept = keep(resolved, |setting| setting.scope == Scope::Result);
     let Ok(mut table) = kept.parse::<Table>() else { return kept };
+    table.remove("precision");
     if let Some(Value::Array(devices)) = table.get_mut("devices") {
         for device in devices {
             let id = device.as_str().and_then(|name| name.trim().parse::<DeviceId>().ok());
@@ -89,6 +91,7 @@ fn from_before() -> Table {
 #[cfg(test)]
 mod tests {
     use meristem_data::order::EpochMode;
+    use meristem_nn::Precision;
 
     use super::*;
     use crate::config::Layer;
@@ -157,6 +160,23 @@ mod tests {
         assert_eq!(of(&["cpu"]), of(&["cuda:0"]));
         assert_ne!(of(&["cpu"]), of(&["cuda:1"]));
         assert_ne!(of(&["cpu:0", "cpu:1"]), of(&["cuda:1", "cuda:0"]));
+    }
+
+    /// A run may go on at another precision, and one from before there was a choice has f32.
+    #[test]
+    fn the_precision_is_no_part_of_a_run_s_identity() {
+        let of = |precision| {
+            let devices = Some(vec!["cuda".to_string()]);
+            resolve(Layer { devices, precision: Some(precision), ..Layer::default() })
+        };
+        let [exact, rounded] = [Precision::F32, Precision::Bf16].map(of);
+        assert_eq!(exact.identity(), rounded.identity());
+        assert_ne!(exact.in_common(), rounded.in_common(), "processes tell the same");
+        let older = without(&exact.resolved_toml(), &["precision"]);
+        assert!(older.len() < exact.resolved_toml().len());
+        assert_eq!(first_difference(&older, &exact.resolved_toml()), None);
+        assert!(first_difference(&older, &rounded.resolved_toml()).is_some());
+        assert_eq!(resolve(toml::from_str(&older).unwrap()).precision, Precision::F32);
     }
 
     #[test]

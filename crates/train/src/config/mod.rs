@@ -30,6 +30,7 @@ pub(crate) use self::policy_file::PolicyFile;
 pub(crate) use self::table::{FIRST_STUDY_SEED, STATISTICS_BATCHES};
 pub use self::table::{Layer, TrainConfig, all};
 use self::types::{CommKind, ControllerKind, Preset, Switch};
+pub use self::validate::check_precision;
 pub use self::value::Form;
 use crate::error::Result;
 

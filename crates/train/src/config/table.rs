@@ -10,6 +10,7 @@ use std::sync::LazyLock;
 use meristem_control::{GovernorConfig, HeuristicConfig, PpoConfig, RewardConfig, RewardMode};
 use meristem_data::order::EpochMode;
 use meristem_grow::{Gates, Optimisers, Rules, Tempo};
+use meristem_nn::Precision;
 use meristem_nn::graph::SgdConfig;
 use serde::{Deserialize, Serialize};
 
@@ -204,6 +205,11 @@ settings! {
         /// cuda:0, need a build with the feature cuda. On resume cpu:N may become cuda:N or the
         /// reverse; from there on the results differ by rounding.
         devices: Vec<String> = same(["cpu".to_string()]), unit("LIST"), on_resume();
+        /// Precision of convolutions and linear layers in hosts and modules, in training and
+        /// evaluation: f32, tf32 or bf16. The last two round the two factors of a product, for
+        /// tensor cores, add up in f32, and need CUDA devices only. All else is f32, the policy
+        /// included. On resume it may change; from there on the results differ.
+        precision: Precision = same(Precision::default()), since(5), on_resume();
         /// Device of the policy, one of --devices.
         policy_device: Option<String> = absent("the first device"),
             unit("DEVICE"), scope(Scope::Process), on_resume();

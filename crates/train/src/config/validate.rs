@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use meristem_device::DeviceId;
+use meristem_nn::Precision;
 
 use super::devices::Devices;
 use super::table::TrainConfig;
@@ -32,6 +33,7 @@ pub(crate) fn together(config: &TrainConfig) -> Result<()> {
     }
     check_ranks(config)?;
     let devices = Devices::of(config)?;
+    check_precision(config.precision, devices.of_envs.iter().copied())?;
     let on_processor = |device: &&DeviceId| matches!(device, DeviceId::Cpu(_));
     let other = devices.of_envs.iter().find(on_processor);
     if let (CommKind::Nccl, Some(device)) = (config.comm, other) {
@@ -39,6 +41,24 @@ pub(crate) fn together(config: &TrainConfig) -> Result<()> {
         return Err(Error::value("devices", device, expected));
     }
     Ok(())
+}
+
+/// Checks that networks on all of these devices can have this precision.
+///
+/// # Errors
+/// [`Error::Value`] names the precision, the first device that does not have it, and those that do.
+pub fn check_precision(
+    precision: Precision,
+    devices: impl IntoIterator<Item = DeviceId>,
+) -> Result<()> {
+    match devices.into_iter().find(|device| !precision.runs_on(*device)) {
+        Some(device) => {
+            let expected =
+                format!("f32 on {device}; {precision} needs CUDA devices only, such as cuda:0");
+            Err(Error::value("precision", precision, expected))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Checks that the envs, or the samples of a batch, divide evenly among the ranks. If the number of

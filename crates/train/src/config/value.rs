@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use meristem_control::RewardMode;
 use meristem_data::order::EpochMode;
 use meristem_grow::Tempo;
+use meristem_nn::Precision;
 
 use super::text::{BadValue, choose};
 
@@ -148,6 +149,18 @@ impl Value for EpochMode {
     }
     fn parse(text: &str) -> Result<Self, BadValue> {
         choose(text, &Self::NAMES)
+    }
+    fn text(&self) -> String {
+        self.name().into()
+    }
+}
+
+impl Value for Precision {
+    fn kind() -> String {
+        Self::ALL.map(Self::name).join(", ")
+    }
+    fn parse(text: &str) -> Result<Self, BadValue> {
+        choose(text, &Self::ALL.map(|precision| (precision.name(), precision)))
     }
     fn text(&self) -> String {
         self.name().into()

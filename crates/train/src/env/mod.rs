@@ -178,6 +178,7 @@ impl Env {
             // One additional configuration is for the test split.
             configs: Counterfactual::rows_max(slots) + 1,
             batch_log,
+            precision: setup.config.precision,
             ..NetworkOptions::new(seed, index as u64, setup.isa, setup.config.batch)
         };
         let graph = setup.graph(&host, 1.0)?;

@@ -42,6 +42,7 @@ impl Twin {
         let options = NetworkOptions {
             configs: rows.len(),
             batch_log: 1,
+            precision: setup.config.precision,
             ..NetworkOptions::new(seed, index as u64, setup.isa, setup.config.batch)
         };
         let graph = setup.graph(&host, 1.0)?;

@@ -11,7 +11,7 @@
 use meristem_control::{Failure, RewardTerms, RoundReport};
 use meristem_data::order::EpochMode;
 use meristem_device::DeviceId;
-use meristem_nn::PairedLoss;
+use meristem_nn::{PairedLoss, Precision};
 use serde::{Deserialize, Serialize};
 
 /// Version of the format of the lines.
@@ -262,6 +262,9 @@ pub struct RunStarted {
     /// Devices of the envs; omitted if it is only `cpu`.
     #[serde(default = "one_cpu", skip_serializing_if = "is_one_cpu")]
     pub devices: Vec<String>,
+    /// Precision of the hosts' products; omitted if it is f32.
+    #[serde(default, skip_serializing_if = "is_f32")]
+    pub precision: Precision,
     /// Worker threads of each device.
     pub threads: usize,
     /// Ranks that learn a policy or train a host together.
@@ -282,6 +285,10 @@ fn one_cpu() -> Vec<String> {
 
 fn is_one_cpu(devices: &Vec<String>) -> bool {
     *devices == one_cpu()
+}
+
+fn is_f32(precision: &Precision) -> bool {
+    *precision == Precision::F32
 }
 
 /// Results of one env after one step.

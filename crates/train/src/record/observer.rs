@@ -1,6 +1,6 @@
 //! The observer of a run.
 
-use meristem_nn::Network;
+use meristem_nn::{Network, Precision};
 
 use crate::error::Result;
 use crate::record::events::Event;
@@ -18,6 +18,10 @@ pub trait Observer {
     /// Reports, before anything runs, that a run goes on on other devices than those it began on.
     /// Other kinds of devices round differently. Called in the first process.
     fn devices_changed(&mut self, _began: &[String], _now: &[String]) {}
+
+    /// Reports, before anything runs, that a run goes on at another precision than it began at.
+    /// Called in the first process.
+    fn precision_changed(&mut self, _began: Precision, _now: Precision) {}
 
     /// Reports an event. The same events are written to `events.jsonl`.
     fn event(&mut self, _event: &Event) {}

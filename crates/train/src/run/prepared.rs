@@ -291,6 +291,7 @@ impl Run {
             controller: config.controller.to_string(),
             instruction_set: setup.isa.to_string(),
             devices: fleet.machine.device_names(),
+            precision: config.precision,
             threads: self.threads(),
             ranks: config.ranks(),
             exchange: config.exchange.to_string(),

@@ -89,6 +89,9 @@ fn resume_in(
     if world.is_first() && config.devices != began.devices {
         observer.devices_changed(&began.devices, &config.devices);
     }
+    if world.is_first() && config.precision != began.precision {
+        observer.precision_changed(began.precision, config.precision);
+    }
     let (processes, ranks) = (world.size(), config.ranks());
     if config.comm.is_processes() && processes != ranks {
         let problem = format!(

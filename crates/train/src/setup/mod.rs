@@ -248,7 +248,9 @@ impl Setup {
             return Ok(());
         }
         let graph = self.graph(&self.fresh_host()?, 1.0)?;
-        let options = NetworkOptions::new(self.config.seed, 0, self.isa, 1);
+        let precision = self.config.precision;
+        let options =
+            NetworkOptions { precision, ..NetworkOptions::new(self.config.seed, 0, self.isa, 1) };
         self.initialise(&mut Network::new(stream, graph, options)?)
     }
 
