@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use meristem_device::{Launches, Tensor};
 
-use super::{LabelledBatch, Network, Pass, Snapshot};
+use super::pass::Pass;
+use super::{LabelledBatch, Network, Snapshot};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::ops::Target;

@@ -1,0 +1,261 @@
+//! Passes of a network over batches: training, evaluation, inference. Each is one launch.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use meristem_device::{Ahead, DType, Expect, Extent, Launches, Owner, Tensor};
+
+use super::plans::RowPlan;
+use super::run::{Run, Tensors};
+use super::{LabelledBatch, Network, new_arena};
+use crate::error::{Error, Result};
+use crate::ops::Target;
+use crate::plan::{self, AlphaPattern, Mode, Phase, Plan, Step};
+
+/// A launch over a batch.
+pub(super) struct Pass {
+    operation: &'static str,
+    run: Run,
+    /// First row of the alphas and scores.
+    config: usize,
+}
+
+impl Network {
+    /// Compiles the training plan of this batch size ahead, and makes the arena large enough for
+    /// it: a training step of that size then only launches. Does not wait for the device.
+    ///
+    /// # Errors
+    /// [`Error::EmptyBatch`], [`Error::OneValuePerChannel`], memory.
+    pub fn prepare_training(&mut self, batch: usize) -> Result<()> {
+        self.plan(batch, Mode::Train).map(drop)
+    }
+
+    /// One step of training: forward with row 0 of the alphas, mean cross-entropy, backward,
+    /// clipping and SGD per group, metrics. `inputs` is f32 (N, C, H, W), channels last; `targets`
+    /// u32 `[N]`; both on this network's stream. Any N up to `batch_max`: the first batch of a new
+    /// size compiles a plan, all others only launch. Waits for nothing.
+    ///
+    /// # Errors
+    /// [`meristem_device::Error::Mismatch`] for a tensor of another form or stream;
+    /// [`Error::OneValuePerChannel`], a failed stream.
+    #[track_caller]
+    pub fn train_step(&mut self, inputs: &Tensor, targets: &Tensor) -> Result<()> {
+        let Pass { operation, run, config } = self.training((inputs, targets))?;
+        self.launch(operation, run, &self.tensors(&[inputs], Some(targets), config))
+    }
+
+    /// A training step over this batch, which the network is then ready for.
+    pub(super) fn training(&mut self, (inputs, targets): LabelledBatch<'_>) -> Result<Pass> {
+        let batch = self.check_batch("train_step", inputs, targets)?;
+        self.training_of(batch)
+    }
+
+    /// A training step over so many samples.
+    pub(super) fn training_of(&mut self, batch: usize) -> Result<Pass> {
+        let plan = self.plan(batch, Mode::Train)?;
+        let run = Run::of(&plan, Phase::Forward..=Phase::Update);
+        Ok(Pass { operation: "train_step", run, config: 0 })
+    }
+
+    /// Evaluates a batch with row `config` of the alphas: loss and hits are added to that row of
+    /// the metrics; parameters and buffers stay as they are. Tensors as for
+    /// [`Network::train_step`]. Waits for nothing.
+    ///
+    /// # Errors
+    /// As [`Network::train_step`], and [`Error::Argument`] for `config`.
+    #[track_caller]
+    pub fn eval_step(&mut self, inputs: &Tensor, targets: &Tensor, config: usize) -> Result<()> {
+        let batch = self.check_batch("eval_step", inputs, targets)?;
+        self.check_config("eval_step", config)?;
+        let plan = self.plan(batch, Mode::Evaluate)?;
+        let run = Run::of(&plan, Phase::Forward..=Phase::Backward);
+        self.launch("eval_step", run, &self.tensors(&[inputs], Some(targets), config))
+    }
+
+    /// Evaluates a batch with all of these rows of the alphas in one launch: loss and hits of each
+    /// are added to its row of the metrics, equal bit for bit to one [`Network::eval_step`] a row.
+    /// Layers before the first slot in which rows differ are computed once, and a module only for
+    /// rows in which its alpha is not 0 (C1 to C3). The first batch of a new size, or after the
+    /// alphas got another pattern of zeros and equal values, compiles a plan. Tensors as for
+    /// [`Network::train_step`]. Waits for nothing.
+    ///
+    /// # Errors
+    /// As [`Network::eval_step`], and memory.
+    #[track_caller]
+    pub fn eval_rows(
+        &mut self,
+        inputs: &Tensor,
+        targets: &Tensor,
+        configs: Range<usize>,
+    ) -> Result<()> {
+        let Pass { operation, run, config } = self.evaluation((inputs, targets), &configs)?;
+        self.launch(operation, run, &self.tensors(&[inputs], Some(targets), config))
+    }
+
+    /// An evaluation of this batch with these rows, which the network is then ready for.
+    pub(super) fn evaluation(
+        &mut self,
+        (inputs, targets): LabelledBatch<'_>,
+        configs: &Range<usize>,
+    ) -> Result<Pass> {
+        let batch = self.check_batch("eval_rows", inputs, targets)?;
+        self.evaluation_of(batch, configs)
+    }
+
+    /// An evaluation of so many samples.
+    pub(super) fn evaluation_of(&mut self, batch: usize, configs: &Range<usize>) -> Result<Pass> {
+        let pattern = self.pattern("eval_rows", configs)?;
+        let options = self.options.plan(batch, Mode::Evaluate, Target::of(self.stream.device()));
+        let plan = self.topology.rows(RowPlan { options, pattern })?;
+        self.make_room(&plan)?;
+        let run = Run::of(&plan, Phase::Forward..=Phase::Backward);
+        Ok(Pass { operation: "eval_rows", run, config: configs.start })
+    }
+
+    /// Floating-point operations per sample ([`Graph::flops`]) of one [`Network::eval_rows`] of
+    /// these rows, and of one [`Network::eval_step`]. Asks the device nothing.
+    ///
+    /// # Errors
+    /// [`Error::Argument`].
+    pub fn eval_flops(&self, configs: Range<usize>) -> Result<(u64, u64)> {
+        let pattern = self.pattern("eval_flops", &configs)?;
+        let graph = self.graph();
+        let one = AlphaPattern::all_on(graph.alphas);
+        Ok((plan::flops(graph, &pattern), plan::flops(graph, &one)))
+    }
+
+    /// The pattern of these rows of the alphas.
+    fn pattern(&self, operation: &'static str, configs: &Range<usize>) -> Result<AlphaPattern> {
+        let (slots, most) = (self.graph().alphas, self.options.configs);
+        if configs.is_empty() || configs.end > most {
+            let expected = format!("a range that is not empty and ends at most at {most}");
+            return Err(Error::argument(operation, "configs", expected, format!("{configs:?}")));
+        }
+        let table = &self.alpha_values[configs.start * slots..configs.end * slots];
+        Ok(AlphaPattern::of(table, configs.len()))
+    }
+
+    /// Logits `[N, classes]` of a batch in evaluation mode, with row `config` of the alphas. A new
+    /// tensor; waits for nothing.
+    ///
+    /// # Errors
+    /// As [`Network::eval_step`], and memory.
+    #[track_caller]
+    pub fn infer(&mut self, inputs: &Tensor, config: usize) -> Result<Tensor> {
+        let batch = self.check_inputs("infer", inputs)?;
+        self.check_config("infer", config)?;
+        let plan = self.plan(batch, Mode::Infer)?;
+        let shape = [batch, self.graph().classes()];
+        let logits = Tensor::empty(&self.stream, shape, DType::F32, Owner::Other)?;
+        let run = Run::of(&plan, Phase::Forward..=Phase::Deliver);
+        let inputs = [inputs];
+        let tensors = Tensors { outputs: &[&logits], ..self.tensors(&inputs, None, config) };
+        self.launch("infer", run, &tensors)?;
+        Ok(logits)
+    }
+
+    /// This network's tensors, with those of a batch, and the rows of alphas and scores from
+    /// `config` on.
+    pub(super) fn tensors<'a>(
+        &'a self,
+        inputs: &'a [&'a Tensor],
+        targets: Option<&'a Tensor>,
+        config: usize,
+    ) -> Tensors<'a> {
+        Tensors {
+            arena: Some(&self.arena),
+            groups: &self.groups,
+            metrics: Some(&self.metrics),
+            scores_start: self.metrics_layout.scores_of(config),
+            inputs,
+            targets,
+            alphas: Some(&self.alphas),
+            alphas_start: config * self.graph().alphas,
+            outputs: &[],
+        }
+    }
+
+    #[track_caller]
+    pub(super) fn launch(
+        &self,
+        operation: &'static str,
+        run: Run,
+        tensors: &Tensors<'_>,
+    ) -> Result<()> {
+        run.launch((&self.stream, operation), self.options.isa, tensors)
+    }
+
+    /// A pass before there is a batch.
+    pub(super) fn ahead(&self, Pass { operation, run, config }: Pass) -> Ahead<'_> {
+        let (program, arguments) = run.ahead(&self.tensors(&[], None, config));
+        Ahead { stream: &self.stream, operation, program, arguments }
+    }
+
+    /// Adds a pass over a batch to those of other networks.
+    #[track_caller]
+    pub(super) fn add<'a>(
+        &'a self,
+        to: &mut Launches<'a>,
+        Pass { operation, run, config }: Pass,
+        (inputs, targets): &'a LabelledBatch<'a>,
+    ) -> Result<()> {
+        let tensors = self.tensors(std::slice::from_ref(inputs), Some(targets), config);
+        run.add(to, (&self.stream, operation), self.options.isa, &tensors)
+    }
+
+    /// Launches steps that use nothing of a batch.
+    #[track_caller]
+    pub(super) fn launch_steps(&self, operation: &'static str, steps: Vec<Step>) -> Result<()> {
+        self.launch(operation, Run::steps(steps), &self.tensors(&[], None, 0))
+    }
+
+    pub(super) fn plan(&mut self, batch: usize, mode: Mode) -> Result<Arc<Plan>> {
+        let options = self.options.plan(batch, mode, Target::of(self.stream.device()));
+        let plan = self.topology.plan(options)?;
+        self.make_room(&plan)?;
+        Ok(plan)
+    }
+
+    /// Makes the arena large enough for a plan, which will use it.
+    fn make_room(&mut self, plan: &Plan) -> Result<()> {
+        self.gradient = None;
+        if plan.arena_len() > self.arena.numel() {
+            self.arena = new_arena(&self.stream, plan.arena_len())?;
+        }
+        Ok(())
+    }
+
+    /// Checks a batch of images, or of vectors where the graph takes those; returns its size (V1).
+    pub(super) fn check_inputs(&self, operation: &'static str, inputs: &Tensor) -> Result<usize> {
+        let d = self.graph().input_dims();
+        let batch = Extent::Between(1, self.options.batch_max);
+        let expect = Expect::stream(&self.stream).dtype(DType::F32);
+        let expect = match inputs.dims().len() == 2 && d.h * d.w == 1 {
+            true => expect.shape([batch, d.c.into()]).contiguous(),
+            false => expect.shape([batch, d.c.into(), d.h.into(), d.w.into()]).channels_last(),
+        };
+        expect.check(operation, "inputs", inputs)?;
+        Ok(inputs.dims().first().copied().unwrap_or(0))
+    }
+
+    /// Checks a labelled batch; returns its size (V1).
+    pub(super) fn check_batch(
+        &self,
+        operation: &'static str,
+        inputs: &Tensor,
+        targets: &Tensor,
+    ) -> Result<usize> {
+        let batch = self.check_inputs(operation, inputs)?;
+        let expect = Expect::stream(&self.stream).dtype(DType::U32).shape([batch]).contiguous();
+        expect.check(operation, "targets", targets)?;
+        Ok(batch)
+    }
+
+    fn check_config(&self, operation: &'static str, config: usize) -> Result<()> {
+        let configs = self.options.configs;
+        if config >= configs {
+            return Err(Error::argument(operation, "config", format!("below {configs}"), config));
+        }
+        Ok(())
+    }
+}
