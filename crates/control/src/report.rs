@@ -52,7 +52,7 @@ pub struct RoundReport {
 }
 
 /// Reads null, which stands for NaN in JSON.
-fn null_as_nan<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+pub(crate) fn null_as_nan<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or(f64::NAN))
 }
 

@@ -7,6 +7,7 @@ use meristem_grow::{Host, ParameterCounts, Stage};
 use serde::{Deserialize, Serialize};
 
 use crate::action::{Action, Op};
+use crate::report::null_as_nan;
 use crate::rules::Outcome;
 use crate::view::EnvView;
 
@@ -91,24 +92,31 @@ impl Default for RewardConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RewardTerms {
     /// `gain · (acc_t − acc_{t−1})`, 0 at the first step. In [−20, 20]. Basic, contribution.
+    #[serde(deserialize_with = "null_as_nan")]
     pub gain: f64,
     /// `−min(rent · ln(1 + E/max(host, 200)), rent_max)`. In [−.5, 0]. Basic, contribution.
+    #[serde(deserialize_with = "null_as_nan")]
     pub rent: f64,
     /// `potential · (γΦ' − Φ)`, Φ the sum over modules of Germinated 1, Training 2, Blending 3.5,
     /// Holding 5.5, Fossilized 6, before the transition (Φ) and after it (Φ'). In [−.6, .6] per
     /// slot. Contribution.
+    #[serde(deserialize_with = "null_as_nan")]
     pub potential: f64,
     /// On FOSSILIZE, with p the env's gain since the module germinated: `fossilize · 2pc/(p + c)`
     /// if c >= `min_contribution` and p, c > 0, else `−fossilize_price`, also where the gate
     /// refused. In [−.5, 10]. Contribution.
+    #[serde(deserialize_with = "null_as_nan")]
     pub fossilize: f64,
     /// `prune` on PRUNE of a module with c < 0. 0 or .1. Contribution.
+    #[serde(deserialize_with = "null_as_nan")]
     pub prune: f64,
     /// `−op_price` for any op but WAIT. −.01 or 0. Contribution.
+    #[serde(deserialize_with = "null_as_nan")]
     pub op: f64,
     /// At the last step `acc/100 − sparse_size · ln(1 + E/max(host, 200))`, on the control split;
     /// before it
     /// 0. At most 1. Sparse.
+    #[serde(deserialize_with = "null_as_nan")]
     pub result: f64,
 }
 

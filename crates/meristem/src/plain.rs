@@ -23,6 +23,11 @@ pub(crate) fn err(line: &str) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
+/// Text without control characters: names of files and contents of runs must not steer a terminal.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
 /// Formats a number with separators, such as `12,345`.
 pub(crate) fn thousands(number: u64) -> String {
     let digits = number.to_string();
@@ -108,6 +113,11 @@ mod tests {
             [flops(3.416e12), flops(2e9), flops(5e5)],
             ["3.42 TFLOP", "2.00 GFLOP", "0.50 MFLOP"]
         );
+    }
+
+    #[test]
+    fn nothing_printable_steers_a_terminal() {
+        assert_eq!(printable("a\u{1b}[31mb\nc\u{9b}é"), "a\u{fffd}[31mb\u{fffd}c\u{fffd}é");
     }
 
     #[test]

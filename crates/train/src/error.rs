@@ -94,6 +94,22 @@ pub enum Error {
         /// Description of the problem.
         problem: String,
     },
+    /// A folder that is to be read is not that of a run.
+    #[error("{} is not the folder of a run: {problem}", path.display())]
+    NotARun {
+        /// Path of the folder.
+        path: PathBuf,
+        /// Description of the problem.
+        problem: String,
+    },
+    /// A file or folder of a run cannot be read.
+    #[error("cannot read {}: {problem}", path.display())]
+    Unreadable {
+        /// Path of the file or folder.
+        path: PathBuf,
+        /// Description of the problem.
+        problem: String,
+    },
     /// An env failed too often since its last snapshot.
     #[error(
         "env {env} diverged in round {round}, step {step}: {}; \
@@ -205,7 +221,7 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Value { .. } | Self::ConfigFile { .. } | Self::RunFolderExists { .. } => 2,
-            Self::Resume { .. } | Self::OtherSettings { .. } => 2,
+            Self::Resume { .. } | Self::OtherSettings { .. } | Self::NotARun { .. } => 2,
             Self::OfRank { exit_code, .. } => *exit_code,
             // A property of this build: another flag or another build helps.
             Self::Ranks(meristem_comm::Error::Unavailable { .. }) => 2,
@@ -303,6 +319,11 @@ impl Error {
             Self::Resume { .. } => {
                 "correct the folder or the command, or start a new run; nothing was changed".into()
             }
+            Self::NotARun { .. } => {
+                "give a folder that `meristem train` wrote; `meristem runs DIR` lists those in DIR"
+                    .into()
+            }
+            Self::Unreadable { .. } => "check the path; nothing was changed".into(),
             Self::Device(
                 meristem_device::Error::BadEnvironment { .. } | meristem_device::Error::Isa(_),
             ) => "correct or unset the variable; `meristem --help` lists all variables".into(),

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `error` | the errors of this crate, their remedies and exit codes |
 //! | [`config`] | the table of settings; how preset, file and flags combine |
-//! | `record` | files of a run: [`events`], [`summary`], [`trace`], [`run_folder`]; its observer |
+//! | `record` | files of a run: [`events`], [`summary`], [`trace`], [`run_folder`]; its observer; [`reading`] |
 //! | `processes` | the processes of a run and their collectives |
 //! | `setup` | hosts, weights and controllers from their settings; checks before training |
 //! | `fleet` | devices, streams, resident data, gathers; replicas of one host on several ranks |
@@ -53,7 +53,7 @@ pub use error::{Error, Result};
 pub use record::events::Event;
 pub use record::observer::{Observer, Silent};
 pub use record::output::check_output;
-pub use record::{event_writer, events, run_folder, summary, trace};
+pub use record::{event_writer, events, reading, run_folder, summary, trace};
 pub use run::{resume, resume_with, run, run_with};
 pub use setup::dataset_spec;
 pub use study::{StudyConfig, compare, statistics};

@@ -4,6 +4,7 @@
 mod bench;
 mod control;
 mod data;
+mod runs;
 mod settings;
 mod train;
 
@@ -25,6 +26,7 @@ pub(crate) use self::control::{ControlCommand, ControlEvalArguments};
 pub(crate) use self::data::{
     DataCommand, ImportArguments, InfoArguments, PlanArguments, VerifyArguments,
 };
+pub(crate) use self::runs::{CompareArguments, ReportArguments, RunsArguments, RunsCommand};
 pub(crate) use self::settings::SettingArguments;
 pub(crate) use self::train::TrainArguments;
 use crate::environment::HELP;
@@ -45,6 +47,12 @@ pub(crate) enum Command {
     /// Flags override the configuration file, and the file overrides the preset. The config.toml in
     /// a run's folder has all settings of the run.
     Train(Box<TrainArguments>),
+    /// List runs, compare them, and write reports about them.
+    ///
+    /// A run is running, complete, stopped, failed, or killed: its process ended without a summary.
+    /// `train --resume` continues stopped and killed runs. Accuracies and parameters are means over
+    /// the envs. Nothing is written to the folders of runs.
+    Runs(RunsArguments),
     /// Evaluate a weights file on a split of a dataset; without --dataset, of the embedded one.
     Eval(EvalArguments),
     /// Compare the controllers that decide what grows.

@@ -15,6 +15,7 @@ use super::{Outcome, exit_code, print_json};
 use crate::cli::ControlEvalArguments;
 use crate::failure::Failure;
 use crate::plain::{self, counted};
+use crate::plot;
 use crate::progress::{Mode, Progress};
 use crate::signals::stop_on_signals;
 use crate::table;
@@ -59,8 +60,12 @@ pub(crate) fn run(arguments: &ControlEvalArguments) -> Outcome {
     let at_once = move || thrown_away.iter().for_each(|folder| Place::clear(folder));
     let _listening = stop_on_signals("the results of complete runs", at_once)?;
     let study = compare(&config, &mut Watch::new(arguments.quiet))?;
-    if let Some(plot) = &arguments.plot {
-        plot.write(&study)?;
+    match &arguments.plot {
+        Some(_) if study.complete() == 0 => {
+            plain::err("no plot was written, because no run is complete");
+        }
+        Some(plot) => plot.write(&plot::study(&study))?,
+        None => {}
     }
     match arguments.json {
         true => print_json(&study)?,

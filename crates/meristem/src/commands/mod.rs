@@ -9,6 +9,7 @@ mod check;
 mod control_eval;
 mod data;
 mod eval;
+mod runs;
 mod train;
 
 use std::process::ExitCode;
@@ -30,6 +31,7 @@ pub(crate) type Outcome = Result<ExitCode, Failure>;
 pub(crate) fn run(command: Command) -> Outcome {
     match command {
         Command::Train(arguments) => train::run(&arguments),
+        Command::Runs(arguments) => runs::run(&arguments),
         Command::Eval(arguments) => eval::run(&arguments),
         Command::Control(ControlCommand::Eval(arguments)) => control_eval::run(&arguments),
         Command::Data(command) => data::run(&command),

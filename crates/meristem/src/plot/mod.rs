@@ -1,7 +1,10 @@
-//! Plots of studies: `draw` lays a study out as shapes, `svg` and `png` encode them.
+//! Plots: `study`, `curves` and `lifecycle` lay data out as shapes, `svg` and `png` encode them.
 
-mod draw;
+mod axis;
+mod curves;
+mod lifecycle;
 mod png;
+mod study;
 mod svg;
 
 use std::path::PathBuf;
@@ -10,19 +13,38 @@ use std::str::FromStr;
 use meristem::train::check_output;
 use meristem::train::run_folder::write_whole;
 use meristem::train::settings::BadValue;
-use meristem::train::study::Study;
-use meristem::train::summary::Status;
 
+pub(crate) use self::curves::{Chart, Series};
+pub(crate) use self::lifecycle::{DrawnSlot, lifecycle, topology};
+pub(crate) use self::study::study;
+pub(crate) use self::svg::{escaped, inline};
 use crate::failure::Failure;
-use crate::plain;
 
-/// Width and height of a plot, in pixels.
-const SIZE: [f64; 2] = [900.0, 520.0];
+/// Width and height of a plot in a file of its own, in pixels.
+pub(crate) const SIZE: [f64; 2] = [900.0, 520.0];
+
+/// Shapes on a page of `size`, in pixels.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Picture {
+    size: [f64; 2],
+    shapes: Vec<Shape>,
+}
 
 /// Shape to draw, with coordinates in pixels from the top left.
 #[derive(Clone, Debug, PartialEq)]
 enum Shape {
     Line {
+        from: [f64; 2],
+        to: [f64; 2],
+        colour: Colour,
+    },
+    /// Connected lines.
+    Path {
+        points: Vec<[f64; 2]>,
+        colour: Colour,
+    },
+    /// Filled rectangle.
+    Area {
         from: [f64; 2],
         to: [f64; 2],
         colour: Colour,
@@ -40,8 +62,57 @@ enum Shape {
     },
 }
 
-/// Red, green and blue.
-type Colour = [u8; 3];
+/// Colour of a shape. A page chooses those of ink and grid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Colour {
+    /// Colour of text and axes.
+    Ink,
+    /// Colour of grid lines.
+    Grid,
+    /// Red, green and blue.
+    Rgb([u8; 3]),
+}
+
+impl Colour {
+    /// The colour half-way to white.
+    fn pale(self) -> Self {
+        match self {
+            Self::Rgb(rgb) => Self::Rgb(rgb.map(|part| 255 - (255 - part) / 2)),
+            other => other,
+        }
+    }
+}
+
+/// Colours that everyone can distinguish (Okabe and Ito, 2008), reused for more series.
+const SERIES: [[u8; 3]; 7] = [
+    [0, 114, 178],
+    [230, 159, 0],
+    [0, 158, 115],
+    [204, 121, 167],
+    [213, 94, 0],
+    [86, 180, 233],
+    [110, 110, 110],
+];
+
+/// Colour of the series with this number.
+fn series_colour(number: usize) -> Colour {
+    Colour::Rgb(SERIES[number % SERIES.len()])
+}
+
+fn text(at: [f64; 2], anchor: Anchor, text: String) -> Shape {
+    Shape::Text { at, anchor, text }
+}
+
+/// A name of at most `max` characters: of a longer one the beginning and the end.
+fn short(name: &str, max: usize) -> String {
+    let letters: Vec<char> = name.chars().take(10_000).collect();
+    if letters.len() <= max {
+        return name.into();
+    }
+    let part = |range: &[char]| range.iter().collect::<String>();
+    let end = letters.len() + 3 - 2 * max / 3;
+    format!("{}...{}", part(&letters[..max / 3]), part(&letters[end..]))
+}
 
 /// Part of a text that is placed at the given point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,16 +154,11 @@ impl PlotFile {
         Ok(check_output("plot", &self.path)?)
     }
 
-    /// Draws the study, if it has a complete run.
-    pub(crate) fn write(&self, study: &Study) -> Result<(), Failure> {
-        if study.complete() == 0 {
-            plain::err("no plot was written, because no run is complete");
-            return Ok(());
-        }
-        let shapes = draw::shapes(study);
+    /// Writes a picture.
+    pub(crate) fn write(&self, picture: &Picture) -> Result<(), Failure> {
         let bytes = match self.format {
-            Format::Svg => svg::encode(&shapes).into_bytes(),
-            Format::Png => png::encode(&shapes).map_err(|error| {
+            Format::Svg => svg::encode(picture).into_bytes(),
+            Format::Png => png::encode(picture).map_err(|error| {
                 Failure::failed(
                     format!("cannot encode the plot as PNG: {error}"),
                     "plot to a .svg file",
@@ -101,14 +167,4 @@ impl PlotFile {
         };
         Ok(write_whole(&self.path, &bytes)?)
     }
-}
-
-/// Title of the plot.
-fn title(study: &Study) -> String {
-    let dataset = study.dataset.as_ref().map_or("", |dataset| &dataset.name);
-    let stopped = if study.status == Status::Interrupted { ", stopped early" } else { "" };
-    format!(
-        "{} on {dataset}, {} steps; mean ± deviation over seeds{stopped}",
-        study.host, study.steps
-    )
 }

@@ -9,11 +9,11 @@ use embedded_graphics::pixelcolor::{Rgb888, RgbColor};
 use embedded_graphics::prelude::{
     Dimensions, DrawTarget, Drawable, OriginDimensions, Pixel, Point, Primitive, Size,
 };
-use embedded_graphics::primitives::{Circle, Line, PrimitiveStyle};
+use embedded_graphics::primitives::{Circle, Line, Polyline, PrimitiveStyle, Rectangle};
 use embedded_graphics::text::{Alignment, Baseline, Text, TextStyleBuilder};
 use image::{ImageError, ImageFormat, Rgb, RgbImage};
 
-use super::{Anchor, Colour, SIZE, Shape};
+use super::{Anchor, Colour, Picture, Shape};
 
 /// Image that shapes are drawn on.
 struct Canvas(RgbImage);
@@ -41,10 +41,10 @@ impl DrawTarget for Canvas {
     }
 }
 
-pub(super) fn encode(shapes: &[Shape]) -> Result<Vec<u8>, ImageError> {
-    let [width, height] = SIZE.map(|size| size as u32);
+pub(super) fn encode(picture: &Picture) -> Result<Vec<u8>, ImageError> {
+    let [width, height] = picture.size.map(|size| size as u32);
     let mut canvas = Canvas(RgbImage::from_pixel(width, height, Rgb([255; 3])));
-    for shape in shapes {
+    for shape in &picture.shapes {
         let Ok(()) = draw(shape, &mut canvas);
     }
     let mut bytes = Cursor::new(vec![]);
@@ -54,10 +54,23 @@ pub(super) fn encode(shapes: &[Shape]) -> Result<Vec<u8>, ImageError> {
 
 fn draw(shape: &Shape, canvas: &mut Canvas) -> Result<(), Infallible> {
     let point = |[x, y]: [f64; 2]| Point::new(x.round() as i32, y.round() as i32);
-    let rgb = |[r, g, b]: Colour| Rgb888::new(r, g, b);
+    let rgb = |colour: Colour| match colour {
+        Colour::Ink => Rgb888::new(60, 60, 60),
+        Colour::Grid => Rgb888::new(225, 225, 225),
+        Colour::Rgb([r, g, b]) => Rgb888::new(r, g, b),
+    };
     match shape {
         Shape::Line { from, to, colour } => Line::new(point(*from), point(*to))
             .into_styled(PrimitiveStyle::with_stroke(rgb(*colour), 1))
+            .draw(canvas),
+        Shape::Path { points, colour } => {
+            let points: Vec<Point> = points.iter().map(|at| point(*at)).collect();
+            Polyline::new(&points)
+                .into_styled(PrimitiveStyle::with_stroke(rgb(*colour), 2))
+                .draw(canvas)
+        }
+        Shape::Area { from, to, colour } => Rectangle::with_corners(point(*from), point(*to))
+            .into_styled(PrimitiveStyle::with_fill(rgb(*colour)))
             .draw(canvas),
         Shape::Disc { centre, radius, colour } => {
             // Odd, so that there is a centre pixel.

@@ -1,31 +1,77 @@
 //! Encoder of shapes as SVG.
 
-use super::{Anchor, Colour, SIZE, Shape};
+use super::{Anchor, Colour, Picture, Shape};
 
-pub(super) fn encode(shapes: &[Shape]) -> String {
-    let [width, height] = SIZE;
+/// Colours of ink and grid on a page.
+struct Palette {
+    ink: &'static str,
+    grid: &'static str,
+}
+
+/// A file of its own, on white.
+pub(super) fn encode(picture: &Picture) -> String {
+    let [width, height] = picture.size;
     let mut text = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
          viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" font-size=\"14\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     );
-    for shape in shapes {
-        text.push_str(&element(shape));
-        text.push('\n');
-    }
+    elements(picture, &Palette { ink: "#3c3c3c", grid: "#e1e1e1" }, &mut text);
     text.push_str("</svg>\n");
     text
 }
 
-fn element(shape: &Shape) -> String {
-    let rgb = |[r, g, b]: &Colour| format!("#{r:02x}{g:02x}{b:02x}");
+/// A part of an HTML page that has the colours of its text and of `--grid`. `label` describes it to
+/// people who do not see it.
+pub(crate) fn inline(picture: &Picture, label: &str) -> String {
+    let [width, height] = picture.size;
+    let mut text = format!(
+        "<svg role=\"img\" viewBox=\"0 0 {width} {height}\" style=\"max-width:{width}px\" \
+         font-size=\"14\"><title>{}</title>\n",
+        escaped(label)
+    );
+    elements(picture, &Palette { ink: "currentColor", grid: "var(--grid)" }, &mut text);
+    text.push_str("</svg>\n");
+    text
+}
+
+fn elements(picture: &Picture, palette: &Palette, to: &mut String) {
+    for shape in &picture.shapes {
+        to.push_str(&element(shape, palette));
+        to.push('\n');
+    }
+}
+
+fn element(shape: &Shape, palette: &Palette) -> String {
+    let paint = |colour: &Colour| match colour {
+        Colour::Ink => palette.ink.into(),
+        Colour::Grid => palette.grid.into(),
+        Colour::Rgb([r, g, b]) => format!("#{r:02x}{g:02x}{b:02x}"),
+    };
     match shape {
         Shape::Line { from: [x1, y1], to: [x2, y2], colour } => format!(
             "<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" stroke=\"{}\"/>",
-            rgb(colour)
+            paint(colour)
+        ),
+        Shape::Path { points, colour } => {
+            let points: Vec<String> =
+                points.iter().map(|[x, y]| format!("{x:.1},{y:.1}")).collect();
+            let (points, stroke) = (points.join(" "), paint(colour));
+            format!(
+                "<polyline points=\"{points}\" fill=\"none\" stroke=\"{stroke}\" stroke-width=\"1.5\"/>"
+            )
+        }
+        Shape::Area { from: [x1, y1], to: [x2, y2], colour } => format!(
+            "<rect x=\"{x1:.1}\" y=\"{y1:.1}\" width=\"{:.1}\" height=\"{:.1}\" fill=\"{}\"/>",
+            x2 - x1,
+            y2 - y1,
+            paint(colour)
         ),
         Shape::Disc { centre: [x, y], radius, colour } => {
-            format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius}\" fill=\"{}\"/>", rgb(colour))
+            format!(
+                "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius}\" fill=\"{}\"/>",
+                paint(colour)
+            )
         }
         Shape::Text { at: [x, y], anchor, text } => {
             let anchor = match anchor {
@@ -34,20 +80,24 @@ fn element(shape: &Shape) -> String {
                 Anchor::End => "end",
             };
             format!(
-                "<text x=\"{x:.1}\" y=\"{y:.1}\" dy=\"0.35em\" text-anchor=\"{anchor}\">{}</text>",
+                "<text x=\"{x:.1}\" y=\"{y:.1}\" dy=\"0.35em\" text-anchor=\"{anchor}\" fill=\"{}\">{}</text>",
+                palette.ink,
                 escaped(text)
             )
         }
     }
 }
 
-/// Escapes the name of a file, which may contain any character.
-fn escaped(text: &str) -> String {
+/// Escapes text for HTML and SVG, inside elements and in quoted attributes. Names of files and the
+/// contents of runs may have any character.
+pub(crate) fn escaped(text: &str) -> String {
     let escape = |c: char| match c {
         '<' => "&lt;".into(),
         '>' => "&gt;".into(),
         '&' => "&amp;".into(),
-        c if c.is_control() => " ".into(),
+        '"' => "&quot;".into(),
+        '\'' => "&#39;".into(),
+        c if c.is_control() && c != '\n' => " ".into(),
         c => c.to_string(),
     };
     text.chars().map(escape).collect()
@@ -60,7 +110,11 @@ mod tests {
     #[test]
     fn names_cannot_break_the_picture() {
         let shape = Shape::Text { at: [1.0, 2.0], anchor: Anchor::End, text: "a<b>&\u{7}".into() };
-        let text = encode(&[shape]);
-        assert!(text.contains("text-anchor=\"end\">a&lt;b&gt;&amp; </text>"), "{text}");
+        let picture = Picture { size: [10.0, 10.0], shapes: vec![shape] };
+        for text in [encode(&picture), inline(&picture, "\"a'<b>")] {
+            assert!(text.contains(">a&lt;b&gt;&amp; </text>"), "{text}");
+            assert!(!text.contains("<b>"), "{text}");
+        }
+        assert!(inline(&picture, "\"a'<b>").contains("<title>&quot;a&#39;&lt;b&gt;</title>"));
     }
 }

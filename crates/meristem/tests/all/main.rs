@@ -12,6 +12,7 @@ mod data;
 mod devices;
 mod interrupt;
 mod resume;
+mod runs;
 mod trace;
 mod train;
 mod twin;

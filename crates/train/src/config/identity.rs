@@ -63,7 +63,7 @@ pub(crate) fn upgrade(layer: &mut Layer) -> Result<(), BadValue> {
 /// from before. Text that is not TOML is returned unchanged and equals only itself.
 fn keep(text: &str, wanted: impl Fn(&Setting) -> bool) -> String {
     let Ok(table) = text.parse::<Table>() else { return text.into() };
-    let before = from_before();
+    let before = values_from_before();
     let stays = |key: &str, value: &toml::Value| {
         let setting = all().iter().find(|setting| setting.key == key);
         setting.is_none_or(|setting| {
@@ -75,7 +75,7 @@ fn keep(text: &str, wanted: impl Fn(&Setting) -> bool) -> String {
 }
 
 /// Values of newer settings in older runs: as declared, else the defaults.
-fn from_before() -> Table {
+pub(crate) fn values_from_before() -> Table {
     let mut layer = Layer::default();
     for setting in all() {
         if let Some(before) = setting.before {

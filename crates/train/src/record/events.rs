@@ -14,6 +14,8 @@ use meristem_device::DeviceId;
 use meristem_nn::{PairedLoss, Precision};
 use serde::{Deserialize, Serialize};
 
+use crate::record::null_as_nan;
+
 /// Version of the format of the lines.
 pub const SCHEMA_VERSION: u32 = 1;
 
@@ -54,6 +56,7 @@ pub enum Event {
         /// Number of the batch in the step.
         batch: usize,
         /// Mean loss before the update.
+        #[serde(deserialize_with = "null_as_nan")]
         loss: f64,
     },
     /// One env was trained and evaluated for one step.
@@ -166,6 +169,7 @@ pub enum Event {
         /// `not_finite`, `collapse` or `spike`.
         failure: Failure,
         /// Mean training loss of the step.
+        #[serde(deserialize_with = "null_as_nan")]
         train_loss: f64,
         /// Control loss after the step.
         control_loss: Option<f64>,
@@ -220,6 +224,9 @@ pub enum Event {
         /// Seconds since the run started, including loading.
         wall_seconds: f64,
     },
+    /// An event of a later version. It is read, never written.
+    #[serde(other, skip_serializing)]
+    Unknown,
 }
 
 /// Description of a run at its start.
@@ -301,6 +308,7 @@ pub struct StepCompleted {
     /// Number of the step.
     pub step: usize,
     /// Mean training loss over the step; each batch is measured before its update.
+    #[serde(deserialize_with = "null_as_nan")]
     pub train_loss: f64,
     /// Training accuracy over the step; each batch is measured before its update.
     pub train_accuracy: f64,
@@ -464,6 +472,7 @@ pub struct ModulesOn {
     /// Control accuracy.
     pub accuracy: f64,
     /// Control loss.
+    #[serde(deserialize_with = "null_as_nan")]
     pub loss: f64,
 }
 

@@ -5,7 +5,16 @@ pub mod events;
 pub(crate) mod journal;
 pub(crate) mod observer;
 pub(crate) mod output;
+mod plain_file;
+pub mod reading;
 pub mod run_folder;
 pub mod summary;
 pub(crate) mod totals;
 pub mod trace;
+
+use serde::Deserialize;
+
+/// Reads null as NaN, which JSON lacks.
+fn null_as_nan<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
+}

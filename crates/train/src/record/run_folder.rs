@@ -6,16 +6,19 @@
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
 use crate::config::{TrainConfig, first_difference};
 use crate::error::{Error, Result};
-use crate::record::summary::Summary;
+use crate::record::summary::{self, Summary};
 
 /// File that a process locks while it writes to the folder.
-const LOCK: &str = ".lock";
+pub(crate) const LOCK: &str = ".lock";
+
+/// Time after which a reader has released its lock.
+const READERS_LOCK: Duration = Duration::from_millis(100);
 
 /// File of the policy at the end of a run.
 pub(crate) const POLICY: &str = "policy.safetensors";
@@ -161,16 +164,10 @@ impl RunFolder {
     /// # Errors
     /// [`Error::Resume`]: it cannot be read, or has another version.
     pub fn read_summary(&self) -> Result<Option<Summary>> {
-        let problem = |e: &dyn std::fmt::Display| Error::Resume {
+        summary::read(&self.summary()).map_err(|error| Error::Resume {
             path: self.path.clone(),
-            problem: format!("its summary.json cannot be read: {e}"),
-        };
-        let text = match fs::read_to_string(self.summary()) {
-            Ok(text) => text,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(problem(&e)),
-        };
-        serde_json::from_str(&text).map(Some).map_err(|e| problem(&e))
+            problem: format!("its summary.json cannot be read: {error}"),
+        })
     }
 
     /// Removes the summary of a run that continues.
@@ -217,15 +214,17 @@ fn lock(folder: &Path) -> Result<File> {
     let path = folder.join(LOCK);
     let fail = |source| Error::RunFolder { action: "lock", path: path.clone(), source };
     let file = File::create(&path).map_err(fail)?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => {
-            let problem =
-                "another process is writing to it; wait until that ends, or stop it".into();
-            Err(Error::Resume { path: folder.to_owned(), problem })
+    for last in [false, true] {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            // A reader that asks whether the run is in progress holds a lock for an instant.
+            Err(TryLockError::WouldBlock) if !last => std::thread::sleep(READERS_LOCK),
+            Err(TryLockError::WouldBlock) => break,
+            Err(TryLockError::Error(source)) => return Err(fail(source)),
         }
-        Err(TryLockError::Error(source)) => Err(fail(source)),
     }
+    let problem = "another process is writing to it; wait until that ends, or stop it".into();
+    Err(Error::Resume { path: folder.to_owned(), problem })
 }
 
 /// Creates the new folder `path` and its parents.
@@ -310,7 +309,6 @@ fn civil_date(days: u64) -> (u64, u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     #[test]
     fn dates_are_right_around_leap_days() {

@@ -1,7 +1,8 @@
 //! Summary of a run: `summary.json`.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 
 use meristem_control::RoundReport;
 use meristem_device::{Counts, Device};
@@ -9,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::record::events::CounterfactualCost;
 use crate::record::trace::TraceSummary;
+use crate::record::{null_as_nan, plain_file};
 
 /// Version of the format of `summary.json`.
 pub const SUMMARY_VERSION: u32 = 1;
@@ -23,6 +25,24 @@ pub enum Status {
     Interrupted,
     /// The run ended with an error.
     Failed,
+}
+
+/// Largest summary that is read: that of a thousand envs over a thousand rounds is smaller.
+const BYTES_MAX: u64 = 256_000_000;
+
+/// Reads a `summary.json`. `None` if there is none.
+///
+/// # Errors
+/// It cannot be read, is larger than 256 MB, or is no summary of this version or an earlier one.
+pub(crate) fn read(path: &Path) -> io::Result<Option<Summary>> {
+    let Some(text) = plain_file::text(path, BYTES_MAX)? else { return Ok(None) };
+    let summary: Summary = serde_json::from_str(&text).map_err(io::Error::other)?;
+    match summary.v {
+        0..=SUMMARY_VERSION => Ok(Some(summary)),
+        v => Err(io::Error::other(format!(
+            "its format has version {v}, this program reads version {SUMMARY_VERSION}"
+        ))),
+    }
 }
 
 impl Status {
@@ -362,11 +382,6 @@ pub struct TwinSummary {
     pub parameters: usize,
     /// Floating-point operations of training in the episode.
     pub training_flops: u64,
-}
-
-/// Reads null as NaN, which JSON lacks.
-fn null_as_nan<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-    Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
 
 /// State of a module at the end of an episode.

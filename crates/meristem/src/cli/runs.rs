@@ -1,0 +1,54 @@
+//! Arguments of `meristem runs`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use crate::plot::PlotFile;
+
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct RunsArguments {
+    #[command(subcommand)]
+    pub(crate) command: Option<RunsCommand>,
+    /// Folder to search, four levels deep; or the folder of one run
+    #[arg(value_name = "DIR", default_value = "runs")]
+    pub(crate) folder: PathBuf,
+    /// Print JSON: one object for each run, and the folders that cannot be read
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum RunsCommand {
+    /// Compare runs: settings that differ, results side by side, curves of control accuracy.
+    Compare(CompareArguments),
+    /// Write runs to one HTML file, which needs neither network nor scripts.
+    ///
+    /// It has curves, stages of all slots over the steps, the grown networks, contributions of
+    /// modules, and the development of the policy. Runs in progress are reported as far as they are.
+    Report(ReportArguments),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CompareArguments {
+    /// Folders of two or more runs
+    #[arg(value_name = "RUN", num_args = 2.., required = true)]
+    pub(crate) runs: Vec<PathBuf>,
+    /// File to plot control accuracy over the steps to, .svg or .png; must not exist
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot: Option<PlotFile>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReportArguments {
+    /// Folders of the runs
+    #[arg(value_name = "RUN", required = true)]
+    pub(crate) runs: Vec<PathBuf>,
+    /// HTML file to write; must not exist
+    #[arg(long, value_name = "FILE", default_value = "report.html")]
+    pub(crate) out: PathBuf,
+}

@@ -1,0 +1,153 @@
+//! `meristem runs compare`.
+
+use std::process::ExitCode;
+
+use comfy_table::CellAlignment;
+use meristem::train::reading::{Run, Settings};
+use serde_json::{Map, json};
+
+use super::super::{Outcome, print_json};
+use super::{read, results, skipped};
+use crate::cli::CompareArguments;
+use crate::plain::{self, percent, printable};
+use crate::plot::{Chart, SIZE, Series};
+use crate::table;
+
+/// Columns of a curve in text.
+const COLUMNS: usize = 60;
+
+pub(super) fn run(arguments: &CompareArguments) -> Outcome {
+    arguments.plot.as_ref().map_or(Ok(()), |plot| plot.check())?;
+    let runs = read(&arguments.runs)?;
+    match arguments.json {
+        true => print_json(&as_json(&runs))?,
+        false => plain::out(&text(&runs)),
+    }
+    if let Some(plot) = &arguments.plot {
+        match accuracy(&runs).draw(SIZE) {
+            Some(picture) => plot.write(&picture)?,
+            None => plain::err("no plot was written, because no run has a control accuracy"),
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Settings that differ, with the value of each run.
+pub(super) fn differences(runs: &[Run]) -> Vec<(String, Vec<String>)> {
+    let settings: Vec<&Settings> = runs.iter().map(|run| &run.settings).collect();
+    let differ = Settings::differences(&settings);
+    let plain = |value: Option<String>| value.unwrap_or("–".into());
+    differ.into_iter().map(|(key, values)| (key, values.into_iter().map(plain).collect())).collect()
+}
+
+/// Chart of the runs' mean control accuracies.
+pub(super) fn accuracy(runs: &[Run]) -> Chart {
+    let percent = |[x, y]: [f64; 2]| [x + 1.0, 100.0 * y];
+    let series = runs.iter().enumerate().map(|(number, run)| Series {
+        name: format!("{} {}", number + 1, run.overview.controller.as_deref().unwrap_or("")),
+        points: run.history.accuracy.points().into_iter().map(percent).collect(),
+    });
+    Chart {
+        title: "mean control accuracy of the envs".into(),
+        labels: ["step, over all rounds", "control accuracy, %"],
+        series: series.collect(),
+    }
+}
+
+fn text(runs: &[Run]) -> String {
+    let mut lines = vec![];
+    for (number, run) in runs.iter().enumerate() {
+        lines.push(printable(&format!("{}  {}", number + 1, run.path.display())));
+        lines.extend(run.overview.problem.as_ref().map(|p| printable(&format!("   {p}"))));
+        lines.extend(skipped(run.skipped).map(|words| format!("   {words}")));
+    }
+    let differ = differences(runs);
+    match differ.is_empty() {
+        true => lines.push("all settings are equal".into()),
+        false => lines.push(side_by_side("settings that differ", &differ)),
+    }
+    lines.push(side_by_side("results", &results(runs)));
+    lines.extend(curves(runs));
+    lines.join("\n")
+}
+
+/// A table with a column for each run.
+fn side_by_side(title: &str, rows: &[(impl AsRef<str>, Vec<String>)]) -> String {
+    let mut table = table::new();
+    let runs = rows.first().map_or(0, |(_, values)| values.len());
+    let numbers = (1..=runs).map(|number| number.to_string());
+    table.set_header([title.to_string()].into_iter().chain(numbers));
+    for (name, values) in rows {
+        let cells = [name.as_ref()].into_iter().chain(values.iter().map(String::as_str));
+        table.add_row(cells.map(printable));
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.to_string()
+}
+
+/// Curves of control accuracy as lines of text, on one scale.
+fn curves(runs: &[Run]) -> Vec<String> {
+    let all: Vec<Vec<[f64; 2]>> = runs.iter().map(|run| run.history.accuracy.points()).collect();
+    let values = || all.iter().flatten().map(|point| point[1]);
+    let (least, most) = values().fold((1.0f64, 0.0f64), |(a, b), y| (a.min(y), b.max(y)));
+    let last = all.iter().flatten().map(|point| point[0]).fold(0.0, f64::max);
+    if values().next().is_none() {
+        return vec![];
+    }
+    let mut lines = vec![format!(
+        "control accuracy over {} steps, from {} to {}",
+        plain::thousands(last as u64 + 1),
+        percent(Some(least)),
+        percent(Some(most))
+    )];
+    for (number, points) in all.iter().enumerate() {
+        let end = percent(points.last().map(|point| point[1]));
+        lines.push(format!("{}  {}  {end}", number + 1, bars(points, [least, most], last)));
+    }
+    lines
+}
+
+/// A curve as one line of bars of eight heights. A column has the last value in it, or else the one
+/// before.
+fn bars(points: &[[f64; 2]], [least, most]: [f64; 2], last: f64) -> String {
+    const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    let columns = COLUMNS.min(last as usize + 1);
+    let end = points.last().map_or(-1.0, |point| point[0]);
+    let column = |column: usize| {
+        let (from, to) =
+            [column, column + 1].map(|c| c as f64 * (last + 1.0) / columns as f64).into();
+        let before = points.partition_point(|point| point[0] < to);
+        let known = before.checked_sub(1).filter(|_| from <= end);
+        known.map_or(' ', |at| {
+            let share = (points[at][1] - least) / (most - least).max(1e-9);
+            BARS[((share * 7.0).round() as usize).min(7)]
+        })
+    };
+    (0..columns).map(column).collect()
+}
+
+fn as_json(runs: &[Run]) -> serde_json::Value {
+    let differ = differences(runs).into_iter().map(|(key, values)| (key, json!(values)));
+    json!({
+        "runs": runs.iter().map(|run| &run.overview).collect::<Vec<_>>(),
+        "settings": differ.collect::<Map<_, _>>(),
+        "control_accuracy": runs.iter().map(|run| run.history.accuracy.points()).collect::<Vec<_>>(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_curve_in_text_ends_where_the_run_ended() {
+        let points: Vec<[f64; 2]> = (0..4).map(|i| [f64::from(i), f64::from(i) / 10.0]).collect();
+        assert_eq!(bars(&points, [0.0, 0.3], 5.0), "▁▃▆█  ");
+        assert_eq!(bars(&points, [0.0, 0.3], 3.0), "▁▃▆█");
+        assert_eq!(bars(&[], [0.0, 0.3], 1.0), "  ");
+        let long: Vec<[f64; 2]> = (0..6000).map(|i| [f64::from(i), 0.5]).collect();
+        assert_eq!(bars(&long, [0.5, 0.5], 5999.0), "▁".repeat(COLUMNS));
+    }
+}

@@ -1,0 +1,95 @@
+//! Line charts: one curve for each env, run or head.
+
+use super::axis::{Axis, Field, axes};
+use super::{Anchor, Picture, Shape, series_colour, short, text};
+
+/// Curves with a legend.
+#[derive(Clone, Debug)]
+pub(crate) struct Chart {
+    /// Title, above the curves.
+    pub(crate) title: String,
+    /// Labels of the horizontal and of the vertical axis.
+    pub(crate) labels: [&'static str; 2],
+    /// Curves, each with its name in the legend.
+    pub(crate) series: Vec<Series>,
+}
+
+/// A curve with its name.
+#[derive(Clone, Debug)]
+pub(crate) struct Series {
+    pub(crate) name: String,
+    pub(crate) points: Vec<[f64; 2]>,
+}
+
+/// Width of the legend.
+const LEGEND: f64 = 190.0;
+
+/// Names in a legend; further curves are drawn without one.
+const NAMES_MAX: usize = 16;
+
+/// Longest name in the legend, in characters.
+const NAME: usize = 18;
+
+impl Chart {
+    /// Draws the curves; `None` if there are no points.
+    pub(crate) fn draw(&self, size: [f64; 2]) -> Option<Picture> {
+        let points = || self.series.iter().flat_map(|series| &series.points);
+        points().next()?;
+        let [left, top, right, bottom]: Field = [70.0, 68.0, size[0] - LEGEND, size[1] - 65.0];
+        let x = Axis::of(points().map(|point| point[0]), [left, right]);
+        let y = Axis::around(points().map(|point| point[1]), [bottom, top]);
+        let mut shapes = axes([&x, &y], [left, top, right, bottom], self.labels);
+        shapes.push(text([left - 40.0, 22.0], Anchor::Start, self.title.clone()));
+        for (place, series) in self.series.iter().enumerate() {
+            let colour = series_colour(place);
+            let at: Vec<[f64; 2]> =
+                series.points.iter().map(|p| [x.at(p[0]), y.at(p[1])]).collect();
+            match at[..] {
+                [] => continue,
+                [centre] => shapes.push(Shape::Disc { centre, radius: 3.0, colour }),
+                _ => shapes.push(Shape::Path { points: at, colour }),
+            }
+            let height = top + 12.0 + 22.0 * place as f64;
+            if place < NAMES_MAX && height < bottom {
+                let from = [right + 16.0, height];
+                let to = [right + 34.0, height];
+                shapes.push(Shape::Path { points: vec![from, to], colour });
+                let name = short(&series.name, NAME);
+                shapes.push(text([right + 40.0, height], Anchor::Start, name));
+            }
+        }
+        Some(Picture { size, shapes })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chart(series: Vec<Vec<[f64; 2]>>) -> Chart {
+        let series = series.into_iter().map(|points| Series { name: "env 0".into(), points });
+        Chart { title: "accuracy".into(), labels: ["step", "%"], series: series.collect() }
+    }
+
+    #[test]
+    fn curves_stay_in_their_field() {
+        let points = vec![[0.0, 10.0], [5.0, -3.0], [9.0, 80.0]];
+        let picture = chart(vec![points, vec![[2.0, 4.0]], vec![]]).draw([720.0, 320.0]).unwrap();
+        let mut curves = 0;
+        for shape in &picture.shapes {
+            let Shape::Path { points, .. } = shape else { continue };
+            curves += usize::from(points.len() == 3);
+            assert!(
+                points.iter().all(|[x, y]| (0.0..720.0).contains(x) && (0.0..320.0).contains(y))
+            );
+        }
+        assert_eq!(curves, 1);
+        let dots = picture.shapes.iter().filter(|shape| matches!(shape, Shape::Disc { .. }));
+        assert_eq!(dots.count(), 1, "a curve of one point is a dot");
+    }
+
+    #[test]
+    fn without_points_there_is_no_picture() {
+        assert!(chart(vec![vec![]]).draw([720.0, 320.0]).is_none());
+    }
+}

@@ -1,0 +1,184 @@
+//! Stages of slots: their colours, their course over the steps, and their places in a host.
+
+use meristem::grow::{HostSpec, SlotName};
+use meristem::train::reading::Span;
+
+use super::axis::{Axis, Field, x_ticks};
+use super::{Anchor, Colour, Picture, Shape, short, text};
+
+/// Stages with a module or after one, in the order of the legend, in colours that everyone can
+/// distinguish.
+const STAGES: [(&str, [u8; 3]); 8] = [
+    ("germinated", [240, 228, 66]),
+    ("training", [86, 180, 233]),
+    ("blending", [230, 159, 0]),
+    ("holding", [204, 121, 167]),
+    ("fossilized", [0, 158, 115]),
+    ("pruned", [213, 94, 0]),
+    ("embargoed", [130, 130, 130]),
+    ("resetting", [170, 170, 170]),
+];
+
+/// Rows of a chart; further slots are left out.
+const ROWS_MAX: usize = 64;
+
+fn stage_colour(stage: &str) -> Colour {
+    let found = STAGES.iter().find(|(name, _)| *name == stage);
+    found.map_or(Colour::Grid, |(_, rgb)| Colour::Rgb(*rgb))
+}
+
+/// Slots over steps, with stages as coloured bars; `None` without spans.
+pub(crate) fn lifecycle(spans: &[Span]) -> Option<Picture> {
+    let mut slots: Vec<&str> = spans.iter().map(|span| span.slot.as_str()).collect();
+    slots
+        .sort_by_key(|name| (name.parse::<SlotName>().map(SlotName::forward_position).ok(), *name));
+    slots.dedup();
+    slots.truncate(ROWS_MAX);
+    let rows = slots.len().max(STAGES.len());
+    let size = [720.0, 70.0 + 24.0 * rows as f64];
+    let field: Field = [70.0, 10.0, size[0] - 160.0, size[1] - 60.0];
+    let [left, top, right, bottom] = field;
+    let ends = spans.iter().flat_map(|span| [span.from as f64, span.to as f64]);
+    spans.first()?;
+    let x = Axis::of(ends.chain([0.0]), [left, right]);
+    let mut shapes = x_ticks(&x, field);
+    for (row, slot) in slots.iter().enumerate() {
+        let height = top + 12.0 + 24.0 * row as f64;
+        shapes.push(text([left - 8.0, height], Anchor::End, short(slot, 8)));
+        for span in spans.iter().filter(|span| span.slot == **slot) {
+            let (from, to) = (x.at(span.from as f64), x.at(span.to as f64));
+            let colour = stage_colour(&span.stage);
+            shapes.push(Shape::Area { from: [from, height - 9.0], to: [to, height + 9.0], colour });
+        }
+    }
+    let middle = (left + right) / 2.0;
+    shapes.push(text([middle, bottom + 40.0], Anchor::Middle, "step".into()));
+    for (row, (stage, rgb)) in STAGES.iter().enumerate() {
+        let height = top + 12.0 + 24.0 * row as f64;
+        let (from, to) = ([right + 16.0, height - 7.0], [right + 34.0, height + 7.0]);
+        shapes.push(Shape::Area { from, to, colour: Colour::Rgb(*rgb) });
+        shapes.push(text([right + 42.0, height], Anchor::Start, (*stage).into()));
+    }
+    Some(Picture { size, shapes })
+}
+
+/// A slot in the drawing of a host.
+#[derive(Clone, Debug)]
+pub(crate) struct DrawnSlot {
+    pub(crate) slot: String,
+    pub(crate) stage: String,
+    pub(crate) blueprint: Option<String>,
+}
+
+/// Width and height of a box of the host.
+const BOX: [f64; 2] = [86.0, 46.0];
+/// Distance between the centres of neighbouring boxes.
+const STEP: f64 = 110.0;
+/// Height of the centres of the boxes, and width of a pool.
+const MIDDLE: f64 = 50.0;
+
+/// The host from the image to the classes, with a box for each block, pool and slot. Slots with a
+/// module have the colour of its stage, and its blueprint below.
+pub(crate) fn topology(host: &HostSpec, slots: &[DrawnSlot]) -> Picture {
+    let mut shapes = vec![];
+    let mut parts = 0;
+    let mut part = |lines: [&str; 2], fill: Option<Colour>, below: [String; 2]| {
+        let centre = 60.0 + STEP * f64::from(parts);
+        if parts > 0 {
+            let from = [centre - STEP + BOX[0] / 2.0, MIDDLE];
+            let to = [centre - BOX[0] / 2.0, MIDDLE];
+            shapes.push(Shape::Line { from, to, colour: Colour::Ink });
+        }
+        let [from, to] = [-0.5, 0.5].map(|s| [centre + s * BOX[0], MIDDLE + s * BOX[1]]);
+        if let Some(colour) = fill {
+            shapes.push(Shape::Area { from, to, colour });
+        }
+        let corners = vec![from, [to[0], from[1]], to, [from[0], to[1]], from];
+        shapes.push(Shape::Path { points: corners, colour: Colour::Ink });
+        for (line, height) in lines.into_iter().zip([-9.0, 9.0]) {
+            shapes.push(text([centre, MIDDLE + height], Anchor::Middle, line.into()));
+        }
+        for (line, height) in below.into_iter().zip([38.0, 56.0]) {
+            shapes.push(text([centre, MIDDLE + height], Anchor::Middle, short(&line, 13)));
+        }
+        parts += 1;
+    };
+    let nothing = || [String::new(), String::new()];
+    for block in 0..host.blocks {
+        let (kernel, channels) = (host.kernel, host.block_channels(block));
+        let lines = [format!("conv {kernel}×{kernel}"), format!("{channels} channels")];
+        part([&lines[0], &lines[1]], None, nothing());
+        for name in [SlotName::before_pool(block), SlotName::after_pool(block)] {
+            let name = name.to_string();
+            let is_pooled = block < host.pools && name.starts_with("r1");
+            if is_pooled {
+                part(["pool 2×2", ""], None, nothing());
+            }
+            match slots.iter().find(|slot| slot.slot == name) {
+                // The name is below the coloured box, in the colour of text on the page.
+                Some(slot) => {
+                    let module = slot.blueprint.as_deref().unwrap_or(&slot.stage);
+                    part(["", ""], Some(stage_colour(&slot.stage)), [name, module.into()]);
+                }
+                None => part(["", ""], None, [name, String::new()]),
+            }
+        }
+    }
+    part(["mean", "linear"], None, nothing());
+    Picture { size: [120.0 + STEP * f64::from(parts - 1), 125.0], shapes }
+}
+
+#[cfg(test)]
+mod tests {
+    use meristem::grow::Stage;
+
+    use super::*;
+
+    #[test]
+    fn every_stage_but_dormant_has_a_colour_of_its_own() {
+        let names: Vec<&str> = STAGES.iter().map(|(name, _)| *name).collect();
+        let stages: Vec<&str> = Stage::ALL[1..].iter().map(|stage| stage.name()).collect();
+        assert_eq!(names, stages);
+        let mut colours = STAGES.map(|(_, rgb)| rgb).to_vec();
+        colours.sort_unstable();
+        colours.dedup();
+        assert_eq!(colours.len(), STAGES.len());
+    }
+
+    #[test]
+    fn rows_are_slots_in_forward_order() {
+        let span = |slot: &str| Span {
+            slot: slot.into(),
+            stage: "training".into(),
+            blueprint: None,
+            from: 2,
+            to: 5,
+        };
+        let picture = lifecycle(&[span("r0c1"), span("r1c0"), span("r0c0")]).unwrap();
+        let rows = picture.shapes.iter().filter_map(|shape| match shape {
+            Shape::Text { text, anchor: Anchor::End, .. } => Some(text.as_str()),
+            _ => None,
+        });
+        assert_eq!(rows.collect::<Vec<_>>(), ["r0c0", "r1c0", "r0c1"]);
+        assert!(lifecycle(&[]).is_none());
+    }
+
+    #[test]
+    fn a_host_is_drawn_with_all_its_slots() {
+        let host: HostSpec = "cnn:channels=2,blocks=3,pools=2".parse().unwrap();
+        let grown = DrawnSlot {
+            slot: "r0c1".into(),
+            stage: "fossilized".into(),
+            blueprint: Some("conv_light".into()),
+        };
+        let picture = topology(&host, &[grown]);
+        let has = |wanted: &str| {
+            let of = |shape: &&Shape| matches!(shape, Shape::Text { text, .. } if text == wanted);
+            picture.shapes.iter().filter(of).count()
+        };
+        for (wanted, count) in [("pool 2×2", 2), ("r1c2", 1), ("conv_light", 1), ("8 channels", 1)]
+        {
+            assert_eq!(has(wanted), count, "{wanted}");
+        }
+    }
+}

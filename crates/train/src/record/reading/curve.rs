@@ -1,0 +1,88 @@
+//! Curves of bounded length.
+
+/// Points of a full curve, which then merges them in pairs.
+const POINTS_MAX: usize = 1024;
+
+/// A curve of at most 1,024 points. A longer one has the means of two, four, … neighbouring values
+/// as its points.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Curve {
+    points: Vec<[f64; 2]>,
+    /// Values per point.
+    merged: usize,
+    /// Sum and number of the values after the last point, and the place of the last of them.
+    pending: (f64, usize, f64),
+}
+
+impl Default for Curve {
+    fn default() -> Self {
+        Self { points: vec![], merged: 1, pending: (0.0, 0, 0.0) }
+    }
+}
+
+impl Curve {
+    /// Appends a value; one that is not finite is left out.
+    pub fn push(&mut self, x: f64, y: f64) {
+        if !y.is_finite() {
+            return;
+        }
+        let (sum, count, _) = self.pending;
+        self.pending = (sum + y, count + 1, x);
+        if self.pending.1 < self.merged {
+            return;
+        }
+        self.points.extend(self.last_part());
+        self.pending = (0.0, 0, x);
+        if self.points.len() >= POINTS_MAX {
+            let pairs = self.points.chunks_exact(2);
+            self.points = pairs.map(|p| [p[1][0], (p[0][1] + p[1][1]) / 2.0]).collect();
+            self.merged *= 2;
+        }
+    }
+
+    /// The point of the values that do not fill one yet.
+    fn last_part(&self) -> Option<[f64; 2]> {
+        let (sum, count, x) = self.pending;
+        (count > 0).then(|| [x, sum / count as f64])
+    }
+
+    /// The points in order of their places.
+    pub fn points(&self) -> Vec<[f64; 2]> {
+        self.points.iter().copied().chain(self.last_part()).collect()
+    }
+
+    /// The value of the last point.
+    pub fn last(&self) -> Option<f64> {
+        self.last_part().or(self.points.last().copied()).map(|[_, y]| y)
+    }
+
+    /// Whether it has no points.
+    pub fn is_empty(&self) -> bool {
+        self.last().is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_curve_keeps_its_ends_and_its_mean() {
+        let mut curve = Curve::default();
+        (0..100_001).for_each(|i| curve.push(f64::from(i), f64::from(i % 7)));
+        let points = curve.points();
+        assert!((512..=1025).contains(&points.len()), "{}", points.len());
+        assert_eq!(points[points.len() - 1][0], 100_000.0);
+        assert!(points.windows(2).all(|pair| pair[0][0] < pair[1][0]));
+        // A point is the mean of 128 values, 18 periods and at most 6 more.
+        assert!(points[..500].iter().all(|[_, y]| (y - 3.0).abs() < 0.2), "{points:?}");
+    }
+
+    #[test]
+    fn values_that_are_not_finite_leave_no_point() {
+        let mut curve = Curve::default();
+        [f64::NAN, 2.0, f64::INFINITY].iter().for_each(|y| curve.push(1.0, *y));
+        assert_eq!((curve.points(), curve.last()), (vec![[1.0, 2.0]], Some(2.0)));
+        assert!(Curve::default().is_empty());
+    }
+}

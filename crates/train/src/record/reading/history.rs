@@ -1,0 +1,355 @@
+//! Events folded into what a person wants to see of them.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use meristem_control::{HEAD_COUNT, RoundReport};
+
+use crate::error::Result;
+use crate::record::events::{Counterfactuals, Event, ModuleOff, RunStarted, StepCompleted};
+use crate::record::reading::curve::Curve;
+use crate::record::reading::tail::{EventTail, Line, Reached};
+
+/// Envs that are kept; events of further ones are counted only.
+const ENVS_MAX: usize = 1024;
+/// Spans of an env that are kept.
+const SPANS_MAX: usize = 16_384;
+/// Incidents that are kept, the newest ones.
+const INCIDENTS_MAX: usize = 256;
+/// Bytes read between two checks for a file that was cut.
+const PART_BYTES: u64 = 64 << 20;
+
+/// Steps in which a slot had the same module in the same stage.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Span {
+    /// Name of the slot.
+    pub slot: String,
+    /// Stage.
+    pub stage: String,
+    /// Name of the blueprint, while the slot has a module.
+    pub blueprint: Option<String>,
+    /// First step, from 0.
+    pub from: usize,
+    /// Step after the last one.
+    pub to: usize,
+}
+
+/// Something that went wrong in an env.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Incident {
+    /// Number of the env.
+    pub env: usize,
+    /// Number of the round.
+    pub round: usize,
+    /// Number of the step.
+    pub step: usize,
+    /// Description.
+    pub what: String,
+}
+
+/// One env in the newest round.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EnvHistory {
+    /// Mean training loss over the steps.
+    pub train_loss: Curve,
+    /// Control loss over the steps.
+    pub control_loss: Curve,
+    /// Control accuracy over the steps, 0..1.
+    pub control_accuracy: Curve,
+    /// Control accuracy of the bare twin over the steps.
+    pub twin_accuracy: Curve,
+    /// Trained parameters of host and modules over the steps.
+    pub parameters: Curve,
+    /// Newest step.
+    pub last: Option<StepCompleted>,
+    /// Stages of the slots over the steps, in the order in which they began.
+    pub spans: Vec<Span>,
+    /// Newest contributions.
+    pub modules: Vec<ModuleOff>,
+    /// Trained parameters of the modules by slot.
+    pub module_parameters: BTreeMap<String, usize>,
+    /// Control and test accuracy at the end of the episode.
+    pub result: Option<[Option<f64>; 2]>,
+}
+
+/// Development of a policy over the rounds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PolicyHistory {
+    /// Mean sum of rewards of an env.
+    pub mean_return: Curve,
+    /// KL divergence of the last pass.
+    pub kl: Curve,
+    /// Explained variance of the value function.
+    pub explained_variance: Curve,
+    /// Mean normalised entropy of each head.
+    pub entropies: [Curve; HEAD_COUNT],
+    /// Newest report.
+    pub last: Option<RoundReport>,
+}
+
+/// A run by its events so far. Its memory is bounded, whatever the events say.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct History {
+    /// Description of the run.
+    pub started: Option<RunStarted>,
+    /// Number of the newest round.
+    pub round: usize,
+    /// Steps so far, over all rounds.
+    pub steps: usize,
+    /// Seconds of the newest event since the run started.
+    pub seconds: f64,
+    /// Envs by number, in the newest round.
+    pub envs: BTreeMap<usize, EnvHistory>,
+    /// Mean control accuracy of the envs over all steps of all rounds.
+    pub accuracy: Curve,
+    /// The same of their bare twins.
+    pub twin_accuracy: Curve,
+    /// Mean training loss of the envs over all steps of all rounds.
+    pub train_loss: Curve,
+    /// Mean number of trained parameters over all steps of all rounds.
+    pub parameters: Curve,
+    /// Images trained per second, for all envs together, over all steps.
+    pub images_per_s: Curve,
+    /// The policy, if one learns.
+    pub policy: PolicyHistory,
+    /// Rollbacks and anomalies, the newest 256.
+    pub incidents: VecDeque<Incident>,
+    /// Number of rollbacks.
+    pub rollbacks: u64,
+    /// Status and error at the end of the run.
+    pub ended: Option<(String, Option<String>)>,
+    mean: StepMean,
+}
+
+/// Sums over the envs of the step that is being read.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct StepMean {
+    place: Option<(usize, usize)>,
+    accuracy: (f64, usize),
+    twin: (f64, usize),
+    train_loss: (f64, usize),
+    parameters: (f64, usize),
+    images_per_s: Option<f64>,
+}
+
+fn add(to: &mut (f64, usize), value: Option<f64>) {
+    if let Some(value) = value.filter(|value| value.is_finite()) {
+        *to = (to.0 + value, to.1 + 1);
+    }
+}
+
+impl History {
+    /// Reads the events up to the end of the file.
+    ///
+    /// # Errors
+    /// As [`EventTail::read`].
+    pub fn read(tail: &mut EventTail) -> Result<Self> {
+        let mut history = Self::default();
+        while history.follow(tail, PART_BYTES)? != Reached::End {}
+        history.end_step();
+        Ok(history)
+    }
+
+    /// Reads on, about `bytes_max` bytes. Starts anew if the file did.
+    ///
+    /// # Errors
+    /// As [`EventTail::read`].
+    pub fn follow(&mut self, tail: &mut EventTail, bytes_max: u64) -> Result<Reached> {
+        let reached = tail.read(bytes_max, &mut |line| self.add(line))?;
+        if reached == Reached::Restarted {
+            *self = Self::default();
+        }
+        Ok(reached)
+    }
+
+    /// Adds an event.
+    pub fn add(&mut self, line: Line) {
+        self.seconds = line.seconds;
+        match line.event {
+            Event::RunStarted(started) => self.started = Some(started),
+            Event::RoundStarted { round } => {
+                self.end_step();
+                self.round = round;
+                self.envs.clear();
+            }
+            Event::StepCompleted(step) => self.step(step),
+            Event::ModuleGerminated { env, slot, parameters, .. } => {
+                self.env(env, |env| _ = env.module_parameters.insert(slot, parameters));
+            }
+            Event::Counterfactuals(Counterfactuals { env, modules, .. }) => {
+                self.env(env, |env| env.modules = modules);
+            }
+            Event::PolicyUpdated { round, report } => self.policy.add(round, report),
+            Event::GovernorRollback { env, round, step, failure, pruned, .. } => {
+                self.rollbacks += 1;
+                let mut what = format!("rolled back: {}", failure.describe());
+                if !pruned.is_empty() {
+                    what.push_str(&format!("; removed {}", pruned.join(", ")));
+                }
+                self.incident(Incident { env, round, step, what });
+            }
+            Event::Anomaly { env, round, step, what } => {
+                self.incident(Incident { env, round, step, what });
+            }
+            Event::EpisodeEnded { env, control_accuracy, test_accuracy, .. } => {
+                self.env(env, |env| env.result = Some([control_accuracy, test_accuracy]));
+            }
+            Event::RunEnded { status, error, .. } => {
+                self.end_step();
+                self.ended = Some((status, error));
+            }
+            _ => {}
+        }
+    }
+
+    fn env(&mut self, number: usize, change: impl FnOnce(&mut EnvHistory)) {
+        if self.envs.len() < ENVS_MAX || self.envs.contains_key(&number) {
+            change(self.envs.entry(number).or_default());
+        }
+    }
+
+    fn incident(&mut self, incident: Incident) {
+        self.incidents.push_back(incident);
+        if self.incidents.len() > INCIDENTS_MAX {
+            self.incidents.pop_front();
+        }
+    }
+
+    fn step(&mut self, step: StepCompleted) {
+        let place = Some((step.round, step.step));
+        if self.mean.place != place {
+            self.end_step();
+            self.mean.place = place;
+        }
+        let parameters = step.host_parameters as f64 + step.grown_parameters as f64;
+        add(&mut self.mean.accuracy, step.control_accuracy);
+        add(&mut self.mean.twin, step.twin.and_then(|twin| twin.control_accuracy));
+        add(&mut self.mean.train_loss, Some(step.train_loss));
+        add(&mut self.mean.parameters, Some(parameters));
+        self.mean.images_per_s = step.images_per_s.or(self.mean.images_per_s);
+        self.env(step.env, |env| env.step(step, parameters));
+    }
+
+    /// Closes the step whose envs were read.
+    fn end_step(&mut self) {
+        let mean = std::mem::take(&mut self.mean);
+        if mean.place.is_none() {
+            return;
+        }
+        let x = self.steps as f64;
+        self.steps += 1;
+        let share = |(sum, count): (f64, usize)| sum / count as f64;
+        self.accuracy.push(x, share(mean.accuracy));
+        self.twin_accuracy.push(x, share(mean.twin));
+        self.train_loss.push(x, share(mean.train_loss));
+        self.parameters.push(x, share(mean.parameters));
+        self.images_per_s.push(x, mean.images_per_s.unwrap_or(f64::NAN));
+    }
+}
+
+impl EnvHistory {
+    fn step(&mut self, step: StepCompleted, parameters: f64) {
+        let x = step.step as f64;
+        let known = |value: Option<f64>| value.unwrap_or(f64::NAN);
+        self.train_loss.push(x, step.train_loss);
+        self.control_loss.push(x, known(step.control_loss));
+        self.control_accuracy.push(x, known(step.control_accuracy));
+        self.twin_accuracy.push(x, known(step.twin.and_then(|twin| twin.control_accuracy)));
+        self.parameters.push(x, parameters);
+        for state in &step.slots {
+            let before = self.spans.iter().rposition(|span| span.slot == state.slot);
+            let same = before.filter(|at| {
+                let span = &self.spans[*at];
+                let goes_on = (span.to, &span.stage) == (step.step, &state.stage);
+                goes_on && span.blueprint == state.blueprint
+            });
+            match same {
+                Some(at) => self.spans[at].to = step.step + 1,
+                None if self.spans.len() < SPANS_MAX => self.spans.push(Span {
+                    slot: state.slot.clone(),
+                    stage: state.stage.clone(),
+                    blueprint: state.blueprint.clone(),
+                    from: step.step,
+                    to: step.step.saturating_add(1),
+                }),
+                None => {}
+            }
+        }
+        self.last = Some(step);
+    }
+}
+
+impl PolicyHistory {
+    fn add(&mut self, round: usize, report: RoundReport) {
+        let x = round as f64;
+        self.mean_return.push(x, report.mean_return);
+        self.kl.push(x, report.kl);
+        self.explained_variance.push(x, report.explained_variance);
+        for (curve, entropy) in self.entropies.iter_mut().zip(report.entropies) {
+            curve.push(x, entropy);
+        }
+        self.last = Some(report);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn line(event: Value) -> Line {
+        Line { seq: 0, seconds: 1.0, event: serde_json::from_value(event).unwrap() }
+    }
+
+    fn step(env: usize, step: usize, accuracy: f64, stage: &str) -> Line {
+        line(json!({"event": "step_completed", "env": env, "round": 0, "step": step,
+            "train_loss": null, "train_accuracy": 0.5, "control_loss": 1.0,
+            "control_accuracy": accuracy, "host_gradient_norm": null, "host_parameters": 10,
+            "grown_parameters": 5, "action": "WAIT", "step_seconds": null, "images_per_s": null,
+            "reward": {"gain": null, "rent": 0.0, "potential": 0.0, "fossilize": 0.0, "prune": 0.0,
+                "op": 0.0, "result": 0.0},
+            "slots": [{"slot": "r0c1", "stage": stage, "blueprint": "norm", "alpha": 0.5,
+                "contribution": null, "gradient_health": null}]}))
+    }
+
+    #[test]
+    fn steps_become_means_curves_and_spans() {
+        let mut history = History::default();
+        for (number, stage) in ["training", "training", "blending", "training"].iter().enumerate() {
+            let share = number as f64 / 10.0;
+            history.add(step(0, number, share, stage));
+            history.add(step(7, number, share + 0.5, stage));
+        }
+        history.end_step();
+        let close = |(a, b): (&[f64; 2], &[f64; 2])| a[0] == b[0] && (a[1] - b[1]).abs() < 1e-12;
+        let expected = [[0.0, 0.25], [1.0, 0.35], [2.0, 0.45], [3.0, 0.55]];
+        let points = history.accuracy.points();
+        assert!(points.len() == 4 && points.iter().zip(&expected).all(close), "{points:?}");
+        assert_eq!((history.steps, history.parameters.last()), (4, Some(15.0)));
+        assert!(history.train_loss.is_empty(), "a loss that is not finite has no point");
+        let spans: Vec<_> =
+            history.envs[&7].spans.iter().map(|s| (&*s.stage, s.from, s.to)).collect();
+        assert_eq!(spans, [("training", 0, 2), ("blending", 2, 3), ("training", 3, 4)]);
+        history.add(line(json!({"event": "round_started", "round": 1})));
+        assert!(history.envs.is_empty() && history.round == 1);
+    }
+
+    /// Events may name any number.
+    #[test]
+    fn memory_is_bounded() {
+        let mut history = History::default();
+        for env in 0..3 * ENVS_MAX {
+            history.add(step(usize::MAX - env, usize::MAX, 0.5, "training"));
+        }
+        for number in 0..3 * INCIDENTS_MAX {
+            history.add(line(json!({"event": "anomaly", "env": number, "round": 0, "step": 0,
+                "what": "x"})));
+        }
+        for number in 0..2 * SPANS_MAX {
+            history.add(step(usize::MAX, 2 * number, 0.5, "training"));
+        }
+        assert_eq!(history.envs.len(), ENVS_MAX);
+        assert_eq!(history.incidents.len(), INCIDENTS_MAX);
+        assert_eq!(history.envs[&usize::MAX].spans.len(), SPANS_MAX);
+    }
+}

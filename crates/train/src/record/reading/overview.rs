@@ -1,0 +1,322 @@
+//! The runs in a folder, and one row about each.
+
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use serde::Serialize;
+
+use crate::error::{Error, Result};
+use crate::record::plain_file;
+use crate::record::reading::history::History;
+use crate::record::reading::settings::Settings;
+use crate::record::reading::tail::EventTail;
+use crate::record::run_folder::LOCK;
+use crate::record::summary::{self, Status, Summary};
+
+/// Levels of folders below the given one that are searched; a study has its runs in the third.
+const DEPTH_MAX: usize = 4;
+/// Entries of folders that are looked at.
+const ENTRIES_MAX: usize = 100_000;
+/// Bytes at the end of the events of an unfinished run that are read for its row.
+const END_BYTES: u64 = 512 << 10;
+
+/// State of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RunState {
+    /// A process writes to it.
+    Running,
+    /// All rounds were completed.
+    Complete,
+    /// It was asked to stop; it can be resumed.
+    Stopped,
+    /// It ended with an error.
+    Failed,
+    /// Its process ended without a summary; it can be resumed.
+    Killed,
+}
+
+impl RunState {
+    /// Name on the screen.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Complete => "complete",
+            Self::Stopped => "stopped",
+            Self::Failed => "failed",
+            Self::Killed => "killed",
+        }
+    }
+
+    /// State of a run whose last event has this status.
+    pub fn of_name(status: &str) -> Self {
+        let known = [Status::Completed, Status::Interrupted];
+        known.into_iter().find(|known| known.name() == status).map_or(Self::Failed, Self::of)
+    }
+
+    fn of(status: Status) -> Self {
+        match status {
+            Status::Completed => Self::Complete,
+            Status::Interrupted => Self::Stopped,
+            Status::Failed => Self::Failed,
+        }
+    }
+}
+
+/// A run in one row. Means are over its envs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Overview {
+    /// Path of its folder.
+    pub run: PathBuf,
+    /// State.
+    pub state: RunState,
+    /// Controller setting.
+    pub controller: Option<String>,
+    /// Host description.
+    pub host: Option<String>,
+    /// Name of the dataset.
+    pub dataset: Option<String>,
+    /// Seed.
+    pub seed: Option<u64>,
+    /// Steps so far over all rounds, and in the whole run.
+    pub steps: Option<[u64; 2]>,
+    /// Mean control accuracy, 0..1.
+    pub control_accuracy: Option<f64>,
+    /// Mean test accuracy, 0..1; known once the run has ended.
+    pub test_accuracy: Option<f64>,
+    /// Mean number of trained parameters of host and modules.
+    pub parameters: Option<f64>,
+    /// Floating-point operations of training; known once the run has ended.
+    pub training_flops: Option<u64>,
+    /// Seconds from the start to the newest event.
+    pub wall_seconds: Option<f64>,
+    /// Seconds since the run was started.
+    pub age_seconds: Option<f64>,
+    /// Problem of the folder, or error of a failed run.
+    pub problem: Option<String>,
+}
+
+/// Runs that were found.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Found {
+    /// Folders of runs, in order of their paths.
+    pub runs: Vec<PathBuf>,
+    /// Folders that could not be read, with the reason.
+    pub unreadable: Vec<(PathBuf, String)>,
+    /// Whether the folder has more entries than are looked at.
+    pub truncated: bool,
+}
+
+/// Whether a folder has files of a run.
+pub fn is_run(folder: &Path) -> bool {
+    let has = |name: &str| folder.join(name).is_file();
+    let begun = folder.join("weights").is_dir() && (has("config.toml") || has(LOCK));
+    begun || has("events.jsonl") || has("summary.json")
+}
+
+/// The summary of a run that ended; `None` if there is none.
+///
+/// # Errors
+/// [`Error::Unreadable`]: it is damaged, larger than 256 MB, or of a newer version.
+pub fn read_summary(folder: &Path) -> Result<Option<Summary>> {
+    let path = folder.join("summary.json");
+    summary::read(&path).map_err(|error| Error::Unreadable { path, problem: error.to_string() })
+}
+
+/// Checks that a folder is that of a run.
+///
+/// # Errors
+/// [`Error::NotARun`] with the reason.
+pub fn check_is_run(folder: &Path) -> Result<()> {
+    let problem = match folder.metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => "there is no such folder".into(),
+        Err(error) => error.to_string(),
+        Ok(there) if !there.is_dir() => "it is not a folder".into(),
+        Ok(_) if is_run(folder) => return Ok(()),
+        Ok(_) => "it has neither events.jsonl nor summary.json".into(),
+    };
+    Err(Error::NotARun { path: folder.into(), problem })
+}
+
+/// Finds the runs in a folder and in the folders below, four levels deep. Links to folders below
+/// are not followed. If `folder` is a run, it is the only one.
+///
+/// # Errors
+/// [`Error::Unreadable`]: `folder` itself cannot be read.
+pub fn find(folder: &Path) -> Result<Found> {
+    let mut found = Found::default();
+    if is_run(folder) {
+        found.runs.push(folder.into());
+        return Ok(found);
+    }
+    let mut entries_left = ENTRIES_MAX;
+    let mut open = vec![(folder.to_path_buf(), 0)];
+    while let Some((next, depth)) = open.pop() {
+        let folders = match folders_in(&next, &mut entries_left) {
+            Ok(folders) => folders,
+            Err(error) if depth == 0 => {
+                let problem = match error.kind() {
+                    io::ErrorKind::NotFound => "there is no such folder".into(),
+                    _ => error.to_string(),
+                };
+                return Err(Error::Unreadable { path: next, problem });
+            }
+            // Removed in the meantime.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => {
+                found.unreadable.push((next, error.to_string()));
+                continue;
+            }
+        };
+        for folder in folders {
+            match is_run(&folder) {
+                true => found.runs.push(folder),
+                false if depth + 1 < DEPTH_MAX => open.push((folder, depth + 1)),
+                false => {}
+            }
+        }
+    }
+    found.truncated = entries_left == 0;
+    found.runs.sort();
+    found.unreadable.sort();
+    Ok(found)
+}
+
+fn folders_in(folder: &Path, entries_left: &mut usize) -> io::Result<Vec<PathBuf>> {
+    let mut folders = vec![];
+    for entry in fs::read_dir(folder)? {
+        if *entries_left == 0 {
+            break;
+        }
+        *entries_left -= 1;
+        let entry = entry?;
+        let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
+        if !hidden && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            folders.push(entry.path());
+        }
+    }
+    Ok(folders)
+}
+
+impl Overview {
+    /// Reads what a row needs: the summary, or else the first and the last events. What cannot be
+    /// read is absent, and [`Overview::problem`] says why.
+    pub fn read(folder: &Path) -> Self {
+        let mut row = Self::of_start(folder);
+        let results = read_summary(folder);
+        let locked = is_in_progress(folder);
+        match results {
+            Ok(Some(summary)) if !(locked && summary.status != Status::Completed) => {
+                row.set_results(summary);
+            }
+            Ok(_) => row.set_progress(folder, locked),
+            Err(error) => {
+                row.set_progress(folder, locked);
+                row.problem = Some(error.to_string());
+            }
+        }
+        if !folder.is_dir() {
+            row.problem = Some("the folder was removed while it was read".into());
+        }
+        row
+    }
+
+    /// Settings and age of the run.
+    fn of_start(folder: &Path) -> Self {
+        let (settings, problem) = match Settings::read(folder) {
+            Ok(settings) => (settings, None),
+            Err(error) => (Settings::default(), Some(error.to_string())),
+        };
+        let begun = ["config.toml", "weights", "."]
+            .iter()
+            .find_map(|name| folder.join(name).metadata().and_then(|there| there.modified()).ok());
+        let age = begun.and_then(|time| SystemTime::now().duration_since(time).ok());
+        let number = |key: &str| settings.get(key).and_then(|text| text.parse::<u64>().ok());
+        let all = number("steps").zip(number("rounds"));
+        Self {
+            run: folder.into(),
+            state: RunState::Killed,
+            controller: settings.get("controller"),
+            host: settings.get("host"),
+            dataset: settings.get("dataset"),
+            seed: number("seed"),
+            steps: all.map(|(steps, rounds)| [0, steps.saturating_mul(rounds)]),
+            control_accuracy: None,
+            test_accuracy: None,
+            parameters: None,
+            training_flops: None,
+            wall_seconds: None,
+            age_seconds: age.map(|age| age.as_secs_f64()),
+            problem,
+        }
+    }
+
+    fn set_results(&mut self, summary: Summary) {
+        let envs = &summary.envs;
+        self.state = RunState::of(summary.status);
+        self.control_accuracy = mean(envs.iter().filter_map(|env| env.control_accuracy));
+        self.test_accuracy = mean(envs.iter().filter_map(|env| env.test_accuracy));
+        self.parameters = mean(envs.iter().map(|env| env.parameters as f64));
+        self.training_flops = Some(summary.training_flops);
+        self.wall_seconds = Some(summary.wall_seconds);
+        self.set_identity(summary.controller, summary.host, summary.dataset.name, summary.seed);
+        let all = self.steps.map_or(summary.steps, |[_, all]| all.max(summary.steps));
+        self.steps = Some([summary.steps, all]);
+        self.problem = summary.error.or(self.problem.take());
+    }
+
+    fn set_identity(&mut self, controller: String, host: String, dataset: String, seed: u64) {
+        self.controller = Some(controller);
+        self.host = Some(host);
+        self.dataset = Some(dataset);
+        self.seed = Some(seed);
+    }
+
+    /// State and figures of a run without a summary, from the first event and the last ones.
+    fn set_progress(&mut self, folder: &Path, locked: bool) {
+        self.state = if locked { RunState::Running } else { RunState::Killed };
+        let events = folder.join("events.jsonl");
+        let mut history = History::default();
+        let mut start = EventTail::new(&events);
+        let read = history
+            .follow(&mut start, 1)
+            .and_then(|_| history.follow(&mut EventTail::near_end(&events, END_BYTES), END_BYTES));
+        if let Err(error) = read {
+            // A run that is being prepared has no events yet.
+            let begins = locked && !events.exists();
+            self.problem = self.problem.take().or((!begins).then(|| error.to_string()));
+            return;
+        }
+        if let Some(started) = history.started.clone() {
+            let all = (started.rounds as u64).saturating_mul(started.steps as u64);
+            let done = history.envs.values().filter_map(|env| env.last.as_ref()).map(|step| {
+                (step.round as u64).saturating_mul(started.steps as u64) + step.step as u64 + 1
+            });
+            self.steps = Some([done.max().unwrap_or(0), all]);
+            self.set_identity(started.controller, started.host, started.dataset, started.seed);
+        }
+        let last = || history.envs.values().filter_map(|env| env.last.as_ref());
+        self.control_accuracy = mean(last().filter_map(|step| step.control_accuracy));
+        self.parameters =
+            mean(last().map(|step| step.host_parameters as f64 + step.grown_parameters as f64));
+        self.wall_seconds = Some(history.seconds);
+        if let (Some((status, error)), false) = (history.ended, locked) {
+            self.state = RunState::of_name(&status);
+            self.problem = self.problem.take().or(error);
+        }
+    }
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let (sum, count) = values.fold((0.0, 0), |(sum, count), value| (sum + value, count + 1));
+    (count > 0).then(|| sum / f64::from(count))
+}
+
+/// Whether a process writes to the folder of a run. The shared lock that finds it out is held for an
+/// instant, which a run that begins there waits for.
+pub fn is_in_progress(folder: &Path) -> bool {
+    let Ok(Some(lock)) = plain_file::open(&folder.join(LOCK)) else { return false };
+    matches!(File::try_lock_shared(&lock), Err(TryLockError::WouldBlock))
+}

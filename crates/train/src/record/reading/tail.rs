@@ -1,0 +1,305 @@
+//! Events of a file that may still grow.
+
+use std::borrow::Cow;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::error::{Error, Result};
+use crate::record::events::{Event, SCHEMA_VERSION};
+use crate::record::plain_file;
+
+/// Longest line that is read, in bytes; longer ones are skipped as damaged.
+const LINE_MAX: u64 = 4 << 20;
+
+/// Bytes before the position that are compared, to notice a file that was cut and written anew.
+const ANCHOR: usize = 128;
+
+/// An event with its number and time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Line {
+    /// Number of the event in its run.
+    pub seq: u64,
+    /// Seconds since the run started.
+    pub seconds: f64,
+    /// The event.
+    pub event: Event,
+}
+
+/// Lines that were not understood, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Skipped {
+    /// Lines that are no event: not JSON, without the keys of an event, or longer than 4 MiB.
+    pub damaged: u64,
+    /// Events that this version does not know.
+    pub unknown: u64,
+    /// Lines of a later version of the format.
+    pub newer: u64,
+}
+
+/// Point at which a call of [`EventTail::read`] ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reached {
+    /// The limit: there is more to read.
+    Limit,
+    /// The end of the file, except for an incomplete last line, which is read once it is complete.
+    End,
+    /// The file was cut or replaced since the last call, as by a resumed run. Events so far are
+    /// void; the next call starts from the beginning.
+    Restarted,
+}
+
+/// Reader of an `events.jsonl`, which may still be growing. It opens the file for each read, so
+/// that a removed one is noticed.
+#[derive(Debug)]
+pub struct EventTail {
+    path: PathBuf,
+    /// Bytes of the file that were read.
+    at: u64,
+    /// The last bytes before `at`.
+    anchor: Vec<u8>,
+    /// Whether `at` is inside a line that is skipped for its length.
+    in_long_line: bool,
+    with_batches: bool,
+    skipped: Skipped,
+}
+
+/// Keys of every line.
+#[derive(Deserialize)]
+struct Head<'a> {
+    v: u32,
+    seq: u64,
+    seconds: f64,
+    #[serde(borrow)]
+    event: Cow<'a, str>,
+}
+
+impl EventTail {
+    /// A reader from the first event, which leaves out `batch_completed`: there may be a thousand
+    /// of them for each other event.
+    pub fn new(path: &Path) -> Self {
+        Self {
+            path: path.into(),
+            at: 0,
+            anchor: vec![],
+            in_long_line: false,
+            with_batches: false,
+            skipped: Skipped::default(),
+        }
+    }
+
+    /// Reads `batch_completed`, too.
+    pub fn with_batches(self) -> Self {
+        Self { with_batches: true, ..self }
+    }
+
+    /// A reader from the first line that begins in the last `bytes` bytes.
+    pub(crate) fn near_end(path: &Path, bytes: u64) -> Self {
+        let from = path.metadata().map_or(0, |there| there.len().saturating_sub(bytes));
+        // The rest of the line before is skipped, as that of a long line is.
+        Self { at: from, in_long_line: from > 0, ..Self::new(path) }
+    }
+
+    /// Lines that were not understood so far.
+    pub fn skipped(&self) -> Skipped {
+        self.skipped
+    }
+
+    /// Reads about `bytes_max` bytes from the current position on, and calls `each` with every
+    /// event in them.
+    ///
+    /// # Errors
+    /// [`Error::Unreadable`]: there is no such file, or it cannot be read.
+    pub fn read(&mut self, bytes_max: u64, each: &mut dyn FnMut(Line)) -> Result<Reached> {
+        self.try_read(bytes_max, each).map_err(|error| {
+            let problem = match error.kind() {
+                io::ErrorKind::NotFound => "there is no such file".into(),
+                _ => error.to_string(),
+            };
+            Error::Unreadable { path: self.path.clone(), problem }
+        })
+    }
+
+    fn try_read(&mut self, bytes_max: u64, each: &mut dyn FnMut(Line)) -> io::Result<Reached> {
+        let file = plain_file::open(&self.path)?;
+        let mut file = file.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+        if !self.continues(&mut file)? {
+            let with_batches = self.with_batches;
+            *self = Self { with_batches, ..Self::new(&self.path) };
+            return Ok(Reached::Restarted);
+        }
+        let end = self.at.saturating_add(bytes_max);
+        let mut reader = BufReader::with_capacity(1 << 16, file);
+        let mut line = vec![];
+        while self.at < end {
+            if self.in_long_line && !self.skip_long_line(&mut reader)? {
+                return Ok(Reached::End);
+            }
+            line.clear();
+            let read = reader.by_ref().take(LINE_MAX).read_until(b'\n', &mut line)? as u64;
+            if line.last() == Some(&b'\n') {
+                self.at += read;
+                self.anchor.clear();
+                self.anchor.extend_from_slice(&line[line.len().saturating_sub(ANCHOR)..]);
+                if let Some(line) = self.parse(&line) {
+                    each(line);
+                }
+            } else if read == LINE_MAX {
+                self.skipped.damaged += 1;
+                self.in_long_line = true;
+                self.at += read;
+                self.anchor = line[line.len() - ANCHOR..].to_vec();
+            } else {
+                return Ok(Reached::End);
+            }
+        }
+        Ok(Reached::Limit)
+    }
+
+    /// Whether the file still has what was read of it; then its position is `at`.
+    fn continues(&self, file: &mut File) -> io::Result<bool> {
+        if file.metadata()?.len() < self.at {
+            return Ok(false);
+        }
+        file.seek(SeekFrom::Start(self.at - self.anchor.len() as u64))?;
+        let mut there = vec![0; self.anchor.len()];
+        match file.read_exact(&mut there) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+            read => read.map(|()| there == self.anchor),
+        }
+    }
+
+    /// Moves to the end of the long line. False if the file ends first.
+    fn skip_long_line(&mut self, reader: &mut impl BufRead) -> io::Result<bool> {
+        loop {
+            let bytes = reader.fill_buf()?;
+            if bytes.is_empty() {
+                return Ok(false);
+            }
+            let found = bytes.iter().position(|byte| *byte == b'\n');
+            let len = found.map_or(bytes.len(), |at| at + 1);
+            self.anchor = bytes[len.saturating_sub(ANCHOR)..len].to_vec();
+            reader.consume(len);
+            self.at += len as u64;
+            if found.is_some() {
+                self.in_long_line = false;
+                return Ok(true);
+            }
+        }
+    }
+
+    /// The event of a line. Counts a line that has none.
+    fn parse(&mut self, line: &[u8]) -> Option<Line> {
+        let Ok(head) = serde_json::from_slice::<Head<'_>>(line) else {
+            self.skipped.damaged += u64::from(!line.trim_ascii().is_empty());
+            return None;
+        };
+        if head.v > SCHEMA_VERSION {
+            self.skipped.newer += 1;
+            return None;
+        }
+        if head.event == "batch_completed" && !self.with_batches {
+            return None;
+        }
+        match serde_json::from_slice(line) {
+            Ok(Event::Unknown) => self.skipped.unknown += 1,
+            Ok(event) => return Some(Line { seq: head.seq, seconds: head.seconds, event }),
+            Err(_) => self.skipped.damaged += 1,
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    const ALL: u64 = u64::MAX;
+
+    fn round(seq: u64) -> String {
+        format!(
+            "{{\"v\":1,\"seq\":{seq},\"seconds\":0.5,\"event\":\"round_started\",\"round\":0}}\n"
+        )
+    }
+
+    fn read(tail: &mut EventTail, bytes: u64) -> (Reached, Vec<u64>) {
+        let mut seen = vec![];
+        let reached = tail.read(bytes, &mut |line| seen.push(line.seq)).unwrap();
+        (reached, seen)
+    }
+
+    #[test]
+    fn a_growing_file_is_read_on_and_a_torn_line_once_it_is_whole() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        let mut tail = EventTail::new(file.path());
+        let third = round(2);
+        file.write_all((round(0) + &round(1) + &third[..20]).as_bytes()).unwrap();
+        assert_eq!(read(&mut tail, 1), (Reached::Limit, vec![0]));
+        assert_eq!(read(&mut tail, ALL), (Reached::End, vec![1]));
+        assert_eq!(read(&mut tail, ALL), (Reached::End, vec![]));
+        file.write_all(third[20..].as_bytes()).unwrap();
+        assert_eq!(read(&mut tail, ALL), (Reached::End, vec![2]));
+        assert_eq!(tail.skipped(), Skipped::default());
+    }
+
+    #[test]
+    fn lines_that_are_no_events_are_counted() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        let later = round(7).replace("\"v\":1", "\"v\":9");
+        let other = round(8).replace("round_started", "comet_seen");
+        let batch = "{\"v\":1,\"seq\":9,\"seconds\":1,\"event\":\"batch_completed\",\"env\":0,\
+                     \"round\":0,\"step\":0,\"batch\":0,\"loss\":null}\n";
+        let long = "x".repeat(LINE_MAX as usize + 100) + "\n";
+        let text = ["\u{0}\u{0}\n", "{}\n", "\n", &later, &other, batch, &long, &round(10)];
+        file.write_all(text.concat().as_bytes()).unwrap();
+        file.write_all(b"\xff\xfe\n").unwrap();
+        let mut tail = EventTail::new(file.path());
+        assert_eq!(read(&mut tail, ALL), (Reached::End, vec![10]));
+        assert_eq!(tail.skipped(), Skipped { damaged: 4, unknown: 1, newer: 1 });
+        let mut tail = EventTail::new(file.path()).with_batches();
+        assert_eq!(read(&mut tail, ALL).1, [9, 10], "a loss that is not finite is null");
+    }
+
+    /// A resumed run cuts its events after the checkpoint and writes on.
+    #[test]
+    fn a_file_that_was_cut_is_read_anew() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let write = |text: String| std::fs::write(file.path(), text).unwrap();
+        for changed in [round(0), round(0) + &round(3) + &round(4)] {
+            write(round(0) + &round(1));
+            let mut tail = EventTail::new(file.path());
+            assert_eq!(read(&mut tail, ALL).1, [0, 1]);
+            write(changed);
+            assert_eq!(read(&mut tail, ALL), (Reached::Restarted, vec![]));
+            assert_eq!(read(&mut tail, ALL).1[0], 0);
+        }
+    }
+
+    #[test]
+    fn near_the_end_the_first_part_of_a_line_is_no_damage() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        (0..100).for_each(|seq| file.write_all(round(seq).as_bytes()).unwrap());
+        let mut tail = EventTail::near_end(file.path(), 150);
+        assert_eq!(read(&mut tail, ALL), (Reached::End, vec![98, 99]));
+        assert_eq!(tail.skipped(), Skipped::default());
+        let mut whole = EventTail::near_end(file.path(), 1 << 20);
+        assert_eq!(read(&mut whole, ALL).1.len(), 100);
+    }
+
+    #[test]
+    fn what_is_no_file_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        for (path, words) in [
+            (folder.path().join("none"), "there is no such file"),
+            (folder.path().into(), "it is not a plain file"),
+        ] {
+            let error = EventTail::new(&path).read(ALL, &mut |_| {}).unwrap_err();
+            assert!(matches!(error, Error::Unreadable { .. }), "{error:?}");
+            assert!(error.to_string().contains(words), "{error}");
+        }
+    }
+}
