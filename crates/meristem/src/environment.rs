@@ -27,7 +27,13 @@ Environment:
   MERISTEM_ISA              Instruction set of the kernels: portable, avx2 or avx512
   MERISTEM_LAUNCH_BLOCKING  1: every launch waits for its kernel, to locate a failure
   MERISTEM_CACHE            Folder for compiled CUDA kernels; ~/.cache/meristem without it
-  MERISTEM_SANITIZE         1: every launch is checked for races and use after free";
+  MERISTEM_SANITIZE         1: every launch is checked for races and use after free
+  NO_COLOR                  Not empty: `meristem watch` uses no colours";
+
+/// Whether the terminal may be coloured: unless `NO_COLOR` is set (<https://no-color.org>).
+pub(crate) fn has_colours() -> bool {
+    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
 
 /// Refuses a variable with our prefix that nothing reads.
 pub(crate) fn check_names() -> Result<(), Failure> {

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `error` | the errors of this crate, their remedies and exit codes |
 //! | [`config`] | the table of settings; how preset, file and flags combine |
-//! | `record` | files of a run: [`events`], [`summary`], [`trace`], [`run_folder`]; its observer; [`reading`] |
+//! | `record` | files of a run: [`events`], [`summary`], [`trace`], [`run_folder`]; [`reading`] |
 //! | `processes` | the processes of a run and their collectives |
 //! | `setup` | hosts, weights and controllers from their settings; checks before training |
 //! | `fleet` | devices, streams, resident data, gathers; replicas of one host on several ranks |

@@ -4,6 +4,7 @@
 mod bench;
 mod control;
 mod data;
+mod export;
 mod runs;
 mod settings;
 mod train;
@@ -12,6 +13,7 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
 use meristem::data::{DatasetSpec, Source};
 use meristem::device::DeviceId;
 use meristem::nn::Precision;
@@ -26,7 +28,10 @@ pub(crate) use self::control::{ControlCommand, ControlEvalArguments};
 pub(crate) use self::data::{
     DataCommand, ImportArguments, InfoArguments, PlanArguments, VerifyArguments,
 };
-pub(crate) use self::runs::{CompareArguments, ReportArguments, RunsArguments, RunsCommand};
+pub(crate) use self::export::{CsvArguments, CsvTable, ExportCommand};
+pub(crate) use self::runs::{
+    CompareArguments, ReportArguments, RunsArguments, RunsCommand, WatchArguments,
+};
 pub(crate) use self::settings::SettingArguments;
 pub(crate) use self::train::TrainArguments;
 use crate::environment::HELP;
@@ -53,6 +58,14 @@ pub(crate) enum Command {
     /// `train --resume` continues stopped and killed runs. Accuracies and parameters are means over
     /// the envs. Nothing is written to the folders of runs.
     Runs(RunsArguments),
+    /// Show a run on the terminal while it happens: envs, hosts, curves, policy, incidents.
+    ///
+    /// It reads the run's folder only, so it works for complete runs and over a shared folder, and
+    /// it does not slow the run. Keys are shown at the bottom.
+    Watch(WatchArguments),
+    /// Export a run to other tools.
+    #[command(subcommand)]
+    Export(ExportCommand),
     /// Evaluate a weights file on a split of a dataset; without --dataset, of the embedded one.
     Eval(EvalArguments),
     /// Compare the controllers that decide what grows.
@@ -69,6 +82,17 @@ pub(crate) enum Command {
     /// Measure speed on this machine.
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Print completions for a shell, such as: meristem completions bash > ~/.bash_completion.
+    Completions {
+        /// Shell to complete commands and flags in
+        shell: Shell,
+    },
+    /// Write a manual page for every command.
+    Man {
+        /// Folder to write the pages to
+        #[arg(value_name = "DIR", default_value = "man")]
+        folder: PathBuf,
+    },
 }
 
 impl Command {

@@ -26,7 +26,7 @@ pub(crate) enum RunsCommand {
     /// Write runs to one HTML file, which needs neither network nor scripts.
     ///
     /// It has curves, stages of all slots over the steps, the grown networks, contributions of
-    /// modules, and the development of the policy. Runs in progress are reported as far as they are.
+    /// modules, and the development of the policy. Runs in progress are reported, too.
     Report(ReportArguments),
 }
 
@@ -51,4 +51,12 @@ pub(crate) struct ReportArguments {
     /// HTML file to write; must not exist
     #[arg(long, value_name = "FILE", default_value = "report.html")]
     pub(crate) out: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WatchArguments {
+    /// Folder of the run, or its name in runs/ [default: the newest one there, one in
+    /// progress first]
+    #[arg(value_name = "RUN")]
+    pub(crate) run: Option<PathBuf>,
 }

@@ -9,9 +9,13 @@ mod check;
 mod control_eval;
 mod data;
 mod eval;
+mod export;
 mod runs;
+mod shell;
 mod train;
+mod watch;
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use meristem::device::{Device, DeviceId};
@@ -32,6 +36,10 @@ pub(crate) fn run(command: Command) -> Outcome {
     match command {
         Command::Train(arguments) => train::run(&arguments),
         Command::Runs(arguments) => runs::run(&arguments),
+        Command::Watch(arguments) => watch::run(arguments.run.as_deref()),
+        Command::Export(command) => export::run(&command),
+        Command::Completions { shell } => shell::completions(shell),
+        Command::Man { folder } => shell::man(&folder),
         Command::Eval(arguments) => eval::run(&arguments),
         Command::Control(ControlCommand::Eval(arguments)) => control_eval::run(&arguments),
         Command::Data(command) => data::run(&command),
@@ -54,6 +62,12 @@ fn exit_code(status: Status) -> ExitCode {
         Status::Interrupted => ExitCode::from(STOPPED),
         Status::Failed => ExitCode::FAILURE,
     }
+}
+
+/// The folder of a run that was named, which may be in `runs`.
+pub(crate) fn locate(run: &Path) -> PathBuf {
+    let usual = Path::new("runs").join(run);
+    if !run.exists() && usual.exists() { usual } else { run.into() }
 }
 
 /// Checks the duration of a benchmark.

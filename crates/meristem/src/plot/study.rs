@@ -1,5 +1,5 @@
-//! Plot of a study: accuracy against parameters, with a small dot for each seed and a large dot with
-//! error bars for each contender.
+//! Plot of a study: accuracy against parameters, with a small dot for each seed and a large dot
+//! with error bars for each contender.
 
 use meristem::train::statistics::Spread;
 use meristem::train::study::{ContenderReport, Study};

@@ -58,7 +58,8 @@ fn element(shape: &Shape, palette: &Palette) -> String {
                 points.iter().map(|[x, y]| format!("{x:.1},{y:.1}")).collect();
             let (points, stroke) = (points.join(" "), paint(colour));
             format!(
-                "<polyline points=\"{points}\" fill=\"none\" stroke=\"{stroke}\" stroke-width=\"1.5\"/>"
+                "<polyline points=\"{points}\" fill=\"none\" stroke=\"{stroke}\" \
+                 stroke-width=\"1.5\"/>"
             )
         }
         Shape::Area { from: [x1, y1], to: [x2, y2], colour } => format!(
@@ -80,7 +81,8 @@ fn element(shape: &Shape, palette: &Palette) -> String {
                 Anchor::End => "end",
             };
             format!(
-                "<text x=\"{x:.1}\" y=\"{y:.1}\" dy=\"0.35em\" text-anchor=\"{anchor}\" fill=\"{}\">{}</text>",
+                "<text x=\"{x:.1}\" y=\"{y:.1}\" dy=\"0.35em\" text-anchor=\"{anchor}\" \
+                 fill=\"{}\">{}</text>",
                 palette.ink,
                 escaped(text)
             )

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use crate::common::process::{Process, output, wait_for};
-use crate::common::{Meristem, events_in, of_kind, said};
+use crate::common::{Meristem, events_in, of_kind, on_a_terminal, said};
 
 /// A run that would take hours.
 const LONG: &str = "train --controller heuristic --host minimal --envs 2 --steps 100000 \
@@ -104,21 +104,11 @@ fn a_signal_that_comes_twice_within_a_moment_is_one() {
     assert_eq!(m.json("run/summary.json")["status"], "interrupted");
 }
 
-/// Runs a command line on a terminal of its own, with a size in the syntax of `stty`.
-fn on_a_terminal(m: &Meristem, size: &str, line: &str) -> Process {
-    let program = env!("CARGO_BIN_EXE_meristem");
-    let line = format!("stty {size}; exec {program} {line}");
-    let mut command = Command::new("script");
-    command.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
-    command.current_dir(m.folder.path()).env("TERM", "xterm").stdin(Stdio::null());
-    Process::start(command.stdout(Stdio::piped()))
-}
-
 /// Lines that are written while bars are drawn would be overwritten at once.
 #[test]
 fn on_a_terminal_ctrl_c_is_answered_in_the_bar() {
     let m = Meristem::new();
-    let child = on_a_terminal(&m, "rows 24 cols 80", LONG);
+    let child = on_a_terminal(&m, "rows 24 cols 80", LONG, Stdio::null());
     wait_for("steps", || {
         let events = std::fs::read_to_string(m.path("run/events.jsonl"));
         events.is_ok_and(|text| text.matches("step_completed").count() > 10)
@@ -231,7 +221,7 @@ fn a_small_terminal_shows_the_total_and_how_many_envs_have_no_line() {
     let m = Meristem::new();
     let line = "train --controller none --host minimal --envs 12 --rounds 2 --steps 2 \
                 --max-batches 2 --batch 32 --run-dir run";
-    let said = said(on_a_terminal(&m, "rows 8 cols 80", line).output());
+    let said = said(on_a_terminal(&m, "rows 8 cols 80", line, Stdio::null()).output());
     assert_eq!(said.code, Some(0), "{}", said.stdout);
     for words in ["env 4 ", "7 more training accuracy", "round 2/2 step 1/2 "] {
         assert!(said.stdout.contains(words), "{words}: {}", said.stdout);

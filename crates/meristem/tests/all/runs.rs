@@ -3,11 +3,12 @@
 use std::fs;
 use std::io::Write;
 use std::path::Path;
+use std::process::Stdio;
 
 use serde_json::Value;
 
 use crate::common::process::{Process, wait_for};
-use crate::common::{Meristem, TINY};
+use crate::common::{Meristem, TINY, on_a_terminal, said};
 
 const GROWN: &str = "train --host minimal --envs 2 --steps 8 --max-batches 4 --batch 32 \
                      --controller fixed:grow.jsonl --quiet";
@@ -182,4 +183,96 @@ fn a_report_is_one_page_that_runs_nothing() {
     fs::create_dir(m.path("bare")).unwrap();
     fs::copy(m.path("runs/grown/events.jsonl"), m.path("bare/events.jsonl")).unwrap();
     m.ok("runs report bare --out bare.html");
+}
+
+/// Names, sizes and times of all files of a run.
+fn files(folder: &Path) -> Vec<(std::path::PathBuf, u64, std::time::SystemTime)> {
+    let mut found = vec![];
+    let mut open = vec![folder.to_path_buf()];
+    while let Some(next) = open.pop() {
+        for entry in fs::read_dir(next).unwrap() {
+            let (path, there) = entry.map(|e| (e.path(), e.metadata().unwrap())).unwrap();
+            if there.is_dir() {
+                open.push(path.clone());
+            }
+            found.push((path, there.len(), there.modified().unwrap()));
+        }
+    }
+    found.sort();
+    found
+}
+
+#[cfg(unix)]
+#[test]
+fn on_a_terminal_a_run_is_watched_without_a_trace_in_its_folder() {
+    let m = Meristem::new();
+    grown(&m, "");
+    let before = files(&m.path("runs"));
+    for (size, line, words) in [
+        ("rows 24 cols 80", "watch", ["grown", "complete", "fixed:", "conv_light", "incidents"]),
+        ("rows 24 cols 80", "watch grown", ["8/8", "envs", "memory", "accuracy,", "loss"]),
+        ("rows 5 cols 20", "watch grown", ["20×5", "small", "watch", "needs", "60×20"]),
+    ] {
+        let mut child = on_a_terminal(&m, size, line, Stdio::piped());
+        child.stdin.as_mut().unwrap().write_all(b"jsr]q").unwrap();
+        let said = said(child.output());
+        assert_eq!(said.code, Some(0), "{}", said.stdout);
+        for word in words {
+            assert!(said.stdout.contains(word), "{word}: {:?}", said.stdout);
+        }
+        let [enters, leaves] =
+            ["\u{1b}[?1049h", "\u{1b}[?1049l"].map(|code| said.stdout.contains(code));
+        assert!(enters && leaves, "the screen of before is restored: {:?}", said.stdout);
+    }
+    assert_eq!(files(&m.path("runs")), before);
+    m.fails("watch grown", 2, &["watch needs a terminal", "meristem runs"]);
+}
+
+#[test]
+fn a_run_becomes_a_table() {
+    let m = Meristem::new();
+    grown(&m, "--log-batches");
+    let table = |name: &str| -> Vec<Vec<String>> {
+        let text = m.ok(&format!("export csv grown --table {name}")).stdout;
+        text.lines().map(|line| line.split(',').map(String::from).collect()).collect()
+    };
+    let events = m.events("runs/grown");
+    for (name, kind) in [("steps", "step_completed"), ("batches", "batch_completed")] {
+        let (rows, events) = (table(name), crate::common::of_kind(&events, kind));
+        assert_eq!(rows.len(), events.len() + 1, "{name}");
+        for (row, event) in rows[1..].iter().zip(&events) {
+            for (key, cell) in rows[0].iter().zip(row).filter(|(key, _)| *key != "reward") {
+                let expected = match &event[key.as_str()] {
+                    Value::Null => String::new(),
+                    Value::String(text) => text.clone(),
+                    Value::Number(n) => n.to_string(),
+                    other => panic!("{key}: {other}"),
+                };
+                let equal = cell.parse::<f64>().ok() == expected.parse::<f64>().ok();
+                let in_twin = key.starts_with("twin_");
+                assert!(in_twin || *cell == expected || equal, "{key}: {cell}, {expected}");
+            }
+        }
+    }
+    let slots = table("slots");
+    assert!(slots.iter().any(|row| row.iter().any(|cell| cell == "training")), "{slots:?}");
+    assert_eq!(table("policy").len(), 1, "no policy learned: only the header");
+    m.ok("export csv runs/grown --out steps.csv");
+    assert!(m.bytes("steps.csv").starts_with(b"seconds,env,"));
+    m.fails("export csv grown --out steps.csv", 2, &["`out`", "would be overwritten"]);
+    m.fails("export csv nowhere", 2, &["nowhere is not the folder of a run"]);
+}
+
+#[test]
+fn shells_and_man_know_every_command() {
+    let m = Meristem::new();
+    for (shell, words) in [("bash", "complete -F"), ("zsh", "#compdef"), ("fish", "complete -c")] {
+        let script = m.ok(&format!("completions {shell}")).stdout;
+        assert!(script.contains(words) && script.contains("max-batches"), "{script}");
+    }
+    m.fails("completions tcsh", 2, &["invalid value 'tcsh'"]);
+    m.ok("man pages");
+    let page = String::from_utf8(m.bytes("pages/meristem-runs-compare.1")).unwrap();
+    assert!(page.contains("settings that differ"), "{page}");
+    m.fails("man pages", 2, &["would be overwritten"]);
 }

@@ -12,7 +12,7 @@ use comfy_table::{CellAlignment, Table};
 use meristem::train::reading::{Found, Overview, Run, Skipped, find};
 use serde_json::json;
 
-use super::{Outcome, print_json};
+use super::{Outcome, locate, print_json};
 use crate::cli::{RunsArguments, RunsCommand};
 use crate::failure::Failure;
 use crate::plain::{self, counted, duration, percent, printable, thousands};
@@ -104,12 +104,6 @@ fn age(seconds: f64) -> String {
 /// Reads runs that were named, each as a path or as the name of a folder in `runs`.
 fn read(runs: &[PathBuf]) -> Result<Vec<Run>, Failure> {
     runs.iter().map(|run| Ok(Run::read(&locate(run))?)).collect()
-}
-
-/// The folder of a run that was named, which may be in `runs`.
-pub(super) fn locate(run: &Path) -> PathBuf {
-    let usual = Path::new("runs").join(run);
-    if !run.exists() && usual.exists() { usual } else { run.into() }
 }
 
 /// Words on lines of the events that were not understood; `None` if all were.

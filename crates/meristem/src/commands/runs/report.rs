@@ -7,6 +7,7 @@ use meristem::grow::HostSpec;
 use meristem::train::check_output;
 use meristem::train::reading::{Curve, EnvHistory, Run};
 use meristem::train::run_folder::write_whole;
+use meristem::train::summary::EnvSummary;
 
 use super::super::Outcome;
 use super::compare::{accuracy, differences};
@@ -217,12 +218,13 @@ fn one_env(run: &Run, number: usize, env: &EnvHistory) -> Html {
         body.push(Html::of("h3", "Stages over steps"));
         body.push(Html::picture(inline(&picture, &label), &label));
     }
-    body.push(contributions(env));
+    let ended = run.summary.as_ref().and_then(|s| s.envs.iter().find(|env| env.env == number));
+    body.push(contributions(env, ended));
     body
 }
 
-/// Modules of an env with their contributions.
-fn contributions(env: &EnvHistory) -> Html {
+/// Modules of an env with their contributions; of an ended run, those of its results.
+fn contributions(env: &EnvHistory, ended: Option<&EnvSummary>) -> Html {
     let Some(last) = &env.last else { return Html::default() };
     if last.slots.is_empty() {
         return Html::of("p", "No module is in the network.");
@@ -242,6 +244,8 @@ fn contributions(env: &EnvHistory) -> Html {
     for slot in &last.slots {
         let measured = env.modules.iter().find(|module| module.slot == slot.slot);
         let loss = measured.and_then(|module| module.contribution_loss);
+        let result = ended.and_then(|env| env.modules.iter().find(|m| m.slot == slot.slot));
+        let contribution = result.and_then(|module| module.contribution).or(slot.contribution);
         let parameters = env.module_parameters.get(&slot.slot);
         rows.push(vec![
             slot.slot.clone(),
@@ -249,7 +253,7 @@ fn contributions(env: &EnvHistory) -> Html {
             slot.stage.clone(),
             format!("{:.2}", slot.alpha),
             parameters.map_or("–".into(), |count| thousands(*count as u64)),
-            points(slot.contribution),
+            points(contribution),
             loss.map_or("–".into(), |l| {
                 format!("{:+.4} ± {:.4}", l.difference, l.standard_error)
             }),

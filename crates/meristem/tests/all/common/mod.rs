@@ -7,9 +7,9 @@ pub(crate) mod process;
 pub(crate) mod runs;
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
-use self::process::output;
+use self::process::{Process, output};
 use serde_json::Value;
 
 /// The binary, with a working directory of its own.
@@ -141,3 +141,14 @@ pub(crate) fn of_kind<'a>(events: &'a [Value], kind: &str) -> Vec<&'a Value> {
 /// A small run of two tiny hosts, with three batches a step.
 pub(crate) const TINY: &str =
     "--host minimal --envs 2 --steps 3 --max-batches 3 --batch 32 --controller none";
+
+/// Runs a command line on a terminal of its own, with a size in the syntax of `stty`, and the input
+/// as its keyboard.
+pub(crate) fn on_a_terminal(m: &Meristem, size: &str, line: &str, keys: Stdio) -> Process {
+    let program = env!("CARGO_BIN_EXE_meristem");
+    let line = format!("stty {size}; exec {program} {line}");
+    let mut command = Command::new("script");
+    command.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
+    command.current_dir(m.folder.path()).env("TERM", "xterm").stdin(keys);
+    Process::start(command.stdout(Stdio::piped()))
+}

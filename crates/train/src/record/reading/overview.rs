@@ -314,8 +314,8 @@ fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     (count > 0).then(|| sum / f64::from(count))
 }
 
-/// Whether a process writes to the folder of a run. The shared lock that finds it out is held for an
-/// instant, which a run that begins there waits for.
+/// Whether a process writes to the folder of a run. The shared lock that finds it out is held for
+/// an instant, which a run that begins there waits for.
 pub fn is_in_progress(folder: &Path) -> bool {
     let Ok(Some(lock)) = plain_file::open(&folder.join(LOCK)) else { return false };
     matches!(File::try_lock_shared(&lock), Err(TryLockError::WouldBlock))

@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(read(&mut tail, 1), (Reached::Limit, vec![0]));
         assert_eq!(read(&mut tail, ALL), (Reached::End, vec![1]));
         assert_eq!(read(&mut tail, ALL), (Reached::End, vec![]));
-        file.write_all(third[20..].as_bytes()).unwrap();
+        file.write_all(&third.as_bytes()[20..]).unwrap();
         assert_eq!(read(&mut tail, ALL), (Reached::End, vec![2]));
         assert_eq!(tail.skipped(), Skipped::default());
     }

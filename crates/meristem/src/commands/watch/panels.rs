@@ -1,0 +1,106 @@
+//! The table of envs, and the panels of policy, incidents and memory.
+
+use meristem::control::{HEADS, Op};
+use meristem::train::reading::{EnvHistory, Skipped};
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Rect};
+use ratatui::style::{Modifier, Style};
+use ratatui::text::Line;
+use ratatui::widgets::{Paragraph, Row, Table, TableState, Wrap};
+
+use super::app::{App, Column};
+use super::parts::panel;
+use crate::plain::{megabytes, percent, printable, thousands};
+
+/// Table of all envs, scrolled to the chosen one.
+pub(super) fn envs(frame: &mut Frame<'_>, app: &App, area: Rect) {
+    let order = app.order();
+    let at = order.iter().position(|number| Some(*number) == app.chosen);
+    let place = at.map_or(String::new(), |at| format!(" {}/{}", at + 1, order.len()));
+    let inner = panel(frame, area, format!("envs{place}"));
+    let mark = |column: Column, name: &str| match (column == app.sort, app.reversed) {
+        (false, _) => name.to_string(),
+        (true, false) => format!("{name}▼"),
+        (true, true) => format!("{name}▲"),
+    };
+    let header = Row::new([
+        mark(Column::Env, "env"),
+        mark(Column::Control, "control"),
+        mark(Column::Loss, "loss"),
+        mark(Column::Parameters, "params"),
+        "action".into(),
+    ]);
+    let rows = order.iter().map(|number| row(*number, &app.history.envs[number]));
+    let widths = [
+        Constraint::Length(4),
+        Constraint::Length(8),
+        Constraint::Length(6),
+        Constraint::Length(8),
+        Constraint::Fill(1),
+    ];
+    let table = Table::new(rows, widths)
+        .header(header.style(Style::new().add_modifier(Modifier::BOLD)))
+        .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
+    let mut state = TableState::new().with_selected(at);
+    frame.render_stateful_widget(table, inner, &mut state);
+}
+
+fn row(number: usize, env: &EnvHistory) -> Row<'static> {
+    let Some(last) = &env.last else { return Row::new([number.to_string()]) };
+    Row::new([
+        number.to_string(),
+        percent(last.control_accuracy),
+        format!("{:.3}", last.train_loss),
+        env.parameters.last().map_or("–".into(), |count| thousands(count as u64)),
+        printable(&last.action),
+    ])
+}
+
+/// Actions of the policy in its newest round, and figures of its update.
+pub(super) fn policy(frame: &mut Frame<'_>, app: &App, area: Rect) {
+    let inner = panel(frame, area, "policy".into());
+    let Some(last) = &app.history.policy.last else {
+        let learns = app.history.started.as_ref().is_some_and(|s| s.controller.starts_with("ppo"));
+        let words = if learns { "learns at the end of a round" } else { "no policy learns" };
+        return frame.render_widget(Paragraph::new(words), inner);
+    };
+    let ops = Op::ALL.iter().zip(last.ops).filter(|(_, count)| *count > 0);
+    let ops: Vec<String> = ops.map(|(op, count)| format!("{op} {count}")).collect();
+    let heads = HEADS.iter().zip(last.entropies);
+    let heads: Vec<String> = heads.map(|(head, h)| format!("{} {h:.2}", head.name)).collect();
+    let lines = vec![
+        Line::from(format!(
+            "return {:+.2}  KL {:.4}  explained {:.2}",
+            last.mean_return, last.kl, last.explained_variance
+        )),
+        Line::from(ops.join(" ")),
+        Line::from(format!("entropies: {}", heads.join(" "))),
+    ];
+    frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: true }), inner);
+}
+
+/// Rollbacks and anomalies, newest first; of an ended run, its memory by owner.
+pub(super) fn incidents(frame: &mut Frame<'_>, app: &App, area: Rect) {
+    let history = &app.history;
+    let inner = panel(frame, area, format!("incidents: {} rollbacks", history.rollbacks));
+    let mut lines = vec![];
+    let Skipped { damaged, unknown, newer } = app.skipped();
+    let skipped = damaged + unknown + newer;
+    if skipped > 0 {
+        lines.push(format!("{skipped} lines of the events were not understood"));
+    }
+    lines.extend(history.incidents.iter().rev().take(4).map(|incident| {
+        format!("env {} step {}: {}", incident.env, incident.step.saturating_add(1), incident.what)
+    }));
+    match &app.summary {
+        Some(summary) => {
+            let owners = summary.memory.owners.iter().filter(|(_, memory)| memory.peak > 0);
+            let owners: Vec<String> =
+                owners.map(|(name, memory)| format!("{name} {}", megabytes(memory.peak))).collect();
+            lines.push(format!("peak memory: {}", owners.join(", ")));
+        }
+        None => lines.push("memory by owner: known when the run has ended".into()),
+    }
+    let lines: Vec<Line<'_>> = lines.iter().map(|line| Line::from(printable(line))).collect();
+    frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: true }), inner);
+}

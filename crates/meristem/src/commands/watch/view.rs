@@ -1,0 +1,90 @@
+//! Layout of the screen.
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Paragraph, Wrap};
+
+use super::app::App;
+use super::parts::colour;
+use super::{charts, host, panels};
+use crate::plain::{percent, printable, thousands};
+
+/// Smallest size that everything fits into.
+const SMALLEST: [u16; 2] = [60, 20];
+
+const KEYS: &str = "↑↓ env  s sort  r reverse  [ ] scroll host  q quit";
+
+/// Draws the screen; on a terminal that is too small, only words that say so.
+pub(super) fn draw(frame: &mut Frame<'_>, app: &App) {
+    let area = frame.area();
+    let [width, height] = SMALLEST;
+    if area.width < width || area.height < height {
+        let words = format!(
+            "{}×{} is too small: watch needs {width}×{height}. q quits",
+            area.width, area.height
+        );
+        frame.render_widget(Paragraph::new(words).wrap(Wrap { trim: true }), area);
+        return;
+    }
+    // What a larger terminal has more goes to hosts first, then to charts.
+    let rows = [
+        Constraint::Length(2),
+        Constraint::Fill(3),
+        Constraint::Fill(2),
+        Constraint::Length(6),
+        Constraint::Length(1),
+    ];
+    let [title, envs, curves, panels, keys] = Layout::vertical(rows).areas(area);
+    frame.render_widget(Paragraph::new(heading(app)), title);
+    let halves = Layout::horizontal([Constraint::Percentage(50), Constraint::Percentage(50)]);
+    let [left, right] = halves.areas(envs);
+    panels::envs(frame, app, left);
+    host::draw(frame, app, right);
+    let [left, right] = halves.areas(curves);
+    charts::accuracy(frame, app, left);
+    charts::loss(frame, app, right);
+    let [left, right] = halves.areas(panels);
+    panels::policy(frame, app, left);
+    panels::incidents(frame, app, right);
+    frame.render_widget(Paragraph::new(KEYS).style(Style::new().add_modifier(Modifier::DIM)), keys);
+}
+
+fn heading(app: &App) -> Vec<Line<'static>> {
+    let history = &app.history;
+    let name = app.folder.file_name().unwrap_or(app.folder.as_os_str()).to_string_lossy();
+    let state = if app.is_reading { "reading" } else { app.state.name() };
+    let mut first = vec![
+        Span::styled(printable(&name), Style::new().add_modifier(Modifier::BOLD)),
+        Span::raw(format!("  {state}  ")),
+    ];
+    let Some(started) = &history.started else {
+        let words = app.problem.clone().unwrap_or("waiting for the first event".into());
+        return vec![Line::from(first), Line::from(printable(&words))];
+    };
+    let newest = history.envs.values().filter_map(|env| env.last.as_ref()).map(|step| step.step);
+    let step = newest.max().map_or(0, |step| step.saturating_add(1));
+    first.push(Span::raw(printable(&format!(
+        "round {}/{} step {step}/{}  {}",
+        history.round.saturating_add(1),
+        started.rounds,
+        started.steps,
+        started.controller
+    ))));
+    if let Some(problem) = &app.problem {
+        let style = colour(app, Color::Red).add_modifier(Modifier::BOLD);
+        return vec![Line::from(first), Line::styled(printable(problem), style)];
+    }
+    let speed = history.images_per_s.last();
+    let mut second = vec![
+        format!("control {}", percent(history.accuracy.last())),
+        format!("bare {}", percent(history.twin_accuracy.last())),
+        speed.map_or("– images/s".into(), |n| format!("{} images/s", thousands(n as u64))),
+        format!("{} s", thousands(history.seconds.max(0.0) as u64)),
+    ];
+    if let Some((_, Some(error))) = &history.ended {
+        second = vec![error.clone()];
+    }
+    vec![Line::from(first), Line::from(printable(&second.join("  ")))]
+}
