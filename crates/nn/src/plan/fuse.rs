@@ -5,7 +5,6 @@ use super::{Mode, PlanOptions};
 use crate::graph::{ConvGeometry, Function, Graph, NodeId, Op, ParamKind};
 use crate::kernels::conv::ConvShape;
 use crate::ops::{Target, stage};
-use crate::precision::Precision;
 
 /// Nodes that are lowered together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,9 +112,7 @@ pub(crate) fn units(graph: &Graph, options: &PlanOptions) -> Vec<Unit> {
             at[unit.output.index()] = Some(unit);
         }
     }
-    // Stages multiply in f32.
-    let staged = options.target == Target::Cuda && options.precision == Precision::F32;
-    let heads = match options.fuse && staged {
+    let heads = match options.fuse && options.target == Target::Cuda {
         true => stages(graph, &readers, &mut at),
         false => vec![],
     };

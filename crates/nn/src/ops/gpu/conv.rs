@@ -29,8 +29,7 @@ pub(super) static ANY: [Source; 3] = product_sources!(CONV_HEADERS, "conv/any.cu
 /// One filter for each channel.
 pub(super) static DEPTHWISE: [Source; 3] = product_sources!(CONV_HEADERS, "conv/depthwise.cu");
 /// 3 × 3 with stride 1.
-pub(super) static WINDOW: Source =
-    Source { headers: &CONV_HEADERS[0], ..source!("conv/window.cu") };
+pub(super) static WINDOW: [Source; 3] = product_sources!(CONV_HEADERS, "conv/window.cu");
 pub(super) static SUMS: Source = source!("conv/sums.cu");
 
 /// x, w, bias, y.
@@ -215,19 +214,14 @@ impl Tiled {
     }
 }
 
-/// Whether the tiles of 3 × 3 convolutions do it: they multiply in f32.
-fn is_window(of: &Product) -> bool {
-    of.precision == Precision::F32 && window::fits(&of.shape)
-}
-
 pub(super) fn emit(op: &Op) -> Emission {
     match op {
-        Op::Forward(of) if is_window(of) => window::forward(of),
+        Op::Forward(of) if window::fits(&of.shape) => window::forward(of),
         Op::Forward(of) => smallvec![forward(of)],
         Op::ForwardWithStats(of) => forward_with_statistics(of),
-        Op::WeightGradient(of) if is_window(of) => window::weight_gradient(of),
+        Op::WeightGradient(of) if window::fits(&of.shape) => window::weight_gradient(of),
         Op::WeightGradient(of) => weight_gradient(of),
-        Op::DataGradient { product, accumulate } if is_window(product) => {
+        Op::DataGradient { product, accumulate } if window::fits(&product.shape) => {
             window::data_gradient(product, *accumulate)
         }
         Op::DataGradient { product, accumulate } => smallvec![data_gradient(product, *accumulate)],
@@ -240,8 +234,8 @@ pub(super) fn scratch(op: &Op) -> usize {
         // Without images there are no parts, but the operand stays.
         Op::ForwardWithStats(of) => (2 * statistics_len(of)).max(1),
         Op::WeightGradient(of) => {
-            let parts = match is_window(of) {
-                true => window::weight_parts(&of.shape),
+            let parts = match window::fits(&of.shape) {
+                true => window::weight_parts(of),
                 false => weight_parts(&of.shape).count,
             };
             (parts * sums_len(&of.shape)).max(1)
@@ -268,8 +262,8 @@ pub(super) fn product(of: &Product, operands: &[At; 4]) -> Emitted {
 /// Parts of the output pixels whose sums the statistics are made of: tiles if these are summed
 /// while they are at hand; else enough of them for a GPU, of a few passes of a block's threads.
 fn statistics_parts(of: &Product) -> Parts {
-    if is_window(of) {
-        Parts { count: window::statistics_tiles(&of.shape), pixels: 0 }
+    if window::fits(&of.shape) {
+        Parts { count: window::statistics_tiles(of), pixels: 0 }
     } else {
         Parts::new(pixels(&of.shape), 256, 256)
     }
@@ -294,7 +288,7 @@ fn forward_with_statistics(product: &Product) -> Emission {
     let sums = write(3).part(0, statistics_len(product));
     let finish = norm::Finish::new(shape.out_c, parts.count, pixels(shape), 0.0);
     let finish = emitted(finish.call(&STATISTICS_FINISH), &[sums, write(1), write(2)], finish);
-    if is_window(product) {
+    if window::fits(shape) {
         return smallvec![window::forward_with_sums(product, statistics_len(product)), finish];
     }
     let blocks = parts.count * shape.out_c.div_ceil(lanes);

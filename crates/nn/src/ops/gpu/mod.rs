@@ -30,6 +30,7 @@ mod rows;
 mod sample;
 mod stage;
 mod state;
+mod windows;
 
 use bytemuck::Pod;
 use meristem_device::{Call, Header, Kernel, Operand, Piece, Source};
@@ -184,9 +185,8 @@ impl Emitted {
 }
 
 /// Kernels of all families, apart from those that multiply.
-static SOURCES: [&Source; 17] = [
+static SOURCES: [&Source; 14] = [
     &blend::SOURCE,
-    &conv::WINDOW,
     &conv::SUMS,
     &elementwise::SOURCE,
     &loss::SOURCE,
@@ -198,14 +198,13 @@ static SOURCES: [&Source; 17] = [
     &ppo::SOURCE,
     &rows::SOURCE,
     &sample::SOURCE,
-    &stage::FORWARD,
-    &stage::BACKWARD,
     &stage::HEAD,
     &state::SOURCE,
 ];
 
 /// Kernels that multiply, for each precision.
-static PRODUCTS: [&[Source; 3]; 2] = [&conv::ANY, &conv::DEPTHWISE];
+static PRODUCTS: [&[Source; 3]; 5] =
+    [&conv::ANY, &conv::DEPTHWISE, &conv::WINDOW, &stage::FORWARD, &stage::BACKWARD];
 
 /// All kernels of all families, with products of this precision.
 pub(crate) fn sources(precision: Precision) -> Vec<&'static Source> {

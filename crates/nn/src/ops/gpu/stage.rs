@@ -6,32 +6,36 @@ use bytemuck::{Pod, Zeroable};
 use meristem_device::{Call, Header, Kernel, Operand, Source};
 use smallvec::smallvec;
 
-use self::tile::{Fit, Tile, columns};
-use super::{At, Emission, Emitted, HEADERS, READ, WRITE, emitted, kernel, plain, read, write};
+use self::tile::{Fit, Tile};
+use super::windows::{self, THREADS, columns};
+use super::{
+    At, Emission, Emitted, HEADERS, READ, WRITE, by_precision, emitted, kernel, plain,
+    product_headers, product_kernels, product_sources, read, write,
+};
 use crate::kernels::ImageShape;
 use crate::ops::norm::BatchNorm;
 use crate::ops::stage::{Data, Head, Op, Stage};
+use crate::precision::Precision;
 
 /// Headers of this family.
-static STAGE_HEADERS: [Header; 4] = [
+static STAGE_HEADERS: [[Header; 6]; 3] = product_headers![
     Header { name: c"stage.cuh", text: include_str!("stage/stage.cuh") },
     Header { ..HEADERS[0] },
     Header { ..HEADERS[1] },
     Header { ..HEADERS[3] },
+    Header { ..HEADERS[4] },
 ];
 
-pub(super) static FORWARD: Source =
-    Source { headers: &STAGE_HEADERS, ..super::source!("stage/forward.cu") };
-pub(super) static BACKWARD: Source =
-    Source { headers: &STAGE_HEADERS, ..super::source!("stage/backward.cu") };
+pub(super) static FORWARD: [Source; 3] = product_sources!(STAGE_HEADERS, "stage/forward.cu");
+pub(super) static BACKWARD: [Source; 3] = product_sources!(STAGE_HEADERS, "stage/backward.cu");
 pub(super) static HEAD: Source =
-    Source { headers: &STAGE_HEADERS, ..super::source!("stage/head.cu") };
+    Source { headers: &STAGE_HEADERS[0], ..super::source!("stage/head.cu") };
 
 const TICKETS: Operand = Operand::write::<u32>();
 const SUMS: Operand = Operand::write::<f64>();
 const COUNTER: Operand = Operand::write::<i64>();
 
-static STAGE_FORWARD: Kernel = kernel::<ForwardValues>(
+static STAGE_FORWARD: [Kernel; 3] = product_kernels::<ForwardValues>(
     &FORWARD,
     "stage_forward",
     &[
@@ -39,7 +43,7 @@ static STAGE_FORWARD: Kernel = kernel::<ForwardValues>(
         SUMS,
     ],
 );
-static STAGE_BACKWARD: Kernel = kernel::<BackwardValues>(
+static STAGE_BACKWARD: [Kernel; 3] = product_kernels::<BackwardValues>(
     &BACKWARD,
     "stage_backward",
     &[READ, READ, READ, READ, READ, READ, READ, WRITE, WRITE, TICKETS, WRITE],
@@ -49,10 +53,10 @@ const BEHIND_NORM: [Operand; 19] = [
     READ, READ, READ, READ, READ, READ, READ, READ, READ, READ, READ, WRITE, WRITE, WRITE, WRITE,
     WRITE, TICKETS, WRITE, SUMS,
 ];
-static STAGE_BACKWARD_NORM: Kernel =
-    kernel::<BackwardValues>(&BACKWARD, "stage_backward_norm", &BEHIND_NORM);
-static STAGE_BACKWARD_POOL: Kernel =
-    kernel::<BackwardValues>(&BACKWARD, "stage_backward_pool", &BEHIND_NORM);
+static STAGE_BACKWARD_NORM: [Kernel; 3] =
+    product_kernels::<BackwardValues>(&BACKWARD, "stage_backward_norm", &BEHIND_NORM);
+static STAGE_BACKWARD_POOL: [Kernel; 3] =
+    product_kernels::<BackwardValues>(&BACKWARD, "stage_backward_pool", &BEHIND_NORM);
 static HEAD_FORWARD: Kernel = kernel::<HeadValues>(
     &HEAD,
     "head_forward",
@@ -73,8 +77,6 @@ static NORM_SUMS: Kernel = kernel::<HeadValues>(
 );
 static BEGIN: Kernel = kernel::<()>(&HEAD, "begin", &[WRITE, TICKETS]);
 
-/// Threads of a block.
-const THREADS: usize = 128;
 /// Images of a block that has them one after another.
 const IMAGES: usize = 4;
 
@@ -122,6 +124,7 @@ struct ForwardValues {
     column_groups: u32,
     stage: u32,
     weights: u32,
+    offsets: u32,
     affine: u32,
     training: u32,
     momentum: f32,
@@ -157,9 +160,12 @@ struct BackwardValues {
     data: Tile,
     data_stage: u32,
     data_weights: u32,
+    data_offsets: u32,
     weight: Tile,
-    weight_stage: u32,
+    weight_row: u32,
+    weight_pixel: u32,
     weight_gradient: u32,
+    weight_quads: u32,
     subsets: u32,
     affine: u32,
 }
@@ -176,6 +182,7 @@ struct HeadValues {
     images: u32,
     parts: u32,
     affine: u32,
+    precision: u32,
 }
 
 pub(super) fn emit(op: &Op) -> Emission {
@@ -189,24 +196,25 @@ pub(super) fn emit(op: &Op) -> Emission {
             smallvec![backward(&stage, &behind, uniform, data)]
         }
         Op::Sums(norm) => {
-            let (values, call) = head(&NORM_SUMS, &norm, 0);
+            let of = Head { norm, classes: 0, precision: Precision::F32 };
+            let (values, call) = head(&NORM_SUMS, &of);
             let [z, mean, var, gamma, beta, dy] = std::array::from_fn(read);
             let [dgamma, dbeta, coefficients, ticket] = std::array::from_fn(write);
             let reads = [z, mean, var, gamma, beta, dy];
             let writes = [dgamma, dbeta, coefficients, ticket, head_scratch(&norm, 0, 4)[0]];
             smallvec![emitted(call, &[&reads[..], &writes].concat(), values)]
         }
-        Op::Head(Head { norm, classes, .. }) => {
-            let (values, call) = head(&HEAD_FORWARD, &norm, classes);
+        Op::Head(of) => {
+            let (values, call) = head(&HEAD_FORWARD, &of);
             let reads: [At; 7] = std::array::from_fn(read);
             let operands = [&reads[..], &[write(0), write(1)]].concat();
             smallvec![emitted(call, &operands, values)]
         }
-        Op::HeadGradient(Head { norm, classes, .. }) => {
-            let (values, call) = head(&HEAD_BACKWARD, &norm, classes);
+        Op::HeadGradient(of) => {
+            let (values, call) = head(&HEAD_BACKWARD, &of);
             let (reads, writes): ([At; 8], [At; 7]) =
                 (std::array::from_fn(read), std::array::from_fn(write));
-            let operands = [&reads[..], &writes, &head_scratch(&norm, classes, 7)].concat();
+            let operands = [&reads[..], &writes, &head_scratch(&of.norm, of.classes, 7)].concat();
             smallvec![emitted(call, &operands, values)]
         }
     }
@@ -233,7 +241,7 @@ fn scratch_end(pieces: &[At; 2]) -> usize {
 /// Images that a stage's forward pass writes, in tiles.
 fn forward_fit(stage: &Stage) -> Fit {
     let affine = if stage.before.is_some() { 3 * stage.shape.in_c } else { 0 };
-    Fit::window(&stage.shape.output(), stage.shape.in_c, affine)
+    Fit::window(stage.precision, &stage.shape.output(), stage.shape.in_c, affine)
 }
 
 /// f64 of the sums for the statistics.
@@ -244,7 +252,7 @@ fn forward_sums(stage: &Stage) -> usize {
 fn forward(stage: &Stage, momentum: Option<f32>) -> Emitted {
     let (fit, shape) = (forward_fit(stage), stage.shape.output());
     let count = (shape.batch * shape.pixels()) as f64;
-    let [column_tiles, column_groups] = columns(shape.c);
+    let [column_tiles, column_groups] = columns(stage.precision, shape.c);
     let [batch, h, w, out_c] = [shape.batch, shape.h, shape.w, shape.c].map(|n| n as u32);
     let share = momentum.unwrap_or(0.0);
     let values = ForwardValues {
@@ -258,6 +266,7 @@ fn forward(stage: &Stage, momentum: Option<f32>) -> Emitted {
         column_groups: column_groups as u32,
         stage: fit.stage as u32,
         weights: fit.weights as u32,
+        offsets: fit.tables as u32,
         affine: fit.floats as u32,
         training: momentum.is_some().into(),
         momentum: share,
@@ -266,7 +275,8 @@ fn forward(stage: &Stage, momentum: Option<f32>) -> Emitted {
     };
     let affine = if stage.before.is_some() { 3 * stage.shape.in_c } else { 0 };
     let blocks = fit.cut.count(shape.batch) * column_tiles;
-    let call = Call::new(&STAGE_FORWARD, blocks as u32, fit.threads as u32);
+    let kernel = by_precision(&STAGE_FORWARD, stage.precision);
+    let call = Call::new(kernel, blocks as u32, fit.threads as u32);
     let call = call.shared(4 * (fit.floats + affine) as u32);
     let reads: [At; 6] = std::array::from_fn(read);
     let writes: [At; 7] = match momentum {
@@ -291,12 +301,12 @@ struct Grid {
 
 impl Grid {
     fn new(stage: &Stage, data: Data) -> Grid {
-        let shape = &stage.shape;
+        let (shape, of) = (&stage.shape, stage.precision);
         let wanted = data != Data::Unwanted;
         let affine = affine_len(stage);
-        let data = wanted.then(|| Fit::window(&shape.input(), shape.out_c, affine));
-        let weight = Fit::rows(&shape.output(), shape.in_c, affine);
-        let [weight_tiles, weight_groups] = columns(shape.out_c);
+        let data = wanted.then(|| Fit::window(of, &shape.input(), shape.out_c, affine));
+        let weight = Fit::rows(of, &shape.output(), shape.in_c, affine);
+        let [weight_tiles, weight_groups] = columns(of, shape.out_c);
         let rows = shape.in_c.div_ceil(weight.tile.chunk as usize);
         // A slice's sums are written once and read once: they are to be an eighth of what is summed
         // at most, but there are to be blocks enough for a GPU.
@@ -306,7 +316,7 @@ impl Grid {
         let whole = data.as_ref().map_or(1, |fit| fit.cut.images);
         let images = shape.batch.div_ceil(most).next_multiple_of(whole);
         let data_tiles = data.as_ref().map_or(0, |fit| fit.cut.count(images));
-        let [tiles, groups] = columns(shape.in_c);
+        let [tiles, groups] = columns(of, shape.in_c);
         let n = |n: usize| n as u32;
         let slices = Slices {
             images: n(images),
@@ -344,7 +354,7 @@ fn backward(stage: &Stage, behind: &BatchNorm, uniform: bool, data: Data) -> Emi
     let (shape, output, weight) = (&stage.shape, behind.output(), &grid.weight);
     let [image_step, pixel_step] =
         if uniform { [output.c, 0] } else { [output.pixels() * output.c, output.c] };
-    let affine = grid.data.as_ref().map_or(0, |fit| fit.floats).max(weight.weights + weight.stage);
+    let affine = grid.data.as_ref().map_or(0, |fit| fit.floats).max(weight.floats);
     let values = BackwardValues {
         from: From::of(stage),
         to: From::raw(behind),
@@ -358,15 +368,20 @@ fn backward(stage: &Stage, behind: &BatchNorm, uniform: bool, data: Data) -> Emi
         data: grid.data.as_ref().map_or(Tile::zeroed(), |fit| fit.tile),
         data_stage: grid.data.as_ref().map_or(0, |fit| fit.stage) as u32,
         data_weights: grid.data.as_ref().map_or(0, |fit| fit.weights) as u32,
+        data_offsets: grid.data.as_ref().map_or(0, |fit| fit.tables) as u32,
         weight: weight.tile,
-        weight_stage: weight.row as u32,
+        weight_row: weight.row as u32,
+        weight_pixel: weight.pixel as u32,
         weight_gradient: weight.weights as u32,
+        weight_quads: weight.tables as u32,
         subsets: weight.subsets as u32,
         affine: affine as u32,
     };
     let threads = weight.threads.max(grid.data.as_ref().map_or(0, |fit| fit.threads));
     // At the end the sums of all threads take the place of everything else.
-    let floats = (affine + affine_len(stage)).max(tile::SUMS * threads);
+    let [chunk, groups] = [weight.tile.chunk, grid.slices.weight_groups].map(|n| n as usize);
+    let sums = windows::sums_over_pixels(stage.precision, [threads, chunk, groups]);
+    let floats = (affine + affine_len(stage)).max(sums);
     let reads: [At; 11] = std::array::from_fn(read);
     let writes: [At; 6] = std::array::from_fn(write);
     let (sums, weights) = grid.scratch(stage);
@@ -382,6 +397,7 @@ fn backward(stage: &Stage, behind: &BatchNorm, uniform: bool, data: Data) -> Emi
             (kernel, [&reads[..], &writes, &[weights, write(6).part(0, sums)]].concat())
         }
     };
+    let kernel = by_precision(kernel, stage.precision);
     let call = Call::new(kernel, grid.blocks(), threads as u32).shared(4 * floats as u32);
     emitted(call, &operands, values)
 }
@@ -392,18 +408,20 @@ fn parts(norm: &BatchNorm) -> usize {
 }
 
 /// Values and call of a kernel that does.
-fn head(kernel: &'static Kernel, norm: &BatchNorm, classes: usize) -> (HeadValues, Call) {
+fn head(kernel: &'static Kernel, of: &Head) -> (HeadValues, Call) {
+    let Head { norm, classes, precision } = of;
     let (output, c) = (norm.output(), norm.shape.c);
     let values = HeadValues {
         of: From::raw(norm),
         batch: output.batch as u32,
-        classes: classes as u32,
+        classes: *classes as u32,
         pixels: output.pixels() as u32,
         across: output.w as u32,
         columns: c.next_power_of_two().min(32) as u32,
         images: IMAGES as u32,
         parts: parts(norm) as u32,
         affine: (IMAGES * c) as u32,
+        precision: *precision as u32,
     };
     let call = Call::new(kernel, parts(norm) as u32, THREADS as u32);
     (values, call.shared(4 * ((IMAGES + 3) * c) as u32))

@@ -1,6 +1,6 @@
 // Products of 3 × 3 windows with stride 1, which convolutions and stages share.
 #pragma once
-#include "nn.cuh"
+#include "mma.cuh"
 
 // Adds a channel's window products for 2 rows of 4 pixels and 8 channels. The threads of a warp
 // read the same weights. Their quads of pixels lie side by side in a row; rows of narrow tiles may
@@ -58,5 +58,386 @@ __device__ __forceinline__ void row_products(const float* x, u32 pitch, const fl
                 for (u32 k = 0; k < 8; ++k) sum[tap][k] = fmaf(here, of[k], sum[tap][k]);
             }
         }
+    }
+}
+
+// A tile in shared memory, as products of its windows need it: planes [word][image][row][column] of
+// the channels that are read, `plane` apart, with a border of one pixel and rows `pitch` apart. A
+// word has the factors of P::EACH channels.
+struct Area {
+    u32 images, h, w;  // pixels without the border
+    u32 pitch, plane;
+    u32 words;         // of the channels that are read at a time
+    u32 groups;        // of 8 channels that are written
+    u32 filter;        // weights: from channel to channel, or from row to row
+    Divisor wide, high;  // by columns and rows of the tile
+
+    __device__ __forceinline__ u32 pixels() const { return images * h * w; }
+
+    // The first word of a pixel's window.
+    __device__ __forceinline__ u32 window(u32 pixel) const {
+        u32 x, y, row = wide.divide(pixel, x), image = high.divide(row, y);
+        return (image * (h + 2) + y) * pitch + x;
+    }
+};
+
+// Sums of the products of windows with weights, for a tile of pixels and the channels that are
+// written, of which each thread has some.
+//
+// On units of f32 a thread has 2 rows of 4 pixels and 8 channels. Pixels first, so that a warp
+// reads the same weights, which lie as [channel][tap][column].
+template <class P, u32 M, u32 N>
+struct WindowSums {
+    float sum[2][4][8] = {};
+    const Area& of;
+    u32 image, y, x, group;
+
+    __device__ __forceinline__ WindowSums(const Area& area, float*) : of(area) {
+        u32 wide = of.w / 4, high = of.h / 2, all = of.images * high * wide;
+        u32 at = threadIdx.x % all;
+        group = threadIdx.x / all, x = at % wide * 4, y = at / wide % high * 2;
+        image = at / wide / high;
+    }
+
+    // Adds the products of `n` channels.
+    __device__ __forceinline__ void add(const float* planes, const float* weights, u32 n) {
+        planes += (image * (of.h + 2) + y) * of.pitch + x, weights += 8 * group;
+        bool works = group < of.groups;
+        for (u32 c = 0; works && c < n; ++c) {
+            multiply(planes + c * of.plane, of.pitch, weights + c * of.filter, 8 * of.groups, sum);
+        }
+    }
+
+    // Puts the sums into shared memory, planes [channel][image][row][column] `stage` apart.
+    __device__ __forceinline__ void put(float* shared, u32 stage) const {
+        if (group >= of.groups) return;
+        float* to = shared + 8 * group * stage + (image * of.h + y) * of.w + x;
+#pragma unroll
+        for (u32 k = 0; k < 8; ++k) {
+#pragma unroll
+            for (u32 i = 0; i < 2; ++i) {
+                const float(&row)[4][8] = sum[i];
+                *reinterpret_cast<float4*>(to + k * stage + i * of.w) =
+                    make_float4(row[0][k], row[1][k], row[2][k], row[3][k]);
+            }
+        }
+    }
+};
+
+// The warps of a block whose products are those of matrices.
+constexpr u32 WARPS = 4;
+
+// On tensor cores a warp has M times 16 pixels and N times 8 channels. The sum runs over taps and
+// words; [tap][word] in steps of 8, the last one filled up with weights of zero. Weights lie as
+// [tap][word][column].
+//
+// A warp reads words of 8 pixels in 4 planes, which are 8 banks apart, and weights of 8 columns in
+// 4 rows, which are 8 banks apart or 24. So no bank comes twice if the pixels lie in a row; those
+// of tiles whose width is no multiple of 8 lie in rows that are 4 banks apart modulo 8. Of fewer
+// than 4 words the planes repeat, a column on, and some banks come twice.
+template <class P, u32 M, u32 N>
+struct MatrixSums {
+    float sum[M][N][4] = {};
+    const Area& of;
+    // In shared memory: the words of a window from its first one; each pixel's first word.
+    u32* table;
+
+    // Its tables go to shared memory. A barrier follows.
+    __device__ __forceinline__ MatrixSums(const Area& area, float* to) : of(area) {
+        table = reinterpret_cast<u32*>(to);
+        for (u32 i = threadIdx.x; i < 8 * steps(); i += blockDim.x) {
+            u32 tap = i / of.words, word = i % of.words;
+            table[i] = tap < 9 ? word * of.plane + tap / 3 * of.pitch + tap % 3 : 0;
+        }
+        for (u32 i = threadIdx.x; i < 16 * WARPS * M; i += blockDim.x) {
+            table[8 * steps() + i] = i < of.pixels() ? of.window(i) : 0;
+        }
+    }
+
+    __device__ __forceinline__ u32 steps() const { return (9 * of.words + 7) / 8; }
+
+    // The warp's first column.
+    __device__ __forceinline__ u32 column() const {
+        return threadIdx.x / 32 % (of.groups / N) * 8 * N;
+    }
+
+    // The lane's first pixel of each 8.
+    __device__ __forceinline__ u32 pixel(u32 eight) const {
+        u32 across = of.groups / N, down = WARPS / across, warp = threadIdx.x / 32 / across;
+        return 16 * (warp + eight / 2 * down) + eight % 2 * 8 + threadIdx.x % 32 / 4;
+    }
+
+    // Adds the products of all words.
+    __device__ __forceinline__ void add(const float* planes, const float* weights, u32) {
+        u32 k = threadIdx.x % 4, from[M][2];
+        const u32 *offsets = table, *windows = table + 8 * steps();
+#pragma unroll
+        for (u32 m = 0; m < 2 * M; ++m) from[m / 2][m % 2] = windows[pixel(m)];
+        weights += k * of.filter + column() + threadIdx.x % 32 / 4;
+        for (u32 s = 0; s < steps(); ++s, weights += 8 * of.filter) {
+            u32 at[2] = {offsets[8 * s + k], offsets[8 * s + k + 4]};
+            u32 b[N][2];
+#pragma unroll
+            for (u32 n = 0; n < N; ++n) {
+                b[n][0] = __float_as_uint(weights[8 * n]);
+                b[n][1] = __float_as_uint(weights[4 * of.filter + 8 * n]);
+            }
+#pragma unroll
+            for (u32 m = 0; m < M; ++m) {
+                u32 a[4];
+#pragma unroll
+                for (u32 i = 0; i < 4; ++i) {
+                    a[i] = __float_as_uint(planes[from[m][i % 2] + at[i / 2]]);
+                }
+#pragma unroll
+                for (u32 n = 0; n < N; ++n) P::multiply(sum[m][n], a, b[n]);
+            }
+        }
+    }
+
+    // Puts the sums into shared memory, planes [channel][image][row][column] `stage` apart: 4
+    // columns of 8 pixels at a time, twice 4 banks apart.
+    __device__ __forceinline__ void put(float* shared, u32 stage) const {
+        float* to = shared + (column() + threadIdx.x % 4 * 2) * stage;
+#pragma unroll
+        for (u32 m = 0; m < 2 * M; ++m) {
+            u32 at = pixel(m);
+            if (at >= of.pixels()) continue;
+#pragma unroll
+            for (u32 n = 0; n < 2 * N; ++n) {
+                to[(n / 2 * 8 + n % 2) * stage + at] = sum[m / 2][n / 2][m % 2 * 2 + n % 2];
+            }
+        }
+    }
+};
+
+template <class T>
+struct Type {
+    using Is = T;
+};
+
+// Calls `run` with the type of sums for tiles with so many groups of channels: 1, 2, 4 or 8 of them
+// on tensor cores.
+template <class P, class Run>
+__device__ __forceinline__ void with_sums(u32 groups, Run run) {
+    if constexpr (!P::MATRIX) {
+        run(Type<WindowSums<P, 1, 1>>());
+    } else if (groups == 1) {
+        run(Type<MatrixSums<P, 4, 1>>());
+    } else if (groups == 2) {
+        run(Type<MatrixSums<P, 4, 2>>());
+    } else {
+        run(Type<MatrixSums<P, 4, 4>>());
+    }
+}
+
+// Which channels: `n` from `first` on.
+struct Channels {
+    u32 first, n;
+};
+
+// The convolution's weights.
+struct Filter {
+    Span<const float> w;
+    u32 in_c, out_c;
+};
+
+// The word of weights at a tap, of channels of `which` that are read and one that is written; zeros
+// where there is none.
+template <class P, bool GRADIENT>
+__device__ __forceinline__ u32 filter_word(const Filter& of, Channels which, u32 tap, u32 word,
+                                           u32 col) {
+    u32 step = pad16(of.out_c), written = GRADIENT ? of.in_c : of.out_c;
+    float v[P::EACH];
+#pragma unroll
+    for (u32 i = 0; i < P::EACH; ++i) {
+        u32 c = word * P::EACH + i, at = which.first + c;
+        u32 from = GRADIENT ? ((8 - tap) * of.in_c + col) * step + at
+                            : (tap * of.in_c + at) * step + col;
+        v[i] = tap < 9 && c < which.n && col < written ? of.w[(i64)from] : 0.0f;
+    }
+    return P::word(v);
+}
+
+// Weights of channels that are read and of the tile's that are written, from `col` on, as
+// [tap][word][column] and zeros behind them; the data gradient reads them transposed, taps in
+// reverse order. Threads read what lies side by side: eight columns, or the words of a tap.
+template <class P, bool GRADIENT>
+__device__ __forceinline__ void load_filter(const Filter& of, const Area& area, Channels which,
+                                            u32 col, float* weights) {
+    u32 cols = 8 * area.groups, lane = threadIdx.x % 8, rows = 9 * area.words;
+    u32 behind = (rows + 7) / 8 * 8;
+    if (GRADIENT) {
+        for (u32 q = threadIdx.x / 8; lane < area.words && q < 72; q += blockDim.x / 8) {
+            u32 tap = q / 8;
+#pragma unroll (P::EACH == 1 ? 4 : 1)  // registers are for sums
+            for (u32 j = q % 8; j < cols; j += 8) {
+                u32 word = filter_word<P, true>(of, which, tap, lane, col + j);
+                weights[(tap * area.words + lane) * area.filter + j] = __uint_as_float(word);
+            }
+        }
+        u32 end = behind * area.filter;
+        for (u32 i = rows * area.filter + threadIdx.x; i < end; i += blockDim.x) weights[i] = 0.0f;
+    } else {
+        for (u32 k = threadIdx.x / 8; k < behind; k += blockDim.x / 8) {
+            u32 tap = k / area.words, at = k % area.words;
+#pragma unroll (4 / P::EACH)
+            for (u32 j = lane; j < cols; j += 8) {
+                u32 word = filter_word<P, false>(of, which, tap, at, col + j);
+                weights[k * area.filter + j] = __uint_as_float(word);
+            }
+        }
+    }
+}
+
+// Sums over a tile's pixels of the products of windows with a gradient, rows [image and row]
+// [column][channel]: of 9 taps, of the channels that are read, and of those that are written.
+//
+// On units of f32 a thread has a channel that is read and 8 that are written, and a subset of the
+// rows. Channels that are read first. Rows of the gradient are `filter` apart.
+template <class P, u32 N>
+struct GradientSums {
+    float sum[9][8] = {};
+    const Area& of;
+    u32 subsets;  // threads that share the rows
+
+    __device__ __forceinline__ GradientSums(const Area& area, u32 subsets, float*)
+        : of(area), subsets(subsets) {}
+
+    // Adds the products of a tile's first `n` channels.
+    __device__ __forceinline__ void add(const float* planes, const float* gradient, u32 n) {
+        // Here, since between tiles registers are for the sums.
+        u32 rest = threadIdx.x / of.words;
+        u32 c = threadIdx.x % of.words, group = rest % of.groups, subset = rest / of.groups;
+        bool works = subset < subsets && c < n;
+        for (u32 r = subset; works && r < of.images * of.h; r += subsets) {
+            const float* row = planes + c * of.plane + (r + r / of.h * 2) * of.pitch;
+            row_products(row, of.pitch, gradient + r * of.filter + 8 * group, 8 * of.groups, of.w,
+                         sum);
+        }
+    }
+
+    // Puts the sums into shared memory: [9 · 8][thread].
+    __device__ __forceinline__ void put(float* shared) const {
+#pragma unroll
+        for (u32 i = 0; i < 72; ++i) {
+            shared[i * (blockDim.x + 4) + threadIdx.x] = sum[i / 8][i % 8];
+        }
+    }
+
+    // Adds up the sums of all threads for an element of [tap][channel][column]. A warp reads 8
+    // rows, which are 4 banks apart, of 4 threads.
+    __device__ __forceinline__ double total(const float* shared, u32 i) const {
+        u32 cols = 8 * of.groups, col = i % cols, c = i / cols % of.words;
+        u32 tap = i / cols / of.words, apart = of.groups * of.words;
+        const float* from = shared + (tap * 8 + col % 8) * (blockDim.x + 4);
+        from += col / 8 * of.words + c;
+        double sum = 0.0;
+        for (u32 k = 0; k < subsets; ++k) sum += (double)from[k * apart];
+        return sum;
+    }
+};
+
+// On tensor cores a warp has up to 5 times 16 rows [tap][channel] and N times 8 columns. The sum
+// runs over pixels, 8 at a time, which warps share that have the same columns. A word has one
+// factor, as windows begin at any pixel. Pixels of the gradient are `filter` apart.
+//
+// A warp reads 4 pixels of 8 channels, which are 4 banks apart, and 8 columns of 4 pixels, which
+// are 8 banks apart or 24.
+template <class P, u32 N>
+struct MatrixGradientSums {
+    static constexpr u32 M = 5;
+    float sum[M][N][4] = {};
+    const Area& of;
+    // In shared memory: the rows' words in a window; each 4 pixels' first words of windows.
+    u32* table;
+
+    // Its tables go to shared memory. A barrier follows.
+    __device__ __forceinline__ MatrixGradientSums(const Area& area, u32, float* to) : of(area) {
+        table = reinterpret_cast<u32*>(to);
+        for (u32 i = threadIdx.x; i < 16 * M; i += blockDim.x) {
+            u32 tap = i / of.words, c = i % of.words;
+            table[i] = tap < 9 ? c * of.plane + tap / 3 * of.pitch + tap % 3 : 0;
+        }
+        for (u32 i = threadIdx.x; i < of.pixels() / 4; i += blockDim.x) {
+            table[16 * M + i] = of.window(4 * i);
+        }
+    }
+
+    // The warp's first column.
+    __device__ __forceinline__ u32 column() const {
+        return threadIdx.x / 32 % (of.groups / N) * 8 * N;
+    }
+
+    // Warps that share the pixels.
+    __device__ __forceinline__ u32 subsets() const { return WARPS * N / of.groups; }
+
+    // Which of them the warp is.
+    __device__ __forceinline__ u32 subset() const { return threadIdx.x / 32 / (of.groups / N); }
+
+    // Adds the products of a tile.
+    __device__ __forceinline__ void add(const float* planes, const float* gradient, u32) {
+        u32 k = threadIdx.x % 4, row = threadIdx.x % 32 / 4, from[M][2];
+        const u32 *rows = table, *quads = table + 16 * M;
+#pragma unroll
+        for (u32 m = 0; m < 2 * M; ++m) from[m / 2][m % 2] = rows[8 * m + row] + k;
+        gradient += k * of.filter + column() + row;
+        for (u32 s = subset(); s < of.pixels() / 8; s += subsets()) {
+            u32 at[2] = {quads[2 * s], quads[2 * s + 1]};
+            const float* here = gradient + 8 * s * of.filter;
+            u32 b[N][2];
+#pragma unroll
+            for (u32 n = 0; n < N; ++n) {
+                b[n][0] = __float_as_uint(here[8 * n]);
+                b[n][1] = __float_as_uint(here[4 * of.filter + 8 * n]);
+            }
+#pragma unroll
+            for (u32 m = 0; m < M; ++m) {
+                if (16 * m >= 9 * of.words) break;
+                u32 a[4];
+#pragma unroll
+                for (u32 i = 0; i < 4; ++i) {
+                    a[i] = __float_as_uint(planes[from[m][i % 2] + at[i / 2]]);
+                }
+#pragma unroll
+                for (u32 n = 0; n < N; ++n) P::multiply(sum[m][n], a, b[n]);
+            }
+        }
+    }
+
+    // Puts the sums into shared memory: [subset][tap][channel][column].
+    __device__ __forceinline__ void put(float* shared) const {
+        u32 all = 9 * of.words, cols = 8 * of.groups;
+        float* to = shared + subset() * all * cols + column() + threadIdx.x % 4 * 2;
+#pragma unroll
+        for (u32 m = 0; m < 2 * M; ++m) {
+            u32 row = 8 * m + threadIdx.x % 32 / 4;
+            if (row >= all) continue;
+#pragma unroll
+            for (u32 n = 0; n < 2 * N; ++n) {
+                to[row * cols + n / 2 * 8 + n % 2] = sum[m / 2][n / 2][m % 2 * 2 + n % 2];
+            }
+        }
+    }
+
+    // Adds up the subsets' sums for an element of [tap][channel][column].
+    __device__ __forceinline__ double total(const float* shared, u32 i) const {
+        double sum = 0.0;
+        u32 apart = 72 * of.words * of.groups;
+        for (u32 k = 0; k < subsets(); ++k) sum += (double)shared[k * apart + i];
+        return sum;
+    }
+};
+
+// Calls `run` with the type of sums over the pixels of tiles with so many groups of channels.
+template <class P, class Run>
+__device__ __forceinline__ void with_gradient_sums(u32 groups, Run run) {
+    using Single = typename P::Single;
+    if constexpr (!P::MATRIX) {
+        run(Type<GradientSums<P, 1>>());
+    } else if (groups == 1) {
+        run(Type<MatrixGradientSums<Single, 1>>());
+    } else {
+        run(Type<MatrixGradientSums<Single, 2>>());
     }
 }

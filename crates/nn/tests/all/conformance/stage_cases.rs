@@ -123,12 +123,11 @@ fn backward_cases(stage: Stage) -> Vec<Case> {
 fn head_cases() -> Vec<Case> {
     let mut cases = vec![];
     let shapes = [([5, 8, 8, 32], 10), ([3, 7, 9, 70], 33), ([9, 2, 2, 3], 2), ([1, 3, 2, 1], 1)];
-    for (([batch, h, w, c], classes), pool) in
-        shapes.into_iter().flat_map(|of| [false, true].map(|pool| (of, pool)))
-    {
+    let shapes = shapes.into_iter().flat_map(|of| [false, true].map(|pool| (of, pool)));
+    let shapes = shapes.flat_map(|of| Precision::ALL.map(|precision| (of, precision)));
+    for ((([batch, h, w, c], classes), pool), precision) in shapes {
         let norm = norm(ImageShape { batch, h, w, c }, pool);
-        let (head, pixels) =
-            (Head { norm, classes, precision: Precision::F32 }, norm.output().pixels());
+        let (head, pixels) = (Head { norm, classes, precision }, norm.output().pixels());
         let linear = ConvShape::linear(batch, c, classes);
         let weights = packed_weights(&linear, linear.weight_len());
         let forward = case(Op::Head(head), pixels + 8, NORMALISED)
@@ -158,9 +157,11 @@ fn head_cases() -> Vec<Case> {
 pub(super) fn stage_cases() -> Vec<Case> {
     let mut cases = vec![case(Op::Begin { gradient: 700, tickets: 3 }, 1, 0.0)];
     for (shape, before) in STAGES {
-        let stage = stage(shape, before);
-        cases.extend(forward_cases(stage));
-        cases.extend(backward_cases(stage));
+        for precision in Precision::ALL {
+            let stage = Stage { precision, ..stage(shape, before) };
+            cases.extend(forward_cases(stage));
+            cases.extend(backward_cases(stage));
+        }
     }
     cases.extend(head_cases());
     cases

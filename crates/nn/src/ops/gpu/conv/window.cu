@@ -3,12 +3,16 @@
 // A block computes a tile of pixels, of several images if they are small, for up to 64 channels. It
 // goes through the channels that it reads a chunk at a time: the tile with a halo of one pixel lies
 // in shared memory as planes [channel][image][row][column], the weights as [channel][tap][column].
-// While a chunk is computed the next one is on its way to a second buffer.
+// While a chunk is computed the next one is on its way to a second buffer. On tensor cores factors
+// are rounded on that way, so that threads load them rather than copy them.
 //
 // A warp's loads of an image are 8 channels of 4 pixels, or 4 of 8, which are whole sectors of a
 // row; planes are 4 banks apart, or 8, so that the loads go to all 32 banks.
 #include "conv.cuh"
+#include "product.cuh"
 #include "window.cuh"
+
+using Single = Product::Single;
 
 struct Window {
     u32 batch;
@@ -26,12 +30,22 @@ struct Window {
     u32 pitch, plane;            // of the tile in shared memory: of a row, of a channel
     u32 stage;                   // forward: plane of a result in shared memory; else row of dy
     u32 weights;                 // first float of the weights, or of dy, in a buffer
-    u32 filter;                  // from channel to channel of the weights
+    u32 filter;                  // from channel to channel of the weights, or row to row; else
+                                 // from pixel to pixel of dy
+    u32 tables;                  // first word of the tables of tensor cores
     u32 parts, part_tiles;       // weight gradient: parts, and tiles of each
     u32 subsets;                 // weight gradient: threads that share a tile's rows
     u32 slots;                   // weight gradient: first double of the bias's sums
     Divisor columns;             // by the channels of a tile that are written
-    Divisor high, halo;          // by the rows of a tile, without and with its halo
+    Divisor wide;                // by the columns of a tile
+    Divisor high, halo;          // by its rows, without and with its halo
+
+    // A tile as products see it, with weights or dy so far apart.
+    template <class P>
+    __device__ __forceinline__ Area area(u32 apart) const {
+        u32 words = chunk / P::EACH;
+        return {images, tile_h, tile_w, pitch, plane, words, column_groups, apart, wide, high};
+    }
 };
 
 // The first pixel of a tile, in the images that are written.
@@ -44,23 +58,54 @@ struct Origin {
     }
 };
 
-// Copies channels [c0, c0 + n) of a tile and its halo to shared memory.
+// Copies an element to the factor of a word that is `which`, or writes 0 if there is none: `at` is
+// negative.
+template <class P>
+__device__ __forceinline__ void fetch_factor(float* to, u32 which, Span<const float> from, i64 at) {
+    if constexpr (P::MATRIX) {
+        P::put(to, which, at >= 0 ? from[at] : 0.0f);
+    } else {
+        fetch(to, from, at);
+    }
+}
+
+// Copies the first `left` of four elements side by side, and writes zeros for the others.
+template <class P>
+__device__ __forceinline__ void fetch_factors(float* to, Span<const float> from, i64 at, u32 left) {
+    if constexpr (!P::MATRIX) return fetch4(to, from, at, left);
+    float v[4];
+    if (left >= 4 && (reinterpret_cast<u64>(from.data + at) & 15) == 0) {
+        load4(&from[at], v);
+    } else {
+#pragma unroll
+        for (u32 j = 0; j < 4; ++j) v[j] = j < left ? from[at + j] : 0.0f;
+    }
+    *reinterpret_cast<float4*>(to) =
+        make_float4(P::round(v[0]), P::round(v[1]), P::round(v[2]), P::round(v[3]));
+}
+
+// Copies channels of a tile and its halo to shared memory, on tensor cores those of whole words,
+// all of a chunk.
+template <class P>
 __device__ __forceinline__ void load_planes(const Window& s, Span<const float> x, float* planes,
-                                            const Origin& at, u32 c0, u32 n) {
-    u32 lanes = n > 4 ? 8 : 4, lane = threadIdx.x % 32, c = lane % lanes;
-    if (c >= n) return;
-    for (u32 r = threadIdx.x / 32; r < s.images * s.halo.by; r += blockDim.x / 32) {
-        // What lies above the image, or left of it, wraps around to large numbers.
-        u32 row, image = at.image + s.halo.divide(r, row), y = at.y + row - s.ph;
-        bool inside = image < s.batch && y < s.in_h;
-        i64 from = (i64)((image * s.in_h + y) * s.in_w) * s.in_c + c0 + c;
-        float* to = planes + c * s.plane + r * s.pitch;
+                                            const Origin& at, Channels which) {
+    u32 lanes = which.n > 4 ? 8 : 4, lane = threadIdx.x % 32, all = P::MATRIX ? s.chunk : which.n;
+    for (u32 c = lane % lanes; c < all; c += lanes) {
+        for (u32 r = threadIdx.x / 32; r < s.images * s.halo.by; r += blockDim.x / 32) {
+            // What lies above the image, or left of it, wraps around to large numbers.
+            u32 row, image = at.image + s.halo.divide(r, row), y = at.y + row - s.ph;
+            bool inside = image < s.batch && y < s.in_h && c < which.n;
+            i64 from = (i64)((image * s.in_h + y) * s.in_w) * s.in_c + which.first + c;
+            float* to = planes + c / P::EACH * s.plane + r * s.pitch;
 #pragma unroll 4
-        for (u32 j = lane / lanes; j < s.tile_w + 2; j += 32 / lanes) {
-            u32 column = at.x + j - s.pw;
-            bool is = inside && column < s.in_w;
-            fetch(to + j, x, is ? from + (i64)column * s.in_c : -1);
+            for (u32 j = lane / lanes; j < s.tile_w + 2; j += 32 / lanes) {
+                u32 column = at.x + j - s.pw;
+                bool is = inside && column < s.in_w;
+                i64 element = is ? from + (i64)column * s.in_c : -1;
+                fetch_factor<P>(to + j, c % P::EACH, x, element);
+            }
         }
+        if (P::EACH == 1) break;  // a chunk of 8 channels at most
     }
 }
 
@@ -135,31 +180,32 @@ __device__ __forceinline__ void write_tile(const Window& s, const float* stage, 
     }
 }
 
-// A block's threads: pixel groups of 4 × 2 first, so that a warp reads the same weights.
-template <bool GRADIENT, bool STATISTICS>
-__device__ __forceinline__ void window_tile(const Window& s, Span<const float> x,
-                                            Span<const float> w, Span<const float> bias,
-                                            Span<float> y, Span<double> sums) {
-    extern __shared__ float4 shared4[];
-    float* shared = reinterpret_cast<float*>(shared4);
-    u32 col0 = blockIdx.x % s.column_tiles * 8 * s.column_groups, cols = 8 * s.column_groups;
-    Origin at(s, blockIdx.x / s.column_tiles);
-    u32 wide = s.tile_w / 4, high = s.tile_h / 2, groups = s.images * high * wide;
-    u32 group = threadIdx.x % groups, g = threadIdx.x / groups;
-    u32 px = group % wide * 4, py = group / wide % high * 2, image = group / wide / high;
-    bool works = g < s.column_groups;
-    float sum[2][4][8] = {};
-    const float* planes = shared + (image * (s.tile_h + 2) + py) * s.pitch + px;
-    const float* weights = shared + s.weights + 8 * g;
+// Weights of a chunk, to shared memory.
+template <bool GRADIENT>
+__device__ __forceinline__ void load_chunk(const Window& s, Span<const float> w, float* weights,
+                                           u32 col, Channels which) {
+    if constexpr (Product::MATRIX) {
+        Filter filter = {w, GRADIENT ? s.out_c : s.in_c, GRADIENT ? s.in_c : s.out_c};
+        load_filter<Product, GRADIENT>(filter, s.area<Product>(s.filter), which, col, weights);
+    } else if (GRADIENT) {
+        load_transposed(s, w, weights, col, which.first, which.n);
+    } else {
+        load_weights(s, w, weights, col, which.first, which.n);
+    }
+}
+
+// Adds the products of a tile of pixels. The results come to shared memory.
+template <bool GRADIENT, class Sums>
+__device__ __forceinline__ void add_products(const Window& s, Span<const float> x,
+                                             Span<const float> w, float* shared, const Origin& at,
+                                             u32 col0) {
+    Area area = s.area<Product>(s.filter);
+    Sums sums(area, shared + s.tables);
     auto load = [&](u32 c0, u32 buffer) {
-        u32 n = min(s.in_c - c0, s.chunk);
+        Channels which = {c0, min(s.in_c - c0, s.chunk)};
         float* to = shared + buffer * s.buffer;
-        load_planes(s, x, to, at, c0, n);
-        if (GRADIENT) {
-            load_transposed(s, w, to + s.weights, col0, c0, n);
-        } else {
-            load_weights(s, w, to + s.weights, col0, c0, n);
-        }
+        load_planes<Product>(s, x, to, at, which);
+        load_chunk<GRADIENT>(s, w, to + s.weights, col0, which);
         commit();
     };
     load(0, 0);
@@ -169,26 +215,25 @@ __device__ __forceinline__ void window_tile(const Window& s, Span<const float> x
         __syncthreads();
         // Every thread is done with the chunk before, in whose place the next one comes.
         if (c0 + s.chunk < s.in_c) load(c0 + s.chunk, buffer ^ 1);
-        u32 n = min(s.in_c - c0, s.chunk), from = buffer * s.buffer;
-        for (u32 c = 0; works && c < n; ++c) {
-            multiply(planes + from + c * s.plane, s.pitch, weights + from + c * s.filter, cols,
-                     sum);
-        }
+        const float* planes = shared + buffer * s.buffer;
+        sums.add(planes, planes + s.weights, min(s.in_c - c0, s.chunk));
     }
     __syncthreads();
-    if (works) {
-        float* to = shared + 8 * g * s.stage + (image * s.tile_h + py) * s.tile_w + px;
-#pragma unroll
-        for (u32 k = 0; k < 8; ++k) {
-#pragma unroll
-            for (u32 i = 0; i < 2; ++i) {
-                const float(&of)[4][8] = sum[i];
-                *reinterpret_cast<float4*>(to + k * s.stage + i * s.tile_w) =
-                    make_float4(of[0][k], of[1][k], of[2][k], of[3][k]);
-            }
-        }
-    }
+    sums.put(shared, s.stage);
     __syncthreads();
+}
+
+template <bool GRADIENT, bool STATISTICS>
+__device__ __forceinline__ void window_tile(const Window& s, Span<const float> x,
+                                            Span<const float> w, Span<const float> bias,
+                                            Span<float> y, Span<double> sums) {
+    extern __shared__ float4 shared4[];
+    float* shared = reinterpret_cast<float*>(shared4);
+    u32 col0 = blockIdx.x % s.column_tiles * 8 * s.column_groups;
+    Origin at(s, blockIdx.x / s.column_tiles);
+    with_sums<Product>(s.column_groups, [&](auto type) {
+        add_products<GRADIENT, typename decltype(type)::Is>(s, x, w, shared, at, col0);
+    });
     write_tile<STATISTICS>(s, shared, at, col0, bias, y, sums);
 }
 
@@ -228,38 +273,66 @@ __device__ __forceinline__ void load_gradient(const Window& s, Span<const float>
             bool is = inside && at.x + k < s.out_w;
             for (u32 j = lane % lanes * 4; j < 4 * quads; j += 4 * lanes) {
                 u32 left = is && col0 + j < s.out_c ? s.out_c - col0 - j : 0;
-                fetch4(to + r * s.stage + k * 4 * quads + j, dy, from + (i64)k * s.out_c + j, left);
+                float* here = to + r * s.stage + k * s.filter + j;
+                fetch_factors<Single>(here, dy, from + (i64)k * s.out_c + j, left);
             }
         }
     }
 }
 
 // Adds the sums of a tile's gradient per channel to the thread's: of channel t % 8 of each group,
-// over the rows that it takes, of which a warp reads four at a time, 8 banks apart.
-__device__ __forceinline__ void add_bias(const Window& s, const float* dy, double* slots) {
-    u32 t = threadIdx.x, cols = 8 * s.column_groups;
+// over the rows that it takes, of which a warp reads four at a time, 8 banks apart. It is
+// `gradient` in shared memory; on tensor cores that is rounded, and `dy` is read again.
+__device__ __forceinline__ void add_bias(const Window& s, Span<const float> dy,
+                                         const float* gradient, const Origin& at, u32 col0,
+                                         double* slots) {
+    u32 t = threadIdx.x;
     for (u32 g = 0; g < s.column_groups; ++g) {
         float here = 0.0f;
+        u32 col = 8 * g + t % 8;
         for (u32 r = t / 8; r < s.images * s.tile_h; r += blockDim.x / 8) {
-            for (u32 k = 0; k < s.tile_w; ++k) here += dy[r * s.stage + k * cols + 8 * g + t % 8];
+            u32 y, image = at.image + s.high.divide(r, y);
+            y += at.y;
+            bool inside = image < s.batch && y < s.out_h && col0 + col < s.out_c;
+            i64 from = (i64)((image * s.out_h + y) * s.out_w + at.x) * s.out_c + col0 + col;
+            for (u32 k = 0; k < s.tile_w; ++k) {
+                if (!Product::MATRIX) {
+                    here += gradient[r * s.stage + k * s.filter + col];
+                } else if (inside && at.x + k < s.out_w) {
+                    here += dy[from + (i64)k * s.out_c];
+                }
+            }
         }
         slots[g * blockDim.x + t] += (double)here;
     }
 }
 
-// Adds up the subsets' sums, which lie in shared memory [9 · 8][thread], and those of the bias. A
-// warp reads 8 rows, which are 4 banks apart, of 4 threads.
-__device__ __forceinline__ void write_sums(const Window& s, const float* shared,
-                                           const double* slots, u32 col0, u32 c0, u32 part,
+// A block of the weight gradient: a part of the tiles, of channels that are read and of those that
+// are written, from `col` on.
+struct Block {
+    Channels which;
+    u32 col, part;
+
+    __device__ __forceinline__ explicit Block(const Window& s) {
+        u32 chunks = (s.in_c + s.chunk - 1) / s.chunk, at = blockIdx.x;
+        col = at % s.column_tiles * 8 * s.column_groups, at /= s.column_tiles;
+        u32 first = at % chunks * s.chunk;
+        which = {first, min(s.chunk, s.in_c - first)}, part = at / chunks;
+    }
+};
+
+// Adds up the threads' sums, which lie in shared memory, and those of the bias.
+template <class Sums>
+__device__ __forceinline__ void write_sums(const Window& s, const Sums& own, const float* shared,
+                                           const double* slots, const Block& block,
                                            Span<float> sums) {
     u32 cols = 8 * s.column_groups, chunk = s.chunk, t = threadIdx.x;
-    u32 apart = s.column_groups * chunk, weights = 9 * s.in_c * s.out_c;
+    u32 c0 = block.which.first, col0 = block.col, part = block.part;
+    u32 weights = 9 * s.in_c * s.out_c;
     i64 to = (i64)part * (weights + s.out_c);
     for (u32 i = t; i < 9 * chunk * cols; i += blockDim.x) {
         u32 col = i % cols, c = i / cols % chunk, tap = i / cols / chunk;
-        const float* from = shared + (tap * 8 + col % 8) * (blockDim.x + 4) + col / 8 * chunk + c;
-        double sum = 0.0;
-        for (u32 of = 0; of < s.subsets; ++of) sum += (double)from[of * apart];
+        double sum = own.total(shared, i);
         if (c0 + c < s.in_c && col0 + col < s.out_c) {
             sums[to + (i64)(tap * s.in_c + c0 + c) * s.out_c + col0 + col] = (float)sum;
         }
@@ -273,32 +346,18 @@ __device__ __forceinline__ void write_sums(const Window& s, const float* shared,
     }
 }
 
-// Gradients of the parameters over a part's tiles, of a chunk of input channels and up to 64 output
-// channels: [part][tap][in_c][out_c], behind them [out_c] of the bias, zeros if `db` is absent.
-// Threads: input channels first, then groups of 8 output channels, then subsets of a tile's rows.
-extern "C" __global__ void __launch_bounds__(128, 4)
-    weight_3x3(Span<const float> x, Span<const float> dy, Span<float> sums, Span<float> db,
-               Window s) {
-    locate(x, dy, sums, db);
-    extern __shared__ float4 shared4[];
-    float* shared = reinterpret_cast<float*>(shared4);
-    u32 chunk = s.chunk, chunks = (s.in_c + chunk - 1) / chunk;
-    u32 t = threadIdx.x, at = blockIdx.x;
-    u32 col0 = at % s.column_tiles * 8 * s.column_groups, cols = 8 * s.column_groups;
-    at /= s.column_tiles;
-    u32 c0 = at % chunks * chunk, part = at / chunks, n = s.in_c - c0 < chunk ? s.in_c - c0 : chunk;
-    u32 c = t % chunk, g = t / chunk % s.column_groups, subset = t / chunk / s.column_groups;
-    bool works = subset < s.subsets && c < n, biased = c0 == 0 && db.len > 0;
-    double* slots = reinterpret_cast<double*>(shared4) + s.slots;
-    for (u32 i = 0; i < s.column_groups; ++i) slots[i * blockDim.x + t] = 0.0;
-    float sum[9][8] = {};
+// Adds up a block's tiles. The threads' sums come to shared memory.
+template <class Sums>
+__device__ __forceinline__ void add_tiles(const Window& s, Span<const float> x,
+                                          Span<const float> dy, const Block& block, bool biased,
+                                          Sums& sums, float* shared, double* slots) {
     u32 tiles = (s.batch + s.images - 1) / s.images * s.down * s.across;
-    u32 tile = part * s.part_tiles, end = min(tile + s.part_tiles, tiles);
+    u32 tile = block.part * s.part_tiles, end = min(tile + s.part_tiles, tiles);
     auto load = [&](u32 tile, u32 buffer) {
         Origin origin(s, tile);
         float* to = shared + buffer * s.buffer;
-        load_planes(s, x, to, origin, c0, n);
-        load_gradient(s, dy, to + s.weights, origin, col0);
+        load_planes<Single>(s, x, to, origin, block.which);
+        load_gradient(s, dy, to + s.weights, origin, block.col);
         commit();
     };
     load(tile, 0);
@@ -308,16 +367,30 @@ extern "C" __global__ void __launch_bounds__(128, 4)
         // Every thread is done with the tile before, in whose place the next one comes.
         if (tile + 1 < end) load(tile + 1, buffer ^ 1);
         const float *planes = shared + buffer * s.buffer, *gradient = planes + s.weights;
-        for (u32 r = subset; works && r < s.images * s.tile_h; r += s.subsets) {
-            u32 y, image = s.high.divide(r, y);
-            const float* row = planes + c * s.plane + (r + 2 * image) * s.pitch;
-            row_products(row, s.pitch, gradient + r * s.stage + 8 * g, cols, s.tile_w, sum);
-        }
-        if (biased) add_bias(s, gradient, slots);
+        sums.add(planes, gradient, block.which.n);
+        if (biased) add_bias(s, dy, gradient, Origin(s, tile), block.col, slots);
     }
     __syncthreads();
-#pragma unroll
-    for (u32 i = 0; i < 72; ++i) shared[i * (blockDim.x + 4) + t] = sum[i / 8][i % 8];
+    sums.put(shared);
     __syncthreads();
-    write_sums(s, shared, slots, col0, c0, part, sums);
+}
+
+// Gradients of the parameters over a part's tiles, of a chunk of input channels and up to 64 output
+// channels: [part][tap][in_c][out_c], behind them [out_c] of the bias, zeros if `db` is absent.
+extern "C" __global__ void __launch_bounds__(128, 4)
+    weight_3x3(Span<const float> x, Span<const float> dy, Span<float> sums, Span<float> db,
+               Window s) {
+    locate(x, dy, sums, db);
+    extern __shared__ float4 shared4[];
+    float* shared = reinterpret_cast<float*>(shared4);
+    double* slots = reinterpret_cast<double*>(shared4) + s.slots;
+    for (u32 i = 0; i < s.column_groups; ++i) slots[i * blockDim.x + threadIdx.x] = 0.0;
+    Block block(s);
+    bool biased = block.which.first == 0 && db.len > 0;
+    Area area = s.area<Single>(Product::MATRIX ? s.filter : s.stage);
+    with_gradient_sums<Product>(s.column_groups, [&](auto type) {
+        typename decltype(type)::Is own(area, s.subsets, shared + s.tables);
+        add_tiles(s, x, dy, block, biased, own, shared, slots);
+        write_sums(s, own, shared, slots, block, sums);
+    });
 }

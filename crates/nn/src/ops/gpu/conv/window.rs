@@ -9,16 +9,22 @@ use crate::kernels::conv::ConvShape;
 use crate::kernels::{ImageShape, pad16};
 use crate::ops::conv::Product;
 use crate::ops::gpu::divisor::Divisor;
-use crate::ops::gpu::{Emission, Emitted, READ, WRITE, emitted, kernel, read, write};
+use crate::ops::gpu::windows::{self, GROUP, THREADS, WORDS, columns};
+use crate::ops::gpu::{
+    Emission, Emitted, READ, WRITE, by_precision, emitted, product_kernels, read, write,
+};
+use crate::precision::Precision;
 
-static FORWARD: Kernel = kernel::<Window>(&WINDOW, "forward_3x3", &[READ, READ, READ, WRITE]);
-static STATISTICS: Kernel = kernel::<Window>(
+static FORWARD: [Kernel; 3] =
+    product_kernels::<Window>(&WINDOW, "forward_3x3", &[READ, READ, READ, WRITE]);
+static STATISTICS: [Kernel; 3] = product_kernels::<Window>(
     &WINDOW,
     "statistics_3x3",
     &[READ, READ, READ, WRITE, Operand::write::<f64>()],
 );
-static DATA: Kernel = kernel::<Window>(&WINDOW, "data_3x3", &[READ, READ, WRITE]);
-static WEIGHT: Kernel = kernel::<Window>(&WINDOW, "weight_3x3", &[READ, READ, WRITE, WRITE]);
+static DATA: [Kernel; 3] = product_kernels::<Window>(&WINDOW, "data_3x3", &[READ, READ, WRITE]);
+static WEIGHT: [Kernel; 3] =
+    product_kernels::<Window>(&WINDOW, "weight_3x3", &[READ, READ, WRITE, WRITE]);
 
 /// As in window.cu.
 #[repr(C)]
@@ -42,20 +48,18 @@ struct Window {
     stage: u32,
     weights: u32,
     filter: u32,
+    tables: u32,
     parts: u32,
     part_tiles: u32,
     subsets: u32,
     slots: u32,
     columns: Divisor,
+    wide: Divisor,
     high: Divisor,
     halo: Divisor,
 }
 
-/// Most threads of a block: each has up to 128 registers.
-const THREADS: usize = 128;
-/// Channels of a group: a thread has one.
-const GROUP: usize = 8;
-/// Most channels that are read at a time.
+/// Most channels that are read at a time for sums over pixels.
 const CHUNK: usize = 8;
 /// Most columns of a tile.
 const WIDTH: usize = 32;
@@ -71,13 +75,6 @@ pub(super) fn fits(shape: &ConvShape) -> bool {
     shape.kernel == [3, 3] && shape.stride == [1, 1] && shape.groups == 1 && ph <= 2 && pw <= 2
 }
 
-/// Channels that a block writes, in groups of 8: tiles of them, and groups of a tile.
-fn columns(channels: usize) -> [usize; 2] {
-    let groups = channels.div_ceil(GROUP);
-    let tiles = groups.div_ceil(8);
-    [tiles, groups.div_ceil(tiles)]
-}
-
 /// How the pixels of a batch are cut into tiles.
 #[derive(Clone, Copy)]
 struct Tiles {
@@ -89,11 +86,11 @@ struct Tiles {
 }
 
 impl Tiles {
-    /// Tiles of at most so many pixels (at least [`WIDTH`] · `rows`), whose rows are a multiple of
-    /// `rows` and columns one of 4. Tiles of an image are about as high and wide as each other;
-    /// of images that fit several times, there are several.
-    fn new(of: &ImageShape, pixels: usize, rows: usize) -> Tiles {
-        let across = of.w.div_ceil(WIDTH).max(1);
+    /// Tiles of at most so many pixels (at least `rows` · `width`), whose rows are a multiple of
+    /// `rows` and columns one of 4, at most `width`. Tiles of an image are about as high and wide
+    /// as each other; of images that fit several times, there are several.
+    fn new(of: &ImageShape, pixels: usize, [rows, width]: [usize; 2]) -> Tiles {
+        let across = of.w.div_ceil(width).max(1);
         let w = of.w.div_ceil(across).next_multiple_of(4);
         let steps = of.h.div_ceil(rows).max(1);
         let down = steps.div_ceil((pixels / (w * rows)).max(1));
@@ -108,12 +105,12 @@ impl Tiles {
     fn fitting(
         of: &ImageShape,
         pixels: usize,
-        rows: usize,
+        [rows, width]: [usize; 2],
         fits: impl Fn(&Tiles) -> bool,
     ) -> Tiles {
-        let (mut pixels, least) = (pixels, WIDTH * rows);
+        let (mut pixels, least) = (pixels, rows * width);
         loop {
-            let tiles = Tiles::new(of, pixels, rows);
+            let tiles = Tiles::new(of, pixels, [rows, width]);
             if pixels <= least || fits(&tiles) {
                 return tiles;
             }
@@ -149,6 +146,7 @@ fn apart(floats: usize, rows: usize) -> usize {
 
 /// A convolution as these kernels see it: what is read, what is written, and the zeros around.
 struct Pass {
+    precision: Precision,
     read: ImageShape,
     written: ImageShape,
     padding: [usize; 2],
@@ -158,30 +156,39 @@ struct Pass {
 
 impl Pass {
     /// Forward pass.
-    fn forward(shape: &ConvShape) -> Pass {
-        let step = pad16(shape.out_c);
-        Pass::new([shape.input(), shape.output()], shape.padding, step)
+    fn forward(of: &Product) -> Pass {
+        Pass::new(of, [of.shape.input(), of.shape.output()], of.shape.padding)
     }
 
     /// Data gradient: a forward pass over `dy`, whose windows reach as far as the input's did.
-    fn data(shape: &ConvShape) -> Pass {
-        let step = pad16(shape.out_c);
-        Pass::new([shape.output(), shape.input()], shape.padding.map(|p| 2 - p), step)
+    fn data(of: &Product) -> Pass {
+        let padding = of.shape.padding.map(|p| 2 - p);
+        Pass::new(of, [of.shape.output(), of.shape.input()], padding)
     }
 
-    /// A thread has 2 rows of 4 pixels and a group of channels.
-    fn new([read, written]: [ImageShape; 2], padding: [usize; 2], step: usize) -> Pass {
-        let [_, groups] = columns(written.c);
-        let fits =
-            |tiles: &Tiles| PassShared::new(tiles, read.c, groups).bytes() + DECLARED <= SHARED;
-        let tiles = Tiles::fitting(&written, THREADS / groups * 8, 2, fits);
-        Pass { read, written, padding, tiles, step }
+    fn new(of: &Product, [read, written]: [ImageShape; 2], padding: [usize; 2]) -> Pass {
+        let (step, precision) = (pad16(of.shape.out_c), of.precision);
+        let [_, groups] = columns(precision, written.c);
+        let fits = |tiles: &Tiles| {
+            PassShared::new(precision, tiles, read.c, groups).bytes() + DECLARED <= SHARED
+        };
+        let most = windows::pixels_max(precision, groups);
+        let tiles = Tiles::fitting(&written, most, [2, WIDTH], fits);
+        Pass { precision, read, written, padding, tiles, step }
+    }
+
+    fn columns(&self) -> [usize; 2] {
+        columns(self.precision, self.written.c)
+    }
+
+    fn shared(&self) -> PassShared {
+        PassShared::new(self.precision, &self.tiles, self.read.c, self.columns()[1])
     }
 
     fn values(&self) -> Window {
         let size = |of: &ImageShape| [of.h as u32, of.w as u32, of.c as u32];
         let Tiles { images, h, w, across, down } = self.tiles;
-        let [column_tiles, column_groups] = columns(self.written.c).map(|n| n as u32);
+        let [column_tiles, column_groups] = self.columns().map(|n| n as u32);
         Window {
             batch: self.written.batch as u32,
             read: size(&self.read),
@@ -194,6 +201,7 @@ impl Pass {
             column_tiles,
             column_groups,
             columns: Divisor::new(column_groups as usize * GROUP),
+            wide: Divisor::new(w),
             high: Divisor::new(h),
             halo: Divisor::new(h + 2),
             ..Window::zeroed()
@@ -201,9 +209,9 @@ impl Pass {
     }
 
     /// The call over all tiles.
-    fn call(&self, kernel: &'static Kernel, accumulate: bool) -> (Call, Window) {
-        let [column_tiles, groups] = columns(self.written.c);
-        let shared = PassShared::new(&self.tiles, self.read.c, groups);
+    fn call(&self, kernels: &'static [Kernel; 3], accumulate: bool) -> (Call, Window) {
+        let [column_tiles, groups] = self.columns();
+        let shared = self.shared();
         let values = Window {
             accumulate: accumulate.into(),
             chunk: shared.chunk as u32,
@@ -213,10 +221,16 @@ impl Pass {
             stage: shared.stage as u32,
             weights: shared.weights as u32,
             filter: shared.filter as u32,
+            tables: shared.tables as u32,
             ..self.values()
         };
         let blocks = self.tiles.count(self.written.batch) * column_tiles;
-        let threads = (self.tiles.pixels() / 8 * groups).next_multiple_of(32);
+        let threads = match windows::on_matrices(self.precision) {
+            true => THREADS,
+            // A thread has 2 rows of 4 pixels and a group of channels.
+            false => (self.tiles.pixels() / 8 * groups).next_multiple_of(32),
+        };
+        let kernel = by_precision(kernels, self.precision);
         let call = Call::new(kernel, blocks as u32, threads as u32);
         (call.shared(shared.bytes() as u32), values)
     }
@@ -235,21 +249,41 @@ struct PassShared {
     stage: usize,
     /// Planes, the first float of the weights.
     weights: usize,
-    /// From channel to channel of the weights.
+    /// From channel to channel of the weights, or from row to row.
     filter: usize,
+    /// First float of the tables of tensor cores.
+    tables: usize,
     all: usize,
 }
 
 impl PassShared {
     /// For so many channels that are read and groups that are written.
-    fn new(tiles: &Tiles, channels: usize, groups: usize) -> PassShared {
-        let (chunk, count) = if channels <= CHUNK { (channels, 1) } else { (CHUNK / 2, 2) };
-        let (cols, pitch) = (groups * GROUP, tiles.w + 4);
-        let (plane, filter) = (tiles.plane(pitch, chunk), apart(9 * cols, chunk));
-        let (stage, weights) = (apart(tiles.pixels(), GROUP), chunk * plane);
-        let buffer = weights + chunk * filter;
-        let all = (count * buffer).max(cols * stage);
-        PassShared { chunk, buffer, pitch, plane, stage, weights, filter, all }
+    fn new(precision: Precision, tiles: &Tiles, channels: usize, groups: usize) -> PassShared {
+        let (few, cols) = (channels <= WORDS * windows::each(precision), groups * GROUP);
+        let (most, count) = if few { (WORDS, 1) } else { (WORDS / 2, 2) };
+        let words = windows::words(precision, channels, most);
+        let stage = apart(tiles.pixels(), GROUP);
+        let shared = match windows::on_matrices(precision) {
+            true => {
+                let pitch = windows::row_of_windows(tiles.w);
+                // A warp reads 8 pixels of 4 words, from 4 rows of weights.
+                let (plane, filter) = (tiles.plane(pitch, 4), windows::row_of_columns(cols));
+                let weights = words * plane;
+                let buffer = weights + windows::rows_of_weights(words) * filter;
+                let (tables, chunk) = (count * buffer, words * windows::each(precision));
+                let all = tables + windows::tables_of_channels(words);
+                PassShared { chunk, buffer, pitch, plane, stage, weights, filter, tables, all }
+            }
+            false => {
+                let (pitch, chunk) = (tiles.w + 4, words);
+                let (plane, filter) = (tiles.plane(pitch, chunk), apart(9 * cols, chunk));
+                let weights = chunk * plane;
+                let buffer = weights + chunk * filter;
+                let (tables, all) = (0, count * buffer);
+                PassShared { chunk, buffer, pitch, plane, stage, weights, filter, tables, all }
+            }
+        };
+        PassShared { all: shared.all.max(cols * stage), ..shared }
     }
 
     fn bytes(&self) -> usize {
@@ -258,26 +292,26 @@ impl PassShared {
 }
 
 /// The forward pass.
-pub(super) fn forward(product: &Product) -> Emission {
-    let (call, values) = Pass::forward(&product.shape).call(&FORWARD, false);
+pub(super) fn forward(of: &Product) -> Emission {
+    let (call, values) = Pass::forward(of).call(&FORWARD, false);
     smallvec![emitted(call, &[read(0), read(1), read(2), write(0)], values)]
 }
 
 /// Tiles whose sums the statistics are made of.
-pub(super) fn statistics_tiles(shape: &ConvShape) -> usize {
-    Pass::forward(shape).tiles.count(shape.batch)
+pub(super) fn statistics_tiles(of: &Product) -> usize {
+    Pass::forward(of).tiles.count(of.shape.batch)
 }
 
 /// The forward pass, which writes sums and sums of squares of so many elements to scratch.
-pub(super) fn forward_with_sums(product: &Product, sums: usize) -> Emitted {
-    let (call, values) = Pass::forward(&product.shape).call(&STATISTICS, false);
+pub(super) fn forward_with_sums(of: &Product, sums: usize) -> Emitted {
+    let (call, values) = Pass::forward(of).call(&STATISTICS, false);
     let sums = write(3).part(0, sums);
     emitted(call, &[read(0), read(1), read(2), write(0), sums], values)
 }
 
 /// The data gradient.
-pub(super) fn data_gradient(product: &Product, accumulate: bool) -> Emission {
-    let (call, values) = Pass::data(&product.shape).call(&DATA, accumulate);
+pub(super) fn data_gradient(of: &Product, accumulate: bool) -> Emission {
+    let (call, values) = Pass::data(of).call(&DATA, accumulate);
     smallvec![emitted(call, &[read(0), read(1), write(0)], values)]
 }
 
@@ -289,11 +323,15 @@ struct Cut {
 }
 
 /// Tiles so small that several blocks fit on a multiprocessor.
-fn cut(shape: &ConvShape) -> Cut {
-    let [column_tiles, groups] = columns(shape.out_c);
+fn cut(of: &Product) -> Cut {
+    let (shape, precision) = (&of.shape, of.precision);
+    let [column_tiles, groups] = columns(precision, shape.out_c);
     let floats = if shape.in_c <= 4 { 4096 } else { 2048 };
-    let fits = |tiles: &Tiles| WeightShared::new(tiles, shape.in_c, groups).bytes() <= SHARED;
-    let tiles = Tiles::fitting(&shape.output(), floats / (groups * GROUP), 1, fits);
+    let fits =
+        |tiles: &Tiles| WeightShared::new(precision, tiles, shape.in_c, groups).bytes() <= SHARED;
+    // Tensor cores take 8 pixels at a time.
+    let size = if windows::on_matrices(precision) { [2, WIDTH / 2] } else { [1, WIDTH] };
+    let tiles = Tiles::fitting(&shape.output(), floats / (groups * GROUP), size, fits);
     let count = tiles.count(shape.batch);
     let blocks = column_tiles * shape.in_c.div_ceil(CHUNK);
     let part_tiles = count.div_ceil(most_parts(shape, blocks, 128)).max(1);
@@ -309,10 +347,13 @@ struct WeightShared {
     buffer: usize,
     pitch: usize,
     plane: usize,
-    /// From row to row of the gradient.
+    /// From row to row of the gradient, and from pixel to pixel.
     stage: usize,
+    pixel: usize,
     /// Planes, the first float of the gradient.
     weights: usize,
+    /// First float of the tables of tensor cores.
+    tables: usize,
     /// Threads that share a tile's rows, and all threads.
     subsets: usize,
     threads: usize,
@@ -323,18 +364,37 @@ struct WeightShared {
 
 impl WeightShared {
     /// For so many channels that are read and groups that are written.
-    fn new(tiles: &Tiles, channels: usize, groups: usize) -> WeightShared {
+    fn new(precision: Precision, tiles: &Tiles, channels: usize, groups: usize) -> WeightShared {
         let (cols, chunk) = (groups * GROUP, channels.min(CHUNK));
+        let matrices = windows::on_matrices(precision);
         // Rows are an odd number of banks apart: the threads of a warp read four rows at a time.
-        let pitch = tiles.w + 3;
-        let (plane, stage) = (tiles.plane(pitch, chunk), apart(tiles.w * cols, 4));
+        let pitch = if matrices { tiles.w + 2 } else { tiles.w + 3 };
+        let pixel = if matrices { windows::row_of_columns(cols) } else { cols };
+        let stage = if matrices { tiles.w * pixel } else { apart(tiles.w * cols, 4) };
+        let plane = if matrices { tiles.plane(pitch, GROUP) } else { tiles.plane(pitch, chunk) };
         let weights = chunk * plane;
         let subsets = (THREADS / (chunk * groups)).min(tiles.rows());
-        let threads = (subsets * chunk * groups).next_multiple_of(32);
+        let threads =
+            if matrices { THREADS } else { (subsets * chunk * groups).next_multiple_of(32) };
         let buffer = weights + tiles.rows() * stage;
-        let floats = (2 * buffer).max(9 * GROUP * (threads + 4));
+        let tables = 2 * buffer;
+        let used = tables + if matrices { windows::tables_of_pixels(tiles.pixels()) } else { 0 };
+        let floats = used.max(windows::sums_over_pixels(precision, [threads, chunk, groups]));
         let (slots, sums) = (floats.div_ceil(2), groups * threads);
-        WeightShared { chunk, buffer, pitch, plane, stage, weights, subsets, threads, slots, sums }
+        WeightShared {
+            chunk,
+            buffer,
+            pitch,
+            plane,
+            stage,
+            pixel,
+            weights,
+            tables,
+            subsets,
+            threads,
+            slots,
+            sums,
+        }
     }
 
     fn bytes(&self) -> usize {
@@ -343,31 +403,34 @@ impl WeightShared {
 }
 
 /// Parts of the weight gradient.
-pub(super) fn weight_parts(shape: &ConvShape) -> usize {
-    cut(shape).parts
+pub(super) fn weight_parts(of: &Product) -> usize {
+    cut(of).parts
 }
 
 /// The weight gradient.
-pub(super) fn weight_gradient(product: &Product) -> Emission {
-    let shape = &product.shape;
-    let Cut { tiles, parts, part_tiles } = cut(shape);
-    let [column_tiles, groups] = columns(shape.out_c);
-    let shared = WeightShared::new(&tiles, shape.in_c, groups);
+pub(super) fn weight_gradient(of: &Product) -> Emission {
+    let (shape, precision) = (&of.shape, of.precision);
+    let Cut { tiles, parts, part_tiles } = cut(of);
+    let [column_tiles, groups] = columns(precision, shape.out_c);
+    let shared = WeightShared::new(precision, &tiles, shape.in_c, groups);
     let values = Window {
         chunk: shared.chunk as u32,
         buffer: shared.buffer as u32,
         pitch: shared.pitch as u32,
         plane: shared.plane as u32,
         stage: shared.stage as u32,
+        filter: shared.pixel as u32,
         weights: shared.weights as u32,
+        tables: shared.tables as u32,
         parts: parts as u32,
         part_tiles: part_tiles as u32,
         subsets: shared.subsets as u32,
         slots: shared.slots as u32,
-        ..Pass { tiles, ..Pass::forward(shape) }.values()
+        ..Pass { tiles, ..Pass::forward(of) }.values()
     };
     let blocks = parts * shape.in_c.div_ceil(CHUNK) * column_tiles;
-    let call = Call::new(&WEIGHT, blocks as u32, shared.threads as u32);
+    let kernel = by_precision(&WEIGHT, precision);
+    let call = Call::new(kernel, blocks as u32, shared.threads as u32);
     let call = call.shared(shared.bytes() as u32);
     smallvec![emitted(call, &[read(0), read(1), write(2), write(1)], values), finish(shape, parts)]
 }
@@ -402,14 +465,17 @@ mod tests {
     fn no_block_asks_for_more_shared_memory_than_every_gpu_has() {
         let channels = CHANNELS.into_iter().flat_map(|a| CHANNELS.map(|b| [a, b]));
         for shape in channels.flat_map(|[in_c, out_c]| shapes(in_c, out_c)) {
-            for pass in [Pass::forward(&shape), Pass::data(&shape)] {
-                let [_, groups] = columns(pass.written.c);
-                let bytes = PassShared::new(&pass.tiles, pass.read.c, groups).bytes();
-                assert!(bytes + DECLARED <= SHARED, "{shape:?}: {bytes} bytes");
+            for precision in Precision::ALL {
+                let of = Product { shape, precision };
+                for pass in [Pass::forward(&of), Pass::data(&of)] {
+                    let bytes = pass.shared().bytes();
+                    assert!(bytes + DECLARED <= SHARED, "{of:?}: {bytes} bytes");
+                }
+                let [_, groups] = columns(precision, shape.out_c);
+                let (tiles, in_c) = (cut(&of).tiles, shape.in_c);
+                let bytes = WeightShared::new(precision, &tiles, in_c, groups).bytes();
+                assert!(bytes <= SHARED, "{of:?}: {bytes} bytes for the weight gradient");
             }
-            let [_, groups] = columns(shape.out_c);
-            let bytes = WeightShared::new(&cut(&shape).tiles, shape.in_c, groups).bytes();
-            assert!(bytes <= SHARED, "{shape:?}: {bytes} bytes for the weight gradient");
         }
     }
 }

@@ -5,7 +5,10 @@
 // where they are read. The images are cut into slices; a slice has blocks for the weights, for some
 // channels each, and blocks for the data, for a tile each. They follow one another, so that what
 // one has read is still near when the other reads it. The last block of each kind adds up its sums.
+#include "product.cuh"
 #include "stage.cuh"
+
+using Single = Product::Single;
 
 // How many blocks a slice has, and what each computes.
 struct Slices {
@@ -28,15 +31,16 @@ struct Backward {
     Slices slices;
     Tile data;
     u32 data_stage;    // plane of a result in shared memory
-    u32 data_weights;  // first float of the weights
+    u32 data_weights, data_offsets;  // first float of the weights, of the offsets in a window
     Tile weight;
-    u32 weight_stage;     // row of the gradient in shared memory
-    u32 weight_gradient;  // first float of the gradient
-    u32 subsets;          // threads that share a tile's rows
+    u32 weight_row, weight_pixel;  // of the gradient in shared memory: floats of a row, of a pixel
+    u32 weight_gradient, weight_quads;  // first float of the gradient, of the windows of 4 pixels
+    u32 subsets;                        // threads that share a tile's rows
     u32 affine;           // first float of what normalises, of what is read and of what is written
 };
 
-// What a block reads: tensors, and in shared memory [5][out_c] of the raw output's channels.
+// What a block reads: tensors, and in shared memory [5][out_c] of the raw output's channels. What
+// the convolution reads is located where it is read: until then registers are for sums.
 struct Reads {
     Input x;
     Filter filter;
@@ -99,23 +103,27 @@ __device__ __forceinline__ void load_gradient_planes(const Backward& s, const Re
                                                      const Origin& at, Channels which,
                                                      float* planes) {
     const Tile& t = s.data;
-    u32 lanes = which.n > 4 ? 8 : 4, lane = threadIdx.x % 32, c = lane % lanes;
-    if (c >= which.n) return;
-    Channel channel(of.channels, s.to.c, which.first + c);
+    u32 lanes = which.n > 4 ? 8 : 4, lane = threadIdx.x % 32;
     u32 rows = t.h / 2 + 2, across = t.w / 2 + 2;
-    for (u32 r = threadIdx.x / 32; r < t.images * rows; r += blockDim.x / 32) {
-        u32 image = r / rows, row = r % rows;  // of windows, the first one above the tile
-        float* to = planes + c * t.plane + image * (t.h + 2) * t.pitch;
-        for (u32 j = lane / lanes; j < across; j += 32 / lanes) {
-            float d[4];
-            Origin window = {at.image + image, at.y + 2 * row - 2, at.x + 2 * j - 2};
-            window_gradient(s, of, channel, window, s.batch, d);
+    for (u32 c = lane % lanes; c < channels_of<Product>(t, which); c += lanes) {
+        u32 end = c < which.n ? s.batch : 0;
+        Channel channel(of.channels, s.to.c, min(which.first + c, s.to.c - 1));
+        for (u32 r = threadIdx.x / 32; r < t.images * rows; r += blockDim.x / 32) {
+            u32 image = r / rows, row = r % rows;  // of windows, the first one above the tile
+            float* to = planes + c / Product::EACH * t.plane + image * (t.h + 2) * t.pitch;
+            for (u32 j = lane / lanes; j < across; j += 32 / lanes) {
+                float d[4];
+                Origin window = {at.image + image, at.y + 2 * row - 2, at.x + 2 * j - 2};
+                window_gradient(s, of, channel, window, end, d);
 #pragma unroll
-            for (u32 k = 0; k < 4; ++k) {
-                u32 y = 2 * row + k / 2 - 1, x = 2 * j + k % 2 - 1;
-                if (y < t.h + 2 && x < t.w + 2) to[y * t.pitch + x] = d[k];
+                for (u32 k = 0; k < 4; ++k) {
+                    u32 y = 2 * row + k / 2 - 1, x = 2 * j + k % 2 - 1;
+                    if (y >= t.h + 2 || x >= t.w + 2) continue;
+                    Product::put(to + y * t.pitch + x, c % Product::EACH, d[k]);
+                }
             }
         }
+        if (Product::EACH == 1) break;  // a chunk of 8 channels at most
     }
 }
 
@@ -136,9 +144,11 @@ __device__ __forceinline__ void load_gradient_rows(const Backward& s, const Read
                 float d[4];
                 Origin window = {at.image + image, at.y + 2 * row, at.x + 2 * k};
                 window_gradient(s, of, channel, window, is ? end : 0, d);
-                float* here = to + 2 * r * s.weight_stage + 2 * k * cols + j;
-                here[0] = d[0], here[cols] = d[1];
-                here[s.weight_stage] = d[2], here[s.weight_stage + cols] = d[3];
+                float* here = to + 2 * r * s.weight_row + 2 * k * s.weight_pixel + j;
+#pragma unroll
+                for (u32 i = 0; i < 4; ++i) {
+                    here[i / 2 * s.weight_row + i % 2 * s.weight_pixel] = Single::round(d[i]);
+                }
             }
         }
     }
@@ -182,27 +192,23 @@ __device__ __forceinline__ void write_data(const Backward& s, const Reads& of, c
     if (KIND != NOTHING) sums.write(written.partial, col0, groups, s.from.c);
 }
 
-// A tile of the data's gradient.
-__device__ __forceinline__ void data_gradient(const Backward& s, const Reads& of, float* shared,
-                                              const Origin& at, u32 col0) {
+// A tile of the data's gradient, to shared memory.
+template <class Sums>
+__device__ __forceinline__ void add_data(const Backward& s, const Reads& of, float* shared,
+                                         const Origin& at, u32 col0) {
     u32 cols = 8 * s.slices.column_groups;
     const Tile& t = s.data;
-    Place p(t);
-    bool works = p.group < s.slices.column_groups;
-    const float* planes = shared + (p.image * (t.h + 2) + p.y) * t.pitch + p.x;
-    const float* weights = shared + s.data_weights + 8 * p.group;
-    float sum[2][4][8] = {};
+    Area area = area_of<Product>(t, s.slices.column_groups, filter_of<Product>(cols));
+    Sums sums(area, shared + s.data_offsets);
     for (u32 c0 = 0; c0 < s.to.c; c0 += t.chunk) {
         Channels which = {c0, min(t.chunk, s.to.c - c0)};
         load_gradient_planes(s, of, at, which, shared);
-        load_weights<true>(of.filter, which, col0, cols, shared + s.data_weights);
+        load_weights<Product, true>(of.filter, area, which, col0, shared + s.data_weights);
         __syncthreads();
-        for (u32 c = 0; works && c < which.n; ++c) {
-            multiply(planes + c * t.plane, t.pitch, weights + c * (9 * cols + 4), cols, sum);
-        }
+        sums.add(shared, shared + s.data_weights, which.n);
         __syncthreads();
     }
-    if (works) put_results(t, p, s.data_stage, shared, sum);
+    sums.put(shared, s.data_stage);
     __syncthreads();
 }
 
@@ -213,36 +219,27 @@ struct Weights {
     u32 chunk, cols;
 };
 
-// The gradient of the weights over a slice, of some channels: to shared memory [9 · 8][thread].
-// Threads: channels that are read first, then groups of 8 that are written, then subsets of rows.
-template <u32 KIND>
-__device__ __forceinline__ void weight_gradient(const Backward& s, const Reads& of, float* shared,
-                                                const Weights& at) {
+// The gradient of the weights over a slice, of some channels. The threads' sums go to shared
+// memory.
+template <u32 KIND, class Sums>
+__device__ __forceinline__ void add_weights(const Backward& s, const Reads& of, float* shared,
+                                            const Weights& at, Sums& sums) {
     const Tile& tile = s.weight;
-    u32 t = threadIdx.x, c = t % at.chunk, g = t / at.chunk % s.slices.weight_groups;
-    u32 subset = t / at.chunk / s.slices.weight_groups;
     Channels which = {at.c0, min(at.chunk, s.from.c - at.c0)};
-    bool works = subset < s.subsets && c < which.n;
     float* gradient = shared + s.weight_gradient;
-    float sum[9][8] = {};
     u32 begin = at.slice * s.slices.images, end = min(begin + s.slices.images, s.batch);
     u32 tiles = (s.slices.images + tile.images - 1) / tile.images * tile.down * tile.across;
     for (u32 n = 0; n < tiles; ++n) {
         Origin origin(tile, n);
         origin.image += begin;
         if (origin.image >= end) break;
-        load_planes<KIND>(of.x, tile, origin, which, end, shared);
+        load_planes<Single, KIND>(of.x, tile, origin, which, end, shared);
         load_gradient_rows(s, of, origin, at.col0, end, gradient);
         __syncthreads();
-        for (u32 r = subset; works && r < tile.images * tile.h; r += s.subsets) {
-            const float* row = shared + c * tile.plane + (r + r / tile.h * 2) * tile.pitch;
-            row_products(row, tile.pitch, gradient + r * s.weight_stage + 8 * g, at.cols, tile.w,
-                         sum);
-        }
+        sums.add(shared, gradient, which.n);
         __syncthreads();
     }
-#pragma unroll
-    for (u32 i = 0; i < 72; ++i) shared[i * blockDim.x + t] = sum[i / 8][i % 8];
+    sums.put(shared);
     __syncthreads();
 }
 
@@ -258,16 +255,15 @@ struct Weight {
     }
 };
 
-// Adds up the subsets' sums: [slice][tap][in_c][out_c].
+// Adds up the threads' sums: [slice][tap][in_c][out_c].
+template <class Sums>
 __device__ __forceinline__ void leave_weights(const Backward& s, const Weights& at,
-                                              const float* shared, Span<float> partial) {
-    u32 apart = s.slices.weight_groups * at.chunk, all = 9 * s.from.c * s.to.c;
+                                              const float* shared, const Sums& sums,
+                                              Span<float> partial) {
+    u32 all = 9 * s.from.c * s.to.c;
     for (u32 i = threadIdx.x; i < 9 * at.chunk * at.cols; i += blockDim.x) {
         Weight w(s, at, i);
-        u32 col = i % at.cols, c = i / at.cols % at.chunk;
-        const float* from = shared + (w.tap * 8 + col % 8) * blockDim.x + col / 8 * at.chunk + c;
-        double sum = 0.0;
-        for (u32 k = 0; k < s.subsets; ++k) sum += (double)from[k * apart];
+        double sum = sums.total(shared, i);
         if (!w.is) continue;
         partial[(i64)at.slice * all + (w.tap * s.from.c + w.c) * s.to.c + w.col] = (float)sum;
     }
@@ -332,28 +328,37 @@ struct Results {
 
 // A block's part of the weights.
 template <u32 KIND>
-__device__ __forceinline__ void weight_block(const Backward& s, const Reads& of, float* shared,
+__device__ __forceinline__ void weight_block(const Backward& s, Reads& of, float* shared,
                                              u32 slice, u32 at, Results& to) {
     const Slices& slices = s.slices;
+    locate(of.x.x);
     u32 chunk = min(s.weight.chunk, s.from.c), cols = 8 * slices.weight_groups;
     u32 row = at / slices.weight_tiles, column = at % slices.weight_tiles;
     Weights mine = {row * chunk, column * cols, slice, chunk, cols};
-    weight_gradient<KIND>(s, of, shared, mine);
-    locate(to.weights, to.dw, to.tickets);
-    leave_weights(s, mine, shared, to.weights);
+    Area area = area_of<Single>(s.weight, slices.weight_groups,
+                                Product::MATRIX ? s.weight_pixel : s.weight_row);
+    with_gradient_sums<Product>(slices.weight_groups, [&](auto type) {
+        typename decltype(type)::Is sums(area, s.subsets, shared + s.weight_quads);
+        add_weights<KIND>(s, of, shared, mine, sums);
+        locate(to.weights);
+        leave_weights(s, mine, shared, sums, to.weights);
+    });
+    locate(to.dw, to.tickets);
     if (is_last(to.tickets, at, slices.count)) finish_weights(s, mine, to.weights, to.dw);
 }
 
 // A tile of the data.
 template <u32 KIND>
-__device__ __forceinline__ void data_block(const Backward& s, const Reads& of, float* shared,
+__device__ __forceinline__ void data_block(const Backward& s, Reads& of, float* shared,
                                            u32 slice, u32 at, Results& to) {
     const Slices& slices = s.slices;
     u32 tile = at / slices.columns, col0 = at % slices.columns * 8 * slices.column_groups;
     Origin origin(s.data, tile);
     origin.image += slice * slices.images;
-    data_gradient(s, of, shared, origin, col0);
-    locate(to.dx, to.sums, to.tickets);
+    with_sums<Product>(slices.column_groups, [&](auto type) {
+        add_data<typename decltype(type)::Is>(s, of, shared, origin, col0);
+    });
+    locate(of.x.x, to.dx, to.sums, to.tickets);
     tile += slice * slices.data_tiles;
     Written written = {to.dx, nullptr};
     if (KIND != NOTHING) written.partial = &to.sums[(i64)tile * 2 * s.from.c];
@@ -368,7 +373,7 @@ __device__ __forceinline__ void data_block(const Backward& s, const Reads& of, f
 }
 
 template <u32 KIND>
-__device__ __forceinline__ void run_block(const Backward& s, const Reads& of, float* shared,
+__device__ __forceinline__ void run_block(const Backward& s, Reads of, float* shared,
                                           Results& to) {
     u32 of_weights = s.slices.weight_rows * s.slices.weight_tiles;
     u32 all = of_weights + s.slices.data_tiles * s.slices.columns;
@@ -408,7 +413,7 @@ extern "C" __global__ void __launch_bounds__(128, 4)
                    Span<float> dw, Span<u32> tickets, Span<float> weights,
                    const __grid_constant__ Backward s) {
     Results to = {dx, dw, {}, tickets, weights, {}};
-    locate(x, w, z, mean, beta, coefficients, dy);
+    locate(w, z, mean, beta, coefficients, dy);
     float* shared = prepare<NOTHING>(s, {}, mean, beta, coefficients);
     run_block<NOTHING>(s, reads_of(s, x, w, z, dy, shared), shared, to);
 }
@@ -425,7 +430,7 @@ extern "C" __global__ void __launch_bounds__(128, 4)
                         const __grid_constant__ Backward s) {
     NormGradient norm = {x_var, x_gamma, dgamma, dbeta, x_coefficients};
     Results to = {dx, dw, norm, tickets, weights, sums};
-    locate(x, x_mean, x_var, x_gamma, x_beta, w, z, mean, beta, coefficients, dy);
+    locate(x_mean, x_var, x_gamma, x_beta, w, z, mean, beta, coefficients, dy);
     float* shared =
         prepare<NORM>(s, {x_mean, x_var, x_gamma, x_beta}, mean, beta, coefficients);
     run_block<NORM>(s, reads_of(s, x, w, z, dy, shared), shared, to);
@@ -443,7 +448,7 @@ extern "C" __global__ void __launch_bounds__(128, 4)
                         const __grid_constant__ Backward s) {
     NormGradient norm = {x_var, x_gamma, dgamma, dbeta, x_coefficients};
     Results to = {dx, dw, norm, tickets, weights, sums};
-    locate(x, x_mean, x_var, x_gamma, x_beta, w, z, mean, beta, coefficients, dy);
+    locate(x_mean, x_var, x_gamma, x_beta, w, z, mean, beta, coefficients, dy);
     float* shared =
         prepare<POOL>(s, {x_mean, x_var, x_gamma, x_beta}, mean, beta, coefficients);
     run_block<POOL>(s, reads_of(s, x, w, z, dy, shared), shared, to);

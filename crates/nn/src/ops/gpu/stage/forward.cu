@@ -4,6 +4,7 @@
 // A block computes a tile of pixels for up to 64 channels, and goes through the channels that it
 // reads a few at a time: their planes with a border of one pixel lie in shared memory, the weights
 // behind them, as [channel][tap][column].
+#include "product.cuh"
 #include "stage.cuh"
 
 struct Forward {
@@ -13,38 +14,42 @@ struct Forward {
     u32 column_tiles;   // of the channels that are written
     u32 column_groups;  // groups of 8 such channels in a tile
     u32 stage;          // plane of a result in shared memory
-    u32 weights, affine;  // first float of the weights and of what normalises, in shared memory
+    u32 weights, offsets, affine;  // first float of the weights, of the offsets in a window and of
+                                   // what normalises, in shared memory
     u32 training;
     float momentum, rest;  // of the running statistics, and 1 - momentum
     float unbiased;
 };
 
+template <u32 KIND, class Sums>
+__device__ __forceinline__ void add_products(const Forward& s, const Input& from,
+                                             const Filter& filter, float* shared, const Origin& at,
+                                             u32 col0) {
+    u32 cols = 8 * s.column_groups;
+    Area area = area_of<Product>(s.tile, s.column_groups, filter_of<Product>(cols));
+    Sums sums(area, shared + s.offsets);
+    for (u32 c0 = 0; c0 < s.from.c; c0 += s.tile.chunk) {
+        Channels which = {c0, min(s.tile.chunk, s.from.c - c0)};
+        load_planes<Product, KIND>(from, s.tile, at, which, s.batch, shared);
+        load_weights<Product, false>(filter, area, which, col0, shared + s.weights);
+        __syncthreads();
+        sums.add(shared, shared + s.weights, which.n);
+        __syncthreads();
+    }
+    sums.put(shared, s.stage);
+    __syncthreads();
+}
+
 template <u32 KIND>
 __device__ __forceinline__ void convolve(const Forward& s, Span<const float> x,
                                          Span<const float> w, float* shared, const Origin& at,
                                          u32 col0) {
-    u32 cols = 8 * s.column_groups;
-    Place p(s.tile);
-    bool works = p.group < s.column_groups;
-    const float* planes =
-        shared + (p.image * (s.tile.h + 2) + p.y) * s.tile.pitch + p.x;
-    const float* weights = shared + s.weights + 8 * p.group;
     Input from = {s.from, x, shared + s.affine};
     Filter filter = {w, s.from.c, s.out_c};
-    float sum[2][4][8] = {};
-    for (u32 c0 = 0; c0 < s.from.c; c0 += s.tile.chunk) {
-        Channels which = {c0, min(s.tile.chunk, s.from.c - c0)};
-        load_planes<KIND>(from, s.tile, at, which, s.batch, shared);
-        load_weights<false>(filter, which, col0, cols, shared + s.weights);
-        __syncthreads();
-        for (u32 c = 0; works && c < which.n; ++c) {
-            multiply(planes + c * s.tile.plane, s.tile.pitch, weights + c * (9 * cols + 4), cols,
-                     sum);
-        }
-        __syncthreads();
-    }
-    if (works) put_results(s.tile, p, s.stage, shared, sum);
-    __syncthreads();
+    with_sums<Product>(s.column_groups, [&](auto type) {
+        using Sums = typename decltype(type)::Is;
+        add_products<KIND, Sums>(s, from, filter, shared, at, col0);
+    });
 }
 
 // Writes a tile's results, and the sums and sums of squares of its channels: [tile][2][out_c].

@@ -13,6 +13,7 @@ struct Head {
     u32 images;          // of a block
     u32 parts;           // blocks
     u32 affine;          // first float of what normalises, in shared memory
+    u32 precision;
 };
 
 // Sum over an image's pixels of one channel, by the threads of a column.
@@ -65,7 +66,8 @@ extern "C" __global__ void __launch_bounds__(128, 8)
         for (u32 k = threadIdx.x / 32; k < s.classes; k += THREADS_HERE / 32) {
             float sum = 0.0f;
             for (u32 c = lane; c < s.of.c; c += 32) {
-                sum = fmaf(shared[c], w[(i64)(c * step + k)], sum);
+                float weight = factor(s.precision, w[(i64)(c * step + k)]);
+                sum = fmaf(factor(s.precision, shared[c]), weight, sum);
             }
             for (u32 by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, by);
             if (lane > 0) continue;
@@ -84,7 +86,8 @@ __device__ __forceinline__ void load_gradient(const Head& s, Span<const float> w
     for (u32 c = threadIdx.x; c < s.of.c; c += THREADS_HERE) {
         float sum = 0.0f;
         for (u32 k = 0; k < s.classes; ++k) {
-            sum = fmaf(dlogits[(i64)(image * s.classes + k)], w[(i64)(c * step + k)], sum);
+            float weight = factor(s.precision, w[(i64)(c * step + k)]);
+            sum = fmaf(factor(s.precision, dlogits[(i64)(image * s.classes + k)]), weight, sum);
         }
         to[c] = sum * share;
         dy[(i64)(image * s.of.c + c)] = sum * share;
@@ -135,8 +138,13 @@ __device__ __forceinline__ void leave_classifier(const Head& s, Span<const float
         u32 c = i / s.classes, k = i % s.classes;
         float sum = 0.0f;
         for (u32 image = begin; image < end; ++image) {
-            float f = c < s.of.c ? features[(i64)(image * s.of.c + c)] : 1.0f;
-            sum = fmaf(f, dlogits[(i64)(image * s.classes + k)], sum);
+            float d = dlogits[(i64)(image * s.classes + k)];
+            if (c < s.of.c) {
+                float f = factor(s.precision, features[(i64)(image * s.of.c + c)]);
+                sum = fmaf(f, factor(s.precision, d), sum);
+            } else {
+                sum += d;
+            }
         }
         weights[(i64)blockIdx.x * all + i] = sum;
     }

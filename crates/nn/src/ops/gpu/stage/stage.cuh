@@ -23,8 +23,16 @@ struct Tile {
     u32 rows, columns;
     u32 across, down;  // tiles of an image
     u32 pitch, plane;
-    u32 chunk;  // channels that are read at a time, at most 8
+    u32 chunk;  // channels that are read at a time: at most 8 words of them
+    Divisor wide, high;  // by `w` and `h`
 };
+
+// The tile as a product of windows sees it, with so many channels that are read at a time.
+template <class P>
+__device__ __forceinline__ Area area_of(const Tile& t, u32 groups, u32 filter) {
+    u32 words = t.chunk / P::EACH;
+    return {t.images, t.h, t.w, t.pitch, t.plane, words, groups, filter, t.wide, t.high};
+}
 
 // First pixel of a tile.
 struct Origin {
@@ -38,22 +46,11 @@ struct Origin {
     }
 };
 
-// Which channels: `n` from `first` on.
-struct Channels {
-    u32 first, n;
-};
-
 // Images that a convolution reads, and what normalises them, in shared memory.
 struct Input {
     const Source& of;
     Span<const float> x;
     const float* affine;
-};
-
-// The convolution's weights.
-struct Filter {
-    Span<const float> w;
-    u32 in_c, out_c;
 };
 
 __device__ __forceinline__ float relu(float v) {
@@ -139,74 +136,64 @@ __device__ __forceinline__ void add_gradient(const Source& of, Span<const float>
     sums.b = fma(dz, (double)(raw - z.mean), sums.b);
 }
 
+// Channels that lie in shared memory: on tensor cores those of whole words, all of a chunk.
+template <class P>
+__device__ __forceinline__ u32 channels_of(const Tile& t, Channels which) {
+    return P::MATRIX ? t.chunk : which.n;
+}
+
 // Copies channels of a tile and a border of one pixel to shared memory, as the convolution reads
 // them: those of images before `end`. Eight channels of four pixels fill a warp's loads, so that
 // they read whole sectors.
-template <u32 KIND>
+template <class P, u32 KIND>
 __device__ __forceinline__ void load_planes(const Input& from, const Tile& t, const Origin& at,
                                             Channels which, u32 end, float* planes) {
-    u32 lanes = which.n > 4 ? 8 : 4, lane = threadIdx.x % 32, c = lane % lanes, rows = t.h + 2;
-    if (c >= which.n) return;
+    u32 lanes = which.n > 4 ? 8 : 4, lane = threadIdx.x % 32, rows = t.h + 2;
     const Source& of = from.of;
-    u32 channel = which.first + c;
-    Affine z = {0.0f, 0.0f, 0.0f};
-    if (KIND != NOTHING) z = affine_of(from.affine, of.c, channel);
-    for (u32 r = threadIdx.x / 32; r < t.images * rows; r += blockDim.x / 32) {
-        // What lies above the image, or left of it, wraps around to large numbers.
-        u32 image = at.image + r / rows, y = at.y + r % rows - 1;
-        bool inside = image < end && y < t.rows;
-        float* to = planes + c * t.plane + r * t.pitch;
+    for (u32 c = lane % lanes; c < channels_of<P>(t, which); c += lanes) {
+        u32 channel = which.first + c;
+        Affine z = {0.0f, 0.0f, 0.0f};
+        if (KIND != NOTHING && c < which.n) z = affine_of(from.affine, of.c, channel);
+        for (u32 r = threadIdx.x / 32; r < t.images * rows; r += blockDim.x / 32) {
+            // What lies above the image, or left of it, wraps around to large numbers.
+            u32 image = at.image + r / rows, y = at.y + r % rows - 1;
+            bool inside = image < end && y < t.rows && c < which.n;
+            float* to = planes + c / P::EACH * t.plane + r * t.pitch;
 #pragma unroll 2
-        for (u32 j = lane / lanes; j < t.w + 2; j += 32 / lanes) {
-            u32 column = at.x + j - 1;
-            bool is = inside && column < t.columns;
-            u32 element_at = element<KIND>(of, image, y, column, channel);
-            to[j] = is ? value_at<KIND>(of, from.x, z, element_at) : 0.0f;
+            for (u32 j = lane / lanes; j < t.w + 2; j += 32 / lanes) {
+                u32 column = at.x + j - 1;
+                bool is = inside && column < t.columns;
+                u32 element_at = element<KIND>(of, image, y, column, channel);
+                float v = is ? value_at<KIND>(of, from.x, z, element_at) : 0.0f;
+                P::put(to + j, c % P::EACH, v);
+            }
         }
+        if (P::EACH == 1) break;  // a chunk of 8 channels at most
     }
 }
 
-// Weights of channels that are read and of `cols` that are written from `col` on, as
+// From channel to channel of the weights in shared memory, or on tensor cores from row to row.
+template <class P>
+__device__ __forceinline__ u32 filter_of(u32 cols) {
+    return P::MATRIX ? cols + (cols == 8 ? 0 : 8) : 9 * cols + 4;
+}
+
+// Weights of channels that are read and of the tile's that are written, from `col` on, as
 // [channel][tap][column]; the data gradient reads them transposed, taps in reverse order.
-template <bool GRADIENT>
-__device__ __forceinline__ void load_weights(const Filter& of, Channels which, u32 col, u32 cols,
-                                             float* weights) {
+template <class P, bool GRADIENT>
+__device__ __forceinline__ void load_weights(const Filter& of, const Area& area, Channels which,
+                                             u32 col, float* weights) {
+    if constexpr (P::MATRIX) return load_filter<P, GRADIENT>(of, area, which, col, weights);
     u32 lane = threadIdx.x % 8, step = pad16(of.out_c), written = GRADIENT ? of.in_c : of.out_c;
+    u32 cols = 8 * area.groups;
     for (u32 q = threadIdx.x / 8; q < 72; q += blockDim.x / 8) {
         u32 tap = q / 8, c = GRADIENT ? lane : q % 8;
         if (c >= which.n) continue;
-        float* to = weights + c * (9 * cols + 4) + tap * cols;
+        float* to = weights + c * area.filter + tap * cols;
         for (u32 j = GRADIENT ? q % 8 : lane; j < cols; j += 8) {
             u32 from = GRADIENT ? ((8 - tap) * of.in_c + col + j) * step + which.first + c
                                 : (tap * of.in_c + which.first + c) * step + col + j;
             to[j] = col + j < written ? of.w[(i64)from] : 0.0f;
-        }
-    }
-}
-
-// Where a thread's 2 rows of 4 pixels lie in a tile, and which 8 channels it writes. Pixels first,
-// so that a warp reads the same weights.
-struct Place {
-    u32 image, y, x, group;
-
-    __device__ __forceinline__ explicit Place(const Tile& t) {
-        u32 wide = t.w / 4, high = t.h / 2, all = t.images * high * wide, at = threadIdx.x % all;
-        group = threadIdx.x / all, x = at % wide * 4, y = at / wide % high * 2;
-        image = at / wide / high;
-    }
-};
-
-// Puts a thread's results into shared memory, planes [channel][image][row][column] `stage` apart.
-__device__ __forceinline__ void put_results(const Tile& t, const Place& p, u32 stage, float* shared,
-                                            const float (&sum)[2][4][8]) {
-    float* to = shared + 8 * p.group * stage + (p.image * t.h + p.y) * t.w + p.x;
-#pragma unroll
-    for (u32 k = 0; k < 8; ++k) {
-#pragma unroll
-        for (u32 i = 0; i < 2; ++i) {
-            const float(&of)[4][8] = sum[i];
-            *reinterpret_cast<float4*>(to + k * stage + i * t.w) =
-                make_float4(of[0][k], of[1][k], of[2][k], of[3][k]);
         }
     }
 }

@@ -2,8 +2,10 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::THREADS;
 use crate::kernels::ImageShape;
+use crate::ops::gpu::divisor::Divisor;
+use crate::ops::gpu::windows::{self, GROUP, THREADS, WORDS, columns};
+use crate::precision::Precision;
 
 /// As in stage.cuh.
 #[repr(C)]
@@ -19,26 +21,16 @@ pub(super) struct Tile {
     pitch: u32,
     plane: u32,
     pub(super) chunk: u32,
+    wide: Divisor,
+    high: Divisor,
 }
 
 /// Floats of dynamic shared memory: with what kernels declare themselves it is less than 48 KiB.
 const FLOATS_MAX: usize = 11_000;
-/// Channels of a group: a thread writes one group.
-const GROUP: usize = 8;
-/// Channels that are read at a time.
+/// Channels that are read at a time for sums over pixels.
 const CHUNK: usize = 8;
 /// Most columns of a tile.
 const WIDTH: usize = 32;
-/// Sums of a thread that has weights: nine taps of a group.
-pub(super) const SUMS: usize = 9 * GROUP;
-
-/// Channels that a block writes, in groups of 8: tiles of them, and groups of a tile.
-pub(super) fn columns(channels: usize) -> [usize; 2] {
-    let groups = channels.div_ceil(GROUP);
-    let tiles = groups.div_ceil(8);
-    [tiles, groups.div_ceil(tiles)]
-}
-
 /// How the pixels of a batch are cut into tiles.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cut {
@@ -88,9 +80,9 @@ impl Cut {
         images.div_ceil(self.images) * self.down * self.across
     }
 
-    /// The tile, with rows so far apart: from channel to channel 4 banks on.
-    fn tile(&self, pitch: usize, chunk: usize) -> Tile {
-        let plane = (self.images * (self.h + 2) * pitch).next_multiple_of(32) + 4;
+    /// The tile, with rows so far apart, and from word to word of channels so many banks on.
+    fn tile(&self, pitch: usize, banks: usize, chunk: usize) -> Tile {
+        let plane = (self.images * (self.h + 2) * pitch).next_multiple_of(32) + banks;
         let n = |n: usize| n as u32;
         Tile {
             images: n(self.images),
@@ -103,6 +95,8 @@ impl Cut {
             pitch: n(pitch),
             plane: n(plane),
             chunk: n(chunk),
+            wide: Divisor::new(self.w),
+            high: Divisor::new(self.h),
         }
     }
 }
@@ -116,58 +110,102 @@ pub(super) struct Fit {
     pub(super) stage: usize,
     /// First float of the weights, or of the rows.
     pub(super) weights: usize,
+    /// First float of the tables of tensor cores.
+    pub(super) tables: usize,
     /// Floats of all that.
     pub(super) floats: usize,
     pub(super) threads: usize,
-    /// Floats from one row to the next, and threads that share the rows.
+    /// Floats from one row to the next, from one pixel to the next; threads that share the rows.
     pub(super) row: usize,
+    pub(super) pixel: usize,
     pub(super) subsets: usize,
 }
 
 impl Fit {
     /// The fit of a pass that reads `read` channels of windows and writes images, with `others`
-    /// floats besides: planes and weights, then the results in their place. A thread has 2 rows of
-    /// 4 pixels and a group of channels.
-    pub(super) fn window(written: &ImageShape, read: usize, others: usize) -> Fit {
-        let [_, groups] = columns(written.c);
-        let most = THREADS / groups * 8;
-        let sizes = std::iter::successors(Some(most), |n| Some(n / 2)).take_while(|n| *n > 0);
-        let fits = sizes.flat_map(|pixels| {
-            [CHUNK, CHUNK / 2].map(|chunk| {
-                let (cut, chunk) = (Cut::new(written, pixels), chunk.min(read));
-                let cols = groups * GROUP;
-                let tile = cut.tile(cut.pitch(), chunk);
-                let stage = cut.pixels().next_multiple_of(32) + 4;
-                let weights = chunk * tile.plane as usize;
-                let floats = (weights + chunk * (9 * cols + 4)).max(cols * stage);
-                let threads = (cut.pixels() / 8 * groups).next_multiple_of(32);
-                Fit { cut, tile, stage, weights, floats, threads, row: 0, subsets: 0 }
+    /// floats besides: planes and weights, then the results in their place.
+    pub(super) fn window(of: Precision, written: &ImageShape, read: usize, others: usize) -> Fit {
+        let [_, groups] = columns(of, written.c);
+        let fits = halves(windows::pixels_max(of, groups)).flat_map(|pixels| {
+            [WORDS, WORDS / 2].map(|most| {
+                let (cut, words) = (Cut::new(written, pixels), windows::words(of, read, most));
+                match windows::on_matrices(of) {
+                    true => Fit::matrix_window(cut, groups, [words, windows::each(of)]),
+                    false => Fit::thread_window(cut, groups, words),
+                }
             })
         });
         first_that_fits(fits, others)
     }
 
+    /// On units of f32 a thread has 2 rows of 4 pixels and a group of channels.
+    fn thread_window(cut: Cut, groups: usize, chunk: usize) -> Fit {
+        let cols = groups * GROUP;
+        let tile = cut.tile(cut.pitch(), 4, chunk);
+        let stage = cut.pixels().next_multiple_of(32) + 4;
+        let weights = chunk * tile.plane as usize;
+        let tables = weights + chunk * (9 * cols + 4);
+        let threads = (cut.pixels() / 8 * groups).next_multiple_of(32);
+        let floats = tables.max(cols * stage);
+        Fit { cut, tile, stage, weights, tables, floats, threads, row: 0, pixel: 0, subsets: 0 }
+    }
+
+    /// On tensor cores, with so many words of so many channels each.
+    fn matrix_window(cut: Cut, groups: usize, [words, each]: [usize; 2]) -> Fit {
+        let cols = groups * GROUP;
+        let tile = cut.tile(windows::row_of_windows(cut.w), 8, words * each);
+        let stage = cut.pixels().next_multiple_of(32) + 4;
+        let weights = words * tile.plane as usize;
+        let tables = weights + windows::rows_of_weights(words) * windows::row_of_columns(cols);
+        let floats = (tables + windows::tables_of_channels(words)).max(cols * stage);
+        let threads = THREADS;
+        Fit { cut, tile, stage, weights, tables, floats, threads, row: 0, pixel: 0, subsets: 0 }
+    }
+
     /// The fit of a pass that has sums over pixels: planes of `read` channels, and rows of the
     /// channels that are written. Small, so that several blocks fit on a multiprocessor.
-    pub(super) fn rows(written: &ImageShape, read: usize, others: usize) -> Fit {
-        let [_, groups] = columns(written.c);
-        let (cols, chunk) = (groups * GROUP, read.min(CHUNK));
-        let most = if read <= 4 { 8192 } else { 4096 } / cols;
-        let sizes = std::iter::successors(Some(most), |n| Some(n / 2)).take_while(|n| *n > 0);
-        let fits = sizes.map(|pixels| {
+    pub(super) fn rows(of: Precision, written: &ImageShape, read: usize, others: usize) -> Fit {
+        let [_, groups] = columns(of, written.c);
+        let most = if read <= 4 { 8192 } else { 4096 } / (groups * GROUP);
+        let fits = halves(most).map(|pixels| {
             let cut = Cut::new(written, pixels);
-            // Rows are an odd number of banks apart: a warp reads several at a time.
-            let tile = cut.tile(cut.w + 3, chunk);
-            let weights = chunk * tile.plane as usize;
-            let row = cut.w * cols + 4;
-            let stage = cut.rows() * row;
-            let subsets = (THREADS / (chunk * groups)).min(cut.rows());
-            let threads = (subsets * chunk * groups).next_multiple_of(32);
-            let floats = weights + stage;
-            Fit { cut, tile, stage, weights, floats, threads, row, subsets }
+            match windows::on_matrices(of) {
+                true => Fit::matrix_rows(cut, groups, read.min(CHUNK)),
+                false => Fit::thread_rows(cut, groups, read.min(CHUNK)),
+            }
         });
         first_that_fits(fits, others)
     }
+
+    fn thread_rows(cut: Cut, groups: usize, chunk: usize) -> Fit {
+        let cols = groups * GROUP;
+        // Rows are an odd number of banks apart: a warp reads several at a time.
+        let tile = cut.tile(cut.w + 3, 4, chunk);
+        let weights = chunk * tile.plane as usize;
+        let row = cut.w * cols + 4;
+        let stage = cut.rows() * row;
+        let subsets = (THREADS / (chunk * groups)).min(cut.rows());
+        let threads = (subsets * chunk * groups).next_multiple_of(32);
+        let floats = weights + stage;
+        let (tables, pixel) = (floats, cols);
+        Fit { cut, tile, stage, weights, tables, floats, threads, row, pixel, subsets }
+    }
+
+    fn matrix_rows(cut: Cut, groups: usize, chunk: usize) -> Fit {
+        let tile = cut.tile(cut.w + 2, 4, chunk);
+        let weights = chunk * tile.plane as usize;
+        let pixel = windows::row_of_columns(groups * GROUP);
+        let (row, stage) = (cut.w * pixel, cut.pixels() * pixel);
+        let tables = weights + stage;
+        let floats = tables + windows::tables_of_pixels(cut.pixels());
+        let (threads, subsets) = (THREADS, 0);
+        Fit { cut, tile, stage, weights, tables, floats, threads, row, pixel, subsets }
+    }
+}
+
+/// So many, half as many and so on.
+fn halves(most: usize) -> impl Iterator<Item = usize> {
+    std::iter::successors(Some(most), |n| Some(n / 2)).take_while(|n| *n > 0)
 }
 
 /// The first that leaves room for so many other floats. The smallest tiles do, for as many channels
@@ -196,13 +234,19 @@ mod tests {
                 for c in [1, 8, 16, 32, 64, 128, 256] {
                     let shape = ImageShape { batch: 128, h, w, c };
                     let others = 3 * read.max(c) + 5 * read.max(c);
-                    for fit in [Fit::window, Fit::rows].map(|fit| fit(&shape, read, others)) {
-                        assert!(fit.floats + others <= FLOATS_MAX, "{shape:?} {read} {fit:?}");
-                        assert!(fit.threads <= THREADS && fit.cut.h % 2 == 0, "{fit:?}");
+                    for of in Precision::ALL {
+                        for fit in [Fit::window, Fit::rows].map(|fit| fit(of, &shape, read, others))
+                        {
+                            let floats = fit.floats + others;
+                            assert!(floats <= FLOATS_MAX, "{of}, {shape:?}, {read}: {fit:?}");
+                            assert!(fit.threads <= THREADS && fit.cut.h % 2 == 0, "{fit:?}");
+                        }
                     }
                 }
             }
         }
-        const { assert!(SUMS * THREADS <= FLOATS_MAX) };
+        for of in Precision::ALL {
+            assert!(windows::sums_over_pixels(of, [THREADS, CHUNK, 8]) <= FLOATS_MAX, "{of}");
+        }
     }
 }
