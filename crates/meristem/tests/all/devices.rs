@@ -242,13 +242,13 @@ fn a_processor_computes_in_f32_only() {
     for (devices, other) in [("cpu", "cpu"), ("cuda:0,cpu:1", "cpu:1")] {
         let run = format!("{RUN} --devices {devices} --precision tf32 --run-dir none");
         let expected = format!(
-            "precision: got tf32, expected f32 on {other}; tf32 needs CUDA devices only, such as \
+            "`precision`: got tf32, expected f32 on {other}; tf32 needs CUDA devices only, such as \
              cuda:0"
         );
         m.fails(&run, 2, &[&expected]);
         assert!(!m.path("none").exists());
     }
-    let words = ["precision: got bf16, expected f32 on cpu"];
+    let words = ["`precision`: got bf16, expected f32 on cpu"];
     for command in [
         "bench host --seconds 0.1",
         "bench counterfactual --seconds 0.1",
