@@ -236,10 +236,15 @@ impl GatherBatches {
     /// Enqueues the gathers; does not wait.
     ///
     /// # Errors
-    /// [`Error::EpochNotStarted`] before the first [`Self::start_epoch`]; device errors.
+    /// [`Error::EpochNotStarted`] before the first [`Self::start_epoch`]; device errors, which end
+    /// the epoch: some envs may be a batch ahead of others then.
     #[expect(clippy::should_implement_trait, reason = "fallible: an Iterator would hide that")]
     pub fn next(&mut self) -> Result<Option<Vec<Batch>>> {
         let epoch = self.epoch.ok_or(Error::EpochNotStarted)?;
+        self.next_of(epoch).inspect_err(|_| self.epoch = None)
+    }
+
+    fn next_of(&mut self, epoch: u64) -> Result<Option<Vec<Batch>>> {
         if self.batch == self.order.batches() {
             return Ok(None);
         }

@@ -41,10 +41,13 @@ impl Stage {
 
     /// Begins to copy the images at places `part` of the permutations into the other buffer. Does
     /// not wait; the loader waits on the device for the gather that last read the buffer.
+    ///
+    /// # Errors
+    /// The errors of the upload. Then the buffer of the fill before is still the last.
     pub(super) fn fill(&mut self, permutation: &Arc<Indices>, part: Range<usize>) -> Result<()> {
-        self.turn ^= 1;
+        let turn = self.turn ^ 1;
         let (file, permutation, size) = (self.file.clone(), permutation.clone(), self.image);
-        self.loader.upload("stage", &self.slots[self.turn].0, move |buffer| {
+        self.loader.upload("stage", &self.slots[turn].0, move |buffer| {
             let images = file.as_bytes();
             let samples = &permutation.as_slice()[part];
             for (sample, staged) in samples.iter().zip(buffer.chunks_exact_mut(size)) {
@@ -52,6 +55,7 @@ impl Stage {
                 staged.copy_from_slice(&images[start..start + size]);
             }
         })?;
+        self.turn = turn;
         Ok(())
     }
 

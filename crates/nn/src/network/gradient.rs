@@ -74,13 +74,15 @@ impl Network {
     /// [`Error::Argument`] without a gradient, or clipped twice; a failed
     /// stream.
     pub fn clip(&mut self, factor: f32) -> Result<()> {
-        let Gradient { plan, clipped } = self.gradient.as_mut().ok_or_else(|| missing("clip"))?;
-        if std::mem::replace(clipped, true) {
+        let Gradient { plan, clipped } = self.gradient.as_ref().ok_or_else(|| missing("clip"))?;
+        if *clipped {
             let expected = "one that was not clipped";
             return Err(Error::argument("clip", "gradient", expected, "clipped"));
         }
-        let steps = plan.clipping(factor);
-        self.launch_steps("clip", steps)
+        let plan = Arc::clone(plan);
+        self.launch_steps("clip", plan.clipping(factor))?;
+        self.gradient = Some(Gradient { plan, clipped: true });
+        Ok(())
     }
 
     /// The second half of [`Network::train_step`]: metrics of the gradient and clipping, unless it
@@ -90,10 +92,12 @@ impl Network {
     /// # Errors
     /// [`Error::Argument`] without a gradient; a failed stream.
     pub fn apply(&mut self) -> Result<()> {
-        let Gradient { plan, clipped } = self.gradient.take().ok_or_else(|| missing("apply"))?;
-        let first = if clipped { Phase::Update } else { Phase::Measure };
-        let run = Run::of(&plan, first..=Phase::Update);
-        self.launch("apply", run, &self.tensors(&[], None, 0))
+        let Gradient { plan, clipped } = self.gradient.as_ref().ok_or_else(|| missing("apply"))?;
+        let first = if *clipped { Phase::Update } else { Phase::Measure };
+        let run = Run::of(plan, first..=Phase::Update);
+        self.launch("apply", run, &self.tensors(&[], None, 0))?;
+        self.gradient = None;
+        Ok(())
     }
 }
 

@@ -54,14 +54,15 @@ impl Network {
             let (expected, got) = (format!("{:?}", self.options), format!("{:?}", leader.options));
             return Err(Error::argument("follow", "options", expected, got));
         }
-        self.set_graph(Arc::clone(leader.graph()))?;
-        self.alpha_values.clone_from(&leader.alpha_values);
         let from: Vec<Tensor> = std::iter::once(&leader.alphas)
             .chain(leader.groups.iter().flat_map(Group::tensors))
             .map(|tensor| tensor.on(&self.stream))
             .collect::<Result<_, _>>()?;
+        self.set_graph(Arc::clone(leader.graph()))?;
         let to = std::iter::once(&self.alphas).chain(self.groups.iter().flat_map(Group::tensors));
         groups::copy(&self.stream, "follow", from.iter().zip(to))?;
+        // As the device's alphas are now those of the leader; not after an error.
+        self.alpha_values.clone_from(&leader.alpha_values);
         self.reset_metrics()
     }
 

@@ -10,8 +10,9 @@ use crate::ops::gpu;
 use crate::space::Span;
 
 /// Programs kept for a plan: rows of phases, each with the rows of alphas and scores that one and
-/// the same plan is run with.
-const PROGRAMS_MAX: usize = 16;
+/// the same plan is run with. All 16 subsets of four modules and one row more may be evaluated one
+/// by one, batch after batch: fewer programs would all be made anew each time.
+const PROGRAMS_MAX: usize = 64;
 
 /// Things that a plan's program depends on: phases, and the first byte of every space in its
 /// argument.
