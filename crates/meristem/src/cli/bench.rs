@@ -26,10 +26,11 @@ pub(crate) enum BenchCommand {
 #[command(allow_negative_numbers = true)]
 pub(crate) struct BenchCommArguments {
     /// Kind of ranks. For mpi, which needs a build with --features mpi, start the command with
-    /// mpirun, such as: mpirun -n 4 meristem bench comm --comm mpi
+    /// mpirun, such as: mpirun -n 4 meristem bench comm --comm mpi. For nccl, with --features cuda,
+    /// every process is a rank with the GPU that --device names; start them with torchrun
     #[arg(long, value_enum, default_value_t = Transport::Threads)]
     pub(crate) comm: Transport,
-    /// Number of ranks [default: 2; with mpi, the number of processes]
+    /// Number of ranks [default: 2; with mpi and nccl, the number of processes]
     #[arg(long, value_name = "N")]
     pub(crate) ranks: Option<usize>,
     /// Size of the smallest tensor of f32; each next one is twice as large
@@ -65,6 +66,8 @@ pub(crate) enum Transport {
     Threads,
     /// Processes started by mpirun
     Mpi,
+    /// Processes with a GPU each, started by torchrun or mpirun
+    Nccl,
 }
 
 impl Transport {
@@ -73,6 +76,7 @@ impl Transport {
         match self {
             Transport::Threads => "threads",
             Transport::Mpi => "mpi",
+            Transport::Nccl => "nccl",
         }
     }
 }

@@ -115,6 +115,8 @@ fn sums_over_ranks_are_checked_and_measured() {
     assert_eq!((words[3], words[4], words[words.len() - 2]), ("0.1", "24", "1,152"), "{topk}");
     m.fails("bench comm --max-size 2", 2, &["`max-size`: got 2", "4 bytes to 4GiB"]);
     m.fails("bench comm --density 0.1,2", 2, &["`density`: got 2", "at most 1"]);
+    let words = ["`device`: got cpu", "the GPU of this process, such as cuda:0"];
+    m.fails("bench comm --comm nccl", 2, &words);
     m.fails("bench comm --ranks 0", 2, &["`ranks`: got 0, expected 1 to 64"]);
     m.fails("bench comm --rounds 0", 2, &["`rounds`: got 0, expected at least 1"]);
 }

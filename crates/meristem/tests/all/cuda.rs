@@ -203,11 +203,11 @@ fn a_missing_driver_is_named() {
     assert!(!m.path("none").exists());
 }
 
-/// Runs on two processes, each with a GPU of its own, or a stand-in driver of its own.
-fn on_processes(m: &Meristem, arguments: &str, name: &str) -> Outcome {
+/// Processes that exchange over NCCL, as torchrun starts them, each with a GPU or a stand-in driver
+/// of its own; the output of each.
+fn processes(m: &Meristem, arguments: &str) -> Vec<String> {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let start = |rank: usize| {
-        let arguments = format!("{arguments} --comm nccl --devices cuda:0 --run-dir {name}");
         let mut command = m.command();
         command.args(arguments.split_whitespace()).env("RANK", rank.to_string());
         command.env("WORLD_SIZE", "2").env("MASTER_ADDR", "127.0.0.1");
@@ -216,12 +216,34 @@ fn on_processes(m: &Meristem, arguments: &str, name: &str) -> Outcome {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().unwrap()
     };
-    for (rank, child) in [0, 1].map(start).into_iter().enumerate() {
+    let end = |(rank, child): (usize, std::process::Child)| {
         let output = child.wait_with_output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{arguments}, rank {rank}: {text}");
-    }
+        String::from_utf8(output.stdout).unwrap()
+    };
+    [0, 1].map(start).into_iter().enumerate().map(end).collect()
+}
+
+/// Runs on two processes.
+fn on_processes(m: &Meristem, arguments: &str, name: &str) -> Outcome {
+    processes(m, &format!("{arguments} --comm nccl --devices cuda:0 --run-dir {name}"));
     outcome(m, name)
+}
+
+#[test]
+fn sums_over_nccl_are_measured_and_right() {
+    let m = Meristem::new();
+    let sizes = "--min-size 4KiB --max-size 4KiB --density 0.05 --rounds 1 --json";
+    let said = processes(&m, &format!("bench comm --comm nccl --device cuda:0 {sizes}"));
+    let report: serde_json::Value = serde_json::from_str(&said[0]).unwrap();
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(
+        (&report["transport"], &report["ranks"], rows.len()),
+        (&"nccl".into(), &2.into(), 4)
+    );
+    assert!(rows.iter().all(|row| row["wrong"] == 0), "{report}");
+    assert_eq!(said[1], "", "rank 1 prints nothing");
 }
 
 /// A run over NCCL has the bits of a run whose ranks are threads.

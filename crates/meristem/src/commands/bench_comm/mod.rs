@@ -10,7 +10,7 @@ use meristem::comm::{
     CommOptions, Communicator, Keep, Order, PhaseMemory, Reduction, Sparse, SparseSum, Sum,
 };
 use meristem::device::{
-    DType, Device, DeviceOptions, Error as DeviceError, Fill, Owner, Stream, Tensor,
+    DType, Device, DeviceId, DeviceOptions, Error as DeviceError, Fill, Owner, Stream, Tensor,
 };
 use serde::Serialize;
 
@@ -108,10 +108,22 @@ impl From<PhaseMemory> for Memory {
 
 pub(crate) fn run(arguments: &BenchCommArguments) -> Outcome {
     let plan = plan(arguments)?;
-    let device = Device::open(arguments.device.id()?, &DeviceOptions::default())?;
+    let id = arguments.device.id()?;
+    if let (Transport::Nccl, DeviceId::Cpu(_)) = (arguments.comm, id) {
+        let expected = "the GPU of this process, such as cuda:0, with --comm nccl";
+        return Err(Failure::value("device", id, expected));
+    }
+    let device = Device::open(id, &DeviceOptions::default())?;
+    let options = CommOptions::default();
     let (rank, rows) = match arguments.comm {
         Transport::Threads => (0, over_threads(&device, arguments.ranks.unwrap_or(2), &plan)?),
-        Transport::Mpi => over_mpi(&device, arguments.ranks, &plan)?,
+        Transport::Mpi => {
+            over_processes(Communicator::mpi(&options)?, (&device, arguments), &plan)?
+        }
+        Transport::Nccl => {
+            let comm = Communicator::nccl(Communicator::rendezvous(&options)?)?;
+            over_processes(comm, (&device, arguments), &plan)?
+        }
     };
     let (ranks, rows) = rows;
     let wrong: u64 = rows.iter().map(|row| row.wrong).sum();
@@ -180,12 +192,20 @@ fn over_threads(device: &Device, ranks: usize, plan: &Plan) -> Result<Rows, Fail
 }
 
 /// Runs this process's rank. Returns its number and the rows.
-fn over_mpi(device: &Device, ranks: Option<usize>, plan: &Plan) -> Result<(usize, Rows), Failure> {
-    let comm = Communicator::mpi(&CommOptions::default())?;
+fn over_processes(
+    comm: Communicator,
+    (device, arguments): (&Device, &BenchCommArguments),
+    plan: &Plan,
+) -> Result<(usize, Rows), Failure> {
     let (rank, size) = (comm.rank(), comm.size());
-    if let Some(ranks) = ranks.filter(|ranks| *ranks != size) {
+    if let Some(ranks) = arguments.ranks.filter(|ranks| *ranks != size) {
         let message = format!("--ranks {ranks}, but {size} processes were started");
-        let remedy = format!("start `mpirun -n {ranks} meristem bench comm --comm mpi`");
+        let command = match arguments.comm {
+            Transport::Nccl => format!("torchrun --no-python --nproc-per-node {ranks}"),
+            _ => format!("mpirun -n {ranks}"),
+        };
+        let kind = arguments.comm.name();
+        let remedy = format!("start `{command} meristem bench comm --comm {kind}`");
         return Err(Failure::usage(message, remedy));
     }
     if size > RANKS_MAX {
