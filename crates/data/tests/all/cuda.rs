@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::common::{Image, batch_of, epoch_of};
+use crate::common::{Image, batch_of, epoch_of, rest_of};
 use crate::gather::{Case, any_case};
 use meristem_data::{
-    Augment, Dataset, DatasetSpec, GatherBatches, GatherConfig, Normalization, Residency, Split,
-    cache,
+    Augment, Dataset, DatasetSpec, Error, GatherBatches, GatherConfig, Normalization, Residency,
+    Split, cache,
 };
-use meristem_device::{Device, DeviceId, DeviceOptions, Stream};
+use meristem_device::{Device, DeviceId, DeviceOptions, Policy, Stream};
 use proptest::prelude::*;
 
 fn open(id: DeviceId) -> Device {
@@ -101,6 +101,28 @@ fn the_envs_of_a_device_are_gathered_at_once() {
         assert_eq!((batches, counts.launches), (4, 4));
         assert_eq!(counts.allocations, if epoch == 0 { 2 } else { 0 });
     }
+}
+
+/// A batch that failed ends the epoch, for some envs may have staged a batch more than others; the
+/// next epoch is whole.
+#[test]
+fn a_failed_batch_ends_the_epoch() {
+    let device = open(DeviceId::Cuda(0));
+    let (spec, streamed) = (DatasetSpec::embedded(), Residency::Streamed);
+    let dataset = cache::load(&device, &spec, Split::Train, streamed).unwrap();
+    let config =
+        GatherConfig { max_batches: Some(3), ..GatherConfig::new(4, vec![DeviceId::Cuda(0); 2]) };
+    let expected = bits(epoch_of(&device, &dataset, &config, 0));
+    let streams = ["a", "b"].map(|name| device.stream(name));
+    let mut gather = GatherBatches::new(&config, &[dataset], &streams).unwrap();
+    gather.start_epoch(0).unwrap();
+    let scope = device.hot_scope("no graph", Policy::Deny);
+    let error = gather.next().unwrap_err().to_string();
+    assert!(error.contains("forbids any allocation"), "{error}");
+    drop(scope);
+    assert!(matches!(gather.next(), Err(Error::EpochNotStarted)));
+    gather.start_epoch(0).unwrap();
+    assert!(bits(rest_of(&mut gather)) == expected);
 }
 
 /// A gathered batch is the env's own memory, although batches of a ring use it in turn.

@@ -86,12 +86,16 @@ pub(crate) fn epoch_of(
     let streams: Vec<Stream> = config.devices.iter().map(|_| device.stream("env")).collect();
     let mut gather = GatherBatches::new(config, std::slice::from_ref(dataset), &streams).unwrap();
     gather.start_epoch(epoch).unwrap();
-    let size = dataset.image_shape().numel();
+    rest_of(&mut gather)
+}
+
+/// The rest of an epoch that was started.
+pub(crate) fn rest_of(gather: &mut GatherBatches) -> Vec<Vec<Image>> {
     let mut all = vec![];
     while let Some(step) = gather.next().unwrap() {
         for batch in &step {
             let (inputs, targets) = batch_of(batch);
-            let images = inputs.chunks(size).zip(targets);
+            let images = inputs.chunks(inputs.len() / targets.len()).zip(targets);
             all.push(
                 images.map(|(image, target)| Image { inputs: image.to_vec(), target }).collect(),
             );
