@@ -6,8 +6,10 @@
 A study is a TOML file with `seeds`, `[train]` (settings of all runs), and lists of `[[setting]]`
 (dataset and host) and `[[arm]]` (controller), each with a `name` and the settings of `train` that it
 stands for. An arm's settings go over those of its setting, and these over `[train]`. `{NAME}` in a
-value is a path from `--data NAME=DIR`, the folder of the TOML file for `{here}`, or a word from
-`[setting.words]`, so that one arm means another host in each setting. An arm with
+value is a path from `--data NAME=DIR`, or a word from `[setting.words]`, so that one arm means another
+host in each setting. `{here}` is the folder of the TOML file, `{seed}` the seed, and `{run:ARM}` the
+run folder of an arm that is listed before, with the same setting and seed, for arms that begin with
+what it grew. An arm with
 `program = "NAME"` runs the build from `--program NAME=PATH`, for comparisons with the state before
 a change.
 
@@ -41,6 +43,23 @@ T_MANY = 2.145
 STOPPED = 3
 
 
+def folder_name(setting: str, arm: str, seed: int) -> str:
+    label = f"{setting}.{arm}.{seed}"
+    return "".join(c if c.isalnum() or c in "-." else "-" for c in label)
+
+
+@dataclass
+class Folders:
+    """Run folders of the other arms with one setting and seed: `{run:ARM}` formats one of them."""
+
+    out: Path
+    setting: str
+    seed: int
+
+    def __format__(self, arm: str) -> str:
+        return str(self.out / folder_name(self.setting, arm, self.seed))
+
+
 @dataclass
 class Run:
     """One run of a study."""
@@ -51,12 +70,9 @@ class Run:
     program: str
     settings: dict[str, Any]
 
-    def label(self) -> str:
-        return f"{self.setting}.{self.arm}.{self.seed}"
-
     def name(self) -> str:
         """The name of its folder."""
-        return "".join(c if c.isalnum() or c in "-." else "-" for c in self.label())
+        return folder_name(self.setting, self.arm, self.seed)
 
     def words(self) -> list[str]:
         """Arguments of `train`, without the run folder."""
@@ -67,13 +83,14 @@ class Run:
         return [*words, "--seed", str(self.seed), "--quiet"]
 
 
-def runs_of(path: Path, places: dict[str, str]) -> list[Run]:
+def runs_of(path: Path, out: Path, places: dict[str, str]) -> list[Run]:
     """All runs of a study, seed by seed, so that an interrupted study has few seeds of all arms."""
     study = tomllib.loads(path.read_text())
     places = {"here": str(path.resolve().parent), **places}
 
     def run(seed: int, setting: dict[str, Any], arm: dict[str, Any]) -> Run:
-        words = {**places, **setting.get("words", {})}
+        run = Folders(out, setting["name"], seed)
+        words = {**places, **setting.get("words", {}), "seed": seed, "run": run}
         both = {**study.get("train", {}), **setting, **arm}
         both = {k: v for k, v in both.items() if k not in ("name", "program", "words")}
         settings = {k: v.format_map(words) if isinstance(v, str) else v for k, v in both.items()}
@@ -238,13 +255,13 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the table and run nothing")
     args = parser.parse_args()
     programs = {"": "target/release/meristem", **named(args.program)}
-    runs = runs_of(args.study, named(args.data))
+    runs = runs_of(args.study, args.out, named(args.data))
     chosen = [r for r in runs if not args.only or any(w in r.name() for w in args.only.split(","))]
     args.out.mkdir(parents=True, exist_ok=True)
     results = read_results(args.out)
     for place, run in enumerate([] if args.table else chosen, 1):
         if run.program not in programs:
-            raise SystemExit(f"{run.label()} needs --program {run.program}=PATH, or --only others")
+            raise SystemExit(f"{run.name()} needs --program {run.program}=PATH, or --only others")
         program = programs[run.program]
         done = results.get(run.name())
         if done and done["command"][1:] != run.words():

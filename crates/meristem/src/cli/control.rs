@@ -14,9 +14,14 @@ pub(crate) enum ControlCommand {
     /// Compare controllers on fresh hosts.
     ///
     /// For each seed, every controller gets the same hosts, the same control split and the same
-    /// order of samples, for one episode of --steps. The table has test accuracy, parameters, and
-    /// paired differences from the first controller. Values are means over the seeds, with standard
-    /// deviations; the value of a seed is the mean over its envs.
+    /// order of samples, for one episode of --steps. The table has test accuracy, parameters,
+    /// compute, and paired differences from the first controller. Values are means over the seeds,
+    /// with 95 % intervals; the value of a seed is the mean over its envs.
+    ///
+    /// static@CONTROLLER trains the networks that an earlier controller of the list ended with,
+    /// from the beginning and with the same steps: the comparison at equal parameters.
+    /// static-compute@CONTROLLER trains them for as many steps as cost what growing cost: the
+    /// comparison at equal compute. Compute is that of training and of counterfactual evaluations.
     ///
     /// A policy from a file does not learn: ppo:FILE samples its actions, greedy:FILE takes the
     /// most probable ones. ppo and ppo@REWARD first train a new policy for each seed, in --rounds
@@ -34,8 +39,9 @@ pub(crate) enum ControlCommand {
 #[derive(Debug, Args)]
 #[command(allow_negative_numbers = true)]
 pub(crate) struct ControlEvalArguments {
-    /// Controllers to compare: none, random, heuristic, ppo, ppo@REWARD, ppo:FILE, greedy:FILE or
-    /// fixed:FILE; differences are from the first [default: none,random,heuristic]
+    /// Controllers to compare: none, random, heuristic, ppo, ppo@REWARD, ppo:FILE, greedy:FILE,
+    /// fixed:FILE, static@CONTROLLER or static-compute@CONTROLLER; differences are from the first
+    /// [default: none,random,heuristic]
     #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = "Comparison")]
     controllers: Vec<Contender>,
     /// One more policy to compare, as ppo:FILE in --controllers; may be given several times
@@ -44,7 +50,7 @@ pub(crate) struct ControlEvalArguments {
     /// Number of seeds, which count up from --seed
     #[arg(long, value_name = "N", default_value_t = 5, help_heading = "Comparison")]
     pub(crate) seeds: usize,
-    /// File to plot accuracy against parameters to, .svg or .png; must not exist
+    /// File to plot accuracy against parameters and compute to, .svg or .png; must not exist
     #[arg(long, value_name = "FILE", help_heading = "Comparison")]
     pub(crate) plot: Option<PlotFile>,
     /// Folder that keeps all runs of the comparison and study.json; must not exist [default:

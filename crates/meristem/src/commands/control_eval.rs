@@ -131,15 +131,8 @@ fn report(study: &Study) -> String {
     let mut table = table::new();
     let first = study.contenders.first().map(|first| first.contender.to_string());
     let against = format!("points above {}", first.unwrap_or_default());
-    let columns = [
-        "controller",
-        "seeds",
-        "test accuracy",
-        "parameters",
-        "points per 1000 parameters",
-        &against,
-        "seeds ahead",
-    ];
+    let columns =
+        ["controller", "seeds", "test accuracy", "parameters", "GFLOP", &against, "seeds ahead"];
     table.set_header(columns);
     for report in &study.contenders {
         table.add_row([
@@ -147,7 +140,7 @@ fn report(study: &Study) -> String {
             report.runs.len().to_string(),
             spread(report.test_accuracy, |share| format!("{:.2}", 100.0 * share)) + " %",
             spread(report.parameters, |count| plain::thousands(count.round() as u64)),
-            spread(report.points_per_1000_parameters, |points| format!("{points:.2}")),
+            spread(report.flops, |flops| format!("{:.1}", flops / 1e9)),
             spread(report.difference_pp.map(|d| d.spread), |pp| format!("{pp:+.2}")),
             ahead(report.difference_pp),
         ]);
@@ -158,7 +151,7 @@ fn report(study: &Study) -> String {
     let mut lines = vec![table.to_string()];
     lines.extend(stopped.map(|stopped| format!("{stopped}; others are left out")));
     lines.push(format!(
-        "mean ± standard deviation over seeds; a seed is the mean of {} with {} of `{}`",
+        "mean ± 95 % interval over seeds; a seed is the mean of {} with {} of `{}`",
         counted(study.envs, ["env", "envs"]),
         counted(study.steps, ["step", "steps"]),
         study.host,
@@ -181,12 +174,12 @@ fn stopped(study: &Study) -> Option<String> {
     })
 }
 
-/// Formats mean and standard deviation, such as `81.20 ± 0.31`, both in the same format, the latter
+/// Formats mean and 95 % interval, such as `81.20 ± 0.31`, both in the same format, the latter
 /// without sign.
 fn spread(of: Option<Spread>, format: impl Fn(f64) -> String) -> String {
-    let Some(Spread { mean, std, .. }) = of else { return "–".into() };
-    let spread = std.map_or("–".into(), |std| format(std).trim_start_matches('+').to_string());
-    format!("{} ± {spread}", format(mean))
+    let Some(Spread { mean, ci95, .. }) = of else { return "–".into() };
+    let half = ci95.map_or("–".into(), |half| format(half).trim_start_matches('+').to_string());
+    format!("{} ± {half}", format(mean))
 }
 
 /// Formats the number of seeds ahead, such as `3 of 5`.
@@ -201,7 +194,7 @@ mod tests {
     #[test]
     fn figures_read_well() {
         let two = |x: f64| format!("{x:+.2}");
-        let of = |std| Some(Spread { count: 3, mean: -1.5, std });
+        let of = |ci95| Some(Spread { count: 3, mean: -1.5, std: Some(7.0), ci95 });
         assert_eq!(spread(of(Some(0.25)), two), "-1.50 ± 0.25");
         assert_eq!(spread(of(None), two), "-1.50 ± –");
         assert_eq!(spread(None, two), "–");

@@ -1,56 +1,97 @@
-//! Plot of a study: accuracy against parameters, with a small dot for each seed and a large dot
-//! with error bars for each contender.
+//! Plot of a study: accuracy against parameters on the left and against compute on the right, with
+//! a small dot for each seed and a large dot with error bars for each contender.
 
 use meristem::train::statistics::Spread;
-use meristem::train::study::{ContenderReport, Study};
+use meristem::train::study::{ContenderReport, Study, StudyRun};
 use meristem::train::summary::Status;
 
 use super::axis::{Axis, Field, axes};
-use super::{Anchor, Colour, Picture, SIZE, Shape, series_colour, short, text};
+use super::{Anchor, Colour, Picture, Shape, series_colour, short, text};
 
-/// Left, top, right and bottom of the plot area; the legend is to its right.
-const FIELD: Field = [70.0, 68.0, 650.0, 455.0];
+/// Size of the plot, in pixels.
+const SIZE: [f64; 2] = [1200.0, 520.0];
+
+/// The panels, from left to right; the legend is to the right of the last.
+const PANELS: [Panel; 2] = [
+    Panel {
+        field: [70.0, 68.0, 470.0, 455.0],
+        label: "parameters of host and modules",
+        of_run: |run| run.parameters,
+        of_all: |report| report.parameters,
+    },
+    Panel {
+        field: [540.0, 68.0, 940.0, 455.0],
+        label: "compute of an env, GFLOP",
+        of_run: |run| run.flops / 1e9,
+        of_all: |report| {
+            report.flops.map(|Spread { count, mean, std, ci95 }| {
+                let giga = |half: Option<f64>| half.map(|half| half / 1e9);
+                Spread { count, mean: mean / 1e9, std: giga(std), ci95: giga(ci95) }
+            })
+        },
+    },
+];
+
+/// Part of the plot with a horizontal axis of its own.
+struct Panel {
+    /// Left, top, right and bottom.
+    field: Field,
+    /// Label of the horizontal axis.
+    label: &'static str,
+    /// Horizontal value of a run.
+    of_run: fn(&StudyRun) -> f64,
+    /// Horizontal value of a contender.
+    of_all: fn(&ContenderReport) -> Option<Spread>,
+}
 
 /// Maximum length of a name in the legend, in characters.
 const NAME: usize = 24;
 
 /// The plot of a study with at least one complete run.
 pub(crate) fn study(study: &Study) -> Picture {
-    let [left, top, right, bottom] = FIELD;
+    let [left, top, _, bottom] = PANELS[0].field;
+    let right = PANELS[PANELS.len() - 1].field[2];
     let seeds = || study.contenders.iter().flat_map(|report| &report.runs);
     let ends = |of: fn(&ContenderReport) -> Option<Spread>| {
         let spreads = study.contenders.iter().filter_map(of);
-        spreads.flat_map(|s| [-1.0, 1.0].map(|side| s.mean + side * s.std.unwrap_or(0.0)))
+        spreads.flat_map(|s| [-1.0, 1.0].map(|side| s.mean + side * s.ci95.unwrap_or(0.0)))
     };
-    let x = seeds().map(|run| run.parameters).chain(ends(|report| report.parameters));
     let y = seeds().map(|run| run.test_accuracy).chain(ends(|report| report.test_accuracy));
-    let x = Axis::around(x, [left, right]);
     let y = Axis::around(y.map(|share| 100.0 * share), [bottom, top]);
-    let labels = ["parameters of host and modules", "test accuracy, %"];
-    let mut shapes = axes([&x, &y], FIELD, labels);
-    shapes.push(text([left, 22.0], Anchor::Start, title(study)));
+    let mut shapes = vec![text([left, 22.0], Anchor::Start, title(study))];
+    for panel in &PANELS {
+        let sides = [panel.field[0], panel.field[2]];
+        let x = Axis::around(seeds().map(panel.of_run).chain(ends(panel.of_all)), sides);
+        shapes.extend(axes([&x, &y], panel.field, [panel.label, "test accuracy, %"]));
+        for (place, report) in study.contenders.iter().enumerate() {
+            contender(report, panel, (series_colour(place), [&x, &y]), &mut shapes);
+        }
+    }
     for (place, report) in study.contenders.iter().enumerate() {
-        let colour = series_colour(place);
-        let height = top + 12.0 + 22.0 * place as f64;
+        let (colour, height) = (series_colour(place), top + 12.0 + 22.0 * place as f64);
         shapes.push(Shape::Disc { centre: [right + 22.0, height], radius: 6.0, colour });
         shapes.push(text([right + 36.0, height], Anchor::Start, name(report)));
-        contender(report, colour, [&x, &y], &mut shapes);
     }
     Picture { size: SIZE, shapes }
 }
 
-fn contender(report: &ContenderReport, colour: Colour, [x, y]: [&Axis; 2], to: &mut Vec<Shape>) {
+fn contender(
+    report: &ContenderReport,
+    panel: &Panel,
+    (colour, [x, y]): (Colour, [&Axis; 2]),
+    to: &mut Vec<Shape>,
+) {
     // The dots of single seeds are paler.
     let pale = colour.pale();
     to.extend(report.runs.iter().map(|run| Shape::Disc {
-        centre: [x.at(run.parameters), y.at(100.0 * run.test_accuracy)],
+        centre: [x.at((panel.of_run)(run)), y.at(100.0 * run.test_accuracy)],
         radius: 3.0,
         colour: pale,
     }));
-    let Some((parameters, accuracy)) = report.parameters.zip(report.test_accuracy) else { return };
-    let centre = [x.at(parameters.mean), y.at(100.0 * accuracy.mean)];
-    if let Some((wide, high)) = parameters.std.zip(accuracy.std) {
-        let [left, right] = [-wide, wide].map(|d| [x.at(parameters.mean + d), centre[1]]);
+    let Some((across, accuracy)) = (panel.of_all)(report).zip(report.test_accuracy) else { return };
+    let centre = [x.at(across.mean), y.at(100.0 * accuracy.mean)];
+    if let Some((wide, high)) = across.ci95.zip(accuracy.ci95) {
+        let [left, right] = [-wide, wide].map(|d| [x.at(across.mean + d), centre[1]]);
         let [below, above] = [-high, high].map(|d| [centre[0], y.at(100.0 * (accuracy.mean + d))]);
         to.push(Shape::Line { from: left, to: right, colour });
         to.push(Shape::Line { from: below, to: above, colour });
@@ -69,7 +110,7 @@ fn title(study: &Study) -> String {
     let dataset = study.dataset.as_ref().map_or("", |dataset| &dataset.name);
     let stopped = if study.status == Status::Interrupted { ", stopped early" } else { "" };
     format!(
-        "{} on {dataset}, {} steps; mean ± deviation over seeds{stopped}",
+        "{} on {dataset}, {} steps; mean ± 95 % interval over seeds{stopped}",
         study.host, study.steps
     )
 }

@@ -89,7 +89,7 @@ fn everybody_gets_the_same_hosts_and_is_told_with_mean_and_spread() {
     assert!((figure(&env["points_per_1000_parameters"]) - points).abs() < 1e-9);
     let svg = String::from_utf8(m.bytes("plot.svg")).unwrap();
     assert!(svg.starts_with("<svg") && svg.contains(">heuristic</text>"), "{svg}");
-    assert_eq!(svg.matches("r=\"3\"").count(), 9, "a dot for each run");
+    assert_eq!(svg.matches("r=\"3\"").count(), 2 * 9, "a dot for each run in both panels");
     // Each run equals a `train` with the same settings.
     m.ok(&format!(
         "train {TINY} --controller random --rounds 1 --seed 1002 --run-dir alone --quiet"
@@ -129,9 +129,9 @@ fn policies_are_compared_from_files_and_by_their_rewards() {
         learned.stderr
     );
     assert!(learned.stdout.contains("points above"), "{}", learned.stdout);
-    assert!(learned.stdout.contains("mean ± standard deviation over seeds"), "{}", learned.stdout);
+    assert!(learned.stdout.contains("mean ± 95 % interval over seeds"), "{}", learned.stdout);
     let plot = image::load_from_memory(&m.bytes("plot.png")).unwrap();
-    assert_eq!((plot.width(), plot.height()), (900, 520));
+    assert_eq!((plot.width(), plot.height()), (1200, 520));
     let kept = m.json("kept/study.json");
     let run = &kept["contenders"][1]["runs"][1];
     assert_eq!(run["training"].as_array().unwrap().len(), 2, "two rounds");
@@ -175,6 +175,17 @@ fn what_cannot_be_compared_is_refused_before_anything_runs() {
         ("--seeds 0", 2, "`seeds`: got 0"),
         ("--controllers none,random,none", 2, "none twice"),
         (
+            "--controllers static@random,random",
+            2,
+            "`controllers`: got static@random, expected random before it",
+        ),
+        (
+            "--controllers random,static-compute@random",
+            2,
+            "expected static@random before it, which it is compared with",
+        ),
+        ("--controllers none,static@none --init x", 2, "expected no --init"),
+        (
             "--plot missing/plot.svg",
             2,
             "`plot`: got missing/plot.svg, expected a file in an existing folder",
@@ -209,11 +220,49 @@ fn what_cannot_be_compared_is_refused_before_anything_runs() {
         ("--controllers nobody", "ppo@REWARD"),
         ("--controllers ppo@spares", "did you mean `sparse`?"),
         ("--controllers greedy:", "a file after the colon"),
+        ("--controllers static@static@none", "a controller after the @"),
     ] {
         let told = eval(&m, flags);
         assert_eq!(told.code, Some(2), "{flags}\n{}", told.stderr);
         assert!(told.stderr.contains(words), "{flags}\n{}", told.stderr);
     }
+}
+
+/// A fixed network has exactly the topology that another contender ended with, env by env, and its
+/// comparison at equal compute has as many steps as cost the same.
+#[test]
+fn grown_networks_are_compared_with_fixed_ones() {
+    let m = Meristem::new();
+    let script = r#"
+{"step":0, "env":0, "op": "GERMINATE", "slot":"r0c1", "blueprint":"conv_heavy", "then":"FOSSILIZE"}
+{"step": 0, "env": 1, "op": "GERMINATE", "slot": "r0c0", "blueprint": "norm", "then": "FOSSILIZE"}
+"#;
+    std::fs::write(m.path("script"), script).unwrap();
+    let flags = "--controllers none,fixed:script,static@fixed:script,static-compute@fixed:script \
+                 --seeds 1 --steps 20 --min-contribution 0 --run-dir kept --json";
+    let tiny = TINY.replace("--steps 4 ", "");
+    let found = study(&eval(&m, &format!("{tiny} {flags}")));
+    let run = |place: usize| &found["contenders"][place]["runs"][0];
+    let parameters =
+        |place: usize| [0, 1].map(|env| figure(&run(place)["envs"][env]["parameters"]));
+    assert!(parameters(1)[0] > parameters(1)[1], "the envs differ");
+    assert!(parameters(1)[1] > parameters(0)[1], "both have grown");
+    for place in [2, 3] {
+        assert_eq!(parameters(place), parameters(1), "{place}");
+        let envs = run(place)["envs"].as_array().unwrap();
+        assert!(envs.iter().all(|env| env["modules"]["germinated"] == 0), "{place}");
+    }
+    let [bare, grown, fixed, brief] = [0, 1, 2, 3].map(|place| figure(&run(place)["flops"]));
+    // Growing costs counterfactual evaluations, of far more images here than are trained.
+    assert!(bare < fixed && fixed < grown, "{bare} {grown} {fixed}");
+    let summary = m.json("kept/seed-1000/4-static-compute-fixed/summary.json");
+    let steps = (20.0 * grown / fixed).round();
+    assert_eq!(summary["steps"], steps);
+    assert!(steps > 20.0, "{steps}");
+    // Each of the 20 steps costs the same, and the number of steps is rounded.
+    assert!((brief - grown).abs() <= 0.5001 * fixed / 20.0, "{brief} {grown}");
+    let spread = &found["contenders"][1]["flops"];
+    assert_eq!((&spread["mean"], &spread["ci95"]), (&run(1)["flops"], &Value::Null));
 }
 
 /// A policy file has the seeds of its training.

@@ -136,6 +136,15 @@ fn a_topology_is_trained_from_the_beginning() {
         2,
         &["`start-topology`", "an existing weights file"],
     );
+    // A run folder has a topology for each of its envs.
+    let of_run = format!("{small} --controller none --steps 1 --start-topology grown");
+    m.ok(&format!("{of_run} --run-dir each"));
+    assert_eq!(m.json("each/summary.json")["envs"][0]["parameters"], env["parameters"]);
+    m.fails(
+        &format!("{of_run} --envs 2 --run-dir x").replace("--envs 1 ", ""),
+        2,
+        &["`start-topology`", "env-1.safetensors", "weights of 2 envs"],
+    );
 }
 
 #[test]

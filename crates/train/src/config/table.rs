@@ -167,8 +167,9 @@ settings! {
         /// Weights file that every env starts from: safetensors with PyTorch's names.
         init: Option<PathBuf> = absent("random weights"), unit("FILE");
         /// Weights file of any run, whose topology every env starts from: its modules are permanent
-        /// from the beginning and have random weights, as the host has.
-        start_topology: Option<PathBuf> = absent("no modules"), unit("FILE"), since(5);
+        /// from the beginning and have random weights, as the host has. For the folder of a run,
+        /// each env starts from the topology of that run's env with the same number.
+        start_topology: Option<PathBuf> = absent("no modules"), unit("PATH"), since(5);
         /// Train beside every env its bare twin, for comparison: the same host without growth, with
         /// the same initial weights, on the same batches.
         twin: Option<Switch> = absent("on with a controller, except with --data-parallel"),

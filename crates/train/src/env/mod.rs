@@ -96,7 +96,7 @@ impl Env {
     /// # Errors
     /// Weights that do not fit, out of memory.
     pub(crate) fn new(setup: &Setup, options: EnvOptions<'_>) -> Result<Self> {
-        let mut env = Self::of(setup, setup.fresh_host()?, options)?;
+        let mut env = Self::of(setup, setup.fresh_host(options.index)?, options)?;
         setup.initialise(&mut env.network)?;
         env.twin = setup.config.twin().then(|| Twin::new(setup, options)).transpose()?;
         let (network, snapshot, graph) = env.snapshot_due(setup)?;

@@ -37,7 +37,7 @@ impl Twin {
     /// Weights that do not fit, out of memory.
     pub(super) fn new(setup: &Setup, options: EnvOptions<'_>) -> Result<Self> {
         let EnvOptions { index, stream, seed, .. } = options;
-        let host = setup.fresh_host()?;
+        let host = setup.fresh_host(index)?;
         let rows = [CONTROL, TEST];
         let options = NetworkOptions {
             configs: rows.len(),

@@ -23,6 +23,9 @@ const READERS_LOCK: Duration = Duration::from_millis(100);
 /// File of the policy at the end of a run.
 pub(crate) const POLICY: &str = "policy.safetensors";
 
+/// Folder of the weights in a run folder.
+pub(crate) const WEIGHTS: &str = "weights";
+
 /// File name of an env's weights.
 pub(crate) fn weights_name(env: usize) -> String {
     format!("env-{env}.safetensors")
@@ -90,7 +93,7 @@ impl RunFolder {
 
     /// Path of the folder of weights.
     pub fn weights(&self) -> PathBuf {
-        self.path.join("weights")
+        self.path.join(WEIGHTS)
     }
 
     /// Path of the configuration.

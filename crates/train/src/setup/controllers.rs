@@ -108,7 +108,7 @@ fn script(setup: &Setup, path: &Path) -> Result<Script> {
     };
     let text = std::fs::read_to_string(path).map_err(|error| unusable(&error))?;
     let name = ControllerKind::Fixed(path.into()).to_string();
-    Script::parse(&name, &text, &setup.fresh_host()?).map_err(|error| unusable(&error))
+    Script::parse(&name, &text, &setup.fresh_host(0)?).map_err(|error| unusable(&error))
 }
 
 /// A new policy, or the one that the run starts from.
@@ -121,7 +121,7 @@ fn policy(setup: &Setup, stream: &Stream, learning: Learning) -> Result<Ppo> {
         isa: setup.isa,
         learning,
     };
-    let mut ppo = Ppo::new(stream, config.ppo(), &setup.fresh_host()?, options)?;
+    let mut ppo = Ppo::new(stream, config.ppo(), &setup.fresh_host(0)?, options)?;
     setup.policy.as_ref().map_or(Ok(()), |file| file.fill(&mut ppo))?;
     Ok(ppo)
 }

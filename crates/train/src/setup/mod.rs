@@ -20,6 +20,7 @@ use crate::config::PolicyFile;
 use crate::config::TrainConfig;
 use crate::config::devices::Devices;
 use crate::error::{Error, Result};
+use crate::record::run_folder::{WEIGHTS, weights_name};
 use crate::settings::Augmentations;
 use crate::setup::weights::{Wanted, Weights};
 
@@ -35,6 +36,25 @@ fn weights_of(key: &'static str, path: Option<&Path>) -> Result<Option<Arc<Weigh
     }
 }
 
+/// Reads the weights files whose topologies the envs start from: none, one for all envs, or one
+/// for each of them from the folder of a run.
+fn starts_of(config: &TrainConfig) -> Result<Vec<Arc<Weights>>> {
+    const KEY: &str = "start-topology";
+    let Some(path) = config.start_topology.as_deref() else { return Ok(vec![]) };
+    if !path.is_dir() {
+        return Ok(weights_of(KEY, Some(path))?.into_iter().collect());
+    }
+    let of_env = |env: usize| {
+        let file = path.join(WEIGHTS).join(weights_name(env));
+        if !file.is_file() {
+            let expected = format!("the folder of a run with weights of {} envs", config.envs);
+            return Err(Error::value(KEY, format!("no {}", file.display()), expected));
+        }
+        Weights::load(&file).map(Arc::new)
+    };
+    (0..config.envs).map(of_env).collect()
+}
+
 /// Objects named by a configuration, before any data is read.
 #[derive(Clone, Debug)]
 pub(crate) struct Names {
@@ -47,7 +67,7 @@ pub(crate) struct Names {
     host: HostSpec,
     slots: Vec<SlotName>,
     init: Option<Arc<Weights>>,
-    start: Option<Arc<Weights>>,
+    starts: Vec<Arc<Weights>>,
     /// Policy that a new run starts from.
     pub(crate) policy: Option<Arc<PolicyFile>>,
 }
@@ -79,12 +99,12 @@ impl Names {
         let isa = Isa::from_env().map_err(meristem_device::Error::from)?;
         let spec = dataset_spec(&config.dataset, config.data_root.as_deref(), config.skip_bad)?;
         let init = weights_of("init", config.init.as_deref())?;
-        let start = weights_of("start-topology", config.start_topology.as_deref())?;
-        if init.is_some() && start.is_some() {
+        let starts = starts_of(config)?;
+        if init.is_some() && !starts.is_empty() {
             let expected = "one of --init, which brings its own topology, and --start-topology";
             return Err(Error::value("start-topology", "with --init", expected));
         }
-        Ok(Self { devices, spec, isa, host, slots, init, start, policy: None })
+        Ok(Self { devices, spec, isa, host, slots, init, starts, policy: None })
     }
 }
 
@@ -107,8 +127,9 @@ pub(crate) struct Setup {
     rules: Rules,
     blueprints: Arc<BlueprintSet>,
     init: Option<Arc<Weights>>,
-    /// File whose topology the hosts begin with, as a fixed network.
-    start: Option<Arc<Weights>>,
+    /// Files whose topologies the hosts begin with, as fixed networks: none, one for all envs, or
+    /// one for each.
+    starts: Vec<Arc<Weights>>,
     /// Policy that the run starts from.
     pub(crate) policy: Option<Arc<PolicyFile>>,
 }
@@ -124,7 +145,7 @@ impl Setup {
         info: DatasetInfo,
         blueprints: Arc<BlueprintSet>,
     ) -> Result<Self> {
-        let Names { host, slots, isa, init, start, policy, .. } = names;
+        let Names { host, slots, isa, init, starts, policy, .. } = names;
         let image = image_shape(&info);
         host.validate(&image).map_err(meristem_grow::Error::from)?;
         let gates = Gates {
@@ -152,10 +173,12 @@ impl Setup {
             rules,
             blueprints,
             init,
-            start,
+            starts,
             policy,
         };
-        setup.check_size(&setup.fresh_host()?)?;
+        for env in 0..setup.starts.len().max(1) {
+            setup.check_size(&setup.fresh_host(env)?)?;
+        }
         Ok(setup)
     }
 
@@ -178,16 +201,17 @@ impl Setup {
     /// Tensors of the files that the run starts from, with names for messages.
     pub(crate) fn files(&self) -> Vec<(&'static str, &StateDict)> {
         let weights = self.init.iter().map(|weights| ("file of initial weights", &weights.state));
-        let start = self.start.iter().map(|start| ("file of the start topology", &start.state));
+        let start = self.starts.iter().map(|start| ("file of a start topology", &start.state));
         let policy = self.policy.iter().map(|policy| ("policy to start from", &policy.weights));
         weights.chain(start).chain(policy).collect()
     }
 
-    /// The host at the beginning of every episode: without modules, as in the initial weights, or
-    /// with the modules of the start topology.
-    pub(crate) fn fresh_host(&self) -> Result<Host> {
-        let mut host = self.host_of(self.init.as_ref().or(self.start.as_ref()))?;
-        if self.start.is_some() {
+    /// The host of an env at the beginning of every episode: without modules, as in the initial
+    /// weights, or with the modules of the env's start topology.
+    pub(crate) fn fresh_host(&self, env: usize) -> Result<Host> {
+        let start = self.starts.get(env).or(self.starts.first());
+        let mut host = self.host_of(self.init.as_ref().or(start))?;
+        if start.is_some() {
             host.settle();
         }
         Ok(host)
@@ -213,7 +237,8 @@ impl Setup {
     /// A damaged topology; another host, image shape or set of slots.
     pub(crate) fn rebuild(&self, topology: &Topology) -> Result<Host> {
         let host = topology.rebuild(&self.blueprints, self.rules)?;
-        let fresh = self.fresh_host()?;
+        // Spec, image, slots and blueprints are the same for all envs.
+        let fresh = self.fresh_host(0)?;
         let names = |host: &Host| host.slots().iter().map(|slot| slot.name).collect::<Vec<_>>();
         let same = host.spec() == fresh.spec()
             && host.image() == fresh.image()
@@ -247,7 +272,7 @@ impl Setup {
         if self.init.is_none() {
             return Ok(());
         }
-        let graph = self.graph(&self.fresh_host()?, 1.0)?;
+        let graph = self.graph(&self.fresh_host(0)?, 1.0)?;
         let precision = self.config.precision;
         let options =
             NetworkOptions { precision, ..NetworkOptions::new(self.config.seed, 0, self.isa, 1) };

@@ -12,10 +12,26 @@ use crate::settings::{BadValue, ControllerKind, choose, serde_as_text, unknown};
 const LEARNER: &str = "ppo@";
 
 /// All text forms, for messages.
-const FORMS: [&str; 8] = {
+const FORMS: [&str; 10] = {
     let [heuristic, ppo, policy, greedy, random, fixed, none] = ControllerKind::FORMS;
-    [none, random, heuristic, ppo, "ppo@REWARD", policy, greedy, fixed]
+    let [parameters, compute] = ["static@CONTROLLER", "static-compute@CONTROLLER"];
+    [none, random, heuristic, ppo, "ppo@REWARD", policy, greedy, fixed, parameters, compute]
 };
+
+/// Basis on which a fixed network is compared with the grown one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Equal {
+    /// Equal parameters, and as many steps.
+    Parameters,
+    /// Equal parameters, and as many steps as cost what growing cost.
+    Compute,
+}
+
+impl Equal {
+    /// The kinds with the prefix of their names, before the other contender.
+    const PREFIXES: [(&'static str, Self); 2] =
+        [("static@", Self::Parameters), ("static-compute@", Self::Compute)];
+}
 
 /// One of the controllers that a study compares.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +43,10 @@ pub enum Contender {
     /// and is then compared without learning. Text forms: `ppo`, or `ppo@REWARD` with another
     /// reward than in the settings.
     Learner(Option<RewardMode>),
+    /// The network that another contender ended with, with the same seed in the same env, trained
+    /// from the beginning without a controller. Text forms: `static@CONTENDER`, or
+    /// `static-compute@CONTENDER` for equal compute.
+    Static(Box<Contender>, Equal),
 }
 
 impl Contender {
@@ -42,6 +62,14 @@ impl FromStr for Contender {
     fn from_str(text: &str) -> Result<Self, BadValue> {
         if let Some(name) = text.strip_prefix(LEARNER) {
             return Ok(Self::Learner(Some(choose(name, &RewardMode::NAMES)?)));
+        }
+        for (prefix, equal) in Equal::PREFIXES {
+            if let Some(other) = text.strip_prefix(prefix) {
+                return match other.parse()? {
+                    Self::Static(..) => Err(BadValue::new(text, "a controller after the @")),
+                    other => Ok(Self::Static(Box::new(other), equal)),
+                };
+            }
         }
         match text.parse() {
             Ok(ControllerKind::Ppo) => Ok(Self::Learner(None)),
@@ -59,6 +87,9 @@ impl fmt::Display for Contender {
             Self::Controller(controller) => controller.fmt(f),
             Self::Learner(None) => ControllerKind::Ppo.fmt(f),
             Self::Learner(Some(mode)) => write!(f, "{LEARNER}{}", mode.name()),
+            Self::Static(other, equal) => {
+                write!(f, "{}{other}", Equal::PREFIXES[*equal as usize].0)
+            }
         }
     }
 }
@@ -70,9 +101,9 @@ mod tests {
 
     #[test]
     fn text_forms_round_trip() {
-        for text in
-            ["none", "random", "heuristic", "ppo:a", "greedy:a", "fixed:a", "ppo", "ppo@sparse"]
-        {
+        let growing = ["none", "random", "heuristic", "ppo:a", "greedy:a", "fixed:a", "ppo"];
+        let others = ["ppo@sparse", "static@heuristic", "static-compute@ppo@sparse"];
+        for text in growing.into_iter().chain(others) {
             assert_eq!(text.parse::<Contender>().unwrap().to_string(), text);
         }
         assert!("ppo@spares".parse::<Contender>().unwrap_err().to_string().contains("`sparse`?"));
@@ -81,6 +112,9 @@ mod tests {
         assert!(refused("heuristics").contains("mean `heuristic`?"));
         assert!(refused("greedy:").contains("a file after the colon"));
         assert_eq!("ppo@sparse".parse::<Contender>().unwrap().word(), "ppo-sparse");
+        assert!(refused("static@").contains("static@CONTROLLER"));
+        assert!(refused("static@static@none").contains("a controller after the @"));
         assert_eq!("fixed:a/b".parse::<Contender>().unwrap().word(), "fixed");
+        assert_eq!("static@fixed:a/b".parse::<Contender>().unwrap().word(), "static-fixed");
     }
 }

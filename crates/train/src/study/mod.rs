@@ -15,7 +15,7 @@ use meristem_data::{Split, cache};
 use meristem_device::random::{Purpose, Rng};
 use meristem_grow::BlueprintSet;
 
-pub use self::contender::Contender;
+pub use self::contender::{Contender, Equal};
 use self::report::ContenderRuns;
 pub use self::report::{ContenderReport, STUDY_VERSION, Study, StudyEnv, StudyRun};
 use crate::config::{FIRST_STUDY_SEED, Layer, TrainConfig};
@@ -90,17 +90,35 @@ impl StudyConfig {
             return Err(Error::value("controllers", "none", "at least one"));
         }
         for (index, contender) in self.contenders.iter().enumerate() {
-            if self.contenders[..index].contains(contender) {
-                return Err(Error::value(
-                    "controllers",
-                    format!("{contender} twice"),
-                    "each controller once",
-                ));
-            }
+            self.check_contender(contender, &self.contenders[..index])?;
         }
         match self.folder.exists() {
             true => Err(Error::RunFolderExists { path: self.folder.clone() }),
             false => Ok(()),
+        }
+    }
+
+    /// Checks that a contender is not among `earlier`, and the contenders that it needs are.
+    fn check_contender(&self, contender: &Contender, earlier: &[Contender]) -> Result<()> {
+        if earlier.contains(contender) {
+            let expected = "each controller once";
+            return Err(Error::value("controllers", format!("{contender} twice"), expected));
+        }
+        let Contender::Static(other, equal) = contender else { return Ok(()) };
+        if self.settings.init.is_some() {
+            let expected = "no --init, because a fixed network begins with new weights";
+            return Err(Error::value("controllers", contender, expected));
+        }
+        let mut needed = vec![(**other).clone()];
+        if *equal == Equal::Compute {
+            needed.push(Contender::Static(other.clone(), Equal::Parameters));
+        }
+        match needed.iter().find(|needed| !earlier.contains(needed)) {
+            None => Ok(()),
+            Some(needed) => {
+                let expected = format!("{needed} before it, which it is compared with");
+                Err(Error::value("controllers", contender, expected))
+            }
         }
     }
 
@@ -193,6 +211,9 @@ pub fn compare(config: &StudyConfig, observer: &mut dyn StudyObserver) -> Result
     result
 }
 
+/// Complete runs of each contender.
+type Runs = Vec<Vec<StudyRun>>;
+
 /// A study that is ready to start.
 struct Contest<'a> {
     config: &'a StudyConfig,
@@ -239,7 +260,7 @@ impl<'a> Contest<'a> {
             }
         }
         let contenders = config.contenders.len();
-        let mut runs: Vec<Vec<StudyRun>> = vec![vec![]; contenders];
+        let mut runs: Runs = vec![vec![]; contenders];
         let (mut status, mut dataset) = (Status::Completed, None);
         let of = config.seeds * contenders;
         let seeds = config.seeds();
@@ -247,7 +268,7 @@ impl<'a> Contest<'a> {
         for (number, (seed, index)) in pairs.enumerate() {
             let contender = &config.contenders[index];
             let planned = Planned { number: number + 1, of, contender, seed, learns: false };
-            let Some((summary, run)) = self.one(&planned, index, observer)? else {
+            let Some((summary, run)) = self.one(&planned, &runs, observer)? else {
                 status = Status::Interrupted;
                 break;
             };
@@ -279,31 +300,68 @@ impl<'a> Contest<'a> {
         Ok(study)
     }
 
-    /// Runs one contender with one seed; `None` if it was stopped.
+    /// Position of a contender in the list.
+    fn place(&self, contender: &Contender) -> usize {
+        let mut contenders = self.config.contenders.iter();
+        contenders.position(|other| other == contender).unwrap_or_default()
+    }
+
+    /// Run folder of a contender with a seed.
+    fn folder(&self, contender: &Contender, seed: u64) -> PathBuf {
+        let name = format!("{}-{}", self.place(contender) + 1, contender.word());
+        self.config.folder.join(format!("seed-{seed}")).join(name)
+    }
+
+    /// The run of the network that a contender ended with, trained from the beginning. `runs` are
+    /// the complete runs of all contenders.
+    fn fixed(&self, of: (&Contender, Equal), seed: u64, runs: &Runs) -> Result<TrainConfig> {
+        let (grown, equal) = of;
+        let contender = Contender::Static(Box::new(grown.clone()), equal);
+        let run = self.config.run(ControllerKind::None, seed, self.folder(&contender, seed))?;
+        let mut run = TrainConfig { start_topology: Some(self.folder(grown, seed)), ..run };
+        if equal == Equal::Compute {
+            let same_steps = Contender::Static(Box::new(grown.clone()), Equal::Parameters);
+            let flops = |contender: &Contender| {
+                let run = runs[self.place(contender)].iter().find(|run| run.seed == seed);
+                run.map_or(f64::NAN, |run| run.flops)
+            };
+            // A ratio that is not a number gives no steps, and so one.
+            let steps = run.steps as f64 * flops(grown) / flops(&same_steps);
+            run.steps = (steps.round() as usize).max(1);
+            run.validate()?;
+        }
+        Ok(run)
+    }
+
+    /// Runs one contender with one seed; `None` if it was stopped. `runs` are the complete runs of
+    /// all contenders.
     fn one(
         &self,
         planned: &Planned<'_>,
-        index: usize,
+        runs: &Runs,
         observer: &mut dyn StudyObserver,
     ) -> Result<Option<(Summary, StudyRun)>> {
         let &Planned { contender, seed, .. } = planned;
-        let name = format!("{}-{}", index + 1, contender.word());
-        let folder = self.config.folder.join(format!("seed-{seed}")).join(&name);
+        let folder = self.folder(contender, seed);
         let mut training = vec![];
-        let controller = match contender {
-            Contender::Controller(controller) => controller.clone(),
+        let run = match contender {
+            Contender::Controller(controller) => {
+                self.config.run(controller.clone(), seed, folder)?
+            }
+            Contender::Static(grown, equal) => self.fixed((grown, *equal), seed, runs)?,
             Contender::Learner(_) => {
-                let learning = folder.with_file_name(format!("{name}-learning"));
+                let mut learning = folder.clone().into_os_string();
+                learning.push("-learning");
+                let learning = PathBuf::from(learning);
                 let run = self.config.training(contender, seed, learning.clone())?;
                 let planned = Planned { learns: true, ..planned.clone() };
                 let Some(summary) = self.run_one(&planned, &run, observer)? else {
                     return Ok(None);
                 };
                 training = summary.round_results;
-                ControllerKind::Policy(learning.join(POLICY))
+                self.config.run(ControllerKind::Policy(learning.join(POLICY)), seed, folder)?
             }
         };
-        let run = self.config.run(controller, seed, folder)?;
         let summary = self.run_one(planned, &run, observer)?;
         Ok(summary.map(|summary| {
             let run = StudyRun::new(&summary, training);

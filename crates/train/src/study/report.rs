@@ -63,6 +63,10 @@ pub struct ContenderReport {
     pub parameters: Option<Spread>,
     /// Percentage points of test accuracy per 1000 parameters.
     pub points_per_1000_parameters: Option<Spread>,
+    /// Floating-point operations of an env's episode: training, and counterfactual evaluations. A
+    /// policy's own, and those of the rounds in which it learned, are not among them.
+    #[serde(default)]
+    pub flops: Option<Spread>,
     /// Test accuracy minus that of the first contender with the same seed, in percentage points;
     /// absent for the first contender.
     pub difference_pp: Option<PairedDifference>,
@@ -81,6 +85,10 @@ pub struct StudyRun {
     pub parameters: f64,
     /// Percentage points of test accuracy per 1000 parameters, as the mean over the envs.
     pub points_per_1000_parameters: f64,
+    /// Floating-point operations of training and of counterfactual evaluations, as the mean over
+    /// the envs.
+    #[serde(default)]
+    pub flops: f64,
     /// Results of each env.
     pub envs: Vec<StudyEnv>,
     /// Results of the rounds in which the contender learned.
@@ -135,6 +143,8 @@ impl StudyRun {
             test_accuracy: mean(&|env| env.test_accuracy),
             parameters: mean(&|env| env.parameters as f64),
             points_per_1000_parameters: mean(&|env| env.points_per_1000_parameters),
+            flops: (summary.training_flops + summary.counterfactual_cost.flops) as f64
+                / envs.len().max(1) as f64,
             envs,
             training,
         }
@@ -170,6 +180,7 @@ pub(super) fn reports(all: Vec<ContenderRuns>) -> Vec<ContenderReport> {
                 test_accuracy: spread(&|run| run.test_accuracy),
                 parameters: spread(&|run| run.parameters),
                 points_per_1000_parameters: spread(&|run| run.points_per_1000_parameters),
+                flops: spread(&|run| run.flops),
                 difference_pp: PairedDifference::of(&pairs).filter(|_| index > 0),
                 runs,
             }
@@ -184,7 +195,15 @@ mod tests {
     fn run(seed: u64, test_accuracy: f64) -> StudyRun {
         let (envs, training) = (vec![], vec![]);
         let (parameters, points_per_1000_parameters) = (2000.0, 50.0 * test_accuracy);
-        StudyRun { seed, test_accuracy, parameters, points_per_1000_parameters, envs, training }
+        StudyRun {
+            seed,
+            test_accuracy,
+            parameters,
+            points_per_1000_parameters,
+            flops: 1e9,
+            envs,
+            training,
+        }
     }
 
     /// A stopped study: the second contender lacks a seed, the third has none.

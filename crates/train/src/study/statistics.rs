@@ -1,8 +1,9 @@
-//! Mean and standard deviation of a few measurements, and of their paired differences.
+//! Mean, standard deviation and confidence interval of a few measurements, and of their paired
+//! differences.
 
 use serde::{Deserialize, Serialize};
 
-/// Mean and standard deviation of some measurements.
+/// Mean, standard deviation and confidence interval of some measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
     /// Number of measurements.
@@ -11,6 +12,21 @@ pub struct Spread {
     pub mean: f64,
     /// Sample standard deviation, `sqrt(Σ(x − mean)²/(n − 1))`; null for a single measurement.
     pub std: Option<f64>,
+    /// Half the width of the 95 % confidence interval of the mean, by Student's t; null for a
+    /// single measurement.
+    #[serde(default)]
+    pub ci95: Option<f64>,
+}
+
+/// The 97.5 % quantile of Student's t with this many degrees of freedom, with an error below .001.
+fn t_quantile(freedom: usize) -> f64 {
+    /// For 1, 2, … degrees of freedom.
+    const FIRST: [f64; 10] =
+        [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228];
+    // The expansion around the normal quantile in powers of 1/n (Abramowitz and Stegun, 26.7.5).
+    let n = freedom as f64;
+    let expansion = || 1.960 + 2.372 / n + 2.823 / n.powi(2) + 2.556 / n.powi(3);
+    FIRST.get(freedom.wrapping_sub(1)).copied().unwrap_or_else(expansion)
 }
 
 impl Spread {
@@ -23,7 +39,8 @@ impl Spread {
         let mean = values.iter().sum::<f64>() / n;
         let squares: f64 = values.iter().map(|x| (x - mean) * (x - mean)).sum();
         let std = (count > 1).then(|| (squares / (n - 1.0)).sqrt());
-        Some(Self { count, mean, std })
+        let ci95 = std.map(|std| t_quantile(count - 1) * std / n.sqrt());
+        Some(Self { count, mean, std, ci95 })
     }
 }
 
@@ -84,9 +101,21 @@ mod tests {
 
     #[test]
     fn one_measurement_has_no_spread_and_none_no_mean() {
-        assert_eq!(Spread::of(&[3.0]), Some(Spread { count: 1, mean: 3.0, std: None }));
+        assert_eq!(Spread::of(&[3.0]), Some(Spread { count: 1, mean: 3.0, std: None, ci95: None }));
         assert_eq!(Spread::of(&[]), None);
         assert_eq!(PairedDifference::of(&[]), None);
+    }
+
+    /// Against tables of Student's t, and an interval worked out by hand: 4.303 · 1/√3.
+    #[test]
+    fn intervals_are_those_of_students_t() {
+        for (freedom, quantile) in
+            [(1, 12.706), (11, 2.201), (20, 2.086), (60, 2.000), (999, 1.962)]
+        {
+            assert!((t_quantile(freedom) - quantile).abs() < 1e-3, "{freedom}");
+        }
+        let spread = Spread::of(&[1.0, 2.0, 3.0]).unwrap();
+        assert!((spread.ci95.unwrap() - 2.4843).abs() < 1e-3, "{spread:?}");
     }
 
     /// Pairing matters because hosts differ far more between seeds than between contenders.
@@ -94,7 +123,7 @@ mod tests {
     fn a_constant_lead_has_no_spread() {
         let pairs = [(51.0, 50.0), (81.0, 80.0), (21.0, 20.0)];
         let paired = PairedDifference::of(&pairs).unwrap();
-        let lead = Spread { count: 3, mean: 1.0, std: Some(0.0) };
+        let lead = Spread { count: 3, mean: 1.0, std: Some(0.0), ci95: Some(0.0) };
         assert_eq!(paired, PairedDifference { spread: lead, ahead: 3 });
     }
 }
