@@ -151,14 +151,14 @@ impl Observer for Progress {
     fn devices_changed(&mut self, began: &[String], now: &[String]) {
         let [began, now] = [began, now].map(|devices| devices.join(","));
         plain::err(&format!(
-            "warning: the run began on {began} and goes on on {now}; another kind of device rounds \
+            "warning: the run was on {began} and goes on on {now}; another kind of device rounds \
              differently, so its results differ from here on"
         ));
     }
 
     fn precision_changed(&mut self, began: Precision, now: Precision) {
         plain::err(&format!(
-            "warning: the run began at precision {began} and goes on at {now}; its results differ \
+            "warning: the run was at precision {began} and goes on at {now}; its results differ \
              from here on"
         ));
     }

@@ -108,7 +108,7 @@ fn devices_of_both_kinds_serve_one_run() {
     m.ok(&format!("{BARE} --run-dir moved"));
     fs::remove_file(m.path("moved/summary.json")).unwrap();
     let said = m.ok("train --resume moved --devices cuda:0 --quiet");
-    let warning = "warning: the run began on cpu and goes on on cuda:0; another kind of device";
+    let warning = "warning: the run was on cpu and goes on on cuda:0; another kind of device";
     assert!(said.stderr.contains(warning), "{}", said.stderr);
 }
 
@@ -154,6 +154,31 @@ fn kill(arguments: &str) {
     assert_same(&outcome(&m, "killed"), &expected, "killed");
 }
 
+/// A run that goes on at another precision stays at it when it is killed and resumed once more.
+#[test]
+fn a_run_stays_at_its_last_precision() {
+    let m = with_images();
+    let killed_after = |arguments: &str, steps: usize| {
+        let mut command = m.command();
+        command.args(arguments.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut child = Process::start(&mut command);
+        let events = || fs::read_to_string(m.path("moved/events.jsonl")).unwrap_or_default();
+        wait_for("some steps", || events().matches("step_completed").count() >= steps);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    };
+    killed_after(&format!("{BARE} --steps 40 --devices cuda:0 --run-dir moved"), 9);
+    killed_after("train --resume moved --precision bf16 --quiet", 30);
+    let said = m.ok("train --resume moved --quiet");
+    assert!(!said.stderr.contains("warning"), "{}", said.stderr);
+    let text = fs::read_to_string(m.path("moved/summary.json")).unwrap();
+    let summary: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let stretches = summary["computed"].as_array().unwrap();
+    let precisions: Vec<_> = stretches.iter().map(|of| of["precision"].as_str().unwrap()).collect();
+    assert_eq!(precisions, ["f32", "bf16"], "{summary}");
+    assert!(stretches[1]["step"].as_u64().unwrap() >= 1, "{summary}");
+}
+
 /// Rounded products learn, and not the same; a run may change its precision when it is resumed.
 #[test]
 fn hosts_learn_at_every_precision() {
@@ -181,7 +206,7 @@ fn hosts_learn_at_every_precision() {
     assert_ne!(accuracy("f32"), accuracy("bf16"));
     fs::remove_file(m.path("f32/summary.json")).unwrap();
     let said = m.ok("train --resume f32 --precision tf32 --quiet");
-    let warning = "warning: the run began at precision f32 and goes on at tf32;";
+    let warning = "warning: the run was at precision f32 and goes on at tf32;";
     assert!(said.stderr.contains(warning), "{}", said.stderr);
     fs::remove_file(m.path("bf16/summary.json")).unwrap();
     let words = ["got bf16, expected f32 on cpu"];

@@ -23,11 +23,12 @@ pub(crate) use self::file::checksum;
 pub(crate) use self::identity::{Identity, RunInputs};
 pub(crate) use self::store::Store;
 pub(crate) use self::writer::{Checkpoints, Current};
+use crate::config::TrainConfig;
 use crate::env::{EnvState, EnvTensors};
 use crate::error::Result;
 use crate::position::Position;
 use crate::record::event_writer::EventsPosition;
-use crate::record::summary::{EnvSummary, RoundSummary};
+use crate::record::summary::{EnvSummary, RoundSummary, Stretch};
 use crate::record::totals::Totals;
 
 /// State of a run between two steps.
@@ -59,6 +60,16 @@ impl Checkpoint {
         file::from_bytes(path, bytes)
     }
 
+    /// Devices and precision at its position. A checkpoint from before they were recorded has those
+    /// with which the run began.
+    pub(crate) fn last_stretch(&mut self, began: &TrainConfig) -> Stretch {
+        let computed = &mut self.progress.computed;
+        if computed.is_empty() {
+            computed.push(Stretch::new(Position { round: 0, step: 0 }, began));
+        }
+        computed[computed.len() - 1].clone()
+    }
+
     /// Joins the ranks' parts, by rank, to the checkpoint that a single process would write.
     /// Everything except envs and policy comes from rank 0.
     ///
@@ -86,6 +97,9 @@ impl Checkpoint {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Progress {
     pub(crate) identity: Identity,
+    /// Devices and precision of the steps so far; empty in older checkpoints.
+    #[serde(default)]
+    pub(crate) computed: Vec<Stretch>,
     /// Position of the next step.
     pub(crate) next: Position,
     pub(crate) totals: Totals,

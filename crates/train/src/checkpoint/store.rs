@@ -110,6 +110,7 @@ mod tests {
         Checkpoint {
             progress: Progress {
                 identity: identity("seed = 1"),
+                computed: vec![],
                 next: Position { round: 0, step },
                 totals: Totals::default(),
                 rounds: vec![],

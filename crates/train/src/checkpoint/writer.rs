@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::position::Position;
 use crate::processes::World;
 use crate::record::journal::Journal;
-use crate::record::summary::{EnvSummary, RoundSummary};
+use crate::record::summary::{EnvSummary, RoundSummary, Stretch};
 use crate::record::totals::Totals;
 
 /// Parts that all checkpoints of an episode share, and the store.
@@ -17,6 +17,8 @@ pub(crate) struct Checkpoints {
     /// The store, on rank 0.
     pub(crate) store: Option<Store>,
     pub(crate) identity: Identity,
+    /// Devices and precision of the steps so far.
+    pub(crate) computed: Vec<Stretch>,
     /// Results of the completed rounds.
     pub(crate) rounds: Vec<RoundSummary>,
     /// Results of the envs in the last completed round.
@@ -49,6 +51,7 @@ impl Checkpoints {
         let (states, tensors) = envs.into_iter().map(|env| (env.state, env.tensors)).unzip();
         let progress = Progress {
             identity: self.identity.clone(),
+            computed: self.computed.clone(),
             next,
             totals,
             rounds: self.rounds.clone(),

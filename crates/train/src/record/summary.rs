@@ -6,8 +6,11 @@ use std::path::{Path, PathBuf};
 
 use meristem_control::RoundReport;
 use meristem_device::{Counts, Device};
+use meristem_nn::Precision;
 use serde::{Deserialize, Serialize};
 
+use crate::config::TrainConfig;
+use crate::position::Position;
 use crate::record::events::CounterfactualCost;
 use crate::record::trace::TraceSummary;
 use crate::record::{null_as_nan, plain_file};
@@ -56,6 +59,36 @@ impl Status {
     }
 }
 
+/// Steps of a run that were computed alike, up to the next stretch or the end.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Stretch {
+    /// Round of the first step.
+    pub round: usize,
+    /// The first step.
+    pub step: usize,
+    /// Devices of the envs.
+    pub devices: Vec<String>,
+    /// Precision of products.
+    pub precision: Precision,
+}
+
+impl Stretch {
+    /// The stretch that begins at a position.
+    pub(crate) fn new(Position { round, step }: Position, config: &TrainConfig) -> Self {
+        Self { round, step, devices: config.devices.clone(), precision: config.precision }
+    }
+
+    /// Whether it has steps before a position.
+    pub(crate) fn is_before(&self, next: Position) -> bool {
+        (self.round, self.step) < (next.round, next.step)
+    }
+
+    /// Whether the steps of a run with these settings belong to it.
+    pub(crate) fn goes_on(&self, config: &TrainConfig) -> bool {
+        (&self.devices, self.precision) == (&config.devices, config.precision)
+    }
+}
+
 /// Contents of `summary.json`. Accuracies are shares 0..1, losses mean cross-entropy in nats,
 /// contributions percentage points, sizes bytes, times seconds. Aliases are the names of keys in
 /// older files.
@@ -84,6 +117,9 @@ pub struct Summary {
     pub instruction_set: String,
     /// Worker threads of each device.
     pub threads: usize,
+    /// Devices and precision, if they changed when the run was resumed: each from a step on.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub computed: Vec<Stretch>,
     /// Ranks that learned a policy or trained a host together; 0 in older summaries, which lack it.
     #[serde(default)]
     pub ranks: usize,

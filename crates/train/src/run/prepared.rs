@@ -22,7 +22,8 @@ use crate::record::journal::Journal;
 use crate::record::observer::Observer;
 use crate::record::run_folder::RunFolder;
 use crate::record::summary::{
-    DatasetSummary, EnvSummary, MemorySummary, RoundSummary, SUMMARY_VERSION, Status, Summary,
+    DatasetSummary, EnvSummary, MemorySummary, RoundSummary, SUMMARY_VERSION, Status, Stretch,
+    Summary,
 };
 use crate::record::totals::Totals;
 use crate::record::trace::RunTrace;
@@ -96,7 +97,8 @@ impl Run {
             instruction_set: setup.isa.to_string(),
         };
         let store = files.folder.as_ref().map(|folder| Store::new(folder.checkpoints()));
-        let checkpoints = Checkpoints { store, identity, rounds: vec![], envs: vec![] };
+        let computed = vec![Stretch::new(Position { round: 0, step: 0 }, config)];
+        let checkpoints = Checkpoints { store, identity, computed, rounds: vec![], envs: vec![] };
         Ok(Self { setup, fleet, controller, totals: Totals::default(), checkpoints, warm: false })
     }
 
@@ -333,6 +335,7 @@ impl Run {
             dataset: checkpoints.identity.dataset,
             instruction_set: setup.isa.to_string(),
             threads,
+            computed: Some(checkpoints.computed).filter(|all| all.len() > 1).unwrap_or_default(),
             ranks: setup.config.ranks(),
             exchange: setup.config.exchange.to_string(),
             rounds: checkpoints.rounds.len(),
@@ -374,6 +377,12 @@ impl Run {
         }
         self.controller.get().restore(&controller).map_err(|error| unfit(error.to_string()))?;
         self.totals = progress.totals;
+        let config = &self.setup.config;
+        self.checkpoints.computed = progress.computed;
+        self.checkpoints.computed.retain(|stretch| stretch.is_before(progress.next));
+        if !self.checkpoints.computed.last().is_some_and(|last| last.goes_on(config)) {
+            self.checkpoints.computed.push(Stretch::new(progress.next, config));
+        }
         (self.checkpoints.rounds, self.checkpoints.envs) = (progress.rounds, progress.last_envs);
         let own = self.fleet.machine.envs();
         let envs = progress.envs.into_iter().zip(envs).skip(own.start).take(own.len());

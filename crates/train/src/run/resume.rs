@@ -13,11 +13,12 @@ use crate::checkpoint::{Checkpoint, Store};
 use crate::config::{Layer, TrainConfig, all};
 use crate::config_file;
 use crate::error::{Error, Result};
+use crate::position::Position;
 use crate::processes::World;
 use crate::record::observer::Observer;
 use crate::record::output::check_folder;
 use crate::record::run_folder::{RunFolder, check_config};
-use crate::record::summary::{Status, Summary};
+use crate::record::summary::{Status, Stretch, Summary};
 use crate::record::trace::RunTrace;
 use crate::setup::Names;
 
@@ -81,16 +82,22 @@ fn resume_in(
     if let Some(summary) = complete {
         return Ok(summary);
     }
-    let settings = config_file::parse(&path.join("config.toml"), &text)?;
+    let mut settings = config_file::parse(&path.join("config.toml"), &text)?;
     let began = TrainConfig::resolve(settings.clone(), Layer::default())?;
     check_config(path, &text, &began)?;
+    let mut saved = newest(world, &files)?;
+    let last = saved.as_mut().map(|(_, checkpoint)| checkpoint.last_stretch(&began));
+    let last = last.unwrap_or_else(|| Stretch::new(Position { round: 0, step: 0 }, &began));
+    // A run that was moved stays where it is.
+    settings.devices = Some(last.devices.clone());
+    settings.precision = Some(last.precision);
     let flags = Layer { run_dir: Some(Some(path.into())), ..options.clone() };
     let config = TrainConfig::resolve(settings, flags)?;
-    if world.is_first() && config.devices != began.devices {
-        observer.devices_changed(&began.devices, &config.devices);
+    if world.is_first() && config.devices != last.devices {
+        observer.devices_changed(&last.devices, &config.devices);
     }
-    if world.is_first() && config.precision != began.precision {
-        observer.precision_changed(began.precision, config.precision);
+    if world.is_first() && config.precision != last.precision {
+        observer.precision_changed(last.precision, config.precision);
     }
     let (processes, ranks) = (world.size(), config.ranks());
     if config.comm.is_processes() && processes != ranks {
@@ -101,7 +108,6 @@ fn resume_in(
         return Err(Error::Resume { path: path.into(), problem });
     }
     let config = world.resolve(&config)?;
-    let saved = newest(world, &files)?;
     let (config, names) = match &saved {
         // The checkpoint has the policy.
         Some(_) => (config.clone(), Names::resolve(&config)?),
