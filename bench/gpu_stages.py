@@ -40,8 +40,9 @@ def versions() -> int:
 def completed(folder: Path) -> list[dict[str, Any]]:
     """The events of steps that a run has written."""
     path = folder / "events.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if '"step_completed"' in line]
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    # A run in progress may have written a part of its last line.
+    return [json.loads(line) for line in lines if '"step_completed"' in line and line.endswith("\n")]
 
 
 def killed() -> int:

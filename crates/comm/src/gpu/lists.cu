@@ -52,7 +52,10 @@ extern "C" __global__ void scatter(Span<const u32> indices, Span<const Element> 
             __syncthreads();
             i64 from = (i64)(group + list) * v.len;
             for (u32 i = bounds[2 * list] + threadIdx.x; i < bounds[2 * list + 1]; i += blockDim.x) {
-                Element& to = tile[indices[from + i] - start];
+                // After an aborted exchange a list has other indices, too; then nobody reads the sum.
+                u32 at = indices[from + i] - start;
+                if (at >= len) continue;
+                Element& to = tile[at];
                 Element x = values[from + i];
                 to = group + list == 0 ? x : plus(to, x);
             }

@@ -297,9 +297,11 @@ impl Watch for Watcher {
             _ => self.blind.pulse(pulse),
         };
         let (reply, answer) = sync_channel(1);
-        let job = Job::Watch { context: self.context, error, reply };
+        let job = Job::Watch { context: self.context, error: error.clone(), reply };
         let asked = self.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
-        if asked { answer.recv().ok().flatten() } else { None }
+        let answer = if asked { answer.recv().ok().flatten() } else { None };
+        // A group that was left, or a thread that has ended, knows nothing.
+        answer.or(error)
     }
 }
 

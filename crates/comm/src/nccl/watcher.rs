@@ -28,10 +28,12 @@ const GRACE: Duration = Duration::from_secs(1);
 /// Time in which everything that was sent should be on its way.
 const CLOSE: Duration = Duration::from_secs(5);
 
-/// The watching thread, which ends when this is dropped: after all exchanges have ended.
+/// The watching thread, which ends when this is dropped: after all exchanges have ended. NCCL may
+/// hang while it ends a group of which a rank is lost, so the thread is left alone after a while.
 pub(super) struct Watcher {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+    deadline: Duration,
 }
 
 #[derive(Default)]
@@ -43,6 +45,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     closing: bool,
+    finished: bool,
     /// The error for which the exchanges were aborted.
     failure: Option<Error>,
 }
@@ -76,14 +79,18 @@ impl Watcher {
         };
         let shared = Arc::<Shared>::default();
         let (watched, seen) = (peers.clone(), shared.clone());
-        let watch = move || view.watch(&watched, &seen);
+        let watch = move || {
+            view.watch(&watched, &seen);
+            lock(&seen.state).finished = true;
+            seen.changed.notify_all();
+        };
         let spawned = thread::Builder::new().name("nccl, watch".to_owned()).spawn(watch);
         let thread = spawned.map_err(|_| Error::Unavailable {
             transport: "nccl",
             reason: "cannot start its thread",
             remedy: "free some memory",
         })?;
-        Ok((peers, Watcher { shared, thread: Some(thread) }))
+        Ok((peers, Watcher { shared, thread: Some(thread), deadline }))
     }
 
     /// Returns the error for which exchanges were aborted, as that of an operation.
@@ -100,7 +107,10 @@ impl Drop for Watcher {
         lock(&self.shared.state).closing = true;
         self.shared.changed.notify_all();
         // The others learn of a panic only after this, and this rank's exchanges may wait for them.
-        if let Some(thread) = self.thread.take().filter(|_| !thread::panicking()) {
+        if thread::panicking() || !self.shared.ends_within(self.deadline) {
+            return;
+        }
+        if let Some(thread) = self.thread.take() {
             // A panic of the thread was reported, and leaves nothing to do.
             let _ = thread.join();
         }
@@ -145,7 +155,7 @@ impl View {
     /// Watches until all exchanges have ended and no more come, or until they are aborted.
     fn watch(mut self, peers: &Peers, shared: &Shared) {
         let (mut before, mut moved) = (PeerProgress::default(), Instant::now());
-        let (mut lost, mut broken) = (None, None);
+        let (mut lost, mut broken, mut closed) = (None, None, None);
         loop {
             let closing = shared.rest();
             let (now, progress) = (Instant::now(), peers.progress());
@@ -158,6 +168,11 @@ impl View {
                 let end = now + CLOSE;
                 return peers.close(&mut || Instant::now() < end);
             }
+            if closing && closed.is_none() {
+                closed = Some(now);
+            }
+            // What comes before an exchange on the device does not end either.
+            let stuck = closed.is_some_and(|closed| now - moved.max(closed) >= self.deadline);
             if error.is_some() && broken.is_none() {
                 broken = Some(now);
             }
@@ -175,7 +190,7 @@ impl View {
             if self.loss.is_some() && lost.is_none() {
                 lost = Some(now);
             }
-            if failed.is_some() || (waits && since(lost) && since(Some(moved))) {
+            if failed.is_some() || stuck || (waits && since(lost) && since(Some(moved))) {
                 let error = self.loss_or(|| failed.unwrap_or_else(endless));
                 lock(&shared.state).failure = Some(error.clone());
                 return peers.abort(Arc::new(error));
@@ -194,6 +209,21 @@ fn endless() -> Error {
 }
 
 impl Shared {
+    /// Waits for the thread's end: for its last exchanges until the deadline, and, like after a
+    /// failure, for what NCCL does when it ends. Whether it has ended.
+    fn ends_within(&self, deadline: Duration) -> bool {
+        let begin = Instant::now();
+        let mut state = lock(&self.state);
+        while !state.finished {
+            let patience = if state.failure.is_some() { CLOSE } else { deadline + 2 * CLOSE };
+            if begin.elapsed() >= patience {
+                return false;
+            }
+            state = wait_until(&self.changed, state, Instant::now() + TICK);
+        }
+        true
+    }
+
     /// Rests for a tick, or until the group is to be closed; whether it is.
     fn rest(&self) -> bool {
         let state = lock(&self.state);

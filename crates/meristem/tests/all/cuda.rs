@@ -228,6 +228,34 @@ fn a_missing_driver_is_named() {
     assert!(!m.path("none").exists());
 }
 
+/// Two GPUs, with the policy on the second, while hosts grow; then the run goes on on processors.
+/// On the stand-in every process has two GPUs.
+#[test]
+fn several_gpus_serve_one_run() {
+    let m = with_images();
+    let of = |arguments: &str, seed: &str| {
+        let mut command = m.command();
+        command.args(arguments.split_whitespace());
+        command.env("MERISTEM_STANDIN_DEVICES", "2").env("MERISTEM_STANDIN_SEED", seed);
+        said(output(&mut command))
+    };
+    let two = format!("{PPO} --devices cuda:0,cuda:1 --policy-device cuda:1 --checkpoint-every 1");
+    let outcomes = ["1", "2"].map(|seed| {
+        let said = of(&format!("{two} --run-dir two-{seed}"), seed);
+        // A machine with one GPU.
+        let lacks = said.stderr.contains("there is no CUDA device 1");
+        assert!(lacks || said.code == Some(0), "{}{}", said.stdout, said.stderr);
+        (!lacks).then(|| outcome(&m, &format!("two-{seed}")))
+    });
+    let [Some(one), Some(other)] = outcomes else { return };
+    assert_same(&other, &one, "another order of the GPUs");
+    assert!(!of_kind(&one.events, "module_germinated").is_empty(), "nothing grew");
+    fs::remove_file(m.path("two-1/summary.json")).unwrap();
+    let said = of("train --resume two-1 --devices cpu,cpu:1 --policy-device cpu:1 --quiet", "3");
+    assert_eq!(said.code, Some(0), "{}{}", said.stdout, said.stderr);
+    assert!(m.path("two-1/summary.json").exists());
+}
+
 /// Processes that exchange over NCCL, as torchrun starts them, each with a GPU or a stand-in driver
 /// of its own; the output of each.
 fn processes(m: &Meristem, arguments: &str) -> Vec<String> {

@@ -112,8 +112,9 @@ impl Network {
         Ok(Pass { operation: "eval_rows", run, config: configs.start })
     }
 
-    /// Floating-point operations per sample ([`Graph::flops`]) of one [`Network::eval_rows`] of
-    /// these rows, and of one [`Network::eval_step`]. Asks the device nothing.
+    /// Floating-point operations per sample ([`Graph::flops`](crate::graph::Graph::flops)) of one
+    /// [`Network::eval_rows`] of these rows, and of one [`Network::eval_step`]. Asks the device
+    /// nothing.
     ///
     /// # Errors
     /// [`Error::Argument`].

@@ -54,8 +54,13 @@ pub(crate) fn program<'a>(
     bound: &[(SpaceUse, usize)],
 ) -> Program {
     let lies = |span: Span| {
-        let argument = bound.iter().position(|(of, _)| of.space == span.space).unwrap_or(0);
-        let start = bound.get(argument).map_or(0, |(_, start)| *start) + span.bytes().start;
+        let found = bound.iter().enumerate().find(|(_, (of, _))| of.space == span.space);
+        let (argument, start) = match found {
+            Some((argument, (_, start))) => (argument, start + span.bytes().start),
+            // A launch does not bind a space of which its steps use nothing.
+            None if span.len == 0 => (0, 0),
+            None => unreachable!("a launch binds what its steps use: {:?}", span.space),
+        };
         Piece { argument, start, len: span.len }
     };
     let calls = steps.into_iter().flat_map(|step| {

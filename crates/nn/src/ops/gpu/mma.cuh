@@ -81,7 +81,7 @@ struct Tf32 {
 #ifdef MERISTEM_STANDIN
         meristem_mma_tf32(d, a, b, d);
 #else
-        asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
             "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
@@ -130,7 +130,7 @@ struct Bf16 {
 #ifdef MERISTEM_STANDIN
         meristem_mma_bf16(d, a, b, d);
 #else
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
             "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));

@@ -57,6 +57,9 @@ fn conv_shapes() -> Vec<ConvShape> {
         square(130, 2, shape(1, 3, 9, 3)),
         square(1, 1, shape(1, 3, 1, 1)),
         square(1, 33, shape(1, 3, 4, 5)),
+        // 17 to 32 output channels, which have a tile of their own.
+        square(5, 8, shape(1, 3, 5, 24)),
+        square(2, 6, shape(1, 3, 20, 32)),
         // Parts of two tiles each, the last of one.
         ConvShape { in_h: 40, in_w: 1, ..shape(1, 3, 65, 64) },
         // Enough tiles for narrow ones; for wide and for large ones, the last of them cut off in

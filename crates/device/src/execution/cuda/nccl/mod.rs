@@ -359,7 +359,8 @@ impl Member {
         if self.context.bind().is_err() || !matches!(finalize(), Ok(true)) {
             return self.end_communicator();
         }
-        if let (Some(Raw(comm)), Ok(functions)) = (lock(&self.raw).take(), load()) {
+        let raw = lock(&self.raw).take();
+        if let (Some(Raw(comm)), Ok(functions)) = (raw, load()) {
             // SAFETY: it was finalized, and nobody else can use it. A failure cannot be reported to
             // anyone.
             let _ = unsafe { (functions.ncclCommDestroy)(comm) };
