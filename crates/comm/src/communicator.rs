@@ -118,7 +118,7 @@ impl Communicator {
     /// devices exchange fails the devices of the others: reading a result from them returns
     /// [`meristem_device::CudaError::ExchangeAborted`], which converts to the [`Error`] that names
     /// the rank. Dropping the communicator waits until its exchanges have ended, for the deadline
-    /// at most.
+    /// and ten seconds at most, or for five seconds when a rank was lost.
     ///
     /// # Errors
     /// [`Error::Device`] without NCCL, with one that is too old, or in a build without the feature
