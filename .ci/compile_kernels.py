@@ -9,7 +9,9 @@ Needs no GPU. NVRTC comes from PyPI: pip install nvidia-cuda-nvrtc nvidia-cuda-r
 """
 
 import argparse
+import concurrent.futures
 import ctypes
+import functools
 import itertools
 import pathlib
 import re
@@ -30,6 +32,7 @@ REGISTERS = 65536
 THREADS_MAX = 1024
 
 
+@functools.cache
 def library():
     folder = pathlib.Path(sysconfig.get_paths()["purelib"]) / "nvidia"
     found = sorted(folder.glob("*/lib/libnvrtc.so.*")) or ["libnvrtc.so"]
@@ -59,9 +62,11 @@ def variants(path):
     return {"": HEADERS}
 
 
-def compile_source(nvrtc, path, headers, arch):
-    """Returns whether it compiled, the compiler's messages, and the size of the code."""
-    program = ctypes.c_void_p()
+def compile_source(job):
+    """Returns whether a source, with its headers, compiled for an architecture, the compiler's messages, and the
+    size of the code."""
+    (path, _, headers), arch = job
+    nvrtc, program = library(), ctypes.c_void_p()
     texts = (ctypes.c_char_p * len(headers))(*(header.read_bytes() for header in headers.values()))
     names = (ctypes.c_char_p * len(headers))(*(name.encode() for name in headers))
     source, label = path.read_bytes(), str(path.relative_to(ROOT)).encode()
@@ -111,12 +116,15 @@ def main():
     files = [f.resolve() for f in given.files] or sorted(ROOT.glob("crates/**/*.cu"))
     if not files:
         sys.exit("no CUDA source was found")
-    nvrtc, wrong, kernels = library(), [], 0
-    for path in files:
-        for (variant, headers), arch in itertools.product(variants(path).items(), given.arch):
+    library()  # a missing one is named once
+    jobs = [(path, *variant) for path in files for variant in variants(path).items()]
+    jobs = list(itertools.product(jobs, given.arch))
+    wrong, kernels = [], 0
+    with concurrent.futures.ProcessPoolExecutor() as pool:
+        for ((path, variant, _), arch), compiled in zip(jobs, pool.map(compile_source, jobs)):
             label = f"{path.relative_to(ROOT)}{variant} for {arch}"
-            compiled, log, size = compile_source(nvrtc, path, headers, arch)
-            if not compiled:
+            succeeded, log, size = compiled
+            if not succeeded:
                 wrong.append(f"{label} does not compile:\n{log}")
                 continue
             found, threads = list(report(log)), bounds(path)
@@ -133,4 +141,5 @@ def main():
     print(f"{len(files)} sources, {kernels} kernels compiled, none with a stack frame")
 
 
-main()
+if __name__ == "__main__":
+    main()
