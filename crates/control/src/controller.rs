@@ -65,8 +65,8 @@ pub trait Controller: Send {
         Ok(())
     }
 
-    /// Ends the episodes of all envs by their length: a truncation. The views are the observations
-    /// after the last transition. A policy learns now and returns its report.
+    /// Ends the episodes of all envs by their length. The views are the observations after the last
+    /// transition. A policy learns now and returns its report.
     ///
     /// # Errors
     /// [`crate::Error`]: a policy that diverged, a failed device.

@@ -26,12 +26,20 @@ pub enum RewardMode {
     /// Zero until the end of the episode, then the final accuracy, minus a price for grown
     /// parameters.
     Sparse,
+    /// Lead over the bare twin: its control loss less that of the env, from step
+    /// to step, minus a price for parameters and actions. The potential of the stages is worth
+    /// nothing over a whole episode.
+    Shaped,
 }
 
 impl RewardMode {
     /// All modes, with their names in configuration.
-    pub const NAMES: [(&'static str, Self); 3] =
-        [("basic", Self::Basic), ("contribution", Self::Contribution), ("sparse", Self::Sparse)];
+    pub const NAMES: [(&'static str, Self); 4] = [
+        ("basic", Self::Basic),
+        ("contribution", Self::Contribution),
+        ("sparse", Self::Sparse),
+        ("shaped", Self::Shaped),
+    ];
 
     /// The name in configuration.
     pub fn name(self) -> &'static str {
@@ -67,6 +75,11 @@ pub struct RewardConfig {
     pub op_price: f64,
     /// Weight of the size in the sparse reward: .1.
     pub sparse_size: f64,
+    /// Per nat of control loss below the twin's: 8, the worth of `gain` at 40 points of accuracy to
+    /// a nat (records/2026-11-22-growth-that-pays.md).
+    pub advantage: f64,
+    /// Weight of the size in the shaped reward: .1.
+    pub size: f64,
 }
 
 impl Default for RewardConfig {
@@ -83,6 +96,8 @@ impl Default for RewardConfig {
             prune: 0.1,
             op_price: 0.01,
             sparse_size: 0.1,
+            advantage: 8.0,
+            size: 0.1,
         }
     }
 }
@@ -99,7 +114,8 @@ pub struct RewardTerms {
     pub rent: f64,
     /// `potential · (γΦ' − Φ)`, Φ the sum over modules of Germinated 1, Training 2, Blending 3.5,
     /// Holding 5.5, Fossilized 6, before the transition (Φ) and after it (Φ'). In [−.6, .6] per
-    /// slot. Contribution.
+    /// slot. Contribution, and shaped, where Φ' is 0 at the last step, so that with γ = 1 the terms
+    /// of an episode add up to 0.
     #[serde(deserialize_with = "null_as_nan")]
     pub potential: f64,
     /// On FOSSILIZE, with p the env's gain since the module germinated: `fossilize · 2pc/(p + c)`
@@ -110,20 +126,27 @@ pub struct RewardTerms {
     /// `prune` on PRUNE of a module with c < 0. 0 or .1. Contribution.
     #[serde(deserialize_with = "null_as_nan")]
     pub prune: f64,
-    /// `−op_price` for any op but WAIT. −.01 or 0. Contribution.
+    /// `−op_price` for any op but WAIT. −.01 or 0. Contribution, shaped.
     #[serde(deserialize_with = "null_as_nan")]
     pub op: f64,
     /// At the last step `acc/100 − sparse_size · ln(1 + E/max(host, 200))`, on the control split;
-    /// before it
-    /// 0. At most 1. Sparse.
+    /// before it 0. At most 1. Sparse.
     #[serde(deserialize_with = "null_as_nan")]
     pub result: f64,
+    /// `advantage · (A_t − A_{t−1})` with A the control loss of the twin less that of the env, in
+    /// nats; 0 at the first step. A step without A counts as one with the A before it. Shaped.
+    #[serde(default, deserialize_with = "null_as_nan")]
+    pub advantage: f64,
+    /// `−size · (G' − G)` with G = ln(1 + E/max(host, 200)) before the transition and G' after it.
+    /// Shaped.
+    #[serde(default, deserialize_with = "null_as_nan")]
+    pub size: f64,
 }
 
 impl RewardTerms {
     /// The terms by name, in the order of their declaration.
-    pub fn named(&self) -> [(&'static str, f64); 7] {
-        let Self { gain, rent, potential, fossilize, prune, op, result } = *self;
+    pub fn named(&self) -> [(&'static str, f64); 9] {
+        let Self { gain, rent, potential, fossilize, prune, op, result, advantage, size } = *self;
         [
             ("gain", gain),
             ("rent", rent),
@@ -132,6 +155,8 @@ impl RewardTerms {
             ("prune", prune),
             ("op", op),
             ("result", result),
+            ("advantage", advantage),
+            ("size", size),
         ]
     }
 
@@ -151,6 +176,8 @@ impl RewardTerms {
         self.prune += other.prune;
         self.op += other.op;
         self.result += other.result;
+        self.advantage += other.advantage;
+        self.size += other.size;
     }
 }
 
@@ -161,6 +188,7 @@ pub struct Deed {
     contribution_pp: Option<f32>,
     gain_since_germination_pp: Option<f32>,
     accuracy_pp: Option<f32>,
+    advantage: Option<f64>,
     last_step: bool,
 }
 
@@ -174,6 +202,7 @@ impl Deed {
             contribution_pp: slot.and_then(|index| view.measured(index).contribution_pp),
             gain_since_germination_pp: module.and_then(|m| view.gain_since_germination_pp(m)),
             accuracy_pp: view.accuracy_pp(),
+            advantage: view.advantage(),
             last_step: view.step + 1 >= view.episode_steps,
         }
     }
@@ -185,13 +214,18 @@ impl Deed {
 pub struct RewardState {
     accuracy_pp: Option<f32>,
     potential: f64,
+    #[serde(default)]
+    advantage: Option<f64>,
+    #[serde(default)]
+    growth: f64,
 }
 
 impl RewardState {
-    /// Starts a trajectory with this host: there is no accuracy to compare with, and stages reached
-    /// earlier have been rewarded already.
-    pub fn begin(host: &Host) -> Self {
-        Self { accuracy_pp: None, potential: potential(host) }
+    /// Starts a trajectory with this host: there is no measurement to compare with, and stages
+    /// reached earlier have been rewarded, and parameters paid for, already.
+    pub fn begin(host: &Host, parameters: &ParameterCounts) -> Self {
+        let growth = growth_log(host, parameters);
+        Self { accuracy_pp: None, potential: potential(host), advantage: None, growth }
     }
 
     /// Computes the terms of a transition. `deed` is the state before the action; `host`,
@@ -204,37 +238,60 @@ impl RewardState {
         parameters: &ParameterCounts,
         outcome: &Outcome,
     ) -> RewardTerms {
-        let growth = growth_log(host, parameters);
-        let before = std::mem::replace(
-            self,
-            Self { accuracy_pp: deed.accuracy_pp, potential: potential(host) },
-        );
-        if config.mode == RewardMode::Sparse {
-            let accuracy = deed.accuracy_pp.map_or(0.0, |pp| f64::from(pp) / 100.0);
-            let result = if deed.last_step { accuracy - config.sparse_size * growth } else { 0.0 };
-            return RewardTerms { result, ..RewardTerms::default() };
-        }
-        let both = deed.accuracy_pp.zip(before.accuracy_pp);
-        let basic = RewardTerms {
-            gain: config.gain * both.map_or(0.0, |(now, before)| f64::from(now - before)),
-            rent: -(config.rent * growth).min(config.rent_max),
-            ..RewardTerms::default()
+        let before = *self;
+        *self = Self {
+            accuracy_pp: deed.accuracy_pp,
+            advantage: deed.advantage.or(before.advantage),
+            ..Self::begin(host, parameters)
         };
-        if config.mode == RewardMode::Basic {
-            return basic;
+        let op = if deed.op == Op::Wait { 0.0 } else { -config.op_price };
+        match config.mode {
+            RewardMode::Basic => self.basic(config, &before),
+            RewardMode::Contribution => {
+                let harmful = deed.contribution_pp.is_some_and(|c| c < 0.0);
+                RewardTerms {
+                    potential: self.stages(config, &before),
+                    fossilize: match deed.op {
+                        Op::Fossilize => fossilize(config, deed, outcome),
+                        _ => 0.0,
+                    },
+                    prune: if deed.op == Op::Prune && harmful { config.prune } else { 0.0 },
+                    op,
+                    ..self.basic(config, &before)
+                }
+            }
+            RewardMode::Sparse if !deed.last_step => RewardTerms::default(),
+            RewardMode::Sparse => {
+                let accuracy = deed.accuracy_pp.map_or(0.0, |pp| f64::from(pp) / 100.0);
+                let result = accuracy - config.sparse_size * self.growth;
+                RewardTerms { result, ..RewardTerms::default() }
+            }
+            RewardMode::Shaped => {
+                // Nothing comes after the last step.
+                self.potential = if deed.last_step { 0.0 } else { self.potential };
+                let both = self.advantage.zip(before.advantage);
+                RewardTerms {
+                    advantage: config.advantage * both.map_or(0.0, |(now, before)| now - before),
+                    size: -config.size * (self.growth - before.growth),
+                    potential: self.stages(config, &before),
+                    op,
+                    ..RewardTerms::default()
+                }
+            }
         }
-        let change = config.gamma * self.potential - before.potential;
-        let harmful = deed.contribution_pp.is_some_and(|c| c < 0.0);
+    }
+
+    fn basic(&self, config: &RewardConfig, before: &Self) -> RewardTerms {
+        let both = self.accuracy_pp.zip(before.accuracy_pp);
         RewardTerms {
-            potential: config.potential * change,
-            fossilize: match deed.op {
-                Op::Fossilize => fossilize(config, deed, outcome),
-                _ => 0.0,
-            },
-            prune: if deed.op == Op::Prune && harmful { config.prune } else { 0.0 },
-            op: if deed.op == Op::Wait { 0.0 } else { -config.op_price },
-            ..basic
+            gain: config.gain * both.map_or(0.0, |(now, before)| f64::from(now - before)),
+            rent: -(config.rent * self.growth).min(config.rent_max),
+            ..RewardTerms::default()
         }
+    }
+
+    fn stages(&self, config: &RewardConfig, before: &Self) -> f64 {
+        config.potential * (config.gamma * self.potential - before.potential)
     }
 }
 

@@ -22,6 +22,8 @@ pub struct EnvView<'a> {
     pub accuracies_pp: &'a [f32],
     /// Mean control loss after each step of the episode so far; the last is now.
     pub losses: &'a [f32],
+    /// Mean control loss of the bare twin now, if there is one.
+    pub twin_loss: Option<f32>,
     /// Mean training loss over each step of the episode so far, before each update; the last is
     /// now.
     pub train_losses: &'a [f32],
@@ -38,6 +40,12 @@ impl EnvView<'_> {
     /// Current control accuracy, in percentage points.
     pub fn accuracy_pp(&self) -> Option<f32> {
         self.accuracies_pp.last().copied()
+    }
+
+    /// Control loss of the twin less that of this env, in nats, if both are finite.
+    pub fn advantage(&self) -> Option<f64> {
+        let advantage = f64::from(self.twin_loss?) - f64::from(*self.losses.last()?);
+        advantage.is_finite().then_some(advantage)
     }
 
     /// Measurements of a slot; none if the list is too short.

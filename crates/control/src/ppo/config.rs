@@ -27,6 +27,10 @@ pub struct PpoConfig {
     pub gamma: f64,
     /// λ of the advantages: .98.
     pub lambda: f64,
+    /// Whether an episode would have gone on: the value of the observation after its last step
+    /// stands for the rest. Else nothing comes after it: true. A policy sees how many steps are
+    /// left, so that it can learn either (Pardo et al., ICML 2018).
+    pub bootstrap: bool,
     /// Largest distance of a ratio from 1 before it is clipped: .2.
     pub clip: f32,
     /// Weight of the value loss: .5.
@@ -56,6 +60,7 @@ impl Default for PpoConfig {
             clip_norm: ADAM.clip_norm,
             gamma: 0.995,
             lambda: 0.98,
+            bootstrap: true,
             clip,
             value_weight: value,
             entropy_weight: entropy,

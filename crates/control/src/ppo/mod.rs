@@ -441,7 +441,9 @@ impl Controller for Ppo {
             return Ok(None);
         }
         self.observe(last, false)?;
-        self.rollout.truncate(self.step - 1)?;
+        if self.config.bootstrap {
+            self.rollout.truncate(self.step - 1)?;
+        }
         update::learn(self).map(Some)
     }
 }

@@ -52,6 +52,7 @@ impl Env {
             episode_steps: 100,
             accuracies_pp: &self.accuracies_pp,
             losses: &self.losses,
+            twin_loss: None,
             train_losses: &self.train_losses,
             measured: &self.measured,
             history: &[],

@@ -5,7 +5,7 @@ use meristem_control::{
     Action, Deed, Discounts, RewardConfig, RewardMode, RewardState, RewardTerms, Trajectories,
     advantages,
 };
-use meristem_grow::{AlphaTarget, Curve, Gates, Rules, Speed, Stage, Style, Tempo};
+use meristem_grow::{AlphaTarget, Curve, Gates, Host, Rules, Speed, Stage, Style, Tempo};
 use proptest::prelude::*;
 
 const WAIT: Action = Action::Wait;
@@ -53,6 +53,10 @@ impl Rewarded {
     }
 }
 
+fn begin(host: &Host) -> RewardState {
+    RewardState::begin(host, &host.parameters().unwrap())
+}
+
 fn close(got: f64, expected: f64) {
     assert!((got - expected).abs() < 1e-9, "{got}, expected {expected}");
 }
@@ -64,12 +68,13 @@ fn a_trajectory_that_begins_is_compared_with_nothing() {
     let mut it = Rewarded::grown(RewardMode::Contribution, Rules::default());
     it.step(60.0, Action::Fossilize { slot: 0 });
     assert_eq!(it.env.host.slots()[0].stage, Stage::Fossilized);
-    let mut fresh = Rewarded { env: it.env.clone(), state: RewardState::begin(&it.env.host), ..it };
+    let state = begin(&it.env.host);
+    let mut fresh = Rewarded { env: it.env.clone(), state, ..it };
     let first = fresh.step(10.0, WAIT);
     close(first.gain, 0.0);
     close(first.potential, 0.1 * (0.995 * 6.0 - 6.0));
     close(fresh.step(11.0, WAIT).gain, 0.2);
-    assert_eq!(RewardState::begin(&tiny(2, quick())), RewardState::default());
+    assert_eq!(begin(&tiny(2, quick())), RewardState::default());
 }
 
 #[test]
@@ -138,6 +143,50 @@ fn sparse_speaks_at_the_last_step() {
     it.env.step = 39;
     let grown = it.env.host.parameters().unwrap().modules[0] as f64;
     close(it.step(80.0, WAIT).total(), 0.8 - 0.1 * (0.5 * grown / 200.0).ln_1p());
+}
+
+/// Nothing can be earned but a lower control loss than the twin's, for a price on parameters and
+/// actions.
+#[test]
+fn shaped_adds_up_to_the_advantage_and_its_price() {
+    let mut it = Rewarded::new(RewardMode::Shaped, quick());
+    it.config.gamma = 1.0;
+    it.env.episode_steps = 4;
+    let mut sum = RewardTerms::default();
+    // The twin's loss; that of the env is 1.
+    let twins = [Some(1.0), Some(1.1), None, Some(1.3)];
+    let advance = Action::Advance { slot: 0 };
+    for (twin, action) in twins.into_iter().zip([germinate(), advance, WAIT, WAIT]) {
+        it.env.twin_loss = twin;
+        sum.add(&it.step(50.0, action));
+    }
+    close(sum.advantage, 8.0 * f64::from(1.3f32 - 1.0));
+    close(sum.potential, 0.0);
+    close(sum.op, -0.02);
+    let alpha = f64::from(it.env.host.slots()[0].alpha());
+    let grown = it.env.host.parameters().unwrap().modules[0] as f64;
+    close(sum.size, -0.1 * (alpha * grown / 200.0).ln_1p());
+    close(sum.total(), sum.advantage + sum.op + sum.size);
+    assert_eq!(it.step(f32::NAN, WAIT).gain, 0.0, "accuracy has no part in it");
+}
+
+#[test]
+fn shaped_has_a_price_for_parameters_that_a_prune_refunds() {
+    let mut it = Rewarded::grown(RewardMode::Shaped, quick());
+    let grown = it.env.host.parameters().unwrap().modules[0] as f64;
+    let prune = Action::Prune { slot: 0, speed: Speed::Instant, curve: Curve::Linear };
+    close(it.step(50.0, prune).size, 0.1 * (0.5 * grown / 200.0).ln_1p());
+}
+
+#[test]
+fn a_twin_that_diverged_is_no_advantage() {
+    let mut it = Rewarded::new(RewardMode::Shaped, quick());
+    for twin in [Some(1.5), Some(f32::NAN), Some(f32::INFINITY), None] {
+        it.env.twin_loss = twin;
+        close(it.step(50.0, WAIT).advantage, 0.0);
+    }
+    it.env.twin_loss = Some(1.75);
+    close(it.step(50.0, WAIT).advantage, 2.0);
 }
 
 /// Advantages as the direct sum A_t = Σ_k (γλ)^k δ_{t+k} up to the end of the trajectory, in f64.

@@ -169,6 +169,16 @@ fn a_rollback_is_a_termination_and_its_penalty_lands_where_it_was_caused() {
 }
 
 #[test]
+fn an_episode_goes_on_or_ends_after_its_last_step() {
+    let learned = |bootstrap| {
+        let mut it = ppo(PpoConfig { bootstrap, ..small() }, 2, Learning::On);
+        play(&mut it, &mut fleet());
+        it.policy().state_dict().unwrap()
+    };
+    assert_ne!(learned(true), learned(false), "the value after the last step counts");
+}
+
+#[test]
 fn a_round_is_told_of() {
     let mut it = ppo(small(), 2, Learning::On);
     let mut envs = fleet();

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Lines};
 use std::process::{Child, ChildStderr, Command, Stdio};
 
 use crate::common::process::{Process, output};
-use crate::common::{Meristem, Said, assert_documented, said};
+use crate::common::{Meristem, Said, assert_documented, figure, said};
 use serde_json::Value;
 
 /// Settings of two tiny hosts with growing modules, with three batches a step.
@@ -29,10 +29,6 @@ fn study(said: &Said) -> Value {
     let study = serde_json::from_str(&said.stdout).unwrap();
     assert_documented("## study.json", &study);
     study
-}
-
-fn figure(value: &Value) -> f64 {
-    value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
 }
 
 /// Mean, and standard deviation without the mean: the sum over all pairs of (xᵢ − xⱼ)² is 2n(n − 1)
@@ -120,7 +116,7 @@ fn seeds(contender: &Value, key: &str) -> Vec<f64> {
 #[test]
 fn policies_are_compared_from_files_and_by_their_rewards() {
     let m = Meristem::new();
-    let learners = "--controllers ppo@basic,ppo@sparse --seeds 2";
+    let learners = "--controllers ppo@shaped,ppo@sparse --seeds 2";
     let learned = eval(&m, &format!("{TINY} {learners} --run-dir kept --plot plot.png"));
     assert_eq!(learned.code, Some(0), "{}", learned.stderr);
     assert!(
@@ -138,10 +134,23 @@ fn policies_are_compared_from_files_and_by_their_rewards() {
     let config = |name: &str| {
         std::fs::read_to_string(m.path("kept/seed-1001").join(name).join("config.toml")).unwrap()
     };
-    assert!(config("2-ppo-sparse-learning").contains("reward = \"sparse\""));
+    // The reward `shaped` compares with the twin, the study does not.
+    for (name, reward, twin) in [
+        ("1-ppo-shaped-learning", "shaped", "on"),
+        ("1-ppo-shaped", "contribution", "off"),
+        ("2-ppo-sparse-learning", "sparse", "off"),
+    ] {
+        let config = config(name);
+        assert!(config.contains(&format!("reward = \"{reward}\"\n")), "{config}");
+        assert!(config.contains(&format!("twin = \"{twin}\"\n")), "{config}");
+    }
     let seed =
         |text: &str| text.lines().find(|line| line.starts_with("seed =")).unwrap().to_string();
-    assert_ne!(seed(&config("2-ppo-sparse-learning")), seed(&config("1-ppo-basic")), "other hosts");
+    assert_ne!(
+        seed(&config("2-ppo-sparse-learning")),
+        seed(&config("1-ppo-shaped")),
+        "other hosts"
+    );
     // The saved policy gives the same run again, and another run if it is greedy.
     let file = "kept/seed-1001/2-ppo-sparse-learning/policy.safetensors";
     let before = m.bytes(file);

@@ -1,6 +1,8 @@
 //! The bare twin of every env: results, reports, and what it leaves alone.
 
-use crate::common::{Meristem, of_kind};
+use serde_json::Value;
+
+use crate::common::{Meristem, figure, of_kind};
 
 /// A run that grows: a module in r0c1 of each of two hosts, whose learning rate falls.
 const GROWING: &str = "train --host minimal --envs 2 --steps 9 --max-batches 3 --batch 32 \
@@ -81,4 +83,38 @@ fn a_twin_is_resumed() {
     std::fs::remove_file(m.path("run/checkpoints/round-000000-step-000008.safetensors")).unwrap();
     m.ok("train --resume run --quiet");
     assert_eq!(m.json("run/summary.json")["envs"], whole);
+}
+
+/// The reward `shaped` is the change of the lead over the twin, and without a twin there is none.
+#[test]
+fn a_shaped_reward_is_the_lead_over_the_twin() {
+    let m = Meristem::new();
+    let run = "train --host minimal --envs 2 --steps 6 --max-batches 3 --batch 32 --seed 7 \
+               --controller ppo --policy-hidden 8 --rounds 2 --quiet --reward shaped";
+    m.ok(&format!("{run} --run-dir run"));
+    let events = m.events("run");
+    let steps = of_kind(&events, "step_completed");
+    let lead = |step: &Value| {
+        (figure(&step["twin"]["control_loss"]) as f32 - figure(&step["control_loss"]) as f32) as f64
+    };
+    let mut told = 0;
+    for now in &steps {
+        let same = |key: &str, other: &Value| now[key] == other[key];
+        let before = steps.iter().find(|other| {
+            same("env", other)
+                && same("round", other)
+                && other["step"].as_u64().map(|step| step + 1) == now["step"].as_u64()
+        });
+        let expected = before.map_or(0.0, |before| 8.0 * (lead(now) - lead(before)));
+        let got = figure(&now["reward"]["advantage"]);
+        // Losses of about 2 are rounded to f32, in both steps and nets.
+        assert!((got - expected).abs() < 8.0 * 8.0 * f64::from(f32::EPSILON), "{now}");
+        told += usize::from(got != 0.0);
+    }
+    assert!(told > 0, "no env was ever ahead or behind");
+    m.fails(
+        &format!("{run} --twin off --run-dir no"),
+        2,
+        &["`twin`: got off, expected on with reward shaped"],
+    );
 }

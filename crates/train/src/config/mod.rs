@@ -20,7 +20,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use meristem_comm::CommOptions;
-use meristem_control::{GovernorConfig, PpoConfig, RewardConfig};
+use meristem_control::{GovernorConfig, PpoConfig, RewardConfig, RewardMode};
 use meristem_device::{DeviceOptions, Trace};
 use meristem_grow::Optimisers;
 use meristem_nn::graph::SgdConfig;
@@ -139,6 +139,7 @@ impl TrainConfig {
         written.control_split = Some(self.control_share());
         written.policy_hidden = Some(self.policy_width());
         written.twin = Some(Switch(self.twin()));
+        written.ppo_bootstrap = Some(Switch(self.ppo_bootstrap()));
         if self.comm == CommKind::Threads {
             written.ranks = Some(self.ranks());
         }
@@ -201,6 +202,7 @@ impl TrainConfig {
             clip_norm: self.ppo_clip_norm,
             gamma: self.ppo_gamma,
             lambda: self.ppo_lambda,
+            bootstrap: self.ppo_bootstrap(),
             clip: self.ppo_clip,
             value_weight: self.ppo_value_weight,
             entropy_weight: self.ppo_entropy_weight,
@@ -221,6 +223,11 @@ impl TrainConfig {
         }
     }
 
+    /// Whether the value after an episode's last step stands for the rest.
+    fn ppo_bootstrap(&self) -> bool {
+        self.ppo_bootstrap.map_or(self.reward != RewardMode::Shaped, |set| set.0)
+    }
+
     /// Weights of the reward.
     pub(crate) fn reward_config(&self) -> RewardConfig {
         RewardConfig {
@@ -235,6 +242,8 @@ impl TrainConfig {
             prune: self.reward_prune,
             op_price: self.reward_op_price,
             sparse_size: self.reward_sparse_size,
+            advantage: self.reward_advantage,
+            size: self.reward_size,
         }
     }
 

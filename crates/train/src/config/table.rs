@@ -283,6 +283,10 @@ settings! {
         ppo_gamma: f64 = same(ppo().gamma), unit("GAMMA"), real(0.0, 1.0);
         /// λ of generalised advantage estimation.
         ppo_lambda: f64 = same(ppo().lambda), unit("LAMBDA"), real(0.0, 1.0);
+        /// Whether an episode would have gone on: then the value of the observation after its last
+        /// step stands for the rest. off: nothing comes after it.
+        ppo_bootstrap: Option<Switch> = absent("on, and off with reward shaped"),
+            unit("on|off"), since(5);
         /// Clipping range ε of the probability ratio, which is clipped to 1 ± ε.
         ppo_clip: f32 = same(ppo().clip), unit("EPS"), real(1e-6, 1.0);
         /// Weight of the value loss.
@@ -327,7 +331,7 @@ settings! {
         ppo_skips_max: usize = same(ppo().skips_max), unit("N"), whole(1, 1_000_000);
     }
     "Reward" {
-        /// Reward of the policy: basic, contribution or sparse.
+        /// Reward of the policy: basic, contribution, sparse or shaped. The last needs twins.
         reward: RewardMode = same(RewardMode::default());
         /// Reward per percentage point of control accuracy gained in a step.
         reward_gain: f64 = same(reward().gain), unit("W"), real(-1e6, 1e6), since(3);
@@ -336,7 +340,7 @@ settings! {
         reward_rent: f64 = same(reward().rent), unit("W"), real(-1e6, 1e6), since(3);
         /// Maximum rent of a step.
         reward_rent_max: f64 = same(reward().rent_max), unit("REWARD"), real(0.0, 1e6), since(3);
-        /// Weight of the stage potential. Only with reward contribution.
+        /// Weight of the stage potential. Only with reward contribution or shaped.
         reward_potential: f64 = same(reward().potential), unit("W"), real(-1e6, 1e6), since(3);
         /// Weight of the harmonic mean of contribution and gain when a good module is fossilized.
         /// Only with reward contribution.
@@ -346,10 +350,16 @@ settings! {
             unit("REWARD"), real(-1e6, 1e6), since(3);
         /// Reward for pruning a harmful module. Only with reward contribution.
         reward_prune: f64 = same(reward().prune), unit("REWARD"), real(-1e6, 1e6), since(3);
-        /// Cost of every action except WAIT. Only with reward contribution.
+        /// Cost of every action except WAIT. Only with reward contribution or shaped.
         reward_op_price: f64 = same(reward().op_price), unit("REWARD"), real(-1e6, 1e6), since(3);
         /// Weight of the size, ln(1 + E / max(H, 200)) as in reward-rent. Only with reward sparse.
         reward_sparse_size: f64 = same(reward().sparse_size), unit("W"), real(-1e6, 1e6), since(3);
+        /// Reward per nat by which the control loss gets further below that of the twin in a step.
+        /// Only with reward shaped.
+        reward_advantage: f64 = same(reward().advantage), unit("W"), real(-1e6, 1e6), since(5);
+        /// Cost of growing by one unit of ln(1 + E / max(H, 200)), as in reward-rent. Only with
+        /// reward shaped.
+        reward_size: f64 = same(reward().size), unit("W"), real(-1e6, 1e6), since(5);
     }
     "Governor" {
         /// Relative distance from ln(classes) within which a loss counts as guessing.

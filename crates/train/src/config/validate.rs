@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use meristem_control::RewardMode;
 use meristem_device::DeviceId;
 use meristem_nn::Precision;
 
@@ -30,6 +31,13 @@ pub(crate) fn together(config: &TrainConfig) -> Result<()> {
     if config.data_parallel && config.twin() {
         let expected = "off with data-parallel, whose ranks train one network";
         return Err(Error::value("twin", "on", expected));
+    }
+    if config.reward == RewardMode::Shaped
+        && config.controller == ControllerKind::Ppo
+        && !config.twin()
+    {
+        let expected = "on with reward shaped, which compares each env with its twin";
+        return Err(Error::value("twin", "off", expected));
     }
     check_ranks(config)?;
     let devices = Devices::of(config)?;

@@ -181,6 +181,7 @@ impl Env {
             precision: setup.config.precision,
             ..NetworkOptions::new(seed, index as u64, setup.isa, setup.config.batch)
         };
+        let parameters = host.parameters()?;
         let graph = setup.graph(&host, 1.0)?;
         let network = Network::with_plans(stream, graph, options, &setup.plans)?;
         let counterfactual = Counterfactual::leave_one_out(&host, Scope::Live);
@@ -189,8 +190,8 @@ impl Env {
             index,
             key: host.topology_key(),
             rate: 1.0,
-            parameters: host.parameters()?,
-            reward_state: RewardState::begin(&host),
+            reward_state: RewardState::begin(&host, &parameters),
+            parameters,
             guard: Guard::new(setup.image.classes),
             snapshot,
             host,
@@ -367,7 +368,7 @@ impl Env {
         self.train_losses.clear();
         self.slot_history = History::default();
         self.last = None;
-        self.reward_state = RewardState::begin(&self.host);
+        self.reward_state = RewardState::begin(&self.host, &self.parameters);
         self.control = None;
         self.counterfactual = Counterfactual::leave_one_out(&self.host, Scope::Live);
         self.network.set_alphas(self.counterfactual.rows())?;
@@ -429,6 +430,7 @@ impl Env {
 
     /// The controller's view of this env.
     pub(crate) fn view(&self, step: usize, episode_steps: usize) -> EnvView<'_> {
+        let twin_loss = self.twin.as_ref().and_then(|twin| twin.control().loss());
         EnvView {
             env: self.index,
             host: &self.host,
@@ -436,6 +438,7 @@ impl Env {
             episode_steps: episode_steps as u32,
             accuracies_pp: &self.accuracies_pp,
             losses: &self.losses,
+            twin_loss: twin_loss.map(|loss| loss as f32),
             train_losses: &self.train_losses,
             measured: &self.measured,
             history: self.slot_history.slots(),

@@ -11,6 +11,7 @@ pub mod statistics;
 
 use std::path::PathBuf;
 
+use meristem_control::RewardMode;
 use meristem_data::{Split, cache};
 use meristem_device::random::{Purpose, Rng};
 use meristem_grow::BlueprintSet;
@@ -152,7 +153,8 @@ impl StudyConfig {
 
     /// The run in which a contender learns first, with another seed and therefore other hosts.
     fn training(&self, contender: &Contender, seed: u64, folder: PathBuf) -> Result<TrainConfig> {
-        let mut config = self.run(ControllerKind::Ppo, seed, folder)?;
+        let mut config = self.run(ControllerKind::None, seed, folder)?;
+        config.controller = ControllerKind::Ppo;
         // TOML has signed integers, and so one bit less.
         config.seed = Rng::new(seed, Purpose::Init, u64::MAX, u64::MAX).next_u64() >> 1;
         config.rounds = self.settings.rounds;
@@ -161,6 +163,8 @@ impl StudyConfig {
         if let Contender::Learner(Some(mode)) = contender {
             config.reward = *mode;
         }
+        config.twin = Some(Switch(config.reward == RewardMode::Shaped));
+        config.validate()?;
         Ok(config)
     }
 }

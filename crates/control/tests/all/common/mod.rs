@@ -52,6 +52,7 @@ pub(crate) struct FakeEnv {
     pub(crate) episode_steps: u32,
     pub(crate) accuracies_pp: Vec<f32>,
     pub(crate) losses: Vec<f32>,
+    pub(crate) twin_loss: Option<f32>,
     pub(crate) train_losses: Vec<f32>,
     pub(crate) measured: Vec<GateInputs>,
     pub(crate) history: History,
@@ -72,6 +73,7 @@ impl FakeEnv {
             measured,
             history: History::default(),
             last: None,
+            twin_loss: None,
         }
     }
 
@@ -96,6 +98,7 @@ impl FakeEnv {
             episode_steps: self.episode_steps,
             accuracies_pp: &self.accuracies_pp,
             losses: &self.losses,
+            twin_loss: self.twin_loss,
             train_losses: &self.train_losses,
             measured: &self.measured,
             history: self.history.slots(),

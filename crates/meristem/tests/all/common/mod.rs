@@ -133,6 +133,11 @@ pub(crate) fn assert_documented(title: &str, value: &Value) {
     }
 }
 
+/// A number of an event or a summary.
+pub(crate) fn figure(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
+}
+
 /// The events of one kind.
 pub(crate) fn of_kind<'a>(events: &'a [Value], kind: &str) -> Vec<&'a Value> {
     events.iter().filter(|event| event["event"] == kind).collect()
