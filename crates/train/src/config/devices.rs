@@ -59,6 +59,31 @@ impl Devices {
     }
 }
 
+/// Checks that a run on the devices `before` may go on on the devices `now`: the order in which
+/// envs see samples follows from the numbers of their devices, so these must be the same.
+///
+/// # Errors
+/// [`Error::Value`] says which devices can be given.
+pub(crate) fn check_moved(before: &[String], now: &[String]) -> Result<()> {
+    let number = |name: &String| Ok(name.trim().parse::<DeviceId>()?.index());
+    let numbers = |names: &[String]| names.iter().map(number).collect::<Result<Vec<u32>>>();
+    let (began, given) = (numbers(before)?, numbers(now)?);
+    if began == given {
+        return Ok(());
+    }
+    let on_cpu: Vec<String> = began.iter().map(|n| DeviceId::Cpu(*n).to_string()).collect();
+    let listed: Vec<String> = began.iter().map(u32::to_string).collect();
+    let expected = format!(
+        "devices with the numbers {}, such as {}, on which the run was: the order of samples \
+         follows from the numbers; cpu:N may take the place of cuda:N, up to {}; with other \
+         numbers of devices begin a new run",
+        listed.join(", "),
+        before.join(","),
+        on_cpu.join(",")
+    );
+    Err(Error::value("devices", now.join(","), expected))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -73,6 +98,26 @@ mod tests {
             ..Layer::default()
         };
         Devices::of(&TrainConfig::resolve(Layer::default(), flags)?)
+    }
+
+    #[test]
+    fn a_run_moves_to_devices_of_the_same_numbers() {
+        let check = |before: &str, now: &str| {
+            let [before, now] = [before, now].map(|names| names.split(',').map(str::to_owned));
+            check_moved(&before.collect::<Vec<_>>(), &now.collect::<Vec<_>>())
+        };
+        for now in ["cuda:0,cuda:1", "cpu,cpu:1", "cuda:0, cpu:1"] {
+            check("cuda:0,cuda:1", now).unwrap();
+        }
+        for now in ["cuda:0", "cuda:1,cuda:0", "cuda:0,cuda:1,cuda:2", "cuda:0,cuda:2"] {
+            let error = check("cuda:0,cuda:1", now).unwrap_err().to_string();
+            let words = format!(
+                "`devices`: got {now}, expected devices with the numbers 0, 1, such as \
+                 cuda:0,cuda:1, on which the run was"
+            );
+            assert!(error.contains(&words), "{error}");
+            assert!(error.contains("up to cpu,cpu:1; with other numbers of devices begin a new"));
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ use super::begin::Begin;
 use super::files::RunFiles;
 use super::prepared::Run;
 use crate::checkpoint::{Checkpoint, Store};
+use crate::config::devices::check_moved;
 use crate::config::{Layer, TrainConfig, all};
 use crate::config_file;
 use crate::error::{Error, Result};
@@ -93,6 +94,7 @@ fn resume_in(
     settings.precision = Some(last.precision);
     let flags = Layer { run_dir: Some(Some(path.into())), ..options.clone() };
     let config = TrainConfig::resolve(settings, flags)?;
+    check_moved(&last.devices, &config.devices)?;
     if world.is_first() && config.devices != last.devices {
         observer.devices_changed(&last.devices, &config.devices);
     }
