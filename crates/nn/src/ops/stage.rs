@@ -18,9 +18,9 @@ use crate::kernels::conv::ConvShape;
 use crate::kernels::{Isa, pad16};
 use crate::precision::Precision;
 
-/// Channels that are read, and channels that are written, of a block of a GPU that has a part of
-/// the weights.
-pub(super) const WEIGHT_BLOCK: [usize; 2] = [8, 64];
+/// Fewest channels that are read, and fewest that are written, of a block of a GPU that has a part
+/// of the weights, where there are several such blocks.
+const WEIGHT_BLOCK: [usize; 2] = [8, 32];
 
 /// Most channels: their coefficients lie in a block's memory.
 const CHANNELS_MAX: usize = 256;
@@ -115,7 +115,8 @@ impl Stage {
         Self { shape, before, precision }
     }
 
-    /// Tickets of the forward pass and of the backward pass.
+    /// Tickets of the forward pass, and the most that the backward pass may need: one for each
+    /// block that has a part of the weights, and one for the data.
     pub fn tickets(&self) -> [usize; 2] {
         let [read, written] = WEIGHT_BLOCK;
         let ConvShape { in_c, out_c, .. } = self.shape;

@@ -321,7 +321,9 @@ fn finish(shape: &ConvShape, parts: usize) -> Emitted {
         channels: shape.out_c as u32,
         parts: parts as u32,
     };
-    let call = Call::new(&WEIGHT_FINISH, sums_len(shape).div_ceil(32) as u32, 256);
+    // Threads for each gradient, no more than have a part.
+    let each = parts.next_power_of_two().clamp(1, 8);
+    let call = Call::new(&WEIGHT_FINISH, sums_len(shape).div_ceil(32) as u32, 32 * each as u32);
     emitted(call, &[write(2), write(0), write(1)], finish)
 }
 

@@ -14,16 +14,20 @@
 #include "nn.cuh"
 
 // To TF32, which has 10 bits of mantissa: the nearest, of two the one farther from zero. NaN has
-// one form.
+// one form. What lies below the mantissa is not defined: a tensor core ignores it.
 __device__ __forceinline__ u32 to_tf32(float value) {
 #ifdef MERISTEM_STANDIN
-    u32 bits = isnan(value) ? 0x7fffffff : meristem_to_tf32(value);
+    return isnan(value) ? 0x7fffffff : meristem_to_tf32(value);
 #else
     u32 bits;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+    return bits;
 #endif
-    // A tensor core ignores what lies below the mantissa, other units do not.
-    return bits & 0xffffe000;
+}
+
+// The same as a number.
+__device__ __forceinline__ float round_tf32(float value) {
+    return __uint_as_float(to_tf32(value) & 0xffffe000);
 }
 
 // Two to bf16, which has 7 bits of mantissa: the nearest, of two the even one. NaN has one form.
@@ -44,7 +48,7 @@ __device__ __forceinline__ u32 to_bf16(float low, float high) {
 // A factor at a precision that is a value: 0 is f32, 1 TF32, 2 bf16.
 __device__ __forceinline__ float factor(u32 precision, float value) {
     if (precision == 0) return value;
-    return __uint_as_float(precision == 1 ? to_tf32(value) : to_bf16(0.0f, value));
+    return precision == 1 ? round_tf32(value) : __uint_as_float(to_bf16(0.0f, value));
 }
 
 // Factors as they are, for units of f32.
@@ -65,14 +69,18 @@ struct Tf32 {
     static constexpr u32 EACH = 1;
     using Single = Tf32;
 
-    __device__ __forceinline__ static float round(float value) {
-        return __uint_as_float(to_tf32(value));
-    }
+    __device__ __forceinline__ static float round(float value) { return round_tf32(value); }
 
+    // A word for tensor cores.
     __device__ __forceinline__ static u32 word(const float (&v)[EACH]) { return to_tf32(v[0]); }
 
     __device__ __forceinline__ static void put(float* word, u32, float value) {
         *word = round(value);
+    }
+
+    // A word of factors that are rounded already.
+    __device__ __forceinline__ static u32 join(const float (&v)[EACH]) {
+        return __float_as_uint(v[0]);
     }
 
     // Adds the product of two fragments.
@@ -99,6 +107,10 @@ struct Bf16Single {
         return __uint_as_float(to_bf16(0.0f, value));
     }
 
+    __device__ __forceinline__ static u32 word(const float (&v)[EACH]) {
+        return to_bf16(0.0f, v[0]);
+    }
+
     __device__ __forceinline__ static void put(float* word, u32, float value) {
         *word = round(value);
     }
@@ -123,6 +135,10 @@ struct Bf16 {
 
     __device__ __forceinline__ static u32 word(const float (&v)[EACH]) {
         return to_bf16(v[0], v[1]);
+    }
+
+    __device__ __forceinline__ static u32 join(const float (&v)[EACH]) {
+        return __float_as_uint(v[0]) >> 16 | (__float_as_uint(v[1]) & 0xffff0000);
     }
 
     __device__ __forceinline__ static void multiply(float (&d)[4], const u32 (&a)[4],

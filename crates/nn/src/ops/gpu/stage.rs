@@ -318,6 +318,7 @@ impl Grid {
         let data_tiles = data.as_ref().map_or(0, |fit| fit.cut.count(images));
         let [tiles, groups] = columns(of, shape.in_c);
         let n = |n: usize| n as u32;
+        assert!(rows * weight_tiles < stage.tickets()[1], "blocks with tickets, and the data's");
         let slices = Slices {
             images: n(images),
             count: n(shape.batch.div_ceil(images)),

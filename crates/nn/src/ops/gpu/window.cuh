@@ -74,6 +74,9 @@ struct Area {
 
     __device__ __forceinline__ u32 pixels() const { return images * h * w; }
 
+    // Steps of 8 words on tensor cores.
+    __device__ __forceinline__ u32 steps() const { return (9 * words + 7) / 8; }
+
     // The first word of a pixel's window.
     __device__ __forceinline__ u32 window(u32 pixel) const {
         u32 x, y, row = wide.divide(pixel, x), image = high.divide(row, y);
@@ -92,7 +95,7 @@ struct WindowSums {
     const Area& of;
     u32 image, y, x, group;
 
-    __device__ __forceinline__ WindowSums(const Area& area, float*) : of(area) {
+    __device__ __forceinline__ WindowSums(const Area& area, float*, float*) : of(area) {
         u32 wide = of.w / 4, high = of.h / 2, all = of.images * high * wide;
         u32 at = threadIdx.x % all;
         group = threadIdx.x / all, x = at % wide * 4, y = at / wide % high * 2;
@@ -127,34 +130,63 @@ struct WindowSums {
 // The warps of a block whose products are those of matrices.
 constexpr u32 WARPS = 4;
 
+// Fragments of 8 columns each (mma.cuh), from the lane's first element; rows are `apart` apart.
+template <u32 N>
+__device__ __forceinline__ void load_columns(const float* from, u32 apart, u32 (&b)[N][2]) {
+#pragma unroll
+    for (u32 n = 0; n < N; ++n) {
+        b[n][0] = __float_as_uint(from[8 * n]);
+        b[n][1] = __float_as_uint(from[4 * apart + 8 * n]);
+    }
+}
+
+// Adds the products of 16 rows with those fragments. The lane's words are the sums of the first
+// words of two rows and the offsets of two words.
+template <class P, u32 N>
+__device__ __forceinline__ void add_rows(const float* planes, const u32 (&rows)[2],
+                                         const u32 (&offsets)[2], const u32 (&b)[N][2],
+                                         float (&sum)[N][4]) {
+    u32 a[4];
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) a[i] = __float_as_uint(planes[rows[i % 2] + offsets[i / 2]]);
+#pragma unroll
+    for (u32 n = 0; n < N; ++n) P::multiply(sum[n], a, b[n]);
+}
+
 // On tensor cores a warp has M times 16 pixels and N times 8 channels. The sum runs over taps and
-// words; [tap][word] in steps of 8, the last one filled up with weights of zero. Weights lie as
-// [tap][word][column].
+// words; [tap][word] in steps of 8. What fills up the last one is zero on both sides, since a pixel
+// may be infinite. Weights lie as [tap][word][column].
 //
 // A warp reads words of 8 pixels in 4 planes, which are 8 banks apart, and weights of 8 columns in
 // 4 rows, which are 8 banks apart or 24. So no bank comes twice if the pixels lie in a row; those
-// of tiles whose width is no multiple of 8 lie in rows that are 4 banks apart modulo 8. Of fewer
-// than 4 words the planes repeat, a column on, and some banks come twice.
+// of tiles whose width is no multiple of 8 lie in rows that are 4 banks apart modulo 8. That holds
+// for 4 and 8 words. Of other numbers, 4 rows in turn are of two taps at times, whose pixels overlap
+// in banks: the reads of all steps take 14 cycles instead of 8 for 3 words, 18 instead of 12 for 5,
+// 18 instead of 14 for 6, and 22 instead of 16 for 7. Filled up to 8 words it would be 18 for each,
+// and up to half as many multiplications more.
 template <class P, u32 M, u32 N>
 struct MatrixSums {
     float sum[M][N][4] = {};
     const Area& of;
-    // In shared memory: the words of a window from its first one; each pixel's first word.
+    // In shared memory: the words of a window from its first one; each pixel's first word; zeros,
+    // one for each first word.
     u32* table;
 
-    // Its tables go to shared memory. A barrier follows.
-    __device__ __forceinline__ MatrixSums(const Area& area, float* to) : of(area) {
+    // Its tables go to shared memory, behind the planes. A barrier follows.
+    __device__ __forceinline__ MatrixSums(const Area& area, const float* planes, float* to)
+        : of(area) {
         table = reinterpret_cast<u32*>(to);
-        for (u32 i = threadIdx.x; i < 8 * steps(); i += blockDim.x) {
+        float* zeros = to + 8 * of.steps() + 16 * WARPS * M;
+        for (u32 i = threadIdx.x; i < 8 * of.steps(); i += blockDim.x) {
             u32 tap = i / of.words, word = i % of.words;
-            table[i] = tap < 9 ? word * of.plane + tap / 3 * of.pitch + tap % 3 : 0;
+            table[i] = tap < 9 ? word * of.plane + tap / 3 * of.pitch + tap % 3
+                               : (u32)(zeros - planes);
         }
         for (u32 i = threadIdx.x; i < 16 * WARPS * M; i += blockDim.x) {
-            table[8 * steps() + i] = i < of.pixels() ? of.window(i) : 0;
+            table[8 * of.steps() + i] = i < of.pixels() ? of.window(i) : 0;
         }
+        for (u32 i = threadIdx.x; i < of.plane; i += blockDim.x) zeros[i] = 0.0f;
     }
-
-    __device__ __forceinline__ u32 steps() const { return (9 * of.words + 7) / 8; }
 
     // The warp's first column.
     __device__ __forceinline__ u32 column() const {
@@ -170,28 +202,15 @@ struct MatrixSums {
     // Adds the products of all words.
     __device__ __forceinline__ void add(const float* planes, const float* weights, u32) {
         u32 k = threadIdx.x % 4, from[M][2];
-        const u32 *offsets = table, *windows = table + 8 * steps();
+        const u32 *offsets = table, *windows = table + 8 * of.steps();
 #pragma unroll
         for (u32 m = 0; m < 2 * M; ++m) from[m / 2][m % 2] = windows[pixel(m)];
         weights += k * of.filter + column() + threadIdx.x % 32 / 4;
-        for (u32 s = 0; s < steps(); ++s, weights += 8 * of.filter) {
-            u32 at[2] = {offsets[8 * s + k], offsets[8 * s + k + 4]};
-            u32 b[N][2];
+        for (u32 s = 0; s < of.steps(); ++s, weights += 8 * of.filter) {
+            u32 at[2] = {offsets[8 * s + k], offsets[8 * s + k + 4]}, b[N][2];
+            load_columns(weights, of.filter, b);
 #pragma unroll
-            for (u32 n = 0; n < N; ++n) {
-                b[n][0] = __float_as_uint(weights[8 * n]);
-                b[n][1] = __float_as_uint(weights[4 * of.filter + 8 * n]);
-            }
-#pragma unroll
-            for (u32 m = 0; m < M; ++m) {
-                u32 a[4];
-#pragma unroll
-                for (u32 i = 0; i < 4; ++i) {
-                    a[i] = __float_as_uint(planes[from[m][i % 2] + at[i / 2]]);
-                }
-#pragma unroll
-                for (u32 n = 0; n < N; ++n) P::multiply(sum[m][n], a, b[n]);
-            }
+            for (u32 m = 0; m < M; ++m) add_rows<P>(planes, from[m], at, b, sum[m]);
         }
     }
 
@@ -236,57 +255,11 @@ struct Channels {
     u32 first, n;
 };
 
-// The convolution's weights.
-struct Filter {
-    Span<const float> w;
-    u32 in_c, out_c;
-};
-
-// The word of weights at a tap, of channels of `which` that are read and one that is written; zeros
-// where there is none.
-template <class P, bool GRADIENT>
-__device__ __forceinline__ u32 filter_word(const Filter& of, Channels which, u32 tap, u32 word,
-                                           u32 col) {
-    u32 step = pad16(of.out_c), written = GRADIENT ? of.in_c : of.out_c;
-    float v[P::EACH];
-#pragma unroll
-    for (u32 i = 0; i < P::EACH; ++i) {
-        u32 c = word * P::EACH + i, at = which.first + c;
-        u32 from = GRADIENT ? ((8 - tap) * of.in_c + col) * step + at
-                            : (tap * of.in_c + at) * step + col;
-        v[i] = tap < 9 && c < which.n && col < written ? of.w[(i64)from] : 0.0f;
-    }
-    return P::word(v);
-}
-
-// Weights of channels that are read and of the tile's that are written, from `col` on, as
-// [tap][word][column] and zeros behind them; the data gradient reads them transposed, taps in
-// reverse order. Threads read what lies side by side: eight columns, or the words of a tap.
-template <class P, bool GRADIENT>
-__device__ __forceinline__ void load_filter(const Filter& of, const Area& area, Channels which,
-                                            u32 col, float* weights) {
-    u32 cols = 8 * area.groups, lane = threadIdx.x % 8, rows = 9 * area.words;
-    u32 behind = (rows + 7) / 8 * 8;
-    if (GRADIENT) {
-        for (u32 q = threadIdx.x / 8; lane < area.words && q < 72; q += blockDim.x / 8) {
-            u32 tap = q / 8;
-#pragma unroll (P::EACH == 1 ? 4 : 1)  // registers are for sums
-            for (u32 j = q % 8; j < cols; j += 8) {
-                u32 word = filter_word<P, true>(of, which, tap, lane, col + j);
-                weights[(tap * area.words + lane) * area.filter + j] = __uint_as_float(word);
-            }
-        }
-        u32 end = behind * area.filter;
-        for (u32 i = rows * area.filter + threadIdx.x; i < end; i += blockDim.x) weights[i] = 0.0f;
-    } else {
-        for (u32 k = threadIdx.x / 8; k < behind; k += blockDim.x / 8) {
-            u32 tap = k / area.words, at = k % area.words;
-#pragma unroll (4 / P::EACH)
-            for (u32 j = lane; j < cols; j += 8) {
-                u32 word = filter_word<P, false>(of, which, tap, at, col + j);
-                weights[k * area.filter + j] = __uint_as_float(word);
-            }
-        }
+// Zeros behind the rows of weights, up to whole steps.
+__device__ __forceinline__ void clear_rows(const Area& area, float* weights) {
+    u32 end = 8 * area.steps() * area.filter;
+    for (u32 i = 9 * area.words * area.filter + threadIdx.x; i < end; i += blockDim.x) {
+        weights[i] = 0.0f;
     }
 }
 
@@ -383,24 +356,11 @@ struct MatrixGradientSums {
         for (u32 m = 0; m < 2 * M; ++m) from[m / 2][m % 2] = rows[8 * m + row] + k;
         gradient += k * of.filter + column() + row;
         for (u32 s = subset(); s < of.pixels() / 8; s += subsets()) {
-            u32 at[2] = {quads[2 * s], quads[2 * s + 1]};
-            const float* here = gradient + 8 * s * of.filter;
-            u32 b[N][2];
-#pragma unroll
-            for (u32 n = 0; n < N; ++n) {
-                b[n][0] = __float_as_uint(here[8 * n]);
-                b[n][1] = __float_as_uint(here[4 * of.filter + 8 * n]);
-            }
+            u32 at[2] = {quads[2 * s], quads[2 * s + 1]}, b[N][2];
+            load_columns(gradient + 8 * s * of.filter, of.filter, b);
 #pragma unroll
             for (u32 m = 0; m < M; ++m) {
-                if (16 * m >= 9 * of.words) break;
-                u32 a[4];
-#pragma unroll
-                for (u32 i = 0; i < 4; ++i) {
-                    a[i] = __float_as_uint(planes[from[m][i % 2] + at[i / 2]]);
-                }
-#pragma unroll
-                for (u32 n = 0; n < N; ++n) P::multiply(sum[m][n], a, b[n]);
+                if (16 * m < 9 * of.words) add_rows<P>(planes, from[m], at, b, sum[m]);
             }
         }
     }

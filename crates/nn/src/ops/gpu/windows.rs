@@ -40,12 +40,21 @@ pub(super) fn words(precision: Precision, channels: usize, most: usize) -> usize
 }
 
 /// Channels that a block writes, in groups of 8: tiles of them, and groups of a tile. On tensor
-/// cores these are 1, 2, 4 or 8.
+/// cores these are 1, 2, 4 or 8: with 4 and 8 a warp multiplies most for what it reads, so more
+/// than 4 groups are cut into tiles of that size, with the fewest groups in all and then the fewest
+/// tiles.
 pub(super) fn columns(precision: Precision, channels: usize) -> [usize; 2] {
     let groups = channels.div_ceil(GROUP);
-    let tiles = groups.div_ceil(8);
-    let groups = groups.div_ceil(tiles);
-    [tiles, if on_matrices(precision) { groups.next_power_of_two() } else { groups }]
+    let in_tiles_of = |most: usize| [groups.div_ceil(most), most];
+    if !on_matrices(precision) {
+        let tiles = groups.div_ceil(8);
+        [tiles, groups.div_ceil(tiles)]
+    } else if groups <= 4 {
+        in_tiles_of(groups.next_power_of_two())
+    } else {
+        let tiled = [8, 4].map(in_tiles_of);
+        tiled.into_iter().min_by_key(|[tiles, each]| tiles * each).expect("there are two")
+    }
 }
 
 /// Most pixels of a tile with so many groups. On units of f32 a thread has 8 of one group.
@@ -71,9 +80,9 @@ pub(super) fn rows_of_weights(words: usize) -> usize {
     (9 * words).next_multiple_of(8)
 }
 
-/// Floats of the tables of sums over channels on tensor cores.
-pub(super) fn tables_of_channels(words: usize) -> usize {
-    rows_of_weights(words) + THREADS / WARP * WARP_PIXELS
+/// Floats of the tables of sums over channels on tensor cores, with planes of so many.
+pub(super) fn tables_of_channels(words: usize, plane: usize) -> usize {
+    rows_of_weights(words) + THREADS / WARP * WARP_PIXELS + plane
 }
 
 /// Floats of the tables of sums over so many pixels on tensor cores.
@@ -90,5 +99,54 @@ pub(super) fn sums_over_pixels(
     match on_matrices(precision) {
         true => THREADS / WARP * groups.min(WARP_GROUPS[1]) * 9 * GROUP * chunk,
         false => 9 * GROUP * (threads + 4),
+    }
+}
+
+/// Shared memory that tensor cores read, in floats: planes of words, then weights or the gradient,
+/// then tables. It is behind what comes from memory.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Words {
+    pub(super) first: usize,
+    /// From word to word of the planes, and from row to row of the others.
+    pub(super) plane: usize,
+    pub(super) row: usize,
+    /// First float of the others, from that of the planes on.
+    pub(super) weights: usize,
+    pub(super) tables: usize,
+}
+
+impl Words {
+    /// So many planes and rows behind so many other floats.
+    pub(super) fn new(first: usize, [count, plane]: [usize; 2], [rows, row]: [usize; 2]) -> Words {
+        let weights = count * plane;
+        Words { first, plane, row, weights, tables: first + weights + rows * row }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn channels_are_cut_into_few_groups_that_warps_can_share() {
+        let counts = [
+            (1, [1, 1], [1, 1]),
+            (9, [1, 2], [1, 2]),
+            (24, [1, 3], [1, 4]),
+            (32, [1, 4], [1, 4]),
+            (33, [1, 5], [1, 8]),
+            (64, [1, 8], [1, 8]),
+            (72, [2, 5], [3, 4]),
+            (96, [2, 6], [3, 4]),
+            (100, [2, 7], [2, 8]),
+            (128, [2, 8], [2, 8]),
+            (136, [3, 6], [5, 4]),
+        ];
+        for (channels, threads, matrices) in counts {
+            assert_eq!(columns(Precision::F32, channels), threads, "{channels} channels");
+            for precision in [Precision::Tf32, Precision::Bf16] {
+                assert_eq!(columns(precision, channels), matrices, "{channels} channels");
+            }
+        }
     }
 }

@@ -6,10 +6,10 @@ use meristem_nn::kernels::ImageShape;
 use meristem_nn::kernels::conv::ConvShape;
 use meristem_nn::kernels::lstm::LstmShape;
 use meristem_nn::kernels::rows::Columns;
-use meristem_nn::ops::Target;
 use meristem_nn::ops::conv::Product;
 use meristem_nn::ops::elementwise::Function;
 use meristem_nn::ops::rows::Lookup;
+use meristem_nn::ops::{Op, Target};
 use meristem_nn::ops::{blend, conv, elementwise, lstm, rows};
 
 use super::case::{Case, Data, Random, case};
@@ -62,17 +62,45 @@ fn conv_shapes() -> Vec<ConvShape> {
         square(2, 6, shape(1, 3, 20, 32)),
         // Parts of two tiles each, the last of one.
         ConvShape { in_h: 40, in_w: 1, ..shape(1, 3, 65, 64) },
-        // Enough tiles for narrow ones; for wide and for large ones, the last of them cut off in
-        // both directions: each forward, back, and for the weights.
+        // Enough tiles for narrow ones, forward, back, and for the weights.
         square(2, 64, shape(4, 1, 8, 68)),
         square(2, 64, shape(4, 1, 72, 12)),
-        ConvShape::linear(16_401, 7, 50),
-        ConvShape::linear(16_401, 50, 7),
-        ConvShape::linear(10, 1000, 1100),
-        ConvShape::linear(32_801, 7, 50),
-        ConvShape::linear(32_801, 50, 7),
-        ConvShape::linear(10, 1090, 1990),
-        ConvShape { stride: [2; 2], ..square(3, 110, shape(4, 3, 12, 132)) },
+    ]
+}
+
+/// The pass for which a shape has enough tiles.
+#[derive(Clone, Copy, PartialEq)]
+enum Pass {
+    Forward,
+    Data,
+    Weights,
+}
+
+/// Shapes with enough tiles for wide and for large ones, the last of them cut off in both
+/// directions, in the passes that have so many.
+fn tiled_shapes() -> [(ConvShape, Pass); 9] {
+    let strided = ConvShape {
+        batch: 1,
+        in_c: 12,
+        in_h: 192,
+        in_w: 192,
+        out_c: 132,
+        kernel: [3; 2],
+        stride: [2; 2],
+        padding: [1; 2],
+        groups: 4,
+    };
+    [
+        (ConvShape::linear(16_401, 7, 50), Pass::Forward),
+        (ConvShape::linear(16_401, 50, 7), Pass::Data),
+        (ConvShape::linear(10, 1000, 1100), Pass::Weights),
+        (ConvShape::linear(32_801, 7, 50), Pass::Forward),
+        (ConvShape::linear(32_801, 50, 7), Pass::Data),
+        (ConvShape::linear(10, 1090, 1990), Pass::Weights),
+        (strided, Pass::Forward),
+        (strided, Pass::Weights),
+        // Narrow ones, for each phase of the stride.
+        (ConvShape { in_h: 96, in_w: 96, out_c: 36, ..strided }, Pass::Data),
     ]
 }
 
@@ -86,9 +114,28 @@ pub(super) fn packed_weights(shape: &ConvShape, len: usize) -> Data {
 }
 
 fn conv_cases() -> Vec<Case> {
-    let all = conv_shapes().into_iter();
-    let all = all.flat_map(|shape| Precision::ALL.map(|precision| Product { shape, precision }));
-    all.flat_map(product_cases).collect()
+    let products = |shape| Precision::ALL.map(|precision| Product { shape, precision });
+    let all = conv_shapes().into_iter().flat_map(products).flat_map(product_cases);
+    all.chain(tiled_cases(Precision::F32)).collect()
+}
+
+/// A case for each of the [`tiled_shapes`], which take long: lower precisions have them where
+/// results are compared bit for bit (`precision.rs`), and nowhere else.
+pub(super) fn tiled_cases(precision: Precision) -> Vec<Case> {
+    let of = |(shape, pass)| {
+        let mut cases = product_cases(Product { shape, precision }).into_iter();
+        cases.find(|case| pass_of(&case.op) == Some(pass)).expect("each pass has a case")
+    };
+    tiled_shapes().into_iter().map(of).collect()
+}
+
+fn pass_of(op: &Op) -> Option<Pass> {
+    match op {
+        Op::Conv(conv::Op::Forward(_)) => Some(Pass::Forward),
+        Op::Conv(conv::Op::DataGradient { .. }) => Some(Pass::Data),
+        Op::Conv(conv::Op::WeightGradient(_)) => Some(Pass::Weights),
+        _ => None,
+    }
 }
 
 fn product_cases(product: Product) -> Vec<Case> {

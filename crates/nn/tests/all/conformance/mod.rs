@@ -4,6 +4,7 @@
 //! The portable kernels themselves are held by `tests/kernels` against slow exact versions, and by
 //! goldens. Here each case states how many f32 terms the longest sum of a result has: two ways of
 //! adding n terms of magnitude at most m differ by at most `2·n·m·n·2⁻²⁴`, and `m` is stated too.
+//! Tensor cores may differ by more, since they cut off rather than round (`case::rounding`).
 
 mod case;
 mod cases;

@@ -5,8 +5,8 @@
 // factors' parts lie in shared memory, [k][row] and [k][column]. A thread has EACH × EACH elements.
 // In f32 it computes them from EACH + EACH numbers for each k: a sum's terms are added one after
 // the other, with fused multiplications as on the processor. Otherwise a warp computes them with
-// tensor cores, from factors that are rounded when they are read from shared memory. Either way a
-// sum's bits do not depend on the tile. While a step is computed the parts of the next STAGES − 1
+// tensor cores, from factors that are rounded where they lie in shared memory. Either way a sum's
+// bits do not depend on the tile. While a step is computed the parts of the next STAGES − 1
 // are on their way.
 #include "conv.cuh"
 #include "product.cuh"
@@ -30,10 +30,10 @@ struct Corner {
     int y, x;
 };
 
-// Runs a block's steps: `load(stage)` starts the copies of the next step into a stage, and
-// `add(stage)` computes with a stage that has come.
-template <class Load, class Add>
-__device__ __forceinline__ void pipeline(u32 steps, Load load, Add add) {
+// Runs a block's steps: `load(stage)` starts the thread's copies of the next step into a stage,
+// `round(stage)` rounds them when they have come, and `add(stage)` computes with the stage.
+template <class Load, class Round, class Add>
+__device__ __forceinline__ void pipeline(u32 steps, Load load, Round round, Add add) {
     for (u32 next = 0; next < STAGES - 1; ++next) {
         if (next < steps) load(next);
         commit();
@@ -41,6 +41,7 @@ __device__ __forceinline__ void pipeline(u32 steps, Load load, Add add) {
     u32 stage = 0;
     for (u32 step = 0; step < steps; ++step) {
         arrived<STAGES - 2>();
+        if (Product::MATRIX) round(stage);
         __syncthreads();
         // Every thread is done with the stage that was computed before this one.
         if (step + STAGES - 1 < steps) load(stage == 0 ? STAGES - 1 : stage - 1);
@@ -173,6 +174,7 @@ __device__ __forceinline__ void forward_tile(const Conv& s, Span<const float> x,
     Lane<T::THREADS> lane;
     Element element(lane.k, s.kw, s.job_in);
     u32 k0 = 0;
+    float sum[EACH][EACH] = {};
     auto load = [&](u32 stage) {
         T& tile = tiles[stage];
         bool inside = k0 + lane.k < depth;
@@ -194,9 +196,19 @@ __device__ __forceinline__ void forward_tile(const Conv& s, Span<const float> x,
         }
         element.advance(s.kw, s.job_in), k0 += DEPTH;
     };
-    float sum[EACH][EACH] = {};
+    auto round = [&](u32 stage) {
+        T& tile = tiles[stage];
+#pragma unroll
+        for (u32 j = 0; j < ROWS; j += lane.STEP) T::round(tile.a[lane.k * T::A + j + lane.row]);
+#pragma unroll
+        for (u32 j = 0; j < DEPTH; j += T::QUADS) {
+            u32 k = j + t / (COLS / 4);
+            if (T::QUADS <= DEPTH || k < DEPTH) T::round4(tile.b + k * T::B + t % (COLS / 4) * 4);
+        }
+    };
+    auto add = [&](u32 stage) { tiles[stage].multiply(sum); };
     __syncthreads();
-    pipeline((depth + DEPTH - 1) / DEPTH, load, [&](u32 stage) { tiles[stage].multiply(sum); });
+    pipeline((depth + DEPTH - 1) / DEPTH, load, round, add);
     T::each(sum, [&](u32 row, u32 col, float(&four)[4]) {
         row += at.row, col += at.col;
         if (row >= pixels || col >= s.job_out) return;
@@ -253,6 +265,7 @@ __device__ __forceinline__ void data_tile(const Conv& s, Span<const float> dy, S
     Lane<T::THREADS> lane;
     Element element(lane.k, max(phase.kw, 1u), s.job_out);
     u32 k = lane.k;
+    float sum[EACH][EACH] = {};
     auto load = [&](u32 stage) {
         T& tile = tiles[stage];
 #pragma unroll
@@ -271,9 +284,16 @@ __device__ __forceinline__ void data_tile(const Conv& s, Span<const float> dy, S
         }
         element.advance(phase.kw, s.job_out), k += DEPTH;
     };
-    float sum[EACH][EACH] = {};
+    auto round = [&](u32 stage) {
+        T& tile = tiles[stage];
+#pragma unroll
+        for (u32 j = 0; j < ROWS; j += lane.STEP) T::round(tile.a[lane.k * T::A + j + lane.row]);
+#pragma unroll
+        for (u32 j = 0; j < COLS; j += lane.STEP) T::round(tile.b[lane.k * T::B + j + lane.row]);
+    };
+    auto add = [&](u32 stage) { tiles[stage].multiply(sum); };
     __syncthreads();
-    pipeline((depth + DEPTH - 1) / DEPTH, load, [&](u32 stage) { tiles[stage].multiply(sum); });
+    pipeline((depth + DEPTH - 1) / DEPTH, load, round, add);
     T::each(sum, [&](u32 row, u32 col, float(&four)[4]) {
         row += at.row, col += at.col;
         if (row >= pixels || col >= s.job_in) return;
@@ -312,11 +332,12 @@ constexpr u32 RING = STAGES + 2;
 
 // Gradients of the parameters over a part of the output pixels: [part][job][k][job_out], behind
 // them [out_c] of the bias. Rows of the product are elements of the window, depth the pixels. A
-// warp copies rows and columns that lie side by side, to banks in a row.
+// warp copies rows and columns that lie side by side, to banks in a row. The gradient of the bias is
+// a sum of what the columns are before they are rounded.
 template <u32 ROWS, u32 COLS, u32 EACH>
 __device__ __forceinline__ void weight_tile(const Conv& s, Span<const float> x,
                                             Span<const float> dy, Span<float> sums) {
-    using T = Tile<ROWS, COLS, EACH, Product>;
+    using T = Tile<ROWS, COLS, EACH, Product, true>;
     __shared__ T tiles[STAGES];
     __shared__ Corner corners[RING][DEPTH];  // of the steps that come next
     u32 depth = s.kh * s.kw * s.job_in, t = threadIdx.x, first, end;
@@ -352,7 +373,13 @@ __device__ __forceinline__ void weight_tile(const Conv& s, Span<const float> x,
     float sum[EACH][EACH] = {};
     double bias = 0.0;
     __syncthreads();
-    pipeline((end - first + DEPTH - 1) / DEPTH, load, [&](u32 stage) {
+    auto round = [&](u32 stage) {
+#pragma unroll
+        for (u32 j = 0; j < DEPTH; j += T::THREADS / ROWS) {
+            T::round(tiles[stage].a[(j + t / ROWS) * T::A + t % ROWS]);
+        }
+    };
+    pipeline((end - first + DEPTH - 1) / DEPTH, load, round, [&](u32 stage) {
         tiles[stage].multiply(sum);
         if (at.row != 0 || t >= COLS) return;
         float here = 0.0f;

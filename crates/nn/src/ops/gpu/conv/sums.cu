@@ -63,8 +63,8 @@ struct Weights {
     u32 parts;
 };
 
-// Adds to the gradients the sums of all parts: [part][weights + channels]. Eight threads for each,
-// with every eighth part; a warp has 32 of the gradients side by side.
+// Adds to the gradients the sums of all parts: [part][weights + channels]. Up to eight threads for
+// each, a power of two, share the parts; a warp has 32 of the gradients side by side.
 extern "C" __global__ void __launch_bounds__(256)
     weight_finish(Span<const float> sums, Span<float> dw, Span<float> db, Weights f) {
     locate(sums, dw, db);
@@ -73,13 +73,13 @@ extern "C" __global__ void __launch_bounds__(256)
     double sum = 0.0;
     if (at < all) {
 #pragma unroll 4
-        for (u32 part = t / 32; part < f.parts; part += 8) {
+        for (u32 part = t / 32; part < f.parts; part += blockDim.x / 32) {
             sum += (double)sums[(i64)part * all + at];
         }
     }
     shared[t] = sum;
     __syncthreads();
-    for (u32 half = 128; half >= 32; half /= 2) {
+    for (u32 half = blockDim.x / 2; half >= 32; half /= 2) {
         if (t < half) shared[t] += shared[t + half];
         __syncthreads();
     }

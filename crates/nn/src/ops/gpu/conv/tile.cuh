@@ -14,8 +14,9 @@ constexpr u32 DEPTH = 16;
 // With tensor cores a warp has 8 × 4 pieces side by side. Rows and columns of fragments (mma.cuh)
 // are dealt out so that each lane has a piece of two by two fragments: it reads four rows of a k at
 // once, and two columns. Lanes read every second k, which are 8 banks apart, and from each 8 banks
-// of columns, or, a quarter of the warp at a time, of rows: no bank comes twice.
-template <u32 ROWS, u32 COLS, u32 EACH, class Product>
+// of columns, or, a quarter of the warp at a time, of rows: no bank comes twice. Factors are rounded
+// once, by the thread that copied them; those of columns when they are read if COLUMNS_EXACT.
+template <u32 ROWS, u32 COLS, u32 EACH, class Product, bool COLUMNS_EXACT = false>
 struct Tile {
     static constexpr u32 THREADS = ROWS * COLS / (EACH * EACH);
     static constexpr u32 PIECES = EACH / 4;
@@ -44,6 +45,25 @@ struct Tile {
     static __device__ __forceinline__ u32 col(u32 piece) {
         if (Product::MATRIX) return warp_col() + 16 * piece + threadIdx.x % 4 * 4;
         return piece * (COLS / PIECES) + threadIdx.x % ACROSS * 4;
+    }
+
+    // Rounds a factor that the thread copied.
+    static __device__ __forceinline__ void round(float& factor) {
+        if constexpr (Product::MATRIX) {
+            float of[1] = {factor};
+            factor = __uint_as_float(Product::Single::word(of));
+        }
+    }
+
+    // The same for four side by side.
+    static __device__ __forceinline__ void round4(float* factors) {
+        if constexpr (Product::MATRIX) {
+            float v[4];
+            load4(factors, v);
+#pragma unroll
+            for (u32 j = 0; j < 4; ++j) round(v[j]);
+            *reinterpret_cast<float4*>(factors) = make_float4(v[0], v[1], v[2], v[3]);
+        }
     }
 
     // Adds DEPTH products to the thread's elements.
@@ -108,7 +128,7 @@ struct Tile {
                 load4(a + step(k, word, e) * A + row(piece), v[e]);
             }
 #pragma unroll
-            for (u32 i = 0; i < 4; ++i) x[i / 2][2 * word + i % 2] = pack(v, i);
+            for (u32 i = 0; i < 4; ++i) x[i / 2][2 * word + i % 2] = pack<false>(v, i);
         }
     }
 
@@ -123,17 +143,17 @@ struct Tile {
                 load2(b + step(k, word, e) * B + col, v[e]);
             }
 #pragma unroll
-            for (u32 j = 0; j < 2; ++j) y[j][word] = pack(v, j);
+            for (u32 j = 0; j < 2; ++j) y[j][word] = pack<COLUMNS_EXACT>(v, j);
         }
     }
 
-    // The word of a row's or a column's factors.
-    template <u32 N>
+    // The word of a row's or a column's factors, which may be exact.
+    template <bool EXACT, u32 N>
     static __device__ __forceinline__ u32 pack(const float (&v)[Product::EACH][N], u32 i) {
         float factors[Product::EACH];
 #pragma unroll
         for (u32 e = 0; e < Product::EACH; ++e) factors[e] = v[e][i];
-        return Product::word(factors);
+        return EXACT ? Product::word(factors) : Product::join(factors);
     }
 
     // Gives the thread's elements to `write(row in the tile, column, four side by side)`.

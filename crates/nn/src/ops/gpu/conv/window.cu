@@ -3,11 +3,12 @@
 // A block computes a tile of pixels, of several images if they are small, for up to 64 channels. It
 // goes through the channels that it reads a chunk at a time: the tile with a halo of one pixel lies
 // in shared memory as planes [channel][image][row][column], the weights as [channel][tap][column].
-// While a chunk is computed the next one is on its way to a second buffer. On tensor cores factors
-// are rounded on that way, so that threads load them rather than copy them.
+// While a chunk is computed the next one is on its way to a second buffer. For tensor cores a chunk
+// that has come is rounded first, to the place where they read it: so there is one buffer that
+// chunks come to, and one of words that are multiplied.
 //
-// A warp's loads of an image are 8 channels of 4 pixels, or 4 of 8, which are whole sectors of a
-// row; planes are 4 banks apart, or 8, so that the loads go to all 32 banks.
+// A warp's copies of an image are 8 channels of 4 pixels, or 4 of 8, which are whole sectors of a
+// row; planes are 4 banks apart, or 8, so that the copies go to all 32 banks.
 #include "conv.cuh"
 #include "product.cuh"
 #include "window.cuh"
@@ -30,8 +31,10 @@ struct Window {
     u32 pitch, plane;            // of the tile in shared memory: of a row, of a channel
     u32 stage;                   // forward: plane of a result in shared memory; else row of dy
     u32 weights;                 // first float of the weights, or of dy, in a buffer
-    u32 filter;                  // from channel to channel of the weights, or row to row; else
-                                 // from pixel to pixel of dy
+    u32 filter;                  // from channel to channel of the weights
+    u32 words;                   // first word that tensor cores read
+    u32 word_plane, word_row;    // from word to word of images; row to row of weights or of dy
+    u32 word_weights;            // first word of the weights, or of dy, among them
     u32 tables;                  // first word of the tables of tensor cores
     u32 parts, part_tiles;       // weight gradient: parts, and tiles of each
     u32 subsets;                 // weight gradient: threads that share a tile's rows
@@ -40,11 +43,15 @@ struct Window {
     Divisor wide;                // by the columns of a tile
     Divisor high, halo;          // by its rows, without and with its halo
 
-    // A tile as products see it, with weights or dy so far apart.
+    // A tile as products see it, on units of f32 with weights or dy so far apart.
     template <class P>
     __device__ __forceinline__ Area area(u32 apart) const {
-        u32 words = chunk / P::EACH;
-        return {images, tile_h, tile_w, pitch, plane, words, column_groups, apart, wide, high};
+        u32 each = chunk / P::EACH;
+        if (P::MATRIX) {
+            return {images, tile_h,        tile_w,   pitch, word_plane,
+                    each,   column_groups, word_row, wide,  high};
+        }
+        return {images, tile_h, tile_w, pitch, plane, each, column_groups, apart, wide, high};
     }
 };
 
@@ -58,54 +65,23 @@ struct Origin {
     }
 };
 
-// Copies an element to the factor of a word that is `which`, or writes 0 if there is none: `at` is
-// negative.
-template <class P>
-__device__ __forceinline__ void fetch_factor(float* to, u32 which, Span<const float> from, i64 at) {
-    if constexpr (P::MATRIX) {
-        P::put(to, which, at >= 0 ? from[at] : 0.0f);
-    } else {
-        fetch(to, from, at);
-    }
-}
-
-// Copies the first `left` of four elements side by side, and writes zeros for the others.
-template <class P>
-__device__ __forceinline__ void fetch_factors(float* to, Span<const float> from, i64 at, u32 left) {
-    if constexpr (!P::MATRIX) return fetch4(to, from, at, left);
-    float v[4];
-    if (left >= 4 && (reinterpret_cast<u64>(from.data + at) & 15) == 0) {
-        load4(&from[at], v);
-    } else {
-#pragma unroll
-        for (u32 j = 0; j < 4; ++j) v[j] = j < left ? from[at + j] : 0.0f;
-    }
-    *reinterpret_cast<float4*>(to) =
-        make_float4(P::round(v[0]), P::round(v[1]), P::round(v[2]), P::round(v[3]));
-}
-
-// Copies channels of a tile and its halo to shared memory, on tensor cores those of whole words,
-// all of a chunk.
-template <class P>
+// Copies channels of a tile and its halo to shared memory: a chunk of 8 channels at most.
 __device__ __forceinline__ void load_planes(const Window& s, Span<const float> x, float* planes,
                                             const Origin& at, Channels which) {
-    u32 lanes = which.n > 4 ? 8 : 4, lane = threadIdx.x % 32, all = P::MATRIX ? s.chunk : which.n;
-    for (u32 c = lane % lanes; c < all; c += lanes) {
-        for (u32 r = threadIdx.x / 32; r < s.images * s.halo.by; r += blockDim.x / 32) {
-            // What lies above the image, or left of it, wraps around to large numbers.
-            u32 row, image = at.image + s.halo.divide(r, row), y = at.y + row - s.ph;
-            bool inside = image < s.batch && y < s.in_h && c < which.n;
-            i64 from = (i64)((image * s.in_h + y) * s.in_w) * s.in_c + which.first + c;
-            float* to = planes + c / P::EACH * s.plane + r * s.pitch;
+    u32 lanes = which.n > 4 ? 8 : 4, lane = threadIdx.x % 32, c = lane % lanes;
+    if (c >= which.n) return;
+    for (u32 r = threadIdx.x / 32; r < s.images * s.halo.by; r += blockDim.x / 32) {
+        // What lies above the image, or left of it, wraps around to large numbers.
+        u32 row, image = at.image + s.halo.divide(r, row), y = at.y + row - s.ph;
+        bool inside = image < s.batch && y < s.in_h;
+        i64 from = (i64)((image * s.in_h + y) * s.in_w) * s.in_c + which.first + c;
+        float* to = planes + c * s.plane + r * s.pitch;
 #pragma unroll 4
-            for (u32 j = lane / lanes; j < s.tile_w + 2; j += 32 / lanes) {
-                u32 column = at.x + j - s.pw;
-                bool is = inside && column < s.in_w;
-                i64 element = is ? from + (i64)column * s.in_c : -1;
-                fetch_factor<P>(to + j, c % P::EACH, x, element);
-            }
+        for (u32 j = lane / lanes; j < s.tile_w + 2; j += 32 / lanes) {
+            u32 column = at.x + j - s.pw;
+            bool is = inside && column < s.in_w;
+            fetch(to + j, x, is ? from + (i64)column * s.in_c : -1);
         }
-        if (P::EACH == 1) break;  // a chunk of 8 channels at most
     }
 }
 
@@ -180,18 +156,88 @@ __device__ __forceinline__ void write_tile(const Window& s, const float* stage, 
     }
 }
 
-// Weights of a chunk, to shared memory.
-template <bool GRADIENT>
-__device__ __forceinline__ void load_chunk(const Window& s, Span<const float> w, float* weights,
-                                           u32 col, Channels which) {
-    if constexpr (Product::MATRIX) {
-        Filter filter = {w, GRADIENT ? s.out_c : s.in_c, GRADIENT ? s.in_c : s.out_c};
-        load_filter<Product, GRADIENT>(filter, s.area<Product>(s.filter), which, col, weights);
-    } else if (GRADIENT) {
-        load_transposed(s, w, weights, col, which.first, which.n);
-    } else {
-        load_weights(s, w, weights, col, which.first, which.n);
+// Four words of factors that lie side by side, as rows of each factor of a word.
+template <class P>
+__device__ __forceinline__ void pack4(float* to, const float (&v)[P::EACH][4]) {
+    u32 words[4];
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+        float of[P::EACH];
+#pragma unroll
+        for (u32 e = 0; e < P::EACH; ++e) of[e] = v[e][i];
+        words[i] = P::word(of);
     }
+    *reinterpret_cast<float4*>(to) =
+        make_float4(__uint_as_float(words[0]), __uint_as_float(words[1]),
+                    __uint_as_float(words[2]), __uint_as_float(words[3]));
+}
+
+// Four elements of the channels of a word from `c` on, in rows `apart` apart: zeros of channels that
+// are missing.
+template <class P>
+__device__ __forceinline__ void load_channels(const float* from, u32 apart, u32 c, u32 n,
+                                              float (&v)[P::EACH][4]) {
+#pragma unroll
+    for (u32 e = 0; e < P::EACH; ++e) {
+        v[e][0] = v[e][1] = v[e][2] = v[e][3] = 0.0f;
+        if (c + e < n) load4(from + (c + e) * apart, v[e]);
+    }
+}
+
+// Rounds the planes of a chunk's first `n` channels to words for tensor cores, a warp a word.
+template <class P>
+__device__ __forceinline__ void pack_planes(const Window& s, const float* planes, float* words,
+                                            u32 n) {
+    u32 all = s.images * s.halo.by * s.pitch;
+    for (u32 word = threadIdx.x / 32; word < s.chunk / P::EACH; word += WARPS) {
+        for (u32 i = threadIdx.x % 32 * 4; i < all; i += 128) {
+            float v[P::EACH][4];
+            load_channels<P>(planes + i, s.plane, word * P::EACH, n, v);
+            pack4<P>(words + word * s.word_plane + i, v);
+        }
+    }
+}
+
+// The same for weights, which become rows [tap][word].
+template <class P>
+__device__ __forceinline__ void pack_weights(const Window& s, const float* weights, float* words,
+                                             u32 n) {
+    u32 each = s.chunk / P::EACH;
+    for (u32 word = threadIdx.x / 32; word < each; word += WARPS) {
+        for (u32 i = threadIdx.x % 32 * 4; i < 9 * s.columns.by; i += 128) {
+            u32 j, tap = s.columns.divide(i, j);
+            float v[P::EACH][4];
+            load_channels<P>(weights + i, s.filter, word * P::EACH, n, v);
+            pack4<P>(words + (tap * each + word) * s.word_row + j, v);
+        }
+    }
+}
+
+// Goes through the chunks, or tiles, of a block: `load(i, to)` copies one to shared memory,
+// `take(i, from)` adds what is not for tensor cores, and rounds for them, and `add(i, from)` adds
+// its products, while the next one comes.
+template <class Load, class Take, class Add>
+__device__ __forceinline__ void pipeline(const Window& s, float* shared, u32 count, Load load,
+                                         Take take, Add add) {
+    load(0, shared);
+    commit();
+    float *here = shared, *next = Product::MATRIX ? shared : shared + s.buffer;
+    for (u32 i = 0; i < count; ++i) {
+        arrived<0>();
+        __syncthreads();
+        // Every thread is done with the products before.
+        if (Product::MATRIX) {
+            take(i, here);
+            __syncthreads();
+        }
+        if (i + 1 < count) load(i + 1, next);
+        commit();
+        if (!Product::MATRIX) take(i, here);
+        add(i, Product::MATRIX ? shared + s.words : here);
+        float* other = here;
+        here = next, next = other;
+    }
+    __syncthreads();
 }
 
 // Adds the products of a tile of pixels. The results come to shared memory.
@@ -200,25 +246,33 @@ __device__ __forceinline__ void add_products(const Window& s, Span<const float> 
                                              Span<const float> w, float* shared, const Origin& at,
                                              u32 col0) {
     Area area = s.area<Product>(s.filter);
-    Sums sums(area, shared + s.tables);
-    auto load = [&](u32 c0, u32 buffer) {
-        Channels which = {c0, min(s.in_c - c0, s.chunk)};
-        float* to = shared + buffer * s.buffer;
-        load_planes<Product>(s, x, to, at, which);
-        load_chunk<GRADIENT>(s, w, to + s.weights, col0, which);
-        commit();
+    float* words = shared + s.words;
+    Sums sums(area, words, shared + s.tables);
+    if (Product::MATRIX) clear_rows(area, words + s.word_weights);
+    auto channels = [&](u32 i) {
+        u32 first = i * s.chunk;
+        return Channels{first, min(s.in_c - first, s.chunk)};
     };
-    load(0, 0);
-    u32 buffer = 0;
-    for (u32 c0 = 0; c0 < s.in_c; c0 += s.chunk, buffer ^= 1) {
-        arrived<0>();
-        __syncthreads();
-        // Every thread is done with the chunk before, in whose place the next one comes.
-        if (c0 + s.chunk < s.in_c) load(c0 + s.chunk, buffer ^ 1);
-        const float* planes = shared + buffer * s.buffer;
-        sums.add(planes, planes + s.weights, min(s.in_c - c0, s.chunk));
-    }
-    __syncthreads();
+    auto load = [&](u32 i, float* to) {
+        Channels which = channels(i);
+        load_planes(s, x, to, at, which);
+        if (GRADIENT) {
+            load_transposed(s, w, to + s.weights, col0, which.first, which.n);
+        } else {
+            load_weights(s, w, to + s.weights, col0, which.first, which.n);
+        }
+    };
+    auto take = [&](u32 i, const float* from) {
+        if constexpr (Product::MATRIX) {
+            u32 n = channels(i).n;
+            pack_planes<Product>(s, from, words, n);
+            pack_weights<Product>(s, from + s.weights, words + s.word_weights, n);
+        }
+    };
+    pipeline(s, shared, (s.in_c + s.chunk - 1) / s.chunk, load, take, [&](u32 i, float* from) {
+        u32 weights = Product::MATRIX ? s.word_weights : s.weights;
+        sums.add(from, from + weights, channels(i).n);
+    });
     sums.put(shared, s.stage);
     __syncthreads();
 }
@@ -273,37 +327,37 @@ __device__ __forceinline__ void load_gradient(const Window& s, Span<const float>
             bool is = inside && at.x + k < s.out_w;
             for (u32 j = lane % lanes * 4; j < 4 * quads; j += 4 * lanes) {
                 u32 left = is && col0 + j < s.out_c ? s.out_c - col0 - j : 0;
-                float* here = to + r * s.stage + k * s.filter + j;
-                fetch_factors<Single>(here, dy, from + (i64)k * s.out_c + j, left);
+                float* here = to + r * s.stage + k * s.columns.by + j;
+                fetch4(here, dy, from + (i64)k * s.out_c + j, left);
             }
         }
     }
 }
 
 // Adds the sums of a tile's gradient per channel to the thread's: of channel t % 8 of each group,
-// over the rows that it takes, of which a warp reads four at a time, 8 banks apart. It is
-// `gradient` in shared memory; on tensor cores that is rounded, and `dy` is read again.
-__device__ __forceinline__ void add_bias(const Window& s, Span<const float> dy,
-                                         const float* gradient, const Origin& at, u32 col0,
-                                         double* slots) {
+// over the rows that it takes, of which a warp reads four at a time, 8 banks apart.
+__device__ __forceinline__ void add_bias(const Window& s, const float* gradient, double* slots) {
     u32 t = threadIdx.x;
     for (u32 g = 0; g < s.column_groups; ++g) {
         float here = 0.0f;
-        u32 col = 8 * g + t % 8;
         for (u32 r = t / 8; r < s.images * s.tile_h; r += blockDim.x / 8) {
-            u32 y, image = at.image + s.high.divide(r, y);
-            y += at.y;
-            bool inside = image < s.batch && y < s.out_h && col0 + col < s.out_c;
-            i64 from = (i64)((image * s.out_h + y) * s.out_w + at.x) * s.out_c + col0 + col;
-            for (u32 k = 0; k < s.tile_w; ++k) {
-                if (!Product::MATRIX) {
-                    here += gradient[r * s.stage + k * s.filter + col];
-                } else if (inside && at.x + k < s.out_w) {
-                    here += dy[from + (i64)k * s.out_c];
-                }
-            }
+            const float* row = gradient + r * s.stage + 8 * g + t % 8;
+            for (u32 k = 0; k < s.tile_w; ++k) here += row[k * s.columns.by];
         }
         slots[g * blockDim.x + t] += (double)here;
+    }
+}
+
+// Rounds a tile's gradient to words for tensor cores, pixel after pixel.
+template <class P>
+__device__ __forceinline__ void pack_gradient(const Window& s, const float* gradient,
+                                              float* words) {
+    u32 all = s.images * s.tile_h * s.tile_w * s.columns.by;
+    for (u32 i = 4 * threadIdx.x; i < all; i += 4 * blockDim.x) {
+        u32 j, pixel = s.columns.divide(i, j), k, r = s.wide.divide(pixel, k);
+        float v[1][4];
+        load4(gradient + r * s.stage + k * s.columns.by + j, v[0]);
+        pack4<P>(words + pixel * s.word_row + j, v);
     }
 }
 
@@ -353,24 +407,23 @@ __device__ __forceinline__ void add_tiles(const Window& s, Span<const float> x,
                                           Sums& sums, float* shared, double* slots) {
     u32 tiles = (s.batch + s.images - 1) / s.images * s.down * s.across;
     u32 tile = block.part * s.part_tiles, end = min(tile + s.part_tiles, tiles);
-    auto load = [&](u32 tile, u32 buffer) {
-        Origin origin(s, tile);
-        float* to = shared + buffer * s.buffer;
-        load_planes<Single>(s, x, to, origin, block.which);
+    auto load = [&](u32 i, float* to) {
+        Origin origin(s, tile + i);
+        load_planes(s, x, to, origin, block.which);
         load_gradient(s, dy, to + s.weights, origin, block.col);
-        commit();
     };
-    load(tile, 0);
-    for (u32 buffer = 0; tile < end; ++tile, buffer ^= 1) {
-        arrived<0>();
-        __syncthreads();
-        // Every thread is done with the tile before, in whose place the next one comes.
-        if (tile + 1 < end) load(tile + 1, buffer ^ 1);
-        const float *planes = shared + buffer * s.buffer, *gradient = planes + s.weights;
-        sums.add(planes, gradient, block.which.n);
-        if (biased) add_bias(s, dy, gradient, Origin(s, tile), block.col, slots);
-    }
-    __syncthreads();
+    auto take = [&](u32, const float* from) {
+        if (biased) add_bias(s, from + s.weights, slots);
+        if constexpr (Product::MATRIX) {
+            float* words = shared + s.words;
+            pack_planes<Single>(s, from, words, block.which.n);
+            pack_gradient<Single>(s, from + s.weights, words + s.word_weights);
+        }
+    };
+    pipeline(s, shared, end - tile, load, take, [&](u32, float* from) {
+        u32 gradient = Product::MATRIX ? s.word_weights : s.weights;
+        sums.add(from, from + gradient, block.which.n);
+    });
     sums.put(shared);
     __syncthreads();
 }
@@ -387,7 +440,7 @@ extern "C" __global__ void __launch_bounds__(128, 4)
     for (u32 i = 0; i < s.column_groups; ++i) slots[i * blockDim.x + threadIdx.x] = 0.0;
     Block block(s);
     bool biased = block.which.first == 0 && db.len > 0;
-    Area area = s.area<Single>(Product::MATRIX ? s.filter : s.stage);
+    Area area = s.area<Single>(s.stage);
     with_gradient_sums<Product>(s.column_groups, [&](auto type) {
         typename decltype(type)::Is own(area, s.subsets, shared + s.tables);
         add_tiles(s, x, dy, block, biased, own, shared, slots);

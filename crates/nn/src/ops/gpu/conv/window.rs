@@ -9,7 +9,7 @@ use crate::kernels::conv::ConvShape;
 use crate::kernels::{ImageShape, pad16};
 use crate::ops::conv::Product;
 use crate::ops::gpu::divisor::Divisor;
-use crate::ops::gpu::windows::{self, GROUP, THREADS, WORDS, columns};
+use crate::ops::gpu::windows::{self, GROUP, THREADS, WORDS, Words, columns};
 use crate::ops::gpu::{
     Emission, Emitted, READ, WRITE, by_precision, emitted, product_kernels, read, write,
 };
@@ -48,6 +48,10 @@ struct Window {
     stage: u32,
     weights: u32,
     filter: u32,
+    words: u32,
+    word_plane: u32,
+    word_row: u32,
+    word_weights: u32,
     tables: u32,
     parts: u32,
     part_tiles: u32,
@@ -57,6 +61,19 @@ struct Window {
     wide: Divisor,
     high: Divisor,
     halo: Divisor,
+}
+
+impl Window {
+    fn with(self, words: &Words) -> Window {
+        Window {
+            words: words.first as u32,
+            word_plane: words.plane as u32,
+            word_row: words.row as u32,
+            word_weights: words.weights as u32,
+            tables: words.tables as u32,
+            ..self
+        }
+    }
 }
 
 /// Most channels that are read at a time for sums over pixels.
@@ -221,8 +238,7 @@ impl Pass {
             stage: shared.stage as u32,
             weights: shared.weights as u32,
             filter: shared.filter as u32,
-            tables: shared.tables as u32,
-            ..self.values()
+            ..self.values().with(&shared.words)
         };
         let blocks = self.tiles.count(self.written.batch) * column_tiles;
         let threads = match windows::on_matrices(self.precision) {
@@ -239,7 +255,8 @@ impl Pass {
 /// Shared memory of a pass, in floats: of each chunk planes of images, then weights. Results take
 /// their place.
 struct PassShared {
-    /// Channels of a chunk: all of them if they are few, else half as many for two at a time.
+    /// Channels of a chunk. On units of f32 all of them if they are few, else half as many for two
+    /// chunks at a time; on tensor cores half as many, and the words that they become.
     chunk: usize,
     /// From chunk to chunk.
     buffer: usize,
@@ -249,41 +266,40 @@ struct PassShared {
     stage: usize,
     /// Planes, the first float of the weights.
     weights: usize,
-    /// From channel to channel of the weights, or from row to row.
+    /// From channel to channel of the weights.
     filter: usize,
-    /// First float of the tables of tensor cores.
-    tables: usize,
+    words: Words,
     all: usize,
 }
 
 impl PassShared {
     /// For so many channels that are read and groups that are written.
     fn new(precision: Precision, tiles: &Tiles, channels: usize, groups: usize) -> PassShared {
-        let (few, cols) = (channels <= WORDS * windows::each(precision), groups * GROUP);
-        let (most, count) = if few { (WORDS, 1) } else { (WORDS / 2, 2) };
-        let words = windows::words(precision, channels, most);
-        let stage = apart(tiles.pixels(), GROUP);
-        let shared = match windows::on_matrices(precision) {
-            true => {
-                let pitch = windows::row_of_windows(tiles.w);
-                // A warp reads 8 pixels of 4 words, from 4 rows of weights.
-                let (plane, filter) = (tiles.plane(pitch, 4), windows::row_of_columns(cols));
-                let weights = words * plane;
-                let buffer = weights + windows::rows_of_weights(words) * filter;
-                let (tables, chunk) = (count * buffer, words * windows::each(precision));
-                let all = tables + windows::tables_of_channels(words);
-                PassShared { chunk, buffer, pitch, plane, stage, weights, filter, tables, all }
-            }
-            false => {
-                let (pitch, chunk) = (tiles.w + 4, words);
-                let (plane, filter) = (tiles.plane(pitch, chunk), apart(9 * cols, chunk));
-                let weights = chunk * plane;
-                let buffer = weights + chunk * filter;
-                let (tables, all) = (0, count * buffer);
-                PassShared { chunk, buffer, pitch, plane, stage, weights, filter, tables, all }
-            }
+        let (matrices, cols) = (windows::on_matrices(precision), groups * GROUP);
+        let (most, count) = match (matrices, channels <= WORDS) {
+            (false, true) => (WORDS, 1),
+            (false, false) => (WORDS / 2, 2),
+            // Weights of 64 columns fit for 4 channels at a time.
+            (true, _) if groups == 8 => (WORDS / 2 / windows::each(precision), 1),
+            (true, _) => (WORDS / 2, 1),
         };
-        PassShared { all: shared.all.max(cols * stage), ..shared }
+        let each = windows::words(precision, channels, most);
+        let chunk = each * windows::each(precision);
+        let pitch = if matrices { windows::row_of_windows(tiles.w) } else { tiles.w + 4 };
+        let (plane, filter) = (tiles.plane(pitch, chunk), apart(9 * cols, chunk));
+        let (stage, weights) = (apart(tiles.pixels(), GROUP), chunk * plane);
+        let buffer = weights + chunk * filter;
+        let (words, used) = if matrices {
+            // A warp reads 8 pixels of 4 words, from 4 rows of weights.
+            let planes = [each, tiles.plane(pitch, 4)];
+            let rows = [windows::rows_of_weights(each), windows::row_of_columns(cols)];
+            let words = Words::new(buffer, planes, rows);
+            (words, words.tables + windows::tables_of_channels(each, words.plane))
+        } else {
+            (Words::default(), count * buffer)
+        };
+        let all = used.max(cols * stage);
+        PassShared { chunk, buffer, pitch, plane, stage, weights, filter, words, all }
     }
 
     fn bytes(&self) -> usize {
@@ -338,22 +354,20 @@ fn cut(of: &Product) -> Cut {
     Cut { tiles, parts: count.div_ceil(part_tiles), part_tiles }
 }
 
-/// Shared memory of the weight gradient, in floats: of each of two tiles planes of images, then
-/// rows of the gradient; all of it makes room for the sums of all threads in the end. Behind it are
-/// the bias's sums, in doubles.
+/// Shared memory of the weight gradient, in floats: planes of images, then rows of the gradient, of
+/// two tiles, or of one and the words that it becomes. All of it makes room for the sums of all
+/// threads in the end. Behind it are the bias's sums, in doubles.
 struct WeightShared {
     chunk: usize,
     /// From tile to tile.
     buffer: usize,
     pitch: usize,
     plane: usize,
-    /// From row to row of the gradient, and from pixel to pixel.
+    /// From row to row of the gradient.
     stage: usize,
-    pixel: usize,
     /// Planes, the first float of the gradient.
     weights: usize,
-    /// First float of the tables of tensor cores.
-    tables: usize,
+    words: Words,
     /// Threads that share a tile's rows, and all threads.
     subsets: usize,
     threads: usize,
@@ -369,16 +383,19 @@ impl WeightShared {
         let matrices = windows::on_matrices(precision);
         // Rows are an odd number of banks apart: the threads of a warp read four rows at a time.
         let pitch = if matrices { tiles.w + 2 } else { tiles.w + 3 };
-        let pixel = if matrices { windows::row_of_columns(cols) } else { cols };
-        let stage = if matrices { tiles.w * pixel } else { apart(tiles.w * cols, 4) };
-        let plane = if matrices { tiles.plane(pitch, GROUP) } else { tiles.plane(pitch, chunk) };
+        let (stage, plane) = (apart(tiles.w * cols, 4), tiles.plane(pitch, chunk));
         let weights = chunk * plane;
-        let subsets = (THREADS / (chunk * groups)).min(tiles.rows());
-        let threads =
-            if matrices { THREADS } else { (subsets * chunk * groups).next_multiple_of(32) };
         let buffer = weights + tiles.rows() * stage;
-        let tables = 2 * buffer;
-        let used = tables + if matrices { windows::tables_of_pixels(tiles.pixels()) } else { 0 };
+        let subsets = (THREADS / (chunk * groups)).min(tiles.rows());
+        let (words, threads, used) = if matrices {
+            // A warp reads 4 pixels of 8 channels, and 8 columns of 4 pixels.
+            let pixels = [tiles.pixels(), windows::row_of_columns(cols)];
+            let words = Words::new(buffer, [chunk, tiles.plane(pitch, GROUP)], pixels);
+            (words, THREADS, words.tables + windows::tables_of_pixels(tiles.pixels()))
+        } else {
+            let threads = (subsets * chunk * groups).next_multiple_of(32);
+            (Words::default(), threads, 2 * buffer)
+        };
         let floats = used.max(windows::sums_over_pixels(precision, [threads, chunk, groups]));
         let (slots, sums) = (floats.div_ceil(2), groups * threads);
         WeightShared {
@@ -387,9 +404,8 @@ impl WeightShared {
             pitch,
             plane,
             stage,
-            pixel,
             weights,
-            tables,
+            words,
             subsets,
             threads,
             slots,
@@ -419,14 +435,12 @@ pub(super) fn weight_gradient(of: &Product) -> Emission {
         pitch: shared.pitch as u32,
         plane: shared.plane as u32,
         stage: shared.stage as u32,
-        filter: shared.pixel as u32,
         weights: shared.weights as u32,
-        tables: shared.tables as u32,
         parts: parts as u32,
         part_tiles: part_tiles as u32,
         subsets: shared.subsets as u32,
         slots: shared.slots as u32,
-        ..Pass { tiles, ..Pass::forward(of) }.values()
+        ..Pass { tiles, ..Pass::forward(of) }.values().with(&shared.words)
     };
     let blocks = parts * shape.in_c.div_ceil(CHUNK) * column_tiles;
     let kernel = by_precision(&WEIGHT, precision);

@@ -199,7 +199,7 @@ __device__ __forceinline__ void add_data(const Backward& s, const Reads& of, flo
     u32 cols = 8 * s.slices.column_groups;
     const Tile& t = s.data;
     Area area = area_of<Product>(t, s.slices.column_groups, filter_of<Product>(cols));
-    Sums sums(area, shared + s.data_offsets);
+    Sums sums(area, shared, shared + s.data_offsets);
     for (u32 c0 = 0; c0 < s.to.c; c0 += t.chunk) {
         Channels which = {c0, min(t.chunk, s.to.c - c0)};
         load_gradient_planes(s, of, at, which, shared);

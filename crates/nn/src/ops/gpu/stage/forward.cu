@@ -27,7 +27,7 @@ __device__ __forceinline__ void add_products(const Forward& s, const Input& from
                                              u32 col0) {
     u32 cols = 8 * s.column_groups;
     Area area = area_of<Product>(s.tile, s.column_groups, filter_of<Product>(cols));
-    Sums sums(area, shared + s.offsets);
+    Sums sums(area, shared, shared + s.offsets);
     for (u32 c0 = 0; c0 < s.from.c; c0 += s.tile.chunk) {
         Channels which = {c0, min(s.tile.chunk, s.from.c - c0)};
         load_planes<Product, KIND>(from, s.tile, at, which, s.batch, shared);

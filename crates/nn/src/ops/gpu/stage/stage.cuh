@@ -172,6 +172,58 @@ __device__ __forceinline__ void load_planes(const Input& from, const Tile& t, co
     }
 }
 
+// The convolution's weights.
+struct Filter {
+    Span<const float> w;
+    u32 in_c, out_c;
+};
+
+// The word of weights at a tap, of channels of `which` that are read and one that is written; zeros
+// where there is none.
+template <class P, bool GRADIENT>
+__device__ __forceinline__ u32 filter_word(const Filter& of, Channels which, u32 tap, u32 word,
+                                           u32 col) {
+    u32 step = pad16(of.out_c), written = GRADIENT ? of.in_c : of.out_c;
+    float v[P::EACH];
+#pragma unroll
+    for (u32 i = 0; i < P::EACH; ++i) {
+        u32 c = word * P::EACH + i, at = which.first + c;
+        u32 from = GRADIENT ? ((8 - tap) * of.in_c + col) * step + at
+                            : (tap * of.in_c + at) * step + col;
+        v[i] = c < which.n && col < written ? of.w[(i64)from] : 0.0f;
+    }
+    return P::word(v);
+}
+
+// Weights of channels that are read and of the tile's that are written, from `col` on, as
+// [tap][word][column] and zeros behind them; the data gradient reads them transposed, taps in
+// reverse order. Threads read what lies side by side: eight columns, or the words of a tap.
+template <class P, bool GRADIENT>
+__device__ __forceinline__ void load_filter(const Filter& of, const Area& area, Channels which,
+                                            u32 col, float* weights) {
+    u32 cols = 8 * area.groups, lane = threadIdx.x % 8;
+    if (GRADIENT) {
+        for (u32 q = threadIdx.x / 8; lane < area.words && q < 72; q += blockDim.x / 8) {
+            u32 tap = q / 8;
+#pragma unroll (P::EACH == 1 ? 4 : 1)  // registers are for sums
+            for (u32 j = q % 8; j < cols; j += 8) {
+                u32 word = filter_word<P, true>(of, which, tap, lane, col + j);
+                weights[(tap * area.words + lane) * area.filter + j] = __uint_as_float(word);
+            }
+        }
+    } else {
+        for (u32 k = threadIdx.x / 8; k < 9 * area.words; k += blockDim.x / 8) {
+            u32 tap = k / area.words, at = k % area.words;
+#pragma unroll (4 / P::EACH)
+            for (u32 j = lane; j < cols; j += 8) {
+                u32 word = filter_word<P, false>(of, which, tap, at, col + j);
+                weights[k * area.filter + j] = __uint_as_float(word);
+            }
+        }
+    }
+    clear_rows(area, weights);
+}
+
 // From channel to channel of the weights in shared memory, or on tensor cores from row to row.
 template <class P>
 __device__ __forceinline__ u32 filter_of(u32 cols) {

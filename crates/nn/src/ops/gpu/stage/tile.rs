@@ -157,8 +157,8 @@ impl Fit {
         let stage = cut.pixels().next_multiple_of(32) + 4;
         let weights = words * tile.plane as usize;
         let tables = weights + windows::rows_of_weights(words) * windows::row_of_columns(cols);
-        let floats = (tables + windows::tables_of_channels(words)).max(cols * stage);
-        let threads = THREADS;
+        let floats = tables + windows::tables_of_channels(words, tile.plane as usize);
+        let (floats, threads) = (floats.max(cols * stage), THREADS);
         Fit { cut, tile, stage, weights, tables, floats, threads, row: 0, pixel: 0, subsets: 0 }
     }
 
