@@ -67,10 +67,19 @@ impl Normalization {
         Self { mean: vec![0.0; channels], std: vec![1.0; channels] }
     }
 
+    /// Whether there are as many means as standard deviations, all standard deviations are
+    /// positive, and every byte has a finite value.
+    pub fn is_usable(&self) -> bool {
+        let finite = |(scale, shift): (f32, f32)| scale.is_finite() && shift.is_finite();
+        self.mean.len() == self.std.len()
+            && self.std.iter().all(|std| *std > 0.0)
+            && self.multiply_add().into_iter().all(finite)
+    }
+
     /// The constants as multiply-add: f(v) = v · scale + shift, each operation rounded to f32, with
     /// scale = 1 / (255 · std) and shift = −mean / std rounded once from f64. Returns `(scale,
     /// shift)` per channel.
-    pub(crate) fn multiply_add(&self) -> Vec<(f32, f32)> {
+    pub fn multiply_add(&self) -> Vec<(f32, f32)> {
         let form = |(mean, std): (&f32, &f32)| {
             let (mean, std) = (f64::from(*mean), f64::from(*std));
             ((1.0 / (255.0 * std)) as f32, (-mean / std) as f32)

@@ -9,6 +9,7 @@
 //! - [`nn`]: networks as data, compiled into plans, trained on a stream;
 //! - [`grow`]: hosts, blueprints, the lifecycle of a module;
 //! - [`control`]: controllers, which decide what grows;
+//! - [`export`]: ONNX models and event files of TensorBoard, as bytes;
 //! - [`train`]: whole runs, from a configuration to a folder.
 //!
 //! The program `meristem` offers the same on the command line.
@@ -18,6 +19,7 @@ pub use meristem_comm as comm;
 pub use meristem_control as control;
 pub use meristem_data as data;
 pub use meristem_device as device;
+pub use meristem_export as export;
 pub use meristem_grow as grow;
 pub use meristem_nn as nn;
 pub use meristem_train as train;

@@ -52,6 +52,9 @@ pub enum Error {
         /// List of everything that does not fit.
         message: String,
     },
+    /// A network has no ONNX model.
+    #[error(transparent)]
+    Onnx(#[from] meristem_export::onnx::OnnxError),
     /// A checkpoint is unusable.
     #[error("checkpoint {}: {problem}", path.display())]
     Checkpoint {

@@ -11,8 +11,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::check_precision;
 use crate::config::devices::Devices;
+use crate::config::types::Normalize;
 use crate::error::{Error, Result};
 use crate::fleet::{Machine, Served, Serving};
+use crate::record::output::check_output;
+use crate::record::run_folder::write_whole;
 use crate::record::summary::MemorySummary;
 use crate::record::trace::{RunTrace, TraceSummary};
 use crate::setup::image_shape;
@@ -31,6 +34,10 @@ pub struct EvalConfig {
     pub split: Split,
     /// Samples in a batch. The loss depends on it only in the last bits.
     pub batch: usize,
+    /// Normalisation of the pixels; `None` for the weights' own, or without it the dataset's.
+    pub normalize: Option<Normalize>,
+    /// Path of a `.npy` file to write the logits to; must not exist.
+    pub logits: Option<PathBuf>,
     /// Device to evaluate on.
     pub device: DeviceId,
     /// Precision of convolutions and linear layers.
@@ -49,6 +56,8 @@ pub enum NormalizedBy {
     Weights,
     /// The training images at hand, because the weights' metadata has no constants.
     Dataset,
+    /// [`EvalConfig::normalize`].
+    Given,
 }
 
 /// Results of an evaluation.
@@ -71,12 +80,14 @@ pub struct EvalReport {
 }
 
 /// Evaluates weights on every sample of a split, in evaluation mode. A grown network is rebuilt
-/// from the topology in the file. Pixels are normalised with the file's constants, or else with the
-/// dataset's. Waits for the device.
+/// from the topology in the file. Pixels are normalised with the constants that are given, or else
+/// with the file's, or else with the dataset's. Logits are f32 `[samples, classes]`, in the order
+/// of the split. Waits for the device.
 ///
 /// # Errors
-/// Weights that do not fit the host or the dataset, a precision that the device lacks, an
-/// unreadable dataset or one without the split, a device failure.
+/// Weights that do not fit the host or the dataset, a normalisation that does not fit the images, a
+/// precision that the device lacks, an unreadable dataset or one without the split, a file of
+/// logits that exists or cannot be written, a device failure.
 pub fn evaluate(config: &EvalConfig) -> Result<EvalReport> {
     let weights = Weights::load(&config.weights)?;
     let spec = match &config.host {
@@ -87,6 +98,7 @@ pub fn evaluate(config: &EvalConfig) -> Result<EvalReport> {
         return Err(Error::value("batch", 0, "at least 1"));
     }
     check_precision(config.precision, [config.device])?;
+    config.logits.as_deref().map_or(Ok(()), |path| check_output("logits", path))?;
     let isa = Isa::from_env().map_err(meristem_device::Error::from)?;
     let trace = RunTrace::open(config.trace.as_deref())?;
     let prepared = Evaluation::prepare(config, &weights, spec.as_ref(), isa, trace.as_ref());
@@ -102,6 +114,8 @@ struct Evaluation {
     network: Network,
     served: Served,
     normalization: NormalizedBy,
+    /// File for the logits.
+    logits: Option<PathBuf>,
 }
 
 impl Evaluation {
@@ -122,10 +136,12 @@ impl Evaluation {
         let wanted = Wanted { host: spec, image: &image };
         let blueprints = Arc::new(BlueprintSet::standard());
         let host = weights.host(&wanted, &[], &blueprints, Rules::default())?;
-        let constants = weights.normalization(image.channels)?;
-        let normalization = match constants {
-            Some(_) => NormalizedBy::Weights,
-            None => NormalizedBy::Dataset,
+        let (constants, normalization) = match &config.normalize {
+            Some(given) => (Some(given.constants(&info)?), NormalizedBy::Given),
+            None => match weights.normalization(image.channels)? {
+                Some(own) => (Some(own), NormalizedBy::Weights),
+                None => (None, NormalizedBy::Dataset),
+            },
         };
 
         let precision = config.precision;
@@ -141,22 +157,30 @@ impl Evaluation {
         network.set_alphas(&[host.alphas()])?;
         let serving = Serving { batch: config.batch, subset: None, normalization: constants };
         let served = Served::new(serving, &machine, &datasets)?;
-        Ok(Self { machine, network, served, normalization })
+        let logits = config.logits.clone();
+        Ok(Self { machine, network, served, normalization, logits })
     }
 
     fn run(mut self, trace: Option<RunTrace>) -> Result<EvalReport> {
-        let Self { machine, network, served, normalization } = &mut self;
+        let Self { machine, network, served, normalization, logits } = &mut self;
         let span = machine.span(|| "eval");
         let mut pass = served.pass(0..1)?;
+        let mut values = vec![];
         while let Some(batches) = pass.next()? {
             for [inputs, targets] in &batches {
                 network.eval_step(inputs, targets, 0)?;
+                if logits.is_some() {
+                    values.extend(network.infer(inputs, 0)?.to_vec::<f32>()?);
+                }
             }
         }
         let metrics = machine.read_metrics(&[network.metrics()])?;
         drop(span);
         let eval =
             metrics.first().and_then(|metrics| metrics.eval.first()).copied().unwrap_or_default();
+        if let Some(path) = logits {
+            write_whole(path, &npy(&values, network.graph().classes()))?;
+        }
         Ok(EvalReport {
             loss: eval.loss().unwrap_or(f64::NAN),
             accuracy: eval.accuracy().unwrap_or(f64::NAN),
@@ -166,4 +190,24 @@ impl Evaluation {
             trace: trace.map(RunTrace::finish).transpose()?,
         })
     }
+}
+
+/// Encodes f32 `[rows, columns]` as numpy's `.npy`, version 1 (NEP 1).
+fn npy(values: &[f32], columns: usize) -> Vec<u8> {
+    /// The header ends at a multiple of this.
+    const ALIGNMENT: usize = 64;
+    let rows = values.len() / columns.max(1);
+    let start: &[u8] = b"\x93NUMPY\x01\x00";
+    let form =
+        format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {columns}), }}");
+    let length_bytes = size_of::<u16>();
+    let unpadded = start.len() + length_bytes + form.len() + 1;
+    let padding = unpadded.next_multiple_of(ALIGNMENT) - unpadded;
+    let header = format!("{form}{}\n", " ".repeat(padding));
+    let mut bytes = start.to_vec();
+    // Shorter than 128 bytes, whatever the numbers.
+    bytes.extend((header.len() as u16).to_le_bytes());
+    bytes.extend(header.into_bytes());
+    values.iter().for_each(|value| bytes.extend(value.to_le_bytes()));
+    bytes
 }

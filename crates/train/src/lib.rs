@@ -17,6 +17,7 @@
 //! | `run` | a run: prepare, episodes of steps, resume, close |
 //! | [`study`] | comparison of controllers on the same hosts, with [`statistics`] |
 //! | [`eval`] | evaluation of a weights file without a run |
+//! | [`export`] | a weights file as an ONNX model |
 //!
 //! ```no_run
 //! use meristem_train::config::{Layer, TrainConfig};
@@ -39,6 +40,7 @@ pub mod config;
 mod env;
 mod error;
 pub mod eval;
+pub mod export;
 mod fleet;
 mod position;
 mod processes;
@@ -53,7 +55,7 @@ pub use error::{Error, Result};
 pub use record::events::Event;
 pub use record::observer::{Observer, Silent};
 pub use record::output::check_output;
-pub use record::{event_writer, events, reading, run_folder, summary, trace};
+pub use record::{event_writer, events, reading, run_folder, summary, tensorboard, trace};
 pub use run::{resume, resume_with, run, run_with};
 pub use setup::dataset_spec;
 pub use study::{StudyConfig, compare, statistics};

@@ -6,8 +6,8 @@ use super::Finding;
 use super::tree::Tree;
 
 /// From the bottom to the top: a crate may use only crates that stand before it.
-const LAYERS: [&str; 9] =
-    ["standin", "device", "comm", "data", "nn", "grow", "control", "train", "meristem"];
+const LAYERS: [&str; 10] =
+    ["standin", "device", "comm", "data", "nn", "grow", "control", "export", "train", "meristem"];
 
 /// `unsafe` may appear in these crates only.
 pub(crate) const UNSAFE_ALLOWED: [&str; 3] = ["standin", "device", "nn"];

@@ -417,8 +417,7 @@ fn check_config(
 fn check_normalization(given: &Normalization, datasets: &[Arc<Dataset>]) -> Result<()> {
     let channels = datasets[0].image_shape().channels;
     let Normalization { mean, std } = given;
-    let finite = mean.iter().chain(std).all(|v| v.is_finite());
-    if mean.len() != channels || std.len() != channels || !finite || std.iter().any(|s| *s <= 0.0) {
+    if mean.len() != channels || !given.is_usable() {
         let expected = format!("finite means and positive deviations of {channels} channels");
         let remedy = "leave it out for the dataset's own";
         return wrong("normalization", expected, format!("{mean:?} and {std:?}"), remedy);

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use meristem::data::order::EpochMode;
-use meristem::train::settings::{Limit, Switch};
+use meristem::train::settings::{Limit, Normalize, Switch};
 
 use super::DatasetArguments;
 
@@ -25,6 +25,9 @@ pub(crate) enum DataCommand {
 pub(crate) struct InfoArguments {
     #[command(flatten)]
     pub(crate) dataset: DatasetArguments,
+    /// Normalisation to describe: data, cifar10, imagenet or 'mean=A,B,C;std=D,E,F'
+    #[arg(long, value_name = "CONSTANTS", default_value_t = Normalize::Data)]
+    pub(crate) normalize: Normalize,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use meristem::train::settings::{BadValue, Normalize};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ExportCommand {
@@ -11,6 +12,60 @@ pub(crate) enum ExportCommand {
     /// Columns are named after the keys of the events. A number that was not measured or is not
     /// finite is an empty cell.
     Csv(CsvArguments),
+    /// Write the network of a weights file as an ONNX model: host and modules, as `eval` computes
+    /// them.
+    ///
+    /// The input `images` is f32 [N, channels, rows, columns], normalised, with N free; the output
+    /// `logits` is f32 [N, classes]. The metadata has classes, normalization, host, input and
+    /// weights.
+    Onnx(OnnxArguments),
+    /// Write the events of a run as an event file of TensorBoard: curves, histograms of actions,
+    /// settings.
+    ///
+    /// `train --tensorboard` writes the same file while a run goes on.
+    Tensorboard(TensorboardArguments),
+}
+
+#[derive(Debug, Args)]
+#[command(allow_negative_numbers = true)]
+pub(crate) struct OnnxArguments {
+    /// Weights file (safetensors)
+    #[arg(value_name = "WEIGHTS")]
+    pub(crate) weights: PathBuf,
+    /// File to write; must not exist
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
+    /// Have the model take images as bytes, u8 [N, rows, columns, channels], and normalise them
+    #[arg(long)]
+    pub(crate) with_preprocessing: bool,
+    /// Host of the weights; required only if the file has no topology [default: the file's]
+    #[arg(long)]
+    pub(crate) host: Option<String>,
+    /// Rows and columns of the images, such as 32x32; required only if the file has no topology
+    #[arg(long, value_name = "ROWSxCOLUMNS", value_parser = image_size)]
+    pub(crate) image_size: Option<[usize; 2]>,
+    /// Normalisation of a file without constants: cifar10, imagenet or 'mean=A,B,C;std=D,E,F'
+    #[arg(long, value_name = "CONSTANTS")]
+    pub(crate) normalize: Option<Normalize>,
+}
+
+/// Reads `ROWSxCOLUMNS`.
+fn image_size(text: &str) -> Result<[usize; 2], BadValue> {
+    let sizes = text.split_once('x').map(|(rows, columns)| [rows.parse(), columns.parse()]);
+    match sizes {
+        Some([Ok(rows), Ok(columns)]) if rows > 0 && columns > 0 => Ok([rows, columns]),
+        _ => Err(BadValue::new(text, "rows and columns, such as 32x32")),
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TensorboardArguments {
+    /// Folder of the run, or its name in runs/
+    #[arg(value_name = "RUN")]
+    pub(crate) run: PathBuf,
+    /// Folder for the event file; must not have event files
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
 }
 
 #[derive(Debug, Args)]

@@ -19,6 +19,7 @@ use meristem::device::DeviceId;
 use meristem::nn::Precision;
 use meristem::train::config::check_precision;
 use meristem::train::dataset_spec;
+use meristem::train::settings::Normalize;
 
 pub(crate) use self::bench::{
     BenchCommArguments, BenchCommand, BenchCounterfactualArguments, BenchFormatArguments,
@@ -28,7 +29,9 @@ pub(crate) use self::control::{ControlCommand, ControlEvalArguments};
 pub(crate) use self::data::{
     DataCommand, ImportArguments, InfoArguments, PlanArguments, VerifyArguments,
 };
-pub(crate) use self::export::{CsvArguments, CsvTable, ExportCommand};
+pub(crate) use self::export::{
+    CsvArguments, CsvTable, ExportCommand, OnnxArguments, TensorboardArguments,
+};
 pub(crate) use self::runs::{
     CompareArguments, ReportArguments, RunsArguments, RunsCommand, WatchArguments,
 };
@@ -63,7 +66,7 @@ pub(crate) enum Command {
     /// It reads the run's folder only, so it works for complete runs and over a shared folder, and
     /// it does not slow the run. Keys are shown at the bottom.
     Watch(WatchArguments),
-    /// Export a run to other tools.
+    /// Export runs and networks to other tools.
     #[command(subcommand)]
     Export(ExportCommand),
     /// Evaluate a weights file on a split of a dataset; without --dataset, of the embedded one.
@@ -202,6 +205,14 @@ pub(crate) struct EvalArguments {
     /// Split to evaluate on: train or test
     #[arg(long, default_value = "test")]
     pub(crate) split: String,
+    /// Normalisation of the pixels: data, cifar10, imagenet or 'mean=A,B,C;std=D,E,F' [default: the
+    /// constants in the weights file; without them, data]
+    #[arg(long, value_name = "CONSTANTS")]
+    pub(crate) normalize: Option<Normalize>,
+    /// File to write the logits to, as .npy: f32 [samples, classes], in the order of the split;
+    /// must not exist
+    #[arg(long, value_name = "FILE")]
+    pub(crate) logits: Option<PathBuf>,
     /// Samples in a batch
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub(crate) batch: usize,
@@ -212,8 +223,8 @@ pub(crate) struct EvalArguments {
     pub(crate) threads: usize,
     #[command(flatten)]
     pub(crate) insight: InsightArguments,
-    /// Print {"loss":…,"accuracy":…,"samples":…,"normalization":…}, where normalization is weights
-    /// or dataset: the source of mean and standard deviation
+    /// Print {"loss":…,"accuracy":…,"samples":…,"normalization":…}, where normalization is weights,
+    /// dataset or given: the source of mean and standard deviation
     #[arg(long)]
     pub(crate) json: bool,
 }

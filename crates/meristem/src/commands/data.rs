@@ -4,8 +4,10 @@ use std::process::ExitCode;
 
 use meristem::data::order::{self, OrderConfig};
 use meristem::data::{
-    DatasetFiles, DatasetInfo, DatasetSpec, Source, Split, VerifyReport, import_cifar10, verify,
+    DatasetFiles, DatasetInfo, DatasetSpec, Normalization, Source, Split, VerifyReport,
+    import_cifar10, verify,
 };
+use meristem::train::settings::Normalize;
 use serde::Serialize;
 
 use super::{Outcome, print_json};
@@ -30,8 +32,10 @@ pub(crate) fn run(command: &DataCommand) -> Outcome {
 
 fn info(arguments: &InfoArguments) -> Outcome {
     let info = DatasetFiles::open(&arguments.dataset.spec()?)?.info()?;
+    let Normalization { mean, std } = arguments.normalize.constants(&info)?;
     if arguments.json {
-        print_json(&info)?;
+        let normalize = arguments.normalize.to_string();
+        print_json(&Described { info, normalization: Constants { normalize, mean, std } })?;
         return Ok(ExitCode::SUCCESS);
     }
     let DatasetInfo { channels, height, width, train_len, test_len, skipped, .. } = info;
@@ -46,15 +50,33 @@ fn info(arguments: &InfoArguments) -> Outcome {
     let constants = |values: &[f32]| {
         values.iter().map(|value| format!("{value:.4}")).collect::<Vec<String>>().join(", ")
     };
-    plain::out(&format!(
-        "mean      {} (per channel of these training images,",
-        constants(&info.mean)
-    ));
-    plain::out(&format!(
-        "std       {}  with pixels in 0 to 1; training normalises with them)",
-        constants(&info.std)
-    ));
+    let (data_mean, data_std) = (constants(&info.mean), constants(&info.std));
+    plain::out(&format!("mean      {data_mean} (per channel of these training images,"));
+    plain::out(&format!("std       {data_std}  with pixels in 0 to 1)"));
+    plain::out(&match &arguments.normalize {
+        Normalize::Data => "normalize data: training normalises with them".into(),
+        Normalize::Constants(_) => format!("normalize {}", arguments.normalize),
+        published => {
+            format!("normalize {published}: mean {}, std {}", constants(&mean), constants(&std))
+        }
+    });
     Ok(ExitCode::SUCCESS)
+}
+
+/// Output of `data info --json`.
+#[derive(Serialize)]
+struct Described {
+    #[serde(flatten)]
+    info: DatasetInfo,
+    normalization: Constants,
+}
+
+/// Constants that pixels are normalised with, with the name of their choice.
+#[derive(Serialize)]
+struct Constants {
+    normalize: String,
+    mean: Vec<f32>,
+    std: Vec<f32>,
 }
 
 /// Description of one kind of dataset.

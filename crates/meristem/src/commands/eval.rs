@@ -17,6 +17,8 @@ pub(crate) fn run(arguments: &EvalArguments) -> Outcome {
         dataset: arguments.dataset.spec()?,
         split: split(&arguments.split)?,
         batch: arguments.batch,
+        normalize: arguments.normalize.clone(),
+        logits: arguments.logits.clone(),
         device: arguments.network.device()?,
         precision: arguments.network.precision,
         threads: arguments.threads,

@@ -2,6 +2,7 @@
 
 use meristem::control::{HEADS, Op, RoundReport};
 use meristem::train::events::{Event, RunStarted, SlotState, StepCompleted};
+use meristem::train::settings::Normalize;
 
 use crate::plain::{self, counted, mean, percent, thousands};
 
@@ -16,6 +17,10 @@ pub(super) fn beginning(run: &RunStarted) -> [String; 3] {
         [one] => format!("on {one} with "),
         devices => format!("{} devices ({}) of ", devices.len(), devices.join(", ")),
     };
+    let normalize = match &run.normalize {
+        Normalize::Data => String::new(),
+        constants => format!(", normalize {constants}"),
+    };
     [
         format!(
             "{} of `{}` ({} parameters) on {}, each with {} images per step (epoch {})",
@@ -27,7 +32,7 @@ pub(super) fn beginning(run: &RunStarted) -> [String; 3] {
             run.epoch,
         ),
         format!(
-            "{} training, {} control{}; {} of {} of {}",
+            "{} training, {} control{}{normalize}; {} of {} of {}",
             thousands(run.train_samples as u64),
             thousands(run.control_samples as u64),
             test_images(run.test_samples),

@@ -10,6 +10,7 @@ mod control_eval;
 mod cuda;
 mod data;
 mod devices;
+mod exports;
 mod interrupt;
 mod resume;
 mod runs;

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::declare::{Defaults, Scope, Setting, absent, absent_by_preset, presets, same, settings};
 use super::types::{
     Augmentations, BadValue, ByteSize, ClipNorm, CommKind, ControllerKind, ExchangeKind,
-    HotScopePolicy, Limit, LrSchedule, Preset, Switch, Telemetry, unknown,
+    HotScopePolicy, Limit, LrSchedule, Normalize, Preset, Switch, Telemetry, unknown,
 };
 use super::value::Value;
 
@@ -126,6 +126,10 @@ settings! {
         /// exist.
         trace: Option<PathBuf> = absent("no trace"),
             unit("FILE"), scope(Scope::Process), train_only(), on_resume();
+        /// Write TensorBoard's event files to the folder tensorboard of the run as it goes. No
+        /// result depends on it.
+        tensorboard: bool = same(false),
+            scope(Scope::Process), since(5), train_only(), on_resume();
     }
     "Data" {
         /// Dataset: embedded, fashion-mnist, cifar10, cifar100, folder or arrays.
@@ -147,6 +151,10 @@ settings! {
             unit("SHARE"), real(0.0, 0.9), study_default(CONTROL_SHARE);
         /// Shuffle the training set every epoch; off keeps the order of the files.
         shuffle: Switch = same(Switch(true)), unit("on|off");
+        /// Mean and standard deviation that each channel is normalised with, for pixels in 0..1:
+        /// data, those of the training images; cifar10 or imagenet, the published ones; or other
+        /// numbers, such as 'mean=0.5,0.5,0.5;std=0.25,0.25,0.25'.
+        normalize: Normalize = same(Normalize::default()), unit("CONSTANTS"), since(5);
         /// Augmentations of training images: none, or any of crop,flip,cutout.
         augment: Augmentations = same(Augmentations::default()), unit("LIST");
         /// Training images of an env in a step. full: every env sees all of them, in an order of

@@ -66,6 +66,7 @@ impl Fleet {
         let (kept, held_out) = order::split_by_seed(len, config.control_share(), config.seed)?;
         check_sizes(config, kept.len(), held_out.len())?;
         let (train_samples, control_samples) = (kept.len(), held_out.len());
+        let normalization = || Some(setup.interface.normalization.clone());
         // With several replicas there is one env, and the gather treats each replica as an env.
         let replicas = config.replicas();
         let devices = machine.ids.repeat(replicas);
@@ -78,6 +79,7 @@ impl Fleet {
             subset: (control_samples > 0).then(|| kept.into()),
             augment: setup.augment(),
             max_batches: config.max_batches.count(),
+            normalization: normalization(),
             served: Some(served.clone()),
             ..GatherConfig::new(config.batch / replicas, devices)
         };
@@ -90,7 +92,7 @@ impl Fleet {
         };
         let gather = GatherBatches::new(&gather, &train, machine.streams())?;
         let serve = |subset, split: &[Arc<Dataset>]| {
-            let options = Serving { batch: config.batch, subset, normalization: None };
+            let options = Serving { batch: config.batch, subset, normalization: normalization() };
             Served::new(options, &machine, split)
         };
         let control = (control_samples > 0).then(|| serve(Some(held_out.into()), &train));

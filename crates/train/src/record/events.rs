@@ -20,6 +20,7 @@ pub use self::counterfactuals::{
     CounterfactualCost, Counterfactuals, ModuleOff, ModulePair, ModulesOn,
 };
 
+use crate::config::types::Normalize;
 use crate::record::null_as_nan;
 
 /// Version of the format of the lines.
@@ -243,6 +244,9 @@ pub struct RunStarted {
     pub program_version: String,
     /// Name of the dataset.
     pub dataset: String,
+    /// Constants that pixels are normalised with; omitted if they are those of the training images.
+    #[serde(default, skip_serializing_if = "is_data")]
+    pub normalize: Normalize,
     /// Samples in the training split, without the control split.
     pub train_samples: usize,
     /// Samples in the control split.
@@ -290,6 +294,10 @@ pub struct RunStarted {
 
 fn dealt() -> EpochMode {
     EpochMode::Dealt
+}
+
+fn is_data(normalize: &Normalize) -> bool {
+    *normalize == Normalize::Data
 }
 
 fn one_cpu() -> Vec<String> {

@@ -9,6 +9,7 @@ mod plain_file;
 pub mod reading;
 pub mod run_folder;
 pub mod summary;
+pub mod tensorboard;
 pub(crate) mod totals;
 pub mod trace;
 

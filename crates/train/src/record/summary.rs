@@ -10,6 +10,7 @@ use meristem_nn::Precision;
 use serde::{Deserialize, Serialize};
 
 use crate::config::TrainConfig;
+use crate::config::types::Normalize;
 use crate::position::Position;
 use crate::record::events::CounterfactualCost;
 use crate::record::trace::TraceSummary;
@@ -184,7 +185,11 @@ pub struct DatasetSummary {
     pub image: [usize; 3],
     /// Class names.
     pub classes: Vec<String>,
-    /// Mean of each channel over the training images, with pixels in 0..1.
+    /// Setting `normalize`; `data` in older summaries, which lack it.
+    #[serde(default = "data")]
+    pub normalize: String,
+    /// Mean that each channel was normalised with, with pixels in 0..1: with `normalize` data that
+    /// of the training images.
     pub mean: Vec<f32>,
     /// Standard deviation of each channel, likewise.
     pub std: Vec<f32>,
@@ -192,6 +197,10 @@ pub struct DatasetSummary {
     /// split. Empty in older summaries.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub checksums: Vec<String>,
+}
+
+fn data() -> String {
+    Normalize::Data.to_string()
 }
 
 /// Memory in bytes, summed over all processes of a run.

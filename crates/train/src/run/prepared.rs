@@ -25,6 +25,7 @@ use crate::record::summary::{
     DatasetSummary, EnvSummary, MemorySummary, RoundSummary, SUMMARY_VERSION, Status, Stretch,
     Summary,
 };
+use crate::record::tensorboard::LiveBoard;
 use crate::record::totals::Totals;
 use crate::record::trace::RunTrace;
 use crate::setup::controllers::AnyController;
@@ -146,7 +147,11 @@ impl Run {
         let span = self.fleet.machine.span(|| "run");
         let RunFiles { folder, trace } = files;
         let folder = folder.as_ref();
-        let Begun { writer, next, envs } = world.agree(begin.open(folder))?;
+        let begun = begin.open(folder).and_then(|begun| {
+            let live = folder.filter(|_| self.setup.config.tensorboard);
+            Ok((begun, live.map(|folder| LiveBoard::start(folder.path())).transpose()?))
+        });
+        let (Begun { writer, next, envs }, board) = world.agree(begun)?;
         let mut journal = Journal::new(writer, observer, world.size() > 1);
         match next {
             Position { round: 0, step: 0 } => journal.announce(self.run_started()),
@@ -169,19 +174,20 @@ impl Run {
         let all = world.gather(own.clone()).unwrap_or_default();
         let memory = all.into_iter().reduce(MemorySummary::with).unwrap_or(own);
         let outcome = Outcome { status, error, memory };
-        let closed = world.broadcast(|| self.close(folder, journal, outcome, trace));
+        let closed =
+            world.broadcast(|| self.close(folder, journal, outcome, Views { trace, board }));
         // Report the first error.
         result?;
         closed
     }
 
-    /// Closes a run: the last event, the trace, the summary.
+    /// Closes a run: the last event, the trace, the event file of TensorBoard, the summary.
     fn close(
         self,
         folder: Option<&RunFolder>,
         mut journal: Journal<'_>,
         outcome: Outcome,
-        trace: Option<RunTrace>,
+        Views { trace, board }: Views,
     ) -> Result<Summary> {
         let seconds = journal.seconds();
         journal.announce(Event::RunEnded {
@@ -193,10 +199,11 @@ impl Run {
         });
         let closed = journal.close();
         let traced = trace.map(RunTrace::finish).transpose();
+        let shown = board.map_or(Ok(()), LiveBoard::finish);
         let dropped = closed.as_ref().map_or(0, |dropped| *dropped);
         let path = folder.map_or(Path::new(""), RunFolder::path);
         if let Some(folder) = folder.filter(|_| outcome.status == Status::Failed) {
-            write_newest(&self.setup.info, folder, self.checkpoints.rounds.len());
+            write_newest(&self.setup.interface, folder, self.checkpoints.rounds.len());
         }
         let mut summary = self.summary(path, outcome, seconds, dropped);
         summary.trace = traced.as_ref().ok().cloned().flatten();
@@ -204,6 +211,7 @@ impl Run {
         closed?;
         traced?;
         written?;
+        shown?;
         Ok(summary)
     }
 
@@ -260,7 +268,7 @@ impl Run {
         let own = report::report(&mut self.fleet, &self.setup, &mut trained.envs)?;
         self.checkpoints.envs = world.gather_envs(own)?.concat();
         self.checkpoints.envs.iter().for_each(|env| journal.announce(episode_ended(env, round)));
-        write_weights(&self.setup.info, folder, world, &trained.envs)?;
+        write_weights(&self.setup.interface, folder, world, &trained.envs)?;
         self.checkpoints.rounds.push(round_summary(&self.checkpoints.envs, round, &trained));
         let config = &self.setup.config;
         if trained.steps == config.steps && round + 1 < config.rounds {
@@ -279,6 +287,7 @@ impl Run {
         Event::RunStarted(RunStarted {
             program_version: env!("CARGO_PKG_VERSION").into(),
             dataset: setup.info.name.clone(),
+            normalize: config.normalize.clone(),
             train_samples: fleet.train_samples,
             control_samples: fleet.control_samples,
             test_samples: fleet.test_samples,
@@ -391,6 +400,12 @@ impl Run {
     }
 }
 
+/// Files for looking at a run, on rank 0 if they were requested.
+struct Views {
+    trace: Option<RunTrace>,
+    board: Option<LiveBoard>,
+}
+
 /// The way in which a run ended.
 struct Outcome {
     status: Status,
@@ -422,8 +437,9 @@ fn dataset_summary(setup: &Setup, fleet: &Fleet) -> Result<DatasetSummary> {
         skipped: info.skipped,
         image: [info.channels, info.height, info.width],
         classes: info.classes.clone(),
-        mean: info.mean.clone(),
-        std: info.std.clone(),
+        normalize: setup.config.normalize.to_string(),
+        mean: setup.interface.normalization.mean.clone(),
+        std: setup.interface.normalization.std.clone(),
         checksums: checksums.collect::<Result<_>>()?,
     })
 }

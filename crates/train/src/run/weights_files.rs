@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use meristem_data::DatasetInfo;
 use meristem_grow::Topology;
 use meristem_nn::safetensors;
 
@@ -12,21 +11,22 @@ use crate::error::{Error, Result};
 use crate::processes::World;
 use crate::record::run_folder::{RunFolder, weights_name, write_whole};
 use crate::record::summary::EnvSummary;
-use crate::setup::weights;
+use crate::setup::weights::{self, Interface};
 
 /// Writes the current weights of all envs. Waits for the devices.
 ///
 /// # Errors
 /// A write failed, a device failed, or a rank is gone.
 pub(super) fn write_weights(
-    info: &DatasetInfo,
+    interface: &Interface,
     folder: Option<&RunFolder>,
     world: &mut World,
     envs: &[Env],
 ) -> Result<()> {
     for (nth, Env { index, network, host, .. }) in envs.iter().enumerate() {
         let name = PathBuf::from(weights_name(*index));
-        let own = || weights::to_bytes(&name, &network.state_dict()?, &Topology::of(host), info);
+        let own =
+            || weights::to_bytes(&name, &network.state_dict()?, &Topology::of(host), interface);
         let all = world.gather_env_bytes(own)?;
         let Some(folder) = folder else { continue };
         for (rank, bytes) in all.iter().enumerate() {
@@ -40,14 +40,14 @@ pub(super) fn write_weights(
 /// Writes the weights of a failed run's newest checkpoint, unless one of the `rounds` completed
 /// rounds wrote later ones. Only logs if that fails, because the run's own failure is the one to
 /// report.
-pub(super) fn write_newest(info: &DatasetInfo, folder: &RunFolder, rounds: usize) {
-    if let Err(error) = try_write_newest(info, folder, rounds) {
+pub(super) fn write_newest(interface: &Interface, folder: &RunFolder, rounds: usize) {
+    if let Err(error) = try_write_newest(interface, folder, rounds) {
         let path = folder.path().display();
         tracing::warn!(%path, %error, "weights of a failed run not written");
     }
 }
 
-fn try_write_newest(info: &DatasetInfo, folder: &RunFolder, rounds: usize) -> Result<()> {
+fn try_write_newest(interface: &Interface, folder: &RunFolder, rounds: usize) -> Result<()> {
     let Some((file, bytes)) = Store::new(folder.checkpoints()).newest()? else { return Ok(()) };
     let Checkpoint { progress, envs, .. } = Checkpoint::from_bytes(&file, &bytes)?;
     if progress.next.round < rounds {
@@ -56,7 +56,7 @@ fn try_write_newest(info: &DatasetInfo, folder: &RunFolder, rounds: usize) -> Re
     // Between rounds a checkpoint has no envs, and the weights of the last round are written.
     for (index, (state, tensors)) in progress.envs.iter().zip(&envs).enumerate() {
         let path = folder.weights().join(weights_name(index));
-        let bytes = weights::to_bytes(&path, &tensors.weights, &state.topology, info)?;
+        let bytes = weights::to_bytes(&path, &tensors.weights, &state.topology, interface)?;
         safetensors::write(&path, &bytes)?;
     }
     Ok(())

@@ -22,7 +22,7 @@ use crate::config::devices::Devices;
 use crate::error::{Error, Result};
 use crate::record::run_folder::{WEIGHTS, weights_name};
 use crate::settings::Augmentations;
-use crate::setup::weights::{Wanted, Weights};
+use crate::setup::weights::{Interface, Wanted, Weights};
 
 /// Padding of the random crop in pixels, as usual for images of 32 pixels.
 const CROP_PADDING: usize = 4;
@@ -119,6 +119,8 @@ pub(crate) struct Setup {
     pub(crate) image: ImageShape,
     /// Description of the dataset.
     pub(crate) info: DatasetInfo,
+    /// Normalisation of the images, and names of their classes.
+    pub(crate) interface: Interface,
     /// Instruction set of the kernels.
     pub(crate) isa: Isa,
     /// Compiled plans, shared by the networks of all envs.
@@ -138,7 +140,7 @@ impl Setup {
     /// Checks the host and its initial weights against the dataset.
     ///
     /// # Errors
-    /// A host that does not fit the images, or weights that do not fit the host.
+    /// A host or a normalisation that does not fit the images, or weights that do not fit the host.
     pub(crate) fn new(
         config: &TrainConfig,
         names: Names,
@@ -160,6 +162,8 @@ impl Setup {
             gates,
             ..Rules::default()
         };
+        let normalization = config.normalize.constants(&info)?;
+        let interface = Interface { normalization, classes: info.classes.clone() };
         let config = config.clone();
         let plans = Plans::default();
         let setup = Self {
@@ -167,6 +171,7 @@ impl Setup {
             host,
             image,
             info,
+            interface,
             isa,
             plans,
             slots,

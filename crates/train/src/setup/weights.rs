@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use meristem_data::{DatasetInfo, Normalization};
+use meristem_data::Normalization;
 use meristem_grow::{BlueprintSet, Host, HostSpec, ImageShape, Rules, SlotName, Topology};
 use meristem_nn::safetensors::{self, Metadata};
 use meristem_nn::{HostTensor, Network, StateDict};
@@ -89,6 +89,29 @@ impl Weights {
         Ok(Some(Topology::from_json(json).map_err(|e| self.fail(e))?.host))
     }
 
+    /// The shape of the images that the topology in the file is made for, if it has one.
+    ///
+    /// # Errors
+    /// A damaged topology.
+    pub(crate) fn image(&self) -> Result<Option<ImageShape>> {
+        let Some(json) = self.metadata.get("topology") else { return Ok(None) };
+        Ok(Some(Topology::from_json(json).map_err(|e| self.fail(e))?.image))
+    }
+
+    /// Channels of the images and number of classes, from the first convolution and the classifier.
+    ///
+    /// # Errors
+    /// No such tensors, which every host has.
+    pub(crate) fn channels_and_classes(&self) -> Result<[usize; 2]> {
+        let size = |name: &str, axis: usize| {
+            let shape = self.state.get(name).map(|tensor| &tensor.shape);
+            shape.and_then(|shape| shape.get(axis)).copied()
+        };
+        let sizes = size("blocks.0.conv.weight", 1).zip(size("classifier.weight", 0));
+        let missing = "it has no `blocks.0.conv.weight` and `classifier.weight`, as every host has";
+        sizes.map(|(channels, classes)| [channels, classes]).ok_or_else(|| self.fail(missing))
+    }
+
     /// The normalisation constants that the network was trained with, if the file has them.
     ///
     /// # Errors
@@ -102,16 +125,22 @@ impl Weights {
         let Some(json) = self.metadata.get("normalization") else { return Ok(None) };
         let Constants { mean, std } =
             serde_json::from_str(json).map_err(|e| self.fail(format!("`normalization`: {e}")))?;
-        let usable = mean.len() == channels
-            && std.len() == channels
-            && mean.iter().all(|m| m.is_finite())
-            && std.iter().all(|s| s.is_finite() && *s > 0.0);
-        match usable {
-            true => Ok(Some(Normalization { mean, std })),
+        let constants = Normalization { mean, std };
+        match constants.mean.len() == channels && constants.is_usable() {
+            true => Ok(Some(constants)),
             false => Err(self.fail(format!(
                 "`normalization` must hold {channels} finite means and positive standard deviations"
             ))),
         }
+    }
+
+    /// The names of the classes, if the file has them.
+    ///
+    /// # Errors
+    /// Damaged names.
+    pub(crate) fn classes(&self) -> Result<Option<Vec<String>>> {
+        let Some(json) = self.metadata.get("classes") else { return Ok(None) };
+        serde_json::from_str(json).map(Some).map_err(|e| self.fail(format!("`classes`: {e}")))
     }
 
     /// Checks that labels mean the same to these weights as in a dataset with `classes`. Classes
@@ -120,9 +149,7 @@ impl Weights {
     /// # Errors
     /// Other classes or another order; damaged names.
     pub(crate) fn check_classes(&self, classes: &[String]) -> Result<()> {
-        let Some(json) = self.metadata.get("classes") else { return Ok(()) };
-        let own: Vec<String> =
-            serde_json::from_str(json).map_err(|e| self.fail(format!("`classes`: {e}")))?;
+        let Some(own) = self.classes()? else { return Ok(()) };
         let numbered = |names: &[String]| names.iter().all(|name| name.parse::<usize>().is_ok());
         let mut pairs = own.iter().zip(classes).enumerate();
         match pairs.find(|(_, (own, data))| own != data) {
@@ -156,6 +183,15 @@ fn describe(image: &ImageShape) -> String {
     format!("{image} images of {} classes", image.classes)
 }
 
+/// Meaning of a network's inputs and outputs, for the metadata of its weights file.
+#[derive(Clone, Debug)]
+pub(crate) struct Interface {
+    /// Constants that pixels are normalised with.
+    pub(crate) normalization: Normalization,
+    /// Names of the classes.
+    pub(crate) classes: Vec<String>,
+}
+
 /// Serialises a network's tensors and its host for the weights file at `path`.
 ///
 /// # Errors
@@ -164,15 +200,15 @@ pub(crate) fn to_bytes(
     path: &Path,
     state: &StateDict,
     topology: &Topology,
-    info: &DatasetInfo,
+    interface: &Interface,
 ) -> Result<Vec<u8>> {
+    let Interface { normalization: Normalization { mean, std }, classes } = interface;
     let json = |value: &serde_json::Value| value.to_string();
-    let constants = serde_json::json!({ "mean": info.mean, "std": info.std });
     let metadata = [
         ("format", "pt".to_string()),
         ("topology", topology.to_json()?),
-        ("normalization", json(&constants)),
-        ("classes", json(&serde_json::json!(info.classes))),
+        ("normalization", json(&serde_json::json!({ "mean": mean, "std": std }))),
+        ("classes", json(&serde_json::json!(classes))),
     ];
     let metadata = metadata.into_iter().map(|(key, text)| (key.to_string(), text)).collect();
     Ok(safetensors::to_bytes(path, state, &metadata)?)

@@ -7,12 +7,14 @@ mod augmentations;
 mod choice;
 mod controller;
 mod exchange;
+mod normalize;
 
 pub use self::amount::{ByteSize, ClipNorm, Limit};
 pub use self::augmentations::Augmentations;
 pub use self::choice::{CommKind, HotScopePolicy, LrSchedule, Preset, Switch, Telemetry};
 pub use self::controller::ControllerKind;
 pub use self::exchange::ExchangeKind;
+pub use self::normalize::Normalize;
 pub use super::text::BadValue;
 pub(crate) use super::text::{choose, serde_as_text, unknown};
 
@@ -36,6 +38,28 @@ mod tests {
         }
         for (name, schedule) in LrSchedule::NAMES {
             assert_eq!(schedule.to_string(), name);
+        }
+    }
+
+    #[test]
+    fn normalisations_round_trip_and_wrong_ones_say_why() {
+        for text in ["data", "cifar10", "imagenet", "mean=0.5;std=0.25", "mean=0.1,-2;std=1,0.3"] {
+            assert_eq!(text.parse::<Normalize>().unwrap().to_string(), text);
+        }
+        for (text, words) in [
+            ("cifar", "did you mean `cifar10`?"),
+            ("mean=0.5", "the means, then the standard deviations"),
+            ("std=1;mean=0", "the means, then the standard deviations"),
+            ("mean=a;std=1", "as numbers"),
+            ("mean=;std=", "as numbers"),
+            ("mean=0;std=1;max=2", "nothing after"),
+            ("mean=0,0;std=1", "as many means"),
+            ("mean=0;std=0", "positive, finite"),
+            ("mean=nan;std=1", "finite means"),
+            ("mean=0;std=1e-42", "positive, finite"),
+        ] {
+            let message = text.parse::<Normalize>().unwrap_err().to_string();
+            assert!(message.contains(words) && message.contains(text), "{message}");
         }
     }
 

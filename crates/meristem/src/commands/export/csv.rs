@@ -1,4 +1,4 @@
-//! `meristem export`.
+//! `meristem export csv`.
 
 use std::fmt::Display;
 use std::io::{self, BufWriter, Write};
@@ -8,18 +8,18 @@ use std::process::ExitCode;
 use meristem::control::{HEADS, Op};
 use meristem::train::check_output;
 use meristem::train::events::{Event, SlotState, StepCompleted};
-use meristem::train::reading::{EventTail, Line, Reached, check_is_run};
+use meristem::train::reading::{EventTail, Line, Reached, Skipped, check_is_run};
 
-use super::{Outcome, locate};
-use crate::cli::{CsvArguments, CsvTable, ExportCommand};
+use super::tell_skipped;
+use crate::cli::{CsvArguments, CsvTable};
+use crate::commands::{Outcome, locate};
 use crate::failure::Failure;
 use crate::plain::{self, printable, thousands};
 
 /// Bytes of events that are read at a time.
 const PART_BYTES: u64 = 64 << 20;
 
-pub(crate) fn run(command: &ExportCommand) -> Outcome {
-    let ExportCommand::Csv(arguments) = command;
+pub(super) fn run(arguments: &CsvArguments) -> Outcome {
     let run = locate(&arguments.run);
     check_is_run(&run)?;
     match &arguments.out {
@@ -50,15 +50,9 @@ fn to_file(arguments: &CsvArguments, run: &Path, out: &Path) -> Result<(), Failu
     Ok(())
 }
 
-fn tell_skipped(lines: u64) {
-    if lines > 0 {
-        plain::err(&format!("warning: {lines} lines of events.jsonl were not understood"));
-    }
-}
-
-/// Writes the table as CSV (RFC 4180). Returns the number of rows, and of lines of the events that
+/// Writes the table as CSV (RFC 4180). Returns the number of rows, and the lines of the events that
 /// were not understood.
-fn write(table: CsvTable, run: &Path, to: &mut dyn Write) -> Result<(u64, u64), Failure> {
+fn write(table: CsvTable, run: &Path, to: &mut dyn Write) -> Result<(u64, Skipped), Failure> {
     let events = run.join("events.jsonl");
     let mut tail = EventTail::new(&events);
     if table == CsvTable::Batches {
@@ -91,10 +85,7 @@ fn write(table: CsvTable, run: &Path, to: &mut dyn Write) -> Result<(u64, u64), 
             format!("cannot write the table: {error}"),
             "free some space, or write to another disk",
         )),
-        _ => {
-            let skipped = tail.skipped();
-            Ok((count, skipped.damaged + skipped.unknown + skipped.newer))
-        }
+        _ => Ok((count, tail.skipped())),
     }
 }
 

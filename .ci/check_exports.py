@@ -1,0 +1,187 @@
+"""Checks what `meristem export` and `train --tensorboard` write, with the tools that it is for.
+
+    python .ci/check_exports.py MERISTEM
+
+Needs numpy, onnxruntime and tensorboard. Trains small runs in which every blueprint grows, with every
+style of blending, in two slots, and compares the logits of their ONNX models with `eval --logits`;
+then reads the event files of whole, killed and resumed runs.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+BLUEPRINTS = "norm attention depthwise bottleneck conv_small conv_light conv_heavy".split()
+STYLES = ["linear_add", "linear_multiply", "sigmoid_add", "linear_gate"]
+# Relative to the largest logit, at least 1: sums of some hundred products, in another order.
+TOLERANCE = 1e-5
+EVERYTHING = {"scalars": 0, "histograms": 0, "tensors": 0}
+
+meristem = Path(sys.argv[1]).resolve()
+
+
+def run(*arguments, code=0):
+    words = [str(word) for argument in arguments for word in str(argument).split()]
+    done = subprocess.run([meristem, *words], capture_output=True, text=True, timeout=300)
+    assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
+    return done
+
+
+def script(path: Path, stop: int) -> None:
+    """Env e grows blueprint e, which becomes permanent, then another one, up to a step."""
+    lines = []
+    for env in range(len(BLUEPRINTS)):
+        first = {"slot": "r0c0", "blueprint": BLUEPRINTS[env], "style": STYLES[env % 4]}
+        second = {"slot": "r0c1", "blueprint": BLUEPRINTS[(env + 3) % 7], "style": STYLES[(env + 1) % 4]}
+        actions = {
+            0: {"op": "GERMINATE", **first, "tempo": "fast", "alpha_target": "0.7"},
+            1: {"op": "ADVANCE", "slot": "r0c0"},
+            3: {"op": "ADVANCE", "slot": "r0c0"},
+            4: {"op": "GERMINATE", **second, "tempo": "fast"},
+            5: {"op": "ADVANCE", "slot": "r0c1"},
+            7: {"op": "ADVANCE", "slot": "r0c1"},
+            8: {"op": "ADVANCE", "slot": "r0c0"},
+            9: {"op": "FOSSILIZE", "slot": "r0c0"},
+        }
+        lines += [json.dumps({"step": at, "env": env, **a}) for at, a in actions.items() if at < stop]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def dataset(path: Path, channels: int) -> np.ndarray:
+    """Writes random images; returns those of the test split."""
+    rng = np.random.default_rng(channels)
+    images = rng.integers(0, 256, (384, 16, 20, channels), np.uint8)
+    labels = rng.integers(0, 5, 384)
+    np.savez(path, train_images=images[:288], train_labels=labels[:288],
+             test_images=images[288:], test_labels=labels[288:])
+    return images[288:]
+
+
+def session(path: Path) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+
+def check_model(weights: Path, data: str, images: np.ndarray) -> float:
+    """Returns the largest relative error of the two models of a weights file."""
+    plain, whole = weights.with_suffix(".onnx"), weights.with_suffix(".u8.onnx")
+    run(f"export onnx {weights} --out {plain}")
+    run(f"export onnx {weights} --out {whole} --with-preprocessing")
+    logits = weights.with_suffix(".npy")
+    run(f"eval --weights {weights} {data} --split test --logits {logits}")
+    expected = np.load(logits)
+    assert expected.shape == (len(images), 5) and expected.dtype == np.float32
+    model = session(plain)
+    metadata = model.get_modelmeta().custom_metadata_map
+    assert json.loads(metadata["classes"]) == [str(label) for label in range(5)], metadata
+    constants = json.loads(metadata["normalization"])
+    mean, std = (np.array(constants[key], np.float32) for key in ("mean", "std"))
+    normalised = ((images / np.float32(255) - mean) / std).astype(np.float32).transpose(0, 3, 1, 2)
+    takes = model.get_inputs()[0]
+    assert (takes.name, takes.type) == ("images", "tensor(float)"), takes
+    assert takes.shape == ["N", images.shape[3], 16, 20], takes.shape
+    scale, largest = max(1.0, float(np.abs(expected).max())), 0.0
+    for chosen, given in ((model, normalised), (session(whole), images)):
+        # A batch of any size.
+        for part in (slice(None), slice(0, 1), slice(3, 10)):
+            got = chosen.run(["logits"], {"images": given[part]})[0]
+            error = float(np.abs(got - expected[part]).max()) / scale
+            assert error < TOLERANCE, f"{weights}: {error}"
+            largest = max(largest, error)
+    return largest
+
+
+def check_onnx(scratch: Path) -> None:
+    base = "--min-training-steps 1 --min-contribution -100 --batch 32 --max-batches 2 --rounds 1"
+    for channels, host, stop in ((3, "cnn:channels=4,blocks=3,kernel=3,pools=2", 20),
+                                 (1, "cnn:channels=8,blocks=2,kernel=5,pools=1", 8)):
+        images = dataset(scratch / f"data{channels}.npz", channels)
+        data = f"--dataset arrays --data-root {scratch}/data{channels}.npz"
+        steps, folder = {20: 12, 8: 9}[stop], scratch / f"grown{channels}"
+        script(scratch / "script.jsonl", stop)
+        normalize = "--normalize imagenet" if channels == 3 else ""
+        run(f"train {data} --host {host} --envs 7 --steps {steps} {base} --twin off {normalize}",
+            f"--controller fixed:{scratch}/script.jsonl --run-dir {folder} --quiet")
+        summary = json.loads((folder / "summary.json").read_text())
+        stages = [m["stage"] for env in summary["envs"] for m in env["modules"]]
+        assert len(stages) == 14, stages
+        assert ("fossilized" in stages) == (stop == 20) and "blending" in stages, stages
+        errors = [check_model(folder / f"weights/env-{env}.safetensors", data, images) for env in range(7)]
+        print(f"{host}: logits differ by {max(errors):.1e} of the largest at most")
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    read = EventAccumulator(str(folder), size_guidance=EVERYTHING).Reload()
+    tags = read.Tags()
+    assert "actions" in tags["histograms"], tags
+    text = {tag: read.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in tags["tensors"]}
+    assert "| seed | 42 |" in text["settings"] and "1 GERMINATE" in text["run"], text
+    for histogram in read.Histograms("actions"):
+        assert histogram.histogram_value.num == 2, histogram
+    return {tag: [(e.step, e.value) for e in read.Scalars(tag)] for tag in tags["scalars"]}
+
+
+def events(folder: Path) -> dict[tuple[int, int], dict]:
+    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line["event"] == "step_completed"]
+    return {(step["env"], step["step"]): step for step in steps}
+
+
+def check_board(folder: Path, board: Path, steps: int) -> None:
+    shown, told = scalars(board), events(folder)
+    for key in ("train_loss", "control_accuracy", "host_gradient_norm"):
+        for env in range(2):
+            points = shown[f"{key}/env {env}"]
+            assert [step for step, _ in points] == list(range(1, steps + 1)), (key, points)
+            for step, value in points:
+                assert np.float32(told[env, step - 1][key]) == np.float32(value), (key, step)
+
+
+def check_tensorboard(scratch: Path) -> None:
+    usual = "train --preset quick --host minimal --envs 2 --controller random --batch 32 --max-batches 2 --quiet"
+    folder = scratch / "board"
+    run(f"{usual} --steps 6 --tensorboard --run-dir {folder}")
+    check_board(folder, folder / "tensorboard", 6)
+    run(f"export tensorboard {folder} --out {scratch}/exported")
+    check_board(folder, scratch / "exported", 6)
+    refused = run(f"export tensorboard {folder} --out {scratch}/exported", code=2)
+    assert "without event files" in refused.stderr, refused.stderr
+
+    # Killed in the middle, with records that the resumed run does not repeat.
+    folder = scratch / "killed"
+    words = f"{usual} --steps 24 --checkpoint-every 5 --tensorboard --run-dir {folder}".split()
+    started = subprocess.Popen([meristem, *words])
+    events_file, board = folder / "events.jsonl", folder / "tensorboard"
+    limit = time.monotonic() + 120
+    while not (list(folder.glob("checkpoints/*")) and events_file.read_text().count('"step_completed"') > 14):
+        assert time.monotonic() < limit and started.poll() is None, "no checkpoint"
+        time.sleep(0.05)
+    started.kill()
+    started.wait()
+    torn = next(board.glob("events.out.tfevents.*"))
+    with torn.open("ab") as file:
+        file.write(os.urandom(11))
+    run(f"train --resume {folder} --quiet")
+    assert not torn.exists() and len(list(board.iterdir())) == 1
+    check_board(folder, board, 24)
+
+    run(f"train --preset quick --host minimal --envs 2 --controller ppo --rounds 2 --steps 3 --batch 32",
+        f"--max-batches 2 --policy-hidden 16 --quiet --tensorboard --run-dir {scratch}/ppo")
+    read = EventAccumulator(str(scratch / "ppo/tensorboard"), size_guidance=EVERYTHING).Reload()
+    assert [e.step for e in read.Scalars("policy/kl")] == [3, 6]
+    assert sum(h.histogram_value.num for h in read.Histograms("policy/actions")) == 12
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as name:
+        for check in (check_onnx, check_tensorboard):
+            begun = time.monotonic()
+            check(Path(name))
+            print(f"{check.__name__}: ok, {time.monotonic() - begun:.1f} s")

@@ -1,0 +1,347 @@
+//! From the nodes of a graph to those of a model.
+
+use std::collections::BTreeSet;
+
+use meristem_nn::graph::{
+    BlendInputs, BlendMode, BufferId, ConvGeometry, Dims, Function, NodeId, Op, ParamId,
+};
+
+use super::messages::{
+    AttributeProto, DimensionProto, FLOAT, GraphProto, INT64, NodeProto, TensorProto,
+    TensorShapeProto, TensorTypeProto, TypeProto, UINT8, ValueInfoProto,
+};
+use super::{Exported, OnnxError};
+
+/// Name of the model's input.
+const INPUT: &str = "images";
+/// Name of the model's output.
+const OUTPUT: &str = "logits";
+
+/// A model in the making.
+pub(super) struct Builder<'a> {
+    of: &'a Exported<'a>,
+    nodes: Vec<NodeProto>,
+    initializers: Vec<TensorProto>,
+    /// Names of the initializers so far.
+    named: BTreeSet<String>,
+    /// Value of each node of the graph; empty for nodes that the output does not depend on.
+    values: Vec<String>,
+}
+
+impl<'a> Builder<'a> {
+    pub(super) fn new(of: &'a Exported<'a>) -> Result<Self, OnnxError> {
+        let (graph, channels) = (of.graph, of.graph.input_dims().c);
+        let counts = [
+            ("alphas", graph.alphas, of.alphas.len()),
+            ("channels", channels, of.preprocessing.map_or(channels, <[_]>::len)),
+        ];
+        for (what, expected, got) in counts {
+            if expected != got {
+                return Err(OnnxError::Count { what, expected, got });
+            }
+        }
+        let values = vec![String::new(); graph.nodes.len()];
+        Ok(Self { of, nodes: vec![], initializers: vec![], named: BTreeSet::new(), values })
+    }
+
+    /// The graph of the model.
+    pub(super) fn finish(mut self) -> Result<GraphProto, OnnxError> {
+        let graph = self.of.graph;
+        let needed = self.needed();
+        for (index, node) in graph.nodes.iter().enumerate().filter(|(index, _)| needed[*index]) {
+            self.values[index] = self.node(index, &node.op)?;
+        }
+        let logits = self.value(graph.output);
+        self.push_to("Flatten", &[&logits], OUTPUT, vec![AttributeProto::int("axis", 1)]);
+        let Dims { c, h, w } = graph.input_dims();
+        let (element, dims, meaning) = match self.of.preprocessing {
+            None => (FLOAT, [c, h, w], "normalised images, [N, channels, rows, columns]"),
+            Some(_) => (UINT8, [h, w, c], "images as bytes, [N, rows, columns, channels]"),
+        };
+        Ok(GraphProto {
+            node: self.nodes,
+            name: "meristem".into(),
+            initializer: self.initializers,
+            input: vec![value_info(INPUT, element, &dims, meaning)],
+            output: vec![value_info(OUTPUT, FLOAT, &[graph.classes()], "logits, [N, classes]")],
+        })
+    }
+
+    /// Whether the output depends on each node.
+    fn needed(&self) -> Vec<bool> {
+        let nodes = &self.of.graph.nodes;
+        let mut needed = vec![false; nodes.len()];
+        needed[self.of.graph.output.index()] = true;
+        for (index, node) in nodes.iter().enumerate().rev().filter(|(_, n)| n.op.input().is_none())
+        {
+            if needed[index] {
+                let read = self.passed_on(&node.op).map_or_else(|| node.op.inputs(), |id| vec![id]);
+                read.into_iter().for_each(|id| needed[id.index()] = true);
+            }
+        }
+        needed
+    }
+
+    /// The node whose value an operation passes on in evaluation, if it does only that.
+    fn passed_on(&self, op: &Op) -> Option<NodeId> {
+        match *op {
+            Op::Detach(x) | Op::StraightThrough { host: x, .. } => Some(x),
+            // As the engine's blend, which with an alpha of 0 is the host's value, bit for bit.
+            Op::Blend { inputs, alpha, .. } if self.of.alphas[alpha] == 0.0 => Some(inputs.host),
+            _ => None,
+        }
+    }
+
+    fn value(&self, id: NodeId) -> String {
+        self.values[id.index()].clone()
+    }
+
+    /// Adds the operators of a node. Returns the name of its value.
+    fn node(&mut self, index: usize, op: &Op) -> Result<String, OnnxError> {
+        if let Some(source) = self.passed_on(op) {
+            return Ok(self.value(source));
+        }
+        let refuse = |operation| Err(OnnxError::Unsupported { operation });
+        Ok(match *op {
+            Op::Input(0) => self.input(),
+            Op::Input(_) => return refuse("a second input"),
+            Op::Indices(_) => return refuse("an input of indices"),
+            Op::State(_) => return refuse("a recurrent state"),
+            Op::Embedding { .. } => return refuse("an embedding"),
+            Op::Lstm { .. } => return refuse("an LSTM"),
+            Op::Concat(_) => return refuse("a concatenation"),
+            Op::Detach(x) | Op::StraightThrough { host: x, .. } => self.value(x),
+            Op::Conv2d { x, weight, bias, geometry } => {
+                self.conv(x, [Some(weight), bias], geometry)?
+            }
+            Op::BatchNorm { x, weight, bias, running, eps, .. } => {
+                let [scale, shift] = [self.param(weight, None)?, self.param(bias, None)?];
+                let [mean, variance] = [self.buffer(running[0])?, self.buffer(running[1])?];
+                let inputs = [&self.value(x), &scale, &shift, &mean, &variance];
+                self.push(
+                    "BatchNormalization",
+                    &inputs,
+                    vec![AttributeProto::float("epsilon", eps)],
+                )
+            }
+            Op::GroupNorm { x, weight, bias, groups, eps } => {
+                self.group_norm(x, [weight, bias], groups, eps)?
+            }
+            Op::Activation(function, x) => {
+                let operator = match function {
+                    Function::Relu => "Relu",
+                    Function::Sigmoid => "Sigmoid",
+                    Function::Tanh => "Tanh",
+                };
+                self.push(operator, &[&self.value(x)], vec![])
+            }
+            Op::MaxPool2d { x, kernel, stride } => {
+                let window = AttributeProto::ints("kernel_shape", &[kernel; 2]);
+                let strides = AttributeProto::ints("strides", &[stride; 2]);
+                self.push("MaxPool", &[&self.value(x)], vec![window, strides])
+            }
+            Op::GlobalAvgPool(x) => self.push("GlobalAveragePool", &[&self.value(x)], vec![]),
+            Op::Add(a, b) => self.push("Add", &[&self.value(a), &self.value(b)], vec![]),
+            Op::ScaleChannels { x, scale, factor } => {
+                let factor = self.constant(&format!("factor.{index}"), &[], &[factor]);
+                let scaled = self.push("Mul", &[&factor, &self.value(x)], vec![]);
+                self.push("Mul", &[&scaled, &self.value(scale)], vec![])
+            }
+            Op::TanhMix { x, y, mix } => {
+                let mix = self.param(mix, Some(&[]))?;
+                let weight = self.push("Tanh", &[&mix], vec![]);
+                let difference = self.push("Sub", &[&self.value(y), &self.value(x)], vec![]);
+                let change = self.push("Mul", &[&weight, &difference], vec![]);
+                self.push("Add", &[&self.value(x), &change], vec![])
+            }
+            Op::Blend { inputs, mode, alpha } => self.blend(inputs, mode, alpha),
+        })
+    }
+
+    /// The input as normalised f32 `[N, C, H, W]`.
+    fn input(&mut self) -> String {
+        let Some(preprocessing) = self.of.preprocessing else { return INPUT.into() };
+        let (scale, shift): (Vec<f32>, Vec<f32>) = preprocessing.iter().copied().unzip();
+        let scale = self.constant("preprocessing.scale", &[scale.len()], &scale);
+        let shift = self.constant("preprocessing.shift", &[shift.len()], &shift);
+        let cast = AttributeProto::int("to", FLOAT as usize);
+        let pixels = self.push("Cast", &[INPUT], vec![cast]);
+        let scaled = self.push("Mul", &[&pixels, &scale], vec![]);
+        let shifted = self.push("Add", &[&scaled, &shift], vec![]);
+        let axes = AttributeProto::ints("perm", &[0, 3, 1, 2]);
+        self.push("Transpose", &[&shifted], vec![axes])
+    }
+
+    /// A convolution; a linear layer is one with a window of 1×1.
+    fn conv(
+        &mut self,
+        x: NodeId,
+        [weight, bias]: [Option<ParamId>; 2],
+        geometry: ConvGeometry,
+    ) -> Result<String, OnnxError> {
+        let ConvGeometry { kernel, stride, padding: [rows, columns], groups } = geometry;
+        let mut inputs = vec![self.value(x)];
+        for (param, is_weight) in [(weight, true), (bias, false)] {
+            let Some(id) = param else { continue };
+            let shape = &self.of.graph.params[id.index()].shape;
+            let square = match shape[..] {
+                [outputs, of_each] if is_weight => Some([outputs, of_each, 1, 1]),
+                _ => None,
+            };
+            inputs.push(self.param(id, square.as_ref().map(|shape| &shape[..]))?);
+        }
+        let inputs: Vec<&str> = inputs.iter().map(String::as_str).collect();
+        let attributes = vec![
+            AttributeProto::ints("kernel_shape", &kernel),
+            AttributeProto::ints("strides", &stride),
+            AttributeProto::ints("pads", &[rows, columns, rows, columns]),
+            AttributeProto::int("group", groups),
+        ];
+        Ok(self.push("Conv", &inputs, attributes))
+    }
+
+    /// Normalises each group as an instance; the operator `GroupNormalization` of this opset scales
+    /// groups, where PyTorch scales channels.
+    fn group_norm(
+        &mut self,
+        x: NodeId,
+        [weight, bias]: [ParamId; 2],
+        groups: usize,
+        eps: f32,
+    ) -> Result<String, OnnxError> {
+        let Dims { c, h, w } = self.of.graph.nodes[x.index()].dims;
+        let [scale, shift] =
+            [self.param(weight, Some(&[c, 1, 1]))?, self.param(bias, Some(&[c, 1, 1]))?];
+        let (ones, zeros) = (vec![1.0; groups], vec![0.0; groups]);
+        let one = self.constant(&format!("ones.{groups}"), &[groups], &ones);
+        let zero = self.constant(&format!("zeros.{groups}"), &[groups], &zeros);
+        // 0 keeps the size of the batch, −1 is what is left.
+        let apart = self.shape(&[0, groups as i64, -1]);
+        let together = self.shape(&[0, c as i64, h as i64, w as i64]);
+        let split = self.push("Reshape", &[&self.value(x), &apart], vec![]);
+        let epsilon = vec![AttributeProto::float("epsilon", eps)];
+        let normal = self.push("InstanceNormalization", &[&split, &one, &zero], epsilon);
+        let whole = self.push("Reshape", &[&normal, &together], vec![]);
+        let scaled = self.push("Mul", &[&whole, &scale], vec![]);
+        Ok(self.push("Add", &[&scaled, &shift], vec![]))
+    }
+
+    /// Mixes a module into its host, as the engine's blend does where alpha is not 0.
+    fn blend(&mut self, inputs: BlendInputs, mode: BlendMode, slot: usize) -> String {
+        let alpha = self.constant(&format!("alpha.{slot}"), &[], &[self.of.alphas[slot]]);
+        let [host, module, input] =
+            [inputs.host, inputs.module, inputs.input].map(|id| self.value(id));
+        let gate = inputs.gate.map(|gate| self.value(gate));
+        if mode == BlendMode::Multiply {
+            let difference = self.push("Sub", &[&module, &input], vec![]);
+            let bounded = self.push("Tanh", &[&difference], vec![]);
+            let weighted = self.push("Mul", &[&alpha, &bounded], vec![]);
+            let one = self.constant("one", &[], &[1.0]);
+            let factor = self.push("Add", &[&one, &weighted], vec![]);
+            return self.push("Mul", &[&host, &factor], vec![]);
+        }
+        let weight = match gate {
+            // One value per sample, [N, 1, 1, 1].
+            Some(gate) => self.push("Mul", &[&alpha, &gate], vec![]),
+            None => alpha,
+        };
+        let difference = self.push("Sub", &[&module, &host], vec![]);
+        let change = self.push("Mul", &[&weight, &difference], vec![]);
+        self.push("Add", &[&host, &change], vec![])
+    }
+
+    /// Adds an operator. Returns the name of its output.
+    fn push(
+        &mut self,
+        operator: &str,
+        inputs: &[&(impl AsRef<str> + ?Sized)],
+        attributes: Vec<AttributeProto>,
+    ) -> String {
+        let output = format!("{operator}.{}", self.nodes.len());
+        let inputs: Vec<&str> = inputs.iter().map(|input| input.as_ref()).collect();
+        self.push_to(operator, &inputs, &output, attributes);
+        output
+    }
+
+    fn push_to(
+        &mut self,
+        operator: &str,
+        inputs: &[&str],
+        output: &str,
+        attribute: Vec<AttributeProto>,
+    ) {
+        self.nodes.push(NodeProto {
+            input: inputs.iter().map(ToString::to_string).collect(),
+            output: vec![output.into()],
+            name: output.into(),
+            op_type: operator.into(),
+            attribute,
+        });
+    }
+
+    /// The initializer of a parameter, in another shape if one is given.
+    fn param(&mut self, id: ParamId, shape: Option<&[usize]>) -> Result<String, OnnxError> {
+        let param = &self.of.graph.params[id.index()];
+        self.tensor(&param.name, shape.unwrap_or(&param.shape))
+    }
+
+    fn buffer(&mut self, id: BufferId) -> Result<String, OnnxError> {
+        let buffer = &self.of.graph.buffers[id.index()];
+        self.tensor(&buffer.name, &[buffer.len])
+    }
+
+    /// The initializer of a tensor of the state.
+    fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<String, OnnxError> {
+        let expected = shape.iter().product();
+        let found = self.of.state.get(name);
+        match found.and_then(|tensor| tensor.as_f32()) {
+            Some(values) if values.len() == expected => Ok(self.constant(name, shape, values)),
+            _ => {
+                let got = found.map_or("nothing".into(), |tensor| tensor.form());
+                Err(OnnxError::Tensor { name: name.into(), expected, got })
+            }
+        }
+    }
+
+    /// An initializer of floats, once for each name.
+    fn constant(&mut self, name: &str, shape: &[usize], values: &[f32]) -> String {
+        let bytes = || values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.initializer(name, FLOAT, shape, bytes)
+    }
+
+    /// An initializer with the shape for a `Reshape`, once for each shape.
+    fn shape(&mut self, dims: &[i64]) -> String {
+        let texts: Vec<String> = dims.iter().map(ToString::to_string).collect();
+        let bytes = || dims.iter().flat_map(|dim| dim.to_le_bytes()).collect();
+        self.initializer(&format!("shape.{}", texts.join(".")), INT64, &[dims.len()], bytes)
+    }
+
+    fn initializer(
+        &mut self,
+        name: &str,
+        data_type: i32,
+        shape: &[usize],
+        bytes: impl FnOnce() -> Vec<u8>,
+    ) -> String {
+        if self.named.insert(name.into()) {
+            let dims = shape.iter().map(|dim| *dim as i64).collect();
+            let raw_data = bytes();
+            self.initializers.push(TensorProto { dims, data_type, name: name.into(), raw_data });
+        }
+        name.into()
+    }
+}
+
+/// Description of an input or output with a batch of any size.
+fn value_info(name: &str, elem_type: i32, dims: &[usize], meaning: &str) -> ValueInfoProto {
+    let batch = DimensionProto { dim_value: None, dim_param: Some("N".into()) };
+    let fixed =
+        dims.iter().map(|dim| DimensionProto { dim_value: Some(*dim as i64), dim_param: None });
+    let shape = TensorShapeProto { dim: std::iter::once(batch).chain(fixed).collect() };
+    let tensor_type = Some(TensorTypeProto { elem_type, shape: Some(shape) });
+    ValueInfoProto {
+        name: name.into(),
+        r#type: Some(TypeProto { tensor_type }),
+        doc_string: meaning.into(),
+    }
+}

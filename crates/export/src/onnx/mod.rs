@@ -1,0 +1,97 @@
+//! Networks as ONNX models, in evaluation mode: a node of the graph becomes the operators that ONNX
+//! defines it by, with nothing folded, so that a model computes what the engine computes up to the
+//! order of sums.
+//!
+//! | | |
+//! |---|---|
+//! | input `images` | f32 `[N, C, H, W]`, normalised; with preprocessing u8 `[N, H, W, C]` |
+//! | output `logits` | f32 `[N, classes]` |
+//! | initializers | parameters and running statistics, under PyTorch's names |
+
+mod build;
+mod messages;
+#[cfg(test)]
+mod tests;
+
+use meristem_nn::StateDict;
+use meristem_nn::graph::Graph;
+use prost::Message;
+use thiserror::Error;
+
+use self::build::Builder;
+use self::messages::{ModelProto, OperatorSetIdProto, StringStringEntryProto};
+
+/// Version of ONNX's operators that models use.
+pub const OPSET: i64 = 17;
+/// Version of ONNX's format: the one of [`OPSET`].
+const IR_VERSION: i64 = 8;
+
+/// A network that is exported.
+#[derive(Clone, Copy, Debug)]
+pub struct Exported<'a> {
+    /// The network.
+    pub graph: &'a Graph,
+    /// Its parameters and buffers.
+    pub state: &'a StateDict,
+    /// Alpha of each slot, as many as [`Graph::alphas`].
+    pub alphas: &'a [f32],
+    /// Scale and shift of each channel, if the model takes bytes: v · scale + shift.
+    pub preprocessing: Option<&'a [(f32, f32)]>,
+    /// Keys and values of the model's metadata.
+    pub metadata: &'a [(String, String)],
+}
+
+/// Reason why a network has no model.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum OnnxError {
+    /// An operation that is exported by no rule.
+    #[error(
+        "cannot export `{operation}` to ONNX: only networks from images to logits are exported, \
+         without recurrent layers, embeddings or further inputs"
+    )]
+    Unsupported {
+        /// Name of the operation.
+        operation: &'static str,
+    },
+    /// A tensor that the network needs is not there, or has another form.
+    #[error("cannot export tensor `{name}`: expected f32 of {expected} elements, got {got}")]
+    Tensor {
+        /// Name of the tensor.
+        name: String,
+        /// Number of elements.
+        expected: usize,
+        /// Element type and shape, or `nothing`.
+        got: String,
+    },
+    /// Another number of alphas or channels than the network has.
+    #[error("cannot export: expected {expected} {what}, got {got}")]
+    Count {
+        /// Kind of value.
+        what: &'static str,
+        /// Number that the network needs.
+        expected: usize,
+        /// Number that was given.
+        got: usize,
+    },
+}
+
+/// Encodes a network as the bytes of an `.onnx` file.
+///
+/// # Errors
+/// [`OnnxError`]: a recurrent network, or a state that does not fit.
+pub fn encode(exported: &Exported<'_>) -> Result<Vec<u8>, OnnxError> {
+    let entry = |(key, value): &(String, String)| StringStringEntryProto {
+        key: key.clone(),
+        value: value.clone(),
+    };
+    let model = ModelProto {
+        ir_version: IR_VERSION,
+        producer_name: "meristem".into(),
+        producer_version: env!("CARGO_PKG_VERSION").into(),
+        doc_string: String::new(),
+        graph: Some(Builder::new(exported)?.finish()?),
+        opset_import: vec![OperatorSetIdProto { domain: String::new(), version: OPSET }],
+        metadata_props: exported.metadata.iter().map(entry).collect(),
+    };
+    Ok(model.encode_to_vec())
+}

@@ -1,0 +1,216 @@
+//! Models of every blueprint, style and host, read back and checked as a reader of ONNX would.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use meristem_grow::{
+    AlphaTarget, BlueprintSet, GateInputs, Germination, GradientHealth, Host, HostSpec, ImageShape,
+    Optimisers, Rules, Stage, Style, Tempo,
+};
+use meristem_nn::graph::{Dims, Graph, GraphBuilder};
+use meristem_nn::{HostTensor, StateDict};
+use proptest::prelude::*;
+use prost::Message;
+
+use super::messages::{FLOAT, GraphProto, ModelProto, UINT8};
+use super::{Exported, OPSET, OnnxError, encode};
+
+/// Attributes by operator, of all operators that models may have.
+const OPERATORS: [(&str, &[&str]); 15] = [
+    ("Add", &[]),
+    ("BatchNormalization", &["epsilon"]),
+    ("Cast", &["to"]),
+    ("Conv", &["kernel_shape", "strides", "pads", "group"]),
+    ("Flatten", &["axis"]),
+    ("GlobalAveragePool", &[]),
+    ("InstanceNormalization", &["epsilon"]),
+    ("MaxPool", &["kernel_shape", "strides"]),
+    ("Mul", &[]),
+    ("Relu", &[]),
+    ("Reshape", &[]),
+    ("Sigmoid", &[]),
+    ("Sub", &[]),
+    ("Tanh", &[]),
+    ("Transpose", &["perm"]),
+];
+
+/// A state with a value for every tensor of a graph.
+fn state_of(graph: &Graph) -> StateDict {
+    let mut state = StateDict::default();
+    for param in &graph.params {
+        let len = param.shape.iter().product();
+        state.insert(&param.name, HostTensor::f32(&param.shape, vec![0.5; len]));
+    }
+    for buffer in graph.buffers.iter().filter(|buffer| !buffer.counter) {
+        state.insert(&buffer.name, HostTensor::f32(&[buffer.len], vec![1.0; buffer.len]));
+    }
+    state
+}
+
+fn model_of(graph: &Graph, alphas: &[f32], preprocessing: Option<&[(f32, f32)]>) -> ModelProto {
+    let state = state_of(graph);
+    let metadata = [("classes".to_string(), "[]".to_string())];
+    let exported = Exported { graph, state: &state, alphas, preprocessing, metadata: &metadata };
+    ModelProto::decode(&encode(&exported).unwrap()[..]).unwrap()
+}
+
+/// Checks that every value is made before it is read, once, that nothing is superfluous, and that
+/// tensors have the bytes that their shapes need.
+fn check(model: &ModelProto) -> &GraphProto {
+    assert_eq!(model.opset_import[0].version, OPSET);
+    let graph = model.graph.as_ref().unwrap();
+    let operators: BTreeMap<&str, &[&str]> = OPERATORS.into_iter().collect();
+    let mut known: BTreeSet<&str> = graph.input.iter().map(|input| &*input.name).collect();
+    for tensor in &graph.initializer {
+        assert!(known.insert(&tensor.name), "{} is there twice", tensor.name);
+        let elements: i64 = tensor.dims.iter().product();
+        let bytes = if tensor.data_type == FLOAT { 4 } else { 8 };
+        assert_eq!(tensor.raw_data.len() as i64, elements * bytes, "{}", tensor.name);
+    }
+    let mut read = BTreeSet::new();
+    for node in &graph.node {
+        let attributes: Vec<&str> = node.attribute.iter().map(|a| &*a.name).collect();
+        assert_eq!(operators.get(&*node.op_type), Some(&&attributes[..]), "{}", node.op_type);
+        for input in &node.input {
+            assert!(known.contains(&**input), "{} reads {input} too early", node.name);
+            read.insert(&**input);
+        }
+        assert!(known.insert(&node.output[0]), "{} is made twice", node.output[0]);
+    }
+    assert!(known.contains("logits"));
+    let unread: Vec<_> = known.difference(&read).filter(|name| **name != "logits").collect();
+    assert!(unread.is_empty(), "nothing reads {unread:?}");
+    graph
+}
+
+/// A host in which a module of each chosen slot has come as far as `stage`.
+fn grown(spec: HostSpec, image: ImageShape, choices: &[(usize, Style, Stage)]) -> Host {
+    let set = Arc::new(BlueprintSet::standard());
+    let slots = spec.slots();
+    let mut host = Host::new(spec, image, &slots, set, Rules::default()).unwrap();
+    for (index, (blueprint, style, stage)) in choices.iter().copied().enumerate() {
+        let what = Germination {
+            blueprint,
+            style,
+            tempo: Tempo::Fast,
+            alpha_target: AlphaTarget::Full,
+            accuracy_pp: None,
+        };
+        if index >= host.slots().len() || host.germinate(index, what).is_err() {
+            continue;
+        }
+        let inputs = GateInputs {
+            gradient_health: GradientHealth::from_norms(&[1.0, 0.5]),
+            contribution_pp: Some(99.0),
+            ..GateInputs::default()
+        };
+        for _ in 0..80 {
+            if host.slots()[index].stage == stage {
+                break;
+            }
+            host.step();
+            let _ = match host.slots()[index].stage {
+                Stage::Holding => host.fossilize(index, &inputs),
+                _ => host.advance(index, &inputs),
+            };
+        }
+        // A module that blends has an alpha above 0 from its first step on.
+        host.step();
+    }
+    host
+}
+
+fn styles() -> impl Strategy<Value = Style> {
+    prop::sample::select(vec![
+        Style::LinearAdd,
+        Style::LinearMultiply,
+        Style::SigmoidAdd,
+        Style::LinearGate,
+    ])
+}
+
+fn stages() -> impl Strategy<Value = Stage> {
+    let all =
+        [Stage::Germinated, Stage::Training, Stage::Blending, Stage::Holding, Stage::Fossilized];
+    prop::sample::select(all.to_vec())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Every host of any growth has a sound model, whose inputs are those that it is said to have.
+    #[test]
+    fn whatever_grows_is_exported(
+        channels in 1usize..4,
+        size in (8usize..20, 8usize..20),
+        host in (1usize..9, 2usize..5, 0usize..4),
+        choices in prop::collection::vec((0usize..7, styles(), stages()), 0..4),
+        bytes: bool,
+    ) {
+        let (width, blocks, pools) = host;
+        let pools = pools.min(blocks);
+        let text = format!("cnn:channels={width},blocks={blocks},kernel=3,pools={pools}");
+        let spec: HostSpec = text.parse().unwrap();
+        let image = ImageShape { channels, height: size.0, width: size.1, classes: 5 };
+        prop_assume!(spec.validate(&image).is_ok());
+        let host = grown(spec, image, &choices);
+        let graph = host.graph(&Optimisers::default()).unwrap();
+        let scales = vec![(0.1, -0.2); channels];
+        let model = model_of(&graph, &host.alphas(), bytes.then_some(&scales[..]));
+        let found = check(&model);
+        let tensor = found.input[0].r#type.as_ref().unwrap().tensor_type.as_ref().unwrap();
+        prop_assert_eq!(tensor.elem_type, if bytes { UINT8 } else { FLOAT });
+        let dims: Vec<Option<i64>> =
+            tensor.shape.as_ref().unwrap().dim.iter().map(|dim| dim.dim_value).collect();
+        let [c, h, w] = [channels, size.0, size.1].map(|n| Some(n as i64));
+        prop_assert_eq!(dims, if bytes { [None, h, w, c] } else { [None, c, h, w] });
+        // A module takes part where alpha is not 0, and nowhere else.
+        let named = |slot: &str| found.initializer.iter().any(|t| t.name.starts_with(slot));
+        for (slot, alpha) in host.slots().iter().zip(host.alphas()) {
+            let own = named(&format!("slots.{}.", slot.name));
+            prop_assert_eq!(own, alpha != 0.0, "{} at {}", slot.name, alpha);
+        }
+    }
+}
+
+#[test]
+fn every_blueprint_and_every_preset_is_exported_with_its_module() {
+    let image = ImageShape { channels: 3, height: 32, width: 32, classes: 10 };
+    for (_, spec) in meristem_grow::PRESETS {
+        for blueprint in 0..BlueprintSet::standard().len() {
+            let host = grown(spec, image, &[(blueprint, Style::LinearGate, Stage::Fossilized)]);
+            assert_eq!(host.alphas()[0], 1.0, "{spec} {blueprint}");
+            let graph = host.graph(&Optimisers::default()).unwrap();
+            check(&model_of(&graph, &host.alphas(), None));
+        }
+    }
+}
+
+#[test]
+fn what_has_no_model_is_refused_by_name() {
+    let mut b = GraphBuilder::new(Dims { c: 3, h: 1, w: 1 }, Optimisers::default().host);
+    let x = b.input();
+    let y = b.linear(x, "a", 2, true, None).unwrap();
+    let both = b.concat(&[x, y]).unwrap();
+    let logits = b.linear(both, "b", 2, true, None).unwrap();
+    let graph = b.finish(logits).unwrap();
+    let mut state = state_of(&graph);
+    let of = |state: &StateDict, alphas: &[f32], scales: Option<&[(f32, f32)]>| {
+        let graph = &graph;
+        encode(&Exported { graph, state, alphas, preprocessing: scales, metadata: &[] })
+            .unwrap_err()
+    };
+    let error = of(&state, &[], None);
+    assert_eq!(error, OnnxError::Unsupported { operation: "a concatenation" });
+    assert!(error.to_string().contains("cannot export `a concatenation` to ONNX"), "{error}");
+    let error = of(&state, &[1.0], None);
+    assert_eq!(error, OnnxError::Count { what: "alphas", expected: 0, got: 1 });
+    let error = of(&state, &[], Some(&[(1.0, 0.0)]));
+    assert_eq!(error.to_string(), "cannot export: expected 3 channels, got 1");
+    state.insert("a.weight", HostTensor::f32(&[5], vec![0.0; 5]));
+    let error = of(&state, &[], None);
+    assert!(matches!(&error, OnnxError::Tensor { name, expected: 6, .. } if name == "a.weight"));
+    assert!(error.to_string().contains("f32 [5]"), "{error}");
+}

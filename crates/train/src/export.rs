@@ -1,0 +1,157 @@
+//! Export of a weights file to other tools.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use meristem_data::Normalization;
+use meristem_device::{DeviceId, DeviceOptions};
+use meristem_export::onnx;
+use meristem_grow::{BlueprintSet, Host, HostSpec, ImageShape, Optimisers, Rules};
+use meristem_nn::graph::Graph;
+use meristem_nn::{Isa, Network, NetworkOptions};
+
+use crate::config::devices::Devices;
+use crate::config::types::Normalize;
+use crate::error::{Error, Result};
+use crate::fleet::Machine;
+use crate::setup::weights::{Wanted, Weights};
+
+/// An export of a weights file to ONNX.
+#[derive(Clone, Debug)]
+pub struct OnnxConfig {
+    /// Path of the weights file.
+    pub weights: PathBuf,
+    /// Host description, for a file without a topology in its metadata.
+    pub host: Option<String>,
+    /// Rows and columns of the images, for a file without a topology in its metadata.
+    pub image_size: Option<[usize; 2]>,
+    /// Normalisation, for a file without constants in its metadata.
+    pub normalize: Option<Normalize>,
+    /// Whether the model takes bytes and normalises them itself.
+    pub preprocessing: bool,
+}
+
+/// An ONNX model.
+#[derive(Clone, Debug)]
+pub struct OnnxModel {
+    /// Contents of its file.
+    pub bytes: Vec<u8>,
+    /// Channels, rows and columns of an image, and number of classes.
+    pub image: ImageShape,
+    /// Constants that pixels are normalised with, if they are known.
+    pub normalization: Option<Normalization>,
+}
+
+/// Exports the network of a weights file, as evaluation computes it: host and modules with their
+/// alphas. Checks the weights by loading them into a network on the processor. Does not wait.
+///
+/// # Errors
+/// Weights without a topology, if host and image size are not given; weights that do not fit;
+/// [`Error::Value`]: another normalisation or image size than the file has, or preprocessing
+/// without constants; [`Error::Onnx`]: an operation that has no ONNX form.
+pub fn onnx(config: &OnnxConfig) -> Result<OnnxModel> {
+    let weights = Weights::load(&config.weights)?;
+    let host = host(config, &weights)?;
+    let image = *host.image();
+    let normalization = normalization(config, &weights, &image)?;
+    let classes = weights.classes()?;
+    let graph = Arc::new(host.graph(&Optimisers::default())?);
+    check(&weights, &graph)?;
+    let multiply_add = normalization.as_ref().map(Normalization::multiply_add);
+    let preprocessing = match (config.preprocessing, &multiply_add) {
+        (false, _) => None,
+        (true, Some(constants)) => Some(&constants[..]),
+        (true, None) => {
+            let expected = "with --normalize: the weights file has no normalisation constants";
+            return Err(Error::value("with-preprocessing", "no constants", expected));
+        }
+    };
+    let metadata = metadata(config, &host, normalization.as_ref(), classes.as_deref());
+    let bytes = onnx::encode(&onnx::Exported {
+        graph: &graph,
+        state: &weights.state,
+        alphas: &host.alphas(),
+        preprocessing,
+        metadata: &metadata,
+    })?;
+    Ok(OnnxModel { bytes, image, normalization })
+}
+
+/// The host in the file, or the one that is given for a file without a topology.
+fn host(config: &OnnxConfig, weights: &Weights) -> Result<Host> {
+    let spec = match &config.host {
+        Some(text) => Some(text.parse::<HostSpec>().map_err(meristem_grow::Error::from)?),
+        None => None,
+    };
+    let image = match weights.image()? {
+        Some(image) => image,
+        None => {
+            let Some([height, width]) = config.image_size else {
+                let got = format!("no size, and no topology in {}", config.weights.display());
+                return Err(Error::value("image-size", got, "rows and columns, such as 32x32"));
+            };
+            let [channels, classes] = weights.channels_and_classes()?;
+            ImageShape { channels, height, width, classes }
+        }
+    };
+    if let Some([height, width]) = config.image_size.filter(|s| *s != [image.height, image.width]) {
+        let expected = format!("{}x{}, as in the file", image.height, image.width);
+        return Err(Error::value("image-size", format!("{height}x{width}"), expected));
+    }
+    let wanted = Wanted { host: spec.as_ref(), image: &image };
+    weights.host(&wanted, &[], &Arc::new(BlueprintSet::standard()), Rules::default())
+}
+
+/// The constants in the file, or the ones that are given for a file without constants.
+fn normalization(
+    config: &OnnxConfig,
+    weights: &Weights,
+    image: &ImageShape,
+) -> Result<Option<Normalization>> {
+    let own = weights.normalization(image.channels)?;
+    let Some(given) = &config.normalize else { return Ok(own) };
+    let Some(constants) = given.fixed(image.channels)? else {
+        let expected = "cifar10, imagenet or mean=…;std=…, since an export reads no dataset";
+        return Err(Error::value("normalize", format!("`{given}`"), expected));
+    };
+    if own.is_some_and(|own| own != constants) {
+        let expected = "no other constants than those in the weights file, or none";
+        return Err(Error::value("normalize", format!("`{given}`"), expected));
+    }
+    Ok(Some(constants))
+}
+
+/// Checks that the weights are those of the network, complete and finite.
+fn check(weights: &Weights, graph: &Arc<Graph>) -> Result<()> {
+    let isa = Isa::from_env().map_err(meristem_device::Error::from)?;
+    let options = DeviceOptions { threads: 1, ..DeviceOptions::default() };
+    let machine = Machine::open(&Devices::one(DeviceId::Cpu(0)), 0..1, &options)?;
+    let options = NetworkOptions { configs: 1, ..NetworkOptions::new(0, 0, isa, 1) };
+    let mut network = Network::new(&machine.streams()[0], Arc::clone(graph), options)?;
+    weights.fill(&mut network)
+}
+
+/// Keys and values of the model's metadata.
+fn metadata(
+    config: &OnnxConfig,
+    host: &Host,
+    normalization: Option<&Normalization>,
+    classes: Option<&[String]>,
+) -> Vec<(String, String)> {
+    let mut all = vec![("host".to_string(), host.spec().description())];
+    if let Some(classes) = classes {
+        all.push(("classes".into(), serde_json::json!(classes).to_string()));
+    }
+    if let Some(Normalization { mean, std }) = normalization {
+        let constants = serde_json::json!({ "mean": mean, "std": std });
+        all.push(("normalization".into(), constants.to_string()));
+    }
+    let input = match config.preprocessing {
+        false => "f32 [N, C, H, W]: (pixel / 255 - mean) / std for each channel",
+        true => "u8 [N, H, W, C]: pixels, which the model normalises",
+    };
+    all.push(("input".into(), input.into()));
+    let name = config.weights.file_name().unwrap_or_default();
+    all.push(("weights".into(), Path::new(name).display().to_string()));
+    all
+}

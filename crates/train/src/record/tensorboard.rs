@@ -1,0 +1,374 @@
+//! A run as an event file of TensorBoard: written from its events, at once or as it goes.
+//!
+//! The file is a function of `events.jsonl`. While a run goes on, a thread of its own reads the
+//! events that the run has written and appends to the file, so that training knows nothing of it.
+//! A resumed run replaces its file, from the events up to its checkpoint, so that no step is in it
+//! twice.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use meristem_control::{HEADS, Op, RoundReport};
+use meristem_export::tensorboard::{self, Shown};
+
+use crate::error::{Error, Result};
+use crate::record::events::{Event, RunStarted, StepCompleted};
+use crate::record::reading::{EventTail, Line, Reached, Settings, Skipped, check_is_run};
+
+/// Folder of the event file in the folder of a run.
+pub(crate) const FOLDER: &str = "tensorboard";
+/// Beginning of the names by which TensorBoard finds files.
+const BEGINNING: &str = "events.out.tfevents.";
+/// End of the names of our own files.
+const END: &str = ".meristem";
+/// Bytes of events that are read at a time.
+const PART_BYTES: u64 = 16 << 20;
+/// Time between two looks for new events.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Report of an export.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exported {
+    /// Path of the event file.
+    pub file: PathBuf,
+    /// Number of records in it, without the two that begin the file.
+    pub records: u64,
+    /// Lines of `events.jsonl` that were not understood.
+    pub skipped: Skipped,
+}
+
+/// Writes the events of a run so far to a new event file in `folder`, which is created if it does
+/// not exist.
+///
+/// # Errors
+/// [`Error::NotARun`]; [`Error::Unreadable`]: its events cannot be read; [`Error::Value`]: the
+/// folder has event files already, or no file can be created there; [`Error::RunFolder`]: a write
+/// failed.
+pub fn export(run: &Path, folder: &Path) -> Result<Exported> {
+    check_is_run(run)?;
+    let refuse = |expected: String| Err(Error::value("out", folder.display(), expected));
+    let is_new = !folder.exists();
+    if let Err(error) = fs::create_dir_all(folder) {
+        return refuse(format!("a folder that can be created or exists ({error})"));
+    }
+    if !event_files(folder)?.is_empty() {
+        return refuse(
+            "a folder without event files; with two files steps would be doubled".into(),
+        );
+    }
+    let name = format!("{BEGINNING}{:010}{END}", seconds_now());
+    // The file appears once it is complete.
+    let part = folder.join(format!(".{}.part", std::process::id()));
+    let written = match File::create(&part) {
+        Err(error) => refuse(format!("a writable folder ({error})")),
+        Ok(file) => write_whole(run, file, &part, folder.join(name)),
+    };
+    written.inspect_err(|_| {
+        // The error is the one to report, even if something is left. A folder with other files
+        // stays.
+        let _ = fs::remove_file(&part);
+        if is_new {
+            let _ = fs::remove_dir(folder);
+        }
+    })
+}
+
+/// Writes all events to `to`, the file at `part`, and renames it to `path`.
+fn write_whole(run: &Path, to: File, part: &Path, path: PathBuf) -> Result<Exported> {
+    let mut board = Board::new(run, to, path.clone())?;
+    board.copy()?;
+    let Board { tail, records, .. } = board;
+    fs::rename(part, &path).map_err(|source| Error::RunFolder {
+        action: "write",
+        path: path.clone(),
+        source,
+    })?;
+    Ok(Exported { file: path, records, skipped: tail.skipped() })
+}
+
+/// The event file of a run that goes on.
+#[derive(Debug)]
+pub(crate) struct LiveBoard {
+    path: PathBuf,
+    /// Dropped to end the thread.
+    ends: SyncSender<()>,
+    thread: JoinHandle<Result<()>>,
+}
+
+impl LiveBoard {
+    /// Begins the file of the run in `run`, in place of the one from before it was resumed, and
+    /// starts the thread that writes it.
+    ///
+    /// # Errors
+    /// [`Error::RunFolder`]: the file or the thread cannot be created.
+    pub(crate) fn start(run: &Path) -> Result<Self> {
+        let folder = run.join(FOLDER);
+        let failed = |path: &Path, source| Error::RunFolder {
+            action: "write",
+            path: path.to_owned(),
+            source,
+        };
+        fs::create_dir_all(&folder).map_err(|source| failed(&folder, source))?;
+        let older = event_files(&folder)?;
+        let own = older.iter().filter(|name| name.ends_with(END));
+        let seconds = |name: &str| name.strip_prefix(BEGINNING)?.strip_suffix(END)?.parse().ok();
+        let last: u64 = own.clone().filter_map(|name| seconds(name)).max().unwrap_or_default();
+        for name in own {
+            let path = folder.join(name);
+            fs::remove_file(&path).map_err(|source| failed(&path, source))?;
+        }
+        // Readers go on to a file only if its name comes after that of the file before.
+        let name = format!("{BEGINNING}{:010}{END}", seconds_now().max(last + 1));
+        let path = folder.join(name);
+        let file = File::create_new(&path).map_err(|source| failed(&path, source))?;
+        let board = Board::new(run, file, path.clone())?;
+        let (ends, ended) = sync_channel(0);
+        let thread = std::thread::Builder::new().name("tensorboard".into());
+        let thread = thread.spawn(move || follow(board, &ended));
+        let thread = thread.map_err(|source| failed(&path, source))?;
+        Ok(Self { path, ends, thread })
+    }
+
+    /// Writes the events that are left and closes the file. Called once all events are on the disk.
+    ///
+    /// # Errors
+    /// [`Error::RunFolder`]: a write failed, then or before; [`Error::Unreadable`].
+    pub(crate) fn finish(self) -> Result<()> {
+        drop(self.ends);
+        self.thread.join().unwrap_or_else(|_| {
+            let source = std::io::Error::other("its thread panicked");
+            Err(Error::RunFolder { action: "write", path: self.path, source })
+        })
+    }
+}
+
+/// Appends new events to the file until the run ends.
+fn follow(mut board: Board, ended: &Receiver<()>) -> Result<()> {
+    loop {
+        let last = ended.recv_timeout(INTERVAL) != Err(RecvTimeoutError::Timeout);
+        board.copy()?;
+        if last {
+            return Ok(());
+        }
+    }
+}
+
+/// Names of the event files in a folder.
+fn event_files(folder: &Path) -> Result<Vec<String>> {
+    let failed = |source| Error::RunFolder { action: "read", path: folder.to_owned(), source };
+    let names = fs::read_dir(folder).map_err(failed)?.filter_map(|entry| {
+        let name = entry.ok()?.file_name().to_string_lossy().into_owned();
+        name.starts_with(BEGINNING).then_some(name)
+    });
+    Ok(names.collect())
+}
+
+/// Seconds since 1970.
+fn seconds_now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// An event file in the making.
+struct Board {
+    tail: EventTail,
+    to: BufWriter<File>,
+    /// Path of the file, for errors.
+    path: PathBuf,
+    records: u64,
+    settings: Settings,
+    place: Place,
+}
+
+impl Board {
+    /// Begins the file at `path`, of the run in the folder `run`.
+    fn new(run: &Path, file: File, path: PathBuf) -> Result<Self> {
+        let mut to = BufWriter::new(file);
+        // Written when the run began.
+        let began = run.join("config.toml").metadata().and_then(|there| there.modified()).ok();
+        let began = began.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        let began = began.unwrap_or_default().as_secs_f64();
+        let place = Place { began, ..Place::default() };
+        let failed = |source| Error::RunFolder { action: "write", path: path.clone(), source };
+        to.write_all(&tensorboard::file_start(began)).map_err(failed)?;
+        let tail = EventTail::new(&run.join("events.jsonl"));
+        let settings = Settings::read(run).unwrap_or_default();
+        Ok(Self { tail, to, path, records: 0, settings, place })
+    }
+
+    /// Writes the records of all events that have come since the last call.
+    fn copy(&mut self) -> Result<()> {
+        let Self { tail, to, path, records, settings, place } = self;
+        let mut written = Ok(());
+        let reached = loop {
+            let reached = tail.read(PART_BYTES, &mut |line| {
+                for record in place.records(&line, settings) {
+                    *records += 1;
+                    if written.is_ok() {
+                        written = to.write_all(&record);
+                    }
+                }
+            })?;
+            if reached != Reached::Limit || written.is_err() {
+                break reached;
+            }
+        };
+        if reached == Reached::Restarted {
+            let problem = "the events of the run were cut while they were read: try again".into();
+            return Err(Error::Unreadable { path: path.clone(), problem });
+        }
+        let flushed = written.and_then(|()| to.flush());
+        flushed.map_err(|source| Error::RunFolder { action: "write", path: path.clone(), source })
+    }
+}
+
+/// Place in a run, and the actions of its current step.
+#[derive(Default)]
+struct Place {
+    /// Seconds from 1970 to the start of the run.
+    began: f64,
+    envs: usize,
+    /// Steps of a round.
+    steps: usize,
+    /// Actions of the current step by op.
+    actions: [u64; Op::ALL.len()],
+    /// Envs whose actions were counted.
+    counted: usize,
+}
+
+impl Place {
+    /// Records of an event.
+    fn records(&mut self, line: &Line, settings: &Settings) -> Vec<Vec<u8>> {
+        let time = self.began + line.seconds;
+        match &line.event {
+            Event::RunStarted(run) => {
+                (self.envs, self.steps) = (run.envs, run.steps);
+                let texts = vec![("settings".into(), Shown::Text(settings_table(settings)))];
+                let texts = texts.into_iter().chain([("run".into(), Shown::Text(described(run)))]);
+                vec![tensorboard::values(time, 0, texts.collect())]
+            }
+            Event::StepCompleted(step) => {
+                let at = self.steps_before(step.round) + step.step as u64 + 1;
+                let mut values = of_step(step);
+                values.extend(self.actions(step));
+                vec![tensorboard::values(time, at, values)]
+            }
+            Event::EpisodeEnded { env, round, test_accuracy, test_loss, .. } => {
+                let figures = [("test_accuracy", *test_accuracy), ("test_loss", *test_loss)];
+                let values = scalars(figures, |name| format!("{name}/env {env}"));
+                let at = self.steps_before(round + 1);
+                (!values.is_empty())
+                    .then(|| tensorboard::values(time, at, values))
+                    .into_iter()
+                    .collect()
+            }
+            Event::PolicyUpdated { round, report } => {
+                vec![tensorboard::values(time, self.steps_before(round + 1), of_policy(report))]
+            }
+            _ => vec![],
+        }
+    }
+
+    /// Steps of the rounds before `round`.
+    fn steps_before(&self, round: usize) -> u64 {
+        round as u64 * self.steps as u64
+    }
+
+    /// The histogram of a step's actions, with the last of its envs.
+    fn actions(&mut self, step: &StepCompleted) -> Option<(String, Shown)> {
+        let name = step.action.split_whitespace().next().unwrap_or_default();
+        if let Some(op) = Op::ALL.iter().find(|op| op.name() == name) {
+            self.actions[op.index()] += 1;
+        }
+        self.counted += 1;
+        if self.counted < self.envs {
+            return None;
+        }
+        self.counted = 0;
+        let counts = std::mem::take(&mut self.actions).to_vec();
+        Some(("actions".into(), Shown::Counts(counts)))
+    }
+}
+
+/// Values that are known and finite, under the names that `tag` makes.
+fn scalars<'a>(
+    figures: impl IntoIterator<Item = (&'a str, Option<f64>)>,
+    tag: impl Fn(&str) -> String,
+) -> Vec<(String, Shown)> {
+    let known = figures.into_iter().filter_map(|(name, value)| {
+        Some((tag(name), Shown::Scalar(value.filter(|value| value.is_finite())?)))
+    });
+    known.collect()
+}
+
+fn of_step(step: &StepCompleted) -> Vec<(String, Shown)> {
+    let env = step.env;
+    let parameters = (step.host_parameters + step.grown_parameters) as f64;
+    let figures = [
+        ("train_loss", Some(step.train_loss)),
+        ("train_accuracy", Some(step.train_accuracy)),
+        ("control_loss", step.control_loss),
+        ("control_accuracy", step.control_accuracy),
+        ("host_gradient_norm", step.host_gradient_norm),
+        ("parameters", Some(parameters)),
+        ("reward", Some(step.reward.total())),
+        ("twin_train_loss", step.twin.and_then(|twin| twin.train_loss)),
+        ("twin_control_loss", step.twin.and_then(|twin| twin.control_loss)),
+        ("twin_control_accuracy", step.twin.and_then(|twin| twin.control_accuracy)),
+    ];
+    let mut values = scalars(figures, |name| format!("{name}/env {env}"));
+    if env == 0 {
+        // Of all envs together.
+        let speed = [("step_seconds", step.step_seconds), ("images_per_s", step.images_per_s)];
+        values.extend(scalars(speed, |name| format!("speed/{name}")));
+    }
+    for slot in &step.slots {
+        let figures = [("alpha", Some(slot.alpha)), ("contribution", slot.contribution)];
+        values.extend(scalars(figures, |name| format!("{name}/env {env} {}", slot.slot)));
+    }
+    values
+}
+
+fn of_policy(report: &RoundReport) -> Vec<(String, Shown)> {
+    let figures = [
+        ("mean_return", report.mean_return),
+        ("kl", report.kl),
+        ("clip_fraction", report.clip_fraction),
+        ("policy_objective", report.policy_objective),
+        ("value_loss", report.value_loss),
+        ("gradient_norm", report.gradient_norm),
+        ("explained_variance", report.explained_variance),
+        ("return_scale", report.return_scale),
+    ];
+    let figures = figures.map(|(name, value)| (name, Some(value)));
+    let mut values = scalars(figures, |name| format!("policy/{name}"));
+    let entropies = HEADS.iter().zip(report.entropies).map(|(head, e)| (head.name, Some(e)));
+    values.extend(scalars(entropies, |head| format!("policy_entropy/{head}")));
+    values.push(("policy/actions".into(), Shown::Counts(report.ops.to_vec())));
+    values
+}
+
+/// The settings as a table in Markdown, with the meaning of the histograms' values.
+fn settings_table(settings: &Settings) -> String {
+    let cell = |text: &str| text.replace('|', "\\|").replace(['\n', '\r'], " ");
+    let rows =
+        settings.all().into_iter().map(|(key, value)| format!("| {key} | {} |\n", cell(&value)));
+    format!("| setting | value |\n|---|---|\n{}", rows.collect::<String>())
+}
+
+fn described(run: &RunStarted) -> String {
+    let ops = Op::ALL.iter().map(|op| format!("{} {}", op.index(), op.name()));
+    format!(
+        "{} envs of `{}` on {}, controller {}, {}, meristem {}\n\nActions in histograms: {}",
+        run.envs,
+        run.host,
+        run.dataset,
+        run.controller,
+        run.instruction_set,
+        run.program_version,
+        ops.collect::<Vec<_>>().join(", ")
+    )
+}
