@@ -37,7 +37,7 @@ macro_rules! embedded {
     ($name:literal) => {
         Bytes::Embedded(
             concat!("embedded/", $name),
-            include_bytes!(concat!("../../../../assets/fashion-mnist-subset/", $name)),
+            include_bytes!(concat!("../../assets/fashion-mnist-subset/", $name)),
         )
     };
 }
