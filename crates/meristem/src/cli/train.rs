@@ -18,6 +18,11 @@ pub(crate) struct TrainArguments {
     /// Print the settings in force as TOML and exit
     #[arg(long, help_heading = "Run", conflicts_with = "resume")]
     pub(crate) print_config: bool,
+    /// Watch the run on the whole terminal, as with `meristem watch`. q leaves the view and the run
+    /// goes on with its usual progress; Ctrl-C stops the run, which can be resumed. The view ends
+    /// with the run
+    #[arg(long, help_heading = "Run", conflicts_with_all = ["quiet", "json", "print_config"])]
+    pub(crate) watch: bool,
     /// Print only errors
     #[arg(long, help_heading = "Run")]
     pub(crate) quiet: bool,

@@ -4,9 +4,12 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
 
+use meristem::nn::Precision;
 use meristem::train::config::TrainConfig;
-use meristem::train::{self, Summary};
+use meristem::train::events::Event;
+use meristem::train::{self, Observer, Summary};
 
+use super::watch::{Beside, has_terminal, restore_screen};
 use super::{Outcome, exit_code, print_json, tell_dropped};
 use crate::cli::TrainArguments;
 use crate::failure::Failure;
@@ -23,11 +26,22 @@ pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
         return print_config(arguments);
     }
     let mode = mode(arguments);
-    let mut progress = Progress::new(mode).verbose(arguments.verbose);
+    let progress = Progress::new(mode).verbose(arguments.verbose);
+    let mut display = Display { progress, wants_view: arguments.watch, view: None };
     let summary = match &arguments.resume {
-        Some(folder) => resume(folder, arguments, &mut progress)?,
-        None => start(arguments, &mut progress)?,
+        Some(folder) => resume(folder, arguments, &mut display),
+        None => start(arguments, &mut display),
     };
+    // The terminal is restored before anything else is printed on it.
+    let Display { progress, view, .. } = display;
+    drop(view);
+    let summary = summary?;
+    if let Some(folder) = arguments.resume.as_ref().filter(|_| !progress.has_begun())
+        && progress.is_of_first_rank()
+    {
+        let run = folder.display();
+        progress.line(&format!("{run} is complete; there is nothing to resume"));
+    }
     if !progress.is_of_first_rank() {
         return Ok(exit_code(summary.status));
     }
@@ -47,6 +61,51 @@ pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
     Ok(exit_code(summary.status))
 }
 
+/// Progress of the run, with `--watch` behind a view.
+struct Display {
+    progress: Progress,
+    wants_view: bool,
+    view: Option<Beside>,
+}
+
+impl Observer for Display {
+    fn joined(&mut self, rank: usize) {
+        self.progress.joined(rank);
+    }
+
+    fn devices_changed(&mut self, began: &[String], now: &[String]) {
+        self.progress.devices_changed(began, now);
+    }
+
+    fn precision_changed(&mut self, began: Precision, now: Precision) {
+        self.progress.precision_changed(began, now);
+    }
+
+    fn folder_opened(&mut self, folder: &Path) {
+        if !self.wants_view {
+            return;
+        }
+        if !has_terminal() {
+            return plain::err("note: --watch needs a terminal; progress is printed as lines");
+        }
+        match Beside::open(folder) {
+            Ok(view) => self.view = Some(view),
+            Err(failure) => plain::err(&format!(
+                "note: --watch cannot use the terminal, progress is printed instead: {}",
+                failure.message()
+            )),
+        }
+    }
+
+    fn event(&mut self, event: &Event) {
+        self.progress.event(event);
+    }
+
+    fn stop_requested(&self) -> bool {
+        self.progress.stop_requested()
+    }
+}
+
 /// Prints the `config.toml` that a run would write.
 fn print_config(arguments: &TrainArguments) -> Outcome {
     let config = resolve(arguments)?.with_policy()?;
@@ -58,16 +117,16 @@ fn resolve(arguments: &TrainArguments) -> Result<TrainConfig, Failure> {
     Ok(TrainConfig::resolve(arguments.settings.file()?, arguments.settings.layer())?)
 }
 
-fn start(arguments: &TrainArguments, progress: &mut Progress) -> Result<Summary, Failure> {
+fn start(arguments: &TrainArguments, display: &mut Display) -> Result<Summary, Failure> {
     let config = resolve(arguments)?;
-    let _listening = stop_on_signals(LEFT, || {})?;
-    Ok(train::run(&config, progress)?)
+    let _listening = stop_on_signals(LEFT, restore_screen)?;
+    Ok(train::run(&config, display)?)
 }
 
 fn resume(
     folder: &Path,
     arguments: &TrainArguments,
-    progress: &mut Progress,
+    display: &mut Display,
 ) -> Result<Summary, Failure> {
     if arguments.settings.config.is_some() {
         let message =
@@ -75,13 +134,8 @@ fn resume(
         let remedy = "leave --config out, or start a new run with --config RUN/config.toml";
         return Err(Failure::usage(message, remedy));
     }
-    let _listening = stop_on_signals(LEFT, || {})?;
-    let summary = train::resume(folder, &arguments.settings.layer(), progress)?;
-    if !progress.has_begun() && progress.is_of_first_rank() {
-        let run = folder.display();
-        progress.line(&format!("{run} is complete; there is nothing to resume"));
-    }
-    Ok(summary)
+    let _listening = stop_on_signals(LEFT, restore_screen)?;
+    Ok(train::resume(folder, &arguments.settings.layer(), display)?)
 }
 
 fn mode(arguments: &TrainArguments) -> Mode {

@@ -1,23 +1,13 @@
 //! Bars of a run on a terminal.
 
-use std::sync::atomic::Ordering;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use meristem::train::events::{RunStarted, StepCompleted};
 
-use super::STOP;
+use super::is_stopping;
 use super::lines::{accuracies, standing};
-
-/// The bar of the whole run, if there are bars. Lines that another thread writes to stderr would be
-/// overwritten.
-static TOTAL: Mutex<Option<ProgressBar>> = Mutex::new(None);
-
-/// The bar of the whole run, which no other thread changes meanwhile.
-pub(super) fn shared_total() -> MutexGuard<'static, Option<ProgressBar>> {
-    TOTAL.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use super::shown::{Shown, shown};
 
 /// One line per env, as far as the terminal has room, and one for the run.
 pub(super) struct Bars {
@@ -38,7 +28,7 @@ impl Bars {
     pub(super) fn new(run: &RunStarted) -> Self {
         let rows =
             console::Term::stderr().size_checked().map_or(usize::MAX, |(rows, _)| rows.into());
-        let shown = lines_of_envs(run.envs, rows);
+        let lines = lines_of_envs(run.envs, rows);
         let all = MultiProgress::new();
         let line = ProgressStyle::with_template("{prefix:>8} {wide_msg}")
             .unwrap_or_else(|_| ProgressStyle::default_bar());
@@ -50,20 +40,20 @@ impl Bars {
             bar.set_message("in the first step");
             bar
         };
-        let envs = (0..shown).map(|env| bar(format!("env {env}"))).collect();
-        let others = (shown < run.envs).then(|| bar(format!("{} more", run.envs - shown)));
+        let envs = (0..lines).map(|env| bar(format!("env {env}"))).collect();
+        let others = (lines < run.envs).then(|| bar(format!("{} more", run.envs - lines)));
         let total = all.add(ProgressBar::new((run.steps * run.rounds) as u64).with_style(whole));
         total.enable_steady_tick(Duration::from_millis(500));
-        *shared_total() = Some(total.clone());
+        *shown() = Shown::Bar(total.clone());
         Self { all, envs, others, total }
     }
 
     /// Updates the bar of the run, unless its line says that the run stops.
     pub(super) fn step_completed(&self, done: usize, place: String, rate: String) {
-        let _unchanged = shared_total();
+        let _unchanged = shown();
         self.total.set_position(done as u64);
         self.total.set_prefix(place);
-        if !STOP.load(Ordering::Relaxed) {
+        if !is_stopping() {
             self.total.set_message(rate);
         }
     }
@@ -81,7 +71,7 @@ impl Bars {
     }
 
     pub(super) fn clear(self) {
-        *shared_total() = None;
+        *shown() = Shown::Lines;
         self.envs.iter().chain(&self.others).for_each(ProgressBar::finish_and_clear);
         self.total.finish_and_clear();
     }

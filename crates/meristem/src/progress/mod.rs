@@ -2,6 +2,7 @@
 
 mod bars;
 mod lines;
+mod shown;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -13,6 +14,8 @@ use meristem::train::events::{Event, RunStarted, StepCompleted};
 use crate::plain::{self, duration, thousands};
 use bars::Bars;
 use lines::{accuracies, beginning, learned, mean_accuracy, round_ended, story};
+use shown::{HeldLine, Shown, shown};
+pub(crate) use shown::{Screen, has_screen};
 
 /// Whether a signal has asked to stop.
 static STOP: AtomicBool = AtomicBool::new(false);
@@ -20,15 +23,22 @@ static STOP: AtomicBool = AtomicBool::new(false);
 /// Asks the run to end at its next step boundary, and reports that, in the bar if there is one.
 /// `what_is_left` describes the results that remain.
 pub(crate) fn request_stop(what_is_left: &str) {
-    let total = bars::shared_total();
+    let shown = shown();
     STOP.store(true, Ordering::Relaxed);
-    match &*total {
+    match &*shown {
         // At 80 columns, no more fits next to the bar.
-        Some(total) => total.set_message("stopping after this step; again to stop now"),
-        None => plain::err(&format!(
+        Shown::Bar(total) => total.set_message("stopping after this step; again to stop now"),
+        // The view says it.
+        Shown::Screen(_) => {}
+        Shown::Lines => plain::err(&format!(
             "stopping after this step, with {what_is_left}; send the signal again to stop now"
         )),
     }
+}
+
+/// Whether the run was asked to end.
+pub(crate) fn is_stopping() -> bool {
+    STOP.load(Ordering::Relaxed)
 }
 
 /// Form of progress output.
@@ -80,6 +90,12 @@ impl Progress {
 
     /// Prints a permanent line, above the bars or among the lines.
     pub(crate) fn line(&self, text: &str) {
+        let mut shown = shown();
+        if let (Shown::Screen(held), false) = (&mut *shown, self.mode == Mode::Quiet) {
+            let on_stderr = self.mode != Mode::Lines;
+            return held.push(HeldLine { text: text.into(), on_stderr });
+        }
+        drop(shown);
         match (self.mode, &self.bars) {
             (Mode::Quiet, _) => {}
             (Mode::Lines, _) => plain::out(text),
@@ -94,13 +110,21 @@ impl Progress {
         beginning(run).iter().for_each(|line| self.line(line));
         self.envs = vec![None; run.envs];
         self.stepping = Stepping { started: Instant::now(), steps: 0 };
-        if self.mode == Mode::Bars {
+        self.run = Some(run.clone());
+        self.show_bars();
+    }
+
+    /// Shows the bars, unless they are there or a view has the screen.
+    fn show_bars(&mut self) {
+        if let (Mode::Bars, None, Some(run)) = (self.mode, &self.bars, &self.run)
+            && !has_screen()
+        {
             self.bars = Some(Bars::new(run));
         }
-        self.run = Some(run.clone());
     }
 
     fn step(&mut self, step: &StepCompleted) {
+        self.show_bars();
         if let Some(bars) = &self.bars {
             bars.env(step);
         }
@@ -129,6 +153,10 @@ impl Progress {
         if let Some(bars) = &self.bars {
             bars.step_completed(done, format!("{round}step {number}/{steps}"), rate);
             bars.show_others(&self.envs);
+            return;
+        }
+        // On a terminal with a view over it, the view shows the steps.
+        if self.mode == Mode::Bars {
             return;
         }
         let accuracies = accuracies(&self.envs);
@@ -189,7 +217,7 @@ impl Observer for Progress {
     }
 
     fn stop_requested(&self) -> bool {
-        STOP.load(Ordering::Relaxed)
+        is_stopping()
     }
 }
 

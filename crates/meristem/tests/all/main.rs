@@ -17,4 +17,5 @@ mod runs;
 mod trace;
 mod train;
 mod twin;
+mod watched_training;
 mod weights;

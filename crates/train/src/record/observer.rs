@@ -1,5 +1,7 @@
 //! The observer of a run.
 
+use std::path::Path;
+
 use meristem_nn::{Network, Precision};
 
 use crate::error::Result;
@@ -22,6 +24,9 @@ pub trait Observer {
     /// Reports, before anything runs, that a run goes on at another precision than it began at.
     /// Called in the first process.
     fn precision_changed(&mut self, _began: Precision, _now: Precision) {}
+
+    /// Reports the folder of the run, before its first event. Called in the first process.
+    fn folder_opened(&mut self, _folder: &Path) {}
 
     /// Reports an event. The same events are written to `events.jsonl`.
     fn event(&mut self, _event: &Event) {}

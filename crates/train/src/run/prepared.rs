@@ -152,6 +152,9 @@ impl Run {
             Ok((begun, live.map(|folder| LiveBoard::start(folder.path())).transpose()?))
         });
         let (Begun { writer, next, envs }, board) = world.agree(begun)?;
+        if let Some(folder) = folder {
+            observer.folder_opened(folder.path());
+        }
         let mut journal = Journal::new(writer, observer, world.size() > 1);
         match next {
             Position { round: 0, step: 0 } => journal.announce(self.run_started()),

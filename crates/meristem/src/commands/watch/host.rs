@@ -18,7 +18,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, app: &App, area: Rect) {
         return;
     };
     let slots = env.last.as_ref().map_or(&[][..], |step| &step.slots);
-    let host = app.history.started.as_ref().map(|started| started.host.parse::<HostSpec>());
+    let host = app.history().started.as_ref().map(|started| started.host.parse::<HostSpec>());
     let lines = match host {
         Some(Ok(host)) => of_host(app, &host, slots),
         // A host that this version does not know: its slots, as they are listed.

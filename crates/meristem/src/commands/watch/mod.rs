@@ -1,6 +1,8 @@
-//! `meristem watch`: a run on the terminal, while it happens. It reads the folder only.
+//! `meristem watch`: a run on the terminal, while it happens. It reads the folder only, also beside
+//! the training of `train --watch`.
 
 mod app;
+mod beside;
 mod charts;
 mod host;
 mod panels;
@@ -14,21 +16,23 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use meristem::train::reading::{Overview, RunState, check_is_run, find};
+use meristem::train::reading::{Follower, Overview, RunState, find};
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 
 use self::app::{App, Key};
+pub(super) use self::beside::{Beside, restore_screen};
 use super::{Outcome, locate};
 use crate::environment;
 use crate::failure::Failure;
+use crate::progress;
 
 /// Time between two looks at the folder.
 const EVERY: Duration = Duration::from_millis(250);
 
 /// Shows a run until the user leaves: the named one, else the newest in `runs`.
 pub(crate) fn run(named: Option<&Path>) -> Outcome {
-    if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
+    if !has_terminal() {
         return Err(Failure::usage(
             "watch needs a terminal",
             "use `meristem runs` in a script, or `meristem runs report` for a page",
@@ -38,16 +42,22 @@ pub(crate) fn run(named: Option<&Path>) -> Outcome {
         Some(folder) => locate(folder),
         None => newest()?,
     };
-    check_is_run(&folder)?;
-    let broken = |error: io::Error| {
-        Failure::failed(format!("cannot use the terminal: {error}"), "check TERM")
-    };
-    let mut app = App::new(&folder, environment::has_colours());
+    let follower = Follower::open(&folder)?;
+    let mut app = App::new(follower, environment::has_colours());
     let mut terminal = ratatui::try_init().map_err(broken)?;
-    let shown = show(&mut terminal, &mut app);
+    let shown = show(&mut terminal, &mut app, &|| false);
     ratatui::restore();
     shown.map_err(broken)?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn broken(error: io::Error) -> Failure {
+    Failure::failed(format!("cannot use the terminal: {error}"), "check TERM")
+}
+
+/// Whether there is a terminal to draw on and to read keys from.
+pub(super) fn has_terminal() -> bool {
+    io::stdin().is_terminal() && io::stdout().is_terminal()
 }
 
 /// The run in `runs` that was started last; one in progress comes first.
@@ -63,28 +73,51 @@ fn newest() -> Result<PathBuf, Failure> {
     })
 }
 
-fn show(terminal: &mut DefaultTerminal, app: &mut App) -> io::Result<()> {
-    loop {
+/// Meaning of a key for the view.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Answer {
+    /// The view stays.
+    Stay,
+    /// The user leaves it.
+    Leave,
+    /// The user asks the run to stop, which this process trains.
+    StopRun,
+}
+
+/// Draws until the user leaves or the view is closed. True if the user left.
+fn show(
+    terminal: &mut DefaultTerminal,
+    app: &mut App,
+    is_closed: &dyn Fn() -> bool,
+) -> io::Result<bool> {
+    while !is_closed() {
         let all_read = app.look();
+        app.is_stopping = progress::is_stopping();
         terminal.draw(|frame| view::draw(frame, app))?;
         // A long file is read in parts, between which keys are answered.
         let wait = if all_read { EVERY } else { Duration::ZERO };
-        if event::poll(wait)? && answer(app, &event::read()?) {
-            return Ok(());
+        if event::poll(wait)? {
+            match answer(app, &event::read()?) {
+                Answer::Stay => {}
+                Answer::Leave => return Ok(true),
+                Answer::StopRun => beside::stop_run()?,
+            }
         }
     }
+    Ok(false)
 }
 
-/// Carries out what a key asks for. True if it is to leave.
-fn answer(app: &mut App, event: &Event) -> bool {
-    let Event::Key(key) = event else { return false };
+/// Carries out what a key asks for.
+fn answer(app: &mut App, event: &Event) -> Answer {
+    let Event::Key(key) = event else { return Answer::Stay };
     if key.kind == KeyEventKind::Release {
-        return false;
+        return Answer::Stay;
     }
     let ctrl = key.modifiers.contains(KeyModifiers::CONTROL);
     let wanted = match key.code {
-        KeyCode::Char('c') if ctrl => return true,
-        KeyCode::Char('q') | KeyCode::Esc => return true,
+        KeyCode::Char('c') if ctrl && app.trains_here => return Answer::StopRun,
+        KeyCode::Char('c') if ctrl => return Answer::Leave,
+        KeyCode::Char('q') | KeyCode::Esc => return Answer::Leave,
         KeyCode::Up | KeyCode::Char('k') => Key::Up(1),
         KeyCode::Down | KeyCode::Char('j') => Key::Down(1),
         KeyCode::PageUp => Key::Up(10),
@@ -95,8 +128,8 @@ fn answer(app: &mut App, event: &Event) -> bool {
         KeyCode::Char('r') => Key::Reverse,
         KeyCode::Char('[') => Key::HostUp,
         KeyCode::Char(']') => Key::HostDown,
-        _ => return false,
+        _ => return Answer::Stay,
     };
     app.press(wanted);
-    false
+    Answer::Stay
 }

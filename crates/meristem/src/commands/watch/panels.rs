@@ -30,7 +30,7 @@ pub(super) fn envs(frame: &mut Frame<'_>, app: &App, area: Rect) {
         mark(Column::Parameters, "params"),
         "action".into(),
     ]);
-    let rows = order.iter().map(|number| row(*number, &app.history.envs[number]));
+    let rows = order.iter().map(|number| row(*number, &app.history().envs[number]));
     let widths = [
         Constraint::Length(4),
         Constraint::Length(8),
@@ -59,8 +59,9 @@ fn row(number: usize, env: &EnvHistory) -> Row<'static> {
 /// Actions of the policy in its newest round, and figures of its update.
 pub(super) fn policy(frame: &mut Frame<'_>, app: &App, area: Rect) {
     let inner = panel(frame, area, "policy".into());
-    let Some(last) = &app.history.policy.last else {
-        let learns = app.history.started.as_ref().is_some_and(|s| s.controller.starts_with("ppo"));
+    let Some(last) = &app.history().policy.last else {
+        let learns =
+            app.history().started.as_ref().is_some_and(|s| s.controller.starts_with("ppo"));
         let words = if learns { "learns at the end of a round" } else { "no policy learns" };
         return frame.render_widget(Paragraph::new(words), inner);
     };
@@ -81,10 +82,10 @@ pub(super) fn policy(frame: &mut Frame<'_>, app: &App, area: Rect) {
 
 /// Rollbacks and anomalies, newest first; of an ended run, its memory by owner.
 pub(super) fn incidents(frame: &mut Frame<'_>, app: &App, area: Rect) {
-    let history = &app.history;
+    let history = app.history();
     let inner = panel(frame, area, format!("incidents: {} rollbacks", history.rollbacks));
     let mut lines = vec![];
-    let Skipped { damaged, unknown, newer } = app.skipped();
+    let Skipped { damaged, unknown, newer } = app.follower.run.skipped;
     let skipped = damaged + unknown + newer;
     if skipped > 0 {
         lines.push(format!("{skipped} lines of the events were not understood"));
@@ -92,7 +93,7 @@ pub(super) fn incidents(frame: &mut Frame<'_>, app: &App, area: Rect) {
     lines.extend(history.incidents.iter().rev().take(4).map(|incident| {
         format!("env {} step {}: {}", incident.env, incident.step.saturating_add(1), incident.what)
     }));
-    match &app.summary {
+    match &app.follower.run.summary {
         Some(summary) => {
             let owners = summary.memory.owners.iter().filter(|(_, memory)| memory.peak > 0);
             let owners: Vec<String> =

@@ -3,15 +3,17 @@
 use std::fmt::Write as _;
 use std::fs;
 
+use meristem::train::reading::Follower;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::{Buffer, Cell};
+use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyModifiers};
 use ratatui::style::Color;
 use serde_json::json;
 use tempfile::TempDir;
 
 use super::app::{App, Key};
-use super::view;
+use super::{Answer, answer, view};
 
 /// A run of 12 envs with 5 steps, the last with a module, whose text steers terminals.
 fn run() -> TempDir {
@@ -65,7 +67,7 @@ fn screen(app: &App, width: u16, height: u16) -> (String, Buffer) {
 }
 
 fn app(folder: &TempDir, colours: bool) -> App {
-    let mut app = App::new(folder.path(), colours);
+    let mut app = App::new(Follower::open(folder.path()).unwrap(), colours);
     assert!(app.look(), "all is read at once");
     app
 }
@@ -159,7 +161,7 @@ fn a_run_that_goes_on_or_away_is_followed() {
     let begun: Vec<&str> = all.lines().take(3).collect();
     fs::write(&events, begun.join("\n") + "\n").unwrap();
     assert!(!app.look() && app.look());
-    assert_eq!(app.history.envs.len(), 2);
+    assert_eq!(app.history().envs.len(), 2);
     fs::remove_dir_all(folder.path()).unwrap();
     app.look();
     let text = screen(&app, 80, 24).0;
@@ -167,9 +169,33 @@ fn a_run_that_goes_on_or_away_is_followed() {
 }
 
 #[test]
+fn beside_the_training_the_keys_are_those_of_the_run() {
+    let folder = run();
+    let mut app = app(&folder, true);
+    app.trains_here = true;
+    for width in [60, 80] {
+        let text = screen(&app, width, 24).0;
+        assert!(text.contains("q leave, run goes on  Ctrl-C stop run"), "{text}");
+    }
+    let words = screen(&app, 30, 8).0.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains("q leaves, the run goes on"), "{words}");
+    app.is_stopping = true;
+    let text = screen(&app, 60, 24).0;
+    assert!(text.contains("stopping after this step; Ctrl-C again to stop now"), "{text}");
+    let key = |code, modifiers| Event::Key(KeyEvent::new(code, modifiers));
+    let ctrl_c = key(KeyCode::Char('c'), KeyModifiers::CONTROL);
+    assert_eq!(answer(&mut app, &ctrl_c), Answer::StopRun);
+    assert_eq!(answer(&mut app, &key(KeyCode::Esc, KeyModifiers::NONE)), Answer::Leave);
+    app.trains_here = false;
+    assert_eq!(answer(&mut app, &ctrl_c), Answer::Leave);
+    assert_eq!(answer(&mut app, &key(KeyCode::Char('s'), KeyModifiers::NONE)), Answer::Stay);
+}
+
+#[test]
 fn a_run_without_events_is_waited_for() {
     let folder = tempfile::tempdir().unwrap();
-    let mut app = App::new(folder.path(), true);
-    app.look();
+    fs::create_dir(folder.path().join("weights")).unwrap();
+    fs::write(folder.path().join("config.toml"), "").unwrap();
+    let app = app(&folder, true);
     assert!(screen(&app, 80, 24).0.contains("waiting for the first event"));
 }

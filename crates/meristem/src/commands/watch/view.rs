@@ -15,14 +15,18 @@ use crate::plain::{percent, printable, thousands};
 const SMALLEST: [u16; 2] = [60, 20];
 
 const KEYS: &str = "↑↓ env  s sort  r reverse  [ ] scroll host  q quit";
+/// Keys beside the training of the run.
+const KEYS_HERE: &str = "↑↓ s r envs  [ ] host  q leave, run goes on  Ctrl-C stop run";
+const STOPPING: &str = "stopping after this step; Ctrl-C again to stop now";
 
 /// Draws the screen; on a terminal that is too small, only words that say so.
 pub(super) fn draw(frame: &mut Frame<'_>, app: &App) {
     let area = frame.area();
     let [width, height] = SMALLEST;
     if area.width < width || area.height < height {
+        let quits = if app.trains_here { "leaves, the run goes on" } else { "quits" };
         let words = format!(
-            "{}×{} is too small: watch needs {width}×{height}. q quits",
+            "{}×{} is too small: watch needs {width}×{height}. q {quits}",
             area.width, area.height
         );
         frame.render_widget(Paragraph::new(words).wrap(Wrap { trim: true }), area);
@@ -48,19 +52,31 @@ pub(super) fn draw(frame: &mut Frame<'_>, app: &App) {
     let [left, right] = halves.areas(panels);
     panels::policy(frame, app, left);
     panels::incidents(frame, app, right);
-    frame.render_widget(Paragraph::new(KEYS).style(Style::new().add_modifier(Modifier::DIM)), keys);
+    let (words, how) = match (app.trains_here, app.is_stopping) {
+        (_, true) => (STOPPING, Modifier::BOLD),
+        (true, false) => (KEYS_HERE, Modifier::DIM),
+        (false, false) => (KEYS, Modifier::DIM),
+    };
+    frame.render_widget(Paragraph::new(words).style(Style::new().add_modifier(how)), keys);
 }
 
 fn heading(app: &App) -> Vec<Line<'static>> {
-    let history = &app.history;
-    let name = app.folder.file_name().unwrap_or(app.folder.as_os_str()).to_string_lossy();
-    let state = if app.is_reading { "reading" } else { app.state.name() };
+    let history = app.history();
+    let name = app
+        .follower
+        .run
+        .path
+        .file_name()
+        .unwrap_or(app.follower.run.path.as_os_str())
+        .to_string_lossy();
+    let state =
+        if app.follower.is_reading { "reading" } else { app.follower.run.overview.state.name() };
     let mut first = vec![
         Span::styled(printable(&name), Style::new().add_modifier(Modifier::BOLD)),
         Span::raw(format!("  {state}  ")),
     ];
     let Some(started) = &history.started else {
-        let words = app.problem.clone().unwrap_or("waiting for the first event".into());
+        let words = app.follower.problem.clone().unwrap_or("waiting for the first event".into());
         return vec![Line::from(first), Line::from(printable(&words))];
     };
     let newest = history.envs.values().filter_map(|env| env.last.as_ref()).map(|step| step.step);
@@ -72,7 +88,7 @@ fn heading(app: &App) -> Vec<Line<'static>> {
         started.steps,
         started.controller
     ))));
-    if let Some(problem) = &app.problem {
+    if let Some(problem) = &app.follower.problem {
         let style = colour(app, Color::Red).add_modifier(Modifier::BOLD);
         return vec![Line::from(first), Line::styled(printable(problem), style)];
     }

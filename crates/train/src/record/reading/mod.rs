@@ -7,9 +7,11 @@
 //! | [`EventTail`] | events as they are appended, line by line |
 //! | [`History`] | events folded into curves, stages and diagnostics, in bounded memory |
 //! | [`Run`] | everything about one run |
+//! | [`Follower`] | a run that is looked at again and again |
 //! | [`Settings`] | settings of a run as text, comparable across versions |
 
 mod curve;
+mod follower;
 mod history;
 mod overview;
 mod settings;
@@ -18,6 +20,7 @@ mod tail;
 use std::path::{Path, PathBuf};
 
 pub use self::curve::Curve;
+pub use self::follower::Follower;
 pub use self::history::{EnvHistory, History, Incident, PolicyHistory, Span};
 pub use self::overview::{
     Found, Overview, RunState, check_is_run, find, is_in_progress, is_run, read_summary,

@@ -224,7 +224,7 @@ impl Overview {
     }
 
     /// Settings and age of the run.
-    fn of_start(folder: &Path) -> Self {
+    pub(super) fn of_start(folder: &Path) -> Self {
         let (settings, problem) = match Settings::read(folder) {
             Ok(settings) => (settings, None),
             Err(error) => (Settings::default(), Some(error.to_string())),
@@ -253,7 +253,8 @@ impl Overview {
         }
     }
 
-    fn set_results(&mut self, summary: Summary) {
+    /// Results of a run that ended.
+    pub(super) fn set_results(&mut self, summary: Summary) {
         let envs = &summary.envs;
         self.state = RunState::of(summary.status);
         self.control_accuracy = mean(envs.iter().filter_map(|env| env.control_accuracy));
@@ -289,6 +290,15 @@ impl Overview {
             self.problem = self.problem.take().or((!begins).then(|| error.to_string()));
             return;
         }
+        self.set_figures(&history);
+        if let (Some((status, error)), false) = (history.ended, locked) {
+            self.state = RunState::of_name(&status);
+            self.problem = self.problem.take().or(error);
+        }
+    }
+
+    /// Figures of the newest step.
+    pub(super) fn set_figures(&mut self, history: &History) {
         if let Some(started) = history.started.clone() {
             let all = (started.rounds as u64).saturating_mul(started.steps as u64);
             let done = history.envs.values().filter_map(|env| env.last.as_ref()).map(|step| {
@@ -302,10 +312,6 @@ impl Overview {
         self.parameters =
             mean(last().map(|step| step.host_parameters as f64 + step.grown_parameters as f64));
         self.wall_seconds = Some(history.seconds);
-        if let (Some((status, error)), false) = (history.ended, locked) {
-            self.state = RunState::of_name(&status);
-            self.problem = self.problem.take().or(error);
-        }
     }
 }
 

@@ -102,6 +102,11 @@ impl EventTail {
         Self { at: from, in_long_line: from > 0, ..Self::new(path) }
     }
 
+    /// Bytes of the file before the current position.
+    pub fn position(&self) -> u64 {
+        self.at
+    }
+
     /// Lines that were not understood so far.
     pub fn skipped(&self) -> Skipped {
         self.skipped

@@ -1,0 +1,96 @@
+//! What the terminal shows of a run, for whatever writes to it.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use indicatif::ProgressBar;
+
+use crate::plain;
+
+/// Lines that are held back behind a view; of more, the newest are kept.
+const HELD_MAX: usize = 1000;
+
+/// Current form of output. Lines that a thread writes over bars or over a view would be lost.
+static SHOWN: Mutex<Shown> = Mutex::new(Shown::Lines);
+
+/// Form of output on the terminal.
+pub(super) enum Shown {
+    Lines,
+    /// Bars, with that of the whole run.
+    Bar(ProgressBar),
+    /// A view over the whole screen, with the lines behind it.
+    Screen(Held),
+}
+
+/// A line behind a view.
+pub(super) struct HeldLine {
+    pub(super) text: String,
+    pub(super) on_stderr: bool,
+}
+
+/// Lines that are printed when the view goes.
+#[derive(Default)]
+pub(super) struct Held {
+    lines: Vec<HeldLine>,
+    dropped: usize,
+}
+
+impl Held {
+    pub(super) fn push(&mut self, line: HeldLine) {
+        if self.lines.len() == HELD_MAX {
+            self.lines.drain(..HELD_MAX / 2);
+            self.dropped += HELD_MAX / 2;
+        }
+        self.lines.push(line);
+    }
+}
+
+/// The current form, which no other thread changes meanwhile.
+pub(super) fn shown() -> MutexGuard<'static, Shown> {
+    SHOWN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether a view has the screen.
+pub(crate) fn has_screen() -> bool {
+    matches!(*shown(), Shown::Screen(_))
+}
+
+/// The screen, as long as a view has it. Lines are held back until then.
+#[must_use]
+pub(crate) struct Screen;
+
+impl Screen {
+    /// Takes the screen for a view.
+    pub(crate) fn take() -> Self {
+        *shown() = Shown::Screen(Held::default());
+        Self
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        let mut shown = shown();
+        if let Shown::Screen(held) = std::mem::replace(&mut *shown, Shown::Lines) {
+            if held.dropped > 0 {
+                plain::err(&format!("({} earlier lines are left out)", held.dropped));
+            }
+            for line in held.lines {
+                if line.on_stderr { plain::err(&line.text) } else { plain::out(&line.text) }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn behind_a_view_the_newest_lines_are_kept() {
+        let mut held = Held::default();
+        for number in 0..1750 {
+            held.push(HeldLine { text: number.to_string(), on_stderr: false });
+        }
+        assert_eq!((held.lines.len(), held.dropped), (750, 1000));
+        assert_eq!(held.lines[0].text, "1000");
+    }
+}
