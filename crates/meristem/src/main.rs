@@ -6,6 +6,7 @@ mod cli;
 mod commands;
 mod environment;
 mod failure;
+mod page;
 mod plain;
 mod plot;
 mod progress;

@@ -33,7 +33,7 @@ pub(crate) use self::export::{
     CsvArguments, CsvTable, ExportCommand, OnnxArguments, TensorboardArguments,
 };
 pub(crate) use self::runs::{
-    CompareArguments, ReportArguments, RunsArguments, RunsCommand, WatchArguments,
+    CompareArguments, ReportArguments, RunsArguments, RunsCommand, ServeArguments, WatchArguments,
 };
 pub(crate) use self::settings::SettingArguments;
 pub(crate) use self::train::TrainArguments;
@@ -66,6 +66,12 @@ pub(crate) enum Command {
     /// It reads the run's folder only, so it works for complete runs and over a shared folder, and
     /// it does not slow the run. Keys are shown at the bottom.
     Watch(WatchArguments),
+    /// Show runs in the browser: a list, each run while it happens, comparisons.
+    ///
+    /// It needs a build with `--features serve`. It reads the folders of runs only. It listens on
+    /// this machine only; on another address, and with --token, it prints a URL with a token that
+    /// opens it. Ctrl-C ends it.
+    Serve(ServeArguments),
     /// Export runs and networks to other tools.
     #[command(subcommand)]
     Export(ExportCommand),

@@ -1,5 +1,6 @@
 //! Arguments of `meristem runs`.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -59,4 +60,20 @@ pub(crate) struct WatchArguments {
     /// progress first]
     #[arg(value_name = "RUN")]
     pub(crate) run: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArguments {
+    /// Folder to search, four levels deep; or the folder of one run
+    #[arg(value_name = "DIR", default_value = "runs")]
+    pub(crate) folder: PathBuf,
+    /// Port to listen on; 0 takes any free one
+    #[arg(long, value_name = "N", default_value_t = 8642)]
+    pub(crate) port: u16,
+    /// IP address to listen on; with another one than a loopback address a token is needed
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1")]
+    pub(crate) bind: IpAddr,
+    /// Need a token on a loopback address, too, as on a machine with other users
+    #[arg(long)]
+    pub(crate) token: bool,
 }

@@ -11,6 +11,7 @@ mod data;
 mod eval;
 mod export;
 mod runs;
+mod serve;
 mod shell;
 mod train;
 mod watch;
@@ -37,6 +38,7 @@ pub(crate) fn run(command: Command) -> Outcome {
         Command::Train(arguments) => train::run(&arguments),
         Command::Runs(arguments) => runs::run(&arguments),
         Command::Watch(arguments) => watch::run(arguments.run.as_deref()),
+        Command::Serve(arguments) => serve::run(&arguments),
         Command::Export(command) => export::run(&command),
         Command::Completions { shell } => shell::completions(shell),
         Command::Man { folder } => shell::man(&folder),

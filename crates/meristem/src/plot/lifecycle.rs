@@ -22,6 +22,10 @@ const STAGES: [(&str, [u8; 3]); 8] = [
 /// Rows of a chart; further slots are left out.
 const ROWS_MAX: usize = 64;
 
+/// Width in pixels to which a row must grow before it gets another bar: nobody sees more, and a
+/// picture of a long run stays small.
+const PIXELS_MIN: f64 = 0.25;
+
 fn stage_colour(stage: &str) -> Colour {
     let found = STAGES.iter().find(|(name, _)| *name == stage);
     found.map_or(Colour::Grid, |(_, rgb)| Colour::Rgb(*rgb))
@@ -45,8 +49,13 @@ pub(crate) fn lifecycle(spans: &[Span]) -> Option<Picture> {
     for (row, slot) in slots.iter().enumerate() {
         let height = top + 12.0 + 24.0 * row as f64;
         shapes.push(text([left - 8.0, height], Anchor::End, short(slot, 8)));
+        let mut drawn = f64::NEG_INFINITY;
         for span in spans.iter().filter(|span| span.slot == **slot) {
             let (from, to) = (x.at(span.from as f64), x.at(span.to as f64));
+            if to < drawn + PIXELS_MIN {
+                continue;
+            }
+            drawn = to;
             let colour = stage_colour(&span.stage);
             shapes.push(Shape::Area { from: [from, height - 9.0], to: [to, height + 9.0], colour });
         }
@@ -160,6 +169,10 @@ mod tests {
             _ => None,
         });
         assert_eq!(rows.collect::<Vec<_>>(), ["r0c0", "r1c0", "r0c1"]);
+        let short = |from| Span { from, to: from + 1, ..span("r0c0") };
+        let many: Vec<Span> = (0..100_000).map(short).collect();
+        let areas = lifecycle(&many).unwrap().shapes.len();
+        assert!((490 * 3..490 * 4 + 100).contains(&areas), "{areas}");
         assert!(lifecycle(&[]).is_none());
     }
 

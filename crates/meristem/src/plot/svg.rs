@@ -26,7 +26,7 @@ pub(super) fn encode(picture: &Picture) -> String {
 pub(crate) fn inline(picture: &Picture, label: &str) -> String {
     let [width, height] = picture.size;
     let mut text = format!(
-        "<svg role=\"img\" viewBox=\"0 0 {width} {height}\" style=\"max-width:{width}px\" \
+        "<svg role=\"img\" width=\"{width}\" viewBox=\"0 0 {width} {height}\" \
          font-size=\"14\"><title>{}</title>\n",
         escaped(label)
     );

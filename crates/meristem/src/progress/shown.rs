@@ -1,4 +1,4 @@
-//! What the terminal shows of a run, for whatever writes to it.
+//! Current form of a run's output on the terminal, for whatever writes to it.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -276,3 +276,15 @@ fn shells_and_man_know_every_command() {
     assert!(page.contains("settings that differ"), "{page}");
     m.fails("man pages", 2, &["would be overwritten"]);
 }
+
+/// With the feature, `tests/serve.rs` has the tests.
+#[cfg(not(feature = "serve"))]
+#[test]
+fn a_build_without_the_server_says_how_to_get_it() {
+    let m = Meristem::new();
+    m.fails(
+        "serve",
+        2,
+        &["this build has no server for browsers", "build with `--features serve`"],
+    );
+}

@@ -3,14 +3,15 @@
 use std::process::ExitCode;
 
 use comfy_table::CellAlignment;
-use meristem::train::reading::{Run, Settings};
+use meristem::train::reading::Run;
 use serde_json::{Map, json};
 
 use super::super::{Outcome, print_json};
-use super::{read, results, skipped};
+use super::read;
 use crate::cli::CompareArguments;
+use crate::page::{accuracy, differences, results, skipped};
 use crate::plain::{self, percent, printable};
-use crate::plot::{Chart, SIZE, Series};
+use crate::plot::SIZE;
 use crate::table;
 
 /// Columns of a curve in text.
@@ -19,6 +20,7 @@ const COLUMNS: usize = 60;
 pub(super) fn run(arguments: &CompareArguments) -> Outcome {
     arguments.plot.as_ref().map_or(Ok(()), |plot| plot.check())?;
     let runs = read(&arguments.runs)?;
+    let runs: Vec<&Run> = runs.iter().collect();
     match arguments.json {
         true => print_json(&as_json(&runs))?,
         false => plain::out(&text(&runs)),
@@ -32,29 +34,7 @@ pub(super) fn run(arguments: &CompareArguments) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Settings that differ, with the value of each run.
-pub(super) fn differences(runs: &[Run]) -> Vec<(String, Vec<String>)> {
-    let settings: Vec<&Settings> = runs.iter().map(|run| &run.settings).collect();
-    let differ = Settings::differences(&settings);
-    let plain = |value: Option<String>| value.unwrap_or("–".into());
-    differ.into_iter().map(|(key, values)| (key, values.into_iter().map(plain).collect())).collect()
-}
-
-/// Chart of the runs' mean control accuracies.
-pub(super) fn accuracy(runs: &[Run]) -> Chart {
-    let percent = |[x, y]: [f64; 2]| [x + 1.0, 100.0 * y];
-    let series = runs.iter().enumerate().map(|(number, run)| Series {
-        name: format!("{} {}", number + 1, run.overview.controller.as_deref().unwrap_or("")),
-        points: run.history.accuracy.points().into_iter().map(percent).collect(),
-    });
-    Chart {
-        title: "mean control accuracy of the envs".into(),
-        labels: ["step, over all rounds", "control accuracy, %"],
-        series: series.collect(),
-    }
-}
-
-fn text(runs: &[Run]) -> String {
+fn text(runs: &[&Run]) -> String {
     let mut lines = vec![];
     for (number, run) in runs.iter().enumerate() {
         lines.push(printable(&format!("{}  {}", number + 1, run.path.display())));
@@ -88,7 +68,7 @@ fn side_by_side(title: &str, rows: &[(impl AsRef<str>, Vec<String>)]) -> String 
 }
 
 /// Curves of control accuracy as lines of text, on one scale.
-fn curves(runs: &[Run]) -> Vec<String> {
+fn curves(runs: &[&Run]) -> Vec<String> {
     let all: Vec<Vec<[f64; 2]>> = runs.iter().map(|run| run.history.accuracy.points()).collect();
     let values = || all.iter().flatten().map(|point| point[1]);
     let (least, most) = values().fold((1.0f64, 0.0f64), |(a, b), y| (a.min(y), b.max(y)));
@@ -128,7 +108,7 @@ fn bars(points: &[[f64; 2]], [least, most]: [f64; 2], last: f64) -> String {
     (0..columns).map(column).collect()
 }
 
-fn as_json(runs: &[Run]) -> serde_json::Value {
+pub(in crate::commands) fn as_json(runs: &[&Run]) -> serde_json::Value {
     let differ = differences(runs).into_iter().map(|(key, values)| (key, json!(values)));
     json!({
         "runs": runs.iter().map(|run| &run.overview).collect::<Vec<_>>(),

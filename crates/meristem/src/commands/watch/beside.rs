@@ -56,7 +56,8 @@ impl Drop for Beside {
     }
 }
 
-/// The terminal, which is restored before the lines behind the view are printed, also after a panic.
+/// The terminal, which is restored before the lines behind the view are printed, also after a
+/// panic.
 struct Taken {
     _screen: Screen,
 }

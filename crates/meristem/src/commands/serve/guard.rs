@@ -1,0 +1,211 @@
+//! Admission of requests, and the headers of every answer.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::header::{self, HeaderName, HeaderValue};
+use axum::http::{HeaderMap, StatusCode, Uri};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use subtle::ConstantTimeEq;
+
+/// Policy of all pages: nothing from elsewhere, no script or style within a page.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+                      img-src data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'";
+
+const HEADERS: [(HeaderName, &str); 6] = [
+    (header::CONTENT_SECURITY_POLICY, POLICY),
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (header::REFERRER_POLICY, "no-referrer"),
+    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+    (header::CACHE_CONTROL, "no-store"),
+];
+
+/// Decision on who is answered.
+pub(super) struct Guard {
+    token: Option<String>,
+    /// Name of the cookie. Cookies of one host are shared by all its ports.
+    cookie: String,
+    is_loopback: bool,
+}
+
+/// Judgement of a request.
+#[derive(Debug, PartialEq)]
+enum Judged {
+    Admitted,
+    /// The token is in the URL: from now on it is a cookie, and the URL is the one without it.
+    Enters(String),
+    /// The name of the host is not this machine's, as with DNS rebinding.
+    OtherHost,
+    NoToken,
+}
+
+impl Guard {
+    /// A guard for a server at `address`, with a new token if one is needed.
+    ///
+    /// # Errors
+    /// The system has no random numbers.
+    pub(super) fn new(address: SocketAddr, needs_token: bool) -> Result<Self, getrandom::Error> {
+        let token = needs_token.then(|| {
+            let mut bytes = [0; 32];
+            getrandom::fill(&mut bytes)?;
+            Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+        });
+        Ok(Self {
+            token: token.transpose()?,
+            cookie: format!("meristem-{}", address.port()),
+            is_loopback: address.ip().is_loopback(),
+        })
+    }
+
+    /// The URL that opens the server.
+    pub(super) fn url(&self, address: SocketAddr) -> String {
+        let token = self.token.as_ref().map_or(String::new(), |token| format!("?token={token}"));
+        match address.ip().is_unspecified() {
+            true => format!("http://localhost:{}/{token}", address.port()),
+            false => format!("http://{address}/{token}"),
+        }
+    }
+
+    fn judge(&self, uri: &Uri, headers: &HeaderMap) -> Judged {
+        if self.is_loopback && !names_this_machine(uri, headers) {
+            return Judged::OtherHost;
+        }
+        let Some(token) = &self.token else { return Judged::Admitted };
+        let is_token = |given: &str| bool::from(given.trim().as_bytes().ct_eq(token.as_bytes()));
+        let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+        let bearer = text(header::AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer "));
+        let cookies =
+            headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
+        let own = |pair: &str| {
+            let (name, value) = pair.split_once('=')?;
+            (name.trim() == self.cookie).then(|| value.to_string())
+        };
+        if bearer.is_some_and(is_token)
+            || cookies.flat_map(|all| all.split(';')).filter_map(own).any(|value| is_token(&value))
+        {
+            return Judged::Admitted;
+        }
+        let pairs = || uri.query().unwrap_or("").split('&');
+        if pairs().filter_map(|pair| pair.strip_prefix("token=")).any(is_token) {
+            let others: Vec<&str> = pairs().filter(|pair| !pair.starts_with("token=")).collect();
+            let query = others.join("&");
+            let mark = if query.is_empty() { "" } else { "?" };
+            // Two slashes would be another host.
+            let path = uri.path().trim_start_matches('/');
+            return Judged::Enters(format!("/{path}{mark}{query}"));
+        }
+        Judged::NoToken
+    }
+}
+
+/// Whether the request is for a name of this machine, of which no other machine can get hold.
+fn names_this_machine(uri: &Uri, headers: &HeaderMap) -> bool {
+    let mut hosts = headers.get_all(header::HOST).iter();
+    let (Some(host), None) = (hosts.next(), hosts.next()) else { return false };
+    let is_own = |authority: &str| {
+        let name = match authority.rsplit_once(':') {
+            Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+            _ => authority,
+        };
+        let name = name.strip_prefix('[').and_then(|n| n.strip_suffix(']')).unwrap_or(name);
+        name.eq_ignore_ascii_case("localhost")
+            || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+    };
+    host.to_str().is_ok_and(is_own)
+        && uri.authority().is_none_or(|authority| is_own(authority.as_str()))
+}
+
+/// Passes on the requests that are admitted, and adds the headers of every answer.
+pub(super) async fn admit(
+    State(guard): State<Arc<Guard>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let mut response = match guard.judge(request.uri(), request.headers()) {
+        Judged::Admitted => next.run(request).await,
+        Judged::Enters(url) => {
+            let token = guard.token.as_deref().unwrap_or("");
+            let cookie = format!(
+                "{}={token}; Path=/; HttpOnly; SameSite=Strict; Max-Age=2592000",
+                guard.cookie
+            );
+            let headers = [(header::LOCATION, url), (header::SET_COOKIE, cookie)];
+            (StatusCode::SEE_OTHER, headers).into_response()
+        }
+        Judged::OtherHost => {
+            let words = "this server answers to localhost and to loopback addresses only\n";
+            (StatusCode::MISDIRECTED_REQUEST, words).into_response()
+        }
+        Judged::NoToken => {
+            let words = "open the URL that `meristem serve` printed, or send its token as \
+                         `Authorization: Bearer TOKEN`\n";
+            (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], words)
+                .into_response()
+        }
+    };
+    for (name, value) in HEADERS {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judged(guard: &Guard, url: &str, headers: &[(HeaderName, &str)]) -> Judged {
+        let mut map = HeaderMap::new();
+        for (name, value) in headers {
+            map.append(name, HeaderValue::from_str(value).unwrap());
+        }
+        guard.judge(&url.parse().unwrap(), &map)
+    }
+
+    fn guard(address: &str, needs_token: bool) -> Guard {
+        Guard::new(address.parse().unwrap(), needs_token).unwrap()
+    }
+
+    #[test]
+    fn only_names_of_this_machine_are_answered() {
+        let open = guard("127.0.0.1:80", false);
+        for host in ["localhost", "LocalHost:80", "127.0.0.1:9", "[::1]:80", "[::1]", "127.9.9.9"] {
+            assert_eq!(judged(&open, "/", &[(header::HOST, host)]), Judged::Admitted, "{host}");
+        }
+        for host in ["evil.example", "localhost.evil.example", "10.0.0.1", "", "evil:80", "[::2]"] {
+            assert_eq!(judged(&open, "/", &[(header::HOST, host)]), Judged::OtherHost, "{host}");
+        }
+        assert_eq!(judged(&open, "/", &[]), Judged::OtherHost);
+        let both = [(header::HOST, "localhost"), (header::HOST, "evil.example")];
+        assert_eq!(judged(&open, "/", &both), Judged::OtherHost);
+        assert_eq!(judged(&open, "http://evil.example/", &both[..1]), Judged::OtherHost);
+    }
+
+    #[test]
+    fn a_token_opens_as_header_as_cookie_and_once_in_the_url() {
+        let closed = guard("10.0.0.1:7", true);
+        let token = closed.token.clone().unwrap();
+        assert_eq!(token.len(), 64);
+        assert_ne!(guard("10.0.0.1:7", true).token, closed.token);
+        assert!(closed.url("10.0.0.1:7".parse().unwrap()).ends_with(&format!("/?token={token}")));
+        let bearer = format!("Bearer {token}");
+        let cookie = format!("a=b; meristem-7={token}; c");
+        for (name, value) in [(header::AUTHORIZATION, &bearer), (header::COOKIE, &cookie)] {
+            assert_eq!(judged(&closed, "/", &[(name, value)]), Judged::Admitted);
+        }
+        for (name, value) in [
+            (header::AUTHORIZATION, bearer[..bearer.len() - 1].to_string()),
+            (header::AUTHORIZATION, token.clone()),
+            (header::COOKIE, format!("meristem-8={token}")),
+            (header::COOKIE, "meristem-7=".into()),
+        ] {
+            assert_eq!(judged(&closed, "/", &[(name, &value)]), Judged::NoToken, "{value}");
+        }
+        let entered = judged(&closed, &format!("//evil/compare?run=a&token={token}&run=b"), &[]);
+        assert_eq!(entered, Judged::Enters("/evil/compare?run=a&run=b".into()));
+        assert_eq!(judged(&closed, "/?token=", &[]), Judged::NoToken);
+        assert_eq!(judged(&closed, "/?token=0&x", &[]), Judged::NoToken);
+    }
+}

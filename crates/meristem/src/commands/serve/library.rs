@@ -1,0 +1,189 @@
+//! The runs below the served folder, read once for all who look.
+
+use std::collections::HashMap;
+use std::fs;
+use std::hash::Hash;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use meristem::train;
+use meristem::train::reading::{Follower, Found, Overview, find, is_in_progress};
+
+/// Time between two looks at the list. Much work makes it longer, so that looking takes a tenth of
+/// a core at most.
+const LIST_EVERY: Duration = Duration::from_secs(2);
+/// Runs and views that are remembered between two looks.
+const KEPT_MAX: usize = 64;
+/// Bytes of events that are read between two looks at the clock.
+const PART_BYTES: u64 = 1 << 20;
+/// Time for reading the events of a run, in one look. A long file takes several.
+pub(super) const READING_TIME: Duration = Duration::from_millis(300);
+
+/// Files of a run that are read.
+const FILES: [&str; 4] = ["", "config.toml", "events.jsonl", "summary.json"];
+
+/// Values by key that are shared, the ones that were used last.
+pub(super) struct Shelf<K, V>(Mutex<HashMap<K, Kept<V>>>);
+
+struct Kept<V> {
+    used: Instant,
+    value: Arc<Mutex<V>>,
+}
+
+impl<K: Eq + Hash + Clone, V> Shelf<K, V> {
+    pub(super) fn new() -> Self {
+        Self(Mutex::new(HashMap::new()))
+    }
+
+    /// The value of a key, made where it is missing.
+    pub(super) fn get<E>(
+        &self,
+        key: &K,
+        make: impl FnOnce() -> Result<V, E>,
+    ) -> Result<Arc<Mutex<V>>, E> {
+        let mut all = lock(&self.0);
+        let value = match all.remove(key) {
+            Some(kept) => kept.value,
+            None => Arc::new(Mutex::new(make()?)),
+        };
+        if all.len() >= KEPT_MAX {
+            let oldest = all.iter().min_by_key(|(_, kept)| kept.used);
+            let oldest = oldest.map(|(key, _)| key.clone());
+            oldest.map(|key| all.remove(&key));
+        }
+        all.insert(key.clone(), Kept { used: Instant::now(), value: value.clone() });
+        Ok(value)
+    }
+}
+
+/// The value, which no other thread changes meanwhile. A panic while one is drawn leaves it whole.
+pub(super) fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
+    value.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The list of runs at one time.
+#[derive(Clone, Default)]
+pub(super) struct List {
+    pub(super) rows: Vec<Overview>,
+    pub(super) found: Found,
+}
+
+/// Size and time of the files that a row comes from, and whether a process writes to them.
+type Stamp = ([Option<(u64, SystemTime)>; 3], bool);
+
+#[derive(Default)]
+struct Listed {
+    list: Arc<List>,
+    /// Rows by run, with the time at which they were read.
+    known: HashMap<PathBuf, (Stamp, Instant, Overview)>,
+    /// Time before which the list is not made anew.
+    until: Option<Instant>,
+}
+
+/// The served folder.
+pub(super) struct Library {
+    /// Folder as it was given.
+    root: PathBuf,
+    /// The same without links.
+    real: PathBuf,
+    listed: Mutex<Listed>,
+    followers: Shelf<PathBuf, Follower>,
+}
+
+impl Library {
+    /// Opens a folder.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub(super) fn open(root: &Path) -> train::Result<Self> {
+        find(root)?;
+        let real = fs::canonicalize(root).unwrap_or_else(|_| root.into());
+        let listed = Mutex::new(Listed::default());
+        Ok(Self { root: root.into(), real, listed, followers: Shelf::new() })
+    }
+
+    /// The runs, as they were at most a few seconds ago.
+    pub(super) fn list(&self) -> Arc<List> {
+        let mut listed = lock(&self.listed);
+        let now = Instant::now();
+        if listed.until.is_some_and(|until| now < until) {
+            return listed.list.clone();
+        }
+        let mut found = find(&self.root).unwrap_or_else(|error| Found {
+            unreadable: vec![(self.root.clone(), error.to_string())],
+            ..Found::default()
+        });
+        let (inside, outside) = found.runs.into_iter().partition(|run| self.is_inside(run));
+        found.runs = inside;
+        let leads_out = |run: PathBuf| (run, "a link in it leads out of the served folder".into());
+        found.unreadable.extend::<Vec<_>>(Vec::into_iter(outside).map(leads_out).collect());
+        let mut before = std::mem::take(&mut listed.known);
+        let mut rows = vec![];
+        for run in &found.runs {
+            let stamp = stamp(run);
+            let same = before.remove(run).filter(|(of, ..)| *of == stamp);
+            let (read, row) = match same {
+                Some((_, read, row)) => (read, row),
+                None => (now, Overview::read(run)),
+            };
+            let age = row.age_seconds.map(|age| age + read.elapsed().as_secs_f64());
+            rows.push(Overview { age_seconds: age, ..row.clone() });
+            listed.known.insert(run.clone(), (stamp, read, row));
+        }
+        // The newest is the first.
+        let age = |row: &Overview| row.age_seconds.unwrap_or(f64::MAX);
+        rows.sort_by(|a, b| age(a).total_cmp(&age(b)).then_with(|| a.run.cmp(&b.run)));
+        listed.list = Arc::new(List { rows, found });
+        listed.until = Some(Instant::now() + LIST_EVERY.max(10 * now.elapsed()));
+        listed.list.clone()
+    }
+
+    /// Name of a run: its path below the folder, empty for the folder itself.
+    pub(super) fn name<'a>(&self, run: &'a Path) -> &'a Path {
+        run.strip_prefix(&self.root).unwrap_or(run)
+    }
+
+    /// The run with this name. Only runs that the folder has are found, so that no path leads
+    /// elsewhere.
+    pub(super) fn run(&self, name: &[u8]) -> Option<PathBuf> {
+        let list = self.list();
+        let is_named = |run: &&PathBuf| self.name(run).as_os_str().as_encoded_bytes() == name;
+        list.found.runs.iter().find(is_named).cloned()
+    }
+
+    /// A run as far as it is known, read on for a moment.
+    ///
+    /// # Errors
+    /// It is no run, or a link leads out of the folder.
+    pub(super) fn follow(&self, run: &PathBuf) -> train::Result<Arc<Mutex<Follower>>> {
+        let follower = self.followers.get(run, || Follower::open(run))?;
+        let mut reader = lock(&follower);
+        if !self.is_inside(run) {
+            let problem = "a link in it leads out of the served folder".into();
+            return Err(train::Error::NotARun { path: run.clone(), problem });
+        }
+        let started = Instant::now();
+        while !reader.look(PART_BYTES) && started.elapsed() < READING_TIME {}
+        drop(reader);
+        Ok(follower)
+    }
+
+    /// Whether a run and all files that are read of it are below the folder. What is not there
+    /// leads nowhere.
+    fn is_inside(&self, run: &Path) -> bool {
+        FILES.iter().all(|name| {
+            let real = fs::canonicalize(run.join(name));
+            real.map_or(true, |real| real.starts_with(&self.real))
+        })
+    }
+}
+
+fn stamp(run: &Path) -> Stamp {
+    let of = |name: &str| {
+        let there = run.join(name).metadata().ok()?;
+        Some((there.len(), there.modified().ok()?))
+    };
+    let [_, config, events, summary] = FILES;
+    ([of(config), of(events), of(summary)], is_in_progress(run))
+}

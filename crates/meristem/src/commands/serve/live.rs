@@ -1,0 +1,121 @@
+//! Parts of pages as they change.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::response::sse::Event;
+use futures_util::Stream;
+use futures_util::stream::unfold;
+use serde_json::json;
+
+use super::library::{Library, READING_TIME, Shelf, lock};
+use super::view::{Missing, View};
+use crate::page::{Html, Part};
+
+/// Time between two drawings of a view. Much work makes it longer, so that drawing takes a tenth of
+/// a core at most, however many look at it. Reading a long file to its end is not slowed.
+const DRAW_EVERY: Duration = Duration::from_secs(1);
+
+/// A part with a hash of its contents, by which a page tells whether it has it.
+pub(super) struct Drawn {
+    pub(super) id: String,
+    pub(super) hash: String,
+    pub(super) html: Html,
+}
+
+impl Drawn {
+    fn of(Part { id, html }: Part) -> Self {
+        let mut hasher = DefaultHasher::new();
+        html.as_str().hash(&mut hasher);
+        Self { id, hash: format!("{:016x}", hasher.finish()), html }
+    }
+}
+
+/// A view as it was drawn last.
+#[derive(Default)]
+struct Picture {
+    parts: Option<Result<Arc<Vec<Drawn>>, Missing>>,
+    until: Option<Instant>,
+}
+
+/// The folder and the views of it that somebody looks at.
+pub(super) struct Gallery {
+    pub(super) library: Arc<Library>,
+    pictures: Shelf<View, Picture>,
+}
+
+impl Gallery {
+    pub(super) fn new(library: Arc<Library>) -> Self {
+        Self { library, pictures: Shelf::new() }
+    }
+
+    /// The parts of a view, drawn at most a second or so ago. Blocks while it reads and draws.
+    ///
+    /// # Errors
+    /// A run is no longer there.
+    pub(super) fn parts(&self, view: &View) -> Result<Arc<Vec<Drawn>>, Missing> {
+        let made = self.pictures.get(view, || Ok::<_, Infallible>(Picture::default()));
+        let Ok(picture) = made;
+        let mut picture = lock(&picture);
+        let started = Instant::now();
+        let known = picture.parts.clone();
+        if let (Some(parts), true) = (known, picture.until.is_some_and(|until| started < until)) {
+            return parts;
+        }
+        let parts = view.parts(&self.library);
+        let parts = parts.map(|parts| Arc::new(parts.into_iter().map(Drawn::of).collect()));
+        picture.parts = Some(parts.clone());
+        let drawing = started.elapsed().saturating_sub(READING_TIME);
+        picture.until = Some(Instant::now() + DRAW_EVERY.max(10 * drawing));
+        parts
+    }
+}
+
+/// Events for one page: each has the names of all parts in their order, and those that changed.
+pub(super) fn events(
+    gallery: Arc<Gallery>,
+    view: View,
+) -> impl Stream<Item = Result<Event, Infallible>> {
+    let start = (gallery, view, HashMap::new(), false);
+    unfold(start, |(gallery, view, mut seen, mut waits)| async move {
+        loop {
+            if waits {
+                tokio::time::sleep(DRAW_EVERY).await;
+            }
+            waits = true;
+            let (of, which) = (gallery.clone(), view.clone());
+            let drawn = tokio::task::spawn_blocking(move || of.parts(&which)).await;
+            // Without the thread, for lack of memory, the page asks again.
+            let parts = match drawn.ok()? {
+                Ok(parts) => parts,
+                Err(problem) => Arc::new(vec![Drawn::of(gone(&problem))]),
+            };
+            if let Some(event) = news(&parts, &mut seen) {
+                return Some((Ok(event), (gallery, view, seen, waits)));
+            }
+        }
+    })
+}
+
+fn gone(problem: &str) -> Part {
+    Part::new("now", Html::element("p", "class=\"problem\"", Html::text(problem)))
+}
+
+/// The event for what is not seen yet; `None` without any.
+fn news(parts: &[Drawn], seen: &mut HashMap<String, String>) -> Option<Event> {
+    let is_new = |part: &&Drawn| seen.get(&part.id) != Some(&part.hash);
+    let changed: Vec<_> = parts
+        .iter()
+        .filter(is_new)
+        .map(|part| json!({"id": part.id, "hash": part.hash, "html": part.html.as_str()}))
+        .collect();
+    if changed.is_empty() && seen.len() == parts.len() {
+        return None;
+    }
+    *seen = parts.iter().map(|part| (part.id.clone(), part.hash.clone())).collect();
+    let ids: Vec<&String> = parts.iter().map(|part| &part.id).collect();
+    Some(Event::default().data(json!({"ids": ids, "changed": changed}).to_string()))
+}

@@ -1,0 +1,296 @@
+//! Views: what a URL shows, as parts of a page and as JSON.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::MutexGuard;
+
+use meristem::train::reading::{Curve, EnvHistory, Follower, Overview, Run, RunState};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
+use serde_json::{Map, Value, json};
+
+use super::library::{Library, lock};
+use crate::commands::runs::compare;
+use crate::page::{self, Html, Part, side_by_side};
+use crate::plain::{duration, percent, thousands};
+
+/// Characters of a URL's path that are not escaped.
+const PLAIN: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'/');
+/// Runs in a comparison.
+const COMPARED_MAX: usize = 16;
+/// Rows of the list; the oldest runs beyond are left out.
+const ROWS_MAX: usize = 1000;
+
+/// Subject of a page.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum View {
+    List,
+    Run(PathBuf),
+    Compare(Vec<PathBuf>),
+}
+
+/// Reason why a URL shows nothing.
+pub(super) type Missing = String;
+
+/// A name as part of a URL.
+fn encoded(name: &Path) -> String {
+    percent_encode(name.as_os_str().as_encoded_bytes(), &PLAIN).to_string()
+}
+
+impl View {
+    /// The view of a path without its prefix, and of a query.
+    ///
+    /// # Errors
+    /// There is no such view, or no such run.
+    pub(super) fn of(path: &str, query: &str, library: &Library) -> Result<Self, Missing> {
+        let run = |name: &str| {
+            let name: Vec<u8> = percent_decode_str(name).collect();
+            library.run(&name).ok_or("there is no such run in the served folder".to_string())
+        };
+        if let Some(name) = path.strip_prefix("/run/") {
+            return run(name).map(Self::Run);
+        }
+        match path {
+            "/" => Ok(Self::List),
+            "/compare" => {
+                let names = query.split('&').filter_map(|pair| pair.strip_prefix("run="));
+                // As a form writes them.
+                let plain = |name: &str| name.replace('+', "%20");
+                // In order of their paths, and each once: a run is locked while it is drawn.
+                let runs: Result<BTreeSet<PathBuf>, Missing> =
+                    names.map(|name| run(&plain(name))).collect();
+                let runs: Vec<PathBuf> = runs?.into_iter().collect();
+                match runs.len() {
+                    2..=COMPARED_MAX => Ok(Self::Compare(runs)),
+                    count => {
+                        Err(format!("choose 2 to {COMPARED_MAX} runs to compare, not {count}"))
+                    }
+                }
+            }
+            _ => Err("there is no such page".into()),
+        }
+    }
+
+    pub(super) fn title(&self, library: &Library) -> String {
+        match self {
+            Self::List => "Runs".into(),
+            Self::Run(run) => label(library, run),
+            Self::Compare(runs) => format!("Comparison of {} runs", runs.len()),
+        }
+    }
+
+    /// Parts of the page.
+    ///
+    /// # Errors
+    /// A run is no longer there.
+    pub(super) fn parts(&self, library: &Library) -> Result<Vec<Part>, Missing> {
+        match self {
+            Self::List => Ok(list(library)),
+            Self::Run(run) => one(library, run),
+            Self::Compare(runs) => with_runs(library, runs, |all| {
+                let mut names = Html::default();
+                for (run, path) in all.iter().zip(runs) {
+                    let mut entry = link(library, path);
+                    entry.push(Html::text(&format!(" {}", run.overview.state.name())));
+                    names.push(Html::element("li", "", entry));
+                }
+                let mut parts = vec![Part::new("names", Html::element("ol", "", names))];
+                parts.extend(page::comparison(all));
+                parts
+            }),
+        }
+    }
+
+    /// The same as JSON.
+    ///
+    /// # Errors
+    /// A run is no longer there.
+    pub(super) fn json(&self, library: &Library) -> Result<Value, Missing> {
+        match self {
+            Self::List => {
+                let list = library.list();
+                let runs = list.rows.iter().map(|row| {
+                    let name = encoded(library.name(&row.run));
+                    let mut value = json!(row);
+                    value["name"] = name.into();
+                    value
+                });
+                let unreadable: Vec<Value> = list
+                    .found
+                    .unreadable
+                    .iter()
+                    .map(|(folder, problem)| json!({"folder": folder, "problem": problem}))
+                    .collect();
+                Ok(json!({"runs": runs.collect::<Vec<_>>(), "unreadable": unreadable,
+                    "truncated": list.found.truncated}))
+            }
+            Self::Run(run) => {
+                let follower = library.follow(run).map_err(|error| error.to_string())?;
+                let follower = lock(&follower);
+                Ok(run_json(&follower))
+            }
+            Self::Compare(runs) => with_runs(library, runs, compare::as_json),
+        }
+    }
+}
+
+fn label(library: &Library, run: &Path) -> String {
+    let name = library.name(run);
+    let name = if name.as_os_str().is_empty() { run } else { name };
+    name.display().to_string()
+}
+
+fn link(library: &Library, run: &Path) -> Html {
+    let url = format!("/run/{}", encoded(library.name(run)));
+    Html::anchor(&url, &label(library, run))
+}
+
+/// Reads runs on and shows them, all locked, in the order given.
+fn with_runs<T>(
+    library: &Library,
+    runs: &[PathBuf],
+    show: impl FnOnce(&[&Run]) -> T,
+) -> Result<T, Missing> {
+    let followed: Result<Vec<_>, _> = runs.iter().map(|run| library.follow(run)).collect();
+    let followed = followed.map_err(|error| error.to_string())?;
+    let locked: Vec<MutexGuard<'_, Follower>> = followed.iter().map(|run| lock(run)).collect();
+    let all: Vec<&Run> = locked.iter().map(|follower| &follower.run).collect();
+    Ok(show(&all))
+}
+
+fn list(library: &Library) -> Vec<Part> {
+    let list = library.list();
+    let mut notes = Html::default();
+    let mut note = |words: String| notes.push(Html::of("p", &words));
+    if list.rows.is_empty() {
+        note("There are no runs in this folder. `meristem train` makes one.".into());
+    }
+    if list.rows.len() > ROWS_MAX {
+        note(format!("The newest {} of {} runs.", thousands(ROWS_MAX as u64), list.rows.len()));
+    }
+    if list.found.truncated {
+        note("Only the first 100,000 entries were searched; serve a folder below.".into());
+    }
+    for (folder, problem) in &list.found.unreadable {
+        note(format!("Cannot read {}: {problem}", label(library, folder)));
+    }
+    let header = ["run", "state", "controller", "control", "test", "parameters", "steps", "age"];
+    let mut rows = vec![header.map(Html::text).to_vec()];
+    for row in list.rows.iter().take(ROWS_MAX) {
+        if let Some(problem) = &row.problem {
+            note(format!("{}: {problem}", label(library, &row.run)));
+        }
+        let name = library.name(&row.run);
+        let choice = format!("compare {}", label(library, &row.run));
+        let mut first = Html::checkbox("run", &name.to_string_lossy(), &choice);
+        first.push(link(library, &row.run));
+        let text = |text: String| Html::text(&text);
+        rows.push(vec![
+            first,
+            state(row.state),
+            text(row.controller.clone().unwrap_or("–".into())),
+            text(percent(row.control_accuracy)),
+            text(percent(row.test_accuracy)),
+            text(row.parameters.map_or("–".into(), |count| thousands(count.round() as u64))),
+            text(row.steps.map_or("–".into(), |[done, all]| format!("{done}/{all}"))),
+            text(row.age_seconds.map_or("–".into(), page::age)),
+        ]);
+    }
+    let table = match list.rows.is_empty() {
+        true => Html::default(),
+        false => Html::table_of("Runs, the newest first", rows),
+    };
+    vec![Part::new("list", table), Part::new("notes", notes)]
+}
+
+/// A state, told by its name and by a colour.
+fn state(state: RunState) -> Html {
+    let class = match state {
+        RunState::Running => "class=\"state running\"",
+        RunState::Complete => "class=\"state complete\"",
+        RunState::Stopped => "class=\"state stopped\"",
+        RunState::Failed => "class=\"state failed\"",
+        RunState::Killed => "class=\"state killed\"",
+    };
+    Html::element("span", class, Html::text(state.name()))
+}
+
+fn one(library: &Library, run: &PathBuf) -> Result<Vec<Part>, Missing> {
+    let follower = library.follow(run).map_err(|error| error.to_string())?;
+    let follower = lock(&follower);
+    let mut parts = vec![Part::new("now", now(&follower))];
+    let results = page::results(&[&follower.run]);
+    parts.push(Part::new("results", side_by_side("Results", &results)));
+    parts.extend(page::about(&follower.run));
+    Ok(parts)
+}
+
+/// State of a run, place in it, and speed.
+fn now(follower: &Follower) -> Html {
+    let Overview { state: of, .. } = follower.run.overview;
+    let history = &follower.run.history;
+    let mut line = state(of);
+    if let Some(started) = &history.started {
+        let steps = history.envs.values().filter_map(|env| env.last.as_ref());
+        let step = steps.map(|step| step.step).max().map_or(0, |step| step.saturating_add(1));
+        let round = history.round.saturating_add(1);
+        let mut words = format!(" round {round}/{}, step {step}/{}", started.rounds, started.steps);
+        if let (Some(speed), RunState::Running) = (history.images_per_s.last(), of) {
+            words.push_str(&format!(", {} images/s", thousands(speed as u64)));
+        }
+        if let Ok(time) = std::time::Duration::try_from_secs_f64(history.seconds) {
+            words.push_str(&format!(", {}", duration(time)));
+        }
+        line.push(Html::text(&words));
+    }
+    let mut body = Html::element("p", "class=\"now\"", line);
+    if follower.is_reading {
+        let read = thousands(follower.bytes_read() / 1_000_000);
+        body.push(Html::of("p", &format!("Reading its events: {read} MB so far.")));
+    }
+    if let Some(problem) = &follower.problem {
+        body.push(Html::element("p", "class=\"problem\"", Html::text(problem)));
+    }
+    if let Some((_, Some(error))) = &history.ended {
+        body.push(Html::element("p", "class=\"problem\"", Html::text(error)));
+    }
+    body
+}
+
+fn run_json(follower: &Follower) -> Value {
+    let Run { overview, settings, history, skipped, .. } = &follower.run;
+    let env = |env: &EnvHistory| {
+        json!({
+            "control_accuracy": points(&env.control_accuracy),
+            "twin_accuracy": points(&env.twin_accuracy),
+            "train_loss": points(&env.train_loss),
+            "control_loss": points(&env.control_loss),
+            "parameters": points(&env.parameters),
+            "slots": env.last.as_ref().map(|step| &step.slots),
+            "action": env.last.as_ref().map(|step| &step.action),
+        })
+    };
+    let envs = history.envs.iter().map(|(number, history)| (number.to_string(), env(history)));
+    json!({
+        "overview": overview,
+        "round": history.round,
+        "reading": follower.is_reading,
+        "problem": follower.problem,
+        "skipped_lines": skipped.damaged + skipped.unknown + skipped.newer,
+        "settings": settings.all(),
+        "control_accuracy": points(&history.accuracy),
+        "twin_accuracy": points(&history.twin_accuracy),
+        "train_loss": points(&history.train_loss),
+        "parameters": points(&history.parameters),
+        "images_per_s": points(&history.images_per_s),
+        "envs": envs.collect::<Map<_, _>>(),
+        "policy": {
+            "mean_return": points(&history.policy.mean_return),
+            "kl": points(&history.policy.kl),
+            "explained_variance": points(&history.policy.explained_variance),
+        },
+    })
+}
+
+fn points(curve: &Curve) -> Vec<[f64; 2]> {
+    curve.points()
+}

@@ -1,0 +1,47 @@
+//! Pages about runs, which `runs report` writes and `serve` updates.
+
+mod html;
+mod run;
+mod runs;
+
+use meristem::train::reading::Curve;
+
+pub(crate) use self::html::Html;
+#[cfg(feature = "serve")]
+pub(crate) use self::html::STYLE;
+pub(crate) use self::run::about;
+pub(crate) use self::runs::{
+    accuracy, age, comparison, differences, results, side_by_side, skipped,
+};
+use crate::plot::{Chart, Series, inline};
+
+/// Size of a chart in pixels.
+const CHART: [f64; 2] = [720.0, 320.0];
+
+/// Part of a page, which may change while the page is looked at.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    /// Name, unique on the page. A file has its parts in order and needs no names.
+    #[cfg_attr(not(feature = "serve"), expect(dead_code, reason = "only a server names parts"))]
+    pub(crate) id: String,
+    pub(crate) html: Html,
+}
+
+impl Part {
+    pub(crate) fn new(id: impl Into<String>, html: Html) -> Self {
+        Self { id: id.into(), html }
+    }
+}
+
+fn series(name: impl ToString, curve: &Curve, factor: f64) -> Series {
+    let points = curve.points().into_iter().map(|[x, y]| [x + 1.0, factor * y]);
+    Series { name: name.to_string(), points: points.collect() }
+}
+
+/// A chart; nothing if it has no points.
+fn chart(chart: &Chart) -> Html {
+    chart.draw(CHART).map_or(Html::default(), |picture| {
+        let label = format!("Chart: {}", chart.title);
+        Html::picture(inline(&picture, &label), &label)
+    })
+}

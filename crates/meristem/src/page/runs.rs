@@ -1,0 +1,125 @@
+//! Several runs side by side.
+
+use std::time::Duration;
+
+use meristem::train::reading::{Overview, Run, Settings, Skipped};
+
+use super::html::Html;
+use super::{Part, chart, series};
+use crate::plain::{self, counted, duration, percent, thousands};
+use crate::plot::{Chart, Series};
+
+/// Settings that differ, with the value of each run.
+pub(crate) fn differences(runs: &[&Run]) -> Vec<(String, Vec<String>)> {
+    let settings: Vec<&Settings> = runs.iter().map(|run| &run.settings).collect();
+    let differ = Settings::differences(&settings);
+    let plain = |value: Option<String>| value.unwrap_or("–".into());
+    differ.into_iter().map(|(key, values)| (key, values.into_iter().map(plain).collect())).collect()
+}
+
+/// Chart of the runs' mean control accuracies.
+pub(crate) fn accuracy(runs: &[&Run]) -> Chart {
+    let percent = |[x, y]: [f64; 2]| [x + 1.0, 100.0 * y];
+    let series = runs.iter().enumerate().map(|(number, run)| Series {
+        name: format!("{} {}", number + 1, run.overview.controller.as_deref().unwrap_or("")),
+        points: run.history.accuracy.points().into_iter().map(percent).collect(),
+    });
+    Chart {
+        title: "mean control accuracy of the envs".into(),
+        labels: ["step, over all rounds", "control accuracy, %"],
+        series: series.collect(),
+    }
+}
+
+/// Words on lines of the events that were not understood; `None` if all were.
+pub(crate) fn skipped(skipped: Skipped) -> Option<String> {
+    let Skipped { damaged, unknown, newer } = skipped;
+    let parts = [
+        (damaged, "damaged"),
+        (unknown, "of kinds that this version does not know"),
+        (newer, "of a newer format"),
+    ];
+    let parts = parts.iter().filter(|(count, _)| *count > 0);
+    let parts: Vec<String> = parts.map(|(count, kind)| format!("{count} {kind}")).collect();
+    (!parts.is_empty()).then(|| format!("lines of events.jsonl left out: {}", parts.join(", ")))
+}
+
+/// Results of runs by name, each with its value for every run.
+pub(crate) fn results(runs: &[&Run]) -> Vec<(&'static str, Vec<String>)> {
+    let number = |value: Option<f64>| value.map_or("–".into(), |n| thousands(n.round() as u64));
+    type Figure = fn(&Overview) -> String;
+    let rows: [(&'static str, Figure); 8] = [
+        ("state", |row| row.state.name().into()),
+        ("control accuracy", |row| percent(row.control_accuracy)),
+        ("test accuracy", |row| percent(row.test_accuracy)),
+        ("steps", |row| row.steps.map_or("–".into(), |[done, all]| format!("{done}/{all}"))),
+        ("training compute", |row| {
+            row.training_flops.map_or("–".into(), |flops| plain::flops(flops as f64))
+        }),
+        ("time", |row| {
+            let known = row.wall_seconds.and_then(|s| Duration::try_from_secs_f64(s).ok());
+            known.map_or("–".into(), duration)
+        }),
+        ("seed", |row| row.seed.map_or("–".into(), |seed| seed.to_string())),
+        ("controller", |row| row.controller.clone().unwrap_or("–".into())),
+    ];
+    let of = |figure: Figure| runs.iter().map(|run| figure(&run.overview)).collect();
+    let mut rows: Vec<_> = rows.into_iter().map(|(name, figure)| (name, of(figure))).collect();
+    let parameters = runs.iter().map(|run| number(run.overview.parameters)).collect();
+    rows.insert(3, ("parameters", parameters));
+    rows
+}
+
+/// Formats an age, such as `12 min`, `3 h` or `5 days`.
+pub(crate) fn age(seconds: f64) -> String {
+    let minutes = (seconds / 60.0) as usize;
+    match minutes {
+        0..120 => format!("{minutes} min"),
+        120..2880 => format!("{} h", minutes / 60),
+        _ => counted(minutes / 1440, ["day", "days"]),
+    }
+}
+
+/// A table with a column for each run.
+pub(crate) fn side_by_side(caption: &str, rows: &[(impl AsRef<str>, Vec<String>)]) -> Html {
+    let runs = rows.first().map_or(0, |(_, values)| values.len());
+    let numbers = (1..=runs).map(|number| format!("run {number}"));
+    let mut all: Vec<Vec<String>> = vec![[String::new()].into_iter().chain(numbers).collect()];
+    for (name, values) in rows {
+        all.push([name.as_ref().to_string()].into_iter().chain(values.iter().cloned()).collect());
+    }
+    Html::table(caption, &all)
+}
+
+/// Comparison of several runs: results, settings that differ, curves.
+pub(crate) fn comparison(runs: &[&Run]) -> Vec<Part> {
+    let differ = differences(runs);
+    let settings = match differ.is_empty() {
+        true => Html::of("p", "All settings are equal."),
+        false => side_by_side("Settings that differ", &differ),
+    };
+    let parameters = runs.iter().enumerate();
+    let parameters = parameters.map(|(n, run)| series(n + 1, &run.history.parameters, 1.0));
+    let mut charts = chart(&accuracy(runs));
+    charts.push(chart(&Chart {
+        title: "mean number of parameters".into(),
+        labels: ["step, over all rounds", "parameters"],
+        series: parameters.collect(),
+    }));
+    vec![
+        Part::new("results", side_by_side("Results", &results(runs))),
+        Part::new("differences", settings),
+        Part::new("curves", charts),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_read_well() {
+        let all = [30.0, 3000.0, 10_000.0, 100_000.0, 200_000.0, 1e6].map(age);
+        assert_eq!(all, ["0 min", "50 min", "2 h", "27 h", "2 days", "11 days"]);
+    }
+}
