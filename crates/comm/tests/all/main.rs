@@ -7,6 +7,7 @@ mod common;
 mod cuda;
 mod dense;
 mod exchange;
+mod exchange_state;
 mod failures;
 mod instruction_sets;
 mod ok_topk;
