@@ -21,6 +21,10 @@ pub struct CacheKey {
     pub root: Option<PathBuf>,
     /// Whether undecodable files were left out.
     pub skip_bad: bool,
+    /// Rows and columns to which images are scaled.
+    pub resize: Option<u32>,
+    /// Whether decoded images on disk are left alone.
+    pub no_cache: bool,
     /// The split.
     pub split: Split,
     /// Storage of the images; never `Auto`.
@@ -76,9 +80,10 @@ pub fn load(
         }
         given => given,
     };
-    let &DatasetSpec { source, ref root, skip_bad } = files.spec();
-    let root = root.clone();
-    let key = CacheKey { device: device.id(), source, root, skip_bad, split, residency };
+    let DatasetSpec { source, root, skip_bad, resize, no_cache } = files.spec().clone();
+    let device_id = device.id();
+    let key =
+        CacheKey { device: device_id, source, root, skip_bad, resize, no_cache, split, residency };
     let loading = entry(device, &key);
     let mut slot = lock(&loading);
     if let Some(dataset) = &*slot {
@@ -158,6 +163,6 @@ pub fn clear(mut filter: impl FnMut(&CacheKey) -> bool) -> usize {
 }
 
 fn spec_of(key: &CacheKey) -> DatasetSpec {
-    let &CacheKey { source, ref root, skip_bad, .. } = key;
-    DatasetSpec { source, root: root.clone(), skip_bad }
+    let &CacheKey { source, ref root, skip_bad, resize, no_cache, .. } = key;
+    DatasetSpec { source, root: root.clone(), skip_bad, resize, no_cache }
 }

@@ -11,7 +11,8 @@ use crate::error::{Error, Mismatch, Result};
 use crate::source::cifar::{
     CIFAR_10_FILES, CIFAR_10_FOLDER, CIFAR_10_NAMES, IMAGE, RECORDS, SIDE, planes_of,
 };
-use crate::source::folder::Folder;
+use crate::source::images::Images;
+use crate::source::listing::ImageFile;
 use crate::source::{DatasetSpec, Layout, Reader, Source, Split, TestSplit, canonical_root};
 
 /// Result of an import.
@@ -45,9 +46,9 @@ pub struct ImportReport {
 /// [`Error::Io`] if writing fails.
 pub fn import_cifar10(from: &Path, to: &Path, skip_bad: bool) -> Result<ImportReport> {
     let root = Some(from.to_path_buf());
-    let spec = DatasetSpec { source: Source::Folder, root, skip_bad };
+    let spec = DatasetSpec { root, skip_bad, ..DatasetSpec::of(Source::Folder) };
     let root = canonical_root(&spec)?.unwrap_or_default();
-    let folder = Folder::open(&root)?;
+    let folder = Images::open(&spec, &root)?;
     check(&root, folder.layout())?;
     let target = to.join(CIFAR_10_FOLDER);
     if target.exists() {
@@ -93,7 +94,7 @@ fn check(root: &Path, layout: &Layout) -> Result<()> {
 }
 
 /// Writes both splits and the names; returns the images of each split, and the files left out.
-fn write_all(folder: &Folder, target: &Path, skip_bad: bool) -> Result<([usize; 2], usize)> {
+fn write_all(folder: &Images, target: &Path, skip_bad: bool) -> Result<([usize; 2], usize)> {
     let mut lens = [0; 2];
     let mut skipped = 0;
     let mut records = String::new();
@@ -121,10 +122,10 @@ fn write_all(folder: &Folder, target: &Path, skip_bad: bool) -> Result<([usize; 
 }
 
 /// Writes one file of records; returns the numbers of images written and left out.
-fn write_batch(
-    folder: &Folder,
+fn write_batch<'a>(
+    folder: &Images,
     path: &Path,
-    files: impl Iterator<Item = (PathBuf, u32)>,
+    files: impl Iterator<Item = &'a ImageFile>,
     on_bad: impl Fn(Error) -> Result<()>,
 ) -> Result<(usize, usize)> {
     let failed = || Error::io("write", path);
@@ -132,14 +133,14 @@ fn write_batch(
     let (mut written, mut bad) = (0, 0);
     let mut image = vec![0; IMAGE];
     let mut planes = vec![0; IMAGE];
-    for (file, label) in files {
-        if let Err(error) = folder.decode(&file, &mut image) {
+    for file in files {
+        if let Err(error) = folder.decode(&file.path, &mut image) {
             on_bad(error)?;
             bad += 1;
             continue;
         }
         planes_of(&image, &mut planes);
-        out.write_all(&[label as u8]).map_err(failed())?;
+        out.write_all(&[file.label as u8]).map_err(failed())?;
         out.write_all(&planes).map_err(failed())?;
         written += 1;
     }
@@ -149,15 +150,15 @@ fn write_batch(
 }
 
 /// The first of each class, then the second of each, ….
-fn round_robin(files: impl Iterator<Item = (PathBuf, u32)>, classes: usize) -> Vec<(PathBuf, u32)> {
+fn round_robin(files: &[ImageFile], classes: usize) -> Vec<&ImageFile> {
     let mut seen = vec![0_usize; classes];
-    let mut ranked: Vec<(usize, u32, PathBuf)> = files
-        .map(|(path, label)| {
-            let rank = &mut seen[label as usize];
-            *rank += 1;
-            (*rank, label, path)
-        })
-        .collect();
+    let rank = |file| {
+        let &ImageFile { label, .. } = file;
+        let rank = &mut seen[label as usize];
+        *rank += 1;
+        (*rank, label, file)
+    };
+    let mut ranked: Vec<(usize, u32, &ImageFile)> = files.iter().map(rank).collect();
     ranked.sort_by_key(|(rank, label, _)| (*rank, *label));
-    ranked.into_iter().map(|(_, label, path)| (path, label)).collect()
+    ranked.into_iter().map(|(_, _, file)| file).collect()
 }

@@ -26,6 +26,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cache;
+pub mod notes;
 pub mod order;
 
 mod augment;
@@ -44,5 +45,6 @@ pub use error::{Error, Mismatch, Result};
 pub use gather::{Batch, GatherBatches, GatherConfig};
 pub use import::{ImportReport, import_cifar10};
 pub use normalization::Normalization;
+pub use source::decoded;
 pub use source::{CHUNK_BYTES, DatasetFiles, DatasetInfo, DatasetSpec, Source, Split};
 pub use verify::{Damage, SplitReport, VerifyReport, verify};

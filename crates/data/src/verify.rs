@@ -51,7 +51,7 @@ pub struct Damage {
 /// The errors of [`DatasetFiles::open`]: damage to images is in the report, but missing files and
 /// damaged headers leave nothing to report on. [`Error::Io`] where the system refuses to read.
 pub fn verify(spec: &DatasetSpec) -> Result<VerifyReport> {
-    let files = DatasetFiles::open(spec)?;
+    let files = DatasetFiles::open(&DatasetSpec { no_cache: true, ..spec.clone() })?;
     let layout = files.layout().clone();
     let mut splits = vec![];
     for split in Split::ALL.into_iter().filter(|split| files.has(*split)) {

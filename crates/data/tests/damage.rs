@@ -10,7 +10,7 @@ use std::path::Path;
 
 use cap::Cap;
 use common::files::*;
-use meristem_data::{Source, verify};
+use meristem_data::{DatasetSpec, Source, verify};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -113,6 +113,13 @@ fn write_sound(kind: usize, root: &Path) -> (Source, Vec<&'static str>) {
             fs::write(root.join("data.npz"), npz_bytes(&arrays, true)).unwrap();
             (Source::Arrays, vec!["data.npz"])
         }
+        7 => {
+            save_rgb(&root.join("1.png"), 9, 8, 3);
+            save_rgb(&root.join("2.jpg"), 7, 8, 5);
+            fs::write(root.join("a.csv"), "path,label,split\n1.png,a,train\n2.jpg,b,test\n")
+                .unwrap();
+            (Source::Csv, vec!["a.csv", "1.png", "2.jpg"])
+        }
         _ => {
             fs::write(root.join("data.safetensors"), safetensors_bytes(&arrays)).unwrap();
             (Source::Arrays, vec!["data.safetensors"])
@@ -132,7 +139,8 @@ proptest! {
 
     #[test]
     fn damage_is_an_error_and_no_panic(
-        kind in 0..7_usize,
+        kind in 0..8_usize,
+        resize in prop::option::of(1..20_u32),
         which in any::<Index>(),
         mutations in prop::collection::vec(any_mutation(), 1..4),
     ) {
@@ -142,9 +150,17 @@ proptest! {
         let mut bytes = fs::read(&path).unwrap();
         mutations.iter().for_each(|mutation| mutate(&mut bytes, mutation));
         fs::write(&path, &bytes).unwrap();
-        if let Err(error) = verify(&spec_of(source, folder.path())) {
+        let root = match source {
+            Source::Csv => folder.path().join("a.csv"),
+            _ => folder.path().to_path_buf(),
+        };
+        let spec = DatasetSpec { resize, ..spec_of(source, &root) };
+        if let Err(error) = verify(&spec) {
             let text = error.to_string();
-            prop_assert!(text.contains(folder.path().to_str().unwrap()), "{text}");
+            // A damaged list may name files elsewhere.
+            let elsewhere = source == Source::Csv && text.starts_with("cannot ");
+            let named = text.contains(folder.path().to_str().unwrap());
+            prop_assert!(named || elsewhere, "{text}");
         }
     }
 }

@@ -60,7 +60,7 @@ pub use ground::{Act, Counts, CudaError, Owner, OwnerUse, Property};
 pub use ground::{DType, DeviceId, Element, MAX_DIMS, MappedFile, MemoryFormat, Shape};
 pub use ground::{Error, Race, RaceAccess, RaceKind, Result};
 pub use ground::{Isa, IsaError, isa, random, simd};
-pub use ground::{PeerPlace, PeerProgress};
+pub use ground::{PeerPlace, PeerProgress, user_cache};
 pub use handles::{
     Ahead, Device, DeviceOptions, Event, Expect, Extent, Group, Launch, Launches, Stream, Tensor,
 };

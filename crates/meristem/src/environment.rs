@@ -26,7 +26,8 @@ Environment:
                             tensors of every operation
   MERISTEM_ISA              Instruction set of the kernels: portable, avx2 or avx512
   MERISTEM_LAUNCH_BLOCKING  1: every launch waits for its kernel, to locate a failure
-  MERISTEM_CACHE            Folder for compiled CUDA kernels; ~/.cache/meristem without it
+  MERISTEM_CACHE            Folder for compiled CUDA kernels and decoded images; without it meristem
+                            in XDG_CACHE_HOME or ~/.cache
   MERISTEM_SANITIZE         1: every launch is checked for races and use after free
   NO_COLOR                  Not empty: `meristem watch` uses no colours";
 

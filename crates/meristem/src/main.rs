@@ -6,6 +6,7 @@ mod cli;
 mod commands;
 mod environment;
 mod failure;
+mod notes;
 mod page;
 mod plain;
 mod plot;
@@ -18,6 +19,11 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
+use meristem::data::notes::TARGET;
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 fn main() -> ExitCode {
     // Errors of parsing end here, with clap's message and exit code 2.
@@ -40,7 +46,12 @@ fn run(arguments: cli::Arguments) -> commands::Outcome {
     }
     let filter = environment::log_filter(comm_debug)?;
     let colours = std::io::stderr().is_terminal();
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours);
-    log.with_writer(std::io::stderr).init();
+    let log = tracing_subscriber::fmt::layer().with_ansi(colours).with_writer(std::io::stderr);
+    let notes = notes::Notes::unless(arguments.command.is_quiet());
+    let of_notes = filter_fn(|event| event.target() == TARGET);
+    tracing_subscriber::registry()
+        .with(notes.with_filter(of_notes))
+        .with(log.with_filter(filter))
+        .init();
     commands::run(arguments.command)
 }

@@ -1,16 +1,29 @@
 //! Decoding of one PNG or JPEG file.
+//!
+//! Scaling is done by the crate `image` in f32, one operation after another, without instruction
+//! sets that are chosen at run time, so that the result is the same on every machine.
 
 use std::fs::File;
 use std::io::{Cursor, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
-use image::{ColorType, DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits};
+use image::imageops::{self, FilterType};
+use image::{
+    ColorType, DynamicImage, GenericImageView, ImageBuffer, ImageDecoder, ImageFormat, ImageReader,
+    Limits, Pixel,
+};
 
 use super::SIDE_MAX;
 use crate::error::{Error, Mismatch, Result};
 
 /// Size limit of an image file, in bytes.
 const FILE_BYTES_MAX: u64 = 256 << 20;
+/// Limit of a decoded image, in bytes.
+const DECODED_BYTES_MAX: u64 = 256 << 20;
+/// Largest compression ratio of deflate, in bytes of a PNG image per byte of its file. It is also
+/// above that of JPEG, in pixels: the mean of a block of 64 takes at least a bit.
+const RATIO_MAX: u64 = 1032;
 const REMEDY: &str = "replace or remove the file, or skip it with `skip_bad` (--skip-bad)";
 
 /// Channels, height and width of an image.
@@ -21,9 +34,29 @@ pub(crate) struct Size {
     pub(crate) width: usize,
 }
 
+/// Form in which images are wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Form {
+    pub(crate) size: Size,
+    /// The file that determined the size.
+    pub(crate) like: PathBuf,
+    /// Whether images of other sizes are cut to their central square and scaled.
+    pub(crate) resizes: bool,
+}
+
+/// State of a file when it was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    pub(crate) bytes: u64,
+    /// Time of the last change, in nanoseconds since 1970.
+    pub(crate) modified_ns: u64,
+    /// CRC-32 of the contents.
+    pub(crate) crc: u32,
+}
+
 /// Reads the size of the image at `path` from its header: 1 channel if it is grey, 3 otherwise.
 pub(crate) fn probe(path: &Path) -> Result<Size> {
-    let bytes = read_file(path)?;
+    let (bytes, _) = read(path)?;
     let decoder = decoder(path, &bytes)?;
     let (width, height) = decoder.dimensions();
     let grey = matches!(
@@ -33,44 +66,107 @@ pub(crate) fn probe(path: &Path) -> Result<Size> {
     Ok(Size { channels: if grey { 1 } else { 3 }, height: height as usize, width: width as usize })
 }
 
-/// Decodes the image at `path` into `pixels` (H, W, C). It must have the size `expected`, that of
-/// the file `like`. Grey becomes RGB if 3 channels are wanted; RGB never becomes grey. Transparency
-/// is dropped, 16 bits are rounded to 8.
-pub(crate) fn decode(path: &Path, expected: Size, like: &Path, pixels: &mut [u8]) -> Result<()> {
-    let bytes = read_file(path)?;
-    let decoder = decoder(path, &bytes)?;
+/// Decodes `bytes`, the contents of the file at `path`, into `pixels` (H, W, C). Unless the form
+/// resizes, the image must have its size. Grey becomes RGB if 3 channels are wanted; RGB never
+/// becomes grey. Palettes become RGB, transparency is dropped, 16 bits are rounded to 8.
+pub(crate) fn decode(path: &Path, bytes: &[u8], form: &Form, pixels: &mut [u8]) -> Result<()> {
+    let decoder = decoder(path, bytes)?;
     let (width, height) = decoder.dimensions();
-    let sides = (height as usize, width as usize);
-    if sides != (expected.height, expected.width) {
-        return Err(other_size(path, expected, like, format!("{width}×{height}")));
+    let Form { size, ref like, resizes } = *form;
+    if !resizes && (height as usize, width as usize) != (size.height, size.width) {
+        return Err(other_size(path, size, like, format!("{width}×{height}")));
     }
+    check_claim(path, bytes, &decoder)?;
     // A truncated JPEG decodes without an error, its rest grey.
     if bytes.starts_with(&JPEG_MAGIC) {
-        find_jpeg_end(&bytes)
+        find_jpeg_end(bytes)
             .map_err(|(offset, got)| undecodable(path, offset, "complete JPEG data", got))?;
     }
     let image = DynamicImage::from_decoder(decoder).map_err(|error| {
         undecodable(path, bytes.len(), "an image that decodes", error.to_string())
     })?;
     let colour = image.color().has_color();
-    let decoded = match (expected.channels, colour) {
-        (1, false) => image.into_luma8().into_raw(),
-        (1, true) => return Err(other_size(path, expected, like, "a colour image".into())),
-        _ => image.into_rgb8().into_raw(),
+    let side = resizes.then_some(size.height as u32);
+    let decoded = match (size.channels, colour) {
+        (1, false) => scaled(image.into_luma8(), side),
+        (1, true) => {
+            let remedy = "convert it to grey, or add a colour image to the training images";
+            let expected = format!("grey, as {} and all training images", like.display());
+            let mismatch = Mismatch::new("the image", expected, "a colour image");
+            return Err(mismatch.remedy(remedy).of(path));
+        }
+        _ => scaled(image.into_rgb8(), side),
     };
     pixels.copy_from_slice(&decoded);
     Ok(())
 }
 
-fn read_file(path: &Path) -> Result<Vec<u8>> {
+/// The central square of an image, scaled to `side` pixels with a triangle filter (bilinear) that
+/// is as wide as the pixels of the result, so that fine patterns are averaged. Without `side` the
+/// image as it is.
+fn scaled<P>(image: ImageBuffer<P, Vec<u8>>, side: Option<u32>) -> Vec<u8>
+where
+    P: Pixel<Subpixel = u8> + 'static,
+{
+    let (width, height) = image.dimensions();
+    let Some(side) = side.filter(|side| (width, height) != (*side, *side)) else {
+        return image.into_raw();
+    };
+    let square = width.min(height);
+    let (x, y) = ((width - square) / 2, (height - square) / 2);
+    let square = image.view(x, y, square, square);
+    imageops::resize(&*square, side, side, FilterType::Triangle).into_raw()
+}
+
+/// Checks that an image of the size in the header can be in the file, before anything is allocated
+/// for it.
+fn check_claim(path: &Path, bytes: &[u8], decoder: &impl ImageDecoder) -> Result<()> {
+    let (width, height) = decoder.dimensions();
+    let decoded = decoder.total_bytes();
+    let got = format!("{width}×{height}");
+    if decoded > DECODED_BYTES_MAX {
+        let expected = format!("at most {DECODED_BYTES_MAX} bytes when it is decoded");
+        return Err(undecodable(path, 0, expected, got));
+    }
+    let pixels = u64::from(width) * u64::from(height);
+    let packed = match bytes.starts_with(&JPEG_MAGIC) {
+        true => pixels,
+        false => pixels * u64::from(decoder.original_color_type().bits_per_pixel()) / 8,
+    };
+    if packed > (bytes.len() as u64).saturating_mul(RATIO_MAX) {
+        let expected = format!("of a size that {} bytes can hold", bytes.len());
+        return Err(undecodable(path, bytes.len(), expected, got));
+    }
+    Ok(())
+}
+
+/// The contents of a file, at most 256 MiB, and its state.
+pub(crate) fn read(path: &Path) -> Result<(Vec<u8>, Stamp)> {
+    // Opening a pipe would wait for its writer.
+    if !std::fs::metadata(path).map_err(Error::io("open", path))?.is_file() {
+        let remedy = "remove it, or put a file in its place";
+        return Err(Mismatch::new("the image", "a file", "something else").remedy(remedy).of(path));
+    }
     let file = File::open(path).map_err(Error::io("open", path))?;
+    let metadata = file.metadata().map_err(Error::io("read", path))?;
     let mut bytes = vec![];
     file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(Error::io("read", path))?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
         let expected = format!("at most {FILE_BYTES_MAX} bytes");
         return Err(undecodable(path, bytes.len(), expected, "more".into()));
     }
-    Ok(bytes)
+    let stamp = Stamp {
+        bytes: bytes.len() as u64,
+        modified_ns: modified_ns(&metadata),
+        crc: crc32fast::hash(&bytes),
+    };
+    Ok((bytes, stamp))
+}
+
+/// Time of the last change of a file, in nanoseconds since 1970; 0 if the system does not know it.
+pub(crate) fn modified_ns(metadata: &std::fs::Metadata) -> u64 {
+    let time = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+    time.map_or(0, |time| time.as_nanos() as u64)
 }
 
 /// Reads the header. The format is recognised by the contents, not by the name.
@@ -101,7 +197,8 @@ fn other_size(path: &Path, expected: Size, like: &Path, got: String) -> Error {
     let Size { channels, height, width } = expected;
     let colour = if channels == 1 { "grey" } else { "RGB" };
     let expected = format!("{width}×{height} {colour}, as {}", like.display());
-    Mismatch::new("the image", expected, got).remedy("bring all images to one size").of(path)
+    let remedy = "scale all images to one size with `resize`, such as --resize 32";
+    Mismatch::new("the image", expected, got).remedy(remedy).of(path)
 }
 
 const JPEG_MAGIC: [u8; 2] = [0xff, 0xd8];

@@ -6,11 +6,16 @@
 
 pub(crate) mod arrays;
 pub(crate) mod cifar;
+pub mod decoded;
 pub(crate) mod folder;
 pub(crate) mod idx;
 pub(crate) mod image_file;
+pub(crate) mod images;
 pub(crate) mod input;
+pub(crate) mod listing;
 pub(crate) mod npy;
+mod split;
+pub(crate) mod table;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -19,6 +24,7 @@ use std::sync::{Arc, OnceLock};
 
 use serde::Serialize;
 
+pub use self::split::Split;
 use crate::error::{Error, Result};
 use crate::normalization::{Histogram, Normalization};
 
@@ -44,25 +50,34 @@ pub enum Source {
     Cifar100,
     /// `train/CLASS/*` and `test/CLASS/*` with PNG and JPEG files.
     Folder,
+    /// A CSV file with the columns `path` and `label`, and `split` for a test split.
+    Csv,
     /// `.npz` or `.safetensors` with `train_images`, `train_labels`, `test_images`, `test_labels`.
     Arrays,
 }
 
 impl Source {
     /// Every source, in the order of the documentation.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Embedded,
         Self::FashionMnist,
         Self::Cifar10,
         Self::Cifar100,
         Self::Folder,
+        Self::Csv,
         Self::Arrays,
     ];
+
+    /// Whether its images are PNG and JPEG files.
+    pub const fn is_of_image_files(self) -> bool {
+        matches!(self, Self::Folder | Self::Csv)
+    }
 
     /// Sources whose files are in `root`. Opens them, and decodes no image.
     pub fn found_in(root: &Path) -> Vec<Self> {
         let found = |source: &Self| {
-            let spec = DatasetSpec { source: *source, root: Some(root.into()), skip_bad: true };
+            let root = Some(root.into());
+            let spec = DatasetSpec { root, skip_bad: true, ..DatasetSpec::of(*source) };
             *source != Self::Embedded && DatasetFiles::open(&spec).is_ok()
         };
         Self::ALL.into_iter().filter(found).collect()
@@ -76,6 +91,7 @@ impl Source {
             Self::Cifar10 => "cifar10",
             Self::Cifar100 => "cifar100",
             Self::Folder => "folder",
+            Self::Csv => "csv",
             Self::Arrays => "arrays",
         }
     }
@@ -94,6 +110,10 @@ impl Source {
             Self::Cifar100 => &["train.bin", "test.bin"],
             Self::Folder => {
                 &["train/CLASS/*.{png,jpg,jpeg}", "test/CLASS/*.{png,jpg,jpeg} for a test split"]
+            }
+            Self::Csv => {
+                &["a CSV file whose first line has the columns path and label, and split (train \
+                 or test) for a test split"]
             }
             Self::Arrays => {
                 &["one .npz or .safetensors file with train_images (u8, N×H×W or N×H×W×C), \
@@ -120,6 +140,7 @@ impl Source {
                  unpack it"
             }
             Self::Folder => "put each image into the folder of its class",
+            Self::Csv => "write a line for each image; paths are relative to the file",
             Self::Arrays => {
                 "write them with numpy.savez(\"data.npz\", train_images=…) or \
                  safetensors.numpy.save_file"
@@ -148,52 +169,35 @@ impl FromStr for Source {
     }
 }
 
-/// A split of a dataset.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Split {
-    /// Images for training.
-    Train,
-    /// Images for the final report only.
-    Test,
-}
-
-impl Split {
-    /// Both splits.
-    pub const ALL: [Self; 2] = [Self::Train, Self::Test];
-
-    /// The name: `train` or `test`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Train => "train",
-            Self::Test => "test",
-        }
-    }
-}
-
-impl fmt::Display for Split {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
 /// A dataset and its location, with the treatment of damaged files.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct DatasetSpec {
     /// The kind of dataset.
     pub source: Source,
-    /// Location of its files: a folder, or the file of [`Source::Arrays`]. Ignored for
-    /// [`Source::Embedded`].
+    /// Location of its files: a folder, or the file of [`Source::Csv`] or [`Source::Arrays`].
+    /// Ignored for [`Source::Embedded`].
     pub root: Option<PathBuf>,
     /// Whether to count damage and go on, instead of stopping at the first: image files of
-    /// [`Source::Folder`] that do not decode, records of CIFAR whose label is none.
+    /// [`Source::Folder`] and [`Source::Csv`] that do not decode, records of CIFAR whose label is
+    /// none.
     pub skip_bad: bool,
+    /// Rows and columns to which images of [`Source::Folder`] and [`Source::Csv`] are scaled, after
+    /// a cut to their central square. Without it all must have the same size.
+    pub resize: Option<u32>,
+    /// Whether to decode image files even if they were decoded before, and to keep no decoded ones
+    /// on disk.
+    pub no_cache: bool,
 }
 
 impl DatasetSpec {
     /// The dataset inside the binary.
     pub fn embedded() -> Self {
-        Self { source: Source::Embedded, root: None, skip_bad: false }
+        Self::of(Source::Embedded)
+    }
+
+    /// A dataset without a root, read strictly and as it is.
+    pub fn of(source: Source) -> Self {
+        Self { source, root: None, skip_bad: false, resize: None, no_cache: false }
     }
 }
 
@@ -270,6 +274,9 @@ pub(crate) type Sink<'a> = &'a mut dyn FnMut(&[u8], &[u32]) -> Result<()>;
 /// Handler of one bad file of many: an error stops the reading.
 pub(crate) type OnBad<'a> = &'a mut dyn FnMut(Error) -> Result<()>;
 
+/// Handler of an image file without pixels, by its path.
+pub(crate) type OnBadFile<'a> = &'a mut dyn FnMut(&Path) -> Result<()>;
+
 /// A reader of one format.
 pub(crate) trait Reader: Send + Sync {
     /// Facts that are known without decoding.
@@ -308,7 +315,9 @@ impl DatasetFiles {
             (Source::FashionMnist, Some(root)) => Box::new(idx::Idx::fashion_mnist(root)?),
             (Source::Cifar10, Some(root)) => Box::new(cifar::Cifar::open_10(root)?),
             (Source::Cifar100, Some(root)) => Box::new(cifar::Cifar::open_100(root)?),
-            (Source::Folder, Some(root)) => Box::new(folder::Folder::open(root)?),
+            (Source::Folder | Source::Csv, Some(root)) => {
+                Box::new(images::Images::open(spec, root)?)
+            }
             (Source::Arrays, Some(root)) => arrays::open(root)?,
             (Source::Embedded, _) | (_, None) => Box::new(idx::Idx::embedded()?),
         };

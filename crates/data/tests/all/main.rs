@@ -5,6 +5,7 @@ mod common;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod gather;
+mod images;
 mod order;
 mod ring;
 mod sources;

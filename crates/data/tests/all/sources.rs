@@ -10,12 +10,12 @@ use meristem_data::{
     DatasetFiles, DatasetSpec, Error, Residency, Source, Split, cache, import_cifar10, verify,
 };
 
-fn open_error(spec: &DatasetSpec) -> Error {
+pub(crate) fn open_error(spec: &DatasetSpec) -> Error {
     DatasetFiles::open(spec).unwrap_err()
 }
 
 /// The error of opening, or of reading everything.
-fn any_error(spec: &DatasetSpec) -> Error {
+pub(crate) fn any_error(spec: &DatasetSpec) -> Error {
     DatasetFiles::open(spec)
         .and_then(|_| {
             let device = cpu(1);
@@ -118,7 +118,7 @@ fn missing_datasets_say_where_to_get_them() {
     let folder = tempfile::tempdir().unwrap();
     let here = folder.path();
     for source in Source::ALL.into_iter().filter(|s| *s != Source::Embedded) {
-        let text = open_error(&DatasetSpec { source, root: None, skip_bad: false }).to_string();
+        let text = open_error(&DatasetSpec::of(source)).to_string();
         assert!(text.contains("--data-root") && text.contains(source.name()), "{text}");
         for root in [here.to_path_buf(), here.join("no/such/folder")] {
             let error = open_error(&spec_of(source, &root));
@@ -275,110 +275,6 @@ fn every_bad_label_of_a_cifar_split_is_named() {
 }
 
 #[test]
-fn class_folders_are_read_in_order() {
-    let folder = tempfile::tempdir().unwrap();
-    let (train, test) = write_folder(folder.path(), 4, 3);
-    fs::write(folder.path().join("train/.DS_Store"), "x").unwrap();
-    let spec = spec_of(Source::Folder, folder.path());
-    assert_eq!(read_split(&spec, Split::Train), train);
-    assert_eq!(read_split(&spec, Split::Test), test);
-    let info = DatasetFiles::open(&spec).unwrap().info().unwrap();
-    assert_eq!(info.classes, ["ant", "bee", "cat"]);
-    assert_eq!((info.width, info.height, info.channels), (6, 5, 3));
-}
-
-#[test]
-fn grey_images_stay_grey_and_become_rgb_among_rgb() {
-    let folder = tempfile::tempdir().unwrap();
-    for split in ["train", "test"] {
-        save_grey(&folder.path().join(split).join("a/1.png"), 9);
-    }
-    let spec = spec_of(Source::Folder, folder.path());
-    assert_eq!(read_split(&spec, Split::Train), (vec![9; 30], vec![0]));
-    save_rgb(&folder.path().join("train/a/0.png"), 6, 5, 7);
-    let (images, _) = read_split(&spec, Split::Train);
-    assert_eq!((images.len(), &images[90..93]), (180, &[9, 9, 9][..]));
-    save_rgb(&folder.path().join("train/a/2.png"), 6, 5, 7);
-    fs::remove_file(folder.path().join("train/a/0.png")).unwrap();
-    let error = any_error(&spec).to_string();
-    assert!(
-        error.contains("2.png") && error.contains("grey") && error.contains("1.png"),
-        "{error}"
-    );
-}
-
-#[test]
-fn damaged_images_are_named_and_can_be_left_out() {
-    let whole = |image: &[u8]| image.to_vec();
-    type Change = fn(&[u8]) -> Vec<u8>;
-    let cut: Change = |image| image[..image.len() * 2 / 3].to_vec();
-    let text: Change = |_| b"this is no image".to_vec();
-    let empty: Change = |_| vec![];
-    let flipped: Change = |image| {
-        let mut image = image.to_vec();
-        let middle = image.len() / 2;
-        image[middle] ^= 0x40;
-        image
-    };
-    let cases: [(&str, Change); 7] = [
-        ("b.png", cut),
-        ("b.png", text),
-        ("b.png", empty),
-        ("b.png", flipped),
-        ("b.jpg", cut),
-        ("b.jpg", empty),
-        ("b.jpg", text),
-    ];
-    for (name, change) in cases {
-        let folder = tempfile::tempdir().unwrap();
-        for split in ["train", "test"] {
-            for file in ["a.png", name, "c.png"] {
-                save_rgb(&folder.path().join(split).join("x").join(file), 16, 16, 50);
-            }
-        }
-        let path = folder.path().join("train/x").join(name);
-        fs::write(&path, change(&whole(&fs::read(&path).unwrap()))).unwrap();
-        let strict = spec_of(Source::Folder, folder.path());
-        let error = any_error(&strict);
-        assert!(error.is_damage() && error.to_string().contains(name), "{error}");
-        assert!(error.to_string().contains("--skip-bad"), "{error}");
-        let lenient = DatasetSpec { skip_bad: true, ..strict.clone() };
-        assert_eq!(read_split(&lenient, Split::Train).1, [0, 0]);
-        let info = DatasetFiles::open(&lenient).unwrap().info().unwrap();
-        assert_eq!((info.train_len, info.test_len, info.skipped), (2, Some(3), 1));
-        let report = verify(&strict).unwrap();
-        assert_eq!((report.splits[0].images, report.splits[0].damaged.len()), (2, 1));
-        assert!(report.splits[0].damaged[0].error.contains(name));
-    }
-}
-
-#[test]
-fn class_folders_that_do_not_fit_are_named() {
-    let fresh = || {
-        let folder = tempfile::tempdir().unwrap();
-        write_folder(folder.path(), 2, 2);
-        let spec = DatasetSpec { skip_bad: true, ..spec_of(Source::Folder, folder.path()) };
-        (folder, spec)
-    };
-    let (folder, spec) = fresh();
-    save_rgb(&folder.path().join("train/bee/zz.png"), 7, 5, 1);
-    let error = any_error(&spec);
-    assert!(matches!(error, Error::Layout { .. }), "{error}");
-    let text = error.to_string();
-    assert!(text.contains("zz.png") && text.contains("6×5") && text.contains("7×5"), "{text}");
-    let (folder, spec) = fresh();
-    save_rgb(&folder.path().join("test/dog/1.png"), 6, 5, 1);
-    let text = open_error(&spec).to_string();
-    assert!(text.contains("test/dog") && text.contains("ant, bee, cat"), "{text}");
-    let (folder, spec) = fresh();
-    fs::write(folder.path().join("train/readme.txt"), "x").unwrap();
-    assert!(open_error(&spec).to_string().contains("readme.txt"));
-    let (folder, spec) = fresh();
-    fs::create_dir(folder.path().join("train/zebra")).unwrap();
-    assert!(open_error(&spec).to_string().contains("zebra"));
-}
-
-#[test]
 fn arrays_of_both_kinds() {
     for kind in ["npz", "npz-deflated", "safetensors"] {
         let folder = tempfile::tempdir().unwrap();
@@ -503,57 +399,4 @@ fn damaged_arrays_are_named() {
     fs::write(folder.path().join("data.npz"), "no archive").unwrap();
     let error = open_error(&spec_of(Source::Arrays, folder.path()));
     assert_damaged(&error, "data.npz", 0, &["a zip archive, as numpy.savez writes it"]);
-}
-
-#[test]
-fn an_import_reads_back_as_the_folder() {
-    let folder = tempfile::tempdir().unwrap();
-    let source = folder.path().join("images");
-    let classes: Vec<String> = (0..10).map(|i| format!("class {i}")).collect();
-    for (split, count) in [("train", 3), ("test", 1)] {
-        for (label, class) in classes.iter().enumerate() {
-            for i in 0..count {
-                let path = source.join(split).join(class).join(format!("{i}.png"));
-                save_rgb(&path, 32, 32, (label * 10 + i) as u8);
-            }
-        }
-    }
-    let target = folder.path().join("out");
-    fs::create_dir(&target).unwrap();
-    let report = import_cifar10(&source, &target, false).unwrap();
-    assert_eq!((report.train_len, report.test_len, report.skipped), (30, 10, 0));
-    let spec = spec_of(Source::Cifar10, &target);
-    let (images, labels) = read_split(&spec, Split::Train);
-    let (from_images, from_labels) = read_split(&spec_of(Source::Folder, &source), Split::Train);
-    for (i, (image, label)) in images.chunks(3072).zip(&labels).enumerate() {
-        assert_eq!(*label as usize, i % 10, "round-robin over the classes");
-        let place = *label as usize * 3 + i / 10;
-        assert_eq!(from_labels[place], *label);
-        assert_eq!(image, &from_images[place * 3072..(place + 1) * 3072]);
-    }
-    assert_eq!(DatasetFiles::open(&spec).unwrap().info().unwrap().classes, classes);
-    let records = fs::read_to_string(target.join("cifar-10-batches-bin/records.txt")).unwrap();
-    assert!(records.starts_with("data_batch_1.bin 6\n"), "{records}");
-    assert!(records.ends_with("test_batch.bin 10\n"), "{records}");
-
-    let again = import_cifar10(&source, &target, false).unwrap_err();
-    assert!(matches!(again, Error::Layout { .. }), "{again:?}");
-    assert!(again.to_string().contains("an existing one"), "{again}");
-    let other = folder.path().join("other");
-    fs::write(source.join("train/class 3/1.png"), "no image").unwrap();
-    let error = import_cifar10(&source, &other, false).unwrap_err();
-    assert!(matches!(error, Error::Damaged { .. }), "{error:?}");
-    assert!(error.to_string().contains("1.png"), "{error}");
-    assert_eq!(fs::read_dir(&other).unwrap().count(), 0, "nothing half-written stays");
-    let report = import_cifar10(&source, &other, true).unwrap();
-    assert_eq!((report.train_len, report.test_len, report.skipped), (29, 10, 1));
-    fs::remove_dir_all(source.join("train/class 9")).unwrap();
-    fs::remove_dir_all(source.join("test/class 9")).unwrap();
-    let error = import_cifar10(&source, &folder.path().join("nine"), false).unwrap_err();
-    assert!(matches!(error, Error::Layout { .. }), "{error:?}");
-    assert!(error.to_string().contains("must be 10, got 9"), "{error}");
-    write_folder(&folder.path().join("small"), 1, 1);
-    let error = import_cifar10(&folder.path().join("small"), &other, false).unwrap_err();
-    assert!(matches!(error, Error::Layout { .. }), "{error:?}");
-    assert!(error.to_string().contains("32×32 RGB"), "{error}");
 }

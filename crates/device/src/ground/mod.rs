@@ -17,6 +17,7 @@ pub mod random;
 mod shape;
 pub mod simd;
 pub(crate) mod sync;
+mod user_cache;
 
 pub(crate) use access::{INLINE_ARGS, Use};
 pub use act::{Act, Counts};
@@ -34,3 +35,4 @@ pub use peers::{PeerPlace, PeerProgress};
 pub use property::Property;
 pub use race::{Race, RaceAccess, RaceKind};
 pub use shape::{MAX_DIMS, MemoryFormat, Shape};
+pub use user_cache::user_cache;

@@ -45,7 +45,7 @@ impl Drop for Resident {
 }
 
 fn load(device: &Device) -> Result<Arc<Dataset>, Fault> {
-    let spec = DatasetSpec { source: Source::Embedded, root: None, skip_bad: false };
+    let spec = DatasetSpec::embedded();
     Ok(cache::load(device, &spec, Split::Train, Residency::Resident)?)
 }
 

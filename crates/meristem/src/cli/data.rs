@@ -18,6 +18,8 @@ pub(crate) enum DataCommand {
     Import(ImportArguments),
     /// Print the samples of each env and batch, in the order of `train` with the same --epoch.
     Plan(PlanArguments),
+    /// Show how much room decoded image files take on disk, or remove them.
+    Cache(CacheArguments),
 }
 
 #[derive(Debug, Args)]
@@ -55,6 +57,16 @@ pub(crate) struct ImportArguments {
     /// Skip and count images that do not decode
     #[arg(long)]
     pub(crate) skip_bad: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CacheArguments {
+    /// Remove all decoded images
+    #[arg(long)]
+    pub(crate) clear: bool,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

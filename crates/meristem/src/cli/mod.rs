@@ -27,7 +27,7 @@ pub(crate) use self::bench::{
 };
 pub(crate) use self::control::{ControlCommand, ControlEvalArguments};
 pub(crate) use self::data::{
-    DataCommand, ImportArguments, InfoArguments, PlanArguments, VerifyArguments,
+    CacheArguments, DataCommand, ImportArguments, InfoArguments, PlanArguments, VerifyArguments,
 };
 pub(crate) use self::export::{
     CsvArguments, CsvTable, ExportCommand, OnnxArguments, TensorboardArguments,
@@ -105,6 +105,15 @@ pub(crate) enum Command {
 }
 
 impl Command {
+    /// Whether only errors are to be printed.
+    pub(crate) fn is_quiet(&self) -> bool {
+        match self {
+            Command::Train(arguments) => arguments.quiet,
+            Command::Control(ControlCommand::Eval(arguments)) => arguments.quiet,
+            _ => false,
+        }
+    }
+
     /// Whether transports between ranks should log their operations.
     pub(crate) fn comm_debug(&self) -> bool {
         match self {
@@ -175,15 +184,22 @@ fn precision() -> impl TypedValueParser<Value = Precision> {
 /// Flags that select a dataset.
 #[derive(Debug, Args)]
 pub(crate) struct DatasetArguments {
-    /// Dataset: embedded, fashion-mnist, cifar10, cifar100, folder or arrays
+    /// Dataset: embedded, fashion-mnist, cifar10, cifar100, folder, csv or arrays
     #[arg(long)]
     pub(crate) dataset: Option<String>,
-    /// Folder of the dataset; with --dataset arrays, the file
+    /// Folder of the dataset; with --dataset csv or arrays, the file
     #[arg(long, value_name = "DIR")]
     pub(crate) data_root: Option<PathBuf>,
     /// Skip and count images that do not decode and CIFAR records with an invalid label
     #[arg(long)]
     pub(crate) skip_bad: bool,
+    /// Rows and columns of all images, with --dataset folder or csv: images of other sizes are cut
+    /// to their central square and scaled
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) resize: Option<u32>,
+    /// Decode image files even if their decoded images are on disk, and keep none there
+    #[arg(long)]
+    pub(crate) no_cache: bool,
 }
 
 impl DatasetArguments {
@@ -193,7 +209,14 @@ impl DatasetArguments {
     /// An unknown name.
     pub(crate) fn spec(&self) -> Result<DatasetSpec, meristem::train::Error> {
         let name = self.dataset.as_deref().unwrap_or(Source::Embedded.name());
-        dataset_spec(name, self.data_root.as_deref(), self.skip_bad)
+        dataset_spec(name, self.options())
+    }
+
+    /// Options of the dataset, without its source.
+    pub(crate) fn options(&self) -> DatasetSpec {
+        let &Self { ref data_root, skip_bad, resize, no_cache, .. } = self;
+        let root = data_root.clone();
+        DatasetSpec { root, skip_bad, resize, no_cache, ..DatasetSpec::embedded() }
     }
 }
 

@@ -49,7 +49,8 @@ fn resume_help() -> String {
     let flags: Vec<String> = settings.map(|setting| format!("--{}", setting.flag)).collect();
     format!(
         "Resume the run in folder RUN, which was stopped or killed, from its last checkpoint, with \
-         the results of an unbroken run. The run has its own settings; only {} may be given",
+         the results of an unbroken run. More --steps or --rounds extend a run, also a complete \
+         one. The run has its own settings; only {} may be given",
         flags.join(", ")
     )
 }

@@ -116,10 +116,18 @@ impl StudyObserver for Watch {
 
     fn run_begins(&mut self, planned: &Planned<'_>) {
         self.progress = Progress::new(self.mode);
-        let &Planned { number, of, contender, seed, learns } = planned;
-        let what = if learns { "training for" } else { "with" };
-        self.progress.line(&format!("run {number} of {of}: {contender} {what} seed {seed}"));
+        self.progress.line(&title(planned));
     }
+
+    fn run_is_complete(&mut self, planned: &Planned<'_>) {
+        self.progress.line(&format!("{}, complete", title(planned)));
+    }
+}
+
+fn title(planned: &Planned<'_>) -> String {
+    let &Planned { number, of, contender, seed, learns } = planned;
+    let what = if learns { "training for" } else { "with" };
+    format!("run {number} of {of}: {contender} {what} seed {seed}")
 }
 
 /// Text of the comparison.

@@ -1,7 +1,9 @@
 //! `meristem data info | verify | import | plan`.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
+use meristem::data::decoded;
 use meristem::data::order::{self, OrderConfig};
 use meristem::data::{
     DatasetFiles, DatasetInfo, DatasetSpec, Normalization, Source, Split, VerifyReport,
@@ -12,10 +14,11 @@ use serde::Serialize;
 
 use super::{Outcome, print_json};
 use crate::cli::{
-    DataCommand, DatasetArguments, ImportArguments, InfoArguments, PlanArguments, VerifyArguments,
+    CacheArguments, DataCommand, DatasetArguments, ImportArguments, InfoArguments, PlanArguments,
+    VerifyArguments,
 };
 use crate::failure::Failure;
-use crate::plain::{self, thousands};
+use crate::plain::{self, counted, thousands};
 use crate::table;
 
 pub(crate) fn run(command: &DataCommand) -> Outcome {
@@ -27,6 +30,7 @@ pub(crate) fn run(command: &DataCommand) -> Outcome {
         DataCommand::Verify(arguments) => verify_dataset(arguments),
         DataCommand::Import(arguments) => import(arguments),
         DataCommand::Plan(arguments) => plan(arguments),
+        DataCommand::Cache(arguments) => cache(arguments),
     }
 }
 
@@ -112,8 +116,7 @@ fn overview(arguments: &InfoArguments) -> Outcome {
 }
 
 fn known(source: Source, arguments: &DatasetArguments) -> Known {
-    let root = arguments.data_root.clone();
-    let spec = DatasetSpec { source, root, skip_bad: arguments.skip_bad };
+    let spec = DatasetSpec { source, ..arguments.options() };
     let asked = source == Source::Embedded || spec.root.is_some();
     Known {
         dataset: source.name(),
@@ -173,6 +176,49 @@ fn import(arguments: &ImportArguments) -> Outcome {
     ));
     let root = arguments.to.display();
     plain::out(&format!("next: meristem train --dataset cifar10 --data-root {root}"));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Decoded images on disk.
+#[derive(Serialize)]
+struct Decoded {
+    /// The folder; null if the environment names none.
+    folder: Option<PathBuf>,
+    files: usize,
+    bytes: u64,
+    bytes_max: u64,
+}
+
+fn cache(arguments: &CacheArguments) -> Outcome {
+    let folder = decoded::folder();
+    let failed = |error: std::io::Error| {
+        let place = folder.clone().unwrap_or_default();
+        let message = format!("decoded images in {}: {error}", place.display());
+        Failure::failed(message, "check the folder, or set MERISTEM_CACHE to another")
+    };
+    let (files, bytes) = match arguments.clear {
+        true => decoded::clear().map_err(failed)?,
+        false => {
+            let files = decoded::files().map_err(failed)?;
+            (files.len(), files.iter().map(|(_, bytes)| bytes).sum())
+        }
+    };
+    if arguments.json {
+        print_json(&Decoded { folder, files, bytes, bytes_max: decoded::BYTES_MAX })?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Some(folder) = folder else {
+        plain::out("no images are kept: MERISTEM_CACHE, XDG_CACHE_HOME and HOME are not set");
+        return Ok(ExitCode::SUCCESS);
+    };
+    let what = if arguments.clear { "removed" } else { "decoded images" };
+    let splits = counted(files, ["split", "splits"]);
+    let [bytes, most] = [bytes, decoded::BYTES_MAX].map(|n| n.div_ceil(1 << 20));
+    let (bytes, most) = (thousands(bytes), thousands(most));
+    plain::out(&format!(
+        "{what}: {splits}, {bytes} of at most {most} MiB, in {}",
+        folder.display()
+    ));
     Ok(ExitCode::SUCCESS)
 }
 

@@ -1,7 +1,7 @@
 //! Texts of progress.
 
 use meristem::control::{HEADS, Op, RoundReport};
-use meristem::train::events::{Event, RunStarted, SlotState, StepCompleted};
+use meristem::train::events::{Event, Extension, RunStarted, SlotState, StepCompleted};
 use meristem::train::settings::Normalize;
 
 use crate::plain::{self, counted, mean, percent, thousands};
@@ -90,6 +90,13 @@ pub(super) fn story(event: &Event) -> Option<String> {
             });
             format!("  env {env}: {}; it is rolled back to {to}", failure.describe())
         }
+        Event::RunExtended(Extension { round, step, steps, rounds }) => format!(
+            "  extended to {} of {}; it goes on with round {}, step {}",
+            counted(*rounds, ["round", "rounds"]),
+            counted(*steps, ["step", "steps"]),
+            round + 1,
+            step + 1
+        ),
         Event::Anomaly { env, what, .. } => format!("  env {env}: {what}"),
         _ => return None,
     })

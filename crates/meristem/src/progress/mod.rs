@@ -191,6 +191,13 @@ impl Observer for Progress {
         ));
     }
 
+    fn controller_looked_ahead(&mut self, began: usize, now: usize) {
+        plain::err(&format!(
+            "warning: the controller has planned for an end after {began} steps so far, so that \
+             the results may differ from those of a run of {now} steps from the start"
+        ));
+    }
+
     fn event(&mut self, event: &Event) {
         match event {
             Event::RunStarted(run) => self.begin(run),

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Lines};
 #[cfg(unix)]
 use std::process::{Child, ChildStderr, Command, Stdio};
 
-use crate::common::process::{Process, output};
+use crate::common::process::{Process, output, wait_for};
 use crate::common::{Meristem, Said, assert_documented, figure, said};
 use serde_json::Value;
 
@@ -383,4 +383,59 @@ fn ctrl_c_leaves_what_is_complete() {
     );
     assert!(told.stdout.lines().all(|line| line.chars().count() <= 100), "{}", told.stdout);
     assert!(String::from_utf8(m.bytes("plot.svg")).unwrap().contains("stopped early"));
+}
+
+/// A study continues where it was killed: complete runs stay as they are, a run that was killed in
+/// the middle goes on, and the results are those of a study without the kill.
+#[cfg(unix)]
+#[test]
+fn a_study_goes_on_where_it_was_killed() {
+    let m = Meristem::new();
+    let flags = format!("{TINY} --controllers none,random,ppo --seeds 2 --json --run-dir");
+    let whole = study(&eval(&m, &format!("{flags} whole")));
+    let mut command = m.command();
+    command.args(["control", "eval"]).args(flags.split_whitespace()).arg("cut");
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = Process::start(&mut command);
+    wait_for("a run that learns", || m.path("cut/seed-1000/3-ppo-learning/checkpoints").is_dir());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let complete = ["seed-1000/1-none", "seed-1000/2-random"];
+    let events = |cell: &str| {
+        let file = m.path("cut").join(cell).join("events.jsonl");
+        (std::fs::read(&file).unwrap(), file.metadata().unwrap().modified().unwrap())
+    };
+    let before = complete.map(events);
+    // A run that was killed before it had settings.
+    std::fs::create_dir_all(m.path("cut/seed-1001/1-none/weights")).unwrap();
+    std::fs::write(m.path("cut/seed-1001/1-none/.lock"), "").unwrap();
+    // A setting that results depend on is named, and nothing is changed.
+    let other = flags.replace("--steps 4", "--steps 5");
+    let refused = eval(&m, &format!("{other} cut"));
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    let flat = refused.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+    for words in ["seed-1000/1-none", "`steps = 4`", "`steps = 5`", "another --run-dir"] {
+        assert!(flat.contains(words), "{flat}");
+    }
+    let told = eval(&m, &format!("{flags} cut"));
+    assert!(told.stderr.contains("run 2 of 6: random with seed 1000, complete"), "{}", told.stderr);
+    assert_eq!(complete.map(events), before);
+    assert_eq!(study(&told), whole);
+    assert_eq!(m.json("cut/study.json"), whole);
+    // More seeds and controllers.
+    let more = flags.replace("none,random,ppo --seeds 2", "none,random,ppo,heuristic --seeds 3");
+    let longer = study(&eval(&m, &format!("{more} cut")));
+    assert_eq!(complete.map(events), before);
+    assert_eq!(longer["contenders"][1]["runs"][1], whole["contenders"][1]["runs"][1]);
+    assert_eq!(longer["contenders"][3]["runs"].as_array().unwrap().len(), 3);
+    // Another instruction set would round differently.
+    let mut portable = m.command();
+    portable.args(["control", "eval"]).args(flags.split_whitespace()).arg("cut");
+    let refused = said(output(portable.env("MERISTEM_ISA", "portable")));
+    let flat = refused.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+    let was = m.json("cut/seed-1000/1-none/summary.json")["instruction_set"].clone();
+    match was == "portable" {
+        true => assert_eq!(refused.code, Some(0), "{flat}"),
+        false => assert!(flat.contains("with which cut/seed-1000/1-none was computed"), "{flat}"),
+    }
 }

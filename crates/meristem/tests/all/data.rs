@@ -1,6 +1,7 @@
 //! `meristem data`.
 
-use crate::common::{Meristem, of_kind};
+use crate::common::process::output;
+use crate::common::{Meristem, of_kind, said};
 use serde_json::Value;
 
 fn json(m: &Meristem, arguments: &str) -> Value {
@@ -172,4 +173,136 @@ fn a_dataset_without_a_test_split_is_trained_on() {
     m.fails(&format!("control eval {data} --controllers none,random --seeds 1"), 2, &words);
     std::fs::create_dir(m.path("images/test")).unwrap();
     m.fails(&format!("data info {data}"), 1, &["the test split is empty"]);
+}
+
+/// Class folders with 1,002 training images of 4×4 pixels, which is enough to be kept decoded.
+fn many_images(m: &Meristem) {
+    for class in ["a", "b"] {
+        std::fs::create_dir_all(m.path("images/train").join(class)).unwrap();
+        for number in 0..501_u32 {
+            let image = image::GrayImage::from_fn(4, 4, |x, y| {
+                image::Luma([(number * 3 + x * 7 + y * 11) as u8])
+            });
+            let file = m.path("images/train").join(class).join(format!("{number:03}.png"));
+            image.save(&file).unwrap();
+            // Long before it is read.
+            let file = std::fs::File::options().write(true).open(file).unwrap();
+            let day = std::time::Duration::from_secs(24 * 3600);
+            file.set_modified(std::time::SystemTime::now() - day).unwrap();
+        }
+    }
+}
+
+/// The same results with and without decoded images on disk, whatever happens to those.
+#[test]
+fn decoded_images_are_kept_on_disk() {
+    let m = Meristem::new();
+    many_images(&m);
+    let info = |more: &str| {
+        let mut command = m.command();
+        command.args(["data", "info", "--dataset", "folder", "--data-root", "images", "--json"]);
+        command.args(more.split_whitespace()).env("MERISTEM_CACHE", m.path("cache"));
+        let said = said(output(&mut command));
+        assert_eq!(said.code, Some(0), "{}", said.stderr);
+        (serde_json::from_str::<Value>(&said.stdout).unwrap(), said.stderr)
+    };
+    let cache = |more: &str| {
+        let mut command = m.command();
+        command.args(["data", "cache", "--json"]).args(more.split_whitespace());
+        let said = said(output(command.env("MERISTEM_CACHE", m.path("cache"))));
+        serde_json::from_str::<Value>(&said.stdout).unwrap()
+    };
+    let (without, _) = info("--no-cache");
+    assert_eq!(without["train_len"], 1002);
+    assert_eq!(cache("")["files"], 0);
+    let (first, told) = info("");
+    assert_eq!((&first, told.as_str()), (&without, ""));
+    assert_eq!(cache("")["files"], 1);
+    let (again, _) = info("");
+    assert_eq!(again, without);
+    // Pixels that come from the cache, not from the files.
+    let [kept] = &cached(&m)[..] else { panic!() };
+    let mut bytes = std::fs::read(kept).unwrap();
+    bytes[5] ^= 0xff;
+    std::fs::write(kept, &bytes).unwrap();
+    let (damaged, told) = info("");
+    assert_eq!(damaged, without);
+    let flat = told.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(flat.contains("note: decoded images") && flat.contains("checksum is wrong"), "{told}");
+    assert_eq!(info("").1, "", "it was made again");
+    // Another size is another entry; a changed file is noticed.
+    assert_eq!(info("--resize 8").0["width"], 8);
+    assert_eq!(cache("")["files"], 2);
+    let file = m.path("images/train/a/007.png");
+    image::GrayImage::from_pixel(4, 4, image::Luma([250])).save(&file).unwrap();
+    let (changed, _) = info("");
+    assert_ne!(changed["mean"], without["mean"]);
+    assert_eq!(info("").0, changed);
+    // A file that does not decode is left out, and is again when the others come from the cache.
+    std::fs::write(&file, "no image").unwrap();
+    for _ in 0..2 {
+        let (fewer, _) = info("--skip-bad");
+        assert_eq!((&fewer["train_len"], &fewer["skipped"]), (&1001.into(), &1.into()));
+    }
+    let cleared = cache("--clear");
+    assert!(cleared["files"].as_u64().unwrap() >= 2, "{cleared}");
+    assert_eq!(cache("")["bytes"], 0);
+    // A folder that cannot be written is a note, and no error.
+    std::fs::remove_dir_all(m.path("cache")).unwrap();
+    std::fs::write(m.path("cache"), "a file").unwrap();
+    let (_, told) = info("--skip-bad");
+    assert!(told.contains("note: the decoded images are not kept in"), "{told}");
+}
+
+/// Files in the cache of decoded images.
+fn cached(m: &Meristem) -> Vec<std::path::PathBuf> {
+    let entries = std::fs::read_dir(m.path("cache/decoded")).unwrap();
+    entries.map(|entry| entry.unwrap().path()).collect()
+}
+
+/// Several processes decode and keep the same images at once.
+#[test]
+fn processes_share_the_decoded_images() {
+    let m = Meristem::new();
+    many_images(&m);
+    let expected = json(&m, "data info --dataset folder --data-root images --json --no-cache");
+    let start = || {
+        let mut command = m.command();
+        command.args(["data", "info", "--dataset", "folder", "--data-root", "images", "--json"]);
+        command.env("MERISTEM_CACHE", m.path("cache")).stdout(std::process::Stdio::piped());
+        command.spawn().unwrap()
+    };
+    let all: Vec<_> = (0..4).map(|_| start()).collect();
+    for process in all {
+        let told = process.wait_with_output().unwrap();
+        assert_eq!(serde_json::from_slice::<Value>(&told.stdout).unwrap(), expected);
+    }
+    assert_eq!(cached(&m).len(), 1);
+}
+
+/// Files that are no images are named, and other sizes with the option that helps.
+#[test]
+fn odd_folders_are_told() {
+    let m = Meristem::new();
+    for (name, side) in [("a/1", 8), ("a/2", 9), ("b/1", 8)] {
+        let file = m.path("odd/train").join(format!("{name}.png"));
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        image::RgbImage::from_pixel(side, side, image::Rgb([9, 8, 7])).save(file).unwrap();
+    }
+    let of = "--dataset folder --data-root odd";
+    let train = "train --host minimal --envs 1 --steps 1 --controller none --batch 2";
+    let words = ["2.png", "8×8", "got 9×9", "such as --resize 32"];
+    m.fails(&format!("{train} {of} --run-dir no"), 1, &words);
+    assert!(!m.path("no").exists());
+    std::fs::write(m.path("odd/train/a/notes\u{1b}.txt"), "x").unwrap();
+    let said = m.ok(&format!("{train} {of} --resize 8 --run-dir run"));
+    let note = "note: left out 1 file that is no image: train/a/notes\u{fffd}.txt";
+    assert!(said.stderr.contains(note), "{}", said.stderr);
+    let quiet = m.ok(&format!("{train} {of} --resize 8 --run-dir other --quiet"));
+    assert_eq!(quiet.stderr, "");
+    let eval = format!("eval --weights run/weights/env-0.safetensors {of} --split train");
+    m.ok(&format!("{eval} --resize 8"));
+    m.fails(&format!("{train} --resize 8 --run-dir no"), 2, &["`resize`: got 8", "embedded"]);
+    m.fails(&format!("{eval} --resize 0"), 2, &["'--resize <N>'"]);
+    m.fails(&format!("data info {of} --resize 5000"), 2, &["'--resize <N>'"]);
 }

@@ -33,7 +33,7 @@ fn as_once_written(config: &Path) {
 
 /// Moment to kill a run: after a number of events, or during the write of a checkpoint.
 #[derive(Clone, Copy, Debug)]
-enum Moment {
+pub(crate) enum Moment {
     Events(usize),
     TornCheckpoint,
 }
@@ -55,7 +55,7 @@ impl Moment {
 }
 
 /// Starts a run and kills it at that moment. Returns whether it was killed before its end.
-fn killed_at(m: &Meristem, arguments: &str, run: &str, moment: Moment) -> bool {
+pub(crate) fn killed_at(m: &Meristem, arguments: &str, run: &str, moment: Moment) -> bool {
     let mut command = m.command();
     command.args(arguments.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = Process::start(&mut command);

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::identity;
+use crate::config::{changed_line, identity, without_length};
 use crate::error::{Error, Result};
 use crate::record::summary::DatasetSummary;
 
@@ -20,27 +20,13 @@ pub(crate) struct Identity {
 
 impl Identity {
     /// Checks that a run with this identity may resume from the checkpoint in `file`, whose
-    /// identity is `other`.
+    /// identity is `other`. The planned length may differ.
     ///
     /// # Errors
     /// [`Error::OtherSettings`]; [`Error::Value`] if the instruction set or the data differ.
     pub(crate) fn check(&self, file: &Path, other: &Identity) -> Result<()> {
-        let [ours, theirs] = [self, other].map(|run| identity(&run.config));
-        let only_in = |one: &str, another: &str| {
-            one.lines().find(|line| !another.lines().any(|l| l == *line)).map(str::to_string)
-        };
-        let of_same_key = |text: &str, line: &str| {
-            let key = |line: &str| line.split(" = ").next().map(str::to_string);
-            let found = text.lines().find(|other| key(other) == key(line));
-            found.unwrap_or("no such line").to_string()
-        };
-        let differing = only_in(&theirs, &ours).map(|began| {
-            let now = of_same_key(&ours, &began);
-            (began, now)
-        });
-        let differing = differing
-            .or_else(|| only_in(&ours, &theirs).map(|now| (of_same_key(&theirs, &now), now)));
-        if let Some((began, now)) = differing {
+        let [ours, theirs] = [self, other].map(|run| without_length(&identity(&run.config)));
+        if let Some((began, now)) = changed_line(&theirs, &ours) {
             return Err(Error::OtherSettings { path: file.into(), began, now });
         }
         if self.instruction_set != other.instruction_set {

@@ -28,6 +28,7 @@ use crate::env::{EnvState, EnvTensors};
 use crate::error::Result;
 use crate::position::Position;
 use crate::record::event_writer::EventsPosition;
+use crate::record::events::Extension;
 use crate::record::summary::{EnvSummary, RoundSummary, Stretch};
 use crate::record::totals::Totals;
 
@@ -100,6 +101,9 @@ pub(crate) struct Progress {
     /// Devices and precision of the steps so far; empty in older checkpoints.
     #[serde(default)]
     pub(crate) computed: Vec<Stretch>,
+    /// Extensions before its position.
+    #[serde(default)]
+    pub(crate) extended: Vec<Extension>,
     /// Position of the next step.
     pub(crate) next: Position,
     pub(crate) totals: Totals,

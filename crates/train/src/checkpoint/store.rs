@@ -111,6 +111,7 @@ mod tests {
             progress: Progress {
                 identity: identity("seed = 1"),
                 computed: vec![],
+                extended: vec![],
                 next: Position { round: 0, step },
                 totals: Totals::default(),
                 rounds: vec![],

@@ -8,6 +8,7 @@ use crate::env::SavedEnv;
 use crate::error::Result;
 use crate::position::Position;
 use crate::processes::World;
+use crate::record::events::Extension;
 use crate::record::journal::Journal;
 use crate::record::summary::{EnvSummary, RoundSummary, Stretch};
 use crate::record::totals::Totals;
@@ -19,6 +20,8 @@ pub(crate) struct Checkpoints {
     pub(crate) identity: Identity,
     /// Devices and precision of the steps so far.
     pub(crate) computed: Vec<Stretch>,
+    /// Extensions of the run so far.
+    pub(crate) extended: Vec<Extension>,
     /// Results of the completed rounds.
     pub(crate) rounds: Vec<RoundSummary>,
     /// Results of the envs in the last completed round.
@@ -52,6 +55,7 @@ impl Checkpoints {
         let progress = Progress {
             identity: self.identity.clone(),
             computed: self.computed.clone(),
+            extended: self.extended.clone(),
             next,
             totals,
             rounds: self.rounds.clone(),

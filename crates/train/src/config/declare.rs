@@ -242,6 +242,8 @@ pub struct Setting {
     pub train_only: bool,
     /// Whether a run may be resumed with another value.
     pub on_resume: bool,
+    /// Whether a larger value makes a run longer, which is possible on resume.
+    pub extends: bool,
 }
 
 impl Setting {
@@ -269,6 +271,7 @@ impl Setting {
             before: None,
             train_only: false,
             on_resume: false,
+            extends: false,
         }
     }
 
@@ -311,6 +314,10 @@ impl Setting {
 
     pub(crate) fn on_resume(self) -> Self {
         Self { on_resume: true, ..self }
+    }
+
+    pub(crate) fn extends(self) -> Self {
+        Self { on_resume: true, extends: true, ..self }
     }
 
     /// Text of the default of `control eval`, whose settings are those of contenders that learn.

@@ -29,6 +29,36 @@ pub(crate) fn identity(resolved: &str) -> String {
     table.to_string()
 }
 
+/// An identity without the planned length of the run, which an extension changes.
+pub(crate) fn without_length(identity: &str) -> String {
+    keep(identity, |setting| !setting.extends)
+}
+
+/// The first setting that results depend on with different values in two resolved configurations:
+/// its line in each.
+pub(crate) fn changed_result(began: &str, now: &str) -> Option<(String, String)> {
+    let [began, now] =
+        [began, now].map(|text| keep(text, |setting| setting.scope == Scope::Result));
+    changed_line(&began, &now)
+}
+
+/// The first line that is in one text only, and the line of the same key in the other.
+pub(crate) fn changed_line(began: &str, now: &str) -> Option<(String, String)> {
+    let only_in = |one: &str, another: &str| {
+        one.lines().find(|line| !another.lines().any(|l| l == *line)).map(str::to_string)
+    };
+    let of_same_key = |text: &str, line: &str| {
+        let key = |line: &str| line.split(" = ").next().map(str::to_string);
+        let found = text.lines().find(|other| key(other) == key(line));
+        found.unwrap_or("no such line").to_string()
+    };
+    let gone = only_in(began, now).map(|line| {
+        let same = of_same_key(now, &line);
+        (line, same)
+    });
+    gone.or_else(|| only_in(now, began).map(|line| (of_same_key(began, &line), line)))
+}
+
 /// Settings that all processes of a run share, from a resolved configuration.
 pub(crate) fn in_common(resolved: &str) -> String {
     keep(resolved, |setting| setting.scope != Scope::Process)

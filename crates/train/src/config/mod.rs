@@ -25,7 +25,9 @@ use meristem_device::{DeviceOptions, Trace};
 use meristem_grow::Optimisers;
 use meristem_nn::graph::SgdConfig;
 
-pub(crate) use self::identity::{first_difference, identity, values_from_before};
+pub(crate) use self::identity::{
+    changed_line, changed_result, first_difference, identity, values_from_before, without_length,
+};
 pub(crate) use self::policy_file::PolicyFile;
 pub(crate) use self::table::{FIRST_STUDY_SEED, STATISTICS_BATCHES};
 pub use self::table::{Layer, TrainConfig, all};

@@ -95,13 +95,13 @@ settings! {
         /// Seed of all random numbers of the run.
         seed: u64 = same(42u64), whole(0, i64::MAX as u64), study_default(FIRST_STUDY_SEED);
         /// Number of rounds. In a round every env runs one episode with a fresh host; a policy
-        /// learns at the end of each round.
+        /// learns at the end of each round. On resume more rounds extend the run.
         rounds: usize = presets(3, 2, 20).without_learning(1, 1, 1),
-            unit("N"), whole(1, 1_000_000);
+            unit("N"), whole(1, 1_000_000), extends();
         /// Steps per episode. A step is one epoch of host training (see --epoch), followed by one
-        /// action per env.
+        /// action per env. On resume more steps extend a run in its first round.
         steps: usize = presets(15, 10, 60).without_learning(30, 18, 60),
-            unit("N"), whole(1, 1_000_000);
+            unit("N"), whole(1, 1_000_000), extends();
         /// Steps between checkpoints; there is also one after the first step of the run. With 0
         /// checkpoints are written only between rounds and when the run is stopped.
         checkpoint_every: usize = same(10usize),
@@ -132,14 +132,20 @@ settings! {
             scope(Scope::Process), since(5), train_only(), on_resume();
     }
     "Data" {
-        /// Dataset: embedded, fashion-mnist, cifar10, cifar100, folder or arrays.
+        /// Dataset: embedded, fashion-mnist, cifar10, cifar100, folder, csv or arrays.
         dataset: String = same("embedded");
-        /// Folder of the dataset; with --dataset arrays, the file.
+        /// Folder of the dataset; with --dataset csv or arrays, the file.
         data_root: Option<PathBuf> = absent("none, for the embedded dataset"),
             unit("DIR");
         /// Skip and count images that do not decode and CIFAR records with an invalid label,
         /// instead of stopping.
         skip_bad: bool = same(false);
+        /// Rows and columns of all images, with --dataset folder or csv: images of other sizes are
+        /// cut to their central square and scaled, with an antialiasing filter.
+        resize: Option<usize> = absent("images keep their size, which must be the same"),
+            unit("N"), whole(1, 4096), since(6);
+        /// Decode image files even if their decoded images are on disk, and keep none there.
+        no_cache: bool = same(false), scope(Scope::Process), since(6), on_resume();
         /// Device memory that one split of the dataset may take, such as 64MiB. A larger split is
         /// streamed, with the same results.
         data_budget: Option<ByteSize> = absent("no limit"),

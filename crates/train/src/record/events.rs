@@ -40,6 +40,19 @@ pub struct Record<'a> {
     pub event: &'a Event,
 }
 
+/// Extension of a run to more steps or rounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Extension {
+    /// Round of the first step after it.
+    pub round: usize,
+    /// The first step after it.
+    pub step: usize,
+    /// Steps per round from there on.
+    pub steps: usize,
+    /// Rounds of the extended run.
+    pub rounds: usize,
+}
+
 /// An event of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
@@ -47,6 +60,8 @@ pub struct Record<'a> {
 pub enum Event {
     /// The run starts; the first event of a file.
     RunStarted(RunStarted),
+    /// The run was extended on resume, and goes on.
+    RunExtended(Extension),
     /// A round starts, with fresh hosts.
     RoundStarted {
         /// Number of the round.

@@ -28,6 +28,11 @@ pub trait Observer {
     /// Reports the folder of the run, before its first event. Called in the first process.
     fn folder_opened(&mut self, _folder: &Path) {}
 
+    /// Reports, before anything runs, that an extended run may differ from a run that was planned
+    /// with this many steps, because its controller has looked ahead to the end of `began` steps.
+    /// Called in the first process.
+    fn controller_looked_ahead(&mut self, _began: usize, _now: usize) {}
+
     /// Reports an event. The same events are written to `events.jsonl`.
     fn event(&mut self, _event: &Event) {}
 

@@ -68,6 +68,23 @@ impl RunFolder {
         Ok(folder)
     }
 
+    /// Removes the folder of a run that was killed before it had settings. Does nothing if there is
+    /// no such folder.
+    ///
+    /// # Errors
+    /// [`Error::RunFolderExists`]: it has other files.
+    pub(crate) fn discard_unfilled(path: &Path) -> Result<()> {
+        if path.symlink_metadata().is_err() {
+            return Ok(());
+        }
+        let folder = Self { _lock: lock(path)?, path: path.to_owned(), above: vec![] };
+        folder.discard();
+        match path.symlink_metadata() {
+            Ok(_) => Err(Error::RunFolderExists { path: path.to_owned() }),
+            Err(_) => Ok(()),
+        }
+    }
+
     /// Opens the folder of a run that was stopped or killed.
     ///
     /// # Errors
@@ -192,7 +209,7 @@ impl RunFolder {
         let removed = fs::remove_file(self.config())
             .or(Ok(()))
             .and_then(|()| fs::remove_file(self.path.join(LOCK)))
-            .and_then(|()| fs::remove_dir(self.weights()))
+            .and_then(|()| fs::remove_dir(self.weights()).or_else(absent))
             .and_then(|()| fs::remove_dir(&self.path))
             .and_then(|()| self.above.iter().try_for_each(fs::remove_dir));
         if let Err(error) = removed {
@@ -210,6 +227,14 @@ pub(crate) fn check_config(folder: &Path, text: &str, config: &TrainConfig) -> R
     let Some(what) = first_difference(text, &config.resolved_toml()) else { return Ok(()) };
     let problem = format!("its config.toml was changed or damaged: it {what}");
     Err(Error::Resume { path: folder.to_owned(), problem })
+}
+
+/// Accepts that something to be removed is not there.
+fn absent(error: io::Error) -> io::Result<()> {
+    match error.kind() {
+        io::ErrorKind::NotFound => Ok(()),
+        _ => Err(error),
+    }
 }
 
 /// Locks the folder for this process.

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::TrainConfig;
 use crate::config::types::Normalize;
 use crate::position::Position;
-use crate::record::events::CounterfactualCost;
+use crate::record::events::{CounterfactualCost, Extension};
 use crate::record::trace::TraceSummary;
 use crate::record::{null_as_nan, plain_file};
 
@@ -121,6 +121,9 @@ pub struct Summary {
     /// Devices and precision, if they changed when the run was resumed: each from a step on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub computed: Vec<Stretch>,
+    /// Extensions of the run, in their order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub extended: Vec<Extension>,
     /// Ranks that learned a policy or trained a host together; 0 in older summaries, which lack it.
     #[serde(default)]
     pub ranks: usize,

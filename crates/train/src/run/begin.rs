@@ -6,6 +6,7 @@ use crate::env::SavedEnv;
 use crate::error::Result;
 use crate::position::Position;
 use crate::record::event_writer::{EventWriter, EventsPosition};
+use crate::record::events::Extension;
 use crate::record::run_folder::RunFolder;
 
 /// Beginning of a run.
@@ -27,11 +28,11 @@ impl Begin {
             Begin::New(started) => {
                 let writer = folder.map(|folder| EventWriter::create(&folder.events(), started));
                 let next = Position { round: 0, step: 0 };
-                Begun { writer: writer.transpose()?, next, envs: vec![] }
+                Begun { writer: writer.transpose()?, next, envs: vec![], extended: None }
             }
-            Begin::Resumed(Resumed { next, envs, events }) => {
+            Begin::Resumed(Resumed { next, envs, events, extended }) => {
                 let writer = folder.map(|folder| EventWriter::resume(&folder.events(), events));
-                Begun { writer: writer.transpose()?, next, envs }
+                Begun { writer: writer.transpose()?, next, envs, extended }
             }
         };
         folder.map_or(Ok(()), RunFolder::remove_summary)?;
@@ -47,6 +48,8 @@ pub(crate) struct Begun {
     pub(crate) next: Position,
     /// The envs of this process in the middle of a round; empty at the start of a round.
     pub(crate) envs: Vec<SavedEnv>,
+    /// The extension with which it goes on.
+    pub(crate) extended: Option<Extension>,
 }
 
 /// The part of a checkpoint for this process.
@@ -54,4 +57,6 @@ pub(crate) struct Resumed {
     pub(crate) next: Position,
     pub(crate) envs: Vec<SavedEnv>,
     pub(crate) events: EventsPosition,
+    /// The extension with which the run goes on, unless its events have it.
+    pub(crate) extended: Option<Extension>,
 }

@@ -2,6 +2,7 @@
 //!
 //! - here: a new run;
 //! - `resume`: an earlier run, resumed;
+//! - `extend`: an earlier run, made longer;
 //! - `files`, `begin`: output files, and start from a checkpoint or without;
 //! - `prepared`: all rounds and the summary;
 //! - `episode`: one round;
@@ -9,6 +10,7 @@
 
 mod begin;
 mod episode;
+mod extend;
 mod files;
 mod prepared;
 mod resume;
@@ -22,6 +24,7 @@ use meristem_grow::BlueprintSet;
 use self::begin::Begin;
 use self::files::RunFiles;
 use self::prepared::Run;
+pub(crate) use self::resume::resume_on;
 pub use self::resume::{resume, resume_with};
 use crate::config::TrainConfig;
 use crate::error::Result;

@@ -8,6 +8,7 @@ use meristem_grow::BlueprintSet;
 
 use super::begin::{Begin, Begun, Resumed};
 use super::episode::{Episode, Start, Trained};
+use super::extend::Extent;
 use super::files::RunFiles;
 use super::weights_files::{export_best, write_newest, write_weights};
 use crate::checkpoint::{Checkpoint, Checkpoints, Current, Identity, RunInputs, Store, checksum};
@@ -99,7 +100,8 @@ impl Run {
         };
         let store = files.folder.as_ref().map(|folder| Store::new(folder.checkpoints()));
         let computed = vec![Stretch::new(Position { round: 0, step: 0 }, config)];
-        let checkpoints = Checkpoints { store, identity, computed, rounds: vec![], envs: vec![] };
+        let (extended, rounds, envs) = (vec![], vec![], vec![]);
+        let checkpoints = Checkpoints { store, identity, computed, extended, rounds, envs };
         Ok(Self { setup, fleet, controller, totals: Totals::default(), checkpoints, warm: false })
     }
 
@@ -151,7 +153,7 @@ impl Run {
             let live = folder.filter(|_| self.setup.config.tensorboard);
             Ok((begun, live.map(|folder| LiveBoard::start(folder.path())).transpose()?))
         });
-        let (Begun { writer, next, envs }, board) = world.agree(begun)?;
+        let (Begun { writer, next, envs, extended }, board) = world.agree(begun)?;
         if let Some(folder) = folder {
             observer.folder_opened(folder.path());
         }
@@ -161,6 +163,7 @@ impl Run {
             // The file has this event already, the observer does not.
             _ => journal.tell(&self.run_started()),
         }
+        extended.into_iter().for_each(|extended| journal.announce(Event::RunExtended(extended)));
         let result = self.rounds(folder, world, &mut journal, next, envs);
         if result.is_err() {
             // Other ranks may be in the next epoch, waiting for gradients.
@@ -348,6 +351,7 @@ impl Run {
             instruction_set: setup.isa.to_string(),
             threads,
             computed: Some(checkpoints.computed).filter(|all| all.len() > 1).unwrap_or_default(),
+            extended: checkpoints.extended,
             ranks: setup.config.ranks(),
             exchange: setup.config.exchange.to_string(),
             rounds: checkpoints.rounds.len(),
@@ -395,11 +399,16 @@ impl Run {
         if !self.checkpoints.computed.last().is_some_and(|last| last.goes_on(config)) {
             self.checkpoints.computed.push(Stretch::new(progress.next, config));
         }
+        self.checkpoints.extended = progress.extended;
+        let length = Extent::of(config);
+        let longer = Some(length) != Extent::in_text(&progress.identity.config);
+        let extended = longer.then(|| length.from(progress.next));
+        self.checkpoints.extended.extend(extended);
         (self.checkpoints.rounds, self.checkpoints.envs) = (progress.rounds, progress.last_envs);
         let own = self.fleet.machine.envs();
         let envs = progress.envs.into_iter().zip(envs).skip(own.start).take(own.len());
         let envs = envs.map(|(state, tensors)| SavedEnv { state, tensors }).collect();
-        Ok(Resumed { next: progress.next, envs, events: progress.events })
+        Ok(Resumed { next: progress.next, envs, events: progress.events, extended })
     }
 }
 

@@ -7,6 +7,7 @@ use meristem_data::cache;
 use meristem_grow::BlueprintSet;
 
 use super::begin::Begin;
+use super::extend::{self, Extent, has_looked_ahead};
 use super::files::RunFiles;
 use super::prepared::Run;
 use crate::checkpoint::{Checkpoint, Store};
@@ -14,6 +15,7 @@ use crate::config::devices::check_moved;
 use crate::config::{Layer, TrainConfig, all};
 use crate::config_file;
 use crate::error::{Error, Result};
+use crate::fleet::Machine;
 use crate::position::Position;
 use crate::processes::World;
 use crate::record::observer::Observer;
@@ -27,8 +29,9 @@ use crate::setup::Names;
 /// Weights, events (except their times) and summary end up as if the run had never stopped. A
 /// complete run is not touched; its summary is returned. Blocks until the run is done.
 ///
-/// `options` replaces settings of the run, among those that no result depends on
-/// ([`Setting::on_resume`](crate::config::declare::Setting)). Ranks without a common disk need
+/// `options` replaces settings of the run, among those that may change
+/// ([`Setting::on_resume`](crate::config::declare::Setting)). More steps or rounds extend the run,
+/// also a complete one: it goes on from its newest checkpoint. Ranks without a common disk need
 /// `comm`; they get the rest from rank 0.
 ///
 /// # Errors
@@ -62,83 +65,165 @@ pub fn resume_with(
     let joined = TrainConfig::resolve(seen, given)?;
     let mut world = World::join(joined.comm, joined.comm_options().deadline)?;
     observer.joined(world.rank());
-    let result = resume_in(&mut world, path, options, blueprints, started, observer);
+    let result =
+        Resuming { path, options, machine: None, started }.run(&mut world, blueprints, observer);
     world.leave(result)
 }
 
-fn resume_in(
-    world: &mut World,
+/// Like [`resume`] with the run's own settings, on open devices with loaded data, which stay open
+/// and loaded. Ranks are threads, if there are any.
+///
+/// # Errors
+/// As [`resume`].
+pub(crate) fn resume_on(
+    machine: &Machine,
     path: &Path,
-    options: &Layer,
-    blueprints: BlueprintSet,
-    started: Instant,
     observer: &mut dyn Observer,
 ) -> Result<Summary> {
-    let mut files = RunFiles::default();
-    let (complete, text) = world.broadcast(|| {
-        let folder = files.folder.insert(RunFolder::open(path)?);
-        let complete = folder.read_summary()?.filter(|s| s.status == Status::Completed);
-        Ok((complete, folder.read_config()?))
-    })?;
-    if let Some(summary) = complete {
-        return Ok(summary);
+    let (options, started) = (&Layer::default(), Instant::now());
+    let resuming = Resuming { path, options, machine: Some(machine), started };
+    resuming.run(&mut World::alone(), BlueprintSet::standard(), observer)
+}
+
+/// A run that is about to be resumed.
+struct Resuming<'a> {
+    path: &'a Path,
+    options: &'a Layer,
+    /// Open devices with loaded data, if the run is one of many.
+    machine: Option<&'a Machine>,
+    started: Instant,
+}
+
+/// Settings with which a run goes on, and its newest checkpoint.
+struct Planned {
+    /// Settings of this process.
+    config: TrainConfig,
+    /// Settings of the run with a new length, if it is extended.
+    longer: Option<TrainConfig>,
+    saved: Option<(PathBuf, Checkpoint)>,
+}
+
+impl Resuming<'_> {
+    fn run(
+        self,
+        world: &mut World,
+        blueprints: BlueprintSet,
+        observer: &mut dyn Observer,
+    ) -> Result<Summary> {
+        let mut files = RunFiles::default();
+        let Planned { config, longer, saved } = match self.plan(world, &mut files, observer)? {
+            Ok(planned) => planned,
+            Err(complete) => return Ok(*complete),
+        };
+        let config = world.resolve(&config)?;
+        let (config, names) = match &saved {
+            // The checkpoint has the policy.
+            Some(_) => (config.clone(), Names::resolve(&config)?),
+            None => Names::of_new(&config).map_err(|error| anew(self.path, &error))?,
+        };
+        if world.is_first() {
+            // An existing export is the run's own, from when it was stopped.
+            config.export.as_deref().map_or(Ok(()), |path| check_folder("export", path))?;
+            files.trace = RunTrace::open(config.trace.as_deref())?;
+        }
+        let source = names.spec.source;
+        let prepared = match self.machine {
+            Some(open) => Run::on(open.clone(), &config, names, blueprints, &files, world),
+            None => Run::prepare(&config, names, blueprints, &files, world),
+        };
+        let prepared = prepared.and_then(|mut run| {
+            let begin = match saved {
+                Some((file, checkpoint)) => Begin::Resumed(run.restore(&file, checkpoint)?),
+                None => Begin::New(self.started),
+            };
+            Ok((run, begin))
+        });
+        let agreed = world.agree(prepared);
+        let agreed = agreed.and_then(|both| {
+            both.0.check_same(world)?;
+            let longer = files.folder.as_ref().zip(longer.as_ref());
+            world
+                .agree(longer.map_or(Ok(()), |(folder, longer)| extend::record(folder, longer)))?;
+            Ok(both)
+        });
+        let result = match agreed {
+            Ok((run, begin)) => run.finish(world, begin, observer, files),
+            Err(error) => {
+                files.discard_trace();
+                Err(error)
+            }
+        };
+        if self.machine.is_none() {
+            cache::clear(|key| key.source == source);
+        }
+        result
     }
-    let mut settings = config_file::parse(&path.join("config.toml"), &text)?;
-    let began = TrainConfig::resolve(settings.clone(), Layer::default())?;
-    check_config(path, &text, &began)?;
-    let mut saved = newest(world, &files)?;
-    let last = saved.as_mut().map(|(_, checkpoint)| checkpoint.last_stretch(&began));
-    let last = last.unwrap_or_else(|| Stretch::new(Position { round: 0, step: 0 }, &began));
-    // A run that was moved stays where it is.
-    settings.devices = Some(last.devices.clone());
-    settings.precision = Some(last.precision);
-    let flags = Layer { run_dir: Some(Some(path.into())), ..options.clone() };
-    let config = TrainConfig::resolve(settings, flags)?;
-    check_moved(&last.devices, &config.devices)?;
-    if world.is_first() && config.devices != last.devices {
+
+    /// Opens the folder and reads what is needed to go on; `Err` has the summary of a complete run
+    /// that stays as it is.
+    fn plan(
+        &self,
+        world: &mut World,
+        files: &mut RunFiles,
+        observer: &mut dyn Observer,
+    ) -> Result<Result<Planned, Box<Summary>>> {
+        let &Self { path, options, .. } = self;
+        let (complete, text) = world.broadcast(|| {
+            let folder = files.folder.insert(RunFolder::open(path)?);
+            let complete = folder.read_summary()?.filter(|s| s.status == Status::Completed);
+            Ok((complete, folder.read_config()?))
+        })?;
+        let length = Layer { steps: options.steps, rounds: options.rounds, ..Layer::default() };
+        let complete = match complete {
+            Some(summary) if length == Layer::default() => return Ok(Err(Box::new(summary))),
+            complete => complete,
+        };
+        let mut settings = config_file::parse(&path.join("config.toml"), &text)?;
+        let began = TrainConfig::resolve(settings.clone(), Layer::default())?;
+        let longer = TrainConfig::resolve(settings.clone(), length)?;
+        let extends = Extent::of(&longer) != Extent::of(&began);
+        match complete {
+            Some(summary) if !extends => return Ok(Err(Box::new(summary))),
+            _ => check_config(path, &text, &began)?,
+        }
+        let mut saved = newest(world, files)?;
+        let next = saved.as_ref().map(|(_, checkpoint)| checkpoint.progress.next);
+        extend::check(&began, &longer, next)?;
+        let last = saved.as_mut().map(|(_, checkpoint)| checkpoint.last_stretch(&began));
+        let last = last.unwrap_or_else(|| Stretch::new(Position { round: 0, step: 0 }, &began));
+        // A run that was moved stays where it is.
+        settings.devices = Some(last.devices.clone());
+        settings.precision = Some(last.precision);
+        let flags = Layer { run_dir: Some(Some(path.into())), ..options.clone() };
+        let config = TrainConfig::resolve(settings, flags)?;
+        check_moved(&last.devices, &config.devices)?;
+        if world.is_first() {
+            tell_changes(observer, &last, &config);
+            let looked_ahead = next.is_some() && has_looked_ahead(&began);
+            if looked_ahead && longer.steps > began.steps {
+                observer.controller_looked_ahead(began.steps, longer.steps);
+            }
+        }
+        let (processes, ranks) = (world.size(), config.ranks());
+        if config.comm.is_processes() && processes != ranks {
+            let problem = format!(
+                "it has {ranks} ranks, but {processes} processes were started; \
+                 start {ranks} (`mpirun -n {ranks}`), or one process with --comm threads"
+            );
+            return Err(Error::Resume { path: path.into(), problem });
+        }
+        Ok(Ok(Planned { config, longer: extends.then_some(longer), saved }))
+    }
+}
+
+/// Reports devices and precision that are not those of the last stretch.
+fn tell_changes(observer: &mut dyn Observer, last: &Stretch, config: &TrainConfig) {
+    if config.devices != last.devices {
         observer.devices_changed(&last.devices, &config.devices);
     }
-    if world.is_first() && config.precision != last.precision {
+    if config.precision != last.precision {
         observer.precision_changed(last.precision, config.precision);
     }
-    let (processes, ranks) = (world.size(), config.ranks());
-    if config.comm.is_processes() && processes != ranks {
-        let problem = format!(
-            "it has {ranks} ranks, but {processes} processes were started; \
-             start {ranks} (`mpirun -n {ranks}`), or one process with --comm threads"
-        );
-        return Err(Error::Resume { path: path.into(), problem });
-    }
-    let config = world.resolve(&config)?;
-    let (config, names) = match &saved {
-        // The checkpoint has the policy.
-        Some(_) => (config.clone(), Names::resolve(&config)?),
-        None => Names::of_new(&config).map_err(|error| anew(path, &error))?,
-    };
-    if world.is_first() {
-        // An existing export is the run's own, from when it was stopped.
-        config.export.as_deref().map_or(Ok(()), |path| check_folder("export", path))?;
-        files.trace = RunTrace::open(config.trace.as_deref())?;
-    }
-    let source = names.spec.source;
-    let prepared = Run::prepare(&config, names, blueprints, &files, world).and_then(|mut run| {
-        let begin = match saved {
-            Some((file, checkpoint)) => Begin::Resumed(run.restore(&file, checkpoint)?),
-            None => Begin::New(started),
-        };
-        Ok((run, begin))
-    });
-    let agreed = world.agree(prepared);
-    let agreed = agreed.and_then(|(run, begin)| run.check_same(world).map(|()| (run, begin)));
-    let result = match agreed {
-        Ok((run, begin)) => run.finish(world, begin, observer, files),
-        Err(error) => {
-            files.discard_trace();
-            Err(error)
-        }
-    };
-    cache::clear(|key| key.source == source);
-    result
 }
 
 /// Checks that all options may be changed on resume.
@@ -148,8 +233,10 @@ fn check_options(path: &Path, options: &Layer) -> Result<()> {
     let given = options.given().into_iter().map(|key| format!("--{}", key.replace('_', "-")));
     let Some(other) = given.into_iter().find(|flag| !allowed.contains(flag)) else { return Ok(()) };
     let problem = format!(
-        "{other} cannot be changed on resume; the flags that can are {}",
-        allowed.join(", ")
+        "{other} cannot be changed on resume; the flags that can are {}; for a new run with \
+         another value use --config {}",
+        allowed.join(", "),
+        path.join("config.toml").display()
     );
     Err(Error::Resume { path: path.into(), problem })
 }

@@ -97,7 +97,14 @@ impl Names {
         host.check().map_err(meristem_grow::Error::from)?;
         let slots = parse_slots(&host, &config.slots)?;
         let isa = Isa::from_env().map_err(meristem_device::Error::from)?;
-        let spec = dataset_spec(&config.dataset, config.data_root.as_deref(), config.skip_bad)?;
+        let spec = DatasetSpec {
+            root: config.data_root.clone(),
+            skip_bad: config.skip_bad,
+            resize: config.resize.map(|side| side as u32),
+            no_cache: config.no_cache,
+            ..DatasetSpec::embedded()
+        };
+        let spec = dataset_spec(&config.dataset, spec)?;
         let init = weights_of("init", config.init.as_deref())?;
         let starts = starts_of(config)?;
         if init.is_some() && !starts.is_empty() {
@@ -326,13 +333,14 @@ pub(crate) fn image_shape(info: &DatasetInfo) -> ImageShape {
 /// # Errors
 /// [`Error::Value`]: an unknown name, for which the nearest is suggested, or a root for the
 /// embedded dataset, which reads no files.
-pub fn dataset_spec(name: &str, root: Option<&Path>, skip_bad: bool) -> Result<DatasetSpec> {
+pub fn dataset_spec(name: &str, options: DatasetSpec) -> Result<DatasetSpec> {
     let source: Source = name.parse().map_err(|_| {
         let known = Source::ALL.map(Source::name);
         let hint = nearest(name, known).map(|near| format!("; did you mean `{near}`?"));
         let expected = format!("one of {}{}", known.join(", "), hint.unwrap_or_default());
         Error::value("dataset", format!("`{name}`"), expected)
     })?;
+    let root = options.root.as_deref();
     if let Some(root) = root.filter(|_| source == Source::Embedded) {
         let found = Source::found_in(root).into_iter().map(|s| format!("`--dataset {s}`"));
         let found = found.collect::<Vec<_>>().join(" or ");
@@ -344,7 +352,11 @@ pub fn dataset_spec(name: &str, root: Option<&Path>, skip_bad: bool) -> Result<D
             format!("no data root for the embedded dataset, or another dataset; {which}");
         return Err(Error::value("data-root", root.display(), expected));
     }
-    Ok(DatasetSpec { source, root: root.map(Path::to_path_buf), skip_bad })
+    if let Some(side) = options.resize.filter(|_| !source.is_of_image_files()) {
+        let expected = format!("no --resize with dataset {source}, whose images have one size");
+        return Err(Error::value("resize", side, expected));
+    }
+    Ok(DatasetSpec { source, ..options })
 }
 
 /// Looks up slots by name, by region (`r0`, `r1`), or `all`.
@@ -407,7 +419,7 @@ mod tests {
 
     #[test]
     fn a_wrong_dataset_names_the_nearest() {
-        let error = dataset_spec("cifar-10", None, false).unwrap_err();
+        let error = dataset_spec("cifar-10", DatasetSpec::embedded()).unwrap_err();
         assert!(matches!(&error, Error::Value { key, .. } if key == "dataset"), "{error:?}");
         assert!(error.to_string().contains("did you mean `cifar10`?"), "{error}");
     }

@@ -5,6 +5,7 @@
 //! samples, so that differences between contenders are paired. Results depend neither on the number
 //! of threads nor on the other contenders.
 
+mod cell;
 mod contender;
 mod report;
 pub mod statistics;
@@ -16,6 +17,7 @@ use meristem_data::{Split, cache};
 use meristem_device::random::{Purpose, Rng};
 use meristem_grow::BlueprintSet;
 
+use self::cell::Inputs;
 pub use self::contender::{Contender, Equal};
 use self::report::ContenderRuns;
 pub use self::report::{ContenderReport, STUDY_VERSION, Study, StudyEnv, StudyRun};
@@ -26,7 +28,6 @@ use crate::processes::World;
 use crate::record::observer::Observer;
 use crate::record::run_folder::{POLICY, write_json};
 use crate::record::summary::{Status, Summary};
-use crate::run::run_on;
 use crate::settings::{ControllerKind, ExchangeKind, Switch};
 use crate::setup::controllers::AnyController;
 use crate::setup::{Names, Setup, residency};
@@ -43,7 +44,8 @@ pub struct StudyConfig {
     pub seeds: usize,
     /// Settings of every run, except controller, rounds and seed.
     pub settings: TrainConfig,
-    /// Folder for the runs and `study.json`; must not exist.
+    /// Folder for the runs and `study.json`. It must not exist, or be that of an earlier study with
+    /// the same settings, which continues.
     pub folder: PathBuf,
 }
 
@@ -93,10 +95,7 @@ impl StudyConfig {
         for (index, contender) in self.contenders.iter().enumerate() {
             self.check_contender(contender, &self.contenders[..index])?;
         }
-        match self.folder.exists() {
-            true => Err(Error::RunFolderExists { path: self.folder.clone() }),
-            false => Ok(()),
-        }
+        cell::check_folder(&self.folder)
     }
 
     /// Checks that a contender is not among `earlier`, and the contenders that it needs are.
@@ -190,18 +189,23 @@ pub trait StudyObserver: Observer {
     /// and so on their hosts and images.
     fn seeds_are_known(&mut self, _contender: &Contender, _seeds: &[u64]) {}
 
-    /// Reports that a run is about to start; its events follow.
+    /// Reports that a run is about to start or to go on; its events follow.
     fn run_begins(&mut self, _planned: &Planned<'_>) {}
+
+    /// Reports that a run is complete already, from when the study was stopped.
+    fn run_is_complete(&mut self, _planned: &Planned<'_>) {}
 }
 
 impl StudyObserver for crate::record::observer::Silent {}
 
-/// Runs a study. Blocks until it is done. If the observer asks to stop, it ends at the next step
+/// Runs a study, or continues it in its folder: complete runs stay as they are. Blocks until it is
+/// done. If the observer asks to stop, it ends at the next step
 /// boundary with the completed runs.
 ///
 /// # Errors
 /// Errors in the request, such as a policy or a script that does not fit, are found before the
-/// first run starts. A run that fails ends the study.
+/// first run starts. [`Error::Resume`] names a setting that differs from that of a run in the
+/// folder. A run that fails ends the study.
 pub fn compare(config: &StudyConfig, observer: &mut dyn StudyObserver) -> Result<Study> {
     World::check_alone("one process, without mpirun")?;
     config.validate()?;
@@ -224,6 +228,7 @@ struct Contest<'a> {
     machine: Machine,
     /// For each contender, the seeds that its policy was trained with.
     known_seeds: Vec<Vec<u64>>,
+    inputs: Inputs,
 }
 
 impl<'a> Contest<'a> {
@@ -232,9 +237,18 @@ impl<'a> Contest<'a> {
         let settings = &config.settings;
         let machine =
             Machine::open(&names.devices, 0..settings.envs, &settings.device_options(None))?;
-        machine.load(&names.spec, Split::Train, residency(settings))?;
+        let load = |split| machine.load(&names.spec, split, residency(settings));
+        let train = load(Split::Train)?;
         let files = cache::files(&names.spec)?;
         files.check_has(Split::Test)?;
+        let test = load(Split::Test)?;
+        let loaded = [train, test];
+        let checksums = loaded.iter().filter_map(|of_devices| of_devices.first());
+        let checksums = checksums.map(|data| Ok(format!("{:08x}", data.checksum()?)));
+        let inputs = Inputs {
+            checksums: checksums.collect::<Result<_>>()?,
+            instruction_set: names.isa.to_string(),
+        };
         let info = files.info()?;
         let (seeds, mut known_seeds) = (config.seeds(), vec![]);
         for contender in &config.contenders {
@@ -252,7 +266,7 @@ impl<'a> Contest<'a> {
             let stream = &machine.streams()[0];
             AnyController::new(&setup, info.train_len, stream, &mut World::alone())?;
         }
-        Ok(Self { config, machine, known_seeds })
+        Ok(Self { config, machine, known_seeds, inputs })
     }
 
     /// Runs seed by seed, so that a stopped study has about the same seeds of all contenders.
@@ -379,11 +393,15 @@ impl<'a> Contest<'a> {
         run: &TrainConfig,
         observer: &mut dyn StudyObserver,
     ) -> Result<Option<Summary>> {
+        if let Some(summary) = cell::complete(run, &self.inputs)? {
+            observer.run_is_complete(planned);
+            return Ok(Some(summary));
+        }
         if observer.stop_requested() {
             return Ok(None);
         }
         observer.run_begins(planned);
-        let summary = run_on(&self.machine, run, observer)?;
+        let summary = cell::finish(&self.machine, run, observer)?;
         Ok(Some(summary).filter(|summary| summary.status == Status::Completed))
     }
 }

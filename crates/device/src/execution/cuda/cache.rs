@@ -7,8 +7,10 @@
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::ground::user_cache;
 
 /// First bytes of a file.
 const MAGIC: &[u8; 8] = b"MRSTMKN1";
@@ -20,14 +22,9 @@ static WRITTEN: AtomicU64 = AtomicU64::new(0);
 pub(super) struct Cache(PathBuf);
 
 impl Cache {
-    /// The user's cache: the folder `kernels` in `MERISTEM_CACHE`, or in `meristem` of the folder
-    /// for caches (`XDG_CACHE_HOME`, or `.cache` at home); `None` without any of them.
+    /// The folder `kernels` of the user's cache; `None` without one.
     pub(super) fn of_user() -> Option<Cache> {
-        let folder = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty());
-        let own = folder("MERISTEM_CACHE").map(PathBuf::from);
-        let system = || folder("XDG_CACHE_HOME").map(|path| Path::new(&path).join("meristem"));
-        let home = || folder("HOME").map(|path| Path::new(&path).join(".cache/meristem"));
-        Some(Cache(own.or_else(system).or_else(home)?.join("kernels")))
+        Some(Cache(user_cache()?.join("kernels")))
     }
 
     /// The code for these inputs, made by this version of the compiler, or by any if that is

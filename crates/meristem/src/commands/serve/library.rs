@@ -128,7 +128,9 @@ impl Library {
                 None => (now, Overview::read(run)),
             };
             let age = row.age_seconds.map(|age| age + read.elapsed().as_secs_f64());
-            rows.push(Overview { age_seconds: age, ..row.clone() });
+            let mut aged = row.clone();
+            aged.age_seconds = age;
+            rows.push(aged);
             listed.known.insert(run.clone(), (stamp, read, row));
         }
         // The newest is the first.

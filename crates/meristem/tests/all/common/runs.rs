@@ -73,6 +73,21 @@ pub(crate) fn outcome(m: &Meristem, run: &str) -> Outcome {
     Outcome { weights, policy, events, envs, summary }
 }
 
+impl Outcome {
+    /// The results without the record of an extension, which is all that a run of that length from
+    /// the start lacks.
+    pub(crate) fn without_extension(mut self) -> Self {
+        self.events.retain(|event| event["event"] != "run_extended");
+        for (number, event) in self.events.iter_mut().enumerate() {
+            event["seq"] = number.into();
+        }
+        let started = self.events[0].as_object_mut().unwrap();
+        started.retain(|key, _| key != "steps" && key != "rounds");
+        self.summary.as_object_mut().unwrap().remove("extended");
+        self
+    }
+}
+
 /// Asserts that two results are equal, event by event.
 pub(crate) fn assert_same(got: &Outcome, expected: &Outcome, context: &str) {
     for (got, expected) in got.events.iter().zip(&expected.events) {

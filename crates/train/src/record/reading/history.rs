@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, VecDeque};
 use meristem_control::{HEAD_COUNT, RoundReport};
 
 use crate::error::Result;
-use crate::record::events::{Counterfactuals, Event, ModuleOff, RunStarted, StepCompleted};
+use crate::record::events::{
+    Counterfactuals, Event, Extension, ModuleOff, RunStarted, StepCompleted,
+};
 use crate::record::reading::curve::Curve;
 use crate::record::reading::tail::{EventTail, Line, Reached};
 
@@ -166,6 +168,11 @@ impl History {
         self.seconds = line.seconds;
         match line.event {
             Event::RunStarted(started) => self.started = Some(started),
+            Event::RunExtended(Extension { steps, rounds, .. }) => {
+                if let Some(started) = &mut self.started {
+                    (started.steps, started.rounds) = (steps, rounds);
+                }
+            }
             Event::RoundStarted { round } => {
                 self.end_step();
                 self.round = round;

@@ -96,6 +96,9 @@ pub struct Overview {
     pub age_seconds: Option<f64>,
     /// Problem of the folder, or error of a failed run.
     pub problem: Option<String>,
+    /// Steps per round, and rounds, by the settings.
+    #[serde(skip)]
+    pub(super) length: Option<[u64; 2]>,
 }
 
 /// Runs that were found.
@@ -234,7 +237,7 @@ impl Overview {
             .find_map(|name| folder.join(name).metadata().and_then(|there| there.modified()).ok());
         let age = begun.and_then(|time| SystemTime::now().duration_since(time).ok());
         let number = |key: &str| settings.get(key).and_then(|text| text.parse::<u64>().ok());
-        let all = number("steps").zip(number("rounds"));
+        let length = number("steps").zip(number("rounds")).map(|(steps, rounds)| [steps, rounds]);
         Self {
             run: folder.into(),
             state: RunState::Killed,
@@ -242,7 +245,7 @@ impl Overview {
             host: settings.get("host"),
             dataset: settings.get("dataset"),
             seed: number("seed"),
-            steps: all.map(|(steps, rounds)| [0, steps.saturating_mul(rounds)]),
+            steps: length.map(|[steps, rounds]| [0, steps.saturating_mul(rounds)]),
             control_accuracy: None,
             test_accuracy: None,
             parameters: None,
@@ -250,6 +253,7 @@ impl Overview {
             wall_seconds: None,
             age_seconds: age.map(|age| age.as_secs_f64()),
             problem,
+            length,
         }
     }
 
@@ -300,11 +304,13 @@ impl Overview {
     /// Figures of the newest step.
     pub(super) fn set_figures(&mut self, history: &History) {
         if let Some(started) = history.started.clone() {
-            let all = (started.rounds as u64).saturating_mul(started.steps as u64);
+            // The first event has the length from before an extension.
+            let began = [started.steps, started.rounds].map(|number| number as u64);
+            let [steps, rounds] = self.length.unwrap_or(began);
             let done = history.envs.values().filter_map(|env| env.last.as_ref()).map(|step| {
-                (step.round as u64).saturating_mul(started.steps as u64) + step.step as u64 + 1
+                (step.round as u64).saturating_mul(steps).saturating_add(step.step as u64 + 1)
             });
-            self.steps = Some([done.max().unwrap_or(0), all]);
+            self.steps = Some([done.max().unwrap_or(0), steps.saturating_mul(rounds)]);
             self.set_identity(started.controller, started.host, started.dataset, started.seed);
         }
         let last = || history.envs.values().filter_map(|env| env.last.as_ref());

@@ -1,0 +1,47 @@
+//! Notes for the user, and progress of decoding, as events of `tracing`: a program shows those of
+//! the target [`TARGET`] as it likes.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+/// Target of the events. A note has the field `message`; progress has `done` and `of`, numbers of
+/// images, which are equal at the end.
+pub const TARGET: &str = "meristem::notes";
+
+/// Time between two reports of progress.
+const INTERVAL: Duration = Duration::from_millis(200);
+
+/// Tells the user something.
+pub(crate) fn say(message: &str) {
+    tracing::warn!(target: TARGET, "{message}");
+}
+
+/// Progress of the decoding of a split, which ends when it is dropped.
+pub(crate) struct Progress {
+    of: usize,
+    told: Cell<Option<Instant>>,
+    started: Instant,
+}
+
+impl Progress {
+    pub(crate) fn new(of: usize) -> Self {
+        Self { of, told: Cell::new(None), started: Instant::now() }
+    }
+
+    /// Reports that `done` images are decoded, at most once in an interval.
+    pub(crate) fn at(&self, done: usize) {
+        let since = self.told.get().unwrap_or(self.started);
+        if since.elapsed() >= INTERVAL {
+            self.told.set(Some(Instant::now()));
+            tracing::info!(target: TARGET, done, of = self.of);
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.told.get().is_some() {
+            tracing::info!(target: TARGET, done = self.of, of = self.of);
+        }
+    }
+}

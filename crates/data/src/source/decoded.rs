@@ -1,0 +1,519 @@
+//! Decoded images on disk, so that a large dataset of image files is decoded once.
+//!
+//! A file holds the images of one split, and of each image file its name, size, time of the last
+//! change and checksum. It is used if all of them are as they were; an image file whose time has
+//! changed is read and compared by its checksum. The cache only saves time: a file in it that is
+//! damaged, or cannot be read or written, is as good as none, and is reported.
+//!
+//! A file is written under another name and renamed, so that processes may share the folder. The
+//! format is: pixels, a description as JSON, its length (u64), the CRC-32 of all that, and
+//! [`MAGIC`]; numbers are little-endian.
+
+use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use tempfile::NamedTempFile;
+
+use super::image_file::{self, Stamp};
+use super::listing::ImageFile;
+use super::{OnBadFile, Sink};
+use crate::error::{Error, Mismatch, Result};
+use crate::notes;
+
+/// Last bytes of a file.
+const MAGIC: &[u8; 8] = b"MRSTMIM1";
+/// Length of the end: length of the description, checksum, magic.
+const END: usize = 8 + 4 + 8;
+/// Limit of the bytes in all files together; the least recently used are removed first.
+pub const BYTES_MAX: u64 = 10 << 30;
+/// Image files from which on a split is kept; fewer are decoded in less than a second.
+pub const FILES_MIN: usize = 1000;
+/// Age from which on an unfinished file is that of a killed process.
+const ABANDONED: Duration = Duration::from_secs(24 * 3600);
+/// An image file that was changed so shortly before it was read may change again without a change
+/// of its time.
+const CLOCK_NS: u64 = 2_000_000_000;
+const ENDING: &str = "images";
+
+/// Folder of decoded images: `decoded` in `MERISTEM_CACHE`, or in `meristem` of the user's folder
+/// for caches; `None` without any of them.
+pub fn folder() -> Option<PathBuf> {
+    meristem_device::user_cache().map(|cache| cache.join("decoded"))
+}
+
+/// Files in the folder of decoded images, with the least recently used first.
+///
+/// # Errors
+/// The folder cannot be read; one that does not exist is empty.
+pub fn files() -> io::Result<Vec<(PathBuf, u64)>> {
+    folder().map_or(Ok(vec![]), |folder| files_in(&folder))
+}
+
+/// Removes all decoded images. Returns the number of files and of bytes.
+///
+/// # Errors
+/// A file cannot be removed.
+pub fn clear() -> io::Result<(usize, u64)> {
+    let files = files()?;
+    files.iter().try_for_each(|(path, _)| remove(path))?;
+    Ok((files.len(), files.iter().map(|(_, bytes)| bytes).sum()))
+}
+
+fn files_in(folder: &Path) -> io::Result<Vec<(PathBuf, u64)>> {
+    let entries = match folder.read_dir() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
+        entries => entries?,
+    };
+    let mut files = vec![];
+    for entry in entries.flatten() {
+        let path = entry.path();
+        // Another process may have removed it.
+        let Ok(metadata) = entry.metadata() else { continue };
+        let used = metadata.modified().unwrap_or(UNIX_EPOCH);
+        let is_part = path.extension().is_some_and(|ending| ending == "part");
+        if is_part && used.elapsed().is_ok_and(|age| age > ABANDONED) {
+            remove(&path)?;
+        } else if path.extension().is_some_and(|ending| ending == ENDING) {
+            files.push((used, path, metadata.len()));
+        }
+    }
+    files.sort();
+    Ok(files.into_iter().map(|(_, path, bytes)| (path, bytes)).collect())
+}
+
+/// Removes a file that another process may have removed before.
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Description of the images in a file.
+#[derive(Debug, Deserialize, Serialize)]
+struct Description {
+    /// Dataset, split and form of the images.
+    key: String,
+    /// Time before the images were read, in nanoseconds since 1970.
+    began_ns: u64,
+    /// Names of the image files in order.
+    names: Vec<String>,
+    /// Size, time of the last change and checksum of each.
+    stamps: Vec<(u64, u64, u32)>,
+    /// Positions of those that do not decode; they have no pixels.
+    bad: Vec<usize>,
+}
+
+/// Place of a decoded split in the cache.
+#[derive(Debug)]
+pub(crate) struct Place {
+    path: PathBuf,
+    key: String,
+    image_bytes: usize,
+}
+
+impl Place {
+    /// Place in the user's cache; `None` without one, and for a split that is too small or too
+    /// large to be kept.
+    pub(crate) fn of_user(key: String, files: &[ImageFile], image_bytes: usize) -> Option<Self> {
+        let bytes = (files.len() as u64).checked_mul(image_bytes as u64)?;
+        let fits = files.len() >= FILES_MIN && bytes < BYTES_MAX;
+        Some(Self::in_folder(&folder().filter(|_| fits)?, key, image_bytes))
+    }
+
+    fn in_folder(folder: &Path, key: String, image_bytes: usize) -> Self {
+        let mut hasher = DefaultHasher::new();
+        key.hash(&mut hasher);
+        let path = folder.join(format!("{:016x}.{ENDING}", hasher.finish()));
+        Self { path, key, image_bytes }
+    }
+
+    /// The decoded images of `files`, if they are there and no file has changed.
+    pub(crate) fn open(&self, files: &[ImageFile]) -> Option<Found> {
+        let file = match File::open(&self.path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+            Err(error) => return self.tell(&error.to_string()),
+        };
+        let description = match self.describe(&file) {
+            Ok(description) => description,
+            Err(problem) => return self.tell(&problem),
+        };
+        let same = description.key == self.key && description.names == names(files);
+        if !same || !description.is_current(files) {
+            tracing::info!(path = %self.path.display(), "the images have changed");
+            return None;
+        }
+        // For the order of removal; without it the file counts as older.
+        let _ = file.set_modified(SystemTime::now());
+        Some(Found { path: self.path.clone(), file, description, image_bytes: self.image_bytes })
+    }
+
+    /// Reads the whole file once to check it.
+    fn describe(&self, file: &File) -> Result<Description, String> {
+        let text = |error: io::Error| error.to_string();
+        let cut = || "it is cut".to_string();
+        let len = file.metadata().map_err(text)?.len();
+        let body = len.checked_sub(END as u64 - 8).ok_or_else(cut)?;
+        let mut reader = BufReader::with_capacity(1 << 20, file);
+        reader.seek(SeekFrom::Start(body - 8)).map_err(text)?;
+        let mut end = [0; END];
+        reader.read_exact(&mut end).map_err(text)?;
+        let number = |at: usize| <[u8; 8]>::try_from(&end[at..at + 8]).map(u64::from_le_bytes);
+        let length = number(0).map_err(|_| cut())?;
+        if end[12..] != MAGIC[..] {
+            return Err("it has another format or is cut".into());
+        }
+        let mut crc = crc32fast::Hasher::new();
+        reader.rewind().map_err(text)?;
+        let mut left = (&mut reader).take(body);
+        let mut piece = vec![0; 1 << 20];
+        loop {
+            let count = left.read(&mut piece).map_err(text)?;
+            if count == 0 {
+                break;
+            }
+            crc.update(&piece[..count]);
+        }
+        if crc.finalize().to_le_bytes() != end[8..12] {
+            return Err("its checksum is wrong".into());
+        }
+        let start = (body - 8).checked_sub(length).ok_or_else(cut)?;
+        reader.seek(SeekFrom::Start(start)).map_err(text)?;
+        let description: Description =
+            serde_json::from_reader((&mut reader).take(length)).map_err(|e| e.to_string())?;
+        let Description { stamps, bad, names, .. } = &description;
+        let good = stamps.len().checked_sub(bad.len()).map(|n| (n * self.image_bytes) as u64);
+        match stamps.len() == names.len() && bad.is_sorted() && good == Some(start) {
+            true => Ok(description),
+            false => Err("its description does not fit its length".into()),
+        }
+    }
+
+    fn tell<T>(&self, problem: &str) -> Option<T> {
+        let path = self.path.display();
+        notes::say(&format!("decoded images {path}: {problem}; the images are decoded again"));
+        None
+    }
+
+    /// A new file for the decoded images of `files`.
+    pub(crate) fn create(self, files: &[ImageFile]) -> Option<Kept> {
+        let began_ns = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let description = Description {
+            key: self.key.clone(),
+            began_ns: began_ns.as_nanos() as u64,
+            names: names(files),
+            stamps: vec![],
+            bad: vec![],
+        };
+        let folder = self.path.parent()?.to_path_buf();
+        let made = fs::create_dir_all(&folder).and_then(|()| {
+            tempfile::Builder::new().prefix(".").suffix(".part").tempfile_in(&folder)
+        });
+        let file = made.inspect_err(|error| self.tell_unkept(error)).ok()?;
+        let out = BufWriter::with_capacity(1 << 20, file);
+        Some(Kept { place: self, out, crc: crc32fast::Hasher::new(), description })
+    }
+
+    fn tell_unkept(&self, error: &io::Error) {
+        let path = self.path.display();
+        notes::say(&format!("the decoded images are not kept in {path}: {error}"));
+    }
+}
+
+impl Description {
+    /// Whether all files are as they were.
+    fn is_current(&self, files: &[ImageFile]) -> bool {
+        let same = |(file, &(bytes, modified_ns, crc)): (&ImageFile, &(u64, u64, u32))| {
+            let Ok(metadata) = fs::metadata(&file.path) else { return false };
+            if metadata.len() != bytes {
+                return false;
+            }
+            let now = image_file::modified_ns(&metadata);
+            let settled = now.saturating_add(CLOCK_NS) < self.began_ns;
+            (now == modified_ns && settled)
+                || image_file::read(&file.path).is_ok_and(|(_, stamp)| stamp.crc == crc)
+        };
+        files.iter().zip(&self.stamps).all(same)
+    }
+}
+
+fn names(files: &[ImageFile]) -> Vec<String> {
+    files.iter().map(|file| file.path.to_string_lossy().into_owned()).collect()
+}
+
+/// Decoded images that were found.
+pub(crate) struct Found {
+    path: PathBuf,
+    file: File,
+    description: Description,
+    image_bytes: usize,
+}
+
+impl Found {
+    /// Passes the images of `files` to `sink`, `chunk` at a time, and the files without pixels to
+    /// `on_bad`.
+    pub(crate) fn read(
+        &self,
+        files: &[ImageFile],
+        chunk: usize,
+        on_bad: OnBadFile<'_>,
+        sink: Sink<'_>,
+    ) -> Result<()> {
+        let failed = || Error::io("read", &self.path);
+        let mut reader = BufReader::with_capacity(1 << 20, &self.file);
+        reader.rewind().map_err(failed())?;
+        let mut pixels = vec![0; chunk.min(files.len()) * self.image_bytes];
+        let mut bad = self.description.bad.iter().copied().peekable();
+        for (number, part) in files.chunks(chunk).enumerate() {
+            let mut labels = Vec::with_capacity(part.len());
+            for (place, file) in part.iter().enumerate() {
+                match bad.next_if_eq(&(number * chunk + place)) {
+                    Some(_) => on_bad(&file.path)?,
+                    None => labels.push(file.label),
+                }
+            }
+            let pixels = &mut pixels[..labels.len() * self.image_bytes];
+            reader.read_exact(pixels).map_err(failed())?;
+            sink(pixels, &labels)?;
+        }
+        Ok(())
+    }
+
+    /// The error for an image file that has changed since it was compared.
+    pub(crate) fn changed_meanwhile(&self) -> Error {
+        Mismatch::new("the image files", "unchanged while they are read", "a changed one")
+            .remedy("start again")
+            .of(&self.path)
+    }
+}
+
+/// Decoded images that are being written.
+pub(crate) struct Kept {
+    place: Place,
+    out: BufWriter<NamedTempFile>,
+    crc: crc32fast::Hasher,
+    description: Description,
+}
+
+impl Kept {
+    /// Notes the next image file. A file without a stamp ends the keeping.
+    pub(crate) fn add(kept: &mut Option<Self>, stamp: Option<Stamp>, is_good: bool) {
+        let Some(Stamp { bytes, modified_ns, crc }) = stamp else {
+            *kept = None;
+            return;
+        };
+        if let Some(Self { description, .. }) = kept {
+            if !is_good {
+                description.bad.push(description.stamps.len());
+            }
+            description.stamps.push((bytes, modified_ns, crc));
+        }
+    }
+
+    /// Writes pixels. A failure ends the keeping, with a note.
+    pub(crate) fn append(kept: &mut Option<Self>, pixels: &[u8]) {
+        let Some(own) = kept else { return };
+        if let Err(error) = own.write(pixels) {
+            own.place.tell_unkept(&error);
+            *kept = None;
+        }
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.crc.update(bytes);
+        self.out.write_all(bytes)
+    }
+
+    /// Completes the file, and removes others until the limit is kept.
+    pub(crate) fn finish(mut self) {
+        let made = self.end();
+        let Self { place, out, .. } = self;
+        let kept = made.and_then(|()| {
+            let file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
+            file.persist(&place.path).map_err(|error| error.error)?;
+            make_room(&place.path, BYTES_MAX)
+        });
+        if let Err(error) = kept {
+            place.tell_unkept(&error);
+        }
+    }
+
+    fn end(&mut self) -> io::Result<()> {
+        let description = serde_json::to_vec(&self.description).map_err(io::Error::other)?;
+        self.write(&description)?;
+        self.write(&(description.len() as u64).to_le_bytes())?;
+        let crc = self.crc.clone().finalize();
+        self.out.write_all(&crc.to_le_bytes())?;
+        self.out.write_all(MAGIC)?;
+        self.out.flush()
+    }
+}
+
+/// Removes the least recently used files beside `newest` until all together have at most `most`
+/// bytes.
+fn make_room(newest: &Path, most: u64) -> io::Result<()> {
+    let files = files_in(newest.parent().unwrap_or(newest))?;
+    let mut total: u64 = files.iter().map(|(_, bytes)| bytes).sum();
+    for (path, bytes) in files.iter().filter(|(path, _)| path != newest) {
+        if total <= most {
+            return Ok(());
+        }
+        remove(path)?;
+        total -= bytes;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Result;
+
+    const IMAGE: usize = 4;
+
+    struct Folder {
+        base: tempfile::TempDir,
+        files: Vec<ImageFile>,
+    }
+
+    impl Folder {
+        /// Three files, the second of which counts as bad.
+        fn new() -> Self {
+            let base = tempfile::tempdir().unwrap();
+            let file = |number: u32| {
+                let path = base.path().join(format!("{number}.png"));
+                fs::write(&path, [number as u8; 9]).unwrap();
+                age(&path, 100);
+                ImageFile { path, label: number }
+            };
+            let files = (0..3).map(file).collect();
+            Self { base, files }
+        }
+
+        fn place(&self) -> Place {
+            Place::in_folder(&self.base.path().join("cache"), "a key".into(), IMAGE)
+        }
+
+        fn keep(&self) {
+            let mut kept = self.place().create(&self.files);
+            for (number, file) in self.files.iter().enumerate() {
+                let stamp = image_file::read(&file.path).unwrap().1;
+                Kept::add(&mut kept, Some(stamp), number != 1);
+            }
+            Kept::append(&mut kept, &[1, 2, 3, 4, 5, 6, 7, 8]);
+            kept.unwrap().finish();
+        }
+
+        fn found(&self) -> bool {
+            self.place().open(&self.files).is_some()
+        }
+    }
+
+    /// Sets the time of the last change to some seconds before now.
+    fn age(path: &Path, seconds: u64) {
+        let file = File::options().write(true).open(path).unwrap();
+        file.set_modified(SystemTime::now() - Duration::from_secs(seconds)).unwrap();
+    }
+
+    #[test]
+    fn kept_images_come_back_in_any_chunks() {
+        let folder = Folder::new();
+        assert!(!folder.found());
+        folder.keep();
+        for chunk in 1..5 {
+            let found = folder.place().open(&folder.files).unwrap();
+            let (mut pixels, mut labels, mut bad) = (vec![], vec![], vec![]);
+            let mut on_bad = |path: &Path| -> Result<()> {
+                bad.push(path.to_path_buf());
+                Ok(())
+            };
+            let mut sink = |part: &[u8], of: &[u32]| -> Result<()> {
+                pixels.extend_from_slice(part);
+                labels.extend_from_slice(of);
+                Ok(())
+            };
+            found.read(&folder.files, chunk, &mut on_bad, &mut sink).unwrap();
+            assert_eq!((pixels, labels), (vec![1, 2, 3, 4, 5, 6, 7, 8], vec![0, 2]), "{chunk}");
+            assert_eq!(bad, [folder.files[1].path.clone()]);
+        }
+    }
+
+    #[test]
+    fn changed_files_are_noticed_and_touched_ones_compared() {
+        let folder = Folder::new();
+        folder.keep();
+        let path = &folder.files[0].path;
+        age(path, 50);
+        assert!(folder.found(), "another time, the same contents");
+        fs::write(path, [7; 9]).unwrap();
+        age(path, 100);
+        assert!(!folder.found(), "the same size");
+        fs::write(path, [0; 9]).unwrap();
+        assert!(folder.found(), "as it was");
+        fs::write(path, [0; 8]).unwrap();
+        assert!(!folder.found(), "another size");
+        fs::remove_file(path).unwrap();
+        assert!(!folder.found(), "gone");
+        let fewer = &folder.files[1..];
+        assert!(folder.place().open(fewer).is_none(), "another list");
+    }
+
+    /// A file may change twice within the resolution of the clock.
+    #[test]
+    fn a_file_changed_just_before_it_was_read_is_compared() {
+        let folder = Folder::new();
+        let path = &folder.files[0].path;
+        age(path, 0);
+        let time = fs::metadata(path).unwrap().modified().unwrap();
+        folder.keep();
+        assert!(folder.found());
+        fs::write(path, [9; 9]).unwrap();
+        File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
+        assert!(!folder.found(), "the same size and time");
+    }
+
+    #[test]
+    fn a_damaged_file_is_as_good_as_none() {
+        let folder = Folder::new();
+        folder.keep();
+        let path = folder.place().path;
+        let whole = fs::read(&path).unwrap();
+        for at in 0..whole.len() {
+            let mut other = whole.clone();
+            other[at] ^= 1;
+            fs::write(&path, &other).unwrap();
+            assert!(!folder.found(), "byte {at}");
+            fs::write(&path, &whole[..at]).unwrap();
+            assert!(!folder.found(), "{at} bytes");
+        }
+        fs::write(&path, &whole).unwrap();
+        assert!(folder.found());
+        let other = Place { key: "another key".into(), ..folder.place() };
+        assert!(other.open(&folder.files).is_none(), "the same hash");
+    }
+
+    #[test]
+    fn the_least_recently_used_go_first() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, bytes, seconds) in [("a", 10, 30), ("b", 20, 10), ("c", 30, 20), ("d", 40, 0)] {
+            let path = folder.path().join(name).with_extension(ENDING);
+            fs::write(&path, vec![0; bytes]).unwrap();
+            age(&path, seconds);
+        }
+        let part = folder.path().join(".x.part");
+        fs::write(&part, "x").unwrap();
+        make_room(&folder.path().join("d.images"), 65).unwrap();
+        let left = files_in(folder.path()).unwrap();
+        let left: Vec<_> = left.iter().map(|(path, _)| path.file_stem().unwrap()).collect();
+        assert_eq!(left, ["b", "d"]);
+        assert!(part.exists(), "another process writes it");
+        age(&part, 25 * 3600);
+        files_in(folder.path()).unwrap();
+        assert!(!part.exists(), "abandoned");
+    }
+}

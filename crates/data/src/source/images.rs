@@ -1,0 +1,216 @@
+//! Datasets of image files, which class folders or a CSV file list.
+//!
+//! Without `resize` all images have the size of the first training image. Images have one channel
+//! if all training images are grey, and three otherwise.
+
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+use std::sync::Once;
+use std::thread;
+
+use super::decoded::{Kept, Place};
+use super::image_file::{self, Form, Size, Stamp};
+use super::listing::{ImageFile, Listing};
+use super::{
+    DatasetSpec, Layout, OnBad, Reader, Sink, Source, Split, TestSplit, folder, missing, table,
+};
+use crate::error::{Error, Result};
+use crate::notes;
+
+/// Largest number of decoding threads; more would only wait for the disk.
+const DECODE_THREADS_MAX: usize = 16;
+
+/// A dataset of image files.
+pub(crate) struct Images {
+    root: PathBuf,
+    spec: DatasetSpec,
+    layout: Layout,
+    form: Form,
+    splits: [Vec<ImageFile>; 2],
+    stray: Vec<PathBuf>,
+    /// Whether the strays have been reported.
+    told: Once,
+}
+
+/// A file after decoding: its stamp, and whether it decoded.
+type Decoded = Result<(Stamp, Result<()>)>;
+
+impl Images {
+    /// Lists the images of `spec` at `root`, and reads headers.
+    pub(crate) fn open(spec: &DatasetSpec, root: &Path) -> Result<Self> {
+        let (listing, no_test) = match spec.source {
+            Source::Csv => (table::list(root)?, "rows whose `split` is test"),
+            _ => (folder::list(root)?, "test/CLASS/*.{png,jpg,jpeg}"),
+        };
+        let Listing { classes, train, test, stray } = listing;
+        let form = form(&train, spec.resize)?.ok_or_else(|| missing(spec.source, root))?;
+        let Size { channels, height, width } = form.size;
+        let of_test = test.as_ref();
+        let of_test = of_test.map_or(TestSplit::Missing(no_test), |t| TestSplit::Images(t.len()));
+        let train_len = train.len();
+        let layout = Layout { channels, height, width, classes, train: train_len, test: of_test };
+        let (root, spec) = (root.to_path_buf(), spec.clone());
+        let splits = [train, test.unwrap_or_default()];
+        Ok(Self { root, spec, layout, form, splits, stray, told: Once::new() })
+    }
+
+    /// The files of a split in order.
+    pub(crate) fn files(&self, split: Split) -> &[ImageFile] {
+        &self.splits[split as usize]
+    }
+
+    /// Decodes one file to `pixels` (H, W, C).
+    pub(crate) fn decode(&self, path: &Path, pixels: &mut [u8]) -> Result<()> {
+        let (bytes, _) = image_file::read(path)?;
+        image_file::decode(path, &bytes, &self.form, pixels)
+    }
+
+    /// Decodes `files` in parallel; the result does not depend on the number of threads.
+    fn decode_all(&self, files: &[ImageFile], pixels: &mut [u8]) -> Vec<Decoded> {
+        let image = self.layout.image_bytes();
+        let cores = thread::available_parallelism().map_or(1, NonZero::get);
+        let each = files.len().div_ceil(cores.min(DECODE_THREADS_MAX)).max(1);
+        let mut results: Vec<Option<Decoded>> = files.iter().map(|_| None).collect();
+        thread::scope(|scope| {
+            let parts = files.chunks(each).zip(results.chunks_mut(each));
+            for ((files, results), pixels) in parts.zip(pixels.chunks_mut(each * image)) {
+                scope.spawn(move || {
+                    let work = files.iter().zip(results).zip(pixels.chunks_exact_mut(image));
+                    for ((ImageFile { path, .. }, result), pixels) in work {
+                        *result = Some(image_file::read(path).map(|(bytes, stamp)| {
+                            (stamp, image_file::decode(path, &bytes, &self.form, pixels))
+                        }));
+                    }
+                });
+            }
+        });
+        results.into_iter().flatten().collect()
+    }
+
+    /// Place of the decoded split on disk, if it is large enough to be kept.
+    fn place(&self, split: Split) -> Option<Place> {
+        let Size { channels, height, width } = self.form.size;
+        let DatasetSpec { source, resize, no_cache, .. } = &self.spec;
+        let key = format!(
+            "{source} {split} of {}, {channels}×{height}×{width}, resize {resize:?}",
+            self.root.display()
+        );
+        let (files, image) = (self.files(split), self.layout.image_bytes());
+        Place::of_user(key, files, image).filter(|_| !no_cache)
+    }
+
+    /// Reports files that are left out, once.
+    fn tell_strays(&self) {
+        self.told.call_once(|| {
+            if self.stray.is_empty() {
+                return;
+            }
+            let shown = self.stray.iter().take(3);
+            let shown = shown.map(|path| path.strip_prefix(&self.root).unwrap_or(path));
+            let shown: Vec<String> = shown.map(|path| path.display().to_string()).collect();
+            let more = match self.stray.len().saturating_sub(3) {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            let (count, shown) = (self.stray.len(), shown.join(", "));
+            let files = match count {
+                1 => "1 file that is no image".into(),
+                _ => format!("{count} files that are no images"),
+            };
+            notes::say(&format!("left out {files}: {shown}{more}"));
+        });
+    }
+
+    /// Decodes a split, and keeps it in `kept`.
+    fn decode_split(
+        &self,
+        split: Split,
+        mut kept: Option<Kept>,
+        on_bad: OnBad<'_>,
+        sink: Sink<'_>,
+    ) -> Result<()> {
+        let image = self.layout.image_bytes();
+        let files = self.files(split);
+        let chunk = self.layout.chunk_images().min(files.len()).max(1);
+        let mut pixels = vec![0; chunk * image];
+        let progress = notes::Progress::new(files.len());
+        for (number, batch) in files.chunks(chunk).enumerate() {
+            let mut labels = Vec::with_capacity(batch.len());
+            let results = self.decode_all(batch, &mut pixels[..batch.len() * image]);
+            for (i, (result, file)) in results.into_iter().zip(batch).enumerate() {
+                let (stamp, decoded) = match result {
+                    Ok((stamp, decoded)) => (Some(stamp), decoded),
+                    Err(error) => (None, Err(error)),
+                };
+                Kept::add(&mut kept, stamp, decoded.is_ok());
+                match decoded {
+                    Ok(()) => {
+                        // Close the gaps that bad files left.
+                        pixels.copy_within(i * image..(i + 1) * image, labels.len() * image);
+                        labels.push(file.label);
+                    }
+                    Err(error) => on_bad(error)?,
+                }
+            }
+            let good = &pixels[..labels.len() * image];
+            Kept::append(&mut kept, good);
+            sink(good, &labels)?;
+            progress.at(number * chunk + batch.len());
+        }
+        drop(progress);
+        if let Some(kept) = kept {
+            kept.finish();
+        }
+        Ok(())
+    }
+}
+
+impl Reader for Images {
+    fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn read(&self, split: Split, on_bad: OnBad<'_>, sink: Sink<'_>) -> Result<()> {
+        self.tell_strays();
+        let place = self.place(split);
+        let files = self.files(split);
+        let Some(found) = place.as_ref().and_then(|place| place.open(files)) else {
+            let kept = place.and_then(|place| place.create(files));
+            return self.decode_split(split, kept, on_bad, sink);
+        };
+        let mut unused = vec![0; self.layout.image_bytes()];
+        let mut bad = |path: &Path| match self.decode(path, &mut unused) {
+            Err(error) => on_bad(error),
+            Ok(()) => Err(found.changed_meanwhile()),
+        };
+        found.read(files, self.layout.chunk_images(), &mut bad, sink)
+    }
+}
+
+/// Form of all images: size and channels. `None` without training images.
+fn form(train: &[ImageFile], resize: Option<u32>) -> Result<Option<Form>> {
+    let Some((like, mut size)) = first_size(train)? else { return Ok(None) };
+    if size.channels == 1 {
+        // Damaged files are reported when the split is read.
+        let colour =
+            |file: &ImageFile| image_file::probe(&file.path).is_ok_and(|size| size.channels == 3);
+        size.channels = if train.iter().any(colour) { 3 } else { 1 };
+    }
+    if let Some(side) = resize {
+        (size.height, size.width) = (side as usize, side as usize);
+    }
+    Ok(Some(Form { size, like, resizes: resize.is_some() }))
+}
+
+/// Size of the first file whose header can be read; damaged ones before it are reported when the
+/// split is read. If there is none, the first one's error.
+fn first_size(train: &[ImageFile]) -> Result<Option<(PathBuf, Size)>> {
+    let mut first_error: Option<Error> = None;
+    for ImageFile { path, .. } in train {
+        match image_file::probe(path) {
+            Ok(size) => return Ok(Some((path.clone(), size))),
+            Err(error) => _ = first_error.get_or_insert(error),
+        }
+    }
+    first_error.map_or(Ok(None), Err)
+}

@@ -1,0 +1,103 @@
+//! Extension of a run: more steps or rounds than it was planned with.
+//!
+//! A run goes on from a checkpoint, before which nothing has depended on the planned length, or
+//! else the extension is refused or reported. The last step of an episode is never before a
+//! checkpoint of that episode.
+
+use crate::config::TrainConfig;
+use crate::config::types::{ControllerKind, LrSchedule};
+use crate::error::{Error, Result};
+use crate::position::Position;
+use crate::record::events::Extension;
+use crate::record::run_folder::RunFolder;
+
+/// Planned length of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Extent {
+    pub(crate) steps: usize,
+    pub(crate) rounds: usize,
+}
+
+impl Extent {
+    pub(crate) fn of(config: &TrainConfig) -> Self {
+        Self { steps: config.steps, rounds: config.rounds }
+    }
+
+    /// The length in the text of a configuration; `None` if it has none.
+    pub(crate) fn in_text(text: &str) -> Option<Self> {
+        let table = text.parse::<toml::Table>().ok()?;
+        let number = |key: &str| usize::try_from(table.get(key)?.as_integer()?).ok();
+        Some(Self { steps: number("steps")?, rounds: number("rounds")? })
+    }
+
+    /// The extension to this length at a position.
+    pub(crate) fn from(self, Position { round, step }: Position) -> Extension {
+        Extension { round, step, steps: self.steps, rounds: self.rounds }
+    }
+}
+
+/// Checks that a run with the settings `began` can go on with the length of `config` from its
+/// newest checkpoint, `next`. `None` is the start of the run.
+///
+/// # Errors
+/// [`Error::Value`] names the setting, and says what can be done.
+pub(crate) fn check(
+    began: &TrainConfig,
+    config: &TrainConfig,
+    next: Option<Position>,
+) -> Result<()> {
+    let refused = |key, got: usize, expected: String| Err(Error::value(key, got, expected));
+    for (key, before, now) in
+        [("steps", began.steps, config.steps), ("rounds", began.rounds, config.rounds)]
+    {
+        if now < before {
+            return refused(key, now, format!("at least {before}, because a run only gets longer"));
+        }
+    }
+    let Some(next) = next.filter(|_| config.steps > began.steps) else { return Ok(()) };
+    let (steps, now) = (began.steps, config.steps);
+    if next.round > 0 {
+        let expected = format!(
+            "{steps}, because rounds of {steps} steps are complete; add rounds with --rounds"
+        );
+        return refused("steps", now, expected);
+    }
+    let anew = format!("start a new run with --config RUN/config.toml --steps {now}");
+    if began.lr_schedule != LrSchedule::Constant {
+        let schedule = began.lr_schedule;
+        let expected = format!(
+            "{steps}, over which lr-schedule {schedule} was planned; add rounds with --rounds, or \
+             {anew}"
+        );
+        return refused("steps", now, expected);
+    }
+    if began.controller == ControllerKind::Ppo {
+        let expected = format!(
+            "{steps}, because controller ppo learns from whole episodes and sees how much of them \
+             is left; add rounds with --rounds, or {anew}"
+        );
+        return refused("steps", now, expected);
+    }
+    Ok(())
+}
+
+/// Whether decisions before the extension have depended on the planned number of steps.
+pub(crate) fn has_looked_ahead(config: &TrainConfig) -> bool {
+    match config.controller {
+        ControllerKind::None | ControllerKind::Random | ControllerKind::Fixed(_) => false,
+        ControllerKind::Heuristic
+        | ControllerKind::Ppo
+        | ControllerKind::Policy(_)
+        | ControllerKind::Greedy(_) => true,
+    }
+}
+
+/// Records the new length in the folder of a run. A kill in between leaves a run of the old length
+/// or of the new, never a complete run of the new length.
+///
+/// # Errors
+/// A write failed.
+pub(crate) fn record(folder: &RunFolder, longer: &TrainConfig) -> Result<()> {
+    folder.remove_summary()?;
+    folder.write_config(&longer.resolved_toml())
+}

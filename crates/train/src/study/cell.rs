@@ -1,0 +1,109 @@
+//! Runs of a study that an earlier process left in its folder: complete ones are read, others go
+//! on. The folders of the runs are all that a study remembers, so that more seeds or contenders
+//! continue it as well.
+
+use std::path::{Path, PathBuf};
+
+use crate::config::{TrainConfig, changed_result};
+use crate::error::{Error, Result};
+use crate::fleet::Machine;
+use crate::record::observer::Observer;
+use crate::record::reading;
+use crate::record::run_folder::RunFolder;
+use crate::record::summary::{Status, Summary};
+use crate::run::{resume_on, run_on};
+use crate::setup::Names;
+
+/// Inputs that all runs of a study share.
+pub(super) struct Inputs {
+    /// Checksums of the training and test images.
+    pub(super) checksums: Vec<String>,
+    pub(super) instruction_set: String,
+}
+
+/// Checks that a study can begin or go on in a folder.
+///
+/// # Errors
+/// [`Error::RunFolderExists`]: something else is there.
+pub(super) fn check_folder(folder: &Path) -> Result<()> {
+    let is_of_study = |entry: std::io::Result<std::fs::DirEntry>| {
+        let name = entry.map(|entry| entry.file_name()).unwrap_or_default();
+        name == "study.json" || name.as_encoded_bytes().starts_with(b"seed-")
+    };
+    let there = folder.symlink_metadata().is_ok();
+    match there && !folder.read_dir().is_ok_and(|mut entries| entries.any(is_of_study)) {
+        true => Err(Error::RunFolderExists { path: folder.into() }),
+        false => Ok(()),
+    }
+}
+
+/// The results of a run that is complete; `None` if it is not, or does not exist.
+///
+/// # Errors
+/// [`Error::Resume`] or [`Error::Value`]: the folder has a run with other settings, other data or
+/// another instruction set.
+pub(super) fn complete(run: &TrainConfig, inputs: &Inputs) -> Result<Option<Summary>> {
+    let Some(folder) = begun(run) else { return Ok(None) };
+    check_settings(run, &folder)?;
+    let complete = reading::read_summary(&folder)?.filter(|s| s.status == Status::Completed);
+    let Some(summary) = complete else { return Ok(None) };
+    let Inputs { checksums, instruction_set } = inputs;
+    if summary.instruction_set != *instruction_set {
+        let expected = format!(
+            "{}, with which {} was computed; other instruction sets round differently",
+            summary.instruction_set,
+            folder.display()
+        );
+        return Err(Error::value("MERISTEM_ISA", instruction_set, expected));
+    }
+    let data = &summary.dataset.checksums;
+    if !data.is_empty() && data != checksums {
+        let expected = format!("the data of {}", folder.display());
+        return Err(Error::value("dataset", "other images or labels", expected));
+    }
+    Ok(Some(summary))
+}
+
+/// Runs a run that is not complete, from its newest checkpoint if it has one.
+///
+/// # Errors
+/// As [`run`](crate::run()) and [`resume`](crate::resume).
+pub(super) fn finish(
+    machine: &Machine,
+    run: &TrainConfig,
+    observer: &mut dyn Observer,
+) -> Result<Summary> {
+    match begun(run) {
+        Some(folder) => resume_on(machine, &folder, observer),
+        None => {
+            run.run_dir.as_deref().map_or(Ok(()), RunFolder::discard_unfilled)?;
+            run_on(machine, run, observer)
+        }
+    }
+}
+
+/// The folder of a run that was begun.
+fn begun(run: &TrainConfig) -> Option<PathBuf> {
+    run.run_dir.clone().filter(|folder| folder.join("config.toml").exists())
+}
+
+/// Checks that the run in a folder began with the settings of `run`.
+fn check_settings(run: &TrainConfig, folder: &Path) -> Result<()> {
+    let path = folder.join("config.toml");
+    let written = std::fs::read_to_string(&path).map_err(|source| Error::RunFolder {
+        action: "read",
+        path,
+        source,
+    })?;
+    let (run, _) = Names::of_new(run)?;
+    match changed_result(&written, &run.resolved_toml()) {
+        None => Ok(()),
+        Some((began, now)) => {
+            let problem = format!(
+                "it has `{began}`, but the comparison now has `{now}`; give the settings that it \
+                 began with, or another --run-dir"
+            );
+            Err(Error::Resume { path: folder.into(), problem })
+        }
+    }
+}
