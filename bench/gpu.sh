@@ -29,26 +29,24 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; }
 
-# The programs that a cargo command builds, one path a line.
-programs() {
-  cargo "$@" --profile "${GPU_PROFILE:-release}" --message-format=json-render-diagnostics |
-    sed -n 's/.*"executable":"\([^"]*\)".*/\1/p'
+# Copies a program of a crate, a line of $programs, without its symbols.
+carry() {
+  local path
+  path=$(awk -v crate="$2" -v target="$3" '$1 == crate && $2 == target { print $3 }' <<<"$programs")
+  strip -o "$folder/bin/$1" "$path"
 }
-
-# Copies a program without its symbols.
-carry() { strip -o "$folder/bin/$1" "$2"; }
 
 pack() {
   folder=$1
   cd "$here/.."
   mkdir -p "$folder"/{bin,bench,reference}
-  carry meristem "$(programs build -p meristem --features cuda --bin meristem)"
-  for crate in device control; do
-    carry "$crate-lib" "$(programs test --no-run -p "meristem-$crate" --features cuda --lib)"
-  done
-  for crate in device data nn comm; do
-    carry "$crate" "$(programs test --no-run -p "meristem-$crate" --features cuda --test all)"
-  done
+  local crate programs
+  programs=$(cargo test --no-run --workspace --exclude meristem-standin --features cuda \
+    --lib --test all --profile "${GPU_PROFILE:-release}" \
+    --message-format=json-render-diagnostics | python3 .ci/programs.py)
+  carry meristem meristem bin
+  for crate in device control; do carry "$crate-lib" "$crate" lib; done
+  for crate in device data nn comm; do carry "$crate" "$crate" all; done
   cp bench/gpu.sh bench/gpu_*.py bench/{torch,jax}_gpu.py bench/torch_host.py bench/digests.py bench/result_parts.py \
     "$folder/bench"
   cp reference/common.py "$folder/reference"
